@@ -1,0 +1,7 @@
+//! Ringwatch tells the people who run NCCL jobs which rank, which operation, and why.
+//!
+//! The modules stand in the order of the data; `ARCHITECTURE.md` beside this file says why.
+
+pub mod model;
+pub mod replay;
+pub mod view;

@@ -1,0 +1,21 @@
+//! What Ringwatch knows, as plain data: no I/O, no clock reads, no threads.
+//!
+//! The model knows nobody. Ingest fills it from segments, join matches it across ranks, detect
+//! judges it, and views and exporters show it.
+
+mod finding;
+mod ids;
+mod op;
+mod snapshot;
+mod update;
+
+pub use finding::{Evidence, Finding, Kind, OperationRef};
+pub use ids::{CommId, Rank, SegmentId};
+pub use op::{
+    Algo, ChannelStamp, DataType, Flags, Func, Lane, NetPhase, NetProgress, OpRecord, Proto, bus_factor,
+    message_bytes,
+};
+pub use snapshot::{
+    ClassRow, CommRow, FlightRow, JobRow, LossRow, OpState, RankCell, RankRow, SegmentRow, Snapshot,
+};
+pub use update::{CommRecord, Job, Liveness, SegmentRecord, Update};

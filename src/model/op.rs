@@ -1,0 +1,244 @@
+//! One operation on one rank, and the words NCCL uses for it.
+
+use super::{CommId, Rank, SegmentId};
+use std::fmt;
+
+macro_rules! named {
+    ($(#[$doc:meta])* $name:ident { $($variant:ident = $text:literal),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[allow(missing_docs, reason = "the variants are NCCL's own names")]
+        pub enum $name { $($variant),+ }
+        impl $name {
+            /// Every value, in order.
+            pub const ALL: &'static [$name] = &[$($name::$variant),+];
+            /// The name as NCCL prints it.
+            pub const fn as_str(self) -> &'static str {
+                match self { $($name::$variant => $text),+ }
+            }
+        }
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result { f.pad(self.as_str()) }
+        }
+    };
+}
+
+named! {
+    /// NCCL's operations.
+    Func {
+        Broadcast = "Broadcast", Reduce = "Reduce", AllGather = "AllGather", ReduceScatter = "ReduceScatter",
+        AllReduce = "AllReduce", SendRecv = "SendRecv", Send = "Send", Recv = "Recv", AlltoAll = "AlltoAll",
+        Scatter = "Scatter", Gather = "Gather", AllGatherV = "AllGatherV", PutSignal = "PutSignal",
+        Signal = "Signal", WaitSignal = "WaitSignal", Unknown = "Unknown",
+    }
+}
+named! {
+    /// NCCL's data types.
+    DataType {
+        Int8 = "ncclInt8", Uint8 = "ncclUint8", Int32 = "ncclInt32", Uint32 = "ncclUint32",
+        Int64 = "ncclInt64", Uint64 = "ncclUint64", Float16 = "ncclFloat16", Float32 = "ncclFloat32",
+        Float64 = "ncclFloat64", Bfloat16 = "ncclBfloat16", Float8e4m3 = "ncclFloat8e4m3",
+        Float8e5m2 = "ncclFloat8e5m2",
+    }
+}
+named! {
+    /// NCCL's algorithms.
+    Algo {
+        Tree = "TREE", Ring = "RING", CollnetDirect = "COLLNET_DIRECT", CollnetChain = "COLLNET_CHAIN",
+        Nvls = "NVLS", NvlsTree = "NVLS_TREE", Pat = "PAT", Symmetric = "SYMMETRIC", CopyEngine = "CE",
+    }
+}
+named! {
+    /// NCCL's protocols.
+    Proto { Ll = "LL", Ll128 = "LL128", Simple = "SIMPLE" }
+}
+
+impl DataType {
+    /// Size of one element in bytes.
+    pub const fn size(self) -> u64 {
+        match self {
+            DataType::Int8 | DataType::Uint8 | DataType::Float8e4m3 | DataType::Float8e5m2 => 1,
+            DataType::Float16 | DataType::Bfloat16 => 2,
+            DataType::Int32 | DataType::Uint32 | DataType::Float32 => 4,
+            DataType::Int64 | DataType::Uint64 | DataType::Float64 => 8,
+        }
+    }
+}
+
+/// Which count an issue order belongs to. Ranks share the order of a lane, not of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Lane {
+    /// Collectives issued by a call.
+    Collective,
+    /// Collectives issued by the replay of a CUDA graph, which run in an order of their own.
+    Replay,
+    /// Sends to a peer.
+    Send(Rank),
+    /// Receives from a peer.
+    Recv(Rank),
+}
+
+impl Lane {
+    /// True for the lanes whose order all ranks of the communicator share.
+    pub const fn is_collective(self) -> bool {
+        matches!(self, Lane::Collective | Lane::Replay)
+    }
+}
+
+/// What is true of an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Flags {
+    /// The API call was made while its stream was being captured: nothing ran.
+    pub captured: bool,
+    /// Send and receive buffer are the same.
+    pub in_place: bool,
+    /// A copy-engine collective.
+    pub copy_engine: bool,
+    /// A symmetric-memory kernel.
+    pub symmetric: bool,
+}
+
+/// One channel's stamps on the GPU's clock and the host's times of the callbacks that brought them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChannelStamp {
+    /// NCCL's channel.
+    pub channel: u8,
+    /// Kernel start on this channel, GPU clock in ns; absent before NCCL 2.27.
+    pub start_gpu_ns: Option<u64>,
+    /// Kernel stop on this channel, GPU clock in ns.
+    pub stop_gpu_ns: Option<u64>,
+    /// When the start was reported, host monotonic ns.
+    pub start_seen_ns: u64,
+    /// When the stop was reported, host monotonic ns.
+    pub stop_seen_ns: Option<u64>,
+}
+
+/// What a network step waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum NetPhase {
+    /// Posted and not yet in a named state.
+    Posted,
+    /// The GPU has to produce (send) or consume (receive) the data.
+    Gpu,
+    /// The peer has to grant a buffer.
+    Peer,
+    /// Data is on the network.
+    Wire,
+    /// Received data is being flushed to the GPU.
+    Flush,
+}
+
+/// One network transfer of an operation: one direction of one channel to one peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NetProgress {
+    /// NCCL's channel.
+    pub channel: u8,
+    /// The peer's rank.
+    pub peer: Rank,
+    /// True when this rank sends.
+    pub is_send: bool,
+    /// Steps planned, started and done.
+    pub steps: u32,
+    /// Steps begun so far.
+    pub started: u32,
+    /// Steps finished so far.
+    pub done: u32,
+    /// Bytes moved so far.
+    pub bytes: u64,
+    /// Start, host monotonic ns.
+    pub start_ns: u64,
+    /// End, host monotonic ns.
+    pub stop_ns: Option<u64>,
+    /// Time spent waiting for the GPU, the peer, the wire and the flush, in ns, over all steps.
+    pub waited_ns: [u64; 4],
+    /// What the oldest unfinished step waits for, and since when (host monotonic ns).
+    pub waiting: Option<(NetPhase, u64)>,
+}
+
+/// Everything one rank's segment says about one operation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpRecord {
+    /// The segment it was read from.
+    pub segment: SegmentId,
+    /// The writer's number of this record; (segment, ticket) is unique.
+    pub ticket: u64,
+    /// The communicator.
+    pub comm: CommId,
+    /// This process's rank in it.
+    pub rank: Rank,
+    /// Which count the issue order belongs to.
+    pub lane: Lane,
+    /// Issue order in the lane, from 0. Absent while only the API call is known, or never given.
+    pub order: Option<u64>,
+    /// The operation.
+    pub func: Func,
+    /// Data type; absent where NCCL does not say.
+    pub dtype: Option<DataType>,
+    /// NCCL's count in elements of `dtype`.
+    pub count: u64,
+    /// Root of a rooted collective, as NCCL gives it.
+    pub root: Option<Rank>,
+    /// Algorithm.
+    pub algo: Option<Algo>,
+    /// Protocol.
+    pub proto: Option<Proto>,
+    /// Channels the kernel uses; absent where NCCL does not say.
+    pub channels: Option<u8>,
+    /// Warps per channel.
+    pub warps: Option<u8>,
+    /// NCCL's own sequence number, which counts per function.
+    pub seq: Option<u64>,
+    /// What is true of it.
+    pub flags: Flags,
+    /// When the API was called, host monotonic ns.
+    pub called_ns: Option<u64>,
+    /// When NCCL issued it to the GPU, host monotonic ns.
+    pub issued_ns: Option<u64>,
+    /// When NCCL had finished enqueuing it, host monotonic ns.
+    pub enqueued_ns: Option<u64>,
+    /// The kernel launch that carried it, first start and last stop on the host, monotonic ns.
+    pub launch_ns: Option<(u64, Option<u64>)>,
+    /// Channels reported as started and stopped.
+    pub started: u16,
+    /// Channels reported as stopped.
+    pub stopped: u16,
+    /// The stamps of its channels.
+    pub stamps: Vec<ChannelStamp>,
+    /// Its network transfers.
+    pub net: Vec<NetProgress>,
+}
+
+impl OpRecord {
+    /// Message size as nccl-tests defines it; absent without a data type or rank count.
+    pub fn bytes(&self, ranks: Option<u32>) -> Option<u64> {
+        message_bytes(self.func, self.dtype?, self.count, ranks)
+    }
+
+    /// True when every channel that NCCL named has stopped.
+    pub fn all_channels_stopped(&self) -> bool {
+        match self.channels {
+            Some(n) if n > 0 => self.stopped >= u16::from(n),
+            _ => false,
+        }
+    }
+}
+
+/// Message size in bytes as nccl-tests counts it, from what NCCL's profiler reports:
+/// all-gather and broadcast counts are bytes sent per rank, reduce-scatter counts are received elements.
+pub fn message_bytes(func: Func, dtype: DataType, count: u64, ranks: Option<u32>) -> Option<u64> {
+    let one = count.checked_mul(dtype.size())?;
+    match func {
+        Func::AllGather | Func::ReduceScatter => one.checked_mul(u64::from(ranks?)),
+        _ => Some(one),
+    }
+}
+
+/// nccl-tests' factor from algorithm bandwidth to bus bandwidth.
+pub fn bus_factor(func: Func, ranks: u32) -> f64 {
+    let n = f64::from(ranks.max(1));
+    match func {
+        Func::AllReduce => 2.0 * (n - 1.0) / n,
+        Func::AllGather | Func::ReduceScatter | Func::AlltoAll => (n - 1.0) / n,
+        _ => 1.0,
+    }
+}

@@ -1,0 +1,258 @@
+//! What a screen or a report shows at one moment. Absent is `None`, never 0.
+
+use super::{Algo, CommId, Finding, Func, Lane, Proto, Rank};
+
+/// How far an operation has come on one rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum OpState {
+    /// The rank has not issued it.
+    NotIssued,
+    /// The API was called; NCCL has not issued it.
+    Called,
+    /// Issued to the GPU; nothing says that it started.
+    Issued,
+    /// Started on the GPU.
+    Started,
+    /// Finished.
+    Finished,
+    /// The record was lost or says too little.
+    InDoubt,
+}
+
+impl OpState {
+    /// One character, so that the state never rests on colour alone.
+    pub const fn mark(self) -> char {
+        match self {
+            OpState::NotIssued => '!',
+            OpState::Called => 'c',
+            OpState::Issued => 'i',
+            OpState::Started => '>',
+            OpState::Finished => '=',
+            OpState::InDoubt => '?',
+        }
+    }
+
+    /// The state in words.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            OpState::NotIssued => "not issued",
+            OpState::Called => "called",
+            OpState::Issued => "issued",
+            OpState::Started => "started",
+            OpState::Finished => "finished",
+            OpState::InDoubt => "in doubt",
+        }
+    }
+}
+
+/// One job.
+#[derive(Debug, Clone, PartialEq)]
+pub struct JobRow {
+    /// Its name; absent when the environment names none.
+    pub name: Option<String>,
+    /// Processes that run.
+    pub alive: usize,
+    /// Processes that are gone.
+    pub gone: usize,
+    /// Processes the job should have.
+    pub size: Option<u32>,
+    /// Its communicators.
+    pub comms: usize,
+    /// NCCL's versions, joined by `, ` if several.
+    pub nccl: Option<String>,
+    /// Operations a second over the last seconds, all ranks together.
+    pub ops_per_s: Option<f64>,
+    /// Share of wall time its ranks spent inside collectives, 0 to 1.
+    pub comm_share: Option<f64>,
+}
+
+/// One communicator.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CommRow {
+    /// The communicator.
+    pub id: CommId,
+    /// The user's name for it.
+    pub name: Option<String>,
+    /// Ranks it has.
+    pub ranks: Option<u32>,
+    /// Ranks whose segments are seen here.
+    pub seen: usize,
+    /// Nodes it spans.
+    pub nodes: Option<u32>,
+    /// Collectives issued by the rank that is furthest.
+    pub issued: u64,
+    /// Collectives finished on all ranks seen.
+    pub finished: u64,
+    /// Collectives in flight.
+    pub in_flight: usize,
+    /// Collectives a second over the last seconds.
+    pub ops_per_s: Option<f64>,
+    /// True once all its ranks have freed it.
+    pub closed: bool,
+}
+
+/// One rank's part of an operation in flight.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RankCell {
+    /// The rank.
+    pub rank: Rank,
+    /// How far it is.
+    pub state: OpState,
+}
+
+/// One operation in flight.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FlightRow {
+    /// The communicator.
+    pub comm: CommId,
+    /// Which count the issue order belongs to.
+    pub lane: Lane,
+    /// Issue order.
+    pub order: u64,
+    /// The operation, as the rank that issued it first names it.
+    pub func: Func,
+    /// Message size.
+    pub bytes: Option<u64>,
+    /// Algorithm.
+    pub algo: Option<Algo>,
+    /// Protocol.
+    pub proto: Option<Proto>,
+    /// Time since the first rank issued it, in ns.
+    pub age_ns: u64,
+    /// Every rank's state, by rank.
+    pub ranks: Vec<RankCell>,
+}
+
+/// One class of operations: same communicator, operation, size class, algorithm and protocol.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClassRow {
+    /// The communicator.
+    pub comm: CommId,
+    /// The operation.
+    pub func: Func,
+    /// Algorithm.
+    pub algo: Option<Algo>,
+    /// Protocol.
+    pub proto: Option<Proto>,
+    /// Size class: messages of at least 2^class and less than 2^(class+1) bytes. Absent without a size.
+    pub size_class: Option<u8>,
+    /// Operations seen.
+    pub count: u64,
+    /// Operations whose transfer time is known.
+    pub timed: u64,
+    /// Operations a second over the last seconds.
+    pub ops_per_s: Option<f64>,
+    /// Message bytes a second over the last seconds.
+    pub bytes_per_s: Option<f64>,
+    /// Median transfer time in ns.
+    pub p50_ns: Option<f64>,
+    /// 99th percentile of the transfer time in ns.
+    pub p99_ns: Option<f64>,
+    /// Bus bandwidth at the median, in bytes a second, by nccl-tests' definition.
+    pub busbw: Option<f64>,
+    /// Share of wall time spent in this class, 0 to 1, mean over ranks.
+    pub share: Option<f64>,
+    /// Transfer times of the last seconds in ns, oldest first, one value a second; absent seconds are `None`.
+    pub spark: Vec<Option<f64>>,
+}
+
+/// One rank of one communicator.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RankRow {
+    /// The communicator.
+    pub comm: CommId,
+    /// The rank.
+    pub rank: Rank,
+    /// Process id.
+    pub pid: u32,
+    /// Host name.
+    pub host: String,
+    /// The rank in the job, from its environment.
+    pub job_rank: Option<u32>,
+    /// False when the process is gone.
+    pub alive: bool,
+    /// PCI address of its GPU.
+    pub gpu: Option<String>,
+    /// Collectives issued.
+    pub issued: u64,
+    /// Collectives finished.
+    pub finished: u64,
+    /// State of its oldest unfinished collective; absent when it has none.
+    pub state: Option<OpState>,
+    /// The ranks it waits for, as far as is known.
+    pub waits_for: Vec<Rank>,
+    /// Total waiting in ns over the collectives with known waiting.
+    pub waiting_ns: Option<u64>,
+    /// How often it was the late rank.
+    pub late: u64,
+    /// Its greatest lateness in ns.
+    pub worst_late_ns: Option<u64>,
+}
+
+/// One process.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SegmentRow {
+    /// Process id.
+    pub pid: u32,
+    /// Host name.
+    pub host: String,
+    /// The program's name.
+    pub program: String,
+    /// The rank in the job.
+    pub job_rank: Option<u32>,
+    /// False when the process is gone.
+    pub alive: bool,
+    /// NCCL's version.
+    pub nccl: Option<String>,
+    /// Profiler ABI version.
+    pub abi: Option<u32>,
+    /// Error bound of the mapping from its GPU's clock to the host's, in ns.
+    pub clock_error_ns: Option<u64>,
+    /// Records lost in it, all reasons.
+    pub lost: u64,
+}
+
+/// What was lost where, by reason.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LossRow {
+    /// Process id.
+    pub pid: u32,
+    /// The reason, `segment: ring overwritten` for example.
+    pub reason: &'static str,
+    /// How many.
+    pub count: u64,
+}
+
+/// Everything a screen needs, at one moment.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Snapshot {
+    /// The moment, host monotonic ns.
+    pub at_ns: u64,
+    /// The moment as `HH:MM:SS` in UTC; absent when no clock pair is known.
+    pub wall: Option<String>,
+    /// Where the data comes from, in words.
+    pub source: String,
+    /// Jobs.
+    pub jobs: Vec<JobRow>,
+    /// Communicators.
+    pub comms: Vec<CommRow>,
+    /// Operations in flight, oldest first.
+    pub in_flight: Vec<FlightRow>,
+    /// Classes of operations, the one with the greatest share of time first.
+    pub classes: Vec<ClassRow>,
+    /// Ranks, by communicator and rank.
+    pub ranks: Vec<RankRow>,
+    /// Findings, open ones first.
+    pub findings: Vec<Finding>,
+    /// Processes.
+    pub segments: Vec<SegmentRow>,
+    /// Losses by process and reason.
+    pub losses: Vec<LossRow>,
+}
+
+impl Snapshot {
+    /// All losses together.
+    pub fn lost(&self) -> u64 {
+        self.losses.iter().map(|l| l.count).sum()
+    }
+}

@@ -1,0 +1,98 @@
+//! What a source says: the one stream that live segments, black boxes and (later) recordings share.
+
+use super::{CommId, OpRecord, Rank, SegmentId};
+use std::path::PathBuf;
+
+/// Whether the process behind a segment still runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Liveness {
+    /// The process runs.
+    Alive,
+    /// The process is gone; the segment is its black box. The host's monotonic ns at which that was seen.
+    Gone(u64),
+}
+
+/// The job a process belongs to, from its environment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Job {
+    /// A name that all processes of the job share.
+    pub name: Option<String>,
+    /// The process's rank in the job.
+    pub rank: Option<u32>,
+    /// The number of processes in the job.
+    pub size: Option<u32>,
+}
+
+/// One process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SegmentRecord {
+    /// Its identity.
+    pub id: SegmentId,
+    /// Where it was found.
+    pub path: PathBuf,
+    /// Process id as the process sees it.
+    pub pid: u32,
+    /// Host name.
+    pub host: String,
+    /// The program's name.
+    pub program: String,
+    /// NCCL's version, `2.28.9`; absent where the plugin could not learn it.
+    pub nccl: Option<String>,
+    /// Profiler ABI version that NCCL used.
+    pub abi: Option<u32>,
+    /// The job it belongs to.
+    pub job: Job,
+    /// Whether it runs.
+    pub liveness: Liveness,
+    /// Created, host monotonic ns.
+    pub created_ns: u64,
+    /// Created, wall clock ns since the epoch.
+    pub created_unix_ns: u64,
+    /// What was lost, by reason.
+    pub losses: Vec<(&'static str, u64)>,
+}
+
+/// One rank's membership in a communicator.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommRecord {
+    /// The segment it was read from.
+    pub segment: SegmentId,
+    /// The communicator.
+    pub comm: CommId,
+    /// This process's rank in it.
+    pub rank: Rank,
+    /// The number of ranks; absent before NCCL 2.27.
+    pub ranks: Option<u32>,
+    /// The number of nodes.
+    pub nodes: Option<u32>,
+    /// The user's name for it.
+    pub name: Option<String>,
+    /// PCI address of the rank's GPU.
+    pub gpu: Option<String>,
+    /// Collectives issued by calls so far: the next issue order.
+    pub issued: u64,
+    /// Collectives issued by graph replays so far.
+    pub replayed: u64,
+    /// When NCCL freed it, host monotonic ns.
+    pub finalized_ns: Option<u64>,
+}
+
+/// One item of a source's stream. Records are repeated, whole, whenever they change.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Update {
+    /// A process appeared or changed.
+    Segment(SegmentRecord),
+    /// A communicator appeared or changed on one rank.
+    Comm(CommRecord),
+    /// An operation appeared or moved on.
+    Op(Box<OpRecord>),
+    /// Records that were overwritten before they were read.
+    Missed {
+        /// The segment they were lost from.
+        segment: SegmentId,
+        /// Which records, `operations` for example.
+        what: &'static str,
+        /// How many.
+        count: u64,
+    },
+}
