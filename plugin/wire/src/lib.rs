@@ -1,1 +1,9 @@
-//! wire
+#![doc = include_str!("FORMAT.md")]
+#![cfg_attr(not(loom), no_std)]
+#![deny(missing_docs)]
+
+pub mod codes;
+pub mod layout;
+pub mod reader;
+pub mod ring;
+pub mod sync;

@@ -1,0 +1,238 @@
+//! The arms of the descriptors that several versions share, and what they mean.
+
+use super::Abi;
+use crate::event::{self, Api, Body, Coll, Event, StateArg, bit};
+use crate::names;
+use core::ffi::{c_char, c_int, c_void};
+
+/// Network transfer, v1 to v7.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct ProxyOp {
+    pub pid: i32,
+    pub channel_id: u8,
+    pub peer: c_int,
+    pub n_steps: c_int,
+    pub chunk_size: c_int,
+    pub is_send: c_int,
+}
+
+/// Kernel on a channel, v3.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct KernelChBare {
+    pub channel_id: u8,
+}
+
+/// Kernel on a channel, v4 to v7.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct KernelCh {
+    pub channel_id: u8,
+    pub p_timer: u64,
+}
+
+/// Group call, v5 to v7. The flag is a C bool, read as a byte: a byte of any value is then harmless.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct GroupApi {
+    pub graph_captured: u8,
+    pub group_depth: c_int,
+}
+
+/// Collective call, v5 and v6, and the beginning of v7's.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct CollApi {
+    pub func: *const c_char,
+    pub count: usize,
+    pub datatype: *const c_char,
+    pub root: c_int,
+    pub stream: *mut c_void,
+    pub graph_captured: u8,
+}
+
+/// Collective call, v7.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct CollApiTagged {
+    pub call: CollApi,
+    pub user_tag: u64,
+}
+
+/// Point-to-point call, v5 and v6, and the beginning of v7's.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct P2pApi {
+    pub func: *const c_char,
+    pub count: usize,
+    pub datatype: *const c_char,
+    pub stream: *mut c_void,
+    pub graph_captured: u8,
+}
+
+/// Point-to-point call, v7.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct P2pApiTagged {
+    pub call: P2pApi,
+    pub user_tag: u64,
+}
+
+/// State arguments, v1 to v3.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct StateArgsLong {
+    pub trans_size: usize,
+    pub steps: c_int,
+}
+
+/// State arguments, v4 to v7: one word, whatever it is.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct StateArgs {
+    pub value: u64,
+}
+
+impl StateArgsLong {
+    pub(super) fn arg(&self) -> StateArg {
+        StateArg { value: self.trans_size as u64, steps: self.steps }
+    }
+}
+
+impl StateArgs {
+    pub(super) fn arg(&self) -> StateArg {
+        StateArg { value: self.value, steps: 0 }
+    }
+}
+
+impl ProxyOp {
+    #[inline]
+    pub(super) fn body(&self) -> Body {
+        Body::ProxyOp(event::ProxyOp {
+            pid: self.pid,
+            channel: self.channel_id,
+            peer: self.peer,
+            steps: self.n_steps,
+            chunk: self.chunk_size,
+            is_send: self.is_send != 0,
+        })
+    }
+}
+
+impl KernelCh {
+    #[inline]
+    pub(super) fn body(&self) -> Body {
+        Body::KernelCh { channel: self.channel_id, gpu_ns: self.p_timer }
+    }
+}
+
+impl GroupApi {
+    #[inline]
+    pub(super) fn body(&self) -> Body {
+        Body::GroupApi { depth: self.group_depth, captured: self.graph_captured != 0 }
+    }
+}
+
+impl CollApi {
+    #[inline]
+    pub(super) fn body(&self, user_tag: u64) -> Body {
+        Body::Api(Api {
+            collective: true,
+            func: names::func(self.func),
+            dtype: names::dtype(self.datatype),
+            count: self.count as u64,
+            root: self.root,
+            stream: self.stream.addr() as u64,
+            captured: self.graph_captured != 0,
+            user_tag,
+        })
+    }
+}
+
+impl P2pApi {
+    #[inline]
+    pub(super) fn body(&self, user_tag: u64) -> Body {
+        Body::Api(Api {
+            collective: false,
+            func: names::func(self.func),
+            dtype: names::dtype(self.datatype),
+            count: self.count as u64,
+            root: -1,
+            stream: self.stream.addr() as u64,
+            captured: self.graph_captured != 0,
+            user_tag,
+        })
+    }
+}
+
+/// A collective in which nothing is known yet.
+pub(super) const NO_COLL: Coll = Coll {
+    comm: None,
+    seq: 0,
+    func: 0,
+    dtype: 0,
+    algo: 0,
+    proto: 0,
+    count: 0,
+    root: 0,
+    channels: 0,
+    warps: 0,
+    in_place: false,
+    symmetric: false,
+    copy_engine: false,
+    plan: 0,
+    user_tag: 0,
+    variant: [0; 4],
+    stream: 0,
+};
+
+/// The bit number of a type: NCCL's types have one bit each.
+#[inline]
+pub(super) fn bit_of(kind: u64) -> u32 {
+    if kind.is_power_of_two() { kind.trailing_zeros() } else { bit::LAST + 1 }
+}
+
+/// The event of a descriptor whose first fields are NCCL's type, parent and rank.
+#[inline]
+pub(super) fn event(
+    kind: u64,
+    parent: *mut c_void,
+    rank: c_int,
+    body: impl FnOnce(u32) -> Body,
+) -> Event {
+    let bit = bit_of(kind);
+    Event { bit, parent: parent.addr() as u64, rank, body: body(bit) }
+}
+
+/// The mask of a version: what this plugin records, as far as the version has it.
+pub(super) const fn mask<A: Abi>() -> c_int {
+    let mut bits = vec_bits(&[bit::GROUP, bit::COLL, bit::P2P, bit::PROXY_OP, bit::PROXY_STEP]);
+    if A::VERSION >= 3 {
+        bits |= vec_bits(&[bit::KERNEL_CH]);
+    }
+    if A::VERSION >= 5 {
+        bits |= vec_bits(&[bit::GROUP_API, bit::COLL_API, bit::P2P_API, bit::KERNEL_LAUNCH]);
+    }
+    bits
+}
+
+const fn vec_bits(bits: &[u32]) -> c_int {
+    let mut mask = 0;
+    let mut i = 0;
+    while i < bits.len() {
+        mask |= 1 << bits[i];
+        i += 1;
+    }
+    mask
+}

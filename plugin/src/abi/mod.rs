@@ -1,0 +1,223 @@
+//! NCCL's profiler tables, v1 to v7: the structs to the byte, and the entry points.
+//!
+//! Every version implements [`Abi`]; `table!` makes its entry points, each monomorphised over it. Sizes and
+//! offsets are held by `tests/layout.rs` against published numbers; no vendor header is copied.
+
+#![expect(unsafe_code, reason = "the C boundary")]
+
+mod arms;
+pub mod v1;
+pub mod v2;
+pub mod v3;
+pub mod v4;
+pub mod v5;
+pub mod v6;
+pub mod v7;
+
+pub use arms::{CollApi, CollApiTagged, GroupApi, KernelCh, KernelChBare, P2pApi, P2pApiTagged, ProxyOp};
+
+use crate::event::{Event, StateArg};
+use crate::state::InitArgs;
+use crate::{handle, record, state};
+use core::ffi::{c_char, c_int, c_void};
+use ringwatch_wire::codes::{Loss, call};
+
+/// NCCL's logger: level, flags, file, line, format, arguments.
+pub type LogFn = unsafe extern "C" fn(c_int, u64, *const c_char, c_int, *const c_char, ...);
+
+/// What NCCL gets back, always.
+const SUCCESS: c_int = 0;
+
+/// One version of the ABI.
+pub trait Abi {
+    /// Its number.
+    const VERSION: u32;
+    /// The activation mask asked for.
+    const MASK: c_int;
+    /// Its event descriptor.
+    type Descriptor;
+    /// Its state argument.
+    type StateArgs;
+    /// The descriptor as one event.
+    fn event(descriptor: &Self::Descriptor) -> Event;
+    /// The state argument as one value.
+    fn state(args: &Self::StateArgs) -> StateArg;
+}
+
+/// Slots behind the last one that NCCL knows: forks look for extra functions there and must find NULL.
+const SPARE: usize = 8;
+
+/// The exported table. `I` is the version's init function.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Table<I> {
+    name: *const c_char,
+    init: I,
+    start: unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *const c_void) -> c_int,
+    stop: unsafe extern "C" fn(*mut c_void) -> c_int,
+    record: unsafe extern "C" fn(*mut c_void, c_int, *const c_void) -> c_int,
+    finalize: unsafe extern "C" fn(*mut c_void) -> c_int,
+    spare: [*const c_void; SPARE],
+}
+
+// SAFETY: the table is immutable, and its pointers are to static text, functions or nothing.
+unsafe impl<I> Sync for Table<I> {}
+
+impl<I> Table<I> {
+    const fn of<A: Abi>(init: I) -> Self {
+        Table {
+            name: c"Ringwatch".as_ptr(),
+            init,
+            start: start::<A>,
+            stop,
+            record: record_state::<A>,
+            finalize,
+            spare: [core::ptr::null(); SPARE],
+        }
+    }
+
+    /// The init function, for callers inside this crate's tests.
+    pub fn init(&self) -> &I {
+        &self.init
+    }
+}
+
+type InitBare = unsafe extern "C" fn(*mut *mut c_void, *mut c_int) -> c_int;
+type InitV4 = unsafe extern "C" fn(
+    *mut *mut c_void,
+    *mut c_int,
+    *const c_char,
+    u64,
+    c_int,
+    c_int,
+    c_int,
+    Option<LogFn>,
+) -> c_int;
+type InitV5 = unsafe extern "C" fn(
+    *mut *mut c_void,
+    u64,
+    *mut c_int,
+    *const c_char,
+    c_int,
+    c_int,
+    c_int,
+    Option<LogFn>,
+) -> c_int;
+
+fn open<A: Abi>(context: *mut *mut c_void, mask: *mut c_int, args: &InitArgs) -> c_int {
+    let given = state::open_comm(A::VERSION, args);
+    if !context.is_null() {
+        // SAFETY: NCCL passes a place for one pointer.
+        unsafe { context.write(handle::to_pointer(given.context)) };
+    }
+    if !mask.is_null() {
+        let wanted = if given.armed { A::MASK } else { 0 };
+        // SAFETY: NCCL passes a pointer to its mask, an aligned int. Other threads read it with atomic
+        // loads while we write, so this store is one whole word.
+        unsafe { core::ptr::write_volatile(mask, wanted) };
+    }
+    SUCCESS
+}
+
+unsafe extern "C" fn init_bare<A: Abi>(context: *mut *mut c_void, mask: *mut c_int) -> c_int {
+    open::<A>(context, mask, &InitArgs::unknown())
+}
+
+#[expect(clippy::too_many_arguments, reason = "NCCL's signature")]
+unsafe extern "C" fn init_v4<A: Abi>(
+    context: *mut *mut c_void,
+    mask: *mut c_int,
+    name: *const c_char,
+    id: u64,
+    nodes: c_int,
+    ranks: c_int,
+    rank: c_int,
+    log: Option<LogFn>,
+) -> c_int {
+    open::<A>(context, mask, &InitArgs { known: true, id, name, nodes, ranks, rank, log })
+}
+
+#[expect(clippy::too_many_arguments, reason = "NCCL's signature")]
+unsafe extern "C" fn init_v5<A: Abi>(
+    context: *mut *mut c_void,
+    id: u64,
+    mask: *mut c_int,
+    name: *const c_char,
+    nodes: c_int,
+    ranks: c_int,
+    rank: c_int,
+    log: Option<LogFn>,
+) -> c_int {
+    open::<A>(context, mask, &InitArgs { known: true, id, name, nodes, ranks, rank, log })
+}
+
+unsafe extern "C" fn start<A: Abi>(
+    context: *mut c_void,
+    out: *mut *mut c_void,
+    descriptor: *const c_void,
+) -> c_int {
+    if let Some(live) = state::live() {
+        let mut given = 0;
+        // SAFETY: NCCL passes a descriptor of the version whose table it called, valid for this call.
+        let seen = unsafe { descriptor.cast::<A::Descriptor>().as_ref() };
+        match seen.filter(|_| !out.is_null()) {
+            Some(d) => {
+                let event = A::event(d);
+                let outcome = record::start(live, handle::to_number(context), &event);
+                let call = (event.bit as usize).min(call::START_UNKNOWN);
+                live.segment.book(call, outcome.map(|h| given = h));
+            }
+            None => live.segment.book(call::START_UNKNOWN, Err(Loss::BadCall)),
+        }
+        if !out.is_null() {
+            // SAFETY: NCCL passes a place for one handle, maybe uninitialised, so it is always written.
+            unsafe { out.write(handle::to_pointer(given)) };
+        }
+    } else if !out.is_null() {
+        // SAFETY: as above.
+        unsafe { out.write(core::ptr::null_mut()) };
+    }
+    SUCCESS
+}
+
+unsafe extern "C" fn stop(event: *mut c_void) -> c_int {
+    if let Some(live) = state::live() {
+        live.segment.book(call::STOP, record::stop(live, handle::to_number(event)));
+    }
+    SUCCESS
+}
+
+unsafe extern "C" fn record_state<A: Abi>(event: *mut c_void, value: c_int, args: *const c_void) -> c_int {
+    if let Some(live) = state::live() {
+        // SAFETY: NCCL passes NULL or the state arguments of the version whose table it called.
+        let arg = unsafe { args.cast::<A::StateArgs>().as_ref() }.map(A::state);
+        let outcome = record::state(live, handle::to_number(event), value, arg);
+        live.segment.book(call::STATE, outcome);
+    }
+    SUCCESS
+}
+
+unsafe extern "C" fn finalize(context: *mut c_void) -> c_int {
+    if let Some(live) = state::live() {
+        live.segment.book(call::FINALIZE, record::finalize(live, handle::to_number(context)));
+    }
+    SUCCESS
+}
+
+/// Exports the table of one version.
+macro_rules! table {
+    ($symbol:ident, $abi:ty, $init:ident: $signature:ty) => {
+        /// The table that NCCL looks up by this name.
+        #[unsafe(no_mangle)]
+        #[allow(non_upper_case_globals, reason = "NCCL's name")]
+        pub static $symbol: Table<$signature> = Table::of::<$abi>($init::<$abi>);
+    };
+}
+
+table!(ncclProfiler_v1, v1::V1, init_bare: InitBare);
+table!(ncclProfiler_v2, v2::V2, init_bare: InitBare);
+table!(ncclProfiler_v3, v3::V3, init_bare: InitBare);
+table!(ncclProfiler_v4, v4::V4, init_v4: InitV4);
+table!(ncclProfiler_v5, v5::V5, init_v5: InitV5);
+table!(ncclProfiler_v6, v6::V6, init_v5: InitV5);
+table!(ncclProfiler_v7, v7::V7, init_v5: InitV5);

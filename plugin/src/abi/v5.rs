@@ -1,0 +1,121 @@
+//! Profiler ABI v5 (NCCL 2.28).
+
+#![expect(unsafe_code, reason = "a C union is read by the arm that its type names")]
+
+use super::arms::{self, CollApi, GroupApi, KernelCh, P2pApi, ProxyOp, StateArgs};
+use super::{Abi, v4};
+use crate::event::{Body, Coll as CollEvent, Event, StateArg, bit};
+use core::ffi::{c_int, c_void};
+use crate::event::P2p as P2pEvent;
+
+/// A collective: v4 and its plan.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct Coll {
+    pub base: v4::Coll,
+    pub parent_group: *mut c_void,
+}
+
+/// A point-to-point operation: v4 and its plan.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct P2p {
+    pub base: v4::P2p,
+    pub parent_group: *mut c_void,
+}
+
+/// The arms, of which the type names one.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub union Arms {
+    pub coll: Coll,
+    pub p2p: P2p,
+    pub proxy_op: ProxyOp,
+    pub proxy_step: c_int,
+    pub kernel_ch: KernelCh,
+    pub net_plugin: [u64; 2],
+    pub group_api: GroupApi,
+    pub coll_api: CollApi,
+    pub p2p_api: P2pApi,
+    pub kernel_launch: *mut c_void,
+}
+
+impl core::fmt::Debug for Arms {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("Arms")
+    }
+}
+
+/// The event descriptor.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct Descriptor {
+    pub kind: u64,
+    pub parent: *mut c_void,
+    pub rank: c_int,
+    pub arms: Arms,
+}
+
+impl Coll {
+    /// What v5 says, and every later version with it.
+    #[inline]
+    pub(super) fn event(&self) -> CollEvent {
+        CollEvent { plan: self.parent_group.addr() as u64, ..self.base.event() }
+    }
+}
+
+impl P2p {
+    /// What v5 says, and every later version with it.
+    #[inline]
+    pub(super) fn event(&self) -> P2pEvent {
+        P2pEvent { plan: self.parent_group.addr() as u64, ..self.base.event() }
+    }
+}
+
+/// ABI v5.
+#[derive(Debug)]
+pub struct V5;
+
+impl Abi for V5 {
+    const VERSION: u32 = 5;
+    const MASK: c_int = arms::mask::<V5>();
+    type Descriptor = Descriptor;
+    type StateArgs = StateArgs;
+
+    #[inline]
+    fn event(d: &Descriptor) -> Event {
+        arms::event(d.kind, d.parent, d.rank, |b| {
+            let a = &d.arms;
+            match b {
+                bit::GROUP => Body::Group,
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::COLL => unsafe { Body::Coll(a.coll.event()) },
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::P2P => unsafe { Body::P2p(a.p2p.event()) },
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::PROXY_OP => unsafe { a.proxy_op.body() },
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::PROXY_STEP => unsafe { Body::ProxyStep { step: a.proxy_step } },
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::KERNEL_CH => unsafe { a.kernel_ch.body() },
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::GROUP_API => unsafe { a.group_api.body() },
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::COLL_API => unsafe { a.coll_api.body(0) },
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::P2P_API => unsafe { a.p2p_api.body(0) },
+                bit::KERNEL_LAUNCH => Body::KernelLaunch,
+                _ => Body::Other,
+            }
+        })
+    }
+
+    #[inline]
+    fn state(args: &StateArgs) -> StateArg {
+        args.arg()
+    }
+}

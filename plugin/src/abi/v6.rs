@@ -1,0 +1,128 @@
+//! Profiler ABI v6 (NCCL 2.29 and 2.30).
+
+#![expect(unsafe_code, reason = "a C union is read by the arm that its type names")]
+
+use super::arms::{self, CollApi, GroupApi, KernelCh, P2pApi, ProxyOp, StateArgs};
+use super::{Abi, v5};
+use crate::event::{Body, Coll as CollEvent, Event, StateArg, bit};
+use core::ffi::{c_char, c_int, c_void};
+use crate::names;
+
+/// A copy-engine collective.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct CeColl {
+    pub seq_number: u64,
+    pub func: *const c_char,
+    pub send_buff: *const c_void,
+    pub recv_buff: *mut c_void,
+    pub count: usize,
+    pub root: c_int,
+    pub datatype: *const c_char,
+    pub sync_strategy: *const c_char,
+    pub intra_batch_sync: u8,
+    pub batch_size: u32,
+    pub num_batches: u32,
+    pub ce_seq_num: u32,
+    pub stream: *mut c_void,
+}
+
+/// The arms, of which the type names one.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub union Arms {
+    pub coll: v5::Coll,
+    pub p2p: v5::P2p,
+    pub proxy_op: ProxyOp,
+    pub proxy_step: c_int,
+    pub kernel_ch: KernelCh,
+    pub net_plugin: [u64; 2],
+    pub group_api: GroupApi,
+    pub coll_api: CollApi,
+    pub p2p_api: P2pApi,
+    pub kernel_launch: *mut c_void,
+    pub ce_coll: CeColl,
+}
+
+impl core::fmt::Debug for Arms {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("Arms")
+    }
+}
+
+/// The event descriptor.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct Descriptor {
+    pub kind: u64,
+    pub parent: *mut c_void,
+    pub rank: c_int,
+    pub arms: Arms,
+}
+
+impl CeColl {
+    /// What v6 says, and v7 with it.
+    #[inline]
+    pub(super) fn event(&self) -> CollEvent {
+        CollEvent {
+            seq: self.seq_number,
+            func: names::func(self.func),
+            dtype: names::dtype(self.datatype),
+            count: self.count as u64,
+            root: self.root,
+            in_place: core::ptr::eq(self.send_buff, self.recv_buff),
+            copy_engine: true,
+            stream: self.stream.addr() as u64,
+            ..arms::NO_COLL
+        }
+    }
+}
+
+/// ABI v6.
+#[derive(Debug)]
+pub struct V6;
+
+impl Abi for V6 {
+    const VERSION: u32 = 6;
+    const MASK: c_int = arms::mask::<V6>();
+    type Descriptor = Descriptor;
+    type StateArgs = StateArgs;
+
+    #[inline]
+    fn event(d: &Descriptor) -> Event {
+        arms::event(d.kind, d.parent, d.rank, |b| {
+            let a = &d.arms;
+            match b {
+                bit::GROUP => Body::Group,
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::COLL => unsafe { Body::Coll(a.coll.event()) },
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::P2P => unsafe { Body::P2p(a.p2p.event()) },
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::PROXY_OP => unsafe { a.proxy_op.body() },
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::PROXY_STEP => unsafe { Body::ProxyStep { step: a.proxy_step } },
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::KERNEL_CH => unsafe { a.kernel_ch.body() },
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::GROUP_API => unsafe { a.group_api.body() },
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::COLL_API => unsafe { a.coll_api.body(0) },
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::P2P_API => unsafe { a.p2p_api.body(0) },
+                bit::KERNEL_LAUNCH => Body::KernelLaunch,
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::CE_COLL => unsafe { Body::Coll(a.ce_coll.event()) },
+                _ => Body::Other,
+            }
+        })
+    }
+
+    #[inline]
+    fn state(args: &StateArgs) -> StateArg {
+        args.arg()
+    }
+}

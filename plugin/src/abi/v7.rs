@@ -1,0 +1,159 @@
+//! Profiler ABI v7 (NCCL 2.31 and later).
+
+#![expect(unsafe_code, reason = "a C union is read by the arm that its type names")]
+
+use super::arms::{self, CollApiTagged, GroupApi, KernelCh, P2pApiTagged, ProxyOp, StateArgs};
+use super::{Abi, v5, v6};
+use crate::event::{Body, Coll as CollEvent, Event, StateArg, bit};
+use core::ffi::{c_char, c_int, c_void};
+use crate::event::P2p as P2pEvent;
+use crate::names;
+
+/// A collective: v5, the symmetric kernel and the tag.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct Coll {
+    pub base: v5::Coll,
+    pub kernel_variant: *const c_char,
+    pub is_sym_coll: u8,
+    pub user_tag: u64,
+}
+
+/// A point-to-point operation: v5 and the tag.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct P2p {
+    pub base: v5::P2p,
+    pub user_tag: u64,
+}
+
+/// A copy-engine collective: v6 and the tag.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct CeColl {
+    pub base: v6::CeColl,
+    pub user_tag: u64,
+}
+
+/// A phase of a symmetric kernel.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct KernelPhase {
+    pub channel_id: u8,
+    pub phase_id: u8,
+    pub phase_name: *const c_char,
+    pub p_timer: u64,
+}
+
+/// The arms, of which the type names one.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub union Arms {
+    pub coll: Coll,
+    pub p2p: P2p,
+    pub proxy_op: ProxyOp,
+    pub proxy_step: c_int,
+    pub kernel_ch: KernelCh,
+    pub net_plugin: [u64; 2],
+    pub group_api: GroupApi,
+    pub coll_api: CollApiTagged,
+    pub p2p_api: P2pApiTagged,
+    pub kernel_launch: *mut c_void,
+    pub ce_coll: CeColl,
+    pub kernel_phase: KernelPhase,
+}
+
+impl core::fmt::Debug for Arms {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("Arms")
+    }
+}
+
+/// The event descriptor.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct Descriptor {
+    pub kind: u64,
+    pub parent: *mut c_void,
+    pub rank: c_int,
+    pub arms: Arms,
+}
+
+impl Coll {
+    #[inline]
+    fn event(&self) -> CollEvent {
+        let symmetric = self.is_sym_coll != 0;
+        CollEvent {
+            symmetric,
+            variant: if symmetric { names::text(self.kernel_variant) } else { [0; 4] },
+            user_tag: self.user_tag,
+            ..self.base.event()
+        }
+    }
+}
+
+impl P2p {
+    #[inline]
+    fn event(&self) -> P2pEvent {
+        P2pEvent { user_tag: self.user_tag, ..self.base.event() }
+    }
+}
+
+impl CeColl {
+    #[inline]
+    fn event(&self) -> CollEvent {
+        CollEvent { user_tag: self.user_tag, ..self.base.event() }
+    }
+}
+
+/// ABI v7.
+#[derive(Debug)]
+pub struct V7;
+
+impl Abi for V7 {
+    const VERSION: u32 = 7;
+    const MASK: c_int = arms::mask::<V7>();
+    type Descriptor = Descriptor;
+    type StateArgs = StateArgs;
+
+    #[inline]
+    fn event(d: &Descriptor) -> Event {
+        arms::event(d.kind, d.parent, d.rank, |b| {
+            let a = &d.arms;
+            match b {
+                bit::GROUP => Body::Group,
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::COLL => unsafe { Body::Coll(a.coll.event()) },
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::P2P => unsafe { Body::P2p(a.p2p.event()) },
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::PROXY_OP => unsafe { a.proxy_op.body() },
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::PROXY_STEP => unsafe { Body::ProxyStep { step: a.proxy_step } },
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::KERNEL_CH => unsafe { a.kernel_ch.body() },
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::GROUP_API => unsafe { a.group_api.body() },
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::COLL_API => unsafe { a.coll_api.call.body(a.coll_api.user_tag) },
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::P2P_API => unsafe { a.p2p_api.call.body(a.p2p_api.user_tag) },
+                bit::KERNEL_LAUNCH => Body::KernelLaunch,
+                // SAFETY: NCCL set the type, so this arm is the one it filled.
+                bit::CE_COLL => unsafe { Body::Coll(a.ce_coll.event()) },
+                _ => Body::Other,
+            }
+        })
+    }
+
+    #[inline]
+    fn state(args: &StateArgs) -> StateArg {
+        args.arg()
+    }
+}

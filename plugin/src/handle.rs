@@ -1,0 +1,92 @@
+//! The numbers given to NCCL in place of pointers.
+//!
+//! `nonce (16 bits) | kind (4) | value (44)`. The nonce is the process's own, random and never 0, so that a
+//! handle of another process (PXN) or of nobody is told apart without following it; the value is a ticket
+//! of the segment, so that a handle whose record is gone is told apart by comparing.
+
+use core::ffi::c_void;
+use ringwatch_wire::codes::Loss;
+
+/// What a handle names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// A communicator: NCCL's context.
+    Comm = 1,
+    /// An outermost group.
+    Group = 2,
+    /// An operation as its API call knows it.
+    Called = 3,
+    /// An operation that was issued.
+    Issued = 4,
+    /// A plan (NCCL's Group event).
+    Plan = 5,
+    /// A kernel launch of a group.
+    Launch = 6,
+    /// A kernel on a channel.
+    Channel = 7,
+    /// A network transfer.
+    Transfer = 8,
+    /// A step of a network transfer; the value is the transfer's ticket and, in the low three bits, the step.
+    Step = 9,
+}
+
+/// A handle that carries this process's nonce.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Handle {
+    /// What it names.
+    pub kind: Kind,
+    /// Its ticket.
+    pub value: u64,
+}
+
+const VALUE_BITS: u32 = 44;
+/// The largest value.
+pub const VALUE_MASK: u64 = (1 << VALUE_BITS) - 1;
+
+impl Handle {
+    /// The number for NCCL.
+    #[inline]
+    pub const fn pack(self, nonce: u16) -> u64 {
+        (nonce as u64) << 48 | (self.kind as u64) << VALUE_BITS | (self.value & VALUE_MASK)
+    }
+
+    /// Reads a number that came back from NCCL.
+    ///
+    /// # Errors
+    /// [`Loss::Null`] for 0, [`Loss::Foreign`] for anything this process did not make.
+    #[inline]
+    pub const fn unpack(raw: u64, nonce: u16) -> Result<Handle, Loss> {
+        if raw == 0 {
+            return Err(Loss::Null);
+        }
+        if (raw >> 48) as u16 != nonce {
+            return Err(Loss::Foreign);
+        }
+        let kind = match raw >> VALUE_BITS & 0xf {
+            1 => Kind::Comm,
+            2 => Kind::Group,
+            3 => Kind::Called,
+            4 => Kind::Issued,
+            5 => Kind::Plan,
+            6 => Kind::Launch,
+            7 => Kind::Channel,
+            8 => Kind::Transfer,
+            9 => Kind::Step,
+            _ => return Err(Loss::Foreign),
+        };
+        Ok(Handle { kind, value: raw & VALUE_MASK })
+    }
+}
+
+/// A number as the pointer that NCCL carries about. It is never followed.
+#[inline]
+pub fn to_pointer(raw: u64) -> *mut c_void {
+    core::ptr::without_provenance_mut(raw as usize)
+}
+
+/// The number in a pointer that NCCL gave back.
+#[inline]
+pub fn to_number(pointer: *const c_void) -> u64 {
+    pointer.addr() as u64
+}

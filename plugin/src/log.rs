@@ -1,0 +1,85 @@
+//! NCCL's own logger: the only place where the plugin says anything.
+
+#![expect(unsafe_code, reason = "NCCL's logger is a C function")]
+
+use crate::abi::LogFn;
+use core::ffi::{CStr, c_int};
+
+const WARN: c_int = 2;
+const INFO: c_int = 3;
+/// NCCL's INIT and PROFILE subsystems.
+const FLAGS: u64 = 0x1 | 0x4000;
+
+/// Everything the plugin may say.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Message {
+    Opened,
+    NoDirectory,
+    DirectoryOwner,
+    NoFile,
+    NoSpace,
+    BadSegmentBytes,
+    DirectoryTooLong,
+    CommTableFull,
+}
+
+impl Message {
+    const fn level(self) -> c_int {
+        match self {
+            Message::Opened => INFO,
+            _ => WARN,
+        }
+    }
+
+    const fn text(self) -> &'static CStr {
+        match self {
+            Message::Opened => c"ringwatch: segment opened",
+            Message::NoDirectory => {
+                c"ringwatch: cannot make or open the segment directory; nothing is recorded. Set RINGWATCH_DIR to a writable directory on tmpfs."
+            }
+            Message::DirectoryOwner => {
+                c"ringwatch: the default segment directory belongs to another user; nothing is recorded. Remove it or set RINGWATCH_DIR."
+            }
+            Message::NoFile => {
+                c"ringwatch: cannot create a file in the segment directory; nothing is recorded. Check its permissions, or set RINGWATCH_DIR."
+            }
+            Message::NoSpace => {
+                c"ringwatch: not enough shared memory for the smallest segment; nothing is recorded. Enlarge /dev/shm (docker: --shm-size) or set RINGWATCH_DIR."
+            }
+            Message::BadSegmentBytes => {
+                c"ringwatch: RINGWATCH_SEGMENT_BYTES is not a number of bytes; the default is used."
+            }
+            Message::DirectoryTooLong => {
+                c"ringwatch: RINGWATCH_DIR is longer than 3900 bytes; the default is used."
+            }
+            Message::CommTableFull => {
+                c"ringwatch: more communicators than the segment has room for; this one is not recorded."
+            }
+        }
+    }
+}
+
+/// The logger of one init; absent for ABI v1 to v3.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Log {
+    function: Option<LogFn>,
+}
+
+impl Log {
+    pub(crate) const fn new(function: Option<LogFn>) -> Self {
+        Log { function }
+    }
+
+    /// The logger's address, which lies in libnccl.
+    pub(crate) fn address(&self) -> usize {
+        self.function.map_or(0, |f| f as usize)
+    }
+
+    pub(crate) fn say(&self, message: Message) {
+        if let Some(f) = self.function {
+            let text = message.text().as_ptr();
+            // SAFETY: NCCL's logger, called as NCCL documents it, from init: constant format and texts.
+            unsafe { f(message.level(), FLAGS, c"ringwatch".as_ptr(), 0, c"%s".as_ptr(), text) };
+        }
+    }
+}

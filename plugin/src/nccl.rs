@@ -1,0 +1,168 @@
+//! What only other libraries of the process can say: NCCL's exact version, the GPU's address.
+//!
+//! The dynamic linker's functions are taken weakly: they moved from libdl to libc in glibc 2.34, and a
+//! versioned or missing symbol must never keep the plugin from loading.
+
+#![expect(unsafe_code, reason = "asks the dynamic linker")]
+
+use crate::log::Log;
+use core::arch::asm;
+use core::ffi::{CStr, c_char, c_int, c_void};
+use ringwatch_wire::layout::comm;
+use ringwatch_wire::ring::text_word;
+
+const LAZY: c_int = 1;
+/// RTLD_NOLOAD: only what is loaded already.
+const NOLOAD: c_int = 4;
+
+#[repr(C)]
+struct DlInfo {
+    file: *const c_char,
+    base: *mut c_void,
+    symbol: *const c_char,
+    address: *mut c_void,
+}
+
+type DlAddr = unsafe extern "C" fn(*const c_void, *mut DlInfo) -> c_int;
+type DlOpen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
+type DlSym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+
+/// Address of a weak symbol, 0 when nobody defines it.
+macro_rules! weak {
+    ($symbol:literal) => {{
+        let address: usize;
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: reads one entry of the global offset table, which the linker fills with 0 for a weak
+        // symbol that nobody defines.
+        unsafe {
+            asm!(
+                concat!(".weak ", $symbol),
+                concat!("mov {}, qword ptr [rip + ", $symbol, "@GOTPCREL]"),
+                out(reg) address,
+                options(nostack, pure, readonly, preserves_flags),
+            );
+        }
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        unsafe {
+            asm!(
+                concat!(".weak ", $symbol),
+                concat!("adrp {0}, :got:", $symbol),
+                concat!("ldr {0}, [{0}, :got_lo12:", $symbol, "]"),
+                out(reg) address,
+                options(nostack, pure, readonly, preserves_flags),
+            );
+        }
+        address
+    }};
+}
+
+struct Linker {
+    addr: DlAddr,
+    open: DlOpen,
+    sym: DlSym,
+}
+
+impl Linker {
+    fn get() -> Option<Self> {
+        let (addr, open, sym) = (weak!("dladdr"), weak!("dlopen"), weak!("dlsym"));
+        if addr == 0 || open == 0 || sym == 0 {
+            return None;
+        }
+        // SAFETY: non-zero addresses of libc's functions of these names and signatures.
+        Some(unsafe {
+            Linker {
+                addr: core::mem::transmute::<usize, DlAddr>(addr),
+                open: core::mem::transmute::<usize, DlOpen>(open),
+                sym: core::mem::transmute::<usize, DlSym>(sym),
+            }
+        })
+    }
+
+    /// A symbol of a library that is loaded already.
+    fn find(&self, library: &CStr, symbol: &CStr) -> usize {
+        self.find_at(library.as_ptr(), symbol)
+    }
+
+    fn find_at(&self, library: *const c_char, symbol: &CStr) -> usize {
+        // SAFETY: NUL-terminated names; NOLOAD runs no initialiser. The handle is not closed: the library
+        // stays as loaded as it was.
+        let handle = unsafe { (self.open)(library, LAZY | NOLOAD) };
+        if handle.is_null() {
+            return 0;
+        }
+        // SAFETY: a handle that dlopen returned.
+        unsafe { (self.sym)(handle, symbol.as_ptr()) }.expose_provenance()
+    }
+}
+
+/// NCCL's version code, 22809 for 2.28.9.
+pub(crate) fn version(log: &Log) -> Option<u32> {
+    let linker = Linker::get()?;
+    let mut found = 0;
+    if log.address() != 0 {
+        let mut info = DlInfo {
+            file: core::ptr::null(),
+            base: core::ptr::null_mut(),
+            symbol: core::ptr::null(),
+            address: core::ptr::null_mut(),
+        };
+        // SAFETY: dladdr accepts any address and fills the struct when it returns non-zero.
+        let known = unsafe { (linker.addr)(core::ptr::without_provenance(log.address()), &mut info) };
+        if known != 0 && !info.file.is_null() {
+            found = linker.find_at(info.file, c"ncclGetVersion");
+        }
+    }
+    if found == 0 {
+        found = linker.find(c"libnccl.so.2", c"ncclGetVersion");
+    }
+    if found == 0 {
+        return None;
+    }
+    // SAFETY: NCCL's public function of this name and signature.
+    let get = unsafe { core::mem::transmute::<usize, unsafe extern "C" fn(*mut c_int) -> c_int>(found) };
+    let mut version: c_int = 0;
+    // SAFETY: it stores one int and does nothing else.
+    let result = unsafe { get(&mut version) };
+    if result == 0 { u32::try_from(version).ok().filter(|v| *v > 0) } else { None }
+}
+
+/// PCI address of the GPU that this thread uses, as text words; empty when CUDA does not say.
+pub(crate) fn gpu_address() -> [u64; comm::GPU_WORDS] {
+    let mut text = [0u8; 24];
+    if read_gpu_address(&mut text).is_none() {
+        text = [0; 24];
+    }
+    let len = text.iter().position(|b| *b == 0).unwrap_or(text.len());
+    let text = text.get(..len).unwrap_or(&[]);
+    let mut words = [0; comm::GPU_WORDS];
+    for (i, w) in words.iter_mut().enumerate() {
+        *w = text_word(text, i, comm::GPU_WORDS);
+    }
+    words
+}
+
+fn read_gpu_address(text: &mut [u8; 24]) -> Option<()> {
+    let linker = Linker::get()?;
+    let current = linker.find(c"libcuda.so.1", c"cuCtxGetDevice");
+    let address = linker.find(c"libcuda.so.1", c"cuDeviceGetPCIBusId");
+    if current == 0 || address == 0 {
+        return None;
+    }
+    // SAFETY: the CUDA driver's functions of these names and signatures.
+    let current = unsafe { core::mem::transmute::<usize, unsafe extern "C" fn(*mut c_int) -> c_int>(current) };
+    // SAFETY: as above.
+    let address = unsafe {
+        core::mem::transmute::<usize, unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int>(address)
+    };
+    let mut device: c_int = 0;
+    // SAFETY: init runs on a thread that NCCL has given a context; without one this only fails.
+    if unsafe { current(&mut device) } != 0 {
+        return None;
+    }
+    // SAFETY: writes at most the given length, NUL included.
+    if unsafe { address(text.as_mut_ptr().cast(), 23, device) } != 0 {
+        return None;
+    }
+    Some(())
+}

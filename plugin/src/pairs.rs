@@ -1,0 +1,117 @@
+//! Issue orders of point-to-point operations: one count per communicator, peer and direction.
+//!
+//! Ranks do not share one order of sends and receives, but the k-th send of a pair meets the k-th receive.
+//! The table is private memory of fixed size, taken once; pairs beyond it have no order and are counted.
+
+use ringwatch_wire::sync::Word;
+
+/// Pairs the table can hold. 256 KiB; a rank that talks to all of a 1,024-rank communicator uses 2,048.
+pub(crate) const PAIRS: usize = 16_384;
+/// Words the table needs.
+pub(crate) const WORDS: usize = PAIRS * 2;
+const TRIES: usize = 32;
+const EMPTY: u64 = 0;
+/// Left behind by a freed pair: searches go on past it, insertions may take it.
+const FREED: u64 = u64::MAX;
+
+/// A view of the table.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pairs {
+    words: &'static [Word],
+}
+
+const fn key(comm: u64, peer: i32, is_send: bool) -> u64 {
+    // Never EMPTY (the low bit of the upper half is set) and never FREED (so is bit 16, cleared).
+    (comm & 0xffff) << 48 | 1 << 40 | (is_send as u64) << 36 | (peer as u32 as u64)
+}
+
+fn place(key: u64) -> usize {
+    (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50) as usize
+}
+
+impl Pairs {
+    pub(crate) const fn new(words: &'static [Word]) -> Self {
+        Pairs { words }
+    }
+
+    /// The next issue order of a pair; `None` when the table has no place left for it.
+    pub(crate) fn next(&self, comm: u64, peer: i32, is_send: bool) -> Option<u64> {
+        let key = key(comm, peer, is_send);
+        let mut free = None;
+        for i in 0..TRIES {
+            let at = ((place(key) + i) & (PAIRS - 1)) * 2;
+            let owner = self.words.get(at)?;
+            let count = self.words.get(at + 1)?;
+            match owner.get() {
+                k if k == key => return Some(count.add(1)),
+                FREED => free = free.or(Some((owner, count, FREED))),
+                EMPTY => {
+                    free = free.or(Some((owner, count, EMPTY)));
+                    break;
+                }
+                _ => {}
+            }
+        }
+        // One communicator's operations are issued one at a time, so nobody else inserts this key now.
+        let (owner, count, was) = free?;
+        if !owner.replace(was, key) {
+            return None;
+        }
+        count.set(1);
+        Some(0)
+    }
+
+    /// Frees the pairs of a communicator.
+    pub(crate) fn free(&self, comm: u64) {
+        for pair in self.words.chunks_exact(2) {
+            if let Some(owner) = pair.first() {
+                let k = owner.get();
+                if k != EMPTY && k != FREED && k >> 48 == comm & 0xffff {
+                    owner.replace(k, FREED);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Pairs {
+        let words: Vec<Word> = (0..WORDS).map(|_| Word::new(0)).collect();
+        Pairs::new(Vec::leak(words))
+    }
+
+    #[test]
+    fn pairs_count_apart() {
+        let t = table();
+        assert_eq!(t.next(1, 0, true), Some(0));
+        assert_eq!(t.next(1, 0, true), Some(1));
+        assert_eq!(t.next(1, 0, false), Some(0));
+        assert_eq!(t.next(2, 0, true), Some(0));
+        assert_eq!(t.next(1, 70_000, true), Some(0));
+        assert_eq!(t.next(1, 0, true), Some(2));
+    }
+
+    #[test]
+    fn freed_pairs_are_used_again_and_others_stay() {
+        let t = table();
+        for peer in 0..1000 {
+            assert_eq!(t.next(1, peer, true), Some(0));
+            assert_eq!(t.next(2, peer, true), Some(0));
+        }
+        t.free(1);
+        for peer in 0..1000 {
+            assert_eq!(t.next(2, peer, true), Some(1), "peer {peer}");
+            assert_eq!(t.next(3, peer, true), Some(0));
+        }
+    }
+
+    #[test]
+    fn a_full_table_says_so() {
+        let t = table();
+        let given = (0..40_000).filter(|p| t.next(1, *p, true).is_some()).count();
+        assert!(given <= PAIRS && given > PAIRS / 2, "{given}");
+    }
+}

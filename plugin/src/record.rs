@@ -1,0 +1,569 @@
+//! Events into the segment.
+//!
+//! A call's life: `CollApi` makes an operation in the state "called"; `Coll` issues that same operation
+//! (or, for a graph replay or an ABI without calls, a new one); `KernelCh` and `ProxyOp` name it as parent
+//! and keep their own slots, since a kernel's stamps may be wrong channel by channel and are judged later.
+
+use crate::event::{Api, Body, Coll, Event, P2p, ProxyOp, StateArg, bit};
+use crate::handle::{Handle, Kind};
+use crate::process::now_ns;
+use crate::state::Live;
+use ringwatch_wire::codes::{FUNCS, Flaw, Loss, flag, kind, phase};
+use ringwatch_wire::layout::{channel, comm, group, op, proxy};
+use ringwatch_wire::sync::{self, Claim, Word};
+
+/// NCCL's state numbers.
+mod state {
+    pub(super) const SEND_POSTED: i32 = 0;
+    pub(super) const SEND_DONE: i32 = 3;
+    pub(super) const RECV_POSTED: i32 = 4;
+    pub(super) const RECV_DONE: i32 = 7;
+    pub(super) const SEND_GPU_WAIT: i32 = 8;
+    pub(super) const SEND_WAIT: i32 = 9;
+    pub(super) const RECV_WAIT: i32 = 10;
+    pub(super) const RECV_FLUSH_WAIT: i32 = 11;
+    pub(super) const RECV_GPU_WAIT: i32 = 12;
+    pub(super) const IN_PROGRESS: i32 = 19;
+    pub(super) const SEND_PEER_WAIT: i32 = 20;
+    pub(super) const KERNEL_STOP: i32 = 22;
+    pub(super) const GROUP_START_DONE: i32 = 23;
+    pub(super) const GROUP_END_CALLED: i32 = 24;
+}
+
+const SEND: u8 = code_of("Send");
+const RECV: u8 = code_of("Recv");
+
+const fn code_of(name: &str) -> u8 {
+    let mut i = 0;
+    while i < FUNCS.len() {
+        let (code, text) = FUNCS[i];
+        if text.len() == name.len() && text.as_bytes()[0] == name.as_bytes()[0] {
+            let mut same = true;
+            let mut k = 0;
+            while k < text.len() {
+                same &= text.as_bytes()[k] == name.as_bytes()[k];
+                k += 1;
+            }
+            if same {
+                return code;
+            }
+        }
+        i += 1;
+    }
+    0
+}
+
+/// A communicator that a context names.
+#[derive(Clone, Copy)]
+struct Comm {
+    ticket: u64,
+    slot: &'static [Word],
+}
+
+/// Records a started event and returns its handle.
+///
+/// # Errors
+/// The reason why nothing was recorded; the handle is then NULL.
+pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<u64, Loss> {
+    let pack = |kind, value| Handle { kind, value }.pack(live.nonce);
+    match &event.body {
+        Body::Group => {
+            let plan = live.segment.add(ringwatch_wire::layout::head::NEXT_PLAN, 1);
+            Ok(pack(Kind::Plan, plan))
+        }
+        Body::GroupApi { depth, captured } => {
+            let comm = comm_of(live, context)?;
+            let (ticket, slot) = live.segment.group.claim()?;
+            let depth = (*depth).clamp(0, 0xffff) as u64;
+            slot.set(group::WHAT, comm.ticket & 0xffff | depth << 16 | u64::from(*captured) << 32);
+            slot.set(group::START_NS, now_ns());
+            for i in [group::END_CALLED, group::LAUNCH_START, group::LAUNCH_STOP, group::STOP] {
+                slot.set(i, 0);
+            }
+            slot.publish();
+            Ok(pack(Kind::Group, ticket))
+        }
+        Body::Api(api) => called(live, comm_of(live, context)?, event, api).map(|t| pack(Kind::Called, t)),
+        Body::Coll(coll) => {
+            issued(live, comm_of(live, context)?, event, coll).map(|t| pack(Kind::Issued, t))
+        }
+        Body::P2p(p2p) => paired(live, comm_of(live, context)?, event, p2p).map(|t| pack(Kind::Issued, t)),
+        Body::KernelLaunch => {
+            let ticket = parent_ticket(live, event.parent, Kind::Group)?;
+            let slot = live.segment.group.held(ticket).ok_or(Loss::Stale)?;
+            let start = word(slot, group::START_NS);
+            let lap = live.segment.group.lap(ticket);
+            if let Some(w) = slot.get(group::LAUNCH_START) {
+                // A group may launch several kernels; the first start and the last stop are kept.
+                sync::mark_once(w, lap, now_ns().saturating_sub(start));
+            }
+            Ok(pack(Kind::Launch, ticket))
+        }
+        Body::KernelCh { channel, gpu_ns } => kernel(live, event.parent, *channel, *gpu_ns)
+            .map(|t| pack(Kind::Channel, t)),
+        Body::ProxyOp(p) => transfer(live, context, event.parent, p).map(|t| pack(Kind::Transfer, t)),
+        Body::ProxyStep { step } => {
+            let ticket = parent_ticket(live, event.parent, Kind::Transfer)?;
+            let step = u64::from(*step as u32) & 7;
+            step_start(live, ticket, step)?;
+            Ok(pack(Kind::Step, ticket << 3 | step))
+        }
+        Body::Other => Err(if event.bit <= bit::LAST { Loss::NotRecorded } else { Loss::UnknownType }),
+    }
+}
+
+/// Records the end of an event.
+///
+/// # Errors
+/// The reason why nothing was recorded.
+pub fn stop(live: &'static Live, raw: u64) -> Result<(), Loss> {
+    let handle = Handle::unpack(raw, live.nonce)?;
+    let s = &live.segment;
+    match handle.kind {
+        // NCCL has nothing more to say about a plan, and its operations carry its number.
+        Kind::Plan => Ok(()),
+        Kind::Called => s.op.held(handle.value).map(|_| ()).ok_or(Loss::Stale),
+        Kind::Issued => {
+            let slot = s.op.held(handle.value).ok_or(Loss::Stale)?;
+            since(slot, op::ISSUED_NS, op::ENQUEUED, s.op.lap(handle.value))
+        }
+        Kind::Group => {
+            let slot = s.group.held(handle.value).ok_or(Loss::Stale)?;
+            since(slot, group::START_NS, group::STOP, s.group.lap(handle.value))
+        }
+        Kind::Launch => {
+            let slot = s.group.held(handle.value).ok_or(Loss::Stale)?;
+            let delta = now_ns().saturating_sub(word(slot, group::START_NS));
+            put(slot, group::LAUNCH_STOP, s.group.lap(handle.value), delta);
+            Ok(())
+        }
+        Kind::Channel => {
+            // From v4 on the stop is known already; v3 has no state before it.
+            match kernel_stop(live, handle.value, None) {
+                Ok(()) | Err(Loss::Repeated) => Ok(()),
+                Err(e) => Err(e),
+            }
+        }
+        Kind::Transfer => {
+            let slot = s.proxy.held(handle.value).ok_or(Loss::Stale)?;
+            since(slot, proxy::START_NS, proxy::STOP, s.proxy.lap(handle.value))
+        }
+        Kind::Step => step_change(live, handle.value >> 3, handle.value & 7, phase::NONE, 0),
+        Kind::Comm => Err(Loss::BadParent),
+    }
+}
+
+/// Records a state of an event.
+///
+/// # Errors
+/// The reason why nothing was recorded.
+pub fn state(live: &'static Live, raw: u64, value: i32, arg: Option<StateArg>) -> Result<(), Loss> {
+    let handle = Handle::unpack(raw, live.nonce)?;
+    let s = &live.segment;
+    match (handle.kind, value) {
+        (Kind::Channel, state::KERNEL_STOP) => {
+            let stamp = arg.ok_or(Loss::BadCall)?.value;
+            kernel_stop(live, handle.value, Some(stamp))
+        }
+        (Kind::Group, state::GROUP_START_DONE) => s.group.held(handle.value).map(|_| ()).ok_or(Loss::Stale),
+        (Kind::Group, state::GROUP_END_CALLED) => {
+            let slot = s.group.held(handle.value).ok_or(Loss::Stale)?;
+            since(slot, group::START_NS, group::END_CALLED, s.group.lap(handle.value))
+        }
+        (Kind::Transfer, state::IN_PROGRESS) => s.proxy.held(handle.value).map(|_| ()).ok_or(Loss::Stale),
+        (Kind::Transfer, state::SEND_POSTED..=state::RECV_DONE) => {
+            transfer_state(live, handle.value, value, arg.ok_or(Loss::BadCall)?)
+        }
+        (Kind::Step, _) => {
+            let bytes = arg.map_or(0, |a| a.value);
+            let (to, bytes) = match value {
+                state::SEND_GPU_WAIT | state::RECV_GPU_WAIT => (phase::GPU, 0),
+                state::SEND_PEER_WAIT => (phase::PEER, 0),
+                state::SEND_WAIT => (phase::WIRE, bytes),
+                state::RECV_WAIT => (phase::WIRE, 0),
+                state::RECV_FLUSH_WAIT => (phase::FLUSH, bytes),
+                _ => return Err(Loss::UnknownState),
+            };
+            step_change(live, handle.value >> 3, handle.value & 7, to, bytes)
+        }
+        _ => Err(Loss::UnknownState),
+    }
+}
+
+/// Records the end of a communicator.
+///
+/// # Errors
+/// The reason why nothing was recorded.
+pub fn finalize(live: &'static Live, context: u64) -> Result<(), Loss> {
+    let c = comm_of(live, context)?;
+    let w = c.slot.get(comm::FINALIZED_NS).ok_or(Loss::NoComm)?;
+    if !w.replace(0, now_ns()) {
+        return Err(Loss::Repeated);
+    }
+    live.pairs.free(c.ticket);
+    Ok(())
+}
+
+fn word(slot: &[Word], i: usize) -> u64 {
+    slot.get(i).map_or(0, Word::get)
+}
+
+/// Sets a mark, whatever it was before.
+fn put(slot: &[Word], i: usize, lap: u64, value: u64) {
+    if let Some(w) = slot.get(i) {
+        w.set(sync::mark(lap, value));
+    }
+}
+
+/// Sets the mark `to`, once, to the time since the word `from`.
+fn since(slot: &[Word], from: usize, to: usize, lap: u64) -> Result<(), Loss> {
+    let w = slot.get(to).ok_or(Loss::NoRoom)?;
+    let delta = now_ns().saturating_sub(word(slot, from));
+    if sync::mark_once(w, lap, delta) { Ok(()) } else { Err(Loss::Repeated) }
+}
+
+fn comm_of(live: &'static Live, context: u64) -> Result<Comm, Loss> {
+    let handle = Handle::unpack(context, live.nonce)?;
+    if handle.kind != Kind::Comm {
+        return Err(Loss::BadParent);
+    }
+    let slot = live.segment.comm.held(handle.value).ok_or(Loss::NoComm)?;
+    Ok(Comm { ticket: handle.value, slot })
+}
+
+fn parent_ticket(live: &Live, raw: u64, kind: Kind) -> Result<u64, Loss> {
+    let parent = Handle::unpack(raw, live.nonce)?;
+    if parent.kind == kind { Ok(parent.value) } else { Err(Loss::BadParent) }
+}
+
+/// Fills in who a communicator is, from the first operation that says so (ABI v1 to v3).
+fn learn(live: &Live, c: Comm, hash: Option<u64>, rank: i32) {
+    let Some(hash) = hash else { return };
+    if word(c.slot, comm::NODES) & comm::KNOWN != 0 {
+        return;
+    }
+    let rank = u64::from(u32::try_from(rank).unwrap_or(0));
+    if let Some(claim) = live.segment.comm.claim_again(c.ticket) {
+        claim.set(comm::ID, hash);
+        claim.set(comm::RANK, rank);
+        claim.set(comm::NODES, comm::KNOWN);
+        claim.publish();
+    }
+}
+
+struct What {
+    kind: u8,
+    func: u8,
+    dtype: u8,
+    algo: u8,
+    proto: u8,
+    flags: u8,
+}
+
+impl What {
+    fn word(&self, comm: u64) -> u64 {
+        comm & 0xffff
+            | u64::from(self.kind) << 16
+            | u64::from(self.func) << 24
+            | u64::from(self.dtype) << 32
+            | u64::from(self.algo) << 40
+            | u64::from(self.proto) << 48
+            | u64::from(self.flags) << 56
+    }
+}
+
+fn root_word(root: i32, channels: u8, warps: u8) -> u64 {
+    u64::from(root as u32) | u64::from(channels) << 32 | u64::from(warps) << 40
+}
+
+/// Empties a new operation slot.
+fn blank(slot: &Claim<'_>) {
+    for i in 1..op::WORDS {
+        slot.set(i, 0);
+    }
+    slot.set(op::ORDER, op::NO_ORDER);
+    slot.set(op::SEQ, op::NO_ORDER);
+}
+
+fn called(live: &'static Live, c: Comm, event: &Event, api: &Api) -> Result<u64, Loss> {
+    let (ticket, slot) = live.segment.op.claim()?;
+    blank(&slot);
+    let kind = match (api.collective, api.func) {
+        (true, _) => kind::COLLECTIVE,
+        (false, SEND) => kind::SEND,
+        (false, _) => kind::RECV,
+    };
+    let flags = if api.captured { flag::CAPTURED } else { 0 };
+    let what = What { kind, func: api.func, dtype: api.dtype, algo: 0, proto: 0, flags };
+    slot.set(op::WHAT, what.word(c.ticket));
+    slot.set(op::COUNT, api.count);
+    slot.set(op::ROOT, root_word(api.root, 0, 0));
+    slot.set(op::CALLED_NS, now_ns());
+    // The group may be another communicator's: groups span communicators.
+    slot.set(op::GROUP, parent_ticket(live, event.parent, Kind::Group).map_or(0, |t| t + 1));
+    slot.set(op::STREAM, api.stream);
+    slot.set(op::USER_TAG, api.user_tag);
+    slot.publish();
+    Ok(ticket)
+}
+
+/// What the parent of an issued operation says about it.
+enum Origin {
+    /// It was called and not yet issued: the same operation moves on.
+    Called(u64),
+    /// A graph replay of a captured call.
+    Replay(u64),
+    /// No call is known.
+    Unknown,
+}
+
+fn origin(live: &Live, parent: u64) -> Origin {
+    match Handle::unpack(parent, live.nonce) {
+        Ok(Handle { kind: Kind::Called, value }) => match live.segment.op.held(value) {
+            Some(slot) => {
+                let captured = word(slot, op::WHAT) >> 56 & u64::from(flag::CAPTURED) != 0;
+                if captured {
+                    Origin::Replay(value)
+                } else if word(slot, op::ISSUED_NS) == 0 {
+                    Origin::Called(value)
+                } else {
+                    // NCCL 2.28.3 to 2.32.3 name an old call again once events were switched off.
+                    Origin::Unknown
+                }
+            }
+            // A fresh call is always there; one that is gone was captured long ago.
+            None => Origin::Replay(value),
+        },
+        _ => Origin::Unknown,
+    }
+}
+
+/// The slot of an operation that is being issued: the called one's, or a new one.
+fn issue_slot(live: &'static Live, origin: &Origin) -> Result<(u64, Claim<'static>, bool), Loss> {
+    if let Origin::Called(ticket) = origin
+        && let Some(slot) = live.segment.op.claim_again(*ticket)
+    {
+        return Ok((*ticket, slot, true));
+    }
+    let (ticket, slot) = live.segment.op.claim()?;
+    blank(&slot);
+    Ok((ticket, slot, false))
+}
+
+fn plan_of(live: &Live, plan: u64, parent: u64) -> u64 {
+    // From v5 on the plan is a field of its own; before, it is the parent.
+    parent_ticket(live, plan, Kind::Plan)
+        .or_else(|_| parent_ticket(live, parent, Kind::Plan))
+        .map_or(0, |t| t + 1)
+}
+
+fn issued(live: &'static Live, c: Comm, event: &Event, coll: &Coll) -> Result<u64, Loss> {
+    learn(live, c, coll.comm, event.rank);
+    let origin = origin(live, event.parent);
+    let (kind, counter) = match origin {
+        Origin::Replay(_) => (kind::REPLAY, comm::REPLAYED),
+        _ => (kind::COLLECTIVE, comm::ISSUED),
+    };
+    // Counted before the slot is taken: a record that is lost must not shift the orders that follow.
+    let order = c.slot.get(counter).map_or(op::NO_ORDER, |w| w.add(1));
+    let (ticket, slot, again) = issue_slot(live, &origin)?;
+    let mut flags = 0;
+    for (set, bit) in [
+        (coll.in_place, flag::IN_PLACE),
+        (coll.copy_engine, flag::COPY_ENGINE),
+        (coll.symmetric, flag::SYMMETRIC),
+    ] {
+        if set {
+            flags |= bit;
+        }
+    }
+    let what = What { kind, func: coll.func, dtype: coll.dtype, algo: coll.algo, proto: coll.proto, flags };
+    slot.set(op::WHAT, what.word(c.ticket));
+    slot.set(op::ORDER, order);
+    slot.set(op::COUNT, coll.count);
+    slot.set(op::ROOT, root_word(coll.root, coll.channels, coll.warps));
+    slot.set(op::ISSUED_NS, now_ns());
+    slot.set(op::SEQ, coll.seq);
+    slot.set(op::PLAN, plan_of(live, coll.plan, event.parent));
+    for (i, w) in coll.variant.iter().enumerate() {
+        slot.set(op::VARIANT + i, *w);
+    }
+    if !again {
+        slot.set(op::STREAM, coll.stream);
+        slot.set(op::USER_TAG, coll.user_tag);
+        if let Origin::Replay(t) = origin {
+            slot.set(op::CAPTURE, t + 1);
+        }
+    }
+    slot.publish();
+    Ok(ticket)
+}
+
+fn paired(live: &'static Live, c: Comm, event: &Event, p2p: &P2p) -> Result<u64, Loss> {
+    learn(live, c, p2p.comm, event.rank);
+    let origin = origin(live, event.parent);
+    let is_send = p2p.func != RECV;
+    let order = live.pairs.next(c.ticket, p2p.peer, is_send);
+    let (ticket, slot, again) = issue_slot(live, &origin)?;
+    if order.is_none() {
+        live.segment.flaw(Flaw::PairOrder);
+    }
+    let kind = if is_send { kind::SEND } else { kind::RECV };
+    let flags = if order.is_none() { flag::ORDER_UNKNOWN } else { 0 };
+    let what = What { kind, func: p2p.func, dtype: p2p.dtype, algo: 0, proto: 0, flags };
+    slot.set(op::WHAT, what.word(c.ticket));
+    slot.set(op::ORDER, order.unwrap_or(op::NO_ORDER));
+    slot.set(op::COUNT, p2p.count);
+    slot.set(op::ROOT, root_word(p2p.peer, p2p.channels, 0));
+    slot.set(op::ISSUED_NS, now_ns());
+    slot.set(op::PLAN, plan_of(live, p2p.plan, event.parent));
+    if !again {
+        slot.set(op::USER_TAG, p2p.user_tag);
+        if let Origin::Replay(t) = origin {
+            slot.set(op::CAPTURE, t + 1);
+        }
+    }
+    slot.publish();
+    Ok(ticket)
+}
+
+/// Counts a channel in its operation's progress: started in the low 16 bits, stopped above.
+fn progress(live: &Live, ticket: u64, add: u64) {
+    let ring = &live.segment.op;
+    if let Some(slot) = ring.held(ticket)
+        && let Some(w) = slot.get(op::PROGRESS)
+        && !sync::mark_add(w, ring.lap(ticket), add, || ring.held(ticket).is_some())
+    {
+        live.segment.flaw(Flaw::Progress);
+    }
+}
+
+fn kernel(live: &'static Live, parent: u64, ch: u8, gpu_ns: u64) -> Result<u64, Loss> {
+    let parent = parent_ticket(live, parent, Kind::Issued)?;
+    let (ticket, slot) = live.segment.channel.claim()?;
+    slot.set(channel::OP, parent & ((1 << 56) - 1) | u64::from(ch) << 56);
+    slot.set(channel::START_GPU_NS, gpu_ns);
+    slot.set(channel::START_SEEN_NS, now_ns());
+    slot.set(channel::DURATION, 0);
+    slot.set(channel::STOP_SEEN, 0);
+    slot.publish();
+    progress(live, parent, 1);
+    Ok(ticket)
+}
+
+fn kernel_stop(live: &'static Live, ticket: u64, stamp: Option<u64>) -> Result<(), Loss> {
+    let ring = &live.segment.channel;
+    let slot = ring.held(ticket).ok_or(Loss::Stale)?;
+    let lap = ring.lap(ticket);
+    // NCCL 2.27 to 2.30 may send the stop of a later operation to a kernel that stopped long ago.
+    since(slot, channel::START_SEEN_NS, channel::STOP_SEEN, lap)?;
+    if let Some(stop) = stamp {
+        let start = word(slot, channel::START_GPU_NS);
+        let duration = (stop.wrapping_sub(start) as i64).clamp(-(1 << 46), 1 << 46);
+        put(slot, channel::DURATION, lap, channel::BIAS.wrapping_add_signed(duration));
+    }
+    progress(live, word(slot, channel::OP) & ((1 << 56) - 1), 1 << 16);
+    Ok(())
+}
+
+fn transfer(live: &'static Live, context: u64, parent: u64, p: &ProxyOp) -> Result<u64, Loss> {
+    // PXN: another rank's operation, done by this process. Its context and parent are that process's own
+    // numbers; its pid may by chance be ours in another namespace, its nonce is not.
+    let own = live.segment.get(ringwatch_wire::layout::head::PID) & 0xffff_ffff;
+    let foreign = u64::from(p.pid as u32) != own
+        || matches!(Handle::unpack(parent, live.nonce), Err(Loss::Foreign));
+    let comm = match comm_of(live, context) {
+        Ok(c) if !foreign => c.ticket & 0xffff,
+        _ => proxy::NO_COMM,
+    };
+    let (ticket, slot) = live.segment.proxy.claim()?;
+    for i in 1..proxy::WORDS {
+        slot.set(i, 0);
+    }
+    slot.set(proxy::PARENT, parent);
+    slot.set(
+        proxy::WHAT,
+        comm | u64::from(p.channel) << 16
+            | u64::from(p.is_send) << 24
+            | u64::from(foreign) << 25
+            | u64::from(p.peer as u32) << 32,
+    );
+    slot.set(proxy::STEPS, u64::from(p.steps as u32) | u64::from(p.chunk as u32) << 32);
+    slot.set(proxy::START_NS, now_ns());
+    slot.set(proxy::PID, u64::from(p.pid as u32));
+    slot.publish();
+    Ok(ticket)
+}
+
+/// States of a whole transfer, as NCCL up to 2.26 tells them: sizes and steps are totals so far.
+fn transfer_state(live: &'static Live, ticket: u64, value: i32, arg: StateArg) -> Result<(), Loss> {
+    let ring = &live.segment.proxy;
+    let slot = ring.held(ticket).ok_or(Loss::Stale)?;
+    let lap = ring.lap(ticket);
+    let steps = u64::from(u32::try_from(arg.steps).unwrap_or(0));
+    match value {
+        state::SEND_POSTED | state::RECV_POSTED => put(slot, proxy::STARTED, lap, steps),
+        state::SEND_DONE | state::RECV_DONE => {
+            put(slot, proxy::DONE, lap, steps);
+            put(slot, proxy::BYTES, lap, arg.value);
+        }
+        _ => put(slot, proxy::BYTES, lap, arg.value),
+    }
+    Ok(())
+}
+
+/// Adds to a mark that only the transfer's own progress thread writes.
+fn add(slot: &[Word], i: usize, lap: u64, n: u64) {
+    let value = sync::marked(word(slot, i), lap).unwrap_or(0);
+    put(slot, i, lap, value.saturating_add(n));
+}
+
+fn step_start(live: &'static Live, ticket: u64, step: u64) -> Result<(), Loss> {
+    let ring = &live.segment.proxy;
+    let slot = ring.held(ticket).ok_or(Loss::Stale)?;
+    let lap = ring.lap(ticket);
+    let at = proxy::LIVE + step as usize;
+    let was = sync::marked(word(slot, at), lap).unwrap_or(0);
+    if was & 0xf != u64::from(phase::NONE) {
+        // NCCL starts a receive's step again at every poll until the network takes it: still one step.
+        return Ok(());
+    }
+    let since = now_ns().saturating_sub(word(slot, proxy::START_NS));
+    put(slot, at, lap, since << 4 | u64::from(phase::POSTED));
+    add(slot, proxy::STARTED, lap, 1);
+    Ok(())
+}
+
+fn step_change(live: &'static Live, ticket: u64, step: u64, to: u8, bytes: u64) -> Result<(), Loss> {
+    let ring = &live.segment.proxy;
+    let slot = ring.held(ticket).ok_or(Loss::Stale)?;
+    let lap = ring.lap(ticket);
+    let at = proxy::LIVE + step as usize;
+    let was = sync::marked(word(slot, at), lap).unwrap_or(0);
+    let from = (was & 0xf) as u8;
+    if from == phase::NONE {
+        return Err(Loss::Repeated);
+    }
+    let since = now_ns().saturating_sub(word(slot, proxy::START_NS));
+    let waited = since.saturating_sub(was >> 4);
+    let cause = match from {
+        phase::GPU => Some(0),
+        phase::PEER => Some(1),
+        phase::WIRE => Some(2),
+        phase::FLUSH => Some(3),
+        _ => None,
+    };
+    if let Some(i) = cause {
+        add(slot, proxy::WAITED + i, lap, waited);
+    }
+    if bytes > 0 && from != to {
+        add(slot, proxy::BYTES, lap, bytes);
+    }
+    if to == phase::NONE {
+        add(slot, proxy::DONE, lap, 1);
+        put(slot, at, lap, 0);
+    } else {
+        put(slot, at, lap, since << 4 | u64::from(to));
+    }
+    Ok(())
+}

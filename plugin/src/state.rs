@@ -1,0 +1,206 @@
+//! The process's one state: opened by the first `init`, alive until the process ends.
+//!
+//! It lives on pages that the kernel empties in a forked child (`MADV_WIPEONFORK`), so that a child finds
+//! itself unopened and never writes into its parent's segment; a child that uses NCCL itself opens its own.
+
+#![expect(unsafe_code, reason = "one mapping is shared by all threads of the process")]
+
+use crate::abi::LogFn;
+use crate::handle::{Handle, Kind};
+use crate::log::{Log, Message};
+use crate::names;
+use crate::pairs::{self, Pairs};
+use crate::settings::Settings;
+use crate::sys::{self, InChild};
+use crate::{nccl, process, shm};
+use core::ffi::{c_char, c_int};
+use ringwatch_wire::codes::{Loss, call};
+use ringwatch_wire::layout::{Geometry, HEADER_WORDS, comm, head};
+use ringwatch_wire::ring::Segment;
+use ringwatch_wire::sync::Word;
+
+/// What the callbacks work with.
+#[derive(Debug)]
+pub struct Live {
+    /// The segment, or a bare header in private memory that only counts.
+    pub segment: Segment<'static>,
+    /// Upper 16 bits of every handle of this process.
+    pub nonce: u16,
+    pub(crate) pairs: Pairs,
+}
+
+/// What NCCL said at init.
+#[derive(Debug, Clone, Copy)]
+pub struct InitArgs {
+    /// False for ABI v1 to v3, whose init says nothing.
+    pub known: bool,
+    /// The communicator.
+    pub id: u64,
+    /// The user's name for it, or NULL.
+    pub name: *const c_char,
+    /// Nodes.
+    pub nodes: c_int,
+    /// Ranks.
+    pub ranks: c_int,
+    /// This rank.
+    pub rank: c_int,
+    /// NCCL's logger.
+    pub log: Option<LogFn>,
+}
+
+impl InitArgs {
+    /// Nothing is known.
+    pub const fn unknown() -> Self {
+        InitArgs { known: false, id: 0, name: core::ptr::null(), nodes: 0, ranks: 0, rank: -1, log: None }
+    }
+}
+
+/// What init gives back.
+#[derive(Debug, Clone, Copy)]
+pub struct Opened {
+    /// The context, never 0.
+    pub context: u64,
+    /// True when events should be asked for.
+    pub armed: bool,
+}
+
+/// The wiped pages.
+#[repr(C)]
+struct Page {
+    /// UNOPENED, OPENING or OPEN.
+    phase: Word,
+    /// Contexts given out that no communicator slot stands behind.
+    spare_contexts: Word,
+    live: core::cell::UnsafeCell<core::mem::MaybeUninit<Live>>,
+    /// A header to count in where there is no segment.
+    header: [Word; HEADER_WORDS],
+    pairs: [Word; pairs::WORDS],
+}
+
+const UNOPENED: u64 = 0;
+const OPENING: u64 = 1;
+const OPEN: u64 = 2;
+
+/// Address of the page; 0 until the first init.
+static PAGE: Word = Word::new(0);
+
+/// A context of last resort: not 0 and of no process.
+const NO_CONTEXT: u64 = 1;
+
+fn page() -> Option<&'static Page> {
+    let at = PAGE.get_first();
+    // SAFETY: a non-zero address is of a mapping of a whole `Page` that is never unmapped. All bytes of a
+    // page, zero at first, are valid for its type, and what changes is behind `Word` or `UnsafeCell`.
+    unsafe { core::ptr::with_exposed_provenance::<Page>(at as usize).as_ref() }
+}
+
+/// The process's state; `None` before the first init, in a forked child, and where nothing could be mapped.
+#[inline]
+pub fn live() -> Option<&'static Live> {
+    let page = page()?;
+    if page.phase.get_first() != OPEN {
+        return None;
+    }
+    // SAFETY: OPEN is stored after `live` was written, and it is written only once.
+    Some(unsafe { (*page.live.get()).assume_init_ref() })
+}
+
+fn map_page() -> Option<&'static Page> {
+    if let Some(p) = page() {
+        return Some(p);
+    }
+    let bytes = size_of::<Page>();
+    let at = sys::map(None, bytes)?;
+    // A kernel older than 4.14 cannot wipe, and a child of a fork would then write into its parent's
+    // segment: rather do nothing at all.
+    // SAFETY: our own fresh mapping, whole.
+    let wiped = unsafe { sys::on_fork(at, bytes, InChild::Wiped) };
+    if !wiped || !PAGE.replace(0, at.expose_provenance() as u64) {
+        // SAFETY: nobody else knows this mapping.
+        unsafe { sys::unmap(at, bytes) };
+    }
+    page()
+}
+
+/// Opens the process's state if need be, and a communicator in it. Never fails: without a segment the books
+/// are kept in private memory, and NCCL is asked for no events.
+pub fn open_comm(version: u32, args: &InitArgs) -> Opened {
+    let Some(page) = map_page() else {
+        return Opened { context: NO_CONTEXT, armed: false };
+    };
+    let log = Log::new(args.log);
+    if page.phase.replace(UNOPENED, OPENING) {
+        open_process(page, version, &log);
+    }
+    // Another communicator's init is opening the process now. This is init, where waiting is allowed, and
+    // bounded: opening takes a few system calls.
+    for _ in 0..10_000 {
+        if page.phase.get_first() == OPEN {
+            break;
+        }
+        sys::yield_now();
+    }
+    let Some(live) = live() else {
+        return Opened { context: NO_CONTEXT, armed: false };
+    };
+    let outcome = enter_comm(live, args);
+    live.segment.book(call::INIT, outcome.map(|_| ()));
+    let armed = !matches!(outcome, Err(Loss::NoRoom));
+    let value = outcome.unwrap_or_else(|_| {
+        log.say(Message::CommTableFull);
+        // Contexts have to differ even without a slot: NCCL purges queued events by context.
+        crate::handle::VALUE_MASK - page.spare_contexts.add(1) % (1 << 20)
+    });
+    Opened { context: Handle { kind: Kind::Comm, value }.pack(live.nonce), armed }
+}
+
+fn open_process(page: &'static Page, version: u32, log: &Log) {
+    let settings = Settings::from_environment(log);
+    let identity = process::Identity::read();
+    let made = shm::create(&settings, &identity, log);
+    let (words, geometry): (&'static [Word], Geometry) = match made {
+        Some(m) => m,
+        None => {
+            for w in &page.header {
+                w.set(0);
+            }
+            (&page.header, Geometry::full())
+        }
+    };
+    let segment = Segment::new(words, &geometry);
+    segment.format(&geometry);
+    identity.write(&segment);
+    let nccl = nccl::version(log);
+    segment.set(head::NCCL, u64::from(nccl.unwrap_or(0)) | u64::from(version) << 32);
+    process::write_environment(&segment);
+    segment.open_for_readers();
+    let nonce = (identity.nonce & 0xffff) as u16;
+    let live = Live { segment, nonce: nonce.max(1), pairs: Pairs::new(&page.pairs) };
+    // SAFETY: the phase is OPENING, set by this thread, and nobody reads `live` before OPEN.
+    unsafe { (*page.live.get()).write(live) };
+    page.phase.set_last(OPEN);
+}
+
+fn enter_comm(live: &Live, args: &InitArgs) -> Result<u64, Loss> {
+    let (ticket, slot) = live.segment.comm.claim_free(Loss::CommTable, |slot| {
+        // Free when never used, or when NCCL has freed the communicator.
+        slot.first().is_some_and(|s| s.get() == 0)
+            || slot.get(comm::FINALIZED_NS).is_some_and(|w| w.get() != 0)
+    })?;
+    let number = |n: c_int| u64::from(u32::try_from(n).unwrap_or(0));
+    slot.set(comm::ID, args.id);
+    slot.set(comm::RANK, number(args.rank) | number(args.ranks) << 32);
+    slot.set(comm::NODES, number(args.nodes) | if args.known { comm::KNOWN } else { 0 });
+    slot.set(comm::INIT_NS, process::now_ns());
+    slot.set(comm::FINALIZED_NS, 0);
+    slot.set(comm::ISSUED, 0);
+    slot.set(comm::REPLAYED, 0);
+    for (i, w) in names::long_text(args.name).iter().enumerate() {
+        slot.set(comm::NAME + i, *w);
+    }
+    for (i, w) in nccl::gpu_address().iter().enumerate() {
+        slot.set(comm::GPU + i, *w);
+    }
+    slot.publish();
+    Ok(ticket)
+}

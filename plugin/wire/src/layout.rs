@@ -1,0 +1,287 @@
+//! Where everything lies: the header's words, the regions, the words of each slot.
+
+/// `RINGWSEG` as little-endian bytes.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"RINGWSEG");
+/// The version of this format. It changes with any change of layout or meaning.
+pub const FORMAT_VERSION: u32 = 1;
+/// Words of the header.
+pub const HEADER_WORDS: usize = 512;
+/// Words of the header as a reader may allocate it before it knows the geometry.
+pub const HEADER_BYTES: usize = HEADER_WORDS * 8;
+/// The largest segment a reader accepts, in bytes.
+pub const MAX_BYTES: u64 = 1 << 30;
+
+/// Word indices in the header. Texts are bytes padded with NUL.
+pub mod head {
+    #![allow(missing_docs, reason = "the table in the crate's documentation says what each is")]
+    pub const MAGIC: usize = 0;
+    /// Format version (low 32 bits), header words (high 32 bits).
+    pub const VERSION: usize = 1;
+    pub const BYTES: usize = 2;
+    /// Five regions of two words: byte offset; stride in words (low 32) and slots (high 32).
+    pub const REGIONS: usize = 3;
+    /// pid (low 32), uid (high 32).
+    pub const PID: usize = 13;
+    /// Start time of the process, in clock ticks since boot, as /proc/PID/stat has it.
+    pub const START_TICKS: usize = 14;
+    pub const NONCE: usize = 15;
+    pub const CREATED_MONO_NS: usize = 16;
+    pub const CREATED_UNIX_NS: usize = 17;
+    /// NCCL's version code, 22809 for 2.28.9 (low 32), profiler ABI version (high 32).
+    pub const NCCL: usize = 18;
+    pub const PLUGIN_VERSION: usize = 19;
+    pub const PLUGIN_VERSION_WORDS: usize = 2;
+    pub const BOOT_ID: usize = 21;
+    pub const BOOT_ID_WORDS: usize = 5;
+    pub const HOST: usize = 26;
+    pub const HOST_WORDS: usize = 8;
+    pub const PROGRAM: usize = 34;
+    pub const PROGRAM_WORDS: usize = 2;
+    /// Next ticket of each ring, each on a cache line of its own: op, group, channel, proxy.
+    pub const NEXT_OP: usize = 64;
+    pub const NEXT_GROUP: usize = 72;
+    pub const NEXT_CHANNEL: usize = 80;
+    pub const NEXT_PROXY: usize = 88;
+    /// Communicators begun so far.
+    pub const NEXT_COMM: usize = 96;
+    /// Plans (NCCL's Group events) begun so far.
+    pub const NEXT_PLAN: usize = 104;
+    /// Callbacks seen and recorded, by kind; losses by reason; flaws.
+    pub const SEEN: usize = 128;
+    pub const RECORDED: usize = 160;
+    pub const LOST: usize = 192;
+    pub const FLAWS: usize = 224;
+    /// `KEY=value` lines of the job's environment.
+    pub const ENV: usize = 256;
+    pub const ENV_WORDS: usize = 256;
+}
+
+/// Words of a communicator slot.
+pub mod comm {
+    #![allow(missing_docs, reason = "the table in the crate's documentation says what each is")]
+    pub const WORDS: usize = 32;
+    pub const ID: usize = 1;
+    /// rank (low 32), ranks (high 32; 0 unknown).
+    pub const RANK: usize = 2;
+    /// nodes (low 32; 0 unknown), flags (high 32): bit 0 = id and rank are known.
+    pub const NODES: usize = 3;
+    pub const INIT_NS: usize = 4;
+    /// 0 while alive.
+    pub const FINALIZED_NS: usize = 5;
+    pub const ISSUED: usize = 6;
+    pub const REPLAYED: usize = 7;
+    pub const NAME: usize = 8;
+    pub const NAME_WORDS: usize = 8;
+    /// PCI address of the device.
+    pub const GPU: usize = 16;
+    pub const GPU_WORDS: usize = 3;
+    /// Word 3, bit 32: ID and RANK are known.
+    pub const KNOWN: u64 = 1 << 32;
+}
+
+/// Words of an operation slot.
+pub mod op {
+    #![allow(missing_docs, reason = "the table in the crate's documentation says what each is")]
+    pub const WORDS: usize = 24;
+    /// comm slot (16 bits), then a byte each: kind, func, dtype, algo, proto, flags.
+    pub const WHAT: usize = 1;
+    /// Issue order; all ones when it has none.
+    pub const ORDER: usize = 2;
+    pub const COUNT: usize = 3;
+    /// root or peer (i32, low 32), channels (8), warps (8).
+    pub const ROOT: usize = 4;
+    pub const CALLED_NS: usize = 5;
+    pub const ISSUED_NS: usize = 6;
+    /// Group ticket + 1; 0 none.
+    pub const GROUP: usize = 7;
+    /// NCCL's sequence number; all ones when it has none.
+    pub const SEQ: usize = 8;
+    pub const STREAM: usize = 9;
+    pub const USER_TAG: usize = 10;
+    /// Ticket + 1 of the captured call that this replays; 0 none.
+    pub const CAPTURE: usize = 11;
+    pub const PLAN: usize = 12;
+    /// kernelVariant of a symmetric kernel.
+    pub const VARIANT: usize = 13;
+    pub const VARIANT_WORDS: usize = 4;
+    /// Marks: ns after ISSUED_NS.
+    pub const ENQUEUED: usize = 17;
+    /// Mark: channels started (16 bits), stopped (next 16 bits).
+    pub const PROGRESS: usize = 18;
+    pub const NO_ORDER: u64 = u64::MAX;
+}
+
+/// Words of a group slot (one outermost ncclGroup, or one bare call).
+pub mod group {
+    #![allow(missing_docs, reason = "the table in the crate's documentation says what each is")]
+    pub const WORDS: usize = 8;
+    /// comm slot (16 bits), depth (16), captured (1).
+    pub const WHAT: usize = 1;
+    pub const START_NS: usize = 2;
+    /// Marks: ns after START_NS.
+    pub const END_CALLED: usize = 3;
+    pub const LAUNCH_START: usize = 4;
+    pub const LAUNCH_STOP: usize = 5;
+    pub const STOP: usize = 6;
+}
+
+/// Words of a channel slot (one kernel on one channel).
+pub mod channel {
+    #![allow(missing_docs, reason = "the table in the crate's documentation says what each is")]
+    pub const WORDS: usize = 6;
+    /// Op ticket (low 56 bits), channel (high 8).
+    pub const OP: usize = 1;
+    /// GPU clock ns; 0 when the ABI has none.
+    pub const START_GPU_NS: usize = 2;
+    /// Host time of the start callback.
+    pub const START_SEEN_NS: usize = 3;
+    /// Mark: duration on the GPU clock + BIAS.
+    pub const DURATION: usize = 4;
+    /// Mark: ns after START_SEEN_NS.
+    pub const STOP_SEEN: usize = 5;
+    /// Added to durations so that a wrong, negative one can be told.
+    pub const BIAS: u64 = 1 << 47;
+}
+
+/// Words of a proxy slot (one direction of one channel to one peer).
+pub mod proxy {
+    #![allow(missing_docs, reason = "the table in the crate's documentation says what each is")]
+    pub const WORDS: usize = 24;
+    /// The parent's handle as NCCL passed it; of another process for PXN.
+    pub const PARENT: usize = 1;
+    /// comm slot (16 bits; all ones unknown), channel (8), send (1), foreign (1); peer (i32, high 32).
+    pub const WHAT: usize = 2;
+    /// steps (low 32), chunk bytes (high 32).
+    pub const STEPS: usize = 3;
+    pub const START_NS: usize = 4;
+    /// Process that issued the operation.
+    pub const PID: usize = 5;
+    /// Marks.
+    pub const BYTES: usize = 6;
+    pub const STARTED: usize = 7;
+    pub const DONE: usize = 8;
+    pub const STOP: usize = 9;
+    /// Marks: ns waited for GPU, peer, wire, flush.
+    pub const WAITED: usize = 10;
+    /// Marks, one a live step (step mod 8): phase (4 bits), since (44 bits, ns after START_NS).
+    pub const LIVE: usize = 16;
+    pub const LIVE_WORDS: usize = 8;
+    pub const NO_COMM: u64 = 0xffff;
+}
+
+/// The regions, in the order of the header's table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Region {
+    /// Communicators.
+    Comm,
+    /// Operations.
+    Op,
+    /// Groups.
+    Group,
+    /// Kernels by channel.
+    Channel,
+    /// Network transfers.
+    Proxy,
+}
+
+impl Region {
+    /// Every region, in order.
+    pub const ALL: [Region; 5] = [Region::Comm, Region::Op, Region::Group, Region::Channel, Region::Proxy];
+
+    /// Words of one slot.
+    pub const fn words(self) -> usize {
+        match self {
+            Region::Comm => comm::WORDS,
+            Region::Op => op::WORDS,
+            Region::Group => group::WORDS,
+            Region::Channel => channel::WORDS,
+            Region::Proxy => proxy::WORDS,
+        }
+    }
+
+    /// The header word that counts its tickets.
+    pub const fn next(self) -> usize {
+        match self {
+            Region::Comm => head::NEXT_COMM,
+            Region::Op => head::NEXT_OP,
+            Region::Group => head::NEXT_GROUP,
+            Region::Channel => head::NEXT_CHANNEL,
+            Region::Proxy => head::NEXT_PROXY,
+        }
+    }
+
+    const fn default_shift(self) -> u32 {
+        match self {
+            Region::Comm => 8,
+            Region::Op => 13,
+            Region::Group => 12,
+            Region::Channel => 15,
+            Region::Proxy => 12,
+        }
+    }
+
+    const fn least_shift(self) -> u32 {
+        match self {
+            Region::Comm => 2,
+            Region::Op | Region::Group | Region::Proxy => 4,
+            Region::Channel => 6,
+        }
+    }
+}
+
+/// How many slots each region has, as powers of two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    shifts: [u32; 5],
+}
+
+impl Geometry {
+    /// The geometry with these powers of two, in the order of [`Region::ALL`].
+    pub const fn new(shifts: [u32; 5]) -> Self {
+        Geometry { shifts }
+    }
+
+    /// The default: about 4 MiB.
+    pub const fn full() -> Self {
+        Self::halved(0)
+    }
+
+    /// The largest geometry of at most `bytes`; `None` when not even the smallest fits.
+    pub fn within(bytes: u64) -> Option<Self> {
+        (0..12).map(Self::halved).find(|g| g.bytes() <= bytes)
+    }
+
+    const fn halved(times: u32) -> Self {
+        let mut shifts = [0; 5];
+        let mut i = 0;
+        while i < 5 {
+            let r = Region::ALL[i];
+            let shift = r.default_shift().saturating_sub(times);
+            shifts[i] = if shift < r.least_shift() { r.least_shift() } else { shift };
+            i += 1;
+        }
+        Geometry { shifts }
+    }
+
+    /// The power of two of a region's slots.
+    pub const fn shift(&self, region: Region) -> u32 {
+        self.shifts[region as usize]
+    }
+
+    /// First word of a region.
+    pub const fn start(&self, region: Region) -> usize {
+        let mut at = HEADER_WORDS;
+        let mut i = 0;
+        while i < region as usize {
+            at += Region::ALL[i].words() << self.shifts[i];
+            i += 1;
+        }
+        at
+    }
+
+    /// Length of the whole segment in bytes.
+    pub const fn bytes(&self) -> u64 {
+        let last = Region::Proxy;
+        (self.start(last) as u64 + ((last.words() as u64) << self.shift(last))) * 8
+    }
+}
