@@ -2,6 +2,8 @@
 //!
 //! The modules stand in the order of the data; `ARCHITECTURE.md` beside this file says why.
 
+pub mod ingest;
 pub mod model;
+pub mod join;
 pub mod replay;
 pub mod view;

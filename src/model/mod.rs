@@ -18,4 +18,4 @@ pub use op::{
 pub use snapshot::{
     ClassRow, CommRow, FlightRow, JobRow, LossRow, OpState, RankCell, RankRow, SegmentRow, Snapshot,
 };
-pub use update::{CommRecord, Job, Liveness, SegmentRecord, Update};
+pub use update::{CommRecord, Job, Liveness, SegmentRecord, Source, Update};

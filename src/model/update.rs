@@ -8,8 +8,9 @@ use std::path::PathBuf;
 pub enum Liveness {
     /// The process runs.
     Alive,
-    /// The process is gone; the segment is its black box. The host's monotonic ns at which that was seen.
-    Gone(u64),
+    /// The process is gone; the segment is its black box. Host monotonic ns of its end, as closely as it was
+    /// watched; absent when it was gone before anybody looked.
+    Gone(Option<u64>),
 }
 
 /// The job a process belongs to, from its environment.
@@ -75,6 +76,14 @@ pub struct CommRecord {
     pub replayed: u64,
     /// When NCCL freed it, host monotonic ns.
     pub finalized_ns: Option<u64>,
+}
+
+/// A stream of what happened. Live segments and black boxes are one; recordings and the cluster's bus will be.
+pub trait Source {
+    /// What is new since the last call. `now_ns` is the host's monotonic clock.
+    fn poll(&mut self, now_ns: u64) -> Vec<Update>;
+    /// Where it looks, in words.
+    fn describe(&self) -> String;
 }
 
 /// One item of a source's stream. Records are repeated, whole, whenever they change.

@@ -1,0 +1,217 @@
+//! Wire records into the model. Total: whatever the bytes say, something honest comes out.
+
+use crate::model::{
+    Algo, ChannelStamp, CommId, CommRecord, DataType, Flags, Func, Job, Lane, NetPhase, NetProgress, OpRecord,
+    Proto, Rank, SegmentId,
+};
+use ringwatch_wire::codes::{self, flag, kind, phase};
+use ringwatch_wire::layout::head;
+use ringwatch_wire::reader::{ChannelSlot, CommSlot, OpSlot, ProxySlot, Reader, Text};
+
+/// Text of the job's own making: control characters and broken UTF-8 go, they could steer a terminal.
+pub(super) fn clean(bytes: impl Iterator<Item = u8>) -> String {
+    let bytes: Vec<u8> = bytes.collect();
+    String::from_utf8_lossy(&bytes).chars().filter(|c| !c.is_control()).collect::<String>().trim().to_owned()
+}
+
+pub(super) fn text<const N: usize>(t: &Text<N>) -> Option<String> {
+    Some(clean(t.bytes())).filter(|s| !s.is_empty())
+}
+
+fn by_name<T: Copy>(all: &[T], name: impl Fn(T) -> &'static str, table: &[(u8, &str)], code: u8) -> Option<T> {
+    let text = table.iter().find(|(c, _)| *c == code)?.1;
+    all.iter().copied().find(|t| name(*t) == text)
+}
+
+pub(super) fn func(code: u8) -> Func {
+    by_name(Func::ALL, Func::as_str, codes::FUNCS, code).unwrap_or(Func::Unknown)
+}
+
+fn dtype(code: u8) -> Option<DataType> {
+    by_name(DataType::ALL, DataType::as_str, codes::TYPES, code)
+}
+
+fn algo(code: u8, flags: u8) -> Option<Algo> {
+    if flags & flag::COPY_ENGINE != 0 {
+        return Some(Algo::CopyEngine);
+    }
+    if flags & flag::SYMMETRIC != 0 {
+        return Some(Algo::Symmetric);
+    }
+    by_name(Algo::ALL, Algo::as_str, codes::ALGOS, code)
+}
+
+fn proto(code: u8) -> Option<Proto> {
+    by_name(Proto::ALL, Proto::as_str, codes::PROTOS, code)
+}
+
+fn rank(n: i32) -> Option<Rank> {
+    u32::try_from(n).ok().map(Rank)
+}
+
+/// `22809` as `2.28.9`.
+pub(super) fn nccl_version(code: u32) -> String {
+    format!("{}.{}.{}", code / 10_000, code / 100 % 100, code % 100)
+}
+
+/// The job, from the environment lines of the header.
+pub(super) fn job(reader: &Reader<'_>) -> Job {
+    let env = clean_lines(reader.text::<{ head::ENV_WORDS }>(head::ENV).bytes());
+    let get = |key: &str| {
+        env.iter().find_map(|line| line.strip_prefix(key)?.strip_prefix('=')).filter(|v| !v.is_empty())
+    };
+    let number = |keys: &[&str]| keys.iter().find_map(|k| get(k)?.parse().ok());
+    // torchrun's run id is "none" unless the user names one.
+    let name = get("RINGWATCH_JOB")
+        .map(str::to_owned)
+        .or_else(|| get("SLURM_JOB_ID").map(|id| format!("slurm-{id}")))
+        .or_else(|| get("TORCHELASTIC_RUN_ID").filter(|id| *id != "none").map(str::to_owned))
+        .or_else(|| get("PBS_JOBID").or_else(|| get("LSB_JOBID")).map(str::to_owned));
+    Job {
+        name,
+        rank: number(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]),
+        size: number(&["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]),
+    }
+}
+
+fn clean_lines(bytes: impl Iterator<Item = u8>) -> Vec<String> {
+    let bytes: Vec<u8> = bytes.collect();
+    bytes.split(|b| *b == b'\n').map(|line| clean(line.iter().copied())).collect()
+}
+
+/// A communicator; `None` until its id is known.
+pub(super) fn comm(segment: SegmentId, slot: &CommSlot) -> Option<CommRecord> {
+    let (id, rank) = slot.id?;
+    Some(CommRecord {
+        segment,
+        comm: CommId(id),
+        rank: Rank(rank),
+        ranks: slot.ranks,
+        nodes: slot.nodes,
+        name: text(&slot.name),
+        gpu: text(&slot.gpu),
+        issued: slot.issued,
+        replayed: slot.replayed,
+        finalized_ns: slot.finalized_ns,
+    })
+}
+
+/// An operation of a communicator.
+pub(super) fn op(comm: &CommRecord, slot: &OpSlot) -> OpRecord {
+    let peer = rank(slot.root).unwrap_or(Rank(u32::MAX));
+    let lane = match slot.kind {
+        kind::REPLAY => Lane::Replay,
+        kind::SEND => Lane::Send(peer),
+        kind::RECV => Lane::Recv(peer),
+        _ => Lane::Collective,
+    };
+    let some = |n: u8| if n == 0 { None } else { Some(n) };
+    OpRecord {
+        segment: comm.segment,
+        ticket: slot.ticket,
+        comm: comm.comm,
+        rank: comm.rank,
+        lane,
+        order: slot.order,
+        func: func(slot.func),
+        dtype: dtype(slot.dtype),
+        count: slot.count,
+        root: if lane.is_collective() { rank(slot.root) } else { None },
+        algo: algo(slot.algo, slot.flags),
+        proto: proto(slot.proto),
+        channels: some(slot.channels),
+        warps: some(slot.warps),
+        seq: slot.seq,
+        flags: Flags {
+            captured: slot.flags & flag::CAPTURED != 0,
+            in_place: slot.flags & flag::IN_PLACE != 0,
+            copy_engine: slot.flags & flag::COPY_ENGINE != 0,
+            symmetric: slot.flags & flag::SYMMETRIC != 0,
+        },
+        called_ns: slot.called_ns,
+        issued_ns: slot.issued_ns,
+        enqueued_ns: slot.enqueued_ns,
+        launch_ns: None,
+        started: slot.started,
+        stopped: slot.stopped,
+        stamps: Vec::new(),
+        net: Vec::new(),
+    }
+}
+
+/// A channel's stamps.
+pub(super) fn stamp(slot: &ChannelSlot) -> ChannelStamp {
+    ChannelStamp {
+        channel: slot.channel,
+        start_gpu_ns: slot.start_gpu_ns,
+        stop_gpu_ns: match (slot.start_gpu_ns, slot.duration_ns) {
+            (Some(start), Some(d)) => start.checked_add_signed(d),
+            _ => None,
+        },
+        start_seen_ns: slot.start_seen_ns,
+        stop_seen_ns: slot.stop_seen_ns,
+    }
+}
+
+/// A network transfer.
+pub(super) fn transfer(slot: &ProxySlot) -> NetProgress {
+    let waiting = slot.live.iter().flatten().min_by_key(|(_, since)| *since).map(|(p, since)| {
+        let phase = match *p {
+            phase::GPU => NetPhase::Gpu,
+            phase::PEER => NetPhase::Peer,
+            phase::WIRE => NetPhase::Wire,
+            phase::FLUSH => NetPhase::Flush,
+            _ => NetPhase::Posted,
+        };
+        (phase, *since)
+    });
+    let count = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+    NetProgress {
+        channel: slot.channel,
+        peer: rank(slot.peer).unwrap_or(Rank(u32::MAX)),
+        is_send: slot.is_send,
+        steps: slot.steps,
+        started: count(slot.started),
+        done: count(slot.done),
+        bytes: slot.bytes,
+        start_ns: slot.start_ns,
+        stop_ns: slot.stop_ns,
+        waited_ns: slot.waited_ns,
+        waiting,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_of_the_wire_has_a_name_in_the_model() {
+        for (code, name) in codes::FUNCS {
+            assert_eq!(func(*code).as_str(), *name);
+        }
+        for (code, name) in codes::TYPES {
+            assert_eq!(dtype(*code).map(DataType::as_str), Some(*name));
+        }
+        for (code, name) in codes::ALGOS {
+            assert_eq!(algo(*code, 0).map(Algo::as_str), Some(*name));
+        }
+        for (code, name) in codes::PROTOS {
+            assert_eq!(proto(*code).map(Proto::as_str), Some(*name));
+        }
+        assert_eq!(func(0), Func::Unknown);
+        assert_eq!(func(250), Func::Unknown);
+        assert_eq!(dtype(0), None);
+    }
+
+    #[test]
+    fn versions_read_as_nccl_writes_them() {
+        assert_eq!(nccl_version(22809), "2.28.9");
+        assert_eq!(nccl_version(23203), "2.32.3");
+    }
+
+    #[test]
+    fn texts_of_the_job_cannot_steer_a_terminal() {
+        assert_eq!(clean(b"a\x1b[31mb\x07\xff c\n".iter().copied()), "a[31mb\u{fffd} c");
+    }
+}

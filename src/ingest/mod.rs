@@ -1,0 +1,123 @@
+//! Segments into the model: found, mapped, followed, decoded.
+//!
+//! The only place that sees both the wire format and the model, and the only one that trusts nothing: the
+//! files belong to jobs, and this process may be root.
+
+mod decode;
+mod discover;
+mod mapping;
+mod process;
+mod tail;
+
+pub use discover::{Place, default_dir, places};
+pub use process::now_ns;
+
+use crate::model::{Liveness, SegmentId, Source, Update};
+use mapping::{MapError, Mapping};
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use tail::Tail;
+
+/// How often directories are searched and processes are looked after, in ns.
+const SEARCH_NS: u64 = 200_000_000;
+/// Segments followed at once; more are counted, not read.
+const SEGMENTS_MAX: usize = 4096;
+
+/// The segments of a node, live or left behind.
+#[derive(Debug)]
+pub struct Segments {
+    places: Vec<Place>,
+    /// Follow processes that come; off for a folder of black boxes.
+    tails: BTreeMap<PathBuf, Tail>,
+    refused: HashMap<PathBuf, String>,
+    searched_ns: Option<u64>,
+    /// Segments of processes that were gone already when first seen are left alone.
+    live_only: bool,
+}
+
+impl Segments {
+    /// Follows these places.
+    pub fn new(places: Vec<Place>) -> Self {
+        Segments { places, tails: BTreeMap::new(), refused: HashMap::new(), searched_ns: None, live_only: false }
+    }
+
+    /// Leaves segments alone whose process was gone when they were first seen.
+    #[must_use]
+    pub fn live_only(mut self) -> Self {
+        self.live_only = true;
+        self
+    }
+
+    /// How many segments are followed.
+    pub fn len(&self) -> usize {
+        self.tails.len()
+    }
+
+    /// True when none is followed.
+    pub fn is_empty(&self) -> bool {
+        self.tails.is_empty()
+    }
+
+    /// The files that were refused, and why.
+    pub fn refused(&self) -> impl Iterator<Item = (&Path, &str)> {
+        self.refused.iter().map(|(p, why)| (p.as_path(), why.as_str()))
+    }
+
+    /// The files of the segments whose process is gone.
+    pub fn gone(&self) -> impl Iterator<Item = (SegmentId, &Path)> {
+        self.tails.iter().filter(|(_, t)| t.liveness() != Liveness::Alive).map(|(p, t)| (t.id(), p.as_path()))
+    }
+
+    fn search(&mut self, now_ns: u64, out: &mut Vec<Update>) {
+        for place in &self.places {
+            for path in place.files() {
+                if self.tails.contains_key(&path) {
+                    continue;
+                }
+                if self.tails.len() >= SEGMENTS_MAX {
+                    self.refused.insert(path, format!("more than {SEGMENTS_MAX} segments"));
+                    continue;
+                }
+                match Mapping::open(&path).and_then(|m| Tail::new(path.clone(), m, now_ns)) {
+                    Ok(tail) if self.live_only && tail.liveness() != Liveness::Alive => {
+                        self.refused.insert(path, "its process is gone".to_owned());
+                    }
+                    Ok(tail) => {
+                        // One file is reached by several ways through containers' roots.
+                        if self.tails.values().any(|t| t.id() == tail.id()) {
+                            continue;
+                        }
+                        self.refused.remove(&path);
+                        out.push(Update::Segment(tail.record()));
+                        self.tails.insert(path, tail);
+                    }
+                    // Its writer is still opening it; the next search finds it ready.
+                    Err(MapError::NotReady) => {}
+                    Err(e) => {
+                        self.refused.insert(path, e.to_string());
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Source for Segments {
+    fn poll(&mut self, now_ns: u64) -> Vec<Update> {
+        let mut out = Vec::new();
+        let search = self.searched_ns.is_none_or(|t| now_ns.saturating_sub(t) >= SEARCH_NS);
+        if search {
+            self.searched_ns = Some(now_ns);
+            self.search(now_ns, &mut out);
+        }
+        for tail in self.tails.values_mut() {
+            tail.poll(now_ns, search, &mut out);
+        }
+        out
+    }
+
+    fn describe(&self) -> String {
+        let names: Vec<String> = self.places.iter().map(ToString::to_string).collect();
+        names.join(", ")
+    }
+}

@@ -1,0 +1,321 @@
+//! Following one segment: what is new, what moved on, what was lost.
+
+use super::decode;
+use super::mapping::{MapError, Mapping};
+use super::process::{self, Watched};
+use crate::model::{CommRecord, Liveness, OpRecord, SegmentId, SegmentRecord, Update};
+use ringwatch_wire::codes::{Flaw, Loss};
+use ringwatch_wire::layout::{Region, head};
+use ringwatch_wire::reader::{Found, GroupSlot, OpSlot, Reader};
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+
+/// Handle kind of an issued operation, in bits 44 to 47 of a parent's number; see the plugin's handles.
+const ISSUED_KIND: u64 = 4;
+const VALUE_MASK: u64 = (1 << 44) - 1;
+
+/// An operation as it is being put together.
+#[derive(Debug)]
+struct Open {
+    slot: OpSlot,
+    stamps: BTreeMap<u64, crate::model::ChannelStamp>,
+    net: BTreeMap<u64, crate::model::NetProgress>,
+    group: Option<GroupSlot>,
+    changed: bool,
+}
+
+/// Tickets of one ring: how far it was read and what has to be looked at again.
+#[derive(Debug, Default)]
+struct Cursor {
+    next: u64,
+    open: Vec<u64>,
+    missed: u64,
+}
+
+impl Cursor {
+    /// The tickets to look at now: the open ones and the new ones. Those that were overwritten unread
+    /// are counted.
+    fn take(&mut self, head: u64, slots: u64) -> Vec<u64> {
+        let first = head.saturating_sub(slots);
+        if first > self.next {
+            self.missed += first - self.next;
+            self.next = first;
+        }
+        let mut tickets = std::mem::take(&mut self.open);
+        tickets.extend(self.next..head);
+        self.next = self.next.max(head);
+        tickets
+    }
+}
+
+/// One segment being followed.
+#[derive(Debug)]
+pub(super) struct Tail {
+    mapping: Mapping,
+    record: SegmentRecord,
+    watched: Option<Watched>,
+    looked_ns: u64,
+    comms: HashMap<u16, CommRecord>,
+    ops: BTreeMap<u64, Open>,
+    op: Cursor,
+    channel: Cursor,
+    proxy: Cursor,
+    told_missed: [u64; 3],
+    /// Nothing more will come: the process is gone and the segment was read to its end.
+    done: bool,
+}
+
+impl Tail {
+    pub(super) fn new(path: PathBuf, mapping: Mapping, now_ns: u64) -> Result<Self, MapError> {
+        let reader = mapping.reader().ok_or(MapError::Geometry)?;
+        let pid = reader.pid();
+        let start_ticks = reader.header(head::START_TICKS);
+        let boot = decode::text(&reader.text::<{ head::BOOT_ID_WORDS }>(head::BOOT_ID));
+        let this_boot = boot.is_none() || process::boot_id().is_none() || boot == process::boot_id();
+        let watched = if this_boot { Watched::find(pid, start_ticks) } else { None };
+        let record = SegmentRecord {
+            id: SegmentId(reader.header(head::NONCE)),
+            path,
+            pid,
+            host: decode::text(&reader.text::<{ head::HOST_WORDS }>(head::HOST)).unwrap_or_default(),
+            program: decode::text(&reader.text::<{ head::PROGRAM_WORDS }>(head::PROGRAM)).unwrap_or_default(),
+            nccl: reader.nccl().map(decode::nccl_version),
+            abi: reader.abi(),
+            job: decode::job(&reader),
+            liveness: if watched.is_some() { Liveness::Alive } else { Liveness::Gone(None) },
+            created_ns: reader.header(head::CREATED_MONO_NS),
+            created_unix_ns: reader.header(head::CREATED_UNIX_NS),
+            losses: Vec::new(),
+        };
+        Ok(Tail {
+            mapping,
+            record,
+            watched,
+            looked_ns: now_ns,
+            comms: HashMap::new(),
+            ops: BTreeMap::new(),
+            op: Cursor::default(),
+            channel: Cursor::default(),
+            proxy: Cursor::default(),
+            told_missed: [0; 3],
+            done: false,
+        })
+    }
+
+    pub(super) fn id(&self) -> SegmentId {
+        self.record.id
+    }
+
+    pub(super) fn liveness(&self) -> Liveness {
+        self.record.liveness
+    }
+
+    pub(super) fn record(&self) -> SegmentRecord {
+        self.record.clone()
+    }
+
+    /// Reads what is new. `look` says that it is time to see whether the process runs.
+    pub(super) fn poll(&mut self, now_ns: u64, look: bool, out: &mut Vec<Update>) {
+        if self.done {
+            return;
+        }
+        // Looked at before reading: what a process wrote before its end is read after it was seen gone.
+        let mut gone = self.record.liveness != Liveness::Alive;
+        if look && !gone && !self.watched.as_ref().is_some_and(Watched::runs) {
+            gone = true;
+            // It was seen alive at the last look: it ended in between.
+            self.record.liveness = Liveness::Gone(Some(self.looked_ns));
+        }
+        if look {
+            self.looked_ns = now_ns;
+        }
+        let before = self.record.clone();
+        // The mapping outlives the reader; taking it out keeps the borrow checker's eyes off `self`.
+        let spoilt = match self.mapping.reader() {
+            Some(reader) => {
+                let mut books = Vec::new();
+                losses(&reader, &mut books);
+                read_comms(&reader, self.record.id, &mut self.comms, out);
+                self.op.read_ops(&reader, &mut self.ops);
+                self.channel.read_channels(&reader, &mut self.ops);
+                self.proxy.read_transfers(&reader, &mut self.ops);
+                self.record.losses = books;
+                self.record.nccl = reader.nccl().map(decode::nccl_version).or(self.record.nccl.take());
+                false
+            }
+            None => true,
+        };
+        if spoilt {
+            self.record.losses = vec![("segment spoilt by its owner", 1)];
+        }
+        self.tell(out);
+        if self.record != before || gone {
+            out.push(Update::Segment(self.record.clone()));
+        }
+        self.done = gone || spoilt;
+    }
+
+    fn tell(&mut self, out: &mut Vec<Update>) {
+        let comms = &self.comms;
+        for open in self.ops.values_mut().filter(|o| o.changed) {
+            // An operation of a communicator that nobody knows yet is told once it is known.
+            let Some(comm) = comms.get(&open.slot.comm) else { continue };
+            open.changed = false;
+            out.push(Update::Op(Box::new(assemble(comm, open))));
+        }
+        for (i, (what, missed)) in [
+            ("operations", self.op.missed),
+            ("channel stamps", self.channel.missed),
+            ("network transfers", self.proxy.missed),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let new = missed - self.told_missed[i];
+            if new > 0 {
+                self.told_missed[i] = missed;
+                out.push(Update::Missed { segment: self.record.id, what, count: new });
+            }
+        }
+        // What is complete and told needs no memory here; late stamps find the newest few thousand.
+        let keep_from = self.op.next.saturating_sub(8192);
+        let open = &self.op.open;
+        self.ops.retain(|t, o| *t >= keep_from || o.changed || open.binary_search(t).is_ok());
+    }
+}
+
+fn losses(reader: &Reader<'_>, into: &mut Vec<(&'static str, u64)>) {
+    for loss in Loss::ALL.into_iter().filter(|l| l.is_damage()) {
+        let n = reader.lost(loss);
+        if n > 0 {
+            into.push((loss.as_str(), n));
+        }
+    }
+    for flaw in Flaw::ALL {
+        let n = reader.flaws(flaw);
+        if n > 0 {
+            into.push((flaw.as_str(), n));
+        }
+    }
+}
+
+fn read_comms(
+    reader: &Reader<'_>,
+    segment: SegmentId,
+    known: &mut HashMap<u16, CommRecord>,
+    out: &mut Vec<Update>,
+) {
+    for slot in reader.comms() {
+        let Some(record) = decode::comm(segment, &slot) else { continue };
+        let key = (slot.ticket & 0xffff) as u16;
+        if known.get(&key) != Some(&record) {
+            out.push(Update::Comm(record.clone()));
+            known.insert(key, record);
+        }
+    }
+}
+
+fn assemble(comm: &CommRecord, open: &Open) -> OpRecord {
+    let mut record = decode::op(comm, &open.slot);
+    record.stamps = open.stamps.values().copied().collect();
+    record.net = open.net.values().cloned().collect();
+    // A replay runs long after the group that captured it.
+    if !matches!(record.lane, crate::model::Lane::Replay) {
+        record.launch_ns = open
+            .group
+            .as_ref()
+            .and_then(|g| g.launch_start_ns.map(|start| (start, g.launch_stop_ns)));
+    }
+    record
+}
+
+/// True when nothing in the operation's own slot can change any more.
+fn settled(slot: &OpSlot, group: Option<&GroupSlot>) -> bool {
+    let captured = slot.flags & ringwatch_wire::codes::flag::CAPTURED != 0;
+    let launched = slot.group.is_none() || group.is_some_and(|g| g.launch_stop_ns.is_some());
+    let channels = u16::from(slot.channels);
+    captured || (slot.enqueued_ns.is_some() && launched && channels > 0 && slot.stopped >= channels)
+}
+
+impl Cursor {
+    fn read_ops(&mut self, reader: &Reader<'_>, ops: &mut BTreeMap<u64, Open>) {
+        let ring = reader.ring(Region::Op);
+        for ticket in self.take(ring.next(), ring.slots()) {
+            match reader.op(ticket) {
+                Found::Is(slot) => {
+                    let group = slot.group.and_then(|g| match reader.group(g) {
+                        Found::Is(g) => Some(g),
+                        _ => None,
+                    });
+                    if !settled(&slot, group.as_ref()) {
+                        self.open.push(ticket);
+                    }
+                    match ops.get_mut(&ticket) {
+                        Some(open) => {
+                            let group = group.or(open.group);
+                            open.changed |= open.slot != slot || open.group != group;
+                            open.slot = slot;
+                            open.group = group;
+                        }
+                        None => {
+                            let (stamps, net) = (BTreeMap::new(), BTreeMap::new());
+                            ops.insert(ticket, Open { slot, stamps, net, group, changed: true });
+                        }
+                    }
+                }
+                Found::NotYet => self.open.push(ticket),
+                Found::Overwritten if !ops.contains_key(&ticket) => self.missed += 1,
+                Found::Overwritten => {}
+            }
+        }
+    }
+
+    fn read_channels(&mut self, reader: &Reader<'_>, ops: &mut BTreeMap<u64, Open>) {
+        let ring = reader.ring(Region::Channel);
+        for ticket in self.take(ring.next(), ring.slots()) {
+            match reader.channel(ticket) {
+                Found::Is(slot) => {
+                    let stamp = decode::stamp(&slot);
+                    let finished = stamp.stop_seen_ns.is_some();
+                    if let Some(open) = ops.get_mut(&slot.op) {
+                        open.changed |= open.stamps.insert(ticket, stamp) != Some(stamp);
+                        if !finished {
+                            self.open.push(ticket);
+                        }
+                    } else if slot.op >= reader.ring(Region::Op).next() {
+                        // Its operation is being published this very moment.
+                        self.open.push(ticket);
+                    }
+                }
+                Found::NotYet => self.open.push(ticket),
+                Found::Overwritten => self.missed += 1,
+            }
+        }
+    }
+
+    fn read_transfers(&mut self, reader: &Reader<'_>, ops: &mut BTreeMap<u64, Open>) {
+        let ring = reader.ring(Region::Proxy);
+        let nonce = reader.header(head::NONCE) & 0xffff;
+        for ticket in self.take(ring.next(), ring.slots()) {
+            match reader.proxy(ticket) {
+                Found::Is(slot) => {
+                    let ours = slot.parent >> 48 == nonce && slot.parent >> 44 & 0xf == ISSUED_KIND;
+                    if slot.foreign || !ours {
+                        continue;
+                    }
+                    let Some(open) = ops.get_mut(&(slot.parent & VALUE_MASK)) else { continue };
+                    let net = decode::transfer(&slot);
+                    if net.stop_ns.is_none() {
+                        self.open.push(ticket);
+                    }
+                    if open.net.get(&ticket) != Some(&net) {
+                        open.net.insert(ticket, net);
+                        open.changed = true;
+                    }
+                }
+                Found::NotYet => self.open.push(ticket),
+                Found::Overwritten => self.missed += 1,
+            }
+        }
+    }
+}

@@ -1,0 +1,481 @@
+//! One communicator: its ranks, and its operations by issue order.
+
+use super::clock::ClockMap;
+use super::instance::{Instance, Measure, Part, Track};
+use super::stats::{Class, ClassKey, Sample, size_class};
+use super::timing;
+use crate::model::{
+    Algo, CommId, CommRecord, DataType, Func, Lane, OpRecord, OpState, OperationRef, Proto, Rank, message_bytes,
+};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+/// Complete operations kept for screens.
+const KEPT: usize = 256;
+/// Operations kept at most; the oldest incomplete ones beyond are given up.
+const HELD: usize = 4096;
+/// Late arrivals remembered.
+const LATE_KEPT: usize = 512;
+/// An operation that is known to be done is counted without its missing stamps after this, in ns: NCCL's
+/// callbacks can be over 50 ms late.
+const STAMPS_GRACE_NS: u64 = 1_000_000_000;
+
+/// One rank of a communicator.
+#[derive(Debug, Clone)]
+pub struct Member {
+    /// What its segment says.
+    pub record: CommRecord,
+    /// Collectives known to be done.
+    pub finished: u64,
+    /// Total waiting in ns, over the collectives whose waiting is known.
+    pub waiting_ns: Option<u64>,
+    /// How often it was late, and the worst, in ns.
+    pub late: u64,
+    /// Its greatest lateness in ns.
+    pub worst_late_ns: Option<u64>,
+    /// The latest call that NCCL has not issued yet: ticket, function, when.
+    pub called: Option<(u64, Func, u64)>,
+    /// Start of the latest believed kernel by channel, GPU clock.
+    channels: HashMap<u8, u64>,
+    /// Orders below this are done, by track.
+    done_below: HashMap<Track, u64>,
+}
+
+impl Member {
+    /// Operations issued in a track, which is the next issue order.
+    pub fn issued(&self, track: Track) -> Option<u64> {
+        match track {
+            Track::Collective => Some(self.record.issued),
+            Track::Replay => Some(self.record.replayed),
+            Track::Pair(..) => None,
+        }
+    }
+}
+
+/// An operation in which a rank was late.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LateEvent {
+    /// Its track.
+    pub track: Track,
+    /// Which operation.
+    pub operation: OperationRef,
+    /// The late rank.
+    pub rank: Rank,
+    /// How late, in ns.
+    pub by_ns: u64,
+    /// How that was measured.
+    pub measure: Measure,
+    /// Transfer time in ns.
+    pub transfer_ns: Option<u64>,
+    /// When the first rank issued it, host monotonic ns.
+    pub at_ns: u64,
+}
+
+/// What must be equal on all ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Signature {
+    /// The operation.
+    pub func: Func,
+    /// Data type, where known.
+    pub dtype: Option<DataType>,
+    /// Message size in bytes, where known.
+    pub bytes: Option<u64>,
+    /// Elements.
+    pub count: u64,
+    /// Root, of a rooted collective.
+    pub root: Option<Rank>,
+}
+
+impl Signature {
+    /// Of an operation in a communicator of so many ranks.
+    pub fn of(op: &OpRecord, ranks: Option<u32>) -> Self {
+        let rooted = matches!(op.func, Func::Broadcast | Func::Reduce | Func::Scatter | Func::Gather);
+        Signature {
+            func: op.func,
+            dtype: op.dtype,
+            bytes: op.bytes(ranks),
+            count: op.count,
+            root: op.root.filter(|_| rooted),
+        }
+    }
+
+    /// True when two ranks may have meant the same operation.
+    pub fn agrees(&self, other: &Signature) -> bool {
+        let types = match (self.dtype, other.dtype) {
+            (Some(a), Some(b)) => a == b && self.count == other.count,
+            // NCCL does not name every type.
+            _ => self.count == other.count,
+        };
+        self.func == other.func && types && self.root == other.root
+    }
+}
+
+/// A communicator over all the ranks that are seen.
+#[derive(Debug, Clone)]
+pub struct Communicator {
+    /// Its identity.
+    pub id: CommId,
+    members: BTreeMap<Rank, Member>,
+    instances: BTreeMap<(Track, u64), Instance>,
+    uncounted: BTreeSet<(Track, u64)>,
+    late: VecDeque<LateEvent>,
+    mismatch: Option<(Track, u64)>,
+    /// Collectives that are done on all ranks seen.
+    finished: u64,
+}
+
+impl Communicator {
+    pub(super) fn new(id: CommId) -> Self {
+        Communicator {
+            id,
+            members: BTreeMap::new(),
+            instances: BTreeMap::new(),
+            uncounted: BTreeSet::new(),
+            late: VecDeque::new(),
+            mismatch: None,
+            finished: 0,
+        }
+    }
+
+    /// The ranks that are seen.
+    pub fn members(&self) -> &BTreeMap<Rank, Member> {
+        &self.members
+    }
+
+    /// The number of ranks it has, where NCCL says so.
+    pub fn ranks(&self) -> Option<u32> {
+        self.members.values().find_map(|m| m.record.ranks)
+    }
+
+    /// The number of ranks that have to be there for a statement about all of them: what NCCL says, or all
+    /// that were seen where it does not say.
+    pub fn expected(&self) -> usize {
+        self.ranks().map_or(self.members.len(), |n| n as usize)
+    }
+
+    /// An operation.
+    pub fn instance(&self, track: Track, order: u64) -> Option<&Instance> {
+        self.instances.get(&(track, order))
+    }
+
+    /// The operations that are held, by track and order.
+    pub fn instances(&self) -> impl Iterator<Item = (Track, u64, &Instance)> {
+        self.instances.iter().map(|((t, o), i)| (*t, *o, i))
+    }
+
+    /// The operations that are not complete yet.
+    pub fn incomplete(&self) -> impl Iterator<Item = (Track, u64, &Instance)> {
+        self.uncounted.iter().filter_map(|k| Some((k.0, k.1, self.instances.get(k)?)))
+    }
+
+    /// The late arrivals that are remembered, oldest first.
+    pub fn late(&self) -> impl Iterator<Item = &LateEvent> {
+        self.late.iter()
+    }
+
+    /// The first operation in which the ranks do not agree.
+    pub fn mismatch(&self) -> Option<(Track, u64, &Instance)> {
+        let (track, order) = self.mismatch?;
+        Some((track, order, self.instance(track, order)?))
+    }
+
+    /// Collectives that are done on all ranks seen.
+    pub fn finished(&self) -> u64 {
+        self.finished
+    }
+
+    /// Describes an operation as one of its ranks does.
+    pub fn describe(&self, order: u64, op: &OpRecord) -> OperationRef {
+        OperationRef {
+            order,
+            func: op.func.to_string(),
+            bytes: op.dtype.and_then(|d| message_bytes(op.func, d, op.count, self.ranks())),
+            dtype: op.dtype.map(|d| d.to_string()),
+            algo: op.algo.map(|a| a.to_string()),
+            proto: op.proto.map(|p| p.to_string()),
+        }
+    }
+
+    /// How far a rank is with an operation.
+    pub fn state(&self, track: Track, order: u64, rank: Rank) -> OpState {
+        let Some(member) = self.members.get(&rank) else { return OpState::InDoubt };
+        let part = self.instances.get(&(track, order)).and_then(|i| i.parts.get(&rank));
+        match (part, member.issued(track)) {
+            (Some(p), _) if p.finished => OpState::Finished,
+            (Some(p), _) if p.started_ns.is_some() || p.op.started > 0 => OpState::Started,
+            // Without a later sign of life the rank's newest operation is in flight; an older one, of which
+            // nothing more was heard, is in doubt.
+            (Some(_), Some(issued)) if order + 1 < issued && self.untimed(rank) => OpState::InDoubt,
+            (Some(_), _) => OpState::Issued,
+            (None, Some(issued)) if order >= issued => match member.called {
+                Some(_) if order == issued => OpState::Called,
+                _ => OpState::NotIssued,
+            },
+            (None, _) => OpState::InDoubt,
+        }
+    }
+
+    /// True when NCCL tells nothing about this rank's kernels.
+    fn untimed(&self, rank: Rank) -> bool {
+        self.members.get(&rank).is_some_and(|m| m.finished == 0)
+    }
+
+    pub(super) fn join(&mut self, record: CommRecord) {
+        match self.members.get_mut(&record.rank) {
+            Some(m) => m.record = record,
+            None => {
+                let member = Member {
+                    finished: 0,
+                    waiting_ns: None,
+                    late: 0,
+                    worst_late_ns: None,
+                    called: None,
+                    channels: HashMap::new(),
+                    done_below: HashMap::new(),
+                    record,
+                };
+                self.members.insert(member.record.rank, member);
+            }
+        }
+    }
+
+    pub(super) fn operation(&mut self, op: OpRecord, clock: &mut ClockMap) {
+        let rank = op.rank;
+        let Some(member) = self.members.get_mut(&rank) else { return };
+        for s in &op.stamps {
+            if let Some(start) = s.start_gpu_ns {
+                clock.observe(start, s.start_seen_ns);
+            }
+            if let (Some(stop), Some(seen)) = (s.stop_gpu_ns, s.stop_seen_ns) {
+                clock.observe(stop, seen);
+            }
+        }
+        let Some(order) = op.order else {
+            if let (Some(at), false) = (op.called_ns, op.flags.captured) {
+                member.called = Some((op.ticket, op.func, at));
+            }
+            return;
+        };
+        if member.called.is_some_and(|(ticket, ..)| ticket <= op.ticket) {
+            member.called = None;
+        }
+        let track = match op.lane {
+            Lane::Collective => Track::Collective,
+            Lane::Replay => Track::Replay,
+            Lane::Send(peer) => Track::Pair(rank, peer),
+            // A rank's transfer to itself is one operation, told by its send.
+            Lane::Recv(peer) if peer == rank => return,
+            Lane::Recv(peer) => Track::Pair(peer, rank),
+        };
+        // NCCL resends nothing after an operation was counted and dropped from memory.
+        let key = (track, order);
+        let oldest = self.instances.range((track, 0)..=(track, u64::MAX)).next().map(|(k, _)| k.1);
+        if !self.instances.contains_key(&key)
+            && self.instances.len() >= HELD
+            && oldest.is_some_and(|o| order < o)
+        {
+            return;
+        }
+        let instance = self.instances.entry(key).or_default();
+        if !instance.counted {
+            self.uncounted.insert(key);
+        }
+        let (was_done, was_kernel) =
+            instance.parts.get(&rank).map_or((false, None), |p| (p.finished, p.kernel));
+        let stopped = all_stopped(&op);
+        let kernel = was_kernel.or_else(|| {
+            if stopped { timing::kernel(&op, clock, |c| member.channels.get(&c).copied()) } else { None }
+        });
+        if kernel.is_some() && was_kernel.is_none() {
+            if let (Some(k), Some(limit)) = (kernel, timing::not_before(&op)) {
+                clock.learn_distance(k.start_ns.saturating_sub(limit));
+            }
+            for s in &op.stamps {
+                let earlier = member.channels.get(&s.channel).copied();
+                if timing::not_before(&op).is_some_and(|l| timing::believed(s, l, clock, earlier))
+                    && let Some(start) = s.start_gpu_ns
+                {
+                    member.channels.insert(s.channel, start);
+                }
+            }
+        }
+        let started_ns = kernel.map(|k| k.start_ns).or_else(|| timing::started(&op, clock));
+        let launch = op.launch_ns.map(|l| l.0);
+        let finished = was_done || stopped;
+        if finished && !was_done && op.lane.is_collective() {
+            member.finished += 1;
+        }
+        instance.parts.insert(rank, Part { op, kernel, started_ns, finished });
+        if started_ns.is_some() {
+            self.imply_done(track, order, rank, launch);
+        }
+        if !matches!(track, Track::Pair(..)) {
+            self.compare(track, order);
+        }
+    }
+
+    /// A kernel that started proves that the rank's earlier operations of the track are done; those of
+    /// the same launch start together and prove nothing.
+    fn imply_done(&mut self, track: Track, order: u64, rank: Rank, launch: Option<u64>) {
+        let Some(member) = self.members.get_mut(&rank) else { return };
+        let from = member.done_below.get(&track).copied().unwrap_or(0);
+        let mut below = from;
+        let mut unbroken = true;
+        for ((_, o), instance) in self.instances.range_mut((track, from)..(track, order)) {
+            let Some(part) = instance.parts.get_mut(&rank) else { continue };
+            if launch.is_some() && part.op.launch_ns.map(|l| l.0) == launch {
+                unbroken = false;
+                continue;
+            }
+            if !part.finished {
+                part.finished = true;
+                if part.op.lane.is_collective() {
+                    member.finished += 1;
+                }
+            }
+            if unbroken {
+                below = o + 1;
+            }
+        }
+        member.done_below.insert(track, below.max(from));
+    }
+
+    fn compare(&mut self, track: Track, order: u64) {
+        if self.mismatch.is_some_and(|m| m <= (track, order)) {
+            return;
+        }
+        let ranks = self.ranks();
+        let Some(instance) = self.instances.get(&(track, order)) else { return };
+        let mut signatures = instance.parts.values().map(|p| Signature::of(&p.op, ranks));
+        let Some(first) = signatures.next() else { return };
+        if signatures.any(|s| !s.agrees(&first)) {
+            self.mismatch = Some((track, order));
+        }
+    }
+
+    /// Counts what is complete and forgets what is old.
+    pub(super) fn settle(&mut self, now_ns: u64, classes: &mut BTreeMap<ClassKey, Class>) {
+        let expected = self.expected();
+        let seen = self.members.len();
+        let ready: Vec<(Track, u64)> = self
+            .uncounted
+            .iter()
+            .copied()
+            .filter(|key| {
+                let parts = match key.0 {
+                    Track::Pair(a, b) if a == b => 1,
+                    Track::Pair(..) => seen.min(2),
+                    _ => seen,
+                };
+                self.instances.get(key).is_some_and(|i| {
+                    i.parts.len() >= parts
+                        && i.parts.values().all(|p| {
+                            let old = p.op.issued_ns.is_some_and(|t| now_ns > t + STAMPS_GRACE_NS);
+                            p.finished && (p.kernel.is_some() || old)
+                        })
+                })
+            })
+            .collect();
+        for key in ready {
+            self.count(key, expected, classes);
+        }
+        self.forget(expected, classes);
+    }
+
+    fn count(&mut self, key: (Track, u64), expected: usize, classes: &mut BTreeMap<ClassKey, Class>) {
+        self.uncounted.remove(&key);
+        let ranks = self.ranks();
+        let Some(instance) = self.instances.get_mut(&key) else { return };
+        instance.counted = true;
+        let instance = &*instance;
+        let Some(first) = instance.first().map(|p| p.op.clone()) else { return };
+        let (track, order) = key;
+        let collective = !matches!(track, Track::Pair(..));
+        if collective && instance.parts.values().all(|p| p.finished) {
+            self.finished += 1;
+        }
+        let needed = match track {
+            Track::Pair(a, b) if a == b => 1,
+            Track::Pair(..) => 2,
+            _ => expected,
+        };
+        // Ranks that disagree do not run one operation: no time of theirs says anything about it.
+        let agreed = self.mismatch.is_none_or(|m| key < m || m.0 != track);
+        let transfer_ns = if agreed { instance.transfer_ns(needed) } else { None };
+        let busy: Vec<f64> =
+            instance.parts.values().filter_map(|p| p.kernel.map(|k| k.duration_ns as f64)).collect();
+        let busy_ns = (!busy.is_empty()).then(|| busy.iter().sum::<f64>() / busy.len() as f64);
+        let bytes = instance.bytes(ranks);
+        let (func, algo, proto): (Func, Option<Algo>, Option<Proto>) = match track {
+            Track::Pair(..) => (Func::SendRecv, None, None),
+            _ => (first.func, first.algo, first.proto),
+        };
+        let class = ClassKey { comm: self.id, func, size_class: bytes.and_then(size_class), algo, proto };
+        let at_ns = instance.began_ns().unwrap_or(0);
+        classes.entry(class).or_default().add(&Sample { at_ns, bytes, transfer_ns, busy_ns });
+
+        if !collective || !agreed {
+            return;
+        }
+        if let Some(waiting) = instance.waiting_ns(needed) {
+            for (rank, ns) in waiting {
+                if let Some(m) = self.members.get_mut(&rank) {
+                    m.waiting_ns = Some(m.waiting_ns.unwrap_or(0) + ns);
+                }
+            }
+        }
+        // The first operation sets up connections, at a different pace on every rank.
+        let late = instance.late(needed).filter(|l| order > 0 && l.by_ns > 0);
+        // Replays are issued by callbacks in the stream: their host times say nothing about the host.
+        let Some(late) = late.filter(|l| l.measure == Measure::Gpu || track == Track::Collective) else { return };
+        let operation = self.describe(order, &first);
+        if let Some(m) = self.members.get_mut(&late.rank) {
+            m.late += 1;
+            m.worst_late_ns = Some(m.worst_late_ns.unwrap_or(0).max(late.by_ns));
+        }
+        if self.late.len() == LATE_KEPT {
+            self.late.pop_front();
+        }
+        self.late.push_back(LateEvent {
+            track,
+            operation,
+            rank: late.rank,
+            by_ns: late.by_ns,
+            measure: late.measure,
+            transfer_ns,
+            at_ns,
+        });
+    }
+
+    fn forget(&mut self, expected: usize, classes: &mut BTreeMap<ClassKey, Class>) {
+        let counted = self.instances.len() - self.uncounted.len();
+        let surplus = counted.saturating_sub(KEPT);
+        if surplus > 0 {
+            let mismatch = self.mismatch;
+            let old: Vec<(Track, u64)> = self
+                .instances
+                .iter()
+                .filter(|(k, i)| i.counted && Some(**k) != mismatch)
+                .map(|(k, _)| *k)
+                .take(surplus)
+                .collect();
+            for key in old {
+                self.instances.remove(&key);
+            }
+        }
+        // Incomplete ones whose rest was lost: the oldest of them are counted as they are.
+        while self.uncounted.len() > HELD {
+            let Some(key) = self.uncounted.first().copied() else { break };
+            self.count(key, expected, classes);
+        }
+    }
+}
+
+/// True when every channel has stopped, as far as the ABI can tell.
+fn all_stopped(op: &OpRecord) -> bool {
+    if op.all_channels_stopped() {
+        return true;
+    }
+    // NCCL 2.26 gives no exact number of channels, and point-to-point operations may use fewer than planned.
+    let inexact = op.channels.is_none() || !op.lane.is_collective();
+    inexact && op.enqueued_ns.is_some() && op.started > 0 && op.stopped >= op.started
+}

@@ -1,0 +1,194 @@
+//! One operation over all the ranks that share it.
+
+use super::timing::Kernel;
+use crate::model::{Func, OpRecord, Rank, bus_factor, message_bytes};
+use std::collections::BTreeMap;
+
+/// Which issue orders are compared: ranks share an order within a track.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Track {
+    /// Collectives issued by calls.
+    Collective,
+    /// Collectives issued by graph replays.
+    Replay,
+    /// Transfers from the first rank to the second.
+    Pair(Rank, Rank),
+}
+
+/// One rank's part.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Part {
+    /// What its segment says.
+    pub op: OpRecord,
+    /// Its kernel's time, once all its channels stopped and where the stamps can be believed.
+    pub kernel: Option<Kernel>,
+    /// When its kernel started, host clock ns.
+    pub started_ns: Option<u64>,
+    /// True when it is known to be done.
+    pub finished: bool,
+}
+
+/// How lateness was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Measure {
+    /// By the kernels' times on the GPUs.
+    Gpu,
+    /// By the times at which the hosts issued the operation: no stamp could be believed on some rank.
+    Host,
+}
+
+/// The rank that came last and how long the first one waited for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Late {
+    /// The rank.
+    pub rank: Rank,
+    /// How long after the first, in ns.
+    pub by_ns: u64,
+    /// How that was measured.
+    pub measure: Measure,
+}
+
+/// An operation joined over its ranks.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Instance {
+    /// The parts seen, by rank.
+    pub parts: BTreeMap<Rank, Part>,
+    /// True once it was counted in the statistics.
+    pub counted: bool,
+}
+
+impl Instance {
+    /// The part that was issued first: it names the operation.
+    pub fn first(&self) -> Option<&Part> {
+        self.parts.values().min_by_key(|p| p.op.issued_ns.or(p.op.called_ns).unwrap_or(u64::MAX))
+    }
+
+    /// When the first rank issued it, host monotonic ns.
+    pub fn began_ns(&self) -> Option<u64> {
+        self.parts.values().filter_map(|p| p.op.issued_ns).min()
+    }
+
+    /// Message size in bytes.
+    pub fn bytes(&self, ranks: Option<u32>) -> Option<u64> {
+        let op = &self.first()?.op;
+        message_bytes(op.func, op.dtype?, op.count, ranks)
+    }
+
+    /// The transfer time in ns: the shortest kernel, whose rank came last and waited for nobody. Known only
+    /// when all `ranks` ranks were timed.
+    pub fn transfer_ns(&self, ranks: usize) -> Option<u64> {
+        if self.parts.len() < ranks || ranks == 0 {
+            return None;
+        }
+        self.parts.values().map(|p| p.kernel.map(|k| k.duration_ns)).collect::<Option<Vec<_>>>()?.into_iter().min()
+    }
+
+    /// Each rank's waiting in ns: its kernel's time beyond the transfer time.
+    pub fn waiting_ns(&self, ranks: usize) -> Option<Vec<(Rank, u64)>> {
+        let transfer = self.transfer_ns(ranks)?;
+        Some(
+            self.parts
+                .iter()
+                .filter_map(|(r, p)| p.kernel.map(|k| (*r, k.duration_ns.saturating_sub(transfer))))
+                .collect(),
+        )
+    }
+
+    /// The late rank. By the GPUs' times it is the one with the least waiting, late by the longest waiting of
+    /// the others; without them it is the one that issued last, late by the distance to the first.
+    pub fn late(&self, ranks: usize) -> Option<Late> {
+        if let Some(waiting) = self.waiting_ns(ranks) {
+            let (rank, least) = waiting.iter().copied().min_by_key(|(_, w)| *w)?;
+            let most = waiting.iter().map(|(_, w)| *w).max()?;
+            return Some(Late { rank, by_ns: most - least, measure: Measure::Gpu });
+        }
+        if self.parts.len() < ranks || ranks < 2 {
+            return None;
+        }
+        let issued: Vec<(Rank, u64)> =
+            self.parts.iter().map(|(r, p)| p.op.issued_ns.map(|i| (*r, i))).collect::<Option<_>>()?;
+        let (rank, last) = issued.iter().copied().max_by_key(|(_, i)| *i)?;
+        let first = issued.iter().map(|(_, i)| *i).min()?;
+        Some(Late { rank, by_ns: last - first, measure: Measure::Host })
+    }
+}
+
+/// Algorithm bandwidth in bytes a second: message size over time.
+pub fn algbw(bytes: u64, time_ns: f64) -> Option<f64> {
+    (time_ns > 0.0).then(|| bytes as f64 / time_ns * 1e9)
+}
+
+/// Bus bandwidth in bytes a second: algorithm bandwidth times nccl-tests' factor.
+pub fn busbw(func: Func, bytes: u64, ranks: u32, time_ns: f64) -> Option<f64> {
+    Some(algbw(bytes, time_ns)? * bus_factor(func, ranks))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::join::testing::op;
+    use crate::model::{DataType, Lane};
+
+    fn instance(kernels: &[(u32, u64, Option<(u64, u64)>)]) -> Instance {
+        let mut i = Instance::default();
+        for (rank, issued, kernel) in kernels {
+            let mut o = op(Lane::Collective, 0);
+            o.rank = Rank(*rank);
+            o.issued_ns = Some(*issued);
+            let kernel = kernel.map(|(start_ns, duration_ns)| Kernel { start_ns, duration_ns, believed: 1, stamped: 1 });
+            i.parts.insert(Rank(*rank), Part { op: o, kernel, started_ns: None, finished: true });
+        }
+        i
+    }
+
+    #[test]
+    fn the_last_to_arrive_waits_for_nobody() {
+        // Transfer 100: rank 2 arrives 900 after rank 0 and 600 after rank 1.
+        let i = instance(&[(0, 0, Some((10, 1000))), (1, 0, Some((310, 700))), (2, 0, Some((910, 100)))]);
+        assert_eq!(i.transfer_ns(3), Some(100));
+        assert_eq!(i.waiting_ns(3), Some(vec![(Rank(0), 900), (Rank(1), 600), (Rank(2), 0)]));
+        assert_eq!(i.late(3), Some(Late { rank: Rank(2), by_ns: 900, measure: Measure::Gpu }));
+    }
+
+    #[test]
+    fn without_a_rank_nothing_is_claimed() {
+        let i = instance(&[(0, 0, Some((10, 1000))), (1, 0, Some((310, 700)))]);
+        assert_eq!(i.transfer_ns(3), None);
+        assert_eq!(i.late(3), None);
+    }
+
+    #[test]
+    fn without_a_stamp_the_hosts_issue_times_speak() {
+        let i = instance(&[(0, 1_000, Some((10, 1000))), (1, 301_000, None)]);
+        assert_eq!(i.transfer_ns(2), None);
+        assert_eq!(i.late(2), Some(Late { rank: Rank(1), by_ns: 300_000, measure: Measure::Host }));
+    }
+
+    #[test]
+    fn bandwidths_are_those_of_nccl_tests() {
+        // 4 ranks, 1 GiB in 10 ms: 107.374 GB/s; all-reduce moves 2 x 3/4 of it.
+        let t = 10e6;
+        let b = 1u64 << 30;
+        let near = |x: Option<f64>, want: f64| assert!((x.expect("known") / want - 1.0).abs() < 1e-9);
+        near(algbw(b, t), 107.374_182_4e9);
+        near(busbw(Func::AllReduce, b, 4, t), 161.061_273_6e9);
+        near(busbw(Func::AllGather, b, 4, t), 80.530_636_8e9);
+        near(busbw(Func::ReduceScatter, b, 4, t), 80.530_636_8e9);
+        near(busbw(Func::AlltoAll, b, 4, t), 80.530_636_8e9);
+        near(busbw(Func::Broadcast, b, 4, t), 107.374_182_4e9);
+        near(busbw(Func::SendRecv, b, 2, t), 107.374_182_4e9);
+        assert_eq!(algbw(b, 0.0), None);
+    }
+
+    #[test]
+    fn sizes_are_those_of_nccl_tests() {
+        // NCCL's profiler reports an all-gather of 1 Mi floats as 4 Mi bytes sent by each rank.
+        assert_eq!(message_bytes(Func::AllGather, DataType::Int8, 4 << 20, Some(4)), Some(16 << 20));
+        assert_eq!(message_bytes(Func::AllGather, DataType::Float32, 1 << 20, Some(4)), Some(16 << 20));
+        assert_eq!(message_bytes(Func::ReduceScatter, DataType::Float32, 1 << 20, Some(4)), Some(16 << 20));
+        assert_eq!(message_bytes(Func::AllReduce, DataType::Float32, 4 << 20, None), Some(16 << 20));
+        assert_eq!(message_bytes(Func::Broadcast, DataType::Int8, 4 << 20, Some(4)), Some(4 << 20));
+        assert_eq!(message_bytes(Func::AllGather, DataType::Int8, 1, None), None);
+        assert_eq!(message_bytes(Func::AllReduce, DataType::Float64, u64::MAX, None), None);
+    }
+}

@@ -1,0 +1,219 @@
+//! What all ranks did, matched: by communicator and issue order.
+//!
+//! Pure: it is fed updates and told the time; it reads no clock and no file. One owner feeds it; rules and
+//! screens read it.
+
+mod clock;
+mod communicator;
+mod instance;
+mod snapshot;
+mod stats;
+mod timing;
+
+pub use clock::ClockMap;
+pub use communicator::{Communicator, LateEvent, Member, Signature};
+pub use instance::{Instance, Late, Measure, Part, Track, algbw, busbw};
+pub use snapshot::View;
+pub use stats::{Class, ClassKey, Sample, size_class};
+pub use timing::{Kernel, believed, kernel, not_before, started};
+
+use crate::model::{CommId, Liveness, SegmentId, SegmentRecord, Update};
+use std::collections::BTreeMap;
+
+/// One process, as the join knows it.
+#[derive(Debug, Clone)]
+pub struct Process {
+    /// What its segment says.
+    pub record: SegmentRecord,
+    /// Its GPU's clock.
+    pub clock: ClockMap,
+    /// Records that were overwritten before they were read, by kind.
+    pub missed: BTreeMap<&'static str, u64>,
+}
+
+/// Everything that was fed, joined.
+#[derive(Debug, Clone, Default)]
+pub struct Join {
+    processes: BTreeMap<SegmentId, Process>,
+    comms: BTreeMap<CommId, Communicator>,
+    classes: BTreeMap<ClassKey, Class>,
+}
+
+impl Join {
+    /// Nothing was fed yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes one update.
+    pub fn feed(&mut self, update: Update) {
+        match update {
+            Update::Segment(record) => match self.processes.get_mut(&record.id) {
+                Some(p) => p.record = record,
+                None => {
+                    let (clock, missed) = (ClockMap::default(), BTreeMap::new());
+                    self.processes.insert(record.id, Process { record, clock, missed });
+                }
+            },
+            Update::Comm(record) => {
+                self.comms.entry(record.comm).or_insert_with(|| Communicator::new(record.comm)).join(record);
+            }
+            Update::Op(op) => {
+                let (Some(comm), Some(process)) =
+                    (self.comms.get_mut(&op.comm), self.processes.get_mut(&op.segment))
+                else {
+                    return;
+                };
+                comm.operation(*op, &mut process.clock);
+            }
+            Update::Missed { segment, what, count } => {
+                if let Some(p) = self.processes.get_mut(&segment) {
+                    *p.missed.entry(what).or_default() += count;
+                }
+            }
+        }
+    }
+
+    /// Lets time pass: operations that are complete enter the statistics.
+    pub fn tick(&mut self, now_ns: u64) {
+        for comm in self.comms.values_mut() {
+            comm.settle(now_ns, &mut self.classes);
+        }
+    }
+
+    /// The communicators.
+    pub fn communicators(&self) -> impl Iterator<Item = &Communicator> {
+        self.comms.values()
+    }
+
+    /// A communicator.
+    pub fn communicator(&self, id: CommId) -> Option<&Communicator> {
+        self.comms.get(&id)
+    }
+
+    /// The processes.
+    pub fn processes(&self) -> impl Iterator<Item = &Process> {
+        self.processes.values()
+    }
+
+    /// A process.
+    pub fn process(&self, id: SegmentId) -> Option<&Process> {
+        self.processes.get(&id)
+    }
+
+    /// The classes of operations.
+    pub fn classes(&self) -> impl Iterator<Item = (&ClassKey, &Class)> {
+        self.classes.iter()
+    }
+
+    /// True when there are processes and all are gone.
+    pub fn all_gone(&self) -> bool {
+        !self.processes.is_empty() && self.processes.values().all(|p| p.record.liveness != Liveness::Alive)
+    }
+
+    /// A moment of the host's monotonic clock as wall clock ns since the epoch, by the pair of clocks that a
+    /// process of this host wrote down when it started.
+    pub fn unix_ns(&self, mono_ns: u64) -> Option<u64> {
+        let r = &self.processes.values().next()?.record;
+        r.created_unix_ns.checked_add_signed(mono_ns as i64 - r.created_ns as i64).filter(|_| r.created_unix_ns > 0)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    //! Hand-made records.
+
+    use crate::model::{
+        Algo, ChannelStamp, CommId, CommRecord, DataType, Flags, Func, Job, Lane, Liveness, OpRecord, Proto, Rank,
+        SegmentId, SegmentRecord, Update,
+    };
+
+    pub(crate) fn op(lane: Lane, order: u64) -> OpRecord {
+        OpRecord {
+            segment: SegmentId(1),
+            ticket: order,
+            comm: CommId(7),
+            rank: Rank(0),
+            lane,
+            order: Some(order),
+            func: Func::AllReduce,
+            dtype: Some(DataType::Float32),
+            count: 1 << 20,
+            root: Some(Rank(0)),
+            algo: Some(Algo::Ring),
+            proto: Some(Proto::Simple),
+            channels: Some(1),
+            warps: Some(16),
+            seq: Some(order),
+            flags: Flags::default(),
+            called_ns: None,
+            issued_ns: None,
+            enqueued_ns: None,
+            launch_ns: None,
+            started: 0,
+            stopped: 0,
+            stamps: Vec::new(),
+            net: Vec::new(),
+        }
+    }
+
+    pub(crate) fn stamp(channel: u8, start: u64, stop: Option<u64>, seen: u64) -> ChannelStamp {
+        ChannelStamp {
+            channel,
+            start_gpu_ns: Some(start),
+            stop_gpu_ns: stop,
+            start_seen_ns: seen,
+            stop_seen_ns: stop.map(|_| seen),
+        }
+    }
+
+    pub(crate) fn process(n: u32) -> Update {
+        Update::Segment(SegmentRecord {
+            id: SegmentId(u64::from(n) + 1),
+            path: "/dev/shm/x.seg".into(),
+            pid: 100 + n,
+            host: "node".into(),
+            program: "python3".into(),
+            nccl: Some("2.28.9".into()),
+            abi: Some(5),
+            job: Job { name: Some("job".into()), rank: Some(n), size: Some(4) },
+            liveness: Liveness::Alive,
+            created_ns: 0,
+            created_unix_ns: 1_795_244_764_000_000_000,
+            losses: Vec::new(),
+        })
+    }
+
+    pub(crate) fn member(rank: u32, ranks: u32, issued: u64) -> Update {
+        Update::Comm(CommRecord {
+            segment: SegmentId(u64::from(rank) + 1),
+            comm: CommId(7),
+            rank: Rank(rank),
+            ranks: Some(ranks),
+            nodes: Some(1),
+            name: None,
+            gpu: None,
+            issued,
+            replayed: 0,
+            finalized_ns: None,
+        })
+    }
+
+    /// An all-reduce on one channel of one rank. The GPU's clock is the host's plus 1 s; the kernel is seen
+    /// 1 us after it starts.
+    pub(crate) fn all_reduce(rank: u32, order: u64, issued: u64, kernel: Option<(u64, Option<u64>)>) -> OpRecord {
+        const AHEAD: u64 = 1_000_000_000;
+        let mut o = op(Lane::Collective, order);
+        o.segment = SegmentId(u64::from(rank) + 1);
+        o.rank = Rank(rank);
+        o.issued_ns = Some(issued);
+        o.enqueued_ns = Some(issued + 1_000);
+        o.launch_ns = Some((issued.saturating_sub(5_000), Some(issued)));
+        if let Some((start, stop)) = kernel {
+            o.stamps = vec![stamp(0, start + AHEAD, stop.map(|s| s + AHEAD), start + 1_000)];
+            o.started = 1;
+            o.stopped = u16::from(stop.is_some());
+        }
+        o
+    }
+}

@@ -1,0 +1,261 @@
+//! The join as rows for a screen.
+
+use super::{Join, Track};
+use crate::model::{
+    ClassRow, CommRow, FlightRow, JobRow, Lane, Liveness, LossRow, OpState, Rank, RankCell, RankRow, SegmentRow,
+    Snapshot,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Operations in flight that a screen gets at most.
+const IN_FLIGHT: usize = 256;
+
+/// Builds snapshots.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'a> {
+    join: &'a Join,
+    now_ns: u64,
+}
+
+impl<'a> View<'a> {
+    /// Of a join at a moment.
+    pub fn new(join: &'a Join, now_ns: u64) -> Self {
+        View { join, now_ns }
+    }
+
+    /// Everything but the findings, the source and the wall clock.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            at_ns: self.now_ns,
+            jobs: self.jobs(),
+            comms: self.comms(),
+            in_flight: self.in_flight(),
+            classes: self.classes(),
+            ranks: self.ranks(),
+            segments: self.segments(),
+            losses: self.losses(),
+            ..Snapshot::default()
+        }
+    }
+
+    fn jobs(&self) -> Vec<JobRow> {
+        let mut jobs: BTreeMap<Option<String>, Vec<&super::Process>> = BTreeMap::new();
+        for p in self.join.processes() {
+            jobs.entry(p.record.job.name.clone()).or_default().push(p);
+        }
+        jobs.into_iter()
+            .map(|(name, processes)| {
+                let ids: BTreeSet<_> = processes.iter().map(|p| p.record.id).collect();
+                let comms: Vec<_> = self
+                    .join
+                    .communicators()
+                    .filter(|c| c.members().values().any(|m| ids.contains(&m.record.segment)))
+                    .map(|c| c.id)
+                    .collect();
+                let (mut ops, mut share, mut known) = (0.0, 0.0, false);
+                for (_, class) in self.join.classes().filter(|(k, _)| comms.contains(&k.comm)) {
+                    if let Some((per_s, _, busy)) = class.rates(self.now_ns) {
+                        (ops, share, known) = (ops + per_s, share + busy, true);
+                    }
+                }
+                let versions: BTreeSet<String> = processes.iter().filter_map(|p| p.record.nccl.clone()).collect();
+                let alive = processes.iter().filter(|p| p.record.liveness == Liveness::Alive).count();
+                JobRow {
+                    name,
+                    alive,
+                    gone: processes.len() - alive,
+                    size: processes.iter().find_map(|p| p.record.job.size),
+                    comms: comms.len(),
+                    nccl: (!versions.is_empty()).then(|| versions.into_iter().collect::<Vec<_>>().join(", ")),
+                    ops_per_s: known.then_some(ops),
+                    comm_share: known.then_some(share),
+                }
+            })
+            .collect()
+    }
+
+    fn comms(&self) -> Vec<CommRow> {
+        self.join
+            .communicators()
+            .map(|c| {
+                let members = c.members();
+                let rates: Vec<f64> = self
+                    .join
+                    .classes()
+                    .filter(|(k, _)| k.comm == c.id)
+                    .filter_map(|(_, class)| class.rates(self.now_ns).map(|r| r.0))
+                    .collect();
+                CommRow {
+                    id: c.id,
+                    name: members.values().find_map(|m| m.record.name.clone()),
+                    ranks: c.ranks(),
+                    seen: members.len(),
+                    nodes: members.values().find_map(|m| m.record.nodes),
+                    issued: members.values().map(|m| m.record.issued + m.record.replayed).max().unwrap_or(0),
+                    finished: c.finished(),
+                    in_flight: c.incomplete().filter(|(t, ..)| !matches!(t, Track::Pair(..))).count(),
+                    ops_per_s: (!rates.is_empty()).then(|| rates.iter().sum()),
+                    closed: members.values().all(|m| m.record.finalized_ns.is_some()),
+                }
+            })
+            .collect()
+    }
+
+    fn in_flight(&self) -> Vec<FlightRow> {
+        let mut rows = Vec::new();
+        for c in self.join.communicators() {
+            for (track, order, instance) in c.incomplete() {
+                let lane = match track {
+                    Track::Collective => Lane::Collective,
+                    Track::Replay => Lane::Replay,
+                    Track::Pair(..) => continue,
+                };
+                let Some(first) = instance.first() else { continue };
+                let ranks: Vec<RankCell> = c
+                    .members()
+                    .keys()
+                    .map(|r| RankCell { rank: *r, state: c.state(track, order, *r) })
+                    .collect();
+                let settled = |s: OpState| matches!(s, OpState::Finished | OpState::InDoubt);
+                if ranks.iter().all(|r| settled(r.state)) {
+                    continue;
+                }
+                let operation = c.describe(order, &first.op);
+                rows.push(FlightRow {
+                    comm: c.id,
+                    lane,
+                    order,
+                    func: first.op.func,
+                    bytes: operation.bytes,
+                    algo: first.op.algo,
+                    proto: first.op.proto,
+                    age_ns: self.now_ns.saturating_sub(instance.began_ns().unwrap_or(self.now_ns)),
+                    ranks,
+                });
+            }
+        }
+        rows.sort_by_key(|r| std::cmp::Reverse(r.age_ns));
+        rows.truncate(IN_FLIGHT);
+        rows
+    }
+
+    fn classes(&self) -> Vec<ClassRow> {
+        let mut rows: Vec<ClassRow> = self
+            .join
+            .classes()
+            .map(|(k, class)| {
+                let rates = class.rates(self.now_ns);
+                let ranks = match k.func {
+                    crate::model::Func::SendRecv => Some(2),
+                    _ => self.join.communicator(k.comm).and_then(super::Communicator::ranks),
+                };
+                let p50 = class.quantile(0.5);
+                let busbw = match (class.mean_bytes(), ranks, p50) {
+                    (Some(bytes), Some(n), Some(t)) => super::busbw(k.func, bytes, n, t),
+                    _ => None,
+                };
+                ClassRow {
+                    comm: k.comm,
+                    func: k.func,
+                    algo: k.algo,
+                    proto: k.proto,
+                    size_class: k.size_class,
+                    count: class.count,
+                    timed: class.timed,
+                    ops_per_s: rates.map(|r| r.0),
+                    bytes_per_s: rates.map(|r| r.1),
+                    p50_ns: p50,
+                    p99_ns: class.quantile(0.99),
+                    busbw,
+                    share: rates.map(|r| r.2),
+                    spark: class.spark(self.now_ns),
+                }
+            })
+            .collect();
+        rows.sort_by(|a, b| {
+            let key = |r: &ClassRow| r.share.unwrap_or(-1.0);
+            key(b).total_cmp(&key(a)).then(b.count.cmp(&a.count))
+        });
+        rows
+    }
+
+    fn ranks(&self) -> Vec<RankRow> {
+        let mut rows = Vec::new();
+        for c in self.join.communicators() {
+            for (rank, m) in c.members() {
+                let oldest = c
+                    .incomplete()
+                    .filter(|(t, _, i)| !matches!(t, Track::Pair(..)) && i.parts.contains_key(rank))
+                    .find(|(t, o, _)| {
+                        !matches!(c.state(*t, *o, *rank), OpState::Finished | OpState::InDoubt)
+                    });
+                let waits_for: Vec<Rank> = oldest.map_or_else(Vec::new, |(t, o, _)| {
+                    c.members()
+                        .keys()
+                        .filter(|r| matches!(c.state(t, o, **r), OpState::NotIssued | OpState::Called))
+                        .copied()
+                        .collect()
+                });
+                let process = self.join.process(m.record.segment).map(|p| &p.record);
+                rows.push(RankRow {
+                    comm: c.id,
+                    rank: *rank,
+                    pid: process.map_or(0, |p| p.pid),
+                    host: process.map_or_else(String::new, |p| p.host.clone()),
+                    job_rank: process.and_then(|p| p.job.rank),
+                    alive: process.is_some_and(|p| p.liveness == Liveness::Alive),
+                    gpu: m.record.gpu.clone(),
+                    issued: m.record.issued + m.record.replayed,
+                    finished: m.finished,
+                    state: oldest.map(|(t, o, _)| c.state(t, o, *rank)),
+                    waits_for,
+                    waiting_ns: m.waiting_ns,
+                    late: m.late,
+                    worst_late_ns: m.worst_late_ns,
+                });
+            }
+        }
+        rows
+    }
+
+    fn segments(&self) -> Vec<SegmentRow> {
+        self.join
+            .processes()
+            .map(|p| {
+                let r = &p.record;
+                SegmentRow {
+                    pid: r.pid,
+                    host: r.host.clone(),
+                    program: r.program.clone(),
+                    job_rank: r.job.rank,
+                    alive: r.liveness == Liveness::Alive,
+                    nccl: r.nccl.clone(),
+                    abi: r.abi,
+                    clock_error_ns: p.clock.error_ns(),
+                    lost: r.losses.iter().map(|l| l.1).sum::<u64>() + p.missed.values().sum::<u64>(),
+                }
+            })
+            .collect()
+    }
+
+    fn losses(&self) -> Vec<LossRow> {
+        self.join
+            .processes()
+            .flat_map(|p| {
+                let lost = p.record.losses.iter().map(|(reason, count)| (*reason, *count));
+                let missed = p.missed.iter().map(|(what, count)| (overwritten(what), *count));
+                lost.chain(missed)
+                    .map(|(reason, count)| LossRow { pid: p.record.pid, reason, count })
+                    .collect::<Vec<_>>()
+            })
+            .collect()
+    }
+}
+
+fn overwritten(what: &str) -> &'static str {
+    match what {
+        "operations" => "operations overwritten before they were read",
+        "channel stamps" => "channel stamps overwritten before they were read",
+        _ => "network transfers overwritten before they were read",
+    }
+}

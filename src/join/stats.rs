@@ -1,0 +1,230 @@
+//! Statistics by class of operation: communicator, operation, size class, algorithm, protocol.
+
+use crate::model::{Algo, CommId, Func, Proto};
+use sketches_ddsketch::{Config, DDSketch};
+use std::collections::VecDeque;
+
+/// Seconds of history kept for rates and sparklines.
+const SECONDS: u64 = 60;
+/// Seconds that rates are taken over.
+const RATE_SECONDS: u64 = 5;
+
+/// What makes a class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClassKey {
+    /// The communicator.
+    pub comm: CommId,
+    /// The operation.
+    pub func: Func,
+    /// `floor(log2(bytes))`; absent without a size, and for empty messages.
+    pub size_class: Option<u8>,
+    /// Algorithm.
+    pub algo: Option<Algo>,
+    /// Protocol.
+    pub proto: Option<Proto>,
+}
+
+/// Size class of a message: messages of 2^class up to 2^(class+1)-1 bytes share one.
+pub fn size_class(bytes: u64) -> Option<u8> {
+    bytes.checked_ilog2().and_then(|n| u8::try_from(n).ok())
+}
+
+/// One second of a class.
+#[derive(Debug, Clone, Copy, Default)]
+struct Second {
+    at: u64,
+    count: u64,
+    bytes: u64,
+    busy_ns: f64,
+    transfer_ns: f64,
+    timed: u64,
+}
+
+/// What is known of a class.
+#[derive(Clone)]
+pub struct Class {
+    /// Operations seen.
+    pub count: u64,
+    /// Operations whose transfer time is known.
+    pub timed: u64,
+    /// Sum of the message sizes of the timed operations, to give bandwidths their mean size.
+    timed_bytes: u128,
+    transfer: DDSketch,
+    seconds: VecDeque<Second>,
+}
+
+impl std::fmt::Debug for Class {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Class").field("count", &self.count).field("timed", &self.timed).finish_non_exhaustive()
+    }
+}
+
+impl Default for Class {
+    fn default() -> Self {
+        Class {
+            count: 0,
+            timed: 0,
+            timed_bytes: 0,
+            // 1 % relative error over ns to hours.
+            transfer: DDSketch::new(Config::defaults()),
+            seconds: VecDeque::new(),
+        }
+    }
+}
+
+/// One finished operation, as the statistics take it.
+#[derive(Debug, Clone, Copy)]
+pub struct Sample {
+    /// When it was issued, host monotonic ns.
+    pub at_ns: u64,
+    /// Message size in bytes.
+    pub bytes: Option<u64>,
+    /// Transfer time in ns.
+    pub transfer_ns: Option<u64>,
+    /// Mean over the timed ranks of the time spent in it, in ns.
+    pub busy_ns: Option<f64>,
+}
+
+impl Class {
+    /// Counts an operation.
+    pub fn add(&mut self, s: &Sample) {
+        self.count += 1;
+        let at = s.at_ns / 1_000_000_000;
+        // Operations complete out of order by a little; a sample older than all that is kept counts in the
+        // totals alone.
+        let place = match self.seconds.iter().rposition(|x| x.at <= at) {
+            Some(i) if self.seconds.get(i).is_some_and(|x| x.at == at) => Some(i),
+            Some(i) => {
+                self.seconds.insert(i + 1, Second { at, ..Second::default() });
+                Some(i + 1)
+            }
+            None if self.seconds.len() < SECONDS as usize => {
+                self.seconds.push_front(Second { at, ..Second::default() });
+                Some(0)
+            }
+            None => None,
+        };
+        if let Some(t) = s.transfer_ns {
+            self.timed += 1;
+            self.timed_bytes += u128::from(s.bytes.unwrap_or(0));
+            self.transfer.add(t as f64);
+        }
+        if let Some(second) = place.and_then(|i| self.seconds.get_mut(i)) {
+            second.count += 1;
+            second.bytes += s.bytes.unwrap_or(0);
+            second.busy_ns += s.busy_ns.unwrap_or(0.0);
+            if let Some(t) = s.transfer_ns {
+                second.transfer_ns += t as f64;
+                second.timed += 1;
+            }
+        }
+        while self.seconds.len() > SECONDS as usize {
+            self.seconds.pop_front();
+        }
+    }
+
+    /// A quantile of the transfer time in ns.
+    pub fn quantile(&self, q: f64) -> Option<f64> {
+        self.transfer.quantile(q).ok().flatten()
+    }
+
+    /// Mean message size of the timed operations in bytes.
+    pub fn mean_bytes(&self) -> Option<u64> {
+        u64::try_from(self.timed_bytes.checked_div(u128::from(self.timed))?).ok()
+    }
+
+    fn recent(&self, now_s: u64) -> impl Iterator<Item = &Second> {
+        // Whole seconds only: the current one is not over.
+        self.seconds.iter().filter(move |s| s.at < now_s && s.at + RATE_SECONDS >= now_s)
+    }
+
+    /// Operations a second, message bytes a second and share of time, over the last whole seconds; `None`
+    /// for a class that has been silent for longer.
+    pub fn rates(&self, now_ns: u64) -> Option<(f64, f64, f64)> {
+        let now_s = now_ns / 1_000_000_000;
+        let (mut count, mut bytes, mut busy, mut any) = (0u64, 0u64, 0.0, false);
+        for s in self.recent(now_s) {
+            any = true;
+            count += s.count;
+            bytes += s.bytes;
+            busy += s.busy_ns;
+        }
+        let span = RATE_SECONDS as f64;
+        any.then(|| (count as f64 / span, bytes as f64 / span, busy / (span * 1e9)))
+    }
+
+    /// Mean transfer time of each of the last 60 seconds in ns, oldest first.
+    pub fn spark(&self, now_ns: u64) -> Vec<Option<f64>> {
+        let now_s = now_ns / 1_000_000_000;
+        (now_s.saturating_sub(SECONDS - 1)..=now_s)
+            .map(|at| {
+                let s = self.seconds.iter().find(|s| s.at == at)?;
+                (s.timed > 0).then(|| s.transfer_ns / s.timed as f64)
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn size_classes_are_powers_of_two() {
+        assert_eq!(size_class(0), None);
+        assert_eq!(size_class(1), Some(0));
+        assert_eq!(size_class(1023), Some(9));
+        assert_eq!(size_class(1024), Some(10));
+        assert_eq!(size_class(u64::MAX), Some(63));
+    }
+
+    fn sample(at_s: u64, transfer_us: u64) -> Sample {
+        Sample {
+            at_ns: at_s * 1_000_000_000,
+            bytes: Some(1 << 20),
+            transfer_ns: Some(transfer_us * 1000),
+            busy_ns: Some(transfer_us as f64 * 2000.0),
+        }
+    }
+
+    #[test]
+    fn quantiles_are_within_a_percent() {
+        let mut c = Class::default();
+        for n in 1..=1000 {
+            c.add(&sample(10, n));
+        }
+        let near = |q: f64, want: f64| {
+            let got = c.quantile(q).expect("samples");
+            assert!((got / want - 1.0).abs() < 0.011, "{q}: {got}");
+        };
+        near(0.5, 500_000.0);
+        near(0.99, 990_000.0);
+        assert_eq!(c.mean_bytes(), Some(1 << 20));
+    }
+
+    #[test]
+    fn rates_are_of_the_last_whole_seconds() {
+        let mut c = Class::default();
+        assert_eq!(c.rates(20_000_000_000), None);
+        for s in 10..20 {
+            for _ in 0..3 {
+                c.add(&sample(s, 100));
+            }
+        }
+        let (ops, bytes, share) = c.rates(20_500_000_000).expect("recent");
+        assert!((ops - 3.0).abs() < 1e-9);
+        assert!((bytes - 3.0 * 1048576.0).abs() < 1e-3);
+        assert!((share - 3.0 * 200e-6).abs() < 1e-9);
+        assert_eq!(c.rates(60_000_000_000), None, "silent for long");
+    }
+
+    #[test]
+    fn absent_seconds_are_absent() {
+        let mut c = Class::default();
+        c.add(&sample(100, 10));
+        c.add(&sample(98, 30));
+        let spark = c.spark(100_000_000_000);
+        assert_eq!(spark.len(), 60);
+        assert_eq!(&spark[57..], &[Some(30_000.0), None, Some(10_000.0)]);
+    }
+}

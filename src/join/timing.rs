@@ -1,0 +1,136 @@
+//! What an operation's stamps say on one rank, and which of them can be believed.
+//!
+//! NCCL's stamps are wrong after CUDA graphs ran on a communicator, and when its reader falls 64 operations
+//! behind: they then belong to another operation. A stamp is believed where the kernel starts after its
+//! own launch, stops after it starts, and starts after the channel's earlier operations.
+
+use super::clock::ClockMap;
+use crate::model::{ChannelStamp, Lane, OpRecord};
+
+/// The kernel's time on one rank, on the host's clock and the GPU's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kernel {
+    /// First channel start, host clock ns.
+    pub start_ns: u64,
+    /// Last channel stop minus first channel start, GPU clock ns.
+    pub duration_ns: u64,
+    /// Channels whose stamps were believed.
+    pub believed: u16,
+    /// Channels that brought stamps.
+    pub stamped: u16,
+}
+
+/// Slack for records whose launch time is not known, in ns: NCCL launches before it issues, and the launch
+/// itself seldom takes longer.
+const LAUNCH_SLACK_NS: u64 = 1_000_000;
+
+/// The moment before which the kernel cannot have started; `None` when nothing says.
+pub fn not_before(op: &OpRecord) -> Option<u64> {
+    match (op.lane, op.launch_ns, op.issued_ns) {
+        // A replayed kernel waits for the callback that issues it.
+        (Lane::Replay, _, issued) => issued,
+        (_, Some((start, _)), _) => Some(start),
+        (_, None, Some(issued)) => Some(issued.saturating_sub(LAUNCH_SLACK_NS)),
+        _ => None,
+    }
+}
+
+/// True when one channel's stamps can be believed. `earlier` is the start of the channel's latest believed
+/// kernel, on the GPU's clock.
+pub fn believed(stamp: &ChannelStamp, not_before: u64, clock: &ClockMap, earlier: Option<u64>) -> bool {
+    let (Some(start), Some(stop)) = (stamp.start_gpu_ns, stamp.stop_gpu_ns) else { return false };
+    stop >= start
+        && earlier.is_none_or(|e| start >= e)
+        && clock.to_host(start).is_some_and(|host| host >= not_before && host <= stamp.start_seen_ns)
+}
+
+/// The kernel's time from its channels' believed stamps; `None` when there is none. Channels still running
+/// leave it open.
+pub fn kernel(op: &OpRecord, clock: &ClockMap, earlier: impl Fn(u8) -> Option<u64>) -> Option<Kernel> {
+    let limit = not_before(op)?;
+    let good: Vec<&ChannelStamp> =
+        op.stamps.iter().filter(|s| believed(s, limit, clock, earlier(s.channel))).collect();
+    let start = good.iter().filter_map(|s| s.start_gpu_ns).min()?;
+    let stop = good.iter().filter_map(|s| s.stop_gpu_ns).max()?;
+    Some(Kernel {
+        start_ns: clock.to_host(start)?,
+        duration_ns: stop - start,
+        believed: u16::try_from(good.len()).unwrap_or(u16::MAX),
+        stamped: u16::try_from(op.stamps.len()).unwrap_or(u16::MAX),
+    })
+}
+
+/// When the kernel started, host clock ns, from believable starts alone: for kernels that have not stopped.
+pub fn started(op: &OpRecord, clock: &ClockMap) -> Option<u64> {
+    let limit = not_before(op)?;
+    op.stamps
+        .iter()
+        .filter_map(|s| match s.start_gpu_ns {
+            Some(gpu) => clock.to_host(gpu).filter(|h| *h >= limit),
+            // NCCL 2.26 brings no stamp: the callback's time is all there is.
+            None => Some(s.start_seen_ns),
+        })
+        .min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::join::testing::{op, stamp};
+
+    fn clock() -> ClockMap {
+        let mut c = ClockMap::default();
+        // GPU = host + 1,000,000 ns exactly, seen without delay, at two moments.
+        c.observe(1_000_000, 0);
+        c.observe(101_000_000, 100_000_000);
+        c
+    }
+
+    /// A stamp at host times, seen 50 us after it stops.
+    fn at(channel: u8, start: u64, stop: u64) -> ChannelStamp {
+        stamp(channel, start + 1_000_000, Some(stop + 1_000_000), start + 50_000)
+    }
+
+    #[test]
+    fn duration_is_last_stop_minus_first_start() {
+        let mut o = op(Lane::Collective, 0);
+        o.launch_ns = Some((100_000, None));
+        o.stamps = vec![at(0, 120_000, 180_000), at(1, 110_000, 170_000)];
+        let k = kernel(&o, &clock(), |_| None).expect("believed");
+        assert_eq!(k.duration_ns, 70_000);
+        assert_eq!((k.believed, k.stamped), (2, 2));
+        // 110 us after the apex at 0: 100 ppm of 110 us is 11 ns.
+        assert_eq!(k.start_ns, 110_011);
+    }
+
+    #[test]
+    fn stamps_from_before_the_launch_are_not_believed() {
+        let mut o = op(Lane::Collective, 0);
+        o.launch_ns = Some((100_000, None));
+        o.stamps = vec![at(0, 60_000, 180_000), at(1, 110_000, 170_000)];
+        let k = kernel(&o, &clock(), |_| None).expect("one channel is right");
+        assert_eq!((k.duration_ns, k.believed, k.stamped), (60_000, 1, 2));
+        o.stamps.truncate(1);
+        assert_eq!(kernel(&o, &clock(), |_| None), None);
+    }
+
+    #[test]
+    fn negative_durations_and_channels_out_of_order_are_not_believed() {
+        let mut o = op(Lane::Collective, 0);
+        o.launch_ns = Some((100_000, None));
+        o.stamps = vec![at(0, 120_000, 119_000)];
+        assert_eq!(kernel(&o, &clock(), |_| None), None);
+        o.stamps = vec![at(0, 120_000, 130_000)];
+        assert_eq!(kernel(&o, &clock(), |_| Some(1_120_001)), None);
+        assert!(kernel(&o, &clock(), |_| Some(1_120_000)).is_some(), "fused kernels start together");
+    }
+
+    #[test]
+    fn a_replay_starts_after_it_was_issued() {
+        let mut o = op(Lane::Replay, 0);
+        o.issued_ns = Some(200_000);
+        o.launch_ns = Some((100_000, None));
+        o.stamps = vec![at(0, 150_000, 260_000)];
+        assert_eq!(kernel(&o, &clock(), |_| None), None);
+    }
+}
