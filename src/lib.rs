@@ -2,8 +2,10 @@
 //!
 //! The modules stand in the order of the data; `ARCHITECTURE.md` beside this file says why.
 
+pub mod bundle;
+pub mod detect;
 pub mod ingest;
-pub mod model;
 pub mod join;
+pub mod model;
 pub mod replay;
 pub mod view;

@@ -210,7 +210,9 @@ pub(crate) mod testing {
         o.enqueued_ns = Some(issued + 1_000);
         o.launch_ns = Some((issued.saturating_sub(5_000), Some(issued)));
         if let Some((start, stop)) = kernel {
-            o.stamps = vec![stamp(0, start + AHEAD, stop.map(|s| s + AHEAD), start + 1_000)];
+            let mut s = stamp(0, start + AHEAD, stop.map(|s| s + AHEAD), start + 1_000);
+            s.stop_seen_ns = stop.map(|s| s + 1_000);
+            o.stamps = vec![s];
             o.started = 1;
             o.stopped = u16::from(stop.is_some());
         }
