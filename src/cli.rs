@@ -47,9 +47,6 @@ pub struct Top {
     /// Width of the frame that --once prints, in columns
     #[arg(long, value_name = "N", default_value_t = 120, value_parser = clap::value_parser!(u16).range(20..=500))]
     pub width: u16,
-    /// Height of the frame that --once prints, in lines
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u16).range(5..=500))]
-    pub height: u16,
 }
 
 /// Options of `run`.

@@ -6,9 +6,8 @@ use crate::ingest::{Segments, now_ns};
 use crate::runtime::Monitor;
 use crate::runtime::signals::{Asked, Signals};
 use crate::view;
-use anyhow::Context;
 use crossterm::event::Event;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
@@ -31,7 +30,7 @@ pub(super) fn run(o: &Top) -> anyhow::Result<u8> {
         let mut app = view::App::new();
         app.set_snapshot(monitor.snapshot(now_ns()));
         let mut out = io::stdout().lock();
-        writeln!(out, "{}", view::render_text(&app, o.width, o.height))?;
+        writeln!(out, "{}", view::render_text(&app, o.width, u16::MAX))?;
         return Ok(0);
     }
     block_on(watch(monitor, None, ""))
@@ -43,13 +42,10 @@ pub(super) async fn watch(
     until: Option<Instant>,
     source: &str,
 ) -> anyhow::Result<u8> {
-    if !io::stdout().is_terminal() {
-        anyhow::bail!("top needs a terminal; use `ringwatch top --once` for one frame as text");
-    }
     let mut signals = Signals::new()?;
     let mut keys = keys();
-    let mut terminal = view::term::Terminal::new().context("cannot set up the terminal")?;
-    let mut app = view::App::new();
+    let mut terminal = view::term::Terminal::enter()?;
+    let mut app = view::App::with_theme(view::Theme::from_env());
     let mut step = tokio::time::interval(STEP);
     step.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut drawn: Option<Instant> = None;
@@ -67,9 +63,10 @@ pub(super) async fn watch(
             event = keys.recv() => match event {
                 Some(Event::Key(key)) => {
                     if let Some(message) = view::input::message(key, &app) {
-                        if matches!(message, view::Msg::Suspend) {
-                            terminal.suspend()?;
-                            terminal.resume()?;
+                        match message {
+                            view::Msg::Suspend => suspend(&mut terminal)?,
+                            view::Msg::Redraw => terminal.clear()?,
+                            _ => {}
                         }
                         app.update(message);
                         changed = true;
@@ -86,11 +83,18 @@ pub(super) async fn watch(
                 snapshot.source = source.to_owned();
             }
             app.set_snapshot(snapshot);
-            terminal.draw(|frame| view::draw(frame, &app))?;
+            terminal.draw(&app)?;
             drawn = Some(Instant::now());
         }
     }
     Ok(0)
+}
+
+/// Gives the terminal back and stops, as any program does on Ctrl-Z; the shell's fg goes on from here.
+fn suspend(terminal: &mut view::term::Terminal) -> anyhow::Result<()> {
+    terminal.suspend()?;
+    rustix::process::kill_current_process_group(rustix::process::Signal::TSTP)?;
+    Ok(terminal.resume()?)
 }
 
 /// Keys and resizes, read on a thread of their own: reading a terminal blocks.

@@ -8,13 +8,17 @@ use crate::join::{Communicator, Instance, Join, Signature, Track};
 use crate::model::{Evidence, Finding, Kind, Rank};
 use std::collections::BTreeMap;
 
+/// As long as ranks are still to come, a tie between those that came says nothing about who is wrong. After
+/// this, in ns, it is told as it is.
+const TIE_NS: u64 = 1_000_000_000;
+
 /// The rule. What is provable does not wait.
 #[derive(Debug)]
 pub struct MismatchRule;
 
 impl Rule for MismatchRule {
-    fn check(&self, join: &Join, _now_ns: u64) -> Vec<Finding> {
-        join.communicators().filter_map(|c| c.mismatch().and_then(|m| judge(join, c, m))).collect()
+    fn check(&self, join: &Join, now_ns: u64) -> Vec<Finding> {
+        join.communicators().filter_map(|c| c.mismatch().and_then(|m| judge(join, c, m, now_ns))).collect()
     }
 }
 
@@ -29,6 +33,7 @@ fn judge(
     join: &Join,
     c: &Communicator,
     (_, order, instance): (Track, u64, &Instance),
+    now_ns: u64,
 ) -> Option<Finding> {
     let mut camps: BTreeMap<Signature, Vec<Rank>> = BTreeMap::new();
     for (rank, part) in &instance.parts {
@@ -37,6 +42,11 @@ fn judge(
     // The majority is taken to be right; where there is none, all camps are named.
     let most = camps.values().map(Vec::len).max()?;
     let majority: Vec<&Signature> = camps.iter().filter(|(_, r)| r.len() == most).map(|(s, _)| s).collect();
+    let to_come = instance.parts.len() < c.expected();
+    let began = instance.began_ns().unwrap_or(0);
+    if majority.len() > 1 && to_come && now_ns < began + TIE_NS {
+        return None;
+    }
     let right = if majority.len() == 1 { majority.first().copied().copied() } else { None };
     let mut culprits: Vec<Rank> =
         camps.iter().filter(|(s, _)| Some(**s) != right).flat_map(|(_, r)| r.clone()).collect();
@@ -135,6 +145,20 @@ mod tests {
     fn without_a_majority_both_camps_are_named() {
         let found = join(|r, o| o.count += u64::from(r % 2));
         assert_eq!(found[0].ranks, vec![Rank(0), Rank(1), Rank(2), Rank(3)]);
+    }
+
+    #[test]
+    fn a_tie_waits_for_the_ranks_that_are_to_come() {
+        let mut j = Join::new();
+        for r in 0..2 {
+            j.feed(process(r));
+            j.feed(member(r, 4, 1));
+            let mut o = all_reduce(r, 0, 1_000_000, None);
+            o.count += u64::from(r);
+            j.feed(Update::Op(Box::new(o)));
+        }
+        assert_eq!(MismatchRule.check(&j, 2_000_000), vec![]);
+        assert_eq!(MismatchRule.check(&j, 1_001_000_000).len(), 1);
     }
 
     #[test]

@@ -48,7 +48,7 @@ impl Default for Settings {
     }
 }
 
-type Key = (Kind, CommId, Vec<Rank>, u64);
+type Key = (Kind, CommId, Option<Rank>, u64);
 
 /// All rules, and what they found so far.
 #[derive(Debug)]
@@ -92,10 +92,13 @@ impl Detector {
     }
 }
 
-/// What makes two findings the same one. A straggler is one finding, however many operations it delays.
+/// What makes two findings the same one. A straggler is one finding, however many operations it delays; of the
+/// others there is one an operation, whatever ranks turn out to be its cause.
 fn key(f: &Finding) -> Key {
-    let order = if f.kind == Kind::Straggler { 0 } else { f.operation.order };
-    (f.kind, f.communicator, f.ranks.clone(), order)
+    match f.kind {
+        Kind::Straggler => (f.kind, f.communicator, f.ranks.first().copied(), 0),
+        _ => (f.kind, f.communicator, None, f.operation.order),
+    }
 }
 
 /// A moment as RFC 3339, as far as the job's own pair of clocks tells it.

@@ -129,7 +129,10 @@ mod tests {
     use crate::join::testing::op;
     use crate::model::{DataType, Lane};
 
-    fn instance(kernels: &[(u32, u64, Option<(u64, u64)>)]) -> Instance {
+    /// Rank, issue time, kernel's start and duration.
+    type Given = (u32, u64, Option<(u64, u64)>);
+
+    fn instance(kernels: &[Given]) -> Instance {
         let mut i = Instance::default();
         for (rank, issued, kernel) in kernels {
             let mut o = op(Lane::Collective, 0);

@@ -185,13 +185,14 @@ impl<'a> View<'a> {
             for (rank, m) in c.members() {
                 let oldest = c
                     .incomplete()
-                    .filter(|(t, _, i)| !matches!(t, Track::Pair(..)) && i.parts.contains_key(rank))
+                    .filter(|(t, ..)| !matches!(t, Track::Pair(..)))
                     .find(|(t, o, _)| {
                         !matches!(c.state(*t, *o, *rank), OpState::Finished | OpState::InDoubt)
                     });
                 let waits_for: Vec<Rank> = oldest.map_or_else(Vec::new, |(t, o, _)| {
                     c.members()
                         .keys()
+                        .filter(|r| *r != rank)
                         .filter(|r| matches!(c.state(t, o, **r), OpState::NotIssued | OpState::Called))
                         .copied()
                         .collect()
