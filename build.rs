@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn main() {
-    for path in ["plugin/src", "plugin/Cargo.toml", "plugin/build.rs", "plugin/wire/src", "plugin/wire/Cargo.toml"] {
+    for path in
+        ["plugin/src", "plugin/Cargo.toml", "plugin/build.rs", "plugin/wire/src", "plugin/wire/Cargo.toml"]
+    {
         println!("cargo::rerun-if-changed={path}");
     }
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("Cargo sets CARGO_MANIFEST_DIR"));

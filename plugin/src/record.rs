@@ -84,9 +84,7 @@ pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<u64, Lo
             Ok(pack(Kind::Group, ticket))
         }
         Body::Api(api) => called(live, comm_of(live, context)?, event, api).map(|t| pack(Kind::Called, t)),
-        Body::Coll(coll) => {
-            issued(live, comm_of(live, context)?, event, coll).map(|t| pack(Kind::Issued, t))
-        }
+        Body::Coll(coll) => issued(live, comm_of(live, context)?, event, coll).map(|t| pack(Kind::Issued, t)),
         Body::P2p(p2p) => paired(live, comm_of(live, context)?, event, p2p).map(|t| pack(Kind::Issued, t)),
         Body::KernelLaunch => {
             let ticket = parent_ticket(live, event.parent, Kind::Group)?;
@@ -99,8 +97,9 @@ pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<u64, Lo
             }
             Ok(pack(Kind::Launch, ticket))
         }
-        Body::KernelCh { channel, gpu_ns } => kernel(live, event.parent, *channel, *gpu_ns)
-            .map(|t| pack(Kind::Channel, t)),
+        Body::KernelCh { channel, gpu_ns } => {
+            kernel(live, event.parent, *channel, *gpu_ns).map(|t| pack(Kind::Channel, t))
+        }
         Body::ProxyOp(p) => transfer(live, context, event.parent, p).map(|t| pack(Kind::Transfer, t)),
         Body::ProxyStep { step } => {
             let ticket = parent_ticket(live, event.parent, Kind::Transfer)?;
@@ -477,8 +476,8 @@ fn transfer(live: &'static Live, context: u64, parent: u64, p: &ProxyOp) -> Resu
     // PXN: another rank's operation, done by this process. Its context and parent are that process's own
     // numbers; its pid may by chance be ours in another namespace, its nonce is not.
     let own = live.segment.get(ringwatch_wire::layout::head::PID) & 0xffff_ffff;
-    let foreign = u64::from(p.pid as u32) != own
-        || matches!(Handle::unpack(parent, live.nonce), Err(Loss::Foreign));
+    let foreign =
+        u64::from(p.pid as u32) != own || matches!(Handle::unpack(parent, live.nonce), Err(Loss::Foreign));
     let comm = match comm_of(live, context) {
         Ok(c) if !foreign => c.ticket & 0xffff,
         _ => proxy::NO_COMM,

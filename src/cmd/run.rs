@@ -5,6 +5,7 @@ use crate::bundle;
 use crate::cli::Run;
 use crate::detect::Settings;
 use crate::ingest::{Place, Segments, default_dir, now_ns, reap};
+use crate::model::Finding;
 use crate::report;
 use crate::runtime::Monitor;
 use crate::runtime::signals::{Asked, Signals};
@@ -70,7 +71,15 @@ pub(super) fn run(o: &Run) -> anyhow::Result<u8> {
     reap(&s.segments, BLACK_BOXES);
     let segments = Segments::new(vec![Place::Dir(s.segments.clone())]).only_job(&s.job);
     let mut monitor = Monitor::new(segments, Settings::default());
-    let status = block_on(watch(o, &s, &mut monitor))?;
+    let (status, broken) = block_on(watch(o, &s, &mut monitor))?;
+    if !broken {
+        // When nobody reads stderr there is nobody to tell.
+        sum_up(o, &s, &mut monitor, status).ok();
+    }
+    Ok(code(status))
+}
+
+fn sum_up(o: &Run, s: &Surroundings, monitor: &mut Monitor<Segments>, status: ExitStatus) -> io::Result<()> {
     monitor.step(now_ns());
     let snapshot = monitor.snapshot(now_ns());
     let mut err = io::stderr().lock();
@@ -90,12 +99,17 @@ pub(super) fn run(o: &Run) -> anyhow::Result<u8> {
             std::fs::remove_file(path).ok();
         }
     } else if !boxes.is_empty() {
-        writeln!(err, "ringwatch: {} black boxes kept in {}", boxes.len(), s.segments.display())?;
+        let dir = s.segments.display();
+        writeln!(err, "ringwatch: {} black boxes kept in {dir} (ringwatch diagnose {dir})", boxes.len())?;
     }
-    Ok(code(status))
+    Ok(())
 }
 
-async fn watch(o: &Run, s: &Surroundings, monitor: &mut Monitor<Segments>) -> anyhow::Result<ExitStatus> {
+async fn watch(
+    o: &Run,
+    s: &Surroundings,
+    monitor: &mut Monitor<Segments>,
+) -> anyhow::Result<(ExitStatus, bool)> {
     let mut signals = Signals::new()?;
     let (program, arguments) = o.command.split_first().context("no command")?;
     let mut child = Command::new(program)
@@ -103,19 +117,34 @@ async fn watch(o: &Run, s: &Surroundings, monitor: &mut Monitor<Segments>) -> an
         .envs(s.variables.iter().map(|(k, v)| (k, v)))
         .spawn()
         .with_context(|| format!("cannot start {}", program.display()))?;
+    let mut broken = false;
     let mut tick = tokio::time::interval(STEP);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            status = child.wait() => return Ok(status?),
+            status = child.wait() => return Ok((status?, broken)),
             asked = signals.next() => forward(&child, asked),
-            _ = tick.tick() => {
-                for f in monitor.step(now_ns()) {
-                    let mut err = io::stderr().lock();
-                    write!(err, "ringwatch: ")?;
-                    report::finding(&mut err, &f)?;
+            _ = tick.tick(), if !broken => {
+                // The job comes first: whatever happens to its observer, it runs on and keeps its exit code.
+                let step = std::panic::AssertUnwindSafe(|| monitor.step(now_ns()));
+                match std::panic::catch_unwind(step) {
+                    Ok(new) => tell(&new),
+                    Err(_) => {
+                        broken = true;
+                        eprintln!("ringwatch: this is a bug in ringwatch; the job goes on unwatched");
+                    }
                 }
             }
+        }
+    }
+}
+
+/// Tells findings as they come. A closed stderr is no reason to disturb the job.
+fn tell(new: &[Finding]) {
+    let mut err = io::stderr().lock();
+    for f in new {
+        if write!(err, "ringwatch: ").and_then(|()| report::finding(&mut err, f)).is_err() {
+            return;
         }
     }
 }
@@ -137,4 +166,3 @@ fn code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|s| 128 + s)).unwrap_or(1);
     u8::try_from(code & 0xff).unwrap_or(1)
 }
-

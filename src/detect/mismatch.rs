@@ -53,10 +53,8 @@ fn judge(
     culprits.sort();
     let shown = instance.parts.values().find(|p| Some(Signature::of(&p.op, c.ranks())) == right);
     let operation = c.describe(order, &shown.or_else(|| instance.first())?.op);
-    let mut evidence: Vec<Evidence> = camps
-        .iter()
-        .map(|(s, ranks)| fact(format!("{} issued {}", names(ranks), describe(s))))
-        .collect();
+    let mut evidence: Vec<Evidence> =
+        camps.iter().map(|(s, ranks)| fact(format!("{} issued {}", names(ranks), describe(s)))).collect();
     let first_part = instance.parts.get(culprits.first()?)?;
     if let (Some(seq), Some(other)) = (first_part.op.seq, shown.and_then(|p| p.op.seq)) {
         evidence.push(fact(format!(
@@ -68,8 +66,7 @@ fn judge(
         evidence.extend(who(join, c, *rank));
     }
     // It began when the first of the culprits issued something else.
-    let since_ns =
-        culprits.iter().filter_map(|r| instance.parts.get(r)?.op.issued_ns).min().unwrap_or(0);
+    let since_ns = culprits.iter().filter_map(|r| instance.parts.get(r)?.op.issued_ns).min().unwrap_or(0);
     let missing: Vec<Rank> =
         c.members().keys().filter(|r| !instance.parts.contains_key(r)).copied().collect();
     if !missing.is_empty() {

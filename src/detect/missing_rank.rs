@@ -116,7 +116,10 @@ impl MissingRankRule {
             evidence.extend(who(join, c, *rank));
         }
         let advice = if missing.iter().any(gone) {
-            format!("find out why the process of {} ended: its log, dmesg (OOM), the exit code", names(&missing))
+            format!(
+                "find out why the process of {} ended: its log, dmesg (OOM), the exit code",
+                names(&missing)
+            )
         } else {
             format!(
                 "look at what {} does now (py-spy dump --pid PID): a branch that skips the call, an exception, data loading or a checkpoint",

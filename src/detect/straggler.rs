@@ -77,7 +77,10 @@ fn finding(join: &Join, c: &Communicator, rank: Rank, events: &[&LateEvent]) -> 
     ];
     if let Some(t) = worst.transfer_ns {
         evidence.push(number(
-            format!("the transfer itself took {:.6} s: the others' time was waiting, not the network", seconds(t)),
+            format!(
+                "the transfer itself took {:.6} s: the others' time was waiting, not the network",
+                seconds(t)
+            ),
             seconds(t),
             "s",
         ));
@@ -125,7 +128,12 @@ mod tests {
             for (o, (late_rank, by)) in late.iter().enumerate() {
                 let at = S + o as u64 * S;
                 let (arrive, end) = (at + if r == *late_rank { *by } else { 0 }, at + by + 100_000);
-                j.feed(Update::Op(Box::new(all_reduce(r, o as u64, arrive, Some((arrive + 10_000, Some(end)))))));
+                j.feed(Update::Op(Box::new(all_reduce(
+                    r,
+                    o as u64,
+                    arrive,
+                    Some((arrive + 10_000, Some(end))),
+                ))));
             }
         }
         j.tick(100 * S);

@@ -80,7 +80,12 @@ impl Instance {
         if self.parts.len() < ranks || ranks == 0 {
             return None;
         }
-        self.parts.values().map(|p| p.kernel.map(|k| k.duration_ns)).collect::<Option<Vec<_>>>()?.into_iter().min()
+        self.parts
+            .values()
+            .map(|p| p.kernel.map(|k| k.duration_ns))
+            .collect::<Option<Vec<_>>>()?
+            .into_iter()
+            .min()
     }
 
     /// Each rank's waiting in ns: its kernel's time beyond the transfer time.
@@ -138,7 +143,12 @@ mod tests {
             let mut o = op(Lane::Collective, 0);
             o.rank = Rank(*rank);
             o.issued_ns = Some(*issued);
-            let kernel = kernel.map(|(start_ns, duration_ns)| Kernel { start_ns, duration_ns, believed: 1, stamped: 1 });
+            let kernel = kernel.map(|(start_ns, duration_ns)| Kernel {
+                start_ns,
+                duration_ns,
+                believed: 1,
+                stamped: 1,
+            });
             i.parts.insert(Rank(*rank), Part { op: o, kernel, started_ns: None, finished: true });
         }
         i
