@@ -74,7 +74,7 @@ pub(crate) fn free_bytes(file: &Fd) -> Option<u64> {
     }
     // SAFETY: filled, and zeroed before; integers of any value are valid.
     let s = unsafe { s.assume_init() };
-    Some((s.f_bavail as u64).saturating_mul(s.f_bsize as u64))
+    Some(s.f_bavail.saturating_mul(s.f_bsize as u64))
 }
 
 /// Owner of a file.

@@ -15,6 +15,8 @@
 //! Orderings are named in pairs: `SYNC publish` (the publishing store and the reader's first look) and
 //! `SYNC reuse` (the fence after taking a slot and the fence before the reader's second look).
 
+#![allow(clippy::disallowed_types, reason = "the one file that may name atomics; loom has types of its own")]
+
 #[cfg(not(loom))]
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 #[cfg(loom)]
