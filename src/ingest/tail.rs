@@ -41,7 +41,8 @@ impl Cursor {
         let first = head.saturating_sub(slots);
         if !self.begun {
             self.begun = true;
-            self.next = first;
+            // The oldest slots of a busy ring are overwritten while they are read.
+            self.next = if first > 0 { first + slots / 8 } else { 0 };
         }
         if first > self.next {
             self.missed += first - self.next;
