@@ -60,7 +60,9 @@ fn write() -> Vec<u8> {
     c.set(group::START_NS, 6_000_000_000);
     c.publish();
     let slot = s.group.held(g).unwrap();
-    for (i, ns) in [(group::END_CALLED, 10), (group::LAUNCH_START, 20), (group::LAUNCH_STOP, 30), (group::STOP, 40)] {
+    for (i, ns) in
+        [(group::END_CALLED, 10), (group::LAUNCH_START, 20), (group::LAUNCH_STOP, 30), (group::STOP, 40)]
+    {
         assert!(mark_once(&slot[i], s.group.lap(g), ns));
     }
 
@@ -163,7 +165,8 @@ fn text<const N: usize>(t: Text<N>) -> String {
 
 #[test]
 fn the_file_says_what_was_written() {
-    let golden = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/segment-v1.bin")).unwrap();
+    let golden =
+        std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/segment-v1.bin")).unwrap();
     assert_eq!(golden.len(), 15_360);
     assert_eq!(&golden[..8], b"RINGWSEG");
     let words = support::words(&golden);

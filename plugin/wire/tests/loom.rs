@@ -225,7 +225,13 @@ fn two_writers_of_one_slot_never_mix() {
         assert!(first || later, "somebody gets it");
         assert_eq!(seen, Seen::Whole(has));
         assert_eq!(out[1..], [10 + has, 10 + has]);
-        MET.meet(if first && later { "both" } else if first { "only_first" } else { "only_later" });
+        MET.meet(if first && later {
+            "both"
+        } else if first {
+            "only_first"
+        } else {
+            "only_later"
+        });
     });
 }
 

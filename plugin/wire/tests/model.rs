@@ -17,15 +17,33 @@ const STRIDE: usize = 5;
 #[derive(Debug, Clone)]
 enum Step {
     /// Take the next ticket and write it; publish at once or later.
-    Claim { value: u64, publish: bool },
+    Claim {
+        value: u64,
+        publish: bool,
+    },
     /// Publish one of the claims that are still open.
-    Publish { which: usize },
+    Publish {
+        which: usize,
+    },
     /// Write a ticket's slot again, counted back from the newest.
-    Again { back: u64, value: u64, publish: bool },
+    Again {
+        back: u64,
+        value: u64,
+        publish: bool,
+    },
     /// Mark a ticket that may be gone, as a thread that slept would.
-    Mark { back: u64, value: u64, once: bool },
-    Add { back: u64, value: u64 },
-    Read { back: u64 },
+    Mark {
+        back: u64,
+        value: u64,
+        once: bool,
+    },
+    Add {
+        back: u64,
+        value: u64,
+    },
+    Read {
+        back: u64,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {

@@ -15,7 +15,8 @@ pub fn words(bytes: &[u8]) -> Vec<Word> {
 /// Opens and reads whatever a reader can be asked for; returns how many records it found.
 pub fn walk(words: &[Word]) -> Result<usize, OpenError> {
     let reader = Reader::open(words)?;
-    let mut found = reader.comms().map(|c| c.name.bytes().count() + c.gpu.bytes().count()).map(|n| n.min(1)).count();
+    let mut found =
+        reader.comms().map(|c| c.name.bytes().count() + c.gpu.bytes().count()).map(|n| n.min(1)).count();
     found += reader.text::<{ head::ENV_WORDS }>(head::ENV).bytes().count().min(1);
     found += reader.text::<8>(usize::MAX).bytes().count();
     for kind in [0, call::COUNT - 1, call::COUNT, usize::MAX] {
@@ -32,9 +33,15 @@ pub fn walk(words: &[Word]) -> Result<usize, OpenError> {
     for region in Region::ALL {
         let ring = reader.ring(region);
         let (next, slots) = (ring.next(), ring.slots());
-        let mut tickets = vec![0, 1, slots, 1 << 44, (1 << 48) - 1, 1 << 48, i64::MAX as u64, u64::MAX - 1, u64::MAX];
+        let mut tickets =
+            vec![0, 1, slots, 1 << 44, (1 << 48) - 1, 1 << 48, i64::MAX as u64, u64::MAX - 1, u64::MAX];
         for d in 0..20 {
-            tickets.extend([d, next.wrapping_add(d), next.wrapping_sub(d), next.wrapping_sub(slots).wrapping_add(d)]);
+            tickets.extend([
+                d,
+                next.wrapping_add(d),
+                next.wrapping_sub(d),
+                next.wrapping_sub(slots).wrapping_add(d),
+            ]);
         }
         for t in tickets {
             found += match region {
