@@ -76,6 +76,8 @@ pub struct Opened {
 pub struct Plugin {
     tables: [&'static CTable; 7],
     handle: usize,
+    /// Read once: asking again is a system call.
+    pub pid: i32,
 }
 
 // SAFETY: the tables are immutable and their functions may be called from any thread.
@@ -100,7 +102,7 @@ impl Plugin {
             // SAFETY: the symbol is a table of this shape; the library stays mapped (NODELETE).
             unsafe { at.cast::<CTable>().as_ref() }.unwrap_or_else(|| panic!("no symbol {symbol:?}"))
         });
-        Plugin { tables, handle: handle as usize }
+        Plugin { tables, handle: handle as usize, pid: std::process::id() as i32 }
     }
 
     pub fn built() -> Self {
@@ -108,7 +110,7 @@ impl Plugin {
     }
 
     pub fn from_tables(tables: [&'static CTable; 7]) -> Self {
-        Plugin { tables, handle: 0 }
+        Plugin { tables, handle: 0, pid: std::process::id() as i32 }
     }
 
     pub fn close(self) {

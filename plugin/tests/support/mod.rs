@@ -37,7 +37,7 @@ pub fn every_callback(plugin: &Plugin, v: usize, context: u64) {
         plugin.record(v, kernel, 22, Some((2000, 0)));
         plugin.stop(v, kernel);
     }
-    let pid = std::process::id() as i32;
+    let pid = plugin.pid;
     for (is_send, parent) in [(true, coll), (false, p2p), (true, 0x7777_1234_5678_9abc)] {
         let op = plugin.start(v, context, &abi::proxy_op(v, parent, pid, 1, 4, 4096, is_send));
         for state in [0, 1, 2, 3, 4, 5, 6, 7, 19, 23, 1000, -1] {
