@@ -225,6 +225,14 @@ impl Descriptor {
         d
     }
 
+    /// Its type as this version reads it.
+    pub fn kind(&self) -> u64 {
+        let mut bytes = [0; 8];
+        let size = TYPE_SIZE[self.version - 1];
+        bytes[..size].copy_from_slice(&self.bytes[..size]);
+        u64::from_le_bytes(bytes)
+    }
+
     pub fn as_ptr(&self) -> *const u8 {
         self.bytes.as_ptr()
     }
@@ -445,6 +453,8 @@ pub fn proxy_step(version: usize, parent: u64, step: i32) -> Descriptor {
 pub fn ce_coll(version: usize, parent: u64, func: usize, count: u64) -> Descriptor {
     Descriptor::new(version, ty::CE_COLL, parent, 0)
         .set64(CE_COLL, "func", name(&FUNCS, func) as u64)
+        .set64(CE_COLL, "send_buff", 0x1000)
+        .set64(CE_COLL, "recv_buff", 0x2000)
         .set64(CE_COLL, "count", count)
         .set64(CE_COLL, "datatype", name(&TYPES, FLOAT32) as u64)
         .set64(CE_COLL, "sync_strategy", c"MC".as_ptr() as u64)

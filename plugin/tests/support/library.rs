@@ -181,6 +181,17 @@ impl Plugin {
         out as u64
     }
 
+    /// startEvent without a descriptor, without a place for the handle, or without both.
+    pub fn start_badly(&self, version: usize, context: u64, how: usize) {
+        let d = super::abi::group(version);
+        let mut out = 0xdead_beef_usize as *mut c_void;
+        let place: *mut *mut c_void = if how == 0 { &mut out } else { std::ptr::null_mut() };
+        let d = if how == 1 { d.as_ptr().cast() } else { std::ptr::null() };
+        // SAFETY: NULL is what is tested.
+        assert_eq!(unsafe { (self.table(version).start)(context as *mut c_void, place, d) }, 0);
+        assert!(how != 0 || out.is_null(), "the handle's place is always written");
+    }
+
     pub fn stop(&self, version: usize, handle: u64) {
         // SAFETY: any number may be stopped.
         assert_eq!(unsafe { (self.table(version).stop)(handle as *mut c_void) }, 0);

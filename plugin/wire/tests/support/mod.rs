@@ -15,8 +15,11 @@ pub fn words(bytes: &[u8]) -> Vec<Word> {
 /// Opens and reads whatever a reader can be asked for; returns how many records it found.
 pub fn walk(words: &[Word]) -> Result<usize, OpenError> {
     let reader = Reader::open(words)?;
-    let mut found =
-        reader.comms().map(|c| c.name.bytes().count() + c.gpu.bytes().count()).map(|n| n.min(1)).count();
+    let mut found = 0;
+    for c in reader.comms() {
+        assert!(c.name.bytes().count() <= 64 && c.gpu.bytes().count() <= 24);
+        found += 1;
+    }
     found += reader.text::<{ head::ENV_WORDS }>(head::ENV).bytes().count().min(1);
     found += reader.text::<8>(usize::MAX).bytes().count();
     for kind in [0, call::COUNT - 1, call::COUNT, usize::MAX] {
