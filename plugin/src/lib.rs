@@ -40,5 +40,9 @@ mod freestanding {
     }
 
     // The precompiled core names this in unwind tables whose functions are all gone; nothing calls it.
-    core::arch::global_asm!(".hidden rust_eh_personality", ".globl rust_eh_personality", "rust_eh_personality:");
+    core::arch::global_asm!(
+        ".hidden rust_eh_personality",
+        ".globl rust_eh_personality",
+        "rust_eh_personality:"
+    );
 }

@@ -145,12 +145,9 @@ mod tests {
 
     #[test]
     fn every_name_has_its_code() {
-        for (table, find) in [
-            (FUNCS, func as fn(*const c_char) -> u8),
-            (TYPES, dtype),
-            (ALGOS, algo),
-            (PROTOS, proto),
-        ] {
+        for (table, find) in
+            [(FUNCS, func as fn(*const c_char) -> u8), (TYPES, dtype), (ALGOS, algo), (PROTOS, proto)]
+        {
             for (want, name) in table {
                 let c = std::ffi::CString::new(*name).expect("no NUL in a name");
                 assert_eq!(find(c.as_ptr()), *want, "{name}");

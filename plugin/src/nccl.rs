@@ -167,7 +167,8 @@ fn read_gpu_address(text: &mut [u8; 24]) -> Option<()> {
         return None;
     }
     // SAFETY: the CUDA driver's functions of these names and signatures.
-    let current = unsafe { core::mem::transmute::<usize, unsafe extern "C" fn(*mut c_int) -> c_int>(current) };
+    let current =
+        unsafe { core::mem::transmute::<usize, unsafe extern "C" fn(*mut c_int) -> c_int>(current) };
     // SAFETY: as above.
     let address = unsafe {
         core::mem::transmute::<usize, unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int>(address)

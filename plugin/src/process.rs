@@ -58,14 +58,7 @@ impl Identity {
         {
             *newline = 0;
         }
-        Identity {
-            pid,
-            uid,
-            start_ticks: start_ticks(),
-            nonce: nonce(pid),
-            boot_id,
-            program,
-        }
+        Identity { pid, uid, start_ticks: start_ticks(), nonce: nonce(pid), boot_id, program }
     }
 
     pub(crate) fn write(&self, segment: &Segment<'_>) {
@@ -109,8 +102,8 @@ pub(crate) fn write_environment(segment: &Segment<'_>) {
 
 fn nonce(pid: u32) -> u64 {
     // Very early in a boot there is no randomness: the clock and the pid still tell processes apart.
-    let random = sys::random()
-        .unwrap_or_else(|| now_ns().wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(pid));
+    let random =
+        sys::random().unwrap_or_else(|| now_ns().wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(pid));
     // The low 16 bits mark every handle and must not be 0.
     if random & 0xffff == 0 { random | 1 } else { random }
 }
@@ -124,9 +117,10 @@ fn start_ticks() -> u64 {
     let mut fields = stat.get(behind..).unwrap_or(&[]).split(|b| *b == b' ');
     // The piece of `)` itself is field 2.
     let Some(field) = fields.nth(20) else { return 0 };
-    field.iter().filter(|b| b.is_ascii_digit()).fold(0u64, |n, b| {
-        n.wrapping_mul(10).wrapping_add(u64::from(b.wrapping_sub(b'0')))
-    })
+    field
+        .iter()
+        .filter(|b| b.is_ascii_digit())
+        .fold(0u64, |n, b| n.wrapping_mul(10).wrapping_add(u64::from(b.wrapping_sub(b'0'))))
 }
 
 fn read_file(path: &CStr, into: &mut [u8]) -> usize {

@@ -8,7 +8,7 @@ use crate::event::{Api, Body, Coll, Event, P2p, ProxyOp, StateArg, bit};
 use crate::handle::{Handle, Kind};
 use crate::process::now_ns;
 use crate::state::Live;
-use ringwatch_wire::codes::{FUNCS, Flaw, Loss, flag, kind, phase};
+use ringwatch_wire::codes::{FUNCS, Flaw, Loss, UNKNOWN, flag, kind, phase};
 use ringwatch_wire::layout::{channel, comm, group, op, proxy};
 use ringwatch_wire::sync::{self, Claim, Word};
 
@@ -360,7 +360,14 @@ fn issued(live: &'static Live, c: Comm, event: &Event, coll: &Coll) -> Result<u6
     };
     // Counted before the slot is taken: a record that is lost must not shift the orders that follow.
     let order = c.slot.get(counter).map_or(op::NO_ORDER, |w| w.add(1));
+    // The call names the user's own type and count; NCCL turns some of them into bytes when it issues.
+    let called = match origin {
+        Origin::Called(t) => live.segment.op.held(t),
+        _ => None,
+    };
+    let called = called.map(|s| ((word(s, op::WHAT) >> 32 & 0xff) as u8, word(s, op::COUNT)));
     let (ticket, slot, again) = issue_slot(live, &origin)?;
+    let (dtype, count) = called.filter(|c| again && c.0 != UNKNOWN).unwrap_or((coll.dtype, coll.count));
     let mut flags = 0;
     for (set, bit) in [
         (coll.in_place, flag::IN_PLACE),
@@ -371,10 +378,10 @@ fn issued(live: &'static Live, c: Comm, event: &Event, coll: &Coll) -> Result<u6
             flags |= bit;
         }
     }
-    let what = What { kind, func: coll.func, dtype: coll.dtype, algo: coll.algo, proto: coll.proto, flags };
+    let what = What { kind, func: coll.func, dtype, algo: coll.algo, proto: coll.proto, flags };
     slot.set(op::WHAT, what.word(c.ticket));
     slot.set(op::ORDER, order);
-    slot.set(op::COUNT, coll.count);
+    slot.set(op::COUNT, count);
     slot.set(op::ROOT, root_word(coll.root, coll.channels, coll.warps));
     slot.set(op::ISSUED_NS, now_ns());
     slot.set(op::SEQ, coll.seq);

@@ -1,6 +1,11 @@
 //! The built library, as it is shipped: what it is made of, and what it promises the process it enters.
 
 #![allow(unsafe_code, reason = "plays NCCL's part of a C interface, forks and filters system calls")]
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "the plugin's bans are not its tests'"
+)]
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod support;
@@ -158,7 +163,7 @@ fn it_needs_libc_alone_stays_mapped_and_exports_seven_tables() {
     assert!(found);
     assert_eq!(needed, ["libc.so.6"]);
     assert_eq!(soname.as_deref(), Some("libnccl-profiler-ringwatch.so"));
-    assert_ne!(flags & u64::from(elf::DF_1_NODELETE.0), 0);
+    assert_ne!(flags & elf::DF_1_NODELETE.0, 0);
     let exported: BTreeSet<_> =
         file.dynamic_symbols().filter(|s| s.is_definition()).filter_map(|s| s.name().ok()).collect();
     let want: BTreeSet<String> = (1..=7).map(|v| format!("ncclProfiler_v{v}")).collect();

@@ -1,5 +1,10 @@
 //! NCCL's own sequences of callbacks, as each version makes them, and what is in the segment afterwards.
 
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "the plugin's bans are not its tests'"
+)]
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod support;

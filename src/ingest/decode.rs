@@ -1,8 +1,8 @@
 //! Wire records into the model. Total: whatever the bytes say, something honest comes out.
 
 use crate::model::{
-    Algo, ChannelStamp, CommId, CommRecord, DataType, Flags, Func, Job, Lane, NetPhase, NetProgress, OpRecord,
-    Proto, Rank, SegmentId,
+    Algo, ChannelStamp, CommId, CommRecord, DataType, Flags, Func, Job, Lane, NetPhase, NetProgress,
+    OpRecord, Proto, Rank, SegmentId,
 };
 use ringwatch_wire::codes::{self, flag, kind, phase};
 use ringwatch_wire::layout::head;
@@ -18,7 +18,12 @@ pub(super) fn text<const N: usize>(t: &Text<N>) -> Option<String> {
     Some(clean(t.bytes())).filter(|s| !s.is_empty())
 }
 
-fn by_name<T: Copy>(all: &[T], name: impl Fn(T) -> &'static str, table: &[(u8, &str)], code: u8) -> Option<T> {
+fn by_name<T: Copy>(
+    all: &[T],
+    name: impl Fn(T) -> &'static str,
+    table: &[(u8, &str)],
+    code: u8,
+) -> Option<T> {
     let text = table.iter().find(|(c, _)| *c == code)?.1;
     all.iter().copied().find(|t| name(*t) == text)
 }

@@ -45,7 +45,8 @@ impl Place {
             Place::Host => {
                 for root in roots() {
                     for dir in entries(&root.join("dev/shm")) {
-                        let ours = dir.file_name().is_some_and(|n| n.to_string_lossy().starts_with("ringwatch-"));
+                        let ours =
+                            dir.file_name().is_some_and(|n| n.to_string_lossy().starts_with("ringwatch-"));
                         // A link could lead anywhere; only real directories are entered.
                         if ours && fs::symlink_metadata(&dir).is_ok_and(|m| m.is_dir()) {
                             segments_in(&dir, &mut files);

@@ -32,7 +32,9 @@ pub(super) enum MapError {
     #[error("not ready: its process is still opening it, or was killed while it did")]
     NotReady,
     /// Of another version.
-    #[error("format version {0}, this ringwatch reads {FORMAT_VERSION}; use the plugin and the program of one release")]
+    #[error(
+        "format version {0}, this ringwatch reads {FORMAT_VERSION}; use the plugin and the program of one release"
+    )]
     Version(u32),
     /// Contradicts itself.
     #[error("not a segment: its table of regions is wrong")]
@@ -117,7 +119,8 @@ impl Mapping {
     pub(super) fn open(path: &Path) -> Result<Self, MapError> {
         install();
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = std::fs::File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(std::io::Error::from)?);
+        let file =
+            std::fs::File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(std::io::Error::from)?);
         let meta = file.metadata()?;
         let kind = meta.file_type();
         if !kind.is_file() || kind.is_fifo() {

@@ -7,10 +7,12 @@ mod decode;
 mod discover;
 mod mapping;
 mod process;
+mod reap;
 mod tail;
 
 pub use discover::{Place, default_dir, places};
 pub use process::now_ns;
+pub use reap::reap;
 
 use crate::model::{Liveness, SegmentId, Source, Update};
 use mapping::{MapError, Mapping};
@@ -27,24 +29,23 @@ const SEGMENTS_MAX: usize = 4096;
 #[derive(Debug)]
 pub struct Segments {
     places: Vec<Place>,
-    /// Follow processes that come; off for a folder of black boxes.
     tails: BTreeMap<PathBuf, Tail>,
     refused: HashMap<PathBuf, String>,
     searched_ns: Option<u64>,
-    /// Segments of processes that were gone already when first seen are left alone.
-    live_only: bool,
+    /// Segments of other jobs are left alone.
+    job: Option<String>,
 }
 
 impl Segments {
     /// Follows these places.
     pub fn new(places: Vec<Place>) -> Self {
-        Segments { places, tails: BTreeMap::new(), refused: HashMap::new(), searched_ns: None, live_only: false }
+        Segments { places, tails: BTreeMap::new(), refused: HashMap::new(), searched_ns: None, job: None }
     }
 
-    /// Leaves segments alone whose process was gone when they were first seen.
+    /// Follows the processes of one job only.
     #[must_use]
-    pub fn live_only(mut self) -> Self {
-        self.live_only = true;
+    pub fn only_job(mut self, name: &str) -> Self {
+        self.job = Some(name.to_owned());
         self
     }
 
@@ -79,9 +80,7 @@ impl Segments {
                     continue;
                 }
                 match Mapping::open(&path).and_then(|m| Tail::new(path.clone(), m, now_ns)) {
-                    Ok(tail) if self.live_only && tail.liveness() != Liveness::Alive => {
-                        self.refused.insert(path, "its process is gone".to_owned());
-                    }
+                    Ok(tail) if self.job.is_some() && tail.record().job.name != self.job => {}
                     Ok(tail) => {
                         // One file is reached by several ways through containers' roots.
                         if self.tails.values().any(|t| t.id() == tail.id()) {

@@ -27,6 +27,8 @@ struct Open {
 /// Tickets of one ring: how far it was read and what has to be looked at again.
 #[derive(Debug, Default)]
 struct Cursor {
+    /// Set by the first look: what was overwritten before it is history, not loss.
+    begun: bool,
     next: u64,
     open: Vec<u64>,
     missed: u64,
@@ -37,6 +39,10 @@ impl Cursor {
     /// are counted.
     fn take(&mut self, head: u64, slots: u64) -> Vec<u64> {
         let first = head.saturating_sub(slots);
+        if !self.begun {
+            self.begun = true;
+            self.next = first;
+        }
         if first > self.next {
             self.missed += first - self.next;
             self.next = first;
@@ -221,10 +227,8 @@ fn assemble(comm: &CommRecord, open: &Open) -> OpRecord {
     record.net = open.net.values().cloned().collect();
     // A replay runs long after the group that captured it.
     if !matches!(record.lane, crate::model::Lane::Replay) {
-        record.launch_ns = open
-            .group
-            .as_ref()
-            .and_then(|g| g.launch_start_ns.map(|start| (start, g.launch_stop_ns)));
+        record.launch_ns =
+            open.group.as_ref().and_then(|g| g.launch_start_ns.map(|start| (start, g.launch_stop_ns)));
     }
     record
 }

@@ -5,7 +5,8 @@ use super::instance::{Instance, Measure, Part, Track};
 use super::stats::{Class, ClassKey, Sample, size_class};
 use super::timing;
 use crate::model::{
-    Algo, CommId, CommRecord, DataType, Func, Lane, OpRecord, OpState, OperationRef, Proto, Rank, message_bytes,
+    Algo, CommId, CommRecord, DataType, Func, Lane, OpRecord, OpState, OperationRef, Proto, Rank,
+    message_bytes,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -318,6 +319,9 @@ impl Communicator {
     fn imply_done(&mut self, track: Track, order: u64, rank: Rank, launch: Option<u64>) {
         let Some(member) = self.members.get_mut(&rank) else { return };
         let from = member.done_below.get(&track).copied().unwrap_or(0);
+        if order <= from {
+            return;
+        }
         let mut below = from;
         let mut unbroken = true;
         for ((_, o), instance) in self.instances.range_mut((track, from)..(track, order)) {
@@ -426,7 +430,9 @@ impl Communicator {
         // The first operation sets up connections, at a different pace on every rank.
         let late = instance.late(needed).filter(|l| order > 0 && l.by_ns > 0);
         // Replays are issued by callbacks in the stream: their host times say nothing about the host.
-        let Some(late) = late.filter(|l| l.measure == Measure::Gpu || track == Track::Collective) else { return };
+        let Some(late) = late.filter(|l| l.measure == Measure::Gpu || track == Track::Collective) else {
+            return;
+        };
         let operation = self.describe(order, &first);
         if let Some(m) = self.members.get_mut(&late.rank) {
             m.late += 1;

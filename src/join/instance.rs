@@ -80,7 +80,12 @@ impl Instance {
         if self.parts.len() < ranks || ranks == 0 {
             return None;
         }
-        self.parts.values().map(|p| p.kernel.map(|k| k.duration_ns)).collect::<Option<Vec<_>>>()?.into_iter().min()
+        self.parts
+            .values()
+            .map(|p| p.kernel.map(|k| k.duration_ns))
+            .collect::<Option<Vec<_>>>()?
+            .into_iter()
+            .min()
     }
 
     /// Each rank's waiting in ns: its kernel's time beyond the transfer time.
@@ -129,13 +134,21 @@ mod tests {
     use crate::join::testing::op;
     use crate::model::{DataType, Lane};
 
-    fn instance(kernels: &[(u32, u64, Option<(u64, u64)>)]) -> Instance {
+    /// Rank, issue time, kernel's start and duration.
+    type Given = (u32, u64, Option<(u64, u64)>);
+
+    fn instance(kernels: &[Given]) -> Instance {
         let mut i = Instance::default();
         for (rank, issued, kernel) in kernels {
             let mut o = op(Lane::Collective, 0);
             o.rank = Rank(*rank);
             o.issued_ns = Some(*issued);
-            let kernel = kernel.map(|(start_ns, duration_ns)| Kernel { start_ns, duration_ns, believed: 1, stamped: 1 });
+            let kernel = kernel.map(|(start_ns, duration_ns)| Kernel {
+                start_ns,
+                duration_ns,
+                believed: 1,
+                stamped: 1,
+            });
             i.parts.insert(Rank(*rank), Part { op: o, kernel, started_ns: None, finished: true });
         }
         i

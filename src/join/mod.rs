@@ -115,7 +115,9 @@ impl Join {
     /// process of this host wrote down when it started.
     pub fn unix_ns(&self, mono_ns: u64) -> Option<u64> {
         let r = &self.processes.values().next()?.record;
-        r.created_unix_ns.checked_add_signed(mono_ns as i64 - r.created_ns as i64).filter(|_| r.created_unix_ns > 0)
+        r.created_unix_ns
+            .checked_add_signed(mono_ns as i64 - r.created_ns as i64)
+            .filter(|_| r.created_unix_ns > 0)
     }
 }
 
@@ -124,8 +126,8 @@ pub(crate) mod testing {
     //! Hand-made records.
 
     use crate::model::{
-        Algo, ChannelStamp, CommId, CommRecord, DataType, Flags, Func, Job, Lane, Liveness, OpRecord, Proto, Rank,
-        SegmentId, SegmentRecord, Update,
+        Algo, ChannelStamp, CommId, CommRecord, DataType, Flags, Func, Job, Lane, Liveness, OpRecord, Proto,
+        Rank, SegmentId, SegmentRecord, Update,
     };
 
     pub(crate) fn op(lane: Lane, order: u64) -> OpRecord {
@@ -201,7 +203,12 @@ pub(crate) mod testing {
 
     /// An all-reduce on one channel of one rank. The GPU's clock is the host's plus 1 s; the kernel is seen
     /// 1 us after it starts.
-    pub(crate) fn all_reduce(rank: u32, order: u64, issued: u64, kernel: Option<(u64, Option<u64>)>) -> OpRecord {
+    pub(crate) fn all_reduce(
+        rank: u32,
+        order: u64,
+        issued: u64,
+        kernel: Option<(u64, Option<u64>)>,
+    ) -> OpRecord {
         const AHEAD: u64 = 1_000_000_000;
         let mut o = op(Lane::Collective, order);
         o.segment = SegmentId(u64::from(rank) + 1);
@@ -210,7 +217,9 @@ pub(crate) mod testing {
         o.enqueued_ns = Some(issued + 1_000);
         o.launch_ns = Some((issued.saturating_sub(5_000), Some(issued)));
         if let Some((start, stop)) = kernel {
-            o.stamps = vec![stamp(0, start + AHEAD, stop.map(|s| s + AHEAD), start + 1_000)];
+            let mut s = stamp(0, start + AHEAD, stop.map(|s| s + AHEAD), start + 1_000);
+            s.stop_seen_ns = stop.map(|s| s + 1_000);
+            o.stamps = vec![s];
             o.started = 1;
             o.stopped = u16::from(stop.is_some());
         }

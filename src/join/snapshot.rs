@@ -2,8 +2,8 @@
 
 use super::{Join, Track};
 use crate::model::{
-    ClassRow, CommRow, FlightRow, JobRow, Lane, Liveness, LossRow, OpState, Rank, RankCell, RankRow, SegmentRow,
-    Snapshot,
+    ClassRow, CommRow, FlightRow, JobRow, Lane, Liveness, LossRow, OpState, Rank, RankCell, RankRow,
+    SegmentRow, Snapshot,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -58,7 +58,8 @@ impl<'a> View<'a> {
                         (ops, share, known) = (ops + per_s, share + busy, true);
                     }
                 }
-                let versions: BTreeSet<String> = processes.iter().filter_map(|p| p.record.nccl.clone()).collect();
+                let versions: BTreeSet<String> =
+                    processes.iter().filter_map(|p| p.record.nccl.clone()).collect();
                 let alive = processes.iter().filter(|p| p.record.liveness == Liveness::Alive).count();
                 JobRow {
                     name,
@@ -183,15 +184,14 @@ impl<'a> View<'a> {
         let mut rows = Vec::new();
         for c in self.join.communicators() {
             for (rank, m) in c.members() {
-                let oldest = c
-                    .incomplete()
-                    .filter(|(t, _, i)| !matches!(t, Track::Pair(..)) && i.parts.contains_key(rank))
-                    .find(|(t, o, _)| {
+                let oldest =
+                    c.incomplete().filter(|(t, ..)| !matches!(t, Track::Pair(..))).find(|(t, o, _)| {
                         !matches!(c.state(*t, *o, *rank), OpState::Finished | OpState::InDoubt)
                     });
                 let waits_for: Vec<Rank> = oldest.map_or_else(Vec::new, |(t, o, _)| {
                     c.members()
                         .keys()
+                        .filter(|r| *r != rank)
                         .filter(|r| matches!(c.state(t, o, **r), OpState::NotIssued | OpState::Called))
                         .copied()
                         .collect()

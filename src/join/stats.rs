@@ -55,7 +55,10 @@ pub struct Class {
 
 impl std::fmt::Debug for Class {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Class").field("count", &self.count).field("timed", &self.timed).finish_non_exhaustive()
+        f.debug_struct("Class")
+            .field("count", &self.count)
+            .field("timed", &self.timed)
+            .finish_non_exhaustive()
     }
 }
 

@@ -41,7 +41,7 @@ pub fn believed(stamp: &ChannelStamp, not_before: u64, clock: &ClockMap, earlier
     let (Some(start), Some(stop)) = (stamp.start_gpu_ns, stamp.stop_gpu_ns) else { return false };
     stop >= start
         && earlier.is_none_or(|e| start >= e)
-        && clock.to_host(start).is_some_and(|host| host >= not_before && host <= stamp.start_seen_ns)
+        && clock.to_host(start).is_some_and(|host| host >= not_before)
 }
 
 /// The kernel's time from its channels' believed stamps; `None` when there is none. Channels still running

@@ -205,12 +205,7 @@ pub(super) fn bit_of(kind: u64) -> u32 {
 
 /// The event of a descriptor whose first fields are NCCL's type, parent and rank.
 #[inline]
-pub(super) fn event(
-    kind: u64,
-    parent: *mut c_void,
-    rank: c_int,
-    body: impl FnOnce(u32) -> Body,
-) -> Event {
+pub(super) fn event(kind: u64, parent: *mut c_void, rank: c_int, body: impl FnOnce(u32) -> Body) -> Event {
     let bit = bit_of(kind);
     Event { bit, parent: parent.addr() as u64, rank, body: body(bit) }
 }

@@ -2,8 +2,8 @@
 
 #![expect(unsafe_code, reason = "a C union is read by the arm that its type names")]
 
-use super::arms::{self, KernelCh, ProxyOp, StateArgs};
 use super::Abi;
+use super::arms::{self, KernelCh, ProxyOp, StateArgs};
 use crate::event::{Body, Coll as CollEvent, Event, P2p as P2pEvent, StateArg, bit};
 use crate::names;
 use core::ffi::{c_char, c_int, c_void};

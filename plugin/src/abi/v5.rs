@@ -4,9 +4,9 @@
 
 use super::arms::{self, CollApi, GroupApi, KernelCh, P2pApi, ProxyOp, StateArgs};
 use super::{Abi, v4};
+use crate::event::P2p as P2pEvent;
 use crate::event::{Body, Coll as CollEvent, Event, StateArg, bit};
 use core::ffi::{c_int, c_void};
-use crate::event::P2p as P2pEvent;
 
 /// A collective: v4 and its plan.
 #[repr(C)]

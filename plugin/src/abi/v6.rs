@@ -5,8 +5,8 @@
 use super::arms::{self, CollApi, GroupApi, KernelCh, P2pApi, ProxyOp, StateArgs};
 use super::{Abi, v5};
 use crate::event::{Body, Coll as CollEvent, Event, StateArg, bit};
-use core::ffi::{c_char, c_int, c_void};
 use crate::names;
+use core::ffi::{c_char, c_int, c_void};
 
 /// A copy-engine collective.
 #[repr(C)]

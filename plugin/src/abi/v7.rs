@@ -4,10 +4,10 @@
 
 use super::arms::{self, CollApiTagged, GroupApi, KernelCh, P2pApiTagged, ProxyOp, StateArgs};
 use super::{Abi, v5, v6};
-use crate::event::{Body, Coll as CollEvent, Event, StateArg, bit};
-use core::ffi::{c_char, c_int, c_void};
 use crate::event::P2p as P2pEvent;
+use crate::event::{Body, Coll as CollEvent, Event, StateArg, bit};
 use crate::names;
+use core::ffi::{c_char, c_int, c_void};
 
 /// A collective: v5, the symmetric kernel and the tag.
 #[repr(C)]

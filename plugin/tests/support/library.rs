@@ -52,7 +52,12 @@ pub fn plugin_library() -> &'static Path {
         }
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("plugin");
         let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
-        let built = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        // What the tests are built with is not how the plugin is shipped.
+        for name in ["RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
+            cargo.env_remove(name);
+        }
+        let built = cargo
             .args(["build", "--quiet", "--lib", "--profile", "plugin", "--manifest-path"])
             .arg(manifest)
             .arg("--target-dir")

@@ -449,8 +449,7 @@ fn decode_op(ticket: u64, lap: u64, w: &[u64; op::WORDS]) -> OpSlot {
         capture: w[op::CAPTURE].checked_sub(1),
         plan: w[op::PLAN],
         variant: text_at(w, op::VARIANT),
-        enqueued_ns: sync::marked(w[op::ENQUEUED], lap)
-            .and_then(|d| issued.map(|i| i.saturating_add(d))),
+        enqueued_ns: sync::marked(w[op::ENQUEUED], lap).and_then(|d| issued.map(|i| i.saturating_add(d))),
         started: short(progress),
         stopped: short(progress >> 16),
     }

@@ -16,6 +16,8 @@
 //! `SYNC reuse` (the fence after taking a slot and the fence before the reader's second look) and `SYNC lap`
 //! (a counting mark's replacement and the next one's look).
 
+#![allow(clippy::disallowed_types, reason = "the one file that may name atomics; loom has types of its own")]
+
 #[cfg(not(loom))]
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 #[cfg(loom)]

@@ -3,6 +3,11 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p ringwatch-wire --test loom --release --target-dir target/loom`.
 
 #![cfg(loom)]
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "the plugin's bans are not its tests'"
+)]
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use loom::sync::Arc;

@@ -207,7 +207,7 @@ proptest! {
                 let (ticket, claim) = segment.channel.claim().unwrap();
                 prop_assert_eq!(ticket, given);
                 given += 1;
-                claim.set(channel::OP, ticket * 3 | 7 << 56);
+                claim.set(channel::OP, (ticket * 3) | (7 << 56));
                 claim.set(channel::START_GPU_NS, 1000 + k);
                 claim.set(channel::DURATION, 0);
                 claim.set(channel::STOP_SEEN, 0);

@@ -1,0 +1,42 @@
+//! The plugin that this program carries inside.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// The file name under which every NCCL release finds it: begins with `lib`, ends with `.so`.
+pub const FILE_NAME: &str = "libnccl-profiler-ringwatch.so";
+
+/// The plugin's bytes.
+pub const PLUGIN: &[u8] = include_bytes!(env!("RINGWATCH_PLUGIN_LIBRARY"));
+
+/// Puts the plugin into a directory, which is made if need be, and returns its path. A file that is there
+/// already with the same content is kept, since jobs may have it mapped; another one is replaced, not changed.
+///
+/// # Errors
+/// The path and the system's error, when the directory or file cannot be written.
+pub fn install(dir: &Path) -> io::Result<PathBuf> {
+    let told = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", dir.display()));
+    fs::DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(told)?;
+    let path = dir.join(FILE_NAME);
+    if fs::read(&path).is_ok_and(|there| there == PLUGIN) {
+        return Ok(path);
+    }
+    let fresh = dir.join(format!(".{FILE_NAME}.{}", std::process::id()));
+    let written = fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o755)
+        .open(&fresh)
+        .and_then(|mut f| f.write_all(PLUGIN))
+        .and_then(|()| fs::rename(&fresh, &path));
+    if let Err(e) = written {
+        // The rename is what failed, or the disk is full: leave nothing half-made behind.
+        if fs::remove_file(&fresh).is_err() {
+            return Err(told(e));
+        }
+        return Err(told(e));
+    }
+    Ok(path)
+}

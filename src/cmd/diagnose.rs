@@ -1,0 +1,50 @@
+//! `ringwatch diagnose`: what is wrong now.
+
+use super::{FINDINGS, monitor};
+use crate::cli::Diagnose;
+use crate::ingest::{Segments, now_ns};
+use crate::model::Finding;
+use crate::report;
+use crate::runtime::Monitor;
+use anyhow::bail;
+use std::io::{self, Write};
+use std::time::Duration;
+
+pub(super) fn run(o: &Diagnose) -> anyhow::Result<u8> {
+    if let Some(dir) = &o.dir
+        && !dir.is_dir()
+    {
+        bail!("{}: not a directory; name one that holds segments (*.seg)", dir.display());
+    }
+    let mut monitor = monitor(o.dir.clone());
+    // The segments hold their own history. The second look is for records that were being written during
+    // the first.
+    monitor.step(now_ns());
+    std::thread::sleep(Duration::from_millis(250));
+    monitor.step(now_ns());
+    explain_nothing(&monitor)?;
+    let findings: Vec<Finding> = monitor.findings();
+    let mut out = io::stdout().lock();
+    if o.json {
+        report::json(&mut out, &findings)?;
+    } else {
+        report::text(&mut out, &findings)?;
+    }
+    out.flush()?;
+    Ok(if findings.is_empty() { 0 } else { FINDINGS })
+}
+
+/// An answer about no processes would be no answer.
+fn explain_nothing(monitor: &Monitor<Segments>) -> anyhow::Result<()> {
+    let source = monitor.source();
+    for (path, why) in source.refused() {
+        eprintln!("ringwatch: {}: {why}", path.display());
+    }
+    if source.is_empty() {
+        bail!(
+            "no segments in {}; start the job with `ringwatch run -- CMD`, or load the plugin into it (`ringwatch plugin`)",
+            crate::model::Source::describe(source)
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,54 @@
+//! One file a verb: from what was typed to what is done, and to an exit code.
+
+mod demo;
+mod diagnose;
+mod plugin;
+mod replay;
+mod run;
+mod top;
+
+use crate::cli::{Cli, Scenario, Verb};
+use crate::detect::Settings;
+use crate::ingest::{Place, Segments, places};
+use crate::runtime::Monitor;
+use std::path::PathBuf;
+
+/// Exit code for findings.
+const FINDINGS: u8 = 1;
+/// Exit code for bad usage and broken surroundings.
+pub const BROKEN: u8 = 2;
+
+/// Does what was asked. The number is the exit code.
+///
+/// # Errors
+/// What went wrong, where, and what to do about it.
+pub fn dispatch(cli: Cli) -> anyhow::Result<u8> {
+    match cli.verb {
+        Verb::Top(o) => top::run(&o),
+        Verb::Run(o) => run::run(&o),
+        Verb::Diagnose(o) => diagnose::run(&o),
+        Verb::Demo(o) => demo::run(&o),
+        Verb::Plugin(o) => plugin::run(&o),
+        Verb::Replay(o) => replay::run(&o),
+    }
+}
+
+fn monitor(dir: Option<PathBuf>) -> Monitor<Segments> {
+    let places = dir.map_or_else(places, |d| vec![Place::Dir(d)]);
+    Monitor::new(Segments::new(places), Settings::default())
+}
+
+/// A runtime for the verbs that wait for several things at once.
+fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(future)
+}
+
+impl From<Scenario> for crate::replay::Scenario {
+    fn from(s: Scenario) -> Self {
+        match s {
+            Scenario::Mixed => Self::Mixed,
+            Scenario::MissingRank => Self::MissingRank,
+            Scenario::Mismatch => Self::Mismatch,
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! `ringwatch plugin`: the plugin for jobs that ringwatch does not start.
+
+use crate::bundle;
+use crate::cli::Plugin;
+use anyhow::Context;
+use std::path::PathBuf;
+
+/// Where the plugin goes by default: a place that is not mounted noexec, as /dev/shm often is.
+pub(super) fn default_dir() -> PathBuf {
+    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let cache = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|h| h.join(".cache")));
+    let uid = rustix::process::geteuid().as_raw();
+    cache
+        .filter(|c| c.is_absolute())
+        .map(|c| c.join("ringwatch"))
+        .unwrap_or_else(|| std::env::temp_dir().join(format!("ringwatch-{uid}")))
+}
+
+pub(super) fn run(o: &Plugin) -> anyhow::Result<u8> {
+    let dir = o.dir.clone().unwrap_or_else(default_dir);
+    let path = bundle::install(&dir).context("cannot write the plugin; name another directory")?;
+    let dir = std::path::absolute(path.parent().unwrap_or(&dir))?;
+    println!("export LD_LIBRARY_PATH={}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}", dir.display());
+    println!("export NCCL_PROFILER_PLUGIN={}", bundle::FILE_NAME);
+    Ok(0)
+}

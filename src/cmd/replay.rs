@@ -1,0 +1,26 @@
+//! `ringwatch replay` (hidden): one rank of a recorded job, in this process.
+
+use crate::cli::Replay;
+use crate::replay::{Abi, Pace, Player, PlayerOptions, fixture};
+use anyhow::{Context, bail};
+use std::time::Duration;
+
+pub(super) fn run(o: &Replay) -> anyhow::Result<u8> {
+    // Whoever started this must not leave it behind.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+    let trace = fixture(o.scenario.into(), o.two_node);
+    let Some(rank) = trace.ranks.get(o.rank) else {
+        bail!("--rank {}: the recording has ranks 0 to {}", o.rank, trace.ranks.len().saturating_sub(1));
+    };
+    let abi = Abi::new(o.abi).context("--abi: 1 to 7")?;
+    let mut options = PlayerOptions::new(o.plugin.clone(), abi, trace.timeline());
+    options.pace = if o.unpaced { Pace::Unpaced } else { Pace::Original };
+    options.loops = o.loops;
+    options.start_at_ns = o.start_at;
+    let player = Player::new(options)?;
+    let report = player.play(rank)?;
+    println!("{}", serde_json::to_string(&report)?);
+    // The recorded process lived on, with the plugin loaded.
+    std::thread::sleep(Duration::from_secs(u64::from(o.hold)));
+    Ok(0)
+}

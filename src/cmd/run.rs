@@ -1,0 +1,168 @@
+//! `ringwatch run -- CMD`: a job with the plugin loaded, watched to its end.
+
+use super::{block_on, plugin};
+use crate::bundle;
+use crate::cli::Run;
+use crate::detect::Settings;
+use crate::ingest::{Place, Segments, default_dir, now_ns, reap};
+use crate::model::Finding;
+use crate::report;
+use crate::runtime::Monitor;
+use crate::runtime::signals::{Asked, Signals};
+use anyhow::{Context, bail};
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::time::Duration;
+use tokio::process::{Child, Command};
+
+/// How often segments are read.
+const STEP: Duration = Duration::from_millis(20);
+/// Black boxes of earlier jobs may take this much of shared memory before the oldest are removed, in bytes.
+const BLACK_BOXES: u64 = 256 << 20;
+
+const PLUGIN_VARIABLE: &str = "NCCL_PROFILER_PLUGIN";
+
+/// What the job gets in its environment.
+struct Surroundings {
+    segments: PathBuf,
+    job: String,
+    variables: Vec<(&'static str, OsString)>,
+}
+
+fn prepare(o: &Run) -> anyhow::Result<Surroundings> {
+    if let Some(other) = std::env::var_os(PLUGIN_VARIABLE).filter(|v| !v.is_empty() && v != bundle::FILE_NAME)
+        && !o.replace
+    {
+        bail!(
+            "{PLUGIN_VARIABLE} is set to {}: NCCL takes one profiler plugin; unset it, or give --replace to run without it",
+            other.display()
+        );
+    }
+    let library = bundle::install(&plugin::default_dir())
+        .context("cannot write the plugin; set XDG_CACHE_HOME to a directory you may write")?;
+    let dir = library.parent().map(Path::to_owned).unwrap_or_default();
+    // The one spelling that every NCCL release finds, 2.27.3 too: a bare name beginning with lib and ending
+    // with .so, on the library path.
+    let mut path = OsString::from(dir);
+    if let Some(old) = std::env::var_os("LD_LIBRARY_PATH").filter(|p| !p.is_empty()) {
+        path.push(":");
+        path.push(old);
+    }
+    let given = std::env::var_os("RINGWATCH_DIR").filter(|d| !d.is_empty()).map(PathBuf::from);
+    let segments = given.unwrap_or_else(default_dir);
+    let job = std::env::var("RINGWATCH_JOB").ok().filter(|j| !j.is_empty()).unwrap_or_else(|| {
+        let name = o.command.first().map(Path::new).and_then(Path::file_name).unwrap_or_default();
+        format!("{}-{}", name.to_string_lossy(), std::process::id())
+    });
+    let variables = vec![
+        (PLUGIN_VARIABLE, OsString::from(bundle::FILE_NAME)),
+        ("LD_LIBRARY_PATH", path),
+        ("RINGWATCH_DIR", segments.clone().into_os_string()),
+        ("RINGWATCH_JOB", OsString::from(&job)),
+    ];
+    Ok(Surroundings { segments, job, variables })
+}
+
+pub(super) fn run(o: &Run) -> anyhow::Result<u8> {
+    let s = prepare(o)?;
+    reap(&s.segments, BLACK_BOXES);
+    let segments = Segments::new(vec![Place::Dir(s.segments.clone())]).only_job(&s.job);
+    let mut monitor = Monitor::new(segments, Settings::default());
+    let (status, broken) = block_on(watch(o, &s, &mut monitor))?;
+    if !broken {
+        // When nobody reads stderr there is nobody to tell.
+        sum_up(o, &s, &mut monitor, status).ok();
+    }
+    Ok(code(status))
+}
+
+fn sum_up(o: &Run, s: &Surroundings, monitor: &mut Monitor<Segments>, status: ExitStatus) -> io::Result<()> {
+    monitor.step(now_ns());
+    let snapshot = monitor.snapshot(now_ns());
+    let mut err = io::stderr().lock();
+    if snapshot.segments.is_empty() {
+        writeln!(
+            err,
+            "ringwatch: no process loaded the plugin: no NCCL communicator was made, NCCL is older than 2.23, or it is linked in without plugin support"
+        )?;
+    } else {
+        report::summary(&mut err, &snapshot)?;
+    }
+    let good = status.success() && snapshot.findings.is_empty();
+    let boxes: Vec<PathBuf> = monitor.source().gone().map(|(_, p)| p.to_owned()).collect();
+    if good && !o.keep {
+        for path in &boxes {
+            // Somebody else may have cleaned up already.
+            std::fs::remove_file(path).ok();
+        }
+    } else if !boxes.is_empty() {
+        let dir = s.segments.display();
+        writeln!(err, "ringwatch: {} black boxes kept in {dir} (ringwatch diagnose {dir})", boxes.len())?;
+    }
+    Ok(())
+}
+
+async fn watch(
+    o: &Run,
+    s: &Surroundings,
+    monitor: &mut Monitor<Segments>,
+) -> anyhow::Result<(ExitStatus, bool)> {
+    let mut signals = Signals::new()?;
+    let (program, arguments) = o.command.split_first().context("no command")?;
+    let mut child = Command::new(program)
+        .args(arguments)
+        .envs(s.variables.iter().map(|(k, v)| (k, v)))
+        .spawn()
+        .with_context(|| format!("cannot start {}", program.display()))?;
+    let mut broken = false;
+    let mut tick = tokio::time::interval(STEP);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            status = child.wait() => return Ok((status?, broken)),
+            asked = signals.next() => forward(&child, asked),
+            _ = tick.tick(), if !broken => {
+                // The job comes first: whatever happens to its observer, it runs on and keeps its exit code.
+                let step = std::panic::AssertUnwindSafe(|| monitor.step(now_ns()));
+                match std::panic::catch_unwind(step) {
+                    Ok(new) => tell(&new),
+                    Err(_) => {
+                        broken = true;
+                        eprintln!("ringwatch: this is a bug in ringwatch; the job goes on unwatched");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Tells findings as they come. A closed stderr is no reason to disturb the job.
+fn tell(new: &[Finding]) {
+    let mut err = io::stderr().lock();
+    for f in new {
+        if write!(err, "ringwatch: ").and_then(|()| report::finding(&mut err, f)).is_err() {
+            return;
+        }
+    }
+}
+
+fn forward(child: &Child, asked: Asked) {
+    // A terminal has sent it to the whole foreground group, the job included.
+    if asked.from_terminal() && io::stdin().is_terminal() {
+        return;
+    }
+    let pid = child.id().and_then(|p| rustix::process::Pid::from_raw(i32::try_from(p).ok()?));
+    if let Some(pid) = pid {
+        // It may have ended this very moment.
+        rustix::process::kill_process(pid, asked.signal()).ok();
+    }
+}
+
+/// The child's code as a shell gives it: 128 and the signal's number for a death by signal.
+fn code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|s| 128 + s)).unwrap_or(1);
+    u8::try_from(code & 0xff).unwrap_or(1)
+}

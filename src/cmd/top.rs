@@ -1,0 +1,111 @@
+//! `ringwatch top`: the screen.
+
+use super::{block_on, monitor};
+use crate::cli::Top;
+use crate::ingest::{Segments, now_ns};
+use crate::runtime::Monitor;
+use crate::runtime::signals::{Asked, Signals};
+use crate::view;
+use crossterm::event::Event;
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// How often segments are read.
+const STEP: Duration = Duration::from_millis(20);
+/// How often the screen changes by itself: as fast as a person can read it.
+const FRAME: Duration = Duration::from_millis(250);
+/// How long --once watches before it prints: rates need a whole second.
+const ONCE: Duration = Duration::from_millis(2200);
+
+pub(super) fn run(o: &Top) -> anyhow::Result<u8> {
+    let mut monitor = monitor(o.dir.clone());
+    if o.once {
+        let until = Instant::now() + ONCE;
+        monitor.step(now_ns());
+        while !monitor.source().is_empty() && Instant::now() < until {
+            std::thread::sleep(STEP);
+            monitor.step(now_ns());
+        }
+        let mut app = view::App::new();
+        app.set_snapshot(monitor.snapshot(now_ns()));
+        let mut out = io::stdout().lock();
+        writeln!(out, "{}", view::render_text(&app, o.width, u16::MAX))?;
+        return Ok(0);
+    }
+    block_on(watch(monitor, None, ""))
+}
+
+/// Shows a monitor until the user quits, a signal asks for it, or a time has come.
+pub(super) async fn watch(
+    mut monitor: Monitor<Segments>,
+    until: Option<Instant>,
+    source: &str,
+) -> anyhow::Result<u8> {
+    let mut signals = Signals::new()?;
+    let mut keys = keys();
+    let mut terminal = view::term::Terminal::enter()?;
+    let mut app = view::App::with_theme(view::Theme::from_env());
+    let mut step = tokio::time::interval(STEP);
+    step.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut drawn: Option<Instant> = None;
+    while !app.quit() && until.is_none_or(|u| Instant::now() < u) {
+        let mut changed = false;
+        tokio::select! {
+            _ = step.tick() => {
+                monitor.step(now_ns());
+            }
+            asked = signals.next() => {
+                if !matches!(asked, Asked::User1 | Asked::User2) {
+                    break;
+                }
+            }
+            event = keys.recv() => match event {
+                Some(Event::Key(key)) => {
+                    if let Some(message) = view::input::message(key, &app) {
+                        match message {
+                            view::Msg::Suspend => suspend(&mut terminal)?,
+                            view::Msg::Redraw => terminal.clear()?,
+                            _ => {}
+                        }
+                        app.update(message);
+                        changed = true;
+                    }
+                }
+                Some(_) => changed = true,
+                // The terminal is gone.
+                None => break,
+            }
+        }
+        if changed || drawn.is_none_or(|t| t.elapsed() >= FRAME) {
+            let mut snapshot = monitor.snapshot(now_ns());
+            if !source.is_empty() {
+                snapshot.source = source.to_owned();
+            }
+            app.set_snapshot(snapshot);
+            terminal.draw(&app)?;
+            drawn = Some(Instant::now());
+        }
+    }
+    Ok(0)
+}
+
+/// Gives the terminal back and stops, as any program does on Ctrl-Z; the shell's fg goes on from here.
+fn suspend(terminal: &mut view::term::Terminal) -> anyhow::Result<()> {
+    terminal.suspend()?;
+    rustix::process::kill_current_process_group(rustix::process::Signal::TSTP)?;
+    Ok(terminal.resume()?)
+}
+
+/// Keys and resizes, read on a thread of their own: reading a terminal blocks.
+fn keys() -> mpsc::Receiver<Event> {
+    let (send, receive) = mpsc::channel(64);
+    std::thread::spawn(move || {
+        while let Ok(event) = crossterm::event::read() {
+            if send.blocking_send(event).is_err() {
+                break;
+            }
+        }
+    });
+    receive
+}

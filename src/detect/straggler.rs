@@ -1,0 +1,175 @@
+//! `straggler`: a rank arrives late and the others wait for it.
+//!
+//! Told at once when one arrival is very late, else when the same rank is late again and again. A
+//! communicator's first operation never counts (the join leaves it out).
+
+use super::{Rule, Settings, fact, number, seconds, wall, who};
+use crate::join::{Communicator, Join, LateEvent, Measure, Track};
+use crate::model::{Finding, Kind, Rank};
+use std::collections::BTreeMap;
+
+/// The rule.
+#[derive(Debug)]
+pub struct StragglerRule {
+    settings: Settings,
+}
+
+impl StragglerRule {
+    /// With these limits.
+    pub fn new(settings: Settings) -> Self {
+        StragglerRule { settings }
+    }
+}
+
+impl Rule for StragglerRule {
+    fn check(&self, join: &Join, _now_ns: u64) -> Vec<Finding> {
+        join.communicators().flat_map(|c| self.judge(join, c)).collect()
+    }
+}
+
+impl StragglerRule {
+    fn significant(&self, e: &LateEvent) -> bool {
+        match e.measure {
+            Measure::Gpu => e.by_ns >= self.settings.late_often_ns,
+            // A host may issue a little late without its GPU having been idle.
+            Measure::Host => e.by_ns >= self.settings.late_at_once_ns,
+        }
+    }
+
+    fn judge(&self, join: &Join, c: &Communicator) -> Vec<Finding> {
+        let before_mismatch =
+            |e: &&LateEvent| c.mismatch().is_none_or(|(t, o, _)| (e.track, e.operation.order) < (t, o));
+        let mut by_rank: BTreeMap<Rank, Vec<&LateEvent>> = BTreeMap::new();
+        let mut all = 0usize;
+        for e in c.late().filter(before_mismatch).filter(|e| self.significant(e)) {
+            by_rank.entry(e.rank).or_default().push(e);
+            all += 1;
+        }
+        let told = |events: &[&LateEvent]| {
+            let worst = events.iter().map(|e| e.by_ns).max().unwrap_or(0);
+            // The same rank again and again, not every rank in turn.
+            let often = events.len() >= self.settings.late_times && events.len() * 2 > all;
+            worst >= self.settings.late_at_once_ns || often
+        };
+        by_rank
+            .into_iter()
+            .filter(|(_, events)| told(events))
+            .filter_map(|(rank, events)| finding(join, c, rank, &events))
+            .collect()
+    }
+}
+
+fn finding(join: &Join, c: &Communicator, rank: Rank, events: &[&LateEvent]) -> Option<Finding> {
+    let worst = events.iter().max_by_key(|e| e.by_ns)?;
+    let first = events.iter().map(|e| e.at_ns).min()?;
+    let seen = c.late().count();
+    let mut evidence = vec![
+        number(
+            format!("rank {rank} came {:.3} s after the first rank", seconds(worst.by_ns)),
+            seconds(worst.by_ns),
+            "s",
+        ),
+        number(
+            format!("late so in {} of the last {seen} collectives", events.len()),
+            events.len() as f64,
+            "count",
+        ),
+    ];
+    if let Some(t) = worst.transfer_ns {
+        evidence.push(number(
+            format!(
+                "the transfer itself took {:.6} s: the others' time was waiting, not the network",
+                seconds(t)
+            ),
+            seconds(t),
+            "s",
+        ));
+    }
+    evidence.push(fact(match worst.measure {
+        Measure::Gpu => "measured by the kernels' times on the GPUs",
+        Measure::Host => {
+            "measured by the hosts' issue times: the GPUs' stamps of this operation cannot be believed or are absent"
+        }
+    }));
+    if worst.track == Track::Replay {
+        evidence.push(fact("the operation was replayed by a CUDA graph"));
+    }
+    evidence.extend(who(join, c, rank));
+    Some(Finding {
+        kind: Kind::Straggler,
+        communicator: c.id,
+        ranks: vec![rank],
+        operation: worst.operation.clone(),
+        since: wall(join, first),
+        evidence,
+        advice: format!(
+            "look at what rank {rank} does before this operation: data loading, a slower GPU (clocks, throttling), a busy CPU, uneven work"
+        ),
+        since_ns: first,
+        open: true,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::join::testing::{all_reduce, member, process};
+    use crate::model::Update;
+
+    const S: u64 = 1_000_000_000;
+
+    /// `late[i]` is (rank, ns late) in the operation of order i.
+    fn run(late: &[(u32, u64)]) -> Vec<Finding> {
+        let mut j = Join::new();
+        let n = late.len() as u64;
+        for r in 0..4 {
+            j.feed(process(r));
+            j.feed(member(r, 4, n));
+            for (o, (late_rank, by)) in late.iter().enumerate() {
+                let at = S + o as u64 * S;
+                let (arrive, end) = (at + if r == *late_rank { *by } else { 0 }, at + by + 100_000);
+                j.feed(Update::Op(Box::new(all_reduce(
+                    r,
+                    o as u64,
+                    arrive,
+                    Some((arrive + 10_000, Some(end))),
+                ))));
+            }
+        }
+        j.tick(100 * S);
+        StragglerRule::new(Settings::default()).check(&j, 100 * S)
+    }
+
+    #[test]
+    fn a_very_late_rank_is_told_at_once() {
+        let found = run(&[(0, 1_000), (3, 300_000_000), (1, 1_000)]);
+        assert_eq!(found.len(), 1);
+        let f = &found[0];
+        assert_eq!((f.ranks.as_slice(), f.operation.order), ([Rank(3)].as_slice(), 1));
+        assert!((f.evidence[0].value.expect("seconds") - 0.3).abs() < 1e-6);
+        assert!(f.evidence.iter().any(|e| e.text.contains("on the GPUs")));
+    }
+
+    #[test]
+    fn the_first_operation_never_counts() {
+        assert_eq!(run(&[(3, 900_000_000), (1, 1_000)]), vec![]);
+    }
+
+    #[test]
+    fn a_little_late_counts_when_it_repeats_on_one_rank() {
+        let mut late = vec![(0, 1_000)];
+        late.extend([(2, 8_000_000); 4]);
+        assert_eq!(run(&late), vec![], "four times are not enough");
+        late.push((2, 9_000_000));
+        let found = run(&late);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].ranks, vec![Rank(2)]);
+        assert_eq!(found[0].evidence[1].value, Some(5.0));
+    }
+
+    #[test]
+    fn ranks_late_in_turn_are_noise() {
+        let late: Vec<(u32, u64)> = (0..24).map(|i| (i % 4, 8_000_000)).collect();
+        assert_eq!(run(&late), vec![]);
+    }
+}

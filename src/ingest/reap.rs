@@ -1,0 +1,36 @@
+//! Black boxes are kept until they take too much room.
+
+use super::discover::Place;
+use super::mapping::Mapping;
+use super::tail::Tail;
+use crate::model::Liveness;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// Removes the oldest segments of dead processes in a directory until the rest take at most `keep_bytes`.
+/// Segments of running processes, and files that are no segments, are never touched. Returns what was removed.
+pub fn reap(dir: &Path, keep_bytes: u64) -> Vec<PathBuf> {
+    let mut dead: Vec<(SystemTime, u64, PathBuf)> = Place::Dir(dir.to_owned())
+        .files()
+        .into_iter()
+        .filter_map(|path| {
+            let tail = Tail::new(path.clone(), Mapping::open(&path).ok()?, 0).ok()?;
+            if tail.liveness() == Liveness::Alive {
+                return None;
+            }
+            let meta = std::fs::symlink_metadata(&path).ok()?;
+            Some((meta.modified().ok()?, meta.len(), path))
+        })
+        .collect();
+    // Newest first: those are kept.
+    dead.sort_by(|a, b| b.cmp(a));
+    let mut kept = 0u64;
+    let mut removed = Vec::new();
+    for (_, bytes, path) in dead {
+        kept = kept.saturating_add(bytes);
+        if kept > keep_bytes && std::fs::remove_file(&path).is_ok() {
+            removed.push(path);
+        }
+    }
+    removed
+}

@@ -1,0 +1,169 @@
+//! Findings and statistics as text and JSON.
+
+use crate::model::{Finding, Snapshot};
+use std::io::{self, Write};
+
+/// Writes findings as JSON, one object a line. The schema is in the README and does not change silently.
+///
+/// # Errors
+/// Those of the writer.
+pub fn json(out: &mut impl Write, findings: &[Finding]) -> io::Result<()> {
+    for f in findings {
+        serde_json::to_writer(&mut *out, f)?;
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+/// Writes findings for people.
+///
+/// # Errors
+/// Those of the writer.
+pub fn text(out: &mut impl Write, findings: &[Finding]) -> io::Result<()> {
+    if findings.is_empty() {
+        return writeln!(out, "no findings");
+    }
+    for f in findings {
+        finding(out, f)?;
+    }
+    Ok(())
+}
+
+/// Writes one finding for people.
+///
+/// # Errors
+/// Those of the writer.
+pub fn finding(out: &mut impl Write, f: &Finding) -> io::Result<()> {
+    writeln!(out, "{}", f.headline())?;
+    if let Some(since) = &f.since {
+        writeln!(out, "    since {since}{}", if f.open { "" } else { ", over now" })?;
+    }
+    for e in &f.evidence {
+        writeln!(out, "    - {}", e.text)?;
+    }
+    writeln!(out, "    next: {}", f.advice)
+}
+
+/// Writes how a job went: its findings, its slowest operations, its losses.
+///
+/// # Errors
+/// Those of the writer.
+pub fn summary(out: &mut impl Write, s: &Snapshot) -> io::Result<()> {
+    let processes = s.segments.len();
+    let counted: u64 = s.classes.iter().map(|c| c.count).sum();
+    writeln!(
+        out,
+        "ringwatch: {processes} processes, {} communicators, {counted} operations, {} records lost",
+        s.comms.len(),
+        s.lost()
+    )?;
+    for l in &s.losses {
+        writeln!(out, "ringwatch:   pid {}: {}: {}", l.pid, l.reason, l.count)?;
+    }
+    let mut slow: Vec<_> = s.classes.iter().filter(|c| c.p99_ns.is_some()).collect();
+    slow.sort_by(|a, b| b.p99_ns.unwrap_or(0.0).total_cmp(&a.p99_ns.unwrap_or(0.0)));
+    if !slow.is_empty() {
+        writeln!(out, "ringwatch: slowest operations (transfer time; waiting is not in it)")?;
+        writeln!(
+            out,
+            "ringwatch:   {:<14}{:>9}  {:<16}{:>9}{:>11}{:>11}{:>12}",
+            "operation", "size", "algorithm", "count", "p50 us", "p99 us", "busbw GB/s"
+        )?;
+    }
+    for c in slow.iter().take(5) {
+        let size = c.size_class.map_or_else(|| "-".to_owned(), size);
+        let algo = match (c.algo, c.proto) {
+            (Some(a), Some(p)) => format!("{a}/{p}"),
+            (Some(a), None) => a.to_string(),
+            _ => "-".to_owned(),
+        };
+        writeln!(
+            out,
+            "ringwatch:   {:<14}{size:>9}  {algo:<16}{:>9}{:>11}{:>11}{:>12}",
+            c.func.as_str(),
+            c.count,
+            number(c.p50_ns, 1e3),
+            number(c.p99_ns, 1e3),
+            number(c.busbw, 1e9),
+        )?;
+    }
+    if s.findings.is_empty() {
+        return writeln!(out, "ringwatch: no findings");
+    }
+    writeln!(out, "ringwatch: findings")?;
+    for f in &s.findings {
+        finding(out, f)?;
+    }
+    Ok(())
+}
+
+fn number(n: Option<f64>, unit: f64) -> String {
+    n.map_or_else(|| "-".to_owned(), |n| format!("{:.1}", n / unit))
+}
+
+/// `1 MiB` for class 20.
+fn size(class: u8) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let unit = units.get(usize::from(class) / 10).copied().unwrap_or("B");
+    format!("{} {unit}", 1u64 << (class % 10))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{CommId, Evidence, Kind, OperationRef, Rank};
+
+    fn sample() -> Finding {
+        Finding {
+            kind: Kind::MissingRank,
+            communicator: CommId(0x2cb0_a93e),
+            ranks: vec![Rank(3)],
+            operation: OperationRef {
+                order: 3,
+                func: "AllReduce".into(),
+                bytes: Some(16_777_216),
+                dtype: Some("ncclFloat32".into()),
+                algo: Some("RING".into()),
+                proto: None,
+            },
+            since: Some("2026-11-21T09:00:00Z".into()),
+            evidence: vec![Evidence { text: "ranks 0, 1, 2 wait".into(), value: Some(3.5), unit: Some("s") }],
+            advice: "look at rank 3".into(),
+            since_ns: 0,
+            open: true,
+        }
+    }
+
+    #[test]
+    fn the_json_schema_is_stable() {
+        let mut out = Vec::new();
+        json(&mut out, &[sample()]).expect("written");
+        assert_eq!(
+            String::from_utf8(out).expect("text"),
+            concat!(
+                r#"{"kind":"missing-rank","communicator":"000000002cb0a93e","ranks":[3],"operation":{"order":3,"#,
+                r#""func":"AllReduce","bytes":16777216,"dtype":"ncclFloat32","algo":"RING","proto":null},"#,
+                r#""since":"2026-11-21T09:00:00Z","evidence":[{"text":"ranks 0, 1, 2 wait","value":3.5,"unit":"s"}],"#,
+                r#""advice":"look at rank 3"}"#,
+                "\n"
+            )
+        );
+    }
+
+    #[test]
+    fn text_says_what_since_when_and_what_next() {
+        let mut out = Vec::new();
+        text(&mut out, &[sample()]).expect("written");
+        let text = String::from_utf8(out).expect("text");
+        assert!(text.starts_with("missing-rank: rank 3 in AllReduce of 16777216 bytes (order 3,"), "{text}");
+        assert!(text.contains("since 2026-11-21T09:00:00Z\n") && text.contains("next: look at rank 3"));
+    }
+
+    #[test]
+    fn size_classes_read_as_sizes() {
+        assert_eq!(size(0), "1 B");
+        assert_eq!(size(19), "512 KiB");
+        assert_eq!(size(24), "16 MiB");
+        assert_eq!(size(63), "8 EiB");
+    }
+}

@@ -1,0 +1,56 @@
+//! The one owner of a node's state.
+
+use crate::detect::{Detector, Settings};
+use crate::join::{Join, View};
+use crate::model::{Finding, Snapshot, Source};
+
+/// A source, what it said so far, and what is wrong.
+#[derive(Debug)]
+pub struct Monitor<S> {
+    source: S,
+    join: Join,
+    detector: Detector,
+}
+
+impl<S: Source> Monitor<S> {
+    /// Watches a source.
+    pub fn new(source: S, settings: Settings) -> Self {
+        Monitor { source, join: Join::new(), detector: Detector::new(settings) }
+    }
+
+    /// Takes in what is new and asks the rules. Returns the findings that are new.
+    pub fn step(&mut self, now_ns: u64) -> Vec<Finding> {
+        for update in self.source.poll(now_ns) {
+            self.join.feed(update);
+        }
+        self.join.tick(now_ns);
+        self.detector.check(&self.join, now_ns)
+    }
+
+    /// The source.
+    pub fn source(&self) -> &S {
+        &self.source
+    }
+
+    /// What the ranks did.
+    pub fn join(&self) -> &Join {
+        &self.join
+    }
+
+    /// Everything found so far, open findings first.
+    pub fn findings(&self) -> Vec<Finding> {
+        self.detector.findings()
+    }
+
+    /// All of it for a screen.
+    pub fn snapshot(&self, now_ns: u64) -> Snapshot {
+        let mut s = View::new(&self.join, now_ns).snapshot();
+        s.findings = self.findings();
+        s.source = self.source.describe();
+        s.wall = self.join.unix_ns(now_ns).and_then(|ns| {
+            let t = time::OffsetDateTime::from_unix_timestamp_nanos(i128::from(ns)).ok()?;
+            Some(format!("{:02}:{:02}:{:02}", t.hour(), t.minute(), t.second()))
+        });
+        s
+    }
+}

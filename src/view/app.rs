@@ -1,0 +1,277 @@
+//! The state of the screens and how a message changes it. No terminal, no clock.
+
+use super::clean;
+use super::table::Sort;
+use super::theme::Theme;
+use super::widgets;
+use crate::model::{CommId, Snapshot};
+use std::cell::Cell;
+
+/// The longest filter that can be typed.
+const FILTER_MAX: usize = 100;
+
+/// The screens, in the order of their keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Screen {
+    /// Findings, operations in flight, communicators, collectives and losses on one screen.
+    #[default]
+    Overview,
+    /// Classes of operations with their times and bandwidths.
+    Collectives,
+    /// The ranks of one communicator and whom they wait for.
+    Ranks,
+    /// Every finding with all its evidence.
+    Findings,
+    /// Processes and what was lost.
+    Losses,
+}
+
+impl Screen {
+    /// Every screen, in the order of their keys.
+    pub const ALL: [Screen; 5] =
+        [Screen::Overview, Screen::Collectives, Screen::Ranks, Screen::Findings, Screen::Losses];
+
+    /// The name on the screen.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Screen::Overview => "Overview",
+            Screen::Collectives => "Collectives",
+            Screen::Ranks => "Ranks",
+            Screen::Findings => "Findings",
+            Screen::Losses => "Losses",
+        }
+    }
+
+    const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// What can happen to the screens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Msg {
+    /// Leave.
+    Quit,
+    /// Stop the process. Changes nothing here: the owner of the terminal suspends and resumes.
+    Suspend,
+    /// Draw again from nothing. Changes nothing here either.
+    Redraw,
+    /// Show or hide the help.
+    Help,
+    /// Close the help, else clear the filter.
+    Escape,
+    /// Show a screen.
+    Show(Screen),
+    /// The next screen.
+    NextScreen,
+    /// The previous screen.
+    PreviousScreen,
+    /// Move the selection or the text by so many lines.
+    Move(isize),
+    /// Move by so many pages.
+    Page(isize),
+    /// To the first line.
+    Top,
+    /// To the last line.
+    Bottom,
+    /// The next communicator of the ranks screen.
+    NextComm,
+    /// The previous communicator of the ranks screen.
+    PreviousComm,
+    /// Sort by the next column.
+    SortNext,
+    /// Sort the other way round.
+    SortReverse,
+    /// Stop or resume taking snapshots.
+    Pause,
+    /// Begin to type a filter.
+    FilterStart,
+    /// A character of the filter.
+    FilterPush(char),
+    /// Take the last character of the filter back.
+    FilterPop,
+    /// Keep the filter and stop typing.
+    FilterKeep,
+    /// Drop the filter and stop typing.
+    FilterClear,
+}
+
+/// What the last frame could show; keys move within it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Extent {
+    /// Lines of one page.
+    pub(super) page: usize,
+    /// The greatest position.
+    pub(super) last: usize,
+}
+
+/// The state of the screens.
+#[derive(Debug, Default)]
+pub struct App {
+    pub(super) theme: Theme,
+    pub(super) snapshot: Snapshot,
+    /// What came in during a pause, shown when it ends.
+    pending: Option<Snapshot>,
+    pub(super) paused: bool,
+    pub(super) screen: Screen,
+    pub(super) help: bool,
+    pub(super) filter: String,
+    pub(super) editing: bool,
+    /// The communicator of the ranks screen; absent until one is chosen.
+    pub(super) comm: Option<CommId>,
+    sorts: [Option<Sort>; 5],
+    positions: [usize; 5],
+    /// Written by drawing: only a frame knows how many lines it had and could have had.
+    pub(super) extent: Cell<Extent>,
+    quit: bool,
+}
+
+impl App {
+    /// Nothing known yet, in the default theme.
+    pub fn new() -> App {
+        App::default()
+    }
+
+    /// Nothing known yet, in a theme.
+    pub fn with_theme(theme: Theme) -> App {
+        App { theme, ..App::default() }
+    }
+
+    /// True once the user wants to leave.
+    pub fn quit(&self) -> bool {
+        self.quit
+    }
+
+    /// True while snapshots are held back.
+    pub fn paused(&self) -> bool {
+        self.paused
+    }
+
+    /// The screen shown.
+    pub fn screen(&self) -> Screen {
+        self.screen
+    }
+
+    /// True while a filter is typed, when letters are no commands.
+    pub fn editing(&self) -> bool {
+        self.editing
+    }
+
+    /// True while the help is shown.
+    pub fn help(&self) -> bool {
+        self.help
+    }
+
+    /// Takes what is known now. During a pause it is held back until the pause ends.
+    pub fn set_snapshot(&mut self, mut snapshot: Snapshot) {
+        clean::snapshot(&mut snapshot, self.theme.ascii);
+        if self.paused {
+            self.pending = Some(snapshot);
+        } else {
+            self.snapshot = snapshot;
+        }
+    }
+
+    /// How old a paused screen is, in ns, as far as later snapshots tell.
+    pub(super) fn behind_ns(&self) -> u64 {
+        self.pending.as_ref().map_or(0, |p| p.at_ns.saturating_sub(self.snapshot.at_ns))
+    }
+
+    /// The sorting of the screen shown.
+    pub(super) fn sort(&self) -> Option<Sort> {
+        self.sorts[self.screen.index()]
+    }
+
+    /// The selected line, or the first line shown, of the screen shown.
+    pub(super) fn position(&self) -> usize {
+        self.positions[self.screen.index()]
+    }
+
+    /// Applies a message.
+    pub fn update(&mut self, msg: Msg) {
+        match msg {
+            Msg::Quit => self.quit = true,
+            Msg::Suspend | Msg::Redraw => {}
+            Msg::Help => self.help = !self.help,
+            Msg::Escape if self.help => self.help = false,
+            Msg::Escape | Msg::FilterClear => {
+                self.editing = false;
+                self.filter.clear();
+                self.reset_position();
+            }
+            Msg::Show(screen) => self.show(screen),
+            Msg::NextScreen => self.show(Screen::ALL[(self.screen.index() + 1) % 5]),
+            Msg::PreviousScreen => self.show(Screen::ALL[(self.screen.index() + 4) % 5]),
+            Msg::Move(by) => self.go(by),
+            Msg::Page(by) => self.go(by.saturating_mul(self.extent.get().page.max(1) as isize)),
+            Msg::Top => self.reset_position(),
+            Msg::Bottom => self.go(isize::MAX),
+            Msg::NextComm => self.step_comm(true),
+            Msg::PreviousComm => self.step_comm(false),
+            Msg::SortNext => self.sort_next(),
+            Msg::SortReverse => self.sort_reverse(),
+            Msg::Pause => self.pause(),
+            Msg::FilterStart => {
+                self.help = false;
+                self.editing = true;
+            }
+            Msg::FilterPush(c) if self.filter.chars().count() < FILTER_MAX && !c.is_control() => {
+                self.filter.push(c);
+                self.reset_position();
+            }
+            Msg::FilterPush(_) => {}
+            Msg::FilterPop => {
+                self.filter.pop();
+                self.reset_position();
+            }
+            Msg::FilterKeep => self.editing = false,
+        }
+    }
+
+    fn show(&mut self, screen: Screen) {
+        self.screen = screen;
+        self.help = false;
+        // The old screen's extent says nothing about the new one, and no move may rest on it.
+        self.extent.set(Extent { page: self.extent.get().page, last: usize::MAX });
+    }
+
+    fn go(&mut self, by: isize) {
+        let last = self.extent.get().last;
+        let position = &mut self.positions[self.screen.index()];
+        // A list may have become shorter than the position since; begin from what was shown.
+        *position = (*position).min(last).saturating_add_signed(by).min(last);
+    }
+
+    fn reset_position(&mut self) {
+        self.positions[self.screen.index()] = 0;
+    }
+
+    fn step_comm(&mut self, forward: bool) {
+        let next = widgets::ranks::neighbour(self, forward);
+        if next.is_some() && self.screen == Screen::Ranks {
+            self.comm = next;
+            self.reset_position();
+        }
+    }
+
+    fn sort_next(&mut self) {
+        let columns = widgets::sortable_columns(self.screen);
+        let sort = &mut self.sorts[self.screen.index()];
+        let next = sort.map_or(0, |s| s.column + 1);
+        // After the last column comes the order the data has of itself.
+        *sort = (next < columns).then_some(Sort { column: next, reversed: false });
+    }
+
+    fn sort_reverse(&mut self) {
+        if let Some(sort) = &mut self.sorts[self.screen.index()] {
+            sort.reversed = !sort.reversed;
+        }
+    }
+
+    fn pause(&mut self) {
+        self.paused = !self.paused;
+        if let Some(next) = self.pending.take().filter(|_| !self.paused) {
+            self.snapshot = next;
+        }
+    }
+}
