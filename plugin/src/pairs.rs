@@ -109,20 +109,21 @@ mod tests {
     #[test]
     fn two_threads_never_get_one_order() {
         let t = table();
-        let taken = |_| (0..4000).map(|p| t.next(1, p, true)).collect::<Vec<_>>();
-        let barrier = std::sync::Barrier::new(2);
-        let (a, b) = std::thread::scope(|s| {
-            let both = [0, 1].map(|i| {
-                s.spawn({
-                    let barrier = &barrier;
-                    move || {
-                        barrier.wait();
-                        taken(i)
-                    }
-                })
-            });
-            let [a, b] = both.map(|h| h.join().expect("no panic"));
-            (a, b)
+        let round = Word::new(0);
+        // Both begin a pair at the same moment, or they would hardly ever meet.
+        let taken = || {
+            let take = |peer: i32| {
+                round.add(1);
+                while round.get() < 2 * (peer as u64 + 1) {
+                    core::hint::spin_loop();
+                }
+                t.next(1, peer, true)
+            };
+            (0..4000).map(take).collect::<Vec<_>>()
+        };
+        let [a, b] = std::thread::scope(|s| {
+            let both = [(); 2].map(|()| s.spawn(taken));
+            both.map(|h| h.join().expect("no panic"))
         });
         for (a, b) in a.into_iter().zip(b) {
             let mut both = [a, b];
