@@ -88,7 +88,8 @@ fn no_panicking_code_is_linked_in() {
     let bytes = std::fs::read(plugin_library()).unwrap();
     let file = object::File::parse(&*bytes).unwrap();
     let names: Vec<_> = file.symbols().chain(file.dynamic_symbols()).filter_map(|s| s.name().ok()).collect();
-    assert!(names.len() > 20, "not stripped of its symbols: {names:?}");
+    // Without its own symbols the library would pass whatever is in it.
+    assert!(file.symbols().count() > 20, "stripped of its symbols");
     // Mangled names hold `panicking`; the handler's own name would be there if anything could call it.
     for bad in [
         "panick",
