@@ -83,7 +83,10 @@ pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<u64, Lo
             slot.publish();
             Ok(pack(Kind::Group, ticket))
         }
-        Body::Api(api) => called(live, comm_of(live, context)?, event, api).map(|t| pack(Kind::Called, t)),
+        Body::Api(api) => {
+            let kind = if api.captured { Kind::Captured } else { Kind::Called };
+            called(live, comm_of(live, context)?, event, api).map(|t| pack(kind, t))
+        }
         Body::Coll(coll) => issued(live, comm_of(live, context)?, event, coll).map(|t| pack(Kind::Issued, t)),
         Body::P2p(p2p) => paired(live, comm_of(live, context)?, event, p2p).map(|t| pack(Kind::Issued, t)),
         Body::KernelLaunch => {
@@ -121,7 +124,7 @@ pub fn stop(live: &'static Live, raw: u64) -> Result<(), Loss> {
     match handle.kind {
         // NCCL has nothing more to say about a plan, and its operations carry its number.
         Kind::Plan => Ok(()),
-        Kind::Called => s.op.held(handle.value).map(|_| ()).ok_or(Loss::Stale),
+        Kind::Called | Kind::Captured => s.op.held(handle.value).map(|_| ()).ok_or(Loss::Stale),
         Kind::Issued => {
             let slot = s.op.held(handle.value).ok_or(Loss::Stale)?;
             since(slot, op::ISSUED_NS, op::ENQUEUED, s.op.lap(handle.value))
@@ -318,20 +321,12 @@ enum Origin {
 
 fn origin(live: &Live, parent: u64) -> Origin {
     match Handle::unpack(parent, live.nonce) {
+        Ok(Handle { kind: Kind::Captured, value }) => Origin::Replay(value),
         Ok(Handle { kind: Kind::Called, value }) => match live.segment.op.held(value) {
-            Some(slot) => {
-                let captured = word(slot, op::WHAT) >> 56 & u64::from(flag::CAPTURED) != 0;
-                if captured {
-                    Origin::Replay(value)
-                } else if word(slot, op::ISSUED_NS) == 0 {
-                    Origin::Called(value)
-                } else {
-                    // NCCL 2.28.3 to 2.32.3 name an old call again once events were switched off.
-                    Origin::Unknown
-                }
-            }
-            // A fresh call is always there; one that is gone was captured long ago.
-            None => Origin::Replay(value),
+            Some(slot) if word(slot, op::ISSUED_NS) == 0 => Origin::Called(value),
+            // NCCL 2.28.3 to 2.32.3 name an old call again once events were switched off; and a group with
+            // more calls than the ring has slots loses the first of them before they are issued.
+            _ => Origin::Unknown,
         },
         _ => Origin::Unknown,
     }
@@ -518,6 +513,9 @@ fn transfer_state(live: &'static Live, ticket: u64, value: i32, arg: StateArg) -
     Ok(())
 }
 
+/// Longest time that a live step's word can hold beside its phase: 4.9 hours.
+const LIVE_NS_MAX: u64 = (1 << 44) - 1;
+
 /// Adds to a mark that only the transfer's own progress thread writes.
 fn add(slot: &[Word], i: usize, lap: u64, n: u64) {
     let value = sync::marked(word(slot, i), lap).unwrap_or(0);
@@ -534,7 +532,7 @@ fn step_start(live: &'static Live, ticket: u64, step: u64) -> Result<(), Loss> {
         // NCCL starts a receive's step again at every poll until the network takes it: still one step.
         return Ok(());
     }
-    let since = now_ns().saturating_sub(word(slot, proxy::START_NS));
+    let since = now_ns().saturating_sub(word(slot, proxy::START_NS)).min(LIVE_NS_MAX);
     put(slot, at, lap, since << 4 | u64::from(phase::POSTED));
     add(slot, proxy::STARTED, lap, 1);
     Ok(())
@@ -550,7 +548,7 @@ fn step_change(live: &'static Live, ticket: u64, step: u64, to: u8, bytes: u64) 
     if from == phase::NONE {
         return Err(Loss::Repeated);
     }
-    let since = now_ns().saturating_sub(word(slot, proxy::START_NS));
+    let since = now_ns().saturating_sub(word(slot, proxy::START_NS)).min(LIVE_NS_MAX);
     let waited = since.saturating_sub(was >> 4);
     let cause = match from {
         phase::GPU => Some(0),

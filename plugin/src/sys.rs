@@ -150,10 +150,11 @@ pub(crate) fn random() -> Option<u64> {
     if n == 8 { Some(word) } else { None }
 }
 
-/// Lets other threads run.
-pub(crate) fn yield_now() {
-    // SAFETY: no arguments, no effect on memory.
-    unsafe { libc::sched_yield() };
+/// Sleeps for 0.1 ms.
+pub(crate) fn nap() {
+    let t = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
+    // SAFETY: reads one timespec; waking early is as good.
+    unsafe { libc::nanosleep(&t, core::ptr::null_mut()) };
 }
 
 /// The host's name, NUL-padded.

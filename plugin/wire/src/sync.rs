@@ -13,7 +13,8 @@
 //! * **Counter.** A word that is only ever added to.
 //!
 //! Orderings are named in pairs: `SYNC publish` (the publishing store and the reader's first look) and
-//! `SYNC reuse` (the fence after taking a slot and the fence before the reader's second look).
+//! `SYNC reuse` (the fence after taking a slot and the fence before the reader's second look) and `SYNC lap`
+//! (a counting mark's replacement and the next one's look).
 
 #![allow(clippy::disallowed_types, reason = "the one file that may name atomics; loom has types of its own")]
 
@@ -221,7 +222,8 @@ pub fn mark_once(word: &Word, lap: u64, value: u64) -> bool {
 #[inline]
 pub fn mark_add(word: &Word, lap: u64, n: u64, holds: impl Fn() -> bool) -> bool {
     for _ in 0..8 {
-        let seen = word.get();
+        // Whoever sees a later lap's value must also see that `holds` is over, or it would wipe that value.
+        let seen = word.get_first(); // SYNC lap
         let value = match marked(seen, lap) {
             Some(v) => v.wrapping_add(n),
             // Empty, or left by an earlier lap: start over, but only while the slot is still ours.
@@ -229,6 +231,7 @@ pub fn mark_add(word: &Word, lap: u64, n: u64, holds: impl Fn() -> bool) -> bool
             None => return false,
         };
         if word.replace(seen, mark(lap, value)) {
+            // SYNC lap
             return true;
         }
     }
