@@ -128,10 +128,11 @@ fn map_page() -> Option<&'static Page> {
 /// Opens the process's state if need be, and a communicator in it. Never fails: without a segment the books
 /// are kept in private memory, and NCCL is asked for no events.
 pub fn open_comm(version: u32, args: &InitArgs) -> Opened {
+    let log = Log::new(args.log);
     let Some(page) = map_page() else {
+        log.say(Message::NoForkGuard);
         return Opened { context: NO_CONTEXT, armed: false };
     };
-    let log = Log::new(args.log);
     if page.phase.replace(UNOPENED, OPENING) {
         open_process(page, version, &log);
     }

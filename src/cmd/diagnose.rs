@@ -29,7 +29,10 @@ pub(super) fn run(o: &Diagnose) -> anyhow::Result<u8> {
         // Asked about now: what dead jobs left is told when their directory is named.
         if monitor.join().all_gone() {
             let dirs = black_boxes(&monitor);
-            bail!("no job runs here; for the black boxes of ended ones: ringwatch diagnose {}", dirs.join(" or "));
+            bail!(
+                "no job runs here; for the black boxes of ended ones: ringwatch diagnose {}",
+                dirs.join(" or ")
+            );
         }
         findings.retain(|f| f.open);
     }

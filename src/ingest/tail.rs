@@ -281,7 +281,9 @@ impl Cursor {
             match reader.channel(ticket) {
                 Found::Is(slot) => {
                     let stamp = decode::stamp(&slot);
-                    let finished = stamp.stop_seen_ns.is_some();
+                    // The duration is written a moment before the stop; this look may fall between.
+                    let finished = stamp.stop_seen_ns.is_some()
+                        && (stamp.stop_gpu_ns.is_some() || stamp.start_gpu_ns.is_none());
                     if let Some(open) = ops.get_mut(&slot.op) {
                         open.changed |= open.stamps.insert(ticket, stamp) != Some(stamp);
                         if !finished {

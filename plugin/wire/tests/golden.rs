@@ -63,7 +63,7 @@ fn write() -> Vec<u8> {
     for (i, ns) in
         [(group::END_CALLED, 10), (group::LAUNCH_START, 20), (group::LAUNCH_STOP, 30), (group::STOP, 40)]
     {
-        assert!(mark_once(&slot[i], s.group.lap(g), ns));
+        assert!(mark_once(&slot[i], s.group.lap(g), ns, || true));
     }
 
     // More operations than slots: the ring has gone round once, and marks are of lap 2.
@@ -86,7 +86,7 @@ fn write() -> Vec<u8> {
         c.set(op::ISSUED_NS, 6_000_001_000 + n);
         c.publish();
         let slot = s.op.held(t).unwrap();
-        assert!(mark_once(&slot[op::ENQUEUED], s.op.lap(t), 50 + n));
+        assert!(mark_once(&slot[op::ENQUEUED], s.op.lap(t), 50 + n, || true));
         assert!(mark_add(&slot[op::PROGRESS], s.op.lap(t), 2, || true));
         assert!(mark_add(&slot[op::PROGRESS], s.op.lap(t), 1 << 16, || true));
     }

@@ -284,9 +284,7 @@ fn stale_marker(name: &str, met: &'static Met, stale: fn(&Tiny)) {
 fn a_stale_mark_is_never_read_by_the_next_lap() {
     static MET: Met = Met::of(&["own", "absent", "present"]);
     stale_marker("stale mark", &MET, |t| {
-        if sync::holds(t.slot(), 0) {
-            t.mark_word().set(sync::mark(t.ring().lap(0), 7));
-        }
+        sync::mark_set(t.mark_word(), t.ring().lap(0), 7, || sync::holds(t.slot(), 0));
     });
 }
 
@@ -294,9 +292,7 @@ fn a_stale_mark_is_never_read_by_the_next_lap() {
 fn a_stale_mark_once_is_never_read_by_the_next_lap() {
     static MET: Met = Met::of(&["own", "absent", "present"]);
     stale_marker("stale mark_once", &MET, |t| {
-        if sync::holds(t.slot(), 0) {
-            sync::mark_once(t.mark_word(), t.ring().lap(0), 7);
-        }
+        sync::mark_once(t.mark_word(), t.ring().lap(0), 7, || sync::holds(t.slot(), 0));
     });
 }
 
@@ -327,6 +323,28 @@ fn a_stale_mark_add_takes_nothing_from_the_next_laps_count() {
         sleeper.join().unwrap();
         assert_eq!(sync::marked(t.mark_word().get(), new), Some(sum));
         MET.meet("counted");
+    });
+}
+
+#[test]
+fn a_stale_mark_spoils_nothing_that_the_next_lap_has_set() {
+    static MET: Met = Met::of(&["kept"]);
+    explore("stale marks, value", &MET, || {
+        let t = Arc::new(Tiny::new(2));
+        sync::claim_new(t.slot(), 0).unwrap().publish();
+        let s = t.clone();
+        let sleeper = thread::spawn(move || {
+            sync::mark_set(s.mark_word(), s.ring().lap(0), 7, || sync::holds(s.slot(), 0));
+        });
+        let new = t.ring().lap(2);
+        sync::claim_new(t.slot(), 2).unwrap().publish();
+        let held = || sync::holds(t.slot(), 2);
+        let first = sync::mark_once(t.mark_word(), new, 9, held);
+        let second = sync::mark_once(t.mark_word(), new, 8, held);
+        sleeper.join().unwrap();
+        assert!(first && !second, "set once, and only once");
+        assert_eq!(sync::marked(t.mark_word().get(), new), Some(9));
+        MET.meet("kept");
     });
 }
 

@@ -143,12 +143,15 @@ proptest! {
                     let slot = model.get_mut(&(ticket % slots)).unwrap();
                     let word = &ring.slot(ticket).unwrap()[3];
                     if once {
-                        let fresh = slot.mark.is_none_or(|(l, _)| l != lap(ticket));
-                        prop_assert_eq!(sync::mark_once(word, ring.lap(ticket), value), fresh);
+                        let fresh = slot.mark.is_none_or(|(l, _)| l != lap(ticket)) && slot.holds(ticket);
+                        let holds = || ring.held(ticket).is_some();
+                        prop_assert_eq!(sync::mark_once(word, ring.lap(ticket), value, holds), fresh);
                         if fresh { slot.mark = Some((lap(ticket), capped(value))) }
                     } else {
-                        word.set(sync::mark(ring.lap(ticket), value));
-                        slot.mark = Some((lap(ticket), capped(value)));
+                        let may = slot.mark.is_some_and(|(l, _)| l == lap(ticket)) || slot.holds(ticket);
+                        let holds = || ring.held(ticket).is_some();
+                        prop_assert_eq!(sync::mark_set(word, ring.lap(ticket), value, holds), may);
+                        if may { slot.mark = Some((lap(ticket), capped(value))) }
                     }
                 }
                 Step::Add { back, value } => {
