@@ -34,6 +34,8 @@ pub struct Settings {
     pub late_often_ns: u64,
     /// How often it has to repeat.
     pub late_times: usize,
+    /// A straggler that was not late again for this long is over, in ns.
+    pub late_over_ns: u64,
 }
 
 impl Default for Settings {
@@ -44,6 +46,7 @@ impl Default for Settings {
             late_at_once_ns: 200_000_000,
             late_often_ns: 5_000_000,
             late_times: 5,
+            late_over_ns: 60_000_000_000,
         }
     }
 }
@@ -76,7 +79,7 @@ impl Detector {
         let mut new = Vec::new();
         for mut finding in self.rules.iter().flat_map(|r| r.check(join, now_ns)) {
             // Nothing goes on any more where every process is gone.
-            finding.open = join.communicator(finding.communicator).is_some_and(|c| alive(join, c));
+            finding.open &= join.communicator(finding.communicator).is_some_and(|c| alive(join, c));
             let key = key(&finding);
             if !self.found.contains_key(&key) {
                 new.push(finding.clone());

@@ -168,6 +168,19 @@ impl Communicator {
         self.uncounted.iter().filter_map(|k| Some((k.0, k.1, self.instances.get(k)?)))
     }
 
+    /// The collectives that some rank has yet to finish, or to issue, as far as is known.
+    pub fn in_flight(&self) -> impl Iterator<Item = (Track, u64, &Instance)> {
+        self.incomplete().filter(|(track, order, _)| {
+            let settled = |r| matches!(self.state(*track, *order, r), OpState::Finished | OpState::InDoubt);
+            !matches!(track, Track::Pair(..)) && !self.members.keys().all(|r| settled(*r))
+        })
+    }
+
+    /// True when NCCL has freed it on every rank that is seen.
+    pub fn closed(&self) -> bool {
+        !self.members.is_empty() && self.members.values().all(|m| m.record.finalized_ns.is_some())
+    }
+
     /// The late arrivals that are remembered, oldest first.
     pub fn late(&self) -> impl Iterator<Item = &LateEvent> {
         self.late.iter()
