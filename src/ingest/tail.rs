@@ -117,6 +117,11 @@ impl Tail {
         self.record.liveness
     }
 
+    /// True when nothing more will come.
+    pub(super) fn done(&self) -> bool {
+        self.done
+    }
+
     pub(super) fn record(&self) -> SegmentRecord {
         self.record.clone()
     }

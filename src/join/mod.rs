@@ -52,7 +52,12 @@ impl Join {
     pub fn feed(&mut self, update: Update) {
         match update {
             Update::Segment(record) => match self.processes.get_mut(&record.id) {
-                Some(p) => p.record = record,
+                Some(p) => {
+                    if record.liveness != Liveness::Alive {
+                        p.clock.retire();
+                    }
+                    p.record = record;
+                }
                 None => {
                     let (clock, missed) = (ClockMap::default(), BTreeMap::new());
                     self.processes.insert(record.id, Process { record, clock, missed });
