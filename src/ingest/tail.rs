@@ -14,6 +14,12 @@ use std::path::PathBuf;
 const ISSUED_KIND: u64 = 4;
 const VALUE_MASK: u64 = (1 << 44) - 1;
 
+/// Operations kept after they are settled.
+const RECENT: usize = 1024;
+/// An operation this many tickets back is not looked at again: a host runs ahead of its GPU by no more than
+/// CUDA's queue of about a thousand launches, so nothing new is to be expected of it.
+const SETTLED_TICKETS: u64 = 4096;
+
 /// An operation as it is being put together.
 #[derive(Debug)]
 struct Open {
@@ -189,10 +195,12 @@ impl Tail {
                 out.push(Update::Missed { segment: self.record.id, what, count: new });
             }
         }
-        // What is complete and told needs no memory here; late stamps find the newest few thousand.
-        let keep_from = self.op.next.saturating_sub(8192);
-        let open = &self.op.open;
-        self.ops.retain(|t, o| *t >= keep_from || o.changed || open.binary_search(t).is_ok());
+        // What is settled and told needs no memory here, but for the newest, whose last stamps may come late.
+        if self.ops.len() > 2 * RECENT {
+            let keep_from = self.op.next.saturating_sub(RECENT as u64);
+            let open = &self.op.open;
+            self.ops.retain(|t, o| *t >= keep_from || o.changed || open.binary_search(t).is_ok());
+        }
     }
 }
 
@@ -257,7 +265,8 @@ impl Cursor {
                         Found::Is(g) => Some(g),
                         _ => None,
                     });
-                    if !settled(&slot, group.as_ref()) {
+                    let old = slot.enqueued_ns.is_some() && ticket + SETTLED_TICKETS < self.next;
+                    if !old && !settled(&slot, group.as_ref()) {
                         self.open.push(ticket);
                     }
                     match ops.get_mut(&ticket) {

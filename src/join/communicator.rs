@@ -16,6 +16,8 @@ const KEPT: usize = 256;
 const HELD: usize = 4096;
 /// Late arrivals remembered.
 const LATE_KEPT: usize = 512;
+/// A rank that comes later than the first by less than this, in ns, is not called late.
+const LATE_NS: u64 = 1_000_000;
 /// An operation that is known to be done is counted without its missing stamps after this, in ns: NCCL's
 /// callbacks can be over 50 ms late.
 const STAMPS_GRACE_NS: u64 = 1_000_000_000;
@@ -102,7 +104,14 @@ impl Signature {
     /// True when two ranks may have meant the same operation.
     pub fn agrees(&self, other: &Signature) -> bool {
         let types = match (self.dtype, other.dtype) {
-            (Some(a), Some(b)) => a == b && self.count == other.count,
+            (Some(a), Some(b)) if a == b => self.count == other.count,
+            // Where the record of the call was lost, NCCL's own form is left: these as bytes.
+            (Some(DataType::Int8), Some(_)) | (Some(_), Some(DataType::Int8))
+                if matches!(self.func, Func::AllGather | Func::Broadcast) =>
+            {
+                self.bytes == other.bytes
+            }
+            (Some(_), Some(_)) => false,
             // NCCL does not name every type.
             _ => self.count == other.count,
         };
@@ -290,9 +299,10 @@ impl Communicator {
             return;
         }
         let instance = self.instances.entry(key).or_default();
-        if !instance.counted {
-            self.uncounted.insert(key);
+        if instance.counted {
+            return;
         }
+        self.uncounted.insert(key);
         let (was_done, was_kernel) =
             instance.parts.get(&rank).map_or((false, None), |p| (p.finished, p.kernel));
         let stopped = all_stopped(&op);
@@ -403,6 +413,11 @@ impl Communicator {
         let ranks = self.ranks();
         let Some(instance) = self.instances.get_mut(&key) else { return };
         instance.counted = true;
+        for part in instance.parts.values_mut() {
+            // What was made of them is kept.
+            part.op.stamps = Vec::new();
+            part.op.net = Vec::new();
+        }
         let instance = &*instance;
         let Some(first) = instance.first().map(|p| p.op.clone()) else { return };
         let (track, order) = key;
@@ -447,7 +462,7 @@ impl Communicator {
             return;
         };
         let operation = self.describe(order, &first);
-        if let Some(m) = self.members.get_mut(&late.rank) {
+        if let Some(m) = self.members.get_mut(&late.rank).filter(|_| late.by_ns >= LATE_NS) {
             m.late += 1;
             m.worst_late_ns = Some(m.worst_late_ns.unwrap_or(0).max(late.by_ns));
         }
