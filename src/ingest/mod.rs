@@ -59,6 +59,11 @@ impl Segments {
         self.tails.is_empty()
     }
 
+    /// Makes the next poll search the places and look after the processes, however short a time ago it did.
+    pub fn look_anew(&mut self) {
+        self.searched_ns = None;
+    }
+
     /// The files that were refused, and why.
     pub fn refused(&self) -> impl Iterator<Item = (&Path, &str)> {
         self.refused.iter().map(|(p, why)| (p.as_path(), why.as_str()))
