@@ -15,8 +15,9 @@ fn parent(pid: &str) -> Option<u32> {
 }
 
 /// The directory of this demo's segments, told from other demos' by who started their processes; and those.
-fn segments_of(demo: &Child) -> Option<(PathBuf, BTreeSet<String>)> {
-    for dir in files(Path::new("/dev/shm")).into_iter().chain(files(&std::env::temp_dir())) {
+fn segments_of(room: &Room, demo: &Child) -> Option<(PathBuf, BTreeSet<String>)> {
+    // Where there is no /dev/shm they lie in the temporary directory.
+    for dir in files(Path::new("/dev/shm")).into_iter().chain(files(&room.path("tmp"))) {
         if !dir.file_name()?.to_string_lossy().starts_with("ringwatch-demo-") {
             continue;
         }
@@ -39,7 +40,7 @@ fn demo(scenario: &str, two_node: bool) -> Vec<Json> {
         command.arg("--two-node");
     }
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the demo starts");
-    let (dir, players) = support::until("four segments", || segments_of(&child));
+    let (dir, players) = support::until("four segments", || segments_of(&room, &child));
     let said = finish(child);
     let err = String::from_utf8_lossy(&said.stderr);
     assert_eq!((said.status.code(), err.as_ref()), (Some(0), ""), "{scenario}");
