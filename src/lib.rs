@@ -1,10 +1,8 @@
 //! Ringwatch tells the people who run NCCL jobs which rank, which operation, and why.
-//!
-//! The modules stand in the order of the data; `ARCHITECTURE.md` beside this file says why.
+#![doc = include_str!("ARCHITECTURE.md")]
 
 pub mod bundle;
 pub mod model;
-
 pub mod replay;
 
 pub mod ingest;

@@ -18,6 +18,25 @@ pub mod bit {
     pub const LAST: u32 = 15;
 }
 
+/// NCCL's state numbers.
+pub mod state {
+    #![allow(missing_docs, reason = "NCCL's own names")]
+    pub const SEND_POSTED: i32 = 0;
+    pub const SEND_DONE: i32 = 3;
+    pub const RECV_POSTED: i32 = 4;
+    pub const RECV_DONE: i32 = 7;
+    pub const SEND_GPU_WAIT: i32 = 8;
+    pub const SEND_WAIT: i32 = 9;
+    pub const RECV_WAIT: i32 = 10;
+    pub const RECV_FLUSH_WAIT: i32 = 11;
+    pub const RECV_GPU_WAIT: i32 = 12;
+    pub const IN_PROGRESS: i32 = 19;
+    pub const SEND_PEER_WAIT: i32 = 20;
+    pub const KERNEL_STOP: i32 = 22;
+    pub const GROUP_START_DONE: i32 = 23;
+    pub const GROUP_END_CALLED: i32 = 24;
+}
+
 /// A started event.
 #[derive(Debug, Clone, Copy)]
 pub struct Event {

@@ -29,6 +29,9 @@ pub enum Kind {
     Transfer = 8,
     /// A step of a network transfer; the value is the transfer's ticket and, in the low three bits, the step.
     Step = 9,
+    /// An operation as the API call knows it that a graph captures. Told by the handle, since the call's
+    /// record is gone long before the last replay names it.
+    Captured = 10,
 }
 
 /// A handle that carries this process's nonce.
@@ -73,6 +76,7 @@ impl Handle {
             7 => Kind::Channel,
             8 => Kind::Transfer,
             9 => Kind::Step,
+            10 => Kind::Captured,
             _ => return Err(Loss::Foreign),
         };
         Ok(Handle { kind, value: raw & VALUE_MASK })

@@ -15,9 +15,11 @@
 pub mod abi;
 pub mod event;
 pub mod handle;
+mod held;
 mod log;
 mod names;
 mod nccl;
+mod network;
 mod pairs;
 mod process;
 pub mod record;

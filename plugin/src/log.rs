@@ -14,6 +14,7 @@ const FLAGS: u64 = 0x1 | 0x4000;
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Message {
     Opened,
+    NoForkGuard,
     NoDirectory,
     DirectoryOwner,
     NoFile,
@@ -34,6 +35,9 @@ impl Message {
     const fn text(self) -> &'static CStr {
         match self {
             Message::Opened => c"ringwatch: segment opened",
+            Message::NoForkGuard => {
+                c"ringwatch: this kernel cannot keep a forked child out of its parent's segment (MADV_WIPEONFORK, Linux 4.14), or no memory is left; nothing is recorded."
+            }
             Message::NoDirectory => {
                 c"ringwatch: cannot make or open the segment directory; nothing is recorded. Set RINGWATCH_DIR to a writable directory on tmpfs."
             }

@@ -1,7 +1,8 @@
 //! What only other libraries of the process can say: NCCL's exact version, the GPU's address.
 //!
-//! The dynamic linker's functions are taken weakly: they moved from libdl to libc in glibc 2.34, and a
-//! versioned or missing symbol must never keep the plugin from loading.
+//! The dynamic linker's functions are taken weakly and by their first version: they moved from libdl to libc
+//! in glibc 2.34, under a new version, and neither a new version nor a missing symbol may keep the plugin from
+//! loading.
 
 #![expect(unsafe_code, reason = "asks the dynamic linker")]
 
@@ -27,7 +28,21 @@ type DlAddr = unsafe extern "C" fn(*const c_void, *mut DlInfo) -> c_int;
 type DlOpen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
 type DlSym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
-/// Address of a weak symbol, 0 when nobody defines it.
+/// The version that every symbol of the first glibc for this architecture has.
+#[cfg(target_arch = "x86_64")]
+macro_rules! first_version {
+    () => {
+        "@GLIBC_2.2.5"
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! first_version {
+    () => {
+        "@GLIBC_2.17"
+    };
+}
+
+/// Address of a weak symbol of glibc's first version, 0 when nobody defines it.
 macro_rules! weak {
     ($symbol:literal) => {{
         let address: usize;
@@ -36,8 +51,9 @@ macro_rules! weak {
         // symbol that nobody defines.
         unsafe {
             asm!(
-                concat!(".weak ", $symbol),
-                concat!("mov {}, qword ptr [rip + ", $symbol, "@GOTPCREL]"),
+                concat!(".weak ringwatch_", $symbol),
+                concat!(".symver ringwatch_", $symbol, ", ", $symbol, first_version!()),
+                concat!("mov {}, qword ptr [rip + ringwatch_", $symbol, "@GOTPCREL]"),
                 out(reg) address,
                 options(nostack, pure, readonly, preserves_flags),
             );
@@ -46,9 +62,10 @@ macro_rules! weak {
         // SAFETY: as above.
         unsafe {
             asm!(
-                concat!(".weak ", $symbol),
-                concat!("adrp {0}, :got:", $symbol),
-                concat!("ldr {0}, [{0}, :got_lo12:", $symbol, "]"),
+                concat!(".weak ringwatch_", $symbol),
+                concat!(".symver ringwatch_", $symbol, ", ", $symbol, first_version!()),
+                concat!("adrp {0}, :got:ringwatch_", $symbol),
+                concat!("ldr {0}, [{0}, :got_lo12:ringwatch_", $symbol, "]"),
                 out(reg) address,
                 options(nostack, pure, readonly, preserves_flags),
             );

@@ -52,21 +52,19 @@ impl Pairs {
                 _ => {}
             }
         }
-        // One communicator's operations are issued one at a time, so nobody else inserts this key now.
         let (owner, count, was) = free?;
-        if !owner.replace(was, key) {
-            return None;
-        }
-        count.set(1);
-        Some(0)
+        // A graph's replay and the user's thread may both bring a pair's first operation; the one that comes
+        // second finds the key. Free places have a count of 0.
+        if owner.replace(was, key) || owner.get() == key { Some(count.add(1)) } else { None }
     }
 
     /// Frees the pairs of a communicator.
     pub(crate) fn free(&self, comm: u64) {
         for pair in self.words.chunks_exact(2) {
-            if let Some(owner) = pair.first() {
+            if let [owner, count] = pair {
                 let k = owner.get();
                 if k != EMPTY && k != FREED && k >> 48 == comm & 0xffff {
+                    count.set(0);
                     owner.replace(k, FREED);
                 }
             }
@@ -105,6 +103,32 @@ mod tests {
         for peer in 0..1000 {
             assert_eq!(t.next(2, peer, true), Some(1), "peer {peer}");
             assert_eq!(t.next(3, peer, true), Some(0));
+        }
+    }
+
+    #[test]
+    fn two_threads_never_get_one_order() {
+        let t = table();
+        let round = Word::new(0);
+        // Both begin a pair at the same moment, or they would hardly ever meet.
+        let taken = || {
+            let take = |peer: i32| {
+                round.add(1);
+                while round.get() < 2 * (peer as u64 + 1) {
+                    core::hint::spin_loop();
+                }
+                t.next(1, peer, true)
+            };
+            (0..4000).map(take).collect::<Vec<_>>()
+        };
+        let [a, b] = std::thread::scope(|s| {
+            let both = [(); 2].map(|()| s.spawn(taken));
+            both.map(|h| h.join().expect("no panic"))
+        });
+        for (a, b) in a.into_iter().zip(b) {
+            let mut both = [a, b];
+            both.sort_unstable();
+            assert_eq!(both, [Some(0), Some(1)]);
         }
     }
 

@@ -87,10 +87,12 @@ pub(crate) fn write_environment(segment: &Segment<'_>) {
         if len + line >= ROOM {
             continue;
         }
-        let parts = [name.to_bytes(), b"=", value.to_bytes(), b"\n"];
-        for b in parts.iter().flat_map(|p| p.iter()) {
+        // A line break inside a value would begin a line that nobody wrote.
+        let value = value.to_bytes().iter().map(|b| if *b < b' ' { b'_' } else { *b });
+        let name = name.to_bytes().iter().copied();
+        for b in name.chain([b'=']).chain(value).chain([b'\n']) {
             if let Some(place) = text.get_mut(len) {
-                *place = if *b == b'\n' && len + 1 < ROOM { b'\n' } else { *b };
+                *place = b;
                 len += 1;
             }
         }

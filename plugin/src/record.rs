@@ -4,31 +4,15 @@
 //! (or, for a graph replay or an ABI without calls, a new one); `KernelCh` and `ProxyOp` name it as parent
 //! and keep their own slots, since a kernel's stamps may be wrong channel by channel and are judged later.
 
-use crate::event::{Api, Body, Coll, Event, P2p, ProxyOp, StateArg, bit};
+use crate::event::{Api, Body, Coll, Event, P2p, StateArg, bit, state};
 use crate::handle::{Handle, Kind};
+use crate::held::Held;
+use crate::network;
 use crate::process::now_ns;
 use crate::state::Live;
 use ringwatch_wire::codes::{FUNCS, Flaw, Loss, UNKNOWN, flag, kind, phase};
 use ringwatch_wire::layout::{channel, comm, group, op, proxy};
-use ringwatch_wire::sync::{self, Claim, Word};
-
-/// NCCL's state numbers.
-mod state {
-    pub(super) const SEND_POSTED: i32 = 0;
-    pub(super) const SEND_DONE: i32 = 3;
-    pub(super) const RECV_POSTED: i32 = 4;
-    pub(super) const RECV_DONE: i32 = 7;
-    pub(super) const SEND_GPU_WAIT: i32 = 8;
-    pub(super) const SEND_WAIT: i32 = 9;
-    pub(super) const RECV_WAIT: i32 = 10;
-    pub(super) const RECV_FLUSH_WAIT: i32 = 11;
-    pub(super) const RECV_GPU_WAIT: i32 = 12;
-    pub(super) const IN_PROGRESS: i32 = 19;
-    pub(super) const SEND_PEER_WAIT: i32 = 20;
-    pub(super) const KERNEL_STOP: i32 = 22;
-    pub(super) const GROUP_START_DONE: i32 = 23;
-    pub(super) const GROUP_END_CALLED: i32 = 24;
-}
+use ringwatch_wire::sync::{Claim, Word};
 
 const SEND: u8 = code_of("Send");
 const RECV: u8 = code_of("Recv");
@@ -55,8 +39,8 @@ const fn code_of(name: &str) -> u8 {
 
 /// A communicator that a context names.
 #[derive(Clone, Copy)]
-struct Comm {
-    ticket: u64,
+pub(crate) struct Comm {
+    pub(crate) ticket: u64,
     slot: &'static [Word],
 }
 
@@ -83,28 +67,31 @@ pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<u64, Lo
             slot.publish();
             Ok(pack(Kind::Group, ticket))
         }
-        Body::Api(api) => called(live, comm_of(live, context)?, event, api).map(|t| pack(Kind::Called, t)),
+        Body::Api(api) => {
+            let kind = if api.captured { Kind::Captured } else { Kind::Called };
+            called(live, comm_of(live, context)?, event, api).map(|t| pack(kind, t))
+        }
         Body::Coll(coll) => issued(live, comm_of(live, context)?, event, coll).map(|t| pack(Kind::Issued, t)),
         Body::P2p(p2p) => paired(live, comm_of(live, context)?, event, p2p).map(|t| pack(Kind::Issued, t)),
         Body::KernelLaunch => {
             let ticket = parent_ticket(live, event.parent, Kind::Group)?;
-            let slot = live.segment.group.held(ticket).ok_or(Loss::Stale)?;
-            let start = word(slot, group::START_NS);
-            let lap = live.segment.group.lap(ticket);
-            if let Some(w) = slot.get(group::LAUNCH_START) {
-                // A group may launch several kernels; the first start and the last stop are kept.
-                sync::mark_once(w, lap, now_ns().saturating_sub(start));
+            let group = Held::of(&live.segment.group, ticket)?;
+            // A group may launch several kernels; the first start and the last stop are kept.
+            match group.once_since(group::LAUNCH_START, group::START_NS) {
+                Ok(()) | Err(Loss::Repeated) => Ok(pack(Kind::Launch, ticket)),
+                Err(e) => Err(e),
             }
-            Ok(pack(Kind::Launch, ticket))
         }
         Body::KernelCh { channel, gpu_ns } => {
             kernel(live, event.parent, *channel, *gpu_ns).map(|t| pack(Kind::Channel, t))
         }
-        Body::ProxyOp(p) => transfer(live, context, event.parent, p).map(|t| pack(Kind::Transfer, t)),
+        Body::ProxyOp(p) => {
+            network::transfer(live, context, event.parent, p).map(|t| pack(Kind::Transfer, t))
+        }
         Body::ProxyStep { step } => {
             let ticket = parent_ticket(live, event.parent, Kind::Transfer)?;
             let step = u64::from(*step as u32) & 7;
-            step_start(live, ticket, step)?;
+            network::step_start(live, ticket, step)?;
             Ok(pack(Kind::Step, ticket << 3 | step))
         }
         Body::Other => Err(if event.bit <= bit::LAST { Loss::NotRecorded } else { Loss::UnknownType }),
@@ -121,20 +108,12 @@ pub fn stop(live: &'static Live, raw: u64) -> Result<(), Loss> {
     match handle.kind {
         // NCCL has nothing more to say about a plan, and its operations carry its number.
         Kind::Plan => Ok(()),
-        Kind::Called => s.op.held(handle.value).map(|_| ()).ok_or(Loss::Stale),
-        Kind::Issued => {
-            let slot = s.op.held(handle.value).ok_or(Loss::Stale)?;
-            since(slot, op::ISSUED_NS, op::ENQUEUED, s.op.lap(handle.value))
-        }
-        Kind::Group => {
-            let slot = s.group.held(handle.value).ok_or(Loss::Stale)?;
-            since(slot, group::START_NS, group::STOP, s.group.lap(handle.value))
-        }
+        Kind::Called | Kind::Captured => Held::of(&s.op, handle.value).map(|_| ()),
+        Kind::Issued => Held::of(&s.op, handle.value)?.once_since(op::ENQUEUED, op::ISSUED_NS),
+        Kind::Group => Held::of(&s.group, handle.value)?.once_since(group::STOP, group::START_NS),
         Kind::Launch => {
-            let slot = s.group.held(handle.value).ok_or(Loss::Stale)?;
-            let delta = now_ns().saturating_sub(word(slot, group::START_NS));
-            put(slot, group::LAUNCH_STOP, s.group.lap(handle.value), delta);
-            Ok(())
+            let group = Held::of(&s.group, handle.value)?;
+            group.set(group::LAUNCH_STOP, group.since(group::START_NS))
         }
         Kind::Channel => {
             // From v4 on the stop is known already; v3 has no state before it.
@@ -143,11 +122,8 @@ pub fn stop(live: &'static Live, raw: u64) -> Result<(), Loss> {
                 Err(e) => Err(e),
             }
         }
-        Kind::Transfer => {
-            let slot = s.proxy.held(handle.value).ok_or(Loss::Stale)?;
-            since(slot, proxy::START_NS, proxy::STOP, s.proxy.lap(handle.value))
-        }
-        Kind::Step => step_change(live, handle.value >> 3, handle.value & 7, phase::NONE, 0),
+        Kind::Transfer => Held::of(&s.proxy, handle.value)?.once_since(proxy::STOP, proxy::START_NS),
+        Kind::Step => network::step_change(live, handle.value >> 3, handle.value & 7, phase::NONE, 0),
         Kind::Comm => Err(Loss::BadParent),
     }
 }
@@ -164,14 +140,13 @@ pub fn state(live: &'static Live, raw: u64, value: i32, arg: Option<StateArg>) -
             let stamp = arg.ok_or(Loss::BadCall)?.value;
             kernel_stop(live, handle.value, Some(stamp))
         }
-        (Kind::Group, state::GROUP_START_DONE) => s.group.held(handle.value).map(|_| ()).ok_or(Loss::Stale),
+        (Kind::Group, state::GROUP_START_DONE) => Held::of(&s.group, handle.value).map(|_| ()),
         (Kind::Group, state::GROUP_END_CALLED) => {
-            let slot = s.group.held(handle.value).ok_or(Loss::Stale)?;
-            since(slot, group::START_NS, group::END_CALLED, s.group.lap(handle.value))
+            Held::of(&s.group, handle.value)?.once_since(group::END_CALLED, group::START_NS)
         }
-        (Kind::Transfer, state::IN_PROGRESS) => s.proxy.held(handle.value).map(|_| ()).ok_or(Loss::Stale),
+        (Kind::Transfer, state::IN_PROGRESS) => Held::of(&s.proxy, handle.value).map(|_| ()),
         (Kind::Transfer, state::SEND_POSTED..=state::RECV_DONE) => {
-            transfer_state(live, handle.value, value, arg.ok_or(Loss::BadCall)?)
+            network::transfer_state(live, handle.value, value, arg.ok_or(Loss::BadCall)?)
         }
         (Kind::Step, _) => {
             let bytes = arg.map_or(0, |a| a.value);
@@ -183,7 +158,7 @@ pub fn state(live: &'static Live, raw: u64, value: i32, arg: Option<StateArg>) -
                 state::RECV_FLUSH_WAIT => (phase::FLUSH, bytes),
                 _ => return Err(Loss::UnknownState),
             };
-            step_change(live, handle.value >> 3, handle.value & 7, to, bytes)
+            network::step_change(live, handle.value >> 3, handle.value & 7, to, bytes)
         }
         _ => Err(Loss::UnknownState),
     }
@@ -207,21 +182,7 @@ fn word(slot: &[Word], i: usize) -> u64 {
     slot.get(i).map_or(0, Word::get)
 }
 
-/// Sets a mark, whatever it was before.
-fn put(slot: &[Word], i: usize, lap: u64, value: u64) {
-    if let Some(w) = slot.get(i) {
-        w.set(sync::mark(lap, value));
-    }
-}
-
-/// Sets the mark `to`, once, to the time since the word `from`.
-fn since(slot: &[Word], from: usize, to: usize, lap: u64) -> Result<(), Loss> {
-    let w = slot.get(to).ok_or(Loss::NoRoom)?;
-    let delta = now_ns().saturating_sub(word(slot, from));
-    if sync::mark_once(w, lap, delta) { Ok(()) } else { Err(Loss::Repeated) }
-}
-
-fn comm_of(live: &'static Live, context: u64) -> Result<Comm, Loss> {
+pub(crate) fn comm_of(live: &'static Live, context: u64) -> Result<Comm, Loss> {
     let handle = Handle::unpack(context, live.nonce)?;
     if handle.kind != Kind::Comm {
         return Err(Loss::BadParent);
@@ -318,20 +279,12 @@ enum Origin {
 
 fn origin(live: &Live, parent: u64) -> Origin {
     match Handle::unpack(parent, live.nonce) {
+        Ok(Handle { kind: Kind::Captured, value }) => Origin::Replay(value),
         Ok(Handle { kind: Kind::Called, value }) => match live.segment.op.held(value) {
-            Some(slot) => {
-                let captured = word(slot, op::WHAT) >> 56 & u64::from(flag::CAPTURED) != 0;
-                if captured {
-                    Origin::Replay(value)
-                } else if word(slot, op::ISSUED_NS) == 0 {
-                    Origin::Called(value)
-                } else {
-                    // NCCL 2.28.3 to 2.32.3 name an old call again once events were switched off.
-                    Origin::Unknown
-                }
-            }
-            // A fresh call is always there; one that is gone was captured long ago.
-            None => Origin::Replay(value),
+            Some(slot) if word(slot, op::ISSUED_NS) == 0 => Origin::Called(value),
+            // NCCL 2.28.3 to 2.32.3 name an old call again once events were switched off; and a group with
+            // more calls than the ring has slots loses the first of them before they are issued.
+            _ => Origin::Unknown,
         },
         _ => Origin::Unknown,
     }
@@ -435,10 +388,9 @@ fn paired(live: &'static Live, c: Comm, event: &Event, p2p: &P2p) -> Result<u64,
 
 /// Counts a channel in its operation's progress: started in the low 16 bits, stopped above.
 fn progress(live: &Live, ticket: u64, add: u64) {
-    let ring = &live.segment.op;
-    if let Some(slot) = ring.held(ticket)
-        && let Some(w) = slot.get(op::PROGRESS)
-        && !sync::mark_add(w, ring.lap(ticket), add, || ring.held(ticket).is_some())
+    // An operation that was overwritten has no progress to count.
+    if let Ok(op) = Held::of(&live.segment.op, ticket)
+        && op.add(op::PROGRESS, add) == Err(Loss::Contended)
     {
         live.segment.flaw(Flaw::Progress);
     }
@@ -458,118 +410,17 @@ fn kernel(live: &'static Live, parent: u64, ch: u8, gpu_ns: u64) -> Result<u64, 
 }
 
 fn kernel_stop(live: &'static Live, ticket: u64, stamp: Option<u64>) -> Result<(), Loss> {
-    let ring = &live.segment.channel;
-    let slot = ring.held(ticket).ok_or(Loss::Stale)?;
-    let lap = ring.lap(ticket);
+    let kernel = Held::of(&live.segment.channel, ticket)?;
     // NCCL 2.27 to 2.30 may send the stop of a later operation to a kernel that stopped long ago.
-    since(slot, channel::START_SEEN_NS, channel::STOP_SEEN, lap)?;
-    if let Some(stop) = stamp {
-        let start = word(slot, channel::START_GPU_NS);
-        let duration = (stop.wrapping_sub(start) as i64).clamp(-(1 << 46), 1 << 46);
-        put(slot, channel::DURATION, lap, channel::BIAS.wrapping_add_signed(duration));
-    }
-    progress(live, word(slot, channel::OP) & ((1 << 56) - 1), 1 << 16);
-    Ok(())
-}
-
-fn transfer(live: &'static Live, context: u64, parent: u64, p: &ProxyOp) -> Result<u64, Loss> {
-    // PXN: another rank's operation, done by this process. Its context and parent are that process's own
-    // numbers; its pid may by chance be ours in another namespace, its nonce is not.
-    let own = live.segment.get(ringwatch_wire::layout::head::PID) & 0xffff_ffff;
-    let foreign =
-        u64::from(p.pid as u32) != own || matches!(Handle::unpack(parent, live.nonce), Err(Loss::Foreign));
-    let comm = match comm_of(live, context) {
-        Ok(c) if !foreign => c.ticket & 0xffff,
-        _ => proxy::NO_COMM,
-    };
-    let (ticket, slot) = live.segment.proxy.claim()?;
-    for i in 1..proxy::WORDS {
-        slot.set(i, 0);
-    }
-    slot.set(proxy::PARENT, parent);
-    slot.set(
-        proxy::WHAT,
-        comm | u64::from(p.channel) << 16
-            | u64::from(p.is_send) << 24
-            | u64::from(foreign) << 25
-            | u64::from(p.peer as u32) << 32,
-    );
-    slot.set(proxy::STEPS, u64::from(p.steps as u32) | u64::from(p.chunk as u32) << 32);
-    slot.set(proxy::START_NS, now_ns());
-    slot.set(proxy::PID, u64::from(p.pid as u32));
-    slot.publish();
-    Ok(ticket)
-}
-
-/// States of a whole transfer, as NCCL up to 2.26 tells them: sizes and steps are totals so far.
-fn transfer_state(live: &'static Live, ticket: u64, value: i32, arg: StateArg) -> Result<(), Loss> {
-    let ring = &live.segment.proxy;
-    let slot = ring.held(ticket).ok_or(Loss::Stale)?;
-    let lap = ring.lap(ticket);
-    let steps = u64::from(u32::try_from(arg.steps).unwrap_or(0));
-    match value {
-        state::SEND_POSTED | state::RECV_POSTED => put(slot, proxy::STARTED, lap, steps),
-        state::SEND_DONE | state::RECV_DONE => {
-            put(slot, proxy::DONE, lap, steps);
-            put(slot, proxy::BYTES, lap, arg.value);
-        }
-        _ => put(slot, proxy::BYTES, lap, arg.value),
-    }
-    Ok(())
-}
-
-/// Adds to a mark that only the transfer's own progress thread writes.
-fn add(slot: &[Word], i: usize, lap: u64, n: u64) {
-    let value = sync::marked(word(slot, i), lap).unwrap_or(0);
-    put(slot, i, lap, value.saturating_add(n));
-}
-
-fn step_start(live: &'static Live, ticket: u64, step: u64) -> Result<(), Loss> {
-    let ring = &live.segment.proxy;
-    let slot = ring.held(ticket).ok_or(Loss::Stale)?;
-    let lap = ring.lap(ticket);
-    let at = proxy::LIVE + step as usize;
-    let was = sync::marked(word(slot, at), lap).unwrap_or(0);
-    if was & 0xf != u64::from(phase::NONE) {
-        // NCCL starts a receive's step again at every poll until the network takes it: still one step.
-        return Ok(());
-    }
-    let since = now_ns().saturating_sub(word(slot, proxy::START_NS));
-    put(slot, at, lap, since << 4 | u64::from(phase::POSTED));
-    add(slot, proxy::STARTED, lap, 1);
-    Ok(())
-}
-
-fn step_change(live: &'static Live, ticket: u64, step: u64, to: u8, bytes: u64) -> Result<(), Loss> {
-    let ring = &live.segment.proxy;
-    let slot = ring.held(ticket).ok_or(Loss::Stale)?;
-    let lap = ring.lap(ticket);
-    let at = proxy::LIVE + step as usize;
-    let was = sync::marked(word(slot, at), lap).unwrap_or(0);
-    let from = (was & 0xf) as u8;
-    if from == phase::NONE {
+    if kernel.mark(channel::STOP_SEEN).is_some() {
         return Err(Loss::Repeated);
     }
-    let since = now_ns().saturating_sub(word(slot, proxy::START_NS));
-    let waited = since.saturating_sub(was >> 4);
-    let cause = match from {
-        phase::GPU => Some(0),
-        phase::PEER => Some(1),
-        phase::WIRE => Some(2),
-        phase::FLUSH => Some(3),
-        _ => None,
-    };
-    if let Some(i) = cause {
-        add(slot, proxy::WAITED + i, lap, waited);
+    if let Some(stop) = stamp {
+        let start = kernel.word(channel::START_GPU_NS);
+        let duration = (stop.wrapping_sub(start) as i64).clamp(-(1 << 46), 1 << 46);
+        kernel.once(channel::DURATION, channel::BIAS.wrapping_add_signed(duration))?;
     }
-    if bytes > 0 && from != to {
-        add(slot, proxy::BYTES, lap, bytes);
-    }
-    if to == phase::NONE {
-        add(slot, proxy::DONE, lap, 1);
-        put(slot, at, lap, 0);
-    } else {
-        put(slot, at, lap, since << 4 | u64::from(to));
-    }
+    kernel.once_since(channel::STOP_SEEN, channel::START_SEEN_NS)?;
+    progress(live, kernel.word(channel::OP) & ((1 << 56) - 1), 1 << 16);
     Ok(())
 }

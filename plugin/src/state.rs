@@ -81,6 +81,9 @@ const UNOPENED: u64 = 0;
 const OPENING: u64 = 1;
 const OPEN: u64 = 2;
 
+/// Longest wait for another thread's opening, which takes a few system calls and lines of NCCL's log.
+const OPENING_NS_MAX: u64 = 10_000_000_000;
+
 /// Address of the page; 0 until the first init.
 static PAGE: Word = Word::new(0);
 
@@ -125,20 +128,19 @@ fn map_page() -> Option<&'static Page> {
 /// Opens the process's state if need be, and a communicator in it. Never fails: without a segment the books
 /// are kept in private memory, and NCCL is asked for no events.
 pub fn open_comm(version: u32, args: &InitArgs) -> Opened {
+    let log = Log::new(args.log);
     let Some(page) = map_page() else {
+        log.say(Message::NoForkGuard);
         return Opened { context: NO_CONTEXT, armed: false };
     };
-    let log = Log::new(args.log);
     if page.phase.replace(UNOPENED, OPENING) {
         open_process(page, version, &log);
     }
     // Another communicator's init is opening the process now. This is init, where waiting is allowed, and
-    // bounded: opening takes a few system calls.
-    for _ in 0..10_000 {
-        if page.phase.get_first() == OPEN {
-            break;
-        }
-        sys::yield_now();
+    // bounded by time: giving up would write 0 to the mask that all of NCCL's communicators share.
+    let begun = process::now_ns();
+    while page.phase.get_first() != OPEN && process::now_ns().saturating_sub(begun) < OPENING_NS_MAX {
+        sys::nap();
     }
     let Some(live) = live() else {
         return Opened { context: NO_CONTEXT, armed: false };

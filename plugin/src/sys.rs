@@ -74,7 +74,7 @@ pub(crate) fn free_bytes(file: &Fd) -> Option<u64> {
     }
     // SAFETY: filled, and zeroed before; integers of any value are valid.
     let s = unsafe { s.assume_init() };
-    Some((s.f_bavail as u64).saturating_mul(s.f_bsize as u64))
+    Some(s.f_bavail.saturating_mul(s.f_bsize as u64))
 }
 
 /// Owner of a file.
@@ -150,10 +150,11 @@ pub(crate) fn random() -> Option<u64> {
     if n == 8 { Some(word) } else { None }
 }
 
-/// Lets other threads run.
-pub(crate) fn yield_now() {
-    // SAFETY: no arguments, no effect on memory.
-    unsafe { libc::sched_yield() };
+/// Sleeps for 0.1 ms.
+pub(crate) fn nap() {
+    let t = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
+    // SAFETY: reads one timespec; waking early is as good.
+    unsafe { libc::nanosleep(&t, core::ptr::null_mut()) };
 }
 
 /// The host's name, NUL-padded.

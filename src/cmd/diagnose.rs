@@ -7,6 +7,7 @@ use crate::model::Finding;
 use crate::report;
 use crate::runtime::Monitor;
 use anyhow::bail;
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::time::Duration;
 
@@ -23,7 +24,18 @@ pub(super) fn run(o: &Diagnose) -> anyhow::Result<u8> {
     std::thread::sleep(Duration::from_millis(250));
     monitor.step(now_ns());
     explain_nothing(&monitor)?;
-    let findings: Vec<Finding> = monitor.findings();
+    let mut findings: Vec<Finding> = monitor.findings();
+    if o.dir.is_none() {
+        // Asked about now: what dead jobs left is told when their directory is named.
+        if monitor.join().all_gone() {
+            let dirs = black_boxes(&monitor);
+            bail!(
+                "no job runs here; for the black boxes of ended ones: ringwatch diagnose {}",
+                dirs.join(" or ")
+            );
+        }
+        findings.retain(|f| f.open);
+    }
     let mut out = io::stdout().lock();
     if o.json {
         report::json(&mut out, &findings)?;
@@ -32,6 +44,17 @@ pub(super) fn run(o: &Diagnose) -> anyhow::Result<u8> {
     }
     out.flush()?;
     Ok(if findings.is_empty() { 0 } else { FINDINGS })
+}
+
+/// The directories that hold segments of dead processes.
+fn black_boxes(monitor: &Monitor<Segments>) -> Vec<String> {
+    let dirs: BTreeSet<String> = monitor
+        .source()
+        .gone()
+        .filter_map(|(_, path)| path.parent())
+        .map(|dir| dir.display().to_string())
+        .collect();
+    dirs.into_iter().collect()
 }
 
 /// An answer about no processes would be no answer.

@@ -145,6 +145,23 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_whose_call_was_lost_is_compared_by_bytes() {
+        let gather = |r: u32, o: &mut crate::model::OpRecord| {
+            o.func = Func::AllGather;
+            if r == 2 {
+                o.dtype = Some(DataType::Int8);
+                o.count *= 4;
+            }
+        };
+        assert_eq!(join(gather), vec![]);
+        let wrong = join(|r, o| {
+            gather(r, o);
+            o.count += u64::from(r == 2);
+        });
+        assert_eq!(wrong[0].ranks, vec![Rank(2)]);
+    }
+
+    #[test]
     fn a_tie_waits_for_the_ranks_that_are_to_come() {
         let mut j = Join::new();
         for r in 0..2 {

@@ -11,8 +11,8 @@ pub use mismatch::MismatchRule;
 pub use missing_rank::MissingRankRule;
 pub use straggler::StragglerRule;
 
-use crate::join::Join;
-use crate::model::{CommId, Evidence, Finding, Kind, Rank};
+use crate::join::{Communicator, Join};
+use crate::model::{CommId, Evidence, Finding, Kind, Liveness, Rank};
 use std::collections::BTreeMap;
 
 /// One way in which a job can be sick.
@@ -34,6 +34,8 @@ pub struct Settings {
     pub late_often_ns: u64,
     /// How often it has to repeat.
     pub late_times: usize,
+    /// A straggler that was not late again for this long is over, in ns.
+    pub late_over_ns: u64,
 }
 
 impl Default for Settings {
@@ -44,6 +46,7 @@ impl Default for Settings {
             late_at_once_ns: 200_000_000,
             late_often_ns: 5_000_000,
             late_times: 5,
+            late_over_ns: 60_000_000_000,
         }
     }
 }
@@ -74,7 +77,9 @@ impl Detector {
             f.open = false;
         }
         let mut new = Vec::new();
-        for finding in self.rules.iter().flat_map(|r| r.check(join, now_ns)) {
+        for mut finding in self.rules.iter().flat_map(|r| r.check(join, now_ns)) {
+            // Nothing goes on any more where every process is gone.
+            finding.open &= join.communicator(finding.communicator).is_some_and(|c| alive(join, c));
             let key = key(&finding);
             if !self.found.contains_key(&key) {
                 new.push(finding.clone());
@@ -99,6 +104,13 @@ fn key(f: &Finding) -> Key {
         Kind::Straggler => (f.kind, f.communicator, f.ranks.first().copied(), 0),
         _ => (f.kind, f.communicator, None, f.operation.order),
     }
+}
+
+fn alive(join: &Join, c: &Communicator) -> bool {
+    c.members()
+        .values()
+        .filter_map(|m| join.process(m.record.segment))
+        .any(|p| p.record.liveness == Liveness::Alive)
 }
 
 /// A moment as RFC 3339, as far as the job's own pair of clocks tells it.
@@ -128,7 +140,7 @@ fn names(ranks: &[Rank]) -> String {
 }
 
 /// Which process a rank is: `rank 3 is job rank 3, pid 1136 on host a`.
-fn who(join: &Join, comm: &crate::join::Communicator, rank: Rank) -> Option<Evidence> {
+fn who(join: &Join, comm: &Communicator, rank: Rank) -> Option<Evidence> {
     let member = comm.members().get(&rank)?;
     let p = &join.process(member.record.segment)?.record;
     let job = p.job.rank.map_or_else(String::new, |r| format!("job rank {r}, "));

@@ -22,8 +22,8 @@ impl StragglerRule {
 }
 
 impl Rule for StragglerRule {
-    fn check(&self, join: &Join, _now_ns: u64) -> Vec<Finding> {
-        join.communicators().flat_map(|c| self.judge(join, c)).collect()
+    fn check(&self, join: &Join, now_ns: u64) -> Vec<Finding> {
+        join.communicators().flat_map(|c| self.judge(join, c, now_ns)).collect()
     }
 }
 
@@ -36,7 +36,7 @@ impl StragglerRule {
         }
     }
 
-    fn judge(&self, join: &Join, c: &Communicator) -> Vec<Finding> {
+    fn judge(&self, join: &Join, c: &Communicator, now_ns: u64) -> Vec<Finding> {
         let before_mismatch =
             |e: &&LateEvent| c.mismatch().is_none_or(|(t, o, _)| (e.track, e.operation.order) < (t, o));
         let mut by_rank: BTreeMap<Rank, Vec<&LateEvent>> = BTreeMap::new();
@@ -54,7 +54,12 @@ impl StragglerRule {
         by_rank
             .into_iter()
             .filter(|(_, events)| told(events))
-            .filter_map(|(rank, events)| finding(join, c, rank, &events))
+            .filter_map(|(rank, events)| {
+                let last = events.iter().map(|e| e.at_ns).max()?;
+                let mut f = finding(join, c, rank, &events)?;
+                f.open = now_ns.saturating_sub(last) < self.settings.late_over_ns;
+                Some(f)
+            })
             .collect()
     }
 }
@@ -165,6 +170,13 @@ mod tests {
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].ranks, vec![Rank(2)]);
         assert_eq!(found[0].evidence[1].value, Some(5.0));
+    }
+
+    #[test]
+    fn a_straggler_that_catches_up_is_over() {
+        // The last operation is at 4 s; the rules are asked at 100 s.
+        let found = run(&[(0, 1_000), (3, 300_000_000), (1, 1_000)]);
+        assert!(!found[0].open);
     }
 
     #[test]

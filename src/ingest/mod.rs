@@ -75,6 +75,9 @@ impl Segments {
     }
 
     fn search(&mut self, now_ns: u64, out: &mut Vec<Update>) {
+        // Read to its end and removed: its mapping is all that keeps its memory.
+        self.tails.retain(|path, t| !t.done() || path.exists());
+        self.refused.retain(|path, _| path.exists());
         for place in &self.places {
             for path in place.files() {
                 if self.tails.contains_key(&path) {

@@ -14,6 +14,12 @@ use std::path::PathBuf;
 const ISSUED_KIND: u64 = 4;
 const VALUE_MASK: u64 = (1 << 44) - 1;
 
+/// Operations kept after they are settled.
+const RECENT: usize = 1024;
+/// An operation this many tickets back is not looked at again: a host runs ahead of its GPU by no more than
+/// CUDA's queue of about a thousand launches, so nothing new is to be expected of it.
+const SETTLED_TICKETS: u64 = 4096;
+
 /// An operation as it is being put together.
 #[derive(Debug)]
 struct Open {
@@ -41,7 +47,8 @@ impl Cursor {
         let first = head.saturating_sub(slots);
         if !self.begun {
             self.begun = true;
-            self.next = first;
+            // The oldest slots of a busy ring are overwritten while they are read.
+            self.next = if first > 0 { first + slots / 8 } else { 0 };
         }
         if first > self.next {
             self.missed += first - self.next;
@@ -116,6 +123,11 @@ impl Tail {
         self.record.liveness
     }
 
+    /// True when nothing more will come.
+    pub(super) fn done(&self) -> bool {
+        self.done
+    }
+
     pub(super) fn record(&self) -> SegmentRecord {
         self.record.clone()
     }
@@ -183,10 +195,12 @@ impl Tail {
                 out.push(Update::Missed { segment: self.record.id, what, count: new });
             }
         }
-        // What is complete and told needs no memory here; late stamps find the newest few thousand.
-        let keep_from = self.op.next.saturating_sub(8192);
-        let open = &self.op.open;
-        self.ops.retain(|t, o| *t >= keep_from || o.changed || open.binary_search(t).is_ok());
+        // What is settled and told needs no memory here, but for the newest, whose last stamps may come late.
+        if self.ops.len() > 2 * RECENT {
+            let keep_from = self.op.next.saturating_sub(RECENT as u64);
+            let open = &self.op.open;
+            self.ops.retain(|t, o| *t >= keep_from || o.changed || open.binary_search(t).is_ok());
+        }
     }
 }
 
@@ -251,7 +265,8 @@ impl Cursor {
                         Found::Is(g) => Some(g),
                         _ => None,
                     });
-                    if !settled(&slot, group.as_ref()) {
+                    let old = slot.enqueued_ns.is_some() && ticket + SETTLED_TICKETS < self.next;
+                    if !old && !settled(&slot, group.as_ref()) {
                         self.open.push(ticket);
                     }
                     match ops.get_mut(&ticket) {
@@ -280,7 +295,9 @@ impl Cursor {
             match reader.channel(ticket) {
                 Found::Is(slot) => {
                     let stamp = decode::stamp(&slot);
-                    let finished = stamp.stop_seen_ns.is_some();
+                    // The duration is written a moment before the stop; this look may fall between.
+                    let finished = stamp.stop_seen_ns.is_some()
+                        && (stamp.stop_gpu_ns.is_some() || stamp.start_gpu_ns.is_none());
                     if let Some(open) = ops.get_mut(&slot.op) {
                         open.changed |= open.stamps.insert(ticket, stamp) != Some(stamp);
                         if !finished {

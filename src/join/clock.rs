@@ -72,6 +72,11 @@ impl ClockMap {
         u64::try_from(i128::from(gpu_ns) + self.offset(gpu_ns)?).ok()
     }
 
+    /// Gives up the mapping, which nobody asks any more once the process is gone, and keeps its error bound.
+    pub fn retire(&mut self) {
+        self.apexes.clear();
+    }
+
     /// A kernel that started, as mapped, this long after its launch began: it did not start before it, so
     /// the mapping is late by no more than that.
     pub fn learn_distance(&mut self, ns: u64) {

@@ -16,6 +16,8 @@ const KEPT: usize = 256;
 const HELD: usize = 4096;
 /// Late arrivals remembered.
 const LATE_KEPT: usize = 512;
+/// A rank that comes later than the first by less than this, in ns, is not called late.
+const LATE_NS: u64 = 1_000_000;
 /// An operation that is known to be done is counted without its missing stamps after this, in ns: NCCL's
 /// callbacks can be over 50 ms late.
 const STAMPS_GRACE_NS: u64 = 1_000_000_000;
@@ -107,7 +109,14 @@ impl Signature {
     /// True when two ranks may have meant the same operation.
     pub fn agrees(&self, other: &Signature) -> bool {
         let types = match (self.dtype, other.dtype) {
-            (Some(a), Some(b)) => a == b && self.count == other.count,
+            (Some(a), Some(b)) if a == b => self.count == other.count,
+            // Where the record of the call was lost, NCCL's own form is left: these as bytes.
+            (Some(DataType::Int8), Some(_)) | (Some(_), Some(DataType::Int8))
+                if matches!(self.func, Func::AllGather | Func::Broadcast) =>
+            {
+                self.bytes == other.bytes
+            }
+            (Some(_), Some(_)) => false,
             // NCCL does not name every type.
             _ => self.count == other.count,
         };
@@ -171,6 +180,19 @@ impl Communicator {
     /// The operations that are not complete yet.
     pub fn incomplete(&self) -> impl Iterator<Item = (Track, u64, &Instance)> {
         self.uncounted.iter().filter_map(|k| Some((k.0, k.1, self.instances.get(k)?)))
+    }
+
+    /// The collectives that some rank has yet to finish, or to issue, as far as is known.
+    pub fn in_flight(&self) -> impl Iterator<Item = (Track, u64, &Instance)> {
+        self.incomplete().filter(|(track, order, _)| {
+            let settled = |r| matches!(self.state(*track, *order, r), OpState::Finished | OpState::InDoubt);
+            !matches!(track, Track::Pair(..)) && !self.members.keys().all(|r| settled(*r))
+        })
+    }
+
+    /// True when NCCL has freed it on every rank that is seen.
+    pub fn closed(&self) -> bool {
+        !self.members.is_empty() && self.members.values().all(|m| m.record.finalized_ns.is_some())
     }
 
     /// The late arrivals that are remembered, oldest first.
@@ -284,9 +306,10 @@ impl Communicator {
             return;
         }
         let instance = self.instances.entry(key).or_default();
-        if !instance.counted {
-            self.uncounted.insert(key);
+        if instance.counted {
+            return;
         }
+        self.uncounted.insert(key);
         let (was_done, was_kernel) =
             instance.parts.get(&rank).map_or((false, None), |p| (p.finished, p.kernel));
         let stopped = all_stopped(&op);
@@ -398,6 +421,11 @@ impl Communicator {
         let ranks = self.ranks();
         let Some(instance) = self.instances.get_mut(&key) else { return };
         instance.counted = true;
+        for part in instance.parts.values_mut() {
+            // What was made of them is kept.
+            part.op.stamps = Vec::new();
+            part.op.net = Vec::new();
+        }
         let instance = &*instance;
         let Some(first) = instance.first().map(|p| p.op.clone()) else { return };
         let (track, order) = key;
@@ -442,7 +470,7 @@ impl Communicator {
             return;
         };
         let operation = self.describe(order, &first);
-        if let Some(m) = self.members.get_mut(&late.rank) {
+        if let Some(m) = self.members.get_mut(&late.rank).filter(|_| late.by_ns >= LATE_NS) {
             m.late += 1;
             m.worst_late_ns = Some(m.worst_late_ns.unwrap_or(0).max(late.by_ns));
         }

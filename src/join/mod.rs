@@ -20,6 +20,9 @@ pub use timing::{Kernel, believed, kernel, not_before, started};
 use crate::model::{CommId, Liveness, SegmentId, SegmentRecord, Update};
 use std::collections::BTreeMap;
 
+/// Closed communicators kept for screens and summaries.
+const CLOSED_KEPT: usize = 256;
+
 /// One process, as the join knows it.
 #[derive(Debug, Clone)]
 pub struct Process {
@@ -49,7 +52,12 @@ impl Join {
     pub fn feed(&mut self, update: Update) {
         match update {
             Update::Segment(record) => match self.processes.get_mut(&record.id) {
-                Some(p) => p.record = record,
+                Some(p) => {
+                    if record.liveness != Liveness::Alive {
+                        p.clock.retire();
+                    }
+                    p.record = record;
+                }
                 None => {
                     let (clock, missed) = (ClockMap::default(), BTreeMap::new());
                     self.processes.insert(record.id, Process { record, clock, missed });
@@ -79,6 +87,24 @@ impl Join {
     pub fn tick(&mut self, now_ns: u64) {
         for comm in self.comms.values_mut() {
             comm.settle(now_ns, &mut self.classes);
+        }
+        self.forget_closed();
+    }
+
+    /// A job that makes communicators again and again must not make us grow: the closed ones that have been so
+    /// for longest go, with their statistics.
+    fn forget_closed(&mut self) {
+        let mut closed: Vec<(u64, CommId)> = self
+            .comms
+            .values()
+            .filter(|c| c.closed())
+            .map(|c| (c.members().values().filter_map(|m| m.record.finalized_ns).max().unwrap_or(0), c.id))
+            .collect();
+        let surplus = closed.len().saturating_sub(CLOSED_KEPT);
+        closed.sort_unstable();
+        for (_, id) in closed.into_iter().take(surplus) {
+            self.comms.remove(&id);
+            self.classes.retain(|k, _| k.comm != id);
         }
     }
 

@@ -94,9 +94,9 @@ impl<'a> View<'a> {
                     nodes: members.values().find_map(|m| m.record.nodes),
                     issued: members.values().map(super::Member::issued_in_all).max().unwrap_or(0),
                     finished: c.finished(),
-                    in_flight: c.incomplete().filter(|(t, ..)| !matches!(t, Track::Pair(..))).count(),
+                    in_flight: c.in_flight().count(),
                     ops_per_s: (!rates.is_empty()).then(|| rates.iter().sum()),
-                    closed: members.values().all(|m| m.record.finalized_ns.is_some()),
+                    closed: c.closed(),
                 }
             })
             .collect()
@@ -105,7 +105,7 @@ impl<'a> View<'a> {
     fn in_flight(&self) -> Vec<FlightRow> {
         let mut rows = Vec::new();
         for c in self.join.communicators() {
-            for (track, order, instance) in c.incomplete() {
+            for (track, order, instance) in c.in_flight() {
                 let lane = match track {
                     Track::Collective => Lane::Collective,
                     Track::Replay => Lane::Replay,
@@ -117,10 +117,6 @@ impl<'a> View<'a> {
                     .keys()
                     .map(|r| RankCell { rank: *r, state: c.state(track, order, *r) })
                     .collect();
-                let settled = |s: OpState| matches!(s, OpState::Finished | OpState::InDoubt);
-                if ranks.iter().all(|r| settled(r.state)) {
-                    continue;
-                }
                 let operation = c.describe(order, &first.op);
                 rows.push(FlightRow {
                     comm: c.id,

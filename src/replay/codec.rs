@@ -4,7 +4,7 @@
 //! table of the names used, then the ranks: label, pid, thread ids, events. All numbers are LEB128
 //! varints. Within a rank, times, handles and GPU stamps are written as signed steps (zigzag) from
 //! the one before, all in wrapping arithmetic, so that every value survives. An event is
-//! a tag, the thread's index, the step in time, and the fields in the order of [`Descriptor`];
+//! a tag, the thread's index, the step in time, and the fields in the order of [`super::Descriptor`];
 //! names are indices into the table.
 //!
 //! A trace may come from anywhere, so reading is total: errors, never panics, and memory bounded by

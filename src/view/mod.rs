@@ -1,6 +1,6 @@
 //! Screens: what the model knows, as a terminal shows it.
 //!
-//! The way of a frame: `input` turns a key into a [`Msg`], [`App::update`] applies it, [`draw`] paints
+//! The way of a frame: `input` turns a key into a [`Msg`], [`App::update`] applies it, [`draw()`] paints
 //! the state. State and drawing are pure; only [`term`] touches the terminal and only
 //! [`Theme::from_env`] reads the environment. Every screen is built as lines first (`page`), so the
 //! same code serves an 80x24 terminal, a wall display and the text of `--once`.

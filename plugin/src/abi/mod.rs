@@ -123,7 +123,6 @@ unsafe extern "C" fn init_bare<A: Abi>(context: *mut *mut c_void, mask: *mut c_i
     open::<A>(context, mask, &InitArgs::unknown())
 }
 
-#[expect(clippy::too_many_arguments, reason = "NCCL's signature")]
 unsafe extern "C" fn init_v4<A: Abi>(
     context: *mut *mut c_void,
     mask: *mut c_int,
@@ -137,7 +136,6 @@ unsafe extern "C" fn init_v4<A: Abi>(
     open::<A>(context, mask, &InitArgs { known: true, id, name, nodes, ranks, rank, log })
 }
 
-#[expect(clippy::too_many_arguments, reason = "NCCL's signature")]
 unsafe extern "C" fn init_v5<A: Abi>(
     context: *mut *mut c_void,
     id: u64,

@@ -13,7 +13,10 @@
 //! * **Counter.** A word that is only ever added to.
 //!
 //! Orderings are named in pairs: `SYNC publish` (the publishing store and the reader's first look) and
-//! `SYNC reuse` (the fence after taking a slot and the fence before the reader's second look).
+//! `SYNC reuse` (the fence after taking a slot and the fence before the reader's second look) and `SYNC lap`
+//! (a counting mark's replacement and the next one's look).
+
+#![allow(clippy::disallowed_types, reason = "the one file that may name atomics; loom has types of its own")]
 
 #[cfg(not(loom))]
 use core::sync::atomic::{AtomicU64, Ordering, fence};
@@ -207,28 +210,47 @@ pub const fn marked(word: u64, lap: u64) -> Option<u64> {
     if word & 0xffff == lap { Some(word >> 16) } else { None }
 }
 
-/// Sets a mark that must not be set twice. False when this lap has set it already.
+/// Changes a mark of this lap: `change` gets the value it has, if any, and gives the new one or refuses. Gives
+/// up after a few collisions, or when the slot is `holds` no more, and then returns false: a thread that slept
+/// while its slot was given away changes nothing of the next lap's.
 #[inline]
-pub fn mark_once(word: &Word, lap: u64, value: u64) -> bool {
-    let seen = word.get();
-    marked(seen, lap).is_none() && word.replace(seen, mark(lap, value))
-}
-
-/// Adds to a mark of this lap, starting from 0. Gives up after a few collisions, or when a later lap has
-/// the word, and then returns false.
-#[inline]
-pub fn mark_add(word: &Word, lap: u64, n: u64, holds: impl Fn() -> bool) -> bool {
+fn mark_change(
+    word: &Word,
+    lap: u64,
+    holds: impl Fn() -> bool,
+    change: impl Fn(Option<u64>) -> Option<u64>,
+) -> bool {
     for _ in 0..8 {
-        let seen = word.get();
-        let value = match marked(seen, lap) {
-            Some(v) => v.wrapping_add(n),
-            // Empty, or left by an earlier lap: start over, but only while the slot is still ours.
-            None if holds() => n,
-            None => return false,
-        };
-        if word.replace(seen, mark(lap, value)) {
+        // Whoever sees a later lap's value must also see that `holds` is over, or it would wipe that value.
+        let seen = word.get_first(); // SYNC lap
+        let value = marked(seen, lap);
+        // Empty, or left by an earlier lap: start over, but only while the slot is still ours.
+        if value.is_none() && !holds() {
+            return false;
+        }
+        let Some(new) = change(value) else { return false };
+        if word.replace(seen, mark(lap, new)) {
+            // SYNC lap
             return true;
         }
     }
     false
+}
+
+/// Sets a mark that must not be set twice. False when this lap has set it already, or has lost the slot.
+#[inline]
+pub fn mark_once(word: &Word, lap: u64, value: u64, holds: impl Fn() -> bool) -> bool {
+    mark_change(word, lap, holds, |v| if v.is_none() { Some(value) } else { None })
+}
+
+/// Sets a mark, whatever it was. False when this lap has lost the slot.
+#[inline]
+pub fn mark_set(word: &Word, lap: u64, value: u64, holds: impl Fn() -> bool) -> bool {
+    mark_change(word, lap, holds, |_| Some(value))
+}
+
+/// Adds to a mark, starting from 0. False when this lap has lost the slot.
+#[inline]
+pub fn mark_add(word: &Word, lap: u64, n: u64, holds: impl Fn() -> bool) -> bool {
+    mark_change(word, lap, holds, |v| Some(v.unwrap_or(0).wrapping_add(n)))
 }

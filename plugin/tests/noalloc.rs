@@ -1,0 +1,80 @@
+//! After init, no callback of any version allocates: counted by the allocator of this process.
+
+#![allow(unsafe_code, reason = "a counting allocator")]
+
+mod support;
+
+use ringwatch_plugin::abi;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use support::library::{CTable, Plugin};
+
+struct Counting;
+
+thread_local! {
+    // Counted by thread: the test harness has threads of its own.
+    static CALLS: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count() {
+    CALLS.with(|c| c.set(c.get() + 1));
+}
+
+// SAFETY: the system's allocator, with a counter that does not allocate.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        count();
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: as the caller promises.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn linked() -> Plugin {
+    fn table<I>(t: &'static abi::Table<I>) -> &'static CTable {
+        // SAFETY: the table has this shape: `tests/layout.rs`.
+        unsafe { &*std::ptr::from_ref(t).cast() }
+    }
+    Plugin::from_tables([
+        table(&abi::ncclProfiler_v1),
+        table(&abi::ncclProfiler_v2),
+        table(&abi::ncclProfiler_v3),
+        table(&abi::ncclProfiler_v4),
+        table(&abi::ncclProfiler_v5),
+        table(&abi::ncclProfiler_v6),
+        table(&abi::ncclProfiler_v7),
+    ])
+}
+
+#[test]
+fn nothing_is_allocated_after_init() {
+    let Some(ran) = support::child::run("nothing_is_allocated_after_init") else {
+        let plugin = linked();
+        let contexts = [1, 2, 3, 4, 5, 6, 7].map(|v| plugin.init(v, v as u64).context);
+        let before = CALLS.with(Cell::get);
+        for (i, context) in contexts.iter().enumerate() {
+            support::every_callback(&plugin, i + 1, *context);
+        }
+        assert_eq!(CALLS.with(Cell::get) - before, 0);
+        // The counter counts.
+        drop(std::hint::black_box(Box::new(1)));
+        assert_eq!(CALLS.with(Cell::get) - before, 2);
+        return;
+    };
+    let recording = support::segment::only(&ran.succeeded().dir);
+    assert!(recording.balanced() > 7 * 60);
+}

@@ -1,0 +1,80 @@
+//! A test in a process of its own: the plugin has one state a process, reads its settings once, and some
+//! tests kill.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+
+const NAME: &str = "RINGWATCH_TEST_CHILD";
+
+/// What a child left behind.
+#[derive(Debug)]
+pub struct Ran {
+    pub status: ExitStatus,
+    pub output: String,
+    /// Its RINGWATCH_DIR, unless the test named another.
+    pub dir: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Ran {
+    #[track_caller]
+    pub fn succeeded(self) -> Self {
+        assert!(self.status.success(), "{}: {}", self.status, self.output);
+        self
+    }
+
+    pub fn signal(&self) -> Option<i32> {
+        self.status.signal()
+    }
+
+    pub fn segments(&self) -> Vec<PathBuf> {
+        super::segment::in_dir(&self.dir)
+    }
+}
+
+/// `None` in the child, which then does the test's work; in the parent, what became of the child.
+pub fn run(test: &str) -> Option<Ran> {
+    run_with(test, |_, _| {})
+}
+
+pub fn run_with(test: &str, more: impl FnOnce(&mut Command, &Path)) -> Option<Ran> {
+    if std::env::var_os(NAME).is_some_and(|n| n == test) {
+        return None;
+    }
+    run_under(test, &[], more)
+}
+
+/// As `run`, with the child behind another command.
+pub fn run_under(test: &str, wrapper: &[&str], more: impl FnOnce(&mut Command, &Path)) -> Option<Ran> {
+    if std::env::var_os(NAME).is_some_and(|n| n == test) {
+        return None;
+    }
+    let library = super::library::plugin_library();
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("segments");
+    let me = std::env::current_exe().unwrap();
+    let mut command = match wrapper {
+        [] => Command::new(&me),
+        [first, rest @ ..] => {
+            let mut c = Command::new(first);
+            c.args(rest).arg(&me);
+            c
+        }
+    };
+    command
+        .args([test, "--exact", "--nocapture", "--test-threads=1", "--include-ignored"])
+        .env(NAME, test)
+        .env("RINGWATCH_PLUGIN_SO", library)
+        .env("RINGWATCH_DIR", &dir)
+        .env_remove("RINGWATCH_SEGMENT_BYTES")
+        .env("RUST_BACKTRACE", "0");
+    more(&mut command, folder.path());
+    let out = command.output().unwrap();
+    let output = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    Some(Ran { status: out.status, output, dir, _folder: folder })
+}
+
+pub fn dir() -> PathBuf {
+    std::env::var_os("RINGWATCH_DIR").unwrap().into()
+}

@@ -1,0 +1,86 @@
+//! A segment file read whole.
+
+use ringwatch_wire::codes::{Loss, call};
+use ringwatch_wire::layout::Region;
+use ringwatch_wire::reader::{ChannelSlot, Found, GroupSlot, OpSlot, ProxySlot, Reader};
+use ringwatch_wire::sync::Word;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug)]
+pub struct Recording {
+    words: Vec<Word>,
+}
+
+/// The segments of a directory, by name.
+pub fn in_dir(dir: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+    let mut all: Vec<_> = entries.map(|e| e.unwrap().path()).filter(|p| p.extension().is_some()).collect();
+    all.sort();
+    all
+}
+
+/// The one segment of a directory.
+#[track_caller]
+pub fn only(dir: &Path) -> Recording {
+    let all = in_dir(dir);
+    assert_eq!(all.len(), 1, "{all:?}");
+    Recording::read(&all[0])
+}
+
+impl Recording {
+    pub fn read(path: &Path) -> Self {
+        let bytes = std::fs::read(path).unwrap();
+        let words =
+            bytes.chunks_exact(8).map(|c| Word::new(u64::from_le_bytes(c.try_into().unwrap()))).collect();
+        Recording { words }
+    }
+
+    #[track_caller]
+    pub fn reader(&self) -> Reader<'_> {
+        Reader::open(&self.words).unwrap()
+    }
+
+    pub fn ops(&self) -> Vec<OpSlot> {
+        let r = self.reader();
+        (0..r.ring(Region::Op).next()).filter_map(|t| is(r.op(t))).collect()
+    }
+
+    pub fn groups(&self) -> Vec<GroupSlot> {
+        let r = self.reader();
+        (0..r.ring(Region::Group).next()).filter_map(|t| is(r.group(t))).collect()
+    }
+
+    pub fn channels(&self) -> Vec<ChannelSlot> {
+        let r = self.reader();
+        (0..r.ring(Region::Channel).next()).filter_map(|t| is(r.channel(t))).collect()
+    }
+
+    pub fn transfers(&self) -> Vec<ProxySlot> {
+        let r = self.reader();
+        (0..r.ring(Region::Proxy).next()).filter_map(|t| is(r.proxy(t))).collect()
+    }
+
+    /// Every reason with its count, where it is not 0.
+    pub fn losses(&self) -> Vec<(Loss, u64)> {
+        let r = self.reader();
+        Loss::ALL.iter().map(|l| (*l, r.lost(*l))).filter(|l| l.1 > 0).collect()
+    }
+
+    /// The books balance; returns how many calls they hold.
+    #[track_caller]
+    pub fn balanced(&self) -> u64 {
+        let r = self.reader();
+        let seen: u64 = (0..call::COUNT).map(|k| r.seen(k)).sum();
+        let recorded: u64 = (0..call::COUNT).map(|k| r.recorded(k)).sum();
+        let lost: u64 = Loss::ALL.iter().map(|l| r.lost(*l)).sum();
+        assert_eq!(seen, recorded + lost, "seen = recorded {recorded} + lost {:?}", self.losses());
+        seen
+    }
+}
+
+fn is<T>(found: Found<T>) -> Option<T> {
+    match found {
+        Found::Is(t) => Some(t),
+        _ => None,
+    }
+}

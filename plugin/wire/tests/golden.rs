@@ -1,0 +1,283 @@
+//! The bytes of format version 1, for good.
+//!
+//! `data/segment-v1.bin` never changes: a reader of version 1 somewhere may have to read it. When the format
+//! changes, raise `FORMAT_VERSION`, keep the old file (and say in this test what becomes of it: read still, or
+//! refused by version), and add `segment-v2.bin` by running this test with RINGWATCH_GOLDEN_NEW=1, which
+//! writes a file that is missing and never one that is there.
+
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+mod support;
+
+use ringwatch_wire::codes::{Flaw, Loss, call, flag, kind, phase};
+use ringwatch_wire::layout::{Geometry, Region, channel, comm, group, head, op, proxy};
+use ringwatch_wire::reader::{ChannelSlot, Found, GroupSlot, OpSlot, ProxySlot, Reader, Text};
+use ringwatch_wire::ring::{Segment, text_word};
+use ringwatch_wire::sync::{Claim, Word, mark, mark_add, mark_once};
+use std::path::Path;
+
+fn texts(claim: &Claim<'_>, at: usize, count: usize, text: &str) {
+    for i in 0..count {
+        claim.set(at + i, text_word(text.as_bytes(), i, count));
+    }
+}
+
+fn what(comm: u64, kind: u8, func: u8, dtype: u8, algo: u8, proto: u8, flags: u8) -> u64 {
+    [kind, func, dtype, algo, proto, flags].iter().rev().fold(0, |w, b| w << 8 | u64::from(*b)) << 16 | comm
+}
+
+fn write() -> Vec<u8> {
+    let geometry = Geometry::within(0x4000).unwrap();
+    let words: Vec<Word> = (0..geometry.bytes() / 8).map(|_| Word::new(0)).collect();
+    let s = Segment::new(&words, &geometry);
+    s.format(&geometry);
+    s.set(head::PID, 4242 | 1000 << 32);
+    s.set(head::START_TICKS, 987_654);
+    s.set(head::NONCE, 0x1234_5678_9abc_def1);
+    s.set(head::CREATED_MONO_NS, 5_000_000_000);
+    s.set(head::CREATED_UNIX_NS, 1_800_000_000_000_000_000);
+    s.set(head::NCCL, 22_809 | 5 << 32);
+    s.set_text(head::PLUGIN_VERSION, head::PLUGIN_VERSION_WORDS, b"0.1.0");
+    s.set_text(head::BOOT_ID, head::BOOT_ID_WORDS, b"01234567-89ab-cdef-0123-456789abcdef");
+    s.set_text(head::HOST, head::HOST_WORDS, b"node-17");
+    s.set_text(head::PROGRAM, head::PROGRAM_WORDS, b"a-name-that-is-too-long");
+    s.set_text(head::ENV, head::ENV_WORDS, b"RANK=3\nWORLD_SIZE=8\n");
+
+    let (_, c) = s.comm.claim_free(Loss::CommTable, |_| true).unwrap();
+    c.set(comm::ID, 0xfeed_beef);
+    c.set(comm::RANK, 3 | 8 << 32);
+    c.set(comm::NODES, 1 | comm::KNOWN);
+    c.set(comm::INIT_NS, 5_000_000_100);
+    c.set(comm::ISSUED, 19);
+    c.set(comm::REPLAYED, 2);
+    texts(&c, comm::NAME, comm::NAME_WORDS, "default_pg");
+    texts(&c, comm::GPU, comm::GPU_WORDS, "0000:4b:00.0");
+    c.publish();
+
+    let (g, c) = s.group.claim().unwrap();
+    c.set(group::WHAT, 2 << 16 | 1 << 32);
+    c.set(group::START_NS, 6_000_000_000);
+    c.publish();
+    let slot = s.group.held(g).unwrap();
+    for (i, ns) in
+        [(group::END_CALLED, 10), (group::LAUNCH_START, 20), (group::LAUNCH_STOP, 30), (group::STOP, 40)]
+    {
+        assert!(mark_once(&slot[i], s.group.lap(g), ns, || true));
+    }
+
+    // More operations than slots: the ring has gone round once, and marks are of lap 2.
+    for n in 0..19u64 {
+        let (t, c) = s.op.claim().unwrap();
+        for i in 1..op::WORDS {
+            c.set(i, 0);
+        }
+        c.set(op::WHAT, what(0, kind::COLLECTIVE, 5, 8, 2, 3, flag::IN_PLACE));
+        c.set(op::ORDER, n);
+        c.set(op::COUNT, 1 << n);
+        c.set(op::ROOT, 2 << 32 | 16 << 40);
+        c.set(op::CALLED_NS, 6_000_000_000 + n);
+        c.set(op::SEQ, n + 100);
+        c.set(op::GROUP, g + 1);
+        c.set(op::STREAM, 0xabc0);
+        c.set(op::PLAN, n + 1);
+        c.publish();
+        let c = s.op.claim_again(t).unwrap();
+        c.set(op::ISSUED_NS, 6_000_001_000 + n);
+        c.publish();
+        let slot = s.op.held(t).unwrap();
+        assert!(mark_once(&slot[op::ENQUEUED], s.op.lap(t), 50 + n, || true));
+        assert!(mark_add(&slot[op::PROGRESS], s.op.lap(t), 2, || true));
+        assert!(mark_add(&slot[op::PROGRESS], s.op.lap(t), 1 << 16, || true));
+    }
+    let (_, c) = s.op.claim().unwrap();
+    for i in 1..op::WORDS {
+        c.set(i, 0);
+    }
+    c.set(op::WHAT, what(0, kind::SEND, 7, 10, 0, 0, flag::ORDER_UNKNOWN));
+    c.set(op::ORDER, op::NO_ORDER);
+    c.set(op::SEQ, op::NO_ORDER);
+    c.set(op::ROOT, u64::from((-1i32) as u32));
+    c.set(op::CAPTURE, 8);
+    c.set(op::USER_TAG, 99);
+    texts(&c, op::VARIANT, op::VARIANT_WORDS, "AllReduce_AGxLL_R");
+    c.publish();
+
+    for (ch, ns) in [(0u64, 12_345i64), (31, -7)] {
+        let (t, c) = s.channel.claim().unwrap();
+        c.set(channel::OP, 18 | ch << 56);
+        c.set(channel::START_GPU_NS, 1_800_000_000_000_000_000 + ch);
+        c.set(channel::START_SEEN_NS, 6_000_002_000);
+        c.publish();
+        let slot = s.channel.held(t).unwrap();
+        slot[channel::DURATION].set(mark(s.channel.lap(t), channel::BIAS.wrapping_add_signed(ns)));
+        slot[channel::STOP_SEEN].set(mark(s.channel.lap(t), 13_000));
+    }
+
+    let (t, c) = s.proxy.claim().unwrap();
+    c.set(proxy::PARENT, 0x1234_4000_0000_0012);
+    c.set(proxy::WHAT, proxy::NO_COMM | 3 << 16 | 1 << 24 | 1 << 25 | 5 << 32);
+    c.set(proxy::STEPS, 16 | 524_288 << 32);
+    c.set(proxy::START_NS, 6_000_003_000);
+    c.set(proxy::PID, 777);
+    c.publish();
+    let slot = s.proxy.held(t).unwrap();
+    let lap = s.proxy.lap(t);
+    for (i, v) in [(proxy::BYTES, 1 << 20), (proxy::STARTED, 4), (proxy::DONE, 3)] {
+        slot[i].set(mark(lap, v));
+    }
+    for (i, v) in [100, 200, 300, 400].into_iter().enumerate() {
+        slot[proxy::WAITED + i].set(mark(lap, v));
+    }
+    slot[proxy::LIVE + 3].set(mark(lap, 500 << 4 | u64::from(phase::WIRE)));
+
+    s.book(call::INIT, Ok(()));
+    s.book(1, Ok(()));
+    s.book(call::STOP, Err(Loss::Stale));
+    s.book(call::STATE, Err(Loss::BadParent));
+    s.flaw(Flaw::PairOrder);
+    s.open_for_readers();
+    words.iter().flat_map(|w| w.get().to_le_bytes()).collect()
+}
+
+#[test]
+fn the_writer_writes_these_bytes() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/segment-v1.bin");
+    let made = write();
+    if std::env::var_os("RINGWATCH_GOLDEN_NEW").is_some() {
+        use std::io::Write;
+        let file = std::fs::OpenOptions::new().write(true).create_new(true).open(&path);
+        file.expect("the golden file is there already: it never changes").write_all(&made).unwrap();
+    }
+    let golden = std::fs::read(&path).unwrap();
+    let differ: Vec<_> = (0..made.len().max(golden.len()) / 8)
+        .filter(|i| made.get(i * 8..i * 8 + 8) != golden.get(i * 8..i * 8 + 8))
+        .collect();
+    assert!(
+        differ.is_empty(),
+        "words {differ:?} differ from format version 1 as published: see the top of this file"
+    );
+}
+
+fn text<const N: usize>(t: Text<N>) -> String {
+    String::from_utf8(t.bytes().collect()).unwrap()
+}
+
+#[test]
+fn the_file_says_what_was_written() {
+    let golden =
+        std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/segment-v1.bin")).unwrap();
+    assert_eq!(golden.len(), 15_360);
+    assert_eq!(&golden[..8], b"RINGWSEG");
+    let words = support::words(&golden);
+    let r = Reader::open(&words).unwrap();
+    assert_eq!((r.pid(), r.uid(), r.nccl(), r.abi()), (4242, 1000, Some(22_809), Some(5)));
+    assert_eq!(r.header(head::START_TICKS), 987_654);
+    assert_eq!(r.header(head::NONCE), 0x1234_5678_9abc_def1);
+    assert_eq!(text(r.text::<2>(head::PLUGIN_VERSION)), "0.1.0");
+    assert_eq!(text(r.text::<5>(head::BOOT_ID)), "01234567-89ab-cdef-0123-456789abcdef");
+    assert_eq!(text(r.text::<8>(head::HOST)), "node-17");
+    assert_eq!(text(r.text::<2>(head::PROGRAM)), "a-name-that-is-");
+    assert_eq!(text(r.text::<256>(head::ENV)), "RANK=3\nWORLD_SIZE=8\n");
+
+    let comms: Vec<_> = r.comms().collect();
+    assert_eq!(comms.len(), 1);
+    let c = &comms[0];
+    assert_eq!((c.ticket, c.id, c.ranks, c.nodes), (0, Some((0xfeed_beef, 3)), Some(8), Some(1)));
+    assert_eq!((c.init_ns, c.finalized_ns, c.issued, c.replayed), (5_000_000_100, None, 19, 2));
+    assert_eq!((text(c.name), text(c.gpu)), ("default_pg".into(), "0000:4b:00.0".into()));
+
+    let sizes = Region::ALL.map(|region| (r.ring(region).slots(), r.ring(region).next()));
+    assert_eq!(sizes, [(4, 1), (16, 20), (16, 1), (64, 2), (16, 1)]);
+    for t in 0..4 {
+        assert_eq!(r.op(t), Found::Overwritten, "operation {t}");
+    }
+    assert_eq!(r.op(20), Found::NotYet);
+    for n in 4..19 {
+        let Found::Is(o) = r.op(n) else { panic!("operation {n}") };
+        assert_eq!(text(o.variant), "");
+        let want = OpSlot {
+            ticket: n,
+            comm: 0,
+            kind: kind::COLLECTIVE,
+            func: 5,
+            dtype: 8,
+            algo: 2,
+            proto: 3,
+            flags: flag::IN_PLACE,
+            order: Some(n),
+            count: 1 << n,
+            root: 0,
+            channels: 2,
+            warps: 16,
+            called_ns: Some(6_000_000_000 + n),
+            issued_ns: Some(6_000_001_000 + n),
+            group: Some(0),
+            seq: Some(n + 100),
+            stream: 0xabc0,
+            user_tag: 0,
+            capture: None,
+            plan: n + 1,
+            variant: o.variant,
+            enqueued_ns: Some(6_000_001_050 + 2 * n),
+            started: 2,
+            stopped: 1,
+        };
+        assert_eq!(o, want);
+    }
+    let Found::Is(o) = r.op(19) else { panic!("the send") };
+    assert_eq!((o.kind, o.func, o.dtype, o.algo, o.flags), (kind::SEND, 7, 10, 0, flag::ORDER_UNKNOWN));
+    assert_eq!((o.order, o.seq, o.root, o.capture, o.user_tag), (None, None, -1, Some(7), 99));
+    assert_eq!((o.called_ns, o.issued_ns, o.enqueued_ns, o.started), (None, None, None, 0));
+    assert_eq!(text(o.variant), "AllReduce_AGxLL_R");
+
+    let group = GroupSlot {
+        ticket: 0,
+        comm: 0,
+        depth: 2,
+        captured: true,
+        start_ns: 6_000_000_000,
+        end_called_ns: Some(6_000_000_010),
+        launch_start_ns: Some(6_000_000_020),
+        launch_stop_ns: Some(6_000_000_030),
+        stop_ns: Some(6_000_000_040),
+    };
+    assert_eq!(r.group(0), Found::Is(group));
+    for (t, ch, ns) in [(0, 0, 12_345), (1, 31, -7)] {
+        let want = ChannelSlot {
+            ticket: t,
+            op: 18,
+            channel: ch,
+            start_gpu_ns: Some(1_800_000_000_000_000_000 + u64::from(ch)),
+            duration_ns: Some(ns),
+            start_seen_ns: 6_000_002_000,
+            stop_seen_ns: Some(6_000_015_000),
+        };
+        assert_eq!(r.channel(t), Found::Is(want));
+    }
+    let mut live = [None; 8];
+    live[3] = Some((phase::WIRE, 6_000_003_500));
+    let want = ProxySlot {
+        ticket: 0,
+        parent: 0x1234_4000_0000_0012,
+        comm: None,
+        channel: 3,
+        is_send: true,
+        foreign: true,
+        peer: 5,
+        steps: 16,
+        chunk: 524_288,
+        start_ns: 6_000_003_000,
+        pid: 777,
+        bytes: 1 << 20,
+        started: 4,
+        done: 3,
+        stop_ns: None,
+        waited_ns: [100, 200, 300, 400],
+        live,
+    };
+    assert_eq!(r.proxy(0), Found::Is(want));
+    assert_eq!((r.seen(call::INIT), r.recorded(call::INIT), r.seen(1), r.recorded(1)), (1, 1, 1, 1));
+    assert_eq!((r.seen(call::STOP), r.recorded(call::STOP), r.lost(Loss::Stale)), (1, 0, 1));
+    assert_eq!((r.lost(Loss::BadParent), r.lost(Loss::Foreign), r.flaws(Flaw::PairOrder)), (1, 0, 1));
+}
