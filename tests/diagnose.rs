@@ -12,14 +12,20 @@ use support::{
     Json, Play, Players, Room, Said, assert_mismatch, assert_missing_rank, evidence, findings, run, until,
 };
 
+/// Of a directory by name: what lies in it, live or dead.
 fn diagnose(room: &Room) -> Said {
+    run(room.ringwatch(["diagnose", "--json"]).arg(room.segments()).env_remove("RINGWATCH_DIR"))
+}
+
+/// Of the jobs that run now.
+fn diagnose_now(room: &Room) -> Said {
     run(&mut room.ringwatch(["diagnose", "--json"]))
 }
 
 /// The first verdict on live processes that is one.
 fn verdict(room: &Room) -> Vec<Json> {
     until("a finding", || {
-        let said = diagnose(room);
+        let said = diagnose_now(room);
         // Processes take a moment to make their segments.
         if said.code == Some(2) && said.err.contains("no segments in") {
             return None;
@@ -108,10 +114,8 @@ fn a_healthy_job_has_no_findings() {
         assert_eq!((said.code, said.out.as_str(), said.err.as_str()), (Some(0), out, ""))
     };
     look(run(&mut room.ringwatch(["diagnose"])), "no findings\n");
+    look(diagnose_now(&room), "");
     look(diagnose(&room), "");
-    // By name rather than by the environment.
-    let mut named = room.ringwatch(["diagnose"]);
-    look(run(named.arg(room.segments()).env_remove("RINGWATCH_DIR")), "no findings\n");
     players.kill();
     look(diagnose(&room), "");
 }
@@ -137,6 +141,17 @@ fn an_answer_about_nothing_is_none() {
     // A frame of nothing is a frame: top waits for jobs to come.
     let frame = top_once(&room);
     assert!(!frame.trim().is_empty());
+}
+
+#[test]
+fn what_dead_jobs_left_is_told_when_its_directory_is_named() {
+    let room = Room::new();
+    black_boxes(&room, "missing-rank");
+    let now = diagnose_now(&room);
+    assert_eq!((now.code, now.out.as_str()), (Some(2), ""));
+    let advice = format!("ringwatch diagnose {}\n", room.segments().display());
+    assert!(now.err.starts_with("ringwatch: no job runs here") && now.err.ends_with(&advice), "{}", now.err);
+    assert_missing_rank(&findings(&diagnose(&room).out));
 }
 
 /// Black boxes of a job in rank order, made as fast as the plugin takes them.
@@ -269,7 +284,7 @@ fn segments_that_may_not_be_read_are_named() {
     open(&program, 0o755);
     let command = || {
         let mut c = room.command(&program.to_string_lossy());
-        c.args(["diagnose", "--json"]).current_dir("/");
+        c.args(["diagnose", "--json"]).arg(room.segments()).current_dir("/");
         c
     };
     let Some(said) = as_nobody(test, &mut command(), &program) else { return };
@@ -300,7 +315,9 @@ fn segments_that_may_not_be_read_are_named() {
 fn a_reader_that_goes_away_is_no_crash() {
     let room = Room::new();
     black_boxes(&room, "missing-rank");
-    for arguments in [["diagnose"].as_slice(), &["diagnose", "--json"], &["top", "--once"]] {
+    let dir = room.segments();
+    let dir = dir.to_str().expect("text");
+    for arguments in [["diagnose", dir].as_slice(), &["diagnose", "--json", dir], &["top", "--once"]] {
         let (reader, writer) = std::io::pipe().expect("a pipe");
         drop(reader);
         let mut command = room.ringwatch(arguments);
