@@ -3,6 +3,7 @@
 use crate::bundle;
 use crate::cli::Plugin;
 use anyhow::Context;
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 /// Where the plugin goes by default: a place that is not mounted noexec, as /dev/shm often is.
@@ -20,7 +21,16 @@ pub(super) fn run(o: &Plugin) -> anyhow::Result<u8> {
     let dir = o.dir.clone().unwrap_or_else(default_dir);
     let path = bundle::install(&dir).context("cannot write the plugin; name another directory")?;
     let dir = std::path::absolute(path.parent().unwrap_or(&dir))?;
-    println!("export LD_LIBRARY_PATH={}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}", dir.display());
-    println!("export NCCL_PROFILER_PLUGIN={}", bundle::FILE_NAME);
+    let mut out = io::stdout().lock();
+    let dir = quoted(&dir.to_string_lossy());
+    writeln!(out, "export LD_LIBRARY_PATH={dir}\"${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}\"")?;
+    writeln!(out, "export NCCL_PROFILER_PLUGIN={}", bundle::FILE_NAME)?;
+    out.flush()?;
     Ok(0)
+}
+
+/// A word for a shell, quoted where it has to be: these lines are made to be evaluated.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@%,:=".contains(c);
+    if word.chars().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
 }

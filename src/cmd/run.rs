@@ -80,6 +80,9 @@ pub(super) fn run(o: &Run) -> anyhow::Result<u8> {
 }
 
 fn sum_up(o: &Run, s: &Surroundings, monitor: &mut Monitor<Segments>, status: ExitStatus) -> io::Result<()> {
+    // Processes that began or ended since the last search would be missing from the sum, and their black boxes
+    // would stay.
+    monitor.source_mut().look_anew();
     monitor.step(now_ns());
     let snapshot = monitor.snapshot(now_ns());
     let mut err = io::stderr().lock();

@@ -44,7 +44,7 @@ fn judge(
     let majority: Vec<&Signature> = camps.iter().filter(|(_, r)| r.len() == most).map(|(s, _)| s).collect();
     let to_come = instance.parts.len() < c.expected();
     let began = instance.began_ns().unwrap_or(0);
-    if majority.len() > 1 && to_come && now_ns < began + TIE_NS {
+    if majority.len() > 1 && to_come && now_ns < began.saturating_add(TIE_NS) {
         return None;
     }
     let right = if majority.len() == 1 { majority.first().copied().copied() } else { None };

@@ -31,6 +31,9 @@ pub(super) enum MapError {
     /// Still being opened by its writer.
     #[error("not ready: its process is still opening it, or was killed while it did")]
     NotReady,
+    /// Something else.
+    #[error("not a segment: it does not begin as one")]
+    NotSegment,
     /// Of another version.
     #[error(
         "format version {0}, this ringwatch reads {FORMAT_VERSION}; use the plugin and the program of one release"
@@ -153,8 +156,14 @@ impl Mapping {
         if guard == GUARDED {
             return Err(MapError::TooMany);
         }
-        Reader::open(mapping.words)?;
-        Ok(mapping)
+        match Reader::open(mapping.words) {
+            Ok(_) => Ok(mapping),
+            // The writer puts the magic there last, over zeros: anything else never becomes a segment.
+            Err(OpenError::NotReady) if mapping.words.first().is_some_and(|w| w.get() != 0) => {
+                Err(MapError::NotSegment)
+            }
+            Err(e) => Err(e.into()),
+        }
     }
 
     /// The segment as it is now; `None` once its owner has spoilt it.
@@ -212,6 +221,7 @@ mod tests {
         let good = segment_bytes();
         assert!(put("short", &good[..100]).contains("100 bytes"));
         assert!(put("zeros", &vec![0; 8192]).contains("not ready"));
+        assert!(put("noise", &[7; 8192]).contains("not a segment"));
         let mut other = good.clone();
         other[8] = 9;
         assert!(put("version", &other).contains("format version 9"));

@@ -15,8 +15,8 @@ pub use process::now_ns;
 pub use reap::reap;
 
 use crate::model::{Liveness, SegmentId, Source, Update};
-use mapping::{MapError, Mapping};
-use std::collections::{BTreeMap, HashMap};
+use mapping::Mapping;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tail::Tail;
 
@@ -30,7 +30,7 @@ const SEGMENTS_MAX: usize = 4096;
 pub struct Segments {
     places: Vec<Place>,
     tails: BTreeMap<PathBuf, Tail>,
-    refused: HashMap<PathBuf, String>,
+    refused: BTreeMap<PathBuf, String>,
     searched_ns: Option<u64>,
     /// Segments of other jobs are left alone.
     job: Option<String>,
@@ -39,7 +39,7 @@ pub struct Segments {
 impl Segments {
     /// Follows these places.
     pub fn new(places: Vec<Place>) -> Self {
-        Segments { places, tails: BTreeMap::new(), refused: HashMap::new(), searched_ns: None, job: None }
+        Segments { places, tails: BTreeMap::new(), refused: BTreeMap::new(), searched_ns: None, job: None }
     }
 
     /// Follows the processes of one job only.
@@ -59,7 +59,12 @@ impl Segments {
         self.tails.is_empty()
     }
 
-    /// The files that were refused, and why.
+    /// Makes the next poll search the places and look after the processes, however short a time ago it did.
+    pub fn look_anew(&mut self) {
+        self.searched_ns = None;
+    }
+
+    /// The files that were refused, and why, by path.
     pub fn refused(&self) -> impl Iterator<Item = (&Path, &str)> {
         self.refused.iter().map(|(p, why)| (p.as_path(), why.as_str()))
     }
@@ -93,8 +98,7 @@ impl Segments {
                         out.push(Update::Segment(tail.record()));
                         self.tails.insert(path, tail);
                     }
-                    // Its writer is still opening it; the next search finds it ready.
-                    Err(MapError::NotReady) => {}
+                    // One that its writer is still opening is found ready by the next search.
                     Err(e) => {
                         self.refused.insert(path, e.to_string());
                     }

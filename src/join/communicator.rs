@@ -52,6 +52,11 @@ impl Member {
             Track::Pair(..) => None,
         }
     }
+
+    /// Operations issued, by calls and by replays.
+    pub fn issued_in_all(&self) -> u64 {
+        self.record.issued.saturating_add(self.record.replayed)
+    }
 }
 
 /// An operation in which a rank was late.
@@ -227,7 +232,9 @@ impl Communicator {
             (Some(p), _) if p.started_ns.is_some() || p.op.started > 0 => OpState::Started,
             // Without a later sign of life the rank's newest operation is in flight; an older one, of which
             // nothing more was heard, is in doubt.
-            (Some(_), Some(issued)) if order + 1 < issued && self.untimed(rank) => OpState::InDoubt,
+            (Some(_), Some(issued)) if order.saturating_add(1) < issued && self.untimed(rank) => {
+                OpState::InDoubt
+            }
             (Some(_), _) => OpState::Issued,
             (None, Some(issued)) if order >= issued => match member.called {
                 Some(_) if order == issued => OpState::Called,
@@ -360,7 +367,7 @@ impl Communicator {
                 }
             }
             if unbroken {
-                below = o + 1;
+                below = o.saturating_add(1);
             }
         }
         member.done_below.insert(track, below.max(from));
@@ -396,7 +403,8 @@ impl Communicator {
                 self.instances.get(key).is_some_and(|i| {
                     i.parts.len() >= parts
                         && i.parts.values().all(|p| {
-                            let old = p.op.issued_ns.is_some_and(|t| now_ns > t + STAMPS_GRACE_NS);
+                            let old =
+                                p.op.issued_ns.is_some_and(|t| now_ns > t.saturating_add(STAMPS_GRACE_NS));
                             p.finished && (p.kernel.is_some() || old)
                         })
                 })
@@ -451,7 +459,7 @@ impl Communicator {
         if let Some(waiting) = instance.waiting_ns(needed) {
             for (rank, ns) in waiting {
                 if let Some(m) = self.members.get_mut(&rank) {
-                    m.waiting_ns = Some(m.waiting_ns.unwrap_or(0) + ns);
+                    m.waiting_ns = Some(m.waiting_ns.unwrap_or(0).saturating_add(ns));
                 }
             }
         }

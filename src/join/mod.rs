@@ -76,7 +76,8 @@ impl Join {
             }
             Update::Missed { segment, what, count } => {
                 if let Some(p) = self.processes.get_mut(&segment) {
-                    *p.missed.entry(what).or_default() += count;
+                    let missed = p.missed.entry(what).or_default();
+                    *missed = missed.saturating_add(count);
                 }
             }
         }
@@ -142,7 +143,7 @@ impl Join {
     pub fn unix_ns(&self, mono_ns: u64) -> Option<u64> {
         let r = &self.processes.values().next()?.record;
         r.created_unix_ns
-            .checked_add_signed(mono_ns as i64 - r.created_ns as i64)
+            .checked_add_signed(mono_ns.checked_signed_diff(r.created_ns)?)
             .filter(|_| r.created_unix_ns > 0)
     }
 }

@@ -92,7 +92,7 @@ impl<'a> View<'a> {
                     ranks: c.ranks(),
                     seen: members.len(),
                     nodes: members.values().find_map(|m| m.record.nodes),
-                    issued: members.values().map(|m| m.record.issued + m.record.replayed).max().unwrap_or(0),
+                    issued: members.values().map(super::Member::issued_in_all).max().unwrap_or(0),
                     finished: c.finished(),
                     in_flight: c.in_flight().count(),
                     ops_per_s: (!rates.is_empty()).then(|| rates.iter().sum()),
@@ -201,7 +201,7 @@ impl<'a> View<'a> {
                     job_rank: process.and_then(|p| p.job.rank),
                     alive: process.is_some_and(|p| p.liveness == Liveness::Alive),
                     gpu: m.record.gpu.clone(),
-                    issued: m.record.issued + m.record.replayed,
+                    issued: m.issued_in_all(),
                     finished: m.finished,
                     state: oldest.map(|(t, o, _)| c.state(t, o, *rank)),
                     waits_for,
@@ -228,7 +228,12 @@ impl<'a> View<'a> {
                     nccl: r.nccl.clone(),
                     abi: r.abi,
                     clock_error_ns: p.clock.error_ns(),
-                    lost: r.losses.iter().map(|l| l.1).sum::<u64>() + p.missed.values().sum::<u64>(),
+                    lost: r
+                        .losses
+                        .iter()
+                        .map(|l| &l.1)
+                        .chain(p.missed.values())
+                        .fold(0, |sum, n| sum.saturating_add(*n)),
                 }
             })
             .collect()

@@ -114,7 +114,7 @@ impl Class {
         }
         if let Some(second) = place.and_then(|i| self.seconds.get_mut(i)) {
             second.count += 1;
-            second.bytes += s.bytes.unwrap_or(0);
+            second.bytes = second.bytes.saturating_add(s.bytes.unwrap_or(0));
             second.busy_ns += s.busy_ns.unwrap_or(0.0);
             if let Some(t) = s.transfer_ns {
                 second.transfer_ns += t as f64;
@@ -149,7 +149,7 @@ impl Class {
         for s in self.recent(now_s) {
             any = true;
             count += s.count;
-            bytes += s.bytes;
+            bytes = bytes.saturating_add(s.bytes);
             busy += s.busy_ns;
         }
         let span = RATE_SECONDS as f64;

@@ -253,6 +253,6 @@ pub struct Snapshot {
 impl Snapshot {
     /// All losses together.
     pub fn lost(&self) -> u64 {
-        self.losses.iter().map(|l| l.count).sum()
+        self.losses.iter().fold(0, |sum, l| sum.saturating_add(l.count))
     }
 }

@@ -32,6 +32,11 @@ impl<S: Source> Monitor<S> {
         &self.source
     }
 
+    /// The source, to be told something.
+    pub fn source_mut(&mut self) -> &mut S {
+        &mut self.source
+    }
+
     /// What the ranks did.
     pub fn join(&self) -> &Join {
         &self.join

@@ -1,0 +1,523 @@
+//! The edges between the modules, as `src/ARCHITECTURE.md` draws them, held against the sources themselves.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Who may use whom, inside the program. `*` is everybody but main.
+const EDGES: &[(&str, &[&str])] = &[
+    ("model", &[]),
+    ("replay", &[]),
+    ("bundle", &[]),
+    ("ingest", &["model"]),
+    ("join", &["model"]),
+    ("detect", &["model", "join"]),
+    ("report", &["model"]),
+    ("view", &["model"]),
+    ("runtime", &["model", "ingest", "join", "detect", "report", "view"]),
+    ("cli", &[]),
+    ("cmd", &["*"]),
+    ("main", &["cli", "cmd"]),
+];
+
+/// Modules that may do nothing but think: no I/O, no clock, no thread.
+const PURE: &[&str] = &["model", "join", "detect"];
+const IMPURE: &[&[&str]] = &[
+    &["std", "fs"],
+    &["std", "net"],
+    &["std", "process"],
+    &["std", "thread"],
+    &["tokio"],
+    &["rustix"],
+    &["libc"],
+    &["Instant", "now"],
+    &["SystemTime"],
+];
+
+/// Foreign crates that belong to few.
+const OWNED: &[(&str, &[&str])] = &[("clap", &["cli", "cmd", "main"]), ("ringwatch_wire", &["ingest"])];
+
+const VAGUE: &[&str] = &["utils", "util", "common", "helpers", "helper", "manager"];
+
+const TOP: &[&str] = &[
+    "Cargo.toml",
+    "Cargo.lock",
+    "src",
+    "plugin",
+    "dashboards",
+    "config",
+    "tests",
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+    "build.rs",
+];
+
+// Reading Rust: enough of it to find paths.
+
+/// A piece of source that matters here.
+#[derive(Debug, Clone, PartialEq)]
+enum Token {
+    Word(String),
+    /// `::`
+    Path,
+    Mark(char),
+}
+
+/// Splits a source into words and marks. Comments, texts and characters are left out: what they name is used
+/// by nobody.
+fn tokens(source: &str) -> Vec<Token> {
+    let c: Vec<char> = source.chars().collect();
+    let at = |i: usize| c.get(i).copied().unwrap_or('\0');
+    let mut out = Vec::new();
+    let mut i = 0;
+    while i < c.len() {
+        match c[i] {
+            '/' if at(i + 1) == '/' => {
+                while i < c.len() && c[i] != '\n' {
+                    i += 1;
+                }
+            }
+            '/' if at(i + 1) == '*' => {
+                let mut depth = 0;
+                loop {
+                    match (at(i), at(i + 1)) {
+                        ('/', '*') => (depth, i) = (depth + 1, i + 2),
+                        ('*', '/') => (depth, i) = (depth - 1, i + 2),
+                        _ => i += 1,
+                    }
+                    if depth == 0 || i >= c.len() {
+                        break;
+                    }
+                }
+            }
+            '"' => i = text_end(&c, i),
+            'r' | 'b' | 'c' if prefix_of_text(&c, i).is_some() => {
+                let (start, hashes) = prefix_of_text(&c, i).unwrap();
+                i = if at(start - 1) == '#' || raw(&c, i) {
+                    raw_end(&c, start, hashes)
+                } else {
+                    text_end(&c, start)
+                };
+            }
+            '\'' if at(i + 1) == '\\' => {
+                i += 3;
+                while i < c.len() && c[i] != '\'' {
+                    i += 1;
+                }
+                i += 1;
+            }
+            '\'' if at(i + 2) == '\'' => i += 3,
+            // A lifetime.
+            '\'' => i += 1,
+            ':' if at(i + 1) == ':' => {
+                out.push(Token::Path);
+                i += 2;
+            }
+            x if x.is_alphanumeric() || x == '_' => {
+                let start = i;
+                while at(i).is_alphanumeric() || at(i) == '_' {
+                    i += 1;
+                }
+                out.push(Token::Word(c[start..i].iter().collect()));
+            }
+            x => {
+                if !x.is_whitespace() {
+                    out.push(Token::Mark(x));
+                }
+                i += 1;
+            }
+        }
+    }
+    out
+}
+
+fn raw(c: &[char], i: usize) -> bool {
+    c[i] == 'r' || c.get(i + 1) == Some(&'r')
+}
+
+/// Where the `"` of `r"`, `b"`, `br#"`, `c"` stands, and the number of `#` before it.
+fn prefix_of_text(c: &[char], i: usize) -> Option<(usize, usize)> {
+    if i > 0 && (c[i - 1].is_alphanumeric() || c[i - 1] == '_') {
+        return None;
+    }
+    let mut k = i;
+    while k < i + 2 && matches!(c.get(k), Some('r' | 'b' | 'c')) {
+        k += 1;
+    }
+    let hashes = c[k..].iter().take_while(|x| **x == '#').count();
+    (c.get(k + hashes) == Some(&'"')).then_some((k + hashes, hashes))
+}
+
+fn text_end(c: &[char], quote: usize) -> usize {
+    let mut i = quote + 1;
+    while i < c.len() && c[i] != '"' {
+        i += if c[i] == '\\' { 2 } else { 1 };
+    }
+    i + 1
+}
+
+fn raw_end(c: &[char], quote: usize, hashes: usize) -> usize {
+    let mut i = quote + 1;
+    while i < c.len() {
+        if c[i] == '"' && c[i + 1..].iter().take_while(|x| **x == '#').count() >= hashes {
+            return i + 1 + hashes;
+        }
+        i += 1;
+    }
+    i
+}
+
+/// Leaves out the items behind `#[cfg(test)]`: tests may look where the program must not.
+fn without_tests(tokens: &[Token]) -> Vec<Token> {
+    let word = |t: Option<&Token>, w: &str| t == Some(&Token::Word(w.to_owned()));
+    let mark = |t: Option<&Token>, m: char| t == Some(&Token::Mark(m));
+    let mut out = Vec::new();
+    let mut i = 0;
+    while i < tokens.len() {
+        let t = &tokens[i..];
+        let test = mark(t.first(), '#')
+            && mark(t.get(1), '[')
+            && word(t.get(2), "cfg")
+            && mark(t.get(3), '(')
+            && word(t.get(4), "test")
+            && mark(t.get(5), ')');
+        if !test {
+            out.push(tokens[i].clone());
+            i += 1;
+            continue;
+        }
+        // To the item's end: a `;`, or the `}` of its body.
+        let mut depth = 0i32;
+        i += 7;
+        while i < tokens.len() {
+            match tokens[i] {
+                Token::Mark('{') => depth += 1,
+                Token::Mark('}') => depth -= 1,
+                _ => {}
+            }
+            let end = depth == 0 && matches!(tokens[i], Token::Mark(';' | '}'));
+            i += 1;
+            if end {
+                break;
+            }
+        }
+    }
+    out
+}
+
+/// Every path that a source names, with the trees of `use` spread out.
+fn paths(tokens: &[Token]) -> Vec<Vec<String>> {
+    let mut out = Vec::new();
+    let mut i = 0;
+    while i < tokens.len() {
+        if matches!(tokens[i], Token::Word(_)) || tokens[i] == Token::Path {
+            i = path(tokens, i, &[], &mut out);
+        } else {
+            i += 1;
+        }
+    }
+    out
+}
+
+/// Reads the path that begins at `i`, below a prefix; gives back where it ends.
+fn path(tokens: &[Token], mut i: usize, prefix: &[String], out: &mut Vec<Vec<String>>) -> usize {
+    let mut here = prefix.to_vec();
+    loop {
+        match tokens.get(i) {
+            Some(Token::Path) => i += 1,
+            Some(Token::Word(w)) => {
+                here.push(w.clone());
+                i += 1;
+                if tokens.get(i) != Some(&Token::Path) {
+                    out.push(here);
+                    return i;
+                }
+            }
+            // A tree, `a::{b, c::d}`; a brace that no `::` precedes begins a block.
+            Some(Token::Mark('{')) if i > 0 && tokens[i - 1] == Token::Path => {
+                i += 1;
+                while let Some(t) = tokens.get(i) {
+                    match t {
+                        Token::Mark('}') => return i + 1,
+                        Token::Word(_) | Token::Path => i = path(tokens, i, &here, out),
+                        Token::Mark(_) => i += 1,
+                    }
+                }
+                return i;
+            }
+            // A glob, generics, or the end.
+            _ => {
+                out.push(here);
+                return i + usize::from(i < tokens.len());
+            }
+        }
+    }
+}
+
+// The rules.
+
+/// What a source does that its place forbids. `module` is its path below the crate, `[]` for the root.
+fn violations(module: &[&str], source: &str) -> Vec<String> {
+    let tokens = without_tests(&tokens(source));
+    let top = module.first().copied().unwrap_or("lib");
+    let mut wrong = BTreeSet::new();
+    for pair in tokens.windows(2) {
+        if let [Token::Word(m), Token::Word(name)] = pair
+            && m == "mod"
+            && VAGUE.contains(&name.as_str())
+        {
+            wrong.insert(format!("{top} has a module named {name}, which says nothing"));
+        }
+    }
+    for p in paths(&tokens) {
+        let p: Vec<&str> = p.iter().map(String::as_str).collect();
+        if let Some(used) = used_module(module, &p)
+            && used != top
+            && EDGES.iter().any(|(m, _)| *m == used)
+        {
+            let allowed = EDGES.iter().find(|(m, _)| *m == top).map(|(_, a)| *a);
+            let fine = match allowed {
+                Some(["*"]) => used != "main",
+                Some(a) => a.contains(&used),
+                // lib.rs names every module and belongs to none.
+                None => top == "lib",
+            };
+            if !fine {
+                wrong.insert(format!("{top} uses {used}"));
+            }
+        }
+        for (krate, owners) in OWNED {
+            if p.contains(krate) && !owners.contains(&top) {
+                wrong.insert(format!("{top} mentions {krate}"));
+            }
+        }
+        for forbidden in IMPURE.iter().filter(|_| PURE.contains(&top)) {
+            let head = ["std", "tokio", "rustix", "libc"].contains(&forbidden[0]);
+            let named = if head {
+                p.starts_with(forbidden)
+            } else {
+                p.windows(forbidden.len()).any(|w| w == *forbidden)
+            };
+            if named {
+                wrong.insert(format!("{top} mentions {}", forbidden.join("::")));
+            }
+        }
+    }
+    if top != "lib" && !EDGES.iter().any(|(m, _)| *m == top) {
+        wrong.insert(format!("{top} has no place in the table of edges"));
+    }
+    wrong.into_iter().collect()
+}
+
+/// The top module that a path leads to, when it begins at the crate's root.
+fn used_module<'a>(module: &[&str], path: &[&'a str]) -> Option<&'a str> {
+    match path.first().copied()? {
+        "crate" => path.get(1).copied(),
+        // The binary sees the library under its name.
+        "ringwatch" if module == ["main"] => path.get(1).copied(),
+        "super" => {
+            let ups = path.iter().take_while(|p| **p == "super").count();
+            (ups >= module.len()).then(|| path.get(ups).copied()).flatten()
+        }
+        _ => None,
+    }
+}
+
+// The sources.
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn sources(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
+/// `src/view/widgets/help.rs` as `[view, widgets, help]`.
+fn module_of(file: &Path) -> Vec<String> {
+    let relative = file.strip_prefix(root().join("src")).unwrap().with_extension("");
+    let mut parts: Vec<String> =
+        relative.components().map(|c| c.as_os_str().to_string_lossy().into_owned()).collect();
+    if parts.last().is_some_and(|p| p == "mod" || p == "lib") {
+        parts.pop();
+    }
+    parts
+}
+
+#[test]
+fn modules_use_only_what_they_may() {
+    let mut wrong = Vec::new();
+    let mut seen = BTreeSet::new();
+    for file in sources(&root().join("src")) {
+        let module = module_of(&file);
+        seen.extend(module.first().cloned());
+        let module: Vec<&str> = module.iter().map(String::as_str).collect();
+        let source = fs::read_to_string(&file).unwrap();
+        let name = file.strip_prefix(root()).unwrap().display().to_string();
+        wrong.extend(violations(&module, &source).into_iter().map(|w| format!("{name}: {w}")));
+    }
+    assert!(wrong.is_empty(), "see src/ARCHITECTURE.md for the edges:\n{}", wrong.join("\n"));
+    // A table that fits no module any more would hold nothing.
+    let known: BTreeSet<String> = EDGES.iter().map(|(m, _)| (*m).to_owned()).collect();
+    assert_eq!(seen, known, "modules in src and in the table");
+}
+
+#[test]
+fn no_file_or_folder_has_a_name_that_says_nothing() {
+    for folder in ["src", "plugin/src", "plugin/wire/src", "tests"] {
+        for file in sources(&root().join(folder)) {
+            let relative = file.strip_prefix(root()).unwrap().with_extension("");
+            let vague =
+                relative.components().any(|c| VAGUE.contains(&c.as_os_str().to_string_lossy().as_ref()));
+            assert!(!vague, "{}", relative.display());
+        }
+    }
+}
+
+/// Normal dependencies of a package of the workspace: name and target.
+fn dependencies(package: &str) -> BTreeSet<(String, Option<String>)> {
+    let out = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let packages = metadata["packages"].as_array().unwrap();
+    let found = packages.iter().find(|p| p["name"] == package).unwrap();
+    found["dependencies"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|d| d["kind"].is_null() || d["kind"] == "build")
+        .map(|d| (d["name"].as_str().unwrap().to_owned(), d["target"].as_str().map(str::to_owned)))
+        .collect()
+}
+
+#[test]
+fn what_enters_another_process_depends_on_next_to_nothing() {
+    let own = |name: &str| (name.to_owned(), None);
+    assert_eq!(dependencies("ringwatch-plugin"), BTreeSet::from([own("ringwatch-wire"), own("libc")]));
+    let loom = ("loom".to_owned(), Some("cfg(loom)".to_owned()));
+    assert_eq!(dependencies("ringwatch-wire"), BTreeSet::from([loom]));
+}
+
+#[test]
+fn the_top_of_the_repository_holds_only_what_belongs_there() {
+    let listed = Command::new("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root())
+        .output();
+    let Some(listed) = listed.ok().filter(|o| o.status.success()) else {
+        eprintln!("SKIPPED the_top_of_the_repository_holds_only_what_belongs_there: not a git checkout");
+        return;
+    };
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let top: BTreeSet<&str> = listed.lines().filter_map(|l| l.split('/').next()).collect();
+    let strange: Vec<_> = top.iter().filter(|n| !n.starts_with('.') && !TOP.contains(n)).collect();
+    assert!(strange.is_empty(), "{strange:?} at the top of the repository");
+}
+
+// The checker, on planted violations.
+
+#[test]
+fn a_planted_edge_is_found_however_it_is_written() {
+    for source in [
+        "use crate::ingest::Segments;",
+        "use crate::{model::Rank, ingest::{Place, Segments}};",
+        "use crate::{\n    model::{Rank, CommId},\n    ingest,\n};",
+        "fn f() -> crate::ingest::Place { todo!() }",
+        "fn f(x: Option<crate::ingest::Place>) {}",
+        "pub(crate) use super::super::ingest as i;",
+        "mod x { use crate::ingest::*; }",
+        "use crate::ingest::{self};",
+        "#[cfg(test)] mod tests { fn t() {} } use crate::ingest;",
+        "const S: &str = \"\\\"\"; use crate::ingest;",
+        "const C: char = '\"'; use crate::ingest; const D: char = '\"';",
+        "const R: &str = r#\"a\"b\"#; use crate::ingest;",
+        "fn f<'a>(x: &'a str) { crate::ingest::now_ns(); }",
+    ] {
+        assert_eq!(violations(&["join", "stats"], source), ["join uses ingest"], "{source}");
+    }
+    assert_eq!(violations(&["cli"], "use crate::model::Rank;"), ["cli uses model"]);
+    assert_eq!(violations(&["main"], "use ringwatch::{cli::Cli, ingest};"), ["main uses ingest"]);
+    assert_eq!(
+        violations(&["view", "widgets", "help"], "use super::super::super::join::Join;"),
+        ["view uses join"]
+    );
+    assert_eq!(violations(&["gadget"], ""), ["gadget has no place in the table of edges"]);
+}
+
+#[test]
+fn what_is_allowed_or_only_spoken_of_is_not_found() {
+    for source in [
+        "use crate::model::{Rank, CommId}; use super::Sample; use crate::join::Track;",
+        "// use crate::ingest::Segments;",
+        "/* use crate::ingest; /* nested */ use crate::view; */",
+        "/// See [`crate::ingest`].\nfn f() {}",
+        "const S: &str = \"crate::ingest::x\";",
+        "const S: &str = r#\"crate::ingest\"#;",
+        "#[cfg(test)]\nmod tests { use crate::ingest::Segments; use std::fs; }",
+        "#[cfg(test)]\nuse crate::ingest::Segments;",
+        "fn f() { let fs = 1; let clap = fs; }",
+    ] {
+        let spoken: Vec<String> = violations(&["join", "stats"], source)
+            .into_iter()
+            // A local variable of that name is a mention; only the module's edge is asked here.
+            .filter(|v| !v.ends_with("clap"))
+            .collect();
+        assert_eq!(spoken, Vec::<String>::new(), "{source}");
+    }
+    assert_eq!(
+        violations(&["cmd", "top"], "use crate::{view, runtime::Monitor, bundle};"),
+        Vec::<String>::new()
+    );
+    assert_eq!(violations(&[], "pub mod model; pub mod cmd;"), Vec::<String>::new());
+}
+
+#[test]
+fn a_planted_impurity_is_found() {
+    for (source, what) in [
+        ("use std::fs;", "std::fs"),
+        ("use std::{collections::BTreeMap, fs::File};", "std::fs"),
+        ("fn f() { std::thread::sleep(d) }", "std::thread"),
+        ("use std::time::Instant; fn f() { Instant::now(); }", "Instant::now"),
+        ("fn f() { std::time::Instant::now(); }", "Instant::now"),
+        ("use std::time::{Duration, SystemTime};", "SystemTime"),
+        ("use tokio::sync::mpsc;", "tokio"),
+        ("use rustix::time::clock_gettime;", "rustix"),
+        ("fn f() { unsafe { libc::getpid() }; }", "libc"),
+    ] {
+        for module in PURE {
+            assert_eq!(violations(&[module], source), [format!("{module} mentions {what}")], "{source}");
+        }
+        assert_eq!(violations(&["runtime"], source), Vec::<String>::new(), "{source}");
+    }
+}
+
+#[test]
+fn a_planted_mention_of_anothers_crate_or_a_vague_module_is_found() {
+    assert_eq!(violations(&["view"], "use clap::Parser;"), ["view mentions clap"]);
+    assert_eq!(violations(&["model"], "#[derive(clap::ValueEnum)] enum E {}"), ["model mentions clap"]);
+    assert_eq!(violations(&["cmd", "top"], "use clap::Parser;"), Vec::<String>::new());
+    assert_eq!(violations(&["join"], "use ringwatch_wire::codes;"), ["join mentions ringwatch_wire"]);
+    assert_eq!(violations(&["ingest", "tail"], "use ringwatch_wire::codes;"), Vec::<String>::new());
+    assert_eq!(
+        violations(&["runtime"], "mod utils;"),
+        ["runtime has a module named utils, which says nothing"]
+    );
+}
