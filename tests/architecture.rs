@@ -53,7 +53,6 @@ const TOP: &[&str] = &[
     "README.md",
     "LICENSE",
     "CHANGELOG.md",
-    "build.rs",
 ];
 
 // Reading Rust: enough of it to find paths.

@@ -176,6 +176,84 @@ impl P2pApi {
     }
 }
 
+/// A collective's event from the fields that its struct has in every version that names things by strings.
+macro_rules! coll_event {
+    ($coll:expr, comm: $comm:expr, channels: $channels:expr) => {{
+        let c = $coll;
+        $crate::event::Coll {
+            comm: $comm,
+            seq: c.seq_number,
+            func: $crate::names::func(c.func),
+            dtype: $crate::names::dtype(c.datatype),
+            algo: $crate::names::algo(c.algo),
+            proto: $crate::names::proto(c.proto),
+            count: c.count as u64,
+            root: c.root,
+            channels: $channels,
+            warps: c.n_warps,
+            in_place: core::ptr::eq(c.send_buff, c.recv_buff),
+            ..$crate::abi::arms::NO_COLL
+        }
+    }};
+}
+pub(super) use coll_event;
+
+/// The same for a point-to-point operation.
+macro_rules! p2p_event {
+    ($p2p:expr, comm: $comm:expr, channels: $channels:expr) => {{
+        let p = $p2p;
+        $crate::event::P2p {
+            comm: $comm,
+            func: $crate::names::func(p.func),
+            dtype: $crate::names::dtype(p.datatype),
+            count: p.count as u64,
+            peer: p.peer,
+            channels: $channels,
+            plan: 0,
+            user_tag: 0,
+        }
+    }};
+}
+pub(super) use p2p_event;
+
+/// One version: its number, its state arguments, and what each of its types says, given the arms.
+macro_rules! abi {
+    ($name:ident = $version:literal, $state:ty, |$arms:ident| { $($bit:ident => $body:expr),+ $(,)? }) => {
+        #[doc = concat!("ABI v", stringify!($version), ".")]
+        #[derive(Debug)]
+        pub struct $name;
+
+        impl $crate::abi::Abi for $name {
+            const VERSION: u32 = $version;
+            const MASK: core::ffi::c_int = $crate::abi::arms::mask::<$name>();
+            type Descriptor = Descriptor;
+            type StateArgs = $state;
+
+            #[inline]
+            fn event(d: &Descriptor) -> $crate::event::Event {
+                $crate::abi::arms::event(u64::from(d.kind), d.parent, d.rank, |kind| {
+                    let $arms = &d.arms;
+                    match kind {
+                        $crate::event::bit::GROUP => $crate::event::Body::Group,
+                        // Its stream is that of the call. v1 to v4 have no such type, nor room for its bit.
+                        $crate::event::bit::KERNEL_LAUNCH => $crate::event::Body::KernelLaunch,
+                        // SAFETY: NCCL set the type, so this arm is the one it filled; its fields are numbers
+                        // and pointers, for which any bytes are valid.
+                        $($crate::event::bit::$bit => unsafe { $body },)+
+                        _ => $crate::event::Body::Other,
+                    }
+                })
+            }
+
+            #[inline]
+            fn state(args: &$state) -> $crate::event::StateArg {
+                args.arg()
+            }
+        }
+    };
+}
+pub(super) use abi;
+
 /// A collective in which nothing is known yet.
 pub(super) const NO_COLL: Coll = Coll {
     comm: None,

@@ -2,9 +2,8 @@
 
 #![expect(unsafe_code, reason = "a C union is read by the arm that its type names")]
 
-use super::Abi;
 use super::arms::{self, ProxyOp, StateArgsLong};
-use crate::event::{Body, Coll as CollEvent, Event, P2p as P2pEvent, StateArg, bit};
+use crate::event::{Body, Coll as CollEvent, P2p as P2pEvent};
 use crate::names;
 use core::ffi::{c_char, c_int, c_void};
 use ringwatch_wire::codes::{ALGOS, FUNCS, PROTOS, TYPES};
@@ -77,8 +76,8 @@ pub struct Descriptor {
 
 impl Coll {
     #[inline]
-    fn body(&self) -> Body {
-        Body::Coll(CollEvent {
+    fn event(&self) -> CollEvent {
+        CollEvent {
             comm: Some(self.comm_hash),
             seq: self.seq_number,
             func: names::numbered(self.func, FUNCS),
@@ -90,14 +89,14 @@ impl Coll {
             warps: self.n_warps,
             in_place: core::ptr::eq(self.send_buff, self.recv_buff),
             ..arms::NO_COLL
-        })
+        }
     }
 }
 
 impl P2p {
     #[inline]
-    fn body(&self) -> Body {
-        Body::P2p(P2pEvent {
+    fn event(&self) -> P2pEvent {
+        P2pEvent {
             comm: Some(self.comm_hash),
             func: names::numbered(self.func, FUNCS),
             dtype: names::numbered(self.datatype, TYPES),
@@ -106,41 +105,13 @@ impl P2p {
             channels: 0,
             plan: 0,
             user_tag: 0,
-        })
+        }
     }
 }
 
-/// ABI v1.
-#[derive(Debug)]
-pub struct V1;
-
-impl Abi for V1 {
-    const VERSION: u32 = 1;
-    const MASK: c_int = arms::mask::<V1>();
-    type Descriptor = Descriptor;
-    type StateArgs = StateArgsLong;
-
-    #[inline]
-    fn event(d: &Descriptor) -> Event {
-        arms::event(u64::from(d.kind), d.parent, d.rank, |b| {
-            let a = &d.arms;
-            match b {
-                bit::GROUP => Body::Group,
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::COLL => unsafe { a.coll.body() },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::P2P => unsafe { a.p2p.body() },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::PROXY_OP => unsafe { a.proxy_op.body() },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::PROXY_STEP => unsafe { Body::ProxyStep { step: a.proxy_step } },
-                _ => Body::Other,
-            }
-        })
-    }
-
-    #[inline]
-    fn state(args: &StateArgsLong) -> StateArg {
-        args.arg()
-    }
-}
+arms::abi!(V1 = 1, StateArgsLong, |a| {
+    COLL => Body::Coll(a.coll.event()),
+    P2P => Body::P2p(a.p2p.event()),
+    PROXY_OP => a.proxy_op.body(),
+    PROXY_STEP => Body::ProxyStep { step: a.proxy_step },
+});

@@ -2,10 +2,8 @@
 
 #![expect(unsafe_code, reason = "a C union is read by the arm that its type names")]
 
-use super::Abi;
 use super::arms::{self, KernelChBare, ProxyOp, StateArgsLong};
-use crate::event::{Body, Coll as CollEvent, Event, P2p as P2pEvent, StateArg, bit};
-use crate::names;
+use crate::event::{Body, Coll as CollEvent, P2p as P2pEvent};
 use core::ffi::{c_char, c_int, c_void};
 
 /// A collective.
@@ -74,72 +72,23 @@ pub struct Descriptor {
 
 impl Coll {
     #[inline]
-    fn body(&self) -> Body {
-        Body::Coll(CollEvent {
-            comm: Some(self.comm_hash),
-            seq: self.seq_number,
-            func: names::func(self.func),
-            dtype: names::dtype(self.datatype),
-            algo: names::algo(self.algo),
-            proto: names::proto(self.proto),
-            count: self.count as u64,
-            root: self.root,
-            warps: self.n_warps,
-            in_place: core::ptr::eq(self.send_buff, self.recv_buff),
-            ..arms::NO_COLL
-        })
+    fn event(&self) -> CollEvent {
+        // The number of channels is an upper bound here, which says nothing about when all have stopped.
+        arms::coll_event!(self, comm: Some(self.comm_hash), channels: 0)
     }
 }
 
 impl P2p {
     #[inline]
-    fn body(&self) -> Body {
-        Body::P2p(P2pEvent {
-            comm: Some(self.comm_hash),
-            func: names::func(self.func),
-            dtype: names::dtype(self.datatype),
-            count: self.count as u64,
-            peer: self.peer,
-            channels: 0,
-            plan: 0,
-            user_tag: 0,
-        })
+    fn event(&self) -> P2pEvent {
+        arms::p2p_event!(self, comm: Some(self.comm_hash), channels: 0)
     }
 }
 
-/// ABI v3.
-#[derive(Debug)]
-pub struct V3;
-
-impl Abi for V3 {
-    const VERSION: u32 = 3;
-    const MASK: c_int = arms::mask::<V3>();
-    type Descriptor = Descriptor;
-    type StateArgs = StateArgsLong;
-
-    #[inline]
-    fn event(d: &Descriptor) -> Event {
-        arms::event(u64::from(d.kind), d.parent, d.rank, |b| {
-            let a = &d.arms;
-            match b {
-                bit::GROUP => Body::Group,
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::COLL => unsafe { a.coll.body() },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::P2P => unsafe { a.p2p.body() },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::PROXY_OP => unsafe { a.proxy_op.body() },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::PROXY_STEP => unsafe { Body::ProxyStep { step: a.proxy_step } },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::KERNEL_CH => unsafe { Body::KernelCh { channel: a.kernel_ch.channel_id, gpu_ns: 0 } },
-                _ => Body::Other,
-            }
-        })
-    }
-
-    #[inline]
-    fn state(args: &StateArgsLong) -> StateArg {
-        args.arg()
-    }
-}
+arms::abi!(V3 = 3, StateArgsLong, |a| {
+    COLL => Body::Coll(a.coll.event()),
+    P2P => Body::P2p(a.p2p.event()),
+    PROXY_OP => a.proxy_op.body(),
+    PROXY_STEP => Body::ProxyStep { step: a.proxy_step },
+    KERNEL_CH => Body::KernelCh { channel: a.kernel_ch.channel_id, gpu_ns: 0 },
+});

@@ -2,10 +2,8 @@
 
 #![expect(unsafe_code, reason = "a C union is read by the arm that its type names")]
 
-use super::Abi;
 use super::arms::{self, KernelCh, ProxyOp, StateArgs};
-use crate::event::{Body, Coll as CollEvent, Event, P2p as P2pEvent, StateArg, bit};
-use crate::names;
+use crate::event::{Body, Coll as CollEvent, P2p as P2pEvent};
 use core::ffi::{c_char, c_int, c_void};
 
 /// A collective.
@@ -73,19 +71,7 @@ impl Coll {
     /// What v4 says, and every later version with it.
     #[inline]
     pub(super) fn event(&self) -> CollEvent {
-        CollEvent {
-            seq: self.seq_number,
-            func: names::func(self.func),
-            dtype: names::dtype(self.datatype),
-            algo: names::algo(self.algo),
-            proto: names::proto(self.proto),
-            count: self.count as u64,
-            root: self.root,
-            channels: self.n_channels,
-            warps: self.n_warps,
-            in_place: core::ptr::eq(self.send_buff, self.recv_buff),
-            ..arms::NO_COLL
-        }
+        arms::coll_event!(self, comm: None, channels: self.n_channels)
     }
 }
 
@@ -93,52 +79,14 @@ impl P2p {
     /// What v4 says, and every later version with it.
     #[inline]
     pub(super) fn event(&self) -> P2pEvent {
-        P2pEvent {
-            comm: None,
-            func: names::func(self.func),
-            dtype: names::dtype(self.datatype),
-            count: self.count as u64,
-            peer: self.peer,
-            channels: self.n_channels,
-            plan: 0,
-            user_tag: 0,
-        }
+        arms::p2p_event!(self, comm: None, channels: self.n_channels)
     }
 }
 
-/// ABI v4.
-#[derive(Debug)]
-pub struct V4;
-
-impl Abi for V4 {
-    const VERSION: u32 = 4;
-    const MASK: c_int = arms::mask::<V4>();
-    type Descriptor = Descriptor;
-    type StateArgs = StateArgs;
-
-    #[inline]
-    fn event(d: &Descriptor) -> Event {
-        arms::event(u64::from(d.kind), d.parent, d.rank, |b| {
-            let a = &d.arms;
-            match b {
-                bit::GROUP => Body::Group,
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::COLL => unsafe { Body::Coll(a.coll.event()) },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::P2P => unsafe { Body::P2p(a.p2p.event()) },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::PROXY_OP => unsafe { a.proxy_op.body() },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::PROXY_STEP => unsafe { Body::ProxyStep { step: a.proxy_step } },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::KERNEL_CH => unsafe { a.kernel_ch.body() },
-                _ => Body::Other,
-            }
-        })
-    }
-
-    #[inline]
-    fn state(args: &StateArgs) -> StateArg {
-        args.arg()
-    }
-}
+arms::abi!(V4 = 4, StateArgs, |a| {
+    COLL => Body::Coll(a.coll.event()),
+    P2P => Body::P2p(a.p2p.event()),
+    PROXY_OP => a.proxy_op.body(),
+    PROXY_STEP => Body::ProxyStep { step: a.proxy_step },
+    KERNEL_CH => a.kernel_ch.body(),
+});

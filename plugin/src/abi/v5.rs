@@ -3,9 +3,8 @@
 #![expect(unsafe_code, reason = "a C union is read by the arm that its type names")]
 
 use super::arms::{self, CollApi, GroupApi, KernelCh, P2pApi, ProxyOp, StateArgs};
-use super::{Abi, v4};
-use crate::event::P2p as P2pEvent;
-use crate::event::{Body, Coll as CollEvent, Event, StateArg, bit};
+use super::v4;
+use crate::event::{Body, Coll as CollEvent, P2p as P2pEvent};
 use core::ffi::{c_int, c_void};
 
 /// A collective: v4 and its plan.
@@ -76,46 +75,13 @@ impl P2p {
     }
 }
 
-/// ABI v5.
-#[derive(Debug)]
-pub struct V5;
-
-impl Abi for V5 {
-    const VERSION: u32 = 5;
-    const MASK: c_int = arms::mask::<V5>();
-    type Descriptor = Descriptor;
-    type StateArgs = StateArgs;
-
-    #[inline]
-    fn event(d: &Descriptor) -> Event {
-        arms::event(d.kind, d.parent, d.rank, |b| {
-            let a = &d.arms;
-            match b {
-                bit::GROUP => Body::Group,
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::COLL => unsafe { Body::Coll(a.coll.event()) },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::P2P => unsafe { Body::P2p(a.p2p.event()) },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::PROXY_OP => unsafe { a.proxy_op.body() },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::PROXY_STEP => unsafe { Body::ProxyStep { step: a.proxy_step } },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::KERNEL_CH => unsafe { a.kernel_ch.body() },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::GROUP_API => unsafe { a.group_api.body() },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::COLL_API => unsafe { a.coll_api.body(0) },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::P2P_API => unsafe { a.p2p_api.body(0) },
-                bit::KERNEL_LAUNCH => Body::KernelLaunch,
-                _ => Body::Other,
-            }
-        })
-    }
-
-    #[inline]
-    fn state(args: &StateArgs) -> StateArg {
-        args.arg()
-    }
-}
+arms::abi!(V5 = 5, StateArgs, |a| {
+    COLL => Body::Coll(a.coll.event()),
+    P2P => Body::P2p(a.p2p.event()),
+    PROXY_OP => a.proxy_op.body(),
+    PROXY_STEP => Body::ProxyStep { step: a.proxy_step },
+    KERNEL_CH => a.kernel_ch.body(),
+    GROUP_API => a.group_api.body(),
+    COLL_API => a.coll_api.body(0),
+    P2P_API => a.p2p_api.body(0),
+});

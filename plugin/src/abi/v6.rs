@@ -3,8 +3,8 @@
 #![expect(unsafe_code, reason = "a C union is read by the arm that its type names")]
 
 use super::arms::{self, CollApi, GroupApi, KernelCh, P2pApi, ProxyOp, StateArgs};
-use super::{Abi, v5};
-use crate::event::{Body, Coll as CollEvent, Event, StateArg, bit};
+use super::v5;
+use crate::event::{Body, Coll as CollEvent};
 use crate::names;
 use core::ffi::{c_char, c_int, c_void};
 
@@ -81,48 +81,14 @@ impl CeColl {
     }
 }
 
-/// ABI v6.
-#[derive(Debug)]
-pub struct V6;
-
-impl Abi for V6 {
-    const VERSION: u32 = 6;
-    const MASK: c_int = arms::mask::<V6>();
-    type Descriptor = Descriptor;
-    type StateArgs = StateArgs;
-
-    #[inline]
-    fn event(d: &Descriptor) -> Event {
-        arms::event(d.kind, d.parent, d.rank, |b| {
-            let a = &d.arms;
-            match b {
-                bit::GROUP => Body::Group,
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::COLL => unsafe { Body::Coll(a.coll.event()) },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::P2P => unsafe { Body::P2p(a.p2p.event()) },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::PROXY_OP => unsafe { a.proxy_op.body() },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::PROXY_STEP => unsafe { Body::ProxyStep { step: a.proxy_step } },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::KERNEL_CH => unsafe { a.kernel_ch.body() },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::GROUP_API => unsafe { a.group_api.body() },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::COLL_API => unsafe { a.coll_api.body(0) },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::P2P_API => unsafe { a.p2p_api.body(0) },
-                bit::KERNEL_LAUNCH => Body::KernelLaunch,
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::CE_COLL => unsafe { Body::Coll(a.ce_coll.event()) },
-                _ => Body::Other,
-            }
-        })
-    }
-
-    #[inline]
-    fn state(args: &StateArgs) -> StateArg {
-        args.arg()
-    }
-}
+arms::abi!(V6 = 6, StateArgs, |a| {
+    COLL => Body::Coll(a.coll.event()),
+    P2P => Body::P2p(a.p2p.event()),
+    PROXY_OP => a.proxy_op.body(),
+    PROXY_STEP => Body::ProxyStep { step: a.proxy_step },
+    KERNEL_CH => a.kernel_ch.body(),
+    GROUP_API => a.group_api.body(),
+    COLL_API => a.coll_api.body(0),
+    P2P_API => a.p2p_api.body(0),
+    CE_COLL => Body::Coll(a.ce_coll.event()),
+});

@@ -3,9 +3,8 @@
 #![expect(unsafe_code, reason = "a C union is read by the arm that its type names")]
 
 use super::arms::{self, CollApiTagged, GroupApi, KernelCh, P2pApiTagged, ProxyOp, StateArgs};
-use super::{Abi, v5, v6};
-use crate::event::P2p as P2pEvent;
-use crate::event::{Body, Coll as CollEvent, Event, StateArg, bit};
+use super::{v5, v6};
+use crate::event::{Body, Coll as CollEvent, P2p as P2pEvent};
 use crate::names;
 use core::ffi::{c_char, c_int, c_void};
 
@@ -112,48 +111,14 @@ impl CeColl {
     }
 }
 
-/// ABI v7.
-#[derive(Debug)]
-pub struct V7;
-
-impl Abi for V7 {
-    const VERSION: u32 = 7;
-    const MASK: c_int = arms::mask::<V7>();
-    type Descriptor = Descriptor;
-    type StateArgs = StateArgs;
-
-    #[inline]
-    fn event(d: &Descriptor) -> Event {
-        arms::event(d.kind, d.parent, d.rank, |b| {
-            let a = &d.arms;
-            match b {
-                bit::GROUP => Body::Group,
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::COLL => unsafe { Body::Coll(a.coll.event()) },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::P2P => unsafe { Body::P2p(a.p2p.event()) },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::PROXY_OP => unsafe { a.proxy_op.body() },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::PROXY_STEP => unsafe { Body::ProxyStep { step: a.proxy_step } },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::KERNEL_CH => unsafe { a.kernel_ch.body() },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::GROUP_API => unsafe { a.group_api.body() },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::COLL_API => unsafe { a.coll_api.call.body(a.coll_api.user_tag) },
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::P2P_API => unsafe { a.p2p_api.call.body(a.p2p_api.user_tag) },
-                bit::KERNEL_LAUNCH => Body::KernelLaunch,
-                // SAFETY: NCCL set the type, so this arm is the one it filled.
-                bit::CE_COLL => unsafe { Body::Coll(a.ce_coll.event()) },
-                _ => Body::Other,
-            }
-        })
-    }
-
-    #[inline]
-    fn state(args: &StateArgs) -> StateArg {
-        args.arg()
-    }
-}
+arms::abi!(V7 = 7, StateArgs, |a| {
+    COLL => Body::Coll(a.coll.event()),
+    P2P => Body::P2p(a.p2p.event()),
+    PROXY_OP => a.proxy_op.body(),
+    PROXY_STEP => Body::ProxyStep { step: a.proxy_step },
+    KERNEL_CH => a.kernel_ch.body(),
+    GROUP_API => a.group_api.body(),
+    COLL_API => a.coll_api.call.body(a.coll_api.user_tag),
+    P2P_API => a.p2p_api.call.body(a.p2p_api.user_tag),
+    CE_COLL => Body::Coll(a.ce_coll.event()),
+});
