@@ -62,15 +62,14 @@ impl MissingRankRule {
             .filter(|(_, p)| !p.finished)
             .filter_map(|(r, p)| Some((*r, p.started_ns, p.op.issued_ns?)))
             .collect();
-        let since = match waiting.iter().filter_map(|(_, started, _)| *started).min() {
+        let started = waiting.iter().filter_map(|(_, started, _)| *started).min();
+        // Where the GPU was not seen to start, the operation may be queued behind a long computation; the hosts'
+        // issue times have to do, with more patience, unless NCCL tells nothing about kernels anyway.
+        let since = match started {
             Some(started) => started,
-            // The GPU was never seen to start: the host's word counts only where NCCL tells nothing about
-            // kernels, or else the operation may just be queued behind a long computation.
-            None if c.members().values().all(|m| m.finished == 0) || untimed(join, c) => {
-                waiting.iter().map(|(_, _, issued)| *issued).min()?
-            }
-            None => return None,
+            None => waiting.iter().map(|(_, _, issued)| *issued).min()?,
         };
+        let by_host = started.is_none() && !untimed(join, c);
         let gone = |r: &Rank| {
             c.members()
                 .get(r)
@@ -78,7 +77,12 @@ impl MissingRankRule {
                 .is_some_and(|p| p.record.liveness != Liveness::Alive)
         };
         let culprit_gone = missing.iter().any(gone) && !waiting.iter().all(|(r, ..)| gone(r));
-        let patience = if culprit_gone { self.settings.patience_gone_ns } else { self.settings.patience_ns };
+        let patience = match (culprit_gone, by_host || order == 0) {
+            (true, false) => self.settings.patience_gone_ns,
+            (false, false) => self.settings.patience_ns,
+            // The first operation waits for slow starts: compilation, data, connections.
+            (_, true) => self.settings.patience_unsure_ns,
+        };
         let longest = waiting.iter().filter_map(|(r, ..)| waited(join, c, *r, since, now_ns)).max();
         // A black box that nobody watched does not say for how long: then the state itself has to do.
         let unknown = longest.is_none() && join.all_gone();
@@ -99,6 +103,11 @@ impl MissingRankRule {
                 names(&waiters)
             )),
         }];
+        if by_host {
+            evidence.push(fact(
+                "measured from the hosts' issue times: no believable stamp says that a GPU started it",
+            ));
+        }
         for rank in &missing {
             evidence.push(number(
                 format!("rank {rank} issued {order} operations and then no more; this one would be its next"),
@@ -208,7 +217,9 @@ mod tests {
         }
         // Rank 0's host runs ahead: issued, but its GPU has not begun.
         j.feed(Update::Op(Box::new(all_reduce(0, 1, 2 * S, None))));
-        assert_eq!(rule.check(&j, 60 * S), vec![]);
+        assert_eq!(rule.check(&j, 30 * S), vec![]);
+        let late = rule.check(&j, 60 * S);
+        assert!(late[0].evidence.iter().any(|e| e.text.contains("hosts' issue times")), "{late:?}");
     }
 
     #[test]

@@ -28,6 +28,9 @@ pub struct Settings {
     pub patience_ns: u64,
     /// The same, when that rank's process is gone.
     pub patience_gone_ns: u64,
+    /// The same, where it may be a slow start or a queue: in a communicator's first operation, and where no
+    /// stamp says that a GPU began to wait.
+    pub patience_unsure_ns: u64,
     /// Lateness that is told at once, in ns.
     pub late_at_once_ns: u64,
     /// Lateness that is told when it repeats, in ns.
@@ -43,6 +46,7 @@ impl Default for Settings {
         Settings {
             patience_ns: 3_000_000_000,
             patience_gone_ns: 1_000_000_000,
+            patience_unsure_ns: 30_000_000_000,
             late_at_once_ns: 200_000_000,
             late_often_ns: 5_000_000,
             late_times: 5,

@@ -67,7 +67,7 @@ impl StragglerRule {
 fn finding(join: &Join, c: &Communicator, rank: Rank, events: &[&LateEvent]) -> Option<Finding> {
     let worst = events.iter().max_by_key(|e| e.by_ns)?;
     let first = events.iter().map(|e| e.at_ns).min()?;
-    let seen = c.late().count();
+    let judged = c.judged();
     let mut evidence = vec![
         number(
             format!("rank {rank} came {:.3} s after the first rank", seconds(worst.by_ns)),
@@ -75,7 +75,10 @@ fn finding(join: &Join, c: &Communicator, rank: Rank, events: &[&LateEvent]) -> 
             "s",
         ),
         number(
-            format!("late so in {} of the last {seen} collectives", events.len()),
+            format!(
+                "late so in {} of the {judged} collectives of which the last to come is known",
+                events.len()
+            ),
             events.len() as f64,
             "count",
         ),

@@ -11,7 +11,12 @@ use ringwatch_wire::reader::{ChannelSlot, CommSlot, OpSlot, ProxySlot, Reader, T
 /// Text of the job's own making: control characters and broken UTF-8 go, they could steer a terminal.
 pub(super) fn clean(bytes: impl Iterator<Item = u8>) -> String {
     let bytes: Vec<u8> = bytes.collect();
-    String::from_utf8_lossy(&bytes).chars().filter(|c| !c.is_control()).collect::<String>().trim().to_owned()
+    String::from_utf8_lossy(&bytes).chars().filter(|c| !steers(*c)).collect::<String>().trim().to_owned()
+}
+
+/// Control characters, and the marks that turn the direction of what follows.
+fn steers(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 pub(super) fn text<const N: usize>(t: &Text<N>) -> Option<String> {
@@ -85,7 +90,7 @@ fn clean_lines(bytes: impl Iterator<Item = u8>) -> Vec<String> {
 }
 
 /// A communicator; `None` until its id is known.
-pub(super) fn comm(segment: SegmentId, slot: &CommSlot) -> Option<CommRecord> {
+pub(super) fn comm(segment: SegmentId, host_clock: u64, slot: &CommSlot) -> Option<CommRecord> {
     let (id, rank) = slot.id?;
     Some(CommRecord {
         segment,
@@ -95,6 +100,7 @@ pub(super) fn comm(segment: SegmentId, slot: &CommSlot) -> Option<CommRecord> {
         nodes: slot.nodes,
         name: text(&slot.name),
         gpu: text(&slot.gpu),
+        host_clock,
         issued: slot.issued,
         replayed: slot.replayed,
         finalized_ns: slot.finalized_ns,
@@ -127,6 +133,7 @@ pub(super) fn op(comm: &CommRecord, slot: &OpSlot) -> OpRecord {
         channels: some(slot.channels),
         warps: some(slot.warps),
         seq: slot.seq,
+        plan: slot.plan.checked_sub(1),
         flags: Flags {
             captured: slot.flags & flag::CAPTURED != 0,
             in_place: slot.flags & flag::IN_PLACE != 0,

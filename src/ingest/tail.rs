@@ -74,6 +74,7 @@ pub(super) struct Tail {
     channel: Cursor,
     proxy: Cursor,
     told_missed: [u64; 3],
+    host_clock: u64,
     /// Nothing more will come: the process is gone and the segment was read to its end.
     done: bool,
 }
@@ -111,6 +112,7 @@ impl Tail {
             channel: Cursor::default(),
             proxy: Cursor::default(),
             told_missed: [0; 3],
+            host_clock: clock_of(boot.as_deref().unwrap_or_default()),
             done: false,
         })
     }
@@ -153,7 +155,7 @@ impl Tail {
             Some(reader) => {
                 let mut books = Vec::new();
                 losses(&reader, &mut books);
-                read_comms(&reader, self.record.id, &mut self.comms, out);
+                read_comms(&reader, (self.record.id, self.host_clock), &mut self.comms, out);
                 self.op.read_ops(&reader, &mut self.ops);
                 self.channel.read_channels(&reader, &mut self.ops);
                 self.proxy.read_transfers(&reader, &mut self.ops);
@@ -171,6 +173,9 @@ impl Tail {
             out.push(Update::Segment(self.record.clone()));
         }
         self.done = gone || spoilt;
+        if self.done {
+            self.ops = BTreeMap::new();
+        }
     }
 
     fn tell(&mut self, out: &mut Vec<Update>) {
@@ -199,9 +204,18 @@ impl Tail {
         if self.ops.len() > 2 * RECENT {
             let keep_from = self.op.next.saturating_sub(RECENT as u64);
             let open = &self.op.open;
-            self.ops.retain(|t, o| *t >= keep_from || o.changed || open.binary_search(t).is_ok());
+            let comms = &self.comms;
+            self.ops.retain(|t, o| {
+                let to_tell = o.changed && comms.contains_key(&o.slot.comm);
+                *t >= keep_from || to_tell || open.binary_search(t).is_ok()
+            });
         }
     }
+}
+
+/// A boot's id as a number: FNV-1a, which is the same in every process that may compare it.
+fn clock_of(boot: &str) -> u64 {
+    boot.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }
 
 fn losses(reader: &Reader<'_>, into: &mut Vec<(&'static str, u64)>) {
@@ -221,12 +235,12 @@ fn losses(reader: &Reader<'_>, into: &mut Vec<(&'static str, u64)>) {
 
 fn read_comms(
     reader: &Reader<'_>,
-    segment: SegmentId,
+    (segment, host_clock): (SegmentId, u64),
     known: &mut HashMap<u16, CommRecord>,
     out: &mut Vec<Update>,
 ) {
     for slot in reader.comms() {
-        let Some(record) = decode::comm(segment, &slot) else { continue };
+        let Some(record) = decode::comm(segment, host_clock, &slot) else { continue };
         let key = (slot.ticket & 0xffff) as u16;
         if known.get(&key) != Some(&record) {
             out.push(Update::Comm(record.clone()));

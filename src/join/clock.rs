@@ -14,6 +14,8 @@ const DRIFT: f64 = 100e-6;
 const BUCKET_NS: u64 = 10_000_000;
 /// Buckets kept: a minute and more of a busy GPU.
 const BUCKETS: usize = 8192;
+/// Offsets lower than known by more than this, in ns, come from stamps that are wrong.
+const JUMP_NS: i128 = 1_000_000_000;
 /// Launch distances kept for the error bound.
 const DISTANCES: usize = 256;
 /// Fewer than this and no error bound is given.
@@ -32,8 +34,10 @@ impl ClockMap {
     /// A stamp and the host's time of the callback that brought it.
     pub fn observe(&mut self, gpu_ns: u64, seen_ns: u64) {
         let offset = i128::from(seen_ns) - i128::from(gpu_ns);
-        if self.offset(gpu_ns).is_some_and(|known| known <= offset) {
-            return;
+        match self.offset(gpu_ns) {
+            // A clock that jumps is no clock: a stamp from the far future would pull the mapping down for good.
+            Some(known) if known <= offset || known - offset > JUMP_NS => return,
+            _ => {}
         }
         let bucket = gpu_ns / BUCKET_NS;
         self.apexes.insert(bucket, (gpu_ns, offset));

@@ -100,13 +100,12 @@ pub struct Signature {
 impl Signature {
     /// Of an operation in a communicator of so many ranks.
     pub fn of(op: &OpRecord, ranks: Option<u32>) -> Self {
-        let rooted = matches!(op.func, Func::Broadcast | Func::Reduce | Func::Scatter | Func::Gather);
         Signature {
             func: op.func,
             dtype: op.dtype,
             bytes: op.bytes(ranks),
             count: op.count,
-            root: op.root.filter(|_| rooted),
+            root: op.root.filter(|_| op.func.is_rooted()),
         }
     }
 
@@ -140,6 +139,8 @@ pub struct Communicator {
     mismatch: Option<(Track, u64)>,
     /// Collectives that are done on all ranks seen.
     finished: u64,
+    /// Collectives of which is known which rank came last.
+    judged: u64,
 }
 
 impl Communicator {
@@ -152,6 +153,7 @@ impl Communicator {
             late: VecDeque::new(),
             mismatch: None,
             finished: 0,
+            judged: 0,
         }
     }
 
@@ -213,6 +215,11 @@ impl Communicator {
     /// Collectives that are done on all ranks seen.
     pub fn finished(&self) -> u64 {
         self.finished
+    }
+
+    /// Collectives of which is known which rank came last.
+    pub fn judged(&self) -> u64 {
+        self.judged
     }
 
     /// Describes an operation as one of its ranks does.
@@ -334,15 +341,16 @@ impl Communicator {
             }
         }
         let started_ns = kernel.map(|k| k.start_ns).or_else(|| timing::started(&op, clock));
-        let launch = op.launch_ns.map(|l| l.0);
+        let ended_seen_ns =
+            if stopped { op.stamps.iter().filter_map(|s| s.stop_seen_ns).max() } else { None };
         // A record that comes late may be of an operation that is known to be done already.
         let finished = was_done || stopped || order < member.done_below(track);
         if finished && !was_done && op.lane.is_collective() {
             member.finished += 1;
         }
-        instance.parts.insert(rank, Part { op, kernel, started_ns, finished });
+        instance.parts.insert(rank, Part { op, kernel, started_ns, finished, ended_seen_ns });
         if started_ns.is_some() {
-            self.imply_done(track, order, rank, launch);
+            self.imply_done(track, order, rank);
         }
         if !matches!(track, Track::Pair(..)) {
             self.compare(track, order);
@@ -351,17 +359,22 @@ impl Communicator {
 
     /// A kernel that started proves that the rank's earlier operations of the track are done; those of
     /// the same launch start together and prove nothing.
-    fn imply_done(&mut self, track: Track, order: u64, rank: Rank, launch: Option<u64>) {
+    fn imply_done(&mut self, track: Track, order: u64, rank: Rank) {
         let Some(member) = self.members.get_mut(&rank) else { return };
         let from = member.done_below(track);
         if order <= from {
             return;
         }
+        let Some(proof) =
+            self.instances.get(&(track, order)).and_then(|i| i.parts.get(&rank)).map(|p| p.op.launch())
+        else {
+            return;
+        };
         let mut below = from;
         let mut unbroken = true;
         for ((_, o), instance) in self.instances.range_mut((track, from)..(track, order)) {
             let Some(part) = instance.parts.get_mut(&rank) else { continue };
-            if launch.is_some() && part.op.launch_ns.map(|l| l.0) == launch {
+            if part.op.launch().shared_with(proof) {
                 unbroken = false;
                 continue;
             }
@@ -404,8 +417,11 @@ impl Communicator {
             .copied()
             .filter(|key| {
                 let parts = match key.0 {
-                    Track::Pair(a, b) if a == b => 1,
-                    Track::Pair(..) => seen.min(2),
+                    // The other end may be on a node that is not seen.
+                    Track::Pair(a, b) if a != b => {
+                        [a, b].iter().filter(|r| self.members.contains_key(r)).count()
+                    }
+                    Track::Pair(..) => 1,
                     _ => seen,
                 };
                 self.instances.get(key).is_some_and(|i| {
@@ -472,13 +488,16 @@ impl Communicator {
             }
         }
         // The first operation sets up connections, at a different pace on every rank.
-        let late = instance.late(needed).filter(|l| order > 0 && l.by_ns > 0);
-        // Replays are issued by callbacks in the stream: their host times say nothing about the host.
-        let Some(late) = late.filter(|l| l.measure == Measure::Gpu || track == Track::Collective) else {
+        if order == 0 {
             return;
-        };
+        }
+        let one_clock = self.one_clock();
+        let gpu = self.instance(track, order).and_then(|i| i.late_on_gpu(needed, one_clock));
+        let late = gpu.or_else(|| self.late_on_host(track, order, needed));
+        self.judged += u64::from(late.is_some());
+        let Some(late) = late.filter(|l| l.by_ns >= LATE_NS) else { return };
         let operation = self.describe(order, &first);
-        if let Some(m) = self.members.get_mut(&late.rank).filter(|_| late.by_ns >= LATE_NS) {
+        if let Some(m) = self.members.get_mut(&late.rank) {
             m.late += 1;
             m.worst_late_ns = Some(m.worst_late_ns.unwrap_or(0).max(late.by_ns));
         }
@@ -494,6 +513,26 @@ impl Communicator {
             transfer_ns,
             at_ns,
         });
+    }
+
+    /// True when the times of all ranks seen are of one host's one boot.
+    fn one_clock(&self) -> bool {
+        let mut clocks = self.members.values().map(|m| m.record.host_clock);
+        let first = clocks.next();
+        clocks.all(|c| Some(c) == first)
+    }
+
+    /// Lateness by the hosts' issue times, where the GPUs' stamps cannot be believed. A host that issues late is
+    /// late only if nothing of this track was still running: it need not run ahead of its GPU. Replays are
+    /// issued by callbacks in the stream, which says nothing about the host.
+    fn late_on_host(&self, track: Track, order: u64, needed: usize) -> Option<super::Late> {
+        if track != Track::Collective || !self.one_clock() {
+            return None;
+        }
+        let this = self.instance(track, order)?;
+        let before = self.instance(track, order.checked_sub(1)?)?;
+        let idle = before.ended_seen_ns()? <= this.began_ns()?;
+        if idle { this.late_on_host(needed) } else { None }
     }
 
     fn forget(&mut self, expected: usize, classes: &mut BTreeMap<ClassKey, Class>) {
@@ -514,7 +553,9 @@ impl Communicator {
         }
         // Incomplete ones whose rest was lost: the oldest of them are counted as they are.
         while self.uncounted.len() > HELD {
-            let Some(key) = self.uncounted.first().copied() else { break };
+            // Tracks are ordered collectives first: the last key is the pair that matters least.
+            let pair = self.uncounted.last().copied().filter(|k| matches!(k.0, Track::Pair(..)));
+            let Some(key) = pair.or_else(|| self.uncounted.first().copied()) else { break };
             self.count(key, expected, classes);
         }
     }

@@ -26,6 +26,8 @@ pub struct Part {
     pub started_ns: Option<u64>,
     /// True when it is known to be done.
     pub finished: bool,
+    /// When its last channel was reported as stopped, host monotonic ns.
+    pub ended_seen_ns: Option<u64>,
 }
 
 /// How lateness was measured.
@@ -99,14 +101,31 @@ impl Instance {
         )
     }
 
-    /// The late rank. By the GPUs' times it is the one with the least waiting, late by the longest waiting of
-    /// the others; without them it is the one that issued last, late by the distance to the first.
-    pub fn late(&self, ranks: usize) -> Option<Late> {
-        if let Some(waiting) = self.waiting_ns(ranks) {
-            let (rank, least) = waiting.iter().copied().min_by_key(|(_, w)| *w)?;
-            let most = waiting.iter().map(|(_, w)| *w).max()?;
-            return Some(Late { rank, by_ns: most - least, measure: Measure::Gpu });
+    /// The late rank, by the GPUs' times: the one with the least waiting, late by the longest waiting of the
+    /// others. It must also be the last to start on the hosts' clocks (the same ones for all, says `one_clock`);
+    /// stamps that contradict each other name nobody. In a rooted operation a rank may be through without having
+    /// waited for anybody, and there the starts alone count.
+    pub fn late_on_gpu(&self, ranks: usize, one_clock: bool) -> Option<Late> {
+        let waiting = self.waiting_ns(ranks)?;
+        let starts: Vec<(Rank, u64)> =
+            self.parts.iter().filter_map(|(r, p)| p.kernel.map(|k| (*r, k.start_ns))).collect();
+        let (last, last_start) = starts.iter().copied().max_by_key(|(_, t)| *t)?;
+        let first_start = starts.iter().map(|(_, t)| *t).min()?;
+        if self.first()?.op.func.is_rooted() {
+            let by_ns = last_start - first_start;
+            return one_clock.then_some(Late { rank: last, by_ns, measure: Measure::Gpu });
         }
+        let (rank, least) = waiting.iter().copied().min_by_key(|(_, w)| *w)?;
+        let by_ns = waiting.iter().map(|(_, w)| *w).max()? - least;
+        let start = starts.iter().find(|(r, _)| *r == rank).map(|(_, t)| *t)?;
+        let slack = CLOCK_SLACK_NS.max(by_ns / 10);
+        let agrees = !one_clock || last_start - start <= slack;
+        agrees.then_some(Late { rank, by_ns, measure: Measure::Gpu })
+    }
+
+    /// The late rank, by the hosts' clocks: the one that issued last, late by the distance to the first. Only
+    /// for ranks of one host clock.
+    pub fn late_on_host(&self, ranks: usize) -> Option<Late> {
         if self.parts.len() < ranks || ranks < 2 {
             return None;
         }
@@ -116,7 +135,15 @@ impl Instance {
         let first = issued.iter().map(|(_, i)| *i).min()?;
         Some(Late { rank, by_ns: last - first, measure: Measure::Host })
     }
+
+    /// When all its ranks had reported its end, host monotonic ns.
+    pub fn ended_seen_ns(&self) -> Option<u64> {
+        self.parts.values().map(|p| p.ended_seen_ns).collect::<Option<Vec<_>>>()?.into_iter().max()
+    }
 }
+
+/// Starts closer together than this, in ns, are not told apart by clocks that were mapped one by one.
+const CLOCK_SLACK_NS: u64 = 200_000;
 
 /// Algorithm bandwidth in bytes a second: message size over time.
 pub fn algbw(bytes: u64, time_ns: f64) -> Option<f64> {
@@ -149,7 +176,10 @@ mod tests {
                 believed: 1,
                 stamped: 1,
             });
-            i.parts.insert(Rank(*rank), Part { op: o, kernel, started_ns: None, finished: true });
+            i.parts.insert(
+                Rank(*rank),
+                Part { op: o, kernel, started_ns: None, finished: true, ended_seen_ns: None },
+            );
         }
         i
     }
@@ -160,21 +190,47 @@ mod tests {
         let i = instance(&[(0, 0, Some((10, 1000))), (1, 0, Some((310, 700))), (2, 0, Some((910, 100)))]);
         assert_eq!(i.transfer_ns(3), Some(100));
         assert_eq!(i.waiting_ns(3), Some(vec![(Rank(0), 900), (Rank(1), 600), (Rank(2), 0)]));
-        assert_eq!(i.late(3), Some(Late { rank: Rank(2), by_ns: 900, measure: Measure::Gpu }));
+        assert_eq!(i.late_on_gpu(3, true), Some(Late { rank: Rank(2), by_ns: 900, measure: Measure::Gpu }));
+    }
+
+    #[test]
+    fn in_a_rooted_operation_the_last_to_start_is_late() {
+        // A ring broadcast of a little message: rank 2 comes 0.3 s late, and only rank 3 behind it waits.
+        let s = 300_000_000;
+        let mut i = instance(&[
+            (0, 0, Some((0, 10_000))),
+            (1, 0, Some((0, 11_000))),
+            (2, 0, Some((s, 12_000))),
+            (3, 0, Some((0, s))),
+        ]);
+        for p in i.parts.values_mut() {
+            p.op.func = Func::Broadcast;
+        }
+        assert_eq!(i.late_on_gpu(4, true), Some(Late { rank: Rank(2), by_ns: s, measure: Measure::Gpu }));
+        assert_eq!(i.late_on_gpu(4, false), None, "clocks of two hosts are not compared");
+    }
+
+    #[test]
+    fn stamps_that_contradict_each_other_name_nobody() {
+        // Rank 0 has the shortest kernel, but rank 1 started 0.2 s later.
+        let i = instance(&[(0, 0, Some((0, 100))), (1, 0, Some((200_000_000, 300_000_000)))]);
+        assert_eq!(i.late_on_gpu(2, true), None);
     }
 
     #[test]
     fn without_a_rank_nothing_is_claimed() {
         let i = instance(&[(0, 0, Some((10, 1000))), (1, 0, Some((310, 700)))]);
         assert_eq!(i.transfer_ns(3), None);
-        assert_eq!(i.late(3), None);
+        assert_eq!(i.late_on_gpu(3, true), None);
+        assert_eq!(i.late_on_host(3), None);
     }
 
     #[test]
     fn without_a_stamp_the_hosts_issue_times_speak() {
         let i = instance(&[(0, 1_000, Some((10, 1000))), (1, 301_000, None)]);
         assert_eq!(i.transfer_ns(2), None);
-        assert_eq!(i.late(2), Some(Late { rank: Rank(1), by_ns: 300_000, measure: Measure::Host }));
+        assert_eq!(i.late_on_gpu(2, true), None);
+        assert_eq!(i.late_on_host(2), Some(Late { rank: Rank(1), by_ns: 300_000, measure: Measure::Host }));
     }
 
     #[test]

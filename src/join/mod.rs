@@ -14,7 +14,7 @@ pub use clock::ClockMap;
 pub use communicator::{Communicator, LateEvent, Member, Signature};
 pub use instance::{Instance, Late, Measure, Part, Track, algbw, busbw};
 pub use snapshot::View;
-pub use stats::{Class, ClassKey, Sample, size_class};
+pub use stats::{Class, ClassKey, Rates, Sample, size_class};
 pub use timing::{Kernel, believed, kernel, not_before, started};
 
 use crate::model::{CommId, Liveness, SegmentId, SegmentRecord, Update};
@@ -28,8 +28,8 @@ const CLOSED_KEPT: usize = 256;
 pub struct Process {
     /// What its segment says.
     pub record: SegmentRecord,
-    /// Its GPU's clock.
-    pub clock: ClockMap,
+    /// The clocks of its GPUs, by PCI address; one without an address where NCCL's process does not say.
+    pub clocks: BTreeMap<Option<String>, ClockMap>,
     /// Records that were overwritten before they were read, by kind.
     pub missed: BTreeMap<&'static str, u64>,
 }
@@ -54,13 +54,13 @@ impl Join {
             Update::Segment(record) => match self.processes.get_mut(&record.id) {
                 Some(p) => {
                     if record.liveness != Liveness::Alive {
-                        p.clock.retire();
+                        p.clocks.values_mut().for_each(ClockMap::retire);
                     }
                     p.record = record;
                 }
                 None => {
-                    let (clock, missed) = (ClockMap::default(), BTreeMap::new());
-                    self.processes.insert(record.id, Process { record, clock, missed });
+                    let (clocks, missed) = (BTreeMap::new(), BTreeMap::new());
+                    self.processes.insert(record.id, Process { record, clocks, missed });
                 }
             },
             Update::Comm(record) => {
@@ -72,7 +72,8 @@ impl Join {
                 else {
                     return;
                 };
-                comm.operation(*op, &mut process.clock);
+                let gpu = comm.members().get(&op.rank).and_then(|m| m.record.gpu.clone());
+                comm.operation(*op, process.clocks.entry(gpu).or_default());
             }
             Update::Missed { segment, what, count } => {
                 if let Some(p) = self.processes.get_mut(&segment) {
@@ -97,7 +98,7 @@ impl Join {
         let mut closed: Vec<(u64, CommId)> = self
             .comms
             .values()
-            .filter(|c| c.closed())
+            .filter(|c| c.closed() || self.deserted(c))
             .map(|c| (c.members().values().filter_map(|m| m.record.finalized_ns).max().unwrap_or(0), c.id))
             .collect();
         let surplus = closed.len().saturating_sub(CLOSED_KEPT);
@@ -106,6 +107,13 @@ impl Join {
             self.comms.remove(&id);
             self.classes.retain(|k, _| k.comm != id);
         }
+    }
+
+    /// True when all processes of a communicator are gone.
+    fn deserted(&self, c: &Communicator) -> bool {
+        c.members()
+            .values()
+            .all(|m| self.process(m.record.segment).is_none_or(|p| p.record.liveness != Liveness::Alive))
     }
 
     /// The communicators.
@@ -174,6 +182,7 @@ pub(crate) mod testing {
             channels: Some(1),
             warps: Some(16),
             seq: Some(order),
+            plan: None,
             flags: Flags::default(),
             called_ns: None,
             issued_ns: None,
@@ -222,6 +231,7 @@ pub(crate) mod testing {
             nodes: Some(1),
             name: None,
             gpu: None,
+            host_clock: 1,
             issued,
             replayed: 0,
             finalized_ns: None,

@@ -52,10 +52,15 @@ impl<'a> View<'a> {
                     .filter(|c| c.members().values().any(|m| ids.contains(&m.record.segment)))
                     .map(|c| c.id)
                     .collect();
-                let (mut ops, mut share, mut known) = (0.0, 0.0, false);
-                for (_, class) in self.join.classes().filter(|(k, _)| comms.contains(&k.comm)) {
-                    if let Some((per_s, _, busy)) = class.rates(self.now_ns) {
-                        (ops, share, known) = (ops + per_s, share + busy, true);
+                let (mut ops, mut share) = (None, None);
+                for (k, class) in self.join.classes().filter(|(k, _)| comms.contains(&k.comm)) {
+                    let Some(rates) = class.rates(self.now_ns) else { continue };
+                    *ops.get_or_insert(0.0) += rates.ops_per_s;
+                    // A communicator of some of the job's ranks takes that part of the job's time.
+                    let members = self.join.communicator(k.comm).map_or(0, |c| c.members().len());
+                    if let Some(busy) = rates.share {
+                        *share.get_or_insert(0.0) +=
+                            busy * members as f64 / processes.len().max(members) as f64;
                     }
                 }
                 let versions: BTreeSet<String> =
@@ -68,8 +73,8 @@ impl<'a> View<'a> {
                     size: processes.iter().find_map(|p| p.record.job.size),
                     comms: comms.len(),
                     nccl: (!versions.is_empty()).then(|| versions.into_iter().collect::<Vec<_>>().join(", ")),
-                    ops_per_s: known.then_some(ops),
-                    comm_share: known.then_some(share),
+                    ops_per_s: ops,
+                    comm_share: share,
                 }
             })
             .collect()
@@ -84,7 +89,7 @@ impl<'a> View<'a> {
                     .join
                     .classes()
                     .filter(|(k, _)| k.comm == c.id)
-                    .filter_map(|(_, class)| class.rates(self.now_ns).map(|r| r.0))
+                    .filter_map(|(_, class)| class.rates(self.now_ns).map(|r| r.ops_per_s))
                     .collect();
                 CommRow {
                     id: c.id,
@@ -159,12 +164,12 @@ impl<'a> View<'a> {
                     size_class: k.size_class,
                     count: class.count,
                     timed: class.timed,
-                    ops_per_s: rates.map(|r| r.0),
-                    bytes_per_s: rates.map(|r| r.1),
+                    ops_per_s: rates.map(|r| r.ops_per_s),
+                    bytes_per_s: rates.and_then(|r| r.bytes_per_s),
                     p50_ns: p50,
                     p99_ns: class.quantile(0.99),
                     busbw,
-                    share: rates.map(|r| r.2),
+                    share: rates.and_then(|r| r.share),
                     spark: class.spark(self.now_ns),
                 }
             })
@@ -227,7 +232,7 @@ impl<'a> View<'a> {
                     alive: r.liveness == Liveness::Alive,
                     nccl: r.nccl.clone(),
                     abi: r.abi,
-                    clock_error_ns: p.clock.error_ns(),
+                    clock_error_ns: p.clocks.values().filter_map(super::ClockMap::error_ns).max(),
                     lost: r
                         .losses
                         .iter()

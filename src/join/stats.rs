@@ -34,8 +34,8 @@ pub fn size_class(bytes: u64) -> Option<u8> {
 struct Second {
     at: u64,
     count: u64,
-    bytes: u64,
-    busy_ns: f64,
+    bytes: Option<u64>,
+    busy_ns: Option<f64>,
     transfer_ns: f64,
     timed: u64,
 }
@@ -72,6 +72,25 @@ impl Default for Class {
             transfer: DDSketch::new(Config::defaults()),
             seconds: VecDeque::new(),
         }
+    }
+}
+
+/// Rates of a class. What no operation told is absent.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rates {
+    /// Operations a second.
+    pub ops_per_s: f64,
+    /// Message bytes a second.
+    pub bytes_per_s: Option<f64>,
+    /// Share of wall time, 0 to 1, mean over the timed ranks.
+    pub share: Option<f64>,
+}
+
+/// A sum in which absent is not zero.
+fn sum<T: Copy>(a: Option<T>, b: Option<T>, add: impl Fn(T, T) -> T) -> Option<T> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(add(a, b)),
+        (a, b) => a.or(b),
     }
 }
 
@@ -114,8 +133,8 @@ impl Class {
         }
         if let Some(second) = place.and_then(|i| self.seconds.get_mut(i)) {
             second.count += 1;
-            second.bytes = second.bytes.saturating_add(s.bytes.unwrap_or(0));
-            second.busy_ns += s.busy_ns.unwrap_or(0.0);
+            second.bytes = sum(second.bytes, s.bytes, u64::saturating_add);
+            second.busy_ns = sum(second.busy_ns, s.busy_ns, |a, b| a + b);
             if let Some(t) = s.transfer_ns {
                 second.transfer_ns += t as f64;
                 second.timed += 1;
@@ -141,19 +160,22 @@ impl Class {
         self.seconds.iter().filter(move |s| s.at < now_s && s.at + RATE_SECONDS >= now_s)
     }
 
-    /// Operations a second, message bytes a second and share of time, over the last whole seconds; `None`
-    /// for a class that has been silent for longer.
-    pub fn rates(&self, now_ns: u64) -> Option<(f64, f64, f64)> {
+    /// Rates over the last whole seconds; `None` for a class that has been silent for longer.
+    pub fn rates(&self, now_ns: u64) -> Option<Rates> {
         let now_s = now_ns / 1_000_000_000;
-        let (mut count, mut bytes, mut busy, mut any) = (0u64, 0u64, 0.0, false);
+        let (mut count, mut bytes, mut busy, mut any) = (0u64, None, None, false);
         for s in self.recent(now_s) {
             any = true;
             count += s.count;
-            bytes = bytes.saturating_add(s.bytes);
-            busy += s.busy_ns;
+            bytes = sum(bytes, s.bytes, u64::saturating_add);
+            busy = sum(busy, s.busy_ns, |a, b| a + b);
         }
         let span = RATE_SECONDS as f64;
-        any.then(|| (count as f64 / span, bytes as f64 / span, busy / (span * 1e9)))
+        any.then(|| Rates {
+            ops_per_s: count as f64 / span,
+            bytes_per_s: bytes.map(|b| b as f64 / span),
+            share: busy.map(|b| b / (span * 1e9)),
+        })
     }
 
     /// Mean transfer time of each of the last 60 seconds in ns, oldest first.
@@ -214,10 +236,14 @@ mod tests {
                 c.add(&sample(s, 100));
             }
         }
-        let (ops, bytes, share) = c.rates(20_500_000_000).expect("recent");
-        assert!((ops - 3.0).abs() < 1e-9);
-        assert!((bytes - 3.0 * 1048576.0).abs() < 1e-3);
-        assert!((share - 3.0 * 200e-6).abs() < 1e-9);
+        let r = c.rates(20_500_000_000).expect("recent");
+        assert!((r.ops_per_s - 3.0).abs() < 1e-9);
+        assert!((r.bytes_per_s.expect("sizes") - 3.0 * 1048576.0).abs() < 1e-3);
+        assert!((r.share.expect("timed") - 3.0 * 200e-6).abs() < 1e-9);
+        let mut untimed = Class::default();
+        untimed.add(&Sample { bytes: None, transfer_ns: None, busy_ns: None, ..sample(10, 1) });
+        let r = untimed.rates(11_000_000_000).expect("recent");
+        assert_eq!((r.bytes_per_s, r.share), (None, None), "absent is not zero");
         assert_eq!(c.rates(60_000_000_000), None, "silent for long");
     }
 

@@ -12,8 +12,8 @@ mod update;
 pub use finding::{Evidence, Finding, Kind, OperationRef};
 pub use ids::{CommId, Rank, SegmentId};
 pub use op::{
-    Algo, ChannelStamp, DataType, Flags, Func, Lane, NetPhase, NetProgress, OpRecord, Proto, bus_factor,
-    message_bytes,
+    Algo, ChannelStamp, DataType, Flags, Func, Lane, Launch, NetPhase, NetProgress, OpRecord, Proto,
+    bus_factor, message_bytes,
 };
 pub use snapshot::{
     ClassRow, CommRow, FlightRow, JobRow, LossRow, OpState, RankCell, RankRow, SegmentRow, Snapshot,

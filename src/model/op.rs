@@ -53,6 +53,13 @@ named! {
     Proto { Ll = "LL", Ll128 = "LL128", Simple = "SIMPLE" }
 }
 
+impl Func {
+    /// True for the operations that have a root.
+    pub const fn is_rooted(self) -> bool {
+        matches!(self, Func::Broadcast | Func::Reduce | Func::Scatter | Func::Gather)
+    }
+}
+
 impl DataType {
     /// Size of one element in bytes.
     pub const fn size(self) -> u64 {
@@ -188,6 +195,8 @@ pub struct OpRecord {
     pub warps: Option<u8>,
     /// NCCL's own sequence number, which counts per function.
     pub seq: Option<u64>,
+    /// The kernel launch that carried it; operations of one launch start together. Absent when not known.
+    pub plan: Option<u64>,
     /// What is true of it.
     pub flags: Flags,
     /// When the API was called, host monotonic ns.
@@ -208,10 +217,30 @@ pub struct OpRecord {
     pub net: Vec<NetProgress>,
 }
 
+/// The kernel launch of an operation, as far as it is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Launch {
+    plan: Option<u64>,
+    start_ns: Option<u64>,
+}
+
+impl Launch {
+    /// True when two operations of one rank were launched together.
+    pub fn shared_with(self, other: Launch) -> bool {
+        (self.plan.is_some() && self.plan == other.plan)
+            || (self.start_ns.is_some() && self.start_ns == other.start_ns)
+    }
+}
+
 impl OpRecord {
     /// Message size as nccl-tests defines it; absent without a data type or rank count.
     pub fn bytes(&self, ranks: Option<u32>) -> Option<u64> {
         message_bytes(self.func, self.dtype?, self.count, ranks)
+    }
+
+    /// What it was launched with.
+    pub fn launch(&self) -> Launch {
+        Launch { plan: self.plan, start_ns: self.launch_ns.map(|l| l.0) }
     }
 
     /// True when every channel that NCCL named has stopped.

@@ -70,6 +70,8 @@ pub struct CommRecord {
     pub name: Option<String>,
     /// PCI address of the rank's GPU.
     pub gpu: Option<String>,
+    /// Which host clock its times are of: equal for processes of one boot of one host.
+    pub host_clock: u64,
     /// Collectives issued by calls so far: the next issue order.
     pub issued: u64,
     /// Collectives issued by graph replays so far.
