@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// The file name under which every NCCL release finds it: begins with `lib`, ends with `.so`.
@@ -15,10 +15,19 @@ pub const PLUGIN: &[u8] = include_bytes!(env!("RINGWATCH_PLUGIN_LIBRARY"));
 /// already with the same content is kept, since jobs may have it mapped; another one is replaced, not changed.
 ///
 /// # Errors
-/// The path and the system's error, when the directory or file cannot be written.
+/// The path and the system's error, when the directory or file cannot be written, or when others may write into
+/// the directory: what lies there runs in every job.
 pub fn install(dir: &Path) -> io::Result<PathBuf> {
     let told = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", dir.display()));
     fs::DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(told)?;
+    let meta = fs::metadata(dir).map_err(told)?;
+    let trusted = [0, rustix::process::geteuid().as_raw()].contains(&meta.uid());
+    if !trusted || meta.mode() & 0o022 != 0 {
+        return Err(told(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "others may write here, and so into every job that loads the plugin; name a directory of your own",
+        )));
+    }
     let path = dir.join(FILE_NAME);
     if fs::read(&path).is_ok_and(|there| there == PLUGIN) {
         return Ok(path);

@@ -19,6 +19,9 @@ pub(crate) enum Message {
     DirectoryOwner,
     NoFile,
     NoSpace,
+    OnDisk,
+    BadFileSystem,
+    NoKernelTimes,
     BadSegmentBytes,
     DirectoryTooLong,
     CommTableFull,
@@ -49,6 +52,15 @@ impl Message {
             }
             Message::NoSpace => {
                 c"ringwatch: not enough shared memory for the smallest segment; nothing is recorded. Enlarge /dev/shm (docker: --shm-size) or set RINGWATCH_DIR."
+            }
+            Message::OnDisk => {
+                c"ringwatch: RINGWATCH_DIR is on a disk, where a store may have to wait; name a directory on tmpfs."
+            }
+            Message::BadFileSystem => {
+                c"ringwatch: RINGWATCH_DIR is not on tmpfs nor on a local disk; nothing is recorded. Name a directory on tmpfs."
+            }
+            Message::NoKernelTimes => {
+                c"ringwatch: GPU times are not asked for: this NCCL (2.27), or so little /dev/shm, does not bear them."
             }
             Message::BadSegmentBytes => {
                 c"ringwatch: RINGWATCH_SEGMENT_BYTES is not a number of bytes; the default is used."

@@ -5,7 +5,7 @@
 use crate::log::{Log, Message};
 use crate::process::Identity;
 use crate::settings::Settings;
-use crate::sys::{self, Fd, InChild};
+use crate::sys::{self, Fd, FileSystem, InChild};
 use core::ffi::CStr;
 use ringwatch_wire::layout::Geometry;
 use ringwatch_wire::sync::Word;
@@ -78,7 +78,7 @@ pub(crate) fn create(
         .push(b"-")
         .push_number(identity.nonce, 16)
         .push(b".seg");
-    match make(settings, &dir, name.as_c()) {
+    match make(settings, &dir, name.as_c(), log) {
         Ok(m) => {
             log.say(Message::Opened);
             Some(m)
@@ -108,22 +108,74 @@ fn open_dir(settings: &Settings, identity: &Identity) -> Result<Fd, Message> {
     if sys::owner(&dir) == Some(identity.uid) { Ok(dir) } else { Err(Message::DirectoryOwner) }
 }
 
-/// The largest segment that may be made here.
-fn limit(settings: &Settings, dir: &Fd) -> u64 {
-    let free = sys::free_bytes(dir).unwrap_or(u64::MAX);
-    // NCCL itself lives on the same /dev/shm, and so do the node's other ranks.
-    let share = (free / 8).max(free.min(32 << 10));
-    share.min(settings.bytes.unwrap_or(Geometry::full().bytes()))
+/// File systems in memory: a store never waits for anything.
+const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+/// Disks of this host (ext, XFS, Btrfs, overlay): a store may wait when a page is being written back. Taken
+/// because the user named the directory, and said in the log.
+const ON_DISK: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0x794c_7630];
+
+/// Says whether stores to a file here can harm the job. A server's file system can end it by SIGBUS.
+fn suitable(fs: &FileSystem, log: &Log) -> Result<(), Message> {
+    if IN_MEMORY.contains(&fs.kind) {
+        return Ok(());
+    }
+    if ON_DISK.contains(&fs.kind) {
+        log.say(Message::OnDisk);
+        return Ok(());
+    }
+    Err(Message::BadFileSystem)
 }
 
-fn make(settings: &Settings, dir: &Fd, name: &CStr) -> Result<(&'static [Word], Geometry), Message> {
-    let mut geometry = Geometry::within(limit(settings, dir)).ok_or(Message::NoSpace)?;
+/// The largest segment that may be made here: NCCL itself lives on the same /dev/shm, and so do the node's
+/// other ranks, of which there are usually eight. Together they take a sixteenth.
+fn limit(settings: &Settings, fs: &FileSystem) -> u64 {
+    let share = (fs.total / 128).min(fs.free / 8).max(fs.free.min(32 << 10));
+    share.min(settings.bytes.unwrap_or(u64::MAX)).min(Geometry::full().bytes())
+}
+
+/// Removes segments of dead processes where they take too much room, so that restart after restart does not
+/// fill the shared memory that NCCL needs. What an agent has not read by then is lost with them.
+fn reap(dir: &Fd, fs: &FileSystem) {
+    let budget = (fs.total / 16).min(64 << 20);
+    let mut dead = 0u64;
+    sys::names(dir, |name| {
+        if !name.to_bytes().ends_with(b".seg") {
+            return;
+        }
+        let Some(file) = sys::open_at(dir, name) else { return };
+        let bytes = sys::length(&file);
+        // An empty one is being made this moment; one whose lock is held is alive, in whatever container.
+        if bytes == 0 || !sys::lock(&file) {
+            return;
+        }
+        dead = dead.saturating_add(bytes);
+        if dead > budget {
+            sys::unlink(dir, name);
+        }
+    });
+}
+
+fn make(
+    settings: &Settings,
+    dir: &Fd,
+    name: &CStr,
+    log: &Log,
+) -> Result<(&'static [Word], Geometry), Message> {
+    let fs = sys::file_system(dir).ok_or(Message::NoDirectory)?;
+    suitable(&fs, log)?;
+    reap(dir, &fs);
+    let mut geometry = Geometry::within(limit(settings, &fs)).ok_or(Message::NoSpace)?;
     let file = sys::create(dir, name).ok_or(Message::NoFile)?;
+    // Held while this process lives, in every namespace; before the file has a length, so that nobody takes it
+    // for a dead one.
+    sys::lock(&file);
     loop {
         let bytes = geometry.bytes();
         if sys::reserve(&file, bytes)
             && let Some(words) = map(&file, bytes)
         {
+            // The descriptor stays open for its lock.
+            core::mem::forget(file);
             return Ok((words, geometry));
         }
         // What was free a moment ago has been taken: try half.

@@ -6,6 +6,7 @@
 #![expect(unsafe_code, reason = "one mapping is shared by all threads of the process")]
 
 use crate::abi::LogFn;
+use crate::event::bit;
 use crate::handle::{Handle, Kind};
 use crate::log::{Log, Message};
 use crate::names;
@@ -26,6 +27,10 @@ pub struct Live {
     pub segment: Segment<'static>,
     /// Upper 16 bits of every handle of this process.
     pub nonce: u16,
+    /// NCCL's version code, 22809 for 2.28.9; 0 unknown.
+    pub nccl: u32,
+    /// Events that are not to be asked for, as bits of the mask: NCCL itself does not bear them.
+    pub refused: i32,
     pub(crate) pairs: Pairs,
 }
 
@@ -60,8 +65,8 @@ impl InitArgs {
 pub struct Opened {
     /// The context, never 0.
     pub context: u64,
-    /// True when events should be asked for.
-    pub armed: bool,
+    /// The events that may be asked for, as bits of the mask.
+    pub allowed: i32,
 }
 
 /// The wiped pages.
@@ -131,7 +136,7 @@ pub fn open_comm(version: u32, args: &InitArgs) -> Opened {
     let log = Log::new(args.log);
     let Some(page) = map_page() else {
         log.say(Message::NoForkGuard);
-        return Opened { context: NO_CONTEXT, armed: false };
+        return Opened { context: NO_CONTEXT, allowed: 0 };
     };
     if page.phase.replace(UNOPENED, OPENING) {
         open_process(page, version, &log);
@@ -143,17 +148,17 @@ pub fn open_comm(version: u32, args: &InitArgs) -> Opened {
         sys::nap();
     }
     let Some(live) = live() else {
-        return Opened { context: NO_CONTEXT, armed: false };
+        return Opened { context: NO_CONTEXT, allowed: 0 };
     };
     let outcome = enter_comm(live, args);
     live.segment.book(call::INIT, outcome.map(|_| ()));
-    let armed = !matches!(outcome, Err(Loss::NoRoom));
+    let allowed = if matches!(outcome, Err(Loss::NoRoom)) { 0 } else { !live.refused };
     let value = outcome.unwrap_or_else(|_| {
         log.say(Message::CommTableFull);
         // Contexts have to differ even without a slot: NCCL purges queued events by context.
         crate::handle::VALUE_MASK - page.spare_contexts.add(1) % (1 << 20)
     });
-    Opened { context: Handle { kind: Kind::Comm, value }.pack(live.nonce), armed }
+    Opened { context: Handle { kind: Kind::Comm, value }.pack(live.nonce), allowed }
 }
 
 fn open_process(page: &'static Page, version: u32, log: &Log) {
@@ -177,10 +182,29 @@ fn open_process(page: &'static Page, version: u32, log: &Log) {
     process::write_environment(&segment);
     segment.open_for_readers();
     let nonce = (identity.nonce & 0xffff) as u16;
-    let live = Live { segment, nonce: nonce.max(1), pairs: Pairs::new(&page.pairs) };
+    let nccl = nccl.unwrap_or(0);
+    let refused = refused(nccl, log);
+    let live = Live { segment, nonce: nonce.max(1), nccl, refused, pairs: Pairs::new(&page.pairs) };
     // SAFETY: the phase is OPENING, set by this thread, and nobody reads `live` before OPEN.
     unsafe { (*page.live.get()).write(live) };
     page.phase.set_last(OPEN);
+}
+
+/// /dev/shm of this size or less, in bytes, is a container's default. NCCL's set-up of kernel events takes
+/// memory there and crashes when it gets none.
+const LITTLE_SHM: u64 = 64 << 20;
+
+/// What this NCCL on this machine does not bear: kernel events in 2.27, whose all-to-alls then fail, and where
+/// there is little shared memory.
+fn refused(nccl: u32, log: &Log) -> i32 {
+    let little = sys::open(c"/dev/shm", sys::DIRECTORY)
+        .and_then(|d| sys::file_system(&d))
+        .is_none_or(|fs| fs.total <= LITTLE_SHM);
+    if little || (22700..22800).contains(&nccl) {
+        log.say(Message::NoKernelTimes);
+        return 1 << bit::KERNEL_CH;
+    }
+    0
 }
 
 fn enter_comm(live: &Live, args: &InitArgs) -> Result<u64, Loss> {

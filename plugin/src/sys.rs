@@ -65,8 +65,19 @@ pub(crate) fn read(file: &Fd, into: &mut [u8]) -> usize {
     usize::try_from(n).unwrap_or(0)
 }
 
-/// Bytes free for ordinary users on the file's file system.
-pub(crate) fn free_bytes(file: &Fd) -> Option<u64> {
+/// What is known of a file system.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FileSystem {
+    /// Its magic number.
+    pub(crate) kind: u64,
+    /// Its size in bytes.
+    pub(crate) total: u64,
+    /// Bytes free for ordinary users.
+    pub(crate) free: u64,
+}
+
+/// The file system of a file.
+pub(crate) fn file_system(file: &Fd) -> Option<FileSystem> {
     let mut s = core::mem::MaybeUninit::<libc::statfs>::zeroed();
     // SAFETY: fills the struct of its own declaration.
     if unsafe { libc::fstatfs(file.0, s.as_mut_ptr()) } != 0 {
@@ -74,18 +85,73 @@ pub(crate) fn free_bytes(file: &Fd) -> Option<u64> {
     }
     // SAFETY: filled, and zeroed before; integers of any value are valid.
     let s = unsafe { s.assume_init() };
-    Some(s.f_bavail.saturating_mul(s.f_bsize as u64))
+    let block = s.f_bsize as u64;
+    Some(FileSystem {
+        kind: s.f_type as u64 & 0xffff_ffff,
+        total: s.f_blocks.saturating_mul(block),
+        free: s.f_bavail.saturating_mul(block),
+    })
 }
 
-/// Owner of a file.
-pub(crate) fn owner(file: &Fd) -> Option<u32> {
+fn stat(file: &Fd) -> Option<libc::stat> {
     let mut s = core::mem::MaybeUninit::<libc::stat>::zeroed();
     // SAFETY: the kernel fills libc's struct stat, which on 64-bit Linux is the kernel's own.
     if unsafe { libc::syscall(libc::SYS_fstat, file.0, s.as_mut_ptr()) } != 0 {
         return None;
     }
     // SAFETY: filled, and zeroed before; integers of any value are valid.
-    Some(unsafe { s.assume_init() }.st_uid)
+    Some(unsafe { s.assume_init() })
+}
+
+/// Owner of a file.
+pub(crate) fn owner(file: &Fd) -> Option<u32> {
+    stat(file).map(|s| s.st_uid)
+}
+
+/// Length of a file in bytes.
+pub(crate) fn length(file: &Fd) -> u64 {
+    stat(file).and_then(|s| u64::try_from(s.st_size).ok()).unwrap_or(0)
+}
+
+/// Opens a file of a directory for reading, if it is there.
+pub(crate) fn open_at(dir: &Fd, name: &CStr) -> Option<Fd> {
+    let flags = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
+    // SAFETY: a NUL-terminated name and an open directory.
+    fd(unsafe { libc::openat(dir.0, name.as_ptr(), flags) })
+}
+
+/// Takes a file's lock, which says that its process lives; false when somebody has it.
+pub(crate) fn lock(file: &Fd) -> bool {
+    // SAFETY: our own descriptor.
+    unsafe { libc::flock(file.0, libc::LOCK_EX | libc::LOCK_NB) == 0 }
+}
+
+/// Calls `each` with the names in a directory, in the kernel's order.
+pub(crate) fn names(dir: &Fd, mut each: impl FnMut(&CStr)) {
+    /// Offset of a name in the kernel's struct linux_dirent64.
+    const NAME: usize = 19;
+    let mut buffer = [0u64; 512];
+    loop {
+        let room = size_of_val(&buffer);
+        // SAFETY: fills at most `room` bytes of ours with whole entries.
+        let got = unsafe { libc::syscall(libc::SYS_getdents64, dir.0, buffer.as_mut_ptr(), room) };
+        let Ok(got) = usize::try_from(got) else { return };
+        if got == 0 {
+            return;
+        }
+        let start = buffer.as_ptr().cast::<u8>();
+        let mut at = 0usize;
+        while at + NAME < got {
+            // SAFETY: `at` is an entry's start within what the kernel filled; its length lies at offset 16.
+            let length = unsafe { start.add(at + 16).cast::<u16>().read_unaligned() };
+            // SAFETY: an entry's name is NUL-terminated within the entry.
+            each(unsafe { CStr::from_ptr(start.add(at + NAME).cast()) });
+            if length == 0 {
+                return;
+            }
+            at += usize::from(length);
+        }
+    }
 }
 
 /// Gives a file its length, every block reserved, so that no later write can meet a full disk.

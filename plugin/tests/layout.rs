@@ -267,3 +267,28 @@ fn init_takes_its_arguments_in_each_versions_order() {
     }
     assert_eq!(reader.abi(), Some(1), "the first init's version");
 }
+
+#[test]
+fn what_v7_added_counts_only_for_an_nccl_that_has_it() {
+    use ringwatch_plugin::abi::Abi;
+    use ringwatch_plugin::event::Body;
+    // SAFETY: numbers and pointers, of which zeroes are valid values.
+    let mut d: v7::Descriptor = unsafe { std::mem::zeroed() };
+    d.kind = 2;
+    d.arms.coll = v7::Coll {
+        // SAFETY: as above.
+        base: unsafe { std::mem::zeroed() },
+        // On a fork's shorter descriptor this is its stack: following it would be the end of the job.
+        kernel_variant: std::ptr::without_provenance(0xdead_beef),
+        is_sym_coll: 1,
+        user_tag: 9,
+    };
+    for nccl in [0, 22_809, 23_007] {
+        let Body::Coll(c) = v7::V7::event(&d, nccl).body else { panic!("a collective") };
+        assert_eq!((c.symmetric, c.user_tag, c.variant), (false, 0, [0; 4]), "{nccl}");
+    }
+    d.arms.coll.kernel_variant = c"AllReduce_RSxLD".as_ptr();
+    let Body::Coll(c) = v7::V7::event(&d, 23_203).body else { panic!("a collective") };
+    assert_eq!((c.symmetric, c.user_tag), (true, 9));
+    assert_eq!(c.variant[0].to_le_bytes(), *b"AllReduc");
+}

@@ -38,6 +38,7 @@ const IMPORTS: &[&str] = &[
     "clock_gettime",
     "close",
     "fallocate",
+    "flock",
     "fallocate64",
     "fstatfs",
     "fstatfs64",
@@ -926,4 +927,23 @@ fn kinds_are_what_the_codes_say() {
     // The sequences' test names them; a change of number would change every segment ever written.
     assert_eq!([kind::COLLECTIVE, kind::REPLAY, kind::SEND, kind::RECV], [1, 2, 3, 4]);
     assert!(Path::new(plugin_library()).is_absolute());
+}
+
+/// Restart after restart, dead segments must leave NCCL its shared memory.
+#[test]
+fn dead_segments_do_not_fill_a_small_shared_memory() {
+    let test = "dead_segments_do_not_fill_a_small_shared_memory";
+    // The child's shell starts the test's own child a hundred times: as many jobs, one after the other.
+    if std::env::var_os("RINGWATCH_TEST_CHILD").is_none() && !may_mount(test) {
+        return;
+    }
+    let script = "mount -t tmpfs -o size=64m none /mnt; for i in $(seq 100); do \"$@\" || exit 1; done; \
+         used=$(du -sk /mnt | cut -f1); [ $used -gt 100 ] && [ $used -lt 6000 ] || { echo $used KiB; exit 7; }";
+    let Some(ran) = run_under(test, &["unshare", "-m", "sh", "-c", script, "sh"], |c, _| {
+        c.env("RINGWATCH_DIR", "/mnt/segments");
+    }) else {
+        Plugin::built().init(5, 1);
+        return;
+    };
+    ran.succeeded();
 }

@@ -9,6 +9,7 @@ use crate::runtime::Monitor;
 use anyhow::bail;
 use std::collections::BTreeSet;
 use std::io::{self, Write};
+use std::path::Path;
 use std::time::Duration;
 
 pub(super) fn run(o: &Diagnose) -> anyhow::Result<u8> {
@@ -46,14 +47,15 @@ pub(super) fn run(o: &Diagnose) -> anyhow::Result<u8> {
     Ok(if findings.is_empty() { 0 } else { FINDINGS })
 }
 
+/// A path whose name may be anybody's: what could steer a terminal is shown as an escape.
+fn shown(path: &Path) -> String {
+    path.display().to_string().escape_debug().to_string()
+}
+
 /// The directories that hold segments of dead processes.
 fn black_boxes(monitor: &Monitor<Segments>) -> Vec<String> {
-    let dirs: BTreeSet<String> = monitor
-        .source()
-        .gone()
-        .filter_map(|(_, path)| path.parent())
-        .map(|dir| dir.display().to_string())
-        .collect();
+    let dirs: BTreeSet<String> =
+        monitor.source().gone().filter_map(|(_, path)| path.parent()).map(shown).collect();
     dirs.into_iter().collect()
 }
 
@@ -61,7 +63,7 @@ fn black_boxes(monitor: &Monitor<Segments>) -> Vec<String> {
 fn explain_nothing(monitor: &Monitor<Segments>) -> anyhow::Result<()> {
     let source = monitor.source();
     for (path, why) in source.refused() {
-        eprintln!("ringwatch: {}: {why}", path.display());
+        eprintln!("ringwatch: {}: {why}", shown(path));
     }
     if source.is_empty() {
         bail!(

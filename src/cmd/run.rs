@@ -8,18 +8,20 @@ use crate::ingest::{Place, Segments, default_dir, now_ns, reap};
 use crate::model::Finding;
 use crate::report;
 use crate::runtime::Monitor;
-use crate::runtime::signals::{Asked, Signals};
+use crate::runtime::signals::{self, Signals};
 use anyhow::{Context, bail};
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
-use tokio::process::{Child, Command};
+use tokio::process::Command;
 
 /// How often segments are read.
 const STEP: Duration = Duration::from_millis(20);
+/// How often black boxes are looked through: a job that restarts its workers leaves some each time.
+const REAP: Duration = Duration::from_secs(2);
 /// Black boxes of earlier jobs may take this much of shared memory before the oldest are removed, in bytes.
 const BLACK_BOXES: u64 = 256 << 20;
 
@@ -51,6 +53,7 @@ fn prepare(o: &Run) -> anyhow::Result<Surroundings> {
         path.push(":");
         path.push(old);
     }
+    // A directory that the user did not name is left to the plugin, which is stricter about its own default.
     let given = std::env::var_os("RINGWATCH_DIR").filter(|d| !d.is_empty()).map(PathBuf::from);
     let segments = given.unwrap_or_else(default_dir);
     let job = std::env::var("RINGWATCH_JOB").ok().filter(|j| !j.is_empty()).unwrap_or_else(|| {
@@ -60,7 +63,6 @@ fn prepare(o: &Run) -> anyhow::Result<Surroundings> {
     let variables = vec![
         (PLUGIN_VARIABLE, OsString::from(bundle::FILE_NAME)),
         ("LD_LIBRARY_PATH", path),
-        ("RINGWATCH_DIR", segments.clone().into_os_string()),
         ("RINGWATCH_JOB", OsString::from(&job)),
     ];
     Ok(Surroundings { segments, job, variables })
@@ -68,8 +70,7 @@ fn prepare(o: &Run) -> anyhow::Result<Surroundings> {
 
 pub(super) fn run(o: &Run) -> anyhow::Result<u8> {
     let s = prepare(o)?;
-    reap(&s.segments, BLACK_BOXES);
-    let segments = Segments::new(vec![Place::Dir(s.segments.clone())]).only_job(&s.job);
+    let segments = Segments::new(vec![Place::Dir(s.segments.clone())]).only_job(&s.job, now_ns());
     let mut monitor = Monitor::new(segments, Settings::default());
     let (status, broken) = block_on(watch(o, &s, &mut monitor))?;
     if !broken {
@@ -115,18 +116,30 @@ async fn watch(
 ) -> anyhow::Result<(ExitStatus, bool)> {
     let mut signals = Signals::new()?;
     let (program, arguments) = o.command.split_first().context("no command")?;
-    let mut child = Command::new(program)
-        .args(arguments)
-        .envs(s.variables.iter().map(|(k, v)| (k, v)))
-        .spawn()
-        .with_context(|| format!("cannot start {}", program.display()))?;
+    let mut command = Command::new(program);
+    command.args(arguments).envs(s.variables.iter().map(|(k, v)| (k, v)));
+    signals::release(&mut command);
+    let mut child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
     let mut broken = false;
+    let mut reaping = tokio::time::interval(REAP);
     let mut tick = tokio::time::interval(STEP);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             status = child.wait() => return Ok((status?, broken)),
-            asked = signals.next() => forward(&child, asked),
+            asked = signals.next() => {
+                // A terminal has sent it to the whole foreground group, the job included.
+                if let (false, Some(pid)) = (asked.from_terminal, child.id()) {
+                    asked.pass_on(pid);
+                }
+                // A job that is asked to end does so rank by rank: what looks wrong then is its end.
+                if asked.to_end() {
+                    monitor.stop_judging();
+                }
+            }
+            _ = reaping.tick() => {
+                reap(&s.segments, BLACK_BOXES);
+            }
             _ = tick.tick(), if !broken => {
                 // The job comes first: whatever happens to its observer, it runs on and keeps its exit code.
                 let step = std::panic::AssertUnwindSafe(|| monitor.step(now_ns()));
@@ -134,7 +147,8 @@ async fn watch(
                     Ok(new) => tell(&new),
                     Err(_) => {
                         broken = true;
-                        eprintln!("ringwatch: this is a bug in ringwatch; the job goes on unwatched");
+                        // A closed stderr must not be what ends us.
+                        writeln!(io::stderr(), "ringwatch: a bug in ringwatch; the job goes on unwatched").ok();
                     }
                 }
             }
@@ -149,18 +163,6 @@ fn tell(new: &[Finding]) {
         if write!(err, "ringwatch: ").and_then(|()| report::finding(&mut err, f)).is_err() {
             return;
         }
-    }
-}
-
-fn forward(child: &Child, asked: Asked) {
-    // A terminal has sent it to the whole foreground group, the job included.
-    if asked.from_terminal() && io::stdin().is_terminal() {
-        return;
-    }
-    let pid = child.id().and_then(|p| rustix::process::Pid::from_raw(i32::try_from(p).ok()?));
-    if let Some(pid) = pid {
-        // It may have ended this very moment.
-        rustix::process::kill_process(pid, asked.signal()).ok();
     }
 }
 

@@ -4,7 +4,7 @@ use super::{block_on, monitor};
 use crate::cli::Top;
 use crate::ingest::{Segments, now_ns};
 use crate::runtime::Monitor;
-use crate::runtime::signals::{Asked, Signals};
+use crate::runtime::signals::Signals;
 use crate::view;
 use crossterm::event::Event;
 use std::io::{self, Write};
@@ -56,7 +56,7 @@ pub(super) async fn watch(
                 monitor.step(now_ns());
             }
             asked = signals.next() => {
-                if !matches!(asked, Asked::User1 | Asked::User2) {
+                if asked.to_end() {
                     break;
                 }
             }

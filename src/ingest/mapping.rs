@@ -112,6 +112,7 @@ pub(super) struct Mapping {
     at: *mut std::ffi::c_void,
     bytes: usize,
     guard: usize,
+    file: std::fs::File,
 }
 
 // SAFETY: the mapping is read-only here and made of atomics; it belongs to this value alone.
@@ -121,6 +122,10 @@ impl Mapping {
     /// Opens and maps a file and checks that it is a segment.
     pub(super) fn open(path: &Path) -> Result<Self, MapError> {
         install();
+        // Opening a device can do things; only what is a file already is opened.
+        if !std::fs::symlink_metadata(path)?.is_file() {
+            return Err(MapError::NotFile);
+        }
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file =
             std::fs::File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(std::io::Error::from)?);
@@ -152,7 +157,7 @@ impl Mapping {
         // SAFETY: `bytes` bytes are mapped until this value is dropped; `Word` is an atomic u64, which may
         // have any value and may be changed by others.
         let words = unsafe { std::slice::from_raw_parts(at.cast::<Word>(), bytes / 8) };
-        let mapping = Mapping { words, at, bytes, guard };
+        let mapping = Mapping { words, at, bytes, guard, file };
         if guard == GUARDED {
             return Err(MapError::TooMany);
         }
@@ -163,6 +168,19 @@ impl Mapping {
                 Err(MapError::NotSegment)
             }
             Err(e) => Err(e.into()),
+        }
+    }
+
+    /// True while a process holds the segment's lock, which its writer does for as long as it lives.
+    pub(super) fn is_locked(&self) -> bool {
+        use rustix::fs::{FlockOperation, flock};
+        match flock(&self.file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => {
+                // Nobody has it, and we do not want it.
+                flock(&self.file, FlockOperation::Unlock).ok();
+                false
+            }
+            Err(e) => e == rustix::io::Errno::WOULDBLOCK,
         }
     }
 

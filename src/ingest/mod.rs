@@ -16,7 +16,7 @@ pub use reap::reap;
 
 use crate::model::{Liveness, SegmentId, Source, Update};
 use mapping::Mapping;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use tail::Tail;
 
@@ -32,20 +32,29 @@ pub struct Segments {
     tails: BTreeMap<PathBuf, Tail>,
     refused: BTreeMap<PathBuf, String>,
     searched_ns: Option<u64>,
-    /// Segments of other jobs are left alone.
-    job: Option<String>,
+    /// Segments of other jobs, and of earlier ones of the same name, are left alone.
+    job: Option<(String, u64)>,
+    /// Files that are left alone, or are the same segment as one that is followed.
+    passed: HashSet<PathBuf>,
 }
 
 impl Segments {
     /// Follows these places.
     pub fn new(places: Vec<Place>) -> Self {
-        Segments { places, tails: BTreeMap::new(), refused: BTreeMap::new(), searched_ns: None, job: None }
+        Segments {
+            places,
+            tails: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            searched_ns: None,
+            job: None,
+            passed: HashSet::new(),
+        }
     }
 
-    /// Follows the processes of one job only.
+    /// Follows the processes of one job only, those that opened their segments after it began.
     #[must_use]
-    pub fn only_job(mut self, name: &str) -> Self {
-        self.job = Some(name.to_owned());
+    pub fn only_job(mut self, name: &str, begun_ns: u64) -> Self {
+        self.job = Some((name.to_owned(), begun_ns));
         self
     }
 
@@ -78,22 +87,26 @@ impl Segments {
         // Read to its end and removed: its mapping is all that keeps its memory.
         self.tails.retain(|path, t| !t.done() || path.exists());
         self.refused.retain(|path, _| path.exists());
+        self.passed.retain(|path| path.exists());
         for place in &self.places {
             for path in place.files() {
-                if self.tails.contains_key(&path) {
+                if self.tails.contains_key(&path) || self.passed.contains(&path) {
                     continue;
                 }
                 if self.tails.len() >= SEGMENTS_MAX {
                     self.refused.insert(path, format!("more than {SEGMENTS_MAX} segments"));
                     continue;
                 }
-                match Mapping::open(&path).and_then(|m| Tail::new(path.clone(), m, now_ns)) {
-                    Ok(tail) if self.job.is_some() && tail.record().job.name != self.job => {}
-                    Ok(tail) => {
-                        // One file is reached by several ways through containers' roots.
-                        if self.tails.values().any(|t| t.id() == tail.id()) {
-                            continue;
-                        }
+                let wanted = self.job.as_ref().map(|(name, begun)| (name.as_str(), *begun));
+                match Mapping::open(&path).and_then(|m| Tail::of(path.clone(), m, wanted, now_ns)) {
+                    Ok(None) => {
+                        self.passed.insert(path);
+                    }
+                    // One file is reached by several ways through containers' roots.
+                    Ok(Some(tail)) if self.tails.values().any(|t| t.id() == tail.id()) => {
+                        self.passed.insert(path);
+                    }
+                    Ok(Some(tail)) => {
                         self.refused.remove(&path);
                         out.push(Update::Segment(tail.record()));
                         self.tails.insert(path, tail);

@@ -1,7 +1,7 @@
 //! Whether the process behind a segment runs.
 
+use super::mapping::Mapping;
 use std::fs;
-use std::path::Path;
 
 /// The host's monotonic clock in ns.
 pub fn now_ns() -> u64 {
@@ -22,38 +22,32 @@ fn runs(pid: u32, start_ticks: u64) -> bool {
     stat(pid).is_some_and(|(state, start)| start == start_ticks && !matches!(state, b'Z' | b'X'))
 }
 
-/// Follows one process by pid and start time, through pid namespaces.
+/// How it is known that a segment's process lives.
 #[derive(Debug)]
-pub(super) struct Watched {
-    pid: u32,
-    start_ticks: u64,
+pub(super) enum Life {
+    /// It is this process, by pid and start time.
+    Process(u32, u64),
+    /// It cannot be seen from here, in a container or under hidepid, but holds its segment's lock.
+    Lock,
 }
 
-impl Watched {
-    /// Finds the process that calls itself `pid` and started at `start_ticks`; `None` when it is gone.
-    pub(super) fn find(pid: u32, start_ticks: u64) -> Option<Self> {
+impl Life {
+    /// Looks for the process that calls itself `pid` and started at `start_ticks`; `None` when it is gone.
+    pub(super) fn find(pid: u32, start_ticks: u64, mapping: &Mapping) -> Option<Self> {
         if runs(pid, start_ticks) {
-            return Some(Watched { pid, start_ticks });
+            return Some(Life::Process(pid, start_ticks));
         }
-        // In a container it has another number there than here.
-        let proc = fs::read_dir("/proc").ok()?;
-        proc.flatten()
-            .filter_map(|e| e.file_name().to_str()?.parse().ok())
-            .find(|host: &u32| runs(*host, start_ticks) && inner_pid(*host) == Some(pid))
-            .map(|host| Watched { pid: host, start_ticks })
+        mapping.is_locked().then_some(Life::Lock)
     }
 
-    /// True while it runs.
-    pub(super) fn runs(&self) -> bool {
-        runs(self.pid, self.start_ticks)
+    /// True while it lives.
+    pub(super) fn goes_on(&self, mapping: &Mapping) -> bool {
+        match self {
+            // A forked child may hold the lock for longer; the process itself is what counts.
+            Life::Process(pid, start_ticks) => runs(*pid, *start_ticks),
+            Life::Lock => mapping.is_locked(),
+        }
     }
-}
-
-/// The pid that a process has in its own, innermost namespace.
-fn inner_pid(pid: u32) -> Option<u32> {
-    let status = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("status")).ok()?;
-    let line = status.lines().find_map(|l| l.strip_prefix("NSpid:"))?;
-    line.split_whitespace().last()?.parse().ok()
 }
 
 /// This boot's id, to tell black boxes of an earlier one, whose clocks are not ours.
@@ -69,8 +63,7 @@ mod tests {
     fn this_process_runs_and_another_start_time_is_another_process() {
         let pid = std::process::id();
         let (_, start) = stat(pid).expect("procfs");
-        assert!(Watched::find(pid, start).expect("found").runs());
-        assert!(Watched::find(pid, start + 1).is_none());
-        assert_eq!(inner_pid(pid), Some(pid));
+        assert!(runs(pid, start));
+        assert!(!runs(pid, start + 1));
     }
 }

@@ -7,14 +7,15 @@ use crate::model::Liveness;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Removes the oldest segments of dead processes in a directory until the rest take at most `keep_bytes`.
+/// Removes the oldest segments of dead processes in a directory until the rest take at most `keep_bytes`, and at
+/// most a sixteenth of the file system, which NCCL needs too.
 /// Segments of running processes, and files that are no segments, are never touched. Returns what was removed.
 pub fn reap(dir: &Path, keep_bytes: u64) -> Vec<PathBuf> {
     let mut dead: Vec<(SystemTime, u64, PathBuf)> = Place::Dir(dir.to_owned())
         .files()
         .into_iter()
         .filter_map(|path| {
-            let tail = Tail::new(path.clone(), Mapping::open(&path).ok()?, 0).ok()?;
+            let tail = Tail::of(path.clone(), Mapping::open(&path).ok()?, None, 0).ok()??;
             if tail.liveness() == Liveness::Alive {
                 return None;
             }
@@ -22,6 +23,8 @@ pub fn reap(dir: &Path, keep_bytes: u64) -> Vec<PathBuf> {
             Some((meta.modified().ok()?, meta.len(), path))
         })
         .collect();
+    let total = rustix::fs::statvfs(dir).map_or(u64::MAX, |f| f.f_blocks.saturating_mul(f.f_frsize));
+    let keep_bytes = keep_bytes.min(total / 16);
     // Newest first: those are kept.
     dead.sort_by(|a, b| b.cmp(a));
     let mut kept = 0u64;

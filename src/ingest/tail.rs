@@ -2,7 +2,7 @@
 
 use super::decode;
 use super::mapping::{MapError, Mapping};
-use super::process::{self, Watched};
+use super::process::{self, Life};
 use crate::model::{CommRecord, Liveness, OpRecord, SegmentId, SegmentRecord, Update};
 use ringwatch_wire::codes::{Flaw, Loss};
 use ringwatch_wire::layout::{Region, head};
@@ -66,7 +66,7 @@ impl Cursor {
 pub(super) struct Tail {
     mapping: Mapping,
     record: SegmentRecord,
-    watched: Option<Watched>,
+    life: Option<Life>,
     looked_ns: u64,
     comms: HashMap<u16, CommRecord>,
     ops: BTreeMap<u64, Open>,
@@ -80,13 +80,24 @@ pub(super) struct Tail {
 }
 
 impl Tail {
-    pub(super) fn new(path: PathBuf, mapping: Mapping, now_ns: u64) -> Result<Self, MapError> {
+    /// The segment, unless another job is wanted, or a later beginning.
+    pub(super) fn of(
+        path: PathBuf,
+        mapping: Mapping,
+        wanted: Option<(&str, u64)>,
+        now_ns: u64,
+    ) -> Result<Option<Self>, MapError> {
         let reader = mapping.reader().ok_or(MapError::Geometry)?;
+        let job = decode::job(&reader);
+        let begun = reader.header(head::CREATED_MONO_NS);
+        if wanted.is_some_and(|(name, since)| job.name.as_deref() != Some(name) || begun < since) {
+            return Ok(None);
+        }
         let pid = reader.pid();
         let start_ticks = reader.header(head::START_TICKS);
         let boot = decode::text(&reader.text::<{ head::BOOT_ID_WORDS }>(head::BOOT_ID));
         let this_boot = boot.is_none() || process::boot_id().is_none() || boot == process::boot_id();
-        let watched = if this_boot { Watched::find(pid, start_ticks) } else { None };
+        let life = if this_boot { Life::find(pid, start_ticks, &mapping) } else { None };
         let record = SegmentRecord {
             id: SegmentId(reader.header(head::NONCE)),
             path,
@@ -95,16 +106,16 @@ impl Tail {
             program: decode::text(&reader.text::<{ head::PROGRAM_WORDS }>(head::PROGRAM)).unwrap_or_default(),
             nccl: reader.nccl().map(decode::nccl_version),
             abi: reader.abi(),
-            job: decode::job(&reader),
-            liveness: if watched.is_some() { Liveness::Alive } else { Liveness::Gone(None) },
-            created_ns: reader.header(head::CREATED_MONO_NS),
+            job,
+            liveness: if life.is_some() { Liveness::Alive } else { Liveness::Gone(None) },
+            created_ns: begun,
             created_unix_ns: reader.header(head::CREATED_UNIX_NS),
             losses: Vec::new(),
         };
-        Ok(Tail {
+        Ok(Some(Tail {
             mapping,
             record,
-            watched,
+            life,
             looked_ns: now_ns,
             comms: HashMap::new(),
             ops: BTreeMap::new(),
@@ -114,7 +125,7 @@ impl Tail {
             told_missed: [0; 3],
             host_clock: clock_of(boot.as_deref().unwrap_or_default()),
             done: false,
-        })
+        }))
     }
 
     pub(super) fn id(&self) -> SegmentId {
@@ -141,7 +152,7 @@ impl Tail {
         }
         // Looked at before reading: what a process wrote before its end is read after it was seen gone.
         let mut gone = self.record.liveness != Liveness::Alive;
-        if look && !gone && !self.watched.as_ref().is_some_and(Watched::runs) {
+        if look && !gone && !self.life.as_ref().is_some_and(|l| l.goes_on(&self.mapping)) {
             gone = true;
             // It was seen alive at the last look: it ended in between.
             self.record.liveness = Liveness::Gone(Some(self.looked_ns));

@@ -10,12 +10,13 @@ pub struct Monitor<S> {
     source: S,
     join: Join,
     detector: Detector,
+    judging: bool,
 }
 
 impl<S: Source> Monitor<S> {
     /// Watches a source.
     pub fn new(source: S, settings: Settings) -> Self {
-        Monitor { source, join: Join::new(), detector: Detector::new(settings) }
+        Monitor { source, join: Join::new(), detector: Detector::new(settings), judging: true }
     }
 
     /// Takes in what is new and asks the rules. Returns the findings that are new.
@@ -24,7 +25,12 @@ impl<S: Source> Monitor<S> {
             self.join.feed(update);
         }
         self.join.tick(now_ns);
-        self.detector.check(&self.join, now_ns)
+        if self.judging { self.detector.check(&self.join, now_ns) } else { Vec::new() }
+    }
+
+    /// From now on only takes in; what was found stays as it is.
+    pub fn stop_judging(&mut self) {
+        self.judging = false;
     }
 
     /// The source.

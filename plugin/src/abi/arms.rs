@@ -218,7 +218,7 @@ pub(super) use p2p_event;
 
 /// One version: its number, its state arguments, and what each of its types says, given the arms.
 macro_rules! abi {
-    ($name:ident = $version:literal, $state:ty, |$arms:ident| { $($bit:ident => $body:expr),+ $(,)? }) => {
+    ($name:ident = $version:literal, $state:ty, |$arms:ident, $nccl:ident| { $($bit:ident => $body:expr),+ $(,)? }) => {
         #[doc = concat!("ABI v", stringify!($version), ".")]
         #[derive(Debug)]
         pub struct $name;
@@ -230,7 +230,7 @@ macro_rules! abi {
             type StateArgs = $state;
 
             #[inline]
-            fn event(d: &Descriptor) -> $crate::event::Event {
+            fn event(d: &Descriptor, $nccl: u32) -> $crate::event::Event {
                 $crate::abi::arms::event(u64::from(d.kind), d.parent, d.rank, |kind| {
                     let $arms = &d.arms;
                     match kind {

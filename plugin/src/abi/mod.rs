@@ -38,8 +38,8 @@ pub trait Abi {
     type Descriptor;
     /// Its state argument.
     type StateArgs;
-    /// The descriptor as one event.
-    fn event(descriptor: &Self::Descriptor) -> Event;
+    /// The descriptor as one event, as NCCL of this version (0 unknown) fills it.
+    fn event(descriptor: &Self::Descriptor, nccl: u32) -> Event;
     /// The state argument as one value.
     fn state(args: &Self::StateArgs) -> StateArg;
 }
@@ -111,7 +111,7 @@ fn open<A: Abi>(context: *mut *mut c_void, mask: *mut c_int, args: &InitArgs) ->
         unsafe { context.write(handle::to_pointer(given.context)) };
     }
     if !mask.is_null() {
-        let wanted = if given.armed { A::MASK } else { 0 };
+        let wanted = A::MASK & given.allowed;
         // SAFETY: NCCL passes a pointer to its mask, an aligned int. Other threads read it with atomic
         // loads while we write, so this store is one whole word.
         unsafe { core::ptr::write_volatile(mask, wanted) };
@@ -160,7 +160,7 @@ unsafe extern "C" fn start<A: Abi>(
         let seen = unsafe { descriptor.cast::<A::Descriptor>().as_ref() };
         match seen.filter(|_| !out.is_null()) {
             Some(d) => {
-                let event = A::event(d);
+                let event = A::event(d, live.nccl);
                 let outcome = record::start(live, handle::to_number(context), &event);
                 let call = (event.bit as usize).min(call::START_UNKNOWN);
                 live.segment.book(call, outcome.map(|h| given = h));

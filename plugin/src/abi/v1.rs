@@ -109,7 +109,7 @@ impl P2p {
     }
 }
 
-arms::abi!(V1 = 1, StateArgsLong, |a| {
+arms::abi!(V1 = 1, StateArgsLong, |a, _nccl| {
     COLL => Body::Coll(a.coll.event()),
     P2P => Body::P2p(a.p2p.event()),
     PROXY_OP => a.proxy_op.body(),

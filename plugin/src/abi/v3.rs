@@ -85,7 +85,7 @@ impl P2p {
     }
 }
 
-arms::abi!(V3 = 3, StateArgsLong, |a| {
+arms::abi!(V3 = 3, StateArgsLong, |a, _nccl| {
     COLL => Body::Coll(a.coll.event()),
     P2P => Body::P2p(a.p2p.event()),
     PROXY_OP => a.proxy_op.body(),

@@ -75,7 +75,7 @@ impl P2p {
     }
 }
 
-arms::abi!(V5 = 5, StateArgs, |a| {
+arms::abi!(V5 = 5, StateArgs, |a, _nccl| {
     COLL => Body::Coll(a.coll.event()),
     P2P => Body::P2p(a.p2p.event()),
     PROXY_OP => a.proxy_op.body(),

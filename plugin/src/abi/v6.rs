@@ -81,7 +81,7 @@ impl CeColl {
     }
 }
 
-arms::abi!(V6 = 6, StateArgs, |a| {
+arms::abi!(V6 = 6, StateArgs, |a, _nccl| {
     COLL => Body::Coll(a.coll.event()),
     P2P => Body::P2p(a.p2p.event()),
     PROXY_OP => a.proxy_op.body(),

@@ -111,14 +111,21 @@ impl CeColl {
     }
 }
 
-arms::abi!(V7 = 7, StateArgs, |a| {
-    COLL => Body::Coll(a.coll.event()),
-    P2P => Body::P2p(a.p2p.event()),
+/// True when the fields that v7 added can be believed. Forks of NCCL use the name v7 for descriptors that end
+/// earlier: what lies behind is their stack.
+#[inline]
+fn official(nccl: u32) -> bool {
+    nccl >= 23100
+}
+
+arms::abi!(V7 = 7, StateArgs, |a, nccl| {
+    COLL => Body::Coll(if official(nccl) { a.coll.event() } else { a.coll.base.event() }),
+    P2P => Body::P2p(if official(nccl) { a.p2p.event() } else { a.p2p.base.event() }),
     PROXY_OP => a.proxy_op.body(),
     PROXY_STEP => Body::ProxyStep { step: a.proxy_step },
     KERNEL_CH => a.kernel_ch.body(),
     GROUP_API => a.group_api.body(),
-    COLL_API => a.coll_api.call.body(a.coll_api.user_tag),
-    P2P_API => a.p2p_api.call.body(a.p2p_api.user_tag),
-    CE_COLL => Body::Coll(a.ce_coll.event()),
+    COLL_API => a.coll_api.call.body(if official(nccl) { a.coll_api.user_tag } else { 0 }),
+    P2P_API => a.p2p_api.call.body(if official(nccl) { a.p2p_api.user_tag } else { 0 }),
+    CE_COLL => Body::Coll(if official(nccl) { a.ce_coll.event() } else { a.ce_coll.base.event() }),
 });

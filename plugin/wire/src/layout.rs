@@ -9,7 +9,7 @@ pub const HEADER_WORDS: usize = 512;
 /// Words of the header as a reader may allocate it before it knows the geometry.
 pub const HEADER_BYTES: usize = HEADER_WORDS * 8;
 /// The largest segment a reader accepts, in bytes.
-pub const MAX_BYTES: u64 = 1 << 30;
+pub const MAX_BYTES: u64 = 64 << 20;
 
 /// Word indices in the header. Texts are bytes padded with NUL.
 pub mod head {
