@@ -17,7 +17,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("detect", &["model", "join"]),
     ("report", &["model"]),
     ("view", &["model"]),
-    ("runtime", &["model", "ingest", "join", "detect", "report", "view"]),
+    ("runtime", &["model", "ingest", "join", "detect"]),
     ("cli", &[]),
     ("cmd", &["*"]),
     ("main", &["cli", "cmd"]),

@@ -328,3 +328,38 @@ fn a_reader_that_goes_away_is_no_crash() {
         assert_eq!((said.status.code(), err.as_ref()), (Some(0), ""), "{arguments:?}");
     }
 }
+
+/// Processes of a container: another mount and another pid namespace, and a /dev/shm of their own.
+#[test]
+fn root_sees_into_containers() {
+    let test = "root_sees_into_containers";
+    let may = Command::new("unshare").args(["-m", "-p", "-f", "--mount-proc", "true"]).output();
+    if !may.is_ok_and(|o| o.status.success()) {
+        eprintln!("SKIPPED {test}: no namespaces may be made here");
+        return;
+    }
+    let room = Room::new();
+    // The container has a /dev/shm of its own; the library lies elsewhere.
+    let library = tempfile::tempdir().expect("a directory");
+    let plugin = ringwatch::bundle::install(library.path()).expect("installed");
+    let script = "mount -t tmpfs -o size=64m none /dev/shm || exit 1; for r in 0 1 2 3; do \
+         \"$0\" replay --scenario missing-rank --rank $r --plugin $PLUGIN --hold 40 & done; wait";
+    let mut container = Command::new("unshare")
+        .args(["-m", "-p", "-f", "--mount-proc", "--kill-child", "sh", "-c", script])
+        .arg(env!("CARGO_BIN_EXE_ringwatch"))
+        .env("PLUGIN", &plugin)
+        .env("RINGWATCH_JOB", "job-in-a-container")
+        .env_remove("RINGWATCH_DIR")
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("unshare runs");
+    // Nothing names a directory: all of the host is looked through.
+    let frame = until("the container's job", || {
+        let said = run(room.ringwatch(["top", "--once"]).env_remove("RINGWATCH_DIR"));
+        said.out.contains("job-in-a-container").then_some(said.out)
+    });
+    container.kill().expect("killed");
+    container.wait().expect("gone");
+    let row = frame.lines().find(|l| l.contains("job-in-a-container")).expect("a row");
+    assert!(row.split_whitespace().any(|w| w == "4"), "four processes, alive by their locks: {row}");
+}

@@ -2,11 +2,12 @@
 
 use super::clock::ClockMap;
 use super::instance::{Instance, Measure, Part, Track};
+use super::member::Member;
+use super::signature::Signature;
 use super::stats::{Class, ClassKey, Sample, size_class};
 use super::timing;
 use crate::model::{
-    Algo, CommId, CommRecord, DataType, Func, Lane, OpRecord, OpState, OperationRef, Proto, Rank,
-    message_bytes,
+    Algo, CommId, CommRecord, Func, Lane, OpRecord, OpState, OperationRef, Proto, Rank, message_bytes,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -21,47 +22,6 @@ const LATE_NS: u64 = 1_000_000;
 /// An operation that is known to be done is counted without its missing stamps after this, in ns: NCCL's
 /// callbacks can be over 50 ms late.
 const STAMPS_GRACE_NS: u64 = 1_000_000_000;
-
-/// One rank of a communicator.
-#[derive(Debug, Clone)]
-pub struct Member {
-    /// What its segment says.
-    pub record: CommRecord,
-    /// Collectives known to be done.
-    pub finished: u64,
-    /// Total waiting in ns, over the collectives whose waiting is known.
-    pub waiting_ns: Option<u64>,
-    /// How often it was late, and the worst, in ns.
-    pub late: u64,
-    /// Its greatest lateness in ns.
-    pub worst_late_ns: Option<u64>,
-    /// The latest call that NCCL has not issued yet: ticket, function, when.
-    pub called: Option<(u64, Func, u64)>,
-    /// Start of the latest believed kernel by channel, GPU clock.
-    channels: HashMap<u8, u64>,
-    /// Orders below this are done, by track.
-    done_below: HashMap<Track, u64>,
-}
-
-impl Member {
-    fn done_below(&self, track: Track) -> u64 {
-        self.done_below.get(&track).copied().unwrap_or(0)
-    }
-
-    /// Operations issued in a track, which is the next issue order.
-    pub fn issued(&self, track: Track) -> Option<u64> {
-        match track {
-            Track::Collective => Some(self.record.issued),
-            Track::Replay => Some(self.record.replayed),
-            Track::Pair(..) => None,
-        }
-    }
-
-    /// Operations issued, by calls and by replays.
-    pub fn issued_in_all(&self) -> u64 {
-        self.record.issued.saturating_add(self.record.replayed)
-    }
-}
 
 /// An operation in which a rank was late.
 #[derive(Debug, Clone, PartialEq)]
@@ -80,51 +40,6 @@ pub struct LateEvent {
     pub transfer_ns: Option<u64>,
     /// When the first rank issued it, host monotonic ns.
     pub at_ns: u64,
-}
-
-/// What must be equal on all ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Signature {
-    /// The operation.
-    pub func: Func,
-    /// Data type, where known.
-    pub dtype: Option<DataType>,
-    /// Message size in bytes, where known.
-    pub bytes: Option<u64>,
-    /// Elements.
-    pub count: u64,
-    /// Root, of a rooted collective.
-    pub root: Option<Rank>,
-}
-
-impl Signature {
-    /// Of an operation in a communicator of so many ranks.
-    pub fn of(op: &OpRecord, ranks: Option<u32>) -> Self {
-        Signature {
-            func: op.func,
-            dtype: op.dtype,
-            bytes: op.bytes(ranks),
-            count: op.count,
-            root: op.root.filter(|_| op.func.is_rooted()),
-        }
-    }
-
-    /// True when two ranks may have meant the same operation.
-    pub fn agrees(&self, other: &Signature) -> bool {
-        let types = match (self.dtype, other.dtype) {
-            (Some(a), Some(b)) if a == b => self.count == other.count,
-            // Where the record of the call was lost, NCCL's own form is left: these as bytes.
-            (Some(DataType::Int8), Some(_)) | (Some(_), Some(DataType::Int8))
-                if matches!(self.func, Func::AllGather | Func::Broadcast) =>
-            {
-                self.bytes == other.bytes
-            }
-            (Some(_), Some(_)) => false,
-            // NCCL does not name every type.
-            _ => self.count == other.count,
-        };
-        self.func == other.func && types && self.root == other.root
-    }
 }
 
 /// A communicator over all the ranks that are seen.

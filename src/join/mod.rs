@@ -6,13 +6,17 @@
 mod clock;
 mod communicator;
 mod instance;
+mod member;
+mod signature;
 mod snapshot;
 mod stats;
 mod timing;
 
 pub use clock::ClockMap;
-pub use communicator::{Communicator, LateEvent, Member, Signature};
+pub use communicator::{Communicator, LateEvent};
 pub use instance::{Instance, Late, Measure, Part, Track, algbw, busbw};
+pub use member::Member;
+pub use signature::Signature;
 pub use snapshot::View;
 pub use stats::{Class, ClassKey, Rates, Sample, size_class};
 pub use timing::{Kernel, believed, kernel, not_before, started};

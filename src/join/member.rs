@@ -1,0 +1,47 @@
+//! One rank of a communicator.
+
+use super::instance::Track;
+use crate::model::{CommRecord, Func};
+use std::collections::HashMap;
+
+/// One rank of a communicator.
+#[derive(Debug, Clone)]
+pub struct Member {
+    /// What its segment says.
+    pub record: CommRecord,
+    /// Collectives known to be done.
+    pub finished: u64,
+    /// Total waiting in ns, over the collectives whose waiting is known.
+    pub waiting_ns: Option<u64>,
+    /// How often it was late, and the worst, in ns.
+    pub late: u64,
+    /// Its greatest lateness in ns.
+    pub worst_late_ns: Option<u64>,
+    /// The latest call that NCCL has not issued yet: ticket, function, when.
+    pub called: Option<(u64, Func, u64)>,
+    /// Start of the latest believed kernel by channel, GPU clock.
+    pub(super) channels: HashMap<u8, u64>,
+    /// Orders below this are done, by track.
+    pub(super) done_below: HashMap<Track, u64>,
+}
+
+impl Member {
+    /// Orders of a track below this are known to be done.
+    pub(super) fn done_below(&self, track: Track) -> u64 {
+        self.done_below.get(&track).copied().unwrap_or(0)
+    }
+
+    /// Operations issued in a track, which is the next issue order.
+    pub fn issued(&self, track: Track) -> Option<u64> {
+        match track {
+            Track::Collective => Some(self.record.issued),
+            Track::Replay => Some(self.record.replayed),
+            Track::Pair(..) => None,
+        }
+    }
+
+    /// Operations issued, by calls and by replays.
+    pub fn issued_in_all(&self) -> u64 {
+        self.record.issued.saturating_add(self.record.replayed)
+    }
+}

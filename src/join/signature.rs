@@ -1,0 +1,48 @@
+//! What ranks must agree on.
+
+use crate::model::{DataType, Func, OpRecord, Rank};
+
+/// What must be equal on all ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Signature {
+    /// The operation.
+    pub func: Func,
+    /// Data type, where known.
+    pub dtype: Option<DataType>,
+    /// Message size in bytes, where known.
+    pub bytes: Option<u64>,
+    /// Elements.
+    pub count: u64,
+    /// Root, of a rooted collective.
+    pub root: Option<Rank>,
+}
+
+impl Signature {
+    /// Of an operation in a communicator of so many ranks.
+    pub fn of(op: &OpRecord, ranks: Option<u32>) -> Self {
+        Signature {
+            func: op.func,
+            dtype: op.dtype,
+            bytes: op.bytes(ranks),
+            count: op.count,
+            root: op.root.filter(|_| op.func.is_rooted()),
+        }
+    }
+
+    /// True when two ranks may have meant the same operation.
+    pub fn agrees(&self, other: &Signature) -> bool {
+        let types = match (self.dtype, other.dtype) {
+            (Some(a), Some(b)) if a == b => self.count == other.count,
+            // Where the record of the call was lost, NCCL's own form is left: these as bytes.
+            (Some(DataType::Int8), Some(_)) | (Some(_), Some(DataType::Int8))
+                if matches!(self.func, Func::AllGather | Func::Broadcast) =>
+            {
+                self.bytes == other.bytes
+            }
+            (Some(_), Some(_)) => false,
+            // NCCL does not name every type.
+            _ => self.count == other.count,
+        };
+        self.func == other.func && types && self.root == other.root
+    }
+}
