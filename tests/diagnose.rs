@@ -8,6 +8,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime};
 use support::{
     Json, Play, Players, Room, Said, assert_mismatch, assert_missing_rank, evidence, findings, run, until,
 };
@@ -176,6 +177,9 @@ fn what_is_no_segment_is_named_and_changes_no_verdict() {
     let put = |name: &str, bytes: &[u8]| {
         let path = room.segments().join(name);
         fs::write(&path, bytes).expect("written");
+        // One made this moment would be taken for a segment that is being opened.
+        let file = fs::File::options().write(true).open(&path).expect("there");
+        file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(60)).expect("aged");
         path
     };
     let noise: Vec<u8> = (0..65_536u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
@@ -342,13 +346,14 @@ fn root_sees_into_containers() {
     // The container has a /dev/shm of its own; the library lies elsewhere.
     let library = tempfile::tempdir().expect("a directory");
     let plugin = ringwatch::bundle::install(library.path()).expect("installed");
+    let job = format!("job-in-a-container-{}", std::process::id());
     let script = "mount -t tmpfs -o size=64m none /dev/shm || exit 1; for r in 0 1 2 3; do \
          \"$0\" replay --scenario missing-rank --rank $r --plugin $PLUGIN --hold 40 & done; wait";
     let mut container = Command::new("unshare")
         .args(["-m", "-p", "-f", "--mount-proc", "--kill-child", "sh", "-c", script])
         .arg(env!("CARGO_BIN_EXE_ringwatch"))
         .env("PLUGIN", &plugin)
-        .env("RINGWATCH_JOB", "job-in-a-container")
+        .env("RINGWATCH_JOB", &job)
         .env_remove("RINGWATCH_DIR")
         .stdout(Stdio::null())
         .spawn()
@@ -356,10 +361,10 @@ fn root_sees_into_containers() {
     // Nothing names a directory: all of the host is looked through.
     let frame = until("the container's job", || {
         let said = run(room.ringwatch(["top", "--once"]).env_remove("RINGWATCH_DIR"));
-        said.out.contains("job-in-a-container").then_some(said.out)
+        said.out.contains(&job).then_some(said.out)
     });
     container.kill().expect("killed");
     container.wait().expect("gone");
-    let row = frame.lines().find(|l| l.contains("job-in-a-container")).expect("a row");
+    let row = frame.lines().find(|l| l.contains(&job)).expect("a row");
     assert!(row.split_whitespace().any(|w| w == "4"), "four processes, alive by their locks: {row}");
 }

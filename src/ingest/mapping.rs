@@ -28,8 +28,11 @@ pub(super) enum MapError {
     /// Too short or too long.
     #[error("{0} bytes long, which no segment is (between {HEADER_BYTES} and {MAX_BYTES})")]
     Length(u64),
-    /// Still being opened by its writer.
-    #[error("not ready: its process is still opening it, or was killed while it did")]
+    /// Being opened by its writer.
+    #[error("its process is opening it now")]
+    Opening,
+    /// Never opened.
+    #[error("not ready: its process was killed while it opened it")]
     NotReady,
     /// Something else.
     #[error("not a segment: it does not begin as one")]
@@ -105,6 +108,9 @@ fn install() {
     });
 }
 
+/// An empty file younger than this may be being made.
+const YOUNG: std::time::Duration = std::time::Duration::from_secs(1);
+
 /// A mapped segment.
 #[derive(Debug)]
 pub(super) struct Mapping {
@@ -135,8 +141,13 @@ impl Mapping {
             return Err(MapError::NotFile);
         }
         let len = meta.len();
+        if len == 0 {
+            // Between its making and its lock a file is empty, for an instant.
+            let young = meta.modified()?.elapsed().is_ok_and(|age| age < YOUNG);
+            return Err(if young || is_locked(&file) { MapError::Opening } else { MapError::NotReady });
+        }
         if len < HEADER_BYTES as u64 {
-            return Err(if len == 0 { MapError::NotReady } else { MapError::Length(len) });
+            return Err(MapError::Length(len));
         }
         if len > MAX_BYTES {
             return Err(MapError::Length(len));
@@ -167,26 +178,31 @@ impl Mapping {
             Err(OpenError::NotReady) if mapping.words.first().is_some_and(|w| w.get() != 0) => {
                 Err(MapError::NotSegment)
             }
+            Err(OpenError::NotReady) if mapping.is_locked() => Err(MapError::Opening),
             Err(e) => Err(e.into()),
         }
     }
 
     /// True while a process holds the segment's lock, which its writer does for as long as it lives.
     pub(super) fn is_locked(&self) -> bool {
-        use rustix::fs::{FlockOperation, flock};
-        match flock(&self.file, FlockOperation::NonBlockingLockShared) {
-            Ok(()) => {
-                // Nobody has it, and we do not want it.
-                flock(&self.file, FlockOperation::Unlock).ok();
-                false
-            }
-            Err(e) => e == rustix::io::Errno::WOULDBLOCK,
-        }
+        is_locked(&self.file)
     }
 
     /// The segment as it is now; `None` once its owner has spoilt it.
     pub(super) fn reader(&self) -> Option<Reader<'_>> {
         Reader::open(self.words).ok()
+    }
+}
+
+fn is_locked(file: &std::fs::File) -> bool {
+    use rustix::fs::{FlockOperation, flock};
+    match flock(file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => {
+            // Nobody has it, and we do not want it.
+            flock(file, FlockOperation::Unlock).ok();
+            false
+        }
+        Err(e) => e == rustix::io::Errno::WOULDBLOCK,
     }
 }
 

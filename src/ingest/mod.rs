@@ -15,7 +15,7 @@ pub use process::now_ns;
 pub use reap::reap;
 
 use crate::model::{Liveness, SegmentId, Source, Update};
-use mapping::Mapping;
+use mapping::{MapError, Mapping};
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use tail::Tail;
@@ -111,7 +111,8 @@ impl Segments {
                         out.push(Update::Segment(tail.record()));
                         self.tails.insert(path, tail);
                     }
-                    // One that its writer is still opening is found ready by the next search.
+                    // The next search finds it ready.
+                    Err(MapError::Opening) => {}
                     Err(e) => {
                         self.refused.insert(path, e.to_string());
                     }
