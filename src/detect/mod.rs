@@ -55,6 +55,9 @@ impl Default for Settings {
     }
 }
 
+/// Findings kept, open ones whatever their number.
+const FINDINGS_KEPT: usize = 1024;
+
 type Key = (Kind, CommId, Option<Rank>, u64);
 
 /// All rules, and what they found so far.
@@ -90,7 +93,22 @@ impl Detector {
             }
             self.found.insert(key, finding);
         }
+        self.forget();
         new
+    }
+
+    /// Days of jobs leave findings behind: the oldest that are over go.
+    fn forget(&mut self) {
+        let surplus = self.found.len().saturating_sub(FINDINGS_KEPT);
+        if surplus == 0 {
+            return;
+        }
+        let mut over: Vec<(u64, Key)> =
+            self.found.iter().filter(|(_, f)| !f.open).map(|(k, f)| (f.since_ns, *k)).collect();
+        over.sort();
+        for (_, key) in over.into_iter().take(surplus) {
+            self.found.remove(&key);
+        }
     }
 
     /// Everything found so far, open findings first, then by time.

@@ -24,6 +24,8 @@ pub use timing::{Kernel, believed, kernel, not_before, started};
 use crate::model::{CommId, Liveness, SegmentId, SegmentRecord, Update};
 use std::collections::BTreeMap;
 
+/// Processes kept; beyond, those that are gone and belong to no communicator are forgotten.
+const PROCESSES_KEPT: usize = 1024;
 /// Closed communicators kept for screens and summaries.
 const CLOSED_KEPT: usize = 256;
 
@@ -110,6 +112,13 @@ impl Join {
         for (_, id) in closed.into_iter().take(surplus) {
             self.comms.remove(&id);
             self.classes.retain(|k, _| k.comm != id);
+        }
+        if self.processes.len() > PROCESSES_KEPT {
+            let comms = &self.comms;
+            self.processes.retain(|id, p| {
+                p.record.liveness == Liveness::Alive
+                    || comms.values().any(|c| c.members().values().any(|m| m.record.segment == *id))
+            });
         }
     }
 
