@@ -130,9 +130,15 @@ impl MissingRankRule {
                 names(&missing)
             )
         } else {
+            let pids: Vec<String> = missing
+                .iter()
+                .filter_map(|r| join.process(c.members().get(r)?.record.segment))
+                .map(|p| format!("py-spy dump --pid {} on {}", p.record.pid, p.record.host))
+                .collect();
             format!(
-                "look at what {} does now (py-spy dump --pid PID): a branch that skips the call, an exception, data loading or a checkpoint",
-                names(&missing)
+                "look at what {} does now ({}): a branch that skips the call, an exception, data loading or a checkpoint",
+                names(&missing),
+                pids.join("; ")
             )
         };
         Some(Finding {
