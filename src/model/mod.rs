@@ -13,7 +13,7 @@ pub use finding::{Evidence, Finding, Kind, OperationRef};
 pub use ids::{CommId, Rank, SegmentId};
 pub use op::{
     Algo, ChannelStamp, DataType, Flags, Func, Lane, Launch, NetPhase, NetProgress, OpRecord, Proto,
-    bus_factor, message_bytes,
+    bus_factor, message_bytes, size_text,
 };
 pub use snapshot::{
     ClassRow, CommRow, FlightRow, JobRow, LossRow, OpState, RankCell, RankRow, SegmentRow, Snapshot,

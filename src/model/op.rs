@@ -271,3 +271,19 @@ pub fn bus_factor(func: Func, ranks: u32) -> f64 {
         _ => 1.0,
     }
 }
+
+/// A size in bytes: `8 B`, `1 KiB`, `1.5 MiB`.
+pub fn size_text(n: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if n < 1024 {
+        return format!("{n} B");
+    }
+    let step = ((63 - n.leading_zeros()) / 10).min(6);
+    let one = 1_u64 << (10 * step);
+    let unit = UNITS[step as usize - 1];
+    if n.is_multiple_of(one) {
+        format!("{} {unit}", n / one)
+    } else {
+        format!("{:.1} {unit}", n as f64 / one as f64)
+    }
+}

@@ -1,6 +1,6 @@
 //! Findings and statistics as text and JSON.
 
-use crate::model::{Finding, Snapshot};
+use crate::model::{Finding, Snapshot, size_text};
 use std::io::{self, Write};
 
 /// Writes findings as JSON, one object a line. The schema is in the README and does not change silently.
@@ -101,11 +101,9 @@ fn number(n: Option<f64>, unit: f64) -> String {
     n.map_or_else(|| "-".to_owned(), |n| format!("{:.1}", n / unit))
 }
 
-/// `1 MiB` for class 20.
+/// The least size of a class: `1 MiB` for class 20.
 fn size(class: u8) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let unit = units.get(usize::from(class) / 10).copied().unwrap_or("B");
-    format!("{} {unit}", 1u64 << (class % 10))
+    1u64.checked_shl(u32::from(class)).map_or_else(|| "-".to_owned(), size_text)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Numbers as people read them. Absent is `-`, never 0.
 
-use crate::model::{Algo, Lane, Proto, Rank};
+use crate::model::{Algo, Lane, Proto, Rank, size_text};
 use std::fmt::Write;
 
 /// What stands for an absent value.
@@ -49,25 +49,9 @@ pub(super) fn duration_ns(ns: u64) -> String {
     duration(ns as f64)
 }
 
-/// A size in bytes: `8 B`, `1 KiB`, `1.5 MiB`.
-pub(super) fn bytes(n: u64) -> String {
-    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    if n < 1024 {
-        return format!("{n} B");
-    }
-    let step = ((63 - n.leading_zeros()) / 10).min(6);
-    let one = 1_u64 << (10 * step);
-    let unit = UNITS[step as usize - 1];
-    if n.is_multiple_of(one) {
-        format!("{} {unit}", n / one)
-    } else {
-        format!("{:.1} {unit}", n as f64 / one as f64)
-    }
-}
-
 /// The lower bound of a size class: `16 MiB` for 24.
 pub(super) fn size_class(class: u8) -> String {
-    or_absent(1_u64.checked_shl(u32::from(class)), bytes)
+    or_absent(1_u64.checked_shl(u32::from(class)), size_text)
 }
 
 /// A bandwidth in bytes a second: `355.2 GB/s`, in powers of 1000.
@@ -168,7 +152,7 @@ pub(super) fn evidence(value: Option<f64>, unit: Option<&str>) -> String {
     match unit {
         Some("s") => duration(v * 1e9),
         Some("ns") => duration(v),
-        Some("bytes") if v >= 0.0 => bytes(v as u64),
+        Some("bytes") if v >= 0.0 => size_text(v as u64),
         Some("bytes/s") => bandwidth(v),
         Some("count" | "1") | None => number(v),
         Some(other) => format!("{} {other}", number(v)),
@@ -211,7 +195,7 @@ mod tests {
         for (n, text) in
             [(8, "8 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (16 << 20, "16 MiB"), (u64::MAX, "16.0 EiB")]
         {
-            assert_eq!(bytes(n), text);
+            assert_eq!(size_text(n), text);
         }
         assert_eq!(size_class(24), "16 MiB");
         assert_eq!(size_class(63), "8 EiB");

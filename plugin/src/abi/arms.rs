@@ -176,6 +176,29 @@ impl P2pApi {
     }
 }
 
+/// The event descriptor over a version's arms; the width of its type is all that ever changed.
+macro_rules! descriptor {
+    ($kind:ty) => {
+        /// The event descriptor.
+        #[repr(C)]
+        #[derive(Debug, Clone, Copy)]
+        #[allow(missing_docs, reason = "NCCL's own names")]
+        pub struct Descriptor {
+            pub kind: $kind,
+            pub parent: *mut core::ffi::c_void,
+            pub rank: core::ffi::c_int,
+            pub arms: Arms,
+        }
+
+        impl core::fmt::Debug for Arms {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                f.write_str("Arms")
+            }
+        }
+    };
+}
+pub(super) use descriptor;
+
 /// A collective's event from the fields that its struct has in every version that names things by strings.
 macro_rules! coll_event {
     ($coll:expr, comm: $comm:expr, channels: $channels:expr) => {{

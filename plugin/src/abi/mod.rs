@@ -75,11 +75,6 @@ impl<I> Table<I> {
             spare: [core::ptr::null(); SPARE],
         }
     }
-
-    /// The init function, for callers inside this crate's tests.
-    pub fn init(&self) -> &I {
-        &self.init
-    }
 }
 
 type InitBare = unsafe extern "C" fn(*mut *mut c_void, *mut c_int) -> c_int;

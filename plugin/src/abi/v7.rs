@@ -67,22 +67,7 @@ pub union Arms {
     pub kernel_phase: KernelPhase,
 }
 
-impl core::fmt::Debug for Arms {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("Arms")
-    }
-}
-
-/// The event descriptor.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-#[allow(missing_docs, reason = "NCCL's own names")]
-pub struct Descriptor {
-    pub kind: u64,
-    pub parent: *mut c_void,
-    pub rank: c_int,
-    pub arms: Arms,
-}
+arms::descriptor!(u64);
 
 impl Coll {
     #[inline]

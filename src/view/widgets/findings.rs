@@ -95,7 +95,7 @@ fn headline(ctx: &Ctx<'_>, f: &Finding) -> Line<'static> {
     } else {
         (' ', Role::Dim, format!("over, began {age} ago"))
     };
-    let size = f.operation.bytes.map_or_else(String::new, |b| format!(" of {}", format::bytes(b)));
+    let size = f.operation.bytes.map_or_else(String::new, |b| format!(" of {}", crate::model::size_text(b)));
     let left =
         format!(" {mark} {}: {ranks} in {}{size} #{}", f.kind.as_str(), f.operation.func, f.operation.order);
     let left = fit(&left, ctx.width.saturating_sub(width(&state) + 3), ctx.theme);

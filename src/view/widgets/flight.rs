@@ -27,7 +27,7 @@ pub(super) fn legend(ctx: &Ctx<'_>) -> Line<'static> {
 
 /// One operation: a line of its own and its ranks, on the same line where they fit.
 pub(super) fn item(ctx: &Ctx<'_>, f: &FlightRow) -> Vec<Line<'static>> {
-    let size = format::or_absent(f.bytes, format::bytes);
+    let size = format::or_absent(f.bytes, crate::model::size_text);
     let mut operation = format!(
         " {:>8}  {:<13}  {:>8}  {:<11}  {:<8}  ",
         format::duration_ns(f.age_ns),
