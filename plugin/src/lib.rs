@@ -13,7 +13,10 @@
 #![cfg_attr(all(panic = "abort", not(test)), no_std)]
 
 pub mod abi;
+mod clock;
 pub mod event;
+mod events;
+mod governor;
 pub mod handle;
 mod held;
 mod log;

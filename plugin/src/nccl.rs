@@ -74,14 +74,14 @@ macro_rules! weak {
     }};
 }
 
-struct Linker {
+pub(crate) struct Linker {
     addr: DlAddr,
     open: DlOpen,
     sym: DlSym,
 }
 
 impl Linker {
-    fn get() -> Option<Self> {
+    pub(crate) fn get() -> Option<Self> {
         let (addr, open, sym) = (weak!("dladdr"), weak!("dlopen"), weak!("dlsym"));
         if addr == 0 || open == 0 || sym == 0 {
             return None;
@@ -96,8 +96,26 @@ impl Linker {
         })
     }
 
+    /// True for an address inside of a loaded program or library: it is static, and stays valid.
+    pub(crate) fn is_static(&self, address: usize) -> bool {
+        self.file_of(address).is_some()
+    }
+
+    /// The file that an address is loaded from.
+    fn file_of(&self, address: usize) -> Option<*const c_char> {
+        let mut info = DlInfo {
+            file: core::ptr::null(),
+            base: core::ptr::null_mut(),
+            symbol: core::ptr::null(),
+            address: core::ptr::null_mut(),
+        };
+        // SAFETY: dladdr accepts any address and fills the struct when it returns non-zero.
+        let known = unsafe { (self.addr)(core::ptr::without_provenance(address), &mut info) };
+        if known != 0 && !info.file.is_null() { Some(info.file) } else { None }
+    }
+
     /// A symbol of a library that is loaded already.
-    fn find(&self, library: &CStr, symbol: &CStr) -> usize {
+    pub(crate) fn find(&self, library: &CStr, symbol: &CStr) -> usize {
         self.find_at(library.as_ptr(), symbol)
     }
 
@@ -117,18 +135,10 @@ impl Linker {
 pub(crate) fn version(log: &Log) -> Option<u32> {
     let linker = Linker::get()?;
     let mut found = 0;
-    if log.address() != 0 {
-        let mut info = DlInfo {
-            file: core::ptr::null(),
-            base: core::ptr::null_mut(),
-            symbol: core::ptr::null(),
-            address: core::ptr::null_mut(),
-        };
-        // SAFETY: dladdr accepts any address and fills the struct when it returns non-zero.
-        let known = unsafe { (linker.addr)(core::ptr::without_provenance(log.address()), &mut info) };
-        if known != 0 && !info.file.is_null() {
-            found = linker.find_at(info.file, c"ncclGetVersion");
-        }
+    if log.address() != 0
+        && let Some(file) = linker.file_of(log.address())
+    {
+        found = linker.find_at(file, c"ncclGetVersion");
     }
     if found == 0 {
         found = linker.find(c"libnccl.so.2", c"ncclGetVersion");

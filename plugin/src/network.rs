@@ -6,7 +6,7 @@
 use crate::event::{ProxyOp, StateArg, state};
 use crate::handle::Handle;
 use crate::held::Held;
-use crate::process::now_ns;
+use crate::clock::now_ns;
 use crate::record::comm_of;
 use crate::state::Live;
 use ringwatch_wire::codes::{Loss, phase};
