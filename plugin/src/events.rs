@@ -363,7 +363,9 @@ impl Events {
     /// before its communicator's next call; the operation's word [`op::TIMED`] is to be [`told`].
     pub(crate) fn bind(&self, shot: Shot, op_ticket: u64) {
         let at = shot.pool * POOL_WORDS + SHOTS_AT + shot.index * SHOT_WORDS;
-        let (Some(first), Some(last)) = (self.words.get(at + FIRST), self.words.get(at + LAST)) else { return };
+        let (Some(first), Some(last)) = (self.words.get(at + FIRST), self.words.get(at + LAST)) else {
+            return;
+        };
         if first.get() == 0 || op_ticket + 1 < first.get() {
             first.set(op_ticket + 1);
         }

@@ -236,7 +236,8 @@ impl Governor {
     pub(crate) fn bucket_of(&self, owner: u64, now_ns: u64) -> u64 {
         // 0 is an empty place.
         let owner = owner | 1;
-        for (i, bucket) in self.words.get(BUCKETS_AT..).unwrap_or(&[]).chunks_exact(BUCKET_WORDS).enumerate() {
+        for (i, bucket) in self.words.get(BUCKETS_AT..).unwrap_or(&[]).chunks_exact(BUCKET_WORDS).enumerate()
+        {
             let [who, tokens, filled, ..] = bucket else { continue };
             if who.get() == owner {
                 return i as u64;

@@ -238,7 +238,11 @@ mod tests {
                 pages[at..at + name.len()].copy_from_slice(name.as_bytes());
                 pages[at + name.len()] = 0;
                 let want = FUNCS.iter().find(|f| f.1 == name).map_or(UNKNOWN, |f| f.0);
-                assert_eq!(func(pages[at..].as_ptr().cast()), want, "{name} {before_end} before a page's end");
+                assert_eq!(
+                    func(pages[at..].as_ptr().cast()),
+                    want,
+                    "{name} {before_end} before a page's end"
+                );
             }
         }
     }

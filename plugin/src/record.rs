@@ -4,13 +4,13 @@
 //! (or, for a graph replay or an ABI without calls, a new one); `KernelCh` and `ProxyOp` name it as parent
 //! and keep their own slots, since a kernel's stamps may be wrong channel by channel and are judged later.
 
+use crate::clock::now_ns;
 use crate::event::{Api, Body, Coll, Event, P2p, StateArg, bit, state};
 use crate::events::{Shot, told};
 use crate::governor::{AFTER_PAUSE, LARGE, LARGE_BYTES, PAUSE_NS};
 use crate::handle::{Handle, Kind, group};
 use crate::held::Held;
 use crate::network;
-use crate::clock::now_ns;
 use crate::state::Live;
 use ringwatch_wire::codes::{FUNCS, Flaw, Loss, UNKNOWN, flag, kind, phase, timed};
 use ringwatch_wire::layout::{channel, comm, group as layout, op, proxy};
@@ -402,7 +402,8 @@ const TYPE_BYTES: [u64; 16] = [1, 1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1, 1, 1, 1];
 
 /// An API call: the group's value, and the ticket of its operation.
 fn called(live: &'static Live, c: Comm, event: &Event, api: &Api) -> Result<(u64, u64), Loss> {
-    let group = Handle::unpack(event.parent, live.nonce).ok().filter(|h| h.kind == Kind::Group).map(|h| h.value);
+    let group =
+        Handle::unpack(event.parent, live.nonce).ok().filter(|h| h.kind == Kind::Group).map(|h| h.value);
     let (ticket, slot) = live.segment.op.claim()?;
     blank(&slot);
     let kind = match (api.collective, api.func) {

@@ -5,7 +5,8 @@
 
 use crate::codes::{Flaw, Loss, call};
 use crate::layout::{
-    FORMAT_VERSION, Geometry, HEADER_WORDS, MAGIC, MAX_BYTES, OLDEST_VERSION, Region, channel, comm, group, head, op, proxy,
+    FORMAT_VERSION, Geometry, HEADER_WORDS, MAGIC, MAX_BYTES, OLDEST_VERSION, Region, channel, comm, group,
+    head, op, proxy,
 };
 use crate::ring::{Ring, Segment};
 use crate::sync::{self, Seen, Word};
