@@ -292,9 +292,8 @@ fn balance(reader: &Reader<'_>, report: &PlayReport, controls: u64, what: &str) 
     }
     assert_eq!(reader.seen(call::START_UNKNOWN), 0, "{what}");
     // Plans, calls and operations have no end of their own.
-    let made = |bits: &[usize]| -> u64 {
-        bits.iter().filter_map(|b| report.starts.get(event_name(*b))).sum()
-    };
+    let made =
+        |bits: &[usize]| -> u64 { bits.iter().filter_map(|b| report.starts.get(event_name(*b))).sum() };
     let ended = report.stops - made(&[0, 1, 2, 9, 10, 12]);
     let groups = made(&[8]);
     assert!((ended - groups..=ended).contains(&reader.seen(call::STOP)), "{what}: stops");

@@ -148,6 +148,7 @@ fn map_page() -> Option<&'static Page> {
 /// are kept in private memory, and NCCL is asked for no events.
 pub fn open_comm(version: u32, args: &InitArgs, mask: Mask) -> Opened {
     let log = Log::new(args.log);
+    names::forget();
     let Some(page) = map_page() else {
         log.say(Message::NoForkGuard);
         return Opened { context: NO_CONTEXT, mask: 0 };
