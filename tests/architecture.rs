@@ -12,6 +12,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("model", &[]),
     ("replay", &[]),
     ("bundle", &[]),
+    ("bench", &[]),
     ("ingest", &["model"]),
     ("join", &["model"]),
     ("detect", &["model", "join"]),
