@@ -11,7 +11,7 @@ pub enum BenchError {
     Settings(String),
     /// The CUDA driver library cannot be loaded.
     #[error(
-        "no CUDA driver: {looked_for} was looked for {place} and cannot be loaded ({source}). It comes with \
+        "no CUDA driver: {looked_for} was looked for {place} and cannot be loaded. It comes with \
          NVIDIA's driver; a container needs it mounted in (docker run --gpus all)"
     )]
     NoCuda {
@@ -127,11 +127,11 @@ pub enum BenchError {
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
     /// What another rank sent is not what it should be.
-    #[error("another rank sent what this one cannot read: {0}")]
+    #[error("another rank sent what this one cannot read")]
     Exchange(#[from] serde_json::Error),
     /// A thread could not be started.
-    #[error("cannot start a thread: {0}")]
-    Thread(std::io::Error),
+    #[error("cannot start a thread")]
+    Thread(#[source] std::io::Error),
     /// A thread ended by a bug of ours.
     #[error("a bug in ringwatch: the thread of ranks {0:?} ended by itself")]
     Bug(Vec<u32>),

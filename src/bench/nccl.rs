@@ -118,8 +118,8 @@ impl Nccl {
             // SAFETY: NCCL's own name, or the file that the user named for it; its constructors run.
             match unsafe { Library::open(Some(&file), RTLD_NOW | RTLD_LOCAL) } {
                 Ok(library) => return Self::with(library, &file, by_linker),
-                Err(e) if by_linker => tried.push(format!("by the dynamic linker: {e}")),
-                Err(e) => tried.push(e.to_string()),
+                Err(e) if by_linker => tried.push(format!("by the dynamic linker: {}", reason(&e))),
+                Err(e) => tried.push(reason(&e)),
             }
         }
         if path.is_none() && tried.len() == 1 {
@@ -280,6 +280,11 @@ impl Nccl {
             }),
         }
     }
+}
+
+/// The dynamic linker's own words, which name the file.
+fn reason(e: &libloading::Error) -> String {
+    std::error::Error::source(e).map_or_else(|| e.to_string(), ToString::to_string)
 }
 
 fn int(n: u32) -> c_int {

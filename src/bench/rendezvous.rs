@@ -33,7 +33,7 @@ pub enum RendezvousError {
     #[error("{0}")]
     Environment(String),
     /// Rank 0 has no port.
-    #[error("rank 0 can listen on none of the ports {first} to {last} of this host: {source}")]
+    #[error("rank 0 can listen on none of the ports {first} to {last} of this host")]
     Listen {
         /// The first port tried.
         first: u16,
