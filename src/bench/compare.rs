@@ -114,6 +114,15 @@ pub fn order(variants: usize, round: u32) -> Vec<usize> {
     (first..variants).chain(0..first).collect()
 }
 
+/// Reads a mask of events, decimal or hexadecimal behind `0x`, as the null plugin does.
+#[must_use]
+pub fn parse_mask(text: &str) -> Option<u32> {
+    let hex = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+    let (digits, base) = hex.map_or((text, 10), |h| (h, 16));
+    let plain = digits.bytes().all(|b| b.is_ascii_hexdigit());
+    u32::from_str_radix(digits, base).ok().filter(|m| plain && *m <= i32::MAX.cast_unsigned())
+}
+
 /// Puts the trials side by side. `variants` come with nothing counted yet; the baseline is the first.
 #[must_use]
 pub fn summarise(mut variants: Vec<VariantSummary>, rounds: u32, trials: Vec<Trial>) -> Comparison {
@@ -280,6 +289,14 @@ mod tests {
         assert_eq!(c.variants[0].failures, ["it fell"]);
         assert_eq!(c.rows[0].cells[0].time_ns, None);
         assert_eq!(c.rows[0].cells[1].ratio, None);
+    }
+
+    #[test]
+    fn masks_are_read_as_the_plugin_reads_them() {
+        assert_eq!((parse_mask("66"), parse_mask("0xF5f")), (Some(66), Some(0xf5f)));
+        for text in ["", "0x", "-1", "+1", "0x+1", "4294967295", "all"] {
+            assert_eq!(parse_mask(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -74,8 +74,8 @@ pub fn run(
             return Err(e);
         }
     };
-    on(&Progress::Begin(&settings, &environment));
     let shared = Arc::new(Shared::new(settings, cuda, nccl, first, launch, rendezvous, environment, id)?);
+    on(&Progress::Begin(&shared.settings, &shared.environment));
     let sizes = supervise(&shared, on)?;
     Ok(Report::new(shared.settings.clone(), shared.environment.clone(), sizes))
 }
@@ -365,6 +365,14 @@ impl Shared {
         if self.failed.load(Ordering::Acquire) { Err(BenchError::Cancelled) } else { Ok(()) }
     }
 
+    /// Adds ranks to a failure that says who was not done in time.
+    fn also_busy(&self, ranks: &[u32]) {
+        if let Some(BenchError::TimedOut { ranks: told, .. }) = lock(&self.failure).as_mut() {
+            told.extend(ranks);
+            told.sort_unstable();
+        }
+    }
+
     /// Aborts the communicators of a thread, those that are not yet freed.
     fn abort(&self, thread: usize) {
         let gpus = self.settings.gpus as usize;
@@ -461,6 +469,7 @@ fn supervise(shared: &Arc<Shared>, on: &mut dyn FnMut(&Progress<'_>)) -> Result<
     let mut done = vec![false; threads];
     let mut seen = vec![(0u64, Instant::now()); threads];
     let mut clearing: Option<Instant> = None;
+    let aborting = Arc::new(AtomicUsize::new(0));
     while !done.iter().all(|d| *d) {
         match news.recv_timeout(Duration::from_millis(50)) {
             Ok(News::Size(size)) => {
@@ -473,32 +482,43 @@ fn supervise(shared: &Arc<Shared>, on: &mut dyn FnMut(&Progress<'_>)) -> Result<
             Err(RecvTimeoutError::Disconnected) => break,
         }
         let now = Instant::now();
+        let mut blocked: Option<usize> = None;
         for (thread, (beat, last)) in shared.beats.iter().zip(&mut seen).enumerate() {
             let count = beat.count.load(Ordering::Relaxed);
             if count != last.0 || beat.waiting.load(Ordering::Acquire) || done[thread] {
                 *last = (count, now);
             } else if now.duration_since(last.1) > shared.timeout + GRACE && clearing.is_none() {
-                shared.fail(BenchError::Blocked {
-                    ranks: shared.ranks_of(thread),
-                    operation: lock(&beat.doing).clone(),
-                    seconds: shared.settings.timeout_s,
-                });
+                blocked.get_or_insert(thread);
             }
+        }
+        if let Some(first) = blocked {
+            // Those that are about to be over the time as well are in it together.
+            let over = |t: &usize| now.duration_since(seen[*t].1) > shared.timeout;
+            shared.fail(BenchError::Blocked {
+                ranks: (0..threads).filter(over).flat_map(|t| shared.ranks_of(t)).collect(),
+                operation: lock(&shared.beats[first].doing).clone(),
+                seconds: shared.settings.timeout_s,
+            });
         }
         if shared.failed.load(Ordering::Acquire) {
             let since = *clearing.get_or_insert_with(|| {
                 // From outside, since a thread may be in a call that only this ends; each on a thread of its
                 // own, since this may not come back either.
                 for thread in (0..threads).filter(|t| !done[*t]) {
-                    let shared = shared.clone();
+                    let (shared, aborting) = (shared.clone(), aborting.clone());
+                    aborting.fetch_add(1, Ordering::AcqRel);
                     std::thread::spawn(move || {
                         std::thread::sleep(GRACE / 3);
                         shared.abort(thread);
+                        aborting.fetch_sub(1, Ordering::AcqRel);
                     });
                 }
                 now
             });
-            if now.duration_since(since) > CLEARING {
+            // Before there is a communicator nothing can be aborted: what does not come back by itself never will.
+            let abortable =
+                shared.comms.iter().any(|c| lock(c).is_some()) || aborting.load(Ordering::Acquire) > 0;
+            if now.duration_since(since) > if abortable { CLEARING } else { GRACE } {
                 break;
             }
         }
@@ -737,9 +757,16 @@ impl<'a> Worker<'a> {
             let now = Instant::now();
             if next_look.is_none_or(|l| now >= l) {
                 next_look = Some(now + LOOK);
-                self.look(what)?;
+                if let Err(e) = self.look(what) {
+                    if matches!(e, BenchError::Cancelled) {
+                        self.shared.also_busy(&self.busy(busy)?);
+                    }
+                    return Err(e);
+                }
                 if now >= *deadline.get_or_insert(now + self.shared.timeout) {
-                    return Err(self.timed_out(what, busy)?);
+                    let (ranks, operation) = (self.busy(busy)?, what.to_owned());
+                    let seconds = self.shared.settings.timeout_s;
+                    return Err(BenchError::TimedOut { ranks, operation, seconds });
                 }
             }
         }
@@ -762,15 +789,15 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    fn timed_out(&self, what: &str, from: usize) -> Result<BenchError, BenchError> {
+    /// The ranks, from one lane on, whose streams are busy.
+    fn busy(&self, from: usize) -> Result<Vec<u32>, BenchError> {
         let mut ranks = Vec::new();
         for lane in self.lanes.iter().skip(from) {
             if !lane.stream.is_idle()? {
                 ranks.push(lane.rank);
             }
         }
-        let seconds = self.shared.settings.timeout_s;
-        Ok(BenchError::TimedOut { ranks, operation: what.to_owned(), seconds })
+        Ok(ranks)
     }
 
     /// All that is done for one row and one placement.

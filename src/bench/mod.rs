@@ -15,7 +15,7 @@ pub mod rendezvous;
 mod result;
 pub mod sizes;
 
-pub use compare::{Cell, Comparison, Row, Trial, VariantSummary, order, summarise};
+pub use compare::{Cell, Comparison, Ratio, Row, Trial, VariantSummary, order, parse_mask, summarise};
 pub use engine::{Progress, leave, run};
 pub use error::BenchError;
 pub use nccl::version_text;

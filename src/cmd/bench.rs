@@ -21,6 +21,10 @@ pub(super) fn run(o: &Bench) -> anyhow::Result<u8> {
     if o.compare {
         return compare::run(o, &settings, launch.as_ref());
     }
+    if o.result.is_some() {
+        // Whoever compares must not leave its children behind.
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+    }
     let quiet = o.json || o.result.is_some() || launch.as_ref().is_some_and(|l| l.rank != 0);
     let mut broken = None;
     let mut on = |p: &Progress<'_>| {

@@ -70,8 +70,11 @@ static Arena *arena;
 Arena *fake_arena(void) { return arena; }
 
 void *fake_alloc(size_t bytes) {
-    uint64_t at = atomic_fetch_add(&arena->top, (bytes + 511) / 512 * 512);
-    return at + bytes > ARENA_BYTES ? 0 : ARENA + at;
+    unsigned long long at = atomic_load(&arena->top), size = (bytes + 511) / 512 * 512;
+    do {
+        if (at + size > ARENA_BYTES) return 0;
+    } while (!atomic_compare_exchange_weak(&arena->top, &at, at + size));
+    return ARENA + at;
 }
 
 static void open_arena(void) {
@@ -126,6 +129,7 @@ int cuMemcpyDtoDAsync_v2(uint64_t d, uint64_t s, size_t n, void *st) { memcpy((v
 int cuMemsetD8Async(uint64_t d, unsigned char v, size_t n, void *st) { memset((void *)d, v, n); return !st; }
 int cuStreamCreate(void **s, unsigned flags) {
     Stream *made = fake_alloc(sizeof(Stream));
+    if (!made) return 2;
     memset(made, 0, sizeof *made);
     *s = made;
     return flags != 1;
@@ -402,11 +406,9 @@ int ncclGetUniqueId(Id *id) {
 }
 
 static World *find(unsigned long long id, int ranks) {
-    static World *cache;
     Arena *a = fake_arena();
     /* The list of worlds begins in the arena's first page. */
     World **slots = (World **)(a + 1), *w = 0;
-    (void)cache;
     take(&a->lock);
     for (int i = 0; i < 400; i++) {
         if (slots[i] && slots[i]->id != id) continue;
