@@ -9,9 +9,11 @@
  *   FAKE_HANG=FUNC[:RANK]    allreduce, ...: this rank (0) posts none, its stream stays busy
  *   FAKE_BLOCK=CALL[:RANK]   that NCCL function does not come back on this rank (0) before an abort
  *   FAKE_ASYNC=1             a communicator reports an error while its stream is busy
+ *   FAKE_LOG=FILE            a line with the plugin's variables, and whether it loads, for each id
  *   FAKE_WRONG=RANK          one element of this rank's every result is wrong
  */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -400,6 +402,15 @@ const char *ncclGetLastError(void *c) { return c || getenv("FAKE_FAIL") ? "the f
 
 int ncclGetUniqueId(Id *id) {
     FAILS(ncclGetUniqueId);
+    const char *log = getenv("FAKE_LOG"), *plugin = getenv("NCCL_PROFILER_PLUGIN");
+    if (log) {
+        const char *detail = getenv("RINGWATCH_DETAIL"), *mask = getenv("RINGWATCH_NULL_MASK"), *dir = getenv("RINGWATCH_DIR");
+        void *library = plugin ? dlopen(plugin, RTLD_NOW) : 0;
+        FILE *f = fopen(log, "a");
+        fprintf(f, "%s %s %s %s %s\n", plugin ? plugin : "-", library && dlsym(library, "ncclProfiler_v5") ? "loads" : "-",
+                detail ? detail : "-", mask ? mask : "-", dir ? "dir" : "-");
+        fclose(f);
+    }
     memset(id, 0, sizeof *id);
     id->number = ((unsigned long long)getpid() << 32) + atomic_fetch_add(&fake_arena()->worlds, 1) + 1;
     return 0;
