@@ -9,8 +9,8 @@ use super::op::{Collective, DType, Placement, RedOp, Shape, previous};
 
 /// Elements after which a pattern repeats: a prime, so that no power of two is a multiple.
 pub const PERIOD: u64 = 4093;
-/// What lies where a result is to come: in no pattern, so that what was never written is wrong.
-pub const STALE: u8 = 0xa5;
+/// What lies where a result is to come: no value of any type's patterns, so that what was never written is wrong.
+pub const STALE: u8 = 0xff;
 
 /// What the values depend on.
 #[derive(Debug, Clone, Copy)]

@@ -164,12 +164,11 @@ impl Cuda {
             let mut at: *const c_char = std::ptr::null();
             // SAFETY: a place for one pointer, which is set to a static text or to NULL.
             let known = unsafe { function(code, &mut at) } == SUCCESS && !at.is_null();
-            // SAFETY: a static C string of the driver's.
-            if known {
-                unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned()
-            } else {
-                "unknown".to_owned()
+            if !known {
+                return "unknown".to_owned();
             }
+            // SAFETY: a static C string of the driver's.
+            unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned()
         };
         let (name, text) = (text(self.f.error_name), text(self.f.error_string));
         Err(BenchError::Cuda { call, device, code, name, text })
