@@ -7,6 +7,7 @@
 use super::error::BenchError;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -86,8 +87,8 @@ functions! {
 pub struct Cuda {
     f: Functions,
     devices: usize,
-    /// Last, so that it is closed last.
-    _library: Library,
+    /// Never closed: its threads and what it does at the process's end may come later than we go.
+    _library: ManuallyDrop<Library>,
 }
 
 impl Cuda {
@@ -103,7 +104,7 @@ impl Cuda {
             BenchError::NoCuda { looked_for: file.display().to_string(), place, source }
         })?;
         let f = Functions::load(&library, &file.display().to_string())?;
-        let mut cuda = Cuda { f, devices: 0, _library: library };
+        let mut cuda = Cuda { f, devices: 0, _library: ManuallyDrop::new(library) };
         // SAFETY: the flags must be 0.
         cuda.told("cuInit", -1, unsafe { (f.init)(0) })?;
         let mut count = 0;

@@ -249,6 +249,8 @@ struct Shared {
     barrier: Barrier,
     failed: AtomicBool,
     failure: Mutex<Option<BenchError>>,
+    /// Threads whose communicators are gone after a failure.
+    aborted: AtomicUsize,
     beats: Vec<Beat>,
     /// One for each thread, for what all have to know.
     values: Vec<Mutex<f64>>,
@@ -330,6 +332,7 @@ impl Shared {
             barrier: Barrier { threads, here: AtomicUsize::new(0), round: AtomicUsize::new(0) },
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
+            aborted: AtomicUsize::new(0),
             beats: (0..threads).map(|_| Beat::default()).collect(),
             values: (0..threads).map(|_| Mutex::new(0.0)).collect(),
             comms: (0..local).map(|_| Mutex::new(None)).collect(),
@@ -448,13 +451,10 @@ fn supervise(shared: &Arc<Shared>, on: &mut dyn FnMut(&Progress<'_>)) -> Result<
                 Worker::run(&own, thread, &mut |size| {
                     // Whoever supervised is gone only when everything is over.
                     results.send(News::Size(Box::new(size))).ok();
-                })
+                });
             });
-            let outcome = std::panic::catch_unwind(run);
-            match outcome {
-                Ok(Ok(())) => {}
-                Ok(Err(e)) => own.fail(e),
-                Err(_) => own.fail(BenchError::Bug(own.ranks_of(thread))),
+            if std::panic::catch_unwind(run).is_err() {
+                own.fail(BenchError::Bug(own.ranks_of(thread)));
             }
             done.send(News::Done(thread)).ok();
         };
@@ -490,6 +490,14 @@ fn supervise(shared: &Arc<Shared>, on: &mut dyn FnMut(&Progress<'_>)) -> Result<
             } else if now.duration_since(last.1) > shared.timeout + GRACE && clearing.is_none() {
                 blocked.get_or_insert(thread);
             }
+        }
+        // A thread may be in a call that waits for a process which is no more.
+        let lost = match shared.rendezvous.try_lock() {
+            Ok(mut r) => r.as_mut().and_then(|r| r.check().err()),
+            Err(_) => None,
+        };
+        if let Some(e) = lost.filter(|_| clearing.is_none()) {
+            shared.fail(e.into());
         }
         if let Some(first) = blocked {
             // Those that are about to be over the time as well are in it together.
@@ -577,11 +585,47 @@ struct Job<'a> {
 }
 
 impl<'a> Worker<'a> {
-    fn run(shared: &'a Shared, thread: usize, on: &mut dyn FnMut(SizeResult)) -> Result<(), BenchError> {
-        let beat = &shared.beats[thread];
-        beat.doing("setting up the GPUs".to_owned());
+    fn run(shared: &'a Shared, thread: usize, on: &mut dyn FnMut(SizeResult)) {
         let mut worker = Worker { shared, thread, lanes: Vec::new() };
-        let longest = shared.shapes.iter().map(|s| worker.stride(s)).max().unwrap_or(ALIGN);
+        // Made after the worker, so that it goes before the buffers do, a panic's way out included.
+        let guard = Guard { shared, thread };
+        if let Err(e) = worker.sweep(on) {
+            // All have to know before the first communicator goes, and all communicators have to be gone
+            // before the first buffer does: a peer's kernel may still be reading it.
+            shared.fail(e);
+            drop(guard);
+            shared.aborted.fetch_add(1, Ordering::AcqRel);
+            let until = Instant::now() + GRACE;
+            while shared.aborted.load(Ordering::Acquire) < shared.barrier.threads && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    fn sweep(&mut self, on: &mut dyn FnMut(SizeResult)) -> Result<(), BenchError> {
+        let (shared, thread) = (self.shared, self.thread);
+        self.set_up()?;
+        self.connect()?;
+        for shape in &shared.shapes {
+            let out_of_place = self.measure(shape, Placement::OutOfPlace)?;
+            let in_place = if shared.settings.collective.works_in_place() {
+                Some(self.measure(shape, Placement::InPlace)?)
+            } else {
+                None
+            };
+            if thread == 0 {
+                on(SizeResult { size_bytes: shape.size_bytes, count: shape.count, out_of_place, in_place });
+            }
+        }
+        self.disconnect()
+    }
+
+    /// Takes the GPUs and what lies on them.
+    fn set_up(&mut self) -> Result<(), BenchError> {
+        let (shared, thread) = (self.shared, self.thread);
+        let what = "setting up the GPUs";
+        self.beat().doing(what.to_owned());
+        let longest = shared.shapes.iter().map(|s| self.stride(s)).max().unwrap_or(ALIGN);
         let bytes = longest.saturating_mul(u64::from(shared.settings.batch));
         let gpus = shared.settings.gpus as usize;
         for (gpu, rank) in shared.ranks_of(thread).into_iter().enumerate() {
@@ -593,28 +637,10 @@ impl<'a> Worker<'a> {
             let stage = HostBuffer::new(&context, room)?;
             stream.fill(&send, 0, bytes, 0)?;
             stream.fill(&recv, 0, bytes, 0)?;
-            worker.lanes.push(Lane { rank, comm: 0, send, recv, stage, stream, context });
-            beat.tick();
+            self.lanes.push(Lane { rank, comm: 0, send, recv, stage, stream, context });
+            self.beat().tick();
         }
-        worker.wait("setting up the GPUs")?;
-        // Made after the lanes, so that it goes before their buffers do.
-        let guard = Guard { shared, thread };
-        worker.connect()?;
-        for shape in &shared.shapes {
-            let out_of_place = worker.measure(shape, Placement::OutOfPlace)?;
-            let in_place = if shared.settings.collective.works_in_place() {
-                Some(worker.measure(shape, Placement::InPlace)?)
-            } else {
-                None
-            };
-            if thread == 0 {
-                on(SizeResult { size_bytes: shape.size_bytes, count: shape.count, out_of_place, in_place });
-            }
-        }
-        worker.disconnect()?;
-        drop(guard);
-        shared.exchange(thread, Rendezvous::barrier)?;
-        Ok(())
+        self.wait(what)
     }
 
     fn beat(&self) -> &Beat {
@@ -647,10 +673,13 @@ impl<'a> Worker<'a> {
         // NCCL writes into these until the group has ended: they may not move before.
         let mut places = vec![0usize; self.lanes.len()];
         let grouped = self.lanes.len() > 1;
+        let mut entered = Ok(());
         let mut outcome = if grouped { shared.nccl.group_start() } else { Ok(()) };
         for (lane, place) in self.lanes.iter().zip(&mut places) {
-            if outcome.is_ok() {
-                lane.context.enter()?;
+            if outcome.is_ok() && entered.is_ok() {
+                entered = lane.context.enter();
+            }
+            if outcome.is_ok() && entered.is_ok() {
                 outcome = shared.nccl.init_rank(place, shared.ranks, &shared.id, lane.rank);
             }
         }
@@ -667,6 +696,7 @@ impl<'a> Worker<'a> {
             }
         }
         outcome.map_err(|e| self.explain_group(e, &what))?;
+        entered?;
         shared.check_failed()
     }
 
@@ -684,6 +714,12 @@ impl<'a> Worker<'a> {
                 destroyed.map_err(|e| shared.nccl.explain(e, lane.rank, None, ""))?;
             }
             self.beat().tick();
+        }
+        // The others leave after this, which is then no loss: nobody may look any more.
+        let mut held = lock(&shared.rendezvous);
+        if let Some(mut r) = held.take() {
+            self.beat().waiting.store(true, Ordering::Release);
+            r.barrier()?;
         }
         Ok(())
     }

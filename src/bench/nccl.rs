@@ -7,6 +7,7 @@
 use super::error::BenchError;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{CStr, c_char, c_int};
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -98,8 +99,8 @@ pub struct Nccl {
     f: Functions,
     path: PathBuf,
     version: i32,
-    /// Last, so that it is closed last.
-    _library: Library,
+    /// Never closed: its threads and what it does at the process's end may come later than we go.
+    _library: ManuallyDrop<Library>,
 }
 
 impl Nccl {
@@ -133,7 +134,7 @@ impl Nccl {
     fn with(library: Library, file: &Path, by_linker: bool) -> Result<Arc<Self>, BenchError> {
         let f = Functions::load(&library, &file.display().to_string())?;
         let path = if by_linker { loaded_file().unwrap_or_else(|| file.to_owned()) } else { file.to_owned() };
-        let mut nccl = Nccl { f, path, version: 0, _library: library };
+        let mut nccl = Nccl { f, path, version: 0, _library: ManuallyDrop::new(library) };
         // SAFETY: a place for one int.
         let outcome = told("ncclGetVersion", unsafe { (f.version)(&mut nccl.version) });
         outcome.map_err(|e| nccl.explain(e, 0, None, ""))?;
