@@ -260,7 +260,7 @@ fn processes(room: &Room, fake: &Path, arguments: &str, world: u32, more: &[(&st
             )
             .env("MASTER_ADDR", "127.0.0.1")
             .env("MASTER_PORT", port.to_string())
-            .env("TORCHELASTIC_RUN_ID", "test")
+            .env("TORCHELASTIC_RUN_ID", room.path(""))
             .env("FAKE_ARENA", room.path("arena"))
             .env("FAKE_GPUS", "8")
             .envs(more.iter().copied())
@@ -460,4 +460,21 @@ fn the_null_plugin_takes_every_abi_and_asks_for_what_it_knows() {
             assert!(told("KernelCh"), "{abi:?}: {report:?}");
         }
     }
+}
+
+#[test]
+fn the_null_plugin_is_as_small_as_it_can_be() {
+    use object::{Object as _, ObjectSymbol as _};
+    let file = object::File::parse(ringwatch::bundle::NULL_PLUGIN).unwrap();
+    let names = |undefined: bool| -> Vec<String> {
+        let found = file.dynamic_symbols().filter(|s| s.is_undefined() == undefined && !s.is_weak());
+        let mut names: Vec<String> = found.filter_map(|s| Some(s.name().ok()?.to_owned())).collect();
+        names.retain(|n| !n.is_empty());
+        names.sort();
+        names
+    };
+    assert_eq!(names(false), (1..=7).map(|v| format!("ncclProfiler_v{v}")).collect::<Vec<_>>());
+    assert!(names(true).iter().all(|n| n == "getenv" || n == "strlen"), "{:?}", names(true));
+    let all: Vec<_> = file.symbols().filter_map(|s| s.name().ok().map(str::to_owned)).collect();
+    assert!(all.len() > 10 && !all.iter().any(|n| n.contains("panick")), "{all:?}");
 }

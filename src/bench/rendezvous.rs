@@ -138,9 +138,12 @@ impl Launch {
             let wrong = || RendezvousError::Environment(format!("{who}, but {name} is not set"));
             number(name).and_then(|n| n.ok_or_else(wrong))
         };
-        let torch = number("WORLD_SIZE")?.filter(|w| *w > 1);
+        let torch = number("WORLD_SIZE")?;
         let tasks = || Ok::<_, RendezvousError>(number("SLURM_STEP_NUM_TASKS")?.or(number("SLURM_NTASKS")?));
         let (world, rank, local_rank, job) = if let Some(world) = torch {
+            if world <= 1 {
+                return Ok(None);
+            }
             let who = format!("WORLD_SIZE is {world} (torchrun)");
             let rank = need("RANK", &who)?;
             (world, rank, need("LOCAL_RANK", &who)?, get("TORCHELASTIC_RUN_ID"))
@@ -634,7 +637,7 @@ mod tests {
 
     fn launch(rank: u32, world: u32, port: u16) -> Launch {
         let master = "127.0.0.1".to_owned();
-        Launch { rank, world, local_rank: rank, master, port, key: hash("job"), epoch: 7 }
+        Launch { rank, world, local_rank: rank, master, port, key: u64::from(port), epoch: 7 }
     }
 
     /// Every rank on a thread of its own.
@@ -747,7 +750,7 @@ mod tests {
     #[test]
     fn a_port_that_is_taken_is_passed_over() {
         let port = port();
-        let _torch = TcpListener::bind(("127.0.0.1", port + 1)).unwrap();
+        let _torch = TcpListener::bind(("127.0.0.1", port + 1));
         let root = std::thread::spawn(move || Rendezvous::join(&launch(0, 2, port), LONG).map(|_| ()));
         assert!(Rendezvous::join(&launch(1, 2, port), LONG).is_ok());
         assert!(root.join().unwrap().is_ok());
@@ -803,6 +806,10 @@ mod tests {
         assert_eq!(read(&[]), Ok(None));
         assert_eq!(read(&[("WORLD_SIZE", "1"), ("RANK", "0")]), Ok(None));
         assert_eq!(read(&[("SLURM_NTASKS", "8")]), Ok(None));
+        // torchrun with one process, whatever Slurm has set around it.
+        let mut inside = slurm.to_vec();
+        inside.push(("WORLD_SIZE", "1"));
+        assert_eq!(read(&inside), Ok(None));
         for (change, named) in [
             (("MASTER_ADDR", ""), "MASTER_ADDR is not set"),
             (("RANK", ""), "RANK is not set"),

@@ -93,7 +93,8 @@ pub struct Environment {
     pub variables: BTreeMap<String, String>,
 }
 
-/// Durations of single operations by CUDA events, of one rank.
+/// Durations of single operations by CUDA events, of one rank. The stream is idle before each, so that what the
+/// host takes to issue the operation lies between both events too.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RankEvents {
     /// The rank.

@@ -55,8 +55,9 @@ struct Output<'a> {
 struct VariantAudit {
     variant: String,
     round: u32,
+    /// `None`: no segment was there.
     #[serde(flatten)]
-    audit: Audit,
+    audit: Option<Audit>,
 }
 
 pub(super) fn run(o: &Bench, settings: &Settings, launch: Option<&Launch>) -> anyhow::Result<u8> {
@@ -83,9 +84,9 @@ pub(super) fn run(o: &Bench, settings: &Settings, launch: Option<&Launch>) -> an
             if let Some(failure) = &failure {
                 writeln!(io::stderr(), "ringwatch: {} failed: {failure}", v.name).ok();
             }
-            if v.segments
-                && let Some(audit) = audit(room.path())
-            {
+            let audit = if v.segments { audit(room.path()) } else { None };
+            // Another plugin may have no segments; ours has, or was not loaded.
+            if audit.is_some() || (v.is_ours() && failure.is_none()) {
                 audits.push(VariantAudit { variant: v.name.clone(), round, audit });
             }
             trials.push(Trial { variant: v.name.clone(), round, report, failure });
@@ -197,6 +198,11 @@ fn with(text: &str) -> anyhow::Result<Variant> {
 }
 
 impl Variant {
+    /// Whether it loads this program's own plugin.
+    fn is_ours(&self) -> bool {
+        self.plugin.as_ref().is_some_and(|(_, file)| file == bundle::FILE_NAME)
+    }
+
     fn summary(&self, all: &[Variant]) -> VariantSummary {
         let plugin =
             self.plugin.as_ref().map(|(_, f)| (PLUGIN_VARIABLE.to_owned(), f.to_string_lossy().into_owned()));
@@ -399,7 +405,10 @@ fn table(c: &Comparison, audits: &[VariantAudit]) -> String {
             writeln!(t, "#   {wrong} wrong elements, FAILED").unwrap_or_default();
         }
         for a in audits.iter().filter(|a| a.variant == v.name) {
-            writeln!(t, "#   round {}: {}", a.round + 1, a.audit).unwrap_or_default();
+            let unloaded =
+                || "no segment: NCCL has not loaded the plugin, and nothing of it was measured".to_owned();
+            let told = a.audit.as_ref().map_or_else(unloaded, ToString::to_string);
+            writeln!(t, "#   round {}: {told}", a.round + 1).unwrap_or_default();
         }
         for failure in &v.failures {
             writeln!(t, "#   FAILED: {}", failure.replace('\n', "\n#     ")).unwrap_or_default();
