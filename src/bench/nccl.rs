@@ -105,7 +105,7 @@ pub struct Nccl {
 
 impl Nccl {
     /// Loads the library: the named file; else by the dynamic linker; else from the wheels of the active
-    /// virtual environment, of the system's Pythons, and of the user's.
+    /// virtual environment, of the python3 in `PATH`, of the system's Pythons, and of the user's.
     ///
     /// # Errors
     /// [`BenchError::NoNccl`] with every place that was tried; [`BenchError::Symbol`] for something else under
@@ -125,7 +125,7 @@ impl Nccl {
         }
         if path.is_none() && tried.len() == 1 {
             tried.push(format!(
-                "{IN_WHEEL} lies in no site-packages of $VIRTUAL_ENV, $CONDA_PREFIX, /usr, /usr/local or ~/.local"
+                "{IN_WHEEL} lies in no site-packages of $VIRTUAL_ENV, $CONDA_PREFIX, python3's prefix, /usr, /usr/local or ~/.local"
             ));
         }
         Err(BenchError::NoNccl { tried })
@@ -319,6 +319,10 @@ fn candidates() -> Vec<PathBuf> {
     let mut prefixes = Vec::new();
     prefixes.extend(variable("VIRTUAL_ENV"));
     prefixes.extend(variable("CONDA_PREFIX"));
+    // The python3 that a shell would start, of a virtual environment that is not activated for example.
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let python = std::env::split_paths(&path).find(|d| d.join("python3").is_file());
+    prefixes.extend(python.as_deref().and_then(Path::parent).map(Path::to_owned));
     prefixes.extend(["/usr", "/usr/local"].map(PathBuf::from));
     prefixes.extend(variable("HOME").map(|h| h.join(".local")));
     for prefix in prefixes {
