@@ -13,7 +13,9 @@ pub mod nccl;
 pub mod op;
 pub mod rendezvous;
 mod result;
+mod shared;
 pub mod sizes;
+mod worker;
 
 pub use compare::{Cell, Comparison, Ratio, Row, Trial, VariantSummary, order, parse_mask, summarise};
 pub use engine::{Progress, leave, run};
