@@ -1,4 +1,4 @@
-//! The plugin that this program carries inside.
+//! The plugins that this program carries inside.
 
 use std::fs;
 use std::io::{self, Write};
@@ -11,6 +11,12 @@ pub const FILE_NAME: &str = "libnccl-profiler-ringwatch.so";
 /// The plugin's bytes.
 pub const PLUGIN: &[u8] = include_bytes!(env!("RINGWATCH_PLUGIN_LIBRARY"));
 
+/// The file name of the plugin that does nothing.
+pub const NULL_FILE_NAME: &str = "libnccl-profiler-ringwatch-null.so";
+
+/// The bytes of the plugin that does nothing, which only benchmarks load.
+pub const NULL_PLUGIN: &[u8] = include_bytes!(env!("RINGWATCH_NULL_LIBRARY"));
+
 /// Puts the plugin into a directory, which is made if need be, and returns its path. A file that is there
 /// already with the same content is kept, since jobs may have it mapped; another one is replaced, not changed.
 ///
@@ -18,6 +24,18 @@ pub const PLUGIN: &[u8] = include_bytes!(env!("RINGWATCH_PLUGIN_LIBRARY"));
 /// The path and the system's error, when the directory or file cannot be written, or when others may write into
 /// the directory: what lies there runs in every job.
 pub fn install(dir: &Path) -> io::Result<PathBuf> {
+    put(dir, FILE_NAME, PLUGIN)
+}
+
+/// Puts the plugin that does nothing into a directory, as [`install`] does with the real one.
+///
+/// # Errors
+/// As [`install`].
+pub fn install_null(dir: &Path) -> io::Result<PathBuf> {
+    put(dir, NULL_FILE_NAME, NULL_PLUGIN)
+}
+
+fn put(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<PathBuf> {
     let told = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", dir.display()));
     fs::DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(told)?;
     let meta = fs::metadata(dir).map_err(told)?;
@@ -28,17 +46,17 @@ pub fn install(dir: &Path) -> io::Result<PathBuf> {
             "others may write here, and so into every job that loads the plugin; name a directory of your own",
         )));
     }
-    let path = dir.join(FILE_NAME);
-    if fs::read(&path).is_ok_and(|there| there == PLUGIN) {
+    let path = dir.join(name);
+    if fs::read(&path).is_ok_and(|there| there == bytes) {
         return Ok(path);
     }
-    let fresh = dir.join(format!(".{FILE_NAME}.{}", std::process::id()));
+    let fresh = dir.join(format!(".{name}.{}", std::process::id()));
     let written = fs::OpenOptions::new()
         .write(true)
         .create_new(true)
         .mode(0o755)
         .open(&fresh)
-        .and_then(|mut f| f.write_all(PLUGIN))
+        .and_then(|mut f| f.write_all(bytes))
         .and_then(|()| fs::rename(&fresh, &path));
     if let Err(e) = written {
         // The rename is what failed, or the disk is full: leave nothing half-made behind.
