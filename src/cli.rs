@@ -164,6 +164,10 @@ pub struct Bench {
     /// Wait on the host after each operation
     #[arg(long)]
     pub blocking: bool,
+    /// Give each thread a CPU of its own once its communicators are made; NCCL's own threads stay free. --compare
+    /// always does, so that a ratio is not one of CPUs
+    #[arg(long)]
+    pub pin: bool,
     /// Time single operations by CUDA events as well; --json has every sample
     #[arg(long)]
     pub events: bool,

@@ -647,7 +647,7 @@ fn issued(live: &'static Live, c: Comm, parent: u64, rank: i32, coll: &Coll) -> 
     };
     issue.publish(slot, again, &origin);
     if matches!(kind, kind::COLLECTIVE) {
-        live.governor.issued(&c, order, timing == u64::from(timed::KERNEL), now);
+        live.governor.issued(&c, order, coll.channels, timing == u64::from(timed::KERNEL), now);
     }
     Ok(Issued::Recorded(ticket))
 }
@@ -686,7 +686,7 @@ fn paired(live: &'static Live, c: Comm, parent: u64, rank: i32, p2p: &P2p) -> Re
     issue.publish(slot, again, &origin);
     // Ranks share no order of their sends and receives; a pair does.
     if !matches!(origin, Origin::Replay { .. }) {
-        live.governor.issued(&c, order.unwrap_or(0), timing == u64::from(timed::KERNEL), now);
+        live.governor.issued(&c, order.unwrap_or(0), p2p.channels, timing == u64::from(timed::KERNEL), now);
     }
     Ok(Issued::Recorded(ticket))
 }

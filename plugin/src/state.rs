@@ -212,6 +212,7 @@ fn open_process(page: &'static Page, version: u32, mask_at: usize, log: &Log) {
         events: events.available(),
     };
     let governor = Governor::new(&page.governor, &facts, &settings);
+    governor.begin(now_ns());
     let pairs = Pairs::new(&page.pairs);
     let live = Live { segment, nonce: nonce.max(1), nccl, pairs, governor, events };
     // SAFETY: the phase is OPENING, set by this thread, and nobody reads `live` before OPEN.
@@ -253,15 +254,12 @@ fn enter_comm(live: &Live, args: &InitArgs) -> Result<u64, Loss> {
     for (i, w) in names::long_text(args.name).iter().enumerate() {
         slot.set(comm::NAME + i, *w);
     }
-    let gpu = nccl::gpu_address();
-    for (i, w) in gpu.iter().enumerate() {
+    for (i, w) in nccl::gpu_address().iter().enumerate() {
         slot.set(comm::GPU + i, *w);
     }
     for i in comm::WANTS..comm::WORDS {
         slot.set(i, 0);
     }
-    let owner = gpu.iter().fold(0u64, |h, w| (h ^ w).wrapping_mul(0x0000_0100_0000_01b3));
-    slot.set(comm::BUCKET, live.governor.bucket_of(owner, now_ns()));
     slot.publish();
     if live.governor.events() {
         live.events.open(ticket);

@@ -364,7 +364,7 @@ fn arguments(s: &Settings) -> Vec<OsString> {
     if let Some(path) = &s.cuda {
         option("--cuda", path);
     }
-    for (flag, set) in [("--blocking", s.blocking), ("--events", s.events)] {
+    for (flag, set) in [("--blocking", s.blocking), ("--pin", s.pin), ("--events", s.events)] {
         if set {
             a.push(flag.into());
         }

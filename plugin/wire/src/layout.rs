@@ -81,8 +81,8 @@ pub mod comm {
     // 19 to 23: what a preloaded library knows.
     /// The writer's own notes, of no meaning to a reader. Kernel events are wanted for the next operation.
     pub const WANTS: usize = 24;
-    /// Number of the GPU's token bucket.
-    pub const BUCKET: usize = 25;
+    /// Issue of the operation that was timed by kernel events last, host monotonic ns.
+    pub const TIMED_NS: usize = 25;
     /// Last call, host monotonic ns.
     pub const CALLED_NS: usize = 26;
     /// Why the operation called last is worth timing.
