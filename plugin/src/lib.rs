@@ -13,6 +13,7 @@
 #![cfg_attr(all(panic = "abort", not(test)), no_std)]
 
 pub mod abi;
+pub mod calls;
 pub mod event;
 pub mod handle;
 mod held;

@@ -74,14 +74,14 @@ macro_rules! weak {
     }};
 }
 
-struct Linker {
+pub(crate) struct Linker {
     addr: DlAddr,
     open: DlOpen,
     sym: DlSym,
 }
 
 impl Linker {
-    fn get() -> Option<Self> {
+    pub(crate) fn get() -> Option<Self> {
         let (addr, open, sym) = (weak!("dladdr"), weak!("dlopen"), weak!("dlsym"));
         if addr == 0 || open == 0 || sym == 0 {
             return None;
@@ -97,8 +97,16 @@ impl Linker {
     }
 
     /// A symbol of a library that is loaded already.
-    fn find(&self, library: &CStr, symbol: &CStr) -> usize {
+    pub(crate) fn find(&self, library: &CStr, symbol: &CStr) -> usize {
         self.find_at(library.as_ptr(), symbol)
+    }
+
+    /// A symbol of the libraries that were loaded after the one that holds this code.
+    pub(crate) fn next(&self, symbol: &CStr) -> usize {
+        // RTLD_NEXT is -1.
+        let next = core::ptr::without_provenance_mut(usize::MAX);
+        // SAFETY: a handle that every dlsym knows and a NUL-terminated name.
+        unsafe { (self.sym)(next, symbol.as_ptr()) }.expose_provenance()
     }
 
     fn find_at(&self, library: *const c_char, symbol: &CStr) -> usize {
@@ -111,6 +119,18 @@ impl Linker {
         // SAFETY: a handle that dlopen returned.
         unsafe { (self.sym)(handle, symbol.as_ptr()) }.expose_provenance()
     }
+}
+
+/// Addresses of libc's pthread_key_create, pthread_getspecific and pthread_setspecific, which lay in another
+/// library before glibc 2.34; 0 where they are not loaded.
+pub(crate) fn thread_keys() -> [usize; 3] {
+    let direct = [weak!("pthread_key_create"), weak!("pthread_getspecific"), weak!("pthread_setspecific")];
+    if !direct.contains(&0) {
+        return direct;
+    }
+    let Some(linker) = Linker::get() else { return [0; 3] };
+    [c"pthread_key_create", c"pthread_getspecific", c"pthread_setspecific"]
+        .map(|name| linker.find(c"libpthread.so.0", name))
 }
 
 /// NCCL's version code, 22809 for 2.28.9.
@@ -146,8 +166,13 @@ pub(crate) fn version(log: &Log) -> Option<u32> {
 
 /// PCI address of the GPU that this thread uses, as text words; empty when CUDA does not say.
 pub(crate) fn gpu_address() -> [u64; comm::GPU_WORDS] {
+    gpu_address_of(None)
+}
+
+/// The same of a device, by its number in CUDA.
+pub(crate) fn gpu_address_of(device: Option<c_int>) -> [u64; comm::GPU_WORDS] {
     let mut text = [0u8; 24];
-    if read_gpu_address(&mut text).is_none() {
+    if read_gpu_address(device, &mut text).is_none() {
         text = [0; 24];
     }
     let len = text.iter().position(|b| *b == 0).unwrap_or(text.len());
@@ -159,7 +184,7 @@ pub(crate) fn gpu_address() -> [u64; comm::GPU_WORDS] {
     words
 }
 
-fn read_gpu_address(text: &mut [u8; 24]) -> Option<()> {
+fn read_gpu_address(given: Option<c_int>, text: &mut [u8; 24]) -> Option<()> {
     let linker = Linker::get()?;
     let current = linker.find(c"libcuda.so.1", c"cuCtxGetDevice");
     let address = linker.find(c"libcuda.so.1", c"cuDeviceGetPCIBusId");
@@ -173,9 +198,9 @@ fn read_gpu_address(text: &mut [u8; 24]) -> Option<()> {
     let address = unsafe {
         core::mem::transmute::<usize, unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int>(address)
     };
-    let mut device: c_int = 0;
+    let mut device: c_int = given.unwrap_or(0);
     // SAFETY: init runs on a thread that NCCL has given a context; without one this only fails.
-    if unsafe { current(&mut device) } != 0 {
+    if given.is_none() && unsafe { current(&mut device) } != 0 {
         return None;
     }
     // SAFETY: writes at most the given length, NUL included.

@@ -4,6 +4,7 @@
 //! (or, for a graph replay or an ABI without calls, a new one); `KernelCh` and `ProxyOp` name it as parent
 //! and keep their own slots, since a kernel's stamps may be wrong channel by channel and are judged later.
 
+use crate::calls;
 use crate::event::{Api, Body, Coll, Event, P2p, StateArg, bit, state};
 use crate::handle::{Handle, Kind};
 use crate::held::Held;
@@ -17,7 +18,7 @@ use ringwatch_wire::sync::{Claim, Word};
 const SEND: u8 = code_of("Send");
 const RECV: u8 = code_of("Recv");
 
-const fn code_of(name: &str) -> u8 {
+pub(crate) const fn code_of(name: &str) -> u8 {
     let mut i = 0;
     while i < FUNCS.len() {
         let (code, text) = FUNCS[i];
@@ -205,7 +206,7 @@ fn learn(live: &Live, c: Comm, hash: Option<u64>, rank: i32) {
     let rank = u64::from(u32::try_from(rank).unwrap_or(0));
     if let Some(claim) = live.segment.comm.claim_again(c.ticket) {
         claim.set(comm::ID, hash);
-        claim.set(comm::RANK, rank);
+        claim.set(comm::RANK, word(c.slot, comm::RANK) >> 32 << 32 | rank);
         claim.set(comm::NODES, comm::KNOWN);
         claim.publish();
     }
@@ -246,6 +247,11 @@ fn blank(slot: &Claim<'_>) {
 }
 
 fn called(live: &'static Live, c: Comm, event: &Event, api: &Api) -> Result<u64, Loss> {
+    // The group may be another communicator's: groups span communicators.
+    let group = parent_ticket(live, event.parent, Kind::Group).map_or(0, |t| t + 1);
+    if let Some(ticket) = calls::told(live, c.ticket, api, group) {
+        return Ok(ticket);
+    }
     let (ticket, slot) = live.segment.op.claim()?;
     blank(&slot);
     let kind = match (api.collective, api.func) {
@@ -259,8 +265,7 @@ fn called(live: &'static Live, c: Comm, event: &Event, api: &Api) -> Result<u64,
     slot.set(op::COUNT, api.count);
     slot.set(op::ROOT, root_word(api.root, 0, 0));
     slot.set(op::CALLED_NS, now_ns());
-    // The group may be another communicator's: groups span communicators.
-    slot.set(op::GROUP, parent_ticket(live, event.parent, Kind::Group).map_or(0, |t| t + 1));
+    slot.set(op::GROUP, group);
     slot.set(op::STREAM, api.stream);
     slot.set(op::USER_TAG, api.user_tag);
     slot.publish();
@@ -311,7 +316,8 @@ fn plan_of(live: &Live, plan: u64, parent: u64) -> u64 {
 
 fn issued(live: &'static Live, c: Comm, event: &Event, coll: &Coll) -> Result<u64, Loss> {
     learn(live, c, coll.comm, event.rank);
-    let origin = origin(live, event.parent);
+    let seen = calls::pending(c.ticket, coll.func, coll.dtype, coll.count, -1);
+    let origin = seen.map_or_else(|| origin(live, event.parent), Origin::Called);
     let (kind, counter) = match origin {
         Origin::Replay(_) => (kind::REPLAY, comm::REPLAYED),
         _ => (kind::COLLECTIVE, comm::ISSUED),
@@ -360,7 +366,8 @@ fn issued(live: &'static Live, c: Comm, event: &Event, coll: &Coll) -> Result<u6
 
 fn paired(live: &'static Live, c: Comm, event: &Event, p2p: &P2p) -> Result<u64, Loss> {
     learn(live, c, p2p.comm, event.rank);
-    let origin = origin(live, event.parent);
+    let seen = calls::pending(c.ticket, p2p.func, p2p.dtype, p2p.count, p2p.peer);
+    let origin = seen.map_or_else(|| origin(live, event.parent), Origin::Called);
     let is_send = p2p.func != RECV;
     let order = live.pairs.next(c.ticket, p2p.peer, is_send);
     let (ticket, slot, again) = issue_slot(live, &origin)?;

@@ -13,7 +13,7 @@ use crate::names;
 use crate::pairs::{self, Pairs};
 use crate::settings::Settings;
 use crate::sys::{self, InChild};
-use crate::{nccl, process, shm};
+use crate::{calls, nccl, process, shm};
 use core::ffi::{c_char, c_int};
 use ringwatch_wire::codes::{Loss, call};
 use ringwatch_wire::layout::{Geometry, HEADER_WORDS, comm, head};
@@ -134,23 +134,13 @@ fn map_page() -> Option<&'static Page> {
 /// are kept in private memory, and NCCL is asked for no events.
 pub fn open_comm(version: u32, args: &InitArgs) -> Opened {
     let log = Log::new(args.log);
-    let Some(page) = map_page() else {
-        log.say(Message::NoForkGuard);
+    let Some((page, live)) = open(version, &log) else {
         return Opened { context: NO_CONTEXT, allowed: 0 };
     };
-    if page.phase.replace(UNOPENED, OPENING) {
-        open_process(page, version, &log);
-    }
-    // Another communicator's init is opening the process now. This is init, where waiting is allowed, and
-    // bounded by time: giving up would write 0 to the mask that all of NCCL's communicators share.
-    let begun = process::now_ns();
-    while page.phase.get_first() != OPEN && process::now_ns().saturating_sub(begun) < OPENING_NS_MAX {
-        sys::nap();
-    }
-    let Some(live) = live() else {
-        return Opened { context: NO_CONTEXT, allowed: 0 };
+    let outcome = match calls::adopt(live, version, args) {
+        Some(ticket) => Ok(ticket),
+        None => enter_comm(live, args),
     };
-    let outcome = enter_comm(live, args);
     live.segment.book(call::INIT, outcome.map(|_| ()));
     let allowed = if matches!(outcome, Err(Loss::NoRoom)) { 0 } else { !live.refused };
     let value = outcome.unwrap_or_else(|_| {
@@ -159,6 +149,29 @@ pub fn open_comm(version: u32, args: &InitArgs) -> Opened {
         crate::handle::VALUE_MASK - page.spare_contexts.add(1) % (1 << 20)
     });
     Opened { context: Handle { kind: Kind::Comm, value }.pack(live.nonce), allowed }
+}
+
+/// Opens the process's state if need be; `version` is the profiler's ABI, 0 for a call of the API.
+fn open(version: u32, log: &Log) -> Option<(&'static Page, &'static Live)> {
+    let Some(page) = map_page() else {
+        log.say(Message::NoForkGuard);
+        return None;
+    };
+    if page.phase.replace(UNOPENED, OPENING) {
+        open_process(page, version, log);
+    }
+    // Another communicator's init is opening the process now. This is init, where waiting is allowed, and
+    // bounded by time: giving up would write 0 to the mask that all of NCCL's communicators share.
+    let begun = process::now_ns();
+    while page.phase.get_first() != OPEN && process::now_ns().saturating_sub(begun) < OPENING_NS_MAX {
+        sys::nap();
+    }
+    Some((page, live()?))
+}
+
+/// Opens the process's state, if need be, for a call of the API: NCCL has no logger to give there.
+pub(crate) fn open_for_calls() -> Option<&'static Live> {
+    open(0, &Log::new(None)).map(|(_, live)| live)
 }
 
 fn open_process(page: &'static Page, version: u32, log: &Log) {
@@ -207,7 +220,7 @@ fn refused(nccl: u32, log: &Log) -> i32 {
     0
 }
 
-fn enter_comm(live: &Live, args: &InitArgs) -> Result<u64, Loss> {
+pub(crate) fn enter_comm(live: &Live, args: &InitArgs) -> Result<u64, Loss> {
     let (ticket, slot) = live.segment.comm.claim_free(Loss::CommTable, |slot| {
         // Free when never used, or when NCCL has freed the communicator.
         slot.first().is_some_and(|s| s.get() == 0)
@@ -221,6 +234,8 @@ fn enter_comm(live: &Live, args: &InitArgs) -> Result<u64, Loss> {
     slot.set(comm::FINALIZED_NS, 0);
     slot.set(comm::ISSUED, 0);
     slot.set(comm::REPLAYED, 0);
+    slot.set(comm::STATE, 0);
+    slot.set(comm::READY_NS, 0);
     for (i, w) in names::long_text(args.name).iter().enumerate() {
         slot.set(comm::NAME + i, *w);
     }

@@ -75,6 +75,11 @@ pub mod comm {
     /// PCI address of the device.
     pub const GPU: usize = 16;
     pub const GPU_WORDS: usize = 3;
+    /// How far its making is, as the preloaded library sees it (see [`crate::codes::made`]): state (8 bits),
+    /// NCCL's result of a failure (8). 0 where nobody looked.
+    pub const STATE: usize = 19;
+    /// When it was ready; 0 unknown.
+    pub const READY_NS: usize = 20;
     /// Word 3, bit 32: ID and RANK are known.
     pub const KNOWN: u64 = 1 << 32;
 }
@@ -108,6 +113,13 @@ pub mod op {
     pub const ENQUEUED: usize = 17;
     /// Mark: channels started (16 bits), stopped (next 16 bits).
     pub const PROGRESS: usize = 18;
+    /// Reduction operation: NCCL's number + 1, 6 for any that the user made, 0 unknown (8 bits); seen by the
+    /// preloaded library (bit 8).
+    pub const REDOP: usize = 21;
+    /// Mark: the API call's result (low 4 bits, 15 for larger ones), ns after CALLED_NS at its return.
+    pub const RETURNED: usize = 22;
+    /// Word 21, bit 8.
+    pub const PRELOADED: u64 = 1 << 8;
     pub const NO_ORDER: u64 = u64::MAX;
 }
 

@@ -3,7 +3,7 @@
 //! Nothing here trusts an index, a length or a text of the segment; the worst that a segment can do is to
 //! say untrue things about its own job.
 
-use crate::codes::{Flaw, Loss, call};
+use crate::codes::{Flaw, Loss, UNKNOWN, call, made};
 use crate::layout::{
     FORMAT_VERSION, Geometry, HEADER_WORDS, MAGIC, MAX_BYTES, Region, channel, comm, group, head, op, proxy,
 };
@@ -70,6 +70,12 @@ pub struct CommSlot {
     pub name: Text<{ comm::NAME_WORDS }>,
     /// PCI address of the GPU.
     pub gpu: Text<{ comm::GPU_WORDS }>,
+    /// How far its making is, see [`crate::codes::made`]; `None` where nobody looked.
+    pub made: Option<u8>,
+    /// NCCL's result, where it was not made.
+    pub failed: Option<u8>,
+    /// When it was ready, host monotonic ns.
+    pub ready_ns: Option<u64>,
 }
 
 /// An operation slot.
@@ -125,6 +131,12 @@ pub struct OpSlot {
     pub started: u16,
     /// Channels stopped.
     pub stopped: u16,
+    /// See [`crate::codes::REDOPS`]; `None` where nobody looked.
+    pub redop: Option<u8>,
+    /// The preloaded library saw the call.
+    pub preloaded: bool,
+    /// The API call's result and its return, host monotonic ns.
+    pub returned: Option<(u8, u64)>,
 }
 
 /// A group slot.
@@ -408,6 +420,7 @@ fn text_at<const N: usize>(w: &[u64], at: usize) -> Text<N> {
 
 fn decode_comm(ticket: u64, w: &[u64; comm::WORDS]) -> CommSlot {
     let known = w[comm::NODES] & comm::KNOWN != 0;
+    let state = w[comm::STATE];
     CommSlot {
         ticket,
         id: known.then(|| (w[comm::ID], low(w[comm::RANK]))),
@@ -419,6 +432,9 @@ fn decode_comm(ticket: u64, w: &[u64; comm::WORDS]) -> CommSlot {
         replayed: w[comm::REPLAYED],
         name: text_at(w, comm::NAME),
         gpu: text_at(w, comm::GPU),
+        made: Some(byte(state, 0)).filter(|s| *s != made::UNKNOWN),
+        failed: (byte(state, 0) == made::FAILED).then(|| byte(state, 8)),
+        ready_ns: some(w[comm::READY_NS]),
     }
 }
 
@@ -452,6 +468,10 @@ fn decode_op(ticket: u64, lap: u64, w: &[u64; op::WORDS]) -> OpSlot {
         enqueued_ns: sync::marked(w[op::ENQUEUED], lap).and_then(|d| issued.map(|i| i.saturating_add(d))),
         started: short(progress),
         stopped: short(progress >> 16),
+        redop: Some(byte(w[op::REDOP], 0)).filter(|r| *r != UNKNOWN),
+        preloaded: w[op::REDOP] & op::PRELOADED != 0,
+        returned: sync::marked(w[op::RETURNED], lap)
+            .and_then(|r| Some(((r & 0xf) as u8, some(w[op::CALLED_NS])?.saturating_add(r >> 4)))),
     }
 }
 

@@ -222,6 +222,9 @@ fn the_file_says_what_was_written() {
             enqueued_ns: Some(6_000_001_050 + 2 * n),
             started: 2,
             stopped: 1,
+            redop: None,
+            preloaded: false,
+            returned: None,
         };
         assert_eq!(o, want);
     }
