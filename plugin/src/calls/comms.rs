@@ -301,6 +301,10 @@ fn hide(calls: &Calls, ticket: u64) {
 
 /// Frees a communicator's slot.
 fn close(calls: &Calls, ticket: u64) {
+    if let Some(w) = state_word(calls, ticket) {
+        // Nobody makes it any more, whatever became of it.
+        w.replace(u64::from(made::INITIALISING), u64::from(made::UNKNOWN));
+    }
     if let Some(w) = calls.live.segment.comm.held(ticket).and_then(|s| s.get(comm::FINALIZED_NS)) {
         // The profiler may have said so before.
         w.replace(0, now_ns());

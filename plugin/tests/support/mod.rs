@@ -7,6 +7,7 @@
 
 pub mod abi;
 pub mod child;
+pub mod elf;
 pub mod library;
 pub mod segment;
 
