@@ -1,24 +1,36 @@
-//! Builds the plugin and hands it to the program, which carries it inside.
+//! Builds the libraries that enter other people's processes and hands them to the program, which carries them
+//! inside.
 //!
-//! The plugin is built as it enters other people's processes: profile `plugin`, no unwinding, no std. That
-//! profile cannot be had for one package of an ordinary build, so Cargo is called again, with a target
-//! directory of its own.
+//! They are built as they go there: profile `plugin`, no unwinding, no std. That profile cannot be had for one
+//! package of an ordinary build, so Cargo is called again, with a target directory of its own.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// Package, file, and the variable under which `src/bundle.rs` finds it.
+const LIBRARIES: &[(&str, &str, &str)] = &[
+    ("ringwatch-plugin", "libringwatch_plugin.so", "RINGWATCH_PLUGIN_LIBRARY"),
+    ("ringwatch-preload", "libringwatch_preload.so", "RINGWATCH_PRELOAD_LIBRARY"),
+];
+
 fn main() {
-    for path in
-        ["plugin/src", "plugin/Cargo.toml", "plugin/build.rs", "plugin/wire/src", "plugin/wire/Cargo.toml"]
-    {
-        println!("cargo::rerun-if-changed={path}");
+    for dir in ["plugin", "plugin/wire", "plugin/preload"] {
+        for path in ["src", "Cargo.toml", "build.rs"] {
+            if Path::new(dir).join(path).exists() {
+                println!("cargo::rerun-if-changed={dir}/{path}");
+            }
+        }
     }
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("Cargo sets CARGO_MANIFEST_DIR"));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("Cargo sets OUT_DIR"));
     let target = env::var("TARGET").expect("Cargo sets TARGET");
-    let library = build(&root, &out.join("plugin"), &target);
-    println!("cargo::rustc-env=RINGWATCH_PLUGIN_LIBRARY={}", library.display());
+    let built = build(&root, &out.join("plugin"), &target);
+    for (_, file, variable) in LIBRARIES {
+        let library = built.join(file);
+        assert!(library.is_file(), "{file} was built, but not to {}", built.display());
+        println!("cargo::rustc-env={variable}={}", library.display());
+    }
     println!("cargo::rustc-env=RINGWATCH_TARGET={target}");
 }
 
@@ -27,7 +39,8 @@ fn build(root: &Path, target_dir: &Path, target: &str) -> PathBuf {
     let mut command = Command::new(cargo);
     command
         .current_dir(root)
-        .args(["build", "--package", "ringwatch-plugin", "--profile", "plugin", "--target", target])
+        .args(["build", "--profile", "plugin", "--target", target])
+        .args(LIBRARIES.iter().flat_map(|(package, ..)| ["--package", *package]))
         .arg("--target-dir")
         .arg(target_dir);
     // The outer build's wishes (clippy as compiler, loom's cfg, coverage) are not the plugin's.
@@ -45,7 +58,5 @@ fn build(root: &Path, target_dir: &Path, target: &str) -> PathBuf {
     }
     let status = command.status().expect("Cargo, which runs this, can be run again");
     assert!(status.success(), "the plugin does not build: {status}; its errors stand above");
-    let library = target_dir.join(target).join("plugin").join("libringwatch_plugin.so");
-    assert!(library.is_file(), "the plugin was built, but not to {}", library.display());
-    library
+    target_dir.join(target).join("plugin")
 }

@@ -1,4 +1,4 @@
-//! The plugin that this program carries inside.
+//! The libraries that this program carries inside.
 
 use std::fs;
 use std::io::{self, Write};
@@ -11,8 +11,16 @@ pub const FILE_NAME: &str = "libnccl-profiler-ringwatch.so";
 /// The plugin's bytes.
 pub const PLUGIN: &[u8] = include_bytes!(env!("RINGWATCH_PLUGIN_LIBRARY"));
 
-/// Puts the plugin into a directory, which is made if need be, and returns its path. A file that is there
-/// already with the same content is kept, since jobs may have it mapped; another one is replaced, not changed.
+/// The file name of the library for LD_PRELOAD, which is the plugin too; NCCL finds it by this name.
+pub const PRELOAD_FILE_NAME: &str = "libringwatch-preload.so";
+
+/// Every file.
+const FILES: &[(&str, &[u8])] =
+    &[(FILE_NAME, PLUGIN), (PRELOAD_FILE_NAME, include_bytes!(env!("RINGWATCH_PRELOAD_LIBRARY")))];
+
+/// Puts the libraries into a directory, which is made if need be, and returns the plugin's path. A file that is
+/// there already with the same content is kept, since jobs may have it mapped; another one is replaced, not
+/// changed.
 ///
 /// # Errors
 /// The path and the system's error, when the directory or file cannot be written, or when others may write into
@@ -28,24 +36,28 @@ pub fn install(dir: &Path) -> io::Result<PathBuf> {
             "others may write here, and so into every job that loads the plugin; name a directory of your own",
         )));
     }
-    let path = dir.join(FILE_NAME);
-    if fs::read(&path).is_ok_and(|there| there == PLUGIN) {
-        return Ok(path);
+    for (name, bytes) in FILES {
+        put(dir, name, bytes).map_err(told)?;
     }
-    let fresh = dir.join(format!(".{FILE_NAME}.{}", std::process::id()));
+    Ok(dir.join(FILE_NAME))
+}
+
+fn put(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let path = dir.join(name);
+    if fs::read(&path).is_ok_and(|there| there == bytes) {
+        return Ok(());
+    }
+    let fresh = dir.join(format!(".{name}.{}", std::process::id()));
     let written = fs::OpenOptions::new()
         .write(true)
         .create_new(true)
         .mode(0o755)
         .open(&fresh)
-        .and_then(|mut f| f.write_all(PLUGIN))
+        .and_then(|mut f| f.write_all(bytes))
         .and_then(|()| fs::rename(&fresh, &path));
-    if let Err(e) = written {
+    if written.is_err() {
         // The rename is what failed, or the disk is full: leave nothing half-made behind.
-        if fs::remove_file(&fresh).is_err() {
-            return Err(told(e));
-        }
-        return Err(told(e));
+        fs::remove_file(&fresh).ok();
     }
-    Ok(path)
+    written
 }

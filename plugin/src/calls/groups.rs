@@ -2,6 +2,7 @@
 
 use super::thread::Thread;
 use super::{Calls, Mode, accepted, comms, ended, entry, get, inside, returned, set};
+use crate::process::now_ns;
 use core::ffi::c_int;
 use ringwatch_wire::layout::head;
 use ringwatch_wire::sync::Word;
@@ -105,15 +106,16 @@ pub fn group_end(launches: bool, real: impl FnOnce() -> c_int) -> c_int {
 
 fn finish(calls: &Calls, r: &'static [Word; WORDS], launches: bool, result: c_int) {
     let mut op = get(r, FIRST);
+    let now = now_ns();
     let plan = if op != 0 && launches { plan(calls, Mode::Alone) } else { 0 };
     // As many as there are slots: a chain that was overwritten cannot be followed for ever.
     for _ in 0..super::OPS {
         let Some(ticket) = op.checked_sub(1) else { break };
         op = get(&calls.page.chain, ticket as usize % super::OPS);
         if !accepted(result) {
-            returned(calls.live, ticket, result);
+            returned(calls.live, ticket, result, now);
         } else if launches {
-            ended(calls, ticket, plan);
+            ended(calls, ticket, plan, now);
         }
     }
     let mut comm = get(r, COMMS);

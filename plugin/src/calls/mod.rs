@@ -334,9 +334,9 @@ fn called(calls: &Calls, comm: u64, call: &Op) -> Result<u64, Loss> {
 const RETURNED_NS_MAX: u64 = (1 << 44) - 1;
 
 /// Notes that a call came back, and how.
-fn returned(live: &Live, ticket: u64, result: c_int) {
+fn returned(live: &Live, ticket: u64, result: c_int, now: u64) {
     if let Ok(held) = Held::of(&live.segment.op, ticket) {
-        let ns = held.since(op::CALLED_NS).min(RETURNED_NS_MAX);
+        let ns = now.saturating_sub(held.word(op::CALLED_NS)).min(RETURNED_NS_MAX);
         let result = result.clamp(0, 15) as u64;
         // The slot may have been given away meanwhile; then there is nothing to note.
         held.set(op::RETURNED, ns << 4 | result).ok();
@@ -354,7 +354,8 @@ fn leave(t: Taken, thread: Thread, result: c_int) {
     {
         w.replace(op + 1, 0);
     }
-    returned(calls.live, op, result);
+    let now = now_ns();
+    returned(calls.live, op, result, now);
     if !accepted(result) {
         if mode == Mode::Events {
             pending::forget(&calls, comm, op);
@@ -369,24 +370,24 @@ fn leave(t: Taken, thread: Thread, result: c_int) {
         return;
     }
     let plan = groups::plan(&calls, mode);
-    ended(&calls, op, plan);
+    ended(&calls, op, plan, now);
 }
 
 /// The outermost group that holds a call has ended: what is still to be issued of it is issued now, or soon by
 /// another thread.
-fn ended(calls: &Calls, ticket: u64, plan: u64) {
+fn ended(calls: &Calls, ticket: u64, plan: u64, now: u64) {
     let Some(slot) = calls.live.segment.op.held(ticket) else { return };
     let comm = get(slot, op::WHAT) & 0xffff;
     let Some(e) = calls.page.comms.get(calls.index(comm)) else { return };
     match mode(e) {
-        Mode::Alone => issue(calls, e, ticket, plan),
+        Mode::Alone => issue(calls, e, ticket, plan, now),
         Mode::Events => pending::late(calls, get(e, entry::TICKET).wrapping_sub(1), ticket),
         _ => {}
     }
 }
 
 /// Gives an operation its issue order: nobody else does.
-fn issue(calls: &Calls, e: &[Word], ticket: u64, plan: u64) {
+fn issue(calls: &Calls, e: &[Word], ticket: u64, plan: u64, now: u64) {
     let live = calls.live;
     let comm = get(e, entry::TICKET).wrapping_sub(1);
     let (Some(slot), Some(place)) = (live.segment.op.held(ticket), live.segment.comm.held(comm)) else {
@@ -411,12 +412,13 @@ fn issue(calls: &Calls, e: &[Word], ticket: u64, plan: u64) {
     if let Some(claim) = live.segment.op.claim_again(ticket) {
         claim.set(op::WHAT, what);
         claim.set(op::ORDER, order);
-        claim.set(op::ISSUED_NS, now_ns());
+        claim.set(op::ISSUED_NS, now);
         claim.set(op::PLAN, plan);
         claim.publish();
     }
     if let Ok(held) = Held::of(&live.segment.op, ticket) {
-        held.once_since(op::ENQUEUED, op::ISSUED_NS).ok();
+        // The call has returned: it is enqueued.
+        held.once(op::ENQUEUED, 0).ok();
     }
 }
 
