@@ -83,7 +83,10 @@ pub enum Body {
     /// An operation is called.
     Api(Api),
     /// A kernel is launched.
-    KernelLaunch,
+    KernelLaunch {
+        /// On this stream.
+        stream: u64,
+    },
     /// A type that carries nothing we record.
     Other,
 }

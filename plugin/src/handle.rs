@@ -43,6 +43,18 @@ pub struct Handle {
     pub value: u64,
 }
 
+/// What the value of a [`Kind::Group`] or [`Kind::Captured`] says beside its ticket.
+pub mod group {
+    /// One bare call, which has no record of its own; the rest of the value is the communicator's ticket.
+    pub const BARE: u64 = 1 << 43;
+    /// Its calls are timed by kernel events.
+    pub const KERNEL: u64 = 1 << 42;
+    /// It is captured into a CUDA graph.
+    pub const CAPTURED: u64 = 1 << 41;
+    /// The ticket.
+    pub const TICKET: u64 = CAPTURED - 1;
+}
+
 const VALUE_BITS: u32 = 44;
 /// The largest value.
 pub const VALUE_MASK: u64 = (1 << VALUE_BITS) - 1;

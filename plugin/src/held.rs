@@ -1,6 +1,6 @@
 //! A record that a handle names, for as long as its ticket has the slot.
 
-use crate::process::now_ns;
+use crate::clock::now_ns;
 use ringwatch_wire::codes::Loss;
 use ringwatch_wire::ring::Ring;
 use ringwatch_wire::sync::{self, Word};

@@ -14,7 +14,10 @@
 
 pub mod abi;
 pub mod calls;
+mod clock;
 pub mod event;
+mod events;
+mod governor;
 pub mod handle;
 mod held;
 mod log;

@@ -23,6 +23,9 @@ pub(crate) enum Message {
     BadFileSystem,
     NoKernelTimes,
     BadSegmentBytes,
+    BadBudget,
+    BadDetail,
+    BadGraphs,
     DirectoryTooLong,
     CommTableFull,
 }
@@ -64,6 +67,15 @@ impl Message {
             }
             Message::BadSegmentBytes => {
                 c"ringwatch: RINGWATCH_SEGMENT_BYTES is not a number of bytes; the default is used."
+            }
+            Message::BadBudget => {
+                c"ringwatch: RINGWATCH_OVERHEAD_BUDGET is not a share of time from 0% to 100%; 1% is used."
+            }
+            Message::BadDetail => {
+                c"ringwatch: RINGWATCH_DETAIL is not auto, full or calls; auto is used."
+            }
+            Message::BadGraphs => {
+                c"ringwatch: RINGWATCH_GRAPHS is not watch, full or off; watch is used."
             }
             Message::DirectoryTooLong => {
                 c"ringwatch: RINGWATCH_DIR is longer than 3900 bytes; the default is used."

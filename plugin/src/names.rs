@@ -8,14 +8,55 @@ use ringwatch_wire::layout::comm;
 
 /// Longest name that is told apart; no name of NCCL's is longer than 14.
 const ROOM: usize = 16;
+/// Least page of any machine: what begins `ROOM` bytes before its end can be read in one go.
+const PAGE: usize = 4096;
 
 /// The text as two words, NUL-padded; longer texts are cut.
 #[inline]
 fn key(text: *const c_char) -> (u64, u64) {
-    let mut words = (0u64, 0u64);
     if text.is_null() {
-        return words;
+        return (0, 0);
     }
+    if text.addr() & (PAGE - 1) > PAGE - ROOM {
+        return key_by_bytes(text);
+    }
+    let (a, b): (u64, u64);
+    // SAFETY: the text is static and its first byte readable, hence all of its page, and with it the sixteen
+    // bytes. What lies behind the NUL is nobody's business, and is cut off; the compiler is told nothing of it.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        core::arch::asm!(
+            "mov {a}, qword ptr [{p}]",
+            "mov {b}, qword ptr [{p} + 8]",
+            p = in(reg) text, a = out(reg) a, b = lateout(reg) b,
+            options(nostack, readonly, pure, preserves_flags),
+        );
+    }
+    // SAFETY: as above.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        core::arch::asm!(
+            "ldp {a}, {b}, [{p}]",
+            p = in(reg) text, a = out(reg) a, b = lateout(reg) b,
+            options(nostack, readonly, pure, preserves_flags),
+        );
+    }
+    let (first, ended) = up_to_nul(a);
+    (first, if ended { 0 } else { up_to_nul(b).0 })
+}
+
+/// The bytes before the first NUL of a little-endian word, and whether there is one.
+#[inline]
+const fn up_to_nul(w: u64) -> (u64, bool) {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    let nul = w.wrapping_sub(ONES) & !w & (ONES << 7);
+    // The lowest marked byte is the first NUL; marks above it may be wrong and are cut off as well.
+    (w & (nul & nul.wrapping_neg()).wrapping_sub(1) >> 7 | if nul == 0 { w } else { 0 }, nul != 0)
+}
+
+#[cold]
+fn key_by_bytes(text: *const c_char) -> (u64, u64) {
+    let mut words = (0u64, 0u64);
     for i in 0..ROOM {
         // SAFETY: NCCL passes NUL-terminated strings in static storage; we stop at the NUL.
         let byte = unsafe { text.add(i).cast::<u8>().read() };
@@ -46,55 +87,79 @@ const fn const_key(text: &str) -> (u64, u64) {
     words
 }
 
-const fn keys<const N: usize>(table: &[(u8, &str)]) -> [(u64, u64, u8); N] {
-    let mut out = [(0, 0, 0); N];
-    let mut i = 0;
-    while i < N {
-        let (a, b) = const_key(table[i].1);
-        out[i] = (a, b, table[i].0);
-        i += 1;
-    }
-    out
+/// Names by the hash of their key.
+struct Names {
+    seed: u64,
+    slots: [(u64, u64, u8); SLOTS],
 }
 
-static FUNC_KEYS: [(u64, u64, u8); FUNCS.len()] = keys(FUNCS);
-static TYPE_KEYS: [(u64, u64, u8); TYPES.len()] = keys(TYPES);
-static ALGO_KEYS: [(u64, u64, u8); ALGOS.len()] = keys(ALGOS);
-static PROTO_KEYS: [(u64, u64, u8); PROTOS.len()] = keys(PROTOS);
+const SLOTS: usize = 64;
 
 #[inline]
-fn code(keys: &[(u64, u64, u8)], text: *const c_char) -> u8 {
-    let (a, b) = key(text);
-    for k in keys {
-        if k.0 == a && k.1 == b {
-            return k.2;
+const fn place(a: u64, b: u64, seed: u64) -> usize {
+    ((a ^ b.rotate_left(29)).wrapping_mul(seed) >> 58) as usize
+}
+
+impl Names {
+    /// The table, with the first seed that gives every name a slot of its own.
+    const fn of(table: &[(u8, &str)]) -> Self {
+        let mut seed = 0x9e37_79b9_7f4a_7c15;
+        loop {
+            let mut slots = [(0, 0, UNKNOWN); SLOTS];
+            let mut i = 0;
+            while i < table.len() {
+                let (a, b) = const_key(table[i].1);
+                let at = place(a, b, seed);
+                if slots[at].2 != UNKNOWN {
+                    break;
+                }
+                slots[at] = (a, b, table[i].0);
+                i += 1;
+            }
+            if i == table.len() {
+                return Names { seed, slots };
+            }
+            seed = seed.wrapping_mul(0xbf58_476d_1ce4_e5b9) | 1;
         }
     }
-    UNKNOWN
+
+    #[inline]
+    fn code(&self, text: *const c_char) -> u8 {
+        let (a, b) = key(text);
+        match self.slots.get(place(a, b, self.seed)) {
+            Some(s) if s.0 == a && s.1 == b => s.2,
+            _ => UNKNOWN,
+        }
+    }
 }
+
+static FUNC_NAMES: Names = Names::of(FUNCS);
+static TYPE_NAMES: Names = Names::of(TYPES);
+static ALGO_NAMES: Names = Names::of(ALGOS);
+static PROTO_NAMES: Names = Names::of(PROTOS);
 
 /// Code of a function's name.
 #[inline]
 pub(crate) fn func(text: *const c_char) -> u8 {
-    code(&FUNC_KEYS, text)
+    FUNC_NAMES.code(text)
 }
 
 /// Code of a data type's name.
 #[inline]
 pub(crate) fn dtype(text: *const c_char) -> u8 {
-    code(&TYPE_KEYS, text)
+    TYPE_NAMES.code(text)
 }
 
 /// Code of an algorithm's name.
 #[inline]
 pub(crate) fn algo(text: *const c_char) -> u8 {
-    code(&ALGO_KEYS, text)
+    ALGO_NAMES.code(text)
 }
 
 /// Code of a protocol's name.
 #[inline]
 pub(crate) fn proto(text: *const c_char) -> u8 {
-    code(&PROTO_KEYS, text)
+    PROTO_NAMES.code(text)
 }
 
 /// NCCL's numeric id as a code (ABI v1): the id plus one, unknown when out of range.
@@ -158,7 +223,27 @@ mod tests {
         assert_eq!(func(c"AllReduc".as_ptr()), UNKNOWN);
         assert_eq!(func(c"".as_ptr()), UNKNOWN);
         assert_eq!(func(core::ptr::null()), UNKNOWN);
+        assert_eq!(func(c"AllReduce\x01".as_ptr()), UNKNOWN);
         assert_eq!(numbered(4, FUNCS), 5);
         assert_eq!(numbered(200, FUNCS), UNKNOWN);
+    }
+
+    #[test]
+    fn names_at_any_place_of_a_page_are_read() {
+        let mut pages = vec![b'x'; 3 * PAGE];
+        let first = pages.as_ptr().align_offset(PAGE);
+        for name in ["AllReduce", "Send", "ReduceScatter"] {
+            for before_end in 1..40 {
+                let at = first + PAGE - before_end;
+                pages[at..at + name.len()].copy_from_slice(name.as_bytes());
+                pages[at + name.len()] = 0;
+                let want = FUNCS.iter().find(|f| f.1 == name).map_or(UNKNOWN, |f| f.0);
+                assert_eq!(
+                    func(pages[at..].as_ptr().cast()),
+                    want,
+                    "{name} {before_end} before a page's end"
+                );
+            }
+        }
     }
 }

@@ -96,6 +96,24 @@ impl Linker {
         })
     }
 
+    /// True for an address inside of a loaded program or library: it is static, and stays valid.
+    pub(crate) fn is_static(&self, address: usize) -> bool {
+        self.file_of(address).is_some()
+    }
+
+    /// The file that an address is loaded from.
+    fn file_of(&self, address: usize) -> Option<*const c_char> {
+        let mut info = DlInfo {
+            file: core::ptr::null(),
+            base: core::ptr::null_mut(),
+            symbol: core::ptr::null(),
+            address: core::ptr::null_mut(),
+        };
+        // SAFETY: dladdr accepts any address and fills the struct when it returns non-zero.
+        let known = unsafe { (self.addr)(core::ptr::without_provenance(address), &mut info) };
+        if known != 0 && !info.file.is_null() { Some(info.file) } else { None }
+    }
+
     /// A symbol of a library that is loaded already.
     pub(crate) fn find(&self, library: &CStr, symbol: &CStr) -> usize {
         self.find_at(library.as_ptr(), symbol)
@@ -137,18 +155,10 @@ pub(crate) fn thread_keys() -> [usize; 3] {
 pub(crate) fn version(log: &Log) -> Option<u32> {
     let linker = Linker::get()?;
     let mut found = 0;
-    if log.address() != 0 {
-        let mut info = DlInfo {
-            file: core::ptr::null(),
-            base: core::ptr::null_mut(),
-            symbol: core::ptr::null(),
-            address: core::ptr::null_mut(),
-        };
-        // SAFETY: dladdr accepts any address and fills the struct when it returns non-zero.
-        let known = unsafe { (linker.addr)(core::ptr::without_provenance(log.address()), &mut info) };
-        if known != 0 && !info.file.is_null() {
-            found = linker.find_at(info.file, c"ncclGetVersion");
-        }
+    if log.address() != 0
+        && let Some(file) = linker.file_of(log.address())
+    {
+        found = linker.find_at(file, c"ncclGetVersion");
     }
     if found == 0 {
         found = linker.find(c"libnccl.so.2", c"ncclGetVersion");
@@ -162,6 +172,43 @@ pub(crate) fn version(log: &Log) -> Option<u32> {
     // SAFETY: it stores one int and does nothing else.
     let result = unsafe { get(&mut version) };
     if result == 0 { u32::try_from(version).ok().filter(|v| *v > 0) } else { None }
+}
+
+/// Runs `f` with a device's primary context, the one that CUDA's runtime uses; without CUDA, or a device, as it is.
+pub(crate) fn on_device(device: Option<c_int>, f: impl FnOnce()) {
+    type Retain = unsafe extern "C" fn(*mut usize, c_int) -> c_int;
+    type Release = unsafe extern "C" fn(c_int) -> c_int;
+    type Push = unsafe extern "C" fn(usize) -> c_int;
+    type Pop = unsafe extern "C" fn(*mut usize) -> c_int;
+    let (Some(linker), Some(device)) = (Linker::get(), device) else { return f() };
+    let find = |name| linker.find(c"libcuda.so.1", name);
+    let (retain, release) = (find(c"cuDevicePrimaryCtxRetain"), find(c"cuDevicePrimaryCtxRelease_v2"));
+    let (push, pop) = (find(c"cuCtxPushCurrent_v2"), find(c"cuCtxPopCurrent_v2"));
+    if retain == 0 || release == 0 || push == 0 || pop == 0 {
+        return f();
+    }
+    // SAFETY: the CUDA driver's functions of these names and signatures.
+    let (retain, release, push, pop) = unsafe {
+        (
+            core::mem::transmute::<usize, Retain>(retain),
+            core::mem::transmute::<usize, Release>(release),
+            core::mem::transmute::<usize, Push>(push),
+            core::mem::transmute::<usize, Pop>(pop),
+        )
+    };
+    let mut context = 0;
+    // SAFETY: stores one context; the job's own use of the device keeps it for longer than this one.
+    if unsafe { retain(&mut context, device) } != 0 {
+        return f();
+    }
+    // SAFETY: a context that is retained; what is pushed is popped.
+    unsafe {
+        if push(context) == 0 {
+            f();
+            pop(&mut context);
+        }
+        release(device);
+    }
 }
 
 /// PCI address of the GPU that this thread uses, as text words; empty when CUDA does not say.

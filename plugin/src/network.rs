@@ -3,10 +3,10 @@
 //! A transfer's callbacks come from one thread, its process's proxy; marks are changed all the same so that a
 //! proxy which slept while its slot was given away cannot touch the next transfer's.
 
+use crate::clock::now_ns;
 use crate::event::{ProxyOp, StateArg, state};
 use crate::handle::Handle;
 use crate::held::Held;
-use crate::process::now_ns;
 use crate::record::comm_of;
 use crate::state::Live;
 use ringwatch_wire::codes::{Loss, phase};

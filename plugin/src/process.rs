@@ -1,5 +1,6 @@
 //! Who this process is.
 
+use crate::clock::now_ns;
 use crate::sys::{self, variable};
 use core::ffi::CStr;
 use ringwatch_wire::layout::head;
@@ -27,12 +28,6 @@ const JOB_VARIABLES: &[&CStr] = &[
     c"PMI_SIZE",
     c"CUDA_VISIBLE_DEVICES",
 ];
-
-/// The host's monotonic clock in ns, read through the vDSO.
-#[inline]
-pub(crate) fn now_ns() -> u64 {
-    sys::clock_ns(sys::MONOTONIC)
-}
 
 /// Identity of the process.
 #[derive(Debug, Clone, Copy)]

@@ -5,14 +5,16 @@
 //! and keep their own slots, since a kernel's stamps may be wrong channel by channel and are judged later.
 
 use crate::calls;
+use crate::clock::now_ns;
 use crate::event::{Api, Body, Coll, Event, P2p, StateArg, bit, state};
-use crate::handle::{Handle, Kind};
+use crate::events::{Shot, told};
+use crate::governor::{AFTER_PAUSE, LARGE, LARGE_BYTES, PAUSE_NS};
+use crate::handle::{Handle, Kind, group};
 use crate::held::Held;
 use crate::network;
-use crate::process::now_ns;
 use crate::state::Live;
-use ringwatch_wire::codes::{FUNCS, Flaw, Loss, UNKNOWN, flag, kind, phase};
-use ringwatch_wire::layout::{channel, comm, group, op, proxy};
+use ringwatch_wire::codes::{FUNCS, Flaw, Loss, UNKNOWN, flag, kind, phase, timed};
+use ringwatch_wire::layout::{channel, comm, group as layout, op, proxy};
 use ringwatch_wire::sync::{Claim, Word};
 
 const SEND: u8 = code_of("Send");
@@ -45,55 +47,100 @@ pub(crate) struct Comm {
     slot: &'static [Word],
 }
 
+impl Comm {
+    /// The communicator of a ticket.
+    pub(crate) fn of(live: &'static Live, ticket: u64) -> Option<Self> {
+        live.segment.comm.held(ticket).map(|slot| Comm { ticket, slot })
+    }
+
+    /// A word of its slot.
+    #[inline]
+    pub(crate) fn word(&self, i: usize) -> u64 {
+        word(self.slot, i)
+    }
+
+    /// Changes a note of the writer's own.
+    #[inline]
+    pub(crate) fn set(&self, i: usize, value: u64) {
+        if let Some(w) = self.slot.get(i) {
+            w.set(value);
+        }
+    }
+}
+
+/// A started event.
+#[derive(Debug, Clone, Copy)]
+pub struct Started {
+    /// What NCCL gets.
+    pub handle: u64,
+    /// It is to be booked. Events that another counter of the segment tells, or that carry nothing, are not.
+    pub booked: bool,
+}
+
+impl Started {
+    const fn booked(handle: u64) -> Self {
+        Started { handle, booked: true }
+    }
+
+    const fn quiet(handle: u64) -> Self {
+        Started { handle, booked: false }
+    }
+}
+
+/// What a stop or a state brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Carried {
+    /// Something that was recorded.
+    Something,
+    /// Nothing: NCCL says it for the sake of order.
+    Nothing,
+}
+
 /// Records a started event and returns its handle.
 ///
 /// # Errors
 /// The reason why nothing was recorded; the handle is then NULL.
-pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<u64, Loss> {
+pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<Started, Loss> {
     let pack = |kind, value| Handle { kind, value }.pack(live.nonce);
     match &event.body {
         Body::Group => {
+            // Its number counts it.
             let plan = live.segment.add(ringwatch_wire::layout::head::NEXT_PLAN, 1);
-            Ok(pack(Kind::Plan, plan))
+            Ok(Started::quiet(pack(Kind::Plan, plan)))
         }
         Body::GroupApi { depth, captured } => {
-            let comm = comm_of(live, context)?;
-            let (ticket, slot) = live.segment.group.claim()?;
-            let depth = (*depth).clamp(0, 0xffff) as u64;
-            slot.set(group::WHAT, comm.ticket & 0xffff | depth << 16 | u64::from(*captured) << 32);
-            slot.set(group::START_NS, now_ns());
-            for i in [group::END_CALLED, group::LAUNCH_START, group::LAUNCH_STOP, group::STOP] {
-                slot.set(i, 0);
-            }
-            slot.publish();
-            Ok(pack(Kind::Group, ticket))
+            let value = begin_group(live, context, *depth, *captured)?;
+            Ok(Started::quiet(pack(Kind::Group, value)))
         }
         Body::Api(api) => {
-            let kind = if api.captured { Kind::Captured } else { Kind::Called };
-            called(live, comm_of(live, context)?, event, api).map(|t| pack(kind, t))
+            let (group, ticket) = called(live, comm_of(live, context)?, event, api)?;
+            Ok(Started::booked(if api.captured {
+                pack(Kind::Captured, ticket & group::TICKET | group & group::KERNEL)
+            } else {
+                pack(Kind::Called, ticket)
+            }))
         }
-        Body::Coll(coll) => issued(live, comm_of(live, context)?, event, coll).map(|t| pack(Kind::Issued, t)),
-        Body::P2p(p2p) => paired(live, comm_of(live, context)?, event, p2p).map(|t| pack(Kind::Issued, t)),
-        Body::KernelLaunch => {
-            let ticket = parent_ticket(live, event.parent, Kind::Group)?;
-            let group = Held::of(&live.segment.group, ticket)?;
-            // A group may launch several kernels; the first start and the last stop are kept.
-            match group.once_since(group::LAUNCH_START, group::START_NS) {
-                Ok(()) | Err(Loss::Repeated) => Ok(pack(Kind::Launch, ticket)),
-                Err(e) => Err(e),
-            }
+        Body::Coll(coll) => {
+            issued(live, comm_of(live, context)?, event, coll).map(|i| i.started(|t| pack(Kind::Issued, t)))
+        }
+        Body::P2p(p2p) => {
+            paired(live, comm_of(live, context)?, event, p2p).map(|i| i.started(|t| pack(Kind::Issued, t)))
+        }
+        Body::KernelLaunch { stream } => {
+            // Without a shot NCCL need not tell the end of the launch.
+            let shot = launch(live, comm_of(live, context)?, event.parent, *stream);
+            Ok(shot.map_or(Started::quiet(0), |s| Started::booked(pack(Kind::Launch, s.number()))))
         }
         Body::KernelCh { channel, gpu_ns } => {
-            kernel(live, event.parent, *channel, *gpu_ns).map(|t| pack(Kind::Channel, t))
+            kernel(live, event.parent, *channel, *gpu_ns).map(|t| Started::booked(pack(Kind::Channel, t)))
         }
-        Body::ProxyOp(p) => {
-            network::transfer(live, context, event.parent, p).map(|t| pack(Kind::Transfer, t))
-        }
+        Body::ProxyOp(p) => network::transfer(live, context, event.parent, p)
+            .map(|t| Started::booked(pack(Kind::Transfer, t))),
         Body::ProxyStep { step } => {
             let ticket = parent_ticket(live, event.parent, Kind::Transfer)?;
             let step = u64::from(*step as u32) & 7;
             network::step_start(live, ticket, step)?;
-            Ok(pack(Kind::Step, ticket << 3 | step))
+            Ok(Started::booked(pack(Kind::Step, ticket << 3 | step)))
         }
         Body::Other => Err(if event.bit <= bit::LAST { Loss::NotRecorded } else { Loss::UnknownType }),
     }
@@ -103,18 +150,17 @@ pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<u64, Lo
 ///
 /// # Errors
 /// The reason why nothing was recorded.
-pub fn stop(live: &'static Live, raw: u64) -> Result<(), Loss> {
+pub fn stop(live: &'static Live, raw: u64) -> Result<Carried, Loss> {
     let handle = Handle::unpack(raw, live.nonce)?;
     let s = &live.segment;
     match handle.kind {
-        // NCCL has nothing more to say about a plan, and its operations carry its number.
-        Kind::Plan => Ok(()),
-        Kind::Called | Kind::Captured => Held::of(&s.op, handle.value).map(|_| ()),
-        Kind::Issued => Held::of(&s.op, handle.value)?.once_since(op::ENQUEUED, op::ISSUED_NS),
-        Kind::Group => Held::of(&s.group, handle.value)?.once_since(group::STOP, group::START_NS),
+        // An operation's stop follows its start at once and says that NCCL has enqueued it, not that it is done.
+        Kind::Issued | Kind::Plan | Kind::Called | Kind::Captured => return Ok(Carried::Nothing),
+        Kind::Group => return end_group(live, handle.value),
         Kind::Launch => {
-            let group = Held::of(&s.group, handle.value)?;
-            group.set(group::LAUNCH_STOP, group.since(group::START_NS))
+            let shot = Shot::from_number(handle.value).ok_or(Loss::Foreign)?;
+            live.events.end(live, shot);
+            Ok(())
         }
         Kind::Channel => {
             // From v4 on the stop is known already; v3 has no state before it.
@@ -127,13 +173,14 @@ pub fn stop(live: &'static Live, raw: u64) -> Result<(), Loss> {
         Kind::Step => network::step_change(live, handle.value >> 3, handle.value & 7, phase::NONE, 0),
         Kind::Comm => Err(Loss::BadParent),
     }
+    .map(|()| Carried::Something)
 }
 
 /// Records a state of an event.
 ///
 /// # Errors
 /// The reason why nothing was recorded.
-pub fn state(live: &'static Live, raw: u64, value: i32, arg: Option<StateArg>) -> Result<(), Loss> {
+pub fn state(live: &'static Live, raw: u64, value: i32, arg: Option<StateArg>) -> Result<Carried, Loss> {
     let handle = Handle::unpack(raw, live.nonce)?;
     let s = &live.segment;
     match (handle.kind, value) {
@@ -141,9 +188,13 @@ pub fn state(live: &'static Live, raw: u64, value: i32, arg: Option<StateArg>) -
             let stamp = arg.ok_or(Loss::BadCall)?.value;
             kernel_stop(live, handle.value, Some(stamp))
         }
-        (Kind::Group, state::GROUP_START_DONE) => Held::of(&s.group, handle.value).map(|_| ()),
+        (Kind::Group, state::GROUP_START_DONE) => return Ok(Carried::Nothing),
         (Kind::Group, state::GROUP_END_CALLED) => {
-            Held::of(&s.group, handle.value)?.once_since(group::END_CALLED, group::START_NS)
+            if handle.value & group::BARE != 0 {
+                return Ok(Carried::Nothing);
+            }
+            let ticket = handle.value & group::TICKET;
+            Held::of(&s.group, ticket)?.once_since(layout::END_CALLED, layout::START_NS)
         }
         (Kind::Transfer, state::IN_PROGRESS) => Held::of(&s.proxy, handle.value).map(|_| ()),
         (Kind::Transfer, state::SEND_POSTED..=state::RECV_DONE) => {
@@ -163,6 +214,7 @@ pub fn state(live: &'static Live, raw: u64, value: i32, arg: Option<StateArg>) -
         }
         _ => Err(Loss::UnknownState),
     }
+    .map(|()| Carried::Something)
 }
 
 /// Records the end of a communicator.
@@ -176,7 +228,122 @@ pub fn finalize(live: &'static Live, context: u64) -> Result<(), Loss> {
         return Err(Loss::Repeated);
     }
     live.pairs.free(c.ticket);
+    live.governor.finalized(&c);
+    if live.governor.events() {
+        live.events.read(live, c.ticket, now_ns());
+    }
     Ok(())
+}
+
+/// An outermost group begins. A bare call is a group of its own and gets no record: its value says all there is.
+#[inline]
+fn begin_group(live: &'static Live, context: u64, depth: i32, captured: bool) -> Result<u64, Loss> {
+    let comm = comm_of(live, context)?;
+    // NCCL has looked at its mask a moment ago.
+    let mut value = if live.governor.kernel_on() { group::KERNEL } else { 0 };
+    if captured {
+        value |= group::CAPTURED;
+    }
+    if depth <= 1 {
+        return Ok(value | group::BARE | comm.ticket & group::TICKET);
+    }
+    let (ticket, slot) = live.segment.group.claim()?;
+    let depth = depth.clamp(0, 0xffff) as u64;
+    slot.set(layout::WHAT, comm.ticket & 0xffff | depth << 16 | u64::from(captured) << 32);
+    slot.set(layout::START_NS, now_ns());
+    for i in [layout::END_CALLED, layout::LAUNCH_START, layout::LAUNCH_STOP, layout::STOP] {
+        slot.set(i, 0);
+    }
+    slot.publish();
+    Ok(value | ticket & group::TICKET)
+}
+
+#[inline]
+fn end_group(live: &'static Live, value: u64) -> Result<Carried, Loss> {
+    if value & group::CAPTURED != 0 {
+        end_capture(live);
+    }
+    if value & group::BARE != 0 {
+        return Ok(Carried::Nothing);
+    }
+    Held::of(&live.segment.group, value & group::TICKET)?.once_since(layout::STOP, layout::START_NS)?;
+    Ok(Carried::Something)
+}
+
+/// A captured group has ended: what comes of its calls from now on is replayed.
+#[cold]
+fn end_capture(live: &'static Live) {
+    let ring = &live.segment.comm;
+    for i in 0..ring.slots() {
+        if let Some(note) = ring.slot(i).and_then(|s| s.get(comm::CAPTURING)) {
+            note.set(0);
+        }
+    }
+}
+
+/// A kernel is about to be launched for what was called: times it by CUDA events if it is to be.
+fn launch(live: &'static Live, c: Comm, parent: u64, stream: u64) -> Option<Shot> {
+    let group = Handle::unpack(parent, live.nonce).ok().filter(|h| h.kind == Kind::Group)?.value;
+    launching(live, c, group & (group::CAPTURED | group::KERNEL) == 0, stream)
+}
+
+/// The same, for what is no kernel launch of NCCL's telling; `free` is false where events must not be used.
+pub(crate) fn launching(live: &'static Live, c: Comm, free: bool, stream: u64) -> Option<Shot> {
+    let (called, launched) = (c.word(comm::CALLED), c.word(comm::LAUNCHED));
+    c.set(comm::LAUNCHED, called);
+    c.set(comm::SHOT, 0);
+    if !free {
+        return None;
+    }
+    // The time of the last call is time enough.
+    let now = c.word(comm::CALLED_NS);
+    live.events.look(live, c.ticket, now);
+    // A second launch of one group carries calls that cannot be told from the first one's.
+    if called == launched || !live.governor.launch(&c, c.word(comm::ISSUED), now) {
+        return None;
+    }
+    let shot = live.events.begin(live, c.ticket, stream, now)?;
+    c.set(comm::SHOT, launched << 16 | shot.number());
+    Some(shot)
+}
+
+/// How an operation is timed that is issued now, as the word [`op::TIMED`].
+#[inline]
+fn timing(live: &'static Live, c: Comm, origin: &Origin, ticket: u64) -> u64 {
+    match *origin {
+        Origin::Called(t) => {
+            if live.segment.op.held(t).is_some_and(|s| word(s, op::TIMED) == u64::from(timed::KERNEL)) {
+                return u64::from(timed::KERNEL);
+            }
+            let shot = c.word(comm::SHOT);
+            // Called after the launch before, and not after this one.
+            if shot != 0 && t + 1 > shot >> 16 && t < c.word(comm::LAUNCHED) {
+                return shot_for(live, shot & 0xffff, ticket);
+            }
+            u64::from(live.governor.why_not(false))
+        }
+        Origin::Replay { kernel: true, .. } => u64::from(timed::KERNEL),
+        Origin::Replay { .. } => u64::from(live.governor.why_not(true)),
+        // Before ABI v5 there are no calls.
+        Origin::Unknown if live.governor.kernel_on() => u64::from(timed::KERNEL),
+        Origin::Unknown => u64::from(live.governor.why_not(false)),
+    }
+}
+
+/// How a call is timed that nobody but itself issues.
+pub(crate) fn timing_of_call(live: &'static Live, c: Comm, ticket: u64) -> u64 {
+    timing(live, c, &Origin::Called(ticket), ticket)
+}
+
+#[inline(never)]
+fn shot_for(live: &'static Live, number: u64, ticket: u64) -> u64 {
+    match Shot::from_number(number) {
+        Some(shot) => {
+            live.events.bind(shot, ticket);
+            told(number)
+        }
+        None => u64::from(timed::NOT_FREE),
+    }
 }
 
 fn word(slot: &[Word], i: usize) -> u64 {
@@ -246,45 +413,86 @@ fn blank(slot: &Claim<'_>) {
     slot.set(op::SEQ, op::NO_ORDER);
 }
 
-fn called(live: &'static Live, c: Comm, event: &Event, api: &Api) -> Result<u64, Loss> {
-    // The group may be another communicator's: groups span communicators.
-    let group = parent_ticket(live, event.parent, Kind::Group).map_or(0, |t| t + 1);
-    if let Some(ticket) = calls::told(live, c.ticket, api, group) {
-        return Ok(ticket);
-    }
-    let (ticket, slot) = live.segment.op.claim()?;
-    blank(&slot);
+/// Bytes of an element, by code of its type.
+const TYPE_BYTES: [u64; 16] = [1, 1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1, 1, 1, 1];
+
+/// Bytes of so many elements of a type.
+#[inline]
+pub(crate) fn bytes_of(dtype: u8, count: u64) -> u64 {
+    count.saturating_mul(TYPE_BYTES.get(usize::from(dtype)).map_or(1, |b| *b))
+}
+
+/// An API call: the group's value, and the ticket of its operation.
+fn called(live: &'static Live, c: Comm, event: &Event, api: &Api) -> Result<(u64, u64), Loss> {
+    let group =
+        Handle::unpack(event.parent, live.nonce).ok().filter(|h| h.kind == Kind::Group).map(|h| h.value);
+    let seen = calls::told(live, c.ticket, api.func);
+    let seen = seen.and_then(|s| Some((s, live.segment.op.claim_again(s.op)?)));
+    let (ticket, slot, dtype, root) = match seen {
+        // NCCL does not name every type, and no peer.
+        Some((s, slot)) => (s.op, slot, if api.dtype == UNKNOWN { s.dtype } else { api.dtype }, s.root),
+        None => {
+            let (ticket, slot) = live.segment.op.claim()?;
+            blank(&slot);
+            (ticket, slot, api.dtype, api.root)
+        }
+    };
     let kind = match (api.collective, api.func) {
         (true, _) => kind::COLLECTIVE,
         (false, SEND) => kind::SEND,
         (false, _) => kind::RECV,
     };
     let flags = if api.captured { flag::CAPTURED } else { 0 };
-    let what = What { kind, func: api.func, dtype: api.dtype, algo: 0, proto: 0, flags };
+    let what = What { kind, func: api.func, dtype, algo: 0, proto: 0, flags };
     slot.set(op::WHAT, what.word(c.ticket));
     slot.set(op::COUNT, api.count);
-    slot.set(op::ROOT, root_word(api.root, 0, 0));
-    slot.set(op::CALLED_NS, now_ns());
-    slot.set(op::GROUP, group);
+    slot.set(op::ROOT, root_word(root, 0, 0));
+    let now = now_ns();
+    slot.set(op::CALLED_NS, now);
+    // The group may be another communicator's: groups span communicators.
+    let group = group.unwrap_or(group::BARE);
+    slot.set(op::GROUP, if group & group::BARE != 0 { 0 } else { (group & group::TICKET) + 1 });
+    if group & group::KERNEL != 0 {
+        slot.set(op::TIMED, u64::from(timed::KERNEL));
+    }
     slot.set(op::STREAM, api.stream);
     slot.set(op::USER_TAG, api.user_tag);
     slot.publish();
-    Ok(ticket)
+    note_call(&c, ticket, now, bytes_of(api.dtype, api.count));
+    if api.captured {
+        live.governor.captured();
+        if c.word(comm::CAPTURING) == 0 {
+            c.set(comm::CAPTURING, ticket + 1);
+        }
+    }
+    Ok((group, ticket))
+}
+
+/// Notes what the timing of a call's launch rests on.
+#[inline]
+pub(crate) fn note_call(c: &Comm, ticket: u64, now: u64, bytes: u64) {
+    let pause = now.saturating_sub(c.word(comm::CALLED_NS)) > PAUSE_NS;
+    let large = bytes >= LARGE_BYTES;
+    c.set(comm::HINT, if pause { AFTER_PAUSE } else { 0 } | if large { LARGE } else { 0 });
+    c.set(comm::CALLED_NS, now);
+    c.set(comm::CALLED, ticket + 1);
 }
 
 /// What the parent of an issued operation says about it.
 enum Origin {
     /// It was called and not yet issued: the same operation moves on.
     Called(u64),
-    /// A graph replay of a captured call.
-    Replay(u64),
+    /// A graph replay of a captured call; with kernel events or without.
+    Replay { ticket: u64, kernel: bool },
     /// No call is known.
     Unknown,
 }
 
 fn origin(live: &Live, parent: u64) -> Origin {
     match Handle::unpack(parent, live.nonce) {
-        Ok(Handle { kind: Kind::Captured, value }) => Origin::Replay(value),
+        Ok(Handle { kind: Kind::Captured, value }) => {
+            Origin::Replay { ticket: value & group::TICKET, kernel: value & group::KERNEL != 0 }
+        }
         Ok(Handle { kind: Kind::Called, value }) => match live.segment.op.held(value) {
             Some(slot) if word(slot, op::ISSUED_NS) == 0 => Origin::Called(value),
             // NCCL 2.28.3 to 2.32.3 name an old call again once events were switched off; and a group with
@@ -314,12 +522,47 @@ fn plan_of(live: &Live, plan: u64, parent: u64) -> u64 {
         .map_or(0, |t| t + 1)
 }
 
-fn issued(live: &'static Live, c: Comm, event: &Event, coll: &Coll) -> Result<u64, Loss> {
+/// An operation that was issued.
+enum Issued {
+    /// And has this ticket.
+    Recorded(u64),
+    /// Into a graph: nothing runs. This is the ticket of its call.
+    Captured(u64),
+    /// And is not wanted.
+    Unwanted,
+}
+
+impl Issued {
+    fn started(self, pack: impl Fn(u64) -> u64) -> Started {
+        match self {
+            Issued::Recorded(t) => Started::booked(pack(t)),
+            Issued::Captured(t) => Started::quiet(pack(t)),
+            Issued::Unwanted => Started::quiet(0),
+        }
+    }
+}
+
+/// What is to be done with an operation that a graph's capture brought: nothing, if so.
+fn of_graph(live: &'static Live, c: Comm, origin: &Origin) -> Option<Issued> {
+    let Origin::Replay { ticket, .. } = *origin else { return None };
+    // While its group is still open NCCL only puts it into the graph: so does a single node without kernel events,
+    // which then says nothing when the graph is replayed.
+    let capturing = c.word(comm::CAPTURING);
+    if capturing != 0 && ticket + 1 >= capturing {
+        return Some(Issued::Captured(ticket));
+    }
+    live.governor.graphs_off().then_some(Issued::Unwanted)
+}
+
+fn issued(live: &'static Live, c: Comm, event: &Event, coll: &Coll) -> Result<Issued, Loss> {
     learn(live, c, coll.comm, event.rank);
     let seen = calls::pending(c.ticket, coll.func, coll.dtype, coll.count, -1);
     let origin = seen.map_or_else(|| origin(live, event.parent), Origin::Called);
+    if let Some(i) = of_graph(live, c, &origin) {
+        return Ok(i);
+    }
     let (kind, counter) = match origin {
-        Origin::Replay(_) => (kind::REPLAY, comm::REPLAYED),
+        Origin::Replay { .. } => (kind::REPLAY, comm::REPLAYED),
         _ => (kind::COLLECTIVE, comm::ISSUED),
     };
     // Counted before the slot is taken: a record that is lost must not shift the orders that follow.
@@ -347,7 +590,10 @@ fn issued(live: &'static Live, c: Comm, event: &Event, coll: &Coll) -> Result<u6
     slot.set(op::ORDER, order);
     slot.set(op::COUNT, count);
     slot.set(op::ROOT, root_word(coll.root, coll.channels, coll.warps));
-    slot.set(op::ISSUED_NS, now_ns());
+    let now = now_ns();
+    slot.set(op::ISSUED_NS, now);
+    let timing = timing(live, c, &origin, ticket);
+    slot.set(op::TIMED, timing);
     slot.set(op::SEQ, coll.seq);
     slot.set(op::PLAN, plan_of(live, coll.plan, event.parent));
     for (i, w) in coll.variant.iter().enumerate() {
@@ -356,18 +602,24 @@ fn issued(live: &'static Live, c: Comm, event: &Event, coll: &Coll) -> Result<u6
     if !again {
         slot.set(op::STREAM, coll.stream);
         slot.set(op::USER_TAG, coll.user_tag);
-        if let Origin::Replay(t) = origin {
-            slot.set(op::CAPTURE, t + 1);
+        if let Origin::Replay { ticket, .. } = origin {
+            slot.set(op::CAPTURE, ticket + 1);
         }
     }
     slot.publish();
-    Ok(ticket)
+    if matches!(kind, kind::COLLECTIVE) {
+        live.governor.issued(&c, order, timing == u64::from(timed::KERNEL), now);
+    }
+    Ok(Issued::Recorded(ticket))
 }
 
-fn paired(live: &'static Live, c: Comm, event: &Event, p2p: &P2p) -> Result<u64, Loss> {
+fn paired(live: &'static Live, c: Comm, event: &Event, p2p: &P2p) -> Result<Issued, Loss> {
     learn(live, c, p2p.comm, event.rank);
     let seen = calls::pending(c.ticket, p2p.func, p2p.dtype, p2p.count, p2p.peer);
     let origin = seen.map_or_else(|| origin(live, event.parent), Origin::Called);
+    if let Some(i) = of_graph(live, c, &origin) {
+        return Ok(i);
+    }
     let is_send = p2p.func != RECV;
     let order = live.pairs.next(c.ticket, p2p.peer, is_send);
     let (ticket, slot, again) = issue_slot(live, &origin)?;
@@ -381,16 +633,23 @@ fn paired(live: &'static Live, c: Comm, event: &Event, p2p: &P2p) -> Result<u64,
     slot.set(op::ORDER, order.unwrap_or(op::NO_ORDER));
     slot.set(op::COUNT, p2p.count);
     slot.set(op::ROOT, root_word(p2p.peer, p2p.channels, 0));
-    slot.set(op::ISSUED_NS, now_ns());
+    let now = now_ns();
+    slot.set(op::ISSUED_NS, now);
+    let timing = timing(live, c, &origin, ticket);
+    slot.set(op::TIMED, timing);
     slot.set(op::PLAN, plan_of(live, p2p.plan, event.parent));
     if !again {
         slot.set(op::USER_TAG, p2p.user_tag);
-        if let Origin::Replay(t) = origin {
-            slot.set(op::CAPTURE, t + 1);
+        if let Origin::Replay { ticket, .. } = origin {
+            slot.set(op::CAPTURE, ticket + 1);
         }
     }
     slot.publish();
-    Ok(ticket)
+    // Ranks share no order of their sends and receives; a pair does.
+    if !matches!(origin, Origin::Replay { .. }) {
+        live.governor.issued(&c, order.unwrap_or(0), timing == u64::from(timed::KERNEL), now);
+    }
+    Ok(Issued::Recorded(ticket))
 }
 
 /// Counts a channel in its operation's progress: started in the low 16 bits, stopped above.

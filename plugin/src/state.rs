@@ -6,10 +6,13 @@
 #![expect(unsafe_code, reason = "one mapping is shared by all threads of the process")]
 
 use crate::abi::LogFn;
-use crate::event::bit;
+use crate::clock::{self, now_ns};
+use crate::events::{self, Driver, Events};
+use crate::governor::{self, Facts, Governor};
 use crate::handle::{Handle, Kind};
 use crate::log::{Log, Message};
 use crate::names;
+use crate::nccl::Linker;
 use crate::pairs::{self, Pairs};
 use crate::settings::Settings;
 use crate::sys::{self, InChild};
@@ -18,7 +21,7 @@ use core::ffi::{c_char, c_int};
 use ringwatch_wire::codes::{Loss, call};
 use ringwatch_wire::layout::{Geometry, HEADER_WORDS, comm, head};
 use ringwatch_wire::ring::Segment;
-use ringwatch_wire::sync::Word;
+use ringwatch_wire::sync::{Claim, Word};
 
 /// What the callbacks work with.
 #[derive(Debug)]
@@ -29,9 +32,9 @@ pub struct Live {
     pub nonce: u16,
     /// NCCL's version code, 22809 for 2.28.9; 0 unknown.
     pub nccl: u32,
-    /// Events that are not to be asked for, as bits of the mask: NCCL itself does not bear them.
-    pub refused: i32,
     pub(crate) pairs: Pairs,
+    pub(crate) governor: Governor,
+    pub(crate) events: Events,
 }
 
 /// What NCCL said at init.
@@ -60,13 +63,22 @@ impl InitArgs {
     }
 }
 
+/// NCCL's event mask, as an init may have it.
+#[derive(Debug, Clone, Copy)]
+pub struct Mask {
+    /// The events that this ABI version is to bring.
+    pub wanted: c_int,
+    /// Where NCCL keeps it; 0 nowhere.
+    pub place: usize,
+}
+
 /// What init gives back.
 #[derive(Debug, Clone, Copy)]
 pub struct Opened {
     /// The context, never 0.
     pub context: u64,
-    /// The events that may be asked for, as bits of the mask.
-    pub allowed: i32,
+    /// The mask to begin with.
+    pub mask: c_int,
 }
 
 /// The wiped pages.
@@ -80,6 +92,8 @@ struct Page {
     /// A header to count in where there is no segment.
     header: [Word; HEADER_WORDS],
     pairs: [Word; pairs::WORDS],
+    governor: [Word; governor::WORDS],
+    events: [Word; events::WORDS],
 }
 
 const UNOPENED: u64 = 0;
@@ -132,38 +146,46 @@ fn map_page() -> Option<&'static Page> {
 
 /// Opens the process's state if need be, and a communicator in it. Never fails: without a segment the books
 /// are kept in private memory, and NCCL is asked for no events.
-pub fn open_comm(version: u32, args: &InitArgs) -> Opened {
+pub fn open_comm(version: u32, args: &InitArgs, mask: Mask) -> Opened {
     let log = Log::new(args.log);
-    let Some((page, live)) = open(version, &log) else {
-        return Opened { context: NO_CONTEXT, allowed: 0 };
+    let Some((page, live)) = open(Some(version), mask.place, &log) else {
+        return Opened { context: NO_CONTEXT, mask: 0 };
     };
     let outcome = match calls::adopt(live, version, args) {
         Some(ticket) => Ok(ticket),
         None => enter_comm(live, args),
     };
+    if let Ok(ticket) = outcome
+        && live.governor.events()
+    {
+        live.events.open(ticket);
+    }
     live.segment.book(call::INIT, outcome.map(|_| ()));
-    let allowed = if matches!(outcome, Err(Loss::NoRoom)) { 0 } else { !live.refused };
+    let mask = match outcome {
+        Err(Loss::NoRoom) => 0,
+        _ => live.governor.mask(mask.wanted, mask.place),
+    };
     let value = outcome.unwrap_or_else(|_| {
         log.say(Message::CommTableFull);
         // Contexts have to differ even without a slot: NCCL purges queued events by context.
         crate::handle::VALUE_MASK - page.spare_contexts.add(1) % (1 << 20)
     });
-    Opened { context: Handle { kind: Kind::Comm, value }.pack(live.nonce), allowed }
+    Opened { context: Handle { kind: Kind::Comm, value }.pack(live.nonce), mask }
 }
 
-/// Opens the process's state if need be; `version` is the profiler's ABI, 0 for a call of the API.
-fn open(version: u32, log: &Log) -> Option<(&'static Page, &'static Live)> {
+/// Opens the process's state if need be; `version` is the profiler's ABI, `None` for a call of the API.
+fn open(version: Option<u32>, mask_at: usize, log: &Log) -> Option<(&'static Page, &'static Live)> {
     let Some(page) = map_page() else {
         log.say(Message::NoForkGuard);
         return None;
     };
     if page.phase.replace(UNOPENED, OPENING) {
-        open_process(page, version, log);
+        open_process(page, version, mask_at, log);
     }
     // Another communicator's init is opening the process now. This is init, where waiting is allowed, and
     // bounded by time: giving up would write 0 to the mask that all of NCCL's communicators share.
-    let begun = process::now_ns();
-    while page.phase.get_first() != OPEN && process::now_ns().saturating_sub(begun) < OPENING_NS_MAX {
+    let begun = now_ns();
+    while page.phase.get_first() != OPEN && now_ns().saturating_sub(begun) < OPENING_NS_MAX {
         sys::nap();
     }
     Some((page, live()?))
@@ -171,10 +193,11 @@ fn open(version: u32, log: &Log) -> Option<(&'static Page, &'static Live)> {
 
 /// Opens the process's state, if need be, for a call of the API: NCCL has no logger to give there.
 pub(crate) fn open_for_calls() -> Option<&'static Live> {
-    open(0, &Log::new(None)).map(|(_, live)| live)
+    open(None, 0, &Log::new(None)).map(|(_, live)| live)
 }
 
-fn open_process(page: &'static Page, version: u32, log: &Log) {
+fn open_process(page: &'static Page, version: Option<u32>, mask_at: usize, log: &Log) {
+    clock::measure();
     let settings = Settings::from_environment(log);
     let identity = process::Identity::read();
     let made = shm::create(&settings, &identity, log);
@@ -191,13 +214,25 @@ fn open_process(page: &'static Page, version: u32, log: &Log) {
     segment.format(&geometry);
     identity.write(&segment);
     let nccl = nccl::version(log);
-    segment.set(head::NCCL, u64::from(nccl.unwrap_or(0)) | u64::from(version) << 32);
+    segment.set(head::NCCL, u64::from(nccl.unwrap_or(0)) | u64::from(version.unwrap_or(0)) << 32);
     process::write_environment(&segment);
     segment.open_for_readers();
     let nonce = (identity.nonce & 0xffff) as u16;
     let nccl = nccl.unwrap_or(0);
-    let refused = refused(nccl, log);
-    let live = Live { segment, nonce: nonce.max(1), nccl, refused, pairs: Pairs::new(&page.pairs) };
+    let events = Events::new(Driver::find(), &page.events);
+    // A call of the API comes before the profiler's first init; which one that will be NCCL's version says.
+    let abi = version.unwrap_or_else(|| calls::abi_to_come(nccl));
+    let facts = Facts {
+        abi,
+        nccl,
+        refused: refused(abi, nccl, log),
+        // A mask on a stack or a heap is a test's, and gone after init.
+        switchable: version.is_none() || Linker::get().is_some_and(|l| l.is_static(mask_at)),
+        events: events.available(),
+    };
+    let governor = Governor::new(&page.governor, &facts, &settings);
+    let pairs = Pairs::new(&page.pairs);
+    let live = Live { segment, nonce: nonce.max(1), nccl, pairs, governor, events };
     // SAFETY: the phase is OPENING, set by this thread, and nobody reads `live` before OPEN.
     unsafe { (*page.live.get()).write(live) };
     page.phase.set_last(OPEN);
@@ -207,17 +242,17 @@ fn open_process(page: &'static Page, version: u32, log: &Log) {
 /// memory there and crashes when it gets none.
 const LITTLE_SHM: u64 = 64 << 20;
 
-/// What this NCCL on this machine does not bear: kernel events in 2.27, whose all-to-alls then fail, and where
-/// there is little shared memory.
-fn refused(nccl: u32, log: &Log) -> i32 {
+/// True where kernel events would harm the job: in NCCL 2.27 (the only one to use ABI v4), whose all-to-alls then
+/// fail, and where there is little shared memory.
+fn refused(version: u32, nccl: u32, log: &Log) -> bool {
     let little = sys::open(c"/dev/shm", sys::DIRECTORY)
         .and_then(|d| sys::file_system(&d))
         .is_none_or(|fs| fs.total <= LITTLE_SHM);
-    if little || (22700..22800).contains(&nccl) {
+    let refused = little || version == 4 || (22700..22800).contains(&nccl);
+    if refused {
         log.say(Message::NoKernelTimes);
-        return 1 << bit::KERNEL_CH;
     }
-    0
+    refused
 }
 
 pub(crate) fn enter_comm(live: &Live, args: &InitArgs) -> Result<u64, Loss> {
@@ -230,18 +265,26 @@ pub(crate) fn enter_comm(live: &Live, args: &InitArgs) -> Result<u64, Loss> {
     slot.set(comm::ID, args.id);
     slot.set(comm::RANK, number(args.rank) | number(args.ranks) << 32);
     slot.set(comm::NODES, number(args.nodes) | if args.known { comm::KNOWN } else { 0 });
-    slot.set(comm::INIT_NS, process::now_ns());
+    slot.set(comm::INIT_NS, now_ns());
     slot.set(comm::FINALIZED_NS, 0);
     slot.set(comm::ISSUED, 0);
     slot.set(comm::REPLAYED, 0);
-    slot.set(comm::STATE, 0);
-    slot.set(comm::READY_NS, 0);
     for (i, w) in names::long_text(args.name).iter().enumerate() {
         slot.set(comm::NAME + i, *w);
     }
-    for (i, w) in nccl::gpu_address().iter().enumerate() {
-        slot.set(comm::GPU + i, *w);
+    for i in comm::STATE..comm::WORDS {
+        slot.set(i, 0);
     }
+    place_on(live, &slot, &nccl::gpu_address());
     slot.publish();
     Ok(ticket)
+}
+
+/// Writes down a communicator's GPU, and whose budget it uses.
+pub(crate) fn place_on(live: &Live, slot: &Claim<'_>, gpu: &[u64; comm::GPU_WORDS]) {
+    for (i, w) in gpu.iter().enumerate() {
+        slot.set(comm::GPU + i, *w);
+    }
+    let owner = gpu.iter().fold(0u64, |h, w| (h ^ w).wrapping_mul(0x0000_0100_0000_01b3));
+    slot.set(comm::BUCKET, live.governor.bucket_of(owner, now_ns()));
 }

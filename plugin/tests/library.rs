@@ -26,7 +26,8 @@ use support::elf;
 use support::library::{Plugin, plugin_library};
 use support::segment::{Recording, in_dir, only};
 
-const MASKS: [i32; 7] = [0x1f, 0x1f, 0x5f, 0x5f, 0xf5f, 0xf5f, 0xf5f];
+/// What v5's init asks for where there is no CUDA: launches are of use for CUDA events alone.
+const MASK: i32 = 0x75f;
 
 // --- what it is made of
 
@@ -207,11 +208,13 @@ fn bad_handles_types_and_arguments_are_counted_and_harmless() {
         assert_eq!(p.start(5, ctx, &abi::kernel_ch(5, kernel, 0, 10)), 0);
         assert_eq!(p.start(5, ctx, &abi::proxy_step(5, op, 0)), 0);
         p.stop(5, ctx);
-        // Stale: the operations' ring goes round.
-        for seq in 0..9000 {
-            assert_ne!(p.start(5, ctx, &Coll { seq, ..COLL_DEFAULT }.at(5)), 0);
+        // Stale: the transfers' ring goes round.
+        let transfer = || p.start(5, ctx, &abi::proxy_op(5, op, p.pid, 1, 4, 4096, true));
+        let first = transfer();
+        for _ in 0..5000 {
+            assert_ne!(transfer(), 0);
         }
-        p.stop(5, op);
+        p.stop(5, first);
         p.record(5, op, 22, None);
         p.finalize(5, ctx);
         p.finalize(5, ctx);
@@ -226,7 +229,7 @@ fn bad_handles_types_and_arguments_are_counted_and_harmless() {
         (Loss::UnknownType, 6),
         (Loss::NotRecorded, 3),
         (Loss::UnknownState, 3),
-        (Loss::Repeated, 2),
+        (Loss::Repeated, 1),
         (Loss::BadCall, 3),
         (Loss::BadParent, 3),
     ];
@@ -257,7 +260,7 @@ fn init_after_the_last_finalize_works() {
         p.finalize(5, first.context);
         let second = p.init(5, 2);
         assert_ne!(first.context, second.context);
-        assert_eq!(second.mask, MASKS[4]);
+        assert_eq!(second.mask, MASK);
         assert_ne!(p.start(5, second.context, &COLL_DEFAULT.at(5)), 0);
         return;
     };
@@ -287,7 +290,7 @@ fn sixteen_inits(log: Option<support::library::LogFn>) {
     let opened = opened.into_inner().unwrap();
     let contexts: BTreeSet<_> = opened.iter().map(|o| o.context).collect();
     assert_eq!(contexts.len(), 16, "{opened:x?}");
-    assert!(opened.iter().all(|o| o.mask == MASKS[4]), "{opened:x?}");
+    assert!(opened.iter().all(|o| o.mask == MASK), "{opened:x?}");
 }
 
 fn sixteen_opened(ran: Ran) {
@@ -334,7 +337,7 @@ fn a_library_closed_and_opened_again_goes_on() {
     let recording = only(&ran.succeeded().dir);
     assert_eq!(recording.ops().len(), 2);
     assert_eq!(recording.reader().comms().count(), 2);
-    assert_eq!(recording.losses(), [(Loss::Repeated, 1)]);
+    assert_eq!(recording.losses(), []);
 }
 
 fn wait_for(child: libc::pid_t) {
@@ -365,7 +368,7 @@ fn a_forked_child_leaves_the_parents_segment_alone() {
                 // A child that uses NCCL itself has a segment of its own, and the parent's handles mean
                 // nothing in it.
                 let own = p.init(5, 2);
-                if own.mask != MASKS[4] || own.context == ctx {
+                if own.mask != MASK || own.context == ctx {
                     exit_at_once(2);
                 }
                 p.stop(5, op);
@@ -424,9 +427,8 @@ fn a_killed_process_leaves_what_was_in_flight() {
     let recording = only(&ran.dir);
     let ops = recording.ops();
     assert_eq!(ops.len(), 2);
-    assert!(ops[0].enqueued_ns.is_some());
     let o = &ops[1];
-    assert_eq!((o.count, o.order, o.started, o.stopped, o.enqueued_ns), (77, Some(1), 1, 0, None));
+    assert_eq!((o.count, o.order, o.started, o.stopped), (77, Some(1), 1, 0));
     assert!(o.called_ns.is_some() && o.issued_ns >= o.called_ns);
     let k = &recording.channels()[0];
     assert_eq!(
@@ -607,7 +609,7 @@ fn sixty_four_kib_of_shared_memory_make_a_small_segment() {
     else {
         let p = Plugin::built();
         let o = p.init(5, 1);
-        assert_eq!(o.mask, MASKS[4]);
+        assert_eq!(o.mask, MASK);
         for seq in 0..100 {
             let op = p.start(5, o.context, &Coll { seq, ..COLL_DEFAULT }.at(5));
             p.stop(5, op);
@@ -688,7 +690,7 @@ fn bad_settings_are_told_to_nccls_logger() {
     }) else {
         let p = Plugin::built();
         let o = p.init_with(5, 1, c"pg", 2, 0, Some(logger()));
-        assert_eq!(o.mask, MASKS[4], "a bad setting is no reason to do nothing");
+        assert_eq!(o.mask, MASK, "a bad setting is no reason to do nothing");
         let said = SAID.lock().unwrap();
         assert!(
             said.iter().any(|(level, t)| *level == 2 && t.contains("RINGWATCH_SEGMENT_BYTES")),
@@ -740,7 +742,7 @@ fn three_hundred_communicators() {
         let opened: Vec<_> = (0..300).map(|i| p.init(5, i)).collect();
         let contexts: BTreeSet<_> = opened.iter().map(|o| o.context).collect();
         assert_eq!(contexts.len(), 300);
-        assert!(opened.iter().all(|o| o.mask == MASKS[4]), "a full table does not blind the others");
+        assert!(opened.iter().all(|o| o.mask == MASK), "a full table does not blind the others");
         assert_eq!(p.start(5, opened[299].context, &COLL_DEFAULT.at(5)), 0);
         assert_ne!(p.start(5, opened[255].context, &COLL_DEFAULT.at(5)), 0);
         // Ten are freed, ten more are made in their places.

@@ -258,8 +258,6 @@ macro_rules! abi {
                     let $arms = &d.arms;
                     match kind {
                         $crate::event::bit::GROUP => $crate::event::Body::Group,
-                        // Its stream is that of the call. v1 to v4 have no such type, nor room for its bit.
-                        $crate::event::bit::KERNEL_LAUNCH => $crate::event::Body::KernelLaunch,
                         // SAFETY: NCCL set the type, so this arm is the one it filled; its fields are numbers
                         // and pointers, for which any bytes are valid.
                         $($crate::event::bit::$bit => unsafe { $body },)+
@@ -319,6 +317,9 @@ pub(super) const fn mask<A: Abi>() -> c_int {
     }
     if A::VERSION >= 5 {
         bits |= vec_bits(&[bit::GROUP_API, bit::COLL_API, bit::P2P_API, bit::KERNEL_LAUNCH]);
+    }
+    if A::VERSION >= 6 {
+        bits |= vec_bits(&[bit::CE_COLL]);
     }
     bits
 }

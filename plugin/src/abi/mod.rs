@@ -17,7 +17,8 @@ pub mod v7;
 pub use arms::{CollApi, CollApiTagged, GroupApi, KernelCh, KernelChBare, P2pApi, P2pApiTagged, ProxyOp};
 
 use crate::event::{Event, StateArg};
-use crate::state::InitArgs;
+use crate::record::{Carried, Started};
+use crate::state::{InitArgs, Live, Mask};
 use crate::{handle, record, state};
 use core::ffi::{c_char, c_int, c_void};
 use ringwatch_wire::codes::{Loss, call};
@@ -100,16 +101,16 @@ type InitV5 = unsafe extern "C" fn(
 ) -> c_int;
 
 fn open<A: Abi>(context: *mut *mut c_void, mask: *mut c_int, args: &InitArgs) -> c_int {
-    let given = state::open_comm(A::VERSION, args);
+    let place = Mask { wanted: A::MASK, place: mask.expose_provenance() };
+    let given = state::open_comm(A::VERSION, args, place);
     if !context.is_null() {
         // SAFETY: NCCL passes a place for one pointer.
         unsafe { context.write(handle::to_pointer(given.context)) };
     }
     if !mask.is_null() {
-        let wanted = A::MASK & given.allowed;
         // SAFETY: NCCL passes a pointer to its mask, an aligned int. Other threads read it with atomic
         // loads while we write, so this store is one whole word.
-        unsafe { core::ptr::write_volatile(mask, wanted) };
+        unsafe { core::ptr::write_volatile(mask, given.mask) };
     }
     SUCCESS
 }
@@ -158,7 +159,15 @@ unsafe extern "C" fn start<A: Abi>(
                 let event = A::event(d, live.nccl);
                 let outcome = record::start(live, handle::to_number(context), &event);
                 let call = (event.bit as usize).min(call::START_UNKNOWN);
-                live.segment.book(call, outcome.map(|h| given = h));
+                match outcome {
+                    Ok(Started { handle, booked }) => {
+                        given = handle;
+                        if booked {
+                            live.segment.book(call, Ok(()));
+                        }
+                    }
+                    Err(loss) => live.segment.book(call, Err(loss)),
+                }
             }
             None => live.segment.book(call::START_UNKNOWN, Err(Loss::BadCall)),
         }
@@ -173,9 +182,19 @@ unsafe extern "C" fn start<A: Abi>(
     SUCCESS
 }
 
+/// Books a call, unless it carried nothing.
+#[inline]
+fn book(live: &Live, call: usize, outcome: Result<Carried, Loss>) {
+    match outcome {
+        Ok(Carried::Nothing) => {}
+        Ok(Carried::Something) => live.segment.book(call, Ok(())),
+        Err(loss) => live.segment.book(call, Err(loss)),
+    }
+}
+
 unsafe extern "C" fn stop(event: *mut c_void) -> c_int {
     if let Some(live) = state::live() {
-        live.segment.book(call::STOP, record::stop(live, handle::to_number(event)));
+        book(live, call::STOP, record::stop(live, handle::to_number(event)));
     }
     SUCCESS
 }
@@ -184,8 +203,7 @@ unsafe extern "C" fn record_state<A: Abi>(event: *mut c_void, value: c_int, args
     if let Some(live) = state::live() {
         // SAFETY: NCCL passes NULL or the state arguments of the version whose table it called.
         let arg = unsafe { args.cast::<A::StateArgs>().as_ref() }.map(A::state);
-        let outcome = record::state(live, handle::to_number(event), value, arg);
-        live.segment.book(call::STATE, outcome);
+        book(live, call::STATE, record::state(live, handle::to_number(event), value, arg));
     }
     SUCCESS
 }

@@ -73,6 +73,7 @@ arms::abi!(V6 = 6, StateArgs, |a, _nccl| {
     PROXY_STEP => Body::ProxyStep { step: a.proxy_step },
     KERNEL_CH => a.kernel_ch.body(),
     GROUP_API => a.group_api.body(),
+    KERNEL_LAUNCH => Body::KernelLaunch { stream: a.kernel_launch.addr() as u64 },
     COLL_API => a.coll_api.body(0),
     P2P_API => a.p2p_api.body(0),
     CE_COLL => Body::Coll(a.ce_coll.event()),

@@ -110,6 +110,7 @@ arms::abi!(V7 = 7, StateArgs, |a, nccl| {
     PROXY_STEP => Body::ProxyStep { step: a.proxy_step },
     KERNEL_CH => a.kernel_ch.body(),
     GROUP_API => a.group_api.body(),
+    KERNEL_LAUNCH => Body::KernelLaunch { stream: a.kernel_launch.addr() as u64 },
     COLL_API => a.coll_api.call.body(if official(nccl) { a.coll_api.user_tag } else { 0 }),
     P2P_API => a.p2p_api.call.body(if official(nccl) { a.p2p_api.user_tag } else { 0 }),
     CE_COLL => Body::Coll(if official(nccl) { a.ce_coll.event() } else { a.ce_coll.base.event() }),

@@ -9,9 +9,9 @@ use super::thread::{Thread, take_key};
 use super::{
     Calls, IN_PROGRESS, Mode, SUCCESS, accepted, entry, get, groups, inside, mode, pending, real, set, table,
 };
+use crate::clock::now_ns;
 use crate::names;
 use crate::nccl;
-use crate::process::now_ns;
 use crate::state::{self, InitArgs};
 use core::ffi::{c_char, c_int, c_void};
 use ringwatch_wire::codes::{call, made};
@@ -248,6 +248,10 @@ fn decide(calls: &Calls, e: &[Word]) -> Mode {
     }
     // A profiler that has told of no init for this one has told of it under a slot of its own.
     let now = if calls.page.abi.get() == 0 { Mode::Alone } else { Mode::Apart };
+    if now == Mode::Alone {
+        // Kernel events will not come, whatever was to be expected of this NCCL.
+        calls.live.governor.captured();
+    }
     set(e, entry::MODE, now as u64);
     now
 }
@@ -272,7 +276,8 @@ pub(super) fn used(calls: &Calls, ticket: u64) {
 /// Writes down who a communicator is, where nobody else does.
 fn tell(calls: &Calls, ticket: u64, e: &[Word], place: Option<(c_int, c_int)>, pointer: u64) {
     let id = get(e, entry::ID);
-    let gpu = nccl::gpu_address_of(real::device(pointer));
+    let device = real::device(pointer);
+    let gpu = nccl::gpu_address_of(device);
     let Some(claim) = calls.live.segment.comm.claim_again(ticket) else { return };
     if let Some(place) = place {
         claim.set(comm::RANK, placed(place));
@@ -283,11 +288,12 @@ fn tell(calls: &Calls, ticket: u64, e: &[Word], place: Option<(c_int, c_int)>, p
         claim.set(comm::NODES, comm::KNOWN);
     }
     if gpu.iter().any(|w| *w != 0) {
-        for (i, w) in gpu.iter().enumerate() {
-            claim.set(comm::GPU + i, *w);
-        }
+        state::place_on(calls.live, &claim, &gpu);
     }
     claim.publish();
+    if calls.live.governor.events() {
+        nccl::on_device(device, || calls.live.events.open(ticket));
+    }
 }
 
 /// Takes back what was said of a communicator that is told of elsewhere.
@@ -407,9 +413,8 @@ pub(super) fn adopt(calls: &Calls, version: u32, args: &InitArgs) -> Option<u64>
             claim.set(comm::NAME + i, *w);
         }
     }
-    for (i, w) in nccl::gpu_address().iter().enumerate() {
-        claim.set(comm::GPU + i, *w);
-    }
+    // NCCL's thread is on the communicator's own GPU.
+    state::place_on(calls.live, &claim, &nccl::gpu_address());
     claim.publish();
     let mode = if version >= 5 { Mode::Calls } else { Mode::Events };
     set(e, entry::MODE, mode as u64);

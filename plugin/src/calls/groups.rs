@@ -2,9 +2,9 @@
 
 use super::thread::Thread;
 use super::{Calls, Mode, accepted, comms, ended, entry, get, inside, returned, set};
-use crate::process::now_ns;
+use crate::clock::now_ns;
 use core::ffi::c_int;
-use ringwatch_wire::layout::head;
+use ringwatch_wire::layout::{head, op as layout};
 use ringwatch_wire::sync::Word;
 
 /// Threads that can be in a group at once; calls of others are taken one by one.
@@ -90,28 +90,75 @@ pub fn group_end(launches: bool, real: impl FnOnce() -> c_int) -> c_int {
     if thread.inside {
         return real();
     }
-    let result = inside(thread, real);
     if thread.depth != 1 {
+        let result = inside(thread, real);
         Thread { depth: thread.depth.saturating_sub(1), ..thread }.set();
         return result;
     }
-    Thread::default().set();
-    if let Some(calls) = Calls::get()
-        && let Some(r) = known(&calls, thread)
+    let group = Calls::get().and_then(|calls| Some((calls, known(&calls, thread)?)));
+    if let Some((calls, r)) = group
+        && launches
     {
+        launch(&calls, r);
+    }
+    let result = inside(thread, real);
+    Thread::default().set();
+    if let Some((calls, r)) = group {
         finish(&calls, r, launches, result);
     }
     result
 }
 
+/// The calls of a group, as many as there are slots at most: a chain that was overwritten cannot be followed for
+/// ever.
+fn ops<'a>(calls: &'a Calls, r: &[Word]) -> impl Iterator<Item = u64> + 'a {
+    let mut next = get(r, FIRST);
+    (0..super::OPS).map_while(move |_| {
+        let ticket = next.checked_sub(1)?;
+        next = get(&calls.page.chain, ticket as usize % super::OPS);
+        Some(ticket)
+    })
+}
+
+/// The communicators of a group's calls, each with the first of its calls. `mark` is a number of this walk's own.
+fn comms_of<'a>(
+    calls: &'a Calls,
+    r: &'a [Word],
+    mark: u64,
+) -> impl Iterator<Item = (&'static [Word], u64)> + 'a {
+    ops(calls, r).filter_map(move |op| {
+        let slot = calls.live.segment.op.held(op)?;
+        let e = calls.page.comms.get(calls.index(get(slot, layout::WHAT) & 0xffff))?;
+        if get(e, entry::MARK) == mark {
+            return None;
+        }
+        set(e, entry::MARK, mark);
+        Some((&e[..], op))
+    })
+}
+
+/// A number for a walk over a group's communicators.
+fn mark(r: &[Word], walk: u64) -> u64 {
+    get(r, TAG) << 2 | walk
+}
+
+/// The group is about to be launched: on each communicator's stream, if it is to be timed.
+fn launch(calls: &Calls, r: &'static [Word; WORDS]) {
+    for (e, op) in comms_of(calls, r, mark(r, 1)) {
+        let stream = calls.live.segment.op.held(op).map_or(0, |s| get(s, layout::STREAM));
+        set(e, entry::SHOT, super::begin_shot(calls, e, stream));
+    }
+}
+
 fn finish(calls: &Calls, r: &'static [Word; WORDS], launches: bool, result: c_int) {
-    let mut op = get(r, FIRST);
     let now = now_ns();
-    let plan = if op != 0 && launches { plan(calls, Mode::Alone) } else { 0 };
-    // As many as there are slots: a chain that was overwritten cannot be followed for ever.
-    for _ in 0..super::OPS {
-        let Some(ticket) = op.checked_sub(1) else { break };
-        op = get(&calls.page.chain, ticket as usize % super::OPS);
+    if launches {
+        for (e, _) in comms_of(calls, r, mark(r, 2)) {
+            super::end_shot(calls, e, result);
+        }
+    }
+    let plan = if launches && get(r, FIRST) != 0 { plan(calls, Mode::Alone) } else { 0 };
+    for ticket in ops(calls, r) {
         if !accepted(result) {
             returned(calls.live, ticket, result, now);
         } else if launches {

@@ -25,10 +25,10 @@ pub use groups::{group_end, group_start};
 pub use real::Real;
 pub use thread::take_key;
 
-use crate::event::Api;
+use crate::clock::now_ns;
+use crate::events::Shot;
 use crate::held::Held;
-use crate::process::now_ns;
-use crate::record::code_of;
+use crate::record::{Comm, bytes_of, code_of, launching, note_call, timing_of_call};
 use crate::state::{self, InitArgs, Live};
 use crate::sys::{self, InChild};
 use core::ffi::c_int;
@@ -117,7 +117,11 @@ mod entry {
     pub(super) const RANK_UNKNOWN: usize = 8;
     /// Next of the group that makes it, plus one.
     pub(super) const NEXT: usize = 9;
-    pub(super) const WORDS: usize = 10;
+    /// The pair of CUDA events of the launch that is under way, as a number; 0 none.
+    pub(super) const SHOT: usize = 10;
+    /// Of the last walk over a group that came by.
+    pub(super) const MARK: usize = 11;
+    pub(super) const WORDS: usize = 12;
 }
 
 /// Private memory, empty in a forked child.
@@ -238,6 +242,8 @@ fn inside(thread: Thread, real: impl FnOnce() -> c_int) -> c_int {
 struct Taken {
     calls: Calls,
     comm: u64,
+    entry: &'static [Word; entry::WORDS],
+    captured: bool,
     mode: Mode,
     op: u64,
 }
@@ -250,11 +256,38 @@ pub fn around(op: &Op, real: impl FnOnce() -> c_int) -> c_int {
         return real();
     }
     let taken = take(op);
+    if let Some(t) = taken
+        && thread.depth == 0
+    {
+        // A bare call is its own launch.
+        set(t.entry, entry::SHOT, begin_shot(&t.calls, t.entry, op.stream as u64));
+    }
     let result = inside(thread, real);
     if let Some(taken) = taken {
         leave(taken, thread, result);
     }
     result
+}
+
+/// Begins a pair of CUDA events before a launch that NCCL does not tell of, if that is to be timed.
+fn begin_shot(calls: &Calls, e: &[Word], stream: u64) -> u64 {
+    if !matches!(mode(e), Mode::Alone | Mode::Events) || !calls.live.governor.events() {
+        return 0;
+    }
+    let comm = Comm::of(calls.live, get(e, entry::TICKET).wrapping_sub(1));
+    comm.and_then(|c| launching(calls.live, c, true, stream)).map_or(0, Shot::number)
+}
+
+/// Ends it behind the launch. A communicator that does not block launches later, on a thread of NCCL's: then nothing
+/// is known.
+fn end_shot(calls: &Calls, e: &[Word], result: c_int) {
+    let shot = Shot::from_number(get(e, entry::SHOT));
+    set(e, entry::SHOT, 0);
+    if let Some(shot) = shot
+        && result == SUCCESS
+    {
+        calls.live.events.end(calls.live, shot);
+    }
 }
 
 fn take(op: &Op) -> Option<Taken> {
@@ -264,18 +297,27 @@ fn take(op: &Op) -> Option<Taken> {
     if mode == Mode::Apart {
         return None;
     }
-    let made = called(&calls, comm, op);
+    // With ABI v5 and later NCCL says so itself.
+    let captured = mode != Mode::Calls && calls.live.events.captures(op.stream as u64);
+    let now = now_ns();
+    let made = called(&calls, comm, op, captured, now);
     calls.live.segment.book(call::API, made.map(|_| ()));
     let ticket = made.ok()?;
+    // What does nothing is not launched; what is captured, not now.
+    let runs = !captured && op.count > 0 && ranks(&calls, comm) != 1;
     match mode {
         Mode::Calls => set(e, entry::OPEN_CALL, ticket + 1),
-        // NCCL tells nothing of an operation that does nothing.
-        Mode::Events if op.count > 0 && ranks(&calls, comm) != 1 => {
-            pending::push(&calls, comm, ticket, pending::key(op));
+        Mode::Alone | Mode::Events if runs => {
+            if mode == Mode::Events {
+                pending::push(&calls, comm, ticket, pending::key(op));
+            }
+            if let Some(c) = Comm::of(calls.live, comm) {
+                note_call(&c, ticket, now, bytes_of(numbered(op.dtype, TYPES), op.count as u64));
+            }
         }
         _ => {}
     }
-    Some(Taken { calls, comm, mode, op: ticket })
+    Some(Taken { calls, comm, entry: e, captured, mode, op: ticket })
 }
 
 fn ranks(calls: &Calls, comm: u64) -> u64 {
@@ -300,7 +342,7 @@ const fn is_pair(func: u8) -> bool {
     func == func::SEND || func == func::RECV
 }
 
-fn called(calls: &Calls, comm: u64, call: &Op) -> Result<u64, Loss> {
+fn called(calls: &Calls, comm: u64, call: &Op, captured: bool, now: u64) -> Result<u64, Loss> {
     let (ticket, slot) = calls.live.segment.op.claim()?;
     for i in 1..op::WORDS {
         slot.set(i, 0);
@@ -310,7 +352,7 @@ fn called(calls: &Calls, comm: u64, call: &Op) -> Result<u64, Loss> {
         (true, true) => kind::SEND,
         (true, false) => kind::RECV,
     };
-    let flags = if call.in_place { flag::IN_PLACE } else { 0 };
+    let flags = if call.in_place { flag::IN_PLACE } else { 0 } | if captured { flag::CAPTURED } else { 0 };
     slot.set(
         op::WHAT,
         comm & 0xffff
@@ -323,7 +365,7 @@ fn called(calls: &Calls, comm: u64, call: &Op) -> Result<u64, Loss> {
     slot.set(op::SEQ, op::NO_ORDER);
     slot.set(op::COUNT, call.count as u64);
     slot.set(op::ROOT, u64::from(call.root as u32));
-    slot.set(op::CALLED_NS, now_ns());
+    slot.set(op::CALLED_NS, now);
     slot.set(op::STREAM, call.stream as u64);
     slot.set(op::REDOP, u64::from(redop(call.redop)) | op::PRELOADED);
     slot.publish();
@@ -348,9 +390,12 @@ const fn accepted(result: c_int) -> bool {
 }
 
 fn leave(t: Taken, thread: Thread, result: c_int) {
-    let Taken { calls, comm, mode, op } = t;
+    let Taken { calls, comm, entry: e, captured, mode, op } = t;
+    if thread.depth == 0 {
+        end_shot(&calls, e, result);
+    }
     if mode == Mode::Calls
-        && let Some(w) = calls.entry(comm).and_then(|e| e.get(entry::OPEN_CALL))
+        && let Some(w) = e.get(entry::OPEN_CALL)
     {
         w.replace(op + 1, 0);
     }
@@ -363,7 +408,7 @@ fn leave(t: Taken, thread: Thread, result: c_int) {
         return;
     }
     comms::used(&calls, comm);
-    if mode == Mode::Calls {
+    if mode == Mode::Calls || captured {
         return;
     }
     if thread.depth > 0 && groups::add(&calls, op) {
@@ -398,6 +443,7 @@ fn issue(calls: &Calls, e: &[Word], ticket: u64, plan: u64, now: u64) {
     if count == 0 || get(place, comm::RANK) >> 32 == 1 {
         return;
     }
+    let timed = Comm::of(live, comm).map_or(0, |c| timing_of_call(live, c, ticket));
     let func = (what >> 24 & 0xff) as u8;
     let order = if is_pair(func) {
         let order = live.pairs.next(comm, get(slot, op::ROOT) as u32 as i32, is_send(func));
@@ -414,35 +460,35 @@ fn issue(calls: &Calls, e: &[Word], ticket: u64, plan: u64, now: u64) {
         claim.set(op::ORDER, order);
         claim.set(op::ISSUED_NS, now);
         claim.set(op::PLAN, plan);
+        claim.set(op::TIMED, timed);
         claim.publish();
-    }
-    if let Ok(held) = Held::of(&live.segment.op, ticket) {
-        // The call has returned: it is enqueued.
-        held.once(op::ENQUEUED, 0).ok();
     }
 }
 
-/// The operation that the profiler's event of a call is of, when the preloaded library saw that call.
+/// A call that the preloaded library saw, as far as NCCL does not tell it.
+#[derive(Clone, Copy)]
+pub(crate) struct Seen {
+    /// Its operation's ticket.
+    pub(crate) op: u64,
+    /// Code of its type.
+    pub(crate) dtype: u8,
+    /// Root or peer.
+    pub(crate) root: c_int,
+}
+
+/// The call that the profiler's event of a call is of, when the preloaded library saw it.
 #[inline]
-pub(crate) fn told(live: &Live, comm: u64, api: &Api, group: u64) -> Option<u64> {
+pub(crate) fn told(live: &Live, comm: u64, func: u8) -> Option<Seen> {
     let calls = Calls::get()?;
-    let e = calls.entry(comm)?;
-    let open = e.get(entry::OPEN_CALL)?;
+    let open = calls.entry(comm)?.get(entry::OPEN_CALL)?;
     let ticket = open.get().checked_sub(1)?;
     let slot = live.segment.op.held(ticket)?;
     let what = get(slot, op::WHAT);
     // What NCCL makes of an all-to-all are operations of their own.
-    if (what >> 24 & 0xff) as u8 != api.func || !open.replace(ticket + 1, 0) {
+    if (what >> 24 & 0xff) as u8 != func || !open.replace(ticket + 1, 0) {
         return None;
     }
-    let claim = live.segment.op.claim_again(ticket)?;
-    if api.captured {
-        claim.set(op::WHAT, what | u64::from(flag::CAPTURED) << 56);
-    }
-    claim.set(op::GROUP, group);
-    claim.set(op::USER_TAG, api.user_tag);
-    claim.publish();
-    Some(ticket)
+    Some(Seen { op: ticket, dtype: (what >> 32 & 0xff) as u8, root: get(slot, op::ROOT) as u32 as i32 })
 }
 
 /// The oldest call that a profiler's event of an issue can be of, where NCCL does not tell of calls.
@@ -453,6 +499,24 @@ pub(crate) fn pending(comm: u64, func: u8, dtype: u8, count: u64, peer: i32) -> 
         return None;
     }
     pending::take(&calls, comm, pending::key_of(func, dtype, count, peer))
+}
+
+/// The ABI by which this NCCL will drive a profiler, if that is to be this library; 0 if not.
+pub(crate) fn abi_to_come(nccl: u32) -> u32 {
+    let named = sys::variable(c"NCCL_PROFILER_PLUGIN").map_or(&[][..], |v| v.to_bytes());
+    if !named.ends_with(b"libringwatch-preload.so") && !named.ends_with(b"libnccl-profiler-ringwatch.so") {
+        return 0;
+    }
+    match nccl / 100 {
+        ..223 => 0,
+        223 => 1,
+        224 | 225 => 2,
+        226 => 3,
+        227 => 4,
+        228 => 5,
+        229 | 230 => 6,
+        231.. => 7,
+    }
 }
 
 /// The communicator that a profiler's init is of, when a call that makes it was seen.

@@ -233,6 +233,16 @@ impl Descriptor {
         u64::from_le_bytes(bytes)
     }
 
+    /// Names another parent.
+    pub fn parent(&mut self, parent: u64) {
+        self.put(PARENT, &parent.to_le_bytes());
+    }
+
+    /// Names another plan; Coll events from v5 on.
+    pub fn plan(&mut self, plan: u64) {
+        self.put(104, &plan.to_le_bytes());
+    }
+
     pub fn as_ptr(&self) -> *const u8 {
         self.bytes.as_ptr()
     }

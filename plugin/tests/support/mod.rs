@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 pub mod abi;
+pub mod bare;
 pub mod child;
 pub mod elf;
 pub mod library;
@@ -25,7 +26,9 @@ pub fn every_callback(plugin: &Plugin, v: usize, context: u64) {
     plugin.stop(v, send);
     plugin.record(v, group, 24, None);
     let launch = plugin.start(v, context, &abi::kernel_launch(v, group));
-    plugin.stop(v, launch);
+    if launch != 0 {
+        plugin.stop(v, launch);
+    }
     let plan = plugin.start(v, context, &abi::group(v));
     let coll = plugin.start(v, context, &Coll { parent: call, plan, ..COLL_DEFAULT }.at(v));
     let p2p = plugin.start(v, context, &P2p { parent: send, plan, ..P2P_DEFAULT }.at(v));

@@ -78,8 +78,30 @@ pub mod flag {
     pub const ORDER_UNKNOWN: u8 = 16;
 }
 
+/// How an operation's GPU time is measured, or why it is not.
+pub mod timed {
+    /// Not said: segments of format version 1, operations not issued yet.
+    pub const UNKNOWN: u8 = 0;
+    /// By NCCL's kernel events: its channels' stamps follow.
+    pub const KERNEL: u8 = 1;
+    /// By CUDA events around its launch; operations of one plan share them.
+    pub const EVENTS: u8 = 2;
+    /// Not: the overhead budget leaves it out.
+    pub const NOT_BUDGET: u8 = 3;
+    /// Not: it was captured into a CUDA graph.
+    pub const NOT_CAPTURED: u8 = 4;
+    /// Not: this NCCL, or this machine, offers no way that would not harm the job.
+    pub const NOT_OFFERED: u8 = 5;
+    /// Not: the user's settings ask for none.
+    pub const NOT_ASKED: u8 = 6;
+    /// Not: no pair of events was free, or the launch could not be told apart.
+    pub const NOT_FREE: u8 = 7;
+}
+
 /// What a callback was, for the books. Start events use NCCL's own bit number (0 to 15).
 pub mod call {
+    /// startEvent of a Group, NCCL's name for a plan.
+    pub const PLAN: usize = 0;
     /// startEvent of a type this plugin does not know.
     pub const START_UNKNOWN: usize = 16;
     /// stopEvent.
@@ -180,17 +202,23 @@ pub enum Flaw {
     PairOrder = 0,
     /// A value was kept from one counter of a busy slot.
     Progress = 1,
+    /// CUDA events gave a duration that cannot be true: it was dropped.
+    EventTime = 2,
+    /// The CUDA driver refused an event: the communicator's operations are not timed by events any more.
+    EventError = 3,
 }
 
 impl Flaw {
     /// Every flaw, by number.
-    pub const ALL: [Flaw; 2] = [Flaw::PairOrder, Flaw::Progress];
+    pub const ALL: [Flaw; 4] = [Flaw::PairOrder, Flaw::Progress, Flaw::EventTime, Flaw::EventError];
 
     /// The flaw in words.
     pub const fn as_str(self) -> &'static str {
         match self {
             Flaw::PairOrder => "pair order unknown",
             Flaw::Progress => "progress not counted",
+            Flaw::EventTime => "impossible duration dropped",
+            Flaw::EventError => "CUDA events refused",
         }
     }
 }

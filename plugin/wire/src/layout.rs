@@ -3,7 +3,9 @@
 /// `RINGWSEG` as little-endian bytes.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"RINGWSEG");
 /// The version of this format. It changes with any change of layout or meaning.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
+/// The oldest format version that the reader knows.
+pub const OLDEST_VERSION: u32 = 1;
 /// Words of the header.
 pub const HEADER_WORDS: usize = 512;
 /// Words of the header as a reader may allocate it before it knows the geometry.
@@ -46,8 +48,9 @@ pub mod head {
     pub const NEXT_COMM: usize = 96;
     /// Plans (NCCL's Group events) begun so far.
     pub const NEXT_PLAN: usize = 104;
-    /// Callbacks seen and recorded, by kind; losses by reason; flaws.
-    pub const SEEN: usize = 128;
+    /// Callbacks that left no record (in version 1: that were seen) and that left one, by kind; losses by reason;
+    /// flaws.
+    pub const REFUSED: usize = 128;
     pub const RECORDED: usize = 160;
     pub const LOST: usize = 192;
     pub const FLAWS: usize = 224;
@@ -80,6 +83,22 @@ pub mod comm {
     pub const STATE: usize = 19;
     /// When it was ready; 0 unknown.
     pub const READY_NS: usize = 20;
+    /// The writer's own notes, of no meaning to a reader. Kernel events are wanted for the next operation.
+    pub const WANTS: usize = 24;
+    /// Number of the GPU's token bucket.
+    pub const BUCKET: usize = 25;
+    /// Last call, host monotonic ns.
+    pub const CALLED_NS: usize = 26;
+    /// Why the operation called last is worth timing.
+    pub const HINT: usize = 27;
+    /// Ticket + 1 of the first operation of the group that is being captured.
+    pub const CAPTURING: usize = 28;
+    /// Ticket + 1 of the operation called last.
+    pub const CALLED: usize = 29;
+    /// The same at the last kernel launch.
+    pub const LAUNCHED: usize = 30;
+    /// Shot + 1 (a pair of CUDA events) of the last launch.
+    pub const SHOT: usize = 31;
     /// Word 3, bit 32: ID and RANK are known.
     pub const KNOWN: u64 = 1 << 32;
 }
@@ -113,6 +132,10 @@ pub mod op {
     pub const ENQUEUED: usize = 17;
     /// Mark: channels started (16 bits), stopped (next 16 bits).
     pub const PROGRESS: usize = 18;
+    /// How its GPU time is measured, or why not (low 8 bits): [`crate::codes::timed`].
+    pub const TIMED: usize = 19;
+    /// Mark: ns between the CUDA events around its launch.
+    pub const EVENT_NS: usize = 20;
     /// Reduction operation: NCCL's number + 1, 6 for any that the user made, 0 unknown (8 bits); seen by the
     /// preloaded library (bit 8).
     pub const REDOP: usize = 21;

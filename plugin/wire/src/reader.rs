@@ -5,7 +5,8 @@
 
 use crate::codes::{Flaw, Loss, UNKNOWN, call, made};
 use crate::layout::{
-    FORMAT_VERSION, Geometry, HEADER_WORDS, MAGIC, MAX_BYTES, Region, channel, comm, group, head, op, proxy,
+    FORMAT_VERSION, Geometry, HEADER_WORDS, MAGIC, MAX_BYTES, OLDEST_VERSION, Region, channel, comm, group,
+    head, op, proxy,
 };
 use crate::ring::{Ring, Segment};
 use crate::sync::{self, Seen, Word};
@@ -131,6 +132,10 @@ pub struct OpSlot {
     pub started: u16,
     /// Channels stopped.
     pub stopped: u16,
+    /// See [`crate::codes::timed`].
+    pub timed: u8,
+    /// Between the CUDA events around its launch, ns.
+    pub event_ns: Option<u64>,
     /// See [`crate::codes::REDOPS`]; `None` where nobody looked.
     pub redop: Option<u8>,
     /// The preloaded library saw the call.
@@ -258,7 +263,7 @@ impl<'a> Reader<'a> {
             return Err(OpenError::NotReady);
         }
         let version = at(head::VERSION);
-        if low(version) != FORMAT_VERSION {
+        if !(OLDEST_VERSION..=FORMAT_VERSION).contains(&low(version)) {
             return Err(OpenError::Version(low(version)));
         }
         let mut shifts = [0u32; 5];
@@ -283,6 +288,11 @@ impl<'a> Reader<'a> {
             return Err(OpenError::Geometry);
         }
         Ok(Reader { segment: Segment::new(words, &geometry) })
+    }
+
+    /// The format version it was written in.
+    pub fn format(&self) -> u32 {
+        low(self.header(head::VERSION))
     }
 
     /// A header word.
@@ -321,12 +331,19 @@ impl<'a> Reader<'a> {
 
     /// Callbacks of a kind that were seen.
     pub fn seen(&self, kind: usize) -> u64 {
-        if kind < call::COUNT { self.header(head::SEEN + kind) } else { 0 }
+        let first = if kind < call::COUNT { self.header(head::REFUSED + kind) } else { 0 };
+        // Version 1 counted what it saw, version 2 counts what it refused.
+        if self.format() < 2 { first } else { first.wrapping_add(self.recorded(kind)) }
     }
 
     /// Callbacks of a kind that were recorded.
     pub fn recorded(&self, kind: usize) -> u64 {
-        if kind < call::COUNT { self.header(head::RECORDED + kind) } else { 0 }
+        match kind {
+            // Their numbers count them.
+            call::PLAN if self.format() >= 2 => self.header(head::NEXT_PLAN),
+            k if k < call::COUNT => self.header(head::RECORDED + k),
+            _ => 0,
+        }
     }
 
     /// Callbacks lost for a reason.
@@ -468,6 +485,8 @@ fn decode_op(ticket: u64, lap: u64, w: &[u64; op::WORDS]) -> OpSlot {
         enqueued_ns: sync::marked(w[op::ENQUEUED], lap).and_then(|d| issued.map(|i| i.saturating_add(d))),
         started: short(progress),
         stopped: short(progress >> 16),
+        timed: byte(w[op::TIMED], 0),
+        event_ns: sync::marked(w[op::EVENT_NS], lap),
         redop: Some(byte(w[op::REDOP], 0)).filter(|r| *r != UNKNOWN),
         preloaded: w[op::REDOP] & op::PRELOADED != 0,
         returned: sync::marked(w[op::RETURNED], lap)

@@ -173,14 +173,16 @@ impl<'a> Segment<'a> {
         }
     }
 
-    /// Books one callback: it was seen, and either recorded or lost for a reason.
+    /// Books one callback: it left a record, or was lost for a reason.
     #[inline]
     pub fn book(&self, call: usize, outcome: Result<(), Loss>) {
         let call = if call < call::COUNT { call } else { call::START_UNKNOWN };
-        self.add(head::SEEN + call, 1);
         match outcome {
             Ok(()) => self.add(head::RECORDED + call, 1),
-            Err(loss) => self.add(head::LOST + loss as usize, 1),
+            Err(loss) => {
+                self.add(head::REFUSED + call, 1);
+                self.add(head::LOST + loss as usize, 1)
+            }
         };
     }
 

@@ -1,21 +1,21 @@
-//! The bytes of format version 1, for good.
+//! The bytes of every format version, for good.
 //!
-//! `data/segment-v1.bin` never changes: a reader of version 1 somewhere may have to read it. When the format
-//! changes, raise `FORMAT_VERSION`, keep the old file (and say in this test what becomes of it: read still, or
-//! refused by version), and add `segment-v2.bin` by running this test with RINGWATCH_GOLDEN_NEW=1, which
-//! writes a file that is missing and never one that is there.
+//! `data/segment-vN.bin` never change: a writer of that version somewhere may have to be read. When the format
+//! changes, raise `FORMAT_VERSION`, keep the old files (and say in this test what becomes of them: read still, or
+//! refused by version), and add the new one by running this test with RINGWATCH_GOLDEN_NEW=1, which writes a file
+//! that is missing and never one that is there. Version 1 is read still.
 
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod support;
 
-use ringwatch_wire::codes::{Flaw, Loss, call, flag, kind, phase};
-use ringwatch_wire::layout::{Geometry, Region, channel, comm, group, head, op, proxy};
+use ringwatch_wire::codes::{Flaw, Loss, call, flag, kind, phase, timed};
+use ringwatch_wire::layout::{FORMAT_VERSION, Geometry, Region, channel, comm, group, head, op, proxy};
 use ringwatch_wire::reader::{ChannelSlot, Found, GroupSlot, OpSlot, ProxySlot, Reader, Text};
 use ringwatch_wire::ring::{Segment, text_word};
 use ringwatch_wire::sync::{Claim, Word, mark, mark_add, mark_once};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 fn texts(claim: &Claim<'_>, at: usize, count: usize, text: &str) {
     for i in 0..count {
@@ -81,12 +81,14 @@ fn write() -> Vec<u8> {
         c.set(op::GROUP, g + 1);
         c.set(op::STREAM, 0xabc0);
         c.set(op::PLAN, n + 1);
+        c.set(op::TIMED, u64::from(timed::EVENTS) | 77 << 8);
         c.publish();
         let c = s.op.claim_again(t).unwrap();
         c.set(op::ISSUED_NS, 6_000_001_000 + n);
         c.publish();
         let slot = s.op.held(t).unwrap();
         assert!(mark_once(&slot[op::ENQUEUED], s.op.lap(t), 50 + n, || true));
+        assert!(mark_once(&slot[op::EVENT_NS], s.op.lap(t), 9_000 + n, || true));
         assert!(mark_add(&slot[op::PROGRESS], s.op.lap(t), 2, || true));
         assert!(mark_add(&slot[op::PROGRESS], s.op.lap(t), 1 << 16, || true));
     }
@@ -140,9 +142,13 @@ fn write() -> Vec<u8> {
     words.iter().flat_map(|w| w.get().to_le_bytes()).collect()
 }
 
+fn file(version: u32) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/segment-v{version}.bin"))
+}
+
 #[test]
 fn the_writer_writes_these_bytes() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/segment-v1.bin");
+    let path = file(FORMAT_VERSION);
     let made = write();
     if std::env::var_os("RINGWATCH_GOLDEN_NEW").is_some() {
         use std::io::Write;
@@ -155,7 +161,7 @@ fn the_writer_writes_these_bytes() {
         .collect();
     assert!(
         differ.is_empty(),
-        "words {differ:?} differ from format version 1 as published: see the top of this file"
+        "words {differ:?} differ from this format version as published: see the top of this file"
     );
 }
 
@@ -164,13 +170,19 @@ fn text<const N: usize>(t: Text<N>) -> String {
 }
 
 #[test]
-fn the_file_says_what_was_written() {
-    let golden =
-        std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/segment-v1.bin")).unwrap();
+fn every_version_says_what_was_written() {
+    for version in 1..=FORMAT_VERSION {
+        check(version);
+    }
+}
+
+fn check(version: u32) {
+    let golden = std::fs::read(file(version)).unwrap();
     assert_eq!(golden.len(), 15_360);
     assert_eq!(&golden[..8], b"RINGWSEG");
     let words = support::words(&golden);
     let r = Reader::open(&words).unwrap();
+    assert_eq!(r.format(), version);
     assert_eq!((r.pid(), r.uid(), r.nccl(), r.abi()), (4242, 1000, Some(22_809), Some(5)));
     assert_eq!(r.header(head::START_TICKS), 987_654);
     assert_eq!(r.header(head::NONCE), 0x1234_5678_9abc_def1);
@@ -222,6 +234,8 @@ fn the_file_says_what_was_written() {
             enqueued_ns: Some(6_000_001_050 + 2 * n),
             started: 2,
             stopped: 1,
+            timed: if version < 2 { timed::UNKNOWN } else { timed::EVENTS },
+            event_ns: (version >= 2).then_some(9_000 + n),
             redop: None,
             preloaded: false,
             returned: None,

@@ -1,0 +1,403 @@
+//! CUDA events around a kernel launch, by the driver's own functions: the second source of GPU times.
+//!
+//! A *shot* is a pair of events. It begins before a launch on the launch's stream, ends behind it, is bound to the
+//! operations that the launch carries, and is read at a later call of the same communicator, when both events have
+//! happened. Pools are made when a communicator is opened; nothing here waits: a pool that another thread uses, or
+//! that has no free shot, gives none.
+//!
+//! All of this runs on threads that call NCCL, never on CUDA's callback threads, where the driver may not be called.
+//! The stream's capture is asked for before each shot. A query of an event while another thread captures in CUDA's
+//! global mode would break that capture, so this thread's capture mode is relaxed around each use and put back.
+
+#![expect(unsafe_code, reason = "calls the CUDA driver")]
+
+use crate::held::Held;
+use crate::nccl::Linker;
+use crate::state::Live;
+use core::ffi::{c_int, c_uint};
+use core::ops::RangeInclusive;
+use ringwatch_wire::codes::{Flaw, timed};
+use ringwatch_wire::layout::op;
+use ringwatch_wire::sync::Word;
+
+type Event = usize;
+type Stream = usize;
+type Context = usize;
+
+const SUCCESS: c_int = 0;
+const NOT_READY: c_int = 600;
+/// CU_STREAM_CAPTURE_STATUS_NONE.
+const NOT_CAPTURING: c_int = 0;
+/// CU_STREAM_CAPTURE_MODE_RELAXED.
+const RELAXED: c_int = 2;
+
+/// The driver's functions.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Driver {
+    create: unsafe extern "C" fn(*mut Event, c_uint) -> c_int,
+    record: unsafe extern "C" fn(Event, Stream) -> c_int,
+    query: unsafe extern "C" fn(Event) -> c_int,
+    elapsed: unsafe extern "C" fn(*mut f32, Event, Event) -> c_int,
+    capturing: unsafe extern "C" fn(Stream, *mut c_int) -> c_int,
+    exchange: unsafe extern "C" fn(*mut c_int) -> c_int,
+    context: unsafe extern "C" fn(*mut Context) -> c_int,
+}
+
+impl Driver {
+    /// The driver that the process has loaded; `None` without one, or without a function.
+    pub(crate) fn find() -> Option<Self> {
+        let linker = Linker::get()?;
+        let find = |name| Some(linker.find(c"libcuda.so.1", name)).filter(|a| *a != 0);
+        let create = find(c"cuEventCreate")?;
+        let record = find(c"cuEventRecord")?;
+        let query = find(c"cuEventQuery")?;
+        // The second version of this function is for events of graphs; the first is in every driver.
+        let elapsed = find(c"cuEventElapsedTime")?;
+        let capturing = find(c"cuStreamIsCapturing")?;
+        let exchange = find(c"cuThreadExchangeStreamCaptureMode")?;
+        let context = find(c"cuCtxGetCurrent")?;
+        // SAFETY: the CUDA driver's functions of these names and signatures.
+        Some(unsafe {
+            use core::mem::transmute;
+            Driver {
+                create: transmute::<usize, unsafe extern "C" fn(*mut Event, c_uint) -> c_int>(create),
+                record: transmute::<usize, unsafe extern "C" fn(Event, Stream) -> c_int>(record),
+                query: transmute::<usize, unsafe extern "C" fn(Event) -> c_int>(query),
+                elapsed: transmute::<usize, unsafe extern "C" fn(*mut f32, Event, Event) -> c_int>(elapsed),
+                capturing: transmute::<usize, unsafe extern "C" fn(Stream, *mut c_int) -> c_int>(capturing),
+                exchange: transmute::<usize, unsafe extern "C" fn(*mut c_int) -> c_int>(exchange),
+                context: transmute::<usize, unsafe extern "C" fn(*mut Context) -> c_int>(context),
+            }
+        })
+    }
+
+    /// Runs `f` with this thread's capture mode relaxed.
+    fn relaxed<T>(&self, f: impl FnOnce() -> T) -> T {
+        let mut mode = RELAXED;
+        // SAFETY: swaps this thread's capture mode with ours; it needs no context.
+        let swapped = unsafe { (self.exchange)(&mut mode) } == SUCCESS;
+        let out = f();
+        if swapped {
+            // SAFETY: as above; `mode` is what it was before.
+            unsafe { (self.exchange)(&mut mode) };
+        }
+        out
+    }
+}
+
+/// Shots of a communicator: so many launches may be timed and not finished yet.
+const SHOTS: usize = 8;
+/// Operations that one launch's duration is given to, at most.
+const BOUND: u64 = 64;
+
+// Words of a shot.
+const STATE: usize = 0;
+const START: usize = 1;
+const STOP: usize = 2;
+const BEGUN_NS: usize = 3;
+// 4: the stream.
+/// Tickets + 1 of the first and the last operation bound to it.
+const FIRST: usize = 5;
+const LAST: usize = 6;
+const SHOT_WORDS: usize = 8;
+
+const FREE: u64 = 0;
+const BEGUN: u64 = 1;
+const ENDED: u64 = 2;
+
+// Words of a pool, before its shots.
+const LOCK: usize = 0;
+/// NONE, READY or BROKEN.
+const HEALTH: usize = 1;
+const CONTEXT: usize = 2;
+const PENDING: usize = 3;
+const LOOKED_NS: usize = 4;
+const SHOTS_AT: usize = 8;
+const POOL_WORDS: usize = SHOTS_AT + SHOTS * SHOT_WORDS;
+
+const READY: u64 = 1;
+const BROKEN: u64 = 2;
+
+/// Communicators that can have a pool; the table of communicators has 256 slots at most.
+const POOLS: usize = 256;
+/// Words of all pools.
+pub(crate) const WORDS: usize = POOLS * POOL_WORDS;
+
+/// Results are looked for this long after the last look at the earliest, in ns.
+const LOOK_NS: u64 = 200_000;
+
+/// All pools of the process.
+#[derive(Debug)]
+pub(crate) struct Events {
+    driver: Option<Driver>,
+    words: &'static [Word],
+}
+
+/// A begun pair of events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shot {
+    pool: usize,
+    index: usize,
+}
+
+impl Shot {
+    /// As a number that is not 0, for a word of the communicator's.
+    pub(crate) fn number(self) -> u64 {
+        (self.pool * SHOTS + self.index) as u64 + 1
+    }
+
+    /// From that number.
+    pub(crate) fn from_number(n: u64) -> Option<Self> {
+        let n = usize::try_from(n.checked_sub(1)?).ok()?;
+        Some(Shot { pool: n / SHOTS, index: n % SHOTS }).filter(|s| s.pool < POOLS)
+    }
+}
+
+/// A pool that this thread has to itself.
+struct Pool<'a> {
+    index: usize,
+    words: &'a [Word],
+    driver: &'a Driver,
+}
+
+impl Drop for Pool<'_> {
+    fn drop(&mut self) {
+        if let Some(lock) = self.words.get(LOCK) {
+            lock.set_last(0);
+        }
+    }
+}
+
+impl Pool<'_> {
+    fn get(&self, i: usize) -> u64 {
+        self.words.get(i).map_or(0, Word::get)
+    }
+
+    fn set(&self, i: usize, value: u64) {
+        if let Some(w) = self.words.get(i) {
+            w.set(value);
+        }
+    }
+
+    fn shot(&self, i: usize) -> &[Word] {
+        let at = SHOTS_AT + i * SHOT_WORDS;
+        self.words.get(at..at + SHOT_WORDS).unwrap_or(&[])
+    }
+
+    fn break_off(&self, live: &Live) {
+        self.set(HEALTH, BROKEN);
+        live.segment.flaw(Flaw::EventError);
+    }
+
+    /// Gives every finished shot's duration to its operations.
+    fn harvest(&self, live: &Live, now_ns: u64) {
+        self.set(LOOKED_NS, now_ns);
+        if self.get(PENDING) == 0 {
+            return;
+        }
+        for i in 0..SHOTS {
+            let shot = self.shot(i);
+            let word = |k: usize| shot.get(k).map_or(0, Word::get);
+            if word(STATE) != ENDED {
+                continue;
+            }
+            let stop = word(STOP) as Event;
+            // SAFETY: an event that this pool made.
+            match unsafe { (self.driver.query)(stop) } {
+                SUCCESS => {}
+                // Events of a stream happen in order, and a communicator's shots are mostly on one.
+                NOT_READY => continue,
+                _ => return self.break_off(live),
+            }
+            let mut ms = 0f32;
+            // SAFETY: both events were recorded and have happened.
+            if unsafe { (self.driver.elapsed)(&mut ms, word(START) as Event, stop) } != SUCCESS {
+                return self.break_off(live);
+            }
+            let number = Shot { pool: self.index, index: i }.number();
+            give(live, number, word(FIRST)..=word(LAST), ms, now_ns.saturating_sub(word(BEGUN_NS)));
+            if let Some(state) = shot.get(STATE) {
+                state.set(FREE);
+            }
+            self.set(PENDING, self.get(PENDING).saturating_sub(1));
+        }
+    }
+}
+
+/// Gives a duration to the operations of a shot, if it can be true: not negative, and not longer than what has
+/// passed on the host since before the first event was recorded.
+fn give(live: &Live, shot: u64, bound: RangeInclusive<u64>, ms: f32, passed_ns: u64) {
+    /// The resolution of event times is half a microsecond.
+    const SLACK_NS: u64 = 1_000;
+    // Casts of floats saturate; NaN is 0.
+    let ns = (f64::from(ms) * 1e6) as u64;
+    let possible = ms >= 0.0 && ns <= passed_ns.saturating_add(SLACK_NS);
+    let first = (*bound.start()).max(1);
+    for ticket in first..=(*bound.end()).min(first.saturating_add(BOUND - 1)) {
+        // Between them lie the operations of other communicators. One that was overwritten needs no time.
+        let Ok(record) = Held::of(&live.segment.op, ticket - 1) else { continue };
+        if record.word(op::TIMED) != told(shot) {
+            continue;
+        }
+        if !possible {
+            live.segment.flaw(Flaw::EventTime);
+        } else if record.once(op::EVENT_NS, ns).is_err() {
+            live.segment.flaw(Flaw::Progress);
+        }
+    }
+}
+
+/// The word [`op::TIMED`] of an operation that a shot times.
+pub(crate) fn told(shot: u64) -> u64 {
+    u64::from(timed::EVENTS) | shot << 8
+}
+
+impl Events {
+    pub(crate) const fn new(driver: Option<Driver>, words: &'static [Word]) -> Self {
+        Events { driver, words }
+    }
+
+    /// True when there is a driver.
+    pub(crate) const fn available(&self) -> bool {
+        self.driver.is_some()
+    }
+
+    /// The pool of a communicator, if no other thread has it.
+    fn pool(&self, index: usize) -> Option<Pool<'_>> {
+        let driver = self.driver.as_ref()?;
+        let start = index * POOL_WORDS;
+        let words = self.words.get(start..start + POOL_WORDS)?;
+        let lock = words.get(LOCK)?;
+        if lock.get() == 0 && lock.replace(0, 1) { Some(Pool { index, words, driver }) } else { None }
+    }
+
+    fn index(comm_ticket: u64) -> usize {
+        (comm_ticket as usize) % POOLS
+    }
+
+    /// Makes the events of a communicator, in the CUDA context that is current. Called at its init.
+    pub(crate) fn open(&self, comm_ticket: u64) {
+        let Some(pool) = self.pool(Self::index(comm_ticket)) else { return };
+        let mut context: Context = 0;
+        // SAFETY: stores one pointer.
+        if unsafe { (pool.driver.context)(&mut context) } != SUCCESS || context == 0 {
+            pool.set(HEALTH, BROKEN);
+            return;
+        }
+        // An earlier communicator's events serve again where they are of the same context.
+        let ready = pool.get(HEALTH) == READY && pool.get(CONTEXT) == context as u64;
+        for i in 0..SHOTS {
+            let [state, start, stop, ..] = pool.shot(i) else { return };
+            state.set(FREE);
+            for place in [start, stop] {
+                let mut event: Event = 0;
+                // SAFETY: stores one event, of the current context, with timing.
+                if !ready && unsafe { (pool.driver.create)(&mut event, 0) } != SUCCESS {
+                    pool.set(HEALTH, BROKEN);
+                    return;
+                }
+                if !ready {
+                    place.set(event as u64);
+                }
+            }
+        }
+        pool.set(PENDING, 0);
+        pool.set(CONTEXT, context as u64);
+        pool.set(HEALTH, READY);
+    }
+
+    /// True while a stream is being captured: what is called on it now does not run.
+    pub(crate) fn captures(&self, stream: u64) -> bool {
+        let Some(driver) = self.driver.as_ref() else { return false };
+        let mut status: c_int = NOT_CAPTURING;
+        // SAFETY: the stream of a call that NCCL is about to get.
+        driver.relaxed(|| unsafe { (driver.capturing)(stream as Stream, &mut status) });
+        status != NOT_CAPTURING
+    }
+
+    /// Records the first event of a pair on a stream, before a launch. `None` when the stream is being captured, no
+    /// pair is free, or the driver refuses.
+    pub(crate) fn begin(&self, live: &Live, comm_ticket: u64, stream: u64, now_ns: u64) -> Option<Shot> {
+        let index = Self::index(comm_ticket);
+        let pool = self.pool(index)?;
+        if pool.get(HEALTH) != READY {
+            return None;
+        }
+        let stream = stream as Stream;
+        pool.driver.relaxed(|| {
+            let mut status: c_int = -1;
+            // SAFETY: the stream that NCCL is about to launch on.
+            let asked = unsafe { (pool.driver.capturing)(stream, &mut status) };
+            if asked != SUCCESS || status != NOT_CAPTURING {
+                return None;
+            }
+            pool.harvest(live, now_ns);
+            if pool.get(HEALTH) != READY {
+                return None;
+            }
+            // A launch that never came back from NCCL leaves its shot begun: it is taken again.
+            let wanted = |state| (0..SHOTS).find(|i| pool.shot(*i).first().is_some_and(|w| w.get() == state));
+            let i = wanted(FREE).or_else(|| wanted(BEGUN))?;
+            let [state, start, _, begun, on, first, last, ..] = pool.shot(i) else { return None };
+            // SAFETY: an event of this pool, on the launch's stream of the same context.
+            if unsafe { (pool.driver.record)(start.get() as Event, stream) } != SUCCESS {
+                pool.break_off(live);
+                return None;
+            }
+            first.set(0);
+            last.set(0);
+            on.set(stream as u64);
+            begun.set(now_ns);
+            state.set(BEGUN);
+            Some(Shot { pool: index, index: i })
+        })
+    }
+
+    /// Records the second event, behind the launch.
+    pub(crate) fn end(&self, live: &Live, shot: Shot) {
+        let Some(pool) = self.pool(shot.pool) else { return };
+        let [state, _, stop, _, stream, ..] = pool.shot(shot.index) else { return };
+        if state.get() != BEGUN || pool.get(HEALTH) != READY {
+            return;
+        }
+        // SAFETY: an event of this pool, on the launch's stream of the same context.
+        if unsafe { (pool.driver.record)(stop.get() as Event, stream.get() as Stream) } != SUCCESS {
+            return pool.break_off(live);
+        }
+        state.set(ENDED);
+        pool.set(PENDING, pool.get(PENDING) + 1);
+    }
+
+    /// Binds an operation to a shot: its duration will be the operation's. To be called by the thread that began it,
+    /// before its communicator's next call; the operation's word [`op::TIMED`] is to be [`told`].
+    pub(crate) fn bind(&self, shot: Shot, op_ticket: u64) {
+        let at = shot.pool * POOL_WORDS + SHOTS_AT + shot.index * SHOT_WORDS;
+        let (Some(first), Some(last)) = (self.words.get(at + FIRST), self.words.get(at + LAST)) else {
+            return;
+        };
+        if first.get() == 0 || op_ticket + 1 < first.get() {
+            first.set(op_ticket + 1);
+        }
+        last.set(last.get().max(op_ticket + 1));
+    }
+
+    /// Reads what has finished, now and then. `now_ns` may be a little old.
+    #[inline]
+    pub(crate) fn look(&self, live: &Live, comm_ticket: u64, now_ns: u64) {
+        let at = Self::index(comm_ticket) * POOL_WORDS;
+        let word = |i: usize| self.words.get(at + i).map_or(0, Word::get);
+        if word(PENDING) != 0 && now_ns.saturating_sub(word(LOOKED_NS)) > LOOK_NS {
+            self.read(live, comm_ticket, now_ns);
+        }
+    }
+
+    /// Reads what has finished.
+    #[inline(never)]
+    pub(crate) fn read(&self, live: &Live, comm_ticket: u64, now_ns: u64) {
+        if let Some(pool) = self.pool(Self::index(comm_ticket))
+            && pool.get(HEALTH) == READY
+        {
+            pool.driver.relaxed(|| pool.harvest(live, now_ns));
+        }
+    }
+}

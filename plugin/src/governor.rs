@@ -1,0 +1,384 @@
+//! The governor: which operations get GPU times, so that they cost the job no more than its budget.
+//!
+//! NCCL charges about a microsecond for a collective's kernel events (KernelCh), whoever listens, and a pair of
+//! CUDA events around a launch costs about five. A token bucket for each GPU holds the time that may be spent: it
+//! fills by the budget's share of wall time, every timed operation takes its price. While tokens last everything is
+//! timed; when they do not, every 2nd, 4th, 8th … operation by *issue order*, so that ranks which never speak
+//! with each other time the same collectives. Operations after a pause and large ones are timed whenever a token is
+//! left.
+//!
+//! NCCL looks at the plugin's event mask when a call begins, before the plugin hears of it, so whether the *next*
+//! call is timed by kernel events is decided when this one is issued, by writing the mask through the pointer that
+//! init got. That is right on NCCL 2.28 to 2.30 as long as nothing was captured into a graph. From 2.31 on NCCL's
+//! counters drift when kernel events are switched on again, so there they stay on until the bucket runs dry and then
+//! off for good; what is timed after that is timed by CUDA events.
+
+#![expect(unsafe_code, reason = "writes NCCL's event mask through the pointer that init got")]
+
+use crate::event::bit;
+use crate::record::Comm;
+use crate::settings::{Detail, Graphs, Settings};
+use core::ffi::c_int;
+use ringwatch_wire::codes::timed;
+use ringwatch_wire::layout::comm;
+use ringwatch_wire::sync::Word;
+
+/// What kernel events cost a collective, in ns: measured about 1,000 on H200, NCCL 2.28 to 2.32, doubled.
+const KERNEL_COST_NS: u64 = 2_000;
+/// What a pair of CUDA events costs, in ns: measured about 5,000, and the reading of their times.
+const EVENT_COST_NS: u64 = 8_000;
+/// A bucket holds at most this long a time's budget, in ns.
+const DEEP_NS: u64 = 1_000_000_000;
+/// A new bucket holds this long a time's budget, in ns.
+const FIRST_NS: u64 = 250_000_000;
+/// One in `1 << SHIFT_MAX` operations is timed however small the budget.
+const SHIFT_MAX: u64 = 16;
+/// After so long without a call an operation is worth timing, in ns.
+pub(crate) const PAUSE_NS: u64 = 1_000_000;
+/// From this size on an operation is worth timing, in bytes.
+pub(crate) const LARGE_BYTES: u64 = 32 << 20;
+
+const KERNEL_CH: i32 = 1 << bit::KERNEL_CH;
+
+/// Where GPU times come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kernel {
+    /// Kernel events cannot be had.
+    Refused,
+    /// Nobody wants them.
+    Unwanted,
+    /// They are on, and stay so.
+    Always,
+    /// Switched by operation.
+    Switched,
+    /// On until the bucket is dry, then never again.
+    Once,
+}
+
+// Words of the governor's private memory.
+const MASK_AT: usize = 0;
+const BASE: usize = 1;
+const ON: usize = 2;
+const WANTED: usize = 3;
+const ENDED: usize = 4;
+const BUCKETS_AT: usize = 8;
+const BUCKET_WORDS: usize = 8;
+const BUCKETS: usize = 16;
+/// Words it needs.
+pub(crate) const WORDS: usize = BUCKETS_AT + BUCKETS * BUCKET_WORDS;
+
+// Words of a bucket, which has a cache line of its own: each GPU's thread changes its own.
+// 0: whose it is; 2: when it was filled last.
+/// Tokens in ns, as a signed number.
+const TOKENS: usize = 1;
+/// Every `1 << SHIFT`-th operation is timed.
+const SHIFT: usize = 3;
+
+/// Bits of the word [`comm::HINT`]: why the called operation is worth timing.
+pub(crate) const AFTER_PAUSE: u64 = 1;
+pub(crate) const LARGE: u64 = 2;
+
+/// The process's governor.
+#[derive(Debug)]
+pub(crate) struct Governor {
+    words: &'static [Word],
+    kernel: Kernel,
+    /// CUDA events may be used as well.
+    events: bool,
+    /// Budget in millionths of wall time.
+    budget_ppm: u64,
+    graphs: Graphs,
+}
+
+/// What decides how this process is timed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Facts {
+    /// Profiler ABI version; 0 for none.
+    pub(crate) abi: u32,
+    /// NCCL's version code; 0 unknown.
+    pub(crate) nccl: u32,
+    /// Kernel events would harm this job.
+    pub(crate) refused: bool,
+    /// The mask may be written later on.
+    pub(crate) switchable: bool,
+    /// The CUDA driver's events can be had.
+    pub(crate) events: bool,
+}
+
+fn kernel_of(facts: &Facts, settings: &Settings) -> Kernel {
+    if settings.detail == Detail::Calls || settings.budget_ppm == 0 {
+        return Kernel::Unwanted;
+    }
+    if facts.refused || facts.abi < 3 {
+        return Kernel::Refused;
+    }
+    if settings.detail == Detail::Full || settings.graphs == Graphs::Full {
+        return Kernel::Always;
+    }
+    // v3 brings no stamps, and its kernel events keep a core busy.
+    if facts.abi == 3 {
+        return Kernel::Refused;
+    }
+    if !facts.switchable {
+        return Kernel::Always;
+    }
+    let once = if facts.nccl == 0 { facts.abi >= 7 } else { facts.nccl >= 23_100 };
+    if once { Kernel::Once } else { Kernel::Switched }
+}
+
+impl Governor {
+    pub(crate) fn new(words: &'static [Word], facts: &Facts, settings: &Settings) -> Self {
+        let kernel = kernel_of(facts, settings);
+        Governor {
+            words,
+            kernel,
+            events: facts.events && !matches!(kernel, Kernel::Unwanted | Kernel::Always),
+            budget_ppm: settings.budget_ppm,
+            graphs: settings.graphs,
+        }
+    }
+
+    fn get(&self, i: usize) -> u64 {
+        self.words.get(i).map_or(0, Word::get)
+    }
+
+    fn set(&self, i: usize, value: u64) {
+        if let Some(w) = self.words.get(i) {
+            w.set(value);
+        }
+    }
+
+    /// What a communicator's init is to ask for, of the events in `wanted`; `place` is NCCL's mask, 0 when it may
+    /// not be written later.
+    pub(crate) fn mask(&self, wanted: c_int, place: usize) -> c_int {
+        let mut base = wanted & !KERNEL_CH;
+        if !self.events {
+            base &= !(1 << bit::KERNEL_LAUNCH);
+        }
+        let may = match self.kernel {
+            Kernel::Refused | Kernel::Unwanted => false,
+            Kernel::Always => true,
+            // A communicator's first operation is timed: NCCL makes the connections for it then, and not later.
+            Kernel::Switched | Kernel::Once => self.get(ENDED) == 0,
+        };
+        self.set(BASE, base as u32 as u64);
+        self.set(MASK_AT, place as u64);
+        self.set(ON, u64::from(may));
+        if may { base | wanted & KERNEL_CH } else { base }
+    }
+
+    /// True when a call that begins now is timed by kernel events.
+    #[inline]
+    pub(crate) fn kernel_on(&self) -> bool {
+        self.get(ON) != 0
+    }
+
+    /// True when CUDA events may be used.
+    #[inline]
+    pub(crate) fn events(&self) -> bool {
+        self.events
+    }
+
+    /// True when what graphs replay is not to be recorded.
+    #[inline]
+    pub(crate) fn graphs_off(&self) -> bool {
+        self.graphs == Graphs::Off
+    }
+
+    /// Why an operation is not timed that could have been.
+    #[inline]
+    pub(crate) fn why_not(&self, captured: bool) -> u8 {
+        match self.kernel {
+            Kernel::Unwanted => timed::NOT_ASKED,
+            _ if captured => timed::NOT_CAPTURED,
+            Kernel::Refused if !self.events => timed::NOT_OFFERED,
+            _ => timed::NOT_BUDGET,
+        }
+    }
+
+    #[cold]
+    fn switch(&self, on: bool) {
+        let place = self.get(MASK_AT);
+        if place == 0 || self.kernel_on() == on {
+            return;
+        }
+        self.set(ON, u64::from(on));
+        let base = self.get(BASE) as u32 as c_int;
+        let mask = if on { base | KERNEL_CH } else { base };
+        let mask_at = core::ptr::with_exposed_provenance_mut::<c_int>(place as usize);
+        // SAFETY: NCCL's own static int, which lives as long as NCCL is loaded; other threads read it with atomic
+        // loads while this one whole word is written.
+        unsafe { core::ptr::write_volatile(mask_at, mask) };
+    }
+
+    /// Kernel events end for the life of the process.
+    #[cold]
+    fn end(&self) {
+        self.set(ENDED, 1);
+        self.switch(false);
+    }
+
+    /// A call was captured into a graph. Up to NCCL 2.30 kernel events may not be switched from then on.
+    #[cold]
+    pub(crate) fn captured(&self) {
+        if self.kernel == Kernel::Switched && self.get(ENDED) == 0 {
+            self.end();
+        }
+    }
+
+    fn bucket(&self, c: &Comm) -> Option<&'static [Word]> {
+        let i = (c.word(comm::BUCKET) as usize).min(BUCKETS - 1);
+        let start = BUCKETS_AT + i * BUCKET_WORDS;
+        self.words.get(start..start + BUCKET_WORDS)
+    }
+
+    /// The bucket of a GPU, by its address; GPUs beyond the table share the last one.
+    pub(crate) fn bucket_of(&self, owner: u64, now_ns: u64) -> u64 {
+        // 0 is an empty place.
+        let owner = owner | 1;
+        for (i, bucket) in self.words.get(BUCKETS_AT..).unwrap_or(&[]).chunks_exact(BUCKET_WORDS).enumerate()
+        {
+            let [who, tokens, filled, ..] = bucket else { continue };
+            if who.get() == owner {
+                return i as u64;
+            }
+            if who.replace(0, owner) {
+                tokens.set(self.income(FIRST_NS));
+                filled.set(now_ns);
+                return i as u64;
+            }
+            if who.get() == owner {
+                return i as u64;
+            }
+        }
+        BUCKETS as u64 - 1
+    }
+
+    fn income(&self, elapsed_ns: u64) -> u64 {
+        elapsed_ns.min(DEEP_NS).saturating_mul(self.budget_ppm) / 1_000_000
+    }
+
+    /// Fills up a bucket and returns its tokens.
+    fn fill(&self, bucket: &[Word], now_ns: u64) -> i64 {
+        let [_, tokens, filled, ..] = bucket else { return i64::MIN };
+        let last = filled.get();
+        let have = tokens.get() as i64;
+        let elapsed = now_ns.saturating_sub(last);
+        // Tokens of a few ns would be cut off.
+        if elapsed < 10_000 {
+            return have;
+        }
+        // One thread books an interval; a payment made meanwhile is kept.
+        if filled.replace(last, now_ns) {
+            let more = self.income(elapsed) as i64;
+            let room = (self.income(DEEP_NS) as i64).saturating_sub(have).max(0);
+            tokens.add(more.min(room) as u64);
+        }
+        tokens.get() as i64
+    }
+
+    fn pay(bucket: &[Word], cost_ns: u64) {
+        if let Some(tokens) = bucket.get(TOKENS) {
+            tokens.add(cost_ns.wrapping_neg());
+        }
+    }
+
+    #[inline]
+    fn due(bucket: &[Word], order: u64) -> bool {
+        let shift = bucket.get(SHIFT).map_or(0, Word::get).min(SHIFT_MAX);
+        order & ((1 << shift) - 1) == 0
+    }
+
+    /// True when there are tokens for an operation that is due; times fewer or more from now on.
+    fn afford(&self, bucket: &[Word], cost_ns: u64, now_ns: u64) -> bool {
+        let have = self.fill(bucket, now_ns);
+        let Some(shift) = bucket.get(SHIFT) else { return false };
+        let s = shift.get();
+        if have < cost_ns as i64 {
+            shift.set((s + 1).min(SHIFT_MAX));
+            return false;
+        }
+        if s > 0 && have >= self.income(DEEP_NS) as i64 {
+            shift.set(s - 1);
+        }
+        true
+    }
+
+    /// Called when an operation was issued as number `order` of its communicator: pays for it if it was timed by
+    /// kernel events, and decides on the communicator's next one.
+    #[inline]
+    pub(crate) fn issued(&self, c: &Comm, order: u64, by_kernel: bool, now_ns: u64) {
+        if !matches!(self.kernel, Kernel::Switched | Kernel::Once) || self.get(ENDED) != 0 {
+            return;
+        }
+        let Some(bucket) = self.bucket(c) else { return };
+        let due = Self::due(bucket, order.wrapping_add(1));
+        if by_kernel || due || self.kernel_on() {
+            self.decide(c, bucket, due, by_kernel, now_ns);
+        }
+    }
+
+    #[inline(never)]
+    fn decide(&self, c: &Comm, bucket: &[Word], due: bool, by_kernel: bool, now_ns: u64) {
+        if by_kernel {
+            Self::pay(bucket, KERNEL_COST_NS);
+        }
+        if self.kernel == Kernel::Once {
+            if self.fill(bucket, now_ns) < 0 {
+                self.end();
+            }
+            return;
+        }
+        let Some(wanted) = self.words.get(WANTED) else { return };
+        let wants = due && self.afford(bucket, KERNEL_COST_NS, now_ns);
+        // The mask is the process's: it is on while any communicator waits for its next operation.
+        let waiting = c.word(comm::WANTS) != 0;
+        if wants != waiting {
+            c.set(comm::WANTS, u64::from(wants));
+            wanted.add(if wants { 1 } else { 1u64.wrapping_neg() });
+        }
+        let broke = bucket.get(TOKENS).is_some_and(|t| (t.get() as i64) < 0);
+        self.switch(wants || (wanted.get() != 0 && !broke));
+    }
+
+    /// A communicator waits for nothing any more.
+    pub(crate) fn finalized(&self, c: &Comm) {
+        if c.word(comm::WANTS) != 0
+            && let Some(wanted) = self.words.get(WANTED)
+        {
+            c.set(comm::WANTS, 0);
+            wanted.add(1u64.wrapping_neg());
+            if self.kernel == Kernel::Switched && wanted.get() == 0 {
+                self.switch(false);
+            }
+        }
+    }
+
+    /// Decides whether the next launch of a communicator is timed by CUDA events, and pays for it. `order` is the
+    /// issue order its first operation will get.
+    #[inline]
+    pub(crate) fn launch(&self, c: &Comm, order: u64, now_ns: u64) -> bool {
+        if !self.events {
+            return false;
+        }
+        let Some(bucket) = self.bucket(c) else { return false };
+        let hint = c.word(comm::HINT);
+        // Where kernel events are switched, they are for the regular ones.
+        let regular = self.kernel != Kernel::Switched || self.get(ENDED) != 0;
+        let due = regular && Self::due(bucket, order);
+        (due || hint != 0) && self.take(bucket, due, now_ns)
+    }
+
+    #[inline(never)]
+    fn take(&self, bucket: &[Word], due: bool, now_ns: u64) -> bool {
+        let paid = if due {
+            self.afford(bucket, EVENT_COST_NS, now_ns)
+        } else {
+            self.fill(bucket, now_ns) >= EVENT_COST_NS as i64
+        };
+        if paid {
+            Self::pay(bucket, EVENT_COST_NS);
+        }
+        paid
+    }
+}

@@ -1,0 +1,94 @@
+//! One operation as NCCL 2.28 and later bring it, on prepared descriptors: nothing but the calls is in the way
+//! of what is measured.
+
+use super::abi::{self, COLL_DEFAULT, Coll, Descriptor};
+use super::library::{CTable, Plugin};
+use std::ffi::c_void;
+
+/// Prepared descriptors of a bare all-reduce of one communicator.
+#[derive(Debug)]
+pub struct Bare {
+    table: &'static CTable,
+    context: *mut c_void,
+    group_api: Descriptor,
+    coll_api: Descriptor,
+    launch: Descriptor,
+    group: Descriptor,
+    coll: Descriptor,
+    kernel: Descriptor,
+    stamp: [u64; 2],
+}
+
+const VERSION: usize = 5;
+
+impl Bare {
+    pub fn new(plugin: &Plugin, context: u64) -> Self {
+        Bare {
+            table: plugin.table(VERSION),
+            context: context as *mut c_void,
+            group_api: abi::group_api(VERSION, false, 1),
+            coll_api: abi::coll_api(VERSION, 0, abi::func::ALL_REDUCE, 1024, false),
+            launch: abi::kernel_launch(VERSION, 0),
+            group: abi::group(VERSION),
+            coll: Coll { channels: 1, ..COLL_DEFAULT }.at(VERSION),
+            kernel: abi::kernel_ch(VERSION, 0, 0, 1000),
+            stamp: [2000, 0],
+        }
+    }
+
+    fn start(&self, d: &Descriptor) -> *mut c_void {
+        let mut out = std::ptr::null_mut();
+        // SAFETY: a descriptor of this version and a place for one handle.
+        unsafe { (self.table.start)(self.context, &mut out, d.as_ptr().cast()) };
+        out
+    }
+
+    fn stop(&self, handle: *mut c_void) {
+        // SAFETY: any number is a handle.
+        unsafe { (self.table.stop)(handle) };
+    }
+
+    fn state(&self, handle: *mut c_void, state: i32, arg: *const c_void) {
+        // SAFETY: NULL or the state arguments of this version.
+        unsafe { (self.table.record)(handle, state, arg) };
+    }
+
+    /// Start and stop of the Coll event alone.
+    pub fn coll(&self) -> *mut c_void {
+        let coll = self.start(&self.coll);
+        self.stop(coll);
+        coll
+    }
+
+    /// Start, stop time and stop of one kernel.
+    pub fn kernel(&mut self, coll: *mut c_void) {
+        self.kernel.parent(coll as u64);
+        let kernel = self.start(&self.kernel);
+        self.state(kernel, 22, self.stamp.as_ptr().cast());
+        self.stop(kernel);
+    }
+
+    /// Everything that NCCL says about a bare call, as far as the mask asks for it.
+    pub fn call(&mut self, launch: bool) -> *mut c_void {
+        let group = self.start(&self.group_api);
+        self.coll_api.parent(group as u64);
+        let call = self.start(&self.coll_api);
+        self.state(group, 23, std::ptr::null());
+        self.stop(call);
+        self.state(group, 24, std::ptr::null());
+        if launch {
+            self.launch.parent(group as u64);
+            let launch = self.start(&self.launch);
+            if !launch.is_null() {
+                self.stop(launch);
+            }
+        }
+        let plan = self.start(&self.group);
+        self.coll.parent(call as u64);
+        self.coll.plan(plan as u64);
+        let coll = self.coll();
+        self.stop(plan);
+        self.stop(group);
+        coll
+    }
+}
