@@ -218,6 +218,29 @@ int job(const char *what) {
     free(some);
     WANT((int)(allocations() - before), 1);
   }
+  if (IS("timed")) {
+    WANT(ncclCommInitAll(all, 2, NULL), 0);
+    for (int i = 0; i < 20; i++) {
+      WANT(ncclAllReduce(a, b, 100, F32, 0, all[0], S), 0);
+      WANT(ncclGroupStart(), 0);
+      WANT(ncclAllReduce(a, b, 200, F32, 0, all[0], S), 0);
+      WANT(ncclReduce(a, b, 300, F32, 0, 0, all[1], S), 0);
+      WANT(ncclAllReduce(a, b, 400, F32, 0, all[0], S), 0);
+      WANT(ncclAllReduce(a, b, 666, F32, 0, all[0], S), 4);
+      WANT(ncclGroupEnd(), 0);
+      usleep(3000);
+    }
+    for (int i = 0; i < 2; i++) ncclCommDestroy(all[i]);
+  }
+  if (IS("captured")) {
+    c = init(2, 0);
+    WANT(ncclAllReduce(a, b, 1, F32, 0, c, S), 0);
+    WANT(ncclAllReduce(a, b, 2, F32, 0, c, (void *)0xca9), 0);
+    WANT(ncclGroupStart(), 0);
+    WANT(ncclAllReduce(a, b, 3, F32, 0, c, (void *)0xca9), 0);
+    WANT(ncclGroupEnd(), 0);
+    WANT(ncclAllReduce(a, b, 4, F32, 0, c, S), 0);
+  }
   if (IS("fast")) {
     // Time of a call, ours and the fake's, in ns.
     c = init(2, 0);

@@ -92,9 +92,25 @@ fn built() -> Option<&'static Path> {
             true
         };
         let nccl = ["-shared", "-fPIC", "-Wl,-soname,libnccl.so.2", "-o"];
-        std::fs::create_dir(dir.path().join("old")).unwrap();
+        for variant in ["old", "cuda"] {
+            std::fs::create_dir(dir.path().join(variant)).unwrap();
+        }
         (cc(&[&nccl[..], &["libnccl.so.2", "fake_nccl.c", "-lpthread", "-ldl"]].concat())
             && cc(&[&nccl[..], &["old/libnccl.so.2", "-DOLD", "fake_nccl.c", "-lpthread", "-ldl"]].concat())
+            && cc(&[
+                "-shared",
+                "-fPIC",
+                "-Wl,-soname,libcuda.so.1",
+                "-o",
+                "cuda/libcuda.so.1",
+                "fake_cuda.c",
+            ])
+            && cc(&[
+                &nccl[..],
+                &["cuda/libnccl.so.2", "fake_nccl.c", "-lpthread", "-ldl", "-Wl,--no-as-needed"],
+                &["-Lcuda", "-l:libcuda.so.1"],
+            ]
+            .concat())
             && cc(&["-shared", "-fPIC", "-o", "libjob.so", "job.c", "-L.", "-l:libnccl.so.2"])
             && cc(&["-DLINKED", "-o", "linked", "main.c", "job.c", "-L.", "-l:libnccl.so.2", "-lpthread"])
             && cc(&["-o", "local", "main.c", "-ldl"]))
@@ -135,6 +151,14 @@ fn job(how: &str, abi: u32, what: &str) -> Option<Job> {
 }
 
 impl Job {
+    /// With another build of the fake NCCL: `old`, without its newest functions, or `cuda`, with a fake driver.
+    fn variant(mut self, name: &str) -> Self {
+        let dir = built().unwrap();
+        let path = format!("{}:{}", dir.join(name).display(), dir.display());
+        self.command.env("LD_LIBRARY_PATH", path);
+        self
+    }
+
     fn env(mut self, name: &str, value: &str) -> Self {
         self.command.env(name, value);
         self
@@ -294,7 +318,7 @@ fn an_all_to_all_is_a_call_and_its_parts() {
 #[test]
 fn a_function_that_this_nccl_has_not_is_an_invalid_usage() {
     let Some(job) = job("linked", 0, "missing") else { return };
-    assert_eq!(job.run().good().recording().ops().len(), 0);
+    assert_eq!(job.variant("old").run().good().recording().ops().len(), 0);
 }
 
 /// Without any NCCL the functions are there, since the program is linked with them, and fail.
@@ -312,6 +336,55 @@ fn without_nccl_a_call_fails_and_nothing_more() {
     let start = unsafe { std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn() -> i32>(at) };
     // SAFETY: as above.
     assert_eq!(unsafe { start() }, 2);
+}
+
+// --- times
+
+#[test]
+fn calls_that_nobody_else_times_are_timed_by_cuda_events() {
+    for abi in [0, 1, 4] {
+        let Some(job) = job("linked", abi, "timed") else { return };
+        let r = job.variant("cuda").run().good().recording();
+        assert_eq!(r.losses(), []);
+        let all: Vec<CommSlot> = comms(&r).into_iter().filter(|c| c.id.is_some()).collect();
+        assert_eq!(all.len(), 2);
+        let ops: Vec<OpSlot> = r.ops().into_iter().filter(|o| o.issued_ns.is_some()).collect();
+        assert_eq!(ops.len(), 80);
+        if abi == 1 {
+            // Ranks of one process that NCCL does not tell apart: left to the profiler, which knows no stream.
+            assert!(ops.iter().all(|o| o.event_ns.is_none()));
+            continue;
+        }
+        let gpu = |c: &CommSlot| String::from_utf8(c.gpu.bytes().collect()).unwrap();
+        if abi == 0 {
+            assert_eq!([gpu(&all[0]), gpu(&all[1])].iter().collect::<BTreeSet<_>>().len(), 2);
+        }
+        for count in [100, 200, 300, 400] {
+            let timed: Vec<&OpSlot> =
+                ops.iter().filter(|o| o.count == count && o.event_ns.is_some()).collect();
+            // The last ones' events are read by a next call that never came, or at the end.
+            assert!(timed.len() >= 15, "ABI v{abi}: {} of {count}", timed.len());
+            assert!(timed.iter().all(|o| o.timed == 2 && o.event_ns.unwrap() < 5_000_000));
+        }
+        // What was launched together took the same time.
+        let times = |count| -> Vec<Option<u64>> {
+            ops.iter().filter(|o| o.count == count).map(|o| o.event_ns).collect()
+        };
+        assert_eq!(times(200), times(400));
+    }
+}
+
+#[test]
+fn a_captured_call_runs_nothing_and_is_not_timed() {
+    for abi in [0, 4] {
+        let Some(job) = job("linked", abi, "captured") else { return };
+        let r = job.variant("cuda").run().good().recording();
+        let ops: Vec<OpSlot> = r.ops().into_iter().filter(|o| o.preloaded).collect();
+        let captured: Vec<u64> =
+            ops.iter().filter(|o| o.flags & flag::CAPTURED != 0).map(|o| o.count).collect();
+        assert_eq!(captured, [2, 3]);
+        assert!(ops.iter().all(|o| o.issued_ns.is_some() != captured.contains(&o.count)));
+    }
 }
 
 // --- communicators
