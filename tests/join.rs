@@ -6,7 +6,7 @@ use ringwatch::detect::{Detector, Settings};
 use ringwatch::join::{Join, View};
 use ringwatch::model::{
     Algo, ChannelStamp, CommId, CommRecord, DataType, Flags, Func, Job, Lane, Liveness, NetPhase,
-    NetProgress, OpRecord, Proto, Rank, SegmentId, SegmentRecord, Update,
+    NetProgress, OpRecord, Proto, Rank, SegmentId, SegmentRecord, Timing, Untimed, Update,
 };
 
 const S: u64 = 1_000_000_000;
@@ -93,8 +93,13 @@ fn op() -> impl Strategy<Value = OpRecord> {
     let when = (
         prop::option::of(number()),
         prop::option::of(number()),
+        prop::sample::select(vec![
+            Timing::Unknown,
+            Timing::Kernel,
+            Timing::Events,
+            Timing::Not(Untimed::Budget),
+        ]),
         prop::option::of(number()),
-        prop::option::of((number(), prop::option::of(number()))),
     );
     let progress = (
         prop_oneof![0..4u16, Just(u16::MAX)],
@@ -122,8 +127,8 @@ fn op() -> impl Strategy<Value = OpRecord> {
         flags: Flags { captured: what.5, ..Flags::default() },
         called_ns: when.0,
         issued_ns: when.1,
-        enqueued_ns: when.2,
-        launch_ns: when.3,
+        timing: when.2,
+        event_ns: when.3,
         started: progress.0,
         stopped: progress.1,
         stamps: progress.2,
@@ -348,10 +353,10 @@ fn all_reduce(rank: u32, order: u64) -> OpRecord {
         seq: Some(order),
         plan: None,
         flags: Flags::default(),
-        called_ns: None,
+        called_ns: Some(issued - 3_000),
         issued_ns: Some(issued),
-        enqueued_ns: Some(issued + 1_000),
-        launch_ns: Some((issued - 3_000, Some(issued - 1_000))),
+        timing: Timing::Kernel,
+        event_ns: None,
         started: 1,
         stopped: 1,
         stamps: vec![ChannelStamp {

@@ -70,6 +70,7 @@ impl MissingRankRule {
             None => waiting.iter().map(|(_, _, issued)| *issued).min()?,
         };
         let by_host = started.is_none() && !untimed(join, c);
+        let silent = by_host && instance.parts.values().all(|p| p.finished || p.op.timing.is_silent());
         let gone = |r: &Rank| {
             c.members()
                 .get(r)
@@ -80,6 +81,7 @@ impl MissingRankRule {
         let patience = match (culprit_gone, by_host || order == 0) {
             (true, false) => self.settings.patience_gone_ns,
             (false, false) => self.settings.patience_ns,
+            (_, true) if silent && order != 0 => self.settings.patience_silent_ns,
             // The first operation waits for slow starts: compilation, data, connections.
             (_, true) => self.settings.patience_unsure_ns,
         };
@@ -103,7 +105,11 @@ impl MissingRankRule {
                 names(&waiters)
             )),
         }];
-        if by_host {
+        if silent {
+            evidence.push(fact(
+                "measured from the hosts' issue times: the overhead budget left this operation out of GPU times (RINGWATCH_OVERHEAD_BUDGET)",
+            ));
+        } else if by_host {
             evidence.push(fact(
                 "measured from the hosts' issue times: no believable stamp says that a GPU started it",
             ));
@@ -167,7 +173,7 @@ fn untimed(join: &Join, c: &Communicator) -> bool {
 mod tests {
     use super::*;
     use crate::join::testing::{all_reduce, member, process};
-    use crate::model::Update;
+    use crate::model::{Timing, Untimed, Update};
 
     const S: u64 = 1_000_000_000;
 
@@ -226,6 +232,23 @@ mod tests {
         assert_eq!(rule.check(&j, 30 * S), vec![]);
         let late = rule.check(&j, 60 * S);
         assert!(late[0].evidence.iter().any(|e| e.text.contains("hosts' issue times")), "{late:?}");
+    }
+
+    #[test]
+    fn an_operation_that_was_not_timed_needs_more_patience_and_says_so() {
+        let rule = MissingRankRule::new(Settings::default());
+        let mut j = Join::new();
+        for r in 0..2u32 {
+            j.feed(process(r));
+            j.feed(member(r, 2, if r == 1 { 1 } else { 2 }));
+            j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
+        }
+        let mut o = all_reduce(0, 1, 2 * S, None);
+        o.timing = Timing::Not(Untimed::Budget);
+        j.feed(Update::Op(Box::new(o)));
+        assert_eq!(rule.check(&j, 11 * S), vec![]);
+        let found = rule.check(&j, 13 * S);
+        assert!(found[0].evidence.iter().any(|e| e.text.contains("overhead budget")), "{found:?}");
     }
 
     #[test]

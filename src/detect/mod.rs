@@ -31,6 +31,8 @@ pub struct Settings {
     /// The same, where it may be a slow start or a queue: in a communicator's first operation, and where no
     /// stamp says that a GPU began to wait.
     pub patience_unsure_ns: u64,
+    /// The same, where no stamp can say so, as the operation is one that the overhead budget left out.
+    pub patience_silent_ns: u64,
     /// Lateness that is told at once, in ns.
     pub late_at_once_ns: u64,
     /// Lateness that is told when it repeats, in ns.
@@ -47,6 +49,7 @@ impl Default for Settings {
             patience_ns: 3_000_000_000,
             patience_gone_ns: 1_000_000_000,
             patience_unsure_ns: 30_000_000_000,
+            patience_silent_ns: 10_000_000_000,
             late_at_once_ns: 200_000_000,
             late_often_ns: 5_000_000,
             late_times: 5,

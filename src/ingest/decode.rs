@@ -2,9 +2,9 @@
 
 use crate::model::{
     Algo, ChannelStamp, CommId, CommRecord, DataType, Flags, Func, Job, Lane, NetPhase, NetProgress,
-    OpRecord, Proto, Rank, SegmentId,
+    OpRecord, Proto, Rank, SegmentId, Timing, Untimed,
 };
-use ringwatch_wire::codes::{self, flag, kind, phase};
+use ringwatch_wire::codes::{self, flag, kind, phase, timed};
 use ringwatch_wire::layout::head;
 use ringwatch_wire::reader::{ChannelSlot, CommSlot, OpSlot, ProxySlot, Reader, Text};
 
@@ -53,6 +53,19 @@ fn algo(code: u8, flags: u8) -> Option<Algo> {
 
 fn proto(code: u8) -> Option<Proto> {
     by_name(Proto::ALL, Proto::as_str, codes::PROTOS, code)
+}
+
+fn timing(code: u8) -> Timing {
+    match code {
+        timed::KERNEL => Timing::Kernel,
+        timed::EVENTS => Timing::Events,
+        timed::NOT_BUDGET => Timing::Not(Untimed::Budget),
+        timed::NOT_CAPTURED => Timing::Not(Untimed::Captured),
+        timed::NOT_OFFERED => Timing::Not(Untimed::Offered),
+        timed::NOT_ASKED => Timing::Not(Untimed::Asked),
+        timed::NOT_FREE => Timing::Not(Untimed::Free),
+        _ => Timing::Unknown,
+    }
 }
 
 fn rank(n: i32) -> Option<Rank> {
@@ -142,8 +155,8 @@ pub(super) fn op(comm: &CommRecord, slot: &OpSlot) -> OpRecord {
         },
         called_ns: slot.called_ns,
         issued_ns: slot.issued_ns,
-        enqueued_ns: slot.enqueued_ns,
-        launch_ns: None,
+        timing: timing(slot.timed),
+        event_ns: slot.event_ns,
         started: slot.started,
         stopped: slot.stopped,
         stamps: Vec::new(),

@@ -6,7 +6,7 @@ use super::process::{self, Life};
 use crate::model::{CommRecord, Liveness, OpRecord, SegmentId, SegmentRecord, Update};
 use ringwatch_wire::codes::{Flaw, Loss};
 use ringwatch_wire::layout::{Region, head};
-use ringwatch_wire::reader::{Found, GroupSlot, OpSlot, Reader};
+use ringwatch_wire::reader::{Found, OpSlot, Reader};
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
@@ -26,7 +26,6 @@ struct Open {
     slot: OpSlot,
     stamps: BTreeMap<u64, crate::model::ChannelStamp>,
     net: BTreeMap<u64, crate::model::NetProgress>,
-    group: Option<GroupSlot>,
     changed: bool,
 }
 
@@ -264,20 +263,23 @@ fn assemble(comm: &CommRecord, open: &Open) -> OpRecord {
     let mut record = decode::op(comm, &open.slot);
     record.stamps = open.stamps.values().copied().collect();
     record.net = open.net.values().cloned().collect();
-    // A replay runs long after the group that captured it.
-    if !matches!(record.lane, crate::model::Lane::Replay) {
-        record.launch_ns =
-            open.group.as_ref().and_then(|g| g.launch_start_ns.map(|start| (start, g.launch_stop_ns)));
-    }
     record
 }
 
 /// True when nothing in the operation's own slot can change any more.
-fn settled(slot: &OpSlot, group: Option<&GroupSlot>) -> bool {
-    let captured = slot.flags & ringwatch_wire::codes::flag::CAPTURED != 0;
-    let launched = slot.group.is_none() || group.is_some_and(|g| g.launch_stop_ns.is_some());
+fn settled(slot: &OpSlot) -> bool {
+    use ringwatch_wire::codes::{flag, timed};
+    if slot.flags & flag::CAPTURED != 0 {
+        return true;
+    }
     let channels = u16::from(slot.channels);
-    captured || (slot.enqueued_ns.is_some() && launched && channels > 0 && slot.stopped >= channels)
+    let stopped = channels > 0 && slot.stopped >= channels;
+    slot.issued_ns.is_some()
+        && match slot.timed {
+            timed::UNKNOWN | timed::KERNEL => stopped,
+            timed::EVENTS => slot.event_ns.is_some(),
+            _ => true,
+        }
 }
 
 impl Cursor {
@@ -286,24 +288,18 @@ impl Cursor {
         for ticket in self.take(ring.next(), ring.slots()) {
             match reader.op(ticket) {
                 Found::Is(slot) => {
-                    let group = slot.group.and_then(|g| match reader.group(g) {
-                        Found::Is(g) => Some(g),
-                        _ => None,
-                    });
-                    let old = slot.enqueued_ns.is_some() && ticket + SETTLED_TICKETS < self.next;
-                    if !old && !settled(&slot, group.as_ref()) {
+                    let old = slot.issued_ns.is_some() && ticket + SETTLED_TICKETS < self.next;
+                    if !old && !settled(&slot) {
                         self.open.push(ticket);
                     }
                     match ops.get_mut(&ticket) {
                         Some(open) => {
-                            let group = group.or(open.group);
-                            open.changed |= open.slot != slot || open.group != group;
+                            open.changed |= open.slot != slot;
                             open.slot = slot;
-                            open.group = group;
                         }
                         None => {
                             let (stamps, net) = (BTreeMap::new(), BTreeMap::new());
-                            ops.insert(ticket, Open { slot, stamps, net, group, changed: true });
+                            ops.insert(ticket, Open { slot, stamps, net, changed: true });
                         }
                     }
                 }

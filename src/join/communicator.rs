@@ -156,6 +156,8 @@ impl Communicator {
         match (part, member.issued(track)) {
             (Some(p), _) if p.finished => OpState::Finished,
             (Some(p), _) if p.started_ns.is_some() || p.op.started > 0 => OpState::Started,
+            // Nothing tells of its start or end but a later one.
+            (Some(p), _) if p.op.timing.is_silent() => OpState::InDoubt,
             // Without a later sign of life the rank's newest operation is in flight; an older one, of which
             // nothing more was heard, is in doubt.
             (Some(_), Some(issued)) if order.saturating_add(1) < issued && self.untimed(rank) => {
@@ -264,7 +266,7 @@ impl Communicator {
             member.finished += 1;
         }
         instance.parts.insert(rank, Part { op, kernel, started_ns, finished, ended_seen_ns });
-        if started_ns.is_some() {
+        if started_ns.is_some() || stopped {
             self.imply_done(track, order, rank);
         }
         if !matches!(track, Track::Pair(..)) {
@@ -344,7 +346,7 @@ impl Communicator {
                         && i.parts.values().all(|p| {
                             let old =
                                 p.op.issued_ns.is_some_and(|t| now_ns > t.saturating_add(STAMPS_GRACE_NS));
-                            p.finished && (p.kernel.is_some() || old)
+                            p.finished && (p.duration_ns().is_some() || p.op.timing.is_silent() || old)
                         })
                 })
             })
@@ -381,7 +383,7 @@ impl Communicator {
         let agreed = self.mismatch.is_none_or(|m| key < m || m.0 != track);
         let transfer_ns = if agreed { instance.transfer_ns(needed) } else { None };
         let busy: Vec<f64> =
-            instance.parts.values().filter_map(|p| p.kernel.map(|k| k.duration_ns as f64)).collect();
+            instance.parts.values().filter_map(|p| p.duration_ns().map(|d| d as f64)).collect();
         let busy_ns = (!busy.is_empty()).then(|| busy.iter().sum::<f64>() / busy.len() as f64);
         let bytes = instance.bytes(ranks);
         let (func, algo, proto): (Func, Option<Algo>, Option<Proto>) = match track {
@@ -478,10 +480,10 @@ impl Communicator {
 
 /// True when every channel has stopped, as far as the ABI can tell.
 fn all_stopped(op: &OpRecord) -> bool {
-    if op.all_channels_stopped() {
+    if op.all_channels_stopped() || op.event_ns.is_some() {
         return true;
     }
     // NCCL 2.26 gives no exact number of channels, and point-to-point operations may use fewer than planned.
     let inexact = op.channels.is_none() || !op.lane.is_collective();
-    inexact && op.enqueued_ns.is_some() && op.started > 0 && op.stopped >= op.started
+    inexact && op.issued_ns.is_some() && op.started > 0 && op.stopped >= op.started
 }

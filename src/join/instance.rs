@@ -30,6 +30,13 @@ pub struct Part {
     pub ended_seen_ns: Option<u64>,
 }
 
+impl Part {
+    /// How long it took on the GPU, in ns, however that was measured; the waiting for other ranks is in it.
+    pub fn duration_ns(&self) -> Option<u64> {
+        self.kernel.map(|k| k.duration_ns).or(self.op.event_ns)
+    }
+}
+
 /// How lateness was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Measure {
@@ -82,12 +89,7 @@ impl Instance {
         if self.parts.len() < ranks || ranks == 0 {
             return None;
         }
-        self.parts
-            .values()
-            .map(|p| p.kernel.map(|k| k.duration_ns))
-            .collect::<Option<Vec<_>>>()?
-            .into_iter()
-            .min()
+        self.parts.values().map(Part::duration_ns).collect::<Option<Vec<_>>>()?.into_iter().min()
     }
 
     /// Each rank's waiting in ns: its kernel's time beyond the transfer time.
@@ -96,7 +98,7 @@ impl Instance {
         Some(
             self.parts
                 .iter()
-                .filter_map(|(r, p)| p.kernel.map(|k| (*r, k.duration_ns.saturating_sub(transfer))))
+                .filter_map(|(r, p)| p.duration_ns().map(|d| (*r, d.saturating_sub(transfer))))
                 .collect(),
         )
     }
@@ -107,11 +109,17 @@ impl Instance {
     /// waited for anybody, and there the starts alone count.
     pub fn late_on_gpu(&self, ranks: usize, one_clock: bool) -> Option<Late> {
         let waiting = self.waiting_ns(ranks)?;
+        // CUDA events say how long, not when: then the hosts' times of issue have to do for all ranks.
+        let by_events = self.parts.values().any(|p| p.kernel.is_none());
+        let start = |p: &Part| if by_events { p.op.issued_ns } else { p.kernel.map(|k| k.start_ns) };
         let starts: Vec<(Rank, u64)> =
-            self.parts.iter().filter_map(|(r, p)| p.kernel.map(|k| (*r, k.start_ns))).collect();
+            self.parts.iter().filter_map(|(r, p)| start(p).map(|s| (*r, s))).collect();
         let (last, last_start) = starts.iter().copied().max_by_key(|(_, t)| *t)?;
         let first_start = starts.iter().map(|(_, t)| *t).min()?;
         if self.first()?.op.func.is_rooted() {
+            if by_events {
+                return None;
+            }
             let by_ns = last_start - first_start;
             return one_clock.then_some(Late { rank: last, by_ns, measure: Measure::Gpu });
         }

@@ -175,7 +175,7 @@ pub(crate) mod testing {
 
     use crate::model::{
         Algo, ChannelStamp, CommId, CommRecord, DataType, Flags, Func, Job, Lane, Liveness, OpRecord, Proto,
-        Rank, SegmentId, SegmentRecord, Update,
+        Rank, SegmentId, SegmentRecord, Timing, Update,
     };
 
     pub(crate) fn op(lane: Lane, order: u64) -> OpRecord {
@@ -199,8 +199,8 @@ pub(crate) mod testing {
             flags: Flags::default(),
             called_ns: None,
             issued_ns: None,
-            enqueued_ns: None,
-            launch_ns: None,
+            timing: Timing::Kernel,
+            event_ns: None,
             started: 0,
             stopped: 0,
             stamps: Vec::new(),
@@ -264,8 +264,7 @@ pub(crate) mod testing {
         o.segment = SegmentId(u64::from(rank) + 1);
         o.rank = Rank(rank);
         o.issued_ns = Some(issued);
-        o.enqueued_ns = Some(issued + 1_000);
-        o.launch_ns = Some((issued.saturating_sub(5_000), Some(issued)));
+        o.called_ns = Some(issued.saturating_sub(5_000));
         if let Some((start, stop)) = kernel {
             let mut s = stamp(0, start + AHEAD, stop.map(|s| s + AHEAD), start + 1_000);
             s.stop_seen_ns = stop.map(|s| s + 1_000);

@@ -2,7 +2,7 @@
 //!
 //! NCCL's stamps are wrong after CUDA graphs ran on a communicator, and when its reader falls 64 operations
 //! behind: they then belong to another operation. A stamp is believed where the kernel starts after its
-//! own launch, stops after it starts, and starts after the channel's earlier operations.
+//! own call, stops after it starts, and starts after the channel's earlier operations.
 
 use super::clock::ClockMap;
 use crate::model::{ChannelStamp, Lane, OpRecord};
@@ -20,16 +20,16 @@ pub struct Kernel {
     pub stamped: u16,
 }
 
-/// Slack for records whose launch time is not known, in ns: NCCL launches before it issues, and the launch
-/// itself seldom takes longer.
+/// Slack for records whose call is not known, in ns: NCCL launches before it issues, and the launch itself seldom
+/// takes longer.
 const LAUNCH_SLACK_NS: u64 = 1_000_000;
 
 /// The moment before which the kernel cannot have started; `None` when nothing says.
 pub fn not_before(op: &OpRecord) -> Option<u64> {
-    match (op.lane, op.launch_ns, op.issued_ns) {
+    match (op.lane, op.called_ns, op.issued_ns) {
         // A replayed kernel waits for the callback that issues it.
         (Lane::Replay, _, issued) => issued,
-        (_, Some((start, _)), _) => Some(start),
+        (_, Some(called), _) => Some(called),
         (_, None, Some(issued)) => Some(issued.saturating_sub(LAUNCH_SLACK_NS)),
         _ => None,
     }
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn duration_is_last_stop_minus_first_start() {
         let mut o = op(Lane::Collective, 0);
-        o.launch_ns = Some((100_000, None));
+        o.called_ns = Some(100_000);
         o.stamps = vec![at(0, 120_000, 180_000), at(1, 110_000, 170_000)];
         let k = kernel(&o, &clock(), |_| None).expect("believed");
         assert_eq!(k.duration_ns, 70_000);
@@ -104,9 +104,9 @@ mod tests {
     }
 
     #[test]
-    fn stamps_from_before_the_launch_are_not_believed() {
+    fn stamps_from_before_the_call_are_not_believed() {
         let mut o = op(Lane::Collective, 0);
-        o.launch_ns = Some((100_000, None));
+        o.called_ns = Some(100_000);
         o.stamps = vec![at(0, 60_000, 180_000), at(1, 110_000, 170_000)];
         let k = kernel(&o, &clock(), |_| None).expect("one channel is right");
         assert_eq!((k.duration_ns, k.believed, k.stamped), (60_000, 1, 2));
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn negative_durations_and_channels_out_of_order_are_not_believed() {
         let mut o = op(Lane::Collective, 0);
-        o.launch_ns = Some((100_000, None));
+        o.called_ns = Some(100_000);
         o.stamps = vec![at(0, 120_000, 119_000)];
         assert_eq!(kernel(&o, &clock(), |_| None), None);
         o.stamps = vec![at(0, 120_000, 130_000)];
@@ -129,7 +129,7 @@ mod tests {
     fn a_replay_starts_after_it_was_issued() {
         let mut o = op(Lane::Replay, 0);
         o.issued_ns = Some(200_000);
-        o.launch_ns = Some((100_000, None));
+        o.called_ns = Some(100_000);
         o.stamps = vec![at(0, 150_000, 260_000)];
         assert_eq!(kernel(&o, &clock(), |_| None), None);
     }

@@ -92,6 +92,36 @@ impl Lane {
     }
 }
 
+named! {
+    /// Why an operation's GPU time is not measured.
+    Untimed {
+        Budget = "left out by the overhead budget", Captured = "captured into a CUDA graph",
+        Offered = "NCCL offers no GPU times here", Asked = "GPU times not asked for",
+        Free = "no pair of CUDA events was free",
+    }
+}
+
+/// How an operation's GPU time is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub enum Timing {
+    /// Not said: older segments, and operations that are not issued yet.
+    #[default]
+    Unknown,
+    /// By the stamps of NCCL's kernel events.
+    Kernel,
+    /// By CUDA events around its launch.
+    Events,
+    /// Not at all.
+    Not(Untimed),
+}
+
+impl Timing {
+    /// True when nothing will tell that the operation started or ended, until a later one does.
+    pub const fn is_silent(self) -> bool {
+        matches!(self, Timing::Not(_) | Timing::Events)
+    }
+}
+
 /// What is true of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Flags {
@@ -203,10 +233,10 @@ pub struct OpRecord {
     pub called_ns: Option<u64>,
     /// When NCCL issued it to the GPU, host monotonic ns.
     pub issued_ns: Option<u64>,
-    /// When NCCL had finished enqueuing it, host monotonic ns.
-    pub enqueued_ns: Option<u64>,
-    /// The kernel launch that carried it, first start and last stop on the host, monotonic ns.
-    pub launch_ns: Option<(u64, Option<u64>)>,
+    /// How its GPU time is measured, or why it is not.
+    pub timing: Timing,
+    /// The time between the CUDA events around its launch, in ns; of the whole launch, where others share it.
+    pub event_ns: Option<u64>,
     /// Channels reported as started and stopped.
     pub started: u16,
     /// Channels reported as stopped.
@@ -221,14 +251,12 @@ pub struct OpRecord {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
     plan: Option<u64>,
-    start_ns: Option<u64>,
 }
 
 impl Launch {
     /// True when two operations of one rank were launched together.
     pub fn shared_with(self, other: Launch) -> bool {
-        (self.plan.is_some() && self.plan == other.plan)
-            || (self.start_ns.is_some() && self.start_ns == other.start_ns)
+        self.plan.is_some() && self.plan == other.plan
     }
 }
 
@@ -240,7 +268,7 @@ impl OpRecord {
 
     /// What it was launched with.
     pub fn launch(&self) -> Launch {
-        Launch { plan: self.plan, start_ns: self.launch_ns.map(|l| l.0) }
+        Launch { plan: self.plan }
     }
 
     /// True when every channel that NCCL named has stopped.
