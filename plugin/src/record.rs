@@ -227,12 +227,17 @@ pub fn finalize(live: &'static Live, context: u64) -> Result<(), Loss> {
     if !w.replace(0, now_ns()) {
         return Err(Loss::Repeated);
     }
+    forget(live, &c);
+    Ok(())
+}
+
+/// What is left to do for a communicator that is no more.
+pub(crate) fn forget(live: &'static Live, c: &Comm) {
     live.pairs.free(c.ticket);
-    live.governor.finalized(&c);
+    live.governor.finalized(c);
     if live.governor.events() {
         live.events.read(live, c.ticket, now_ns());
     }
-    Ok(())
 }
 
 /// An outermost group begins. A bare call is a group of its own and gets no record: its value says all there is.

@@ -311,11 +311,14 @@ impl OpRecord {
 }
 
 /// Message size in bytes as nccl-tests counts it, from what NCCL's profiler reports:
-/// all-gather and broadcast counts are bytes sent per rank, reduce-scatter counts are received elements.
+/// all-gather and broadcast counts are bytes sent per rank, reduce-scatter counts are received elements; all-to-all,
+/// gather and scatter count what goes to or from one rank.
 pub fn message_bytes(func: Func, dtype: DataType, count: u64, ranks: Option<u32>) -> Option<u64> {
     let one = count.checked_mul(dtype.size())?;
     match func {
-        Func::AllGather | Func::ReduceScatter => one.checked_mul(u64::from(ranks?)),
+        Func::AllGather | Func::ReduceScatter | Func::AlltoAll | Func::Gather | Func::Scatter => {
+            one.checked_mul(u64::from(ranks?))
+        }
         _ => Some(one),
     }
 }

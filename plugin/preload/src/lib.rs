@@ -53,22 +53,26 @@ type Comm = *mut c_void;
 type Stream = *mut c_void;
 type Config = *mut c_void;
 
-/// One of NCCL's functions: its own arguments, and what is done around the real one, which `$real` calls.
+/// One of NCCL's functions: its own arguments, and what is done around the real one, which `$real` calls. The real
+/// one's address is kept in a module of the function's name.
 macro_rules! function {
     ($name:ident($($arg:ident: $type:ty),* $(,)?), |$real:ident| $around:expr) => {
+        mod $name {
+            pub(super) static REAL: super::Real = super::Real::new(
+                // SAFETY: the text ends with its only NUL.
+                unsafe { core::ffi::CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes()) }
+            );
+        }
+
         #[doc = concat!("NCCL's ", stringify!($name), ".")]
         ///
         /// # Safety
         /// As NCCL says.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
-            static REAL: Real = Real::new(
-                // SAFETY: the text ends with its only NUL.
-                unsafe { CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes()) }
-            );
             type Function = unsafe extern "C" fn($($type),*) -> c_int;
             let own: Function = $name;
-            let Some(at) = REAL.get(own as usize) else { return REAL.missing() };
+            let Some(at) = $name::REAL.get(own as usize) else { return $name::REAL.missing() };
             // SAFETY: NCCL's function of this name, which has this signature.
             let real = unsafe { core::mem::transmute::<usize, Function>(at) };
             // SAFETY: the caller's own arguments, as they came.
@@ -140,27 +144,36 @@ function!(ncclGroupSimulateEnd(info: *mut c_void), |real| calls::group_end(false
 
 function!(ncclCommInitRank(new: *mut Comm, ranks: c_int, id: UniqueId, rank: c_int), |real| {
     let id = Some(calls::unique_id_hash(&id.bytes));
+    find_all();
     calls::init(new, Made::Rank { id, rank, ranks }, real)
 });
 function!(ncclCommInitRankConfig(new: *mut Comm, ranks: c_int, id: UniqueId, rank: c_int, config: Config), |real| {
     let id = Some(calls::unique_id_hash(&id.bytes));
+    find_all();
     calls::init(new, Made::Rank { id, rank, ranks }, real)
 });
 function!(ncclCommInitRankScalable(new: *mut Comm, ranks: c_int, rank: c_int, count: c_int, ids: *const UniqueId, config: Config), |real| {
     // SAFETY: the caller passes NCCL as many ids as it says.
     let first = if count > 0 { unsafe { ids.as_ref() } } else { None };
     let id = first.map(|id| calls::unique_id_hash(&id.bytes));
+    find_all();
     calls::init(new, Made::Rank { id, rank, ranks }, real)
 });
-function!(ncclCommInitAll(new: *mut Comm, ranks: c_int, devices: *const c_int), |real| calls::init_all(new, ranks, real));
+function!(ncclCommInitAll(new: *mut Comm, ranks: c_int, devices: *const c_int), |real| {
+    find_all();
+    calls::init_all(new, ranks, real)
+});
 function!(ncclCommSplit(comm: Comm, color: c_int, key: c_int, new: *mut Comm, config: Config), |real| {
+    find_all();
     calls::init(new, Made::Child { parent: comm.addr(), color }, real)
 });
 function!(ncclCommShrink(comm: Comm, excluded: *mut c_int, count: c_int, new: *mut Comm, config: Config, flags: c_int), |real| {
+    find_all();
     calls::init(new, Made::Child { parent: comm.addr(), color: SHRUNK }, real)
 });
 function!(ncclCommGrow(comm: Comm, ranks: c_int, id: *const UniqueId, rank: c_int, new: *mut Comm, config: Config), |real| {
     // The ranks that are added have no parent, so that no id of ours would be the same on all.
+    find_all();
     calls::init(new, Made::Child { parent: 0, color: GROWN }, real)
 });
 function!(ncclCommGetAsyncError(comm: Comm, answer: *mut c_int), |real| calls::asked(comm.addr(), answer, real));
@@ -171,3 +184,33 @@ function!(ncclCommRevoke(comm: Comm, flags: c_int), |real| calls::revoke(comm.ad
 /// In place of a color, which is not negative.
 const SHRUNK: c_int = -2;
 const GROWN: c_int = -3;
+
+/// What is called after a communicator was made, when nothing may be looked up any more: the dynamic linker takes
+/// locks and memory.
+static HOT: &[&Real] = &[
+    &ncclAllReduce::REAL,
+    &ncclBroadcast::REAL,
+    &ncclBcast::REAL,
+    &ncclReduce::REAL,
+    &ncclAllGather::REAL,
+    &ncclReduceScatter::REAL,
+    &ncclSend::REAL,
+    &ncclRecv::REAL,
+    &ncclAlltoAll::REAL,
+    &ncclGather::REAL,
+    &ncclScatter::REAL,
+    &ncclGroupStart::REAL,
+    &ncclGroupEnd::REAL,
+    &ncclGroupSimulateEnd::REAL,
+    &ncclCommGetAsyncError::REAL,
+    &ncclCommDestroy::REAL,
+    &ncclCommAbort::REAL,
+    &ncclCommRevoke::REAL,
+];
+
+fn find_all() {
+    for real in HOT {
+        // An older NCCL does not have them all.
+        let _known: Option<usize> = real.get(0);
+    }
+}

@@ -210,7 +210,8 @@ int ncclGetVersion(int *v) {
   return OK;
 }
 int ncclGetUniqueId(Id *id) {
-  for (int i = 0; i < 128; i++) id->bytes[i] = (char)(i * 37 + getpid());
+  const char *given = getenv("FAKE_ID");
+  for (int i = 0; i < 128; i++) id->bytes[i] = (char)(i * 37 + (given ? atoi(given) : getpid()));
   return OK;
 }
 static uint64_t hash(const char *s, int n) {

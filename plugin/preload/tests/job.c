@@ -202,21 +202,25 @@ int job(const char *what) {
   }
   if (IS("seccomp")) {
     c = init(2, 0);
-    // Symbols of the program itself are looked up at their first call.
-    every(c);
     forbid_system_calls();
     every(c);
     syscall(SYS_exit_group, 0);
   }
   if (IS("allocations")) {
     c = init(2, 0);
-    every(c);
     long before = allocations();
     for (int i = 0; i < 10; i++) every(c);
     WANT((int)(allocations() - before), 0);
     void *volatile some = malloc(1);
     free(some);
     WANT((int)(allocations() - before), 1);
+  }
+  if (IS("redop")) {
+    // Rank 1 wants the maximum where the others sum up.
+    int rank = atoi(getenv("RANK"));
+    c = init(3, rank);
+    for (int i = 0; i < 5; i++) WANT(ncclAllReduce(a, b, 1024, F32, rank == 1 && i == 3 ? 2 : 0, c, S), 0);
+    sleep(2);
   }
   if (IS("timed")) {
     WANT(ncclCommInitAll(all, 2, NULL), 0);

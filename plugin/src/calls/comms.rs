@@ -12,6 +12,7 @@ use super::{
 use crate::clock::now_ns;
 use crate::names;
 use crate::nccl;
+use crate::record::{self, Comm};
 use crate::state::{self, InitArgs};
 use core::ffi::{c_char, c_int, c_void};
 use ringwatch_wire::codes::{call, made};
@@ -311,10 +312,12 @@ fn close(calls: &Calls, ticket: u64) {
         // Nobody makes it any more, whatever became of it.
         w.replace(u64::from(made::INITIALISING), u64::from(made::UNKNOWN));
     }
-    if let Some(w) = calls.live.segment.comm.held(ticket).and_then(|s| s.get(comm::FINALIZED_NS)) {
-        // The profiler may have said so before.
-        w.replace(0, now_ns());
-        calls.live.pairs.free(ticket);
+    // The profiler may have said so before.
+    if let Some(c) = Comm::of(calls.live, ticket)
+        && let Some(w) = calls.live.segment.comm.held(ticket).and_then(|s| s.get(comm::FINALIZED_NS))
+        && w.replace(0, now_ns())
+    {
+        record::forget(calls.live, &c);
     }
 }
 
