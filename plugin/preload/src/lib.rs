@@ -82,60 +82,47 @@ macro_rules! function {
     };
 }
 
-/// What a call has not.
-const NONE: Op =
-    Op { func: 0, dtype: -1, count: 0, root: -1, redop: -1, comm: 0, stream: 0, in_place: false };
-
-// Their arguments come in different orders, so each is written out.
-macro_rules! op {
-    ($func:ident, $count:ident, $dtype:ident, $comm:ident, $stream:ident $(, $field:ident: $value:expr)*) => {
-        &Op {
-            func: func::$func,
-            dtype: $dtype,
-            count: $count,
-            comm: $comm.addr(),
-            stream: $stream.addr(),
-            $($field: $value,)*
-            ..NONE
-        }
-    };
+/// A call with what every one has.
+fn op(func: u8, count: usize, dtype: c_int, comm: Comm, stream: Stream) -> Op {
+    let (comm, stream) = (comm.addr(), stream.addr());
+    Op { func, dtype, count, root: -1, redop: -1, comm, stream, in_place: false }
 }
 
 type Send = *const c_void;
 type Recv = *mut c_void;
 
 function!(ncclAllReduce(send: Send, recv: Recv, count: usize, dtype: c_int, redop: c_int, comm: Comm, stream: Stream), |real| {
-    calls::around(op!(ALL_REDUCE, count, dtype, comm, stream, redop: redop, in_place: send.addr() == recv.addr()), real)
+    calls::around(&Op { redop, in_place: send.addr() == recv.addr(), ..op(func::ALL_REDUCE, count, dtype, comm, stream) }, real)
 });
 function!(ncclBroadcast(send: Send, recv: Recv, count: usize, dtype: c_int, root: c_int, comm: Comm, stream: Stream), |real| {
-    calls::around(op!(BROADCAST, count, dtype, comm, stream, root: root, in_place: send.addr() == recv.addr()), real)
+    calls::around(&Op { root, in_place: send.addr() == recv.addr(), ..op(func::BROADCAST, count, dtype, comm, stream) }, real)
 });
 function!(ncclBcast(buffer: Recv, count: usize, dtype: c_int, root: c_int, comm: Comm, stream: Stream), |real| {
-    calls::around(op!(BROADCAST, count, dtype, comm, stream, root: root, in_place: true), real)
+    calls::around(&Op { root, in_place: true, ..op(func::BROADCAST, count, dtype, comm, stream) }, real)
 });
 function!(ncclReduce(send: Send, recv: Recv, count: usize, dtype: c_int, redop: c_int, root: c_int, comm: Comm, stream: Stream), |real| {
-    calls::around(op!(REDUCE, count, dtype, comm, stream, redop: redop, root: root, in_place: send.addr() == recv.addr()), real)
+    calls::around(&Op { redop, root, in_place: send.addr() == recv.addr(), ..op(func::REDUCE, count, dtype, comm, stream) }, real)
 });
 function!(ncclAllGather(send: Send, recv: Recv, count: usize, dtype: c_int, comm: Comm, stream: Stream), |real| {
-    calls::around(op!(ALL_GATHER, count, dtype, comm, stream), real)
+    calls::around(&op(func::ALL_GATHER, count, dtype, comm, stream), real)
 });
 function!(ncclReduceScatter(send: Send, recv: Recv, count: usize, dtype: c_int, redop: c_int, comm: Comm, stream: Stream), |real| {
-    calls::around(op!(REDUCE_SCATTER, count, dtype, comm, stream, redop: redop), real)
+    calls::around(&Op { redop, ..op(func::REDUCE_SCATTER, count, dtype, comm, stream) }, real)
 });
 function!(ncclSend(send: Send, count: usize, dtype: c_int, peer: c_int, comm: Comm, stream: Stream), |real| {
-    calls::around(op!(SEND, count, dtype, comm, stream, root: peer), real)
+    calls::around(&Op { root: peer, ..op(func::SEND, count, dtype, comm, stream) }, real)
 });
 function!(ncclRecv(recv: Recv, count: usize, dtype: c_int, peer: c_int, comm: Comm, stream: Stream), |real| {
-    calls::around(op!(RECV, count, dtype, comm, stream, root: peer), real)
+    calls::around(&Op { root: peer, ..op(func::RECV, count, dtype, comm, stream) }, real)
 });
 function!(ncclAlltoAll(send: Send, recv: Recv, count: usize, dtype: c_int, comm: Comm, stream: Stream), |real| {
-    calls::around(op!(ALL_TO_ALL, count, dtype, comm, stream), real)
+    calls::around(&op(func::ALL_TO_ALL, count, dtype, comm, stream), real)
 });
 function!(ncclGather(send: Send, recv: Recv, count: usize, dtype: c_int, root: c_int, comm: Comm, stream: Stream), |real| {
-    calls::around(op!(GATHER, count, dtype, comm, stream, root: root), real)
+    calls::around(&Op { root, ..op(func::GATHER, count, dtype, comm, stream) }, real)
 });
 function!(ncclScatter(send: Send, recv: Recv, count: usize, dtype: c_int, root: c_int, comm: Comm, stream: Stream), |real| {
-    calls::around(op!(SCATTER, count, dtype, comm, stream, root: root), real)
+    calls::around(&Op { root, ..op(func::SCATTER, count, dtype, comm, stream) }, real)
 });
 
 function!(ncclGroupStart(), |real| calls::group_start(real));
@@ -176,7 +163,10 @@ function!(ncclCommGrow(comm: Comm, ranks: c_int, id: *const UniqueId, rank: c_in
     find_all();
     calls::init(new, Made::Child { parent: 0, color: GROWN }, real)
 });
-function!(ncclCommGetAsyncError(comm: Comm, answer: *mut c_int), |real| calls::asked(comm.addr(), answer, real));
+function!(ncclCommGetAsyncError(comm: Comm, answer: *mut c_int), |real| {
+    // SAFETY: the caller's own place for NCCL's answer.
+    unsafe { calls::asked(comm.addr(), answer, real) }
+});
 function!(ncclCommDestroy(comm: Comm), |real| calls::destroy(comm.addr(), false, real));
 function!(ncclCommAbort(comm: Comm), |real| calls::destroy(comm.addr(), true, real));
 function!(ncclCommRevoke(comm: Comm, flags: c_int), |real| calls::revoke(comm.addr(), real));

@@ -616,6 +616,25 @@ fn the_stock_plugin_is_this_library_too() {
     }
 }
 
+/// The governor is made at the first call, before the profiler's first init: it must expect the right one.
+#[test]
+fn nccl_is_asked_for_the_same_events_as_by_the_plugin_alone() {
+    let stock = library::build(
+        Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_str().unwrap(),
+        "libringwatch_plugin.so",
+    );
+    for abi in 1..=7 {
+        let Some(with) = job("linked", abi, "mask") else { return };
+        let with = with.variant("cuda").run().good().out;
+        let mut alone = job("linked", abi, "mask").unwrap().variant("cuda");
+        alone.command.env_remove("LD_PRELOAD");
+        // By its path: it is no name of a library that is loaded already.
+        let alone = alone.env("NCCL_PROFILER_PLUGIN", stock.to_str().unwrap()).run().good().out;
+        assert_eq!(with, alone, "ABI v{abi}");
+        eprintln!("ABI v{abi}: {with}");
+    }
+}
+
 #[test]
 fn a_full_disk_does_not_disturb_the_job() {
     for abi in ABIS {

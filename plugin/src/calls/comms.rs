@@ -322,7 +322,10 @@ fn close(calls: &Calls, ticket: u64) {
 }
 
 /// Asks NCCL for a communicator's state, and believes the answer.
-pub fn asked(pointer: usize, answer: *const c_int, real: impl FnOnce() -> c_int) -> c_int {
+///
+/// # Safety
+/// `answer` is where the function stores one int, or NULL.
+pub unsafe fn asked(pointer: usize, answer: *const c_int, real: impl FnOnce() -> c_int) -> c_int {
     let result = real();
     if result != SUCCESS || Thread::get().inside || answer.is_null() {
         return result;

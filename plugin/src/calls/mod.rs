@@ -5,9 +5,9 @@
 //! profiler, or another one's plugin, all that there is. What it sees goes into the slots that the profiler's
 //! events use, so that one call is one operation however many tell of it:
 //!
-//! * [`Mode::Calls`] (ABI v5 and later): NCCL tells of the call inside the call, [`told`] finds its slot.
-//! * [`Mode::Events`] (v1 to v4): NCCL tells when it issues; [`pending`] finds the oldest call that fits.
-//! * [`Mode::Alone`]: nobody tells, so the call itself issues the operation, when the outermost group has ended.
+//! * ABI v5 and later: NCCL tells of the call inside the call, whose slot is the communicator's open one.
+//! * v1 to v4: NCCL tells when it issues, and the oldest call that fits is taken.
+//! * Nobody tells: the call itself issues the operation, when the outermost group has ended.
 //!
 //! The promises are the plugin's, from a communicator's init on: no lock, no heap, no system call, no waiting.
 
