@@ -14,6 +14,7 @@ use crate::names;
 use crate::nccl;
 use crate::record::{self, Comm};
 use crate::state::{self, InitArgs};
+use crate::sys;
 use core::ffi::{c_char, c_int, c_void};
 use ringwatch_wire::codes::{call, made};
 use ringwatch_wire::layout::{comm, head};
@@ -125,6 +126,7 @@ fn begin(calls: &Calls, place: Place, what: Made) -> Option<u64> {
     set(e, entry::PLACE, place.expose_provenance() as u64);
     set(e, entry::ID, if known { 0 } else { id });
     set(e, entry::RANK_UNKNOWN, u64::from(matches!(what, Made::Child { .. })));
+    set(e, entry::THREAD, sys::thread());
     set(e, entry::TICKET, ticket + 1);
     put(calls, ticket, comm::STATE, u64::from(made::INITIALISING));
     Some(ticket)
@@ -176,6 +178,7 @@ pub(super) fn ended(calls: &Calls, ticket: u64, result: c_int) {
         // This rank is not in it.
         SUCCESS => close(calls, ticket),
         IN_PROGRESS => {
+            set(e, entry::ASYNC, 1);
             set(e, entry::POINTER, pointer);
             table::enter(&calls.page.table, pointer, ticket);
         }
@@ -384,8 +387,13 @@ pub fn revoke(pointer: usize, real: impl FnOnce() -> c_int) -> c_int {
     result
 }
 
+fn only(mut tickets: impl Iterator<Item = u64>) -> Option<u64> {
+    let first = tickets.next()?;
+    if tickets.next().is_none() { Some(first) } else { None }
+}
+
 /// The communicator that a profiler's init is of: the same rank and ranks, being made, and the same id if there
-/// is one. Before ABI v4 an init says nothing, and only the one that is being made can be meant.
+/// is one. Before ABI v4 an init says nothing, and only the one that this thread makes, or the only one, can be meant.
 pub(super) fn adopt(calls: &Calls, version: u32, args: &InitArgs) -> Option<u64> {
     let open = || {
         tickets(calls).filter(|t| {
@@ -396,14 +404,17 @@ pub(super) fn adopt(calls: &Calls, version: u32, args: &InitArgs) -> Option<u64>
     let word = |t: u64, i: usize| calls.live.segment.comm.held(t).map_or(0, |s| get(s, i));
     let same_place = |t: &u64| word(*t, comm::RANK) == place;
     let any_place = |t: &u64| calls.entry(*t).is_some_and(|e| get(e, entry::RANK_UNKNOWN) == 1);
+    // A bare call that blocks makes its communicator on its own thread.
+    let me = sys::thread();
+    let mine = |t: &u64| calls.entry(*t).is_some_and(|e| get(e, entry::THREAD) == me);
     let ticket = if args.known {
         open()
             .find(|t| same_place(t) && word(*t, comm::ID) == args.id)
             .or_else(|| open().find(same_place))
+            .or_else(|| open().find(|t| any_place(t) && mine(t)))
             .or_else(|| open().find(any_place))
     } else {
-        let mut all = open();
-        all.next().filter(|_| all.next().is_none())
+        only(open().filter(mine)).or_else(|| only(open()))
     }?;
     let e = calls.entry(ticket)?;
     // Inits of several communicators run at once; the other one looks on.

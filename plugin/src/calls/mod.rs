@@ -121,7 +121,11 @@ mod entry {
     pub(super) const SHOT: usize = 10;
     /// Of the last walk over a group that came by.
     pub(super) const MARK: usize = 11;
-    pub(super) const WORDS: usize = 12;
+    /// Thread that makes it.
+    pub(super) const THREAD: usize = 12;
+    /// 1: its calls return before NCCL has launched anything.
+    pub(super) const ASYNC: usize = 13;
+    pub(super) const WORDS: usize = 14;
 }
 
 /// Private memory, empty in a forked child.
@@ -271,22 +275,26 @@ pub fn around(op: &Op, real: impl FnOnce() -> c_int) -> c_int {
 
 /// Begins a pair of CUDA events before a launch that NCCL does not tell of, if that is to be timed.
 fn begin_shot(calls: &Calls, e: &[Word], stream: u64) -> u64 {
-    if !matches!(mode(e), Mode::Alone | Mode::Events) || !calls.live.governor.events() {
+    let untold = matches!(mode(e), Mode::Alone | Mode::Events);
+    if !untold || get(e, entry::ASYNC) != 0 || !calls.live.governor.events() {
         return 0;
     }
     let comm = Comm::of(calls.live, get(e, entry::TICKET).wrapping_sub(1));
     comm.and_then(|c| launching(calls.live, c, true, stream)).map_or(0, Shot::number)
 }
 
-/// Ends it behind the launch. A communicator that does not block launches later, on a thread of NCCL's: then nothing
-/// is known.
+/// Ends it behind the launch. A communicator that does not block launches later, on a thread of NCCL's: nothing of
+/// it is timed from the first call on that says so.
 fn end_shot(calls: &Calls, e: &[Word], result: c_int) {
-    let shot = Shot::from_number(get(e, entry::SHOT));
+    if result == IN_PROGRESS {
+        set(e, entry::ASYNC, 1);
+    }
+    let Some(shot) = Shot::from_number(get(e, entry::SHOT)) else { return };
     set(e, entry::SHOT, 0);
-    if let Some(shot) = shot
-        && result == SUCCESS
-    {
+    if result == SUCCESS {
         calls.live.events.end(calls.live, shot);
+    } else if let Some(c) = Comm::of(calls.live, get(e, entry::TICKET).wrapping_sub(1)) {
+        c.set(comm::SHOT, 0);
     }
 }
 

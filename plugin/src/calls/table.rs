@@ -28,6 +28,9 @@ fn places(words: &[Word], pointer: u64) -> impl Iterator<Item = (&Word, &Word)> 
 /// The communicator's ticket.
 #[inline]
 pub(super) fn find(words: &[Word], pointer: u64) -> Option<u64> {
+    if pointer <= FREED {
+        return None;
+    }
     for (key, ticket) in places(words, pointer) {
         match key.get_first() {
             k if k == pointer => return Some(ticket.get()),
@@ -74,6 +77,17 @@ pub(super) fn remove(words: &[Word], pointer: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_no_pointer_is_never_found() {
+        let words: Vec<Word> = (0..WORDS).map(|_| Word::new(0)).collect();
+        for bad in 0..3 {
+            assert_eq!(find(&words, bad), None);
+            remove(&words, bad);
+        }
+        words[0].set(FREED);
+        assert_eq!(find(&words, FREED), None);
+    }
 
     #[test]
     fn pointers_are_found_until_they_are_freed() {
