@@ -130,7 +130,9 @@ impl MissingRankRule {
                         "s",
                     ),
                     Some((func, Some(true))) => number(
-                        format!("rank {rank} called {func} {at:.1} s ago in a group that has not ended"),
+                        format!(
+                            "rank {rank} called {func} in a group {at:.1} s ago, and NCCL has not issued it"
+                        ),
                         at,
                         "s",
                     ),

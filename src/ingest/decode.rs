@@ -166,6 +166,7 @@ pub(super) fn op(comm: &CommRecord, slot: &OpSlot) -> OpRecord {
             copy_engine: slot.flags & flag::COPY_ENGINE != 0,
             symmetric: slot.flags & flag::SYMMETRIC != 0,
             preloaded: slot.preloaded,
+            grouped: slot.grouped,
         },
         called_ns: slot.called_ns,
         returned: slot.returned.map(|(result, at_ns)| Returned { at_ns, result }),

@@ -219,8 +219,11 @@ impl Communicator {
             }
         }
         let Some(order) = op.order else {
-            // What NCCL refused, what does nothing, and what it made other operations of is not waited for.
+            // What NCCL refused, what does nothing, and a bare call that has returned is not waited for: of some,
+            // NCCL makes other operations, or tells nothing.
+            let bare = op.flags.preloaded && !op.flags.grouped && op.returned.is_some();
             let issues = !op.flags.captured
+                && !bare
                 && op.count > 0
                 && op.returned.is_none_or(Returned::accepted)
                 && op.ticket >= member.issued_below;

@@ -143,6 +143,8 @@ pub struct Flags {
     pub symmetric: bool,
     /// Its call was seen from outside: when that returned is known.
     pub preloaded: bool,
+    /// And that it was called inside a group.
+    pub grouped: bool,
 }
 
 /// The return of an API call.

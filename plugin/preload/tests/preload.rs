@@ -260,6 +260,8 @@ fn every_call_is_one_operation_whoever_else_tells_of_it() {
             assert_eq!(ops.len(), 18, "{ops:#?}");
             assert!(ops.iter().all(|o| o.preloaded && o.called_ns.is_some() && o.returned.is_some()));
             assert!(ops.iter().all(|o| o.stream == 0x5150));
+            let grouped: BTreeSet<u64> = ops.iter().filter(|o| o.grouped).map(|o| o.count).collect();
+            assert_eq!(grouped, BTreeSet::from([64, 10, 11, 12, 9999]));
             assert_eq!(
                 issued(&ops),
                 [

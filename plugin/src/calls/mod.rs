@@ -32,7 +32,7 @@ use crate::record::{Comm, bytes_of, code_of, launching, note_call, timing_of_cal
 use crate::state::{self, InitArgs, Live};
 use crate::sys::{self, InChild};
 use core::ffi::c_int;
-use ringwatch_wire::codes::{Flaw, Loss, REDOPS, TYPES, UNKNOWN, call, flag, kind};
+use ringwatch_wire::codes::{Flaw, Loss, REDOPS, TYPES, UNKNOWN, call as call_kind, flag, kind};
 use ringwatch_wire::layout::{comm, head, op};
 use ringwatch_wire::sync::Word;
 use thread::Thread;
@@ -259,7 +259,7 @@ pub fn around(op: &Op, real: impl FnOnce() -> c_int) -> c_int {
     if thread.inside {
         return real();
     }
-    let taken = take(op);
+    let taken = take(op, thread.depth > 0);
     if let Some(t) = taken
         && thread.depth == 0
     {
@@ -298,29 +298,30 @@ fn end_shot(calls: &Calls, e: &[Word], result: c_int) {
     }
 }
 
-fn take(op: &Op) -> Option<Taken> {
+fn take(call: &Op, grouped: bool) -> Option<Taken> {
     let calls = Calls::get()?;
-    let (comm, e) = calls.comm(op.comm)?;
+    let (comm, e) = calls.comm(call.comm)?;
     let mode = comms::settled(&calls, e);
     if mode == Mode::Apart {
         return None;
     }
     // With ABI v5 and later NCCL says so itself.
-    let captured = mode != Mode::Calls && calls.live.events.captures(op.stream as u64);
+    let captured = mode != Mode::Calls && calls.live.events.captures(call.stream as u64);
     let now = now_ns();
-    let made = called(&calls, comm, op, captured, now);
-    calls.live.segment.book(call::API, made.map(|_| ()));
+    let from = if grouped { op::GROUPED } else { 0 } | op::PRELOADED;
+    let made = called(&calls, comm, call, captured, from, now);
+    calls.live.segment.book(call_kind::API, made.map(|_| ()));
     let ticket = made.ok()?;
     // What does nothing is not launched; what is captured, not now.
-    let runs = !captured && op.count > 0 && ranks(&calls, comm) != 1;
+    let runs = !captured && call.count > 0 && ranks(&calls, comm) != 1;
     match mode {
         Mode::Calls => set(e, entry::OPEN_CALL, ticket + 1),
         Mode::Alone | Mode::Events if runs => {
             if mode == Mode::Events {
-                pending::push(&calls, comm, ticket, pending::key(op));
+                pending::push(&calls, comm, ticket, pending::key(call));
             }
             if let Some(c) = Comm::of(calls.live, comm) {
-                note_call(&c, ticket, now, bytes_of(numbered(op.dtype, TYPES), op.count as u64));
+                note_call(&c, ticket, now, bytes_of(numbered(call.dtype, TYPES), call.count as u64));
             }
         }
         _ => {}
@@ -350,7 +351,7 @@ const fn is_pair(func: u8) -> bool {
     func == func::SEND || func == func::RECV
 }
 
-fn called(calls: &Calls, comm: u64, call: &Op, captured: bool, now: u64) -> Result<u64, Loss> {
+fn called(calls: &Calls, comm: u64, call: &Op, captured: bool, from: u64, now: u64) -> Result<u64, Loss> {
     let (ticket, slot) = calls.live.segment.op.claim()?;
     for i in 1..op::WORDS {
         slot.set(i, 0);
@@ -375,7 +376,7 @@ fn called(calls: &Calls, comm: u64, call: &Op, captured: bool, now: u64) -> Resu
     slot.set(op::ROOT, u64::from(call.root as u32));
     slot.set(op::CALLED_NS, now);
     slot.set(op::STREAM, call.stream as u64);
-    slot.set(op::REDOP, u64::from(redop(call.redop)) | op::PRELOADED);
+    slot.set(op::REDOP, u64::from(redop(call.redop)) | from);
     slot.publish();
     Ok(ticket)
 }

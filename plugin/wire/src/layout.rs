@@ -137,12 +137,14 @@ pub mod op {
     /// Mark: ns between the CUDA events around its launch.
     pub const EVENT_NS: usize = 20;
     /// Reduction operation: NCCL's number + 1, 6 for any that the user made, 0 unknown (8 bits); seen by the
-    /// preloaded library (bit 8).
+    /// preloaded library (bit 8); called inside a group (bit 9).
     pub const REDOP: usize = 21;
     /// Mark: the API call's result (low 4 bits, 15 for larger ones), ns after CALLED_NS at its return.
     pub const RETURNED: usize = 22;
     /// Word 21, bit 8.
     pub const PRELOADED: u64 = 1 << 8;
+    /// Word 21, bit 9.
+    pub const GROUPED: u64 = 1 << 9;
     pub const NO_ORDER: u64 = u64::MAX;
 }
 

@@ -140,6 +140,8 @@ pub struct OpSlot {
     pub redop: Option<u8>,
     /// The preloaded library saw the call.
     pub preloaded: bool,
+    /// It was called inside a group, as the preloaded library saw it.
+    pub grouped: bool,
     /// The API call's result and its return, host monotonic ns.
     pub returned: Option<(u8, u64)>,
 }
@@ -489,6 +491,7 @@ fn decode_op(ticket: u64, lap: u64, w: &[u64; op::WORDS]) -> OpSlot {
         event_ns: sync::marked(w[op::EVENT_NS], lap),
         redop: Some(byte(w[op::REDOP], 0)).filter(|r| *r != UNKNOWN),
         preloaded: w[op::REDOP] & op::PRELOADED != 0,
+        grouped: w[op::REDOP] & op::GROUPED != 0,
         returned: sync::marked(w[op::RETURNED], lap)
             .and_then(|r| Some(((r & 0xf) as u8, some(w[op::CALLED_NS])?.saturating_add(r >> 4)))),
     }

@@ -238,6 +238,7 @@ fn check(version: u32) {
             event_ns: (version >= 2).then_some(9_000 + n),
             redop: None,
             preloaded: false,
+            grouped: false,
             returned: None,
         };
         assert_eq!(o, want);
