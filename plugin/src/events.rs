@@ -310,9 +310,9 @@ impl Events {
     pub(crate) fn captures(&self, stream: u64) -> bool {
         let Some(driver) = self.driver.as_ref() else { return false };
         let mut status: c_int = NOT_CAPTURING;
-        // SAFETY: the stream of a call that NCCL is about to get.
-        driver.relaxed(|| unsafe { (driver.capturing)(stream as Stream, &mut status) });
-        status != NOT_CAPTURING
+        // SAFETY: the stream of a call that NCCL is about to get; asking breaks no capture.
+        let asked = unsafe { (driver.capturing)(stream as Stream, &mut status) };
+        asked == SUCCESS && status != NOT_CAPTURING
     }
 
     /// Records the first event of a pair on a stream, before a launch. `None` when the stream is being captured, no

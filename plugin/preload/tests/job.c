@@ -90,6 +90,13 @@ static void *thread(void *rank) {
   return NULL;
 }
 
+static int enough;
+static void *asks(void *c) {
+  int state;
+  while (!__atomic_load_n(&enough, __ATOMIC_SEQ_CST)) WANT(ncclCommGetAsyncError(c, &state), 0);
+  return NULL;
+}
+
 static void forbid_system_calls(void) {
   struct sock_filter code[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -222,6 +229,26 @@ int job(const char *what) {
     void *volatile some = malloc(1);
     free(some);
     WANT((int)(allocations() - before), 1);
+  }
+  if (IS("crowd")) {
+    // More communicators than a small segment has room for, more calls in a group than slots, and a second thread
+    // that asks for states all the while.
+    Comm *many[12];
+    for (int i = 0; i < 12; i++) many[i] = init(13, i);
+    WANT(ncclGroupStart(), 0);
+    for (int i = 0; i < 3000; i++) WANT(ncclAllReduce(a, b, i + 1000, F32, 0, many[i % 12], S), 0);
+    WANT(ncclGroupEnd(), 0);
+    pthread_t t;
+    pthread_create(&t, NULL, asks, many[0]);
+    for (int i = 0; i < 20000; i++) WANT(ncclSend(a, 1, F32, i % 13, many[0], S), 0);
+    __atomic_store_n(&enough, 1, __ATOMIC_SEQ_CST);
+    pthread_join(t, NULL);
+    for (int i = 0; i < 12; i++) WANT(ncclCommDestroy(many[i]), 0);
+    for (int i = 0; i < 1000; i++) {
+      c = init(14, i % 14);
+      WANT(ncclAllReduce(a, b, 1, F32, 0, c, S), 0);
+      WANT(ncclCommDestroy(c), 0);
+    }
   }
   if (IS("redop")) {
     // Rank 1 wants the maximum where the others sum up.

@@ -13,7 +13,7 @@
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
-use ringwatch_wire::codes::{flag, kind, made, timed};
+use ringwatch_wire::codes::{Loss, flag, kind, made, timed};
 use ringwatch_wire::reader::{CommSlot, OpSlot};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::process::ExitStatusExt;
@@ -471,7 +471,7 @@ fn ranks_that_are_made_in_a_group() {
     for abi in ABIS {
         let Some(job) = job("linked", abi, "group-init") else { return };
         let r = job.run().good().recording();
-        let all: Vec<CommSlot> = comms(&r).into_iter().filter(|c| c.id.is_some()).collect();
+        let all: Vec<CommSlot> = comms(&r).into_iter().filter(|c| c.finalized_ns.is_none()).collect();
         assert_eq!(all.len(), 4, "ABI v{abi}: {all:#?}");
         for o in r.ops() {
             let c = all.iter().find(|c| c.ticket == u64::from(o.comm)).unwrap();
@@ -636,6 +636,21 @@ fn nccl_is_asked_for_the_same_events_as_by_the_plugin_alone() {
         let alone = alone.env("NCCL_PROFILER_PLUGIN", stock.to_str().unwrap()).run().good().out;
         assert_eq!(with, alone, "ABI v{abi}");
         eprintln!("ABI v{abi}: {with}");
+    }
+}
+
+#[test]
+fn too_much_for_a_small_segment_is_counted() {
+    for abi in ABIS {
+        for bytes in ["15360", "200000"] {
+            let Some(job) = job("linked", abi, "crowd") else { return };
+            let r = job.variant("cuda").env("RINGWATCH_SEGMENT_BYTES", bytes).run().good().recording();
+            for (loss, n) in r.losses() {
+                let expected = [Loss::CommTable, Loss::NoComm, Loss::Stale, Loss::Foreign];
+                assert!(!loss.is_damage() || expected.contains(&loss), "ABI v{abi}, {bytes}: {n} {loss:?}");
+            }
+            assert!(r.ops().iter().all(|o| o.preloaded), "ABI v{abi}, {bytes}");
+        }
     }
 }
 

@@ -223,7 +223,8 @@ fn ready(calls: &Calls, own: u64, pointer: u64) {
         w.replace(u64::from(made::INITIALISING), u64::from(made::READY));
     }
     if mode(e) == Mode::Apart {
-        hide(calls, ticket);
+        // It goes on under the slot that the profiler has opened.
+        close(calls, ticket);
     }
 }
 
@@ -298,15 +299,6 @@ fn tell(calls: &Calls, ticket: u64, e: &[Word], place: Option<(c_int, c_int)>, p
     if calls.live.governor.events() {
         nccl::on_device(device, || calls.live.events.open(ticket));
     }
-}
-
-/// Takes back what was said of a communicator that is told of elsewhere.
-fn hide(calls: &Calls, ticket: u64) {
-    if let Some(claim) = calls.live.segment.comm.claim_again(ticket) {
-        claim.set(comm::NODES, 0);
-        claim.publish();
-    }
-    close(calls, ticket);
 }
 
 /// Frees a communicator's slot.
