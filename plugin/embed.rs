@@ -11,11 +11,12 @@ use std::process::Command;
 /// Package, file, and the variable under which `src/bundle.rs` finds it.
 const LIBRARIES: &[(&str, &str, &str)] = &[
     ("ringwatch-plugin", "libringwatch_plugin.so", "RINGWATCH_PLUGIN_LIBRARY"),
+    ("ringwatch-null", "libringwatch_null.so", "RINGWATCH_NULL_LIBRARY"),
     ("ringwatch-preload", "libringwatch_preload.so", "RINGWATCH_PRELOAD_LIBRARY"),
 ];
 
 fn main() {
-    for dir in ["plugin", "plugin/wire", "plugin/preload"] {
+    for dir in ["plugin", "plugin/null", "plugin/preload", "plugin/wire"] {
         for path in ["src", "Cargo.toml", "build.rs"] {
             if Path::new(dir).join(path).exists() {
                 println!("cargo::rerun-if-changed={dir}/{path}");
@@ -34,6 +35,7 @@ fn main() {
     println!("cargo::rustc-env=RINGWATCH_TARGET={target}");
 }
 
+/// Gives back the directory of the libraries.
 fn build(root: &Path, target_dir: &Path, target: &str) -> PathBuf {
     let cargo = env::var_os("CARGO").expect("Cargo sets CARGO");
     let mut command = Command::new(cargo);
@@ -43,7 +45,7 @@ fn build(root: &Path, target_dir: &Path, target: &str) -> PathBuf {
         .args(LIBRARIES.iter().flat_map(|(package, ..)| ["--package", *package]))
         .arg("--target-dir")
         .arg(target_dir);
-    // The outer build's wishes (clippy as compiler, loom's cfg, coverage) are not the plugin's.
+    // The outer build's wishes (clippy as compiler, loom's cfg, coverage) are not the plugins'.
     for name in [
         "RUSTC_WRAPPER",
         "RUSTC_WORKSPACE_WRAPPER",

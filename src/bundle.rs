@@ -11,21 +11,38 @@ pub const FILE_NAME: &str = "libnccl-profiler-ringwatch.so";
 /// The plugin's bytes.
 pub const PLUGIN: &[u8] = include_bytes!(env!("RINGWATCH_PLUGIN_LIBRARY"));
 
+/// The file name of the plugin that does nothing.
+pub const NULL_FILE_NAME: &str = "libnccl-profiler-ringwatch-null.so";
+
+/// The bytes of the plugin that does nothing, which only benchmarks load.
+pub const NULL_PLUGIN: &[u8] = include_bytes!(env!("RINGWATCH_NULL_LIBRARY"));
+
 /// The file name of the library for LD_PRELOAD, which is the plugin too; NCCL finds it by this name.
 pub const PRELOAD_FILE_NAME: &str = "libringwatch-preload.so";
 
-/// Every file.
-const FILES: &[(&str, &[u8])] =
-    &[(FILE_NAME, PLUGIN), (PRELOAD_FILE_NAME, include_bytes!(env!("RINGWATCH_PRELOAD_LIBRARY")))];
+const PRELOAD: &[u8] = include_bytes!(env!("RINGWATCH_PRELOAD_LIBRARY"));
 
-/// Puts the libraries into a directory, which is made if need be, and returns the plugin's path. A file that is
-/// there already with the same content is kept, since jobs may have it mapped; another one is replaced, not
-/// changed.
+/// Puts the plugin and the library for LD_PRELOAD into a directory, which is made if need be, and returns the
+/// plugin's path. A file that is there already with the same content is kept, since jobs may have it mapped;
+/// another one is replaced, not changed.
 ///
 /// # Errors
 /// The path and the system's error, when the directory or file cannot be written, or when others may write into
 /// the directory: what lies there runs in every job.
 pub fn install(dir: &Path) -> io::Result<PathBuf> {
+    put(dir, PRELOAD_FILE_NAME, PRELOAD)?;
+    put(dir, FILE_NAME, PLUGIN)
+}
+
+/// Puts the plugin that does nothing into a directory, as [`install`] does with the real one.
+///
+/// # Errors
+/// As [`install`].
+pub fn install_null(dir: &Path) -> io::Result<PathBuf> {
+    put(dir, NULL_FILE_NAME, NULL_PLUGIN)
+}
+
+fn put(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<PathBuf> {
     let told = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", dir.display()));
     fs::DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(told)?;
     let meta = fs::metadata(dir).map_err(told)?;
@@ -36,16 +53,9 @@ pub fn install(dir: &Path) -> io::Result<PathBuf> {
             "others may write here, and so into every job that loads the plugin; name a directory of your own",
         )));
     }
-    for (name, bytes) in FILES {
-        put(dir, name, bytes).map_err(told)?;
-    }
-    Ok(dir.join(FILE_NAME))
-}
-
-fn put(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let path = dir.join(name);
     if fs::read(&path).is_ok_and(|there| there == bytes) {
-        return Ok(());
+        return Ok(path);
     }
     let fresh = dir.join(format!(".{name}.{}", std::process::id()));
     let written = fs::OpenOptions::new()
@@ -55,9 +65,12 @@ fn put(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
         .open(&fresh)
         .and_then(|mut f| f.write_all(bytes))
         .and_then(|()| fs::rename(&fresh, &path));
-    if written.is_err() {
+    if let Err(e) = written {
         // The rename is what failed, or the disk is full: leave nothing half-made behind.
-        fs::remove_file(&fresh).ok();
+        if fs::remove_file(&fresh).is_err() {
+            return Err(told(e));
+        }
+        return Err(told(e));
     }
-    written
+    Ok(path)
 }

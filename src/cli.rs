@@ -1,5 +1,6 @@
 //! The command line, as clap sees it.
 
+use clap::builder::PossibleValue;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -28,6 +29,13 @@ pub enum Verb {
     Diagnose(Diagnose),
     /// Replay a job recorded on 4 x H200 through the real plugin in real processes, and watch it
     Demo(Demo),
+    /// Measure NCCL's operations on this node's GPUs, or on a job's (torchrun, srun)
+    ///
+    /// Times, bandwidths and most options are those of nccl-tests. Started by torchrun, or by srun with MASTER_ADDR
+    /// set, every process is one rank (or --gpus ranks) of one benchmark, and rank 0 prints.
+    ///
+    /// Exit code 0: all data were right; 1: some were wrong; 2: error.
+    Bench(Box<Bench>),
     /// Put the plugin into a directory and print how to load it into any job
     Plugin(Plugin),
     /// Play one rank of a recorded job on a plugin (what demo starts)
@@ -107,6 +115,130 @@ pub struct Demo {
     /// How long to watch, in seconds [default: 7 headless, else until q]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub seconds: Option<u32>,
+}
+
+/// Options of `bench`.
+#[derive(Debug, Args)]
+pub struct Bench {
+    /// What is measured
+    #[arg(value_name = "OPERATION", default_value = "all_reduce", value_parser = operations())]
+    pub collective: String,
+    /// Smallest size in bytes; K, M and G are powers of 1024 [default: 32M, or --max-bytes if that is less]
+    #[arg(short = 'b', long, value_name = "SIZE")]
+    pub min_bytes: Option<String>,
+    /// Largest size in bytes [default: 32M, or --min-bytes if that is more]
+    #[arg(short = 'e', long, value_name = "SIZE")]
+    pub max_bytes: Option<String>,
+    /// From one size to the next: times this [default: 2]
+    #[arg(short = 'f', long, value_name = "N", conflicts_with = "step_bytes")]
+    pub step_factor: Option<u64>,
+    /// From one size to the next: so many bytes more
+    #[arg(short = 'i', long, value_name = "SIZE")]
+    pub step_bytes: Option<String>,
+    /// Operations that are timed together
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
+    pub iters: u32,
+    /// Operations before that
+    #[arg(short = 'w', long, value_name = "N", default_value_t = 5)]
+    pub warmup_iters: u32,
+    /// Compare the results with what they must be: 1, or 0 to leave it out
+    #[arg(short = 'c', long, value_name = "0|1", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub check: u8,
+    /// Threads a process [default: one for each visible GPU; 1 with --gpus, torchrun or srun]
+    #[arg(short = 't', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
+    /// GPUs a thread [default: 1]
+    #[arg(short = 'g', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub gpus: Option<u32>,
+    /// Reduction
+    #[arg(short = 'o', long, value_name = "OP", default_value = "sum", value_parser = ["sum", "prod", "max", "min", "avg"])]
+    pub op: String,
+    /// Element type
+    #[arg(short = 'd', long, value_name = "TYPE", default_value = "float", value_parser = types())]
+    pub dtype: String,
+    /// Capture N operations into one CUDA graph, and launch it until --iters are done (at least)
+    #[arg(short = 'G', long, value_name = "N")]
+    pub cuda_graph: Option<u32>,
+    /// The root of broadcast and reduce
+    #[arg(short = 'r', long, value_name = "RANK", default_value_t = 0)]
+    pub root: u32,
+    /// Put N operations into each NCCL group; times are of one operation
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub batch: u32,
+    /// Wait on the host after each operation
+    #[arg(long)]
+    pub blocking: bool,
+    /// Time single operations by CUDA events as well; --json has every sample
+    #[arg(long)]
+    pub events: bool,
+    /// Measure each size R times and report the median
+    #[arg(long, value_name = "R", default_value_t = 1)]
+    pub repeat: u32,
+    /// Abort all communicators when work stands still for so long
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub timeout: u64,
+    /// NCCL's library [default: libnccl.so.2 of the dynamic linker, else of a Python's site-packages]
+    #[arg(long, value_name = "PATH")]
+    pub nccl: Option<PathBuf>,
+    /// The CUDA driver's library
+    #[arg(long, value_name = "PATH", hide = true)]
+    pub cuda: Option<PathBuf>,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+    /// Write the JSON document to a file, print nothing (what --compare starts)
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub result: Option<PathBuf>,
+    /// Which of several benchmarks of one job (what --compare starts)
+    #[arg(long, value_name = "N", hide = true, default_value_t = 0)]
+    pub epoch: u64,
+    /// Run the sweep under several variants of the environment in turn, and print what each costs
+    #[arg(long)]
+    pub compare: bool,
+    /// With --compare: which variants, the first of them being what the others are divided by. none: no plugin;
+    /// ringwatch: as `ringwatch run` sets it up; ringwatch-full: that with RINGWATCH_DETAIL=full; null: a plugin that does
+    /// nothing, which is what NCCL itself charges; and names given by --with [default: all]
+    #[arg(long, value_name = "A,B,...", value_delimiter = ',', requires = "compare")]
+    pub variants: Vec<String>,
+    /// With --compare: one more variant, with another profiler plugin, and variables of its own
+    #[arg(long, value_name = "NAME=PATH[,VAR=VALUE...]", requires = "compare")]
+    pub with: Vec<String>,
+    /// With --compare: how often each variant runs, in turn [default: 5]
+    #[arg(long, value_name = "R", requires = "compare", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub rounds: Option<u32>,
+    /// With --compare: the events that the null plugin asks for [default: 0x42, collectives and kernels on channels]
+    #[arg(long, value_name = "MASK", requires = "compare")]
+    pub null_mask: Option<String>,
+    /// With --compare: end a variant that runs for longer than this [default: 600]
+    #[arg(long, value_name = "SECONDS", requires = "compare", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub variant_timeout: Option<u64>,
+}
+
+fn operations() -> impl clap::builder::TypedValueParser<Value = String> {
+    clap::builder::PossibleValuesParser::new([
+        PossibleValue::new("all_reduce"),
+        PossibleValue::new("broadcast"),
+        PossibleValue::new("reduce"),
+        PossibleValue::new("all_gather"),
+        PossibleValue::new("reduce_scatter"),
+        PossibleValue::new("all_to_all").alias("alltoall"),
+        PossibleValue::new("sendrecv"),
+    ])
+}
+
+fn types() -> impl clap::builder::TypedValueParser<Value = String> {
+    clap::builder::PossibleValuesParser::new([
+        PossibleValue::new("int8"),
+        PossibleValue::new("uint8"),
+        PossibleValue::new("int32"),
+        PossibleValue::new("uint32"),
+        PossibleValue::new("int64"),
+        PossibleValue::new("uint64"),
+        PossibleValue::new("half").aliases(["float16", "f16"]),
+        PossibleValue::new("float").aliases(["float32", "f32"]),
+        PossibleValue::new("double").aliases(["float64", "f64"]),
+        PossibleValue::new("bfloat16").alias("bf16"),
+    ])
 }
 
 /// Options of `plugin`.

@@ -10,14 +10,19 @@
 use crate::sys;
 use ringwatch_wire::sync::Word;
 
-/// ns a tick, times 2^32; 0 while not measured.
-static RATE: Word = Word::new(0);
-/// ns to add to the counter's own ns.
-static OFFSET: Word = Word::new(0);
-/// Counter at the last tie.
-static TIED: Word = Word::new(0);
-/// Ticks after which it is tied anew.
-static WINDOW: Word = Word::new(0);
+/// What ties the counter to the clock.
+struct Tie {
+    /// ns a tick, times 2^32; 0 while not measured.
+    rate: Word,
+    /// ns to add to the counter's own ns.
+    offset: Word,
+    /// Counter at the last tie.
+    tied: Word,
+    /// Ticks after which it is tied anew; 0 while not measured.
+    window: Word,
+}
+
+static TIE: Tie = Tie { rate: Word::new(0), offset: Word::new(0), tied: Word::new(0), window: Word::new(0) };
 
 /// How long the rate is measured, at the first init of a process.
 const MEASURE_NS: u64 = 1_000_000;
@@ -29,26 +34,27 @@ fn scaled(ticks: u64, rate: u64) -> u64 {
 }
 
 /// CLOCK_MONOTONIC in ns.
-#[inline]
+#[inline(always)]
 pub(crate) fn now_ns() -> u64 {
-    let rate = RATE.get();
-    if rate == 0 {
-        return sys::clock_ns(sys::MONOTONIC);
-    }
     let ticks = counter();
     // A counter of another core that is a little behind counts as far ahead, and ties.
-    if ticks.wrapping_sub(TIED.get()) < WINDOW.get() {
-        return OFFSET.get().wrapping_add(scaled(ticks, rate));
+    if ticks.wrapping_sub(TIE.tied.get()) < TIE.window.get() {
+        return TIE.offset.get().wrapping_add(scaled(ticks, TIE.rate.get()));
     }
-    tie(rate)
+    asked()
 }
 
 #[cold]
+fn asked() -> u64 {
+    let rate = TIE.rate.get();
+    if rate == 0 { sys::clock_ns(sys::MONOTONIC) } else { tie(rate) }
+}
+
 fn tie(rate: u64) -> u64 {
     let (ticks, ns) = pair();
     // Two threads that tie at once store pairs of the same line; a mix of the two is one of them.
-    OFFSET.set(ns.wrapping_sub(scaled(ticks, rate)));
-    TIED.set(ticks);
+    TIE.offset.set(ns.wrapping_sub(scaled(ticks, rate)));
+    TIE.tied.set(ticks);
     ns
 }
 
@@ -68,7 +74,7 @@ fn pair() -> (u64, u64) {
 
 /// Measures the counter's rate, for a millisecond, where the kernel keeps time by the counter. Called at init.
 pub(crate) fn measure() {
-    if RATE.get() != 0 || !kernel_uses_counter() {
+    if TIE.rate.get() != 0 || !kernel_uses_counter() {
         return;
     }
     let (t0, n0) = pair();
@@ -83,9 +89,9 @@ pub(crate) fn measure() {
     if !((1 << 32) / 10..5 << 32).contains(&rate) {
         return;
     }
-    WINDOW.set((u128::from(WINDOW_NS) << 32).checked_div(u128::from(rate)).unwrap_or(0) as u64);
     tie(rate);
-    RATE.set(rate);
+    TIE.rate.set(rate);
+    TIE.window.set((u128::from(WINDOW_NS) << 32).checked_div(u128::from(rate)).unwrap_or(0) as u64);
 }
 
 fn kernel_uses_counter() -> bool {

@@ -34,6 +34,27 @@ pub enum Kind {
     Captured = 10,
 }
 
+impl Kind {
+    /// True for a number that is a handle of this kind and of the process with this nonce.
+    #[inline]
+    pub const fn is(self, raw: u64, nonce: u16) -> bool {
+        raw >> VALUE_BITS == (nonce as u64) << 4 | self as u64
+    }
+}
+
+/// True for a number whose stop carries nothing, whosever handle it is: an operation's stop follows its start at once
+/// and says that NCCL has enqueued it, not that it is done; from ABI v4 on a kernel's stop follows the state that has
+/// told it.
+#[inline]
+pub const fn has_no_end(raw: u64, abi: u32) -> bool {
+    const KINDS: u64 = 1 << Kind::Called as u64
+        | 1 << Kind::Issued as u64
+        | 1 << Kind::Plan as u64
+        | 1 << Kind::Captured as u64;
+    let kinds = if abi >= 4 { KINDS | 1 << Kind::Channel as u64 } else { KINDS };
+    kinds >> (raw >> VALUE_BITS & 0xf) & 1 == 1
+}
+
 /// A handle that carries this process's nonce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handle {

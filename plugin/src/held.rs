@@ -7,20 +7,20 @@ use ringwatch_wire::sync::{self, Word};
 
 /// A slot, its ticket, and the ring that says whether they still belong together.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Held<'a> {
-    ring: &'a Ring<'static>,
+pub(crate) struct Held<'a, const W: usize> {
+    ring: &'a Ring<'static, W>,
     ticket: u64,
-    slot: &'static [Word],
+    slot: &'static [Word; W],
     lap: u64,
 }
 
-impl<'a> Held<'a> {
+impl<'a, const W: usize> Held<'a, W> {
     /// The record of a ticket.
     ///
     /// # Errors
     /// [`Loss::Stale`] when the ticket has lost its slot.
     #[inline]
-    pub(crate) fn of(ring: &'a Ring<'static>, ticket: u64) -> Result<Self, Loss> {
+    pub(crate) fn of(ring: &'a Ring<'static, W>, ticket: u64) -> Result<Self, Loss> {
         let slot = ring.held(ticket).ok_or(Loss::Stale)?;
         Ok(Held { ring, ticket, slot, lap: ring.lap(ticket) })
     }
@@ -58,6 +58,14 @@ impl<'a> Held<'a> {
     pub(crate) fn once(&self, i: usize, value: u64) -> Result<(), Loss> {
         let word = self.slot.get(i).ok_or(Loss::NoRoom)?;
         self.because(sync::mark_once(word, self.lap, value, || self.holds()), Loss::Repeated)
+    }
+
+    /// Sets a mark that only one thread ever sets.
+    #[inline]
+    pub(crate) fn put(&self, i: usize, value: u64) {
+        if let Some(word) = self.slot.get(i) {
+            sync::mark_put(word, self.lap, value);
+        }
     }
 
     /// Sets a mark, whatever it was.

@@ -1,10 +1,12 @@
-//! NCCL's static strings as codes. Compared by content: their addresses mean nothing across libraries.
+//! NCCL's static strings as codes. Compared by content, and remembered by address, since they are the same few
+//! every time; a new init forgets what it remembered, as it may be another library's.
 
 #![expect(unsafe_code, reason = "NCCL hands over C strings")]
 
 use core::ffi::c_char;
 use ringwatch_wire::codes::{ALGOS, FUNCS, PROTOS, TYPES, UNKNOWN};
 use ringwatch_wire::layout::comm;
+use ringwatch_wire::sync::Word;
 
 /// Longest name that is told apart; no name of NCCL's is longer than 14.
 const ROOM: usize = 16;
@@ -124,11 +126,59 @@ impl Names {
     }
 
     #[inline]
-    fn code(&self, text: *const c_char) -> u8 {
+    fn code(&self, text: *const c_char, seen: &Seen) -> u8 {
+        let (address, known) = (text.addr() as u64, seen.at(text).get());
+        // No address has its upper byte set, so that a code fits below it.
+        if known >> 8 == address && address != 0 { known as u8 } else { self.look_up(text, seen) }
+    }
+
+    #[inline(never)]
+    fn look_up(&self, text: *const c_char, seen: &Seen) -> u8 {
+        let code = self.find(text);
+        if text.addr() >> 56 == 0 {
+            seen.at(text).set((text.addr() as u64) << 8 | u64::from(code));
+        }
+        code
+    }
+
+    #[inline]
+    fn find(&self, text: *const c_char) -> u8 {
         let (a, b) = key(text);
         match self.slots.get(place(a, b, self.seed)) {
             Some(s) if s.0 == a && s.1 == b => s.2,
             _ => UNKNOWN,
+        }
+    }
+}
+
+/// Addresses seen, with the codes of their texts. One word holds both, so that no mix of two can be read.
+struct Seen([Word; SEEN]);
+
+const SEEN: usize = 32;
+
+impl Seen {
+    const fn new() -> Self {
+        Seen([const { Word::new(0) }; SEEN])
+    }
+
+    #[inline]
+    fn at(&self, text: *const c_char) -> &Word {
+        let i = (text.addr() >> 2 ^ text.addr() >> 7) % SEEN;
+        let [first, ..] = &self.0;
+        self.0.get(i).unwrap_or(first)
+    }
+}
+
+static SEEN_FUNCS: Seen = Seen::new();
+static SEEN_TYPES: Seen = Seen::new();
+static SEEN_ALGOS: Seen = Seen::new();
+static SEEN_PROTOS: Seen = Seen::new();
+
+/// Forgets all addresses.
+pub(crate) fn forget() {
+    for seen in [&SEEN_FUNCS, &SEEN_TYPES, &SEEN_ALGOS, &SEEN_PROTOS] {
+        for word in &seen.0 {
+            word.set(0);
         }
     }
 }
@@ -141,25 +191,25 @@ static PROTO_NAMES: Names = Names::of(PROTOS);
 /// Code of a function's name.
 #[inline]
 pub(crate) fn func(text: *const c_char) -> u8 {
-    FUNC_NAMES.code(text)
+    FUNC_NAMES.code(text, &SEEN_FUNCS)
 }
 
 /// Code of a data type's name.
 #[inline]
 pub(crate) fn dtype(text: *const c_char) -> u8 {
-    TYPE_NAMES.code(text)
+    TYPE_NAMES.code(text, &SEEN_TYPES)
 }
 
 /// Code of an algorithm's name.
 #[inline]
 pub(crate) fn algo(text: *const c_char) -> u8 {
-    ALGO_NAMES.code(text)
+    ALGO_NAMES.code(text, &SEEN_ALGOS)
 }
 
 /// Code of a protocol's name.
 #[inline]
 pub(crate) fn proto(text: *const c_char) -> u8 {
-    PROTO_NAMES.code(text)
+    PROTO_NAMES.code(text, &SEEN_PROTOS)
 }
 
 /// NCCL's numeric id as a code (ABI v1): the id plus one, unknown when out of range.
@@ -214,6 +264,8 @@ mod tests {
             [(FUNCS, func as fn(*const c_char) -> u8), (TYPES, dtype), (ALGOS, algo), (PROTOS, proto)]
         {
             for (want, name) in table {
+                // A dropped text's address comes again.
+                forget();
                 let c = std::ffi::CString::new(*name).expect("no NUL in a name");
                 assert_eq!(find(c.as_ptr()), *want, "{name}");
                 assert!(name.len() < ROOM, "{name} would be cut");

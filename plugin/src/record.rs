@@ -9,7 +9,7 @@ use crate::clock::now_ns;
 use crate::event::{Api, Body, Coll, Event, P2p, StateArg, bit, state};
 use crate::events::{Shot, told};
 use crate::governor::{AFTER_PAUSE, LARGE, LARGE_BYTES, PAUSE_NS};
-use crate::handle::{Handle, Kind, group};
+use crate::handle::{Handle, Kind, VALUE_MASK, group};
 use crate::held::Held;
 use crate::network;
 use crate::state::Live;
@@ -44,7 +44,7 @@ pub(crate) const fn code_of(name: &str) -> u8 {
 #[derive(Clone, Copy)]
 pub(crate) struct Comm {
     pub(crate) ticket: u64,
-    slot: &'static [Word],
+    slot: &'static [Word; comm::WORDS],
 }
 
 impl Comm {
@@ -100,6 +100,7 @@ pub enum Carried {
 ///
 /// # Errors
 /// The reason why nothing was recorded; the handle is then NULL.
+#[inline(always)]
 pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<Started, Loss> {
     let pack = |kind, value| Handle { kind, value }.pack(live.nonce);
     match &event.body {
@@ -113,26 +114,25 @@ pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<Started
             Ok(Started::quiet(pack(Kind::Group, value)))
         }
         Body::Api(api) => {
-            let (group, ticket) = called(live, comm_of(live, context)?, event, api)?;
+            let (group, ticket) = called(live, comm_of(live, context)?, event.parent, api)?;
             Ok(Started::booked(if api.captured {
                 pack(Kind::Captured, ticket & group::TICKET | group & group::KERNEL)
             } else {
                 pack(Kind::Called, ticket)
             }))
         }
-        Body::Coll(coll) => {
-            issued(live, comm_of(live, context)?, event, coll).map(|i| i.started(|t| pack(Kind::Issued, t)))
-        }
-        Body::P2p(p2p) => {
-            paired(live, comm_of(live, context)?, event, p2p).map(|i| i.started(|t| pack(Kind::Issued, t)))
-        }
+        Body::Coll(coll) => issued(live, comm_of(live, context)?, event.parent, event.rank, coll)
+            .map(|i| i.started(|t| pack(Kind::Issued, t))),
+        Body::P2p(p2p) => paired(live, comm_of(live, context)?, event.parent, event.rank, p2p)
+            .map(|i| i.started(|t| pack(Kind::Issued, t))),
         Body::KernelLaunch { stream } => {
             // Without a shot NCCL need not tell the end of the launch.
             let shot = launch(live, comm_of(live, context)?, event.parent, *stream);
             Ok(shot.map_or(Started::quiet(0), |s| Started::booked(pack(Kind::Launch, s.number()))))
         }
         Body::KernelCh { channel, gpu_ns } => {
-            kernel(live, event.parent, *channel, *gpu_ns).map(|t| Started::booked(pack(Kind::Channel, t)))
+            // Its number counts it.
+            kernel(live, event.parent, *channel, *gpu_ns).map(|t| Started::quiet(pack(Kind::Channel, t)))
         }
         Body::ProxyOp(p) => network::transfer(live, context, event.parent, p)
             .map(|t| Started::booked(pack(Kind::Transfer, t))),
@@ -150,11 +150,12 @@ pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<Started
 ///
 /// # Errors
 /// The reason why nothing was recorded.
+#[inline]
 pub fn stop(live: &'static Live, raw: u64) -> Result<Carried, Loss> {
     let handle = Handle::unpack(raw, live.nonce)?;
     let s = &live.segment;
     match handle.kind {
-        // An operation's stop follows its start at once and says that NCCL has enqueued it, not that it is done.
+        // See `handle::has_no_end`.
         Kind::Issued | Kind::Plan | Kind::Called | Kind::Captured => return Ok(Carried::Nothing),
         Kind::Group => return end_group(live, handle.value),
         Kind::Launch => {
@@ -162,13 +163,7 @@ pub fn stop(live: &'static Live, raw: u64) -> Result<Carried, Loss> {
             live.events.end(live, shot);
             Ok(())
         }
-        Kind::Channel => {
-            // From v4 on the stop is known already; v3 has no state before it.
-            match kernel_stop(live, handle.value, None) {
-                Ok(()) | Err(Loss::Repeated) => Ok(()),
-                Err(e) => Err(e),
-            }
-        }
+        Kind::Channel => kernel_stop(live, handle.value, None),
         Kind::Transfer => Held::of(&s.proxy, handle.value)?.once_since(proxy::STOP, proxy::START_NS),
         Kind::Step => network::step_change(live, handle.value >> 3, handle.value & 7, phase::NONE, 0),
         Kind::Comm => Err(Loss::BadParent),
@@ -180,14 +175,16 @@ pub fn stop(live: &'static Live, raw: u64) -> Result<Carried, Loss> {
 ///
 /// # Errors
 /// The reason why nothing was recorded.
+#[inline]
 pub fn state(live: &'static Live, raw: u64, value: i32, arg: Option<StateArg>) -> Result<Carried, Loss> {
+    if value == state::KERNEL_STOP && Kind::Channel.is(raw, live.nonce) {
+        let stamp = arg.ok_or(Loss::BadCall)?.value;
+        // The channel's record shows it.
+        return kernel_stop(live, raw & VALUE_MASK, Some(stamp)).map(|()| Carried::Nothing);
+    }
     let handle = Handle::unpack(raw, live.nonce)?;
     let s = &live.segment;
     match (handle.kind, value) {
-        (Kind::Channel, state::KERNEL_STOP) => {
-            let stamp = arg.ok_or(Loss::BadCall)?.value;
-            kernel_stop(live, handle.value, Some(stamp))
-        }
         (Kind::Group, state::GROUP_START_DONE) => return Ok(Carried::Nothing),
         (Kind::Group, state::GROUP_END_CALLED) => {
             if handle.value & group::BARE != 0 {
@@ -313,7 +310,7 @@ pub(crate) fn launching(live: &'static Live, c: Comm, free: bool, stream: u64) -
 }
 
 /// How an operation is timed that is issued now, as the word [`op::TIMED`].
-#[inline]
+#[inline(always)]
 fn timing(live: &'static Live, c: Comm, origin: &Origin, ticket: u64) -> u64 {
     match *origin {
         Origin::Called(t) => {
@@ -351,25 +348,29 @@ fn shot_for(live: &'static Live, number: u64, ticket: u64) -> u64 {
     }
 }
 
+#[inline]
 fn word(slot: &[Word], i: usize) -> u64 {
     slot.get(i).map_or(0, Word::get)
 }
 
+#[inline(always)]
 pub(crate) fn comm_of(live: &'static Live, context: u64) -> Result<Comm, Loss> {
-    let handle = Handle::unpack(context, live.nonce)?;
-    if handle.kind != Kind::Comm {
-        return Err(Loss::BadParent);
-    }
-    let slot = live.segment.comm.held(handle.value).ok_or(Loss::NoComm)?;
-    Ok(Comm { ticket: handle.value, slot })
+    let ticket = parent_ticket(live, context, Kind::Comm)?;
+    let slot = live.segment.comm.held(ticket).ok_or(Loss::NoComm)?;
+    Ok(Comm { ticket, slot })
 }
 
+#[inline]
 fn parent_ticket(live: &Live, raw: u64, kind: Kind) -> Result<u64, Loss> {
-    let parent = Handle::unpack(raw, live.nonce)?;
-    if parent.kind == kind { Ok(parent.value) } else { Err(Loss::BadParent) }
+    if kind.is(raw, live.nonce) {
+        return Ok(raw & VALUE_MASK);
+    }
+    Handle::unpack(raw, live.nonce)?;
+    Err(Loss::BadParent)
 }
 
 /// Fills in who a communicator is, from the first operation that says so (ABI v1 to v3).
+#[inline(always)]
 fn learn(live: &Live, c: Comm, hash: Option<u64>, rank: i32) {
     let Some(hash) = hash else { return };
     if word(c.slot, comm::NODES) & comm::KNOWN != 0 {
@@ -409,13 +410,32 @@ fn root_word(root: i32, channels: u8, warps: u8) -> u64 {
     u64::from(root as u32) | u64::from(channels) << 32 | u64::from(warps) << 40
 }
 
-/// Empties a new operation slot.
-fn blank(slot: &Claim<'_>) {
-    for i in 1..op::WORDS {
-        slot.set(i, 0);
+/// A new operation, before it is written: the words behind the stamp.
+struct Record {
+    words: [u64; op::WORDS - 1],
+}
+
+impl Record {
+    #[inline(always)]
+    fn blank() -> Self {
+        let mut r = Record { words: [0; op::WORDS - 1] };
+        r.set(op::ORDER, op::NO_ORDER);
+        r.set(op::SEQ, op::NO_ORDER);
+        r
     }
-    slot.set(op::ORDER, op::NO_ORDER);
-    slot.set(op::SEQ, op::NO_ORDER);
+
+    #[inline(always)]
+    fn set(&mut self, i: usize, value: u64) {
+        if let Some(w) = self.words.get_mut(i.wrapping_sub(1)) {
+            *w = value;
+        }
+    }
+
+    #[inline(always)]
+    fn publish(self, slot: Claim<'_, { op::WORDS }>) {
+        slot.set_all(1, self.words);
+        slot.publish();
+    }
 }
 
 /// Bytes of an element, by code of its type.
@@ -428,49 +448,75 @@ pub(crate) fn bytes_of(dtype: u8, count: u64) -> u64 {
 }
 
 /// An API call: the group's value, and the ticket of its operation.
-fn called(live: &'static Live, c: Comm, event: &Event, api: &Api) -> Result<(u64, u64), Loss> {
-    let group =
-        Handle::unpack(event.parent, live.nonce).ok().filter(|h| h.kind == Kind::Group).map(|h| h.value);
-    let seen = calls::told(live, c.ticket, api.func);
-    let seen = seen.and_then(|s| Some((s, live.segment.op.claim_again(s.op)?)));
-    let (ticket, slot, dtype, root) = match seen {
-        // NCCL does not name every type, and no peer.
-        Some((s, slot)) => (s.op, slot, if api.dtype == UNKNOWN { s.dtype } else { api.dtype }, s.root),
-        None => {
-            let (ticket, slot) = live.segment.op.claim()?;
-            blank(&slot);
-            (ticket, slot, api.dtype, api.root)
-        }
-    };
+#[inline(always)]
+fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Result<(u64, u64), Loss> {
+    let group = Handle::unpack(parent, live.nonce).ok().filter(|h| h.kind == Kind::Group).map(|h| h.value);
+    if let Some(seen) = calls::told(live, c.ticket, api.func)
+        && let Some(slot) = live.segment.op.claim_again(seen.op)
+    {
+        return Ok(called_again(live, c, group.unwrap_or(group::BARE), api, seen, slot));
+    }
+    let (ticket, slot) = live.segment.op.claim()?;
     let kind = match (api.collective, api.func) {
         (true, _) => kind::COLLECTIVE,
         (false, SEND) => kind::SEND,
         (false, _) => kind::RECV,
     };
     let flags = if api.captured { flag::CAPTURED } else { 0 };
-    let what = What { kind, func: api.func, dtype, algo: 0, proto: 0, flags };
-    slot.set(op::WHAT, what.word(c.ticket));
-    slot.set(op::COUNT, api.count);
-    slot.set(op::ROOT, root_word(root, 0, 0));
+    let what = What { kind, func: api.func, dtype: api.dtype, algo: 0, proto: 0, flags };
     let now = now_ns();
-    slot.set(op::CALLED_NS, now);
-    // The group may be another communicator's: groups span communicators.
     let group = group.unwrap_or(group::BARE);
+    let mut r = Record::blank();
+    r.set(op::WHAT, what.word(c.ticket));
+    r.set(op::COUNT, api.count);
+    r.set(op::ROOT, root_word(api.root, 0, 0));
+    r.set(op::CALLED_NS, now);
+    // The group may be another communicator's: groups span communicators.
+    r.set(op::GROUP, if group & group::BARE != 0 { 0 } else { (group & group::TICKET) + 1 });
+    r.set(op::STREAM, api.stream);
+    r.set(op::USER_TAG, api.user_tag);
+    if group & group::KERNEL != 0 {
+        r.set(op::TIMED, u64::from(timed::KERNEL));
+    }
+    r.publish(slot);
+    note_call(&c, ticket, now, bytes_of(api.dtype, api.count));
+    note_capture(live, &c, ticket, api.captured);
+    Ok((group, ticket))
+}
+
+/// A call that the preloaded library saw before: what NCCL says beside it.
+#[inline(never)]
+fn called_again(
+    live: &'static Live,
+    c: Comm,
+    group: u64,
+    api: &Api,
+    seen: calls::Seen,
+    slot: Claim<'_, { op::WORDS }>,
+) -> (u64, u64) {
+    let now = now_ns();
+    let captured = if api.captured { flag::CAPTURED } else { 0 };
+    slot.set(op::WHAT, seen.what | u64::from(captured) << 56);
+    slot.set(op::CALLED_NS, now);
     slot.set(op::GROUP, if group & group::BARE != 0 { 0 } else { (group & group::TICKET) + 1 });
+    slot.set(op::USER_TAG, api.user_tag);
     if group & group::KERNEL != 0 {
         slot.set(op::TIMED, u64::from(timed::KERNEL));
     }
-    slot.set(op::STREAM, api.stream);
-    slot.set(op::USER_TAG, api.user_tag);
     slot.publish();
-    note_call(&c, ticket, now, bytes_of(api.dtype, api.count));
-    if api.captured {
+    note_call(&c, seen.op, now, bytes_of((seen.what >> 32 & 0xff) as u8, api.count));
+    note_capture(live, &c, seen.op, api.captured);
+    (group, seen.op)
+}
+
+#[inline]
+fn note_capture(live: &Live, c: &Comm, ticket: u64, captured: bool) {
+    if captured {
         live.governor.captured();
         if c.word(comm::CAPTURING) == 0 {
             c.set(comm::CAPTURING, ticket + 1);
         }
     }
-    Ok((group, ticket))
 }
 
 /// Notes what the timing of a call's launch rests on.
@@ -493,6 +539,7 @@ enum Origin {
     Unknown,
 }
 
+#[inline(always)]
 fn origin(live: &Live, parent: u64) -> Origin {
     match Handle::unpack(parent, live.nonce) {
         Ok(Handle { kind: Kind::Captured, value }) => {
@@ -509,17 +556,75 @@ fn origin(live: &Live, parent: u64) -> Origin {
 }
 
 /// The slot of an operation that is being issued: the called one's, or a new one.
-fn issue_slot(live: &'static Live, origin: &Origin) -> Result<(u64, Claim<'static>, bool), Loss> {
+#[inline(always)]
+fn issue_slot(
+    live: &'static Live,
+    origin: &Origin,
+) -> Result<(u64, Claim<'static, { op::WORDS }>, bool), Loss> {
     if let Origin::Called(ticket) = origin
         && let Some(slot) = live.segment.op.claim_again(*ticket)
     {
         return Ok((*ticket, slot, true));
     }
     let (ticket, slot) = live.segment.op.claim()?;
-    blank(&slot);
     Ok((ticket, slot, false))
 }
 
+/// What an issue says of an operation.
+struct Issue {
+    what: u64,
+    order: u64,
+    count: u64,
+    root: u64,
+    issued_ns: u64,
+    seq: u64,
+    plan: u64,
+    variant: [u64; 4],
+    timing: u64,
+    stream: u64,
+    user_tag: u64,
+}
+
+impl Issue {
+    /// Writes it; `again` when the operation's call was recorded in this slot.
+    #[inline(always)]
+    fn publish(&self, slot: Claim<'_, { op::WORDS }>, again: bool, origin: &Origin) {
+        if again {
+            slot.set_all(op::WHAT, [self.what, self.order, self.count, self.root]);
+            slot.set(op::ISSUED_NS, self.issued_ns);
+            slot.set(op::SEQ, self.seq);
+            let [a, b, c, d] = self.variant;
+            slot.set_all(op::PLAN, [self.plan, a, b, c, d]);
+            slot.set(op::TIMED, self.timing);
+            slot.publish();
+            return;
+        }
+        let mut r = Record::blank();
+        for (i, w) in [
+            (op::WHAT, self.what),
+            (op::ORDER, self.order),
+            (op::COUNT, self.count),
+            (op::ROOT, self.root),
+            (op::ISSUED_NS, self.issued_ns),
+            (op::SEQ, self.seq),
+            (op::PLAN, self.plan),
+            (op::TIMED, self.timing),
+            (op::STREAM, self.stream),
+            (op::USER_TAG, self.user_tag),
+        ] {
+            r.set(i, w);
+        }
+        for (i, w) in self.variant.iter().enumerate() {
+            r.set(op::VARIANT + i, *w);
+        }
+        if let Origin::Replay { ticket, .. } = origin {
+            r.set(op::CAPTURE, ticket + 1);
+        }
+        r.publish(slot);
+    }
+}
+
+#[inline(always)]
 fn plan_of(live: &Live, plan: u64, parent: u64) -> u64 {
     // From v5 on the plan is a field of its own; before, it is the parent.
     parent_ticket(live, plan, Kind::Plan)
@@ -548,6 +653,7 @@ impl Issued {
 }
 
 /// What is to be done with an operation that a graph's capture brought: nothing, if so.
+#[inline(always)]
 fn of_graph(live: &'static Live, c: Comm, origin: &Origin) -> Option<Issued> {
     let Origin::Replay { ticket, .. } = *origin else { return None };
     // While its group is still open NCCL only puts it into the graph: so does a single node without kernel events,
@@ -559,10 +665,11 @@ fn of_graph(live: &'static Live, c: Comm, origin: &Origin) -> Option<Issued> {
     live.governor.graphs_off().then_some(Issued::Unwanted)
 }
 
-fn issued(live: &'static Live, c: Comm, event: &Event, coll: &Coll) -> Result<Issued, Loss> {
-    learn(live, c, coll.comm, event.rank);
+#[inline(always)]
+fn issued(live: &'static Live, c: Comm, parent: u64, rank: i32, coll: &Coll) -> Result<Issued, Loss> {
+    learn(live, c, coll.comm, rank);
     let seen = calls::pending(c.ticket, coll.func, coll.dtype, coll.count, -1);
-    let origin = seen.map_or_else(|| origin(live, event.parent), Origin::Called);
+    let origin = seen.map_or_else(|| origin(live, parent), Origin::Called);
     if let Some(i) = of_graph(live, c, &origin) {
         return Ok(i);
     }
@@ -591,37 +698,33 @@ fn issued(live: &'static Live, c: Comm, event: &Event, coll: &Coll) -> Result<Is
         }
     }
     let what = What { kind, func: coll.func, dtype, algo: coll.algo, proto: coll.proto, flags };
-    slot.set(op::WHAT, what.word(c.ticket));
-    slot.set(op::ORDER, order);
-    slot.set(op::COUNT, count);
-    slot.set(op::ROOT, root_word(coll.root, coll.channels, coll.warps));
     let now = now_ns();
-    slot.set(op::ISSUED_NS, now);
     let timing = timing(live, c, &origin, ticket);
-    slot.set(op::TIMED, timing);
-    slot.set(op::SEQ, coll.seq);
-    slot.set(op::PLAN, plan_of(live, coll.plan, event.parent));
-    for (i, w) in coll.variant.iter().enumerate() {
-        slot.set(op::VARIANT + i, *w);
-    }
-    if !again {
-        slot.set(op::STREAM, coll.stream);
-        slot.set(op::USER_TAG, coll.user_tag);
-        if let Origin::Replay { ticket, .. } = origin {
-            slot.set(op::CAPTURE, ticket + 1);
-        }
-    }
-    slot.publish();
+    let issue = Issue {
+        what: what.word(c.ticket),
+        order,
+        count,
+        root: root_word(coll.root, coll.channels, coll.warps),
+        issued_ns: now,
+        seq: coll.seq,
+        plan: plan_of(live, coll.plan, parent),
+        variant: coll.variant,
+        timing,
+        stream: coll.stream,
+        user_tag: coll.user_tag,
+    };
+    issue.publish(slot, again, &origin);
     if matches!(kind, kind::COLLECTIVE) {
         live.governor.issued(&c, order, timing == u64::from(timed::KERNEL), now);
     }
     Ok(Issued::Recorded(ticket))
 }
 
-fn paired(live: &'static Live, c: Comm, event: &Event, p2p: &P2p) -> Result<Issued, Loss> {
-    learn(live, c, p2p.comm, event.rank);
+#[inline(never)]
+fn paired(live: &'static Live, c: Comm, parent: u64, rank: i32, p2p: &P2p) -> Result<Issued, Loss> {
+    learn(live, c, p2p.comm, rank);
     let seen = calls::pending(c.ticket, p2p.func, p2p.dtype, p2p.count, p2p.peer);
-    let origin = seen.map_or_else(|| origin(live, event.parent), Origin::Called);
+    let origin = seen.map_or_else(|| origin(live, parent), Origin::Called);
     if let Some(i) = of_graph(live, c, &origin) {
         return Ok(i);
     }
@@ -634,22 +737,22 @@ fn paired(live: &'static Live, c: Comm, event: &Event, p2p: &P2p) -> Result<Issu
     let kind = if is_send { kind::SEND } else { kind::RECV };
     let flags = if order.is_none() { flag::ORDER_UNKNOWN } else { 0 };
     let what = What { kind, func: p2p.func, dtype: p2p.dtype, algo: 0, proto: 0, flags };
-    slot.set(op::WHAT, what.word(c.ticket));
-    slot.set(op::ORDER, order.unwrap_or(op::NO_ORDER));
-    slot.set(op::COUNT, p2p.count);
-    slot.set(op::ROOT, root_word(p2p.peer, p2p.channels, 0));
     let now = now_ns();
-    slot.set(op::ISSUED_NS, now);
     let timing = timing(live, c, &origin, ticket);
-    slot.set(op::TIMED, timing);
-    slot.set(op::PLAN, plan_of(live, p2p.plan, event.parent));
-    if !again {
-        slot.set(op::USER_TAG, p2p.user_tag);
-        if let Origin::Replay { ticket, .. } = origin {
-            slot.set(op::CAPTURE, ticket + 1);
-        }
-    }
-    slot.publish();
+    let issue = Issue {
+        what: what.word(c.ticket),
+        order: order.unwrap_or(op::NO_ORDER),
+        count: p2p.count,
+        root: root_word(p2p.peer, p2p.channels, 0),
+        issued_ns: now,
+        seq: op::NO_ORDER,
+        plan: plan_of(live, p2p.plan, parent),
+        variant: [0; 4],
+        timing,
+        stream: 0,
+        user_tag: p2p.user_tag,
+    };
+    issue.publish(slot, again, &origin);
     // Ranks share no order of their sends and receives; a pair does.
     if !matches!(origin, Origin::Replay { .. }) {
         live.governor.issued(&c, order.unwrap_or(0), timing == u64::from(timed::KERNEL), now);
@@ -657,29 +760,18 @@ fn paired(live: &'static Live, c: Comm, event: &Event, p2p: &P2p) -> Result<Issu
     Ok(Issued::Recorded(ticket))
 }
 
-/// Counts a channel in its operation's progress: started in the low 16 bits, stopped above.
-fn progress(live: &Live, ticket: u64, add: u64) {
-    // An operation that was overwritten has no progress to count.
-    if let Ok(op) = Held::of(&live.segment.op, ticket)
-        && op.add(op::PROGRESS, add) == Err(Loss::Contended)
-    {
-        live.segment.flaw(Flaw::Progress);
-    }
-}
+const OP_MASK: u64 = (1 << 56) - 1;
 
+#[inline(always)]
 fn kernel(live: &'static Live, parent: u64, ch: u8, gpu_ns: u64) -> Result<u64, Loss> {
     let parent = parent_ticket(live, parent, Kind::Issued)?;
     let (ticket, slot) = live.segment.channel.claim()?;
-    slot.set(channel::OP, parent & ((1 << 56) - 1) | u64::from(ch) << 56);
-    slot.set(channel::START_GPU_NS, gpu_ns);
-    slot.set(channel::START_SEEN_NS, now_ns());
-    slot.set(channel::DURATION, 0);
-    slot.set(channel::STOP_SEEN, 0);
+    slot.set_all(channel::OP, [parent & OP_MASK | u64::from(ch) << 56, gpu_ns, now_ns(), 0, 0]);
     slot.publish();
-    progress(live, parent, 1);
     Ok(ticket)
 }
 
+#[inline]
 fn kernel_stop(live: &'static Live, ticket: u64, stamp: Option<u64>) -> Result<(), Loss> {
     let kernel = Held::of(&live.segment.channel, ticket)?;
     // NCCL 2.27 to 2.30 may send the stop of a later operation to a kernel that stopped long ago.
@@ -688,10 +780,9 @@ fn kernel_stop(live: &'static Live, ticket: u64, stamp: Option<u64>) -> Result<(
     }
     if let Some(stop) = stamp {
         let start = kernel.word(channel::START_GPU_NS);
-        let duration = (stop.wrapping_sub(start) as i64).clamp(-(1 << 46), 1 << 46);
-        kernel.once(channel::DURATION, channel::BIAS.wrapping_add_signed(duration))?;
+        // Stamps further apart than a mark can hold are wrong, and stay so: the reader sees how long it can have taken.
+        kernel.put(channel::DURATION, stop.wrapping_sub(start).wrapping_add(channel::BIAS));
     }
-    kernel.once_since(channel::STOP_SEEN, channel::START_SEEN_NS)?;
-    progress(live, kernel.word(channel::OP) & ((1 << 56) - 1), 1 << 16);
+    kernel.put(channel::STOP_SEEN, kernel.since(channel::START_SEEN_NS));
     Ok(())
 }

@@ -148,6 +148,7 @@ fn map_page() -> Option<&'static Page> {
 /// are kept in private memory, and NCCL is asked for no events.
 pub fn open_comm(version: u32, args: &InitArgs, mask: Mask) -> Opened {
     let log = Log::new(args.log);
+    names::forget();
     let Some((page, live)) = open(Some(version), mask.place, &log) else {
         return Opened { context: NO_CONTEXT, mask: 0 };
     };
@@ -281,7 +282,7 @@ pub(crate) fn enter_comm(live: &Live, args: &InitArgs) -> Result<u64, Loss> {
 }
 
 /// Writes down a communicator's GPU, and whose budget it uses.
-pub(crate) fn place_on(live: &Live, slot: &Claim<'_>, gpu: &[u64; comm::GPU_WORDS]) {
+pub(crate) fn place_on(live: &Live, slot: &Claim<'_, { comm::WORDS }>, gpu: &[u64; comm::GPU_WORDS]) {
     for (i, w) in gpu.iter().enumerate() {
         slot.set(comm::GPU + i, *w);
     }

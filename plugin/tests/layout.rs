@@ -269,6 +269,16 @@ fn init_takes_its_arguments_in_each_versions_order() {
     assert_eq!(reader.abi(), Some(1), "the first init's version");
 }
 
+struct TheBody;
+
+impl ringwatch_plugin::abi::Taker for TheBody {
+    type Out = ringwatch_plugin::event::Body;
+
+    fn take(self, event: &ringwatch_plugin::event::Event) -> Self::Out {
+        event.body
+    }
+}
+
 #[test]
 fn what_v7_added_counts_only_for_an_nccl_that_has_it() {
     use ringwatch_plugin::abi::Abi;
@@ -285,11 +295,11 @@ fn what_v7_added_counts_only_for_an_nccl_that_has_it() {
         user_tag: 9,
     };
     for nccl in [0, 22_809, 23_007] {
-        let Body::Coll(c) = v7::V7::event(&d, nccl).body else { panic!("a collective") };
+        let Body::Coll(c) = v7::V7::tell(&d, nccl, TheBody) else { panic!("a collective") };
         assert_eq!((c.symmetric, c.user_tag, c.variant), (false, 0, [0; 4]), "{nccl}");
     }
     d.arms.coll.kernel_variant = c"AllReduce_RSxLD".as_ptr();
-    let Body::Coll(c) = v7::V7::event(&d, 23_203).body else { panic!("a collective") };
+    let Body::Coll(c) = v7::V7::tell(&d, 23_203, TheBody) else { panic!("a collective") };
     assert_eq!((c.symmetric, c.user_tag), (true, 9));
     assert_eq!(c.variant[0].to_le_bytes(), *b"AllReduc");
 }

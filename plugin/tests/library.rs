@@ -400,7 +400,7 @@ fn a_forked_child_leaves_the_parents_segment_alone() {
     all.sort_by_key(|r| r.reader().header(head::CREATED_MONO_NS));
     assert_ne!(all[0].reader().pid(), all[1].reader().pid());
     assert_eq!((all[0].ops().len(), all[0].losses()), (2, vec![]));
-    assert_eq!((all[1].ops().len(), all[1].losses()), (1, vec![(Loss::Foreign, 1)]));
+    assert_eq!((all[1].ops().len(), all[1].losses()), (1, vec![]));
 }
 
 #[test]
@@ -428,7 +428,7 @@ fn a_killed_process_leaves_what_was_in_flight() {
     let ops = recording.ops();
     assert_eq!(ops.len(), 2);
     let o = &ops[1];
-    assert_eq!((o.count, o.order, o.started, o.stopped), (77, Some(1), 1, 0));
+    assert_eq!((o.count, o.order), (77, Some(1)));
     assert!(o.called_ns.is_some() && o.issued_ns >= o.called_ns);
     let k = &recording.channels()[0];
     assert_eq!(

@@ -1,5 +1,8 @@
 //! One file a verb: from what was typed to what is done, and to an exit code.
 
+mod audit;
+mod bench;
+mod compare;
 mod demo;
 mod diagnose;
 mod plugin;
@@ -28,6 +31,7 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Verb::Run(o) => run::run(&o),
         Verb::Diagnose(o) => diagnose::run(&o),
         Verb::Demo(o) => demo::run(&o),
+        Verb::Bench(o) => bench::run(&o),
         Verb::Plugin(o) => plugin::run(&o),
         Verb::Replay(o) => replay::run(&o),
     }

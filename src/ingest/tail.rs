@@ -270,6 +270,13 @@ fn assemble(comm: &CommRecord, open: &Open) -> OpRecord {
     let mut record = decode::op(comm, &open.slot);
     record.stamps = open.stamps.values().copied().collect();
     record.net = open.net.values().cloned().collect();
+    // Version 1 counted in the operation as well, and channels are overwritten before it.
+    let count = |stopped: bool| {
+        let n = open.stamps.values().filter(|s| !stopped || s.stop_seen_ns.is_some()).count();
+        u16::try_from(n).unwrap_or(u16::MAX)
+    };
+    record.started = record.started.max(count(false));
+    record.stopped = record.stopped.max(count(true));
     record
 }
 
@@ -284,10 +291,10 @@ fn settled(slot: &OpSlot) -> bool {
         return false;
     }
     let channels = u16::from(slot.channels);
-    let stopped = channels > 0 && slot.stopped >= channels;
     slot.issued_ns.is_some()
         && match slot.timed {
-            timed::UNKNOWN | timed::KERNEL => stopped,
+            // Version 1: the operation counts its channels.
+            timed::UNKNOWN => channels > 0 && slot.stopped >= channels,
             timed::EVENTS => slot.event_ns.is_some(),
             _ => true,
         }

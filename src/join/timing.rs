@@ -39,7 +39,10 @@ pub fn not_before(op: &OpRecord) -> Option<u64> {
 /// kernel, on the GPU's clock.
 pub fn believed(stamp: &ChannelStamp, not_before: u64, clock: &ClockMap, earlier: Option<u64>) -> bool {
     let (Some(start), Some(stop)) = (stamp.start_gpu_ns, stamp.stop_gpu_ns) else { return false };
+    // It cannot have taken longer than from its call to the callback that told its end.
+    let most = stamp.stop_seen_ns.map(|seen| seen.saturating_sub(not_before).saturating_add(LAUNCH_SLACK_NS));
     stop >= start
+        && most.is_none_or(|most| stop - start <= most)
         && earlier.is_none_or(|e| start >= e)
         && clock.to_host(start).is_some_and(|host| host >= not_before)
 }
@@ -120,6 +123,9 @@ mod tests {
         o.called_ns = Some(100_000);
         o.stamps = vec![at(0, 120_000, 119_000)];
         assert_eq!(kernel(&o, &clock(), |_| None), None);
+        o.stamps = vec![at(0, 120_000, 120_000_000_000_000)];
+        o.stamps[0].stop_seen_ns = Some(200_000);
+        assert_eq!(kernel(&o, &clock(), |_| None), None, "a day that was seen to end within a moment");
         o.stamps = vec![at(0, 120_000, 130_000)];
         assert_eq!(kernel(&o, &clock(), |_| Some(1_120_001)), None);
         assert!(kernel(&o, &clock(), |_| Some(1_120_000)).is_some(), "fused kernels start together");

@@ -1,7 +1,7 @@
 //! The arms of the descriptors that several versions share, and what they mean.
 
 use super::Abi;
-use crate::event::{self, Api, Body, Coll, Event, StateArg, bit};
+use crate::event::{self, Api, Body, Coll, StateArg, bit};
 use crate::names;
 use core::ffi::{c_char, c_int, c_void};
 
@@ -117,7 +117,7 @@ impl StateArgs {
 }
 
 impl ProxyOp {
-    #[inline]
+    #[inline(always)]
     pub(super) fn body(&self) -> Body {
         Body::ProxyOp(event::ProxyOp {
             pid: self.pid,
@@ -131,21 +131,21 @@ impl ProxyOp {
 }
 
 impl KernelCh {
-    #[inline]
+    #[inline(always)]
     pub(super) fn body(&self) -> Body {
         Body::KernelCh { channel: self.channel_id, gpu_ns: self.p_timer }
     }
 }
 
 impl GroupApi {
-    #[inline]
+    #[inline(always)]
     pub(super) fn body(&self) -> Body {
         Body::GroupApi { depth: self.group_depth, captured: self.graph_captured != 0 }
     }
 }
 
 impl CollApi {
-    #[inline]
+    #[inline(always)]
     pub(super) fn body(&self, user_tag: u64) -> Body {
         Body::Api(Api {
             collective: true,
@@ -161,7 +161,7 @@ impl CollApi {
 }
 
 impl P2pApi {
-    #[inline]
+    #[inline(always)]
     pub(super) fn body(&self, user_tag: u64) -> Body {
         Body::Api(Api {
             collective: false,
@@ -252,18 +252,27 @@ macro_rules! abi {
             type Descriptor = Descriptor;
             type StateArgs = $state;
 
-            #[inline]
-            fn event(d: &Descriptor, $nccl: u32) -> $crate::event::Event {
-                $crate::abi::arms::event(u64::from(d.kind), d.parent, d.rank, |kind| {
-                    let $arms = &d.arms;
-                    match kind {
-                        $crate::event::bit::GROUP => $crate::event::Body::Group,
+            #[inline(always)]
+            fn tell<T: $crate::abi::Taker>(d: &Descriptor, $nccl: u32, taker: T) -> T::Out {
+                let $arms = &d.arms;
+                let bit = $crate::abi::arms::bit_of(u64::from(d.kind));
+                let (parent, rank) = (d.parent.addr() as u64, d.rank);
+                match bit {
+                    $crate::event::bit::GROUP => {
+                        let body = $crate::event::Body::Group;
+                        taker.take(&$crate::event::Event { bit, parent, rank, body })
+                    }
+                    $($crate::event::bit::$bit => {
                         // SAFETY: NCCL set the type, so this arm is the one it filled; its fields are numbers
                         // and pointers, for which any bytes are valid.
-                        $($crate::event::bit::$bit => unsafe { $body },)+
-                        _ => $crate::event::Body::Other,
+                        let body = unsafe { $body };
+                        taker.take(&$crate::event::Event { bit, parent, rank, body })
+                    })+
+                    _ => {
+                        let body = $crate::event::Body::Other;
+                        taker.take(&$crate::event::Event { bit, parent, rank, body })
                     }
-                })
+                }
             }
 
             #[inline]
@@ -300,13 +309,6 @@ pub(super) const NO_COLL: Coll = Coll {
 #[inline]
 pub(super) fn bit_of(kind: u64) -> u32 {
     if kind.is_power_of_two() { kind.trailing_zeros() } else { bit::LAST + 1 }
-}
-
-/// The event of a descriptor whose first fields are NCCL's type, parent and rank.
-#[inline]
-pub(super) fn event(kind: u64, parent: *mut c_void, rank: c_int, body: impl FnOnce(u32) -> Body) -> Event {
-    let bit = bit_of(kind);
-    Event { bit, parent: parent.addr() as u64, rank, body: body(bit) }
 }
 
 /// The mask of a version: what this plugin records, as far as the version has it.

@@ -39,10 +39,43 @@ pub trait Abi {
     type Descriptor;
     /// Its state argument.
     type StateArgs;
-    /// The descriptor as one event, as NCCL of this version (0 unknown) fills it.
-    fn event(descriptor: &Self::Descriptor, nccl: u32) -> Event;
+    /// Hands on the descriptor as one event, as NCCL of this version (0 unknown) fills it. What follows is compiled
+    /// for each type of event by itself: an event is large, and is never copied.
+    fn tell<T: Taker>(descriptor: &Self::Descriptor, nccl: u32, taker: T) -> T::Out;
     /// The state argument as one value.
     fn state(args: &Self::StateArgs) -> StateArg;
+}
+
+/// Takes an event.
+pub trait Taker {
+    /// What it makes of it.
+    type Out;
+    /// Takes it. Implementations are to be inlined: see [`Abi::tell`].
+    fn take(self, event: &Event) -> Self::Out;
+}
+
+/// Records an event of a context, books it, and gives its handle.
+struct Recorder {
+    live: &'static Live,
+    context: u64,
+}
+
+impl Taker for Recorder {
+    type Out = u64;
+
+    #[inline(always)]
+    fn take(self, event: &Event) -> u64 {
+        let call = (event.bit as usize).min(call::START_UNKNOWN);
+        match record::start(self.live, self.context, event) {
+            Ok(Started { handle, booked }) => {
+                if booked {
+                    self.live.segment.book(call, Ok(()));
+                }
+                handle
+            }
+            Err(loss) => refuse(self.live, call, loss),
+        }
+    }
 }
 
 /// Slots behind the last one that NCCL knows: forks look for extra functions there and must find NULL.
@@ -70,7 +103,7 @@ impl<I> Table<I> {
             name: c"Ringwatch".as_ptr(),
             init,
             start: start::<A>,
-            stop,
+            stop: stop::<A>,
             record: record_state::<A>,
             finalize,
             spare: [core::ptr::null(); SPARE],
@@ -156,18 +189,8 @@ unsafe extern "C" fn start<A: Abi>(
         let seen = unsafe { descriptor.cast::<A::Descriptor>().as_ref() };
         match seen.filter(|_| !out.is_null()) {
             Some(d) => {
-                let event = A::event(d, live.nccl);
-                let outcome = record::start(live, handle::to_number(context), &event);
-                let call = (event.bit as usize).min(call::START_UNKNOWN);
-                match outcome {
-                    Ok(Started { handle, booked }) => {
-                        given = handle;
-                        if booked {
-                            live.segment.book(call, Ok(()));
-                        }
-                    }
-                    Err(loss) => live.segment.book(call, Err(loss)),
-                }
+                let context = handle::to_number(context);
+                given = A::tell(d, live.nccl, Recorder { live, context });
             }
             None => live.segment.book(call::START_UNKNOWN, Err(Loss::BadCall)),
         }
@@ -182,17 +205,29 @@ unsafe extern "C" fn start<A: Abi>(
     SUCCESS
 }
 
+/// Books a loss; the handle is NULL.
+#[cold]
+fn refuse(live: &Live, call: usize, loss: Loss) -> u64 {
+    live.segment.book(call, Err(loss));
+    0
+}
+
 /// Books a call, unless it carried nothing.
 #[inline]
 fn book(live: &Live, call: usize, outcome: Result<Carried, Loss>) {
     match outcome {
         Ok(Carried::Nothing) => {}
         Ok(Carried::Something) => live.segment.book(call, Ok(())),
-        Err(loss) => live.segment.book(call, Err(loss)),
+        Err(loss) => {
+            refuse(live, call, loss);
+        }
     }
 }
 
-unsafe extern "C" fn stop(event: *mut c_void) -> c_int {
+unsafe extern "C" fn stop<A: Abi>(event: *mut c_void) -> c_int {
+    if handle::has_no_end(handle::to_number(event), A::VERSION) {
+        return SUCCESS;
+    }
     if let Some(live) = state::live() {
         book(live, call::STOP, record::stop(live, handle::to_number(event)));
     }

@@ -60,7 +60,7 @@ pub union Arms {
 arms::descriptor!(u8);
 
 impl Coll {
-    #[inline]
+    #[inline(always)]
     fn event(&self) -> CollEvent {
         CollEvent {
             comm: Some(self.comm_hash),
@@ -79,7 +79,7 @@ impl Coll {
 }
 
 impl P2p {
-    #[inline]
+    #[inline(always)]
     fn event(&self) -> P2pEvent {
         P2pEvent {
             comm: Some(self.comm_hash),

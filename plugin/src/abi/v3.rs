@@ -56,7 +56,7 @@ pub union Arms {
 arms::descriptor!(u8);
 
 impl Coll {
-    #[inline]
+    #[inline(always)]
     fn event(&self) -> CollEvent {
         // The number of channels is an upper bound here, which says nothing about when all have stopped.
         arms::coll_event!(self, comm: Some(self.comm_hash), channels: 0)
@@ -64,7 +64,7 @@ impl Coll {
 }
 
 impl P2p {
-    #[inline]
+    #[inline(always)]
     fn event(&self) -> P2pEvent {
         arms::p2p_event!(self, comm: Some(self.comm_hash), channels: 0)
     }

@@ -54,7 +54,7 @@ arms::descriptor!(u8);
 
 impl Coll {
     /// What v4 says, and every later version with it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn event(&self) -> CollEvent {
         arms::coll_event!(self, comm: None, channels: self.n_channels)
     }
@@ -62,7 +62,7 @@ impl Coll {
 
 impl P2p {
     /// What v4 says, and every later version with it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn event(&self) -> P2pEvent {
         arms::p2p_event!(self, comm: None, channels: self.n_channels)
     }

@@ -46,7 +46,7 @@ arms::descriptor!(u64);
 
 impl Coll {
     /// What v5 says, and every later version with it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn event(&self) -> CollEvent {
         CollEvent { plan: self.parent_group.addr() as u64, ..self.base.event() }
     }
@@ -54,7 +54,7 @@ impl Coll {
 
 impl P2p {
     /// What v5 says, and every later version with it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn event(&self) -> P2pEvent {
         P2pEvent { plan: self.parent_group.addr() as u64, ..self.base.event() }
     }

@@ -50,7 +50,7 @@ arms::descriptor!(u64);
 
 impl CeColl {
     /// What v6 says, and v7 with it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn event(&self) -> CollEvent {
         CollEvent {
             seq: self.seq_number,

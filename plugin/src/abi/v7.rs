@@ -70,7 +70,7 @@ pub union Arms {
 arms::descriptor!(u64);
 
 impl Coll {
-    #[inline]
+    #[inline(always)]
     fn event(&self) -> CollEvent {
         let symmetric = self.is_sym_coll != 0;
         CollEvent {
@@ -83,14 +83,14 @@ impl Coll {
 }
 
 impl P2p {
-    #[inline]
+    #[inline(always)]
     fn event(&self) -> P2pEvent {
         P2pEvent { user_tag: self.user_tag, ..self.base.event() }
     }
 }
 
 impl CeColl {
-    #[inline]
+    #[inline(always)]
     fn event(&self) -> CollEvent {
         CollEvent { user_tag: self.user_tag, ..self.base.event() }
     }

@@ -353,16 +353,19 @@ const fn is_pair(func: u8) -> bool {
 
 fn called(calls: &Calls, comm: u64, call: &Op, captured: bool, from: u64, now: u64) -> Result<u64, Loss> {
     let (ticket, slot) = calls.live.segment.op.claim()?;
-    for i in 1..op::WORDS {
-        slot.set(i, 0);
-    }
+    let mut words = [0; op::WORDS - 1];
+    let mut set = |i: usize, value: u64| {
+        if let Some(w) = words.get_mut(i - 1) {
+            *w = value;
+        }
+    };
     let kind = match (is_pair(call.func), is_send(call.func)) {
         (false, _) => kind::COLLECTIVE,
         (true, true) => kind::SEND,
         (true, false) => kind::RECV,
     };
     let flags = if call.in_place { flag::IN_PLACE } else { 0 } | if captured { flag::CAPTURED } else { 0 };
-    slot.set(
+    set(
         op::WHAT,
         comm & 0xffff
             | u64::from(kind) << 16
@@ -370,13 +373,14 @@ fn called(calls: &Calls, comm: u64, call: &Op, captured: bool, from: u64, now: u
             | u64::from(numbered(call.dtype, TYPES)) << 32
             | u64::from(flags) << 56,
     );
-    slot.set(op::ORDER, op::NO_ORDER);
-    slot.set(op::SEQ, op::NO_ORDER);
-    slot.set(op::COUNT, call.count as u64);
-    slot.set(op::ROOT, u64::from(call.root as u32));
-    slot.set(op::CALLED_NS, now);
-    slot.set(op::STREAM, call.stream as u64);
-    slot.set(op::REDOP, u64::from(redop(call.redop)) | from);
+    set(op::ORDER, op::NO_ORDER);
+    set(op::SEQ, op::NO_ORDER);
+    set(op::COUNT, call.count as u64);
+    set(op::ROOT, u64::from(call.root as u32));
+    set(op::CALLED_NS, now);
+    set(op::STREAM, call.stream as u64);
+    set(op::REDOP, u64::from(redop(call.redop)) | from);
+    slot.set_all(1, words);
     slot.publish();
     Ok(ticket)
 }
@@ -389,8 +393,7 @@ fn returned(live: &Live, ticket: u64, result: c_int, now: u64) {
     if let Ok(held) = Held::of(&live.segment.op, ticket) {
         let ns = now.saturating_sub(held.word(op::CALLED_NS)).min(RETURNED_NS_MAX);
         let result = result.clamp(0, 15) as u64;
-        // The slot may have been given away meanwhile; then there is nothing to note.
-        held.set(op::RETURNED, ns << 4 | result).ok();
+        held.put(op::RETURNED, ns << 4 | result);
     }
 }
 
@@ -474,15 +477,13 @@ fn issue(calls: &Calls, e: &[Word], ticket: u64, plan: u64, now: u64) {
     }
 }
 
-/// A call that the preloaded library saw, as far as NCCL does not tell it.
+/// A call that the preloaded library saw.
 #[derive(Clone, Copy)]
 pub(crate) struct Seen {
     /// Its operation's ticket.
     pub(crate) op: u64,
-    /// Code of its type.
-    pub(crate) dtype: u8,
-    /// Root or peer.
-    pub(crate) root: c_int,
+    /// Its operation's word [`op::WHAT`].
+    pub(crate) what: u64,
 }
 
 /// The call that the profiler's event of a call is of, when the preloaded library saw it.
@@ -497,7 +498,7 @@ pub(crate) fn told(live: &Live, comm: u64, func: u8) -> Option<Seen> {
     if (what >> 24 & 0xff) as u8 != func || !open.replace(ticket + 1, 0) {
         return None;
     }
-    Some(Seen { op: ticket, dtype: (what >> 32 & 0xff) as u8, root: get(slot, op::ROOT) as u32 as i32 })
+    Some(Seen { op: ticket, what })
 }
 
 /// The oldest call that a profiler's event of an issue can be of, where NCCL does not tell of calls.

@@ -65,6 +65,12 @@ impl Recording {
         (0..r.ring(Region::Proxy).next()).filter_map(|t| is(r.proxy(t))).collect()
     }
 
+    /// Channels of an operation that started and that stopped, as their records say.
+    pub fn progress(&self, op: u64) -> (u16, u16) {
+        let of = self.channels().into_iter().filter(|c| c.op == op);
+        of.fold((0, 0), |n, c| (n.0 + 1, n.1 + u16::from(c.stop_seen_ns.is_some())))
+    }
+
     /// Every reason with its count, where it is not 0.
     pub fn losses(&self) -> Vec<(Loss, u64)> {
         let r = self.reader();

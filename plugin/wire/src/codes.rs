@@ -102,6 +102,8 @@ pub mod timed {
 pub mod call {
     /// startEvent of a Group, NCCL's name for a plan.
     pub const PLAN: usize = 0;
+    /// startEvent of a KernelCh, a kernel on a channel.
+    pub const KERNEL: usize = 6;
     /// startEvent of a type this plugin does not know.
     pub const START_UNKNOWN: usize = 16;
     /// stopEvent.

@@ -8,7 +8,7 @@ use crate::layout::{
     FORMAT_VERSION, Geometry, HEADER_WORDS, MAGIC, MAX_BYTES, OLDEST_VERSION, Region, channel, comm, group,
     head, op, proxy,
 };
-use crate::ring::{Ring, Segment};
+use crate::ring::{Extent, Ring, Segment};
 use crate::sync::{self, Seen, Word};
 
 /// Why bytes are no segment that can be read.
@@ -343,6 +343,7 @@ impl<'a> Reader<'a> {
         match kind {
             // Their numbers count them.
             call::PLAN if self.format() >= 2 => self.header(head::NEXT_PLAN),
+            call::KERNEL if self.format() >= 2 => self.header(head::NEXT_CHANNEL),
             k if k < call::COUNT => self.header(head::RECORDED + k),
             _ => 0,
         }
@@ -358,32 +359,20 @@ impl<'a> Reader<'a> {
         self.header(head::FLAWS + flaw as usize)
     }
 
-    /// The ring of a region.
-    pub fn ring(&self, region: Region) -> &Ring<'a> {
+    /// How far a region is.
+    pub fn ring(&self, region: Region) -> Extent {
         match region {
-            Region::Comm => &self.segment.comm,
-            Region::Op => &self.segment.op,
-            Region::Group => &self.segment.group,
-            Region::Channel => &self.segment.channel,
-            Region::Proxy => &self.segment.proxy,
-        }
-    }
-
-    fn find<const N: usize>(&self, region: Region, ticket: u64) -> Found<[u64; N]> {
-        let ring = self.ring(region);
-        let mut words = [0; N];
-        let Some(slot) = ring.slot(ticket) else { return Found::NotYet };
-        match sync::read(slot, &mut words) {
-            Seen::Whole(t) if t == ticket => Found::Is(words),
-            Seen::Whole(t) if t > ticket => Found::Overwritten,
-            _ if ring.next() > ticket.saturating_add(ring.slots()) => Found::Overwritten,
-            _ => Found::NotYet,
+            Region::Comm => self.segment.comm.extent(),
+            Region::Op => self.segment.op.extent(),
+            Region::Group => self.segment.group.extent(),
+            Region::Channel => self.segment.channel.extent(),
+            Region::Proxy => self.segment.proxy.extent(),
         }
     }
 
     /// Every communicator in the table.
     pub fn comms(&self) -> impl Iterator<Item = CommSlot> + '_ {
-        let ring = self.ring(Region::Comm);
+        let ring = &self.segment.comm;
         (0..ring.slots()).filter_map(move |i| {
             let mut w = [0; comm::WORDS];
             let slot = ring.slot(i)?;
@@ -396,25 +385,25 @@ impl<'a> Reader<'a> {
     /// The operation of a ticket.
     pub fn op(&self, ticket: u64) -> Found<OpSlot> {
         let lap = self.segment.op.lap(ticket);
-        self.find::<{ op::WORDS }>(Region::Op, ticket).map(|w| decode_op(ticket, lap, &w))
+        find(&self.segment.op, ticket).map(|w| decode_op(ticket, lap, &w))
     }
 
     /// The group of a ticket.
     pub fn group(&self, ticket: u64) -> Found<GroupSlot> {
         let lap = self.segment.group.lap(ticket);
-        self.find::<{ group::WORDS }>(Region::Group, ticket).map(|w| decode_group(ticket, lap, &w))
+        find(&self.segment.group, ticket).map(|w| decode_group(ticket, lap, &w))
     }
 
     /// The channel record of a ticket.
     pub fn channel(&self, ticket: u64) -> Found<ChannelSlot> {
         let lap = self.segment.channel.lap(ticket);
-        self.find::<{ channel::WORDS }>(Region::Channel, ticket).map(|w| decode_channel(ticket, lap, &w))
+        find(&self.segment.channel, ticket).map(|w| decode_channel(ticket, lap, &w))
     }
 
     /// The network transfer of a ticket.
     pub fn proxy(&self, ticket: u64) -> Found<ProxySlot> {
         let lap = self.segment.proxy.lap(ticket);
-        self.find::<{ proxy::WORDS }>(Region::Proxy, ticket).map(|w| decode_proxy(ticket, lap, &w))
+        find(&self.segment.proxy, ticket).map(|w| decode_proxy(ticket, lap, &w))
     }
 }
 
@@ -426,6 +415,17 @@ impl<T> Found<T> {
             Found::NotYet => Found::NotYet,
             Found::Overwritten => Found::Overwritten,
         }
+    }
+}
+
+fn find<const W: usize>(ring: &Ring<'_, W>, ticket: u64) -> Found<[u64; W]> {
+    let mut words = [0; W];
+    let Some(slot) = ring.slot(ticket) else { return Found::NotYet };
+    match sync::read(slot, &mut words) {
+        Seen::Whole(t) if t == ticket => Found::Is(words),
+        Seen::Whole(t) if t > ticket => Found::Overwritten,
+        _ if ring.next() > ticket.saturating_add(ring.slots()) => Found::Overwritten,
+        _ => Found::NotYet,
     }
 }
 

@@ -1,28 +1,54 @@
 //! A region as a ring of slots, and the whole segment as five of them.
 
 use crate::codes::{Flaw, Loss, call};
-use crate::layout::{FORMAT_VERSION, Geometry, HEADER_WORDS, MAGIC, Region, head};
+use crate::layout::{self, FORMAT_VERSION, Geometry, HEADER_WORDS, MAGIC, Region, head};
 use crate::sync::{self, Claim, Word};
 
-/// One region: `1 << shift` slots that tickets walk round.
+/// One region: slots of `W` words, a power of two of them, that tickets walk round.
 #[derive(Debug, Clone, Copy)]
-pub struct Ring<'a> {
-    words: &'a [Word],
+pub struct Ring<'a, const W: usize> {
+    slots: &'a [[Word; W]],
     next: Option<&'a Word>,
-    stride: usize,
     shift: u32,
+    mask: u64,
 }
 
-impl<'a> Ring<'a> {
-    /// A ring over these words; it holds nothing when they are too few.
-    pub fn new(words: &'a [Word], next: Option<&'a Word>, stride: usize, shift: u32) -> Self {
-        Ring { words, next, stride, shift }
+/// How far a region is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    slots: u64,
+    next: u64,
+}
+
+impl Extent {
+    /// How many slots it has.
+    pub fn slots(&self) -> u64 {
+        self.slots
+    }
+
+    /// The next ticket to be given.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+}
+
+impl<'a, const W: usize> Ring<'a, W> {
+    /// A ring of `1 << shift` slots over these words; it holds nothing when they are too few.
+    pub fn new(words: &'a [Word], next: Option<&'a Word>, shift: u32) -> Self {
+        let (slots, _) = words.as_chunks::<W>();
+        let mask = (1u64 << (shift & 63)) - 1;
+        Ring { slots, next, shift, mask }
+    }
+
+    /// How far it is.
+    pub fn extent(&self) -> Extent {
+        Extent { slots: self.slots(), next: self.next() }
     }
 
     /// How many slots it has.
     #[inline]
     pub fn slots(&self) -> u64 {
-        1 << (self.shift & 63)
+        self.mask.wrapping_add(1)
     }
 
     /// The next ticket to be given.
@@ -38,26 +64,24 @@ impl<'a> Ring<'a> {
     }
 
     /// The slot of a ticket, whoever has it now.
-    #[inline]
-    pub fn slot(&self, ticket: u64) -> Option<&'a [Word]> {
-        let index = ticket & self.slots().wrapping_sub(1);
-        let start = (index as usize).wrapping_mul(self.stride);
-        self.words.get(start..start.wrapping_add(self.stride))
+    #[inline(always)]
+    pub fn slot(&self, ticket: u64) -> Option<&'a [Word; W]> {
+        self.slots.get((ticket & self.mask) as usize)
     }
 
     /// The slot of a ticket, if the ticket still has it.
-    #[inline]
-    pub fn held(&self, ticket: u64) -> Option<&'a [Word]> {
-        self.slot(ticket).filter(|s| sync::holds(s, ticket))
+    #[inline(always)]
+    pub fn held(&self, ticket: u64) -> Option<&'a [Word; W]> {
+        self.slot(ticket).filter(|s| sync::holds(*s, ticket))
     }
 
     /// Takes the next slot.
     ///
     /// # Errors
     /// [`Loss::NoRoom`] when the ring has no slots, [`Loss::Contended`] when another thread holds the slot.
-    #[inline]
-    pub fn claim(&self) -> Result<(u64, Claim<'a>), Loss> {
-        let next = self.next.filter(|_| !self.words.is_empty()).ok_or(Loss::NoRoom)?;
+    #[inline(always)]
+    pub fn claim(&self) -> Result<(u64, Claim<'a, W>), Loss> {
+        let next = self.next.filter(|_| !self.slots.is_empty()).ok_or(Loss::NoRoom)?;
         let ticket = next.add(1);
         let slot = self.slot(ticket).ok_or(Loss::NoRoom)?;
         sync::claim_new(slot, ticket).map(|c| (ticket, c)).ok_or(Loss::Contended)
@@ -70,9 +94,9 @@ impl<'a> Ring<'a> {
     pub fn claim_free(
         &self,
         full: Loss,
-        free: impl Fn(&'a [Word]) -> bool,
-    ) -> Result<(u64, Claim<'a>), Loss> {
-        let next = self.next.filter(|_| !self.words.is_empty()).ok_or(Loss::NoRoom)?;
+        free: impl Fn(&'a [Word; W]) -> bool,
+    ) -> Result<(u64, Claim<'a, W>), Loss> {
+        let next = self.next.filter(|_| !self.slots.is_empty()).ok_or(Loss::NoRoom)?;
         for _ in 0..self.slots() {
             let ticket = next.add(1);
             let Some(slot) = self.slot(ticket) else { return Err(Loss::NoRoom) };
@@ -86,8 +110,8 @@ impl<'a> Ring<'a> {
     }
 
     /// Takes the slot again that `ticket` still has.
-    #[inline]
-    pub fn claim_again(&self, ticket: u64) -> Option<Claim<'a>> {
+    #[inline(always)]
+    pub fn claim_again(&self, ticket: u64) -> Option<Claim<'a, W>> {
         sync::claim_again(self.slot(ticket)?, ticket)
     }
 }
@@ -97,35 +121,34 @@ impl<'a> Ring<'a> {
 pub struct Segment<'a> {
     head: &'a [Word],
     /// Communicators.
-    pub comm: Ring<'a>,
+    pub comm: Ring<'a, { layout::comm::WORDS }>,
     /// Operations.
-    pub op: Ring<'a>,
+    pub op: Ring<'a, { layout::op::WORDS }>,
     /// Groups.
-    pub group: Ring<'a>,
+    pub group: Ring<'a, { layout::group::WORDS }>,
     /// Kernels by channel.
-    pub channel: Ring<'a>,
+    pub channel: Ring<'a, { layout::channel::WORDS }>,
     /// Network transfers.
-    pub proxy: Ring<'a>,
+    pub proxy: Ring<'a, { layout::proxy::WORDS }>,
 }
 
 impl<'a> Segment<'a> {
     /// A segment of this geometry over these words. Regions that the words do not reach hold nothing, so a
     /// bare header counts everything as lost for want of room.
     pub fn new(words: &'a [Word], geometry: &Geometry) -> Self {
-        let ring = |region: Region| {
-            let stride = region.words();
+        fn ring<'a, const W: usize>(words: &'a [Word], geometry: &Geometry, region: Region) -> Ring<'a, W> {
             let start = geometry.start(region);
             let shift = geometry.shift(region);
-            let end = start.saturating_add(stride << (shift & 63));
-            Ring::new(words.get(start..end).unwrap_or(&[]), words.get(region.next()), stride, shift)
-        };
+            let end = start.saturating_add(W << (shift & 63));
+            Ring::new(words.get(start..end).unwrap_or(&[]), words.get(region.next()), shift)
+        }
         Segment {
             head: words.get(..HEADER_WORDS).unwrap_or(&[]),
-            comm: ring(Region::Comm),
-            op: ring(Region::Op),
-            group: ring(Region::Group),
-            channel: ring(Region::Channel),
-            proxy: ring(Region::Proxy),
+            comm: ring(words, geometry, Region::Comm),
+            op: ring(words, geometry, Region::Op),
+            group: ring(words, geometry, Region::Group),
+            channel: ring(words, geometry, Region::Channel),
+            proxy: ring(words, geometry, Region::Proxy),
         }
     }
 

@@ -87,12 +87,12 @@ impl Word {
 
 /// A slot that this thread holds and is writing.
 #[derive(Debug)]
-pub struct Claim<'a> {
-    slot: &'a [Word],
+pub struct Claim<'a, const W: usize> {
+    slot: &'a [Word; W],
     next: u64,
 }
 
-impl Claim<'_> {
+impl<const W: usize> Claim<'_, W> {
     /// Writes word `i` (1 and up; word 0 is the stamp). Outside the slot it does nothing.
     #[inline]
     pub fn set(&self, i: usize, value: u64) {
@@ -100,6 +100,19 @@ impl Claim<'_> {
             && let Some(w) = self.slot.get(i)
         {
             w.set(value);
+        }
+    }
+
+    /// Writes the words from `i` on (1 and up). Outside the slot it does nothing at all.
+    #[inline(always)]
+    pub fn set_all<const N: usize>(&self, i: usize, values: [u64; N]) {
+        if i > 0
+            && let Some(words) = self.slot.get(i..i.wrapping_add(N))
+            && let Ok(words) = <&[Word; N]>::try_from(words)
+        {
+            for (w, value) in words.iter().zip(values) {
+                w.set(value);
+            }
         }
     }
 
@@ -129,8 +142,8 @@ const fn owner_of(stamp: u64) -> u64 {
 }
 
 /// Takes a slot for a new ticket. `None` when another thread holds it or a later ticket has it already.
-#[inline]
-pub fn claim_new(slot: &[Word], ticket: u64) -> Option<Claim<'_>> {
+#[inline(always)]
+pub fn claim_new<const W: usize>(slot: &[Word; W], ticket: u64) -> Option<Claim<'_, W>> {
     let stamp = slot.first()?;
     let seen = stamp.get();
     if seen & BUSY != 0 || owner_of(seen) > ticket || !stamp.replace(seen, stamp_of(ticket, 0) | BUSY) {
@@ -143,7 +156,7 @@ pub fn claim_new(slot: &[Word], ticket: u64) -> Option<Claim<'_>> {
 
 /// Takes a slot that `ticket` still has, to write it again.
 #[inline]
-pub fn claim_again(slot: &[Word], ticket: u64) -> Option<Claim<'_>> {
+pub fn claim_again<const W: usize>(slot: &[Word; W], ticket: u64) -> Option<Claim<'_, W>> {
     let stamp = slot.first()?;
     let seen = stamp.get();
     if seen & BUSY != 0 || owner_of(seen) != ticket.wrapping_add(1) || !stamp.replace(seen, seen | BUSY) {
@@ -194,7 +207,9 @@ pub fn read(slot: &[Word], out: &mut [u64]) -> Seen {
 /// The lap of a ticket in a ring of `1 << shift` slots, never 0.
 #[inline]
 pub const fn lap(ticket: u64, shift: u32) -> u64 {
-    (ticket >> (shift & 63)) % LAPS + 1
+    let rounds = ticket >> (shift & 63);
+    // The division takes longer than all the rest of a mark.
+    if rounds < LAPS { rounds + 1 } else { rounds % LAPS + 1 }
 }
 
 /// A mark: a value (saturated at 48 bits) with its lap.
@@ -235,6 +250,14 @@ fn mark_change(
         }
     }
     false
+}
+
+/// Sets a mark, by the one thread that ever does; to be called while the lap is known to have the slot. A thread
+/// that sleeps between that look and this store makes a later lap's value absent, as any late mark may. Of the value
+/// the low 48 bits are kept.
+#[inline]
+pub fn mark_put(word: &Word, lap: u64, value: u64) {
+    word.set(value << 16 | lap & 0xffff);
 }
 
 /// Sets a mark that must not be set twice. False when this lap has set it already, or has lost the slot.

@@ -17,7 +17,7 @@ use ringwatch_wire::ring::{Segment, text_word};
 use ringwatch_wire::sync::{Claim, Word, mark, mark_add, mark_once};
 use std::path::{Path, PathBuf};
 
-fn texts(claim: &Claim<'_>, at: usize, count: usize, text: &str) {
+fn texts<const W: usize>(claim: &Claim<'_, W>, at: usize, count: usize, text: &str) {
     for i in 0..count {
         claim.set(at + i, text_word(text.as_bytes(), i, count));
     }

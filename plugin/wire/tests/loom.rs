@@ -25,23 +25,22 @@ const STRIDE: usize = 3;
 /// Two slots: tickets 0 and 2 share the first.
 const SHIFT: u32 = 1;
 
-struct Tiny {
+struct Tiny<const W: usize = STRIDE> {
     words: Vec<Word>,
     next: Word,
-    stride: usize,
 }
 
-impl Tiny {
-    fn new(stride: usize) -> Self {
-        Tiny { words: (0..stride << SHIFT).map(|_| Word::new(0)).collect(), next: Word::new(0), stride }
+impl<const W: usize> Tiny<W> {
+    fn new() -> Self {
+        Tiny { words: (0..W << SHIFT).map(|_| Word::new(0)).collect(), next: Word::new(0) }
     }
 
-    fn ring(&self) -> Ring<'_> {
-        Ring::new(&self.words, Some(&self.next), self.stride, SHIFT)
+    fn ring(&self) -> Ring<'_, W> {
+        Ring::new(&self.words, Some(&self.next), SHIFT)
     }
 
     /// The slot of tickets 0, 2, 4.
-    fn slot(&self) -> &[Word] {
+    fn slot(&self) -> &[Word; W] {
         self.ring().slot(0).unwrap()
     }
 
@@ -65,9 +64,9 @@ impl Tiny {
         self.next.add(0);
     }
 
-    fn read(&self) -> (Seen, [u64; STRIDE]) {
+    fn read(&self) -> (Seen, [u64; W]) {
         self.turn();
-        let mut out = [0; STRIDE];
+        let mut out = [0; W];
         let seen = sync::read(self.slot(), &mut out);
         (seen, out)
     }
@@ -118,7 +117,7 @@ impl Met {
 fn a_whole_read_is_never_torn_while_a_slot_is_reused() {
     static MET: Met = Met::of(&["empty", "busy", "first", "later"]);
     explore("reuse", &MET, || {
-        let t = Arc::new(Tiny::new(STRIDE));
+        let t = Arc::new(Tiny::<STRIDE>::new());
         let w = t.clone();
         let writer = thread::spawn(move || {
             assert_eq!(w.write(10), Ok(0));
@@ -147,7 +146,7 @@ fn a_whole_read_is_never_torn_while_a_slot_is_reused() {
 fn a_slot_written_again_is_seen_before_or_after_never_between() {
     static MET: Met = Met::of(&["before", "after", "busy"]);
     explore("again", &MET, || {
-        let t = Arc::new(Tiny::new(STRIDE));
+        let t = Arc::new(Tiny::<STRIDE>::new());
         t.write(10).unwrap();
         let w = t.clone();
         let writer = thread::spawn(move || {
@@ -181,7 +180,7 @@ fn a_slot_written_again_is_seen_before_or_after_never_between() {
 fn a_ticket_keeps_its_slot_while_it_is_written_again_and_loses_it_to_a_later_one() {
     static MET: Met = Met::of(&["kept", "lost"]);
     explore("holds", &MET, || {
-        let t = Arc::new(Tiny::new(2));
+        let t = Arc::new(Tiny::<2>::new());
         sync::claim_new(t.slot(), 0).unwrap().publish();
         let w = t.clone();
         let writer = thread::spawn(move || {
@@ -208,7 +207,7 @@ fn a_ticket_keeps_its_slot_while_it_is_written_again_and_loses_it_to_a_later_one
 fn two_writers_of_one_slot_never_mix() {
     static MET: Met = Met::of(&["both", "only_first", "only_later"]);
     explore("two writers", &MET, || {
-        let t = Arc::new(Tiny::new(STRIDE));
+        let t = Arc::new(Tiny::<STRIDE>::new());
         let write = |ticket: u64| {
             let t = t.clone();
             thread::spawn(move || {
@@ -242,11 +241,11 @@ fn two_writers_of_one_slot_never_mix() {
 
 /// Ticket 0 has the slot; a thread that still believes so marks it, by `stale`, while ticket 2 takes it and
 /// marks it 9. Both read afterwards: a third thread to read takes loom from seconds to a quarter of an hour.
-fn stale_marker(name: &str, met: &'static Met, stale: fn(&Tiny)) {
+fn stale_marker(name: &str, met: &'static Met, stale: fn(&Tiny<2>)) {
     explore(name, met, move || {
-        let t = Arc::new(Tiny::new(2));
+        let t = Arc::new(Tiny::<2>::new());
         let (old, new) = (t.ring().lap(0), t.ring().lap(2));
-        let look = move |t: &Tiny| {
+        let look = move |t: &Tiny<2>| {
             let (seen, out) = t.read();
             match seen {
                 Seen::Whole(0) => match sync::marked(out[1], old) {
@@ -289,6 +288,16 @@ fn a_stale_mark_is_never_read_by_the_next_lap() {
 }
 
 #[test]
+fn a_stale_mark_put_is_never_read_by_the_next_lap() {
+    static MET: Met = Met::of(&["own", "absent", "present"]);
+    stale_marker("stale mark_put", &MET, |t| {
+        if sync::holds(t.slot(), 0) {
+            sync::mark_put(t.mark_word(), t.ring().lap(0), 7);
+        }
+    });
+}
+
+#[test]
 fn a_stale_mark_once_is_never_read_by_the_next_lap() {
     static MET: Met = Met::of(&["own", "absent", "present"]);
     stale_marker("stale mark_once", &MET, |t| {
@@ -308,7 +317,7 @@ fn a_stale_mark_add_is_never_read_by_the_next_lap() {
 fn a_stale_mark_add_takes_nothing_from_the_next_laps_count() {
     static MET: Met = Met::of(&["counted"]);
     explore("stale mark_add, count", &MET, || {
-        let t = Arc::new(Tiny::new(2));
+        let t = Arc::new(Tiny::<2>::new());
         sync::claim_new(t.slot(), 0).unwrap().publish();
         let s = t.clone();
         let sleeper = thread::spawn(move || {
@@ -330,7 +339,7 @@ fn a_stale_mark_add_takes_nothing_from_the_next_laps_count() {
 fn a_stale_mark_spoils_nothing_that_the_next_lap_has_set() {
     static MET: Met = Met::of(&["kept"]);
     explore("stale marks, value", &MET, || {
-        let t = Arc::new(Tiny::new(2));
+        let t = Arc::new(Tiny::<2>::new());
         sync::claim_new(t.slot(), 0).unwrap().publish();
         let s = t.clone();
         let sleeper = thread::spawn(move || {
@@ -352,7 +361,7 @@ fn a_stale_mark_spoils_nothing_that_the_next_lap_has_set() {
 fn additions_of_two_threads_add_up() {
     static MET: Met = Met::of(&["both"]);
     explore("two adders", &MET, || {
-        let t = Arc::new(Tiny::new(2));
+        let t = Arc::new(Tiny::<2>::new());
         sync::claim_new(t.slot(), 0).unwrap().publish();
         let lap = t.ring().lap(0);
         let add = |n: u64| {

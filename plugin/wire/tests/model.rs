@@ -84,13 +84,13 @@ proptest! {
     fn a_ring_is_a_map_from_slot_to_newest_ticket(shift in 0..3u32, steps in prop::collection::vec(step(), 1..120)) {
         let words: Vec<Word> = (0..STRIDE << shift).map(|_| Word::new(0)).collect();
         let next = Word::new(0);
-        let ring = Ring::new(&words, Some(&next), STRIDE, shift);
+        let ring = Ring::<STRIDE>::new(&words, Some(&next), shift);
         let slots = ring.slots();
         let lap = |t: u64| t / slots + 1;
         let capped = |v: u64| v.min((1 << 48) - 1);
         let mut model: HashMap<u64, Slot> = (0..slots).map(|i| (i, Slot::default())).collect();
         let mut given = 0u64;
-        let mut open: Vec<(u64, Claim<'_>)> = Vec::new();
+        let mut open: Vec<(u64, Claim<'_, STRIDE>)> = Vec::new();
         for s in steps {
             match s {
                 Step::Claim { value, publish } => {
@@ -267,8 +267,8 @@ proptest! {
 fn a_full_table_says_so_and_freed_slots_are_taken_again() {
     let words: Vec<Word> = (0..STRIDE * 4).map(|_| Word::new(0)).collect();
     let next = Word::new(0);
-    let ring = Ring::new(&words, Some(&next), STRIDE, 2);
-    let free = |slot: &[Word]| slot[0].get() == 0 || slot[1].get() != 0;
+    let ring = Ring::<STRIDE>::new(&words, Some(&next), 2);
+    let free = |slot: &[Word; STRIDE]| slot[0].get() == 0 || slot[1].get() != 0;
     for i in 0..4 {
         let (ticket, claim) = ring.claim_free(Loss::CommTable, free).unwrap();
         assert_eq!(ticket, i);

@@ -48,7 +48,7 @@ pub fn walk(words: &[Word]) -> Result<usize, OpenError> {
         }
         for t in tickets {
             found += match region {
-                Region::Comm => usize::from(ring.held(t).is_some()),
+                Region::Comm => reader.comms().filter(|c| c.ticket == t).count(),
                 Region::Op => one(reader.op(t).map(|o| o.variant.bytes().count())),
                 Region::Group => one(reader.group(t)),
                 Region::Channel => one(reader.channel(t)),

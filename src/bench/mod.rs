@@ -1,0 +1,27 @@
+//! A benchmark of NCCL's operations: sizes, times, bandwidths as nccl-tests defines them, and a check of the data.
+//!
+//! CUDA's driver and NCCL are loaded when a benchmark runs, so that the program needs neither to be built or to do
+//! anything else. One process drives one or several GPUs by one or several threads; several processes find
+//! each other by what torchrun or srun sets ([`Launch`]). Nothing here prints or reads options.
+
+pub mod check;
+mod compare;
+pub mod cuda;
+mod engine;
+mod error;
+pub mod nccl;
+pub mod op;
+pub mod rendezvous;
+mod result;
+mod shared;
+pub mod sizes;
+mod worker;
+
+pub use compare::{Cell, Comparison, Ratio, Row, Trial, VariantSummary, order, parse_mask, summarise};
+pub use engine::{Progress, leave, run};
+pub use error::BenchError;
+pub use nccl::version_text;
+pub use op::{Collective, DType, Placement, RedOp};
+pub use rendezvous::{Launch, RendezvousError};
+pub use result::{Environment, RankEvents, RankInfo, Report, SCHEMA, Settings, SizeResult, Timing, median};
+pub use sizes::{Step, parse_bytes};

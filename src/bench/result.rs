@@ -1,0 +1,178 @@
+//! What a benchmark gives back; `ringwatch bench --json` prints it.
+
+use super::op::{Collective, DType, RedOp};
+use super::sizes::Step;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Version of the JSON of [`Report`] and of [`super::Comparison`]. A field that goes or changes its meaning
+/// raises it; a new field does not.
+pub const SCHEMA: u32 = 1;
+
+/// What is to be measured, and how.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// What is measured.
+    pub collective: Collective,
+    /// The element type.
+    pub dtype: DType,
+    /// The reduction, where values are reduced.
+    pub redop: RedOp,
+    /// The root, where there is one.
+    pub root: u32,
+    /// The smallest size.
+    pub min_bytes: u64,
+    /// The largest size.
+    pub max_bytes: u64,
+    /// From one size to the next.
+    pub step: Step,
+    /// Operations that are timed together (groups of them with `batch`), at least 1.
+    pub iters: u32,
+    /// Operations before that.
+    pub warmup_iters: u32,
+    /// Whether results are compared with what they must be.
+    pub check: bool,
+    /// Threads a process; 0 is one for each visible GPU.
+    pub threads: u32,
+    /// GPUs a thread, at least 1.
+    pub gpus: u32,
+    /// Operations captured into one CUDA graph; none without graphs.
+    pub graph: Option<u32>,
+    /// Operations in one group, at least 1.
+    pub batch: u32,
+    /// Whether the host waits after each operation.
+    pub blocking: bool,
+    /// Whether single operations are timed by CUDA events as well.
+    pub events: bool,
+    /// How often each size is measured, at least 1; the median counts.
+    pub repeat: u32,
+    /// How long work may stand still before everything is aborted.
+    pub timeout_s: u64,
+    /// NCCL's library, where it is not to be searched for.
+    pub nccl: Option<PathBuf>,
+    /// The CUDA driver's library, where it is not to be searched for.
+    pub cuda: Option<PathBuf>,
+}
+
+/// One rank, and the GPU it drives.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankInfo {
+    /// The rank in the communicator.
+    pub rank: u32,
+    /// The host's name.
+    pub host: String,
+    /// The process.
+    pub pid: u32,
+    /// The thread within the process, from 0.
+    pub thread: u32,
+    /// CUDA's number of the device in the process.
+    pub device: i32,
+    /// The device's name.
+    pub name: String,
+    /// Its PCI address, `0000:1b:00.0` for example.
+    pub pci: String,
+}
+
+/// Where it was measured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Environment {
+    /// Version of this program.
+    pub ringwatch_version: String,
+    /// NCCL's version code: 22809 is 2.28.9.
+    pub nccl_version: i32,
+    /// The library's file, on rank 0.
+    pub nccl_path: PathBuf,
+    /// The driver's CUDA version: 1000 times the major and 10 times the minor number.
+    pub cuda_driver_version: i32,
+    /// How many processes.
+    pub processes: u32,
+    /// Every rank, in order.
+    pub ranks: Vec<RankInfo>,
+    /// Variables of rank 0's process that NCCL or the plugin looks at.
+    pub variables: BTreeMap<String, String>,
+}
+
+/// Durations of single operations by CUDA events, of one rank. The stream is idle before each, so that what the
+/// host takes to issue the operation lies between both events too.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RankEvents {
+    /// The rank.
+    pub rank: u32,
+    /// One duration an operation, in the order issued.
+    pub samples_ns: Vec<f64>,
+}
+
+/// What one size came to, in place or out of place.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Timing {
+    /// Operations that each repeat timed.
+    pub operations: u64,
+    /// Time an operation, the slowest rank's, one for each repeat.
+    pub repeats_ns: Vec<f64>,
+    /// Their median.
+    pub time_ns: f64,
+    /// Size by time, in 10^9 bytes a second.
+    pub algbw_gb_per_s: f64,
+    /// Algorithm bandwidth times nccl-tests' factor of the operation.
+    pub busbw_gb_per_s: f64,
+    /// Elements that were wrong, on all ranks; `None` where nothing was checked.
+    pub wrong: Option<u64>,
+    /// With [`Settings::events`]: every rank's samples.
+    pub events: Option<Vec<RankEvents>>,
+}
+
+/// One row of the table.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SizeResult {
+    /// Bytes of the larger buffer.
+    pub size_bytes: u64,
+    /// Elements of NCCL's call.
+    pub count: u64,
+    /// Result in another buffer.
+    pub out_of_place: Timing,
+    /// Result over the input, where the operation can.
+    pub in_place: Option<Timing>,
+}
+
+/// Everything of one benchmark.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// What was asked for, with the threads that came of it.
+    pub settings: Settings,
+    /// Where it was measured.
+    pub environment: Environment,
+    /// One for each size, ascending.
+    pub sizes: Vec<SizeResult>,
+    /// Mean bus bandwidth over all rows, in and out of place.
+    pub average_busbw_gb_per_s: f64,
+    /// Elements that were wrong, of all rows; `None` where nothing was checked.
+    pub wrong: Option<u64>,
+}
+
+impl Report {
+    /// Sums the rows up.
+    #[must_use]
+    pub fn new(settings: Settings, environment: Environment, sizes: Vec<SizeResult>) -> Self {
+        let timings = || sizes.iter().flat_map(|s| std::iter::once(&s.out_of_place).chain(&s.in_place));
+        let count = timings().count().max(1);
+        let average = timings().map(|t| t.busbw_gb_per_s).sum::<f64>() / count as f64;
+        let wrong = timings().filter_map(|t| t.wrong).reduce(|a, b| a + b);
+        Report { schema: SCHEMA, settings, environment, average_busbw_gb_per_s: average, wrong, sizes }
+    }
+}
+
+/// The middle of some numbers, of the two middle ones their mean; 0 of none.
+#[must_use]
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let (n, half) = (sorted.len(), sorted.len() / 2);
+    match n {
+        0 => 0.0,
+        n if n % 2 == 1 => sorted[half],
+        _ => (sorted[half - 1] + sorted[half]) / 2.0,
+    }
+}

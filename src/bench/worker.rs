@@ -1,0 +1,539 @@
+//! One thread and its GPUs: communicators, the sweep, the stopwatch, the check.
+
+use super::check::{self, Rule};
+use super::cuda::{Buffer, Context, Event, Graph, HostBuffer, Stream};
+use super::error::BenchError;
+use super::nccl::Failed;
+use super::op::{OneRank, Placement, Shape, algbw_gb_per_s};
+use super::rendezvous::Rendezvous;
+use super::result::{RankEvents, SizeResult, Timing, median};
+use super::shared::{Beat, GRACE, SPINS, Shared, lock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Bytes of the host's buffer through which results are read.
+const STAGE: usize = 16 << 20;
+/// Operations' places in a buffer begin at multiples of this, in bytes.
+const ALIGN: u64 = 256;
+/// Between looks at what else may have gone wrong, while a stream is busy.
+const LOOK: Duration = Duration::from_millis(2);
+/// Operations of a graph whose results are checked.
+const CHECKED: u64 = 64;
+
+/// One GPU of a thread. Fields are dropped in this order.
+#[derive(Debug)]
+struct Lane {
+    rank: u32,
+    comm: usize,
+    send: Buffer,
+    recv: Buffer,
+    stage: HostBuffer,
+    stream: Stream,
+    context: Arc<Context>,
+}
+
+/// A thread and its GPUs.
+#[derive(Debug)]
+pub(super) struct Worker<'a> {
+    shared: &'a Shared,
+    thread: usize,
+    lanes: Vec<Lane>,
+}
+
+/// Aborts whatever communicators of the thread are left, on every way out.
+#[derive(Debug)]
+struct Guard<'a> {
+    shared: &'a Shared,
+    thread: usize,
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        self.shared.abort(self.thread);
+    }
+}
+
+/// What is measured now.
+#[derive(Debug, Clone, Copy)]
+struct Job<'a> {
+    shape: &'a Shape,
+    placement: Placement,
+    /// Bytes from one operation's place to the next one's.
+    stride: u64,
+    /// How many batches have a place in the buffers.
+    places: u64,
+}
+
+impl<'a> Worker<'a> {
+    /// One thread's part of the benchmark, to its end, which a failure may be.
+    pub(super) fn run(shared: &'a Shared, thread: usize, on: &mut dyn FnMut(SizeResult)) {
+        let mut worker = Worker { shared, thread, lanes: Vec::new() };
+        // Made after the worker, so that it goes before the buffers do, a panic's way out included.
+        let guard = Guard { shared, thread };
+        if let Err(e) = worker.sweep(on) {
+            // All have to know before the first communicator goes, and all communicators have to be gone
+            // before the first buffer does: a peer's kernel may still be reading it.
+            shared.fail(e);
+            drop(guard);
+            shared.aborted.fetch_add(1, Ordering::AcqRel);
+            let until = Instant::now() + GRACE;
+            while shared.aborted.load(Ordering::Acquire) < shared.barrier.threads && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    fn sweep(&mut self, on: &mut dyn FnMut(SizeResult)) -> Result<(), BenchError> {
+        let (shared, thread) = (self.shared, self.thread);
+        self.set_up()?;
+        self.connect()?;
+        for shape in &shared.shapes {
+            let out_of_place = self.measure(shape, Placement::OutOfPlace)?;
+            let in_place = if shared.settings.collective.works_in_place() {
+                Some(self.measure(shape, Placement::InPlace)?)
+            } else {
+                None
+            };
+            if thread == 0 {
+                on(SizeResult { size_bytes: shape.size_bytes, count: shape.count, out_of_place, in_place });
+            }
+        }
+        self.disconnect()
+    }
+
+    /// Takes the GPUs and what lies on them.
+    fn set_up(&mut self) -> Result<(), BenchError> {
+        let (shared, thread) = (self.shared, self.thread);
+        let what = "setting up the GPUs";
+        self.beat().doing(what.to_owned());
+        let longest = shared.shapes.iter().map(|s| self.stride(s)).max().unwrap_or(ALIGN);
+        let bytes = longest.saturating_mul(u64::from(shared.settings.batch));
+        let gpus = shared.settings.gpus as usize;
+        for (gpu, rank) in shared.ranks_of(thread).into_iter().enumerate() {
+            let ordinal = shared.first_device + thread * gpus + gpu;
+            let context = Context::new(&shared.cuda, i32::try_from(ordinal).unwrap_or(i32::MAX))?;
+            let stream = Stream::new(&context)?;
+            let (send, recv) = (Buffer::new(&context, bytes)?, Buffer::new(&context, bytes)?);
+            let room = usize::try_from(longest).unwrap_or(STAGE).min(STAGE);
+            let stage = HostBuffer::new(&context, room)?;
+            stream.fill(&send, 0, bytes, 0)?;
+            stream.fill(&recv, 0, bytes, 0)?;
+            self.lanes.push(Lane { rank, comm: 0, send, recv, stage, stream, context });
+            self.beat().tick();
+        }
+        self.wait(what)
+    }
+
+    fn beat(&self) -> &Beat {
+        &self.shared.beats[self.thread]
+    }
+
+    fn explain(&self, failed: Failed, lane: &Lane, operation: &str) -> BenchError {
+        let comm = Some(lane.comm).filter(|c| *c != 0);
+        self.shared.nccl.explain(failed, lane.rank, comm, operation)
+    }
+
+    /// The first lane, whose rank stands for the thread's where a call is of all its ranks.
+    fn explain_group(&self, failed: Failed, operation: &str) -> BenchError {
+        match self.lanes.first() {
+            Some(lane) => self.explain(failed, lane, operation),
+            None => self.shared.nccl.explain(failed, 0, None, operation),
+        }
+    }
+
+    fn stride(&self, shape: &Shape) -> u64 {
+        let larger = shape.send_count.max(shape.recv_count) * self.shared.settings.dtype.bytes();
+        larger.next_multiple_of(ALIGN)
+    }
+
+    /// Makes the communicators.
+    fn connect(&mut self) -> Result<(), BenchError> {
+        let shared = self.shared;
+        let what = format!("making a communicator of {} ranks", shared.ranks);
+        self.beat().doing(what.clone());
+        // NCCL writes into these until the group has ended: they may not move before.
+        let mut places = vec![0usize; self.lanes.len()];
+        let grouped = self.lanes.len() > 1;
+        let mut entered = Ok(());
+        let mut outcome = if grouped { shared.nccl.group_start() } else { Ok(()) };
+        for (lane, place) in self.lanes.iter().zip(&mut places) {
+            if outcome.is_ok() && entered.is_ok() {
+                entered = lane.context.enter();
+            }
+            if outcome.is_ok() && entered.is_ok() {
+                outcome = shared.nccl.init_rank(place, shared.ranks, &shared.id, lane.rank);
+            }
+        }
+        if grouped {
+            // The group has to end in any case; its own error is the second one.
+            outcome = outcome.and(shared.nccl.group_end());
+        }
+        let gpus = shared.settings.gpus as usize;
+        for (i, (lane, place)) in self.lanes.iter_mut().zip(&places).enumerate() {
+            lane.comm = *place;
+            // After a failure NCCL has freed what it made.
+            if *place != 0 && outcome.is_ok() {
+                *lock(&shared.comms[self.thread * gpus + i]) = Some(*place);
+            }
+        }
+        outcome.map_err(|e| self.explain_group(e, &what))?;
+        entered?;
+        shared.check_failed()
+    }
+
+    fn disconnect(&mut self) -> Result<(), BenchError> {
+        let shared = self.shared;
+        shared.exchange(self.thread, Rendezvous::barrier)?;
+        shared.meet(self.thread)?;
+        self.beat().doing("ncclCommDestroy".to_owned());
+        let gpus = shared.settings.gpus as usize;
+        for (i, lane) in self.lanes.iter().enumerate() {
+            lane.context.enter()?;
+            let taken = lock(&shared.comms[self.thread * gpus + i]).take();
+            if let Some(comm) = taken {
+                let destroyed = shared.nccl.destroy(comm);
+                destroyed.map_err(|e| shared.nccl.explain(e, lane.rank, None, ""))?;
+            }
+            self.beat().tick();
+        }
+        // The others leave after this, which is then no loss: nobody may look any more.
+        let mut held = lock(&shared.rendezvous);
+        if let Some(mut r) = held.take() {
+            self.beat().waiting.store(true, Ordering::Release);
+            r.barrier()?;
+        }
+        Ok(())
+    }
+
+    /// Issues one operation, or one batch of them, on every GPU of this thread.
+    fn issue(&self, job: &Job<'_>, nth: u64) -> Result<(), (Failed, u32)> {
+        let s = &self.shared.settings;
+        let nccl = &self.shared.nccl;
+        let first_rank = self.lanes.first().map_or(0, |l| l.rank);
+        let grouped = self.lanes.len() > 1 || s.batch > 1 || s.collective.is_grouped();
+        if grouped {
+            nccl.group_start().map_err(|e| (e, first_rank))?;
+        }
+        let place = nth % job.places * u64::from(s.batch) * job.stride;
+        let mut outcome = Ok(());
+        'issue: for lane in &self.lanes {
+            for in_batch in 0..s.batch {
+                let at = place + u64::from(in_batch) * job.stride;
+                let one = OneRank {
+                    shape: job.shape,
+                    dtype: s.dtype,
+                    op: s.redop,
+                    root: s.root,
+                    rank: lane.rank,
+                    ranks: self.shared.ranks,
+                    placement: job.placement,
+                    send: lane.send.address() + at,
+                    recv: lane.recv.address() + at,
+                };
+                let stream = lane.stream.raw();
+                let issued = s.collective.each_call(&one, |call| nccl.issue(call, lane.comm, stream));
+                if let Err(e) = issued {
+                    outcome = Err((e, lane.rank));
+                    break 'issue;
+                }
+            }
+        }
+        if grouped {
+            // It has to end in any case; what failed first is told.
+            let ended = nccl.group_end().map_err(|e| (e, first_rank));
+            outcome = outcome.and(ended);
+        }
+        self.beat().tick();
+        outcome
+    }
+
+    fn issue_told(&self, job: &Job<'_>, nth: u64, what: &str) -> Result<(), BenchError> {
+        self.issue(job, nth).map_err(|(e, rank)| {
+            let lane = self.lanes.iter().find(|l| l.rank == rank);
+            self.shared.nccl.explain(e, rank, lane.map(|l| l.comm), what)
+        })
+    }
+
+    /// Waits until all streams of this thread are idle; looks after errors, other threads and the time meanwhile.
+    fn wait(&self, what: &str) -> Result<(), BenchError> {
+        let mut busy = 0;
+        let mut spins = 0u32;
+        let mut next_look: Option<Instant> = None;
+        let mut deadline: Option<Instant> = None;
+        while let Some(lane) = self.lanes.get(busy) {
+            if lane.stream.is_idle()? {
+                busy += 1;
+                continue;
+            }
+            spins = spins.saturating_add(1);
+            if spins < SPINS {
+                std::hint::spin_loop();
+                continue;
+            }
+            std::thread::yield_now();
+            let now = Instant::now();
+            if next_look.is_none_or(|l| now >= l) {
+                next_look = Some(now + LOOK);
+                if let Err(e) = self.look(what) {
+                    if matches!(e, BenchError::Cancelled) {
+                        self.shared.also_busy(&self.busy(busy)?);
+                    }
+                    return Err(e);
+                }
+                if now >= *deadline.get_or_insert(now + self.shared.timeout) {
+                    let (ranks, operation) = (self.busy(busy)?, what.to_owned());
+                    let seconds = self.shared.settings.timeout_s;
+                    return Err(BenchError::TimedOut { ranks, operation, seconds });
+                }
+            }
+        }
+        // One pass over the streams needs no look at the communicators: they are idle, and an error of theirs
+        // would come with the next call.
+        self.beat().tick();
+        Ok(())
+    }
+
+    fn look(&self, what: &str) -> Result<(), BenchError> {
+        self.shared.check_failed()?;
+        // The watching thread times calls, and this loop the work.
+        self.beat().tick();
+        for lane in self.lanes.iter().filter(|l| l.comm != 0) {
+            self.shared.nccl.async_error(lane.comm).map_err(|e| self.explain(e, lane, what))?;
+        }
+        if let Some(r) = lock(&self.shared.rendezvous).as_mut() {
+            r.check()?;
+        }
+        Ok(())
+    }
+
+    /// The ranks, from one lane on, whose streams are busy.
+    fn busy(&self, from: usize) -> Result<Vec<u32>, BenchError> {
+        let mut ranks = Vec::new();
+        for lane in self.lanes.iter().skip(from) {
+            if !lane.stream.is_idle()? {
+                ranks.push(lane.rank);
+            }
+        }
+        Ok(ranks)
+    }
+
+    /// All that is done for one row and one placement.
+    fn measure(&mut self, shape: &Shape, placement: Placement) -> Result<Timing, BenchError> {
+        let shared = self.shared;
+        let s = &shared.settings;
+        let stride = self.stride(shape);
+        let room = self.lanes.first().map_or(0, |l| l.send.bytes());
+        let places = (room / (stride * u64::from(s.batch))).max(1);
+        let job = Job { shape, placement, stride, places };
+        let what = format!("{} of {} bytes, {placement}", s.collective, shape.size_bytes);
+        self.beat().doing(what.clone());
+        // NCCL connects the ranks in the first operation of a kind, which is no business of a capture.
+        let warmup_iters = s.warmup_iters.max(u32::from(s.graph.is_some()));
+        for nth in 0..u64::from(warmup_iters) {
+            self.issue_told(&job, nth, &what)?;
+            if s.blocking {
+                self.wait(&what)?;
+            }
+        }
+        self.wait(&what)?;
+        let graphs = match s.graph {
+            Some(operations) => Some(self.capture(&job, operations, &what)?),
+            None => None,
+        };
+        // A graph's operations are a unit: what is asked for is rounded up to whole graphs.
+        let each = s.graph.unwrap_or(1);
+        let rounds = s.iters.div_ceil(each);
+        let operations = u64::from(rounds) * u64::from(each) * u64::from(s.batch);
+        let mut repeats_ns = Vec::new();
+        for _ in 0..s.repeat {
+            shared.start_together(self.thread)?;
+            let start = Instant::now();
+            match &graphs {
+                None => {
+                    for nth in 0..u64::from(rounds) {
+                        self.issue_told(&job, nth, &what)?;
+                        if s.blocking {
+                            self.wait(&what)?;
+                        }
+                    }
+                }
+                Some(graphs) => {
+                    for _ in 0..rounds {
+                        self.launch(graphs)?;
+                    }
+                }
+            }
+            self.wait(&what)?;
+            let elapsed_ns = start.elapsed().as_nanos() as f64;
+            repeats_ns.push(shared.combine(self.thread, elapsed_ns / operations as f64, f64::max)?);
+        }
+        let events = if s.events { Some(self.time_by_events(&job, &what)?) } else { None };
+        let wrong = if s.check {
+            let own = self.verify(&job, graphs.as_deref(), &what)?;
+            Some(shared.combine(self.thread, own as f64, |a, b| a + b)? as u64)
+        } else {
+            None
+        };
+        drop(graphs);
+        let time_ns = median(&repeats_ns);
+        let algbw_gb_per_s = algbw_gb_per_s(shape.size_bytes, time_ns);
+        let busbw_gb_per_s = algbw_gb_per_s * s.collective.bus_factor(shared.ranks);
+        Ok(Timing { operations, repeats_ns, time_ns, algbw_gb_per_s, busbw_gb_per_s, wrong, events })
+    }
+
+    /// A graph of some operations for each GPU, launched once so that the first timed launch is like the others.
+    fn capture(&self, job: &Job<'_>, operations: u32, what: &str) -> Result<Vec<Graph>, BenchError> {
+        for lane in &self.lanes {
+            lane.stream.begin_capture()?;
+        }
+        let issued = (0..u64::from(operations)).try_for_each(|nth| self.issue_told(job, nth, what));
+        // Capturing ends in any case: a stream in capture can do nothing else.
+        let graphs: Result<Vec<Graph>, BenchError> =
+            self.lanes.iter().map(|l| l.stream.end_capture()).collect();
+        issued?;
+        let graphs = graphs?;
+        self.launch(&graphs)?;
+        self.wait(what)?;
+        Ok(graphs)
+    }
+
+    fn launch(&self, graphs: &[Graph]) -> Result<(), BenchError> {
+        let several = self.lanes.len() > 1;
+        for (lane, graph) in self.lanes.iter().zip(graphs) {
+            if several {
+                lane.context.enter()?;
+            }
+            lane.stream.launch(graph)?;
+        }
+        self.beat().tick();
+        Ok(())
+    }
+
+    /// Times single operations, each issued when the one before is done, from event to event around it.
+    fn time_by_events(&mut self, job: &Job<'_>, what: &str) -> Result<Vec<RankEvents>, BenchError> {
+        let shared = self.shared;
+        let mut pairs = Vec::new();
+        for lane in &self.lanes {
+            pairs.push((Event::new(&lane.context)?, Event::new(&lane.context)?));
+        }
+        let mut own: Vec<RankEvents> =
+            self.lanes.iter().map(|l| RankEvents { rank: l.rank, samples_ns: Vec::new() }).collect();
+        shared.start_together(self.thread)?;
+        for nth in 0..u64::from(shared.settings.iters) {
+            for (lane, (begin, _)) in self.lanes.iter().zip(&pairs) {
+                begin.record(&lane.stream)?;
+            }
+            self.issue_told(job, nth, what)?;
+            for (lane, (_, end)) in self.lanes.iter().zip(&pairs) {
+                end.record(&lane.stream)?;
+            }
+            self.wait(what)?;
+            for (events, (begin, end)) in own.iter_mut().zip(&pairs) {
+                events.samples_ns.push(begin.elapsed_ns(end)?);
+            }
+        }
+        lock(&shared.events).extend(own.iter().cloned());
+        shared.meet(self.thread)?;
+        let mut all = lock(&shared.events).clone();
+        shared.meet(self.thread)?;
+        if self.thread == 0 {
+            lock(&shared.events).clear();
+        }
+        let bytes = serde_json::to_vec(&own)?;
+        if let Some(theirs) = shared.exchange(self.thread, |r| r.all_gather(&bytes))? {
+            all.clear();
+            for bytes in theirs {
+                all.extend(serde_json::from_slice::<Vec<RankEvents>>(&bytes)?);
+            }
+        }
+        // Nobody may add the next ones before these are cleared.
+        shared.meet(self.thread)?;
+        all.sort_by_key(|e| e.rank);
+        Ok(all)
+    }
+
+    /// Puts patterns into the inputs, runs one operation (a batch of them, a graph) and counts the elements that
+    /// are not what they must be, on this thread's GPUs.
+    fn verify(&mut self, job: &Job<'_>, graphs: Option<&[Graph]>, what: &str) -> Result<u64, BenchError> {
+        let shared = self.shared;
+        let s = &shared.settings;
+        let rule =
+            Rule { collective: s.collective, dtype: s.dtype, op: s.redop, root: s.root, ranks: shared.ranks };
+        let what = format!("checking {what}");
+        self.beat().doing(what.clone());
+        let in_place = job.placement == Placement::InPlace;
+        // A graph in place reduces again and again: only a single operation has a known result then.
+        let graphs = graphs.filter(|_| !(in_place && s.collective.reduces()));
+        let graphed = u64::from(s.graph.unwrap_or(1)).min(job.places).min(CHECKED);
+        let batches = if graphs.is_some() { graphed } else { 1 };
+        let several = u32::try_from(batches * u64::from(s.batch)).unwrap_or(1);
+        for lane in &self.lanes {
+            let bytes = u64::from(several) * job.stride;
+            lane.stream.fill(&lane.recv, 0, bytes, check::STALE)?;
+            for nth in 0..several {
+                let input = if in_place { &lane.recv } else { &lane.send };
+                for region in rule.input(job.shape, job.placement, lane.rank, nth) {
+                    let tile = region.tile(s.dtype);
+                    let at = u64::from(nth) * job.stride + region.at * s.dtype.bytes();
+                    put(&lane.stream, input, at, &tile, region.count * s.dtype.bytes())?;
+                }
+            }
+        }
+        self.wait(&what)?;
+        // Whoever is still timing must not be disturbed, and all begin with the same patterns.
+        shared.start_together(self.thread)?;
+        match graphs {
+            Some(graphs) => self.launch(graphs)?,
+            None => self.issue_told(job, 0, &what)?,
+        }
+        self.wait(&what)?;
+        let mut wrong = 0;
+        for i in 0..self.lanes.len() {
+            let rank = self.lanes[i].rank;
+            for nth in 0..several {
+                for region in rule.output(job.shape, job.placement, rank, nth) {
+                    wrong += self.compare(i, &region, u64::from(nth) * job.stride, &what)?;
+                }
+            }
+        }
+        Ok(wrong)
+    }
+
+    /// Reads a region of a receive buffer piece by piece and counts what is wrong.
+    fn compare(
+        &mut self,
+        lane: usize,
+        region: &check::Region,
+        at: u64,
+        what: &str,
+    ) -> Result<u64, BenchError> {
+        let dtype = self.shared.settings.dtype;
+        let size = dtype.bytes();
+        let tile = region.tile(dtype);
+        let (mut done, mut wrong) = (0, 0);
+        while done < region.count {
+            let l = &mut self.lanes[lane];
+            let room = l.stage.bytes().len() as u64 / size;
+            let n = room.max(1).min(region.count - done);
+            let bytes = usize::try_from(n * size).unwrap_or(0);
+            l.stream.copy_out(&mut l.stage, &l.recv, at + (region.at + done) * size, bytes)?;
+            self.wait(what)?;
+            wrong += region.count_wrong(dtype, &tile, done, &self.lanes[lane].stage.bytes()[..bytes]);
+            done += n;
+        }
+        Ok(wrong)
+    }
+}
+
+/// Writes a pattern: one period from the host, the rest by doubling it on the device.
+fn put(stream: &Stream, into: &Buffer, at: u64, tile: &[u8], bytes: u64) -> Result<(), BenchError> {
+    let mut there = (tile.len() as u64).min(bytes);
+    stream.copy_in(into, at, &tile[..usize::try_from(there).unwrap_or(0)])?;
+    while there > 0 && there < bytes {
+        let n = there.min(bytes - there);
+        stream.copy_within(into, at + there, at, usize::try_from(n).unwrap_or(0))?;
+        there += n;
+    }
+    Ok(())
+}

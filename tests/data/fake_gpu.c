@@ -1,0 +1,505 @@
+/* A libcuda.so.1 (-DFAKE_CUDA) and a libnccl.so.2 (-DFAKE_NCCL) over the host's memory, for tests without a GPU.
+ *
+ * Memory, streams and communicators lie in one arena, which several processes share where FAKE_ARENA names a file.
+ * An operation is posted by each rank; the last one to come does the arithmetic for all. Streams are busy until
+ * then. It is real work on real data: what a test checks is what a GPU would have to give.
+ *
+ *   FAKE_GPUS=N              devices (4)
+ *   FAKE_FAIL=CALL[:N]       that function fails, from its Nth call on (1)
+ *   FAKE_HANG=FUNC[:RANK]    allreduce, ...: this rank (0) posts none, its stream stays busy
+ *   FAKE_BLOCK=CALL[:RANK]   that NCCL function does not come back on this rank (0) before an abort
+ *   FAKE_ASYNC=1             a communicator reports an error while its stream is busy
+ *   FAKE_LOG=FILE            a line with the plugin's variables, and whether it loads, for each id
+ *   FAKE_WRONG=RANK          one element of this rank's every result is wrong
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#define ARENA ((char *)0x200000000000)
+#define ARENA_BYTES (1ull << 30)
+#define RANKS 16
+#define DEPTH 64 /* operations that a rank may be ahead of the slowest */
+
+typedef struct Node {
+    void (*run)(struct Node *);
+    struct Node *next;
+    void *comm, *stream;
+    uint64_t send, recv;
+    size_t count;
+    int kind, type, op, peer;
+} Node;
+
+typedef struct {
+    atomic_int busy;
+    int capturing;
+    Node *first, **last;
+} Stream;
+
+typedef struct {
+    atomic_int ready, lock;
+    atomic_ullong top;
+    atomic_ullong worlds;
+} Arena;
+
+static int named(const char *variable, const char *name, int *number) {
+    const char *v = getenv(variable);
+    size_t n = strlen(name);
+    if (!v || strncmp(v, name, n) || (v[n] && v[n] != ':')) return 0;
+    if (v[n]) *number = atoi(v + n + 1);
+    return 1;
+}
+
+static int fails(const char *name) {
+    static atomic_int calls;
+    int from = 1;
+    return named("FAKE_FAIL", name, &from) && atomic_fetch_add(&calls, 1) + 1 >= from;
+}
+
+#ifdef FAKE_CUDA
+
+static Arena *arena;
+
+Arena *fake_arena(void) { return arena; }
+
+void *fake_alloc(size_t bytes) {
+    unsigned long long at = atomic_load(&arena->top), size = (bytes + 511) / 512 * 512;
+    do {
+        if (at + size > ARENA_BYTES) return 0;
+    } while (!atomic_compare_exchange_weak(&arena->top, &at, at + size));
+    return ARENA + at;
+}
+
+static void open_arena(void) {
+    const char *file = getenv("FAKE_ARENA");
+    int fd = file ? open(file, O_RDWR | O_CREAT, 0600) : -1;
+    if (fd >= 0 && ftruncate(fd, ARENA_BYTES)) abort();
+    arena = mmap(ARENA, ARENA_BYTES, PROT_READ | PROT_WRITE,
+                 MAP_FIXED_NOREPLACE | MAP_NORESERVE | (fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS), fd, 0);
+    if (arena != (void *)ARENA) abort();
+    unsigned long long zero = 0;
+    atomic_compare_exchange_strong(&arena->top, &zero, 4096);
+}
+
+#define FAILS(name) \
+    if (fails(#name)) return 719
+
+int cuInit(unsigned flags) {
+    FAILS(cuInit);
+    if (!arena) open_arena();
+    return flags ? 1 : 0;
+}
+int cuDriverGetVersion(int *v) { *v = 12080; return 0; }
+int cuDeviceGetCount(int *n) {
+    const char *v = getenv("FAKE_GPUS");
+    *n = v ? atoi(v) : 4;
+    return 0;
+}
+int cuDeviceGet(int *d, int n) { *d = n; return 0; }
+int cuDeviceGetName(char *t, int room, int d) { snprintf(t, room, "Fake GPU"); return d < 0; }
+int cuDeviceGetPCIBusId(char *t, int room, int d) { snprintf(t, room, "0000:%02X:00.0", 0x1a + d); return 0; }
+int cuDevicePrimaryCtxRetain(void **c, int d) {
+    FAILS(cuDevicePrimaryCtxRetain);
+    *c = (void *)(uintptr_t)(d + 1);
+    return 0;
+}
+int cuDevicePrimaryCtxRelease_v2(int d) { return d < 0; }
+static _Thread_local void *current;
+int cuCtxSetCurrent(void *c) { current = c; return c ? 0 : 201; }
+int cuMemGetInfo_v2(size_t *f, size_t *t) { *f = 1 << 20; *t = ARENA_BYTES; return 0; }
+int cuMemAlloc_v2(uint64_t *p, size_t n) {
+    FAILS(cuMemAlloc);
+    if (!current) return 201;
+    *p = (uint64_t)fake_alloc(n);
+    return *p ? 0 : 2;
+}
+int cuMemFree_v2(uint64_t p) { return !p; }
+int cuMemAllocHost_v2(void **p, size_t n) { *p = malloc(n); return *p ? 0 : 2; }
+int cuMemFreeHost(void *p) { free(p); return 0; }
+int cuMemcpyHtoDAsync_v2(uint64_t d, const void *s, size_t n, void *st) { memcpy((void *)d, s, n); return !st; }
+int cuMemcpyDtoHAsync_v2(void *d, uint64_t s, size_t n, void *st) { memcpy(d, (void *)s, n); return !st; }
+int cuMemcpyDtoDAsync_v2(uint64_t d, uint64_t s, size_t n, void *st) { memcpy((void *)d, (void *)s, n); return !st; }
+int cuMemsetD8Async(uint64_t d, unsigned char v, size_t n, void *st) { memset((void *)d, v, n); return !st; }
+int cuStreamCreate(void **s, unsigned flags) {
+    Stream *made = fake_alloc(sizeof(Stream));
+    if (!made) return 2;
+    memset(made, 0, sizeof *made);
+    *s = made;
+    return flags != 1;
+}
+int cuStreamDestroy_v2(Stream *s) { return !s; }
+int cuStreamQuery(Stream *s) {
+    FAILS(cuStreamQuery);
+    return atomic_load(&s->busy) > 0 ? 600 : 0;
+}
+int cuStreamSynchronize(Stream *s) {
+    while (atomic_load(&s->busy) > 0) sched_yield();
+    return 0;
+}
+int cuEventCreate(void **e, unsigned flags) { *e = calloc(1, sizeof(struct timespec)); return flags != 0; }
+int cuEventRecord(struct timespec *e, Stream *s) { clock_gettime(CLOCK_MONOTONIC, e); return !s; }
+int cuEventElapsedTime(float *ms, struct timespec *a, struct timespec *b) {
+    *ms = (b->tv_sec - a->tv_sec) * 1e3 + (b->tv_nsec - a->tv_nsec) / 1e6;
+    return 0;
+}
+int cuEventDestroy_v2(void *e) { free(e); return 0; }
+int cuStreamBeginCapture_v2(Stream *s, int mode) {
+    s->capturing = 1;
+    s->first = 0;
+    s->last = &s->first;
+    return mode != 1;
+}
+int cuStreamEndCapture(Stream *s, Node **graph) {
+    if (!s->capturing) return 401;
+    s->capturing = 0;
+    *graph = s->first;
+    return 0;
+}
+int cuGraphInstantiateWithFlags(Node **exec, Node *graph, unsigned long long flags) {
+    *exec = graph;
+    return flags != 0 || !graph;
+}
+int cuGraphLaunch(Node *exec, Stream *s) {
+    FAILS(cuGraphLaunch);
+    for (Node *n = exec; n; n = n->next) n->run(n);
+    return !s;
+}
+int cuGraphExecDestroy(Node *g) { return !g; }
+int cuGraphDestroy(Node *g) {
+    while (g) {
+        Node *next = g->next;
+        free(g);
+        g = next;
+    }
+    return 0;
+}
+int cuGetErrorName(int code, const char **t) {
+    *t = code == 719 ? "CUDA_ERROR_LAUNCH_FAILED" : code == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_FAKE";
+    return 0;
+}
+int cuGetErrorString(int code, const char **t) {
+    *t = code == 719 ? "unspecified launch failure" : "a made-up error";
+    return 0;
+}
+
+#else /* FAKE_NCCL */
+
+extern Arena *fake_arena(void);
+extern void *fake_alloc(size_t bytes);
+
+enum { ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND, RECV };
+static const char *const NAMES[] = {"allreduce", "broadcast", "reduce", "allgather", "reducescatter", "send", "recv"};
+
+typedef struct {
+    Stream *stream;
+    uint64_t send, recv;
+    size_t count;
+    int kind, type, op, root;
+} Post;
+
+typedef struct {
+    uint64_t done, posted[RANKS];
+    Post at[RANKS][DEPTH];
+} Lane;
+
+typedef struct World {
+    unsigned long long id;
+    int ranks;
+    atomic_int joined, aborted, lock;
+    Lane coll;
+    struct { uint64_t done, sent, received; Post send[DEPTH], recv[DEPTH]; } pair[RANKS][RANKS];
+} World;
+
+typedef struct {
+    World *world;
+    int rank;
+    atomic_int busy; /* posted on a stream and not done */
+    Stream *stream;
+} Comm;
+
+typedef struct { unsigned long long number; char rest[120]; } Id;
+
+static _Thread_local int depth;
+static _Thread_local World *entering;
+
+static void take(atomic_int *l) { while (atomic_exchange(l, 1)) sched_yield(); }
+static void give(atomic_int *l) { atomic_store(l, 0); }
+
+static int blocks(const char *name, Comm *c) {
+    int rank = 0;
+    if (!named("FAKE_BLOCK", name, &rank) || c->rank != rank) return 0;
+    while (!atomic_load(&c->world->aborted)) usleep(1000);
+    return 1;
+}
+
+static size_t width(int type) { return (const size_t[]){1, 1, 4, 4, 8, 8, 2, 4, 8, 2}[type]; }
+
+static double get(const void *p, int type, size_t i) {
+    switch (type) {
+    case 0: return ((const int8_t *)p)[i];
+    case 1: return ((const uint8_t *)p)[i];
+    case 2: return ((const int32_t *)p)[i];
+    case 3: return ((const uint32_t *)p)[i];
+    case 4: return ((const int64_t *)p)[i];
+    case 5: return ((const uint64_t *)p)[i];
+    case 6: return ((const _Float16 *)p)[i];
+    case 7: return ((const float *)p)[i];
+    case 8: return ((const double *)p)[i];
+    default: {
+        uint32_t bits = (uint32_t)((const uint16_t *)p)[i] << 16;
+        float f;
+        memcpy(&f, &bits, 4);
+        return f;
+    }
+    }
+}
+
+static void put(void *p, int type, size_t i, double v) {
+    switch (type) {
+    case 0: ((int8_t *)p)[i] = v; break;
+    case 1: ((uint8_t *)p)[i] = v; break;
+    case 2: ((int32_t *)p)[i] = v; break;
+    case 3: ((uint32_t *)p)[i] = v; break;
+    case 4: ((int64_t *)p)[i] = v; break;
+    case 5: ((uint64_t *)p)[i] = v; break;
+    case 6: ((_Float16 *)p)[i] = v; break;
+    case 7: ((float *)p)[i] = v; break;
+    case 8: ((double *)p)[i] = v; break;
+    default: {
+        float f = v;
+        uint32_t bits;
+        memcpy(&bits, &f, 4);
+        ((uint16_t *)p)[i] = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    }
+    }
+}
+
+static void spoil(int rank, void *p, size_t bytes) {
+    const char *v = getenv("FAKE_WRONG");
+    if (v && atoi(v) == rank && bytes) ((char *)p)[bytes / 2] ^= 0x55;
+}
+
+/* All ranks have posted: one operation, for all of them. */
+static void perform(World *w, Post **p) {
+    int n = w->ranks, kind = p[0]->kind, type = p[0]->type;
+    size_t each = p[0]->count, bytes = each * width(type), total = bytes * (kind == ALL_GATHER || kind == REDUCE_SCATTER ? n : 1);
+    char *out = malloc(total + 8);
+    if (kind == BROADCAST) {
+        memcpy(out, (void *)p[p[0]->root]->send, bytes);
+    } else if (kind == ALL_GATHER) {
+        for (int r = 0; r < n; r++) memcpy(out + r * bytes, (void *)p[r]->send, bytes);
+    } else {
+        for (size_t i = 0; i < total / width(type); i++) {
+            double v = get((void *)p[0]->send, type, i);
+            for (int r = 1; r < n; r++) {
+                double x = get((void *)p[r]->send, type, i);
+                switch (p[0]->op) {
+                case 1: v *= x; break;
+                case 2: v = x > v ? x : v; break;
+                case 3: v = x < v ? x : v; break;
+                default: v += x;
+                }
+            }
+            put(out, type, i, p[0]->op == 4 ? v / n : v);
+        }
+    }
+    for (int r = 0; r < n; r++) {
+        if (kind == REDUCE && r != p[0]->root) continue;
+        size_t from = kind == REDUCE_SCATTER ? r * bytes : 0, length = kind == REDUCE_SCATTER ? bytes : total;
+        memcpy((void *)p[r]->recv, out + from, length);
+        spoil(r, (void *)p[r]->recv, length);
+    }
+    free(out);
+}
+
+static void progress(World *w) {
+    for (;;) {
+        Post *p[RANKS];
+        Lane *l = &w->coll;
+        int all = 1;
+        for (int r = 0; r < w->ranks; r++) {
+            all &= l->posted[r] > l->done;
+            p[r] = &l->at[r][l->done % DEPTH];
+        }
+        if (!all) break;
+        perform(w, p);
+        l->done++;
+        for (int r = 0; r < w->ranks; r++) atomic_fetch_sub(&p[r]->stream->busy, 1);
+    }
+}
+
+static void post(Node *n) {
+    Comm *c = n->comm;
+    World *w = c->world;
+    Stream *s = n->stream;
+    int hang = 0;
+    atomic_fetch_add(&s->busy, 1);
+    c->stream = s;
+    if (named("FAKE_HANG", NAMES[n->kind], &hang) && hang == c->rank) return;
+    Post made = {s, n->send, n->recv, n->count, n->kind, n->type, n->op, n->peer};
+    for (;;) {
+        take(&w->lock);
+        if (atomic_load(&w->aborted)) break;
+        if (n->kind < SEND) {
+            uint64_t *posted = &w->coll.posted[c->rank];
+            if (*posted - w->coll.done < DEPTH) {
+                w->coll.at[c->rank][(*posted)++ % DEPTH] = made;
+                progress(w);
+                break;
+            }
+        } else {
+            int from = n->kind == SEND ? c->rank : n->peer, to = n->kind == SEND ? n->peer : c->rank;
+            __typeof__(&w->pair[0][0]) pair = &w->pair[from][to];
+            uint64_t *mine = n->kind == SEND ? &pair->sent : &pair->received;
+            if (*mine - pair->done < DEPTH) {
+                (n->kind == SEND ? pair->send : pair->recv)[(*mine)++ % DEPTH] = made;
+                while (pair->done < pair->sent && pair->done < pair->received) {
+                    Post *a = &pair->send[pair->done % DEPTH], *b = &pair->recv[pair->done % DEPTH];
+                    size_t bytes = a->count * width(a->type);
+                    memcpy((void *)b->recv, (void *)a->send, bytes);
+                    spoil(to, (void *)b->recv, bytes);
+                    pair->done++;
+                    atomic_fetch_sub(&a->stream->busy, 1);
+                    atomic_fetch_sub(&b->stream->busy, 1);
+                }
+                break;
+            }
+        }
+        give(&w->lock);
+        sched_yield();
+    }
+    give(&w->lock);
+}
+
+static int issue(int kind, uint64_t send, uint64_t recv, size_t count, int type, int op, int peer, Comm *c, Stream *s) {
+    Node n = {post, 0, c, s, send, recv, count, kind, type, op, peer};
+    if (!c || !s || type < 0 || type > 9) return 4;
+    if (s->capturing) {
+        *s->last = malloc(sizeof n);
+        **s->last = n;
+        s->last = &(*s->last)->next;
+    } else {
+        post(&n);
+    }
+    return 0;
+}
+
+#define FAILS(name) \
+    if (fails(#name)) return 2
+
+int ncclGetVersion(int *v) { *v = 22809; return 0; }
+const char *ncclGetErrorString(int code) { return code == 2 ? "unhandled system error" : code == 6 ? "remote process exited or there was a network error" : "some other result"; }
+const char *ncclGetLastError(void *c) { return c || getenv("FAKE_FAIL") ? "the fake was told to fail" : ""; }
+
+int ncclGetUniqueId(Id *id) {
+    FAILS(ncclGetUniqueId);
+    const char *log = getenv("FAKE_LOG"), *plugin = getenv("NCCL_PROFILER_PLUGIN");
+    if (log) {
+        const char *detail = getenv("RINGWATCH_DETAIL"), *mask = getenv("RINGWATCH_NULL_MASK"), *dir = getenv("RINGWATCH_DIR");
+        void *library = plugin ? dlopen(plugin, RTLD_NOW) : 0;
+        struct { const char *name; int (*init)(void **, uint64_t, int *, const char *, int, int, int, void *); } *table =
+            library ? dlsym(library, "ncclProfiler_v5") : 0;
+        void *context;
+        int events;
+        if (table) table->init(&context, 1, &events, "fake", 1, 1, 0, 0);
+        FILE *f = fopen(log, "a");
+        fprintf(f, "%s %s %s %s %s\n", plugin ? plugin : "-", table ? "loads" : "-",
+                detail ? detail : "-", mask ? mask : "-", dir ? "dir" : "-");
+        fclose(f);
+    }
+    memset(id, 0, sizeof *id);
+    id->number = ((unsigned long long)getpid() << 32) + atomic_fetch_add(&fake_arena()->worlds, 1) + 1;
+    return 0;
+}
+
+static World *find(unsigned long long id, int ranks) {
+    Arena *a = fake_arena();
+    /* The list of worlds begins in the arena's first page. */
+    World **slots = (World **)(a + 1), *w = 0;
+    take(&a->lock);
+    for (int i = 0; i < 400; i++) {
+        if (slots[i] && slots[i]->id != id) continue;
+        if (!slots[i]) {
+            World *made = fake_alloc(sizeof *made);
+            memset(made, 0, sizeof *made);
+            made->id = id;
+            made->ranks = ranks;
+            slots[i] = made;
+        }
+        w = slots[i];
+        break;
+    }
+    give(&a->lock);
+    return w;
+}
+
+static int entered(World *w) {
+    while (atomic_load(&w->joined) < w->ranks) usleep(200);
+    return 0;
+}
+
+int ncclCommInitRank(Comm **out, int ranks, Id id, int rank) {
+    FAILS(ncclCommInitRank);
+    int missing = 0;
+    Comm *c = calloc(1, sizeof *c);
+    c->world = find(id.number, ranks);
+    c->rank = rank;
+    if (!c->world || ranks > RANKS) return 3;
+    *out = c;
+    if (!(named("FAKE_BLOCK", "ncclCommInitRank", &missing) && missing == rank)) atomic_fetch_add(&c->world->joined, 1);
+    if (depth) { entering = c->world; return 0; }
+    return entered(c->world);
+}
+int ncclGroupStart(void) { FAILS(ncclGroupStart); depth++; return 0; }
+int ncclGroupEnd(void) {
+    depth--;
+    World *w = entering;
+    if (!depth && w) {
+        entering = 0;
+        entered(w);
+    }
+    FAILS(ncclGroupEnd);
+    return 0;
+}
+int ncclCommDestroy(Comm *c) {
+    FAILS(ncclCommDestroy);
+    free(c);
+    return 0;
+}
+int ncclCommAbort(Comm *c) {
+    FAILS(ncclCommAbort);
+    take(&c->world->lock);
+    atomic_store(&c->world->aborted, 1);
+    if (c->stream) atomic_store(&c->stream->busy, 0);
+    give(&c->world->lock);
+    if (getenv("FAKE_TRACE")) fprintf(stderr, "abort of rank %d\n", c->rank);
+    return 0;
+}
+int ncclCommGetAsyncError(Comm *c, int *e) {
+    *e = getenv("FAKE_ASYNC") && c->rank == 1 ? 6 : 0;
+    return 0;
+}
+
+#define CALL(name, kind, send, recv, type, op, peer) \
+    FAILS(name); \
+    if (blocks(#name, c)) return 3; \
+    return issue(kind, send, recv, n, type, op, peer, c, s)
+
+int ncclAllReduce(uint64_t a, uint64_t b, size_t n, int t, int op, Comm *c, Stream *s) { CALL(ncclAllReduce, ALL_REDUCE, a, b, t, op, 0); }
+int ncclBroadcast(uint64_t a, uint64_t b, size_t n, int t, int root, Comm *c, Stream *s) { CALL(ncclBroadcast, BROADCAST, a, b, t, 0, root); }
+int ncclReduce(uint64_t a, uint64_t b, size_t n, int t, int op, int root, Comm *c, Stream *s) { CALL(ncclReduce, REDUCE, a, b, t, op, root); }
+int ncclAllGather(uint64_t a, uint64_t b, size_t n, int t, Comm *c, Stream *s) { CALL(ncclAllGather, ALL_GATHER, a, b, t, 0, 0); }
+int ncclReduceScatter(uint64_t a, uint64_t b, size_t n, int t, int op, Comm *c, Stream *s) { CALL(ncclReduceScatter, REDUCE_SCATTER, a, b, t, op, 0); }
+int ncclSend(uint64_t a, size_t n, int t, int peer, Comm *c, Stream *s) { CALL(ncclSend, SEND, a, 0, t, 0, peer); }
+int ncclRecv(uint64_t b, size_t n, int t, int peer, Comm *c, Stream *s) { CALL(ncclRecv, RECV, 0, b, t, 0, peer); }
+
+#endif
