@@ -289,8 +289,15 @@ fn launch(live: &'static Live, c: Comm, parent: u64, stream: u64) -> Option<Shot
     launching(live, c, group & (group::CAPTURED | group::KERNEL) == 0, stream)
 }
 
-/// The same, for what is no kernel launch of NCCL's telling; `free` is false where events must not be used.
-pub(crate) fn launching(live: &'static Live, c: Comm, free: bool, stream: u64) -> Option<Shot> {
+/// The same, for a launch that NCCL does not tell of.
+#[inline(never)]
+pub(crate) fn launch_of_call(live: &'static Live, c: Comm, stream: u64) -> Option<Shot> {
+    launching(live, c, true, stream)
+}
+
+/// `free` is false where events must not be used.
+#[inline(always)]
+fn launching(live: &'static Live, c: Comm, free: bool, stream: u64) -> Option<Shot> {
     let (called, launched) = (c.word(comm::CALLED), c.word(comm::LAUNCHED));
     c.set(comm::LAUNCHED, called);
     c.set(comm::SHOT, 0);
@@ -450,11 +457,11 @@ pub(crate) fn bytes_of(dtype: u8, count: u64) -> u64 {
 /// An API call: the group's value, and the ticket of its operation.
 #[inline(always)]
 fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Result<(u64, u64), Loss> {
-    let group = Handle::unpack(parent, live.nonce).ok().filter(|h| h.kind == Kind::Group).map(|h| h.value);
-    if let Some(seen) = calls::told(live, c.ticket, api.func)
-        && let Some(slot) = live.segment.op.claim_again(seen.op)
+    let group = if Kind::Group.is(parent, live.nonce) { parent & VALUE_MASK } else { group::BARE };
+    if calls::seen()
+        && let Some(again) = called_again(live, c, group, api)
     {
-        return Ok(called_again(live, c, group.unwrap_or(group::BARE), api, seen, slot));
+        return Ok(again);
     }
     let (ticket, slot) = live.segment.op.claim()?;
     let kind = match (api.collective, api.func) {
@@ -465,7 +472,6 @@ fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Result<(u64, 
     let flags = if api.captured { flag::CAPTURED } else { 0 };
     let what = What { kind, func: api.func, dtype: api.dtype, algo: 0, proto: 0, flags };
     let now = now_ns();
-    let group = group.unwrap_or(group::BARE);
     let mut r = Record::blank();
     r.set(op::WHAT, what.word(c.ticket));
     r.set(op::COUNT, api.count);
@@ -485,15 +491,11 @@ fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Result<(u64, 
 }
 
 /// A call that the preloaded library saw before: what NCCL says beside it.
+#[cold]
 #[inline(never)]
-fn called_again(
-    live: &'static Live,
-    c: Comm,
-    group: u64,
-    api: &Api,
-    seen: calls::Seen,
-    slot: Claim<'_, { op::WORDS }>,
-) -> (u64, u64) {
+fn called_again(live: &'static Live, c: Comm, group: u64, api: &Api) -> Option<(u64, u64)> {
+    let seen = calls::told(live, c.ticket, api.func)?;
+    let slot = live.segment.op.claim_again(seen.op)?;
     let now = now_ns();
     let captured = if api.captured { flag::CAPTURED } else { 0 };
     slot.set(op::WHAT, seen.what | u64::from(captured) << 56);
@@ -506,10 +508,10 @@ fn called_again(
     slot.publish();
     note_call(&c, seen.op, now, bytes_of((seen.what >> 32 & 0xff) as u8, api.count));
     note_capture(live, &c, seen.op, api.captured);
-    (group, seen.op)
+    Some((group, seen.op))
 }
 
-#[inline]
+#[inline(always)]
 fn note_capture(live: &Live, c: &Comm, ticket: u64, captured: bool) {
     if captured {
         live.governor.captured();
@@ -520,7 +522,7 @@ fn note_capture(live: &Live, c: &Comm, ticket: u64, captured: bool) {
 }
 
 /// Notes what the timing of a call's launch rests on.
-#[inline]
+#[inline(always)]
 pub(crate) fn note_call(c: &Comm, ticket: u64, now: u64, bytes: u64) {
     let pause = now.saturating_sub(c.word(comm::CALLED_NS)) > PAUSE_NS;
     let large = bytes >= LARGE_BYTES;
@@ -668,8 +670,13 @@ fn of_graph(live: &'static Live, c: Comm, origin: &Origin) -> Option<Issued> {
 #[inline(always)]
 fn issued(live: &'static Live, c: Comm, parent: u64, rank: i32, coll: &Coll) -> Result<Issued, Loss> {
     learn(live, c, coll.comm, rank);
-    let seen = calls::pending(c.ticket, coll.func, coll.dtype, coll.count, -1);
-    let origin = seen.map_or_else(|| origin(live, parent), Origin::Called);
+    let mut origin = origin(live, parent);
+    if matches!(origin, Origin::Unknown)
+        && calls::seen()
+        && let Some(ticket) = calls::pending(c.ticket, coll.func, coll.dtype, coll.count, -1)
+    {
+        origin = Origin::Called(ticket);
+    }
     if let Some(i) = of_graph(live, c, &origin) {
         return Ok(i);
     }
@@ -723,8 +730,13 @@ fn issued(live: &'static Live, c: Comm, parent: u64, rank: i32, coll: &Coll) -> 
 #[inline(never)]
 fn paired(live: &'static Live, c: Comm, parent: u64, rank: i32, p2p: &P2p) -> Result<Issued, Loss> {
     learn(live, c, p2p.comm, rank);
-    let seen = calls::pending(c.ticket, p2p.func, p2p.dtype, p2p.count, p2p.peer);
-    let origin = seen.map_or_else(|| origin(live, parent), Origin::Called);
+    let mut origin = origin(live, parent);
+    if matches!(origin, Origin::Unknown)
+        && calls::seen()
+        && let Some(ticket) = calls::pending(c.ticket, p2p.func, p2p.dtype, p2p.count, p2p.peer)
+    {
+        origin = Origin::Called(ticket);
+    }
     if let Some(i) = of_graph(live, c, &origin) {
         return Ok(i);
     }

@@ -28,7 +28,7 @@ pub use thread::take_key;
 use crate::clock::now_ns;
 use crate::events::Shot;
 use crate::held::Held;
-use crate::record::{Comm, bytes_of, code_of, launching, note_call, timing_of_call};
+use crate::record::{Comm, bytes_of, code_of, launch_of_call, note_call, timing_of_call};
 use crate::state::{self, InitArgs, Live};
 use crate::sys::{self, InChild};
 use core::ffi::c_int;
@@ -166,6 +166,12 @@ fn page() -> Option<&'static Page> {
     unsafe { core::ptr::with_exposed_provenance::<Page>(at as usize).as_ref() }
 }
 
+/// True where a call was ever seen: without the preloaded library the rest costs nothing.
+#[inline(always)]
+pub(crate) fn seen() -> bool {
+    PAGE.get() != 0
+}
+
 impl Calls {
     /// `None` before the first communicator, in a forked child, and where nothing could be mapped.
     #[inline]
@@ -280,7 +286,7 @@ fn begin_shot(calls: &Calls, e: &[Word], stream: u64) -> u64 {
         return 0;
     }
     let comm = Comm::of(calls.live, get(e, entry::TICKET).wrapping_sub(1));
-    comm.and_then(|c| launching(calls.live, c, true, stream)).map_or(0, Shot::number)
+    comm.and_then(|c| launch_of_call(calls.live, c, stream)).map_or(0, Shot::number)
 }
 
 /// Ends it behind the launch. A communicator that does not block launches later, on a thread of NCCL's: nothing of
@@ -487,7 +493,6 @@ pub(crate) struct Seen {
 }
 
 /// The call that the profiler's event of a call is of, when the preloaded library saw it.
-#[inline]
 pub(crate) fn told(live: &Live, comm: u64, func: u8) -> Option<Seen> {
     let calls = Calls::get()?;
     let open = calls.entry(comm)?.get(entry::OPEN_CALL)?;
@@ -502,7 +507,8 @@ pub(crate) fn told(live: &Live, comm: u64, func: u8) -> Option<Seen> {
 }
 
 /// The oldest call that a profiler's event of an issue can be of, where NCCL does not tell of calls.
-#[inline]
+#[cold]
+#[inline(never)]
 pub(crate) fn pending(comm: u64, func: u8, dtype: u8, count: u64, peer: i32) -> Option<u64> {
     let calls = Calls::get()?;
     if mode(calls.entry(comm)?) != Mode::Events {
