@@ -437,7 +437,7 @@ mod tests {
     #[test]
     fn ids_are_nccls() {
         assert_eq!(unique_id_hash(&[]), 5381);
-        assert_eq!(unique_id_hash(b"a"), 5381 * 33 ^ 97);
+        assert_eq!(unique_id_hash(b"a"), (5381 * 33) ^ 97);
         // The bytes count as C's char, which is signed on x86-64.
         #[cfg(target_arch = "x86_64")]
         assert_eq!(unique_id_hash(&[0xff]), (5381 * 33) ^ u64::MAX);

@@ -112,7 +112,9 @@ mod tests {
         let mine = Thread { depth: 200, inside: true, group: 128, tag: u32::MAX };
         assert_eq!(Thread::unpack(mine.pack()), mine);
         mine.set();
-        std::thread::spawn(|| assert_eq!(Thread::get(), Thread::default())).join().expect("no panic");
+        std::thread::scope(|s| {
+            s.spawn(|| assert_eq!(Thread::get(), Thread::default()));
+        });
         assert_eq!(Thread::get(), mine);
     }
 }
