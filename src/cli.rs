@@ -66,6 +66,10 @@ pub struct Run {
     /// Replace another profiler plugin that NCCL_PROFILER_PLUGIN names
     #[arg(long)]
     pub replace: bool,
+    /// Load the library that sees NCCL's calls as well: for NCCL before 2.23, inits and calls that hang,
+    /// reduction operations
+    #[arg(long)]
+    pub preload: bool,
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     pub command: Vec<OsString>,
@@ -247,6 +251,9 @@ pub struct Plugin {
     /// Directory to put it into [default: the user's cache]
     #[arg(value_name = "DIR")]
     pub dir: Option<PathBuf>,
+    /// Print how to load the library that sees NCCL's calls as well (LD_PRELOAD), which is the plugin too
+    #[arg(long)]
+    pub preload: bool,
 }
 
 /// Options of `replay`.

@@ -359,7 +359,7 @@ fn read(dir: &Path) -> Read {
             Update::Op(o) => {
                 ops.entry(o.segment).or_default().insert(o.ticket, OpRecord::clone(o));
             }
-            Update::Missed { .. } => panic!("{update:?}"),
+            Update::Missed { .. } | Update::Left { .. } => panic!("{update:?}"),
         }
         join.feed(update);
     }

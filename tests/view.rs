@@ -171,6 +171,7 @@ fn missing_rank() -> Snapshot {
             dtype: Some("ncclFloat32".into()),
             algo: Some("RING".into()),
             proto: Some("SIMPLE".into()),
+            redop: None,
         },
         since: Some("2026-03-02T14:03:14.612Z".into()),
         evidence: vec![
@@ -195,6 +196,7 @@ fn missing_rank() -> Snapshot {
         dtype: None,
         algo: None,
         proto: None,
+        redop: None,
     };
     let straggler = Finding {
         kind: Kind::Straggler,

@@ -16,12 +16,12 @@ use crate::nccl::Linker;
 use crate::pairs::{self, Pairs};
 use crate::settings::Settings;
 use crate::sys::{self, InChild};
-use crate::{nccl, process, shm};
+use crate::{calls, nccl, process, shm};
 use core::ffi::{c_char, c_int};
 use ringwatch_wire::codes::{Loss, call};
 use ringwatch_wire::layout::{Geometry, HEADER_WORDS, comm, head};
 use ringwatch_wire::ring::Segment;
-use ringwatch_wire::sync::Word;
+use ringwatch_wire::sync::{Claim, Word};
 
 /// What the callbacks work with.
 #[derive(Debug)]
@@ -149,23 +149,18 @@ fn map_page() -> Option<&'static Page> {
 pub fn open_comm(version: u32, args: &InitArgs, mask: Mask) -> Opened {
     let log = Log::new(args.log);
     names::forget();
-    let Some(page) = map_page() else {
-        log.say(Message::NoForkGuard);
+    let Some((page, live)) = open(Some(version), mask.place, &log) else {
         return Opened { context: NO_CONTEXT, mask: 0 };
     };
-    if page.phase.replace(UNOPENED, OPENING) {
-        open_process(page, version, mask.place, &log);
-    }
-    // Another communicator's init is opening the process now. This is init, where waiting is allowed, and
-    // bounded by time: giving up would write 0 to the mask that all of NCCL's communicators share.
-    let begun = now_ns();
-    while page.phase.get_first() != OPEN && now_ns().saturating_sub(begun) < OPENING_NS_MAX {
-        sys::nap();
-    }
-    let Some(live) = live() else {
-        return Opened { context: NO_CONTEXT, mask: 0 };
+    let outcome = match calls::adopt(live, version, args) {
+        Some(ticket) => Ok(ticket),
+        None => enter_comm(live, args),
     };
-    let outcome = enter_comm(live, args);
+    if let Ok(ticket) = outcome
+        && live.governor.events()
+    {
+        live.events.open(ticket);
+    }
     live.segment.book(call::INIT, outcome.map(|_| ()));
     let mask = match outcome {
         Err(Loss::NoRoom) => 0,
@@ -179,7 +174,30 @@ pub fn open_comm(version: u32, args: &InitArgs, mask: Mask) -> Opened {
     Opened { context: Handle { kind: Kind::Comm, value }.pack(live.nonce), mask }
 }
 
-fn open_process(page: &'static Page, version: u32, mask_at: usize, log: &Log) {
+/// Opens the process's state if need be; `version` is the profiler's ABI, `None` for a call of the API.
+fn open(version: Option<u32>, mask_at: usize, log: &Log) -> Option<(&'static Page, &'static Live)> {
+    let Some(page) = map_page() else {
+        log.say(Message::NoForkGuard);
+        return None;
+    };
+    if page.phase.replace(UNOPENED, OPENING) {
+        open_process(page, version, mask_at, log);
+    }
+    // Another communicator's init is opening the process now. This is init, where waiting is allowed, and
+    // bounded by time: giving up would write 0 to the mask that all of NCCL's communicators share.
+    let begun = now_ns();
+    while page.phase.get_first() != OPEN && now_ns().saturating_sub(begun) < OPENING_NS_MAX {
+        sys::nap();
+    }
+    Some((page, live()?))
+}
+
+/// Opens the process's state, if need be, for a call of the API: NCCL has no logger to give there.
+pub(crate) fn open_for_calls() -> Option<&'static Live> {
+    open(None, 0, &Log::new(None)).map(|(_, live)| live)
+}
+
+fn open_process(page: &'static Page, version: Option<u32>, mask_at: usize, log: &Log) {
     clock::measure();
     let settings = Settings::from_environment(log);
     let identity = process::Identity::read();
@@ -197,18 +215,20 @@ fn open_process(page: &'static Page, version: u32, mask_at: usize, log: &Log) {
     segment.format(&geometry);
     identity.write(&segment);
     let nccl = nccl::version(log);
-    segment.set(head::NCCL, u64::from(nccl.unwrap_or(0)) | u64::from(version) << 32);
+    segment.set(head::NCCL, u64::from(nccl.unwrap_or(0)) | u64::from(version.unwrap_or(0)) << 32);
     process::write_environment(&segment);
     segment.open_for_readers();
     let nonce = (identity.nonce & 0xffff) as u16;
     let nccl = nccl.unwrap_or(0);
     let events = Events::new(Driver::find(), &page.events);
+    // A call of the API comes before the profiler's first init; which one that will be NCCL's version says.
+    let abi = version.unwrap_or_else(|| calls::abi_to_come(nccl));
     let facts = Facts {
-        abi: version,
+        abi,
         nccl,
-        refused: refused(version, nccl, log),
+        refused: refused(abi, nccl, log),
         // A mask on a stack or a heap is a test's, and gone after init.
-        switchable: Linker::get().is_some_and(|l| l.is_static(mask_at)),
+        switchable: version.is_none() || Linker::get().is_some_and(|l| l.is_static(mask_at)),
         events: events.available(),
     };
     let governor = Governor::new(&page.governor, &facts, &settings);
@@ -237,7 +257,7 @@ fn refused(version: u32, nccl: u32, log: &Log) -> bool {
     refused
 }
 
-fn enter_comm(live: &Live, args: &InitArgs) -> Result<u64, Loss> {
+pub(crate) fn enter_comm(live: &Live, args: &InitArgs) -> Result<u64, Loss> {
     let (ticket, slot) = live.segment.comm.claim_free(Loss::CommTable, |slot| {
         // Free when never used, or when NCCL has freed the communicator.
         slot.first().is_some_and(|s| s.get() == 0)
@@ -254,15 +274,17 @@ fn enter_comm(live: &Live, args: &InitArgs) -> Result<u64, Loss> {
     for (i, w) in names::long_text(args.name).iter().enumerate() {
         slot.set(comm::NAME + i, *w);
     }
-    for (i, w) in nccl::gpu_address().iter().enumerate() {
-        slot.set(comm::GPU + i, *w);
-    }
-    for i in comm::WANTS..comm::WORDS {
+    for i in comm::STATE..comm::WORDS {
         slot.set(i, 0);
     }
+    place_on(&slot, &nccl::gpu_address());
     slot.publish();
-    if live.governor.events() {
-        live.events.open(ticket);
-    }
     Ok(ticket)
+}
+
+/// Writes down a communicator's GPU.
+pub(crate) fn place_on(slot: &Claim<'_, { comm::WORDS }>, gpu: &[u64; comm::GPU_WORDS]) {
+    for (i, w) in gpu.iter().enumerate() {
+        slot.set(comm::GPU + i, *w);
+    }
 }

@@ -35,7 +35,9 @@ struct Surroundings {
 }
 
 fn prepare(o: &Run) -> anyhow::Result<Surroundings> {
-    if let Some(other) = std::env::var_os(PLUGIN_VARIABLE).filter(|v| !v.is_empty() && v != bundle::FILE_NAME)
+    let own = if o.preload { bundle::PRELOAD_FILE_NAME } else { bundle::FILE_NAME };
+    let ours = |v: &OsString| v.is_empty() || v == bundle::FILE_NAME || v == own;
+    if let Some(other) = std::env::var_os(PLUGIN_VARIABLE).filter(|v| !ours(v))
         && !o.replace
     {
         bail!(
@@ -48,7 +50,7 @@ fn prepare(o: &Run) -> anyhow::Result<Surroundings> {
     let dir = library.parent().map(Path::to_owned).unwrap_or_default();
     // The one spelling that every NCCL release finds, 2.27.3 too: a bare name beginning with lib and ending
     // with .so, on the library path.
-    let mut path = OsString::from(dir);
+    let mut path = OsString::from(&dir);
     if let Some(old) = std::env::var_os("LD_LIBRARY_PATH").filter(|p| !p.is_empty()) {
         path.push(":");
         path.push(old);
@@ -60,11 +62,19 @@ fn prepare(o: &Run) -> anyhow::Result<Surroundings> {
         let name = o.command.first().map(Path::new).and_then(Path::file_name).unwrap_or_default();
         format!("{}-{}", name.to_string_lossy(), std::process::id())
     });
-    let variables = vec![
-        (PLUGIN_VARIABLE, OsString::from(bundle::FILE_NAME)),
+    let mut variables = vec![
+        (PLUGIN_VARIABLE, OsString::from(own)),
         ("LD_LIBRARY_PATH", path),
         ("RINGWATCH_JOB", OsString::from(&job)),
     ];
+    if o.preload {
+        let mut preload = plugin::preload(&dir);
+        if let Some(old) = std::env::var_os("LD_PRELOAD").filter(|p| !p.is_empty()) {
+            preload.push(":");
+            preload.push(old);
+        }
+        variables.push(("LD_PRELOAD", preload));
+    }
     Ok(Surroundings { segments, job, variables })
 }
 
@@ -90,7 +100,12 @@ fn sum_up(o: &Run, s: &Surroundings, monitor: &mut Monitor<Segments>, status: Ex
     if snapshot.segments.is_empty() {
         writeln!(
             err,
-            "ringwatch: no process loaded the plugin: no NCCL communicator was made, NCCL is older than 2.23, or it is linked in without plugin support"
+            "{}",
+            if o.preload {
+                "ringwatch: no process made an NCCL communicator, or NCCL is linked in statically"
+            } else {
+                "ringwatch: no process loaded the plugin: no NCCL communicator was made, NCCL is older than 2.23 (--preload sees it), or it is linked in without plugin support"
+            }
         )?;
     } else {
         report::summary(&mut err, &snapshot)?;

@@ -2,12 +2,13 @@
 
 use super::clock::ClockMap;
 use super::instance::{Instance, Measure, Part, Track};
-use super::member::Member;
+use super::member::{Called, Member};
 use super::signature::Signature;
 use super::stats::{Class, ClassKey, Sample, size_class};
 use super::timing;
 use crate::model::{
-    Algo, CommId, CommRecord, Func, Lane, OpRecord, OpState, OperationRef, Proto, Rank, message_bytes,
+    Algo, CommId, CommRecord, Func, Lane, OpRecord, OpState, OperationRef, Proto, Rank, Returned, SegmentId,
+    message_bytes,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -146,6 +147,7 @@ impl Communicator {
             dtype: op.dtype.map(|d| d.to_string()),
             algo: op.algo.map(|a| a.to_string()),
             proto: op.proto.map(|p| p.to_string()),
+            redop: op.redop.map(|r| r.to_string()),
         }
     }
 
@@ -177,6 +179,14 @@ impl Communicator {
         self.members.get(&rank).is_some_and(|m| m.finished == 0)
     }
 
+    /// Takes back that a rank is in it; true when nobody is any more.
+    pub(super) fn leave(&mut self, segment: SegmentId, rank: Rank) -> bool {
+        if self.members.get(&rank).is_some_and(|m| m.record.segment == segment) {
+            self.members.remove(&rank);
+        }
+        self.members.is_empty()
+    }
+
     pub(super) fn join(&mut self, record: CommRecord) {
         match self.members.get_mut(&record.rank) {
             Some(m) => m.record = record,
@@ -187,6 +197,7 @@ impl Communicator {
                     late: 0,
                     worst_late_ns: None,
                     called: None,
+                    issued_below: 0,
                     channels: HashMap::new(),
                     done_below: HashMap::new(),
                     record,
@@ -208,12 +219,24 @@ impl Communicator {
             }
         }
         let Some(order) = op.order else {
-            if let (Some(at), false) = (op.called_ns, op.flags.captured) {
-                member.called = Some((op.ticket, op.func, at));
+            // What NCCL refused, what does nothing, and a bare call that has returned is not waited for: of some,
+            // NCCL makes other operations, or tells nothing.
+            let bare = op.flags.preloaded && !op.flags.grouped && op.returned.is_some();
+            let issues = !op.flags.captured
+                && !bare
+                && op.count > 0
+                && op.returned.is_none_or(Returned::accepted)
+                && op.ticket >= member.issued_below;
+            if let (Some(at_ns), true) = (op.called_ns, issues) {
+                let returned = op.flags.preloaded.then_some(op.returned.is_some());
+                member.called = Some(Called { ticket: op.ticket, func: op.func, at_ns, returned });
+            } else if member.called.is_some_and(|c| c.ticket == op.ticket) {
+                member.called = None;
             }
             return;
         };
-        if member.called.is_some_and(|(ticket, ..)| ticket <= op.ticket) {
+        member.issued_below = member.issued_below.max(op.ticket.saturating_add(1));
+        if member.called.is_some_and(|c| c.ticket <= op.ticket) {
             member.called = None;
         }
         let track = match op.lane {

@@ -46,27 +46,30 @@ type Init5 = unsafe extern "C" fn(
 /// The built library: `RINGWATCH_PLUGIN_SO` when set, or built once here as it is shipped.
 pub fn plugin_library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        if let Some(path) = std::env::var_os("RINGWATCH_PLUGIN_SO") {
-            return path.into();
-        }
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("plugin");
-        let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        // What the tests are built with is not how the plugin is shipped.
-        for name in ["RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
-            cargo.env_remove(name);
-        }
-        let built = cargo
-            .args(["build", "--quiet", "--lib", "--profile", "plugin", "--manifest-path"])
-            .arg(manifest)
-            .arg("--target-dir")
-            .arg(&target)
-            .output()
-            .unwrap();
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        target.join("plugin/libringwatch_plugin.so")
+    BUILT.get_or_init(|| match std::env::var_os("RINGWATCH_PLUGIN_SO") {
+        Some(path) => path.into(),
+        None => build(env!("CARGO_MANIFEST_DIR"), "libringwatch_plugin.so"),
     })
+}
+
+/// Builds the library of a package as it is shipped.
+pub fn build(package: &str, file: &str) -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("plugin");
+    let manifest = Path::new(package).join("Cargo.toml");
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // What the tests are built with is not how the plugin is shipped.
+    for name in ["RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
+        cargo.env_remove(name);
+    }
+    let built = cargo
+        .args(["build", "--quiet", "--lib", "--profile", "plugin", "--manifest-path"])
+        .arg(manifest)
+        .arg("--target-dir")
+        .arg(&target)
+        .output()
+        .unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    target.join("plugin").join(file)
 }
 
 /// What init gave back.
