@@ -7,8 +7,8 @@ use super::signature::Signature;
 use super::stats::{Class, ClassKey, Sample, size_class};
 use super::timing;
 use crate::model::{
-    Algo, CommId, CommRecord, Func, Lane, OpRecord, OpState, OperationRef, Proto, Rank, Returned, SegmentId,
-    message_bytes,
+    Algo, CommId, CommRecord, Coverage, Func, Lane, OpRecord, OpState, OperationRef, Proto, Rank, Returned,
+    SegmentId, message_bytes,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -57,6 +57,7 @@ pub struct Communicator {
     finished: u64,
     /// Collectives of which is known which rank came last.
     judged: u64,
+    coverage: Coverage,
 }
 
 impl Communicator {
@@ -70,6 +71,7 @@ impl Communicator {
             mismatch: None,
             finished: 0,
             judged: 0,
+            coverage: Coverage::default(),
         }
     }
 
@@ -131,6 +133,11 @@ impl Communicator {
     /// Collectives that are done on all ranks seen.
     pub fn finished(&self) -> u64 {
         self.finished
+    }
+
+    /// Of how many operations the GPU time is known.
+    pub fn coverage(&self) -> Coverage {
+        self.coverage
     }
 
     /// Collectives of which is known which rank came last.
@@ -261,8 +268,10 @@ impl Communicator {
             return;
         }
         self.uncounted.insert(key);
-        let (was_done, was_kernel) =
-            instance.parts.get(&rank).map_or((false, None), |p| (p.finished, p.kernel));
+        let before = instance.parts.get(&rank);
+        let (was_done, was_kernel) = before.map_or((false, None), |p| (p.finished, p.kernel));
+        let (fresh, was_timed) = (before.is_none(), before.is_some_and(|p| p.duration_ns().is_some()));
+        let was_stopped = before.is_some_and(|p| p.ended_seen_ns.is_some());
         let stopped = all_stopped(&op);
         let kernel = was_kernel.or_else(|| {
             if stopped { timing::kernel(&op, clock, |c| member.channels.get(&c).copied()) } else { None }
@@ -288,6 +297,11 @@ impl Communicator {
         if finished && !was_done && op.lane.is_collective() {
             member.finished += 1;
         }
+        let timed = kernel.is_some() || op.event_ns.is_some();
+        self.coverage.operations += u64::from(fresh);
+        self.coverage.timed += u64::from(timed && !was_timed);
+        let stamped = op.stamps.iter().any(|s| s.start_gpu_ns.is_some());
+        self.coverage.impossible += u64::from(ended_seen_ns.is_some() && !was_stopped && stamped && !timed);
         instance.parts.insert(rank, Part { op, kernel, started_ns, finished, ended_seen_ns });
         if started_ns.is_some() || stopped {
             self.imply_done(track, order, rank);

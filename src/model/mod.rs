@@ -16,6 +16,6 @@ pub use op::{
     Returned, Timing, Untimed, bus_factor, message_bytes, size_text,
 };
 pub use snapshot::{
-    ClassRow, CommRow, FlightRow, JobRow, LossRow, OpState, RankCell, RankRow, SegmentRow, Snapshot,
+    ClassRow, CommRow, Coverage, FlightRow, JobRow, LossRow, OpState, RankCell, RankRow, SegmentRow, Snapshot,
 };
 pub use update::{CommRecord, Job, Liveness, Making, SegmentRecord, Source, Update};

@@ -57,6 +57,16 @@ pub fn summary(out: &mut impl Write, s: &Snapshot) -> io::Result<()> {
         s.comms.len(),
         s.lost()
     )?;
+    let c = s.coverage();
+    if let Some(share) = c.share() {
+        writeln!(
+            out,
+            "ringwatch: GPU times of {:.1} % of {} operations (each rank's part is one), {} impossible ones dropped",
+            share * 100.0,
+            c.operations,
+            c.impossible
+        )?;
+    }
     for l in &s.losses {
         writeln!(out, "ringwatch:   pid {}: {}: {}", l.pid, l.reason, l.count)?;
     }
