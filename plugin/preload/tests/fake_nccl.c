@@ -297,10 +297,15 @@ int ncclCommSplit(Comm *c, int color, int key, Comm **place, Config *config) {
   if (color < 0) return OK;
   return begin(place, make(hash((char *)&seed, sizeof seed), c->ranks / 2, c->rank / 2), 1);
 }
-int ncclCommUserRank(Comm *c, int *rank) { return c->state == OK ? (*rank = c->rank, OK) : BAD_ARGUMENT; }
-int ncclCommCount(Comm *c, int *n) { return c->state == OK ? (*n = c->ranks, OK) : BAD_ARGUMENT; }
-int ncclCommCuDevice(Comm *c, int *d) { return c->state == OK ? (*d = c->rank, OK) : BAD_ARGUMENT; }
 int ncclCommGetAsyncError(Comm *c, int *result) { return *result = __atomic_load_n(&c->state, __ATOMIC_ACQUIRE), OK; }
+// As NCCL 2.19 does: by the public function, which a preloaded library stands in the place of.
+static int ready(Comm *c) {
+  int state = BAD_ARGUMENT;
+  return ncclCommGetAsyncError(c, &state) == OK && state == OK;
+}
+int ncclCommUserRank(Comm *c, int *rank) { return ready(c) ? (*rank = c->rank, OK) : BAD_ARGUMENT; }
+int ncclCommCount(Comm *c, int *n) { return ready(c) ? (*n = c->ranks, OK) : BAD_ARGUMENT; }
+int ncclCommCuDevice(Comm *c, int *d) { return ready(c) ? (*d = c->rank, OK) : BAD_ARGUMENT; }
 int ncclCommDestroy(Comm *c) {
   if (table) table->finalize(c->ctx);
   free(c);

@@ -204,6 +204,10 @@ fn stored(e: &[Word]) -> u64 {
 /// NCCL says that a communicator can be used.
 fn ready(calls: &Calls, own: u64, pointer: u64) {
     let Some(e) = calls.entry(own) else { return };
+    // Once, and not while NCCL is being asked about it: asking may come back here.
+    if !e.get(entry::READY).is_some_and(|w| w.get() == 0 && w.replace(0, 1)) {
+        return;
+    }
     let place = if get(e, entry::RANK_UNKNOWN) == 1 { real::place(pointer) } else { None };
     // The profiler's init has taken over the first slot that could be it; now it can be told which one it is.
     let ticket = place.and_then(|(rank, ranks)| slot_of(calls, own, rank, ranks)).unwrap_or(own);

@@ -125,7 +125,9 @@ mod entry {
     pub(super) const THREAD: usize = 12;
     /// 1: its calls return before NCCL has launched anything.
     pub(super) const ASYNC: usize = 13;
-    pub(super) const WORDS: usize = 14;
+    /// 1: it was found to be ready.
+    pub(super) const READY: usize = 14;
+    pub(super) const WORDS: usize = 16;
 }
 
 /// Private memory, empty in a forked child.

@@ -2,6 +2,8 @@
 
 #![expect(unsafe_code, reason = "calls NCCL's functions")]
 
+use super::inside;
+use super::thread::Thread;
 use crate::nccl::Linker;
 use core::ffi::{CStr, c_int, c_void};
 use ringwatch_wire::sync::Word;
@@ -63,8 +65,9 @@ fn ask(question: &Real, comm: u64) -> Option<c_int> {
         unsafe { core::mem::transmute::<usize, unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int>(at) };
     let mut answer: c_int = -1;
     let comm = core::ptr::with_exposed_provenance_mut(comm as usize);
+    // NCCL up to 2.22 asks itself for the communicator's state there, by the public function.
     // SAFETY: a communicator that NCCL has just said is ready; it stores one int.
-    let result = unsafe { function(comm, &mut answer) };
+    let result = inside(Thread::get(), || unsafe { function(comm, &mut answer) });
     if result == 0 && answer >= 0 { Some(answer) } else { None }
 }
 
