@@ -131,6 +131,7 @@ fn op() -> impl Strategy<Value = OpRecord> {
         issued_ns: when.1,
         timing: when.2,
         event_ns: when.3,
+        event_seen_ns: when.3,
         started: progress.0,
         stopped: progress.1,
         stamps: progress.2,
@@ -365,6 +366,7 @@ fn all_reduce(rank: u32, order: u64) -> OpRecord {
         issued_ns: Some(issued),
         timing: Timing::Kernel,
         event_ns: None,
+        event_seen_ns: None,
         started: 1,
         stopped: 1,
         stamps: vec![ChannelStamp {

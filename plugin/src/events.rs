@@ -215,7 +215,7 @@ impl Pool<'_> {
                 return self.break_off(live);
             }
             let number = Shot { pool: self.index, index: i }.number();
-            give(live, number, word(FIRST)..=word(LAST), ms, now_ns.saturating_sub(word(BEGUN_NS)));
+            give(live, number, word(FIRST)..=word(LAST), ms, now_ns.saturating_sub(word(BEGUN_NS)), now_ns);
             if let Some(state) = shot.get(STATE) {
                 state.set(FREE);
             }
@@ -226,7 +226,7 @@ impl Pool<'_> {
 
 /// Gives a duration to the operations of a shot, if it can be true: not negative, and not longer than what has
 /// passed on the host since before the first event was recorded.
-fn give(live: &Live, shot: u64, bound: RangeInclusive<u64>, ms: f32, passed_ns: u64) {
+fn give(live: &Live, shot: u64, bound: RangeInclusive<u64>, ms: f32, passed_ns: u64, now_ns: u64) {
     /// The resolution of event times is half a microsecond.
     const SLACK_NS: u64 = 1_000;
     // Casts of floats saturate; NaN is 0.
@@ -241,7 +241,9 @@ fn give(live: &Live, shot: u64, bound: RangeInclusive<u64>, ms: f32, passed_ns: 
         }
         if !possible {
             live.segment.flaw(Flaw::EventTime);
-        } else if record.once(op::EVENT_NS, ns).is_err() {
+        } else if record.once(op::EVENT_NS, ns).is_err()
+            || record.once(op::EVENT_SEEN, now_ns.saturating_sub(record.word(op::ISSUED_NS))).is_err()
+        {
             live.segment.flaw(Flaw::Progress);
         }
     }

@@ -129,7 +129,12 @@ fn kernel_of(facts: &Facts, settings: &Settings) -> Kernel {
         return Kernel::Always;
     }
     let once = if facts.nccl == 0 { facts.abi >= 7 } else { facts.nccl >= 23_100 };
-    if once { Kernel::Once } else { Kernel::Switched }
+    match once {
+        true => Kernel::Once,
+        // What is captured while kernel events are on pays for them at every replay.
+        false if settings.graphs == Graphs::Off => Kernel::Refused,
+        false => Kernel::Switched,
+    }
 }
 
 impl Governor {
@@ -222,6 +227,11 @@ impl Governor {
     fn end(&self) {
         self.set(ENDED, 1);
         self.switch(false);
+    }
+
+    /// True while kernel events are on that a capture had better not find.
+    pub(crate) fn spoils_captures(&self) -> bool {
+        self.kernel == Kernel::Switched && self.kernel_on()
     }
 
     /// A call was captured into a graph. Up to NCCL 2.30 kernel events may not be switched from then on.

@@ -14,7 +14,7 @@ use support::bare::Bare;
 use support::library::{Plugin, plugin_library};
 
 /// What is counted, and how much of it there may be.
-const GATES: [(&str, u64); 4] = [("kernel", 250), ("coll", 400), ("call", 1150), ("call-and-launch", 1250)];
+const GATES: [(&str, u64); 4] = [("kernel", 250), ("coll", 400), ("call", 1200), ("call-and-launch", 1300)];
 const TIMES: u64 = 1000;
 const WHAT: &str = "RINGWATCH_COUNT_WHAT";
 const HOW_OFTEN: &str = "RINGWATCH_COUNT_TIMES";

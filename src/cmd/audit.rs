@@ -8,10 +8,7 @@ use crate::runtime::Monitor;
 use serde::Serialize;
 use std::fmt;
 use std::path::Path;
-use std::time::{Duration, Instant};
-
-/// How often the segments are read.
-const STEP: Duration = Duration::from_millis(20);
+use std::time::Instant;
 
 /// What one child's segments held.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -55,7 +52,7 @@ impl Auditor {
 
     /// Reads what is new, if it is time to.
     pub(super) fn look(&mut self) {
-        if self.last.elapsed() >= STEP {
+        if self.last.elapsed() >= self.monitor.source().pause() {
             self.monitor.step(now_ns());
             self.last = Instant::now();
         }

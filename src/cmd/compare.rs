@@ -306,7 +306,7 @@ fn wait(
         if let Some(auditor) = auditor {
             auditor.look();
         }
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -18,8 +18,6 @@ use std::process::ExitStatus;
 use std::time::Duration;
 use tokio::process::Command;
 
-/// How often segments are read.
-const STEP: Duration = Duration::from_millis(20);
 /// How often black boxes are looked through: a job that restarts its workers leaves some each time.
 const REAP: Duration = Duration::from_secs(2);
 /// Black boxes of earlier jobs may take this much of shared memory before the oldest are removed, in bytes.
@@ -137,8 +135,7 @@ async fn watch(
     let mut child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
     let mut broken = false;
     let mut reaping = tokio::time::interval(REAP);
-    let mut tick = tokio::time::interval(STEP);
-    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut next = tokio::time::Instant::now();
     loop {
         tokio::select! {
             status = child.wait() => return Ok((status?, broken)),
@@ -155,10 +152,12 @@ async fn watch(
             _ = reaping.tick() => {
                 reap(&s.segments, BLACK_BOXES);
             }
-            _ = tick.tick(), if !broken => {
+            () = tokio::time::sleep_until(next), if !broken => {
                 // The job comes first: whatever happens to its observer, it runs on and keeps its exit code.
                 let step = std::panic::AssertUnwindSafe(|| monitor.step(now_ns()));
-                match std::panic::catch_unwind(step) {
+                let stepped = std::panic::catch_unwind(step);
+                next = tokio::time::Instant::now() + monitor.source().pause();
+                match stepped {
                     Ok(new) => tell(&new),
                     Err(_) => {
                         broken = true;

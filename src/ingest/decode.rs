@@ -174,6 +174,7 @@ pub(super) fn op(comm: &CommRecord, slot: &OpSlot) -> OpRecord {
         issued_ns: slot.issued_ns,
         timing: timing(slot.timed),
         event_ns: slot.event_ns,
+        event_seen_ns: slot.event_seen_ns,
         started: slot.started,
         stopped: slot.stopped,
         stamps: Vec::new(),

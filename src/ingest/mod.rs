@@ -18,10 +18,16 @@ use crate::model::{Liveness, SegmentId, Source, Update};
 use mapping::{MapError, Mapping};
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tail::Tail;
 
 /// How often directories are searched and processes are looked after, in ns.
 const SEARCH_NS: u64 = 200_000_000;
+/// The longest and the shortest time between two looks.
+const LONGEST: Duration = Duration::from_millis(20);
+const SHORTEST: Duration = Duration::from_millis(1);
+/// How much of a ring may be new at a look.
+const FILL: f64 = 0.25;
 /// Segments followed at once; more are counted, not read.
 const SEGMENTS_MAX: usize = 4096;
 
@@ -32,6 +38,8 @@ pub struct Segments {
     tails: BTreeMap<PathBuf, Tail>,
     refused: BTreeMap<PathBuf, String>,
     searched_ns: Option<u64>,
+    polled_ns: Option<u64>,
+    pause: Duration,
     /// Segments of other jobs, and of earlier ones of the same name, are left alone.
     job: Option<(String, u64)>,
     /// Files that are left alone, or are the same segment as one that is followed.
@@ -46,6 +54,8 @@ impl Segments {
             tails: BTreeMap::new(),
             refused: BTreeMap::new(),
             searched_ns: None,
+            polled_ns: None,
+            pause: LONGEST,
             job: None,
             passed: HashSet::new(),
         }
@@ -56,6 +66,11 @@ impl Segments {
     pub fn only_job(mut self, name: &str, begun_ns: u64) -> Self {
         self.job = Some((name.to_owned(), begun_ns));
         self
+    }
+
+    /// How long to wait until the next look, so that no ring comes round meanwhile: 20 ms, less for a busy job.
+    pub fn pause(&self) -> Duration {
+        self.pause
     }
 
     /// How many segments are followed.
@@ -133,6 +148,11 @@ impl Source for Segments {
         for tail in self.tails.values_mut() {
             tail.poll(now_ns, search, &mut out);
         }
+        let fill = self.tails.values().map(Tail::fill).fold(0.0, f64::max);
+        let since = self.polled_ns.map_or(LONGEST, |t| Duration::from_nanos(now_ns.saturating_sub(t)));
+        self.polled_ns = Some(now_ns);
+        self.pause =
+            if fill > FILL { since.mul_f64(FILL / fill).max(SHORTEST).min(LONGEST) } else { LONGEST };
         out
     }
 

@@ -37,6 +37,8 @@ struct Cursor {
     next: u64,
     open: Vec<u64>,
     missed: u64,
+    /// How much of the ring was new at the last look; 1 is all of it.
+    fill: f64,
 }
 
 impl Cursor {
@@ -53,6 +55,7 @@ impl Cursor {
             self.missed += first - self.next;
             self.next = first;
         }
+        self.fill = head.saturating_sub(self.next) as f64 / slots.max(1) as f64;
         let mut tickets = std::mem::take(&mut self.open);
         tickets.extend(self.next..head);
         self.next = self.next.max(head);
@@ -133,6 +136,11 @@ impl Tail {
 
     pub(super) fn liveness(&self) -> Liveness {
         self.record.liveness
+    }
+
+    /// How much of its fullest ring was new at the last look.
+    pub(super) fn fill(&self) -> f64 {
+        [&self.op, &self.channel, &self.proxy].iter().fold(0.0, |most, c| most.max(c.fill))
     }
 
     /// True when nothing more will come.

@@ -290,8 +290,11 @@ impl Communicator {
             }
         }
         let started_ns = kernel.map(|k| k.start_ns).or_else(|| timing::started(&op, clock));
-        let ended_seen_ns =
-            if stopped { op.stamps.iter().filter_map(|s| s.stop_seen_ns).max() } else { None };
+        let ended_seen_ns = if stopped {
+            op.stamps.iter().filter_map(|s| s.stop_seen_ns).max().or(op.event_seen_ns)
+        } else {
+            None
+        };
         // A record that comes late may be of an operation that is known to be done already.
         let finished = was_done || stopped || order < member.done_below(track);
         if finished && !was_done && op.lane.is_collective() {
@@ -485,7 +488,13 @@ impl Communicator {
         }
         let this = self.instance(track, order)?;
         let before = self.instance(track, order.checked_sub(1)?)?;
-        let idle = before.ended_seen_ns()? <= this.began_ns()?;
+        let began = this.began_ns()?;
+        // Where ranks wait for each other, one that has seen its own part end knows that all were there.
+        let first = this.first()?;
+        let by_itself = before.parts.get(&first.op.rank).and_then(|p| p.ended_seen_ns);
+        let all = before.first().is_some_and(|p| !p.op.func.is_rooted());
+        let idle = (all && by_itself.is_some_and(|e| e <= began))
+            || before.ended_seen_ns().is_some_and(|e| e <= began);
         if idle { this.late_on_host(needed) } else { None }
     }
 

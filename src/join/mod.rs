@@ -211,6 +211,7 @@ pub(crate) mod testing {
             issued_ns: None,
             timing: Timing::Kernel,
             event_ns: None,
+            event_seen_ns: None,
             started: 0,
             stopped: 0,
             stamps: Vec::new(),

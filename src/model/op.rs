@@ -269,6 +269,8 @@ pub struct OpRecord {
     pub timing: Timing,
     /// The time between the CUDA events around its launch, in ns; of the whole launch, where others share it.
     pub event_ns: Option<u64>,
+    /// When those were read, host monotonic ns: it had ended by then.
+    pub event_seen_ns: Option<u64>,
     /// Channels reported as started and stopped.
     pub started: u16,
     /// Channels reported as stopped.

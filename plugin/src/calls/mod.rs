@@ -314,7 +314,13 @@ fn take(call: &Op, grouped: bool) -> Option<Taken> {
         return None;
     }
     // With ABI v5 and later NCCL says so itself.
-    let captured = mode != Mode::Calls && calls.live.events.captures(call.stream as u64);
+    // Once a capture has begun with kernel events they stay in the graph: they are switched off before.
+    let asked = mode != Mode::Calls || calls.live.governor.spoils_captures();
+    let captures = asked && calls.live.events.captures(call.stream as u64);
+    if captures {
+        calls.live.governor.captured();
+    }
+    let captured = mode != Mode::Calls && captures;
     let now = now_ns();
     let from = if grouped { op::GROUPED } else { 0 } | op::PRELOADED;
     let made = called(&calls, comm, call, captured, from, now);

@@ -145,6 +145,8 @@ pub mod op {
     pub const PRELOADED: u64 = 1 << 8;
     /// Word 21, bit 9.
     pub const GROUPED: u64 = 1 << 9;
+    /// Mark: ns after ISSUED_NS when that was read: it had ended by then.
+    pub const EVENT_SEEN: usize = 23;
     pub const NO_ORDER: u64 = u64::MAX;
 }
 

@@ -136,6 +136,8 @@ pub struct OpSlot {
     pub timed: u8,
     /// Between the CUDA events around its launch, ns.
     pub event_ns: Option<u64>,
+    /// When that was read, host monotonic ns: it had ended by then.
+    pub event_seen_ns: Option<u64>,
     /// See [`crate::codes::REDOPS`]; `None` where nobody looked.
     pub redop: Option<u8>,
     /// The preloaded library saw the call.
@@ -489,6 +491,7 @@ fn decode_op(ticket: u64, lap: u64, w: &[u64; op::WORDS]) -> OpSlot {
         stopped: short(progress >> 16),
         timed: byte(w[op::TIMED], 0),
         event_ns: sync::marked(w[op::EVENT_NS], lap),
+        event_seen_ns: sync::marked(w[op::EVENT_SEEN], lap).and_then(|d| issued.map(|i| i.saturating_add(d))),
         redop: Some(byte(w[op::REDOP], 0)).filter(|r| *r != UNKNOWN),
         preloaded: w[op::REDOP] & op::PRELOADED != 0,
         grouped: w[op::REDOP] & op::GROUPED != 0,

@@ -10,7 +10,7 @@
 
 mod support;
 
-use ringwatch_wire::codes::{Flaw, Loss, call, flag, kind, phase, timed};
+use ringwatch_wire::codes::{Flaw, Loss, call, flag, kind, made, phase, timed};
 use ringwatch_wire::layout::{FORMAT_VERSION, Geometry, Region, channel, comm, group, head, op, proxy};
 use ringwatch_wire::reader::{ChannelSlot, Found, GroupSlot, OpSlot, ProxySlot, Reader, Text};
 use ringwatch_wire::ring::{Segment, text_word};
@@ -51,6 +51,8 @@ fn write() -> Vec<u8> {
     c.set(comm::INIT_NS, 5_000_000_100);
     c.set(comm::ISSUED, 19);
     c.set(comm::REPLAYED, 2);
+    c.set(comm::STATE, u64::from(made::FAILED) | 5 << 8);
+    c.set(comm::READY_NS, 5_000_000_200);
     texts(&c, comm::NAME, comm::NAME_WORDS, "default_pg");
     texts(&c, comm::GPU, comm::GPU_WORDS, "0000:4b:00.0");
     c.publish();
@@ -82,6 +84,7 @@ fn write() -> Vec<u8> {
         c.set(op::STREAM, 0xabc0);
         c.set(op::PLAN, n + 1);
         c.set(op::TIMED, u64::from(timed::EVENTS) | 77 << 8);
+        c.set(op::REDOP, 3 | op::PRELOADED | op::GROUPED);
         c.publish();
         let c = s.op.claim_again(t).unwrap();
         c.set(op::ISSUED_NS, 6_000_001_000 + n);
@@ -89,6 +92,8 @@ fn write() -> Vec<u8> {
         let slot = s.op.held(t).unwrap();
         assert!(mark_once(&slot[op::ENQUEUED], s.op.lap(t), 50 + n, || true));
         assert!(mark_once(&slot[op::EVENT_NS], s.op.lap(t), 9_000 + n, || true));
+        assert!(mark_once(&slot[op::EVENT_SEEN], s.op.lap(t), 70_000, || true));
+        assert!(mark_once(&slot[op::RETURNED], s.op.lap(t), 5_000 << 4 | 7, || true));
         assert!(mark_add(&slot[op::PROGRESS], s.op.lap(t), 2, || true));
         assert!(mark_add(&slot[op::PROGRESS], s.op.lap(t), 1 << 16, || true));
     }
@@ -197,6 +202,8 @@ fn check(version: u32) {
     let c = &comms[0];
     assert_eq!((c.ticket, c.id, c.ranks, c.nodes), (0, Some((0xfeed_beef, 3)), Some(8), Some(1)));
     assert_eq!((c.init_ns, c.finalized_ns, c.issued, c.replayed), (5_000_000_100, None, 19, 2));
+    let (made, failed) = if version < 2 { (None, None) } else { (Some(made::FAILED), Some(5)) };
+    assert_eq!((c.made, c.failed), (made, failed));
     assert_eq!((text(c.name), text(c.gpu)), ("default_pg".into(), "0000:4b:00.0".into()));
 
     let sizes = Region::ALL.map(|region| (r.ring(region).slots(), r.ring(region).next()));
@@ -236,10 +243,11 @@ fn check(version: u32) {
             stopped: 1,
             timed: if version < 2 { timed::UNKNOWN } else { timed::EVENTS },
             event_ns: (version >= 2).then_some(9_000 + n),
-            redop: None,
-            preloaded: false,
-            grouped: false,
-            returned: None,
+            event_seen_ns: (version >= 2).then_some(6_000_071_000 + n),
+            redop: (version >= 2).then_some(3),
+            preloaded: version >= 2,
+            grouped: version >= 2,
+            returned: (version >= 2).then_some((7, 6_000_005_000 + n)),
         };
         assert_eq!(o, want);
     }
