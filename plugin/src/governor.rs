@@ -385,3 +385,190 @@ impl Governor {
         paid
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringwatch_wire::layout::Geometry;
+    use ringwatch_wire::ring::Segment;
+
+    const FACTS: Facts = Facts { abi: 5, nccl: 22_809, refused: false, switchable: true, events: true };
+    const ASKED: c_int = 0xf5f;
+    const MS: u64 = 1_000_000;
+
+    fn settings() -> Settings {
+        Settings { dir: None, bytes: None, budget_ppm: 10_000, detail: Detail::Auto, graphs: Graphs::Watch }
+    }
+
+    fn governor(facts: &Facts, settings: &Settings) -> Governor {
+        let words = Vec::leak((0..WORDS).map(|_| Word::new(0)).collect());
+        let g = Governor::new(words, facts, settings);
+        g.begin(0);
+        g
+    }
+
+    /// NCCL's mask, and a communicator.
+    fn stage(g: &Governor) -> (&'static c_int, Comm) {
+        let mask: &'static mut c_int = Box::leak(Box::new(0));
+        let place = std::ptr::from_mut(mask);
+        *mask = g.mask(ASKED, place.expose_provenance());
+        // SAFETY: leaked; what writes to it later goes through the same pointer.
+        let mask = unsafe { &*place };
+        let geometry = Geometry::full();
+        let words: &'static [Word] = Vec::leak((0..geometry.bytes() / 8).map(|_| Word::new(0)).collect());
+        let segment = Segment::new(words, &geometry);
+        let (ticket, slot) = segment.comm.claim().expect("a fresh segment");
+        slot.publish();
+        let slot = segment.comm.held(ticket).expect("published");
+        (mask, Comm::new(ticket, slot))
+    }
+
+    fn asks(mask: &c_int) -> bool {
+        // SAFETY: a place of our own.
+        unsafe { std::ptr::read_volatile(mask) & KERNEL_CH != 0 }
+    }
+
+    /// Issues operations, `every` ns apart, and says which were timed.
+    fn issue(g: &Governor, c: &Comm, mask: &c_int, orders: std::ops::Range<u64>, every: u64) -> Vec<bool> {
+        orders
+            .map(|order| {
+                let timed = asks(mask);
+                g.issued(c, order, 2, timed, order * every);
+                timed
+            })
+            .collect()
+    }
+
+    #[test]
+    fn each_nccl_has_its_way() {
+        let kernel = |facts: Facts, s: Settings| governor(&facts, &s).kernel;
+        assert_eq!(kernel(FACTS, settings()), Kernel::Switched);
+        assert_eq!(kernel(Facts { nccl: 23_007, abi: 6, ..FACTS }, settings()), Kernel::Switched);
+        assert_eq!(kernel(Facts { nccl: 23_203, abi: 7, ..FACTS }, settings()), Kernel::Once);
+        assert_eq!(kernel(Facts { nccl: 23_203, abi: 6, ..FACTS }, settings()), Kernel::Once);
+        assert_eq!(kernel(Facts { nccl: 0, abi: 7, ..FACTS }, settings()), Kernel::Once);
+        assert_eq!(kernel(Facts { abi: 3, nccl: 22_605, ..FACTS }, settings()), Kernel::Refused);
+        assert_eq!(kernel(Facts { refused: true, ..FACTS }, settings()), Kernel::Refused);
+        assert_eq!(kernel(Facts { switchable: false, ..FACTS }, settings()), Kernel::Always);
+        let full = Settings { detail: Detail::Full, ..settings() };
+        assert_eq!(kernel(FACTS, full), Kernel::Always);
+        assert_eq!(kernel(Facts { refused: true, ..FACTS }, full), Kernel::Refused, "full does no harm either");
+        assert_eq!(kernel(FACTS, Settings { detail: Detail::Calls, ..settings() }), Kernel::Unwanted);
+        assert_eq!(kernel(FACTS, Settings { budget_ppm: 0, ..settings() }), Kernel::Unwanted);
+        assert_eq!(kernel(FACTS, Settings { graphs: Graphs::Full, ..settings() }), Kernel::Always);
+        assert_eq!(kernel(FACTS, Settings { graphs: Graphs::Off, ..settings() }), Kernel::Refused);
+    }
+
+    #[test]
+    fn a_slow_job_is_timed_completely() {
+        let g = governor(&FACTS, &settings());
+        let (mask, c) = stage(&g);
+        let timed = issue(&g, &c, mask, 0..2_000, 10 * MS);
+        assert!(timed.iter().all(|t| *t), "{:?}", timed.iter().position(|t| !t));
+    }
+
+    #[test]
+    fn a_fast_job_is_timed_in_runs_within_the_budget() {
+        let g = governor(&FACTS, &settings());
+        let (mask, c) = stage(&g);
+        let every = 8_000;
+        let timed = issue(&g, &c, mask, 0..1_000_000, every);
+        // After the first tokens are spent: each run costs its waking and its channels.
+        let later = &timed[500_000..];
+        let runs = later.windows(2).filter(|w| !w[0] && w[1]).count() as u64;
+        let count = later.iter().filter(|t| **t).count() as u64;
+        let cost = runs * WAKE_COST_NS + count * 2 * CHANNEL_COST_NS;
+        let wall = later.len() as u64 * every;
+        // What the bucket has saved may be spent as well.
+        assert!(cost <= (wall + DEEP_NS) / 100, "{cost} ns of {wall}");
+        assert!(cost * 400 >= wall, "{cost} ns of {wall}: the budget is there to be used");
+        assert_eq!(count, runs * (RUN_MASK + 1), "runs are whole");
+        let first = later.iter().position(|t| *t).expect("some are timed") + 500_000;
+        let begun = (first..timed.len()).find(|i| timed[*i] && !timed[i - 1]).expect("a run begins");
+        assert_eq!(begun as u64 & RUN_MASK, 0, "runs begin at multiples of 32, on every rank");
+    }
+
+    #[test]
+    fn ranks_that_never_speak_time_the_same_runs() {
+        // The second rank started with less, and is a little slower.
+        let ranks = [8_000, 9_000].map(|every| {
+            let g = governor(&FACTS, &settings());
+            let (mask, c) = stage(&g);
+            let timed = issue(&g, &c, mask, 0..1_000_000, every);
+            timed.chunks(32).map(|run| run.iter().all(|t| *t)).collect::<Vec<_>>()
+        });
+        let count = |f: &dyn Fn(bool, bool) -> bool| {
+            ranks[0].iter().zip(&ranks[1]).skip(10_000).filter(|(a, b)| f(**a, **b)).count()
+        };
+        let (both, either) = (count(&|a, b| a && b), count(&|a, b| a || b));
+        assert!(both * 4 >= either && both > 10, "{both} of {either} runs are timed on both");
+    }
+
+    #[test]
+    fn two_communicators_share_the_mask_and_the_bucket() {
+        let g = governor(&FACTS, &settings());
+        let (mask, a) = stage(&g);
+        let (_, b) = stage(&g);
+        g.mask(ASKED, std::ptr::from_ref(mask).expose_provenance());
+        for order in 0..200_000u64 {
+            for c in [&a, &b] {
+                let timed = asks(mask);
+                g.issued(c, order, 24, timed, order * 8_000);
+            }
+        }
+        // b waits for a run when it is freed: nobody is timed for its sake any more.
+        b.set(comm::WANTS, 1);
+        g.words[WANTED].add(1);
+        g.finalized(&b);
+        assert_eq!(g.get(WANTED), a.word(comm::WANTS));
+    }
+
+    #[test]
+    fn kernel_events_end_for_good_where_they_cannot_come_back() {
+        let g = governor(&Facts { nccl: 23_203, abi: 7, ..FACTS }, &settings());
+        let (mask, c) = stage(&g);
+        let timed = issue(&g, &c, mask, 0..200_000, 8_000);
+        let ended = timed.iter().position(|t| !t).expect("the budget is spent");
+        assert!(ended > 100 && timed[ended..].iter().all(|t| !t));
+        assert!(!asks(mask), "and not asked for by the next communicator's init");
+        assert_eq!(g.mask(ASKED, std::ptr::from_ref(mask).expose_provenance()) & KERNEL_CH, 0);
+        // What is timed now is timed by CUDA events, one in a few hundred.
+        let events = (0..200_000u64).filter(|o| g.launch(&c, *o, 1_600 * MS + o * 8_000)).count() as u64;
+        let (cost, wall) = (events * EVENT_COST_NS, 200_000 * 8_000);
+        assert!(events > 100 && cost * 100 <= wall + wall / 2, "{events}");
+    }
+
+    #[test]
+    fn a_capture_ends_kernel_events_where_they_would_be_wrong() {
+        let g = governor(&FACTS, &settings());
+        let (mask, c) = stage(&g);
+        assert!(g.spoils_captures());
+        g.captured();
+        assert!(!asks(mask) && !g.spoils_captures());
+        assert!(issue(&g, &c, mask, 0..1_000, 10 * MS).iter().all(|t| !t));
+        let g = governor(&Facts { nccl: 23_203, abi: 7, ..FACTS }, &settings());
+        let (mask, _) = stage(&g);
+        g.captured();
+        assert!(asks(mask), "NCCL 2.31 counts right only if nothing changes");
+    }
+
+    #[test]
+    fn a_pause_and_a_large_operation_are_worth_a_pair_of_events() {
+        let g = governor(&FACTS, &settings());
+        let (_, c) = stage(&g);
+        assert!(!g.launch(&c, 0, MS), "the regular ones are for kernel events");
+        for hint in [AFTER_PAUSE, LARGE] {
+            c.set(comm::HINT, hint);
+            assert!(g.launch(&c, 1, 2 * MS));
+        }
+        assert!(!governor(&Facts { events: false, ..FACTS }, &settings()).launch(&c, 1, 3 * MS));
+    }
+
+    #[test]
+    fn nothing_is_written_where_nccls_mask_cannot_be() {
+        let g = governor(&Facts { switchable: false, ..FACTS }, &settings());
+        let (mask, c) = stage(&g);
+        assert!(issue(&g, &c, mask, 0..10_000, 1_000).iter().all(|t| *t));
+        assert_eq!(g.why_not(false), timed::NOT_BUDGET);
+    }
+}

@@ -53,6 +53,11 @@ impl Comm {
         live.segment.comm.held(ticket).map(|slot| Comm { ticket, slot })
     }
 
+    #[cfg(test)]
+    pub(crate) fn new(ticket: u64, slot: &'static [Word; comm::WORDS]) -> Self {
+        Comm { ticket, slot }
+    }
+
     /// A word of its slot.
     #[inline]
     pub(crate) fn word(&self, i: usize) -> u64 {
