@@ -30,7 +30,7 @@ const WINDOW_NS: u64 = 64_000;
 
 #[inline]
 fn scaled(ticks: u64, rate: u64) -> u64 {
-    (u128::from(ticks) * u128::from(rate) >> 32) as u64
+    ((u128::from(ticks) * u128::from(rate)) >> 32) as u64
 }
 
 /// CLOCK_MONOTONIC in ns.

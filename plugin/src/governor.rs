@@ -39,6 +39,8 @@ pub(crate) const PAUSE_NS: u64 = 1_000_000;
 pub(crate) const LARGE_BYTES: u64 = 32 << 20;
 
 const KERNEL_CH: i32 = 1 << bit::KERNEL_CH;
+/// NCCL brings kernels with their phases, whether they are asked for or not.
+const KERNEL_PHASE: i32 = 1 << bit::LAST;
 
 /// Where GPU times come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +63,8 @@ const BASE: usize = 1;
 const ON: usize = 2;
 const WANTED: usize = 3;
 const ENDED: usize = 4;
+/// Another plugin wants kernel events of everything.
+const FORCED: usize = 5;
 const BUCKETS_AT: usize = 8;
 const BUCKET_WORDS: usize = 8;
 const BUCKETS: usize = 16;
@@ -88,6 +92,8 @@ pub(crate) struct Governor {
     /// Budget in millionths of wall time.
     budget_ppm: u64,
     graphs: Graphs,
+    /// Kernel events bring the GPU's times in this ABI version.
+    stamped: bool,
 }
 
 /// What decides how this process is timed.
@@ -135,6 +141,7 @@ impl Governor {
             events: facts.events && !matches!(kernel, Kernel::Unwanted | Kernel::Always),
             budget_ppm: settings.budget_ppm,
             graphs: settings.graphs,
+            stamped: facts.abi >= 4,
         }
     }
 
@@ -148,23 +155,28 @@ impl Governor {
         }
     }
 
-    /// What a communicator's init is to ask for, of the events in `wanted`; `place` is NCCL's mask, 0 when it may
-    /// not be written later.
-    pub(crate) fn mask(&self, wanted: c_int, place: usize) -> c_int {
+    /// What a communicator's init is to ask for, of the events in `wanted`, and with what another plugin wants;
+    /// `place` is NCCL's mask, 0 when it may not be written later. Where the other one wants kernel events they are
+    /// on all the time, and what they cost is not in the budget.
+    pub(crate) fn mask(&self, wanted: c_int, theirs: c_int, place: usize) -> c_int {
         let mut base = wanted & !KERNEL_CH;
         if !self.events {
             base &= !(1 << bit::KERNEL_LAUNCH);
         }
+        base |= theirs & !KERNEL_CH;
+        let forced = theirs & (KERNEL_CH | KERNEL_PHASE) != 0;
         let may = match self.kernel {
             Kernel::Refused | Kernel::Unwanted => false,
             Kernel::Always => true,
             // A communicator's first operation is timed: NCCL makes the connections for it then, and not later.
             Kernel::Switched | Kernel::Once => self.get(ENDED) == 0,
         };
+        let own = if may { wanted & KERNEL_CH } else { 0 };
+        self.set(FORCED, u64::from(forced));
         self.set(BASE, base as u32 as u64);
         self.set(MASK_AT, place as u64);
-        self.set(ON, u64::from(may));
-        if may { base | wanted & KERNEL_CH } else { base }
+        self.set(ON, u64::from(may || forced && self.stamped));
+        base | own | if forced { KERNEL_CH } else { 0 }
     }
 
     /// True when a call that begins now is timed by kernel events.
@@ -196,10 +208,11 @@ impl Governor {
         }
     }
 
+    /// Writes NCCL's mask, unless another plugin wants kernel events all the time.
     #[cold]
     fn switch(&self, on: bool) {
         let place = self.get(MASK_AT);
-        if place == 0 || self.kernel_on() == on {
+        if place == 0 || self.kernel_on() == on || self.get(FORCED) != 0 {
             return;
         }
         self.set(ON, u64::from(on));

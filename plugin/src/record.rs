@@ -4,6 +4,7 @@
 //! (or, for a graph replay or an ABI without calls, a new one); `KernelCh` and `ProxyOp` name it as parent
 //! and keep their own slots, since a kernel's stamps may be wrong channel by channel and are judged later.
 
+use crate::chain;
 use crate::clock::now_ns;
 use crate::event::{Api, Body, Coll, Event, P2p, StateArg, bit, state};
 use crate::events::{Shot, told};
@@ -146,7 +147,10 @@ pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<Started
 /// The reason why nothing was recorded.
 #[inline]
 pub fn stop(live: &'static Live, raw: u64) -> Result<Carried, Loss> {
-    let handle = Handle::unpack(raw, live.nonce)?;
+    let handle = match Handle::unpack(raw, live.nonce) {
+        Ok(h) => h,
+        Err(loss) => return chain::stop(live, raw, loss),
+    };
     let s = &live.segment;
     match handle.kind {
         // See `handle::has_no_end`.
@@ -160,7 +164,7 @@ pub fn stop(live: &'static Live, raw: u64) -> Result<Carried, Loss> {
         Kind::Channel => kernel_stop(live, handle.value, None),
         Kind::Transfer => Held::of(&s.proxy, handle.value)?.once_since(proxy::STOP, proxy::START_NS),
         Kind::Step => network::step_change(live, handle.value >> 3, handle.value & 7, phase::NONE, 0),
-        Kind::Comm => Err(Loss::BadParent),
+        Kind::Comm | Kind::Chained => Err(Loss::BadParent),
     }
     .map(|()| Carried::Something)
 }
@@ -176,7 +180,10 @@ pub fn state(live: &'static Live, raw: u64, value: i32, arg: Option<StateArg>) -
         // The channel's record shows it.
         return kernel_stop(live, raw & VALUE_MASK, Some(stamp)).map(|()| Carried::Nothing);
     }
-    let handle = Handle::unpack(raw, live.nonce)?;
+    let handle = match Handle::unpack(raw, live.nonce) {
+        Ok(h) => h,
+        Err(loss) => return chain::state(live, raw, value, arg, loss),
+    };
     let s = &live.segment;
     match (handle.kind, value) {
         (Kind::Group, state::GROUP_START_DONE) => return Ok(Carried::Nothing),

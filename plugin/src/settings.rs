@@ -8,6 +8,7 @@
 //! | `RINGWATCH_OVERHEAD_BUDGET` | share of wall time that GPU times may cost a GPU, `0%` to `100%` | `1%` |
 //! | `RINGWATCH_DETAIL` | `auto`: GPU times within the budget; `full`: of every operation, whatever it costs; `calls`: none | `auto` |
 //! | `RINGWATCH_GRAPHS` | CUDA graphs. `watch`: captures, and replays where NCCL tells of them; `full`: GPU times of every replay too, 5 us a captured operation; `off`: nothing of them | `watch` |
+//! | `RINGWATCH_CHAIN` | another profiler plugin, which gets every callback as well; named as NCCL_PROFILER_PLUGIN names one | none |
 
 use crate::log::{Log, Message};
 use crate::sys::variable;
@@ -29,6 +30,8 @@ pub(crate) struct Settings {
     pub(crate) detail: Detail,
     /// What is done with CUDA graphs.
     pub(crate) graphs: Graphs,
+    /// The other plugin's library.
+    pub(crate) chain: Option<&'static CStr>,
 }
 
 /// Which operations get GPU times.
@@ -126,7 +129,8 @@ impl Settings {
         let detail = one_of(c"RINGWATCH_DETAIL", &details, Detail::Auto, log, Message::BadDetail);
         let policies = [(c"watch", Graphs::Watch), (c"full", Graphs::Full), (c"off", Graphs::Off)];
         let graphs = one_of(c"RINGWATCH_GRAPHS", &policies, Graphs::Watch, log, Message::BadGraphs);
-        Settings { dir, bytes, budget_ppm: budget.unwrap_or(BUDGET_PPM), detail, graphs }
+        let chain = variable(c"RINGWATCH_CHAIN");
+        Settings { dir, bytes, budget_ppm: budget.unwrap_or(BUDGET_PPM), detail, graphs, chain }
     }
 }
 

@@ -6,10 +6,11 @@
 #![expect(unsafe_code, reason = "one mapping is shared by all threads of the process")]
 
 use crate::abi::LogFn;
+use crate::chain::Chain;
 use crate::clock::{self, now_ns};
 use crate::events::{self, Driver, Events};
 use crate::governor::{self, Facts, Governor};
-use crate::handle::{Handle, Kind};
+use crate::handle::{Handle, Kind, VALUE_MASK};
 use crate::log::{Log, Message};
 use crate::names;
 use crate::nccl::Linker;
@@ -35,6 +36,8 @@ pub struct Live {
     pub(crate) pairs: Pairs,
     pub(crate) governor: Governor,
     pub(crate) events: Events,
+    /// Another plugin that gets the same callbacks.
+    pub(crate) chain: Option<&'static Chain>,
 }
 
 /// What NCCL said at init.
@@ -89,6 +92,7 @@ struct Page {
     /// Contexts given out that no communicator slot stands behind.
     spare_contexts: Word,
     live: core::cell::UnsafeCell<core::mem::MaybeUninit<Live>>,
+    chain: core::cell::UnsafeCell<core::mem::MaybeUninit<Chain>>,
     /// A header to count in where there is no segment.
     header: [Word; HEADER_WORDS],
     pairs: [Word; pairs::WORDS],
@@ -167,16 +171,30 @@ pub fn open_comm(version: u32, args: &InitArgs, mask: Mask) -> Opened {
     };
     let outcome = enter_comm(live, args);
     live.segment.book(call::INIT, outcome.map(|_| ()));
-    let mask = match outcome {
-        Err(Loss::NoRoom) => 0,
-        _ => live.governor.mask(mask.wanted, mask.place),
-    };
     let value = outcome.unwrap_or_else(|_| {
         log.say(Message::CommTableFull);
         // Contexts have to differ even without a slot: NCCL purges queued events by context.
-        crate::handle::VALUE_MASK - page.spare_contexts.add(1) % (1 << 20)
+        spare_context(page.spare_contexts.add(1))
     });
+    let theirs = live.chain.map_or(0, |chain| chain.open(version, args, value, &log));
+    let mask = match outcome {
+        Err(Loss::NoRoom) => theirs,
+        _ => live.governor.mask(mask.wanted, theirs, mask.place),
+    };
     Opened { context: Handle { kind: Kind::Comm, value }.pack(live.nonce), mask }
+}
+
+/// Contexts without a slot count down from the largest value.
+const SPARE_CONTEXTS: u64 = 1 << 20;
+
+fn spare_context(n: u64) -> u64 {
+    VALUE_MASK - n % SPARE_CONTEXTS
+}
+
+/// The number of a context without a slot; `None` for a communicator's ticket.
+pub(crate) fn spare_number(value: u64) -> Option<u64> {
+    let n = VALUE_MASK.wrapping_sub(value);
+    if n < SPARE_CONTEXTS { Some(n) } else { None }
 }
 
 fn open_process(page: &'static Page, version: u32, mask_at: usize, log: &Log) {
@@ -213,7 +231,11 @@ fn open_process(page: &'static Page, version: u32, mask_at: usize, log: &Log) {
     };
     let governor = Governor::new(&page.governor, &facts, &settings);
     let pairs = Pairs::new(&page.pairs);
-    let live = Live { segment, nonce: nonce.max(1), nccl, pairs, governor, events };
+    let chain = settings.chain.and_then(|library| Chain::load(library, version, log)).map(|chain| {
+        // SAFETY: as with `live` below, and it is only ever reached through that.
+        unsafe { &*(*page.chain.get()).write(chain) }
+    });
+    let live = Live { segment, nonce: nonce.max(1), nccl, pairs, governor, events, chain };
     // SAFETY: the phase is OPENING, set by this thread, and nobody reads `live` before OPEN.
     unsafe { (*page.live.get()).write(live) };
     page.phase.set_last(OPEN);

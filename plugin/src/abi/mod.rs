@@ -16,18 +16,19 @@ pub mod v7;
 
 pub use arms::{CollApi, CollApiTagged, GroupApi, KernelCh, KernelChBare, P2pApi, P2pApiTagged, ProxyOp};
 
+use crate::chain::Said;
 use crate::event::{Event, StateArg};
 use crate::record::{Carried, Started};
 use crate::state::{InitArgs, Live, Mask};
 use crate::{handle, record, state};
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{CStr, c_char, c_int, c_void};
 use ringwatch_wire::codes::{Loss, call};
 
 /// NCCL's logger: level, flags, file, line, format, arguments.
 pub type LogFn = unsafe extern "C" fn(c_int, u64, *const c_char, c_int, *const c_char, ...);
 
 /// What NCCL gets back, always.
-const SUCCESS: c_int = 0;
+pub(crate) const SUCCESS: c_int = 0;
 
 /// One version of the ABI.
 pub trait Abi {
@@ -78,6 +79,9 @@ impl Taker for Recorder {
     }
 }
 
+/// The name in every table.
+pub(crate) const NAME: &CStr = c"Ringwatch";
+
 /// Slots behind the last one that NCCL knows: forks look for extra functions there and must find NULL.
 const SPARE: usize = 8;
 
@@ -100,7 +104,7 @@ unsafe impl<I> Sync for Table<I> {}
 impl<I> Table<I> {
     const fn of<A: Abi>(init: I) -> Self {
         Table {
-            name: c"Ringwatch".as_ptr(),
+            name: NAME.as_ptr(),
             init,
             start: start::<A>,
             stop: stop::<A>,
@@ -111,8 +115,8 @@ impl<I> Table<I> {
     }
 }
 
-type InitBare = unsafe extern "C" fn(*mut *mut c_void, *mut c_int) -> c_int;
-type InitV4 = unsafe extern "C" fn(
+pub(crate) type InitBare = unsafe extern "C" fn(*mut *mut c_void, *mut c_int) -> c_int;
+pub(crate) type InitV4 = unsafe extern "C" fn(
     *mut *mut c_void,
     *mut c_int,
     *const c_char,
@@ -122,7 +126,7 @@ type InitV4 = unsafe extern "C" fn(
     c_int,
     Option<LogFn>,
 ) -> c_int;
-type InitV5 = unsafe extern "C" fn(
+pub(crate) type InitV5 = unsafe extern "C" fn(
     *mut *mut c_void,
     u64,
     *mut c_int,
@@ -184,6 +188,9 @@ unsafe extern "C" fn start<A: Abi>(
     descriptor: *const c_void,
 ) -> c_int {
     if let Some(live) = state::live() {
+        if live.chain.is_some() {
+            return start_chained::<A>(live, context, out, descriptor);
+        }
         let mut given = 0;
         // SAFETY: NCCL passes a descriptor of the version whose table it called, valid for this call.
         let seen = unsafe { descriptor.cast::<A::Descriptor>().as_ref() };
@@ -201,6 +208,40 @@ unsafe extern "C" fn start<A: Abi>(
     } else if !out.is_null() {
         // SAFETY: as above.
         unsafe { out.write(core::ptr::null_mut()) };
+    }
+    SUCCESS
+}
+
+/// An event that another plugin gets as well: ours names our handles, theirs names theirs.
+#[cold]
+#[inline(never)]
+fn start_chained<A: Abi>(
+    live: &'static Live,
+    context: *mut c_void,
+    out: *mut *mut c_void,
+    descriptor: *const c_void,
+) -> c_int {
+    // SAFETY: as in `start`.
+    let seen = unsafe { descriptor.cast::<A::Descriptor>().as_ref() };
+    let given = match (seen, live.chain) {
+        (Some(d), Some(chain)) if !out.is_null() => {
+            let context = handle::to_number(context);
+            let said = Said::of::<A>(d);
+            let ours = match said.for_us(live, chain) {
+                Ok(own) => {
+                    // SAFETY: a copy of a descriptor of this version, whose parents alone were changed.
+                    let own = unsafe { own.at::<A>().as_ref() };
+                    own.map_or(0, |d| A::tell(d, live.nccl, Recorder { live, context }))
+                }
+                Err(loss) => refuse(live, said.bit() as usize, loss),
+            };
+            chain.start(live, context, &said, ours)
+        }
+        _ => refuse(live, call::START_UNKNOWN, Loss::BadCall),
+    };
+    if !out.is_null() {
+        // SAFETY: as in `start`.
+        unsafe { out.write(handle::to_pointer(given)) };
     }
     SUCCESS
 }
@@ -245,7 +286,11 @@ unsafe extern "C" fn record_state<A: Abi>(event: *mut c_void, value: c_int, args
 
 unsafe extern "C" fn finalize(context: *mut c_void) -> c_int {
     if let Some(live) = state::live() {
-        live.segment.book(call::FINALIZE, record::finalize(live, handle::to_number(context)));
+        let context = handle::to_number(context);
+        live.segment.book(call::FINALIZE, record::finalize(live, context));
+        if let Some(chain) = live.chain {
+            chain.finalize(live, context);
+        }
     }
     SUCCESS
 }
@@ -267,3 +312,17 @@ table!(ncclProfiler_v4, v4::V4, init_v4: InitV4);
 table!(ncclProfiler_v5, v5::V5, init_v5: InitV5);
 table!(ncclProfiler_v6, v6::V6, init_v5: InitV5);
 table!(ncclProfiler_v7, v7::V7, init_v5: InitV5);
+
+/// Address of our table of one version: another library may turn out to be this one.
+pub(crate) fn own_table(version: u32) -> usize {
+    match version {
+        1 => (&raw const ncclProfiler_v1).addr(),
+        2 => (&raw const ncclProfiler_v2).addr(),
+        3 => (&raw const ncclProfiler_v3).addr(),
+        4 => (&raw const ncclProfiler_v4).addr(),
+        5 => (&raw const ncclProfiler_v5).addr(),
+        6 => (&raw const ncclProfiler_v6).addr(),
+        7 => (&raw const ncclProfiler_v7).addr(),
+        _ => 0,
+    }
+}
