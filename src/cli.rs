@@ -66,6 +66,9 @@ pub struct Run {
     /// Replace another profiler plugin that NCCL_PROFILER_PLUGIN names
     #[arg(long)]
     pub replace: bool,
+    /// Keep the other profiler plugin that NCCL_PROFILER_PLUGIN names: it gets every callback as well
+    #[arg(long, conflicts_with = "replace")]
+    pub chain: bool,
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     pub command: Vec<OsString>,

@@ -26,6 +26,8 @@ const REAP: Duration = Duration::from_secs(2);
 const BLACK_BOXES: u64 = 256 << 20;
 
 const PLUGIN_VARIABLE: &str = "NCCL_PROFILER_PLUGIN";
+/// What the plugin loads behind itself.
+const CHAIN_VARIABLE: &str = "RINGWATCH_CHAIN";
 
 /// What the job gets in its environment.
 struct Surroundings {
@@ -34,12 +36,18 @@ struct Surroundings {
     variables: Vec<(&'static str, OsString)>,
 }
 
+/// The plugin that the user has in NCCL's one slot.
+fn other_plugin() -> Option<OsString> {
+    // NCCL itself takes `none` for none.
+    let none = |v: &OsString| v.is_empty() || v == bundle::FILE_NAME || v.eq_ignore_ascii_case("none");
+    std::env::var_os(PLUGIN_VARIABLE).filter(|v| !none(v))
+}
+
 fn prepare(o: &Run) -> anyhow::Result<Surroundings> {
-    if let Some(other) = std::env::var_os(PLUGIN_VARIABLE).filter(|v| !v.is_empty() && v != bundle::FILE_NAME)
-        && !o.replace
-    {
+    let other = other_plugin();
+    if let Some(other) = other.as_ref().filter(|_| !o.replace && !o.chain) {
         bail!(
-            "{PLUGIN_VARIABLE} is set to {}: NCCL takes one profiler plugin; unset it, or give --replace to run without it",
+            "{PLUGIN_VARIABLE} is set to {}: NCCL takes one profiler plugin; give --chain to run with both, --replace to run without it, or unset it",
             other.display()
         );
     }
@@ -60,11 +68,14 @@ fn prepare(o: &Run) -> anyhow::Result<Surroundings> {
         let name = o.command.first().map(Path::new).and_then(Path::file_name).unwrap_or_default();
         format!("{}-{}", name.to_string_lossy(), std::process::id())
     });
-    let variables = vec![
+    let mut variables = vec![
         (PLUGIN_VARIABLE, OsString::from(bundle::FILE_NAME)),
         ("LD_LIBRARY_PATH", path),
         ("RINGWATCH_JOB", OsString::from(&job)),
     ];
+    if let Some(other) = other.filter(|_| o.chain) {
+        variables.push((CHAIN_VARIABLE, other));
+    }
     Ok(Surroundings { segments, job, variables })
 }
 

@@ -47,26 +47,53 @@ type Init5 = unsafe extern "C" fn(
 pub fn plugin_library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        if let Some(path) = std::env::var_os("RINGWATCH_PLUGIN_SO") {
-            return path.into();
-        }
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("plugin");
-        let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        // What the tests are built with is not how the plugin is shipped.
-        for name in ["RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
-            cargo.env_remove(name);
-        }
-        let built = cargo
-            .args(["build", "--quiet", "--lib", "--profile", "plugin", "--manifest-path"])
-            .arg(manifest)
-            .arg("--target-dir")
-            .arg(&target)
-            .output()
-            .unwrap();
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        target.join("plugin/libringwatch_plugin.so")
+        let given = std::env::var_os("RINGWATCH_PLUGIN_SO").map(PathBuf::from);
+        given.unwrap_or_else(|| build("Cargo.toml", "libringwatch_plugin.so"))
     })
+}
+
+/// The plugin that does nothing, built the same way.
+pub fn null_library() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| build("null/Cargo.toml", "libringwatch_null.so"))
+}
+
+fn build(manifest: &str, file: &str) -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("plugin");
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join(manifest);
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // What the tests are built with is not how the plugin is shipped.
+    for name in ["RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
+        cargo.env_remove(name);
+    }
+    let built = cargo
+        .args(["build", "--quiet", "--lib", "--profile", "plugin", "--manifest-path"])
+        .arg(manifest)
+        .arg("--target-dir")
+        .arg(&target)
+        .output()
+        .unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    target.join("plugin").join(file)
+}
+
+/// Makes a library from C; `None`, said by the test's name, where there is no compiler.
+pub fn compile(test: &str, source: &str, flags: &[&str], to: &Path) -> Option<()> {
+    let c = to.with_extension("c");
+    std::fs::write(&c, source).unwrap();
+    let made = Command::new("cc").args(["-shared", "-fPIC"]).args(flags).arg("-o").arg(to).arg(&c).output();
+    let Ok(made) = made else {
+        eprintln!("SKIPPED {test}: there is no C compiler `cc`");
+        return None;
+    };
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    Some(())
+}
+
+/// A plugin that writes down every callback, of the ABI versions whose bits are set.
+pub fn recorder(test: &str, versions: u32, to: &Path) -> Option<()> {
+    let versions = format!("-DRECORDER_VERSIONS={versions}");
+    compile(test, include_str!("recorder.c"), &[&versions, "-lpthread"], to)
 }
 
 /// What init gave back.
