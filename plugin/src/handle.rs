@@ -32,7 +32,7 @@ pub enum Kind {
     /// An operation as the API call knows it that a graph captures. Told by the handle, since the call's
     /// record is gone long before the last replay names it.
     Captured = 10,
-    /// An event that another plugin knows as well: the value names the pair of handles, see [`crate::chain`]. Never
+    /// An event that another plugin knows as well: the value names the pair of handles, see `chain`. Never
     /// unpacked, so that whoever has no other plugin pays nothing for it.
     Chained = 11,
 }

@@ -129,7 +129,9 @@ impl Settings {
         let detail = one_of(c"RINGWATCH_DETAIL", &details, Detail::Auto, log, Message::BadDetail);
         let policies = [(c"watch", Graphs::Watch), (c"full", Graphs::Full), (c"off", Graphs::Off)];
         let graphs = one_of(c"RINGWATCH_GRAPHS", &policies, Graphs::Watch, log, Message::BadGraphs);
-        let chain = variable(c"RINGWATCH_CHAIN");
+        // As NCCL itself takes it.
+        let none = |name: &&CStr| name.to_bytes().eq_ignore_ascii_case(b"none");
+        let chain = variable(c"RINGWATCH_CHAIN").filter(|name| !none(name));
         Settings { dir, bytes, budget_ppm: budget.unwrap_or(BUDGET_PPM), detail, graphs, chain }
     }
 }

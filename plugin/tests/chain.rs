@@ -647,6 +647,24 @@ fn what_cannot_be_chained_is_told_and_left_out() {
     }
 }
 
+#[test]
+fn none_is_none() {
+    let test = "none_is_none";
+    if child() {
+        let p = Plugin::built();
+        let o = p.init_with(5, 1, c"pg", 8, 3, Some(logger()));
+        assert_eq!(p.start(5, o.context, &COLL_DEFAULT.at(5)) >> 44 & 0xf, 4);
+        let said = SAID.lock().unwrap();
+        assert!(!said.iter().any(|(_, t)| t.contains("RINGWATCH_CHAIN")), "{said:?}");
+        return;
+    }
+    for name in ["none", "None", ""] {
+        play(test, 5, |c, _| {
+            c.env("RINGWATCH_CHAIN", name);
+        });
+    }
+}
+
 /// NCCL's own way to a name without a path.
 #[test]
 fn a_short_name_is_found_on_the_library_path() {
