@@ -1,4 +1,4 @@
-//! The plugins that this program carries inside.
+//! The libraries that this program carries inside.
 
 use std::fs;
 use std::io::{self, Write};
@@ -17,13 +17,20 @@ pub const NULL_FILE_NAME: &str = "libnccl-profiler-ringwatch-null.so";
 /// The bytes of the plugin that does nothing, which only benchmarks load.
 pub const NULL_PLUGIN: &[u8] = include_bytes!(env!("RINGWATCH_NULL_LIBRARY"));
 
-/// Puts the plugin into a directory, which is made if need be, and returns its path. A file that is there
-/// already with the same content is kept, since jobs may have it mapped; another one is replaced, not changed.
+/// The file name of the library for LD_PRELOAD, which is the plugin too; NCCL finds it by this name.
+pub const PRELOAD_FILE_NAME: &str = "libringwatch-preload.so";
+
+const PRELOAD: &[u8] = include_bytes!(env!("RINGWATCH_PRELOAD_LIBRARY"));
+
+/// Puts the plugin and the library for LD_PRELOAD into a directory, which is made if need be, and returns the
+/// plugin's path. A file that is there already with the same content is kept, since jobs may have it mapped;
+/// another one is replaced, not changed.
 ///
 /// # Errors
 /// The path and the system's error, when the directory or file cannot be written, or when others may write into
 /// the directory: what lies there runs in every job.
 pub fn install(dir: &Path) -> io::Result<PathBuf> {
+    put(dir, PRELOAD_FILE_NAME, PRELOAD)?;
     put(dir, FILE_NAME, PLUGIN)
 }
 

@@ -69,6 +69,10 @@ pub struct Run {
     /// Keep the other profiler plugin that NCCL_PROFILER_PLUGIN names: it gets every callback as well
     #[arg(long, conflicts_with = "replace")]
     pub chain: bool,
+    /// Load the library that sees NCCL's calls as well: for NCCL before 2.23, inits and calls that hang,
+    /// reduction operations
+    #[arg(long)]
+    pub preload: bool,
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     pub command: Vec<OsString>,
@@ -167,6 +171,10 @@ pub struct Bench {
     /// Wait on the host after each operation
     #[arg(long)]
     pub blocking: bool,
+    /// Give each thread a CPU of its own once its communicators are made; NCCL's own threads stay free. --compare
+    /// always does, so that a ratio is not one of CPUs
+    #[arg(long)]
+    pub pin: bool,
     /// Time single operations by CUDA events as well; --json has every sample
     #[arg(long)]
     pub events: bool,
@@ -246,6 +254,9 @@ pub struct Plugin {
     /// Directory to put it into [default: the user's cache]
     #[arg(value_name = "DIR")]
     pub dir: Option<PathBuf>,
+    /// Print how to load the library that sees NCCL's calls as well (LD_PRELOAD), which is the plugin too
+    #[arg(long)]
+    pub preload: bool,
 }
 
 /// Options of `replay`.

@@ -96,6 +96,20 @@ fn plugin_prints_what_a_shell_can_take() {
 }
 
 #[test]
+fn plugin_prints_how_to_preload() {
+    let room = Room::new();
+    for name in ["plain", "a place of its own"] {
+        let dir = room.path(name);
+        let said = support::run(room.ringwatch(["plugin", "--preload"]).arg(&dir));
+        assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+        let shell = format!("{}\nexec grep -o 'libringwatch.*$' /proc/self/maps", said.out);
+        let there = support::run(room.command("sh").arg("-c").arg(shell));
+        assert!(there.out.starts_with("libringwatch-preload.so\n"), "{} {}", said.out, there.err);
+        assert_eq!(there.err, "");
+    }
+}
+
+#[test]
 fn the_readme_mentions_every_verb() {
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
     let Ok(text) = std::fs::read_to_string(readme) else {

@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use ringwatch::detect::{Detector, Settings};
 use ringwatch::join::{Join, View};
 use ringwatch::model::{
-    Algo, ChannelStamp, CommId, CommRecord, DataType, Flags, Func, Job, Lane, Liveness, NetPhase,
-    NetProgress, OpRecord, Proto, Rank, SegmentId, SegmentRecord, Timing, Untimed, Update,
+    Algo, ChannelStamp, CommId, CommRecord, DataType, Flags, Func, Job, Lane, Liveness, Making, NetPhase,
+    NetProgress, OpRecord, Proto, Rank, RedOp, Returned, SegmentId, SegmentRecord, Timing, Untimed, Update,
 };
 
 const S: u64 = 1_000_000_000;
@@ -126,6 +126,8 @@ fn op() -> impl Strategy<Value = OpRecord> {
         plan: None,
         flags: Flags { captured: what.5, ..Flags::default() },
         called_ns: when.0,
+        returned: when.1.map(|at_ns| Returned { at_ns, result: (at_ns % 9) as u8 }),
+        redop: Some(RedOp::Sum).filter(|_| what.5),
         issued_ns: when.1,
         timing: when.2,
         event_ns: when.3,
@@ -151,7 +153,7 @@ fn process() -> impl Strategy<Value = SegmentRecord> {
             program: "job".into(),
             nccl: None,
             abi,
-            job: Job { name: None, rank: Some(u32::MAX), size: Some(0) },
+            job: Job { name: None, rank: Some(u32::MAX), size: Some(0), local: None },
             liveness,
             created_ns,
             created_unix_ns,
@@ -174,6 +176,8 @@ fn member() -> impl Strategy<Value = CommRecord> {
             host_clock: 1,
             issued,
             replayed,
+            init_ns: issued,
+            making: ranks.map(|n| if n == 4 { Making::Begun } else { Making::Ready(None) }),
             finalized_ns,
         },
     )
@@ -237,6 +241,8 @@ fn member_of(rank: u32, issued: u64) -> CommRecord {
         host_clock: 1,
         issued,
         replayed: 0,
+        init_ns: 0,
+        making: None,
         finalized_ns: None,
     }
 }
@@ -354,6 +360,8 @@ fn all_reduce(rank: u32, order: u64) -> OpRecord {
         plan: None,
         flags: Flags::default(),
         called_ns: Some(issued - 3_000),
+        returned: None,
+        redop: None,
         issued_ns: Some(issued),
         timing: Timing::Kernel,
         event_ns: None,

@@ -146,6 +146,27 @@ fn another_profiler_plugin_is_kept_behind_ours_when_asked() {
     assert_eq!(both.code, Some(2));
 }
 
+#[test]
+fn the_preload_library_comes_first_and_is_the_plugin() {
+    let room = Room::new();
+    let mut command = room.ringwatch(["run", "--preload", "--", "env", "-0"]);
+    // Of libraries that are not there the dynamic linker says so on stderr, and goes on.
+    let job = environment(command.env("LD_PRELOAD", "libm.so.6"));
+    let preload = get(&job, "LD_PRELOAD");
+    let first = preload.strip_suffix(":libm.so.6").expect("the old one is kept");
+    assert!(Path::new(first).is_file() && Path::new(first).starts_with(room.path("cache")), "{first}");
+    assert_eq!(get(&job, "NCCL_PROFILER_PLUGIN"), "libringwatch-preload.so");
+    assert!(first.ends_with("/libringwatch-preload.so"), "{first}");
+
+    let mut other = room.ringwatch(["run", "--preload", "--", "true"]);
+    let said = run(other.env("NCCL_PROFILER_PLUGIN", "libnccl-profiler-other.so"));
+    assert_eq!(said.code, Some(2), "{}", said.err);
+    let mut none = room.ringwatch(["run", "--preload", "--", "true"]);
+    let said = run(none.env("NCCL_PROFILER_PLUGIN", PLUGIN));
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    assert!(said.err.contains("no process made an NCCL communicator"), "{}", said.err);
+}
+
 /// The environment that a job gets.
 fn environment(command: &mut Command) -> Vec<(String, OsString)> {
     let out = output(command);

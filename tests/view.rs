@@ -6,8 +6,8 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::style::{Color, Modifier};
 use ringwatch::model::{
-    Algo, ClassRow, CommId, CommRow, Evidence, Finding, FlightRow, Func, JobRow, Kind, Lane, LossRow,
-    OpState, OperationRef, Proto, Rank, RankCell, RankRow, SegmentRow, Snapshot,
+    Algo, ClassRow, CommId, CommRow, Coverage, Evidence, Finding, FlightRow, Func, JobRow, Kind, Lane,
+    LossRow, OpState, OperationRef, Proto, Rank, RankCell, RankRow, SegmentRow, Snapshot,
 };
 use ringwatch::view::{self, App, Msg, Screen, Theme};
 
@@ -66,6 +66,7 @@ fn comm(id: CommId, name: &str, ranks: u32) -> CommRow {
         finished: 4711,
         in_flight: 1,
         ops_per_s: Some(412.6),
+        coverage: Coverage { operations: 18_848, timed: 589, impossible: 0 },
         closed: false,
     }
 }
@@ -99,8 +100,15 @@ fn healthy() -> Snapshot {
         clock_error_ns: Some(1_900),
         lost: 0,
     };
-    let pair =
-        CommRow { name: None, in_flight: 0, ops_per_s: None, nodes: None, closed: true, ..comm(PAIR, "", 2) };
+    let pair = CommRow {
+        name: None,
+        in_flight: 0,
+        ops_per_s: None,
+        nodes: None,
+        coverage: Coverage::default(),
+        closed: true,
+        ..comm(PAIR, "", 2)
+    };
     let untimed = ClassRow {
         busbw: None,
         p50_ns: None,
@@ -171,6 +179,7 @@ fn missing_rank() -> Snapshot {
             dtype: Some("ncclFloat32".into()),
             algo: Some("RING".into()),
             proto: Some("SIMPLE".into()),
+            redop: None,
         },
         since: Some("2026-03-02T14:03:14.612Z".into()),
         evidence: vec![
@@ -195,6 +204,7 @@ fn missing_rank() -> Snapshot {
         dtype: None,
         algo: None,
         proto: None,
+        redop: None,
     };
     let straggler = Finding {
         kind: Kind::Straggler,

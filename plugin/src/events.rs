@@ -306,6 +306,15 @@ impl Events {
         pool.set(HEALTH, READY);
     }
 
+    /// True while a stream is being captured: what is called on it now does not run.
+    pub(crate) fn captures(&self, stream: u64) -> bool {
+        let Some(driver) = self.driver.as_ref() else { return false };
+        let mut status: c_int = NOT_CAPTURING;
+        // SAFETY: the stream of a call that NCCL is about to get; asking breaks no capture.
+        let asked = unsafe { (driver.capturing)(stream as Stream, &mut status) };
+        asked == SUCCESS && status != NOT_CAPTURING
+    }
+
     /// Records the first event of a pair on a stream, before a launch. `None` when the stream is being captured, no
     /// pair is free, or the driver refuses.
     pub(crate) fn begin(&self, live: &Live, comm_ticket: u64, stream: u64, now_ns: u64) -> Option<Shot> {

@@ -1,11 +1,11 @@
 //! The governor: which operations get GPU times, so that they cost the job no more than its budget.
 //!
-//! NCCL charges about a microsecond for a collective's kernel events (KernelCh), whoever listens, and a pair of
-//! CUDA events around a launch costs about five. A token bucket for each GPU holds the time that may be spent: it
-//! fills by the budget's share of wall time, every timed operation takes its price. While tokens last everything is
-//! timed; when they do not, every 2nd, 4th, 8th … operation by *issue order*, so that ranks which never speak
-//! with each other time the same collectives. Operations after a pause and large ones are timed whenever a token is
-//! left.
+//! NCCL charges about a microsecond for every channel of a collective's kernel events (KernelCh), whoever listens, and
+//! more when its progress thread sleeps and has to be woken; a pair of CUDA events around a launch costs about five. A
+//! token bucket holds the time that may be spent: it fills by the budget's share of wall time, every timed operation
+//! takes its price. While tokens last everything is timed; when they do not, every 2nd, 4th, 8th … run of 32
+//! operations by *issue order*, so that ranks which never speak with each other time the same collectives, and the
+//! thread is woken once a run. Operations after a pause and large ones are timed by CUDA events whenever a token is left.
 //!
 //! NCCL looks at the plugin's event mask when a call begins, before the plugin hears of it, so whether the *next*
 //! call is timed by kernel events is decided when this one is issued, by writing the mask through the pointer that
@@ -23,15 +23,24 @@ use ringwatch_wire::codes::timed;
 use ringwatch_wire::layout::comm;
 use ringwatch_wire::sync::Word;
 
-/// What kernel events cost a collective, in ns: measured about 1,000 on H200, NCCL 2.28 to 2.32, doubled.
-const KERNEL_COST_NS: u64 = 2_000;
+/// What kernel events cost a collective on each channel, in ns.
+const CHANNEL_COST_NS: u64 = 1_000;
+/// Channels of an operation of which NCCL does not say how many it has.
+const CHANNELS: u8 = 8;
+/// What the first of a run costs beyond that, in ns: NCCL's progress thread is woken.
+const WAKE_COST_NS: u64 = 30_000;
+/// Operations are timed in runs of `1 << RUN_SHIFT` issue orders.
+const RUN_SHIFT: u32 = 5;
+const RUN_MASK: u64 = (1 << RUN_SHIFT) - 1;
+/// After so long without a timed operation NCCL's progress thread sleeps, in ns.
+const ASLEEP_NS: u64 = 50_000;
 /// What a pair of CUDA events costs, in ns: measured about 5,000, and the reading of their times.
 const EVENT_COST_NS: u64 = 8_000;
 /// A bucket holds at most this long a time's budget, in ns.
 const DEEP_NS: u64 = 1_000_000_000;
 /// A new bucket holds this long a time's budget, in ns.
 const FIRST_NS: u64 = 250_000_000;
-/// One in `1 << SHIFT_MAX` operations is timed however small the budget.
+/// One in `1 << SHIFT_MAX` runs is timed however small the budget.
 const SHIFT_MAX: u64 = 16;
 /// After so long without a call an operation is worth timing, in ns.
 pub(crate) const PAUSE_NS: u64 = 1_000_000;
@@ -63,20 +72,17 @@ const BASE: usize = 1;
 const ON: usize = 2;
 const WANTED: usize = 3;
 const ENDED: usize = 4;
-/// Another plugin wants kernel events of everything.
-const FORCED: usize = 5;
-const BUCKETS_AT: usize = 8;
-const BUCKET_WORDS: usize = 8;
-const BUCKETS: usize = 16;
-/// Words it needs.
-pub(crate) const WORDS: usize = BUCKETS_AT + BUCKETS * BUCKET_WORDS;
-
-// Words of a bucket, which has a cache line of its own: each GPU's thread changes its own.
-// 0: whose it is; 2: when it was filled last.
 /// Tokens in ns, as a signed number.
-const TOKENS: usize = 1;
-/// Every `1 << SHIFT`-th operation is timed.
-const SHIFT: usize = 3;
+const TOKENS: usize = 5;
+const FILLED_NS: usize = 6;
+/// Every `1 << SHIFT`-th run is timed by kernel events.
+const SHIFT: usize = 7;
+/// Every `1 << EVENT_SHIFT`-th operation is timed by CUDA events.
+const EVENT_SHIFT: usize = 8;
+/// Another plugin wants kernel events of everything.
+const FORCED: usize = 9;
+/// Words it needs.
+pub(crate) const WORDS: usize = 16;
 
 /// Bits of the word [`comm::HINT`]: why the called operation is worth timing.
 pub(crate) const AFTER_PAUSE: u64 = 1;
@@ -239,41 +245,21 @@ impl Governor {
         }
     }
 
-    fn bucket(&self, c: &Comm) -> Option<&'static [Word]> {
-        let i = (c.word(comm::BUCKET) as usize).min(BUCKETS - 1);
-        let start = BUCKETS_AT + i * BUCKET_WORDS;
-        self.words.get(start..start + BUCKET_WORDS)
-    }
-
-    /// The bucket of a GPU, by its address; GPUs beyond the table share the last one.
-    pub(crate) fn bucket_of(&self, owner: u64, now_ns: u64) -> u64 {
-        // 0 is an empty place.
-        let owner = owner | 1;
-        for (i, bucket) in self.words.get(BUCKETS_AT..).unwrap_or(&[]).chunks_exact(BUCKET_WORDS).enumerate()
-        {
-            let [who, tokens, filled, ..] = bucket else { continue };
-            if who.get() == owner {
-                return i as u64;
-            }
-            if who.replace(0, owner) {
-                tokens.set(self.income(FIRST_NS));
-                filled.set(now_ns);
-                return i as u64;
-            }
-            if who.get() == owner {
-                return i as u64;
-            }
-        }
-        BUCKETS as u64 - 1
+    /// The first tokens.
+    pub(crate) fn begin(&self, now_ns: u64) {
+        self.set(TOKENS, self.income(FIRST_NS));
+        self.set(FILLED_NS, now_ns);
     }
 
     fn income(&self, elapsed_ns: u64) -> u64 {
         elapsed_ns.min(DEEP_NS).saturating_mul(self.budget_ppm) / 1_000_000
     }
 
-    /// Fills up a bucket and returns its tokens.
-    fn fill(&self, bucket: &[Word], now_ns: u64) -> i64 {
-        let [_, tokens, filled, ..] = bucket else { return i64::MIN };
+    /// Fills up the bucket and returns its tokens.
+    fn fill(&self, now_ns: u64) -> i64 {
+        let (Some(tokens), Some(filled)) = (self.words.get(TOKENS), self.words.get(FILLED_NS)) else {
+            return i64::MIN;
+        };
         let last = filled.get();
         let have = tokens.get() as i64;
         let elapsed = now_ns.saturating_sub(last);
@@ -290,67 +276,75 @@ impl Governor {
         tokens.get() as i64
     }
 
-    fn pay(bucket: &[Word], cost_ns: u64) {
-        if let Some(tokens) = bucket.get(TOKENS) {
+    fn pay(&self, cost_ns: u64) {
+        if let Some(tokens) = self.words.get(TOKENS) {
             tokens.add(cost_ns.wrapping_neg());
         }
     }
 
+    /// True for one in `1 << shift` numbers; the shift is in word `which`.
     #[inline]
-    fn due(bucket: &[Word], order: u64) -> bool {
-        let shift = bucket.get(SHIFT).map_or(0, Word::get).min(SHIFT_MAX);
-        order & ((1 << shift) - 1) == 0
+    fn due(&self, number: u64, which: usize) -> bool {
+        number & ((1 << self.get(which).min(SHIFT_MAX)) - 1) == 0
     }
 
-    /// True when there are tokens for an operation that is due; times fewer or more from now on.
-    fn afford(&self, bucket: &[Word], cost_ns: u64, now_ns: u64) -> bool {
-        let have = self.fill(bucket, now_ns);
-        let Some(shift) = bucket.get(SHIFT) else { return false };
-        let s = shift.get();
+    /// True when there are tokens for what is due; fewer or more is due from now on.
+    fn afford(&self, cost_ns: u64, which: usize, now_ns: u64) -> bool {
+        let have = self.fill(now_ns);
+        let shift = self.get(which);
         if have < cost_ns as i64 {
-            shift.set((s + 1).min(SHIFT_MAX));
+            self.set(which, (shift + 1).min(SHIFT_MAX));
             return false;
         }
-        if s > 0 && have >= self.income(DEEP_NS) as i64 {
-            shift.set(s - 1);
+        if shift > 0 && have >= self.income(DEEP_NS) as i64 {
+            self.set(which, shift - 1);
         }
         true
     }
 
-    /// Called when an operation was issued as number `order` of its communicator: pays for it if it was timed by
-    /// kernel events, and decides on the communicator's next one.
+    /// Called when an operation was issued as number `order` of its communicator, on so many channels: pays for it if
+    /// it was timed by kernel events, and decides on the communicator's next one.
     #[inline]
-    pub(crate) fn issued(&self, c: &Comm, order: u64, by_kernel: bool, now_ns: u64) {
+    pub(crate) fn issued(&self, c: &Comm, order: u64, channels: u8, by_kernel: bool, now_ns: u64) {
         if !matches!(self.kernel, Kernel::Switched | Kernel::Once) || self.get(ENDED) != 0 {
             return;
         }
-        let Some(bucket) = self.bucket(c) else { return };
-        let due = Self::due(bucket, order.wrapping_add(1));
+        let due = self.due(order.wrapping_add(1) >> RUN_SHIFT, SHIFT);
         if by_kernel || due || self.kernel_on() {
-            self.decide(c, bucket, due, by_kernel, now_ns);
+            self.decide(c, order, channels, due, by_kernel, now_ns);
         }
     }
 
     #[inline(never)]
-    fn decide(&self, c: &Comm, bucket: &[Word], due: bool, by_kernel: bool, now_ns: u64) {
+    fn decide(&self, c: &Comm, order: u64, channels: u8, due: bool, by_kernel: bool, now_ns: u64) {
+        let channels = if channels == 0 { CHANNELS } else { channels };
+        let each = u64::from(channels) * CHANNEL_COST_NS;
+        let last = c.word(comm::TIMED_NS);
         if by_kernel {
-            Self::pay(bucket, KERNEL_COST_NS);
+            let asleep = now_ns.saturating_sub(last) > ASLEEP_NS;
+            self.pay(if asleep { each + WAKE_COST_NS } else { each });
+            c.set(comm::TIMED_NS, now_ns);
         }
         if self.kernel == Kernel::Once {
-            if self.fill(bucket, now_ns) < 0 {
+            if self.fill(now_ns) < 0 {
                 self.end();
             }
             return;
         }
         let Some(wanted) = self.words.get(WANTED) else { return };
-        let wants = due && self.afford(bucket, KERNEL_COST_NS, now_ns);
-        // The mask is the process's: it is on while any communicator waits for its next operation.
         let waiting = c.word(comm::WANTS) != 0;
+        let wants = if due && waiting && by_kernel && order.wrapping_add(1) & RUN_MASK != 0 {
+            // A run is not broken off.
+            true
+        } else {
+            due && self.afford(WAKE_COST_NS + (each << RUN_SHIFT), SHIFT, now_ns)
+        };
+        // The mask is the process's: it is on while any communicator waits for its next operation.
         if wants != waiting {
             c.set(comm::WANTS, u64::from(wants));
             wanted.add(if wants { 1 } else { 1u64.wrapping_neg() });
         }
-        let broke = bucket.get(TOKENS).is_some_and(|t| (t.get() as i64) < 0);
+        let broke = (self.get(TOKENS) as i64) < 0;
         self.switch(wants || (wanted.get() != 0 && !broke));
     }
 
@@ -374,23 +368,22 @@ impl Governor {
         if !self.events {
             return false;
         }
-        let Some(bucket) = self.bucket(c) else { return false };
         let hint = c.word(comm::HINT);
         // Where kernel events are switched, they are for the regular ones.
         let regular = self.kernel != Kernel::Switched || self.get(ENDED) != 0;
-        let due = regular && Self::due(bucket, order);
-        (due || hint != 0) && self.take(bucket, due, now_ns)
+        let due = regular && self.due(order, EVENT_SHIFT);
+        (due || hint != 0) && self.take(due, now_ns)
     }
 
     #[inline(never)]
-    fn take(&self, bucket: &[Word], due: bool, now_ns: u64) -> bool {
+    fn take(&self, due: bool, now_ns: u64) -> bool {
         let paid = if due {
-            self.afford(bucket, EVENT_COST_NS, now_ns)
+            self.afford(EVENT_COST_NS, EVENT_SHIFT, now_ns)
         } else {
-            self.fill(bucket, now_ns) >= EVENT_COST_NS as i64
+            self.fill(now_ns) >= EVENT_COST_NS as i64
         };
         if paid {
-            Self::pay(bucket, EVENT_COST_NS);
+            self.pay(EVENT_COST_NS);
         }
         paid
     }

@@ -13,6 +13,7 @@
 #![cfg_attr(all(panic = "abort", not(test)), no_std)]
 
 pub mod abi;
+pub mod calls;
 mod chain;
 mod clock;
 pub mod event;

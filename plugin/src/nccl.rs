@@ -128,6 +128,14 @@ impl Linker {
         if handle.is_null() { None } else { Some(Loaded { linker: self, handle }) }
     }
 
+    /// A symbol of the libraries that were loaded after the one that holds this code.
+    pub(crate) fn next(&self, symbol: &CStr) -> usize {
+        // RTLD_NEXT is -1.
+        let next = core::ptr::without_provenance_mut(usize::MAX);
+        // SAFETY: a handle that every dlsym knows and a NUL-terminated name.
+        unsafe { (self.sym)(next, symbol.as_ptr()) }.expose_provenance()
+    }
+
     fn find_at(&self, library: *const c_char, symbol: &CStr) -> usize {
         // SAFETY: NUL-terminated names; NOLOAD runs no initialiser. The handle is not closed: the library
         // stays as loaded as it was.
@@ -154,6 +162,18 @@ impl Loaded<'_> {
     }
 }
 
+/// Addresses of libc's pthread_key_create, pthread_getspecific and pthread_setspecific, which lay in another
+/// library before glibc 2.34; 0 where they are not loaded.
+pub(crate) fn thread_keys() -> [usize; 3] {
+    let direct = [weak!("pthread_key_create"), weak!("pthread_getspecific"), weak!("pthread_setspecific")];
+    if !direct.contains(&0) {
+        return direct;
+    }
+    let Some(linker) = Linker::get() else { return [0; 3] };
+    [c"pthread_key_create", c"pthread_getspecific", c"pthread_setspecific"]
+        .map(|name| linker.find(c"libpthread.so.0", name))
+}
+
 /// NCCL's version code, 22809 for 2.28.9.
 pub(crate) fn version(log: &Log) -> Option<u32> {
     let linker = Linker::get()?;
@@ -177,10 +197,52 @@ pub(crate) fn version(log: &Log) -> Option<u32> {
     if result == 0 { u32::try_from(version).ok().filter(|v| *v > 0) } else { None }
 }
 
+/// Runs `f` with a device's primary context, the one that CUDA's runtime uses; without CUDA, or a device, as it is.
+pub(crate) fn on_device(device: Option<c_int>, f: impl FnOnce()) {
+    type Retain = unsafe extern "C" fn(*mut usize, c_int) -> c_int;
+    type Release = unsafe extern "C" fn(c_int) -> c_int;
+    type Push = unsafe extern "C" fn(usize) -> c_int;
+    type Pop = unsafe extern "C" fn(*mut usize) -> c_int;
+    let (Some(linker), Some(device)) = (Linker::get(), device) else { return f() };
+    let find = |name| linker.find(c"libcuda.so.1", name);
+    let (retain, release) = (find(c"cuDevicePrimaryCtxRetain"), find(c"cuDevicePrimaryCtxRelease_v2"));
+    let (push, pop) = (find(c"cuCtxPushCurrent_v2"), find(c"cuCtxPopCurrent_v2"));
+    if retain == 0 || release == 0 || push == 0 || pop == 0 {
+        return f();
+    }
+    // SAFETY: the CUDA driver's functions of these names and signatures.
+    let (retain, release, push, pop) = unsafe {
+        (
+            core::mem::transmute::<usize, Retain>(retain),
+            core::mem::transmute::<usize, Release>(release),
+            core::mem::transmute::<usize, Push>(push),
+            core::mem::transmute::<usize, Pop>(pop),
+        )
+    };
+    let mut context = 0;
+    // SAFETY: stores one context; the job's own use of the device keeps it for longer than this one.
+    if unsafe { retain(&mut context, device) } != 0 {
+        return f();
+    }
+    // SAFETY: a context that is retained; what is pushed is popped.
+    unsafe {
+        if push(context) == 0 {
+            f();
+            pop(&mut context);
+        }
+        release(device);
+    }
+}
+
 /// PCI address of the GPU that this thread uses, as text words; empty when CUDA does not say.
 pub(crate) fn gpu_address() -> [u64; comm::GPU_WORDS] {
+    gpu_address_of(None)
+}
+
+/// The same of a device, by its number in CUDA.
+pub(crate) fn gpu_address_of(device: Option<c_int>) -> [u64; comm::GPU_WORDS] {
     let mut text = [0u8; 24];
-    if read_gpu_address(&mut text).is_none() {
+    if read_gpu_address(device, &mut text).is_none() {
         text = [0; 24];
     }
     let len = text.iter().position(|b| *b == 0).unwrap_or(text.len());
@@ -192,7 +254,7 @@ pub(crate) fn gpu_address() -> [u64; comm::GPU_WORDS] {
     words
 }
 
-fn read_gpu_address(text: &mut [u8; 24]) -> Option<()> {
+fn read_gpu_address(given: Option<c_int>, text: &mut [u8; 24]) -> Option<()> {
     let linker = Linker::get()?;
     let current = linker.find(c"libcuda.so.1", c"cuCtxGetDevice");
     let address = linker.find(c"libcuda.so.1", c"cuDeviceGetPCIBusId");
@@ -206,9 +268,9 @@ fn read_gpu_address(text: &mut [u8; 24]) -> Option<()> {
     let address = unsafe {
         core::mem::transmute::<usize, unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int>(address)
     };
-    let mut device: c_int = 0;
+    let mut device: c_int = given.unwrap_or(0);
     // SAFETY: init runs on a thread that NCCL has given a context; without one this only fails.
-    if unsafe { current(&mut device) } != 0 {
+    if given.is_none() && unsafe { current(&mut device) } != 0 {
         return None;
     }
     // SAFETY: writes at most the given length, NUL included.

@@ -4,6 +4,7 @@
 //! (or, for a graph replay or an ABI without calls, a new one); `KernelCh` and `ProxyOp` name it as parent
 //! and keep their own slots, since a kernel's stamps may be wrong channel by channel and are judged later.
 
+use crate::calls;
 use crate::chain;
 use crate::clock::now_ns;
 use crate::event::{Api, Body, Coll, Event, P2p, StateArg, bit, state};
@@ -20,7 +21,7 @@ use ringwatch_wire::sync::{Claim, Word};
 const SEND: u8 = code_of("Send");
 const RECV: u8 = code_of("Recv");
 
-const fn code_of(name: &str) -> u8 {
+pub(crate) const fn code_of(name: &str) -> u8 {
     let mut i = 0;
     while i < FUNCS.len() {
         let (code, text) = FUNCS[i];
@@ -48,6 +49,11 @@ pub(crate) struct Comm {
 }
 
 impl Comm {
+    /// The communicator of a ticket.
+    pub(crate) fn of(live: &'static Live, ticket: u64) -> Option<Self> {
+        live.segment.comm.held(ticket).map(|slot| Comm { ticket, slot })
+    }
+
     /// A word of its slot.
     #[inline]
     pub(crate) fn word(&self, i: usize) -> u64 {
@@ -225,12 +231,17 @@ pub fn finalize(live: &'static Live, context: u64) -> Result<(), Loss> {
     if !w.replace(0, now_ns()) {
         return Err(Loss::Repeated);
     }
+    forget(live, &c);
+    Ok(())
+}
+
+/// What is left to do for a communicator that is no more.
+pub(crate) fn forget(live: &'static Live, c: &Comm) {
     live.pairs.free(c.ticket);
-    live.governor.finalized(&c);
+    live.governor.finalized(c);
     if live.governor.events() {
         live.events.read(live, c.ticket, now_ns());
     }
-    Ok(())
 }
 
 /// An outermost group begins. A bare call is a group of its own and gets no record: its value says all there is.
@@ -282,10 +293,22 @@ fn end_capture(live: &'static Live) {
 /// A kernel is about to be launched for what was called: times it by CUDA events if it is to be.
 fn launch(live: &'static Live, c: Comm, parent: u64, stream: u64) -> Option<Shot> {
     let group = Handle::unpack(parent, live.nonce).ok().filter(|h| h.kind == Kind::Group)?.value;
+    launching(live, c, group & (group::CAPTURED | group::KERNEL) == 0, stream)
+}
+
+/// The same, for a launch that NCCL does not tell of.
+#[inline(never)]
+pub(crate) fn launch_of_call(live: &'static Live, c: Comm, stream: u64) -> Option<Shot> {
+    launching(live, c, true, stream)
+}
+
+/// `free` is false where events must not be used.
+#[inline(always)]
+fn launching(live: &'static Live, c: Comm, free: bool, stream: u64) -> Option<Shot> {
     let (called, launched) = (c.word(comm::CALLED), c.word(comm::LAUNCHED));
     c.set(comm::LAUNCHED, called);
     c.set(comm::SHOT, 0);
-    if group & (group::CAPTURED | group::KERNEL) != 0 {
+    if !free {
         return None;
     }
     // The time of the last call is time enough.
@@ -321,6 +344,11 @@ fn timing(live: &'static Live, c: Comm, origin: &Origin, ticket: u64) -> u64 {
         Origin::Unknown if live.governor.kernel_on() => u64::from(timed::KERNEL),
         Origin::Unknown => u64::from(live.governor.why_not(false)),
     }
+}
+
+/// How a call is timed that nobody but itself issues.
+pub(crate) fn timing_of_call(live: &'static Live, c: Comm, ticket: u64) -> u64 {
+    timing(live, c, &Origin::Called(ticket), ticket)
 }
 
 #[inline(never)]
@@ -365,7 +393,7 @@ fn learn(live: &Live, c: Comm, hash: Option<u64>, rank: i32) {
     let rank = u64::from(u32::try_from(rank).unwrap_or(0));
     if let Some(claim) = live.segment.comm.claim_again(c.ticket) {
         claim.set(comm::ID, hash);
-        claim.set(comm::RANK, rank);
+        claim.set(comm::RANK, word(c.slot, comm::RANK) >> 32 << 32 | rank);
         claim.set(comm::NODES, comm::KNOWN);
         claim.publish();
     }
@@ -427,10 +455,21 @@ impl Record {
 /// Bytes of an element, by code of its type.
 const TYPE_BYTES: [u64; 16] = [1, 1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1, 1, 1, 1];
 
+/// Bytes of so many elements of a type.
+#[inline]
+pub(crate) fn bytes_of(dtype: u8, count: u64) -> u64 {
+    count.saturating_mul(TYPE_BYTES.get(usize::from(dtype)).map_or(1, |b| *b))
+}
+
 /// An API call: the group's value, and the ticket of its operation.
 #[inline(always)]
 fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Result<(u64, u64), Loss> {
-    let group = Handle::unpack(parent, live.nonce).ok().filter(|h| h.kind == Kind::Group).map(|h| h.value);
+    let group = if Kind::Group.is(parent, live.nonce) { parent & VALUE_MASK } else { group::BARE };
+    if calls::seen()
+        && let Some(again) = called_again(live, c, group, api)
+    {
+        return Ok(again);
+    }
     let (ticket, slot) = live.segment.op.claim()?;
     let kind = match (api.collective, api.func) {
         (true, _) => kind::COLLECTIVE,
@@ -440,7 +479,6 @@ fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Result<(u64, 
     let flags = if api.captured { flag::CAPTURED } else { 0 };
     let what = What { kind, func: api.func, dtype: api.dtype, algo: 0, proto: 0, flags };
     let now = now_ns();
-    let group = group.unwrap_or(group::BARE);
     let mut r = Record::blank();
     r.set(op::WHAT, what.word(c.ticket));
     r.set(op::COUNT, api.count);
@@ -454,19 +492,50 @@ fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Result<(u64, 
         r.set(op::TIMED, u64::from(timed::KERNEL));
     }
     r.publish(slot);
-    let pause = now.saturating_sub(c.word(comm::CALLED_NS)) > PAUSE_NS;
-    let element = TYPE_BYTES.get(usize::from(api.dtype)).map_or(1, |b| *b);
-    let large = api.count.saturating_mul(element) >= LARGE_BYTES;
-    c.set(comm::HINT, if pause { AFTER_PAUSE } else { 0 } | if large { LARGE } else { 0 });
-    c.set(comm::CALLED_NS, now);
-    c.set(comm::CALLED, ticket + 1);
-    if api.captured {
+    note_call(&c, ticket, now, bytes_of(api.dtype, api.count));
+    note_capture(live, &c, ticket, api.captured);
+    Ok((group, ticket))
+}
+
+/// A call that the preloaded library saw before: what NCCL says beside it.
+#[cold]
+#[inline(never)]
+fn called_again(live: &'static Live, c: Comm, group: u64, api: &Api) -> Option<(u64, u64)> {
+    let seen = calls::told(live, c.ticket, api.func)?;
+    let slot = live.segment.op.claim_again(seen.op)?;
+    let now = now_ns();
+    let captured = if api.captured { flag::CAPTURED } else { 0 };
+    slot.set(op::WHAT, seen.what | u64::from(captured) << 56);
+    slot.set(op::CALLED_NS, now);
+    slot.set(op::GROUP, if group & group::BARE != 0 { 0 } else { (group & group::TICKET) + 1 });
+    slot.set(op::USER_TAG, api.user_tag);
+    if group & group::KERNEL != 0 {
+        slot.set(op::TIMED, u64::from(timed::KERNEL));
+    }
+    slot.publish();
+    note_call(&c, seen.op, now, bytes_of((seen.what >> 32 & 0xff) as u8, api.count));
+    note_capture(live, &c, seen.op, api.captured);
+    Some((group, seen.op))
+}
+
+#[inline(always)]
+fn note_capture(live: &Live, c: &Comm, ticket: u64, captured: bool) {
+    if captured {
         live.governor.captured();
         if c.word(comm::CAPTURING) == 0 {
             c.set(comm::CAPTURING, ticket + 1);
         }
     }
-    Ok((group, ticket))
+}
+
+/// Notes what the timing of a call's launch rests on.
+#[inline(always)]
+pub(crate) fn note_call(c: &Comm, ticket: u64, now: u64, bytes: u64) {
+    let pause = now.saturating_sub(c.word(comm::CALLED_NS)) > PAUSE_NS;
+    let large = bytes >= LARGE_BYTES;
+    c.set(comm::HINT, if pause { AFTER_PAUSE } else { 0 } | if large { LARGE } else { 0 });
+    c.set(comm::CALLED_NS, now);
+    c.set(comm::CALLED, ticket + 1);
 }
 
 /// What the parent of an issued operation says about it.
@@ -608,7 +677,13 @@ fn of_graph(live: &'static Live, c: Comm, origin: &Origin) -> Option<Issued> {
 #[inline(always)]
 fn issued(live: &'static Live, c: Comm, parent: u64, rank: i32, coll: &Coll) -> Result<Issued, Loss> {
     learn(live, c, coll.comm, rank);
-    let origin = origin(live, parent);
+    let mut origin = origin(live, parent);
+    if matches!(origin, Origin::Unknown)
+        && calls::seen()
+        && let Some(ticket) = calls::pending(c.ticket, coll.func, coll.dtype, coll.count, -1)
+    {
+        origin = Origin::Called(ticket);
+    }
     if let Some(i) = of_graph(live, c, &origin) {
         return Ok(i);
     }
@@ -654,7 +729,7 @@ fn issued(live: &'static Live, c: Comm, parent: u64, rank: i32, coll: &Coll) -> 
     };
     issue.publish(slot, again, &origin);
     if matches!(kind, kind::COLLECTIVE) {
-        live.governor.issued(&c, order, timing == u64::from(timed::KERNEL), now);
+        live.governor.issued(&c, order, coll.channels, timing == u64::from(timed::KERNEL), now);
     }
     Ok(Issued::Recorded(ticket))
 }
@@ -662,7 +737,13 @@ fn issued(live: &'static Live, c: Comm, parent: u64, rank: i32, coll: &Coll) -> 
 #[inline(never)]
 fn paired(live: &'static Live, c: Comm, parent: u64, rank: i32, p2p: &P2p) -> Result<Issued, Loss> {
     learn(live, c, p2p.comm, rank);
-    let origin = origin(live, parent);
+    let mut origin = origin(live, parent);
+    if matches!(origin, Origin::Unknown)
+        && calls::seen()
+        && let Some(ticket) = calls::pending(c.ticket, p2p.func, p2p.dtype, p2p.count, p2p.peer)
+    {
+        origin = Origin::Called(ticket);
+    }
     if let Some(i) = of_graph(live, c, &origin) {
         return Ok(i);
     }
@@ -693,7 +774,7 @@ fn paired(live: &'static Live, c: Comm, parent: u64, rank: i32, p2p: &P2p) -> Re
     issue.publish(slot, again, &origin);
     // Ranks share no order of their sends and receives; a pair does.
     if !matches!(origin, Origin::Replay { .. }) {
-        live.governor.issued(&c, order.unwrap_or(0), timing == u64::from(timed::KERNEL), now);
+        live.governor.issued(&c, order.unwrap_or(0), p2p.channels, timing == u64::from(timed::KERNEL), now);
     }
     Ok(Issued::Recorded(ticket))
 }

@@ -30,8 +30,6 @@ pub(crate) struct Settings {
     pub(crate) detail: Detail,
     /// What is done with CUDA graphs.
     pub(crate) graphs: Graphs,
-    /// The other plugin's library.
-    pub(crate) chain: Option<&'static CStr>,
 }
 
 /// Which operations get GPU times.
@@ -108,6 +106,13 @@ fn number(text: &CStr) -> Option<u64> {
     Some(n)
 }
 
+/// The other plugin's library. Read where it is loaded: the process may be open long before.
+pub(crate) fn chain() -> Option<&'static CStr> {
+    // NCCL itself takes `none` for none.
+    let none = |name: &&CStr| name.to_bytes().eq_ignore_ascii_case(b"none");
+    variable(c"RINGWATCH_CHAIN").filter(|name| !none(name))
+}
+
 impl Settings {
     pub(crate) fn from_environment(log: &Log) -> Self {
         let mut dir = variable(c"RINGWATCH_DIR");
@@ -129,10 +134,7 @@ impl Settings {
         let detail = one_of(c"RINGWATCH_DETAIL", &details, Detail::Auto, log, Message::BadDetail);
         let policies = [(c"watch", Graphs::Watch), (c"full", Graphs::Full), (c"off", Graphs::Off)];
         let graphs = one_of(c"RINGWATCH_GRAPHS", &policies, Graphs::Watch, log, Message::BadGraphs);
-        // As NCCL itself takes it.
-        let none = |name: &&CStr| name.to_bytes().eq_ignore_ascii_case(b"none");
-        let chain = variable(c"RINGWATCH_CHAIN").filter(|name| !none(name));
-        Settings { dir, bytes, budget_ppm: budget.unwrap_or(BUDGET_PPM), detail, graphs, chain }
+        Settings { dir, bytes, budget_ppm: budget.unwrap_or(BUDGET_PPM), detail, graphs }
     }
 }
 

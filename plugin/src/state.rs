@@ -15,14 +15,14 @@ use crate::log::{Log, Message};
 use crate::names;
 use crate::nccl::Linker;
 use crate::pairs::{self, Pairs};
-use crate::settings::Settings;
+use crate::settings::{self, Settings};
 use crate::sys::{self, InChild};
-use crate::{nccl, process, shm};
+use crate::{calls, nccl, process, shm};
 use core::ffi::{c_char, c_int};
 use ringwatch_wire::codes::{Loss, call};
 use ringwatch_wire::layout::{Geometry, HEADER_WORDS, comm, head};
 use ringwatch_wire::ring::Segment;
-use ringwatch_wire::sync::Word;
+use ringwatch_wire::sync::{Claim, Word};
 
 /// What the callbacks work with.
 #[derive(Debug)]
@@ -36,8 +36,6 @@ pub struct Live {
     pub(crate) pairs: Pairs,
     pub(crate) governor: Governor,
     pub(crate) events: Events,
-    /// Another plugin that gets the same callbacks.
-    pub(crate) chain: Option<&'static Chain>,
 }
 
 /// What NCCL said at init.
@@ -87,8 +85,10 @@ pub struct Opened {
 /// The wiped pages.
 #[repr(C)]
 struct Page {
-    /// UNOPENED, OPENING or OPEN.
+    /// UNOPENED, OPENING, OPEN or CHAINED.
     phase: Word,
+    /// Whether there is another plugin: UNOPENED, OPENING or, when that is decided, OPEN.
+    chaining: Word,
     /// Contexts given out that no communicator slot stands behind.
     spare_contexts: Word,
     live: core::cell::UnsafeCell<core::mem::MaybeUninit<Live>>,
@@ -103,6 +103,8 @@ struct Page {
 const UNOPENED: u64 = 0;
 const OPENING: u64 = 1;
 const OPEN: u64 = 2;
+/// Open, with another plugin that gets the same callbacks.
+const CHAINED: u64 = 3;
 
 /// Longest wait for another thread's opening, which takes a few system calls and lines of NCCL's log.
 const OPENING_NS_MAX: u64 = 10_000_000_000;
@@ -125,10 +127,61 @@ fn page() -> Option<&'static Page> {
 pub fn live() -> Option<&'static Live> {
     let page = page()?;
     if page.phase.get_first() != OPEN {
-        return None;
+        return chained_live(page);
     }
     // SAFETY: OPEN is stored after `live` was written, and it is written only once.
     Some(unsafe { (*page.live.get()).assume_init_ref() })
+}
+
+/// The same, and `None` as well where another plugin gets the same callbacks.
+#[inline]
+pub(crate) fn live_alone() -> Option<&'static Live> {
+    let page = page()?;
+    if page.phase.get_first() != OPEN {
+        return None;
+    }
+    // SAFETY: as above.
+    Some(unsafe { (*page.live.get()).assume_init_ref() })
+}
+
+#[cold]
+#[inline(never)]
+fn chained_live(page: &'static Page) -> Option<&'static Live> {
+    // SAFETY: CHAINED follows OPEN.
+    (page.phase.get_first() == CHAINED).then(|| unsafe { (*page.live.get()).assume_init_ref() })
+}
+
+/// The other plugin that gets the same callbacks, if there is one.
+pub(crate) fn chain() -> Option<&'static Chain> {
+    let page = page()?;
+    if page.phase.get_first() != CHAINED {
+        return None;
+    }
+    // SAFETY: CHAINED is stored after `chain` was written, and it is written only once.
+    Some(unsafe { (*page.chain.get()).assume_init_ref() })
+}
+
+/// Loads the other plugin at the profiler's first init. A call of the API may have opened the process before, but only
+/// here the ABI version is known.
+fn load_chain(page: &'static Page, version: u32, log: &Log) {
+    if page.chaining.replace(UNOPENED, OPENING) {
+        if let Some(chain) = settings::chain().and_then(|library| Chain::load(library, version, log)) {
+            // SAFETY: `chaining` is OPENING, set by this thread, and nobody reads `chain` before CHAINED.
+            unsafe { (*page.chain.get()).write(chain) };
+            page.phase.set_last(CHAINED);
+        }
+        page.chaining.set_last(OPEN);
+    }
+    wait(|| page.chaining.get_first() == OPEN);
+}
+
+/// Waits for what another communicator's init is doing. This is init, where waiting is allowed, and bounded by time:
+/// giving up would write 0 to the mask that all of NCCL's communicators share.
+fn wait(done: impl Fn() -> bool) {
+    let begun = now_ns();
+    while !done() && now_ns().saturating_sub(begun) < OPENING_NS_MAX {
+        sys::nap();
+    }
 }
 
 fn map_page() -> Option<&'static Page> {
@@ -153,30 +206,26 @@ fn map_page() -> Option<&'static Page> {
 pub fn open_comm(version: u32, args: &InitArgs, mask: Mask) -> Opened {
     let log = Log::new(args.log);
     names::forget();
-    let Some(page) = map_page() else {
-        log.say(Message::NoForkGuard);
+    let Some((page, live)) = open(Some(version), mask.place, &log) else {
         return Opened { context: NO_CONTEXT, mask: 0 };
     };
-    if page.phase.replace(UNOPENED, OPENING) {
-        open_process(page, version, mask.place, &log);
-    }
-    // Another communicator's init is opening the process now. This is init, where waiting is allowed, and
-    // bounded by time: giving up would write 0 to the mask that all of NCCL's communicators share.
-    let begun = now_ns();
-    while page.phase.get_first() != OPEN && now_ns().saturating_sub(begun) < OPENING_NS_MAX {
-        sys::nap();
-    }
-    let Some(live) = live() else {
-        return Opened { context: NO_CONTEXT, mask: 0 };
+    let outcome = match calls::adopt(live, version, args) {
+        Some(ticket) => Ok(ticket),
+        None => enter_comm(live, args),
     };
-    let outcome = enter_comm(live, args);
+    if let Ok(ticket) = outcome
+        && live.governor.events()
+    {
+        live.events.open(ticket);
+    }
     live.segment.book(call::INIT, outcome.map(|_| ()));
     let value = outcome.unwrap_or_else(|_| {
         log.say(Message::CommTableFull);
         // Contexts have to differ even without a slot: NCCL purges queued events by context.
         spare_context(page.spare_contexts.add(1))
     });
-    let theirs = live.chain.map_or(0, |chain| chain.open(version, args, value, &log));
+    load_chain(page, version, &log);
+    let theirs = chain().map_or(0, |chain| chain.open(version, args, value, &log));
     let mask = match outcome {
         Err(Loss::NoRoom) => theirs,
         _ => live.governor.mask(mask.wanted, theirs, mask.place),
@@ -197,7 +246,25 @@ pub(crate) fn spare_number(value: u64) -> Option<u64> {
     if n < SPARE_CONTEXTS { Some(n) } else { None }
 }
 
-fn open_process(page: &'static Page, version: u32, mask_at: usize, log: &Log) {
+/// Opens the process's state if need be; `version` is the profiler's ABI, `None` for a call of the API.
+fn open(version: Option<u32>, mask_at: usize, log: &Log) -> Option<(&'static Page, &'static Live)> {
+    let Some(page) = map_page() else {
+        log.say(Message::NoForkGuard);
+        return None;
+    };
+    if page.phase.replace(UNOPENED, OPENING) {
+        open_process(page, version, mask_at, log);
+    }
+    wait(|| page.phase.get_first() >= OPEN);
+    Some((page, live()?))
+}
+
+/// Opens the process's state, if need be, for a call of the API: NCCL has no logger to give there.
+pub(crate) fn open_for_calls() -> Option<&'static Live> {
+    open(None, 0, &Log::new(None)).map(|(_, live)| live)
+}
+
+fn open_process(page: &'static Page, version: Option<u32>, mask_at: usize, log: &Log) {
     clock::measure();
     let settings = Settings::from_environment(log);
     let identity = process::Identity::read();
@@ -215,27 +282,26 @@ fn open_process(page: &'static Page, version: u32, mask_at: usize, log: &Log) {
     segment.format(&geometry);
     identity.write(&segment);
     let nccl = nccl::version(log);
-    segment.set(head::NCCL, u64::from(nccl.unwrap_or(0)) | u64::from(version) << 32);
+    segment.set(head::NCCL, u64::from(nccl.unwrap_or(0)) | u64::from(version.unwrap_or(0)) << 32);
     process::write_environment(&segment);
     segment.open_for_readers();
     let nonce = (identity.nonce & 0xffff) as u16;
     let nccl = nccl.unwrap_or(0);
     let events = Events::new(Driver::find(), &page.events);
+    // A call of the API comes before the profiler's first init; which one that will be NCCL's version says.
+    let abi = version.unwrap_or_else(|| calls::abi_to_come(nccl));
     let facts = Facts {
-        abi: version,
+        abi,
         nccl,
-        refused: refused(version, nccl, log),
+        refused: refused(abi, nccl, log),
         // A mask on a stack or a heap is a test's, and gone after init.
-        switchable: Linker::get().is_some_and(|l| l.is_static(mask_at)),
+        switchable: version.is_none() || Linker::get().is_some_and(|l| l.is_static(mask_at)),
         events: events.available(),
     };
     let governor = Governor::new(&page.governor, &facts, &settings);
+    governor.begin(now_ns());
     let pairs = Pairs::new(&page.pairs);
-    let chain = settings.chain.and_then(|library| Chain::load(library, version, log)).map(|chain| {
-        // SAFETY: as with `live` below, and it is only ever reached through that.
-        unsafe { &*(*page.chain.get()).write(chain) }
-    });
-    let live = Live { segment, nonce: nonce.max(1), nccl, pairs, governor, events, chain };
+    let live = Live { segment, nonce: nonce.max(1), nccl, pairs, governor, events };
     // SAFETY: the phase is OPENING, set by this thread, and nobody reads `live` before OPEN.
     unsafe { (*page.live.get()).write(live) };
     page.phase.set_last(OPEN);
@@ -258,7 +324,7 @@ fn refused(version: u32, nccl: u32, log: &Log) -> bool {
     refused
 }
 
-fn enter_comm(live: &Live, args: &InitArgs) -> Result<u64, Loss> {
+pub(crate) fn enter_comm(live: &Live, args: &InitArgs) -> Result<u64, Loss> {
     let (ticket, slot) = live.segment.comm.claim_free(Loss::CommTable, |slot| {
         // Free when never used, or when NCCL has freed the communicator.
         slot.first().is_some_and(|s| s.get() == 0)
@@ -275,18 +341,17 @@ fn enter_comm(live: &Live, args: &InitArgs) -> Result<u64, Loss> {
     for (i, w) in names::long_text(args.name).iter().enumerate() {
         slot.set(comm::NAME + i, *w);
     }
-    let gpu = nccl::gpu_address();
+    for i in comm::STATE..comm::WORDS {
+        slot.set(i, 0);
+    }
+    place_on(&slot, &nccl::gpu_address());
+    slot.publish();
+    Ok(ticket)
+}
+
+/// Writes down a communicator's GPU.
+pub(crate) fn place_on(slot: &Claim<'_, { comm::WORDS }>, gpu: &[u64; comm::GPU_WORDS]) {
     for (i, w) in gpu.iter().enumerate() {
         slot.set(comm::GPU + i, *w);
     }
-    for i in comm::WANTS..comm::WORDS {
-        slot.set(i, 0);
-    }
-    let owner = gpu.iter().fold(0u64, |h, w| (h ^ w).wrapping_mul(0x0000_0100_0000_01b3));
-    slot.set(comm::BUCKET, live.governor.bucket_of(owner, now_ns()));
-    slot.publish();
-    if live.governor.events() {
-        live.events.open(ticket);
-    }
-    Ok(ticket)
 }

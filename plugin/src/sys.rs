@@ -208,6 +208,12 @@ pub(crate) fn ids() -> (u32, u32) {
     unsafe { (libc::getpid() as u32, libc::geteuid()) }
 }
 
+/// Number of this thread.
+pub(crate) fn thread() -> u64 {
+    // SAFETY: it cannot fail.
+    unsafe { libc::syscall(libc::SYS_gettid) as u64 }
+}
+
 /// A random word, if the kernel has randomness already.
 pub(crate) fn random() -> Option<u64> {
     let mut word = 0u64;

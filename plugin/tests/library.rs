@@ -10,9 +10,6 @@
 
 mod support;
 
-use object::elf;
-use object::read::elf::{Dyn as _, ElfFile64, FileHeader as _, SectionHeader as _};
-use object::{Object as _, ObjectSymbol as _};
 use ringwatch_wire::codes::{Loss, call, kind};
 use ringwatch_wire::layout::head;
 use std::collections::BTreeSet;
@@ -25,6 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use support::abi::{self, COLL_DEFAULT, Coll, Descriptor, func, ty};
 use support::child::{Ran, dir, run, run_under, run_with};
+use support::elf;
 use support::library::{Plugin, null_library, plugin_library};
 use support::segment::{Recording, in_dir, only};
 
@@ -33,144 +31,25 @@ const MASK: i32 = 0x75f;
 
 // --- what it is made of
 
-/// What it may ask of libc: the system calls of init, the environment, the clock and what compilers assume.
-const IMPORTS: &[&str] = &[
-    "__errno_location",
-    "clock_gettime",
-    "close",
-    "fallocate",
-    "flock",
-    "fallocate64",
-    "fstatfs",
-    "fstatfs64",
-    "ftruncate",
-    "ftruncate64",
-    "geteuid",
-    "getenv",
-    "getpid",
-    "madvise",
-    "memcpy",
-    "memmove",
-    "memset",
-    "memcmp",
-    "bcmp",
-    "strlen",
-    "mkdir",
-    "mmap",
-    "mmap64",
-    "munmap",
-    "nanosleep",
-    "open",
-    "open64",
-    "openat",
-    "openat64",
-    "read",
-    "syscall",
-    "uname",
-    "unlinkat",
-    // Weak: asked for, and done without.
-    "dladdr",
-    "dlopen",
-    "dlsym",
-    "__cxa_finalize",
-    "__gmon_start__",
-    "_ITM_deregisterTMCloneTable",
-    "_ITM_registerTMCloneTable",
-];
-
 #[test]
 fn it_is_small() {
-    let size = std::fs::metadata(plugin_library()).unwrap().len();
-    eprintln!("{} is {size} bytes", plugin_library().display());
-    assert!(size < 512 << 10, "{size}");
+    elf::is_small(plugin_library());
 }
 
 #[test]
 fn no_panicking_code_is_linked_in() {
-    let bytes = std::fs::read(plugin_library()).unwrap();
-    let file = object::File::parse(&*bytes).unwrap();
-    let names: Vec<_> = file.symbols().chain(file.dynamic_symbols()).filter_map(|s| s.name().ok()).collect();
-    // Without its own symbols the library would pass whatever is in it.
-    assert!(file.symbols().count() > 20, "stripped of its symbols");
-    // Mangled names hold `panicking`; the handler's own name would be there if anything could call it.
-    for bad in [
-        "panick",
-        "unwrap_failed",
-        "expect_failed",
-        "ringwatch_panicked",
-        "_Unwind",
-        "rust_alloc",
-        "slice_index",
-    ] {
-        let found: Vec<_> = names.iter().filter(|n| n.contains(bad)).collect();
-        assert!(found.is_empty(), "{found:?}");
-    }
+    elf::has_no_panicking_code(plugin_library());
 }
 
 #[test]
 fn it_imports_little_and_nothing_new() {
-    let bytes = std::fs::read(plugin_library()).unwrap();
-    let file = ElfFile64::<object::LittleEndian>::parse(&*bytes).unwrap();
-    let endian = object::LittleEndian;
-    let sections = file.elf_section_table();
-    let undefined: BTreeSet<_> = file
-        .dynamic_symbols()
-        .filter(|s| s.is_undefined())
-        .filter_map(|s| s.name().ok())
-        .filter(|n| !n.is_empty())
-        .collect();
-    eprintln!("imports {undefined:?}");
-    let unknown: Vec<_> = undefined.iter().filter(|n| !IMPORTS.contains(n)).collect();
-    assert!(unknown.is_empty(), "{unknown:?}");
-
-    let (mut versions, link) = sections.gnu_verneed(endian, &*bytes).unwrap().expect("versioned imports");
-    let strings = sections.strings(endian, &*bytes, link).unwrap();
-    let mut seen = 0;
-    while let Some((_, mut needed)) = versions.next().unwrap() {
-        while let Some(v) = needed.next().unwrap() {
-            let name = std::str::from_utf8(v.name(endian, strings).unwrap()).unwrap();
-            let number = name.strip_prefix("GLIBC_").unwrap_or_else(|| panic!("{name}"));
-            let mut parts = number.split('.').map(|p| p.parse::<u32>().unwrap());
-            let version = (parts.next().unwrap(), parts.next().unwrap());
-            assert!(version <= (2, 17), "needs {name}");
-            seen += 1;
-        }
-    }
-    assert!(seen > 0);
+    elf::imports_little_and_nothing_new(plugin_library(), &[]);
 }
 
 #[test]
 fn it_needs_libc_alone_stays_mapped_and_exports_seven_tables() {
-    let bytes = std::fs::read(plugin_library()).unwrap();
-    let file = ElfFile64::<object::LittleEndian>::parse(&*bytes).unwrap();
-    let endian = object::LittleEndian;
-    let header = file.elf_header();
-    let sections = file.elf_section_table();
-    let (mut needed, mut soname, mut flags) = (Vec::new(), None, 0u64);
-    let mut found = false;
-    for section in header.section_headers(endian, &*bytes).unwrap() {
-        let Some((dynamic, link)) = section.dynamic(endian, &*bytes).unwrap() else { continue };
-        let strings = sections.strings(endian, &*bytes, link).unwrap();
-        found = true;
-        for d in dynamic {
-            let text =
-                |d: &elf::Dyn64<_>| String::from_utf8(d.string(endian, strings).unwrap().to_vec()).unwrap();
-            match d.tag(endian) {
-                elf::DT_NEEDED => needed.push(text(d)),
-                elf::DT_SONAME => soname = Some(text(d)),
-                elf::DT_FLAGS_1 => flags = d.d_val(endian),
-                _ => {}
-            }
-        }
-    }
-    assert!(found);
-    assert_eq!(needed, ["libc.so.6"]);
-    assert_eq!(soname.as_deref(), Some("libnccl-profiler-ringwatch.so"));
-    assert_ne!(flags & elf::DF_1_NODELETE.0, 0);
-    let exported: BTreeSet<_> =
-        file.dynamic_symbols().filter(|s| s.is_definition()).filter_map(|s| s.name().ok()).collect();
-    let want: BTreeSet<String> = (1..=7).map(|v| format!("ncclProfiler_v{v}")).collect();
-    assert_eq!(exported, want.iter().map(String::as_str).collect());
+    elf::needs_libc_alone_and_stays_mapped(plugin_library(), "libnccl-profiler-ringwatch.so");
+    assert_eq!(elf::exports(plugin_library()), elf::tables());
 }
 
 // --- no system call

@@ -318,6 +318,7 @@ mod tests {
             graph: None,
             batch: 1,
             blocking: false,
+            pin: false,
             events: false,
             repeat: 1,
             timeout_s: 5,

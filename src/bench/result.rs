@@ -43,6 +43,8 @@ pub struct Settings {
     pub batch: u32,
     /// Whether the host waits after each operation.
     pub blocking: bool,
+    /// Whether each thread gets a CPU of its own once its communicators are made.
+    pub pin: bool,
     /// Whether single operations are timed by CUDA events as well.
     pub events: bool,
     /// How often each size is measured, at least 1; the median counts.

@@ -65,6 +65,21 @@ struct Job<'a> {
     places: u64,
 }
 
+/// Binds this thread to one of the CPUs it may use, another one for each `index`. Threads that NCCL has made are free
+/// as before. Where the system refuses, nothing changes.
+fn pin(index: usize) {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+    let Ok(allowed) = sched_getaffinity(None) else { return };
+    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|c| allowed.is_set(*c)).collect();
+    // Not next to each other, where they may share a core, and not the first, which serves interrupts.
+    let apart = if cpus.len() >= 32 { 2 } else { 1 };
+    if let Some(cpu) = cpus.get((1 + index) * apart % cpus.len().max(1)) {
+        let mut one = CpuSet::new();
+        one.set(*cpu);
+        sched_setaffinity(None, &one).ok();
+    }
+}
+
 impl<'a> Worker<'a> {
     /// One thread's part of the benchmark, to its end, which a failure may be.
     pub(super) fn run(shared: &'a Shared, thread: usize, on: &mut dyn FnMut(SizeResult)) {
@@ -179,6 +194,9 @@ impl<'a> Worker<'a> {
         }
         outcome.map_err(|e| self.explain_group(e, &what))?;
         entered?;
+        if shared.settings.pin {
+            pin(shared.first_device + self.thread * gpus);
+        }
         shared.check_failed()
     }
 

@@ -1,41 +1,75 @@
-//! What a benchmark's child left in its segments: whether the plugin saw what was issued.
+//! What a benchmark's child leaves in its segments, read while it runs: what the plugin saw, and how much of it was
+//! timed.
 
 use super::monitor;
-use crate::ingest::now_ns;
+use crate::ingest::{Segments, now_ns};
+use crate::model::Coverage;
+use crate::runtime::Monitor;
 use serde::Serialize;
 use std::fmt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-/// What the segments of one child hold after its end. A segment is a ring: of a long run the last part is left.
+/// How often the segments are read.
+const STEP: Duration = Duration::from_millis(20);
+
+/// What one child's segments held.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Audit {
-    /// Operations that are still in the segments.
+    /// Operations that were read, each rank's part counted.
     pub(super) operations: u64,
-    /// Those among them whose transfer time is known.
+    /// Those among them whose GPU time is known.
     pub(super) timed: u64,
-    /// Records lost, all reasons, those that the ring has overwritten too.
+    /// Those whose stamps cannot be true; they are not timed.
+    pub(super) impossible: u64,
+    /// Records lost, all reasons, those that were overwritten before they were read too.
     pub(super) lost: u64,
 }
 
 impl fmt::Display for Audit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let share = Coverage { operations: self.operations, timed: self.timed, impossible: 0 }.share();
+        let share = share.map_or_else(|| "-".to_owned(), |s| format!("{:.1} %", s * 100.0));
         write!(
             f,
-            "{} operations in the segments, {} timed, {} records lost",
-            self.operations, self.timed, self.lost
+            "{} operations read, GPU times of {} ({share}), {} impossible ones dropped, {} records lost",
+            self.operations, self.timed, self.impossible, self.lost
         )
     }
 }
 
-/// Looks at a directory of segments whose processes have ended. `None` where there is no segment: the plugin was
-/// not loaded.
-pub(super) fn audit(segments: &Path) -> Option<Audit> {
-    let mut monitor = monitor(Some(segments.to_owned()));
-    monitor.step(now_ns());
-    let snapshot = monitor.snapshot(now_ns());
-    if snapshot.segments.is_empty() {
-        return None;
+/// Reads a directory of segments from time to time.
+#[derive(Debug)]
+pub(super) struct Auditor {
+    monitor: Monitor<Segments>,
+    last: Instant,
+}
+
+impl Auditor {
+    pub(super) fn new(segments: &Path) -> Self {
+        let mut monitor = monitor(Some(segments.to_owned()));
+        // Nobody asks what is wrong with a benchmark.
+        monitor.stop_judging();
+        Auditor { monitor, last: Instant::now() }
     }
-    let sum = |field: fn(&crate::model::ClassRow) -> u64| snapshot.classes.iter().map(field).sum();
-    Some(Audit { operations: sum(|c| c.count), timed: sum(|c| c.timed), lost: snapshot.lost() })
+
+    /// Reads what is new, if it is time to.
+    pub(super) fn look(&mut self) {
+        if self.last.elapsed() >= STEP {
+            self.monitor.step(now_ns());
+            self.last = Instant::now();
+        }
+    }
+
+    /// What was read, once the child has ended. `None` where there is no segment: the plugin was not loaded.
+    pub(super) fn finish(mut self) -> Option<Audit> {
+        self.monitor.source_mut().look_anew();
+        self.monitor.step(now_ns());
+        let snapshot = self.monitor.snapshot(now_ns());
+        if snapshot.segments.is_empty() {
+            return None;
+        }
+        let Coverage { operations, timed, impossible } = snapshot.coverage();
+        Some(Audit { operations, timed, impossible, lost: snapshot.lost() })
+    }
 }

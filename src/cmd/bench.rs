@@ -87,6 +87,7 @@ fn settings(o: &Bench) -> anyhow::Result<Settings> {
         graph: o.cuda_graph,
         batch: o.batch,
         blocking: o.blocking,
+        pin: o.pin || o.compare,
         events: o.events,
         repeat: o.repeat,
         timeout_s: o.timeout,

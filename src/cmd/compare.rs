@@ -1,7 +1,7 @@
 //! `ringwatch bench --compare`: the same sweep under several environments, in turn, each in a process of its own,
 //! since NCCL loads a plugin once a process.
 
-use super::audit::{Audit, audit};
+use super::audit::{Audit, Auditor};
 use super::bench::{facts, number};
 use super::{BROKEN, FINDINGS};
 use crate::bench::{
@@ -77,14 +77,15 @@ pub(super) fn run(o: &Bench, settings: &Settings, launch: Option<&Launch>) -> an
                 writeln!(io::stderr(), "ringwatch: round {} of {rounds}: {}", round + 1, v.name).ok();
             }
             let room = scratch()?;
-            let (report, failure) = match measure(v, settings, epoch, limit, room.path()) {
+            let mut auditor = v.segments.then(|| Auditor::new(room.path()));
+            let (report, failure) = match measure(v, settings, epoch, limit, room.path(), &mut auditor) {
                 Ok(report) => (report, None),
                 Err(e) => (None, Some(format!("{e:#}"))),
             };
             if let Some(failure) = &failure {
                 writeln!(io::stderr(), "ringwatch: {} failed: {failure}", v.name).ok();
             }
-            let audit = if v.segments { audit(room.path()) } else { None };
+            let audit = auditor.and_then(Auditor::finish);
             // Another plugin may have no segments; ours has, or was not loaded.
             if audit.is_some() || (v.is_ours() && failure.is_none()) {
                 audits.push(VariantAudit { variant: v.name.clone(), round, audit });
@@ -251,6 +252,7 @@ fn measure(
     epoch: u64,
     limit: Duration,
     room: &Path,
+    auditor: &mut Option<Auditor>,
 ) -> anyhow::Result<Option<Report>> {
     let exe = std::env::current_exe().context("cannot find ringwatch's own program")?;
     // Not among the segments.
@@ -262,7 +264,7 @@ fn measure(
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().context("cannot start ringwatch again")?;
     let (out, err) = (keep_last(child.stdout.take()), keep_last(child.stderr.take()));
-    let ended = wait(&mut child, &result, limit);
+    let ended = wait(&mut child, &result, limit, auditor);
     let said = [err, out].map(|t| t.join().unwrap_or_default());
     let last = said.iter().map(|s| last_lines(s)).find(|s| !s.is_empty()).unwrap_or_default();
     let status = ended.with_context(|| last.clone())?;
@@ -277,7 +279,12 @@ fn measure(
     Ok(Some(serde_json::from_slice(&json).context("cannot read its result")?))
 }
 
-fn wait(child: &mut Child, result: &Path, limit: Duration) -> anyhow::Result<ExitStatus> {
+fn wait(
+    child: &mut Child,
+    result: &Path,
+    limit: Duration,
+    auditor: &mut Option<Auditor>,
+) -> anyhow::Result<ExitStatus> {
     let start = Instant::now();
     let mut ready: Option<Instant> = None;
     loop {
@@ -295,6 +302,9 @@ fn wait(child: &mut Child, result: &Path, limit: Duration) -> anyhow::Result<Exi
                 bail!("it had its result and did not end in {} s", ENDING.as_secs());
             }
             bail!("it did not end in {} s (--variant-timeout)", limit.as_secs());
+        }
+        if let Some(auditor) = auditor {
+            auditor.look();
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -364,7 +374,7 @@ fn arguments(s: &Settings) -> Vec<OsString> {
     if let Some(path) = &s.cuda {
         option("--cuda", path);
     }
-    for (flag, set) in [("--blocking", s.blocking), ("--events", s.events)] {
+    for (flag, set) in [("--blocking", s.blocking), ("--pin", s.pin), ("--events", s.events)] {
         if set {
             a.push(flag.into());
         }

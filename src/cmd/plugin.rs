@@ -3,8 +3,9 @@
 use crate::bundle;
 use crate::cli::Plugin;
 use anyhow::Context;
+use std::ffi::OsString;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Where the plugin goes by default: a place that is not mounted noexec, as /dev/shm often is.
 pub(super) fn default_dir() -> PathBuf {
@@ -22,11 +23,25 @@ pub(super) fn run(o: &Plugin) -> anyhow::Result<u8> {
     let path = bundle::install(&dir).context("cannot write the plugin; name another directory")?;
     let dir = std::path::absolute(path.parent().unwrap_or(&dir))?;
     let mut out = io::stdout().lock();
+    let preload = quoted(&preload(&dir).to_string_lossy());
     let dir = quoted(&dir.to_string_lossy());
     writeln!(out, "export LD_LIBRARY_PATH={dir}\"${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}\"")?;
-    writeln!(out, "export NCCL_PROFILER_PLUGIN={}", bundle::FILE_NAME)?;
+    if o.preload {
+        // It sets NCCL_PROFILER_PLUGIN to itself where that is unset or names the plugin.
+        writeln!(out, "export LD_PRELOAD={preload}\"${{LD_PRELOAD:+:$LD_PRELOAD}}\"")?;
+    } else {
+        writeln!(out, "export NCCL_PROFILER_PLUGIN={}", bundle::FILE_NAME)?;
+    }
     out.flush()?;
     Ok(0)
+}
+
+/// What LD_PRELOAD is to hold: the library's path, which is found whatever becomes of LD_LIBRARY_PATH, unless it
+/// has what separates one entry from the next.
+pub(super) fn preload(dir: &Path) -> OsString {
+    let path = dir.join(bundle::PRELOAD_FILE_NAME).into_os_string();
+    let parted = path.as_encoded_bytes().iter().any(|b| b" :\t\n".contains(b));
+    if parted { bundle::PRELOAD_FILE_NAME.into() } else { path }
 }
 
 /// A word for a shell, quoted where it has to be: these lines are made to be evaluated.

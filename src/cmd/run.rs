@@ -36,15 +36,17 @@ struct Surroundings {
     variables: Vec<(&'static str, OsString)>,
 }
 
-/// The plugin that the user has in NCCL's one slot.
-fn other_plugin() -> Option<OsString> {
+/// The plugin that the user has in NCCL's one slot, where ours, `own`, goes now.
+fn other_plugin(own: &str) -> Option<OsString> {
     // NCCL itself takes `none` for none.
-    let none = |v: &OsString| v.is_empty() || v == bundle::FILE_NAME || v.eq_ignore_ascii_case("none");
+    let none =
+        |v: &OsString| v.is_empty() || v == bundle::FILE_NAME || v == own || v.eq_ignore_ascii_case("none");
     std::env::var_os(PLUGIN_VARIABLE).filter(|v| !none(v))
 }
 
 fn prepare(o: &Run) -> anyhow::Result<Surroundings> {
-    let other = other_plugin();
+    let own = if o.preload { bundle::PRELOAD_FILE_NAME } else { bundle::FILE_NAME };
+    let other = other_plugin(own);
     if let Some(other) = other.as_ref().filter(|_| !o.replace && !o.chain) {
         bail!(
             "{PLUGIN_VARIABLE} is set to {}: NCCL takes one profiler plugin; give --chain to run with both, --replace to run without it, or unset it",
@@ -56,7 +58,7 @@ fn prepare(o: &Run) -> anyhow::Result<Surroundings> {
     let dir = library.parent().map(Path::to_owned).unwrap_or_default();
     // The one spelling that every NCCL release finds, 2.27.3 too: a bare name beginning with lib and ending
     // with .so, on the library path.
-    let mut path = OsString::from(dir);
+    let mut path = OsString::from(&dir);
     if let Some(old) = std::env::var_os("LD_LIBRARY_PATH").filter(|p| !p.is_empty()) {
         path.push(":");
         path.push(old);
@@ -69,12 +71,20 @@ fn prepare(o: &Run) -> anyhow::Result<Surroundings> {
         format!("{}-{}", name.to_string_lossy(), std::process::id())
     });
     let mut variables = vec![
-        (PLUGIN_VARIABLE, OsString::from(bundle::FILE_NAME)),
+        (PLUGIN_VARIABLE, OsString::from(own)),
         ("LD_LIBRARY_PATH", path),
         ("RINGWATCH_JOB", OsString::from(&job)),
     ];
     if let Some(other) = other.filter(|_| o.chain) {
         variables.push((CHAIN_VARIABLE, other));
+    }
+    if o.preload {
+        let mut preload = plugin::preload(&dir);
+        if let Some(old) = std::env::var_os("LD_PRELOAD").filter(|p| !p.is_empty()) {
+            preload.push(":");
+            preload.push(old);
+        }
+        variables.push(("LD_PRELOAD", preload));
     }
     Ok(Surroundings { segments, job, variables })
 }
@@ -101,7 +111,12 @@ fn sum_up(o: &Run, s: &Surroundings, monitor: &mut Monitor<Segments>, status: Ex
     if snapshot.segments.is_empty() {
         writeln!(
             err,
-            "ringwatch: no process loaded the plugin: no NCCL communicator was made, NCCL is older than 2.23, or it is linked in without plugin support"
+            "{}",
+            if o.preload {
+                "ringwatch: no process made an NCCL communicator, or NCCL is linked in statically"
+            } else {
+                "ringwatch: no process loaded the plugin: no NCCL communicator was made, NCCL is older than 2.23 (--preload sees it), or it is linked in without plugin support"
+            }
         )?;
     } else {
         report::summary(&mut err, &snapshot)?;

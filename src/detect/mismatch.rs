@@ -26,7 +26,8 @@ fn describe(s: &Signature) -> String {
     let dtype = s.dtype.map_or_else(String::new, |d| format!(" {d}"));
     let bytes = s.bytes.map_or_else(String::new, |b| format!(", {b} bytes"));
     let root = s.root.map_or_else(String::new, |r| format!(", root {r}"));
-    format!("{} of {}{dtype} elements{bytes}{root}", s.func, s.count)
+    let redop = s.redop.map_or_else(String::new, |r| format!(", {r}"));
+    format!("{} of {}{dtype} elements{bytes}{root}{redop}", s.func, s.count)
 }
 
 fn judge(
@@ -37,7 +38,10 @@ fn judge(
 ) -> Option<Finding> {
     let mut camps: BTreeMap<Signature, Vec<Rank>> = BTreeMap::new();
     for (rank, part) in &instance.parts {
-        camps.entry(Signature::of(&part.op, c.ranks())).or_default().push(*rank);
+        let signature = Signature::of(&part.op, c.ranks());
+        // A rank of which less is known is no camp of its own.
+        let camp = camps.keys().find(|s| s.agrees(&signature)).copied().unwrap_or(signature);
+        camps.entry(camp).or_default().push(*rank);
     }
     // The majority is taken to be right; where there is none, all camps are named.
     let most = camps.values().map(Vec::len).max()?;
@@ -92,7 +96,7 @@ fn judge(
 mod tests {
     use super::*;
     use crate::join::testing::{all_reduce, member, process};
-    use crate::model::{DataType, Func, Update};
+    use crate::model::{DataType, Func, RedOp, Update};
 
     fn join(change: impl Fn(u32, &mut crate::model::OpRecord)) -> Vec<Finding> {
         let mut j = Join::new();
@@ -131,6 +135,13 @@ mod tests {
         assert!(f.evidence.iter().any(|e| e.text.contains("ranks 0, 2, 3 issued AllReduce")));
         one(|o| o.count += 1);
         one(|o| o.dtype = Some(DataType::Bfloat16));
+        // Reductions are compared where both are known.
+        let reductions = |of: fn(u32) -> Option<RedOp>| join(|r, o| o.redop = of(r));
+        assert_eq!(reductions(|r| (r == 1).then_some(RedOp::Max)), vec![]);
+        let f = reductions(|r| Some(if r == 1 { RedOp::Max } else { RedOp::Sum }));
+        assert_eq!(f[0].ranks, vec![Rank(1)]);
+        assert_eq!(f[0].operation.redop.as_deref(), Some("ncclSum"));
+        assert!(f[0].evidence.iter().any(|e| e.text.contains("rank 1 issued") && e.text.contains("ncclMax")));
         let roots = join(|r, o| {
             o.func = Func::Broadcast;
             o.root = Some(Rank(u32::from(r == 1)));

@@ -121,9 +121,23 @@ impl MissingRankRule {
                 "count",
             ));
             if c.state(track, order, *rank) == OpState::Called {
-                evidence.push(fact(format!(
-                    "rank {rank} is inside an NCCL call that has not issued anything yet"
-                )));
+                let call = c.members().get(rank).and_then(|m| m.called);
+                let at = call.map_or(0.0, |c| seconds(now_ns.saturating_sub(c.at_ns)));
+                evidence.push(match call.map(|c| (c.func, c.returned)) {
+                    Some((func, Some(false))) => number(
+                        format!("rank {rank} called {func} {at:.1} s ago, and the call has not returned"),
+                        at,
+                        "s",
+                    ),
+                    Some((func, Some(true))) => number(
+                        format!(
+                            "rank {rank} called {func} in a group {at:.1} s ago, and NCCL has not issued it"
+                        ),
+                        at,
+                        "s",
+                    ),
+                    _ => fact(format!("rank {rank} is inside an NCCL call that has not issued anything yet")),
+                });
             }
             if gone(rank) {
                 evidence.push(fact(format!("the process of rank {rank} is gone")));

@@ -5,10 +5,12 @@
 
 mod mismatch;
 mod missing_rank;
+mod never_joined;
 mod straggler;
 
 pub use mismatch::MismatchRule;
 pub use missing_rank::MissingRankRule;
+pub use never_joined::NeverJoinedRule;
 pub use straggler::StragglerRule;
 
 use crate::join::{Communicator, Join};
@@ -33,6 +35,8 @@ pub struct Settings {
     pub patience_unsure_ns: u64,
     /// The same, where no stamp can say so, as the operation is one that the overhead budget left out.
     pub patience_silent_ns: u64,
+    /// How long a communicator may be in the making before ranks that have not joined it are missing, in ns.
+    pub patience_init_ns: u64,
     /// Lateness that is told at once, in ns.
     pub late_at_once_ns: u64,
     /// Lateness that is told when it repeats, in ns.
@@ -50,6 +54,7 @@ impl Default for Settings {
             patience_gone_ns: 1_000_000_000,
             patience_unsure_ns: 30_000_000_000,
             patience_silent_ns: 10_000_000_000,
+            patience_init_ns: 30_000_000_000,
             late_at_once_ns: 200_000_000,
             late_often_ns: 5_000_000,
             late_times: 5,
@@ -76,6 +81,7 @@ impl Detector {
         let rules: Vec<Box<dyn Rule>> = vec![
             Box::new(MismatchRule),
             Box::new(MissingRankRule::new(settings)),
+            Box::new(NeverJoinedRule::new(settings)),
             Box::new(StragglerRule::new(settings)),
         ];
         Detector { rules, found: BTreeMap::new() }

@@ -1,10 +1,10 @@
 //! Wire records into the model. Total: whatever the bytes say, something honest comes out.
 
 use crate::model::{
-    Algo, ChannelStamp, CommId, CommRecord, DataType, Flags, Func, Job, Lane, NetPhase, NetProgress,
-    OpRecord, Proto, Rank, SegmentId, Timing, Untimed,
+    Algo, ChannelStamp, CommId, CommRecord, DataType, Flags, Func, Job, Lane, Making, NetPhase, NetProgress,
+    OpRecord, Proto, Rank, RedOp, Returned, SegmentId, Timing, Untimed,
 };
-use ringwatch_wire::codes::{self, flag, kind, phase, timed};
+use ringwatch_wire::codes::{self, flag, kind, made, phase, timed};
 use ringwatch_wire::layout::head;
 use ringwatch_wire::reader::{ChannelSlot, CommSlot, OpSlot, ProxySlot, Reader, Text};
 
@@ -94,12 +94,23 @@ pub(super) fn job(reader: &Reader<'_>) -> Job {
         name,
         rank: number(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]),
         size: number(&["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]),
+        local: number(&["LOCAL_WORLD_SIZE"]),
     }
 }
 
 fn clean_lines(bytes: impl Iterator<Item = u8>) -> Vec<String> {
     let bytes: Vec<u8> = bytes.collect();
     bytes.split(|b| *b == b'\n').map(|line| clean(line.iter().copied())).collect()
+}
+
+fn making(slot: &CommSlot) -> Option<Making> {
+    match slot.made? {
+        made::INITIALISING => Some(Making::Begun),
+        made::READY => Some(Making::Ready(slot.ready_ns)),
+        made::FAILED => Some(Making::Failed(slot.failed.unwrap_or(0))),
+        made::ABORTED => Some(Making::Aborted),
+        _ => None,
+    }
 }
 
 /// A communicator; `None` until its id is known.
@@ -116,6 +127,8 @@ pub(super) fn comm(segment: SegmentId, host_clock: u64, slot: &CommSlot) -> Opti
         host_clock,
         issued: slot.issued,
         replayed: slot.replayed,
+        init_ns: slot.init_ns,
+        making: making(slot),
         finalized_ns: slot.finalized_ns,
     })
 }
@@ -152,8 +165,12 @@ pub(super) fn op(comm: &CommRecord, slot: &OpSlot) -> OpRecord {
             in_place: slot.flags & flag::IN_PLACE != 0,
             copy_engine: slot.flags & flag::COPY_ENGINE != 0,
             symmetric: slot.flags & flag::SYMMETRIC != 0,
+            preloaded: slot.preloaded,
+            grouped: slot.grouped,
         },
         called_ns: slot.called_ns,
+        returned: slot.returned.map(|(result, at_ns)| Returned { at_ns, result }),
+        redop: slot.redop.and_then(|code| by_name(RedOp::ALL, RedOp::as_str, codes::REDOPS, code)),
         issued_ns: slot.issued_ns,
         timing: timing(slot.timed),
         event_ns: slot.event_ns,
@@ -223,6 +240,12 @@ mod tests {
         }
         for (code, name) in codes::PROTOS {
             assert_eq!(proto(*code).map(Proto::as_str), Some(*name));
+        }
+        for (code, name) in codes::REDOPS {
+            assert_eq!(
+                by_name(RedOp::ALL, RedOp::as_str, codes::REDOPS, *code).map(RedOp::as_str),
+                Some(*name)
+            );
         }
         assert_eq!(func(0), Func::Unknown);
         assert_eq!(func(250), Func::Unknown);

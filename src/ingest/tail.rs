@@ -252,6 +252,13 @@ fn read_comms(
     for slot in reader.comms() {
         let Some(record) = decode::comm(segment, host_clock, &slot) else { continue };
         let key = (slot.ticket & 0xffff) as u16;
+        if let Some(was) = known.get(&key)
+            && (was.comm, was.rank) != (record.comm, record.rank)
+            && was.init_ns == record.init_ns
+        {
+            // Until NCCL tells, its id is what the call let expect.
+            out.push(Update::Left { segment, comm: was.comm, rank: was.rank });
+        }
         if known.get(&key) != Some(&record) {
             out.push(Update::Comm(record.clone()));
             known.insert(key, record);
@@ -278,6 +285,10 @@ fn settled(slot: &OpSlot) -> bool {
     use ringwatch_wire::codes::{flag, timed};
     if slot.flags & flag::CAPTURED != 0 {
         return true;
+    }
+    // Where the call was seen, its return will be.
+    if slot.preloaded && slot.returned.is_none() {
+        return false;
     }
     let channels = u16::from(slot.channels);
     slot.issued_ns.is_some()

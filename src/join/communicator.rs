@@ -2,12 +2,13 @@
 
 use super::clock::ClockMap;
 use super::instance::{Instance, Measure, Part, Track};
-use super::member::Member;
+use super::member::{Called, Member};
 use super::signature::Signature;
 use super::stats::{Class, ClassKey, Sample, size_class};
 use super::timing;
 use crate::model::{
-    Algo, CommId, CommRecord, Func, Lane, OpRecord, OpState, OperationRef, Proto, Rank, message_bytes,
+    Algo, CommId, CommRecord, Coverage, Func, Lane, OpRecord, OpState, OperationRef, Proto, Rank, Returned,
+    SegmentId, message_bytes,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -56,6 +57,7 @@ pub struct Communicator {
     finished: u64,
     /// Collectives of which is known which rank came last.
     judged: u64,
+    coverage: Coverage,
 }
 
 impl Communicator {
@@ -69,6 +71,7 @@ impl Communicator {
             mismatch: None,
             finished: 0,
             judged: 0,
+            coverage: Coverage::default(),
         }
     }
 
@@ -132,6 +135,11 @@ impl Communicator {
         self.finished
     }
 
+    /// Of how many operations the GPU time is known.
+    pub fn coverage(&self) -> Coverage {
+        self.coverage
+    }
+
     /// Collectives of which is known which rank came last.
     pub fn judged(&self) -> u64 {
         self.judged
@@ -146,6 +154,7 @@ impl Communicator {
             dtype: op.dtype.map(|d| d.to_string()),
             algo: op.algo.map(|a| a.to_string()),
             proto: op.proto.map(|p| p.to_string()),
+            redop: op.redop.map(|r| r.to_string()),
         }
     }
 
@@ -177,6 +186,14 @@ impl Communicator {
         self.members.get(&rank).is_some_and(|m| m.finished == 0)
     }
 
+    /// Takes back that a rank is in it; true when nobody is any more.
+    pub(super) fn leave(&mut self, segment: SegmentId, rank: Rank) -> bool {
+        if self.members.get(&rank).is_some_and(|m| m.record.segment == segment) {
+            self.members.remove(&rank);
+        }
+        self.members.is_empty()
+    }
+
     pub(super) fn join(&mut self, record: CommRecord) {
         match self.members.get_mut(&record.rank) {
             Some(m) => m.record = record,
@@ -187,6 +204,7 @@ impl Communicator {
                     late: 0,
                     worst_late_ns: None,
                     called: None,
+                    issued_below: 0,
                     channels: HashMap::new(),
                     done_below: HashMap::new(),
                     record,
@@ -208,12 +226,24 @@ impl Communicator {
             }
         }
         let Some(order) = op.order else {
-            if let (Some(at), false) = (op.called_ns, op.flags.captured) {
-                member.called = Some((op.ticket, op.func, at));
+            // What NCCL refused, what does nothing, and a bare call that has returned is not waited for: of some,
+            // NCCL makes other operations, or tells nothing.
+            let bare = op.flags.preloaded && !op.flags.grouped && op.returned.is_some();
+            let issues = !op.flags.captured
+                && !bare
+                && op.count > 0
+                && op.returned.is_none_or(Returned::accepted)
+                && op.ticket >= member.issued_below;
+            if let (Some(at_ns), true) = (op.called_ns, issues) {
+                let returned = op.flags.preloaded.then_some(op.returned.is_some());
+                member.called = Some(Called { ticket: op.ticket, func: op.func, at_ns, returned });
+            } else if member.called.is_some_and(|c| c.ticket == op.ticket) {
+                member.called = None;
             }
             return;
         };
-        if member.called.is_some_and(|(ticket, ..)| ticket <= op.ticket) {
+        member.issued_below = member.issued_below.max(op.ticket.saturating_add(1));
+        if member.called.is_some_and(|c| c.ticket <= op.ticket) {
             member.called = None;
         }
         let track = match op.lane {
@@ -238,8 +268,10 @@ impl Communicator {
             return;
         }
         self.uncounted.insert(key);
-        let (was_done, was_kernel) =
-            instance.parts.get(&rank).map_or((false, None), |p| (p.finished, p.kernel));
+        let before = instance.parts.get(&rank);
+        let (was_done, was_kernel) = before.map_or((false, None), |p| (p.finished, p.kernel));
+        let (fresh, was_timed) = (before.is_none(), before.is_some_and(|p| p.duration_ns().is_some()));
+        let was_stopped = before.is_some_and(|p| p.ended_seen_ns.is_some());
         let stopped = all_stopped(&op);
         let kernel = was_kernel.or_else(|| {
             if stopped { timing::kernel(&op, clock, |c| member.channels.get(&c).copied()) } else { None }
@@ -265,6 +297,11 @@ impl Communicator {
         if finished && !was_done && op.lane.is_collective() {
             member.finished += 1;
         }
+        let timed = kernel.is_some() || op.event_ns.is_some();
+        self.coverage.operations += u64::from(fresh);
+        self.coverage.timed += u64::from(timed && !was_timed);
+        let stamped = op.stamps.iter().any(|s| s.start_gpu_ns.is_some());
+        self.coverage.impossible += u64::from(ended_seen_ns.is_some() && !was_stopped && stamped && !timed);
         instance.parts.insert(rank, Part { op, kernel, started_ns, finished, ended_seen_ns });
         if started_ns.is_some() || stopped {
             self.imply_done(track, order, rank);

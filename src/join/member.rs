@@ -4,6 +4,19 @@ use super::instance::Track;
 use crate::model::{CommRecord, Func};
 use std::collections::HashMap;
 
+/// A call that NCCL has not issued.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Called {
+    /// The operation's ticket.
+    pub ticket: u64,
+    /// Its function.
+    pub func: Func,
+    /// When it was called, host monotonic ns.
+    pub at_ns: u64,
+    /// Whether the call has returned; absent where nobody looked.
+    pub returned: Option<bool>,
+}
+
 /// One rank of a communicator.
 #[derive(Debug, Clone)]
 pub struct Member {
@@ -17,8 +30,10 @@ pub struct Member {
     pub late: u64,
     /// Its greatest lateness in ns.
     pub worst_late_ns: Option<u64>,
-    /// The latest call that NCCL has not issued yet: ticket, function, when.
-    pub called: Option<(u64, Func, u64)>,
+    /// The latest call that NCCL has not issued yet.
+    pub called: Option<Called>,
+    /// Ticket + 1 of the youngest operation that NCCL has issued.
+    pub(super) issued_below: u64,
     /// Start of the latest believed kernel by channel, GPU clock.
     pub(super) channels: HashMap<u8, u64>,
     /// Orders below this are done, by track.

@@ -15,7 +15,7 @@ mod timing;
 pub use clock::ClockMap;
 pub use communicator::{Communicator, LateEvent};
 pub use instance::{Instance, Late, Measure, Part, Track, algbw, busbw};
-pub use member::Member;
+pub use member::{Called, Member};
 pub use signature::Signature;
 pub use snapshot::View;
 pub use stats::{Class, ClassKey, Rates, Sample, size_class};
@@ -71,6 +71,14 @@ impl Join {
             },
             Update::Comm(record) => {
                 self.comms.entry(record.comm).or_insert_with(|| Communicator::new(record.comm)).join(record);
+            }
+            Update::Left { segment, comm, rank } => {
+                if let Some(c) = self.comms.get_mut(&comm)
+                    && c.leave(segment, rank)
+                {
+                    self.comms.remove(&comm);
+                    self.classes.retain(|k, _| k.comm != comm);
+                }
             }
             Update::Op(op) => {
                 let (Some(comm), Some(process)) =
@@ -198,6 +206,8 @@ pub(crate) mod testing {
             plan: None,
             flags: Flags::default(),
             called_ns: None,
+            returned: None,
+            redop: None,
             issued_ns: None,
             timing: Timing::Kernel,
             event_ns: None,
@@ -227,7 +237,7 @@ pub(crate) mod testing {
             program: "python3".into(),
             nccl: Some("2.28.9".into()),
             abi: Some(5),
-            job: Job { name: Some("job".into()), rank: Some(n), size: Some(4) },
+            job: Job { name: Some("job".into()), rank: Some(n), size: Some(4), local: Some(4) },
             liveness: Liveness::Alive,
             created_ns: 0,
             created_unix_ns: 1_795_244_764_000_000_000,
@@ -247,6 +257,8 @@ pub(crate) mod testing {
             host_clock: 1,
             issued,
             replayed: 0,
+            init_ns: 0,
+            making: None,
             finalized_ns: None,
         })
     }

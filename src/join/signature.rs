@@ -1,6 +1,6 @@
 //! What ranks must agree on.
 
-use crate::model::{DataType, Func, OpRecord, Rank};
+use crate::model::{DataType, Func, OpRecord, Rank, RedOp};
 
 /// What must be equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -15,6 +15,8 @@ pub struct Signature {
     pub count: u64,
     /// Root, of a rooted collective.
     pub root: Option<Rank>,
+    /// Reduction operation, where known.
+    pub redop: Option<RedOp>,
 }
 
 impl Signature {
@@ -26,6 +28,7 @@ impl Signature {
             bytes: op.bytes(ranks),
             count: op.count,
             root: op.root.filter(|_| op.func.is_rooted()),
+            redop: op.redop,
         }
     }
 
@@ -43,6 +46,10 @@ impl Signature {
             // NCCL does not name every type.
             _ => self.count == other.count,
         };
-        self.func == other.func && types && self.root == other.root
+        let reductions = match (self.redop, other.redop) {
+            (Some(a), Some(b)) => a == b,
+            _ => true,
+        };
+        self.func == other.func && types && self.root == other.root && reductions
     }
 }

@@ -101,6 +101,7 @@ impl<'a> View<'a> {
                     finished: c.finished(),
                     in_flight: c.in_flight().count(),
                     ops_per_s: (!rates.is_empty()).then(|| rates.iter().sum()),
+                    coverage: c.coverage(),
                     closed: c.closed(),
                 }
             })

@@ -46,6 +46,8 @@ pub struct OperationRef {
     pub algo: Option<String>,
     /// Protocol as NCCL names it.
     pub proto: Option<String>,
+    /// Reduction operation as NCCL names it.
+    pub redop: Option<String>,
 }
 
 /// One fact that supports a finding, with its number where it has one.

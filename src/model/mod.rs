@@ -12,10 +12,10 @@ mod update;
 pub use finding::{Evidence, Finding, Kind, OperationRef};
 pub use ids::{CommId, Rank, SegmentId};
 pub use op::{
-    Algo, ChannelStamp, DataType, Flags, Func, Lane, Launch, NetPhase, NetProgress, OpRecord, Proto, Timing,
-    Untimed, bus_factor, message_bytes, size_text,
+    Algo, ChannelStamp, DataType, Flags, Func, Lane, Launch, NetPhase, NetProgress, OpRecord, Proto, RedOp,
+    Returned, Timing, Untimed, bus_factor, message_bytes, size_text,
 };
 pub use snapshot::{
-    ClassRow, CommRow, FlightRow, JobRow, LossRow, OpState, RankCell, RankRow, SegmentRow, Snapshot,
+    ClassRow, CommRow, Coverage, FlightRow, JobRow, LossRow, OpState, RankCell, RankRow, SegmentRow, Snapshot,
 };
-pub use update::{CommRecord, Job, Liveness, SegmentRecord, Source, Update};
+pub use update::{CommRecord, Job, Liveness, Making, SegmentRecord, Source, Update};

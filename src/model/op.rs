@@ -53,6 +53,14 @@ named! {
     Proto { Ll = "LL", Ll128 = "LL128", Simple = "SIMPLE" }
 }
 
+named! {
+    /// NCCL's reduction operations; all that the user made are one.
+    RedOp {
+        Sum = "ncclSum", Prod = "ncclProd", Max = "ncclMax", Min = "ncclMin", Avg = "ncclAvg",
+        User = "user-made",
+    }
+}
+
 impl Func {
     /// True for the operations that have a root.
     pub const fn is_rooted(self) -> bool {
@@ -133,6 +141,26 @@ pub struct Flags {
     pub copy_engine: bool,
     /// A symmetric-memory kernel.
     pub symmetric: bool,
+    /// Its call was seen from outside: when that returned is known.
+    pub preloaded: bool,
+    /// And that it was called inside a group.
+    pub grouped: bool,
+}
+
+/// The return of an API call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Returned {
+    /// When, host monotonic ns.
+    pub at_ns: u64,
+    /// NCCL's result.
+    pub result: u8,
+}
+
+impl Returned {
+    /// True when NCCL took the call: success, or in progress.
+    pub const fn accepted(self) -> bool {
+        matches!(self.result, 0 | 7)
+    }
 }
 
 /// One channel's stamps on the GPU's clock and the host's times of the callbacks that brought them.
@@ -231,6 +259,10 @@ pub struct OpRecord {
     pub flags: Flags,
     /// When the API was called, host monotonic ns.
     pub called_ns: Option<u64>,
+    /// When the API call returned, and how; absent while it has not, and where nobody looked.
+    pub returned: Option<Returned>,
+    /// The reduction operation, where somebody looked.
+    pub redop: Option<RedOp>,
     /// When NCCL issued it to the GPU, host monotonic ns.
     pub issued_ns: Option<u64>,
     /// How its GPU time is measured, or why it is not.
@@ -281,11 +313,14 @@ impl OpRecord {
 }
 
 /// Message size in bytes as nccl-tests counts it, from what NCCL's profiler reports:
-/// all-gather and broadcast counts are bytes sent per rank, reduce-scatter counts are received elements.
+/// all-gather and broadcast counts are bytes sent per rank, reduce-scatter counts are received elements; all-to-all,
+/// gather and scatter count what goes to or from one rank.
 pub fn message_bytes(func: Func, dtype: DataType, count: u64, ranks: Option<u32>) -> Option<u64> {
     let one = count.checked_mul(dtype.size())?;
     match func {
-        Func::AllGather | Func::ReduceScatter => one.checked_mul(u64::from(ranks?)),
+        Func::AllGather | Func::ReduceScatter | Func::AlltoAll | Func::Gather | Func::Scatter => {
+            one.checked_mul(u64::from(ranks?))
+        }
         _ => Some(one),
     }
 }

@@ -66,6 +66,36 @@ pub struct JobRow {
     pub comm_share: Option<f64>,
 }
 
+/// Of how many operations the GPU time is known; each rank's part is one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Coverage {
+    /// Operations issued, as far as their records were read.
+    pub operations: u64,
+    /// Those with a GPU time.
+    pub timed: u64,
+    /// Those whose stamps cannot be true; they count as not timed.
+    pub impossible: u64,
+}
+
+impl Coverage {
+    /// The share that is timed, 0 to 1; absent without operations.
+    pub fn share(&self) -> Option<f64> {
+        (self.operations > 0).then(|| self.timed as f64 / self.operations as f64)
+    }
+}
+
+impl std::ops::Add for Coverage {
+    type Output = Coverage;
+
+    fn add(self, o: Coverage) -> Coverage {
+        Coverage {
+            operations: self.operations + o.operations,
+            timed: self.timed + o.timed,
+            impossible: self.impossible + o.impossible,
+        }
+    }
+}
+
 /// One communicator.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CommRow {
@@ -87,6 +117,8 @@ pub struct CommRow {
     pub in_flight: usize,
     /// Collectives a second over the last seconds.
     pub ops_per_s: Option<f64>,
+    /// Of how many operations the GPU time is known.
+    pub coverage: Coverage,
     /// True once all its ranks have freed it.
     pub closed: bool,
 }
@@ -251,6 +283,11 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// Of how many operations the GPU time is known, in all communicators.
+    pub fn coverage(&self) -> Coverage {
+        self.comms.iter().fold(Coverage::default(), |sum, c| sum + c.coverage)
+    }
+
     /// All losses together.
     pub fn lost(&self) -> u64 {
         self.losses.iter().fold(0, |sum, l| sum.saturating_add(l.count))

@@ -22,6 +22,21 @@ pub struct Job {
     pub rank: Option<u32>,
     /// The number of processes in the job.
     pub size: Option<u32>,
+    /// The number of them on this host.
+    pub local: Option<u32>,
+}
+
+/// How far the making of a communicator is on one rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Making {
+    /// The call that makes it was entered, and it is not ready.
+    Begun,
+    /// It can be used; since when (host monotonic ns).
+    Ready(Option<u64>),
+    /// It was not made: NCCL's result.
+    Failed(u8),
+    /// It was aborted or revoked.
+    Aborted,
 }
 
 /// One process.
@@ -76,6 +91,10 @@ pub struct CommRecord {
     pub issued: u64,
     /// Collectives issued by graph replays so far.
     pub replayed: u64,
+    /// When its making began, host monotonic ns.
+    pub init_ns: u64,
+    /// How far its making is, where somebody looked.
+    pub making: Option<Making>,
     /// When NCCL freed it, host monotonic ns.
     pub finalized_ns: Option<u64>,
 }
@@ -95,6 +114,15 @@ pub enum Update {
     Segment(SegmentRecord),
     /// A communicator appeared or changed on one rank.
     Comm(CommRecord),
+    /// What was said of a rank of a communicator was not so: its id turned out to be another.
+    Left {
+        /// The segment it was read from.
+        segment: SegmentId,
+        /// The communicator.
+        comm: CommId,
+        /// The rank.
+        rank: Rank,
+    },
     /// An operation appeared or moved on.
     Op(Box<OpRecord>),
     /// Records that were overwritten before they were read.

@@ -57,6 +57,16 @@ pub fn summary(out: &mut impl Write, s: &Snapshot) -> io::Result<()> {
         s.comms.len(),
         s.lost()
     )?;
+    let c = s.coverage();
+    if let Some(share) = c.share() {
+        writeln!(
+            out,
+            "ringwatch: GPU times of {:.1} % of {} operations (each rank's part is one), {} impossible ones dropped",
+            share * 100.0,
+            c.operations,
+            c.impossible
+        )?;
+    }
     for l in &s.losses {
         writeln!(out, "ringwatch:   pid {}: {}: {}", l.pid, l.reason, l.count)?;
     }
@@ -123,6 +133,7 @@ mod tests {
                 dtype: Some("ncclFloat32".into()),
                 algo: Some("RING".into()),
                 proto: None,
+                redop: Some("ncclSum".into()),
             },
             since: Some("2026-11-21T09:00:00Z".into()),
             evidence: vec![Evidence { text: "ranks 0, 1, 2 wait".into(), value: Some(3.5), unit: Some("s") }],
@@ -140,8 +151,8 @@ mod tests {
             String::from_utf8(out).expect("text"),
             concat!(
                 r#"{"kind":"missing-rank","communicator":"000000002cb0a93e","ranks":[3],"operation":{"order":3,"#,
-                r#""func":"AllReduce","bytes":16777216,"dtype":"ncclFloat32","algo":"RING","proto":null},"#,
-                r#""since":"2026-11-21T09:00:00Z","evidence":[{"text":"ranks 0, 1, 2 wait","value":3.5,"unit":"s"}],"#,
+                r#""func":"AllReduce","bytes":16777216,"dtype":"ncclFloat32","algo":"RING","proto":null,"#,
+                r#""redop":"ncclSum"},"since":"2026-11-21T09:00:00Z","evidence":[{"text":"ranks 0, 1, 2 wait","value":3.5,"unit":"s"}],"#,
                 r#""advice":"look at rank 3"}"#,
                 "\n"
             )

@@ -37,7 +37,13 @@ fn finding(f: &mut Finding, ascii: bool) {
     fix(&mut f.operation.func);
     fix(&mut f.advice);
     f.evidence.iter_mut().for_each(|e| fix(&mut e.text));
-    for t in [&mut f.operation.dtype, &mut f.operation.algo, &mut f.operation.proto, &mut f.since] {
+    for t in [
+        &mut f.operation.dtype,
+        &mut f.operation.algo,
+        &mut f.operation.proto,
+        &mut f.operation.redop,
+        &mut f.since,
+    ] {
         t.iter_mut().for_each(fix);
     }
 }

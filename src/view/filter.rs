@@ -70,7 +70,8 @@ impl<'a> Filter<'a> {
     pub(super) fn finding(&self, f: &Finding) -> bool {
         let ranks = f.ranks.iter().map(|r| format!("rank {r}")).collect::<Vec<_>>().join(" ");
         let op = &f.operation;
-        let how = [&op.algo, &op.proto, &op.dtype].map(|o| o.as_deref().unwrap_or_default()).join(" ");
+        let how =
+            [&op.algo, &op.proto, &op.dtype, &op.redop].map(|o| o.as_deref().unwrap_or_default()).join(" ");
         let state = if f.open { "open" } else { "over" };
         self.keeps(&[f.kind.as_str(), &op.func, &how, &ranks, state, &f.advice], Some(f.communicator))
     }

@@ -377,7 +377,11 @@ pub(crate) fn findings(out: &str) -> Vec<Json> {
 fn assert_shape(f: &Json) {
     let keys = ["kind", "communicator", "ranks", "operation", "since", "evidence", "advice"];
     assert_eq!(f.keys(), keys, "{f:?}");
-    assert_eq!(f.get("operation").keys(), ["order", "func", "bytes", "dtype", "algo", "proto"], "{f:?}");
+    assert_eq!(
+        f.get("operation").keys(),
+        ["order", "func", "bytes", "dtype", "algo", "proto", "redop"],
+        "{f:?}"
+    );
     let id = f.get("communicator").text();
     assert!(id.len() == 16 && id.bytes().all(|b| b.is_ascii_hexdigit()), "{id}");
     assert!(!f.get("ranks").list().is_empty(), "{f:?}");

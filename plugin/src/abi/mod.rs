@@ -187,10 +187,7 @@ unsafe extern "C" fn start<A: Abi>(
     out: *mut *mut c_void,
     descriptor: *const c_void,
 ) -> c_int {
-    if let Some(live) = state::live() {
-        if live.chain.is_some() {
-            return start_chained::<A>(live, context, out, descriptor);
-        }
+    if let Some(live) = state::live_alone() {
         let mut given = 0;
         // SAFETY: NCCL passes a descriptor of the version whose table it called, valid for this call.
         let seen = unsafe { descriptor.cast::<A::Descriptor>().as_ref() };
@@ -205,26 +202,21 @@ unsafe extern "C" fn start<A: Abi>(
             // SAFETY: NCCL passes a place for one handle, maybe uninitialised, so it is always written.
             unsafe { out.write(handle::to_pointer(given)) };
         }
-    } else if !out.is_null() {
-        // SAFETY: as above.
-        unsafe { out.write(core::ptr::null_mut()) };
+        return SUCCESS;
     }
-    SUCCESS
+    start_chained::<A>(context, out, descriptor)
 }
 
-/// An event that another plugin gets as well: ours names our handles, theirs names theirs.
+/// An event that another plugin gets as well: ours names our handles, theirs names theirs. Or one of nobody, where
+/// nothing is open.
 #[cold]
 #[inline(never)]
-fn start_chained<A: Abi>(
-    live: &'static Live,
-    context: *mut c_void,
-    out: *mut *mut c_void,
-    descriptor: *const c_void,
-) -> c_int {
+fn start_chained<A: Abi>(context: *mut c_void, out: *mut *mut c_void, descriptor: *const c_void) -> c_int {
     // SAFETY: as in `start`.
     let seen = unsafe { descriptor.cast::<A::Descriptor>().as_ref() };
-    let given = match (seen, live.chain) {
-        (Some(d), Some(chain)) if !out.is_null() => {
+    let given = match (state::live().zip(state::chain()), seen) {
+        (None, _) => 0,
+        (Some((live, chain)), Some(d)) if !out.is_null() => {
             let context = handle::to_number(context);
             let said = Said::of::<A>(d);
             let ours = match said.for_us(live, chain) {
@@ -237,7 +229,7 @@ fn start_chained<A: Abi>(
             };
             chain.start(live, context, &said, ours)
         }
-        _ => refuse(live, call::START_UNKNOWN, Loss::BadCall),
+        (Some((live, _)), _) => refuse(live, call::START_UNKNOWN, Loss::BadCall),
     };
     if !out.is_null() {
         // SAFETY: as in `start`.
@@ -288,7 +280,7 @@ unsafe extern "C" fn finalize(context: *mut c_void) -> c_int {
     if let Some(live) = state::live() {
         let context = handle::to_number(context);
         live.segment.book(call::FINALIZE, record::finalize(live, context));
-        if let Some(chain) = live.chain {
+        if let Some(chain) = state::chain() {
             chain.finalize(live, context);
         }
     }

@@ -19,7 +19,7 @@ use crate::event::{StateArg, bit};
 use crate::handle::{Handle, Kind, VALUE_MASK, has_no_end, to_number, to_pointer};
 use crate::log::{Log, Message};
 use crate::record::{self, Carried};
-use crate::state::{InitArgs, Live, spare_number};
+use crate::state::{self, InitArgs, Live, spare_number};
 use core::ffi::{CStr, c_int, c_void};
 use library::{Plugin, VERSIONS};
 use pairs::{Pair, Pairs, Shelf};
@@ -222,7 +222,7 @@ fn shelf(bit: u32, ours: u64, live: &Live) -> Shelf {
 
 /// The pair that a handle names, and its plugin; `otherwise` for a handle of another kind.
 fn known(live: &'static Live, raw: u64, otherwise: Loss) -> Result<(Pair, &'static Plugin), Loss> {
-    let chain = live.chain.filter(|_| Kind::Chained.is(raw, live.nonce)).ok_or(otherwise)?;
+    let chain = state::chain().filter(|_| Kind::Chained.is(raw, live.nonce)).ok_or(otherwise)?;
     let pair = chain.pairs.find(raw & VALUE_MASK)?;
     let plugin = chain.plugin(pair.abi).ok_or(otherwise)?;
     Ok((pair, plugin))

@@ -46,21 +46,22 @@ type Init5 = unsafe extern "C" fn(
 /// The built library: `RINGWATCH_PLUGIN_SO` when set, or built once here as it is shipped.
 pub fn plugin_library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let given = std::env::var_os("RINGWATCH_PLUGIN_SO").map(PathBuf::from);
-        given.unwrap_or_else(|| build("Cargo.toml", "libringwatch_plugin.so"))
+    BUILT.get_or_init(|| match std::env::var_os("RINGWATCH_PLUGIN_SO") {
+        Some(path) => path.into(),
+        None => build(env!("CARGO_MANIFEST_DIR"), "libringwatch_plugin.so"),
     })
 }
 
 /// The plugin that does nothing, built the same way.
 pub fn null_library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| build("null/Cargo.toml", "libringwatch_null.so"))
+    BUILT.get_or_init(|| build(concat!(env!("CARGO_MANIFEST_DIR"), "/null"), "libringwatch_null.so"))
 }
 
-fn build(manifest: &str, file: &str) -> PathBuf {
+/// Builds the library of a package as it is shipped.
+pub fn build(package: &str, file: &str) -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("plugin");
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join(manifest);
+    let manifest = Path::new(package).join("Cargo.toml");
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     // What the tests are built with is not how the plugin is shipped.
     for name in ["RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {

@@ -8,6 +8,7 @@
 pub mod abi;
 pub mod bare;
 pub mod child;
+pub mod elf;
 pub mod library;
 pub mod segment;
 

@@ -40,6 +40,11 @@ impl Recording {
         Reader::open(&self.words).unwrap()
     }
 
+    /// True once its writer has opened it for readers.
+    pub fn is_open(&self) -> bool {
+        Reader::open(&self.words).is_ok()
+    }
+
     pub fn ops(&self) -> Vec<OpSlot> {
         let r = self.reader();
         (0..r.ring(Region::Op).next()).filter_map(|t| is(r.op(t))).collect()

@@ -33,6 +33,25 @@ codes! {
     pub PROTOS: 1 "LL", 2 "LL128", 3 "SIMPLE"
 }
 
+codes! {
+    /// Reduction operations: NCCL's own number plus one; every one that the user made is one.
+    pub REDOPS: 1 "ncclSum", 2 "ncclProd", 3 "ncclMax", 4 "ncclMin", 5 "ncclAvg", 6 "user-made"
+}
+
+/// How far the making of a communicator is.
+pub mod made {
+    /// Nobody looked.
+    pub const UNKNOWN: u8 = 0;
+    /// The call that makes it was entered, and it is not ready.
+    pub const INITIALISING: u8 = 1;
+    /// It can be used.
+    pub const READY: u8 = 2;
+    /// It was not made.
+    pub const FAILED: u8 = 3;
+    /// It was aborted or revoked.
+    pub const ABORTED: u8 = 4;
+}
+
 /// Kinds of operation.
 pub mod kind {
     /// A collective issued by a call, or called and not yet issued.
@@ -95,8 +114,10 @@ pub mod call {
     pub const INIT: usize = 19;
     /// finalize.
     pub const FINALIZE: usize = 20;
+    /// An API call that the preloaded library saw.
+    pub const API: usize = 21;
     /// How many kinds there are.
-    pub const COUNT: usize = 21;
+    pub const COUNT: usize = 22;
 }
 
 /// Why a callback left no record.

@@ -78,11 +78,15 @@ pub mod comm {
     /// PCI address of the device.
     pub const GPU: usize = 16;
     pub const GPU_WORDS: usize = 3;
-    // 19 to 23: what a preloaded library knows.
+    /// How far its making is, as the preloaded library sees it (see [`crate::codes::made`]): state (8 bits),
+    /// NCCL's result of a failure (8). 0 where nobody looked.
+    pub const STATE: usize = 19;
+    /// When it was ready; 0 unknown.
+    pub const READY_NS: usize = 20;
     /// The writer's own notes, of no meaning to a reader. Kernel events are wanted for the next operation.
     pub const WANTS: usize = 24;
-    /// Number of the GPU's token bucket.
-    pub const BUCKET: usize = 25;
+    /// Issue of the operation that was timed by kernel events last, host monotonic ns.
+    pub const TIMED_NS: usize = 25;
     /// Last call, host monotonic ns.
     pub const CALLED_NS: usize = 26;
     /// Why the operation called last is worth timing.
@@ -132,6 +136,15 @@ pub mod op {
     pub const TIMED: usize = 19;
     /// Mark: ns between the CUDA events around its launch.
     pub const EVENT_NS: usize = 20;
+    /// Reduction operation: NCCL's number + 1, 6 for any that the user made, 0 unknown (8 bits); seen by the
+    /// preloaded library (bit 8); called inside a group (bit 9).
+    pub const REDOP: usize = 21;
+    /// Mark: the API call's result (low 4 bits, 15 for larger ones), ns after CALLED_NS at its return.
+    pub const RETURNED: usize = 22;
+    /// Word 21, bit 8.
+    pub const PRELOADED: u64 = 1 << 8;
+    /// Word 21, bit 9.
+    pub const GROUPED: u64 = 1 << 9;
     pub const NO_ORDER: u64 = u64::MAX;
 }
 

@@ -3,7 +3,7 @@
 //! Nothing here trusts an index, a length or a text of the segment; the worst that a segment can do is to
 //! say untrue things about its own job.
 
-use crate::codes::{Flaw, Loss, call};
+use crate::codes::{Flaw, Loss, UNKNOWN, call, made};
 use crate::layout::{
     FORMAT_VERSION, Geometry, HEADER_WORDS, MAGIC, MAX_BYTES, OLDEST_VERSION, Region, channel, comm, group,
     head, op, proxy,
@@ -71,6 +71,12 @@ pub struct CommSlot {
     pub name: Text<{ comm::NAME_WORDS }>,
     /// PCI address of the GPU.
     pub gpu: Text<{ comm::GPU_WORDS }>,
+    /// How far its making is, see [`crate::codes::made`]; `None` where nobody looked.
+    pub made: Option<u8>,
+    /// NCCL's result, where it was not made.
+    pub failed: Option<u8>,
+    /// When it was ready, host monotonic ns.
+    pub ready_ns: Option<u64>,
 }
 
 /// An operation slot.
@@ -130,6 +136,14 @@ pub struct OpSlot {
     pub timed: u8,
     /// Between the CUDA events around its launch, ns.
     pub event_ns: Option<u64>,
+    /// See [`crate::codes::REDOPS`]; `None` where nobody looked.
+    pub redop: Option<u8>,
+    /// The preloaded library saw the call.
+    pub preloaded: bool,
+    /// It was called inside a group, as the preloaded library saw it.
+    pub grouped: bool,
+    /// The API call's result and its return, host monotonic ns.
+    pub returned: Option<(u8, u64)>,
 }
 
 /// A group slot.
@@ -425,6 +439,7 @@ fn text_at<const N: usize>(w: &[u64], at: usize) -> Text<N> {
 
 fn decode_comm(ticket: u64, w: &[u64; comm::WORDS]) -> CommSlot {
     let known = w[comm::NODES] & comm::KNOWN != 0;
+    let state = w[comm::STATE];
     CommSlot {
         ticket,
         id: known.then(|| (w[comm::ID], low(w[comm::RANK]))),
@@ -436,6 +451,9 @@ fn decode_comm(ticket: u64, w: &[u64; comm::WORDS]) -> CommSlot {
         replayed: w[comm::REPLAYED],
         name: text_at(w, comm::NAME),
         gpu: text_at(w, comm::GPU),
+        made: Some(byte(state, 0)).filter(|s| *s != made::UNKNOWN),
+        failed: (byte(state, 0) == made::FAILED).then(|| byte(state, 8)),
+        ready_ns: some(w[comm::READY_NS]),
     }
 }
 
@@ -471,6 +489,11 @@ fn decode_op(ticket: u64, lap: u64, w: &[u64; op::WORDS]) -> OpSlot {
         stopped: short(progress >> 16),
         timed: byte(w[op::TIMED], 0),
         event_ns: sync::marked(w[op::EVENT_NS], lap),
+        redop: Some(byte(w[op::REDOP], 0)).filter(|r| *r != UNKNOWN),
+        preloaded: w[op::REDOP] & op::PRELOADED != 0,
+        grouped: w[op::REDOP] & op::GROUPED != 0,
+        returned: sync::marked(w[op::RETURNED], lap)
+            .and_then(|r| Some(((r & 0xf) as u8, some(w[op::CALLED_NS])?.saturating_add(r >> 4)))),
     }
 }
 

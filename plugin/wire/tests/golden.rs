@@ -236,6 +236,10 @@ fn check(version: u32) {
             stopped: 1,
             timed: if version < 2 { timed::UNKNOWN } else { timed::EVENTS },
             event_ns: (version >= 2).then_some(9_000 + n),
+            redop: None,
+            preloaded: false,
+            grouped: false,
+            returned: None,
         };
         assert_eq!(o, want);
     }

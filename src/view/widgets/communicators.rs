@@ -35,6 +35,7 @@ pub(super) fn communicators(ctx: &Ctx<'_>, rows: &[&CommRow]) -> Table {
         number("finished", 0, |c: &CommRow| format::count(c.finished)),
         number("in flight", 2, |c: &CommRow| c.in_flight.to_string()),
         number("ops/s", 3, |c: &CommRow| or_absent(c.ops_per_s, format::rate)).at_least(6),
+        number("timed", 3, |c: &CommRow| or_absent(c.coverage.share(), format::share)),
         Column::text("state", 5, 6, |c: &CommRow| if c.closed { "closed" } else { "open" }.to_owned()),
     ];
     table::layout(ctx, &columns, rows, None, None, |c| if c.closed { Role::Dim } else { Role::Plain })

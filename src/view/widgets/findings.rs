@@ -62,7 +62,11 @@ fn full(ctx: &Ctx<'_>, f: &Finding) -> Vec<Line<'static>> {
     let known = |v: &Option<String>| v.clone().unwrap_or_else(|| format::ABSENT.to_owned());
     let size = op.bytes.map_or_else(|| format::ABSENT.to_owned(), |b| format!("{b} bytes"));
     let how = format!("{}/{}", known(&op.algo), known(&op.proto));
-    field("operation", &format!("{}, {size}, order {}, {how}, {}", op.func, op.order, known(&op.dtype)));
+    let redop = op.redop.as_ref().map_or_else(String::new, |r| format!(", {r}"));
+    field(
+        "operation",
+        &format!("{}, {size}, order {}, {how}, {}{redop}", op.func, op.order, known(&op.dtype)),
+    );
     field("communicator", &ctx.comm(f.communicator));
     field("since", &known(&f.since));
     let room = ctx.width.saturating_sub(17 + 12);

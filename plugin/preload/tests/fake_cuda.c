@@ -1,0 +1,36 @@
+// Stands for libcuda.so.1: events that happen at once, one device a stream's number names, and one stream that is
+// always being captured.
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <stdio.h>
+#include <time.h>
+
+#define CAPTURED ((void *)0xca9)
+
+static double now_ms(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1e3 + t.tv_nsec / 1e6;
+}
+static int device;
+static double events[100000];
+static int made;
+
+int cuCtxGetCurrent(void **c) { return *c = (void *)(intptr_t)(0xc000 + device), 0; }
+int cuCtxGetDevice(int *d) { return *d = device, 0; }
+int cuDeviceGetPCIBusId(char *text, int n, int d) { return snprintf(text, n, "0000:%02x:00.0", d), 0; }
+int cuDevicePrimaryCtxRetain(void **c, int d) { return *c = (void *)(intptr_t)(0xc000 + d), 0; }
+int cuDevicePrimaryCtxRelease_v2(int d) { return 0; }
+int cuCtxPushCurrent_v2(void *c) { return device = (intptr_t)c & 0xff, 0; }
+int cuCtxPopCurrent_v2(void **c) { return device = 0, 0; }
+int cuThreadExchangeStreamCaptureMode(int *mode) { return *mode = 0, 0; }
+int cuStreamIsCapturing(void *s, int *status) { return *status = s == CAPTURED, 0; }
+int cuEventCreate(intptr_t *e, unsigned flags) { return *e = ++made, 0; }
+int cuEventRecord(intptr_t e, void *stream) {
+  // NCCL itself must not be asked to wait for an event on a stream that is being captured.
+  if (stream == CAPTURED) abort();
+  return events[e] = now_ms(), 0;
+}
+int cuEventQuery(intptr_t e) { return 0; }
+int cuEventElapsedTime(float *ms, intptr_t from, intptr_t to) { return *ms = events[to] - events[from], 0; }

@@ -1,0 +1,559 @@
+//! NCCL's own functions as the job calls them, seen by the preloaded library.
+//!
+//! It says what a profiler cannot: calls before anything is issued (and so a call that never comes back),
+//! communicators from the moment they are being made, reduction operations, results; and where NCCL has no
+//! profiler, or another one's plugin, all that there is. What it sees goes into the slots that the profiler's
+//! events use, so that one call is one operation however many tell of it:
+//!
+//! * ABI v5 and later: NCCL tells of the call inside the call, whose slot is the communicator's open one.
+//! * v1 to v4: NCCL tells when it issues, and the oldest call that fits is taken.
+//! * Nobody tells: the call itself issues the operation, when the outermost group has ended.
+//!
+//! The promises are the plugin's, from a communicator's init on: no lock, no heap, no system call, no waiting.
+
+#![expect(unsafe_code, reason = "one mapping is shared by all threads of the process")]
+
+mod comms;
+mod groups;
+mod pending;
+mod real;
+mod table;
+mod thread;
+
+pub use comms::{Made, asked, destroy, init, init_all, revoke, unique_id_hash};
+pub use groups::{group_end, group_start};
+pub use real::Real;
+pub use thread::take_key;
+
+use crate::clock::now_ns;
+use crate::events::Shot;
+use crate::held::Held;
+use crate::record::{Comm, bytes_of, code_of, launch_of_call, note_call, timing_of_call};
+use crate::state::{self, InitArgs, Live};
+use crate::sys::{self, InChild};
+use core::ffi::c_int;
+use ringwatch_wire::codes::{Flaw, Loss, REDOPS, TYPES, UNKNOWN, call as call_kind, flag, kind};
+use ringwatch_wire::layout::{comm, head, op};
+use ringwatch_wire::sync::Word;
+use thread::Thread;
+
+const SUCCESS: c_int = 0;
+const IN_PROGRESS: c_int = 7;
+
+macro_rules! funcs {
+    ($($name:ident = $text:literal),+ $(,)?) => {
+        /// Codes of the functions that are seen.
+        pub mod func {
+            #![allow(missing_docs, reason = "NCCL's own names")]
+            $(pub const $name: u8 = super::code_of($text);)+
+        }
+    };
+}
+funcs! {
+    ALL_REDUCE = "AllReduce", BROADCAST = "Broadcast", REDUCE = "Reduce", ALL_GATHER = "AllGather",
+    REDUCE_SCATTER = "ReduceScatter", SEND = "Send", RECV = "Recv", ALL_TO_ALL = "AlltoAll",
+    SCATTER = "Scatter", GATHER = "Gather",
+}
+
+/// One call of an operation.
+#[derive(Debug, Clone, Copy)]
+pub struct Op {
+    /// Code of the function.
+    pub func: u8,
+    /// NCCL's number of the data type.
+    pub dtype: c_int,
+    /// Elements, as the call counts them.
+    pub count: usize,
+    /// Root or peer; -1 for none.
+    pub root: c_int,
+    /// NCCL's number of the reduction operation; -1 for none.
+    pub redop: c_int,
+    /// NCCL's pointer of the communicator, as a number.
+    pub comm: usize,
+    /// CUDA stream, as a number.
+    pub stream: usize,
+    /// Send and receive buffer are the same.
+    pub in_place: bool,
+}
+
+/// Who else tells of a communicator's operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Mode {
+    /// Not known yet: it is being made.
+    Unknown = 0,
+    /// The profiler, inside the calls.
+    Calls = 1,
+    /// The profiler, when NCCL issues.
+    Events = 2,
+    /// Nobody.
+    Alone = 3,
+    /// The profiler, under a communicator that could not be told to be this one: all is left to it.
+    Apart = 4,
+}
+
+/// Communicators at most, as the segment has.
+const COMMS: usize = 256;
+/// Operations of a full segment.
+const OPS: usize = 8192;
+
+/// Words of a communicator.
+mod entry {
+    /// Its ticket plus one; 0 for none.
+    pub(super) const TICKET: usize = 0;
+    pub(super) const MODE: usize = 1;
+    /// The profiler's init has come.
+    pub(super) const ADOPTED: usize = 2;
+    /// Ticket plus one of the call that its thread is inside of.
+    pub(super) const OPEN_CALL: usize = 3;
+    pub(super) const POINTER: usize = 4;
+    /// Where the job wants its pointer.
+    pub(super) const PLACE: usize = 5;
+    /// Children made of it.
+    pub(super) const CHILDREN: usize = 6;
+    /// Id to be told once it is ready; 0 none.
+    pub(super) const ID: usize = 7;
+    /// 1: its rank is not known from the call.
+    pub(super) const RANK_UNKNOWN: usize = 8;
+    /// Next of the group that makes it, plus one.
+    pub(super) const NEXT: usize = 9;
+    /// The pair of CUDA events of the launch that is under way, as a number; 0 none.
+    pub(super) const SHOT: usize = 10;
+    /// Of the last walk over a group that came by.
+    pub(super) const MARK: usize = 11;
+    /// Thread that makes it.
+    pub(super) const THREAD: usize = 12;
+    /// 1: its calls return before NCCL has launched anything.
+    pub(super) const ASYNC: usize = 13;
+    pub(super) const WORDS: usize = 14;
+}
+
+/// Private memory, empty in a forked child.
+#[repr(C)]
+struct Page {
+    /// 0 or OPEN.
+    phase: Word,
+    /// The profiler's ABI; 0 while there was no init.
+    abi: Word,
+    /// Groups begun, for their tags.
+    tags: Word,
+    /// Communicators made whose id nobody gives.
+    made: Word,
+    comms: [[Word; entry::WORDS]; COMMS],
+    pending: [[Word; pending::WORDS]; COMMS],
+    groups: [[Word; groups::WORDS]; groups::GROUPS],
+    /// Next operation of the same group, by the operation's slot: ticket plus one.
+    chain: [Word; OPS],
+    table: [Word; table::WORDS],
+}
+
+const OPEN: u64 = 1;
+
+/// Address of the page; 0 until the first communicator is made by a call that was seen.
+static PAGE: Word = Word::new(0);
+
+/// What a call works with.
+#[derive(Clone, Copy)]
+struct Calls {
+    page: &'static Page,
+    live: &'static Live,
+}
+
+fn page() -> Option<&'static Page> {
+    let at = PAGE.get_first();
+    // SAFETY: a non-zero address is of a mapping of a whole `Page` that is never unmapped; all bytes, zero at
+    // first, are valid for its words.
+    unsafe { core::ptr::with_exposed_provenance::<Page>(at as usize).as_ref() }
+}
+
+/// True where a call was ever seen: without the preloaded library the rest costs nothing.
+#[inline(always)]
+pub(crate) fn seen() -> bool {
+    PAGE.get() != 0
+}
+
+impl Calls {
+    /// `None` before the first communicator, in a forked child, and where nothing could be mapped.
+    #[inline]
+    fn get() -> Option<Self> {
+        let page = page()?;
+        if page.phase.get_first() != OPEN {
+            return None;
+        }
+        Some(Calls { page, live: state::live()? })
+    }
+
+    /// The same, opened if need be. This is init: it may take its time.
+    fn open() -> Option<Self> {
+        let live = state::open_for_calls()?;
+        if page().is_none() {
+            let bytes = size_of::<Page>();
+            let at = sys::map(None, bytes)?;
+            // SAFETY: our own fresh mapping, whole.
+            let wiped = unsafe { sys::on_fork(at, bytes, InChild::Wiped) };
+            if !wiped || !PAGE.replace(0, at.expose_provenance() as u64) {
+                // SAFETY: nobody else knows this mapping.
+                unsafe { sys::unmap(at, bytes) };
+            }
+        }
+        let page = page()?;
+        page.phase.set_last(OPEN);
+        Some(Calls { page, live })
+    }
+
+    fn entry(&self, ticket: u64) -> Option<&'static [Word; entry::WORDS]> {
+        let e = self.page.comms.get(self.index(ticket))?;
+        if get(e, entry::TICKET) == ticket + 1 { Some(e) } else { None }
+    }
+
+    fn index(&self, ticket: u64) -> usize {
+        (ticket & self.live.segment.comm.slots().wrapping_sub(1)) as usize
+    }
+
+    /// The communicator of a pointer: its ticket and its words.
+    #[inline]
+    fn comm(&self, pointer: usize) -> Option<(u64, &'static [Word; entry::WORDS])> {
+        let ticket = table::find(&self.page.table, pointer as u64)?;
+        Some((ticket, self.entry(ticket)?))
+    }
+}
+
+fn get(words: &[Word], i: usize) -> u64 {
+    words.get(i).map_or(0, Word::get)
+}
+
+fn set(words: &[Word], i: usize, value: u64) {
+    if let Some(w) = words.get(i) {
+        w.set(value);
+    }
+}
+
+fn mode(e: &[Word]) -> Mode {
+    match get(e, entry::MODE) {
+        1 => Mode::Calls,
+        2 => Mode::Events,
+        3 => Mode::Alone,
+        4 => Mode::Apart,
+        _ => Mode::Unknown,
+    }
+}
+
+/// Runs a function of NCCL's inside of which nothing else is looked at.
+#[inline]
+fn inside(thread: Thread, real: impl FnOnce() -> c_int) -> c_int {
+    Thread { inside: true, ..thread }.set();
+    let result = real();
+    thread.set();
+    result
+}
+
+/// A call that is recorded.
+#[derive(Clone, Copy)]
+struct Taken {
+    calls: Calls,
+    comm: u64,
+    entry: &'static [Word; entry::WORDS],
+    captured: bool,
+    mode: Mode,
+    op: u64,
+}
+
+/// Calls an operation and records it. NCCL's result is handed back as it is.
+#[inline]
+pub fn around(op: &Op, real: impl FnOnce() -> c_int) -> c_int {
+    let thread = Thread::get();
+    if thread.inside {
+        return real();
+    }
+    let taken = take(op, thread.depth > 0);
+    if let Some(t) = taken
+        && thread.depth == 0
+    {
+        // A bare call is its own launch.
+        set(t.entry, entry::SHOT, begin_shot(&t.calls, t.entry, op.stream as u64));
+    }
+    let result = inside(thread, real);
+    if let Some(taken) = taken {
+        leave(taken, thread, result);
+    }
+    result
+}
+
+/// Begins a pair of CUDA events before a launch that NCCL does not tell of, if that is to be timed.
+fn begin_shot(calls: &Calls, e: &[Word], stream: u64) -> u64 {
+    let untold = matches!(mode(e), Mode::Alone | Mode::Events);
+    if !untold || get(e, entry::ASYNC) != 0 || !calls.live.governor.events() {
+        return 0;
+    }
+    let comm = Comm::of(calls.live, get(e, entry::TICKET).wrapping_sub(1));
+    comm.and_then(|c| launch_of_call(calls.live, c, stream)).map_or(0, Shot::number)
+}
+
+/// Ends it behind the launch. A communicator that does not block launches later, on a thread of NCCL's: nothing of
+/// it is timed from the first call on that says so.
+fn end_shot(calls: &Calls, e: &[Word], result: c_int) {
+    if result == IN_PROGRESS {
+        set(e, entry::ASYNC, 1);
+    }
+    let Some(shot) = Shot::from_number(get(e, entry::SHOT)) else { return };
+    set(e, entry::SHOT, 0);
+    if result == SUCCESS {
+        calls.live.events.end(calls.live, shot);
+    } else if let Some(c) = Comm::of(calls.live, get(e, entry::TICKET).wrapping_sub(1)) {
+        c.set(comm::SHOT, 0);
+    }
+}
+
+fn take(call: &Op, grouped: bool) -> Option<Taken> {
+    let calls = Calls::get()?;
+    let (comm, e) = calls.comm(call.comm)?;
+    let mode = comms::settled(&calls, e);
+    if mode == Mode::Apart {
+        return None;
+    }
+    // With ABI v5 and later NCCL says so itself.
+    let captured = mode != Mode::Calls && calls.live.events.captures(call.stream as u64);
+    let now = now_ns();
+    let from = if grouped { op::GROUPED } else { 0 } | op::PRELOADED;
+    let made = called(&calls, comm, call, captured, from, now);
+    calls.live.segment.book(call_kind::API, made.map(|_| ()));
+    let ticket = made.ok()?;
+    // What does nothing is not launched; what is captured, not now.
+    let runs = !captured && call.count > 0 && ranks(&calls, comm) != 1;
+    match mode {
+        Mode::Calls => set(e, entry::OPEN_CALL, ticket + 1),
+        Mode::Alone | Mode::Events if runs => {
+            if mode == Mode::Events {
+                pending::push(&calls, comm, ticket, pending::key(call));
+            }
+            if let Some(c) = Comm::of(calls.live, comm) {
+                note_call(&c, ticket, now, bytes_of(numbered(call.dtype, TYPES), call.count as u64));
+            }
+        }
+        _ => {}
+    }
+    Some(Taken { calls, comm, entry: e, captured, mode, op: ticket })
+}
+
+fn ranks(calls: &Calls, comm: u64) -> u64 {
+    calls.live.segment.comm.held(comm).map_or(0, |s| get(s, comm::RANK) >> 32)
+}
+
+/// NCCL's number as a code of the wire's: plus one, unknown when out of the table.
+const fn numbered(n: c_int, table: &[(u8, &str)]) -> u8 {
+    if n >= 0 && (n as usize) < table.len() { n as u8 + 1 } else { UNKNOWN }
+}
+
+fn redop(n: c_int) -> u8 {
+    // What the user makes is numbered on from NCCL's own.
+    if n >= REDOPS.len() as c_int { REDOPS.len() as u8 } else { numbered(n, REDOPS) }
+}
+
+const fn is_send(func: u8) -> bool {
+    func == func::SEND
+}
+
+const fn is_pair(func: u8) -> bool {
+    func == func::SEND || func == func::RECV
+}
+
+fn called(calls: &Calls, comm: u64, call: &Op, captured: bool, from: u64, now: u64) -> Result<u64, Loss> {
+    let (ticket, slot) = calls.live.segment.op.claim()?;
+    let mut words = [0; op::WORDS - 1];
+    let mut set = |i: usize, value: u64| {
+        if let Some(w) = words.get_mut(i - 1) {
+            *w = value;
+        }
+    };
+    let kind = match (is_pair(call.func), is_send(call.func)) {
+        (false, _) => kind::COLLECTIVE,
+        (true, true) => kind::SEND,
+        (true, false) => kind::RECV,
+    };
+    let flags = if call.in_place { flag::IN_PLACE } else { 0 } | if captured { flag::CAPTURED } else { 0 };
+    set(
+        op::WHAT,
+        comm & 0xffff
+            | u64::from(kind) << 16
+            | u64::from(call.func) << 24
+            | u64::from(numbered(call.dtype, TYPES)) << 32
+            | u64::from(flags) << 56,
+    );
+    set(op::ORDER, op::NO_ORDER);
+    set(op::SEQ, op::NO_ORDER);
+    set(op::COUNT, call.count as u64);
+    set(op::ROOT, u64::from(call.root as u32));
+    set(op::CALLED_NS, now);
+    set(op::STREAM, call.stream as u64);
+    set(op::REDOP, u64::from(redop(call.redop)) | from);
+    slot.set_all(1, words);
+    slot.publish();
+    Ok(ticket)
+}
+
+/// Longest time that the mark of a return can hold: 4.9 hours.
+const RETURNED_NS_MAX: u64 = (1 << 44) - 1;
+
+/// Notes that a call came back, and how.
+fn returned(live: &Live, ticket: u64, result: c_int, now: u64) {
+    if let Ok(held) = Held::of(&live.segment.op, ticket) {
+        let ns = now.saturating_sub(held.word(op::CALLED_NS)).min(RETURNED_NS_MAX);
+        let result = result.clamp(0, 15) as u64;
+        held.put(op::RETURNED, ns << 4 | result);
+    }
+}
+
+const fn accepted(result: c_int) -> bool {
+    result == SUCCESS || result == IN_PROGRESS
+}
+
+fn leave(t: Taken, thread: Thread, result: c_int) {
+    let Taken { calls, comm, entry: e, captured, mode, op } = t;
+    if thread.depth == 0 {
+        end_shot(&calls, e, result);
+    }
+    if mode == Mode::Calls
+        && let Some(w) = e.get(entry::OPEN_CALL)
+    {
+        w.replace(op + 1, 0);
+    }
+    let now = now_ns();
+    returned(calls.live, op, result, now);
+    if !accepted(result) {
+        if mode == Mode::Events {
+            pending::forget(&calls, comm, op);
+        }
+        return;
+    }
+    comms::used(&calls, comm);
+    if mode == Mode::Calls || captured {
+        return;
+    }
+    if thread.depth > 0 && groups::add(&calls, op) {
+        return;
+    }
+    let plan = groups::plan(&calls, mode);
+    ended(&calls, op, plan, now);
+}
+
+/// The outermost group that holds a call has ended: what is still to be issued of it is issued now, or soon by
+/// another thread.
+fn ended(calls: &Calls, ticket: u64, plan: u64, now: u64) {
+    let Some(slot) = calls.live.segment.op.held(ticket) else { return };
+    let comm = get(slot, op::WHAT) & 0xffff;
+    let Some(e) = calls.page.comms.get(calls.index(comm)) else { return };
+    match mode(e) {
+        Mode::Alone => issue(calls, e, ticket, plan, now),
+        Mode::Events => pending::late(calls, get(e, entry::TICKET).wrapping_sub(1), ticket),
+        _ => {}
+    }
+}
+
+/// Gives an operation its issue order: nobody else does.
+fn issue(calls: &Calls, e: &[Word], ticket: u64, plan: u64, now: u64) {
+    let live = calls.live;
+    let comm = get(e, entry::TICKET).wrapping_sub(1);
+    let (Some(slot), Some(place)) = (live.segment.op.held(ticket), live.segment.comm.held(comm)) else {
+        return;
+    };
+    let (mut what, count) = (get(slot, op::WHAT), get(slot, op::COUNT));
+    // As with a profiler: what does nothing is not counted.
+    if count == 0 || get(place, comm::RANK) >> 32 == 1 {
+        return;
+    }
+    let timed = Comm::of(live, comm).map_or(0, |c| timing_of_call(live, c, ticket));
+    let func = (what >> 24 & 0xff) as u8;
+    let order = if is_pair(func) {
+        let order = live.pairs.next(comm, get(slot, op::ROOT) as u32 as i32, is_send(func));
+        if order.is_none() {
+            live.segment.flaw(Flaw::PairOrder);
+            what |= u64::from(flag::ORDER_UNKNOWN) << 56;
+        }
+        order.unwrap_or(op::NO_ORDER)
+    } else {
+        place.get(comm::ISSUED).map_or(op::NO_ORDER, |w| w.add(1))
+    };
+    if let Some(claim) = live.segment.op.claim_again(ticket) {
+        claim.set(op::WHAT, what);
+        claim.set(op::ORDER, order);
+        claim.set(op::ISSUED_NS, now);
+        claim.set(op::PLAN, plan);
+        claim.set(op::TIMED, timed);
+        claim.publish();
+    }
+}
+
+/// A call that the preloaded library saw.
+#[derive(Clone, Copy)]
+pub(crate) struct Seen {
+    /// Its operation's ticket.
+    pub(crate) op: u64,
+    /// Its operation's word [`op::WHAT`].
+    pub(crate) what: u64,
+}
+
+/// The call that the profiler's event of a call is of, when the preloaded library saw it.
+pub(crate) fn told(live: &Live, comm: u64, func: u8) -> Option<Seen> {
+    let calls = Calls::get()?;
+    let open = calls.entry(comm)?.get(entry::OPEN_CALL)?;
+    let ticket = open.get().checked_sub(1)?;
+    let slot = live.segment.op.held(ticket)?;
+    let what = get(slot, op::WHAT);
+    // What NCCL makes of an all-to-all are operations of their own.
+    if (what >> 24 & 0xff) as u8 != func || !open.replace(ticket + 1, 0) {
+        return None;
+    }
+    Some(Seen { op: ticket, what })
+}
+
+/// The oldest call that a profiler's event of an issue can be of, where NCCL does not tell of calls.
+#[cold]
+#[inline(never)]
+pub(crate) fn pending(comm: u64, func: u8, dtype: u8, count: u64, peer: i32) -> Option<u64> {
+    let calls = Calls::get()?;
+    if mode(calls.entry(comm)?) != Mode::Events {
+        return None;
+    }
+    pending::take(&calls, comm, pending::key_of(func, dtype, count, peer))
+}
+
+/// The ABI by which this NCCL will drive a profiler, if that is to be this library; 0 if not.
+pub(crate) fn abi_to_come(nccl: u32) -> u32 {
+    let named = sys::variable(c"NCCL_PROFILER_PLUGIN").map_or(&[][..], |v| v.to_bytes());
+    if !named.ends_with(b"libringwatch-preload.so") && !named.ends_with(b"libnccl-profiler-ringwatch.so") {
+        return 0;
+    }
+    match nccl / 100 {
+        ..223 => 0,
+        223 => 1,
+        224 | 225 => 2,
+        226 => 3,
+        227 => 4,
+        228 => 5,
+        229 | 230 => 6,
+        231.. => 7,
+    }
+}
+
+/// The communicator that a profiler's init is of, when a call that makes it was seen.
+pub(crate) fn adopt(live: &'static Live, version: u32, args: &InitArgs) -> Option<u64> {
+    let calls = Calls::get()?;
+    calls.page.abi.set(u64::from(version));
+    let told = live.segment.get(head::NCCL);
+    if told >> 32 == 0 {
+        live.segment.set(head::NCCL, told | u64::from(version) << 32);
+    }
+    comms::adopt(&calls, version, args)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_codes() {
+        assert_eq!([-1, 0, 4, 5, 1000].map(redop), [0, 1, 5, 6, 6]);
+        assert_eq!([-1, 0, 11, 12].map(|n| numbered(n, TYPES)), [0, 1, 12, 0]);
+        assert_eq!((func::ALL_REDUCE, func::SEND, func::GATHER), (5, 7, 11));
+    }
+}

@@ -1,0 +1,168 @@
+//! `missing-rank`, before there is an operation: ranks make a communicator that another rank never joins.
+//!
+//! Seen only where the job's calls are seen from outside (the preloaded library): a profiler is told of a
+//! communicator when all its ranks have met.
+
+use super::{Rule, Settings, fact, names, number, seconds, wall, who};
+use crate::join::{Communicator, Join};
+use crate::model::{Finding, Kind, Liveness, Making, OperationRef, Rank};
+
+/// Ranks that can be named; of a larger communicator this says nothing.
+const RANKS_MAX: u32 = 65_536;
+
+/// The rule.
+#[derive(Debug)]
+pub struct NeverJoinedRule {
+    settings: Settings,
+}
+
+impl NeverJoinedRule {
+    /// With these times.
+    pub fn new(settings: Settings) -> Self {
+        NeverJoinedRule { settings }
+    }
+
+    fn judge(&self, join: &Join, c: &Communicator, now_ns: u64) -> Option<Finding> {
+        // Until when a rank is known to have been in the making of it.
+        let until = |r: &Rank| {
+            let m = c.members().get(r)?;
+            if m.record.making != Some(Making::Begun) || m.record.finalized_ns.is_some() {
+                return None;
+            }
+            match join.process(m.record.segment)?.record.liveness {
+                Liveness::Alive => Some(now_ns),
+                Liveness::Gone(at) => at,
+            }
+        };
+        let waiting: Vec<(Rank, u64)> = c.members().keys().filter_map(|r| Some((*r, until(r)?))).collect();
+        let since = waiting.iter().filter_map(|(r, _)| Some(c.members().get(r)?.record.init_ns)).min()?;
+        let waited = waiting.iter().map(|(_, t)| t.saturating_sub(since)).max()?;
+        let ranks = c.ranks().filter(|n| *n <= RANKS_MAX)?;
+        let missing: Vec<Rank> = (0..ranks).map(Rank).filter(|r| !c.members().contains_key(r)).collect();
+        if waited < self.settings.patience_init_ns || missing.is_empty() {
+            return None;
+        }
+        let here = c.members().values().filter_map(|m| join.process(m.record.segment)).all(|p| {
+            let job = &p.record.job;
+            job.local.is_some() && job.local == job.size
+        });
+        let waiters: Vec<Rank> = waiting.iter().map(|(r, _)| *r).collect();
+        let mut evidence = vec![
+            number(
+                format!("{} began to make it and have waited {:.1} s", names(&waiters), seconds(waited)),
+                seconds(waited),
+                "s",
+            ),
+            number(
+                format!("{} of its {ranks} ranks were seen to join it", c.members().len()),
+                c.members().len() as f64,
+                "count",
+            ),
+            fact(if here {
+                format!("{} never joined the communicator", names(&missing))
+            } else {
+                format!(
+                    "{} never joined the communicator, as far as is seen on this host; they may be on another one",
+                    names(&missing)
+                )
+            }),
+        ];
+        for rank in &waiters {
+            evidence.extend(who(join, c, *rank));
+        }
+        Some(Finding {
+            kind: Kind::MissingRank,
+            communicator: c.id,
+            ranks: missing.clone(),
+            operation: OperationRef {
+                order: 0,
+                func: "CommInit".into(),
+                bytes: None,
+                dtype: None,
+                algo: None,
+                proto: None,
+                redop: None,
+            },
+            since: wall(join, since),
+            evidence,
+            advice: format!(
+                "find out whether the processes of {} started and what they do: an exception before init, another unique id, another world size, a network that does not reach the root",
+                names(&missing)
+            ),
+            since_ns: since,
+            open: true,
+        })
+    }
+}
+
+impl Rule for NeverJoinedRule {
+    fn check(&self, join: &Join, now_ns: u64) -> Vec<Finding> {
+        join.communicators().filter_map(|c| self.judge(join, c, now_ns)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::join::testing::{member, process};
+    use crate::model::Update;
+
+    const S: u64 = 1_000_000_000;
+
+    fn begun(rank: u32, making: Option<Making>) -> Update {
+        let Update::Comm(mut record) = member(rank, 4, 0) else { unreachable!("a member") };
+        record.init_ns = S * u64::from(rank + 1);
+        record.making = making;
+        Update::Comm(record)
+    }
+
+    fn join(ranks: &[u32], making: Option<Making>) -> Join {
+        let mut j = Join::new();
+        for r in ranks {
+            j.feed(process(*r));
+            j.feed(begun(*r, making));
+        }
+        j
+    }
+
+    #[test]
+    fn names_the_ranks_that_never_joined() {
+        let rule = NeverJoinedRule::new(Settings::default());
+        let j = join(&[0, 2], Some(Making::Begun));
+        assert_eq!(rule.check(&j, 30 * S), vec![]);
+        let found = rule.check(&j, 31 * S);
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].kind, found[0].ranks.as_slice()), (Kind::MissingRank, &[Rank(1), Rank(3)][..]));
+        let said = |text: &str| found[0].evidence.iter().any(|e| e.text.contains(text));
+        assert!(said("ranks 0, 2 began to make it and have waited 30.0 s"), "{found:?}");
+        assert!(said("ranks 1, 3 never joined the communicator") && !said("another one"));
+    }
+
+    #[test]
+    fn on_several_hosts_it_says_what_it_does_not_see() {
+        let rule = NeverJoinedRule::new(Settings::default());
+        let mut j = join(&[0, 1, 2], Some(Making::Begun));
+        let Update::Segment(mut record) = process(0) else { unreachable!("a process") };
+        record.job.local = Some(2);
+        j.feed(Update::Segment(record));
+        let found = rule.check(&j, 60 * S);
+        assert!(found[0].evidence.iter().any(|e| e.text.contains("may be on another one")));
+    }
+
+    #[test]
+    fn what_is_ready_or_complete_or_not_looked_at_is_no_finding() {
+        let rule = NeverJoinedRule::new(Settings::default());
+        for making in [None, Some(Making::Ready(None)), Some(Making::Failed(3)), Some(Making::Aborted)] {
+            assert_eq!(rule.check(&join(&[0, 2], making), 99 * S), vec![]);
+        }
+        assert_eq!(rule.check(&join(&[0, 1, 2, 3], Some(Making::Begun)), 99 * S), vec![]);
+    }
+
+    #[test]
+    fn an_id_that_was_a_guess_is_forgotten() {
+        let mut j = join(&[0], Some(Making::Begun));
+        let Update::Comm(record) = begun(0, None) else { unreachable!("a member") };
+        j.feed(Update::Left { segment: record.segment, comm: record.comm, rank: record.rank });
+        assert_eq!(j.communicators().count(), 0);
+    }
+}
