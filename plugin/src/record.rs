@@ -186,20 +186,19 @@ pub fn state(live: &'static Live, raw: u64, value: i32, arg: Option<StateArg>) -
         // The channel's record shows it.
         return kernel_stop(live, raw & VALUE_MASK, Some(stamp)).map(|()| Carried::Nothing);
     }
+    if matches!(value, state::GROUP_START_DONE | state::GROUP_END_CALLED) && Kind::Group.is(raw, live.nonce) {
+        // A bare call is a group without a record.
+        if value == state::GROUP_START_DONE || raw & group::BARE != 0 {
+            return Ok(Carried::Nothing);
+        }
+        return group_end_called(live, raw);
+    }
     let handle = match Handle::unpack(raw, live.nonce) {
         Ok(h) => h,
         Err(loss) => return chain::state(live, raw, value, arg, loss),
     };
     let s = &live.segment;
     match (handle.kind, value) {
-        (Kind::Group, state::GROUP_START_DONE) => return Ok(Carried::Nothing),
-        (Kind::Group, state::GROUP_END_CALLED) => {
-            if handle.value & group::BARE != 0 {
-                return Ok(Carried::Nothing);
-            }
-            let ticket = handle.value & group::TICKET;
-            Held::of(&s.group, ticket)?.once_since(layout::END_CALLED, layout::START_NS)
-        }
         (Kind::Transfer, state::IN_PROGRESS) => Held::of(&s.proxy, handle.value).map(|_| ()),
         (Kind::Transfer, state::SEND_POSTED..=state::RECV_DONE) => {
             network::transfer_state(live, handle.value, value, arg.ok_or(Loss::BadCall)?)
@@ -219,6 +218,12 @@ pub fn state(live: &'static Live, raw: u64, value: i32, arg: Option<StateArg>) -
         _ => Err(Loss::UnknownState),
     }
     .map(|()| Carried::Something)
+}
+
+#[inline(never)]
+fn group_end_called(live: &'static Live, raw: u64) -> Result<Carried, Loss> {
+    let group = Held::of(&live.segment.group, raw & group::TICKET)?;
+    group.once_since(layout::END_CALLED, layout::START_NS).map(|()| Carried::Something)
 }
 
 /// Records the end of a communicator.

@@ -261,6 +261,17 @@ unsafe extern "C" fn stop<A: Abi>(event: *mut c_void) -> c_int {
     if handle::has_no_end(handle::to_number(event), A::VERSION) {
         return SUCCESS;
     }
+    if let Some(live) = state::live_alone() {
+        book(live, call::STOP, record::stop(live, handle::to_number(event)));
+        return SUCCESS;
+    }
+    stop_chained(event)
+}
+
+/// The end of an event where there is another plugin, or where nothing is open.
+#[cold]
+#[inline(never)]
+fn stop_chained(event: *mut c_void) -> c_int {
     if let Some(live) = state::live() {
         book(live, call::STOP, record::stop(live, handle::to_number(event)));
     }
@@ -268,8 +279,21 @@ unsafe extern "C" fn stop<A: Abi>(event: *mut c_void) -> c_int {
 }
 
 unsafe extern "C" fn record_state<A: Abi>(event: *mut c_void, value: c_int, args: *const c_void) -> c_int {
-    if let Some(live) = state::live() {
+    if let Some(live) = state::live_alone() {
         // SAFETY: NCCL passes NULL or the state arguments of the version whose table it called.
+        let arg = unsafe { args.cast::<A::StateArgs>().as_ref() }.map(A::state);
+        book(live, call::STATE, record::state(live, handle::to_number(event), value, arg));
+        return SUCCESS;
+    }
+    record_chained::<A>(event, value, args)
+}
+
+/// A state of an event where there is another plugin, or where nothing is open.
+#[cold]
+#[inline(never)]
+fn record_chained<A: Abi>(event: *mut c_void, value: c_int, args: *const c_void) -> c_int {
+    if let Some(live) = state::live() {
+        // SAFETY: as in `record_state`.
         let arg = unsafe { args.cast::<A::StateArgs>().as_ref() }.map(A::state);
         book(live, call::STATE, record::state(live, handle::to_number(event), value, arg));
     }
