@@ -193,6 +193,18 @@ pub fn state(live: &'static Live, raw: u64, value: i32, arg: Option<StateArg>) -
         }
         return group_end_called(live, raw);
     }
+    state_of_transfer(live, raw, value, arg)
+}
+
+/// States of transfers and their steps, and whatever else may come: apart, so that a kernel's stop saves no registers
+/// for them.
+#[inline(never)]
+fn state_of_transfer(
+    live: &'static Live,
+    raw: u64,
+    value: i32,
+    arg: Option<StateArg>,
+) -> Result<Carried, Loss> {
     let handle = match Handle::unpack(raw, live.nonce) {
         Ok(h) => h,
         Err(loss) => return chain::state(live, raw, value, arg, loss),
