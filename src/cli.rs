@@ -66,6 +66,9 @@ pub struct Run {
     /// Replace another profiler plugin that NCCL_PROFILER_PLUGIN names
     #[arg(long)]
     pub replace: bool,
+    /// Keep the other profiler plugin that NCCL_PROFILER_PLUGIN names: it gets every callback as well
+    #[arg(long, conflicts_with = "replace")]
+    pub chain: bool,
     /// Load the library that sees NCCL's calls as well: for NCCL before 2.23, inits and calls that hang,
     /// reduction operations
     #[arg(long)]

@@ -124,6 +124,29 @@ fn another_profiler_plugin_is_not_thrown_out_unasked() {
 }
 
 #[test]
+fn another_profiler_plugin_is_kept_behind_ours_when_asked() {
+    let room = Room::new();
+    let other = "/opt/other/libnccl-profiler-other.so";
+    let refused = run(room.ringwatch(["run", "--", "true"]).env("NCCL_PROFILER_PLUGIN", other));
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.err.contains(other) && refused.err.contains("--chain"), "{}", refused.err);
+
+    let chained = |plugin: &str| {
+        let mut command = room.ringwatch(["run", "--chain", "--", "env", "-0"]);
+        environment(command.env("NCCL_PROFILER_PLUGIN", plugin))
+    };
+    let job = chained(other);
+    assert_eq!((get(&job, "NCCL_PROFILER_PLUGIN"), get(&job, "RINGWATCH_CHAIN")), (PLUGIN, other));
+    for nobody in ["", "none", "None", PLUGIN] {
+        let job = chained(nobody);
+        assert_eq!(get(&job, "NCCL_PROFILER_PLUGIN"), PLUGIN);
+        assert!(!job.iter().any(|(n, _)| n == "RINGWATCH_CHAIN"), "{nobody}");
+    }
+    let both = run(&mut room.ringwatch(["run", "--chain", "--replace", "--", "true"]));
+    assert_eq!(both.code, Some(2));
+}
+
+#[test]
 fn the_preload_library_comes_first_and_is_the_plugin() {
     let room = Room::new();
     let mut command = room.ringwatch(["run", "--preload", "--", "env", "-0"]);

@@ -37,9 +37,9 @@ const ASLEEP_NS: u64 = 50_000;
 /// What a pair of CUDA events costs, in ns: measured about 5,000, and the reading of their times.
 const EVENT_COST_NS: u64 = 8_000;
 /// A bucket holds at most this long a time's budget, in ns.
-const DEEP_NS: u64 = 1_000_000_000;
+const DEEP_NS: u64 = 200_000_000;
 /// A new bucket holds this long a time's budget, in ns.
-const FIRST_NS: u64 = 250_000_000;
+const FIRST_NS: u64 = 100_000_000;
 /// One in `1 << SHIFT_MAX` runs is timed however small the budget.
 const SHIFT_MAX: u64 = 16;
 /// After so long without a call an operation is worth timing, in ns.
@@ -48,6 +48,8 @@ pub(crate) const PAUSE_NS: u64 = 1_000_000;
 pub(crate) const LARGE_BYTES: u64 = 32 << 20;
 
 const KERNEL_CH: i32 = 1 << bit::KERNEL_CH;
+/// NCCL brings kernels with their phases, whether they are asked for or not.
+const KERNEL_PHASE: i32 = 1 << bit::LAST;
 
 /// Where GPU times come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +79,12 @@ const FILLED_NS: usize = 6;
 const SHIFT: usize = 7;
 /// Every `1 << EVENT_SHIFT`-th operation is timed by CUDA events.
 const EVENT_SHIFT: usize = 8;
+/// Another plugin wants kernel events of everything.
+const FORCED: usize = 9;
+/// The run, and the operation, that was decided on last, and whether it is timed: communicators that go in step, the
+/// ranks of one process, are timed together or not at all.
+const RUN_DECIDED: usize = 10;
+const EVENT_DECIDED: usize = 11;
 /// Words it needs.
 pub(crate) const WORDS: usize = 16;
 
@@ -94,6 +102,8 @@ pub(crate) struct Governor {
     /// Budget in millionths of wall time.
     budget_ppm: u64,
     graphs: Graphs,
+    /// Kernel events bring the GPU's times in this ABI version.
+    stamped: bool,
 }
 
 /// What decides how this process is timed.
@@ -146,6 +156,7 @@ impl Governor {
             events: facts.events && !matches!(kernel, Kernel::Unwanted | Kernel::Always),
             budget_ppm: settings.budget_ppm,
             graphs: settings.graphs,
+            stamped: facts.abi >= 4,
         }
     }
 
@@ -159,23 +170,28 @@ impl Governor {
         }
     }
 
-    /// What a communicator's init is to ask for, of the events in `wanted`; `place` is NCCL's mask, 0 when it may
-    /// not be written later.
-    pub(crate) fn mask(&self, wanted: c_int, place: usize) -> c_int {
+    /// What a communicator's init is to ask for, of the events in `wanted`, and with what another plugin wants;
+    /// `place` is NCCL's mask, 0 when it may not be written later. Where the other one wants kernel events they are
+    /// on all the time, and what they cost is not in the budget.
+    pub(crate) fn mask(&self, wanted: c_int, theirs: c_int, place: usize) -> c_int {
         let mut base = wanted & !KERNEL_CH;
         if !self.events {
             base &= !(1 << bit::KERNEL_LAUNCH);
         }
+        base |= theirs & !KERNEL_CH;
+        let forced = theirs & (KERNEL_CH | KERNEL_PHASE) != 0;
         let may = match self.kernel {
             Kernel::Refused | Kernel::Unwanted => false,
             Kernel::Always => true,
             // A communicator's first operation is timed: NCCL makes the connections for it then, and not later.
             Kernel::Switched | Kernel::Once => self.get(ENDED) == 0,
         };
+        let own = if may { wanted & KERNEL_CH } else { 0 };
+        self.set(FORCED, u64::from(forced));
         self.set(BASE, base as u32 as u64);
         self.set(MASK_AT, place as u64);
-        self.set(ON, u64::from(may));
-        if may { base | wanted & KERNEL_CH } else { base }
+        self.set(ON, u64::from(may || forced && self.stamped));
+        base | own | if forced { KERNEL_CH } else { 0 }
     }
 
     /// True when a call that begins now is timed by kernel events.
@@ -207,10 +223,11 @@ impl Governor {
         }
     }
 
+    /// Writes NCCL's mask, unless another plugin wants kernel events all the time.
     #[cold]
     fn switch(&self, on: bool) {
         let place = self.get(MASK_AT);
-        if place == 0 || self.kernel_on() == on {
+        if place == 0 || self.kernel_on() == on || self.get(FORCED) != 0 {
             return;
         }
         self.set(ON, u64::from(on));
@@ -285,6 +302,17 @@ impl Governor {
         number & ((1 << self.get(which).min(SHIFT_MAX)) - 1) == 0
     }
 
+    /// [`Self::afford`], once for each number.
+    fn decided(&self, number: u64, cost_ns: u64, which: usize, cache: usize, now_ns: u64) -> bool {
+        let last = self.get(cache);
+        if last >> 1 == number + 1 {
+            return last & 1 == 1;
+        }
+        let yes = self.afford(cost_ns, which, now_ns);
+        self.set(cache, (number + 1) << 1 | u64::from(yes));
+        yes
+    }
+
     /// True when there are tokens for what is due; fewer or more is due from now on.
     fn afford(&self, cost_ns: u64, which: usize, now_ns: u64) -> bool {
         let have = self.fill(now_ns);
@@ -334,7 +362,8 @@ impl Governor {
             // A run is not broken off.
             true
         } else {
-            due && self.afford(WAKE_COST_NS + (each << RUN_SHIFT), SHIFT, now_ns)
+            let run = order.wrapping_add(1) >> RUN_SHIFT;
+            due && self.decided(run, WAKE_COST_NS + (each << RUN_SHIFT), SHIFT, RUN_DECIDED, now_ns)
         };
         // The mask is the process's: it is on while any communicator waits for its next operation.
         if wants != waiting {
@@ -369,13 +398,13 @@ impl Governor {
         // Where kernel events are switched, they are for the regular ones.
         let regular = self.kernel != Kernel::Switched || self.get(ENDED) != 0;
         let due = regular && self.due(order, EVENT_SHIFT);
-        (due || hint != 0) && self.take(due, now_ns)
+        (due || hint != 0) && self.take(due, order, now_ns)
     }
 
     #[inline(never)]
-    fn take(&self, due: bool, now_ns: u64) -> bool {
+    fn take(&self, due: bool, order: u64, now_ns: u64) -> bool {
         let paid = if due {
-            self.afford(EVENT_COST_NS, EVENT_SHIFT, now_ns)
+            self.decided(order, EVENT_COST_NS, EVENT_SHIFT, EVENT_DECIDED, now_ns)
         } else {
             self.fill(now_ns) >= EVENT_COST_NS as i64
         };
@@ -411,7 +440,7 @@ mod tests {
     fn stage(g: &Governor) -> (&'static c_int, Comm) {
         let mask: &'static mut c_int = Box::leak(Box::new(0));
         let place = std::ptr::from_mut(mask);
-        *mask = g.mask(ASKED, place.expose_provenance());
+        *mask = g.mask(ASKED, 0, place.expose_provenance());
         // SAFETY: leaked; what writes to it later goes through the same pointer.
         let mask = unsafe { &*place };
         let geometry = Geometry::full();
@@ -452,7 +481,11 @@ mod tests {
         assert_eq!(kernel(Facts { switchable: false, ..FACTS }, settings()), Kernel::Always);
         let full = Settings { detail: Detail::Full, ..settings() };
         assert_eq!(kernel(FACTS, full), Kernel::Always);
-        assert_eq!(kernel(Facts { refused: true, ..FACTS }, full), Kernel::Refused, "full does no harm either");
+        assert_eq!(
+            kernel(Facts { refused: true, ..FACTS }, full),
+            Kernel::Refused,
+            "full does no harm either"
+        );
         assert_eq!(kernel(FACTS, Settings { detail: Detail::Calls, ..settings() }), Kernel::Unwanted);
         assert_eq!(kernel(FACTS, Settings { budget_ppm: 0, ..settings() }), Kernel::Unwanted);
         assert_eq!(kernel(FACTS, Settings { graphs: Graphs::Full, ..settings() }), Kernel::Always);
@@ -509,7 +542,7 @@ mod tests {
         let g = governor(&FACTS, &settings());
         let (mask, a) = stage(&g);
         let (_, b) = stage(&g);
-        g.mask(ASKED, std::ptr::from_ref(mask).expose_provenance());
+        g.mask(ASKED, 0, std::ptr::from_ref(mask).expose_provenance());
         for order in 0..200_000u64 {
             for c in [&a, &b] {
                 let timed = asks(mask);
@@ -531,7 +564,7 @@ mod tests {
         let ended = timed.iter().position(|t| !t).expect("the budget is spent");
         assert!(ended > 100 && timed[ended..].iter().all(|t| !t));
         assert!(!asks(mask), "and not asked for by the next communicator's init");
-        assert_eq!(g.mask(ASKED, std::ptr::from_ref(mask).expose_provenance()) & KERNEL_CH, 0);
+        assert_eq!(g.mask(ASKED, 0, std::ptr::from_ref(mask).expose_provenance()) & KERNEL_CH, 0);
         // What is timed now is timed by CUDA events, one in a few hundred.
         let events = (0..200_000u64).filter(|o| g.launch(&c, *o, 1_600 * MS + o * 8_000)).count() as u64;
         let (cost, wall) = (events * EVENT_COST_NS, 200_000 * 8_000);

@@ -32,6 +32,9 @@ pub enum Kind {
     /// An operation as the API call knows it that a graph captures. Told by the handle, since the call's
     /// record is gone long before the last replay names it.
     Captured = 10,
+    /// An event that another plugin knows as well: the value names the pair of handles, see `chain`. Never
+    /// unpacked, so that whoever has no other plugin pays nothing for it.
+    Chained = 11,
 }
 
 impl Kind {
@@ -90,7 +93,7 @@ impl Handle {
     /// Reads a number that came back from NCCL.
     ///
     /// # Errors
-    /// [`Loss::Null`] for 0, [`Loss::Foreign`] for anything this process did not make.
+    /// [`Loss::Null`] for 0, [`Loss::Foreign`] for anything this process did not make, and for [`Kind::Chained`].
     #[inline]
     pub const fn unpack(raw: u64, nonce: u16) -> Result<Handle, Loss> {
         if raw == 0 {

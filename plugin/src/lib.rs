@@ -14,6 +14,7 @@
 
 pub mod abi;
 pub mod calls;
+mod chain;
 mod clock;
 pub mod event;
 mod events;

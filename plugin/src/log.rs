@@ -28,12 +28,39 @@ pub(crate) enum Message {
     BadGraphs,
     DirectoryTooLong,
     CommTableFull,
+    Chained,
+    ChainNotLoaded,
+    ChainNoPlugin,
+    ChainOwn,
+    ChainNoMemory,
+    /// The other plugin's ABI version nearest to NCCL's.
+    ChainSpeaks(u32),
+    ChainInitFailed,
 }
+
+/// What is said of a plugin by the ABI version that it speaks.
+macro_rules! speaks {
+    ($($version:literal),+) => {
+        [$(match CStr::from_bytes_with_nul(
+            concat!(
+                "ringwatch: the plugin that RINGWATCH_CHAIN names speaks only profiler ABI v",
+                $version,
+                ", into which the callbacks of this NCCL cannot be turned; it is not used.\0"
+            )
+            .as_bytes(),
+        ) {
+            Ok(text) => text,
+            Err(_) => c"",
+        }),+]
+    };
+}
+
+const SPEAKS: [&CStr; 7] = speaks!("1", "2", "3", "4", "5", "6", "7");
 
 impl Message {
     const fn level(self) -> c_int {
         match self {
-            Message::Opened => INFO,
+            Message::Opened | Message::Chained => INFO,
             _ => WARN,
         }
     }
@@ -82,6 +109,24 @@ impl Message {
             }
             Message::CommTableFull => {
                 c"ringwatch: more communicators than the segment has room for; this one is not recorded."
+            }
+            Message::Chained => c"ringwatch: the plugin that RINGWATCH_CHAIN names gets every callback as well",
+            Message::ChainNotLoaded => {
+                c"ringwatch: RINGWATCH_CHAIN names a library that cannot be loaded; it is left out."
+            }
+            Message::ChainNoPlugin => {
+                c"ringwatch: RINGWATCH_CHAIN names a library that is no NCCL profiler plugin; it is left out."
+            }
+            Message::ChainOwn => c"ringwatch: RINGWATCH_CHAIN names Ringwatch itself; it is ignored.",
+            Message::ChainNoMemory => {
+                c"ringwatch: no memory for RINGWATCH_CHAIN; the other plugin is left out."
+            }
+            Message::ChainSpeaks(version) => {
+                let i = version.saturating_sub(1) as usize;
+                if i < SPEAKS.len() { SPEAKS[i] } else { c"" }
+            }
+            Message::ChainInitFailed => {
+                c"ringwatch: the init of the plugin that RINGWATCH_CHAIN names failed; it gets nothing of this communicator."
             }
         }
     }

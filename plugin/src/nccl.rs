@@ -13,6 +13,8 @@ use ringwatch_wire::layout::comm;
 use ringwatch_wire::ring::text_word;
 
 const LAZY: c_int = 1;
+/// RTLD_NOW and RTLD_LOCAL, as NCCL itself loads a plugin.
+const NOW: c_int = 2;
 /// RTLD_NOLOAD: only what is loaded already.
 const NOLOAD: c_int = 4;
 
@@ -119,6 +121,13 @@ impl Linker {
         self.find_at(library.as_ptr(), symbol)
     }
 
+    /// Loads a library, for good.
+    pub(crate) fn load(&self, library: &CStr) -> Option<Loaded<'_>> {
+        // SAFETY: a NUL-terminated name. The library's initialisers run, as the user wants who named it.
+        let handle = unsafe { (self.open)(library.as_ptr(), NOW) };
+        if handle.is_null() { None } else { Some(Loaded { linker: self, handle }) }
+    }
+
     /// A symbol of the libraries that were loaded after the one that holds this code.
     pub(crate) fn next(&self, symbol: &CStr) -> usize {
         // RTLD_NEXT is -1.
@@ -136,6 +145,20 @@ impl Linker {
         }
         // SAFETY: a handle that dlopen returned.
         unsafe { (self.sym)(handle, symbol.as_ptr()) }.expose_provenance()
+    }
+}
+
+/// A library that was loaded, and is never closed.
+pub(crate) struct Loaded<'a> {
+    linker: &'a Linker,
+    handle: *mut c_void,
+}
+
+impl Loaded<'_> {
+    /// The address of a symbol; 0 where there is none.
+    pub(crate) fn symbol(&self, symbol: &CStr) -> usize {
+        // SAFETY: a handle that dlopen returned, and a NUL-terminated name.
+        unsafe { (self.linker.sym)(self.handle, symbol.as_ptr()) }.expose_provenance()
     }
 }
 

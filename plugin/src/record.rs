@@ -5,6 +5,7 @@
 //! and keep their own slots, since a kernel's stamps may be wrong channel by channel and are judged later.
 
 use crate::calls;
+use crate::chain;
 use crate::clock::now_ns;
 use crate::event::{Api, Body, Coll, Event, P2p, StateArg, bit, state};
 use crate::events::{Shot, told};
@@ -157,7 +158,10 @@ pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<Started
 /// The reason why nothing was recorded.
 #[inline]
 pub fn stop(live: &'static Live, raw: u64) -> Result<Carried, Loss> {
-    let handle = Handle::unpack(raw, live.nonce)?;
+    let handle = match Handle::unpack(raw, live.nonce) {
+        Ok(h) => h,
+        Err(loss) => return chain::stop(live, raw, loss),
+    };
     let s = &live.segment;
     match handle.kind {
         // See `handle::has_no_end`.
@@ -171,7 +175,7 @@ pub fn stop(live: &'static Live, raw: u64) -> Result<Carried, Loss> {
         Kind::Channel => kernel_stop(live, handle.value, None),
         Kind::Transfer => Held::of(&s.proxy, handle.value)?.once_since(proxy::STOP, proxy::START_NS),
         Kind::Step => network::step_change(live, handle.value >> 3, handle.value & 7, phase::NONE, 0),
-        Kind::Comm => Err(Loss::BadParent),
+        Kind::Comm | Kind::Chained => Err(Loss::BadParent),
     }
     .map(|()| Carried::Something)
 }
@@ -187,17 +191,31 @@ pub fn state(live: &'static Live, raw: u64, value: i32, arg: Option<StateArg>) -
         // The channel's record shows it.
         return kernel_stop(live, raw & VALUE_MASK, Some(stamp)).map(|()| Carried::Nothing);
     }
-    let handle = Handle::unpack(raw, live.nonce)?;
+    if matches!(value, state::GROUP_START_DONE | state::GROUP_END_CALLED) && Kind::Group.is(raw, live.nonce) {
+        // A bare call is a group without a record.
+        if value == state::GROUP_START_DONE || raw & group::BARE != 0 {
+            return Ok(Carried::Nothing);
+        }
+        return group_end_called(live, raw);
+    }
+    state_of_transfer(live, raw, value, arg)
+}
+
+/// States of transfers and their steps, and whatever else may come: apart, so that a kernel's stop saves no registers
+/// for them.
+#[inline(never)]
+fn state_of_transfer(
+    live: &'static Live,
+    raw: u64,
+    value: i32,
+    arg: Option<StateArg>,
+) -> Result<Carried, Loss> {
+    let handle = match Handle::unpack(raw, live.nonce) {
+        Ok(h) => h,
+        Err(loss) => return chain::state(live, raw, value, arg, loss),
+    };
     let s = &live.segment;
     match (handle.kind, value) {
-        (Kind::Group, state::GROUP_START_DONE) => return Ok(Carried::Nothing),
-        (Kind::Group, state::GROUP_END_CALLED) => {
-            if handle.value & group::BARE != 0 {
-                return Ok(Carried::Nothing);
-            }
-            let ticket = handle.value & group::TICKET;
-            Held::of(&s.group, ticket)?.once_since(layout::END_CALLED, layout::START_NS)
-        }
         (Kind::Transfer, state::IN_PROGRESS) => Held::of(&s.proxy, handle.value).map(|_| ()),
         (Kind::Transfer, state::SEND_POSTED..=state::RECV_DONE) => {
             network::transfer_state(live, handle.value, value, arg.ok_or(Loss::BadCall)?)
@@ -217,6 +235,12 @@ pub fn state(live: &'static Live, raw: u64, value: i32, arg: Option<StateArg>) -
         _ => Err(Loss::UnknownState),
     }
     .map(|()| Carried::Something)
+}
+
+#[inline(never)]
+fn group_end_called(live: &'static Live, raw: u64) -> Result<Carried, Loss> {
+    let group = Held::of(&live.segment.group, raw & group::TICKET)?;
+    group.once_since(layout::END_CALLED, layout::START_NS).map(|()| Carried::Something)
 }
 
 /// Records the end of a communicator.

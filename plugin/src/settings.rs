@@ -8,6 +8,7 @@
 //! | `RINGWATCH_OVERHEAD_BUDGET` | share of wall time that GPU times may cost a GPU, `0%` to `100%` | `1%` |
 //! | `RINGWATCH_DETAIL` | `auto`: GPU times within the budget; `full`: of every operation, whatever it costs; `calls`: none | `auto` |
 //! | `RINGWATCH_GRAPHS` | CUDA graphs. `watch`: captures, and replays where NCCL tells of them; `full`: GPU times of every replay too, 5 us a captured operation; `off`: nothing of them, and up to NCCL 2.30 no kernel events, so that no capture can find them on | `watch` |
+//! | `RINGWATCH_CHAIN` | another profiler plugin, which gets every callback as well; named as NCCL_PROFILER_PLUGIN names one | none |
 
 use crate::log::{Log, Message};
 use crate::sys::variable;
@@ -103,6 +104,13 @@ fn number(text: &CStr) -> Option<u64> {
         n = n.checked_mul(10)?.checked_add(u64::from(b - b'0'))?;
     }
     Some(n)
+}
+
+/// The other plugin's library. Read where it is loaded: the process may be open long before.
+pub(crate) fn chain() -> Option<&'static CStr> {
+    // NCCL itself takes `none` for none.
+    let none = |name: &&CStr| name.to_bytes().eq_ignore_ascii_case(b"none");
+    variable(c"RINGWATCH_CHAIN").filter(|name| !none(name))
 }
 
 impl Settings {

@@ -6,15 +6,16 @@
 #![expect(unsafe_code, reason = "one mapping is shared by all threads of the process")]
 
 use crate::abi::LogFn;
+use crate::chain::Chain;
 use crate::clock::{self, now_ns};
 use crate::events::{self, Driver, Events};
 use crate::governor::{self, Facts, Governor};
-use crate::handle::{Handle, Kind};
+use crate::handle::{Handle, Kind, VALUE_MASK};
 use crate::log::{Log, Message};
 use crate::names;
 use crate::nccl::Linker;
 use crate::pairs::{self, Pairs};
-use crate::settings::Settings;
+use crate::settings::{self, Settings};
 use crate::sys::{self, InChild};
 use crate::{calls, nccl, process, shm};
 use core::ffi::{c_char, c_int};
@@ -84,11 +85,14 @@ pub struct Opened {
 /// The wiped pages.
 #[repr(C)]
 struct Page {
-    /// UNOPENED, OPENING or OPEN.
+    /// UNOPENED, OPENING, OPEN or CHAINED.
     phase: Word,
+    /// Whether there is another plugin: UNOPENED, OPENING or, when that is decided, OPEN.
+    chaining: Word,
     /// Contexts given out that no communicator slot stands behind.
     spare_contexts: Word,
     live: core::cell::UnsafeCell<core::mem::MaybeUninit<Live>>,
+    chain: core::cell::UnsafeCell<core::mem::MaybeUninit<Chain>>,
     /// A header to count in where there is no segment.
     header: [Word; HEADER_WORDS],
     pairs: [Word; pairs::WORDS],
@@ -99,6 +103,8 @@ struct Page {
 const UNOPENED: u64 = 0;
 const OPENING: u64 = 1;
 const OPEN: u64 = 2;
+/// Open, with another plugin that gets the same callbacks.
+const CHAINED: u64 = 3;
 
 /// Longest wait for another thread's opening, which takes a few system calls and lines of NCCL's log.
 const OPENING_NS_MAX: u64 = 10_000_000_000;
@@ -121,10 +127,61 @@ fn page() -> Option<&'static Page> {
 pub fn live() -> Option<&'static Live> {
     let page = page()?;
     if page.phase.get_first() != OPEN {
-        return None;
+        return chained_live(page);
     }
     // SAFETY: OPEN is stored after `live` was written, and it is written only once.
     Some(unsafe { (*page.live.get()).assume_init_ref() })
+}
+
+/// The same, and `None` as well where another plugin gets the same callbacks.
+#[inline]
+pub(crate) fn live_alone() -> Option<&'static Live> {
+    let page = page()?;
+    if page.phase.get_first() != OPEN {
+        return None;
+    }
+    // SAFETY: as above.
+    Some(unsafe { (*page.live.get()).assume_init_ref() })
+}
+
+#[cold]
+#[inline(never)]
+fn chained_live(page: &'static Page) -> Option<&'static Live> {
+    // SAFETY: CHAINED follows OPEN.
+    (page.phase.get_first() == CHAINED).then(|| unsafe { (*page.live.get()).assume_init_ref() })
+}
+
+/// The other plugin that gets the same callbacks, if there is one.
+pub(crate) fn chain() -> Option<&'static Chain> {
+    let page = page()?;
+    if page.phase.get_first() != CHAINED {
+        return None;
+    }
+    // SAFETY: CHAINED is stored after `chain` was written, and it is written only once.
+    Some(unsafe { (*page.chain.get()).assume_init_ref() })
+}
+
+/// Loads the other plugin at the profiler's first init. A call of the API may have opened the process before, but only
+/// here the ABI version is known.
+fn load_chain(page: &'static Page, version: u32, log: &Log) {
+    if page.chaining.replace(UNOPENED, OPENING) {
+        if let Some(chain) = settings::chain().and_then(|library| Chain::load(library, version, log)) {
+            // SAFETY: `chaining` is OPENING, set by this thread, and nobody reads `chain` before CHAINED.
+            unsafe { (*page.chain.get()).write(chain) };
+            page.phase.set_last(CHAINED);
+        }
+        page.chaining.set_last(OPEN);
+    }
+    wait(|| page.chaining.get_first() == OPEN);
+}
+
+/// Waits for what another communicator's init is doing. This is init, where waiting is allowed, and bounded by time:
+/// giving up would write 0 to the mask that all of NCCL's communicators share.
+fn wait(done: impl Fn() -> bool) {
+    let begun = now_ns();
+    while !done() && now_ns().saturating_sub(begun) < OPENING_NS_MAX {
+        sys::nap();
+    }
 }
 
 fn map_page() -> Option<&'static Page> {
@@ -162,16 +219,31 @@ pub fn open_comm(version: u32, args: &InitArgs, mask: Mask) -> Opened {
         live.events.open(ticket);
     }
     live.segment.book(call::INIT, outcome.map(|_| ()));
-    let mask = match outcome {
-        Err(Loss::NoRoom) => 0,
-        _ => live.governor.mask(mask.wanted, mask.place),
-    };
     let value = outcome.unwrap_or_else(|_| {
         log.say(Message::CommTableFull);
         // Contexts have to differ even without a slot: NCCL purges queued events by context.
-        crate::handle::VALUE_MASK - page.spare_contexts.add(1) % (1 << 20)
+        spare_context(page.spare_contexts.add(1))
     });
+    load_chain(page, version, &log);
+    let theirs = chain().map_or(0, |chain| chain.open(version, args, value, &log));
+    let mask = match outcome {
+        Err(Loss::NoRoom) => theirs,
+        _ => live.governor.mask(mask.wanted, theirs, mask.place),
+    };
     Opened { context: Handle { kind: Kind::Comm, value }.pack(live.nonce), mask }
+}
+
+/// Contexts without a slot count down from the largest value.
+const SPARE_CONTEXTS: u64 = 1 << 20;
+
+fn spare_context(n: u64) -> u64 {
+    VALUE_MASK - n % SPARE_CONTEXTS
+}
+
+/// The number of a context without a slot; `None` for a communicator's ticket.
+pub(crate) fn spare_number(value: u64) -> Option<u64> {
+    let n = VALUE_MASK.wrapping_sub(value);
+    if n < SPARE_CONTEXTS { Some(n) } else { None }
 }
 
 /// Opens the process's state if need be; `version` is the profiler's ABI, `None` for a call of the API.
@@ -183,12 +255,7 @@ fn open(version: Option<u32>, mask_at: usize, log: &Log) -> Option<(&'static Pag
     if page.phase.replace(UNOPENED, OPENING) {
         open_process(page, version, mask_at, log);
     }
-    // Another communicator's init is opening the process now. This is init, where waiting is allowed, and
-    // bounded by time: giving up would write 0 to the mask that all of NCCL's communicators share.
-    let begun = now_ns();
-    while page.phase.get_first() != OPEN && now_ns().saturating_sub(begun) < OPENING_NS_MAX {
-        sys::nap();
-    }
+    wait(|| page.phase.get_first() >= OPEN);
     Some((page, live()?))
 }
 

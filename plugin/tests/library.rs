@@ -23,7 +23,7 @@ use std::time::Duration;
 use support::abi::{self, COLL_DEFAULT, Coll, Descriptor, func, ty};
 use support::child::{Ran, dir, run, run_under, run_with};
 use support::elf;
-use support::library::{Plugin, plugin_library};
+use support::library::{Plugin, null_library, plugin_library};
 use support::segment::{Recording, in_dir, only};
 
 /// What v5's init asks for where there is no CUDA: launches are of use for CUDA events alone.
@@ -124,19 +124,30 @@ fn the_clock_is_read_without_a_system_call_here() {
 
 #[test]
 fn the_hot_path_makes_no_system_call() {
+    no_system_call("the_hot_path_makes_no_system_call", None);
+}
+
+#[test]
+fn the_hot_path_makes_no_system_call_with_another_plugin_either() {
+    let test = "the_hot_path_makes_no_system_call_with_another_plugin_either";
+    no_system_call(test, Some(null_library));
+}
+
+fn no_system_call(test: &str, chain: Option<fn() -> &'static Path>) {
     // Reading the clock is allowed, and on machines without a usable vDSO that is a system call.
     let clock = "RINGWATCH_TEST_CLOCK";
-    let Some(ran) = run("the_hot_path_makes_no_system_call") else {
-        hot_path(std::env::var_os(clock).is_some())
-    };
-    let ran = if ran.signal() == Some(libc::SIGSYS) && !vdso() {
-        run_with("the_hot_path_makes_no_system_call", |c, _| {
-            c.env(clock, "1");
+    let run = |allowed: bool| {
+        run_with(test, |c, _| {
+            if allowed {
+                c.env(clock, "1");
+            }
+            if let Some(other) = chain {
+                c.env("RINGWATCH_CHAIN", other()).env("RINGWATCH_NULL_MASK", "0xffff");
+            }
         })
-        .unwrap()
-    } else {
-        ran
     };
+    let Some(ran) = run(false) else { hot_path(std::env::var_os(clock).is_some()) };
+    let ran = if ran.signal() == Some(libc::SIGSYS) && !vdso() { run(true).unwrap() } else { ran };
     let ran = ran.succeeded();
     let recording = only(&ran.dir);
     assert!(recording.balanced() > 7 * 60);

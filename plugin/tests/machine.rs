@@ -13,11 +13,12 @@ mod support;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use ringwatch_wire::codes::{Loss, call};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use support::abi::{self, COLL_DEFAULT, Coll, Descriptor, P2P_DEFAULT, P2p};
 use support::child::run_with;
-use support::library::Plugin;
+use support::library::{Plugin, null_library, recorder};
 
 const THREADS: usize = 4;
 const STEPS: usize = 2_000;
@@ -235,22 +236,59 @@ fn million() {
     assert!(recording.ops().len() + recording.channels().len() + recording.transfers().len() > 50);
 }
 
-fn parent(test: &str, bytes: &str) {
+fn parent(test: &str, bytes: &str, chain: Option<&Path>) {
     let Some(ran) = run_with(test, |c, _| {
         c.env("RINGWATCH_SEGMENT_BYTES", bytes);
+        if let Some(other) = chain {
+            c.env("RINGWATCH_CHAIN", other).env("RINGWATCH_NULL_MASK", "0xffff");
+        }
     }) else {
         return million();
     };
     eprintln!("{}", ran.succeeded().output);
 }
 
+/// The path of what a child does not need.
+fn unless_child(path: fn() -> &'static Path) -> Option<&'static Path> {
+    std::env::var_os("RINGWATCH_TEST_CHILD").is_none().then(path)
+}
+
 #[test]
 fn a_million_callbacks() {
-    parent("a_million_callbacks", "4194304");
+    parent("a_million_callbacks", "4194304", None);
 }
 
 /// The smallest rings: slots are taken again while other threads still use them.
 #[test]
 fn a_million_callbacks_in_the_smallest_segment() {
-    parent("a_million_callbacks_in_the_smallest_segment", "16384");
+    parent("a_million_callbacks_in_the_smallest_segment", "16384", None);
+}
+
+#[test]
+fn a_million_callbacks_with_another_plugin() {
+    parent("a_million_callbacks_with_another_plugin", "4194304", unless_child(null_library));
+}
+
+/// The other plugin aborts where it gets what it did not give.
+#[test]
+fn a_million_callbacks_with_a_strict_plugin() {
+    let test = "a_million_callbacks_with_a_strict_plugin";
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("other.so");
+    if std::env::var_os("RINGWATCH_TEST_CHILD").is_some() {
+        return million();
+    }
+    if recorder(test, 0xfe, &other).is_none() {
+        return;
+    }
+    let ran = run_with(test, |c, folder| {
+        c.env("RINGWATCH_CHAIN", &other).env("RECORDER_STRICT", "1").env("RECORDER_LOG", folder.join("log"));
+    })
+    .unwrap()
+    .succeeded();
+    let log = ran.file("log");
+    for (what, least) in [("start", 10_000), ("stop", 1_000), ("state", 1_000), ("finalize", 100)] {
+        let heard = log.lines().filter(|l| l.split(' ').nth(1) == Some(what)).count();
+        assert!(heard >= least, "{what}: heard {heard}");
+    }
 }

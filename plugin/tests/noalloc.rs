@@ -60,20 +60,32 @@ fn linked() -> Plugin {
     ])
 }
 
+fn in_child() {
+    let plugin = linked();
+    let contexts = [1, 2, 3, 4, 5, 6, 7].map(|v| plugin.init(v, v as u64).context);
+    let before = CALLS.with(Cell::get);
+    for (i, context) in contexts.iter().enumerate() {
+        support::every_callback(&plugin, i + 1, *context);
+    }
+    assert_eq!(CALLS.with(Cell::get) - before, 0);
+    // The counter counts.
+    drop(std::hint::black_box(Box::new(1)));
+    assert_eq!(CALLS.with(Cell::get) - before, 2);
+}
+
 #[test]
 fn nothing_is_allocated_after_init() {
-    let Some(ran) = support::child::run("nothing_is_allocated_after_init") else {
-        let plugin = linked();
-        let contexts = [1, 2, 3, 4, 5, 6, 7].map(|v| plugin.init(v, v as u64).context);
-        let before = CALLS.with(Cell::get);
-        for (i, context) in contexts.iter().enumerate() {
-            support::every_callback(&plugin, i + 1, *context);
-        }
-        assert_eq!(CALLS.with(Cell::get) - before, 0);
-        // The counter counts.
-        drop(std::hint::black_box(Box::new(1)));
-        assert_eq!(CALLS.with(Cell::get) - before, 2);
-        return;
+    let Some(ran) = support::child::run("nothing_is_allocated_after_init") else { return in_child() };
+    let recording = support::segment::only(&ran.succeeded().dir);
+    assert!(recording.balanced() > 7 * 60);
+}
+
+#[test]
+fn nothing_is_allocated_with_another_plugin_either() {
+    let Some(ran) = support::child::run_with("nothing_is_allocated_with_another_plugin_either", |c, _| {
+        c.env("RINGWATCH_CHAIN", support::library::null_library()).env("RINGWATCH_NULL_MASK", "0xffff");
+    }) else {
+        return in_child();
     };
     let recording = support::segment::only(&ran.succeeded().dir);
     assert!(recording.balanced() > 7 * 60);

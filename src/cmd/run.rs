@@ -24,6 +24,8 @@ const REAP: Duration = Duration::from_secs(2);
 const BLACK_BOXES: u64 = 256 << 20;
 
 const PLUGIN_VARIABLE: &str = "NCCL_PROFILER_PLUGIN";
+/// What the plugin loads behind itself.
+const CHAIN_VARIABLE: &str = "RINGWATCH_CHAIN";
 
 /// What the job gets in its environment.
 struct Surroundings {
@@ -32,14 +34,20 @@ struct Surroundings {
     variables: Vec<(&'static str, OsString)>,
 }
 
+/// The plugin that the user has in NCCL's one slot, where ours, `own`, goes now.
+fn other_plugin(own: &str) -> Option<OsString> {
+    // NCCL itself takes `none` for none.
+    let none =
+        |v: &OsString| v.is_empty() || v == bundle::FILE_NAME || v == own || v.eq_ignore_ascii_case("none");
+    std::env::var_os(PLUGIN_VARIABLE).filter(|v| !none(v))
+}
+
 fn prepare(o: &Run) -> anyhow::Result<Surroundings> {
     let own = if o.preload { bundle::PRELOAD_FILE_NAME } else { bundle::FILE_NAME };
-    let ours = |v: &OsString| v.is_empty() || v == bundle::FILE_NAME || v == own;
-    if let Some(other) = std::env::var_os(PLUGIN_VARIABLE).filter(|v| !ours(v))
-        && !o.replace
-    {
+    let other = other_plugin(own);
+    if let Some(other) = other.as_ref().filter(|_| !o.replace && !o.chain) {
         bail!(
-            "{PLUGIN_VARIABLE} is set to {}: NCCL takes one profiler plugin; unset it, or give --replace to run without it",
+            "{PLUGIN_VARIABLE} is set to {}: NCCL takes one profiler plugin; give --chain to run with both, --replace to run without it, or unset it",
             other.display()
         );
     }
@@ -65,6 +73,9 @@ fn prepare(o: &Run) -> anyhow::Result<Surroundings> {
         ("LD_LIBRARY_PATH", path),
         ("RINGWATCH_JOB", OsString::from(&job)),
     ];
+    if let Some(other) = other.filter(|_| o.chain) {
+        variables.push((CHAIN_VARIABLE, other));
+    }
     if o.preload {
         let mut preload = plugin::preload(&dir);
         if let Some(old) = std::env::var_os("LD_PRELOAD").filter(|p| !p.is_empty()) {

@@ -200,6 +200,11 @@ pub(crate) struct Players {
 
 impl Players {
     pub(crate) fn start(room: &Room, play: Play) -> Self {
+        Self::start_with(room, play, &[])
+    }
+
+    /// The same, with more in the environment.
+    pub(crate) fn start_with(room: &Room, play: Play, variables: &[(&str, &std::ffi::OsStr)]) -> Self {
         let plugin = room.plugin();
         // Processes start one after the other; the recording begins when all are there.
         let start_at = ringwatch::replay::monotonic_ns() + 500_000_000;
@@ -213,6 +218,7 @@ impl Players {
                 .env("RANK", rank.to_string())
                 .env("WORLD_SIZE", "4")
                 .env("RINGWATCH_JOB", "test")
+                .envs(variables.iter().copied())
                 .stdout(Stdio::piped());
             if play.two_node {
                 command.arg("--two-node");

@@ -16,18 +16,19 @@ pub mod v7;
 
 pub use arms::{CollApi, CollApiTagged, GroupApi, KernelCh, KernelChBare, P2pApi, P2pApiTagged, ProxyOp};
 
+use crate::chain::Said;
 use crate::event::{Event, StateArg};
 use crate::record::{Carried, Started};
 use crate::state::{InitArgs, Live, Mask};
 use crate::{handle, record, state};
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{CStr, c_char, c_int, c_void};
 use ringwatch_wire::codes::{Loss, call};
 
 /// NCCL's logger: level, flags, file, line, format, arguments.
 pub type LogFn = unsafe extern "C" fn(c_int, u64, *const c_char, c_int, *const c_char, ...);
 
 /// What NCCL gets back, always.
-const SUCCESS: c_int = 0;
+pub(crate) const SUCCESS: c_int = 0;
 
 /// One version of the ABI.
 pub trait Abi {
@@ -78,6 +79,9 @@ impl Taker for Recorder {
     }
 }
 
+/// The name in every table.
+pub(crate) const NAME: &CStr = c"Ringwatch";
+
 /// Slots behind the last one that NCCL knows: forks look for extra functions there and must find NULL.
 const SPARE: usize = 8;
 
@@ -100,7 +104,7 @@ unsafe impl<I> Sync for Table<I> {}
 impl<I> Table<I> {
     const fn of<A: Abi>(init: I) -> Self {
         Table {
-            name: c"Ringwatch".as_ptr(),
+            name: NAME.as_ptr(),
             init,
             start: start::<A>,
             stop: stop::<A>,
@@ -111,8 +115,8 @@ impl<I> Table<I> {
     }
 }
 
-type InitBare = unsafe extern "C" fn(*mut *mut c_void, *mut c_int) -> c_int;
-type InitV4 = unsafe extern "C" fn(
+pub(crate) type InitBare = unsafe extern "C" fn(*mut *mut c_void, *mut c_int) -> c_int;
+pub(crate) type InitV4 = unsafe extern "C" fn(
     *mut *mut c_void,
     *mut c_int,
     *const c_char,
@@ -122,7 +126,7 @@ type InitV4 = unsafe extern "C" fn(
     c_int,
     Option<LogFn>,
 ) -> c_int;
-type InitV5 = unsafe extern "C" fn(
+pub(crate) type InitV5 = unsafe extern "C" fn(
     *mut *mut c_void,
     u64,
     *mut c_int,
@@ -183,7 +187,7 @@ unsafe extern "C" fn start<A: Abi>(
     out: *mut *mut c_void,
     descriptor: *const c_void,
 ) -> c_int {
-    if let Some(live) = state::live() {
+    if let Some(live) = state::live_alone() {
         let mut given = 0;
         // SAFETY: NCCL passes a descriptor of the version whose table it called, valid for this call.
         let seen = unsafe { descriptor.cast::<A::Descriptor>().as_ref() };
@@ -198,9 +202,38 @@ unsafe extern "C" fn start<A: Abi>(
             // SAFETY: NCCL passes a place for one handle, maybe uninitialised, so it is always written.
             unsafe { out.write(handle::to_pointer(given)) };
         }
-    } else if !out.is_null() {
-        // SAFETY: as above.
-        unsafe { out.write(core::ptr::null_mut()) };
+        return SUCCESS;
+    }
+    start_chained::<A>(context, out, descriptor)
+}
+
+/// An event that another plugin gets as well: ours names our handles, theirs names theirs. Or one of nobody, where
+/// nothing is open.
+#[cold]
+#[inline(never)]
+fn start_chained<A: Abi>(context: *mut c_void, out: *mut *mut c_void, descriptor: *const c_void) -> c_int {
+    // SAFETY: as in `start`.
+    let seen = unsafe { descriptor.cast::<A::Descriptor>().as_ref() };
+    let given = match (state::live().zip(state::chain()), seen) {
+        (None, _) => 0,
+        (Some((live, chain)), Some(d)) if !out.is_null() => {
+            let context = handle::to_number(context);
+            let said = Said::of::<A>(d);
+            let ours = match said.for_us(live, chain) {
+                Ok(own) => {
+                    // SAFETY: a copy of a descriptor of this version, whose parents alone were changed.
+                    let own = unsafe { own.at::<A>().as_ref() };
+                    own.map_or(0, |d| A::tell(d, live.nccl, Recorder { live, context }))
+                }
+                Err(loss) => refuse(live, said.bit() as usize, loss),
+            };
+            chain.start(live, context, &said, ours)
+        }
+        (Some((live, _)), _) => refuse(live, call::START_UNKNOWN, Loss::BadCall),
+    };
+    if !out.is_null() {
+        // SAFETY: as in `start`.
+        unsafe { out.write(handle::to_pointer(given)) };
     }
     SUCCESS
 }
@@ -228,6 +261,17 @@ unsafe extern "C" fn stop<A: Abi>(event: *mut c_void) -> c_int {
     if handle::has_no_end(handle::to_number(event), A::VERSION) {
         return SUCCESS;
     }
+    if let Some(live) = state::live_alone() {
+        book(live, call::STOP, record::stop(live, handle::to_number(event)));
+        return SUCCESS;
+    }
+    stop_chained(event)
+}
+
+/// The end of an event where there is another plugin, or where nothing is open.
+#[cold]
+#[inline(never)]
+fn stop_chained(event: *mut c_void) -> c_int {
     if let Some(live) = state::live() {
         book(live, call::STOP, record::stop(live, handle::to_number(event)));
     }
@@ -235,8 +279,21 @@ unsafe extern "C" fn stop<A: Abi>(event: *mut c_void) -> c_int {
 }
 
 unsafe extern "C" fn record_state<A: Abi>(event: *mut c_void, value: c_int, args: *const c_void) -> c_int {
-    if let Some(live) = state::live() {
+    if let Some(live) = state::live_alone() {
         // SAFETY: NCCL passes NULL or the state arguments of the version whose table it called.
+        let arg = unsafe { args.cast::<A::StateArgs>().as_ref() }.map(A::state);
+        book(live, call::STATE, record::state(live, handle::to_number(event), value, arg));
+        return SUCCESS;
+    }
+    record_chained::<A>(event, value, args)
+}
+
+/// A state of an event where there is another plugin, or where nothing is open.
+#[cold]
+#[inline(never)]
+fn record_chained<A: Abi>(event: *mut c_void, value: c_int, args: *const c_void) -> c_int {
+    if let Some(live) = state::live() {
+        // SAFETY: as in `record_state`.
         let arg = unsafe { args.cast::<A::StateArgs>().as_ref() }.map(A::state);
         book(live, call::STATE, record::state(live, handle::to_number(event), value, arg));
     }
@@ -245,7 +302,11 @@ unsafe extern "C" fn record_state<A: Abi>(event: *mut c_void, value: c_int, args
 
 unsafe extern "C" fn finalize(context: *mut c_void) -> c_int {
     if let Some(live) = state::live() {
-        live.segment.book(call::FINALIZE, record::finalize(live, handle::to_number(context)));
+        let context = handle::to_number(context);
+        live.segment.book(call::FINALIZE, record::finalize(live, context));
+        if let Some(chain) = state::chain() {
+            chain.finalize(live, context);
+        }
     }
     SUCCESS
 }
@@ -267,3 +328,17 @@ table!(ncclProfiler_v4, v4::V4, init_v4: InitV4);
 table!(ncclProfiler_v5, v5::V5, init_v5: InitV5);
 table!(ncclProfiler_v6, v6::V6, init_v5: InitV5);
 table!(ncclProfiler_v7, v7::V7, init_v5: InitV5);
+
+/// Address of our table of one version: another library may turn out to be this one.
+pub(crate) fn own_table(version: u32) -> usize {
+    match version {
+        1 => (&raw const ncclProfiler_v1).addr(),
+        2 => (&raw const ncclProfiler_v2).addr(),
+        3 => (&raw const ncclProfiler_v3).addr(),
+        4 => (&raw const ncclProfiler_v4).addr(),
+        5 => (&raw const ncclProfiler_v5).addr(),
+        6 => (&raw const ncclProfiler_v6).addr(),
+        7 => (&raw const ncclProfiler_v7).addr(),
+        _ => 0,
+    }
+}

@@ -14,7 +14,7 @@ pub struct Ran {
     pub output: String,
     /// Its RINGWATCH_DIR, unless the test named another.
     pub dir: PathBuf,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Ran {
@@ -22,6 +22,12 @@ impl Ran {
     pub fn succeeded(self) -> Self {
         assert!(self.status.success(), "{}: {}", self.status, self.output);
         self
+    }
+
+    /// A file that it left beside its segments.
+    #[track_caller]
+    pub fn file(&self, name: &str) -> String {
+        std::fs::read_to_string(self.folder.path().join(name)).unwrap()
     }
 
     pub fn signal(&self) -> Option<i32> {
@@ -68,11 +74,12 @@ pub fn run_under(test: &str, wrapper: &[&str], more: impl FnOnce(&mut Command, &
         .env("RINGWATCH_PLUGIN_SO", library)
         .env("RINGWATCH_DIR", &dir)
         .env_remove("RINGWATCH_SEGMENT_BYTES")
+        .env_remove("RINGWATCH_CHAIN")
         .env("RUST_BACKTRACE", "0");
     more(&mut command, folder.path());
     let out = command.output().unwrap();
     let output = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    Some(Ran { status: out.status, output, dir, _folder: folder })
+    Some(Ran { status: out.status, output, dir, folder })
 }
 
 pub fn dir() -> PathBuf {

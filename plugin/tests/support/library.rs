@@ -52,6 +52,12 @@ pub fn plugin_library() -> &'static Path {
     })
 }
 
+/// The plugin that does nothing, built the same way.
+pub fn null_library() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| build(concat!(env!("CARGO_MANIFEST_DIR"), "/null"), "libringwatch_null.so"))
+}
+
 /// Builds the library of a package as it is shipped.
 pub fn build(package: &str, file: &str) -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("plugin");
@@ -70,6 +76,25 @@ pub fn build(package: &str, file: &str) -> PathBuf {
         .unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     target.join("plugin").join(file)
+}
+
+/// Makes a library from C; `None`, said by the test's name, where there is no compiler.
+pub fn compile(test: &str, source: &str, flags: &[&str], to: &Path) -> Option<()> {
+    let c = to.with_extension("c");
+    std::fs::write(&c, source).unwrap();
+    let made = Command::new("cc").args(["-shared", "-fPIC"]).args(flags).arg("-o").arg(to).arg(&c).output();
+    let Ok(made) = made else {
+        eprintln!("SKIPPED {test}: there is no C compiler `cc`");
+        return None;
+    };
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    Some(())
+}
+
+/// A plugin that writes down every callback, of the ABI versions whose bits are set.
+pub fn recorder(test: &str, versions: u32, to: &Path) -> Option<()> {
+    let versions = format!("-DRECORDER_VERSIONS={versions}");
+    compile(test, include_str!("recorder.c"), &[&versions, "-lpthread"], to)
 }
 
 /// What init gave back.

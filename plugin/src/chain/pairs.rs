@@ -1,0 +1,168 @@
+//! Pairs of handles, ours and the other plugin's, by a number for NCCL.
+//!
+//! `shelf (3 bits) | ticket (41)`. Each shelf is a ring of slots like the segment's, in private memory: a pair is kept
+//! until its slot is taken again, and who comes later finds by the ticket that it is gone. Nothing is freed.
+
+use crate::sys::{self, InChild};
+use ringwatch_wire::codes::Loss;
+use ringwatch_wire::ring::Ring;
+use ringwatch_wire::sync::{self, Seen, Word};
+
+/// A pair of handles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Pair {
+    /// 0 where we have none.
+    pub(super) ours: u64,
+    pub(super) theirs: u64,
+    /// NCCL's ABI version.
+    pub(super) abi: u32,
+}
+
+/// Kinds of events that are kept apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shelf {
+    Op,
+    /// Calls that a graph captures: named by every replay, for as long as the job lives.
+    Captured,
+    Channel,
+    Transfer,
+    Step,
+    Other,
+}
+
+const SHELVES: [Shelf; 6] =
+    [Shelf::Op, Shelf::Captured, Shelf::Channel, Shelf::Transfer, Shelf::Step, Shelf::Other];
+
+/// Powers of two of their slots. An operation takes up to six pairs; the segment's rings hold 8,192 operations.
+const SHIFTS: [u32; SHELVES.len()] = [16, 16, 15, 13, 14, 12];
+
+const PAIR_WORDS: usize = 4;
+const TICKET_BITS: u32 = 41;
+const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
+/// A cache line for the next ticket of each shelf.
+const LINE: usize = 8;
+
+/// Words that the pairs need: 6 MiB.
+pub(super) const WORDS: usize = {
+    let mut words = SHELVES.len() * LINE;
+    let mut i = 0;
+    while i < SHELVES.len() {
+        words += PAIR_WORDS << SHIFTS[i];
+        i += 1;
+    }
+    words
+};
+
+/// Memory of this process alone, of which a forked child has nothing.
+#[expect(unsafe_code, reason = "maps memory for good")]
+pub(super) fn memory(words: usize) -> Option<&'static [Word]> {
+    let bytes = words.checked_mul(size_of::<Word>())?;
+    let at = sys::map(None, bytes)?;
+    // SAFETY: our own fresh mapping, whole. Where the kernel refuses, a child just has the memory as well.
+    unsafe { sys::on_fork(at, bytes, InChild::Absent) };
+    // SAFETY: so many bytes are mapped, page-aligned and for good; zeros are valid words.
+    Some(unsafe { core::slice::from_raw_parts(at.cast::<Word>(), words) })
+}
+
+/// All pairs.
+#[derive(Debug)]
+pub(super) struct Pairs {
+    shelves: [Ring<'static, PAIR_WORDS>; SHELVES.len()],
+}
+
+/// The shelf that a handle's value names.
+pub(super) fn shelf_of(value: u64) -> Option<Shelf> {
+    SHELVES.get((value >> TICKET_BITS) as usize).copied()
+}
+
+impl Pairs {
+    pub(super) fn new(words: &'static [Word]) -> Self {
+        let mut at = SHELVES.len() * LINE;
+        let mut i = 0;
+        let shelves = SHIFTS.map(|shift| {
+            let end = at + (PAIR_WORDS << shift);
+            let ring = Ring::new(words.get(at..end).unwrap_or(&[]), words.get(i * LINE), shift);
+            (at, i) = (end, i + 1);
+            ring
+        });
+        Pairs { shelves }
+    }
+
+    /// Keeps a pair; gives back its number.
+    pub(super) fn keep(&self, shelf: Shelf, pair: Pair) -> Option<u64> {
+        let (ticket, slot) = self.shelves.get(shelf as usize)?.claim().ok()?;
+        slot.set_all(1, [pair.ours, pair.theirs, u64::from(pair.abi)]);
+        slot.publish();
+        Some((shelf as u64) << TICKET_BITS | ticket & TICKET_MASK)
+    }
+
+    /// The pair of a number.
+    pub(super) fn find(&self, value: u64) -> Result<Pair, Loss> {
+        let shelf = shelf_of(value).ok_or(Loss::Foreign)?;
+        let ticket = value & TICKET_MASK;
+        let slot = self.shelves.get(shelf as usize).and_then(|s| s.slot(ticket)).ok_or(Loss::Foreign)?;
+        let mut words = [0; PAIR_WORDS];
+        match sync::read(slot, &mut words) {
+            Seen::Whole(t) if t & TICKET_MASK == ticket => {
+                let [_, ours, theirs, abi] = words;
+                Ok(Pair { ours, theirs, abi: abi as u32 })
+            }
+            _ => Err(Loss::Stale),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pair_is_known_until_its_slot_is_taken_again() {
+        let pairs = Pairs::new(memory(WORDS).expect("memory"));
+        let pair = |n| Pair { ours: n, theirs: n << 8 | 1, abi: 5 };
+        let numbers: Vec<_> = SHELVES.map(|s| pairs.keep(s, pair(s as u64)).expect("room")).into();
+        for (n, s) in numbers.iter().zip(SHELVES) {
+            assert_eq!(shelf_of(*n), Some(s));
+            assert_eq!(pairs.find(*n), Ok(pair(s as u64)));
+        }
+        for (shift, s) in SHIFTS.into_iter().zip(SHELVES) {
+            for n in 1..1u64 << shift {
+                pairs.keep(s, pair(n)).expect("room");
+            }
+            let first = numbers.get(s as usize).copied().expect("kept");
+            assert_eq!(pairs.find(first), Ok(pair(s as u64)), "{s:?}: the ring is full, and nothing is lost");
+            pairs.keep(s, pair(0)).expect("room");
+            assert_eq!(pairs.find(first), Err(Loss::Stale), "{s:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_that_nobody_gave_name_nothing() {
+        let pairs = Pairs::new(memory(WORDS).expect("memory"));
+        for value in [0, 1, 77, TICKET_MASK, 6 << TICKET_BITS, 7 << TICKET_BITS | 3, (1 << 44) - 1] {
+            assert!(pairs.find(value).is_err(), "{value:#x}");
+        }
+    }
+
+    #[test]
+    fn whoever_reads_gets_a_whole_pair_or_none() {
+        let pairs = Pairs::new(memory(WORDS).expect("memory"));
+        std::thread::scope(|s| {
+            for t in 0..4u64 {
+                let pairs = &pairs;
+                s.spawn(move || {
+                    let mut old = [0; 64];
+                    for n in 0..200_000u64 {
+                        let ours = n << 2 | t;
+                        let number = pairs.keep(Shelf::Other, Pair { ours, theirs: !ours, abi: 5 });
+                        let at = (n % 64) as usize;
+                        if let Ok(p) = pairs.find(old[at]) {
+                            assert_eq!(p.theirs, !p.ours);
+                        }
+                        old[at] = number.unwrap_or(0).wrapping_sub(n % 5000);
+                    }
+                });
+            }
+        });
+    }
+}
