@@ -14,8 +14,8 @@ use crate::handle::{Handle, Kind, VALUE_MASK, group};
 use crate::held::Held;
 use crate::network;
 use crate::state::Live;
-use ringwatch_wire::codes::{FUNCS, Flaw, Loss, UNKNOWN, flag, kind, phase, timed};
-use ringwatch_wire::layout::{channel, comm, group as layout, op, proxy};
+use ringwatch_wire::codes::{FUNCS, Flaw, Loss, UNKNOWN, call, flag, kind, phase, timed};
+use ringwatch_wire::layout::{channel, comm, group as layout, head, op, proxy};
 use ringwatch_wire::sync::{Claim, Word};
 
 const SEND: u8 = code_of("Send");
@@ -65,6 +65,22 @@ impl Comm {
         word(self.slot, i)
     }
 
+    /// Adds to a word of its slot, and says what it was.
+    #[inline]
+    fn add(&self, i: usize, n: u64) -> u64 {
+        self.slot.get(i).map_or(0, |w| w.add(n))
+    }
+
+    /// Books a recorded event in the communicator's own books. The segment's are shared by all threads, and a line that
+    /// every GPU's thread writes to costs each of them a few hundred ns an operation.
+    #[inline]
+    fn book(&self, live: &Live, i: usize, one: u64) {
+        const FULL: u64 = 1 << 31 | 1 << 63;
+        if self.add(i, one) & FULL != 0 {
+            settle(live, self.slot);
+        }
+    }
+
     /// Changes a note of the writer's own.
     #[inline]
     pub(crate) fn set(&self, i: usize, value: u64) {
@@ -111,8 +127,11 @@ pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<Started
     let pack = |kind, value| Handle { kind, value }.pack(live.nonce);
     match &event.body {
         Body::Group => {
-            // Its number counts it.
-            let plan = live.segment.add(ringwatch_wire::layout::head::NEXT_PLAN, 1);
+            // Its number counts it, and names its communicator.
+            let plan = match comm_of(live, context) {
+                Ok(c) => (c.ticket & 0xffff) << PLAN_BITS | c.add(comm::PLANS, 1) & PLAN_MASK,
+                Err(_) => NO_COMM_PLAN | live.segment.add(head::NEXT_PLAN, 1) & PLAN_MASK,
+            };
             Ok(Started::quiet(pack(Kind::Plan, plan)))
         }
         Body::GroupApi { depth, captured } => {
@@ -120,17 +139,27 @@ pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<Started
             Ok(Started::quiet(pack(Kind::Group, value)))
         }
         Body::Api(api) => {
-            let (group, ticket) = called(live, comm_of(live, context)?, event.parent, api)?;
-            Ok(Started::booked(if api.captured {
+            let c = comm_of(live, context)?;
+            let (group, ticket) = called(live, c, event.parent, api)?;
+            c.book(live, comm::CALLS, if api.collective { 1 } else { 1 << 32 });
+            Ok(Started::quiet(if api.captured {
                 pack(Kind::Captured, ticket & group::TICKET | group & group::KERNEL)
             } else {
                 pack(Kind::Called, ticket)
             }))
         }
-        Body::Coll(coll) => issued(live, comm_of(live, context)?, event.parent, event.rank, coll)
-            .map(|i| i.started(|t| pack(Kind::Issued, t))),
-        Body::P2p(p2p) => paired(live, comm_of(live, context)?, event.parent, event.rank, p2p)
-            .map(|i| i.started(|t| pack(Kind::Issued, t))),
+        Body::Coll(coll) => {
+            let c = comm_of(live, context)?;
+            let issued = issued(live, c, event.parent, event.rank, coll)?;
+            // A copy engine's collective is an event of another type.
+            let one = if event.bit == bit::COLL { 1 } else { 0 };
+            Ok(issued.started(live, &c, one, |t| pack(Kind::Issued, t)))
+        }
+        Body::P2p(p2p) => {
+            let c = comm_of(live, context)?;
+            let issued = paired(live, c, event.parent, event.rank, p2p)?;
+            Ok(issued.started(live, &c, 1 << 32, |t| pack(Kind::Issued, t)))
+        }
         Body::KernelLaunch { stream } => {
             // Without a shot NCCL need not tell the end of the launch.
             let shot = launch(live, comm_of(live, context)?, event.parent, *stream);
@@ -257,8 +286,38 @@ pub fn finalize(live: &'static Live, context: u64) -> Result<(), Loss> {
     Ok(())
 }
 
+/// Adds a communicator's books to the segment's.
+#[cold]
+pub(crate) fn settle(live: &Live, slot: &[Word; comm::WORDS]) {
+    let take = |i: usize| {
+        let Some(w) = slot.get(i) else { return 0 };
+        loop {
+            let n = w.get();
+            if w.replace(n, 0) {
+                return n;
+            }
+        }
+    };
+    let s = &live.segment;
+    for (i, low, high) in
+        [(comm::CALLS, call::COLL_CALL, call::P2P_CALL), (comm::ISSUES, call::COLL, call::P2P)]
+    {
+        let n = take(i);
+        s.add(head::RECORDED + low, n & 0xffff_ffff);
+        s.add(head::RECORDED + high, n >> 32);
+    }
+    // The numbers of plans go on: they only have to differ.
+    s.add(head::NEXT_PLAN, take(comm::PLANS));
+}
+
+/// Numbers of plans: the communicator's ticket, and its own count; or none of a communicator's.
+const PLAN_BITS: u32 = 26;
+const PLAN_MASK: u64 = (1 << PLAN_BITS) - 1;
+const NO_COMM_PLAN: u64 = 1 << 42;
+
 /// What is left to do for a communicator that is no more.
 pub(crate) fn forget(live: &'static Live, c: &Comm) {
+    settle(live, c.slot);
     live.pairs.free(c.ticket);
     live.governor.finalized(c);
     if live.governor.events() {
@@ -674,9 +733,15 @@ enum Issued {
 }
 
 impl Issued {
-    fn started(self, pack: impl Fn(u64) -> u64) -> Started {
+    /// Its handle; `one` is what it counts in its communicator's books, 0 for nothing.
+    #[inline(always)]
+    fn started(self, live: &'static Live, c: &Comm, one: u64, pack: impl Fn(u64) -> u64) -> Started {
         match self {
-            Issued::Recorded(t) => Started::booked(pack(t)),
+            Issued::Recorded(t) if one == 0 => Started::booked(pack(t)),
+            Issued::Recorded(t) => {
+                c.book(live, comm::ISSUES, one);
+                Started::quiet(pack(t))
+            }
             Issued::Captured(t) => Started::quiet(pack(t)),
             Issued::Unwanted => Started::quiet(0),
         }

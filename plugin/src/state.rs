@@ -341,7 +341,8 @@ pub(crate) fn enter_comm(live: &Live, args: &InitArgs) -> Result<u64, Loss> {
     for (i, w) in names::long_text(args.name).iter().enumerate() {
         slot.set(comm::NAME + i, *w);
     }
-    for i in comm::STATE..comm::WORDS {
+    // Its books are left alone: late events of the slot's last communicator count in them as well.
+    for i in (comm::STATE..comm::CALLS).chain(comm::WANTS..comm::WORDS) {
         slot.set(i, 0);
     }
     place_on(&slot, &nccl::gpu_address());

@@ -102,6 +102,14 @@ pub mod timed {
 pub mod call {
     /// startEvent of a Group, NCCL's name for a plan.
     pub const PLAN: usize = 0;
+    /// startEvent of a Coll and of a P2p, an operation that is issued.
+    pub const COLL: usize = 1;
+    /// The same of a point-to-point operation.
+    pub const P2P: usize = 2;
+    /// startEvent of a CollApi, a collective that is called.
+    pub const COLL_CALL: usize = 9;
+    /// The same of a point-to-point operation.
+    pub const P2P_CALL: usize = 10;
     /// startEvent of a KernelCh, a kernel on a channel.
     pub const KERNEL: usize = 6;
     /// startEvent of a type this plugin does not know.

@@ -83,6 +83,13 @@ pub mod comm {
     pub const STATE: usize = 19;
     /// When it was ready; 0 unknown.
     pub const READY_NS: usize = 20;
+    /// Books of its own, so that the threads of different communicators do not share a cache line; added to the
+    /// header's now and then, and when it is freed. Calls: collectives (low 32), point-to-point (high 32).
+    pub const CALLS: usize = 21;
+    /// Issues: collectives (low 32), point-to-point (high 32).
+    pub const ISSUES: usize = 22;
+    /// Plans.
+    pub const PLANS: usize = 23;
     /// The writer's own notes, of no meaning to a reader. Kernel events are wanted for the next operation.
     pub const WANTS: usize = 24;
     /// Issue of the operation that was timed by kernel events last, host monotonic ns.

@@ -342,12 +342,25 @@ impl<'a> Reader<'a> {
 
     /// Callbacks of a kind that were recorded.
     pub fn recorded(&self, kind: usize) -> u64 {
+        let header = if kind < call::COUNT { self.header(head::RECORDED + kind) } else { 0 };
+        // The communicators have books of their own.
+        let own = |i: usize, shift: u32, bits: u64| {
+            let ring = &self.segment.comm;
+            let slots = (0..ring.slots()).filter_map(|n| ring.slot(n)?.get(i));
+            slots.fold(0u64, |sum, w| sum.wrapping_add(w.get() >> shift & bits))
+        };
+        const HALF: u64 = 0xffff_ffff;
         match kind {
+            call::COLL_CALL if self.format() >= 2 => header.wrapping_add(own(comm::CALLS, 0, HALF)),
+            call::P2P_CALL if self.format() >= 2 => header.wrapping_add(own(comm::CALLS, 32, HALF)),
+            call::COLL if self.format() >= 2 => header.wrapping_add(own(comm::ISSUES, 0, HALF)),
+            call::P2P if self.format() >= 2 => header.wrapping_add(own(comm::ISSUES, 32, HALF)),
             // Their numbers count them.
-            call::PLAN if self.format() >= 2 => self.header(head::NEXT_PLAN),
+            call::PLAN if self.format() >= 2 => {
+                self.header(head::NEXT_PLAN).wrapping_add(own(comm::PLANS, 0, u64::MAX))
+            }
             call::KERNEL if self.format() >= 2 => self.header(head::NEXT_CHANNEL),
-            k if k < call::COUNT => self.header(head::RECORDED + k),
-            _ => 0,
+            _ => header,
         }
     }
 
