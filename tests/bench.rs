@@ -149,7 +149,7 @@ fn repeats_and_events_are_all_in_the_json() {
     assert!(t.repeats_ns.contains(&t.time_ns), "the median of three is one of them");
     let events = t.events.as_ref().unwrap();
     assert_eq!(events.iter().map(|e| e.rank).collect::<Vec<_>>(), [0, 1, 2]);
-    assert!(events.iter().all(|e| e.samples_ns.len() == 7));
+    assert!(events.iter().all(|e| e.samples_ns.len() == 7 && e.floor_ns.is_finite() && e.floor_ns >= 0.0));
 }
 
 #[test]

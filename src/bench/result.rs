@@ -101,6 +101,9 @@ pub struct Environment {
 pub struct RankEvents {
     /// The rank.
     pub rank: u32,
+    /// Between two events with nothing between them, the median of some: what the events themselves take. It is in
+    /// every sample.
+    pub floor_ns: f64,
     /// One duration an operation, in the order issued.
     pub samples_ns: Vec<f64>,
 }

@@ -24,6 +24,9 @@ const CHECKED: u64 = 64;
 /// Memory that is filled before each operation that is timed by events: a tenth of a millisecond's work.
 const BUSY_BYTES: u64 = 256 << 20;
 
+/// Pairs of events without an operation, of which the median is taken.
+const FLOOR_SAMPLES: usize = 21;
+
 /// One GPU of a thread. Fields are dropped in this order.
 #[derive(Debug)]
 struct Lane {
@@ -438,11 +441,29 @@ impl<'a> Worker<'a> {
         for lane in &self.lanes {
             pairs.push((Event::new(&lane.context)?, Event::new(&lane.context)?));
         }
-        let mut own: Vec<RankEvents> =
-            self.lanes.iter().map(|l| RankEvents { rank: l.rank, samples_ns: Vec::new() }).collect();
+        let mut own: Vec<RankEvents> = self
+            .lanes
+            .iter()
+            .map(|l| RankEvents { rank: l.rank, floor_ns: 0.0, samples_ns: Vec::new() })
+            .collect();
         // A GPU that is full of something else is not made busy.
         let busy: Vec<Option<Buffer>> =
             self.lanes.iter().map(|l| Buffer::new(&l.context, BUSY_BYTES).ok()).collect();
+        for ((lane, (begin, end)), (busy, events)) in
+            self.lanes.iter().zip(&pairs).zip(busy.iter().zip(&mut own))
+        {
+            let mut empty = Vec::new();
+            for _ in 0..FLOOR_SAMPLES {
+                if let Some(busy) = busy {
+                    lane.stream.fill(busy, 0, BUSY_BYTES, 0)?;
+                }
+                begin.record(&lane.stream)?;
+                end.record(&lane.stream)?;
+                self.wait(what)?;
+                empty.push(begin.elapsed_ns(end)?);
+            }
+            events.floor_ns = median(&empty);
+        }
         shared.start_together(self.thread)?;
         for nth in 0..u64::from(shared.settings.iters) {
             for ((lane, (begin, _)), busy) in self.lanes.iter().zip(&pairs).zip(&busy) {

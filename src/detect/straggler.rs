@@ -122,7 +122,7 @@ fn finding(join: &Join, c: &Communicator, rank: Rank, events: &[&LateEvent]) -> 
 mod tests {
     use super::*;
     use crate::join::testing::{all_reduce, member, process};
-    use crate::model::Update;
+    use crate::model::{Timing, Update};
 
     const S: u64 = 1_000_000_000;
 
@@ -186,5 +186,30 @@ mod tests {
     fn ranks_late_in_turn_are_noise() {
         let late: Vec<(u32, u64)> = (0..24).map(|i| (i % 4, 8_000_000)).collect();
         assert_eq!(run(&late), vec![]);
+    }
+
+    #[test]
+    fn an_operation_without_gpu_times_is_judged_when_its_last_rank_has_issued_it() {
+        let mut j = Join::new();
+        for r in 0..2u32 {
+            j.feed(process(r));
+            j.feed(member(r, 2, 3));
+            for o in 0..2 {
+                let t = S + o * 1_000_000;
+                j.feed(Update::Op(Box::new(all_reduce(r, o, t, Some((t + 5_000, Some(t + 50_000)))))));
+            }
+            let mut last = all_reduce(r, 2, 3 * S + u64::from(r) * 300_000_000, None);
+            // Its events are read at the next call, and there is none.
+            last.timing = Timing::Events;
+            j.feed(Update::Op(Box::new(last)));
+        }
+        j.tick(3 * S + 400_000_000);
+        let rule = StragglerRule::new(Settings::default());
+        let found = rule.check(&j, 3 * S + 400_000_000);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!((found[0].ranks.as_slice(), found[0].operation.order), ([Rank(1)].as_slice(), 2));
+        assert!(found[0].evidence.iter().any(|e| e.text.contains("hosts' issue times")), "{found:?}");
+        j.tick(60 * S);
+        assert_eq!(rule.check(&j, 60 * S).len(), 1, "and once");
     }
 }

@@ -20,6 +20,8 @@ const HELD: usize = 4096;
 const LATE_KEPT: usize = 512;
 /// A rank that comes later than the first by less than this, in ns, is not called late.
 const LATE_NS: u64 = 1_000_000;
+/// Lateness by the hosts' times that is told before the operation is known to have ended, in ns.
+const VERY_LATE_NS: u64 = 100_000_000;
 /// An operation that is known to be done is counted without its missing stamps after this, in ns: NCCL's
 /// callbacks can be over 50 ms late.
 const STAMPS_GRACE_NS: u64 = 1_000_000_000;
@@ -394,7 +396,60 @@ impl Communicator {
         for key in ready {
             self.count(key, expected, classes);
         }
+        self.weigh(expected);
         self.forget(expected, classes);
+    }
+
+    /// Tells very late ranks of operations that all have issued and whose end nothing tells but a later one, which may
+    /// not come: by the hosts' times.
+    fn weigh(&mut self, expected: usize) {
+        let fresh: Vec<(Track, u64)> = self
+            .uncounted
+            .range((Track::Collective, 1)..=(Track::Collective, u64::MAX))
+            .copied()
+            .filter(|key| {
+                self.instances.get(key).is_some_and(|i| {
+                    let silent = |p: &Part| p.op.issued_ns.is_some() && p.op.timing.is_silent();
+                    !i.weighed && i.parts.len() >= expected && i.parts.values().all(silent)
+                })
+            })
+            .collect();
+        for key in fresh {
+            if let Some(i) = self.instances.get_mut(&key) {
+                i.weighed = true;
+            }
+            let agreed = self.mismatch.is_none_or(|m| key < m || m.0 != key.0);
+            let late =
+                self.late_on_host(key.0, key.1, expected).filter(|l| agreed && l.by_ns >= VERY_LATE_NS);
+            if let Some(late) = late {
+                self.judged += 1;
+                self.tell_late(key, late, None);
+            }
+        }
+    }
+
+    fn tell_late(&mut self, (track, order): (Track, u64), late: super::Late, transfer_ns: Option<u64>) {
+        let Some(instance) = self.instances.get_mut(&(track, order)) else { return };
+        instance.late_told = true;
+        let at_ns = instance.began_ns().unwrap_or(0);
+        let Some(first) = instance.first().map(|p| p.op.clone()) else { return };
+        let operation = self.describe(order, &first);
+        if let Some(m) = self.members.get_mut(&late.rank) {
+            m.late += 1;
+            m.worst_late_ns = Some(m.worst_late_ns.unwrap_or(0).max(late.by_ns));
+        }
+        if self.late.len() == LATE_KEPT {
+            self.late.pop_front();
+        }
+        self.late.push_back(LateEvent {
+            track,
+            operation,
+            rank: late.rank,
+            by_ns: late.by_ns,
+            measure: late.measure,
+            transfer_ns,
+            at_ns,
+        });
     }
 
     fn count(&mut self, key: (Track, u64), expected: usize, classes: &mut BTreeMap<ClassKey, Class>) {
@@ -445,7 +500,7 @@ impl Communicator {
             }
         }
         // The first operation sets up connections, at a different pace on every rank.
-        if order == 0 {
+        if order == 0 || self.instances.get(&key).is_some_and(|i| i.late_told) {
             return;
         }
         let one_clock = self.one_clock();
@@ -453,23 +508,7 @@ impl Communicator {
         let late = gpu.or_else(|| self.late_on_host(track, order, needed));
         self.judged += u64::from(late.is_some());
         let Some(late) = late.filter(|l| l.by_ns >= LATE_NS) else { return };
-        let operation = self.describe(order, &first);
-        if let Some(m) = self.members.get_mut(&late.rank) {
-            m.late += 1;
-            m.worst_late_ns = Some(m.worst_late_ns.unwrap_or(0).max(late.by_ns));
-        }
-        if self.late.len() == LATE_KEPT {
-            self.late.pop_front();
-        }
-        self.late.push_back(LateEvent {
-            track,
-            operation,
-            rank: late.rank,
-            by_ns: late.by_ns,
-            measure: late.measure,
-            transfer_ns,
-            at_ns,
-        });
+        self.tell_late(key, late, transfer_ns);
     }
 
     /// True when the times of all ranks seen are of one host's one boot.

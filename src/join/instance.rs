@@ -64,6 +64,10 @@ pub struct Instance {
     pub parts: BTreeMap<Rank, Part>,
     /// True once it was counted in the statistics.
     pub counted: bool,
+    /// True once the hosts' times were looked at, where the GPUs' may never come.
+    pub weighed: bool,
+    /// True once its late rank was told.
+    pub late_told: bool,
 }
 
 impl Instance {
