@@ -11,6 +11,7 @@
 
 #![expect(unsafe_code, reason = "calls the CUDA driver")]
 
+use crate::clock::now_ns;
 use crate::held::Held;
 use crate::nccl::Linker;
 use crate::state::Live;
@@ -190,7 +191,9 @@ impl Pool<'_> {
     }
 
     /// Gives every finished shot's duration to its operations.
-    fn harvest(&self, live: &Live, now_ns: u64) {
+    fn harvest(&self, live: &Live) {
+        // Not the time of the call that led here: what is said to have ended must have ended by then.
+        let now_ns = now_ns();
         self.set(LOOKED_NS, now_ns);
         if self.get(PENDING) == 0 {
             return;
@@ -206,7 +209,8 @@ impl Pool<'_> {
             match unsafe { (self.driver.query)(stop) } {
                 SUCCESS => {}
                 // Events of a stream happen in order, and a communicator's shots are mostly on one.
-                NOT_READY => continue,
+                // One question too many costs more than a result that comes later.
+                NOT_READY => return,
                 _ => return self.break_off(live),
             }
             let mut ms = 0f32;
@@ -333,7 +337,7 @@ impl Events {
             if asked != SUCCESS || status != NOT_CAPTURING {
                 return None;
             }
-            pool.harvest(live, now_ns);
+            pool.harvest(live);
             if pool.get(HEALTH) != READY {
                 return None;
             }
@@ -389,17 +393,17 @@ impl Events {
         let at = Self::index(comm_ticket) * POOL_WORDS;
         let word = |i: usize| self.words.get(at + i).map_or(0, Word::get);
         if word(PENDING) != 0 && now_ns.saturating_sub(word(LOOKED_NS)) > LOOK_NS {
-            self.read(live, comm_ticket, now_ns);
+            self.read(live, comm_ticket);
         }
     }
 
     /// Reads what has finished.
     #[inline(never)]
-    pub(crate) fn read(&self, live: &Live, comm_ticket: u64, now_ns: u64) {
+    pub(crate) fn read(&self, live: &Live, comm_ticket: u64) {
         if let Some(pool) = self.pool(Self::index(comm_ticket))
             && pool.get(HEALTH) == READY
         {
-            pool.driver.relaxed(|| pool.harvest(live, now_ns));
+            pool.driver.relaxed(|| pool.harvest(live));
         }
     }
 }

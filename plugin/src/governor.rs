@@ -231,12 +231,28 @@ impl Governor {
             return;
         }
         self.set(ON, u64::from(on));
-        let base = self.get(BASE) as u32 as c_int;
-        let mask = if on { base | KERNEL_CH } else { base };
+        self.sync();
+    }
+
+    /// Writes NCCL's mask as [`ON`] says, until both agree: two threads may switch at once, and an init writes it too.
+    pub(crate) fn sync(&self) {
+        let (place, Some(on)) = (self.get(MASK_AT), self.words.get(ON)) else { return };
+        if place == 0 || self.get(FORCED) != 0 || !matches!(self.kernel, Kernel::Switched | Kernel::Once) {
+            return;
+        }
         let mask_at = core::ptr::with_exposed_provenance_mut::<c_int>(place as usize);
-        // SAFETY: NCCL's own static int, which lives as long as NCCL is loaded; other threads read it with atomic
-        // loads while this one whole word is written.
-        unsafe { core::ptr::write_volatile(mask_at, mask) };
+        for _ in 0..8 {
+            let now = on.get();
+            let base = self.get(BASE) as u32 as c_int;
+            let mask = if now != 0 { base | KERNEL_CH } else { base };
+            // SAFETY: NCCL's own static int, which lives as long as NCCL is loaded; other threads read it with atomic
+            // loads while this one whole word is written.
+            unsafe { core::ptr::write_volatile(mask_at, mask) };
+            // Adding nothing orders the look behind the store.
+            if on.add(0) == now {
+                return;
+            }
+        }
     }
 
     /// Kernel events end for the life of the process.
@@ -305,7 +321,8 @@ impl Governor {
     /// [`Self::afford`], once for each number.
     fn decided(&self, number: u64, cost_ns: u64, which: usize, cache: usize, now_ns: u64) -> bool {
         let last = self.get(cache);
-        if last >> 1 == number + 1 {
+        // A refusal does not outlive an empty bucket: a communicator of sends and receives stays at one number.
+        if last >> 1 == number + 1 && (last & 1 == 1 || self.fill(now_ns) < self.income(DEEP_NS) as i64) {
             return last & 1 == 1;
         }
         let yes = self.afford(cost_ns, which, now_ns);
@@ -357,6 +374,9 @@ impl Governor {
             return;
         }
         let Some(wanted) = self.words.get(WANTED) else { return };
+        if c.word(comm::FINALIZED_NS) != 0 {
+            return;
+        }
         let waiting = c.word(comm::WANTS) != 0;
         let wants = if due && waiting && by_kernel && order.wrapping_add(1) & RUN_MASK != 0 {
             // A run is not broken off.
@@ -397,17 +417,17 @@ impl Governor {
         let hint = c.word(comm::HINT);
         // Where kernel events are switched, they are for the regular ones.
         let regular = self.kernel != Kernel::Switched || self.get(ENDED) != 0;
+        // Plans count what has no issue order: sends and receives.
+        let order = order.wrapping_add(c.word(comm::PLANS));
         let due = regular && self.due(order, EVENT_SHIFT);
         (due || hint != 0) && self.take(due, order, now_ns)
     }
 
     #[inline(never)]
     fn take(&self, due: bool, order: u64, now_ns: u64) -> bool {
-        let paid = if due {
-            self.decided(order, EVENT_COST_NS, EVENT_SHIFT, EVENT_DECIDED, now_ns)
-        } else {
-            self.fill(now_ns) >= EVENT_COST_NS as i64
-        };
+        // A verdict may be an old one: what it says is bought only with tokens that are there.
+        let paid = (!due || self.decided(order, EVENT_COST_NS, EVENT_SHIFT, EVENT_DECIDED, now_ns))
+            && self.fill(now_ns) >= EVENT_COST_NS as i64;
         if paid {
             self.pay(EVENT_COST_NS);
         }

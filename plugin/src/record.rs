@@ -321,7 +321,7 @@ pub(crate) fn forget(live: &'static Live, c: &Comm) {
     live.pairs.free(c.ticket);
     live.governor.finalized(c);
     if live.governor.events() {
-        live.events.read(live, c.ticket, now_ns());
+        live.events.read(live, c.ticket);
     }
 }
 
@@ -350,17 +350,23 @@ fn begin_group(live: &'static Live, context: u64, depth: i32, captured: bool) ->
 
 #[inline]
 fn end_group(live: &'static Live, value: u64) -> Result<Carried, Loss> {
+    if value & group::BARE != 0 {
+        if value & group::CAPTURED != 0
+            && let Some(slot) = live.segment.comm.held(value & group::TICKET)
+        {
+            Comm { ticket: value & group::TICKET, slot }.set(comm::CAPTURING, 0);
+        }
+        return Ok(Carried::Nothing);
+    }
     if value & group::CAPTURED != 0 {
         end_capture(live);
-    }
-    if value & group::BARE != 0 {
-        return Ok(Carried::Nothing);
     }
     Held::of(&live.segment.group, value & group::TICKET)?.once_since(layout::STOP, layout::START_NS)?;
     Ok(Carried::Something)
 }
 
-/// A captured group has ended: what comes of its calls from now on is replayed.
+/// A captured group of several calls has ended, which may be of several communicators: what comes of them from now on is
+/// replayed.
 #[cold]
 fn end_capture(live: &'static Live) {
     let ring = &live.segment.comm;

@@ -148,6 +148,10 @@ fn open<A: Abi>(context: *mut *mut c_void, mask: *mut c_int, args: &InitArgs) ->
         // SAFETY: NCCL passes a pointer to its mask, an aligned int. Other threads read it with atomic
         // loads while we write, so this store is one whole word.
         unsafe { core::ptr::write_volatile(mask, given.mask) };
+        // Another thread may have switched it meanwhile.
+        if let Some(live) = state::live() {
+            live.governor.sync();
+        }
     }
     SUCCESS
 }

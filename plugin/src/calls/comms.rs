@@ -79,7 +79,7 @@ pub fn init_all(places: Place, ranks: c_int, real: impl FnOnce() -> c_int) -> c_
         return real();
     }
     take_key();
-    let calls = Calls::open();
+    let calls = if places.is_null() { None } else { Calls::open() };
     // Their tickets, last first, linked as those of a group are.
     let mut first = 0;
     if let Some(calls) = calls {
@@ -172,7 +172,8 @@ fn end(calls: &Calls, ticket: u64, thread: Thread, result: c_int) {
 /// What makes a communicator is through, or goes on by itself.
 pub(super) fn ended(calls: &Calls, ticket: u64, result: c_int) {
     let Some(e) = calls.entry(ticket) else { return };
-    let pointer = stored(e);
+    // What NCCL refused, it has stored nothing for, and the place may be a bad one.
+    let pointer = if accepted(result) { stored(e) } else { 0 };
     match result {
         SUCCESS if pointer != 0 => ready(calls, ticket, pointer),
         // This rank is not in it.

@@ -20,6 +20,7 @@ const IN_PLACE: c_uint = 32;
 
 /// The key plus one; 0 for none.
 static KEY: Word = Word::new(0);
+static TRIED: Word = Word::new(0);
 static GET: Word = Word::new(0);
 static SET: Word = Word::new(0);
 
@@ -82,7 +83,8 @@ impl Thread {
 
 /// Takes the key, once. The earlier in the process's life, the lower it is.
 pub fn take_key() {
-    if KEY.get_first() != 0 {
+    // Once: a key that is not used is never given back.
+    if KEY.get_first() != 0 || !TRIED.replace(0, 1) {
         return;
     }
     let [create, get, set] = nccl::thread_keys();
