@@ -144,6 +144,9 @@ pub struct Bench {
     /// Operations before that
     #[arg(short = 'w', long, value_name = "N", default_value_t = 5)]
     pub warmup_iters: u32,
+    /// Time as many operations as take about so many milliseconds, at most --iters of them
+    #[arg(long, value_name = "MS")]
+    pub millis: Option<u32>,
     /// Compare the results with what they must be: 1, or 0 to leave it out
     #[arg(short = 'c', long, value_name = "0|1", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub check: u8,
@@ -196,6 +199,9 @@ pub struct Bench {
     /// Write the JSON document to a file, print nothing (what --compare starts)
     #[arg(long, value_name = "FILE", hide = true)]
     pub result: Option<PathBuf>,
+    /// Measure when told to on standard input, a socket (what --compare starts)
+    #[arg(long, hide = true)]
+    pub turns: bool,
     /// Which of several benchmarks of one job (what --compare starts)
     #[arg(long, value_name = "N", hide = true, default_value_t = 0)]
     pub epoch: u64,

@@ -1,7 +1,8 @@
 //! The arithmetic of a comparison: the same sweep under several variants of the environment, round by round.
 //!
-//! A ratio is taken within a round and the median over the rounds, so that what changes slowly (clocks,
-//! temperature, other jobs) touches both sides of it.
+//! A ratio is taken of two measurements that lie side by side in time, so that what changes slowly (clocks,
+//! temperature, other jobs) touches both sides of it. The median of these is a round's, and the median over the
+//! rounds, whose processes are new, is what counts.
 
 use super::op::Placement;
 use super::result::{Report, SCHEMA, Timing, median};
@@ -25,26 +26,31 @@ pub struct Trial {
 pub struct Ratio {
     /// The middle one.
     pub median: f64,
-    /// The smallest.
+    /// The smallest round's.
     pub min: f64,
-    /// The largest.
+    /// The largest round's.
     pub max: f64,
     /// Rounds in which both were measured.
     pub rounds: u32,
+    /// Pairs of measurements in all of them.
+    pub pairs: u32,
 }
 
 impl Ratio {
-    fn of(own: &[Option<f64>], other: &[Option<f64>]) -> Option<Self> {
-        let ratios: Vec<f64> =
-            own.iter().zip(other).filter_map(|(a, b)| Some((*a)? / b.filter(|b| *b > 0.0)?)).collect();
+    /// Of each round's repeats, those of the same turn beside each other.
+    fn of(own: &[Option<&Timing>], other: &[Option<&Timing>]) -> Option<Self> {
+        let mut pairs = 0;
+        let mut round = |a: &Timing, b: &Timing| {
+            let both = a.repeats_ns.iter().zip(&b.repeats_ns).filter(|(_, b)| **b > 0.0);
+            let ratios: Vec<f64> = both.map(|(a, b)| a / b).collect();
+            pairs += ratios.len();
+            (!ratios.is_empty()).then(|| median(&ratios))
+        };
+        let ratios: Vec<f64> = own.iter().zip(other).filter_map(|(a, b)| round((*a)?, (*b)?)).collect();
         let min = ratios.iter().copied().reduce(f64::min)?;
         let max = ratios.iter().copied().reduce(f64::max)?;
-        Some(Ratio {
-            median: median(&ratios),
-            min,
-            max,
-            rounds: u32::try_from(ratios.len()).unwrap_or(u32::MAX),
-        })
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        Some(Ratio { median: median(&ratios), min, max, rounds: count(ratios.len()), pairs: count(pairs) })
     }
 }
 
@@ -138,8 +144,8 @@ pub fn summarise(mut variants: Vec<VariantSummary>, rounds: u32, trials: Vec<Tri
             }
         }
     }
-    let times = |name: &str, key: &(u64, Placement)| -> Vec<Option<f64>> {
-        (0..rounds).map(|r| of(name, r).and_then(|report| timing(report, key)).map(|t| t.time_ns)).collect()
+    let times = |name: &str, key: &(u64, Placement)| -> Vec<Option<&Timing>> {
+        (0..rounds).map(|r| of(name, r).and_then(|report| timing(report, key))).collect()
     };
     let baseline = variants.first().map(|v| v.name.clone()).unwrap_or_default();
     let mut rows = Vec::new();
@@ -147,13 +153,14 @@ pub fn summarise(mut variants: Vec<VariantSummary>, rounds: u32, trials: Vec<Tri
         let base = times(&baseline, key);
         let cells = variants.iter().map(|v| {
             let own = times(&v.name, key);
-            let there: Vec<f64> = own.iter().flatten().copied().collect();
+            let rounds_ns: Vec<Option<f64>> = own.iter().map(|t| t.map(|t| t.time_ns)).collect();
+            let there: Vec<f64> = rounds_ns.iter().flatten().copied().collect();
             let floor = v.floor.as_ref().map(|f| times(f, key));
             Cell {
                 time_ns: (!there.is_empty()).then(|| median(&there)),
                 ratio: Ratio::of(&own, &base),
                 ratio_to_floor: floor.and_then(|f| Ratio::of(&own, &f)),
-                rounds_ns: own,
+                rounds_ns,
             }
         });
         rows.push(Row { size_bytes: key.0, in_place: key.1 == Placement::InPlace, cells: cells.collect() });
@@ -189,6 +196,7 @@ mod tests {
             step: Step::Factor(2),
             iters: 1,
             warmup_iters: 0,
+            millis: None,
             check: true,
             threads: 1,
             gpus: 1,
@@ -274,7 +282,7 @@ mod tests {
         );
         assert_eq!((c.baseline.as_str(), c.rows.len()), ("none", 1));
         let cells = &c.rows[0].cells;
-        assert_eq!(cells[0].ratio, Some(Ratio { median: 1.0, min: 1.0, max: 1.0, rounds: 3 }));
+        assert_eq!(cells[0].ratio, Some(Ratio { median: 1.0, min: 1.0, max: 1.0, rounds: 3, pairs: 3 }));
         let slow = cells[1].ratio.unwrap();
         assert!((slow.median - 1.1).abs() < 1e-9 && (slow.max - 1.2).abs() < 1e-9, "{slow:?}");
         assert_eq!(cells[1].time_ns, Some(220.0));

@@ -10,6 +10,7 @@ use super::rendezvous::{Launch, Rendezvous, RendezvousError};
 use super::result::{Environment, RankInfo, Report, Settings, SizeResult};
 use super::shared::{GRACE, Shared, lock};
 use super::sizes;
+use super::turns::Turns;
 use super::worker::Worker;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,13 +31,15 @@ pub enum Progress<'a> {
     Size(&'a Settings, &'a SizeResult),
 }
 
-/// Runs a benchmark, alone or as one of several processes. Every process gets the report.
+/// Runs a benchmark, alone or as one of several processes. Every process gets the report. With `turns` it works when
+/// it is told to; of several processes the first one is told.
 ///
 /// # Errors
 /// What went wrong first. After [`BenchError::Stuck`] threads of this process are still inside CUDA or NCCL.
 pub fn run(
     settings: &Settings,
     launch: Option<&Launch>,
+    turns: Option<Turns>,
     on: &mut dyn FnMut(&Progress<'_>),
 ) -> Result<Report, BenchError> {
     validate(settings, launch)?;
@@ -62,7 +65,8 @@ pub fn run(
             return Err(e);
         }
     };
-    let shared = Arc::new(Shared::new(settings, cuda, nccl, first, launch, rendezvous, environment, id)?);
+    let shared =
+        Arc::new(Shared::new(settings, cuda, nccl, first, launch, rendezvous, turns, environment, id)?);
     on(&Progress::Begin(&shared.settings, &shared.environment));
     let sizes = supervise(&shared, on)?;
     Ok(Report::new(shared.settings.clone(), shared.environment.clone(), sizes))
@@ -88,6 +92,9 @@ fn validate(s: &Settings, launch: Option<&Launch>) -> Result<(), BenchError> {
     }
     if s.timeout_s == 0 {
         return wrong("--timeout 0: at least a second".to_owned());
+    }
+    if s.millis == Some(0) {
+        return wrong("--millis 0: at least one".to_owned());
     }
     if s.graph == Some(0) {
         return wrong("--cuda-graph 0: at least one operation has to be captured".to_owned());
@@ -312,6 +319,7 @@ mod tests {
             step: Step::Factor(2),
             iters: 1,
             warmup_iters: 0,
+            millis: None,
             check: true,
             threads: 1,
             gpus: 1,
@@ -347,6 +355,7 @@ mod tests {
             (Settings { batch: 0, ..settings() }, false, "--batch"),
             (Settings { repeat: 0, ..settings() }, false, "--repeat"),
             (Settings { timeout_s: 0, ..settings() }, false, "--timeout"),
+            (Settings { millis: Some(0), ..settings() }, false, "--millis"),
             (Settings { graph: Some(0), ..settings() }, false, "--cuda-graph"),
             (Settings { graph: Some(2), blocking: true, ..settings() }, false, "--blocking"),
             (Settings { graph: Some(2), events: true, ..settings() }, false, "--events"),

@@ -76,6 +76,9 @@ pub enum BenchError {
         /// Bytes that were free.
         free: u64,
     },
+    /// Whoever gives the turns is gone.
+    #[error("whoever compares this benchmark with others has gone; nothing more is measured")]
+    TurnsOver,
     /// A call of NCCL failed.
     #[error("rank {rank}: {call}: {text} ({code}){}{}", during(.operation), last_words(.last))]
     Nccl {

@@ -15,6 +15,7 @@ pub mod rendezvous;
 mod result;
 mod shared;
 pub mod sizes;
+mod turns;
 mod worker;
 
 pub use compare::{Cell, Comparison, Ratio, Row, Trial, VariantSummary, order, parse_mask, summarise};
@@ -25,3 +26,4 @@ pub use op::{Collective, DType, Placement, RedOp};
 pub use rendezvous::{Launch, RendezvousError};
 pub use result::{Environment, RankEvents, RankInfo, Report, SCHEMA, Settings, SizeResult, Timing, median};
 pub use sizes::{Step, parse_bytes};
+pub use turns::Turns;

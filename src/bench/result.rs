@@ -31,6 +31,9 @@ pub struct Settings {
     pub iters: u32,
     /// Operations before that.
     pub warmup_iters: u32,
+    /// Where the operations are to take so many milliseconds in all; `iters` is the most then.
+    #[serde(default)]
+    pub millis: Option<u32>,
     /// Whether results are compared with what they must be.
     pub check: bool,
     /// Threads a process; 0 is one for each visible GPU.

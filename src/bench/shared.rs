@@ -7,6 +7,7 @@ use super::op::Shape;
 use super::rendezvous::{Launch, Rendezvous, RendezvousError};
 use super::result::{Environment, RankEvents, Settings};
 use super::sizes;
+use super::turns::Turns;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -70,6 +71,7 @@ pub(super) struct Shared {
     pub(super) comms: Vec<Mutex<Option<usize>>>,
     pub(super) events: Mutex<Vec<RankEvents>>,
     pub(super) rendezvous: Mutex<Option<Rendezvous>>,
+    pub(super) turns: Option<Turns>,
 }
 
 /// Where the threads of a process meet. It gives up when something has failed.
@@ -113,6 +115,7 @@ impl Shared {
         first_device: usize,
         launch: Option<&Launch>,
         rendezvous: Option<Rendezvous>,
+        turns: Option<Turns>,
         environment: Environment,
         id: UniqueId,
     ) -> Result<Self, BenchError> {
@@ -150,6 +153,7 @@ impl Shared {
             comms: (0..local).map(|_| Mutex::new(None)).collect(),
             events: Mutex::new(Vec::new()),
             rendezvous: Mutex::new(rendezvous),
+            turns,
             settings,
             cuda,
             nccl,
@@ -239,6 +243,30 @@ impl Shared {
     pub(super) fn start_together(&self, thread: usize) -> Result<(), BenchError> {
         self.exchange(thread, Rendezvous::start_together)?;
         self.meet(thread)
+    }
+
+    /// Waits for this benchmark's turn, where it is given turns. The first process has it from whoever compares,
+    /// the others from the first.
+    pub(super) fn await_turn(&self, thread: usize, nth: u64) -> Result<(), BenchError> {
+        let Some(turns) = &self.turns else { return Ok(()) };
+        if self.first_rank == 0 {
+            let waiting = &self.beats[thread].waiting;
+            waiting.store(true, Ordering::Release);
+            let waited = turns.wait(nth, &self.failed);
+            self.beats[thread].tick();
+            waiting.store(false, Ordering::Release);
+            waited?;
+        }
+        self.exchange(thread, Rendezvous::barrier)?;
+        Ok(())
+    }
+
+    /// Says that all ranks are ready, or through with their turn.
+    pub(super) fn end_turn(&self, thread: usize) -> Result<(), BenchError> {
+        let Some(turns) = &self.turns else { return Ok(()) };
+        self.exchange(thread, Rendezvous::barrier)?;
+        self.meet(thread)?;
+        if self.first_rank == 0 && thread == 0 { turns.ended() } else { Ok(()) }
     }
 
     /// Every rank's thread gives a number and gets `fold` of all of them.

@@ -24,6 +24,9 @@ const CHECKED: u64 = 64;
 /// Memory that is filled before each operation that is timed by events: a tenth of a millisecond's work.
 const BUSY_BYTES: u64 = 256 << 20;
 
+/// Operations by which is found how many take a given time.
+const PROBES: u32 = 20;
+
 /// Pairs of events without an operation, of which the median is taken.
 const FLOOR_SAMPLES: usize = 21;
 
@@ -45,6 +48,8 @@ pub(super) struct Worker<'a> {
     shared: &'a Shared,
     thread: usize,
     lanes: Vec<Lane>,
+    /// Turns taken so far.
+    turns: u64,
 }
 
 /// Aborts whatever communicators of the thread are left, on every way out.
@@ -89,7 +94,7 @@ fn pin(index: usize) {
 impl<'a> Worker<'a> {
     /// One thread's part of the benchmark, to its end, which a failure may be.
     pub(super) fn run(shared: &'a Shared, thread: usize, on: &mut dyn FnMut(SizeResult)) {
-        let mut worker = Worker { shared, thread, lanes: Vec::new() };
+        let mut worker = Worker { shared, thread, lanes: Vec::new(), turns: 0 };
         // Made after the worker, so that it goes before the buffers do, a panic's way out included.
         let guard = Guard { shared, thread };
         if let Err(e) = worker.sweep(on) {
@@ -109,6 +114,7 @@ impl<'a> Worker<'a> {
         let (shared, thread) = (self.shared, self.thread);
         self.set_up()?;
         self.connect()?;
+        shared.end_turn(thread)?;
         for shape in &shared.shapes {
             let out_of_place = self.measure(shape, Placement::OutOfPlace)?;
             let in_place = if shared.settings.collective.works_in_place() {
@@ -208,6 +214,8 @@ impl<'a> Worker<'a> {
 
     fn disconnect(&mut self) -> Result<(), BenchError> {
         let shared = self.shared;
+        // Clearing up would disturb the others: it takes a turn of its own.
+        shared.await_turn(self.thread, self.turns)?;
         shared.exchange(self.thread, Rendezvous::barrier)?;
         shared.meet(self.thread)?;
         self.beat().doing("ncclCommDestroy".to_owned());
@@ -354,56 +362,95 @@ impl<'a> Worker<'a> {
         self.beat().doing(what.clone());
         // NCCL connects the ranks in the first operation of a kind, which is no business of a capture.
         let warmup_iters = s.warmup_iters.max(u32::from(s.graph.is_some()));
-        for nth in 0..u64::from(warmup_iters) {
-            self.issue_told(&job, nth, &what)?;
-            if s.blocking {
-                self.wait(&what)?;
-            }
-        }
-        self.wait(&what)?;
-        let graphs = match s.graph {
-            Some(operations) => Some(self.capture(&job, operations, &what)?),
-            None => None,
-        };
+        let mut graphs = None;
         // A graph's operations are a unit: what is asked for is rounded up to whole graphs.
         let each = s.graph.unwrap_or(1);
-        let rounds = s.iters.div_ceil(each);
-        let operations = u64::from(rounds) * u64::from(each) * u64::from(s.batch);
-        let mut repeats_ns = Vec::new();
-        for _ in 0..s.repeat {
-            shared.start_together(self.thread)?;
-            let start = Instant::now();
-            match &graphs {
-                None => {
-                    for nth in 0..u64::from(rounds) {
-                        self.issue_told(&job, nth, &what)?;
-                        if s.blocking {
-                            self.wait(&what)?;
-                        }
-                    }
+        let mut rounds = s.iters.div_ceil(each);
+        let (mut repeats_ns, mut events, mut wrong) = (Vec::new(), None, None);
+        for nth in 0..s.repeat {
+            shared.await_turn(self.thread, self.turns)?;
+            self.turns += 1;
+            // Whoever takes turns comes back to GPUs that others have used.
+            if nth == 0 || shared.turns.is_some() {
+                self.repeat(&job, None, warmup_iters, &what)?;
+            }
+            if nth == 0 {
+                if let Some(operations) = s.graph {
+                    graphs = Some(self.capture(&job, operations, &what)?);
                 }
-                Some(graphs) => {
-                    for _ in 0..rounds {
-                        self.launch(graphs)?;
-                    }
+                if let Some(millis) = s.millis {
+                    rounds = self.rounds_in(&job, graphs.as_deref(), millis, rounds, &what)?;
                 }
             }
-            self.wait(&what)?;
+            shared.start_together(self.thread)?;
+            let start = Instant::now();
+            self.repeat(&job, graphs.as_deref(), rounds, &what)?;
+            let operations = f64::from(rounds) * f64::from(each) * f64::from(s.batch);
             let elapsed_ns = start.elapsed().as_nanos() as f64;
-            repeats_ns.push(shared.combine(self.thread, elapsed_ns / operations as f64, f64::max)?);
+            repeats_ns.push(shared.combine(self.thread, elapsed_ns / operations, f64::max)?);
+            if nth + 1 == s.repeat {
+                if s.events {
+                    events = Some(self.time_by_events(&job, &what)?);
+                }
+                if s.check {
+                    let own = self.verify(&job, graphs.as_deref(), &what)?;
+                    wrong = Some(shared.combine(self.thread, own as f64, |a, b| a + b)? as u64);
+                }
+            }
+            shared.end_turn(self.thread)?;
         }
-        let events = if s.events { Some(self.time_by_events(&job, &what)?) } else { None };
-        let wrong = if s.check {
-            let own = self.verify(&job, graphs.as_deref(), &what)?;
-            Some(shared.combine(self.thread, own as f64, |a, b| a + b)? as u64)
-        } else {
-            None
-        };
         drop(graphs);
+        let operations = u64::from(rounds) * u64::from(each) * u64::from(s.batch);
         let time_ns = median(&repeats_ns);
         let algbw_gb_per_s = algbw_gb_per_s(shape.size_bytes, time_ns);
         let busbw_gb_per_s = algbw_gb_per_s * s.collective.bus_factor(shared.ranks);
         Ok(Timing { operations, repeats_ns, time_ns, algbw_gb_per_s, busbw_gb_per_s, wrong, events })
+    }
+
+    /// Issues so many batches, or launches so many graphs, and waits for the last.
+    fn repeat(
+        &self,
+        job: &Job<'_>,
+        graphs: Option<&[Graph]>,
+        times: u32,
+        what: &str,
+    ) -> Result<(), BenchError> {
+        for nth in 0..u64::from(times) {
+            match graphs {
+                Some(graphs) => self.launch(graphs)?,
+                None => self.issue_told(job, nth, what)?,
+            }
+            if self.shared.settings.blocking {
+                self.wait(what)?;
+            }
+        }
+        self.wait(what)
+    }
+
+    /// How many batches (graphs) take about so many milliseconds, at most `most`; the same number on all ranks.
+    fn rounds_in(
+        &self,
+        job: &Job<'_>,
+        graphs: Option<&[Graph]>,
+        millis: u32,
+        most: u32,
+        what: &str,
+    ) -> Result<u32, BenchError> {
+        let aim_ns = f64::from(millis) * 1e6;
+        let mut tried = PROBES.min(most);
+        loop {
+            self.shared.start_together(self.thread)?;
+            let start = Instant::now();
+            self.repeat(job, graphs, tried, what)?;
+            let own_ns = start.elapsed().as_nanos() as f64;
+            let ns = self.shared.combine(self.thread, own_ns, f64::max)?.max(1.0);
+            let wanted = (f64::from(tried) * aim_ns / ns).ceil() as u32;
+            // A probe that took a tenth of the time says enough.
+            if ns * 10.0 >= aim_ns || wanted <= tried || tried == most {
+                return Ok(wanted.clamp(1, most));
+            }
+            tried = (wanted / 4).clamp(tried + 1, most);
+        }
     }
 
     /// A graph of some operations for each GPU, launched once so that the first timed launch is like the others.

@@ -3,12 +3,14 @@
 use super::{BROKEN, FINDINGS, compare};
 use crate::bench::{
     self, BenchError, Collective, Environment, Launch, Progress, Report, Settings, SizeResult, Step, Timing,
-    parse_bytes, version_text,
+    Turns, parse_bytes, version_text,
 };
 use crate::cli::Bench;
 use anyhow::Context;
 use std::fmt::Write as _;
 use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::str::FromStr;
 
 /// nccl-tests' only size by default, in bytes.
@@ -25,6 +27,12 @@ pub(super) fn run(o: &Bench) -> anyhow::Result<u8> {
         // Whoever compares must not leave its children behind.
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     }
+    let turns = if o.turns {
+        let socket = io::stdin().as_fd().try_clone_to_owned()?;
+        Some(Turns::listen(UnixStream::from(socket)).context("cannot listen for turns")?)
+    } else {
+        None
+    };
     let quiet = o.json || o.result.is_some() || launch.as_ref().is_some_and(|l| l.rank != 0);
     let mut broken = None;
     let mut on = |p: &Progress<'_>| {
@@ -32,7 +40,7 @@ pub(super) fn run(o: &Bench) -> anyhow::Result<u8> {
             broken = show(p).err();
         }
     };
-    let report = match bench::run(&settings, launch.as_ref(), &mut on) {
+    let report = match bench::run(&settings, launch.as_ref(), turns, &mut on) {
         Ok(report) => report,
         Err(e @ BenchError::Stuck(_)) => {
             // Ending in the usual way would wait for the threads that do not come back.
@@ -81,6 +89,7 @@ fn settings(o: &Bench) -> anyhow::Result<Settings> {
         step,
         iters: o.iters,
         warmup_iters: o.warmup_iters,
+        millis: o.millis,
         check: o.check == 1,
         threads: o.threads.unwrap_or(u32::from(o.gpus.is_some())),
         gpus: o.gpus.unwrap_or(1),

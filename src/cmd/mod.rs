@@ -5,6 +5,7 @@ mod bench;
 mod compare;
 mod demo;
 mod diagnose;
+mod players;
 mod plugin;
 mod replay;
 mod run;
