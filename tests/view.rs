@@ -7,7 +7,7 @@ use ratatui::backend::TestBackend;
 use ratatui::style::{Color, Modifier};
 use ringwatch::model::{
     Algo, ClassRow, CommId, CommRow, Coverage, Evidence, Finding, FlightRow, Func, JobRow, Kind, Lane,
-    LossRow, OpState, OperationRef, Proto, Rank, RankCell, RankRow, SegmentRow, Snapshot,
+    LossRow, OpState, OperationRef, Proto, Rank, RankCell, RankRow, SegmentRow, Snapshot, Track,
 };
 use ringwatch::view::{self, App, Msg, Screen, Theme};
 
@@ -169,8 +169,6 @@ fn missing_rank() -> Snapshot {
         r.issued -= u64::from(culprit);
     }
     let missing = Finding {
-        kind: Kind::MissingRank,
-        communicator: WORLD,
         ranks: vec![Rank(3)],
         operation: OperationRef {
             order: 4711,
@@ -180,6 +178,7 @@ fn missing_rank() -> Snapshot {
             algo: Some("RING".into()),
             proto: Some("SIMPLE".into()),
             redop: None,
+            track: Track::Collective,
         },
         since: Some("2026-03-02T14:03:14.612Z".into()),
         evidence: vec![
@@ -195,17 +194,9 @@ fn missing_rank() -> Snapshot {
                  it has left the common path before this AllReduce"
             .into(),
         since_ns: NOW - 12_400_000_000,
-        open: true,
+        ..Finding::new(Kind::MissingRank, WORLD, Vec::new(), OperationRef::named("", Track::Collective, 0))
     };
-    let op = OperationRef {
-        order: 208,
-        func: "AllGather".into(),
-        bytes: None,
-        dtype: None,
-        algo: None,
-        proto: None,
-        redop: None,
-    };
+    let op = OperationRef::named("AllGather", Track::Collective, 208);
     let straggler = Finding {
         kind: Kind::Straggler,
         ranks: vec![Rank(1), Rank(2)],

@@ -33,7 +33,7 @@ fn describe(s: &Signature) -> String {
 fn judge(
     join: &Join,
     c: &Communicator,
-    (_, order, instance): (Track, u64, &Instance),
+    (track, order, instance): (Track, u64, &Instance),
     now_ns: u64,
 ) -> Option<Finding> {
     let mut camps: BTreeMap<Signature, Vec<Rank>> = BTreeMap::new();
@@ -56,7 +56,7 @@ fn judge(
         camps.iter().filter(|(s, _)| Some(**s) != right).flat_map(|(_, r)| r.clone()).collect();
     culprits.sort();
     let shown = instance.parts.values().find(|p| Some(Signature::of(&p.op, c.ranks())) == right);
-    let operation = c.describe(order, &shown.or_else(|| instance.first())?.op);
+    let operation = c.describe(track, order, &shown.or_else(|| instance.first())?.op);
     let mut evidence: Vec<Evidence> =
         camps.iter().map(|(s, ranks)| fact(format!("{} issued {}", names(ranks), describe(s)))).collect();
     let first_part = instance.parts.get(culprits.first()?)?;
@@ -77,10 +77,6 @@ fn judge(
         evidence.push(fact(format!("{} did not issue this order yet", names(&missing))));
     }
     Some(Finding {
-        kind: Kind::Mismatch,
-        communicator: c.id,
-        ranks: culprits.clone(),
-        operation,
         since: wall(join, since_ns),
         evidence,
         advice: format!(
@@ -88,7 +84,7 @@ fn judge(
             names(&culprits)
         ),
         since_ns,
-        open: true,
+        ..Finding::new(Kind::Mismatch, c.id, culprits.clone(), operation)
     })
 }
 

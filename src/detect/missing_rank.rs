@@ -92,7 +92,7 @@ impl MissingRankRule {
             return None;
         }
         let first = instance.first()?;
-        let operation = c.describe(order, &first.op);
+        let operation = c.describe(track, order, &first.op);
         let waiters: Vec<Rank> = waiting.iter().map(|(r, ..)| *r).collect();
         let mut evidence = vec![match longest {
             Some(w) => number(
@@ -162,15 +162,11 @@ impl MissingRankRule {
             )
         };
         Some(Finding {
-            kind: Kind::MissingRank,
-            communicator: c.id,
-            ranks: missing,
-            operation,
             since: wall(join, since),
             evidence,
             advice,
             since_ns: since,
-            open: true,
+            ..Finding::new(Kind::MissingRank, c.id, missing, operation)
         })
     }
 }

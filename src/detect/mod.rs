@@ -1,7 +1,7 @@
 //! From what the ranks did to what is wrong: one rule a file, and who remembers what was found.
 //!
 //! Pure like the join: rules are told the time and read the join; they keep nothing. A finding opens when its
-//! rule first gives it, is updated while it does, and is closed, not forgotten, when it no longer does.
+//! rule first gives it, is updated while it does, and is closed, not forgotten, when it has not done so for a while.
 
 mod mismatch;
 mod missing_rank;
@@ -14,8 +14,8 @@ pub use never_joined::NeverJoinedRule;
 pub use straggler::StragglerRule;
 
 use crate::join::{Communicator, Join};
-use crate::model::{CommId, Evidence, Finding, Kind, Liveness, Rank};
-use std::collections::BTreeMap;
+use crate::model::{Evidence, Finding, FindingId, Liveness, Rank, rank_list};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One way in which a job can be sick.
 pub trait Rule: std::fmt::Debug + Send {
@@ -45,6 +45,8 @@ pub struct Settings {
     pub late_times: usize,
     /// A straggler that was not late again for this long is over, in ns.
     pub late_over_ns: u64,
+    /// A finding that its rule has not given again for this long is over, in ns.
+    pub settle_ns: u64,
 }
 
 impl Default for Settings {
@@ -59,6 +61,7 @@ impl Default for Settings {
             late_often_ns: 5_000_000,
             late_times: 5,
             late_over_ns: 60_000_000_000,
+            settle_ns: 2_000_000_000,
         }
     }
 }
@@ -66,13 +69,12 @@ impl Default for Settings {
 /// Findings kept, open ones whatever their number.
 const FINDINGS_KEPT: usize = 1024;
 
-type Key = (Kind, CommId, Option<Rank>, u64);
-
 /// All rules, and what they found so far.
 #[derive(Debug)]
 pub struct Detector {
     rules: Vec<Box<dyn Rule>>,
-    found: BTreeMap<Key, Finding>,
+    found: BTreeMap<FindingId, Finding>,
+    settings: Settings,
 }
 
 impl Detector {
@@ -84,25 +86,42 @@ impl Detector {
             Box::new(NeverJoinedRule::new(settings)),
             Box::new(StragglerRule::new(settings)),
         ];
-        Detector { rules, found: BTreeMap::new() }
+        Detector { rules, found: BTreeMap::new(), settings }
     }
 
     /// Asks every rule. Returns the findings that are new.
     pub fn check(&mut self, join: &Join, now_ns: u64) -> Vec<Finding> {
-        for f in self.found.values_mut() {
-            f.open = false;
-        }
         let mut new = Vec::new();
-        for mut finding in self.rules.iter().flat_map(|r| r.check(join, now_ns)) {
+        let mut seen = BTreeSet::new();
+        let given: Vec<Finding> = self.rules.iter().flat_map(|r| r.check(join, now_ns)).collect();
+        for finding in given {
+            let id = finding.named();
+            seen.insert(id);
+            let fresh = self.take(Finding { id, ..finding }, join, now_ns);
+            new.extend(fresh);
+        }
+        for f in self.found.values_mut() {
+            // A rule that is silent for a moment has not changed its mind yet.
+            let silent =
+                !seen.contains(&f.id) && now_ns.saturating_sub(f.last_seen_ns) >= self.settings.settle_ns;
             // Nothing goes on any more where every process is gone.
-            finding.open &= join.communicator(finding.communicator).is_some_and(|c| alive(join, c));
-            let key = key(&finding);
-            if !self.found.contains_key(&key) {
-                new.push(finding.clone());
-            }
-            self.found.insert(key, finding);
+            let over = join.communicator(f.communicator).is_none_or(|c| !alive(join, c));
+            f.open &= !silent && !over;
         }
         self.forget();
+        new
+    }
+
+    /// Takes a finding in; gives it back if it is a new one.
+    fn take(&mut self, mut f: Finding, join: &Join, now_ns: u64) -> Option<Finding> {
+        let known = self.found.get(&f.id);
+        f.first_seen_ns = known.map_or(now_ns, |k| k.first_seen_ns);
+        // What its rule remembers as over was last seen when it was not.
+        f.last_seen_ns = known.filter(|_| !f.open).map_or(now_ns, |k| k.last_seen_ns);
+        f.first_seen = wall(join, f.first_seen_ns);
+        f.last_seen = wall(join, f.last_seen_ns);
+        let new = known.is_none().then(|| f.clone());
+        self.found.insert(f.id, f);
         new
     }
 
@@ -112,28 +131,19 @@ impl Detector {
         if surplus == 0 {
             return;
         }
-        let mut over: Vec<(u64, Key)> =
-            self.found.iter().filter(|(_, f)| !f.open).map(|(k, f)| (f.since_ns, *k)).collect();
+        let mut over: Vec<(u64, FindingId)> =
+            self.found.values().filter(|f| !f.open).map(|f| (f.since_ns, f.id)).collect();
         over.sort();
-        for (_, key) in over.into_iter().take(surplus) {
-            self.found.remove(&key);
+        for (_, id) in over.into_iter().take(surplus) {
+            self.found.remove(&id);
         }
     }
 
     /// Everything found so far, open findings first, then by time.
     pub fn findings(&self) -> Vec<Finding> {
         let mut all: Vec<Finding> = self.found.values().cloned().collect();
-        all.sort_by_key(|f| (!f.open, f.since_ns));
+        all.sort_by_key(|f| (!f.open, f.since_ns, f.id));
         all
-    }
-}
-
-/// What makes two findings the same one. A straggler is one finding, however many operations it delays; of the
-/// others there is one an operation, whatever ranks turn out to be its cause.
-fn key(f: &Finding) -> Key {
-    match f.kind {
-        Kind::Straggler => (f.kind, f.communicator, f.ranks.first().copied(), 0),
-        _ => (f.kind, f.communicator, None, f.operation.order),
     }
 }
 
@@ -166,8 +176,7 @@ fn seconds(ns: u64) -> f64 {
 
 /// `rank 3`, `ranks 0, 1, 2`.
 fn names(ranks: &[Rank]) -> String {
-    let list: Vec<String> = ranks.iter().map(ToString::to_string).collect();
-    format!("{} {}", if ranks.len() == 1 { "rank" } else { "ranks" }, list.join(", "))
+    format!("{} {}", if ranks.len() == 1 { "rank" } else { "ranks" }, rank_list(ranks))
 }
 
 /// Which process a rank is: `rank 3 is job rank 3, pid 1136 on host a`.

@@ -5,7 +5,7 @@
 
 use super::{Rule, Settings, fact, names, number, seconds, wall, who};
 use crate::join::{Communicator, Join};
-use crate::model::{Finding, Kind, Liveness, Making, OperationRef, Rank};
+use crate::model::{Cause, Confidence, Finding, Kind, Liveness, Making, OperationRef, Rank, Track};
 
 /// Ranks that can be named; of a larger communicator this says nothing.
 const RANKS_MAX: u32 = 65_536;
@@ -70,19 +70,10 @@ impl NeverJoinedRule {
         for rank in &waiters {
             evidence.extend(who(join, c, *rank));
         }
+        let operation = OperationRef::named("CommInit", Track::Collective, 0);
         Some(Finding {
-            kind: Kind::MissingRank,
-            communicator: c.id,
-            ranks: missing.clone(),
-            operation: OperationRef {
-                order: 0,
-                func: "CommInit".into(),
-                bytes: None,
-                dtype: None,
-                algo: None,
-                proto: None,
-                redop: None,
-            },
+            cause: Some(Cause::NeverJoined),
+            confidence: Confidence::Likely,
             since: wall(join, since),
             evidence,
             advice: format!(
@@ -90,7 +81,7 @@ impl NeverJoinedRule {
                 names(&missing)
             ),
             since_ns: since,
-            open: true,
+            ..Finding::new(Kind::MissingRank, c.id, missing, operation)
         })
     }
 }

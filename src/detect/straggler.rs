@@ -5,7 +5,7 @@
 
 use super::{Rule, Settings, fact, number, seconds, wall, who};
 use crate::join::{Communicator, Join, LateEvent, Measure, Track};
-use crate::model::{Finding, Kind, Rank};
+use crate::model::{Confidence, Finding, Kind, Rank};
 use std::collections::BTreeMap;
 
 /// The rule.
@@ -104,17 +104,14 @@ fn finding(join: &Join, c: &Communicator, rank: Rank, events: &[&LateEvent]) -> 
     }
     evidence.extend(who(join, c, rank));
     Some(Finding {
-        kind: Kind::Straggler,
-        communicator: c.id,
-        ranks: vec![rank],
-        operation: worst.operation.clone(),
         since: wall(join, first),
         evidence,
         advice: format!(
             "look at what rank {rank} does before this operation: data loading, a slower GPU (clocks, throttling), a busy CPU, uneven work"
         ),
         since_ns: first,
-        open: true,
+        confidence: Confidence::Likely,
+        ..Finding::new(Kind::Straggler, c.id, vec![rank], worst.operation.clone())
     })
 }
 

@@ -1,14 +1,14 @@
 //! One communicator: its ranks, and its operations by issue order.
 
 use super::clock::ClockMap;
-use super::instance::{Instance, Measure, Part, Track};
+use super::instance::{Instance, Measure, Part};
 use super::member::{Called, Member};
 use super::signature::Signature;
 use super::stats::{Class, ClassKey, Sample, size_class};
 use super::timing;
 use crate::model::{
     Algo, CommId, CommRecord, Coverage, Func, Lane, OpRecord, OpState, OperationRef, Proto, Rank, Returned,
-    SegmentId, message_bytes,
+    SegmentId, Track, message_bytes,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -148,7 +148,7 @@ impl Communicator {
     }
 
     /// Describes an operation as one of its ranks does.
-    pub fn describe(&self, order: u64, op: &OpRecord) -> OperationRef {
+    pub fn describe(&self, track: Track, order: u64, op: &OpRecord) -> OperationRef {
         OperationRef {
             order,
             func: op.func.to_string(),
@@ -157,6 +157,7 @@ impl Communicator {
             algo: op.algo.map(|a| a.to_string()),
             proto: op.proto.map(|p| p.to_string()),
             redop: op.redop.map(|r| r.to_string()),
+            track,
         }
     }
 
@@ -433,7 +434,7 @@ impl Communicator {
         instance.late_told = true;
         let at_ns = instance.began_ns().unwrap_or(0);
         let Some(first) = instance.first().map(|p| p.op.clone()) else { return };
-        let operation = self.describe(order, &first);
+        let operation = self.describe(track, order, &first);
         if let Some(m) = self.members.get_mut(&late.rank) {
             m.late += 1;
             m.worst_late_ns = Some(m.worst_late_ns.unwrap_or(0).max(late.by_ns));

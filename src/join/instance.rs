@@ -4,17 +4,6 @@ use super::timing::Kernel;
 use crate::model::{Func, OpRecord, Rank, bus_factor, message_bytes};
 use std::collections::BTreeMap;
 
-/// Which issue orders are compared: ranks share an order within a track.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Track {
-    /// Collectives issued by calls.
-    Collective,
-    /// Collectives issued by graph replays.
-    Replay,
-    /// Transfers from the first rank to the second.
-    Pair(Rank, Rank),
-}
-
 /// One rank's part.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Part {

@@ -1,7 +1,6 @@
 //! One rank of a communicator.
 
-use super::instance::Track;
-use crate::model::{CommRecord, Func};
+use crate::model::{CommRecord, Func, Track};
 use std::collections::HashMap;
 
 /// A call that NCCL has not issued.

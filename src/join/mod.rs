@@ -12,16 +12,17 @@ mod snapshot;
 mod stats;
 mod timing;
 
+pub use crate::model::Track;
 pub use clock::ClockMap;
 pub use communicator::{Communicator, LateEvent};
-pub use instance::{Instance, Late, Measure, Part, Track, algbw, busbw};
+pub use instance::{Instance, Late, Measure, Part, algbw, busbw};
 pub use member::{Called, Member};
 pub use signature::Signature;
 pub use snapshot::View;
 pub use stats::{Class, ClassKey, Rates, Sample, size_class};
 pub use timing::{Kernel, believed, kernel, not_before, started};
 
-use crate::model::{CommId, Liveness, SegmentId, SegmentRecord, Update};
+use crate::model::{CommId, HostFact, Liveness, SegmentId, SegmentRecord, Update};
 use std::collections::BTreeMap;
 
 /// Processes kept; beyond, those that are gone and belong to no communicator are forgotten.
@@ -38,6 +39,8 @@ pub struct Process {
     pub clocks: BTreeMap<Option<String>, ClockMap>,
     /// Records that were overwritten before they were read, by kind.
     pub missed: BTreeMap<&'static str, u64>,
+    /// What the operating system last said about it.
+    pub host: Option<HostFact>,
 }
 
 /// Everything that was fed, joined.
@@ -66,7 +69,7 @@ impl Join {
                 }
                 None => {
                     let (clocks, missed) = (BTreeMap::new(), BTreeMap::new());
-                    self.processes.insert(record.id, Process { record, clocks, missed });
+                    self.processes.insert(record.id, Process { record, clocks, missed, host: None });
                 }
             },
             Update::Comm(record) => {
@@ -93,6 +96,11 @@ impl Join {
                 if let Some(p) = self.processes.get_mut(&segment) {
                     let missed = p.missed.entry(what).or_default();
                     *missed = missed.saturating_add(count);
+                }
+            }
+            Update::Host(fact) => {
+                if let Some(p) = self.processes.get_mut(&fact.segment) {
+                    p.host = Some(*fact);
                 }
             }
         }

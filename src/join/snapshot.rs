@@ -123,7 +123,7 @@ impl<'a> View<'a> {
                     .keys()
                     .map(|r| RankCell { rank: *r, state: c.state(track, order, *r) })
                     .collect();
-                let operation = c.describe(order, &first.op);
+                let operation = c.describe(track, order, &first.op);
                 rows.push(FlightRow {
                     comm: c.id,
                     lane,

@@ -1,5 +1,6 @@
 //! Identities that name a thing the same way on every rank and node.
 
+use serde::{Serialize, Serializer};
 use std::fmt;
 
 /// A communicator: NCCL's `commId`/`commHash`, equal on all its ranks.
@@ -29,5 +30,32 @@ pub struct SegmentId(pub u64);
 impl fmt::Display for SegmentId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}", self.0)
+    }
+}
+
+/// Which issue orders are compared: ranks share an order within a track.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Track {
+    /// Collectives issued by calls.
+    Collective,
+    /// Collectives issued by graph replays.
+    Replay,
+    /// Transfers from the first rank to the second.
+    Pair(Rank, Rank),
+}
+
+impl fmt::Display for Track {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Track::Collective => f.write_str("collective"),
+            Track::Replay => f.write_str("replay"),
+            Track::Pair(from, to) => write!(f, "{from}->{to}"),
+        }
+    }
+}
+
+impl Serialize for Track {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(self)
     }
 }

@@ -4,13 +4,17 @@
 //! judges it, and views and exporters show it.
 
 mod finding;
+mod host;
 mod ids;
 mod op;
 mod snapshot;
 mod update;
 
-pub use finding::{Evidence, Finding, Kind, OperationRef};
-pub use ids::{CommId, Rank, SegmentId};
+pub use finding::{
+    Cause, Confidence, Evidence, Finding, FindingId, Kind, OperationRef, Severity, Victims, rank_list,
+};
+pub use host::{Exit, HostFact, ProcessState};
+pub use ids::{CommId, Rank, SegmentId, Track};
 pub use op::{
     Algo, ChannelStamp, DataType, Flags, Func, Lane, Launch, NetPhase, NetProgress, OpRecord, Proto, RedOp,
     Returned, Timing, Untimed, bus_factor, message_bytes, size_text,

@@ -1,6 +1,6 @@
 //! What a source says: the one stream that live segments, black boxes and (later) recordings share.
 
-use super::{CommId, OpRecord, Rank, SegmentId};
+use super::{CommId, HostFact, OpRecord, Rank, SegmentId};
 use std::path::PathBuf;
 
 /// Whether the process behind a segment still runs.
@@ -134,4 +134,6 @@ pub enum Update {
         /// How many.
         count: u64,
     },
+    /// What the operating system says about a process.
+    Host(Box<HostFact>),
 }

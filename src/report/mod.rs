@@ -119,27 +119,33 @@ fn size(class: u8) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{CommId, Evidence, Kind, OperationRef, Rank};
+    use crate::model::{Cause, CommId, Evidence, Exit, Kind, OperationRef, Rank, Track, Victims};
 
     fn sample() -> Finding {
+        let operation = OperationRef {
+            order: 3,
+            func: "AllReduce".into(),
+            bytes: Some(16_777_216),
+            dtype: Some("ncclFloat32".into()),
+            algo: Some("RING".into()),
+            proto: None,
+            redop: Some("ncclSum".into()),
+            track: Track::Collective,
+        };
+        let comm = CommId(0x2cb0_a93e);
         Finding {
-            kind: Kind::MissingRank,
-            communicator: CommId(0x2cb0_a93e),
-            ranks: vec![Rank(3)],
-            operation: OperationRef {
-                order: 3,
-                func: "AllReduce".into(),
-                bytes: Some(16_777_216),
-                dtype: Some("ncclFloat32".into()),
-                algo: Some("RING".into()),
-                proto: None,
-                redop: Some("ncclSum".into()),
-            },
             since: Some("2026-11-21T09:00:00Z".into()),
             evidence: vec![Evidence { text: "ranks 0, 1, 2 wait".into(), value: Some(3.5), unit: Some("s") }],
             advice: "look at rank 3".into(),
-            since_ns: 0,
-            open: true,
+            cause: Some(Cause::ProcessGone(Some(Exit::Signal(9)))),
+            victims: vec![Victims {
+                communicator: comm,
+                ranks: vec![Rank(0), Rank(1)],
+                order: 3,
+                track: Track::Collective,
+            }],
+            first_seen: Some("2026-11-21T09:00:03Z".into()),
+            ..Finding::new(Kind::MissingRank, comm, vec![Rank(3)], operation)
         }
     }
 
@@ -152,8 +158,11 @@ mod tests {
             concat!(
                 r#"{"kind":"missing-rank","communicator":"000000002cb0a93e","ranks":[3],"operation":{"order":3,"#,
                 r#""func":"AllReduce","bytes":16777216,"dtype":"ncclFloat32","algo":"RING","proto":null,"#,
-                r#""redop":"ncclSum"},"since":"2026-11-21T09:00:00Z","evidence":[{"text":"ranks 0, 1, 2 wait","value":3.5,"unit":"s"}],"#,
-                r#""advice":"look at rank 3"}"#,
+                r#""redop":"ncclSum","track":"collective"},"since":"2026-11-21T09:00:00Z","evidence":[{"text":"ranks 0, 1, 2 wait","value":3.5,"unit":"s"}],"#,
+                r#""advice":"look at rank 3","id":"2211649d99f64d6e","cause":{"kind":"process-gone","signal":9},"#,
+                r#""victims":[{"communicator":"000000002cb0a93e","ranks":[0,1],"order":3,"track":"collective"}],"#,
+                r#""severity":"critical","confidence":"proven","first_seen":"2026-11-21T09:00:03Z","#,
+                r#""last_seen":null,"open":true}"#,
                 "\n"
             )
         );

@@ -375,11 +375,12 @@ pub(crate) fn findings(out: &str) -> Vec<Json> {
 }
 
 fn assert_shape(f: &Json) {
-    let keys = ["kind", "communicator", "ranks", "operation", "since", "evidence", "advice"];
-    assert_eq!(f.keys(), keys, "{f:?}");
+    let first = ["kind", "communicator", "ranks", "operation", "since", "evidence", "advice"];
+    let added = ["id", "cause", "victims", "severity", "confidence", "first_seen", "last_seen", "open"];
+    assert_eq!(f.keys(), [first.as_slice(), added.as_slice()].concat(), "{f:?}");
     assert_eq!(
         f.get("operation").keys(),
-        ["order", "func", "bytes", "dtype", "algo", "proto", "redop"],
+        ["order", "func", "bytes", "dtype", "algo", "proto", "redop", "track"],
         "{f:?}"
     );
     let id = f.get("communicator").text();

@@ -1,0 +1,89 @@
+//! What the operating system says about a process: the facts that tell a stopped culprit from a busy one.
+
+use super::SegmentId;
+
+/// What a process is doing, as far as the operating system tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ProcessState {
+    /// It runs, or waits for a CPU.
+    Running,
+    /// It sleeps, and can be woken by a signal.
+    Sleeping {
+        /// Where in the kernel its main thread sleeps (`futex_wait_queue`), where that may be read.
+        wchan: Option<String>,
+    },
+    /// It waits in the kernel for a device or a file system, and no signal wakes it.
+    Blocked {
+        /// Where in the kernel its main thread waits.
+        wchan: Option<String>,
+    },
+    /// A signal stopped it (SIGSTOP, a terminal), or a debugger holds it.
+    Stopped {
+        /// True where a debugger holds it.
+        traced: bool,
+    },
+    /// It ended and its parent has not asked how.
+    Zombie(Option<Exit>),
+    /// It is gone.
+    Gone(Option<Exit>),
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Exit {
+    /// It exited with this code.
+    Code(i32),
+    /// This signal ended it.
+    Signal(i32),
+}
+
+/// The host's facts about one process at one moment. Absent is not known; each fact replaces the one before.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HostFact {
+    /// The process.
+    pub segment: SegmentId,
+    /// When it was looked at, host monotonic ns.
+    pub at_ns: u64,
+    /// What it does.
+    pub state: Option<ProcessState>,
+    /// Share of the time since the look before in which its threads wanted a CPU and had none, 0 to 1.
+    pub cpu_starved: Option<f64>,
+    /// Share of the time since the look before in which its cgroup was kept from the CPU by its quota, 0 to 1.
+    pub cpu_throttled: Option<f64>,
+    /// Share of the last ten seconds in which tasks of its cgroup stood still for want of memory, 0 to 1.
+    pub memory_pressure: Option<f64>,
+    /// Processes of its cgroup that were killed for want of memory since it began.
+    pub oom_kills: Option<u64>,
+    /// The stack of its main thread, innermost frame first, Python's frames before the native ones; empty where
+    /// nobody looked.
+    pub stack: Vec<String>,
+}
+
+impl HostFact {
+    /// Nothing known yet of a process.
+    pub fn new(segment: SegmentId, at_ns: u64) -> Self {
+        HostFact {
+            segment,
+            at_ns,
+            state: None,
+            cpu_starved: None,
+            cpu_throttled: None,
+            memory_pressure: None,
+            oom_kills: None,
+            stack: Vec::new(),
+        }
+    }
+
+    /// How the process ended, where it did and somebody asked.
+    pub fn exit(&self) -> Option<Exit> {
+        match self.state {
+            Some(ProcessState::Zombie(exit) | ProcessState::Gone(exit)) => exit,
+            _ => None,
+        }
+    }
+
+    /// True when the process ended.
+    pub fn is_over(&self) -> bool {
+        matches!(self.state, Some(ProcessState::Zombie(_) | ProcessState::Gone(_)))
+    }
+}
