@@ -27,6 +27,10 @@ pub enum Verb {
     ///
     /// Exit code 0: no findings; 1: findings; 2: error.
     Diagnose(Diagnose),
+    /// Say what an error text of NCCL, PyTorch or the driver means, why it comes and what to do
+    ///
+    /// Exit code 0: something in it is known; 1: nothing; 2: error.
+    Explain(Explain),
     /// Replay a job recorded on 4 x H200 through the real plugin in real processes, and watch it
     Demo(Demo),
     /// Measure NCCL's operations on this node's GPUs, or on a job's (torchrun, srun)
@@ -84,9 +88,23 @@ pub struct Diagnose {
     /// Print findings as JSON, one object a line
     #[arg(long)]
     pub json: bool,
+    /// A log of the job: what is known of the errors in it is told behind the findings
+    #[arg(long, value_name = "FILE")]
+    pub log: Vec<PathBuf>,
     /// Directory of segments, live or left by dead processes [default: $RINGWATCH_DIR, else this host's live jobs]
     #[arg(value_name = "DIR")]
     pub dir: Option<PathBuf>,
+}
+
+/// Options of `explain`.
+#[derive(Debug, Args)]
+pub struct Explain {
+    /// Print JSON, one object a line
+    #[arg(long)]
+    pub json: bool,
+    /// Texts in quotes, log files, or - for standard input
+    #[arg(required = true, value_name = "TEXT|FILE")]
+    pub texts: Vec<OsString>,
 }
 
 /// The recorded jobs.

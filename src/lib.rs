@@ -3,6 +3,7 @@
 
 pub mod bench;
 pub mod bundle;
+pub mod explain;
 pub mod model;
 pub mod replay;
 

@@ -13,6 +13,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("replay", &[]),
     ("bundle", &[]),
     ("bench", &[]),
+    ("explain", &[]),
     ("ingest", &["model"]),
     ("join", &["model"]),
     ("detect", &["model", "join"]),

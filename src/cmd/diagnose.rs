@@ -1,7 +1,8 @@
 //! `ringwatch diagnose`: what is wrong now.
 
-use super::{FINDINGS, monitor};
+use super::{FINDINGS, explain, monitor};
 use crate::cli::Diagnose;
+use crate::explain::Texts;
 use crate::ingest::{Segments, now_ns};
 use crate::model::Finding;
 use crate::report;
@@ -17,6 +18,11 @@ pub(super) fn run(o: &Diagnose) -> anyhow::Result<u8> {
         && !dir.is_dir()
     {
         bail!("{}: not a directory; name one that holds segments (*.seg)", dir.display());
+    }
+    let texts = Texts::built_in()?;
+    let mut logs = Vec::new();
+    for path in &o.log {
+        logs.push((path, explain::of_file(&texts, path)?));
     }
     let mut monitor = monitor(o.dir.clone());
     // The segments hold their own history. The second look is for records that were being written during
@@ -42,6 +48,9 @@ pub(super) fn run(o: &Diagnose) -> anyhow::Result<u8> {
         report::json(&mut out, &findings)?;
     } else {
         report::text(&mut out, &findings)?;
+    }
+    for (path, explained) in &logs {
+        explain::write(&mut out, Some(&shown(path)), explained, o.json)?;
     }
     out.flush()?;
     Ok(if findings.is_empty() { 0 } else { FINDINGS })

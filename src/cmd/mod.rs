@@ -5,6 +5,7 @@ mod bench;
 mod compare;
 mod demo;
 mod diagnose;
+mod explain;
 mod players;
 mod plugin;
 mod replay;
@@ -31,6 +32,7 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Verb::Top(o) => top::run(&o),
         Verb::Run(o) => run::run(&o),
         Verb::Diagnose(o) => diagnose::run(&o),
+        Verb::Explain(o) => explain::run(&o),
         Verb::Demo(o) => demo::run(&o),
         Verb::Bench(o) => bench::run(&o),
         Verb::Plugin(o) => plugin::run(&o),

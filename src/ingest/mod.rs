@@ -5,9 +5,11 @@
 
 mod decode;
 mod discover;
+mod host;
 mod mapping;
 mod process;
 mod reap;
+mod stacks;
 mod tail;
 
 pub use discover::{Place, default_dir, places};
@@ -16,13 +18,16 @@ pub use reap::reap;
 
 use crate::model::{Liveness, SegmentId, Source, Update};
 use mapping::{MapError, Mapping};
+use stacks::Stacks;
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tail::Tail;
 
-/// How often directories are searched and processes are looked after, in ns.
+/// How often directories are searched, in ns.
 const SEARCH_NS: u64 = 200_000_000;
+/// How often processes are looked after, in ns.
+const LOOK_NS: u64 = 50_000_000;
 /// The longest and the shortest time between two looks.
 const LONGEST: Duration = Duration::from_millis(20);
 const SHORTEST: Duration = Duration::from_millis(1);
@@ -38,6 +43,8 @@ pub struct Segments {
     tails: BTreeMap<PathBuf, Tail>,
     refused: BTreeMap<PathBuf, String>,
     searched_ns: Option<u64>,
+    looked_ns: Option<u64>,
+    stacks: Stacks,
     polled_ns: Option<u64>,
     pause: Duration,
     /// Segments of other jobs, and of earlier ones of the same name, are left alone.
@@ -54,6 +61,8 @@ impl Segments {
             tails: BTreeMap::new(),
             refused: BTreeMap::new(),
             searched_ns: None,
+            looked_ns: None,
+            stacks: Stacks::new(),
             polled_ns: None,
             pause: LONGEST,
             job: None,
@@ -86,6 +95,7 @@ impl Segments {
     /// Makes the next poll search the places and look after the processes, however short a time ago it did.
     pub fn look_anew(&mut self) {
         self.searched_ns = None;
+        self.looked_ns = None;
     }
 
     /// The files that were refused, and why, by path.
@@ -145,8 +155,16 @@ impl Source for Segments {
             self.searched_ns = Some(now_ns);
             self.search(now_ns, &mut out);
         }
+        let look = self.looked_ns.is_none_or(|t| now_ns.saturating_sub(t) >= LOOK_NS);
+        if look {
+            self.looked_ns = Some(now_ns);
+        }
         for tail in self.tails.values_mut() {
-            tail.poll(now_ns, search, &mut out);
+            tail.poll(now_ns, look, &mut out);
+        }
+        for (segment, stack) in self.stacks.take() {
+            let tail = self.tails.values_mut().find(|t| t.id() == segment);
+            out.extend(tail.and_then(|t| t.stack(stack)).map(|f| Update::Host(Box::new(f))));
         }
         let fill = self.tails.values().map(Tail::fill).fold(0.0, f64::max);
         let since = self.polled_ns.map_or(LONGEST, |t| Duration::from_nanos(now_ns.saturating_sub(t)));
@@ -154,6 +172,13 @@ impl Source for Segments {
         self.pause =
             if fill > FILL { since.mul_f64(FILL / fill).max(SHORTEST).min(LONGEST) } else { LONGEST };
         out
+    }
+
+    fn inspect(&mut self, segment: SegmentId, now_ns: u64) {
+        let tail = self.tails.values().find(|t| t.id() == segment);
+        if let Some(pid) = tail.filter(|t| t.liveness() == Liveness::Alive).and_then(Tail::host_pid) {
+            self.stacks.ask(segment, pid, now_ns);
+        }
     }
 
     fn describe(&self) -> String {

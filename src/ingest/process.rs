@@ -9,17 +9,33 @@ pub fn now_ns() -> u64 {
     u64::try_from(t.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(t.tv_nsec).unwrap_or(0)
 }
 
-/// State letter and start time in clock ticks of a process.
-fn stat(pid: u32) -> Option<(u8, u64)> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+/// What /proc says of a process in one line.
+#[derive(Debug)]
+pub(super) struct Stat {
+    /// Its state's letter.
+    pub(super) state: u8,
+    /// When it started, in clock ticks.
+    pub(super) start_ticks: u64,
+    /// How it ended, as `wait` says it; only where this process may know.
+    pub(super) exit_status: Option<i32>,
+}
+
+pub(super) fn stat(pid: u32) -> Option<Stat> {
+    let path = format!("/proc/{pid}/stat");
+    let text = fs::read_to_string(&path).ok()?;
     // A program's name may hold anything, parentheses and spaces too.
     let mut fields = text.get(text.rfind(')')? + 1..)?.split_whitespace();
     let state = fields.next()?.bytes().next()?;
-    Some((state, fields.nth(18)?.parse().ok()?))
+    let start_ticks = fields.nth(18)?.parse().ok()?;
+    // To others the kernel says 0.
+    let own = rustix::process::geteuid().as_raw();
+    let may = own == 0 || fs::metadata(&path).is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == own);
+    let exit_status = fields.nth(29).and_then(|f| f.parse().ok()).filter(|_| may);
+    Some(Stat { state, start_ticks, exit_status })
 }
 
 fn runs(pid: u32, start_ticks: u64) -> bool {
-    stat(pid).is_some_and(|(state, start)| start == start_ticks && !matches!(state, b'Z' | b'X'))
+    stat(pid).is_some_and(|s| s.start_ticks == start_ticks && !matches!(s.state, b'Z' | b'X'))
 }
 
 /// How it is known that a segment's process lives.
@@ -38,6 +54,14 @@ impl Life {
             return Some(Life::Process(pid, start_ticks));
         }
         mapping.is_locked().then_some(Life::Lock)
+    }
+
+    /// When its process started, in clock ticks.
+    pub(super) fn start_ticks(&self) -> Option<u64> {
+        match self {
+            Life::Process(_, start_ticks) => Some(*start_ticks),
+            Life::Lock => None,
+        }
     }
 
     /// True while it lives.
@@ -62,7 +86,7 @@ mod tests {
     #[test]
     fn this_process_runs_and_another_start_time_is_another_process() {
         let pid = std::process::id();
-        let (_, start) = stat(pid).expect("procfs");
+        let start = stat(pid).expect("procfs").start_ticks;
         assert!(runs(pid, start));
         assert!(!runs(pid, start + 1));
     }

@@ -1,9 +1,10 @@
 //! Following one segment: what is new, what moved on, what was lost.
 
 use super::decode;
+use super::host::Host;
 use super::mapping::{MapError, Mapping};
 use super::process::{self, Life};
-use crate::model::{CommRecord, Liveness, OpRecord, SegmentId, SegmentRecord, Update};
+use crate::model::{CommRecord, HostFact, Liveness, OpRecord, SegmentId, SegmentRecord, Update};
 use ringwatch_wire::codes::{Flaw, Loss};
 use ringwatch_wire::layout::{Region, head};
 use ringwatch_wire::reader::{Found, OpSlot, Reader};
@@ -69,6 +70,7 @@ pub(super) struct Tail {
     mapping: Mapping,
     record: SegmentRecord,
     life: Option<Life>,
+    host: Option<Host>,
     looked_ns: u64,
     comms: HashMap<u16, CommRecord>,
     ops: BTreeMap<u64, Open>,
@@ -114,10 +116,16 @@ impl Tail {
             created_unix_ns: reader.header(head::CREATED_UNIX_NS),
             losses: Vec::new(),
         };
+        // Of a process that is seen by its lock alone nobody here knows the pid.
+        let host = match life {
+            Some(Life::Process(pid, _)) => Some(Host::new(record.id, pid)),
+            _ => None,
+        };
         Ok(Some(Tail {
             mapping,
             record,
             life,
+            host,
             looked_ns: now_ns,
             comms: HashMap::new(),
             ops: BTreeMap::new(),
@@ -136,6 +144,16 @@ impl Tail {
 
     pub(super) fn liveness(&self) -> Liveness {
         self.record.liveness
+    }
+
+    /// The pid of its process, as this process sees it.
+    pub(super) fn host_pid(&self) -> Option<u32> {
+        self.host.as_ref().map(Host::pid)
+    }
+
+    /// Takes the stack of its process.
+    pub(super) fn stack(&mut self, stack: Vec<String>) -> Option<HostFact> {
+        self.host.as_mut().map(|h| h.stack(stack))
     }
 
     /// How much of its fullest ring was new at the last look.
@@ -166,6 +184,9 @@ impl Tail {
         }
         if look {
             self.looked_ns = now_ns;
+            let start = self.life.as_ref().and_then(Life::start_ticks);
+            let fact = self.host.as_mut().zip(start).and_then(|(h, start)| h.look(start, now_ns));
+            out.extend(fact.map(|f| Update::Host(Box::new(f))));
         }
         let before = self.record.clone();
         // The mapping outlives the reader; taking it out keeps the borrow checker's eyes off `self`.

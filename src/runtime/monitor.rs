@@ -25,7 +25,20 @@ impl<S: Source> Monitor<S> {
             self.join.feed(update);
         }
         self.join.tick(now_ns);
-        if self.judging { self.detector.check(&self.join, now_ns) } else { Vec::new() }
+        if !self.judging {
+            return Vec::new();
+        }
+        let new = self.detector.check(&self.join, now_ns);
+        // Whoever holds up others is asked where it is; its answer becomes evidence of the finding.
+        for finding in new.iter().filter(|f| f.kind.is_hang()) {
+            let Some(comm) = self.join.communicator(finding.communicator) else { continue };
+            for rank in &finding.ranks {
+                if let Some(member) = comm.members().get(rank) {
+                    self.source.inspect(member.record.segment, now_ns);
+                }
+            }
+        }
+        new
     }
 
     /// From now on only takes in; what was found stays as it is.
