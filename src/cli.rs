@@ -56,6 +56,9 @@ pub struct Top {
     /// Directory of the segments [default: $RINGWATCH_DIR, else every job on this host that may be read]
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
+    /// What `ringwatch bench --json` wrote on this machine: transfers are judged by it as well
+    #[arg(long, value_name = "FILE")]
+    pub baseline: Vec<PathBuf>,
     /// Width of the frame that --once prints, in columns
     #[arg(long, value_name = "N", default_value_t = 120, value_parser = clap::value_parser!(u16).range(20..=500))]
     pub width: u16,
@@ -67,6 +70,9 @@ pub struct Run {
     /// Keep the segments (black boxes) even when all went well
     #[arg(long)]
     pub keep: bool,
+    /// What `ringwatch bench --json` wrote on this machine: transfers are judged by it as well
+    #[arg(long, value_name = "FILE")]
+    pub baseline: Vec<PathBuf>,
     /// Replace another profiler plugin that NCCL_PROFILER_PLUGIN names
     #[arg(long)]
     pub replace: bool,
@@ -88,6 +94,9 @@ pub struct Diagnose {
     /// Print findings as JSON, one object a line
     #[arg(long)]
     pub json: bool,
+    /// What `ringwatch bench --json` wrote on this machine: transfers are judged by it as well
+    #[arg(long, value_name = "FILE")]
+    pub baseline: Vec<PathBuf>,
     /// A log of the job: what is known of the errors in it is told behind the findings
     #[arg(long, value_name = "FILE")]
     pub log: Vec<PathBuf>,

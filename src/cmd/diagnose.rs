@@ -1,6 +1,6 @@
 //! `ringwatch diagnose`: what is wrong now.
 
-use super::{FINDINGS, explain, monitor};
+use super::{FINDINGS, baselines, explain, monitor};
 use crate::cli::Diagnose;
 use crate::explain::Texts;
 use crate::ingest::{Segments, now_ns};
@@ -24,7 +24,7 @@ pub(super) fn run(o: &Diagnose) -> anyhow::Result<u8> {
     for path in &o.log {
         logs.push((path, explain::of_file(&texts, path)?));
     }
-    let mut monitor = monitor(o.dir.clone());
+    let mut monitor = monitor(o.dir.clone()).with_baselines(baselines(&o.baseline)?);
     // The segments hold their own history. The second look is for records that were being written during
     // the first.
     monitor.step(now_ns());

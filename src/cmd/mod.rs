@@ -12,10 +12,13 @@ mod replay;
 mod run;
 mod top;
 
+use crate::bench::{Collective, Report, SCHEMA};
 use crate::cli::{Cli, Scenario, Verb};
-use crate::detect::Settings;
+use crate::detect::{Baseline, Settings};
 use crate::ingest::{Place, Segments, places};
+use crate::model::Func;
 use crate::runtime::Monitor;
+use anyhow::{Context, bail};
 use std::path::PathBuf;
 
 /// Exit code for findings.
@@ -43,6 +46,38 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<u8> {
 fn monitor(dir: Option<PathBuf>) -> Monitor<Segments> {
     let places = dir.map_or_else(places, |d| vec![Place::Dir(d)]);
     Monitor::new(Segments::new(places), Settings::default())
+}
+
+/// What `ringwatch bench --json` wrote, as what transfers should take.
+fn baselines(files: &[PathBuf]) -> anyhow::Result<Vec<Baseline>> {
+    let mut all = Vec::new();
+    for path in files {
+        let what = || format!("--baseline {}", path.display());
+        let text = std::fs::read(path).with_context(what)?;
+        let report: Report = serde_json::from_slice(&text)
+            .with_context(|| format!("{}: not what ringwatch bench --json writes", what()))?;
+        if report.schema != SCHEMA {
+            bail!("{}: schema {}, and this ringwatch reads {SCHEMA}", what(), report.schema);
+        }
+        let func = match report.settings.collective {
+            Collective::AllReduce => Func::AllReduce,
+            Collective::Broadcast => Func::Broadcast,
+            Collective::Reduce => Func::Reduce,
+            Collective::AllGather => Func::AllGather,
+            Collective::ReduceScatter => Func::ReduceScatter,
+            Collective::AllToAll => Func::AlltoAll,
+            Collective::SendRecv => Func::SendRecv,
+        };
+        let ranks = u32::try_from(report.environment.ranks.len()).context("too many ranks")?;
+        // Batches and graphs leave out launches that a job has.
+        all.extend(report.sizes.iter().map(|s| Baseline {
+            func,
+            ranks,
+            bytes: s.size_bytes,
+            time_ns: s.out_of_place.time_ns,
+        }));
+    }
+    Ok(all)
 }
 
 /// A runtime for the verbs that wait for several things at once.

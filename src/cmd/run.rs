@@ -1,6 +1,6 @@
 //! `ringwatch run -- CMD`: a job with the plugin loaded, watched to its end.
 
-use super::{block_on, plugin};
+use super::{baselines, block_on, plugin};
 use crate::bundle;
 use crate::cli::Run;
 use crate::detect::Settings;
@@ -88,9 +88,10 @@ fn prepare(o: &Run) -> anyhow::Result<Surroundings> {
 }
 
 pub(super) fn run(o: &Run) -> anyhow::Result<u8> {
+    let baselines = baselines(&o.baseline)?;
     let s = prepare(o)?;
     let segments = Segments::new(vec![Place::Dir(s.segments.clone())]).only_job(&s.job, now_ns());
-    let mut monitor = Monitor::new(segments, Settings::default());
+    let mut monitor = Monitor::new(segments, Settings::default()).with_baselines(baselines);
     let (status, broken) = block_on(watch(o, &s, &mut monitor))?;
     if !broken {
         // When nobody reads stderr there is nobody to tell.

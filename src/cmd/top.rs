@@ -1,6 +1,6 @@
 //! `ringwatch top`: the screen.
 
-use super::{block_on, monitor};
+use super::{baselines, block_on, monitor};
 use crate::cli::Top;
 use crate::ingest::{Segments, now_ns};
 use crate::runtime::Monitor;
@@ -19,7 +19,7 @@ const FRAME: Duration = Duration::from_millis(250);
 const ONCE: Duration = Duration::from_millis(2200);
 
 pub(super) fn run(o: &Top) -> anyhow::Result<u8> {
-    let mut monitor = monitor(o.dir.clone());
+    let mut monitor = monitor(o.dir.clone()).with_baselines(baselines(&o.baseline)?);
     if o.once {
         let until = Instant::now() + ONCE;
         monitor.step(now_ns());

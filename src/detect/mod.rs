@@ -3,14 +3,18 @@
 //! Pure like the join: rules are told the time and read the join; they keep nothing. A finding opens when its
 //! rule first gives it, is updated while it does, and is closed, not forgotten, when it has not done so for a while.
 
+mod choice;
 mod mismatch;
 mod missing_rank;
 mod never_joined;
+mod slow_transfer;
 mod straggler;
 
+pub use choice::ChoiceRule;
 pub use mismatch::MismatchRule;
 pub use missing_rank::MissingRankRule;
 pub use never_joined::NeverJoinedRule;
+pub use slow_transfer::{Baseline, SlowTransferRule};
 pub use straggler::StragglerRule;
 
 use crate::join::{Communicator, Join};
@@ -73,6 +77,7 @@ const FINDINGS_KEPT: usize = 1024;
 #[derive(Debug)]
 pub struct Detector {
     rules: Vec<Box<dyn Rule>>,
+    slow: SlowTransferRule,
     found: BTreeMap<FindingId, Finding>,
     settings: Settings,
 }
@@ -85,15 +90,27 @@ impl Detector {
             Box::new(MissingRankRule::new(settings)),
             Box::new(NeverJoinedRule::new(settings)),
             Box::new(StragglerRule::new(settings)),
+            Box::new(ChoiceRule),
         ];
-        Detector { rules, found: BTreeMap::new(), settings }
+        Detector { rules, slow: SlowTransferRule::default(), found: BTreeMap::new(), settings }
+    }
+
+    /// Judges transfers by what benchmarks said as well.
+    pub fn set_baselines(&mut self, baselines: Vec<Baseline>) {
+        self.slow = SlowTransferRule::new(baselines);
     }
 
     /// Asks every rule. Returns the findings that are new.
     pub fn check(&mut self, join: &Join, now_ns: u64) -> Vec<Finding> {
         let mut new = Vec::new();
         let mut seen = BTreeSet::new();
-        let given: Vec<Finding> = self.rules.iter().flat_map(|r| r.check(join, now_ns)).collect();
+        let given: Vec<Finding> = self
+            .rules
+            .iter()
+            .map(|r| r.as_ref())
+            .chain([&self.slow as &dyn Rule])
+            .flat_map(|r| r.check(join, now_ns))
+            .collect();
         for finding in given {
             let id = finding.named();
             seen.insert(id);
@@ -168,6 +185,11 @@ fn fact(text: impl Into<String>) -> Evidence {
 
 fn number(text: impl Into<String>, value: f64, unit: &'static str) -> Evidence {
     Evidence { text: text.into(), value: Some(value), unit: Some(unit) }
+}
+
+/// Three digits behind the point.
+fn rounded(n: f64) -> f64 {
+    (n * 1e3).round() / 1e3
 }
 
 fn seconds(ns: u64) -> f64 {

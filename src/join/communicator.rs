@@ -488,7 +488,14 @@ impl Communicator {
         };
         let class = ClassKey { comm: self.id, func, size_class: bytes.and_then(size_class), algo, proto };
         let at_ns = instance.began_ns().unwrap_or(0);
-        classes.entry(class).or_default().add(&Sample { at_ns, bytes, transfer_ns, busy_ns });
+        let pair = match track {
+            Track::Pair(a, b) => Some((a, b)),
+            _ => None,
+        };
+        let by_events = instance.parts.values().any(|p| p.kernel.is_none());
+        let channels = first.channels.filter(|_| collective);
+        let sample = Sample { at_ns, bytes, transfer_ns, busy_ns, pair, by_events, channels };
+        classes.entry(class).or_default().add(&sample);
 
         if !collective || !agreed {
             return;

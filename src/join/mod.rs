@@ -11,6 +11,7 @@ mod signature;
 mod snapshot;
 mod stats;
 mod timing;
+mod trend;
 
 pub use crate::model::Track;
 pub use clock::ClockMap;
@@ -19,8 +20,9 @@ pub use instance::{Instance, Late, Measure, Part, algbw, busbw};
 pub use member::{Called, Member};
 pub use signature::Signature;
 pub use snapshot::View;
-pub use stats::{Class, ClassKey, Rates, Sample, size_class};
+pub use stats::{Class, ClassKey, Rates, Sample, Seen, Transfer, size_class};
 pub use timing::{Kernel, believed, kernel, not_before, started};
+pub use trend::{Block, Change, Trend, median, spread};
 
 use crate::model::{CommId, HostFact, Liveness, SegmentId, SegmentRecord, Update};
 use std::collections::BTreeMap;

@@ -1,11 +1,14 @@
 //! Statistics by class of operation: communicator, operation, size class, algorithm, protocol.
 
-use crate::model::{Algo, CommId, Func, Proto};
+use super::trend::Trend;
+use crate::model::{Algo, CommId, Func, Proto, Rank};
 use sketches_ddsketch::{Config, DDSketch};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Seconds of history kept for rates and sparklines.
 const SECONDS: u64 = 60;
+/// Transfers of one kind that a class learns about; a job whose sizes vary more teaches nothing about one size.
+const KINDS: usize = 64;
 /// Seconds that rates are taken over.
 const RATE_SECONDS: u64 = 5;
 
@@ -27,6 +30,32 @@ pub struct ClassKey {
 /// Size class of a message: messages of 2^class up to 2^(class+1)-1 bytes share one.
 pub fn size_class(bytes: u64) -> Option<u8> {
     bytes.checked_ilog2().and_then(|n| u8::try_from(n).ok())
+}
+
+/// What makes transfers comparable in time: sizes of one class differ by up to two, and times with them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Transfer {
+    /// Message size in bytes.
+    pub bytes: u64,
+    /// The ranks of a transfer from one to another.
+    pub pair: Option<(Rank, Rank)>,
+    /// True where CUDA events timed it, in which the launch counts too.
+    pub by_events: bool,
+}
+
+/// When a size was seen in a class, by the times of issue (host monotonic ns), and on how many channels it ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    /// First.
+    pub first_ns: u64,
+    /// Last.
+    pub last_ns: u64,
+    /// How often.
+    pub count: u64,
+    /// On how many channels it runs.
+    pub channels: Option<u8>,
+    /// How many it ran on before, and since when it does no more.
+    pub changed: Option<(u8, u64)>,
 }
 
 /// One second of a class.
@@ -51,6 +80,8 @@ pub struct Class {
     timed_bytes: u128,
     transfer: DDSketch,
     seconds: VecDeque<Second>,
+    trends: BTreeMap<Transfer, Trend>,
+    sizes: BTreeMap<u64, Seen>,
 }
 
 impl std::fmt::Debug for Class {
@@ -71,6 +102,8 @@ impl Default for Class {
             // 1 % relative error over ns to hours.
             transfer: DDSketch::new(Config::defaults()),
             seconds: VecDeque::new(),
+            trends: BTreeMap::new(),
+            sizes: BTreeMap::new(),
         }
     }
 }
@@ -105,6 +138,12 @@ pub struct Sample {
     pub transfer_ns: Option<u64>,
     /// Mean over the timed ranks of the time spent in it, in ns.
     pub busy_ns: Option<f64>,
+    /// The ranks of a transfer from one to another.
+    pub pair: Option<(Rank, Rank)>,
+    /// True where CUDA events timed a rank's part.
+    pub by_events: bool,
+    /// On how many channels it ran.
+    pub channels: Option<u8>,
 }
 
 impl Class {
@@ -131,6 +170,7 @@ impl Class {
             self.timed_bytes += u128::from(s.bytes.unwrap_or(0));
             self.transfer.add(t as f64);
         }
+        self.learn(s);
         if let Some(second) = place.and_then(|i| self.seconds.get_mut(i)) {
             second.count += 1;
             second.bytes = sum(second.bytes, s.bytes, u64::saturating_add);
@@ -143,6 +183,37 @@ impl Class {
         while self.seconds.len() > SECONDS as usize {
             self.seconds.pop_front();
         }
+    }
+
+    fn learn(&mut self, s: &Sample) {
+        let Some(bytes) = s.bytes else { return };
+        if self.sizes.len() < KINDS || self.sizes.contains_key(&bytes) {
+            let fresh = Seen { first_ns: s.at_ns, last_ns: 0, count: 0, channels: s.channels, changed: None };
+            let seen = self.sizes.entry(bytes).or_insert(fresh);
+            if let (Some(old), Some(new)) = (seen.channels, s.channels)
+                && old != new
+            {
+                seen.changed = Some((old, s.at_ns));
+            }
+            seen.channels = s.channels.or(seen.channels);
+            seen.last_ns = seen.last_ns.max(s.at_ns);
+            seen.count += 1;
+        }
+        let Some(transfer_ns) = s.transfer_ns else { return };
+        let kind = Transfer { bytes, pair: s.pair, by_events: s.by_events };
+        if self.trends.len() < KINDS || self.trends.contains_key(&kind) {
+            self.trends.entry(kind).or_default().add(s.at_ns, transfer_ns as f64);
+        }
+    }
+
+    /// What was learned of each kind of its transfers.
+    pub fn trends(&self) -> impl Iterator<Item = (&Transfer, &Trend)> {
+        self.trends.iter()
+    }
+
+    /// When each of its sizes was seen.
+    pub fn sizes(&self) -> impl Iterator<Item = (u64, &Seen)> {
+        self.sizes.iter().map(|(b, s)| (*b, s))
     }
 
     /// A quantile of the transfer time in ns.
@@ -209,6 +280,9 @@ mod tests {
             bytes: Some(1 << 20),
             transfer_ns: Some(transfer_us * 1000),
             busy_ns: Some(transfer_us as f64 * 2000.0),
+            pair: None,
+            by_events: false,
+            channels: Some(2),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The one owner of a node's state.
 
-use crate::detect::{Detector, Settings};
+use crate::detect::{Baseline, Detector, Settings};
 use crate::join::{Join, View};
 use crate::model::{Finding, Snapshot, Source};
 
@@ -17,6 +17,13 @@ impl<S: Source> Monitor<S> {
     /// Watches a source.
     pub fn new(source: S, settings: Settings) -> Self {
         Monitor { source, join: Join::new(), detector: Detector::new(settings), judging: true }
+    }
+
+    /// Judges transfers by what benchmarks said as well.
+    #[must_use]
+    pub fn with_baselines(mut self, baselines: Vec<Baseline>) -> Self {
+        self.detector.set_baselines(baselines);
+        self
     }
 
     /// Takes in what is new and asks the rules. Returns the findings that are new.

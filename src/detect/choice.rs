@@ -1,0 +1,173 @@
+//! `choice-differs`: NCCL chose another algorithm, protocol or number of channels than before, or than on other
+//! ranks.
+
+use super::{Rule, fact, names, number, wall};
+use crate::join::{ClassKey, Communicator, Instance, Join, Seen, Track};
+use crate::model::{Confidence, Evidence, Finding, Kind, OperationRef, Rank, Severity, size_text};
+use std::collections::BTreeMap;
+
+/// So often has a size to be seen with one choice, and then with another.
+const OFTEN: u64 = 20;
+
+/// The rule.
+#[derive(Debug)]
+pub struct ChoiceRule;
+
+impl Rule for ChoiceRule {
+    fn check(&self, join: &Join, _now_ns: u64) -> Vec<Finding> {
+        let mut found: Vec<Finding> = join.communicators().filter_map(|c| between_ranks(join, c)).collect();
+        found.extend(over_time(join));
+        found
+    }
+}
+
+/// Ranks that run one operation in different ways never finish it, or finish it wrongly.
+fn between_ranks(join: &Join, c: &Communicator) -> Option<Finding> {
+    let agreed = |key: (Track, u64)| c.mismatch().is_none_or(|(t, o, _)| key.0 != t || key.1 < o);
+    let (track, order, instance, camps) = c
+        .incomplete()
+        .filter(|(t, o, _)| !matches!(t, Track::Pair(..)) && agreed((*t, *o)))
+        .map(|(t, o, i)| (t, o, i, camps(i)))
+        .find(|(.., camps)| camps.len() > 1)?;
+    let most = camps.values().map(Vec::len).max()?;
+    // Where as many chose one way as the other, all are named.
+    let right: Vec<&String> = camps.iter().filter(|(_, r)| r.len() == most).map(|(t, _)| t).collect();
+    let right = if right.len() == 1 { right.first().copied() } else { None };
+    let mut ranks: Vec<Rank> =
+        camps.iter().filter(|(t, _)| Some(*t) != right).flat_map(|(_, r)| r.clone()).collect();
+    ranks.sort();
+    let op = &instance.first()?.op;
+    let since_ns = instance.began_ns().unwrap_or(0);
+    let chose = |(text, ranks): (&String, &Vec<Rank>)| fact(format!("{} run it by {text}", names(ranks)));
+    Some(Finding {
+        since: wall(join, since_ns),
+        since_ns,
+        severity: Severity::Critical,
+        evidence: camps.iter().map(chose).collect(),
+        advice: "compare NCCL's version, NCCL_ALGO, NCCL_PROTO, tuner plugins and topology files of these ranks with the others'".to_owned(),
+        ..Finding::new(Kind::ChoiceDiffers, c.id, ranks, c.describe(track, order, op))
+    })
+}
+
+/// The ranks by how they run it; those of which it is not known are in none.
+fn camps(instance: &Instance) -> BTreeMap<String, Vec<Rank>> {
+    let mut camps: BTreeMap<String, Vec<Rank>> = BTreeMap::new();
+    for (rank, part) in &instance.parts {
+        if let (Some(algo), Some(proto)) = (part.op.algo, part.op.proto) {
+            camps.entry(format!("{algo} and {proto}")).or_default().push(*rank);
+        }
+    }
+    camps
+}
+
+/// A size that ran in one way, and since some moment in another only.
+fn over_time(join: &Join) -> Vec<Finding> {
+    let mut sizes: BTreeMap<_, Vec<(&ClassKey, &Seen)>> = BTreeMap::new();
+    for (key, class) in join.classes() {
+        for (bytes, seen) in class.sizes().filter(|(_, s)| s.count >= OFTEN) {
+            sizes.entry((key.comm, key.func, bytes)).or_default().push((key, seen));
+        }
+    }
+    let mut out = Vec::new();
+    for ((comm, func, bytes), mut ways) in sizes {
+        ways.sort_by_key(|(_, s)| s.first_ns);
+        let (Some((old_key, old)), Some((new_key, new))) = (ways.iter().rev().nth(1), ways.last()) else {
+            continue;
+        };
+        if new.first_ns <= old.last_ns {
+            // Sizes that are put into groups run now this way, now that.
+            continue;
+        }
+        let way = |k: &ClassKey, s: &Seen| {
+            let word = |t: Option<String>| t.unwrap_or_else(|| "-".to_owned());
+            let (a, p) = (word(k.algo.map(|a| a.to_string())), word(k.proto.map(|p| p.to_string())));
+            let channels = s.channels.map_or_else(String::new, |c| format!(" on {c} channels"));
+            format!("{a} and {p}{channels}")
+        };
+        let ranks: Vec<Rank> =
+            join.communicator(comm).map(|c| c.members().keys().copied().collect()).unwrap_or_default();
+        let evidence: Vec<Evidence> = vec![
+            number(
+                format!("{func} of {} ran {} times by {}", size_text(bytes), old.count, way(old_key, old)),
+                old.count as f64,
+                "count",
+            ),
+            number(
+                format!("and since then {} times by {}", new.count, way(new_key, new)),
+                new.count as f64,
+                "count",
+            ),
+        ];
+        let operation = OperationRef {
+            bytes: Some(bytes),
+            algo: new_key.algo.map(|a| a.to_string()),
+            proto: new_key.proto.map(|p| p.to_string()),
+            ..OperationRef::named(func.as_str(), Track::Collective, 0)
+        };
+        out.push(Finding {
+            since: wall(join, new.first_ns),
+            since_ns: new.first_ns,
+            evidence,
+            confidence: Confidence::Likely,
+            advice: "find out what changed then: a tuner plugin, a network that was lost and came back, another way of grouping calls; compare both ways with ringwatch bench".to_owned(),
+            ..Finding::new(Kind::ChoiceDiffers, comm, ranks, operation)
+        });
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::join::testing::{all_reduce, member, process};
+    use crate::model::{Algo, Proto, Update};
+
+    const MS: u64 = 1_000_000;
+
+    fn run(way: impl Fn(u32, u64) -> (Algo, Proto), n: u64, ended: bool) -> Vec<Finding> {
+        let mut join = Join::new();
+        for r in 0..4 {
+            join.feed(process(r));
+            join.feed(member(r, 4, n));
+        }
+        for o in 0..n {
+            for r in 0..4 {
+                let at = (o + 1) * MS;
+                let kernel = Some((at + 1_000, ended.then_some(at + 50_000)));
+                let mut op = all_reduce(r, o, at, kernel);
+                let (algo, proto) = way(r, o);
+                (op.algo, op.proto) = (Some(algo), Some(proto));
+                join.feed(Update::Op(Box::new(op)));
+            }
+            join.tick((o + 1) * MS + 100_000);
+        }
+        ChoiceRule.check(&join, n * MS + 200_000)
+    }
+
+    #[test]
+    fn ranks_that_run_one_operation_in_different_ways_are_told_at_once() {
+        let found = run(|r, _| (Algo::Ring, if r == 2 { Proto::Ll } else { Proto::Simple }), 1, false);
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].kind, found[0].severity), (Kind::ChoiceDiffers, Severity::Critical));
+        assert_eq!(found[0].ranks, vec![Rank(2)]);
+        assert!(found[0].evidence.iter().any(|e| e.text.contains("rank 2 run it by RING and LL")));
+    }
+
+    #[test]
+    fn a_size_that_changes_its_way_for_good_is_told() {
+        let way = |_: u32, o: u64| (if o < 50 { Algo::Ring } else { Algo::Tree }, Proto::Simple);
+        let found = run(way, 100, true);
+        assert_eq!((found.len(), found[0].severity), (1, Severity::Info), "{found:?}");
+        assert!(found[0].evidence[0].text.contains("50 times by RING"), "{found:?}");
+        assert_eq!(found[0].since_ns, 51 * MS);
+        // Now this way, now that; or once: grouping does so.
+        assert_eq!(
+            run(|_, o| (if o % 2 == 0 { Algo::Ring } else { Algo::Tree }, Proto::Simple), 100, true),
+            vec![]
+        );
+        assert_eq!(
+            run(|_, o| (if o < 95 { Algo::Ring } else { Algo::Tree }, Proto::Simple), 100, true),
+            vec![]
+        );
+    }
+}

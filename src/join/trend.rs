@@ -1,0 +1,262 @@
+//! How long one kind of transfer takes, learned: what is usual, and since when it is not.
+//!
+//! Operations are taken in blocks of a few, of which the median counts, so that single slow ones say nothing. The
+//! first blocks after the warm-up tell what is usual and how much it varies by itself; afterwards several blocks in a
+//! row have to lie clearly above that.
+
+use std::collections::VecDeque;
+
+/// Operations before anything is learned: connections are made, clocks rise.
+const WARM_UP: u32 = 8;
+/// A block is so many operations, or at least [`BLOCK_LEAST`] of them and [`BLOCK_NS`].
+const BLOCK: usize = 16;
+const BLOCK_LEAST: usize = 5;
+const BLOCK_NS: u64 = 10_000_000_000;
+/// Blocks from which is learned what is usual.
+const LEARNED: usize = 8;
+/// Blocks in a row that make a change, or its end.
+const ROW: usize = 3;
+/// Blocks that are kept.
+const KEPT: usize = 32;
+/// A block is slow from this ratio to what is usual.
+const RATIO: f64 = 1.3;
+/// And from so many times what blocks vary by themselves.
+const SPREADS: f64 = 6.0;
+/// Blocks are taken to vary by this share at least.
+const SPREAD_LEAST: f64 = 0.02;
+
+/// The middle of some numbers; absent of none.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut v = values.to_vec();
+    v.sort_by(f64::total_cmp);
+    let half = v.len() / 2;
+    let upper = *v.get(half)?;
+    Some(if v.len() % 2 == 1 { upper } else { f64::midpoint(upper, *v.get(half - 1)?) })
+}
+
+/// How far numbers lie from their middle: their median distance, as a standard deviation would be.
+pub fn spread(values: &[f64], middle: f64) -> f64 {
+    let distances: Vec<f64> = values.iter().map(|v| (v - middle).abs()).collect();
+    median(&distances).unwrap_or(0.0) * 1.4826
+}
+
+/// Some operations in a row.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Block {
+    /// When the first of them was issued, host monotonic ns.
+    pub at_ns: u64,
+    /// Their median transfer time in ns.
+    pub median_ns: f64,
+}
+
+/// From some moment on it takes longer than was usual.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Change {
+    /// Since when, host monotonic ns.
+    pub since_ns: u64,
+    /// What was usual, in ns.
+    pub before_ns: f64,
+    /// What it takes since, in ns.
+    pub after_ns: f64,
+}
+
+impl Change {
+    /// How many times as long.
+    pub fn ratio(&self) -> f64 {
+        self.after_ns / self.before_ns
+    }
+}
+
+/// What was learned of one kind of transfer.
+#[derive(Debug, Clone, Default)]
+pub struct Trend {
+    skipped: u32,
+    open: Vec<(u64, f64)>,
+    blocks: VecDeque<Block>,
+    /// Blocks so far.
+    count: u64,
+    /// What is usual, and how much blocks vary by themselves, in ns.
+    usual: Option<(f64, f64)>,
+    /// Blocks in a row on the other side of what is usual.
+    row: Vec<Block>,
+    change: Option<Change>,
+    last_ns: u64,
+}
+
+impl Trend {
+    /// Takes an operation's transfer time.
+    pub fn add(&mut self, at_ns: u64, transfer_ns: f64) {
+        self.last_ns = self.last_ns.max(at_ns);
+        if self.skipped < WARM_UP {
+            self.skipped += 1;
+            return;
+        }
+        self.open.push((at_ns, transfer_ns));
+        let first = self.open.iter().map(|(t, _)| *t).min().unwrap_or(at_ns);
+        let long = self.open.len() >= BLOCK_LEAST && at_ns.saturating_sub(first) >= BLOCK_NS;
+        if self.open.len() < BLOCK && !long {
+            return;
+        }
+        let times: Vec<f64> = self.open.drain(..).map(|(_, t)| t).collect();
+        if let Some(median_ns) = median(&times) {
+            self.block(Block { at_ns: first, median_ns });
+        }
+    }
+
+    fn block(&mut self, b: Block) {
+        if self.blocks.len() == KEPT {
+            self.blocks.pop_front();
+        }
+        self.blocks.push_back(b);
+        self.count += 1;
+        let Some((usual, varies)) = self.usual else {
+            if self.blocks.len() >= LEARNED {
+                let medians: Vec<f64> = self.blocks.iter().map(|b| b.median_ns).collect();
+                let middle = median(&medians).unwrap_or(b.median_ns);
+                self.usual = Some((middle, spread(&medians, middle).max(middle * SPREAD_LEAST)));
+            }
+            return;
+        };
+        let slow = b.median_ns > usual * RATIO && b.median_ns > usual + SPREADS * varies;
+        let fast = b.median_ns * RATIO < usual && b.median_ns + SPREADS * varies < usual;
+        if slow != self.change.is_some() || fast {
+            self.row.push(b);
+        } else {
+            self.row.clear();
+        }
+        if fast && self.row.iter().all(|b| b.median_ns < usual) {
+            // What was learned was no good time: learn again.
+            if self.row.len() >= LEARNED {
+                *self =
+                    Trend { skipped: WARM_UP, last_ns: self.last_ns, count: self.count, ..Trend::default() };
+            }
+            return;
+        }
+        if self.row.len() >= ROW {
+            let after: Vec<f64> = self.row.iter().map(|b| b.median_ns).collect();
+            self.change = match (slow, median(&after), self.row.first()) {
+                (true, Some(after_ns), Some(first)) => {
+                    Some(Change { since_ns: first.at_ns, before_ns: usual, after_ns })
+                }
+                _ => None,
+            };
+            self.row.clear();
+        }
+    }
+
+    /// What it has changed to, as long as it stays so.
+    pub fn change(&self) -> Option<Change> {
+        self.change
+    }
+
+    /// What it takes now: the median of the last blocks, where there are enough; and when the first of them began.
+    pub fn now(&self) -> Option<Block> {
+        let last: Vec<Block> = self.blocks.iter().rev().take(ROW).copied().collect();
+        let medians: Vec<f64> = last.iter().map(|b| b.median_ns).collect();
+        let first = last.last().filter(|_| last.len() == ROW)?;
+        Some(Block { at_ns: first.at_ns, median_ns: median(&medians)? })
+    }
+
+    /// The least that one of the last blocks took: what is above this now was so for a while.
+    pub fn least_now_ns(&self) -> Option<f64> {
+        self.now()?;
+        self.blocks.iter().rev().take(ROW).map(|b| b.median_ns).reduce(f64::min)
+    }
+
+    /// What was learned as usual, in ns.
+    pub fn usual_ns(&self) -> Option<f64> {
+        self.usual.map(|(u, _)| u)
+    }
+
+    /// When the last operation was issued, host monotonic ns.
+    pub fn last_ns(&self) -> u64 {
+        self.last_ns
+    }
+
+    /// Operations taken, as whole blocks.
+    pub fn blocks(&self) -> u64 {
+        self.count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// Feeds `n` operations, a millisecond apart, of `ns` varied by up to `noise`, from `at` on.
+    fn feed(t: &mut Trend, at: &mut u64, n: u32, ns: f64, noise: f64) {
+        for i in 0..n {
+            *at += MS;
+            // A sequence that looks like noise and is the same each time.
+            let unit = f64::from(i.wrapping_mul(2_654_435_761) >> 16) / 65536.0 - 0.5;
+            t.add(*at, ns * (1.0 + noise * unit * 2.0));
+        }
+    }
+
+    #[test]
+    fn a_lasting_slowdown_is_told_with_its_beginning_and_its_ratio() {
+        let (mut t, mut at) = (Trend::default(), 0);
+        feed(&mut t, &mut at, 400, 100_000.0, 0.1);
+        assert_eq!(t.change(), None);
+        let began = at;
+        feed(&mut t, &mut at, 200, 170_000.0, 0.1);
+        let c = t.change().expect("a change");
+        assert!((c.ratio() - 1.7).abs() < 0.1, "{c:?}");
+        assert!(c.since_ns.abs_diff(began) <= 20 * MS, "{} {began}", c.since_ns);
+        feed(&mut t, &mut at, 200, 100_000.0, 0.1);
+        assert_eq!(t.change(), None, "it is over");
+    }
+
+    #[test]
+    fn single_slow_operations_bursts_and_noise_say_nothing() {
+        let (mut t, mut at) = (Trend::default(), 0);
+        // The first ones make connections.
+        feed(&mut t, &mut at, 5, 5_000_000.0, 0.0);
+        feed(&mut t, &mut at, 200, 100_000.0, 0.3);
+        for _ in 0..50 {
+            feed(&mut t, &mut at, 1, 900_000.0, 0.0);
+            feed(&mut t, &mut at, 12, 100_000.0, 0.3);
+        }
+        feed(&mut t, &mut at, 20, 300_000.0, 0.1);
+        feed(&mut t, &mut at, 200, 100_000.0, 0.3);
+        assert_eq!(t.change(), None);
+        // Where blocks vary by themselves, more is needed.
+        let (mut t, mut at) = (Trend::default(), 0);
+        for _ in 0..10 {
+            feed(&mut t, &mut at, 16, 100_000.0, 0.1);
+            feed(&mut t, &mut at, 16, 160_000.0, 0.1);
+        }
+        assert_eq!(t.change(), None);
+    }
+
+    #[test]
+    fn what_was_learned_in_a_bad_time_is_learned_again() {
+        let (mut t, mut at) = (Trend::default(), 0);
+        feed(&mut t, &mut at, 300, 300_000.0, 0.1);
+        feed(&mut t, &mut at, 600, 100_000.0, 0.1);
+        assert!((t.usual_ns().expect("learned") / 100_000.0 - 1.0).abs() < 0.1);
+        feed(&mut t, &mut at, 100, 200_000.0, 0.1);
+        assert!(t.change().is_some());
+    }
+
+    #[test]
+    fn few_and_seldom_operations_make_blocks_as_well() {
+        let mut t = Trend::default();
+        for i in 0..13u64 {
+            t.add(i * 3_000_000_000, 1e6);
+        }
+        assert_eq!(t.blocks(), 1);
+        assert_eq!((t.now(), t.least_now_ns()), (None, None), "one block says nothing yet");
+    }
+
+    #[test]
+    fn medians_and_spreads() {
+        assert_eq!(
+            (median(&[]), median(&[3.0, 1.0, 2.0]), median(&[4.0, 1.0])),
+            (None, Some(2.0), Some(2.5))
+        );
+        assert!((spread(&[1.0, 2.0, 3.0, 100.0, 2.0], 2.0) - 1.4826).abs() < 1e-9);
+    }
+}
