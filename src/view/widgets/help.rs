@@ -52,6 +52,7 @@ fn lines(ctx: &Ctx<'_>) -> Vec<Line<'static>> {
         OpState::Called,
         OpState::Issued,
         OpState::Started,
+        OpState::Progressing,
         OpState::Finished,
         OpState::InDoubt,
     ];
