@@ -361,7 +361,7 @@ fn read(dir: &Path) -> Read {
             Update::Op(o) => {
                 ops.entry(o.segment).or_default().insert(o.ticket, OpRecord::clone(o));
             }
-            Update::Missed { .. } | Update::Left { .. } => panic!("{update:?}"),
+            Update::Missed { .. } | Update::Left { .. } | Update::Host(_) => panic!("{update:?}"),
         }
         join.feed(update);
     }

@@ -84,7 +84,7 @@ fn played(play: Play, chained: bool) -> Vec<Told> {
             Update::Op(o) => {
                 ops.entry(o.segment).or_default().insert(o.ticket, OpRecord::clone(&o));
             }
-            Update::Missed { .. } | Update::Left { .. } => panic!("{update:?}"),
+            Update::Missed { .. } | Update::Left { .. } | Update::Host(_) => panic!("{update:?}"),
         }
     }
     let by_rank = pids.iter().map(|pid| {

@@ -79,7 +79,8 @@ pub struct Origin {
 /// One communicator's and track's rows.
 #[derive(Debug, Clone, Default)]
 struct Table {
-    fronts: Vec<Option<Front>>,
+    /// By rank. Ranks may be any numbers: what segments say is not to be trusted with memory.
+    fronts: Vec<(Rank, Front)>,
     changed: bool,
     stalls: Vec<Stall>,
 }
@@ -91,12 +92,12 @@ impl Table {
         }
         self.stalls.clear();
         let (mut least, mut most, mut oldest) = (u64::MAX, 0, u64::MAX);
-        for f in self.fronts.iter().flatten() {
+        for (_, f) in &self.fronts {
             least = least.min(f.issued);
             most = most.max(f.issued);
             oldest = oldest.min(f.done);
         }
-        let rows = || (0u32..).zip(&self.fronts).filter_map(|(r, f)| Some((Rank(r), (*f)?)));
+        let rows = || self.fronts.iter().copied();
         let split = |waits: &dyn Fn(&Front) -> bool, lacks: &dyn Fn(&Front) -> bool| {
             let (mut waiting, mut lacking) = (Vec::new(), Vec::new());
             for (rank, f) in rows() {
@@ -139,19 +140,24 @@ impl Waits {
     /// A rank's row, new or changed; `None` takes it away, where it is not to be relied on.
     pub fn set(&mut self, comm: CommId, track: Track, rank: Rank, front: Option<Front>) {
         let table = self.tables.entry((comm, track)).or_default();
-        let at = rank.0 as usize;
-        if table.fronts.len() <= at {
-            table.fronts.resize(at + 1, None);
+        let dense = rank.0 as usize;
+        let at = match table.fronts.get(dense) {
+            Some((r, _)) if *r == rank => Ok(dense),
+            _ => table.fronts.binary_search_by_key(&rank, |(r, _)| *r),
+        };
+        if let Some(f) = front {
+            self.processes = self.processes.max(f.process as usize + 1);
         }
-        if let Some(slot) = table.fronts.get_mut(at)
-            && *slot != front
-        {
-            *slot = front;
-            table.changed = true;
-            if let Some(f) = front {
-                self.processes = self.processes.max(f.process as usize + 1);
+        match (at, front) {
+            (Ok(at), Some(f)) if table.fronts[at].1 == f => return,
+            (Ok(at), Some(f)) => table.fronts[at].1 = f,
+            (Ok(at), None) => {
+                table.fronts.remove(at);
             }
+            (Err(at), Some(f)) => table.fronts.insert(at, (rank, f)),
+            (Err(_), None) => return,
         }
+        table.changed = true;
     }
 
     /// An operation of few ranks, such as a transfer: it is no part of a table.
