@@ -1,189 +1,244 @@
-//! `missing-rank`: ranks wait in an operation that another rank never issued.
+//! `missing-rank`, `missing-replay`, `aborted-rank`: ranks wait in an operation that another rank never issued.
 //!
 //! The culprit looks healthy: it has finished all that it issued. What gives it away is that its issue count
-//! stands still at the order in which the others wait. One finding per communicator and track, at the lowest
-//! such order: what the others issued behind it waits for the same ranks.
+//! stands still at the order in which the others wait, and that it waits for nothing itself.
 
-use super::{Rule, Settings, fact, names, number, seconds, wall, who};
-use crate::join::{Communicator, Join, Track};
-use crate::model::{Finding, Kind, Liveness, OpState, Rank};
+use super::hang::{Place, Scene};
+use super::{fact, names, number, seconds, who};
+use crate::model::{
+    Cause, CommId, Confidence, Evidence, Exit, Finding, Kind, OpState, ProcessState, Rank, Track,
+};
 
-/// The rule.
-#[derive(Debug)]
-pub struct MissingRankRule {
-    settings: Settings,
-}
+/// Ranks that are described one by one.
+const DESCRIBED: usize = 8;
+/// An operation issued within this time, in ns, says that its rank is at work in that communicator.
+const RECENT_NS: u64 = 1_000_000_000;
 
-impl MissingRankRule {
-    /// With these times.
-    pub fn new(settings: Settings) -> Self {
-        MissingRankRule { settings }
+pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
+    let missing = &at.origin.ranks;
+    let gone = missing.iter().any(|r| scene.gone(at.comm, *r));
+    let aborted = missing.iter().any(|r| scene.aborted(at.comm, *r));
+    let others_live = !at.waited.ranks.iter().all(|r| scene.gone(at.comm, *r));
+    let proven = (gone || aborted) && others_live;
+    if !proven && !scene.enough(at.waited, patience(scene, at)) {
+        return None;
     }
-}
-
-impl Rule for MissingRankRule {
-    fn check(&self, join: &Join, now_ns: u64) -> Vec<Finding> {
-        join.communicators()
-            .flat_map(|c| {
-                [Track::Collective, Track::Replay]
-                    .into_iter()
-                    .filter_map(|t| self.judge(join, c, t, now_ns))
-                    .collect::<Vec<_>>()
-            })
-            .collect()
+    if proven && !is_settled(scene, at) {
+        return None;
     }
-}
-
-/// How long a process had to wait: until now, or until its end. `None` when its end is not known.
-fn waited(join: &Join, c: &Communicator, rank: Rank, since: u64, now_ns: u64) -> Option<u64> {
-    let segment = c.members().get(&rank)?.record.segment;
-    let end = match join.process(segment)?.record.liveness {
-        Liveness::Alive => now_ns,
-        Liveness::Gone(at) => at?,
+    let order = at.stall.order;
+    let kind = match at.stall.track {
+        _ if aborted => Kind::AbortedRank,
+        Track::Replay => Kind::MissingReplay,
+        _ => Kind::MissingRank,
     };
-    Some(end.saturating_sub(since))
+    let mut evidence = scene.wait_evidence(at.waited);
+    let things = if kind == Kind::MissingReplay { "replayed operations" } else { "operations" };
+    for rank in missing.iter().take(DESCRIBED) {
+        evidence.push(number(
+            format!("rank {rank} issued {order} {things} and then no more; this one would be its next"),
+            order as f64,
+            "count",
+        ));
+        evidence.extend(call(scene, at, *rank));
+        evidence.extend(condition(scene, at, *rank));
+        evidence.extend(who(scene.join, at.comm, *rank));
+    }
+    let causes = missing.iter().map(|r| (*r, cause(scene, at, *r)));
+    // The hardest fact about any of them comes first.
+    let cause = causes.min_by_key(|(r, c)| (weight(c), *r)).map_or(Cause::Unknown, |(_, c)| c);
+    let advice = advice(scene, at, &cause, kind);
+    let operation = at.comm.describe(at.stall.track, order, &at.instance.first()?.op);
+    Some(Finding {
+        evidence,
+        advice,
+        confidence: if proven { Confidence::Proven } else { Confidence::Likely },
+        cause: Some(cause),
+        ..Finding::new(kind, at.comm.id, missing.clone(), operation)
+    })
 }
 
-impl MissingRankRule {
-    fn judge(&self, join: &Join, c: &Communicator, track: Track, now_ns: u64) -> Option<Finding> {
-        let issued: Vec<(Rank, u64)> =
-            c.members().iter().filter_map(|(r, m)| Some((*r, m.issued(track)?))).collect();
-        let order = issued.iter().map(|(_, n)| *n).min()?;
-        // Behind a mismatch every rank is lost; the mismatch itself is the finding.
-        if c.mismatch().is_some_and(|(t, o, _)| (t, o) <= (track, order)) {
-            return None;
-        }
-        let missing: Vec<Rank> = issued.iter().filter(|(_, n)| *n == order).map(|(r, _)| *r).collect();
-        let instance = c.instance(track, order)?;
-        // Who issued it and is not known to be through with it waits.
-        let waiting: Vec<(Rank, Option<u64>, u64)> = instance
-            .parts
-            .iter()
-            .filter(|(_, p)| !p.finished)
-            .filter_map(|(r, p)| Some((*r, p.started_ns, p.op.issued_ns?)))
-            .collect();
-        let started = waiting.iter().filter_map(|(_, started, _)| *started).min();
-        // Where the GPU was not seen to start, the operation may be queued behind a long computation; the hosts'
-        // issue times have to do, with more patience, unless NCCL tells nothing about kernels anyway.
-        let since = match started {
-            Some(started) => started,
-            None => waiting.iter().map(|(_, _, issued)| *issued).min()?,
-        };
-        let by_host = started.is_none() && !untimed(join, c);
-        let silent = by_host && instance.parts.values().all(|p| p.finished || p.op.timing.is_silent());
-        let gone = |r: &Rank| {
-            c.members()
-                .get(r)
-                .and_then(|m| join.process(m.record.segment))
-                .is_some_and(|p| p.record.liveness != Liveness::Alive)
-        };
-        let culprit_gone = missing.iter().any(gone) && !waiting.iter().all(|(r, ..)| gone(r));
-        let patience = match (culprit_gone, by_host || order == 0) {
-            (true, false) => self.settings.patience_gone_ns,
-            (false, false) => self.settings.patience_ns,
-            (_, true) if silent && order != 0 => self.settings.patience_silent_ns,
-            // The first operation waits for slow starts: compilation, data, connections.
-            (_, true) => self.settings.patience_unsure_ns,
-        };
-        let longest = waiting.iter().filter_map(|(r, ..)| waited(join, c, *r, since, now_ns)).max();
-        // A black box that nobody watched does not say for how long: then the state itself has to do.
-        let unknown = longest.is_none() && join.all_gone();
-        if !unknown && longest.is_none_or(|w| w < patience) {
-            return None;
-        }
-        let first = instance.first()?;
-        let operation = c.describe(track, order, &first.op);
-        let waiters: Vec<Rank> = waiting.iter().map(|(r, ..)| *r).collect();
-        let mut evidence = vec![match longest {
-            Some(w) => number(
-                format!("{} issued it and have waited {:.1} s", names(&waiters), seconds(w)),
-                seconds(w),
-                "s",
-            ),
-            None => fact(format!(
-                "{} issued it and did not finish; for how long is not known, as all processes were gone before ringwatch looked",
-                names(&waiters)
-            )),
-        }];
-        if silent {
-            evidence.push(fact(
-                "measured from the hosts' issue times: the overhead budget left this operation out of GPU times (RINGWATCH_OVERHEAD_BUDGET)",
-            ));
-        } else if by_host {
-            evidence.push(fact(
-                "measured from the hosts' issue times: no believable stamp says that a GPU started it",
-            ));
-        }
-        for rank in &missing {
-            evidence.push(number(
-                format!("rank {rank} issued {order} operations and then no more; this one would be its next"),
-                order as f64,
-                "count",
-            ));
-            if c.state(track, order, *rank) == OpState::Called {
-                let call = c.members().get(rank).and_then(|m| m.called);
-                let at = call.map_or(0.0, |c| seconds(now_ns.saturating_sub(c.at_ns)));
-                evidence.push(match call.map(|c| (c.func, c.returned)) {
-                    Some((func, Some(false))) => number(
-                        format!("rank {rank} called {func} {at:.1} s ago, and the call has not returned"),
-                        at,
-                        "s",
-                    ),
-                    Some((func, Some(true))) => number(
-                        format!(
-                            "rank {rank} called {func} in a group {at:.1} s ago, and NCCL has not issued it"
-                        ),
-                        at,
-                        "s",
-                    ),
-                    _ => fact(format!("rank {rank} is inside an NCCL call that has not issued anything yet")),
-                });
-            }
-            if gone(rank) {
-                evidence.push(fact(format!("the process of rank {rank} is gone")));
-            }
-            evidence.extend(who(join, c, *rank));
-        }
-        let advice = if missing.iter().any(gone) {
-            format!(
-                "find out why the process of {} ended: its log, dmesg (OOM), the exit code",
-                names(&missing)
-            )
-        } else {
-            let pids: Vec<String> = missing
-                .iter()
-                .filter_map(|r| join.process(c.members().get(r)?.record.segment))
-                .map(|p| format!("py-spy dump --pid {} on {}", p.record.pid, p.record.host))
-                .collect();
-            format!(
-                "look at what {} does now ({}): a branch that skips the call, an exception, data loading or a checkpoint",
-                names(&missing),
-                pids.join("; ")
-            )
-        };
-        Some(Finding {
-            since: wall(join, since),
-            evidence,
-            advice,
-            since_ns: since,
-            ..Finding::new(Kind::MissingRank, c.id, missing, operation)
-        })
+/// How long the others have to have waited.
+fn patience(scene: &Scene<'_>, at: Place<'_>) -> u64 {
+    let s = scene.settings;
+    match at.stall.order {
+        // The first operation waits for slow starts: compilation, data, connections.
+        0 => s.patience_unsure_ns,
+        _ if at.waited.on_gpu => scene.patience(at.comm),
+        // Where the GPU was not seen to start, the operation may be queued behind a long computation.
+        _ if at.waited.silent => s.patience_silent_ns.max(scene.patience(at.comm)),
+        _ => s.patience_unsure_ns,
     }
 }
 
-/// True when the ABI in use brings no kernel events (NCCL before 2.26).
-fn untimed(join: &Join, c: &Communicator) -> bool {
-    c.members()
-        .values()
-        .filter_map(|m| join.process(m.record.segment))
-        .all(|p| p.record.abi.is_some_and(|v| v < 3))
+/// True when a process is gone for long enough that the others are not on their way out as well.
+fn is_settled(scene: &Scene<'_>, at: Place<'_>) -> bool {
+    let settle = scene.settings.patience_gone_ns;
+    let gone = at.origin.ranks.iter().filter_map(|r| scene.gone_for(at.comm, *r)).max();
+    gone.is_none_or(|g| g >= settle) && scene.enough(at.waited, settle)
+}
+
+/// What is known of a call that has not been issued.
+fn call(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> Option<Evidence> {
+    if at.comm.state(at.stall.track, at.stall.order, rank) != OpState::Called {
+        return None;
+    }
+    let call = at.comm.members().get(&rank).and_then(|m| m.called);
+    let ago = call.map_or(0.0, |c| seconds(scene.now_ns.saturating_sub(c.at_ns)));
+    Some(match call.map(|c| (c.func, c.returned)) {
+        Some((func, Some(false))) => number(
+            format!("rank {rank} called {func} {ago:.1} s ago, and the call has not returned"),
+            ago,
+            "s",
+        ),
+        Some((func, Some(true))) => number(
+            format!("rank {rank} called {func} in a group {ago:.1} s ago, and NCCL has not issued it"),
+            ago,
+            "s",
+        ),
+        _ => fact(format!("rank {rank} is inside an NCCL call that has not issued anything yet")),
+    })
+}
+
+/// What is known of a rank's process.
+fn condition(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> Vec<Evidence> {
+    let mut evidence = Vec::new();
+    if scene.aborted(at.comm, rank) {
+        evidence.push(fact(format!("rank {rank} aborted the communicator")));
+    }
+    if scene.gone(at.comm, rank) {
+        evidence.push(fact(format!("the process of rank {rank} is gone")));
+    }
+    let Some(host) = scene.process(at.comm, rank).and_then(|p| p.host.as_ref()) else { return evidence };
+    match (&host.state, host.exit()) {
+        (_, Some(Exit::Signal(n))) => {
+            evidence.push(fact(format!("signal {n} ended the process of rank {rank}")))
+        }
+        (_, Some(Exit::Code(n))) => {
+            evidence.push(fact(format!("the process of rank {rank} exited with code {n}")))
+        }
+        (Some(ProcessState::Stopped { traced }), _) => evidence.push(fact(format!(
+            "the process of rank {rank} is stopped by {}",
+            if *traced { "a debugger" } else { "a signal" }
+        ))),
+        (Some(ProcessState::Sleeping { wchan: Some(w) } | ProcessState::Blocked { wchan: Some(w) }), _) => {
+            evidence.push(fact(format!("the main thread of rank {rank} sleeps in the kernel at {w}")));
+        }
+        _ => {}
+    }
+    let shares = [
+        ("wanted a CPU and had none", host.cpu_starved),
+        ("was kept from the CPU by its cgroup's quota", host.cpu_throttled),
+        ("stood still for want of memory", host.memory_pressure),
+    ];
+    for (text, share) in shares {
+        if let Some(share) = share.filter(|s| *s >= 0.1) {
+            let percent = share * 100.0;
+            evidence.push(number(
+                format!("the process of rank {rank} {text} for {percent:.0} % of the time"),
+                share,
+                "1",
+            ));
+        }
+    }
+    if let Some(n) = host.oom_kills.filter(|n| *n > 0) {
+        evidence.push(number(
+            format!("{n} processes of its cgroup were killed for want of memory"),
+            n as f64,
+            "count",
+        ));
+    }
+    if !host.stack.is_empty() {
+        let frames: Vec<&str> = host.stack.iter().take(6).map(String::as_str).collect();
+        evidence.push(fact(format!("rank {rank} is at {}", frames.join(" < "))));
+    }
+    evidence
+}
+
+/// Why a rank is missing.
+fn cause(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> Cause {
+    let host = scene.process(at.comm, rank).and_then(|p| p.host.as_ref());
+    if scene.gone(at.comm, rank) {
+        return Cause::ProcessGone(host.and_then(crate::model::HostFact::exit));
+    }
+    if host.is_some_and(|h| matches!(h.state, Some(ProcessState::Stopped { .. }))) {
+        return Cause::Stopped;
+    }
+    if at.comm.state(at.stall.track, at.stall.order, rank) == OpState::Called {
+        return Cause::Unknown;
+    }
+    busy_in(scene, at, rank).map_or(Cause::InHostCode, Cause::BusyElsewhere)
+}
+
+/// The other communicator in which a rank's GPU or host is at work.
+fn busy_in(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> Option<CommId> {
+    let me = &at.comm.members().get(&rank)?.record;
+    scene.join.communicators().filter(|c| c.id != at.comm.id).find_map(|c| {
+        let (there, _) =
+            c.members().iter().find(|(_, m)| m.record.segment == me.segment && m.record.gpu == me.gpu)?;
+        let parts = c.instances().filter_map(|(_, _, i)| i.parts.get(there));
+        let at_work = |p: &crate::join::Part| {
+            let fresh = p.op.issued_ns.is_some_and(|t| scene.now_ns.saturating_sub(t) < RECENT_NS);
+            fresh || (!p.finished && p.started_ns.is_some())
+        };
+        parts.into_iter().any(at_work).then_some(c.id)
+    })
+}
+
+fn weight(cause: &Cause) -> u8 {
+    match cause {
+        Cause::ProcessGone(_) => 0,
+        Cause::Stopped => 1,
+        Cause::NeverJoined => 2,
+        Cause::BusyElsewhere(_) => 3,
+        Cause::InHostCode => 4,
+        Cause::Unknown => 5,
+    }
+}
+
+fn advice(scene: &Scene<'_>, at: Place<'_>, cause: &Cause, kind: Kind) -> String {
+    let missing = names(&at.origin.ranks);
+    let processes: Vec<_> =
+        at.origin.ranks.iter().take(DESCRIBED).filter_map(|r| scene.process(at.comm, *r)).collect();
+    let pids = |command: &str| {
+        let each: Vec<String> =
+            processes.iter().map(|p| format!("{command} {} on {}", p.record.pid, p.record.host)).collect();
+        each.join("; ")
+    };
+    match cause {
+        _ if kind == Kind::AbortedRank => format!(
+            "find out why {missing} aborted the communicator: an exception or a watchdog's timeout in its log; the others have to abort too"
+        ),
+        Cause::ProcessGone(_) => {
+            format!("find out why the process of {missing} ended: its log, dmesg (OOM), the exit code")
+        }
+        Cause::Stopped => {
+            format!("let {missing} go on ({}), and find out who stopped it", pids("kill -SIGCONT"))
+        }
+        Cause::BusyElsewhere(comm) => format!(
+            "{missing} is at work in communicator {comm}: look at why it does not come to this one ({})",
+            pids("py-spy dump --pid")
+        ),
+        _ if kind == Kind::MissingReplay => format!(
+            "look at why {missing} did not replay the CUDA graph that the others replayed ({}): a branch that skips it, or another number of steps",
+            pids("py-spy dump --pid")
+        ),
+        _ => format!(
+            "look at what {missing} does now ({}): a branch that skips the call, an exception, data loading or a checkpoint",
+            pids("py-spy dump --pid")
+        ),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::detect::{HangRule, Rule, Settings};
+    use crate::join::Join;
     use crate::join::testing::{all_reduce, member, process};
-    use crate::model::{Timing, Untimed, Update};
+    use crate::model::{
+        Confidence, Exit, HostFact, Liveness, ProcessState, SegmentId, Timing, Untimed, Update,
+    };
 
     const S: u64 = 1_000_000_000;
 
@@ -206,7 +261,7 @@ mod tests {
 
     #[test]
     fn names_the_rank_that_did_not_issue_it_after_the_patience() {
-        let rule = MissingRankRule::new(Settings::default());
+        let rule = HangRule::new(Settings::default());
         let mut j = stuck();
         j.tick(12 * S);
         assert_eq!(rule.check(&j, 12 * S), vec![], "2 s are not enough");
@@ -220,17 +275,61 @@ mod tests {
     }
 
     #[test]
+    fn a_process_that_is_gone_is_proof_and_host_facts_say_how_it_went() {
+        let rule = HangRule::new(Settings::default());
+        let mut j = stuck();
+        let Update::Segment(mut record) = process(3) else { unreachable!("a process") };
+        record.liveness = Liveness::Gone(Some(10 * S));
+        let segment = record.id;
+        j.feed(Update::Segment(record));
+        assert_eq!(rule.check(&j, 10 * S + 100_000_000), vec![], "others may be on their way out too");
+        let f = &rule.check(&j, 10 * S + 200_000_000)[0];
+        assert_eq!((&f.cause, f.confidence), (&Some(Cause::ProcessGone(None)), Confidence::Proven));
+        let mut fact = HostFact::new(segment, 10 * S);
+        fact.state = Some(ProcessState::Gone(Some(Exit::Signal(9))));
+        j.feed(Update::Host(Box::new(fact)));
+        let f = &rule.check(&j, 10 * S + 200_000_000)[0];
+        assert_eq!(f.cause, Some(Cause::ProcessGone(Some(Exit::Signal(9)))));
+        assert_eq!(f.victims[0].ranks, vec![Rank(0), Rank(1), Rank(2)]);
+    }
+
+    #[test]
+    fn a_stopped_process_is_named_so() {
+        let rule = HangRule::new(Settings::default());
+        let mut j = stuck();
+        assert_eq!(rule.check(&j, 14 * S)[0].cause, Some(Cause::InHostCode));
+        let mut fact = HostFact::new(SegmentId(4), 10 * S);
+        fact.state = Some(ProcessState::Stopped { traced: false });
+        j.feed(Update::Host(Box::new(fact)));
+        let f = &rule.check(&j, 14 * S)[0];
+        assert_eq!((&f.cause, f.confidence), (&Some(Cause::Stopped), Confidence::Likely));
+        assert!(f.advice.contains("SIGCONT"), "{}", f.advice);
+    }
+
+    #[test]
+    fn nothing_rests_on_a_rank_that_lost_operations() {
+        let rule = HangRule::new(Settings::default());
+        let mut j = stuck();
+        let Update::Segment(mut record) = process(3) else { unreachable!("a process") };
+        record.losses = vec![("slot being written", 1)];
+        j.feed(Update::Segment(record));
+        assert_eq!(rule.check(&j, 60 * S), vec![]);
+    }
+
+    #[test]
     fn a_rank_that_arrives_ends_it() {
-        let rule = MissingRankRule::new(Settings::default());
+        let rule = HangRule::new(Settings::default());
         let mut j = stuck();
         j.feed(member(3, 4, 4));
         j.feed(Update::Op(Box::new(all_reduce(3, 3, 14 * S, Some((14 * S + 5_000, None))))));
-        assert_eq!(rule.check(&j, 20 * S), vec![]);
+        assert_eq!(rule.check(&j, 16 * S), vec![]);
+        // And if it does not end then, no rank is missing.
+        assert_eq!(rule.check(&j, 20 * S)[0].kind, Kind::StuckTransfer);
     }
 
     #[test]
     fn a_queued_operation_is_no_proof() {
-        let rule = MissingRankRule::new(Settings::default());
+        let rule = HangRule::new(Settings::default());
         let mut j = Join::new();
         for r in 0..2u32 {
             j.feed(process(r));
@@ -246,7 +345,7 @@ mod tests {
 
     #[test]
     fn an_operation_that_was_not_timed_needs_more_patience_and_says_so() {
-        let rule = MissingRankRule::new(Settings::default());
+        let rule = HangRule::new(Settings::default());
         let mut j = Join::new();
         for r in 0..2u32 {
             j.feed(process(r));
@@ -263,7 +362,7 @@ mod tests {
 
     #[test]
     fn a_healthy_job_is_silent() {
-        let rule = MissingRankRule::new(Settings::default());
+        let rule = HangRule::new(Settings::default());
         let mut j = stuck();
         j.feed(member(3, 4, 4));
         for r in 0..4 {

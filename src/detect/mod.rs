@@ -4,15 +4,20 @@
 //! rule first gives it, is updated while it does, and is closed, not forgotten, when it has not done so for a while.
 
 mod choice;
+mod hang;
+mod interleaved;
 mod mismatch;
 mod missing_rank;
 mod never_joined;
+mod not_started;
 mod slow_transfer;
 mod straggler;
+mod stuck_transfer;
+mod transfers;
 
 pub use choice::ChoiceRule;
+pub use hang::HangRule;
 pub use mismatch::MismatchRule;
-pub use missing_rank::MissingRankRule;
 pub use never_joined::NeverJoinedRule;
 pub use slow_transfer::{Baseline, SlowTransferRule};
 pub use straggler::StragglerRule;
@@ -32,13 +37,19 @@ pub trait Rule: std::fmt::Debug + Send {
 pub struct Settings {
     /// How long ranks wait in an operation before a rank that did not issue it is missing, in ns.
     pub patience_ns: u64,
-    /// The same, when that rank's process is gone.
+    /// The longest that this becomes where a job's own rhythm is slow, in ns.
+    pub patience_most_ns: u64,
+    /// The same, when that rank's process is gone, or it has aborted: the others might be on their way out too.
     pub patience_gone_ns: u64,
+    /// How long a circle of communicators has to stand that the GPUs' starts prove, in ns: NCCL tells of starts late.
+    pub settle_circle_ns: u64,
     /// The same, where it may be a slow start or a queue: in a communicator's first operation, and where no
     /// stamp says that a GPU began to wait.
     pub patience_unsure_ns: u64,
     /// The same, where no stamp can say so, as the operation is one that the overhead budget left out.
     pub patience_silent_ns: u64,
+    /// How long a mismatch waits for the next operations, which tell a wrong call from one too many, in ns.
+    pub settle_shift_ns: u64,
     /// How long a communicator may be in the making before ranks that have not joined it are missing, in ns.
     pub patience_init_ns: u64,
     /// Lateness that is told at once, in ns.
@@ -57,7 +68,10 @@ impl Default for Settings {
     fn default() -> Self {
         Settings {
             patience_ns: 3_000_000_000,
-            patience_gone_ns: 1_000_000_000,
+            patience_most_ns: 60_000_000_000,
+            patience_gone_ns: 150_000_000,
+            settle_circle_ns: 150_000_000,
+            settle_shift_ns: 100_000_000,
             patience_unsure_ns: 30_000_000_000,
             patience_silent_ns: 10_000_000_000,
             patience_init_ns: 30_000_000_000,
@@ -86,8 +100,8 @@ impl Detector {
     /// With every rule.
     pub fn new(settings: Settings) -> Self {
         let rules: Vec<Box<dyn Rule>> = vec![
-            Box::new(MismatchRule),
-            Box::new(MissingRankRule::new(settings)),
+            Box::new(MismatchRule::new(settings)),
+            Box::new(HangRule::new(settings)),
             Box::new(NeverJoinedRule::new(settings)),
             Box::new(StragglerRule::new(settings)),
             Box::new(ChoiceRule),

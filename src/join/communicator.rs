@@ -45,6 +45,18 @@ pub struct LateEvent {
     pub at_ns: u64,
 }
 
+/// How many transfers from one rank to another both of them issued.
+#[derive(Debug, Clone, Copy, Default)]
+struct PairCount {
+    sent: u64,
+    received: u64,
+    /// The lowest order of which a record was seen.
+    first: u64,
+}
+
+/// Pairs of ranks that are counted at most.
+const PAIRS_KEPT: usize = 65_536;
+
 /// A communicator over all the ranks that are seen.
 #[derive(Debug, Clone)]
 pub struct Communicator {
@@ -55,6 +67,12 @@ pub struct Communicator {
     uncounted: BTreeSet<(Track, u64)>,
     late: VecDeque<LateEvent>,
     mismatch: Option<(Track, u64)>,
+    /// When that was seen, host monotonic ns.
+    mismatch_seen_ns: u64,
+    /// Transfers issued by rank pair: sends and receives, and the first order that was seen.
+    pairs: BTreeMap<(Rank, Rank), PairCount>,
+    /// The longest that one of its ranks came after another, in ns.
+    longest_ns: u64,
     /// Collectives that are done on all ranks seen.
     finished: u64,
     /// Collectives of which is known which rank came last.
@@ -71,6 +89,9 @@ impl Communicator {
             uncounted: BTreeSet::new(),
             late: VecDeque::new(),
             mismatch: None,
+            mismatch_seen_ns: 0,
+            pairs: BTreeMap::new(),
+            longest_ns: 0,
             finished: 0,
             judged: 0,
             coverage: Coverage::default(),
@@ -108,6 +129,28 @@ impl Communicator {
         self.uncounted.iter().filter_map(|k| Some((k.0, k.1, self.instances.get(k)?)))
     }
 
+    /// The operations of a track that are not complete yet, by order.
+    pub fn incomplete_of(&self, track: Track) -> impl Iterator<Item = (u64, &Instance)> {
+        self.uncounted
+            .range((track, 0)..=(track, u64::MAX))
+            .filter_map(|k| Some((k.1, self.instances.get(k)?)))
+    }
+
+    /// Pairs of ranks of which one has issued a transfer that the other has not: from, to, the first such order, and
+    /// whether it is the receive that lacks.
+    pub fn unmatched(&self) -> impl Iterator<Item = ((Rank, Rank), u64, bool)> {
+        self.pairs.iter().filter_map(|(pair, n)| {
+            // What a rank issued before its records were read is not known.
+            let known = n.first == 0 || n.sent.min(n.received) > 0;
+            (n.sent != n.received && known).then(|| (*pair, n.sent.min(n.received), n.sent > n.received))
+        })
+    }
+
+    /// The longest that a rank came after another so far, in ns: the job's own rhythm.
+    pub fn longest_ns(&self) -> u64 {
+        self.longest_ns
+    }
+
     /// The collectives that some rank has yet to finish, or to issue, as far as is known.
     pub fn in_flight(&self) -> impl Iterator<Item = (Track, u64, &Instance)> {
         self.incomplete().filter(|(track, order, _)| {
@@ -130,6 +173,11 @@ impl Communicator {
     pub fn mismatch(&self) -> Option<(Track, u64, &Instance)> {
         let (track, order) = self.mismatch?;
         Some((track, order, self.instance(track, order)?))
+    }
+
+    /// When the ranks' disagreement was seen, host monotonic ns.
+    pub fn mismatch_seen_ns(&self) -> u64 {
+        self.mismatch_seen_ns
     }
 
     /// Collectives that are done on all ranks seen.
@@ -167,6 +215,9 @@ impl Communicator {
         let part = self.instances.get(&(track, order)).and_then(|i| i.parts.get(&rank));
         match (part, member.issued(track)) {
             (Some(p), _) if p.finished => OpState::Finished,
+            (Some(p), _) if p.op.net.iter().any(|n| n.stop_ns.is_none() && n.bytes > 0) => {
+                OpState::Progressing
+            }
             (Some(p), _) if p.started_ns.is_some() || p.op.started > 0 => OpState::Started,
             // Nothing tells of its start or end but a later one.
             (Some(p), _) if p.op.timing.is_silent() => OpState::InDoubt,
@@ -217,7 +268,7 @@ impl Communicator {
         }
     }
 
-    pub(super) fn operation(&mut self, op: OpRecord, clock: &mut ClockMap) {
+    pub(super) fn operation(&mut self, op: OpRecord, clock: &mut ClockMap, unsure: bool, now_ns: u64) {
         let rank = op.rank;
         let Some(member) = self.members.get_mut(&rank) else { return };
         for s in &op.stamps {
@@ -259,6 +310,21 @@ impl Communicator {
         };
         // NCCL resends nothing after an operation was counted and dropped from memory.
         let key = (track, order);
+        if let Track::Pair(from, to) = track
+            && (self.pairs.len() < PAIRS_KEPT || self.pairs.contains_key(&(from, to)))
+        {
+            let first = PairCount { first: order, ..PairCount::default() };
+            let n = self.pairs.entry((from, to)).or_insert(first);
+            n.first = n.first.min(order);
+            let next = order.saturating_add(1);
+            let sends = matches!(op.lane, Lane::Send(_));
+            if sends || from == to {
+                n.sent = n.sent.max(next);
+            }
+            if !sends || from == to {
+                n.received = n.received.max(next);
+            }
+        }
         let oldest = self.instances.range((track, 0)..=(track, u64::MAX)).next().map(|(k, _)| k.1);
         if !self.instances.contains_key(&key)
             && self.instances.len() >= HELD
@@ -266,6 +332,8 @@ impl Communicator {
         {
             return;
         }
+        let ranks = self.members.values().find_map(|m| m.record.ranks);
+        let Some(member) = self.members.get_mut(&rank) else { return };
         let instance = self.instances.entry(key).or_default();
         if instance.counted {
             return;
@@ -308,12 +376,18 @@ impl Communicator {
         self.coverage.timed += u64::from(timed && !was_timed);
         let stamped = op.stamps.iter().any(|s| s.start_gpu_ns.is_some());
         self.coverage.impossible += u64::from(ended_seen_ns.is_some() && !was_stopped && stamped && !timed);
-        instance.parts.insert(rank, Part { op, kernel, started_ns, finished, ended_seen_ns });
+        let moved = |o: &OpRecord| o.net.iter().map(|n| (n.bytes, n.done, n.started)).collect::<Vec<_>>();
+        let moved_ns = match instance.parts.get(&rank) {
+            Some(p) if moved(&p.op) == moved(&op) => p.moved_ns,
+            _ => (!op.net.is_empty()).then_some(now_ns),
+        };
+        let signature = Signature::of(&op, ranks);
+        instance.parts.insert(rank, Part { op, kernel, started_ns, finished, ended_seen_ns, moved_ns });
         if started_ns.is_some() || stopped {
             self.imply_done(track, order, rank);
         }
-        if !matches!(track, Track::Pair(..)) {
-            self.compare(track, order);
+        if !unsure {
+            self.compare(key, rank, signature, now_ns);
         }
     }
 
@@ -354,16 +428,25 @@ impl Communicator {
         }
     }
 
-    fn compare(&mut self, track: Track, order: u64) {
-        if self.mismatch.is_some_and(|m| m <= (track, order)) {
+    /// Compares what a rank says an operation is with what the first one said.
+    fn compare(&mut self, key: (Track, u64), rank: Rank, signature: Signature, now_ns: u64) {
+        if self.mismatch.is_some_and(|m| m <= key) {
             return;
         }
-        let ranks = self.ranks();
-        let Some(instance) = self.instances.get(&(track, order)) else { return };
-        let mut signatures = instance.parts.values().map(|p| Signature::of(&p.op, ranks));
-        let Some(first) = signatures.next() else { return };
-        if signatures.any(|s| !s.agrees(&first)) {
-            self.mismatch = Some((track, order));
+        let Some(instance) = self.instances.get_mut(&key) else { return };
+        match &mut instance.said {
+            Some((first, said)) if *first == rank => *said = signature,
+            Some((_, said)) => {
+                let agrees = match key.0 {
+                    Track::Pair(..) => said.transfers_as(&signature),
+                    _ => said.agrees(&signature),
+                };
+                if !agrees {
+                    self.mismatch = Some(key);
+                    self.mismatch_seen_ns = now_ns;
+                }
+            }
+            None => instance.said = Some((rank, signature)),
         }
     }
 
@@ -499,6 +582,10 @@ impl Communicator {
 
         if !collective || !agreed {
             return;
+        }
+        let issued = || instance.parts.values().filter_map(|p| p.op.issued_ns);
+        if let (true, Some(first), Some(last)) = (order > 0, issued().min(), issued().max()) {
+            self.longest_ns = self.longest_ns.max(last - first);
         }
         if let Some(waiting) = instance.waiting_ns(needed) {
             for (rank, ns) in waiting {

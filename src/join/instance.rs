@@ -1,5 +1,6 @@
 //! One operation over all the ranks that share it.
 
+use super::signature::Signature;
 use super::timing::Kernel;
 use crate::model::{Func, OpRecord, Rank, bus_factor, message_bytes};
 use std::collections::BTreeMap;
@@ -17,6 +18,8 @@ pub struct Part {
     pub finished: bool,
     /// When its last channel was reported as stopped, host monotonic ns.
     pub ended_seen_ns: Option<u64>,
+    /// When its network transfers were last seen to move on, host monotonic ns.
+    pub moved_ns: Option<u64>,
 }
 
 impl Part {
@@ -57,6 +60,8 @@ pub struct Instance {
     pub weighed: bool,
     /// True once its late rank was told.
     pub late_told: bool,
+    /// What the first rank that was seen says it is, and which that was: all others are compared with it.
+    pub(super) said: Option<(Rank, Signature)>,
 }
 
 impl Instance {
@@ -179,7 +184,7 @@ mod tests {
             });
             i.parts.insert(
                 Rank(*rank),
-                Part { op: o, kernel, started_ns: None, finished: true, ended_seen_ns: None },
+                Part { op: o, kernel, started_ns: None, finished: true, ended_seen_ns: None, moved_ns: None },
             );
         }
         i

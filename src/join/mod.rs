@@ -5,24 +5,30 @@
 
 mod clock;
 mod communicator;
+mod host_clock;
 mod instance;
 mod member;
 mod signature;
 mod snapshot;
+mod standing;
 mod stats;
 mod timing;
 mod trend;
+mod waits;
 
 pub use crate::model::Track;
 pub use clock::ClockMap;
 pub use communicator::{Communicator, LateEvent};
+pub use host_clock::ClockPair;
 pub use instance::{Instance, Late, Measure, Part, algbw, busbw};
 pub use member::{Called, Member};
 pub use signature::Signature;
 pub use snapshot::View;
+pub use standing::{Standing, Waited};
 pub use stats::{Class, ClassKey, Rates, Sample, Seen, Transfer, size_class};
 pub use timing::{Kernel, believed, kernel, not_before, started};
 pub use trend::{Block, Change, Trend, median, spread};
+pub use waits::{Front, Lack, Origin, Stage, Stall, Waits};
 
 use crate::model::{CommId, HostFact, Liveness, SegmentId, SegmentRecord, Update};
 use std::collections::BTreeMap;
@@ -43,6 +49,24 @@ pub struct Process {
     pub missed: BTreeMap<&'static str, u64>,
     /// What the operating system last said about it.
     pub host: Option<HostFact>,
+    /// What is added to its times to have them on the observer's clock.
+    shift_ns: i64,
+}
+
+/// Losses of the writer after which its issue orders may be too low.
+const LOST_OPERATIONS: &[&str] = &[
+    "slot being written",
+    "unknown communicator",
+    "bad arguments",
+    "communicator table full",
+    "segment spoilt by its owner",
+];
+
+impl Process {
+    /// True when operations were lost before they were counted: nothing can rest on its issue orders.
+    pub fn unsure(&self) -> bool {
+        self.record.losses.iter().any(|(what, n)| *n > 0 && LOST_OPERATIONS.contains(what))
+    }
 }
 
 /// Everything that was fed, joined.
@@ -51,6 +75,9 @@ pub struct Join {
     processes: BTreeMap<SegmentId, Process>,
     comms: BTreeMap<CommId, Communicator>,
     classes: BTreeMap<ClassKey, Class>,
+    observer: Option<ClockPair>,
+    /// The moment of the last tick.
+    now_ns: u64,
 }
 
 impl Join {
@@ -59,8 +86,17 @@ impl Join {
         Self::default()
     }
 
+    /// Whose clock times are to be on, where processes of other hosts are fed.
+    pub fn observe_from(&mut self, observer: ClockPair) {
+        self.observer = Some(observer);
+    }
+
     /// Takes one update.
-    pub fn feed(&mut self, update: Update) {
+    pub fn feed(&mut self, mut update: Update) {
+        let shift_ns = self.shift_of(&update);
+        if shift_ns != 0 {
+            host_clock::shift(&mut update, shift_ns);
+        }
         match update {
             Update::Segment(record) => match self.processes.get_mut(&record.id) {
                 Some(p) => {
@@ -71,7 +107,8 @@ impl Join {
                 }
                 None => {
                     let (clocks, missed) = (BTreeMap::new(), BTreeMap::new());
-                    self.processes.insert(record.id, Process { record, clocks, missed, host: None });
+                    self.processes
+                        .insert(record.id, Process { record, clocks, missed, host: None, shift_ns });
                 }
             },
             Update::Comm(record) => {
@@ -92,7 +129,8 @@ impl Join {
                     return;
                 };
                 let gpu = comm.members().get(&op.rank).and_then(|m| m.record.gpu.clone());
-                comm.operation(*op, process.clocks.entry(gpu).or_default());
+                let unsure = process.unsure();
+                comm.operation(*op, process.clocks.entry(gpu).or_default(), unsure, self.now_ns);
             }
             Update::Missed { segment, what, count } => {
                 if let Some(p) = self.processes.get_mut(&segment) {
@@ -108,8 +146,30 @@ impl Join {
         }
     }
 
+    /// What has to be added to an update's times.
+    fn shift_of(&self, update: &Update) -> i64 {
+        let (Some(observer), segment) = (
+            self.observer,
+            match update {
+                Update::Segment(s) => s.id,
+                Update::Comm(c) => c.segment,
+                Update::Op(o) => o.segment,
+                Update::Left { segment, .. } | Update::Missed { segment, .. } => *segment,
+                Update::Host(h) => h.segment,
+            },
+        ) else {
+            return 0;
+        };
+        match (self.processes.get(&segment), update) {
+            (Some(p), _) => p.shift_ns,
+            (None, Update::Segment(s)) => observer.shift_of(s),
+            (None, _) => 0,
+        }
+    }
+
     /// Lets time pass: operations that are complete enter the statistics.
     pub fn tick(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
         for comm in self.comms.values_mut() {
             comm.settle(now_ns, &mut self.classes);
         }

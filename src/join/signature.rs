@@ -32,6 +32,14 @@ impl Signature {
         }
     }
 
+    /// True when a send and a receive may be the two ends of one transfer.
+    pub fn transfers_as(&self, other: &Signature) -> bool {
+        match (self.bytes, other.bytes) {
+            (Some(a), Some(b)) => self.func == other.func || a == b,
+            _ => true,
+        }
+    }
+
     /// True when two ranks may have meant the same operation.
     pub fn agrees(&self, other: &Signature) -> bool {
         let types = match (self.dtype, other.dtype) {

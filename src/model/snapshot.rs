@@ -13,6 +13,8 @@ pub enum OpState {
     Issued,
     /// Started on the GPU.
     Started,
+    /// Started, and its data is on its way through the network.
+    Progressing,
     /// Finished.
     Finished,
     /// The record was lost or says too little.
@@ -27,6 +29,7 @@ impl OpState {
             OpState::Called => 'c',
             OpState::Issued => 'i',
             OpState::Started => '>',
+            OpState::Progressing => '~',
             OpState::Finished => '=',
             OpState::InDoubt => '?',
         }
@@ -39,6 +42,7 @@ impl OpState {
             OpState::Called => "called",
             OpState::Issued => "issued",
             OpState::Started => "started",
+            OpState::Progressing => "on the network",
             OpState::Finished => "finished",
             OpState::InDoubt => "in doubt",
         }

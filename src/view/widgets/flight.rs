@@ -10,8 +10,9 @@ use ratatui::text::{Line, Span};
 const CELLS: usize = 64;
 
 /// The states, the furthest first, in the order in which they are counted.
-const STATES: [OpState; 6] = [
+const STATES: [OpState; 7] = [
     OpState::Finished,
+    OpState::Progressing,
     OpState::Started,
     OpState::Issued,
     OpState::Called,
@@ -21,7 +22,10 @@ const STATES: [OpState; 6] = [
 
 /// What the marks mean.
 pub(super) fn legend(ctx: &Ctx<'_>) -> Line<'static> {
-    let words: Vec<String> = STATES.iter().map(|s| format!("{} {}", s.mark(), s.as_str())).collect();
+    // The rarest one has no room on a narrow screen; the help names it.
+    let shown = |s: &&OpState| **s != OpState::Progressing || ctx.width >= 100;
+    let words: Vec<String> =
+        STATES.iter().filter(shown).map(|s| format!("{} {}", s.mark(), s.as_str())).collect();
     ctx.line(Role::Dim, format!(" by rank:  {}", words.join("  ")))
 }
 
@@ -119,7 +123,7 @@ fn role(state: OpState) -> Role {
         OpState::NotIssued => Role::Bad,
         OpState::Called | OpState::InDoubt => Role::Warn,
         OpState::Issued => Role::Plain,
-        OpState::Started => Role::Busy,
+        OpState::Started | OpState::Progressing => Role::Busy,
         OpState::Finished => Role::Dim,
     }
 }

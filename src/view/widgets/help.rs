@@ -60,7 +60,7 @@ fn lines(ctx: &Ctx<'_>) -> Vec<Line<'static>> {
     lines.push(text(Role::Plain, &marks.map(state).join("  ")));
     lines.push(Line::default());
     lines.push(text(Role::Plain, "-  not known, which is never 0        *  the selected row"));
-    lines.push(text(Role::Plain, "X  the row's rank waits for the column's"));
+    lines.push(text(Role::Plain, "X  the row's rank waits for the column's   ~  started, on the network"));
     lines.push(text(Role::Plain, "NO_COLOR and RINGWATCH_ASCII are honoured."));
     lines
 }

@@ -1,0 +1,158 @@
+//! Hangs: from the places where standing still begins to findings, one a cause.
+//!
+//! The wait-for graph says where it begins; what lies there says which kind of hang it is. Each kind has a file of
+//! its own; what they share is the scene.
+
+use super::{
+    Rule, Settings, fact, interleaved, missing_rank, names, not_started, number, seconds, stuck_transfer,
+    transfers,
+};
+use crate::join::{Communicator, Instance, Join, Lack, Origin, Process, Stall, Standing, Waited};
+use crate::model::{Evidence, Finding, Liveness, Making, Rank, Track, Victims};
+
+/// The rule.
+#[derive(Debug)]
+pub struct HangRule {
+    settings: Settings,
+}
+
+impl HangRule {
+    /// With these times.
+    pub fn new(settings: Settings) -> Self {
+        HangRule { settings }
+    }
+}
+
+impl Rule for HangRule {
+    fn check(&self, join: &Join, now_ns: u64) -> Vec<Finding> {
+        let standing = join.standing(now_ns);
+        let scene = Scene { join, standing: &standing, settings: self.settings, now_ns };
+        standing.origins().iter().filter_map(|o| scene.judge(o)).collect()
+    }
+}
+
+/// What a kind of hang is judged by.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Scene<'a> {
+    pub(super) join: &'a Join,
+    pub(super) standing: &'a Standing,
+    pub(super) settings: Settings,
+    pub(super) now_ns: u64,
+}
+
+/// One place where standing still begins, and what lies there.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place<'a> {
+    pub(super) origin: &'a Origin,
+    pub(super) stall: &'a Stall,
+    pub(super) comm: &'a Communicator,
+    pub(super) instance: &'a Instance,
+    pub(super) waited: &'a Waited,
+}
+
+impl<'a> Scene<'a> {
+    fn judge(&self, origin: &Origin) -> Option<Finding> {
+        let stall = self.standing.stall(origin.first)?;
+        let comm = self.join.communicator(stall.comm)?;
+        // Behind a mismatch every rank is lost; the mismatch itself is the finding.
+        if self.behind_mismatch(comm, stall) {
+            return None;
+        }
+        let instance = comm.instance(stall.track, stall.order)?;
+        let waited = &self.join.waited(stall, self.now_ns)?;
+        let place = Place { origin, stall, comm, instance, waited };
+        let mut finding = match (stall.lack, stall.track) {
+            _ if !origin.circle.is_empty() => interleaved::judge(self, place),
+            (Lack::Issue, Track::Pair(..)) => transfers::judge(self, place),
+            (Lack::Issue, _) => missing_rank::judge(self, place),
+            (Lack::Start, _) => not_started::judge(self, place),
+            (Lack::End, _) => stuck_transfer::judge(self, place),
+        }?;
+        finding.since_ns = waited.since_ns;
+        finding.since = super::wall(self.join, waited.since_ns);
+        finding.victims = self.victims(origin, waited);
+        Some(finding)
+    }
+
+    fn behind_mismatch(&self, comm: &Communicator, stall: &Stall) -> bool {
+        comm.mismatch().is_some_and(|(t, o, _)| (t, o) <= (stall.track, stall.order))
+    }
+
+    /// Who waits: first in the operation itself, then in what is held up by it.
+    fn victims(&self, origin: &Origin, waited: &Waited) -> Vec<Victims> {
+        let of = |i: &usize| {
+            let s = self.standing.stall(*i)?;
+            let ranks: Vec<Rank> = s.waiting.iter().map(|(r, _)| *r).collect();
+            Some((s, ranks))
+        };
+        let own = self.standing.stall(origin.first).map(|s| (s, waited.ranks.clone()));
+        let others = origin.circle.iter().filter(|i| **i != origin.first).chain(&origin.held_up);
+        own.into_iter()
+            .chain(others.filter_map(of))
+            .filter(|(_, ranks)| !ranks.is_empty())
+            .map(|(s, ranks)| Victims { communicator: s.comm, ranks, order: s.order, track: s.track })
+            .collect()
+    }
+
+    /// True when a wait was long enough. A black box that nobody watched does not say for how long: then the state
+    /// itself has to do.
+    pub(super) fn enough(&self, waited: &Waited, patience_ns: u64) -> bool {
+        waited.for_ns.map_or_else(|| self.join.all_gone(), |w| w >= patience_ns)
+    }
+
+    /// How long ranks may wait for each other in a communicator before something is wrong: what is set, or longer
+    /// where the job has its own slow rhythm.
+    pub(super) fn patience(&self, comm: &Communicator) -> u64 {
+        let learned = comm.longest_ns().saturating_mul(2).min(self.settings.patience_most_ns);
+        self.settings.patience_ns.max(learned)
+    }
+
+    pub(super) fn process(&self, comm: &Communicator, rank: Rank) -> Option<&'a Process> {
+        self.join.process(comm.members().get(&rank)?.record.segment)
+    }
+
+    /// True when a rank's process is gone.
+    pub(super) fn gone(&self, comm: &Communicator, rank: Rank) -> bool {
+        self.process(comm, rank).is_some_and(|p| {
+            p.record.liveness != Liveness::Alive
+                || p.host.as_ref().is_some_and(crate::model::HostFact::is_over)
+        })
+    }
+
+    /// How long a rank's process has been gone, in ns; absent where nobody saw it go.
+    pub(super) fn gone_for(&self, comm: &Communicator, rank: Rank) -> Option<u64> {
+        let p = self.process(comm, rank)?;
+        let at = match p.record.liveness {
+            Liveness::Gone(at) => at,
+            Liveness::Alive => p.host.as_ref().filter(|h| h.is_over()).map(|h| h.at_ns),
+        };
+        Some(self.now_ns.saturating_sub(at?))
+    }
+
+    pub(super) fn aborted(&self, comm: &Communicator, rank: Rank) -> bool {
+        comm.members().get(&rank).is_some_and(|m| m.record.making == Some(Making::Aborted))
+    }
+
+    /// The first line of evidence: who waits, and for how long.
+    pub(super) fn wait_evidence(&self, waited: &Waited) -> Vec<Evidence> {
+        let who = names(&waited.ranks);
+        let mut evidence = vec![match waited.for_ns {
+            Some(w) => {
+                number(format!("{who} issued it and have waited {:.1} s", seconds(w)), seconds(w), "s")
+            }
+            None => fact(format!(
+                "{who} issued it and did not finish; for how long is not known, as all processes were gone before ringwatch looked",
+            )),
+        }];
+        if waited.silent {
+            evidence.push(fact(
+                "measured from the hosts' issue times: the overhead budget left this operation out of GPU times (RINGWATCH_OVERHEAD_BUDGET)",
+            ));
+        } else if !waited.on_gpu {
+            evidence.push(fact(
+                "measured from the hosts' issue times: no believable stamp says that a GPU started it",
+            ));
+        }
+        evidence
+    }
+}

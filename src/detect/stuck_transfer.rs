@@ -1,0 +1,87 @@
+//! `stuck-transfer`: an operation started on all ranks and does not end.
+//!
+//! With a network it is stuck where data is on the wire and does not move; without one a GPU or a link between GPUs
+//! is suspected. A transfer that moves on, however slowly, is not stuck.
+
+use super::hang::{Place, Scene};
+use super::{fact, number, seconds, who};
+use crate::model::{Confidence, Evidence, Finding, Kind, NetPhase, NetProgress, Rank};
+
+pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
+    let patience = scene.patience(at.comm);
+    let complete =
+        at.comm.members().len() >= at.comm.expected() && at.instance.parts.len() >= at.comm.expected();
+    let moved = at.instance.parts.values().filter_map(|p| p.moved_ns).max();
+    let still = moved.is_none_or(|t| scene.now_ns.saturating_sub(t) >= patience);
+    let long = at.waited.for_ns.is_some_and(|w| w >= patience);
+    // It waits since the last of its ranks started.
+    let last = at.instance.parts.values().filter_map(|p| p.started_ns).max();
+    let since_last = last.is_some_and(|t| scene.now_ns.saturating_sub(t) >= patience);
+    if !complete || !still || !long || !since_last || at.stall.order == 0 {
+        return None;
+    }
+    let mut evidence = scene.wait_evidence(at.waited);
+    evidence.push(fact("it started on the GPUs of all ranks"));
+    let (ranks, advice) = match stuck(at) {
+        Some((rank, t)) => {
+            evidence.push(tell(scene, rank, t));
+            let mut ranks = vec![rank, t.peer];
+            ranks.sort_unstable();
+            ranks.dedup();
+            let advice = format!(
+                "look at the network between rank {rank} and rank {}: link state and error counters of their NICs (ethtool, perfquery), the switch, firewalls, the peer's process",
+                t.peer
+            );
+            (ranks, advice)
+        }
+        None => {
+            evidence.push(fact("no network transfer of it is open"));
+            (at.waited.ranks.clone(), "look for GPU and link errors: dmesg (Xid), nvidia-smi -q, NVLink counters (nvidia-smi nvlink -e); then at kernels that run beside it".to_owned())
+        }
+    };
+    ranks.iter().take(8).for_each(|r| evidence.extend(who(scene.join, at.comm, *r)));
+    let operation = at.comm.describe(at.stall.track, at.stall.order, &at.instance.first()?.op);
+    Some(Finding {
+        evidence,
+        advice,
+        confidence: Confidence::Likely,
+        ..Finding::new(Kind::StuckTransfer, at.comm.id, ranks, operation)
+    })
+}
+
+/// The transfer that holds the others up: a send whose data is on the wire, or else what waits for longest.
+fn stuck<'a>(at: Place<'a>) -> Option<(Rank, &'a NetProgress)> {
+    let open = at.instance.parts.iter().flat_map(|(r, p)| p.op.net.iter().map(move |t| (*r, t)));
+    open.filter(|(_, t)| t.stop_ns.is_none() && t.waiting.is_some()).min_by_key(|(r, t)| {
+        let (phase, since) = t.waiting.unwrap_or((NetPhase::Posted, u64::MAX));
+        let rank = match (t.is_send, phase) {
+            (true, NetPhase::Wire) => 0,
+            (_, NetPhase::Flush) => 1,
+            (true, NetPhase::Peer) => 2,
+            (false, NetPhase::Wire | NetPhase::Posted) => 3,
+            _ => 4,
+        };
+        (rank, since, *r)
+    })
+}
+
+fn tell(scene: &Scene<'_>, rank: Rank, t: &NetProgress) -> Evidence {
+    let (phase, since) = t.waiting.unwrap_or((NetPhase::Posted, t.start_ns));
+    let ago = seconds(scene.now_ns.saturating_sub(since));
+    let what = match phase {
+        NetPhase::Posted => "is posted and does not begin",
+        NetPhase::Gpu => "waits for its own GPU",
+        NetPhase::Peer => "waits for the peer to grant a buffer",
+        NetPhase::Wire => "has data on the network",
+        NetPhase::Flush => "flushes received data to the GPU",
+    };
+    let way = if t.is_send { "send of rank" } else { "receive of rank" };
+    number(
+        format!(
+            "the {way} {rank} with rank {} on channel {} {what} since {ago:.1} s, after {} bytes in {} of {} steps",
+            t.peer, t.channel, t.bytes, t.done, t.steps
+        ),
+        ago,
+        "s",
+    )
+}

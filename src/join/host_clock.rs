@@ -1,0 +1,91 @@
+//! Times of other hosts, put on the observer's clock.
+//!
+//! Every host's monotonic clock begins at its own boot. A process writes down a pair of both its clocks when it
+//! starts; with the observer's own pair that gives the distance between the hosts, as exactly as their wall clocks
+//! agree. So everything behind the feed knows one clock; what needs more exactness compares ranks of one host only.
+
+use crate::model::{CommRecord, Liveness, Making, OpRecord, SegmentRecord, Update};
+
+/// Pairs that differ by less than this, in ns, are of one clock: a wall clock is set now and then.
+const SAME_NS: i64 = 2_000_000_000;
+
+/// A moment by both clocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClockPair {
+    /// Host monotonic ns.
+    pub mono_ns: u64,
+    /// Wall clock ns since the epoch.
+    pub unix_ns: u64,
+}
+
+impl ClockPair {
+    fn distance(self) -> Option<i64> {
+        self.unix_ns.checked_signed_diff(self.mono_ns)
+    }
+
+    /// What has to be added to a process's times to have them on this clock.
+    pub(super) fn shift_of(self, process: &SegmentRecord) -> i64 {
+        if process.created_unix_ns == 0 {
+            return 0;
+        }
+        let theirs = ClockPair { mono_ns: process.created_ns, unix_ns: process.created_unix_ns }.distance();
+        let shift = theirs.zip(self.distance()).and_then(|(t, o)| t.checked_sub(o)).unwrap_or(0);
+        if shift.unsigned_abs() < SAME_NS.unsigned_abs() { 0 } else { shift }
+    }
+}
+
+fn at(ns: &mut u64, by: i64) {
+    *ns = ns.saturating_add_signed(by);
+}
+
+fn may_be(ns: &mut Option<u64>, by: i64) {
+    if let Some(ns) = ns {
+        at(ns, by);
+    }
+}
+
+/// Puts all host times of an update on the observer's clock.
+pub(super) fn shift(update: &mut Update, by: i64) {
+    match update {
+        Update::Segment(s) => segment(s, by),
+        Update::Comm(c) => comm(c, by),
+        Update::Op(o) => op(o, by),
+        Update::Host(h) => at(&mut h.at_ns, by),
+        Update::Left { .. } | Update::Missed { .. } => {}
+    }
+}
+
+fn segment(s: &mut SegmentRecord, by: i64) {
+    at(&mut s.created_ns, by);
+    if let Liveness::Gone(ns) = &mut s.liveness {
+        may_be(ns, by);
+    }
+}
+
+fn comm(c: &mut CommRecord, by: i64) {
+    at(&mut c.init_ns, by);
+    may_be(&mut c.finalized_ns, by);
+    if let Some(Making::Ready(ns)) = &mut c.making {
+        may_be(ns, by);
+    }
+}
+
+fn op(o: &mut OpRecord, by: i64) {
+    for ns in [&mut o.called_ns, &mut o.issued_ns, &mut o.event_seen_ns] {
+        may_be(ns, by);
+    }
+    if let Some(r) = &mut o.returned {
+        at(&mut r.at_ns, by);
+    }
+    for s in &mut o.stamps {
+        at(&mut s.start_seen_ns, by);
+        may_be(&mut s.stop_seen_ns, by);
+    }
+    for n in &mut o.net {
+        at(&mut n.start_ns, by);
+        may_be(&mut n.stop_ns, by);
+        if let Some((_, since)) = &mut n.waiting {
+            at(since, by);
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! What stands still, from the joined records: the rows of the wait-for graph.
+
+use super::communicator::Communicator;
+use super::waits::{Front, Lack, Origin, Stage, Stall, Waits};
+use super::{Join, Process};
+use crate::model::{Liveness, Making, OpState, Rank, SegmentId, Track};
+use std::collections::HashMap;
+
+/// Operations younger than this, in ns, are not looked at: all ranks of a healthy job are on their way to them.
+const YOUNG_NS: u64 = 20_000_000;
+
+/// Everything that stands still, and where it begins.
+#[derive(Debug, Clone, Default)]
+pub struct Standing {
+    waits: Waits,
+    origins: Vec<Origin>,
+}
+
+impl Standing {
+    /// Where it begins.
+    pub fn origins(&self) -> &[Origin] {
+        &self.origins
+    }
+
+    /// An operation that cannot complete.
+    pub fn stall(&self, i: usize) -> Option<&Stall> {
+        self.waits.stalls().get(i)
+    }
+}
+
+/// Since when ranks wait in an operation, and how that is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waited {
+    /// The ranks.
+    pub ranks: Vec<Rank>,
+    /// Since when, host monotonic ns.
+    pub since_ns: u64,
+    /// For how long: until now, or until the last of their processes ended. Absent where all were gone before
+    /// anybody looked.
+    pub for_ns: Option<u64>,
+    /// True when a GPU was seen to start it; else the hosts' times of issue have to do.
+    pub on_gpu: bool,
+    /// True when nothing can tell whether a GPU started it.
+    pub silent: bool,
+}
+
+/// One process's GPU: what can wait and be waited for.
+type Actor<'a> = (SegmentId, Option<&'a str>);
+
+impl Join {
+    /// What stands still now.
+    pub fn standing(&self, now_ns: u64) -> Standing {
+        let mut waits = Waits::new();
+        let mut actors: HashMap<Actor<'_>, u32> = HashMap::new();
+        let over = self.all_gone();
+        for c in self.communicators().filter(|c| !c.closed()) {
+            for track in [Track::Collective, Track::Replay] {
+                let old = c.incomplete_of(track).next().and_then(|(_, i)| i.began_ns());
+                if old.is_some_and(|t| over || now_ns.saturating_sub(t) >= YOUNG_NS) {
+                    self.rows(c, track, over, &mut waits, &mut actors);
+                }
+            }
+            self.transfers(c, &mut waits, &mut actors);
+        }
+        let since = |s: &Stall| self.waited(s, now_ns).map_or(u64::MAX, |w| w.since_ns);
+        let origins = waits.solve(since);
+        Standing { waits, origins }
+    }
+
+    fn rows<'a>(
+        &'a self,
+        c: &'a Communicator,
+        track: Track,
+        over: bool,
+        waits: &mut Waits,
+        actors: &mut HashMap<Actor<'a>, u32>,
+    ) {
+        // The operations that some rank has not finished, oldest first; only the first of each rank counts.
+        let mut fronts: HashMap<Rank, (u64, Stage)> = HashMap::new();
+        let mut left: Vec<Rank> = c.members().keys().copied().collect();
+        for (order, instance) in c.incomplete_of(track) {
+            if left.is_empty() {
+                break;
+            }
+            // Where no GPU was seen to start it, "not started" says nothing.
+            let started = instance.parts.values().any(|p| p.started_ns.is_some() || p.op.started > 0);
+            left.retain(|rank| {
+                let stage = match c.state(track, order, *rank) {
+                    OpState::Finished => return true,
+                    OpState::NotIssued | OpState::Called => return false,
+                    OpState::Started | OpState::Progressing => Stage::Started,
+                    OpState::Issued if started => Stage::Issued,
+                    OpState::Issued | OpState::InDoubt => Stage::InDoubt,
+                };
+                fronts.insert(*rank, (order, stage));
+                false
+            });
+        }
+        for (rank, m) in c.members() {
+            let process = self.process(m.record.segment);
+            if process.is_none_or(Process::unsure) {
+                continue;
+            }
+            let Some(issued) = m.issued(track) else { continue };
+            let (mut done, mut stage) = fronts.get(rank).copied().unwrap_or((issued, Stage::InDoubt));
+            if m.record.finalized_ns.is_some() {
+                done = issued;
+            }
+            // Who is gone, or has aborted, will not finish what it began: it is waited for, and does not wait.
+            let gone = !over && process.is_some_and(|p| p.record.liveness != Liveness::Alive);
+            if done < issued && (gone || m.record.making == Some(Making::Aborted)) {
+                stage = Stage::Issued;
+            }
+            let next = actors.len() as u32;
+            let process = *actors.entry((m.record.segment, m.record.gpu.as_deref())).or_insert(next);
+            waits.set(c.id, track, *rank, Some(Front { process, issued, done, stage }));
+        }
+    }
+
+    /// Sends without their receives, and the reverse.
+    fn transfers<'a>(&'a self, c: &'a Communicator, waits: &mut Waits, actors: &mut HashMap<Actor<'a>, u32>) {
+        for ((from, to), order, sent) in c.unmatched() {
+            let (here, there) = if sent { (from, to) } else { (to, from) };
+            let track = Track::Pair(from, to);
+            let waits_there =
+                c.instance(track, order).and_then(|i| i.parts.get(&here)).is_some_and(|p| !p.finished);
+            let mut side = |rank: Rank| {
+                let m = c.members().get(&rank)?;
+                let process = self.process(m.record.segment)?;
+                // Transfers are counted by their records alone.
+                if process.unsure() || process.missed.contains_key("operations") {
+                    return None;
+                }
+                let next = actors.len() as u32;
+                Some((rank, *actors.entry((m.record.segment, m.record.gpu.as_deref())).or_insert(next)))
+            };
+            if let (true, Some(w), Some(l)) = (waits_there, side(here), side(there)) {
+                let (waiting, lacking) = (vec![w], vec![l]);
+                waits.add(Stall { comm: c.id, track, order, lack: Lack::Issue, waiting, lacking });
+            }
+        }
+    }
+
+    /// Since when ranks wait in an operation; `None` when none does.
+    pub fn waited(&self, stall: &Stall, now_ns: u64) -> Option<Waited> {
+        let c = self.communicator(stall.comm)?;
+        let instance = c.instance(stall.track, stall.order)?;
+        let parts: Vec<(Rank, Option<u64>, u64)> = instance
+            .parts
+            .iter()
+            .filter(|(r, p)| !p.finished && stall.lacking.binary_search_by_key(*r, |(l, _)| *l).is_err())
+            .filter_map(|(r, p)| Some((*r, p.started_ns, p.op.issued_ns?)))
+            .collect();
+        let started = parts.iter().filter_map(|(_, started, _)| *started).min();
+        let since_ns = started.or_else(|| parts.iter().map(|(_, _, issued)| *issued).min())?;
+        let until = |rank: &Rank| {
+            let m = c.members().get(rank)?;
+            match self.process(m.record.segment)?.record.liveness {
+                Liveness::Alive => Some(now_ns),
+                Liveness::Gone(at) => at,
+            }
+        };
+        let for_ns = parts.iter().filter_map(|(r, ..)| Some(until(r)?.saturating_sub(since_ns))).max();
+        // NCCL before 2.26 tells nothing about kernels.
+        let mute = c
+            .members()
+            .values()
+            .filter_map(|m| self.process(m.record.segment))
+            .all(|p| p.record.abi.is_some_and(|v| v < 3));
+        let silent = instance.parts.values().all(|p| p.finished || p.op.timing.is_silent());
+        Some(Waited {
+            ranks: parts.iter().map(|(r, ..)| *r).collect(),
+            since_ns,
+            for_ns,
+            on_gpu: started.is_some() || mute,
+            silent: started.is_none() && !mute && silent,
+        })
+    }
+}

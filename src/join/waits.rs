@@ -1,0 +1,503 @@
+//! Who waits for whom: the wait-for graph over processes and operations.
+//!
+//! It is built from one small row a rank, communicator and track (a [`Front`]), so that it needs no operation
+//! records: a node's segments and a cluster's beats can feed it alike. A communicator's operations complete in
+//! order, so at most two of them matter: the first that some rank has not issued, and the oldest that all have
+//! issued and some have not finished. An operation waits for the ranks that lack it; a process waits for the
+//! operations in which it is. What is waited for and waits for nothing, and what waits for itself in a circle, is
+//! where a hang begins; everything that leads there is held up by it.
+
+use crate::model::{CommId, Rank, Track};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// How far a rank's oldest unfinished operation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// Issued, and known not to have started.
+    Issued,
+    /// Started on the GPU.
+    Started,
+    /// Nothing tells.
+    InDoubt,
+}
+
+/// How far a rank is in one communicator and track.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Front {
+    /// Its process, by a number that is the same in all communicators.
+    pub process: u32,
+    /// Operations issued: the next issue order.
+    pub issued: u64,
+    /// Orders below this are finished: its oldest unfinished operation, if it was issued.
+    pub done: u64,
+    /// How far that one is.
+    pub stage: Stage,
+}
+
+/// What an operation waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Lack {
+    /// Ranks have not issued it.
+    Issue,
+    /// All issued it; on some it has not started.
+    Start,
+    /// It started everywhere and does not end.
+    End,
+}
+
+/// An operation that cannot complete yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stall {
+    /// The communicator.
+    pub comm: CommId,
+    /// The track.
+    pub track: Track,
+    /// The issue order.
+    pub order: u64,
+    /// What it waits for.
+    pub lack: Lack,
+    /// The ranks that are in it, and their processes.
+    pub waiting: Vec<(Rank, u32)>,
+    /// The ranks it waits for, and their processes; empty where they all are in it.
+    pub lacking: Vec<(Rank, u32)>,
+}
+
+/// Where a hang begins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Origin {
+    /// The stall in which it shows, as an index into [`Waits::stalls`].
+    pub first: usize,
+    /// The ranks that the operation waits for and that wait for nothing themselves; empty for an operation that
+    /// all are in, and for a circle.
+    pub ranks: Vec<Rank>,
+    /// The stalls that wait for each other in a circle; empty where there is none.
+    pub circle: Vec<usize>,
+    /// The stalls that are held up by it, without those above.
+    pub held_up: Vec<usize>,
+}
+
+/// One communicator's and track's rows.
+#[derive(Debug, Clone, Default)]
+struct Table {
+    /// By rank. Ranks may be any numbers: what segments say is not to be trusted with memory.
+    fronts: Vec<(Rank, Front)>,
+    changed: bool,
+    stalls: Vec<Stall>,
+}
+
+impl Table {
+    fn refresh(&mut self, comm: CommId, track: Track) {
+        if !std::mem::take(&mut self.changed) {
+            return;
+        }
+        self.stalls.clear();
+        let (mut least, mut most, mut oldest) = (u64::MAX, 0, u64::MAX);
+        for (_, f) in &self.fronts {
+            least = least.min(f.issued);
+            most = most.max(f.issued);
+            oldest = oldest.min(f.done);
+        }
+        let rows = || self.fronts.iter().copied();
+        let split = |waits: &dyn Fn(&Front) -> bool, lacks: &dyn Fn(&Front) -> bool| {
+            let (mut waiting, mut lacking) = (Vec::new(), Vec::new());
+            for (rank, f) in rows() {
+                if lacks(&f) {
+                    lacking.push((rank, f.process));
+                } else if waits(&f) {
+                    waiting.push((rank, f.process));
+                }
+            }
+            (waiting, lacking)
+        };
+        if oldest < least && rows().all(|(_, f)| f.done > oldest || f.stage != Stage::InDoubt) {
+            let at = |f: &Front, stage| f.done == oldest && f.stage == stage;
+            let (waiting, lacking) = split(&|f| at(f, Stage::Started), &|f| at(f, Stage::Issued));
+            let lack = if lacking.is_empty() { Lack::End } else { Lack::Start };
+            self.stalls.push(Stall { comm, track, order: oldest, lack, waiting, lacking });
+        }
+        if least < most {
+            let (waiting, lacking) = split(&|f| f.issued > least, &|f| f.issued == least);
+            self.stalls.push(Stall { comm, track, order: least, lack: Lack::Issue, waiting, lacking });
+        }
+    }
+}
+
+/// The graph.
+#[derive(Debug, Clone, Default)]
+pub struct Waits {
+    tables: BTreeMap<(CommId, Track), Table>,
+    single: Vec<Stall>,
+    stalls: Vec<Stall>,
+    processes: usize,
+}
+
+impl Waits {
+    /// An empty graph.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A rank's row, new or changed; `None` takes it away, where it is not to be relied on.
+    pub fn set(&mut self, comm: CommId, track: Track, rank: Rank, front: Option<Front>) {
+        let table = self.tables.entry((comm, track)).or_default();
+        let dense = rank.0 as usize;
+        let at = match table.fronts.get(dense) {
+            Some((r, _)) if *r == rank => Ok(dense),
+            _ => table.fronts.binary_search_by_key(&rank, |(r, _)| *r),
+        };
+        if let Some(f) = front {
+            self.processes = self.processes.max(f.process as usize + 1);
+        }
+        match (at, front) {
+            (Ok(at), Some(f)) if table.fronts[at].1 == f => return,
+            (Ok(at), Some(f)) => table.fronts[at].1 = f,
+            (Ok(at), None) => {
+                table.fronts.remove(at);
+            }
+            (Err(at), Some(f)) => table.fronts.insert(at, (rank, f)),
+            (Err(_), None) => return,
+        }
+        table.changed = true;
+    }
+
+    /// An operation of few ranks, such as a transfer: it is no part of a table.
+    pub fn add(&mut self, stall: Stall) {
+        let last = stall.waiting.iter().chain(&stall.lacking).map(|(_, p)| *p as usize + 1).max();
+        self.processes = self.processes.max(last.unwrap_or(0));
+        self.single.push(stall);
+    }
+
+    /// Forgets a communicator.
+    pub fn forget(&mut self, comm: CommId) {
+        self.tables.retain(|(c, _), _| *c != comm);
+        self.single.retain(|s| s.comm != comm);
+    }
+
+    /// The operations that cannot complete yet, as of the last [`Waits::solve`].
+    pub fn stalls(&self) -> &[Stall] {
+        &self.stalls
+    }
+
+    /// Where everything that stands still begins. `since` says when an operation began to stand still: a process
+    /// that is lacking in several is told of in the first.
+    pub fn solve(&mut self, since: impl Fn(&Stall) -> u64) -> Vec<Origin> {
+        for ((comm, track), table) in &mut self.tables {
+            table.refresh(*comm, *track);
+        }
+        self.stalls = self.tables.values().flat_map(|t| t.stalls.iter().cloned()).collect();
+        self.stalls.extend(self.single.iter().cloned());
+        Graph::new(&self.stalls, self.processes).origins(since)
+    }
+}
+
+/// The two kinds of edges, each kept with its reverse. Nodes are the stalls, then the processes.
+struct Graph<'a> {
+    stalls: &'a [Stall],
+    /// By process: the stalls in which it is.
+    is_in: Rows,
+    /// By process: the stalls that lack it.
+    lacked_by: Rows,
+}
+
+/// Lists of small numbers, one a row, without an allocation each.
+struct Rows {
+    ends: Vec<u32>,
+    items: Vec<u32>,
+}
+
+impl Rows {
+    /// From (row, item) pairs, given twice in the same order.
+    fn new<I: Iterator<Item = (u32, u32)>>(rows: usize, pairs: impl Fn() -> I) -> Self {
+        let mut ends = vec![0u32; rows + 1];
+        for (row, _) in pairs() {
+            ends[row as usize + 1] += 1;
+        }
+        for i in 1..ends.len() {
+            ends[i] += ends[i - 1];
+        }
+        let mut next = ends.clone();
+        let mut items = vec![0; ends.last().map_or(0, |n| *n as usize)];
+        for (row, item) in pairs() {
+            items[next[row as usize] as usize] = item;
+            next[row as usize] += 1;
+        }
+        Rows { ends, items }
+    }
+
+    fn of(&self, row: usize) -> &[u32] {
+        &self.items[self.ends[row] as usize..self.ends[row + 1] as usize]
+    }
+}
+
+impl<'a> Graph<'a> {
+    fn new(stalls: &'a [Stall], processes: usize) -> Self {
+        // A process that has several ranks of a communicator may be in an operation and lack it: then it is what
+        // holds it up.
+        let mut lacks = vec![u32::MAX; processes];
+        let mut both: BTreeSet<(u32, u32)> = BTreeSet::new();
+        for (i, s) in (0u32..).zip(stalls) {
+            s.lacking.iter().for_each(|(_, p)| lacks[*p as usize] = i);
+            both.extend(s.waiting.iter().filter(|(_, p)| lacks[*p as usize] == i).map(|(_, p)| (*p, i)));
+        }
+        let edges = |of: fn(&Stall) -> &[(Rank, u32)]| {
+            (0u32..).zip(stalls).flat_map(move |(i, s)| of(s).iter().map(move |(_, p)| (*p, i)))
+        };
+        let waiting = || edges(|s| &s.waiting).filter(|e| both.is_empty() || !both.contains(e));
+        Graph {
+            stalls,
+            is_in: Rows::new(processes, waiting),
+            lacked_by: Rows::new(processes, || edges(|s| &s.lacking)),
+        }
+    }
+
+    /// What a node waits for: nodes by number.
+    fn next(&self, node: usize, i: usize) -> Option<usize> {
+        match self.stalls.get(node) {
+            Some(s) => s.lacking.get(i).map(|(_, p)| self.stalls.len() + *p as usize),
+            None => self.is_in.of(node - self.stalls.len()).get(i).map(|s| *s as usize),
+        }
+    }
+
+    /// Strongly connected components (Tarjan, without recursion), by node; and of each whether an edge leaves it.
+    fn components(&self) -> (Vec<u32>, Vec<bool>) {
+        const NONE: u32 = u32::MAX;
+        let nodes = self.stalls.len() + self.is_in.ends.len() - 1;
+        let mut index = vec![NONE; nodes];
+        let mut low = vec![0u32; nodes];
+        let mut component = vec![NONE; nodes];
+        let mut leaves: Vec<bool> = Vec::new();
+        let (mut stack, mut path): (Vec<usize>, Vec<(usize, usize)>) = (Vec::new(), Vec::new());
+        let mut count = 0;
+        for start in 0..self.stalls.len() {
+            if index[start] != NONE {
+                continue;
+            }
+            path.push((start, 0));
+            while let Some((node, i)) = path.pop() {
+                if i == 0 {
+                    (index[node], low[node]) = (count, count);
+                    count += 1;
+                    stack.push(node);
+                }
+                if let Some(to) = self.next(node, i) {
+                    path.push((node, i + 1));
+                    if index[to] == NONE {
+                        path.push((to, 0));
+                    } else if component[to] == NONE {
+                        low[node] = low[node].min(index[to]);
+                    }
+                    continue;
+                }
+                if low[node] == index[node] {
+                    let id = leaves.len() as u32;
+                    leaves.push(false);
+                    while let Some(n) = stack.pop() {
+                        component[n] = id;
+                        if n == node {
+                            break;
+                        }
+                    }
+                }
+                if let Some((parent, _)) = path.last() {
+                    low[*parent] = low[*parent].min(low[node]);
+                }
+            }
+        }
+        for node in 0..nodes {
+            let own = component[node];
+            if own == NONE {
+                continue;
+            }
+            let leaving = (0..).map_while(|i| self.next(node, i)).any(|to| component[to] != own);
+            leaves[own as usize] |= leaving;
+        }
+        (component, leaves)
+    }
+
+    fn origins(&self, since: impl Fn(&Stall) -> u64) -> Vec<Origin> {
+        let (component, leaves) = self.components();
+        let ends =
+            |node: usize| component.get(node).is_some_and(|c| leaves.get(*c as usize).is_some_and(|l| !*l));
+        let mut order: Vec<usize> = (0..self.stalls.len()).collect();
+        order.sort_by_key(|i| {
+            let s = &self.stalls[*i];
+            (since(s), s.comm, s.track, s.order)
+        });
+        let mut origins: Vec<Origin> = Vec::new();
+        let mut told = vec![false; self.is_in.ends.len() - 1];
+        let mut circles: BTreeMap<u32, usize> = BTreeMap::new();
+        for i in order {
+            let s = &self.stalls[i];
+            let of = |ranks, circle| Origin { first: i, ranks, circle, held_up: Vec::new() };
+            if s.lacking.is_empty() {
+                origins.push(of(Vec::new(), Vec::new()));
+            } else if ends(i) {
+                // An operation at which the graph ends and that lacks somebody is in a circle.
+                match circles.get(&component[i]) {
+                    Some(at) => origins[*at].circle.push(i),
+                    None => {
+                        circles.insert(component[i], origins.len());
+                        origins.push(of(Vec::new(), vec![i]));
+                    }
+                }
+            } else {
+                let fresh: Vec<Rank> = s
+                    .lacking
+                    .iter()
+                    .filter(|(_, p)| {
+                        let root =
+                            ends(self.stalls.len() + *p as usize) && self.is_in.of(*p as usize).is_empty();
+                        root && !std::mem::replace(&mut told[*p as usize], root)
+                    })
+                    .map(|(r, _)| *r)
+                    .collect();
+                if !fresh.is_empty() {
+                    origins.push(of(fresh, Vec::new()));
+                }
+            }
+        }
+        self.hold_up(&mut origins);
+        origins
+    }
+
+    /// Walks back from every origin to what waits for it. A stall is held up by one origin.
+    fn hold_up(&self, origins: &mut [Origin]) {
+        let mut claimed = vec![false; self.stalls.len()];
+        for o in &*origins {
+            claimed[o.first] = true;
+            o.circle.iter().for_each(|i| claimed[*i] = true);
+        }
+        let mut seen = vec![false; self.is_in.ends.len() - 1];
+        for o in origins {
+            let first = &self.stalls[o.first];
+            let mut processes: VecDeque<u32> = VecDeque::new();
+            let ranks = first.lacking.iter().filter(|(r, _)| o.ranks.contains(r)).map(|(_, p)| *p);
+            processes.extend(ranks);
+            for i in std::iter::once(&o.first).chain(&o.circle) {
+                processes.extend(self.stalls[*i].waiting.iter().map(|(_, p)| *p));
+            }
+            while let Some(p) = processes.pop_front() {
+                if std::mem::replace(&mut seen[p as usize], true) {
+                    continue;
+                }
+                for i in self.lacked_by.of(p as usize) {
+                    if !std::mem::replace(&mut claimed[*i as usize], true) {
+                        o.held_up.push(*i as usize);
+                        processes.extend(self.stalls[*i as usize].waiting.iter().map(|(_, p)| *p));
+                    }
+                }
+            }
+            o.held_up.sort_unstable();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: CommId = CommId(1);
+    const B: CommId = CommId(2);
+    const C: CommId = CommId(3);
+
+    fn waits(rows: &[(CommId, u32, u32, u64, u64, Stage)]) -> Waits {
+        let mut w = Waits::new();
+        for (comm, rank, process, issued, done, stage) in rows.iter().copied() {
+            let front = Front { process, issued, done, stage };
+            w.set(comm, Track::Collective, Rank(rank), Some(front));
+        }
+        w
+    }
+
+    use Stage::{InDoubt, Issued, Started};
+
+    #[test]
+    fn nobody_waits_where_all_are_equal() {
+        let mut w = waits(&[(A, 0, 0, 5, 5, InDoubt), (A, 1, 1, 5, 5, InDoubt)]);
+        assert_eq!(w.solve(|_| 0), vec![]);
+        assert_eq!(w.stalls(), []);
+    }
+
+    #[test]
+    fn the_rank_that_did_not_issue_is_where_it_begins_and_chains_lead_there() {
+        // Process 2 lacks in A; process 1 waits in A and lacks in B; process 3 waits in B.
+        let mut w = waits(&[
+            (A, 0, 1, 8, 7, Started),
+            (A, 1, 2, 7, 7, InDoubt),
+            (B, 0, 1, 3, 3, InDoubt),
+            (B, 1, 3, 4, 3, Started),
+        ]);
+        let found = w.solve(|_| 0);
+        assert_eq!(found.len(), 1, "{found:?}");
+        let o = &found[0];
+        assert_eq!((w.stalls()[o.first].comm, o.ranks.as_slice()), (A, [Rank(1)].as_slice()));
+        assert_eq!(o.held_up.iter().map(|i| w.stalls()[*i].comm).collect::<Vec<_>>(), [B]);
+    }
+
+    #[test]
+    fn one_process_missing_in_three_communicators_is_one_origin_at_the_earliest() {
+        let mut w = waits(&[
+            (A, 0, 0, 8, 7, Started),
+            (A, 1, 9, 7, 7, InDoubt),
+            (B, 0, 1, 4, 3, Started),
+            (B, 1, 9, 3, 3, InDoubt),
+            (C, 0, 2, 4, 3, Started),
+            (C, 1, 9, 3, 3, InDoubt),
+        ]);
+        let found = w.solve(|s| if s.comm == B { 1 } else { 2 });
+        assert_eq!(found.len(), 1);
+        assert_eq!((w.stalls()[found[0].first].comm, found[0].held_up.len()), (B, 2));
+    }
+
+    #[test]
+    fn a_circle_of_two_and_of_three() {
+        let mut w = waits(&[
+            (A, 0, 0, 1, 0, Started),
+            (A, 1, 1, 0, 0, InDoubt),
+            (B, 0, 0, 0, 0, InDoubt),
+            (B, 1, 1, 1, 0, Started),
+        ]);
+        let found = w.solve(|_| 0);
+        assert_eq!((found.len(), found[0].circle.len()), (1, 2), "{found:?}");
+        // All issued: the starts alone show it.
+        let mut w = waits(&[
+            (A, 0, 0, 1, 0, Started),
+            (A, 1, 1, 1, 0, Issued),
+            (B, 0, 1, 1, 0, Started),
+            (B, 1, 2, 1, 0, Issued),
+            (C, 0, 2, 1, 0, Started),
+            (C, 1, 0, 1, 0, Issued),
+        ]);
+        let found = w.solve(|_| 0);
+        assert_eq!((found.len(), found[0].circle.len()), (1, 3), "{found:?}");
+    }
+
+    #[test]
+    fn an_operation_that_all_are_in_is_an_origin_itself() {
+        let mut w = waits(&[
+            (A, 0, 0, 6, 5, Started),
+            (A, 1, 1, 6, 5, Started),
+            (B, 0, 1, 3, 3, InDoubt),
+            (B, 1, 2, 4, 3, Started),
+        ]);
+        let found = w.solve(|_| 0);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(w.stalls()[found[0].first].lack, Lack::End);
+        assert_eq!(found[0].held_up.len(), 1);
+    }
+
+    #[test]
+    fn a_process_of_two_ranks_is_in_no_circle_with_itself() {
+        let mut w = waits(&[(A, 0, 0, 6, 5, Started), (A, 1, 0, 5, 5, InDoubt)]);
+        let found = w.solve(|_| 0);
+        assert_eq!((found.len(), found[0].ranks.as_slice()), (1, [Rank(1)].as_slice()));
+    }
+
+    #[test]
+    fn rows_that_are_taken_away_say_nothing() {
+        let mut w = waits(&[(A, 0, 0, 6, 5, Started), (A, 1, 1, 5, 5, InDoubt)]);
+        w.set(A, Track::Collective, Rank(1), None);
+        let found = w.solve(|_| 0);
+        assert!(found.iter().all(|o| o.ranks.is_empty()), "{found:?}");
+    }
+}
