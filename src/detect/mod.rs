@@ -14,6 +14,7 @@ mod slow_transfer;
 mod straggler;
 mod stuck_transfer;
 mod transfers;
+mod usage;
 
 pub use choice::ChoiceRule;
 pub use hang::HangRule;
@@ -21,6 +22,7 @@ pub use mismatch::MismatchRule;
 pub use never_joined::NeverJoinedRule;
 pub use slow_transfer::{Baseline, SlowTransferRule};
 pub use straggler::StragglerRule;
+pub use usage::UsageRule;
 
 use crate::join::{Communicator, Join};
 use crate::model::{Evidence, Finding, FindingId, Liveness, Rank, rank_list};
@@ -105,6 +107,7 @@ impl Detector {
             Box::new(NeverJoinedRule::new(settings)),
             Box::new(StragglerRule::new(settings)),
             Box::new(ChoiceRule),
+            Box::new(UsageRule),
         ];
         Detector { rules, slow: SlowTransferRule::default(), found: BTreeMap::new(), settings }
     }

@@ -6,6 +6,7 @@ use super::member::{Called, Member};
 use super::signature::Signature;
 use super::stats::{Class, ClassKey, Sample, size_class};
 use super::timing;
+use super::usage::{Busy, Exchanged};
 use crate::model::{
     Algo, CommId, CommRecord, Coverage, Func, Lane, OpRecord, OpState, OperationRef, Proto, Rank, Returned,
     SegmentId, Track, message_bytes,
@@ -258,6 +259,7 @@ impl Communicator {
                     late: 0,
                     worst_late_ns: None,
                     called: None,
+                    exchanged: Exchanged::default(),
                     issued_below: 0,
                     channels: HashMap::new(),
                     done_below: HashMap::new(),
@@ -268,7 +270,14 @@ impl Communicator {
         }
     }
 
-    pub(super) fn operation(&mut self, op: OpRecord, clock: &mut ClockMap, unsure: bool, now_ns: u64) {
+    pub(super) fn operation(
+        &mut self,
+        op: OpRecord,
+        clock: &mut ClockMap,
+        busy: &mut Busy,
+        unsure: bool,
+        now_ns: u64,
+    ) {
         let rank = op.rank;
         let Some(member) = self.members.get_mut(&rank) else { return };
         for s in &op.stamps {
@@ -348,6 +357,9 @@ impl Communicator {
             if stopped { timing::kernel(&op, clock, |c| member.channels.get(&c).copied()) } else { None }
         });
         if kernel.is_some() && was_kernel.is_none() {
+            if let Some(k) = &kernel {
+                busy.add(k);
+            }
             if let (Some(k), Some(limit)) = (kernel, timing::not_before(&op)) {
                 clock.learn_distance(k.start_ns.saturating_sub(limit));
             }
@@ -370,6 +382,13 @@ impl Communicator {
         let finished = was_done || stopped || order < member.done_below(track);
         if finished && !was_done && op.lane.is_collective() {
             member.finished += 1;
+        }
+        if let (true, Some(bytes)) = (fresh, op.bytes(ranks)) {
+            match op.lane {
+                Lane::Send(peer) => member.exchanged.sent(peer, bytes),
+                Lane::Recv(_) => member.exchanged.received(bytes),
+                _ => {}
+            }
         }
         let timed = kernel.is_some() || op.event_ns.is_some();
         self.coverage.operations += u64::from(fresh);

@@ -1,5 +1,6 @@
 //! One rank of a communicator.
 
+use super::usage::Exchanged;
 use crate::model::{CommRecord, Func, Track};
 use std::collections::HashMap;
 
@@ -31,6 +32,8 @@ pub struct Member {
     pub worst_late_ns: Option<u64>,
     /// The latest call that NCCL has not issued yet.
     pub called: Option<Called>,
+    /// What it exchanged with single others.
+    pub exchanged: Exchanged,
     /// Ticket + 1 of the youngest operation that NCCL has issued.
     pub(super) issued_below: u64,
     /// Start of the latest believed kernel by channel, GPU clock.

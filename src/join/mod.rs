@@ -14,6 +14,7 @@ mod standing;
 mod stats;
 mod timing;
 mod trend;
+mod usage;
 mod waits;
 
 pub use crate::model::Track;
@@ -25,9 +26,10 @@ pub use member::{Called, Member};
 pub use signature::Signature;
 pub use snapshot::View;
 pub use standing::{Standing, Waited};
-pub use stats::{Class, ClassKey, Rates, Sample, Seen, Transfer, size_class};
+pub use stats::{Class, ClassKey, Load, Rates, Sample, Seen, Transfer, size_class};
 pub use timing::{Kernel, believed, kernel, not_before, started};
 pub use trend::{Block, Change, Trend, median, spread};
+pub use usage::{Busy, Exchanged};
 pub use waits::{Front, Lack, Origin, Stage, Stall, Waits};
 
 use crate::model::{CommId, HostFact, Liveness, SegmentId, SegmentRecord, Update};
@@ -49,6 +51,8 @@ pub struct Process {
     pub missed: BTreeMap<&'static str, u64>,
     /// What the operating system last said about it.
     pub host: Option<HostFact>,
+    /// Time inside its kernels, as far as they are timed.
+    pub busy: Busy,
     /// What is added to its times to have them on the observer's clock.
     shift_ns: i64,
 }
@@ -107,8 +111,10 @@ impl Join {
                 }
                 None => {
                     let (clocks, missed) = (BTreeMap::new(), BTreeMap::new());
-                    self.processes
-                        .insert(record.id, Process { record, clocks, missed, host: None, shift_ns });
+                    self.processes.insert(
+                        record.id,
+                        Process { record, clocks, missed, host: None, busy: Busy::default(), shift_ns },
+                    );
                 }
             },
             Update::Comm(record) => {
@@ -130,7 +136,8 @@ impl Join {
                 };
                 let gpu = comm.members().get(&op.rank).and_then(|m| m.record.gpu.clone());
                 let unsure = process.unsure();
-                comm.operation(*op, process.clocks.entry(gpu).or_default(), unsure, self.now_ns);
+                let clock = process.clocks.entry(gpu).or_default();
+                comm.operation(*op, clock, &mut process.busy, unsure, self.now_ns);
             }
             Update::Missed { segment, what, count } => {
                 if let Some(p) = self.processes.get_mut(&segment) {

@@ -6,7 +6,9 @@ use sketches_ddsketch::{Config, DDSketch};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Seconds of history kept for rates and sparklines.
-const SECONDS: u64 = 60;
+const SECONDS: u64 = 120;
+/// Seconds of a sparkline.
+const SPARK_SECONDS: u64 = 60;
 /// Transfers of one kind that a class learns about; a job whose sizes vary more teaches nothing about one size.
 const KINDS: usize = 64;
 /// Seconds that rates are taken over.
@@ -65,6 +67,8 @@ struct Second {
     count: u64,
     bytes: Option<u64>,
     busy_ns: Option<f64>,
+    /// Operations that `busy_ns` is of.
+    busy: u64,
     transfer_ns: f64,
     timed: u64,
 }
@@ -117,6 +121,26 @@ pub struct Rates {
     pub bytes_per_s: Option<f64>,
     /// Share of wall time, 0 to 1, mean over the timed ranks.
     pub share: Option<f64>,
+}
+
+/// How busy a class was for some time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Load {
+    /// Share of wall time, 0 to 1, mean over the timed ranks.
+    pub share: Option<f64>,
+    /// Seconds in which it had operations.
+    pub seconds: u64,
+}
+
+/// The share of some seconds that operations took: those that are timed speak for the others.
+fn share<'a>(of: impl Iterator<Item = &'a Second>, seconds: u64) -> Option<f64> {
+    let (mut count, mut timed, mut busy_ns) = (0u64, 0u64, 0.0);
+    for s in of {
+        count += s.count;
+        timed += s.busy;
+        busy_ns += s.busy_ns.unwrap_or(0.0);
+    }
+    (timed > 0).then(|| busy_ns / timed as f64 * count as f64 / (seconds as f64 * 1e9))
 }
 
 /// A sum in which absent is not zero.
@@ -175,6 +199,7 @@ impl Class {
             second.count += 1;
             second.bytes = sum(second.bytes, s.bytes, u64::saturating_add);
             second.busy_ns = sum(second.busy_ns, s.busy_ns, |a, b| a + b);
+            second.busy += u64::from(s.busy_ns.is_some());
             if let Some(t) = s.transfer_ns {
                 second.transfer_ns += t as f64;
                 second.timed += 1;
@@ -234,25 +259,32 @@ impl Class {
     /// Rates over the last whole seconds; `None` for a class that has been silent for longer.
     pub fn rates(&self, now_ns: u64) -> Option<Rates> {
         let now_s = now_ns / 1_000_000_000;
-        let (mut count, mut bytes, mut busy, mut any) = (0u64, None, None, false);
+        let (mut count, mut bytes, mut any) = (0u64, None, false);
         for s in self.recent(now_s) {
             any = true;
             count += s.count;
             bytes = sum(bytes, s.bytes, u64::saturating_add);
-            busy = sum(busy, s.busy_ns, |a, b| a + b);
         }
         let span = RATE_SECONDS as f64;
         any.then(|| Rates {
             ops_per_s: count as f64 / span,
             bytes_per_s: bytes.map(|b| b as f64 / span),
-            share: busy.map(|b| b / (span * 1e9)),
+            share: share(self.recent(now_s), RATE_SECONDS),
         })
+    }
+
+    /// How busy it was over the last whole seconds, at most 120; `None` for a class that was silent.
+    pub fn load(&self, now_ns: u64, seconds: u64) -> Option<Load> {
+        let now_s = now_ns / 1_000_000_000;
+        let last = || self.seconds.iter().filter(|s| s.at < now_s && s.at + seconds >= now_s);
+        let count = last().count() as u64;
+        (count > 0).then(|| Load { share: share(last(), seconds), seconds: count })
     }
 
     /// Mean transfer time of each of the last 60 seconds in ns, oldest first.
     pub fn spark(&self, now_ns: u64) -> Vec<Option<f64>> {
         let now_s = now_ns / 1_000_000_000;
-        (now_s.saturating_sub(SECONDS - 1)..=now_s)
+        (now_s.saturating_sub(SPARK_SECONDS - 1)..=now_s)
             .map(|at| {
                 let s = self.seconds.iter().find(|s| s.at == at)?;
                 (s.timed > 0).then(|| s.transfer_ns / s.timed as f64)

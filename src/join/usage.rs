@@ -1,0 +1,99 @@
+//! What a process spends its time on: how much of it lies inside collectives, and who exchanges how much with whom.
+
+use super::timing::Kernel;
+use crate::model::Rank;
+use std::collections::{BTreeSet, VecDeque};
+
+/// Seconds of history.
+const SECONDS: usize = 120;
+/// Peers of a rank that are remembered.
+const PEERS_MAX: usize = 4096;
+
+/// Time of a process's timed kernels, and how much of it is left when what runs at the same time counts once.
+#[derive(Debug, Clone, Default)]
+pub struct Busy {
+    /// By second: its number, the sum of durations, and the time that they cover, in ns.
+    seconds: VecDeque<(u64, f64, f64)>,
+    /// Until when the kernels so far reach, host clock ns.
+    covered_ns: u64,
+}
+
+impl Busy {
+    /// Takes a kernel; they come in about the order of their ends.
+    pub(super) fn add(&mut self, k: &Kernel) {
+        let end = k.start_ns.saturating_add(k.duration_ns);
+        let fresh = end.saturating_sub(k.start_ns.max(self.covered_ns));
+        self.covered_ns = self.covered_ns.max(end);
+        let at = end / 1_000_000_000;
+        match self.seconds.back_mut() {
+            Some(s) if s.0 >= at => {
+                s.1 += k.duration_ns as f64;
+                s.2 += fresh as f64;
+            }
+            _ => self.seconds.push_back((at, k.duration_ns as f64, fresh as f64)),
+        }
+        while self.seconds.len() > SECONDS {
+            self.seconds.pop_front();
+        }
+    }
+
+    /// What is left of the kernels' time when what overlaps counts once: 1 where nothing does. Absent without any.
+    pub fn overlap(&self) -> Option<f64> {
+        let (sum, covered) = self.seconds.iter().fold((0.0, 0.0), |(a, b), s| (a + s.1, b + s.2));
+        (sum > 0.0).then(|| covered / sum)
+    }
+}
+
+/// What a rank exchanged with single others, by sends and receives.
+#[derive(Debug, Clone, Default)]
+pub struct Exchanged {
+    /// Bytes sent.
+    pub sent_bytes: u64,
+    /// Bytes received.
+    pub received_bytes: u64,
+    /// Sends.
+    pub sends: u64,
+    /// Whom it sent to.
+    pub(super) peers: BTreeSet<Rank>,
+}
+
+impl Exchanged {
+    pub(super) fn sent(&mut self, to: Rank, bytes: u64) {
+        self.sends += 1;
+        self.sent_bytes = self.sent_bytes.saturating_add(bytes);
+        if self.peers.len() < PEERS_MAX {
+            self.peers.insert(to);
+        }
+    }
+
+    pub(super) fn received(&mut self, bytes: u64) {
+        self.received_bytes = self.received_bytes.saturating_add(bytes);
+    }
+
+    /// To how many others it has sent.
+    pub fn peers(&self) -> usize {
+        self.peers.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kernel(start_ns: u64, duration_ns: u64) -> Kernel {
+        Kernel { start_ns, duration_ns, believed: 1, stamped: 1 }
+    }
+
+    #[test]
+    fn what_overlaps_counts_once() {
+        let mut b = Busy::default();
+        assert_eq!(b.overlap(), None);
+        b.add(&kernel(0, 100));
+        b.add(&kernel(200, 100));
+        assert_eq!(b.overlap(), Some(1.0));
+        // Beside the second, and half beyond it.
+        b.add(&kernel(250, 100));
+        b.add(&kernel(260, 40));
+        assert_eq!(b.overlap(), Some(250.0 / 340.0));
+    }
+}
