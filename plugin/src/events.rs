@@ -42,6 +42,8 @@ pub(crate) struct Driver {
     capturing: unsafe extern "C" fn(Stream, *mut c_int) -> c_int,
     exchange: unsafe extern "C" fn(*mut c_int) -> c_int,
     context: unsafe extern "C" fn(*mut Context) -> c_int,
+    /// From CUDA 12 on: the number of a context, which no other one ever has.
+    number: Option<unsafe extern "C" fn(Context, *mut u64) -> c_int>,
 }
 
 impl Driver {
@@ -57,6 +59,7 @@ impl Driver {
         let capturing = find(c"cuStreamIsCapturing")?;
         let exchange = find(c"cuThreadExchangeStreamCaptureMode")?;
         let context = find(c"cuCtxGetCurrent")?;
+        let number = find(c"cuCtxGetId");
         // SAFETY: the CUDA driver's functions of these names and signatures.
         Some(unsafe {
             use core::mem::transmute;
@@ -68,8 +71,20 @@ impl Driver {
                 capturing: transmute::<usize, unsafe extern "C" fn(Stream, *mut c_int) -> c_int>(capturing),
                 exchange: transmute::<usize, unsafe extern "C" fn(*mut c_int) -> c_int>(exchange),
                 context: transmute::<usize, unsafe extern "C" fn(*mut Context) -> c_int>(context),
+                number: number
+                    .map(|n| transmute::<usize, unsafe extern "C" fn(Context, *mut u64) -> c_int>(n)),
             }
         })
+    }
+
+    /// The number of a context; 0 where the driver tells none.
+    fn number_of(&self, context: Context) -> u64 {
+        let mut number = 0;
+        // SAFETY: the current context; stores one number.
+        match self.number.map(|ask| unsafe { ask(context, &mut number) }) {
+            Some(SUCCESS) => number,
+            _ => 0,
+        }
     }
 
     /// Runs `f` with this thread's capture mode relaxed.
@@ -113,6 +128,8 @@ const HEALTH: usize = 1;
 const CONTEXT: usize = 2;
 const PENDING: usize = 3;
 const LOOKED_NS: usize = 4;
+/// The context's number; 0 unknown.
+const CONTEXT_NUMBER: usize = 5;
 const SHOTS_AT: usize = 8;
 const POOL_WORDS: usize = SHOTS_AT + SHOTS * SHOT_WORDS;
 
@@ -290,8 +307,11 @@ impl Events {
             pool.set(HEALTH, BROKEN);
             return;
         }
-        // An earlier communicator's events serve again where they are of the same context.
-        let ready = pool.get(HEALTH) == READY && pool.get(CONTEXT) == context as u64;
+        // An earlier communicator's events serve again where they are of the same context. Its address does not say
+        // so: after cudaDeviceReset a new one may have it. Where nothing else does, the old events are left.
+        let number = pool.driver.number_of(context);
+        let same = pool.get(CONTEXT) == context as u64 && pool.get(CONTEXT_NUMBER) == number;
+        let ready = pool.get(HEALTH) == READY && number != 0 && same;
         for i in 0..SHOTS {
             let [state, start, stop, ..] = pool.shot(i) else { return };
             state.set(FREE);
@@ -309,6 +329,7 @@ impl Events {
         }
         pool.set(PENDING, 0);
         pool.set(CONTEXT, context as u64);
+        pool.set(CONTEXT_NUMBER, number);
         pool.set(HEALTH, READY);
     }
 

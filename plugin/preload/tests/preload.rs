@@ -92,7 +92,7 @@ fn built() -> Option<&'static Path> {
             true
         };
         let nccl = ["-shared", "-fPIC", "-Wl,-soname,libnccl.so.2", "-o"];
-        for variant in ["old", "cuda"] {
+        for variant in ["old", "cuda", "cuda11"] {
             std::fs::create_dir(dir.path().join(variant)).unwrap();
         }
         (cc(&[&nccl[..], &["libnccl.so.2", "fake_nccl.c", "-lpthread", "-ldl"]].concat())
@@ -103,6 +103,15 @@ fn built() -> Option<&'static Path> {
                 "-Wl,-soname,libcuda.so.1",
                 "-o",
                 "cuda/libcuda.so.1",
+                "fake_cuda.c",
+            ])
+            && cc(&[
+                "-shared",
+                "-fPIC",
+                "-DOLD",
+                "-Wl,-soname,libcuda.so.1",
+                "-o",
+                "cuda11/libcuda.so.1",
                 "fake_cuda.c",
             ])
             && cc(&[
@@ -162,10 +171,15 @@ fn job(how: &str, abi: u32, what: &str) -> Option<Job> {
 
 impl Job {
     /// With another build of the fake NCCL: `old`, without its newest functions, or `cuda`, with a fake driver.
-    fn variant(mut self, name: &str) -> Self {
+    fn variant(self, name: &str) -> Self {
+        self.variants(&[name])
+    }
+
+    /// With the libraries of several such builds, the first ones first.
+    fn variants(mut self, names: &[&str]) -> Self {
         let dir = built().unwrap();
-        let path = format!("{}:{}", dir.join(name).display(), dir.display());
-        self.command.env("LD_LIBRARY_PATH", path);
+        let path: Vec<_> = names.iter().chain(&["."]).map(|n| dir.join(n).display().to_string()).collect();
+        self.command.env("LD_LIBRARY_PATH", path.join(":"));
         self
     }
 
@@ -384,6 +398,20 @@ fn calls_that_nobody_else_times_are_timed_by_cuda_events() {
         };
         assert_eq!(times(200), times(400));
     }
+}
+
+#[test]
+fn events_do_not_outlive_their_context() {
+    let made = |variants: &[&str]| -> Option<Vec<usize>> {
+        let out = job("linked", 0, "again")?.variants(variants).run().good().out;
+        Some(out.split_whitespace().map(|n| n.parse().unwrap()).collect())
+    };
+    // The fake driver aborts where an event of the context that was reset is used.
+    let Some(numbered) = made(&["cuda"]) else { return };
+    // A pool of events for each slot of the table of communicators, made again after the reset.
+    assert_eq!(numbered, [256 * 16, 512 * 16]);
+    // Without a number of the context none is used twice.
+    assert_eq!(made(&["cuda11", "cuda"]), Some(vec![300 * 16, 600 * 16]));
 }
 
 #[test]
