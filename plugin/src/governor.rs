@@ -91,6 +91,11 @@ pub(crate) const WORDS: usize = 16;
 /// Bits of the word [`comm::HINT`]: why the called operation is worth timing.
 pub(crate) const AFTER_PAUSE: u64 = 1;
 pub(crate) const LARGE: u64 = 2;
+const WORTH: u64 = AFTER_PAUSE | LARGE;
+/// It is not the only one that was called since the last launch.
+pub(crate) const TOGETHER: u64 = 4;
+/// Above these bits: the number of the group it was called in.
+pub(crate) const HINT_BITS: u32 = 8;
 
 /// The process's governor.
 #[derive(Debug)]
@@ -407,27 +412,34 @@ impl Governor {
         }
     }
 
-    /// Decides whether the next launch of a communicator is timed by CUDA events, and pays for it. `order` is the
+    /// Whether the next launch of a communicator is to be timed by CUDA events, as far as it is its turn. `order` is the
     /// issue order its first operation will get.
     #[inline]
-    pub(crate) fn launch(&self, c: &Comm, order: u64, now_ns: u64) -> bool {
-        if !self.events {
-            return false;
-        }
-        let hint = c.word(comm::HINT);
+    pub(crate) fn wants(&self, c: &Comm, order: u64) -> bool {
+        self.events && (c.word(comm::HINT) & WORTH != 0 || self.turn(c, order).is_some())
+    }
+
+    /// The number that decides whose turn it is, if it is this one's.
+    #[inline]
+    fn turn(&self, c: &Comm, order: u64) -> Option<u64> {
         // Where kernel events are switched, they are for the regular ones.
         let regular = self.kernel != Kernel::Switched || self.get(ENDED) != 0;
         // Plans count what has no issue order: sends and receives.
-        let order = order.wrapping_add(c.word(comm::PLANS));
-        let due = regular && self.due(order, EVENT_SHIFT);
-        (due || hint != 0) && self.take(due, order, now_ns)
+        let number = order.wrapping_add(c.word(comm::PLANS));
+        Some(number).filter(|n| regular && self.due(*n, EVENT_SHIFT))
+    }
+
+    /// Decides on a launch that is wanted, and pays for it.
+    #[inline]
+    pub(crate) fn launch(&self, c: &Comm, order: u64, now_ns: u64) -> bool {
+        self.wants(c, order) && self.take(self.turn(c, order), now_ns)
     }
 
     #[inline(never)]
-    fn take(&self, due: bool, order: u64, now_ns: u64) -> bool {
+    fn take(&self, turn: Option<u64>, now_ns: u64) -> bool {
+        let decided = |n| self.decided(n, EVENT_COST_NS, EVENT_SHIFT, EVENT_DECIDED, now_ns);
         // A verdict may be an old one: what it says is bought only with tokens that are there.
-        let paid = (!due || self.decided(order, EVENT_COST_NS, EVENT_SHIFT, EVENT_DECIDED, now_ns))
-            && self.fill(now_ns) >= EVENT_COST_NS as i64;
+        let paid = turn.is_none_or(decided) && self.fill(now_ns) >= EVENT_COST_NS as i64;
         if paid {
             self.pay(EVENT_COST_NS);
         }

@@ -8,8 +8,8 @@ use crate::calls;
 use crate::chain;
 use crate::clock::now_ns;
 use crate::event::{Api, Body, Coll, Event, P2p, StateArg, bit, state};
-use crate::events::{Shot, told};
-use crate::governor::{AFTER_PAUSE, LARGE, LARGE_BYTES, PAUSE_NS};
+use crate::events::{Binding, Shot, told};
+use crate::governor::{AFTER_PAUSE, HINT_BITS, LARGE, LARGE_BYTES, PAUSE_NS, TOGETHER};
 use crate::handle::{Handle, Kind, VALUE_MASK, group};
 use crate::held::Held;
 use crate::network;
@@ -335,6 +335,9 @@ fn begin_group(live: &'static Live, context: u64, depth: i32, captured: bool) ->
         value |= group::CAPTURED;
     }
     if depth <= 1 {
+        if comm.word(comm::CALLED) != comm.word(comm::LAUNCHED) {
+            forget_calls(&comm);
+        }
         return Ok(value | group::BARE | comm.ticket & group::TICKET);
     }
     let (ticket, slot) = live.segment.group.claim()?;
@@ -346,6 +349,14 @@ fn begin_group(live: &'static Live, context: u64, depth: i32, captured: bool) ->
     }
     slot.publish();
     Ok(value | ticket & group::TICKET)
+}
+
+/// What was called and not launched never will be, or was launched untold: NCCL tells of no launch of symmetric kernels,
+/// copy engines and some broadcasts.
+#[cold]
+fn forget_calls(c: &Comm) {
+    c.set(comm::LAUNCHED, c.word(comm::CALLED));
+    c.set(comm::SHOT, 0);
 }
 
 #[inline]
@@ -402,11 +413,19 @@ fn launching(live: &'static Live, c: Comm, free: bool, stream: u64) -> Option<Sh
     let now = c.word(comm::CALLED_NS);
     live.events.look(live, c.ticket, now);
     // A second launch of one group carries calls that cannot be told from the first one's.
-    if called == launched || !live.governor.launch(&c, c.word(comm::ISSUED), now) {
+    if called == launched || !live.governor.wants(&c, c.word(comm::ISSUED)) {
+        return None;
+    }
+    // The time of a launch that carries several operations is none of theirs.
+    if c.word(comm::HINT) & TOGETHER != 0 {
+        c.set(comm::SHOT, launched << Shot::NUMBER_BITS | Shot::NO_NUMBER);
+        return None;
+    }
+    if !live.governor.launch(&c, c.word(comm::ISSUED), now) {
         return None;
     }
     let shot = live.events.begin(live, c.ticket, stream, now)?;
-    c.set(comm::SHOT, launched << 16 | shot.number());
+    c.set(comm::SHOT, launched << Shot::NUMBER_BITS | shot.number());
     Some(shot)
 }
 
@@ -420,8 +439,8 @@ fn timing(live: &'static Live, c: Comm, origin: &Origin, ticket: u64) -> u64 {
             }
             let shot = c.word(comm::SHOT);
             // Called after the launch before, and not after this one.
-            if shot != 0 && t + 1 > shot >> 16 && t < c.word(comm::LAUNCHED) {
-                return shot_for(live, shot & 0xffff, ticket);
+            if shot != 0 && t + 1 > shot >> Shot::NUMBER_BITS && t < c.word(comm::LAUNCHED) {
+                return shot_for(live, shot & SHOT_NUMBER, ticket);
             }
             u64::from(live.governor.why_not(false))
         }
@@ -438,14 +457,17 @@ pub(crate) fn timing_of_call(live: &'static Live, c: Comm, ticket: u64) -> u64 {
     timing(live, c, &Origin::Called(ticket), ticket)
 }
 
+const SHOT_NUMBER: u64 = (1 << Shot::NUMBER_BITS) - 1;
+
 #[inline(never)]
 fn shot_for(live: &'static Live, number: u64, ticket: u64) -> u64 {
-    match Shot::from_number(number) {
-        Some(shot) => {
-            live.events.bind(shot, ticket);
-            told(number)
-        }
-        None => u64::from(timed::NOT_FREE),
+    if number == Shot::NO_NUMBER {
+        return u64::from(timed::NOT_ALONE);
+    }
+    match Shot::from_number(number).map(|shot| live.events.bind(shot, ticket)) {
+        Some(Binding::Bound) => told(number),
+        Some(Binding::Shared) => u64::from(timed::NOT_ALONE),
+        Some(Binding::Late) | None => u64::from(timed::NOT_FREE),
     }
 }
 
@@ -572,14 +594,15 @@ fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Result<(u64, 
     r.set(op::ROOT, root_word(api.root, 0, 0));
     r.set(op::CALLED_NS, now);
     // The group may be another communicator's: groups span communicators.
-    r.set(op::GROUP, if group & group::BARE != 0 { 0 } else { (group & group::TICKET) + 1 });
+    let in_group = if group & group::BARE != 0 { 0 } else { (group & group::TICKET) + 1 };
+    r.set(op::GROUP, in_group);
     r.set(op::STREAM, api.stream);
     r.set(op::USER_TAG, api.user_tag);
     if group & group::KERNEL != 0 {
         r.set(op::TIMED, u64::from(timed::KERNEL));
     }
     r.publish(slot);
-    note_call(&c, ticket, now, bytes_of(api.dtype, api.count));
+    note_call(&c, ticket, now, bytes_of(api.dtype, api.count), in_group);
     note_capture(live, &c, ticket, api.captured);
     Ok((group, ticket))
 }
@@ -594,13 +617,14 @@ fn called_again(live: &'static Live, c: Comm, group: u64, api: &Api) -> Option<(
     let captured = if api.captured { flag::CAPTURED } else { 0 };
     slot.set(op::WHAT, seen.what | u64::from(captured) << 56);
     slot.set(op::CALLED_NS, now);
-    slot.set(op::GROUP, if group & group::BARE != 0 { 0 } else { (group & group::TICKET) + 1 });
+    let in_group = if group & group::BARE != 0 { 0 } else { (group & group::TICKET) + 1 };
+    slot.set(op::GROUP, in_group);
     slot.set(op::USER_TAG, api.user_tag);
     if group & group::KERNEL != 0 {
         slot.set(op::TIMED, u64::from(timed::KERNEL));
     }
     slot.publish();
-    note_call(&c, seen.op, now, bytes_of((seen.what >> 32 & 0xff) as u8, api.count));
+    note_call(&c, seen.op, now, bytes_of((seen.what >> 32 & 0xff) as u8, api.count), in_group);
     note_capture(live, &c, seen.op, api.captured);
     Some((group, seen.op))
 }
@@ -615,12 +639,18 @@ fn note_capture(live: &Live, c: &Comm, ticket: u64, captured: bool) {
     }
 }
 
-/// Notes what the timing of a call's launch rests on.
+/// Notes what the timing of a call's launch rests on. `in_group` is the number of the call's group, 0 where it is bare or
+/// there is none.
 #[inline(always)]
-pub(crate) fn note_call(c: &Comm, ticket: u64, now: u64, bytes: u64) {
+pub(crate) fn note_call(c: &Comm, ticket: u64, now: u64, bytes: u64, in_group: u64) {
     let pause = now.saturating_sub(c.word(comm::CALLED_NS)) > PAUSE_NS;
     let large = bytes >= LARGE_BYTES;
-    c.set(comm::HINT, if pause { AFTER_PAUSE } else { 0 } | if large { LARGE } else { 0 });
+    // Another one of the same group was called since the last launch: it will be launched with this one.
+    let together =
+        c.word(comm::CALLED) != c.word(comm::LAUNCHED) && c.word(comm::HINT) >> HINT_BITS == in_group;
+    let hint = |set, bit| if set { bit } else { 0 };
+    let why = hint(pause, AFTER_PAUSE) | hint(large, LARGE) | hint(together, TOGETHER);
+    c.set(comm::HINT, why | in_group << HINT_BITS);
     c.set(comm::CALLED_NS, now);
     c.set(comm::CALLED, ticket + 1);
 }

@@ -385,18 +385,17 @@ fn calls_that_nobody_else_times_are_timed_by_cuda_events() {
         if abi == 0 {
             assert_eq!([gpu(&all[0]), gpu(&all[1])].iter().collect::<BTreeSet<_>>().len(), 2);
         }
-        for count in [100, 200, 300, 400] {
+        for count in [100, 300] {
             let timed: Vec<&OpSlot> =
                 ops.iter().filter(|o| o.count == count && o.event_ns.is_some()).collect();
             // The last ones' events are read by a next call that never came, or at the end.
             assert!(timed.len() >= 15, "ABI v{abi}: {} of {count}", timed.len());
             assert!(timed.iter().all(|o| o.timed == timed::EVENTS && o.event_ns.unwrap() < 5_000_000));
         }
-        // What was launched together took the same time.
-        let times = |count| -> Vec<Option<u64>> {
-            ops.iter().filter(|o| o.count == count).map(|o| o.event_ns).collect()
-        };
-        assert_eq!(times(200), times(400));
+        // The time of what was launched together is none of theirs.
+        for o in ops.iter().filter(|o| o.count == 200 || o.count == 400) {
+            assert_eq!((o.timed, o.event_ns), (timed::NOT_ALONE, None), "ABI v{abi}: {}", o.count);
+        }
     }
 }
 

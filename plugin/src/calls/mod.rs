@@ -335,7 +335,7 @@ fn take(call: &Op, grouped: bool) -> Option<Taken> {
                 pending::push(&calls, comm, ticket, pending::key(call));
             }
             if let Some(c) = Comm::of(calls.live, comm) {
-                note_call(&c, ticket, now, bytes_of(numbered(call.dtype, TYPES), call.count as u64));
+                note_call(&c, ticket, now, bytes_of(numbered(call.dtype, TYPES), call.count as u64), 0);
             }
         }
         _ => {}
