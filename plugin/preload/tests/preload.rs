@@ -13,7 +13,8 @@
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
-use ringwatch_wire::codes::{Loss, flag, kind, made, timed};
+use ringwatch_wire::codes::{Flaw, Loss, flag, kind, made, timed};
+use ringwatch_wire::layout::Region;
 use ringwatch_wire::reader::{CommSlot, OpSlot};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::process::ExitStatusExt;
@@ -678,6 +679,30 @@ fn too_much_for_a_small_segment_is_counted() {
             }
             assert!(r.ops().iter().all(|o| o.preloaded), "ABI v{abi}, {bytes}");
         }
+    }
+}
+
+#[test]
+fn a_group_that_outlives_the_ring_shifts_no_order() {
+    for bytes in ["200000", "4194304"] {
+        let Some(job) = job("linked", 0, "lapped") else { return };
+        let r = job.env("RINGWATCH_SEGMENT_BYTES", bytes).run().good().recording();
+        let slots = r.reader().ring(Region::Op).slots();
+        let ops: Vec<OpSlot> = r.ops().into_iter().filter(|o| o.count != 50_000).collect();
+        assert!(ops.iter().all(|o| o.issued_ns.is_some()), "{bytes}: all that are left were issued");
+        let [first, second] = [0, 1].map(|rank: usize| -> Vec<&OpSlot> {
+            let ticket = comms(&r)[rank].ticket;
+            ops.iter().filter(|o| u64::from(o.comm) == ticket).collect()
+        });
+        // The first communicator's calls are lost, and counted; the other one's have the order of their calls.
+        let first: Vec<_> = first.iter().map(|o| (o.kind, o.count, o.order)).collect();
+        assert_eq!(first, [(kind::COLLECTIVE, 2, Some(1)), (kind::SEND, 2, Some(1))]);
+        assert!(second.iter().all(|o| o.order == Some(o.count - 1000)), "{bytes}");
+        // Two calls after the group were simulated.
+        assert_eq!(second.len() as u64, slots - 4);
+        assert_eq!(comms(&r).iter().map(|c| c.issued).collect::<Vec<_>>(), [2, 9001]);
+        // Of the group as many were left as the ring has slots.
+        assert_eq!(r.reader().flaws(Flaw::Overwritten), 9002 - slots, "{bytes}");
     }
 }
 

@@ -220,12 +220,20 @@ pub enum Flaw {
     EventError = 3,
     /// CUDA events gave a duration that is not one operation's alone, or a second one: it was dropped.
     EventMatch = 4,
+    /// A call's record was overwritten before it was issued: its issue order is counted, and no record has it.
+    Overwritten = 5,
 }
 
 impl Flaw {
     /// Every flaw, by number.
-    pub const ALL: [Flaw; 5] =
-        [Flaw::PairOrder, Flaw::Progress, Flaw::EventTime, Flaw::EventError, Flaw::EventMatch];
+    pub const ALL: [Flaw; 6] = [
+        Flaw::PairOrder,
+        Flaw::Progress,
+        Flaw::EventTime,
+        Flaw::EventError,
+        Flaw::EventMatch,
+        Flaw::Overwritten,
+    ];
 
     /// The flaw in words.
     pub const fn as_str(self) -> &'static str {
@@ -235,6 +243,7 @@ impl Flaw {
             Flaw::EventTime => "impossible duration dropped",
             Flaw::EventError => "CUDA events refused",
             Flaw::EventMatch => "duration of no single operation dropped",
+            Flaw::Overwritten => "overwritten before it was issued",
         }
     }
 }
