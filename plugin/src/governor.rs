@@ -391,8 +391,7 @@ impl Governor {
             due && self.decided(run, WAKE_COST_NS + (each << RUN_SHIFT), SHIFT, RUN_DECIDED, now_ns)
         };
         // The mask is the process's: it is on while any communicator waits for its next operation.
-        if wants != waiting {
-            c.set(comm::WANTS, u64::from(wants));
+        if wants != waiting && c.replace(comm::WANTS, u64::from(waiting), u64::from(wants)) {
             wanted.add(if wants { 1 } else { 1u64.wrapping_neg() });
         }
         let broke = (self.get(TOKENS) as i64) < 0;
@@ -401,10 +400,9 @@ impl Governor {
 
     /// A communicator waits for nothing any more.
     pub(crate) fn finalized(&self, c: &Comm) {
-        if c.word(comm::WANTS) != 0
-            && let Some(wanted) = self.words.get(WANTED)
+        if let Some(wanted) = self.words.get(WANTED)
+            && c.replace(comm::WANTS, 1, 0)
         {
-            c.set(comm::WANTS, 0);
             wanted.add(1u64.wrapping_neg());
             if self.kernel == Kernel::Switched && wanted.get() == 0 {
                 self.switch(false);
@@ -450,6 +448,9 @@ impl Governor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::events::Events;
+    use crate::record;
+    use crate::state::{self, InitArgs, Live};
     use ringwatch_wire::layout::Geometry;
     use ringwatch_wire::ring::Segment;
 
@@ -637,5 +638,30 @@ mod tests {
         let (mask, c) = stage(&g);
         assert!(issue(&g, &c, mask, 0..10_000, 1_000).iter().all(|t| *t));
         assert_eq!(g.why_not(false), timed::NOT_BUDGET);
+    }
+
+    #[test]
+    fn a_slot_that_is_given_on_waits_for_nothing() {
+        let live = Live::sample(governor(&FACTS, &settings()), Events::new(None, &[]));
+        let g = &live.governor;
+        let ticket = state::enter_comm(live, &InitArgs::unknown()).expect("there is room");
+        let c = Comm::of(live, ticket).expect("it is there");
+        let wait = || {
+            c.set(comm::WANTS, 1);
+            g.words[WANTED].add(1);
+        };
+        wait();
+        g.finalized(&c);
+        g.finalized(&c);
+        assert_eq!(g.get(WANTED), 0);
+        // A late event of an ended communicator.
+        assert!(record::end(live, &c));
+        wait();
+        let again = (0..live.segment.comm.slots()).find(|_| {
+            let next = state::enter_comm(live, &InitArgs::unknown()).expect("there is room");
+            next % live.segment.comm.slots() == ticket
+        });
+        assert!(again.is_some(), "the slot was taken again");
+        assert_eq!(g.get(WANTED), 0);
     }
 }

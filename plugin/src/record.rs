@@ -54,7 +54,7 @@ impl Comm {
         live.segment.comm.held(ticket).map(|slot| Comm { ticket, slot })
     }
 
-    #[cfg(test)]
+    /// The communicator of a slot.
     pub(crate) fn new(ticket: u64, slot: &'static [Word; comm::WORDS]) -> Self {
         Comm { ticket, slot }
     }
@@ -79,6 +79,11 @@ impl Comm {
         if self.add(i, one) & FULL != 0 {
             settle(live, self.slot);
         }
+    }
+
+    /// Changes a note of the writer's own, if it is `old`; true when this call did it.
+    pub(crate) fn replace(&self, i: usize, old: u64, new: u64) -> bool {
+        self.slot.get(i).is_some_and(|w| w.replace(old, new))
     }
 
     /// Changes a note of the writer's own.
@@ -278,12 +283,7 @@ fn group_end_called(live: &'static Live, raw: u64) -> Result<Carried, Loss> {
 /// The reason why nothing was recorded.
 pub fn finalize(live: &'static Live, context: u64) -> Result<(), Loss> {
     let c = comm_of(live, context)?;
-    let w = c.slot.get(comm::FINALIZED_NS).ok_or(Loss::NoComm)?;
-    if !w.replace(0, now_ns()) {
-        return Err(Loss::Repeated);
-    }
-    forget(live, &c);
-    Ok(())
+    if end(live, &c) { Ok(()) } else { Err(Loss::Repeated) }
 }
 
 /// Adds a communicator's books to the segment's.
@@ -315,14 +315,19 @@ const PLAN_BITS: u32 = 26;
 const PLAN_MASK: u64 = (1 << PLAN_BITS) - 1;
 const NO_COMM_PLAN: u64 = 1 << 42;
 
-/// What is left to do for a communicator that is no more.
-pub(crate) fn forget(live: &'static Live, c: &Comm) {
+/// Ends a communicator; false where that was done before. What it holds is given back first: once its slot is free, an
+/// init of another one may take it.
+pub(crate) fn end(live: &'static Live, c: &Comm) -> bool {
+    if c.word(comm::FINALIZED_NS) != 0 {
+        return false;
+    }
     settle(live, c.slot);
     live.pairs.free(c.ticket);
     live.governor.finalized(c);
     if live.governor.events() {
         live.events.read(live, c.ticket);
     }
+    c.slot.get(comm::FINALIZED_NS).is_some_and(|w| w.replace(0, now_ns()))
 }
 
 /// An outermost group begins. A bare call is a group of its own and gets no record: its value says all there is.

@@ -2,12 +2,11 @@ use super::*;
 use crate::event::{self, Api, Body, Coll, bit};
 use crate::governor::{self, Facts, Governor};
 use crate::handle::{Handle, Kind, VALUE_MASK};
-use crate::pairs::{self, Pairs};
 use crate::record;
 use crate::settings::{Detail, Graphs, Settings};
 use ringwatch_wire::codes::kind;
-use ringwatch_wire::layout::{Geometry, head};
-use ringwatch_wire::ring::Segment;
+use ringwatch_wire::layout::{comm, head};
+use std::cell::Cell;
 
 // A driver whose events are 500 ns apart.
 extern "C" fn create(event: *mut Event, _: c_uint) -> c_int {
@@ -18,7 +17,13 @@ extern "C" fn create(event: *mut Event, _: c_uint) -> c_int {
 extern "C" fn record(_: Event, _: Stream) -> c_int {
     SUCCESS
 }
+thread_local! {
+    /// A communicator's word, and what it was when an event was asked for last.
+    static LOOKED_AT: Cell<(Option<&'static Word>, u64)> = const { Cell::new((None, 0)) };
+}
 extern "C" fn query(_: Event) -> c_int {
+    let (word, _) = LOOKED_AT.get();
+    LOOKED_AT.set((word, word.map_or(0, Word::get)));
     SUCCESS
 }
 extern "C" fn elapsed(ms: *mut f32, _: Event, _: Event) -> c_int {
@@ -46,19 +51,12 @@ fn words(n: usize) -> &'static [Word] {
 
 /// A process with one communicator's pool.
 fn live() -> &'static Live {
-    let geometry = Geometry::full();
     let driver = Driver { create, record, query, elapsed, capturing, exchange, context, number: None };
     let facts = Facts { abi: 5, nccl: 22_809, refused: true, switchable: true, events: true };
     let (detail, graphs) = (Detail::Auto, Graphs::Watch);
     let settings = Settings { dir: None, bytes: None, budget_ppm: 10_000, detail, graphs };
-    let live = Box::leak(Box::new(Live {
-        segment: Segment::new(words(geometry.bytes() as usize / 8), &geometry),
-        nonce: 1,
-        nccl: 0,
-        pairs: Pairs::new(words(pairs::WORDS)),
-        governor: Governor::new(words(governor::WORDS), &facts, &settings),
-        events: Events::new(Some(driver), words(WORDS)),
-    }));
+    let governor = Governor::new(words(governor::WORDS), &facts, &settings);
+    let live = Live::sample(governor, Events::new(Some(driver), words(WORDS)));
     live.governor.begin(now_ns());
     live.segment.comm.claim().expect("a slot is free").1.publish();
     live.events.open(0);
@@ -161,7 +159,7 @@ impl Nccl {
     /// A call after a pause, which is worth timing.
     fn call(&self, group: u64) -> u64 {
         let c = record::Comm::of(self.0, 0).expect("it is there");
-        c.set(ringwatch_wire::layout::comm::CALLED_NS, 1);
+        c.set(comm::CALLED_NS, 1);
         let (collective, captured) = (true, false);
         let api = Api { collective, func: 5, dtype: 8, count: 1, root: 0, stream: 7, captured, user_tag: 0 };
         self.start(bit::COLL_API, group, Body::Api(api))
@@ -225,4 +223,17 @@ fn calls_of_one_group_are_launched_together() {
         let one = nccl.group(2);
         assert_eq!(nccl.launch(one, &[nccl.call(one)]), [alone]);
     }
+}
+
+#[test]
+fn a_communicator_gives_back_what_it_holds_before_its_slot_is_free() {
+    let live = live();
+    let shot = begin(live);
+    live.events.end(live, shot);
+    let c = record::Comm::of(live, 0).expect("it is there");
+    let finalized = live.segment.comm.held(0).and_then(|s| s.get(comm::FINALIZED_NS)).expect("a word");
+    LOOKED_AT.set((Some(finalized), u64::MAX));
+    assert!(record::end(live, &c));
+    assert_eq!(LOOKED_AT.get().1, 0, "its events were read while it had the slot");
+    assert!(finalized.get() != 0 && !record::end(live, &c));
 }
