@@ -175,7 +175,7 @@ impl Shot {
 
     /// As a number that is not 0, for a word of the communicator's.
     pub(crate) fn number(self) -> u64 {
-        (self.pool * SHOTS + self.index) as u64 + 1 | self.generation << PLACE_BITS
+        ((self.pool * SHOTS + self.index) as u64 + 1) | self.generation << PLACE_BITS
     }
 
     /// From that number.
@@ -418,7 +418,7 @@ impl Events {
                 pool.break_off(live);
                 return None;
             }
-            let generation = (bound.get() >> 48) + 1 & GENERATION;
+            let generation = ((bound.get() >> 48) + 1) & GENERATION;
             let shot = Shot { pool: index, index: i, generation };
             bound.set(shot.unbound());
             on.set(stream as u64);
@@ -448,7 +448,7 @@ impl Events {
     pub(crate) fn bind(&self, shot: Shot, op_ticket: u64) -> Binding {
         let at = shot.pool * POOL_WORDS + SHOTS_AT + shot.index * SHOT_WORDS;
         let Some(bound) = self.words.get(at + BOUND) else { return Binding::Late };
-        if bound.replace(shot.unbound(), shot.unbound() | (op_ticket + 1) & TICKET) {
+        if bound.replace(shot.unbound(), shot.unbound() | ((op_ticket + 1) & TICKET)) {
             return Binding::Bound;
         }
         let seen = bound.get();

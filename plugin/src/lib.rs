@@ -32,6 +32,7 @@ mod settings;
 mod shm;
 pub mod state;
 mod sys;
+mod timing;
 
 // What a library without std and without unwinding owes the linker.
 #[cfg(all(panic = "abort", not(test)))]

@@ -28,9 +28,10 @@ pub use thread::take_key;
 use crate::clock::now_ns;
 use crate::events::Shot;
 use crate::held::Held;
-use crate::record::{Comm, bytes_of, code_of, launch_of_call, note_call, timing_of_call};
+use crate::record::{Comm, code_of};
 use crate::state::{self, InitArgs, Live};
 use crate::sys::{self, InChild};
+use crate::timing;
 use core::ffi::c_int;
 use ringwatch_wire::codes::{Flaw, Loss, REDOPS, TYPES, UNKNOWN, call as call_kind, flag, kind};
 use ringwatch_wire::layout::{comm, head, op};
@@ -294,7 +295,7 @@ fn begin_shot(calls: &Calls, e: &[Word], stream: u64) -> u64 {
         return 0;
     }
     let comm = Comm::of(calls.live, get(e, entry::TICKET).wrapping_sub(1));
-    comm.and_then(|c| launch_of_call(calls.live, c, stream)).map_or(0, Shot::number)
+    comm.and_then(|c| timing::launch_of_call(calls.live, c, stream)).map_or(0, Shot::number)
 }
 
 /// Ends it behind the launch. A communicator that does not block launches later, on a thread of NCCL's: nothing of
@@ -341,7 +342,13 @@ fn take(call: &Op, grouped: bool) -> Option<Taken> {
                 pending::push(&calls, comm, ticket, pending::key(call));
             }
             if let Some(c) = Comm::of(calls.live, comm) {
-                note_call(&c, ticket, now, bytes_of(numbered(call.dtype, TYPES), call.count as u64), 0);
+                timing::note_call(
+                    &c,
+                    ticket,
+                    now,
+                    timing::bytes_of(numbered(call.dtype, TYPES), call.count as u64),
+                    0,
+                );
             }
         }
         _ => {}
@@ -507,7 +514,7 @@ fn issue(calls: &Calls, e: &[Word], ticket: u64, order: u64, plan: u64, now: u64
     let live = calls.live;
     let Some(slot) = live.segment.op.held(ticket).filter(|_| order != UNCOUNTED) else { return };
     let comm = get(e, entry::TICKET).wrapping_sub(1);
-    let timed = Comm::of(live, comm).map_or(0, |c| timing_of_call(live, c, ticket));
+    let timed = Comm::of(live, comm).map_or(0, |c| timing::of_call(live, c, ticket));
     let unknown = if order == op::NO_ORDER { u64::from(flag::ORDER_UNKNOWN) << 56 } else { 0 };
     let what = get(slot, op::WHAT) | unknown;
     if let Some(claim) = live.segment.op.claim_again(ticket) {
