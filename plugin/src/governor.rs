@@ -1,11 +1,12 @@
 //! The governor: which operations get GPU times, so that they cost the job no more than its budget.
 //!
-//! NCCL charges about a microsecond for every channel of a collective's kernel events (KernelCh), whoever listens, and
-//! more when its progress thread sleeps and has to be woken; a pair of CUDA events around a launch costs about five. A
-//! token bucket holds the time that may be spent: it fills by the budget's share of wall time, every timed operation
-//! takes its price. While tokens last everything is timed; when they do not, every 2nd, 4th, 8th … run of 32
+//! NCCL charges for a collective's kernel events (KernelCh), whoever listens. Each channel is taken to cost a microsecond,
+//! and more when NCCL's progress thread sleeps and has to be woken; a pair of CUDA events around a launch costs about
+//! five. A token bucket holds the time that may be spent: it fills by the budget's share of wall time, every timed
+//! operation takes its price. While tokens last everything is timed; when they do not, every 2nd, 4th, 8th … run of 32
 //! operations by *issue order*, so that ranks which never speak with each other time the same collectives, and the
-//! thread is woken once a run. Operations after a pause and large ones are timed by CUDA events whenever a token is left.
+//! thread is woken once a run. Operations after a pause and large ones are timed by CUDA events whenever a token is left
+//! and nothing else is launched with them.
 //!
 //! NCCL looks at the plugin's event mask when a call begins, before the plugin hears of it, so whether the *next*
 //! call is timed by kernel events is decided when this one is issued, by writing the mask through the pointer that
@@ -23,11 +24,11 @@ use ringwatch_wire::codes::timed;
 use ringwatch_wire::layout::comm;
 use ringwatch_wire::sync::Word;
 
-/// What kernel events cost a collective on each channel, in ns.
+/// What kernel events are taken to cost a collective on each channel, in ns.
 const CHANNEL_COST_NS: u64 = 1_000;
 /// Channels of an operation of which NCCL does not say how many it has.
 const CHANNELS: u8 = 8;
-/// What the first of a run costs beyond that, in ns: NCCL's progress thread is woken.
+/// What the first of a run is taken to cost beyond that, in ns: NCCL's progress thread is woken.
 const WAKE_COST_NS: u64 = 30_000;
 /// Operations are timed in runs of `1 << RUN_SHIFT` issue orders.
 const RUN_SHIFT: u32 = 5;
