@@ -9,7 +9,14 @@
 mod support;
 
 use criterion::{Criterion, criterion_group, criterion_main};
+use ringwatch_wire::layout::Region;
+use ringwatch_wire::reader::Reader;
+use ringwatch_wire::sync::Word;
 use std::hint::black_box;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 use support::abi;
 use support::bare::Bare;
 use support::library::Plugin;
@@ -32,6 +39,94 @@ fn transfer(plugin: &Plugin, context: u64, op: &abi::Descriptor) -> u64 {
     transfer
 }
 
+/// What else goes on while a thread makes calls.
+#[derive(Clone, Copy)]
+struct Company {
+    /// Somebody reads the newest operations all the time, so that their lines are in another core's cache.
+    reader: bool,
+    /// A thread makes calls on a communicator of its own.
+    caller: bool,
+    /// Between two calls the job walks over so many bytes.
+    walk: usize,
+}
+
+/// The segment, as a reader maps it.
+fn mapped(dir: &Path) -> &'static [Word] {
+    let path = std::fs::read_dir(dir).unwrap().next().unwrap().unwrap().path();
+    let file = std::fs::File::open(path).unwrap();
+    let len = file.metadata().unwrap().len() as usize;
+    // SAFETY: maps a whole file, which stays as long as it is.
+    let at = unsafe {
+        libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
+    };
+    assert_ne!(at, libc::MAP_FAILED);
+    // SAFETY: words of the mapping, which is never undone; they are only read.
+    unsafe { std::slice::from_raw_parts(at.cast(), len / 8) }
+}
+
+/// Reads the operations of the last 64 tickets until told to stop.
+fn read_along(words: &[Word], stop: &AtomicBool) {
+    let reader = Reader::open(words).unwrap();
+    while !stop.load(Ordering::Relaxed) {
+        let next = reader.ring(Region::Op).next();
+        for ticket in next.saturating_sub(64)..next {
+            black_box(reader.op(ticket));
+        }
+    }
+}
+
+/// Time of so many calls.
+fn calls(bare: &mut Bare, walk: usize, times: u64) -> Duration {
+    if walk == 0 {
+        let begun = Instant::now();
+        for _ in 0..times {
+            black_box(bare.call(false));
+        }
+        return begun.elapsed();
+    }
+    let mut bytes = vec![1u8; walk];
+    (0..times)
+        .map(|_| {
+            bytes.iter_mut().step_by(64).for_each(|b| *b = b.wrapping_add(1));
+            black_box(&mut bytes);
+            let begun = Instant::now();
+            black_box(bare.call(false));
+            begun.elapsed()
+        })
+        .sum()
+}
+
+fn in_company(c: &mut Criterion, plugin: &Plugin, words: &'static [Word]) {
+    for (name, reader, caller, walk) in [
+        ("call, read all the time", true, false, 0),
+        ("call, two threads", false, true, 0),
+        ("call, two threads, read all the time", true, true, 0),
+        ("call after 64 KiB", false, false, 64 << 10),
+        ("call after 4 MiB", false, false, 4 << 20),
+        ("call after 64 KiB, read all the time", true, false, 64 << 10),
+    ] {
+        let company = Company { reader, caller, walk };
+        let mut own = Bare::new(plugin, plugin.init(VERSION, 8).context);
+        let other = plugin.init(VERSION, 9).context;
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            if company.reader {
+                s.spawn(|| read_along(words, &stop));
+            }
+            if company.caller {
+                s.spawn(|| {
+                    let mut other = Bare::new(plugin, other);
+                    while !stop.load(Ordering::Relaxed) {
+                        black_box(other.call(false));
+                    }
+                });
+            }
+            c.bench_function(name, |b| b.iter_custom(|times| calls(&mut own, company.walk, times)));
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+}
+
 fn callbacks(c: &mut Criterion) {
     let dir = tempfile::Builder::new().tempdir_in("/dev/shm").unwrap();
     // SAFETY: no thread of this process reads the environment yet.
@@ -45,6 +140,8 @@ fn callbacks(c: &mut Criterion) {
     c.bench_function("kernel: start, state, stop", |b| b.iter(|| bare.kernel(coll)));
     c.bench_function("call", |b| b.iter(|| black_box(bare.call(false))));
     c.bench_function("call and launch", |b| b.iter(|| black_box(bare.call(true))));
+
+    in_company(c, &plugin, mapped(dir.path()));
 
     let op = abi::proxy_op(VERSION, coll as u64, plugin.pid, 1, STEPS, 4096, true);
     c.bench_function("transfer of 8 steps", |b| b.iter(|| black_box(transfer(&plugin, context, &op))));
