@@ -26,6 +26,7 @@ mod names;
 mod nccl;
 mod network;
 mod pairs;
+mod prefetch;
 mod process;
 pub mod record;
 mod settings;

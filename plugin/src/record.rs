@@ -12,6 +12,7 @@ use crate::events::Shot;
 use crate::handle::{Handle, Kind, VALUE_MASK, group};
 use crate::held::Held;
 use crate::network;
+use crate::prefetch;
 use crate::state::Live;
 use crate::timing::{self, Origin};
 use ringwatch_wire::codes::{FUNCS, Flaw, Loss, UNKNOWN, call, flag, kind, phase, timed};
@@ -333,6 +334,8 @@ pub(crate) fn end(live: &'static Live, c: &Comm) -> bool {
 /// An outermost group begins. A bare call is a group of its own and gets no record: its value says all there is.
 #[inline]
 fn begin_group(live: &'static Live, context: u64, depth: i32, captured: bool) -> Result<u64, Loss> {
+    let ring = &live.segment.op;
+    prefetch::for_writing(ring.slot(ring.next()));
     let comm = comm_of(live, context)?;
     // NCCL has looked at its mask a moment ago.
     let mut value = if live.governor.kernel_on() { group::KERNEL } else { 0 };

@@ -18,7 +18,7 @@ use crate::pairs::{self, Pairs};
 use crate::record::Comm;
 use crate::settings::{self, Settings};
 use crate::sys::{self, InChild};
-use crate::{calls, nccl, process, shm};
+use crate::{calls, nccl, prefetch, process, shm};
 use core::ffi::{c_char, c_int};
 use ringwatch_wire::codes::{Loss, call};
 use ringwatch_wire::layout::{Geometry, HEADER_WORDS, comm, head};
@@ -267,6 +267,7 @@ pub(crate) fn open_for_calls() -> Option<&'static Live> {
 
 fn open_process(page: &'static Page, version: Option<u32>, mask_at: usize, log: &Log) {
     clock::measure();
+    prefetch::look();
     let settings = Settings::from_environment(log);
     let identity = process::Identity::read();
     let made = shm::create(&settings, &identity, log);
