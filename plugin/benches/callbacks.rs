@@ -15,7 +15,6 @@ use ringwatch_wire::sync::Word;
 use std::hint::black_box;
 use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use support::abi;
 use support::bare::Bare;
@@ -65,9 +64,9 @@ fn mapped(dir: &Path) -> &'static [Word] {
 }
 
 /// Reads the operations of the last 64 tickets until told to stop.
-fn read_along(words: &[Word], stop: &AtomicBool) {
+fn read_along(words: &[Word], stop: &Word) {
     let reader = Reader::open(words).unwrap();
-    while !stop.load(Ordering::Relaxed) {
+    while stop.get() == 0 {
         let next = reader.ring(Region::Op).next();
         for ticket in next.saturating_sub(64)..next {
             black_box(reader.op(ticket));
@@ -108,7 +107,7 @@ fn in_company(c: &mut Criterion, plugin: &Plugin, words: &'static [Word]) {
         let company = Company { reader, caller, walk };
         let mut own = Bare::new(plugin, plugin.init(VERSION, 8).context);
         let other = plugin.init(VERSION, 9).context;
-        let stop = AtomicBool::new(false);
+        let stop = Word::new(0);
         std::thread::scope(|s| {
             if company.reader {
                 s.spawn(|| read_along(words, &stop));
@@ -116,13 +115,13 @@ fn in_company(c: &mut Criterion, plugin: &Plugin, words: &'static [Word]) {
             if company.caller {
                 s.spawn(|| {
                     let mut other = Bare::new(plugin, other);
-                    while !stop.load(Ordering::Relaxed) {
+                    while stop.get() == 0 {
                         black_box(other.call(false));
                     }
                 });
             }
             c.bench_function(name, |b| b.iter_custom(|times| calls(&mut own, company.walk, times)));
-            stop.store(true, Ordering::Relaxed);
+            stop.set(1);
         });
     }
 }
