@@ -1,8 +1,8 @@
 //! CUDA events around a kernel launch, by the driver's own functions: the second source of GPU times.
 //!
-//! A *shot* is a pair of events. It begins before a launch on the launch's stream, ends behind it, is bound to the
-//! operations that the launch carries, and is read at a later call of the same communicator, when both events have
-//! happened. Pools are made when a communicator is opened; nothing here waits: a pool that another thread uses, or
+//! A *shot* is a pair of events. It begins before a launch on the launch's stream, ends behind it, is bound to the one
+//! operation that the launch carries, and is read at a later call of the same communicator, when both events have
+//! happened. A launch of several operations gets none: its time is none of theirs. Pools are made when a communicator is opened; nothing here waits: a pool that another thread uses, or
 //! that has no free shot, gives none.
 //!
 //! All of this runs on threads that call NCCL, never on CUDA's callback threads, where the driver may not be called.
@@ -16,8 +16,7 @@ use crate::held::Held;
 use crate::nccl::Linker;
 use crate::state::Live;
 use core::ffi::{c_int, c_uint};
-use core::ops::RangeInclusive;
-use ringwatch_wire::codes::{Flaw, timed};
+use ringwatch_wire::codes::{Flaw, Loss, timed};
 use ringwatch_wire::layout::op;
 use ringwatch_wire::sync::Word;
 
@@ -42,6 +41,8 @@ pub(crate) struct Driver {
     capturing: unsafe extern "C" fn(Stream, *mut c_int) -> c_int,
     exchange: unsafe extern "C" fn(*mut c_int) -> c_int,
     context: unsafe extern "C" fn(*mut Context) -> c_int,
+    /// From CUDA 12 on: the number of a context, which no other one ever has.
+    number: Option<unsafe extern "C" fn(Context, *mut u64) -> c_int>,
 }
 
 impl Driver {
@@ -57,6 +58,7 @@ impl Driver {
         let capturing = find(c"cuStreamIsCapturing")?;
         let exchange = find(c"cuThreadExchangeStreamCaptureMode")?;
         let context = find(c"cuCtxGetCurrent")?;
+        let number = find(c"cuCtxGetId");
         // SAFETY: the CUDA driver's functions of these names and signatures.
         Some(unsafe {
             use core::mem::transmute;
@@ -68,8 +70,20 @@ impl Driver {
                 capturing: transmute::<usize, unsafe extern "C" fn(Stream, *mut c_int) -> c_int>(capturing),
                 exchange: transmute::<usize, unsafe extern "C" fn(*mut c_int) -> c_int>(exchange),
                 context: transmute::<usize, unsafe extern "C" fn(*mut Context) -> c_int>(context),
+                number: number
+                    .map(|n| transmute::<usize, unsafe extern "C" fn(Context, *mut u64) -> c_int>(n)),
             }
         })
+    }
+
+    /// The number of a context; 0 where the driver tells none.
+    fn number_of(&self, context: Context) -> u64 {
+        let mut number = 0;
+        // SAFETY: the current context; stores one number.
+        match self.number.map(|ask| unsafe { ask(context, &mut number) }) {
+            Some(SUCCESS) => number,
+            _ => 0,
+        }
     }
 
     /// Runs `f` with this thread's capture mode relaxed.
@@ -88,8 +102,6 @@ impl Driver {
 
 /// Shots of a communicator: so many launches may be timed and not finished yet.
 const SHOTS: usize = 8;
-/// Operations that one launch's duration is given to, at most.
-const BOUND: u64 = 64;
 
 // Words of a shot.
 const STATE: usize = 0;
@@ -97,10 +109,13 @@ const START: usize = 1;
 const STOP: usize = 2;
 const BEGUN_NS: usize = 3;
 // 4: the stream.
-/// Tickets + 1 of the first and the last operation bound to it.
-const FIRST: usize = 5;
-const LAST: usize = 6;
+/// How often the shot was taken (above), and the ticket + 1 of the operation that is bound to it (low 48 bits).
+const BOUND: usize = 5;
 const SHOT_WORDS: usize = 8;
+
+/// A bound operation's ticket + 1: 0 none yet, [`CLOSED`] none any more.
+const TICKET: u64 = (1 << 48) - 1;
+const CLOSED: u64 = TICKET;
 
 const FREE: u64 = 0;
 const BEGUN: u64 = 1;
@@ -113,6 +128,8 @@ const HEALTH: usize = 1;
 const CONTEXT: usize = 2;
 const PENDING: usize = 3;
 const LOOKED_NS: usize = 4;
+/// The context's number; 0 unknown.
+const CONTEXT_NUMBER: usize = 5;
 const SHOTS_AT: usize = 8;
 const POOL_WORDS: usize = SHOTS_AT + SHOTS * SHOT_WORDS;
 
@@ -139,19 +156,50 @@ pub(crate) struct Events {
 pub(crate) struct Shot {
     pool: usize,
     index: usize,
+    /// How often the pair had been taken before: operations may be issued late, on another thread.
+    generation: u64,
 }
 
+/// Bits of a shot's number: those that say which pair it is, and those of its generation.
+const PLACE_BITS: u32 = 12;
+const GENERATION_BITS: u32 = 12;
+const PLACE: u64 = (1 << PLACE_BITS) - 1;
+const GENERATION: u64 = (1 << GENERATION_BITS) - 1;
+
 impl Shot {
+    /// Bits of a shot's number.
+    pub(crate) const NUMBER_BITS: u32 = PLACE_BITS + GENERATION_BITS;
+
+    /// The number of no shot, not 0.
+    pub(crate) const NO_NUMBER: u64 = PLACE;
+
     /// As a number that is not 0, for a word of the communicator's.
     pub(crate) fn number(self) -> u64 {
-        (self.pool * SHOTS + self.index) as u64 + 1
+        ((self.pool * SHOTS + self.index) as u64 + 1) | self.generation << PLACE_BITS
     }
 
     /// From that number.
     pub(crate) fn from_number(n: u64) -> Option<Self> {
-        let n = usize::try_from(n.checked_sub(1)?).ok()?;
-        Some(Shot { pool: n / SHOTS, index: n % SHOTS }).filter(|s| s.pool < POOLS)
+        let place = usize::try_from((n & PLACE).checked_sub(1)?).ok()?;
+        let generation = n >> PLACE_BITS & GENERATION;
+        Some(Shot { pool: place / SHOTS, index: place % SHOTS, generation }).filter(|s| s.pool < POOLS)
     }
+
+    /// The word [`BOUND`] while nothing is bound to it.
+    const fn unbound(self) -> u64 {
+        self.generation << 48
+    }
+}
+
+/// What a shot says to an operation that was issued after its launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Binding {
+    /// The duration will be the operation's.
+    Bound,
+    /// There is another operation.
+    Shared,
+    /// It was read, or taken again.
+    Late,
 }
 
 /// A pool that this thread has to itself.
@@ -218,8 +266,12 @@ impl Pool<'_> {
             if unsafe { (self.driver.elapsed)(&mut ms, word(START) as Event, stop) } != SUCCESS {
                 return self.break_off(live);
             }
-            let number = Shot { pool: self.index, index: i }.number();
-            give(live, number, word(FIRST)..=word(LAST), ms, now_ns.saturating_sub(word(BEGUN_NS)), now_ns);
+            if let Some(bound) = shot.get(BOUND) {
+                let seen = close(bound);
+                let number = Shot { pool: self.index, index: i, generation: seen >> 48 }.number();
+                let passed_ns = now_ns.saturating_sub(word(BEGUN_NS));
+                give(live, number, seen & TICKET, ms, passed_ns, now_ns);
+            }
             if let Some(state) = shot.get(STATE) {
                 state.set(FREE);
             }
@@ -228,28 +280,40 @@ impl Pool<'_> {
     }
 }
 
-/// Gives a duration to the operations of a shot, if it can be true: not negative, and not longer than what has
-/// passed on the host since before the first event was recorded.
-fn give(live: &Live, shot: u64, bound: RangeInclusive<u64>, ms: f32, passed_ns: u64, now_ns: u64) {
+/// Closes a shot to further operations, and returns what was bound to it.
+fn close(bound: &Word) -> u64 {
+    for _ in 0..4 {
+        let seen = bound.get();
+        if bound.replace(seen, seen | CLOSED) {
+            return seen;
+        }
+    }
+    CLOSED
+}
+
+/// Gives a duration to the operation of a shot, if it can be true: not negative, and not longer than what has passed on
+/// the host since before the first event was recorded. `bound` is 0 or [`CLOSED`] where there is no one operation.
+fn give(live: &Live, shot: u64, bound: u64, ms: f32, passed_ns: u64, now_ns: u64) {
     /// The resolution of event times is half a microsecond.
     const SLACK_NS: u64 = 1_000;
+    if bound == CLOSED {
+        return live.segment.flaw(Flaw::EventMatch);
+    }
+    let Some(ticket) = bound.checked_sub(1) else { return };
     // Casts of floats saturate; NaN is 0.
     let ns = (f64::from(ms) * 1e6) as u64;
     let possible = ms >= 0.0 && ns <= passed_ns.saturating_add(SLACK_NS);
-    let first = (*bound.start()).max(1);
-    for ticket in first..=(*bound.end()).min(first.saturating_add(BOUND - 1)) {
-        // Between them lie the operations of other communicators. One that was overwritten needs no time.
-        let Ok(record) = Held::of(&live.segment.op, ticket - 1) else { continue };
-        if record.word(op::TIMED) != told(shot) {
-            continue;
-        }
-        if !possible {
-            live.segment.flaw(Flaw::EventTime);
-        } else if record.once(op::EVENT_NS, ns).is_err()
-            || record.once(op::EVENT_SEEN, now_ns.saturating_sub(record.word(op::ISSUED_NS))).is_err()
-        {
-            live.segment.flaw(Flaw::Progress);
-        }
+    // One that was overwritten needs no time.
+    let Ok(record) = Held::of(&live.segment.op, ticket) else { return };
+    if record.word(op::TIMED) != told(shot) {
+        return;
+    }
+    if !possible {
+        return live.segment.flaw(Flaw::EventTime);
+    }
+    let after_ns = now_ns.saturating_sub(record.word(op::ISSUED_NS));
+    if let Err(Loss::Repeated) = record.once(op::EVENT_NS, ns).and(record.once(op::EVENT_SEEN, after_ns)) {
+        live.segment.flaw(Flaw::EventMatch);
     }
 }
 
@@ -290,8 +354,11 @@ impl Events {
             pool.set(HEALTH, BROKEN);
             return;
         }
-        // An earlier communicator's events serve again where they are of the same context.
-        let ready = pool.get(HEALTH) == READY && pool.get(CONTEXT) == context as u64;
+        // An earlier communicator's events serve again where they are of the same context. Its address does not say
+        // so: after cudaDeviceReset a new one may have it. Where nothing else does, the old events are left.
+        let number = pool.driver.number_of(context);
+        let same = pool.get(CONTEXT) == context as u64 && pool.get(CONTEXT_NUMBER) == number;
+        let ready = pool.get(HEALTH) == READY && number != 0 && same;
         for i in 0..SHOTS {
             let [state, start, stop, ..] = pool.shot(i) else { return };
             state.set(FREE);
@@ -309,6 +376,7 @@ impl Events {
         }
         pool.set(PENDING, 0);
         pool.set(CONTEXT, context as u64);
+        pool.set(CONTEXT_NUMBER, number);
         pool.set(HEALTH, READY);
     }
 
@@ -344,26 +412,27 @@ impl Events {
             // A launch that never came back from NCCL leaves its shot begun: it is taken again.
             let wanted = |state| (0..SHOTS).find(|i| pool.shot(*i).first().is_some_and(|w| w.get() == state));
             let i = wanted(FREE).or_else(|| wanted(BEGUN))?;
-            let [state, start, _, begun, on, first, last, ..] = pool.shot(i) else { return None };
+            let [state, start, _, begun, on, bound, ..] = pool.shot(i) else { return None };
             // SAFETY: an event of this pool, on the launch's stream of the same context.
             if unsafe { (pool.driver.record)(start.get() as Event, stream) } != SUCCESS {
                 pool.break_off(live);
                 return None;
             }
-            first.set(0);
-            last.set(0);
+            let generation = ((bound.get() >> 48) + 1) & GENERATION;
+            let shot = Shot { pool: index, index: i, generation };
+            bound.set(shot.unbound());
             on.set(stream as u64);
             begun.set(now_ns);
             state.set(BEGUN);
-            Some(Shot { pool: index, index: i })
+            Some(shot)
         })
     }
 
     /// Records the second event, behind the launch.
     pub(crate) fn end(&self, live: &Live, shot: Shot) {
         let Some(pool) = self.pool(shot.pool) else { return };
-        let [state, _, stop, _, stream, ..] = pool.shot(shot.index) else { return };
-        if state.get() != BEGUN || pool.get(HEALTH) != READY {
+        let [state, _, stop, _, stream, bound, ..] = pool.shot(shot.index) else { return };
+        if state.get() != BEGUN || bound.get() & !TICKET != shot.unbound() || pool.get(HEALTH) != READY {
             return;
         }
         // SAFETY: an event of this pool, on the launch's stream of the same context.
@@ -374,17 +443,20 @@ impl Events {
         pool.set(PENDING, pool.get(PENDING) + 1);
     }
 
-    /// Binds an operation to a shot: its duration will be the operation's. To be called by the thread that began it,
-    /// before its communicator's next call; the operation's word [`op::TIMED`] is to be [`told`].
-    pub(crate) fn bind(&self, shot: Shot, op_ticket: u64) {
+    /// Binds an operation to a shot: its duration will be the operation's, whose word [`op::TIMED`] is to be [`told`].
+    /// Any thread may do so, however late.
+    pub(crate) fn bind(&self, shot: Shot, op_ticket: u64) -> Binding {
         let at = shot.pool * POOL_WORDS + SHOTS_AT + shot.index * SHOT_WORDS;
-        let (Some(first), Some(last)) = (self.words.get(at + FIRST), self.words.get(at + LAST)) else {
-            return;
-        };
-        if first.get() == 0 || op_ticket + 1 < first.get() {
-            first.set(op_ticket + 1);
+        let Some(bound) = self.words.get(at + BOUND) else { return Binding::Late };
+        if bound.replace(shot.unbound(), shot.unbound() | ((op_ticket + 1) & TICKET)) {
+            return Binding::Bound;
         }
-        last.set(last.get().max(op_ticket + 1));
+        let seen = bound.get();
+        if seen & !TICKET != shot.unbound() || seen & TICKET == CLOSED || !bound.replace(seen, seen | CLOSED)
+        {
+            return Binding::Late;
+        }
+        Binding::Shared
     }
 
     /// Reads what has finished, now and then. `now_ns` may be a little old.
@@ -407,3 +479,6 @@ impl Events {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

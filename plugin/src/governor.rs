@@ -1,11 +1,12 @@
 //! The governor: which operations get GPU times, so that they cost the job no more than its budget.
 //!
-//! NCCL charges about a microsecond for every channel of a collective's kernel events (KernelCh), whoever listens, and
-//! more when its progress thread sleeps and has to be woken; a pair of CUDA events around a launch costs about five. A
-//! token bucket holds the time that may be spent: it fills by the budget's share of wall time, every timed operation
-//! takes its price. While tokens last everything is timed; when they do not, every 2nd, 4th, 8th … run of 32
+//! NCCL charges for a collective's kernel events (KernelCh), whoever listens. Each channel is taken to cost a microsecond,
+//! and more when NCCL's progress thread sleeps and has to be woken; a pair of CUDA events around a launch costs about
+//! five. A token bucket holds the time that may be spent: it fills by the budget's share of wall time, every timed
+//! operation takes its price. While tokens last everything is timed; when they do not, every 2nd, 4th, 8th … run of 32
 //! operations by *issue order*, so that ranks which never speak with each other time the same collectives, and the
-//! thread is woken once a run. Operations after a pause and large ones are timed by CUDA events whenever a token is left.
+//! thread is woken once a run. Operations after a pause and large ones are timed by CUDA events whenever a token is left
+//! and nothing else is launched with them.
 //!
 //! NCCL looks at the plugin's event mask when a call begins, before the plugin hears of it, so whether the *next*
 //! call is timed by kernel events is decided when this one is issued, by writing the mask through the pointer that
@@ -23,11 +24,11 @@ use ringwatch_wire::codes::timed;
 use ringwatch_wire::layout::comm;
 use ringwatch_wire::sync::Word;
 
-/// What kernel events cost a collective on each channel, in ns.
+/// What kernel events are taken to cost a collective on each channel, in ns.
 const CHANNEL_COST_NS: u64 = 1_000;
 /// Channels of an operation of which NCCL does not say how many it has.
 const CHANNELS: u8 = 8;
-/// What the first of a run costs beyond that, in ns: NCCL's progress thread is woken.
+/// What the first of a run is taken to cost beyond that, in ns: NCCL's progress thread is woken.
 const WAKE_COST_NS: u64 = 30_000;
 /// Operations are timed in runs of `1 << RUN_SHIFT` issue orders.
 const RUN_SHIFT: u32 = 5;
@@ -91,6 +92,11 @@ pub(crate) const WORDS: usize = 16;
 /// Bits of the word [`comm::HINT`]: why the called operation is worth timing.
 pub(crate) const AFTER_PAUSE: u64 = 1;
 pub(crate) const LARGE: u64 = 2;
+const WORTH: u64 = AFTER_PAUSE | LARGE;
+/// It is not the only one that was called since the last launch.
+pub(crate) const TOGETHER: u64 = 4;
+/// Above these bits: the number of the group it was called in.
+pub(crate) const HINT_BITS: u32 = 8;
 
 /// The process's governor.
 #[derive(Debug)]
@@ -386,8 +392,7 @@ impl Governor {
             due && self.decided(run, WAKE_COST_NS + (each << RUN_SHIFT), SHIFT, RUN_DECIDED, now_ns)
         };
         // The mask is the process's: it is on while any communicator waits for its next operation.
-        if wants != waiting {
-            c.set(comm::WANTS, u64::from(wants));
+        if wants != waiting && c.replace(comm::WANTS, u64::from(waiting), u64::from(wants)) {
             wanted.add(if wants { 1 } else { 1u64.wrapping_neg() });
         }
         let broke = (self.get(TOKENS) as i64) < 0;
@@ -396,10 +401,9 @@ impl Governor {
 
     /// A communicator waits for nothing any more.
     pub(crate) fn finalized(&self, c: &Comm) {
-        if c.word(comm::WANTS) != 0
-            && let Some(wanted) = self.words.get(WANTED)
+        if let Some(wanted) = self.words.get(WANTED)
+            && c.replace(comm::WANTS, 1, 0)
         {
-            c.set(comm::WANTS, 0);
             wanted.add(1u64.wrapping_neg());
             if self.kernel == Kernel::Switched && wanted.get() == 0 {
                 self.switch(false);
@@ -407,27 +411,34 @@ impl Governor {
         }
     }
 
-    /// Decides whether the next launch of a communicator is timed by CUDA events, and pays for it. `order` is the
+    /// Whether the next launch of a communicator is to be timed by CUDA events, as far as it is its turn. `order` is the
     /// issue order its first operation will get.
     #[inline]
-    pub(crate) fn launch(&self, c: &Comm, order: u64, now_ns: u64) -> bool {
-        if !self.events {
-            return false;
-        }
-        let hint = c.word(comm::HINT);
+    pub(crate) fn wants(&self, c: &Comm, order: u64) -> bool {
+        self.events && (c.word(comm::HINT) & WORTH != 0 || self.turn(c, order).is_some())
+    }
+
+    /// The number that decides whose turn it is, if it is this one's.
+    #[inline]
+    fn turn(&self, c: &Comm, order: u64) -> Option<u64> {
         // Where kernel events are switched, they are for the regular ones.
         let regular = self.kernel != Kernel::Switched || self.get(ENDED) != 0;
         // Plans count what has no issue order: sends and receives.
-        let order = order.wrapping_add(c.word(comm::PLANS));
-        let due = regular && self.due(order, EVENT_SHIFT);
-        (due || hint != 0) && self.take(due, order, now_ns)
+        let number = order.wrapping_add(c.word(comm::PLANS));
+        Some(number).filter(|n| regular && self.due(*n, EVENT_SHIFT))
+    }
+
+    /// Decides on a launch that is wanted, and pays for it.
+    #[inline]
+    pub(crate) fn launch(&self, c: &Comm, order: u64, now_ns: u64) -> bool {
+        self.wants(c, order) && self.take(self.turn(c, order), now_ns)
     }
 
     #[inline(never)]
-    fn take(&self, due: bool, order: u64, now_ns: u64) -> bool {
+    fn take(&self, turn: Option<u64>, now_ns: u64) -> bool {
+        let decided = |n| self.decided(n, EVENT_COST_NS, EVENT_SHIFT, EVENT_DECIDED, now_ns);
         // A verdict may be an old one: what it says is bought only with tokens that are there.
-        let paid = (!due || self.decided(order, EVENT_COST_NS, EVENT_SHIFT, EVENT_DECIDED, now_ns))
-            && self.fill(now_ns) >= EVENT_COST_NS as i64;
+        let paid = turn.is_none_or(decided) && self.fill(now_ns) >= EVENT_COST_NS as i64;
         if paid {
             self.pay(EVENT_COST_NS);
         }
@@ -438,6 +449,9 @@ impl Governor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::events::Events;
+    use crate::record;
+    use crate::state::{self, InitArgs, Live};
     use ringwatch_wire::layout::Geometry;
     use ringwatch_wire::ring::Segment;
 
@@ -625,5 +639,30 @@ mod tests {
         let (mask, c) = stage(&g);
         assert!(issue(&g, &c, mask, 0..10_000, 1_000).iter().all(|t| *t));
         assert_eq!(g.why_not(false), timed::NOT_BUDGET);
+    }
+
+    #[test]
+    fn a_slot_that_is_given_on_waits_for_nothing() {
+        let live = Live::sample(governor(&FACTS, &settings()), Events::new(None, &[]));
+        let g = &live.governor;
+        let ticket = state::enter_comm(live, &InitArgs::unknown()).expect("there is room");
+        let c = Comm::of(live, ticket).expect("it is there");
+        let wait = || {
+            c.set(comm::WANTS, 1);
+            g.words[WANTED].add(1);
+        };
+        wait();
+        g.finalized(&c);
+        g.finalized(&c);
+        assert_eq!(g.get(WANTED), 0);
+        // A late event of an ended communicator.
+        assert!(record::end(live, &c));
+        wait();
+        let again = (0..live.segment.comm.slots()).find(|_| {
+            let next = state::enter_comm(live, &InitArgs::unknown()).expect("there is room");
+            next % live.segment.comm.slots() == ticket
+        });
+        assert!(again.is_some(), "the slot was taken again");
+        assert_eq!(g.get(WANTED), 0);
     }
 }

@@ -26,12 +26,14 @@ mod names;
 mod nccl;
 mod network;
 mod pairs;
+mod prefetch;
 mod process;
 pub mod record;
 mod settings;
 mod shm;
 pub mod state;
 mod sys;
+mod timing;
 
 // What a library without std and without unwinding owes the linker.
 #[cfg(all(panic = "abort", not(test)))]

@@ -58,6 +58,18 @@ impl Pairs {
         if owner.replace(was, key) || owner.get() == key { Some(count.add(1)) } else { None }
     }
 
+    /// Takes back the order that a pair was given last.
+    pub(crate) fn take_back(&self, comm: u64, peer: i32, is_send: bool) {
+        let key = key(comm, peer, is_send);
+        let mut pairs = (0..TRIES).filter_map(|i| {
+            let at = ((place(key) + i) & (PAIRS - 1)) * 2;
+            Some((self.words.get(at)?, self.words.get(at + 1)?))
+        });
+        if let Some((_, count)) = pairs.find(|(owner, _)| owner.get() == key) {
+            count.add(1u64.wrapping_neg());
+        }
+    }
+
     /// Frees the pairs of a communicator.
     pub(crate) fn free(&self, comm: u64) {
         for pair in self.words.chunks_exact(2) {
@@ -90,6 +102,10 @@ mod tests {
         assert_eq!(t.next(2, 0, true), Some(0));
         assert_eq!(t.next(1, 70_000, true), Some(0));
         assert_eq!(t.next(1, 0, true), Some(2));
+        t.take_back(1, 0, true);
+        t.take_back(1, 5, true);
+        assert_eq!(t.next(1, 0, true), Some(2));
+        assert_eq!(t.next(1, 0, false), Some(1));
     }
 
     #[test]

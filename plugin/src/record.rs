@@ -8,12 +8,13 @@ use crate::calls;
 use crate::chain;
 use crate::clock::now_ns;
 use crate::event::{Api, Body, Coll, Event, P2p, StateArg, bit, state};
-use crate::events::{Shot, told};
-use crate::governor::{AFTER_PAUSE, LARGE, LARGE_BYTES, PAUSE_NS};
+use crate::events::Shot;
 use crate::handle::{Handle, Kind, VALUE_MASK, group};
 use crate::held::Held;
 use crate::network;
+use crate::prefetch;
 use crate::state::Live;
+use crate::timing::{self, Origin};
 use ringwatch_wire::codes::{FUNCS, Flaw, Loss, UNKNOWN, call, flag, kind, phase, timed};
 use ringwatch_wire::layout::{channel, comm, group as layout, head, op, proxy};
 use ringwatch_wire::sync::{Claim, Word};
@@ -54,7 +55,7 @@ impl Comm {
         live.segment.comm.held(ticket).map(|slot| Comm { ticket, slot })
     }
 
-    #[cfg(test)]
+    /// The communicator of a slot.
     pub(crate) fn new(ticket: u64, slot: &'static [Word; comm::WORDS]) -> Self {
         Comm { ticket, slot }
     }
@@ -79,6 +80,11 @@ impl Comm {
         if self.add(i, one) & FULL != 0 {
             settle(live, self.slot);
         }
+    }
+
+    /// Changes a note of the writer's own, if it is `old`; true when this call did it.
+    pub(crate) fn replace(&self, i: usize, old: u64, new: u64) -> bool {
+        self.slot.get(i).is_some_and(|w| w.replace(old, new))
     }
 
     /// Changes a note of the writer's own.
@@ -162,7 +168,7 @@ pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<Started
         }
         Body::KernelLaunch { stream } => {
             // Without a shot NCCL need not tell the end of the launch.
-            let shot = launch(live, comm_of(live, context)?, event.parent, *stream);
+            let shot = timing::launch(live, comm_of(live, context)?, event.parent, *stream);
             Ok(shot.map_or(Started::quiet(0), |s| Started::booked(pack(Kind::Launch, s.number()))))
         }
         Body::KernelCh { channel, gpu_ns } => {
@@ -278,12 +284,7 @@ fn group_end_called(live: &'static Live, raw: u64) -> Result<Carried, Loss> {
 /// The reason why nothing was recorded.
 pub fn finalize(live: &'static Live, context: u64) -> Result<(), Loss> {
     let c = comm_of(live, context)?;
-    let w = c.slot.get(comm::FINALIZED_NS).ok_or(Loss::NoComm)?;
-    if !w.replace(0, now_ns()) {
-        return Err(Loss::Repeated);
-    }
-    forget(live, &c);
-    Ok(())
+    if end(live, &c) { Ok(()) } else { Err(Loss::Repeated) }
 }
 
 /// Adds a communicator's books to the segment's.
@@ -315,19 +316,26 @@ const PLAN_BITS: u32 = 26;
 const PLAN_MASK: u64 = (1 << PLAN_BITS) - 1;
 const NO_COMM_PLAN: u64 = 1 << 42;
 
-/// What is left to do for a communicator that is no more.
-pub(crate) fn forget(live: &'static Live, c: &Comm) {
+/// Ends a communicator; false where that was done before. What it holds is given back first: once its slot is free, an
+/// init of another one may take it.
+pub(crate) fn end(live: &'static Live, c: &Comm) -> bool {
+    if c.word(comm::FINALIZED_NS) != 0 {
+        return false;
+    }
     settle(live, c.slot);
     live.pairs.free(c.ticket);
     live.governor.finalized(c);
     if live.governor.events() {
         live.events.read(live, c.ticket);
     }
+    c.slot.get(comm::FINALIZED_NS).is_some_and(|w| w.replace(0, now_ns()))
 }
 
 /// An outermost group begins. A bare call is a group of its own and gets no record: its value says all there is.
 #[inline]
 fn begin_group(live: &'static Live, context: u64, depth: i32, captured: bool) -> Result<u64, Loss> {
+    let ring = &live.segment.op;
+    prefetch::for_writing(ring.slot(ring.next()));
     let comm = comm_of(live, context)?;
     // NCCL has looked at its mask a moment ago.
     let mut value = if live.governor.kernel_on() { group::KERNEL } else { 0 };
@@ -335,6 +343,7 @@ fn begin_group(live: &'static Live, context: u64, depth: i32, captured: bool) ->
         value |= group::CAPTURED;
     }
     if depth <= 1 {
+        timing::begin_bare(&comm);
         return Ok(value | group::BARE | comm.ticket & group::TICKET);
     }
     let (ticket, slot) = live.segment.group.claim()?;
@@ -374,78 +383,6 @@ fn end_capture(live: &'static Live) {
         if let Some(note) = ring.slot(i).and_then(|s| s.get(comm::CAPTURING)) {
             note.set(0);
         }
-    }
-}
-
-/// A kernel is about to be launched for what was called: times it by CUDA events if it is to be.
-fn launch(live: &'static Live, c: Comm, parent: u64, stream: u64) -> Option<Shot> {
-    let group = Handle::unpack(parent, live.nonce).ok().filter(|h| h.kind == Kind::Group)?.value;
-    launching(live, c, group & (group::CAPTURED | group::KERNEL) == 0, stream)
-}
-
-/// The same, for a launch that NCCL does not tell of.
-#[inline(never)]
-pub(crate) fn launch_of_call(live: &'static Live, c: Comm, stream: u64) -> Option<Shot> {
-    launching(live, c, true, stream)
-}
-
-/// `free` is false where events must not be used.
-#[inline(always)]
-fn launching(live: &'static Live, c: Comm, free: bool, stream: u64) -> Option<Shot> {
-    let (called, launched) = (c.word(comm::CALLED), c.word(comm::LAUNCHED));
-    c.set(comm::LAUNCHED, called);
-    c.set(comm::SHOT, 0);
-    if !free {
-        return None;
-    }
-    // The time of the last call is time enough.
-    let now = c.word(comm::CALLED_NS);
-    live.events.look(live, c.ticket, now);
-    // A second launch of one group carries calls that cannot be told from the first one's.
-    if called == launched || !live.governor.launch(&c, c.word(comm::ISSUED), now) {
-        return None;
-    }
-    let shot = live.events.begin(live, c.ticket, stream, now)?;
-    c.set(comm::SHOT, launched << 16 | shot.number());
-    Some(shot)
-}
-
-/// How an operation is timed that is issued now, as the word [`op::TIMED`].
-#[inline(always)]
-fn timing(live: &'static Live, c: Comm, origin: &Origin, ticket: u64) -> u64 {
-    match *origin {
-        Origin::Called(t) => {
-            if live.segment.op.held(t).is_some_and(|s| word(s, op::TIMED) == u64::from(timed::KERNEL)) {
-                return u64::from(timed::KERNEL);
-            }
-            let shot = c.word(comm::SHOT);
-            // Called after the launch before, and not after this one.
-            if shot != 0 && t + 1 > shot >> 16 && t < c.word(comm::LAUNCHED) {
-                return shot_for(live, shot & 0xffff, ticket);
-            }
-            u64::from(live.governor.why_not(false))
-        }
-        Origin::Replay { kernel: true, .. } => u64::from(timed::KERNEL),
-        Origin::Replay { .. } => u64::from(live.governor.why_not(true)),
-        // Before ABI v5 there are no calls.
-        Origin::Unknown if live.governor.kernel_on() => u64::from(timed::KERNEL),
-        Origin::Unknown => u64::from(live.governor.why_not(false)),
-    }
-}
-
-/// How a call is timed that nobody but itself issues.
-pub(crate) fn timing_of_call(live: &'static Live, c: Comm, ticket: u64) -> u64 {
-    timing(live, c, &Origin::Called(ticket), ticket)
-}
-
-#[inline(never)]
-fn shot_for(live: &'static Live, number: u64, ticket: u64) -> u64 {
-    match Shot::from_number(number) {
-        Some(shot) => {
-            live.events.bind(shot, ticket);
-            told(number)
-        }
-        None => u64::from(timed::NOT_FREE),
     }
 }
 
@@ -539,15 +476,6 @@ impl Record {
     }
 }
 
-/// Bytes of an element, by code of its type.
-const TYPE_BYTES: [u64; 16] = [1, 1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1, 1, 1, 1];
-
-/// Bytes of so many elements of a type.
-#[inline]
-pub(crate) fn bytes_of(dtype: u8, count: u64) -> u64 {
-    count.saturating_mul(TYPE_BYTES.get(usize::from(dtype)).map_or(1, |b| *b))
-}
-
 /// An API call: the group's value, and the ticket of its operation.
 #[inline(always)]
 fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Result<(u64, u64), Loss> {
@@ -572,15 +500,16 @@ fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Result<(u64, 
     r.set(op::ROOT, root_word(api.root, 0, 0));
     r.set(op::CALLED_NS, now);
     // The group may be another communicator's: groups span communicators.
-    r.set(op::GROUP, if group & group::BARE != 0 { 0 } else { (group & group::TICKET) + 1 });
+    let in_group = if group & group::BARE != 0 { 0 } else { (group & group::TICKET) + 1 };
+    r.set(op::GROUP, in_group);
     r.set(op::STREAM, api.stream);
     r.set(op::USER_TAG, api.user_tag);
     if group & group::KERNEL != 0 {
         r.set(op::TIMED, u64::from(timed::KERNEL));
     }
     r.publish(slot);
-    note_call(&c, ticket, now, bytes_of(api.dtype, api.count));
-    note_capture(live, &c, ticket, api.captured);
+    timing::note_call(&c, ticket, now, timing::bytes_of(api.dtype, api.count), in_group);
+    timing::note_capture(live, &c, ticket, api.captured);
     Ok((group, ticket))
 }
 
@@ -594,45 +523,22 @@ fn called_again(live: &'static Live, c: Comm, group: u64, api: &Api) -> Option<(
     let captured = if api.captured { flag::CAPTURED } else { 0 };
     slot.set(op::WHAT, seen.what | u64::from(captured) << 56);
     slot.set(op::CALLED_NS, now);
-    slot.set(op::GROUP, if group & group::BARE != 0 { 0 } else { (group & group::TICKET) + 1 });
+    let in_group = if group & group::BARE != 0 { 0 } else { (group & group::TICKET) + 1 };
+    slot.set(op::GROUP, in_group);
     slot.set(op::USER_TAG, api.user_tag);
     if group & group::KERNEL != 0 {
         slot.set(op::TIMED, u64::from(timed::KERNEL));
     }
     slot.publish();
-    note_call(&c, seen.op, now, bytes_of((seen.what >> 32 & 0xff) as u8, api.count));
-    note_capture(live, &c, seen.op, api.captured);
+    timing::note_call(
+        &c,
+        seen.op,
+        now,
+        timing::bytes_of((seen.what >> 32 & 0xff) as u8, api.count),
+        in_group,
+    );
+    timing::note_capture(live, &c, seen.op, api.captured);
     Some((group, seen.op))
-}
-
-#[inline(always)]
-fn note_capture(live: &Live, c: &Comm, ticket: u64, captured: bool) {
-    if captured {
-        live.governor.captured();
-        if c.word(comm::CAPTURING) == 0 {
-            c.set(comm::CAPTURING, ticket + 1);
-        }
-    }
-}
-
-/// Notes what the timing of a call's launch rests on.
-#[inline(always)]
-pub(crate) fn note_call(c: &Comm, ticket: u64, now: u64, bytes: u64) {
-    let pause = now.saturating_sub(c.word(comm::CALLED_NS)) > PAUSE_NS;
-    let large = bytes >= LARGE_BYTES;
-    c.set(comm::HINT, if pause { AFTER_PAUSE } else { 0 } | if large { LARGE } else { 0 });
-    c.set(comm::CALLED_NS, now);
-    c.set(comm::CALLED, ticket + 1);
-}
-
-/// What the parent of an issued operation says about it.
-enum Origin {
-    /// It was called and not yet issued: the same operation moves on.
-    Called(u64),
-    /// A graph replay of a captured call; with kernel events or without.
-    Replay { ticket: u64, kernel: bool },
-    /// No call is known.
-    Unknown,
 }
 
 #[inline(always)]
@@ -806,7 +712,7 @@ fn issued(live: &'static Live, c: Comm, parent: u64, rank: i32, coll: &Coll) -> 
     }
     let what = What { kind, func: coll.func, dtype, algo: coll.algo, proto: coll.proto, flags };
     let now = now_ns();
-    let timing = timing(live, c, &origin, ticket);
+    let timing = timing::of_issue(live, c, &origin, ticket);
     let issue = Issue {
         what: what.word(c.ticket),
         order,
@@ -850,7 +756,7 @@ fn paired(live: &'static Live, c: Comm, parent: u64, rank: i32, p2p: &P2p) -> Re
     let flags = if order.is_none() { flag::ORDER_UNKNOWN } else { 0 };
     let what = What { kind, func: p2p.func, dtype: p2p.dtype, algo: 0, proto: 0, flags };
     let now = now_ns();
-    let timing = timing(live, c, &origin, ticket);
+    let timing = timing::of_issue(live, c, &origin, ticket);
     let issue = Issue {
         what: what.word(c.ticket),
         order: order.unwrap_or(op::NO_ORDER),

@@ -15,9 +15,10 @@ use crate::log::{Log, Message};
 use crate::names;
 use crate::nccl::Linker;
 use crate::pairs::{self, Pairs};
+use crate::record::Comm;
 use crate::settings::{self, Settings};
 use crate::sys::{self, InChild};
-use crate::{calls, nccl, process, shm};
+use crate::{calls, nccl, prefetch, process, shm};
 use core::ffi::{c_char, c_int};
 use ringwatch_wire::codes::{Loss, call};
 use ringwatch_wire::layout::{Geometry, HEADER_WORDS, comm, head};
@@ -266,6 +267,7 @@ pub(crate) fn open_for_calls() -> Option<&'static Live> {
 
 fn open_process(page: &'static Page, version: Option<u32>, mask_at: usize, log: &Log) {
     clock::measure();
+    prefetch::look();
     let settings = Settings::from_environment(log);
     let identity = process::Identity::read();
     let made = shm::create(&settings, &identity, log);
@@ -341,6 +343,10 @@ pub(crate) fn enter_comm(live: &Live, args: &InitArgs) -> Result<u64, Loss> {
     for (i, w) in names::long_text(args.name).iter().enumerate() {
         slot.set(comm::NAME + i, *w);
     }
+    // A late event of the slot's last communicator may have left it waiting.
+    if let Some(old) = live.segment.comm.slot(ticket) {
+        live.governor.finalized(&Comm::new(ticket, old));
+    }
     // Its books are left alone: late events of the slot's last communicator count in them as well.
     for i in (comm::STATE..comm::CALLS).chain(comm::WANTS..comm::WORDS) {
         slot.set(i, 0);
@@ -348,6 +354,18 @@ pub(crate) fn enter_comm(live: &Live, args: &InitArgs) -> Result<u64, Loss> {
     place_on(&slot, &nccl::gpu_address());
     slot.publish();
     Ok(ticket)
+}
+
+#[cfg(test)]
+impl Live {
+    /// One in ordinary memory.
+    pub(crate) fn sample(governor: Governor, events: Events) -> &'static Self {
+        let words = |n: usize| -> &'static [Word] { Vec::leak((0..n).map(|_| Word::new(0)).collect()) };
+        let geometry = Geometry::full();
+        let segment = Segment::new(words(geometry.bytes() as usize / 8), &geometry);
+        let pairs = Pairs::new(words(pairs::WORDS));
+        Box::leak(Box::new(Live { segment, nonce: 1, nccl: 0, pairs, governor, events }))
+    }
 }
 
 /// Writes down a communicator's GPU.

@@ -64,6 +64,7 @@ fn timing(code: u8) -> Timing {
         timed::NOT_OFFERED => Timing::Not(Untimed::Offered),
         timed::NOT_ASKED => Timing::Not(Untimed::Asked),
         timed::NOT_FREE => Timing::Not(Untimed::Free),
+        timed::NOT_ALONE => Timing::Not(Untimed::Alone),
         _ => Timing::Unknown,
     }
 }

@@ -105,7 +105,7 @@ named! {
     Untimed {
         Budget = "left out by the overhead budget", Captured = "captured into a CUDA graph",
         Offered = "NCCL offers no GPU times here", Asked = "GPU times not asked for",
-        Free = "no pair of CUDA events was free",
+        Free = "no pair of CUDA events was free", Alone = "launched together with other operations",
     }
 }
 
@@ -267,7 +267,7 @@ pub struct OpRecord {
     pub issued_ns: Option<u64>,
     /// How its GPU time is measured, or why it is not.
     pub timing: Timing,
-    /// The time between the CUDA events around its launch, in ns; of the whole launch, where others share it.
+    /// The time between the CUDA events around its launch, which carries it alone, in ns.
     pub event_ns: Option<u64>,
     /// When those were read, host monotonic ns: it had ended by then.
     pub event_seen_ns: Option<u64>,

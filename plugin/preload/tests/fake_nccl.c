@@ -159,6 +159,7 @@ static void tell_issue(Task *t) {
 }
 
 static void issue_all(void) {
+  if (!table) n_tasks = 0;
   if (group_api) table->record(group_api, 24, NULL);
   // Collectives first, then pairs by NCCL's own schedule: here, last call first.
   for (int i = 0; i < n_tasks; i++) if (tasks[i].func != 6 && tasks[i].func != 7) tell_issue(&tasks[i]);

@@ -271,6 +271,35 @@ int job(const char *what) {
     }
     for (int i = 0; i < 2; i++) ncclCommDestroy(all[i]);
   }
+  if (IS("lapped")) {
+    // Groups of more calls than the segment has slots; what is simulated has no order.
+    c = init(2, 0), all[0] = init(2, 1);
+    WANT(ncclGroupStart(), 0);
+    WANT(ncclAllReduce(a, b, 1, F32, 0, c, S), 0);
+    WANT(ncclSend(a, 1, F32, 1, c, S), 0);
+    for (int i = 0; i < 9000; i++) WANT(ncclAllReduce(a, b, i + 1000, F32, 0, all[0], S), 0);
+    WANT(ncclGroupEnd(), 0);
+    WANT(ncclGroupStart(), 0);
+    WANT(ncclAllReduce(a, b, 50000, F32, 0, c, S), 0);
+    WANT(ncclSend(a, 50000, F32, 1, c, S), 0);
+    WANT(ncclGroupSimulateEnd(NULL), 0);
+    WANT(ncclAllReduce(a, b, 2, F32, 0, c, S), 0);
+    WANT(ncclSend(a, 2, F32, 1, c, S), 0);
+    WANT(ncclAllReduce(a, b, 10000, F32, 0, all[0], S), 0);
+  }
+  if (IS("again")) {
+    // Communicators one after the other, on the slot and the pool of the first; then the device is reset.
+    int (*made)(void) = dlsym(RTLD_DEFAULT, "fake_events_made");
+    void (*reset)(void) = dlsym(RTLD_DEFAULT, "fake_reset");
+    for (int i = 0; i < 600; i++) {
+      c = init(2, 0);
+      usleep(1000);
+      for (int k = 0; k < 2; k++) WANT(ncclAllReduce(a, b, 100, F32, 0, c, S), 0);
+      WANT(ncclCommDestroy(c), 0);
+      if (i == 299) printf("%d ", made()), reset();
+    }
+    printf("%d\n", made());
+  }
   if (IS("captured")) {
     c = init(2, 0);
     WANT(ncclAllReduce(a, b, 1, F32, 0, c, S), 0);

@@ -313,11 +313,8 @@ fn close(calls: &Calls, ticket: u64) {
         w.replace(u64::from(made::INITIALISING), u64::from(made::UNKNOWN));
     }
     // The profiler may have said so before.
-    if let Some(c) = Comm::of(calls.live, ticket)
-        && let Some(w) = calls.live.segment.comm.held(ticket).and_then(|s| s.get(comm::FINALIZED_NS))
-        && w.replace(0, now_ns())
-    {
-        record::forget(calls.live, &c);
+    if let Some(c) = Comm::of(calls.live, ticket) {
+        record::end(calls.live, &c);
     }
 }
 

@@ -1,22 +1,26 @@
 //! Groups: what was called in one is issued, and what was begun in one is made, when the outermost has ended.
 
 use super::thread::Thread;
-use super::{Calls, Mode, accepted, comms, ended, entry, get, inside, returned, set};
+use super::{Calls, Mode, Op, Taken, accepted, comms, ended, entry, get, inside, order, returned, set};
 use crate::clock::now_ns;
 use core::ffi::c_int;
-use ringwatch_wire::layout::{head, op as layout};
+use ringwatch_wire::codes::Flaw;
+use ringwatch_wire::layout::{comm, head};
 use ringwatch_wire::sync::Word;
 
 /// Threads that can be in a group at once; calls of others are taken one by one.
 pub(super) const GROUPS: usize = 128;
-pub(super) const WORDS: usize = 4;
+pub(super) const WORDS: usize = 5;
 
 /// 0: free.
 const TAG: usize = 0;
-/// First and last call, tickets plus one; first communicator that is being made, index plus one.
-const FIRST: usize = 1;
+/// How many calls, and the last one: its ticket plus one. They are followed from there: the first ones are overwritten
+/// first where a group outlives the ring.
+const COUNT: usize = 1;
 const LAST: usize = 2;
+/// First communicator that is being made, and first that was called, index plus one.
 const COMMS: usize = 3;
+const CALLED: usize = 4;
 
 /// The thread's group, made if it has none.
 fn record(calls: &Calls) -> Option<&'static [Word; WORDS]> {
@@ -31,7 +35,7 @@ fn record(calls: &Calls) -> Option<&'static [Word; WORDS]> {
         .iter()
         .enumerate()
         .find(|(_, r)| r.get(TAG).is_some_and(|w| w.get() == 0 && w.replace(0, tag)))?;
-    for word in [FIRST, LAST, COMMS] {
+    for word in [COUNT, LAST, COMMS, CALLED] {
         set(r, word, 0);
     }
     Thread { group: i as u16 + 1, tag: tag as u32, ..thread }.set();
@@ -44,17 +48,23 @@ fn known(calls: &Calls, thread: Thread) -> Option<&'static [Word; WORDS]> {
 }
 
 /// Keeps a call for the end of the group; false where that is not possible.
-pub(super) fn add(calls: &Calls, ticket: u64) -> bool {
+pub(super) fn add(t: &Taken, call: &Op) -> bool {
+    let (calls, e) = (&t.calls, t.entry);
     let Some(r) = record(calls) else { return false };
-    let next = |t: u64| calls.page.chain.get(t as usize % super::OPS);
-    if let Some(w) = next(ticket) {
-        w.set(0);
+    let Some([before, place]) = calls.page.chain.get(t.op as usize % super::OPS) else { return false };
+    let tag = get(r, TAG);
+    if get(e, entry::GROUP) != tag {
+        set(e, entry::GROUP, tag);
+        set(e, entry::STREAM, call.stream as u64);
+        set(e, entry::WAITING, 0);
+        set(e, entry::NEXT_CALLED, get(r, CALLED));
+        set(r, CALLED, calls.index(t.comm) as u64 + 1);
     }
-    match get(r, LAST).checked_sub(1).and_then(next) {
-        Some(last) => last.set(ticket + 1),
-        None => set(r, FIRST, ticket + 1),
-    }
-    set(r, LAST, ticket + 1);
+    // Behind the slot's own change of hands, see `ops`.
+    before.set_last(get(r, LAST));
+    place.set_last(order(t, call, e.get(entry::WAITING)));
+    set(r, LAST, t.op + 1);
+    set(r, COUNT, get(r, COUNT) + 1);
     true
 }
 
@@ -109,61 +119,68 @@ pub fn group_end(launches: bool, real: impl FnOnce() -> c_int) -> c_int {
     result
 }
 
-/// The calls of a group, as many as there are slots at most: a chain that was overwritten cannot be followed for
-/// ever.
-fn ops<'a>(calls: &'a Calls, r: &[Word]) -> impl Iterator<Item = u64> + 'a {
-    let mut next = get(r, FIRST);
-    (0..super::OPS).map_while(move |_| {
+/// The calls of a group that are still there, the last one first, each with its order.
+fn ops<'a>(calls: &'a Calls, r: &'a [Word]) -> impl Iterator<Item = (u64, u64)> + 'a {
+    let mut next = get(r, LAST);
+    (0..get(r, COUNT)).map_while(move |_| {
         let ticket = next.checked_sub(1)?;
-        next = get(&calls.page.chain, ticket as usize % super::OPS);
-        Some(ticket)
+        let [before, order] = calls.page.chain.get(ticket as usize % super::OPS)?;
+        let found = (before.get_first(), order.get_first());
+        // Looked at afterwards: who has taken the slot may have written there as well.
+        calls.live.segment.op.held(ticket)?;
+        next = found.0;
+        Some((ticket, found.1))
     })
 }
 
-/// The communicators of a group's calls, each with the first of its calls. `mark` is a number of this walk's own.
-fn comms_of<'a>(
-    calls: &'a Calls,
-    r: &'a [Word],
-    mark: u64,
-) -> impl Iterator<Item = (&'static [Word], u64)> + 'a {
-    ops(calls, r).filter_map(move |op| {
-        let slot = calls.live.segment.op.held(op)?;
-        let e = calls.page.comms.get(calls.index(get(slot, layout::WHAT) & 0xffff))?;
-        if get(e, entry::MARK) == mark {
-            return None;
-        }
-        set(e, entry::MARK, mark);
-        Some((&e[..], op))
+/// The communicators that were called in a group.
+fn called<'a>(calls: &'a Calls, r: &[Word]) -> impl Iterator<Item = &'static [Word; entry::WORDS]> + 'a {
+    let mut next = get(r, CALLED);
+    (0..super::COMMS).map_while(move |_| {
+        let e = calls.page.comms.get(next.checked_sub(1)? as usize)?;
+        next = get(e, entry::NEXT_CALLED);
+        Some(e)
     })
-}
-
-/// A number for a walk over a group's communicators.
-fn mark(r: &[Word], walk: u64) -> u64 {
-    get(r, TAG) << 2 | walk
 }
 
 /// The group is about to be launched: on each communicator's stream, if it is to be timed.
 fn launch(calls: &Calls, r: &'static [Word; WORDS]) {
-    for (e, op) in comms_of(calls, r, mark(r, 1)) {
-        let stream = calls.live.segment.op.held(op).map_or(0, |s| get(s, layout::STREAM));
-        set(e, entry::SHOT, super::begin_shot(calls, e, stream));
+    for e in called(calls, r) {
+        set(e, entry::SHOT, super::begin_shot(calls, e, get(e, entry::STREAM)));
     }
 }
 
 fn finish(calls: &Calls, r: &'static [Word; WORDS], launches: bool, result: c_int) {
     let now = now_ns();
-    if launches {
-        for (e, _) in comms_of(calls, r, mark(r, 2)) {
+    let issues = launches && accepted(result);
+    for e in called(calls, r) {
+        if launches {
             super::end_shot(calls, e, result);
         }
+        // Of what is not issued the orders are given again.
+        let waiting = get(e, entry::WAITING);
+        set(e, entry::WAITING, 0);
+        set(e, entry::GROUP, 0);
+        if issues && let Some(slot) = calls.live.segment.comm.held(get(e, entry::TICKET).wrapping_sub(1)) {
+            slot.get(comm::ISSUED).map(|w| w.add(waiting));
+        }
     }
-    let plan = if launches && get(r, FIRST) != 0 { plan(calls, Mode::Alone) } else { 0 };
-    for ticket in ops(calls, r) {
+    let count = get(r, COUNT);
+    let plan = if issues && count > 0 { plan(calls, Mode::Alone) } else { 0 };
+    let mut there = 0;
+    for (ticket, order) in ops(calls, r) {
+        there += 1;
+        if issues {
+            ended(calls, ticket, order, plan, now);
+            continue;
+        }
+        super::take_back(calls, ticket, order);
         if !accepted(result) {
             returned(calls.live, ticket, result, now);
-        } else if launches {
-            ended(calls, ticket, plan, now);
         }
+    }
+    if issues {
+        calls.live.segment.add(head::FLAWS + Flaw::Overwritten as usize, count.saturating_sub(there));
     }
     let mut comm = get(r, COMMS);
     for _ in 0..super::COMMS {

@@ -28,9 +28,10 @@ pub use thread::take_key;
 use crate::clock::now_ns;
 use crate::events::Shot;
 use crate::held::Held;
-use crate::record::{Comm, bytes_of, code_of, launch_of_call, note_call, timing_of_call};
+use crate::record::{Comm, code_of};
 use crate::state::{self, InitArgs, Live};
 use crate::sys::{self, InChild};
+use crate::timing;
 use core::ffi::c_int;
 use ringwatch_wire::codes::{Flaw, Loss, REDOPS, TYPES, UNKNOWN, call as call_kind, flag, kind};
 use ringwatch_wire::layout::{comm, head, op};
@@ -119,15 +120,21 @@ mod entry {
     pub(super) const NEXT: usize = 9;
     /// The pair of CUDA events of the launch that is under way, as a number; 0 none.
     pub(super) const SHOT: usize = 10;
-    /// Of the last walk over a group that came by.
-    pub(super) const MARK: usize = 11;
+    /// Tag of the group that its calls are in.
+    pub(super) const GROUP: usize = 11;
     /// Thread that makes it.
     pub(super) const THREAD: usize = 12;
     /// 1: its calls return before NCCL has launched anything.
     pub(super) const ASYNC: usize = 13;
     /// 1: it was found to be ready.
     pub(super) const READY: usize = 14;
-    pub(super) const WORDS: usize = 16;
+    /// Next communicator whose calls are in the same group, index plus one.
+    pub(super) const NEXT_CALLED: usize = 15;
+    /// Stream of its first call in the group.
+    pub(super) const STREAM: usize = 16;
+    /// Collectives of the group that have an order and are not issued.
+    pub(super) const WAITING: usize = 17;
+    pub(super) const WORDS: usize = 18;
 }
 
 /// Private memory, empty in a forked child.
@@ -144,8 +151,8 @@ struct Page {
     comms: [[Word; entry::WORDS]; COMMS],
     pending: [[Word; pending::WORDS]; COMMS],
     groups: [[Word; groups::WORDS]; groups::GROUPS],
-    /// Next operation of the same group, by the operation's slot: ticket plus one.
-    chain: [Word; OPS],
+    /// By the operation's slot: the one before it in its group, ticket plus one, and its order.
+    chain: [[Word; 2]; OPS],
     table: [Word; table::WORDS],
 }
 
@@ -276,7 +283,7 @@ pub fn around(op: &Op, real: impl FnOnce() -> c_int) -> c_int {
     }
     let result = inside(thread, real);
     if let Some(taken) = taken {
-        leave(taken, thread, result);
+        leave(taken, op, thread, result);
     }
     result
 }
@@ -288,7 +295,7 @@ fn begin_shot(calls: &Calls, e: &[Word], stream: u64) -> u64 {
         return 0;
     }
     let comm = Comm::of(calls.live, get(e, entry::TICKET).wrapping_sub(1));
-    comm.and_then(|c| launch_of_call(calls.live, c, stream)).map_or(0, Shot::number)
+    comm.and_then(|c| timing::launch_of_call(calls.live, c, stream)).map_or(0, Shot::number)
 }
 
 /// Ends it behind the launch. A communicator that does not block launches later, on a thread of NCCL's: nothing of
@@ -335,7 +342,13 @@ fn take(call: &Op, grouped: bool) -> Option<Taken> {
                 pending::push(&calls, comm, ticket, pending::key(call));
             }
             if let Some(c) = Comm::of(calls.live, comm) {
-                note_call(&c, ticket, now, bytes_of(numbered(call.dtype, TYPES), call.count as u64));
+                timing::note_call(
+                    &c,
+                    ticket,
+                    now,
+                    timing::bytes_of(numbered(call.dtype, TYPES), call.count as u64),
+                    0,
+                );
             }
         }
         _ => {}
@@ -415,7 +428,7 @@ const fn accepted(result: c_int) -> bool {
     result == SUCCESS || result == IN_PROGRESS
 }
 
-fn leave(t: Taken, thread: Thread, result: c_int) {
+fn leave(t: Taken, call: &Op, thread: Thread, result: c_int) {
     let Taken { calls, comm, entry: e, captured, mode, op } = t;
     if thread.depth == 0 {
         end_shot(&calls, e, result);
@@ -437,50 +450,73 @@ fn leave(t: Taken, thread: Thread, result: c_int) {
     if mode == Mode::Calls || captured {
         return;
     }
-    if thread.depth > 0 && groups::add(&calls, op) {
+    if thread.depth > 0 && groups::add(&t, call) {
         return;
     }
+    let order = order(&t, call, None);
     let plan = groups::plan(&calls, mode);
-    ended(&calls, op, plan, now);
+    ended(&calls, op, order, plan, now);
+}
+
+/// An order that is not counted: what does nothing has none, or somebody else gives it.
+const UNCOUNTED: u64 = op::NO_ORDER - 1;
+
+/// Gives a call its issue order where nobody else does. It is not read from the call's record, which may be overwritten by
+/// now: the orders that follow stay right. In a group it is the next one behind those that are `waiting`.
+fn order(t: &Taken, call: &Op, waiting: Option<&Word>) -> u64 {
+    let live = t.calls.live;
+    // As with a profiler: what does nothing is not counted.
+    if t.mode != Mode::Alone || call.count == 0 || ranks(&t.calls, t.comm) == 1 {
+        return UNCOUNTED;
+    }
+    if is_pair(call.func) {
+        let order = live.pairs.next(t.comm, call.root, is_send(call.func));
+        if order.is_none() {
+            live.segment.flaw(Flaw::PairOrder);
+        }
+        return order.unwrap_or(op::NO_ORDER);
+    }
+    let issued = live.segment.comm.held(t.comm).and_then(|c| c.get(comm::ISSUED));
+    issued.map_or(op::NO_ORDER, |issued| match waiting {
+        Some(waiting) => issued.get() + waiting.add(1),
+        None => issued.add(1),
+    })
 }
 
 /// The outermost group that holds a call has ended: what is still to be issued of it is issued now, or soon by
 /// another thread.
-fn ended(calls: &Calls, ticket: u64, plan: u64, now: u64) {
-    let Some(slot) = calls.live.segment.op.held(ticket) else { return };
+fn ended(calls: &Calls, ticket: u64, order: u64, plan: u64, now: u64) {
+    let Some(slot) = calls.live.segment.op.held(ticket) else {
+        return calls.live.segment.flaw(Flaw::Overwritten);
+    };
     let comm = get(slot, op::WHAT) & 0xffff;
     let Some(e) = calls.page.comms.get(calls.index(comm)) else { return };
     match mode(e) {
-        Mode::Alone => issue(calls, e, ticket, plan, now),
+        Mode::Alone => issue(calls, e, ticket, order, plan, now),
         Mode::Events => pending::late(calls, get(e, entry::TICKET).wrapping_sub(1), ticket),
         _ => {}
     }
 }
 
-/// Gives an operation its issue order: nobody else does.
-fn issue(calls: &Calls, e: &[Word], ticket: u64, plan: u64, now: u64) {
-    let live = calls.live;
-    let comm = get(e, entry::TICKET).wrapping_sub(1);
-    let (Some(slot), Some(place)) = (live.segment.op.held(ticket), live.segment.comm.held(comm)) else {
-        return;
-    };
-    let (mut what, count) = (get(slot, op::WHAT), get(slot, op::COUNT));
-    // As with a profiler: what does nothing is not counted.
-    if count == 0 || get(place, comm::RANK) >> 32 == 1 {
-        return;
-    }
-    let timed = Comm::of(live, comm).map_or(0, |c| timing_of_call(live, c, ticket));
+/// The order of a send or receive that is not issued is given again. Those of collectives have not been counted yet.
+fn take_back(calls: &Calls, ticket: u64, order: u64) {
+    let Some(slot) = calls.live.segment.op.held(ticket) else { return };
+    let (what, peer) = (get(slot, op::WHAT), get(slot, op::ROOT) as u32 as i32);
     let func = (what >> 24 & 0xff) as u8;
-    let order = if is_pair(func) {
-        let order = live.pairs.next(comm, get(slot, op::ROOT) as u32 as i32, is_send(func));
-        if order.is_none() {
-            live.segment.flaw(Flaw::PairOrder);
-            what |= u64::from(flag::ORDER_UNKNOWN) << 56;
-        }
-        order.unwrap_or(op::NO_ORDER)
-    } else {
-        place.get(comm::ISSUED).map_or(op::NO_ORDER, |w| w.add(1))
-    };
+    let Some(e) = calls.page.comms.get(calls.index(what & 0xffff)) else { return };
+    if is_pair(func) && order < UNCOUNTED {
+        calls.live.pairs.take_back(get(e, entry::TICKET).wrapping_sub(1), peer, is_send(func));
+    }
+}
+
+/// Issues an operation in its order: nobody else does.
+fn issue(calls: &Calls, e: &[Word], ticket: u64, order: u64, plan: u64, now: u64) {
+    let live = calls.live;
+    let Some(slot) = live.segment.op.held(ticket).filter(|_| order != UNCOUNTED) else { return };
+    let comm = get(e, entry::TICKET).wrapping_sub(1);
+    let timed = Comm::of(live, comm).map_or(0, |c| timing::of_call(live, c, ticket));
+    let unknown = if order == op::NO_ORDER { u64::from(flag::ORDER_UNKNOWN) << 56 } else { 0 };
+    let what = get(slot, op::WHAT) | unknown;
     if let Some(claim) = live.segment.op.claim_again(ticket) {
         claim.set(op::WHAT, what);
         claim.set(op::ORDER, order);

@@ -84,7 +84,7 @@ pub mod timed {
     pub const UNKNOWN: u8 = 0;
     /// By NCCL's kernel events: its channels' stamps follow.
     pub const KERNEL: u8 = 1;
-    /// By CUDA events around its launch; operations of one plan share them.
+    /// By CUDA events around its launch, which carries it alone.
     pub const EVENTS: u8 = 2;
     /// Not: the overhead budget leaves it out.
     pub const NOT_BUDGET: u8 = 3;
@@ -96,6 +96,8 @@ pub mod timed {
     pub const NOT_ASKED: u8 = 6;
     /// Not: no pair of events was free, or the launch could not be told apart.
     pub const NOT_FREE: u8 = 7;
+    /// Not: CUDA events would have been used, and its launch carries other operations too.
+    pub const NOT_ALONE: u8 = 8;
 }
 
 /// What a callback was, for the books. Start events use NCCL's own bit number (0 to 15).
@@ -216,11 +218,22 @@ pub enum Flaw {
     EventTime = 2,
     /// The CUDA driver refused an event: the communicator's operations are not timed by events any more.
     EventError = 3,
+    /// CUDA events gave a duration that is not one operation's alone, or a second one: it was dropped.
+    EventMatch = 4,
+    /// A call's record was overwritten before it was issued: its issue order is counted, and no record has it.
+    Overwritten = 5,
 }
 
 impl Flaw {
     /// Every flaw, by number.
-    pub const ALL: [Flaw; 4] = [Flaw::PairOrder, Flaw::Progress, Flaw::EventTime, Flaw::EventError];
+    pub const ALL: [Flaw; 6] = [
+        Flaw::PairOrder,
+        Flaw::Progress,
+        Flaw::EventTime,
+        Flaw::EventError,
+        Flaw::EventMatch,
+        Flaw::Overwritten,
+    ];
 
     /// The flaw in words.
     pub const fn as_str(self) -> &'static str {
@@ -229,6 +242,8 @@ impl Flaw {
             Flaw::Progress => "progress not counted",
             Flaw::EventTime => "impossible duration dropped",
             Flaw::EventError => "CUDA events refused",
+            Flaw::EventMatch => "duration of no single operation dropped",
+            Flaw::Overwritten => "overwritten before it was issued",
         }
     }
 }

@@ -96,7 +96,7 @@ pub mod comm {
     pub const TIMED_NS: usize = 25;
     /// Last call, host monotonic ns.
     pub const CALLED_NS: usize = 26;
-    /// Why the operation called last is worth timing.
+    /// Why the operation called last is worth timing (low 8 bits), and its group's ticket + 1.
     pub const HINT: usize = 27;
     /// Ticket + 1 of the first operation of the group that is being captured.
     pub const CAPTURING: usize = 28;
@@ -104,7 +104,8 @@ pub mod comm {
     pub const CALLED: usize = 29;
     /// The same at the last kernel launch.
     pub const LAUNCHED: usize = 30;
-    /// Shot + 1 (a pair of CUDA events) of the last launch.
+    /// Shot (a pair of CUDA events) of the last launch (low 24 bits; 0 none, 4095 none because it carries several
+    /// operations), and what LAUNCHED was before it.
     pub const SHOT: usize = 31;
     /// Word 3, bit 32: ID and RANK are known.
     pub const KNOWN: u64 = 1 << 32;
@@ -141,7 +142,7 @@ pub mod op {
     pub const PROGRESS: usize = 18;
     /// How its GPU time is measured, or why not (low 8 bits): [`crate::codes::timed`].
     pub const TIMED: usize = 19;
-    /// Mark: ns between the CUDA events around its launch.
+    /// Mark: ns between the CUDA events around its launch, which carries it alone.
     pub const EVENT_NS: usize = 20;
     /// Reduction operation: NCCL's number + 1, 6 for any that the user made, 0 unknown (8 bits); seen by the
     /// preloaded library (bit 8); called inside a group (bit 9).
