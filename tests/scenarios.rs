@@ -7,7 +7,7 @@ use ringwatch::detect::{Detector, Settings};
 use ringwatch::join::Join;
 use ringwatch::model::{CommId, Confidence, Finding, Kind, Rank};
 use simulator::{BEGIN, Case, Expected, Simulation};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -23,7 +23,9 @@ struct Told {
 struct Outcome {
     told: Vec<Told>,
     names: BTreeMap<CommId, String>,
-    open: BTreeSet<u64>,
+    /// What became of the findings.
+    last: BTreeMap<u64, Finding>,
+    job_ranks: BTreeMap<(CommId, Rank), u32>,
 }
 
 fn cases() -> Vec<(String, Case)> {
@@ -84,8 +86,13 @@ fn watch(name: &str, case: &Case) -> Outcome {
             }
         }
     }
-    let open = detector.findings().iter().filter(|f| f.open).map(|f| f.id.0).collect();
-    Outcome { told, names, open }
+    let last = detector.findings().into_iter().map(|f| (f.id.0, f)).collect();
+    let job_ranks = join
+        .communicators()
+        .flat_map(|c| c.members().iter().map(move |(r, m)| (c.id, *r, m.record.segment)))
+        .filter_map(|(c, r, segment)| Some(((c, r), join.process(segment)?.record.job.rank?)))
+        .collect();
+    Outcome { told, names, last, job_ranks }
 }
 
 /// When the facts that a finding rests on were in the segments.
@@ -99,10 +106,15 @@ fn facts(join: &Join, f: &Finding, aborted_ns: Option<u64>) -> u64 {
             .iter()
             .filter_map(|v| {
                 let i = join.communicator(v.communicator)?.instance(v.track, v.order)?;
-                i.parts.values().filter_map(|p| p.started_ns.or(p.op.issued_ns)).min()
+                let started = i.parts.values().filter_map(|p| p.started_ns).min();
+                started.or_else(|| i.parts.values().filter_map(|p| p.op.issued_ns).min())
             })
             .max()
             .unwrap_or(f.since_ns),
+        Kind::StuckTransfer => {
+            let i = comm.instance(f.operation.track, f.operation.order).expect("it is held");
+            i.parts.values().filter_map(|p| p.started_ns).max().unwrap_or(f.since_ns)
+        }
         _ if f.confidence == Confidence::Proven => {
             let gone = f.ranks.iter().filter_map(|r| {
                 let segment = comm.members().get(r)?.record.segment;
@@ -146,11 +158,23 @@ fn line(o: &Outcome, f: &Finding) -> String {
 /// Whether a finding is the one that is wanted; what is wrong with it beyond that goes to `flaws`.
 fn is_it(o: &Outcome, t: &Told, wanted: &Expected) -> bool {
     let f = &t.finding;
-    let ranks: Vec<Rank> = wanted.ranks.iter().copied().map(Rank).collect();
+    // Who of several is wrong may be known better a moment later; the kind has to be right at once.
+    let ranks: Vec<u32> = match wanted.as_job_ranks {
+        true => {
+            let mut all: Vec<u32> = o.last[&f.id.0]
+                .ranks
+                .iter()
+                .filter_map(|r| o.job_ranks.get(&(f.communicator, *r)).copied())
+                .collect();
+            all.sort_unstable();
+            all
+        }
+        false => f.ranks.iter().map(|r| r.0).collect(),
+    };
     let name = o.names.get(&f.communicator).map_or("?", String::as_str);
-    f.kind.as_str() == wanted.kind
+    wanted.kind.split('|').any(|k| k == f.kind.as_str())
         && wanted.comm.iter().any(|c| c == name)
-        && f.ranks == ranks
+        && ranks == wanted.ranks
         && wanted.order.is_none_or(|n| n == f.operation.order)
         && wanted.cause.as_deref().is_none_or(|c| f.cause.as_ref().is_some_and(|f| f.as_str() == c))
 }
@@ -163,7 +187,7 @@ fn flaws(o: &Outcome, t: &Told, wanted: &Expected, case: &Case) -> Vec<String> {
         flaws.push(format!("told {:.3} s after the facts", delay as f64 / 1e9));
     }
     if let Some(text) = &wanted.says
-        && !f.evidence.iter().any(|e| e.text.contains(text))
+        && !o.last[&f.id.0].evidence.iter().any(|e| e.text.contains(text))
     {
         flaws.push(format!(
             "does not say {text:?}: {:?}",
@@ -174,7 +198,7 @@ fn flaws(o: &Outcome, t: &Told, wanted: &Expected, case: &Case) -> Vec<String> {
     if wanted.victims.is_some_and(|n| victims < n) {
         flaws.push(format!("{victims} victims"));
     }
-    if f.kind.is_hang() && !o.open.contains(&f.id.0) {
+    if f.kind.is_hang() && !o.last[&f.id.0].open {
         flaws.push("it is over at the end".to_owned());
     }
     flaws

@@ -107,9 +107,9 @@ impl MismatchRule {
             camps.iter().filter(|(s, _)| Some(**s) != right).flat_map(|(_, r)| r.clone()).collect();
         culprits.sort();
         let shift = if camps.len() == 2 { shift(c, track, order, &camps, right) } else { Some(None) };
-        // What comes behind tells a wrong call from one too many; it may be on its way.
+        // What comes behind tells a wrong call from one too many, and who is to come who is wrong.
         let fresh = now_ns < c.mismatch_seen_ns().saturating_add(self.settings.settle_shift_ns);
-        if shift.is_none() && fresh && !join.all_gone() {
+        if (shift.is_none() || to_come) && fresh && !join.all_gone() {
             return None;
         }
         let shown = instance.parts.values().find(|p| Some(Signature::of(&p.op, c.ranks())) == right);

@@ -251,10 +251,14 @@ pub(crate) struct Fault {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Expected {
+    /// One of these, separated by `|`.
     pub(crate) kind: String,
     /// One of these communicators, `name` or `name/group`.
     pub(crate) comm: Vec<String>,
     pub(crate) ranks: Vec<u32>,
+    /// Where `ranks` are the job's and not the communicator's.
+    #[serde(default)]
+    pub(crate) as_job_ranks: bool,
     #[serde(default)]
     pub(crate) order: Option<u64>,
     #[serde(default)]

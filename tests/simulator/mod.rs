@@ -78,6 +78,7 @@ struct Process {
 struct Comm {
     id: CommId,
     members: Vec<u32>,
+    nodes: u32,
     issued: Vec<u64>,
     replayed: Vec<u64>,
     lost: Vec<u64>,
@@ -112,6 +113,8 @@ struct Op {
     ends: Option<u64>,
     dead: bool,
     last_start: u64,
+    /// Parts that have started, and could end.
+    good: usize,
 }
 
 /// A job, and how far it is.
@@ -169,6 +172,12 @@ impl Simulation {
                     pairs: HashMap::new(),
                     incomplete: !members.without.is_empty(),
                     misjudged_by: members.misjudged_by,
+                    nodes: {
+                        let a_node = case.ranks.div_ceil(case.nodes);
+                        let mut nodes: Vec<u32> = ranks.iter().map(|r| r / a_node).collect();
+                        nodes.dedup();
+                        nodes.len() as u32
+                    },
                     members: ranks,
                 });
             }
@@ -325,7 +334,7 @@ impl Simulation {
         let comms = self.by_name.get(name).unwrap_or_else(|| panic!("no communicator is called {name}"));
         comms
             .iter()
-            .find_map(|c| Some((*c, self.comms[*c].members.iter().position(|m| *m == rank)? as u32)))
+            .find_map(|c| Some((*c, self.comms[*c].members.binary_search(&rank).ok()? as u32)))
             .unwrap_or_else(|| panic!("rank {rank} is not in {name}"))
     }
 
@@ -449,15 +458,11 @@ impl Simulation {
         }
         op.last_start = op.last_start.max(t);
         self.mark(key, own);
-        self.may_end(key);
+        self.may_end(key, own);
     }
 
     fn own(&self, comm: usize, rank: u32) -> u32 {
-        let members = &self.comms[comm].members;
-        members
-            .binary_search(&rank)
-            .or_else(|_| members.iter().position(|m| *m == rank).ok_or(()))
-            .unwrap_or(0) as u32
+        self.comms[comm].members.binary_search(&rank).unwrap_or(0) as u32
     }
 
     fn mark(&mut self, key: Key, own: u32) {
@@ -469,7 +474,7 @@ impl Simulation {
     }
 
     /// A collective ends when all its ranks have started it and agree on what it is.
-    fn may_end(&mut self, key: Key) {
+    fn may_end(&mut self, key: Key, own: u32) {
         let needed = match key.1 {
             Track::Pair(a, b) if a == b => 1,
             Track::Pair(..) => 2,
@@ -482,10 +487,15 @@ impl Simulation {
             let kind = matches!(key.1, Track::Pair(..)) || c.func == first.func && c.root == first.root;
             kind && c.count == first.count && c.dtype == first.dtype
         };
-        let good = |p: &Part| {
-            p.started.is_some() && p.planned.stuck.is_none() && !p.planned.broken && agree(&p.planned.call)
-        };
-        if op.dead || op.ends.is_some() || op.parts.len() < needed || !op.parts.values().all(good) {
+        let part = op.parts.get(&own);
+        let good =
+            part.is_some_and(|p| p.planned.stuck.is_none() && !p.planned.broken && agree(&p.planned.call));
+        let good = op.good + usize::from(good);
+        if let Some(op) = self.ops.get_mut(&key) {
+            op.good = good;
+        }
+        let Some(op) = self.ops.get(&key) else { return };
+        if op.dead || op.ends.is_some() || good < needed {
             return;
         }
         let bytes = first.count * first.dtype.size();
@@ -537,7 +547,8 @@ impl Simulation {
     fn kill_ops(&mut self, rank: u32, only: Option<usize>) {
         let own: Vec<u32> = (0..self.comms.len()).map(|c| self.own(c, rank)).collect();
         for (key, op) in &mut self.ops {
-            let is_in = self.comms[key.0].members.contains(&rank) && op.parts.contains_key(&own[key.0]);
+            let is_in =
+                self.comms[key.0].members.binary_search(&rank).is_ok() && op.parts.contains_key(&own[key.0]);
             if is_in && only.is_none_or(|c| c == key.0) && op.parts.values().any(|p| p.ended.is_none()) {
                 op.dead = true;
             }
@@ -638,7 +649,7 @@ impl Simulation {
             liveness: last.map_or(Liveness::Alive, |d| Liveness::Gone(Some(self.mono(rank, d)))),
             created_ns: self.mono(rank, self.begin),
             // Wall clocks agree as well as NTP makes them.
-            created_unix_ns: WALL + self.begin + u64::from(node) * 3 * MS,
+            created_unix_ns: WALL + self.begin + u64::from(node % 5) * MS,
             losses: if losses > 0 { vec![("slot being written", losses)] } else { Vec::new() },
         })
     }
@@ -646,14 +657,13 @@ impl Simulation {
     fn comm(&self, at: usize, own: u32) -> Update {
         let c = &self.comms[at];
         let rank = c.members[own as usize];
-        let nodes: std::collections::BTreeSet<u32> = c.members.iter().map(|r| self.node(*r)).collect();
         let misjudged = u32::from(c.misjudged_by == Some(rank));
         Update::Comm(CommRecord {
             segment: self.segment(rank),
             comm: c.id,
             rank: Rank(own),
             ranks: Some(c.members.len() as u32 + misjudged),
-            nodes: Some(nodes.len() as u32),
+            nodes: Some(c.nodes),
             name: None,
             gpu: Some(format!("0000:{:02x}:00.0", rank % 8)),
             host_clock: u64::from(self.node(rank)) + 1,
