@@ -121,11 +121,8 @@ impl Join {
             // Who is gone, or has aborted, will not finish what it began: it is waited for as if it had not issued it.
             let mut issued = issued;
             if done < issued && is_gone(rank) {
-                if open.contains(&done) {
-                    issued = done;
-                } else {
-                    done = issued;
-                }
+                issued = open.range(done..issued).next().copied().unwrap_or(issued);
+                done = issued;
             }
             let next = actors.len() as u32;
             let process = *actors.entry((m.record.segment, m.record.gpu.as_deref())).or_insert(next);

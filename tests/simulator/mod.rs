@@ -271,7 +271,7 @@ impl Simulation {
     fn host(&mut self, rank: u32, mut t: u64) {
         loop {
             let p = &mut self.processes[rank as usize];
-            if !matches!(p.state, State::Runs | State::WaitsForStreams | State::WaitsForRoom) {
+            if p.state != State::Runs {
                 return;
             }
             let Some(action) = p.actions.get(p.next).cloned() else {
@@ -438,7 +438,9 @@ impl Simulation {
 
     /// A host that waited for its streams goes on.
     fn wake(&mut self, rank: u32, t: u64) {
-        if matches!(self.processes[rank as usize].state, State::WaitsForStreams | State::WaitsForRoom) {
+        let state = &mut self.processes[rank as usize].state;
+        if matches!(state, State::WaitsForStreams | State::WaitsForRoom) {
+            *state = State::Runs;
             self.push(t + 10 * US, Event::Host(rank));
         }
     }
