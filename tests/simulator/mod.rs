@@ -115,6 +115,10 @@ struct Op {
     last_start: u64,
     /// Parts that have started, and could end.
     good: usize,
+    /// The ranks between which its data is stuck.
+    stuck: Option<(u32, u32)>,
+    /// How long its data takes, where that is not its size's own time.
+    takes: Option<Ns>,
 }
 
 /// A job, and how far it is.
@@ -390,7 +394,10 @@ impl Simulation {
             stamped,
             dirty: true,
         };
-        self.ops.entry(key).or_default().parts.insert(own, part);
+        let op = self.ops.entry(key).or_default();
+        op.stuck = op.stuck.or(part.planned.stuck);
+        op.takes = op.takes.or(part.planned.takes);
+        op.parts.insert(own, part);
         self.dirty.push((key, own));
         key
     }
@@ -503,8 +510,9 @@ impl Simulation {
         let bytes = first.count * first.dtype.size();
         let setup = if key.2 == 0 { 20 * MS } else { 0 };
         let takes = Ns(15 * US + setup + bytes / 100 + if ranks > 64 { 200 * US } else { 0 });
-        let longest = op.parts.values().filter_map(|p| p.planned.takes).max();
-        let at = op.last_start + self.noisy(longest.unwrap_or(takes));
+        let last_start = op.last_start;
+        let takes = op.takes.unwrap_or(takes);
+        let at = last_start + self.noisy(takes);
         if let Some(op) = self.ops.get_mut(&key) {
             op.ends = Some(at);
         }
@@ -611,8 +619,8 @@ impl Simulation {
             let to_come = part.started.is_some() && part.start_seen > now
                 || part.ended.is_some() && part.end_seen > now;
             // Data that moves on shows at every look.
-            let moves = op.parts.values().any(|p| p.planned.takes.is_some()) && part.ended.is_none();
-            let stuck = op.parts.values().find_map(|p| p.planned.stuck).filter(|_| part.started.is_some());
+            let moves = op.takes.is_some() && part.ended.is_none();
+            let stuck = op.stuck.filter(|_| part.started.is_some());
             if !part.planned.unrecorded && !part.planned.overwritten {
                 out.push(Update::Op(Box::new(self.record(key, own, rank, part, stuck, seen))));
             }
