@@ -6,7 +6,7 @@
 
 use super::{Rule, Settings, fact, names, wall, who};
 use crate::join::{Communicator, Instance, Join, Signature, Track};
-use crate::model::{Evidence, Finding, Kind, OperationRef, Rank, Victims};
+use crate::model::{COMM_INIT, Evidence, Finding, Kind, OperationRef, Rank, Victims};
 use std::collections::BTreeMap;
 
 /// As long as ranks are still to come, a tie between those that came says nothing about who is wrong. After
@@ -73,7 +73,7 @@ fn membership(join: &Join, c: &Communicator) -> Option<Finding> {
     let mut evidence: Vec<Evidence> =
         camps.iter().map(|(n, r)| fact(format!("{} made it with {n} ranks", names(r)))).collect();
     culprits.iter().take(DESCRIBED).for_each(|r| evidence.extend(who(join, c, *r)));
-    let operation = OperationRef::named("CommInit", Track::Collective, 0);
+    let operation = OperationRef::named(COMM_INIT, Track::Collective, 0);
     Some(Finding {
         since: wall(join, since_ns),
         since_ns,
