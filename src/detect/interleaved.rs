@@ -8,6 +8,7 @@ use super::hang::{Place, Scene};
 use super::{fact, names, transfers, who};
 use crate::join::{Lack, Stall};
 use crate::model::{Confidence, Evidence, Finding, Kind, Rank, Track};
+use std::collections::BTreeSet;
 
 pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let circle: Vec<&Stall> = at.origin.circle.iter().filter_map(|i| scene.standing.stall(*i)).collect();
@@ -41,18 +42,7 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
             of(&s.lacking),
         )));
     }
-    // Who is in one operation of the circle and holds up another one.
-    let mut ranks: Vec<Rank> = at
-        .stall
-        .waiting
-        .iter()
-        .chain(&at.stall.lacking)
-        .filter(|(_, p)| {
-            circle.iter().any(|s| s.lacking.iter().any(|(_, l)| l == p))
-                && circle.iter().any(|s| s.waiting.iter().any(|(_, w)| w == p))
-        })
-        .map(|(r, _)| *r)
-        .collect();
+    let mut ranks = culprits(&circle, at.stall);
     ranks.sort_unstable();
     ranks.iter().take(8).for_each(|r| evidence.extend(who(scene.join, at.comm, *r)));
     let operation = at.comm.describe(at.stall.track, at.stall.order, &at.instance.first()?.op);
@@ -66,6 +56,20 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
         confidence: if proven { Confidence::Proven } else { Confidence::Likely },
         ..Finding::new(Kind::InterleavedCommunicators, at.comm.id, ranks, operation)
     })
+}
+
+/// Who is in one operation of the circle and holds up another one. Where most of them are in the same one, the others
+/// are out of order; where not, all are named. As the communicator of a stall numbers them.
+fn culprits(circle: &[&Stall], at: &Stall) -> Vec<Rank> {
+    let holds_up = |p: u32| circle.iter().any(|s| s.lacking.iter().any(|(_, l)| *l == p));
+    let camps: Vec<Vec<u32>> =
+        circle.iter().map(|s| s.waiting.iter().map(|(_, p)| *p).filter(|p| holds_up(*p)).collect()).collect();
+    let all: BTreeSet<u32> = camps.iter().flatten().copied().collect();
+    let most = camps.iter().max_by_key(|c| c.len()).filter(|c| c.len() * 2 > all.len());
+    let here = |p: u32| at.waiting.iter().chain(&at.lacking).find(|(_, q)| *q == p).map(|(r, _)| *r);
+    let minority: Option<Vec<Rank>> =
+        most.map(|m| all.iter().copied().filter(|p| !m.contains(p)).filter_map(here).collect());
+    minority.filter(|m| !m.is_empty()).unwrap_or_else(|| all.iter().copied().filter_map(here).collect())
 }
 
 /// True when every process of the circle issued what it is in before what it lacks.

@@ -6,7 +6,7 @@
 
 use super::{Rule, Settings, fact, names, wall, who};
 use crate::join::{Communicator, Instance, Join, Signature, Track};
-use crate::model::{Evidence, Finding, Kind, OperationRef, Rank, Victims};
+use crate::model::{COMM_INIT, Evidence, Finding, Kind, OperationRef, Rank, Victims};
 use std::collections::BTreeMap;
 
 /// As long as ranks are still to come, a tie between those that came says nothing about who is wrong. After
@@ -73,7 +73,7 @@ fn membership(join: &Join, c: &Communicator) -> Option<Finding> {
     let mut evidence: Vec<Evidence> =
         camps.iter().map(|(n, r)| fact(format!("{} made it with {n} ranks", names(r)))).collect();
     culprits.iter().take(DESCRIBED).for_each(|r| evidence.extend(who(join, c, *r)));
-    let operation = OperationRef::named("CommInit", Track::Collective, 0);
+    let operation = OperationRef::named(COMM_INIT, Track::Collective, 0);
     Some(Finding {
         since: wall(join, since_ns),
         since_ns,
@@ -107,9 +107,9 @@ impl MismatchRule {
             camps.iter().filter(|(s, _)| Some(**s) != right).flat_map(|(_, r)| r.clone()).collect();
         culprits.sort();
         let shift = if camps.len() == 2 { shift(c, track, order, &camps, right) } else { Some(None) };
-        // What comes behind tells a wrong call from one too many; it may be on its way.
+        // What comes behind tells a wrong call from one too many, and who is to come who is wrong.
         let fresh = now_ns < c.mismatch_seen_ns().saturating_add(self.settings.settle_shift_ns);
-        if shift.is_none() && fresh && !join.all_gone() {
+        if (shift.is_none() || to_come) && fresh && !join.all_gone() {
             return None;
         }
         let shown = instance.parts.values().find(|p| Some(Signature::of(&p.op, c.ranks())) == right);

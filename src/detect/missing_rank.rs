@@ -35,11 +35,16 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let mut evidence = scene.wait_evidence(at.waited);
     let things = if kind == Kind::MissingReplay { "replayed operations" } else { "operations" };
     for rank in missing.iter().take(DESCRIBED) {
-        evidence.push(number(
-            format!("rank {rank} issued {order} {things} and then no more; this one would be its next"),
-            order as f64,
-            "count",
-        ));
+        let issued = at.comm.members().get(rank).and_then(|m| m.issued(at.stall.track)).unwrap_or(order);
+        evidence.push(if issued > order {
+            fact(format!("rank {rank} issued it and will not finish it"))
+        } else {
+            number(
+                format!("rank {rank} issued {order} {things} and then no more; this one would be its next"),
+                order as f64,
+                "count",
+            )
+        });
         evidence.extend(call(scene, at, *rank));
         evidence.extend(condition(scene, at, *rank));
         evidence.extend(who(scene.join, at.comm, *rank));

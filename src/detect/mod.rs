@@ -146,7 +146,7 @@ impl Detector {
         new
     }
 
-    /// Takes a finding in; gives it back if it is a new one.
+    /// Takes a finding in; gives it back if it is a new one, or another kind than it seemed.
     fn take(&mut self, mut f: Finding, join: &Join, now_ns: u64) -> Option<Finding> {
         let known = self.found.get(&f.id);
         f.first_seen_ns = known.map_or(now_ns, |k| k.first_seen_ns);
@@ -154,7 +154,7 @@ impl Detector {
         f.last_seen_ns = known.filter(|_| !f.open).map_or(now_ns, |k| k.last_seen_ns);
         f.first_seen = wall(join, f.first_seen_ns);
         f.last_seen = wall(join, f.last_seen_ns);
-        let new = known.is_none().then(|| f.clone());
+        let new = known.is_none_or(|k| k.kind != f.kind).then(|| f.clone());
         self.found.insert(f.id, f);
         new
     }

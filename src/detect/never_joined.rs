@@ -5,7 +5,9 @@
 
 use super::{Rule, Settings, fact, names, number, seconds, wall, who};
 use crate::join::{Communicator, Join};
-use crate::model::{Cause, Confidence, Finding, Kind, Liveness, Making, OperationRef, Rank, Track};
+use crate::model::{
+    COMM_INIT, Cause, Confidence, Finding, Kind, Liveness, Making, OperationRef, Rank, Track,
+};
 
 /// Ranks that can be named; of a larger communicator this says nothing.
 const RANKS_MAX: u32 = 65_536;
@@ -70,7 +72,7 @@ impl NeverJoinedRule {
         for rank in &waiters {
             evidence.extend(who(join, c, *rank));
         }
-        let operation = OperationRef::named("CommInit", Track::Collective, 0);
+        let operation = OperationRef::named(COMM_INIT, Track::Collective, 0);
         Some(Finding {
             cause: Some(Cause::NeverJoined),
             confidence: Confidence::Likely,

@@ -1,16 +1,13 @@
 //! `not-started`: all ranks issued an operation, and on some of them it does not start.
 //!
-//! The others wait on their GPUs. A rank whose process is gone, or that has aborted, is a missing one.
+//! The others wait on their GPUs.
 
 use super::hang::{Place, Scene};
-use super::{fact, missing_rank, names, number, seconds, who};
+use super::{fact, names, number, seconds, who};
 use crate::model::{Confidence, Finding, Kind};
 
 pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let ranks = &at.origin.ranks;
-    if ranks.iter().any(|r| scene.gone(at.comm, *r) || scene.aborted(at.comm, *r)) {
-        return missing_rank::judge(scene, at);
-    }
     // How long black boxes waited has to be known: a job that is ended always ends in some operation.
     let long = at.waited.for_ns.is_some_and(|w| w >= scene.patience(at.comm));
     if at.stall.order == 0 || !long || at.waited.ranks.is_empty() {

@@ -5,7 +5,7 @@
 
 use super::{Rule, Settings, fact, number, seconds, wall, who};
 use crate::join::{Communicator, Join, LateEvent, Measure, Track};
-use crate::model::{Confidence, Finding, Kind, Rank};
+use crate::model::{CommId, Confidence, Finding, Kind, Rank, SegmentId};
 use std::collections::BTreeMap;
 
 /// The rule.
@@ -23,8 +23,36 @@ impl StragglerRule {
 
 impl Rule for StragglerRule {
     fn check(&self, join: &Join, now_ns: u64) -> Vec<Finding> {
-        join.communicators().flat_map(|c| self.judge(join, c, now_ns)).collect()
+        let known: Vec<Arrival> = join.communicators().flat_map(|c| self.arrivals(join, c)).collect();
+        join.communicators().flat_map(|c| self.judge(join, c, &known, now_ns)).collect()
     }
+}
+
+/// A late arrival, to be held against those of other communicators.
+#[derive(Debug, Clone, Copy)]
+struct Arrival {
+    comm: CommId,
+    late: SegmentId,
+    began_ns: u64,
+    came_ns: u64,
+}
+
+/// True when a rank came late because it, or what it is part of, was waiting for a late rank elsewhere at that time:
+/// one cause is told once, where it began.
+fn held_up(join: &Join, c: &Communicator, e: &LateEvent, known: &[Arrival]) -> bool {
+    let Some(me) = c.members().get(&e.rank).map(|m| m.record.segment) else { return false };
+    let began_ns = e.came_ns.saturating_sub(e.by_ns);
+    known.iter().any(|a| {
+        // It ended while the others were waiting here, and explains most of that.
+        let then = a.came_ns > began_ns && (a.came_ns, a.comm) < (e.came_ns, c.id);
+        let most = a.came_ns.saturating_sub(a.began_ns.max(began_ns)) >= e.by_ns / 2;
+        a.comm != c.id
+            && then
+            && most
+            && join
+                .communicator(a.comm)
+                .is_some_and(|other| a.late == me || other.members().values().any(|m| m.record.segment == me))
+    })
 }
 
 impl StragglerRule {
@@ -36,12 +64,28 @@ impl StragglerRule {
         }
     }
 
-    fn judge(&self, join: &Join, c: &Communicator, now_ns: u64) -> Vec<Finding> {
+    /// The late arrivals of a communicator that count.
+    fn arrivals(&self, join: &Join, c: &Communicator) -> Vec<Arrival> {
+        let of = |e: &LateEvent| {
+            let late = c.members().get(&e.rank)?.record.segment;
+            join.process(late)?;
+            Some(Arrival {
+                comm: c.id,
+                late,
+                began_ns: e.came_ns.saturating_sub(e.by_ns),
+                came_ns: e.came_ns,
+            })
+        };
+        c.late().filter(|e| self.significant(e)).filter_map(of).collect()
+    }
+
+    fn judge(&self, join: &Join, c: &Communicator, known: &[Arrival], now_ns: u64) -> Vec<Finding> {
         let before_mismatch =
             |e: &&LateEvent| c.mismatch().is_none_or(|(t, o, _)| (e.track, e.operation.order) < (t, o));
         let mut by_rank: BTreeMap<Rank, Vec<&LateEvent>> = BTreeMap::new();
         let mut all = 0usize;
-        for e in c.late().filter(before_mismatch).filter(|e| self.significant(e)) {
+        let own = |e: &&LateEvent| !held_up(join, c, e, known);
+        for e in c.late().filter(before_mismatch).filter(|e| self.significant(e)).filter(own) {
             by_rank.entry(e.rank).or_default().push(e);
             all += 1;
         }

@@ -44,6 +44,8 @@ pub struct LateEvent {
     pub transfer_ns: Option<u64>,
     /// When the first rank issued it, host monotonic ns.
     pub at_ns: u64,
+    /// When the late rank came to it, host monotonic ns.
+    pub came_ns: u64,
 }
 
 /// How many transfers from one rank to another both of them issued.
@@ -535,6 +537,7 @@ impl Communicator {
         let Some(instance) = self.instances.get_mut(&(track, order)) else { return };
         instance.late_told = true;
         let at_ns = instance.began_ns().unwrap_or(0);
+        let came_ns = instance.parts.get(&late.rank).and_then(|p| p.started_ns.or(p.op.issued_ns));
         let Some(first) = instance.first().map(|p| p.op.clone()) else { return };
         let operation = self.describe(track, order, &first);
         if let Some(m) = self.members.get_mut(&late.rank) {
@@ -552,6 +555,7 @@ impl Communicator {
             measure: late.measure,
             transfer_ns,
             at_ns,
+            came_ns: came_ns.unwrap_or(at_ns),
         });
     }
 

@@ -4,7 +4,7 @@ use super::communicator::Communicator;
 use super::waits::{Front, Lack, Origin, Stage, Stall, Waits};
 use super::{Join, Process};
 use crate::model::{Liveness, Making, OpState, Rank, SegmentId, Track};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// Operations younger than this, in ns, are not looked at: all ranks of a healthy job are on their way to them.
 const YOUNG_NS: u64 = 20_000_000;
@@ -96,20 +96,33 @@ impl Join {
                 false
             });
         }
+        // What a rank has finished, all were in: who is gone then was through with it as well, told or not.
+        let is_gone = |rank: &Rank| {
+            let m = c.members().get(rank);
+            let process = m.and_then(|m| self.process(m.record.segment));
+            !over && process.is_some_and(|p| p.record.liveness != Liveness::Alive)
+                || m.is_some_and(|m| m.record.making == Some(Making::Aborted))
+        };
+        let open: BTreeSet<u64> = fronts
+            .iter()
+            .filter(|(r, (_, stage))| *stage != Stage::InDoubt && !is_gone(r))
+            .map(|(_, (order, _))| *order)
+            .collect();
         for (rank, m) in c.members() {
             let process = self.process(m.record.segment);
             if process.is_none_or(Process::unsure) {
                 continue;
             }
             let Some(issued) = m.issued(track) else { continue };
-            let (mut done, mut stage) = fronts.get(rank).copied().unwrap_or((issued, Stage::InDoubt));
+            let (mut done, stage) = fronts.get(rank).copied().unwrap_or((issued, Stage::InDoubt));
             if m.record.finalized_ns.is_some() {
                 done = issued;
             }
-            // Who is gone, or has aborted, will not finish what it began: it is waited for, and does not wait.
-            let gone = !over && process.is_some_and(|p| p.record.liveness != Liveness::Alive);
-            if done < issued && (gone || m.record.making == Some(Making::Aborted)) {
-                stage = Stage::Issued;
+            // Who is gone, or has aborted, will not finish what it began: it is waited for as if it had not issued it.
+            let mut issued = issued;
+            if done < issued && is_gone(rank) {
+                issued = open.range(done..issued).next().copied().unwrap_or(issued);
+                done = issued;
             }
             let next = actors.len() as u32;
             let process = *actors.entry((m.record.segment, m.record.gpu.as_deref())).or_insert(next);

@@ -152,6 +152,9 @@ impl Serialize for Cause {
     }
 }
 
+/// What stands for the making of a communicator in an operation's place.
+pub const COMM_INIT: &str = "CommInit";
+
 /// A finding's name, which is the same in every process that sees the same facts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FindingId(pub u64);
@@ -294,13 +297,13 @@ impl Finding {
         f
     }
 
-    /// The id that its contents give. A hang is one finding an operation, whatever ranks turn out to be its cause;
-    /// what comes again and again is one finding a culprit, however many operations it shows in.
+    /// The id that its contents give. A hang is one finding an operation, whatever ranks and whatever kind turn out to
+    /// be its cause; what comes again and again is one finding a culprit, however many operations it shows in.
     pub fn named(&self) -> FindingId {
         let mut hash = Fnv::default();
-        hash.bytes(self.kind.as_str().as_bytes());
         hash.number(self.communicator.0);
         if self.kind.is_hang() {
+            hash.bytes(if self.operation.func == COMM_INIT { b"making" } else { b"hang" });
             let (track, a, b) = match self.operation.track {
                 Track::Collective => (0, Rank(0), Rank(0)),
                 Track::Replay => (1, Rank(0), Rank(0)),
@@ -310,6 +313,7 @@ impl Finding {
                 hash.number(n);
             }
         } else {
+            hash.bytes(self.kind.as_str().as_bytes());
             // These are told of a class of operations, the others of ranks.
             if matches!(self.kind, Kind::SlowTransfer | Kind::ChangePoint | Kind::ChoiceDiffers) {
                 hash.bytes(self.operation.func.as_bytes());
@@ -400,15 +404,16 @@ mod tests {
     fn ids_are_the_same_everywhere_and_survive_a_better_culprit() {
         let one = finding(Kind::Mismatch, Track::Collective, 5, &[1]);
         // The number itself is a promise: alerts and tickets hold it.
-        assert_eq!(one.id.to_string(), "ae85d97d87a87c93");
+        assert_eq!(one.id.to_string(), "734ceb3982931e7f");
         assert_eq!(one.id, finding(Kind::Mismatch, Track::Collective, 5, &[0, 1]).id);
         for other in [
             finding(Kind::Mismatch, Track::Collective, 6, &[1]),
             finding(Kind::Mismatch, Track::Replay, 5, &[1]),
-            finding(Kind::MissingRank, Track::Collective, 5, &[1]),
         ] {
             assert_ne!(one.id, other.id);
         }
+        // A mismatch that turns out to be a shifted order is still that hang.
+        assert_eq!(one.id, finding(Kind::ShiftedOrder, Track::Collective, 5, &[1]).id);
         let late = finding(Kind::Straggler, Track::Collective, 5, &[1]);
         assert_eq!(late.id, finding(Kind::Straggler, Track::Collective, 9, &[1]).id);
         assert_ne!(late.id, finding(Kind::Straggler, Track::Collective, 5, &[2]).id);

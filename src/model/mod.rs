@@ -11,7 +11,8 @@ mod snapshot;
 mod update;
 
 pub use finding::{
-    Cause, Confidence, Evidence, Finding, FindingId, Kind, OperationRef, Severity, Victims, rank_list,
+    COMM_INIT, Cause, Confidence, Evidence, Finding, FindingId, Kind, OperationRef, Severity, Victims,
+    rank_list,
 };
 pub use host::{Exit, HostFact, ProcessState};
 pub use ids::{CommId, Rank, SegmentId, Track};

@@ -159,7 +159,7 @@ mod tests {
                 r#"{"kind":"missing-rank","communicator":"000000002cb0a93e","ranks":[3],"operation":{"order":3,"#,
                 r#""func":"AllReduce","bytes":16777216,"dtype":"ncclFloat32","algo":"RING","proto":null,"#,
                 r#""redop":"ncclSum","track":"collective"},"since":"2026-11-21T09:00:00Z","evidence":[{"text":"ranks 0, 1, 2 wait","value":3.5,"unit":"s"}],"#,
-                r#""advice":"look at rank 3","id":"2211649d99f64d6e","cause":{"kind":"process-gone","signal":9},"#,
+                r#""advice":"look at rank 3","id":"e3d76a4a55f0c9c7","cause":{"kind":"process-gone","signal":9},"#,
                 r#""victims":[{"communicator":"000000002cb0a93e","ranks":[0,1],"order":3,"track":"collective"}],"#,
                 r#""severity":"critical","confidence":"proven","first_seen":"2026-11-21T09:00:03Z","#,
                 r#""last_seen":null,"open":true}"#,

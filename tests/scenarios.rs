@@ -1,0 +1,255 @@
+//! The corpus: every case of tests/scenarios through a simulated job, and the verdict on each. All planted causes
+//! have to be found with the right kind and ranks, and nothing else.
+
+mod simulator;
+
+use ringwatch::detect::{Detector, Settings};
+use ringwatch::join::Join;
+use ringwatch::model::{CommId, Confidence, Finding, Kind, Rank};
+use simulator::{BEGIN, Case, Expected, Simulation};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+const MS: u64 = 1_000_000;
+
+/// A finding, when it was told, and when the facts that prove it were there.
+struct Told {
+    finding: Finding,
+    at_ns: u64,
+    facts_ns: u64,
+}
+
+struct Outcome {
+    told: Vec<Told>,
+    names: BTreeMap<CommId, String>,
+    /// What became of the findings.
+    last: BTreeMap<u64, Finding>,
+    job_ranks: BTreeMap<(CommId, Rank), u32>,
+}
+
+fn cases() -> Vec<(String, Case)> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios");
+    let mut cases: Vec<(String, Case)> = std::fs::read_dir(dir)
+        .expect("the corpus")
+        .map(|f| f.expect("a file").path())
+        .filter(|p| p.extension().is_some_and(|e| e == "yaml"))
+        .map(|p| {
+            let text = std::fs::read_to_string(&p).expect("a case");
+            let case = serde_yaml::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", p.display()));
+            (p.file_stem().expect("a name").to_string_lossy().into_owned(), case)
+        })
+        .collect();
+    cases.sort_by(|a, b| a.0.cmp(&b.0));
+    cases
+}
+
+fn watch(name: &str, case: &Case) -> Outcome {
+    let mut join = Join::new();
+    join.observe_from(Simulation::OBSERVER);
+    let mut detector = Detector::new(Settings::default());
+    let mut sims = vec![Simulation::new(case, name, 0, 0)];
+    let mut told = Vec::new();
+    let mut aborted_ns = None;
+    let mut now = 0;
+    while now <= case.until.0 {
+        if sims.len() == 1
+            && let Some(at) = case.restart.filter(|at| now >= at.0)
+        {
+            sims[0].kill_all(at.0);
+            sims.push(Simulation::new(case, name, 1, at.0 + 3_000 * MS));
+        }
+        for sim in &mut sims {
+            for update in sim.look(now) {
+                if matches!(&update, ringwatch::model::Update::Comm(c) if c.making == Some(ringwatch::model::Making::Aborted))
+                {
+                    aborted_ns.get_or_insert(BEGIN + now);
+                }
+                join.feed(update);
+            }
+        }
+        let at_ns = BEGIN + now;
+        join.tick(at_ns);
+        for finding in detector.check(&join, at_ns) {
+            let facts_ns = facts(&join, &finding, aborted_ns);
+            told.push(Told { finding, at_ns, facts_ns });
+        }
+        now += case.look.0;
+    }
+    let mut names = BTreeMap::new();
+    for (comm, members) in &case.comms {
+        let groups = members.groups(case.ranks).len();
+        for epoch in 0..2 {
+            for group in 0..groups {
+                let name = if groups == 1 { comm.clone() } else { format!("{comm}/{group}") };
+                names.insert(Simulation::id(comm, group, epoch), name);
+            }
+        }
+    }
+    let last = detector.findings().into_iter().map(|f| (f.id.0, f)).collect();
+    let job_ranks = join
+        .communicators()
+        .flat_map(|c| c.members().iter().map(move |(r, m)| (c.id, *r, m.record.segment)))
+        .filter_map(|(c, r, segment)| Some(((c, r), join.process(segment)?.record.job.rank?)))
+        .collect();
+    Outcome { told, names, last, job_ranks }
+}
+
+/// When the facts that a finding rests on were in the segments.
+fn facts(join: &Join, f: &Finding, aborted_ns: Option<u64>) -> u64 {
+    let comm = join.communicator(f.communicator).expect("it is known");
+    match f.kind {
+        Kind::Mismatch | Kind::ShiftedOrder => comm.mismatch_seen_ns().max(f.since_ns),
+        Kind::AbortedRank => aborted_ns.unwrap_or(0).max(f.since_ns),
+        Kind::InterleavedCommunicators => f
+            .victims
+            .iter()
+            .filter_map(|v| {
+                let i = join.communicator(v.communicator)?.instance(v.track, v.order)?;
+                let started = i.parts.values().filter_map(|p| p.started_ns).min();
+                started.or_else(|| i.parts.values().filter_map(|p| p.op.issued_ns).min())
+            })
+            .max()
+            .unwrap_or(f.since_ns),
+        Kind::StuckTransfer => {
+            let i = comm.instance(f.operation.track, f.operation.order).expect("it is held");
+            i.parts.values().filter_map(|p| p.started_ns).max().unwrap_or(f.since_ns)
+        }
+        _ if f.confidence == Confidence::Proven => {
+            let gone = f.ranks.iter().filter_map(|r| {
+                let segment = comm.members().get(r)?.record.segment;
+                match join.process(segment)?.record.liveness {
+                    // As a look found it, no later than so.
+                    ringwatch::model::Liveness::Gone(at) => at.map(|t| t + 100 * MS),
+                    ringwatch::model::Liveness::Alive => None,
+                }
+            });
+            gone.max().unwrap_or(0).max(f.since_ns)
+        }
+        _ => f.since_ns,
+    }
+}
+
+/// How long after the facts a finding may come.
+fn allowed(f: &Finding, wanted: &Expected, look: u64) -> u64 {
+    let own = match (f.kind, f.confidence) {
+        (Kind::Straggler, _) => 3_000 * MS,
+        (_, Confidence::Proven) => 200 * MS,
+        (_, Confidence::Likely) => 3_100 * MS,
+    };
+    wanted.within.map_or(own, |w| w.0) + look
+}
+
+fn line(o: &Outcome, f: &Finding) -> String {
+    let name = o.names.get(&f.communicator).map_or("?", String::as_str);
+    let cause = f.cause.as_ref().map_or("", |c| c.as_str());
+    let ranks: Vec<u32> = f.ranks.iter().map(|r| r.0).collect();
+    let short: Vec<u32> = ranks.iter().copied().take(12).collect();
+    format!(
+        "{} {cause} in {name}, ranks {short:?} of {}, order {} {}, victims {}",
+        f.kind.as_str(),
+        ranks.len(),
+        f.operation.order,
+        f.operation.track,
+        f.victims.iter().map(|v| v.ranks.len()).sum::<usize>()
+    )
+}
+
+/// Whether a finding is the one that is wanted; what is wrong with it beyond that goes to `flaws`.
+fn is_it(o: &Outcome, t: &Told, wanted: &Expected) -> bool {
+    let f = &t.finding;
+    // Who of several is wrong may be known better a moment later; the kind has to be right at once.
+    let ranks: Vec<u32> = match wanted.as_job_ranks {
+        true => {
+            let mut all: Vec<u32> = o.last[&f.id.0]
+                .ranks
+                .iter()
+                .filter_map(|r| o.job_ranks.get(&(f.communicator, *r)).copied())
+                .collect();
+            all.sort_unstable();
+            all
+        }
+        false => f.ranks.iter().map(|r| r.0).collect(),
+    };
+    let name = o.names.get(&f.communicator).map_or("?", String::as_str);
+    wanted.kind.split('|').any(|k| k == f.kind.as_str())
+        && wanted.comm.iter().any(|c| c == name)
+        && ranks == wanted.ranks
+        && wanted.order.is_none_or(|n| n == f.operation.order)
+        && wanted.cause.as_deref().is_none_or(|c| f.cause.as_ref().is_some_and(|f| f.as_str() == c))
+}
+
+fn flaws(o: &Outcome, t: &Told, wanted: &Expected, case: &Case) -> Vec<String> {
+    let f = &t.finding;
+    let mut flaws = Vec::new();
+    let delay = t.at_ns.saturating_sub(t.facts_ns);
+    if delay > allowed(f, wanted, case.look.0) {
+        flaws.push(format!("told {:.3} s after the facts", delay as f64 / 1e9));
+    }
+    if let Some(text) = &wanted.says
+        && !o.last[&f.id.0].evidence.iter().any(|e| e.text.contains(text))
+    {
+        flaws.push(format!(
+            "does not say {text:?}: {:?}",
+            f.evidence.iter().map(|e| &e.text).collect::<Vec<_>>()
+        ));
+    }
+    let victims: usize = f.victims.iter().map(|v| v.ranks.len()).sum();
+    if wanted.victims.is_some_and(|n| victims < n) {
+        flaws.push(format!("{victims} victims"));
+    }
+    if f.kind.is_hang() && !o.last[&f.id.0].open {
+        flaws.push("it is over at the end".to_owned());
+    }
+    flaws
+}
+
+#[test]
+fn every_planted_cause_is_found_and_nothing_else() {
+    let only = std::env::var("SCENARIO").ok();
+    let (mut planted, mut found, mut right, mut healthy, mut count) = (0, 0, 0, 0, 0);
+    let mut report = String::new();
+    for (name, case) in cases().iter().filter(|(n, _)| only.as_ref().is_none_or(|o| n.contains(o.as_str()))) {
+        let began = std::time::Instant::now();
+        let o = watch(name, case);
+        count += 1;
+        healthy += usize::from(case.expect.is_empty());
+        planted += case.expect.len();
+        found += o.told.len();
+        let mut left: Vec<&Told> = o.told.iter().collect();
+        let mut wrong = Vec::new();
+        for wanted in &case.expect {
+            match left.iter().position(|t| is_it(&o, t, wanted)) {
+                Some(at) => {
+                    right += 1;
+                    let t = left.remove(at);
+                    wrong.extend(
+                        flaws(&o, t, wanted, case).into_iter().map(|w| format!("{}: {w}", wanted.kind)),
+                    );
+                }
+                None => wrong.push(format!("not found: {wanted:?}")),
+            }
+        }
+        for t in left {
+            let at = (t.at_ns - BEGIN) as f64 / 1e9;
+            wrong.push(format!("found instead, at {at:.2} s: {}", line(&o, &t.finding)));
+            for e in &t.finding.evidence {
+                wrong.push(format!("      {}", e.text));
+            }
+        }
+        if !wrong.is_empty() {
+            writeln!(report, "{name}:\n    {}", wrong.join("\n    ")).expect("written");
+        }
+        if only.is_some() || began.elapsed().as_secs() >= 3 {
+            println!("{name}: {:.1} s", began.elapsed().as_secs_f64());
+            o.told.iter().for_each(|t| println!("    {}", line(&o, &t.finding)));
+        }
+    }
+    let precision = if found == 0 { 1.0 } else { f64::from(right) / found as f64 };
+    let recall = if planted == 0 { 1.0 } else { f64::from(right) / planted as f64 };
+    println!(
+        "{count} cases, {healthy} of them healthy, {planted} causes planted: precision {precision:.4}, recall {recall:.4}"
+    );
+    assert!(only.is_some() || (healthy >= 20 && count - healthy >= 60), "the corpus has shrunk");
+    assert!(report.is_empty() && precision >= 1.0 && recall >= 1.0, "\n{report}");
+}

@@ -1,0 +1,398 @@
+//! A case as its file tells it, and each rank's part of it written out.
+
+use ringwatch::model::{DataType, Func, RedOp};
+use serde::{Deserialize, Deserializer};
+use std::collections::BTreeMap;
+
+/// Nanoseconds, written as `1.5s`, `20ms`, `40us` or `forever`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(crate) struct Ns(pub(crate) u64);
+
+pub(crate) const FOREVER: Ns = Ns(u64::MAX / 4);
+
+impl<'de> Deserialize<'de> for Ns {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(d)?;
+        if text == "forever" {
+            return Ok(FOREVER);
+        }
+        let split = text.find(|c: char| c.is_alphabetic()).unwrap_or(text.len());
+        let (number, unit) = text.split_at(split);
+        let factor = match unit {
+            "s" => 1e9,
+            "ms" => 1e6,
+            "us" => 1e3,
+            _ => return Err(serde::de::Error::custom(format!("{text}: a time ends with s, ms or us"))),
+        };
+        let n: f64 = number.trim().parse().map_err(serde::de::Error::custom)?;
+        Ok(Ns((n * factor) as u64))
+    }
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Case {
+    /// What it is, in a line.
+    #[expect(dead_code, reason = "for who reads the file")]
+    pub(crate) about: String,
+    pub(crate) ranks: u32,
+    /// Hosts, each with clocks of its own.
+    #[serde(default = "one")]
+    pub(crate) nodes: u32,
+    pub(crate) comms: BTreeMap<String, Members>,
+    pub(crate) program: Vec<Step>,
+    #[serde(default)]
+    pub(crate) faults: Vec<Fault>,
+    #[serde(default)]
+    pub(crate) expect: Vec<Expected>,
+    /// When the watching ends.
+    pub(crate) until: Ns,
+    /// Time between looks.
+    #[serde(default = "look")]
+    pub(crate) look: Ns,
+    /// How much of each time of work is random, 0 to 1.
+    #[serde(default = "noise")]
+    pub(crate) noise: f64,
+    /// How many launches a host runs ahead of its GPU.
+    #[serde(default = "depth")]
+    pub(crate) depth: usize,
+    /// How late NCCL tells of a kernel's start and end, at most.
+    #[serde(default)]
+    pub(crate) late_records: Option<Ns>,
+    /// Of this many operations one is timed, in runs of 32; absent means all.
+    #[serde(default)]
+    pub(crate) timed_of: Option<u64>,
+    /// Share of GPU stamps that are lost.
+    #[serde(default)]
+    pub(crate) lost_stamps: f64,
+    /// Drift of the GPUs' clocks against the hosts', in millionths.
+    #[serde(default)]
+    pub(crate) drift_ppm: f64,
+    /// Whether the hosts' facts are sampled.
+    #[serde(default)]
+    pub(crate) host_facts: bool,
+    /// When the whole job is killed and starts anew.
+    #[serde(default)]
+    pub(crate) restart: Option<Ns>,
+    /// The profiler ABI.
+    #[serde(default = "abi")]
+    pub(crate) abi: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+fn look() -> Ns {
+    Ns(20_000_000)
+}
+fn noise() -> f64 {
+    0.1
+}
+fn depth() -> usize {
+    1_000
+}
+fn abi() -> u32 {
+    5
+}
+
+/// Who is in a communicator; without any field all ranks are.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Members {
+    pub(crate) ranks: Option<Vec<u32>>,
+    /// One communicator for each so many neighbours.
+    pub(crate) groups: Option<u32>,
+    /// One communicator for the ranks that are so far apart.
+    pub(crate) strided: Option<u32>,
+    /// Those that never join it.
+    pub(crate) without: Vec<u32>,
+    /// A rank that believes it to have another size.
+    pub(crate) misjudged_by: Option<u32>,
+    /// Named by the library that is loaded before the job.
+    pub(crate) preloaded: bool,
+}
+
+impl Members {
+    /// The groups, as ranks of the job.
+    pub(crate) fn groups(&self, ranks: u32) -> Vec<Vec<u32>> {
+        let all: Vec<u32> = self.ranks.clone().unwrap_or_else(|| (0..ranks).collect());
+        match (self.groups, self.strided) {
+            (Some(n), _) => all.chunks(n as usize).map(<[u32]>::to_vec).collect(),
+            (_, Some(n)) => (0..n).map(|k| all.iter().copied().filter(|r| r % n == k).collect()).collect(),
+            _ => vec![all],
+        }
+    }
+}
+
+/// One thing that ranks do. One of the fields up to `abort` is given.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Step {
+    /// The steps in `steps`, so many times.
+    pub(crate) repeat: Option<u32>,
+    pub(crate) steps: Vec<Step>,
+    /// A kernel on the stream.
+    pub(crate) compute: Option<Ns>,
+    /// Work of the host.
+    pub(crate) host: Option<Ns>,
+    /// A call of NCCL's.
+    pub(crate) call: Option<Call>,
+    /// Calls between ncclGroupStart and ncclGroupEnd.
+    pub(crate) group: Option<Vec<Call>>,
+    /// The replay of a CUDA graph with these calls.
+    pub(crate) replay: Option<Vec<Call>>,
+    /// The host waits for all its streams.
+    pub(crate) sync: Option<bool>,
+    /// Who does it; absent means all.
+    pub(crate) ranks: Option<Vec<u32>>,
+    pub(crate) stream: u8,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Call {
+    pub(crate) comm: String,
+    #[serde(deserialize_with = "func")]
+    pub(crate) func: Func,
+    #[serde(default = "count")]
+    pub(crate) count: u64,
+    #[serde(default = "dtype", deserialize_with = "named_type")]
+    pub(crate) dtype: DataType,
+    #[serde(default)]
+    pub(crate) root: Option<u32>,
+    #[serde(default, deserialize_with = "named_redop")]
+    pub(crate) redop: Option<RedOp>,
+    /// The other end, by its distance in the communicator.
+    #[serde(default)]
+    pub(crate) by: i64,
+}
+
+fn count() -> u64 {
+    1 << 20
+}
+fn dtype() -> DataType {
+    DataType::Float32
+}
+fn by_name<T: Copy, E: serde::de::Error>(
+    all: &[T],
+    name: impl Fn(T) -> &'static str,
+    text: &str,
+) -> Result<T, E> {
+    all.iter().copied().find(|t| name(*t) == text).ok_or_else(|| E::custom(format!("{text} is not known")))
+}
+fn func<'de, D: Deserializer<'de>>(d: D) -> Result<Func, D::Error> {
+    by_name(Func::ALL, Func::as_str, &String::deserialize(d)?)
+}
+fn named_type<'de, D: Deserializer<'de>>(d: D) -> Result<DataType, D::Error> {
+    by_name(DataType::ALL, DataType::as_str, &String::deserialize(d)?)
+}
+fn named_redop<'de, D: Deserializer<'de>>(d: D) -> Result<Option<RedOp>, D::Error> {
+    by_name(RedOp::ALL, RedOp::as_str, &String::deserialize(d)?).map(Some)
+}
+
+/// What goes wrong, and where: at a rank's n-th call in a communicator.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Fault {
+    pub(crate) ranks: Vec<u32>,
+    pub(crate) comm: String,
+    pub(crate) call: usize,
+    /// From that call on, at every so-manieth.
+    #[serde(default)]
+    pub(crate) every: Option<usize>,
+    /// The call is left out.
+    #[serde(default)]
+    pub(crate) skip: bool,
+    /// The host never comes to it.
+    #[serde(default)]
+    pub(crate) hang: bool,
+    /// The process ends there: by a signal if positive, with a code if not.
+    #[serde(default)]
+    pub(crate) die: Option<i32>,
+    /// The process is stopped there.
+    #[serde(default)]
+    pub(crate) stop: bool,
+    /// The rank aborts the communicator there and goes no further.
+    #[serde(default)]
+    pub(crate) abort: bool,
+    /// The host takes so much longer before it.
+    #[serde(default)]
+    pub(crate) delay: Option<Ns>,
+    /// A kernel runs before it on its stream.
+    #[serde(default)]
+    pub(crate) occupy: Option<Ns>,
+    /// Another call in its place.
+    #[serde(default)]
+    pub(crate) change: Option<Call>,
+    /// One call more before it.
+    #[serde(default)]
+    pub(crate) extra: Option<Call>,
+    /// It and the next call of the program change places.
+    #[serde(default)]
+    pub(crate) swap: bool,
+    /// Its data does not get from this rank to that one, of the communicator.
+    #[serde(default)]
+    pub(crate) stuck: Option<(u32, u32)>,
+    /// Its data takes so long, and moves all the time.
+    #[serde(default)]
+    pub(crate) takes: Option<Ns>,
+    /// No transfer of it ever ends, and there is no network.
+    #[serde(default)]
+    pub(crate) broken: bool,
+    /// The plugin could not record it.
+    #[serde(default)]
+    pub(crate) unrecorded: bool,
+    /// The reader came too late for its record.
+    #[serde(default)]
+    pub(crate) overwritten: bool,
+}
+
+/// A finding that has to come.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Expected {
+    /// One of these, separated by `|`.
+    pub(crate) kind: String,
+    /// One of these communicators, `name` or `name/group`.
+    pub(crate) comm: Vec<String>,
+    pub(crate) ranks: Vec<u32>,
+    /// Where `ranks` are the job's and not the communicator's.
+    #[serde(default)]
+    pub(crate) as_job_ranks: bool,
+    #[serde(default)]
+    pub(crate) order: Option<u64>,
+    #[serde(default)]
+    pub(crate) cause: Option<String>,
+    /// How long after the facts, where it is not the kind's own time.
+    #[serde(default)]
+    pub(crate) within: Option<Ns>,
+    /// A text that its evidence contains.
+    #[serde(default)]
+    pub(crate) says: Option<String>,
+    /// Ranks of the job that wait because of it, at least.
+    #[serde(default)]
+    pub(crate) victims: Option<usize>,
+}
+
+/// What one rank does, written out.
+#[derive(Debug, Clone)]
+pub(crate) enum Action {
+    Compute(Ns, u8),
+    Host(Ns),
+    Calls(Vec<Planned>, u8),
+    Replay(Vec<Planned>, u8),
+    Sync,
+    Hang,
+    Die(i32),
+    Stop,
+    Abort(String),
+}
+
+/// A call, and what is to become of it.
+#[derive(Debug, Clone)]
+pub(crate) struct Planned {
+    pub(crate) call: Call,
+    pub(crate) stuck: Option<(u32, u32)>,
+    pub(crate) takes: Option<Ns>,
+    pub(crate) broken: bool,
+    pub(crate) unrecorded: bool,
+    pub(crate) overwritten: bool,
+}
+
+impl Planned {
+    fn of(call: &Call) -> Self {
+        Planned {
+            call: call.clone(),
+            stuck: None,
+            takes: None,
+            broken: false,
+            unrecorded: false,
+            overwritten: false,
+        }
+    }
+}
+
+impl Case {
+    /// A rank's program, with the faults that are its own.
+    pub(crate) fn actions(&self, rank: u32) -> Vec<Action> {
+        let mut healthy = Vec::new();
+        for step in &self.program {
+            unroll(step, rank, &mut healthy);
+        }
+        let mut actions = Vec::new();
+        let mut calls: BTreeMap<String, usize> = BTreeMap::new();
+        let mut swapped: Option<Action> = None;
+        for mut action in healthy {
+            let mut before = Vec::new();
+            let mut keep = true;
+            let mut swap = false;
+            if let Action::Calls(planned, stream) | Action::Replay(planned, stream) = &mut action {
+                let stream = *stream;
+                for p in planned.iter_mut() {
+                    let n = calls.entry(p.call.comm.clone()).or_default();
+                    let at = *n;
+                    *n += 1;
+                    let comm = p.call.comm.clone();
+                    for f in self.faults.iter().filter(|f| f.hits(rank, &comm, at)) {
+                        keep &= !f.skip;
+                        swap |= f.swap;
+                        p.stuck = p.stuck.or(f.stuck);
+                        p.takes = p.takes.or(f.takes);
+                        p.broken |= f.broken;
+                        p.unrecorded |= f.unrecorded;
+                        p.overwritten |= f.overwritten;
+                        before.extend(f.delay.map(Action::Host));
+                        before.extend(f.occupy.map(|t| Action::Compute(t, stream)));
+                        before.extend(f.extra.as_ref().map(|c| Action::Calls(vec![Planned::of(c)], stream)));
+                        before.extend(f.hang.then_some(Action::Hang));
+                        before.extend(f.stop.then_some(Action::Stop));
+                        before.extend(f.die.map(Action::Die));
+                        before.extend(f.abort.then(|| Action::Abort(f.comm.clone())));
+                        if let Some(change) = &f.change {
+                            p.call = change.clone();
+                        }
+                    }
+                }
+            }
+            actions.append(&mut before);
+            let is_call = matches!(action, Action::Calls(..) | Action::Replay(..));
+            if swap {
+                swapped = Some(action);
+                continue;
+            }
+            if keep {
+                actions.push(action);
+            }
+            if is_call {
+                actions.extend(swapped.take());
+            }
+        }
+        actions
+    }
+}
+
+impl Fault {
+    fn hits(&self, rank: u32, comm: &str, at: usize) -> bool {
+        let often = match self.every {
+            Some(n) => at >= self.call && (at - self.call).is_multiple_of(n),
+            None => at == self.call,
+        };
+        often && self.comm == comm && self.ranks.contains(&rank)
+    }
+}
+
+fn unroll(step: &Step, rank: u32, into: &mut Vec<Action>) {
+    if step.ranks.as_ref().is_some_and(|r| !r.contains(&rank)) {
+        return;
+    }
+    for _ in 0..step.repeat.unwrap_or(0) {
+        step.steps.iter().for_each(|s| unroll(s, rank, into));
+    }
+    let planned = |calls: &[Call]| calls.iter().map(Planned::of).collect::<Vec<_>>();
+    into.extend(step.compute.map(|t| Action::Compute(t, step.stream)));
+    into.extend(step.host.map(Action::Host));
+    into.extend(step.call.as_ref().map(|c| Action::Calls(vec![Planned::of(c)], step.stream)));
+    into.extend(step.group.as_ref().map(|c| Action::Calls(planned(c), step.stream)));
+    into.extend(step.replay.as_ref().map(|c| Action::Replay(planned(c), step.stream)));
+    into.extend(step.sync.map(|_| Action::Sync));
+}
