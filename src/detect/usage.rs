@@ -2,7 +2,7 @@
 
 use super::{Rule, fact, number, rounded, who};
 use crate::join::{Class, ClassKey, Communicator, Join};
-use crate::model::{CommId, Confidence, Finding, Func, Kind, Liveness, OperationRef, Rank, Track, size_text};
+use crate::model::{CommId, Confidence, Finding, Func, Kind, Liveness, OperationRef, Rank, SegmentId, Track, size_text};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Seconds over which it has to be so.
@@ -100,16 +100,23 @@ fn tiny(join: &Join, id: CommId, loads: &[Load<'_>]) -> Option<Finding> {
 fn busy(join: &Join, loads: &BTreeMap<CommId, Vec<Load<'_>>>) -> Vec<Finding> {
     let mut out = Vec::new();
     let mut told = BTreeSet::new();
-    for p in join.processes().filter(|p| p.record.liveness == Liveness::Alive) {
-        let own = |c: &&Communicator| c.members().values().any(|m| m.record.segment == p.record.id);
-        let comms: Vec<&Communicator> = join.communicators().filter(own).collect();
-        let sum: f64 = comms.iter().filter_map(|c| loads.get(&c.id)).flatten().map(|(.., s)| s).sum();
+    let mut of_process: BTreeMap<SegmentId, Vec<CommId>> = BTreeMap::new();
+    for c in loads.keys().filter_map(|id| join.communicator(*id)) {
+        for m in c.members().values() {
+            of_process.entry(m.record.segment).or_default().push(c.id);
+        }
+    }
+    for (segment, comms) in &of_process {
+        let Some(p) = join.process(*segment).filter(|p| p.record.liveness == Liveness::Alive) else {
+            continue;
+        };
+        let sum: f64 = comms.iter().filter_map(|c| loads.get(c)).flatten().map(|(.., s)| s).sum();
         let overlap = p.busy.overlap().unwrap_or(1.0);
         let share = (sum * overlap).min(1.0);
         if share < SHARE {
             continue;
         }
-        let mut all: Vec<&Load<'_>> = comms.iter().filter_map(|c| loads.get(&c.id)).flatten().collect();
+        let mut all: Vec<&Load<'_>> = comms.iter().filter_map(|c| loads.get(c)).flatten().collect();
         all.sort_by(|a, b| b.2.total_cmp(&a.2));
         let Some(worst) = all.first() else { continue };
         // The ranks of one communicator spend their time together.
