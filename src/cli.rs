@@ -301,6 +301,9 @@ pub struct Replay {
     /// Its two-node recording
     #[arg(long)]
     pub two_node: bool,
+    /// A recording of one's own in its place
+    #[arg(long)]
+    pub trace: Option<PathBuf>,
     /// Which rank
     #[arg(long)]
     pub rank: usize,

@@ -1,14 +1,20 @@
 //! `ringwatch replay` (hidden): one rank of a recorded job, in this process.
 
 use crate::cli::Replay;
-use crate::replay::{Abi, Pace, Player, PlayerOptions, fixture};
+use crate::replay::{Abi, Pace, Player, PlayerOptions, Trace, fixture};
 use anyhow::{Context, bail};
 use std::time::Duration;
 
 pub(super) fn run(o: &Replay) -> anyhow::Result<u8> {
     // Whoever started this must not leave it behind.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
-    let trace = fixture(o.scenario.into(), o.two_node);
+    let trace = match &o.trace {
+        Some(path) => {
+            let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+            Trace::decode(&bytes)?
+        }
+        None => fixture(o.scenario.into(), o.two_node),
+    };
     let Some(rank) = trace.ranks.get(o.rank) else {
         bail!("--rank {}: the recording has ranks 0 to {}", o.rank, trace.ranks.len().saturating_sub(1));
     };

@@ -4,6 +4,7 @@
 //! It models NCCL and GPUs, not the rules: what is found follows from what happens. Times are ns since the job began;
 //! every host has a clock of its own, every GPU too.
 
+mod callbacks;
 mod case;
 
 use case::{Action, Call, FOREVER, Ns, Planned};
