@@ -9,15 +9,23 @@ use std::collections::BTreeMap;
 /// So often has a size to be seen with one choice, and then with another.
 const OFTEN: u64 = 20;
 
-/// The rule.
+/// Ranks that chose differently for one operation.
+#[derive(Debug)]
+pub struct SplitChoiceRule;
+
+impl Rule for SplitChoiceRule {
+    fn check(&self, join: &Join, _now_ns: u64) -> Vec<Finding> {
+        join.communicators().filter_map(|c| between_ranks(join, c)).collect()
+    }
+}
+
+/// Sizes that run in another way than before.
 #[derive(Debug)]
 pub struct ChoiceRule;
 
 impl Rule for ChoiceRule {
     fn check(&self, join: &Join, _now_ns: u64) -> Vec<Finding> {
-        let mut found: Vec<Finding> = join.communicators().filter_map(|c| between_ranks(join, c)).collect();
-        found.extend(over_time(join));
-        found
+        over_time(join)
     }
 }
 
@@ -27,8 +35,8 @@ fn between_ranks(join: &Join, c: &Communicator) -> Option<Finding> {
     let (track, order, instance, camps) = c
         .incomplete()
         .filter(|(t, o, _)| !matches!(t, Track::Pair(..)) && agreed((*t, *o)))
-        .map(|(t, o, i)| (t, o, i, camps(i)))
-        .find(|(.., camps)| camps.len() > 1)?;
+        .find(|(.., i)| !alike(i))
+        .map(|(t, o, i)| (t, o, i, camps(i)))?;
     let most = camps.values().map(Vec::len).max()?;
     // Where as many chose one way as the other, all are named.
     let right: Vec<&String> = camps.iter().filter(|(_, r)| r.len() == most).map(|(t, _)| t).collect();
@@ -47,6 +55,13 @@ fn between_ranks(join: &Join, c: &Communicator) -> Option<Finding> {
         advice: "compare NCCL's version, NCCL_ALGO, NCCL_PROTO, tuner plugins and topology files of these ranks with the others'".to_owned(),
         ..Finding::new(Kind::ChoiceDiffers, c.id, ranks, c.describe(track, order, op))
     })
+}
+
+/// True when all ranks of which it is known run it in one way.
+fn alike(instance: &Instance) -> bool {
+    let mut ways = instance.parts.values().filter_map(|p| p.op.algo.zip(p.op.proto));
+    let first = ways.next();
+    ways.all(|w| Some(w) == first)
 }
 
 /// The ranks by how they run it; those of which it is not known are in none.
@@ -141,7 +156,9 @@ mod tests {
             }
             join.tick((o + 1) * MS + 100_000);
         }
-        ChoiceRule.check(&join, n * MS + 200_000)
+        let mut found = SplitChoiceRule.check(&join, n * MS + 200_000);
+        found.extend(ChoiceRule.check(&join, n * MS + 200_000));
+        found
     }
 
     #[test]

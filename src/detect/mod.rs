@@ -16,7 +16,7 @@ mod stuck_transfer;
 mod transfers;
 mod usage;
 
-pub use choice::ChoiceRule;
+pub use choice::{ChoiceRule, SplitChoiceRule};
 pub use hang::HangRule;
 pub use mismatch::MismatchRule;
 pub use never_joined::NeverJoinedRule;
@@ -86,6 +86,8 @@ impl Default for Settings {
     }
 }
 
+/// How often the slow kinds are looked for, in ns.
+const SLOW_EVERY_NS: u64 = 1_000_000_000;
 /// Findings kept, open ones whatever their number.
 const FINDINGS_KEPT: usize = 1024;
 
@@ -93,7 +95,9 @@ const FINDINGS_KEPT: usize = 1024;
 #[derive(Debug)]
 pub struct Detector {
     rules: Vec<Box<dyn Rule>>,
-    slow: SlowTransferRule,
+    /// Those that look at what was learned over time, asked once a second.
+    slow: Vec<Box<dyn Rule>>,
+    slow_ns: Option<u64>,
     found: BTreeMap<FindingId, Finding>,
     settings: Settings,
 }
@@ -106,28 +110,26 @@ impl Detector {
             Box::new(HangRule::new(settings)),
             Box::new(NeverJoinedRule::new(settings)),
             Box::new(StragglerRule::new(settings)),
-            Box::new(ChoiceRule),
-            Box::new(UsageRule),
+            Box::new(SplitChoiceRule),
         ];
-        Detector { rules, slow: SlowTransferRule::default(), found: BTreeMap::new(), settings }
+        let slow = slow_rules(Vec::new());
+        Detector { rules, slow, slow_ns: None, found: BTreeMap::new(), settings }
     }
 
     /// Judges transfers by what benchmarks said as well.
     pub fn set_baselines(&mut self, baselines: Vec<Baseline>) {
-        self.slow = SlowTransferRule::new(baselines);
+        self.slow = slow_rules(baselines);
     }
 
     /// Asks every rule. Returns the findings that are new.
     pub fn check(&mut self, join: &Join, now_ns: u64) -> Vec<Finding> {
         let mut new = Vec::new();
         let mut seen = BTreeSet::new();
-        let given: Vec<Finding> = self
-            .rules
-            .iter()
-            .map(|r| r.as_ref())
-            .chain([&self.slow as &dyn Rule])
-            .flat_map(|r| r.check(join, now_ns))
-            .collect();
+        let mut given: Vec<Finding> = self.rules.iter().flat_map(|r| r.check(join, now_ns)).collect();
+        if self.slow_ns.is_none_or(|t| now_ns.saturating_sub(t) >= SLOW_EVERY_NS) {
+            self.slow_ns = Some(now_ns);
+            given.extend(self.slow.iter().flat_map(|r| r.check(join, now_ns)));
+        }
         for finding in given {
             let id = finding.named();
             seen.insert(id);
@@ -179,6 +181,10 @@ impl Detector {
         all.sort_by_key(|f| (!f.open, f.since_ns, f.id));
         all
     }
+}
+
+fn slow_rules(baselines: Vec<Baseline>) -> Vec<Box<dyn Rule>> {
+    vec![Box::new(SlowTransferRule::new(baselines)), Box::new(ChoiceRule), Box::new(UsageRule)]
 }
 
 fn alive(join: &Join, c: &Communicator) -> bool {

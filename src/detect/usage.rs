@@ -2,7 +2,9 @@
 
 use super::{Rule, fact, number, rounded, who};
 use crate::join::{Class, ClassKey, Communicator, Join};
-use crate::model::{CommId, Confidence, Finding, Func, Kind, Liveness, OperationRef, Rank, SegmentId, Track, size_text};
+use crate::model::{
+    CommId, Confidence, Finding, Func, Kind, Liveness, OperationRef, Rank, SegmentId, Track, size_text,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Seconds over which it has to be so.
