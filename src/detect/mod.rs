@@ -45,10 +45,9 @@ pub struct Settings {
     pub patience_gone_ns: u64,
     /// How long a circle of communicators has to stand that the GPUs' starts prove, in ns: NCCL tells of starts late.
     pub settle_circle_ns: u64,
-    /// The same, where it may be a slow start or a queue: in a communicator's first operation, and where no
-    /// stamp says that a GPU began to wait.
+    /// The same, where it may be a slow start: in a communicator's first operation.
     pub patience_unsure_ns: u64,
-    /// The same, where no stamp can say so, as the operation is one that the overhead budget left out.
+    /// The same, where no stamp says that a GPU began to wait: it may be queued behind a computation.
     pub patience_silent_ns: u64,
     /// How long a mismatch waits for the next operations, which tell a wrong call from one too many, in ns.
     pub settle_shift_ns: u64,
@@ -60,6 +59,10 @@ pub struct Settings {
     pub late_often_ns: u64,
     /// How often it has to repeat.
     pub late_times: usize,
+    /// Operations of a communicator before lateness is told at all.
+    pub warm_up: u64,
+    /// And before lateness counts that has to repeat.
+    pub warm_up_often: u64,
     /// A straggler that was not late again for this long is over, in ns.
     pub late_over_ns: u64,
     /// A finding that its rule has not given again for this long is over, in ns.
@@ -75,11 +78,13 @@ impl Default for Settings {
             settle_circle_ns: 150_000_000,
             settle_shift_ns: 100_000_000,
             patience_unsure_ns: 30_000_000_000,
-            patience_silent_ns: 10_000_000_000,
+            patience_silent_ns: 4_000_000_000,
             patience_init_ns: 30_000_000_000,
             late_at_once_ns: 200_000_000,
             late_often_ns: 5_000_000,
             late_times: 5,
+            warm_up: 8,
+            warm_up_often: 24,
             late_over_ns: 60_000_000_000,
             settle_ns: 2_000_000_000,
         }

@@ -57,11 +57,12 @@ fn held_up(join: &Join, c: &Communicator, e: &LateEvent, known: &[Arrival]) -> b
 
 impl StragglerRule {
     fn significant(&self, e: &LateEvent) -> bool {
-        match e.measure {
-            Measure::Gpu => e.by_ns >= self.settings.late_often_ns,
-            // A host may issue a little late without its GPU having been idle.
-            Measure::Host => e.by_ns >= self.settings.late_at_once_ns,
-        }
+        // A host may issue a little late without its GPU having been idle. And while a job gets going, ranks are a
+        // little late in turn: libraries are loaded, memory is taken, plans are made.
+        let order = e.operation.order;
+        let little = e.measure == Measure::Gpu && order >= self.settings.warm_up_often;
+        let least = if little { self.settings.late_often_ns } else { self.settings.late_at_once_ns };
+        e.by_ns >= least && order >= self.settings.warm_up
     }
 
     /// The late arrivals of a communicator that count.
@@ -167,10 +168,14 @@ mod tests {
 
     const S: u64 = 1_000_000_000;
 
-    /// `late[i]` is (rank, ns late) in the operation of order i.
+    /// `late[i]` is (rank, ns late) in the operation of order i, in a communicator that has been at work for a while.
     fn run(late: &[(u32, u64)]) -> Vec<Finding> {
+        run_from(30, late)
+    }
+
+    fn run_from(first: u64, late: &[(u32, u64)]) -> Vec<Finding> {
         let mut j = Join::new();
-        let n = late.len() as u64;
+        let n = first + late.len() as u64;
         for r in 0..4 {
             j.feed(process(r));
             j.feed(member(r, 4, n));
@@ -179,7 +184,7 @@ mod tests {
                 let (arrive, end) = (at + if r == *late_rank { *by } else { 0 }, at + by + 100_000);
                 j.feed(Update::Op(Box::new(all_reduce(
                     r,
-                    o as u64,
+                    first + o as u64,
                     arrive,
                     Some((arrive + 10_000, Some(end))),
                 ))));
@@ -194,14 +199,27 @@ mod tests {
         let found = run(&[(0, 1_000), (3, 300_000_000), (1, 1_000)]);
         assert_eq!(found.len(), 1);
         let f = &found[0];
-        assert_eq!((f.ranks.as_slice(), f.operation.order), ([Rank(3)].as_slice(), 1));
+        assert_eq!((f.ranks.as_slice(), f.operation.order), ([Rank(3)].as_slice(), 31));
         assert!((f.evidence[0].value.expect("seconds") - 0.3).abs() < 1e-6);
         assert!(f.evidence.iter().any(|e| e.text.contains("on the GPUs")));
     }
 
     #[test]
     fn the_first_operation_never_counts() {
-        assert_eq!(run(&[(3, 900_000_000), (1, 1_000)]), vec![]);
+        assert_eq!(run_from(0, &[(3, 900_000_000), (1, 1_000)]), vec![]);
+    }
+
+    #[test]
+    fn a_job_that_gets_going_is_late_now_and_then() {
+        let late = [(2, 30_000_000); 10];
+        assert_eq!(run_from(1, &late), vec![]);
+        assert_eq!(run(&late).len(), 1);
+        assert_eq!(
+            run_from(1, &[(3, 900_000_000), (1, 1_000)]),
+            vec![],
+            "plans are made, libraries are loaded"
+        );
+        assert_eq!(run_from(8, &[(3, 900_000_000), (1, 1_000)]).len(), 1);
     }
 
     #[test]
@@ -234,12 +252,12 @@ mod tests {
         let mut j = Join::new();
         for r in 0..2u32 {
             j.feed(process(r));
-            j.feed(member(r, 2, 3));
-            for o in 0..2 {
+            j.feed(member(r, 2, 12));
+            for o in 9..11 {
                 let t = S + o * 1_000_000;
                 j.feed(Update::Op(Box::new(all_reduce(r, o, t, Some((t + 5_000, Some(t + 50_000)))))));
             }
-            let mut last = all_reduce(r, 2, 3 * S + u64::from(r) * 300_000_000, None);
+            let mut last = all_reduce(r, 11, 3 * S + u64::from(r) * 300_000_000, None);
             // Its events are read at the next call, and there is none.
             last.timing = Timing::Events;
             j.feed(Update::Op(Box::new(last)));
@@ -248,7 +266,7 @@ mod tests {
         let rule = StragglerRule::new(Settings::default());
         let found = rule.check(&j, 3 * S + 400_000_000);
         assert_eq!(found.len(), 1, "{found:?}");
-        assert_eq!((found[0].ranks.as_slice(), found[0].operation.order), ([Rank(1)].as_slice(), 2));
+        assert_eq!((found[0].ranks.as_slice(), found[0].operation.order), ([Rank(1)].as_slice(), 11));
         assert!(found[0].evidence.iter().any(|e| e.text.contains("hosts' issue times")), "{found:?}");
         j.tick(60 * S);
         assert_eq!(rule.check(&j, 60 * S).len(), 1, "and once");

@@ -12,8 +12,7 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let s = scene.settings;
     let patience = match at.waited {
         w if w.on_gpu => scene.patience(at.comm),
-        w if w.silent => s.patience_silent_ns,
-        _ => s.patience_unsure_ns,
+        _ => s.patience_silent_ns.max(scene.patience(at.comm)),
     };
     if !scene.enough(at.waited, patience) {
         return None;

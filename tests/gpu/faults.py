@@ -81,7 +81,7 @@ def run(fault):
         while process.poll() is None:
             if planted is None and moment.exists():
                 planted = float(moment.read_text())
-            right = [t for t in told if kinds and re.fullmatch(kinds, t[1])]
+            right = [t for t in told if kinds and re.fullmatch(kinds, t[1]) and planted and t[0] >= planted]
             # Somewhat longer, for what else is said.
             if right and time.time() > right[0][0] + 1.5:
                 break
@@ -101,7 +101,7 @@ def run(fault):
     said = "; ".join(f"{t[3][11:110]} (after {t[0] - planted:.2f} s)" for t in told) or "nothing"
     if kinds is None:
         return not told, said
-    right = [t for t in told if re.fullmatch(kinds, t[1]) and (rank is None or t[2] == f"rank {rank}")]
+    right = [t for t in told if re.fullmatch(kinds, t[1]) and (rank is None or t[2] == f"rank {rank}") and t[0] >= planted]
     good = bool(right) and right[0][0] - planted <= limit and len(told) == 1
     evidence = [line for line in lines[: lines.index("SUMMARY") if "SUMMARY" in lines else None] if line.startswith("    - ")][:6]
     return good, said + "".join(f"\n      {line[6:150]}" for line in evidence)
