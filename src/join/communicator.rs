@@ -15,6 +15,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 /// Complete operations kept for screens.
 const KEPT: usize = 256;
+/// Operations of a communicator before its rhythm is learned.
+const WARM_UP: u64 = 8;
 /// Operations kept at most; the oldest incomplete ones beyond are given up.
 const HELD: usize = 4096;
 /// Late arrivals remembered.
@@ -607,7 +609,8 @@ impl Communicator {
             return;
         }
         let issued = || instance.parts.values().filter_map(|p| p.op.issued_ns);
-        if let (true, Some(first), Some(last)) = (order > 0, issued().min(), issued().max()) {
+        // While a job gets going it has no rhythm yet.
+        if let (true, Some(first), Some(last)) = (order >= WARM_UP, issued().min(), issued().max()) {
             self.longest_ns = self.longest_ns.max(last - first);
         }
         if let Some(waiting) = instance.waiting_ns(needed) {

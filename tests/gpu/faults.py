@@ -40,13 +40,34 @@ if torch.cuda.device_count() < RANKS:
 here = pathlib.Path(__file__).resolve().parent
 
 
-def end(process):
-    """Ends the job, the way a scheduler does at last."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+def of_job(place):
+    """The job's processes: torchrun gives each rank a session of its own, but all have the place in their command."""
+    found = []
+    for p in pathlib.Path("/proc").iterdir():
+        try:
+            if p.name.isdigit() and int(p.name) != os.getpid() and place.encode() in (p / "cmdline").read_bytes():
+                found.append(int(p.name))
+        except OSError:
+            pass
+    return found
+
+
+def end(process, place):
+    """Ends the job, the way a scheduler does at last, and waits until it is gone: the driver takes a while to clear up
+    after killed processes, and disturbs whoever comes next meanwhile."""
+    until = time.time() + 15
+    while time.time() < until:
+        left = of_job(place)
+        if not left and process.poll() is not None:
+            break
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        time.sleep(0.1)
     process.wait()
+    time.sleep(0.5)
 
 
 def run(fault):
@@ -88,7 +109,7 @@ def run(fault):
             if time.time() - (planted or begun + 60) > limit + 3:
                 break
             time.sleep(0.02)
-        end(process)
+        end(process, place)
         children = pathlib.Path(place) / "children"
         for pid in children.read_text().split() if children.exists() else []:
             try:
