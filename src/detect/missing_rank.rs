@@ -11,6 +11,8 @@ use crate::model::{
 
 /// Ranks that are described one by one.
 const DESCRIBED: usize = 8;
+/// Who is gone so much earlier than another, in ns, went first: processes are looked at every 50 ms.
+const OUTLIVED_NS: u64 = 50_000_000;
 /// An operation issued within this time, in ns, says that its rank is at work in that communicator.
 const RECENT_NS: u64 = 1_000_000_000;
 
@@ -18,8 +20,7 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let missing = &at.origin.ranks;
     let gone = missing.iter().any(|r| scene.gone(at.comm, *r));
     let aborted = missing.iter().any(|r| scene.aborted(at.comm, *r));
-    let others_live = !at.waited.ranks.iter().all(|r| scene.gone(at.comm, *r));
-    let proven = (gone || aborted) && others_live;
+    let proven = (gone || aborted) && others_outlived(scene, at);
     if !proven && !scene.enough(at.waited, patience(scene, at)) {
         return None;
     }
@@ -75,9 +76,21 @@ fn patience(scene: &Scene<'_>, at: Place<'_>) -> u64 {
     }
 }
 
+/// True when somebody still waited when the missing ranks' processes were gone: a launcher ends the others soon after.
+fn others_outlived(scene: &Scene<'_>, at: Place<'_>) -> bool {
+    let missing = at.origin.ranks.iter().filter_map(|r| scene.gone_for(at.comm, *r)).max();
+    at.waited.ranks.iter().any(|r| {
+        let gone = scene.gone_for(at.comm, *r);
+        !scene.gone(at.comm, *r) || missing.zip(gone).is_some_and(|(m, g)| m >= g.saturating_add(OUTLIVED_NS))
+    })
+}
+
 /// True when a process is gone for long enough that the others are not on their way out as well.
 fn is_settled(scene: &Scene<'_>, at: Place<'_>) -> bool {
     let settle = scene.settings.patience_gone_ns;
+    if at.waited.ranks.iter().all(|r| scene.gone(at.comm, *r)) {
+        return true;
+    }
     let gone = at.origin.ranks.iter().filter_map(|r| scene.gone_for(at.comm, *r)).max();
     gone.is_none_or(|g| g >= settle) && scene.enough(at.waited, settle)
 }
@@ -295,6 +308,24 @@ mod tests {
         let f = &rule.check(&j, 10 * S + 200_000_000)[0];
         assert_eq!(f.cause, Some(Cause::ProcessGone(Some(Exit::Signal(9)))));
         assert_eq!(f.victims[0].ranks, vec![Rank(0), Rank(1), Rank(2)]);
+    }
+
+    #[test]
+    fn who_went_first_is_told_when_a_launcher_has_ended_the_others() {
+        let ended = |rank_3: u64, others: u64| {
+            let mut j = stuck();
+            for r in 0..4 {
+                let Update::Segment(mut record) = process(r) else { unreachable!("a process") };
+                record.liveness = Liveness::Gone(Some(10 * S + if r == 3 { rank_3 } else { others }));
+                j.feed(Update::Segment(record));
+            }
+            HangRule::new(Settings::default()).check(&j, 11 * S)
+        };
+        let found = ended(20_000_000, 120_000_000);
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].ranks.as_slice(), found[0].confidence), (&[Rank(3)][..], Confidence::Proven));
+        assert_eq!(ended(20_000_000, 20_000_000), vec![], "all at once is how a job is ended");
+        assert_eq!(ended(120_000_000, 20_000_000), vec![]);
     }
 
     #[test]

@@ -88,7 +88,8 @@ while True:
         break
 
 if fault == "healthy":
-    planted()
+    if rank == 0:
+        planted()
     end = time.time() + float(os.environ.get("SECONDS_HEALTHY", "60"))
     while True:
         step(10 if rank % 2 else 11)
