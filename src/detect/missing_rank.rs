@@ -329,6 +329,34 @@ mod tests {
     }
 
     #[test]
+    fn a_replay_whose_stamps_are_anothers_has_not_ended() {
+        // As NCCL 2.28.9 tells of a graph's replay: the channels stop, with stamps from long before.
+        let mut j = Join::new();
+        for r in 0..4 {
+            j.feed(process(r));
+            let Update::Comm(mut record) = member(r, 4, 4) else { unreachable!("a member") };
+            record.replayed = if r == 3 { 20 } else { 21 };
+            j.feed(Update::Comm(record));
+            for o in 0..record_orders(r) {
+                let mut op = all_reduce(r, o, 10 * S + o * 1_000_000, Some((2 * S, Some(2 * S + 50_000))));
+                op.lane = crate::model::Lane::Replay;
+                j.feed(Update::Op(Box::new(op)));
+            }
+        }
+        j.tick(12 * S);
+        let rule = HangRule::new(Settings::default());
+        assert_eq!(rule.check(&j, 12 * S), vec![]);
+        let found = rule.check(&j, 15 * S);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!((found[0].kind, found[0].ranks.as_slice()), (Kind::MissingReplay, &[Rank(3)][..]));
+        assert_eq!(found[0].operation.order, 20);
+    }
+
+    fn record_orders(rank: u32) -> u64 {
+        if rank == 3 { 20 } else { 21 }
+    }
+
+    #[test]
     fn a_stopped_process_is_named_so() {
         let rule = HangRule::new(Settings::default());
         let mut j = stuck();

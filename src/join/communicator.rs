@@ -76,6 +76,8 @@ pub struct Communicator {
     mismatch_seen_ns: u64,
     /// Transfers issued by rank pair: sends and receives, and the first order that was seen.
     pairs: BTreeMap<(Rank, Rank), PairCount>,
+    /// Something of it was captured into a CUDA graph, or replayed.
+    graphs: bool,
     /// The longest that one of its ranks came after another, in ns.
     longest_ns: u64,
     /// Collectives that are done on all ranks seen.
@@ -96,6 +98,7 @@ impl Communicator {
             mismatch: None,
             mismatch_seen_ns: 0,
             pairs: BTreeMap::new(),
+            graphs: false,
             longest_ns: 0,
             finished: 0,
             judged: 0,
@@ -223,9 +226,9 @@ impl Communicator {
             (Some(p), _) if p.op.net.iter().any(|n| n.stop_ns.is_none() && n.bytes > 0) => {
                 OpState::Progressing
             }
-            (Some(p), _) if p.started_ns.is_some() || p.op.started > 0 => OpState::Started,
-            // Nothing tells of its start or end but a later one.
-            (Some(p), _) if p.op.timing.is_silent() => OpState::InDoubt,
+            (Some(p), _) if p.started_ns.is_some() && p.ended_seen_ns.is_none() => OpState::Started,
+            // Nothing tells of its start or end but a later one; or what does cannot be true.
+            (Some(p), _) if p.op.timing.is_silent() || p.op.started > 0 => OpState::InDoubt,
             // Without a later sign of life the rank's newest operation is in flight; an older one, of which
             // nothing more was heard, is in doubt.
             (Some(_), Some(issued)) if order.saturating_add(1) < issued && self.untimed(rank) => {
@@ -283,6 +286,7 @@ impl Communicator {
         now_ns: u64,
     ) {
         let rank = op.rank;
+        self.graphs |= op.flags.captured || op.lane == Lane::Replay;
         let Some(member) = self.members.get_mut(&rank) else { return };
         for s in &op.stamps {
             if let Some(start) = s.start_gpu_ns {
@@ -355,10 +359,10 @@ impl Communicator {
         let before = instance.parts.get(&rank);
         let (was_done, was_kernel) = before.map_or((false, None), |p| (p.finished, p.kernel));
         let (fresh, was_timed) = (before.is_none(), before.is_some_and(|p| p.duration_ns().is_some()));
-        let was_stopped = before.is_some_and(|p| p.ended_seen_ns.is_some());
-        let stopped = all_stopped(&op);
+        let was_told = before.is_some_and(|p| all_stopped(&p.op));
+        let told = all_stopped(&op);
         let kernel = was_kernel.or_else(|| {
-            if stopped { timing::kernel(&op, clock, |c| member.channels.get(&c).copied()) } else { None }
+            if told { timing::kernel(&op, clock, |c| member.channels.get(&c).copied()) } else { None }
         });
         if kernel.is_some() && was_kernel.is_none() {
             if let Some(k) = &kernel {
@@ -376,8 +380,11 @@ impl Communicator {
                 }
             }
         }
+        // After CUDA graphs, stamps that cannot be true are another operation's, and so is the news that it stopped.
+        let stamped = op.stamps.iter().any(|s| s.start_gpu_ns.is_some());
+        let stopped = told && (kernel.is_some() || op.event_ns.is_some() || !stamped || !self.graphs);
         let started_ns = kernel.map(|k| k.start_ns).or_else(|| timing::started(&op, clock));
-        let ended_seen_ns = if stopped {
+        let ended_seen_ns = if told {
             op.stamps.iter().filter_map(|s| s.stop_seen_ns).max().or(op.event_seen_ns)
         } else {
             None
@@ -397,8 +404,7 @@ impl Communicator {
         let timed = kernel.is_some() || op.event_ns.is_some();
         self.coverage.operations += u64::from(fresh);
         self.coverage.timed += u64::from(timed && !was_timed);
-        let stamped = op.stamps.iter().any(|s| s.start_gpu_ns.is_some());
-        self.coverage.impossible += u64::from(ended_seen_ns.is_some() && !was_stopped && stamped && !timed);
+        self.coverage.impossible += u64::from(told && !was_told && stamped && !timed);
         let moved = |o: &OpRecord| o.net.iter().map(|n| (n.bytes, n.done, n.started)).collect::<Vec<_>>();
         let moved_ns = match instance.parts.get(&rank) {
             Some(p) if moved(&p.op) == moved(&op) => p.moved_ns,
@@ -516,8 +522,9 @@ impl Communicator {
             .copied()
             .filter(|key| {
                 self.instances.get(key).is_some_and(|i| {
-                    let silent = |p: &Part| p.op.issued_ns.is_some() && p.op.timing.is_silent();
-                    !i.weighed && i.parts.len() >= expected && i.parts.values().all(silent)
+                    let issued = |p: &Part| p.op.issued_ns.is_some() && (p.is_silent() || p.finished);
+                    let silent = i.parts.values().any(Part::is_silent);
+                    !i.weighed && silent && i.parts.len() >= expected && i.parts.values().all(issued)
                 })
             })
             .collect();

@@ -23,6 +23,12 @@ pub struct Part {
 }
 
 impl Part {
+    /// True when nothing tells that it started or ended, until a later one does: it is not timed, or what should tell
+    /// cannot be true.
+    pub fn is_silent(&self) -> bool {
+        self.op.timing.is_silent() || (self.op.started > 0 && self.started_ns.is_none())
+    }
+
     /// How long it took on the GPU, in ns, however that was measured; the waiting for other ranks is in it.
     pub fn duration_ns(&self) -> Option<u64> {
         self.kernel.map(|k| k.duration_ns).or(self.op.event_ns)

@@ -83,7 +83,7 @@ impl Join {
                 break;
             }
             // Where no GPU was seen to start it, "not started" says nothing.
-            let started = instance.parts.values().any(|p| p.started_ns.is_some() || p.op.started > 0);
+            let started = instance.parts.values().any(|p| p.started_ns.is_some());
             left.retain(|rank| {
                 let stage = match c.state(track, order, *rank) {
                     OpState::Finished => return true,
