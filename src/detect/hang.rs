@@ -71,6 +71,7 @@ impl<'a> Scene<'a> {
         finding.since_ns = waited.since_ns;
         finding.since = super::wall(self.join, waited.since_ns);
         finding.victims = self.victims(origin, waited);
+        super::add_host_facts(&mut finding, self.join, comm, waited.since_ns, self.now_ns);
         Some(finding)
     }
 

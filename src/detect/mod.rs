@@ -5,6 +5,7 @@
 
 mod choice;
 mod hang;
+mod host;
 mod interleaved;
 mod mismatch;
 mod missing_rank;
@@ -18,6 +19,7 @@ mod usage;
 
 pub use choice::{ChoiceRule, SplitChoiceRule};
 pub use hang::HangRule;
+pub use host::where_it_is;
 pub use mismatch::MismatchRule;
 pub use never_joined::NeverJoinedRule;
 pub use slow_transfer::{Baseline, SlowTransferRule};
@@ -88,6 +90,8 @@ impl Default for Settings {
 
 /// How often the slow kinds are looked for, in ns.
 const SLOW_EVERY_NS: u64 = 1_000_000_000;
+/// Culprits that are described one by one.
+const DESCRIBED: usize = 8;
 /// Findings kept, open ones whatever their number.
 const FINDINGS_KEPT: usize = 1024;
 
@@ -200,6 +204,22 @@ fn wall(join: &Join, mono_ns: u64) -> Option<String> {
     let at = time::OffsetDateTime::from_unix_timestamp_nanos(i128::from(unix)).ok()?;
     let millis = at.replace_nanosecond(at.nanosecond() / 1_000_000 * 1_000_000).ok()?;
     millis.format(&time::format_description::well_known::Rfc3339).ok()
+}
+
+/// Adds what the host knows of a finding's culprits, which held up others between two moments.
+fn add_host_facts(f: &mut Finding, join: &Join, comm: &Communicator, from_ns: u64, to_ns: u64) {
+    let mut advised = false;
+    for rank in f.ranks.iter().take(DESCRIBED) {
+        let process = comm.members().get(rank).and_then(|m| join.process(m.record.segment));
+        let Some(process) = process else { continue };
+        let suspect = host::Suspect { rank: *rank, process, from_ns, to_ns };
+        f.evidence.extend(if f.kind.is_hang() { suspect.evidence() } else { suspect.wants() });
+        if !advised {
+            let advice = suspect.advice();
+            advised = !advice.is_empty();
+            f.advice += &advice;
+        }
+    }
 }
 
 fn fact(text: impl Into<String>) -> Evidence {

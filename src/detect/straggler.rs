@@ -3,7 +3,7 @@
 //! Told at once when one arrival is very late, else when the same rank is late again and again. A
 //! communicator's first operation never counts (the join leaves it out).
 
-use super::{Rule, Settings, fact, number, seconds, wall, who};
+use super::{Rule, Settings, add_host_facts, fact, number, seconds, wall, who};
 use crate::join::{Communicator, Join, LateEvent, Measure, Track};
 use crate::model::{CommId, Confidence, Finding, Kind, Rank, SegmentId};
 use std::collections::BTreeMap;
@@ -147,7 +147,8 @@ fn finding(join: &Join, c: &Communicator, rank: Rank, events: &[&LateEvent]) -> 
         evidence.push(fact("the operation was replayed by a CUDA graph"));
     }
     evidence.extend(who(join, c, rank));
-    Some(Finding {
+    let came = events.iter().map(|e| e.came_ns).max()?;
+    let mut f = Finding {
         since: wall(join, first),
         evidence,
         advice: format!(
@@ -156,7 +157,9 @@ fn finding(join: &Join, c: &Communicator, rank: Rank, events: &[&LateEvent]) -> 
         since_ns: first,
         confidence: Confidence::Likely,
         ..Finding::new(Kind::Straggler, c.id, vec![rank], worst.operation.clone())
-    })
+    };
+    add_host_facts(&mut f, join, c, first, came);
+    Some(f)
 }
 
 #[cfg(test)]
@@ -197,6 +200,28 @@ mod tests {
         assert_eq!((f.ranks.as_slice(), f.operation.order), ([Rank(3)].as_slice(), 1));
         assert!((f.evidence[0].value.expect("seconds") - 0.3).abs() < 1e-6);
         assert!(f.evidence.iter().any(|e| e.text.contains("on the GPUs")));
+    }
+
+    #[test]
+    fn a_late_rank_without_a_cpu_is_told_so() {
+        let mut j = Join::new();
+        for r in 0..2 {
+            j.feed(process(r));
+            j.feed(member(r, 2, 2));
+            for o in 0..2 {
+                let late = if r == 1 && o == 1 { 300_000_000 } else { 0 };
+                let at = S + o * S;
+                let kernel = Some((at + late + 10_000, Some(at + late + 100_000)));
+                j.feed(Update::Op(Box::new(all_reduce(r, o, at + late, kernel))));
+            }
+        }
+        let mut fact = crate::model::HostFact::new(SegmentId(2), 2 * S + 500_000_000);
+        fact.cpu_starved = Some(0.4);
+        j.feed(Update::Host(Box::new(fact)));
+        j.tick(10 * S);
+        let found = StragglerRule::new(Settings::default()).check(&j, 10 * S);
+        assert!(found[0].evidence.iter().any(|e| e.text.contains("had none for 40 %")), "{found:?}");
+        assert!(found[0].advice.contains("pinning"), "{found:?}");
     }
 
     #[test]

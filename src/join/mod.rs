@@ -12,6 +12,7 @@ mod signature;
 mod snapshot;
 mod standing;
 mod stats;
+mod strain;
 mod timing;
 mod trend;
 mod usage;
@@ -27,6 +28,7 @@ pub use signature::Signature;
 pub use snapshot::View;
 pub use standing::{Standing, Waited};
 pub use stats::{Class, ClassKey, Load, Rates, Sample, Seen, Transfer, size_class};
+pub use strain::{Strain, Strains};
 pub use timing::{Kernel, believed, kernel, not_before, started};
 pub use trend::{Block, Change, Trend, median, spread};
 pub use usage::{Busy, Exchanged};
@@ -51,6 +53,8 @@ pub struct Process {
     pub missed: BTreeMap<&'static str, u64>,
     /// What the operating system last said about it.
     pub host: Option<HostFact>,
+    /// What it went without over the last minute.
+    pub strains: Strains,
     /// Time inside its kernels, as far as they are timed.
     pub busy: Busy,
     /// What is added to its times to have them on the observer's clock.
@@ -110,11 +114,17 @@ impl Join {
                     p.record = record;
                 }
                 None => {
-                    let (clocks, missed) = (BTreeMap::new(), BTreeMap::new());
-                    self.processes.insert(
-                        record.id,
-                        Process { record, clocks, missed, host: None, busy: Busy::default(), shift_ns },
-                    );
+                    let id = record.id;
+                    let process = Process {
+                        record,
+                        clocks: BTreeMap::new(),
+                        missed: BTreeMap::new(),
+                        host: None,
+                        strains: Strains::default(),
+                        busy: Busy::default(),
+                        shift_ns,
+                    };
+                    self.processes.insert(id, process);
                 }
             },
             Update::Comm(record) => {
@@ -147,6 +157,7 @@ impl Join {
             }
             Update::Host(fact) => {
                 if let Some(p) = self.processes.get_mut(&fact.segment) {
+                    p.strains.take(&fact);
                     p.host = Some(*fact);
                 }
             }
