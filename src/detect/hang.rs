@@ -4,8 +4,8 @@
 //! its own; what they share is the scene.
 
 use super::{
-    Rule, Settings, fact, interleaved, missing_rank, names, not_started, number, seconds, stuck_transfer,
-    transfers,
+    Rule, Settings, choice, fact, interleaved, missing_rank, names, not_started, number, seconds,
+    stuck_transfer, transfers,
 };
 use crate::join::{Communicator, Instance, Join, Lack, Origin, Process, Stall, Standing, Waited};
 use crate::model::{Evidence, Finding, Liveness, Making, Rank, Track, Victims};
@@ -59,6 +59,10 @@ impl<'a> Scene<'a> {
             return None;
         }
         let instance = comm.instance(stall.track, stall.order)?;
+        // Ranks that run one operation in different ways do not finish it; that is the finding.
+        if !matches!(stall.track, Track::Pair(..)) && !choice::alike(instance) {
+            return None;
+        }
         let waited = &self.join.waited(stall, self.now_ns)?;
         let place = Place { origin, stall, comm, instance, waited };
         let mut finding = match (stall.lack, stall.track) {

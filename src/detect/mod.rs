@@ -158,6 +158,11 @@ impl Detector {
         f.first_seen_ns = known.map_or(now_ns, |k| k.first_seen_ns);
         // What its rule remembers as over was last seen when it was not.
         f.last_seen_ns = known.filter(|_| !f.open).map_or(now_ns, |k| k.last_seen_ns);
+        if f.since_ns == 0 {
+            // What is so over minutes has no beginning of its own.
+            f.since_ns = f.first_seen_ns;
+            f.since = wall(join, f.since_ns);
+        }
         f.first_seen = wall(join, f.first_seen_ns);
         f.last_seen = wall(join, f.last_seen_ns);
         let new = known.is_none_or(|k| k.kind != f.kind).then(|| f.clone());

@@ -57,6 +57,9 @@ fn held_up(join: &Join, c: &Communicator, e: &LateEvent, known: &[Arrival]) -> b
 
 impl StragglerRule {
     fn significant(&self, e: &LateEvent) -> bool {
+        if e.held_elsewhere != Some(false) {
+            return false;
+        }
         match e.measure {
             Measure::Gpu => e.by_ns >= self.settings.late_often_ns,
             // A host may issue a little late without its GPU having been idle.
@@ -270,8 +273,9 @@ mod tests {
             j.feed(Update::Op(Box::new(last)));
         }
         j.tick(3 * S + 400_000_000);
+        j.tick(3 * S + 500_000_000);
         let rule = StragglerRule::new(Settings::default());
-        let found = rule.check(&j, 3 * S + 400_000_000);
+        let found = rule.check(&j, 3 * S + 500_000_000);
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!((found[0].ranks.as_slice(), found[0].operation.order), ([Rank(1)].as_slice(), 2));
         assert!(found[0].evidence.iter().any(|e| e.text.contains("hosts' issue times")), "{found:?}");
