@@ -214,8 +214,8 @@ fn flaws(o: &Outcome, t: &Told, wanted: &Expected, case: &Case) -> Vec<String> {
     if wanted.victims.is_some_and(|n| victims < n) {
         flaws.push(format!("{victims} victims"));
     }
-    if f.kind.is_hang() && !o.last[&f.id.0].open {
-        flaws.push("it is over at the end".to_owned());
+    if f.kind.is_hang() && o.last[&f.id.0].open == wanted.passes {
+        flaws.push("whether it is over at the end is told wrongly".to_owned());
     }
     flaws
 }

@@ -2,7 +2,7 @@
 
 use super::{fact, number};
 use crate::join::{Process, Strain};
-use crate::model::{Evidence, Exit, ProcessState, Rank};
+use crate::model::{Evidence, Exit, Liveness, ProcessState, Rank};
 
 /// From this share of the time on a want is evidence.
 const SHARE: f64 = 0.2;
@@ -39,6 +39,10 @@ impl Suspect<'_> {
     /// What it does, or how it ended.
     pub(super) fn state(&self) -> Option<Evidence> {
         let (rank, host) = (self.rank, self.process.host.as_ref()?);
+        // What was seen before it ended says nothing any more.
+        if self.process.record.liveness != Liveness::Alive && !host.is_over() {
+            return None;
+        }
         let at = |w: &Option<String>| w.as_ref().map_or_else(String::new, |w| format!(" at {w}"));
         Some(fact(match (host.state.as_ref()?, host.exit()) {
             (_, Some(Exit::Signal(n))) => format!("signal {n} ended the process of rank {rank}"),

@@ -24,6 +24,9 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     if proven && !is_settled(scene, at) {
         return None;
     }
+    if !proven && missing.iter().all(|r| scene.just_released(at.comm, *r)) {
+        return None;
+    }
     let order = at.stall.order;
     let kind = match at.stall.track {
         _ if aborted => Kind::AbortedRank,

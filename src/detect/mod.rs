@@ -27,7 +27,7 @@ pub use straggler::StragglerRule;
 pub use usage::UsageRule;
 
 use crate::join::{Communicator, Join};
-use crate::model::{Evidence, Finding, FindingId, Liveness, Rank, rank_list};
+use crate::model::{CommId, Evidence, Finding, FindingId, Liveness, Rank, Track, rank_list};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One way in which a job can be sick.
@@ -99,6 +99,7 @@ const FINDINGS_KEPT: usize = 1024;
 #[derive(Debug)]
 pub struct Detector {
     rules: Vec<Box<dyn Rule>>,
+    straggler: StragglerRule,
     /// Those that look at what was learned over time, asked once a second.
     slow: Vec<Box<dyn Rule>>,
     slow_ns: Option<u64>,
@@ -113,11 +114,11 @@ impl Detector {
             Box::new(MismatchRule::new(settings)),
             Box::new(HangRule::new(settings)),
             Box::new(NeverJoinedRule::new(settings)),
-            Box::new(StragglerRule::new(settings)),
             Box::new(SplitChoiceRule),
         ];
         let slow = slow_rules(Vec::new());
-        Detector { rules, slow, slow_ns: None, found: BTreeMap::new(), settings }
+        let straggler = StragglerRule::new(settings);
+        Detector { rules, straggler, slow, slow_ns: None, found: BTreeMap::new(), settings }
     }
 
     /// Judges transfers by what benchmarks said as well.
@@ -130,6 +131,8 @@ impl Detector {
         let mut new = Vec::new();
         let mut seen = BTreeSet::new();
         let mut given: Vec<Finding> = self.rules.iter().flat_map(|r| r.check(join, now_ns)).collect();
+        let told = |comm: CommId, track: Track, order: u64, rank: Rank| self.told(comm, track, order, rank);
+        given.extend(self.straggler.check_but(join, now_ns, &told));
         if self.slow_ns.is_none_or(|t| now_ns.saturating_sub(t) >= SLOW_EVERY_NS) {
             self.slow_ns = Some(now_ns);
             given.extend(self.slow.iter().flat_map(|r| r.check(join, now_ns)));
@@ -150,6 +153,17 @@ impl Detector {
         }
         self.forget();
         new
+    }
+
+    /// True when a rank was already told of as what holds up this operation.
+    fn told(&self, comm: CommId, track: Track, order: u64, rank: Rank) -> bool {
+        let here = |f: &&Finding| {
+            f.kind.is_hang()
+                && f.communicator == comm
+                && (f.operation.track, f.operation.order) == (track, order)
+                && f.ranks.contains(&rank)
+        };
+        self.found.values().find(here).is_some()
     }
 
     /// Takes a finding in; gives it back if it is a new one, or another kind than it seemed.

@@ -13,6 +13,16 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     if at.stall.order == 0 || !long || at.waited.ranks.is_empty() {
         return None;
     }
+    // It may have come to it a moment ago only.
+    let waits_for = |rank: &crate::model::Rank| {
+        let issued = at.instance.parts.get(rank).and_then(|p| p.op.issued_ns);
+        let member = at.comm.members().get(rank);
+        let free = member.and_then(|m| scene.join.released_ns(m.record.segment, 0));
+        scene.now_ns.saturating_sub(issued.max(free).unwrap_or(0))
+    };
+    if ranks.iter().all(|r| waits_for(r) < scene.patience(at.comm)) {
+        return None;
+    }
     let mut evidence = scene.wait_evidence(at.waited);
     for rank in ranks.iter().take(8) {
         let issued = at.instance.parts.get(rank)?.op.issued_ns?;

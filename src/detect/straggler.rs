@@ -23,8 +23,7 @@ impl StragglerRule {
 
 impl Rule for StragglerRule {
     fn check(&self, join: &Join, now_ns: u64) -> Vec<Finding> {
-        let known: Vec<Arrival> = join.communicators().flat_map(|c| self.arrivals(join, c)).collect();
-        join.communicators().flat_map(|c| self.judge(join, c, &known, now_ns)).collect()
+        self.check_but(join, now_ns, &|_, _, _, _| false)
     }
 }
 
@@ -67,6 +66,17 @@ impl StragglerRule {
         }
     }
 
+    /// Leaves out what was told as a hang before the rank came: communicator, track, order and rank.
+    pub(super) fn check_but(
+        &self,
+        join: &Join,
+        now_ns: u64,
+        told: &dyn Fn(CommId, Track, u64, Rank) -> bool,
+    ) -> Vec<Finding> {
+        let known: Vec<Arrival> = join.communicators().flat_map(|c| self.arrivals(join, c)).collect();
+        join.communicators().flat_map(|c| self.judge(join, c, &known, now_ns, told)).collect()
+    }
+
     /// The late arrivals of a communicator that count.
     fn arrivals(&self, join: &Join, c: &Communicator) -> Vec<Arrival> {
         let of = |e: &LateEvent| {
@@ -82,12 +92,21 @@ impl StragglerRule {
         c.late().filter(|e| self.significant(e)).filter_map(of).collect()
     }
 
-    fn judge(&self, join: &Join, c: &Communicator, known: &[Arrival], now_ns: u64) -> Vec<Finding> {
+    fn judge(
+        &self,
+        join: &Join,
+        c: &Communicator,
+        known: &[Arrival],
+        now_ns: u64,
+        told_before: &dyn Fn(CommId, Track, u64, Rank) -> bool,
+    ) -> Vec<Finding> {
         let before_mismatch =
             |e: &&LateEvent| c.mismatch().is_none_or(|(t, o, _)| (e.track, e.operation.order) < (t, o));
         let mut by_rank: BTreeMap<Rank, Vec<&LateEvent>> = BTreeMap::new();
         let mut all = 0usize;
-        let own = |e: &&LateEvent| !held_up(join, c, e, known);
+        let own = |e: &&LateEvent| {
+            !held_up(join, c, e, known) && !told_before(c.id, e.track, e.operation.order, e.rank)
+        };
         for e in c.late().filter(before_mismatch).filter(|e| self.significant(e)).filter(own) {
             by_rank.entry(e.rank).or_default().push(e);
             all += 1;

@@ -61,6 +61,7 @@ impl Join {
                 }
             }
             self.transfers(c, &mut waits, &mut actors);
+            self.broken_off(c, &mut waits, &mut actors);
         }
         let since = |s: &Stall| self.waited(s, now_ns).map_or(u64::MAX, |w| w.since_ns);
         let origins = waits.solve(since);
@@ -152,6 +153,51 @@ impl Join {
                 waits.add(Stall { comm: c.id, track, order, lack: Lack::Issue, waiting, lacking });
             }
         }
+    }
+
+    /// Transfers that both ends issued and that one of them, which is gone, will not finish.
+    fn broken_off<'a>(
+        &'a self,
+        c: &'a Communicator,
+        waits: &mut Waits,
+        actors: &mut HashMap<Actor<'a>, u32>,
+    ) {
+        let alive = |r: &Rank| {
+            let process = c.members().get(r).and_then(|m| self.process(m.record.segment));
+            process.map(|p| p.record.liveness == Liveness::Alive)
+        };
+        if c.members().keys().all(|r| alive(r) != Some(false)) {
+            return;
+        }
+        let mut told = BTreeSet::new();
+        for (track, order, instance) in c.incomplete() {
+            let Track::Pair(from, to) = track else { continue };
+            let open = |r: &Rank| instance.parts.get(r).is_some_and(|p| !p.finished);
+            let ends = [(from, to), (to, from)];
+            let broken = ends.into_iter().find(|(here, there)| {
+                open(here) && open(there) && alive(here) == Some(true) && alive(there) == Some(false)
+            });
+            let Some((here, there)) = broken.filter(|_| told.insert((from, to))) else { continue };
+            let mut side = |rank: Rank| {
+                let m = c.members().get(&rank)?;
+                let next = actors.len() as u32;
+                Some((rank, *actors.entry((m.record.segment, m.record.gpu.as_deref())).or_insert(next)))
+            };
+            if let (Some(w), Some(l)) = (side(here), side(there)) {
+                let (waiting, lacking) = (vec![w], vec![l]);
+                waits.add(Stall { comm: c.id, track, order, lack: Lack::Issue, waiting, lacking });
+            }
+        }
+    }
+
+    /// When a process last came out of an operation, of those that were at least so long, host monotonic ns.
+    pub fn released_ns(&self, segment: SegmentId, long_ns: u64) -> Option<u64> {
+        let ends = self.communicators().filter_map(|c| {
+            let rank = c.members().iter().find(|(_, m)| m.record.segment == segment)?.0;
+            let kernels = c.instances().filter_map(|(.., i)| i.parts.get(rank)?.kernel);
+            kernels.filter(|k| k.duration_ns >= long_ns).map(|k| k.end_ns()).max()
+        });
+        ends.max()
     }
 
     /// Since when ranks wait in an operation; `None` when none does.

@@ -369,6 +369,9 @@ pub(crate) struct Expected {
     /// A text that its evidence contains.
     #[serde(default)]
     pub(crate) says: Option<String>,
+    /// It ends before the watching does.
+    #[serde(default)]
+    pub(crate) passes: bool,
     /// Where any ranks will do that are on this host.
     #[serde(default)]
     pub(crate) on_host: Option<u32>,
