@@ -6,8 +6,48 @@ use super::hang::{Place, Scene};
 use super::{fact, names, number, seconds, who};
 use crate::model::{Confidence, Finding, Kind};
 
+/// All ranks issued it and it started nowhere; what lies before it was left out of GPU times. Something of that is not
+/// done, and nobody saw what.
+fn behind_untimed(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
+    let first = at.comm.incomplete_of(at.stall.track).next().map_or(at.stall.order, |(o, _)| o);
+    // Hosts that run ahead issue minutes of work; what is not timed takes its time as well.
+    let rhythm = scene.join.rhythm(at.comm)?;
+    let queue_ns = rhythm.step_ns.saturating_mul(at.stall.order - first);
+    let patience = scene.settings.patience_silent_ns.max(scene.patience(at.comm));
+    let patience = patience.max(rhythm.longest_ns.saturating_mul(2)).max(queue_ns.saturating_mul(3));
+    let waited = at.waited.for_ns.filter(|w| *w >= patience && at.stall.order > 0)?;
+    let ranks = at.waited.ranks.clone();
+    let order = at.stall.order;
+    let evidence = vec![
+        number(
+            format!("{} issued it, and for {:.1} s no GPU has started it", names(&ranks), seconds(waited)),
+            seconds(waited),
+            "s",
+        ),
+        number(
+            format!(
+                "operations {first} to {} before it were issued by all and left out of GPU times by the overhead budget: one of them has not started on some rank, or does not end",
+                order - 1
+            ),
+            (order - first) as f64,
+            "count",
+        ),
+        fact("no later operation was seen to start, in this communicator or behind it"),
+    ];
+    let operation = at.comm.describe(at.stall.track, order, &at.instance.first()?.op);
+    Some(Finding {
+        evidence,
+        advice: "look at what occupies the GPUs (nvidia-smi: utilisation at 100 % with little power is NCCL waiting), at kernels before it on the same streams, and at links; with RINGWATCH_OVERHEAD_BUDGET raised the rank would be known".to_owned(),
+        confidence: Confidence::Likely,
+        ..Finding::new(Kind::NotStarted, at.comm.id, ranks, operation)
+    })
+}
+
 pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let ranks = &at.origin.ranks;
+    if at.stall.waiting.is_empty() {
+        return behind_untimed(scene, at);
+    }
     // How long black boxes waited has to be known: a job that is ended always ends in some operation.
     let long = at.waited.for_ns.is_some_and(|w| w >= scene.patience(at.comm));
     if at.stall.order == 0 || !long || at.waited.ranks.is_empty() {

@@ -26,7 +26,7 @@ pub use instance::{Instance, Late, Measure, Part, algbw, busbw};
 pub use member::{Called, Member};
 pub use signature::Signature;
 pub use snapshot::View;
-pub use standing::{Standing, Waited};
+pub use standing::{Rhythm, Standing, Waited};
 pub use stats::{Class, ClassKey, Load, Rates, Sample, Seen, Transfer, size_class};
 pub use strain::{Strain, Strains};
 pub use timing::{Kernel, believed, kernel, not_before, started};

@@ -9,6 +9,9 @@ use std::collections::{BTreeSet, HashMap};
 /// Operations younger than this, in ns, are not looked at: all ranks of a healthy job are on their way to them.
 const YOUNG_NS: u64 = 20_000_000;
 
+/// Operations of a communicator that are looked through for one that is timed.
+const QUEUE_MAX: usize = 2048;
+
 /// Everything that stands still, and where it begins.
 #[derive(Debug, Clone, Default)]
 pub struct Standing {
@@ -44,6 +47,17 @@ pub struct Waited {
     pub silent: bool,
 }
 
+/// How a communicator's operations followed each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rhythm {
+    /// When one last started or ended, host monotonic ns.
+    pub last_ns: u64,
+    /// The longest time without, in ns.
+    pub longest_ns: u64,
+    /// The usual time from one start to the next operation's, in ns.
+    pub step_ns: u64,
+}
+
 /// One process's GPU: what can wait and be waited for.
 type Actor<'a> = (SegmentId, Option<&'a str>);
 
@@ -64,8 +78,66 @@ impl Join {
             self.broken_off(c, &mut waits, &mut actors);
         }
         let since = |s: &Stall| self.waited(s, now_ns).map_or(u64::MAX, |w| w.since_ns);
-        let origins = waits.solve(since);
+        let mut origins = waits.solve(since);
+        // Where nothing else tells what stands still, what waits behind untimed operations may.
+        if waits.stalls().is_empty() {
+            for c in self.communicators().filter(|c| !c.closed()) {
+                if let Some(stall) = self.queued(c, &mut actors) {
+                    waits.add(stall);
+                }
+            }
+            origins = waits.solve(since);
+        }
         Standing { waits, origins }
+    }
+
+    /// The first operation that all ranks issued, that is timed, and that started nowhere, behind operations that are
+    /// not timed and of which nobody knows whether they are done.
+    fn queued<'a>(&'a self, c: &'a Communicator, actors: &mut HashMap<Actor<'a>, u32>) -> Option<Stall> {
+        let track = Track::Collective;
+        let all = c.expected();
+        let silent = |i: &super::Instance| i.parts.values().all(|p| p.op.timing.is_silent());
+        let mut behind = false;
+        let (order, _) = c.incomplete_of(track).take(QUEUE_MAX).find(|(_, i)| {
+            behind |= silent(i);
+            i.parts.len() >= all && !silent(i)
+        })?;
+        let unseen = |rank: &Rank| c.state(track, order, *rank) == OpState::Issued;
+        let sure = |m: &super::Member| self.process(m.record.segment).is_some_and(|p| !p.unsure());
+        let whole = c.members().len() >= all && c.members().iter().all(|(r, m)| unseen(r) && sure(m));
+        if !behind || !whole {
+            return None;
+        }
+        let mut lacking = Vec::new();
+        for (rank, m) in c.members() {
+            let next = actors.len() as u32;
+            lacking.push((*rank, *actors.entry((m.record.segment, m.record.gpu.as_deref())).or_insert(next)));
+        }
+        Some(Stall { comm: c.id, track, order, lack: Lack::Start, waiting: Vec::new(), lacking })
+    }
+
+    /// How a communicator's operations followed each other, as far as stamps say; `None` without any.
+    pub fn rhythm(&self, c: &Communicator) -> Option<Rhythm> {
+        let mut moments: Vec<u64> = Vec::new();
+        let mut steps: Vec<u64> = Vec::new();
+        let mut before: Option<(Track, u64, u64)> = None;
+        for (track, order, i) in c.instances() {
+            let started = i.parts.values().filter_map(|p| p.started_ns).min();
+            moments.extend(i.parts.values().filter_map(|p| p.kernel.map(|k| k.end_ns()).or(p.started_ns)));
+            if let Some(at) = started {
+                steps.extend(
+                    before
+                        .filter(|(t, o, _)| (*t, o.checked_add(1)) == (track, Some(order)))
+                        .map(|(.., then)| at.saturating_sub(then)),
+                );
+                before = Some((track, order, at));
+            }
+        }
+        moments.sort_unstable();
+        steps.sort_unstable();
+        let longest_ns = moments.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
+        let step_ns = steps.get(steps.len() / 2).copied().unwrap_or(0);
+        Some(Rhythm { last_ns: *moments.last()?, longest_ns, step_ns })
     }
 
     fn rows<'a>(
@@ -85,11 +157,14 @@ impl Join {
             }
             // Where no GPU was seen to start it, "not started" says nothing.
             let started = instance.parts.values().any(|p| p.started_ns.is_some() || p.op.started > 0);
+            // Who finished a collective proves that all were in it; only roots and leaves may be through alone.
+            let all_were_in = instance.parts.values().any(|p| p.finished && !p.op.func.is_rooted());
             left.retain(|rank| {
                 let stage = match c.state(track, order, *rank) {
                     OpState::Finished => return true,
                     OpState::NotIssued | OpState::Called => return false,
                     OpState::Started | OpState::Progressing => Stage::Started,
+                    OpState::InDoubt if all_were_in => return true,
                     OpState::Issued if started => Stage::Issued,
                     OpState::Issued | OpState::InDoubt => Stage::InDoubt,
                 };
@@ -204,6 +279,14 @@ impl Join {
     pub fn waited(&self, stall: &Stall, now_ns: u64) -> Option<Waited> {
         let c = self.communicator(stall.comm)?;
         let instance = c.instance(stall.track, stall.order)?;
+        // Of what started nowhere all wait, since the last of them issued it and nothing else moved.
+        if stall.lack == Lack::Start && stall.waiting.is_empty() {
+            let issued = instance.parts.values().filter_map(|p| p.op.issued_ns).max()?;
+            let since_ns = self.rhythm(c).map_or(issued, |r| r.last_ns.max(issued));
+            let ranks = instance.parts.keys().copied().collect();
+            let for_ns = (!self.all_gone()).then(|| now_ns.saturating_sub(since_ns));
+            return Some(Waited { ranks, since_ns, for_ns, on_gpu: false, silent: true });
+        }
         let parts: Vec<(Rank, Option<u64>, u64)> = instance
             .parts
             .iter()
