@@ -48,8 +48,9 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     if at.stall.waiting.is_empty() {
         return behind_untimed(scene, at);
     }
-    // How long black boxes waited has to be known: a job that is ended always ends in some operation.
-    let long = at.waited.for_ns.is_some_and(|w| w >= scene.patience(at.comm));
+    // How long black boxes waited has to be known, as far as they wrote something down later: a job that is ended
+    // always ends in some operation.
+    let long = at.waited.at_least_ns >= scene.patience(at.comm);
     if at.stall.order == 0 || !long || at.waited.ranks.is_empty() {
         return None;
     }
@@ -85,4 +86,56 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
         confidence: Confidence::Likely,
         ..Finding::new(Kind::NotStarted, at.comm.id, ranks.clone(), operation)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::detect::{HangRule, Rule, Settings};
+    use crate::join::Join;
+    use crate::join::testing::{all_reduce, member, process};
+    use crate::model::{CommId, Finding, Kind, Liveness, Rank, Timing, Untimed, Update};
+
+    const S: u64 = 1_000_000_000;
+
+    /// Two ranks in their second operation, which rank 1's GPU does not start; `also` is fed last.
+    fn job(gone: bool, also: Vec<Update>) -> Vec<Finding> {
+        let mut j = Join::new();
+        for r in 0..2 {
+            let Update::Segment(mut record) = process(r) else { unreachable!("a process") };
+            if gone {
+                record.liveness = Liveness::Gone(None);
+            }
+            j.feed(Update::Segment(record));
+            j.feed(member(r, 2, 2));
+            j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
+            let kernel = (r == 0).then_some((10 * S + 5_000, None));
+            j.feed(Update::Op(Box::new(all_reduce(r, 1, 10 * S, kernel))));
+        }
+        also.into_iter().for_each(|u| j.feed(u));
+        HangRule::new(Settings::default()).check(&j, 14 * S)
+    }
+
+    /// What rank 0 did elsewhere at some moment.
+    fn elsewhere(at: u64) -> Vec<Update> {
+        let Update::Comm(mut record) = member(0, 1, 1) else { unreachable!("a member") };
+        record.comm = CommId(8);
+        let mut op = all_reduce(0, 0, at, None);
+        op.comm = CommId(8);
+        op.timing = Timing::Not(Untimed::Budget);
+        vec![Update::Comm(record), Update::Op(Box::new(op))]
+    }
+
+    #[test]
+    fn a_gpu_that_does_not_start_what_all_issued_is_named() {
+        let found = job(false, Vec::new());
+        assert_eq!((found.len(), found[0].kind, &found[0].ranks), (1, Kind::NotStarted, &vec![Rank(1)]));
+    }
+
+    #[test]
+    fn black_boxes_say_how_long_at_least() {
+        assert_eq!(job(true, Vec::new()), vec![], "it may have been ended in the middle of it");
+        assert_eq!(job(true, elsewhere(11 * S)), vec![], "a second is not enough");
+        let found = job(true, elsewhere(13 * S + 500_000_000));
+        assert_eq!((found.len(), found[0].kind), (1, Kind::NotStarted));
+    }
 }

@@ -12,6 +12,9 @@ const YOUNG_NS: u64 = 20_000_000;
 /// Operations of a communicator that are looked through for one that is timed.
 const QUEUE_MAX: usize = 2048;
 
+/// Ranks that are asked for the last that they wrote down.
+const WITNESSES: usize = 64;
+
 /// Everything that stands still, and where it begins.
 #[derive(Debug, Clone, Default)]
 pub struct Standing {
@@ -41,6 +44,8 @@ pub struct Waited {
     /// For how long: until now, or until the last of their processes ended. Absent where all were gone before
     /// anybody looked.
     pub for_ns: Option<u64>,
+    /// For how long at least: until the last that is known of any of their processes.
+    pub at_least_ns: u64,
     /// True when a GPU was seen to start it; else the hosts' times of issue have to do.
     pub on_gpu: bool,
     /// True when nothing can tell whether a GPU started it.
@@ -265,6 +270,22 @@ impl Join {
         }
     }
 
+    /// The last moment of which a process wrote something down, host monotonic ns: a black box lived until then.
+    fn last_sign_ns(&self, segment: SegmentId) -> Option<u64> {
+        let of_part = |p: &super::Part| {
+            let o = &p.op;
+            let seen = o.stamps.iter().flat_map(|s| [Some(s.start_seen_ns), s.stop_seen_ns]);
+            let all = seen.chain([o.called_ns, o.issued_ns, o.event_seen_ns, p.ended_seen_ns, p.moved_ns]);
+            all.flatten().max()
+        };
+        let of_comm = |c: &Communicator| {
+            let (rank, m) = c.members().iter().find(|(_, m)| m.record.segment == segment)?;
+            let parts = c.instances().filter_map(|(.., i)| of_part(i.parts.get(rank)?)).max();
+            parts.max(m.called.map(|c| c.at_ns)).max(Some(m.record.init_ns))
+        };
+        self.communicators().filter_map(of_comm).max()
+    }
+
     /// When a process last came out of an operation, of those that were at least so long, host monotonic ns.
     pub fn released_ns(&self, segment: SegmentId, long_ns: u64) -> Option<u64> {
         let ends = self.communicators().filter_map(|c| {
@@ -285,7 +306,8 @@ impl Join {
             let since_ns = self.rhythm(c).map_or(issued, |r| r.last_ns.max(issued));
             let ranks = instance.parts.keys().copied().collect();
             let for_ns = (!self.all_gone()).then(|| now_ns.saturating_sub(since_ns));
-            return Some(Waited { ranks, since_ns, for_ns, on_gpu: false, silent: true });
+            let at_least_ns = for_ns.unwrap_or(0);
+            return Some(Waited { ranks, since_ns, for_ns, at_least_ns, on_gpu: false, silent: true });
         }
         let parts: Vec<(Rank, Option<u64>, u64)> = instance
             .parts
@@ -303,6 +325,11 @@ impl Join {
             }
         };
         let for_ns = parts.iter().filter_map(|(r, ..)| Some(until(r)?.saturating_sub(since_ns))).max();
+        let sign = |rank: &Rank| self.last_sign_ns(c.members().get(rank)?.record.segment);
+        let at_least_ns = for_ns.unwrap_or_else(|| {
+            let last = parts.iter().take(WITNESSES).filter_map(|(r, ..)| sign(r)).max();
+            last.map_or(0, |t| t.saturating_sub(since_ns))
+        });
         // NCCL before 2.26 tells nothing about kernels.
         let mute = c
             .members()
@@ -314,6 +341,7 @@ impl Join {
             ranks: parts.iter().map(|(r, ..)| *r).collect(),
             since_ns,
             for_ns,
+            at_least_ns,
             on_gpu: started.is_some() || mute,
             silent: started.is_none() && !mute && silent,
         })
