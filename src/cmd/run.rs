@@ -3,12 +3,12 @@
 use super::{baselines, block_on, plugin};
 use crate::bundle;
 use crate::cli::Run;
-use crate::detect::Settings;
+use crate::detect::{Settings, where_it_is};
 use crate::ingest::{Place, Segments, default_dir, now_ns, reap};
 use crate::model::Finding;
 use crate::report;
-use crate::runtime::Monitor;
 use crate::runtime::signals::{self, Signals};
+use crate::runtime::{Monitor, Stack};
 use anyhow::{Context, bail};
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -170,7 +170,10 @@ async fn watch(
                 let stepped = std::panic::catch_unwind(step);
                 next = tokio::time::Instant::now() + monitor.source().pause();
                 match stepped {
-                    Ok(new) => tell(&new),
+                    Ok(new) => {
+                        tell(&new);
+                        tell_stacks(&monitor.take_stacks());
+                    }
                     Err(_) => {
                         broken = true;
                         // A closed stderr must not be what ends us.
@@ -187,6 +190,17 @@ fn tell(new: &[Finding]) {
     let mut err = io::stderr().lock();
     for f in new {
         if write!(err, "ringwatch: ").and_then(|()| report::finding(&mut err, f)).is_err() {
+            return;
+        }
+    }
+}
+
+/// Tells where culprits are that were told of before: the answer comes a moment after the finding.
+fn tell_stacks(stacks: &[Stack]) {
+    let mut err = io::stderr().lock();
+    for s in stacks {
+        let text = format!("stack of rank {} ({}): {}", s.rank, s.communicator, where_it_is(&s.frames));
+        if writeln!(err, "ringwatch: {text}").is_err() {
             return;
         }
     }

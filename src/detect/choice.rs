@@ -58,7 +58,7 @@ fn between_ranks(join: &Join, c: &Communicator) -> Option<Finding> {
 }
 
 /// True when all ranks of which it is known run it in one way.
-fn alike(instance: &Instance) -> bool {
+pub(super) fn alike(instance: &Instance) -> bool {
     let mut ways = instance.parts.values().filter_map(|p| p.op.algo.zip(p.op.proto));
     let first = ways.next();
     ways.all(|w| Some(w) == first)
@@ -84,8 +84,12 @@ fn over_time(join: &Join) -> Vec<Finding> {
         }
     }
     let mut out = Vec::new();
-    for ((comm, func, bytes), mut ways) in sizes {
+    for ((_, _, bytes), mut ways) in sizes {
         ways.sort_by_key(|(_, s)| s.first_ns);
+        if let [(key, seen)] = ways.as_slice() {
+            out.extend(other_channels(join, key, seen, bytes));
+            continue;
+        }
         let (Some((old_key, old)), Some((new_key, new))) = (ways.iter().rev().nth(1), ways.last()) else {
             continue;
         };
@@ -99,36 +103,51 @@ fn over_time(join: &Join) -> Vec<Finding> {
             let channels = s.channels.map_or_else(String::new, |c| format!(" on {c} channels"));
             format!("{a} and {p}{channels}")
         };
-        let ranks: Vec<Rank> =
-            join.communicator(comm).map(|c| c.members().keys().copied().collect()).unwrap_or_default();
-        let evidence: Vec<Evidence> = vec![
-            number(
-                format!("{func} of {} ran {} times by {}", size_text(bytes), old.count, way(old_key, old)),
-                old.count as f64,
-                "count",
-            ),
-            number(
-                format!("and since then {} times by {}", new.count, way(new_key, new)),
-                new.count as f64,
-                "count",
-            ),
-        ];
-        let operation = OperationRef {
-            bytes: Some(bytes),
-            algo: new_key.algo.map(|a| a.to_string()),
-            proto: new_key.proto.map(|p| p.to_string()),
-            ..OperationRef::named(func.as_str(), Track::Collective, 0)
-        };
-        out.push(Finding {
-            since: wall(join, new.first_ns),
-            since_ns: new.first_ns,
-            evidence,
-            confidence: Confidence::Likely,
-            advice: "find out what changed then: a tuner plugin, a network that was lost and came back, another way of grouping calls; compare both ways with ringwatch bench".to_owned(),
-            ..Finding::new(Kind::ChoiceDiffers, comm, ranks, operation)
-        });
+        let (then, now) = ((way(old_key, old), old.count), (way(new_key, new), new.count));
+        out.push(changed(join, new_key, bytes, then, now, new.first_ns));
     }
     out
+}
+
+/// A size that ran on so many channels for a while, and since some moment on another number only.
+fn other_channels(join: &Join, key: &ClassKey, seen: &Seen, bytes: u64) -> Option<Finding> {
+    let (old, steady, since_ns) = seen.before?;
+    let often = steady >= OFTEN && seen.steady >= OFTEN;
+    let way = |n: u8| format!("{n} channel{}", if n == 1 { "" } else { "s" });
+    let new = seen.channels.filter(|_| often)?;
+    Some(changed(join, key, bytes, (way(old), steady), (way(new), seen.steady), since_ns))
+}
+
+/// The finding: the way it ran and how often, then and now.
+fn changed(
+    join: &Join,
+    key: &ClassKey,
+    bytes: u64,
+    then: (String, u64),
+    now: (String, u64),
+    since_ns: u64,
+) -> Finding {
+    let ranks: Vec<Rank> =
+        join.communicator(key.comm).map(|c| c.members().keys().copied().collect()).unwrap_or_default();
+    let size = size_text(bytes);
+    let evidence: Vec<Evidence> = vec![
+        number(format!("{} of {size} ran {} times by {}", key.func, then.1, then.0), then.1 as f64, "count"),
+        number(format!("and since then {} times by {}", now.1, now.0), now.1 as f64, "count"),
+    ];
+    let operation = OperationRef {
+        bytes: Some(bytes),
+        algo: key.algo.map(|a| a.to_string()),
+        proto: key.proto.map(|p| p.to_string()),
+        ..OperationRef::named(key.func.as_str(), Track::Collective, 0)
+    };
+    Finding {
+        since: wall(join, since_ns),
+        since_ns,
+        evidence,
+        confidence: Confidence::Likely,
+        advice: "find out what changed then: a tuner plugin, a network that was lost and came back, another way of grouping calls; compare both ways with ringwatch bench".to_owned(),
+        ..Finding::new(Kind::ChoiceDiffers, key.comm, ranks, operation)
+    }
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@
 //! its own; what they share is the scene.
 
 use super::{
-    Rule, Settings, fact, interleaved, missing_rank, names, not_started, number, seconds, stuck_transfer,
-    transfers,
+    Rule, Settings, choice, fact, interleaved, missing_rank, names, not_started, number, seconds,
+    stuck_transfer, transfers,
 };
 use crate::join::{Communicator, Instance, Join, Lack, Origin, Process, Stall, Standing, Waited};
 use crate::model::{Evidence, Finding, Liveness, Making, Rank, Track, Victims};
@@ -59,6 +59,10 @@ impl<'a> Scene<'a> {
             return None;
         }
         let instance = comm.instance(stall.track, stall.order)?;
+        // Ranks that run one operation in different ways do not finish it; that is the finding.
+        if !matches!(stall.track, Track::Pair(..)) && !choice::alike(instance) {
+            return None;
+        }
         let waited = &self.join.waited(stall, self.now_ns)?;
         let place = Place { origin, stall, comm, instance, waited };
         let mut finding = match (stall.lack, stall.track) {
@@ -71,6 +75,7 @@ impl<'a> Scene<'a> {
         finding.since_ns = waited.since_ns;
         finding.since = super::wall(self.join, waited.since_ns);
         finding.victims = self.victims(origin, waited);
+        super::add_host_facts(&mut finding, self.join, comm, waited.since_ns, self.now_ns);
         Some(finding)
     }
 
@@ -127,6 +132,14 @@ impl<'a> Scene<'a> {
             Liveness::Alive => p.host.as_ref().filter(|h| h.is_over()).map(|h| h.at_ns),
         };
         Some(self.now_ns.saturating_sub(at?))
+    }
+
+    /// True when a rank came out of a long wait a moment ago: what others wait for since then it may yet do.
+    pub(super) fn just_released(&self, comm: &Communicator, rank: Rank) -> bool {
+        const LONG_NS: u64 = 1_000_000_000;
+        let segment = comm.members().get(&rank).map(|m| m.record.segment);
+        let released = segment.and_then(|s| self.join.released_ns(s, LONG_NS));
+        released.is_some_and(|t| self.now_ns.saturating_sub(t) < self.patience(comm))
     }
 
     pub(super) fn aborted(&self, comm: &Communicator, rank: Rank) -> bool {

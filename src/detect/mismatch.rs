@@ -4,7 +4,7 @@
 //! all-reduce in each other's place do not even collide. Where what a rank issued from there on is what the others
 //! issued one order later or earlier, it left out a call or made one too many.
 
-use super::{Rule, Settings, fact, names, wall, who};
+use super::{Rule, Settings, add_host_facts, fact, names, wall, who};
 use crate::join::{Communicator, Instance, Join, Signature, Track};
 use crate::model::{COMM_INIT, Evidence, Finding, Kind, OperationRef, Rank, Victims};
 use std::collections::BTreeMap;
@@ -138,7 +138,7 @@ impl MismatchRule {
         if !missing.is_empty() && !matches!(track, Track::Pair(..)) {
             evidence.push(fact(format!("{} did not issue this order yet", names(&missing))));
         }
-        Some(Finding {
+        let mut f = Finding {
             since: wall(join, since_ns),
             evidence,
             advice: format!(
@@ -148,7 +148,9 @@ impl MismatchRule {
             since_ns,
             victims: victims(join, c, now_ns),
             ..Finding::new(kind, c.id, culprits.clone(), operation)
-        })
+        };
+        add_host_facts(&mut f, join, c, since_ns, now_ns);
+        Some(f)
     }
 }
 

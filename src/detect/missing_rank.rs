@@ -5,9 +5,7 @@
 
 use super::hang::{Place, Scene};
 use super::{fact, names, number, seconds, who};
-use crate::model::{
-    Cause, CommId, Confidence, Evidence, Exit, Finding, Kind, OpState, ProcessState, Rank, Track,
-};
+use crate::model::{Cause, CommId, Confidence, Evidence, Finding, Kind, OpState, ProcessState, Rank, Track};
 
 /// Ranks that are described one by one.
 const DESCRIBED: usize = 8;
@@ -25,6 +23,9 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
         return None;
     }
     if proven && !is_settled(scene, at) {
+        return None;
+    }
+    if !proven && missing.iter().all(|r| scene.just_released(at.comm, *r)) {
         return None;
     }
     let order = at.stall.order;
@@ -117,7 +118,7 @@ fn call(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> Option<Evidence> {
     })
 }
 
-/// What is known of a rank's process.
+/// What its segment says of a rank's process.
 fn condition(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> Vec<Evidence> {
     let mut evidence = Vec::new();
     if scene.aborted(at.comm, rank) {
@@ -125,49 +126,6 @@ fn condition(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> Vec<Evidence> {
     }
     if scene.gone(at.comm, rank) {
         evidence.push(fact(format!("the process of rank {rank} is gone")));
-    }
-    let Some(host) = scene.process(at.comm, rank).and_then(|p| p.host.as_ref()) else { return evidence };
-    match (&host.state, host.exit()) {
-        (_, Some(Exit::Signal(n))) => {
-            evidence.push(fact(format!("signal {n} ended the process of rank {rank}")))
-        }
-        (_, Some(Exit::Code(n))) => {
-            evidence.push(fact(format!("the process of rank {rank} exited with code {n}")))
-        }
-        (Some(ProcessState::Stopped { traced }), _) => evidence.push(fact(format!(
-            "the process of rank {rank} is stopped by {}",
-            if *traced { "a debugger" } else { "a signal" }
-        ))),
-        (Some(ProcessState::Sleeping { wchan: Some(w) } | ProcessState::Blocked { wchan: Some(w) }), _) => {
-            evidence.push(fact(format!("the main thread of rank {rank} sleeps in the kernel at {w}")));
-        }
-        _ => {}
-    }
-    let shares = [
-        ("wanted a CPU and had none", host.cpu_starved),
-        ("was kept from the CPU by its cgroup's quota", host.cpu_throttled),
-        ("stood still for want of memory", host.memory_pressure),
-    ];
-    for (text, share) in shares {
-        if let Some(share) = share.filter(|s| *s >= 0.1) {
-            let percent = share * 100.0;
-            evidence.push(number(
-                format!("the process of rank {rank} {text} for {percent:.0} % of the time"),
-                share,
-                "1",
-            ));
-        }
-    }
-    if let Some(n) = host.oom_kills.filter(|n| *n > 0) {
-        evidence.push(number(
-            format!("{n} processes of its cgroup were killed for want of memory"),
-            n as f64,
-            "count",
-        ));
-    }
-    if !host.stack.is_empty() {
-        let frames: Vec<&str> = host.stack.iter().take(6).map(String::as_str).collect();
-        evidence.push(fact(format!("rank {rank} is at {}", frames.join(" < "))));
     }
     evidence
 }

@@ -5,6 +5,7 @@
 
 mod choice;
 mod hang;
+mod host;
 mod interleaved;
 mod mismatch;
 mod missing_rank;
@@ -18,6 +19,7 @@ mod usage;
 
 pub use choice::{ChoiceRule, SplitChoiceRule};
 pub use hang::HangRule;
+pub use host::where_it_is;
 pub use mismatch::MismatchRule;
 pub use never_joined::NeverJoinedRule;
 pub use slow_transfer::{Baseline, SlowTransferRule};
@@ -25,7 +27,7 @@ pub use straggler::StragglerRule;
 pub use usage::UsageRule;
 
 use crate::join::{Communicator, Join};
-use crate::model::{Evidence, Finding, FindingId, Liveness, Rank, rank_list};
+use crate::model::{CommId, Evidence, Finding, FindingId, Liveness, Rank, Track, rank_list};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One way in which a job can be sick.
@@ -93,6 +95,8 @@ impl Default for Settings {
 
 /// How often the slow kinds are looked for, in ns.
 const SLOW_EVERY_NS: u64 = 1_000_000_000;
+/// Culprits that are described one by one.
+const DESCRIBED: usize = 8;
 /// Findings kept, open ones whatever their number.
 const FINDINGS_KEPT: usize = 1024;
 
@@ -100,6 +104,7 @@ const FINDINGS_KEPT: usize = 1024;
 #[derive(Debug)]
 pub struct Detector {
     rules: Vec<Box<dyn Rule>>,
+    straggler: StragglerRule,
     /// Those that look at what was learned over time, asked once a second.
     slow: Vec<Box<dyn Rule>>,
     slow_ns: Option<u64>,
@@ -114,11 +119,11 @@ impl Detector {
             Box::new(MismatchRule::new(settings)),
             Box::new(HangRule::new(settings)),
             Box::new(NeverJoinedRule::new(settings)),
-            Box::new(StragglerRule::new(settings)),
             Box::new(SplitChoiceRule),
         ];
         let slow = slow_rules(Vec::new());
-        Detector { rules, slow, slow_ns: None, found: BTreeMap::new(), settings }
+        let straggler = StragglerRule::new(settings);
+        Detector { rules, straggler, slow, slow_ns: None, found: BTreeMap::new(), settings }
     }
 
     /// Judges transfers by what benchmarks said as well.
@@ -131,6 +136,8 @@ impl Detector {
         let mut new = Vec::new();
         let mut seen = BTreeSet::new();
         let mut given: Vec<Finding> = self.rules.iter().flat_map(|r| r.check(join, now_ns)).collect();
+        let told = |comm: CommId, track: Track, order: u64, rank: Rank| self.told(comm, track, order, rank);
+        given.extend(self.straggler.check_but(join, now_ns, &told));
         if self.slow_ns.is_none_or(|t| now_ns.saturating_sub(t) >= SLOW_EVERY_NS) {
             self.slow_ns = Some(now_ns);
             given.extend(self.slow.iter().flat_map(|r| r.check(join, now_ns)));
@@ -153,12 +160,28 @@ impl Detector {
         new
     }
 
+    /// True when a rank was already told of as what holds up this operation.
+    fn told(&self, comm: CommId, track: Track, order: u64, rank: Rank) -> bool {
+        let here = |f: &&Finding| {
+            f.kind.is_hang()
+                && f.communicator == comm
+                && (f.operation.track, f.operation.order) == (track, order)
+                && f.ranks.contains(&rank)
+        };
+        self.found.values().find(here).is_some()
+    }
+
     /// Takes a finding in; gives it back if it is a new one, or another kind than it seemed.
     fn take(&mut self, mut f: Finding, join: &Join, now_ns: u64) -> Option<Finding> {
         let known = self.found.get(&f.id);
         f.first_seen_ns = known.map_or(now_ns, |k| k.first_seen_ns);
         // What its rule remembers as over was last seen when it was not.
         f.last_seen_ns = known.filter(|_| !f.open).map_or(now_ns, |k| k.last_seen_ns);
+        if f.since_ns == 0 {
+            // What is so over minutes has no beginning of its own.
+            f.since_ns = f.first_seen_ns;
+            f.since = wall(join, f.since_ns);
+        }
         f.first_seen = wall(join, f.first_seen_ns);
         f.last_seen = wall(join, f.last_seen_ns);
         let new = known.is_none_or(|k| k.kind != f.kind).then(|| f.clone());
@@ -205,6 +228,22 @@ fn wall(join: &Join, mono_ns: u64) -> Option<String> {
     let at = time::OffsetDateTime::from_unix_timestamp_nanos(i128::from(unix)).ok()?;
     let millis = at.replace_nanosecond(at.nanosecond() / 1_000_000 * 1_000_000).ok()?;
     millis.format(&time::format_description::well_known::Rfc3339).ok()
+}
+
+/// Adds what the host knows of a finding's culprits, which held up others between two moments.
+fn add_host_facts(f: &mut Finding, join: &Join, comm: &Communicator, from_ns: u64, to_ns: u64) {
+    let mut advised = false;
+    for rank in f.ranks.iter().take(DESCRIBED) {
+        let process = comm.members().get(rank).and_then(|m| join.process(m.record.segment));
+        let Some(process) = process else { continue };
+        let suspect = host::Suspect { rank: *rank, process, from_ns, to_ns };
+        f.evidence.extend(if f.kind.is_hang() { suspect.evidence() } else { suspect.wants() });
+        if !advised {
+            let advice = suspect.advice();
+            advised = !advice.is_empty();
+            f.advice += &advice;
+        }
+    }
 }
 
 fn fact(text: impl Into<String>) -> Evidence {

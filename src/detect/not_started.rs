@@ -6,11 +6,62 @@ use super::hang::{Place, Scene};
 use super::{fact, names, number, seconds, who};
 use crate::model::{Confidence, Finding, Kind};
 
+/// All ranks issued it and it started nowhere; what lies before it was left out of GPU times. Something of that is not
+/// done, and nobody saw what.
+fn behind_untimed(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
+    let first = at.comm.incomplete_of(at.stall.track).next().map_or(at.stall.order, |(o, _)| o);
+    // Hosts that run ahead issue minutes of work; what is not timed takes its time as well.
+    let rhythm = scene.join.rhythm(at.comm)?;
+    let queue_ns = rhythm.step_ns.saturating_mul(at.stall.order - first);
+    let patience = scene.settings.patience_silent_ns.max(scene.patience(at.comm));
+    let patience = patience.max(rhythm.longest_ns.saturating_mul(2)).max(queue_ns.saturating_mul(3));
+    let waited = at.waited.for_ns.filter(|w| *w >= patience && at.stall.order > 0)?;
+    let ranks = at.waited.ranks.clone();
+    let order = at.stall.order;
+    let evidence = vec![
+        number(
+            format!("{} issued it, and for {:.1} s no GPU has started it", names(&ranks), seconds(waited)),
+            seconds(waited),
+            "s",
+        ),
+        number(
+            format!(
+                "operations {first} to {} before it were issued by all and left out of GPU times by the overhead budget: one of them has not started on some rank, or does not end",
+                order - 1
+            ),
+            (order - first) as f64,
+            "count",
+        ),
+        fact("no later operation was seen to start, in this communicator or behind it"),
+    ];
+    let operation = at.comm.describe(at.stall.track, order, &at.instance.first()?.op);
+    Some(Finding {
+        evidence,
+        advice: "look at what occupies the GPUs (nvidia-smi: utilisation at 100 % with little power is NCCL waiting), at kernels before it on the same streams, and at links; with RINGWATCH_OVERHEAD_BUDGET raised the rank would be known".to_owned(),
+        confidence: Confidence::Likely,
+        ..Finding::new(Kind::NotStarted, at.comm.id, ranks, operation)
+    })
+}
+
 pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let ranks = &at.origin.ranks;
-    // How long black boxes waited has to be known: a job that is ended always ends in some operation.
-    let long = at.waited.for_ns.is_some_and(|w| w >= scene.patience(at.comm));
+    if at.stall.waiting.is_empty() {
+        return behind_untimed(scene, at);
+    }
+    // How long black boxes waited has to be known, as far as they wrote something down later: a job that is ended
+    // always ends in some operation.
+    let long = at.waited.at_least_ns >= scene.patience(at.comm);
     if at.stall.order == 0 || !long || at.waited.ranks.is_empty() {
+        return None;
+    }
+    // It may have come to it a moment ago only.
+    let waits_for = |rank: &crate::model::Rank| {
+        let issued = at.instance.parts.get(rank).and_then(|p| p.op.issued_ns);
+        let member = at.comm.members().get(rank);
+        let free = member.and_then(|m| scene.join.released_ns(m.record.segment, 0));
+        scene.now_ns.saturating_sub(issued.max(free).unwrap_or(0))
+    };
+    if ranks.iter().all(|r| waits_for(r) < scene.patience(at.comm)) {
         return None;
     }
     let mut evidence = scene.wait_evidence(at.waited);
@@ -35,4 +86,56 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
         confidence: Confidence::Likely,
         ..Finding::new(Kind::NotStarted, at.comm.id, ranks.clone(), operation)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::detect::{HangRule, Rule, Settings};
+    use crate::join::Join;
+    use crate::join::testing::{all_reduce, member, process};
+    use crate::model::{CommId, Finding, Kind, Liveness, Rank, Timing, Untimed, Update};
+
+    const S: u64 = 1_000_000_000;
+
+    /// Two ranks in their second operation, which rank 1's GPU does not start; `also` is fed last.
+    fn job(gone: bool, also: Vec<Update>) -> Vec<Finding> {
+        let mut j = Join::new();
+        for r in 0..2 {
+            let Update::Segment(mut record) = process(r) else { unreachable!("a process") };
+            if gone {
+                record.liveness = Liveness::Gone(None);
+            }
+            j.feed(Update::Segment(record));
+            j.feed(member(r, 2, 2));
+            j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
+            let kernel = (r == 0).then_some((10 * S + 5_000, None));
+            j.feed(Update::Op(Box::new(all_reduce(r, 1, 10 * S, kernel))));
+        }
+        also.into_iter().for_each(|u| j.feed(u));
+        HangRule::new(Settings::default()).check(&j, 14 * S)
+    }
+
+    /// What rank 0 did elsewhere at some moment.
+    fn elsewhere(at: u64) -> Vec<Update> {
+        let Update::Comm(mut record) = member(0, 1, 1) else { unreachable!("a member") };
+        record.comm = CommId(8);
+        let mut op = all_reduce(0, 0, at, None);
+        op.comm = CommId(8);
+        op.timing = Timing::Not(Untimed::Budget);
+        vec![Update::Comm(record), Update::Op(Box::new(op))]
+    }
+
+    #[test]
+    fn a_gpu_that_does_not_start_what_all_issued_is_named() {
+        let found = job(false, Vec::new());
+        assert_eq!((found.len(), found[0].kind, &found[0].ranks), (1, Kind::NotStarted, &vec![Rank(1)]));
+    }
+
+    #[test]
+    fn black_boxes_say_how_long_at_least() {
+        assert_eq!(job(true, Vec::new()), vec![], "it may have been ended in the middle of it");
+        assert_eq!(job(true, elsewhere(11 * S)), vec![], "a second is not enough");
+        let found = job(true, elsewhere(13 * S + 500_000_000));
+        assert_eq!((found.len(), found[0].kind), (1, Kind::NotStarted));
+    }
 }

@@ -268,6 +268,8 @@ impl Rule for SlowTransferRule {
             let here = |r: &Rank| hosts(join, worst.comm, &[*r]).contains(host);
             let ranks: Vec<Rank> = worst.ranks().into_iter().filter(here).collect();
             let mut f = finding(join, Kind::SlowNode, ranks, worst, &slow);
+            // Its worst communicator may be another one at the next look.
+            f.subject = Some(host.to_owned());
             f.evidence.insert(
                 0,
                 number(
@@ -293,10 +295,12 @@ impl Rule for SlowTransferRule {
                 continue;
             }
             let own: Vec<&Speed<'_>> = slow.iter().filter(|o| o.comm.id == s.comm.id).copied().collect();
-            let before = own.iter().all(|o| matches!(o.against, Some((_, Against::Before))));
-            let kind = if before { Kind::ChangePoint } else { Kind::SlowTransfer };
+            let changed = own.iter().any(|o| o.change.is_some());
+            let kind = if changed { Kind::ChangePoint } else { Kind::SlowTransfer };
             let mut f = finding(join, kind, s.ranks(), s, &own);
-            if let Some(c) = s.change {
+            if let Some(c) =
+                own.iter().filter_map(|o| o.change).max_by(|a, b| a.ratio().total_cmp(&b.ratio()))
+            {
                 let at = wall(join, c.since_ns).unwrap_or_else(|| "some moment".to_owned());
                 f.evidence.insert(
                     0,

@@ -3,7 +3,7 @@
 //! Told at once when one arrival is very late, else when the same rank is late again and again. A
 //! communicator's first operation never counts (the join leaves it out).
 
-use super::{Rule, Settings, fact, number, seconds, wall, who};
+use super::{Rule, Settings, add_host_facts, fact, number, seconds, wall, who};
 use crate::join::{Communicator, Join, LateEvent, Measure, Track};
 use crate::model::{CommId, Confidence, Finding, Kind, Rank, SegmentId};
 use std::collections::BTreeMap;
@@ -23,8 +23,7 @@ impl StragglerRule {
 
 impl Rule for StragglerRule {
     fn check(&self, join: &Join, now_ns: u64) -> Vec<Finding> {
-        let known: Vec<Arrival> = join.communicators().flat_map(|c| self.arrivals(join, c)).collect();
-        join.communicators().flat_map(|c| self.judge(join, c, &known, now_ns)).collect()
+        self.check_but(join, now_ns, &|_, _, _, _| false)
     }
 }
 
@@ -57,12 +56,26 @@ fn held_up(join: &Join, c: &Communicator, e: &LateEvent, known: &[Arrival]) -> b
 
 impl StragglerRule {
     fn significant(&self, e: &LateEvent) -> bool {
+        if e.held_elsewhere != Some(false) {
+            return false;
+        }
         // A host may issue a little late without its GPU having been idle. And while a job gets going, ranks are a
         // little late in turn: libraries are loaded, memory is taken, plans are made.
         let order = e.operation.order;
         let little = e.measure == Measure::Gpu && order >= self.settings.warm_up_often;
         let least = if little { self.settings.late_often_ns } else { self.settings.late_at_once_ns };
         e.by_ns >= least && order >= self.settings.warm_up
+    }
+
+    /// Leaves out what was told as a hang before the rank came: communicator, track, order and rank.
+    pub(super) fn check_but(
+        &self,
+        join: &Join,
+        now_ns: u64,
+        told: &dyn Fn(CommId, Track, u64, Rank) -> bool,
+    ) -> Vec<Finding> {
+        let known: Vec<Arrival> = join.communicators().flat_map(|c| self.arrivals(join, c)).collect();
+        join.communicators().flat_map(|c| self.judge(join, c, &known, now_ns, told)).collect()
     }
 
     /// The late arrivals of a communicator that count.
@@ -80,12 +93,21 @@ impl StragglerRule {
         c.late().filter(|e| self.significant(e)).filter_map(of).collect()
     }
 
-    fn judge(&self, join: &Join, c: &Communicator, known: &[Arrival], now_ns: u64) -> Vec<Finding> {
+    fn judge(
+        &self,
+        join: &Join,
+        c: &Communicator,
+        known: &[Arrival],
+        now_ns: u64,
+        told_before: &dyn Fn(CommId, Track, u64, Rank) -> bool,
+    ) -> Vec<Finding> {
         let before_mismatch =
             |e: &&LateEvent| c.mismatch().is_none_or(|(t, o, _)| (e.track, e.operation.order) < (t, o));
         let mut by_rank: BTreeMap<Rank, Vec<&LateEvent>> = BTreeMap::new();
         let mut all = 0usize;
-        let own = |e: &&LateEvent| !held_up(join, c, e, known);
+        let own = |e: &&LateEvent| {
+            !held_up(join, c, e, known) && !told_before(c.id, e.track, e.operation.order, e.rank)
+        };
         for e in c.late().filter(before_mismatch).filter(|e| self.significant(e)).filter(own) {
             by_rank.entry(e.rank).or_default().push(e);
             all += 1;
@@ -148,7 +170,8 @@ fn finding(join: &Join, c: &Communicator, rank: Rank, events: &[&LateEvent]) -> 
         evidence.push(fact("the operation was replayed by a CUDA graph"));
     }
     evidence.extend(who(join, c, rank));
-    Some(Finding {
+    let came = events.iter().map(|e| e.came_ns).max()?;
+    let mut f = Finding {
         since: wall(join, first),
         evidence,
         advice: format!(
@@ -157,7 +180,9 @@ fn finding(join: &Join, c: &Communicator, rank: Rank, events: &[&LateEvent]) -> 
         since_ns: first,
         confidence: Confidence::Likely,
         ..Finding::new(Kind::Straggler, c.id, vec![rank], worst.operation.clone())
-    })
+    };
+    add_host_facts(&mut f, join, c, first, came);
+    Some(f)
 }
 
 #[cfg(test)]
@@ -202,6 +227,28 @@ mod tests {
         assert_eq!((f.ranks.as_slice(), f.operation.order), ([Rank(3)].as_slice(), 31));
         assert!((f.evidence[0].value.expect("seconds") - 0.3).abs() < 1e-6);
         assert!(f.evidence.iter().any(|e| e.text.contains("on the GPUs")));
+    }
+
+    #[test]
+    fn a_late_rank_without_a_cpu_is_told_so() {
+        let mut j = Join::new();
+        for r in 0..2 {
+            j.feed(process(r));
+            j.feed(member(r, 2, 12));
+            for o in 10..12 {
+                let late = if r == 1 && o == 11 { 300_000_000 } else { 0 };
+                let at = S + (o - 10) * S;
+                let kernel = Some((at + late + 10_000, Some(at + late + 100_000)));
+                j.feed(Update::Op(Box::new(all_reduce(r, o, at + late, kernel))));
+            }
+        }
+        let mut fact = crate::model::HostFact::new(SegmentId(2), 2 * S + 500_000_000);
+        fact.cpu_starved = Some(0.4);
+        j.feed(Update::Host(Box::new(fact)));
+        j.tick(10 * S);
+        let found = StragglerRule::new(Settings::default()).check(&j, 10 * S);
+        assert!(found[0].evidence.iter().any(|e| e.text.contains("had none for 40 %")), "{found:?}");
+        assert!(found[0].advice.contains("pinning"), "{found:?}");
     }
 
     #[test]
@@ -263,8 +310,9 @@ mod tests {
             j.feed(Update::Op(Box::new(last)));
         }
         j.tick(3 * S + 400_000_000);
+        j.tick(3 * S + 500_000_000);
         let rule = StragglerRule::new(Settings::default());
-        let found = rule.check(&j, 3 * S + 400_000_000);
+        let found = rule.check(&j, 3 * S + 500_000_000);
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!((found[0].ranks.as_slice(), found[0].operation.order), ([Rank(1)].as_slice(), 11));
         assert!(found[0].evidence.iter().any(|e| e.text.contains("hosts' issue times")), "{found:?}");

@@ -13,7 +13,7 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
         at.comm.members().len() >= at.comm.expected() && at.instance.parts.len() >= at.comm.expected();
     let moved = at.instance.parts.values().filter_map(|p| p.moved_ns).max();
     let still = moved.is_none_or(|t| scene.now_ns.saturating_sub(t) >= patience);
-    let long = at.waited.for_ns.is_some_and(|w| w >= patience);
+    let long = at.waited.at_least_ns >= patience;
     // It waits since the last of its ranks started.
     let last = at.instance.parts.values().filter_map(|p| p.started_ns).max();
     let since_last = last.is_some_and(|t| scene.now_ns.saturating_sub(t) >= patience);

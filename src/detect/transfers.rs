@@ -14,10 +14,17 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
         w if w.on_gpu => scene.patience(at.comm),
         _ => s.patience_silent_ns.max(scene.patience(at.comm)),
     };
-    if !scene.enough(at.waited, patience) {
+    let sent = at.waited.ranks.contains(&from);
+    let peer = if sent { to } else { from };
+    let gone = scene.gone(at.comm, peer) && !scene.join.all_gone();
+    let settle = scene.settings.patience_gone_ns;
+    let enough = match gone {
+        true => scene.gone_for(at.comm, peer).is_none_or(|g| g >= settle) && scene.enough(at.waited, settle),
+        false => scene.enough(at.waited, patience),
+    };
+    if !enough || !gone && scene.just_released(at.comm, peer) {
         return None;
     }
-    let sent = at.waited.ranks.contains(&from);
     let (kind, here, there, lacks) = if sent {
         (Kind::SendWithoutReceive, from, to, "receive")
     } else {
@@ -25,9 +32,12 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     };
     let mut evidence = scene.wait_evidence(at.waited);
     let order = at.stall.order;
-    evidence.push(fact(format!(
+    let issued = at.instance.parts.contains_key(&there);
+    evidence.push(fact(if issued {
+        format!("transfer {order} from rank {from} to rank {to}: rank {there} issued it and will not finish it")
+    } else { format!(
         "transfer {order} from rank {from} to rank {to}: rank {there} issued {order} {lacks}s with rank {here} as its peer, and not this one"
-    )));
+    )}));
     let mut ranks: Vec<Rank> = vec![there];
     // Ends that wait for each other in a circle are equally wrong.
     for other in at.origin.circle.iter().filter(|i| **i != at.origin.first) {
@@ -62,7 +72,7 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
                 names(&ranks)
             )
         },
-        confidence: Confidence::Likely,
+        confidence: if gone { Confidence::Proven } else { Confidence::Likely },
         ..Finding::new(kind, at.comm.id, ranks, operation)
     })
 }

@@ -71,8 +71,9 @@ impl Host {
     }
 
     /// Takes a stack that somebody was asked for; it is told with the next fact.
-    pub(super) fn stack(&mut self, stack: Vec<String>) -> HostFact {
+    pub(super) fn stack(&mut self, stack: Vec<String>, now_ns: u64) -> HostFact {
         self.fact.stack = stack;
+        self.fact.stack_ns = Some(now_ns);
         self.fact.clone()
     }
 

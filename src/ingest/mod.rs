@@ -164,7 +164,7 @@ impl Source for Segments {
         }
         for (segment, stack) in self.stacks.take() {
             let tail = self.tails.values_mut().find(|t| t.id() == segment);
-            out.extend(tail.and_then(|t| t.stack(stack)).map(|f| Update::Host(Box::new(f))));
+            out.extend(tail.and_then(|t| t.stack(stack, now_ns)).map(|f| Update::Host(Box::new(f))));
         }
         let fill = self.tails.values().map(Tail::fill).fold(0.0, f64::max);
         let since = self.polled_ns.map_or(LONGEST, |t| Duration::from_nanos(now_ns.saturating_sub(t)));

@@ -152,8 +152,8 @@ impl Tail {
     }
 
     /// Takes the stack of its process.
-    pub(super) fn stack(&mut self, stack: Vec<String>) -> Option<HostFact> {
-        self.host.as_mut().map(|h| h.stack(stack))
+    pub(super) fn stack(&mut self, stack: Vec<String>, now_ns: u64) -> Option<HostFact> {
+        self.host.as_mut().map(|h| h.stack(stack, now_ns))
     }
 
     /// How much of its fullest ring was new at the last look.

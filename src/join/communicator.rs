@@ -48,6 +48,9 @@ pub struct LateEvent {
     pub at_ns: u64,
     /// When the late rank came to it, host monotonic ns.
     pub came_ns: u64,
+    /// True when it came late because it was in operations of other communicators for so much longer than they usually
+    /// take; absent until that was looked at.
+    pub held_elsewhere: Option<bool>,
 }
 
 /// How many transfers from one rank to another both of them issued.
@@ -201,6 +204,42 @@ impl Communicator {
     /// Collectives of which is known which rank came last.
     pub fn judged(&self) -> u64 {
         self.judged
+    }
+
+    pub(super) fn late_mut(&mut self) -> impl Iterator<Item = &mut LateEvent> {
+        self.late.iter_mut().rev()
+    }
+
+    /// For how long, in ns, a rank was in operations beyond what their transfers usually take, of those that ended
+    /// between two moments on its GPU.
+    pub(super) fn excess_ns(
+        &self,
+        rank: Rank,
+        from_ns: u64,
+        to_ns: u64,
+        classes: &BTreeMap<ClassKey, Class>,
+    ) -> u64 {
+        let excess = |(track, order, i): (Track, u64, &Instance)| {
+            let kernel = i.parts.get(&rank)?.kernel?;
+            if !(from_ns..=to_ns).contains(&kernel.end_ns()) {
+                return None;
+            }
+            // The first one makes connections.
+            let usual = if order == 0 { 0.0 } else { classes.get(&self.class(track, i)?)?.quantile(0.5)? };
+            Some(kernel.duration_ns.saturating_sub(usual as u64))
+        };
+        self.instances().filter_map(excess).sum()
+    }
+
+    /// The class that an operation belongs to.
+    fn class(&self, track: Track, instance: &Instance) -> Option<ClassKey> {
+        let first = &instance.first()?.op;
+        let (func, algo, proto): (Func, Option<Algo>, Option<Proto>) = match track {
+            Track::Pair(..) => (Func::SendRecv, None, None),
+            _ => (first.func, first.algo, first.proto),
+        };
+        let size_class = instance.bytes(self.ranks()).and_then(size_class);
+        Some(ClassKey { comm: self.id, func, size_class, algo, proto })
     }
 
     /// Describes an operation as one of its ranks does.
@@ -565,6 +604,7 @@ impl Communicator {
             transfer_ns,
             at_ns,
             came_ns: came_ns.unwrap_or(at_ns),
+            held_elsewhere: None,
         });
     }
 
@@ -597,10 +637,8 @@ impl Communicator {
             instance.parts.values().filter_map(|p| p.duration_ns().map(|d| d as f64)).collect();
         let busy_ns = (!busy.is_empty()).then(|| busy.iter().sum::<f64>() / busy.len() as f64);
         let bytes = instance.bytes(ranks);
-        let (func, algo, proto): (Func, Option<Algo>, Option<Proto>) = match track {
-            Track::Pair(..) => (Func::SendRecv, None, None),
-            _ => (first.func, first.algo, first.proto),
-        };
+        let func = if collective { first.func } else { Func::SendRecv };
+        let (algo, proto) = if collective { (first.algo, first.proto) } else { (None, None) };
         let class = ClassKey { comm: self.id, func, size_class: bytes.and_then(size_class), algo, proto };
         let at_ns = instance.began_ns().unwrap_or(0);
         let pair = match track {

@@ -50,7 +50,10 @@ pub(super) fn shift(update: &mut Update, by: i64) {
         Update::Segment(s) => segment(s, by),
         Update::Comm(c) => comm(c, by),
         Update::Op(o) => op(o, by),
-        Update::Host(h) => at(&mut h.at_ns, by),
+        Update::Host(h) => {
+            at(&mut h.at_ns, by);
+            may_be(&mut h.stack_ns, by);
+        }
         Update::Left { .. } | Update::Missed { .. } => {}
     }
 }

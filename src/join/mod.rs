@@ -12,6 +12,7 @@ mod signature;
 mod snapshot;
 mod standing;
 mod stats;
+mod strain;
 mod timing;
 mod trend;
 mod usage;
@@ -25,20 +26,23 @@ pub use instance::{Instance, Late, Measure, Part, algbw, busbw};
 pub use member::{Called, Member};
 pub use signature::Signature;
 pub use snapshot::View;
-pub use standing::{Standing, Waited};
+pub use standing::{Rhythm, Standing, Waited};
 pub use stats::{Class, ClassKey, Load, Rates, Sample, Seen, Transfer, size_class};
+pub use strain::{Strain, Strains};
 pub use timing::{Kernel, believed, kernel, not_before, started};
 pub use trend::{Block, Change, Trend, median, spread};
 pub use usage::{Busy, Exchanged};
 pub use waits::{Front, Lack, Origin, Stage, Stall, Waits};
 
-use crate::model::{CommId, HostFact, Liveness, SegmentId, SegmentRecord, Update};
+use crate::model::{CommId, HostFact, Liveness, Rank, SegmentId, SegmentRecord, Update};
 use std::collections::BTreeMap;
 
 /// Processes kept; beyond, those that are gone and belong to no communicator are forgotten.
 const PROCESSES_KEPT: usize = 1024;
 /// Closed communicators kept for screens and summaries.
 const CLOSED_KEPT: usize = 256;
+/// Who came late is looked at after this, in ns, when the records of what it was in before have come.
+const EXPLAINED_AFTER_NS: u64 = 150_000_000;
 
 /// One process, as the join knows it.
 #[derive(Debug, Clone)]
@@ -51,6 +55,8 @@ pub struct Process {
     pub missed: BTreeMap<&'static str, u64>,
     /// What the operating system last said about it.
     pub host: Option<HostFact>,
+    /// What it went without over the last minute.
+    pub strains: Strains,
     /// Time inside its kernels, as far as they are timed.
     pub busy: Busy,
     /// What is added to its times to have them on the observer's clock.
@@ -110,11 +116,17 @@ impl Join {
                     p.record = record;
                 }
                 None => {
-                    let (clocks, missed) = (BTreeMap::new(), BTreeMap::new());
-                    self.processes.insert(
-                        record.id,
-                        Process { record, clocks, missed, host: None, busy: Busy::default(), shift_ns },
-                    );
+                    let id = record.id;
+                    let process = Process {
+                        record,
+                        clocks: BTreeMap::new(),
+                        missed: BTreeMap::new(),
+                        host: None,
+                        strains: Strains::default(),
+                        busy: Busy::default(),
+                        shift_ns,
+                    };
+                    self.processes.insert(id, process);
                 }
             },
             Update::Comm(record) => {
@@ -147,6 +159,7 @@ impl Join {
             }
             Update::Host(fact) => {
                 if let Some(p) = self.processes.get_mut(&fact.segment) {
+                    p.strains.take(&fact);
                     p.host = Some(*fact);
                 }
             }
@@ -180,7 +193,51 @@ impl Join {
         for comm in self.comms.values_mut() {
             comm.settle(now_ns, &mut self.classes);
         }
+        self.explain_late(now_ns);
         self.forget_closed();
+    }
+
+    /// Looks at who came late: a rank that was held in other communicators' operations since it was last in this one,
+    /// because others were late there or the transfer was slow, is not slow itself.
+    fn explain_late(&mut self, now_ns: u64) {
+        let fresh = |e: &LateEvent| {
+            e.held_elsewhere.is_none() && now_ns >= e.came_ns.saturating_add(EXPLAINED_AFTER_NS)
+        };
+        let mut waiting: Vec<(CommId, LateEvent)> = Vec::new();
+        for c in self.comms.values() {
+            waiting.extend(c.late().filter(|e| fresh(e)).map(|e| (c.id, e.clone())));
+        }
+        if waiting.is_empty() {
+            return;
+        }
+        let mut of_process: BTreeMap<SegmentId, Vec<(CommId, Rank)>> = BTreeMap::new();
+        for c in self.comms.values() {
+            for (rank, m) in c.members() {
+                of_process.entry(m.record.segment).or_default().push((c.id, *rank));
+            }
+        }
+        for (id, e) in waiting {
+            let me = self.comms.get(&id).and_then(|c| c.members().get(&e.rank)).map(|m| m.record.segment);
+            let before = e.operation.order.checked_sub(1);
+            let last_here = before.and_then(|order| {
+                let part = self.comms.get(&id)?.instance(e.track, order)?.parts.get(&e.rank)?;
+                Some(part.kernel?.end_ns())
+            });
+            let from = last_here.unwrap_or(e.came_ns.saturating_sub(e.by_ns));
+            let others = me.and_then(|me| of_process.get(&me)).into_iter().flatten();
+            let excess: u64 = others
+                .filter(|(c, _)| *c != id)
+                .filter_map(|(c, rank)| Some((self.comms.get(c)?, *rank)))
+                .map(|(c, rank)| c.excess_ns(rank, from, e.came_ns, &self.classes))
+                .sum();
+            let held = excess >= e.by_ns / 2;
+            if let Some(c) = self.comms.get_mut(&id)
+                && let Some(event) =
+                    c.late_mut().find(|l| (l.track, l.operation.order) == (e.track, e.operation.order))
+            {
+                event.held_elsewhere = Some(held);
+            }
+        }
     }
 
     /// A job that makes communicators again and again must not make us grow: the closed ones that have been so

@@ -9,6 +9,12 @@ use std::collections::{BTreeSet, HashMap};
 /// Operations younger than this, in ns, are not looked at: all ranks of a healthy job are on their way to them.
 const YOUNG_NS: u64 = 20_000_000;
 
+/// Operations of a communicator that are looked through for one that is timed.
+const QUEUE_MAX: usize = 2048;
+
+/// Ranks that are asked for the last that they wrote down.
+const WITNESSES: usize = 64;
+
 /// Everything that stands still, and where it begins.
 #[derive(Debug, Clone, Default)]
 pub struct Standing {
@@ -38,10 +44,23 @@ pub struct Waited {
     /// For how long: until now, or until the last of their processes ended. Absent where all were gone before
     /// anybody looked.
     pub for_ns: Option<u64>,
+    /// For how long at least: until the last that is known of any of their processes.
+    pub at_least_ns: u64,
     /// True when a GPU was seen to start it; else the hosts' times of issue have to do.
     pub on_gpu: bool,
     /// True when nothing can tell whether a GPU started it.
     pub silent: bool,
+}
+
+/// How a communicator's operations followed each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rhythm {
+    /// When one last started or ended, host monotonic ns.
+    pub last_ns: u64,
+    /// The longest time without, in ns.
+    pub longest_ns: u64,
+    /// The usual time from one start to the next operation's, in ns.
+    pub step_ns: u64,
 }
 
 /// One process's GPU: what can wait and be waited for.
@@ -61,10 +80,69 @@ impl Join {
                 }
             }
             self.transfers(c, &mut waits, &mut actors);
+            self.broken_off(c, &mut waits, &mut actors);
         }
         let since = |s: &Stall| self.waited(s, now_ns).map_or(u64::MAX, |w| w.since_ns);
-        let origins = waits.solve(since);
+        let mut origins = waits.solve(since);
+        // Where nothing else tells what stands still, what waits behind untimed operations may.
+        if waits.stalls().is_empty() {
+            for c in self.communicators().filter(|c| !c.closed()) {
+                if let Some(stall) = self.queued(c, &mut actors) {
+                    waits.add(stall);
+                }
+            }
+            origins = waits.solve(since);
+        }
         Standing { waits, origins }
+    }
+
+    /// The first operation that all ranks issued, that is timed, and that started nowhere, behind operations that are
+    /// not timed and of which nobody knows whether they are done.
+    fn queued<'a>(&'a self, c: &'a Communicator, actors: &mut HashMap<Actor<'a>, u32>) -> Option<Stall> {
+        let track = Track::Collective;
+        let all = c.expected();
+        let silent = |i: &super::Instance| i.parts.values().all(|p| p.op.timing.is_silent());
+        let mut behind = false;
+        let (order, _) = c.incomplete_of(track).take(QUEUE_MAX).find(|(_, i)| {
+            behind |= silent(i);
+            i.parts.len() >= all && !silent(i)
+        })?;
+        let unseen = |rank: &Rank| c.state(track, order, *rank) == OpState::Issued;
+        let sure = |m: &super::Member| self.process(m.record.segment).is_some_and(|p| !p.unsure());
+        let whole = c.members().len() >= all && c.members().iter().all(|(r, m)| unseen(r) && sure(m));
+        if !behind || !whole {
+            return None;
+        }
+        let mut lacking = Vec::new();
+        for (rank, m) in c.members() {
+            let next = actors.len() as u32;
+            lacking.push((*rank, *actors.entry((m.record.segment, m.record.gpu.as_deref())).or_insert(next)));
+        }
+        Some(Stall { comm: c.id, track, order, lack: Lack::Start, waiting: Vec::new(), lacking })
+    }
+
+    /// How a communicator's operations followed each other, as far as stamps say; `None` without any.
+    pub fn rhythm(&self, c: &Communicator) -> Option<Rhythm> {
+        let mut moments: Vec<u64> = Vec::new();
+        let mut steps: Vec<u64> = Vec::new();
+        let mut before: Option<(Track, u64, u64)> = None;
+        for (track, order, i) in c.instances() {
+            let started = i.parts.values().filter_map(|p| p.started_ns).min();
+            moments.extend(i.parts.values().filter_map(|p| p.kernel.map(|k| k.end_ns()).or(p.started_ns)));
+            if let Some(at) = started {
+                steps.extend(
+                    before
+                        .filter(|(t, o, _)| (*t, o.checked_add(1)) == (track, Some(order)))
+                        .map(|(.., then)| at.saturating_sub(then)),
+                );
+                before = Some((track, order, at));
+            }
+        }
+        moments.sort_unstable();
+        steps.sort_unstable();
+        let longest_ns = moments.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
+        let step_ns = steps.get(steps.len() / 2).copied().unwrap_or(0);
+        Some(Rhythm { last_ns: *moments.last()?, longest_ns, step_ns })
     }
 
     fn rows<'a>(
@@ -84,11 +162,14 @@ impl Join {
             }
             // Where no GPU was seen to start it, "not started" says nothing.
             let started = instance.parts.values().any(|p| p.started_ns.is_some());
+            // Who finished a collective proves that all were in it; only roots and leaves may be through alone.
+            let all_were_in = instance.parts.values().any(|p| p.finished && !p.op.func.is_rooted());
             left.retain(|rank| {
                 let stage = match c.state(track, order, *rank) {
                     OpState::Finished => return true,
                     OpState::NotIssued | OpState::Called => return false,
                     OpState::Started | OpState::Progressing => Stage::Started,
+                    OpState::InDoubt if all_were_in => return true,
                     OpState::Issued if started => Stage::Issued,
                     OpState::Issued | OpState::InDoubt => Stage::InDoubt,
                 };
@@ -154,10 +235,80 @@ impl Join {
         }
     }
 
+    /// Transfers that both ends issued and that one of them, which is gone, will not finish.
+    fn broken_off<'a>(
+        &'a self,
+        c: &'a Communicator,
+        waits: &mut Waits,
+        actors: &mut HashMap<Actor<'a>, u32>,
+    ) {
+        let alive = |r: &Rank| {
+            let process = c.members().get(r).and_then(|m| self.process(m.record.segment));
+            process.map(|p| p.record.liveness == Liveness::Alive)
+        };
+        if c.members().keys().all(|r| alive(r) != Some(false)) {
+            return;
+        }
+        let mut told = BTreeSet::new();
+        for (track, order, instance) in c.incomplete() {
+            let Track::Pair(from, to) = track else { continue };
+            let open = |r: &Rank| instance.parts.get(r).is_some_and(|p| !p.finished);
+            let ends = [(from, to), (to, from)];
+            let broken = ends.into_iter().find(|(here, there)| {
+                open(here) && open(there) && alive(here) == Some(true) && alive(there) == Some(false)
+            });
+            let Some((here, there)) = broken.filter(|_| told.insert((from, to))) else { continue };
+            let mut side = |rank: Rank| {
+                let m = c.members().get(&rank)?;
+                let next = actors.len() as u32;
+                Some((rank, *actors.entry((m.record.segment, m.record.gpu.as_deref())).or_insert(next)))
+            };
+            if let (Some(w), Some(l)) = (side(here), side(there)) {
+                let (waiting, lacking) = (vec![w], vec![l]);
+                waits.add(Stall { comm: c.id, track, order, lack: Lack::Issue, waiting, lacking });
+            }
+        }
+    }
+
+    /// The last moment of which a process wrote something down, host monotonic ns: a black box lived until then.
+    fn last_sign_ns(&self, segment: SegmentId) -> Option<u64> {
+        let of_part = |p: &super::Part| {
+            let o = &p.op;
+            let seen = o.stamps.iter().flat_map(|s| [Some(s.start_seen_ns), s.stop_seen_ns]);
+            let all = seen.chain([o.called_ns, o.issued_ns, o.event_seen_ns, p.ended_seen_ns, p.moved_ns]);
+            all.flatten().max()
+        };
+        let of_comm = |c: &Communicator| {
+            let (rank, m) = c.members().iter().find(|(_, m)| m.record.segment == segment)?;
+            let parts = c.instances().filter_map(|(.., i)| of_part(i.parts.get(rank)?)).max();
+            parts.max(m.called.map(|c| c.at_ns)).max(Some(m.record.init_ns))
+        };
+        self.communicators().filter_map(of_comm).max()
+    }
+
+    /// When a process last came out of an operation, of those that were at least so long, host monotonic ns.
+    pub fn released_ns(&self, segment: SegmentId, long_ns: u64) -> Option<u64> {
+        let ends = self.communicators().filter_map(|c| {
+            let rank = c.members().iter().find(|(_, m)| m.record.segment == segment)?.0;
+            let kernels = c.instances().filter_map(|(.., i)| i.parts.get(rank)?.kernel);
+            kernels.filter(|k| k.duration_ns >= long_ns).map(|k| k.end_ns()).max()
+        });
+        ends.max()
+    }
+
     /// Since when ranks wait in an operation; `None` when none does.
     pub fn waited(&self, stall: &Stall, now_ns: u64) -> Option<Waited> {
         let c = self.communicator(stall.comm)?;
         let instance = c.instance(stall.track, stall.order)?;
+        // Of what started nowhere all wait, since the last of them issued it and nothing else moved.
+        if stall.lack == Lack::Start && stall.waiting.is_empty() {
+            let issued = instance.parts.values().filter_map(|p| p.op.issued_ns).max()?;
+            let since_ns = self.rhythm(c).map_or(issued, |r| r.last_ns.max(issued));
+            let ranks = instance.parts.keys().copied().collect();
+            let for_ns = (!self.all_gone()).then(|| now_ns.saturating_sub(since_ns));
+            let at_least_ns = for_ns.unwrap_or(0);
+            return Some(Waited { ranks, since_ns, for_ns, at_least_ns, on_gpu: false, silent: true });
+        }
         let parts: Vec<(Rank, Option<u64>, u64)> = instance
             .parts
             .iter()
@@ -174,6 +325,11 @@ impl Join {
             }
         };
         let for_ns = parts.iter().filter_map(|(r, ..)| Some(until(r)?.saturating_sub(since_ns))).max();
+        let sign = |rank: &Rank| self.last_sign_ns(c.members().get(rank)?.record.segment);
+        let at_least_ns = for_ns.unwrap_or_else(|| {
+            let last = parts.iter().take(WITNESSES).filter_map(|(r, ..)| sign(r)).max();
+            last.map_or(0, |t| t.saturating_sub(since_ns))
+        });
         // NCCL before 2.26 tells nothing about kernels.
         let mute = c
             .members()
@@ -185,6 +341,7 @@ impl Join {
             ranks: parts.iter().map(|(r, ..)| *r).collect(),
             since_ns,
             for_ns,
+            at_least_ns,
             on_gpu: started.is_some() || mute,
             silent: started.is_none() && !mute && silent,
         })

@@ -56,8 +56,10 @@ pub struct Seen {
     pub count: u64,
     /// On how many channels it runs.
     pub channels: Option<u8>,
-    /// How many it ran on before, and since when it does no more.
-    pub changed: Option<(u8, u64)>,
+    /// How often in a row it has run so.
+    pub steady: u64,
+    /// On how many it ran before, how often in a row, and since when it does no more.
+    pub before: Option<(u8, u64, u64)>,
 }
 
 /// One second of a class.
@@ -213,16 +215,19 @@ impl Class {
     fn learn(&mut self, s: &Sample) {
         let Some(bytes) = s.bytes else { return };
         if self.sizes.len() < KINDS || self.sizes.contains_key(&bytes) {
-            let fresh = Seen { first_ns: s.at_ns, last_ns: 0, count: 0, channels: s.channels, changed: None };
+            let channels = s.channels;
+            let fresh = Seen { first_ns: s.at_ns, last_ns: 0, count: 0, channels, steady: 0, before: None };
             let seen = self.sizes.entry(bytes).or_insert(fresh);
             if let (Some(old), Some(new)) = (seen.channels, s.channels)
                 && old != new
             {
-                seen.changed = Some((old, s.at_ns));
+                seen.before = Some((old, seen.steady, s.at_ns));
+                seen.steady = 0;
             }
             seen.channels = s.channels.or(seen.channels);
             seen.last_ns = seen.last_ns.max(s.at_ns);
             seen.count += 1;
+            seen.steady += 1;
         }
         let Some(transfer_ns) = s.transfer_ns else { return };
         let kind = Transfer { bytes, pair: s.pair, by_events: s.by_events };

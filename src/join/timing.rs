@@ -20,6 +20,13 @@ pub struct Kernel {
     pub stamped: u16,
 }
 
+impl Kernel {
+    /// Last channel stop, host clock ns.
+    pub fn end_ns(&self) -> u64 {
+        self.start_ns.saturating_add(self.duration_ns)
+    }
+}
+
 /// Slack for records whose call is not known, in ns: NCCL launches before it issues, and the launch itself seldom
 /// takes longer.
 const LAUNCH_SLACK_NS: u64 = 1_000_000;

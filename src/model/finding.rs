@@ -259,6 +259,9 @@ pub struct Finding {
     pub last_seen: Option<String>,
     /// False once the condition has passed; a closed finding stays in the summary.
     pub open: bool,
+    /// What it is about, where that is neither its communicator nor its ranks: a host.
+    #[serde(skip)]
+    pub subject: Option<String>,
     /// When it began on the host's monotonic clock, in ns.
     #[serde(skip)]
     pub since_ns: u64,
@@ -289,6 +292,7 @@ impl Finding {
             first_seen: None,
             last_seen: None,
             open: true,
+            subject: None,
             since_ns: 0,
             first_seen_ns: 0,
             last_seen_ns: 0,
@@ -301,6 +305,11 @@ impl Finding {
     /// be its cause; what comes again and again is one finding a culprit, however many operations it shows in.
     pub fn named(&self) -> FindingId {
         let mut hash = Fnv::default();
+        if let Some(subject) = &self.subject {
+            hash.bytes(self.kind.as_str().as_bytes());
+            hash.bytes(subject.as_bytes());
+            return FindingId(hash.0);
+        }
         hash.number(self.communicator.0);
         if self.kind.is_hang() {
             hash.bytes(if self.operation.func == COMM_INIT { b"making" } else { b"hang" });
@@ -314,8 +323,8 @@ impl Finding {
             }
         } else {
             hash.bytes(self.kind.as_str().as_bytes());
-            // These are told of a class of operations, the others of ranks.
-            if matches!(self.kind, Kind::SlowTransfer | Kind::ChangePoint | Kind::ChoiceDiffers) {
+            // This is told of a class of operations, the others of ranks.
+            if self.kind == Kind::ChoiceDiffers {
                 hash.bytes(self.operation.func.as_bytes());
             }
             self.ranks.iter().for_each(|r| hash.number(u64::from(r.0)));

@@ -57,6 +57,8 @@ pub struct HostFact {
     /// The stack of its main thread, innermost frame first, Python's frames before the native ones; empty where
     /// nobody looked.
     pub stack: Vec<String>,
+    /// When it came, host monotonic ns.
+    pub stack_ns: Option<u64>,
 }
 
 impl HostFact {
@@ -71,6 +73,7 @@ impl HostFact {
             memory_pressure: None,
             oom_kills: None,
             stack: Vec::new(),
+            stack_ns: None,
         }
     }
 

@@ -3,4 +3,4 @@
 mod monitor;
 pub mod signals;
 
-pub use monitor::Monitor;
+pub use monitor::{Monitor, Stack};

@@ -2,7 +2,8 @@
 
 use crate::detect::{Baseline, Detector, Settings};
 use crate::join::{Join, View};
-use crate::model::{Finding, Snapshot, Source};
+use crate::model::{CommId, Finding, HostFact, Rank, SegmentId, Snapshot, Source, Update};
+use std::collections::BTreeMap;
 
 /// A source, what it said so far, and what is wrong.
 #[derive(Debug)]
@@ -11,12 +12,33 @@ pub struct Monitor<S> {
     join: Join,
     detector: Detector,
     judging: bool,
+    /// Processes that were asked where they are, and as what they are known.
+    asked: BTreeMap<SegmentId, (CommId, Rank)>,
+    stacks: Vec<Stack>,
+}
+
+/// Where a culprit is in its code: an answer that came after it was named.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stack {
+    /// The communicator of the finding that named it.
+    pub communicator: CommId,
+    /// The rank, as that communicator numbers them.
+    pub rank: Rank,
+    /// Innermost frame first.
+    pub frames: Vec<String>,
 }
 
 impl<S: Source> Monitor<S> {
     /// Watches a source.
     pub fn new(source: S, settings: Settings) -> Self {
-        Monitor { source, join: Join::new(), detector: Detector::new(settings), judging: true }
+        Monitor {
+            source,
+            join: Join::new(),
+            detector: Detector::new(settings),
+            judging: true,
+            asked: BTreeMap::new(),
+            stacks: Vec::new(),
+        }
     }
 
     /// Judges transfers by what benchmarks said as well.
@@ -29,6 +51,9 @@ impl<S: Source> Monitor<S> {
     /// Takes in what is new and asks the rules. Returns the findings that are new.
     pub fn step(&mut self, now_ns: u64) -> Vec<Finding> {
         for update in self.source.poll(now_ns) {
+            if let Update::Host(fact) = &update {
+                self.answered(fact);
+            }
             self.join.feed(update);
         }
         self.join.tick(now_ns);
@@ -42,10 +67,27 @@ impl<S: Source> Monitor<S> {
             for rank in &finding.ranks {
                 if let Some(member) = comm.members().get(rank) {
                     self.source.inspect(member.record.segment, now_ns);
+                    self.asked.insert(member.record.segment, (finding.communicator, *rank));
                 }
             }
         }
         new
+    }
+
+    /// Keeps the stack of a process that was asked for it since.
+    fn answered(&mut self, fact: &HostFact) {
+        let known = self.join.process(fact.segment).and_then(|p| p.host.as_ref()?.stack_ns);
+        if fact.stack.is_empty() || fact.stack_ns == known {
+            return;
+        }
+        if let Some((communicator, rank)) = self.asked.remove(&fact.segment) {
+            self.stacks.push(Stack { communicator, rank, frames: fact.stack.clone() });
+        }
+    }
+
+    /// The stacks of culprits that came since the last call; they are in their findings' evidence too.
+    pub fn take_stacks(&mut self) -> Vec<Stack> {
+        std::mem::take(&mut self.stacks)
     }
 
     /// From now on only takes in; what was found stays as it is.
@@ -83,5 +125,63 @@ impl<S: Source> Monitor<S> {
             Some(format!("{:02}:{:02}:{:02}", t.hour(), t.minute(), t.second()))
         });
         s
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::join::testing::{all_reduce, member, process};
+
+    const S: u64 = 1_000_000_000;
+
+    /// Gives what it was given, and remembers who was asked for.
+    #[derive(Debug, Default)]
+    struct Given {
+        updates: Vec<Update>,
+        asked: Vec<SegmentId>,
+    }
+
+    impl Source for Given {
+        fn poll(&mut self, _now_ns: u64) -> Vec<Update> {
+            std::mem::take(&mut self.updates)
+        }
+        fn inspect(&mut self, segment: SegmentId, _now_ns: u64) {
+            self.asked.push(segment);
+        }
+        fn describe(&self) -> String {
+            String::new()
+        }
+    }
+
+    #[test]
+    fn the_stack_of_a_named_rank_is_told_once_and_becomes_evidence() {
+        let mut given = Given::default();
+        for r in 0..2 {
+            given.updates.push(process(r));
+            given.updates.push(member(r, 2, if r == 1 { 1 } else { 2 }));
+            let done = all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000))));
+            given.updates.push(Update::Op(Box::new(done)));
+        }
+        let waits = all_reduce(0, 1, 2 * S, Some((2 * S + 5_000, None)));
+        given.updates.push(Update::Op(Box::new(waits)));
+        let mut monitor = Monitor::new(given, Settings::default());
+        assert_eq!(monitor.step(6 * S).len(), 1);
+        assert_eq!(monitor.source().asked, [SegmentId(2)]);
+        let fact = HostFact {
+            stack: vec!["load (data.py:12)".to_owned(), "<module> (train.py:3)".to_owned()],
+            stack_ns: Some(7 * S),
+            ..HostFact::new(SegmentId(2), 7 * S)
+        };
+        for at in [7, 8] {
+            monitor.source_mut().updates = vec![Update::Host(Box::new(fact.clone()))];
+            assert_eq!(monitor.step(at * S), vec![], "it is no new finding");
+            let told = monitor.take_stacks();
+            assert_eq!(told.len(), usize::from(at == 7), "once");
+            assert!(told.iter().all(|s| s.rank == Rank(1) && s.frames == fact.stack));
+        }
+        let evidence = &monitor.findings()[0].evidence;
+        let text = "rank 1 is at load (data.py:12) < <module> (train.py:3)";
+        assert!(evidence.iter().any(|e| e.text == text), "{evidence:?}");
     }
 }

@@ -1,6 +1,6 @@
 //! A case as its file tells it, and each rank's part of it written out.
 
-use ringwatch::model::{DataType, Func, RedOp};
+use ringwatch::model::{Algo, DataType, Func, Proto, RedOp};
 use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
 
@@ -43,6 +43,12 @@ pub(crate) struct Case {
     pub(crate) program: Vec<Step>,
     #[serde(default)]
     pub(crate) faults: Vec<Fault>,
+    /// What makes data slow, from some moment on.
+    #[serde(default)]
+    pub(crate) slow: Vec<Slow>,
+    /// Where NCCL chooses another way than a ring with the simple protocol.
+    #[serde(default)]
+    pub(crate) choices: Vec<Choice>,
     #[serde(default)]
     pub(crate) expect: Vec<Expected>,
     /// When the watching ends.
@@ -53,6 +59,12 @@ pub(crate) struct Case {
     /// How much of each time of work is random, 0 to 1.
     #[serde(default = "noise")]
     pub(crate) noise: f64,
+    /// Time of an operation without data.
+    #[serde(default = "latency")]
+    pub(crate) latency: Ns,
+    /// Share of operations that others on the same wires hold up, to several times their time.
+    #[serde(default)]
+    pub(crate) disturbed: f64,
     /// How many launches a host runs ahead of its GPU.
     #[serde(default = "depth")]
     pub(crate) depth: usize,
@@ -87,6 +99,9 @@ fn look() -> Ns {
 }
 fn noise() -> f64 {
     0.1
+}
+fn latency() -> Ns {
+    Ns(15_000)
 }
 fn depth() -> usize {
     1_000
@@ -141,6 +156,8 @@ pub(crate) struct Step {
     pub(crate) group: Option<Vec<Call>>,
     /// The replay of a CUDA graph with these calls.
     pub(crate) replay: Option<Vec<Call>>,
+    /// A call to everybody else and one from everybody else, in a group; its `func` does not matter.
+    pub(crate) exchange: Option<Call>,
     /// The host waits for all its streams.
     pub(crate) sync: Option<bool>,
     /// Who does it; absent means all.
@@ -165,6 +182,88 @@ pub(crate) struct Call {
     /// The other end, by its distance in the communicator.
     #[serde(default)]
     pub(crate) by: i64,
+    /// Of sends and receives: so many times as much goes to these ranks of the communicator.
+    #[serde(default)]
+    pub(crate) to: BTreeMap<u32, f64>,
+    /// And comes from these.
+    #[serde(default)]
+    pub(crate) from: BTreeMap<u32, f64>,
+    /// Its size is between once and so many times the count, another one each time.
+    #[serde(default)]
+    pub(crate) varies: Option<u32>,
+}
+
+/// Data that takes longer.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Slow {
+    /// Of one communicator, `name` or `name/group`.
+    #[serde(default)]
+    pub(crate) comm: Option<String>,
+    /// Whatever goes into a host or out of it.
+    #[serde(default)]
+    pub(crate) host: Option<u32>,
+    /// Whatever goes between two ranks of the job; a ring goes from each to the next.
+    #[serde(default)]
+    pub(crate) pair: Option<(u32, u32)>,
+    #[serde(default)]
+    pub(crate) from: Ns,
+    #[serde(default = "forever")]
+    pub(crate) until: Ns,
+    /// Only the operations of these orders, from the first to before the second.
+    #[serde(default)]
+    pub(crate) orders: Option<(u64, u64)>,
+    /// Only this share of the operations, now and then.
+    #[serde(default)]
+    pub(crate) share: Option<f64>,
+    /// So many times as long.
+    pub(crate) factor: f64,
+}
+
+/// Another way to run an operation.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Choice {
+    pub(crate) comm: String,
+    /// Ranks of the job; absent means all.
+    #[serde(default)]
+    pub(crate) ranks: Option<Vec<u32>>,
+    #[serde(default, deserialize_with = "maybe_func")]
+    pub(crate) func: Option<Func>,
+    /// From this issue order on,
+    #[serde(default)]
+    pub(crate) from: u64,
+    /// and at every so-manieth.
+    #[serde(default)]
+    pub(crate) every: Option<u64>,
+    #[serde(default = "ring", deserialize_with = "algo")]
+    pub(crate) algo: Algo,
+    #[serde(default = "simple", deserialize_with = "proto")]
+    pub(crate) proto: Proto,
+    #[serde(default = "channels")]
+    pub(crate) channels: u8,
+}
+
+fn forever() -> Ns {
+    FOREVER
+}
+fn ring() -> Algo {
+    Algo::Ring
+}
+fn simple() -> Proto {
+    Proto::Simple
+}
+fn channels() -> u8 {
+    1
+}
+fn algo<'de, D: Deserializer<'de>>(d: D) -> Result<Algo, D::Error> {
+    by_name(Algo::ALL, Algo::as_str, &String::deserialize(d)?)
+}
+fn proto<'de, D: Deserializer<'de>>(d: D) -> Result<Proto, D::Error> {
+    by_name(Proto::ALL, Proto::as_str, &String::deserialize(d)?)
+}
+fn maybe_func<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Func>, D::Error> {
+    func(d).map(Some)
 }
 
 fn count() -> u64 {
@@ -255,6 +354,7 @@ pub(crate) struct Expected {
     pub(crate) kind: String,
     /// One of these communicators, `name` or `name/group`.
     pub(crate) comm: Vec<String>,
+    #[serde(default)]
     pub(crate) ranks: Vec<u32>,
     /// Where `ranks` are the job's and not the communicator's.
     #[serde(default)]
@@ -269,6 +369,15 @@ pub(crate) struct Expected {
     /// A text that its evidence contains.
     #[serde(default)]
     pub(crate) says: Option<String>,
+    /// It ends before the watching does.
+    #[serde(default)]
+    pub(crate) passes: bool,
+    /// Where any ranks will do that are on this host.
+    #[serde(default)]
+    pub(crate) on_host: Option<u32>,
+    /// When it began.
+    #[serde(default)]
+    pub(crate) since: Option<Ns>,
     /// Ranks of the job that wait because of it, at least.
     #[serde(default)]
     pub(crate) victims: Option<usize>,
@@ -313,11 +422,33 @@ impl Planned {
 }
 
 impl Case {
+    fn unroll(&self, step: &Step, rank: u32, into: &mut Vec<Action>) {
+        if step.ranks.as_ref().is_some_and(|r| !r.contains(&rank)) {
+            return;
+        }
+        for _ in 0..step.repeat.unwrap_or(0) {
+            step.steps.iter().for_each(|s| self.unroll(s, rank, into));
+        }
+        let planned = |calls: &[Call]| calls.iter().map(Planned::of).collect::<Vec<_>>();
+        into.extend(step.compute.map(|t| Action::Compute(t, step.stream)));
+        into.extend(step.host.map(Action::Host));
+        into.extend(step.call.as_ref().map(|c| Action::Calls(vec![Planned::of(c)], step.stream)));
+        into.extend(step.group.as_ref().map(|c| Action::Calls(planned(c), step.stream)));
+        if let Some(call) = &step.exchange {
+            let n = self.comms[&call.comm].groups(self.ranks).first().map_or(0, Vec::len) as i64;
+            let one = |func, by| Call { func, by, ..call.clone() };
+            let calls: Vec<Call> = (1..n).flat_map(|k| [one(Func::Send, k), one(Func::Recv, -k)]).collect();
+            into.push(Action::Calls(planned(&calls), step.stream));
+        }
+        into.extend(step.replay.as_ref().map(|c| Action::Replay(planned(c), step.stream)));
+        into.extend(step.sync.map(|_| Action::Sync));
+    }
+
     /// A rank's program, with the faults that are its own.
     pub(crate) fn actions(&self, rank: u32) -> Vec<Action> {
         let mut healthy = Vec::new();
         for step in &self.program {
-            unroll(step, rank, &mut healthy);
+            self.unroll(step, rank, &mut healthy);
         }
         let mut actions = Vec::new();
         let mut calls: BTreeMap<String, usize> = BTreeMap::new();
@@ -379,20 +510,4 @@ impl Fault {
         };
         often && self.comm == comm && self.ranks.contains(&rank)
     }
-}
-
-fn unroll(step: &Step, rank: u32, into: &mut Vec<Action>) {
-    if step.ranks.as_ref().is_some_and(|r| !r.contains(&rank)) {
-        return;
-    }
-    for _ in 0..step.repeat.unwrap_or(0) {
-        step.steps.iter().for_each(|s| unroll(s, rank, into));
-    }
-    let planned = |calls: &[Call]| calls.iter().map(Planned::of).collect::<Vec<_>>();
-    into.extend(step.compute.map(|t| Action::Compute(t, step.stream)));
-    into.extend(step.host.map(Action::Host));
-    into.extend(step.call.as_ref().map(|c| Action::Calls(vec![Planned::of(c)], step.stream)));
-    into.extend(step.group.as_ref().map(|c| Action::Calls(planned(c), step.stream)));
-    into.extend(step.replay.as_ref().map(|c| Action::Replay(planned(c), step.stream)));
-    into.extend(step.sync.map(|_| Action::Sync));
 }

@@ -7,7 +7,7 @@
 mod callbacks;
 mod case;
 
-use case::{Action, Call, FOREVER, Ns, Planned};
+use case::{Action, Call, Choice, FOREVER, Ns, Planned};
 pub(crate) use case::{Case, Expected};
 use ringwatch::join::ClockPair;
 use ringwatch::model::{
@@ -106,7 +106,11 @@ struct Part {
     timed: bool,
     stamped: bool,
     dirty: bool,
+    way: Way,
 }
+
+/// How NCCL runs it: algorithm, protocol and channels.
+type Way = (Algo, Proto, u8);
 
 #[derive(Debug, Default)]
 struct Op {
@@ -343,7 +347,7 @@ impl Simulation {
             .unwrap_or_else(|| panic!("rank {rank} is not in {name}"))
     }
 
-    fn issue(&mut self, rank: u32, planned: Planned, stream: u8, t: u64, replayed: bool) -> Key {
+    fn issue(&mut self, rank: u32, mut planned: Planned, stream: u8, t: u64, replayed: bool) -> Key {
         let (at, own) = self.place(rank, &planned.call.comm);
         let timed_of = self.case.timed_of.unwrap_or(1);
         let comm = &mut self.comms[at];
@@ -369,17 +373,26 @@ impl Simulation {
             }
         };
         comm.changed[own as usize] = true;
-        let process = &mut self.processes[rank as usize];
-        if planned.unrecorded {
-            comm.lost[own as usize] += 1;
-            process.losses += 1;
+        let call = &mut planned.call;
+        if let Track::Pair(from, to) = track {
+            let more = call.from.get(&from.0).unwrap_or(&1.0) * call.to.get(&to.0).unwrap_or(&1.0);
+            call.count = (call.count as f64 * more) as u64;
         }
+        if let Some(most) = call.varies {
+            // The same on all its ranks.
+            call.count *= 1 + hash(&format!("{at} {track} {order}")) / 7 % u64::from(most);
+        }
+        let func = call.func;
+        comm.lost[own as usize] += u64::from(planned.unrecorded);
+        let process = &mut self.processes[rank as usize];
+        process.losses += u64::from(planned.unrecorded);
         process.missed += u64::from(planned.overwritten);
         process.tickets += 1;
         let ticket = process.tickets;
         let stamped = (self.random() % 10_000) as f64 >= self.case.lost_stamps * 10_000.0;
         let timed = order / 32 % timed_of == 0 && self.case.abi >= 3;
         let key = (at, track, order);
+        let way = self.way(rank, at, func, order);
         let part = Part {
             planned,
             lane,
@@ -394,6 +407,7 @@ impl Simulation {
             timed,
             stamped,
             dirty: true,
+            way,
         };
         let op = self.ops.entry(key).or_default();
         op.stuck = op.stuck.or(part.planned.stuck);
@@ -492,14 +506,17 @@ impl Simulation {
         };
         let ranks = self.comms[key.0].members.len() as u64;
         let Some(op) = self.ops.get(&key) else { return };
-        let Some(first) = op.parts.values().next().map(|p| p.planned.call.clone()) else { return };
+        let Some((first, way)) = op.parts.values().next().map(|p| (p.planned.call.clone(), p.way)) else {
+            return;
+        };
         let agree = |c: &Call| {
             let kind = matches!(key.1, Track::Pair(..)) || c.func == first.func && c.root == first.root;
             kind && c.count == first.count && c.dtype == first.dtype
         };
         let part = op.parts.get(&own);
-        let good =
-            part.is_some_and(|p| p.planned.stuck.is_none() && !p.planned.broken && agree(&p.planned.call));
+        let good = part.is_some_and(|p| {
+            p.planned.stuck.is_none() && !p.planned.broken && agree(&p.planned.call) && p.way == way
+        });
         let good = op.good + usize::from(good);
         if let Some(op) = self.ops.get_mut(&key) {
             op.good = good;
@@ -510,14 +527,62 @@ impl Simulation {
         }
         let bytes = first.count * first.dtype.size();
         let setup = if key.2 == 0 { 20 * MS } else { 0 };
-        let takes = Ns(15 * US + setup + bytes / 100 + if ranks > 64 { 200 * US } else { 0 });
-        let last_start = op.last_start;
-        let takes = op.takes.unwrap_or(takes);
-        let at = last_start + self.noisy(takes);
+        let (last_start, own_time) = (op.last_start, op.takes);
+        let data = (bytes as f64 / 100.0 * self.slowness(key, last_start)) as u64;
+        let takes = Ns(self.case.latency.0 + setup + data + if ranks > 64 { 200 * US } else { 0 });
+        let takes = own_time.unwrap_or(takes);
+        let disturbed =
+            self.case.disturbed > 0.0 && self.below(10_000) < (self.case.disturbed * 10_000.0) as u64;
+        let more = if disturbed { 2 + self.below(8) } else { 1 };
+        let at = last_start + self.noisy(takes) * more;
         if let Some(op) = self.ops.get_mut(&key) {
             op.ends = Some(at);
         }
         self.push(at, Event::Ends(key));
+    }
+
+    /// How NCCL runs a rank's operation.
+    fn way(&self, rank: u32, comm: usize, func: Func, order: u64) -> Way {
+        let is_it = |c: &&Choice| {
+            self.by_name.get(&c.comm).is_some_and(|all| all.contains(&comm))
+                && c.ranks.as_ref().is_none_or(|r| r.contains(&rank))
+                && c.func.is_none_or(|f| f == func)
+                && order >= c.from
+                && c.every.is_none_or(|n| (order - c.from).is_multiple_of(n))
+        };
+        let chosen = self.case.choices.iter().find(is_it);
+        chosen.map_or((Algo::Ring, Proto::Simple, 1), |c| (c.algo, c.proto, c.channels))
+    }
+
+    /// How many times as long an operation's data takes as it should.
+    fn slowness(&mut self, (at, track, order): Key, t: u64) -> f64 {
+        let mut factor = 1.0;
+        for s in self.case.slow.clone() {
+            let members = &self.comms[at].members;
+            // From whom to whom its data goes.
+            let hops: Vec<(u32, u32)> = match track {
+                Track::Pair(a, b) => vec![(members[a.0 as usize], members[b.0 as usize])],
+                _ => (0..members.len()).map(|i| (members[i], members[(i + 1) % members.len()])).collect(),
+            };
+            let comm = |name: &String| {
+                let (name, group) =
+                    name.split_once('/').map_or((name.as_str(), None), |(n, g)| (n, g.parse().ok()));
+                let all = &self.by_name[name];
+                group.map_or_else(|| all.contains(&at), |g: usize| all[g] == at)
+            };
+            let host = |h: u32| hops.iter().any(|(a, b)| (self.node(*a) == h) != (self.node(*b) == h));
+            let pair = |(x, y): (u32, u32)| hops.iter().any(|h| *h == (x, y) || *h == (y, x));
+            let hit = s.comm.as_ref().is_none_or(comm)
+                && s.host.is_none_or(host)
+                && s.pair.is_none_or(pair)
+                && (s.from.0..s.until.0).contains(&t)
+                && s.orders.is_none_or(|(a, b)| (a..b).contains(&order));
+            let now = s.share.is_none_or(|share| self.below(10_000) < (share * 10_000.0) as u64);
+            if hit && now {
+                factor *= s.factor;
+            }
+        }
+        factor
     }
 
     fn op_ends(&mut self, key: Key, t: u64) {
@@ -711,13 +776,17 @@ impl Simulation {
         let n = self.comms[at].members.len() as u32;
         let started = part.started.filter(|_| part.start_seen <= now);
         let ended = part.ended.filter(|_| part.end_seen <= now);
-        let stamp = started.filter(|_| part.timed && part.stamped).map(|start| ChannelStamp {
-            channel: 0,
-            start_gpu_ns: Some(self.gpu(rank, start)),
-            stop_gpu_ns: ended.map(|e| self.gpu(rank, e)),
-            start_seen_ns: self.mono(rank, part.start_seen),
-            stop_seen_ns: ended.map(|_| self.mono(rank, part.end_seen)),
-        });
+        let (algo, proto, channels) = part.way;
+        let stamp = |channel| {
+            started.filter(|_| part.timed && part.stamped).map(|start| ChannelStamp {
+                channel,
+                start_gpu_ns: Some(self.gpu(rank, start)),
+                stop_gpu_ns: ended.map(|e| self.gpu(rank, e)),
+                start_seen_ns: self.mono(rank, part.start_seen),
+                stop_seen_ns: ended.map(|_| self.mono(rank, part.end_seen)),
+            })
+        };
+        let stamps: Vec<ChannelStamp> = (0..channels).filter_map(stamp).collect();
         let lost = if part.lane == Lane::Collective { self.comms[at].lost[own as usize] } else { 0 };
         let lane = part.lane;
         OpRecord {
@@ -731,9 +800,9 @@ impl Simulation {
             dtype: Some(call.dtype),
             count: call.count,
             root: call.root.map(Rank),
-            algo: Some(Algo::Ring),
-            proto: Some(Proto::Simple),
-            channels: Some(1),
+            algo: Some(algo),
+            proto: Some(proto),
+            channels: Some(channels),
             warps: Some(16),
             seq: Some(order),
             plan: None,
@@ -749,9 +818,9 @@ impl Simulation {
             },
             event_ns: None,
             event_seen_ns: None,
-            started: u16::from(stamp.is_some()),
-            stopped: u16::from(stamp.is_some_and(|s| s.stop_seen_ns.is_some())),
-            stamps: stamp.into_iter().collect(),
+            started: stamps.len() as u16,
+            stopped: stamps.iter().filter(|s| s.stop_seen_ns.is_some()).count() as u16,
+            stamps,
             net: match (part.planned.takes, started) {
                 (Some(_), Some(since)) => vec![self.moving(rank, own, n, since, ended, now)],
                 _ => stuck

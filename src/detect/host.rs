@@ -1,0 +1,235 @@
+//! What the host knows of a culprit, as evidence: its state, what it went without, how it ended, and where it is.
+
+use super::{fact, number};
+use crate::join::{Process, Strain};
+use crate::model::{Evidence, Exit, Liveness, ProcessState, Rank};
+
+/// From this share of the time on a want is evidence.
+const SHARE: f64 = 0.2;
+/// A look at the host tells of the time before it: so much after a moment it still tells of that, in ns.
+const AFTER_NS: u64 = 1_500_000_000;
+/// Frames of a stack that are told.
+const FRAMES: usize = 6;
+/// What ends a process for want of memory.
+const SIGKILL: i32 = 9;
+
+/// One culprit's process, and the time in which it held the others up.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Suspect<'a> {
+    pub(super) rank: Rank,
+    pub(super) process: &'a Process,
+    /// Since when the others wait, and until when, host monotonic ns.
+    pub(super) from_ns: u64,
+    pub(super) to_ns: u64,
+}
+
+impl Suspect<'_> {
+    fn strain(&self) -> Strain {
+        self.process.strains.worst(self.from_ns, self.to_ns.saturating_add(AFTER_NS))
+    }
+
+    /// True where want of memory ended it, or processes beside it.
+    fn out_of_memory(&self) -> bool {
+        let host = self.process.host.as_ref();
+        let killed = host.is_some_and(|h| h.is_over() && h.exit().is_none_or(|e| e == Exit::Signal(SIGKILL)));
+        let ever = host.and_then(|h| h.oom_kills).unwrap_or(0);
+        self.process.strains.oom_kills() > 0 || killed && ever > 0
+    }
+
+    /// What it does, or how it ended.
+    pub(super) fn state(&self) -> Option<Evidence> {
+        let (rank, host) = (self.rank, self.process.host.as_ref()?);
+        // What was seen before it ended says nothing any more.
+        if self.process.record.liveness != Liveness::Alive && !host.is_over() {
+            return None;
+        }
+        let at = |w: &Option<String>| w.as_ref().map_or_else(String::new, |w| format!(" at {w}"));
+        Some(fact(match (host.state.as_ref()?, host.exit()) {
+            (_, Some(Exit::Signal(n))) => format!("signal {n} ended the process of rank {rank}"),
+            (_, Some(Exit::Code(n))) => format!("the process of rank {rank} exited with code {n}"),
+            (ProcessState::Zombie(None), _) => {
+                format!("the process of rank {rank} ended, and its parent has not asked how")
+            }
+            (ProcessState::Stopped { traced: true }, _) => {
+                format!("the process of rank {rank} is stopped by a debugger")
+            }
+            (ProcessState::Stopped { traced: false }, _) => {
+                format!("the process of rank {rank} is stopped by a signal")
+            }
+            (ProcessState::Sleeping { wchan }, _) if wchan.is_some() => {
+                format!("the main thread of rank {rank} sleeps in the kernel{}", at(wchan))
+            }
+            (ProcessState::Blocked { wchan }, _) => format!(
+                "the main thread of rank {rank} is blocked in the kernel{}: it waits for a device or a file system",
+                at(wchan)
+            ),
+            (ProcessState::Running, _) => format!("the main thread of rank {rank} runs"),
+            _ => return None,
+        }))
+    }
+
+    /// What it went without in that time.
+    pub(super) fn wants(&self) -> Vec<Evidence> {
+        let (rank, s) = (self.rank, self.strain());
+        let shares = [
+            ("wanted a CPU and had none", s.cpu_starved),
+            ("was kept from the CPU by its cgroup's quota", s.cpu_throttled),
+            ("stood still for want of memory", s.memory_pressure),
+        ];
+        let mut evidence: Vec<Evidence> = shares
+            .iter()
+            .filter_map(|(text, share)| Some((text, share.filter(|s| *s >= SHARE)?)))
+            .map(|(text, share)| {
+                let percent = share * 100.0;
+                number(
+                    format!("the process of rank {rank} {text} for {percent:.0} % of the time"),
+                    share,
+                    "1",
+                )
+            })
+            .collect();
+        if self.out_of_memory() {
+            let n = self.process.host.as_ref().and_then(|h| h.oom_kills).unwrap_or(0);
+            evidence.push(number(
+                format!(
+                    "the kernel killed for want of memory in the cgroup of rank {rank}: {n} processes so far"
+                ),
+                n as f64,
+                "count",
+            ));
+        }
+        evidence
+    }
+
+    /// Where it is in its code, if somebody looked since the others wait.
+    pub(super) fn stack(&self) -> Option<Evidence> {
+        let host = self.process.host.as_ref()?;
+        let fresh = host.stack_ns.is_some_and(|t| t >= self.from_ns) && !host.stack.is_empty();
+        fresh.then(|| fact(format!("rank {} is at {}", self.rank, where_it_is(&host.stack))))
+    }
+
+    /// All of it.
+    pub(super) fn evidence(&self) -> Vec<Evidence> {
+        self.state().into_iter().chain(self.wants()).chain(self.stack()).collect()
+    }
+
+    /// What to do about what it went without, as the end of an advice.
+    pub(super) fn advice(&self) -> String {
+        let s = self.strain();
+        let much = |share: Option<f64>| share.is_some_and(|s| s >= SHARE);
+        let rank = self.rank;
+        let mut text = String::new();
+        if self.out_of_memory() {
+            text += &format!(
+                "; rank {rank} ran out of memory: dmesg names who was killed, raise memory.max or use fewer or smaller data loader workers"
+            );
+        } else if much(s.memory_pressure) {
+            text += &format!(
+                "; rank {rank} is short of memory: memory.max of its cgroup, data loader workers, pinned buffers"
+            );
+        }
+        if much(s.cpu_throttled) {
+            text += &format!(
+                "; rank {rank} is throttled: raise cpu.max of its cgroup (limits.cpu in Kubernetes)"
+            );
+        } else if much(s.cpu_starved) {
+            text += &format!(
+                "; rank {rank} wants CPUs: look at its pinning (taskset, --cpu-bind), at more threads than cores (OMP_NUM_THREADS, data loader workers) and at what else runs on its cores"
+            );
+        }
+        text
+    }
+}
+
+/// The innermost frames of a stack in a line.
+pub fn where_it_is(stack: &[String]) -> String {
+    let frames: Vec<&str> = stack.iter().take(FRAMES).map(String::as_str).collect();
+    frames.join(" < ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::join::Join;
+    use crate::join::testing::process;
+    use crate::model::{HostFact, SegmentId, Update};
+
+    const S: u64 = 1_000_000_000;
+
+    fn join(facts: Vec<HostFact>) -> Join {
+        let mut j = Join::new();
+        j.feed(process(3));
+        facts.into_iter().for_each(|f| j.feed(Update::Host(Box::new(f))));
+        j
+    }
+
+    fn fact_at(at_ns: u64) -> HostFact {
+        HostFact::new(SegmentId(4), at_ns)
+    }
+
+    fn told(j: &Join) -> (Vec<String>, String) {
+        let process = j.process(SegmentId(4)).unwrap();
+        let s = Suspect { rank: Rank(3), process, from_ns: 10 * S, to_ns: 12 * S };
+        (s.evidence().into_iter().map(|e| e.text).collect(), s.advice())
+    }
+
+    #[test]
+    fn each_state_has_its_words() {
+        let of = |state| {
+            let j = join(vec![HostFact { state: Some(state), ..fact_at(11 * S) }]);
+            told(&j).0.join("; ")
+        };
+        let wchan = || Some("nfs_wait_bit_killable".to_owned());
+        assert!(of(ProcessState::Blocked { wchan: wchan() }).contains("blocked in the kernel at nfs_wait"));
+        assert!(of(ProcessState::Sleeping { wchan: wchan() }).contains("sleeps in the kernel at nfs_wait"));
+        assert!(of(ProcessState::Stopped { traced: true }).contains("debugger"));
+        assert!(of(ProcessState::Zombie(None)).contains("has not asked how"));
+        assert!(of(ProcessState::Gone(Some(Exit::Code(3)))).contains("exited with code 3"));
+        assert_eq!(of(ProcessState::Gone(None)), "");
+    }
+
+    #[test]
+    fn wants_are_told_of_the_time_in_which_the_others_waited() {
+        let starved = |at, share| HostFact { cpu_starved: Some(share), ..fact_at(at) };
+        let (evidence, advice) = told(&join(vec![starved(5 * S, 0.9), starved(11 * S, 0.1)]));
+        assert_eq!((evidence.len(), advice.as_str()), (0, ""), "it was starved long before");
+        let (evidence, advice) = told(&join(vec![starved(11 * S, 0.6), starved(20 * S, 0.0)]));
+        assert!(evidence[0].contains("wanted a CPU and had none for 60 %"), "{evidence:?}");
+        assert!(advice.contains("pinning"), "{advice}");
+        let throttled = HostFact { cpu_throttled: Some(0.5), cpu_starved: Some(0.9), ..fact_at(11 * S) };
+        assert!(told(&join(vec![throttled])).1.contains("cpu.max"));
+        let pressed = HostFact { memory_pressure: Some(0.3), ..fact_at(11 * S) };
+        assert!(told(&join(vec![pressed])).0[0].contains("want of memory for 30 %"));
+    }
+
+    #[test]
+    fn a_kill_for_want_of_memory_is_told_where_it_can_be_its_own() {
+        let fact = |state: ProcessState, kills| HostFact {
+            state: Some(state),
+            oom_kills: Some(kills),
+            ..fact_at(11 * S)
+        };
+        let gone = |exit| ProcessState::Gone(Some(exit));
+        let (evidence, advice) = told(&join(vec![fact(gone(Exit::Signal(9)), 2)]));
+        assert!(evidence[1].contains("want of memory") && advice.contains("dmesg"), "{evidence:?} {advice}");
+        assert_eq!(told(&join(vec![fact(gone(Exit::Code(1)), 2)])).1, "", "it left by itself");
+        // Who lives had a process killed beside it, since it was first looked at.
+        let facts = vec![fact(ProcessState::Running, 2), fact(ProcessState::Running, 3)];
+        assert!(told(&join(facts)).1.contains("ran out of memory"));
+    }
+
+    #[test]
+    fn a_stack_counts_from_when_the_others_wait() {
+        let with = |at| {
+            let stack = (0..9).map(|i| format!("f{i} (a.py:{i})")).collect();
+            told(&join(vec![HostFact { stack, stack_ns: Some(at), ..fact_at(11 * S) }])).0
+        };
+        assert_eq!(
+            with(11 * S),
+            [
+                "rank 3 is at f0 (a.py:0) < f1 (a.py:1) < f2 (a.py:2) < f3 (a.py:3) < f4 (a.py:4) < f5 (a.py:5)"
+            ]
+        );
+        assert_eq!(with(9 * S), Vec::<String>::new());
+    }
+}

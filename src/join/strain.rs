@@ -1,0 +1,105 @@
+//! What a process went without, second by second: lateness is held against the second in which it happened.
+
+use crate::model::HostFact;
+use std::collections::VecDeque;
+
+/// Looks kept, about a second each.
+const KEPT: usize = 64;
+/// Equal shares within this time, in ns, are one measurement.
+const SAME_NS: u64 = 500_000_000;
+
+/// Shares of time in which a process could not work, 0 to 1. Absent is not known.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Strain {
+    /// It wanted a CPU and had none.
+    pub cpu_starved: Option<f64>,
+    /// Its cgroup's quota kept it from the CPU.
+    pub cpu_throttled: Option<f64>,
+    /// Tasks of its cgroup stood still for want of memory.
+    pub memory_pressure: Option<f64>,
+}
+
+impl Strain {
+    fn of(fact: &HostFact) -> Self {
+        Strain {
+            cpu_starved: fact.cpu_starved,
+            cpu_throttled: fact.cpu_throttled,
+            memory_pressure: fact.memory_pressure,
+        }
+    }
+
+    /// The worse of both, each share by itself.
+    fn worst(self, other: Self) -> Self {
+        let max = |a: Option<f64>, b: Option<f64>| match (a, b) {
+            (Some(a), Some(b)) => Some(a.max(b)),
+            (a, b) => a.or(b),
+        };
+        Strain {
+            cpu_starved: max(self.cpu_starved, other.cpu_starved),
+            cpu_throttled: max(self.cpu_throttled, other.cpu_throttled),
+            memory_pressure: max(self.memory_pressure, other.memory_pressure),
+        }
+    }
+}
+
+/// The strains of a process over the last minute.
+#[derive(Debug, Clone, Default)]
+pub struct Strains {
+    looks: VecDeque<(u64, Strain)>,
+    /// Processes of its cgroup that had been killed for want of memory when it was first looked at.
+    killed_before: Option<u64>,
+    killed: Option<u64>,
+}
+
+impl Strains {
+    /// Takes what the host says. Facts that come between two measurements say the same again.
+    pub(super) fn take(&mut self, fact: &HostFact) {
+        self.killed = fact.oom_kills.or(self.killed);
+        self.killed_before = self.killed_before.or(fact.oom_kills);
+        let strain = Strain::of(fact);
+        let again = |(at, last): &(u64, Strain)| *last == strain && fact.at_ns.saturating_sub(*at) < SAME_NS;
+        if strain == Strain::default() || self.looks.back().is_some_and(again) {
+            return;
+        }
+        if self.looks.len() == KEPT {
+            self.looks.pop_front();
+        }
+        self.looks.push_back((fact.at_ns, strain));
+    }
+
+    /// The worst of what was measured between two moments, host monotonic ns. A look tells of the second before it.
+    pub fn worst(&self, from_ns: u64, to_ns: u64) -> Strain {
+        let within = self.looks.iter().filter(|(t, _)| (from_ns..=to_ns).contains(t));
+        within.fold(Strain::default(), |worst, (_, s)| worst.worst(*s))
+    }
+
+    /// Processes of its cgroup that were killed for want of memory since it was first looked at.
+    pub fn oom_kills(&self) -> u64 {
+        self.killed.zip(self.killed_before).map_or(0, |(now, then)| now.saturating_sub(then))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::SegmentId;
+
+    fn look(at_ns: u64, starved: Option<f64>, kills: u64) -> HostFact {
+        HostFact { cpu_starved: starved, oom_kills: Some(kills), ..HostFact::new(SegmentId(1), at_ns) }
+    }
+
+    #[test]
+    fn the_worst_of_a_span_is_told() {
+        let mut s = Strains::default();
+        for (at, starved) in [(1, Some(0.1)), (2, Some(0.7)), (3, Some(0.2)), (4, None)] {
+            s.take(&HostFact { memory_pressure: Some(0.05), ..look(at, starved, 3) });
+        }
+        assert_eq!(s.worst(0, 10).cpu_starved, Some(0.7));
+        assert_eq!(s.worst(3, 10).cpu_starved, Some(0.2));
+        assert_eq!(s.worst(4, 10).cpu_starved, None, "absent is not zero");
+        assert_eq!(s.worst(4, 10).memory_pressure, Some(0.05));
+        assert_eq!(s.oom_kills(), 0, "those before were others");
+        s.take(&look(5, None, 4));
+        assert_eq!(s.oom_kills(), 1);
+    }
+}
