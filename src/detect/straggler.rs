@@ -8,6 +8,25 @@ use crate::join::{Communicator, Join, LateEvent, Measure, Track};
 use crate::model::{CommId, Confidence, Finding, Kind, Rank, SegmentId};
 use std::collections::BTreeMap;
 
+/// How likely it may be at most that some rank of equal ones is late so often.
+const CHANCE: f64 = 0.01;
+
+/// How likely it is that one of `ranks` equal ranks is the late one in at least `times` of `all` operations.
+fn by_chance(times: usize, all: usize, ranks: usize) -> f64 {
+    let one = 1.0 / ranks.max(2) as f64;
+    let odds = one / (1.0 - one);
+    // The terms of the binomial distribution, from none upwards.
+    let mut term = (1.0 - one).powf(all as f64);
+    let mut tail = 0.0;
+    for k in 0..=all {
+        if k >= times {
+            tail += term;
+        }
+        term *= (all - k) as f64 / (k + 1) as f64 * odds;
+    }
+    (tail * ranks as f64).min(1.0)
+}
+
 /// The rule.
 #[derive(Debug)]
 pub struct StragglerRule {
@@ -115,7 +134,9 @@ impl StragglerRule {
         let told = |events: &[&LateEvent]| {
             let worst = events.iter().map(|e| e.by_ns).max().unwrap_or(0);
             // The same rank again and again, not every rank in turn.
-            let often = events.len() >= self.settings.late_times && events.len() * 2 > all;
+            let often = events.len() >= self.settings.late_times
+                && events.len() * 2 > all
+                && by_chance(events.len(), all, c.expected()) < CHANCE;
             worst >= self.settings.late_at_once_ns || often
         };
         by_rank
@@ -286,6 +307,14 @@ mod tests {
         // The last operation is at 4 s; the rules are asked at 100 s.
         let found = run(&[(0, 1_000), (3, 300_000_000), (1, 1_000)]);
         assert!(!found[0].open);
+    }
+
+    #[test]
+    fn the_same_rank_by_chance_is_noise() {
+        assert!((by_chance(2, 2, 2) - 0.5).abs() < 1e-9);
+        assert!(by_chance(5, 5, 4) < CHANCE && by_chance(5, 9, 4) > CHANCE);
+        assert!(by_chance(8, 8, 2) < CHANCE && by_chance(5, 5, 2) > CHANCE);
+        assert!(by_chance(300, 512, 16_384) < CHANCE);
     }
 
     #[test]
