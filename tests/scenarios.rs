@@ -14,6 +14,12 @@ use std::path::Path;
 
 const MS: u64 = 1_000_000;
 
+/// Real processes that get no CPU are late, and are rightly told so: one test at a time.
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 /// A finding, when it was told, and when the facts that prove it were there.
 struct Told {
     finding: Finding,
@@ -222,6 +228,7 @@ fn flaws(o: &Outcome, t: &Told, wanted: &Expected, case: &Case) -> Vec<String> {
 
 #[test]
 fn every_planted_cause_is_found_and_nothing_else() {
+    let _alone = alone();
     let only = std::env::var("SCENARIO").ok();
     let (mut planted, mut found, mut right, mut healthy, mut count) = (0, 0, 0, 0, 0);
     let mut report = String::new();
@@ -276,6 +283,7 @@ fn every_planted_cause_is_found_and_nothing_else() {
 /// NCCL's static one, so that the plugin calls every operation untimed: cases that rest on what did not start are left
 /// to real GPUs.
 fn faithfully(name: &str) {
+    let _alone = alone();
     use ringwatch::ingest::{Place, Segments, now_ns};
     let (_, case) = cases().into_iter().find(|(n, _)| n == name).expect("a case");
     let mut sim = Simulation::new(&case, name, 0, 0);

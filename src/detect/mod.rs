@@ -51,6 +51,8 @@ pub struct Settings {
     pub patience_unsure_ns: u64,
     /// The same, where no stamp says that a GPU began to wait: it may be queued behind a computation.
     pub patience_silent_ns: u64,
+    /// The same, where all ranks issued the operation and no stamp says that a GPU began.
+    pub patience_blind_ns: u64,
     /// How long a mismatch waits for the next operations, which tell a wrong call from one too many, in ns.
     pub settle_shift_ns: u64,
     /// How long a communicator may be in the making before ranks that have not joined it are missing, in ns.
@@ -81,6 +83,7 @@ impl Default for Settings {
             settle_shift_ns: 100_000_000,
             patience_unsure_ns: 30_000_000_000,
             patience_silent_ns: 4_000_000_000,
+            patience_blind_ns: 10_000_000_000,
             patience_init_ns: 30_000_000_000,
             late_at_once_ns: 200_000_000,
             late_often_ns: 5_000_000,

@@ -13,7 +13,7 @@ fn behind_untimed(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     // Hosts that run ahead issue minutes of work; what is not timed takes its time as well.
     let rhythm = scene.join.rhythm(at.comm)?;
     let queue_ns = rhythm.step_ns.saturating_mul(at.stall.order - first);
-    let patience = scene.settings.patience_silent_ns.max(scene.patience(at.comm));
+    let patience = scene.settings.patience_blind_ns.max(scene.patience(at.comm));
     let patience = patience.max(rhythm.longest_ns.saturating_mul(2)).max(queue_ns.saturating_mul(3));
     let waited = at.waited.for_ns.filter(|w| *w >= patience && at.stall.order > 0)?;
     let ranks = at.waited.ranks.clone();
