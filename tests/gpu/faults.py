@@ -1,6 +1,6 @@
 """Plants faults in a real job (fault_job.py) and measures what Ringwatch says, and how soon.
 
-python3 faults.py PATH_OF_RINGWATCH [FAULT ...]; needs 4 GPUs and torch. Prints one line a fault and exits 1 when one
+python3 faults.py PATH_OF_RINGWATCH [FAULT ...]; needs 4 GPUs and torch (RANKS=2 does for most). Prints one line a fault and exits 1 when one
 was not named rightly in time. THROTTLE=/path/of/throttle.so (built from throttle.c) is needed for `network`.
 """
 import os
@@ -15,20 +15,21 @@ import time
 
 import torch
 
-RANKS = 4
+RANKS = int(os.environ.get("RANKS", "4"))
+LAST = RANKS - 1
 # Fault: kinds that are right, the rank (None: any), seconds it may take, more of the environment.
 FAULTS = {
-    "stop": ("missing-rank", 3, 5, {}),
-    "kill": ("missing-rank|aborted-rank", 3, 5, {}),
-    "missing": ("missing-rank", 3, 5, {}),
+    "stop": ("missing-rank", LAST, 5, {}),
+    "kill": ("missing-rank|aborted-rank", LAST, 5, {}),
+    "missing": ("missing-rank", LAST, 5, {}),
     "size": ("mismatch", 1, 5, {}),
     "root": ("mismatch", 1, 5, {}),
     "swapped": ("interleaved-communicators", None, 5, {}),
     "send": ("send-without-receive", 1, 5, {}),
-    "graph": ("missing-replay", 3, 5, {"RINGWATCH_GRAPHS": "full"}),
+    "graph": ("missing-replay", LAST, 5, {"RINGWATCH_GRAPHS": "full"}),
     "compute": ("straggler", 2, 10, {}),
     "shared-gpu": ("straggler", 1, 10, {}),
-    "starved": ("straggler", 3, 10, {}),
+    "starved": ("straggler", LAST, 10, {}),
     "network": ("slow-transfer|change-point|slow-node|slow-pair", None, 10, {"FAKE_NODES": "2", "NCCL_SOCKET_IFNAME": "lo", "NCCL_SHM_DISABLE": "1"}),
     "healthy": (None, None, 75, {}),
 }
