@@ -249,7 +249,7 @@ pub struct Bench {
     /// With --compare: the events that the null plugin asks for [default: 0x42, collectives and kernels on channels]
     #[arg(long, value_name = "MASK", requires = "compare")]
     pub null_mask: Option<String>,
-    /// With --compare: end a variant that runs for longer than this [default: 600]
+    /// With --compare: end a variant whose set-up or turn takes longer than this [default: 600]
     #[arg(long, value_name = "SECONDS", requires = "compare", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub variant_timeout: Option<u64>,
 }

@@ -342,6 +342,18 @@ impl Rendezvous {
         self.all_gather(&[]).map(|_| ())
     }
 
+    /// Waits for everybody, however long others have their turns; whoever is lost is noticed.
+    ///
+    /// # Errors
+    /// As [`Self::all_gather`].
+    pub fn barrier_of_a_turn(&mut self) -> Result<(), RendezvousError> {
+        const DAY: Duration = Duration::from_secs(86_400);
+        let limit = std::mem::replace(&mut self.limit, DAY);
+        let met = self.barrier();
+        self.limit = limit;
+        met
+    }
+
     /// Waits for everybody; the processes on rank 0's host then go on at the same moment of their common clock.
     ///
     /// # Errors

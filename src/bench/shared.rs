@@ -257,7 +257,7 @@ impl Shared {
             waiting.store(false, Ordering::Release);
             waited?;
         }
-        self.exchange(thread, Rendezvous::barrier)?;
+        self.exchange(thread, Rendezvous::barrier_of_a_turn)?;
         Ok(())
     }
 

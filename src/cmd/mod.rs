@@ -59,6 +59,12 @@ fn baselines(files: &[PathBuf]) -> anyhow::Result<Vec<Baseline>> {
         if report.schema != SCHEMA {
             bail!("{}: schema {}, and this ringwatch reads {SCHEMA}", what(), report.schema);
         }
+        if report.settings.batch > 1 || report.settings.graph.is_some() {
+            bail!(
+                "{}: batches and graphs leave out launches that a job has; measure without -G and --batch",
+                what()
+            );
+        }
         let func = match report.settings.collective {
             Collective::AllReduce => Func::AllReduce,
             Collective::Broadcast => Func::Broadcast,
@@ -69,7 +75,6 @@ fn baselines(files: &[PathBuf]) -> anyhow::Result<Vec<Baseline>> {
             Collective::SendRecv => Func::SendRecv,
         };
         let ranks = u32::try_from(report.environment.ranks.len()).context("too many ranks")?;
-        // Batches and graphs leave out launches that a job has.
         all.extend(report.sizes.iter().map(|s| Baseline {
             func,
             ranks,

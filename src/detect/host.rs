@@ -82,7 +82,7 @@ impl Suspect<'_> {
             .map(|(text, share)| {
                 let percent = share * 100.0;
                 number(
-                    format!("the process of rank {rank} {text} for {percent:.0} % of the time"),
+                    format!("the process of rank {rank} {text} for up to {percent:.0} % of the time"),
                     share,
                     "1",
                 )
@@ -121,7 +121,7 @@ impl Suspect<'_> {
         let mut text = String::new();
         if self.out_of_memory() {
             text += &format!(
-                "; rank {rank} ran out of memory: dmesg names who was killed, raise memory.max or use fewer or smaller data loader workers"
+                "; a process of rank {rank}'s cgroup was killed for want of memory: dmesg names it and when; raise memory.max or use fewer or smaller data loader workers"
             );
         } else if much(s.memory_pressure) {
             text += &format!(
@@ -194,12 +194,12 @@ mod tests {
         let (evidence, advice) = told(&join(vec![starved(5 * S, 0.9), starved(11 * S, 0.1)]));
         assert_eq!((evidence.len(), advice.as_str()), (0, ""), "it was starved long before");
         let (evidence, advice) = told(&join(vec![starved(11 * S, 0.6), starved(20 * S, 0.0)]));
-        assert!(evidence[0].contains("wanted a CPU and had none for 60 %"), "{evidence:?}");
+        assert!(evidence[0].contains("wanted a CPU and had none for up to 60 %"), "{evidence:?}");
         assert!(advice.contains("pinning"), "{advice}");
         let throttled = HostFact { cpu_throttled: Some(0.5), cpu_starved: Some(0.9), ..fact_at(11 * S) };
         assert!(told(&join(vec![throttled])).1.contains("cpu.max"));
         let pressed = HostFact { memory_pressure: Some(0.3), ..fact_at(11 * S) };
-        assert!(told(&join(vec![pressed])).0[0].contains("want of memory for 30 %"));
+        assert!(told(&join(vec![pressed])).0[0].contains("want of memory for up to 30 %"));
     }
 
     #[test]
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(told(&join(vec![fact(gone(Exit::Code(1)), 2)])).1, "", "it left by itself");
         // Who lives had a process killed beside it, since it was first looked at.
         let facts = vec![fact(ProcessState::Running, 2), fact(ProcessState::Running, 3)];
-        assert!(told(&join(facts)).1.contains("ran out of memory"));
+        assert!(told(&join(facts)).1.contains("killed for want of memory"));
     }
 
     #[test]

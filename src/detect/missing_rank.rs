@@ -51,7 +51,7 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
         evidence.extend(condition(scene, at, *rank));
         evidence.extend(who(scene.join, at.comm, *rank));
     }
-    let causes = missing.iter().map(|r| (*r, cause(scene, at, *r)));
+    let causes = missing.iter().take(DESCRIBED).map(|r| (*r, cause(scene, at, *r)));
     // The hardest fact about any of them comes first.
     let cause = causes.min_by_key(|(r, c)| (weight(c), *r)).map_or(Cause::Unknown, |(_, c)| c);
     let advice = advice(scene, at, &cause, kind);

@@ -139,7 +139,15 @@ impl Detector {
         let mut new = Vec::new();
         let mut seen = BTreeSet::new();
         let mut given: Vec<Finding> = self.rules.iter().flat_map(|r| r.check(join, now_ns)).collect();
-        let told = |comm: CommId, track: Track, order: u64, rank: Rank| self.told(comm, track, order, rank);
+        let hangs: Vec<&Finding> = self.found.values().filter(|f| f.kind.is_hang()).collect();
+        let told = |comm: CommId, track: Track, order: u64, rank: Rank| {
+            hangs.iter().any(|f| {
+                // Already told of as what holds up this operation.
+                f.communicator == comm
+                    && (f.operation.track, f.operation.order) == (track, order)
+                    && f.ranks.contains(&rank)
+            })
+        };
         given.extend(self.straggler.check_but(join, now_ns, &told));
         if self.slow_ns.is_none_or(|t| now_ns.saturating_sub(t) >= SLOW_EVERY_NS) {
             self.slow_ns = Some(now_ns);
@@ -161,17 +169,6 @@ impl Detector {
         }
         self.forget();
         new
-    }
-
-    /// True when a rank was already told of as what holds up this operation.
-    fn told(&self, comm: CommId, track: Track, order: u64, rank: Rank) -> bool {
-        let here = |f: &&Finding| {
-            f.kind.is_hang()
-                && f.communicator == comm
-                && (f.operation.track, f.operation.order) == (track, order)
-                && f.ranks.contains(&rank)
-        };
-        self.found.values().find(here).is_some()
     }
 
     /// Takes a finding in; gives it back if it is a new one, or another kind than it seemed.

@@ -45,8 +45,10 @@ fn behind_untimed(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
 
 pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let ranks = &at.origin.ranks;
+    let nowhere = at.instance.parts.values().all(|p| !p.finished && p.started_ns.is_none());
     if at.stall.waiting.is_empty() {
-        return behind_untimed(scene, at);
+        // Ranks that are through with a rooted operation wait for nobody, and are not in doubt.
+        return if nowhere { behind_untimed(scene, at) } else { None };
     }
     // How long black boxes waited has to be known, as far as they wrote something down later: a job that is ended
     // always ends in some operation.

@@ -102,23 +102,26 @@ fn tiny(join: &Join, id: CommId, loads: &[Load<'_>]) -> Option<Finding> {
 fn busy(join: &Join, loads: &BTreeMap<CommId, Vec<Load<'_>>>) -> Vec<Finding> {
     let mut out = Vec::new();
     let mut told = BTreeSet::new();
-    let mut of_process: BTreeMap<SegmentId, Vec<CommId>> = BTreeMap::new();
+    // A process's communicators, and how many ranks it has in each.
+    let mut of_process: BTreeMap<SegmentId, BTreeMap<CommId, u32>> = BTreeMap::new();
     for c in loads.keys().filter_map(|id| join.communicator(*id)) {
         for m in c.members().values() {
-            of_process.entry(m.record.segment).or_default().push(c.id);
+            *of_process.entry(m.record.segment).or_default().entry(c.id).or_default() += 1;
         }
     }
     for (segment, comms) in &of_process {
         let Some(p) = join.process(*segment).filter(|p| p.record.liveness == Liveness::Alive) else {
             continue;
         };
-        let sum: f64 = comms.iter().filter_map(|c| loads.get(c)).flatten().map(|(.., s)| s).sum();
-        let overlap = p.busy.overlap().unwrap_or(1.0);
+        let sum: f64 = comms.keys().filter_map(|c| loads.get(c)).flatten().map(|(.., s)| s).sum();
+        // Several GPUs of a process work at the same time on one collective, whose share is a mean over them.
+        let gpus = comms.values().copied().max().unwrap_or(1);
+        let overlap = p.busy.overlap().map_or(1.0, |o| (o * f64::from(gpus)).min(1.0));
         let share = (sum * overlap).min(1.0);
         if share < SHARE {
             continue;
         }
-        let mut all: Vec<&Load<'_>> = comms.iter().filter_map(|c| loads.get(c)).flatten().collect();
+        let mut all: Vec<&Load<'_>> = comms.keys().filter_map(|c| loads.get(c)).flatten().collect();
         all.sort_by(|a, b| b.2.total_cmp(&a.2));
         let Some(worst) = all.first() else { continue };
         // The ranks of one communicator spend their time together.
@@ -161,7 +164,7 @@ fn busy(join: &Join, loads: &BTreeMap<CommId, Vec<Load<'_>>>) -> Vec<Finding> {
 fn uneven(join: &Join, c: &Communicator) -> Option<Finding> {
     let n = c.expected();
     let all = || c.members().iter().map(|(r, m)| (*r, &m.exchanged));
-    let dense = all().all(|(_, e)| e.sends >= SENDS && e.peers() * 2 >= n);
+    let dense = all().all(|(_, e)| e.sends >= SENDS && e.knows(n / 2));
     if n < 3 || c.members().len() < n || !dense {
         return None;
     }

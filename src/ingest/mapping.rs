@@ -125,6 +125,11 @@ pub(super) struct Mapping {
 unsafe impl Send for Mapping {}
 
 impl Mapping {
+    /// Whose file it is; nobody's where that cannot be said.
+    pub(super) fn owner(&self) -> u32 {
+        self.file.metadata().map_or(u32::MAX, |m| std::os::unix::fs::MetadataExt::uid(&m))
+    }
+
     /// Opens and maps a file and checks that it is a segment.
     pub(super) fn open(path: &Path) -> Result<Self, MapError> {
         install();

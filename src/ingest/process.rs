@@ -50,7 +50,10 @@ pub(super) enum Life {
 impl Life {
     /// Looks for the process that calls itself `pid` and started at `start_ticks`; `None` when it is gone.
     pub(super) fn find(pid: u32, start_ticks: u64, mapping: &Mapping) -> Option<Self> {
-        if runs(pid, start_ticks) {
+        // The pid is the segment's own word: it counts for a process of the file's owner alone, or anybody could
+        // have another's process looked into.
+        let owner = fs::metadata(format!("/proc/{pid}")).map(|m| std::os::unix::fs::MetadataExt::uid(&m));
+        if runs(pid, start_ticks) && owner.is_ok_and(|uid| uid == mapping.owner()) {
             return Some(Life::Process(pid, start_ticks));
         }
         mapping.is_locked().then_some(Life::Lock)

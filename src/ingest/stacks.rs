@@ -10,7 +10,7 @@ use std::ffi::OsString;
 use std::io::Read;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A process is asked again after this, in ns.
 const AGAIN_NS: u64 = 30_000_000_000;
@@ -88,21 +88,26 @@ fn ask(tool: &OsString, pid: u32) -> Option<Vec<String>> {
     command.args(["dump", "--json", "--nonblocking", "--pid", &pid.to_string()]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().ok()?;
+    let text = read(&mut child);
+    // It has ended, or nobody waits for it any more; both calls fail in the first case.
+    child.kill().ok();
+    child.wait().ok();
+    frames(&text?)
+}
+
+/// All that it prints, if it ends in time.
+fn read(child: &mut std::process::Child) -> Option<Vec<u8>> {
     let out = child.stdout.take()?;
-    let reader = std::thread::spawn(move || {
+    let (send, all) = channel();
+    let work = move || {
         let mut text = Vec::new();
-        out.take(OUTPUT_MAX).read_to_end(&mut text).ok().map(|_| text)
-    });
-    let until = Instant::now() + PATIENCE;
-    while child.try_wait().ok()?.is_none() {
-        if Instant::now() > until {
-            child.kill().ok();
-            child.wait().ok();
-            return None;
+        if out.take(OUTPUT_MAX).read_to_end(&mut text).is_ok() {
+            // Whoever asked may have given up.
+            send.send(text).ok();
         }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    frames(&reader.join().ok()??)
+    };
+    std::thread::Builder::new().name("stack-text".to_owned()).spawn(work).ok()?;
+    all.recv_timeout(PATIENCE).ok()
 }
 
 /// The main thread's frames, innermost first: `function (file:line)`.
@@ -123,6 +128,7 @@ fn frames(json: &[u8]) -> Option<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Instant;
 
     const DUMP: &str = r#"[
         {"pid": 7, "thread_id": 1, "thread_name": "Thread-1", "os_thread_id": 9, "active": false, "frames": []},

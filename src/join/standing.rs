@@ -301,7 +301,8 @@ impl Join {
         let c = self.communicator(stall.comm)?;
         let instance = c.instance(stall.track, stall.order)?;
         // Of what started nowhere all wait, since the last of them issued it and nothing else moved.
-        if stall.lack == Lack::Start && stall.waiting.is_empty() {
+        let nowhere = || instance.parts.values().all(|p| !p.finished && p.started_ns.is_none());
+        if stall.lack == Lack::Start && stall.waiting.is_empty() && nowhere() {
             let issued = instance.parts.values().filter_map(|p| p.op.issued_ns).max()?;
             let since_ns = self.rhythm(c).map_or(issued, |r| r.last_ns.max(issued));
             let ranks = instance.parts.keys().copied().collect();

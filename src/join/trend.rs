@@ -67,6 +67,15 @@ impl Change {
     }
 }
 
+/// Where a block lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Side {
+    #[default]
+    Usual,
+    Slow,
+    Fast,
+}
+
 /// What was learned of one kind of transfer.
 #[derive(Debug, Clone, Default)]
 pub struct Trend {
@@ -77,8 +86,11 @@ pub struct Trend {
     count: u64,
     /// What is usual, and how much blocks vary by themselves, in ns.
     usual: Option<(f64, f64)>,
-    /// Blocks in a row on the other side of what is usual.
+    /// The last blocks in a row on one side of what is usual.
     row: Vec<Block>,
+    side: Side,
+    /// Blocks in a row that were not slow.
+    calm: usize,
     change: Option<Change>,
     last_ns: u64,
 }
@@ -119,28 +131,34 @@ impl Trend {
         };
         let slow = b.median_ns > usual * RATIO && b.median_ns > usual + SPREADS * varies;
         let fast = b.median_ns * RATIO < usual && b.median_ns + SPREADS * varies < usual;
-        if slow != self.change.is_some() || fast {
-            self.row.push(b);
+        let side = if slow {
+            Side::Slow
+        } else if fast {
+            Side::Fast
         } else {
+            Side::Usual
+        };
+        // As soon as it is not slow any more, slower or faster than usual by chance makes no difference.
+        self.calm = if slow { 0 } else { self.calm + 1 };
+        if side != self.side {
             self.row.clear();
+            self.side = side;
         }
-        if fast && self.row.iter().all(|b| b.median_ns < usual) {
+        if self.row.len() < LEARNED {
+            self.row.push(b);
+        }
+        let medians: Vec<f64> = self.row.iter().map(|b| b.median_ns).collect();
+        match (side, self.row.first(), median(&medians)) {
+            (Side::Slow, Some(first), Some(after_ns)) if self.row.len() >= ROW && self.change.is_none() => {
+                self.change = Some(Change { since_ns: first.at_ns, before_ns: usual, after_ns });
+            }
             // What was learned was no good time: learn again.
-            if self.row.len() >= LEARNED {
+            (Side::Fast, ..) if self.row.len() >= LEARNED => {
                 *self =
                     Trend { skipped: WARM_UP, last_ns: self.last_ns, count: self.count, ..Trend::default() };
             }
-            return;
-        }
-        if self.row.len() >= ROW {
-            let after: Vec<f64> = self.row.iter().map(|b| b.median_ns).collect();
-            self.change = match (slow, median(&after), self.row.first()) {
-                (true, Some(after_ns), Some(first)) => {
-                    Some(Change { since_ns: first.at_ns, before_ns: usual, after_ns })
-                }
-                _ => None,
-            };
-            self.row.clear();
+            _ if self.calm >= ROW => self.change = None,
+            _ => {}
         }
     }
 
@@ -229,6 +247,20 @@ mod tests {
             feed(&mut t, &mut at, 16, 160_000.0, 0.1);
         }
         assert_eq!(t.change(), None);
+    }
+
+    #[test]
+    fn fast_blocks_and_a_slow_one_are_no_slowdown() {
+        for sides in
+            [&[60.0, 60.0, 140.0][..], &[60.0, 140.0, 140.0], &[60.0, 60.0, 60.0, 60.0, 140.0, 140.0]]
+        {
+            let (mut t, mut at) = (Trend::default(), 0);
+            feed(&mut t, &mut at, 8 + 16 * 8, 100.0, 0.0);
+            for ns in sides {
+                feed(&mut t, &mut at, 16, *ns, 0.0);
+                assert_eq!(t.change(), None, "{sides:?}");
+            }
+        }
     }
 
     #[test]

@@ -70,9 +70,9 @@ impl Exchanged {
         self.received_bytes = self.received_bytes.saturating_add(bytes);
     }
 
-    /// To how many others it has sent.
-    pub fn peers(&self) -> usize {
-        self.peers.len()
+    /// True when it has sent to at least so many others, or to as many as are remembered.
+    pub fn knows(&self, others: usize) -> bool {
+        self.peers.len() >= others.min(PEERS_MAX)
     }
 }
 

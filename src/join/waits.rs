@@ -319,7 +319,7 @@ impl<'a> Graph<'a> {
         let ends =
             |node: usize| component.get(node).is_some_and(|c| leaves.get(*c as usize).is_some_and(|l| !*l));
         let mut order: Vec<usize> = (0..self.stalls.len()).collect();
-        order.sort_by_key(|i| {
+        order.sort_by_cached_key(|i| {
             let s = &self.stalls[*i];
             (since(s), s.comm, s.track, s.order)
         });
@@ -371,7 +371,8 @@ impl<'a> Graph<'a> {
         for o in origins {
             let first = &self.stalls[o.first];
             let mut processes: VecDeque<u32> = VecDeque::new();
-            let ranks = first.lacking.iter().filter(|(r, _)| o.ranks.contains(r)).map(|(_, p)| *p);
+            let culprits: BTreeSet<Rank> = o.ranks.iter().copied().collect();
+            let ranks = first.lacking.iter().filter(|(r, _)| culprits.contains(r)).map(|(_, p)| *p);
             processes.extend(ranks);
             for i in std::iter::once(&o.first).chain(&o.circle) {
                 processes.extend(self.stalls[*i].waiting.iter().map(|(_, p)| *p));
