@@ -82,8 +82,6 @@ pub struct Trend {
     skipped: u32,
     open: Vec<(u64, f64)>,
     blocks: VecDeque<Block>,
-    /// Blocks so far.
-    count: u64,
     /// What is usual, and how much blocks vary by themselves, in ns.
     usual: Option<(f64, f64)>,
     /// The last blocks in a row on one side of what is usual.
@@ -120,7 +118,6 @@ impl Trend {
             self.blocks.pop_front();
         }
         self.blocks.push_back(b);
-        self.count += 1;
         let Some((usual, varies)) = self.usual else {
             if self.blocks.len() >= LEARNED {
                 let medians: Vec<f64> = self.blocks.iter().map(|b| b.median_ns).collect();
@@ -154,8 +151,7 @@ impl Trend {
             }
             // What was learned was no good time: learn again.
             (Side::Fast, ..) if self.row.len() >= LEARNED => {
-                *self =
-                    Trend { skipped: WARM_UP, last_ns: self.last_ns, count: self.count, ..Trend::default() };
+                *self = Trend { skipped: WARM_UP, last_ns: self.last_ns, ..Trend::default() };
             }
             _ if self.calm >= ROW => self.change = None,
             _ => {}
@@ -181,19 +177,9 @@ impl Trend {
         self.blocks.iter().rev().take(ROW).map(|b| b.median_ns).reduce(f64::min)
     }
 
-    /// What was learned as usual, in ns.
-    pub fn usual_ns(&self) -> Option<f64> {
-        self.usual.map(|(u, _)| u)
-    }
-
     /// When the last operation was issued, host monotonic ns.
     pub fn last_ns(&self) -> u64 {
         self.last_ns
-    }
-
-    /// Operations taken, as whole blocks.
-    pub fn blocks(&self) -> u64 {
-        self.count
     }
 }
 
@@ -268,7 +254,7 @@ mod tests {
         let (mut t, mut at) = (Trend::default(), 0);
         feed(&mut t, &mut at, 300, 300_000.0, 0.1);
         feed(&mut t, &mut at, 600, 100_000.0, 0.1);
-        assert!((t.usual_ns().expect("learned") / 100_000.0 - 1.0).abs() < 0.1);
+        assert!((t.usual.expect("learned").0 / 100_000.0 - 1.0).abs() < 0.1);
         feed(&mut t, &mut at, 100, 200_000.0, 0.1);
         assert!(t.change().is_some());
     }
@@ -279,7 +265,7 @@ mod tests {
         for i in 0..13u64 {
             t.add(i * 3_000_000_000, 1e6);
         }
-        assert_eq!(t.blocks(), 1);
+        assert_eq!(t.blocks.len(), 1);
         assert_eq!((t.now(), t.least_now_ns()), (None, None), "one block says nothing yet");
     }
 
