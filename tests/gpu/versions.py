@@ -15,7 +15,7 @@ import sys
 import tempfile
 
 FUNCS = [None, "Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce", "SendRecv", "Send", "Recv"]
-TIMED = ["unknown", "kernel", "events", "budget", "captured", "not offered", "not asked", "not free"]
+TIMED = ["unknown", "kernel", "events", "budget", "captured", "not offered", "not asked", "not free", "with others"]
 ROUNDS = 100
 failed = 0
 
