@@ -154,7 +154,7 @@ fn process() -> impl Strategy<Value = SegmentRecord> {
             program: "job".into(),
             nccl: None,
             abi,
-            job: Job { name: None, rank: Some(u32::MAX), size: Some(0), local: None },
+            job: Job { name: None, rank: Some(u32::MAX), size: Some(0), local: None, ..Job::default() },
             liveness,
             created_ns,
             created_unix_ns,

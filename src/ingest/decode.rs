@@ -7,6 +7,7 @@ use crate::model::{
 use ringwatch_wire::codes::{self, flag, kind, made, phase, timed};
 use ringwatch_wire::layout::head;
 use ringwatch_wire::reader::{ChannelSlot, CommSlot, OpSlot, ProxySlot, Reader, Text};
+use std::collections::BTreeMap;
 
 /// Text of the job's own making: control characters and broken UTF-8 go, they could steer a terminal.
 pub(super) fn clean(bytes: impl Iterator<Item = u8>) -> String {
@@ -96,6 +97,7 @@ pub(super) fn job(reader: &Reader<'_>) -> Job {
         rank: number(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]),
         size: number(&["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]),
         local: number(&["LOCAL_WORLD_SIZE"]),
+        labels: BTreeMap::new(),
     }
 }
 

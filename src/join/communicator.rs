@@ -1,7 +1,8 @@
 //! One communicator: its ranks, and its operations by issue order.
 
 use super::clock::ClockMap;
-use super::instance::{Instance, Measure, Part};
+use super::finished::{Finished, FinishedPart, Outbox};
+use super::instance::{Instance, Late, Measure, Part, busbw};
 use super::member::{Called, Member};
 use super::signature::Signature;
 use super::stats::{Class, ClassKey, Sample, size_class};
@@ -519,7 +520,12 @@ impl Communicator {
     }
 
     /// Counts what is complete and forgets what is old.
-    pub(super) fn settle(&mut self, now_ns: u64, classes: &mut BTreeMap<ClassKey, Class>) {
+    pub(super) fn settle(
+        &mut self,
+        now_ns: u64,
+        classes: &mut BTreeMap<ClassKey, Class>,
+        outbox: &mut Outbox,
+    ) {
         let expected = self.expected();
         let seen = self.members.len();
         let ready: Vec<(Track, u64)> = self
@@ -546,10 +552,10 @@ impl Communicator {
             })
             .collect();
         for key in ready {
-            self.count(key, expected, classes);
+            self.count(key, expected, classes, outbox);
         }
         self.weigh(expected);
-        self.forget(expected, classes);
+        self.forget(expected, classes, outbox);
     }
 
     /// Tells very late ranks of operations that all have issued and whose end nothing tells but a later one, which may
@@ -581,7 +587,7 @@ impl Communicator {
         }
     }
 
-    fn tell_late(&mut self, (track, order): (Track, u64), late: super::Late, transfer_ns: Option<u64>) {
+    fn tell_late(&mut self, (track, order): (Track, u64), late: Late, transfer_ns: Option<u64>) {
         let Some(instance) = self.instances.get_mut(&(track, order)) else { return };
         instance.late_told = true;
         let at_ns = instance.began_ns().unwrap_or(0);
@@ -608,15 +614,25 @@ impl Communicator {
         });
     }
 
-    fn count(&mut self, key: (Track, u64), expected: usize, classes: &mut BTreeMap<ClassKey, Class>) {
+    fn count(
+        &mut self,
+        key: (Track, u64),
+        expected: usize,
+        classes: &mut BTreeMap<ClassKey, Class>,
+        outbox: &mut Outbox,
+    ) {
         self.uncounted.remove(&key);
         let ranks = self.ranks();
         let Some(instance) = self.instances.get_mut(&key) else { return };
         instance.counted = true;
+        let mut parts = Vec::new();
         for part in instance.parts.values_mut() {
             // What was made of them is kept.
             part.op.stamps = Vec::new();
-            part.op.net = Vec::new();
+            let net = std::mem::take(&mut part.op.net);
+            if outbox.wanted() {
+                parts.push(FinishedPart::of(part, net));
+            }
         }
         let instance = &*instance;
         let Some(first) = instance.first().map(|p| p.op.clone()) else { return };
@@ -649,10 +665,34 @@ impl Communicator {
         let channels = first.channels.filter(|_| collective);
         let sample = Sample { at_ns, bytes, transfer_ns, busy_ns, pair, by_events, channels };
         classes.entry(class).or_default().add(&sample);
-
-        if !collective || !agreed {
+        let late = if collective && agreed { self.judge(key, needed, transfer_ns) } else { None };
+        if !outbox.wanted() {
             return;
         }
+        for part in &mut parts {
+            part.waiting_ns = transfer_ns.and_then(|t| Some(part.duration_ns?.saturating_sub(t)));
+        }
+        let of = ranks.or(u32::try_from(expected).ok()).unwrap_or(0);
+        outbox.put(Finished {
+            comm: self.id,
+            track,
+            operation: self.describe(track, order, &first),
+            func,
+            ranks,
+            size_class: class.size_class,
+            channels: first.channels,
+            began_ns: (at_ns > 0).then_some(at_ns),
+            transfer_ns,
+            busbw: bytes.zip(transfer_ns).and_then(|(b, t)| busbw(func, b, of, t as f64)),
+            late,
+            parts,
+        });
+    }
+
+    /// What a collective that is over says about its ranks: their waiting, the job's rhythm, and who came late.
+    fn judge(&mut self, key: (Track, u64), needed: usize, transfer_ns: Option<u64>) -> Option<Late> {
+        let (track, order) = key;
+        let instance = self.instances.get(&key)?;
         let issued = || instance.parts.values().filter_map(|p| p.op.issued_ns);
         // While a job gets going it has no rhythm yet.
         if let (true, Some(first), Some(last)) = (order >= WARM_UP, issued().min(), issued().max()) {
@@ -667,14 +707,16 @@ impl Communicator {
         }
         // The first operation sets up connections, at a different pace on every rank.
         if order == 0 || self.instances.get(&key).is_some_and(|i| i.late_told) {
-            return;
+            return None;
         }
         let one_clock = self.one_clock();
         let gpu = self.instance(track, order).and_then(|i| i.late_on_gpu(needed, one_clock));
         let late = gpu.or_else(|| self.late_on_host(track, order, needed));
         self.judged += u64::from(late.is_some());
-        let Some(late) = late.filter(|l| l.by_ns >= LATE_NS) else { return };
-        self.tell_late(key, late, transfer_ns);
+        if let Some(late) = late.filter(|l| l.by_ns >= LATE_NS) {
+            self.tell_late(key, late, transfer_ns);
+        }
+        late
     }
 
     /// True when the times of all ranks seen are of one host's one boot.
@@ -687,7 +729,7 @@ impl Communicator {
     /// Lateness by the hosts' issue times, where the GPUs' stamps cannot be believed. A host that issues late is
     /// late only if nothing of this track was still running: it need not run ahead of its GPU. Replays are
     /// issued by callbacks in the stream, which says nothing about the host.
-    fn late_on_host(&self, track: Track, order: u64, needed: usize) -> Option<super::Late> {
+    fn late_on_host(&self, track: Track, order: u64, needed: usize) -> Option<Late> {
         if track != Track::Collective || !self.one_clock() {
             return None;
         }
@@ -703,7 +745,7 @@ impl Communicator {
         if idle { this.late_on_host(needed) } else { None }
     }
 
-    fn forget(&mut self, expected: usize, classes: &mut BTreeMap<ClassKey, Class>) {
+    fn forget(&mut self, expected: usize, classes: &mut BTreeMap<ClassKey, Class>, outbox: &mut Outbox) {
         let counted = self.instances.len() - self.uncounted.len();
         let surplus = counted.saturating_sub(KEPT);
         if surplus > 0 {
@@ -724,7 +766,7 @@ impl Communicator {
             // Tracks are ordered collectives first: the last key is the pair that matters least.
             let pair = self.uncounted.last().copied().filter(|k| matches!(k.0, Track::Pair(..)));
             let Some(key) = pair.or_else(|| self.uncounted.first().copied()) else { break };
-            self.count(key, expected, classes);
+            self.count(key, expected, classes, outbox);
         }
     }
 }

@@ -4,7 +4,7 @@
 //! starts; with the observer's own pair that gives the distance between the hosts, as exactly as their wall clocks
 //! agree. So everything behind the feed knows one clock; what needs more exactness compares ranks of one host only.
 
-use crate::model::{CommRecord, Liveness, Making, OpRecord, SegmentRecord, Update};
+use crate::model::{CommRecord, Fact, Liveness, Making, OpRecord, SegmentRecord, Update};
 
 /// Pairs that differ by less than this, in ns, are of one clock: a wall clock is set now and then.
 const SAME_NS: i64 = 2_000_000_000;
@@ -53,6 +53,12 @@ pub(super) fn shift(update: &mut Update, by: i64) {
         Update::Host(h) => {
             at(&mut h.at_ns, by);
             may_be(&mut h.stack_ns, by);
+        }
+        Update::Hardware(r) => {
+            at(&mut r.at_ns, by);
+            if let Fact::Traffic(t) = &mut r.fact {
+                at(&mut t.from_ns, by);
+            }
         }
         Update::Left { .. } | Update::Missed { .. } => {}
     }

@@ -5,6 +5,8 @@
 
 mod clock;
 mod communicator;
+mod finished;
+mod hardware;
 mod host_clock;
 mod instance;
 mod member;
@@ -21,6 +23,8 @@ mod waits;
 pub use crate::model::Track;
 pub use clock::ClockMap;
 pub use communicator::{Communicator, LateEvent};
+pub use finished::{Finished, FinishedPart};
+pub use hardware::Hardware;
 pub use host_clock::ClockPair;
 pub use instance::{Instance, Late, Measure, Part, algbw, busbw};
 pub use member::{Called, Member};
@@ -35,6 +39,7 @@ pub use usage::{Busy, Exchanged};
 pub use waits::{Front, Lack, Origin, Stage, Stall, Waits};
 
 use crate::model::{CommId, HostFact, Liveness, Rank, SegmentId, SegmentRecord, Update};
+use finished::Outbox;
 use std::collections::BTreeMap;
 
 /// Processes kept; beyond, those that are gone and belong to no communicator are forgotten.
@@ -86,6 +91,8 @@ pub struct Join {
     comms: BTreeMap<CommId, Communicator>,
     classes: BTreeMap<ClassKey, Class>,
     observer: Option<ClockPair>,
+    outbox: Outbox,
+    hardware: Hardware,
     /// The moment of the last tick.
     now_ns: u64,
 }
@@ -163,22 +170,24 @@ impl Join {
                     p.host = Some(*fact);
                 }
             }
+            Update::Hardware(reading) => self.hardware.take(*reading),
         }
     }
 
     /// What has to be added to an update's times.
     fn shift_of(&self, update: &Update) -> i64 {
-        let (Some(observer), segment) = (
-            self.observer,
-            match update {
-                Update::Segment(s) => s.id,
-                Update::Comm(c) => c.segment,
-                Update::Op(o) => o.segment,
-                Update::Left { segment, .. } | Update::Missed { segment, .. } => *segment,
-                Update::Host(h) => h.segment,
-            },
-        ) else {
-            return 0;
+        let Some(observer) = self.observer else { return 0 };
+        let segment = match update {
+            Update::Segment(s) => s.id,
+            Update::Comm(c) => c.segment,
+            Update::Op(o) => o.segment,
+            Update::Left { segment, .. } | Update::Missed { segment, .. } => *segment,
+            Update::Host(h) => h.segment,
+            // Its host's clock is known by its processes.
+            Update::Hardware(r) => {
+                let same = |p: &&Process| p.record.host == r.host;
+                return self.processes.values().find(same).map_or(0, |p| p.shift_ns);
+            }
         };
         match (self.processes.get(&segment), update) {
             (Some(p), _) => p.shift_ns,
@@ -191,7 +200,7 @@ impl Join {
     pub fn tick(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
         for comm in self.comms.values_mut() {
-            comm.settle(now_ns, &mut self.classes);
+            comm.settle(now_ns, &mut self.classes, &mut self.outbox);
         }
         self.explain_late(now_ns);
         self.forget_closed();
@@ -291,6 +300,26 @@ impl Join {
         self.processes.get(&id)
     }
 
+    /// From now on keeps the operations that are over until they are taken.
+    pub fn keep_finished(&mut self) {
+        self.outbox.want();
+    }
+
+    /// The operations that are over since the last call, in no order; empty unless they are to be kept.
+    pub fn take_finished(&mut self) -> Vec<Finished> {
+        self.outbox.take()
+    }
+
+    /// How many of them nobody took in time.
+    pub fn finished_dropped(&self) -> u64 {
+        self.outbox.dropped()
+    }
+
+    /// What the machines under the jobs said.
+    pub fn hardware(&self) -> &Hardware {
+        &self.hardware
+    }
+
     /// The classes of operations.
     pub fn classes(&self) -> impl Iterator<Item = (&ClassKey, &Class)> {
         self.classes.iter()
@@ -372,7 +401,13 @@ pub(crate) mod testing {
             program: "python3".into(),
             nccl: Some("2.28.9".into()),
             abi: Some(5),
-            job: Job { name: Some("job".into()), rank: Some(n), size: Some(4), local: Some(4) },
+            job: Job {
+                name: Some("job".into()),
+                rank: Some(n),
+                size: Some(4),
+                local: Some(4),
+                ..Job::default()
+            },
             liveness: Liveness::Alive,
             created_ns: 0,
             created_unix_ns: 1_795_244_764_000_000_000,

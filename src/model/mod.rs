@@ -4,6 +4,7 @@
 //! judges it, and views and exporters show it.
 
 mod finding;
+mod hardware;
 mod host;
 mod ids;
 mod op;
@@ -13,6 +14,10 @@ mod update;
 pub use finding::{
     COMM_INIT, Cause, Confidence, Evidence, Finding, FindingId, Kind, OperationRef, Severity, Victims,
     rank_list,
+};
+pub use hardware::{
+    Fact, GpuFact, InterfaceFact, LinkFact, Moved, NodeFact, PcieFact, PortFact, Reading, Remote,
+    SamplerFact, Throttle, Traffic, Xid,
 };
 pub use host::{Exit, HostFact, ProcessState};
 pub use ids::{CommId, Rank, SegmentId, Track};

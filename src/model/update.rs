@@ -1,6 +1,7 @@
 //! What a source says: the one stream that live segments, black boxes and (later) recordings share.
 
-use super::{CommId, HostFact, OpRecord, Rank, SegmentId};
+use super::{CommId, HostFact, OpRecord, Rank, Reading, SegmentId};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Whether the process behind a segment still runs.
@@ -24,6 +25,9 @@ pub struct Job {
     pub size: Option<u32>,
     /// The number of them on this host.
     pub local: Option<u32>,
+    /// What else is known of whose it is, by OpenTelemetry's names where it has some: `user.name`,
+    /// `container.id`, `k8s.pod.name`, `slurm.job.id`, and the user's own tags.
+    pub labels: BTreeMap<String, String>,
 }
 
 /// How far the making of a communicator is on one rank.
@@ -140,4 +144,6 @@ pub enum Update {
     },
     /// What the operating system says about a process.
     Host(Box<HostFact>),
+    /// What a sampler read of a machine.
+    Hardware(Box<Reading>),
 }

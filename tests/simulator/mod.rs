@@ -721,6 +721,7 @@ impl Simulation {
                 rank: Some(rank),
                 size: Some(n),
                 local: Some(n / self.case.nodes),
+                ..Job::default()
             },
             liveness: last.map_or(Liveness::Alive, |d| Liveness::Gone(Some(self.mono(rank, d)))),
             created_ns: self.mono(rank, self.begin),

@@ -1,0 +1,167 @@
+//! Operations that are over, for whoever exports them: each is given out once.
+
+use super::instance::{Late, Part};
+use crate::model::{CommId, Func, NetProgress, OperationRef, Rank, SegmentId, Timing, Track};
+
+/// Operations that wait to be taken at most; more are counted.
+const WAITING: usize = 65_536;
+
+/// An operation that is over on all its ranks that are seen, or of which no more will be heard.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finished {
+    /// Its communicator.
+    pub comm: CommId,
+    /// Its track.
+    pub track: Track,
+    /// Which operation, as its first rank describes it.
+    pub operation: OperationRef,
+    /// What it is; a transfer from rank to rank is a `SendRecv`.
+    pub func: Func,
+    /// The ranks its communicator has, where NCCL says so.
+    pub ranks: Option<u32>,
+    /// `floor(log2(bytes))`.
+    pub size_class: Option<u8>,
+    /// Channels its kernels used.
+    pub channels: Option<u8>,
+    /// When the first rank issued it, host monotonic ns.
+    pub began_ns: Option<u64>,
+    /// The time of the rank that came last, in ns; known when all ranks were timed.
+    pub transfer_ns: Option<u64>,
+    /// Bus bandwidth in bytes a second, by nccl-tests' definition.
+    pub busbw: Option<f64>,
+    /// Who came last, and how late.
+    pub late: Option<Late>,
+    /// Its ranks, as far as they are seen.
+    pub parts: Vec<FinishedPart>,
+}
+
+/// One rank's part of an operation that is over.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FinishedPart {
+    /// The rank.
+    pub rank: Rank,
+    /// Its process.
+    pub segment: SegmentId,
+    /// When the API was called, host monotonic ns.
+    pub called_ns: Option<u64>,
+    /// When NCCL issued it, host monotonic ns.
+    pub issued_ns: Option<u64>,
+    /// When its kernel began on the GPU, on the host's monotonic clock.
+    pub started_ns: Option<u64>,
+    /// How long it took on the GPU, in ns; waiting for other ranks is in it.
+    pub duration_ns: Option<u64>,
+    /// What of that was waiting, in ns.
+    pub waiting_ns: Option<u64>,
+    /// How that was measured, or why it was not.
+    pub timing: Timing,
+    /// False where nothing says that this rank's part ended.
+    pub ended: bool,
+    /// Its network transfers.
+    pub net: Vec<NetProgress>,
+}
+
+impl FinishedPart {
+    pub(super) fn of(part: &Part, net: Vec<NetProgress>) -> Self {
+        FinishedPart {
+            rank: part.op.rank,
+            segment: part.op.segment,
+            called_ns: part.op.called_ns,
+            issued_ns: part.op.issued_ns,
+            started_ns: part.started_ns,
+            duration_ns: part.duration_ns(),
+            waiting_ns: None,
+            timing: part.op.timing,
+            ended: part.finished,
+            net,
+        }
+    }
+}
+
+/// What waits to be taken.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Outbox {
+    wanted: bool,
+    waiting: Vec<Finished>,
+    dropped: u64,
+}
+
+impl Outbox {
+    pub(super) fn want(&mut self) {
+        self.wanted = true;
+    }
+
+    /// True when somebody will take what is put in.
+    pub(super) fn wanted(&self) -> bool {
+        self.wanted
+    }
+
+    pub(super) fn put(&mut self, finished: Finished) {
+        if self.waiting.len() < WAITING {
+            self.waiting.push(finished);
+        } else {
+            self.dropped += 1;
+        }
+    }
+
+    pub(super) fn take(&mut self) -> Vec<Finished> {
+        std::mem::take(&mut self.waiting)
+    }
+
+    pub(super) fn dropped(&self) -> u64 {
+        self.dropped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::join::Join;
+    use crate::join::testing::{all_reduce, member, process};
+    use crate::model::{Rank, Track, Update};
+
+    const S: u64 = 1_000_000_000;
+
+    fn fed() -> Join {
+        let mut j = Join::new();
+        j.keep_finished();
+        for r in 0..2 {
+            j.feed(process(r));
+            j.feed(member(r, 2, 1));
+        }
+        // Rank 1 comes 300 us late; the transfer takes 100 us.
+        j.feed(Update::Op(Box::new(all_reduce(0, 0, S, Some((S + 5_000, Some(S + 405_000)))))));
+        j
+    }
+
+    #[test]
+    fn an_operation_is_given_out_once_and_when_all_its_ranks_are_through() {
+        let mut j = fed();
+        j.tick(2 * S);
+        assert_eq!(j.take_finished(), [], "rank 1 is in it");
+        let last = all_reduce(1, 0, S + 300_000, Some((S + 305_000, Some(S + 405_000))));
+        j.feed(Update::Op(Box::new(last)));
+        j.tick(2 * S);
+        let taken = j.take_finished();
+        assert_eq!(taken.len(), 1, "{taken:#?}");
+        let f = &taken[0];
+        assert_eq!((f.track, f.operation.order, f.ranks), (Track::Collective, 0, Some(2)));
+        assert_eq!((f.began_ns, f.transfer_ns), (Some(S), Some(100_000)));
+        let waited: Vec<_> = f.parts.iter().map(|p| (p.rank, p.duration_ns, p.waiting_ns)).collect();
+        assert_eq!(waited, [(Rank(0), Some(400_000), Some(300_000)), (Rank(1), Some(100_000), Some(0))]);
+        j.tick(3 * S);
+        assert_eq!(j.take_finished(), [], "once");
+    }
+
+    #[test]
+    fn nothing_is_kept_for_nobody() {
+        let mut j = Join::new();
+        for r in 0..2 {
+            j.feed(process(r));
+            j.feed(member(r, 2, 1));
+            let done = all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000))));
+            j.feed(Update::Op(Box::new(done)));
+        }
+        j.tick(2 * S);
+        assert_eq!(j.take_finished(), []);
+        assert_eq!(j.finished_dropped(), 0);
+    }
+}
