@@ -223,6 +223,7 @@ fn segment_of(rank: u32) -> SegmentRecord {
         nccl: None,
         abi: Some(5),
         job: Job::default(),
+        owner: None,
         liveness: Liveness::Alive,
         created_ns: S,
         created_unix_ns: 1_795_244_764 * S,

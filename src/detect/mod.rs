@@ -28,6 +28,8 @@ pub use usage::UsageRule;
 
 use crate::join::{Communicator, Join};
 use crate::model::{CommId, Evidence, Finding, FindingId, Liveness, Rank, Track, rank_list};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One way in which a job can be sick.
@@ -37,29 +39,52 @@ pub trait Rule: std::fmt::Debug + Send {
 }
 
 /// When the rules speak.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct Settings {
     /// How long ranks wait in an operation before a rank that did not issue it is missing, in ns.
+    #[serde(rename = "patience_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub patience_ns: u64,
     /// The longest that this becomes where a job's own rhythm is slow, in ns.
+    #[serde(rename = "patience_most_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub patience_most_ns: u64,
     /// The same, when that rank's process is gone, or it has aborted: the others might be on their way out too.
+    #[serde(rename = "patience_gone_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub patience_gone_ns: u64,
     /// How long a circle of communicators has to stand that the GPUs' starts prove, in ns: NCCL tells of starts late.
+    #[serde(rename = "settle_circle_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub settle_circle_ns: u64,
     /// The same, where it may be a slow start: in a communicator's first operation.
+    #[serde(rename = "patience_unsure_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub patience_unsure_ns: u64,
     /// The same, where no stamp says that a GPU began to wait: it may be queued behind a computation.
+    #[serde(rename = "patience_silent_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub patience_silent_ns: u64,
     /// The same, where all ranks issued the operation and no stamp says that a GPU began.
+    #[serde(rename = "patience_blind_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub patience_blind_ns: u64,
     /// How long a mismatch waits for the next operations, which tell a wrong call from one too many, in ns.
+    #[serde(rename = "settle_shift_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub settle_shift_ns: u64,
     /// How long a communicator may be in the making before ranks that have not joined it are missing, in ns.
+    #[serde(rename = "patience_init_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub patience_init_ns: u64,
     /// Lateness that is told at once, in ns.
+    #[serde(rename = "late_at_once_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub late_at_once_ns: u64,
     /// Lateness that is told when it repeats, in ns.
+    #[serde(rename = "late_often_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub late_often_ns: u64,
     /// How often it has to repeat.
     pub late_times: usize,
@@ -68,8 +93,12 @@ pub struct Settings {
     /// And before lateness counts that has to repeat.
     pub warm_up_often: u64,
     /// A straggler that was not late again for this long is over, in ns.
+    #[serde(rename = "late_over_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub late_over_ns: u64,
     /// A finding that its rule has not given again for this long is over, in ns.
+    #[serde(rename = "settle_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub settle_ns: u64,
 }
 
@@ -93,6 +122,21 @@ impl Default for Settings {
             late_over_ns: 60_000_000_000,
             settle_ns: 2_000_000_000,
         }
+    }
+}
+
+/// Times are written in ms, and counted in ns.
+mod ms {
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+    pub(super) fn serialize<S: Serializer>(ns: &u64, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_u64(ns / 1_000_000)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
+        let ms = u64::deserialize(d)?;
+        ms.checked_mul(1_000_000).ok_or_else(|| de::Error::custom("too many milliseconds"))
     }
 }
 

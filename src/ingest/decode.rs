@@ -7,7 +7,6 @@ use crate::model::{
 use ringwatch_wire::codes::{self, flag, kind, made, phase, timed};
 use ringwatch_wire::layout::head;
 use ringwatch_wire::reader::{ChannelSlot, CommSlot, OpSlot, ProxySlot, Reader, Text};
-use std::collections::BTreeMap;
 
 /// Text of the job's own making: control characters and broken UTF-8 go, they could steer a terminal.
 pub(super) fn clean(bytes: impl Iterator<Item = u8>) -> String {
@@ -79,9 +78,13 @@ pub(super) fn nccl_version(code: u32) -> String {
     format!("{}.{}.{}", code / 10_000, code / 100 % 100, code % 100)
 }
 
-/// The job, from the environment lines of the header.
-pub(super) fn job(reader: &Reader<'_>) -> Job {
-    let env = clean_lines(reader.text::<{ head::ENV_WORDS }>(head::ENV).bytes());
+/// The lines of its environment that a process wrote down.
+pub(super) fn environment(reader: &Reader<'_>) -> Vec<String> {
+    clean_lines(reader.text::<{ head::ENV_WORDS }>(head::ENV).bytes())
+}
+
+/// The job, from these lines.
+pub(super) fn job(env: &[String]) -> Job {
     let get = |key: &str| {
         env.iter().find_map(|line| line.strip_prefix(key)?.strip_prefix('=')).filter(|v| !v.is_empty())
     };
@@ -97,7 +100,7 @@ pub(super) fn job(reader: &Reader<'_>) -> Job {
         rank: number(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]),
         size: number(&["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]),
         local: number(&["LOCAL_WORLD_SIZE"]),
-        labels: BTreeMap::new(),
+        labels: std::collections::BTreeMap::new(),
     }
 }
 

@@ -3,6 +3,7 @@
 //! The only place that sees both the wire format and the model, and the only one that trusts nothing: the
 //! files belong to jobs, and this process may be root.
 
+mod attribution;
 mod decode;
 mod discover;
 mod host;

@@ -1,5 +1,6 @@
 //! Following one segment: what is new, what moved on, what was lost.
 
+use super::attribution;
 use super::decode;
 use super::host::Host;
 use super::mapping::{MapError, Mapping};
@@ -9,7 +10,7 @@ use ringwatch_wire::codes::{Flaw, Loss};
 use ringwatch_wire::layout::{Region, head};
 use ringwatch_wire::reader::{Found, OpSlot, Reader};
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Handle kind of an issued operation, in bits 44 to 47 of a parent's number; see the plugin's handles.
 const ISSUED_KIND: u64 = 4;
@@ -92,7 +93,8 @@ impl Tail {
         now_ns: u64,
     ) -> Result<Option<Self>, MapError> {
         let reader = mapping.reader().ok_or(MapError::Geometry)?;
-        let job = decode::job(&reader);
+        let environment = decode::environment(&reader);
+        let mut job = decode::job(&environment);
         let begun = reader.header(head::CREATED_MONO_NS);
         if wanted.is_some_and(|(name, since)| job.name.as_deref() != Some(name) || begun < since) {
             return Ok(None);
@@ -102,6 +104,11 @@ impl Tail {
         let boot = decode::text(&reader.text::<{ head::BOOT_ID_WORDS }>(head::BOOT_ID));
         let this_boot = boot.is_none() || process::boot_id().is_none() || boot == process::boot_id();
         let life = if this_boot { Life::find(pid, start_ticks, &mapping) } else { None };
+        let seen = match life {
+            Some(Life::Process(pid, _)) => Some(pid),
+            _ => None,
+        };
+        job.labels = attribution::labels(&environment, mapping.owner(), seen, Path::new("/"));
         let record = SegmentRecord {
             id: SegmentId(reader.header(head::NONCE)),
             path,
@@ -111,16 +118,14 @@ impl Tail {
             nccl: reader.nccl().map(decode::nccl_version),
             abi: reader.abi(),
             job,
+            owner: Some(mapping.owner()),
             liveness: if life.is_some() { Liveness::Alive } else { Liveness::Gone(None) },
             created_ns: begun,
             created_unix_ns: reader.header(head::CREATED_UNIX_NS),
             losses: Vec::new(),
         };
         // Of a process that is seen by its lock alone nobody here knows the pid.
-        let host = match life {
-            Some(Life::Process(pid, _)) => Some(Host::new(record.id, pid)),
-            _ => None,
-        };
+        let host = seen.map(|pid| Host::new(record.id, pid));
         Ok(Some(Tail {
             mapping,
             record,

@@ -408,6 +408,7 @@ pub(crate) mod testing {
                 local: Some(4),
                 ..Job::default()
             },
+            owner: None,
             liveness: Liveness::Alive,
             created_ns: 0,
             created_unix_ns: 1_795_244_764_000_000_000,

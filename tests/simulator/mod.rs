@@ -723,6 +723,7 @@ impl Simulation {
                 local: Some(n / self.case.nodes),
                 ..Job::default()
             },
+            owner: None,
             liveness: last.map_or(Liveness::Alive, |d| Liveness::Gone(Some(self.mono(rank, d)))),
             created_ns: self.mono(rank, self.begin),
             // Wall clocks agree as well as NTP makes them.
