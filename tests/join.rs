@@ -155,6 +155,7 @@ fn process() -> impl Strategy<Value = SegmentRecord> {
             nccl: None,
             abi,
             job: Job { name: None, rank: Some(u32::MAX), size: Some(0), local: None, ..Job::default() },
+            owner: None,
             liveness,
             created_ns,
             created_unix_ns,

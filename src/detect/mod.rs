@@ -295,7 +295,7 @@ fn fact(text: impl Into<String>) -> Evidence {
 }
 
 fn number(text: impl Into<String>, value: f64, unit: &'static str) -> Evidence {
-    Evidence { text: text.into(), value: Some(value), unit: Some(unit) }
+    Evidence { text: text.into(), value: Some(value), unit: Some(unit.into()) }
 }
 
 /// Three digits behind the point.

@@ -2,7 +2,8 @@
 
 use super::{CommId, Exit, Rank, Track};
 use serde::ser::SerializeMap;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::borrow::Cow;
 use std::fmt;
 
 macro_rules! spelled {
@@ -21,6 +22,13 @@ macro_rules! spelled {
         impl Serialize for $name {
             fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
                 s.serialize_str(self.as_str())
+            }
+        }
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+                let text = Cow::<'de, str>::deserialize(d)?;
+                let known = Self::ALL.iter().copied().find(|v| v.as_str() == text);
+                known.ok_or_else(|| de::Error::custom(format_args!(concat!("{:?} is no ", stringify!($name)), text)))
             }
         }
     };
@@ -152,6 +160,32 @@ impl Serialize for Cause {
     }
 }
 
+impl<'de> Deserialize<'de> for Cause {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Fields {
+            kind: String,
+            communicator: Option<String>,
+            exit_code: Option<i32>,
+            signal: Option<i32>,
+        }
+        let f = Fields::deserialize(d)?;
+        let exit = f.exit_code.map(Exit::Code).or(f.signal.map(Exit::Signal));
+        let comm = f.communicator.and_then(|c| u64::from_str_radix(&c, 16).ok()).map(CommId);
+        match f.kind.as_str() {
+            "busy-elsewhere" => {
+                comm.map(Cause::BusyElsewhere).ok_or_else(|| de::Error::missing_field("communicator"))
+            }
+            "process-gone" => Ok(Cause::ProcessGone(exit)),
+            "stopped" => Ok(Cause::Stopped),
+            "in-host-code" => Ok(Cause::InHostCode),
+            "never-joined" => Ok(Cause::NeverJoined),
+            // A newer agent may know more.
+            _ => Ok(Cause::Unknown),
+        }
+    }
+}
+
 /// What stands for the making of a communicator in an operation's place.
 pub const COMM_INIT: &str = "CommInit";
 
@@ -166,10 +200,10 @@ impl fmt::Display for FindingId {
 }
 
 /// Ranks that wait because of a finding's cause, and in what.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Victims {
     /// The communicator, 16 hexadecimal digits.
-    #[serde(serialize_with = "as_text")]
+    #[serde(serialize_with = "as_text", deserialize_with = "communicator")]
     pub communicator: CommId,
     /// Who waits, as that communicator numbers its ranks.
     #[serde(serialize_with = "as_numbers")]
@@ -181,7 +215,7 @@ pub struct Victims {
 }
 
 /// The operation a finding is about. Absent fields are not known.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperationRef {
     /// Issue order within the communicator, from 0.
     pub order: u64,
@@ -210,26 +244,26 @@ impl OperationRef {
 }
 
 /// One fact that supports a finding, with its number where it has one.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Evidence {
     /// The fact in words, complete without the number beside it.
     pub text: String,
     /// The number, absent where the fact has none.
     pub value: Option<f64>,
     /// The number's unit: `s`, `bytes`, `count`, `1`.
-    pub unit: Option<&'static str>,
+    pub unit: Option<Cow<'static, str>>,
 }
 
 /// What is wrong, in which communicator, because of which ranks, and what to do next.
 ///
 /// Rules fill what they know of it, beginning with [`Finding::new`]; the detector gives it its id and keeps the
 /// times at which it was seen.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
     /// What is wrong.
     pub kind: Kind,
     /// The communicator, 16 hexadecimal digits.
-    #[serde(serialize_with = "as_text")]
+    #[serde(serialize_with = "as_text", deserialize_with = "communicator")]
     pub communicator: CommId,
     /// The culprits, as that communicator numbers its ranks.
     #[serde(serialize_with = "as_numbers")]
@@ -243,7 +277,7 @@ pub struct Finding {
     /// What to do next.
     pub advice: String,
     /// Its name, 16 hexadecimal digits.
-    #[serde(serialize_with = "as_text")]
+    #[serde(serialize_with = "as_text", deserialize_with = "finding_id")]
     pub id: FindingId,
     /// Why a missing rank is missing; absent for other kinds.
     pub cause: Option<Cause>,
@@ -393,6 +427,19 @@ impl Fnv {
 
 fn as_text<S: Serializer>(id: &impl fmt::Display, s: S) -> Result<S::Ok, S::Error> {
     s.collect_str(id)
+}
+
+fn hexadecimal<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
+    let text = Cow::<'de, str>::deserialize(d)?;
+    u64::from_str_radix(&text, 16).map_err(|_| de::Error::custom(format_args!("{text:?} is no id")))
+}
+
+fn communicator<'de, D: Deserializer<'de>>(d: D) -> Result<CommId, D::Error> {
+    hexadecimal(d).map(CommId)
+}
+
+fn finding_id<'de, D: Deserializer<'de>>(d: D) -> Result<FindingId, D::Error> {
+    hexadecimal(d).map(FindingId)
 }
 
 #[expect(clippy::ptr_arg, reason = "serde passes the field's own type")]

@@ -29,6 +29,7 @@ pub(super) fn snapshot(s: &mut Snapshot, ascii: bool) {
         fix(&mut segment.program);
         maybe(&mut segment.nccl);
     }
+    s.losses.iter_mut().for_each(|l| fix(l.reason.to_mut()));
     s.findings.iter_mut().for_each(|f| finding(f, ascii));
 }
 

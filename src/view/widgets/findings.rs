@@ -72,7 +72,7 @@ fn full(ctx: &Ctx<'_>, f: &Finding) -> Vec<Line<'static>> {
     let room = ctx.width.saturating_sub(17 + 12);
     for (i, e) in f.evidence.iter().enumerate() {
         let label = if i == 0 { "evidence" } else { "" };
-        let number = fit(&format::evidence(e.value, e.unit), 10, ctx.theme);
+        let number = fit(&format::evidence(e.value, e.unit.as_deref()), 10, ctx.theme);
         for (j, text) in wrap(&e.text, room).into_iter().enumerate() {
             let (label, number) = if j == 0 { (label, number.as_str()) } else { ("", "") };
             let pad = " ".repeat(10_usize.saturating_sub(width(number)));
