@@ -162,15 +162,16 @@ pub struct Detector {
 impl Detector {
     /// With every rule.
     pub fn new(settings: Settings) -> Self {
-        let rules: Vec<Box<dyn Rule>> = vec![
-            Box::new(MismatchRule::new(settings)),
-            Box::new(HangRule::new(settings)),
-            Box::new(NeverJoinedRule::new(settings)),
-            Box::new(SplitChoiceRule),
-        ];
+        let (rules, straggler) = (fast_rules(settings), StragglerRule::new(settings));
         let slow = slow_rules(Vec::new());
-        let straggler = StragglerRule::new(settings);
         Detector { rules, straggler, slow, slow_ns: None, found: BTreeMap::new(), settings }
+    }
+
+    /// From now on speaks by these; what was found stays.
+    pub fn set(&mut self, settings: Settings) {
+        self.rules = fast_rules(settings);
+        self.straggler = StragglerRule::new(settings);
+        self.settings = settings;
     }
 
     /// Judges transfers by what benchmarks said as well.
@@ -253,6 +254,15 @@ impl Detector {
         all.sort_by_key(|f| (!f.open, f.since_ns, f.id));
         all
     }
+}
+
+fn fast_rules(settings: Settings) -> Vec<Box<dyn Rule>> {
+    vec![
+        Box::new(MismatchRule::new(settings)),
+        Box::new(HangRule::new(settings)),
+        Box::new(NeverJoinedRule::new(settings)),
+        Box::new(SplitChoiceRule),
+    ]
 }
 
 fn slow_rules(baselines: Vec<Baseline>) -> Vec<Box<dyn Rule>> {

@@ -78,6 +78,12 @@ impl Segments {
         self
     }
 
+    /// From now on searches these places; segments that are followed are followed on.
+    pub fn set_places(&mut self, places: Vec<Place>) {
+        self.places = places;
+        self.searched_ns = None;
+    }
+
     /// How long to wait until the next look, so that no ring comes round meanwhile: 20 ms, less for a busy job.
     pub fn pause(&self) -> Duration {
         self.pause

@@ -3,7 +3,7 @@
 use crate::detect::{Baseline, Detector, Settings};
 use crate::join::{Join, View};
 use crate::model::{CommId, Finding, HostFact, Rank, SegmentId, Snapshot, Source, Update};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A source, what it said so far, and what is wrong.
 #[derive(Debug)]
@@ -115,10 +115,26 @@ impl<S: Source> Monitor<S> {
         self.detector.findings()
     }
 
+    /// From now on judges by these.
+    pub fn set(&mut self, settings: Settings) {
+        self.detector.set(settings);
+    }
+
     /// All of it for a screen.
     pub fn snapshot(&self, now_ns: u64) -> Snapshot {
-        let mut s = View::new(&self.join, now_ns).snapshot();
+        self.snapshot_of(None, now_ns)
+    }
+
+    /// The same for one user's jobs alone.
+    pub fn snapshot_of(&self, uid: Option<u32>, now_ns: u64) -> Snapshot {
+        let all = View::new(&self.join, now_ns);
+        let view = uid.map_or(all, |uid| all.of_user(uid));
+        let mut s = view.snapshot();
         s.findings = self.findings();
+        if uid.is_some() {
+            let shown: BTreeSet<CommId> = view.communicators().map(|c| c.id).collect();
+            s.findings.retain(|f| shown.contains(&f.communicator));
+        }
         s.source = self.source.describe();
         s.wall = self.join.unix_ns(now_ns).and_then(|ns| {
             let t = time::OffsetDateTime::from_unix_timestamp_nanos(i128::from(ns)).ok()?;
