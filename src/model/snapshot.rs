@@ -281,11 +281,49 @@ pub struct Snapshot {
     /// Ranks, by communicator and rank.
     pub ranks: Vec<RankRow>,
     /// Findings, open ones first.
+    #[serde(with = "timed")]
     pub findings: Vec<Finding>,
     /// Processes.
     pub segments: Vec<SegmentRow>,
     /// Losses by process and reason.
     pub losses: Vec<LossRow>,
+}
+
+/// Findings with what their JSON for people leaves out: moments of the host's monotonic clock.
+mod timed {
+    use super::Finding;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    struct Timed<F> {
+        finding: F,
+        subject: Option<String>,
+        since_ns: u64,
+        first_seen_ns: u64,
+        last_seen_ns: u64,
+    }
+
+    pub(super) fn serialize<S: Serializer>(findings: &[Finding], s: S) -> Result<S::Ok, S::Error> {
+        s.collect_seq(findings.iter().map(|f| Timed {
+            finding: f,
+            subject: f.subject.clone(),
+            since_ns: f.since_ns,
+            first_seen_ns: f.first_seen_ns,
+            last_seen_ns: f.last_seen_ns,
+        }))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<Finding>, D::Error> {
+        let all = Vec::<Timed<Finding>>::deserialize(d)?;
+        let whole = |t: Timed<Finding>| Finding {
+            subject: t.subject,
+            since_ns: t.since_ns,
+            first_seen_ns: t.first_seen_ns,
+            last_seen_ns: t.last_seen_ns,
+            ..t.finding
+        };
+        Ok(all.into_iter().map(whole).collect())
+    }
 }
 
 impl Snapshot {
@@ -323,6 +361,8 @@ mod tests {
             let text = serde_json::to_string(&f).expect("text");
             assert_eq!(serde_json::from_str::<Finding>(&text).expect("read"), f);
         }
+        (f.since_ns, f.first_seen_ns, f.last_seen_ns) = (1, 2, 3);
+        f.subject = Some("node7".into());
         let s = Snapshot {
             at_ns: u64::MAX,
             source: "agent".into(),

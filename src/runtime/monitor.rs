@@ -171,6 +171,44 @@ mod tests {
     }
 
     #[test]
+    fn a_user_sees_their_own_jobs_alone() {
+        let mut given = Given::default();
+        for r in 0..4 {
+            let Update::Segment(mut s) = process(r) else { unreachable!() };
+            s.owner = Some(1000 + r / 2);
+            given.updates.push(Update::Segment(s));
+            let Update::Comm(mut c) = member(r % 2, 2, if r % 2 == 1 { 1 } else { 2 }) else {
+                unreachable!()
+            };
+            c.segment = SegmentId(u64::from(r) + 1);
+            c.comm = CommId(u64::from(r / 2));
+            given.updates.push(Update::Comm(c));
+            for order in 0..2 - u64::from(r % 2) {
+                let at = S * (order + 1);
+                let mut o =
+                    all_reduce(r % 2, order, at, Some((at + 5_000, (order == 0).then_some(at + 50_000))));
+                (o.segment, o.comm) = (SegmentId(u64::from(r) + 1), CommId(u64::from(r / 2)));
+                given.updates.push(Update::Op(Box::new(o)));
+            }
+        }
+        let mut monitor = Monitor::new(given, Settings::default());
+        assert_eq!(monitor.step(6 * S).len(), 2, "both jobs hang");
+        let all = monitor.snapshot(6 * S);
+        assert_eq!((all.segments.len(), all.comms.len(), all.findings.len()), (4, 2, 2));
+        let own = monitor.snapshot_of(Some(1001), 6 * S);
+        assert_eq!((own.segments.len(), own.ranks.len(), own.in_flight.len()), (2, 2, 1));
+        assert!(
+            own.comms.iter().all(|c| c.id == CommId(1)) && own.classes.iter().all(|c| c.comm == CommId(1))
+        );
+        assert_eq!(own.findings.iter().map(|f| f.communicator).collect::<Vec<_>>(), [CommId(1)]);
+        let nobody = monitor.snapshot_of(Some(7), 6 * S);
+        assert_eq!(
+            (nobody.segments, nobody.comms, nobody.findings, nobody.jobs),
+            (vec![], vec![], vec![], vec![])
+        );
+    }
+
+    #[test]
     fn the_stack_of_a_named_rank_is_told_once_and_becomes_evidence() {
         let mut given = Given::default();
         for r in 0..2 {
