@@ -68,6 +68,9 @@ pub async fn run(
         None => None,
     };
     let gate = socket::Gate::bind(&config.socket).await?;
+    if let Some(at) = listener.as_ref().and_then(|l| l.local_addr().ok()) {
+        eprintln!("ringwatch: listening on http://{at}");
+    }
     let (ask, questions) = mpsc::sync_channel(64);
     let owner =
         std::thread::Builder::new().name("state".to_owned()).spawn(move || state.run(&questions, told))?;
