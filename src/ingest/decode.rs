@@ -7,6 +7,7 @@ use crate::model::{
 use ringwatch_wire::codes::{self, flag, kind, made, phase, timed};
 use ringwatch_wire::layout::head;
 use ringwatch_wire::reader::{ChannelSlot, CommSlot, OpSlot, ProxySlot, Reader, Text};
+use std::sync::LazyLock;
 
 /// Text of the job's own making: control characters and broken UTF-8 go, they could steer a terminal.
 pub(super) fn clean(bytes: impl Iterator<Item = u8>) -> String {
@@ -33,12 +34,26 @@ fn by_name<T: Copy>(
     all.iter().copied().find(|t| name(*t) == text)
 }
 
-pub(super) fn func(code: u8) -> Func {
-    by_name(Func::ALL, Func::as_str, codes::FUNCS, code).unwrap_or(Func::Unknown)
+/// The model's values by the wire's codes, matched once by their names.
+macro_rules! by_code {
+    ($name:ident, $all:ident, $table:expr) => {
+        fn $name(code: u8) -> Option<$all> {
+            static VALUES: LazyLock<[Option<$all>; 256]> = LazyLock::new(|| {
+                std::array::from_fn(|code| by_name($all::ALL, $all::as_str, $table, u8::try_from(code).ok()?))
+            });
+            VALUES[usize::from(code)]
+        }
+    };
 }
 
-fn dtype(code: u8) -> Option<DataType> {
-    by_name(DataType::ALL, DataType::as_str, codes::TYPES, code)
+by_code!(known_func, Func, codes::FUNCS);
+by_code!(dtype, DataType, codes::TYPES);
+by_code!(plain_algo, Algo, codes::ALGOS);
+by_code!(proto, Proto, codes::PROTOS);
+by_code!(redop, RedOp, codes::REDOPS);
+
+pub(super) fn func(code: u8) -> Func {
+    known_func(code).unwrap_or(Func::Unknown)
 }
 
 fn algo(code: u8, flags: u8) -> Option<Algo> {
@@ -48,11 +63,7 @@ fn algo(code: u8, flags: u8) -> Option<Algo> {
     if flags & flag::SYMMETRIC != 0 {
         return Some(Algo::Symmetric);
     }
-    by_name(Algo::ALL, Algo::as_str, codes::ALGOS, code)
-}
-
-fn proto(code: u8) -> Option<Proto> {
-    by_name(Proto::ALL, Proto::as_str, codes::PROTOS, code)
+    plain_algo(code)
 }
 
 fn timing(code: u8) -> Timing {
@@ -176,7 +187,7 @@ pub(super) fn op(comm: &CommRecord, slot: &OpSlot) -> OpRecord {
         },
         called_ns: slot.called_ns,
         returned: slot.returned.map(|(result, at_ns)| Returned { at_ns, result }),
-        redop: slot.redop.and_then(|code| by_name(RedOp::ALL, RedOp::as_str, codes::REDOPS, code)),
+        redop: slot.redop.and_then(redop),
         issued_ns: slot.issued_ns,
         timing: timing(slot.timed),
         event_ns: slot.event_ns,
@@ -249,10 +260,7 @@ mod tests {
             assert_eq!(proto(*code).map(Proto::as_str), Some(*name));
         }
         for (code, name) in codes::REDOPS {
-            assert_eq!(
-                by_name(RedOp::ALL, RedOp::as_str, codes::REDOPS, *code).map(RedOp::as_str),
-                Some(*name)
-            );
+            assert_eq!(redop(*code).map(RedOp::as_str), Some(*name));
         }
         assert_eq!(func(0), Func::Unknown);
         assert_eq!(func(250), Func::Unknown);

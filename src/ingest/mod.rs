@@ -12,6 +12,7 @@ mod process;
 mod reap;
 mod stacks;
 mod tail;
+mod window;
 
 pub use discover::{Place, default_dir, places};
 pub use process::now_ns;

@@ -153,9 +153,12 @@ impl Join {
                 else {
                     return;
                 };
-                let gpu = comm.members().get(&op.rank).and_then(|m| m.record.gpu.clone());
                 let unsure = process.unsure();
-                let clock = process.clocks.entry(gpu).or_default();
+                let gpu = comm.members().get(&op.rank).map_or(&None, |m| &m.record.gpu);
+                if !process.clocks.contains_key(gpu) {
+                    process.clocks.insert(gpu.clone(), ClockMap::default());
+                }
+                let Some(clock) = process.clocks.get_mut(gpu) else { return };
                 comm.operation(*op, clock, &mut process.busy, unsure, self.now_ns);
             }
             Update::Missed { segment, what, count } => {
