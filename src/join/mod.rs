@@ -159,7 +159,7 @@ impl Join {
                     process.clocks.insert(gpu.clone(), ClockMap::default());
                 }
                 let Some(clock) = process.clocks.get_mut(gpu) else { return };
-                comm.operation(*op, clock, &mut process.busy, unsure, self.now_ns);
+                comm.operation(op, clock, &mut process.busy, unsure, self.now_ns);
             }
             Update::Missed { segment, what, count } => {
                 if let Some(p) = self.processes.get_mut(&segment) {
