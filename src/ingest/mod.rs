@@ -5,6 +5,7 @@
 
 mod decode;
 mod discover;
+pub mod hardware;
 mod host;
 mod mapping;
 mod process;

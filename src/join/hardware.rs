@@ -41,6 +41,7 @@ impl Hardware {
                 }
                 self.xids.push_back((at_ns, host, x));
             }
+            Fact::Alarm(_) => {}
             Fact::Port(p) => {
                 self.ports.insert((host, p.device.clone(), p.port), (at_ns, p));
             }
