@@ -6,6 +6,7 @@
 mod attribution;
 mod decode;
 mod discover;
+pub mod hardware;
 mod host;
 mod mapping;
 mod process;

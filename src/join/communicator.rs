@@ -1,5 +1,6 @@
 //! One communicator: its ranks, and its operations by issue order.
 
+use super::carry::carried;
 use super::clock::ClockMap;
 use super::finished::{Finished, FinishedPart, Outbox};
 use super::instance::{Instance, Late, Measure, Part, busbw};
@@ -666,6 +667,9 @@ impl Communicator {
         let on = channels.filter(|_| collective);
         let sample = Sample { at_ns, bytes, transfer_ns, busy_ns, pair, by_events, channels: on };
         classes.entry(class).or_default().add(&sample);
+        if outbox.metered() && agreed {
+            outbox.carry(carried(self, key, transfer_ns));
+        }
         let late = if collective && agreed { self.judge(key, needed, transfer_ns) } else { None };
         let Some(first) = described else { return };
         for part in &mut parts {

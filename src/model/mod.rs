@@ -16,8 +16,8 @@ pub use finding::{
     rank_list,
 };
 pub use hardware::{
-    Fact, GpuFact, InterfaceFact, LinkFact, Moved, NodeFact, PcieFact, PortFact, Reading, Remote,
-    SamplerFact, Throttle, Traffic, Xid,
+    Alarm, AlarmKind, Fact, GpuFact, InterfaceFact, LinkFact, Moved, NodeFact, PcieFact, PeerFact, PortFact,
+    Reading, Remote, SamplerFact, Throttle, Traffic, Xid, pci_address,
 };
 pub use host::{Exit, HostFact, ProcessState};
 pub use ids::{CommId, Rank, SegmentId, Track};
