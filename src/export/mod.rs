@@ -6,6 +6,7 @@
 
 pub mod catalogue;
 pub mod metrics;
+pub mod otlp;
 pub mod prometheus;
 pub mod trace_id;
 
