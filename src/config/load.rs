@@ -4,6 +4,9 @@ use super::Config;
 use serde_yaml::Value;
 use std::path::{Path, PathBuf};
 
+/// What stands in a secret's place.
+const HIDDEN: &str = "(hidden)";
+
 /// Variables that override a key begin so; `RINGWATCH_AGENT_HTTP__LISTEN` is `http.listen`.
 const PREFIX: &str = "RINGWATCH_AGENT_";
 
@@ -157,12 +160,16 @@ fn apply(config: &Config, origin: &str, keys: &[String], value: &str) -> Result<
     serde_yaml::from_value(all).map_err(|e| wrong(e.to_string()))
 }
 
-/// Settings as YAML, every key.
+/// Settings as YAML, every key. Values of headers are hidden: tokens travel in them.
 ///
 /// # Errors
 /// None that a setting of ours could cause.
 pub fn print(config: &Config) -> Result<String, Error> {
-    serde_yaml::to_string(config).map_err(|e| Error::Write(e.to_string()))
+    let mut config = config.clone();
+    for value in config.otlp.headers.values_mut() {
+        HIDDEN.clone_into(value);
+    }
+    serde_yaml::to_string(&config).map_err(|e| Error::Write(e.to_string()))
 }
 
 /// The JSON schema of the file.

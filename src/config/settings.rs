@@ -1,6 +1,8 @@
 //! What can be set.
 
 use crate::detect;
+use crate::export::{otlp, prometheus};
+use crate::ingest::hardware;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -17,8 +19,14 @@ pub struct Config {
     pub detect: detect::Settings,
     /// Files of `ringwatch bench --json`, by which transfers are judged as well.
     pub baselines: Vec<PathBuf>,
+    /// What is sampled of the machine, and how often.
+    pub hardware: hardware::Settings,
     /// Where Prometheus and health checks ask.
     pub http: HttpSettings,
+    /// What Prometheus is told.
+    pub prometheus: prometheus::Settings,
+    /// What is sent to an OpenTelemetry receiver.
+    pub otlp: otlp::Settings,
     /// Where `ringwatch top --agent` and `ringwatch diagnose --agent` ask.
     pub socket: SocketSettings,
     /// Names and values that every exported thing carries, `cluster: east` for example.
@@ -115,6 +123,14 @@ impl Config {
                     format!("the value of {name} is longer than 256 bytes or not plain text"),
                 ));
             }
+        }
+        for (key, share) in [("otlp.sample_ratio", self.otlp.sample_ratio)] {
+            if !(0.0..=1.0).contains(&share) {
+                return Err((key, format!("{share} is not in 0 to 1")));
+            }
+        }
+        if self.otlp.cert.is_some() != self.otlp.key.is_some() {
+            return Err(("otlp.cert", "a certificate and its key belong together".to_owned()));
         }
         if let Some(path) = self.socket.path.as_ref().filter(|p| !p.is_absolute()) {
             return Err(("socket.path", format!("{} is not absolute", path.display())));

@@ -16,7 +16,7 @@ mod tail;
 mod window;
 
 pub use discover::{Place, default_dir, places};
-pub use process::now_ns;
+pub use process::{now_ns, unix_ns};
 pub use reap::reap;
 
 use crate::model::{Liveness, SegmentId, Source, Update};

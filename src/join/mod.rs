@@ -342,6 +342,11 @@ impl Join {
         self.classes.iter()
     }
 
+    /// A class of operations.
+    pub fn class(&self, key: &ClassKey) -> Option<&Class> {
+        self.classes.get(key)
+    }
+
     /// True when there are processes and all are gone.
     pub fn all_gone(&self) -> bool {
         !self.processes.is_empty() && self.processes.values().all(|p| p.record.liveness != Liveness::Alive)

@@ -2,8 +2,10 @@
 
 pub mod agent;
 mod monitor;
+mod node;
 mod remote;
 pub mod signals;
 
 pub use monitor::{Monitor, Stack};
+pub use node::Node;
 pub use remote::{Remote, Unreachable, ask};

@@ -1,7 +1,7 @@
 //! The one owner of a node's state.
 
 use crate::detect::{Baseline, Detector, Settings};
-use crate::join::{Join, View};
+use crate::join::{Finished, Join, View};
 use crate::model::{CommId, Finding, HostFact, Rank, SegmentId, Snapshot, Source, Update};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -113,6 +113,16 @@ impl<S: Source> Monitor<S> {
     /// Everything found so far, open findings first.
     pub fn findings(&self) -> Vec<Finding> {
         self.detector.findings()
+    }
+
+    /// From now on keeps operations that are over until they are taken.
+    pub fn keep_finished(&mut self) {
+        self.join.keep_finished();
+    }
+
+    /// The operations that are over since the last call.
+    pub fn take_finished(&mut self) -> Vec<Finished> {
+        self.join.take_finished()
     }
 
     /// From now on judges by these.

@@ -17,6 +17,7 @@ pub use rdma::Rdma;
 pub use recorded::{Recorded, Recorder, RecordingError};
 
 use crate::model::{Fact, Reading, SamplerFact};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -29,7 +30,7 @@ const SELF_NS: u64 = 1_000_000_000;
 const SHORTEST: Duration = Duration::from_millis(10);
 
 /// What is sampled, and how often.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
     /// Whether anything is sampled at all.
@@ -57,7 +58,7 @@ impl Default for Settings {
         Settings {
             enabled: true,
             nvml: None,
-            nvlink_ms: 100,
+            nvlink_ms: 500,
             gpu_ms: 1_000,
             links_ms: 5_000,
             xid_ms: 200,

@@ -3,7 +3,8 @@
 use super::state::{self, Asked};
 use axum::Router;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use std::sync::mpsc::SyncSender;
 use tokio::net::TcpListener;
@@ -14,6 +15,7 @@ type Ask = State<SyncSender<Asked>>;
 pub(super) async fn serve(listener: TcpListener, ask: SyncSender<Asked>) {
     let app = Router::new()
         .route("/", get(index))
+        .route("/metrics", get(metrics))
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .with_state(ask);
@@ -24,6 +26,16 @@ pub(super) async fn serve(listener: TcpListener, ask: SyncSender<Asked>) {
 
 async fn index() -> &'static str {
     "ringwatch agent: /metrics, /livez, /readyz\n"
+}
+
+/// Metrics, in the format that is asked for.
+async fn metrics(State(ask): Ask, headers: HeaderMap) -> Response {
+    let accept = headers.get(header::ACCEPT).and_then(|a| a.to_str().ok()).map(str::to_owned);
+    match state::ask(&ask, |reply| Asked::Metrics { accept, reply }).await {
+        Some(Ok((content_type, body))) => ([(header::CONTENT_TYPE, content_type)], body).into_response(),
+        Some(Err(why)) => (StatusCode::INTERNAL_SERVER_ERROR, why).into_response(),
+        None => (StatusCode::SERVICE_UNAVAILABLE, "the state does not answer\n").into_response(),
+    }
 }
 
 /// Whether it is worth going on: the state answers.

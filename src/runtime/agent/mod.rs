@@ -7,6 +7,9 @@
 //! Nothing that is asked, and no receiver that is slow, keeps the state from reading.
 
 mod http;
+mod otlp;
+mod own;
+mod samples;
 mod socket;
 mod state;
 
@@ -15,11 +18,13 @@ pub use state::{Asked, State};
 
 use super::signals::Signals;
 use crate::config::{self, Config};
+use crate::export::otlp::Exporter;
 use crate::model::Finding;
 use std::io;
 use std::path::PathBuf;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
+use tokio::sync::watch;
 
 /// What keeps the agent from starting or going on.
 #[derive(Debug, thiserror::Error)]
@@ -40,10 +45,16 @@ pub enum Error {
         /// Why, and what to do.
         why: String,
     },
+    /// What is sent away cannot be sent.
+    #[error("otlp: {0}")]
+    Otlp(#[from] crate::export::otlp::Error),
     /// Threads or signals cannot be had.
     #[error("{0}")]
     System(#[from] io::Error),
 }
+
+/// How long the end waits for a receiver.
+const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// How often the service manager is told that the agent lives, where it wants to know.
 const ALIVE: Duration = Duration::from_secs(5);
@@ -56,7 +67,7 @@ const ALIVE: Duration = Duration::from_secs(5);
 #[expect(clippy::disallowed_methods, reason = "here is where tasks are spawned")]
 pub async fn run(
     config: Config,
-    state: State,
+    mut state: State,
     reload: impl Fn() -> Result<Config, config::Error>,
     told: impl FnMut(&Finding) + Send + 'static,
 ) -> Result<(), Error> {
@@ -71,12 +82,24 @@ pub async fn run(
     if let Some(at) = listener.as_ref().and_then(|l| l.local_addr().ok()) {
         eprintln!("ringwatch: listening on http://{at}");
     }
+    let exporter = match config.otlp.is_enabled() {
+        true => Some(Arc::new(Exporter::new(&config.otlp, resource(&config))?)),
+        false => None,
+    };
+    if let Some(exporter) = &exporter {
+        state.trace_to(Arc::clone(exporter));
+    }
+    state.sample()?;
+    let started = state.started_unix_ns();
     let (ask, questions) = mpsc::sync_channel(64);
     let owner =
         std::thread::Builder::new().name("state".to_owned()).spawn(move || state.run(&questions, told))?;
     let http = listener.map(|l| tokio::spawn(http::serve(l, ask.clone())));
     let door = gate.map(|g| tokio::spawn(g.serve(ask.clone())));
     notify(&[sd_notify::NotifyState::Ready]);
+    let (stop, stopped) = watch::channel(false);
+    let sender =
+        exporter.map(|e| tokio::spawn(otlp::send(e, config.otlp.clone(), started, ask.clone(), stopped)));
     let mut alive = tokio::time::interval(ALIVE);
     loop {
         tokio::select! {
@@ -110,12 +133,31 @@ pub async fn run(
     for task in [http, door].into_iter().flatten() {
         task.abort();
     }
-    state::send(&ask, Asked::End);
+    stop.send(true).ok();
+    if let Some(sender) = sender {
+        tokio::time::timeout(LAST_WORDS, sender).await.ok();
+    }
+    while let Err(Some(_)) = state::try_send(&ask, Asked::End) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     // It is in the middle of a look at most.
     if owner.join().is_err() {
         return Err(Error::System(io::Error::other("the thread that owns the state has failed")));
     }
     Ok(())
+}
+
+/// Who sends, in OpenTelemetry's words, and the user's tags.
+fn resource(config: &Config) -> Vec<(String, String)> {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let own = [
+        ("service.name", "ringwatch".to_owned()),
+        ("service.version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("service.instance.id", host.clone()),
+        ("host.name", host),
+    ];
+    let tags = config.tags.iter().map(|(k, v)| (k.clone(), v.clone()));
+    own.into_iter().map(|(k, v)| (k.to_owned(), v)).chain(tags).collect()
 }
 
 /// Tells the service manager, if there is one; without one there is nobody to tell.

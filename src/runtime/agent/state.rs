@@ -1,16 +1,24 @@
 //! The thread that owns what is known: it reads, judges, cleans up, and answers.
 
+use super::own::Costs;
+use super::samples::Samples;
 use crate::config::Config;
 use crate::detect::Baseline;
+use crate::export::metrics::Family;
+use crate::export::otlp::{Batch, Exporter, Tracer};
+use crate::export::{Metrics, Own};
 use crate::ingest::{Place, Segments, now_ns, reap};
 use crate::model::{Finding, Snapshot};
-use crate::runtime::Monitor;
+use crate::runtime::{Monitor, Node};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 /// How often segments of dead processes are looked through.
 const CLEAN_EVERY: Duration = Duration::from_secs(10);
+/// How often exporters hear of findings that are over.
+const TELL_EVERY: Duration = Duration::from_secs(1);
 /// A state that has not read for so long is not ready.
 const STALE: Duration = Duration::from_secs(5);
 /// The longest that an answer may take.
@@ -26,6 +34,19 @@ pub enum Asked {
         /// Where the answer goes.
         reply: oneshot::Sender<Box<Snapshot>>,
     },
+    /// Metrics in the format that an Accept header asks for: content type and body, or why there are none.
+    Metrics {
+        /// The header.
+        accept: Option<String>,
+        /// Where the answer goes.
+        reply: oneshot::Sender<Result<(String, Vec<u8>), String>>,
+    },
+    /// Metrics to be sent by OTLP.
+    Families(oneshot::Sender<Vec<Family>>),
+    /// Spans and log records that wait to be sent.
+    Batch(oneshot::Sender<Box<Batch>>),
+    /// Those that could not be sent.
+    GiveBack(Box<Batch>),
     /// Whether it reads.
     Ready(oneshot::Sender<bool>),
     /// New settings.
@@ -39,7 +60,13 @@ pub enum Asked {
 pub struct State {
     config: Config,
     places: Vec<Place>,
-    monitor: Monitor<Segments>,
+    monitor: Monitor<Node>,
+    samples: Option<Samples>,
+    metrics: Metrics,
+    /// Where there is somebody to send to.
+    traces: Option<(Tracer, Arc<Exporter>)>,
+    costs: Costs,
+    told: Option<Instant>,
     read: Option<Instant>,
     cleaned: Option<Instant>,
 }
@@ -48,23 +75,60 @@ impl State {
     /// Nothing read yet.
     pub fn new(config: Config, baselines: Vec<Baseline>) -> Self {
         let places = places(&config);
-        let monitor = Monitor::new(Segments::new(places.clone()), config.detect).with_baselines(baselines);
-        State { config, places, monitor, read: None, cleaned: None }
+        let node = Node { segments: Segments::new(places.clone()), readings: None };
+        let mut monitor = Monitor::new(node, config.detect).with_baselines(baselines);
+        monitor.keep_finished();
+        let mut metrics = Metrics::new(config.prometheus.clone());
+        metrics.set_trace_ratio(if config.otlp.is_enabled() { config.otlp.sample_ratio } else { 0.0 });
+        State {
+            config,
+            places,
+            monitor,
+            samples: None,
+            metrics,
+            traces: None,
+            costs: Costs::new(),
+            told: None,
+            read: None,
+            cleaned: None,
+        }
+    }
+
+    /// Traces what goes on for a receiver.
+    pub(super) fn trace_to(&mut self, exporter: Arc<Exporter>) {
+        self.traces = Some((Tracer::new(&self.config.otlp), exporter));
+    }
+
+    /// When the agent started, wall clock ns since the epoch.
+    pub(super) fn started_unix_ns(&self) -> u64 {
+        self.costs.started_unix_ns()
+    }
+
+    /// Begins to sample what the settings name. What runs already stops.
+    pub(super) fn sample(&mut self) -> std::io::Result<()> {
+        self.samples = None;
+        let started = Samples::start(&self.config.hardware)?;
+        let (samples, readings) = started.unzip();
+        self.samples = samples;
+        self.monitor.source_mut().readings = readings;
+        Ok(())
     }
 
     /// Reads, and answers in between, until it is asked to end.
     pub(super) fn run(mut self, questions: &Receiver<Asked>, mut told: impl FnMut(&Finding)) {
         loop {
             let began = thread_cpu();
-            for finding in self.monitor.step(now_ns()) {
-                told(&finding);
-            }
+            let new = self.monitor.step(now_ns());
+            new.iter().for_each(&mut told);
+            self.export(&new);
             self.read = Some(Instant::now());
             if self.cleaned.is_none_or(|t| t.elapsed() >= CLEAN_EVERY) {
                 self.cleaned = Some(Instant::now());
                 self.clean();
             }
-            let until = Instant::now() + self.pause(thread_cpu().saturating_sub(began));
+            let took = thread_cpu().saturating_sub(began);
+            self.costs.looked(took);
+            let until = Instant::now() + self.pause(took);
             loop {
                 match questions.recv_timeout(until.saturating_duration_since(Instant::now())) {
                     Ok(Asked::End) | Err(RecvTimeoutError::Disconnected) => return,
@@ -75,10 +139,42 @@ impl State {
         }
     }
 
+    /// Hands on what is over and what was found.
+    fn export(&mut self, new: &[Finding]) {
+        let finished = self.monitor.take_finished();
+        let join = self.monitor.join();
+        self.metrics.finished(join, &finished);
+        self.metrics.findings(join, new);
+        let Some((tracer, _)) = &mut self.traces else { return };
+        tracer.finished(join, &finished);
+        tracer.findings(join, new);
+        // Those that are over are among all there are; nobody waits for them.
+        if self.told.is_none_or(|t| t.elapsed() >= TELL_EVERY) {
+            self.told = Some(Instant::now());
+            tracer.findings(join, &self.monitor.findings());
+        }
+        // Other nodes will be told, once there are any.
+        drop(tracer.take_announced());
+    }
+
+    fn own(&self) -> Own {
+        let mut own = self.costs.own(self.monitor.source().segments.len());
+        if let Some((tracer, exporter)) = &self.traces {
+            own.exported = exporter.exported(tracer.exported());
+        }
+        own
+    }
+
+    fn open(&self) -> Vec<Finding> {
+        let mut all = self.monitor.findings();
+        all.retain(|f| f.open);
+        all
+    }
+
     /// How long to wait after a look that took so much of a CPU.
     fn pause(&self, cost: Duration) -> Duration {
         let share = self.config.limits.cpu;
-        self.monitor.source().pause().max(cost.mul_f64((1.0 - share) / share))
+        self.monitor.source().segments.pause().max(cost.mul_f64((1.0 - share) / share))
     }
 
     /// Who asked and went away needs no answer.
@@ -86,6 +182,26 @@ impl State {
         match asked {
             Asked::Snapshot { uid, reply } => {
                 reply.send(Box::new(self.monitor.snapshot_of(uid, now_ns()))).ok();
+            }
+            Asked::Metrics { accept, reply } => {
+                let (own, open) = (self.own(), self.open());
+                let said = self.metrics.render(self.monitor.join(), &open, &own, accept.as_deref());
+                reply.send(said.map_err(|e| e.to_string())).ok();
+            }
+            Asked::Families(reply) => {
+                let (own, open) = (self.own(), self.open());
+                reply.send(self.metrics.gather(self.monitor.join(), &open, &own)).ok();
+            }
+            Asked::Batch(reply) => {
+                let Some((tracer, _)) = &mut self.traces else { return };
+                if let Err(batch) = reply.send(Box::new(tracer.take())) {
+                    tracer.give_back(*batch);
+                }
+            }
+            Asked::GiveBack(batch) => {
+                if let Some((tracer, _)) = &mut self.traces {
+                    tracer.give_back(*batch);
+                }
             }
             Asked::Ready(reply) => {
                 reply.send(self.read.is_some_and(|t| t.elapsed() < STALE)).ok();
@@ -99,10 +215,14 @@ impl State {
         self.monitor.set(new.detect);
         let places = places(&new);
         if places != self.places {
-            self.monitor.source_mut().set_places(places.clone());
+            self.monitor.source_mut().segments.set_places(places.clone());
             self.places = places;
         }
+        let sample = new.hardware != self.config.hardware;
         self.config = new;
+        if sample && let Err(e) = self.sample() {
+            eprintln!("ringwatch: nothing is sampled: {e}");
+        }
     }
 
     /// Removes what is left of dead processes beyond what is to be kept.
@@ -130,10 +250,15 @@ fn thread_cpu() -> Duration {
 
 /// Asks, without waiting for room; false when there is none, or nobody to be asked.
 pub(super) fn send(to: &SyncSender<Asked>, asked: Asked) -> bool {
-    match to.try_send(asked) {
-        Ok(()) => true,
-        Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => false,
-    }
+    try_send(to, asked).is_ok()
+}
+
+/// The same; gives back what there was no room for.
+pub(super) fn try_send(to: &SyncSender<Asked>, asked: Asked) -> Result<(), Option<Asked>> {
+    to.try_send(asked).map_err(|e| match e {
+        TrySendError::Full(asked) => Some(asked),
+        TrySendError::Disconnected(_) => None,
+    })
 }
 
 /// Asks and waits for the answer; absent when it does not come in time.

@@ -1,0 +1,297 @@
+//! Every metric there is: name, kind, unit, labels and help. Exporters, dashboards, alert rules and the list in
+//! `dashboards/METRICS.md` are held against it by tests.
+
+/// The kinds of metric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows; begins at zero when its series appears.
+    Counter,
+    /// A value at a moment.
+    Gauge,
+    /// Observations counted by their size.
+    Histogram,
+    /// Always 1: its labels are what it says.
+    Info,
+}
+
+impl Kind {
+    /// Its name in OpenMetrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
+            Kind::Info => "info",
+        }
+    }
+}
+
+/// One metric.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Metric {
+    /// The family's name, with its unit and without a kind's suffix.
+    pub name: &'static str,
+    /// What it is.
+    pub kind: Kind,
+    /// The base unit its name ends with; absent for numbers of things.
+    pub unit: Option<&'static str>,
+    /// Its labels, in the order in which their values are given. A label without a value is left out.
+    pub labels: &'static [&'static str],
+    /// What it says.
+    pub help: &'static str,
+}
+
+impl Metric {
+    /// The name in a query; a histogram has three.
+    pub fn exposed(&self) -> Vec<String> {
+        let with = |suffixes: &[&str]| suffixes.iter().map(|s| format!("{}{s}", self.name)).collect();
+        match self.kind {
+            Kind::Counter => with(&["_total"]),
+            Kind::Gauge => with(&[""]),
+            Kind::Histogram => with(&["_bucket", "_sum", "_count"]),
+            Kind::Info => with(&["_info"]),
+        }
+    }
+
+    /// True when the number of its series depends on what jobs do, so that the budget holds it.
+    pub fn is_budgeted(&self) -> bool {
+        self.labels.contains(&"job_name")
+    }
+}
+
+/// The label of the series that takes what the budget leaves no series of its own.
+pub const OVERFLOW: &str = "overflow";
+/// The label that every series has where a cluster is named.
+pub const CLUSTER: &str = "cluster";
+
+macro_rules! catalogue {
+    ($($id:ident = $kind:ident $name:literal $unit:expr, [$($label:literal),*], $help:literal;)+) => {
+        $(
+            #[doc = $help]
+            pub const $id: &Metric = &Metric {
+                name: $name, kind: Kind::$kind, unit: $unit, labels: &[$($label),*], help: $help,
+            };
+        )+
+        /// All of them, in the order in which they are given out.
+        pub const ALL: &[&Metric] = &[$($id),+];
+    };
+}
+
+const S: Option<&str> = Some("seconds");
+const B: Option<&str> = Some("bytes");
+const R: Option<&str> = Some("ratio");
+
+catalogue! {
+    OPERATIONS = Counter "ringwatch_operations" None,
+        ["node", "job_name", "communicator", "collective", "algorithm", "protocol", "size_class"],
+        "Operations that are over; each node counts those its own ranks take part in.";
+    OPERATION_BYTES = Counter "ringwatch_operation_bytes" B,
+        ["node", "job_name", "communicator", "collective", "algorithm", "protocol", "size_class"],
+        "Message sizes of operations that are over, as nccl-tests counts them.";
+    TRANSFER = Histogram "ringwatch_collective_transfer_seconds" S,
+        ["node", "job_name", "communicator", "collective", "algorithm", "protocol", "size_class"],
+        "Time of the rank that came last, which waited for nobody; of operations timed on all ranks seen.";
+    TIMED_BYTES = Counter "ringwatch_timed_bytes" B,
+        ["node", "job_name", "communicator", "collective", "algorithm", "protocol", "size_class"],
+        "Message sizes of the operations whose transfer time is known: over its sum, algorithm bandwidth.";
+    BUS_BYTES = Counter "ringwatch_bus_bytes" B,
+        ["node", "job_name", "communicator", "collective", "algorithm", "protocol", "size_class"],
+        "Message sizes times the bus factor of nccl-tests, of timed operations: over the transfer time, bus bandwidth.";
+    UNTIMED = Counter "ringwatch_untimed_operations" None, ["node", "job_name", "reason"],
+        "Ranks' parts of operations whose GPU time is not known, by reason.";
+    WAITING = Counter "ringwatch_rank_waiting_seconds" S, ["node", "job_name", "communicator", "rank"],
+        "Time a rank's kernels spent waiting for other ranks.";
+    LATE = Counter "ringwatch_rank_late" None, ["node", "job_name", "communicator", "rank"],
+        "Collectives to which this rank came last, at least a millisecond after the first.";
+    LATE_SECONDS = Counter "ringwatch_rank_late_seconds" S, ["node", "job_name", "communicator", "rank"],
+        "How long others waited for this rank in those.";
+    NETWORK_BYTES = Counter "ringwatch_network_bytes" B, ["node", "job_name", "communicator", "direction"],
+        "Bytes that NCCL's proxy moved over the network.";
+    NETWORK_WAIT = Counter "ringwatch_network_wait_seconds" S, ["node", "job_name", "communicator", "phase"],
+        "Time network steps waited for the GPU, the peer, the wire and the flush, over all steps.";
+    IN_FLIGHT = Gauge "ringwatch_operations_in_flight" None, ["node", "job_name", "communicator"],
+        "Collectives that some rank has yet to finish, or to issue.";
+    OLDEST = Gauge "ringwatch_oldest_operation_age_seconds" S, ["node", "job_name", "communicator"],
+        "Age of the oldest collective in flight; absent while none is.";
+    COMM_RANKS = Gauge "ringwatch_communicator_ranks" None, ["node", "job_name", "communicator", "state"],
+        "Ranks of the communicator: all, and those seen here.";
+    PROCESSES = Gauge "ringwatch_job_processes" None, ["node", "job_name", "state"],
+        "Processes of the job on this node, alive and gone.";
+    FINDINGS = Gauge "ringwatch_findings" None, ["node", "job_name", "kind", "severity"],
+        "Findings that are open; 0 for those that were.";
+    FINDINGS_TOTAL = Counter "ringwatch_findings_opened" None, ["node", "job_name", "kind", "severity"],
+        "Findings opened so far.";
+    LOST = Counter "ringwatch_lost_records" None, ["node", "job_name", "reason"],
+        "Records that were lost, by reason: what the job's plugin could not record, and what was overwritten unread.";
+    GPU = Info "ringwatch_gpu" None, ["node", "gpu", "index", "uuid", "model", "numa_node"],
+        "What a GPU is.";
+    GPU_SM_CLOCK = Gauge "ringwatch_gpu_sm_clock_hertz" Some("hertz"), ["node", "gpu"],
+        "Clock of its multiprocessors.";
+    GPU_SM_CLOCK_MAX = Gauge "ringwatch_gpu_sm_clock_limit_hertz" Some("hertz"), ["node", "gpu"],
+        "The highest clock its multiprocessors can have.";
+    GPU_MEMORY_CLOCK = Gauge "ringwatch_gpu_memory_clock_hertz" Some("hertz"), ["node", "gpu"],
+        "Clock of its memory.";
+    GPU_POWER = Gauge "ringwatch_gpu_power_watts" Some("watts"), ["node", "gpu"],
+        "Power it draws.";
+    GPU_POWER_LIMIT = Gauge "ringwatch_gpu_power_limit_watts" Some("watts"), ["node", "gpu"],
+        "Power it may draw.";
+    GPU_TEMPERATURE = Gauge "ringwatch_gpu_temperature_celsius" Some("celsius"), ["node", "gpu"],
+        "Its temperature.";
+    GPU_THROTTLED = Gauge "ringwatch_gpu_throttled" None, ["node", "gpu", "reason"],
+        "1 while its clocks are held down for this reason, else 0.";
+    GPU_BUSY = Gauge "ringwatch_gpu_utilization_ratio" R, ["node", "gpu"],
+        "Share of time with a kernel on it.";
+    GPU_SM_ACTIVE = Gauge "ringwatch_gpu_sm_active_ratio" R, ["node", "gpu"],
+        "Share of its multiprocessors in use.";
+    GPU_MEMORY_ACTIVE = Gauge "ringwatch_gpu_memory_active_ratio" R, ["node", "gpu"],
+        "Share of its memory bandwidth in use.";
+    GPU_TENSOR_ACTIVE = Gauge "ringwatch_gpu_tensor_active_ratio" R, ["node", "gpu"],
+        "Share of its tensor cores in use.";
+    GPU_MEMORY_USED = Gauge "ringwatch_gpu_memory_used_bytes" B, ["node", "gpu"],
+        "Memory in use.";
+    GPU_MEMORY = Gauge "ringwatch_gpu_memory_size_bytes" B, ["node", "gpu"],
+        "Memory it has.";
+    GPU_ECC = Counter "ringwatch_gpu_memory_errors" None, ["node", "gpu", "error_type"],
+        "Memory errors, corrected and not, since the driver was loaded.";
+    GPU_REMAPPED = Gauge "ringwatch_gpu_remapped_rows" None, ["node", "gpu", "error_type"],
+        "Rows of memory that were replaced.";
+    GPU_REMAP_PENDING = Gauge "ringwatch_gpu_remap_pending" None, ["node", "gpu"],
+        "1 while rows wait to be replaced at the next reset.";
+    GPU_REMAP_FAILED = Gauge "ringwatch_gpu_remap_failed" None, ["node", "gpu"],
+        "1 when replacing rows failed.";
+    GPU_XID = Counter "ringwatch_gpu_xid_errors" None, ["node", "gpu", "code"],
+        "Errors the driver reported, by NVIDIA's number, since this agent started.";
+    NVLINK_UP = Gauge "ringwatch_nvlink_up" None, ["node", "gpu", "link"],
+        "1 while the link is up, else 0.";
+    NVLINK_ERRORS = Counter "ringwatch_nvlink_errors" None, ["node", "gpu", "link", "error_type"],
+        "Packets sent again, recoveries and checksum errors of a link since the driver was loaded.";
+    NVLINK_BYTES = Counter "ringwatch_nvlink_bytes" B, ["node", "gpu", "direction"],
+        "Bytes over all NVLinks of a GPU since this agent started.";
+    PCIE_BYTES = Counter "ringwatch_pcie_bytes" B, ["node", "gpu", "direction"],
+        "Bytes over PCIe since this agent started.";
+    PCIE_LANES = Gauge "ringwatch_pcie_lanes" None, ["node", "gpu", "state"],
+        "PCIe lanes: current and limit.";
+    PCIE_GENERATION = Gauge "ringwatch_pcie_generation" None, ["node", "gpu", "state"],
+        "PCIe generation: current and limit.";
+    PCIE_REPLAYS = Counter "ringwatch_pcie_replays" None, ["node", "gpu"],
+        "PCIe packets sent again.";
+    PORT_UP = Gauge "ringwatch_nic_port_up" None, ["node", "device", "port"],
+        "1 while an RDMA port is active, else 0.";
+    PORT_SPEED = Gauge "ringwatch_nic_port_speed_bytes_per_second" Some("bytes_per_second"),
+        ["node", "device", "port"], "Speed of an RDMA port.";
+    PORT_BYTES = Counter "ringwatch_nic_port_bytes" B, ["node", "device", "port", "direction"],
+        "Bytes over an RDMA port.";
+    PORT_ERRORS = Counter "ringwatch_nic_port_errors" None, ["node", "device", "port", "error_type"],
+        "What went wrong on an RDMA port: retransmits, packets out of order, congestion marks, errors, link downs.";
+    INTERFACE_UP = Gauge "ringwatch_interface_up" None, ["node", "interface"],
+        "1 while a network interface is up, else 0.";
+    INTERFACE_SPEED = Gauge "ringwatch_interface_speed_bytes_per_second" Some("bytes_per_second"),
+        ["node", "interface"], "Speed of a network interface.";
+    INTERFACE_BYTES = Counter "ringwatch_interface_bytes" B, ["node", "interface", "direction"],
+        "Bytes over a network interface.";
+    INTERFACE_ERRORS = Counter "ringwatch_interface_errors" None, ["node", "interface", "error_type"],
+        "What went wrong on a network interface: drops, errors, link downs.";
+    NODE_CPUS = Gauge "ringwatch_node_cpus" None, ["node"],
+        "CPUs of the node.";
+    NODE_CPU = Gauge "ringwatch_node_cpu_utilization_ratio" R, ["node"],
+        "Share of its CPU time in use.";
+    NODE_PRESSURE = Gauge "ringwatch_node_pressure_ratio" R, ["node", "resource"],
+        "Share of the last ten seconds in which some task wanted the resource and had to wait.";
+    NODE_MEMORY = Gauge "ringwatch_node_memory_size_bytes" B, ["node"],
+        "Memory it has.";
+    NODE_MEMORY_AVAILABLE = Gauge "ringwatch_node_memory_available_bytes" B, ["node"],
+        "Memory that can still be had.";
+    NODE_TCP_RETRANSMITS = Counter "ringwatch_node_tcp_retransmits" None, ["node"],
+        "TCP segments sent again since boot.";
+    NODE_OOM = Counter "ringwatch_node_oom_kills" None, ["node"],
+        "Processes killed for want of memory since boot.";
+    SAMPLER_UP = Gauge "ringwatch_sampler_up" None, ["node", "sampler"],
+        "1 while a sampler gives readings, else 0.";
+    SAMPLER_READINGS = Counter "ringwatch_sampler_readings" None, ["node", "sampler"],
+        "Readings a sampler gave.";
+    SAMPLER_FAILURES = Counter "ringwatch_sampler_failures" None, ["node", "sampler"],
+        "Questions of a sampler that failed.";
+    SAMPLER_COST = Counter "ringwatch_sampler_cost_seconds" S, ["node", "sampler"],
+        "CPU and waiting time a sampler took.";
+    AGENT_CPU = Counter "ringwatch_agent_cpu_seconds" S, ["node"],
+        "CPU time the agent used.";
+    AGENT_MEMORY = Gauge "ringwatch_agent_resident_memory_bytes" B, ["node"],
+        "Memory the agent holds.";
+    AGENT_FDS = Gauge "ringwatch_agent_open_fds" None, ["node"],
+        "Files the agent has open.";
+    AGENT_SEGMENTS = Gauge "ringwatch_agent_segments" None, ["node"],
+        "Segments the agent follows.";
+    AGENT_START = Gauge "ringwatch_agent_start_time_seconds" S, ["node"],
+        "When the agent started, seconds since the epoch.";
+    AGENT_POLLS = Counter "ringwatch_agent_polls" None, ["node"],
+        "Looks the agent took at its sources.";
+    AGENT_POLL_SECONDS = Counter "ringwatch_agent_poll_seconds" S, ["node"],
+        "Time the agent spent taking in what was new and judging it.";
+    LOST_EXPORTS = Counter "ringwatch_lost_exports" None, ["node", "signal", "reason"],
+        "What was not exported: operations nobody took in time, spans and log records, by reason.";
+    SENT = Counter "ringwatch_exported" None, ["node", "signal"],
+        "Spans, log records and metric points that a receiver took.";
+    QUEUED = Gauge "ringwatch_export_queue" None, ["node", "signal"],
+        "Spans and log records that wait to be sent.";
+    SERIES = Gauge "ringwatch_agent_series" None, ["node"],
+        "Series held under the budget.";
+    FOLDED = Counter "ringwatch_agent_folded_observations" None, ["node"],
+        "Observations that went into a series with overflow=\"true\" because the budget was spent.";
+    BUILD = Info "ringwatch_build" None, ["node", "version"],
+        "Which build this is.";
+}
+
+/// The list for people, `dashboards/METRICS.md`.
+pub fn markdown() -> String {
+    let mut out = String::from(
+        "# Metrics\n\n\
+         What `/metrics` and OTLP give, from `src/export/catalogue.rs`; a test keeps this list in step with it. \
+         Every series has `cluster` where the configuration names one. `job_name` is the training job; Prometheus \
+         keeps `job` for itself. `size_class` is `2^n` for messages of 2^n up to 2^(n+1)-1 bytes. Where more series \
+         would be needed than the budget allows, one with `overflow=\"true\"` in place of the other labels takes the \
+         rest. What is not known has no series; only a count of nothing is zero.\n\n\
+         | name | kind | unit | labels | meaning |\n|---|---|---|---|---|\n",
+    );
+    for m in ALL {
+        let name = match m.kind {
+            Kind::Histogram => m.name.to_owned(),
+            _ => m.exposed().concat(),
+        };
+        let labels = m.labels.iter().map(|l| format!("`{l}`")).collect::<Vec<_>>().join(", ");
+        let (kind, unit) = (m.kind.as_str(), m.unit.unwrap_or(""));
+        out.push_str(&format!("| `{name}` | {kind} | {unit} | {labels} | {} |\n", m.help));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn names_are_as_prometheus_wants_them() {
+        let mut names = BTreeSet::new();
+        for m in ALL {
+            assert!(names.insert(m.name), "{} twice", m.name);
+            let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+            assert!(m.name.starts_with("ringwatch_") && m.name.chars().all(plain), "{}", m.name);
+            for suffix in ["_total", "_info", "_bucket", "_count", "_sum"] {
+                assert!(!m.name.ends_with(suffix), "{} ends with a suffix that its kind adds", m.name);
+            }
+            if let Some(unit) = m.unit {
+                assert!(m.name.ends_with(&format!("_{unit}")), "{} does not end with {unit}", m.name);
+            }
+            for unit in ["seconds", "bytes", "ratio", "watts", "celsius", "hertz"] {
+                assert!(
+                    !m.name.ends_with(unit) || m.unit.is_some(),
+                    "{} names a unit it does not have",
+                    m.name
+                );
+            }
+            assert!(m.help.ends_with('.'), "{}", m.name);
+            let reserved = ["job", "instance", "le", "quantile", "cluster", OVERFLOW];
+            assert!(m.labels.iter().all(|l| !reserved.contains(l) && l.chars().all(plain)), "{}", m.name);
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! The numbers behind the metrics: what is over adds up here, what goes on is looked up when somebody asks.
+
+mod family;
+mod hardware;
+mod histogram;
+mod inspector;
+mod operations;
+mod own;
+mod scope;
+mod state;
+mod store;
+
+pub use family::{Family, Sample, Value};
+pub use histogram::{BOUNDS, Exemplar, Histogram, ZERO};
+pub use inspector::Foreign;
+pub use own::{Exported, Own};
+
+use super::prometheus::Settings;
+use crate::join::{Finished, Join};
+use crate::model::Finding;
+use family::Families;
+use hardware::Wires;
+use inspector::Inspector;
+use operations::Operations;
+use scope::Scopes;
+use state::{Losses, Opened};
+
+/// All metrics of one agent.
+#[derive(Debug)]
+pub struct Metrics {
+    settings: Settings,
+    /// The share of operations that have a trace from the beginning; only those become exemplars.
+    traced: f64,
+    scopes: Scopes,
+    operations: Operations,
+    opened: Opened,
+    losses: Losses,
+    wires: Wires,
+    inspector: Option<Inspector>,
+}
+
+impl Metrics {
+    /// Nothing has happened yet.
+    pub fn new(settings: Settings) -> Self {
+        let budget = settings.series_budget;
+        Metrics {
+            traced: 1.0,
+            scopes: Scopes::default(),
+            operations: Operations::new(budget),
+            opened: Opened::new(budget),
+            losses: Losses::new(budget),
+            wires: Wires::default(),
+            inspector: settings.inspector_names.then(|| Inspector::new(budget)),
+            settings,
+        }
+    }
+
+    /// Names only those traces in exemplars that head sampling keeps, of which this is the share.
+    pub fn set_trace_ratio(&mut self, ratio: f64) {
+        self.traced = ratio;
+    }
+
+    /// How it was set up.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Takes operations that are over.
+    pub fn finished(&mut self, join: &Join, finished: &[Finished]) {
+        for f in finished {
+            self.operations.add(&mut self.scopes, join, f, self.traced);
+            if let Some(inspector) = &mut self.inspector {
+                inspector.add(join, f);
+            }
+        }
+    }
+
+    /// Takes findings; those that were counted and are still open count once.
+    pub fn findings(&mut self, join: &Join, findings: &[Finding]) {
+        for f in findings {
+            self.opened.add(&mut self.scopes, join, f);
+        }
+    }
+
+    /// All there is to say now. `open` are the findings that are open; others among them are left out.
+    pub fn gather(&mut self, join: &Join, open: &[Finding], own: &Own) -> Vec<Family> {
+        let idle_ns = self.settings.idle_seconds.saturating_mul(1_000_000_000);
+        self.findings(join, open);
+        self.losses.take(&mut self.scopes, join);
+        self.wires.take(join.hardware());
+        let mut out = Families::new(self.settings.cluster.clone());
+        self.operations.expire(own.now_ns, idle_ns);
+        self.opened.expire(own.now_ns, idle_ns);
+        self.losses.expire(own.now_ns, idle_ns);
+        self.operations.gather(&self.scopes, &mut out);
+        state::in_flight(&mut out, &mut self.scopes, join, own.now_ns, self.settings.series_budget);
+        state::processes(&mut out, join);
+        self.opened.gather(&mut out, &mut self.scopes, join, open);
+        self.losses.gather(&mut out, &self.scopes);
+        hardware::gather(&mut out, join.hardware());
+        self.wires.gather(&mut out);
+        let folded = self.operations.folded() + self.opened.folded() + self.losses.folded();
+        let series = self.operations.len() + self.opened.len() + self.losses.len();
+        own.gather(&mut out, series, folded, join.finished_dropped());
+        let used: Vec<scope::ScopeId> =
+            self.operations.scopes().chain(self.opened.scopes()).chain(self.losses.scopes()).collect();
+        self.scopes.keep_only(used);
+        out.finish()
+    }
+
+    /// What Inspector's names say since the last call, where they are wanted.
+    pub(super) fn gather_inspector(&mut self) -> Option<Vec<Foreign>> {
+        self.inspector.as_mut().map(Inspector::gather)
+    }
+}

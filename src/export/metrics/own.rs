@@ -1,0 +1,68 @@
+//! The agent's own cost, which its owner knows.
+
+use super::family::Families;
+use crate::export::catalogue as c;
+use std::collections::BTreeMap;
+
+/// What the agent knows of itself.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Own {
+    /// The moment that all of this is of, host monotonic ns.
+    pub now_ns: u64,
+    /// The host it runs on.
+    pub node: String,
+    /// CPU time used so far.
+    pub cpu_seconds: f64,
+    /// Memory held, in bytes.
+    pub resident_bytes: u64,
+    /// Files open, where that can be known.
+    pub open_fds: Option<u64>,
+    /// Segments followed.
+    pub segments: u64,
+    /// When it started, wall clock ns since the epoch.
+    pub started_unix_ns: u64,
+    /// Looks taken at the sources so far.
+    pub polls: u64,
+    /// Time these took in all, in seconds.
+    pub poll_seconds: f64,
+    /// What it sent away.
+    pub exported: Vec<Exported>,
+}
+
+/// What became of one signal: spans, log records or metric points.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Exported {
+    /// Which: `spans`, `logs`, `metrics`.
+    pub signal: &'static str,
+    /// Taken by the receiver so far.
+    pub sent: u64,
+    /// Waiting.
+    pub queued: u64,
+    /// Lost so far, by reason.
+    pub lost: BTreeMap<&'static str, u64>,
+}
+
+impl Own {
+    pub(super) fn gather(&self, out: &mut Families, series: usize, folded: u64, dropped: u64) {
+        let node = [&*self.node];
+        out.number(c::AGENT_CPU, &node, self.cpu_seconds);
+        out.number(c::AGENT_MEMORY, &node, self.resident_bytes as f64);
+        out.known(c::AGENT_FDS, &node, self.open_fds.map(|n| n as f64));
+        out.number(c::AGENT_SEGMENTS, &node, self.segments as f64);
+        out.number(c::AGENT_START, &node, self.started_unix_ns as f64 / 1e9);
+        out.number(c::AGENT_POLLS, &node, self.polls as f64);
+        out.number(c::AGENT_POLL_SECONDS, &node, self.poll_seconds);
+        out.number(c::SERIES, &node, series as f64);
+        out.number(c::FOLDED, &node, folded as f64);
+        let operations = [&*self.node, "operations", "nobody took them in time"];
+        out.number(c::LOST_EXPORTS, &operations, dropped as f64);
+        for e in &self.exported {
+            for (reason, n) in &e.lost {
+                out.number(c::LOST_EXPORTS, &[&self.node, e.signal, reason], *n as f64);
+            }
+            out.number(c::SENT, &[&self.node, e.signal], e.sent as f64);
+            out.number(c::QUEUED, &[&self.node, e.signal], e.queued as f64);
+        }
+        out.number(c::BUILD, &[&self.node, env!("CARGO_PKG_VERSION")], 1.0);
+    }
+}

@@ -1,0 +1,90 @@
+//! Where something belongs: node, job and communicator, as labels.
+
+use crate::join::Join;
+use crate::model::{CommId, SegmentId};
+use std::collections::{HashMap, HashSet};
+
+/// The labels.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub(super) struct Scope {
+    /// The host.
+    pub(super) node: String,
+    /// The job's name.
+    pub(super) job: String,
+    /// The communicator's name, or its id where it has none; empty for what belongs to none.
+    pub(super) communicator: String,
+}
+
+/// Stands for a scope in keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct ScopeId(u64);
+
+/// The scopes in use. Communicators that share a name, a job and a node share one.
+#[derive(Debug, Default)]
+pub(super) struct Scopes {
+    ids: HashMap<Scope, ScopeId>,
+    scopes: HashMap<ScopeId, Scope>,
+    /// What was looked up since the last time that all was gathered; names may become known.
+    known: HashMap<(Option<CommId>, Option<SegmentId>), ScopeId>,
+    next: u64,
+}
+
+impl Scopes {
+    /// Of a communicator: on the node of a process, or of its first rank that is seen.
+    pub(super) fn of(&mut self, join: &Join, comm: CommId, segment: Option<SegmentId>) -> ScopeId {
+        self.look_up(join, Some(comm), segment)
+    }
+
+    /// Of a process, whatever communicator.
+    pub(super) fn of_process(&mut self, join: &Join, segment: SegmentId) -> ScopeId {
+        self.look_up(join, None, Some(segment))
+    }
+
+    /// Of a node alone.
+    pub(super) fn of_node(&mut self, node: &str) -> ScopeId {
+        self.id(Scope { node: node.to_owned(), ..Scope::default() })
+    }
+
+    fn look_up(&mut self, join: &Join, comm: Option<CommId>, segment: Option<SegmentId>) -> ScopeId {
+        if let Some(id) = self.known.get(&(comm, segment)) {
+            return *id;
+        }
+        let communicator = comm.and_then(|c| join.communicator(c));
+        let first = || communicator?.members().values().next().map(|m| m.record.segment);
+        let process = segment.or_else(first).and_then(|s| join.process(s));
+        let named = communicator.and_then(|c| c.members().values().find_map(|m| m.record.name.clone()));
+        let scope = Scope {
+            node: process.map_or_else(String::new, |p| p.record.host.clone()),
+            job: process.and_then(|p| p.record.job.name.clone()).unwrap_or_default(),
+            communicator: named.or(comm.map(|c| c.to_string())).unwrap_or_default(),
+        };
+        let id = self.id(scope);
+        self.known.insert((comm, segment), id);
+        id
+    }
+
+    fn id(&mut self, scope: Scope) -> ScopeId {
+        if let Some(id) = self.ids.get(&scope) {
+            return *id;
+        }
+        let id = ScopeId(self.next);
+        self.next += 1;
+        self.ids.insert(scope.clone(), id);
+        self.scopes.insert(id, scope);
+        id
+    }
+
+    /// The labels of a scope that is in use.
+    pub(super) fn get(&self, id: ScopeId) -> &Scope {
+        const NONE: &Scope = &Scope { node: String::new(), job: String::new(), communicator: String::new() };
+        self.scopes.get(&id).unwrap_or(NONE)
+    }
+
+    /// Forgets what no series needs.
+    pub(super) fn keep_only(&mut self, used: impl IntoIterator<Item = ScopeId>) {
+        let used: HashSet<ScopeId> = used.into_iter().collect();
+        self.known.clear();
+        self.scopes.retain(|id, _| used.contains(id));
+        self.ids.retain(|_, id| used.contains(id));
+    }
+}

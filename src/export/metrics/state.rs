@@ -1,0 +1,228 @@
+//! What goes on: operations in flight, processes, findings, and what was lost on the way.
+
+use super::family::{Families, Value};
+use super::scope::{ScopeId, Scopes};
+use super::store::Store;
+use crate::export::catalogue as c;
+use crate::join::Join;
+use crate::model::{Finding, FindingId, Kind, Liveness, SegmentId, Severity};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+/// Findings that are remembered as counted.
+const COUNTED: usize = 65_536;
+
+#[derive(Debug, Default)]
+struct Now {
+    in_flight: u64,
+    oldest_ns: Option<u64>,
+    ranks: Option<u64>,
+    seen: u64,
+}
+
+/// Operations in flight and the ranks of communicators.
+pub(super) fn in_flight(out: &mut Families, scopes: &mut Scopes, join: &Join, now_ns: u64, budget: usize) {
+    let mut now: Store<ScopeId, Now> = Store::new(budget);
+    for comm in join.communicators().filter(|c| !c.closed()) {
+        let of = now.at(scopes.of(join, comm.id, None));
+        of.seen += comm.members().len() as u64;
+        if let Some(ranks) = comm.ranks() {
+            *of.ranks.get_or_insert(0) += u64::from(ranks);
+        }
+        for (_, _, instance) in comm.in_flight() {
+            of.in_flight += 1;
+            if let Some(began) = instance.began_ns() {
+                let age = now_ns.saturating_sub(began);
+                of.oldest_ns = Some(of.oldest_ns.map_or(age, |o| o.max(age)));
+            }
+        }
+    }
+    for (scope, of) in now.iter() {
+        let s = scopes.get(*scope);
+        let labels = [&*s.node, &*s.job, &*s.communicator];
+        out.number(c::IN_FLIGHT, &labels, of.in_flight as f64);
+        out.known(c::OLDEST, &labels, of.oldest_ns.map(|n| n as f64 / 1e9));
+        let labels = |state| [&*s.node, &*s.job, &*s.communicator, state];
+        out.known(c::COMM_RANKS, &labels("all"), of.ranks.map(|n| n as f64));
+        out.number(c::COMM_RANKS, &labels("seen"), of.seen as f64);
+    }
+    if let Some(of) = now.overflow() {
+        out.overflow(c::IN_FLIGHT, Value::Number(of.in_flight as f64));
+        if let Some(oldest) = of.oldest_ns {
+            out.overflow(c::OLDEST, Value::Number(oldest as f64 / 1e9));
+        }
+    }
+}
+
+/// Processes by job.
+pub(super) fn processes(out: &mut Families, join: &Join) {
+    let mut jobs: BTreeMap<(&str, &str), [u64; 2]> = BTreeMap::new();
+    for p in join.processes() {
+        let name = p.record.job.name.as_deref().unwrap_or("");
+        let alive = p.record.liveness == Liveness::Alive;
+        jobs.entry((&p.record.host, name)).or_default()[usize::from(!alive)] += 1;
+    }
+    for ((node, job), [alive, gone]) in jobs {
+        out.number(c::PROCESSES, &[node, job, "alive"], alive as f64);
+        out.number(c::PROCESSES, &[node, job, "gone"], gone as f64);
+    }
+}
+
+type FindingKey = (ScopeId, Kind, Severity);
+
+/// Findings, counted when they open.
+#[derive(Debug)]
+pub(super) struct Opened {
+    counts: Store<FindingKey, u64>,
+    /// Those that were counted and have not closed since.
+    open: BTreeSet<FindingId>,
+}
+
+impl Opened {
+    pub(super) fn new(budget: usize) -> Self {
+        Opened { counts: Store::new(budget), open: BTreeSet::new() }
+    }
+
+    pub(super) fn add(&mut self, scopes: &mut Scopes, join: &Join, f: &Finding) {
+        if !f.open {
+            self.open.remove(&f.id);
+            return;
+        }
+        let key = key(scopes, join, f);
+        if self.open.insert(f.id) {
+            *self.counts.at(key) += 1;
+        } else {
+            self.counts.touch(&key);
+        }
+        if self.open.len() > COUNTED {
+            self.open.pop_first();
+        }
+    }
+
+    pub(super) fn expire(&mut self, now_ns: u64, idle_ns: u64) {
+        self.counts.expire(now_ns, idle_ns);
+    }
+
+    pub(super) fn folded(&self) -> u64 {
+        self.counts.folded()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.counts.len()
+    }
+
+    pub(super) fn scopes(&self) -> impl Iterator<Item = ScopeId> {
+        self.counts.iter().map(|(k, _)| k.0)
+    }
+
+    pub(super) fn gather(&mut self, out: &mut Families, scopes: &mut Scopes, join: &Join, open: &[Finding]) {
+        let mut now: HashMap<FindingKey, u64> = HashMap::new();
+        let mut ids = BTreeSet::new();
+        for f in open.iter().filter(|f| f.open && ids.insert(f.id)) {
+            *now.entry(key(scopes, join, f)).or_default() += 1;
+        }
+        // What is not among them has closed, and counts again when it comes back.
+        self.open.retain(|id| ids.contains(id));
+        let mut folded = 0;
+        let counted: HashMap<FindingKey, u64> = self.counts.iter().map(|(k, n)| (*k, *n)).collect();
+        for (k, n) in &now {
+            if !counted.contains_key(k) {
+                folded += n;
+            }
+        }
+        for (k, n) in &counted {
+            let s = scopes.get(k.0);
+            let labels = [&*s.node, &*s.job, k.1.as_str(), k.2.as_str()];
+            out.number(c::FINDINGS_TOTAL, &labels, *n as f64);
+            out.number(c::FINDINGS, &labels, now.get(k).copied().unwrap_or(0) as f64);
+        }
+        if let Some(n) = self.counts.overflow() {
+            out.overflow(c::FINDINGS_TOTAL, Value::Number(*n as f64));
+            out.overflow(c::FINDINGS, Value::Number(folded as f64));
+        }
+    }
+}
+
+/// A finding belongs to a job on a node, or to a node alone.
+fn key(scopes: &mut Scopes, join: &Join, f: &Finding) -> FindingKey {
+    let member = join.communicator(f.communicator).and_then(|c| {
+        let culprit = f.ranks.iter().find_map(|r| c.members().get(r));
+        culprit.or_else(|| c.members().values().next()).map(|m| m.record.segment)
+    });
+    let scope = match (member, &f.subject) {
+        (Some(segment), _) => scopes.of_process(join, segment),
+        (None, subject) => scopes.of_node(subject.as_deref().unwrap_or("")),
+    };
+    (scope, f.kind, f.severity)
+}
+
+/// What was lost. Processes come and go; what they lost is added up.
+#[derive(Debug)]
+pub(super) struct Losses {
+    counts: Store<(ScopeId, &'static str), u64>,
+    told: HashMap<(SegmentId, &'static str), u64>,
+    /// Those that have a series, or would have.
+    known: HashSet<(ScopeId, &'static str)>,
+}
+
+impl Losses {
+    pub(super) fn new(budget: usize) -> Self {
+        Losses { counts: Store::new(budget), told: HashMap::new(), known: HashSet::new() }
+    }
+
+    /// Takes what was lost since the last call.
+    pub(super) fn take(&mut self, scopes: &mut Scopes, join: &Join) {
+        for p in join.processes() {
+            let missed = p.missed.iter().map(|(what, n)| (overwritten(what), *n));
+            for (reason, n) in p.record.losses.iter().copied().chain(missed) {
+                let told = self.told.entry((p.record.id, reason)).or_default();
+                let more = n.saturating_sub(*told);
+                *told = n.max(*told);
+                let key = (scopes.of_process(join, p.record.id), reason);
+                // A counter that begins at what was lost first would hide that from every rate.
+                if more > 0 || self.known.insert(key) {
+                    *self.counts.at(key) += more;
+                } else {
+                    self.counts.touch(&key);
+                }
+            }
+        }
+        self.told.retain(|(segment, _), _| join.process(*segment).is_some());
+        if self.known.len() > COUNTED {
+            self.known.clear();
+        }
+    }
+
+    pub(super) fn expire(&mut self, now_ns: u64, idle_ns: u64) {
+        self.counts.expire(now_ns, idle_ns);
+    }
+
+    pub(super) fn folded(&self) -> u64 {
+        self.counts.folded()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.counts.len()
+    }
+
+    pub(super) fn scopes(&self) -> impl Iterator<Item = ScopeId> {
+        self.counts.iter().map(|(k, _)| k.0)
+    }
+
+    pub(super) fn gather(&self, out: &mut Families, scopes: &Scopes) {
+        for ((scope, reason), n) in self.counts.iter() {
+            let s = scopes.get(*scope);
+            out.number(c::LOST, &[&s.node, &s.job, reason], *n as f64);
+        }
+        if let Some(n) = self.counts.overflow() {
+            out.overflow(c::LOST, Value::Number(*n as f64));
+        }
+    }
+}
+
+fn overwritten(what: &str) -> &'static str {
+    match what {
+        "operations" => "operations overwritten before they were read",
+        "channel stamps" => "channel stamps overwritten before they were read",
+        _ => "network transfers overwritten before they were read",
+    }
+}

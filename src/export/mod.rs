@@ -1,0 +1,13 @@
+//! What other programs get: metrics for Prometheus, and traces, logs and metrics by OTLP.
+//!
+//! [`metrics`] turns what is over and what goes on into families of samples, by the one list in [`catalogue`];
+//! [`prometheus`] and [`otlp`] write the same families in their formats. Nothing here reads a clock or starts a task:
+//! whoever owns the join feeds it and says what time it is.
+
+pub mod catalogue;
+pub mod metrics;
+pub mod otlp;
+pub mod prometheus;
+pub mod trace_id;
+
+pub use metrics::{Metrics, Own};

@@ -1,0 +1,72 @@
+//! `/metrics`: OpenMetrics text, Prometheus' older text, or its protobuf with native histograms, as was asked for.
+
+mod negotiate;
+mod protobuf;
+mod text;
+
+pub use super::metrics::{Metrics, Own};
+pub use negotiate::Format;
+
+use crate::join::Join;
+use crate::model::Finding;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// How metrics are kept and given out.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// Series that each group of metrics about jobs may have; what needs more shares one with `overflow="true"`.
+    pub series_budget: usize,
+    /// Series that nothing was counted in for so many seconds go.
+    pub idle_seconds: u64,
+    /// Gives native histograms to those who ask for Prometheus' protobuf.
+    pub native_histograms: bool,
+    /// Also gives the names of NVIDIA's NCCL Inspector, so that its dashboard works.
+    pub inspector_names: bool,
+    /// A name for the cluster, as a label of every series.
+    pub cluster: Option<String>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            series_budget: 2000,
+            idle_seconds: 3600,
+            native_histograms: true,
+            inspector_names: false,
+            cluster: None,
+        }
+    }
+}
+
+/// Why metrics cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The protobuf cannot be encoded.
+    #[error("the metrics cannot be written as protobuf: {0}; ask for text, or turn native_histograms off")]
+    Protobuf(#[from] prost::EncodeError),
+}
+
+impl Metrics {
+    /// Answers a scrape: content type and body. `accept` is the request's header of that name.
+    pub fn render(
+        &mut self,
+        join: &Join,
+        open: &[Finding],
+        own: &Own,
+        accept: Option<&str>,
+    ) -> Result<(String, Vec<u8>), Error> {
+        let families = self.gather(join, open, own);
+        let format = negotiate::format(accept, self.settings().native_histograms);
+        let inspector = self.gather_inspector();
+        let body = match format {
+            Format::Protobuf => protobuf::write(&families, inspector.as_deref().unwrap_or(&[]))?,
+            Format::OpenMetrics => {
+                text::open_metrics(&families, inspector.as_deref().unwrap_or(&[])).into_bytes()
+            }
+            Format::Text => text::plain(&families, inspector.as_deref().unwrap_or(&[])).into_bytes(),
+        };
+        Ok((format.content_type().to_owned(), body))
+    }
+}

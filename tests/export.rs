@@ -1,0 +1,198 @@
+//! What other programs get, as they get it.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod exported;
+
+use exported::{COMM, Hand, S};
+use ringwatch::export::catalogue;
+use ringwatch::export::prometheus::{Metrics, Own, Settings};
+use ringwatch::export::trace_id;
+use ringwatch::model::{Finding, Kind, OperationRef, Rank, Track};
+
+fn own(now_ns: u64) -> Own {
+    Own {
+        now_ns,
+        node: "node1".into(),
+        cpu_seconds: 1.25,
+        resident_bytes: 30 << 20,
+        open_fds: Some(12),
+        segments: 4,
+        started_unix_ns: exported::EPOCH_NS,
+        polls: 100,
+        poll_seconds: 0.5,
+        exported: Vec::new(),
+    }
+}
+
+fn straggler(order: u64) -> Finding {
+    let mut f = Finding::new(
+        Kind::Straggler,
+        COMM,
+        vec![Rank(2)],
+        OperationRef::named("AllReduce", Track::Collective, order),
+    );
+    f.since_ns = 20 * S;
+    f.first_seen_ns = 21 * S;
+    f.last_seen_ns = 22 * S;
+    f
+}
+
+/// Some rounds, one with rank 2 half a second late, one hanging.
+fn fed(settings: Settings) -> (Hand, Metrics, Vec<Finding>) {
+    let mut hand = Hand::new(4);
+    let mut metrics = Metrics::new(settings);
+    hand.hardware(10 * S);
+    for n in 0..20 {
+        hand.round((10 + n) * S, (n == 10).then_some((2, S / 2)));
+    }
+    hand.hardware(30 * S);
+    hand.xid(30 * S, 3, 79);
+    hand.stuck(31 * S, 3);
+    let taken = hand.join.take_finished();
+    assert_eq!(taken.len(), 20);
+    metrics.finished(&hand.join, &taken);
+    let open = vec![straggler(10)];
+    (hand, metrics, open)
+}
+
+fn text(hand: &Hand, metrics: &mut Metrics, open: &[Finding], now_ns: u64, accept: Option<&str>) -> String {
+    let (_, body) = metrics.render(&hand.join, open, &own(now_ns), accept).unwrap();
+    String::from_utf8(body).unwrap()
+}
+
+#[test]
+fn the_metrics_of_a_known_job_are_these() {
+    let (hand, mut metrics, open) = fed(Settings { cluster: Some("lab".into()), ..Settings::default() });
+    insta::assert_snapshot!(text(&hand, &mut metrics, &open, 41 * S, None));
+}
+
+#[test]
+fn every_metric_of_the_catalogue_is_given_out_under_its_name_and_labels_and_no_other() {
+    let (hand, mut metrics, open) = fed(Settings::default());
+    let mut own = own(41 * S);
+    own.exported.push(ringwatch::export::metrics::Exported {
+        signal: "spans",
+        sent: 1,
+        queued: 2,
+        lost: [("the queue was full", 3)].into(),
+    });
+    let families = metrics.gather(&hand.join, &open, &own);
+    let given: Vec<_> = families.iter().map(|f| f.metric.name).collect();
+    // The hand-made job times everything.
+    let missing: Vec<_> = catalogue::ALL.iter().map(|m| m.name).filter(|n| !given.contains(n)).collect();
+    assert_eq!(missing, ["ringwatch_untimed_operations"]);
+    for f in &families {
+        for (i, s) in f.samples.iter().enumerate() {
+            assert!(s.labels.iter().all(|(k, _)| f.metric.labels.contains(k)), "{}: {s:?}", f.metric.name);
+            let same = f.samples[..i].iter().any(|o| o.labels == s.labels);
+            assert!(!same, "{} twice with {:?}", f.metric.name, s.labels);
+        }
+    }
+}
+
+#[test]
+fn the_list_for_people_is_the_catalogue() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/dashboards/METRICS.md");
+    let want = catalogue::markdown();
+    if std::env::var_os("RINGWATCH_WRITE_METRICS").is_some() {
+        std::fs::write(file, &want).unwrap();
+    }
+    let is = std::fs::read_to_string(file).unwrap();
+    assert!(is == want, "dashboards/METRICS.md is old: run this test with RINGWATCH_WRITE_METRICS=1");
+}
+
+#[test]
+fn exemplars_lead_to_the_trace_of_their_operation_and_only_where_one_is_kept() {
+    let (hand, mut metrics, _) = fed(Settings::default());
+    let body = text(&hand, &mut metrics, &[], 41 * S, None);
+    let trace = trace_id::of_operation(COMM, Track::Collective, 19);
+    let line = body.lines().find(|l| l.contains("transfer_seconds_bucket") && l.contains('#')).unwrap();
+    assert!(line.contains(&format!("# {{trace_id=\"{trace:032x}\",span_id=")), "{line}");
+    assert!(line.ends_with(&format!("0.0001 {}.000", exported::EPOCH_NS / S + 29)), "{line}");
+    let plain = text(&hand, &mut metrics, &[], 41 * S, Some("text/plain"));
+    assert!(!plain.contains("trace_id"), "the older text knows no exemplars");
+
+    let mut none = Metrics::new(Settings::default());
+    none.set_trace_ratio(0.0);
+    let mut again = Hand::new(4);
+    again.round(10 * S, None);
+    let taken = again.join.take_finished();
+    none.finished(&again.join, &taken);
+    assert!(!text(&again, &mut none, &[], 11 * S, None).contains("trace_id"));
+}
+
+#[test]
+fn what_the_budget_has_no_room_for_is_folded_and_told() {
+    let (hand, mut metrics, _) = fed(Settings { series_budget: 1, ..Settings::default() });
+    let body = text(&hand, &mut metrics, &[], 41 * S, None);
+    let waiting: Vec<_> =
+        body.lines().filter(|l| l.starts_with("ringwatch_rank_waiting_seconds_total")).collect();
+    assert_eq!(waiting.len(), 2, "{waiting:?}");
+    assert!(waiting.iter().any(|l| l.contains("{overflow=\"true\"} 1.0")), "{waiting:?}");
+    let folded = body.lines().find(|l| l.starts_with("ringwatch_agent_folded_observations_total")).unwrap();
+    // Ranks 1 to 3 in 20 rounds, and the second reason for losses: when it was seen, and when it grew.
+    assert!(folded.ends_with(" 62.0"), "{folded}");
+}
+
+#[test]
+fn series_of_what_is_gone_go_after_a_while_and_come_back() {
+    let (mut hand, mut metrics, open) = fed(Settings { idle_seconds: 60, ..Settings::default() });
+    let has = |body: &str| body.contains("ringwatch_operations_total{");
+    assert!(has(&text(&hand, &mut metrics, &open, 41 * S, None)));
+    assert!(has(&text(&hand, &mut metrics, &open, 101 * S, None)));
+    let late = text(&hand, &mut metrics, &open, 102 * S, None);
+    assert!(!has(&late));
+    assert!(late.contains("ringwatch_findings{"), "a finding that is open stays");
+    hand.unstick(103 * S, 20, 3, 31 * S);
+    let taken = hand.join.take_finished();
+    assert_eq!(taken.len(), 1);
+    metrics.finished(&hand.join, &taken);
+    assert!(text(&hand, &mut metrics, &open, 104 * S, None).contains("size_class=\"2^22\"} 1.0"));
+}
+
+#[test]
+fn a_finding_counts_once_while_it_is_open_and_again_when_it_comes_back() {
+    let (hand, mut metrics, open) = fed(Settings::default());
+    let value = |body: &str, name: &str| {
+        let line = body.lines().find(|l| l.starts_with(&format!("{name}{{"))).unwrap();
+        line.rsplit(' ').next().unwrap().to_owned()
+    };
+    metrics.findings(&hand.join, &open);
+    metrics.findings(&hand.join, &open);
+    let body = text(&hand, &mut metrics, &open, 41 * S, None);
+    assert_eq!(value(&body, "ringwatch_findings_opened_total"), "1.0");
+    assert_eq!(value(&body, "ringwatch_findings"), "1.0");
+    let mut closed = open.clone();
+    closed[0].open = false;
+    let body = text(&hand, &mut metrics, &closed, 42 * S, None);
+    assert_eq!(value(&body, "ringwatch_findings"), "0.0");
+    let body = text(&hand, &mut metrics, &open, 43 * S, None);
+    assert_eq!(value(&body, "ringwatch_findings_opened_total"), "2.0");
+}
+
+#[test]
+fn inspectors_names_are_given_only_where_they_are_asked_for_and_for_one_period() {
+    let (hand, mut metrics, _) = fed(Settings { inspector_names: true, ..Settings::default() });
+    let body = text(&hand, &mut metrics, &[], 41 * S, None);
+    let line = body
+        .lines()
+        .find(|l| l.starts_with("nccl_collective_exec_time_microseconds{") && l.contains("GPU2"))
+        .unwrap();
+    assert_eq!(
+        line,
+        "nccl_collective_exec_time_microseconds{version=\"v5.1\",slurm_job_id=\"17\",node=\"node1\",gpu=\"GPU2\",\
+         comm_name=\"dp\",n_nodes=\"1\",nranks=\"4\",collective=\"AllReduce\",message_size=\"4-5MB\",\
+         algo_proto=\"Ring_simple\"} 100.0"
+    );
+    assert!(!text(&hand, &mut metrics, &[], 42 * S, None).contains("nccl_"), "nothing new, nothing told");
+    let (hand, mut metrics, _) = fed(Settings::default());
+    assert!(!text(&hand, &mut metrics, &[], 41 * S, None).contains("\nnccl_"));
+}
+
+#[test]
+fn settings_are_read_from_yaml_and_nothing_unknown_is_taken() {
+    let s: Settings = serde_yaml::from_str("series_budget: 5\ncluster: lab\n").unwrap();
+    assert_eq!((s.series_budget, s.cluster.as_deref(), s.idle_seconds), (5, Some("lab"), 3600));
+    assert!(serde_yaml::from_str::<Settings>("serie_budget: 5\n").is_err());
+}

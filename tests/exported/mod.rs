@@ -1,0 +1,313 @@
+//! A job made by hand, whose numbers are known: four ranks on one node, an all-reduce after the other.
+
+#![allow(dead_code, reason = "each test uses its part")]
+
+use ringwatch::join::Join;
+use ringwatch::model::{
+    Algo, ChannelStamp, CommId, CommRecord, DataType, Fact, Flags, Func, GpuFact, InterfaceFact, Job, Lane,
+    LinkFact, Liveness, Moved, NetProgress, NodeFact, OpRecord, PcieFact, PortFact, Proto, Rank, Reading,
+    SamplerFact, SegmentId, SegmentRecord, Throttle, Timing, Traffic, Update, Xid,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A second, in ns.
+pub(crate) const S: u64 = 1_000_000_000;
+/// The wall clock at the host's monotonic zero.
+pub(crate) const EPOCH_NS: u64 = 1_795_244_764 * S;
+/// The job's communicator.
+pub(crate) const COMM: CommId = CommId(0xc0ff_ee00_0000_0007);
+/// How far the GPU's clock is ahead.
+const AHEAD: u64 = S;
+/// The pure transfer's time.
+pub(crate) const TRANSFER_NS: u64 = 100_000;
+
+/// The join that it is fed into.
+pub(crate) struct Hand {
+    pub(crate) join: Join,
+    pub(crate) ranks: u32,
+    issued: u64,
+}
+
+impl Hand {
+    /// A job of so many ranks.
+    pub(crate) fn new(ranks: u32) -> Self {
+        let mut join = Join::new();
+        join.keep_finished();
+        let mut hand = Hand { join, ranks, issued: 0 };
+        for r in 0..ranks {
+            hand.process(r, Liveness::Alive);
+            hand.member(r, 0);
+        }
+        hand
+    }
+
+    pub(crate) fn process(&mut self, r: u32, liveness: Liveness) {
+        let labels = BTreeMap::from([("user.name".to_owned(), "ada".to_owned())]);
+        self.join.feed(Update::Segment(SegmentRecord {
+            id: SegmentId(u64::from(r) + 1),
+            path: format!("/dev/shm/{r}.seg").into(),
+            pid: 100 + r,
+            host: "node1".into(),
+            program: "python3".into(),
+            nccl: Some("2.28.9".into()),
+            abi: Some(5),
+            job: Job {
+                name: Some("slurm-17".into()),
+                rank: Some(r),
+                size: Some(self.ranks),
+                local: Some(self.ranks),
+                labels,
+            },
+            owner: None,
+            liveness,
+            created_ns: 0,
+            created_unix_ns: EPOCH_NS,
+            losses: vec![("slot being written", 0), ("bad arguments", 2 * u64::from(r == 1))],
+        }));
+    }
+
+    pub(crate) fn member(&mut self, r: u32, issued: u64) {
+        self.join.feed(Update::Comm(CommRecord {
+            segment: SegmentId(u64::from(r) + 1),
+            comm: COMM,
+            rank: Rank(r),
+            ranks: Some(self.ranks),
+            nodes: Some(1),
+            name: Some("dp".into()),
+            gpu: Some(gpu(r)),
+            host_clock: 1,
+            issued,
+            replayed: 0,
+            init_ns: 0,
+            making: None,
+            finalized_ns: None,
+        }));
+    }
+
+    /// One all-reduce of 4 MiB that all ranks enter at a moment, one of them later; its order is given back. Rank 0
+    /// has two network transfers in it.
+    pub(crate) fn round(&mut self, at_ns: u64, late: Option<(u32, u64)>) -> u64 {
+        let order = self.issued;
+        self.issued += 1;
+        let by = late.map_or(0, |(_, by)| by);
+        let end = at_ns + 5_000 + by + TRANSFER_NS;
+        for r in 0..self.ranks {
+            self.member(r, self.issued);
+            let issued = at_ns + late.filter(|(l, _)| *l == r).map_or(0, |(_, by)| by);
+            let mut op = self.op(r, order, issued, Some((issued + 5_000, Some(end))));
+            if r == 0 {
+                for (channel, is_send) in [(0, true), (1, false)] {
+                    op.net.push(NetProgress {
+                        channel,
+                        peer: Rank(1),
+                        is_send,
+                        steps: 4,
+                        started: 4,
+                        done: 4,
+                        bytes: 1 << 20,
+                        start_ns: end - 90_000,
+                        stop_ns: Some(end - 10_000),
+                        waited_ns: [10_000, 20_000, 30_000, 0],
+                        waiting: None,
+                    });
+                }
+            }
+            self.join.feed(Update::Op(Box::new(op)));
+        }
+        self.join.tick(end + 2_000);
+        order
+    }
+
+    /// One all-reduce that one rank never issues and in which the others wait.
+    pub(crate) fn stuck(&mut self, at_ns: u64, missing: u32) -> u64 {
+        let order = self.issued;
+        for r in (0..self.ranks).filter(|r| *r != missing) {
+            self.member(r, order + 1);
+            let op = self.op(r, order, at_ns, Some((at_ns + 5_000, None)));
+            self.join.feed(Update::Op(Box::new(op)));
+        }
+        order
+    }
+
+    /// The late rank comes after all.
+    pub(crate) fn unstick(&mut self, at_ns: u64, order: u64, missing: u32, began_ns: u64) {
+        let end = at_ns + 5_000 + TRANSFER_NS;
+        self.issued = order + 1;
+        for r in 0..self.ranks {
+            self.member(r, order + 1);
+            let issued = if r == missing { at_ns } else { began_ns };
+            let op = self.op(r, order, issued, Some((issued + 5_000, Some(end))));
+            self.join.feed(Update::Op(Box::new(op)));
+        }
+        self.join.tick(end + 2_000);
+    }
+
+    fn op(&self, r: u32, order: u64, issued: u64, kernel: Option<(u64, Option<u64>)>) -> OpRecord {
+        let stamps = kernel.map(|(start, stop)| ChannelStamp {
+            channel: 0,
+            start_gpu_ns: Some(start + AHEAD),
+            stop_gpu_ns: stop.map(|s| s + AHEAD),
+            start_seen_ns: start + 1_000,
+            stop_seen_ns: stop.map(|s| s + 1_000),
+        });
+        OpRecord {
+            segment: SegmentId(u64::from(r) + 1),
+            ticket: order,
+            comm: COMM,
+            rank: Rank(r),
+            lane: Lane::Collective,
+            order: Some(order),
+            func: Func::AllReduce,
+            dtype: Some(DataType::Float32),
+            count: 1 << 20,
+            root: None,
+            algo: Some(Algo::Ring),
+            proto: Some(Proto::Simple),
+            channels: Some(1),
+            warps: Some(16),
+            seq: Some(order),
+            plan: None,
+            flags: Flags::default(),
+            called_ns: Some(issued.saturating_sub(5_000)),
+            returned: None,
+            redop: None,
+            issued_ns: Some(issued),
+            timing: if kernel.is_some() { Timing::Kernel } else { Timing::Unknown },
+            event_ns: None,
+            event_seen_ns: None,
+            started: u16::from(kernel.is_some()),
+            stopped: u16::from(kernel.is_some_and(|k| k.1.is_some())),
+            stamps: stamps.into_iter().collect(),
+            net: Vec::new(),
+        }
+    }
+
+    fn reading(&mut self, at_ns: u64, fact: Fact) {
+        self.join.feed(Update::Hardware(Box::new(Reading { host: "node1".into(), at_ns, fact })));
+    }
+
+    /// What all samplers say at a moment; counters grow with it.
+    pub(crate) fn hardware(&mut self, at_ns: u64) {
+        let n = at_ns / S;
+        for r in 0..self.ranks {
+            let links = (0..2).map(|link| LinkFact {
+                link,
+                up: Some(true),
+                speed_mb_per_s: Some(25_000),
+                version: Some(4),
+                remote: None,
+                replays: Some(n / 10),
+                recoveries: Some(0),
+                crc_errors: Some(n / 10),
+            });
+            let fact = GpuFact {
+                gpu: gpu(r),
+                index: Some(r),
+                uuid: Some(format!("GPU-{r:04}")),
+                name: Some("NVIDIA H200".into()),
+                numa: Some(0),
+                links: links.collect(),
+                pcie: Some(PcieFact {
+                    generation: Some(5),
+                    generation_max: Some(5),
+                    width: Some(if r == 2 { 8 } else { 16 }),
+                    width_max: Some(16),
+                    replays: Some(0),
+                }),
+                sm_mhz: Some(1980),
+                sm_max_mhz: Some(1980),
+                memory_mhz: Some(3201),
+                power_w: Some(612.5),
+                power_limit_w: Some(700.0),
+                temperature_c: Some(51.0),
+                throttled: Some(if r == 3 { BTreeSet::from([Throttle::PowerCap]) } else { BTreeSet::new() }),
+                busy: Some(0.97),
+                sm_active: Some(0.8),
+                memory_active: Some(0.4),
+                tensor_active: Some(0.3),
+                memory_used_bytes: Some(100 << 30),
+                memory_bytes: Some(141 << 30),
+                ecc_corrected: Some(0),
+                ecc_uncorrected: Some(0),
+                remapped_rows: Some((0, 0)),
+                remap_pending: Some(false),
+                remap_failed: Some(false),
+                ..GpuFact::default()
+            };
+            self.reading(at_ns, Fact::Gpu(Box::new(fact)));
+            let moved = Moved { tx_bytes: 1e9, rx_bytes: 1.1e9 };
+            let traffic = Traffic {
+                gpu: gpu(r),
+                from_ns: at_ns.saturating_sub(S),
+                nvlink: Some(moved),
+                links: Vec::new(),
+                pcie: Some(Moved { tx_bytes: 1e6, rx_bytes: 2e6 }),
+            };
+            self.reading(at_ns, Fact::Traffic(traffic));
+        }
+        let port = PortFact {
+            device: "mlx5_0".into(),
+            port: 1,
+            address: Some("0000:1a:00.0".into()),
+            up: Some(true),
+            speed_mbit_per_s: Some(400_000),
+            tx_bytes: Some(n << 20),
+            rx_bytes: Some(n << 20),
+            retransmits: Some(n),
+            out_of_order: Some(0),
+            congestion: Some(n * 2),
+            errors: Some(0),
+            downs: Some(0),
+        };
+        self.reading(at_ns, Fact::Port(port));
+        let interface = InterfaceFact {
+            interface: "eth0".into(),
+            up: Some(true),
+            speed_mbit_per_s: Some(25_000),
+            tx_bytes: Some(n << 10),
+            rx_bytes: Some(n << 10),
+            drops: Some(0),
+            errors: Some(0),
+            downs: Some(0),
+        };
+        self.reading(at_ns, Fact::Interface(interface));
+        let node = NodeFact {
+            cpus: Some(192),
+            cpu_busy: Some(0.25),
+            cpu_pressure: Some(0.01),
+            memory_pressure: Some(0.0),
+            io_pressure: Some(0.002),
+            memory_bytes: Some(2 << 40),
+            memory_available_bytes: Some(1 << 40),
+            tcp_retransmits: Some(n),
+            oom_kills: Some(0),
+        };
+        self.reading(at_ns, Fact::Node(node));
+        let sampler = SamplerFact {
+            sampler: "gpu".into(),
+            absent: None,
+            readings: n * 4,
+            failures: 1,
+            cost_ns: n * 200_000,
+        };
+        self.reading(at_ns, Fact::Sampler(sampler));
+        let absent = SamplerFact {
+            sampler: "rdma".into(),
+            absent: Some("no port".into()),
+            readings: 0,
+            failures: 0,
+            cost_ns: 0,
+        };
+        self.reading(at_ns, Fact::Sampler(absent));
+    }
+
+    /// The driver reports an error.
+    pub(crate) fn xid(&mut self, at_ns: u64, rank: u32, code: u64) {
+        self.reading(at_ns, Fact::Xid(Xid { gpu: gpu(rank), code }));
+    }
+}
+
+/// A rank's GPU.
+pub(crate) fn gpu(rank: u32) -> String {
+    format!("0000:00:{:02x}.0", rank + 9)
+}
