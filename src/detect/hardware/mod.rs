@@ -48,11 +48,14 @@ impl Rule for HardwareRule {
 }
 
 /// Which ranks of which communicators use each GPU, and each host's network.
-struct Users(BTreeMap<(String, Device), Vec<(CommId, Rank, u64)>>);
+struct Users(BTreeMap<(String, Device), Vec<User>>);
+
+/// A rank of a communicator, and what it has issued so far.
+type User = (CommId, Rank, u64);
 
 impl Users {
     fn of(join: &Join) -> Self {
-        let mut all: BTreeMap<(String, Device), Vec<(CommId, Rank, u64)>> = BTreeMap::new();
+        let mut all: BTreeMap<(String, Device), Vec<User>> = BTreeMap::new();
         for c in join.communicators().filter(|c| !c.closed()) {
             for (rank, m) in c.members() {
                 let process = join.process(m.record.segment);
