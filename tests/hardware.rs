@@ -372,3 +372,30 @@ fn hostile_files_are_absent_facts() {
         }
     }
 }
+
+/// `cargo test --test hardware -- --ignored --nocapture` where there are GPUs: prints what the samplers of this machine
+/// say, and what asking costs.
+#[test]
+#[ignore = "needs GPUs and their driver"]
+fn this_machines_driver_answers() {
+    let mut samplers = Samplers::new(&Settings::default());
+    let begun = Instant::now();
+    let all = watch(&mut samplers, Duration::from_secs(5));
+    let took = begun.elapsed().as_secs_f64();
+    for g in gpus(&all).iter().rev().take(8) {
+        println!("{}", serde_json::to_string(g).unwrap());
+    }
+    for name in ["nvlink", "gpu", "xid", "rdma", "interfaces", "node"] {
+        let Some(last) = selves(&all, name).last().copied() else { continue };
+        let share = last.cost_ns as f64 / 1e9 / took * 100.0;
+        println!(
+            "{name}: {share:.3} % of a core, {} readings, {} failures, {:?}",
+            last.readings, last.failures, last.absent
+        );
+    }
+    let found = gpus(&all);
+    assert!(!found.is_empty(), "no GPU was read");
+    for g in found.iter().map(|g| g.gpu.clone()).collect::<std::collections::BTreeSet<_>>() {
+        println!("{g}: {:?} bytes a second, sent and received", rate(&all, &g));
+    }
+}

@@ -5,6 +5,7 @@
 
 mod choice;
 mod hang;
+mod hardware;
 mod host;
 mod interleaved;
 mod mismatch;
@@ -27,7 +28,7 @@ pub use straggler::StragglerRule;
 pub use usage::UsageRule;
 
 use crate::join::{Communicator, Join};
-use crate::model::{CommId, Evidence, Finding, FindingId, Liveness, Rank, Track, rank_list};
+use crate::model::{Cause, CommId, Evidence, Finding, FindingId, Liveness, Rank, Track, rank_list};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -198,9 +199,19 @@ impl Detector {
             self.slow_ns = Some(now_ns);
             given.extend(self.slow.iter().flat_map(|r| r.check(join, now_ns)));
         }
-        for finding in given {
+        for mut finding in given {
             let id = finding.named();
             seen.insert(id);
+            match self.found.get(&id).filter(|k| !finding.open && matches!(k.cause, Some(Cause::Device(..))))
+            {
+                // What its devices did is forgotten in time; what it was told with stays.
+                Some(k) => {
+                    finding.cause.clone_from(&k.cause);
+                    finding.evidence.clone_from(&k.evidence);
+                    finding.advice.clone_from(&k.advice);
+                }
+                None => hardware::explain(&mut finding, join, now_ns),
+            }
             let fresh = self.take(Finding { id, ..finding }, join, now_ns);
             new.extend(fresh);
         }
@@ -209,7 +220,9 @@ impl Detector {
             let silent =
                 !seen.contains(&f.id) && now_ns.saturating_sub(f.last_seen_ns) >= self.settings.settle_ns;
             // Nothing goes on any more where every process is gone.
-            let over = join.communicator(f.communicator).is_none_or(|c| !alive(join, c));
+            let gone = || join.communicator(f.communicator).is_none_or(|c| !alive(join, c));
+            // A device is there without a job.
+            let over = !f.kind.is_device() && gone();
             f.open &= !silent && !over;
         }
         self.forget();
@@ -222,6 +235,11 @@ impl Detector {
         f.first_seen_ns = known.map_or(now_ns, |k| k.first_seen_ns);
         // What its rule remembers as over was last seen when it was not.
         f.last_seen_ns = known.filter(|_| !f.open).map_or(now_ns, |k| k.last_seen_ns);
+        // What is kept of a device goes back two minutes, and its trouble may go back further.
+        if let Some(k) = known.filter(|k| k.open && f.kind.is_device() && k.since_ns < f.since_ns) {
+            f.since_ns = k.since_ns;
+            f.since.clone_from(&k.since);
+        }
         if f.since_ns == 0 {
             // What is so over minutes has no beginning of its own.
             f.since_ns = f.first_seen_ns;
@@ -266,7 +284,12 @@ fn fast_rules(settings: Settings) -> Vec<Box<dyn Rule>> {
 }
 
 fn slow_rules(baselines: Vec<Baseline>) -> Vec<Box<dyn Rule>> {
-    vec![Box::new(SlowTransferRule::new(baselines)), Box::new(ChoiceRule), Box::new(UsageRule)]
+    vec![
+        Box::new(SlowTransferRule::new(baselines)),
+        Box::new(ChoiceRule),
+        Box::new(UsageRule),
+        Box::new(hardware::HardwareRule),
+    ]
 }
 
 fn alive(join: &Join, c: &Communicator) -> bool {

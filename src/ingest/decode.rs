@@ -16,7 +16,7 @@ pub(super) fn clean(bytes: impl Iterator<Item = u8>) -> String {
 }
 
 /// Control characters, and the marks that turn the direction of what follows.
-fn steers(c: char) -> bool {
+pub(super) fn steers(c: char) -> bool {
     c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 

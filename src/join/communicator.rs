@@ -137,6 +137,19 @@ impl Communicator {
         self.instances.iter().map(|((t, o), i)| (*t, *o, i))
     }
 
+    /// The timed operations beside one of the same track: the order of the last one before it and when it ended, that of
+    /// the first one after it and when it began, host monotonic ns.
+    pub(super) fn timed_beside(&self, track: Track, order: u64) -> (Option<(u64, u64)>, Option<(u64, u64)>) {
+        let end = |i: &Instance| i.parts.values().filter_map(|p| Some(p.kernel?.end_ns())).max();
+        let start = |i: &Instance| i.parts.values().filter_map(|p| Some(p.kernel?.start_ns)).min();
+        let before = self.instances.range((track, 0)..(track, order)).rev().take(KEPT);
+        let after = self.instances.range((track, order.saturating_add(1))..=(track, u64::MAX)).take(KEPT);
+        (
+            before.filter_map(|((_, o), i)| Some((*o, end(i)?))).next(),
+            after.filter_map(|((_, o), i)| Some((*o, start(i)?))).next(),
+        )
+    }
+
     /// The operations that are not complete yet.
     pub fn incomplete(&self) -> impl Iterator<Item = (Track, u64, &Instance)> {
         self.uncounted.iter().filter_map(|k| Some((k.0, k.1, self.instances.get(k)?)))

@@ -12,7 +12,7 @@ mod snapshot;
 mod update;
 
 pub use finding::{
-    COMM_INIT, Cause, Confidence, Evidence, Finding, FindingId, Kind, OperationRef, Severity, Victims,
+    COMM_INIT, Cause, Confidence, Evidence, Finding, FindingId, Kind, OperationRef, Place, Severity, Victims,
     rank_list,
 };
 pub use hardware::{

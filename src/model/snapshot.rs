@@ -341,7 +341,7 @@ impl Snapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Cause, Evidence, Exit, Kind, OperationRef, Track};
+    use crate::model::{Cause, Evidence, Exit, Kind, OperationRef, Place, Track};
 
     #[test]
     fn what_goes_over_a_socket_is_what_was_sent() {
@@ -356,6 +356,7 @@ mod tests {
             Some(Cause::ProcessGone(Some(Exit::Signal(9)))),
             Some(Cause::ProcessGone(Some(Exit::Code(1)))),
             Some(Cause::InHostCode),
+            Some(Cause::Device(Kind::Xid, Place { host: "a".into(), device: "GPU 0".into() })),
         ] {
             f.cause = cause;
             let text = serde_json::to_string(&f).expect("text");

@@ -38,6 +38,10 @@ fn finding(f: &mut Finding, ascii: bool) {
     fix(&mut f.operation.func);
     fix(&mut f.advice);
     f.evidence.iter_mut().for_each(|e| fix(&mut e.text));
+    if let Some(place) = &mut f.place {
+        fix(&mut place.host);
+        fix(&mut place.device);
+    }
     for t in [
         &mut f.operation.dtype,
         &mut f.operation.algo,

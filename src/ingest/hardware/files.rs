@@ -1,5 +1,6 @@
 //! Small files of the kernel, whose contents nobody vouches for.
 
+use crate::ingest::decode::steers;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -27,13 +28,14 @@ pub(super) fn sum(dir: &Path, names: &[&str]) -> Option<u64> {
     numbers.fold(None, |sum: Option<u64>, n| Some(sum.unwrap_or(0).saturating_add(n)))
 }
 
-/// What a directory holds, by name.
+/// What a directory holds, by name. Names that could steer a terminal are left out.
 pub(super) fn entries(dir: &Path) -> Option<Vec<(String, PathBuf)>> {
     let mut all: Vec<(String, PathBuf)> = std::fs::read_dir(dir)
         .ok()?
         .flatten()
         .take(ENTRIES)
         .map(|e| (e.file_name().to_string_lossy().into_owned(), e.path()))
+        .filter(|(name, _)| !name.chars().any(steers))
         .collect();
     all.sort();
     Some(all)

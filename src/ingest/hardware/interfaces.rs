@@ -2,6 +2,7 @@
 
 use super::files::{entries, number, sum, text};
 use super::{Absent, Batch, Sampler};
+use crate::ingest::decode::steers;
 use crate::model::{Fact, InterfaceFact};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -75,7 +76,9 @@ impl Sampler for Interfaces {
             }
         }
         // What never leaves the host says nothing about a network.
-        facts.retain(|f| f.interface != "lo" && !f.interface.contains(['/', '\0']));
+        facts.retain(|f| {
+            f.interface != "lo" && !f.interface.contains('/') && !f.interface.chars().any(steers)
+        });
         if facts.is_empty() {
             return Err(Absent(format!(
                 "neither {} nor {} names an interface beside lo",

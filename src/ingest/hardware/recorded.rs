@@ -3,7 +3,9 @@
 //! Times in the file count from its first reading; played again they count from the first time somebody asks.
 
 use super::{Absent, Batch, Sampler};
+use crate::ingest::decode::steers;
 use crate::model::{Fact, Reading};
+use serde_json::Value;
 use std::io::{self, BufRead, Write};
 use std::path::Path;
 use std::time::Duration;
@@ -66,7 +68,11 @@ impl Recorded {
             if text.len() > LONGEST_LINE {
                 return Err(bad(format!("{} bytes long", text.len())));
             }
-            readings.push(serde_json::from_str::<Reading>(&text).map_err(|e| bad(e.to_string()))?);
+            let value: Value = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
+            if steering(&value) {
+                return Err(bad("a text in it holds control characters".to_owned()));
+            }
+            readings.push(serde_json::from_value::<Reading>(value).map_err(|e| bad(e.to_string()))?);
         }
         readings.sort_by_key(|r| r.at_ns);
         let first = readings.first().map_or(0, |r| r.at_ns);
@@ -92,6 +98,16 @@ impl Recorded {
                 r
             })
             .collect()
+    }
+}
+
+/// True where a text could steer a terminal.
+fn steering(value: &Value) -> bool {
+    match value {
+        Value::String(s) => s.chars().any(steers),
+        Value::Array(all) => all.iter().any(steering),
+        Value::Object(all) => all.iter().any(|(k, v)| k.chars().any(steers) || steering(v)),
+        _ => false,
     }
 }
 
@@ -176,6 +192,9 @@ mod tests {
         assert!(text.starts_with("day.jsonl, line 3: not a reading:"), "{text}");
         let error = Recorded::open(Path::new("/nonexistent.jsonl")).unwrap_err().to_string();
         assert!(error.contains("cannot read the recording /nonexistent.jsonl"), "{error}");
+        let steering = good.replace("\"host\":\"a\"", "\"host\":\"a\\u001b[2J\"");
+        let error = Recorded::read(steering.as_bytes(), "x").unwrap_err().to_string();
+        assert!(error.contains("line 1") && error.contains("control characters"), "{error}");
         let long = "x".repeat(LONGEST_LINE + 1);
         assert!(Recorded::read(long.as_bytes(), "x").unwrap_err().to_string().contains("bytes long"));
     }

@@ -98,7 +98,7 @@ pub struct Incident {
     /// Of what.
     pub device: Device,
     /// What.
-    pub change: Trouble,
+    pub trouble: Trouble,
 }
 
 /// A GPU's load and clocks at one moment.

@@ -110,8 +110,8 @@ impl Hardware {
             return;
         }
         let all = self.incidents.entry(host.to_owned()).or_default();
-        for change in changes {
-            keep(all, Incident { at_ns, device: device.clone(), change }, INCIDENTS_KEPT);
+        for trouble in changes {
+            keep(all, Incident { at_ns, device: device.clone(), trouble }, INCIDENTS_KEPT);
         }
     }
 
@@ -144,13 +144,17 @@ impl Hardware {
     }
 
     /// The last two minutes of a GPU, oldest first.
-    pub fn moments(&self, host: &str, gpu: &str) -> impl DoubleEndedIterator<Item = &Moment> {
+    pub fn moments<'a>(
+        &'a self,
+        host: &str,
+        gpu: &str,
+    ) -> impl DoubleEndedIterator<Item = &'a Moment> + use<'a> {
         let key = pci_address(gpu).map(|gpu| (host.to_owned(), gpu));
         key.and_then(|k| self.moments.get(&k)).into_iter().flatten()
     }
 
     /// What became of the devices of a host, oldest first.
-    pub fn incidents(&self, host: &str) -> impl DoubleEndedIterator<Item = &Incident> {
+    pub fn incidents<'a>(&'a self, host: &str) -> impl DoubleEndedIterator<Item = &'a Incident> + use<'a> {
         self.incidents.get(host).into_iter().flatten()
     }
 
@@ -173,7 +177,11 @@ impl Hardware {
 
     /// What a GPU's wires moved second by second, against what its operations should have moved, oldest first. The last
     /// three seconds are not among them: records of theirs may be on their way.
-    pub fn windows(&self, host: &str, gpu: &str) -> impl DoubleEndedIterator<Item = &WireWindow> {
+    pub fn windows<'a>(
+        &'a self,
+        host: &str,
+        gpu: &str,
+    ) -> impl DoubleEndedIterator<Item = &'a WireWindow> + use<'a> {
         let key = pci_address(gpu).map(|gpu| (host.to_owned(), gpu));
         key.and_then(|k| self.books.get(&k)).into_iter().flat_map(Books::windows)
     }

@@ -123,6 +123,39 @@ fn an_operation_without_gpu_times_marks_its_second_as_a_guess() {
 }
 
 #[test]
+fn what_a_host_issued_ahead_is_where_it_ran() {
+    let mut j = Join::new();
+    let gpu = "0000:1a:00.0";
+    for i in 9..20 {
+        read(&mut j, gpu, i * S, (i + 1) * S, if (10..15).contains(&i) { 20.0 * BYTES } else { 0.0 }, &[]);
+    }
+    for r in 0..2 {
+        j.feed(process(r));
+        j.feed(on_gpu(member(r, 2, 101), if r == 0 { gpu } else { "0000:1b:00.0" }));
+    }
+    // A hundred are issued at once and run for five seconds, twenty a second; the first and the last one are timed.
+    for order in 0..100u64 {
+        for r in 0..2 {
+            let start = 10 * S + order * 50 * MS + 1_000;
+            let timed = order == 0 || order == 99;
+            let kernel = timed.then_some((start, Some(start + 49 * MS)));
+            let mut op = all_reduce(r, order, 10 * S + order, kernel);
+            if !timed {
+                op.timing = crate::model::Timing::Not(crate::model::Untimed::Budget);
+            }
+            j.feed(Update::Op(Box::new(op)));
+        }
+    }
+    j.tick(15 * S);
+    j.tick(15 * S + 2 * S);
+    j.tick(25 * S);
+    let (_, _, totals) = j.hardware().wires().next().expect("the GPU's books");
+    let (.., share) = totals.by().next().expect("the all-reduces");
+    assert!((share.attributed.tx_bytes / (100.0 * BYTES) - 1.0).abs() < 0.03, "{share:?}");
+    assert!(totals.foreign.tx_bytes < 2.0 * BYTES, "{totals:?}");
+}
+
+#[test]
 fn weak_links_are_those_far_below_their_siblings() {
     let mut j = Join::new();
     let gpu = "0000:1a:00.0";
