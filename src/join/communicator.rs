@@ -64,6 +64,9 @@ struct PairCount {
     first: u64,
 }
 
+/// A timed operation beside another one: its order, and a moment of it.
+type Beside = Option<(u64, u64)>;
+
 /// Pairs of ranks that are counted at most.
 const PAIRS_KEPT: usize = 65_536;
 
@@ -139,7 +142,7 @@ impl Communicator {
 
     /// The timed operations beside one of the same track: the order of the last one before it and when it ended, that of
     /// the first one after it and when it began, host monotonic ns.
-    pub(super) fn timed_beside(&self, track: Track, order: u64) -> (Option<(u64, u64)>, Option<(u64, u64)>) {
+    pub(super) fn timed_beside(&self, track: Track, order: u64) -> (Beside, Beside) {
         let end = |i: &Instance| i.parts.values().filter_map(|p| Some(p.kernel?.end_ns())).max();
         let start = |i: &Instance| i.parts.values().filter_map(|p| Some(p.kernel?.start_ns)).min();
         let before = self.instances.range((track, 0)..(track, order)).rev().take(KEPT);
