@@ -1,6 +1,7 @@
 //! Receivers that others wrote: one with Jaeger's query interface, and a collector as an independent decoder.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::disallowed_methods, reason = "these tests have servers and a clock of their own")]
 
 mod exported;
 

@@ -1,6 +1,7 @@
 //! Dashboards and alert rules: held against the catalogue, and asked of a real Prometheus.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::disallowed_methods, reason = "these tests have servers and a clock of their own")]
 
 mod exported;
 

@@ -384,20 +384,19 @@ async fn a_receiver_that_is_killed_and_comes_back_gets_everything() {
 
 #[tokio::test]
 async fn what_a_receiver_refuses_of_a_request_it_takes_is_counted() {
-    let receiver = Receiver::start(Protocol::Http, Wants { rejects: 3, ..Wants::default() }, None);
-    let s = settings(&receiver.endpoint, Protocol::Http);
-    let exporter = Exporter::new(&s, resource()).unwrap();
-    let mut tracer = Tracer::new(&s);
-    with_a_late_rank(&mut tracer);
-    let n = {
+    for protocol in [Protocol::Grpc, Protocol::Http] {
+        let receiver = Receiver::start(protocol, Wants { rejects: 3, ..Wants::default() }, None);
+        let s = settings(&receiver.endpoint, protocol);
+        let exporter = Exporter::new(&s, resource()).unwrap();
+        let mut tracer = Tracer::new(&s);
+        with_a_late_rank(&mut tracer);
         let batch = tracer.take();
         let n = batch.spans.len() as u64;
         exporter.send(batch).await.unwrap();
-        n
-    };
-    let own = exporter.exported(tracer.exported());
-    let spans = own.iter().find(|e| e.signal == "spans").unwrap();
-    assert_eq!((spans.sent, spans.lost["the receiver refused them"]), (n - 3, 3));
+        let own = exporter.exported(tracer.exported());
+        let spans = own.iter().find(|e| e.signal == "spans").unwrap();
+        assert_eq!((spans.sent, spans.lost["the receiver refused them"]), (n - 3, 3), "{protocol:?}");
+    }
 }
 
 #[tokio::test]

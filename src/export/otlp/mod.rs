@@ -20,6 +20,7 @@
 mod attributes;
 mod exporter;
 mod http;
+mod partial;
 mod point;
 mod queue;
 mod settings;
