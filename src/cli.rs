@@ -5,6 +5,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+/// Where an agent's socket is by default.
+const SOCKET: &str = "/run/ringwatch/agent.sock";
+
 /// Which rank, which operation, and why: live telemetry and hang diagnosis for NCCL jobs.
 #[derive(Debug, Parser)]
 #[command(name = "ringwatch", version, max_term_width = 100, arg_required_else_help = true)]
@@ -31,6 +34,13 @@ pub enum Verb {
     ///
     /// Exit code 0: something in it is known; 1: nothing; 2: error.
     Explain(Explain),
+    /// Watch this node for good: findings to the log, metrics for Prometheus, screens for `top --agent`
+    ///
+    /// Stays in the foreground; SIGHUP reads the settings anew, SIGTERM ends it. Tells a service manager when it is
+    /// ready (sd_notify).
+    Agent(Agent),
+    /// Show, check or describe the agent's settings
+    Config(Config),
     /// Replay a job recorded on 4 x H200 through the real plugin in real processes, and watch it
     Demo(Demo),
     /// Measure NCCL's operations on this node's GPUs, or on a job's (torchrun, srun)
@@ -47,9 +57,56 @@ pub enum Verb {
     Replay(Replay),
 }
 
+/// Options of `agent`.
+#[derive(Debug, Args)]
+pub struct Agent {
+    /// Which settings
+    #[command(flatten)]
+    pub settings: Settings,
+    /// Findings as JSON, one object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Where settings come from.
+#[derive(Debug, Args)]
+pub struct Settings {
+    /// The file [default: /etc/ringwatch/agent.yaml if there is one, else the defaults]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Override one key, http.listen=127.0.0.1:9478 for example; so does RINGWATCH_AGENT_HTTP__LISTEN
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+/// Options of `config`.
+#[derive(Debug, Args)]
+pub struct Config {
+    /// What to do
+    #[command(subcommand)]
+    pub verb: ConfigVerb,
+}
+
+/// What can be done with settings.
+#[derive(Debug, Subcommand)]
+pub enum ConfigVerb {
+    /// Print the settings in force, every key
+    Print(Settings),
+    /// Say whether the settings are right
+    ///
+    /// Exit code 0: they are; 2: what is wrong, with file, line and key.
+    Check(Settings),
+    /// Print the JSON schema of the file
+    Schema,
+}
+
 /// Options of `top`.
 #[derive(Debug, Args)]
 pub struct Top {
+    /// Show what the node's agent knows: every job that you may see, whoever's it is [default socket:
+    /// /run/ringwatch/agent.sock]
+    #[arg(long, value_name = "SOCKET", num_args = 0..=1, default_missing_value = SOCKET, conflicts_with_all = ["dir", "baseline"])]
+    pub agent: Option<PathBuf>,
     /// Print one frame as text and exit
     #[arg(long)]
     pub once: bool,
@@ -91,6 +148,10 @@ pub struct Run {
 /// Options of `diagnose`.
 #[derive(Debug, Args)]
 pub struct Diagnose {
+    /// Ask the node's agent in place of looking: every job that you may see [default socket:
+    /// /run/ringwatch/agent.sock]
+    #[arg(long, value_name = "SOCKET", num_args = 0..=1, default_missing_value = SOCKET, conflicts_with_all = ["dir", "baseline"])]
+    pub agent: Option<PathBuf>,
     /// Print findings as JSON, one object a line
     #[arg(long)]
     pub json: bool,

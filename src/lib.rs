@@ -22,3 +22,4 @@ pub mod runtime;
 
 pub mod cli;
 pub mod cmd;
+pub mod config;

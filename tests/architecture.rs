@@ -42,7 +42,12 @@ const IMPURE: &[&[&str]] = &[
 ];
 
 /// Foreign crates that belong to few.
-const OWNED: &[(&str, &[&str])] = &[("clap", &["cli", "cmd", "main"]), ("ringwatch_wire", &["ingest"])];
+const OWNED: &[(&str, &[&str])] = &[
+    ("clap", &["cli", "cmd", "main"]),
+    ("ringwatch_wire", &["ingest"]),
+    ("nvml_wrapper", &["ingest"]),
+    ("nvml_wrapper_sys", &["ingest"]),
+];
 
 const VAGUE: &[&str] = &["utils", "util", "common", "helpers", "helper", "manager"];
 

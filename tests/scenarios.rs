@@ -105,6 +105,9 @@ fn watch(name: &str, case: &Case) -> Outcome {
 
 /// When the facts that a finding rests on were in the segments.
 fn facts(join: &Join, f: &Finding, aborted_ns: Option<u64>) -> u64 {
+    if f.kind.is_device() {
+        return f.since_ns;
+    }
     let comm = join.communicator(f.communicator).expect("it is known");
     match f.kind {
         Kind::Mismatch | Kind::ShiftedOrder => comm.mismatch_seen_ns().max(f.since_ns),
@@ -145,6 +148,11 @@ fn allowed(f: &Finding, wanted: &Expected, look: u64) -> u64 {
         // A few dozen operations, whose rhythm is the job's.
         (Kind::SlowTransfer | Kind::ChangePoint | Kind::SlowPair | Kind::SlowNode, _) => 10_000 * MS,
         (Kind::TinyCollectives | Kind::CommunicationShare | Kind::Imbalance, _) => 150_000 * MS,
+        // A state of a device has to last before it is told.
+        (Kind::PcieDowngrade | Kind::ThrottledGpu, _) => 8_000 * MS,
+        (Kind::SlowGpu, _) => 25_000 * MS,
+        (Kind::LinkErrors, _) => 15_000 * MS,
+        (Kind::Xid | Kind::EccErrors | Kind::LinkDown, _) => 3_100 * MS,
         (Kind::ChoiceDiffers, Confidence::Likely) => 10_000 * MS,
         (_, Confidence::Proven) => 200 * MS,
         (_, Confidence::Likely) => 3_100 * MS,
@@ -157,6 +165,9 @@ fn line(o: &Outcome, f: &Finding) -> String {
     let cause = f.cause.as_ref().map_or("", |c| c.as_str());
     let ranks: Vec<u32> = f.ranks.iter().map(|r| r.0).collect();
     let short: Vec<u32> = ranks.iter().copied().take(12).collect();
+    if let Some(place) = &f.place {
+        return format!("{} of {place}, victims {:?}", f.kind.as_str(), f.victims);
+    }
     format!(
         "{} {cause} in {name}, ranks {short:?} of {}, order {} {}, victims {}",
         f.kind.as_str(),
@@ -190,10 +201,14 @@ fn is_it(o: &Outcome, t: &Told, wanted: &Expected) -> bool {
     };
     let name = o.names.get(&f.communicator).map_or("?", String::as_str);
     wanted.kind.split('|').any(|k| k == f.kind.as_str())
-        && wanted.comm.iter().any(|c| c == name)
+        && wanted.device.as_ref() == f.place.as_ref().map(ToString::to_string).as_ref()
+        && (f.place.is_some() || wanted.comm.iter().any(|c| c == name))
         && (ranks == wanted.ranks || wanted.on_host.is_some_and(on_host))
         && wanted.order.is_none_or(|n| n == f.operation.order)
-        && wanted.cause.as_deref().is_none_or(|c| f.cause.as_ref().is_some_and(|f| f.as_str() == c))
+        // That a device is the cause may show a moment later.
+        && wanted.cause.as_deref().is_none_or(|c| {
+            [&f.cause, &o.last[&f.id.0].cause].into_iter().flatten().any(|f| f.as_str() == c)
+        })
 }
 
 fn flaws(o: &Outcome, t: &Told, wanted: &Expected, case: &Case) -> Vec<String> {
@@ -212,7 +227,8 @@ fn flaws(o: &Outcome, t: &Told, wanted: &Expected, case: &Case) -> Vec<String> {
         ));
     }
     if let Some(since) = wanted.since
-        && f.since_ns.abs_diff(BEGIN + since.0) > 500 * MS
+        // Devices are looked at once a second.
+        && f.since_ns.abs_diff(BEGIN + since.0) > if f.place.is_some() { 1_100 * MS } else { 500 * MS }
     {
         flaws.push(format!("since {:.2} s", (f.since_ns as f64 - BEGIN as f64) / 1e9));
     }

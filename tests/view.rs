@@ -154,7 +154,7 @@ fn healthy() -> Snapshot {
 }
 
 fn evidence(text: &str, number: Option<(f64, &'static str)>) -> Evidence {
-    Evidence { text: text.into(), value: number.map(|n| n.0), unit: number.map(|n| n.1) }
+    Evidence { text: text.into(), value: number.map(|n| n.0), unit: number.map(|n| n.1.into()) }
 }
 
 /// Rank 3 of 4 has not issued an all-reduce the others wait in; records were lost.
@@ -210,9 +210,9 @@ fn missing_rank() -> Snapshot {
     };
     s.findings = vec![missing, straggler];
     s.losses = vec![
-        LossRow { pid: 41_201, reason: "segment: ring overwritten", count: 1204 },
-        LossRow { pid: 41_203, reason: "segment: ring overwritten", count: 31 },
-        LossRow { pid: 41_203, reason: "stamp: implausible", count: 7 },
+        LossRow { pid: 41_201, reason: "segment: ring overwritten".into(), count: 1204 },
+        LossRow { pid: 41_203, reason: "segment: ring overwritten".into(), count: 31 },
+        LossRow { pid: 41_203, reason: "stamp: implausible".into(), count: 7 },
     ];
     s.segments[1].lost = 1204;
     s.segments[3].lost = 38;

@@ -9,6 +9,7 @@ use ringwatch_wire::ring::{Segment, text_word};
 /// The variables that may enter a segment: whose job and which rank, never anything secret.
 const JOB_VARIABLES: &[&CStr] = &[
     c"RINGWATCH_JOB",
+    c"RINGWATCH_TAGS",
     c"RANK",
     c"WORLD_SIZE",
     c"LOCAL_RANK",
@@ -24,6 +25,7 @@ const JOB_VARIABLES: &[&CStr] = &[
     c"LSB_JOBID",
     c"OMPI_COMM_WORLD_RANK",
     c"OMPI_COMM_WORLD_SIZE",
+    c"RAY_JOB_ID",
     c"PMI_RANK",
     c"PMI_SIZE",
     c"CUDA_VISIBLE_DEVICES",

@@ -103,7 +103,11 @@ pub(super) fn run(o: &Demo) -> anyhow::Result<u8> {
     let mut monitor = Monitor::new(Segments::new(places), Settings::default());
     let until = Instant::now() + LEAD + Duration::from_secs(u64::from(seconds));
     if !o.headless {
-        return block_on(top::watch(monitor, Some(until), "a recorded job on 4 x H200, replayed"));
+        return block_on(top::watch(
+            top::Shown::Here(Box::new(monitor)),
+            Some(until),
+            "a recorded job on 4 x H200, replayed",
+        ));
     }
     while Instant::now() < until {
         monitor.step(now_ns());

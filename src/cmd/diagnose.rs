@@ -6,7 +6,7 @@ use crate::explain::Texts;
 use crate::ingest::{Segments, now_ns};
 use crate::model::Finding;
 use crate::report;
-use crate::runtime::Monitor;
+use crate::runtime::{Monitor, ask};
 use anyhow::bail;
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -24,25 +24,10 @@ pub(super) fn run(o: &Diagnose) -> anyhow::Result<u8> {
     for path in &o.log {
         logs.push((path, explain::of_file(&texts, path)?));
     }
-    let mut monitor = monitor(o.dir.clone()).with_baselines(baselines(&o.baseline)?);
-    // The segments hold their own history. The second look is for records that were being written during
-    // the first.
-    monitor.step(now_ns());
-    std::thread::sleep(Duration::from_millis(250));
-    monitor.step(now_ns());
-    explain_nothing(&monitor)?;
-    let mut findings: Vec<Finding> = monitor.findings();
-    if o.dir.is_none() {
-        // Asked about now: what dead jobs left is told when their directory is named.
-        if monitor.join().all_gone() {
-            let dirs = black_boxes(&monitor);
-            bail!(
-                "no job runs here; for the black boxes of ended ones: ringwatch diagnose {}",
-                dirs.join(" or ")
-            );
-        }
-        findings.retain(|f| f.open);
-    }
+    let findings = match &o.agent {
+        Some(socket) => ask(socket)?.findings.into_iter().filter(|f| f.open).collect(),
+        None => look(o)?,
+    };
     let mut out = io::stdout().lock();
     if o.json {
         report::json(&mut out, &findings)?;
@@ -54,6 +39,30 @@ pub(super) fn run(o: &Diagnose) -> anyhow::Result<u8> {
     }
     out.flush()?;
     Ok(if findings.is_empty() { 0 } else { FINDINGS })
+}
+
+/// Looks for oneself.
+fn look(o: &Diagnose) -> anyhow::Result<Vec<Finding>> {
+    let mut monitor = monitor(o.dir.clone()).with_baselines(baselines(&o.baseline)?);
+    // The segments hold their own history. The second look is for records that were being written during
+    // the first.
+    monitor.step(now_ns());
+    std::thread::sleep(Duration::from_millis(250));
+    monitor.step(now_ns());
+    explain_nothing(&monitor)?;
+    let mut findings = monitor.findings();
+    if o.dir.is_none() {
+        // Asked about now: what dead jobs left is told when their directory is named.
+        if monitor.join().all_gone() {
+            let dirs = black_boxes(&monitor);
+            bail!(
+                "no job runs here; for the black boxes of ended ones: ringwatch diagnose {}",
+                dirs.join(" or ")
+            );
+        }
+        findings.retain(|f| f.open);
+    }
+    Ok(findings)
 }
 
 /// A path whose name may be anybody's: what could steer a terminal is shown as an escape.

@@ -1,8 +1,10 @@
 //! One file a verb: from what was typed to what is done, and to an exit code.
 
+mod agent;
 mod audit;
 mod bench;
 mod compare;
+mod config;
 mod demo;
 mod diagnose;
 mod explain;
@@ -36,6 +38,8 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Verb::Run(o) => run::run(&o),
         Verb::Diagnose(o) => diagnose::run(&o),
         Verb::Explain(o) => explain::run(&o),
+        Verb::Agent(o) => agent::run(&o),
+        Verb::Config(o) => config::run(&o),
         Verb::Demo(o) => demo::run(&o),
         Verb::Bench(o) => bench::run(&o),
         Verb::Plugin(o) => plugin::run(&o),

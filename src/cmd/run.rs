@@ -162,7 +162,7 @@ async fn watch(
                 }
             }
             _ = reaping.tick() => {
-                reap(&s.segments, BLACK_BOXES);
+                reap(&s.segments, BLACK_BOXES, None);
             }
             () = tokio::time::sleep_until(next), if !broken => {
                 // The job comes first: whatever happens to its observer, it runs on and keeps its exit code.

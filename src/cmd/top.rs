@@ -3,8 +3,9 @@
 use super::{baselines, block_on, monitor};
 use crate::cli::Top;
 use crate::ingest::{Segments, now_ns};
-use crate::runtime::Monitor;
+use crate::model::Snapshot;
 use crate::runtime::signals::Signals;
+use crate::runtime::{Monitor, Remote, ask};
 use crate::view;
 use crossterm::event::Event;
 use std::io::{self, Write};
@@ -18,7 +19,34 @@ const FRAME: Duration = Duration::from_millis(250);
 /// How long --once watches before it prints: rates need a whole second.
 const ONCE: Duration = Duration::from_millis(2200);
 
+/// What the screen shows: what is read here, or what an agent says.
+pub(super) enum Shown {
+    Here(Box<Monitor<Segments>>),
+    Agent(Box<Remote>),
+}
+
+impl Shown {
+    fn step(&mut self) {
+        if let Shown::Here(monitor) = self {
+            monitor.step(now_ns());
+        }
+    }
+
+    fn snapshot(&mut self) -> Snapshot {
+        match self {
+            Shown::Here(monitor) => monitor.snapshot(now_ns()),
+            Shown::Agent(remote) => remote.snapshot(),
+        }
+    }
+}
+
 pub(super) fn run(o: &Top) -> anyhow::Result<u8> {
+    if let Some(socket) = &o.agent {
+        if o.once {
+            return print(ask(socket)?, o.width);
+        }
+        return block_on(watch(Shown::Agent(Box::new(Remote::connect(socket, FRAME)?)), None, ""));
+    }
     let mut monitor = monitor(o.dir.clone()).with_baselines(baselines(&o.baseline)?);
     if o.once {
         let until = Instant::now() + ONCE;
@@ -27,21 +55,21 @@ pub(super) fn run(o: &Top) -> anyhow::Result<u8> {
             std::thread::sleep(STEP);
             monitor.step(now_ns());
         }
-        let mut app = view::App::new();
-        app.set_snapshot(monitor.snapshot(now_ns()));
-        let mut out = io::stdout().lock();
-        writeln!(out, "{}", view::render_text(&app, o.width, u16::MAX))?;
-        return Ok(0);
+        return print(monitor.snapshot(now_ns()), o.width);
     }
-    block_on(watch(monitor, None, ""))
+    block_on(watch(Shown::Here(Box::new(monitor)), None, ""))
 }
 
-/// Shows a monitor until the user quits, a signal asks for it, or a time has come.
-pub(super) async fn watch(
-    mut monitor: Monitor<Segments>,
-    until: Option<Instant>,
-    source: &str,
-) -> anyhow::Result<u8> {
+/// Prints one frame.
+fn print(snapshot: Snapshot, width: u16) -> anyhow::Result<u8> {
+    let mut app = view::App::new();
+    app.set_snapshot(snapshot);
+    writeln!(io::stdout().lock(), "{}", view::render_text(&app, width, u16::MAX))?;
+    Ok(0)
+}
+
+/// Shows it until the user quits, a signal asks for it, or a time has come.
+pub(super) async fn watch(mut shown: Shown, until: Option<Instant>, source: &str) -> anyhow::Result<u8> {
     let mut signals = Signals::new()?;
     let mut keys = keys();
     let mut terminal = view::term::Terminal::enter()?;
@@ -52,9 +80,7 @@ pub(super) async fn watch(
     while !app.quit() && until.is_none_or(|u| Instant::now() < u) {
         let mut changed = false;
         tokio::select! {
-            _ = step.tick() => {
-                monitor.step(now_ns());
-            }
+            _ = step.tick() => shown.step(),
             asked = signals.next() => {
                 if asked.to_end() {
                     break;
@@ -78,7 +104,7 @@ pub(super) async fn watch(
             }
         }
         if changed || drawn.is_none_or(|t| t.elapsed() >= FRAME) {
-            let mut snapshot = monitor.snapshot(now_ns());
+            let mut snapshot = shown.snapshot();
             if !source.is_empty() {
                 snapshot.source = source.to_owned();
             }

@@ -167,7 +167,7 @@ fn weight(cause: &Cause) -> u8 {
         Cause::NeverJoined => 2,
         Cause::BusyElsewhere(_) => 3,
         Cause::InHostCode => 4,
-        Cause::Unknown => 5,
+        Cause::Device(..) | Cause::Unknown => 5,
     }
 }
 

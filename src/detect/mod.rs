@@ -5,6 +5,7 @@
 
 mod choice;
 mod hang;
+mod hardware;
 mod host;
 mod interleaved;
 mod mismatch;
@@ -27,7 +28,9 @@ pub use straggler::StragglerRule;
 pub use usage::UsageRule;
 
 use crate::join::{Communicator, Join};
-use crate::model::{CommId, Evidence, Finding, FindingId, Liveness, Rank, Track, rank_list};
+use crate::model::{Cause, CommId, Evidence, Finding, FindingId, Liveness, Rank, Track, rank_list};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One way in which a job can be sick.
@@ -37,29 +40,52 @@ pub trait Rule: std::fmt::Debug + Send {
 }
 
 /// When the rules speak.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct Settings {
     /// How long ranks wait in an operation before a rank that did not issue it is missing, in ns.
+    #[serde(rename = "patience_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub patience_ns: u64,
     /// The longest that this becomes where a job's own rhythm is slow, in ns.
+    #[serde(rename = "patience_most_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub patience_most_ns: u64,
     /// The same, when that rank's process is gone, or it has aborted: the others might be on their way out too.
+    #[serde(rename = "patience_gone_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub patience_gone_ns: u64,
     /// How long a circle of communicators has to stand that the GPUs' starts prove, in ns: NCCL tells of starts late.
+    #[serde(rename = "settle_circle_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub settle_circle_ns: u64,
     /// The same, where it may be a slow start: in a communicator's first operation.
+    #[serde(rename = "patience_unsure_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub patience_unsure_ns: u64,
     /// The same, where no stamp says that a GPU began to wait: it may be queued behind a computation.
+    #[serde(rename = "patience_silent_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub patience_silent_ns: u64,
     /// The same, where all ranks issued the operation and no stamp says that a GPU began.
+    #[serde(rename = "patience_blind_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub patience_blind_ns: u64,
     /// How long a mismatch waits for the next operations, which tell a wrong call from one too many, in ns.
+    #[serde(rename = "settle_shift_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub settle_shift_ns: u64,
     /// How long a communicator may be in the making before ranks that have not joined it are missing, in ns.
+    #[serde(rename = "patience_init_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub patience_init_ns: u64,
     /// Lateness that is told at once, in ns.
+    #[serde(rename = "late_at_once_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub late_at_once_ns: u64,
     /// Lateness that is told when it repeats, in ns.
+    #[serde(rename = "late_often_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub late_often_ns: u64,
     /// How often it has to repeat.
     pub late_times: usize,
@@ -68,8 +94,12 @@ pub struct Settings {
     /// And before lateness counts that has to repeat.
     pub warm_up_often: u64,
     /// A straggler that was not late again for this long is over, in ns.
+    #[serde(rename = "late_over_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub late_over_ns: u64,
     /// A finding that its rule has not given again for this long is over, in ns.
+    #[serde(rename = "settle_ms", with = "ms")]
+    #[schemars(with = "u64")]
     pub settle_ns: u64,
 }
 
@@ -96,6 +126,21 @@ impl Default for Settings {
     }
 }
 
+/// Times are written in ms, and counted in ns.
+mod ms {
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+    pub(super) fn serialize<S: Serializer>(ns: &u64, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_u64(ns / 1_000_000)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
+        let ms = u64::deserialize(d)?;
+        ms.checked_mul(1_000_000).ok_or_else(|| de::Error::custom("too many milliseconds"))
+    }
+}
+
 /// How often the slow kinds are looked for, in ns.
 const SLOW_EVERY_NS: u64 = 1_000_000_000;
 /// Culprits that are described one by one.
@@ -118,15 +163,16 @@ pub struct Detector {
 impl Detector {
     /// With every rule.
     pub fn new(settings: Settings) -> Self {
-        let rules: Vec<Box<dyn Rule>> = vec![
-            Box::new(MismatchRule::new(settings)),
-            Box::new(HangRule::new(settings)),
-            Box::new(NeverJoinedRule::new(settings)),
-            Box::new(SplitChoiceRule),
-        ];
+        let (rules, straggler) = (fast_rules(settings), StragglerRule::new(settings));
         let slow = slow_rules(Vec::new());
-        let straggler = StragglerRule::new(settings);
         Detector { rules, straggler, slow, slow_ns: None, found: BTreeMap::new(), settings }
+    }
+
+    /// From now on speaks by these; what was found stays.
+    pub fn set(&mut self, settings: Settings) {
+        self.rules = fast_rules(settings);
+        self.straggler = StragglerRule::new(settings);
+        self.settings = settings;
     }
 
     /// Judges transfers by what benchmarks said as well.
@@ -153,9 +199,19 @@ impl Detector {
             self.slow_ns = Some(now_ns);
             given.extend(self.slow.iter().flat_map(|r| r.check(join, now_ns)));
         }
-        for finding in given {
+        for mut finding in given {
             let id = finding.named();
             seen.insert(id);
+            match self.found.get(&id).filter(|k| !finding.open && matches!(k.cause, Some(Cause::Device(..))))
+            {
+                // What its devices did is forgotten in time; what it was told with stays.
+                Some(k) => {
+                    finding.cause.clone_from(&k.cause);
+                    finding.evidence.clone_from(&k.evidence);
+                    finding.advice.clone_from(&k.advice);
+                }
+                None => hardware::explain(&mut finding, join, now_ns),
+            }
             let fresh = self.take(Finding { id, ..finding }, join, now_ns);
             new.extend(fresh);
         }
@@ -164,7 +220,9 @@ impl Detector {
             let silent =
                 !seen.contains(&f.id) && now_ns.saturating_sub(f.last_seen_ns) >= self.settings.settle_ns;
             // Nothing goes on any more where every process is gone.
-            let over = join.communicator(f.communicator).is_none_or(|c| !alive(join, c));
+            let gone = || join.communicator(f.communicator).is_none_or(|c| !alive(join, c));
+            // A device is there without a job.
+            let over = !f.kind.is_device() && gone();
             f.open &= !silent && !over;
         }
         self.forget();
@@ -177,6 +235,11 @@ impl Detector {
         f.first_seen_ns = known.map_or(now_ns, |k| k.first_seen_ns);
         // What its rule remembers as over was last seen when it was not.
         f.last_seen_ns = known.filter(|_| !f.open).map_or(now_ns, |k| k.last_seen_ns);
+        // What is kept of a device goes back two minutes, and its trouble may go back further.
+        if let Some(k) = known.filter(|k| k.open && f.kind.is_device() && k.since_ns < f.since_ns) {
+            f.since_ns = k.since_ns;
+            f.since.clone_from(&k.since);
+        }
         if f.since_ns == 0 {
             // What is so over minutes has no beginning of its own.
             f.since_ns = f.first_seen_ns;
@@ -211,8 +274,22 @@ impl Detector {
     }
 }
 
+fn fast_rules(settings: Settings) -> Vec<Box<dyn Rule>> {
+    vec![
+        Box::new(MismatchRule::new(settings)),
+        Box::new(HangRule::new(settings)),
+        Box::new(NeverJoinedRule::new(settings)),
+        Box::new(SplitChoiceRule),
+    ]
+}
+
 fn slow_rules(baselines: Vec<Baseline>) -> Vec<Box<dyn Rule>> {
-    vec![Box::new(SlowTransferRule::new(baselines)), Box::new(ChoiceRule), Box::new(UsageRule)]
+    vec![
+        Box::new(SlowTransferRule::new(baselines)),
+        Box::new(ChoiceRule),
+        Box::new(UsageRule),
+        Box::new(hardware::HardwareRule),
+    ]
 }
 
 fn alive(join: &Join, c: &Communicator) -> bool {
@@ -251,7 +328,7 @@ fn fact(text: impl Into<String>) -> Evidence {
 }
 
 fn number(text: impl Into<String>, value: f64, unit: &'static str) -> Evidence {
-    Evidence { text: text.into(), value: Some(value), unit: Some(unit) }
+    Evidence { text: text.into(), value: Some(value), unit: Some(unit.into()) }
 }
 
 /// Three digits behind the point.

@@ -7,7 +7,7 @@ use crate::model::{
 use ringwatch_wire::codes::{self, flag, kind, made, phase, timed};
 use ringwatch_wire::layout::head;
 use ringwatch_wire::reader::{ChannelSlot, CommSlot, OpSlot, ProxySlot, Reader, Text};
-use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 /// Text of the job's own making: control characters and broken UTF-8 go, they could steer a terminal.
 pub(super) fn clean(bytes: impl Iterator<Item = u8>) -> String {
@@ -16,7 +16,7 @@ pub(super) fn clean(bytes: impl Iterator<Item = u8>) -> String {
 }
 
 /// Control characters, and the marks that turn the direction of what follows.
-fn steers(c: char) -> bool {
+pub(super) fn steers(c: char) -> bool {
     c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
@@ -34,12 +34,26 @@ fn by_name<T: Copy>(
     all.iter().copied().find(|t| name(*t) == text)
 }
 
-pub(super) fn func(code: u8) -> Func {
-    by_name(Func::ALL, Func::as_str, codes::FUNCS, code).unwrap_or(Func::Unknown)
+/// The model's values by the wire's codes, matched once by their names.
+macro_rules! by_code {
+    ($name:ident, $all:ident, $table:expr) => {
+        fn $name(code: u8) -> Option<$all> {
+            static VALUES: LazyLock<[Option<$all>; 256]> = LazyLock::new(|| {
+                std::array::from_fn(|code| by_name($all::ALL, $all::as_str, $table, u8::try_from(code).ok()?))
+            });
+            VALUES[usize::from(code)]
+        }
+    };
 }
 
-fn dtype(code: u8) -> Option<DataType> {
-    by_name(DataType::ALL, DataType::as_str, codes::TYPES, code)
+by_code!(known_func, Func, codes::FUNCS);
+by_code!(dtype, DataType, codes::TYPES);
+by_code!(plain_algo, Algo, codes::ALGOS);
+by_code!(proto, Proto, codes::PROTOS);
+by_code!(redop, RedOp, codes::REDOPS);
+
+pub(super) fn func(code: u8) -> Func {
+    known_func(code).unwrap_or(Func::Unknown)
 }
 
 fn algo(code: u8, flags: u8) -> Option<Algo> {
@@ -49,11 +63,7 @@ fn algo(code: u8, flags: u8) -> Option<Algo> {
     if flags & flag::SYMMETRIC != 0 {
         return Some(Algo::Symmetric);
     }
-    by_name(Algo::ALL, Algo::as_str, codes::ALGOS, code)
-}
-
-fn proto(code: u8) -> Option<Proto> {
-    by_name(Proto::ALL, Proto::as_str, codes::PROTOS, code)
+    plain_algo(code)
 }
 
 fn timing(code: u8) -> Timing {
@@ -79,9 +89,13 @@ pub(super) fn nccl_version(code: u32) -> String {
     format!("{}.{}.{}", code / 10_000, code / 100 % 100, code % 100)
 }
 
-/// The job, from the environment lines of the header.
-pub(super) fn job(reader: &Reader<'_>) -> Job {
-    let env = clean_lines(reader.text::<{ head::ENV_WORDS }>(head::ENV).bytes());
+/// The lines of its environment that a process wrote down.
+pub(super) fn environment(reader: &Reader<'_>) -> Vec<String> {
+    clean_lines(reader.text::<{ head::ENV_WORDS }>(head::ENV).bytes())
+}
+
+/// The job, from these lines.
+pub(super) fn job(env: &[String]) -> Job {
     let get = |key: &str| {
         env.iter().find_map(|line| line.strip_prefix(key)?.strip_prefix('=')).filter(|v| !v.is_empty())
     };
@@ -97,7 +111,7 @@ pub(super) fn job(reader: &Reader<'_>) -> Job {
         rank: number(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]),
         size: number(&["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]),
         local: number(&["LOCAL_WORLD_SIZE"]),
-        labels: BTreeMap::new(),
+        labels: std::collections::BTreeMap::new(),
     }
 }
 
@@ -173,7 +187,7 @@ pub(super) fn op(comm: &CommRecord, slot: &OpSlot) -> OpRecord {
         },
         called_ns: slot.called_ns,
         returned: slot.returned.map(|(result, at_ns)| Returned { at_ns, result }),
-        redop: slot.redop.and_then(|code| by_name(RedOp::ALL, RedOp::as_str, codes::REDOPS, code)),
+        redop: slot.redop.and_then(redop),
         issued_ns: slot.issued_ns,
         timing: timing(slot.timed),
         event_ns: slot.event_ns,
@@ -246,10 +260,7 @@ mod tests {
             assert_eq!(proto(*code).map(Proto::as_str), Some(*name));
         }
         for (code, name) in codes::REDOPS {
-            assert_eq!(
-                by_name(RedOp::ALL, RedOp::as_str, codes::REDOPS, *code).map(RedOp::as_str),
-                Some(*name)
-            );
+            assert_eq!(redop(*code).map(RedOp::as_str), Some(*name));
         }
         assert_eq!(func(0), Func::Unknown);
         assert_eq!(func(250), Func::Unknown);

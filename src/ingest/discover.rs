@@ -40,23 +40,26 @@ impl Place {
     /// The segment files in this place now, in order of their names.
     pub fn files(&self) -> Vec<PathBuf> {
         let mut files = Vec::new();
-        match self {
-            Place::Dir(d) => segments_in(d, &mut files),
-            Place::Host => {
-                for root in roots() {
-                    for dir in entries(&root.join("dev/shm")) {
-                        let ours =
-                            dir.file_name().is_some_and(|n| n.to_string_lossy().starts_with("ringwatch-"));
-                        // A link could lead anywhere; only real directories are entered.
-                        if ours && fs::symlink_metadata(&dir).is_ok_and(|m| m.is_dir()) {
-                            segments_in(&dir, &mut files);
-                        }
-                    }
-                }
-            }
+        for dir in self.directories() {
+            segments_in(&dir, &mut files);
         }
         files.sort();
         files
+    }
+
+    /// The directories of this place that may hold segments now.
+    pub fn directories(&self) -> Vec<PathBuf> {
+        // A link could lead anywhere; only real directories are entered.
+        let ours = |dir: &PathBuf| {
+            dir.file_name().is_some_and(|n| n.to_string_lossy().starts_with("ringwatch-"))
+                && fs::symlink_metadata(dir).is_ok_and(|m| m.is_dir())
+        };
+        match self {
+            Place::Dir(d) => vec![d.clone()],
+            Place::Host => {
+                roots().iter().flat_map(|root| entries(&root.join("dev/shm"))).filter(ours).collect()
+            }
+        }
     }
 }
 

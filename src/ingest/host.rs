@@ -146,7 +146,7 @@ fn number(path: &std::path::Path, word: &str) -> Option<u64> {
 }
 
 /// Of a pressure file, the share of the last ten seconds in which some task stood still.
-fn pressure(text: &str) -> Option<f64> {
+pub(super) fn pressure(text: &str) -> Option<f64> {
     let some = text.lines().find(|l| l.starts_with("some "))?;
     let percent: f64 = some.split_whitespace().find_map(|w| w.strip_prefix("avg10="))?.parse().ok()?;
     Some(percent / 100.0)

@@ -3,17 +3,20 @@
 //! The only place that sees both the wire format and the model, and the only one that trusts nothing: the
 //! files belong to jobs, and this process may be root.
 
+mod attribution;
 mod decode;
 mod discover;
+pub mod hardware;
 mod host;
 mod mapping;
 mod process;
 mod reap;
 mod stacks;
 mod tail;
+mod window;
 
 pub use discover::{Place, default_dir, places};
-pub use process::now_ns;
+pub use process::{now_ns, unix_ns};
 pub use reap::reap;
 
 use crate::model::{Liveness, SegmentId, Source, Update};
@@ -75,6 +78,12 @@ impl Segments {
     pub fn only_job(mut self, name: &str, begun_ns: u64) -> Self {
         self.job = Some((name.to_owned(), begun_ns));
         self
+    }
+
+    /// From now on searches these places; segments that are followed are followed on.
+    pub fn set_places(&mut self, places: Vec<Place>) {
+        self.places = places;
+        self.searched_ns = None;
     }
 
     /// How long to wait until the next look, so that no ring comes round meanwhile: 20 ms, less for a busy job.

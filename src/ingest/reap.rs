@@ -5,12 +5,12 @@ use super::mapping::Mapping;
 use super::tail::Tail;
 use crate::model::Liveness;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// Removes the oldest segments of dead processes in a directory until the rest take at most `keep_bytes`, and at
-/// most a sixteenth of the file system, which NCCL needs too.
-/// Segments of running processes, and files that are no segments, are never touched. Returns what was removed.
-pub fn reap(dir: &Path, keep_bytes: u64) -> Vec<PathBuf> {
+/// most a sixteenth of the file system, which NCCL needs too; and those that were last written longer than `keep_for`
+/// ago. Segments of running processes, and files that are no segments, are never touched. Returns what was removed.
+pub fn reap(dir: &Path, keep_bytes: u64, keep_for: Option<Duration>) -> Vec<PathBuf> {
     let mut dead: Vec<(SystemTime, u64, PathBuf)> = Place::Dir(dir.to_owned())
         .files()
         .into_iter()
@@ -29,9 +29,11 @@ pub fn reap(dir: &Path, keep_bytes: u64) -> Vec<PathBuf> {
     dead.sort_by(|a, b| b.cmp(a));
     let mut kept = 0u64;
     let mut removed = Vec::new();
-    for (_, bytes, path) in dead {
+    for (written, bytes, path) in dead {
         kept = kept.saturating_add(bytes);
-        if kept > keep_bytes && std::fs::remove_file(&path).is_ok() {
+        // A clock that was set back makes nothing old.
+        let old = keep_for.is_some_and(|k| written.elapsed().is_ok_and(|age| age > k));
+        if (kept > keep_bytes || old) && std::fs::remove_file(&path).is_ok() {
             removed.push(path);
         }
     }

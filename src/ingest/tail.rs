@@ -1,15 +1,17 @@
 //! Following one segment: what is new, what moved on, what was lost.
 
+use super::attribution;
 use super::decode;
 use super::host::Host;
 use super::mapping::{MapError, Mapping};
 use super::process::{self, Life};
+use super::window::{Open, Window};
 use crate::model::{CommRecord, HostFact, Liveness, OpRecord, SegmentId, SegmentRecord, Update};
 use ringwatch_wire::codes::{Flaw, Loss};
 use ringwatch_wire::layout::{Region, head};
 use ringwatch_wire::reader::{Found, OpSlot, Reader};
-use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 
 /// Handle kind of an issued operation, in bits 44 to 47 of a parent's number; see the plugin's handles.
 const ISSUED_KIND: u64 = 4;
@@ -20,15 +22,6 @@ const RECENT: usize = 1024;
 /// An operation this many tickets back is not looked at again: a host runs ahead of its GPU by no more than
 /// CUDA's queue of about a thousand launches, so nothing new is to be expected of it.
 const SETTLED_TICKETS: u64 = 4096;
-
-/// An operation as it is being put together.
-#[derive(Debug)]
-struct Open {
-    slot: OpSlot,
-    stamps: BTreeMap<u64, crate::model::ChannelStamp>,
-    net: BTreeMap<u64, crate::model::NetProgress>,
-    changed: bool,
-}
 
 /// Tickets of one ring: how far it was read and what has to be looked at again.
 #[derive(Debug, Default)]
@@ -73,7 +66,7 @@ pub(super) struct Tail {
     host: Option<Host>,
     looked_ns: u64,
     comms: HashMap<u16, CommRecord>,
-    ops: BTreeMap<u64, Open>,
+    ops: Window,
     op: Cursor,
     channel: Cursor,
     proxy: Cursor,
@@ -92,7 +85,8 @@ impl Tail {
         now_ns: u64,
     ) -> Result<Option<Self>, MapError> {
         let reader = mapping.reader().ok_or(MapError::Geometry)?;
-        let job = decode::job(&reader);
+        let environment = decode::environment(&reader);
+        let mut job = decode::job(&environment);
         let begun = reader.header(head::CREATED_MONO_NS);
         if wanted.is_some_and(|(name, since)| job.name.as_deref() != Some(name) || begun < since) {
             return Ok(None);
@@ -102,6 +96,11 @@ impl Tail {
         let boot = decode::text(&reader.text::<{ head::BOOT_ID_WORDS }>(head::BOOT_ID));
         let this_boot = boot.is_none() || process::boot_id().is_none() || boot == process::boot_id();
         let life = if this_boot { Life::find(pid, start_ticks, &mapping) } else { None };
+        let seen = match life {
+            Some(Life::Process(pid, _)) => Some(pid),
+            _ => None,
+        };
+        job.labels = attribution::labels(&environment, mapping.owner(), seen, Path::new("/"));
         let record = SegmentRecord {
             id: SegmentId(reader.header(head::NONCE)),
             path,
@@ -111,16 +110,14 @@ impl Tail {
             nccl: reader.nccl().map(decode::nccl_version),
             abi: reader.abi(),
             job,
+            owner: Some(mapping.owner()),
             liveness: if life.is_some() { Liveness::Alive } else { Liveness::Gone(None) },
             created_ns: begun,
             created_unix_ns: reader.header(head::CREATED_UNIX_NS),
             losses: Vec::new(),
         };
         // Of a process that is seen by its lock alone nobody here knows the pid.
-        let host = match life {
-            Some(Life::Process(pid, _)) => Some(Host::new(record.id, pid)),
-            _ => None,
-        };
+        let host = seen.map(|pid| Host::new(record.id, pid));
         Ok(Some(Tail {
             mapping,
             record,
@@ -128,7 +125,7 @@ impl Tail {
             host,
             looked_ns: now_ns,
             comms: HashMap::new(),
-            ops: BTreeMap::new(),
+            ops: Window::default(),
             op: Cursor::default(),
             channel: Cursor::default(),
             proxy: Cursor::default(),
@@ -213,18 +210,18 @@ impl Tail {
         }
         self.done = gone || spoilt;
         if self.done {
-            self.ops = BTreeMap::new();
+            self.ops = Window::default();
         }
     }
 
     fn tell(&mut self, out: &mut Vec<Update>) {
         let comms = &self.comms;
-        for open in self.ops.values_mut().filter(|o| o.changed) {
+        self.ops.tell(|open| {
             // An operation of a communicator that nobody knows yet is told once it is known.
-            let Some(comm) = comms.get(&open.slot.comm) else { continue };
-            open.changed = false;
+            let Some(comm) = comms.get(&open.slot.comm) else { return false };
             out.push(Update::Op(Box::new(assemble(comm, open))));
-        }
+            true
+        });
         for (i, (what, missed)) in [
             ("operations", self.op.missed),
             ("channel stamps", self.channel.missed),
@@ -240,14 +237,10 @@ impl Tail {
             }
         }
         // What is settled and told needs no memory here, but for the newest, whose last stamps may come late.
-        if self.ops.len() > 2 * RECENT {
-            let keep_from = self.op.next.saturating_sub(RECENT as u64);
+        if self.ops.span() > 2 * RECENT {
             let open = &self.op.open;
-            let comms = &self.comms;
-            self.ops.retain(|t, o| {
-                let to_tell = o.changed && comms.contains_key(&o.slot.comm);
-                *t >= keep_from || to_tell || open.binary_search(t).is_ok()
-            });
+            self.ops
+                .forget_below(self.op.next.saturating_sub(RECENT as u64), |t| open.binary_search(&t).is_ok());
         }
     }
 }
@@ -297,11 +290,11 @@ fn read_comms(
 
 fn assemble(comm: &CommRecord, open: &Open) -> OpRecord {
     let mut record = decode::op(comm, &open.slot);
-    record.stamps = open.stamps.values().copied().collect();
-    record.net = open.net.values().cloned().collect();
+    record.stamps = open.stamps.iter().map(|(_, s)| *s).collect();
+    record.net = open.net.iter().map(|(_, n)| n.clone()).collect();
     // Version 1 counted in the operation as well, and channels are overwritten before it.
     let count = |stopped: bool| {
-        let n = open.stamps.values().filter(|s| !stopped || s.stop_seen_ns.is_some()).count();
+        let n = open.stamps.iter().filter(|(_, s)| !stopped || s.stop_seen_ns.is_some()).count();
         u16::try_from(n).unwrap_or(u16::MAX)
     };
     record.started = record.started.max(count(false));
@@ -330,7 +323,7 @@ fn settled(slot: &OpSlot) -> bool {
 }
 
 impl Cursor {
-    fn read_ops(&mut self, reader: &Reader<'_>, ops: &mut BTreeMap<u64, Open>) {
+    fn read_ops(&mut self, reader: &Reader<'_>, ops: &mut Window) {
         let ring = reader.ring(Region::Op);
         for ticket in self.take(ring.next(), ring.slots()) {
             match reader.op(ticket) {
@@ -339,25 +332,16 @@ impl Cursor {
                     if !old && !settled(&slot) {
                         self.open.push(ticket);
                     }
-                    match ops.get_mut(&ticket) {
-                        Some(open) => {
-                            open.changed |= open.slot != slot;
-                            open.slot = slot;
-                        }
-                        None => {
-                            let (stamps, net) = (BTreeMap::new(), BTreeMap::new());
-                            ops.insert(ticket, Open { slot, stamps, net, changed: true });
-                        }
-                    }
+                    ops.slot(slot);
                 }
                 Found::NotYet => self.open.push(ticket),
-                Found::Overwritten if !ops.contains_key(&ticket) => self.missed += 1,
+                Found::Overwritten if !ops.contains(ticket) => self.missed += 1,
                 Found::Overwritten => {}
             }
         }
     }
 
-    fn read_channels(&mut self, reader: &Reader<'_>, ops: &mut BTreeMap<u64, Open>) {
+    fn read_channels(&mut self, reader: &Reader<'_>, ops: &mut Window) {
         let ring = reader.ring(Region::Channel);
         for ticket in self.take(ring.next(), ring.slots()) {
             match reader.channel(ticket) {
@@ -366,8 +350,7 @@ impl Cursor {
                     // The duration is written a moment before the stop; this look may fall between.
                     let finished = stamp.stop_seen_ns.is_some()
                         && (stamp.stop_gpu_ns.is_some() || stamp.start_gpu_ns.is_none());
-                    if let Some(open) = ops.get_mut(&slot.op) {
-                        open.changed |= open.stamps.insert(ticket, stamp) != Some(stamp);
+                    if ops.stamp(slot.op, ticket, stamp) {
                         if !finished {
                             self.open.push(ticket);
                         }
@@ -382,7 +365,7 @@ impl Cursor {
         }
     }
 
-    fn read_transfers(&mut self, reader: &Reader<'_>, ops: &mut BTreeMap<u64, Open>) {
+    fn read_transfers(&mut self, reader: &Reader<'_>, ops: &mut Window) {
         let ring = reader.ring(Region::Proxy);
         let nonce = reader.header(head::NONCE) & 0xffff;
         for ticket in self.take(ring.next(), ring.slots()) {
@@ -392,14 +375,10 @@ impl Cursor {
                     if slot.foreign || !ours {
                         continue;
                     }
-                    let Some(open) = ops.get_mut(&(slot.parent & VALUE_MASK)) else { continue };
                     let net = decode::transfer(&slot);
-                    if net.stop_ns.is_none() {
+                    let moves = net.stop_ns.is_none();
+                    if ops.transfer(slot.parent & VALUE_MASK, ticket, net) && moves {
                         self.open.push(ticket);
-                    }
-                    if open.net.get(&ticket) != Some(&net) {
-                        open.net.insert(ticket, net);
-                        open.changed = true;
                     }
                 }
                 Found::NotYet => self.open.push(ticket),

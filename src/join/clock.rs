@@ -8,8 +8,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// The largest drift between a GPU's clock and the host's that is reckoned with, as a fraction.
-const DRIFT: f64 = 100e-6;
+/// The largest drift between a GPU's clock and the host's that is reckoned with: one ns in so many.
+const DRIFT: u64 = 10_000;
 /// Observations closer together than this are one, in ns of the GPU's clock.
 const BUCKET_NS: u64 = 10_000_000;
 /// Buckets kept: a minute and more of a busy GPU.
@@ -63,12 +63,10 @@ impl ClockMap {
     /// The offset at a moment of the GPU's clock: between two apexes one of them gives it.
     fn offset(&self, gpu_ns: u64) -> Option<i128> {
         let bucket = gpu_ns / BUCKET_NS;
-        let left = self.apexes.range(..=bucket).next_back();
-        let right = self.apexes.range(bucket..).next();
-        // The bucket's own apex may lie on either side, so its neighbour is asked as well.
-        let after = self.apexes.range(bucket + 1..).next();
-        let before = self.apexes.range(..bucket).next_back();
-        [left, right, after, before].into_iter().flatten().map(|(_, (t, o))| o + cone(*t, gpu_ns)).min()
+        // The bucket's own apex may lie on either side, so its neighbours are asked as well.
+        let below = self.apexes.range(..=bucket).rev().take(2);
+        let above = self.apexes.range(bucket + 1..).take(1);
+        below.chain(above).map(|(_, (t, o))| o + cone(*t, gpu_ns)).min()
     }
 
     /// A GPU stamp on the host's clock in ns; `None` before anything was observed.
@@ -105,7 +103,7 @@ impl ClockMap {
 /// How far an apex's bound has widened at another moment.
 fn cone(a: u64, b: u64) -> i128 {
     // Rounded up, so that it stays a bound.
-    (a.abs_diff(b) as f64 * DRIFT).ceil() as i128
+    i128::from(a.abs_diff(b).div_ceil(DRIFT))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! One communicator: its ranks, and its operations by issue order.
 
+use super::carry::carried;
 use super::clock::ClockMap;
 use super::finished::{Finished, FinishedPart, Outbox};
 use super::instance::{Instance, Late, Measure, Part, busbw};
@@ -134,6 +135,19 @@ impl Communicator {
     /// The operations that are held, by track and order.
     pub fn instances(&self) -> impl Iterator<Item = (Track, u64, &Instance)> {
         self.instances.iter().map(|((t, o), i)| (*t, *o, i))
+    }
+
+    /// The timed operations beside one of the same track: the order of the last one before it and when it ended, that of
+    /// the first one after it and when it began, host monotonic ns.
+    pub(super) fn timed_beside(&self, track: Track, order: u64) -> (Option<(u64, u64)>, Option<(u64, u64)>) {
+        let end = |i: &Instance| i.parts.values().filter_map(|p| Some(p.kernel?.end_ns())).max();
+        let start = |i: &Instance| i.parts.values().filter_map(|p| Some(p.kernel?.start_ns)).min();
+        let before = self.instances.range((track, 0)..(track, order)).rev().take(KEPT);
+        let after = self.instances.range((track, order.saturating_add(1))..=(track, u64::MAX)).take(KEPT);
+        (
+            before.filter_map(|((_, o), i)| Some((*o, end(i)?))).next(),
+            after.filter_map(|((_, o), i)| Some((*o, start(i)?))).next(),
+        )
     }
 
     /// The operations that are not complete yet.
@@ -308,7 +322,7 @@ impl Communicator {
                     called: None,
                     exchanged: Exchanged::default(),
                     issued_below: 0,
-                    channels: HashMap::new(),
+                    channels: Vec::new(),
                     done_below: HashMap::new(),
                     record,
                 };
@@ -319,7 +333,7 @@ impl Communicator {
 
     pub(super) fn operation(
         &mut self,
-        op: OpRecord,
+        op: Box<OpRecord>,
         clock: &mut ClockMap,
         busy: &mut Busy,
         unsure: bool,
@@ -401,9 +415,8 @@ impl Communicator {
         let (fresh, was_timed) = (before.is_none(), before.is_some_and(|p| p.duration_ns().is_some()));
         let was_told = before.is_some_and(|p| all_stopped(&p.op));
         let told = all_stopped(&op);
-        let kernel = was_kernel.or_else(|| {
-            if told { timing::kernel(&op, clock, |c| member.channels.get(&c).copied()) } else { None }
-        });
+        let kernel = was_kernel
+            .or_else(|| if told { timing::kernel(&op, clock, |c| member.last_start(c)) } else { None });
         if kernel.is_some() && was_kernel.is_none() {
             if let Some(k) = &kernel {
                 busy.add(k);
@@ -412,11 +425,11 @@ impl Communicator {
                 clock.learn_distance(k.start_ns.saturating_sub(limit));
             }
             for s in &op.stamps {
-                let earlier = member.channels.get(&s.channel).copied();
+                let earlier = member.last_start(s.channel);
                 if timing::not_before(&op).is_some_and(|l| timing::believed(s, l, clock, earlier))
                     && let Some(start) = s.start_gpu_ns
                 {
-                    member.channels.insert(s.channel, start);
+                    member.started(s.channel, start);
                 }
             }
         }
@@ -635,7 +648,9 @@ impl Communicator {
             }
         }
         let instance = &*instance;
-        let Some(first) = instance.first().map(|p| p.op.clone()) else { return };
+        let Some(first) = instance.first().map(|p| &p.op) else { return };
+        let described = outbox.wanted().then(|| first.clone());
+        let channels = first.channels;
         let (track, order) = key;
         let collective = !matches!(track, Track::Pair(..));
         if collective && instance.parts.values().all(|p| p.finished) {
@@ -662,13 +677,14 @@ impl Communicator {
             _ => None,
         };
         let by_events = instance.parts.values().any(|p| p.kernel.is_none());
-        let channels = first.channels.filter(|_| collective);
-        let sample = Sample { at_ns, bytes, transfer_ns, busy_ns, pair, by_events, channels };
+        let on = channels.filter(|_| collective);
+        let sample = Sample { at_ns, bytes, transfer_ns, busy_ns, pair, by_events, channels: on };
         classes.entry(class).or_default().add(&sample);
-        let late = if collective && agreed { self.judge(key, needed, transfer_ns) } else { None };
-        if !outbox.wanted() {
-            return;
+        if outbox.metered() && agreed {
+            outbox.carry(carried(self, key, transfer_ns));
         }
+        let late = if collective && agreed { self.judge(key, needed, transfer_ns) } else { None };
+        let Some(first) = described else { return };
         for part in &mut parts {
             part.waiting_ns = transfer_ns.and_then(|t| Some(part.duration_ns?.saturating_sub(t)));
         }
@@ -680,7 +696,7 @@ impl Communicator {
             func,
             ranks,
             size_class: class.size_class,
-            channels: first.channels,
+            channels,
             began_ns: (at_ns > 0).then_some(at_ns),
             transfer_ns,
             busbw: bytes.zip(transfer_ns).and_then(|(b, t)| busbw(func, b, of, t as f64)),

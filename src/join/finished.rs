@@ -1,5 +1,6 @@
 //! Operations that are over, for whoever exports them: each is given out once.
 
+use super::attribution::Carried;
 use super::instance::{Late, Part};
 use crate::model::{CommId, Func, NetProgress, OperationRef, Rank, SegmentId, Timing, Track};
 
@@ -83,9 +84,30 @@ pub(super) struct Outbox {
     wanted: bool,
     waiting: Vec<Finished>,
     dropped: u64,
+    /// True where what operations move is held against counters.
+    metered: bool,
+    carried: Vec<(SegmentId, String, Carried)>,
 }
 
 impl Outbox {
+    /// Says whether somebody reads the wires.
+    pub(super) fn meter(&mut self, metered: bool) {
+        self.metered = metered;
+    }
+
+    pub(super) fn metered(&self) -> bool {
+        self.metered
+    }
+
+    /// Takes what the ranks of an operation should have moved, for the books of their GPUs.
+    pub(super) fn carry(&mut self, parts: Vec<(SegmentId, String, Carried)>) {
+        self.carried.extend(parts);
+    }
+
+    pub(super) fn take_carried(&mut self) -> Vec<(SegmentId, String, Carried)> {
+        std::mem::take(&mut self.carried)
+    }
+
     pub(super) fn want(&mut self) {
         self.wanted = true;
     }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Part {
     /// What its segment says.
-    pub op: OpRecord,
+    pub op: Box<OpRecord>,
     /// Its kernel's time, once all its channels stopped and where the stamps can be believed.
     pub kernel: Option<Kernel>,
     /// When its kernel started, host clock ns.
@@ -190,7 +190,14 @@ mod tests {
             });
             i.parts.insert(
                 Rank(*rank),
-                Part { op: o, kernel, started_ns: None, finished: true, ended_seen_ns: None, moved_ns: None },
+                Part {
+                    op: Box::new(o),
+                    kernel,
+                    started_ns: None,
+                    finished: true,
+                    ended_seen_ns: None,
+                    moved_ns: None,
+                },
             );
         }
         i

@@ -37,13 +37,26 @@ pub struct Member {
     /// Ticket + 1 of the youngest operation that NCCL has issued.
     pub(super) issued_below: u64,
     /// Start of the latest believed kernel by channel, GPU clock.
-    pub(super) channels: HashMap<u8, u64>,
+    pub(super) channels: Vec<Option<u64>>,
     /// Orders below this are done, by track.
     pub(super) done_below: HashMap<Track, u64>,
 }
 
 impl Member {
     /// Orders of a track below this are known to be done.
+    /// The start of its last kernel on a channel, as far as one is believed.
+    pub(super) fn last_start(&self, channel: u8) -> Option<u64> {
+        self.channels.get(usize::from(channel)).copied().flatten()
+    }
+
+    pub(super) fn started(&mut self, channel: u8, at: u64) {
+        let channel = usize::from(channel);
+        if self.channels.len() <= channel {
+            self.channels.resize(channel + 1, None);
+        }
+        self.channels[channel] = Some(at);
+    }
+
     pub(super) fn done_below(&self, track: Track) -> u64 {
         self.done_below.get(&track).copied().unwrap_or(0)
     }

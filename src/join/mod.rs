@@ -3,6 +3,8 @@
 //! Pure: it is fed updates and told the time; it reads no clock and no file. One owner feeds it; rules and
 //! screens read it.
 
+mod attribution;
+mod carry;
 mod clock;
 mod communicator;
 mod finished;
@@ -19,12 +21,14 @@ mod timing;
 mod trend;
 mod usage;
 mod waits;
+mod wire;
 
 pub use crate::model::Track;
+pub use attribution::{Share, WireTotals, WireWindow};
 pub use clock::ClockMap;
 pub use communicator::{Communicator, LateEvent};
 pub use finished::{Finished, FinishedPart};
-pub use hardware::Hardware;
+pub use hardware::{Device, Hardware, Incident, LinkError, Moment, Trouble};
 pub use host_clock::ClockPair;
 pub use instance::{Instance, Late, Measure, Part, algbw, busbw};
 pub use member::{Called, Member};
@@ -37,6 +41,7 @@ pub use timing::{Kernel, believed, kernel, not_before, started};
 pub use trend::{Block, Change, Trend, median, spread};
 pub use usage::{Busy, Exchanged};
 pub use waits::{Front, Lack, Origin, Stage, Stall, Waits};
+pub use wire::{Shape, Wire, expected, transfer};
 
 use crate::model::{CommId, HostFact, Liveness, Rank, SegmentId, SegmentRecord, Update};
 use finished::Outbox;
@@ -153,10 +158,13 @@ impl Join {
                 else {
                     return;
                 };
-                let gpu = comm.members().get(&op.rank).and_then(|m| m.record.gpu.clone());
                 let unsure = process.unsure();
-                let clock = process.clocks.entry(gpu).or_default();
-                comm.operation(*op, clock, &mut process.busy, unsure, self.now_ns);
+                let gpu = comm.members().get(&op.rank).map_or(&None, |m| &m.record.gpu);
+                if !process.clocks.contains_key(gpu) {
+                    process.clocks.insert(gpu.clone(), ClockMap::default());
+                }
+                let Some(clock) = process.clocks.get_mut(gpu) else { return };
+                comm.operation(op, clock, &mut process.busy, unsure, self.now_ns);
             }
             Update::Missed { segment, what, count } => {
                 if let Some(p) = self.processes.get_mut(&segment) {
@@ -170,7 +178,10 @@ impl Join {
                     p.host = Some(*fact);
                 }
             }
-            Update::Hardware(reading) => self.hardware.take(*reading),
+            Update::Hardware(reading) => {
+                self.hardware.take(*reading);
+                self.outbox.meter(self.hardware.is_metered());
+            }
         }
     }
 
@@ -202,6 +213,12 @@ impl Join {
         for comm in self.comms.values_mut() {
             comm.settle(now_ns, &mut self.classes, &mut self.outbox);
         }
+        for (segment, gpu, carried) in self.outbox.take_carried() {
+            if let Some(p) = self.processes.get(&segment) {
+                self.hardware.carry(&p.record.host, &gpu, &carried);
+            }
+        }
+        self.hardware.settle(now_ns);
         self.explain_late(now_ns);
         self.forget_closed();
     }
@@ -413,6 +430,7 @@ pub(crate) mod testing {
                 local: Some(4),
                 ..Job::default()
             },
+            owner: None,
             liveness: Liveness::Alive,
             created_ns: 0,
             created_unix_ns: 1_795_244_764_000_000_000,

@@ -1,8 +1,8 @@
 //! The join as rows for a screen.
 
-use super::{Join, Track};
+use super::{Class, ClassKey, Communicator, Join, Process, Track};
 use crate::model::{
-    ClassRow, CommRow, FlightRow, JobRow, Lane, Liveness, LossRow, OpState, Rank, RankCell, RankRow,
+    ClassRow, CommId, CommRow, FlightRow, JobRow, Lane, Liveness, LossRow, OpState, Rank, RankCell, RankRow,
     SegmentRow, Snapshot,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,12 +15,42 @@ const IN_FLIGHT: usize = 256;
 pub struct View<'a> {
     join: &'a Join,
     now_ns: u64,
+    owner: Option<u32>,
 }
 
 impl<'a> View<'a> {
     /// Of a join at a moment.
     pub fn new(join: &'a Join, now_ns: u64) -> Self {
-        View { join, now_ns }
+        View { join, now_ns, owner: None }
+    }
+
+    /// Only what belongs to one user: processes, and the communicators that one of them is in.
+    #[must_use]
+    pub fn of_user(self, uid: u32) -> Self {
+        View { owner: Some(uid), ..self }
+    }
+
+    /// The processes that are shown.
+    fn processes(&self) -> impl Iterator<Item = &'a Process> {
+        let owner = self.owner;
+        self.join.processes().filter(move |p| owner.is_none() || p.record.owner == owner)
+    }
+
+    /// The communicators that are shown.
+    pub fn communicators(&self) -> impl Iterator<Item = &'a Communicator> {
+        let (join, owner) = (self.join, self.owner);
+        let own = move |c: &&Communicator| {
+            c.members()
+                .values()
+                .any(|m| join.process(m.record.segment).is_some_and(|p| p.record.owner == owner))
+        };
+        join.communicators().filter(move |c| owner.is_none() || own(c))
+    }
+
+    /// The classes of those communicators.
+    fn classes_shown(&self) -> impl Iterator<Item = (&'a ClassKey, &'a Class)> {
+        let shown: BTreeSet<CommId> = self.communicators().map(|c| c.id).collect();
+        self.join.classes().filter(move |(k, _)| shown.contains(&k.comm))
     }
 
     /// Everything but the findings, the source and the wall clock.
@@ -39,15 +69,14 @@ impl<'a> View<'a> {
     }
 
     fn jobs(&self) -> Vec<JobRow> {
-        let mut jobs: BTreeMap<Option<String>, Vec<&super::Process>> = BTreeMap::new();
-        for p in self.join.processes() {
+        let mut jobs: BTreeMap<Option<String>, Vec<&Process>> = BTreeMap::new();
+        for p in self.processes() {
             jobs.entry(p.record.job.name.clone()).or_default().push(p);
         }
         jobs.into_iter()
             .map(|(name, processes)| {
                 let ids: BTreeSet<_> = processes.iter().map(|p| p.record.id).collect();
                 let comms: Vec<_> = self
-                    .join
                     .communicators()
                     .filter(|c| c.members().values().any(|m| ids.contains(&m.record.segment)))
                     .map(|c| c.id)
@@ -81,8 +110,7 @@ impl<'a> View<'a> {
     }
 
     fn comms(&self) -> Vec<CommRow> {
-        self.join
-            .communicators()
+        self.communicators()
             .map(|c| {
                 let members = c.members();
                 let rates: Vec<f64> = self
@@ -110,7 +138,7 @@ impl<'a> View<'a> {
 
     fn in_flight(&self) -> Vec<FlightRow> {
         let mut rows = Vec::new();
-        for c in self.join.communicators() {
+        for c in self.communicators() {
             for (track, order, instance) in c.in_flight() {
                 let lane = match track {
                     Track::Collective => Lane::Collective,
@@ -144,13 +172,12 @@ impl<'a> View<'a> {
 
     fn classes(&self) -> Vec<ClassRow> {
         let mut rows: Vec<ClassRow> = self
-            .join
-            .classes()
+            .classes_shown()
             .map(|(k, class)| {
                 let rates = class.rates(self.now_ns);
                 let ranks = match k.func {
                     crate::model::Func::SendRecv => Some(2),
-                    _ => self.join.communicator(k.comm).and_then(super::Communicator::ranks),
+                    _ => self.join.communicator(k.comm).and_then(Communicator::ranks),
                 };
                 let p50 = class.quantile(0.5);
                 let busbw = match (class.mean_bytes(), ranks, p50) {
@@ -184,7 +211,7 @@ impl<'a> View<'a> {
 
     fn ranks(&self) -> Vec<RankRow> {
         let mut rows = Vec::new();
-        for c in self.join.communicators() {
+        for c in self.communicators() {
             for (rank, m) in c.members() {
                 let oldest =
                     c.incomplete().filter(|(t, ..)| !matches!(t, Track::Pair(..))).find(|(t, o, _)| {
@@ -221,8 +248,7 @@ impl<'a> View<'a> {
     }
 
     fn segments(&self) -> Vec<SegmentRow> {
-        self.join
-            .processes()
+        self.processes()
             .map(|p| {
                 let r = &p.record;
                 SegmentRow {
@@ -246,13 +272,12 @@ impl<'a> View<'a> {
     }
 
     fn losses(&self) -> Vec<LossRow> {
-        self.join
-            .processes()
+        self.processes()
             .flat_map(|p| {
                 let lost = p.record.losses.iter().map(|(reason, count)| (*reason, *count));
                 let missed = p.missed.iter().map(|(what, count)| (overwritten(what), *count));
                 lost.chain(missed)
-                    .map(|(reason, count)| LossRow { pid: p.record.pid, reason, count })
+                    .map(|(reason, count)| LossRow { pid: p.record.pid, reason: reason.into(), count })
                     .collect::<Vec<_>>()
             })
             .collect()

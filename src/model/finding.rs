@@ -2,7 +2,8 @@
 
 use super::{CommId, Exit, Rank, Track};
 use serde::ser::SerializeMap;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::borrow::Cow;
 use std::fmt;
 
 macro_rules! spelled {
@@ -21,6 +22,13 @@ macro_rules! spelled {
         impl Serialize for $name {
             fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
                 s.serialize_str(self.as_str())
+            }
+        }
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+                let text = Cow::<'de, str>::deserialize(d)?;
+                let known = Self::ALL.iter().copied().find(|v| v.as_str() == text);
+                known.ok_or_else(|| de::Error::custom(format_args!(concat!("{:?} is no ", stringify!($name)), text)))
             }
         }
     };
@@ -68,6 +76,20 @@ spelled! {
         CommunicationShare = "communication-share",
         /// Ranks have very different amounts to exchange.
         Imbalance = "imbalance",
+        /// The driver reported an error of a GPU.
+        Xid = "xid",
+        /// A GPU's memory has errors.
+        EccErrors = "ecc-errors",
+        /// A link works, and has to send again and again.
+        LinkErrors = "link-errors",
+        /// A link that was up, or is up on its siblings, is down.
+        LinkDown = "link-down",
+        /// A busy GPU's way to the host is narrower or slower than both ends can.
+        PcieDowngrade = "pcie-downgrade",
+        /// A busy GPU's clocks are held down.
+        ThrottledGpu = "throttled-gpu",
+        /// A GPU runs slower than its siblings in the same communicator on the same host.
+        SlowGpu = "slow-gpu",
     }
 }
 spelled! {
@@ -92,6 +114,11 @@ spelled! {
 }
 
 impl Kind {
+    /// True for the kinds that are about a device, whoever uses it.
+    pub const fn is_device(self) -> bool {
+        (self as u8) >= (Kind::Xid as u8)
+    }
+
     /// True for the kinds in which ranks stand still.
     pub const fn is_hang(self) -> bool {
         (self as u8) < (Kind::Straggler as u8)
@@ -107,7 +134,7 @@ impl Kind {
     }
 }
 
-/// Why a missing rank is missing.
+/// Why a rank is missing, late or slow.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Cause {
     /// It is in an operation of another communicator.
@@ -120,6 +147,8 @@ pub enum Cause {
     InHostCode,
     /// It never joined the communicator.
     NeverJoined,
+    /// Something is wrong with a device that it uses.
+    Device(Kind, Place),
     /// Nothing tells.
     Unknown,
 }
@@ -133,6 +162,7 @@ impl Cause {
             Cause::Stopped => "stopped",
             Cause::InHostCode => "in-host-code",
             Cause::NeverJoined => "never-joined",
+            Cause::Device(kind, _) => kind.as_str(),
             Cause::Unknown => "unknown",
         }
     }
@@ -146,9 +176,60 @@ impl Serialize for Cause {
             Cause::BusyElsewhere(comm) => map.serialize_entry("communicator", &comm.to_string())?,
             Cause::ProcessGone(Some(Exit::Code(code))) => map.serialize_entry("exit_code", code)?,
             Cause::ProcessGone(Some(Exit::Signal(n))) => map.serialize_entry("signal", n)?,
+            Cause::Device(_, place) => {
+                map.serialize_entry("host", &place.host)?;
+                map.serialize_entry("device", &place.device)?;
+            }
             _ => {}
         }
         map.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for Cause {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Fields {
+            kind: String,
+            communicator: Option<String>,
+            exit_code: Option<i32>,
+            signal: Option<i32>,
+            host: Option<String>,
+            device: Option<String>,
+        }
+        let f = Fields::deserialize(d)?;
+        let exit = f.exit_code.map(Exit::Code).or(f.signal.map(Exit::Signal));
+        let comm = f.communicator.and_then(|c| u64::from_str_radix(&c, 16).ok()).map(CommId);
+        match f.kind.as_str() {
+            "busy-elsewhere" => {
+                comm.map(Cause::BusyElsewhere).ok_or_else(|| de::Error::missing_field("communicator"))
+            }
+            "process-gone" => Ok(Cause::ProcessGone(exit)),
+            "stopped" => Ok(Cause::Stopped),
+            "in-host-code" => Ok(Cause::InHostCode),
+            "never-joined" => Ok(Cause::NeverJoined),
+            kind => {
+                let known = Kind::ALL.iter().copied().find(|k| k.as_str() == kind);
+                // A newer agent may know more.
+                let place = f.host.zip(f.device).map(|(host, device)| Place { host, device });
+                Ok(known.zip(place).map_or(Cause::Unknown, |(k, p)| Cause::Device(k, p)))
+            }
+        }
+    }
+}
+
+/// A device, and the host it is in.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Place {
+    /// The host.
+    pub host: String,
+    /// The device in words: `GPU 0000:1a:00.0`, `RDMA port mlx5_0/1`.
+    pub device: String,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of host {}", self.device, self.host)
     }
 }
 
@@ -166,10 +247,10 @@ impl fmt::Display for FindingId {
 }
 
 /// Ranks that wait because of a finding's cause, and in what.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Victims {
     /// The communicator, 16 hexadecimal digits.
-    #[serde(serialize_with = "as_text")]
+    #[serde(serialize_with = "as_text", deserialize_with = "communicator")]
     pub communicator: CommId,
     /// Who waits, as that communicator numbers its ranks.
     #[serde(serialize_with = "as_numbers")]
@@ -181,7 +262,7 @@ pub struct Victims {
 }
 
 /// The operation a finding is about. Absent fields are not known.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperationRef {
     /// Issue order within the communicator, from 0.
     pub order: u64,
@@ -210,26 +291,26 @@ impl OperationRef {
 }
 
 /// One fact that supports a finding, with its number where it has one.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Evidence {
     /// The fact in words, complete without the number beside it.
     pub text: String,
     /// The number, absent where the fact has none.
     pub value: Option<f64>,
     /// The number's unit: `s`, `bytes`, `count`, `1`.
-    pub unit: Option<&'static str>,
+    pub unit: Option<Cow<'static, str>>,
 }
 
 /// What is wrong, in which communicator, because of which ranks, and what to do next.
 ///
 /// Rules fill what they know of it, beginning with [`Finding::new`]; the detector gives it its id and keeps the
 /// times at which it was seen.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
     /// What is wrong.
     pub kind: Kind,
     /// The communicator, 16 hexadecimal digits.
-    #[serde(serialize_with = "as_text")]
+    #[serde(serialize_with = "as_text", deserialize_with = "communicator")]
     pub communicator: CommId,
     /// The culprits, as that communicator numbers its ranks.
     #[serde(serialize_with = "as_numbers")]
@@ -243,10 +324,14 @@ pub struct Finding {
     /// What to do next.
     pub advice: String,
     /// Its name, 16 hexadecimal digits.
-    #[serde(serialize_with = "as_text")]
+    #[serde(serialize_with = "as_text", deserialize_with = "finding_id")]
     pub id: FindingId,
-    /// Why a missing rank is missing; absent for other kinds.
+    /// Why a rank is missing, late or slow, where that is known.
     pub cause: Option<Cause>,
+    /// The device that it is about; absent for findings about ranks. What such a finding names as its communicator is
+    /// one that uses the device, or 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<Place>,
     /// Who waits because of it.
     pub victims: Vec<Victims>,
     /// How much it matters.
@@ -286,6 +371,7 @@ impl Finding {
             advice: String::new(),
             id: FindingId(0),
             cause: None,
+            place: None,
             victims: Vec::new(),
             severity: kind.severity(),
             confidence: Confidence::Proven,
@@ -332,8 +418,17 @@ impl Finding {
         FindingId(hash.0)
     }
 
-    /// One line for people: kind, ranks, operation.
+    /// One line for people: kind, and ranks and operation, or device.
     pub fn headline(&self) -> String {
+        if let Some(place) = &self.place {
+            let users: usize = self.victims.iter().map(|v| v.ranks.len()).sum();
+            let used = match self.victims.as_slice() {
+                [] => String::new(),
+                [v] => format!(" (rank {} of communicator {})", rank_list(&v.ranks), v.communicator),
+                all => format!(" ({users} ranks of {} communicators)", all.len()),
+            };
+            return format!("{}: {place}{used}", self.kind.as_str());
+        }
         let plural = if self.ranks.len() == 1 { "rank" } else { "ranks" };
         let size = self.operation.bytes.map_or_else(String::new, |b| format!(" of {b} bytes"));
         format!(
@@ -395,6 +490,19 @@ fn as_text<S: Serializer>(id: &impl fmt::Display, s: S) -> Result<S::Ok, S::Erro
     s.collect_str(id)
 }
 
+fn hexadecimal<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
+    let text = Cow::<'de, str>::deserialize(d)?;
+    u64::from_str_radix(&text, 16).map_err(|_| de::Error::custom(format_args!("{text:?} is no id")))
+}
+
+fn communicator<'de, D: Deserializer<'de>>(d: D) -> Result<CommId, D::Error> {
+    hexadecimal(d).map(CommId)
+}
+
+fn finding_id<'de, D: Deserializer<'de>>(d: D) -> Result<FindingId, D::Error> {
+    hexadecimal(d).map(FindingId)
+}
+
 #[expect(clippy::ptr_arg, reason = "serde passes the field's own type")]
 fn as_numbers<S: Serializer>(ranks: &Vec<Rank>, s: S) -> Result<S::Ok, S::Error> {
     s.collect_seq(ranks.iter().map(|r| r.0))
@@ -429,6 +537,19 @@ mod tests {
     }
 
     #[test]
+    fn a_device_is_named_where_there_is_one_and_nothing_is_added_elsewhere() {
+        let mut f = finding(Kind::LinkDown, Track::Collective, 0, &[]);
+        let text = |f: &Finding| serde_json::to_string(f).expect("it can be written");
+        assert!(!text(&f).contains("place"), "{}", text(&f));
+        let place = Place { host: "a".to_owned(), device: "GPU 0000:1a:00.0".to_owned() };
+        f.cause = Some(Cause::Device(Kind::LinkDown, place.clone()));
+        f.place = Some(place);
+        assert!(text(&f).contains(r#""place":{"host":"a","device":"GPU 0000:1a:00.0"}"#), "{}", text(&f));
+        assert!(text(&f).contains(r#""cause":{"kind":"link-down","host":"a","#), "{}", text(&f));
+        assert_eq!(f.headline(), "link-down: GPU 0000:1a:00.0 of host a");
+    }
+
+    #[test]
     fn long_lists_of_ranks_become_runs() {
         let ranks = |n: std::ops::Range<u32>| n.map(Rank).collect::<Vec<_>>();
         assert_eq!(rank_list(&ranks(0..3)), "0, 1, 2");
@@ -442,5 +563,6 @@ mod tests {
         let names: std::collections::BTreeSet<&str> = Kind::ALL.iter().map(|k| k.as_str()).collect();
         assert_eq!(names.len(), Kind::ALL.len());
         assert!(Kind::AbortedRank.is_hang() && !Kind::Straggler.is_hang());
+        assert!(!Kind::Imbalance.is_device() && Kind::SlowGpu.is_device() && !Kind::SlowGpu.is_hang());
     }
 }

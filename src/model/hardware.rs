@@ -24,6 +24,8 @@ pub enum Fact {
     Traffic(Traffic),
     /// The driver reported an error.
     Xid(Xid),
+    /// The driver reported something else that matters.
+    Alarm(Alarm),
     /// An RDMA port.
     Port(PortFact),
     /// A network interface.
@@ -50,9 +52,11 @@ pub struct GpuFact {
     pub numa: Option<u32>,
     /// Its NVLinks, by number.
     pub links: Vec<LinkFact>,
+    /// The other GPUs of the host, and the way to each.
+    pub peers: Vec<PeerFact>,
     /// Its way to the host.
     pub pcie: Option<PcieFact>,
-    /// Clock of its multiprocessors in MHz, and the highest there is.
+    /// Clock of its multiprocessors in MHz.
     pub sm_mhz: Option<u32>,
     /// The highest clock its multiprocessors can have, in MHz.
     pub sm_max_mhz: Option<u32>,
@@ -84,6 +88,8 @@ pub struct GpuFact {
     pub ecc_uncorrected: Option<u64>,
     /// Rows of memory replaced after corrected and after uncorrected errors.
     pub remapped_rows: Option<(u32, u32)>,
+    /// Pages taken out of use, on GPUs that replace no rows.
+    pub retired_pages: Option<u32>,
     /// Rows wait to be replaced at the next reset.
     pub remap_pending: Option<bool>,
     /// Replacing rows failed.
@@ -121,6 +127,20 @@ pub struct Remote {
     pub kind: String,
     /// PCI address.
     pub address: Option<String>,
+}
+
+/// The way from a GPU to another one of its host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PeerFact {
+    /// PCI address of the other GPU as NCCL writes it.
+    pub gpu: String,
+    /// What lies between the two on PCIe: `internal`, `switch`, `switches`, `host-bridge`, `numa-node`, `system`.
+    pub path: Option<String>,
+    /// True where one may read the other's memory.
+    pub p2p: Option<bool>,
+    /// True where it does so over NVLink.
+    pub nvlink: Option<bool>,
 }
 
 /// A GPU's way to the host.
@@ -189,6 +209,33 @@ pub struct Xid {
     pub gpu: String,
     /// NVIDIA's number.
     pub code: u64,
+}
+
+/// Something that the driver reported of a GPU and that is no Xid.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Alarm {
+    /// PCI address as NCCL writes it.
+    pub gpu: String,
+    /// What.
+    pub kind: AlarmKind,
+}
+
+/// The events of NVML that mean trouble, beside Xids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AlarmKind {
+    /// Memory with errors was taken out of use.
+    MemoryRetired,
+    /// Memory with errors could not be taken out of use.
+    RetirementFailed,
+    /// Poisoned data was met and contained.
+    PoisonContained,
+    /// Poisoned data was met and not contained.
+    PoisonFatal,
+    /// The GPU can no longer be used.
+    Unavailable,
+    /// The driver asks for a recovery: a reset of the GPU or a restart of the host.
+    RecoveryNeeded,
 }
 
 /// An RDMA port. Counters count since the driver was loaded.
@@ -270,7 +317,7 @@ pub struct NodeFact {
 /// A sampler about itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SamplerFact {
-    /// Its name: `nvlink`, `gpu`, `xid`, `rdma`, `interfaces`, `node`.
+    /// Its name: `nvlink`, `gpu`, `xid`, `rdma`, `interfaces`, `node`, `recording`.
     pub sampler: String,
     /// Why it gives nothing; absent while it gives something.
     pub absent: Option<String>,
@@ -278,6 +325,69 @@ pub struct SamplerFact {
     pub readings: u64,
     /// Questions of its that failed so far.
     pub failures: u64,
-    /// CPU and waiting time it took so far, in ns.
+    /// Time that asking took so far, waiting for the driver included, in ns.
     pub cost_ns: u64,
+}
+
+/// A PCI address in the form by which GPUs are matched, `0000:00:09.0`: NVML writes eight digits of a domain, CUDA
+/// capital letters, and sysfs four small ones. Absent where it is none.
+pub fn pci_address(text: &str) -> Option<String> {
+    let text = text.trim();
+    let (rest, function) = text.split_once('.').unwrap_or((text, "0"));
+    let mut parts = rest.rsplit(':');
+    let (device, bus) = (parts.next()?, parts.next()?);
+    let domain = parts.next().unwrap_or("0");
+    if parts.next().is_some() {
+        return None;
+    }
+    let number = |digits: &str, most: u32| {
+        let plain = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_hexdigit());
+        u32::from_str_radix(digits, 16).ok().filter(|n| plain && *n <= most)
+    };
+    Some(format!(
+        "{:04x}:{:02x}:{:02x}.{:x}",
+        number(domain, u32::MAX)?,
+        number(bus, 0xff)?,
+        number(device, 0x1f)?,
+        number(function, 7)?
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_every_writer_are_one() {
+        for text in ["0000:1A:00.0", "00000000:1A:00.0", "1a:00.0", " 0000:1a:00.0\n", "0000:1a:00"] {
+            assert_eq!(pci_address(text).as_deref(), Some("0000:1a:00.0"), "{text}");
+        }
+        assert_eq!(
+            pci_address("00010000:0A:1f.7").as_deref(),
+            Some("10000:0a:1f.7"),
+            "a domain of five digits"
+        );
+        for text in
+            ["", ":", "gpu0", "0000:1a:+1.0", "0000:1a:20.0", "0:0000:1a:00.0", "0000:1a:00.", "1a:00.é"]
+        {
+            assert_eq!(pci_address(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn readings_survive_a_file() {
+        let reading = Reading {
+            host: "a".to_owned(),
+            at_ns: 7,
+            fact: Fact::Gpu(Box::new(GpuFact {
+                gpu: "0000:1a:00.0".to_owned(),
+                throttled: Some(BTreeSet::from([Throttle::ThermalHardware])),
+                remapped_rows: Some((1, 0)),
+                ..GpuFact::default()
+            })),
+        };
+        let text = serde_json::to_string(&reading).expect("it can be written");
+        assert!(text.contains("\"thermal-hardware\""), "{text}");
+        assert_eq!(serde_json::from_str::<Reading>(&text).expect("and read"), reading);
+    }
 }

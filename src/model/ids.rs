@@ -1,10 +1,10 @@
 //! Identities that name a thing the same way on every rank and node.
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
 
 /// A communicator: NCCL's `commId`/`commHash`, equal on all its ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct CommId(pub u64);
 
 impl fmt::Display for CommId {
@@ -14,7 +14,7 @@ impl fmt::Display for CommId {
 }
 
 /// A rank of a communicator, as that communicator numbers it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Rank(pub u32);
 
 impl fmt::Display for Rank {
@@ -24,7 +24,7 @@ impl fmt::Display for Rank {
 }
 
 /// One segment, which is one process: its random nonce and start time in one word.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SegmentId(pub u64);
 
 impl fmt::Display for SegmentId {
@@ -57,5 +57,20 @@ impl fmt::Display for Track {
 impl Serialize for Track {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         s.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Track {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(d)?;
+        let pair = || {
+            let (from, to) = text.split_once("->")?;
+            Some(Track::Pair(Rank(from.parse().ok()?), Rank(to.parse().ok()?)))
+        };
+        match text.as_str() {
+            "collective" => Ok(Track::Collective),
+            "replay" => Ok(Track::Replay),
+            _ => pair().ok_or_else(|| de::Error::custom(format_args!("{text:?} is no track"))),
+        }
     }
 }

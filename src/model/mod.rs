@@ -12,12 +12,12 @@ mod snapshot;
 mod update;
 
 pub use finding::{
-    COMM_INIT, Cause, Confidence, Evidence, Finding, FindingId, Kind, OperationRef, Severity, Victims,
+    COMM_INIT, Cause, Confidence, Evidence, Finding, FindingId, Kind, OperationRef, Place, Severity, Victims,
     rank_list,
 };
 pub use hardware::{
-    Fact, GpuFact, InterfaceFact, LinkFact, Moved, NodeFact, PcieFact, PortFact, Reading, Remote,
-    SamplerFact, Throttle, Traffic, Xid,
+    Alarm, AlarmKind, Fact, GpuFact, InterfaceFact, LinkFact, Moved, NodeFact, PcieFact, PeerFact, PortFact,
+    Reading, Remote, SamplerFact, Throttle, Traffic, Xid, pci_address,
 };
 pub use host::{Exit, HostFact, ProcessState};
 pub use ids::{CommId, Rank, SegmentId, Track};

@@ -1,6 +1,7 @@
 //! One operation on one rank, and the words NCCL uses for it.
 
 use super::{CommId, Rank, SegmentId};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 macro_rules! named {
@@ -19,6 +20,20 @@ macro_rules! named {
         }
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result { f.pad(self.as_str()) }
+        }
+        impl Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+                s.serialize_str(self.as_str())
+            }
+        }
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+                let text = std::borrow::Cow::<'de, str>::deserialize(d)?;
+                let known = Self::ALL.iter().copied().find(|v| v.as_str() == text);
+                known.ok_or_else(|| {
+                    serde::de::Error::custom(format_args!(concat!("{:?} is no ", stringify!($name)), text))
+                })
+            }
         }
     };
 }
@@ -81,7 +96,7 @@ impl DataType {
 }
 
 /// Which count an issue order belongs to. Ranks share the order of a lane, not of a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Lane {
     /// Collectives issued by a call.
     Collective,

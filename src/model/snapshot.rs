@@ -1,9 +1,11 @@
 //! What a screen or a report shows at one moment. Absent is `None`, never 0.
 
 use super::{Algo, CommId, Finding, Func, Lane, Proto, Rank};
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// How far an operation has come on one rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum OpState {
     /// The rank has not issued it.
     NotIssued,
@@ -50,7 +52,7 @@ impl OpState {
 }
 
 /// One job.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobRow {
     /// Its name; absent when the environment names none.
     pub name: Option<String>,
@@ -71,7 +73,7 @@ pub struct JobRow {
 }
 
 /// Of how many operations the GPU time is known; each rank's part is one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Coverage {
     /// Operations issued, as far as their records were read.
     pub operations: u64,
@@ -101,7 +103,7 @@ impl std::ops::Add for Coverage {
 }
 
 /// One communicator.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CommRow {
     /// The communicator.
     pub id: CommId,
@@ -128,7 +130,7 @@ pub struct CommRow {
 }
 
 /// One rank's part of an operation in flight.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankCell {
     /// The rank.
     pub rank: Rank,
@@ -137,7 +139,7 @@ pub struct RankCell {
 }
 
 /// One operation in flight.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FlightRow {
     /// The communicator.
     pub comm: CommId,
@@ -160,7 +162,7 @@ pub struct FlightRow {
 }
 
 /// One class of operations: same communicator, operation, size class, algorithm and protocol.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClassRow {
     /// The communicator.
     pub comm: CommId,
@@ -193,7 +195,7 @@ pub struct ClassRow {
 }
 
 /// One rank of one communicator.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RankRow {
     /// The communicator.
     pub comm: CommId,
@@ -226,7 +228,7 @@ pub struct RankRow {
 }
 
 /// One process.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SegmentRow {
     /// Process id.
     pub pid: u32,
@@ -249,18 +251,18 @@ pub struct SegmentRow {
 }
 
 /// What was lost where, by reason.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LossRow {
     /// Process id.
     pub pid: u32,
     /// The reason, `segment: ring overwritten` for example.
-    pub reason: &'static str,
+    pub reason: Cow<'static, str>,
     /// How many.
     pub count: u64,
 }
 
 /// Everything a screen needs, at one moment.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Snapshot {
     /// The moment, host monotonic ns.
     pub at_ns: u64,
@@ -279,11 +281,49 @@ pub struct Snapshot {
     /// Ranks, by communicator and rank.
     pub ranks: Vec<RankRow>,
     /// Findings, open ones first.
+    #[serde(with = "timed")]
     pub findings: Vec<Finding>,
     /// Processes.
     pub segments: Vec<SegmentRow>,
     /// Losses by process and reason.
     pub losses: Vec<LossRow>,
+}
+
+/// Findings with what their JSON for people leaves out: moments of the host's monotonic clock.
+mod timed {
+    use super::Finding;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    struct Timed<F> {
+        finding: F,
+        subject: Option<String>,
+        since_ns: u64,
+        first_seen_ns: u64,
+        last_seen_ns: u64,
+    }
+
+    pub(super) fn serialize<S: Serializer>(findings: &[Finding], s: S) -> Result<S::Ok, S::Error> {
+        s.collect_seq(findings.iter().map(|f| Timed {
+            finding: f,
+            subject: f.subject.clone(),
+            since_ns: f.since_ns,
+            first_seen_ns: f.first_seen_ns,
+            last_seen_ns: f.last_seen_ns,
+        }))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<Finding>, D::Error> {
+        let all = Vec::<Timed<Finding>>::deserialize(d)?;
+        let whole = |t: Timed<Finding>| Finding {
+            subject: t.subject,
+            since_ns: t.since_ns,
+            first_seen_ns: t.first_seen_ns,
+            last_seen_ns: t.last_seen_ns,
+            ..t.finding
+        };
+        Ok(all.into_iter().map(whole).collect())
+    }
 }
 
 impl Snapshot {
@@ -295,5 +335,70 @@ impl Snapshot {
     /// All losses together.
     pub fn lost(&self) -> u64 {
         self.losses.iter().fold(0, |sum, l| sum.saturating_add(l.count))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Cause, Evidence, Exit, Kind, OperationRef, Place, Track};
+
+    #[test]
+    fn what_goes_over_a_socket_is_what_was_sent() {
+        let comm = CommId(u64::MAX);
+        let track = Track::Pair(Rank(1), Rank(16_383));
+        let mut f =
+            Finding::new(Kind::MissingRank, comm, vec![Rank(3)], OperationRef::named("Send", track, 7));
+        f.evidence.push(Evidence { text: "waits".into(), value: Some(3.5), unit: Some("s".into()) });
+        for cause in [
+            None,
+            Some(Cause::BusyElsewhere(CommId(9))),
+            Some(Cause::ProcessGone(Some(Exit::Signal(9)))),
+            Some(Cause::ProcessGone(Some(Exit::Code(1)))),
+            Some(Cause::InHostCode),
+            Some(Cause::Device(Kind::Xid, Place { host: "a".into(), device: "GPU 0".into() })),
+        ] {
+            f.cause = cause;
+            let text = serde_json::to_string(&f).expect("text");
+            assert_eq!(serde_json::from_str::<Finding>(&text).expect("read"), f);
+        }
+        (f.since_ns, f.first_seen_ns, f.last_seen_ns) = (1, 2, 3);
+        f.subject = Some("node7".into());
+        let s = Snapshot {
+            at_ns: u64::MAX,
+            source: "agent".into(),
+            comms: vec![CommRow {
+                id: comm,
+                name: None,
+                ranks: Some(4),
+                seen: 4,
+                nodes: None,
+                issued: 3,
+                finished: 2,
+                in_flight: 1,
+                ops_per_s: Some(0.1),
+                coverage: Coverage::default(),
+                closed: false,
+            }],
+            in_flight: vec![FlightRow {
+                comm,
+                lane: Lane::Send(Rank(2)),
+                order: 7,
+                func: Func::AllReduce,
+                bytes: None,
+                algo: Some(Algo::Ring),
+                proto: Some(Proto::Ll128),
+                age_ns: 1,
+                ranks: vec![RankCell { rank: Rank(0), state: OpState::Called }],
+            }],
+            losses: vec![LossRow { pid: 1, reason: "stale handle".into(), count: 2 }],
+            findings: vec![f],
+            ..Snapshot::default()
+        };
+        let text = serde_json::to_string(&s).expect("text");
+        assert_eq!(serde_json::from_str::<Snapshot>(&text).expect("read"), s);
+        for wrong in ["\"sideways\"", "\"1->\"", "3"] {
+            assert!(serde_json::from_str::<Track>(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -62,6 +62,8 @@ pub struct SegmentRecord {
     pub abi: Option<u32>,
     /// The job it belongs to.
     pub job: Job,
+    /// The user whose it is, by number, as this host numbers users.
+    pub owner: Option<u32>,
     /// Whether it runs.
     pub liveness: Liveness,
     /// Created, host monotonic ns.

@@ -135,7 +135,11 @@ mod tests {
         let comm = CommId(0x2cb0_a93e);
         Finding {
             since: Some("2026-11-21T09:00:00Z".into()),
-            evidence: vec![Evidence { text: "ranks 0, 1, 2 wait".into(), value: Some(3.5), unit: Some("s") }],
+            evidence: vec![Evidence {
+                text: "ranks 0, 1, 2 wait".into(),
+                value: Some(3.5),
+                unit: Some("s".into()),
+            }],
             advice: "look at rank 3".into(),
             cause: Some(Cause::ProcessGone(Some(Exit::Signal(9)))),
             victims: vec![Victims {

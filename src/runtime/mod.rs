@@ -1,6 +1,11 @@
-//! Wires the stages together: a source into the join, the join into the rules.
+//! Wires the stages together: a source into the join, the join into the rules; and the programs around them.
 
+pub mod agent;
 mod monitor;
+mod node;
+mod remote;
 pub mod signals;
 
 pub use monitor::{Monitor, Stack};
+pub use node::Node;
+pub use remote::{Remote, Unreachable, ask};

@@ -1,9 +1,9 @@
 //! The one owner of a node's state.
 
 use crate::detect::{Baseline, Detector, Settings};
-use crate::join::{Join, View};
+use crate::join::{Finished, Join, View};
 use crate::model::{CommId, Finding, HostFact, Rank, SegmentId, Snapshot, Source, Update};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A source, what it said so far, and what is wrong.
 #[derive(Debug)]
@@ -115,10 +115,36 @@ impl<S: Source> Monitor<S> {
         self.detector.findings()
     }
 
+    /// From now on keeps operations that are over until they are taken.
+    pub fn keep_finished(&mut self) {
+        self.join.keep_finished();
+    }
+
+    /// The operations that are over since the last call.
+    pub fn take_finished(&mut self) -> Vec<Finished> {
+        self.join.take_finished()
+    }
+
+    /// From now on judges by these.
+    pub fn set(&mut self, settings: Settings) {
+        self.detector.set(settings);
+    }
+
     /// All of it for a screen.
     pub fn snapshot(&self, now_ns: u64) -> Snapshot {
-        let mut s = View::new(&self.join, now_ns).snapshot();
+        self.snapshot_of(None, now_ns)
+    }
+
+    /// The same for one user's jobs alone.
+    pub fn snapshot_of(&self, uid: Option<u32>, now_ns: u64) -> Snapshot {
+        let all = View::new(&self.join, now_ns);
+        let view = uid.map_or(all, |uid| all.of_user(uid));
+        let mut s = view.snapshot();
         s.findings = self.findings();
+        if uid.is_some() {
+            let shown: BTreeSet<CommId> = view.communicators().map(|c| c.id).collect();
+            s.findings.retain(|f| shown.contains(&f.communicator));
+        }
         s.source = self.source.describe();
         s.wall = self.join.unix_ns(now_ns).and_then(|ns| {
             let t = time::OffsetDateTime::from_unix_timestamp_nanos(i128::from(ns)).ok()?;
@@ -152,6 +178,44 @@ mod tests {
         fn describe(&self) -> String {
             String::new()
         }
+    }
+
+    #[test]
+    fn a_user_sees_their_own_jobs_alone() {
+        let mut given = Given::default();
+        for r in 0..4 {
+            let Update::Segment(mut s) = process(r) else { unreachable!() };
+            s.owner = Some(1000 + r / 2);
+            given.updates.push(Update::Segment(s));
+            let Update::Comm(mut c) = member(r % 2, 2, if r % 2 == 1 { 1 } else { 2 }) else {
+                unreachable!()
+            };
+            c.segment = SegmentId(u64::from(r) + 1);
+            c.comm = CommId(u64::from(r / 2));
+            given.updates.push(Update::Comm(c));
+            for order in 0..2 - u64::from(r % 2) {
+                let at = S * (order + 1);
+                let mut o =
+                    all_reduce(r % 2, order, at, Some((at + 5_000, (order == 0).then_some(at + 50_000))));
+                (o.segment, o.comm) = (SegmentId(u64::from(r) + 1), CommId(u64::from(r / 2)));
+                given.updates.push(Update::Op(Box::new(o)));
+            }
+        }
+        let mut monitor = Monitor::new(given, Settings::default());
+        assert_eq!(monitor.step(6 * S).len(), 2, "both jobs hang");
+        let all = monitor.snapshot(6 * S);
+        assert_eq!((all.segments.len(), all.comms.len(), all.findings.len()), (4, 2, 2));
+        let own = monitor.snapshot_of(Some(1001), 6 * S);
+        assert_eq!((own.segments.len(), own.ranks.len(), own.in_flight.len()), (2, 2, 1));
+        assert!(
+            own.comms.iter().all(|c| c.id == CommId(1)) && own.classes.iter().all(|c| c.comm == CommId(1))
+        );
+        assert_eq!(own.findings.iter().map(|f| f.communicator).collect::<Vec<_>>(), [CommId(1)]);
+        let nobody = monitor.snapshot_of(Some(7), 6 * S);
+        assert_eq!(
+            (nobody.segments, nobody.comms, nobody.findings, nobody.jobs),
+            (vec![], vec![], vec![], vec![])
+        );
     }
 
     #[test]

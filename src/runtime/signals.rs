@@ -25,6 +25,11 @@ impl Asked {
         matches!(self.number, libc::SIGINT | libc::SIGQUIT | libc::SIGTERM | libc::SIGHUP)
     }
 
+    /// True for the signal that asks a daemon to read its settings anew.
+    pub fn to_reload(self) -> bool {
+        self.number == libc::SIGHUP
+    }
+
     /// Sends the same to another process, which may have ended this very moment.
     pub fn pass_on(self, pid: u32) {
         if let Ok(pid) = libc::pid_t::try_from(pid) {

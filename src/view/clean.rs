@@ -29,6 +29,7 @@ pub(super) fn snapshot(s: &mut Snapshot, ascii: bool) {
         fix(&mut segment.program);
         maybe(&mut segment.nccl);
     }
+    s.losses.iter_mut().for_each(|l| fix(l.reason.to_mut()));
     s.findings.iter_mut().for_each(|f| finding(f, ascii));
 }
 
@@ -37,6 +38,10 @@ fn finding(f: &mut Finding, ascii: bool) {
     fix(&mut f.operation.func);
     fix(&mut f.advice);
     f.evidence.iter_mut().for_each(|e| fix(&mut e.text));
+    if let Some(place) = &mut f.place {
+        fix(&mut place.host);
+        fix(&mut place.device);
+    }
     for t in [
         &mut f.operation.dtype,
         &mut f.operation.algo,

@@ -83,6 +83,6 @@ impl<'a> Filter<'a> {
     }
 
     pub(super) fn loss(&self, l: &LossRow) -> bool {
-        self.keeps(&[l.reason, &l.pid.to_string()], None)
+        self.keeps(&[&l.reason, &l.pid.to_string()], None)
     }
 }

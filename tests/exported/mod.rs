@@ -65,6 +65,7 @@ impl Hand {
                 local: Some(self.ranks),
                 labels,
             },
+            owner: None,
             liveness,
             created_ns: 0,
             created_unix_ns: self.epoch_ns,

@@ -1,5 +1,6 @@
 //! A case as its file tells it, and each rank's part of it written out.
 
+use super::machines::Machines;
 use ringwatch::model::{Algo, DataType, Func, Proto, RedOp};
 use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
@@ -83,6 +84,9 @@ pub(crate) struct Case {
     /// Whether the hosts' facts are sampled.
     #[serde(default)]
     pub(crate) host_facts: bool,
+    /// Whether the machines are sampled, and what is wrong with them.
+    #[serde(default)]
+    pub(crate) hardware: Option<Machines>,
     /// When the whole job is killed and starts anew.
     #[serde(default)]
     pub(crate) restart: Option<Ns>,
@@ -352,8 +356,12 @@ pub(crate) struct Fault {
 pub(crate) struct Expected {
     /// One of these, separated by `|`.
     pub(crate) kind: String,
-    /// One of these communicators, `name` or `name/group`.
+    /// One of these communicators, `name` or `name/group`; any where it is about a device.
+    #[serde(default)]
     pub(crate) comm: Vec<String>,
+    /// The device that it is about, `GPU 0000:05:00.0 of host node0`.
+    #[serde(default)]
+    pub(crate) device: Option<String>,
     #[serde(default)]
     pub(crate) ranks: Vec<u32>,
     /// Where `ranks` are the job's and not the communicator's.

@@ -6,6 +6,7 @@
 
 mod callbacks;
 mod case;
+mod machines;
 
 use case::{Action, Call, Choice, FOREVER, Ns, Planned};
 pub(crate) use case::{Case, Expected};
@@ -143,6 +144,7 @@ pub(crate) struct Simulation {
     told: bool,
     last_look: u64,
     facts_at: u64,
+    read_at: u64,
 }
 
 fn hash(text: &str) -> u64 {
@@ -205,6 +207,7 @@ impl Simulation {
             told: false,
             last_look: 0,
             facts_at: 0,
+            read_at: 0,
             case: case.clone(),
         };
         for rank in 0..case.ranks {
@@ -701,6 +704,7 @@ impl Simulation {
             self.facts_at = now + 500 * MS;
             out.extend((0..self.case.ranks).map(|r| self.fact(r, now)));
         }
+        out.extend(self.readings(now));
         out
     }
 
@@ -723,6 +727,7 @@ impl Simulation {
                 local: Some(n / self.case.nodes),
                 ..Job::default()
             },
+            owner: None,
             liveness: last.map_or(Liveness::Alive, |d| Liveness::Gone(Some(self.mono(rank, d)))),
             created_ns: self.mono(rank, self.begin),
             // Wall clocks agree as well as NTP makes them.

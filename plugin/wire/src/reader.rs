@@ -41,6 +41,12 @@ pub struct Text<const N: usize> {
     words: [u64; N],
 }
 
+impl<const N: usize> Default for Text<N> {
+    fn default() -> Self {
+        Text { words: [0; N] }
+    }
+}
+
 impl<const N: usize> Text<N> {
     /// Its bytes, up to the first NUL, one by one.
     pub fn bytes(&self) -> impl Iterator<Item = u8> + '_ {
@@ -80,7 +86,7 @@ pub struct CommSlot {
 }
 
 /// An operation slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OpSlot {
     /// Its ticket.
     pub ticket: u64,

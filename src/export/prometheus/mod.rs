@@ -9,10 +9,11 @@ pub use negotiate::Format;
 
 use crate::join::Join;
 use crate::model::Finding;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How metrics are kept and given out.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
     /// Series that each group of metrics about jobs may have; what needs more shares one with `overflow="true"`.

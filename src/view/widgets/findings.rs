@@ -27,7 +27,13 @@ pub(super) fn title(ctx: &Ctx<'_>) -> String {
 pub(super) fn brief(ctx: &Ctx<'_>, f: &Finding) -> Vec<Line<'static>> {
     let mut lines = vec![headline(ctx, f)];
     let since = f.since.as_deref().map(|s| format!(", since {}", time_of_day(s))).unwrap_or_default();
-    lines.push(ctx.line(Role::Plain, format!("   communicator {}{since}", ctx.comm(f.communicator))));
+    let about = match &f.place {
+        Some(_) => {
+            format!("used by {} ranks", format::count(f.victims.iter().map(|v| v.ranks.len() as u64).sum()))
+        }
+        None => format!("communicator {}", ctx.comm(f.communicator)),
+    };
+    lines.push(ctx.line(Role::Plain, format!("   {about}{since}")));
     if let Some(first) = f.evidence.first() {
         lines.extend(paragraph(ctx, "evidence", &first.text, Role::Plain, 2));
     }
@@ -72,7 +78,7 @@ fn full(ctx: &Ctx<'_>, f: &Finding) -> Vec<Line<'static>> {
     let room = ctx.width.saturating_sub(17 + 12);
     for (i, e) in f.evidence.iter().enumerate() {
         let label = if i == 0 { "evidence" } else { "" };
-        let number = fit(&format::evidence(e.value, e.unit), 10, ctx.theme);
+        let number = fit(&format::evidence(e.value, e.unit.as_deref()), 10, ctx.theme);
         for (j, text) in wrap(&e.text, room).into_iter().enumerate() {
             let (label, number) = if j == 0 { (label, number.as_str()) } else { ("", "") };
             let pad = " ".repeat(10_usize.saturating_sub(width(number)));
@@ -100,8 +106,11 @@ fn headline(ctx: &Ctx<'_>, f: &Finding) -> Line<'static> {
         (' ', Role::Dim, format!("over, began {age} ago"))
     };
     let size = f.operation.bytes.map_or_else(String::new, |b| format!(" of {}", crate::model::size_text(b)));
-    let left =
-        format!(" {mark} {}: {ranks} in {}{size} #{}", f.kind.as_str(), f.operation.func, f.operation.order);
+    let what = match &f.place {
+        Some(place) => place.to_string(),
+        None => format!("{ranks} in {}{size} #{}", f.operation.func, f.operation.order),
+    };
+    let left = format!(" {mark} {}: {what}", f.kind.as_str());
     let left = fit(&left, ctx.width.saturating_sub(width(&state) + 3), ctx.theme);
     let gap = ctx.width.saturating_sub(width(&left) + width(&state) + 1);
     Line::from(vec![ctx.span(role, left), Span::raw(" ".repeat(gap)), ctx.span(role, state)])

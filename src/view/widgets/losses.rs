@@ -15,21 +15,23 @@ const REASONS: usize = 8;
 
 /// Losses of one reason over all processes.
 pub(super) struct Reason {
-    reason: &'static str,
+    reason: String,
     count: u64,
     processes: usize,
 }
 
 /// The losses that the filter keeps, by reason, the greatest first.
 pub(super) fn reasons(ctx: &Ctx<'_>) -> Vec<Reason> {
-    let mut by: BTreeMap<&'static str, (u64, usize)> = BTreeMap::new();
+    let mut by: BTreeMap<&str, (u64, usize)> = BTreeMap::new();
     for l in ctx.snap.losses.iter().filter(|l| l.count > 0 && ctx.filter.loss(l)) {
-        let entry = by.entry(l.reason).or_default();
+        let entry = by.entry(&*l.reason).or_default();
         entry.0 = entry.0.saturating_add(l.count);
         entry.1 += 1;
     }
-    let mut list: Vec<Reason> =
-        by.into_iter().map(|(reason, (count, processes))| Reason { reason, count, processes }).collect();
+    let mut list: Vec<Reason> = by
+        .into_iter()
+        .map(|(reason, (count, processes))| Reason { reason: reason.to_owned(), count, processes })
+        .collect();
     list.sort_by_key(|r| std::cmp::Reverse(r.count));
     list
 }
@@ -38,7 +40,7 @@ pub(super) fn reasons(ctx: &Ctx<'_>) -> Vec<Reason> {
 pub(super) fn table(ctx: &Ctx<'_>, rows: &[&Reason]) -> Table {
     let columns = [
         Column::number("lost", 0, |r: &Reason| r.count.to_string(), |_| Key::Absent).at_least(8),
-        Column::text("reason", 0, 60, |r: &Reason| r.reason.to_owned()).at_least(24),
+        Column::text("reason", 0, 60, |r: &Reason| r.reason.clone()).at_least(24),
         Column::number("processes", 1, |r: &Reason| r.processes.to_string(), |_| Key::Absent),
     ];
     table::layout(ctx, &columns, rows, None, None, |_| Role::Warn)

@@ -1,0 +1,111 @@
+//! Network interfaces, from /sys/class/net, and from /proc/net/dev where that is all there is.
+
+use super::files::{entries, number, sum, text};
+use super::{Absent, Batch, Sampler};
+use crate::ingest::decode::steers;
+use crate::model::{Fact, InterfaceFact};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Interfaces told at most: hosts of containers have a pair for each of these.
+const TOLD: usize = 256;
+
+/// The sampler.
+#[derive(Debug)]
+pub struct Interfaces {
+    dev: PathBuf,
+    class: PathBuf,
+    period: Duration,
+}
+
+impl Interfaces {
+    /// Over these copies of /proc and /sys.
+    pub fn new(proc: &Path, sys: &Path, period: Duration) -> Self {
+        Interfaces { dev: proc.join("net/dev"), class: sys.join("class/net"), period }
+    }
+}
+
+/// A line of /proc/net/dev: bytes, packets, errors and drops received, and further on the same sent.
+fn line(text: &str) -> Option<InterfaceFact> {
+    let (name, rest) = text.split_once(':')?;
+    let n: Vec<u64> = rest.split_whitespace().map(|w| w.parse().ok()).collect::<Option<_>>()?;
+    let both = |a: usize, b: usize| Some(n.get(a)?.saturating_add(*n.get(b)?));
+    Some(InterfaceFact {
+        interface: name.trim().to_owned(),
+        rx_bytes: n.first().copied(),
+        tx_bytes: Some(*n.get(8)?),
+        errors: both(2, 10),
+        drops: both(3, 11),
+        ..InterfaceFact::default()
+    })
+}
+
+/// What sysfs knows beyond.
+fn complete(fact: &mut InterfaceFact, dir: &Path) {
+    fact.up = match text(&dir.join("operstate")).as_deref() {
+        Some("up") => Some(true),
+        Some("down" | "lowerlayerdown" | "notpresent") => Some(false),
+        _ => None,
+    };
+    // Of an interface that is down, or has no speed, it says -1.
+    fact.speed_mbit_per_s = number(&dir.join("speed")).filter(|n| *n > 0);
+    fact.downs = number(&dir.join("carrier_down_count"));
+    let s = dir.join("statistics");
+    fact.tx_bytes = number(&s.join("tx_bytes")).or(fact.tx_bytes);
+    fact.rx_bytes = number(&s.join("rx_bytes")).or(fact.rx_bytes);
+    // What no socket had room for is counted apart from what the device dropped.
+    fact.drops = sum(&s, &["rx_dropped", "tx_dropped", "rx_missed_errors"]).or(fact.drops);
+    fact.errors = sum(&s, &["rx_errors", "tx_errors"]).or(fact.errors);
+}
+
+impl Sampler for Interfaces {
+    fn name(&self) -> &'static str {
+        "interfaces"
+    }
+
+    fn period(&self) -> Duration {
+        self.period
+    }
+
+    fn sample(&mut self, now_ns: u64, batch: &mut Batch) -> Result<(), Absent> {
+        let dev = text(&self.dev).unwrap_or_default();
+        let mut facts: Vec<InterfaceFact> = dev.lines().skip(2).filter_map(line).collect();
+        for (name, _) in entries(&self.class).unwrap_or_default() {
+            if !facts.iter().any(|f| f.interface == name) && self.class.join(&name).is_dir() {
+                facts.push(InterfaceFact { interface: name, ..InterfaceFact::default() });
+            }
+        }
+        // What never leaves the host says nothing about a network.
+        facts.retain(|f| {
+            f.interface != "lo" && !f.interface.contains('/') && !f.interface.chars().any(steers)
+        });
+        if facts.is_empty() {
+            return Err(Absent(format!(
+                "neither {} nor {} names an interface beside lo",
+                self.dev.display(),
+                self.class.display()
+            )));
+        }
+        for mut fact in facts.into_iter().take(TOLD) {
+            let dir = self.class.join(&fact.interface);
+            complete(&mut fact, &dir);
+            batch.tell(now_ns, Fact::Interface(fact));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_the_kernel_and_others() {
+        let f = line("  eth0: 1000 10 1 2 0 0 0 0 2000 20 3 4 0 0 0 0").unwrap();
+        assert_eq!((f.interface.as_str(), f.rx_bytes, f.tx_bytes), ("eth0", Some(1000), Some(2000)));
+        assert_eq!((f.errors, f.drops), (Some(4), Some(6)));
+        for odd in ["", "eth0", "eth0:", "eth0: 1 2 3", "eth0: a b c d e f g h i j k l"] {
+            assert_eq!(line(odd), None, "{odd}");
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! The operations of a segment that are being put together, by ticket. Tickets are dense, so a queue holds them.
+
+use crate::model::{ChannelStamp, NetProgress};
+use ringwatch_wire::reader::OpSlot;
+use std::collections::VecDeque;
+
+/// An operation as it is being put together.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) slot: OpSlot,
+    /// Its channels' stamps, by the tickets of their slots.
+    pub(super) stamps: Vec<(u64, ChannelStamp)>,
+    /// Its network transfers, likewise.
+    pub(super) net: Vec<(u64, NetProgress)>,
+    /// It is on the list of those to tell.
+    changed: bool,
+}
+
+/// Puts a value under a ticket; true when that changes something.
+fn put<T: PartialEq>(list: &mut Vec<(u64, T)>, ticket: u64, value: T) -> bool {
+    // Newest last, and those are what moves.
+    match list.iter_mut().rev().find(|(t, _)| *t == ticket) {
+        Some((_, old)) if *old == value => false,
+        Some((_, old)) => {
+            *old = value;
+            true
+        }
+        None => {
+            list.push((ticket, value));
+            true
+        }
+    }
+}
+
+/// Operations by ticket.
+#[derive(Debug, Default)]
+pub(super) struct Window {
+    /// The ticket of the first place.
+    base: u64,
+    held: VecDeque<Option<Open>>,
+    /// Tickets of what is to be told.
+    changed: Vec<u64>,
+}
+
+impl Window {
+    fn place(&self, ticket: u64) -> Option<usize> {
+        usize::try_from(ticket.checked_sub(self.base)?).ok()
+    }
+
+    fn get_mut(&mut self, ticket: u64) -> Option<&mut Open> {
+        let place = self.place(ticket)?;
+        self.held.get_mut(place)?.as_mut()
+    }
+
+    pub(super) fn contains(&self, ticket: u64) -> bool {
+        self.place(ticket).and_then(|p| self.held.get(p)).is_some_and(Option::is_some)
+    }
+
+    /// Takes what an operation's own slot says.
+    pub(super) fn slot(&mut self, slot: OpSlot) {
+        let ticket = slot.ticket;
+        if self.held.is_empty() {
+            self.base = ticket;
+        }
+        // One that was being written when newer ones were read.
+        while self.base > ticket {
+            self.held.push_front(None);
+            self.base -= 1;
+        }
+        let Some(place) = self.place(ticket) else { return };
+        if place >= self.held.len() {
+            self.held.resize_with(place + 1, || None);
+        }
+        let held = &mut self.held[place];
+        let changed = match held {
+            Some(open) => {
+                let new = open.slot != slot && !open.changed;
+                open.changed |= new;
+                open.slot = slot;
+                new
+            }
+            None => {
+                *held = Some(Open { slot, stamps: Vec::new(), net: Vec::new(), changed: true });
+                true
+            }
+        };
+        if changed {
+            self.changed.push(ticket);
+        }
+    }
+
+    /// Takes a channel's stamp; false when its operation is not held.
+    pub(super) fn stamp(&mut self, op: u64, ticket: u64, stamp: ChannelStamp) -> bool {
+        self.part(op, |open| put(&mut open.stamps, ticket, stamp))
+    }
+
+    /// Takes a network transfer; false when its operation is not held.
+    pub(super) fn transfer(&mut self, op: u64, ticket: u64, net: NetProgress) -> bool {
+        self.part(op, |open| put(&mut open.net, ticket, net))
+    }
+
+    fn part(&mut self, op: u64, put: impl FnOnce(&mut Open) -> bool) -> bool {
+        let Some(open) = self.get_mut(op) else { return false };
+        if put(open) && !open.changed {
+            open.changed = true;
+            self.changed.push(op);
+        }
+        true
+    }
+
+    /// Tells what changed, by ticket; what `tell` does not take is told next time.
+    pub(super) fn tell(&mut self, mut tell: impl FnMut(&Open) -> bool) {
+        let mut changed = std::mem::take(&mut self.changed);
+        changed.sort_unstable();
+        changed.retain(|ticket| match self.get_mut(*ticket) {
+            Some(open) if tell(open) => {
+                open.changed = false;
+                false
+            }
+            Some(_) => true,
+            None => false,
+        });
+        self.changed = changed;
+    }
+
+    /// Forgets what is older than a ticket and told, but for what `keep` names.
+    pub(super) fn forget_below(&mut self, ticket: u64, keep: impl Fn(u64) -> bool) {
+        for place in 0..self.held.len() {
+            let at = self.base + place as u64;
+            if at >= ticket {
+                break;
+            }
+            if self.held[place].as_ref().is_some_and(|o| !o.changed && !keep(at)) {
+                self.held[place] = None;
+            }
+        }
+        while self.held.front().is_some_and(Option::is_none) {
+            self.held.pop_front();
+            self.base += 1;
+        }
+    }
+
+    /// Tickets from the oldest to the newest that is held.
+    pub(super) fn span(&self) -> usize {
+        self.held.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(ticket: u64) -> OpSlot {
+        OpSlot { ticket, ..OpSlot::default() }
+    }
+
+    #[test]
+    fn one_that_comes_after_newer_ones_is_taken() {
+        let mut w = Window::default();
+        w.slot(slot(6));
+        w.slot(slot(4));
+        assert_eq!((told(&mut w), w.span()), (vec![4, 6], 3));
+    }
+
+    fn told(w: &mut Window) -> Vec<u64> {
+        let mut all = Vec::new();
+        w.tell(|o| {
+            all.push(o.slot.ticket);
+            true
+        });
+        all
+    }
+
+    #[test]
+    fn what_changed_is_told_once_and_by_ticket() {
+        let mut w = Window::default();
+        for t in [100, 102, 103] {
+            w.slot(slot(t));
+        }
+        assert_eq!(told(&mut w), [100, 102, 103]);
+        assert_eq!(told(&mut w), [0; 0]);
+        w.slot(slot(103));
+        assert_eq!(told(&mut w), [0; 0], "it says the same");
+        w.slot(OpSlot { count: 7, ..slot(103) });
+        w.slot(OpSlot { count: 7, ..slot(100) });
+        w.slot(slot(101));
+        assert_eq!(told(&mut w), [100, 101, 103]);
+        assert!(w.contains(101) && !w.contains(99) && !w.contains(104));
+    }
+
+    #[test]
+    fn what_is_not_taken_is_told_again_and_not_forgotten() {
+        let mut w = Window::default();
+        w.slot(slot(1));
+        w.slot(slot(2));
+        w.tell(|o| o.slot.ticket == 2);
+        w.forget_below(10, |_| false);
+        assert!(w.contains(1) && !w.contains(2));
+        assert_eq!(told(&mut w), [1]);
+        w.forget_below(10, |_| false);
+        assert_eq!(w.span(), 0);
+    }
+
+    #[test]
+    fn old_ones_go_and_kept_ones_hold_their_place() {
+        let mut w = Window::default();
+        (0..10).for_each(|t| w.slot(slot(t)));
+        told(&mut w);
+        w.forget_below(8, |t| t == 3);
+        assert_eq!((w.span(), w.contains(3), w.contains(4), w.contains(9)), (7, true, false, true));
+        w.slot(slot(12));
+        assert_eq!(w.span(), 10);
+    }
+}

@@ -1,0 +1,170 @@
+//! From operations and readings, fed as they come, to the books.
+
+use crate::join::testing::{all_reduce, member, process};
+use crate::join::{Join, Wire, WireWindow};
+use crate::model::{CommRecord, Fact, Func, Moved, Reading, Traffic, Update};
+
+const S: u64 = 1_000_000_000;
+const MS: u64 = 1_000_000;
+/// A ring all-reduce of 4 MiB over two ranks puts its size on the wire once each way.
+const BYTES: f64 = (4 << 20) as f64;
+
+fn on_gpu(update: Update, gpu: &str) -> Update {
+    match update {
+        Update::Comm(c) => Update::Comm(CommRecord { gpu: Some(gpu.to_owned()), ..c }),
+        other => other,
+    }
+}
+
+fn read(j: &mut Join, gpu: &str, from_ns: u64, at_ns: u64, bytes: f64, links: &[f64]) {
+    let moved = |b: f64| Moved { tx_bytes: b, rx_bytes: b };
+    let t = Traffic {
+        gpu: gpu.to_owned(),
+        from_ns,
+        nvlink: Some(moved(bytes)),
+        links: (0..).zip(links.iter().map(|b| moved(*b))).collect(),
+        pcie: None,
+    };
+    j.feed(Update::Hardware(Box::new(Reading { host: "node".to_owned(), at_ns, fact: Fact::Traffic(t) })));
+}
+
+/// Two ranks that all-reduce 100 times a second from 10 s to 14 s; the wires are read from 9 s to 16 s and move so many
+/// times what they should.
+fn job(times: f64) -> Join {
+    let mut j = Join::new();
+    let gpus = ["0000:1A:00.0", "0000:1B:00.0"];
+    for r in 0..2 {
+        j.feed(process(r));
+        j.feed(on_gpu(member(r, 2, 400), gpus[r as usize]));
+    }
+    for tick in 90..160u64 {
+        let at = tick * S / 10;
+        let runs = (100..140).contains(&tick);
+        for gpu in ["0000:1a:00.0", "0000:1b:00.0"] {
+            let bytes = if runs { 10.0 * BYTES * times } else { 100.0 };
+            read(&mut j, gpu, at, at + S / 10, bytes, &[]);
+        }
+        for i in 0..if runs { 10 } else { 0 } {
+            let (order, issued) = ((tick - 100) * 10 + i, at + i * 10 * MS);
+            for r in 0..2 {
+                let kernel = Some((issued + 10_000, Some(issued + 2 * MS)));
+                j.feed(Update::Op(Box::new(all_reduce(r, order, issued, kernel))));
+            }
+        }
+        j.tick(at + S / 10);
+    }
+    j.tick(30 * S);
+    j
+}
+
+#[test]
+fn traffic_is_attributed_to_the_operations_that_made_it() {
+    let j = job(1.02);
+    let wires: Vec<_> = j.hardware().wires().collect();
+    assert_eq!(wires.len(), 2);
+    for (host, gpu, totals) in wires {
+        let (_, func, share) = totals.by().next().expect("the all-reduces");
+        assert_eq!((host, func, totals.by().count()), ("node", Func::AllReduce, 1));
+        assert!((share.expected.tx_bytes / (400.0 * BYTES) - 1.0).abs() < 1e-6, "{share:?}");
+        assert!((share.attributed.rx_bytes / share.expected.rx_bytes - 1.02).abs() < 0.01, "{share:?}");
+        assert_eq!(totals.foreign.tx_bytes, 0.0, "{totals:?}");
+        let seconds: Vec<(u64, Option<f64>)> =
+            j.hardware().windows(host, gpu).map(|w| (w.second, w.efficiency())).collect();
+        assert_eq!(seconds.len(), 7, "{seconds:?}");
+        for (second, efficiency) in seconds {
+            let runs = (10..14).contains(&second);
+            assert_eq!(efficiency.is_some(), runs, "second {second}");
+            assert!(efficiency.is_none_or(|e| (e - 1.0 / 1.02).abs() < 0.005), "{efficiency:?}");
+        }
+    }
+}
+
+#[test]
+fn what_others_move_is_foreign() {
+    let j = job(1.5);
+    for (_, _, totals) in j.hardware().wires() {
+        assert!((totals.foreign.tx_bytes / (200.0 * BYTES) - 1.0).abs() < 0.01, "{totals:?}");
+    }
+}
+
+#[test]
+fn where_the_wires_are_not_read_nothing_is_kept() {
+    let mut j = Join::new();
+    for r in 0..2 {
+        j.feed(process(r));
+        j.feed(on_gpu(member(r, 2, 1), "0000:1a:00.0"));
+        j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 10_000, Some(S + MS)))))));
+    }
+    j.tick(20 * S);
+    assert_eq!(j.hardware().wires().count(), 0);
+    assert_eq!(j.hardware().windows("node", "0000:1a:00.0").count(), 0);
+}
+
+#[test]
+fn an_operation_without_gpu_times_marks_its_second_as_a_guess() {
+    let mut j = Join::new();
+    let gpu = "0000:1a:00.0";
+    read(&mut j, gpu, 10 * S, 11 * S, BYTES, &[]);
+    for r in 0..2 {
+        j.feed(process(r));
+        j.feed(on_gpu(member(r, 2, 2), gpu));
+        let mut untimed = all_reduce(r, 0, 10 * S + MS, None);
+        untimed.timing = crate::model::Timing::Not(crate::model::Untimed::Budget);
+        j.feed(Update::Op(Box::new(untimed)));
+        let next = Some((12 * S + 10_000, Some(12 * S + MS)));
+        j.feed(Update::Op(Box::new(all_reduce(r, 1, 12 * S, next))));
+    }
+    j.tick(13 * S);
+    j.tick(20 * S);
+    let windows: Vec<&WireWindow> = j.hardware().windows("node", gpu).collect();
+    assert_eq!((windows[0].second, windows[0].estimated), (10, true), "{windows:?}");
+    // Both ranks are on one GPU here: what it should move is the sum.
+    assert_eq!(windows[0].expected(), Wire { tx_bytes: 2.0 * BYTES, rx_bytes: 2.0 * BYTES });
+}
+
+#[test]
+fn what_a_host_issued_ahead_is_where_it_ran() {
+    let mut j = Join::new();
+    let gpu = "0000:1a:00.0";
+    for i in 9..20 {
+        read(&mut j, gpu, i * S, (i + 1) * S, if (10..15).contains(&i) { 20.0 * BYTES } else { 0.0 }, &[]);
+    }
+    for r in 0..2 {
+        j.feed(process(r));
+        j.feed(on_gpu(member(r, 2, 101), if r == 0 { gpu } else { "0000:1b:00.0" }));
+    }
+    // A hundred are issued at once and run for five seconds, twenty a second; the first and the last one are timed.
+    for order in 0..100u64 {
+        for r in 0..2 {
+            let start = 10 * S + order * 50 * MS + 1_000;
+            let timed = order == 0 || order == 99;
+            let kernel = timed.then_some((start, Some(start + 49 * MS)));
+            let mut op = all_reduce(r, order, 10 * S + order, kernel);
+            if !timed {
+                op.timing = crate::model::Timing::Not(crate::model::Untimed::Budget);
+            }
+            j.feed(Update::Op(Box::new(op)));
+        }
+    }
+    j.tick(15 * S);
+    j.tick(15 * S + 2 * S);
+    j.tick(25 * S);
+    let (_, _, totals) = j.hardware().wires().next().expect("the GPU's books");
+    let (.., share) = totals.by().next().expect("the all-reduces");
+    assert!((share.attributed.tx_bytes / (100.0 * BYTES) - 1.0).abs() < 0.03, "{share:?}");
+    assert!(totals.foreign.tx_bytes < 2.0 * BYTES, "{totals:?}");
+}
+
+#[test]
+fn weak_links_are_those_far_below_their_siblings() {
+    let mut j = Join::new();
+    let gpu = "0000:1a:00.0";
+    for i in 10..20 {
+        read(&mut j, gpu, i * S, (i + 1) * S, 4e9, &[1e9, 1e9, 0.0, 0.97e9, 1.02e9]);
+    }
+    assert_eq!(j.hardware().weak_links("node", gpu, 0), [(2, 0.0)]);
+    assert_eq!(j.hardware().weak_links("node", gpu, 30 * S), [], "nothing was read since");
+    let mut idle = Join::new();
+    read(&mut idle, gpu, S, 2 * S, 10.0, &[10.0, 10.0, 0.0]);
+    assert_eq!(idle.hardware().weak_links("node", gpu, 0), []);
+}

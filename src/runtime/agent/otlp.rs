@@ -1,0 +1,103 @@
+//! The task that sends traces, logs and metrics away. A receiver that is slow or gone keeps nobody waiting: what is to
+//! be sent waits in the tracer, whose queue has an end.
+
+use super::state::{self, Asked};
+use crate::export::otlp::{Exporter, Settings};
+use crate::ingest::unix_ns;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// The pause when there is nothing to send.
+const IDLE: Duration = Duration::from_millis(250);
+/// The first and the longest pause before a receiver that cannot be reached is tried again.
+const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// Sends until it is told to stop, then what still waits, if the receiver takes it.
+pub(super) async fn send(
+    exporter: Arc<Exporter>,
+    settings: Settings,
+    started_unix_ns: u64,
+    ask: SyncSender<Asked>,
+    mut stop: watch::Receiver<bool>,
+) {
+    let every = Duration::from_millis(settings.metrics_interval_ms);
+    let mut due = Instant::now() + every;
+    let mut pause = AGAIN.0;
+    let mut trouble = Trouble::default();
+    while !*stop.borrow() {
+        let sent = spans(&exporter, &ask, &mut trouble).await;
+        if !every.is_zero() && Instant::now() >= due {
+            due = Instant::now() + every;
+            if let Some(families) = state::ask(&ask, Asked::Families).await {
+                trouble.tell(exporter.metrics(&families, started_unix_ns, unix_ns()).await.err());
+            }
+        }
+        let wait = match sent {
+            Sent::All => {
+                pause = AGAIN.0;
+                continue;
+            }
+            Sent::Nothing => IDLE,
+            Sent::GivenBack => {
+                let wait = pause;
+                pause = (2 * pause).min(AGAIN.1);
+                wait
+            }
+        };
+        // Who tells to stop and who went away mean the same.
+        tokio::time::timeout(wait, stop.changed()).await.ok();
+    }
+    while let Sent::All = spans(&exporter, &ask, &mut trouble).await {}
+}
+
+enum Sent {
+    All,
+    Nothing,
+    GivenBack,
+}
+
+async fn spans(exporter: &Exporter, ask: &SyncSender<Asked>, trouble: &mut Trouble) -> Sent {
+    let Some(batch) = state::ask(ask, Asked::Batch).await.filter(|b| !b.is_empty()) else {
+        return Sent::Nothing;
+    };
+    match exporter.send(*batch).await {
+        Ok(()) => {
+            trouble.tell(None);
+            Sent::All
+        }
+        Err((e, back)) => {
+            trouble.tell(Some(e));
+            if back.is_empty() {
+                return Sent::All;
+            }
+            // A state that has no room just now has some in a moment.
+            let mut asked = Asked::GiveBack(Box::new(back));
+            while let Err(again) = state::try_send(ask, asked) {
+                let Some(again) = again else { break };
+                asked = again;
+                tokio::time::sleep(IDLE).await;
+            }
+            Sent::GivenBack
+        }
+    }
+}
+
+/// What was last told to be wrong, so that it is told once.
+#[derive(Debug, Default)]
+struct Trouble(Option<String>);
+
+impl Trouble {
+    fn tell(&mut self, error: Option<crate::export::otlp::Error>) {
+        let said = error.map(|e| e.to_string());
+        if said != self.0 {
+            match &said {
+                Some(why) => eprintln!("ringwatch: {why}"),
+                None => eprintln!("ringwatch: the OTLP receiver takes what is sent again"),
+            }
+            self.0 = said;
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! What the agent itself costs, as the kernel counts it.
+
+use crate::export::Own;
+use crate::ingest::{now_ns, unix_ns};
+use std::fs;
+use std::time::Duration;
+
+/// Counts of one run of the agent.
+#[derive(Debug)]
+pub(super) struct Costs {
+    node: String,
+    started_unix_ns: u64,
+    polls: u64,
+    reading: Duration,
+}
+
+impl Costs {
+    pub(super) fn new() -> Self {
+        let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        Costs { node, started_unix_ns: unix_ns(), polls: 0, reading: Duration::ZERO }
+    }
+
+    pub(super) fn started_unix_ns(&self) -> u64 {
+        self.started_unix_ns
+    }
+
+    /// One more look, which took so much of a CPU.
+    pub(super) fn looked(&mut self, took: Duration) {
+        self.polls += 1;
+        self.reading += took;
+    }
+
+    pub(super) fn own(&self, segments: usize) -> Own {
+        let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        // The first entry is the directory that is being read.
+        let open_fds = fs::read_dir("/proc/self/fd").ok().map(|d| d.count().saturating_sub(1) as u64);
+        Own {
+            now_ns: now_ns(),
+            node: self.node.clone(),
+            cpu_seconds: cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9,
+            resident_bytes: resident().unwrap_or(0),
+            open_fds,
+            segments: segments as u64,
+            started_unix_ns: self.started_unix_ns,
+            polls: self.polls,
+            poll_seconds: self.reading.as_secs_f64(),
+            exported: Vec::new(),
+        }
+    }
+}
+
+/// Memory held, in bytes.
+fn resident() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
+    Some(line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_own_cost_is_what_the_kernel_says() {
+        let mut c = Costs::new();
+        c.looked(Duration::from_millis(3));
+        let own = c.own(2);
+        assert!(
+            own.resident_bytes > 100_000 && own.cpu_seconds > 0.0 && own.open_fds.is_some_and(|n| n >= 3)
+        );
+        assert_eq!((own.segments, own.polls), (2, 1));
+        assert!((own.poll_seconds - 0.003).abs() < 1e-9);
+        assert!(!own.node.is_empty() && own.started_unix_ns > 1_700_000_000_000_000_000);
+    }
+}

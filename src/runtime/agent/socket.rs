@@ -1,0 +1,185 @@
+//! The Unix socket: screens and findings for whoever may see them.
+//!
+//! One line of JSON is the question, lines of JSON are the answers. Who asks is known by the kernel's word
+//! (peer credentials): root, the agent's own user and those named in the settings see every job, others their own.
+
+use super::Error;
+use super::state::{self, Asked};
+use crate::config::SocketSettings;
+use crate::model::Snapshot;
+use serde::{Deserialize, Serialize};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+
+/// The version of what is spoken.
+pub const PROTOCOL: u32 = 1;
+/// Connections at once.
+const CONNECTIONS: usize = 64;
+/// The longest question, in bytes.
+const QUESTION: u64 = 4096;
+/// The longest that a question may take to come, and an answer to be taken.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Screens are sent at most so often.
+const OFTENEST: Duration = Duration::from_millis(100);
+
+/// What is asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Question {
+    /// [`PROTOCOL`].
+    pub ringwatch: u32,
+    /// What is wanted.
+    pub want: Want,
+    /// Time between two snapshots in ms; one alone where it is left out.
+    pub every_ms: Option<u64>,
+}
+
+/// What can be wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Want {
+    /// Everything for a screen, findings too.
+    Snapshot,
+}
+
+/// One line of an answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer {
+    /// What was wanted.
+    Snapshot(Box<Snapshot>),
+    /// Why there is none.
+    Refused(String),
+}
+
+/// The socket, open.
+#[derive(Debug)]
+pub(super) struct Gate {
+    listener: UnixListener,
+    path: PathBuf,
+    settings: Arc<SocketSettings>,
+}
+
+impl Gate {
+    /// Opens it; `None` where none is wanted.
+    pub(super) async fn bind(settings: &SocketSettings) -> Result<Option<Self>, Error> {
+        let Some(path) = settings.path.clone() else { return Ok(None) };
+        let wrong = |why: String| Error::Socket { path: path.clone(), why };
+        if let Some(dir) = path.parent() {
+            std::fs::create_dir_all(dir).map_err(|e| {
+                wrong(format!("{e}; name another place (socket.path), or null for no socket"))
+            })?;
+        }
+        // One that a dead agent left is in the way; one that is served is not taken from its owner.
+        if let Ok(meta) = std::fs::symlink_metadata(&path) {
+            if !meta.file_type().is_socket() {
+                return Err(wrong("there is something that is no socket".to_owned()));
+            }
+            if UnixStream::connect(&path).await.is_ok() {
+                return Err(wrong("another agent serves it".to_owned()));
+            }
+            std::fs::remove_file(&path).map_err(|e| wrong(e.to_string()))?;
+        }
+        let listener = UnixListener::bind(&path).map_err(|e| wrong(e.to_string()))?;
+        // Everybody may ask; what they get is decided by who they are.
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666))
+            .map_err(|e| wrong(e.to_string()))?;
+        Ok(Some(Gate { listener, path, settings: Arc::new(settings.clone()) }))
+    }
+
+    /// Serves until it is dropped.
+    #[expect(clippy::disallowed_methods, reason = "here is where tasks are spawned")]
+    pub(super) async fn serve(self, ask: SyncSender<Asked>) {
+        let room = Arc::new(Semaphore::new(CONNECTIONS));
+        loop {
+            let Ok((stream, _)) = self.listener.accept().await else {
+                // Out of descriptors, most likely: some will come free.
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            };
+            let Ok(place) = Arc::clone(&room).try_acquire_owned() else { continue };
+            let (ask, settings) = (ask.clone(), Arc::clone(&self.settings));
+            tokio::spawn(async move {
+                // Who goes away in the middle of an answer has had enough of it.
+                drop(converse(stream, &ask, &settings).await);
+                drop(place);
+            });
+        }
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        drop(std::fs::remove_file(&self.path));
+    }
+}
+
+async fn converse(
+    stream: UnixStream,
+    ask: &SyncSender<Asked>,
+    settings: &SocketSettings,
+) -> std::io::Result<()> {
+    let peer = stream.peer_cred()?;
+    let sees_all = sees_all(peer.uid(), peer.gid(), settings);
+    let (read, mut write) = stream.into_split();
+    let mut line = String::new();
+    let mut read = BufReader::new(read.take(QUESTION));
+    tokio::time::timeout(PATIENCE, read.read_line(&mut line)).await??;
+    let question = match serde_json::from_str::<Question>(&line) {
+        Ok(q) if q.ringwatch == PROTOCOL => q,
+        Ok(q) => {
+            let why = format!("this agent speaks version {PROTOCOL}, and you version {}", q.ringwatch);
+            return say(&mut write, &Answer::Refused(why)).await;
+        }
+        Err(e) => return say(&mut write, &Answer::Refused(format!("not a question: {e}"))).await,
+    };
+    loop {
+        let uid = (!sees_all).then_some(peer.uid());
+        let Want::Snapshot = question.want;
+        let answer = match state::ask(ask, |reply| Asked::Snapshot { uid, reply }).await {
+            Some(s) => Answer::Snapshot(s),
+            None => Answer::Refused("the agent is busy".to_owned()),
+        };
+        say(&mut write, &answer).await?;
+        let Some(every) = question.every_ms else { return Ok(()) };
+        tokio::time::sleep(Duration::from_millis(every).max(OFTENEST)).await;
+    }
+}
+
+fn sees_all(uid: u32, gid: u32, settings: &SocketSettings) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    uid == 0 || uid == own || settings.see_all_uids.contains(&uid) || settings.see_all_gids.contains(&gid)
+}
+
+async fn say(write: &mut tokio::net::unix::OwnedWriteHalf, answer: &Answer) -> std::io::Result<()> {
+    let mut line = serde_json::to_vec(answer)?;
+    line.push(b'\n');
+    tokio::time::timeout(PATIENCE, write.write_all(&line)).await?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_sees_what_is_a_matter_of_who_asks() {
+        let own = rustix::process::geteuid().as_raw();
+        let s = SocketSettings { see_all_uids: vec![7], see_all_gids: vec![8], ..SocketSettings::default() };
+        assert!(sees_all(0, 99, &s) && sees_all(own, 99, &s) && sees_all(7, 99, &s) && sees_all(9, 8, &s));
+        assert!(!sees_all(own.wrapping_add(10), 99, &s));
+    }
+
+    #[test]
+    fn questions_and_answers_are_lines() {
+        let q = Question { ringwatch: 1, want: Want::Snapshot, every_ms: Some(250) };
+        let text = serde_json::to_string(&q).expect("text");
+        assert_eq!(text, r#"{"ringwatch":1,"want":"snapshot","every_ms":250}"#);
+        let a = Answer::Refused("no".to_owned());
+        assert_eq!(serde_json::to_string(&a).expect("text"), r#"{"refused":"no"}"#);
+    }
+}

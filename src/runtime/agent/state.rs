@@ -1,0 +1,279 @@
+//! The thread that owns what is known: it reads, judges, cleans up, and answers.
+
+use super::own::Costs;
+use super::samples::Samples;
+use crate::config::Config;
+use crate::detect::Baseline;
+use crate::export::metrics::Family;
+use crate::export::otlp::{Batch, Exporter, Tracer};
+use crate::export::{Metrics, Own};
+use crate::ingest::{Place, Segments, now_ns, reap};
+use crate::model::{Finding, Snapshot};
+use crate::runtime::{Monitor, Node};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError};
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// How often segments of dead processes are looked through.
+const CLEAN_EVERY: Duration = Duration::from_secs(10);
+/// How often exporters hear of findings that are over.
+const TELL_EVERY: Duration = Duration::from_secs(1);
+/// A state that has not read for so long is not ready.
+const STALE: Duration = Duration::from_secs(5);
+/// The longest that an answer may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What the state can be asked and told.
+#[derive(Debug)]
+pub enum Asked {
+    /// Everything for a screen, of one user's jobs or of all.
+    Snapshot {
+        /// The user, by number; absent for all.
+        uid: Option<u32>,
+        /// Where the answer goes.
+        reply: oneshot::Sender<Box<Snapshot>>,
+    },
+    /// Metrics in the format that an Accept header asks for: content type and body, or why there are none.
+    Metrics {
+        /// The header.
+        accept: Option<String>,
+        /// Where the answer goes.
+        reply: oneshot::Sender<Result<(String, Vec<u8>), String>>,
+    },
+    /// Metrics to be sent by OTLP.
+    Families(oneshot::Sender<Vec<Family>>),
+    /// Spans and log records that wait to be sent.
+    Batch(oneshot::Sender<Box<Batch>>),
+    /// Those that could not be sent.
+    GiveBack(Box<Batch>),
+    /// Whether it reads.
+    Ready(oneshot::Sender<bool>),
+    /// New settings.
+    Settings(Box<Config>),
+    /// To end.
+    End,
+}
+
+/// Everything known on a node, and who judges it.
+#[derive(Debug)]
+pub struct State {
+    config: Config,
+    places: Vec<Place>,
+    monitor: Monitor<Node>,
+    samples: Option<Samples>,
+    metrics: Metrics,
+    /// Where there is somebody to send to.
+    traces: Option<(Tracer, Arc<Exporter>)>,
+    costs: Costs,
+    told: Option<Instant>,
+    read: Option<Instant>,
+    cleaned: Option<Instant>,
+}
+
+impl State {
+    /// Nothing read yet.
+    pub fn new(config: Config, baselines: Vec<Baseline>) -> Self {
+        let places = places(&config);
+        let node = Node { segments: Segments::new(places.clone()), readings: None };
+        let mut monitor = Monitor::new(node, config.detect).with_baselines(baselines);
+        monitor.keep_finished();
+        let mut metrics = Metrics::new(config.prometheus.clone());
+        metrics.set_trace_ratio(if config.otlp.is_enabled() { config.otlp.sample_ratio } else { 0.0 });
+        State {
+            config,
+            places,
+            monitor,
+            samples: None,
+            metrics,
+            traces: None,
+            costs: Costs::new(),
+            told: None,
+            read: None,
+            cleaned: None,
+        }
+    }
+
+    /// Traces what goes on for a receiver.
+    pub(super) fn trace_to(&mut self, exporter: Arc<Exporter>) {
+        self.traces = Some((Tracer::new(&self.config.otlp), exporter));
+    }
+
+    /// When the agent started, wall clock ns since the epoch.
+    pub(super) fn started_unix_ns(&self) -> u64 {
+        self.costs.started_unix_ns()
+    }
+
+    /// Begins to sample what the settings name. What runs already stops.
+    pub(super) fn sample(&mut self) -> std::io::Result<()> {
+        self.samples = None;
+        let started = Samples::start(&self.config.hardware)?;
+        let (samples, readings) = started.unzip();
+        self.samples = samples;
+        self.monitor.source_mut().readings = readings;
+        Ok(())
+    }
+
+    /// Reads, and answers in between, until it is asked to end.
+    pub(super) fn run(mut self, questions: &Receiver<Asked>, mut told: impl FnMut(&Finding)) {
+        loop {
+            let began = thread_cpu();
+            let new = self.monitor.step(now_ns());
+            new.iter().for_each(&mut told);
+            self.export(&new);
+            self.read = Some(Instant::now());
+            if self.cleaned.is_none_or(|t| t.elapsed() >= CLEAN_EVERY) {
+                self.cleaned = Some(Instant::now());
+                self.clean();
+            }
+            let took = thread_cpu().saturating_sub(began);
+            self.costs.looked(took);
+            let until = Instant::now() + self.pause(took);
+            loop {
+                match questions.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                    Ok(Asked::End) | Err(RecvTimeoutError::Disconnected) => return,
+                    Ok(asked) => self.answer(asked),
+                    Err(RecvTimeoutError::Timeout) => break,
+                }
+            }
+        }
+    }
+
+    /// Hands on what is over and what was found.
+    fn export(&mut self, new: &[Finding]) {
+        let finished = self.monitor.take_finished();
+        let join = self.monitor.join();
+        self.metrics.finished(join, &finished);
+        self.metrics.findings(join, new);
+        let Some((tracer, _)) = &mut self.traces else { return };
+        tracer.finished(join, &finished);
+        tracer.findings(join, new);
+        // Those that are over are among all there are; nobody waits for them.
+        if self.told.is_none_or(|t| t.elapsed() >= TELL_EVERY) {
+            self.told = Some(Instant::now());
+            tracer.findings(join, &self.monitor.findings());
+        }
+        // Other nodes will be told, once there are any.
+        drop(tracer.take_announced());
+    }
+
+    fn own(&self) -> Own {
+        let mut own = self.costs.own(self.monitor.source().segments.len());
+        if let Some((tracer, exporter)) = &self.traces {
+            own.exported = exporter.exported(tracer.exported());
+        }
+        own
+    }
+
+    fn open(&self) -> Vec<Finding> {
+        let mut all = self.monitor.findings();
+        all.retain(|f| f.open);
+        all
+    }
+
+    /// How long to wait after a look that took so much of a CPU.
+    fn pause(&self, cost: Duration) -> Duration {
+        let share = self.config.limits.cpu;
+        self.monitor.source().segments.pause().max(cost.mul_f64((1.0 - share) / share))
+    }
+
+    /// Who asked and went away needs no answer.
+    fn answer(&mut self, asked: Asked) {
+        match asked {
+            Asked::Snapshot { uid, reply } => {
+                reply.send(Box::new(self.monitor.snapshot_of(uid, now_ns()))).ok();
+            }
+            Asked::Metrics { accept, reply } => {
+                let (own, open) = (self.own(), self.open());
+                let said = self.metrics.render(self.monitor.join(), &open, &own, accept.as_deref());
+                reply.send(said.map_err(|e| e.to_string())).ok();
+            }
+            Asked::Families(reply) => {
+                let (own, open) = (self.own(), self.open());
+                reply.send(self.metrics.gather(self.monitor.join(), &open, &own)).ok();
+            }
+            Asked::Batch(reply) => {
+                let Some((tracer, _)) = &mut self.traces else { return };
+                if let Err(batch) = reply.send(Box::new(tracer.take())) {
+                    tracer.give_back(*batch);
+                }
+            }
+            Asked::GiveBack(batch) => {
+                if let Some((tracer, _)) = &mut self.traces {
+                    tracer.give_back(*batch);
+                }
+            }
+            Asked::Ready(reply) => {
+                reply.send(self.read.is_some_and(|t| t.elapsed() < STALE)).ok();
+            }
+            Asked::Settings(new) => self.set(*new),
+            Asked::End => {}
+        }
+    }
+
+    fn set(&mut self, new: Config) {
+        self.monitor.set(new.detect);
+        let places = places(&new);
+        if places != self.places {
+            self.monitor.source_mut().segments.set_places(places.clone());
+            self.places = places;
+        }
+        let sample = new.hardware != self.config.hardware;
+        self.config = new;
+        if sample && let Err(e) = self.sample() {
+            eprintln!("ringwatch: nothing is sampled: {e}");
+        }
+    }
+
+    /// Removes what is left of dead processes beyond what is to be kept.
+    fn clean(&self) {
+        let keep = &self.config.segments;
+        let age = (keep.keep_hours > 0).then(|| Duration::from_secs(keep.keep_hours.saturating_mul(3600)));
+        for dir in self.places.iter().flat_map(Place::directories) {
+            for path in reap(&dir, keep.keep_mib.saturating_mul(1 << 20), age) {
+                eprintln!("ringwatch: removed {}, which a process left that is gone", path.display());
+            }
+        }
+    }
+}
+
+fn places(config: &Config) -> Vec<Place> {
+    let named = &config.segments.directories;
+    if named.is_empty() { vec![Place::Host] } else { named.iter().cloned().map(Place::Dir).collect() }
+}
+
+/// CPU time of this thread.
+fn thread_cpu() -> Duration {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(u64::try_from(t.tv_sec).unwrap_or(0), u32::try_from(t.tv_nsec).unwrap_or(0))
+}
+
+/// Asks, without waiting for room; false when there is none, or nobody to be asked.
+pub(super) fn send(to: &SyncSender<Asked>, asked: Asked) -> bool {
+    try_send(to, asked).is_ok()
+}
+
+/// The same; gives back what there was no room for.
+pub(super) fn try_send(to: &SyncSender<Asked>, asked: Asked) -> Result<(), Option<Asked>> {
+    to.try_send(asked).map_err(|e| match e {
+        TrySendError::Full(asked) => Some(asked),
+        TrySendError::Disconnected(_) => None,
+    })
+}
+
+/// Asks and waits for the answer; absent when it does not come in time.
+pub(super) async fn ask<T>(
+    to: &SyncSender<Asked>,
+    question: impl FnOnce(oneshot::Sender<T>) -> Asked,
+) -> Option<T> {
+    let (reply, answer) = oneshot::channel();
+    if !send(to, question(reply)) {
+        return None;
+    }
+    tokio::time::timeout(PATIENCE, answer).await.ok()?.ok()
+}
+
+/// True when the state answers.
+pub(super) async fn alive(to: &SyncSender<Asked>) -> bool {
+    ask(to, Asked::Ready).await.is_some()
+}

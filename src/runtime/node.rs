@@ -1,0 +1,31 @@
+//! All that is known on one node, as one source: its segments, and what its samplers read.
+
+use crate::ingest::Segments;
+use crate::model::{Reading, SegmentId, Source, Update};
+use std::sync::mpsc::Receiver;
+
+/// Segments, and readings that come from a thread of their own.
+#[derive(Debug)]
+pub struct Node {
+    /// The segments.
+    pub segments: Segments,
+    /// Where readings come from, if any do.
+    pub readings: Option<Receiver<Vec<Reading>>>,
+}
+
+impl Source for Node {
+    fn poll(&mut self, now_ns: u64) -> Vec<Update> {
+        let mut updates = self.segments.poll(now_ns);
+        let readings = self.readings.iter().flat_map(|r| r.try_iter().flatten());
+        updates.extend(readings.map(|r| Update::Hardware(Box::new(r))));
+        updates
+    }
+
+    fn inspect(&mut self, segment: SegmentId, now_ns: u64) {
+        self.segments.inspect(segment, now_ns);
+    }
+
+    fn describe(&self) -> String {
+        self.segments.describe()
+    }
+}
