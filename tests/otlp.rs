@@ -219,6 +219,26 @@ fn a_hang_is_told_while_it_lasts_and_its_true_times_when_it_is_over() {
 }
 
 #[test]
+fn a_trace_of_many_ranks_has_fewer_spans_and_says_so() {
+    let mut tracer = Tracer::new(&Settings { sample_ratio: 0.0, ..Settings::default() });
+    let mut hand = Hand::new(1_500);
+    hand.round(10 * S, None);
+    hand.round(20 * S, Some((777, S)));
+    let taken = hand.join.take_finished();
+    tracer.finished(&hand.join, &taken);
+    let batch = all(&mut tracer);
+    let found = names(&batch);
+    assert!((500..2_000).contains(&found.len()), "{}", found.len());
+    assert!(found.contains(&"rank 0") && found.contains(&"rank 777"), "the late one is shown");
+    assert!(!found.contains(&"rank 779"));
+    let root = batch.spans.iter().find(|s| s.name == "AllReduce").unwrap();
+    let dropped = root.attributes.iter().find(|a| a.key.as_str() == "ringwatch.dropped_spans").unwrap();
+    let lost = tracer.exported()[0].lost["the trace had no room"];
+    assert_eq!(dropped.value.to_string(), lost.to_string());
+    assert!(lost >= 749, "{lost}");
+}
+
+#[test]
 fn slow_and_late_ones_are_bounded_and_counted() {
     let mut tracer =
         Tracer::new(&Settings { sample_ratio: 0.0, late_ms: 1, slow_per_second: 2, ..Settings::default() });
@@ -384,20 +404,19 @@ async fn a_receiver_that_is_killed_and_comes_back_gets_everything() {
 
 #[tokio::test]
 async fn what_a_receiver_refuses_of_a_request_it_takes_is_counted() {
-    let receiver = Receiver::start(Protocol::Http, Wants { rejects: 3, ..Wants::default() }, None);
-    let s = settings(&receiver.endpoint, Protocol::Http);
-    let exporter = Exporter::new(&s, resource()).unwrap();
-    let mut tracer = Tracer::new(&s);
-    with_a_late_rank(&mut tracer);
-    let n = {
+    for protocol in [Protocol::Grpc, Protocol::Http] {
+        let receiver = Receiver::start(protocol, Wants { rejects: 3, ..Wants::default() }, None);
+        let s = settings(&receiver.endpoint, protocol);
+        let exporter = Exporter::new(&s, resource()).unwrap();
+        let mut tracer = Tracer::new(&s);
+        with_a_late_rank(&mut tracer);
         let batch = tracer.take();
         let n = batch.spans.len() as u64;
         exporter.send(batch).await.unwrap();
-        n
-    };
-    let own = exporter.exported(tracer.exported());
-    let spans = own.iter().find(|e| e.signal == "spans").unwrap();
-    assert_eq!((spans.sent, spans.lost["the receiver refused them"]), (n - 3, 3));
+        let own = exporter.exported(tracer.exported());
+        let spans = own.iter().find(|e| e.signal == "spans").unwrap();
+        assert_eq!((spans.sent, spans.lost["the receiver refused them"]), (n - 3, 3), "{protocol:?}");
+    }
 }
 
 #[tokio::test]

@@ -93,10 +93,13 @@ catalogue! {
         "Time of the rank that came last, which waited for nobody; of operations timed on all ranks seen.";
     TIMED_BYTES = Counter "ringwatch_timed_bytes" B,
         ["node", "job_name", "communicator", "collective", "algorithm", "protocol", "size_class"],
-        "Message sizes of the operations whose transfer time is known: over its sum, algorithm bandwidth.";
+        "Message sizes of the operations whose transfer time is known: over ringwatch_timed_seconds, algorithm bandwidth.";
+    TIMED_SECONDS = Counter "ringwatch_timed_seconds" S,
+        ["node", "job_name", "communicator", "collective", "algorithm", "protocol", "size_class"],
+        "Transfer times of those operations; the histogram's own sum is not there when it is native.";
     BUS_BYTES = Counter "ringwatch_bus_bytes" B,
         ["node", "job_name", "communicator", "collective", "algorithm", "protocol", "size_class"],
-        "Message sizes times the bus factor of nccl-tests, of timed operations: over the transfer time, bus bandwidth.";
+        "Message sizes times the bus factor of nccl-tests, of the same operations: over ringwatch_timed_seconds, bus bandwidth.";
     UNTIMED = Counter "ringwatch_untimed_operations" None, ["node", "job_name", "reason"],
         "Ranks' parts of operations whose GPU time is not known, by reason.";
     WAITING = Counter "ringwatch_rank_waiting_seconds" S, ["node", "job_name", "communicator", "rank"],

@@ -6,7 +6,7 @@ use ringwatch::join::Join;
 use ringwatch::model::{
     Algo, ChannelStamp, CommId, CommRecord, DataType, Fact, Flags, Func, GpuFact, InterfaceFact, Job, Lane,
     LinkFact, Liveness, Moved, NetProgress, NodeFact, OpRecord, PcieFact, PortFact, Proto, Rank, Reading,
-    SamplerFact, SegmentId, SegmentRecord, Throttle, Timing, Traffic, Update, Xid,
+    SamplerFact, SegmentId, SegmentRecord, Throttle, Timing, Traffic, Untimed, Update, Xid,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,15 +25,22 @@ pub(crate) const TRANSFER_NS: u64 = 100_000;
 pub(crate) struct Hand {
     pub(crate) join: Join,
     pub(crate) ranks: u32,
+    /// The wall clock at the host's monotonic zero.
+    epoch_ns: u64,
     issued: u64,
 }
 
 impl Hand {
     /// A job of so many ranks.
     pub(crate) fn new(ranks: u32) -> Self {
+        Self::since(ranks, EPOCH_NS)
+    }
+
+    /// One whose clock began at a moment, ns since the epoch.
+    pub(crate) fn since(ranks: u32, epoch_ns: u64) -> Self {
         let mut join = Join::new();
         join.keep_finished();
-        let mut hand = Hand { join, ranks, issued: 0 };
+        let mut hand = Hand { join, ranks, epoch_ns, issued: 0 };
         for r in 0..ranks {
             hand.process(r, Liveness::Alive);
             hand.member(r, 0);
@@ -61,7 +68,7 @@ impl Hand {
             owner: None,
             liveness,
             created_ns: 0,
-            created_unix_ns: EPOCH_NS,
+            created_unix_ns: self.epoch_ns,
             losses: vec![("slot being written", 0), ("bad arguments", 2 * u64::from(r == 1))],
         }));
     }
@@ -116,6 +123,18 @@ impl Hand {
         }
         self.join.tick(end + 2_000);
         order
+    }
+
+    /// One all-reduce of which nobody measures the time.
+    pub(crate) fn untimed(&mut self, at_ns: u64) {
+        let order = self.issued;
+        self.issued += 1;
+        for r in 0..self.ranks {
+            self.member(r, self.issued);
+            let mut op = self.op(r, order, at_ns, None);
+            op.timing = Timing::Not(Untimed::Budget);
+            self.join.feed(Update::Op(Box::new(op)));
+        }
     }
 
     /// One all-reduce that one rank never issues and in which the others wait.

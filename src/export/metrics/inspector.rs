@@ -1,4 +1,5 @@
 //! The names of NVIDIA's NCCL Inspector, so that its dashboard works: gauges of what was over since the last scrape.
+//! Two who scrape would share that between them.
 
 use crate::join::{Finished, Join, algbw};
 use crate::model::{Func, SegmentId, Track, bus_factor};

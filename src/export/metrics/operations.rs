@@ -27,6 +27,7 @@ struct Sums {
     count: u64,
     bytes: Option<u64>,
     timed_bytes: Option<u64>,
+    timed_ns: u64,
     bus_bytes: Option<f64>,
     transfer: Histogram,
 }
@@ -86,6 +87,7 @@ impl Operations {
             if let Some(bytes) = f.operation.bytes {
                 let sum = sums.timed_bytes.get_or_insert(0);
                 *sum = sum.saturating_add(bytes);
+                sums.timed_ns = sums.timed_ns.saturating_add(transfer_ns);
                 let ranks = if f.func == Func::SendRecv { Some(2) } else { f.ranks };
                 if let Some(ranks) = ranks {
                     *sums.bus_bytes.get_or_insert(0.0) += bytes as f64 * bus_factor(f.func, ranks);
@@ -199,6 +201,7 @@ impl Sums {
         let known = [
             (c::OPERATION_BYTES, self.bytes.map(|b| b as f64)),
             (c::TIMED_BYTES, self.timed_bytes.map(|b| b as f64)),
+            (c::TIMED_SECONDS, self.timed_bytes.map(|_| seconds(self.timed_ns))),
             (c::BUS_BYTES, self.bus_bytes),
         ];
         for (metric, value) in known {

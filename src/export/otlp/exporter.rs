@@ -1,6 +1,7 @@
 //! The way to the receiver.
 
 use super::http::Http;
+use super::partial::listening;
 use super::point;
 use super::queue::{Batch, LOGS, LogEntry};
 use super::settings::{Compression, Protocol, Settings};
@@ -198,9 +199,7 @@ impl Exporter {
         let mut error = None;
         if !batch.spans.is_empty() {
             let n = batch.spans.len() as u64;
-            let before = self.refused_in_part(SPANS);
-            let sent = self.spans.export(batch.spans.clone()).await;
-            let partly = self.refused_in_part(SPANS) - before;
+            let (sent, partly) = listening(self.spans.export(batch.spans.clone())).await;
             if let Err(e) = self.judge(sent, SPANS, n, partly) {
                 if let Error::Unreachable { .. } = e {
                     back.spans = batch.spans;
@@ -212,9 +211,7 @@ impl Exporter {
             let n = batch.logs.len() as u64;
             let records: Vec<SdkLogRecord> = batch.logs.iter().map(|l| self.record(l)).collect();
             let pairs: Vec<_> = records.iter().map(|r| (r, &self.scope)).collect();
-            let before = self.refused_in_part(LOG);
-            let sent = self.logs.export(LogBatch::new(&pairs)).await;
-            let partly = self.refused_in_part(LOG) - before;
+            let (sent, partly) = listening(self.logs.export(LogBatch::new(&pairs))).await;
             if let Err(e) = self.judge(sent, LOG, n, partly) {
                 if let Error::Unreachable { .. } = e {
                     back.logs = batch.logs;
@@ -225,15 +222,6 @@ impl Exporter {
         match error {
             None => Ok(()),
             Some(e) => Err((e, back)),
-        }
-    }
-
-    /// What of the requests it took the receiver refused; gRPC's exporter does not say.
-    fn refused_in_part(&self, signal: usize) -> u64 {
-        match &self.way {
-            Way::Http(http) if signal == SPANS => http.refused.spans.load(Ordering::Relaxed),
-            Way::Http(http) => http.refused.logs.load(Ordering::Relaxed),
-            Way::Grpc(_) => 0,
         }
     }
 

@@ -1,5 +1,4 @@
-//! HTTP/1.1 with TLS by rustls, for the exporters that travel so. What a receiver refused of a request it took is in
-//! its answer, which the exporters do not hand out: it is read here.
+//! HTTP/1.1 with TLS by rustls, for the exporters that travel so.
 
 use super::exporter::Error;
 use super::settings::Settings;
@@ -10,15 +9,11 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
-use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceResponse;
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceResponse;
-use prost::Message;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// An answer says little; a longer one is none of a receiver's.
@@ -29,14 +24,6 @@ const ANSWER: usize = 1 << 20;
 pub(super) struct Http {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     timeout: Duration,
-    pub(super) refused: Arc<Refused>,
-}
-
-/// What receivers refused of requests they took.
-#[derive(Debug, Default)]
-pub(super) struct Refused {
-    pub(super) spans: AtomicU64,
-    pub(super) logs: AtomicU64,
 }
 
 impl Http {
@@ -49,7 +36,6 @@ impl Http {
         Ok(Http {
             client: Client::builder(TokioExecutor::new()).build(https),
             timeout: Duration::from_millis(settings.timeout_ms),
-            refused: Arc::default(),
         })
     }
 }
@@ -57,30 +43,14 @@ impl Http {
 #[async_trait]
 impl HttpClient for Http {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        let path = request.uri().path().to_owned();
         let answer = tokio::time::timeout(self.timeout, async {
             let answer = self.client.request(request.map(Full::new)).await?;
             let (head, body) = answer.into_parts();
             let body = Limited::new(body, ANSWER).collect().await?.to_bytes();
             Ok::<_, HttpError>(Response::from_parts(head, body))
-        })
-        .await??;
-        if answer.status().is_success() {
-            let body = answer.body().clone();
-            if path.ends_with("/v1/traces") {
-                let partial = ExportTraceServiceResponse::decode(body).ok().and_then(|a| a.partial_success);
-                add(&self.refused.spans, partial.map(|p| p.rejected_spans));
-            } else if path.ends_with("/v1/logs") {
-                let partial = ExportLogsServiceResponse::decode(body).ok().and_then(|a| a.partial_success);
-                add(&self.refused.logs, partial.map(|p| p.rejected_log_records));
-            }
-        }
-        Ok(answer)
+        });
+        answer.await?
     }
-}
-
-fn add(count: &AtomicU64, n: Option<i64>) {
-    count.fetch_add(n.and_then(|n| u64::try_from(n).ok()).unwrap_or(0), Ordering::Relaxed);
 }
 
 /// What is trusted and who we are. The provider is named, since other crates may bring another one.

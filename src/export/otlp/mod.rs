@@ -12,13 +12,15 @@
 //!    +- transfer                  its kernel, from then on
 //!       +- send to rank 4         one network transfer
 //! ```
-//! A finding has a trace of its own with one span; it and the operations it is about link to each other. What is told
+//! A finding has a trace of its own with one span, which links to the operations it is about; these link back where they
+//! are written after it. What is told
 //! of an operation in which ranks hang is written at once: its ranks' spans are named `rank 3, in flight` then, and
 //! when it ends after all, its true times come below the root as a span `complete`.
 
 mod attributes;
 mod exporter;
 mod http;
+mod partial;
 mod point;
 mod queue;
 mod settings;

@@ -58,7 +58,8 @@ pub struct Settings {
     pub slow_per_second: u32,
     /// Operations remembered, so that they can still be sent when something turns out to be wrong.
     pub keep: usize,
-    /// Spans, and log records, that wait at most while the receiver cannot be reached; the oldest go first.
+    /// Spans, and log records, that wait at most while the receiver cannot be reached; the oldest go first. A span takes
+    /// about a KiB.
     pub queue: usize,
     /// Spans of one request at most.
     pub batch: usize,
@@ -82,7 +83,7 @@ impl Default for Settings {
             late_ms: 100,
             slow_per_second: 10,
             keep: 4096,
-            queue: 65_536,
+            queue: 16_384,
             batch: 2048,
             metrics_interval_ms: 15_000,
         }

@@ -32,7 +32,7 @@ const ASKED: &str = "asked for";
 
 /// Why it is not.
 const TOO_MANY: &str = "more were slow or late than slow_per_second";
-const NO_CLOCK: &str = "no wall clock is known";
+const NO_CLOCK: &str = "no time of it is known";
 const NO_ROOM: &str = "the trace had no room";
 
 #[derive(Debug)]
