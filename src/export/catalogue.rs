@@ -170,6 +170,19 @@ catalogue! {
         "Packets sent again, recoveries and checksum errors of a link since the driver was loaded.";
     NVLINK_BYTES = Counter "ringwatch_nvlink_bytes" B, ["node", "gpu", "direction"],
         "Bytes over all NVLinks of a GPU since this agent started.";
+    WIRE_EXPECTED = Counter "ringwatch_wire_expected_bytes" B,
+        ["node", "gpu", "communicator", "collective", "direction"],
+        "Bytes that operations should have put on a GPU's NVLinks, by algorithm, protocol, size and ranks.";
+    WIRE_COMPARABLE = Counter "ringwatch_wire_comparable_bytes" B,
+        ["node", "gpu", "communicator", "collective", "direction"],
+        "Those of them that fell into seconds in which the GPU's counters were read.";
+    WIRE_ATTRIBUTED = Counter "ringwatch_wire_attributed_bytes" B,
+        ["node", "gpu", "communicator", "collective", "direction"],
+        "Bytes that the counters moved for them in these seconds; over the comparable ones, near 1.";
+    WIRE_FOREIGN = Counter "ringwatch_wire_foreign_bytes" B, ["node", "gpu", "direction"],
+        "Bytes on a GPU's NVLinks that belong to no operation that is known.";
+    WIRE_UNKNOWN = Counter "ringwatch_wire_unknown_bytes" B, ["node", "gpu", "direction"],
+        "Bytes on a GPU's NVLinks in seconds with operations of which it is not known what they should move.";
     PCIE_BYTES = Counter "ringwatch_pcie_bytes" B, ["node", "gpu", "direction"],
         "Bytes over PCIe since this agent started.";
     PCIE_LANES = Gauge "ringwatch_pcie_lanes" None, ["node", "gpu", "state"],

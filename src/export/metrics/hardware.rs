@@ -2,7 +2,7 @@
 
 use super::family::Families;
 use crate::export::catalogue as c;
-use crate::join::Hardware;
+use crate::join::{Hardware, Wire, WireTotals};
 use crate::model::{GpuFact, InterfaceFact, LinkFact, Moved, NodeFact, PortFact, SamplerFact, Throttle};
 use std::collections::BTreeMap;
 
@@ -24,6 +24,9 @@ pub(super) fn gather(out: &mut Families, hardware: &Hardware) {
             nvlink(out, node, &g.gpu, link);
         }
     }
+    for (node, gpu, w) in hardware.wires() {
+        wires(out, node, gpu, w);
+    }
     for (node, _, p) in hardware.ports() {
         port(out, node, p);
     }
@@ -35,6 +38,26 @@ pub(super) fn gather(out: &mut Families, hardware: &Hardware) {
     }
     for (node, s) in hardware.samplers() {
         sampler(out, node, s);
+    }
+}
+
+/// What moved, in both directions.
+fn ways(out: &mut Families, metric: &'static c::Metric, labels: &[&str], moved: Wire) {
+    for (direction, bytes) in [("transmit", moved.tx_bytes), ("receive", moved.rx_bytes)] {
+        out.number(metric, &[labels, &[direction]].concat(), bytes);
+    }
+}
+
+fn wires(out: &mut Families, node: &str, gpu: &str, w: &WireTotals) {
+    ways(out, c::NVLINK_BYTES, &[node, gpu], w.measured);
+    ways(out, c::WIRE_FOREIGN, &[node, gpu], w.foreign);
+    ways(out, c::WIRE_UNKNOWN, &[node, gpu], w.unknown);
+    for (comm, func, share) in w.by() {
+        let comm = comm.to_string();
+        let labels = [node, gpu, &*comm, func.as_str()];
+        ways(out, c::WIRE_EXPECTED, &labels, share.expected);
+        ways(out, c::WIRE_COMPARABLE, &labels, share.comparable);
+        ways(out, c::WIRE_ATTRIBUTED, &labels, share.attributed);
     }
 }
 
@@ -162,7 +185,6 @@ pub(super) struct Wires {
 #[derive(Debug, Default)]
 struct OfGpu {
     until_ns: u64,
-    nvlink: Option<Moved>,
     pcie: Option<Moved>,
 }
 
@@ -174,7 +196,6 @@ impl Wires {
             let until = of.until_ns;
             for (at_ns, t) in hardware.traffic(node, &g.gpu).filter(|(at_ns, _)| *at_ns > until) {
                 of.until_ns = of.until_ns.max(at_ns);
-                add(&mut of.nvlink, t.nvlink);
                 add(&mut of.pcie, t.pcie);
             }
         }
@@ -192,10 +213,8 @@ impl Wires {
 
     pub(super) fn gather(&self, out: &mut Families) {
         for ((node, gpu), of) in &self.gpus {
-            for (metric, moved) in [(c::NVLINK_BYTES, of.nvlink), (c::PCIE_BYTES, of.pcie)] {
-                out.known(metric, &[node, gpu, "transmit"], moved.map(|m| m.tx_bytes));
-                out.known(metric, &[node, gpu, "receive"], moved.map(|m| m.rx_bytes));
-            }
+            out.known(c::PCIE_BYTES, &[node, gpu, "transmit"], of.pcie.map(|m| m.tx_bytes));
+            out.known(c::PCIE_BYTES, &[node, gpu, "receive"], of.pcie.map(|m| m.rx_bytes));
         }
         for ((node, gpu, code), n) in &self.xids {
             out.number(c::GPU_XID, &[node, gpu, &code.to_string()], *n as f64);
