@@ -154,6 +154,19 @@ fn queries_name_only_metrics_and_labels_of_the_catalogue() {
 }
 
 #[test]
+fn the_alerts_about_hangs_and_devices_know_all_their_kinds() {
+    for (alert, of) in [
+        ("RingwatchHang", ringwatch::model::Kind::is_hang as fn(ringwatch::model::Kind) -> bool),
+        ("RingwatchDevice", ringwatch::model::Kind::is_device),
+    ] {
+        let all = ringwatch::model::Kind::ALL.iter().filter(|k| of(**k)).map(|k| k.as_str());
+        let kinds = format!("kind=~\"{}\"", all.collect::<Vec<_>>().join("|"));
+        let (_, rule) = rules().into_iter().find(|(n, _)| n == alert).unwrap();
+        assert!(rule["expr"].as_str().unwrap().contains(&kinds), "{alert}: {kinds}");
+    }
+}
+
+#[test]
 fn boards_have_stable_names_and_four_variables() {
     let mut titles = BTreeSet::new();
     for name in BOARDS {

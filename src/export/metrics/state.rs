@@ -144,13 +144,16 @@ impl Opened {
 
 /// A finding belongs to a job on a node, or to a node alone.
 fn key(scopes: &mut Scopes, join: &Join, f: &Finding) -> FindingKey {
+    let host = f.place.as_ref().map(|p| p.host.as_str()).or(f.subject.as_deref());
+    let on_host =
+        |segment: &SegmentId| host.is_none_or(|h| join.process(*segment).is_some_and(|p| p.record.host == h));
     let member = join.communicator(f.communicator).and_then(|c| {
-        let culprit = f.ranks.iter().find_map(|r| c.members().get(r));
-        culprit.or_else(|| c.members().values().next()).map(|m| m.record.segment)
+        let culprits = f.ranks.iter().filter_map(|r| c.members().get(r));
+        culprits.chain(c.members().values()).map(|m| m.record.segment).find(on_host)
     });
-    let scope = match (member, &f.subject) {
-        (Some(segment), _) => scopes.of_process(join, segment),
-        (None, subject) => scopes.of_node(subject.as_deref().unwrap_or("")),
+    let scope = match member {
+        Some(segment) => scopes.of_process(join, segment),
+        None => scopes.of_node(host.unwrap_or("")),
     };
     (scope, f.kind, f.severity)
 }

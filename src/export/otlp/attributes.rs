@@ -122,7 +122,10 @@ pub(super) fn of_finding(f: &Finding) -> Vec<(&'static str, AnyValue)> {
     if let Some(cause) = &f.cause {
         a.push(("ringwatch.finding.cause", text(cause.as_str())));
     }
-    if let Some(host) = &f.subject {
+    if let Some(place) = &f.place {
+        a.push(("host.name", text(&place.host)));
+        a.push(("ringwatch.finding.device", text(&place.device)));
+    } else if let Some(host) = &f.subject {
         a.push(("host.name", text(host)));
     }
     if let Some(bytes) = f.operation.bytes {

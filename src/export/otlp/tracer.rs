@@ -137,10 +137,10 @@ impl Tracer {
     fn opened(&mut self, join: &Join, f: &Finding) {
         self.tell(join, f, "ringwatch.finding.opened", f.first_seen_ns);
         let mut keys: Vec<(Key, Vec<Rank>)> = Vec::new();
-        if f.operation.func != COMM_INIT {
+        if has_operation(f) {
             keys.push(((f.communicator, f.operation.track, f.operation.order), f.ranks.clone()));
         }
-        for v in &f.victims {
+        for v in f.victims.iter().filter(|_| !f.kind.is_device()) {
             let key = (v.communicator, v.track, v.order);
             if keys.iter().all(|(k, _)| *k != key) {
                 keys.push((key, Vec::new()));
@@ -319,6 +319,11 @@ impl Tracer {
     pub fn exported(&self) -> Vec<Exported> {
         vec![self.spans.exported("spans"), self.logs.exported(queue::LOGS)]
     }
+}
+
+/// True when a finding shows in an operation, and not in a device or in the making of a communicator.
+fn has_operation(f: &Finding) -> bool {
+    !f.kind.is_device() && f.operation.func != COMM_INIT
 }
 
 /// An operation as the join holds it.
