@@ -380,6 +380,9 @@ pub struct Replay {
     /// As fast as the plugin takes it
     #[arg(long)]
     pub unpaced: bool,
+    /// So many times as fast as it was recorded
+    #[arg(long, value_name = "TIMES", conflicts_with = "unpaced")]
+    pub speed: Option<f64>,
     /// How often
     #[arg(long, default_value_t = 1)]
     pub loops: u32,

@@ -11,7 +11,11 @@ pub(super) fn run(o: &Replay) -> anyhow::Result<u8> {
     let trace = match &o.trace {
         Some(path) => {
             let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-            Trace::decode(&bytes)?
+            // A recorder's own log is one rank's.
+            match std::str::from_utf8(&bytes) {
+                Ok(log) => Trace::parse_logs([("log", log)])?,
+                Err(_) => Trace::decode(&bytes)?,
+            }
         }
         None => fixture(o.scenario.into(), o.two_node),
     };
@@ -20,7 +24,11 @@ pub(super) fn run(o: &Replay) -> anyhow::Result<u8> {
     };
     let abi = Abi::new(o.abi).context("--abi: 1 to 7")?;
     let mut options = PlayerOptions::new(o.plugin.clone(), abi, trace.timeline());
-    options.pace = if o.unpaced { Pace::Unpaced } else { Pace::Original };
+    options.pace = match o.speed {
+        _ if o.unpaced => Pace::Unpaced,
+        Some(times) => Pace::Scaled(1.0 / times),
+        None => Pace::Original,
+    };
     options.loops = o.loops;
     options.start_at_ns = o.start_at;
     let player = Player::new(options)?;
