@@ -380,6 +380,9 @@ pub struct Replay {
     /// As fast as the plugin takes it
     #[arg(long)]
     pub unpaced: bool,
+    /// Leave out what the plugin does not ask for, as NCCL does
+    #[arg(long)]
+    pub honour_mask: bool,
     /// So many times as fast as it was recorded
     #[arg(long, value_name = "TIMES", conflicts_with = "unpaced")]
     pub speed: Option<f64>,

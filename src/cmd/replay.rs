@@ -29,6 +29,7 @@ pub(super) fn run(o: &Replay) -> anyhow::Result<u8> {
         Some(times) => Pace::Scaled(1.0 / times),
         None => Pace::Original,
     };
+    options.honour_mask = o.honour_mask;
     options.loops = o.loops;
     options.start_at_ns = o.start_at;
     let player = Player::new(options)?;

@@ -41,6 +41,9 @@ pub struct Config {
 pub struct SegmentSettings {
     /// Directories that are searched; empty: `/dev/shm/ringwatch-*` of the host and of every container on it.
     pub directories: Vec<PathBuf>,
+    /// Time between two looks at the segments, in ms; a busy job is looked at more often, so that nothing is
+    /// overwritten unread.
+    pub look_ms: u64,
     /// Segments of dead processes are removed, the oldest first, when those of one directory take more than so many
     /// MiB, and always beyond a sixteenth of the file system.
     pub keep_mib: u64,
@@ -50,7 +53,7 @@ pub struct SegmentSettings {
 
 impl Default for SegmentSettings {
     fn default() -> Self {
-        SegmentSettings { directories: Vec::new(), keep_mib: 256, keep_hours: 24 }
+        SegmentSettings { directories: Vec::new(), look_ms: 50, keep_mib: 256, keep_hours: 24 }
     }
 }
 
@@ -111,6 +114,9 @@ impl Config {
     pub(super) fn check(&self) -> Result<(), (&'static str, String)> {
         if !(self.limits.cpu > 0.0 && self.limits.cpu <= 1.0) {
             return Err(("limits.cpu", format!("{} is not in 0 to 1", self.limits.cpu)));
+        }
+        if !(1..=1000).contains(&self.segments.look_ms) {
+            return Err(("segments.look_ms", format!("{} is not in 1 to 1000", self.segments.look_ms)));
         }
         for (name, value) in &self.tags {
             let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');

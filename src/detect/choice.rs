@@ -33,7 +33,7 @@ impl Rule for ChoiceRule {
 fn between_ranks(join: &Join, c: &Communicator) -> Option<Finding> {
     let agreed = |key: (Track, u64)| c.mismatch().is_none_or(|(t, o, _)| key.0 != t || key.1 < o);
     let (track, order, instance, camps) = c
-        .incomplete()
+        .split()
         .filter(|(t, o, _)| !matches!(t, Track::Pair(..)) && agreed((*t, *o)))
         .find(|(.., i)| !alike(i))
         .map(|(t, o, i)| (t, o, i, camps(i)))?;

@@ -31,7 +31,7 @@ use tail::Tail;
 const SEARCH_NS: u64 = 200_000_000;
 /// How often processes are looked after, in ns.
 const LOOK_NS: u64 = 50_000_000;
-/// The longest and the shortest time between two looks.
+/// The longest time between two looks, unless it is set, and the shortest.
 const LONGEST: Duration = Duration::from_millis(20);
 const SHORTEST: Duration = Duration::from_millis(1);
 /// How much of a ring may be new at a look.
@@ -50,6 +50,8 @@ pub struct Segments {
     stacks: Stacks,
     polled_ns: Option<u64>,
     pause: Duration,
+    /// The longest time between two looks.
+    longest: Duration,
     /// Segments of other jobs, and of earlier ones of the same name, are left alone.
     job: Option<(String, u64)>,
     /// Files that are left alone, or are the same segment as one that is followed.
@@ -68,6 +70,7 @@ impl Segments {
             stacks: Stacks::new(),
             polled_ns: None,
             pause: LONGEST,
+            longest: LONGEST,
             job: None,
             passed: HashSet::new(),
         }
@@ -84,6 +87,12 @@ impl Segments {
     pub fn set_places(&mut self, places: Vec<Place>) {
         self.places = places;
         self.searched_ns = None;
+    }
+
+    /// Looks at least so often, unless a busy job makes it look more often.
+    pub fn look_every(&mut self, longest: Duration) {
+        self.longest = longest.max(SHORTEST);
+        self.pause = self.pause.min(self.longest);
     }
 
     /// How long to wait until the next look, so that no ring comes round meanwhile: 20 ms, less for a busy job.
@@ -176,10 +185,10 @@ impl Source for Segments {
             out.extend(tail.and_then(|t| t.stack(stack, now_ns)).map(|f| Update::Host(Box::new(f))));
         }
         let fill = self.tails.values().map(Tail::fill).fold(0.0, f64::max);
-        let since = self.polled_ns.map_or(LONGEST, |t| Duration::from_nanos(now_ns.saturating_sub(t)));
+        let since = self.polled_ns.map_or(self.longest, |t| Duration::from_nanos(now_ns.saturating_sub(t)));
         self.polled_ns = Some(now_ns);
         self.pause =
-            if fill > FILL { since.mul_f64(FILL / fill).max(SHORTEST).min(LONGEST) } else { LONGEST };
+            if fill > FILL { since.mul_f64(FILL / fill).clamp(SHORTEST, self.longest) } else { self.longest };
         out
     }
 

@@ -19,6 +19,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 const KEPT: usize = 256;
 /// Operations of a communicator before its rhythm is learned.
 const WARM_UP: u64 = 8;
+/// Operations that ranks run in different ways, kept at most.
+const SPLIT_KEPT: usize = 64;
+/// Between two looks at all operations that are not complete, in ns.
+const SCAN_NS: u64 = 200_000_000;
 /// Operations kept at most; the oldest incomplete ones beyond are given up.
 const HELD: usize = 4096;
 /// Late arrivals remembered.
@@ -78,6 +82,14 @@ pub struct Communicator {
     members: BTreeMap<Rank, Member>,
     instances: BTreeMap<(Track, u64), Instance>,
     uncounted: BTreeSet<(Track, u64)>,
+    /// Those among them of which something new was heard since they were last looked at.
+    touched: BTreeSet<(Track, u64)>,
+    /// When all of them were last looked at, host monotonic ns.
+    scanned_ns: Option<u64>,
+    /// When the timed ones began on the first GPU and ended on the last, host monotonic ns.
+    timed: BTreeMap<(Track, u64), (u64, u64)>,
+    /// Those that ranks run in different ways.
+    split: BTreeSet<(Track, u64)>,
     late: VecDeque<LateEvent>,
     mismatch: Option<(Track, u64)>,
     /// When that was seen, host monotonic ns.
@@ -102,6 +114,10 @@ impl Communicator {
             members: BTreeMap::new(),
             instances: BTreeMap::new(),
             uncounted: BTreeSet::new(),
+            touched: BTreeSet::new(),
+            scanned_ns: None,
+            timed: BTreeMap::new(),
+            split: BTreeSet::new(),
             late: VecDeque::new(),
             mismatch: None,
             mismatch_seen_ns: 0,
@@ -143,14 +159,14 @@ impl Communicator {
     /// The timed operations beside one of the same track: the order of the last one before it and when it ended, that of
     /// the first one after it and when it began, host monotonic ns.
     pub(super) fn timed_beside(&self, track: Track, order: u64) -> (Beside, Beside) {
-        let end = |i: &Instance| i.parts.values().filter_map(|p| Some(p.kernel?.end_ns())).max();
-        let start = |i: &Instance| i.parts.values().filter_map(|p| Some(p.kernel?.start_ns)).min();
-        let before = self.instances.range((track, 0)..(track, order)).rev().take(KEPT);
-        let after = self.instances.range((track, order.saturating_add(1))..=(track, u64::MAX)).take(KEPT);
-        (
-            before.filter_map(|((_, o), i)| Some((*o, end(i)?))).next(),
-            after.filter_map(|((_, o), i)| Some((*o, start(i)?))).next(),
-        )
+        let before = self.timed.range((track, 0)..(track, order)).next_back();
+        let after = self.timed.range((track, order.saturating_add(1))..=(track, u64::MAX)).next();
+        (before.map(|((_, o), (_, end))| (*o, *end)), after.map(|((_, o), (start, _))| (*o, *start)))
+    }
+
+    /// The operations that are not complete yet and that ranks run in different ways.
+    pub fn split(&self) -> impl Iterator<Item = (Track, u64, &Instance)> {
+        self.split.iter().filter_map(|k| Some((k.0, k.1, self.instances.get(k)?)))
     }
 
     /// The operations that are not complete yet.
@@ -413,6 +429,7 @@ impl Communicator {
             return;
         }
         self.uncounted.insert(key);
+        self.touched.insert(key);
         let before = instance.parts.get(&rank);
         let (was_done, was_kernel) = before.map_or((false, None), |p| (p.finished, p.kernel));
         let (fresh, was_timed) = (before.is_none(), before.is_some_and(|p| p.duration_ns().is_some()));
@@ -423,6 +440,8 @@ impl Communicator {
         if kernel.is_some() && was_kernel.is_none() {
             if let Some(k) = &kernel {
                 busy.add(k);
+                let span = self.timed.entry(key).or_insert((k.start_ns, k.end_ns()));
+                *span = (span.0.min(k.start_ns), span.1.max(k.end_ns()));
             }
             if let (Some(k), Some(limit)) = (kernel, timing::not_before(&op)) {
                 clock.learn_distance(k.start_ns.saturating_sub(limit));
@@ -467,6 +486,11 @@ impl Communicator {
             _ => (!op.net.is_empty()).then_some(now_ns),
         };
         let signature = Signature::of(&op, ranks);
+        let way = op.algo.zip(op.proto);
+        if instance.way.is_some() && way.is_some() && way != instance.way && self.split.len() < SPLIT_KEPT {
+            self.split.insert(key);
+        }
+        instance.way = instance.way.or(way);
         instance.parts.insert(rank, Part { op, kernel, started_ns, finished, ended_seen_ns, moved_ns });
         if started_ns.is_some() || stopped {
             self.imply_done(track, order, rank);
@@ -499,6 +523,7 @@ impl Communicator {
             }
             if !part.finished {
                 part.finished = true;
+                self.touched.insert((track, *o));
                 if part.op.lane.is_collective() {
                     member.finished += 1;
                 }
@@ -544,8 +569,16 @@ impl Communicator {
     ) {
         let expected = self.expected();
         let seen = self.members.len();
-        let ready: Vec<(Track, u64)> = self
-            .uncounted
+        // Nothing new makes most of them ready; the rest becomes so by time, or when a rank leaves.
+        let all = self.scanned_ns.is_none_or(|t| now_ns.abs_diff(t) >= SCAN_NS);
+        let fresh: Vec<(Track, u64)> = if all {
+            self.scanned_ns = Some(now_ns);
+            self.touched.clear();
+            self.uncounted.iter().copied().collect()
+        } else {
+            std::mem::take(&mut self.touched).into_iter().filter(|k| self.uncounted.contains(k)).collect()
+        };
+        let ready: Vec<(Track, u64)> = fresh
             .iter()
             .copied()
             .filter(|key| {
@@ -570,17 +603,17 @@ impl Communicator {
         for key in ready {
             self.count(key, expected, classes, outbox);
         }
-        self.weigh(expected);
+        self.weigh(&fresh, expected);
         self.forget(expected, classes, outbox);
     }
 
     /// Tells very late ranks of operations that all have issued and whose end nothing tells but a later one, which may
     /// not come: by the hosts' times.
-    fn weigh(&mut self, expected: usize) {
-        let fresh: Vec<(Track, u64)> = self
-            .uncounted
-            .range((Track::Collective, 1)..=(Track::Collective, u64::MAX))
+    fn weigh(&mut self, fresh: &[(Track, u64)], expected: usize) {
+        let fresh: Vec<(Track, u64)> = fresh
+            .iter()
             .copied()
+            .filter(|key| key.0 == Track::Collective && key.1 > 0 && self.uncounted.contains(key))
             .filter(|key| {
                 self.instances.get(key).is_some_and(|i| {
                     let issued = |p: &Part| p.op.issued_ns.is_some() && (p.is_silent() || p.finished);
@@ -638,6 +671,7 @@ impl Communicator {
         outbox: &mut Outbox,
     ) {
         self.uncounted.remove(&key);
+        self.split.remove(&key);
         let ranks = self.ranks();
         let Some(instance) = self.instances.get_mut(&key) else { return };
         instance.counted = true;
@@ -778,6 +812,7 @@ impl Communicator {
                 .collect();
             for key in old {
                 self.instances.remove(&key);
+                self.timed.remove(&key);
             }
         }
         // Incomplete ones whose rest was lost: the oldest of them are counted as they are.

@@ -2,7 +2,7 @@
 
 use super::signature::Signature;
 use super::timing::Kernel;
-use crate::model::{Func, OpRecord, Rank, bus_factor, message_bytes};
+use crate::model::{Algo, Func, OpRecord, Proto, Rank, bus_factor, message_bytes};
 use std::collections::BTreeMap;
 
 /// One rank's part.
@@ -66,6 +66,8 @@ pub struct Instance {
     pub weighed: bool,
     /// True once its late rank was told.
     pub late_told: bool,
+    /// How the first rank that says so runs it.
+    pub(super) way: Option<(Algo, Proto)>,
     /// What the first rank that was seen says it is, and which that was: all others are compared with it.
     pub(super) said: Option<(Rank, Signature)>,
 }

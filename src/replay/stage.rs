@@ -84,6 +84,8 @@ struct Slot {
     given: Given,
     type_bit: u64,
     parent: u64,
+    /// The plugin's mask when it began: NCCL decides about an operation's kernel events then.
+    mask: u64,
     /// How much later than recorded the operation was issued, in ns: its GPU stamps move by this.
     slip_ns: u64,
     send: bool,
@@ -195,6 +197,7 @@ impl<'a, C: Clock> Stage<'a, C> {
             given: Given::Suppressed,
             type_bit,
             parent,
+            mask: self.plugin.mask(),
             slip_ns: 0,
             send: matches!(descriptor, Descriptor::ProxyOp { send: true, .. }),
             step: if let Descriptor::ProxyStep { step } = *descriptor { step } else { 0 },
@@ -209,7 +212,11 @@ impl<'a, C: Clock> Stage<'a, C> {
         let is_op = type_bit == COLL || type_bit == P2P;
         let parent = if is_op && self.abi.number() <= 4 { group.unwrap_or(0) } else { parent };
         let context = self.contexts.get(&ctx).copied();
-        if self.honour_mask && implied_by(self.abi, type_bit) & self.plugin.mask() == 0 {
+        let mask = match self.slots.get(&parent) {
+            Some(op) if type_bit == KERNEL_CH => op.mask,
+            _ => slot.mask,
+        };
+        if self.honour_mask && implied_by(self.abi, type_bit) & mask == 0 {
             slot.given = Given::Masked;
             self.report.masked += 1;
         } else if let Some((context, comm)) = context

@@ -75,7 +75,9 @@ impl State {
     /// Nothing read yet.
     pub fn new(config: Config, baselines: Vec<Baseline>) -> Self {
         let places = places(&config);
-        let node = Node { segments: Segments::new(places.clone()), readings: None };
+        let mut segments = Segments::new(places.clone());
+        segments.look_every(Duration::from_millis(config.segments.look_ms));
+        let node = Node { segments, readings: None };
         let mut monitor = Monitor::new(node, config.detect).with_baselines(baselines);
         monitor.keep_finished();
         let mut metrics = Metrics::new(config.prometheus.clone());
@@ -218,6 +220,8 @@ impl State {
             self.monitor.source_mut().segments.set_places(places.clone());
             self.places = places;
         }
+        let every = Duration::from_millis(new.segments.look_ms);
+        self.monitor.source_mut().segments.look_every(every);
         let sample = new.hardware != self.config.hardware;
         self.config = new;
         if sample && let Err(e) = self.sample() {
