@@ -87,7 +87,7 @@ def main():
 
         (before, _), cpu, at = scrape(), used(), time.time()
         if os.environ.get("PERF"):
-            subprocess.run(["perf", "record", "-q", "-o", os.environ["PERF"], "-F", "499", "--call-graph", "dwarf,16384", "-p", str(agent.pid), "--", "sleep", str(seconds)], stderr=subprocess.DEVNULL)
+            subprocess.run(["perf", "record", "-q", "-o", os.environ["PERF"], "-F", "1999", "-p", str(agent.pid), "--", "sleep", str(seconds)], stderr=subprocess.DEVNULL)
         else:
             time.sleep(seconds)
         cpu, took = used() - cpu, time.time() - at
