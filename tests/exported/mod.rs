@@ -28,6 +28,8 @@ pub(crate) struct Hand {
     /// The wall clock at the host's monotonic zero.
     epoch_ns: u64,
     issued: u64,
+    /// When the machine was last read.
+    read_ns: Option<u64>,
 }
 
 impl Hand {
@@ -40,7 +42,7 @@ impl Hand {
     pub(crate) fn since(ranks: u32, epoch_ns: u64) -> Self {
         let mut join = Join::new();
         join.keep_finished();
-        let mut hand = Hand { join, ranks, epoch_ns, issued: 0 };
+        let mut hand = Hand { join, ranks, epoch_ns, issued: 0, read_ns: None };
         for r in 0..ranks {
             hand.process(r, Liveness::Alive);
             hand.member(r, 0);
@@ -205,9 +207,10 @@ impl Hand {
         self.join.feed(Update::Hardware(Box::new(Reading { host: "node1".into(), at_ns, fact })));
     }
 
-    /// What all samplers say at a moment; counters grow with it.
+    /// What all samplers say at a moment; counters grow with it. Far more goes over the wires than its operations.
     pub(crate) fn hardware(&mut self, at_ns: u64) {
         let n = at_ns / S;
+        let from_ns = self.read_ns.replace(at_ns).unwrap_or(at_ns.saturating_sub(S));
         for r in 0..self.ranks {
             let links = (0..2).map(|link| LinkFact {
                 link,
@@ -257,7 +260,7 @@ impl Hand {
             let moved = Moved { tx_bytes: 1e9, rx_bytes: 1.1e9 };
             let traffic = Traffic {
                 gpu: gpu(r),
-                from_ns: at_ns.saturating_sub(S),
+                from_ns,
                 nvlink: Some(moved),
                 links: Vec::new(),
                 pcie: Some(Moved { tx_bytes: 1e6, rx_bytes: 2e6 }),
