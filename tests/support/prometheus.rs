@@ -80,8 +80,8 @@ impl Prometheus {
     }
 
     /// The same as of a moment, in seconds since the epoch.
-    pub(crate) fn query_at(&self, query: &str, unix: u64) -> Vec<f64> {
-        self.instant(query, format!("&time={unix}"))
+    pub(crate) fn query_at(&self, query: &str, unix: f64) -> Vec<f64> {
+        self.instant(query, format!("&time={unix:.3}"))
     }
 
     fn instant(&self, query: &str, more: String) -> Vec<f64> {
