@@ -9,7 +9,7 @@ mod support;
 use receiver::{Got, Receiver, Wants};
 use ringwatch::export::otlp::Protocol;
 use std::collections::BTreeSet;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use support::agent::Agent;
 use support::prometheus::{Prometheus, program};
 use support::{Play, Players, Room, findings, until};
@@ -144,10 +144,6 @@ fn a_receiver_that_is_killed_in_mid_run_gets_all_spans_or_it_is_said_how_many_ar
     }
 }
 
-fn unix() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64()
-}
-
 #[test]
 fn a_prometheus_that_is_killed_goes_on_with_what_it_had_and_counters_continue() {
     let test = "a_prometheus_that_is_killed_goes_on_with_what_it_had_and_counters_continue";
@@ -160,7 +156,7 @@ fn a_prometheus_that_is_killed_goes_on_with_what_it_had_and_counters_continue() 
     until("a count", || first.query(counted).first().filter(|n| **n > 0.0).copied());
     // Two more scrapes.
     std::thread::sleep(Duration::from_secs(2));
-    let at = unix();
+    let at = ringwatch::ingest::unix_ns() as f64 / 1e9;
     let had = first.query_at(counted, at);
     drop(first);
     std::thread::sleep(Duration::from_secs(2));
