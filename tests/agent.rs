@@ -5,95 +5,11 @@
 mod support;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{Read, Write};
 use std::os::unix::net::{UnixDatagram, UnixStream};
-use std::path::PathBuf;
-use std::process::{Child, ChildStderr, Stdio};
 use std::time::Duration;
-use support::{Play, Players, Room, assert_missing_rank, drain, findings, run, until, wait};
-
-struct Agent {
-    child: Child,
-    address: String,
-    err: BufReader<ChildStderr>,
-    out: Option<std::thread::JoinHandle<Vec<u8>>>,
-}
-
-impl Agent {
-    fn start(room: &Room, more: &[&str]) -> Self {
-        Self::with(room, more, &[])
-    }
-
-    fn with(room: &Room, more: &[&str], variables: &[(&str, PathBuf)]) -> Self {
-        let directories = format!("segments.directories=[{:?}]", room.segments());
-        let socket = format!("socket.path={}", socket(room).display());
-        let set =
-            ["agent", "--json", "--set", &directories, "--set", &socket, "--set", "http.listen=127.0.0.1:0"];
-        let mut command = room.ringwatch(set.iter().chain(more));
-        command.envs(variables.iter().map(|(k, v)| (k, v)));
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut err = BufReader::new(child.stderr.take().unwrap());
-        let out = Some(drain(child.stdout.take()));
-        let address = loop {
-            let mut line = String::new();
-            assert!(err.read_line(&mut line).unwrap() > 0, "the agent ended: {:?}", child.wait());
-            if let Some(at) = line.trim().strip_prefix("ringwatch: listening on http://") {
-                break at.to_owned();
-            }
-        };
-        Agent { child, address, err, out }
-    }
-
-    /// Status and body of a GET.
-    fn get(&self, path: &str) -> (u32, String) {
-        let mut s = TcpStream::connect(&self.address).unwrap();
-        s.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        write!(s, "GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.address).unwrap();
-        let mut text = String::new();
-        s.read_to_string(&mut text).unwrap();
-        let (head, body) = text.split_once("\r\n\r\n").unwrap();
-        (head.split_whitespace().nth(1).unwrap().parse().unwrap(), body.to_owned())
-    }
-
-    fn signal(&self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, signal).unwrap();
-    }
-
-    fn next_error(&mut self) -> String {
-        let mut line = String::new();
-        self.err.read_line(&mut line).unwrap();
-        line
-    }
-
-    /// Ends it as a service manager does; what it told, and its exit code.
-    fn end(mut self) -> (String, Option<i32>) {
-        self.signal(rustix::process::Signal::TERM);
-        let code = wait(&mut self.child).code();
-        (String::from_utf8(self.out.take().unwrap().join().unwrap()).unwrap(), code)
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
-    }
-}
-
-fn socket(room: &Room) -> PathBuf {
-    room.path("run/agent.sock")
-}
-
-/// What `ringwatch diagnose --agent` prints, once it prints a finding.
-fn diagnosed(room: &Room) -> String {
-    let socket = socket(room);
-    until("a finding", || {
-        let said = run(&mut room.ringwatch(["diagnose", "--json", "--agent", socket.to_str().unwrap()]));
-        (said.code == Some(1)).then_some(said.out)
-    })
-}
+use support::agent::{Agent, diagnosed, socket};
+use support::{Play, Players, Room, assert_missing_rank, findings, run, until};
 
 #[test]
 fn a_hang_is_told_and_shown_to_who_asks() {
@@ -126,10 +42,9 @@ fn a_hang_is_told_and_shown_to_who_asks() {
 fn an_agent_that_is_killed_and_started_again_says_the_same() {
     let room = Room::new();
     let players = Players::start(&room, Play::of("missing-rank").hold(60));
-    let mut first = Agent::start(&room, &[]);
+    let first = Agent::start(&room, &[]);
     let before = findings(&diagnosed(&room));
-    first.child.kill().unwrap();
-    first.child.wait().unwrap();
+    first.kill();
     assert!(socket(&room).exists(), "left behind");
     let second = Agent::start(&room, &[]);
     let after = findings(&diagnosed(&room));
@@ -164,7 +79,7 @@ fn settings_are_read_anew_and_wrong_ones_change_nothing() {
     let file = room.path("agent.yaml");
     // So patient that it would say nothing for an hour.
     fs::write(&file, "detect:\n  patience_ms: 3600000\n").unwrap();
-    let mut agent = Agent::start(&room, &["--config", file.to_str().unwrap()]);
+    let agent = Agent::start(&room, &["--config", file.to_str().unwrap()]);
     let players = Players::start(&room, Play::of("missing-rank").hold(60));
     fs::write(&file, "detect:\n  patience: 1\n").unwrap();
     agent.signal(rustix::process::Signal::HUP);

@@ -4,24 +4,33 @@
 #![allow(clippy::disallowed_methods, reason = "these tests have servers and a clock of their own")]
 
 mod exported;
+mod receiver;
+mod support;
 
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use exported::{Hand, S};
 use promql_parser::parser::{self, Expr, VectorSelector};
 use promql_parser::util::{ExprVisitor, walk_expr};
+use receiver::{Receiver, Wants};
 use ringwatch::detect::{self, Detector};
 use ringwatch::export::catalogue::{self, CLUSTER, Kind, Metric, OVERFLOW};
 use ringwatch::export::metrics::Exported;
+use ringwatch::export::otlp::Protocol;
 use ringwatch::export::prometheus::{Metrics, Own, Settings};
+use ringwatch::ingest::hardware::Recorder;
+use ringwatch::model::{Fact, Reading, Xid};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use support::agent::Agent;
+use support::prometheus::{Prometheus, program};
+use support::{Play, Players, Room, machine, until};
+use tokio::net::TcpListener;
 
 const BOARDS: [&str; 4] = ["cluster", "job", "node", "agent"];
 
@@ -202,19 +211,10 @@ fn every_alert_says_what_to_do_and_is_tested_both_ways() {
     }
 }
 
-/// A program of Prometheus: installed, or where `.ci/run` unpacked it.
-fn program(name: &str) -> Option<PathBuf> {
-    let unpacked = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/prometheus/usr/bin").join(name);
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::iter::once(unpacked).chain(std::env::split_paths(&path).map(|p| p.join(name))).find(|p| p.is_file())
-}
-
 #[test]
 fn promtool_accepts_the_rules_their_tests_and_the_metrics() {
-    let Some(promtool) = program("promtool") else {
-        eprintln!("SKIPPED promtool_accepts_the_rules_their_tests_and_the_metrics: no promtool; see .ci/run");
-        return;
-    };
+    let test = "promtool_accepts_the_rules_their_tests_and_the_metrics";
+    let Some(promtool) = program("promtool", test) else { return };
     for args in [["check", "rules", "rules.yaml"], ["test", "rules", "rules_test.yaml"]] {
         let out = Command::new(&promtool).args(args).current_dir(folder()).output().unwrap();
         let text = String::from_utf8_lossy(&out.stdout) + String::from_utf8_lossy(&out.stderr);
@@ -237,13 +237,11 @@ fn promtool_accepts_the_rules_their_tests_and_the_metrics() {
     assert!(out.status.success(), "{text}");
 }
 
-/// A job that goes on, and what is served of it. An agent takes its place when there is one.
+/// A job made by hand that goes on, and what is served of it.
 struct Feed {
     hand: Hand,
     metrics: Metrics,
     detector: Detector,
-    hang: bool,
-    hung: bool,
     steps: u64,
 }
 
@@ -254,23 +252,15 @@ impl Feed {
             hand: Hand::since(4, now.as_nanos() as u64 - 20 * S),
             metrics: Metrics::new(Settings { cluster: Some("lab".into()), ..Settings::default() }),
             detector: Detector::new(detect::Settings::default()),
-            hang: false,
-            hung: false,
             steps: 0,
         }
     }
 
-    /// Goes on by one step: an operation, every fifth with a late rank, until there is to be a hang.
+    /// Goes on by one step: an operation, every fifth with a late rank.
     fn step(&mut self, now_ns: u64) {
         self.steps += 1;
-        if self.hang && !self.hung {
-            self.hand.stuck(now_ns, 3);
-            self.hung = true;
-        }
-        if !self.hung {
-            self.hand.untimed(now_ns - 60_000_000);
-            self.hand.round(now_ns - 50_000_000, self.steps.is_multiple_of(5).then_some((2, 20_000_000)));
-        }
+        self.hand.untimed(now_ns - 60_000_000);
+        self.hand.round(now_ns - 50_000_000, self.steps.is_multiple_of(5).then_some((2, 20_000_000)));
         self.hand.hardware(now_ns);
         if self.steps == 3 {
             self.hand.xid(now_ns, 3, 79);
@@ -320,154 +310,138 @@ async fn scraped(
     ([(header::CONTENT_TYPE, kind)], body)
 }
 
-/// A Prometheus that ends with the test.
-struct Prometheus {
-    child: Child,
-    port: u16,
+/// What is read of this machine for some minutes, as a file: four GPUs, one of which reports an error.
+fn recording(room: &Room) -> PathBuf {
+    let path = room.path("machine.jsonl");
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let mut file = Recorder::new(std::fs::File::create(&path).unwrap());
+    for n in 1..=2 * MINUTES * 60 {
+        let at_ns = 100 * S + n * S / 2;
+        let mut facts = exported::machine::facts(4, at_ns - S / 2, at_ns);
+        if n == 6 {
+            facts.push(Fact::Xid(Xid { gpu: exported::gpu(3), code: 79 }));
+        }
+        let reading = |fact| Reading { host: host.clone(), at_ns, fact };
+        file.write(&facts.into_iter().map(reading).collect::<Vec<_>>()).unwrap();
+    }
+    path
 }
 
-impl Drop for Prometheus {
-    fn drop(&mut self) {
-        self.child.kill().ok();
-        self.child.wait().ok();
-    }
+/// Longer than the test takes.
+const MINUTES: u64 = 4;
+
+/// Queries about hangs, which have data when there is one.
+fn is_about_hangs(at: &str) -> bool {
+    at.contains("inding") || at.contains("oldest")
 }
 
-impl Prometheus {
-    fn start(program: &Path, dir: &Path, target: u16, features: Option<&str>) -> Self {
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        std::fs::create_dir_all(dir).unwrap();
-        let rules = folder().join("rules.yaml");
-        let config = format!(
-            "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: ['{}']\nscrape_configs:\n\
-             - {{job_name: ringwatch, static_configs: [{{targets: ['127.0.0.1:{target}']}}]}}\n",
-            rules.display()
-        );
-        std::fs::write(dir.join("prometheus.yml"), config).unwrap();
-        let log = std::fs::File::create(dir.join("log")).unwrap();
-        let child = Command::new(program)
-            .arg(format!("--config.file={}", dir.join("prometheus.yml").display()))
-            .arg(format!("--storage.tsdb.path={}", dir.join("data").display()))
-            .arg(format!("--web.listen-address=127.0.0.1:{port}"))
-            .args(features.map(|f| format!("--enable-feature={f}")))
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        Prometheus { child, port }
-    }
-
-    /// Asks its API; nothing while it is not there yet.
-    async fn ask(&self, path: &str) -> Option<Value> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).await.ok()?;
-        let request = format!("GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.ok()?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).await.ok()?;
-        let answer = String::from_utf8(answer).ok()?;
-        let (head, body) = answer.split_once("\r\n\r\n")?;
-        assert!(!head.contains(" 400 "), "{path}: {body}");
-        serde_json::from_str(body).ok()
-    }
-
-    /// The values of an instant query that are numbers.
-    async fn query(&self, query: &str) -> Vec<f64> {
-        let encoded: String = query.bytes().map(|b| format!("%{b:02x}")).collect();
-        let answer = self.ask(&format!("/api/v1/query?query={encoded}")).await;
-        let result = answer.and_then(|a| a["data"]["result"].as_array().cloned()).unwrap_or_default();
-        let number = |s: &Value| s["value"][1].as_str()?.parse::<f64>().ok().filter(|v| !v.is_nan());
-        result.iter().filter_map(number).collect()
-    }
-
-    /// The alerts that fire.
-    async fn firing(&self) -> BTreeSet<String> {
-        let answer = self.ask("/api/v1/alerts").await;
-        let alerts = answer.and_then(|a| a["data"]["alerts"].as_array().cloned()).unwrap_or_default();
-        let firing = alerts.iter().filter(|a| a["state"] == "firing");
-        firing.map(|a| a["labels"]["alertname"].as_str().unwrap().to_owned()).collect()
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn every_panel_has_data_and_the_planted_hang_fires_its_alert() {
-    let Some(program) = program("prometheus") else {
-        eprintln!(
-            "SKIPPED every_panel_has_data_and_the_planted_hang_fires_its_alert: no prometheus; see .ci/run"
-        );
+/// Replayed jobs, the real plugin, the real agent, and a real Prometheus.
+#[test]
+fn every_panel_has_data_and_the_planted_hang_fires_its_alert() {
+    let test = "every_panel_has_data_and_the_planted_hang_fires_its_alert";
+    let room = Room::new();
+    let (Some(program), Some(driver)) = (program("prometheus", test), machine::driver(&room, test)) else {
         return;
     };
+    let play_in = |play: Play, job: &str, bytes: &str| {
+        let variables: [(&str, &OsStr); 3] = [
+            ("LD_PRELOAD", driver.as_os_str()),
+            ("RINGWATCH_JOB", OsStr::new(job)),
+            ("RINGWATCH_SEGMENT_BYTES", OsStr::new(bytes)),
+        ];
+        Players::start_with(&room, play, &variables)
+    };
+    let play = |play: Play, job: &str| play_in(play, job, "4194304");
+    let receiver = Receiver::start(Protocol::Grpc, Wants::default(), None);
+    let settings = [
+        format!("hardware.recording={}", recording(&room).display()),
+        format!("otlp.endpoint={}", receiver.endpoint),
+        "otlp.sample_ratio=1.0".to_owned(),
+        "otlp.metrics_interval_ms=1000".to_owned(),
+        "prometheus.cluster=lab".to_owned(),
+    ];
+    let settings: Vec<&str> = settings.iter().flat_map(|s| ["--set", s]).collect();
+    let agent = Agent::start(&room, &settings);
+    // As Debian's runs by default, and with what it can do besides.
+    let classic = Prometheus::start(&program, &room.path("classic"), &agent.address, None);
+    let features = Some("native-histograms,exemplar-storage");
+    let native = Prometheus::start(&program, &room.path("native"), &agent.address, features);
+    let _healthy = [
+        play(Play::of("mixed").loops(60).hold(60), "one-node"),
+        play(Play::of("mixed").two_node().loops(60).hold(60), "two-node"),
+        // Here records are overwritten before anybody reads them.
+        play_in(Play::of("mixed").two_node().loops(60).hold(60), "cramped", "16384"),
+    ];
+
+    let mut open: Vec<(&Prometheus, String, String)> = [&classic, &native]
+        .into_iter()
+        .flat_map(|p| queries().into_iter().map(move |(at, q)| (p, at, q)))
+        .collect();
+    let mut hanging: Vec<Players> = Vec::new();
+    let mut firing = BTreeSet::new();
+    let fires = |all: &BTreeSet<(String, String, String)>, alert: &str, job: &str, kind: &str| {
+        all.contains(&(alert.to_owned(), job.to_owned(), kind.to_owned()))
+    };
+    let limit = Instant::now() + Duration::from_secs(120);
+    while !open.is_empty()
+        || !fires(&firing, "RingwatchHang", "hangs", "missing-rank")
+        || !fires(&firing, "RingwatchHang", "differs", "mismatch")
+    {
+        assert!(Instant::now() < limit, "no data for {open:#?}; alerts {firing:?}");
+        std::thread::sleep(Duration::from_millis(500));
+        open.retain(|(p, _, q)| p.query(q).is_empty());
+        firing = classic.firing();
+        // What is about a hang waits for it; it comes when all else has data.
+        if hanging.is_empty() && open.iter().all(|(_, at, _)| is_about_hangs(at)) {
+            assert!(
+                !firing.iter().any(|(alert, ..)| alert == "RingwatchHang"),
+                "nothing hangs yet: {firing:?}"
+            );
+            hanging.push(play(Play::of("missing-rank").hold(120), "hangs"));
+            hanging.push(play(Play::of("mismatch").hold(120), "differs"));
+        }
+    }
+    let named = |alert: &str| firing.iter().any(|(a, ..)| a == alert);
+    assert!(named("RingwatchXid") && !named("RingwatchExportsLost"), "{firing:?}");
+    let healthy = |job: &str| firing.iter().any(|(a, j, _)| a == "RingwatchHang" && j == job);
+    assert!(!healthy("one-node") && !healthy("two-node"), "{firing:?}");
+    assert_eq!(agent.end().1, Some(0));
+}
+
+/// What no recording can say: how true a histogram is whose values are known.
+#[tokio::test(flavor = "multi_thread")]
+async fn native_histograms_are_native_and_as_true_as_their_buckets_are_narrow() {
+    let test = "native_histograms_are_native_and_as_true_as_their_buckets_are_narrow";
+    let Some(program) = program("prometheus", test) else { return };
     let served: Served = Arc::new((Mutex::new(Feed::new()), Instant::now()));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let target = listener.local_addr().unwrap().port();
+    let target = listener.local_addr().unwrap().to_string();
     let app = axum::Router::new().route("/metrics", axum::routing::get(scraped)).with_state(served.clone());
     tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
-    let of = served.clone();
     tokio::spawn(async move {
         loop {
-            of.0.lock().unwrap().step(now_ns(of.1));
+            served.0.lock().unwrap().step(now_ns(served.1));
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     });
     let dir = tempfile::tempdir().unwrap();
-    // As Debian's runs by default, and with what it can do besides.
-    let classic = Prometheus::start(&program, &dir.path().join("classic"), target, None);
+    let classic = Prometheus::start(&program, &dir.path().join("classic"), &target, None);
     let features = Some("native-histograms,exemplar-storage");
-    let native = Prometheus::start(&program, &dir.path().join("native"), target, features);
-
-    let limit = Instant::now() + Duration::from_secs(120);
-    let late = || Instant::now() > limit;
-    let mut open: Vec<(bool, String, String)> = [false, true]
-        .into_iter()
-        .flat_map(|n| queries().into_iter().map(move |(at, q)| (n, at, q)))
-        .collect();
-    let mut alerts = BTreeSet::new();
-    while !open.is_empty() || !alerts.contains("RingwatchHang") {
-        assert!(!late(), "no data for {open:#?}; alerts {alerts:?}");
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        let mut rest = Vec::new();
-        for (n, at, q) in open {
-            let prometheus = if n { &native } else { &classic };
-            if prometheus.query(&q).await.is_empty() {
-                rest.push((n, at, q));
-            }
-        }
-        open = rest;
-        alerts = classic.firing().await;
-        // What is about a hang waits for it; it comes when all else has data.
-        let hung = served.0.lock().unwrap().hung;
-        if !hung && open.iter().all(|(_, at, _)| at.contains("inding") || at.contains("oldest")) {
-            assert!(!alerts.contains("RingwatchHang"), "nothing hangs yet");
-            served.0.lock().unwrap().hang = true;
-        }
-    }
-    assert!(alerts.contains("RingwatchXid"), "{alerts:?}");
-    assert!(!alerts.contains("RingwatchExportsLost"), "{alerts:?}");
-
-    // Native histograms are native, and as true as their buckets are narrow.
+    let native = Prometheus::start(&program, &dir.path().join("native"), &target, features);
     let quantile = |h: &str| format!("histogram_quantile(0.5, sum(rate({h}[5m])))");
-    let median = native.query(&quantile("ringwatch_collective_transfer_seconds")).await;
+    let of = quantile("ringwatch_collective_transfer_seconds");
+    let median = until("a median", || Some(native.query(&of)).filter(|m| !m.is_empty()));
     assert!(median.len() == 1 && (9e-5..1.1e-4).contains(&median[0]), "{median:?}");
-    assert_eq!(classic.query(&quantile("ringwatch_collective_transfer_seconds")).await, Vec::<f64>::new());
+    let counted = "sum(ringwatch_collective_transfer_seconds_count)";
+    until("a scrape", || (!classic.query(counted).is_empty()).then_some(()));
+    assert_eq!(classic.query(&of), Vec::<f64>::new());
     let path = format!(
         "/api/v1/query_exemplars?query=ringwatch_collective_transfer_seconds&start={}&end={}",
         unix() - 600,
         unix() + 600
     );
-    let exemplars = native.ask(&path).await.unwrap()["data"].to_string();
+    let exemplars = native.ask(&path).unwrap()["data"].to_string();
     assert!(exemplars.contains("trace_id"), "{exemplars}");
-
-    // Prometheus is killed and comes back with nothing: the counters still say all.
-    drop(classic);
-    let again = Prometheus::start(&program, &dir.path().join("again"), target, None);
-    let mut counted = again.query("sum(ringwatch_operations_total)").await;
-    while counted.is_empty() {
-        assert!(!late(), "Prometheus does not come back");
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        counted = again.query("sum(ringwatch_operations_total)").await;
-    }
-    let was = native.query("sum(ringwatch_operations_total)").await;
-    assert_eq!(counted, was);
 }
 
 fn unix() -> u64 {

@@ -42,13 +42,15 @@ fn straggler(order: u64) -> Finding {
 fn fed(settings: Settings) -> (Hand, Metrics, Vec<Finding>) {
     let mut hand = Hand::new(4);
     let mut metrics = Metrics::new(settings);
-    hand.hardware(10 * S);
     for n in 0..20 {
+        // Wires are compared with what operations should move second by second, so they are read all the time.
+        hand.hardware((10 + n) * S);
         hand.round((10 + n) * S, (n == 10).then_some((2, S / 2)));
     }
     hand.hardware(30 * S);
     hand.xid(30 * S, 3, 79);
     hand.stuck(31 * S, 3);
+    hand.join.tick(40 * S);
     let taken = hand.join.take_finished();
     assert_eq!(taken.len(), 20);
     metrics.finished(&hand.join, &taken);

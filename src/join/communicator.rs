@@ -96,8 +96,6 @@ pub struct Communicator {
     mismatch_seen_ns: u64,
     /// Transfers issued by rank pair: sends and receives, and the first order that was seen.
     pairs: BTreeMap<(Rank, Rank), PairCount>,
-    /// Something of it was captured into a CUDA graph, or replayed.
-    graphs: bool,
     /// The longest that one of its ranks came after another, in ns.
     longest_ns: u64,
     /// Collectives that are done on all ranks seen.
@@ -122,7 +120,6 @@ impl Communicator {
             mismatch: None,
             mismatch_seen_ns: 0,
             pairs: BTreeMap::new(),
-            graphs: false,
             longest_ns: 0,
             finished: 0,
             judged: 0,
@@ -341,6 +338,7 @@ impl Communicator {
                     called: None,
                     exchanged: Exchanged::default(),
                     issued_below: 0,
+                    graphs_from: u64::MAX,
                     channels: Vec::new(),
                     done_below: HashMap::new(),
                     record,
@@ -359,8 +357,10 @@ impl Communicator {
         now_ns: u64,
     ) {
         let rank = op.rank;
-        self.graphs |= op.flags.captured || op.lane == Lane::Replay;
         let Some(member) = self.members.get_mut(&rank) else { return };
+        if op.flags.captured || op.lane == Lane::Replay {
+            member.graphs_from = member.graphs_from.min(op.ticket);
+        }
         for s in &op.stamps {
             if let Some(start) = s.start_gpu_ns {
                 clock.observe(start, s.start_seen_ns);
@@ -456,8 +456,10 @@ impl Communicator {
             }
         }
         // After CUDA graphs, stamps that cannot be true are another operation's, and so is the news that it stopped.
+        // Who reads the records later, and all at once, has to find the same: it goes by the rank's own order.
         let stamped = op.stamps.iter().any(|s| s.start_gpu_ns.is_some());
-        let stopped = told && (kernel.is_some() || op.event_ns.is_some() || !stamped || !self.graphs);
+        let graphs = op.ticket >= member.graphs_from;
+        let stopped = told && (kernel.is_some() || op.event_ns.is_some() || !stamped || !graphs);
         let started_ns = kernel.map(|k| k.start_ns).or_else(|| timing::started(&op, clock));
         let ended_seen_ns = if told {
             op.stamps.iter().filter_map(|s| s.stop_seen_ns).max().or(op.event_seen_ns)

@@ -138,7 +138,7 @@ impl Outbox {
 mod tests {
     use crate::join::Join;
     use crate::join::testing::{all_reduce, member, process};
-    use crate::model::{Rank, Track, Update};
+    use crate::model::{Lane, Rank, Track, Update};
 
     const S: u64 = 1_000_000_000;
 
@@ -185,5 +185,37 @@ mod tests {
         j.tick(2 * S);
         assert_eq!(j.take_finished(), []);
         assert_eq!(j.finished_dropped(), 0);
+    }
+
+    /// A transfer whose stamps cannot be true, from rank 0 to rank 1; then a replay of a graph.
+    fn transfer_and_graph(rank: u32) -> [Update; 2] {
+        let mut transfer = all_reduce(rank, 0, S, Some((S - 1_000_000, Some(S - 900_000))));
+        transfer.lane = if rank == 0 { Lane::Send(Rank(1)) } else { Lane::Recv(Rank(0)) };
+        let mut replay = all_reduce(rank, 0, S + 1_000_000, Some((S + 1_005_000, Some(S + 1_105_000))));
+        (replay.lane, replay.ticket) = (Lane::Replay, 1);
+        [transfer, replay].map(|o| Update::Op(Box::new(o)))
+    }
+
+    #[test]
+    fn who_reads_all_at_once_finds_what_was_found_as_it_went() {
+        let over = |orders: &[(u32, usize)]| {
+            let mut j = Join::new();
+            j.keep_finished();
+            for r in 0..2 {
+                j.feed(process(r));
+                j.feed(member(r, 2, 0));
+            }
+            for (rank, n) in orders {
+                j.feed(transfer_and_graph(*rank)[*n].clone());
+            }
+            j.tick(20 * S);
+            let mut tracks: Vec<Track> = j.take_finished().iter().map(|f| f.track).collect();
+            tracks.sort_unstable();
+            tracks
+        };
+        let as_it_went = over(&[(0, 0), (1, 0), (0, 1), (1, 1)]);
+        assert_eq!(as_it_went.len(), 2, "{as_it_went:?}");
+        // One rank's segment after the other's: the first one's graph says nothing of the second's transfer.
+        assert_eq!(over(&[(0, 0), (0, 1), (1, 0), (1, 1)]), as_it_went);
     }
 }

@@ -36,6 +36,8 @@ pub struct Member {
     pub exchanged: Exchanged,
     /// Ticket + 1 of the youngest operation that NCCL has issued.
     pub(super) issued_below: u64,
+    /// Ticket of the first operation that a CUDA graph captured or replayed.
+    pub(super) graphs_from: u64,
     /// Start of the latest believed kernel by channel, GPU clock.
     pub(super) channels: Vec<Option<u64>>,
     /// Orders below this are done, by track.

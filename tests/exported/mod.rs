@@ -2,13 +2,14 @@
 
 #![allow(dead_code, reason = "each test uses its part")]
 
+pub(crate) mod machine;
+
 use ringwatch::join::Join;
 use ringwatch::model::{
-    Algo, ChannelStamp, CommId, CommRecord, DataType, Fact, Flags, Func, GpuFact, InterfaceFact, Job, Lane,
-    LinkFact, Liveness, Moved, NetProgress, NodeFact, OpRecord, PcieFact, PortFact, Proto, Rank, Reading,
-    SamplerFact, SegmentId, SegmentRecord, Throttle, Timing, Traffic, Untimed, Update, Xid,
+    Algo, ChannelStamp, CommId, CommRecord, DataType, Fact, Flags, Func, Job, Lane, Liveness, NetProgress,
+    OpRecord, Proto, Rank, Reading, SegmentId, SegmentRecord, Timing, Untimed, Update, Xid,
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// A second, in ns.
 pub(crate) const S: u64 = 1_000_000_000;
@@ -28,6 +29,8 @@ pub(crate) struct Hand {
     /// The wall clock at the host's monotonic zero.
     epoch_ns: u64,
     issued: u64,
+    /// When the machine was last read.
+    read_ns: Option<u64>,
 }
 
 impl Hand {
@@ -40,7 +43,7 @@ impl Hand {
     pub(crate) fn since(ranks: u32, epoch_ns: u64) -> Self {
         let mut join = Join::new();
         join.keep_finished();
-        let mut hand = Hand { join, ranks, epoch_ns, issued: 0 };
+        let mut hand = Hand { join, ranks, epoch_ns, issued: 0, read_ns: None };
         for r in 0..ranks {
             hand.process(r, Liveness::Alive);
             hand.member(r, 0);
@@ -205,119 +208,12 @@ impl Hand {
         self.join.feed(Update::Hardware(Box::new(Reading { host: "node1".into(), at_ns, fact })));
     }
 
-    /// What all samplers say at a moment; counters grow with it.
+    /// What all samplers say at a moment; counters grow with it. Far more goes over the wires than its operations.
     pub(crate) fn hardware(&mut self, at_ns: u64) {
-        let n = at_ns / S;
-        for r in 0..self.ranks {
-            let links = (0..2).map(|link| LinkFact {
-                link,
-                up: Some(true),
-                speed_mb_per_s: Some(25_000),
-                version: Some(4),
-                remote: None,
-                replays: Some(n / 10),
-                recoveries: Some(0),
-                crc_errors: Some(n / 10),
-            });
-            let fact = GpuFact {
-                gpu: gpu(r),
-                index: Some(r),
-                uuid: Some(format!("GPU-{r:04}")),
-                name: Some("NVIDIA H200".into()),
-                numa: Some(0),
-                links: links.collect(),
-                pcie: Some(PcieFact {
-                    generation: Some(5),
-                    generation_max: Some(5),
-                    width: Some(if r == 2 { 8 } else { 16 }),
-                    width_max: Some(16),
-                    replays: Some(0),
-                }),
-                sm_mhz: Some(1980),
-                sm_max_mhz: Some(1980),
-                memory_mhz: Some(3201),
-                power_w: Some(612.5),
-                power_limit_w: Some(700.0),
-                temperature_c: Some(51.0),
-                throttled: Some(if r == 3 { BTreeSet::from([Throttle::PowerCap]) } else { BTreeSet::new() }),
-                busy: Some(0.97),
-                sm_active: Some(0.8),
-                memory_active: Some(0.4),
-                tensor_active: Some(0.3),
-                memory_used_bytes: Some(100 << 30),
-                memory_bytes: Some(141 << 30),
-                ecc_corrected: Some(0),
-                ecc_uncorrected: Some(0),
-                remapped_rows: Some((0, 0)),
-                remap_pending: Some(false),
-                remap_failed: Some(false),
-                ..GpuFact::default()
-            };
-            self.reading(at_ns, Fact::Gpu(Box::new(fact)));
-            let moved = Moved { tx_bytes: 1e9, rx_bytes: 1.1e9 };
-            let traffic = Traffic {
-                gpu: gpu(r),
-                from_ns: at_ns.saturating_sub(S),
-                nvlink: Some(moved),
-                links: Vec::new(),
-                pcie: Some(Moved { tx_bytes: 1e6, rx_bytes: 2e6 }),
-            };
-            self.reading(at_ns, Fact::Traffic(traffic));
+        let from_ns = self.read_ns.replace(at_ns).unwrap_or(at_ns.saturating_sub(S));
+        for fact in machine::facts(self.ranks, from_ns, at_ns).into_iter().chain(machine::samplers(at_ns)) {
+            self.reading(at_ns, fact);
         }
-        let port = PortFact {
-            device: "mlx5_0".into(),
-            port: 1,
-            address: Some("0000:1a:00.0".into()),
-            up: Some(true),
-            speed_mbit_per_s: Some(400_000),
-            tx_bytes: Some(n << 20),
-            rx_bytes: Some(n << 20),
-            retransmits: Some(n),
-            out_of_order: Some(0),
-            congestion: Some(n * 2),
-            errors: Some(0),
-            downs: Some(0),
-        };
-        self.reading(at_ns, Fact::Port(port));
-        let interface = InterfaceFact {
-            interface: "eth0".into(),
-            up: Some(true),
-            speed_mbit_per_s: Some(25_000),
-            tx_bytes: Some(n << 10),
-            rx_bytes: Some(n << 10),
-            drops: Some(0),
-            errors: Some(0),
-            downs: Some(0),
-        };
-        self.reading(at_ns, Fact::Interface(interface));
-        let node = NodeFact {
-            cpus: Some(192),
-            cpu_busy: Some(0.25),
-            cpu_pressure: Some(0.01),
-            memory_pressure: Some(0.0),
-            io_pressure: Some(0.002),
-            memory_bytes: Some(2 << 40),
-            memory_available_bytes: Some(1 << 40),
-            tcp_retransmits: Some(n),
-            oom_kills: Some(0),
-        };
-        self.reading(at_ns, Fact::Node(node));
-        let sampler = SamplerFact {
-            sampler: "gpu".into(),
-            absent: None,
-            readings: n * 4,
-            failures: 1,
-            cost_ns: n * 200_000,
-        };
-        self.reading(at_ns, Fact::Sampler(sampler));
-        let absent = SamplerFact {
-            sampler: "rdma".into(),
-            absent: Some("no port".into()),
-            readings: 0,
-            failures: 0,
-            cost_ns: 0,
-        };
-        self.reading(at_ns, Fact::Sampler(absent));
     }
 
     /// The driver reports an error.

@@ -1,5 +1,7 @@
 //! An OTLP receiver in the test's own process, built on the protocol's own definitions.
 
+#![allow(dead_code, reason = "each test uses its part")]
+
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -231,9 +233,12 @@ impl Receiver {
         self.shared.got.lock().unwrap().clone()
     }
 
-    /// Kills it.
-    pub(crate) fn stop(self) {
+    /// Kills it; what it had got.
+    pub(crate) fn stop(self) -> Got {
+        let shared = self.shared.clone();
         drop(self);
+        let got = shared.got.lock().unwrap();
+        got.clone()
     }
 }
 

@@ -31,4 +31,4 @@ mod way;
 pub use exporter::{Error, Exporter};
 pub use queue::{Batch, LogEntry};
 pub use settings::{Compression, Protocol, Settings};
-pub use tracer::Tracer;
+pub use tracer::{TOO_MANY, Tracer};

@@ -31,7 +31,8 @@ const FINDING: &str = "finding";
 const ASKED: &str = "asked for";
 
 /// Why it is not.
-const TOO_MANY: &str = "more were slow or late than slow_per_second";
+/// A choice, and no loss like the others.
+pub const TOO_MANY: &str = "more were slow or late than slow_per_second";
 const NO_CLOCK: &str = "no time of it is known";
 const NO_ROOM: &str = "the trace had no room";
 

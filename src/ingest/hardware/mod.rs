@@ -17,6 +17,7 @@ pub use rdma::Rdma;
 pub use recorded::{Recorded, Recorder, RecordingError};
 
 use crate::model::{Fact, Reading, SamplerFact};
+use recorded::Replayed;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -35,6 +36,8 @@ const SHORTEST: Duration = Duration::from_millis(10);
 pub struct Settings {
     /// Whether anything is sampled at all.
     pub enabled: bool,
+    /// Readings that were recorded, one JSON object a line, in place of this machine's: for tests and demonstrations.
+    pub recording: Option<PathBuf>,
     /// NVML's library, where it is not `libnvidia-ml.so.1` on the loader's path.
     pub nvml: Option<PathBuf>,
     /// Between two readings of NVLink and PCIe traffic, in ms; 0 leaves them out.
@@ -57,6 +60,7 @@ impl Default for Settings {
     fn default() -> Self {
         Settings {
             enabled: true,
+            recording: None,
             nvml: None,
             nvlink_ms: 500,
             gpu_ms: 2_000,
@@ -130,7 +134,7 @@ impl std::fmt::Debug for Samplers {
 }
 
 impl Samplers {
-    /// Those of this machine.
+    /// Those of this machine, or the recording that the settings name in their place.
     pub fn new(settings: &Settings) -> Self {
         Self::below(settings, Path::new("/proc"), Path::new("/sys"))
     }
@@ -140,6 +144,10 @@ impl Samplers {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let mut all = Samplers { host, entries: Vec::new() };
         if !settings.enabled {
+            return all;
+        }
+        if let Some(path) = &settings.recording {
+            all.add(Box::new(Replayed::of(path)));
             return all;
         }
         let every = |ms: u64| (ms > 0).then(|| Duration::from_millis(ms));
@@ -344,6 +352,33 @@ mod tests {
         let some: Settings = serde_yaml::from_str("nvlink_ms: 50").unwrap();
         assert_eq!(some, Settings { nvlink_ms: 50, ..Settings::default() });
         assert!(Samplers::new(&Settings { enabled: false, ..Settings::default() }).is_empty());
+    }
+
+    #[test]
+    fn a_recording_is_played_in_place_of_the_machine() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("day.jsonl");
+        let settings = Settings { recording: Some(path.clone()), ..Settings::default() };
+        let said = Samplers::new(&settings).poll(0);
+        assert_eq!(said.len(), 1, "it says that there is none: {said:?}");
+        let why = selves(&said)[0].absent.clone().unwrap();
+        assert!(why.contains("day.jsonl"), "{why}");
+
+        let node = |host: &str, at_ns| Reading {
+            host: host.to_owned(),
+            at_ns,
+            fact: Fact::Node(NodeFact::default()),
+        };
+        let mut file = std::fs::File::create(&path).unwrap();
+        Recorder::new(&mut file).write(&[node("a", 5), node("b", 5 + 100 * MS)]).unwrap();
+        let mut all = Samplers::new(&settings);
+        let hosts = |readings: Vec<Reading>| -> Vec<String> {
+            let of_node = |r: &Reading| matches!(r.fact, Fact::Node(_));
+            readings.into_iter().filter(of_node).map(|r| r.host).collect()
+        };
+        assert_eq!(hosts(all.poll(0)), ["a"]);
+        assert_eq!(hosts(all.poll(50 * MS)), Vec::<String>::new());
+        assert_eq!(hosts(all.poll(120 * MS)), ["b"]);
     }
 
     #[test]

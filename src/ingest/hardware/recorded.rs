@@ -7,11 +7,14 @@ use crate::ingest::decode::steers;
 use crate::model::{Fact, Reading};
 use serde_json::Value;
 use std::io::{self, BufRead, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Lines longer than this are none of ours.
 const LONGEST_LINE: usize = 1 << 20;
+
+/// Between two looks at what is due.
+const PERIOD: Duration = Duration::from_millis(20);
 
 /// Why a recording cannot be played.
 #[derive(Debug, thiserror::Error)]
@@ -125,12 +128,45 @@ impl Sampler for Recorded {
     }
 
     fn period(&self) -> Duration {
-        Duration::from_millis(20)
+        PERIOD
     }
 
     fn sample(&mut self, now_ns: u64, batch: &mut Batch) -> Result<(), Absent> {
         self.due(now_ns).into_iter().for_each(|r| batch.pass(r));
         Ok(())
+    }
+}
+
+/// A recording that is opened when it is first asked for, and again where that did not go well: whoever makes the
+/// samplers need not answer for the file.
+#[derive(Debug)]
+pub(super) struct Replayed {
+    path: PathBuf,
+    open: Option<Recorded>,
+}
+
+impl Replayed {
+    /// Of this file.
+    pub(super) fn of(path: &Path) -> Self {
+        Replayed { path: path.to_owned(), open: None }
+    }
+}
+
+impl Sampler for Replayed {
+    fn name(&self) -> &'static str {
+        "recording"
+    }
+
+    fn period(&self) -> Duration {
+        PERIOD
+    }
+
+    fn sample(&mut self, now_ns: u64, batch: &mut Batch) -> Result<(), Absent> {
+        let recorded = match &mut self.open {
+            Some(recorded) => recorded,
+            none => none.insert(Recorded::open(&self.path).map_err(|e| Absent(e.to_string()))?),
+        };
+        recorded.sample(now_ns, batch)
     }
 }
 

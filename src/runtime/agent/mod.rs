@@ -7,6 +7,7 @@
 //! Nothing that is asked, and no receiver that is slow, keeps the state from reading.
 
 mod http;
+mod lost;
 mod otlp;
 mod own;
 mod samples;

@@ -1,5 +1,6 @@
 //! The thread that owns what is known: it reads, judges, cleans up, and answers.
 
+use super::lost::{self, Lost};
 use super::own::Costs;
 use super::samples::Samples;
 use crate::config::Config;
@@ -65,6 +66,9 @@ pub struct State {
     metrics: Metrics,
     /// Where there is somebody to send to.
     traces: Option<(Tracer, Arc<Exporter>)>,
+    lost: Lost,
+    /// Spans and logs that are with the sender.
+    sending: [u64; 2],
     costs: Costs,
     told: Option<Instant>,
     read: Option<Instant>,
@@ -89,6 +93,8 @@ impl State {
             samples: None,
             metrics,
             traces: None,
+            lost: Lost::default(),
+            sending: [0; 2],
             costs: Costs::new(),
             told: None,
             read: None,
@@ -133,7 +139,11 @@ impl State {
             let until = Instant::now() + self.pause(took);
             loop {
                 match questions.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                    Ok(Asked::End) | Err(RecvTimeoutError::Disconnected) => return,
+                    Ok(Asked::End) | Err(RecvTimeoutError::Disconnected) => {
+                        let unsent = lost::unsent(&self.own().exported, self.sending);
+                        unsent.iter().for_each(|n| eprintln!("ringwatch: {n}"));
+                        return;
+                    }
                     Ok(asked) => self.answer(asked),
                     Err(RecvTimeoutError::Timeout) => break,
                 }
@@ -147,13 +157,15 @@ impl State {
         let join = self.monitor.join();
         self.metrics.finished(join, &finished);
         self.metrics.findings(join, new);
-        let Some((tracer, _)) = &mut self.traces else { return };
+        let Some((tracer, exporter)) = &mut self.traces else { return };
         tracer.finished(join, &finished);
         tracer.findings(join, new);
         // Those that are over are among all there are; nobody waits for them.
         if self.told.is_none_or(|t| t.elapsed() >= TELL_EVERY) {
             self.told = Some(Instant::now());
             tracer.findings(join, &self.monitor.findings());
+            let all = exporter.exported(tracer.exported());
+            self.lost.news(&all, Instant::now()).iter().for_each(|n| eprintln!("ringwatch: {n}"));
         }
         // Other nodes will be told, once there are any.
         drop(tracer.take_announced());
@@ -196,13 +208,17 @@ impl State {
             }
             Asked::Batch(reply) => {
                 let Some((tracer, _)) = &mut self.traces else { return };
-                if let Err(batch) = reply.send(Box::new(tracer.take())) {
+                let batch = Box::new(tracer.take());
+                self.sending = [batch.spans.len() as u64, batch.logs.len() as u64];
+                if let Err(batch) = reply.send(batch) {
                     tracer.give_back(*batch);
+                    self.sending = [0; 2];
                 }
             }
             Asked::GiveBack(batch) => {
                 if let Some((tracer, _)) = &mut self.traces {
                     tracer.give_back(*batch);
+                    self.sending = [0; 2];
                 }
             }
             Asked::Ready(reply) => {

@@ -1,0 +1,173 @@
+//! Agent, receiver and Prometheus, each killed in the middle of a job and started again: nothing is lost that segments
+//! still hold, and what is lost is said. An agent that nobody killed says what there was.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod receiver;
+mod support;
+
+use receiver::{Got, Receiver, Wants};
+use ringwatch::export::otlp::Protocol;
+use std::collections::BTreeSet;
+use std::time::Duration;
+use support::agent::Agent;
+use support::prometheus::{Prometheus, program};
+use support::{Play, Players, Room, findings, until};
+
+/// What is counted of operations that are over.
+const COUNTS: [&str; 6] = [
+    "ringwatch_operations_total",
+    "ringwatch_operation_bytes_total",
+    "ringwatch_timed_bytes_total",
+    "ringwatch_untimed_operations_total",
+    "ringwatch_network_bytes_total",
+    "ringwatch_collective_transfer_seconds_count",
+];
+
+/// Operations of the recording over two nodes whose end something tells: 37 of 38 collectives of all ranks, 4 of two
+/// halves, and 16 transfers.
+const OVER: f64 = 57.0;
+
+fn counts(agent: &Agent) -> Vec<Vec<(String, f64)>> {
+    COUNTS.iter().map(|m| agent.series(m)).collect()
+}
+
+/// An agent beside the room's own, with this setting.
+fn beside(room: &Room, settings: &[&str]) -> Agent {
+    let socket = format!("socket.path={}", room.path("run/beside.sock").display());
+    let more: Vec<&str> = ["--set", &socket].into_iter().chain(settings.iter().copied()).collect();
+    Agent::start(room, &more)
+}
+
+#[test]
+fn an_agent_that_is_killed_in_mid_run_counts_what_one_that_lived_counts() {
+    let room = Room::new();
+    let lived = beside(&room, &[]);
+    let killed = Agent::start(&room, &[]);
+    let mut players = Players::start(&room, Play::of("mixed").two_node().hold(60));
+    // In the middle: some operations are over, and many will be.
+    until("operations", || (killed.sum("ringwatch_operations_total") >= 5.0).then_some(()));
+    let before = killed.sum("ringwatch_operations_total");
+    killed.kill();
+    std::thread::sleep(Duration::from_millis(500));
+    let again = Agent::start(&room, &[]);
+    players.played();
+    until("all operations", || {
+        let (lived, again) = (counts(&lived), counts(&again));
+        let over: f64 = lived[0].iter().map(|(_, n)| n).sum();
+        (over >= OVER).then(|| assert_eq!(again, lived))
+    });
+    assert!(before < OVER, "it was killed in the middle: {before}");
+    assert!(again.series("ringwatch_lost_records_total").iter().all(|(_, n)| *n == 0.0));
+    // What was found before it was killed is found again, as the same thing.
+    let told = |agent: Agent| -> BTreeSet<String> {
+        findings(&agent.end().0).iter().map(|f| f.get("id").text().to_owned()).collect()
+    };
+    let (lived, again) = (told(lived), told(again));
+    assert_eq!(lived, again);
+    assert_eq!(lived.len(), 1, "the planted straggler");
+}
+
+/// Names of spans, by trace and span.
+fn spans(got: &Got) -> BTreeSet<(Vec<u8>, Vec<u8>)> {
+    got.spans.iter().map(|s| (s.trace_id.clone(), s.span_id.clone())).collect()
+}
+
+fn to(receiver: &Receiver) -> [String; 4] {
+    [
+        format!("otlp.endpoint={}", receiver.endpoint),
+        "otlp.sample_ratio=1.0".to_owned(),
+        "otlp.timeout_ms=1000".to_owned(),
+        "otlp.metrics_interval_ms=0".to_owned(),
+    ]
+}
+
+fn set(settings: &[String]) -> Vec<&str> {
+    settings.iter().flat_map(|s| ["--set", s]).collect()
+}
+
+#[test]
+fn a_receiver_that_is_killed_in_mid_run_gets_all_spans_or_it_is_said_how_many_are_lost() {
+    for protocol in [Protocol::Grpc, Protocol::Http] {
+        let room = Room::new();
+        let protocol_set =
+            format!("otlp.protocol={}", if protocol == Protocol::Grpc { "grpc" } else { "http" });
+        let start = |receiver: &Receiver, more: &[&str]| {
+            let settings = to(receiver);
+            let mut all = set(&settings);
+            all.extend(["--set", &protocol_set]);
+            all.extend(more);
+            beside(&room, &all)
+        };
+        let whole = Receiver::start(protocol, Wants::default(), None);
+        let first = Receiver::start(protocol, Wants::default(), None);
+        let narrow = Receiver::start(protocol, Wants::default(), None);
+        let sends_all = start(&whole, &["--set", "socket.path=null"]);
+        let waits = start(&first, &["--set", "socket.path=null"]);
+        // It has hardly any room for what waits.
+        let loses = start(&narrow, &["--set", "socket.path=null", "--set", "otlp.queue=50"]);
+        let mut players = Players::start(&room, Play::of("mixed").hold(60));
+        until("spans", || (!first.got().spans.is_empty() && !narrow.got().spans.is_empty()).then_some(()));
+        let (ports, had, had_narrow) = ((first.port, narrow.port), first.stop(), narrow.stop());
+        players.played();
+        waits.says("took no");
+        let second = Receiver::start(protocol, Wants::default(), Some(ports.0));
+        let narrow = Receiver::start(protocol, Wants::default(), Some(ports.1));
+        waits.says("takes what is sent again");
+        loses.says("takes what is sent again");
+        let unsent = |agent: &Agent| agent.sum("ringwatch_export_queue");
+        until("empty queues", || {
+            ([&sends_all, &waits, &loses].iter().all(|a| unsent(a) == 0.0)).then_some(())
+        });
+        let lost = |agent: &Agent| -> f64 {
+            let all = agent.series("ringwatch_lost_exports_total");
+            all.iter().filter(|(labels, _)| labels.contains("signal=\"spans\"")).map(|(_, n)| n).sum()
+        };
+        let mut got = spans(&had);
+        got.extend(spans(&second.got()));
+        assert!(had.spans.len() < whole.got().spans.len(), "it was killed in the middle");
+        assert_eq!(got, spans(&whole.got()), "{protocol:?}");
+        assert_eq!((lost(&sends_all), lost(&waits)), (0.0, 0.0));
+        // Where there was no room, it is said and counted.
+        let mut got = spans(&had_narrow);
+        got.extend(spans(&narrow.got()));
+        let missing = spans(&whole.got()).difference(&got).count();
+        loses.says("spans are lost");
+        assert!(
+            missing > 0 && lost(&loses) == missing as f64,
+            "{missing} are missing, {} lost",
+            lost(&loses)
+        );
+        for agent in [sends_all, waits, loses] {
+            assert_eq!(agent.end().1, Some(0));
+        }
+    }
+}
+
+#[test]
+fn a_prometheus_that_is_killed_goes_on_with_what_it_had_and_counters_continue() {
+    let test = "a_prometheus_that_is_killed_goes_on_with_what_it_had_and_counters_continue";
+    let Some(program) = program("prometheus", test) else { return };
+    let room = Room::new();
+    let agent = Agent::start(&room, &[]);
+    let counted = "sum(ringwatch_operations_total)";
+    let first = Prometheus::start(&program, &room.path("prometheus"), &agent.address, None);
+    let mut players = Players::start(&room, Play::of("mixed").loops(4).hold(60));
+    until("a count", || first.query(counted).first().filter(|n| **n > 0.0).copied());
+    // Two more scrapes.
+    std::thread::sleep(Duration::from_secs(2));
+    let at = ringwatch::ingest::unix_ns() as f64 / 1e9;
+    let had = first.query_at(counted, at);
+    drop(first);
+    std::thread::sleep(Duration::from_secs(2));
+    let second = Prometheus::start(&program, &room.path("prometheus"), &agent.address, None);
+    players.played();
+    let all = until("all of them", || {
+        let all = agent.sum("ringwatch_operations_total");
+        (second.query(counted) == [all]).then_some(all)
+    });
+    assert!(had[0] < all, "it was killed in the middle");
+    assert_eq!(second.query_at(counted, at), had, "what it had is still there");
+    assert_eq!(second.query("sum(resets(ringwatch_operations_total[5m]))"), [0.0]);
+    assert_eq!(agent.end().1, Some(0));
+}

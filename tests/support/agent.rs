@@ -1,0 +1,139 @@
+//! The agent as a process, and what it says.
+
+use super::{PATIENCE, Room, drain, run, until, wait};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
+
+/// An agent; it ends with this value, if not before.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    pub(crate) child: Child,
+    /// Where it serves /metrics.
+    pub(crate) address: String,
+    err: Receiver<String>,
+    out: Option<std::thread::JoinHandle<Vec<u8>>>,
+}
+
+impl Agent {
+    /// Watches the room's segments; `more` is added to its command line, and overrides what is there.
+    pub(crate) fn start(room: &Room, more: &[&str]) -> Self {
+        Self::with(room, more, &[])
+    }
+
+    /// The same, with more in its environment.
+    pub(crate) fn with(room: &Room, more: &[&str], variables: &[(&str, PathBuf)]) -> Self {
+        let directories = format!("segments.directories=[{:?}]", room.segments());
+        let socket = format!("socket.path={}", socket(room).display());
+        let set =
+            ["agent", "--json", "--set", &directories, "--set", &socket, "--set", "http.listen=127.0.0.1:0"];
+        let mut command = room.ringwatch(set.iter().chain(more));
+        command.envs(variables.iter().map(|(k, v)| (k, v)));
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+        let pipe = BufReader::new(child.stderr.take().expect("a pipe"));
+        let (said, err) = mpsc::channel();
+        // Read all the time, so that a full pipe holds nobody up.
+        std::thread::spawn(move || pipe.lines().map_while(Result::ok).try_for_each(|l| said.send(l)));
+        let out = Some(drain(child.stdout.take()));
+        let mut agent = Agent { child, address: String::new(), err, out };
+        let line = agent.says("ringwatch: listening on http://");
+        agent.address = line.rsplit('/').next().unwrap_or_default().to_owned();
+        agent
+    }
+
+    /// Status and body of a GET.
+    pub(crate) fn get(&self, path: &str) -> (u32, String) {
+        let mut s = TcpStream::connect(&self.address).expect("it listens");
+        s.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
+        write!(s, "GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.address)
+            .expect("it reads");
+        let mut text = String::new();
+        s.read_to_string(&mut text).expect("it answers");
+        let (head, body) = text.split_once("\r\n\r\n").expect("HTTP");
+        let status = head.split_whitespace().nth(1).and_then(|s| s.parse().ok());
+        (status.expect("a status"), body.to_owned())
+    }
+
+    /// The series of a metric, without comments: labels and value, sorted.
+    pub(crate) fn series(&self, metric: &str) -> Vec<(String, f64)> {
+        let (status, body) = self.get("/metrics");
+        assert_eq!(status, 200, "{body}");
+        let of = |line: &str| {
+            let (labels, value) = line.strip_prefix(metric)?.split_once("} ")?;
+            let labels = labels.strip_prefix('{')?;
+            // What follows the value is an exemplar.
+            Some((labels.to_owned(), value.split(' ').next()?.parse().ok()?))
+        };
+        let mut all: Vec<(String, f64)> = body.lines().filter_map(of).collect();
+        all.sort_by(|a, b| a.0.cmp(&b.0));
+        all
+    }
+
+    /// The sum of a metric's series.
+    pub(crate) fn sum(&self, metric: &str) -> f64 {
+        self.series(metric).iter().map(|(_, v)| v).sum()
+    }
+
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).expect("our own child");
+    }
+
+    /// The next line on its standard error.
+    pub(crate) fn next_error(&self) -> String {
+        self.err.recv_timeout(PATIENCE).expect("the agent says something")
+    }
+
+    /// The next line on its standard error with this in it.
+    pub(crate) fn says(&self, text: &str) -> String {
+        let mut before = Vec::new();
+        loop {
+            let Ok(line) = self.err.recv_timeout(PATIENCE) else {
+                panic!("the agent never said {text:?}, but {before:#?}");
+            };
+            if line.contains(text) {
+                return line;
+            }
+            before.push(line);
+        }
+    }
+
+    /// SIGKILL, as the kernel does it where memory is short.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().expect("our own child");
+        self.child.wait().expect("our own child");
+    }
+
+    /// Ends it as a service manager does; what it told, and its exit code.
+    pub(crate) fn end(mut self) -> (String, Option<i32>) {
+        self.signal(rustix::process::Signal::TERM);
+        let code = wait(&mut self.child).code();
+        let out = self.out.take().map(|o| o.join().expect("the reader ends")).unwrap_or_default();
+        (String::from_utf8(out).expect("text"), code)
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// Where the agent of a room listens.
+pub(crate) fn socket(room: &Room) -> PathBuf {
+    room.path("run/agent.sock")
+}
+
+/// What `ringwatch diagnose --agent` prints, once it prints a finding.
+pub(crate) fn diagnosed(room: &Room) -> String {
+    let socket = socket(room);
+    until("a finding", || {
+        let mut command = room.ringwatch(["diagnose", "--json", "--agent"]);
+        let said = run(command.arg(&socket));
+        (said.code == Some(1)).then_some(said.out)
+    })
+}
