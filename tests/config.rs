@@ -87,3 +87,15 @@ fn what_is_wrong_is_told_with_file_line_and_key() {
     assert_eq!(code, Some(2));
     assert!(err.contains("/nonexistent/agent.yaml: No such file"), "{err}");
 }
+
+#[test]
+fn the_examples_are_right() {
+    let mut seen = 0;
+    for entry in fs::read_dir(file("config/examples")).unwrap() {
+        let path = entry.unwrap().path();
+        let config = config::load(Some(&path), &Overrides::default());
+        assert!(config.is_ok_and(|c| c != Config::default()), "{}", path.display());
+        seen += 1;
+    }
+    assert!(seen > 0);
+}
