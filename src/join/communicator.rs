@@ -597,7 +597,11 @@ impl Communicator {
                         && i.parts.values().all(|p| {
                             let old =
                                 p.op.issued_ns.is_some_and(|t| now_ns > t.saturating_add(STAMPS_GRACE_NS));
-                            p.finished && (p.duration_ns().is_some() || p.op.timing.is_silent() || old)
+                            // The network's threads tell the last bytes after the kernel has stopped.
+                            let moved =
+                                p.op.issued_ns.is_none() || p.op.net.iter().all(|n| n.stop_ns.is_some());
+                            let timed = p.duration_ns().is_some() || p.op.timing.is_silent();
+                            p.finished && (timed && moved || old)
                         })
                 })
             })
