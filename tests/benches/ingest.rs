@@ -29,6 +29,7 @@ fn segments(room: &Path, detail: &str) -> PathBuf {
                 "--unpaced",
                 "--loops",
                 "300",
+                "--honour-mask",
                 "--rank",
                 &rank.to_string(),
                 "--plugin",

@@ -1,0 +1,295 @@
+//! What becomes of a communicator's operations: complete ones are counted and judged, old ones forgotten.
+
+use super::super::carry::carried;
+use super::super::finished::{Finished, FinishedPart, Outbox};
+use super::super::instance::{Late, Part, busbw};
+use super::super::stats::{Class, ClassKey, Sample, size_class};
+use super::{Communicator, HELD, LateEvent};
+use crate::model::{Func, Track};
+use std::collections::BTreeMap;
+
+/// Complete operations kept for screens.
+const KEPT: usize = 256;
+/// Operations of a communicator before its rhythm is learned.
+const WARM_UP: u64 = 8;
+/// Between two looks at all operations that are not complete, in ns.
+const SCAN_NS: u64 = 200_000_000;
+/// Late arrivals remembered.
+const LATE_KEPT: usize = 512;
+/// A rank that comes later than the first by less than this, in ns, is not called late.
+const LATE_NS: u64 = 1_000_000;
+/// Lateness by the hosts' times that is told before the operation is known to have ended, in ns.
+const VERY_LATE_NS: u64 = 100_000_000;
+/// An operation that is known to be done is counted without its missing stamps after this, in ns: NCCL's
+/// callbacks can be over 50 ms late.
+const STAMPS_GRACE_NS: u64 = 1_000_000_000;
+
+impl Communicator {
+    /// Counts what is complete and forgets what is old.
+    pub(in crate::join) fn settle(
+        &mut self,
+        now_ns: u64,
+        classes: &mut BTreeMap<ClassKey, Class>,
+        outbox: &mut Outbox,
+    ) {
+        let expected = self.expected();
+        let seen = self.members.len();
+        // Nothing new makes most of them ready; the rest becomes so by time, or when a rank leaves.
+        let all = self.scanned_ns.is_none_or(|t| now_ns.abs_diff(t) >= SCAN_NS);
+        let fresh: Vec<(Track, u64)> = if all {
+            self.scanned_ns = Some(now_ns);
+            self.touched.clear();
+            self.uncounted.iter().copied().collect()
+        } else {
+            std::mem::take(&mut self.touched).into_iter().filter(|k| self.uncounted.contains(k)).collect()
+        };
+        let ready: Vec<(Track, u64)> = fresh
+            .iter()
+            .copied()
+            .filter(|key| {
+                let parts = match key.0 {
+                    // The other end may be on a node that is not seen.
+                    Track::Pair(a, b) if a != b => {
+                        [a, b].iter().filter(|r| self.members.contains_key(r)).count()
+                    }
+                    Track::Pair(..) => 1,
+                    _ => seen,
+                };
+                self.instances.get(key).is_some_and(|i| {
+                    i.parts.len() >= parts
+                        && i.parts.values().all(|p| {
+                            let old =
+                                p.op.issued_ns.is_some_and(|t| now_ns > t.saturating_add(STAMPS_GRACE_NS));
+                            // The network's threads tell the last bytes after the kernel has stopped.
+                            let moved =
+                                p.op.issued_ns.is_none() || p.op.net.iter().all(|n| n.stop_ns.is_some());
+                            let timed = p.duration_ns().is_some() || p.op.timing.is_silent();
+                            p.finished && (timed && moved || old)
+                        })
+                })
+            })
+            .collect();
+        for key in ready {
+            self.count(key, expected, classes, outbox);
+        }
+        self.weigh(&fresh, expected);
+        self.forget(expected, classes, outbox);
+    }
+
+    /// Tells very late ranks of operations that all have issued and whose end nothing tells but a later one, which may
+    /// not come: by the hosts' times.
+    fn weigh(&mut self, fresh: &[(Track, u64)], expected: usize) {
+        let fresh: Vec<(Track, u64)> = fresh
+            .iter()
+            .copied()
+            .filter(|key| key.0 == Track::Collective && key.1 > 0 && self.uncounted.contains(key))
+            .filter(|key| {
+                self.instances.get(key).is_some_and(|i| {
+                    let issued = |p: &Part| p.op.issued_ns.is_some() && (p.is_silent() || p.finished);
+                    let silent = i.parts.values().any(Part::is_silent);
+                    !i.weighed && silent && i.parts.len() >= expected && i.parts.values().all(issued)
+                })
+            })
+            .collect();
+        for key in fresh {
+            if let Some(i) = self.instances.get_mut(&key) {
+                i.weighed = true;
+            }
+            let agreed = self.mismatch.is_none_or(|m| key < m || m.0 != key.0);
+            let late =
+                self.late_on_host(key.0, key.1, expected).filter(|l| agreed && l.by_ns >= VERY_LATE_NS);
+            if let Some(late) = late {
+                self.judged += 1;
+                self.tell_late(key, late, None);
+            }
+        }
+    }
+
+    fn tell_late(&mut self, (track, order): (Track, u64), late: Late, transfer_ns: Option<u64>) {
+        let Some(instance) = self.instances.get_mut(&(track, order)) else { return };
+        instance.late_told = true;
+        let at_ns = instance.began_ns().unwrap_or(0);
+        let came_ns = instance.parts.get(&late.rank).and_then(|p| p.started_ns.or(p.op.issued_ns));
+        let Some(first) = instance.first().map(|p| p.op.clone()) else { return };
+        let operation = self.describe(track, order, &first);
+        if let Some(m) = self.members.get_mut(&late.rank) {
+            m.late += 1;
+            m.worst_late_ns = Some(m.worst_late_ns.unwrap_or(0).max(late.by_ns));
+        }
+        if self.late.len() == LATE_KEPT {
+            self.late.pop_front();
+        }
+        self.late.push_back(LateEvent {
+            track,
+            operation,
+            rank: late.rank,
+            by_ns: late.by_ns,
+            measure: late.measure,
+            transfer_ns,
+            at_ns,
+            came_ns: came_ns.unwrap_or(at_ns),
+            held_elsewhere: None,
+        });
+    }
+
+    fn count(
+        &mut self,
+        key: (Track, u64),
+        expected: usize,
+        classes: &mut BTreeMap<ClassKey, Class>,
+        outbox: &mut Outbox,
+    ) {
+        self.uncounted.remove(&key);
+        self.split.remove(&key);
+        let ranks = self.ranks();
+        let Some(instance) = self.instances.get_mut(&key) else { return };
+        instance.counted = true;
+        let mut parts = Vec::new();
+        for part in instance.parts.values_mut() {
+            // What was made of them is kept.
+            part.op.stamps = Vec::new();
+            let net = std::mem::take(&mut part.op.net);
+            if outbox.wanted() {
+                parts.push(FinishedPart::of(part, net));
+            }
+        }
+        let instance = &*instance;
+        let Some(first) = instance.first().map(|p| &p.op) else { return };
+        let described = outbox.wanted().then(|| first.clone());
+        let channels = first.channels;
+        let (track, order) = key;
+        let collective = !matches!(track, Track::Pair(..));
+        if collective && instance.parts.values().all(|p| p.finished) {
+            self.finished += 1;
+        }
+        let needed = match track {
+            Track::Pair(a, b) if a == b => 1,
+            Track::Pair(..) => 2,
+            _ => expected,
+        };
+        // Ranks that disagree do not run one operation: no time of theirs says anything about it.
+        let agreed = self.mismatch.is_none_or(|m| key < m || m.0 != track);
+        let transfer_ns = if agreed { instance.transfer_ns(needed) } else { None };
+        let busy: Vec<f64> =
+            instance.parts.values().filter_map(|p| p.duration_ns().map(|d| d as f64)).collect();
+        let busy_ns = (!busy.is_empty()).then(|| busy.iter().sum::<f64>() / busy.len() as f64);
+        let bytes = instance.bytes(ranks);
+        let func = if collective { first.func } else { Func::SendRecv };
+        let (algo, proto) = if collective { (first.algo, first.proto) } else { (None, None) };
+        let class = ClassKey { comm: self.id, func, size_class: bytes.and_then(size_class), algo, proto };
+        let at_ns = instance.began_ns().unwrap_or(0);
+        let pair = match track {
+            Track::Pair(a, b) => Some((a, b)),
+            _ => None,
+        };
+        let by_events = instance.parts.values().any(|p| p.kernel.is_none());
+        let on = channels.filter(|_| collective);
+        let sample = Sample { at_ns, bytes, transfer_ns, busy_ns, pair, by_events, channels: on };
+        classes.entry(class).or_default().add(&sample);
+        if outbox.metered() && agreed {
+            outbox.carry(carried(self, key, transfer_ns));
+        }
+        let late = if collective && agreed { self.judge(key, needed, transfer_ns) } else { None };
+        let Some(first) = described else { return };
+        for part in &mut parts {
+            part.waiting_ns = transfer_ns.and_then(|t| Some(part.duration_ns?.saturating_sub(t)));
+        }
+        let of = ranks.or(u32::try_from(expected).ok()).unwrap_or(0);
+        outbox.put(Finished {
+            comm: self.id,
+            track,
+            operation: self.describe(track, order, &first),
+            func,
+            ranks,
+            size_class: class.size_class,
+            channels,
+            began_ns: (at_ns > 0).then_some(at_ns),
+            transfer_ns,
+            busbw: bytes.zip(transfer_ns).and_then(|(b, t)| busbw(func, b, of, t as f64)),
+            late,
+            parts,
+        });
+    }
+
+    /// What a collective that is over says about its ranks: their waiting, the job's rhythm, and who came late.
+    fn judge(&mut self, key: (Track, u64), needed: usize, transfer_ns: Option<u64>) -> Option<Late> {
+        let (track, order) = key;
+        let instance = self.instances.get(&key)?;
+        let issued = || instance.parts.values().filter_map(|p| p.op.issued_ns);
+        // While a job gets going it has no rhythm yet.
+        if let (true, Some(first), Some(last)) = (order >= WARM_UP, issued().min(), issued().max()) {
+            self.longest_ns = self.longest_ns.max(last - first);
+        }
+        if let Some(waiting) = instance.waiting_ns(needed) {
+            for (rank, ns) in waiting {
+                if let Some(m) = self.members.get_mut(&rank) {
+                    m.waiting_ns = Some(m.waiting_ns.unwrap_or(0).saturating_add(ns));
+                }
+            }
+        }
+        // The first operation sets up connections, at a different pace on every rank.
+        if order == 0 || self.instances.get(&key).is_some_and(|i| i.late_told) {
+            return None;
+        }
+        let one_clock = self.one_clock();
+        let gpu = self.instance(track, order).and_then(|i| i.late_on_gpu(needed, one_clock));
+        let late = gpu.or_else(|| self.late_on_host(track, order, needed));
+        self.judged += u64::from(late.is_some());
+        if let Some(late) = late.filter(|l| l.by_ns >= LATE_NS) {
+            self.tell_late(key, late, transfer_ns);
+        }
+        late
+    }
+
+    /// True when the times of all ranks seen are of one host's one boot.
+    fn one_clock(&self) -> bool {
+        let mut clocks = self.members.values().map(|m| m.record.host_clock);
+        let first = clocks.next();
+        clocks.all(|c| Some(c) == first)
+    }
+
+    /// Lateness by the hosts' issue times, where the GPUs' stamps cannot be believed. A host that issues late is
+    /// late only if nothing of this track was still running: it need not run ahead of its GPU. Replays are
+    /// issued by callbacks in the stream, which says nothing about the host.
+    fn late_on_host(&self, track: Track, order: u64, needed: usize) -> Option<Late> {
+        if track != Track::Collective || !self.one_clock() {
+            return None;
+        }
+        let this = self.instance(track, order)?;
+        let before = self.instance(track, order.checked_sub(1)?)?;
+        let began = this.began_ns()?;
+        // Where ranks wait for each other, one that has seen its own part end knows that all were there.
+        let first = this.first()?;
+        let by_itself = before.parts.get(&first.op.rank).and_then(|p| p.ended_seen_ns);
+        let all = before.first().is_some_and(|p| !p.op.func.is_rooted());
+        let idle = (all && by_itself.is_some_and(|e| e <= began))
+            || before.ended_seen_ns().is_some_and(|e| e <= began);
+        if idle { this.late_on_host(needed) } else { None }
+    }
+
+    fn forget(&mut self, expected: usize, classes: &mut BTreeMap<ClassKey, Class>, outbox: &mut Outbox) {
+        let counted = self.instances.len() - self.uncounted.len();
+        let surplus = counted.saturating_sub(KEPT);
+        if surplus > 0 {
+            let mismatch = self.mismatch;
+            let old: Vec<(Track, u64)> = self
+                .instances
+                .iter()
+                .filter(|(k, i)| i.counted && Some(**k) != mismatch)
+                .map(|(k, _)| *k)
+                .take(surplus)
+                .collect();
+            for key in old {
+                self.instances.remove(&key);
+                self.timed.remove(&key);
+            }
+        }
+        // Incomplete ones whose rest was lost: the oldest of them are counted as they are.
+        while self.uncounted.len() > HELD {
+            // Tracks are ordered collectives first: the last key is the pair that matters least.
+            let pair = self.uncounted.last().copied().filter(|k| matches!(k.0, Track::Pair(..)));
+            let Some(key) = pair.or_else(|| self.uncounted.first().copied()) else { break };
+            self.count(key, expected, classes, outbox);
+        }
+    }
+}
