@@ -13,6 +13,8 @@ pub mod join;
 
 pub mod detect;
 
+pub mod cluster;
+
 pub mod export;
 
 pub mod report;

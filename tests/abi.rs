@@ -361,7 +361,7 @@ fn read(dir: &Path) -> Read {
             Update::Op(o) => {
                 ops.entry(o.segment).or_default().insert(o.ticket, OpRecord::clone(o));
             }
-            Update::Host(_) | Update::Hardware(_) => {}
+            _ => {}
             Update::Missed { .. } | Update::Left { .. } => panic!("{update:?}"),
         }
         join.feed(update);

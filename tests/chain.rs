@@ -84,7 +84,7 @@ fn played(play: Play, chained: bool) -> Vec<Told> {
             Update::Op(o) => {
                 ops.entry(o.segment).or_default().insert(o.ticket, OpRecord::clone(&o));
             }
-            Update::Host(_) | Update::Hardware(_) => {}
+            _ => {}
             Update::Missed { .. } | Update::Left { .. } => panic!("{update:?}"),
         }
     }

@@ -7,10 +7,10 @@ use super::instance::{Instance, Measure, Part};
 use super::member::{Called, Member};
 use super::signature::Signature;
 use super::stats::{Class, ClassKey, size_class};
-use super::timing;
+use super::timing::{self, Kernel};
 use super::usage::{Busy, Exchanged};
 use crate::model::{
-    Algo, CommId, CommRecord, Coverage, Func, Lane, OpRecord, OpState, OperationRef, Proto, Rank, Returned,
+    Algo, Beat, CommId, CommRecord, Coverage, Func, Lane, OpRecord, OpState, OperationRef, PairBeat, Proto, Rank, Returned,
     SegmentId, Track, message_bytes,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -42,6 +42,22 @@ pub struct LateEvent {
     /// True when it came late because it was in operations of other communicators for so much longer than they usually
     /// take; absent until that was looked at.
     pub held_elsewhere: Option<bool>,
+}
+
+/// What the agent of a rank's node made of an operation's stamps.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Said {
+    pub(super) started_ns: Option<u64>,
+    pub(super) duration_ns: Option<u64>,
+    pub(super) ended_seen_ns: Option<u64>,
+    pub(super) finished: bool,
+}
+
+impl Said {
+    fn kernel(&self) -> Option<Kernel> {
+        let (start_ns, duration_ns) = (self.started_ns?, self.duration_ns?);
+        Some(Kernel { start_ns, duration_ns, believed: 1, stamped: 1 })
+    }
 }
 
 /// How many transfers from one rank to another both of them issued.
@@ -173,6 +189,22 @@ impl Communicator {
         })
     }
 
+    /// How many transfers from one rank to another were issued: sends, receives, and the lowest order that was seen.
+    pub fn pairs(&self) -> impl Iterator<Item = ((Rank, Rank), u64, u64, u64)> {
+        self.pairs.iter().map(|(pair, n)| (*pair, n.sent, n.received, n.first))
+    }
+
+    /// The orders of a track below which a rank's operations are known to be done.
+    pub fn done(&self, track: Track, rank: Rank) -> u64 {
+        let Some(m) = self.members.get(&rank) else { return 0 };
+        // Its count may be known before its records are.
+        let issued = m.issued(track).unwrap_or(0).min(m.seen_below(track));
+        let open = self.incomplete_of(track).find(|(order, i)| {
+            *order < issued && i.parts.get(&rank).is_none_or(|p| !p.finished) && *order >= m.done_below(track)
+        });
+        open.map_or(issued, |(order, _)| order)
+    }
+
     /// The longest that a rank came after another so far, in ns: the job's own rhythm.
     pub fn longest_ns(&self) -> u64 {
         self.longest_ns
@@ -290,6 +322,7 @@ impl Communicator {
                 OpState::InDoubt
             }
             (Some(_), _) => OpState::Issued,
+            (None, _) if order < member.done_below(track) => OpState::Finished,
             (None, Some(issued)) if order >= issued => match member.called {
                 Some(_) if order == issued => OpState::Called,
                 _ => OpState::NotIssued,
@@ -317,12 +350,14 @@ impl Communicator {
             None => {
                 let member = Member {
                     finished: 0,
+                    counted_by_beats: false,
                     waiting_ns: None,
                     late: 0,
                     worst_late_ns: None,
                     called: None,
                     exchanged: Exchanged::default(),
                     issued_below: 0,
+                    seen_below: [0; 2],
                     graphs_from: u64::MAX,
                     channels: Vec::new(),
                     done_below: HashMap::new(),
@@ -336,6 +371,7 @@ impl Communicator {
     pub(super) fn operation(
         &mut self,
         op: Box<OpRecord>,
+        said: Option<Said>,
         clock: &mut ClockMap,
         busy: &mut Busy,
         unsure: bool,
@@ -383,9 +419,11 @@ impl Communicator {
             Lane::Recv(peer) if peer == rank => return,
             Lane::Recv(peer) => Track::Pair(peer, rank),
         };
+        member.has_seen(track, order);
         // NCCL resends nothing after an operation was counted and dropped from memory.
         let key = (track, order);
-        if let Track::Pair(from, to) = track
+        // Where not every record comes, transfers are counted by beats.
+        if let (Track::Pair(from, to), None) = (track, said)
             && (self.pairs.len() < PAIRS_KEPT || self.pairs.contains_key(&(from, to)))
         {
             let first = PairCount { first: order, ..PairCount::default() };
@@ -419,16 +457,19 @@ impl Communicator {
         let (was_done, was_kernel) = before.map_or((false, None), |p| (p.finished, p.kernel));
         let (fresh, was_timed) = (before.is_none(), before.is_some_and(|p| p.duration_ns().is_some()));
         let was_told = before.is_some_and(|p| all_stopped(&p.op));
-        let told = all_stopped(&op);
-        let kernel = was_kernel
-            .or_else(|| if told { timing::kernel(&op, clock, |c| member.last_start(c)) } else { None });
+        let told = said.map_or_else(|| all_stopped(&op), |s| s.ended_seen_ns.is_some() || op.event_ns.is_some());
+        let kernel = was_kernel.or_else(|| match said {
+            Some(said) => said.kernel(),
+            None if told => timing::kernel(&op, clock, |c| member.last_start(c)),
+            None => None,
+        });
         if kernel.is_some() && was_kernel.is_none() {
             if let Some(k) = &kernel {
                 busy.add(k);
                 let span = self.timed.entry(key).or_insert((k.start_ns, k.end_ns()));
                 *span = (span.0.min(k.start_ns), span.1.max(k.end_ns()));
             }
-            if let (Some(k), Some(limit)) = (kernel, timing::not_before(&op)) {
+            if let (Some(k), Some(limit), None) = (kernel, timing::not_before(&op), said) {
                 clock.learn_distance(k.start_ns.saturating_sub(limit));
             }
             for s in &op.stamps {
@@ -445,16 +486,21 @@ impl Communicator {
         let stamped = op.stamps.iter().any(|s| s.start_gpu_ns.is_some());
         let graphs = op.ticket >= member.graphs_from;
         let stopped = told && (kernel.is_some() || op.event_ns.is_some() || !stamped || !graphs);
-        let started_ns = kernel.map(|k| k.start_ns).or_else(|| timing::started(&op, clock));
-        let ended_seen_ns = if told {
+        let started_ns = kernel
+            .map(|k| k.start_ns)
+            .or_else(|| said.map_or_else(|| timing::started(&op, clock), |s| s.started_ns));
+        let ended_seen_ns = if let Some(said) = said {
+            said.ended_seen_ns
+        } else if told {
             op.stamps.iter().filter_map(|s| s.stop_seen_ns).max().or(op.event_seen_ns)
         } else {
             None
         };
         // A record that comes late may be of an operation that is known to be done already.
+        let stopped = said.map_or(stopped, |s| s.finished);
         let finished = was_done || stopped || order < member.done_below(track);
         if finished && !was_done && op.lane.is_collective() {
-            member.finished += 1;
+            member.has_finished();
         }
         if let (true, Some(bytes)) = (fresh, op.bytes(ranks)) {
             match op.lane {
@@ -487,6 +533,46 @@ impl Communicator {
         }
     }
 
+    /// Takes how far a rank is, where not every record of it comes.
+    pub(super) fn beat(&mut self, beat: &Beat) {
+        let Some(member) = self.members.get_mut(&beat.rank).filter(|m| m.record.segment == beat.segment) else {
+            return;
+        };
+        member.counted_by_beats = true;
+        member.record.issued = member.record.issued.max(beat.issued);
+        member.record.replayed = member.record.replayed.max(beat.replayed);
+        member.finished = member.finished.max(beat.done.saturating_add(beat.replays_done));
+        for (track, done) in [(Track::Collective, beat.done), (Track::Replay, beat.replays_done)] {
+            let from = member.done_below(track);
+            if done <= from {
+                continue;
+            }
+            member.done_below.insert(track, done);
+            for ((_, order), instance) in self.instances.range_mut((track, from)..(track, done)) {
+                let part = instance.parts.get_mut(&beat.rank).filter(|p| !p.finished);
+                if let Some(part) = part {
+                    part.finished = true;
+                    self.touched.insert((track, *order));
+                }
+            }
+        }
+    }
+
+    /// Takes how many transfers a rank has issued to and from another.
+    pub(super) fn pair_beat(&mut self, beat: &PairBeat) {
+        let known = self.members.get(&beat.rank).is_some_and(|m| m.record.segment == beat.segment);
+        let (own, peer) = (beat.rank, beat.peer);
+        for (pair, sent, received) in [((own, peer), beat.sent, 0), ((peer, own), 0, beat.received)] {
+            if !known || sent + received == 0 || (self.pairs.len() >= PAIRS_KEPT && !self.pairs.contains_key(&pair)) {
+                continue;
+            }
+            let n = self.pairs.entry(pair).or_insert(PairCount { first: beat.from, ..PairCount::default() });
+            n.first = n.first.min(beat.from);
+            n.sent = n.sent.max(sent);
+            n.received = n.received.max(received);
+        }
+    }
+
     /// A kernel that started proves that the rank's earlier operations of the track are done; those of
     /// the same launch start together and prove nothing.
     fn imply_done(&mut self, track: Track, order: u64, rank: Rank) {
@@ -512,7 +598,7 @@ impl Communicator {
                 part.finished = true;
                 self.touched.insert((track, *o));
                 if part.op.lane.is_collective() {
-                    member.finished += 1;
+                    member.has_finished();
                 }
             }
             if unbroken {

@@ -2,7 +2,8 @@
 
 use super::attribution::Carried;
 use super::instance::{Late, Part};
-use crate::model::{CommId, Func, NetProgress, OperationRef, Rank, SegmentId, Timing, Track};
+use crate::model::{CommId, Func, NetProgress, OperationRef, Rank, SegmentId, Timing, Told, Track};
+use std::collections::BTreeSet;
 
 /// Operations that wait to be taken at most; more are counted.
 const WAITING: usize = 65_536;
@@ -34,6 +35,8 @@ pub struct Finished {
     pub late: Option<Late>,
     /// Its ranks, as far as they are seen.
     pub parts: Vec<FinishedPart>,
+    /// The same for another join, where the operation is one of those that are sampled.
+    pub told: Vec<Told>,
 }
 
 /// One rank's part of an operation that is over.
@@ -78,10 +81,36 @@ impl FinishedPart {
     }
 }
 
+/// Which operations are told whole: the same ones by every process that samples as much or more.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Sampling {
+    /// One of `1 << level` operations.
+    pub level: u32,
+    /// Communicators of which all are.
+    pub whole: BTreeSet<CommId>,
+}
+
+impl Sampling {
+    /// An operation that is not timed says little: one of so many more (a power of two).
+    const UNTIMED: u32 = 5;
+
+    /// True for the operations that are told.
+    pub fn takes(&self, comm: CommId, track: Track, order: u64, timed: bool) -> bool {
+        let level = self.level.saturating_add(if timed { 0 } else { Self::UNTIMED }).min(63);
+        // The finalizer of SplitMix64, so that every bit depends on all of them.
+        let kind = u64::from(track == Track::Replay);
+        let mut n = comm.0.rotate_left(17) ^ kind.wrapping_add(order.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        n = (n ^ n >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (n ^ n >> 31) & ((1 << level) - 1) == 0 || self.whole.contains(&comm)
+    }
+}
+
 /// What waits to be taken.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Outbox {
     wanted: bool,
+    sampling: Option<Sampling>,
     waiting: Vec<Finished>,
     dropped: u64,
     /// True where what operations move is held against counters.
@@ -110,6 +139,15 @@ impl Outbox {
 
     pub(super) fn want(&mut self) {
         self.wanted = true;
+    }
+
+    pub(super) fn sample(&mut self, sampling: Option<Sampling>) {
+        self.sampling = sampling;
+    }
+
+    /// True for operations that are told whole.
+    pub(super) fn takes(&self, comm: CommId, track: Track, order: u64, timed: bool) -> bool {
+        self.sampling.as_ref().is_some_and(|s| s.takes(comm, track, order, timed))
     }
 
     /// True when somebody will take what is put in.

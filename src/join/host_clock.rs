@@ -60,7 +60,18 @@ pub(super) fn shift(update: &mut Update, by: i64) {
                 at(&mut t.from_ns, by);
             }
         }
-        Update::Left { .. } | Update::Missed { .. } => {}
+        Update::Told(t) => {
+            op(&mut t.op, by);
+            for ns in [&mut t.started_ns, &mut t.ended_seen_ns] {
+                may_be(ns, by);
+            }
+        }
+        // Silence is by the observer's own clock.
+        Update::Left { .. }
+        | Update::Missed { .. }
+        | Update::Beat(_)
+        | Update::Pair(_)
+        | Update::Silent { .. } => {}
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::signature::Signature;
 use super::timing::Kernel;
-use crate::model::{Algo, Func, OpRecord, Proto, Rank, bus_factor, message_bytes};
+use crate::model::{Algo, Func, OpRecord, Proto, Rank, Told, bus_factor, message_bytes};
 use std::collections::BTreeMap;
 
 /// One rank's part.
@@ -27,6 +27,22 @@ impl Part {
     /// cannot be true.
     pub fn is_silent(&self) -> bool {
         self.op.timing.is_silent() || (self.op.started > 0 && self.started_ns.is_none())
+    }
+
+    /// What another join is told of it.
+    pub fn told(&self) -> Told {
+        // Whatever is not sent was made into the times beside it.
+        let mut op = OpRecord { stamps: Vec::new(), ..(*self.op).clone() };
+        if self.kernel.is_none() && self.started_ns.is_none() {
+            op.started = 0;
+        }
+        Told {
+            op,
+            started_ns: self.started_ns,
+            duration_ns: self.kernel.map(|k| k.duration_ns),
+            ended_seen_ns: self.ended_seen_ns,
+            finished: self.finished,
+        }
     }
 
     /// How long it took on the GPU, in ns, however that was measured; the waiting for other ranks is in it.
@@ -76,6 +92,11 @@ impl Instance {
     /// The part that was issued first: it names the operation.
     pub fn first(&self) -> Option<&Part> {
         self.parts.values().min_by_key(|p| p.op.issued_ns.or(p.op.called_ns).unwrap_or(u64::MAX))
+    }
+
+    /// What another join is told of it.
+    pub fn told(&self) -> Vec<Told> {
+        self.parts.values().map(Part::told).collect()
     }
 
     /// When the first rank issued it, host monotonic ns.

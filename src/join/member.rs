@@ -24,6 +24,8 @@ pub struct Member {
     pub record: CommRecord,
     /// Collectives known to be done.
     pub finished: u64,
+    /// True where beats say how many are done, and not its records one by one.
+    pub(super) counted_by_beats: bool,
     /// Total waiting in ns, over the collectives whose waiting is known.
     pub waiting_ns: Option<u64>,
     /// How often it was late, and the worst, in ns.
@@ -36,6 +38,8 @@ pub struct Member {
     pub exchanged: Exchanged,
     /// Ticket + 1 of the youngest operation that NCCL has issued.
     pub(super) issued_below: u64,
+    /// Of collectives and replays, the youngest order that was seen, plus one.
+    pub(super) seen_below: [u64; 2],
     /// Ticket of the first operation that a CUDA graph captured or replayed.
     pub(super) graphs_from: u64,
     /// Start of the latest believed kernel by channel, GPU clock.
@@ -45,7 +49,11 @@ pub struct Member {
 }
 
 impl Member {
-    /// Orders of a track below this are known to be done.
+    /// One more of its collectives is done.
+    pub(super) fn has_finished(&mut self) {
+        self.finished += u64::from(!self.counted_by_beats);
+    }
+
     /// The start of its last kernel on a channel, as far as one is believed.
     pub(super) fn last_start(&self, channel: u8) -> Option<u64> {
         self.channels.get(usize::from(channel)).copied().flatten()
@@ -59,6 +67,24 @@ impl Member {
         self.channels[channel] = Some(at);
     }
 
+    pub(super) fn has_seen(&mut self, track: Track, order: u64) {
+        let at = match track {
+            Track::Collective => 0,
+            Track::Replay => 1,
+            Track::Pair(..) => return,
+        };
+        self.seen_below[at] = self.seen_below[at].max(order.saturating_add(1));
+    }
+
+    pub(super) fn seen_below(&self, track: Track) -> u64 {
+        match track {
+            Track::Collective => self.seen_below[0],
+            Track::Replay => self.seen_below[1],
+            Track::Pair(..) => 0,
+        }
+    }
+
+    /// Orders of a track below this are known to be done.
     pub(super) fn done_below(&self, track: Track) -> u64 {
         self.done_below.get(&track).copied().unwrap_or(0)
     }

@@ -26,8 +26,9 @@ mod wire;
 pub use crate::model::Track;
 pub use attribution::{Share, WireTotals, WireWindow};
 pub use clock::ClockMap;
+use communicator::Said;
 pub use communicator::{Communicator, LateEvent};
-pub use finished::{Finished, FinishedPart};
+pub use finished::{Finished, FinishedPart, Sampling};
 pub use hardware::{Device, Hardware, Incident, LinkError, Moment, Trouble};
 pub use host_clock::ClockPair;
 pub use instance::{Instance, Late, Measure, Part, algbw, busbw};
@@ -43,7 +44,7 @@ pub use usage::{Busy, Exchanged};
 pub use waits::{Front, Lack, Origin, Stage, Stall, Waits};
 pub use wire::{Shape, Wire, expected, transfer};
 
-use crate::model::{CommId, HostFact, Liveness, Rank, SegmentId, SegmentRecord, Update};
+use crate::model::{CommId, HostFact, Liveness, OpRecord, Rank, SegmentId, SegmentRecord, Update};
 use finished::Outbox;
 use std::collections::BTreeMap;
 
@@ -69,6 +70,8 @@ pub struct Process {
     pub strains: Strains,
     /// Time inside its kernels, as far as they are timed.
     pub busy: Busy,
+    /// Since when nothing is heard of it, by the observer's clock; absent where somebody follows it.
+    pub silent_ns: Option<u64>,
     /// What is added to its times to have them on the observer's clock.
     shift_ns: i64,
 }
@@ -83,9 +86,10 @@ const LOST_OPERATIONS: &[&str] = &[
 ];
 
 impl Process {
-    /// True when operations were lost before they were counted: nothing can rest on its issue orders.
+    /// True when operations were lost before they were counted, or nobody follows it: nothing can rest on its issue
+    /// orders.
     pub fn unsure(&self) -> bool {
-        self.record.losses.iter().any(|(what, n)| *n > 0 && LOST_OPERATIONS.contains(what))
+        self.silent_ns.is_some() || self.record.losses.iter().any(|(what, n)| *n > 0 && LOST_OPERATIONS.contains(what))
     }
 }
 
@@ -136,6 +140,7 @@ impl Join {
                         host: None,
                         strains: Strains::default(),
                         busy: Busy::default(),
+                        silent_ns: None,
                         shift_ns,
                     };
                     self.processes.insert(id, process);
@@ -152,19 +157,30 @@ impl Join {
                     self.classes.retain(|k, _| k.comm != comm);
                 }
             }
-            Update::Op(op) => {
-                let (Some(comm), Some(process)) =
-                    (self.comms.get_mut(&op.comm), self.processes.get_mut(&op.segment))
-                else {
-                    return;
+            Update::Op(op) => self.operation(op, None),
+            Update::Told(told) => {
+                let said = Said {
+                    started_ns: told.started_ns,
+                    duration_ns: told.duration_ns,
+                    ended_seen_ns: told.ended_seen_ns,
+                    finished: told.finished,
                 };
-                let unsure = process.unsure();
-                let gpu = comm.members().get(&op.rank).map_or(&None, |m| &m.record.gpu);
-                if !process.clocks.contains_key(gpu) {
-                    process.clocks.insert(gpu.clone(), ClockMap::default());
+                self.operation(Box::new(told.op), Some(said));
+            }
+            Update::Beat(beat) => {
+                if let Some(c) = self.comms.get_mut(&beat.comm) {
+                    c.beat(&beat);
                 }
-                let Some(clock) = process.clocks.get_mut(gpu) else { return };
-                comm.operation(op, clock, &mut process.busy, unsure, self.now_ns);
+            }
+            Update::Pair(beat) => {
+                if let Some(c) = self.comms.get_mut(&beat.comm) {
+                    c.pair_beat(&beat);
+                }
+            }
+            Update::Silent { segment, since_ns } => {
+                if let Some(p) = self.processes.get_mut(&segment) {
+                    p.silent_ns = since_ns;
+                }
             }
             Update::Missed { segment, what, count } => {
                 if let Some(p) = self.processes.get_mut(&segment) {
@@ -185,6 +201,20 @@ impl Join {
         }
     }
 
+    fn operation(&mut self, op: Box<OpRecord>, said: Option<Said>) {
+        let (Some(comm), Some(process)) = (self.comms.get_mut(&op.comm), self.processes.get_mut(&op.segment))
+        else {
+            return;
+        };
+        let unsure = process.unsure();
+        let gpu = comm.members().get(&op.rank).map_or(&None, |m| &m.record.gpu);
+        if !process.clocks.contains_key(gpu) {
+            process.clocks.insert(gpu.clone(), ClockMap::default());
+        }
+        let Some(clock) = process.clocks.get_mut(gpu) else { return };
+        comm.operation(op, said, clock, &mut process.busy, unsure, self.now_ns);
+    }
+
     /// What has to be added to an update's times.
     fn shift_of(&self, update: &Update) -> i64 {
         let Some(observer) = self.observer else { return 0 };
@@ -192,8 +222,10 @@ impl Join {
             Update::Segment(s) => s.id,
             Update::Comm(c) => c.segment,
             Update::Op(o) => o.segment,
+            Update::Told(t) => t.op.segment,
             Update::Left { segment, .. } | Update::Missed { segment, .. } => *segment,
             Update::Host(h) => h.segment,
+            Update::Beat(_) | Update::Pair(_) | Update::Silent { .. } => return 0,
             // Its host's clock is known by its processes.
             Update::Hardware(r) => {
                 let same = |p: &&Process| p.record.host == r.host;
@@ -325,6 +357,11 @@ impl Join {
     /// The operations that are over since the last call, in no order; empty unless they are to be kept.
     pub fn take_finished(&mut self) -> Vec<Finished> {
         self.outbox.take()
+    }
+
+    /// From now on tells some of them whole; `None`: none.
+    pub fn sample(&mut self, sampling: Option<Sampling>) {
+        self.outbox.sample(sampling);
     }
 
     /// How many of them nobody took in time.

@@ -28,4 +28,6 @@ pub use op::{
 pub use snapshot::{
     ClassRow, CommRow, Coverage, FlightRow, JobRow, LossRow, OpState, RankCell, RankRow, SegmentRow, Snapshot,
 };
-pub use update::{CommRecord, Job, Liveness, Making, SegmentRecord, Source, Update};
+pub use update::{
+    Beat, CommRecord, Job, Liveness, Making, PairBeat, SegmentRecord, Source, Told, Update,
+};

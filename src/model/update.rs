@@ -105,6 +105,59 @@ pub struct CommRecord {
     pub finalized_ns: Option<u64>,
 }
 
+/// How far a rank is in a communicator, as the agent of its node says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Beat {
+    /// The process.
+    pub segment: SegmentId,
+    /// The communicator.
+    pub comm: CommId,
+    /// The process's rank in it.
+    pub rank: Rank,
+    /// Collectives issued by calls so far: the next issue order.
+    pub issued: u64,
+    /// Collectives issued by graph replays so far.
+    pub replayed: u64,
+    /// Collectives issued by calls below this order are done, as far as is known.
+    pub done: u64,
+    /// Collectives issued by graph replays below this order are done, as far as is known.
+    pub replays_done: u64,
+}
+
+/// How many transfers to and from one other rank a rank has issued, as the agent of its node says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PairBeat {
+    /// The process.
+    pub segment: SegmentId,
+    /// The communicator.
+    pub comm: CommId,
+    /// The process's rank in it.
+    pub rank: Rank,
+    /// The other rank.
+    pub peer: Rank,
+    /// Sends issued to it so far.
+    pub sent: u64,
+    /// Receives from it issued so far.
+    pub received: u64,
+    /// The lowest orders of which the agent knows: what came before was issued unseen.
+    pub from: u64,
+}
+
+/// An operation's record, and what the agent of its node made of the stamps it does not send on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Told {
+    /// The record, without stamps.
+    pub op: OpRecord,
+    /// When its kernel started, host monotonic ns.
+    pub started_ns: Option<u64>,
+    /// How long its kernel took by the GPU's clock, in ns.
+    pub duration_ns: Option<u64>,
+    /// When its last channel was reported as stopped, host monotonic ns.
+    pub ended_seen_ns: Option<u64>,
+    /// True when it is known to be done.
+    pub finished: bool,
+}
+
 /// A stream of what happened. Live segments and black boxes are one; recordings and the cluster's bus will be.
 pub trait Source {
     /// What is new since the last call. `now_ns` is the host's monotonic clock.
@@ -148,4 +201,17 @@ pub enum Update {
     Host(Box<HostFact>),
     /// What a sampler read of a machine.
     Hardware(Box<Reading>),
+    /// How far a rank is, where not every record of it comes.
+    Beat(Beat),
+    /// The same of its transfers to and from another rank.
+    Pair(PairBeat),
+    /// An operation, as the agent of its node understood it.
+    Told(Box<Told>),
+    /// Nothing is heard of a process since a moment, or it is heard of again: whether it goes on is not known.
+    Silent {
+        /// The process.
+        segment: SegmentId,
+        /// Since when, host monotonic ns; absent where it is heard of again.
+        since_ns: Option<u64>,
+    },
 }

@@ -645,6 +645,12 @@ impl Simulation {
         BEGIN + t + u64::from(self.node(rank)) * 5_000 * S
     }
 
+    /// A moment on a host's clock.
+    pub(crate) fn host_now(&self, host: &str, t: u64) -> u64 {
+        let node: u64 = host.trim_start_matches("node").parse().expect("a host of this job");
+        BEGIN + t + node * 5_000 * S
+    }
+
     /// A moment on a rank's GPU clock.
     fn gpu(&self, rank: u32, t: u64) -> u64 {
         let drift = self.case.drift_ppm * f64::from(rank % 7) / 7.0;

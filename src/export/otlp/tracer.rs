@@ -356,6 +356,7 @@ fn describe(join: &Join, (comm, track, order): Key, instance: &Instance) -> Opti
         busbw: None,
         late: None,
         parts: parts.collect(),
+        told: Vec::new(),
         operation,
     })
 }

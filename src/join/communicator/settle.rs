@@ -145,6 +145,9 @@ impl Communicator {
         let Some(instance) = self.instances.get_mut(&key) else { return };
         instance.counted = true;
         let mut parts = Vec::new();
+        let all_timed = instance.parts.values().all(|p| p.duration_ns().is_some());
+        let sampled = outbox.wanted() && outbox.takes(self.id, key.0, key.1, all_timed);
+        let told = if sampled { instance.told() } else { Vec::new() };
         for part in instance.parts.values_mut() {
             // What was made of them is kept.
             part.op.stamps = Vec::new();
@@ -208,6 +211,7 @@ impl Communicator {
             busbw: bytes.zip(transfer_ns).and_then(|(b, t)| busbw(func, b, of, t as f64)),
             late,
             parts,
+            told,
         });
     }
 

@@ -1,0 +1,486 @@
+//! From the model to what travels, and back. What comes in may be anything: it is read without trust.
+
+use super::message as m;
+use crate::model::{
+    Algo, Beat, CommId, CommRecord, DataType, Exit, Flags, Func, HostFact, Job, Lane, Liveness, Making,
+    NetPhase, NetProgress, OpRecord, PairBeat, ProcessState, Proto, Rank, RedOp, Returned, SegmentId,
+    SegmentRecord, Timing, Told, Track, Untimed,
+};
+use std::path::PathBuf;
+
+/// The longest text of another node that is kept, in bytes.
+const TEXT: usize = 256;
+/// Labels of a process, reasons of losses and frames of a stack that are kept.
+const LIST: usize = 64;
+/// Network transfers of one operation that are kept: channels times peers.
+const TRANSFERS: usize = 512;
+
+/// A word's number: its place in the list plus one, 0 where it is absent.
+fn number<T: Copy + PartialEq>(all: &[T], value: Option<T>) -> u32 {
+    let at = value.and_then(|v| all.iter().position(|a| *a == v));
+    at.map_or(0, |n| n as u32 + 1)
+}
+
+fn word<T: Copy>(all: &[T], number: u32) -> Option<T> {
+    all.get((number as usize).checked_sub(1)?).copied()
+}
+
+fn byte(n: u32) -> u8 {
+    u8::try_from(n).unwrap_or(u8::MAX)
+}
+
+fn short(n: u32) -> u16 {
+    u16::try_from(n).unwrap_or(u16::MAX)
+}
+
+/// Text of others, which could steer a terminal, cut.
+fn text(s: String) -> String {
+    let steers = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if s.len() <= TEXT && !s.chars().any(steers) {
+        return s;
+    }
+    let mut kept = String::new();
+    for c in s.chars().filter(|c| !steers(*c)) {
+        if kept.len() + c.len_utf8() > TEXT {
+            break;
+        }
+        kept.push(c);
+    }
+    kept
+}
+
+/// A reason that an agent of this version knows; others are kept as one.
+fn reason(what: &str) -> &'static str {
+    KNOWN.iter().find(|k| **k == what).copied().unwrap_or("lost for another reason")
+}
+
+/// What segments and readers lose, in their words.
+const KNOWN: &[&str] = &[
+    "slot being written",
+    "unknown communicator",
+    "bad arguments",
+    "communicator table full",
+    "segment spoilt by its owner",
+    "foreign handle",
+    "stale handle",
+    "unknown event type",
+    "unknown state",
+    "no room in shared memory",
+    "parent of the wrong kind",
+    "operations",
+    "channel stamps",
+    "network transfers",
+];
+
+pub(super) fn track(t: Track) -> (u32, u32, u32) {
+    match t {
+        Track::Collective => (1, 0, 0),
+        Track::Replay => (2, 0, 0),
+        Track::Pair(a, b) => (3, a.0, b.0),
+    }
+}
+
+impl m::OperationKey {
+    /// The name of an operation.
+    pub fn of(comm: CommId, of: Track, order: u64) -> Self {
+        let (track, from, to) = track(of);
+        m::OperationKey { comm: comm.0, track, from, to, order }
+    }
+
+    /// Which operation it names; absent where it names none.
+    pub fn key(&self) -> Option<(CommId, Track, u64)> {
+        let track = match self.track {
+            1 => Track::Collective,
+            2 => Track::Replay,
+            3 => Track::Pair(Rank(self.from), Rank(self.to)),
+            _ => return None,
+        };
+        Some((CommId(self.comm), track, self.order))
+    }
+}
+
+impl m::Process {
+    /// What is told of a process.
+    pub fn of(p: &SegmentRecord, missed: impl Iterator<Item = (&'static str, u64)>) -> Self {
+        let loss = |(what, count): (&'static str, u64)| m::Loss { what: what.to_owned(), count };
+        m::Process {
+            segment: p.id.0,
+            pid: p.pid,
+            program: p.program.clone(),
+            nccl: p.nccl.clone(),
+            abi: p.abi,
+            job: p.job.name.clone(),
+            job_rank: p.job.rank,
+            job_size: p.job.size,
+            job_local: p.job.local,
+            labels: p.job.labels.clone(),
+            owner: p.owner,
+            alive: p.liveness == Liveness::Alive,
+            gone_ns: match p.liveness {
+                Liveness::Gone(at) => at,
+                Liveness::Alive => None,
+            },
+            created_ns: p.created_ns,
+            created_unix_ns: p.created_unix_ns,
+            losses: p.losses.iter().filter(|(_, n)| *n > 0).copied().map(loss).collect(),
+            missed: missed.map(loss).collect(),
+        }
+    }
+
+    /// A process of a node.
+    pub(super) fn record(self, id: SegmentId, node: &str) -> SegmentRecord {
+        let labels = self.labels.into_iter().take(LIST).map(|(k, v)| (text(k), text(v))).collect();
+        SegmentRecord {
+            id,
+            path: PathBuf::new(),
+            pid: self.pid,
+            host: node.to_owned(),
+            program: text(self.program),
+            nccl: self.nccl.map(text),
+            abi: self.abi,
+            job: Job {
+                name: self.job.map(text),
+                rank: self.job_rank,
+                size: self.job_size,
+                local: self.job_local,
+                labels,
+            },
+            owner: self.owner,
+            liveness: if self.alive { Liveness::Alive } else { Liveness::Gone(self.gone_ns) },
+            created_ns: self.created_ns,
+            created_unix_ns: self.created_unix_ns,
+            losses: self.losses.into_iter().take(LIST).map(|l| (reason(&l.what), l.count)).collect(),
+        }
+    }
+
+    /// What its reader missed, in this reader's words.
+    pub(super) fn missed(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.missed.iter().take(LIST).map(|l| (reason(&l.what), l.count))
+    }
+}
+
+impl m::Member {
+    /// What is told of a membership.
+    pub fn of(c: &CommRecord) -> Self {
+        let (making, ready_ns, result) = match c.making {
+            None => (0, None, 0),
+            Some(Making::Begun) => (1, None, 0),
+            Some(Making::Ready(at)) => (2, at, 0),
+            Some(Making::Failed(result)) => (3, None, u32::from(result)),
+            Some(Making::Aborted) => (4, None, 0),
+        };
+        m::Member {
+            segment: c.segment.0,
+            comm: c.comm.0,
+            rank: c.rank.0,
+            ranks: c.ranks,
+            nodes: c.nodes,
+            name: c.name.clone(),
+            gpu: c.gpu.clone(),
+            host_clock: c.host_clock,
+            issued: c.issued,
+            replayed: c.replayed,
+            init_ns: c.init_ns,
+            making,
+            ready_ns,
+            result,
+            finalized_ns: c.finalized_ns,
+            left: false,
+        }
+    }
+
+    /// A membership of a node's process.
+    pub(super) fn record(self, segment: SegmentId, host_clock: u64) -> CommRecord {
+        CommRecord {
+            segment,
+            comm: CommId(self.comm),
+            rank: Rank(self.rank),
+            ranks: self.ranks,
+            nodes: self.nodes,
+            name: self.name.map(text),
+            gpu: self.gpu.map(text),
+            host_clock,
+            issued: self.issued,
+            replayed: self.replayed,
+            init_ns: self.init_ns,
+            making: match self.making {
+                1 => Some(Making::Begun),
+                2 => Some(Making::Ready(self.ready_ns)),
+                3 => Some(Making::Failed(byte(self.result))),
+                4 => Some(Making::Aborted),
+                _ => None,
+            },
+            finalized_ns: self.finalized_ns,
+        }
+    }
+}
+
+impl m::Beat {
+    /// What is told of how far a rank is.
+    pub fn of(b: &Beat) -> Self {
+        m::Beat {
+            segment: b.segment.0,
+            comm: b.comm.0,
+            rank: b.rank.0,
+            issued: b.issued,
+            open: b.issued.saturating_sub(b.done),
+            replayed: b.replayed,
+            replays_open: b.replayed.saturating_sub(b.replays_done),
+        }
+    }
+
+    pub(super) fn beat(&self, segment: SegmentId) -> Beat {
+        Beat {
+            segment,
+            comm: CommId(self.comm),
+            rank: Rank(self.rank),
+            issued: self.issued,
+            replayed: self.replayed,
+            done: self.issued.saturating_sub(self.open),
+            replays_done: self.replayed.saturating_sub(self.replays_open),
+        }
+    }
+}
+
+impl m::Pair {
+    /// What is told of a rank's transfers to and from another.
+    pub fn of(p: &PairBeat) -> Self {
+        m::Pair {
+            segment: p.segment.0,
+            comm: p.comm.0,
+            rank: p.rank.0,
+            peer: p.peer.0,
+            sent: p.sent,
+            received: p.received,
+            from: p.from,
+        }
+    }
+
+    pub(super) fn beat(&self, segment: SegmentId) -> PairBeat {
+        PairBeat {
+            segment,
+            comm: CommId(self.comm),
+            rank: Rank(self.rank),
+            peer: Rank(self.peer),
+            sent: self.sent,
+            received: self.received,
+            from: self.from,
+        }
+    }
+}
+
+impl m::Record {
+    /// What is told of an operation.
+    pub fn of(t: &Told) -> Self {
+        let o = &t.op;
+        let (lane, peer) = match o.lane {
+            Lane::Collective => (1, 0),
+            Lane::Replay => (2, 0),
+            Lane::Send(peer) => (3, peer.0),
+            Lane::Recv(peer) => (4, peer.0),
+        };
+        let f = o.flags;
+        let flags = [f.captured, f.in_place, f.copy_engine, f.symmetric, f.preloaded, f.grouped];
+        m::Record {
+            segment: o.segment.0,
+            ticket: o.ticket,
+            comm: o.comm.0,
+            rank: o.rank.0,
+            lane,
+            peer,
+            order: o.order,
+            func: number(Func::ALL, Some(o.func)),
+            dtype: number(DataType::ALL, o.dtype),
+            count: o.count,
+            root: o.root.map(|r| r.0),
+            algo: number(Algo::ALL, o.algo),
+            proto: number(Proto::ALL, o.proto),
+            channels: o.channels.map(u32::from),
+            warps: o.warps.map(u32::from),
+            seq: o.seq,
+            plan: o.plan,
+            flags: (0u32..).zip(flags).map(|(bit, on)| u32::from(on) << bit).sum(),
+            called_ns: o.called_ns,
+            returned_ns: o.returned.map(|r| r.at_ns),
+            result: o.returned.map_or(0, |r| u32::from(r.result)),
+            redop: number(RedOp::ALL, o.redop),
+            issued_ns: o.issued_ns,
+            timing: match o.timing {
+                Timing::Unknown => 0,
+                Timing::Kernel => 1,
+                Timing::Events => 2,
+                Timing::Not(why) => 2 + number(Untimed::ALL, Some(why)),
+            },
+            event_ns: o.event_ns,
+            event_seen_ns: o.event_seen_ns,
+            started: u32::from(o.started),
+            stopped: u32::from(o.stopped),
+            started_ns: t.started_ns,
+            duration_ns: t.duration_ns,
+            ended_seen_ns: t.ended_seen_ns,
+            finished: t.finished,
+            net: o.net.iter().map(net_of).collect(),
+        }
+    }
+
+    /// The operation; absent where it is none.
+    pub(super) fn told(self, segment: SegmentId) -> Option<Told> {
+        let lane = match self.lane {
+            1 => Lane::Collective,
+            2 => Lane::Replay,
+            3 => Lane::Send(Rank(self.peer)),
+            4 => Lane::Recv(Rank(self.peer)),
+            _ => return None,
+        };
+        let flag = |bit: u32| self.flags >> bit & 1 == 1;
+        let op = OpRecord {
+            segment,
+            ticket: self.ticket,
+            comm: CommId(self.comm),
+            rank: Rank(self.rank),
+            lane,
+            order: self.order,
+            func: word(Func::ALL, self.func).unwrap_or(Func::Unknown),
+            dtype: word(DataType::ALL, self.dtype),
+            count: self.count,
+            root: self.root.map(Rank),
+            algo: word(Algo::ALL, self.algo),
+            proto: word(Proto::ALL, self.proto),
+            channels: self.channels.map(byte),
+            warps: self.warps.map(byte),
+            seq: self.seq,
+            plan: self.plan,
+            flags: Flags {
+                captured: flag(0),
+                in_place: flag(1),
+                copy_engine: flag(2),
+                symmetric: flag(3),
+                preloaded: flag(4),
+                grouped: flag(5),
+            },
+            called_ns: self.called_ns,
+            returned: self.returned_ns.map(|at_ns| Returned { at_ns, result: byte(self.result) }),
+            redop: word(RedOp::ALL, self.redop),
+            issued_ns: self.issued_ns,
+            timing: match self.timing {
+                1 => Timing::Kernel,
+                2 => Timing::Events,
+                n => word(Untimed::ALL, n.saturating_sub(2)).map_or(Timing::Unknown, Timing::Not),
+            },
+            event_ns: self.event_ns,
+            event_seen_ns: self.event_seen_ns,
+            started: short(self.started),
+            stopped: short(self.stopped),
+            stamps: Vec::new(),
+            net: self.net.into_iter().take(TRANSFERS).map(net).collect(),
+        };
+        Some(Told {
+            op,
+            started_ns: self.started_ns,
+            duration_ns: self.duration_ns,
+            ended_seen_ns: self.ended_seen_ns,
+            finished: self.finished,
+        })
+    }
+}
+
+const PHASES: &[NetPhase] =
+    &[NetPhase::Posted, NetPhase::Gpu, NetPhase::Peer, NetPhase::Wire, NetPhase::Flush];
+
+fn net_of(n: &NetProgress) -> m::Net {
+    m::Net {
+        channel: u32::from(n.channel),
+        peer: n.peer.0,
+        is_send: n.is_send,
+        steps: n.steps,
+        started: n.started,
+        done: n.done,
+        bytes: n.bytes,
+        start_ns: n.start_ns,
+        stop_ns: n.stop_ns,
+        waited_ns: n.waited_ns.to_vec(),
+        waiting: number(PHASES, n.waiting.map(|w| w.0)),
+        waiting_since_ns: n.waiting.map_or(0, |w| w.1),
+    }
+}
+
+fn net(n: m::Net) -> NetProgress {
+    let waited = |i: usize| n.waited_ns.get(i).copied().unwrap_or(0);
+    NetProgress {
+        channel: byte(n.channel),
+        peer: Rank(n.peer),
+        is_send: n.is_send,
+        steps: n.steps,
+        started: n.started,
+        done: n.done,
+        bytes: n.bytes,
+        start_ns: n.start_ns,
+        stop_ns: n.stop_ns,
+        waited_ns: [waited(0), waited(1), waited(2), waited(3)],
+        waiting: word(PHASES, n.waiting).map(|phase| (phase, n.waiting_since_ns)),
+    }
+}
+
+impl m::Host {
+    /// What is told of what the operating system says.
+    pub fn of(h: &HostFact) -> Self {
+        let (state, wchan) = match &h.state {
+            None => (0, None),
+            Some(ProcessState::Running) => (1, None),
+            Some(ProcessState::Sleeping { wchan }) => (2, wchan.clone()),
+            Some(ProcessState::Blocked { wchan }) => (3, wchan.clone()),
+            Some(ProcessState::Stopped { traced: false }) => (4, None),
+            Some(ProcessState::Stopped { traced: true }) => (5, None),
+            Some(ProcessState::Zombie(_)) => (6, None),
+            Some(ProcessState::Gone(_)) => (7, None),
+        };
+        let (exit_code, signal) = match h.exit() {
+            Some(Exit::Code(code)) => (Some(code), None),
+            Some(Exit::Signal(n)) => (None, Some(n)),
+            None => (None, None),
+        };
+        m::Host {
+            segment: h.segment.0,
+            at_ns: h.at_ns,
+            state,
+            wchan,
+            exit_code,
+            signal,
+            cpu_starved: h.cpu_starved,
+            cpu_throttled: h.cpu_throttled,
+            memory_pressure: h.memory_pressure,
+            oom_kills: h.oom_kills,
+            stack: h.stack.clone(),
+            stack_ns: h.stack_ns,
+        }
+    }
+
+    pub(super) fn fact(self, segment: SegmentId) -> HostFact {
+        let exit = self.exit_code.map(Exit::Code).or(self.signal.map(Exit::Signal));
+        let wchan = self.wchan.map(text);
+        let share = |s: Option<f64>| s.filter(|s| (0.0..=1.0).contains(s));
+        HostFact {
+            segment,
+            at_ns: self.at_ns,
+            state: match self.state {
+                1 => Some(ProcessState::Running),
+                2 => Some(ProcessState::Sleeping { wchan }),
+                3 => Some(ProcessState::Blocked { wchan }),
+                4 => Some(ProcessState::Stopped { traced: false }),
+                5 => Some(ProcessState::Stopped { traced: true }),
+                6 => Some(ProcessState::Zombie(exit)),
+                7 => Some(ProcessState::Gone(exit)),
+                _ => None,
+            },
+            cpu_starved: share(self.cpu_starved),
+            cpu_throttled: share(self.cpu_throttled),
+            memory_pressure: share(self.memory_pressure),
+            oom_kills: self.oom_kills,
+            stack: self.stack.into_iter().take(LIST).map(text).collect(),
+            stack_ns: self.stack_ns,
+        }
+    }
+}

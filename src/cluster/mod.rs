@@ -1,0 +1,18 @@
+//! The cluster's bus: what a node tells the others, and how that is read.
+//!
+//! ```text
+//! Join -> Publisher -> messages -> (NATS) -> Reader -> Updates -> Join
+//! ```
+//! Agents publish little: who is there, how far every rank is, what stands still, a sample of operations, and what is
+//! interesting. An analyser's join is the same as a node's, fed with that.
+
+mod encode;
+pub mod message;
+mod publisher;
+mod reader;
+mod settings;
+pub mod subject;
+
+pub use publisher::{Books, Moment, Outgoing, Publisher};
+pub use reader::{Node, Reader, Refusal};
+pub use settings::Settings;

@@ -1,0 +1,716 @@
+//! What a node tells the others: picked from its own join, within a budget of bytes.
+//!
+//! What cannot be done without goes first and may run into debt: processes, memberships, what stands still. Then come
+//! beats, what was asked for, what is sampled, and sketches; of these, what does not fit is left out and counted. Pure:
+//! it is told the time, and somebody else sends.
+
+use super::message::{self as m, OperationKey};
+use super::subject::{Topic, bucket};
+use crate::join::{Communicator, Finished, Join, Sampling};
+use crate::model::{
+    Algo, Beat, CommId, CommRecord, Fact, Finding, Func, HostFact, OpState, PairBeat, ProcessState, Proto, Rank,
+    Reading, SegmentId, Told, Track,
+};
+use prost::Message as _;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+const S: u64 = 1_000_000_000;
+/// An operation that is known not to be over and is older than this, in ns, stands still for the others to see.
+const STANDS_NS: u64 = 100_000_000;
+/// The same where nothing tells whether it is over.
+const IN_DOUBT_NS: u64 = S;
+/// Operations beyond the oldest that is not over, of a rank, that are told with it: they tell a wrong call from one too
+/// many.
+const AHEAD: usize = 4;
+/// What moves on within an operation that stands still is told again after this, in ns.
+const AGAIN_NS: u64 = S;
+/// What does not change is told again after this, in ns, for those who began to listen since.
+const REFRESH_NS: u64 = 30 * S;
+/// A message is not made larger than this, in bytes.
+const MESSAGE: usize = 128 << 10;
+/// An operation is interesting if it takes so many times as long as usual, and this much longer in ns.
+const SLOW: u64 = 4;
+const SLOW_BY_NS: u64 = 5_000_000;
+/// Operations of a kind before it is known what is usual.
+const USUAL: u32 = 16;
+/// Interesting operations a second that others are told of.
+const ANNOUNCED: u32 = 10;
+/// Operations that were asked for and are not over yet, remembered at most.
+const ASKED: usize = 1024;
+/// Readings of samplers that wait at most.
+const READINGS: usize = 1024;
+/// The most that is left out by sampling: one of `1 << 20`.
+const LEVEL_MAX: u32 = 20;
+
+/// Why an operation was not published.
+const NOT_SAMPLED: &str = "not sampled";
+const OVER_BUDGET: &str = "over the budget";
+const NO_SERVER: &str = "no server could be reached";
+const NOT_TAKEN: &str = "not taken in time";
+
+/// A moment by both clocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moment {
+    /// Host monotonic ns.
+    pub mono_ns: u64,
+    /// Wall clock ns since the epoch.
+    pub unix_ns: u64,
+}
+
+/// Something to be published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outgoing {
+    /// Where.
+    pub topic: Topic,
+    /// What.
+    pub bytes: Vec<u8>,
+    /// How many operations the books count as published with it.
+    pub operations: u64,
+}
+
+/// What an agent saw and what became of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Books {
+    /// Operations that were over, each rank's part being one.
+    pub observed: u64,
+    /// Those of them that were published.
+    pub published: u64,
+    /// Those that were not, by reason.
+    pub left_out: BTreeMap<&'static str, u64>,
+    /// Bytes published.
+    pub bytes: u64,
+}
+
+impl Books {
+    fn leave_out(&mut self, why: &'static str, n: u64) {
+        if n > 0 {
+            *self.left_out.entry(why).or_default() += n;
+        }
+    }
+
+    /// True when all that was seen was published or counted as left out.
+    pub fn balance(&self) -> bool {
+        self.observed == self.published + self.left_out.values().sum::<u64>()
+    }
+}
+
+/// Something that was told, and when.
+#[derive(Debug)]
+struct Sent<T> {
+    what: T,
+    at_ns: u64,
+}
+
+/// How long an operation of a kind usually takes, as a running mean.
+#[derive(Debug, Default)]
+struct Usual {
+    seen: u32,
+    mean_ns: u64,
+}
+
+type ClassOf = (CommId, Func, Option<u8>, Option<Algo>, Option<Proto>);
+
+/// Picks what is published, and remembers what was.
+#[derive(Debug)]
+pub struct Publisher {
+    node: String,
+    run: u64,
+    rate: u64,
+    tokens: i64,
+    refilled_ns: Option<u64>,
+    sequences: BTreeMap<Topic, u64>,
+    drafts: BTreeMap<Topic, (m::Envelope, usize, u64)>,
+    out: Vec<Outgoing>,
+    books: Books,
+    level: u32,
+    wanted: u64,
+    refused: bool,
+    second: u64,
+    announced: (u64, u32),
+    processes: HashMap<SegmentId, Sent<m::Process>>,
+    members: HashMap<(CommId, Rank), Sent<m::Member>>,
+    beats: HashMap<(CommId, Rank), Sent<m::Beat>>,
+    pairs: HashMap<(CommId, Rank, Rank), m::Pair>,
+    hosts: HashMap<SegmentId, Sent<HostFact>>,
+    findings: HashMap<u64, bool>,
+    standing: HashMap<(CommId, Track, u64, Rank), Sent<(u64, bool)>>,
+    sketches: HashMap<ClassOf, m::Sketch>,
+    usual: HashMap<(CommId, Func, Option<u8>), Usual>,
+    readings: Vec<Vec<u8>>,
+    asked: BTreeSet<(CommId, Track, u64)>,
+    wished: Vec<(CommId, Track, u64)>,
+    bursts: BTreeMap<CommId, u64>,
+    dropped: u64,
+    refresh: bool,
+}
+
+impl Publisher {
+    /// Of a node, whose agent began at a moment of the wall clock (ns); so many bytes a second.
+    pub fn new(node: impl Into<String>, run: u64, bytes_per_second: u64) -> Self {
+        Publisher {
+            node: node.into(),
+            run,
+            rate: bytes_per_second.max(1024),
+            tokens: 0,
+            refilled_ns: None,
+            sequences: BTreeMap::new(),
+            drafts: BTreeMap::new(),
+            out: Vec::new(),
+            books: Books::default(),
+            level: 0,
+            wanted: 0,
+            refused: false,
+            second: 0,
+            announced: (0, 0),
+            processes: HashMap::new(),
+            members: HashMap::new(),
+            beats: HashMap::new(),
+            pairs: HashMap::new(),
+            hosts: HashMap::new(),
+            findings: HashMap::new(),
+            standing: HashMap::new(),
+            sketches: HashMap::new(),
+            usual: HashMap::new(),
+            readings: Vec::new(),
+            asked: BTreeSet::new(),
+            wished: Vec::new(),
+            bursts: BTreeMap::new(),
+            dropped: 0,
+            refresh: false,
+        }
+    }
+
+    /// The books.
+    pub fn books(&self) -> &Books {
+        &self.books
+    }
+
+    /// Which operations the join is to tell whole from now on.
+    pub fn sampling(&self) -> Sampling {
+        Sampling { level: self.level, whole: self.bursts.keys().copied().collect() }
+    }
+
+    /// From now on publishes so many bytes a second at most.
+    pub fn set_rate(&mut self, bytes_per_second: u64) {
+        self.rate = bytes_per_second.max(1024);
+    }
+
+    /// Takes what a sampler read. What goes over wires is compared on the node itself.
+    pub fn reading(&mut self, reading: &Reading) {
+        let wanted = !matches!(reading.fact, Fact::Traffic(_) | Fact::Sampler(_) | Fact::Node(_));
+        if wanted
+            && self.readings.len() < READINGS
+            && let Ok(text) = serde_json::to_vec(reading)
+        {
+            self.readings.push(text);
+        }
+    }
+
+    /// Somebody wants parts of operations.
+    pub fn wish(&mut self, operations: impl Iterator<Item = (CommId, Track, u64)>) {
+        let room = ASKED.saturating_sub(self.wished.len());
+        self.wished.extend(operations.take(room));
+    }
+
+    /// Somebody wants all of a communicator's operations until a moment.
+    pub fn burst(&mut self, comm: CommId, until_ns: u64) {
+        self.bursts.insert(comm, until_ns);
+    }
+
+    /// Somebody began to listen, or the bus was away: everything is told again.
+    pub fn refresh(&mut self) {
+        self.refresh = true;
+    }
+
+    /// What was to be published could not be: its operations are counted as left out.
+    pub fn unsent(&mut self, operations: u64) {
+        let n = operations.min(self.books.published);
+        self.books.published -= n;
+        self.books.leave_out(NO_SERVER, n);
+    }
+
+    /// Looks at what is new, and says what is to be published.
+    pub fn look(
+        &mut self,
+        join: &Join,
+        finished: &[Finished],
+        findings: &[Finding],
+        now: Moment,
+    ) -> Vec<Outgoing> {
+        self.refill(now.mono_ns);
+        self.bursts.retain(|_, until| *until > now.mono_ns);
+        let second = now.mono_ns / S;
+        let new_second = second != self.second;
+        self.second = second;
+        if std::mem::take(&mut self.refresh) {
+            self.processes.clear();
+            self.members.clear();
+            self.beats.clear();
+            self.pairs.clear();
+            self.standing.clear();
+            self.findings.clear();
+        }
+        self.tell_processes(join, now.mono_ns);
+        self.tell_members(join, now.mono_ns);
+        self.tell_findings(findings);
+        let mut moved = HashSet::new();
+        self.tell_standing(join, now.mono_ns, &mut moved);
+        self.tell_beats(join, now.mono_ns, new_second, &moved);
+        self.tell_hosts(join, now.mono_ns);
+        self.tell_wished(join);
+        self.tell_finished(join, finished, second);
+        let dropped = join.finished_dropped();
+        self.books.observed += dropped - self.dropped;
+        self.books.leave_out(NOT_TAKEN, dropped - self.dropped);
+        self.dropped = dropped;
+        self.tell_readings();
+        if new_second {
+            self.tell_sketches();
+            self.tell_books(false);
+            self.adapt();
+            self.forget(join);
+        }
+        self.finish(now)
+    }
+
+    /// The last words: what waits is not waited for any more.
+    pub fn last(&mut self, now: Moment) -> Vec<Outgoing> {
+        self.tell_books(true);
+        self.finish(now)
+    }
+
+    fn refill(&mut self, now_ns: u64) {
+        let rate = self.rate as i64;
+        let since = self.refilled_ns.map_or(S, |t| now_ns.saturating_sub(t)).min(2 * S);
+        self.refilled_ns = Some(now_ns);
+        let more = (u128::from(self.rate) * u128::from(since) / u128::from(S)) as i64;
+        self.tokens = (self.tokens + more).min(2 * rate);
+    }
+
+    /// Takes bytes from the budget. What is urgent may run into a second's debt, and beyond that is left out too: it is
+    /// told again while it lasts.
+    fn pay(&mut self, bytes: usize, urgent: bool) -> bool {
+        let bytes = bytes as i64 + 3;
+        self.wanted += bytes as u64;
+        let least = if urgent { -(self.rate as i64) } else { 0 };
+        let paid = self.tokens - bytes >= least;
+        if paid {
+            self.tokens -= bytes;
+        } else {
+            self.refused = true;
+        }
+        paid
+    }
+
+    fn draft(&mut self, topic: Topic, bytes: usize) -> &mut m::Envelope {
+        if self.drafts.get(&topic).is_some_and(|d| d.1 + bytes > MESSAGE) {
+            self.send(topic);
+        }
+        let draft = self.drafts.entry(topic).or_default();
+        draft.1 += bytes;
+        &mut draft.0
+    }
+
+    /// Closes a draft; its moment is set when all are sent.
+    fn send(&mut self, topic: Topic) {
+        let Some((mut envelope, _, operations)) = self.drafts.remove(&topic) else { return };
+        let sequence = self.sequences.entry(topic).or_default();
+        *sequence += 1;
+        envelope.version = m::VERSION;
+        envelope.node.clone_from(&self.node);
+        envelope.run = self.run;
+        envelope.sequence = *sequence;
+        let bytes = envelope.encode_to_vec();
+        self.books.bytes += bytes.len() as u64;
+        self.out.push(Outgoing { topic, bytes, operations });
+    }
+
+    fn finish(&mut self, now: Moment) -> Vec<Outgoing> {
+        for (envelope, ..) in self.drafts.values_mut() {
+            (envelope.sent_ns, envelope.sent_unix_ns) = (now.mono_ns, now.unix_ns);
+        }
+        let topics: Vec<Topic> = self.drafts.keys().copied().collect();
+        topics.into_iter().for_each(|t| self.send(t));
+        std::mem::take(&mut self.out)
+    }
+
+    fn tell_processes(&mut self, join: &Join, now_ns: u64) {
+        for p in join.processes() {
+            let told = m::Process::of(&p.record, p.missed.iter().map(|(k, v)| (*k, *v)));
+            let was = self.processes.get(&p.record.id);
+            let due = match was {
+                None => true,
+                // Counters of losses may run; that a process is gone is told at once.
+                Some(s) if s.what != told => s.what.alive != told.alive || now_ns >= s.at_ns + S,
+                Some(s) => told.alive && now_ns >= s.at_ns + REFRESH_NS,
+            };
+            let bytes = told.encoded_len();
+            if due && self.pay(bytes, true) {
+                self.draft(Topic::Node, bytes).processes.push(told.clone());
+                self.processes.insert(p.record.id, Sent { what: told, at_ns: now_ns });
+            }
+        }
+    }
+
+    fn tell_members(&mut self, join: &Join, now_ns: u64) {
+        let mut here: HashSet<(CommId, Rank)> = HashSet::new();
+        for c in join.communicators() {
+            for (rank, member) in c.members() {
+                here.insert((c.id, *rank));
+                // What was issued is told by beats.
+                let record = CommRecord { issued: 0, replayed: 0, ..member.record.clone() };
+                let told = m::Member::of(&record);
+                let due = self.members.get(&(c.id, *rank)).is_none_or(|s| {
+                    s.what != told || told.finalized_ns.is_none() && now_ns >= s.at_ns + REFRESH_NS
+                });
+                let bytes = told.encoded_len();
+                if due && self.pay(bytes, true) {
+                    self.draft(Topic::Bucket(bucket(c.id)), bytes).members.push(told.clone());
+                    self.members.insert((c.id, *rank), Sent { what: told, at_ns: now_ns });
+                }
+            }
+        }
+        // A closed communicator is forgotten here; only one that never was is taken back.
+        let left: Vec<(CommId, Rank)> = self.members.keys().filter(|k| !here.contains(*k)).copied().collect();
+        for key in left {
+            let Some(was) = self.members.remove(&key) else { continue };
+            self.beats.remove(&key);
+            if was.what.finalized_ns.is_none() {
+                let told = m::Member { left: true, ..was.what };
+                let bytes = told.encoded_len();
+                // Debt or not: it is said once.
+                self.pay(bytes, true);
+                self.draft(Topic::Bucket(bucket(key.0)), bytes).members.push(told);
+            }
+        }
+    }
+
+    fn tell_findings(&mut self, findings: &[Finding]) {
+        for f in findings {
+            if self.findings.get(&f.id.0) == Some(&f.open) {
+                continue;
+            }
+            let Ok(text) = serde_json::to_vec(f) else { continue };
+            if self.pay(text.len(), true) {
+                self.draft(Topic::Node, text.len()).findings.push(text);
+                self.findings.insert(f.id.0, f.open);
+            }
+        }
+    }
+
+    /// Operations that stand still, with a few of those behind them.
+    fn tell_standing(&mut self, join: &Join, now_ns: u64, moved: &mut HashSet<(CommId, Rank)>) {
+        for c in join.communicators().filter(|c| !c.closed()) {
+            let mut ahead: HashMap<(Rank, Option<(Rank, Rank)>), usize> = HashMap::new();
+            for (track, order, instance) in c.incomplete() {
+                for (rank, part) in instance.parts.iter().filter(|(_, p)| !p.finished) {
+                    let pair = match track {
+                        Track::Pair(a, b) => Some((a, b)),
+                        _ => None,
+                    };
+                    let behind = ahead.entry((*rank, pair)).or_default();
+                    if *behind > AHEAD {
+                        continue;
+                    }
+                    let in_doubt = c.state(track, order, *rank) == OpState::InDoubt;
+                    let limit = if in_doubt { IN_DOUBT_NS } else { STANDS_NS };
+                    let old = part.op.issued_ns.is_some_and(|t| now_ns >= t.saturating_add(limit));
+                    if *behind == 0 && !old {
+                        // The younger ones of this rank are on their way too.
+                        *behind = AHEAD + 1;
+                        continue;
+                    }
+                    *behind += 1;
+                    let (print, at) = (print(part.op.net.len(), part), part.started_ns.is_some());
+                    let key = (c.id, track, order, *rank);
+                    let due = self.standing.get(&key).is_none_or(|s| {
+                        s.what.1 != at || s.what.0 != print && now_ns >= s.at_ns + AGAIN_NS
+                    });
+                    if due {
+                        moved.insert((c.id, *rank));
+                        let told = m::Record::of(&part.told());
+                        let bytes = told.encoded_len();
+                        if self.pay(bytes, true) {
+                            self.draft(Topic::Bucket(bucket(c.id)), bytes).records.push(told);
+                            self.standing.insert(key, Sent { what: (print, at), at_ns: now_ns });
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// How far every rank is: once a second where it moved, at once where something stands still.
+    fn tell_beats(&mut self, join: &Join, now_ns: u64, all: bool, moved: &HashSet<(CommId, Rank)>) {
+        for c in join.communicators() {
+            for (rank, member) in c.members() {
+                let key = (c.id, *rank);
+                if !all && !moved.contains(&key) && self.beats.contains_key(&key) {
+                    continue;
+                }
+                let beat = m::Beat::of(&Beat {
+                    segment: member.record.segment,
+                    comm: c.id,
+                    rank: *rank,
+                    issued: member.record.issued,
+                    replayed: member.record.replayed,
+                    done: c.done(Track::Collective, *rank),
+                    replays_done: c.done(Track::Replay, *rank),
+                });
+                let was = self.beats.get(&key);
+                let stale = |s: &Sent<m::Beat>| now_ns >= s.at_ns + REFRESH_NS && !c.closed();
+                if was.is_none_or(|s| s.what != beat || stale(s)) {
+                    let bytes = beat.encoded_len();
+                    if self.pay(bytes, true) {
+                        self.draft(Topic::Bucket(bucket(c.id)), bytes).beats.push(beat);
+                        self.beats.insert(key, Sent { what: beat, at_ns: now_ns });
+                    }
+                }
+            }
+            self.tell_pairs(c, all, moved);
+        }
+    }
+
+    fn tell_pairs(&mut self, c: &Communicator, all: bool, moved: &HashSet<(CommId, Rank)>) {
+        for ((from, to), sent, received, first) in c.pairs() {
+            for (own, peer, sent, received) in [(from, to, sent, 0), (to, from, 0, received)] {
+                let Some(member) = c.members().get(&own) else { continue };
+                if sent + received == 0 || !(all || moved.contains(&(c.id, own))) {
+                    continue;
+                }
+                let key = (c.id, own, peer);
+                let was = self.pairs.get(&key);
+                // Each direction is counted by itself.
+                let sent = sent.max(was.map_or(0, |p| p.sent));
+                let received = received.max(was.map_or(0, |p| p.received));
+                let segment = member.record.segment;
+                let beat = PairBeat { segment, comm: c.id, rank: own, peer, sent, received, from: first };
+                let beat = m::Pair::of(&beat);
+                if was != Some(&beat) && self.pay(beat.encoded_len(), true) {
+                    self.draft(Topic::Bucket(bucket(c.id)), beat.encoded_len()).pairs.push(beat);
+                    self.pairs.insert(key, beat);
+                }
+            }
+        }
+    }
+
+    /// What the operating system says, where it tells something: a change of state, want, a stack.
+    fn tell_hosts(&mut self, join: &Join, now_ns: u64) {
+        for p in join.processes() {
+            let Some(fact) = &p.host else { continue };
+            let kind = |f: &HostFact| f.state.as_ref().map(std::mem::discriminant::<ProcessState>);
+            let wants = |f: &HostFact| {
+                let all = [f.cpu_starved, f.cpu_throttled, f.memory_pressure];
+                all.into_iter().flatten().any(|s| s >= 0.05)
+            };
+            let due = self.hosts.get(&p.record.id).is_none_or(|s| {
+                let changed = kind(&s.what) != kind(fact)
+                    || s.what.stack_ns != fact.stack_ns
+                    || s.what.oom_kills != fact.oom_kills;
+                // Running and sleeping take turns all the time.
+                let quiet = |f: &HostFact| {
+                    matches!(f.state, Some(ProcessState::Running | ProcessState::Sleeping { .. }) | None)
+                };
+                let only_turns = quiet(&s.what)
+                    && quiet(fact)
+                    && s.what.stack_ns == fact.stack_ns
+                    && s.what.oom_kills == fact.oom_kills;
+                changed && (!only_turns || now_ns >= s.at_ns + REFRESH_NS)
+                    || wants(fact) && now_ns >= s.at_ns + S
+            });
+            if due {
+                let told = m::Host::of(fact);
+                let bytes = told.encoded_len();
+                if self.pay(bytes, true) {
+                    self.draft(Topic::Node, bytes).hosts.push(told);
+                    self.hosts.insert(p.record.id, Sent { what: fact.clone(), at_ns: now_ns });
+                }
+            }
+        }
+    }
+
+    fn tell_wished(&mut self, join: &Join) {
+        for (comm, track, order) in std::mem::take(&mut self.wished) {
+            let instance = join.communicator(comm).and_then(|c| c.instance(track, order));
+            let told = instance.map(crate::join::Instance::told).unwrap_or_default();
+            // What is not over is told again when it is.
+            let over = instance.is_some_and(|i| i.counted);
+            if !over && self.asked.len() < ASKED && join.communicator(comm).is_some() {
+                self.asked.insert((comm, track, order));
+            }
+            for t in &told {
+                self.tell_record(comm, t, true);
+            }
+        }
+    }
+
+    fn tell_record(&mut self, comm: CommId, told: &Told, urgent: bool) -> bool {
+        let record = m::Record::of(told);
+        let bytes = record.encoded_len();
+        let paid = self.pay(bytes, urgent);
+        if paid {
+            self.draft(Topic::Bucket(bucket(comm)), bytes).records.push(record);
+        }
+        paid
+    }
+
+    fn tell_finished(&mut self, join: &Join, finished: &[Finished], second: u64) {
+        for f in finished {
+            let parts = f.parts.len() as u64;
+            self.books.observed += parts;
+            self.sketch(f);
+            let key = (f.comm, f.track, f.operation.order);
+            let slow = self.is_slow(f);
+            let asked = self.asked.remove(&key);
+            if slow {
+                let n = &mut self.announced;
+                *n = if n.0 == second { (second, n.1 + 1) } else { (second, 1) };
+                if n.1 <= ANNOUNCED {
+                    let key = OperationKey::of(key.0, key.1, key.2);
+                    self.draft(Topic::Bucket(bucket(f.comm)), key.encoded_len()).announced.push(key);
+                }
+            }
+            let mut held = Vec::new();
+            if f.told.is_empty() && (slow || asked) {
+                let instance = join.communicator(f.comm).and_then(|c| c.instance(key.1, key.2));
+                held = instance.map(crate::join::Instance::told).unwrap_or_default();
+            }
+            let told = if f.told.is_empty() { &held } else { &f.told };
+            let (mut published, mut refused) = (0, 0);
+            for t in told {
+                if self.tell_record(f.comm, t, slow || asked) {
+                    published += 1;
+                } else {
+                    refused += 1;
+                }
+            }
+            if published > 0
+                && let Some(draft) = self.drafts.get_mut(&Topic::Bucket(bucket(f.comm)))
+            {
+                draft.2 += published;
+            }
+            self.books.published += published;
+            self.books.leave_out(OVER_BUDGET, refused);
+            self.books.leave_out(NOT_SAMPLED, parts.saturating_sub(published + refused));
+        }
+    }
+
+    /// Learns how long an operation of its kind takes, and says whether this one took far longer.
+    fn is_slow(&mut self, f: &Finished) -> bool {
+        let Some(longest) = f.parts.iter().filter_map(|p| p.duration_ns).max() else { return false };
+        let usual = self.usual.entry((f.comm, f.func, f.size_class)).or_default();
+        let limit = usual.mean_ns.saturating_mul(SLOW).saturating_add(SLOW_BY_NS);
+        let slow = usual.seen >= USUAL && longest > limit;
+        let counts = if slow { limit } else { longest };
+        usual.seen = usual.seen.saturating_add(1);
+        let weight = u64::from(usual.seen.min(32));
+        usual.mean_ns = (usual.mean_ns * (weight - 1) + counts) / weight;
+        slow
+    }
+
+    fn sketch(&mut self, f: &Finished) {
+        let algo = f.operation.algo.as_deref().and_then(|a| Algo::ALL.iter().find(|k| k.as_str() == a));
+        let proto = f.operation.proto.as_deref().and_then(|a| Proto::ALL.iter().find(|k| k.as_str() == a));
+        let key = (f.comm, f.func, f.size_class, algo.copied(), proto.copied());
+        let new = || {
+            let place = |at: Option<usize>| at.map_or(0, |n| n as u32 + 1);
+            m::Sketch {
+                comm: f.comm.0,
+                func: place(Func::ALL.iter().position(|k| *k == f.func)),
+                size_class: f.size_class.map_or(0, |c| u32::from(c) + 1),
+                algo: place(algo.and_then(|a| Algo::ALL.iter().position(|k| k == a))),
+                proto: place(proto.and_then(|a| Proto::ALL.iter().position(|k| k == a))),
+                bytes: Some(0),
+                ..m::Sketch::default()
+            }
+        };
+        let sketch = self.sketches.entry(key).or_insert_with(new);
+        sketch.count += 1;
+        sketch.bytes = sketch.bytes.zip(f.operation.bytes).map(|(a, b)| a.saturating_add(b));
+        let durations: Option<Vec<u64>> = f.parts.iter().map(|p| p.duration_ns).collect();
+        if let Some(all) = durations.filter(|d| !d.is_empty()) {
+            sketch.timed += 1;
+            sketch.busy_ns += all.iter().sum::<u64>() / all.len() as u64;
+            let shortest = all.into_iter().min().unwrap_or(0).max(1);
+            let at = ((shortest as f64).log2() * 8.0) as u32;
+            match sketch.buckets.binary_search(&at) {
+                Ok(i) => sketch.counts[i] += 1,
+                Err(i) => {
+                    sketch.buckets.insert(i, at);
+                    sketch.counts.insert(i, 1);
+                }
+            }
+        }
+    }
+
+    fn tell_sketches(&mut self) {
+        let mut left = HashMap::new();
+        for (key, sketch) in std::mem::take(&mut self.sketches) {
+            let bytes = sketch.encoded_len();
+            if self.pay(bytes, false) {
+                self.draft(Topic::Bucket(bucket(key.0)), bytes).sketches.push(sketch);
+            } else {
+                // It adds up, and goes with a later second's.
+                left.insert(key, sketch);
+            }
+        }
+        self.sketches = left;
+    }
+
+    fn tell_readings(&mut self) {
+        for text in std::mem::take(&mut self.readings) {
+            // One is like the next.
+            if self.pay(text.len(), false) {
+                self.draft(Topic::Node, text.len()).readings.push(text);
+            }
+        }
+    }
+
+    fn tell_books(&mut self, last: bool) {
+        let left_out = self.books.left_out.iter();
+        let books = m::Books {
+            observed: self.books.observed,
+            published: self.books.published,
+            left_out: left_out.map(|(k, n)| m::Loss { what: (*k).to_owned(), count: *n }).collect(),
+            bytes: self.books.bytes,
+            level: self.level,
+            last,
+        };
+        let bytes = books.encoded_len();
+        self.pay(bytes, true);
+        self.draft(Topic::Node, bytes).books = Some(books);
+    }
+
+    /// Samples less where the budget does not suffice, and more where there is room.
+    fn adapt(&mut self) {
+        let (wanted, refused) = (std::mem::take(&mut self.wanted), std::mem::take(&mut self.refused));
+        if refused || wanted > self.rate / 10 * 8 {
+            self.level = (self.level + 1).min(LEVEL_MAX);
+        } else if wanted < self.rate / 10 * 3 {
+            self.level = self.level.saturating_sub(1);
+        }
+    }
+
+    /// What is over and gone needs no memory.
+    fn forget(&mut self, join: &Join) {
+        let open = |c: CommId, t: Track, o: u64| {
+            join.communicator(c).and_then(|c| c.instance(t, o)).is_some_and(|i| !i.counted)
+        };
+        self.standing.retain(|(c, t, o, _), _| open(*c, *t, *o));
+        self.asked.retain(|(c, ..)| join.communicator(*c).is_some());
+        self.usual.retain(|(c, ..), _| join.communicator(*c).is_some());
+        self.pairs.retain(|(c, ..), _| join.communicator(*c).is_some());
+        self.processes.retain(|s, _| join.process(*s).is_some());
+        self.hosts.retain(|s, _| join.process(*s).is_some());
+        if self.findings.len() > 4096 {
+            self.findings.retain(|_, open| *open);
+        }
+    }
+}
+
+/// What tells whether a part has moved on.
+fn print(transfers: usize, part: &crate::join::Part) -> u64 {
+    let net = part.op.net.iter().map(|n| n.bytes.wrapping_add(u64::from(n.done) << 40));
+    let all = [u64::from(part.op.started), u64::from(part.op.stopped), transfers as u64];
+    all.into_iter().chain(net).fold(7, |h: u64, n| h.wrapping_mul(0x100_0000_01b3).wrapping_add(n))
+}

@@ -1,0 +1,61 @@
+//! What can be set about the bus.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Where the bus is, and what this node may put on it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// NATS servers, `nats://host:4222` or `tls://host:4222`, one of which is used at a time; none: no bus.
+    pub servers: Vec<String>,
+    /// The name of this node on the bus; null: the host's.
+    pub node: Option<String>,
+    /// The file of this node's credentials (JWT and seed), as `nsc` writes it; null: none.
+    pub credentials: Option<PathBuf>,
+    /// The file of this node's seed (NKey); null: none.
+    pub nkey: Option<PathBuf>,
+    /// The user's name, where the servers ask for one.
+    pub user: Option<String>,
+    /// The file of the password to it.
+    pub password_file: Option<PathBuf>,
+    /// Certificates (PEM) that the servers' are checked against; null: the system's.
+    pub ca: Option<PathBuf>,
+    /// Our own certificate (PEM), where the servers want one.
+    pub cert: Option<PathBuf>,
+    /// The key (PEM) to it.
+    pub key: Option<PathBuf>,
+    /// Bytes a second that this node publishes at most; what does not fit is counted.
+    pub bytes_per_second: u64,
+    /// Bytes that wait at most while no server can be reached; the oldest go first, and are counted.
+    pub waiting_bytes: u64,
+    /// Whether analysers may ask for stacks of this node's processes.
+    pub stacks: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            servers: Vec::new(),
+            node: None,
+            credentials: None,
+            nkey: None,
+            user: None,
+            password_file: None,
+            ca: None,
+            cert: None,
+            key: None,
+            bytes_per_second: 65_536,
+            waiting_bytes: 4 << 20,
+            stacks: true,
+        }
+    }
+}
+
+impl Settings {
+    /// True when there is a bus.
+    pub fn is_enabled(&self) -> bool {
+        !self.servers.is_empty()
+    }
+}
