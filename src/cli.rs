@@ -39,6 +39,12 @@ pub enum Verb {
     /// Stays in the foreground; SIGHUP reads the settings anew, SIGTERM ends it. Tells a service manager when it is
     /// ready (sd_notify).
     Agent(Agent),
+    /// Judge what the agents of all nodes say on the bus, and speak for the cluster
+    ///
+    /// Any number may run: all hear everything, and a lease decides which one speaks. Settings are the agent's.
+    Analyser(Agent),
+    /// Try the cluster's bus on this host, or see who is on one
+    Cluster(Cluster),
     /// Show, check or describe the agent's settings
     Config(Config),
     /// Replay a job recorded on 4 x H200 through the real plugin in real processes, and watch it
@@ -55,6 +61,60 @@ pub enum Verb {
     /// Play one rank of a recorded job on a plugin (what demo starts)
     #[command(hide = true)]
     Replay(Replay),
+}
+
+/// Options of `cluster`.
+#[derive(Debug, Args)]
+pub struct Cluster {
+    /// What to do
+    #[command(subcommand)]
+    pub verb: ClusterVerb,
+}
+
+/// What can be done with a cluster.
+#[derive(Debug, Subcommand)]
+pub enum ClusterVerb {
+    /// Start a NATS server for this host alone, and an analyser, until Ctrl-C
+    Up(ClusterUp),
+    /// Show the nodes on the bus, and what became of what they saw
+    Status(ClusterAt),
+}
+
+/// Options of `cluster up`.
+#[derive(Debug, Args)]
+pub struct ClusterUp {
+    /// The server's port
+    #[arg(long, value_name = "N", default_value_t = 4222)]
+    pub port: u16,
+    /// The port of the analyser's /metrics, /livez and /readyz
+    #[arg(long, value_name = "N", default_value_t = 9479)]
+    pub http: u16,
+    /// Where the server keeps its files [default: the user's cache]
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// The server's program [default: $RINGWATCH_NATS_SERVER, else nats-server on the PATH]
+    #[arg(long, value_name = "PATH")]
+    pub server: Option<PathBuf>,
+    /// Findings as JSON, one object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Where a cluster's bus is.
+#[derive(Debug, Clone, Args)]
+pub struct ClusterAt {
+    /// The cluster's bus, nats://host:4222 for example; several with commas between them
+    #[arg(long, value_name = "URL")]
+    pub cluster: Option<String>,
+    /// Credentials for it (JWT and seed)
+    #[arg(long, value_name = "FILE", requires = "cluster")]
+    pub cluster_credentials: Option<PathBuf>,
+    /// A seed for it (NKey)
+    #[arg(long, value_name = "FILE", requires = "cluster")]
+    pub cluster_nkey: Option<PathBuf>,
+    /// Certificates (PEM) that its servers' are checked against
+    #[arg(long, value_name = "FILE", requires = "cluster")]
+    pub cluster_ca: Option<PathBuf>,
 }
 
 /// Options of `agent`.
@@ -152,6 +212,9 @@ pub struct Diagnose {
     /// /run/ringwatch/agent.sock]
     #[arg(long, value_name = "SOCKET", num_args = 0..=1, default_missing_value = SOCKET, conflicts_with_all = ["dir", "baseline"])]
     pub agent: Option<PathBuf>,
+    /// Ask the analysers of a whole cluster
+    #[command(flatten)]
+    pub at: ClusterAt,
     /// Print findings as JSON, one object a line
     #[arg(long)]
     pub json: bool,

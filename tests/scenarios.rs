@@ -4,9 +4,9 @@
 mod simulator;
 mod support;
 
+use ringwatch::cluster::{Moment, Publisher, Reader};
 use ringwatch::detect::{Detector, Settings};
 use ringwatch::join::Join;
-use ringwatch::cluster::{Moment, Publisher, Reader};
 use ringwatch::model::{CommId, Confidence, Finding, Kind, Making, Rank, SegmentId, Update};
 use simulator::{BEGIN, Case, Expected, Simulation};
 use std::collections::BTreeMap;
@@ -148,6 +148,10 @@ fn watch(name: &str, case: &Case, way: Way) -> Outcome {
         updates.into_iter().for_each(|u| join.feed(u));
         let at_ns = BEGIN + now;
         join.tick(at_ns);
+        if way == Way::Bus && now % (500 * MS) < case.look.0 {
+            let unknown = join.unknown(&join.standing(at_ns));
+            agents.joins.values_mut().for_each(|(_, p)| p.wish(unknown.iter().copied()));
+        }
         for finding in detector.check(&join, at_ns) {
             let facts_ns = facts(&join, &finding, aborted_ns);
             told.push(Told { finding, at_ns, facts_ns });

@@ -4,7 +4,7 @@ use super::message as m;
 use crate::model::{
     Algo, Beat, CommId, CommRecord, DataType, Exit, Flags, Func, HostFact, Job, Lane, Liveness, Making,
     NetPhase, NetProgress, OpRecord, PairBeat, ProcessState, Proto, Rank, RedOp, Returned, SegmentId,
-    SegmentRecord, Timing, Told, Track, Untimed,
+    SegmentRecord, Signatures, Timing, Told, Track, Untimed,
 };
 use std::path::PathBuf;
 
@@ -268,6 +268,18 @@ impl m::Pair {
             sent: self.sent,
             received: self.received,
             from: self.from,
+        }
+    }
+}
+
+impl m::Signatures {
+    pub(super) fn signatures(self, segment: SegmentId) -> Signatures {
+        Signatures {
+            segment,
+            comm: CommId(self.comm),
+            rank: Rank(self.rank),
+            from: self.from,
+            signatures: self.signatures,
         }
     }
 }

@@ -60,6 +60,9 @@ pub struct Envelope {
     /// The agent's books, once a second.
     #[prost(message, optional, tag = "19")]
     pub books: Option<Books>,
+    /// What ranks' latest collectives are, in short.
+    #[prost(message, repeated, tag = "21")]
+    pub signatures: Vec<Signatures>,
     /// Operations that were found interesting here, for the other nodes to send their parts.
     #[prost(message, repeated, tag = "20")]
     pub announced: Vec<OperationKey>,
@@ -179,6 +182,22 @@ pub struct Beat {
     /// Replayed and not known to be done.
     #[prost(uint64, tag = "7")]
     pub replays_open: u64,
+}
+
+/// What a rank's collectives are, each in one number.
+#[derive(Clone, PartialEq, Message)]
+#[expect(missing_docs, reason = "the fields are those of model::Signatures")]
+pub struct Signatures {
+    #[prost(fixed64, tag = "1")]
+    pub segment: u64,
+    #[prost(fixed64, tag = "2")]
+    pub comm: u64,
+    #[prost(uint32, tag = "3")]
+    pub rank: u32,
+    #[prost(uint64, tag = "4")]
+    pub from: u64,
+    #[prost(fixed32, repeated, tag = "5")]
+    pub signatures: Vec<u32>,
 }
 
 /// How many transfers a rank has issued to and from another one.

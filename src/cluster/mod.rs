@@ -6,6 +6,7 @@
 //! Agents publish little: who is there, how far every rank is, what stands still, a sample of operations, and what is
 //! interesting. An analyser's join is the same as a node's, fed with that.
 
+mod bus;
 mod encode;
 pub mod message;
 mod publisher;
@@ -13,6 +14,7 @@ mod reader;
 mod settings;
 pub mod subject;
 
+pub use bus::{Change, Error, Outbox, connect};
 pub use publisher::{Books, Moment, Outgoing, Publisher};
 pub use reader::{Node, Reader, Refusal};
 pub use settings::Settings;

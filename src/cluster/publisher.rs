@@ -6,10 +6,10 @@
 
 use super::message::{self as m, OperationKey};
 use super::subject::{Topic, bucket};
-use crate::join::{Communicator, Finished, Join, Sampling};
+use crate::join::{Communicator, Finished, Join, Part, Sampling, signature};
 use crate::model::{
-    Algo, Beat, CommId, CommRecord, Fact, Finding, Func, HostFact, OpState, PairBeat, ProcessState, Proto, Rank,
-    Reading, SegmentId, Told, Track,
+    Algo, Beat, CommId, CommRecord, Fact, Finding, Func, HostFact, OpState, PairBeat, ProcessState, Proto,
+    Rank, Reading, SegmentId, Told, Track,
 };
 use prost::Message as _;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -24,6 +24,8 @@ const IN_DOUBT_NS: u64 = S;
 const AHEAD: usize = 4;
 /// What moves on within an operation that stands still is told again after this, in ns.
 const AGAIN_NS: u64 = S;
+/// A process none of whose ranks moved on for so long, in ns, is asked what it does.
+const IDLE_NS: u64 = S;
 /// What does not change is told again after this, in ns, for those who began to listen since.
 const REFRESH_NS: u64 = 30 * S;
 /// A message is not made larger than this, in bytes.
@@ -127,11 +129,16 @@ pub struct Publisher {
     refused: bool,
     second: u64,
     announced: (u64, u32),
-    processes: HashMap<SegmentId, Sent<m::Process>>,
+    /// With each, whether nothing can rest on its orders.
+    processes: HashMap<SegmentId, Sent<(m::Process, bool)>>,
     members: HashMap<(CommId, Rank), Sent<m::Member>>,
     beats: HashMap<(CommId, Rank), Sent<m::Beat>>,
+    /// The order from which on collectives have not been told in short.
+    signed: HashMap<(CommId, Rank), u64>,
     pairs: HashMap<(CommId, Rank, Rank), m::Pair>,
     hosts: HashMap<SegmentId, Sent<HostFact>>,
+    /// When a rank of a process was last seen to move on.
+    moved: HashMap<SegmentId, u64>,
     findings: HashMap<u64, bool>,
     standing: HashMap<(CommId, Track, u64, Rank), Sent<(u64, bool)>>,
     sketches: HashMap<ClassOf, m::Sketch>,
@@ -165,8 +172,10 @@ impl Publisher {
             processes: HashMap::new(),
             members: HashMap::new(),
             beats: HashMap::new(),
+            signed: HashMap::new(),
             pairs: HashMap::new(),
             hosts: HashMap::new(),
+            moved: HashMap::new(),
             findings: HashMap::new(),
             standing: HashMap::new(),
             sketches: HashMap::new(),
@@ -212,6 +221,15 @@ impl Publisher {
         self.wished.extend(operations.take(room));
     }
 
+    /// Operations that were found interesting on this node: the others are told, so that they send their parts.
+    pub fn announce(&mut self, operations: Vec<(CommId, Track, u64)>) {
+        for (comm, track, order) in operations.into_iter().take(ANNOUNCED as usize) {
+            let key = OperationKey::of(comm, track, order);
+            self.draft(Topic::Bucket(bucket(comm)), key.encoded_len()).announced.push(key);
+            self.wish(std::iter::once((comm, track, order)));
+        }
+    }
+
     /// Somebody wants all of a communicator's operations until a moment.
     pub fn burst(&mut self, comm: CommId, until_ns: u64) {
         self.bursts.insert(comm, until_ns);
@@ -254,8 +272,15 @@ impl Publisher {
         self.tell_members(join, now.mono_ns);
         self.tell_findings(findings);
         let mut moved = HashSet::new();
-        self.tell_standing(join, now.mono_ns, &mut moved);
-        self.tell_beats(join, now.mono_ns, new_second, &moved);
+        self.tell_standing(join, now.mono_ns, new_second, &mut moved);
+        // Where something that stood still is over, all ranks move on at once, and what is told of them has to fit
+        // together.
+        let stood = |f: &Finished| {
+            let key = |r: Rank| (f.comm, f.track, f.operation.order, r);
+            f.parts.iter().any(|p| self.standing.contains_key(&key(p.rank)))
+        };
+        let released = finished.iter().any(stood);
+        self.tell_beats(join, now.mono_ns, new_second || released, &moved);
         self.tell_hosts(join, now.mono_ns);
         self.tell_wished(join);
         self.tell_finished(join, finished, second);
@@ -337,17 +362,19 @@ impl Publisher {
     fn tell_processes(&mut self, join: &Join, now_ns: u64) {
         for p in join.processes() {
             let told = m::Process::of(&p.record, p.missed.iter().map(|(k, v)| (*k, *v)));
-            let was = self.processes.get(&p.record.id);
-            let due = match was {
+            let unsure = p.unsure();
+            let due = match self.processes.get(&p.record.id) {
                 None => true,
-                // Counters of losses may run; that a process is gone is told at once.
-                Some(s) if s.what != told => s.what.alive != told.alive || now_ns >= s.at_ns + S,
+                // Counters of losses may run; that it is gone, or not to be relied on, is told at once.
+                Some(s) if s.what.0 != told => {
+                    (s.what.0.alive, s.what.1) != (told.alive, unsure) || now_ns >= s.at_ns + S
+                }
                 Some(s) => told.alive && now_ns >= s.at_ns + REFRESH_NS,
             };
             let bytes = told.encoded_len();
             if due && self.pay(bytes, true) {
                 self.draft(Topic::Node, bytes).processes.push(told.clone());
-                self.processes.insert(p.record.id, Sent { what: told, at_ns: now_ns });
+                self.processes.insert(p.record.id, Sent { what: (told, unsure), at_ns: now_ns });
             }
         }
     }
@@ -375,6 +402,7 @@ impl Publisher {
         for key in left {
             let Some(was) = self.members.remove(&key) else { continue };
             self.beats.remove(&key);
+            self.signed.remove(&key);
             if was.what.finalized_ns.is_none() {
                 let told = m::Member { left: true, ..was.what };
                 let bytes = told.encoded_len();
@@ -399,44 +427,55 @@ impl Publisher {
     }
 
     /// Operations that stand still, with a few of those behind them.
-    fn tell_standing(&mut self, join: &Join, now_ns: u64, moved: &mut HashSet<(CommId, Rank)>) {
+    fn tell_standing(&mut self, join: &Join, now_ns: u64, all: bool, moved: &mut HashSet<(CommId, Rank)>) {
         for c in join.communicators().filter(|c| !c.closed()) {
-            let mut ahead: HashMap<(Rank, Option<(Rank, Rank)>), usize> = HashMap::new();
-            for (track, order, instance) in c.incomplete() {
-                for (rank, part) in instance.parts.iter().filter(|(_, p)| !p.finished) {
-                    let pair = match track {
-                        Track::Pair(a, b) => Some((a, b)),
-                        _ => None,
-                    };
-                    let behind = ahead.entry((*rank, pair)).or_default();
-                    if *behind > AHEAD {
-                        continue;
-                    }
-                    let in_doubt = c.state(track, order, *rank) == OpState::InDoubt;
-                    let limit = if in_doubt { IN_DOUBT_NS } else { STANDS_NS };
-                    let old = part.op.issued_ns.is_some_and(|t| now_ns >= t.saturating_add(limit));
-                    if *behind == 0 && !old {
-                        // The younger ones of this rank are on their way too.
-                        *behind = AHEAD + 1;
-                        continue;
-                    }
-                    *behind += 1;
-                    let (print, at) = (print(part.op.net.len(), part), part.started_ns.is_some());
-                    let key = (c.id, track, order, *rank);
-                    let due = self.standing.get(&key).is_none_or(|s| {
-                        s.what.1 != at || s.what.0 != print && now_ns >= s.at_ns + AGAIN_NS
-                    });
-                    if due {
-                        moved.insert((c.id, *rank));
-                        let told = m::Record::of(&part.told());
-                        let bytes = told.encoded_len();
-                        if self.pay(bytes, true) {
-                            self.draft(Topic::Bucket(bucket(c.id)), bytes).records.push(told);
-                            self.standing.insert(key, Sent { what: (print, at), at_ns: now_ns });
-                        }
+            for track in [Track::Collective, Track::Replay] {
+                let Some((first, _)) = c.incomplete_of(track).next() else { continue };
+                for rank in c.members().keys() {
+                    for order in standing_of(c, track, first, *rank, now_ns, all) {
+                        self.tell_open(c, track, order, *rank, now_ns, moved);
                     }
                 }
             }
+            let mut behind: BTreeMap<Track, usize> = BTreeMap::new();
+            for (track, order, instance) in c.incomplete().filter(|(t, ..)| matches!(t, Track::Pair(..))) {
+                let old = |t: u64| now_ns >= t.saturating_add(STANDS_NS);
+                let n = behind.entry(track).or_default();
+                if *n > AHEAD || *n == 0 && !instance.began_ns().is_some_and(old) {
+                    *n = AHEAD + 1;
+                    continue;
+                }
+                *n += 1;
+                for rank in instance.parts.iter().filter(|(_, p)| !p.finished).map(|(r, _)| *r) {
+                    self.tell_open(c, track, order, rank, now_ns, moved);
+                }
+            }
+        }
+    }
+
+    /// One rank's part of an operation that is not over, unless it was told as it is.
+    fn tell_open(
+        &mut self,
+        c: &Communicator,
+        track: Track,
+        order: u64,
+        rank: Rank,
+        now_ns: u64,
+        moved: &mut HashSet<(CommId, Rank)>,
+    ) {
+        let Some(part) = c.instance(track, order).and_then(|i| i.parts.get(&rank)) else { return };
+        let (print, started) = (print(part), part.started_ns.is_some());
+        let key = (c.id, track, order, rank);
+        let due = self
+            .standing
+            .get(&key)
+            .is_none_or(|s| s.what.1 != started || s.what.0 != print && now_ns >= s.at_ns + AGAIN_NS);
+        if !due {
+            return;
+        }
+        moved.insert((c.id, rank));
+        if self.tell_record(c.id, &part.told(), true) {
+            self.standing.insert(key, Sent { what: (print, started), at_ns: now_ns });
         }
     }
 
@@ -458,6 +497,9 @@ impl Publisher {
                     replays_done: c.done(Track::Replay, *rank),
                 });
                 let was = self.beats.get(&key);
+                if was.is_none_or(|s| s.what != beat) {
+                    self.moved.insert(member.record.segment, now_ns);
+                }
                 let stale = |s: &Sent<m::Beat>| now_ns >= s.at_ns + REFRESH_NS && !c.closed();
                 if was.is_none_or(|s| s.what != beat || stale(s)) {
                     let bytes = beat.encoded_len();
@@ -467,7 +509,33 @@ impl Publisher {
                     }
                 }
             }
+            if all {
+                self.tell_signatures(c);
+            }
             self.tell_pairs(c, all, moved);
+        }
+    }
+
+    /// What ranks issued since the last time, in short.
+    fn tell_signatures(&mut self, c: &Communicator) {
+        let ranks = c.ranks();
+        for (rank, member) in c.members() {
+            let from = self.signed.get(&(c.id, *rank)).copied().unwrap_or(0);
+            let part = |o: u64| c.instance(Track::Collective, o)?.parts.get(rank);
+            // What is no longer held here cannot be told any more.
+            let Some(from) = (from..member.record.issued).rev().take_while(|o| part(*o).is_some()).last()
+            else {
+                continue;
+            };
+            let of = |o| part(o).map(|p| signature(&p.op, ranks));
+            let signatures: Vec<u32> = (from..member.record.issued).map_while(of).collect();
+            self.signed.insert((c.id, *rank), from + signatures.len() as u64);
+            let (segment, comm, rank) = (member.record.segment.0, c.id.0, rank.0);
+            let told = m::Signatures { segment, comm, rank, from, signatures };
+            let bytes = told.encoded_len();
+            if self.pay(bytes, false) {
+                self.draft(Topic::Bucket(bucket(c.id)), bytes).signatures.push(told);
+            }
         }
     }
 
@@ -494,29 +562,20 @@ impl Publisher {
         }
     }
 
-    /// What the operating system says, where it tells something: a change of state, want, a stack.
+    /// What the operating system says, where it tells something: want, a stack, an end; and what an idle process does.
     fn tell_hosts(&mut self, join: &Join, now_ns: u64) {
         for p in join.processes() {
             let Some(fact) = &p.host else { continue };
-            let kind = |f: &HostFact| f.state.as_ref().map(std::mem::discriminant::<ProcessState>);
-            let wants = |f: &HostFact| {
-                let all = [f.cpu_starved, f.cpu_throttled, f.memory_pressure];
-                all.into_iter().flatten().any(|s| s >= 0.05)
-            };
+            let wants = [fact.cpu_starved, fact.cpu_throttled, fact.memory_pressure];
+            let wants = wants.into_iter().flatten().any(|s| s >= 0.05);
+            let idle = self.moved.get(&p.record.id).is_none_or(|t| now_ns >= t + IDLE_NS);
             let due = self.hosts.get(&p.record.id).is_none_or(|s| {
-                let changed = kind(&s.what) != kind(fact)
-                    || s.what.stack_ns != fact.stack_ns
-                    || s.what.oom_kills != fact.oom_kills;
-                // Running and sleeping take turns all the time.
-                let quiet = |f: &HostFact| {
-                    matches!(f.state, Some(ProcessState::Running | ProcessState::Sleeping { .. }) | None)
-                };
-                let only_turns = quiet(&s.what)
-                    && quiet(fact)
-                    && s.what.stack_ns == fact.stack_ns
-                    && s.what.oom_kills == fact.oom_kills;
-                changed && (!only_turns || now_ns >= s.at_ns + REFRESH_NS)
-                    || wants(fact) && now_ns >= s.at_ns + S
+                let was = &s.what;
+                let at_once = was.stack_ns != fact.stack_ns
+                    || was.oom_kills != fact.oom_kills
+                    || was.is_over() != fact.is_over()
+                    || matches!(fact.state, Some(ProcessState::Stopped { .. })) && was.state != fact.state;
+                at_once || now_ns >= s.at_ns + S && (wants || idle && was.state != fact.state)
             });
             if due {
                 let told = m::Host::of(fact);
@@ -702,15 +761,44 @@ impl Publisher {
         self.pairs.retain(|(c, ..), _| join.communicator(*c).is_some());
         self.processes.retain(|s, _| join.process(*s).is_some());
         self.hosts.retain(|s, _| join.process(*s).is_some());
+        self.moved.retain(|s, _| join.process(*s).is_some());
         if self.findings.len() > 4096 {
             self.findings.retain(|_, open| *open);
         }
     }
 }
 
+/// The operations of a rank that tell why it stands still, if it does: the oldest that is not over and those right
+/// behind it; where nothing tells whether that is over, also the first that is timed, and the newest.
+fn standing_of(c: &Communicator, track: Track, first: u64, rank: Rank, now_ns: u64, all: bool) -> Vec<u64> {
+    let done = c.done(track, rank);
+    let open = || {
+        let parts = c.incomplete_of(track).filter(move |(order, _)| *order >= done.max(first));
+        parts.filter_map(move |(order, i)| Some((order, i.parts.get(&rank).filter(|p| !p.finished)?)))
+    };
+    let Some((oldest, part)) = open().next() else { return Vec::new() };
+    let in_doubt = c.state(track, oldest, rank) == OpState::InDoubt;
+    let limit = if in_doubt { IN_DOUBT_NS } else { STANDS_NS };
+    if !part.op.issued_ns.is_some_and(|t| now_ns >= t.saturating_add(limit)) {
+        return Vec::new();
+    }
+    let mut told: Vec<u64> = open().take(AHEAD + 1).map(|(order, _)| order).collect();
+    if in_doubt {
+        if !all {
+            return Vec::new();
+        }
+        told.truncate(1);
+        told.extend(open().find(|(_, p)| !p.is_silent()).map(|(order, _)| order));
+        let last: Vec<u64> = open().map(|(order, _)| order).collect();
+        told.extend(last.iter().rev().take(2));
+        told.dedup();
+    }
+    told
+}
+
 /// What tells whether a part has moved on.
-fn print(transfers: usize, part: &crate::join::Part) -> u64 {
+fn print(part: &Part) -> u64 {
     let net = part.op.net.iter().map(|n| n.bytes.wrapping_add(u64::from(n.done) << 40));
-    let all = [u64::from(part.op.started), u64::from(part.op.stopped), transfers as u64];
+    let all = [u64::from(part.op.started), u64::from(part.op.stopped), part.op.net.len() as u64];
     all.into_iter().chain(net).fold(7, |h: u64, n| h.wrapping_mul(0x100_0000_01b3).wrapping_add(n))
 }

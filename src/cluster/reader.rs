@@ -133,6 +133,11 @@ impl Reader {
         node.processes.iter().find(|(_, s)| **s == segment).map(|(own, _)| *own)
     }
 
+    /// The partitions that servers have told.
+    pub fn partitions(&self) -> impl Iterator<Item = u32> {
+        self.partitions.values().chain(self.node_partitions.values()).copied()
+    }
+
     /// The partition of a communicator, as far as the servers have told one.
     pub fn partition(&self, comm: CommId) -> Option<u32> {
         self.partitions.get(&subject::bucket(comm)).copied()
@@ -285,6 +290,12 @@ impl Reader {
                 Err(why) => refusals.push(why),
             }
         }
+        for s in e.signatures {
+            match own(s.segment, s.comm, s.rank) {
+                Ok(id) => out.push(Update::Signatures(Box::new(s.signatures(id)))),
+                Err(why) => refusals.push(why),
+            }
+        }
         for r in e.records {
             match own(r.segment, r.comm, r.rank) {
                 Ok(id) => match r.told(id) {
@@ -358,7 +369,8 @@ impl Reader {
 
 /// A number of a node's own, told apart from every other node's: FNV-1a over its name, and mixed.
 fn mixed(node: &str, n: u64) -> u64 {
-    let h = node.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
+    let h =
+        node.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
     let mut n = h ^ n.rotate_left(23);
     n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     n = (n ^ n >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -25,6 +25,7 @@ pub(super) fn run(o: &Diagnose) -> anyhow::Result<u8> {
         logs.push((path, explain::of_file(&texts, path)?));
     }
     let findings = match &o.agent {
+        _ if o.at.cluster.is_some() => super::cluster::findings(&o.at)?,
         Some(socket) => ask(socket)?.findings.into_iter().filter(|f| f.open).collect(),
         None => look(o)?,
     };

@@ -1,8 +1,10 @@
 //! One file a verb: from what was typed to what is done, and to an exit code.
 
 mod agent;
+mod analyser;
 mod audit;
 mod bench;
+mod cluster;
 mod compare;
 mod config;
 mod demo;
@@ -39,6 +41,8 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Verb::Diagnose(o) => diagnose::run(&o),
         Verb::Explain(o) => explain::run(&o),
         Verb::Agent(o) => agent::run(&o),
+        Verb::Analyser(o) => analyser::run(&o),
+        Verb::Cluster(o) => cluster::run(&o.verb),
         Verb::Config(o) => config::run(&o),
         Verb::Demo(o) => demo::run(&o),
         Verb::Bench(o) => bench::run(&o),

@@ -1,8 +1,8 @@
 //! What can be set.
 
-use crate::detect;
 use crate::export::{otlp, prometheus};
 use crate::ingest::hardware;
+use crate::{cluster, detect};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -27,6 +27,8 @@ pub struct Config {
     pub prometheus: prometheus::Settings,
     /// What is sent to an OpenTelemetry receiver.
     pub otlp: otlp::Settings,
+    /// The cluster's bus, on which this node tells the others how far it is.
+    pub cluster: cluster::Settings,
     /// Where `ringwatch top --agent` and `ringwatch diagnose --agent` ask.
     pub socket: SocketSettings,
     /// Names and values that every exported thing carries, `cluster: east` for example.
@@ -134,6 +136,13 @@ impl Config {
             if !(0.0..=1.0).contains(&share) {
                 return Err((key, format!("{share} is not in 0 to 1")));
             }
+        }
+        if self.cluster.cert.is_some() != self.cluster.key.is_some() {
+            return Err(("cluster.cert", "a certificate and its key belong together".to_owned()));
+        }
+        if self.cluster.bytes_per_second < 1024 {
+            let n = self.cluster.bytes_per_second;
+            return Err(("cluster.bytes_per_second", format!("{n} is less than 1024")));
         }
         if self.otlp.cert.is_some() != self.otlp.key.is_some() {
             return Err(("otlp.cert", "a certificate and its key belong together".to_owned()));

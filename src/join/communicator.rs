@@ -6,12 +6,13 @@ use super::clock::ClockMap;
 use super::instance::{Instance, Measure, Part};
 use super::member::{Called, Member};
 use super::signature::Signature;
+use super::signed::Signed;
 use super::stats::{Class, ClassKey, size_class};
 use super::timing::{self, Kernel};
 use super::usage::{Busy, Exchanged};
 use crate::model::{
-    Algo, Beat, CommId, CommRecord, Coverage, Func, Lane, OpRecord, OpState, OperationRef, PairBeat, Proto, Rank, Returned,
-    SegmentId, Track, message_bytes,
+    Algo, Beat, CommId, CommRecord, Coverage, Func, Lane, OpRecord, OpState, OperationRef, PairBeat, Proto,
+    Rank, Returned, SegmentId, Signatures, Track, message_bytes,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -92,11 +93,14 @@ pub struct Communicator {
     /// Those that ranks run in different ways.
     split: BTreeSet<(Track, u64)>,
     late: VecDeque<LateEvent>,
+    signed: Signed,
     mismatch: Option<(Track, u64)>,
     /// When that was seen, host monotonic ns.
     mismatch_seen_ns: u64,
     /// Transfers issued by rank pair: sends and receives, and the first order that was seen.
     pairs: BTreeMap<(Rank, Rank), PairCount>,
+    /// Of collectives and replays, the greatest order below which some rank has told that all are done.
+    told_done: [u64; 2],
     /// The longest that one of its ranks came after another, in ns.
     longest_ns: u64,
     /// Collectives that are done on all ranks seen.
@@ -118,9 +122,11 @@ impl Communicator {
             timed: BTreeMap::new(),
             split: BTreeSet::new(),
             late: VecDeque::new(),
+            signed: Signed::default(),
             mismatch: None,
             mismatch_seen_ns: 0,
             pairs: BTreeMap::new(),
+            told_done: [0; 2],
             longest_ns: 0,
             finished: 0,
             judged: 0,
@@ -187,6 +193,30 @@ impl Communicator {
             let known = n.first == 0 || n.sent.min(n.received) > 0;
             (n.sent != n.received && known).then(|| (*pair, n.sent.min(n.received), n.sent > n.received))
         })
+    }
+
+    /// Takes what a rank's latest collectives are.
+    pub(super) fn signed(&mut self, s: &Signatures) {
+        if self.members.get(&s.rank).is_some_and(|m| m.record.segment == s.segment) {
+            let expected = self.expected();
+            self.signed.take(s, expected);
+        }
+    }
+
+    /// Orders of collectives in which ranks seem to disagree, and that no record has cleared up yet.
+    pub(super) fn suspects(&self) -> impl Iterator<Item = u64> {
+        let known =
+            |o: &u64| self.instance(Track::Collective, *o).is_none_or(|i| i.parts.len() < self.expected());
+        self.signed.suspects().filter(known)
+    }
+
+    /// True when some rank has told, without a record of it, that an operation is done there.
+    pub(super) fn told_done(&self, track: Track, order: u64) -> bool {
+        match track {
+            Track::Collective => order < self.told_done[0],
+            Track::Replay => order < self.told_done[1],
+            Track::Pair(..) => false,
+        }
     }
 
     /// How many transfers from one rank to another were issued: sends, receives, and the lowest order that was seen.
@@ -457,7 +487,8 @@ impl Communicator {
         let (was_done, was_kernel) = before.map_or((false, None), |p| (p.finished, p.kernel));
         let (fresh, was_timed) = (before.is_none(), before.is_some_and(|p| p.duration_ns().is_some()));
         let was_told = before.is_some_and(|p| all_stopped(&p.op));
-        let told = said.map_or_else(|| all_stopped(&op), |s| s.ended_seen_ns.is_some() || op.event_ns.is_some());
+        let told =
+            said.map_or_else(|| all_stopped(&op), |s| s.ended_seen_ns.is_some() || op.event_ns.is_some());
         let kernel = was_kernel.or_else(|| match said {
             Some(said) => said.kernel(),
             None if told => timing::kernel(&op, clock, |c| member.last_start(c)),
@@ -535,14 +566,18 @@ impl Communicator {
 
     /// Takes how far a rank is, where not every record of it comes.
     pub(super) fn beat(&mut self, beat: &Beat) {
-        let Some(member) = self.members.get_mut(&beat.rank).filter(|m| m.record.segment == beat.segment) else {
+        let Some(member) = self.members.get_mut(&beat.rank).filter(|m| m.record.segment == beat.segment)
+        else {
             return;
         };
         member.counted_by_beats = true;
         member.record.issued = member.record.issued.max(beat.issued);
         member.record.replayed = member.record.replayed.max(beat.replayed);
         member.finished = member.finished.max(beat.done.saturating_add(beat.replays_done));
-        for (track, done) in [(Track::Collective, beat.done), (Track::Replay, beat.replays_done)] {
+        for (at, (track, done)) in
+            [(Track::Collective, beat.done), (Track::Replay, beat.replays_done)].into_iter().enumerate()
+        {
+            self.told_done[at] = self.told_done[at].max(done);
             let from = member.done_below(track);
             if done <= from {
                 continue;
@@ -563,7 +598,10 @@ impl Communicator {
         let known = self.members.get(&beat.rank).is_some_and(|m| m.record.segment == beat.segment);
         let (own, peer) = (beat.rank, beat.peer);
         for (pair, sent, received) in [((own, peer), beat.sent, 0), ((peer, own), 0, beat.received)] {
-            if !known || sent + received == 0 || (self.pairs.len() >= PAIRS_KEPT && !self.pairs.contains_key(&pair)) {
+            if !known
+                || sent + received == 0
+                || (self.pairs.len() >= PAIRS_KEPT && !self.pairs.contains_key(&pair))
+            {
                 continue;
             }
             let n = self.pairs.entry(pair).or_insert(PairCount { first: beat.from, ..PairCount::default() });

@@ -71,6 +71,7 @@ pub(super) fn shift(update: &mut Update, by: i64) {
         | Update::Missed { .. }
         | Update::Beat(_)
         | Update::Pair(_)
+        | Update::Signatures(_)
         | Update::Silent { .. } => {}
     }
 }

@@ -13,6 +13,7 @@ mod host_clock;
 mod instance;
 mod member;
 mod signature;
+mod signed;
 mod snapshot;
 mod standing;
 mod stats;
@@ -34,6 +35,7 @@ pub use host_clock::ClockPair;
 pub use instance::{Instance, Late, Measure, Part, algbw, busbw};
 pub use member::{Called, Member};
 pub use signature::Signature;
+pub use signed::signature;
 pub use snapshot::View;
 pub use standing::{Rhythm, Standing, Waited};
 pub use stats::{Class, ClassKey, Load, Rates, Sample, Seen, Transfer, size_class};
@@ -89,7 +91,8 @@ impl Process {
     /// True when operations were lost before they were counted, or nobody follows it: nothing can rest on its issue
     /// orders.
     pub fn unsure(&self) -> bool {
-        self.silent_ns.is_some() || self.record.losses.iter().any(|(what, n)| *n > 0 && LOST_OPERATIONS.contains(what))
+        self.silent_ns.is_some()
+            || self.record.losses.iter().any(|(what, n)| *n > 0 && LOST_OPERATIONS.contains(what))
     }
 }
 
@@ -177,6 +180,12 @@ impl Join {
                     c.pair_beat(&beat);
                 }
             }
+            Update::Signatures(s) => {
+                let sure = self.processes.get(&s.segment).is_some_and(|p| !p.unsure());
+                if let Some(c) = self.comms.get_mut(&s.comm).filter(|_| sure) {
+                    c.signed(&s);
+                }
+            }
             Update::Silent { segment, since_ns } => {
                 if let Some(p) = self.processes.get_mut(&segment) {
                     p.silent_ns = since_ns;
@@ -225,7 +234,7 @@ impl Join {
             Update::Told(t) => t.op.segment,
             Update::Left { segment, .. } | Update::Missed { segment, .. } => *segment,
             Update::Host(h) => h.segment,
-            Update::Beat(_) | Update::Pair(_) | Update::Silent { .. } => return 0,
+            Update::Beat(_) | Update::Pair(_) | Update::Signatures(_) | Update::Silent { .. } => return 0,
             // Its host's clock is known by its processes.
             Update::Hardware(r) => {
                 let same = |p: &&Process| p.record.host == r.host;

@@ -3,7 +3,7 @@
 use super::communicator::Communicator;
 use super::waits::{Front, Lack, Origin, Stage, Stall, Waits};
 use super::{Join, Process};
-use crate::model::{Liveness, Making, OpState, Rank, SegmentId, Track};
+use crate::model::{CommId, Liveness, Making, OpState, Rank, SegmentId, Track};
 use std::collections::{BTreeSet, HashMap};
 
 /// Operations younger than this, in ns, are not looked at: all ranks of a healthy job are on their way to them.
@@ -11,6 +11,9 @@ const YOUNG_NS: u64 = 20_000_000;
 
 /// Operations of a communicator that are looked through for one that is timed.
 const QUEUE_MAX: usize = 2048;
+
+/// Operations without a record that are named at once.
+const UNKNOWN: usize = 64;
 
 /// Ranks that are asked for the last that they wrote down.
 const WITNESSES: usize = 64;
@@ -96,6 +99,26 @@ impl Join {
         Standing { waits, origins }
     }
 
+    /// Operations that stand still, or in which ranks seem to disagree, and of which records lack, where not every record
+    /// comes: the agents have them.
+    pub fn unknown(&self, standing: &Standing) -> Vec<(CommId, Track, u64)> {
+        let lacks = |s: &&Stall| {
+            let c = self.communicator(s.comm);
+            c.is_some_and(|c| c.instance(s.track, s.order).is_none_or(|i| i.parts.len() < s.waiting.len()))
+        };
+        let named = |s: &Stall| (s.comm, s.track, s.order);
+        let still = standing.waits.stalls().iter().filter(lacks).map(named);
+        let suspect = |c: &Communicator| {
+            let id = c.id;
+            let settled = c.mismatch().is_some();
+            c.suspects()
+                .filter(move |_| !settled)
+                .map(move |o| (id, Track::Collective, o))
+                .collect::<Vec<_>>()
+        };
+        still.chain(self.communicators().flat_map(suspect)).take(UNKNOWN).collect()
+    }
+
     /// The first operation that all ranks issued, that is timed, and that started nowhere, behind operations that are
     /// not timed and of which nobody knows whether they are done.
     fn queued<'a>(&'a self, c: &'a Communicator, actors: &mut HashMap<Actor<'a>, u32>) -> Option<Stall> {
@@ -163,7 +186,9 @@ impl Join {
             // Where no GPU was seen to start it, "not started" says nothing.
             let started = instance.parts.values().any(|p| p.started_ns.is_some());
             // Who finished a collective proves that all were in it; only roots and leaves may be through alone.
-            let all_were_in = instance.parts.values().any(|p| p.finished && !p.op.func.is_rooted());
+            let rooted = instance.first().is_none_or(|p| p.op.func.is_rooted());
+            let all_were_in =
+                !rooted && (c.told_done(track, order) || instance.parts.values().any(|p| p.finished));
             left.retain(|rank| {
                 let stage = match c.state(track, order, *rank) {
                     OpState::Finished => return true,

@@ -143,6 +143,21 @@ pub struct PairBeat {
     pub from: u64,
 }
 
+/// What a rank's collectives that calls issued are, each in one number: equal where ranks issued the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Signatures {
+    /// The process.
+    pub segment: SegmentId,
+    /// The communicator.
+    pub comm: CommId,
+    /// The process's rank in it.
+    pub rank: Rank,
+    /// The issue order of the first of them.
+    pub from: u64,
+    /// One for each issue order.
+    pub signatures: Vec<u32>,
+}
+
 /// An operation's record, and what the agent of its node made of the stamps it does not send on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Told {
@@ -205,6 +220,8 @@ pub enum Update {
     Beat(Beat),
     /// The same of its transfers to and from another rank.
     Pair(PairBeat),
+    /// What a rank's latest collectives are, in short.
+    Signatures(Box<Signatures>),
     /// An operation, as the agent of its node understood it.
     Told(Box<Told>),
     /// Nothing is heard of a process since a moment, or it is heard of again: whether it goes on is not known.

@@ -1,6 +1,9 @@
 //! Wires the stages together: a source into the join, the join into the rules; and the programs around them.
 
 pub mod agent;
+pub mod analyser;
+pub mod cluster;
+mod daemon;
 mod monitor;
 mod node;
 mod remote;

@@ -1,7 +1,7 @@
 //! The one owner of a node's state.
 
 use crate::detect::{Baseline, Detector, Settings};
-use crate::join::{Finished, Join, View};
+use crate::join::{ClockPair, Finished, Join, Sampling, View};
 use crate::model::{CommId, Finding, HostFact, Rank, SegmentId, Snapshot, Source, Update};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,6 +46,18 @@ impl<S: Source> Monitor<S> {
     pub fn with_baselines(mut self, baselines: Vec<Baseline>) -> Self {
         self.detector.set_baselines(baselines);
         self
+    }
+
+    /// Puts all times on one clock, where hosts have their own.
+    #[must_use]
+    pub fn observed_from(mut self, observer: ClockPair) -> Self {
+        self.join.observe_from(observer);
+        self
+    }
+
+    /// From now on has some operations told whole.
+    pub fn sample(&mut self, sampling: Option<Sampling>) {
+        self.join.sample(sampling);
     }
 
     /// Takes in what is new and asks the rules. Returns the findings that are new.

@@ -11,12 +11,28 @@ pub struct Node {
     pub segments: Segments,
     /// Where readings come from, if any do.
     pub readings: Option<Receiver<Vec<Reading>>>,
+    /// What was read, for somebody who takes it too; absent where nobody does.
+    pub kept: Option<Vec<Reading>>,
+}
+
+/// Readings that wait for who takes them at most.
+const KEPT: usize = 4096;
+
+impl Node {
+    /// What was read since the last call, where it is kept.
+    pub fn take_readings(&mut self) -> Vec<Reading> {
+        self.kept.as_mut().map(std::mem::take).unwrap_or_default()
+    }
 }
 
 impl Source for Node {
     fn poll(&mut self, now_ns: u64) -> Vec<Update> {
         let mut updates = self.segments.poll(now_ns);
-        let readings = self.readings.iter().flat_map(|r| r.try_iter().flatten());
+        let readings: Vec<Reading> = self.readings.iter().flat_map(|r| r.try_iter().flatten()).collect();
+        if let Some(kept) = self.kept.as_mut().filter(|k| k.len() < KEPT) {
+            kept.extend(readings.iter().cloned());
+        }
+        let readings = readings.into_iter();
         updates.extend(readings.map(|r| Update::Hardware(Box::new(r))));
         updates
     }

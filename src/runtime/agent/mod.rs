@@ -6,18 +6,20 @@
 //! ```
 //! Nothing that is asked, and no receiver that is slow, keeps the state from reading.
 
-mod http;
+mod bus;
 mod lost;
 mod otlp;
-mod own;
 mod samples;
 mod socket;
 mod state;
 
+pub(super) use bus::node;
 pub use socket::{Answer, PROTOCOL, Question, Want};
-pub use state::{Asked, State};
+pub use state::State;
 
+use super::daemon::{self, Asked};
 use super::signals::Signals;
+use crate::cluster::Outbox;
 use crate::config::{self, Config};
 use crate::export::otlp::Exporter;
 use crate::model::Finding;
@@ -49,6 +51,9 @@ pub enum Error {
     /// What is sent away cannot be sent.
     #[error("otlp: {0}")]
     Otlp(#[from] crate::export::otlp::Error),
+    /// There is no way onto the bus.
+    #[error("{0}")]
+    Bus(#[from] crate::cluster::Error),
     /// Threads or signals cannot be had.
     #[error("{0}")]
     System(#[from] io::Error),
@@ -73,16 +78,8 @@ pub async fn run(
     told: impl FnMut(&Finding) + Send + 'static,
 ) -> Result<(), Error> {
     let mut signals = Signals::new()?;
-    let listener = match config.http.listen {
-        Some(address) => {
-            Some(tokio::net::TcpListener::bind(address).await.map_err(|why| Error::Listen { address, why })?)
-        }
-        None => None,
-    };
+    let listener = listen(&config).await?;
     let gate = socket::Gate::bind(&config.socket).await?;
-    if let Some(at) = listener.as_ref().and_then(|l| l.local_addr().ok()) {
-        eprintln!("ringwatch: listening on http://{at}");
-    }
     let exporter = match config.otlp.is_enabled() {
         true => Some(Arc::new(Exporter::new(&config.otlp, resource(&config))?)),
         false => None,
@@ -90,47 +87,60 @@ pub async fn run(
     if let Some(exporter) = &exporter {
         state.trace_to(Arc::clone(exporter));
     }
+    let outbox = config.cluster.is_enabled().then(|| Arc::new(Outbox::new(config.cluster.waiting_bytes)));
+    if let Some(outbox) = &outbox {
+        state.publish_to(Arc::clone(outbox));
+    }
     state.sample()?;
     let started = state.started_unix_ns();
     let (ask, questions) = mpsc::sync_channel(64);
     let owner =
         std::thread::Builder::new().name("state".to_owned()).spawn(move || state.run(&questions, told))?;
-    let http = listener.map(|l| tokio::spawn(http::serve(l, ask.clone())));
+    let http = listener.map(|l| tokio::spawn(daemon::serve(l, ask.clone())));
     let door = gate.map(|g| tokio::spawn(g.serve(ask.clone())));
-    notify(&[sd_notify::NotifyState::Ready]);
+    daemon::notify(&[sd_notify::NotifyState::Ready]);
     let (stop, stopped) = watch::channel(false);
     let sender =
         exporter.map(|e| tokio::spawn(otlp::send(e, config.otlp.clone(), started, ask.clone(), stopped)));
+    let (hush, hushed) = watch::channel(false);
+    let (settings, asking) = (config.cluster.clone(), ask.clone());
+    let mut voice = outbox.map(|o| tokio::spawn(bus::serve(settings, o, asking, hushed)));
     let mut alive = tokio::time::interval(ALIVE);
     loop {
         tokio::select! {
             asked = signals.next() => {
                 if asked.to_reload() {
                     if let Ok(now) = sd_notify::NotifyState::monotonic_usec_now() {
-                        notify(&[sd_notify::NotifyState::Reloading, now]);
+                        daemon::notify(&[sd_notify::NotifyState::Reloading, now]);
                     }
                     match reload() {
                         // Sockets stay as they are: who listens on them would be cut off.
-                        Ok(new) => { state::send(&ask, Asked::Settings(Box::new(new))); }
+                        Ok(new) => { daemon::send(&ask, Asked::Settings(Box::new(new))); }
                         Err(e) => eprintln!("ringwatch: the settings stay as they were: {e}"),
                     }
-                    notify(&[sd_notify::NotifyState::Ready]);
+                    daemon::notify(&[sd_notify::NotifyState::Ready]);
                 } else if asked.to_end() {
                     break;
                 }
             }
             _ = alive.tick() => {
                 // A state that does not answer is not alive, whatever this thread thinks.
-                if state::alive(&ask).await {
-                    notify(&[sd_notify::NotifyState::Watchdog]);
+                if daemon::alive(&ask).await {
+                    daemon::notify(&[sd_notify::NotifyState::Watchdog]);
                 }
             }
+        }
+        // It ends by itself only where its settings are wrong.
+        if let Some(v) = voice.take_if(|v| v.is_finished())
+            && let Ok(Err(e)) = v.await
+        {
+            return Err(Error::Bus(e));
         }
         if owner.is_finished() {
             return Err(Error::System(io::Error::other("the thread that owns the state has ended")));
         }
     }
-    notify(&[sd_notify::NotifyState::Stopping]);
+    daemon::notify(&[sd_notify::NotifyState::Stopping]);
     for task in [http, door].into_iter().flatten() {
         task.abort();
     }
@@ -138,14 +148,28 @@ pub async fn run(
     if let Some(sender) = sender {
         tokio::time::timeout(LAST_WORDS, sender).await.ok();
     }
-    while let Err(Some(_)) = state::try_send(&ask, Asked::End) {
+    while let Err(Some(_)) = daemon::try_send(&ask, Asked::End) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     // It is in the middle of a look at most.
     if owner.join().is_err() {
         return Err(Error::System(io::Error::other("the thread that owns the state has failed")));
     }
+    // What the state said at its end goes out too.
+    hush.send(true).ok();
+    if let Some(voice) = voice {
+        tokio::time::timeout(LAST_WORDS, voice).await.ok();
+    }
     Ok(())
+}
+
+/// The port for HTTP, where one is wanted.
+pub(super) async fn listen(config: &Config) -> Result<Option<tokio::net::TcpListener>, Error> {
+    let wrong = |why| match config.http.listen {
+        Some(address) => Error::Listen { address, why },
+        None => Error::System(why),
+    };
+    daemon::listen(config).await.map_err(wrong)
 }
 
 /// Who sends, in OpenTelemetry's words, and the user's tags.
@@ -159,11 +183,4 @@ fn resource(config: &Config) -> Vec<(String, String)> {
     ];
     let tags = config.tags.iter().map(|(k, v)| (k.clone(), v.clone()));
     own.into_iter().map(|(k, v)| (k.to_owned(), v)).chain(tags).collect()
-}
-
-/// Tells the service manager, if there is one; without one there is nobody to tell.
-fn notify(what: &[sd_notify::NotifyState<'_>]) {
-    if let Err(e) = sd_notify::notify(what) {
-        eprintln!("ringwatch: the service manager cannot be told: {e}");
-    }
 }

@@ -1,9 +1,9 @@
 //! The task that sends traces, logs and metrics away. A receiver that is slow or gone keeps nobody waiting: what is to
 //! be sent waits in the tracer, whose queue has an end.
 
-use super::state::{self, Asked};
 use crate::export::otlp::{Exporter, Settings};
 use crate::ingest::unix_ns;
+use crate::runtime::daemon::{self, Asked};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub(super) async fn send(
         let sent = spans(&exporter, &ask, &mut trouble).await;
         if !every.is_zero() && Instant::now() >= due {
             due = Instant::now() + every;
-            if let Some(families) = state::ask(&ask, Asked::Families).await {
+            if let Some(families) = daemon::ask(&ask, Asked::Families).await {
                 trouble.tell(exporter.metrics(&families, started_unix_ns, unix_ns()).await.err());
             }
         }
@@ -60,7 +60,7 @@ enum Sent {
 }
 
 async fn spans(exporter: &Exporter, ask: &SyncSender<Asked>, trouble: &mut Trouble) -> Sent {
-    let Some(batch) = state::ask(ask, Asked::Batch).await.filter(|b| !b.is_empty()) else {
+    let Some(batch) = daemon::ask(ask, Asked::Batch).await.filter(|b| !b.is_empty()) else {
         return Sent::Nothing;
     };
     match exporter.send(*batch).await {
@@ -75,7 +75,7 @@ async fn spans(exporter: &Exporter, ask: &SyncSender<Asked>, trouble: &mut Troub
             }
             // A state that has no room just now has some in a moment.
             let mut asked = Asked::GiveBack(Box::new(back));
-            while let Err(again) = state::try_send(ask, asked) {
+            while let Err(again) = daemon::try_send(ask, asked) {
                 let Some(again) = again else { break };
                 asked = again;
                 tokio::time::sleep(IDLE).await;

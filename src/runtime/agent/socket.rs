@@ -4,9 +4,9 @@
 //! (peer credentials): root, the agent's own user and those named in the settings see every job, others their own.
 
 use super::Error;
-use super::state::{self, Asked};
 use crate::config::SocketSettings;
 use crate::model::Snapshot;
+use crate::runtime::daemon::{self, Asked};
 use serde::{Deserialize, Serialize};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::PathBuf;
@@ -141,7 +141,7 @@ async fn converse(
     loop {
         let uid = (!sees_all).then_some(peer.uid());
         let Want::Snapshot = question.want;
-        let answer = match state::ask(ask, |reply| Asked::Snapshot { uid, reply }).await {
+        let answer = match daemon::ask(ask, |reply| Asked::Snapshot { uid, reply }).await {
             Some(s) => Answer::Snapshot(s),
             None => Answer::Refused("the agent is busy".to_owned()),
         };

@@ -1,60 +1,32 @@
 //! The thread that owns what is known: it reads, judges, cleans up, and answers.
 
 use super::lost::{self, Lost};
-use super::own::Costs;
 use super::samples::Samples;
+use crate::cluster::message::{OperationKey, Wish};
+use crate::cluster::{Moment, Outbox, Publisher};
 use crate::config::Config;
 use crate::detect::Baseline;
-use crate::export::metrics::Family;
-use crate::export::otlp::{Batch, Exporter, Tracer};
+use crate::export::otlp::{Exporter, Tracer};
 use crate::export::{Metrics, Own};
-use crate::ingest::{Place, Segments, now_ns, reap};
-use crate::model::{Finding, Snapshot};
+use crate::ingest::{Place, Segments, now_ns, reap, unix_ns};
+use crate::join::Finished;
+use crate::model::{CommId, Finding, SegmentId};
+use crate::runtime::daemon::{Asked, Costs};
 use crate::runtime::{Monitor, Node};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
-use tokio::sync::oneshot;
 
+/// The longest burst of detail that may be asked for, in seconds.
+const BURST_SECONDS: u32 = 60;
+/// Stacks of one wish.
+const STACKS: usize = 8;
 /// How often segments of dead processes are looked through.
 const CLEAN_EVERY: Duration = Duration::from_secs(10);
 /// How often exporters hear of findings that are over.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// A state that has not read for so long is not ready.
 const STALE: Duration = Duration::from_secs(5);
-/// The longest that an answer may take.
-const PATIENCE: Duration = Duration::from_secs(2);
-
-/// What the state can be asked and told.
-#[derive(Debug)]
-pub enum Asked {
-    /// Everything for a screen, of one user's jobs or of all.
-    Snapshot {
-        /// The user, by number; absent for all.
-        uid: Option<u32>,
-        /// Where the answer goes.
-        reply: oneshot::Sender<Box<Snapshot>>,
-    },
-    /// Metrics in the format that an Accept header asks for: content type and body, or why there are none.
-    Metrics {
-        /// The header.
-        accept: Option<String>,
-        /// Where the answer goes.
-        reply: oneshot::Sender<Result<(String, Vec<u8>), String>>,
-    },
-    /// Metrics to be sent by OTLP.
-    Families(oneshot::Sender<Vec<Family>>),
-    /// Spans and log records that wait to be sent.
-    Batch(oneshot::Sender<Box<Batch>>),
-    /// Those that could not be sent.
-    GiveBack(Box<Batch>),
-    /// Whether it reads.
-    Ready(oneshot::Sender<bool>),
-    /// New settings.
-    Settings(Box<Config>),
-    /// To end.
-    End,
-}
 
 /// Everything known on a node, and who judges it.
 #[derive(Debug)]
@@ -66,6 +38,8 @@ pub struct State {
     metrics: Metrics,
     /// Where there is somebody to send to.
     traces: Option<(Tracer, Arc<Exporter>)>,
+    /// Where there is a bus.
+    bus: Option<(Publisher, Arc<Outbox>)>,
     lost: Lost,
     /// Spans and logs that are with the sender.
     sending: [u64; 2],
@@ -81,7 +55,7 @@ impl State {
         let places = places(&config);
         let mut segments = Segments::new(places.clone());
         segments.look_every(Duration::from_millis(config.segments.look_ms));
-        let node = Node { segments, readings: None };
+        let node = Node { segments, readings: None, kept: config.cluster.is_enabled().then(Vec::new) };
         let mut monitor = Monitor::new(node, config.detect).with_baselines(baselines);
         monitor.keep_finished();
         let mut metrics = Metrics::new(config.prometheus.clone());
@@ -93,6 +67,7 @@ impl State {
             samples: None,
             metrics,
             traces: None,
+            bus: None,
             lost: Lost::default(),
             sending: [0; 2],
             costs: Costs::new(),
@@ -105,6 +80,17 @@ impl State {
     /// Traces what goes on for a receiver.
     pub(super) fn trace_to(&mut self, exporter: Arc<Exporter>) {
         self.traces = Some((Tracer::new(&self.config.otlp), exporter));
+    }
+
+    /// Tells the cluster of what goes on.
+    pub(super) fn publish_to(&mut self, outbox: Arc<Outbox>) {
+        let settings = &self.config.cluster;
+        let publisher = Publisher::new(
+            super::bus::node(settings),
+            self.costs.started_unix_ns(),
+            settings.bytes_per_second,
+        );
+        self.bus = Some((publisher, outbox));
     }
 
     /// When the agent started, wall clock ns since the epoch.
@@ -142,6 +128,7 @@ impl State {
                     Ok(Asked::End) | Err(RecvTimeoutError::Disconnected) => {
                         let unsent = lost::unsent(&self.own().exported, self.sending);
                         unsent.iter().for_each(|n| eprintln!("ringwatch: {n}"));
+                        self.last_words();
                         return;
                     }
                     Ok(asked) => self.answer(asked),
@@ -154,21 +141,69 @@ impl State {
     /// Hands on what is over and what was found.
     fn export(&mut self, new: &[Finding]) {
         let finished = self.monitor.take_finished();
+        self.publish(&finished, new);
         let join = self.monitor.join();
         self.metrics.finished(join, &finished);
         self.metrics.findings(join, new);
+        let second = self.told.is_none_or(|t| t.elapsed() >= TELL_EVERY);
+        if second {
+            self.told = Some(Instant::now());
+        }
         let Some((tracer, exporter)) = &mut self.traces else { return };
         tracer.finished(join, &finished);
         tracer.findings(join, new);
         // Those that are over are among all there are; nobody waits for them.
-        if self.told.is_none_or(|t| t.elapsed() >= TELL_EVERY) {
-            self.told = Some(Instant::now());
+        if second {
             tracer.findings(join, &self.monitor.findings());
             let all = exporter.exported(tracer.exported());
             self.lost.news(&all, Instant::now()).iter().for_each(|n| eprintln!("ringwatch: {n}"));
         }
-        // Other nodes will be told, once there are any.
-        drop(tracer.take_announced());
+        let announced = tracer.take_announced();
+        if let Some((publisher, _)) = &mut self.bus {
+            publisher.announce(announced);
+        }
+    }
+
+    /// Tells the cluster.
+    fn publish(&mut self, finished: &[Finished], new: &[Finding]) {
+        let readings = self.monitor.source_mut().take_readings();
+        let Some((publisher, outbox)) = &mut self.bus else { return };
+        readings.iter().for_each(|r| publisher.reading(r));
+        let all = self.told.is_none_or(|t| t.elapsed() >= TELL_EVERY).then(|| self.monitor.findings());
+        let now = Moment { mono_ns: now_ns(), unix_ns: unix_ns() };
+        let out = publisher.look(self.monitor.join(), finished, all.as_deref().unwrap_or(new), now);
+        publisher.unsent(outbox.put(out));
+        let sampling = publisher.sampling();
+        self.monitor.sample(Some(sampling));
+    }
+
+    fn last_words(&mut self) {
+        let Some((publisher, outbox)) = &mut self.bus else { return };
+        let now = Moment { mono_ns: now_ns(), unix_ns: unix_ns() };
+        let last = publisher.last(now);
+        publisher.unsent(outbox.put(last));
+    }
+
+    fn wish(&mut self, wish: &Wish) {
+        let Some((publisher, _)) = &mut self.bus else { return };
+        publisher.wish(wish.operations.iter().filter_map(OperationKey::key));
+        if let Some((comm, seconds)) = wish.burst.map(|b| (CommId(b.comm), b.seconds.min(BURST_SECONDS))) {
+            publisher.burst(comm, now_ns() + u64::from(seconds) * 1_000_000_000);
+        }
+        if wish.all {
+            publisher.refresh();
+        }
+        if let Some((tracer, _)) = &mut self.traces {
+            for (comm, track, order) in wish.operations.iter().filter_map(OperationKey::key) {
+                tracer.interesting(comm, track, order);
+            }
+        }
+        if self.config.cluster.stacks {
+            for segment in wish.stacks.iter().take(STACKS) {
+                let source = self.monitor.source_mut();
+                crate::model::Source::inspect(source, SegmentId(*segment), now_ns());
+            }
+        }
     }
 
     fn own(&self) -> Own {
@@ -224,13 +259,23 @@ impl State {
             Asked::Ready(reply) => {
                 reply.send(self.read.is_some_and(|t| t.elapsed() < STALE)).ok();
             }
+            Asked::Wish(wish) => self.wish(&wish),
+            Asked::Refresh => {
+                if let Some((publisher, _)) = &mut self.bus {
+                    publisher.refresh();
+                }
+            }
             Asked::Settings(new) => self.set(*new),
-            Asked::End => {}
+            // What only analysers know.
+            Asked::Cluster(_) | Asked::End => {}
         }
     }
 
     fn set(&mut self, new: Config) {
         self.monitor.set(new.detect);
+        if let Some((publisher, _)) = &mut self.bus {
+            publisher.set_rate(new.cluster.bytes_per_second);
+        }
         let places = places(&new);
         if places != self.places {
             self.monitor.source_mut().segments.set_places(places.clone());
@@ -266,34 +311,4 @@ fn places(config: &Config) -> Vec<Place> {
 fn thread_cpu() -> Duration {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(u64::try_from(t.tv_sec).unwrap_or(0), u32::try_from(t.tv_nsec).unwrap_or(0))
-}
-
-/// Asks, without waiting for room; false when there is none, or nobody to be asked.
-pub(super) fn send(to: &SyncSender<Asked>, asked: Asked) -> bool {
-    try_send(to, asked).is_ok()
-}
-
-/// The same; gives back what there was no room for.
-pub(super) fn try_send(to: &SyncSender<Asked>, asked: Asked) -> Result<(), Option<Asked>> {
-    to.try_send(asked).map_err(|e| match e {
-        TrySendError::Full(asked) => Some(asked),
-        TrySendError::Disconnected(_) => None,
-    })
-}
-
-/// Asks and waits for the answer; absent when it does not come in time.
-pub(super) async fn ask<T>(
-    to: &SyncSender<Asked>,
-    question: impl FnOnce(oneshot::Sender<T>) -> Asked,
-) -> Option<T> {
-    let (reply, answer) = oneshot::channel();
-    if !send(to, question(reply)) {
-        return None;
-    }
-    tokio::time::timeout(PATIENCE, answer).await.ok()?.ok()
-}
-
-/// True when the state answers.
-pub(super) async fn alive(to: &SyncSender<Asked>) -> bool {
-    ask(to, Asked::Ready).await.is_some()
 }

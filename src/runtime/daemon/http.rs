@@ -1,6 +1,6 @@
 //! What is asked over HTTP: metrics and health.
 
-use super::state::{self, Asked};
+use super::{Asked, alive, ask as question};
 use axum::Router;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 type Ask = State<SyncSender<Asked>>;
 
 /// Serves until it is dropped.
-pub(super) async fn serve(listener: TcpListener, ask: SyncSender<Asked>) {
+pub(in crate::runtime) async fn serve(listener: TcpListener, ask: SyncSender<Asked>) {
     let app = Router::new()
         .route("/", get(index))
         .route("/metrics", get(metrics))
@@ -25,13 +25,13 @@ pub(super) async fn serve(listener: TcpListener, ask: SyncSender<Asked>) {
 }
 
 async fn index() -> &'static str {
-    "ringwatch agent: /metrics, /livez, /readyz\n"
+    "ringwatch: /metrics, /livez, /readyz\n"
 }
 
 /// Metrics, in the format that is asked for.
 async fn metrics(State(ask): Ask, headers: HeaderMap) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|a| a.to_str().ok()).map(str::to_owned);
-    match state::ask(&ask, |reply| Asked::Metrics { accept, reply }).await {
+    match question(&ask, |reply| Asked::Metrics { accept, reply }).await {
         Some(Ok((content_type, body))) => ([(header::CONTENT_TYPE, content_type)], body).into_response(),
         Some(Err(why)) => (StatusCode::INTERNAL_SERVER_ERROR, why).into_response(),
         None => (StatusCode::SERVICE_UNAVAILABLE, "the state does not answer\n").into_response(),
@@ -40,7 +40,7 @@ async fn metrics(State(ask): Ask, headers: HeaderMap) -> Response {
 
 /// Whether it is worth going on: the state answers.
 async fn livez(State(ask): Ask) -> (StatusCode, &'static str) {
-    if state::alive(&ask).await {
+    if alive(&ask).await {
         (StatusCode::OK, "ok\n")
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "the state does not answer\n")
@@ -49,9 +49,9 @@ async fn livez(State(ask): Ask) -> (StatusCode, &'static str) {
 
 /// Whether it has data: the state reads segments.
 async fn readyz(State(ask): Ask) -> (StatusCode, &'static str) {
-    match state::ask(&ask, Asked::Ready).await {
+    match question(&ask, Asked::Ready).await {
         Some(true) => (StatusCode::OK, "ok\n"),
-        Some(false) => (StatusCode::SERVICE_UNAVAILABLE, "segments were not read for five seconds\n"),
+        Some(false) => (StatusCode::SERVICE_UNAVAILABLE, "nothing was read for five seconds\n"),
         None => (StatusCode::SERVICE_UNAVAILABLE, "the state does not answer\n"),
     }
 }

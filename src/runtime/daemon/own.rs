@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// Counts of one run of the agent.
 #[derive(Debug)]
-pub(super) struct Costs {
+pub(in crate::runtime) struct Costs {
     node: String,
     started_unix_ns: u64,
     polls: u64,
@@ -15,22 +15,22 @@ pub(super) struct Costs {
 }
 
 impl Costs {
-    pub(super) fn new() -> Self {
+    pub(in crate::runtime) fn new() -> Self {
         let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
         Costs { node, started_unix_ns: unix_ns(), polls: 0, reading: Duration::ZERO }
     }
 
-    pub(super) fn started_unix_ns(&self) -> u64 {
+    pub(in crate::runtime) fn started_unix_ns(&self) -> u64 {
         self.started_unix_ns
     }
 
     /// One more look, which took so much of a CPU.
-    pub(super) fn looked(&mut self, took: Duration) {
+    pub(in crate::runtime) fn looked(&mut self, took: Duration) {
         self.polls += 1;
         self.reading += took;
     }
 
-    pub(super) fn own(&self, segments: usize) -> Own {
+    pub(in crate::runtime) fn own(&self, segments: usize) -> Own {
         let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
         // The first entry is the directory that is being read.
         let open_fds = fs::read_dir("/proc/self/fd").ok().map(|d| d.count().saturating_sub(1) as u64);

@@ -1,0 +1,71 @@
+//! What agents say, as a source like any other.
+
+use crate::cluster::Reader;
+use crate::model::{SegmentId, Source, Update};
+use async_nats::Message;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Receiver;
+
+/// Messages that are read before anything else is done.
+const AT_ONCE: usize = 4096;
+
+/// The bus, heard.
+#[derive(Debug)]
+pub struct Heard {
+    inbox: Receiver<Message>,
+    reader: Reader,
+    /// Messages for which there was no room.
+    dropped: Arc<AtomicU64>,
+    inspected: Vec<SegmentId>,
+}
+
+impl Heard {
+    /// Hears what comes in.
+    pub(super) fn new(inbox: Receiver<Message>, dropped: Arc<AtomicU64>) -> Self {
+        Heard { inbox, reader: Reader::new(), dropped, inspected: Vec::new() }
+    }
+
+    /// Who speaks, and what was refused.
+    pub(super) fn reader(&self) -> &Reader {
+        &self.reader
+    }
+
+    pub(super) fn reader_mut(&mut self) -> &mut Reader {
+        &mut self.reader
+    }
+
+    /// Messages for which there was no room.
+    pub(super) fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Processes whose stack is wanted since the last call.
+    pub(super) fn take_inspected(&mut self) -> Vec<SegmentId> {
+        std::mem::take(&mut self.inspected)
+    }
+}
+
+impl Source for Heard {
+    fn poll(&mut self, now_ns: u64) -> Vec<Update> {
+        let mut out = Vec::new();
+        for m in self.inbox.try_iter().take(AT_ONCE) {
+            self.reader.read(m.subject.as_str(), &m.payload, now_ns, &mut out);
+        }
+        self.reader.look(now_ns, &mut out);
+        out
+    }
+
+    fn inspect(&mut self, segment: SegmentId, _now_ns: u64) {
+        self.inspected.push(segment);
+    }
+
+    fn describe(&self) -> String {
+        let nodes = self.reader.nodes();
+        let silent = nodes.values().filter(|n| n.silent_ns.is_some()).count();
+        match silent {
+            0 => format!("{} nodes on the bus", nodes.len()),
+            _ => format!("{} nodes on the bus, {silent} of them silent", nodes.len()),
+        }
+    }
+}

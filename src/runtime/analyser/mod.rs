@@ -1,0 +1,220 @@
+//! The analyser: hears all agents, judges what they say by the rules of a node, and speaks for partitions.
+//!
+//! ```text
+//! bus -> inbox -> state (a thread) -> verdicts, wishes -> bus
+//!                    ^ leases, what the others said
+//! ```
+//! Any number of them run. All know everything; a lease decides which one speaks for a partition.
+
+mod heard;
+mod speak;
+mod state;
+
+pub use heard::Heard;
+pub use state::State;
+
+use super::agent::{self, Error};
+use super::daemon::{self, Asked};
+use super::signals::Signals;
+use crate::cluster::message::{VERSION, Wish};
+use crate::cluster::{Change, connect, subject};
+use crate::config::{self, Config};
+use crate::model::Finding;
+use async_nats::Message;
+use futures_util::StreamExt;
+use prost::Message as _;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+/// Messages that wait for the state at most.
+const INBOX: usize = 262_144;
+/// How often the service manager is told that the analyser lives.
+const ALIVE: Duration = Duration::from_secs(5);
+
+/// What the state has to say.
+#[derive(Debug)]
+pub enum Say {
+    /// What is wrong, or no more.
+    Verdict {
+        /// The finding.
+        finding: Box<Finding>,
+        /// Its partition.
+        partition: u32,
+        /// The lease by which it is told.
+        lease: u64,
+        /// True where nobody told it before, as far as is known.
+        fresh: bool,
+    },
+    /// What agents are asked for: one node's, or all.
+    Wish {
+        /// The node.
+        node: Option<String>,
+        /// What is wanted.
+        wish: Wish,
+    },
+}
+
+/// What the state is told.
+#[derive(Debug)]
+pub enum Told {
+    /// The partitions this analyser speaks for, with its leases.
+    Leases(BTreeMap<u32, u64>),
+    /// What somebody told.
+    Verdict {
+        /// The finding's id.
+        id: u64,
+        /// Whether it is open.
+        open: bool,
+        /// By which lease.
+        lease: u64,
+    },
+}
+
+/// A verdict as it is published and kept.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// The version of what is spoken.
+    pub ringwatch: u32,
+    /// Who tells it.
+    pub analyser: String,
+    /// The partition it belongs to.
+    pub partition: u32,
+    /// By which lease: a greater one is newer.
+    pub lease: u64,
+    /// What is wrong.
+    pub finding: Finding,
+}
+
+/// What an analyser says to a reader.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Reply {
+    /// The version of what is spoken.
+    pub ringwatch: u32,
+    /// All partitions that are known.
+    pub partitions: Vec<u32>,
+    /// Those it speaks for.
+    pub speaks_for: Vec<u32>,
+    /// What is wrong there now.
+    pub findings: Vec<Finding>,
+    /// The nodes it hears.
+    pub nodes: Vec<NodeRow>,
+    /// What it refused, by reason.
+    pub refused: BTreeMap<String, u64>,
+    /// Messages that it had no room for.
+    pub dropped: u64,
+    /// Communicators that are open.
+    pub communicators: u64,
+    /// Processes known.
+    pub ranks: u64,
+}
+
+/// One node, as an analyser hears it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeRow {
+    /// Its name.
+    pub name: String,
+    /// True when it has said nothing for a while.
+    pub silent: bool,
+    /// True when its agent said that it ends.
+    pub ended: bool,
+    /// Messages that came.
+    pub messages: u64,
+    /// Bytes that came.
+    pub bytes: u64,
+    /// Messages that never came.
+    pub missed: u64,
+    /// Operations that its agent saw.
+    pub observed: u64,
+    /// Of these, published.
+    pub published: u64,
+    /// Of these, left out and counted.
+    pub left_out: u64,
+}
+
+/// Runs until a signal asks for the end. `reload` reads the settings anew on SIGHUP; `told` hears of each finding that
+/// this analyser is the first to tell.
+///
+/// # Errors
+/// What kept it from starting.
+#[expect(clippy::disallowed_methods, reason = "here is where tasks are spawned")]
+pub async fn run(
+    config: Config,
+    reload: impl Fn() -> Result<Config, config::Error>,
+    told: impl FnMut(&Finding) + Send + 'static,
+) -> Result<(), Error> {
+    let mut signals = Signals::new()?;
+    let listener = agent::listen(&config).await?;
+    let settings = config.cluster.clone();
+    let id = format!("{}-{}", agent::node(&settings), std::process::id());
+    let tell = |c: Change| match c {
+        Change::Up => {}
+        Change::Down => eprintln!("ringwatch: the bus cannot be reached, and is tried again"),
+        Change::Refused(why) => eprintln!("ringwatch: the bus says: {why}"),
+    };
+    let client = connect(&settings, &format!("ringwatch analyser {id}"), true, tell).await?;
+    let (send, inbox) = mpsc::sync_channel::<Message>(INBOX);
+    let dropped = Arc::new(AtomicU64::new(0));
+    let (say, sayings) = tokio::sync::mpsc::unbounded_channel();
+    let (tell_state, told_state) = mpsc::channel();
+    let state = State::new(config.clone(), Heard::new(inbox, Arc::clone(&dropped)), say);
+    let mut tasks = Vec::new();
+    for topic in ["comm.>", "node.>", "part.>"] {
+        let mut heard = client.subscribe(format!("{}.{topic}", subject::ROOT)).await.map_err(|e| {
+            crate::cluster::Error::Connect { servers: settings.servers.join(", "), why: e.to_string() }
+        })?;
+        let (send, dropped) = (send.clone(), Arc::clone(&dropped));
+        tasks.push(tokio::spawn(async move {
+            while let Some(m) = heard.next().await {
+                if send.try_send(m).is_err() {
+                    dropped.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }));
+    }
+    let (ask, questions) = mpsc::sync_channel(64);
+    let owner = std::thread::Builder::new()
+        .name("state".to_owned())
+        .spawn(move || state.run(&questions, &told_state))?;
+    // Whoever listens from now on knows nothing: agents tell all.
+    let all = Wish { version: VERSION, all: true, ..Wish::default() };
+    drop(client.publish(format!("{}.wish.all", subject::ROOT), all.encode_to_vec().into()).await);
+    tasks.push(tokio::spawn(speak::speak(client.clone(), id, sayings, tell_state, told)));
+    tasks.push(tokio::spawn(speak::answer(client, ask.clone())));
+    tasks.extend(listener.map(|l| tokio::spawn(daemon::serve(l, ask.clone()))));
+    daemon::notify(&[sd_notify::NotifyState::Ready]);
+    let mut alive = tokio::time::interval(ALIVE);
+    loop {
+        tokio::select! {
+            asked = signals.next() => {
+                if asked.to_reload() {
+                    match reload() {
+                        Ok(new) => { daemon::send(&ask, Asked::Settings(Box::new(new))); }
+                        Err(e) => eprintln!("ringwatch: the settings stay as they were: {e}"),
+                    }
+                } else if asked.to_end() {
+                    break;
+                }
+            }
+            _ = alive.tick() => {
+                if daemon::alive(&ask).await {
+                    daemon::notify(&[sd_notify::NotifyState::Watchdog]);
+                }
+            }
+        }
+        if owner.is_finished() {
+            return Err(Error::System(std::io::Error::other("the thread that owns the state has ended")));
+        }
+    }
+    daemon::notify(&[sd_notify::NotifyState::Stopping]);
+    tasks.into_iter().for_each(|t| t.abort());
+    while let Err(Some(_)) = daemon::try_send(&ask, Asked::End) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    if owner.join().is_err() {
+        return Err(Error::System(std::io::Error::other("the thread that owns the state has failed")));
+    }
+    Ok(())
+}

@@ -1,0 +1,246 @@
+//! Who speaks for which partition, and what is said.
+//!
+//! A lease is a key with a time to live in a bucket of JetStream: who made it renews it, and when it is gone another
+//! makes it. Its number only grows, and is written with each verdict, so that whoever was asleep for longer than its
+//! lease cannot overwrite what its follower said. Without JetStream there are no leases, and every analyser speaks.
+
+use super::{Reply, Say, Told, Verdict};
+use crate::cluster::message::VERSION;
+use crate::cluster::subject;
+use crate::model::Finding;
+use crate::runtime::daemon::{self, Asked};
+use async_nats::Client;
+use async_nats::jetstream::kv::{self, Store};
+use async_nats::jetstream::message::PublishMessage;
+use async_nats::jetstream::{self, Context};
+use futures_util::StreamExt;
+use prost::Message as _;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::{Sender, SyncSender};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::UnboundedReceiver;
+
+/// The buckets.
+const LEASES: &str = "ringwatch-leases";
+const FINDINGS: &str = "ringwatch-findings";
+/// A lease that is not renewed for so long is gone.
+const LEASE: Duration = Duration::from_millis(1000);
+/// How often a lease is renewed, and one that is free is asked for.
+const RENEW: Duration = Duration::from_millis(300);
+/// How long JetStream may take to answer; the live way does not wait for it.
+const PATIENCE: Duration = Duration::from_millis(2000);
+/// Partitions that are known from the beginning, as `ringwatch cluster up` maps them.
+const PARTITIONS: u32 = 8;
+/// Findings are kept for so long.
+const KEEP: Duration = Duration::from_secs(7 * 24 * 3600);
+
+struct Leases {
+    js: Context,
+    store: Store,
+    id: String,
+    /// By partition: the lease's first number, which fences, and its last, by which it is renewed.
+    held: BTreeMap<u32, (u64, u64)>,
+    renewed: BTreeMap<u32, Instant>,
+}
+
+async fn bucket(js: &Context, name: &str, replicas: usize, max_age: Duration) -> Option<Store> {
+    if let Ok(store) = js.get_key_value(name).await {
+        return Some(store);
+    }
+    let config = kv::Config {
+        bucket: name.to_owned(),
+        num_replicas: replicas,
+        max_age,
+        limit_markers: Some(Duration::from_secs(60)),
+        ..kv::Config::default()
+    };
+    match js.create_key_value(config).await {
+        Ok(store) => Some(store),
+        // Another analyser may have made it a moment ago.
+        Err(_) => js.get_key_value(name).await.ok(),
+    }
+}
+
+impl Leases {
+    async fn open(client: &Client, id: String) -> Option<(Self, Store)> {
+        let mut js = jetstream::new(client.clone());
+        js.set_timeout(PATIENCE);
+        // Three where there are so many servers, so that one may go.
+        for replicas in [3, 1] {
+            let leases = bucket(&js, LEASES, replicas, Duration::ZERO).await;
+            let findings = bucket(&js, FINDINGS, replicas, KEEP).await;
+            if let (Some(store), Some(findings)) = (leases, findings) {
+                let held = BTreeMap::new();
+                return Some((Leases { js, store, id, held, renewed: BTreeMap::new() }, findings));
+            }
+        }
+        None
+    }
+
+    fn payload(&self) -> bytes::Bytes {
+        self.id.clone().into_bytes().into()
+    }
+
+    /// Renews what is held and takes what is free.
+    async fn round(&mut self, partitions: &BTreeSet<u32>) {
+        for p in partitions {
+            let key = format!("p{p}");
+            match self.held.get(p).copied() {
+                Some((first, last)) => {
+                    let subject = format!("$KV.{LEASES}.{key}");
+                    let message = PublishMessage::build()
+                        .payload(self.payload())
+                        .ttl(LEASE)
+                        .expected_last_subject_sequence(last);
+                    let acked = async { self.js.send_publish(subject, message).await.ok()?.await.ok() };
+                    match tokio::time::timeout(RENEW, acked).await {
+                        Ok(Some(ack)) => {
+                            self.held.insert(*p, (first, ack.sequence));
+                            self.renewed.insert(*p, Instant::now());
+                        }
+                        // Refused: another one has it. Without an answer nobody can have taken it until it has expired,
+                        // and while JetStream has no leader it does not expire; what is written is fenced anyway.
+                        Ok(None) | Err(_) => {
+                            let taken = match self.store.entry(&key).await {
+                                Ok(Some(e)) => e.value != self.payload(),
+                                Ok(None) => true,
+                                Err(_) => false,
+                            };
+                            if taken {
+                                self.held.remove(p);
+                            }
+                        }
+                    }
+                }
+                None => {
+                    let made = self.store.create_with_ttl(&key, self.payload(), LEASE);
+                    if let Ok(Ok(revision)) = tokio::time::timeout(RENEW, made).await {
+                        self.held.insert(*p, (revision, revision));
+                        self.renewed.insert(*p, Instant::now());
+                    }
+                }
+            }
+        }
+    }
+
+    fn rights(&self) -> BTreeMap<u32, u64> {
+        self.held.iter().map(|(p, (first, _))| (*p, *first)).collect()
+    }
+}
+
+/// Keeps a verdict, unless a newer lease has said something about it.
+async fn keep(store: &Store, verdict: &Verdict) {
+    let key = verdict.finding.id.to_string();
+    let Ok(value) = serde_json::to_vec(verdict) else { return };
+    for _ in 0..3 {
+        let written = match store.entry(&key).await {
+            Ok(Some(entry)) if entry.operation == kv::Operation::Put => {
+                let known = serde_json::from_slice::<Verdict>(&entry.value).ok();
+                if known.is_some_and(|k| k.lease > verdict.lease) {
+                    return;
+                }
+                store.update(&key, value.clone().into(), entry.revision).await.is_ok()
+            }
+            Ok(_) => store.create(&key, value.clone().into()).await.is_ok(),
+            Err(_) => false,
+        };
+        if written {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// Says what the state has to say, and holds the leases that give the right to.
+#[expect(clippy::disallowed_methods, reason = "what JetStream keeps must not hold up what is said")]
+pub(super) async fn speak(
+    client: Client,
+    id: String,
+    mut sayings: UnboundedReceiver<Say>,
+    tell: Sender<Told>,
+    mut told: impl FnMut(&Finding) + Send + 'static,
+) {
+    let Ok(mut others) = client.subscribe(format!("{}.verdict.>", subject::ROOT)).await else { return };
+    let (rights, mut new_rights) = tokio::sync::mpsc::unbounded_channel();
+    let (kept, mut keeping) = tokio::sync::mpsc::unbounded_channel::<Verdict>();
+    let (own, holder) = (id.clone(), client.clone());
+    tokio::spawn(async move {
+        let mut said = false;
+        let (mut leases, store) = loop {
+            if let Some(open) = Leases::open(&holder, own.clone()).await {
+                break open;
+            }
+            if !std::mem::replace(&mut said, true) {
+                eprintln!(
+                    "ringwatch: no JetStream on these servers: nobody decides which analyser speaks, and nothing is kept"
+                );
+            }
+            let every = (0..PARTITIONS).map(|p| (p, 0)).collect();
+            drop(rights.send(every));
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        };
+        tokio::spawn(async move {
+            while let Some(v) = keeping.recv().await {
+                keep(&store, &v).await;
+            }
+        });
+        let partitions: BTreeSet<u32> = (0..PARTITIONS).collect();
+        let mut tick = tokio::time::interval(RENEW);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            leases.round(&partitions).await;
+            if rights.send(leases.rights()).is_err() {
+                return;
+            }
+        }
+    });
+    loop {
+        tokio::select! {
+            Some(leases) = new_rights.recv() => drop(tell.send(Told::Leases(leases))),
+            Some(m) = others.next() => {
+                if let Ok(v) = serde_json::from_slice::<Verdict>(&m.payload)
+                    && v.ringwatch == VERSION
+                    && v.analyser != id
+                {
+                    let (id, open) = (v.finding.id.0, v.finding.open);
+                    drop(tell.send(Told::Verdict { id, open, lease: v.lease }));
+                }
+            }
+            Some(say) = sayings.recv() => match say {
+                Say::Wish { node, wish } => {
+                    let to = node.map_or_else(|| "all".to_owned(), |n| subject::token(&n));
+                    drop(client.publish(format!("{}.wish.{to}", subject::ROOT), wish.encode_to_vec().into()).await);
+                }
+                Say::Verdict { finding, partition, lease, fresh } => {
+                    if fresh {
+                        told(&finding);
+                    }
+                    let on = format!("{}.verdict.{partition}.{}", subject::ROOT, finding.id);
+                    let verdict =
+                        Verdict { ringwatch: VERSION, analyser: id.clone(), partition, lease, finding: *finding };
+                    if let Ok(text) = serde_json::to_vec(&verdict) {
+                        drop(client.publish(on, text.into()).await);
+                    }
+                    drop(kept.send(verdict));
+                }
+            },
+            else => return,
+        }
+    }
+}
+
+/// Answers readers: each analyser for the partitions it speaks for.
+pub(super) async fn answer(client: Client, ask: SyncSender<Asked>) {
+    let Ok(mut questions) = client.subscribe(format!("{}.read.>", subject::ROOT)).await else { return };
+    while let Some(m) = questions.next().await {
+        let Some(reply_to) = m.reply else { continue };
+        let answer = match daemon::ask(&ask, Asked::Cluster).await {
+            Some(reply) => serde_json::to_vec(&*reply),
+            None => serde_json::to_vec(&Reply::default()),
+        };
+        if let Ok(text) = answer {
+            drop(client.publish(reply_to, text.into()).await);
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! The thread that owns what is known of the cluster: it hears, judges, asks back, and answers.
+
+use super::heard::Heard;
+use super::{Reply, Say, Told};
+use crate::cluster::message::{self, OperationKey, Wish};
+use crate::config::Config;
+use crate::export::{Metrics, Own};
+use crate::ingest::{now_ns, unix_ns};
+use crate::join::ClockPair;
+use crate::model::{CommId, Finding, SegmentId, Track};
+use crate::runtime::Monitor;
+use crate::runtime::daemon::{Asked, Costs};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::UnboundedSender;
+
+/// The shortest pause between two looks.
+const PAUSE: Duration = Duration::from_millis(50);
+/// How often agents are asked for what lacks.
+const ASK_EVERY: Duration = Duration::from_millis(500);
+/// How often what was told is told again where it has changed.
+const TELL_EVERY: Duration = Duration::from_secs(1);
+/// Operations asked for at once, and how often the same one at most.
+const ASKED_AT_ONCE: usize = 64;
+const ASKED_TIMES: u32 = 3;
+/// Operations remembered as asked for.
+const ASKED: usize = 4096;
+/// A state that has not looked for so long is not ready.
+const STALE: Duration = Duration::from_secs(5);
+/// The partition of everything where servers map to none.
+const ONLY: u32 = 0;
+
+/// Everything known of the cluster, and who judges it.
+#[derive(Debug)]
+pub struct State {
+    config: Config,
+    monitor: Monitor<Heard>,
+    metrics: Metrics,
+    costs: Costs,
+    say: UnboundedSender<Say>,
+    /// The partitions for which this analyser speaks; the lease's number is its right to.
+    leases: BTreeMap<u32, u64>,
+    /// Findings as they were last told: open, and by which lease.
+    told: BTreeMap<u64, (bool, u64, Option<String>)>,
+    asked: BTreeMap<(CommId, Track, u64), u32>,
+    asked_at: Option<Instant>,
+    told_at: Option<Instant>,
+    looked: Option<Instant>,
+    partitions: BTreeSet<u32>,
+}
+
+impl State {
+    pub(super) fn new(config: Config, heard: Heard, say: UnboundedSender<Say>) -> Self {
+        let observer = ClockPair { mono_ns: now_ns(), unix_ns: unix_ns() };
+        State {
+            monitor: Monitor::new(heard, config.detect).observed_from(observer),
+            metrics: Metrics::new(config.prometheus.clone()),
+            config,
+            costs: Costs::new(),
+            say,
+            leases: BTreeMap::new(),
+            told: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            asked_at: None,
+            told_at: None,
+            looked: None,
+            partitions: BTreeSet::from([ONLY]),
+        }
+    }
+
+    /// Looks, and answers in between, until it is asked to end.
+    pub(super) fn run(mut self, questions: &Receiver<Asked>, told: &Receiver<Told>) {
+        loop {
+            let began = Instant::now();
+            let new = self.monitor.step(now_ns());
+            self.looked = Some(Instant::now());
+            self.hear(told);
+            self.tell(&new);
+            if self.asked_at.is_none_or(|t| t.elapsed() >= ASK_EVERY) {
+                self.asked_at = Some(Instant::now());
+                self.ask_back();
+            }
+            let took = began.elapsed();
+            self.costs.looked(took);
+            // Half of the time at most, however much is said.
+            let until = Instant::now() + PAUSE.max(took);
+            loop {
+                match questions.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                    Ok(Asked::End) | Err(RecvTimeoutError::Disconnected) => return,
+                    Ok(asked) => self.answer(asked),
+                    Err(RecvTimeoutError::Timeout) => break,
+                }
+            }
+        }
+    }
+
+    /// What those who hold leases, and the other analysers, have said.
+    fn hear(&mut self, told: &Receiver<Told>) {
+        for t in told.try_iter() {
+            match t {
+                Told::Leases(leases) => self.leases = leases,
+                // Whoever said it, it was said.
+                Told::Verdict { id, open, lease } => {
+                    let known = self.told.entry(id).or_insert((open, lease, None));
+                    if lease >= known.1 {
+                        (known.0, known.1) = (open, lease);
+                    }
+                }
+            }
+        }
+    }
+
+    fn partition(&self, f: &Finding) -> u32 {
+        let reader = self.monitor.source().reader();
+        let of_node = f.place.as_ref().and_then(|p| reader.node_partition(&p.host));
+        of_node.or_else(|| reader.partition(f.communicator)).unwrap_or(ONLY)
+    }
+
+    /// Tells what this analyser has the right to tell: what is new at once, and all of it again now and then.
+    fn tell(&mut self, new: &[Finding]) {
+        let all = self.told_at.is_none_or(|t| t.elapsed() >= TELL_EVERY);
+        let findings = if all {
+            self.told_at = Some(Instant::now());
+            self.monitor.findings()
+        } else {
+            new.to_vec()
+        };
+        let reader = self.monitor.source().reader();
+        self.partitions.extend(reader.partitions());
+        for f in findings {
+            let partition = self.partition(&f);
+            let Some(lease) = self.leases.get(&partition).copied() else { continue };
+            let known = self.told.get(&f.id.0);
+            // One that was over before anybody told it is not told.
+            if !f.open && known.is_none() {
+                continue;
+            }
+            let fresh = known.is_none();
+            let same = known.is_some_and(|k| k.0 == f.open && k.1 == lease && k.2 == f.last_seen);
+            if same {
+                continue;
+            }
+            self.told.insert(f.id.0, (f.open, lease, f.last_seen.clone()));
+            drop(self.say.send(Say::Verdict { finding: Box::new(f), partition, lease, fresh }));
+        }
+        if self.told.len() > 65_536 {
+            self.told.retain(|_, t| t.0);
+        }
+    }
+
+    /// Asks agents for what lacks: records of what stands still, of what one of them found interesting, and stacks.
+    fn ask_back(&mut self) {
+        // One analyser asks for all; the others hear the answers.
+        if !self.leases.keys().next().is_some_and(|p| self.partitions.first() == Some(p)) {
+            drop(self.monitor.source_mut().reader_mut().take_announced());
+            drop(self.monitor.source_mut().take_inspected());
+            return;
+        }
+        let join = self.monitor.join();
+        let mut wanted = join.unknown(&join.standing(now_ns()));
+        wanted.extend(self.monitor.source_mut().reader_mut().take_announced());
+        wanted.retain(|key| self.asked.get(key).is_none_or(|n| *n < ASKED_TIMES));
+        wanted.truncate(ASKED_AT_ONCE);
+        if self.asked.len() > ASKED {
+            self.asked.clear();
+        }
+        for key in &wanted {
+            *self.asked.entry(*key).or_default() += 1;
+        }
+        if !wanted.is_empty() {
+            let operations = wanted.iter().map(|(c, t, o)| OperationKey::of(*c, *t, *o)).collect();
+            let wish = Wish { version: message::VERSION, operations, ..Wish::default() };
+            drop(self.say.send(Say::Wish { node: None, wish }));
+        }
+        for segment in self.monitor.source_mut().take_inspected() {
+            self.ask_for_stack(segment);
+        }
+    }
+
+    fn ask_for_stack(&self, segment: SegmentId) {
+        let reader = self.monitor.source().reader();
+        if let (Some(node), Some(own)) = (reader.node_of(segment), reader.own_id(segment)) {
+            let wish = Wish { version: message::VERSION, stacks: vec![own], ..Wish::default() };
+            drop(self.say.send(Say::Wish { node: Some(node.to_owned()), wish }));
+        }
+    }
+
+    /// Findings for which this analyser speaks.
+    fn open(&self) -> Vec<Finding> {
+        let mut all = self.monitor.findings();
+        all.retain(|f| f.open && self.leases.contains_key(&self.partition(f)));
+        all
+    }
+
+    fn own(&self) -> Own {
+        self.costs.own(0)
+    }
+
+    /// What is said to readers.
+    fn reply(&self) -> Reply {
+        let reader = self.monitor.source().reader();
+        let books = |n: &crate::cluster::Node| {
+            let b = n.books.clone().unwrap_or_default();
+            let left_out = b.left_out.iter().map(|l| l.count).sum();
+            (b.observed, b.published, left_out)
+        };
+        let nodes = reader.nodes().iter().map(|(name, n)| {
+            let (observed, published, left_out) = books(n);
+            super::NodeRow {
+                name: name.clone(),
+                silent: n.silent_ns.is_some(),
+                ended: n.ended(),
+                messages: n.messages,
+                bytes: n.bytes,
+                missed: n.missed,
+                observed,
+                published,
+                left_out,
+            }
+        });
+        Reply {
+            ringwatch: message::VERSION,
+            partitions: self.partitions.iter().copied().collect(),
+            speaks_for: self.leases.keys().copied().collect(),
+            findings: self.open(),
+            nodes: nodes.collect(),
+            refused: reader.refused().iter().map(|(why, n)| (why.as_str().to_owned(), *n)).collect(),
+            dropped: self.monitor.source().dropped(),
+            communicators: self.monitor.join().communicators().filter(|c| !c.closed()).count() as u64,
+            ranks: self.monitor.join().processes().count() as u64,
+        }
+    }
+
+    /// Who asked and went away needs no answer.
+    fn answer(&mut self, asked: Asked) {
+        match asked {
+            Asked::Cluster(reply) => drop(reply.send(Box::new(self.reply()))),
+            Asked::Snapshot { uid, reply } => {
+                let mut s = self.monitor.snapshot_of(uid, now_ns());
+                s.findings.retain(|f| f.open);
+                drop(reply.send(Box::new(s)));
+            }
+            Asked::Metrics { accept, reply } => {
+                let (own, open) = (self.own(), self.open());
+                let said = self.metrics.render(self.monitor.join(), &open, &own, accept.as_deref());
+                drop(reply.send(said.map_err(|e| e.to_string())));
+            }
+            Asked::Families(reply) => {
+                let (own, open) = (self.own(), self.open());
+                drop(reply.send(self.metrics.gather(self.monitor.join(), &open, &own)));
+            }
+            Asked::Ready(reply) => drop(reply.send(self.looked.is_some_and(|t| t.elapsed() < STALE))),
+            Asked::Settings(new) => {
+                self.monitor.set(new.detect);
+                self.config = *new;
+            }
+            // What only agents do.
+            Asked::Batch(_) | Asked::GiveBack(_) | Asked::Wish(_) | Asked::Refresh | Asked::End => {}
+        }
+    }
+}
