@@ -361,8 +361,8 @@ fn read(dir: &Path) -> Read {
             Update::Op(o) => {
                 ops.entry(o.segment).or_default().insert(o.ticket, OpRecord::clone(o));
             }
-            _ => {}
             Update::Missed { .. } | Update::Left { .. } => panic!("{update:?}"),
+            _ => {}
         }
         join.feed(update);
     }

@@ -84,8 +84,8 @@ fn played(play: Play, chained: bool) -> Vec<Told> {
             Update::Op(o) => {
                 ops.entry(o.segment).or_default().insert(o.ticket, OpRecord::clone(&o));
             }
-            _ => {}
             Update::Missed { .. } | Update::Left { .. } => panic!("{update:?}"),
+            _ => {}
         }
     }
     let by_rank = pids.iter().map(|pid| {

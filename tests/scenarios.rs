@@ -87,7 +87,7 @@ impl Agents {
         let (join, publisher) = self.joins.entry(host.clone()).or_insert_with(|| {
             let mut join = Join::new();
             join.keep_finished();
-            (join, Publisher::new(host, 1, 1 << 20))
+            (join, Publisher::new(host, 1, 65_536))
         });
         if let Update::Hardware(r) = &update {
             publisher.reading(r);
@@ -101,8 +101,9 @@ impl Agents {
             let mono_ns = sim.host_now(host, now);
             join.tick(mono_ns);
             let finished = join.take_finished();
-            for message in publisher.look(join, &finished, &[], Moment { mono_ns, unix_ns: 0 }) {
-                self.reader.read(&message.topic.of(host), &message.bytes, BEGIN + now, out);
+            let heard = Moment { mono_ns: BEGIN + now, unix_ns: now };
+            for message in publisher.look(join, &finished, &[], Moment { mono_ns, unix_ns: now }) {
+                self.reader.read(&message.topic.of(host), &message.bytes, Some(heard), out);
             }
             join.sample(Some(publisher.sampling()));
             assert!(publisher.books().balance(), "{host}: {:?}", publisher.books());

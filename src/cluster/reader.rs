@@ -4,6 +4,7 @@
 //! node's own processes and ranks is refused and counted. Messages that come twice, late or of an earlier run are too.
 
 use super::message::{self as m, OperationKey};
+use super::publisher::Moment;
 use super::subject::{self, Topic};
 use crate::model::{CommId, Finding, Rank, Reading, SegmentId, Track, Update};
 use prost::Message as _;
@@ -76,11 +77,48 @@ pub struct Node {
     pub bytes: u64,
     /// Its books, as it last told them.
     pub books: Option<m::Books>,
+    quickest: Quickest,
     sequences: BTreeMap<Topic, u64>,
     processes: HashMap<u64, SegmentId>,
     /// What readers of its processes have missed so far.
     lost: HashMap<(u64, &'static str), u64>,
     members: usize,
+}
+
+/// The quickest of a node's messages: what its clocks differ by from the observer's, at least.
+#[derive(Debug, Clone, Default)]
+struct Quickest {
+    /// Of the window before, and of this one: the distance of the monotonic clocks, and of the wall clocks.
+    before: Option<(i64, i64)>,
+    now: Option<(i64, i64)>,
+    since_ns: u64,
+    told: Option<(i64, i64)>,
+}
+
+impl Quickest {
+    /// Clocks drift: what a message told is forgotten after one to two of these, in ns.
+    const WINDOW_NS: u64 = 30_000_000_000;
+    /// What differs by less, in ns, is not told again.
+    const SAME_NS: u64 = 200_000;
+
+    /// Takes a message; gives the distances where they are new.
+    fn take(&mut self, e: &m::Envelope, now: Moment) -> Option<(i64, i64)> {
+        if now.mono_ns.saturating_sub(self.since_ns) > Self::WINDOW_NS {
+            (self.before, self.now, self.since_ns) = (self.now.take(), None, now.mono_ns);
+        }
+        let shift = now.mono_ns.checked_signed_diff(e.sent_ns)?;
+        let ahead = e.sent_unix_ns.checked_signed_diff(now.unix_ns)?;
+        if self.now.is_none_or(|(least, _)| shift < least) {
+            self.now = Some((shift, ahead));
+        }
+        let best = [self.before, self.now].into_iter().flatten().min()?;
+        let same = |t: (i64, i64)| t.0.abs_diff(best.0) < Self::SAME_NS && t.1.abs_diff(best.1) < 10 * Self::SAME_NS;
+        if self.told.is_some_and(same) {
+            return None;
+        }
+        self.told = Some(best);
+        Some(best)
+    }
 }
 
 impl Node {
@@ -162,14 +200,21 @@ impl Reader {
         *self.refused.entry(why).or_default() += 1;
     }
 
-    /// Takes a message that came on a subject, at a moment of the observer's clock.
-    pub fn read(&mut self, subject: &str, bytes: &[u8], now_ns: u64, out: &mut Vec<Update>) {
-        if let Err(why) = self.take(subject, bytes, now_ns, out) {
+    /// Takes a message that came on a subject, at a moment of the observer's clocks; `None` where it comes out of the
+    /// recorder, and was sent long ago.
+    pub fn read(&mut self, subject: &str, bytes: &[u8], now: Option<Moment>, out: &mut Vec<Update>) {
+        if let Err(why) = self.take(subject, bytes, now, out) {
             self.refuse(why);
         }
     }
 
-    fn take(&mut self, on: &str, bytes: &[u8], now_ns: u64, out: &mut Vec<Update>) -> Result<(), Refusal> {
+    fn take(
+        &mut self,
+        on: &str,
+        bytes: &[u8],
+        now: Option<Moment>,
+        out: &mut Vec<Update>,
+    ) -> Result<(), Refusal> {
         let (partition, token, topic) = subject::parse(on).ok_or(Refusal::Subject)?;
         if bytes.len() > MESSAGE {
             return Err(Refusal::TooMuch);
@@ -199,8 +244,16 @@ impl Reader {
         // Who begins to listen has missed nothing that it could have heard.
         node.missed += if *last == 0 { 0 } else { e.sequence - *last - 1 };
         *last = e.sequence;
-        (node.heard_ns, node.messages) = (now_ns, node.messages + 1);
+        node.messages += 1;
         node.bytes += bytes.len() as u64;
+        if let Some(now) = now {
+            node.heard_ns = now.mono_ns;
+            out.extend(node.quickest.take(&e, now).map(|(shift_ns, wall_ahead_ns)| Update::Clock {
+                host: e.node.clone(),
+                shift_ns,
+                wall_ahead_ns,
+            }));
+        }
         if node.silent_ns.take().is_some() {
             out.extend(node.processes.values().map(|s| Update::Silent { segment: *s, since_ns: None }));
         }

@@ -11,6 +11,7 @@ mod interleaved;
 mod mismatch;
 mod missing_rank;
 mod never_joined;
+mod nodes;
 mod not_started;
 mod slow_transfer;
 mod straggler;
@@ -289,6 +290,7 @@ fn slow_rules(baselines: Vec<Baseline>) -> Vec<Box<dyn Rule>> {
         Box::new(ChoiceRule),
         Box::new(UsageRule),
         Box::new(hardware::HardwareRule),
+        Box::new(nodes::NodeRule),
     ]
 }
 

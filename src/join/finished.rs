@@ -1,6 +1,7 @@
 //! Operations that are over, for whoever exports them: each is given out once.
 
 use super::attribution::Carried;
+use super::hosts::Ends;
 use super::instance::{Late, Part};
 use crate::model::{CommId, Func, NetProgress, OperationRef, Rank, SegmentId, Timing, Told, Track};
 use std::collections::BTreeSet;
@@ -116,6 +117,7 @@ pub(super) struct Outbox {
     /// True where what operations move is held against counters.
     metered: bool,
     carried: Vec<(SegmentId, String, Carried)>,
+    ends: Vec<Ends>,
 }
 
 impl Outbox {
@@ -135,6 +137,15 @@ impl Outbox {
 
     pub(super) fn take_carried(&mut self) -> Vec<(SegmentId, String, Carried)> {
         std::mem::take(&mut self.carried)
+    }
+
+    /// Takes when a collective of several hosts ended on each of its processes.
+    pub(super) fn ended(&mut self, ends: Ends) {
+        self.ends.push(ends);
+    }
+
+    pub(super) fn take_ends(&mut self) -> Vec<Ends> {
+        std::mem::take(&mut self.ends)
     }
 
     pub(super) fn want(&mut self) {

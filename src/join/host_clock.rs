@@ -72,6 +72,7 @@ pub(super) fn shift(update: &mut Update, by: i64) {
         | Update::Beat(_)
         | Update::Pair(_)
         | Update::Signatures(_)
+        | Update::Clock { .. }
         | Update::Silent { .. } => {}
     }
 }

@@ -10,6 +10,7 @@ mod communicator;
 mod finished;
 mod hardware;
 mod host_clock;
+mod hosts;
 mod instance;
 mod member;
 mod signature;
@@ -32,6 +33,7 @@ pub use communicator::{Communicator, LateEvent};
 pub use finished::{Finished, FinishedPart, Sampling};
 pub use hardware::{Device, Hardware, Incident, LinkError, Moment, Trouble};
 pub use host_clock::ClockPair;
+pub use hosts::{HostClock, Hosts};
 pub use instance::{Instance, Late, Measure, Part, algbw, busbw};
 pub use member::{Called, Member};
 pub use signature::Signature;
@@ -103,6 +105,7 @@ pub struct Join {
     comms: BTreeMap<CommId, Communicator>,
     classes: BTreeMap<ClassKey, Class>,
     observer: Option<ClockPair>,
+    hosts: Hosts,
     outbox: Outbox,
     hardware: Hardware,
     /// The moment of the last tick.
@@ -180,6 +183,11 @@ impl Join {
                     c.pair_beat(&beat);
                 }
             }
+            Update::Clock { host, shift_ns, wall_ahead_ns } => {
+                if self.hosts.told(&host, shift_ns, wall_ahead_ns) {
+                    self.map_anew(&host);
+                }
+            }
             Update::Signatures(s) => {
                 let sure = self.processes.get(&s.segment).is_some_and(|p| !p.unsure());
                 if let Some(c) = self.comms.get_mut(&s.comm).filter(|_| sure) {
@@ -234,16 +242,25 @@ impl Join {
             Update::Told(t) => t.op.segment,
             Update::Left { segment, .. } | Update::Missed { segment, .. } => *segment,
             Update::Host(h) => h.segment,
-            Update::Beat(_) | Update::Pair(_) | Update::Signatures(_) | Update::Silent { .. } => return 0,
+            Update::Beat(_)
+            | Update::Pair(_)
+            | Update::Signatures(_)
+            | Update::Silent { .. }
+            | Update::Clock { .. } => return 0,
             // Its host's clock is known by its processes.
             Update::Hardware(r) => {
+                if let Some(shift) = self.hosts.shift_ns(&r.host) {
+                    return shift;
+                }
                 let same = |p: &&Process| p.record.host == r.host;
                 return self.processes.values().find(same).map_or(0, |p| p.shift_ns);
             }
         };
         match (self.processes.get(&segment), update) {
             (Some(p), _) => p.shift_ns,
-            (None, Update::Segment(s)) => observer.shift_of(s),
+            (None, Update::Segment(s)) => {
+                self.hosts.shift_ns(&s.host).unwrap_or_else(|| observer.shift_of(s))
+            }
             (None, _) => 0,
         }
     }
@@ -259,9 +276,43 @@ impl Join {
                 self.hardware.carry(&p.record.host, &gpu, &carried);
             }
         }
+        self.align();
         self.hardware.settle(now_ns);
         self.explain_late(now_ns);
         self.forget_closed();
+    }
+
+    /// Brings the hosts' clocks together, by the ends of collectives that several hosts were in.
+    fn align(&mut self) {
+        let all = self.outbox.take_ends();
+        for (_, parts) in &all {
+            let mut ends: BTreeMap<&str, u64> = BTreeMap::new();
+            for (segment, at) in parts {
+                let Some(p) = self.processes.get(segment) else { continue };
+                let end = ends.entry(&p.record.host).or_default();
+                *end = (*end).max(*at);
+            }
+            if ends.len() > 1 {
+                let ends: Vec<(String, u64)> = ends.into_iter().map(|(h, t)| (h.to_owned(), t)).collect();
+                self.hosts.ended(&ends);
+            }
+        }
+        if !all.is_empty() {
+            for host in self.hosts.correct() {
+                self.map_anew(&host);
+            }
+        }
+    }
+
+    /// What comes from a host's processes from now on is mapped by its clock as it is known now.
+    fn map_anew(&mut self, host: &str) {
+        let Some(shift) = self.hosts.shift_ns(host) else { return };
+        self.processes.values_mut().filter(|p| p.record.host == host).for_each(|p| p.shift_ns = shift);
+    }
+
+    /// The clocks of the hosts, where they were told.
+    pub fn hosts(&self) -> &Hosts {
+        &self.hosts
     }
 
     /// Looks at who came late: a rank that was held in other communicators' operations since it was last in this one,

@@ -90,6 +90,10 @@ spelled! {
         ThrottledGpu = "throttled-gpu",
         /// A GPU runs slower than its siblings in the same communicator on the same host.
         SlowGpu = "slow-gpu",
+        /// Nothing is heard of a node on which ranks were at work.
+        SilentNode = "silent-node",
+        /// A node's wall clock differs from the others'.
+        ClockSkew = "clock-skew",
     }
 }
 spelled! {

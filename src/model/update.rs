@@ -224,6 +224,15 @@ pub enum Update {
     Signatures(Box<Signatures>),
     /// An operation, as the agent of its node understood it.
     Told(Box<Told>),
+    /// What messages tell of a host's clocks.
+    Clock {
+        /// The host.
+        host: String,
+        /// What has to be added to its monotonic times to have them on the observer's clock, in ns.
+        shift_ns: i64,
+        /// What its wall clock is ahead of the observer's by, in ns.
+        wall_ahead_ns: i64,
+    },
     /// Nothing is heard of a process since a moment, or it is heard of again: whether it goes on is not known.
     Silent {
         /// The process.

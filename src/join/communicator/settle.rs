@@ -192,6 +192,9 @@ impl Communicator {
         if outbox.metered() && agreed {
             outbox.carry(carried(self, key, transfer_ns));
         }
+        if collective && agreed && transfer_ns.is_some() && !self.one_clock() {
+            self.tell_ends(key, outbox);
+        }
         let late = if collective && agreed { self.judge(key, needed, transfer_ns) } else { None };
         let Some(first) = described else { return };
         for part in &mut parts {
@@ -213,6 +216,18 @@ impl Communicator {
             parts,
             told,
         });
+    }
+
+    /// All ranks of a collective end within its last step, but for those of a rooted one.
+    fn tell_ends(&self, key: (Track, u64), outbox: &mut Outbox) {
+        let Some(instance) = self.instances.get(&key) else { return };
+        if instance.first().is_none_or(|p| p.op.func.is_rooted()) {
+            return;
+        }
+        let ends = instance.parts.values().map(|p| Some((p.op.segment, p.kernel?.end_ns())));
+        if let Some(ends) = ends.collect() {
+            outbox.ended((self.id, ends));
+        }
     }
 
     /// What a collective that is over says about its ranks: their waiting, the job's rhythm, and who came late.

@@ -1,6 +1,6 @@
 //! What agents say, as a source like any other.
 
-use crate::cluster::Reader;
+use crate::cluster::{Moment, Reader};
 use crate::model::{SegmentId, Source, Update};
 use async_nats::Message;
 use std::sync::Arc;
@@ -10,10 +10,19 @@ use std::sync::mpsc::Receiver;
 /// Messages that are read before anything else is done.
 const AT_ONCE: usize = 4096;
 
+/// A message, and when it came.
+#[derive(Debug)]
+pub(super) struct Hearing {
+    pub(super) message: Message,
+    pub(super) at: Moment,
+    /// True where it comes out of the recorder.
+    pub(super) recorded: bool,
+}
+
 /// The bus, heard.
 #[derive(Debug)]
 pub struct Heard {
-    inbox: Receiver<Message>,
+    inbox: Receiver<Hearing>,
     reader: Reader,
     /// Messages for which there was no room.
     dropped: Arc<AtomicU64>,
@@ -22,7 +31,7 @@ pub struct Heard {
 
 impl Heard {
     /// Hears what comes in.
-    pub(super) fn new(inbox: Receiver<Message>, dropped: Arc<AtomicU64>) -> Self {
+    pub(super) fn new(inbox: Receiver<Hearing>, dropped: Arc<AtomicU64>) -> Self {
         Heard { inbox, reader: Reader::new(), dropped, inspected: Vec::new() }
     }
 
@@ -49,8 +58,9 @@ impl Heard {
 impl Source for Heard {
     fn poll(&mut self, now_ns: u64) -> Vec<Update> {
         let mut out = Vec::new();
-        for m in self.inbox.try_iter().take(AT_ONCE) {
-            self.reader.read(m.subject.as_str(), &m.payload, now_ns, &mut out);
+        for h in self.inbox.try_iter().take(AT_ONCE) {
+            let now = (!h.recorded).then_some(h.at);
+            self.reader.read(h.message.subject.as_str(), &h.message.payload, now, &mut out);
         }
         self.reader.look(now_ns, &mut out);
         out

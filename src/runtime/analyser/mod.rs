@@ -10,6 +10,7 @@ mod heard;
 mod speak;
 mod state;
 
+use heard::Hearing;
 pub use heard::Heard;
 pub use state::State;
 
@@ -17,10 +18,10 @@ use super::agent::{self, Error};
 use super::daemon::{self, Asked};
 use super::signals::Signals;
 use crate::cluster::message::{VERSION, Wish};
-use crate::cluster::{Change, connect, subject};
+use crate::cluster::{Change, Moment, connect, subject};
 use crate::config::{self, Config};
+use crate::ingest::{now_ns, unix_ns};
 use crate::model::Finding;
-use async_nats::Message;
 use futures_util::StreamExt;
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
@@ -155,7 +156,7 @@ pub async fn run(
         Change::Refused(why) => eprintln!("ringwatch: the bus says: {why}"),
     };
     let client = connect(&settings, &format!("ringwatch analyser {id}"), true, tell).await?;
-    let (send, inbox) = mpsc::sync_channel::<Message>(INBOX);
+    let (send, inbox) = mpsc::sync_channel::<Hearing>(INBOX);
     let dropped = Arc::new(AtomicU64::new(0));
     let (say, sayings) = tokio::sync::mpsc::unbounded_channel();
     let (tell_state, told_state) = mpsc::channel();
@@ -167,8 +168,9 @@ pub async fn run(
         })?;
         let (send, dropped) = (send.clone(), Arc::clone(&dropped));
         tasks.push(tokio::spawn(async move {
-            while let Some(m) = heard.next().await {
-                if send.try_send(m).is_err() {
+            while let Some(message) = heard.next().await {
+                let at = Moment { mono_ns: now_ns(), unix_ns: unix_ns() };
+                if send.try_send(Hearing { message, at, recorded: false }).is_err() {
                     dropped.fetch_add(1, Ordering::Relaxed);
                 }
             }
