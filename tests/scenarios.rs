@@ -67,6 +67,8 @@ struct Agents {
     joins: BTreeMap<String, (Join, Publisher)>,
     of: BTreeMap<SegmentId, String>,
     reader: Reader,
+    /// Bytes a second of each.
+    budget: u64,
 }
 
 impl Agents {
@@ -84,10 +86,11 @@ impl Agents {
             Update::Hardware(r) => r.host.clone(),
             other => panic!("{other:?} is told by nobody"),
         };
+        let budget = self.budget;
         let (join, publisher) = self.joins.entry(host.clone()).or_insert_with(|| {
             let mut join = Join::new();
             join.keep_finished();
-            (join, Publisher::new(host, 1, 65_536))
+            (join, Publisher::new(host, 1, budget))
         });
         if let Update::Hardware(r) = &update {
             publisher.reading(r);
@@ -123,7 +126,9 @@ fn watch(name: &str, case: &Case, way: Way) -> Outcome {
     let mut sims = vec![Simulation::new(case, name, 0, 0)];
     let mut told = Vec::new();
     let mut aborted_ns = None;
-    let mut agents = Agents { joins: BTreeMap::new(), of: BTreeMap::new(), reader: Reader::new() };
+    // The default's, which is meant for eight ranks a host.
+    let budget = 65_536 * u64::from(case.ranks.div_ceil(case.nodes).div_ceil(8));
+    let mut agents = Agents { joins: BTreeMap::new(), of: BTreeMap::new(), reader: Reader::new(), budget };
     let mut now = 0;
     while now <= case.until.0 {
         if sims.len() == 1

@@ -2,8 +2,8 @@
 
 use super::message as m;
 use crate::model::{
-    Algo, Beat, CommId, CommRecord, DataType, Exit, Flags, Func, HostFact, Job, Lane, Liveness, Making,
-    NetPhase, NetProgress, OpRecord, PairBeat, ProcessState, Proto, Rank, RedOp, Returned, SegmentId,
+    Algo, Beat, CommId, CommRecord, DataType, Exchange, Exit, Flags, Func, HostFact, Job, Lane, Liveness,
+    Making, NetPhase, NetProgress, OpRecord, PairBeat, ProcessState, Proto, Rank, RedOp, Returned, SegmentId,
     SegmentRecord, Signatures, Timing, Told, Track, Untimed,
 };
 use std::path::PathBuf;
@@ -229,6 +229,10 @@ impl m::Beat {
             open: b.issued.saturating_sub(b.done),
             replayed: b.replayed,
             replays_open: b.replayed.saturating_sub(b.replays_done),
+            sent_bytes: b.exchanged.sent_bytes,
+            received_bytes: b.exchanged.received_bytes,
+            sends: b.exchanged.sends,
+            peers: b.exchanged.peers,
         }
     }
 
@@ -241,6 +245,12 @@ impl m::Beat {
             replayed: self.replayed,
             done: self.issued.saturating_sub(self.open),
             replays_done: self.replayed.saturating_sub(self.replays_open),
+            exchanged: Exchange {
+                sent_bytes: self.sent_bytes,
+                received_bytes: self.received_bytes,
+                sends: self.sends,
+                peers: self.peers,
+            },
         }
     }
 }

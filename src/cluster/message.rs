@@ -182,6 +182,15 @@ pub struct Beat {
     /// Replayed and not known to be done.
     #[prost(uint64, tag = "7")]
     pub replays_open: u64,
+    /// Bytes, sends and others of transfers from rank to rank.
+    #[prost(uint64, tag = "8")]
+    pub sent_bytes: u64,
+    #[prost(uint64, tag = "9")]
+    pub received_bytes: u64,
+    #[prost(uint64, tag = "10")]
+    pub sends: u64,
+    #[prost(uint64, tag = "11")]
+    pub peers: u64,
 }
 
 /// What a rank's collectives are, each in one number.

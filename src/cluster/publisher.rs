@@ -495,6 +495,7 @@ impl Publisher {
                     replayed: member.record.replayed,
                     done: c.done(Track::Collective, *rank),
                     replays_done: c.done(Track::Replay, *rank),
+                    exchanged: member.exchanged.told(),
                 });
                 let was = self.beats.get(&key);
                 if was.is_none_or(|s| s.what != beat) {

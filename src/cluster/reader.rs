@@ -112,7 +112,8 @@ impl Quickest {
             self.now = Some((shift, ahead));
         }
         let best = [self.before, self.now].into_iter().flatten().min()?;
-        let same = |t: (i64, i64)| t.0.abs_diff(best.0) < Self::SAME_NS && t.1.abs_diff(best.1) < 10 * Self::SAME_NS;
+        let same =
+            |t: (i64, i64)| t.0.abs_diff(best.0) < Self::SAME_NS && t.1.abs_diff(best.1) < 10 * Self::SAME_NS;
         if self.told.is_some_and(same) {
             return None;
         }
@@ -428,4 +429,144 @@ fn mixed(node: &str, n: u64) -> u64 {
     n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     n = (n ^ n >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     n ^ n >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: u64 = 1_000_000_000;
+
+    fn at(seconds: u64) -> Option<Moment> {
+        Some(Moment { mono_ns: seconds * S, unix_ns: seconds * S })
+    }
+
+    fn process(segment: u64) -> m::Process {
+        m::Process { segment, alive: true, created_ns: S, created_unix_ns: S, ..m::Process::default() }
+    }
+
+    fn member(segment: u64, rank: u32) -> m::Member {
+        m::Member { segment, comm: 7, rank, ranks: Some(2), ..m::Member::default() }
+    }
+
+    fn envelope(node: &str, sequence: u64) -> m::Envelope {
+        m::Envelope {
+            version: m::VERSION,
+            node: node.to_owned(),
+            run: 5,
+            sequence,
+            sent_ns: S,
+            sent_unix_ns: S,
+            ..m::Envelope::default()
+        }
+    }
+
+    fn hello(node: &str, segment: u64, rank: u32) -> m::Envelope {
+        let processes = vec![process(segment)];
+        m::Envelope { processes, members: vec![member(segment, rank)], ..envelope(node, 1) }
+    }
+
+    fn refused(r: &Reader) -> Vec<(Refusal, u64)> {
+        r.refused().iter().map(|(k, v)| (*k, *v)).collect()
+    }
+
+    fn read(r: &mut Reader, on: &str, e: &m::Envelope) -> Vec<Update> {
+        let mut out = Vec::new();
+        r.read(on, &e.encode_to_vec(), at(2), &mut out);
+        out
+    }
+
+    const A: &str = "ringwatch.v1.comm.a.3";
+
+    #[test]
+    fn garbage_and_what_came_before_are_refused_and_counted() {
+        let mut r = Reader::new();
+        let mut out = Vec::new();
+        r.read(A, b"\xff\xffgarbage", at(1), &mut out);
+        r.read("ringwatch.v1.comm", &envelope("a", 1).encode_to_vec(), at(1), &mut out);
+        r.read(A, &m::Envelope { version: 2, ..envelope("a", 1) }.encode_to_vec(), at(1), &mut out);
+        assert_eq!(out, []);
+        let counted = [(Refusal::Subject, 1), (Refusal::Garbage, 1), (Refusal::Version, 1)];
+        assert_eq!(refused(&r), counted);
+        let told = read(&mut r, A, &hello("a", 1, 0));
+        assert!(matches!(told[..], [Update::Clock { .. }, Update::Segment(_), Update::Comm(_)]), "{told:?}");
+        assert_eq!(read(&mut r, A, &hello("a", 1, 0)), [], "the same message again");
+        let earlier = m::Envelope { run: 4, sequence: 9, ..hello("a", 1, 0) };
+        assert_eq!(read(&mut r, A, &earlier), [], "an earlier run's");
+        assert_eq!(r.refused()[&Refusal::Replayed], 2);
+        read(&mut r, A, &envelope("a", 4));
+        assert_eq!(r.nodes()["a"].missed, 2, "numbers 2 and 3 never came");
+        // An agent that was started anew counts from 1.
+        read(&mut r, A, &m::Envelope { run: 6, ..envelope("a", 1) });
+        assert_eq!((r.nodes()["a"].missed, r.refused()[&Refusal::Replayed]), (2, 2));
+    }
+
+    #[test]
+    fn nobody_speaks_for_another_node_its_processes_or_its_ranks() {
+        let mut r = Reader::new();
+        assert_eq!(read(&mut r, A, &hello("b", 1, 0)), [], "b's words on a's subject");
+        assert_eq!(refused(&r), [(Refusal::Node, 1)]);
+        let a = read(&mut r, A, &hello("a", 1, 0));
+        // Another node may have a process of the same number; it is another process.
+        let b = read(&mut r, "ringwatch.v1.comm.b.3", &hello("b", 1, 1));
+        let id = |u: &[Update]| {
+            u.iter().find_map(|u| match u {
+                Update::Segment(s) => Some(s.id),
+                _ => None,
+            })
+        };
+        assert_ne!(id(&a), id(&b));
+        // But not a rank that is a's, nor a process that nobody has told of.
+        let mut e = m::Envelope { members: vec![member(1, 0), member(99, 1)], ..envelope("b", 2) };
+        e.beats = vec![
+            m::Beat { segment: 1, comm: 7, rank: 0, issued: 1000, ..m::Beat::default() },
+            m::Beat { segment: 1, comm: 7, rank: 1, issued: 10, ..m::Beat::default() },
+        ];
+        let told = read(&mut r, "ringwatch.v1.comm.b.3", &e);
+        assert!(matches!(told[..], [Update::Beat(b)] if b.rank == Rank(1)), "{told:?}");
+        assert_eq!((r.refused()[&Refusal::Rank], r.refused()[&Refusal::Process]), (2, 1));
+    }
+
+    #[test]
+    fn texts_of_others_cannot_steer_a_terminal_or_fill_the_memory() {
+        let mut r = Reader::new();
+        let mut e = hello("a", 1, 0);
+        e.processes[0].program = format!("evil\u{1b}[2J{}", "x".repeat(100_000));
+        let told = read(&mut r, A, &e);
+        let program = told.iter().find_map(|u| match u {
+            Update::Segment(s) => Some(s.program.clone()),
+            _ => None,
+        });
+        let program = program.expect("a process");
+        assert!(program.starts_with("evil[2Jxxx") && program.len() <= 256, "{}", program.len());
+    }
+
+    #[test]
+    fn who_says_nothing_is_silent_until_heard_again() {
+        let mut r = Reader::new();
+        read(&mut r, A, &hello("a", 1, 0));
+        let mut out = Vec::new();
+        r.look(2 * S, &mut out);
+        r.look(4 * S, &mut out);
+        assert_eq!(out, []);
+        r.look(5 * S + S / 2, &mut out);
+        assert!(
+            matches!(out[..], [Update::Silent { since_ns: Some(since), .. }] if since == 2 * S),
+            "{out:?}"
+        );
+        let told = read(&mut r, A, &envelope("a", 2));
+        assert!(matches!(told[..], [Update::Silent { since_ns: None, .. }]), "{told:?}");
+    }
+
+    #[test]
+    fn the_quickest_message_says_what_clocks_differ_by() {
+        let mut q = Quickest::default();
+        let sent =
+            |mono: u64| m::Envelope { sent_ns: mono, sent_unix_ns: mono + 2 * S, ..m::Envelope::default() };
+        let now = |mono: u64| Moment { mono_ns: mono, unix_ns: mono };
+        // Ten seconds apart, the wall clock two seconds and more ahead; the way takes from 1 to 5 ms.
+        assert_eq!(q.take(&sent(S), now(11 * S + 5_000_000)), Some((10_005_000_000, -8_005_000_000)));
+        assert_eq!(q.take(&sent(2 * S), now(12 * S + 1_000_000)), Some((10_001_000_000, -8_001_000_000)));
+        assert_eq!(q.take(&sent(3 * S), now(13 * S + 3_000_000)), None, "a slower one says nothing new");
+    }
 }

@@ -3,7 +3,9 @@
 
 use super::{Rule, fact, number, rounded, seconds, wall};
 use crate::join::{Join, Process};
-use crate::model::{CommId, Confidence, Finding, Kind, Liveness, OperationRef, Place, Severity, Track, Victims};
+use crate::model::{
+    CommId, Confidence, Finding, Kind, Liveness, OperationRef, Place, Severity, Track, Victims,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A wall clock that differs by this, in ns, makes timestamps of logs and traces useless.
@@ -27,8 +29,10 @@ impl Rule for NodeRule {
                 host.1.push(p);
             }
         }
-        let mut found: Vec<Finding> =
-            silent.into_iter().map(|(host, (since, all))| not_heard(join, host, since, &all, now_ns)).collect();
+        let mut found: Vec<Finding> = silent
+            .into_iter()
+            .map(|(host, (since, all))| not_heard(join, host, since, &all, now_ns))
+            .collect();
         found.extend(join.hosts().iter().filter(|(_, h)| h.wall_ahead_ns.unsigned_abs() >= SKEW_NS).map(
             |(host, h)| {
                 let ahead = h.wall_ahead_ns;
@@ -78,7 +82,9 @@ fn not_heard(join: &Join, host: &str, since_ns: u64, all: &[&Process], now_ns: u
     let processes = if n == 1 { "1 process".to_owned() } else { format!("{n} processes") };
     f.evidence = vec![
         number(format!("nothing has been heard of host {host} for {waited:.1} s"), rounded(waited), "s"),
-        fact(format!("{processes}{of} were at work there; what they do is not known, and no verdict rests on them")),
+        fact(format!(
+            "{processes}{of} were at work there; what they do is not known, and no verdict rests on them"
+        )),
     ];
     f.advice = format!(
         "see whether {host} is up and its agent runs (systemctl status ringwatch-agent) and reaches the bus; if the node is lost, so are its ranks"

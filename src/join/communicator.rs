@@ -533,7 +533,7 @@ impl Communicator {
         if finished && !was_done && op.lane.is_collective() {
             member.has_finished();
         }
-        if let (true, Some(bytes)) = (fresh, op.bytes(ranks)) {
+        if let (true, Some(bytes), None) = (fresh, op.bytes(ranks), said) {
             match op.lane {
                 Lane::Send(peer) => member.exchanged.sent(peer, bytes),
                 Lane::Recv(_) => member.exchanged.received(bytes),
@@ -571,6 +571,7 @@ impl Communicator {
             return;
         };
         member.counted_by_beats = true;
+        member.exchanged.take(&beat.exchanged);
         member.record.issued = member.record.issued.max(beat.issued);
         member.record.replayed = member.record.replayed.max(beat.replayed);
         member.finished = member.finished.max(beat.done.saturating_add(beat.replays_done));

@@ -85,7 +85,9 @@ impl Hosts {
             let Some(h) = self.by_name.get_mut(host) else { continue };
             let Some(off) = at.checked_signed_diff(middle) else { continue };
             h.recent.push_back((*at, off));
-            while h.recent.len() > ENDS || h.recent.front().is_some_and(|(t, _)| at.saturating_sub(*t) > OLD_NS) {
+            while h.recent.len() > ENDS
+                || h.recent.front().is_some_and(|(t, _)| at.saturating_sub(*t) > OLD_NS)
+            {
                 h.recent.pop_front();
             }
         }

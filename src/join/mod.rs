@@ -50,12 +50,14 @@ pub use wire::{Shape, Wire, expected, transfer};
 
 use crate::model::{CommId, HostFact, Liveness, OpRecord, Rank, SegmentId, SegmentRecord, Update};
 use finished::Outbox;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// Processes kept; beyond, those that are gone and belong to no communicator are forgotten.
 const PROCESSES_KEPT: usize = 1024;
 /// Closed communicators kept for screens and summaries.
 const CLOSED_KEPT: usize = 256;
+/// What is closed is looked through so often, in ns.
+const FORGET_EVERY_NS: u64 = 1_000_000_000;
 /// Who came late is looked at after this, in ns, when the records of what it was in before have come.
 const EXPLAINED_AFTER_NS: u64 = 150_000_000;
 
@@ -106,10 +108,14 @@ pub struct Join {
     classes: BTreeMap<ClassKey, Class>,
     observer: Option<ClockPair>,
     hosts: Hosts,
+    /// The processes of each host.
+    of_host: HashMap<String, Vec<SegmentId>>,
     outbox: Outbox,
     hardware: Hardware,
     /// The moment of the last tick.
     now_ns: u64,
+    /// When what is closed was last looked through.
+    forgot_ns: u64,
 }
 
 impl Join {
@@ -139,6 +145,7 @@ impl Join {
                 }
                 None => {
                     let id = record.id;
+                    self.of_host.entry(record.host.clone()).or_default().push(id);
                     let process = Process {
                         record,
                         clocks: BTreeMap::new(),
@@ -279,7 +286,7 @@ impl Join {
         self.align();
         self.hardware.settle(now_ns);
         self.explain_late(now_ns);
-        self.forget_closed();
+        self.forget_closed(now_ns);
     }
 
     /// Brings the hosts' clocks together, by the ends of collectives that several hosts were in.
@@ -307,7 +314,11 @@ impl Join {
     /// What comes from a host's processes from now on is mapped by its clock as it is known now.
     fn map_anew(&mut self, host: &str) {
         let Some(shift) = self.hosts.shift_ns(host) else { return };
-        self.processes.values_mut().filter(|p| p.record.host == host).for_each(|p| p.shift_ns = shift);
+        for id in self.of_host.get(host).into_iter().flatten() {
+            if let Some(p) = self.processes.get_mut(id) {
+                p.shift_ns = shift;
+            }
+        }
     }
 
     /// The clocks of the hosts, where they were told.
@@ -360,7 +371,11 @@ impl Join {
 
     /// A job that makes communicators again and again must not make us grow: the closed ones that have been so
     /// for longest go, with their statistics.
-    fn forget_closed(&mut self) {
+    fn forget_closed(&mut self, now_ns: u64) {
+        if now_ns.saturating_sub(self.forgot_ns) < FORGET_EVERY_NS {
+            return;
+        }
+        self.forgot_ns = now_ns;
         let mut closed: Vec<(u64, CommId)> = self
             .comms
             .values()
@@ -378,6 +393,11 @@ impl Join {
             self.processes.retain(|id, p| {
                 p.record.liveness == Liveness::Alive
                     || comms.values().any(|c| c.members().values().any(|m| m.record.segment == *id))
+            });
+            let processes = &self.processes;
+            self.of_host.retain(|_, ids| {
+                ids.retain(|id| processes.contains_key(id));
+                !ids.is_empty()
             });
         }
     }

@@ -1,7 +1,7 @@
 //! What a process spends its time on: how much of it lies inside collectives, and who exchanges how much with whom.
 
 use super::timing::Kernel;
-use crate::model::Rank;
+use crate::model::{Exchange, Rank};
 use std::collections::{BTreeSet, VecDeque};
 
 /// Seconds of history.
@@ -55,6 +55,8 @@ pub struct Exchanged {
     pub sends: u64,
     /// Whom it sent to.
     pub(super) peers: BTreeSet<Rank>,
+    /// To how many it sent, where only that was told.
+    told_peers: u64,
 }
 
 impl Exchanged {
@@ -70,9 +72,27 @@ impl Exchanged {
         self.received_bytes = self.received_bytes.saturating_add(bytes);
     }
 
+    /// What another join is told of it.
+    pub fn told(&self) -> Exchange {
+        Exchange {
+            sent_bytes: self.sent_bytes,
+            received_bytes: self.received_bytes,
+            sends: self.sends,
+            peers: self.told_peers.max(self.peers.len() as u64),
+        }
+    }
+
+    /// Takes what was told of it.
+    pub(super) fn take(&mut self, e: &Exchange) {
+        self.sent_bytes = self.sent_bytes.max(e.sent_bytes);
+        self.received_bytes = self.received_bytes.max(e.received_bytes);
+        self.sends = self.sends.max(e.sends);
+        self.told_peers = self.told_peers.max(e.peers);
+    }
+
     /// True when it has sent to at least so many others, or to as many as are remembered.
     pub fn knows(&self, others: usize) -> bool {
-        self.peers.len() >= others.min(PEERS_MAX)
+        self.told().peers as usize >= others.min(PEERS_MAX)
     }
 }
 

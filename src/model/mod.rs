@@ -29,5 +29,6 @@ pub use snapshot::{
     ClassRow, CommRow, Coverage, FlightRow, JobRow, LossRow, OpState, RankCell, RankRow, SegmentRow, Snapshot,
 };
 pub use update::{
-    Beat, CommRecord, Job, Liveness, Making, PairBeat, SegmentRecord, Signatures, Source, Told, Update,
+    Beat, CommRecord, Exchange, Job, Liveness, Making, PairBeat, SegmentRecord, Signatures, Source, Told,
+    Update,
 };

@@ -122,6 +122,21 @@ pub struct Beat {
     pub done: u64,
     /// Collectives issued by graph replays below this order are done, as far as is known.
     pub replays_done: u64,
+    /// What it has exchanged with single others.
+    pub exchanged: Exchange,
+}
+
+/// What a rank has exchanged with single others, by sends and receives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Exchange {
+    /// Bytes sent.
+    pub sent_bytes: u64,
+    /// Bytes received.
+    pub received_bytes: u64,
+    /// Sends.
+    pub sends: u64,
+    /// To how many others.
+    pub peers: u64,
 }
 
 /// How many transfers to and from one other rank a rank has issued, as the agent of its node says.

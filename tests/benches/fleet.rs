@@ -60,7 +60,8 @@ fn groups(rank: u32, ranks: u32) -> Vec<Group> {
     let replicas = (nodes / stages).max(1);
     let (node, local) = (rank / A_NODE, rank % A_NODE);
     let (stage, replica) = (node / replicas, node % replicas);
-    let id = |kind: u64, copy: u32, of: u32| CommId(mixed(kind << 56 | u64::from(copy) << 40 | u64::from(of)));
+    let id =
+        |kind: u64, copy: u32, of: u32| CommId(mixed(kind << 56 | u64::from(copy) << 40 | u64::from(of)));
     let mut all = Vec::new();
     for copy in 0..TENSOR {
         let rate = 4;
@@ -204,15 +205,7 @@ impl Fleet {
                     let e = by.entry(bucket(g.comm)).or_default();
                     let (from, to) = ((self.age - 1) * g.rate, self.age * g.rate);
                     let (segment, comm, rank_in) = (segment(rank), g.comm.0, g.rank);
-                    e.beats.push(m::Beat {
-                        segment,
-                        comm,
-                        rank: rank_in,
-                        issued: to,
-                        open: 0,
-                        replayed: 0,
-                        replays_open: 0,
-                    });
+                    e.beats.push(m::Beat { segment, comm, rank: rank_in, issued: to, ..m::Beat::default() });
                     let signatures = (from..to).map(|o| mixed(o ^ comm) as u32).collect();
                     e.signatures.push(m::Signatures { segment, comm, rank: rank_in, from, signatures });
                     let sampled = (from..to).filter(|o| mixed(*o ^ comm.rotate_left(9)) % SAMPLED == 0);
@@ -244,8 +237,7 @@ impl Fleet {
                 rank: g.rank,
                 issued: order + 1,
                 open: 1,
-                replayed: 0,
-                replays_open: 0,
+                ..m::Beat::default()
             };
             let e = Envelope { records, beats: vec![beat], ..Envelope::default() };
             self.send(client, node, Topic::Bucket(bucket(g.comm)), e).await;
@@ -300,7 +292,14 @@ async fn fleet(ranks: u32, seconds: u64) {
         }
     };
     let analyser = Command::new(env!("CARGO_BIN_EXE_ringwatch"))
-        .args(["analyser", "--json", "--set", &format!("cluster.servers=[{url:?}]"), "--set", "http.listen=null"])
+        .args([
+            "analyser",
+            "--json",
+            "--set",
+            &format!("cluster.servers=[{url:?}]"),
+            "--set",
+            "http.listen=null",
+        ])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()

@@ -6,6 +6,7 @@
 pub(crate) mod agent;
 mod json;
 pub(crate) mod machine;
+pub(crate) mod nats;
 pub(crate) mod prometheus;
 
 pub(crate) use json::Json;

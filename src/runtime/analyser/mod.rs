@@ -10,8 +10,8 @@ mod heard;
 mod speak;
 mod state;
 
-use heard::Hearing;
 pub use heard::Heard;
+use heard::Hearing;
 pub use state::State;
 
 use super::agent::{self, Error};

@@ -1,0 +1,210 @@
+//! Old messages stay readable: tests/data/bus holds one of each version, as it was first written.
+
+use prost::Message as _;
+use ringwatch::cluster::message::{self as m, Envelope, Wish};
+use ringwatch::cluster::{Moment, Reader};
+use ringwatch::model::Update;
+use std::path::Path;
+
+/// Every field of every item, none with its default.
+fn whole() -> Envelope {
+    let loss = |what: &str, count| m::Loss { what: what.to_owned(), count };
+    Envelope {
+        version: 1,
+        node: "node-a".to_owned(),
+        run: 1_795_244_764_000_000_000,
+        sequence: 1,
+        sent_ns: 70_000_000_000,
+        sent_unix_ns: 1_795_244_834_000_000_000,
+        processes: vec![m::Process {
+            segment: 11,
+            pid: 4711,
+            program: "python3".to_owned(),
+            nccl: Some("2.28.9".to_owned()),
+            abi: Some(5),
+            job: Some("pretrain".to_owned()),
+            job_rank: Some(9),
+            job_size: Some(16),
+            job_local: Some(8),
+            labels: [("user.name".to_owned(), "u".to_owned())].into(),
+            owner: Some(1000),
+            alive: false,
+            gone_ns: Some(69_000_000_000),
+            created_ns: 1_000_000_000,
+            created_unix_ns: 1_795_244_765_000_000_000,
+            losses: vec![loss("slot being written", 2)],
+            missed: vec![loss("operations", 3)],
+        }],
+        members: vec![m::Member {
+            segment: 11,
+            comm: 0xc0ffee,
+            rank: 1,
+            ranks: Some(2),
+            nodes: Some(2),
+            name: Some("tp".to_owned()),
+            gpu: Some("0000:1a:00.0".to_owned()),
+            host_clock: 77,
+            issued: 4,
+            replayed: 5,
+            init_ns: 2_000_000_000,
+            making: 2,
+            ready_ns: Some(3_000_000_000),
+            result: 0,
+            finalized_ns: Some(68_000_000_000),
+            left: false,
+        }],
+        beats: vec![m::Beat {
+            segment: 11,
+            comm: 0xc0ffee,
+            rank: 1,
+            issued: 41,
+            open: 1,
+            replayed: 6,
+            replays_open: 2,
+            sent_bytes: 100,
+            received_bytes: 200,
+            sends: 3,
+            peers: 1,
+        }],
+        pairs: vec![m::Pair { segment: 11, comm: 0xc0ffee, rank: 1, peer: 0, sent: 7, received: 8, from: 2 }],
+        signatures: vec![m::Signatures {
+            segment: 11,
+            comm: 0xc0ffee,
+            rank: 1,
+            from: 39,
+            signatures: vec![0xdead_beef, 1],
+        }],
+        records: vec![m::Record {
+            segment: 11,
+            ticket: 123,
+            comm: 0xc0ffee,
+            rank: 1,
+            lane: 1,
+            peer: 0,
+            order: Some(40),
+            func: 5,
+            dtype: 8,
+            count: 1 << 20,
+            root: Some(1),
+            algo: 2,
+            proto: 3,
+            channels: Some(16),
+            warps: Some(17),
+            seq: Some(40),
+            plan: Some(9),
+            flags: 0b110_011,
+            called_ns: Some(60_000_000_000),
+            returned_ns: Some(60_000_010_000),
+            result: 7,
+            redop: 1,
+            issued_ns: Some(60_000_005_000),
+            timing: 1,
+            event_ns: Some(90_000),
+            event_seen_ns: Some(60_000_200_000),
+            started: 16,
+            stopped: 16,
+            started_ns: Some(60_000_020_000),
+            duration_ns: Some(80_000),
+            ended_seen_ns: Some(60_000_150_000),
+            finished: true,
+            net: vec![m::Net {
+                channel: 3,
+                peer: 0,
+                is_send: true,
+                steps: 8,
+                started: 7,
+                done: 6,
+                bytes: 4096,
+                start_ns: 60_000_030_000,
+                stop_ns: Some(60_000_090_000),
+                waited_ns: vec![1, 2, 3, 4],
+                waiting: 4,
+                waiting_since_ns: 60_000_080_000,
+            }],
+        }],
+        sketches: vec![m::Sketch {
+            comm: 0xc0ffee,
+            func: 5,
+            size_class: 23,
+            algo: 2,
+            proto: 3,
+            count: 10,
+            timed: 9,
+            bytes: Some(41_943_040),
+            busy_ns: 800_000,
+            buckets: vec![130, 131],
+            counts: vec![4, 5],
+        }],
+        hosts: vec![m::Host {
+            segment: 11,
+            at_ns: 69_500_000_000,
+            state: 7,
+            wchan: Some("futex_wait_queue".to_owned()),
+            exit_code: None,
+            signal: Some(9),
+            cpu_starved: Some(0.25),
+            cpu_throttled: Some(0.5),
+            memory_pressure: Some(0.125),
+            oom_kills: Some(1),
+            stack: vec!["load (data.py:12)".to_owned()],
+            stack_ns: Some(69_400_000_000),
+        }],
+        readings: Vec::new(),
+        findings: Vec::new(),
+        books: Some(m::Books {
+            observed: 100,
+            published: 60,
+            left_out: vec![loss("not sampled", 40)],
+            bytes: 5000,
+            level: 3,
+            last: true,
+        }),
+        announced: vec![m::OperationKey { comm: 0xc0ffee, track: 3, from: 1, to: 0, order: 6 }],
+    }
+}
+
+fn golden(name: &str, made: &[u8]) -> Vec<u8> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/bus").join(name);
+    if std::env::var_os("RINGWATCH_WRITE_GOLDEN").is_some() {
+        let file = std::fs::File::options().write(true).create_new(true).open(&path);
+        std::io::Write::write_all(&mut file.expect("a golden file never changes"), made).expect("written");
+    }
+    std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+#[test]
+fn a_message_of_version_1_means_what_it_meant() {
+    let bytes = golden("envelope-1.bin", &whole().encode_to_vec());
+    assert_eq!(Envelope::decode(bytes.as_slice()).expect("a message"), whole());
+    let mut reader = Reader::new();
+    let mut told = Vec::new();
+    let now = Moment { mono_ns: 80_000_000_000, unix_ns: 1_795_244_834_000_000_000 };
+    reader.read("ringwatch.v1.comm.node-a.3", &bytes, Some(now), &mut told);
+    assert_eq!(reader.refused().len(), 0, "{:?}", reader.refused());
+    // In words, so that a change of meaning shows.
+    let text: Vec<String> = told.iter().map(|u: &Update| format!("{u:#?}")).collect();
+    insta::assert_snapshot!("envelope_1", text.join("\n"));
+    assert_eq!(reader.take_announced().len(), 1);
+    assert!(reader.nodes()["node-a"].ended());
+}
+
+#[test]
+fn a_wish_of_version_1_means_what_it_meant() {
+    let wish = Wish {
+        version: 1,
+        operations: vec![m::OperationKey { comm: 7, track: 1, from: 0, to: 0, order: 9 }],
+        stacks: vec![11],
+        burst: Some(m::Burst { comm: 7, seconds: 10 }),
+        all: true,
+    };
+    let bytes = golden("wish-1.bin", &wish.encode_to_vec());
+    assert_eq!(Wish::decode(bytes.as_slice()).expect("a message"), wish);
+}
+
+#[test]
+fn what_is_not_known_yet_is_skipped() {
+    // A field of a later version: tag 99, with text.
+    let mut bytes = whole().encode_to_vec();
+    bytes.extend([0x9a, 0x06, 3, b'n', b'e', b'w']);
+    assert_eq!(Envelope::decode(bytes.as_slice()).expect("a message"), whole());
+}

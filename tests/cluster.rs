@@ -1,0 +1,224 @@
+//! The cluster on one machine: agents with segments of their own, a real NATS server, and analysers.
+
+mod support;
+
+use ringwatch::replay::monotonic_ns;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use support::nats::{Nats, there};
+use support::{Json, Room, run, until};
+
+/// A process that ends with this value, if not before.
+struct Daemon(Child);
+
+impl Daemon {
+    fn start(command: &mut Command, log: PathBuf) -> Self {
+        let err = std::fs::File::create(log.with_extension("err")).expect("a log");
+        let out = std::fs::File::create(log.with_extension("out")).expect("a log");
+        Daemon(command.stdout(out).stderr(err).spawn().expect("it starts"))
+    }
+
+    fn kill(&mut self) {
+        self.0.kill().expect("our own child");
+        self.0.wait().expect("our own child");
+    }
+
+    fn end(mut self) {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("our own child");
+        let status = support::wait(&mut self.0);
+        assert!(status.success(), "{status}");
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// The segments of a node.
+fn segments(room: &Room, node: &str) -> PathBuf {
+    let dir = room.path(&format!("segments-{node}"));
+    std::fs::create_dir_all(&dir).expect("a directory");
+    dir
+}
+
+fn agent(room: &Room, node: &str, nats: &Nats) -> Daemon {
+    let set = [
+        format!("segments.directories=[{:?}]", segments(room, node)),
+        "socket.path=null".to_owned(),
+        "http.listen=null".to_owned(),
+        "hardware.enabled=false".to_owned(),
+        format!("cluster.node={node}"),
+        nats.servers(),
+    ];
+    let mut command = room.ringwatch(["agent", "--json"]);
+    for s in &set {
+        command.args(["--set", s]);
+    }
+    Daemon::start(&mut command, room.path(&format!("agent-{node}")))
+}
+
+fn analyser(room: &Room, name: &str, nats: &Nats) -> Daemon {
+    let mut command = room.ringwatch(["analyser", "--json", "--set", "http.listen=null", "--set"]);
+    command.arg(nats.servers()).args(["--set", &format!("cluster.node={name}")]);
+    Daemon::start(&mut command, room.path(name))
+}
+
+/// Ranks 0 and 1 on node a, 2 and 3 on node b; what they recorded as two nodes.
+fn job(room: &Room, scenario: &str, hold: u32) -> support::Players {
+    let plugin = room.plugin();
+    let start_at = monotonic_ns() + 700_000_000;
+    let mut players = support::Players { children: Vec::new() };
+    for rank in 0..4 {
+        let node = if rank < 2 { "a" } else { "b" };
+        let mut command = room.ringwatch(["replay", "--two-node", "--scenario", scenario]);
+        command
+            .args(["--rank", &rank.to_string(), "--start-at", &start_at.to_string()])
+            .args(["--hold", &hold.to_string()])
+            .arg("--plugin")
+            .arg(&plugin)
+            .env("RINGWATCH_DIR", segments(room, node))
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", "4")
+            .stdout(Stdio::null());
+        players.children.push(command.spawn().expect("a player starts"));
+    }
+    players
+}
+
+/// What `diagnose --cluster` prints once it names something of a kind.
+fn diagnosed(room: &Room, nats: &Nats, kind: &str) -> Json {
+    until(kind, || {
+        let said = run(&mut room.ringwatch(["diagnose", "--json", "--cluster", &nats.url()]));
+        let found = said.out.lines().map(parsed).find(|f| f.get("kind").text() == kind);
+        if found.is_none() {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        found
+    })
+}
+
+fn parsed(line: &str) -> Json {
+    serde_json::from_str(line).expect("JSON")
+}
+
+fn status(room: &Room, nats: &Nats) -> String {
+    run(&mut room.ringwatch(["cluster", "status", "--cluster", &nats.url()])).out
+}
+
+#[test]
+fn one_node_sees_victims_and_the_cluster_names_the_culprit() {
+    if !there("one_node_sees_victims_and_the_cluster_names_the_culprit") {
+        return;
+    }
+    let room = Room::new();
+    let nats = Nats::start(&room);
+    let _analyser = analyser(&room, "one", &nats);
+    let agents = ["a", "b"].map(|n| agent(&room, n, &nats));
+    let _job = job(&room, "mismatch", 60);
+    let found = diagnosed(&room, &nats, "mismatch");
+    assert_eq!(
+        found.get("ranks").list().iter().map(Json::number).collect::<Vec<_>>(),
+        [1.0],
+        "of four on two nodes one is wrong"
+    );
+    // Each node by itself cannot tell which of two is wrong, or sees nothing wrong at all.
+    let alone = until("the node's own verdict", || {
+        let told = std::fs::read_to_string(room.path("agent-a.out")).ok()?;
+        told.lines().next().map(parsed)
+    });
+    assert_eq!(alone.get("ranks").list().len(), 2, "{alone:?}");
+    // Ended as they should, they have told what became of everything.
+    agents.into_iter().for_each(Daemon::end);
+    let said = until("both have ended", || {
+        let said = status(&room, &nats);
+        (said.matches(" ended ").count() == 2).then_some(said)
+    });
+    for line in said.lines().filter(|l| l.contains(" ended ")) {
+        let n: Vec<u64> = line.split_whitespace().skip(2).map(|w| w.parse().expect("a number")).collect();
+        assert_eq!(n[3], n[4] + n[5], "observed = published + left out: {line}");
+        assert!(n[3] > 0 && n[2] == 0, "{line}");
+    }
+}
+
+#[test]
+fn another_analyser_speaks_when_one_is_killed_and_nothing_is_told_twice() {
+    if !there("another_analyser_speaks_when_one_is_killed_and_nothing_is_told_twice") {
+        return;
+    }
+    let room = Room::new();
+    let nats = Nats::start(&room);
+    let mut first = analyser(&room, "one", &nats);
+    let speaks = || {
+        let said = run(&mut room.ringwatch(["diagnose", "--cluster", &nats.url()]));
+        (said.code == Some(0) && !said.err.contains("nobody speaks")).then_some(())
+    };
+    until("the first speaks", speaks);
+    let _second = analyser(&room, "two", &nats);
+    let _agents = ["a", "b"].map(|n| agent(&room, n, &nats));
+    let _job = job(&room, "missing-rank", 60);
+    diagnosed(&room, &nats, "missing-rank");
+    let told = |name: &str| std::fs::read_to_string(room.path(name).with_extension("out")).expect("a log");
+    assert_eq!((told("one").lines().count(), told("two").lines().count()), (1, 0));
+    first.kill();
+    let killed = Instant::now();
+    let found = diagnosed(&room, &nats, "missing-rank");
+    // Two processes are started for the answer, on a machine that may be busy; the lease is one second.
+    assert!(killed.elapsed() < Duration::from_secs(10), "{:?}", killed.elapsed());
+    assert_eq!(found.get("ranks").list().iter().map(Json::number).collect::<Vec<_>>(), [3.0]);
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(told("two").lines().count(), 0, "it was told already: {}", told("two"));
+}
+
+#[test]
+fn a_node_whose_agent_is_killed_is_named_and_no_verdict_rests_on_it() {
+    if !there("a_node_whose_agent_is_killed_is_named_and_no_verdict_rests_on_it") {
+        return;
+    }
+    let room = Room::new();
+    let nats = Nats::start(&room);
+    let _analyser = analyser(&room, "one", &nats);
+    let _a = agent(&room, "a", &nats);
+    let mut b = agent(&room, "b", &nats);
+    let _job = job(&room, "missing-rank", 60);
+    diagnosed(&room, &nats, "missing-rank");
+    b.kill();
+    let found = diagnosed(&room, &nats, "silent-node");
+    assert_eq!(found.get("place").get("host").text(), "b");
+    until("what rested on it is over", || {
+        let said = run(&mut room.ringwatch(["diagnose", "--json", "--cluster", &nats.url()]));
+        (!said.out.contains("missing-rank")).then_some(())
+    });
+    let _b = agent(&room, "b", &nats);
+    diagnosed(&room, &nats, "missing-rank");
+    until("it is heard again", || {
+        let said = run(&mut room.ringwatch(["diagnose", "--json", "--cluster", &nats.url()]));
+        (!said.out.contains("silent-node")).then_some(())
+    });
+}
+
+#[test]
+fn without_a_server_agents_go_on_and_catch_up_when_it_is_back() {
+    if !there("without_a_server_agents_go_on_and_catch_up_when_it_is_back") {
+        return;
+    }
+    let room = Room::new();
+    let mut nats = Nats::start(&room);
+    let _analyser = analyser(&room, "one", &nats);
+    let _agents = ["a", "b"].map(|n| agent(&room, n, &nats));
+    let _job = job(&room, "mismatch", 60);
+    diagnosed(&room, &nats, "mismatch");
+    nats.kill();
+    let nobody = run(&mut room.ringwatch(["diagnose", "--cluster", &nats.url()]));
+    assert_eq!(nobody.code, Some(2), "{nobody:?}");
+    assert!(nobody.err.contains(&nats.url()), "{}", nobody.err);
+    nats.run();
+    assert_eq!(
+        diagnosed(&room, &nats, "mismatch").get("ranks").list().iter().map(Json::number).collect::<Vec<_>>(),
+        [1.0]
+    );
+}
