@@ -11,7 +11,9 @@ mod finished;
 mod hardware;
 mod host_clock;
 mod instance;
+mod kept;
 mod member;
+mod roster;
 mod signature;
 mod snapshot;
 mod standing;
@@ -43,8 +45,10 @@ pub use usage::{Busy, Exchanged};
 pub use waits::{Front, Lack, Origin, Stage, Stall, Waits};
 pub use wire::{Shape, Wire, expected, transfer};
 
-use crate::model::{CommId, HostFact, Liveness, Rank, SegmentId, SegmentRecord, Update};
+use crate::model::{CommId, HostFact, Lane, Liveness, SegmentId, SegmentRecord, Update};
 use finished::Outbox;
+use kept::{COUNTED, Kept, Stale};
+use roster::{Condition, Roster};
 use std::collections::BTreeMap;
 
 /// Processes kept; beyond, those that are gone and belong to no communicator are forgotten.
@@ -89,6 +93,11 @@ impl Process {
     }
 }
 
+/// True where there is no process that could do anything.
+fn is_away(c: Condition) -> bool {
+    !c.known || c.gone
+}
+
 /// Everything that was fed, joined.
 #[derive(Debug, Clone, Default)]
 pub struct Join {
@@ -98,6 +107,10 @@ pub struct Join {
     observer: Option<ClockPair>,
     outbox: Outbox,
     hardware: Hardware,
+    roster: Roster,
+    kept: Kept,
+    /// Processes that are not gone.
+    alive: usize,
     /// The moment of the last tick.
     now_ns: u64,
 }
@@ -120,36 +133,18 @@ impl Join {
             host_clock::shift(&mut update, shift_ns);
         }
         match update {
-            Update::Segment(record) => match self.processes.get_mut(&record.id) {
-                Some(p) => {
-                    if record.liveness != Liveness::Alive {
-                        p.clocks.values_mut().for_each(ClockMap::retire);
-                    }
-                    p.record = record;
-                }
-                None => {
-                    let id = record.id;
-                    let process = Process {
-                        record,
-                        clocks: BTreeMap::new(),
-                        missed: BTreeMap::new(),
-                        host: None,
-                        strains: Strains::default(),
-                        busy: Busy::default(),
-                        shift_ns,
-                    };
-                    self.processes.insert(id, process);
-                }
-            },
+            Update::Segment(record) => self.process_said(record, shift_ns),
             Update::Comm(record) => {
-                self.comms.entry(record.comm).or_insert_with(|| Communicator::new(record.comm)).join(record);
+                let comm = self.comms.entry(record.comm).or_insert_with(|| Communicator::new(record.comm));
+                comm.join(record, &mut self.roster);
             }
             Update::Left { segment, comm, rank } => {
-                if let Some(c) = self.comms.get_mut(&comm)
-                    && c.leave(segment, rank)
-                {
-                    self.comms.remove(&comm);
-                    self.classes.retain(|k, _| k.comm != comm);
+                let Some(c) = self.comms.get_mut(&comm) else { return };
+                if let Some(actor) = c.leave(segment, rank) {
+                    self.roster.leave(segment, actor, comm, rank);
+                }
+                if c.members().is_empty() {
+                    self.remove(comm);
                 }
             }
             Update::Op(op) => {
@@ -164,12 +159,21 @@ impl Join {
                     process.clocks.insert(gpu.clone(), ClockMap::default());
                 }
                 let Some(clock) = process.clocks.get_mut(gpu) else { return };
+                match op.lane {
+                    _ if op.order.is_none() => {}
+                    Lane::Collective | Lane::Replay => comm.stale.operations = true,
+                    Lane::Send(_) | Lane::Recv(_) => comm.stale.transfers = true,
+                }
                 comm.operation(op, clock, &mut process.busy, unsure, self.now_ns);
             }
             Update::Missed { segment, what, count } => {
                 if let Some(p) = self.processes.get_mut(&segment) {
                     let missed = p.missed.entry(what).or_default();
+                    let first = *missed == 0;
                     *missed = missed.saturating_add(count);
+                    if first && what == COUNTED {
+                        self.mark(segment);
+                    }
                 }
             }
             Update::Host(fact) => {
@@ -183,6 +187,59 @@ impl Join {
                 self.outbox.meter(self.hardware.is_metered());
             }
         }
+    }
+
+    /// Takes what a segment says of its process.
+    fn process_said(&mut self, record: SegmentRecord, shift_ns: i64) {
+        let id = record.id;
+        let is_alive = record.liveness == Liveness::Alive;
+        match self.processes.get_mut(&id) {
+            Some(p) => {
+                if !is_alive {
+                    p.clocks.values_mut().for_each(ClockMap::retire);
+                }
+                self.alive -= usize::from(p.record.liveness == Liveness::Alive);
+                p.record = record;
+            }
+            None => {
+                let process = Process {
+                    record,
+                    clocks: BTreeMap::new(),
+                    missed: BTreeMap::new(),
+                    host: None,
+                    strains: Strains::default(),
+                    busy: Busy::default(),
+                    shift_ns,
+                };
+                self.processes.insert(id, process);
+            }
+        }
+        self.alive += usize::from(is_alive);
+        let unsure = self.process(id).is_some_and(Process::unsure);
+        if self.roster.tell(id, Condition { known: true, unsure, gone: !is_alive }) {
+            self.mark(id);
+        }
+    }
+
+    /// Everything that a process is in is to be looked at again.
+    fn mark(&mut self, segment: SegmentId) {
+        for (comm, _) in self.roster.seats(segment) {
+            if let Some(c) = self.comms.get_mut(comm) {
+                c.stale = Stale::ALL;
+            }
+        }
+    }
+
+    /// Forgets a communicator, with its statistics.
+    fn remove(&mut self, comm: CommId) {
+        let Some(c) = self.comms.remove(&comm) else { return };
+        for (rank, m) in c.members() {
+            if let Some(seat) = c.seat(*rank) {
+                self.roster.leave(m.record.segment, seat.actor, comm, *rank);
+            }
+        }
+        self.classes.retain(|k, _| k.comm != comm);
+        self.kept.forget(comm);
     }
 
     /// What has to be added to an update's times.
@@ -211,7 +268,11 @@ impl Join {
     pub fn tick(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
         for comm in self.comms.values_mut() {
+            let before = comm.held();
             comm.settle(now_ns, &mut self.classes, &mut self.outbox);
+            if comm.held() != before {
+                comm.stale = Stale::ALL;
+            }
         }
         for (segment, gpu, carried) in self.outbox.take_carried() {
             if let Some(p) = self.processes.get(&segment) {
@@ -221,6 +282,7 @@ impl Join {
         self.hardware.settle(now_ns);
         self.explain_late(now_ns);
         self.forget_closed();
+        self.keep(now_ns);
     }
 
     /// Looks at who came late: a rank that was held in other communicators' operations since it was last in this one,
@@ -236,12 +298,6 @@ impl Join {
         if waiting.is_empty() {
             return;
         }
-        let mut of_process: BTreeMap<SegmentId, Vec<(CommId, Rank)>> = BTreeMap::new();
-        for c in self.comms.values() {
-            for (rank, m) in c.members() {
-                of_process.entry(m.record.segment).or_default().push((c.id, *rank));
-            }
-        }
         for (id, e) in waiting {
             let me = self.comms.get(&id).and_then(|c| c.members().get(&e.rank)).map(|m| m.record.segment);
             let before = e.operation.order.checked_sub(1);
@@ -250,7 +306,7 @@ impl Join {
                 Some(part.kernel?.end_ns())
             });
             let from = last_here.unwrap_or(e.came_ns.saturating_sub(e.by_ns));
-            let others = me.and_then(|me| of_process.get(&me)).into_iter().flatten();
+            let others = me.map_or(&[][..], |me| self.roster.seats(me)).iter();
             let excess: u64 = others
                 .filter(|(c, _)| *c != id)
                 .filter_map(|(c, rank)| Some((self.comms.get(c)?, *rank)))
@@ -269,32 +325,33 @@ impl Join {
     /// A job that makes communicators again and again must not make us grow: the closed ones that have been so
     /// for longest go, with their statistics.
     fn forget_closed(&mut self) {
-        let mut closed: Vec<(u64, CommId)> = self
-            .comms
-            .values()
-            .filter(|c| c.closed() || self.deserted(c))
-            .map(|c| (c.members().values().filter_map(|m| m.record.finalized_ns).max().unwrap_or(0), c.id))
-            .collect();
+        for c in self.comms.values_mut().filter(|c| c.stale.any()) {
+            let deserted = || c.seats().iter().all(|s| is_away(self.roster.condition(s.actor)));
+            let freed = || c.members().values().filter_map(|m| m.record.finalized_ns).max().unwrap_or(0);
+            c.over_ns = (c.closed() || deserted()).then(freed);
+        }
+        let mut closed: Vec<(u64, CommId)> =
+            self.comms.values().filter_map(|c| Some((c.over_ns?, c.id))).collect();
         let surplus = closed.len().saturating_sub(CLOSED_KEPT);
         closed.sort_unstable();
         for (_, id) in closed.into_iter().take(surplus) {
-            self.comms.remove(&id);
-            self.classes.retain(|k, _| k.comm != id);
+            self.remove(id);
         }
-        if self.processes.len() > PROCESSES_KEPT {
-            let comms = &self.comms;
+        if self.processes.len() > PROCESSES_KEPT && self.alive < self.processes.len() {
+            let roster = &mut self.roster;
             self.processes.retain(|id, p| {
-                p.record.liveness == Liveness::Alive
-                    || comms.values().any(|c| c.members().values().any(|m| m.record.segment == *id))
+                let kept = p.record.liveness == Liveness::Alive || !roster.seats(*id).is_empty();
+                if !kept {
+                    roster.tell(*id, Condition::default());
+                }
+                kept
             });
         }
     }
 
     /// True when all processes of a communicator are gone.
-    fn deserted(&self, c: &Communicator) -> bool {
-        c.members()
-            .values()
-            .all(|m| self.process(m.record.segment).is_none_or(|p| p.record.liveness != Liveness::Alive))
+    pub fn is_deserted(&self, c: &Communicator) -> bool {
+        c.seats().iter().all(|s| is_away(self.roster.condition(s.actor)))
     }
 
     /// The communicators.
@@ -349,7 +406,7 @@ impl Join {
 
     /// True when there are processes and all are gone.
     pub fn all_gone(&self) -> bool {
-        !self.processes.is_empty() && self.processes.values().all(|p| p.record.liveness != Liveness::Alive)
+        !self.processes.is_empty() && self.alive == 0
     }
 
     /// A moment of the host's monotonic clock as wall clock ns since the epoch, by the pair of clocks that a
