@@ -81,6 +81,7 @@ impl State {
         let places = places(&config);
         let mut segments = Segments::new(places.clone());
         segments.look_every(Duration::from_millis(config.segments.look_ms));
+        segments.look_into(config.stacks);
         let node = Node { segments, readings: None };
         let mut monitor = Monitor::new(node, config.detect).with_baselines(baselines);
         monitor.keep_finished();
@@ -238,6 +239,7 @@ impl State {
         }
         let every = Duration::from_millis(new.segments.look_ms);
         self.monitor.source_mut().segments.look_every(every);
+        self.monitor.source_mut().segments.look_into(new.stacks);
         let sample = new.hardware != self.config.hardware;
         self.config = new;
         if sample && let Err(e) = self.sample() {
