@@ -148,6 +148,7 @@ fn whole() -> Envelope {
             oom_kills: Some(1),
             stack: vec!["load (data.py:12)".to_owned()],
             stack_ns: Some(69_400_000_000),
+            threads: vec!["2 threads: futex_wait".to_owned()],
         }],
         readings: Vec::new(),
         findings: Vec::new(),

@@ -476,6 +476,7 @@ impl m::Host {
             memory_pressure: h.memory_pressure,
             oom_kills: h.oom_kills,
             stack: h.stack.clone(),
+            threads: h.threads.clone(),
             stack_ns: h.stack_ns,
         }
     }
@@ -502,6 +503,7 @@ impl m::Host {
             memory_pressure: share(self.memory_pressure),
             oom_kills: self.oom_kills,
             stack: self.stack.into_iter().take(LIST).map(text).collect(),
+            threads: self.threads.into_iter().take(LIST).map(text).collect(),
             stack_ns: self.stack_ns,
         }
     }

@@ -402,6 +402,8 @@ pub struct Host {
     pub stack: Vec<String>,
     #[prost(fixed64, optional, tag = "12")]
     pub stack_ns: Option<u64>,
+    #[prost(string, repeated, tag = "13")]
+    pub threads: Vec<String>,
 }
 
 /// What an agent saw and what became of it, since it began: `observed = published + left_out`.

@@ -1,7 +1,7 @@
 //! What can be set.
 
 use crate::export::{otlp, prometheus};
-use crate::ingest::hardware;
+use crate::ingest::{StackKind, hardware};
 use crate::{cluster, detect};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -17,6 +17,8 @@ pub struct Config {
     pub segments: SegmentSettings,
     /// When the rules speak.
     pub detect: detect::Settings,
+    /// How far into the process of a hang's culprit is looked: off, python or native.
+    pub stacks: StackKind,
     /// Files of `ringwatch bench --json`, by which transfers are judged as well.
     pub baselines: Vec<PathBuf>,
     /// What is sampled of the machine, and how often.

@@ -136,9 +136,7 @@ impl<'a> Scene<'a> {
 
     /// True when a rank came out of a long wait a moment ago: what others wait for since then it may yet do.
     pub(super) fn just_released(&self, comm: &Communicator, rank: Rank) -> bool {
-        const LONG_NS: u64 = 1_000_000_000;
-        let segment = comm.members().get(&rank).map(|m| m.record.segment);
-        let released = segment.and_then(|s| self.join.released_ns(s, LONG_NS));
+        let released = self.process(comm, rank).and_then(|p| p.busy.released_long_ns());
         released.is_some_and(|t| self.now_ns.saturating_sub(t) < self.patience(comm))
     }
 

@@ -2,7 +2,7 @@
 
 use super::{fact, number};
 use crate::join::{Process, Strain};
-use crate::model::{Evidence, Exit, Liveness, ProcessState, Rank};
+use crate::model::{Evidence, Exit, HostFact, Liveness, ProcessState, Rank};
 
 /// From this share of the time on a want is evidence.
 const SHARE: f64 = 0.2;
@@ -10,6 +10,10 @@ const SHARE: f64 = 0.2;
 const AFTER_NS: u64 = 1_500_000_000;
 /// Frames of a stack that are told.
 const FRAMES: usize = 6;
+/// Python's frames that are told beyond these, where they are all native.
+const PYTHON_FRAMES: usize = 3;
+/// Places in the kernel that are told.
+const PLACES: usize = 6;
 /// What ends a process for want of memory.
 const SIGKILL: i32 = 9;
 
@@ -101,11 +105,23 @@ impl Suspect<'_> {
         evidence
     }
 
-    /// Where it is in its code, if somebody looked since the others wait.
-    pub(super) fn stack(&self) -> Option<Evidence> {
-        let host = self.process.host.as_ref()?;
-        let fresh = host.stack_ns.is_some_and(|t| t >= self.from_ns) && !host.stack.is_empty();
-        fresh.then(|| fact(format!("rank {} is at {}", self.rank, where_it_is(&host.stack))))
+    /// Where it is in its code and in the kernel, if somebody looked since the others wait.
+    pub(super) fn stack(&self) -> Vec<Evidence> {
+        let fresh = |h: &&HostFact| h.stack_ns.is_some_and(|t| t >= self.from_ns);
+        let Some(host) = self.process.host.as_ref().filter(fresh) else { return Vec::new() };
+        let mut evidence = Vec::new();
+        if !host.stack.is_empty() {
+            evidence.push(fact(format!("rank {} is at {}", self.rank, where_it_is(&host.stack))));
+        }
+        if !host.threads.is_empty() {
+            let places: Vec<&str> = host.threads.iter().take(PLACES).map(String::as_str).collect();
+            evidence.push(fact(format!(
+                "threads of rank {} in the kernel: {}",
+                self.rank,
+                places.join("; ")
+            )));
+        }
+        evidence
     }
 
     /// All of it.
@@ -141,10 +157,17 @@ impl Suspect<'_> {
     }
 }
 
-/// The innermost frames of a stack in a line.
+/// The innermost frames of a stack in a line; and where these are all native, the innermost of Python's.
 pub fn where_it_is(stack: &[String]) -> String {
-    let frames: Vec<&str> = stack.iter().take(FRAMES).map(String::as_str).collect();
-    frames.join(" < ")
+    let (near, far) = stack.split_at(stack.len().min(FRAMES));
+    let is_python = |f: &&String| f.contains(".py:");
+    let mut line = near.join(" < ");
+    if !near.iter().any(|f| is_python(&f)) {
+        for f in far.iter().filter(is_python).take(PYTHON_FRAMES) {
+            line += &format!(" < .. {f}");
+        }
+    }
+    line
 }
 
 #[cfg(test)]
@@ -152,7 +175,7 @@ mod tests {
     use super::*;
     use crate::join::Join;
     use crate::join::testing::process;
-    use crate::model::{HostFact, SegmentId, Update};
+    use crate::model::{SegmentId, Update};
 
     const S: u64 = 1_000_000_000;
 
@@ -231,5 +254,20 @@ mod tests {
             ]
         );
         assert_eq!(with(9 * S), Vec::<String>::new());
+    }
+
+    #[test]
+    fn behind_native_frames_pythons_are_told_and_the_kernel_has_a_line_of_its_own() {
+        let mut stack: Vec<String> = (0..7).map(|i| format!("n{i} (libc.so.6)")).collect();
+        stack.push("load (data.py:12)".into());
+        stack.push("ffi (libffi.so)".into());
+        stack.push("<module> (train.py:3)".into());
+        let threads = vec!["python3 in futex".to_owned(), "NCCL Progress in poll".to_owned()];
+        let all = told(&join(vec![HostFact { stack, threads, stack_ns: Some(11 * S), ..fact_at(11 * S) }])).0;
+        assert!(
+            all[0].ends_with("< n5 (libc.so.6) < .. load (data.py:12) < .. <module> (train.py:3)"),
+            "{all:?}"
+        );
+        assert_eq!(all[1], "threads of rank 3 in the kernel: python3 in futex; NCCL Progress in poll");
     }
 }

@@ -57,6 +57,9 @@ fn describe(s: &Signature) -> String {
 
 /// Ranks that do not agree on how many they are.
 fn membership(join: &Join, c: &Communicator) -> Option<Finding> {
+    if !c.sizes_differ() {
+        return None;
+    }
     let mut camps: BTreeMap<u32, Vec<Rank>> = BTreeMap::new();
     for (rank, m) in c.members() {
         camps.entry(m.record.ranks?).or_default().push(*rank);

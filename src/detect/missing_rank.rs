@@ -148,9 +148,14 @@ fn cause(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> Cause {
 /// The other communicator in which a rank's GPU or host is at work.
 fn busy_in(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> Option<CommId> {
     let me = &at.comm.members().get(&rank)?.record;
-    scene.join.communicators().filter(|c| c.id != at.comm.id).find_map(|c| {
-        let (there, _) =
-            c.members().iter().find(|(_, m)| m.record.segment == me.segment && m.record.gpu == me.gpu)?;
+    let mut looked_at = None;
+    scene.join.memberships(me.segment).iter().filter(|(id, _)| *id != at.comm.id).find_map(|(id, there)| {
+        let c = scene.join.communicator(*id)?;
+        // Of its ranks there the first is looked at.
+        if looked_at == Some(*id) || c.members().get(there)?.record.gpu != me.gpu {
+            return None;
+        }
+        looked_at = Some(*id);
         let parts = c.instances().filter_map(|(_, _, i)| i.parts.get(there));
         let at_work = |p: &crate::join::Part| {
             let fresh = p.op.issued_ns.is_some_and(|t| scene.now_ns.saturating_sub(t) < RECENT_NS);

@@ -29,7 +29,7 @@ pub use straggler::StragglerRule;
 pub use usage::UsageRule;
 
 use crate::join::{Communicator, Join};
-use crate::model::{Cause, CommId, Evidence, Finding, FindingId, Liveness, Rank, Track, rank_list};
+use crate::model::{Cause, CommId, Evidence, Finding, FindingId, Rank, Track, rank_list};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -221,7 +221,7 @@ impl Detector {
             let silent =
                 !seen.contains(&f.id) && now_ns.saturating_sub(f.last_seen_ns) >= self.settings.settle_ns;
             // Nothing goes on any more where every process is gone.
-            let gone = || join.communicator(f.communicator).is_none_or(|c| !alive(join, c));
+            let gone = || join.communicator(f.communicator).is_none_or(|c| join.is_deserted(c));
             // A device is there without a job.
             let over = !f.kind.is_device() && gone();
             f.open &= !silent && !over;
@@ -292,13 +292,6 @@ fn slow_rules(baselines: Vec<Baseline>) -> Vec<Box<dyn Rule>> {
         Box::new(hardware::HardwareRule),
         Box::new(nodes::NodeRule),
     ]
-}
-
-fn alive(join: &Join, c: &Communicator) -> bool {
-    c.members()
-        .values()
-        .filter_map(|m| join.process(m.record.segment))
-        .any(|p| p.record.liveness == Liveness::Alive)
 }
 
 /// A moment as RFC 3339, as far as the job's own pair of clocks tells it.

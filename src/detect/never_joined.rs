@@ -4,7 +4,7 @@
 //! communicator when all its ranks have met.
 
 use super::{Rule, Settings, fact, names, number, seconds, wall, who};
-use crate::join::{Communicator, Join};
+use crate::join::{Communicator, Join, Member};
 use crate::model::{
     COMM_INIT, Cause, Confidence, Finding, Kind, Liveness, Making, OperationRef, Rank, Track,
 };
@@ -26,8 +26,7 @@ impl NeverJoinedRule {
 
     fn judge(&self, join: &Join, c: &Communicator, now_ns: u64) -> Option<Finding> {
         // Until when a rank is known to have been in the making of it.
-        let until = |r: &Rank| {
-            let m = c.members().get(r)?;
+        let until = |m: &Member| {
             if m.record.making != Some(Making::Begun) || m.record.finalized_ns.is_some() {
                 return None;
             }
@@ -36,7 +35,8 @@ impl NeverJoinedRule {
                 Liveness::Gone(at) => at,
             }
         };
-        let waiting: Vec<(Rank, u64)> = c.members().keys().filter_map(|r| Some((*r, until(r)?))).collect();
+        let waiting: Vec<(Rank, u64)> =
+            c.members().iter().filter_map(|(r, m)| Some((*r, until(m)?))).collect();
         let since = waiting.iter().filter_map(|(r, _)| Some(c.members().get(r)?.record.init_ns)).min()?;
         let waited = waiting.iter().map(|(_, t)| t.saturating_sub(since)).max()?;
         let ranks = c.ranks().filter(|n| *n <= RANKS_MAX)?;
@@ -90,7 +90,10 @@ impl NeverJoinedRule {
 
 impl Rule for NeverJoinedRule {
     fn check(&self, join: &Join, now_ns: u64) -> Vec<Finding> {
-        join.communicators().filter_map(|c| self.judge(join, c, now_ns)).collect()
+        join.communicators()
+            .filter(|c| c.in_the_making())
+            .filter_map(|c| self.judge(join, c, now_ns))
+            .collect()
     }
 }
 

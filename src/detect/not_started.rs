@@ -59,8 +59,7 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     // It may have come to it a moment ago only.
     let waits_for = |rank: &crate::model::Rank| {
         let issued = at.instance.parts.get(rank).and_then(|p| p.op.issued_ns);
-        let member = at.comm.members().get(rank);
-        let free = member.and_then(|m| scene.join.released_ns(m.record.segment, 0));
+        let free = scene.process(at.comm, *rank).and_then(|p| p.busy.released_ns());
         scene.now_ns.saturating_sub(issued.max(free).unwrap_or(0))
     };
     if ranks.iter().all(|r| waits_for(r) < scene.patience(at.comm)) {

@@ -70,9 +70,8 @@ fn held_up(join: &Join, c: &Communicator, e: &LateEvent, known: &[Arrival]) -> b
         a.comm != c.id
             && then
             && most
-            && join
-                .communicator(a.comm)
-                .is_some_and(|other| a.late == me || other.members().values().any(|m| m.record.segment == me))
+            && join.communicator(a.comm).is_some()
+            && (a.late == me || join.memberships(me).iter().any(|(comm, _)| *comm == a.comm))
     })
 }
 

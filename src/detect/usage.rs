@@ -2,9 +2,7 @@
 
 use super::{Rule, fact, number, rounded, who};
 use crate::join::{Class, ClassKey, Communicator, Join};
-use crate::model::{
-    CommId, Confidence, Finding, Func, Kind, Liveness, OperationRef, Rank, SegmentId, Track, size_text,
-};
+use crate::model::{CommId, Confidence, Finding, Func, Kind, Liveness, OperationRef, Rank, Track, size_text};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Seconds over which it has to be so.
@@ -103,16 +101,11 @@ fn busy(join: &Join, loads: &BTreeMap<CommId, Vec<Load<'_>>>) -> Vec<Finding> {
     let mut out = Vec::new();
     let mut told = BTreeSet::new();
     // A process's communicators, and how many ranks it has in each.
-    let mut of_process: BTreeMap<SegmentId, BTreeMap<CommId, u32>> = BTreeMap::new();
-    for c in loads.keys().filter_map(|id| join.communicator(*id)) {
-        for m in c.members().values() {
-            *of_process.entry(m.record.segment).or_default().entry(c.id).or_default() += 1;
+    for p in join.processes().filter(|p| p.record.liveness == Liveness::Alive && !loads.is_empty()) {
+        let mut comms: BTreeMap<CommId, u32> = BTreeMap::new();
+        for (comm, _) in join.memberships(p.record.id).iter().filter(|(comm, _)| loads.contains_key(comm)) {
+            *comms.entry(*comm).or_default() += 1;
         }
-    }
-    for (segment, comms) in &of_process {
-        let Some(p) = join.process(*segment).filter(|p| p.record.liveness == Liveness::Alive) else {
-            continue;
-        };
         let sum: f64 = comms.keys().filter_map(|c| loads.get(c)).flatten().map(|(.., s)| s).sum();
         // Several GPUs of a process work at the same time on one collective, whose share is a mean over them.
         let gpus = comms.values().copied().max().unwrap_or(1);

@@ -3,6 +3,7 @@
 //! Everything here is read from /proc and /sys, whose files may be absent or forbidden: then the fact is absent.
 
 use super::process::{Stat, stat};
+use super::stacks::Answer;
 use crate::model::{Exit, HostFact, ProcessState, SegmentId};
 use std::fs;
 use std::path::PathBuf;
@@ -70,9 +71,10 @@ impl Host {
         Some(self.fact.clone())
     }
 
-    /// Takes a stack that somebody was asked for; it is told with the next fact.
-    pub(super) fn stack(&mut self, stack: Vec<String>, now_ns: u64) -> HostFact {
-        self.fact.stack = stack;
+    /// Takes where it is, which somebody was asked for; it is told with the next fact.
+    pub(super) fn stack(&mut self, answer: Answer, now_ns: u64) -> HostFact {
+        self.fact.stack = answer.frames;
+        self.fact.threads = answer.threads;
         self.fact.stack_ns = Some(now_ns);
         self.fact.clone()
     }

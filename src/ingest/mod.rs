@@ -13,11 +13,13 @@ mod process;
 mod reap;
 mod stacks;
 mod tail;
+mod threads;
 mod window;
 
 pub use discover::{Place, default_dir, places};
 pub use process::{now_ns, unix_ns};
 pub use reap::reap;
+pub use stacks::StackKind;
 
 use crate::model::{Liveness, SegmentId, Source, Update};
 use mapping::{MapError, Mapping};
@@ -93,6 +95,11 @@ impl Segments {
     pub fn look_every(&mut self, longest: Duration) {
         self.longest = longest.max(SHORTEST);
         self.pause = self.pause.min(self.longest);
+    }
+
+    /// Looks so far into the processes of culprits.
+    pub fn look_into(&mut self, kind: StackKind) {
+        self.stacks.set(kind);
     }
 
     /// How long to wait until the next look, so that no ring comes round meanwhile: 20 ms, less for a busy job.
@@ -180,9 +187,9 @@ impl Source for Segments {
         for tail in self.tails.values_mut() {
             tail.poll(now_ns, look, &mut out);
         }
-        for (segment, stack) in self.stacks.take() {
+        for (segment, answer) in self.stacks.take() {
             let tail = self.tails.values_mut().find(|t| t.id() == segment);
-            out.extend(tail.and_then(|t| t.stack(stack, now_ns)).map(|f| Update::Host(Box::new(f))));
+            out.extend(tail.and_then(|t| t.stack(answer, now_ns)).map(|f| Update::Host(Box::new(f))));
         }
         let fill = self.tails.values().map(Tail::fill).fold(0.0, f64::max);
         let since = self.polled_ns.map_or(self.longest, |t| Duration::from_nanos(now_ns.saturating_sub(t)));

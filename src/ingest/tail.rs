@@ -5,6 +5,7 @@ use super::decode;
 use super::host::Host;
 use super::mapping::{MapError, Mapping};
 use super::process::{self, Life};
+use super::stacks::Answer;
 use super::window::{Open, Window};
 use crate::model::{CommRecord, HostFact, Liveness, OpRecord, SegmentId, SegmentRecord, Update};
 use ringwatch_wire::codes::{Flaw, Loss};
@@ -148,9 +149,9 @@ impl Tail {
         self.host.as_ref().map(Host::pid)
     }
 
-    /// Takes the stack of its process.
-    pub(super) fn stack(&mut self, stack: Vec<String>, now_ns: u64) -> Option<HostFact> {
-        self.host.as_mut().map(|h| h.stack(stack, now_ns))
+    /// Takes where its process is.
+    pub(super) fn stack(&mut self, answer: Answer, now_ns: u64) -> Option<HostFact> {
+        self.host.as_mut().map(|h| h.stack(answer, now_ns))
     }
 
     /// How much of its fullest ring was new at the last look.

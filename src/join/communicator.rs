@@ -4,17 +4,20 @@ mod settle;
 
 use super::clock::ClockMap;
 use super::instance::{Instance, Measure, Part};
-use super::member::{Called, Member};
+use super::kept::Stale;
+use super::member::{Called, Member, Seat};
+use super::roster::Roster;
 use super::signature::Signature;
 use super::signed::Signed;
 use super::stats::{Class, ClassKey, size_class};
 use super::timing::{self, Kernel};
 use super::usage::{Busy, Exchanged};
 use crate::model::{
-    Algo, Beat, CommId, CommRecord, Coverage, Func, Lane, OpRecord, OpState, OperationRef, PairBeat, Proto,
-    Rank, Returned, SegmentId, Signatures, Track, message_bytes,
+    Algo, Beat, CommId, CommRecord, Coverage, Func, Lane, Making, OpRecord, OpState, OperationRef, PairBeat,
+    Proto, Rank, Returned, SegmentId, Signatures, Track, message_bytes,
 };
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Operations that ranks run in different ways, kept at most.
 const SPLIT_KEPT: usize = 64;
@@ -81,7 +84,9 @@ const PAIRS_KEPT: usize = 65_536;
 pub struct Communicator {
     /// Its identity.
     pub id: CommId,
-    members: BTreeMap<Rank, Member>,
+    members: BTreeMap<Rank, Box<Member>>,
+    /// Theirs, in no order until they are sorted.
+    seats: Vec<Seat>,
     instances: BTreeMap<(Track, u64), Instance>,
     uncounted: BTreeSet<(Track, u64)>,
     /// Those among them of which something new was heard since they were last looked at.
@@ -108,6 +113,16 @@ pub struct Communicator {
     /// Collectives of which is known which rank came last.
     judged: u64,
     coverage: Coverage,
+    /// Members by the number of ranks that they say it has.
+    sizes: BTreeMap<Option<u32>, usize>,
+    /// Members that are in the making of it.
+    begun: usize,
+    /// What has to be looked at again for the wait-for graph.
+    pub(super) stale: Stale,
+    /// When it has to be looked at again though nothing changes, host monotonic ns.
+    pub(super) due_ns: Option<u64>,
+    /// When it was freed on its last rank, or 0, once it was freed everywhere or all its processes are gone.
+    pub(super) over_ns: Option<u64>,
 }
 
 impl Communicator {
@@ -115,6 +130,7 @@ impl Communicator {
         Communicator {
             id,
             members: BTreeMap::new(),
+            seats: Vec::new(),
             instances: BTreeMap::new(),
             uncounted: BTreeSet::new(),
             touched: BTreeSet::new(),
@@ -131,17 +147,35 @@ impl Communicator {
             finished: 0,
             judged: 0,
             coverage: Coverage::default(),
+            sizes: BTreeMap::new(),
+            begun: 0,
+            stale: Stale::ALL,
+            due_ns: None,
+            over_ns: None,
         }
     }
 
     /// The ranks that are seen.
-    pub fn members(&self) -> &BTreeMap<Rank, Member> {
+    pub fn members(&self) -> &BTreeMap<Rank, Box<Member>> {
         &self.members
     }
 
     /// The number of ranks it has, where NCCL says so.
     pub fn ranks(&self) -> Option<u32> {
-        self.members.values().find_map(|m| m.record.ranks)
+        match self.sizes.last_key_value() {
+            Some((Some(_), _)) => self.members.values().find_map(|m| m.record.ranks),
+            _ => None,
+        }
+    }
+
+    /// True when all ranks say how many they are, and do not agree.
+    pub fn sizes_differ(&self) -> bool {
+        self.sizes.len() > 1 && !self.sizes.contains_key(&None)
+    }
+
+    /// True when ranks are in the making of it.
+    pub fn in_the_making(&self) -> bool {
+        self.begun > 0
     }
 
     /// The number of ranks that have to be there for a statement about all of them: what NCCL says, or all
@@ -176,6 +210,18 @@ impl Communicator {
     /// The operations that are not complete yet.
     pub fn incomplete(&self) -> impl Iterator<Item = (Track, u64, &Instance)> {
         self.uncounted.iter().filter_map(|k| Some((k.0, k.1, self.instances.get(k)?)))
+    }
+
+    /// The transfers between two ranks that are not complete yet.
+    pub(super) fn incomplete_transfers(&self) -> impl Iterator<Item = (Track, u64, &Instance)> {
+        self.uncounted
+            .range((Track::Pair(Rank(0), Rank(0)), 0)..)
+            .filter_map(|k| Some((k.0, k.1, self.instances.get(k)?)))
+    }
+
+    /// How many operations are held, and how many of them are not complete.
+    pub(super) fn held(&self) -> (usize, usize) {
+        (self.instances.len(), self.uncounted.len())
     }
 
     /// The operations of a track that are not complete yet, by order.
@@ -339,46 +385,87 @@ impl Communicator {
         let Some(member) = self.members.get(&rank) else { return OpState::InDoubt };
         let part = self.instances.get(&(track, order)).and_then(|i| i.parts.get(&rank));
         match (part, member.issued(track)) {
-            (Some(p), _) if p.finished => OpState::Finished,
-            (Some(p), _) if p.op.net.iter().any(|n| n.stop_ns.is_none() && n.bytes > 0) => {
-                OpState::Progressing
+            (None, Some(issued)) if order == issued && member.called.is_some() => OpState::Called,
+            (_, issued) => {
+                let told = self.seats.get(member.seat as usize).map_or(0, |s| s.done(track));
+                state_of(part, order, issued, told, || member.finished == 0)
             }
-            (Some(p), _) if p.started_ns.is_some() && p.ended_seen_ns.is_none() => OpState::Started,
-            // Nothing tells of its start or end but a later one; or what does cannot be true.
-            (Some(p), _) if p.op.timing.is_silent() || p.op.started > 0 => OpState::InDoubt,
-            // Without a later sign of life the rank's newest operation is in flight; an older one, of which
-            // nothing more was heard, is in doubt.
-            (Some(_), Some(issued)) if order.saturating_add(1) < issued && self.untimed(rank) => {
-                OpState::InDoubt
-            }
-            (Some(_), _) => OpState::Issued,
-            (None, _) if order < member.done_below(track) => OpState::Finished,
-            (None, Some(issued)) if order >= issued => match member.called {
-                Some(_) if order == issued => OpState::Called,
-                _ => OpState::NotIssued,
-            },
-            (None, _) => OpState::InDoubt,
         }
     }
 
-    /// True when NCCL tells nothing about this rank's kernels.
-    fn untimed(&self, rank: Rank) -> bool {
-        self.members.get(&rank).is_some_and(|m| m.finished == 0)
-    }
-
-    /// Takes back that a rank is in it; true when nobody is any more.
-    pub(super) fn leave(&mut self, segment: SegmentId, rank: Rank) -> bool {
-        if self.members.get(&rank).is_some_and(|m| m.record.segment == segment) {
-            self.members.remove(&rank);
+    /// Takes back that a rank is in it; gives back the number that it had in the graph.
+    pub(super) fn leave(&mut self, segment: SegmentId, rank: Rank) -> Option<u32> {
+        if self.members.get(&rank).is_none_or(|m| m.record.segment != segment) {
+            return None;
         }
-        self.members.is_empty()
+        let gone = self.members.remove(&rank)?;
+        self.uncount(&gone.record);
+        self.stale = Stale::ALL;
+        let seat = self.seats.swap_remove(gone.seat as usize);
+        let moved = self.seats.get(gone.seat as usize).map(|s| s.rank);
+        if let Some(m) = moved.and_then(|r| self.members.get_mut(&r)) {
+            m.seat = gone.seat;
+        }
+        Some(seat.actor)
     }
 
-    pub(super) fn join(&mut self, record: CommRecord) {
-        match self.members.get_mut(&record.rank) {
-            Some(m) => m.record = record,
-            None => {
-                let member = Member {
+    /// What the wait-for graph asks of its members, sorted by rank since the last [`Self::sort_seats`].
+    pub(super) fn seats(&self) -> &[Seat] {
+        &self.seats
+    }
+
+    /// The same of one member.
+    pub(super) fn seat(&self, rank: Rank) -> Option<&Seat> {
+        self.seats.get(self.members.get(&rank)?.seat as usize)
+    }
+
+    pub(super) fn sort_seats(&mut self) {
+        if self.seats.is_sorted_by_key(|s| s.rank) {
+            return;
+        }
+        self.seats.sort_unstable_by_key(|s| s.rank);
+        for (m, at) in self.members.values_mut().zip(0..) {
+            m.seat = at;
+        }
+    }
+
+    /// Takes what a rank's segment says of it.
+    pub(super) fn join(&mut self, record: CommRecord, roster: &mut Roster) {
+        let enter =
+            |r: &CommRecord, roster: &mut Roster| roster.enter(r.segment, r.gpu.as_deref(), r.comm, r.rank);
+        self.stale.operations = true;
+        match self.members.entry(record.rank) {
+            Entry::Occupied(entry) => {
+                let m = entry.into_mut();
+                let old = std::mem::replace(&mut m.record, record);
+                if m.counted_by_beats && old.segment == m.record.segment {
+                    // How far it is, is told by them.
+                    m.record.issued = m.record.issued.max(old.issued);
+                    m.record.replayed = m.record.replayed.max(old.replayed);
+                }
+                let new = &m.record;
+                let Some(seat) = self.seats.get_mut(m.seat as usize) else { return };
+                let mut actor = seat.actor;
+                if (old.segment, &old.gpu) != (new.segment, &new.gpu) {
+                    roster.leave(old.segment, actor, old.comm, old.rank);
+                    actor = enter(new, roster);
+                    self.stale = Stale::ALL;
+                }
+                *seat = Seat { done: seat.done, ..Seat::of(new, actor) };
+                if old.finalized_ns != new.finalized_ns {
+                    self.stale = Stale::ALL;
+                }
+                let (size, begun) = (new.ranks, is_begun(new));
+                if (old.ranks, is_begun(&old)) != (size, begun) {
+                    self.uncount(&old);
+                    self.count_in(size, begun);
+                }
+            }
+            Entry::Vacant(entry) => {
+                let (size, begun) = (record.ranks, is_begun(&record));
+                let seat = self.seats.len() as u32;
+                self.seats.push(Seat::of(&record, enter(&record, roster)));
+                entry.insert(Box::new(Member {
                     finished: 0,
                     counted_by_beats: false,
                     waiting_ns: None,
@@ -386,16 +473,33 @@ impl Communicator {
                     worst_late_ns: None,
                     called: None,
                     exchanged: Exchanged::default(),
+                    seat,
                     issued_below: 0,
                     seen_below: [0; 2],
                     graphs_from: u64::MAX,
                     channels: Vec::new(),
-                    done_below: HashMap::new(),
+                    done_below: [0; 2],
                     record,
-                };
-                self.members.insert(member.record.rank, member);
+                }));
+                self.count_in(size, begun);
+                self.stale = Stale::ALL;
             }
         }
+    }
+
+    fn count_in(&mut self, size: Option<u32>, begun: bool) {
+        *self.sizes.entry(size).or_default() += 1;
+        self.begun += usize::from(begun);
+    }
+
+    fn uncount(&mut self, record: &CommRecord) {
+        if let Some(n) = self.sizes.get_mut(&record.ranks) {
+            *n -= 1;
+            if *n == 0 {
+                self.sizes.remove(&record.ranks);
+            }
+        }
+        self.begun -= usize::from(is_begun(record));
     }
 
     pub(super) fn operation(
@@ -475,7 +579,7 @@ impl Communicator {
         {
             return;
         }
-        let ranks = self.members.values().find_map(|m| m.record.ranks);
+        let ranks = self.ranks();
         let Some(member) = self.members.get_mut(&rank) else { return };
         let instance = self.instances.entry(key).or_default();
         if instance.counted {
@@ -574,6 +678,11 @@ impl Communicator {
         member.exchanged.take(&beat.exchanged);
         member.record.issued = member.record.issued.max(beat.issued);
         member.record.replayed = member.record.replayed.max(beat.replayed);
+        self.stale.operations = true;
+        if let Some(seat) = self.seats.get_mut(member.seat as usize) {
+            seat.issued = [member.record.issued, member.record.replayed];
+            seat.done = [seat.done[0].max(beat.done), seat.done[1].max(beat.replays_done)];
+        }
         member.finished = member.finished.max(beat.done.saturating_add(beat.replays_done));
         for (at, (track, done)) in
             [(Track::Collective, beat.done), (Track::Replay, beat.replays_done)].into_iter().enumerate()
@@ -583,7 +692,7 @@ impl Communicator {
             if done <= from {
                 continue;
             }
-            member.done_below.insert(track, done);
+            member.set_done_below(track, done);
             for ((_, order), instance) in self.instances.range_mut((track, from)..(track, done)) {
                 let part = instance.parts.get_mut(&beat.rank).filter(|p| !p.finished);
                 if let Some(part) = part {
@@ -597,6 +706,7 @@ impl Communicator {
     /// Takes how many transfers a rank has issued to and from another.
     pub(super) fn pair_beat(&mut self, beat: &PairBeat) {
         let known = self.members.get(&beat.rank).is_some_and(|m| m.record.segment == beat.segment);
+        self.stale.transfers = true;
         let (own, peer) = (beat.rank, beat.peer);
         for (pair, sent, received) in [((own, peer), beat.sent, 0), ((peer, own), 0, beat.received)] {
             if !known
@@ -644,10 +754,7 @@ impl Communicator {
                 below = o.saturating_add(1);
             }
         }
-        // Of pairs there may be as many as a hostile segment likes to name; their few operations are gone through.
-        if !matches!(track, Track::Pair(..)) {
-            member.done_below.insert(track, below.max(from));
-        }
+        member.set_done_below(track, below.max(from));
     }
 
     /// Compares what a rank says an operation is with what the first one said.
@@ -671,6 +778,36 @@ impl Communicator {
             None => instance.said = Some((rank, signature)),
         }
     }
+}
+
+/// How far a rank is with an operation, by its part of it and by how many it has issued; calls aside. `untimed` says
+/// whether NCCL tells nothing about its kernels.
+pub(super) fn state_of(
+    part: Option<&Part>,
+    order: u64,
+    issued: Option<u64>,
+    told_done: u64,
+    untimed: impl FnOnce() -> bool,
+) -> OpState {
+    match (part, issued) {
+        (Some(p), _) if p.finished => OpState::Finished,
+        (Some(p), _) if p.op.net.iter().any(|n| n.stop_ns.is_none() && n.bytes > 0) => OpState::Progressing,
+        (Some(p), _) if p.started_ns.is_some() && p.ended_seen_ns.is_none() => OpState::Started,
+        // Nothing tells of its start or end but a later one; or what does cannot be true.
+        (Some(p), _) if p.op.timing.is_silent() || p.op.started > 0 => OpState::InDoubt,
+        // Without a later sign of life the rank's newest operation is in flight; an older one, of which
+        // nothing more was heard, is in doubt.
+        (Some(_), Some(issued)) if order.saturating_add(1) < issued && untimed() => OpState::InDoubt,
+        (Some(_), _) => OpState::Issued,
+        (None, _) if order < told_done => OpState::Finished,
+        (None, Some(issued)) if order >= issued => OpState::NotIssued,
+        (None, _) => OpState::InDoubt,
+    }
+}
+
+/// True while a rank is in the making of it.
+fn is_begun(record: &CommRecord) -> bool {
+    record.making == Some(Making::Begun) && record.finalized_ns.is_none()
 }
 
 /// True when every channel has stopped, as far as the ABI can tell.

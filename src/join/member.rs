@@ -1,8 +1,7 @@
 //! One rank of a communicator.
 
 use super::usage::Exchanged;
-use crate::model::{CommRecord, Func, Track};
-use std::collections::HashMap;
+use crate::model::{CommRecord, Func, Making, Rank, Track};
 
 /// A call that NCCL has not issued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +35,8 @@ pub struct Member {
     pub called: Option<Called>,
     /// What it exchanged with single others.
     pub exchanged: Exchanged,
+    /// Where its [`Seat`] is.
+    pub(super) seat: u32,
     /// Ticket + 1 of the youngest operation that NCCL has issued.
     pub(super) issued_below: u64,
     /// Of collectives and replays, the youngest order that was seen, plus one.
@@ -44,8 +45,57 @@ pub struct Member {
     pub(super) graphs_from: u64,
     /// Start of the latest believed kernel by channel, GPU clock.
     pub(super) channels: Vec<Option<u64>>,
-    /// Orders below this are done, by track.
-    pub(super) done_below: HashMap<Track, u64>,
+    /// Orders below this are known to be done: of collectives issued by calls, and by replays.
+    pub(super) done_below: [u64; 2],
+}
+
+/// What the wait-for graph asks of a member. Those of a communicator lie side by side: there may be a million in all,
+/// and members lie far apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Seat {
+    /// The rank.
+    pub rank: Rank,
+    /// The number of its process's GPU.
+    pub actor: u32,
+    /// Collectives issued, by calls and by replays.
+    pub issued: [u64; 2],
+    /// Orders below these are done there, as far as was told without records of them.
+    pub done: [u64; 2],
+    /// It has aborted the communicator.
+    pub aborted: bool,
+    /// It has freed the communicator.
+    pub through: bool,
+}
+
+impl Seat {
+    pub(super) fn of(record: &CommRecord, actor: u32) -> Self {
+        Seat {
+            rank: record.rank,
+            actor,
+            issued: [record.issued, record.replayed],
+            done: [0; 2],
+            aborted: record.making == Some(Making::Aborted),
+            through: record.finalized_ns.is_some(),
+        }
+    }
+
+    /// Orders of a track below this are done there, as far as was told.
+    pub(super) fn done(&self, track: Track) -> u64 {
+        match track {
+            Track::Collective => self.done[0],
+            Track::Replay => self.done[1],
+            Track::Pair(..) => 0,
+        }
+    }
+
+    /// Operations issued in a track.
+    pub(super) fn issued(&self, track: Track) -> Option<u64> {
+        match track {
+            Track::Collective => Some(self.issued[0]),
+            Track::Replay => Some(self.issued[1]),
+            Track::Pair(..) => None,
+        }
+    }
 }
 
 impl Member {
@@ -84,9 +134,22 @@ impl Member {
         }
     }
 
-    /// Orders of a track below this are known to be done.
+    /// Orders of a track below this are known to be done. Of pairs there may be as many as a hostile segment likes to
+    /// name: nothing is kept of them.
     pub(super) fn done_below(&self, track: Track) -> u64 {
-        self.done_below.get(&track).copied().unwrap_or(0)
+        match track {
+            Track::Collective => self.done_below[0],
+            Track::Replay => self.done_below[1],
+            Track::Pair(..) => 0,
+        }
+    }
+
+    pub(super) fn set_done_below(&mut self, track: Track, order: u64) {
+        match track {
+            Track::Collective => self.done_below[0] = order,
+            Track::Replay => self.done_below[1] = order,
+            Track::Pair(..) => {}
+        }
     }
 
     /// Operations issued in a track, which is the next issue order.

@@ -12,7 +12,9 @@ mod hardware;
 mod host_clock;
 mod hosts;
 mod instance;
+mod kept;
 mod member;
+mod roster;
 mod signature;
 mod signed;
 mod snapshot;
@@ -48,16 +50,16 @@ pub use usage::{Busy, Exchanged};
 pub use waits::{Front, Lack, Origin, Stage, Stall, Waits};
 pub use wire::{Shape, Wire, expected, transfer};
 
-use crate::model::{CommId, HostFact, Liveness, OpRecord, Rank, SegmentId, SegmentRecord, Update};
+use crate::model::{CommId, HostFact, Lane, Liveness, OpRecord, SegmentId, SegmentRecord, Update};
 use finished::Outbox;
+use kept::{COUNTED, Kept, Stale};
+use roster::{Condition, Roster};
 use std::collections::{BTreeMap, HashMap};
 
 /// Processes kept; beyond, those that are gone and belong to no communicator are forgotten.
 const PROCESSES_KEPT: usize = 1024;
 /// Closed communicators kept for screens and summaries.
 const CLOSED_KEPT: usize = 256;
-/// What is closed is looked through so often, in ns.
-const FORGET_EVERY_NS: u64 = 1_000_000_000;
 /// Who came late is looked at after this, in ns, when the records of what it was in before have come.
 const EXPLAINED_AFTER_NS: u64 = 150_000_000;
 
@@ -100,6 +102,11 @@ impl Process {
     }
 }
 
+/// True where there is no process that could do anything.
+fn is_away(c: Condition) -> bool {
+    !c.known || c.gone
+}
+
 /// Everything that was fed, joined.
 #[derive(Debug, Clone, Default)]
 pub struct Join {
@@ -112,10 +119,12 @@ pub struct Join {
     of_host: HashMap<String, Vec<SegmentId>>,
     outbox: Outbox,
     hardware: Hardware,
+    roster: Roster,
+    kept: Kept,
+    /// Processes that are not gone.
+    alive: usize,
     /// The moment of the last tick.
     now_ns: u64,
-    /// When what is closed was last looked through.
-    forgot_ns: u64,
 }
 
 impl Join {
@@ -136,38 +145,18 @@ impl Join {
             host_clock::shift(&mut update, shift_ns);
         }
         match update {
-            Update::Segment(record) => match self.processes.get_mut(&record.id) {
-                Some(p) => {
-                    if record.liveness != Liveness::Alive {
-                        p.clocks.values_mut().for_each(ClockMap::retire);
-                    }
-                    p.record = record;
-                }
-                None => {
-                    let id = record.id;
-                    self.of_host.entry(record.host.clone()).or_default().push(id);
-                    let process = Process {
-                        record,
-                        clocks: BTreeMap::new(),
-                        missed: BTreeMap::new(),
-                        host: None,
-                        strains: Strains::default(),
-                        busy: Busy::default(),
-                        silent_ns: None,
-                        shift_ns,
-                    };
-                    self.processes.insert(id, process);
-                }
-            },
+            Update::Segment(record) => self.process_said(record, shift_ns),
             Update::Comm(record) => {
-                self.comms.entry(record.comm).or_insert_with(|| Communicator::new(record.comm)).join(record);
+                let comm = self.comms.entry(record.comm).or_insert_with(|| Communicator::new(record.comm));
+                comm.join(record, &mut self.roster);
             }
             Update::Left { segment, comm, rank } => {
-                if let Some(c) = self.comms.get_mut(&comm)
-                    && c.leave(segment, rank)
-                {
-                    self.comms.remove(&comm);
-                    self.classes.retain(|k, _| k.comm != comm);
+                let Some(c) = self.comms.get_mut(&comm) else { return };
+                if let Some(actor) = c.leave(segment, rank) {
+                    self.roster.leave(segment, actor, comm, rank);
+                }
+                if c.members().is_empty() {
+                    self.remove(comm);
                 }
             }
             Update::Op(op) => self.operation(op, None),
@@ -204,12 +193,20 @@ impl Join {
             Update::Silent { segment, since_ns } => {
                 if let Some(p) = self.processes.get_mut(&segment) {
                     p.silent_ns = since_ns;
+                    let gone = p.record.liveness != Liveness::Alive;
+                    if self.roster.tell(segment, Condition { known: true, unsure: p.unsure(), gone }) {
+                        self.mark(segment);
+                    }
                 }
             }
             Update::Missed { segment, what, count } => {
                 if let Some(p) = self.processes.get_mut(&segment) {
                     let missed = p.missed.entry(what).or_default();
+                    let first = *missed == 0;
                     *missed = missed.saturating_add(count);
+                    if first && what == COUNTED {
+                        self.mark(segment);
+                    }
                 }
             }
             Update::Host(fact) => {
@@ -236,7 +233,67 @@ impl Join {
             process.clocks.insert(gpu.clone(), ClockMap::default());
         }
         let Some(clock) = process.clocks.get_mut(gpu) else { return };
+        match op.lane {
+            _ if op.order.is_none() => {}
+            Lane::Collective | Lane::Replay => comm.stale.operations = true,
+            Lane::Send(_) | Lane::Recv(_) => comm.stale.transfers = true,
+        }
         comm.operation(op, said, clock, &mut process.busy, unsure, self.now_ns);
+    }
+
+    /// Takes what a segment says of its process.
+    fn process_said(&mut self, record: SegmentRecord, shift_ns: i64) {
+        let id = record.id;
+        let is_alive = record.liveness == Liveness::Alive;
+        match self.processes.get_mut(&id) {
+            Some(p) => {
+                if !is_alive {
+                    p.clocks.values_mut().for_each(ClockMap::retire);
+                }
+                self.alive -= usize::from(p.record.liveness == Liveness::Alive);
+                p.record = record;
+            }
+            None => {
+                let process = Process {
+                    record,
+                    clocks: BTreeMap::new(),
+                    missed: BTreeMap::new(),
+                    host: None,
+                    strains: Strains::default(),
+                    busy: Busy::default(),
+                    silent_ns: None,
+                    shift_ns,
+                };
+                self.of_host.entry(process.record.host.clone()).or_default().push(id);
+                self.processes.insert(id, process);
+            }
+        }
+        self.alive += usize::from(is_alive);
+        let unsure = self.process(id).is_some_and(Process::unsure);
+        if self.roster.tell(id, Condition { known: true, unsure, gone: !is_alive }) {
+            self.mark(id);
+        }
+    }
+
+    /// Everything that a process is in is to be looked at again.
+    fn mark(&mut self, segment: SegmentId) {
+        for (comm, _) in self.roster.seats(segment) {
+            if let Some(c) = self.comms.get_mut(comm) {
+                c.stale = Stale::ALL;
+            }
+        }
+    }
+
+    /// Forgets a communicator, with its statistics.
+    fn remove(&mut self, comm: CommId) {
+        let Some(c) = self.comms.remove(&comm) else { return };
+        for (rank, m) in c.members() {
+            if let Some(seat) = c.seat(*rank) {
+                self.roster.leave(m.record.segment, seat.actor, comm, *rank);
+            }
+        }
+        self.classes.retain(|k, _| k.comm != comm);
+        self.kept.forget(comm);
     }
 
     /// What has to be added to an update's times.
@@ -276,7 +333,11 @@ impl Join {
     pub fn tick(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
         for comm in self.comms.values_mut() {
+            let before = comm.held();
             comm.settle(now_ns, &mut self.classes, &mut self.outbox);
+            if comm.held() != before {
+                comm.stale = Stale::ALL;
+            }
         }
         for (segment, gpu, carried) in self.outbox.take_carried() {
             if let Some(p) = self.processes.get(&segment) {
@@ -286,7 +347,8 @@ impl Join {
         self.align();
         self.hardware.settle(now_ns);
         self.explain_late(now_ns);
-        self.forget_closed(now_ns);
+        self.forget_closed();
+        self.keep(now_ns);
     }
 
     /// Brings the hosts' clocks together, by the ends of collectives that several hosts were in.
@@ -339,12 +401,6 @@ impl Join {
         if waiting.is_empty() {
             return;
         }
-        let mut of_process: BTreeMap<SegmentId, Vec<(CommId, Rank)>> = BTreeMap::new();
-        for c in self.comms.values() {
-            for (rank, m) in c.members() {
-                of_process.entry(m.record.segment).or_default().push((c.id, *rank));
-            }
-        }
         for (id, e) in waiting {
             let me = self.comms.get(&id).and_then(|c| c.members().get(&e.rank)).map(|m| m.record.segment);
             let before = e.operation.order.checked_sub(1);
@@ -353,7 +409,7 @@ impl Join {
                 Some(part.kernel?.end_ns())
             });
             let from = last_here.unwrap_or(e.came_ns.saturating_sub(e.by_ns));
-            let others = me.and_then(|me| of_process.get(&me)).into_iter().flatten();
+            let others = me.map_or(&[][..], |me| self.roster.seats(me)).iter();
             let excess: u64 = others
                 .filter(|(c, _)| *c != id)
                 .filter_map(|(c, rank)| Some((self.comms.get(c)?, *rank)))
@@ -371,28 +427,27 @@ impl Join {
 
     /// A job that makes communicators again and again must not make us grow: the closed ones that have been so
     /// for longest go, with their statistics.
-    fn forget_closed(&mut self, now_ns: u64) {
-        if now_ns.saturating_sub(self.forgot_ns) < FORGET_EVERY_NS {
-            return;
+    fn forget_closed(&mut self) {
+        for c in self.comms.values_mut().filter(|c| c.stale.any()) {
+            let deserted = || c.seats().iter().all(|s| is_away(self.roster.condition(s.actor)));
+            let freed = || c.members().values().filter_map(|m| m.record.finalized_ns).max().unwrap_or(0);
+            c.over_ns = (c.closed() || deserted()).then(freed);
         }
-        self.forgot_ns = now_ns;
-        let mut closed: Vec<(u64, CommId)> = self
-            .comms
-            .values()
-            .filter(|c| c.closed() || self.deserted(c))
-            .map(|c| (c.members().values().filter_map(|m| m.record.finalized_ns).max().unwrap_or(0), c.id))
-            .collect();
+        let mut closed: Vec<(u64, CommId)> =
+            self.comms.values().filter_map(|c| Some((c.over_ns?, c.id))).collect();
         let surplus = closed.len().saturating_sub(CLOSED_KEPT);
         closed.sort_unstable();
         for (_, id) in closed.into_iter().take(surplus) {
-            self.comms.remove(&id);
-            self.classes.retain(|k, _| k.comm != id);
+            self.remove(id);
         }
-        if self.processes.len() > PROCESSES_KEPT {
-            let comms = &self.comms;
+        if self.processes.len() > PROCESSES_KEPT && self.alive < self.processes.len() {
+            let roster = &mut self.roster;
             self.processes.retain(|id, p| {
-                p.record.liveness == Liveness::Alive
-                    || comms.values().any(|c| c.members().values().any(|m| m.record.segment == *id))
+                let kept = p.record.liveness == Liveness::Alive || !roster.seats(*id).is_empty();
+                if !kept {
+                    roster.tell(*id, Condition::default());
+                }
+                kept
             });
             let processes = &self.processes;
             self.of_host.retain(|_, ids| {
@@ -403,10 +458,8 @@ impl Join {
     }
 
     /// True when all processes of a communicator are gone.
-    fn deserted(&self, c: &Communicator) -> bool {
-        c.members()
-            .values()
-            .all(|m| self.process(m.record.segment).is_none_or(|p| p.record.liveness != Liveness::Alive))
+    pub fn is_deserted(&self, c: &Communicator) -> bool {
+        c.seats().iter().all(|s| is_away(self.roster.condition(s.actor)))
     }
 
     /// The communicators.
@@ -466,7 +519,7 @@ impl Join {
 
     /// True when there are processes and all are gone.
     pub fn all_gone(&self) -> bool {
-        !self.processes.is_empty() && self.processes.values().all(|p| p.record.liveness != Liveness::Alive)
+        !self.processes.is_empty() && self.alive == 0
     }
 
     /// A moment of the host's monotonic clock as wall clock ns since the epoch, by the pair of clocks that a

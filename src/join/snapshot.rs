@@ -125,7 +125,7 @@ impl<'a> View<'a> {
                     ranks: c.ranks(),
                     seen: members.len(),
                     nodes: members.values().find_map(|m| m.record.nodes),
-                    issued: members.values().map(super::Member::issued_in_all).max().unwrap_or(0),
+                    issued: members.values().map(|m| m.issued_in_all()).max().unwrap_or(0),
                     finished: c.finished(),
                     in_flight: c.in_flight().count(),
                     ops_per_s: (!rates.is_empty()).then(|| rates.iter().sum()),

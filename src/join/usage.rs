@@ -6,6 +6,8 @@ use std::collections::{BTreeSet, VecDeque};
 
 /// Seconds of history.
 const SECONDS: usize = 120;
+/// Kernels of this length, in ns, are waits of which a process comes out with much to do.
+const LONG_NS: u64 = 1_000_000_000;
 /// Peers of a rank that are remembered.
 const PEERS_MAX: usize = 4096;
 
@@ -16,6 +18,8 @@ pub struct Busy {
     seconds: VecDeque<(u64, f64, f64)>,
     /// Until when the kernels so far reach, host clock ns.
     covered_ns: u64,
+    /// The same of those that took long.
+    long_ns: Option<u64>,
 }
 
 impl Busy {
@@ -24,6 +28,9 @@ impl Busy {
         let end = k.start_ns.saturating_add(k.duration_ns);
         let fresh = end.saturating_sub(k.start_ns.max(self.covered_ns));
         self.covered_ns = self.covered_ns.max(end);
+        if k.duration_ns >= LONG_NS {
+            self.long_ns = self.long_ns.max(Some(end));
+        }
         let at = end / 1_000_000_000;
         match self.seconds.back_mut() {
             Some(s) if s.0 >= at => {
@@ -35,6 +42,16 @@ impl Busy {
         while self.seconds.len() > SECONDS {
             self.seconds.pop_front();
         }
+    }
+
+    /// When a kernel last ended, host clock ns; absent without any.
+    pub fn released_ns(&self) -> Option<u64> {
+        (!self.seconds.is_empty()).then_some(self.covered_ns)
+    }
+
+    /// When one last ended that took a second or more, host clock ns.
+    pub fn released_long_ns(&self) -> Option<u64> {
+        self.long_ns
     }
 
     /// What is left of the kernels' time when what overlaps counts once: 1 where nothing does. Absent without any.
@@ -115,5 +132,14 @@ mod tests {
         b.add(&kernel(250, 100));
         b.add(&kernel(260, 40));
         assert_eq!(b.overlap(), Some(250.0 / 340.0));
+    }
+
+    #[test]
+    fn who_came_out_of_what_and_when() {
+        let mut b = Busy::default();
+        assert_eq!((b.released_ns(), b.released_long_ns()), (None, None));
+        b.add(&kernel(1_000, LONG_NS));
+        b.add(&kernel(LONG_NS * 3, LONG_NS - 1));
+        assert_eq!((b.released_ns(), b.released_long_ns()), (Some(LONG_NS * 4 - 1), Some(LONG_NS + 1_000)));
     }
 }

@@ -9,6 +9,7 @@
 
 use crate::model::{CommId, Rank, Track};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 /// How far a rank's oldest unfinished operation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -62,6 +63,18 @@ pub struct Stall {
     pub lacking: Vec<(Rank, u32)>,
 }
 
+impl Stall {
+    /// True for what all ranks have to start, and of which nothing says that any of them did.
+    pub(super) fn is_unseen(&self) -> bool {
+        self.lack == Lack::Start && self.waiting.is_empty()
+    }
+
+    /// The numbers of its processes are below this.
+    fn processes(&self) -> usize {
+        self.waiting.iter().chain(&self.lacking).map(|(_, p)| *p as usize + 1).max().unwrap_or(0)
+    }
+}
+
 /// Where a hang begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin {
@@ -82,7 +95,7 @@ struct Table {
     /// By rank. Ranks may be any numbers: what segments say is not to be trusted with memory.
     fronts: Vec<(Rank, Front)>,
     changed: bool,
-    stalls: Vec<Stall>,
+    stalls: Vec<Arc<Stall>>,
 }
 
 impl Table {
@@ -113,11 +126,12 @@ impl Table {
             let at = |f: &Front, stage| f.done == oldest && f.stage == stage;
             let (waiting, lacking) = split(&|f| at(f, Stage::Started), &|f| at(f, Stage::Issued));
             let lack = if lacking.is_empty() { Lack::End } else { Lack::Start };
-            self.stalls.push(Stall { comm, track, order: oldest, lack, waiting, lacking });
+            self.stalls.push(Arc::new(Stall { comm, track, order: oldest, lack, waiting, lacking }));
         }
         if least < most {
             let (waiting, lacking) = split(&|f| f.issued > least, &|f| f.issued == least);
-            self.stalls.push(Stall { comm, track, order: least, lack: Lack::Issue, waiting, lacking });
+            let lack = Lack::Issue;
+            self.stalls.push(Arc::new(Stall { comm, track, order: least, lack, waiting, lacking }));
         }
     }
 }
@@ -126,8 +140,8 @@ impl Table {
 #[derive(Debug, Clone, Default)]
 pub struct Waits {
     tables: BTreeMap<(CommId, Track), Table>,
-    single: Vec<Stall>,
-    stalls: Vec<Stall>,
+    single: BTreeMap<CommId, Vec<Arc<Stall>>>,
+    stalls: Vec<Arc<Stall>>,
     processes: usize,
 }
 
@@ -160,21 +174,54 @@ impl Waits {
         table.changed = true;
     }
 
-    /// An operation of few ranks, such as a transfer: it is no part of a table.
+    /// All rows of a communicator's track, sorted by rank, in place of those that it had. Returns the operations of it
+    /// that cannot complete yet.
+    pub fn replace(&mut self, comm: CommId, track: Track, rows: Vec<(Rank, Front)>) -> &[Arc<Stall>] {
+        if rows.is_empty() {
+            self.tables.remove(&(comm, track));
+            return &[];
+        }
+        let table = self.tables.entry((comm, track)).or_default();
+        if table.fronts != rows {
+            let last = rows.iter().map(|(_, f)| f.process as usize + 1).max();
+            self.processes = self.processes.max(last.unwrap_or(0));
+            table.fronts = rows;
+            table.changed = true;
+        }
+        table.refresh(comm, track);
+        &table.stalls
+    }
+
+    /// The rows of a communicator's track, by rank.
+    pub fn rows(&self, comm: CommId, track: Track) -> &[(Rank, Front)] {
+        self.tables.get(&(comm, track)).map_or(&[], |t| &t.fronts)
+    }
+
+    /// A communicator's operations of few ranks, such as transfers, in place of those that it had: they are no part of a
+    /// table.
+    pub fn replace_single(&mut self, comm: CommId, stalls: Vec<Stall>) {
+        self.single.remove(&comm);
+        stalls.into_iter().for_each(|s| self.add(s));
+    }
+
+    /// One more of them.
     pub fn add(&mut self, stall: Stall) {
-        let last = stall.waiting.iter().chain(&stall.lacking).map(|(_, p)| *p as usize + 1).max();
-        self.processes = self.processes.max(last.unwrap_or(0));
-        self.single.push(stall);
+        self.processes = self.processes.max(stall.processes());
+        self.single.entry(stall.comm).or_default().push(Arc::new(stall));
     }
 
     /// Forgets a communicator.
     pub fn forget(&mut self, comm: CommId) {
-        self.tables.retain(|(c, _), _| *c != comm);
-        self.single.retain(|s| s.comm != comm);
+        let all = (comm, Track::Collective)..=(comm, Track::Pair(Rank(u32::MAX), Rank(u32::MAX)));
+        let of: Vec<(CommId, Track)> = self.tables.range(all).map(|(k, _)| *k).collect();
+        for key in of {
+            self.tables.remove(&key);
+        }
+        self.single.remove(&comm);
     }
 
     /// The operations that cannot complete yet, as of the last [`Waits::solve`].
-    pub fn stalls(&self) -> &[Stall] {
+    pub fn stalls(&self) -> &[Arc<Stall>] {
         &self.stalls
     }
 
@@ -184,15 +231,21 @@ impl Waits {
         for ((comm, track), table) in &mut self.tables {
             table.refresh(*comm, *track);
         }
-        self.stalls = self.tables.values().flat_map(|t| t.stalls.iter().cloned()).collect();
-        self.stalls.extend(self.single.iter().cloned());
+        self.stalls = self.tables.values().flat_map(|t| &t.stalls).cloned().collect();
+        self.stalls.extend(self.single.values().flatten().cloned());
         Graph::new(&self.stalls, self.processes).origins(since)
     }
 }
 
+/// Where standing still begins, of these operations alone.
+pub(super) fn origins(stalls: &[Arc<Stall>], since: impl Fn(&Stall) -> u64) -> Vec<Origin> {
+    let processes = stalls.iter().map(|s| s.processes()).max().unwrap_or(0);
+    Graph::new(stalls, processes).origins(since)
+}
+
 /// The two kinds of edges, each kept with its reverse. Nodes are the stalls, then the processes.
 struct Graph<'a> {
-    stalls: &'a [Stall],
+    stalls: &'a [Arc<Stall>],
     /// By process: the stalls in which it is.
     is_in: Rows,
     /// By process: the stalls that lack it.
@@ -230,7 +283,7 @@ impl Rows {
 }
 
 impl<'a> Graph<'a> {
-    fn new(stalls: &'a [Stall], processes: usize) -> Self {
+    fn new(stalls: &'a [Arc<Stall>], processes: usize) -> Self {
         // A process that has several ranks of a communicator may be in an operation and lack it: then it is what
         // holds it up.
         let mut lacks = vec![u32::MAX; processes];

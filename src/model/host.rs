@@ -54,9 +54,11 @@ pub struct HostFact {
     pub memory_pressure: Option<f64>,
     /// Processes of its cgroup that were killed for want of memory since it began.
     pub oom_kills: Option<u64>,
-    /// The stack of its main thread, innermost frame first, Python's frames before the native ones; empty where
-    /// nobody looked.
+    /// The stack of its main thread, innermost frame first, native frames between Python's where they are known; empty
+    /// where nobody looked.
     pub stack: Vec<String>,
+    /// Where its threads are in the kernel, those with most threads first; empty where nobody looked.
+    pub threads: Vec<String>,
     /// When it came, host monotonic ns.
     pub stack_ns: Option<u64>,
 }
@@ -73,6 +75,7 @@ impl HostFact {
             memory_pressure: None,
             oom_kills: None,
             stack: Vec::new(),
+            threads: Vec::new(),
             stack_ns: None,
         }
     }

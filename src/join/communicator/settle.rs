@@ -86,8 +86,11 @@ impl Communicator {
             .filter(|key| {
                 self.instances.get(key).is_some_and(|i| {
                     let issued = |p: &Part| p.op.issued_ns.is_some() && (p.is_silent() || p.finished);
-                    let silent = i.parts.values().any(Part::is_silent);
-                    !i.weighed && silent && i.parts.len() >= expected && i.parts.values().all(issued)
+                    let silent = |p: &Part| p.is_silent();
+                    !i.weighed
+                        && i.parts.len() >= expected
+                        && i.parts.values().all(issued)
+                        && i.parts.values().any(silent)
                 })
             })
             .collect();

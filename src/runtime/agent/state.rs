@@ -55,6 +55,7 @@ impl State {
         let places = places(&config);
         let mut segments = Segments::new(places.clone());
         segments.look_every(Duration::from_millis(config.segments.look_ms));
+        segments.look_into(config.stacks);
         let node = Node { segments, readings: None, kept: config.cluster.is_enabled().then(Vec::new) };
         let mut monitor = Monitor::new(node, config.detect).with_baselines(baselines);
         monitor.keep_finished();
@@ -283,6 +284,7 @@ impl State {
         }
         let every = Duration::from_millis(new.segments.look_ms);
         self.monitor.source_mut().segments.look_every(every);
+        self.monitor.source_mut().segments.look_into(new.stacks);
         let sample = new.hardware != self.config.hardware;
         self.config = new;
         if sample && let Err(e) = self.sample() {

@@ -1,0 +1,435 @@
+//! The wait-for graph, kept up to date: rows are made anew for what changed, and for nothing else.
+//!
+//! What the join is fed marks the communicators that it says something about ([`Stale`]); a tick looks at these, and at
+//! those whose oldest operation has just become old enough to be looked at.
+
+use super::communicator::{Communicator, state_of};
+use super::instance::{Instance, Part};
+use super::member::Seat;
+use super::waits::{Front, Lack, Stage, Stall, Waits, origins};
+use super::{Join, Standing};
+use crate::model::{CommId, OpState, Rank, Track};
+use std::cell::LazyCell;
+use std::collections::{BTreeMap, BTreeSet, btree_map};
+use std::iter::Peekable;
+use std::sync::Arc;
+
+#[cfg(test)]
+mod tests;
+
+/// Operations younger than this, in ns, are not looked at: all ranks of a healthy job are on their way to them.
+const YOUNG_NS: u64 = 20_000_000;
+
+/// Operations of a communicator that are looked through for one that is timed.
+const QUEUE_MAX: usize = 2048;
+
+/// From so many times as many parts as ranks on, the parts are looked up one by one.
+const SPARSE: usize = 16;
+
+/// The records by which transfers are counted, as [`Update::Missed`](crate::model::Update::Missed) calls them.
+pub(super) const COUNTED: &str = "operations";
+
+/// What of a communicator has to be looked at again.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Stale {
+    /// Its collectives.
+    pub operations: bool,
+    /// Its transfers between two ranks.
+    pub transfers: bool,
+}
+
+impl Stale {
+    /// All of it.
+    pub(super) const ALL: Stale = Stale { operations: true, transfers: true };
+
+    /// True when something has.
+    pub(super) fn any(self) -> bool {
+        self.operations || self.transfers
+    }
+}
+
+/// The graph, and what its solving needs beside it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Kept {
+    waits: Waits,
+    /// Since when the tables' operations stand still, where only their own records say so.
+    since: BTreeMap<(CommId, Track, u64), u64>,
+    /// Operations behind untimed ones, of which something may stand still where nothing else does.
+    queued: BTreeMap<CommId, Stall>,
+    /// All processes were gone when it was last looked at.
+    over: bool,
+    changed: bool,
+    standing: Arc<Standing>,
+}
+
+/// How old the oldest operation of a track is that is not complete.
+enum Age {
+    /// There is none, or nothing says when it was issued.
+    None,
+    /// It is to be looked at from this moment on.
+    Young(u64),
+    Old,
+}
+
+fn age(c: &Communicator, track: Track, over: bool, now_ns: u64) -> Age {
+    let Some((_, oldest)) = c.incomplete_of(track).next() else { return Age::None };
+    let is_old = |p: &Part| p.op.issued_ns.is_some_and(|t| over || now_ns.saturating_sub(t) >= YOUNG_NS);
+    if oldest.parts.values().any(is_old) {
+        return Age::Old;
+    }
+    oldest.began_ns().map_or(Age::None, |t| Age::Young(t.saturating_add(YOUNG_NS)))
+}
+
+impl Kept {
+    /// True when a communicator has to be looked at.
+    fn is_due(&self, c: &Communicator, over: bool, now_ns: u64) -> bool {
+        over != self.over || c.stale.any() || c.due_ns.is_some_and(|t| now_ns >= t)
+    }
+
+    /// Looks at a communicator again; returns when it has to be looked at next, though nothing changes.
+    fn look(
+        &mut self,
+        join: &Join,
+        c: &Communicator,
+        (over, now_ns): (bool, u64),
+        room: &mut Room,
+    ) -> Option<u64> {
+        self.changed = true;
+        if c.closed() {
+            self.forget(c.id);
+            return None;
+        }
+        let all = over != self.over;
+        let mut due_ns = c.due_ns;
+        if all || c.stale.operations || due_ns.is_some_and(|t| now_ns >= t) {
+            due_ns = None;
+            for track in [Track::Collective, Track::Replay] {
+                let rows = match age(c, track, over, now_ns) {
+                    Age::None => Vec::new(),
+                    Age::Young(t) => {
+                        due_ns = Some(due_ns.map_or(t, |d: u64| d.min(t)));
+                        Vec::new()
+                    }
+                    Age::Old => rows(join, c, track, over, room),
+                };
+                forget(&mut self.since, c.id, track);
+                for stall in self.waits.replace(c.id, track, rows) {
+                    // What started nowhere goes by what else the communicator did.
+                    if !stall.is_unseen()
+                        && let Some(t) = join.since_ns(stall)
+                    {
+                        self.since.insert((c.id, track, stall.order), t);
+                    }
+                }
+            }
+            match queued(join, c) {
+                Some(stall) => self.queued.insert(c.id, stall),
+                None => self.queued.remove(&c.id),
+            };
+        }
+        if all || c.stale.transfers {
+            let mut single = transfers(join, c);
+            single.extend(broken_off(join, c));
+            self.waits.replace_single(c.id, single);
+        }
+        due_ns
+    }
+
+    /// Takes a communicator out.
+    pub(super) fn forget(&mut self, comm: CommId) {
+        self.waits.forget(comm);
+        self.queued.remove(&comm);
+        for track in [Track::Collective, Track::Replay] {
+            forget(&mut self.since, comm, track);
+        }
+        self.changed = true;
+    }
+
+    /// Solves it, if there is something new.
+    fn solve(&mut self, join: &Join) {
+        if !std::mem::take(&mut self.changed) {
+            return;
+        }
+        let since = |s: &Stall| {
+            let kept = self.since.get(&(s.comm, s.track, s.order)).copied();
+            kept.or_else(|| join.since_ns(s)).unwrap_or(u64::MAX)
+        };
+        let begin = self.waits.solve(since);
+        self.standing = Arc::new(if self.waits.stalls().is_empty() {
+            // Where nothing else tells what stands still, what waits behind untimed operations may.
+            let stalls: Vec<Arc<Stall>> = self.queued.values().cloned().map(Arc::new).collect();
+            let origins = origins(&stalls, since);
+            Standing { stalls, origins }
+        } else {
+            Standing { stalls: self.waits.stalls().to_vec(), origins: begin }
+        });
+    }
+}
+
+/// Forgets since when a track's operations stand still.
+fn forget(since: &mut BTreeMap<(CommId, Track, u64), u64>, comm: CommId, track: Track) {
+    let of = |since: &BTreeMap<_, _>| {
+        since.range((comm, track, 0)..=(comm, track, u64::MAX)).next().map(|(k, _)| *k)
+    };
+    while let Some(key) = of(since) {
+        since.remove(&key);
+    }
+}
+
+impl Join {
+    /// Brings the graph up to date and solves it.
+    pub(super) fn keep(&mut self, now_ns: u64) {
+        let over = self.all_gone();
+        let mut kept = std::mem::take(&mut self.kept);
+        let due = self.comms.values().filter(|c| kept.is_due(c, over, now_ns));
+        let due: Vec<CommId> = due.map(|c| c.id).collect();
+        let mut room = Room::default();
+        for id in due {
+            if let Some(c) = self.comms.get_mut(&id) {
+                c.sort_seats();
+            }
+            let Some(c) = self.comms.get(&id) else { continue };
+            let due_ns = kept.look(self, c, (over, now_ns), &mut room);
+            if let Some(c) = self.comms.get_mut(&id) {
+                (c.stale, c.due_ns) = (Stale::default(), due_ns);
+            }
+        }
+        kept.over = over;
+        kept.solve(self);
+        self.kept = kept;
+    }
+
+    /// What stands still now. Where something was fed or became old since the last tick, that is looked at on a copy.
+    pub fn standing(&self, now_ns: u64) -> Arc<Standing> {
+        let over = self.all_gone();
+        let mut due = self.comms.values().filter(|c| self.kept.is_due(c, over, now_ns)).peekable();
+        if due.peek().is_none() && !self.kept.changed {
+            return Arc::clone(&self.kept.standing);
+        }
+        let mut copy = self.kept.clone();
+        let mut room = Room::default();
+        for c in due {
+            copy.look(self, c, (over, now_ns), &mut room);
+        }
+        copy.solve(self);
+        copy.standing
+    }
+}
+
+/// A row that is being made.
+struct Row {
+    rank: Rank,
+    front: Front,
+    /// Its rank will not finish what it began.
+    gone: bool,
+    /// Its issue orders can be relied on.
+    sure: bool,
+    /// It has freed the communicator.
+    through: bool,
+    /// Orders below this are done there, as far as was told without records of them.
+    told: u64,
+}
+
+/// Room to make rows in, kept from one communicator to the next.
+#[derive(Default)]
+struct Room {
+    rows: Vec<Row>,
+    /// Those whose first unfinished operation is not found yet, by index.
+    left: Vec<u32>,
+}
+
+/// The rows of a communicator's track.
+fn rows(join: &Join, c: &Communicator, track: Track, over: bool, room: &mut Room) -> Vec<(Rank, Front)> {
+    let row = |seat: &Seat| {
+        let condition = join.roster.condition(seat.actor);
+        let issued = seat.issued(track)?;
+        Some(Row {
+            rank: seat.rank,
+            front: Front { process: seat.actor, issued, done: issued, stage: Stage::InDoubt },
+            gone: !over && condition.gone || seat.aborted,
+            sure: condition.known && !condition.unsure,
+            through: seat.through,
+            told: seat.done(track),
+        })
+    };
+    room.rows.clear();
+    room.rows.extend(c.seats().iter().filter_map(row));
+    if !room.rows.is_sorted_by_key(|r| r.rank) {
+        room.rows.sort_unstable_by_key(|r| r.rank);
+    }
+    advance(c, track, room);
+    let rows = &mut room.rows;
+    // What a rank has finished, all were in: who is gone then was through with it as well, told or not.
+    let mut open: Vec<u64> = Vec::new();
+    for r in rows.iter().filter(|r| r.front.stage != Stage::InDoubt && !r.gone) {
+        if open.last() != Some(&r.front.done) {
+            open.push(r.front.done);
+        }
+    }
+    open.sort_unstable();
+    for row in rows.iter_mut() {
+        let f = &mut row.front;
+        if row.through {
+            f.done = f.issued;
+        }
+        // Who is gone, or has aborted, will not finish what it began: it is waited for as if it had not issued it.
+        if f.done < f.issued && row.gone {
+            let next = open.get(open.partition_point(|o| *o < f.done)).filter(|o| **o < f.issued);
+            f.issued = next.copied().unwrap_or(f.issued);
+            f.done = f.issued;
+        }
+    }
+    let mut all = Vec::with_capacity(rows.len());
+    all.extend(rows.iter().filter(|r| r.sure).map(|r| (r.rank, r.front)));
+    all
+}
+
+/// Finds the first operation that each rank has not finished.
+fn advance(c: &Communicator, track: Track, Room { rows, left }: &mut Room) {
+    let least = rows.iter().map(|r| r.front.issued).min().unwrap_or(0);
+    left.clear();
+    left.extend((0u32..).take(rows.len()));
+    for (order, instance) in c.incomplete_of(track) {
+        if left.is_empty() {
+            break;
+        }
+        // Who finished a collective proves that all were in it; only roots and leaves may be through alone.
+        let all_were_in =
+            LazyCell::new(|| {
+                let told = c.told_done(track, order);
+                instance.parts.values().any(|p| (told || p.finished) && !p.op.func.is_rooted())
+            });
+        // Where no GPU was seen to start it, "not started" says nothing.
+        let started = LazyCell::new(|| instance.parts.values().any(|p| p.started_ns.is_some()));
+        if order < least && instance.parts.values().all(|p| p.finished) && *all_were_in {
+            continue;
+        }
+        let mut parts = Parts::of(instance, left.len());
+        left.retain(|at| {
+            let Some(row) = rows.get_mut(*at as usize) else { return false };
+            let part = parts.of_rank(row.rank);
+            // Most are in it, which is known without the whole record.
+            let in_it = |p: &Part| !p.finished && p.started_ns.is_some() && p.ended_seen_ns.is_none();
+            let state = match part {
+                Some(p) if in_it(p) => OpState::Started,
+                _ => state_of(part, order, Some(row.front.issued), row.told, || {
+                    c.members().get(&row.rank).is_some_and(|m| m.finished == 0)
+                }),
+            };
+            let stage = match state {
+                OpState::Finished => return true,
+                OpState::NotIssued | OpState::Called => return false,
+                OpState::Started | OpState::Progressing => Stage::Started,
+                OpState::InDoubt if *all_were_in => return true,
+                OpState::Issued if *started => Stage::Issued,
+                OpState::Issued | OpState::InDoubt => Stage::InDoubt,
+            };
+            (row.front.done, row.front.stage) = (order, stage);
+            false
+        });
+    }
+}
+
+/// An operation's parts, asked for by ranks in rising order.
+enum Parts<'a> {
+    /// Gone through beside the ranks.
+    Beside(Peekable<btree_map::Iter<'a, Rank, Part>>),
+    /// Looked up: few are asked for.
+    Few(&'a Instance),
+}
+
+impl<'a> Parts<'a> {
+    fn of(instance: &'a Instance, ranks: usize) -> Self {
+        if instance.parts.len() > ranks.saturating_mul(SPARSE) {
+            Parts::Few(instance)
+        } else {
+            Parts::Beside(instance.parts.iter().peekable())
+        }
+    }
+
+    fn of_rank(&mut self, rank: Rank) -> Option<&'a Part> {
+        match self {
+            Parts::Few(instance) => instance.parts.get(&rank),
+            Parts::Beside(parts) => {
+                while parts.next_if(|(r, _)| **r < rank).is_some() {}
+                parts.next_if(|(r, _)| **r == rank).map(|(_, p)| p)
+            }
+        }
+    }
+}
+
+/// The first operation that all ranks issued, that is timed, and that started nowhere, behind operations that are
+/// not timed and of which nobody knows whether they are done.
+fn queued(join: &Join, c: &Communicator) -> Option<Stall> {
+    let track = Track::Collective;
+    let all = c.expected();
+    let silent = |i: &Instance| i.parts.values().all(|p| p.op.timing.is_silent());
+    let mut behind = false;
+    let (order, instance) = c.incomplete_of(track).take(QUEUE_MAX).find(|(_, i)| {
+        let silent = silent(i);
+        behind |= silent;
+        i.parts.len() >= all && !silent
+    })?;
+    if !behind || c.members().len() < all {
+        return None;
+    }
+    let mut parts = Parts::of(instance, all);
+    let mut lacking = Vec::new();
+    for (rank, m) in c.members() {
+        let seat = c.seat(*rank)?;
+        let condition = join.roster.condition(seat.actor);
+        let part = parts.of_rank(*rank);
+        let state = state_of(part, order, m.issued(track), seat.done(track), || m.finished == 0);
+        if state != OpState::Issued || !condition.known || condition.unsure {
+            return None;
+        }
+        lacking.push((*rank, seat.actor));
+    }
+    Some(Stall { comm: c.id, track, order, lack: Lack::Start, waiting: Vec::new(), lacking })
+}
+
+/// Sends without their receives, and the reverse.
+fn transfers(join: &Join, c: &Communicator) -> Vec<Stall> {
+    let mut out = Vec::new();
+    for ((from, to), order, sent) in c.unmatched() {
+        let (here, there) = if sent { (from, to) } else { (to, from) };
+        let track = Track::Pair(from, to);
+        let waits_there =
+            c.instance(track, order).and_then(|i| i.parts.get(&here)).is_some_and(|p| !p.finished);
+        let side = |rank: Rank| {
+            let process = join.process(c.members().get(&rank)?.record.segment)?;
+            // Transfers are counted by their records alone.
+            let actor = c.seat(rank)?.actor;
+            let known = !process.unsure() && !process.missed.contains_key(COUNTED);
+            known.then_some((rank, actor))
+        };
+        if let (true, Some(w), Some(l)) = (waits_there, side(here), side(there)) {
+            let (waiting, lacking) = (vec![w], vec![l]);
+            out.push(Stall { comm: c.id, track, order, lack: Lack::Issue, waiting, lacking });
+        }
+    }
+    out
+}
+
+/// Transfers that both ends issued and that one of them, which is gone, will not finish.
+fn broken_off(join: &Join, c: &Communicator) -> Vec<Stall> {
+    let mut out = Vec::new();
+    let mut told = BTreeSet::new();
+    let end = |rank: &Rank| {
+        let actor = c.seat(*rank)?.actor;
+        let condition = join.roster.condition(actor);
+        condition.known.then_some((actor, condition.gone))
+    };
+    for (track, order, instance) in c.incomplete_transfers() {
+        let Track::Pair(from, to) = track else { continue };
+        let open = |r: &Rank| instance.parts.get(r).is_some_and(|p| !p.finished);
+        let broken = [(from, to), (to, from)].into_iter().find_map(|(here, there)| {
+            let ((w, false), (l, true)) = (end(&here)?, end(&there)?) else { return None };
+            (open(&here) && open(&there)).then_some(((here, w), (there, l)))
+        });
+        let Some((w, l)) = broken.filter(|_| told.insert((from, to))) else { continue };
+        let (waiting, lacking) = (vec![w], vec![l]);
+        out.push(Stall { comm: c.id, track, order, lack: Lack::Issue, waiting, lacking });
+    }
+    out
+}
