@@ -3,17 +3,18 @@
 mod settle;
 
 use super::clock::ClockMap;
+use super::held::{Held, Key};
 use super::instance::{Instance, Measure, Part};
-use super::member::{Called, Member};
+use super::member::{Called, DoneBelow, Member};
 use super::signature::Signature;
 use super::stats::{Class, ClassKey, size_class};
 use super::timing;
 use super::usage::{Busy, Exchanged};
 use crate::model::{
-    Algo, CommId, CommRecord, Coverage, Func, Lane, OpRecord, OpState, OperationRef, Proto, Rank, Returned,
-    SegmentId, Track, message_bytes,
+    Algo, CommId, CommRecord, Coverage, Func, Lane, NetProgress, OpRecord, OpState, OperationRef, Proto,
+    Rank, Returned, SegmentId, Track, message_bytes,
 };
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Operations that ranks run in different ways, kept at most.
 const SPLIT_KEPT: usize = 64;
@@ -65,12 +66,13 @@ pub struct Communicator {
     /// Its identity.
     pub id: CommId,
     members: BTreeMap<Rank, Member>,
-    instances: BTreeMap<(Track, u64), Instance>,
-    uncounted: BTreeSet<(Track, u64)>,
-    /// Those among them of which something new was heard since they were last looked at.
-    touched: BTreeSet<(Track, u64)>,
-    /// When all of them were last looked at, host monotonic ns.
-    scanned_ns: Option<u64>,
+    instances: Held,
+    /// Those of which something new was heard since they were last looked at.
+    touched: Vec<Key>,
+    /// All that are not counted are to be looked at: what a rank does that comes or goes changes for each of them.
+    rescan: bool,
+    /// Those that time alone makes ready, by when they are to be looked at, host monotonic ns.
+    due: BTreeSet<(u64, Key)>,
     /// When the timed ones began on the first GPU and ended on the last, host monotonic ns.
     timed: BTreeMap<(Track, u64), (u64, u64)>,
     /// Those that ranks run in different ways.
@@ -95,10 +97,10 @@ impl Communicator {
         Communicator {
             id,
             members: BTreeMap::new(),
-            instances: BTreeMap::new(),
-            uncounted: BTreeSet::new(),
-            touched: BTreeSet::new(),
-            scanned_ns: None,
+            instances: Held::default(),
+            touched: Vec::new(),
+            rescan: false,
+            due: BTreeSet::new(),
             timed: BTreeMap::new(),
             split: BTreeSet::new(),
             late: VecDeque::new(),
@@ -153,14 +155,12 @@ impl Communicator {
 
     /// The operations that are not complete yet.
     pub fn incomplete(&self) -> impl Iterator<Item = (Track, u64, &Instance)> {
-        self.uncounted.iter().filter_map(|k| Some((k.0, k.1, self.instances.get(k)?)))
+        self.instances.open().map(|((t, o), i)| (*t, *o, i))
     }
 
     /// The operations of a track that are not complete yet, by order.
     pub fn incomplete_of(&self, track: Track) -> impl Iterator<Item = (u64, &Instance)> {
-        self.uncounted
-            .range((track, 0)..=(track, u64::MAX))
-            .filter_map(|k| Some((k.1, self.instances.get(k)?)))
+        self.instances.open_of(track).map(|((_, o), i)| (*o, i))
     }
 
     /// Pairs of ranks of which one has issued a transfer that the other has not: from, to, the first such order, and
@@ -307,14 +307,19 @@ impl Communicator {
     pub(super) fn leave(&mut self, segment: SegmentId, rank: Rank) -> bool {
         if self.members.get(&rank).is_some_and(|m| m.record.segment == segment) {
             self.members.remove(&rank);
+            self.rescan = true;
         }
         self.members.is_empty()
     }
 
     pub(super) fn join(&mut self, record: CommRecord) {
         match self.members.get_mut(&record.rank) {
-            Some(m) => m.record = record,
+            Some(m) => {
+                self.rescan |= m.record.ranks != record.ranks;
+                m.record = record;
+            }
             None => {
+                self.rescan = true;
                 let member = Member {
                     finished: 0,
                     waiting_ns: None,
@@ -325,7 +330,7 @@ impl Communicator {
                     issued_below: 0,
                     graphs_from: u64::MAX,
                     channels: Vec::new(),
-                    done_below: HashMap::new(),
+                    done_below: DoneBelow::default(),
                     record,
                 };
                 self.members.insert(member.record.rank, member);
@@ -400,21 +405,13 @@ impl Communicator {
                 n.received = n.received.max(next);
             }
         }
-        let oldest = self.instances.range((track, 0)..=(track, u64::MAX)).next().map(|(k, _)| k.1);
-        if !self.instances.contains_key(&key)
-            && self.instances.len() >= HELD
-            && oldest.is_some_and(|o| order < o)
-        {
-            return;
-        }
         let ranks = self.members.values().find_map(|m| m.record.ranks);
         let Some(member) = self.members.get_mut(&rank) else { return };
-        let instance = self.instances.entry(key).or_default();
+        let Some(instance) = self.instances.entry(key, |held| held >= HELD) else { return };
         if instance.counted {
             return;
         }
-        self.uncounted.insert(key);
-        self.touched.insert(key);
+        self.touched.push(key);
         let before = instance.parts.get(&rank);
         let (was_done, was_kernel) = before.map_or((false, None), |p| (p.finished, p.kernel));
         let (fresh, was_timed) = (before.is_none(), before.is_some_and(|p| p.duration_ns().is_some()));
@@ -467,9 +464,9 @@ impl Communicator {
         self.coverage.operations += u64::from(fresh);
         self.coverage.timed += u64::from(timed && !was_timed);
         self.coverage.impossible += u64::from(told && !was_told && stamped && !timed);
-        let moved = |o: &OpRecord| o.net.iter().map(|n| (n.bytes, n.done, n.started)).collect::<Vec<_>>();
-        let moved_ns = match instance.parts.get(&rank) {
-            Some(p) if moved(&p.op) == moved(&op) => p.moved_ns,
+        let moved = |n: &NetProgress| (n.bytes, n.done, n.started);
+        let moved_ns = match before {
+            Some(p) if p.op.net.iter().map(moved).eq(op.net.iter().map(moved)) => p.moved_ns,
             _ => (!op.net.is_empty()).then_some(now_ns),
         };
         let signature = Signature::of(&op, ranks);
@@ -478,7 +475,7 @@ impl Communicator {
             self.split.insert(key);
         }
         instance.way = instance.way.or(way);
-        instance.parts.insert(rank, Part { op, kernel, started_ns, finished, ended_seen_ns, moved_ns });
+        instance.parts.insert(rank, Part { op: *op, kernel, started_ns, finished, ended_seen_ns, moved_ns });
         if started_ns.is_some() || stopped {
             self.imply_done(track, order, rank);
         }
@@ -510,7 +507,7 @@ impl Communicator {
             }
             if !part.finished {
                 part.finished = true;
-                self.touched.insert((track, *o));
+                self.touched.push((track, *o));
                 if part.op.lane.is_collective() {
                     member.finished += 1;
                 }

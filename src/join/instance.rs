@@ -3,13 +3,12 @@
 use super::signature::Signature;
 use super::timing::Kernel;
 use crate::model::{Algo, Func, OpRecord, Proto, Rank, bus_factor, message_bytes};
-use std::collections::BTreeMap;
 
 /// One rank's part.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Part {
     /// What its segment says.
-    pub op: Box<OpRecord>,
+    pub op: OpRecord,
     /// Its kernel's time, once all its channels stopped and where the stamps can be believed.
     pub kernel: Option<Kernel>,
     /// When its kernel started, host clock ns.
@@ -32,6 +31,79 @@ impl Part {
     /// How long it took on the GPU, in ns, however that was measured; the waiting for other ranks is in it.
     pub fn duration_ns(&self) -> Option<u64> {
         self.kernel.map(|k| k.duration_ns).or(self.op.event_ns)
+    }
+}
+
+/// The parts of an operation by rank: a node sees a few of them.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Parts(Vec<(Rank, Part)>);
+
+impl Parts {
+    fn find(&self, rank: Rank) -> Result<usize, usize> {
+        self.0.binary_search_by_key(&rank, |(r, _)| *r)
+    }
+
+    /// A rank's part.
+    pub fn get(&self, rank: &Rank) -> Option<&Part> {
+        self.0.get(self.find(*rank).ok()?).map(|(_, p)| p)
+    }
+
+    /// A rank's part.
+    pub fn get_mut(&mut self, rank: &Rank) -> Option<&mut Part> {
+        let at = self.find(*rank).ok()?;
+        self.0.get_mut(at).map(|(_, p)| p)
+    }
+
+    /// True when a rank's part is there.
+    pub fn contains_key(&self, rank: &Rank) -> bool {
+        self.find(*rank).is_ok()
+    }
+
+    /// Puts a rank's part in the place of what was there.
+    pub fn insert(&mut self, rank: Rank, part: Part) {
+        match self.find(rank) {
+            Ok(at) => self.0[at].1 = part,
+            Err(at) => self.0.insert(at, (rank, part)),
+        }
+    }
+
+    /// The ranks and their parts.
+    pub fn iter(&self) -> impl Iterator<Item = (&Rank, &Part)> {
+        self.0.iter().map(|(r, p)| (r, p))
+    }
+
+    /// The ranks.
+    pub fn keys(&self) -> impl Iterator<Item = &Rank> {
+        self.0.iter().map(|(r, _)| r)
+    }
+
+    /// The parts.
+    pub fn values(&self) -> impl Iterator<Item = &Part> {
+        self.0.iter().map(|(_, p)| p)
+    }
+
+    /// The parts.
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut Part> {
+        self.0.iter_mut().map(|(_, p)| p)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// True when there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl<'a> IntoIterator for &'a Parts {
+    type Item = (&'a Rank, &'a Part);
+    type IntoIter = std::iter::Map<std::slice::Iter<'a, (Rank, Part)>, fn(&'a (Rank, Part)) -> Self::Item>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter().map(|(r, p)| (r, p))
     }
 }
 
@@ -59,7 +131,7 @@ pub struct Late {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Instance {
     /// The parts seen, by rank.
-    pub parts: BTreeMap<Rank, Part>,
+    pub parts: Parts,
     /// True once it was counted in the statistics.
     pub counted: bool,
     /// True once the hosts' times were looked at, where the GPUs' may never come.
@@ -73,6 +145,13 @@ pub struct Instance {
 }
 
 impl Instance {
+    /// Makes it a new one, and keeps the room for its parts.
+    pub(super) fn clear(&mut self) {
+        let mut parts = std::mem::take(&mut self.parts);
+        parts.0.clear();
+        *self = Instance { parts, ..Instance::default() };
+    }
+
     /// The part that was issued first: it names the operation.
     pub fn first(&self) -> Option<&Part> {
         self.parts.values().min_by_key(|p| p.op.issued_ns.or(p.op.called_ns).unwrap_or(u64::MAX))
@@ -95,7 +174,8 @@ impl Instance {
         if self.parts.len() < ranks || ranks == 0 {
             return None;
         }
-        self.parts.values().map(Part::duration_ns).collect::<Option<Vec<_>>>()?.into_iter().min()
+        // Absent is less than any.
+        self.parts.values().map(Part::duration_ns).min()?
     }
 
     /// Each rank's waiting in ns: its kernel's time beyond the transfer time.
@@ -143,16 +223,19 @@ impl Instance {
         if self.parts.len() < ranks || ranks < 2 {
             return None;
         }
-        let issued: Vec<(Rank, u64)> =
-            self.parts.iter().map(|(r, p)| p.op.issued_ns.map(|i| (*r, i))).collect::<Option<_>>()?;
-        let (rank, last) = issued.iter().copied().max_by_key(|(_, i)| *i)?;
-        let first = issued.iter().map(|(_, i)| *i).min()?;
+        // Absent is less than any.
+        let first = self.parts.values().map(|p| p.op.issued_ns).min()??;
+        let (rank, last) = self.parts.iter().map(|(r, p)| (*r, p.op.issued_ns)).max_by_key(|(_, i)| *i)?;
+        let last = last?;
         Some(Late { rank, by_ns: last - first, measure: Measure::Host })
     }
 
     /// When all its ranks had reported its end, host monotonic ns.
     pub fn ended_seen_ns(&self) -> Option<u64> {
-        self.parts.values().map(|p| p.ended_seen_ns).collect::<Option<Vec<_>>>()?.into_iter().max()
+        let ended = || self.parts.values().map(|p| p.ended_seen_ns);
+        // Absent is less than any.
+        ended().min()??;
+        ended().max()?
     }
 }
 
@@ -192,14 +275,7 @@ mod tests {
             });
             i.parts.insert(
                 Rank(*rank),
-                Part {
-                    op: Box::new(o),
-                    kernel,
-                    started_ns: None,
-                    finished: true,
-                    ended_seen_ns: None,
-                    moved_ns: None,
-                },
+                Part { op: o, kernel, started_ns: None, finished: true, ended_seen_ns: None, moved_ns: None },
             );
         }
         i

@@ -2,7 +2,6 @@
 
 use super::usage::Exchanged;
 use crate::model::{CommRecord, Func, Track};
-use std::collections::HashMap;
 
 /// A call that NCCL has not issued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,12 +39,36 @@ pub struct Member {
     pub(super) graphs_from: u64,
     /// Start of the latest believed kernel by channel, GPU clock.
     pub(super) channels: Vec<Option<u64>>,
-    /// Orders below this are done, by track.
-    pub(super) done_below: HashMap<Track, u64>,
+    /// Orders below this are done.
+    pub(super) done_below: DoneBelow,
+}
+
+/// Orders below which all is done, of the tracks that all ranks share.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct DoneBelow {
+    collective: u64,
+    replay: u64,
+}
+
+impl DoneBelow {
+    pub(super) fn insert(&mut self, track: Track, order: u64) {
+        match track {
+            Track::Collective => self.collective = order,
+            Track::Replay => self.replay = order,
+            Track::Pair(..) => {}
+        }
+    }
+
+    fn get(&self, track: Track) -> u64 {
+        match track {
+            Track::Collective => self.collective,
+            Track::Replay => self.replay,
+            Track::Pair(..) => 0,
+        }
+    }
 }
 
 impl Member {
-    /// Orders of a track below this are known to be done.
     /// The start of its last kernel on a channel, as far as one is believed.
     pub(super) fn last_start(&self, channel: u8) -> Option<u64> {
         self.channels.get(usize::from(channel)).copied().flatten()
@@ -59,8 +82,9 @@ impl Member {
         self.channels[channel] = Some(at);
     }
 
+    /// Orders of a track below this are known to be done.
     pub(super) fn done_below(&self, track: Track) -> u64 {
-        self.done_below.get(&track).copied().unwrap_or(0)
+        self.done_below.get(track)
     }
 
     /// Operations issued in a track, which is the next issue order.
