@@ -340,7 +340,7 @@ impl Communicator {
 
     pub(super) fn operation(
         &mut self,
-        op: Box<OpRecord>,
+        mut op: Box<OpRecord>,
         clock: &mut ClockMap,
         busy: &mut Busy,
         unsure: bool,
@@ -416,6 +416,10 @@ impl Communicator {
         let (was_done, was_kernel) = before.map_or((false, None), |p| (p.finished, p.kernel));
         let (fresh, was_timed) = (before.is_none(), before.is_some_and(|p| p.duration_ns().is_some()));
         let was_told = before.is_some_and(|p| all_stopped(&p.op));
+        if let Some(p) = before {
+            // What brings its last transfers may come without its stamps.
+            (op.started, op.stopped) = (op.started.max(p.op.started), op.stopped.max(p.op.stopped));
+        }
         let told = all_stopped(&op);
         let kernel = was_kernel
             .or_else(|| if told { timing::kernel(&op, clock, |c| member.last_start(c)) } else { None });
@@ -444,7 +448,8 @@ impl Communicator {
         let stopped = told && (kernel.is_some() || op.event_ns.is_some() || !stamped || !graphs);
         let started_ns = kernel.map(|k| k.start_ns).or_else(|| timing::started(&op, clock));
         let ended_seen_ns = if told {
-            op.stamps.iter().filter_map(|s| s.stop_seen_ns).max().or(op.event_seen_ns)
+            let last = op.stamps.iter().filter_map(|s| s.stop_seen_ns).max().or(op.event_seen_ns);
+            last.or(before.and_then(|p| p.ended_seen_ns))
         } else {
             None
         };
@@ -469,6 +474,10 @@ impl Communicator {
             Some(p) if p.op.net.iter().map(moved).eq(op.net.iter().map(moved)) => p.moved_ns,
             _ => (!op.net.is_empty()).then_some(now_ns),
         };
+        if told && kernel.is_some() {
+            // What was made of them is kept.
+            op.stamps = Vec::new();
+        }
         let signature = Signature::of(&op, ranks);
         let way = op.algo.zip(op.proto);
         if instance.way.is_some() && way.is_some() && way != instance.way && self.split.len() < SPLIT_KEPT {

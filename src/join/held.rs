@@ -42,7 +42,12 @@ fn find(queue: &VecDeque<Place>, order: u64) -> Result<usize, usize> {
     if queue.get(guess).is_some_and(|p| p.key.1 == order) {
         return Ok(guess);
     }
-    queue.binary_search_by_key(&order, |p| p.key.1)
+    // Where an old one is stuck, those behind it are forgotten: then from the last one.
+    let guess = usize::try_from(last.key.1 - order).ok().and_then(|back| queue.len().checked_sub(back + 1));
+    match guess {
+        Some(at) if queue.get(at).is_some_and(|p| p.key.1 == order) => Ok(at),
+        _ => queue.binary_search_by_key(&order, |p| p.key.1),
+    }
 }
 
 impl Held {

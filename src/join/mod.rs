@@ -28,7 +28,7 @@ pub use crate::model::Track;
 pub use attribution::{Share, WireTotals, WireWindow};
 pub use clock::ClockMap;
 pub use communicator::{Communicator, LateEvent};
-pub use finished::{Finished, FinishedPart};
+pub use finished::{Finished, FinishedPart, Operation};
 pub use hardware::{Device, Hardware, Incident, LinkError, Moment, Trouble};
 pub use host_clock::ClockPair;
 pub use instance::{Instance, Late, Measure, Part, Parts, algbw, busbw};

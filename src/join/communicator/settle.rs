@@ -1,7 +1,7 @@
 //! What becomes of a communicator's operations: complete ones are counted and judged, old ones forgotten.
 
 use super::super::carry::carried;
-use super::super::finished::{Finished, FinishedPart, Outbox};
+use super::super::finished::{Finished, FinishedPart, Operation, Outbox};
 use super::super::instance::{Late, Part, busbw};
 use super::super::stats::{Class, ClassKey, Sample, size_class};
 use super::{Communicator, HELD, Key, LateEvent};
@@ -171,7 +171,7 @@ impl Communicator {
         self.split.remove(&key);
         let ranks = self.ranks();
         let Some(instance) = self.instances.close(&key) else { return };
-        let mut parts = Vec::new();
+        let mut parts = Vec::with_capacity(if outbox.wanted() { instance.parts.len() } else { 0 });
         for part in instance.parts.values_mut() {
             // What was made of them is kept.
             part.op.stamps = Vec::new();
@@ -182,9 +182,9 @@ impl Communicator {
         }
         let instance = &*instance;
         let Some(first) = instance.first().map(|p| &p.op) else { return };
-        let described = outbox.wanted().then(|| first.clone());
         let channels = first.channels;
         let (track, order) = key;
+        let described = outbox.wanted().then(|| Operation::of(first, order, ranks));
         let collective = !matches!(track, Track::Pair(..));
         if collective && instance.parts.values().all(|p| p.finished) {
             self.finished += 1;
@@ -217,7 +217,7 @@ impl Communicator {
             outbox.carry(carried(self, key, transfer_ns));
         }
         let late = if collective && agreed { self.judge(key, needed, transfer_ns) } else { None };
-        let Some(first) = described else { return };
+        let Some(operation) = described else { return };
         for part in &mut parts {
             part.waiting_ns = transfer_ns.and_then(|t| Some(part.duration_ns?.saturating_sub(t)));
         }
@@ -225,7 +225,7 @@ impl Communicator {
         outbox.put(Finished {
             comm: self.id,
             track,
-            operation: self.describe(track, order, &first),
+            operation,
             func,
             ranks,
             size_class: class.size_class,
