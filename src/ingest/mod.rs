@@ -56,6 +56,8 @@ pub struct Segments {
     pause: Duration,
     /// The longest time between two looks.
     longest: Duration,
+    /// The same while every process issues operations.
+    longest_moving: Duration,
     /// Segments of other jobs, and of earlier ones of the same name, are left alone.
     job: Option<(String, u64)>,
     /// Files that are left alone, or are the same segment as one that is followed.
@@ -76,6 +78,7 @@ impl Segments {
             polled_ns: None,
             pause: LONGEST,
             longest: LONGEST,
+            longest_moving: LONGEST,
             job: None,
             passed: HashSet::new(),
         }
@@ -95,9 +98,11 @@ impl Segments {
         self.roots = None;
     }
 
-    /// Looks at least so often, unless a busy job makes it look more often.
+    /// Looks at least so often, unless a busy job makes it look more often; half as often while every process issues
+    /// operations, and so nothing stands still.
     pub fn look_every(&mut self, longest: Duration) {
         self.longest = longest.max(SHORTEST);
+        self.longest_moving = self.longest * 2;
         self.pause = self.pause.min(self.longest);
     }
 
@@ -204,8 +209,9 @@ impl Source for Segments {
         let fill = self.tails.values().map(Tail::fill).fold(0.0, f64::max);
         let since = self.polled_ns.map_or(self.longest, |t| Duration::from_nanos(now_ns.saturating_sub(t)));
         self.polled_ns = Some(now_ns);
-        self.pause =
-            if fill > FILL { since.mul_f64(FILL / fill).clamp(SHORTEST, self.longest) } else { self.longest };
+        let moves = !self.tails.is_empty() && self.tails.values().filter(|t| !t.done()).all(Tail::moves);
+        let longest = if moves { self.longest_moving } else { self.longest };
+        self.pause = if fill > FILL { since.mul_f64(FILL / fill).clamp(SHORTEST, longest) } else { longest };
     }
 
     fn inspect(&mut self, segment: SegmentId, now_ns: u64) {

@@ -27,7 +27,7 @@ const RECENT: usize = 1024;
 const SETTLED_TICKETS: u64 = 4096;
 
 /// A process of which nothing was heard for so long is asked after more often, in ns.
-const QUIET_NS: u64 = 100_000_000;
+const QUIET_NS: u64 = 250_000_000;
 /// How often then, in ns.
 const QUIET_LOOK_NS: u64 = 50_000_000;
 /// How often where it issues operations, in ns.
@@ -78,6 +78,8 @@ pub(super) struct Tail {
     asked_ns: u64,
     /// When something new was last read of it.
     moved_ns: u64,
+    /// When it was last read at all.
+    read_ns: u64,
     /// NCCL's version, as its code.
     nccl: Option<u32>,
     comms: HashMap<u16, (CommSlot, CommRecord)>,
@@ -141,6 +143,7 @@ impl Tail {
             looked_ns: now_ns,
             asked_ns: 0,
             moved_ns: 0,
+            read_ns: now_ns,
             nccl,
             comms: HashMap::new(),
             ops: Window::default(),
@@ -169,6 +172,11 @@ impl Tail {
     /// Takes the stack of its process.
     pub(super) fn stack(&mut self, stack: Vec<String>, now_ns: u64) -> Option<HostFact> {
         self.host.as_mut().map(|h| h.stack(stack, now_ns))
+    }
+
+    /// True while its process lives and the last look found something new.
+    pub(super) fn moves(&self) -> bool {
+        self.record.liveness == Liveness::Alive && self.moved_ns == self.read_ns
     }
 
     /// How much of its fullest ring was new at the last look.
@@ -240,6 +248,7 @@ impl Tail {
             self.record.losses = vec![("segment spoilt by its owner", 1)];
             changed = true;
         }
+        self.read_ns = now_ns;
         if before != self.op.next + self.channel.next + self.proxy.next {
             self.moved_ns = now_ns;
         }

@@ -84,6 +84,12 @@ impl ClockMap {
 
     /// The offset at a moment of the GPU's clock: between two apexes one of them gives it.
     fn offset(&self, gpu_ns: u64) -> Option<i128> {
+        let last = self.apexes.back()?;
+        if last.bucket <= gpu_ns / BUCKET_NS {
+            let bound = last.bound(gpu_ns);
+            let before = self.apexes.len().checked_sub(2).and_then(|at| self.apexes.get(at));
+            return Some(before.map_or(bound, |a| a.bound(gpu_ns).min(bound)));
+        }
         let behind = self.behind(gpu_ns / BUCKET_NS);
         // The bucket's own apex may lie on either side, so its neighbours are asked as well.
         let near = self.apexes.range(behind.saturating_sub(2)..self.apexes.len().min(behind + 1));

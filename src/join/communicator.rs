@@ -75,6 +75,8 @@ pub struct Communicator {
     due: BTreeSet<(u64, Key)>,
     /// When the timed ones began on the first GPU and ended on the last, host monotonic ns.
     timed: BTreeMap<(Track, u64), (u64, u64)>,
+    /// Somebody asks for these times.
+    pub(super) metered: bool,
     /// Those that ranks run in different ways.
     split: BTreeSet<(Track, u64)>,
     late: VecDeque<LateEvent>,
@@ -102,6 +104,7 @@ impl Communicator {
             rescan: false,
             due: BTreeSet::new(),
             timed: BTreeMap::new(),
+            metered: false,
             split: BTreeSet::new(),
             late: VecDeque::new(),
             mismatch: None,
@@ -426,8 +429,10 @@ impl Communicator {
         if kernel.is_some() && was_kernel.is_none() {
             if let Some(k) = &kernel {
                 busy.add(k);
-                let span = self.timed.entry(key).or_insert((k.start_ns, k.end_ns()));
-                *span = (span.0.min(k.start_ns), span.1.max(k.end_ns()));
+                if self.metered {
+                    let span = self.timed.entry(key).or_insert((k.start_ns, k.end_ns()));
+                    *span = (span.0.min(k.start_ns), span.1.max(k.end_ns()));
+                }
             }
             if let (Some(k), Some(limit)) = (kernel, timing::not_before(&op)) {
                 clock.learn_distance(k.start_ns.saturating_sub(limit));

@@ -165,6 +165,7 @@ impl Join {
                     process.clocks.insert(gpu.clone(), ClockMap::default());
                 }
                 let Some(clock) = process.clocks.get_mut(gpu) else { return };
+                comm.metered = self.outbox.metered();
                 comm.operation(op, clock, &mut process.busy, unsure, self.now_ns);
             }
             Update::Missed { segment, what, count } => {

@@ -51,6 +51,11 @@ impl Communicator {
             }
         }
         self.weigh(&fresh, expected);
+        if self.touched.is_empty() {
+            // Its room is used again.
+            self.touched = fresh;
+            self.touched.clear();
+        }
         self.forget(expected, classes, outbox);
         // Of what will be due in a far future most was given up meanwhile.
         if self.due.len() > 2 * HELD {
@@ -300,7 +305,7 @@ impl Communicator {
         if surplus > 0 {
             let timed = &mut self.timed;
             self.instances.forget(surplus, self.mismatch, |key, instance| {
-                if instance.parts.values().any(|p| p.kernel.is_some()) {
+                if !timed.is_empty() && instance.parts.values().any(|p| p.kernel.is_some()) {
                     timed.remove(key);
                 }
             });
