@@ -10,6 +10,7 @@ mod http;
 mod lost;
 mod otlp;
 mod own;
+mod peer;
 mod samples;
 mod socket;
 mod state;
