@@ -41,6 +41,7 @@ pub(super) struct Window {
     /// Tickets of what is to be told.
     changed: Vec<u64>,
     /// Room that was used before.
+    #[expect(clippy::vec_box, reason = "the boxes are what is used again")]
     spare: Vec<Box<Open>>,
 }
 
@@ -149,6 +150,7 @@ impl Window {
         self.changed = changed;
     }
 
+    #[expect(clippy::vec_box, reason = "the boxes are what is used again")]
     fn let_go(place: &mut Option<Box<Open>>, spare: &mut Vec<Box<Open>>) {
         if let Some(mut open) = place.take().filter(|_| spare.len() < SPARE) {
             open.stamps.clear();

@@ -28,6 +28,7 @@ pub(super) struct Held {
     tracks: BTreeMap<Track, VecDeque<Place>>,
     len: usize,
     open: usize,
+    #[expect(clippy::vec_box, reason = "the boxes are what is used again")]
     spare: Vec<Box<Instance>>,
 }
 
