@@ -149,6 +149,8 @@ fn whole() -> Envelope {
             stack: vec!["load (data.py:12)".to_owned()],
             stack_ns: Some(69_400_000_000),
             threads: vec!["2 threads: futex_wait".to_owned()],
+            nccl_starved: Some(0.5),
+            nccl_busy: Some(0.75),
         }],
         readings: Vec::new(),
         findings: Vec::new(),

@@ -8,7 +8,7 @@ use exported::{COMM, Hand, S};
 use ringwatch::export::catalogue;
 use ringwatch::export::prometheus::{Metrics, Own, Settings};
 use ringwatch::export::trace_id;
-use ringwatch::model::{Finding, Kind, OperationRef, Rank, Track};
+use ringwatch::model::{Finding, HostFact, Kind, OperationRef, Rank, SegmentId, Track, Update};
 
 fn own(now_ns: u64) -> Own {
     Own {
@@ -49,6 +49,11 @@ fn fed(settings: Settings) -> (Hand, Metrics, Vec<Finding>) {
     }
     hand.hardware(30 * S);
     hand.xid(30 * S, 3, 79);
+    for (segment, share) in [(1, 0.25), (2, 0.5)] {
+        let mut fact = HostFact::new(SegmentId(segment), 30 * S);
+        (fact.nccl_busy, fact.nccl_starved) = (Some(share), Some(share / 10.0));
+        hand.join.feed(Update::Host(Box::new(fact)));
+    }
     hand.stuck(31 * S, 3);
     hand.join.tick(40 * S);
     let taken = hand.join.take_finished();
@@ -187,7 +192,7 @@ fn inspectors_names_are_given_only_where_they_are_asked_for_and_for_one_period()
          comm_name=\"dp\",n_nodes=\"1\",nranks=\"4\",collective=\"AllReduce\",message_size=\"4-5MB\",\
          algo_proto=\"Ring_simple\"} 100.0"
     );
-    assert!(!text(&hand, &mut metrics, &[], 42 * S, None).contains("nccl_"), "nothing new, nothing told");
+    assert!(!text(&hand, &mut metrics, &[], 42 * S, None).contains("\nnccl_"), "nothing new, nothing told");
     let (hand, mut metrics, _) = fed(Settings::default());
     assert!(!text(&hand, &mut metrics, &[], 41 * S, None).contains("\nnccl_"));
 }

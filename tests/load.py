@@ -14,34 +14,38 @@ import tempfile
 import time
 import urllib.request
 
-RANKS, CHANNELS = 4, 4
+RANKS, CHANNELS, BURST = 4, 4, 10
 GPU_AHEAD = 1_700_000_000_000_000_000
 
 
 def log(path, comm, rank, seconds, rate):
     """One rank's callbacks, as the recorder would have written them."""
     handle, out = 10, [f"1000000000 1 init ctx=1 id={comm:x} name=- nn=1 nr={RANKS} r={rank}"]
-    step = 1_000_000_000 // rate
+    # Ten in a row, as in a training step: the host runs ahead, the GPU follows, and NCCL's thread tells what it did. So a
+    # process sleeps a few times for ten of them; a virtual machine's sleeps end too late for more.
+    step = BURST * 1_000_000_000 // rate
     for n in range(seconds * rate):
-        at = 1_100_000_000 + n * step
+        burst, place = divmod(n, BURST)
+        at = 1_100_000_000 + burst * step + place * 2_800
         group, api, launch, plan, coll = range(handle, handle + 5)
         handle += 5
         say = lambda after, text: out.append(f"{at + after} 1 {text}")
         say(0, f"start h={group} c=1 p=0 GroupApi depth=1 graph=0")
-        say(500, f"start h={api} c=1 p={group} CollApi AllReduce n=262144 dt=ncclFloat32 root=0 st=(nil) graph=0")
-        say(1000, f"stop h={api}")
-        say(1500, f"start h={launch} c=1 p={group} KernelLaunch st=(nil)")
-        say(6000, f"stop h={launch}")
-        say(6500, f"start h={plan} c=1 p=0 Group")
-        say(7000, f"start h={coll} c=1 p={api} Coll rank={rank} seq={n} AllReduce n=262144 root=0 dt=ncclFloat32 nch={CHANNELS} nw=16 algo=RING proto=LL128")
-        say(7500, f"stop h={coll}")
-        say(8000, f"stop h={plan}")
-        say(8500, f"stop h={group}")
+        say(200, f"start h={api} c=1 p={group} CollApi AllReduce n=262144 dt=ncclFloat32 root=0 st=(nil) graph=0")
+        say(300, f"stop h={api}")
+        say(400, f"start h={launch} c=1 p={group} KernelLaunch st=(nil)")
+        say(2000, f"stop h={launch}")
+        say(2100, f"start h={plan} c=1 p=0 Group")
+        say(2200, f"start h={coll} c=1 p={api} Coll rank={rank} seq={n} AllReduce n=262144 root=0 dt=ncclFloat32 nch={CHANNELS} nw=16 algo=RING proto=LL128")
+        say(2300, f"stop h={coll}")
+        say(2400, f"stop h={plan}")
+        say(2500, f"stop h={group}")
+        began = 1_100_000_000 + burst * step + 100_000 + place * 20_000
+        told = 1_100_000_000 + burst * step + 100_000 + BURST * 20_000 + place * 2_800
         for c in range(CHANNELS):
-            started = GPU_AHEAD + at + 20_000 + c * 30
-            out.append(f"{at + 30_000 + c * 100} 2 start h={handle} c=1 p={coll} KernelCh ch={c} pt={started}")
-            out.append(f"{at + 60_000 + c * 100} 2 state h={handle} s=22 a={started + 18_000}")
-            out.append(f"{at + 60_050 + c * 100} 2 stop h={handle}")
+            out.append(f"{told + c * 100} 2 start h={handle} c=1 p={coll} KernelCh ch={c} pt={GPU_AHEAD + began + c * 30}")
+            out.append(f"{told + 1_000 + c * 100} 2 state h={handle} s=22 a={GPU_AHEAD + began + 18_000}")
+            out.append(f"{told + 1_050 + c * 100} 2 stop h={handle}")
             handle += 1
     # Threads of one log are told apart by their ids, and time goes on in the file.
     head, rest = out[0], sorted(out[1:], key=lambda line: int(line.split(" ", 1)[0]))

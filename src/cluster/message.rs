@@ -404,6 +404,10 @@ pub struct Host {
     pub stack_ns: Option<u64>,
     #[prost(string, repeated, tag = "13")]
     pub threads: Vec<String>,
+    #[prost(double, optional, tag = "14")]
+    pub nccl_starved: Option<f64>,
+    #[prost(double, optional, tag = "15")]
+    pub nccl_busy: Option<f64>,
 }
 
 /// What an agent saw and what became of it, since it began: `observed = published + left_out`.

@@ -669,17 +669,16 @@ impl Publisher {
     }
 
     fn sketch(&mut self, f: &Finished) {
-        let algo = f.operation.algo.as_deref().and_then(|a| Algo::ALL.iter().find(|k| k.as_str() == a));
-        let proto = f.operation.proto.as_deref().and_then(|a| Proto::ALL.iter().find(|k| k.as_str() == a));
-        let key = (f.comm, f.func, f.size_class, algo.copied(), proto.copied());
+        let (algo, proto) = (f.operation.algo, f.operation.proto);
+        let key = (f.comm, f.func, f.size_class, algo, proto);
         let new = || {
             let place = |at: Option<usize>| at.map_or(0, |n| n as u32 + 1);
             m::Sketch {
                 comm: f.comm.0,
                 func: place(Func::ALL.iter().position(|k| *k == f.func)),
                 size_class: f.size_class.map_or(0, |c| u32::from(c) + 1),
-                algo: place(algo.and_then(|a| Algo::ALL.iter().position(|k| k == a))),
-                proto: place(proto.and_then(|a| Proto::ALL.iter().position(|k| k == a))),
+                algo: place(algo.and_then(|a| Algo::ALL.iter().position(|k| *k == a))),
+                proto: place(proto.and_then(|a| Proto::ALL.iter().position(|k| *k == a))),
                 bytes: Some(0),
                 ..m::Sketch::default()
             }

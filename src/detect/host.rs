@@ -77,6 +77,7 @@ impl Suspect<'_> {
         let (rank, s) = (self.rank, self.strain());
         let shares = [
             ("wanted a CPU and had none", s.cpu_starved),
+            ("had a thread of NCCL's that wanted a CPU and had none", s.nccl_starved),
             ("was kept from the CPU by its cgroup's quota", s.cpu_throttled),
             ("stood still for want of memory", s.memory_pressure),
         ];
@@ -147,6 +148,10 @@ impl Suspect<'_> {
         if much(s.cpu_throttled) {
             text += &format!(
                 "; rank {rank} is throttled: raise cpu.max of its cgroup (limits.cpu in Kubernetes)"
+            );
+        } else if much(s.nccl_starved) {
+            text += &format!(
+                "; NCCL's own threads of rank {rank} want CPUs, and what goes over the network waits for them: leave a core or two free for them (OMP_NUM_THREADS, data loader workers, --cpu-bind)"
             );
         } else if much(s.cpu_starved) {
             text += &format!(
@@ -219,6 +224,10 @@ mod tests {
         let (evidence, advice) = told(&join(vec![starved(11 * S, 0.6), starved(20 * S, 0.0)]));
         assert!(evidence[0].contains("wanted a CPU and had none for up to 60 %"), "{evidence:?}");
         assert!(advice.contains("pinning"), "{advice}");
+        let proxy = HostFact { nccl_starved: Some(0.3), ..starved(11 * S, 0.9) };
+        let (evidence, advice) = told(&join(vec![proxy]));
+        assert!(evidence.iter().any(|e| e.contains("thread of NCCL's that wanted a CPU")), "{evidence:?}");
+        assert!(advice.contains("NCCL's own threads of rank 3"), "{advice}");
         let throttled = HostFact { cpu_throttled: Some(0.5), cpu_starved: Some(0.9), ..fact_at(11 * S) };
         assert!(told(&join(vec![throttled])).1.contains("cpu.max"));
         let pressed = HostFact { memory_pressure: Some(0.3), ..fact_at(11 * S) };

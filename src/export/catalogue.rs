@@ -120,6 +120,10 @@ catalogue! {
         "Ranks of the communicator: all, and those seen here.";
     PROCESSES = Gauge "ringwatch_job_processes" None, ["node", "job_name", "state"],
         "Processes of the job on this node, alive and gone.";
+    NCCL_BUSY = Gauge "ringwatch_nccl_threads_busy_ratio" Some("ratio"), ["node", "job_name"],
+        "Share of the last second in which the busiest of NCCL's own threads of the job's processes on this node ran.";
+    NCCL_STARVED = Gauge "ringwatch_nccl_threads_starved_ratio" Some("ratio"), ["node", "job_name"],
+        "Share of the last second in which the worst-off of these threads wanted a CPU and had none.";
     FINDINGS = Gauge "ringwatch_findings" None, ["node", "job_name", "kind", "severity"],
         "Findings that are open; 0 for those that were.";
     FINDINGS_TOTAL = Counter "ringwatch_findings_opened" None, ["node", "job_name", "kind", "severity"],

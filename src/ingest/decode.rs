@@ -66,7 +66,7 @@ fn algo(code: u8, flags: u8) -> Option<Algo> {
     plain_algo(code)
 }
 
-fn timing(code: u8) -> Timing {
+pub(super) fn timing(code: u8) -> Timing {
     match code {
         timed::KERNEL => Timing::Kernel,
         timed::EVENTS => Timing::Events,

@@ -39,8 +39,13 @@ pub fn places() -> Vec<Place> {
 impl Place {
     /// The segment files in this place now, in order of their names.
     pub fn files(&self) -> Vec<PathBuf> {
+        self.files_below(&self.roots())
+    }
+
+    /// The same, where these are the roots to look below.
+    pub(super) fn files_below(&self, roots: &[PathBuf]) -> Vec<PathBuf> {
         let mut files = Vec::new();
-        for dir in self.directories() {
+        for dir in self.directories_below(roots) {
             segments_in(&dir, &mut files);
         }
         files.sort();
@@ -49,6 +54,18 @@ impl Place {
 
     /// The directories of this place that may hold segments now.
     pub fn directories(&self) -> Vec<PathBuf> {
+        self.directories_below(&self.roots())
+    }
+
+    /// The roots of the host and of its containers, as far as they matter here. To find them every process is looked at.
+    pub(super) fn roots(&self) -> Vec<PathBuf> {
+        match self {
+            Place::Dir(_) => Vec::new(),
+            Place::Host => roots(),
+        }
+    }
+
+    fn directories_below(&self, roots: &[PathBuf]) -> Vec<PathBuf> {
         // A link could lead anywhere; only real directories are entered.
         let ours = |dir: &PathBuf| {
             dir.file_name().is_some_and(|n| n.to_string_lossy().starts_with("ringwatch-"))
@@ -57,7 +74,7 @@ impl Place {
         match self {
             Place::Dir(d) => vec![d.clone()],
             Place::Host => {
-                roots().iter().flat_map(|root| entries(&root.join("dev/shm"))).filter(ours).collect()
+                roots.iter().flat_map(|root| entries(&root.join("dev/shm"))).filter(ours).collect()
             }
         }
     }

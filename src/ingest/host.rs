@@ -6,7 +6,7 @@ use super::process::{Stat, stat};
 use super::stacks::Answer;
 use crate::model::{Exit, HostFact, ProcessState, SegmentId};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Between looks at what takes more than one file, in ns.
 const SLOW_NS: u64 = 1_000_000_000;
@@ -19,8 +19,8 @@ pub(super) struct Host {
     pid: u32,
     fact: HostFact,
     slow_ns: Option<u64>,
-    /// Time each thread has waited for a CPU, in ns.
-    delays: Vec<(u32, u64)>,
+    /// Its threads at the last look, by number.
+    threads: Vec<Thread>,
     throttled_us: Option<u64>,
     cgroup: Option<PathBuf>,
 }
@@ -31,7 +31,7 @@ impl Host {
             pid,
             fact: HostFact::new(segment, 0),
             slow_ns: None,
-            delays: Vec::new(),
+            threads: Vec::new(),
             throttled_us: None,
             cgroup: cgroup(pid),
         }
@@ -52,7 +52,7 @@ impl Host {
         let slow = self.slow_ns.is_none_or(|t| now_ns.saturating_sub(t) >= SLOW_NS) && !over;
         if slow {
             let since = self.slow_ns.replace(now_ns).map(|t| now_ns.saturating_sub(t));
-            self.fact.cpu_starved = self.starved(since);
+            self.watch_threads(since);
             let group = self.cgroup.as_ref();
             let throttled = group.and_then(|g| number(&g.join("cpu.stat"), "throttled_usec"));
             let gained = throttled.zip(self.throttled_us).map(|(new, old)| new.saturating_sub(old));
@@ -95,27 +95,59 @@ impl Host {
         }
     }
 
-    /// The share of the time in which the worst-off thread was ready to run and had no CPU.
-    fn starved(&mut self, since_ns: Option<u64>) -> Option<f64> {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid)).ok()?;
-        let mut now: Vec<(u32, u64)> = Vec::new();
-        for task in tasks.flatten().take(THREADS_MAX) {
-            let Some(tid) = task.file_name().to_str().and_then(|t| t.parse().ok()) else { continue };
-            let delay = fs::read_to_string(task.path().join("schedstat"))
-                .ok()
-                .and_then(|t| t.split_whitespace().nth(1)?.parse().ok());
-            now.extend(delay.map(|d| (tid, d)));
+    /// What shares of the time its threads ran, and were ready to run and had no CPU.
+    fn watch_threads(&mut self, since_ns: Option<u64>) {
+        let before = std::mem::take(&mut self.threads);
+        let known =
+            |tid: u32| before.binary_search_by_key(&tid, |t| t.tid).ok().and_then(|at| before.get(at));
+        if let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", self.pid)) {
+            for task in tasks.flatten().take(THREADS_MAX) {
+                let Some(tid) = task.file_name().to_str().and_then(|t| t.parse().ok()) else { continue };
+                self.threads.extend(Thread::look(tid, self.pid, &task.path(), known(tid)));
+            }
         }
-        now.sort_unstable();
-        let before = std::mem::replace(&mut self.delays, now);
-        let since = since_ns.filter(|ns| *ns > 0)?;
-        let gained = |(tid, delay): &(u32, u64)| {
-            let at = before.binary_search_by_key(tid, |(t, _)| *t).ok()?;
-            Some(delay.saturating_sub(before.get(at)?.1))
+        self.threads.sort_unstable_by_key(|t| t.tid);
+        let share = |of: fn(&Thread) -> u64, nccl: bool| {
+            let since = since_ns.filter(|ns| *ns > 0)?;
+            let all = self.threads.iter().filter(|t| t.is_nccl || !nccl);
+            let worst = all.filter_map(|t| Some(of(t).saturating_sub(of(known(t.tid)?)))).max()?;
+            Some((worst as f64 / since as f64).min(1.0))
         };
-        let worst = self.delays.iter().filter_map(gained).max()?;
-        Some((worst as f64 / since as f64).min(1.0))
+        self.fact.cpu_starved = share(|t| t.waited_ns, false);
+        self.fact.nccl_starved = share(|t| t.waited_ns, true);
+        self.fact.nccl_busy = share(|t| t.ran_ns, true);
     }
+}
+
+/// A thread as its scheduler counts it.
+#[derive(Debug, Clone, Copy)]
+struct Thread {
+    tid: u32,
+    /// NCCL's own: it is named so. Threads get their names a moment after they begin.
+    is_nccl: bool,
+    /// It was seen twice, and has the name that it will have.
+    named: bool,
+    ran_ns: u64,
+    waited_ns: u64,
+}
+
+impl Thread {
+    fn look(tid: u32, pid: u32, task: &Path, before: Option<&Thread>) -> Option<Self> {
+        let text = fs::read_to_string(task.join("schedstat")).ok()?;
+        let mut numbers = text.split_whitespace().map(str::parse);
+        let (ran_ns, waited_ns) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+        // The main thread has the program's name, which may be anything.
+        let is_nccl = match before.filter(|t| t.named) {
+            Some(t) => t.is_nccl,
+            None => tid != pid && fs::read_to_string(task.join("comm")).is_ok_and(|name| is_nccl(&name)),
+        };
+        Some(Thread { tid, is_nccl, named: before.is_some(), ran_ns, waited_ns })
+    }
+}
+
+/// True for the names that NCCL gives its threads: `NCCL Service 0`, `NCCL Progress 0`, `NCCL UDS Service`, `ncclProxy...`.
+fn is_nccl(name: &str) -> bool {
+    name.starts_with("NCCL ") || name.starts_with("ncclProxy")
 }
 
 /// What `wait` would say, as a way of ending.
@@ -227,6 +259,36 @@ mod tests {
         });
         // One of the two had no more than half of the CPU.
         assert!(starved.is_some_and(|s| s > 0.3), "{starved:?}");
+    }
+
+    #[test]
+    fn what_the_threads_of_nccl_do_is_told_apart() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        assert!(is_nccl("NCCL Progress 1\n") && is_nccl("NCCL UDS Service") && is_nccl("ncclProxyService"));
+        assert!(!is_nccl("nccl-tests") && !is_nccl("pt_nccl_watchdg"));
+        let pid = std::process::id();
+        let start = stat(pid).unwrap().start_ticks;
+        let (mut host, over) = (Host::new(SegmentId(1), pid), AtomicBool::new(false));
+        let fact = std::thread::scope(|s| {
+            std::thread::Builder::new()
+                .name("NCCL Progress 0".to_owned())
+                .spawn_scoped(s, || {
+                    while !over.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                })
+                .unwrap();
+            std::thread::sleep(Duration::from_millis(100));
+            let begun = Instant::now();
+            assert_eq!(host.look(start, 0).unwrap().nccl_busy, None, "there is no time to hold it against");
+            std::thread::sleep(Duration::from_millis(1200));
+            let fact = host.look(start, u64::try_from(begun.elapsed().as_nanos()).unwrap());
+            over.store(true, Ordering::Relaxed);
+            fact.unwrap()
+        });
+        // It spins; what it had not, it waited for.
+        let all = fact.nccl_busy.zip(fact.nccl_starved).map(|(ran, waited)| ran + waited);
+        assert!(all.is_some_and(|s| s > 0.8), "{fact:?}");
     }
 
     #[test]

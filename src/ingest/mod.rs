@@ -31,6 +31,8 @@ use tail::Tail;
 
 /// How often directories are searched, in ns.
 const SEARCH_NS: u64 = 200_000_000;
+/// How often containers are searched for, in ns.
+const ROOTS_NS: u64 = 2_000_000_000;
 /// How often processes are looked after, in ns.
 const LOOK_NS: u64 = 50_000_000;
 /// The longest time between two looks, unless it is set, and the shortest.
@@ -48,12 +50,16 @@ pub struct Segments {
     tails: BTreeMap<PathBuf, Tail>,
     refused: BTreeMap<PathBuf, String>,
     searched_ns: Option<u64>,
+    /// When the places' roots were looked for, and those of each place.
+    roots: Option<(u64, Vec<Vec<PathBuf>>)>,
     looked_ns: Option<u64>,
     stacks: Stacks,
     polled_ns: Option<u64>,
     pause: Duration,
     /// The longest time between two looks.
     longest: Duration,
+    /// The same while every process issues operations.
+    longest_moving: Duration,
     /// Segments of other jobs, and of earlier ones of the same name, are left alone.
     job: Option<(String, u64)>,
     /// Files that are left alone, or are the same segment as one that is followed.
@@ -68,11 +74,13 @@ impl Segments {
             tails: BTreeMap::new(),
             refused: BTreeMap::new(),
             searched_ns: None,
+            roots: None,
             looked_ns: None,
             stacks: Stacks::new(),
             polled_ns: None,
             pause: LONGEST,
             longest: LONGEST,
+            longest_moving: LONGEST,
             job: None,
             passed: HashSet::new(),
         }
@@ -89,11 +97,14 @@ impl Segments {
     pub fn set_places(&mut self, places: Vec<Place>) {
         self.places = places;
         self.searched_ns = None;
+        self.roots = None;
     }
 
-    /// Looks at least so often, unless a busy job makes it look more often.
+    /// Looks at least so often, unless a busy job makes it look more often; half as often while every process issues
+    /// operations, and so nothing stands still.
     pub fn look_every(&mut self, longest: Duration) {
         self.longest = longest.max(SHORTEST);
+        self.longest_moving = self.longest * 2;
         self.pause = self.pause.min(self.longest);
     }
 
@@ -120,6 +131,7 @@ impl Segments {
     /// Makes the next poll search the places and look after the processes, however short a time ago it did.
     pub fn look_anew(&mut self) {
         self.searched_ns = None;
+        self.roots = None;
         self.looked_ns = None;
     }
 
@@ -133,13 +145,15 @@ impl Segments {
         self.tails.iter().filter(|(_, t)| t.liveness() != Liveness::Alive).map(|(p, t)| (t.id(), p.as_path()))
     }
 
-    fn search(&mut self, now_ns: u64, out: &mut Vec<Update>) {
+    fn search(&mut self, now_ns: u64, out: &mut dyn FnMut(Update)) {
         // Read to its end and removed: its mapping is all that keeps its memory.
         self.tails.retain(|path, t| !t.done() || path.exists());
         self.refused.retain(|path, _| path.exists());
         self.passed.retain(|path| path.exists());
-        for place in &self.places {
-            for path in place.files() {
+        let known = self.roots.take().filter(|(at, _)| now_ns.saturating_sub(*at) < ROOTS_NS);
+        let roots = known.unwrap_or_else(|| (now_ns, self.places.iter().map(Place::roots).collect()));
+        for (place, below) in self.places.iter().zip(&roots.1) {
+            for path in place.files_below(below) {
                 if self.tails.contains_key(&path) || self.passed.contains(&path) {
                     continue;
                 }
@@ -158,7 +172,7 @@ impl Segments {
                     }
                     Ok(Some(tail)) => {
                         self.refused.remove(&path);
-                        out.push(Update::Segment(tail.record()));
+                        out(Update::Segment(tail.record()));
                         self.tails.insert(path, tail);
                     }
                     // The next search finds it ready.
@@ -169,34 +183,42 @@ impl Segments {
                 }
             }
         }
+        self.roots = Some(roots);
     }
 }
 
 impl Source for Segments {
     fn poll(&mut self, now_ns: u64) -> Vec<Update> {
         let mut out = Vec::new();
+        self.poll_each(now_ns, &mut |u| out.push(u));
+        out
+    }
+
+    fn poll_each(&mut self, now_ns: u64, out: &mut dyn FnMut(Update)) {
         let search = self.searched_ns.is_none_or(|t| now_ns.saturating_sub(t) >= SEARCH_NS);
         if search {
             self.searched_ns = Some(now_ns);
-            self.search(now_ns, &mut out);
+            self.search(now_ns, out);
         }
         let look = self.looked_ns.is_none_or(|t| now_ns.saturating_sub(t) >= LOOK_NS);
         if look {
             self.looked_ns = Some(now_ns);
         }
         for tail in self.tails.values_mut() {
-            tail.poll(now_ns, look, &mut out);
+            tail.poll(now_ns, look, out);
         }
         for (segment, answer) in self.stacks.take() {
             let tail = self.tails.values_mut().find(|t| t.id() == segment);
-            out.extend(tail.and_then(|t| t.stack(answer, now_ns)).map(|f| Update::Host(Box::new(f))));
+            if let Some(fact) = tail.and_then(|t| t.stack(answer, now_ns)) {
+                out(Update::Host(Box::new(fact)));
+            }
         }
         let fill = self.tails.values().map(Tail::fill).fold(0.0, f64::max);
         let since = self.polled_ns.map_or(self.longest, |t| Duration::from_nanos(now_ns.saturating_sub(t)));
         self.polled_ns = Some(now_ns);
-        self.pause =
-            if fill > FILL { since.mul_f64(FILL / fill).clamp(SHORTEST, self.longest) } else { self.longest };
-        out
+        let moves = !self.tails.is_empty() && self.tails.values().filter(|t| !t.done()).all(Tail::moves);
+        let longest = if moves { self.longest_moving } else { self.longest };
+        self.pause = if fill > FILL { since.mul_f64(FILL / fill).clamp(SHORTEST, longest) } else { longest };
     }
 
     fn inspect(&mut self, segment: SegmentId, now_ns: u64) {

@@ -6,12 +6,15 @@ use super::host::Host;
 use super::mapping::{MapError, Mapping};
 use super::process::{self, Life};
 use super::stacks::Answer;
-use super::window::{Open, Window};
-use crate::model::{CommRecord, HostFact, Liveness, OpRecord, SegmentId, SegmentRecord, Update};
-use ringwatch_wire::codes::{Flaw, Loss};
+use super::window::{Open, Told, Window};
+use crate::model::{
+    ChannelStamp, CommRecord, HostFact, Liveness, OpRecord, SegmentId, SegmentRecord, Timing, Update,
+};
+use ringwatch_wire::codes::{Flaw, Loss, kind};
 use ringwatch_wire::layout::{Region, head};
-use ringwatch_wire::reader::{Found, OpSlot, Reader};
+use ringwatch_wire::reader::{CommSlot, Found, OpSlot, Reader};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Handle kind of an issued operation, in bits 44 to 47 of a parent's number; see the plugin's handles.
@@ -23,6 +26,13 @@ const RECENT: usize = 1024;
 /// An operation this many tickets back is not looked at again: a host runs ahead of its GPU by no more than
 /// CUDA's queue of about a thousand launches, so nothing new is to be expected of it.
 const SETTLED_TICKETS: u64 = 4096;
+
+/// A process of which nothing was heard for so long is asked after more often, in ns.
+const QUIET_NS: u64 = 250_000_000;
+/// How often then, in ns.
+const QUIET_LOOK_NS: u64 = 50_000_000;
+/// How often where it issues operations, in ns.
+const MOVING_LOOK_NS: u64 = 1_000_000_000;
 
 /// Tickets of one ring: how far it was read and what has to be looked at again.
 #[derive(Debug, Default)]
@@ -39,7 +49,7 @@ struct Cursor {
 impl Cursor {
     /// The tickets to look at now: the open ones and the new ones. Those that were overwritten unread
     /// are counted.
-    fn take(&mut self, head: u64, slots: u64) -> Vec<u64> {
+    fn take(&mut self, head: u64, slots: u64) -> impl Iterator<Item = u64> + use<> {
         let first = head.saturating_sub(slots);
         if !self.begun {
             self.begun = true;
@@ -51,10 +61,9 @@ impl Cursor {
             self.next = first;
         }
         self.fill = head.saturating_sub(self.next) as f64 / slots.max(1) as f64;
-        let mut tickets = std::mem::take(&mut self.open);
-        tickets.extend(self.next..head);
+        let new = self.next..head;
         self.next = self.next.max(head);
-        tickets
+        std::mem::take(&mut self.open).into_iter().chain(new)
     }
 }
 
@@ -66,7 +75,15 @@ pub(super) struct Tail {
     life: Option<Life>,
     host: Option<Host>,
     looked_ns: u64,
-    comms: HashMap<u16, CommRecord>,
+    /// When its process was last asked after.
+    asked_ns: u64,
+    /// When something new was last read of it.
+    moved_ns: u64,
+    /// When it was last read at all.
+    read_ns: u64,
+    /// NCCL's version, as its code.
+    nccl: Option<u32>,
+    comms: HashMap<u16, (CommSlot, CommRecord)>,
     ops: Window,
     op: Cursor,
     channel: Cursor,
@@ -92,13 +109,13 @@ impl Tail {
         if wanted.is_some_and(|(name, since)| job.name.as_deref() != Some(name) || begun < since) {
             return Ok(None);
         }
-        let pid = reader.pid();
+        let (pid, nccl) = (reader.pid(), reader.nccl());
         let start_ticks = reader.header(head::START_TICKS);
         let boot = decode::text(&reader.text::<{ head::BOOT_ID_WORDS }>(head::BOOT_ID));
         let this_boot = boot.is_none() || process::boot_id().is_none() || boot == process::boot_id();
         let life = if this_boot { Life::find(pid, start_ticks, &mapping) } else { None };
         let seen = match life {
-            Some(Life::Process(pid, _)) => Some(pid),
+            Some(Life::Process(pid, ..)) => Some(pid),
             _ => None,
         };
         job.labels = attribution::labels(&environment, mapping.owner(), seen, Path::new("/"));
@@ -108,7 +125,7 @@ impl Tail {
             pid,
             host: decode::text(&reader.text::<{ head::HOST_WORDS }>(head::HOST)).unwrap_or_default(),
             program: decode::text(&reader.text::<{ head::PROGRAM_WORDS }>(head::PROGRAM)).unwrap_or_default(),
-            nccl: reader.nccl().map(decode::nccl_version),
+            nccl: nccl.map(decode::nccl_version),
             abi: reader.abi(),
             job,
             owner: Some(mapping.owner()),
@@ -125,6 +142,10 @@ impl Tail {
             life,
             host,
             looked_ns: now_ns,
+            asked_ns: 0,
+            moved_ns: 0,
+            read_ns: now_ns,
+            nccl,
             comms: HashMap::new(),
             ops: Window::default(),
             op: Cursor::default(),
@@ -154,6 +175,11 @@ impl Tail {
         self.host.as_mut().map(|h| h.stack(answer, now_ns))
     }
 
+    /// True while its process lives and the last look found something new.
+    pub(super) fn moves(&self) -> bool {
+        self.record.liveness == Liveness::Alive && self.moved_ns == self.read_ns
+    }
+
     /// How much of its fullest ring was new at the last look.
     pub(super) fn fill(&self) -> f64 {
         [&self.op, &self.channel, &self.proxy].iter().fold(0.0, |most, c| most.max(c.fill))
@@ -169,7 +195,7 @@ impl Tail {
     }
 
     /// Reads what is new. `look` says that it is time to see whether the process runs.
-    pub(super) fn poll(&mut self, now_ns: u64, look: bool, out: &mut Vec<Update>) {
+    pub(super) fn poll(&mut self, now_ns: u64, look: bool, out: &mut dyn FnMut(Update)) {
         if self.done {
             return;
         }
@@ -182,32 +208,54 @@ impl Tail {
         }
         if look {
             self.looked_ns = now_ns;
+        }
+        // Who issues operations runs, whatever else is to be said of it.
+        let moves = now_ns.saturating_sub(self.moved_ns) < QUIET_NS;
+        let asked_for =
+            now_ns.saturating_sub(self.asked_ns) >= if moves { MOVING_LOOK_NS } else { QUIET_LOOK_NS };
+        if look && (gone || asked_for) {
+            self.asked_ns = now_ns;
             let start = self.life.as_ref().and_then(Life::start_ticks);
             let fact = self.host.as_mut().zip(start).and_then(|(h, start)| h.look(start, now_ns));
-            out.extend(fact.map(|f| Update::Host(Box::new(f))));
+            if let Some(fact) = fact {
+                out(Update::Host(Box::new(fact)));
+            }
         }
-        let before = self.record.clone();
+        let mut changed = gone;
+        let before = self.op.next + self.channel.next + self.proxy.next;
         // The mapping outlives the reader; taking it out keeps the borrow checker's eyes off `self`.
         let spoilt = match self.mapping.reader() {
             Some(reader) => {
-                let mut books = Vec::new();
-                losses(&reader, &mut books);
+                let books = losses(&reader);
                 read_comms(&reader, (self.record.id, self.host_clock), &mut self.comms, out);
                 self.op.read_ops(&reader, &mut self.ops);
-                self.channel.read_channels(&reader, &mut self.ops);
-                self.proxy.read_transfers(&reader, &mut self.ops);
-                self.record.losses = books;
-                self.record.nccl = reader.nccl().map(decode::nccl_version).or(self.record.nccl.take());
+                let recent = self.op.next.saturating_sub(RECENT as u64)..self.op.next;
+                self.channel.read_channels(&reader, &mut self.ops, &recent);
+                self.proxy.read_transfers(&reader, &mut self.ops, &recent);
+                if self.record.losses != books {
+                    self.record.losses = books;
+                    changed = true;
+                }
+                if reader.nccl() != self.nccl {
+                    self.nccl = reader.nccl();
+                    self.record.nccl = self.nccl.map(decode::nccl_version).or(self.record.nccl.take());
+                    changed = true;
+                }
                 false
             }
             None => true,
         };
         if spoilt {
             self.record.losses = vec![("segment spoilt by its owner", 1)];
+            changed = true;
+        }
+        self.read_ns = now_ns;
+        if before != self.op.next + self.channel.next + self.proxy.next {
+            self.moved_ns = now_ns;
         }
         self.tell(out);
-        if self.record != before || gone {
-            out.push(Update::Segment(self.record.clone()));
+        if changed {
+            out(Update::Segment(self.record.clone()));
         }
         self.done = gone || spoilt;
         if self.done {
@@ -215,13 +263,13 @@ impl Tail {
         }
     }
 
-    fn tell(&mut self, out: &mut Vec<Update>) {
+    fn tell(&mut self, out: &mut dyn FnMut(Update)) {
         let comms = &self.comms;
         self.ops.tell(|open| {
             // An operation of a communicator that nobody knows yet is told once it is known.
-            let Some(comm) = comms.get(&open.slot.comm) else { return false };
-            out.push(Update::Op(Box::new(assemble(comm, open))));
-            true
+            let Some((_, comm)) = comms.get(&open.slot.comm) else { return Told::Later };
+            out(Update::Op(Box::new(assemble(comm, open))));
+            if whole(open) { Told::Whole } else { Told::SoFar }
         });
         for (i, (what, missed)) in [
             ("operations", self.op.missed),
@@ -234,7 +282,7 @@ impl Tail {
             let new = missed - self.told_missed[i];
             if new > 0 {
                 self.told_missed[i] = missed;
-                out.push(Update::Missed { segment: self.record.id, what, count: new });
+                out(Update::Missed { segment: self.record.id, what, count: new });
             }
         }
         // What is settled and told needs no memory here, but for the newest, whose last stamps may come late.
@@ -251,7 +299,8 @@ fn clock_of(boot: &str) -> u64 {
     boot.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }
 
-fn losses(reader: &Reader<'_>, into: &mut Vec<(&'static str, u64)>) {
+fn losses(reader: &Reader<'_>) -> Vec<(&'static str, u64)> {
+    let mut into = Vec::new();
     for loss in Loss::ALL.into_iter().filter(|l| l.is_damage()) {
         let n = reader.lost(loss);
         if n > 0 {
@@ -264,28 +313,32 @@ fn losses(reader: &Reader<'_>, into: &mut Vec<(&'static str, u64)>) {
             into.push((flaw.as_str(), n));
         }
     }
+    into
 }
 
 fn read_comms(
     reader: &Reader<'_>,
     (segment, host_clock): (SegmentId, u64),
-    known: &mut HashMap<u16, CommRecord>,
-    out: &mut Vec<Update>,
+    known: &mut HashMap<u16, (CommSlot, CommRecord)>,
+    out: &mut dyn FnMut(Update),
 ) {
     for slot in reader.comms() {
-        let Some(record) = decode::comm(segment, host_clock, &slot) else { continue };
         let key = (slot.ticket & 0xffff) as u16;
-        if let Some(was) = known.get(&key)
+        if known.get(&key).is_some_and(|(was, _)| *was == slot) {
+            continue;
+        }
+        let Some(record) = decode::comm(segment, host_clock, &slot) else { continue };
+        if let Some((_, was)) = known.get(&key)
             && (was.comm, was.rank) != (record.comm, record.rank)
             && was.init_ns == record.init_ns
         {
             // Until NCCL tells, its id is what the call let expect.
-            out.push(Update::Left { segment, comm: was.comm, rank: was.rank });
+            out(Update::Left { segment, comm: was.comm, rank: was.rank });
         }
-        if known.get(&key) != Some(&record) {
-            out.push(Update::Comm(record.clone()));
-            known.insert(key, record);
+        if known.get(&key).is_none_or(|(_, was)| *was != record) {
+            out(Update::Comm(record.clone()));
         }
+        known.insert(key, (slot, record));
     }
 }
 
@@ -301,6 +354,40 @@ fn assemble(comm: &CommRecord, open: &Open) -> OpRecord {
     record.started = record.started.max(count(false));
     record.stopped = record.stopped.max(count(true));
     record
+}
+
+/// True when nothing more is expected of an operation.
+fn whole(open: &Open) -> bool {
+    if !settled(&open.slot) || open.net.iter().any(|(_, n)| n.stop_ns.is_none()) {
+        return false;
+    }
+    match decode::timing(open.slot.timed) {
+        Timing::Kernel => {
+            // After graphs a channel may bring another operation's stamps before its own.
+            let stopped = |(_, s): &(u64, ChannelStamp)| s.stop_gpu_ns.is_some() && s.stop_seen_ns.is_some();
+            let mut channels = [0u64; 4];
+            for (_, s) in open.stamps.iter().filter(|s| stopped(s)) {
+                channels[usize::from(s.channel >> 6)] |= 1 << (s.channel & 63);
+            }
+            let different = channels.iter().map(|c| c.count_ones()).sum::<u32>();
+            let all = u32::from(open.slot.channels);
+            open.slot.kind != kind::REPLAY && all > 0 && different == all && open.stamps.len() == all as usize
+        }
+        Timing::Not(_) | Timing::Events => open.stamps.is_empty(),
+        Timing::Unknown => false,
+    }
+}
+
+/// Holds an operation again that was let go, for what came after all: a stamp where it was not to have any, not where it
+/// has all.
+fn hold_again(reader: &Reader<'_>, ops: &mut Window, recent: &Range<u64>, ticket: u64, stamp: bool) {
+    if recent.contains(&ticket)
+        && !ops.contains(ticket)
+        && let Found::Is(slot) = reader.op(ticket)
+        && !(stamp && decode::timing(slot.timed) == Timing::Kernel)
+    {
+        ops.slot(slot);
+    }
 }
 
 /// True when nothing in the operation's own slot can change any more.
@@ -342,7 +429,7 @@ impl Cursor {
         }
     }
 
-    fn read_channels(&mut self, reader: &Reader<'_>, ops: &mut Window) {
+    fn read_channels(&mut self, reader: &Reader<'_>, ops: &mut Window, recent: &Range<u64>) {
         let ring = reader.ring(Region::Channel);
         for ticket in self.take(ring.next(), ring.slots()) {
             match reader.channel(ticket) {
@@ -351,6 +438,7 @@ impl Cursor {
                     // The duration is written a moment before the stop; this look may fall between.
                     let finished = stamp.stop_seen_ns.is_some()
                         && (stamp.stop_gpu_ns.is_some() || stamp.start_gpu_ns.is_none());
+                    hold_again(reader, ops, recent, slot.op, true);
                     if ops.stamp(slot.op, ticket, stamp) {
                         if !finished {
                             self.open.push(ticket);
@@ -366,7 +454,7 @@ impl Cursor {
         }
     }
 
-    fn read_transfers(&mut self, reader: &Reader<'_>, ops: &mut Window) {
+    fn read_transfers(&mut self, reader: &Reader<'_>, ops: &mut Window, recent: &Range<u64>) {
         let ring = reader.ring(Region::Proxy);
         let nonce = reader.header(head::NONCE) & 0xffff;
         for ticket in self.take(ring.next(), ring.slots()) {
@@ -378,6 +466,7 @@ impl Cursor {
                     }
                     let net = decode::transfer(&slot);
                     let moves = net.stop_ns.is_none();
+                    hold_again(reader, ops, recent, slot.parent & VALUE_MASK, false);
                     if ops.transfer(slot.parent & VALUE_MASK, ticket, net) && moves {
                         self.open.push(ticket);
                     }

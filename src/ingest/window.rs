@@ -37,10 +37,27 @@ fn put<T: PartialEq>(list: &mut Vec<(u64, T)>, ticket: u64, value: T) -> bool {
 pub(super) struct Window {
     /// The ticket of the first place.
     base: u64,
-    held: VecDeque<Option<Open>>,
+    held: VecDeque<Option<Box<Open>>>,
     /// Tickets of what is to be told.
     changed: Vec<u64>,
+    /// Room that was used before.
+    #[expect(clippy::vec_box, reason = "the boxes are what is used again")]
+    spare: Vec<Box<Open>>,
 }
+
+/// What was done with an operation that is to be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Told {
+    /// It is told next time.
+    Later,
+    /// It is told, and may change.
+    SoFar,
+    /// It is told, and nothing more is expected of it: it need not be held.
+    Whole,
+}
+
+/// Room that is kept for other operations.
+const SPARE: usize = 256;
 
 impl Window {
     fn place(&self, ticket: u64) -> Option<usize> {
@@ -49,7 +66,7 @@ impl Window {
 
     fn get_mut(&mut self, ticket: u64) -> Option<&mut Open> {
         let place = self.place(ticket)?;
-        self.held.get_mut(place)?.as_mut()
+        self.held.get_mut(place)?.as_deref_mut()
     }
 
     pub(super) fn contains(&self, ticket: u64) -> bool {
@@ -80,7 +97,15 @@ impl Window {
                 new
             }
             None => {
-                *held = Some(Open { slot, stamps: Vec::new(), net: Vec::new(), changed: true });
+                let open = match self.spare.pop() {
+                    Some(mut open) => {
+                        open.slot = slot;
+                        open.changed = true;
+                        open
+                    }
+                    None => Box::new(Open { slot, stamps: Vec::new(), net: Vec::new(), changed: true }),
+                };
+                *held = Some(open);
                 true
             }
         };
@@ -109,18 +134,29 @@ impl Window {
     }
 
     /// Tells what changed, by ticket; what `tell` does not take is told next time.
-    pub(super) fn tell(&mut self, mut tell: impl FnMut(&Open) -> bool) {
+    pub(super) fn tell(&mut self, mut tell: impl FnMut(&Open) -> Told) {
         let mut changed = std::mem::take(&mut self.changed);
         changed.sort_unstable();
-        changed.retain(|ticket| match self.get_mut(*ticket) {
-            Some(open) if tell(open) => {
-                open.changed = false;
-                false
+        changed.retain(|ticket| {
+            let Some(place) = self.place(*ticket).and_then(|p| self.held.get_mut(p)) else { return false };
+            let Some(open) = place else { return false };
+            match tell(open) {
+                Told::Later => return true,
+                Told::SoFar => open.changed = false,
+                Told::Whole => Self::let_go(place, &mut self.spare),
             }
-            Some(_) => true,
-            None => false,
+            false
         });
         self.changed = changed;
+    }
+
+    #[expect(clippy::vec_box, reason = "the boxes are what is used again")]
+    fn let_go(place: &mut Option<Box<Open>>, spare: &mut Vec<Box<Open>>) {
+        if let Some(mut open) = place.take().filter(|_| spare.len() < SPARE) {
+            open.stamps.clear();
+            open.net.clear();
+            spare.push(open);
+        }
     }
 
     /// Forgets what is older than a ticket and told, but for what `keep` names.
@@ -131,7 +167,7 @@ impl Window {
                 break;
             }
             if self.held[place].as_ref().is_some_and(|o| !o.changed && !keep(at)) {
-                self.held[place] = None;
+                Self::let_go(&mut self.held[place], &mut self.spare);
             }
         }
         while self.held.front().is_some_and(Option::is_none) {
@@ -166,7 +202,7 @@ mod tests {
         let mut all = Vec::new();
         w.tell(|o| {
             all.push(o.slot.ticket);
-            true
+            Told::SoFar
         });
         all
     }
@@ -193,12 +229,23 @@ mod tests {
         let mut w = Window::default();
         w.slot(slot(1));
         w.slot(slot(2));
-        w.tell(|o| o.slot.ticket == 2);
+        w.tell(|o| if o.slot.ticket == 2 { Told::SoFar } else { Told::Later });
         w.forget_below(10, |_| false);
         assert!(w.contains(1) && !w.contains(2));
         assert_eq!(told(&mut w), [1]);
         w.forget_below(10, |_| false);
         assert_eq!(w.span(), 0);
+    }
+
+    #[test]
+    fn what_is_whole_is_let_go_and_can_come_back() {
+        let mut w = Window::default();
+        w.slot(slot(1));
+        w.slot(slot(2));
+        w.tell(|o| if o.slot.ticket == 1 { Told::Whole } else { Told::SoFar });
+        assert!(!w.contains(1) && w.contains(2));
+        w.slot(slot(1));
+        assert_eq!(told(&mut w), [1]);
     }
 
     #[test]

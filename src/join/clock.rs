@@ -6,7 +6,7 @@
 //! by `offset + DRIFT * distance`, and the mapping is the lower envelope of these cones. It is an upper
 //! bound: a true stamp is never mapped before the moment it names.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 /// The largest drift between a GPU's clock and the host's that is reckoned with: one ns in so many.
 const DRIFT: u64 = 10_000;
@@ -21,11 +21,26 @@ const DISTANCES: usize = 256;
 /// Fewer than this and no error bound is given.
 const DISTANCES_MIN: usize = 8;
 
+/// The tip of a cone.
+#[derive(Debug, Clone, Copy)]
+struct Apex {
+    bucket: u64,
+    gpu_ns: u64,
+    offset: i128,
+}
+
+impl Apex {
+    /// What it bounds the offset to at another moment.
+    fn bound(&self, gpu_ns: u64) -> i128 {
+        self.offset + cone(self.gpu_ns, gpu_ns)
+    }
+}
+
 /// The mapping of one GPU's clock.
 #[derive(Debug, Default, Clone)]
 pub struct ClockMap {
-    /// Apexes of the cones by bucket: GPU time and offset in ns.
-    apexes: BTreeMap<u64, (u64, i128)>,
+    /// Apexes of the cones, one a bucket, by time; nearly all that is asked for lies at the end.
+    apexes: VecDeque<Apex>,
     /// How long after their launch kernels started, as mapped, in ns.
     distances: VecDeque<u64>,
 }
@@ -39,34 +54,46 @@ impl ClockMap {
             Some(known) if known <= offset || known - offset > JUMP_NS => return,
             _ => {}
         }
-        let bucket = gpu_ns / BUCKET_NS;
-        self.apexes.insert(bucket, (gpu_ns, offset));
+        let new = Apex { bucket: gpu_ns / BUCKET_NS, gpu_ns, offset };
         // What the new cone covers is no apex any more.
-        let covered = |(t, o): &(u64, i128)| offset + cone(gpu_ns, *t) <= *o;
-        while let Some((k, a)) = self.apexes.range(..bucket).next_back()
-            && covered(a)
-        {
-            let k = *k;
-            self.apexes.remove(&k);
+        let covered = |old: &Apex| new.bound(old.gpu_ns) <= old.offset;
+        let mut at = self.behind(new.bucket);
+        match at.checked_sub(1).and_then(|last| self.apexes.get_mut(last)) {
+            Some(old) if old.bucket == new.bucket => {
+                *old = new;
+                at -= 1;
+            }
+            _ => self.apexes.insert(at, new),
         }
-        while let Some((k, a)) = self.apexes.range(bucket + 1..).next()
-            && covered(a)
-        {
-            let k = *k;
-            self.apexes.remove(&k);
-        }
+        let next = self.apexes.range(at + 1..).take_while(|a| covered(a)).count();
+        self.apexes.drain(at + 1..at + 1 + next);
+        let last = self.apexes.range(..at).rev().take_while(|a| covered(a)).count();
+        self.apexes.drain(at - last..at);
         while self.apexes.len() > BUCKETS {
-            self.apexes.pop_first();
+            self.apexes.pop_front();
+        }
+    }
+
+    /// How many apexes lie in a bucket or before it.
+    fn behind(&self, bucket: u64) -> usize {
+        match self.apexes.back() {
+            Some(last) if last.bucket > bucket => self.apexes.partition_point(|a| a.bucket <= bucket),
+            _ => self.apexes.len(),
         }
     }
 
     /// The offset at a moment of the GPU's clock: between two apexes one of them gives it.
     fn offset(&self, gpu_ns: u64) -> Option<i128> {
-        let bucket = gpu_ns / BUCKET_NS;
+        let last = self.apexes.back()?;
+        if last.bucket <= gpu_ns / BUCKET_NS {
+            let bound = last.bound(gpu_ns);
+            let before = self.apexes.len().checked_sub(2).and_then(|at| self.apexes.get(at));
+            return Some(before.map_or(bound, |a| a.bound(gpu_ns).min(bound)));
+        }
+        let behind = self.behind(gpu_ns / BUCKET_NS);
         // The bucket's own apex may lie on either side, so its neighbours are asked as well.
-        let below = self.apexes.range(..=bucket).rev().take(2);
-        let above = self.apexes.range(bucket + 1..).take(1);
-        below.chain(above).map(|(_, (t, o))| o + cone(*t, gpu_ns)).min()
+        let near = self.apexes.range(behind.saturating_sub(2)..self.apexes.len().min(behind + 1));
+        near.map(|a| a.bound(gpu_ns)).min()
     }
 
     /// A GPU stamp on the host's clock in ns; `None` before anything was observed.

@@ -3,6 +3,7 @@
 mod settle;
 
 use super::clock::ClockMap;
+use super::held::{Held, Key};
 use super::instance::{Instance, Measure, Part};
 use super::kept::Stale;
 use super::member::{Called, Member, Seat};
@@ -13,8 +14,8 @@ use super::stats::{Class, ClassKey, size_class};
 use super::timing::{self, Kernel};
 use super::usage::{Busy, Exchanged};
 use crate::model::{
-    Algo, Beat, CommId, CommRecord, Coverage, Func, Lane, Making, OpRecord, OpState, OperationRef, PairBeat,
-    Proto, Rank, Returned, SegmentId, Signatures, Track, message_bytes,
+    Algo, Beat, CommId, CommRecord, Coverage, Func, Lane, Making, NetProgress, OpRecord, OpState,
+    OperationRef, PairBeat, Proto, Rank, Returned, SegmentId, Signatures, Track, message_bytes,
 };
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -87,14 +88,17 @@ pub struct Communicator {
     members: BTreeMap<Rank, Box<Member>>,
     /// Theirs, in no order until they are sorted.
     seats: Vec<Seat>,
-    instances: BTreeMap<(Track, u64), Instance>,
-    uncounted: BTreeSet<(Track, u64)>,
-    /// Those among them of which something new was heard since they were last looked at.
-    touched: BTreeSet<(Track, u64)>,
-    /// When all of them were last looked at, host monotonic ns.
-    scanned_ns: Option<u64>,
+    instances: Held,
+    /// Those of which something new was heard since they were last looked at.
+    touched: Vec<Key>,
+    /// All that are not counted are to be looked at: what a rank does that comes or goes changes for each of them.
+    rescan: bool,
+    /// Those that time alone makes ready, by when they are to be looked at, host monotonic ns.
+    due: BTreeSet<(u64, Key)>,
     /// When the timed ones began on the first GPU and ended on the last, host monotonic ns.
     timed: BTreeMap<(Track, u64), (u64, u64)>,
+    /// Somebody asks for these times.
+    pub(super) metered: bool,
     /// Those that ranks run in different ways.
     split: BTreeSet<(Track, u64)>,
     late: VecDeque<LateEvent>,
@@ -131,11 +135,12 @@ impl Communicator {
             id,
             members: BTreeMap::new(),
             seats: Vec::new(),
-            instances: BTreeMap::new(),
-            uncounted: BTreeSet::new(),
-            touched: BTreeSet::new(),
-            scanned_ns: None,
+            instances: Held::default(),
+            touched: Vec::new(),
+            rescan: false,
+            due: BTreeSet::new(),
             timed: BTreeMap::new(),
+            metered: false,
             split: BTreeSet::new(),
             late: VecDeque::new(),
             signed: Signed::default(),
@@ -209,26 +214,23 @@ impl Communicator {
 
     /// The operations that are not complete yet.
     pub fn incomplete(&self) -> impl Iterator<Item = (Track, u64, &Instance)> {
-        self.uncounted.iter().filter_map(|k| Some((k.0, k.1, self.instances.get(k)?)))
+        self.instances.open().map(|((t, o), i)| (*t, *o, i))
     }
 
     /// The transfers between two ranks that are not complete yet.
     pub(super) fn incomplete_transfers(&self) -> impl Iterator<Item = (Track, u64, &Instance)> {
-        self.uncounted
-            .range((Track::Pair(Rank(0), Rank(0)), 0)..)
-            .filter_map(|k| Some((k.0, k.1, self.instances.get(k)?)))
+        let transfer = |t: &Track| matches!(t, Track::Pair(..));
+        self.instances.open().map(|((t, o), i)| (*t, *o, i)).filter(move |(t, ..)| transfer(t))
     }
 
     /// How many operations are held, and how many of them are not complete.
     pub(super) fn held(&self) -> (usize, usize) {
-        (self.instances.len(), self.uncounted.len())
+        (self.instances.len(), self.instances.open_len())
     }
 
     /// The operations of a track that are not complete yet, by order.
     pub fn incomplete_of(&self, track: Track) -> impl Iterator<Item = (u64, &Instance)> {
-        self.uncounted
-            .range((track, 0)..=(track, u64::MAX))
-            .filter_map(|k| Some((k.1, self.instances.get(k)?)))
+        self.instances.open_of(track).map(|((_, o), i)| (*o, i))
     }
 
     /// Pairs of ranks of which one has issued a transfer that the other has not: from, to, the first such order, and
@@ -401,6 +403,7 @@ impl Communicator {
         let gone = self.members.remove(&rank)?;
         self.uncount(&gone.record);
         self.stale = Stale::ALL;
+        self.rescan = true;
         let seat = self.seats.swap_remove(gone.seat as usize);
         let moved = self.seats.get(gone.seat as usize).map(|s| s.rank);
         if let Some(m) = moved.and_then(|r| self.members.get_mut(&r)) {
@@ -457,6 +460,7 @@ impl Communicator {
                 }
                 let (size, begun) = (new.ranks, is_begun(new));
                 if (old.ranks, is_begun(&old)) != (size, begun) {
+                    self.rescan |= old.ranks != size;
                     self.uncount(&old);
                     self.count_in(size, begun);
                 }
@@ -483,6 +487,7 @@ impl Communicator {
                 }));
                 self.count_in(size, begun);
                 self.stale = Stale::ALL;
+                self.rescan = true;
             }
         }
     }
@@ -504,7 +509,7 @@ impl Communicator {
 
     pub(super) fn operation(
         &mut self,
-        op: Box<OpRecord>,
+        mut op: Box<OpRecord>,
         said: Option<Said>,
         clock: &mut ClockMap,
         busy: &mut Busy,
@@ -572,25 +577,21 @@ impl Communicator {
                 n.received = n.received.max(next);
             }
         }
-        let oldest = self.instances.range((track, 0)..=(track, u64::MAX)).next().map(|(k, _)| k.1);
-        if !self.instances.contains_key(&key)
-            && self.instances.len() >= HELD
-            && oldest.is_some_and(|o| order < o)
-        {
-            return;
-        }
         let ranks = self.ranks();
         let Some(member) = self.members.get_mut(&rank) else { return };
-        let instance = self.instances.entry(key).or_default();
+        let Some(instance) = self.instances.entry(key, |held| held >= HELD) else { return };
         if instance.counted {
             return;
         }
-        self.uncounted.insert(key);
-        self.touched.insert(key);
+        self.touched.push(key);
         let before = instance.parts.get(&rank);
         let (was_done, was_kernel) = before.map_or((false, None), |p| (p.finished, p.kernel));
         let (fresh, was_timed) = (before.is_none(), before.is_some_and(|p| p.duration_ns().is_some()));
         let was_told = before.is_some_and(|p| all_stopped(&p.op));
+        if let Some(p) = before {
+            // What brings its last transfers may come without its stamps.
+            (op.started, op.stopped) = (op.started.max(p.op.started), op.stopped.max(p.op.stopped));
+        }
         let told =
             said.map_or_else(|| all_stopped(&op), |s| s.ended_seen_ns.is_some() || op.event_ns.is_some());
         let kernel = was_kernel.or_else(|| match said {
@@ -601,8 +602,10 @@ impl Communicator {
         if kernel.is_some() && was_kernel.is_none() {
             if let Some(k) = &kernel {
                 busy.add(k);
-                let span = self.timed.entry(key).or_insert((k.start_ns, k.end_ns()));
-                *span = (span.0.min(k.start_ns), span.1.max(k.end_ns()));
+                if self.metered {
+                    let span = self.timed.entry(key).or_insert((k.start_ns, k.end_ns()));
+                    *span = (span.0.min(k.start_ns), span.1.max(k.end_ns()));
+                }
             }
             if let (Some(k), Some(limit), None) = (kernel, timing::not_before(&op), said) {
                 clock.learn_distance(k.start_ns.saturating_sub(limit));
@@ -627,7 +630,8 @@ impl Communicator {
         let ended_seen_ns = if let Some(said) = said {
             said.ended_seen_ns
         } else if told {
-            op.stamps.iter().filter_map(|s| s.stop_seen_ns).max().or(op.event_seen_ns)
+            let last = op.stamps.iter().filter_map(|s| s.stop_seen_ns).max().or(op.event_seen_ns);
+            last.or(before.and_then(|p| p.ended_seen_ns))
         } else {
             None
         };
@@ -648,18 +652,22 @@ impl Communicator {
         self.coverage.operations += u64::from(fresh);
         self.coverage.timed += u64::from(timed && !was_timed);
         self.coverage.impossible += u64::from(told && !was_told && stamped && !timed);
-        let moved = |o: &OpRecord| o.net.iter().map(|n| (n.bytes, n.done, n.started)).collect::<Vec<_>>();
-        let moved_ns = match instance.parts.get(&rank) {
-            Some(p) if moved(&p.op) == moved(&op) => p.moved_ns,
+        let moved = |n: &NetProgress| (n.bytes, n.done, n.started);
+        let moved_ns = match before {
+            Some(p) if p.op.net.iter().map(moved).eq(op.net.iter().map(moved)) => p.moved_ns,
             _ => (!op.net.is_empty()).then_some(now_ns),
         };
+        if told && kernel.is_some() {
+            // What was made of them is kept.
+            op.stamps = Vec::new();
+        }
         let signature = Signature::of(&op, ranks);
         let way = op.algo.zip(op.proto);
         if instance.way.is_some() && way.is_some() && way != instance.way && self.split.len() < SPLIT_KEPT {
             self.split.insert(key);
         }
         instance.way = instance.way.or(way);
-        instance.parts.insert(rank, Part { op, kernel, started_ns, finished, ended_seen_ns, moved_ns });
+        instance.parts.insert(rank, Part { op: *op, kernel, started_ns, finished, ended_seen_ns, moved_ns });
         if started_ns.is_some() || stopped {
             self.imply_done(track, order, rank);
         }
@@ -697,7 +705,7 @@ impl Communicator {
                 let part = instance.parts.get_mut(&beat.rank).filter(|p| !p.finished);
                 if let Some(part) = part {
                     part.finished = true;
-                    self.touched.insert((track, *order));
+                    self.touched.push((track, *order));
                 }
             }
         }
@@ -745,7 +753,7 @@ impl Communicator {
             }
             if !part.finished {
                 part.finished = true;
-                self.touched.insert((track, *o));
+                self.touched.push((track, *o));
                 if part.op.lane.is_collective() {
                     member.has_finished();
                 }

@@ -3,7 +3,9 @@
 use super::attribution::Carried;
 use super::hosts::Ends;
 use super::instance::{Late, Part};
-use crate::model::{CommId, Func, NetProgress, OperationRef, Rank, SegmentId, Timing, Told, Track};
+use crate::model::{
+    Algo, CommId, DataType, Func, NetProgress, OpRecord, Proto, Rank, RedOp, SegmentId, Timing, Told, Track,
+};
 use std::collections::BTreeSet;
 
 /// Operations that wait to be taken at most; more are counted.
@@ -17,7 +19,7 @@ pub struct Finished {
     /// Its track.
     pub track: Track,
     /// Which operation, as its first rank describes it.
-    pub operation: OperationRef,
+    pub operation: Operation,
     /// What it is; a transfer from rank to rank is a `SendRecv`.
     pub func: Func,
     /// The ranks its communicator has, where NCCL says so.
@@ -38,6 +40,33 @@ pub struct Finished {
     pub parts: Vec<FinishedPart>,
     /// The same for another join, where the operation is one of those that are sampled.
     pub told: Vec<Told>,
+}
+
+/// Which operation it is, as one of its ranks says. Absent is not known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Operation {
+    /// Issue order in its track.
+    pub order: u64,
+    /// What it is.
+    pub func: Func,
+    /// Message size in bytes as nccl-tests defines it.
+    pub bytes: Option<u64>,
+    /// Data type.
+    pub dtype: Option<DataType>,
+    /// Algorithm.
+    pub algo: Option<Algo>,
+    /// Protocol.
+    pub proto: Option<Proto>,
+    /// Reduction operation.
+    pub redop: Option<RedOp>,
+}
+
+impl Operation {
+    /// Of a record, in a communicator of so many ranks.
+    pub fn of(op: &OpRecord, order: u64, ranks: Option<u32>) -> Self {
+        let OpRecord { func, dtype, algo, proto, redop, .. } = *op;
+        Operation { order, func, bytes: op.bytes(ranks), dtype, algo, proto, redop }
+    }
 }
 
 /// One rank's part of an operation that is over.
@@ -175,7 +204,9 @@ impl Outbox {
     }
 
     pub(super) fn take(&mut self) -> Vec<Finished> {
-        std::mem::take(&mut self.waiting)
+        // About as many come until the next time.
+        let room = Vec::with_capacity(self.waiting.len());
+        std::mem::replace(&mut self.waiting, room)
     }
 
     pub(super) fn dropped(&self) -> u64 {

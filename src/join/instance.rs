@@ -3,13 +3,12 @@
 use super::signature::Signature;
 use super::timing::Kernel;
 use crate::model::{Algo, Func, OpRecord, Proto, Rank, Told, bus_factor, message_bytes};
-use std::collections::BTreeMap;
 
 /// One rank's part.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Part {
     /// What its segment says.
-    pub op: Box<OpRecord>,
+    pub op: OpRecord,
     /// Its kernel's time, once all its channels stopped and where the stamps can be believed.
     pub kernel: Option<Kernel>,
     /// When its kernel started, host clock ns.
@@ -32,7 +31,7 @@ impl Part {
     /// What another join is told of it.
     pub fn told(&self) -> Told {
         // Whatever is not sent was made into the times beside it.
-        let mut op = OpRecord { stamps: Vec::new(), ..(*self.op).clone() };
+        let mut op = OpRecord { stamps: Vec::new(), ..self.op.clone() };
         if self.kernel.is_none() && self.started_ns.is_none() {
             op.started = 0;
         }
@@ -48,6 +47,103 @@ impl Part {
     /// How long it took on the GPU, in ns, however that was measured; the waiting for other ranks is in it.
     pub fn duration_ns(&self) -> Option<u64> {
         self.kernel.map(|k| k.duration_ns).or(self.op.event_ns)
+    }
+}
+
+/// The parts of an operation by rank. A node sees a few of them, an analyser thousands in any order: they lie as they came,
+/// and what is kept in order is small.
+#[derive(Debug, Clone, Default)]
+pub struct Parts {
+    order: Vec<(Rank, u32)>,
+    parts: Vec<Part>,
+}
+
+impl Parts {
+    fn find(&self, rank: Rank) -> Result<usize, usize> {
+        match self.order.last() {
+            Some((last, _)) if *last < rank => Err(self.order.len()),
+            _ => self.order.binary_search_by_key(&rank, |(r, _)| *r),
+        }
+    }
+
+    /// A rank's part.
+    pub fn get(&self, rank: &Rank) -> Option<&Part> {
+        self.parts.get(self.order.get(self.find(*rank).ok()?)?.1 as usize)
+    }
+
+    /// A rank's part.
+    pub fn get_mut(&mut self, rank: &Rank) -> Option<&mut Part> {
+        let at = self.order.get(self.find(*rank).ok()?)?.1;
+        self.parts.get_mut(at as usize)
+    }
+
+    /// True when a rank's part is there.
+    pub fn contains_key(&self, rank: &Rank) -> bool {
+        self.find(*rank).is_ok()
+    }
+
+    /// Puts a rank's part in the place of what was there.
+    pub fn insert(&mut self, rank: Rank, part: Part) {
+        match self.find(rank) {
+            Ok(at) => {
+                let at = self.order[at].1 as usize;
+                self.parts[at] = part;
+            }
+            Err(at) => {
+                self.order.insert(at, (rank, self.parts.len() as u32));
+                self.parts.push(part);
+            }
+        }
+    }
+
+    /// The ranks and their parts, by rank.
+    pub fn iter(&self) -> impl Iterator<Item = (&Rank, &Part)> {
+        self.order.iter().map(|(r, at)| (r, &self.parts[*at as usize]))
+    }
+
+    /// The ranks.
+    pub fn keys(&self) -> impl Iterator<Item = &Rank> {
+        self.order.iter().map(|(r, _)| r)
+    }
+
+    /// The parts, by rank.
+    pub fn values(&self) -> impl Iterator<Item = &Part> {
+        self.iter().map(|(_, p)| p)
+    }
+
+    /// The parts, in no order.
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut Part> {
+        self.parts.iter_mut()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// True when there is none.
+    pub fn is_empty(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    fn clear(&mut self) {
+        self.order.clear();
+        self.parts.clear();
+    }
+}
+
+impl PartialEq for Parts {
+    fn eq(&self, other: &Self) -> bool {
+        self.iter().eq(other.iter())
+    }
+}
+
+impl<'a> IntoIterator for &'a Parts {
+    type Item = (&'a Rank, &'a Part);
+    type IntoIter = Box<dyn Iterator<Item = Self::Item> + 'a>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        Box::new(self.iter())
     }
 }
 
@@ -75,7 +171,7 @@ pub struct Late {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Instance {
     /// The parts seen, by rank.
-    pub parts: BTreeMap<Rank, Part>,
+    pub parts: Parts,
     /// True once it was counted in the statistics.
     pub counted: bool,
     /// True once the hosts' times were looked at, where the GPUs' may never come.
@@ -89,6 +185,13 @@ pub struct Instance {
 }
 
 impl Instance {
+    /// Makes it a new one, and keeps the room for its parts.
+    pub(super) fn clear(&mut self) {
+        let mut parts = std::mem::take(&mut self.parts);
+        parts.clear();
+        *self = Instance { parts, ..Instance::default() };
+    }
+
     /// The part that was issued first: it names the operation.
     pub fn first(&self) -> Option<&Part> {
         self.parts.values().min_by_key(|p| p.op.issued_ns.or(p.op.called_ns).unwrap_or(u64::MAX))
@@ -116,7 +219,8 @@ impl Instance {
         if self.parts.len() < ranks || ranks == 0 {
             return None;
         }
-        self.parts.values().map(Part::duration_ns).collect::<Option<Vec<_>>>()?.into_iter().min()
+        // Absent is less than any.
+        self.parts.values().map(Part::duration_ns).min()?
     }
 
     /// Each rank's waiting in ns: its kernel's time beyond the transfer time.
@@ -164,16 +268,19 @@ impl Instance {
         if self.parts.len() < ranks || ranks < 2 {
             return None;
         }
-        let issued: Vec<(Rank, u64)> =
-            self.parts.iter().map(|(r, p)| p.op.issued_ns.map(|i| (*r, i))).collect::<Option<_>>()?;
-        let (rank, last) = issued.iter().copied().max_by_key(|(_, i)| *i)?;
-        let first = issued.iter().map(|(_, i)| *i).min()?;
+        // Absent is less than any.
+        let first = self.parts.values().map(|p| p.op.issued_ns).min()??;
+        let (rank, last) = self.parts.iter().map(|(r, p)| (*r, p.op.issued_ns)).max_by_key(|(_, i)| *i)?;
+        let last = last?;
         Some(Late { rank, by_ns: last - first, measure: Measure::Host })
     }
 
     /// When all its ranks had reported its end, host monotonic ns.
     pub fn ended_seen_ns(&self) -> Option<u64> {
-        self.parts.values().map(|p| p.ended_seen_ns).collect::<Option<Vec<_>>>()?.into_iter().max()
+        let ended = || self.parts.values().map(|p| p.ended_seen_ns);
+        // Absent is less than any.
+        ended().min()??;
+        ended().max()?
     }
 }
 
@@ -213,14 +320,7 @@ mod tests {
             });
             i.parts.insert(
                 Rank(*rank),
-                Part {
-                    op: Box::new(o),
-                    kernel,
-                    started_ns: None,
-                    finished: true,
-                    ended_seen_ns: None,
-                    moved_ns: None,
-                },
+                Part { op: o, kernel, started_ns: None, finished: true, ended_seen_ns: None, moved_ns: None },
             );
         }
         i

@@ -10,7 +10,7 @@ use super::waits::{Front, Lack, Stage, Stall, Waits, origins};
 use super::{Join, Standing};
 use crate::model::{CommId, OpState, Rank, Track};
 use std::cell::LazyCell;
-use std::collections::{BTreeMap, BTreeSet, btree_map};
+use std::collections::{BTreeMap, BTreeSet};
 use std::iter::Peekable;
 use std::sync::Arc;
 
@@ -294,17 +294,16 @@ fn advance(c: &Communicator, track: Track, Room { rows, left }: &mut Room) {
             break;
         }
         // Who finished a collective proves that all were in it; only roots and leaves may be through alone.
-        let all_were_in =
-            LazyCell::new(|| {
-                let told = c.told_done(track, order);
-                instance.parts.values().any(|p| (told || p.finished) && !p.op.func.is_rooted())
-            });
+        let all_were_in = LazyCell::new(|| {
+            let told = c.told_done(track, order);
+            instance.parts.values().any(|p| (told || p.finished) && !p.op.func.is_rooted())
+        });
         // Where no GPU was seen to start it, "not started" says nothing.
         let started = LazyCell::new(|| instance.parts.values().any(|p| p.started_ns.is_some()));
         if order < least && instance.parts.values().all(|p| p.finished) && *all_were_in {
             continue;
         }
-        let mut parts = Parts::of(instance, left.len());
+        let mut parts = parts(instance, left.len());
         left.retain(|at| {
             let Some(row) = rows.get_mut(*at as usize) else { return false };
             let part = parts.of_rank(row.rank);
@@ -331,22 +330,23 @@ fn advance(c: &Communicator, track: Track, Room { rows, left }: &mut Room) {
 }
 
 /// An operation's parts, asked for by ranks in rising order.
-enum Parts<'a> {
+enum Parts<'a, I: Iterator<Item = (&'a Rank, &'a Part)>> {
     /// Gone through beside the ranks.
-    Beside(Peekable<btree_map::Iter<'a, Rank, Part>>),
+    Beside(Peekable<I>),
     /// Looked up: few are asked for.
     Few(&'a Instance),
 }
 
-impl<'a> Parts<'a> {
-    fn of(instance: &'a Instance, ranks: usize) -> Self {
-        if instance.parts.len() > ranks.saturating_mul(SPARSE) {
-            Parts::Few(instance)
-        } else {
-            Parts::Beside(instance.parts.iter().peekable())
-        }
+/// The parts of an operation, of which so many ranks' are asked for.
+fn parts(instance: &Instance, ranks: usize) -> Parts<'_, impl Iterator<Item = (&Rank, &Part)>> {
+    if instance.parts.len() > ranks.saturating_mul(SPARSE) {
+        Parts::Few(instance)
+    } else {
+        Parts::Beside(instance.parts.iter().peekable())
     }
+}
 
+impl<'a, I: Iterator<Item = (&'a Rank, &'a Part)>> Parts<'a, I> {
     fn of_rank(&mut self, rank: Rank) -> Option<&'a Part> {
         match self {
             Parts::Few(instance) => instance.parts.get(&rank),
@@ -373,7 +373,7 @@ fn queued(join: &Join, c: &Communicator) -> Option<Stall> {
     if !behind || c.members().len() < all {
         return None;
     }
-    let mut parts = Parts::of(instance, all);
+    let mut parts = parts(instance, all);
     let mut lacking = Vec::new();
     for (rank, m) in c.members() {
         let seat = c.seat(*rank)?;

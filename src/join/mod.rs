@@ -9,6 +9,7 @@ mod clock;
 mod communicator;
 mod finished;
 mod hardware;
+mod held;
 mod host_clock;
 mod hosts;
 mod instance;
@@ -32,11 +33,11 @@ pub use attribution::{Share, WireTotals, WireWindow};
 pub use clock::ClockMap;
 use communicator::Said;
 pub use communicator::{Communicator, LateEvent};
-pub use finished::{Finished, FinishedPart, Sampling};
+pub use finished::{Finished, FinishedPart, Operation, Sampling};
 pub use hardware::{Device, Hardware, Incident, LinkError, Moment, Trouble};
 pub use host_clock::ClockPair;
 pub use hosts::{HostClock, Hosts};
-pub use instance::{Instance, Late, Measure, Part, algbw, busbw};
+pub use instance::{Instance, Late, Measure, Part, Parts, algbw, busbw};
 pub use member::{Called, Member};
 pub use signature::Signature;
 pub use signed::signature;
@@ -238,6 +239,7 @@ impl Join {
             Lane::Collective | Lane::Replay => comm.stale.operations = true,
             Lane::Send(_) | Lane::Recv(_) => comm.stale.transfers = true,
         }
+        comm.metered = self.outbox.metered();
         comm.operation(op, said, clock, &mut process.busy, unsure, self.now_ns);
     }
 

@@ -13,6 +13,8 @@ const SAME_NS: u64 = 500_000_000;
 pub struct Strain {
     /// It wanted a CPU and had none.
     pub cpu_starved: Option<f64>,
+    /// One of NCCL's own threads wanted a CPU and had none.
+    pub nccl_starved: Option<f64>,
     /// Its cgroup's quota kept it from the CPU.
     pub cpu_throttled: Option<f64>,
     /// Tasks of its cgroup stood still for want of memory.
@@ -23,6 +25,7 @@ impl Strain {
     fn of(fact: &HostFact) -> Self {
         Strain {
             cpu_starved: fact.cpu_starved,
+            nccl_starved: fact.nccl_starved,
             cpu_throttled: fact.cpu_throttled,
             memory_pressure: fact.memory_pressure,
         }
@@ -36,6 +39,7 @@ impl Strain {
         };
         Strain {
             cpu_starved: max(self.cpu_starved, other.cpu_starved),
+            nccl_starved: max(self.nccl_starved, other.nccl_starved),
             cpu_throttled: max(self.cpu_throttled, other.cpu_throttled),
             memory_pressure: max(self.memory_pressure, other.memory_pressure),
         }

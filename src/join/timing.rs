@@ -58,14 +58,18 @@ pub fn believed(stamp: &ChannelStamp, not_before: u64, clock: &ClockMap, earlier
 /// leave it open.
 pub fn kernel(op: &OpRecord, clock: &ClockMap, earlier: impl Fn(u8) -> Option<u64>) -> Option<Kernel> {
     let limit = not_before(op)?;
-    let good: Vec<&ChannelStamp> =
-        op.stamps.iter().filter(|s| believed(s, limit, clock, earlier(s.channel))).collect();
-    let start = good.iter().filter_map(|s| s.start_gpu_ns).min()?;
-    let stop = good.iter().filter_map(|s| s.stop_gpu_ns).max()?;
+    let (mut start, mut stop, mut good) = (u64::MAX, 0, 0u16);
+    for s in op.stamps.iter().filter(|s| believed(s, limit, clock, earlier(s.channel))) {
+        let (Some(from), Some(to)) = (s.start_gpu_ns, s.stop_gpu_ns) else { continue };
+        (start, stop, good) = (start.min(from), stop.max(to), good.saturating_add(1));
+    }
+    if good == 0 {
+        return None;
+    }
     Some(Kernel {
         start_ns: clock.to_host(start)?,
         duration_ns: stop - start,
-        believed: u16::try_from(good.len()).unwrap_or(u16::MAX),
+        believed: good,
         stamped: u16::try_from(op.stamps.len()).unwrap_or(u16::MAX),
     })
 }

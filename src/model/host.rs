@@ -48,6 +48,10 @@ pub struct HostFact {
     pub state: Option<ProcessState>,
     /// Share of the time since the look before in which its threads wanted a CPU and had none, 0 to 1.
     pub cpu_starved: Option<f64>,
+    /// The same for the worst-off of NCCL's own threads, which move what goes over the network.
+    pub nccl_starved: Option<f64>,
+    /// Share of that time in which the busiest of NCCL's own threads ran, 0 to 1.
+    pub nccl_busy: Option<f64>,
     /// Share of the time since the look before in which its cgroup was kept from the CPU by its quota, 0 to 1.
     pub cpu_throttled: Option<f64>,
     /// Share of the last ten seconds in which tasks of its cgroup stood still for want of memory, 0 to 1.
@@ -71,6 +75,8 @@ impl HostFact {
             at_ns,
             state: None,
             cpu_starved: None,
+            nccl_starved: None,
+            nccl_busy: None,
             cpu_throttled: None,
             memory_pressure: None,
             oom_kills: None,

@@ -192,6 +192,10 @@ pub struct Told {
 pub trait Source {
     /// What is new since the last call. `now_ns` is the host's monotonic clock.
     fn poll(&mut self, now_ns: u64) -> Vec<Update>;
+    /// The same, one after the other: what is taken at once needs no room.
+    fn poll_each(&mut self, now_ns: u64, take: &mut dyn FnMut(Update)) {
+        self.poll(now_ns).into_iter().for_each(take);
+    }
     /// Begins to find out where in its code a process is; the answer comes as an [`Update::Host`], if one can be had.
     fn inspect(&mut self, segment: SegmentId, now_ns: u64) {
         let _ = (segment, now_ns);

@@ -62,12 +62,13 @@ impl<S: Source> Monitor<S> {
 
     /// Takes in what is new and asks the rules. Returns the findings that are new.
     pub fn step(&mut self, now_ns: u64) -> Vec<Finding> {
-        for update in self.source.poll(now_ns) {
+        let Monitor { source, join, asked, stacks, .. } = self;
+        source.poll_each(now_ns, &mut |update| {
             if let Update::Host(fact) = &update {
-                self.answered(fact);
+                stacks.extend(answer(fact, join, asked));
             }
-            self.join.feed(update);
-        }
+            join.feed(update);
+        });
         self.join.tick(now_ns);
         if !self.judging {
             return Vec::new();
@@ -84,17 +85,6 @@ impl<S: Source> Monitor<S> {
             }
         }
         new
-    }
-
-    /// Keeps the stack of a process that was asked for it since.
-    fn answered(&mut self, fact: &HostFact) {
-        let known = self.join.process(fact.segment).and_then(|p| p.host.as_ref()?.stack_ns);
-        if fact.stack.is_empty() || fact.stack_ns == known {
-            return;
-        }
-        if let Some((communicator, rank)) = self.asked.remove(&fact.segment) {
-            self.stacks.push(Stack { communicator, rank, frames: fact.stack.clone() });
-        }
     }
 
     /// The stacks of culprits that came since the last call; they are in their findings' evidence too.
@@ -164,6 +154,16 @@ impl<S: Source> Monitor<S> {
         });
         s
     }
+}
+
+/// The stack of a process that was asked for it, where this is the answer.
+fn answer(fact: &HostFact, join: &Join, asked: &mut BTreeMap<SegmentId, (CommId, Rank)>) -> Option<Stack> {
+    let known = join.process(fact.segment).and_then(|p| p.host.as_ref()?.stack_ns);
+    if fact.stack.is_empty() || fact.stack_ns == known {
+        return None;
+    }
+    let (communicator, rank) = asked.remove(&fact.segment)?;
+    Some(Stack { communicator, rank, frames: fact.stack.clone() })
 }
 
 #[cfg(test)]

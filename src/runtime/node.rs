@@ -27,14 +27,18 @@ impl Node {
 
 impl Source for Node {
     fn poll(&mut self, now_ns: u64) -> Vec<Update> {
-        let mut updates = self.segments.poll(now_ns);
+        let mut updates = Vec::new();
+        self.poll_each(now_ns, &mut |u| updates.push(u));
+        updates
+    }
+
+    fn poll_each(&mut self, now_ns: u64, take: &mut dyn FnMut(Update)) {
+        self.segments.poll_each(now_ns, take);
         let readings: Vec<Reading> = self.readings.iter().flat_map(|r| r.try_iter().flatten()).collect();
         if let Some(kept) = self.kept.as_mut().filter(|k| k.len() < KEPT) {
             kept.extend(readings.iter().cloned());
         }
-        let readings = readings.into_iter();
-        updates.extend(readings.map(|r| Update::Hardware(Box::new(r))));
-        updates
+        readings.into_iter().map(|r| Update::Hardware(Box::new(r))).for_each(take);
     }
 
     fn inspect(&mut self, segment: SegmentId, now_ns: u64) {

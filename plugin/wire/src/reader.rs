@@ -394,7 +394,7 @@ impl<'a> Reader<'a> {
     /// Every communicator in the table.
     pub fn comms(&self) -> impl Iterator<Item = CommSlot> + '_ {
         let ring = &self.segment.comm;
-        (0..ring.slots()).filter_map(move |i| {
+        (0..ring.next().min(ring.slots())).filter_map(move |i| {
             let mut w = [0; comm::WORDS];
             let slot = ring.slot(i)?;
             // A slot being written now is complete at the next look.

@@ -170,8 +170,10 @@ fn algo_proto(f: &Finished) -> String {
         let mut chars = lower.chars();
         chars.next().map_or_else(String::new, |c| c.to_ascii_uppercase().to_string() + chars.as_str())
     };
-    match (&f.operation.algo, &f.operation.proto) {
-        (Some(algo), Some(proto)) => format!("{}_{}", word(algo), proto.to_ascii_lowercase()),
+    match (f.operation.algo, f.operation.proto) {
+        (Some(algo), Some(proto)) => {
+            format!("{}_{}", word(algo.as_str()), proto.as_str().to_ascii_lowercase())
+        }
         _ => unknown(),
     }
 }

@@ -73,6 +73,7 @@ impl Metrics {
                 inspector.add(join, f);
             }
         }
+        self.operations.added(&mut self.scopes, join);
     }
 
     /// Takes findings; those that were counted and are still open count once.

@@ -7,18 +7,18 @@ use super::store::Store;
 use crate::export::catalogue as c;
 use crate::export::trace_id::{self, Piece};
 use crate::join::{Finished, Join};
-use crate::model::{Func, Rank, Timing, bus_factor};
+use crate::model::{Algo, Func, Proto, Rank, SegmentId, Timing, bus_factor};
 
 /// A rank that comes later than the first by less than this, in ns, is not called late.
 const LATE_NS: u64 = 1_000_000;
 
 /// What distinguishes the series of operations.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Class {
     scope: ScopeId,
     func: Func,
-    algo: Option<String>,
-    proto: Option<String>,
+    algo: Option<Algo>,
+    proto: Option<Proto>,
     size_class: Option<u8>,
 }
 
@@ -56,6 +56,8 @@ pub(super) struct Operations {
     ranks: Store<(ScopeId, Rank), OfRank>,
     network: Store<ScopeId, OfNetwork>,
     untimed: Store<(ScopeId, &'static str), u64>,
+    /// Untimed parts of the operations that are being added.
+    batch: Vec<((SegmentId, &'static str), u64)>,
 }
 
 impl Operations {
@@ -65,6 +67,7 @@ impl Operations {
             ranks: Store::new(budget),
             network: Store::new(budget),
             untimed: Store::new(budget),
+            batch: Vec::new(),
         }
     }
 
@@ -73,8 +76,8 @@ impl Operations {
         let sums = self.classes.at(Class {
             scope,
             func: f.func,
-            algo: f.operation.algo.clone(),
-            proto: f.operation.proto.clone(),
+            algo: f.operation.algo,
+            proto: f.operation.proto,
             size_class: f.size_class,
         });
         sums.count += 1;
@@ -95,9 +98,9 @@ impl Operations {
             }
         }
         for part in &f.parts {
-            let of = scopes.of(join, f.comm, Some(part.segment));
             let late = f.late.filter(|l| l.rank == part.rank && l.by_ns >= LATE_NS);
             if part.waiting_ns.is_some() || late.is_some() {
+                let of = scopes.of(join, f.comm, Some(part.segment));
                 let rank = self.ranks.at((of, part.rank));
                 if let Some(waiting) = part.waiting_ns {
                     *rank.waiting_ns.get_or_insert(0) += waiting;
@@ -113,10 +116,15 @@ impl Operations {
                     Timing::Kernel | Timing::Events => "no stamp that can be true",
                     Timing::Unknown => "not known",
                 };
-                let of = scopes.of_process(join, part.segment);
-                *self.untimed.at((of, reason)) += 1;
+                // Most have the same few: they are counted first, and looked up when the whole batch is.
+                let key = (part.segment, reason);
+                match self.batch.iter_mut().find(|(k, _)| k.0 == key.0 && std::ptr::eq(k.1, key.1)) {
+                    Some((_, n)) => *n += 1,
+                    None => self.batch.push((key, 1)),
+                }
             }
             if !part.net.is_empty() {
+                let of = scopes.of(join, f.comm, Some(part.segment));
                 let sums = self.network.at(of);
                 for n in &part.net {
                     let bytes = if n.is_send { &mut sums.sent } else { &mut sums.received };
@@ -126,6 +134,14 @@ impl Operations {
                     }
                 }
             }
+        }
+    }
+
+    /// Ends a batch of operations.
+    pub(super) fn added(&mut self, scopes: &mut Scopes, join: &Join) {
+        for ((segment, reason), n) in std::mem::take(&mut self.batch) {
+            let of = scopes.of_process(join, segment);
+            *self.untimed.at((of, reason)) += n;
         }
     }
 
@@ -155,7 +171,7 @@ impl Operations {
         for (k, sums) in self.classes.iter() {
             let s = scopes.get(k.scope);
             let size = k.size_class.map_or_else(String::new, |n| format!("2^{n}"));
-            let (algo, proto) = (k.algo.as_deref().unwrap_or(""), k.proto.as_deref().unwrap_or(""));
+            let (algo, proto) = (k.algo.map_or("", Algo::as_str), k.proto.map_or("", Proto::as_str));
             let labels = [&*s.node, &*s.job, &*s.communicator, k.func.as_str(), algo, proto, &*size];
             sums.gather(|metric, value| out.put(metric, &labels, value));
         }

@@ -56,10 +56,24 @@ pub(super) fn in_flight(out: &mut Families, scopes: &mut Scopes, join: &Join, no
 /// Processes by job.
 pub(super) fn processes(out: &mut Families, join: &Join) {
     let mut jobs: BTreeMap<(&str, &str), [u64; 2]> = BTreeMap::new();
+    let mut nccl: BTreeMap<(&str, &str), [Option<f64>; 2]> = BTreeMap::new();
     for p in join.processes() {
         let name = p.record.job.name.as_deref().unwrap_or("");
         let alive = p.record.liveness == Liveness::Alive;
         jobs.entry((&p.record.host, name)).or_default()[usize::from(!alive)] += 1;
+        if let Some(fact) = p.host.as_ref().filter(|_| alive) {
+            let worst = nccl.entry((&p.record.host, name)).or_default();
+            for (worst, own) in worst.iter_mut().zip([fact.nccl_busy, fact.nccl_starved]) {
+                *worst = own.map_or(*worst, |own| Some(worst.map_or(own, |w| w.max(own))));
+            }
+        }
+    }
+    for ((node, job), shares) in nccl {
+        for (metric, share) in [c::NCCL_BUSY, c::NCCL_STARVED].into_iter().zip(shares) {
+            if let Some(share) = share {
+                out.number(metric, &[node, job], share);
+            }
+        }
     }
     for ((node, job), [alive, gone]) in jobs {
         out.number(c::PROCESSES, &[node, job, "alive"], alive as f64);

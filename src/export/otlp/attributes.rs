@@ -21,11 +21,10 @@ pub(super) fn of_operation(join: &Join, f: &Finished) -> Vec<KeyValue> {
             a.push(KeyValue::new(name, v));
         }
     };
-    let text = |t: &Option<String>| t.clone().map(Value::from);
-    known("nccl.algorithm", text(&o.algo));
-    known("nccl.protocol", text(&o.proto));
-    known("nccl.datatype", text(&o.dtype));
-    known("nccl.reduction", text(&o.redop));
+    known("nccl.algorithm", o.algo.map(|a| a.as_str().into()));
+    known("nccl.protocol", o.proto.map(|p| p.as_str().into()));
+    known("nccl.datatype", o.dtype.map(|d| d.as_str().into()));
+    known("nccl.reduction", o.redop.map(|r| r.as_str().into()));
     known("nccl.message.size", o.bytes.map(|b| whole(b).into()));
     known("nccl.communicator.size", f.ranks.map(|n| i64::from(n).into()));
     known("nccl.channels", f.channels.map(|n| i64::from(n).into()));

@@ -112,7 +112,7 @@ fn root(
         Mode::OverAfterAll => (Piece::Complete, Some(Piece::Root)),
         _ => (Piece::Root, None),
     };
-    let name = if piece == Piece::Complete { "complete".to_owned() } else { f.operation.func.clone() };
+    let name = if piece == Piece::Complete { "complete".to_owned() } else { f.operation.func.to_string() };
     let mut span = make.span(piece, parent, name, start, end)?;
     span.attributes = attributes::of_operation(make.join, f);
     span.attributes.push(KeyValue::new("ringwatch.kept_because", why));

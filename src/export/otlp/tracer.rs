@@ -6,10 +6,8 @@ use super::spans::{self, Mode};
 use super::{attributes, queue};
 use crate::export::metrics::Exported;
 use crate::export::trace_id::{self, Piece};
-use crate::join::{ClassKey, Finished, FinishedPart, Instance, Join};
-use crate::model::{
-    Algo, COMM_INIT, CommId, Finding, FindingId, Func, Proto, Rank, Severity as Weight, Track,
-};
+use crate::join::{ClassKey, Finished, FinishedPart, Instance, Join, Operation};
+use crate::model::{COMM_INIT, CommId, Finding, FindingId, Func, Rank, Severity as Weight, Track};
 use opentelemetry::InstrumentationScope;
 use opentelemetry::logs::Severity;
 use opentelemetry_sdk::trace::SpanData;
@@ -243,14 +241,12 @@ impl Tracer {
         }
         let transfer = f.transfer_ns? as f64;
         let collective = f.func != Func::SendRecv;
-        let named = |n: &Option<String>| n.clone().filter(|_| collective);
-        let (algo, proto) = (named(&f.operation.algo), named(&f.operation.proto));
         let class = ClassKey {
             comm: f.comm,
             func: f.func,
             size_class: f.size_class,
-            algo: Algo::ALL.iter().copied().find(|a| algo.as_deref() == Some(a.as_str())),
-            proto: Proto::ALL.iter().copied().find(|p| proto.as_deref() == Some(p.as_str())),
+            algo: f.operation.algo.filter(|_| collective),
+            proto: f.operation.proto.filter(|_| collective),
         };
         let usual = join.class(&class).filter(|c| c.timed >= KNOWN)?.quantile(0.5)?;
         (transfer > usual * self.settings.slow_factor).then_some(SLOW)
@@ -331,7 +327,7 @@ fn has_operation(f: &Finding) -> bool {
 fn describe(join: &Join, (comm, track, order): Key, instance: &Instance) -> Option<Finished> {
     let c = join.communicator(comm)?;
     let first = &instance.first()?.op;
-    let operation = c.describe(track, order, first);
+    let operation = Operation::of(first, order, c.ranks());
     let parts = instance.parts.values().map(|p| FinishedPart {
         rank: p.op.rank,
         segment: p.op.segment,

@@ -1,10 +1,10 @@
 //! What becomes of a communicator's operations: complete ones are counted and judged, old ones forgotten.
 
 use super::super::carry::carried;
-use super::super::finished::{Finished, FinishedPart, Outbox};
-use super::super::instance::{Late, Part, busbw};
+use super::super::finished::{Finished, FinishedPart, Operation, Outbox};
+use super::super::instance::{Instance, Late, Part, busbw};
 use super::super::stats::{Class, ClassKey, Sample, size_class};
-use super::{Communicator, HELD, LateEvent};
+use super::{Communicator, HELD, Key, LateEvent};
 use crate::model::{Func, Track};
 use std::collections::BTreeMap;
 
@@ -12,8 +12,6 @@ use std::collections::BTreeMap;
 const KEPT: usize = 256;
 /// Operations of a communicator before its rhythm is learned.
 const WARM_UP: u64 = 8;
-/// Between two looks at all operations that are not complete, in ns.
-const SCAN_NS: u64 = 200_000_000;
 /// Late arrivals remembered.
 const LATE_KEPT: usize = 512;
 /// A rank that comes later than the first by less than this, in ns, is not called late.
@@ -24,6 +22,18 @@ const VERY_LATE_NS: u64 = 100_000_000;
 /// callbacks can be over 50 ms late.
 const STAMPS_GRACE_NS: u64 = 1_000_000_000;
 
+/// Records of other ranks that have not come by then, in ns, will not come.
+const RECORDS_GRACE_NS: u64 = 5_000_000_000;
+
+/// Whether an operation can be counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ready {
+    Now,
+    /// Time alone makes it so, at the latest then, host monotonic ns.
+    At(u64),
+    NotYet,
+}
+
 impl Communicator {
     /// Counts what is complete and forgets what is old.
     pub(in crate::join) fn settle(
@@ -33,71 +43,113 @@ impl Communicator {
         outbox: &mut Outbox,
     ) {
         let expected = self.expected();
-        let seen = self.members.len();
-        // Nothing new makes most of them ready; the rest becomes so by time, or when a rank leaves.
-        let all = self.scanned_ns.is_none_or(|t| now_ns.abs_diff(t) >= SCAN_NS);
-        let fresh: Vec<(Track, u64)> = if all {
-            self.scanned_ns = Some(now_ns);
-            self.touched.clear();
-            self.uncounted.iter().copied().collect()
-        } else {
-            std::mem::take(&mut self.touched).into_iter().filter(|k| self.uncounted.contains(k)).collect()
-        };
-        let ready: Vec<(Track, u64)> = fresh
-            .iter()
-            .copied()
-            .filter(|key| {
-                let parts = match key.0 {
-                    // The other end may be on a node that is not seen.
-                    Track::Pair(a, b) if a != b => {
-                        [a, b].iter().filter(|r| self.members.contains_key(r)).count()
-                    }
-                    Track::Pair(..) => 1,
-                    _ => seen,
-                };
-                self.instances.get(key).is_some_and(|i| {
-                    i.parts.len() >= parts
-                        && i.parts.values().all(|p| {
-                            let old =
-                                p.op.issued_ns.is_some_and(|t| now_ns > t.saturating_add(STAMPS_GRACE_NS));
-                            // The network's threads tell the last bytes after the kernel has stopped.
-                            let moved =
-                                p.op.issued_ns.is_none() || p.op.net.iter().all(|n| n.stop_ns.is_some());
-                            let timed = p.duration_ns().is_some() || p.op.timing.is_silent();
-                            p.finished && (timed && moved || old)
-                        })
-                })
-            })
-            .collect();
-        for key in ready {
-            self.count(key, expected, classes, outbox);
+        let fresh = self.fresh(now_ns);
+        for key in &fresh {
+            match self.ready(*key, now_ns) {
+                Ready::Now => self.count(*key, expected, classes, outbox),
+                Ready::At(at_ns) => {
+                    self.due.insert((at_ns, *key));
+                }
+                Ready::NotYet => {}
+            }
         }
         self.weigh(&fresh, expected);
+        if self.touched.is_empty() {
+            // Its room is used again.
+            self.touched = fresh;
+            self.touched.clear();
+        }
         self.forget(expected, classes, outbox);
+        // Of what will be due in a far future most was given up meanwhile.
+        if self.due.len() > 2 * HELD {
+            let instances = &self.instances;
+            self.due.retain(|(_, key)| instances.is_open(key));
+        }
+    }
+
+    /// The operations to look at now, by track and order: those of which something was heard, and those whose time has
+    /// come.
+    fn fresh(&mut self, now_ns: u64) -> Vec<Key> {
+        let mut fresh = std::mem::take(&mut self.touched);
+        while self.due.first().is_some_and(|(at_ns, _)| *at_ns <= now_ns) {
+            fresh.extend(self.due.pop_first().map(|(_, key)| key));
+        }
+        if std::mem::take(&mut self.rescan) {
+            fresh.clear();
+            fresh.extend(self.instances.open().map(|(key, _)| *key));
+            return fresh;
+        }
+        // As many runs as ranks.
+        fresh.sort();
+        fresh.dedup();
+        fresh.retain(|key| self.instances.is_open(key));
+        fresh
+    }
+
+    /// Whether an operation can be counted.
+    fn ready(&self, key: Key, now_ns: u64) -> Ready {
+        let Some(instance) = self.instances.get(&key) else { return Ready::NotYet };
+        let parts = match key.0 {
+            // The other end may be on a node that is not seen.
+            Track::Pair(a, b) if a != b => [a, b].iter().filter(|r| self.members.contains_key(r)).count(),
+            Track::Pair(..) => 1,
+            _ => self.members.len(),
+        };
+        if instance.parts.len() < parts {
+            return self.given_up(key, instance, now_ns);
+        }
+        let mut ready = Ready::Now;
+        for p in instance.parts.values() {
+            if !p.finished {
+                return Ready::NotYet;
+            }
+            // The network's threads tell the last bytes after the kernel has stopped.
+            let moved = p.op.issued_ns.is_none() || p.op.net.iter().all(|n| n.stop_ns.is_some());
+            let timed = p.duration_ns().is_some() || p.op.timing.is_silent();
+            if timed && moved {
+                continue;
+            }
+            let Some(issued) = p.op.issued_ns else { return Ready::NotYet };
+            let old_ns = issued.saturating_add(STAMPS_GRACE_NS).saturating_add(1);
+            if now_ns < old_ns {
+                ready = Ready::At(if let Ready::At(other) = ready { other.max(old_ns) } else { old_ns });
+            }
+        }
+        ready
+    }
+
+    /// Where not every record comes, an operation that all are through with is counted as it is after a while.
+    fn given_up(&self, key: Key, instance: &Instance, now_ns: u64) -> Ready {
+        let told = instance.parts.keys().next().and_then(|r| self.members.get(r));
+        if told.is_none_or(|m| !m.counted_by_beats) {
+            return Ready::NotYet;
+        }
+        let began = instance.parts.values().filter_map(|p| p.op.issued_ns).max().unwrap_or(0);
+        let later = now_ns.max(began).saturating_add(RECORDS_GRACE_NS);
+        if now_ns < began.saturating_add(RECORDS_GRACE_NS) {
+            return Ready::At(later);
+        }
+        let through = match key.0 {
+            Track::Pair(..) => instance.parts.values().all(|p| p.finished),
+            track => self.seats.iter().all(|s| key.1 < s.done(track)),
+        };
+        if through { Ready::Now } else { Ready::At(later) }
     }
 
     /// Tells very late ranks of operations that all have issued and whose end nothing tells but a later one, which may
     /// not come: by the hosts' times.
-    fn weigh(&mut self, fresh: &[(Track, u64)], expected: usize) {
-        let fresh: Vec<(Track, u64)> = fresh
-            .iter()
-            .copied()
-            .filter(|key| key.0 == Track::Collective && key.1 > 0 && self.uncounted.contains(key))
-            .filter(|key| {
-                self.instances.get(key).is_some_and(|i| {
-                    let issued = |p: &Part| p.op.issued_ns.is_some() && (p.is_silent() || p.finished);
-                    let silent = |p: &Part| p.is_silent();
-                    !i.weighed
-                        && i.parts.len() >= expected
-                        && i.parts.values().all(issued)
-                        && i.parts.values().any(silent)
-                })
-            })
-            .collect();
-        for key in fresh {
-            if let Some(i) = self.instances.get_mut(&key) {
-                i.weighed = true;
+    fn weigh(&mut self, fresh: &[Key], expected: usize) {
+        for key in fresh.iter().copied() {
+            if key.0 != Track::Collective || key.1 == 0 || !self.instances.is_open(&key) {
+                continue;
             }
+            let Some(i) = self.instances.get_mut(&key) else { continue };
+            let issued = |p: &Part| p.op.issued_ns.is_some() && (p.is_silent() || p.finished);
+            let silent = i.parts.values().any(Part::is_silent);
+            if i.weighed || !silent || i.parts.len() < expected || !i.parts.values().all(issued) {
+                continue;
+            }
+            i.weighed = true;
             let agreed = self.mismatch.is_none_or(|m| key < m || m.0 != key.0);
             let late =
                 self.late_on_host(key.0, key.1, expected).filter(|l| agreed && l.by_ns >= VERY_LATE_NS);
@@ -142,15 +194,13 @@ impl Communicator {
         classes: &mut BTreeMap<ClassKey, Class>,
         outbox: &mut Outbox,
     ) {
-        self.uncounted.remove(&key);
         self.split.remove(&key);
         let ranks = self.ranks();
-        let Some(instance) = self.instances.get_mut(&key) else { return };
-        instance.counted = true;
-        let mut parts = Vec::new();
+        let Some(instance) = self.instances.close(&key) else { return };
         let all_timed = instance.parts.values().all(|p| p.duration_ns().is_some());
         let sampled = outbox.wanted() && outbox.takes(self.id, key.0, key.1, all_timed);
         let told = if sampled { instance.told() } else { Vec::new() };
+        let mut parts = Vec::with_capacity(if outbox.wanted() { instance.parts.len() } else { 0 });
         for part in instance.parts.values_mut() {
             // What was made of them is kept.
             part.op.stamps = Vec::new();
@@ -161,9 +211,9 @@ impl Communicator {
         }
         let instance = &*instance;
         let Some(first) = instance.first().map(|p| &p.op) else { return };
-        let described = outbox.wanted().then(|| first.clone());
         let channels = first.channels;
         let (track, order) = key;
+        let described = outbox.wanted().then(|| Operation::of(first, order, ranks));
         let collective = !matches!(track, Track::Pair(..));
         if collective && instance.parts.values().all(|p| p.finished) {
             self.finished += 1;
@@ -176,10 +226,10 @@ impl Communicator {
         // Ranks that disagree do not run one operation: no time of theirs says anything about it.
         let agreed = self.mismatch.is_none_or(|m| key < m || m.0 != track);
         let transfer_ns = if agreed { instance.transfer_ns(needed) } else { None };
-        let busy: Vec<f64> =
-            instance.parts.values().filter_map(|p| p.duration_ns().map(|d| d as f64)).collect();
-        let busy_ns = (!busy.is_empty()).then(|| busy.iter().sum::<f64>() / busy.len() as f64);
-        let bytes = instance.bytes(ranks);
+        let durations = instance.parts.values().filter_map(Part::duration_ns);
+        let (busy, timed) = durations.fold((0.0, 0u32), |(sum, n), d| (sum + d as f64, n + 1));
+        let busy_ns = (timed > 0).then(|| busy / f64::from(timed));
+        let bytes = first.bytes(ranks);
         let func = if collective { first.func } else { Func::SendRecv };
         let (algo, proto) = if collective { (first.algo, first.proto) } else { (None, None) };
         let class = ClassKey { comm: self.id, func, size_class: bytes.and_then(size_class), algo, proto };
@@ -199,7 +249,7 @@ impl Communicator {
             self.tell_ends(key, outbox);
         }
         let late = if collective && agreed { self.judge(key, needed, transfer_ns) } else { None };
-        let Some(first) = described else { return };
+        let Some(operation) = described else { return };
         for part in &mut parts {
             part.waiting_ns = transfer_ns.and_then(|t| Some(part.duration_ns?.saturating_sub(t)));
         }
@@ -207,7 +257,7 @@ impl Communicator {
         outbox.put(Finished {
             comm: self.id,
             track,
-            operation: self.describe(track, order, &first),
+            operation,
             func,
             ranks,
             size_class: class.size_class,
@@ -290,27 +340,21 @@ impl Communicator {
     }
 
     fn forget(&mut self, expected: usize, classes: &mut BTreeMap<ClassKey, Class>, outbox: &mut Outbox) {
-        let counted = self.instances.len() - self.uncounted.len();
+        let counted = self.instances.len() - self.instances.open_len();
         let surplus = counted.saturating_sub(KEPT);
         if surplus > 0 {
-            let mismatch = self.mismatch;
-            let old: Vec<(Track, u64)> = self
-                .instances
-                .iter()
-                .filter(|(k, i)| i.counted && Some(**k) != mismatch)
-                .map(|(k, _)| *k)
-                .take(surplus)
-                .collect();
-            for key in old {
-                self.instances.remove(&key);
-                self.timed.remove(&key);
-            }
+            let timed = &mut self.timed;
+            self.instances.forget(surplus, self.mismatch, |key, instance| {
+                if !timed.is_empty() && instance.parts.values().any(|p| p.kernel.is_some()) {
+                    timed.remove(key);
+                }
+            });
         }
         // Incomplete ones whose rest was lost: the oldest of them are counted as they are.
-        while self.uncounted.len() > HELD {
+        while self.instances.open_len() > HELD {
             // Tracks are ordered collectives first: the last key is the pair that matters least.
-            let pair = self.uncounted.last().copied().filter(|k| matches!(k.0, Track::Pair(..)));
-            let Some(key) = pair.or_else(|| self.uncounted.first().copied()) else { break };
+            let pair = self.instances.last_open().filter(|k| matches!(k.0, Track::Pair(..)));
+            let Some(key) = pair.or_else(|| self.instances.open().next().map(|(k, _)| *k)) else { break };
             self.count(key, expected, classes, outbox);
         }
     }

@@ -9,6 +9,7 @@
 mod bus;
 mod lost;
 mod otlp;
+mod peer;
 mod samples;
 mod socket;
 mod state;

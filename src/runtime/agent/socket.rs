@@ -3,7 +3,7 @@
 //! One line of JSON is the question, lines of JSON are the answers. Who asks is known by the kernel's word
 //! (peer credentials): root, the agent's own user and those named in the settings see every job, others their own.
 
-use super::Error;
+use super::{Error, peer};
 use crate::config::SocketSettings;
 use crate::model::Snapshot;
 use crate::runtime::daemon::{self, Asked};
@@ -124,8 +124,10 @@ async fn converse(
     ask: &SyncSender<Asked>,
     settings: &SocketSettings,
 ) -> std::io::Result<()> {
-    let peer = stream.peer_cred()?;
-    let sees_all = sees_all(peer.uid(), peer.gid(), settings);
+    let asks = stream.peer_cred()?;
+    let mut groups = peer::groups(&stream);
+    groups.push(asks.gid());
+    let sees_all = sees_all(asks.uid(), &groups, settings);
     let (read, mut write) = stream.into_split();
     let mut line = String::new();
     let mut read = BufReader::new(read.take(QUESTION));
@@ -139,7 +141,7 @@ async fn converse(
         Err(e) => return say(&mut write, &Answer::Refused(format!("not a question: {e}"))).await,
     };
     loop {
-        let uid = (!sees_all).then_some(peer.uid());
+        let uid = (!sees_all).then_some(asks.uid());
         let Want::Snapshot = question.want;
         let answer = match daemon::ask(ask, |reply| Asked::Snapshot { uid, reply }).await {
             Some(s) => Answer::Snapshot(s),
@@ -151,9 +153,10 @@ async fn converse(
     }
 }
 
-fn sees_all(uid: u32, gid: u32, settings: &SocketSettings) -> bool {
+fn sees_all(uid: u32, groups: &[u32], settings: &SocketSettings) -> bool {
     let own = rustix::process::geteuid().as_raw();
-    uid == 0 || uid == own || settings.see_all_uids.contains(&uid) || settings.see_all_gids.contains(&gid)
+    let member = groups.iter().any(|g| settings.see_all_gids.contains(g));
+    uid == 0 || uid == own || settings.see_all_uids.contains(&uid) || member
 }
 
 async fn say(write: &mut tokio::net::unix::OwnedWriteHalf, answer: &Answer) -> std::io::Result<()> {
@@ -170,8 +173,9 @@ mod tests {
     fn who_sees_what_is_a_matter_of_who_asks() {
         let own = rustix::process::geteuid().as_raw();
         let s = SocketSettings { see_all_uids: vec![7], see_all_gids: vec![8], ..SocketSettings::default() };
-        assert!(sees_all(0, 99, &s) && sees_all(own, 99, &s) && sees_all(7, 99, &s) && sees_all(9, 8, &s));
-        assert!(!sees_all(own.wrapping_add(10), 99, &s));
+        assert!([0, own, 7].iter().all(|uid| sees_all(*uid, &[99], &s)));
+        assert!(sees_all(9, &[8], &s) && sees_all(9, &[99, 8, 100], &s), "by any of its groups");
+        assert!(!sees_all(own.wrapping_add(10), &[99, 100], &s));
     }
 
     #[test]

@@ -1,0 +1,234 @@
+//! The operations of a communicator by track and issue order. Orders are nearly dense, so each track is a queue in which
+//! an operation is found by counting from the first one; where a job lies about its orders, by halving.
+//!
+//! What is forgotten is used again: a steady job costs no allocation here.
+
+use super::instance::Instance;
+use crate::model::Track;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+/// Forgotten operations that are kept to be used again.
+const SPARE: usize = 256;
+
+/// A track and an issue order.
+pub(super) type Key = (Track, u64);
+
+#[derive(Debug, Clone)]
+struct Place {
+    key: Key,
+    /// It was not counted yet.
+    open: bool,
+    instance: Box<Instance>,
+}
+
+/// Operations by track and order.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Held {
+    tracks: BTreeMap<Track, VecDeque<Place>>,
+    len: usize,
+    open: usize,
+    #[expect(clippy::vec_box, reason = "the boxes are what is used again")]
+    spare: Vec<Box<Instance>>,
+}
+
+/// Where an order is, or where it belongs.
+fn find(queue: &VecDeque<Place>, order: u64) -> Result<usize, usize> {
+    let (Some(first), Some(last)) = (queue.front(), queue.back()) else { return Err(0) };
+    if order > last.key.1 {
+        return Err(queue.len());
+    }
+    let Some(guess) = order.checked_sub(first.key.1) else { return Err(0) };
+    let guess = usize::try_from(guess).unwrap_or(usize::MAX);
+    if queue.get(guess).is_some_and(|p| p.key.1 == order) {
+        return Ok(guess);
+    }
+    // Where an old one is stuck, those behind it are forgotten: then from the last one.
+    let guess = usize::try_from(last.key.1 - order).ok().and_then(|back| queue.len().checked_sub(back + 1));
+    match guess {
+        Some(at) if queue.get(at).is_some_and(|p| p.key.1 == order) => Ok(at),
+        _ => queue.binary_search_by_key(&order, |p| p.key.1),
+    }
+}
+
+impl Held {
+    pub(super) fn get(&self, key: &Key) -> Option<&Instance> {
+        let queue = self.tracks.get(&key.0)?;
+        Some(&queue.get(find(queue, key.1).ok()?)?.instance)
+    }
+
+    pub(super) fn get_mut(&mut self, key: &Key) -> Option<&mut Instance> {
+        let queue = self.tracks.get_mut(&key.0)?;
+        let at = find(queue, key.1).ok()?;
+        Some(&mut queue.get_mut(at)?.instance)
+    }
+
+    /// The operation, a new one where there is none; `None` where `refuse` says so of a new one that would be older than
+    /// all of its track.
+    pub(super) fn entry(&mut self, key: Key, refuse: impl FnOnce(usize) -> bool) -> Option<&mut Instance> {
+        let queue = self.tracks.entry(key.0).or_default();
+        let at = match find(queue, key.1) {
+            Ok(at) => at,
+            Err(0) if !queue.is_empty() && refuse(self.len) => return None,
+            Err(at) => {
+                let instance = self.spare.pop().unwrap_or_default();
+                queue.insert(at, Place { key, open: true, instance });
+                self.len += 1;
+                self.open += 1;
+                at
+            }
+        };
+        Some(&mut queue.get_mut(at)?.instance)
+    }
+
+    /// All, by track and order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Key, &Instance)> {
+        self.tracks.values().flatten().map(|p| (&p.key, &*p.instance))
+    }
+
+    /// Those of a track from one order up to another.
+    pub(super) fn range_mut(&mut self, keys: Range<Key>) -> impl Iterator<Item = (&Key, &mut Instance)> {
+        let queue = self.tracks.get_mut(&keys.start.0);
+        let from = queue.as_ref().map_or(0, |q| find(q, keys.start.1).unwrap_or_else(|at| at));
+        let in_range = queue.map(|q| q.range_mut(from..)).into_iter().flatten();
+        in_range.take_while(move |p| p.key < keys.end).map(|p| (&p.key, &mut *p.instance))
+    }
+
+    /// Those that were not counted yet.
+    pub(super) fn open(&self) -> impl Iterator<Item = (&Key, &Instance)> {
+        self.tracks.values().flatten().filter(|p| p.open).map(|p| (&p.key, &*p.instance))
+    }
+
+    /// Those of a track that were not counted yet.
+    pub(super) fn open_of(&self, track: Track) -> impl Iterator<Item = (&Key, &Instance)> {
+        let queue = self.tracks.get(&track).into_iter().flatten();
+        queue.filter(|p| p.open).map(|p| (&p.key, &*p.instance))
+    }
+
+    /// The last that was not counted yet.
+    pub(super) fn last_open(&self) -> Option<Key> {
+        self.tracks.values().rev().find_map(|q| q.iter().rev().find(|p| p.open)).map(|p| p.key)
+    }
+
+    pub(super) fn is_open(&self, key: &Key) -> bool {
+        let queue = self.tracks.get(&key.0);
+        queue.and_then(|q| q.get(find(q, key.1).ok()?)).is_some_and(|p| p.open)
+    }
+
+    /// It is counted now.
+    pub(super) fn close(&mut self, key: &Key) -> Option<&mut Instance> {
+        let queue = self.tracks.get_mut(&key.0)?;
+        let at = find(queue, key.1).ok()?;
+        let place = queue.get_mut(at)?;
+        self.open -= usize::from(std::mem::take(&mut place.open));
+        place.instance.counted = true;
+        Some(&mut place.instance)
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// How many of them were not counted yet.
+    pub(super) fn open_len(&self) -> usize {
+        self.open
+    }
+
+    /// Forgets the first so many that were counted, by track and order, but for one; tells which.
+    pub(super) fn forget(&mut self, n: usize, but: Option<Key>, mut gone: impl FnMut(&Key, &Instance)) {
+        let mut left = n;
+        let spare = &mut self.spare;
+        let len = &mut self.len;
+        self.tracks.retain(|_, queue| {
+            let mut drop = |p: Place| {
+                gone(&p.key, &p.instance);
+                *len -= 1;
+                if spare.len() < SPARE {
+                    let mut instance = p.instance;
+                    instance.clear();
+                    spare.push(instance);
+                }
+            };
+            let may_go = |p: &Place| !p.open && Some(p.key) != but;
+            while left > 0 && queue.front().is_some_and(may_go) {
+                queue.pop_front().map(&mut drop);
+                left -= 1;
+            }
+            // Behind what is stuck others were counted.
+            if left > 0 && queue.iter().any(may_go) {
+                let kept = VecDeque::with_capacity(queue.len());
+                for p in std::mem::replace(queue, kept) {
+                    if left > 0 && may_go(&p) {
+                        drop(p);
+                        left -= 1;
+                    } else {
+                        queue.push_back(p);
+                    }
+                }
+            }
+            !queue.is_empty()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Rank;
+
+    const PAIR: Track = Track::Pair(Rank(0), Rank(1));
+
+    fn held(orders: &[(Track, u64)]) -> Held {
+        let mut h = Held::default();
+        for key in orders {
+            assert!(h.entry(*key, |_| false).is_some());
+        }
+        h
+    }
+
+    fn keys(h: &Held) -> Vec<Key> {
+        h.iter().map(|(k, _)| *k).collect()
+    }
+
+    #[test]
+    fn they_are_found_and_told_in_order_however_they_came() {
+        let c = Track::Collective;
+        let far = u64::MAX - 1;
+        let mut h = held(&[(PAIR, 3), (c, 7), (c, 5), (c, far), (c, 6), (c, 5)]);
+        assert_eq!(keys(&h), [(c, 5), (c, 6), (c, 7), (c, far), (PAIR, 3)]);
+        assert_eq!((h.len(), h.open_len()), (5, 5));
+        assert!([5, 6, 7, far].iter().all(|o| h.get(&(c, *o)).is_some()));
+        assert!([0, 4, 8, far - 1, u64::MAX].iter().all(|o| h.get(&(c, *o)).is_none()));
+        let within: Vec<u64> = h.range_mut((c, 6)..(c, far)).map(|((_, o), _)| *o).collect();
+        assert_eq!(within, [6, 7]);
+        assert_eq!(h.range_mut((Track::Replay, 0)..(Track::Replay, 9)).count(), 0);
+    }
+
+    #[test]
+    fn an_older_one_than_all_can_be_refused() {
+        let c = Track::Collective;
+        let mut h = held(&[(c, 5), (c, 7)]);
+        assert!(h.entry((c, 4), |n| n >= 2).is_none());
+        assert!(h.entry((c, 6), |n| n >= 2).is_some(), "it is not older than all");
+        assert!(h.entry((PAIR, 0), |n| n >= 2).is_some(), "it is the first of its track");
+    }
+
+    #[test]
+    fn the_first_that_were_counted_go_and_what_is_stuck_stays() {
+        let c = Track::Collective;
+        let mut h = held(&[(c, 0), (c, 1), (c, 2), (c, 3), (c, 4), (PAIR, 0)]);
+        for key in [(c, 0), (c, 2), (c, 3), (c, 4), (PAIR, 0)] {
+            assert!(h.close(&key).is_some_and(|i| i.counted));
+        }
+        assert!(!h.is_open(&(c, 0)) && h.is_open(&(c, 1)));
+        assert_eq!((h.open_len(), h.open().count(), h.open_of(c).count()), (1, 1, 1));
+        let mut gone = Vec::new();
+        h.forget(3, Some((c, 3)), |k, _| gone.push(*k));
+        assert_eq!(gone, [(c, 0), (c, 2), (c, 4)]);
+        assert_eq!((keys(&h), h.len()), (vec![(c, 1), (c, 3), (PAIR, 0)], 3));
+        h.forget(9, None, |_, _| {});
+        assert_eq!(keys(&h), [(c, 1)]);
+        assert!(h.entry((c, 9), |_| false).is_some_and(|i| !i.counted), "what is used again is new");
+    }
+}
