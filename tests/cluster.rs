@@ -222,3 +222,96 @@ fn without_a_server_agents_go_on_and_catch_up_when_it_is_back() {
         [1.0]
     );
 }
+
+/// Three kinds of users with the rights of config/examples/nats/nats.conf, whose NKeys are these.
+fn guarded(room: &Room, keys: &[(&str, &nkeys::KeyPair)]) -> Nats {
+    let example = include_str!("../config/examples/nats/nats.conf");
+    let users = example.split_once("authorization {").expect("rights").1;
+    let mut rights = format!("authorization {{{users}");
+    for (name, key) in keys {
+        assert!(rights.contains(name), "{name}");
+        rights = rights.replace(name, &key.public_key());
+    }
+    let port = support::nats::free_port();
+    let conf = format!("listen: \"127.0.0.1:{port}\"\n{}\n{rights}", support::nats::MAPPINGS);
+    Nats::with(room, "guarded", port, &conf)
+}
+
+fn seed(room: &Room, name: &str, key: &nkeys::KeyPair) -> String {
+    let path = room.path(name);
+    std::fs::write(&path, key.seed().expect("a seed")).expect("written");
+    path.display().to_string()
+}
+
+#[test]
+fn nobody_speaks_for_another_node_reads_without_the_right_or_speaks_twice() {
+    if !there("nobody_speaks_for_another_node_reads_without_the_right_or_speaks_twice") {
+        return;
+    }
+    let room = Room::new();
+    let (agent_key, analyser_key, reader_key) =
+        (nkeys::KeyPair::new_user(), nkeys::KeyPair::new_user(), nkeys::KeyPair::new_user());
+    let nats =
+        guarded(&room, &[("UAGENT1", &agent_key), ("UANALYSER", &analyser_key), ("UREADER", &reader_key)]);
+    let analyser_seed = seed(&room, "analyser.nk", &analyser_key);
+    let mut command = room.ringwatch(["analyser", "--json", "--set", "http.listen=null", "--set"]);
+    command.arg(nats.servers()).args(["--set", &format!("cluster.nkey={analyser_seed}")]);
+    let _analyser = Daemon::start(&mut command, room.path("analyser"));
+    // The agent of node-1, with its own key; and one that says it is node-2, with the same key.
+    let agent_seed = seed(&room, "agent.nk", &agent_key);
+    let start = |node: &str| {
+        let mut command = room.ringwatch(["agent", "--json"]);
+        for s in [
+            format!("segments.directories=[{:?}]", segments(&room, node)),
+            "socket.path=null".to_owned(),
+            "http.listen=null".to_owned(),
+            "hardware.enabled=false".to_owned(),
+            format!("cluster.node={node}"),
+            format!("cluster.nkey={agent_seed}"),
+            nats.servers(),
+        ] {
+            command.args(["--set", &s]);
+        }
+        Daemon::start(&mut command, room.path(&format!("agent-{node}")))
+    };
+    let _own = start("node-1");
+    let _false = start("node-2");
+    let reader_seed = seed(&room, "reader.nk", &reader_key);
+    let ask = |with: &[&str]| {
+        let mut command = room.ringwatch(["cluster", "status", "--cluster", &nats.url()]);
+        run(command.args(with))
+    };
+    let with_key = ["--cluster-nkey", &reader_seed];
+    let said = until("node-1 is heard", || Some(ask(&with_key)).filter(|s| s.out.contains("node-1")));
+    std::thread::sleep(Duration::from_secs(2));
+    let later = ask(&with_key);
+    assert!(!later.out.contains("node-2") && !said.out.contains("node-2"), "{later:?}");
+    let refused = std::fs::read_to_string(room.path("agent-node-2.err")).expect("a log");
+    assert!(refused.to_lowercase().contains("permissions violation"), "{refused}");
+    // Without a key nobody reads.
+    let stranger = ask(&[]);
+    assert_eq!(stranger.code, Some(2), "{stranger:?}");
+    assert!(stranger.err.to_lowercase().contains("authorization"), "{}", stranger.err);
+    // What node-1 says once is not heard twice, and garbage is no message.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let seed = agent_key.seed().expect("a seed");
+        let client = async_nats::ConnectOptions::with_nkey(seed).connect(nats.url()).await.expect("allowed");
+        let envelope = ringwatch::cluster::message::Envelope {
+            version: 1,
+            node: "node-1".to_owned(),
+            run: u64::MAX,
+            sequence: 1,
+            ..Default::default()
+        };
+        let bytes = prost::Message::encode_to_vec(&envelope);
+        for payload in [bytes.clone(), bytes, b"\xff\xff garbage".to_vec()] {
+            client.publish("ringwatch.v1.node.node-1", payload.into()).await.expect("published");
+        }
+        client.flush().await.expect("sent");
+    });
+    until("both are refused", || {
+        let said = ask(&with_key).out;
+        (said.contains("refused, came before: ") && said.contains("refused, not a message: 1")).then_some(())
+    });
+}

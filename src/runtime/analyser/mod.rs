@@ -7,6 +7,7 @@
 //! Any number of them run. All know everything; a lease decides which one speaks for a partition.
 
 mod heard;
+mod recorder;
 mod speak;
 mod state;
 
@@ -22,6 +23,7 @@ use crate::cluster::{Change, Moment, connect, subject};
 use crate::config::{self, Config};
 use crate::ingest::{now_ns, unix_ns};
 use crate::model::Finding;
+use async_nats::{Client, Subscriber};
 use futures_util::StreamExt;
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
@@ -29,6 +31,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
+use tokio::task::JoinSet;
 
 /// Messages that wait for the state at most.
 const INBOX: usize = 262_144;
@@ -135,6 +138,38 @@ pub struct NodeRow {
     pub left_out: u64,
 }
 
+/// Hands over what was said lately, and then what is said, which waits in the subscriptions until then.
+#[expect(clippy::disallowed_methods, reason = "here is where tasks are spawned")]
+async fn hear(
+    client: Client,
+    subscriptions: Vec<Subscriber>,
+    send: mpsc::SyncSender<Hearing>,
+    dropped: Arc<AtomicU64>,
+) {
+    let put = move |message, recorded| {
+        let at = Moment { mono_ns: now_ns(), unix_ns: unix_ns() };
+        if send.try_send(Hearing { message, at, recorded }).is_err() {
+            dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    if let Some(n) = recorder::catch_up(&client, |m| put(m, true)).await {
+        eprintln!("ringwatch: {n} messages were heard from the recorder");
+    }
+    // Whoever listens from now on knows nothing of what is older: agents tell all.
+    let all = Wish { version: VERSION, all: true, ..Wish::default() };
+    drop(client.publish(format!("{}.wish.all", subject::ROOT), all.encode_to_vec().into()).await);
+    let mut tasks = JoinSet::new();
+    for mut heard in subscriptions {
+        let put = put.clone();
+        tasks.spawn(async move {
+            while let Some(message) = heard.next().await {
+                put(message, false);
+            }
+        });
+    }
+    while tasks.join_next().await.is_some() {}
+}
+
 /// Runs until a signal asks for the end. `reload` reads the settings anew on SIGHUP; `told` hears of each finding that
 /// this analyser is the first to tell.
 ///
@@ -161,28 +196,20 @@ pub async fn run(
     let (say, sayings) = tokio::sync::mpsc::unbounded_channel();
     let (tell_state, told_state) = mpsc::channel();
     let state = State::new(config.clone(), Heard::new(inbox, Arc::clone(&dropped)), say);
-    let mut tasks = Vec::new();
+    let mut subscriptions = Vec::new();
     for topic in ["comm.>", "node.>", "part.>"] {
-        let mut heard = client.subscribe(format!("{}.{topic}", subject::ROOT)).await.map_err(|e| {
-            crate::cluster::Error::Connect { servers: settings.servers.join(", "), why: e.to_string() }
-        })?;
-        let (send, dropped) = (send.clone(), Arc::clone(&dropped));
-        tasks.push(tokio::spawn(async move {
-            while let Some(message) = heard.next().await {
-                let at = Moment { mono_ns: now_ns(), unix_ns: unix_ns() };
-                if send.try_send(Hearing { message, at, recorded: false }).is_err() {
-                    dropped.fetch_add(1, Ordering::Relaxed);
-                }
-            }
-        }));
+        let heard = client.subscribe(format!("{}.{topic}", subject::ROOT)).await;
+        let why = |e: async_nats::client::SubscribeError| crate::cluster::Error::Connect {
+            servers: settings.servers.join(", "),
+            why: e.to_string(),
+        };
+        subscriptions.push(heard.map_err(why)?);
     }
+    let mut tasks = vec![tokio::spawn(hear(client.clone(), subscriptions, send, dropped))];
     let (ask, questions) = mpsc::sync_channel(64);
     let owner = std::thread::Builder::new()
         .name("state".to_owned())
         .spawn(move || state.run(&questions, &told_state))?;
-    // Whoever listens from now on knows nothing: agents tell all.
-    let all = Wish { version: VERSION, all: true, ..Wish::default() };
-    drop(client.publish(format!("{}.wish.all", subject::ROOT), all.encode_to_vec().into()).await);
     tasks.push(tokio::spawn(speak::speak(client.clone(), id, sayings, tell_state, told)));
     tasks.push(tokio::spawn(speak::answer(client, ask.clone())));
     tasks.extend(listener.map(|l| tokio::spawn(daemon::serve(l, ask.clone()))));
