@@ -1,6 +1,6 @@
 //! How many operations a second one core reads, joins and judges: `cargo bench --bench ingest`. Real segments, written
 //! by the plugin from a recording; `untimed` is what a fast job leaves (the governor's budget left out GPU times),
-//! `timed` has every kernel on every channel.
+//! `timed` has every kernel on every channel, as far back as the ring of channels goes: a quarter of the operations.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark stops at the first surprise")]
 #![allow(missing_docs, reason = "criterion's macros")]
@@ -59,6 +59,10 @@ fn ingest(c: &mut Criterion) {
         let updates = read(&dir);
         let n = operations(&updates);
         assert!(n > 10_000, "{n} operations");
+        let stamped = |u: &&Update| matches!(u, Update::Op(o) if !o.stamps.is_empty());
+        let timed = updates.iter().filter(stamped).count() as u64;
+        // Channels have several slots an operation, so that only the newest operations' are there to be read.
+        assert!(if name == "timed" { timed > n / 8 } else { timed == 0 }, "{name}: {timed} of {n} are timed");
         let mut group = c.benchmark_group(name);
         group.throughput(Throughput::Elements(n)).sample_size(20);
         group.bench_function("ingest", |b| b.iter(|| black_box(read(&dir))));
