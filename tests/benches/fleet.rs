@@ -329,7 +329,7 @@ async fn fleet(ranks: u32, seconds: u64) {
         f.second(&client).await;
     }
     // It may be behind: what it costs is counted from when it has caught up.
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
     let pid = analyser.0.id();
     let ((cpu, _), (server_cpu, _)) = (cost(pid), cost(server.0.id()));
     let (bytes, messages) = (f.bytes, f.messages);
