@@ -27,7 +27,7 @@ FAULTS = {
     "swapped": ("interleaved-communicators", None, 5, {}),
     "send": ("send-without-receive", 1, 5, {}),
     "graph": ("missing-replay", LAST, 5, {"RINGWATCH_GRAPHS": "full"}),
-    "compute": ("straggler", 2, 10, {}),
+    "compute": ("straggler", min(2, LAST), 10, {}),
     "shared-gpu": ("straggler", 1, 10, {}),
     "starved": ("straggler", LAST, 10, {}),
     "network": ("slow-transfer|change-point|slow-node|slow-pair", None, 10, {"FAKE_NODES": "2", "NCCL_SOCKET_IFNAME": "lo", "NCCL_SHM_DISABLE": "1"}),

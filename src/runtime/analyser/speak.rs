@@ -128,16 +128,16 @@ impl Leases {
     }
 }
 
-/// Keeps a verdict, unless a newer lease has said something about it.
-async fn keep(store: &Store, verdict: &Verdict) {
+/// Keeps a verdict, unless a newer lease has said something about it. False where JetStream did not take it.
+async fn keep(store: &Store, verdict: &Verdict) -> bool {
     let key = verdict.finding.id.to_string();
-    let Ok(value) = serde_json::to_vec(verdict) else { return };
+    let Ok(value) = serde_json::to_vec(verdict) else { return true };
     for _ in 0..3 {
         let written = match store.entry(&key).await {
             Ok(Some(entry)) if entry.operation == kv::Operation::Put => {
                 let known = serde_json::from_slice::<Verdict>(&entry.value).ok();
                 if known.is_some_and(|k| k.lease > verdict.lease) {
-                    return;
+                    return true;
                 }
                 store.update(&key, value.clone().into(), entry.revision).await.is_ok()
             }
@@ -145,10 +145,11 @@ async fn keep(store: &Store, verdict: &Verdict) {
             Err(_) => false,
         };
         if written {
-            return;
+            return true;
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
+    false
 }
 
 /// Says what the state has to say, and holds the leases that give the right to.
@@ -180,8 +181,17 @@ pub(super) async fn speak(
             tokio::time::sleep(Duration::from_secs(5)).await;
         };
         tokio::spawn(async move {
+            let mut kept = true;
             while let Some(v) = keeping.recv().await {
-                keep(&store, &v).await;
+                let now = keep(&store, &v).await;
+                match (kept, now) {
+                    (true, false) => eprintln!(
+                        "ringwatch: JetStream does not keep verdicts (no leader, or a full disk?); they are told all the same"
+                    ),
+                    (false, true) => eprintln!("ringwatch: JetStream keeps verdicts again"),
+                    _ => {}
+                }
+                kept = now;
             }
         });
         let partitions: BTreeSet<u32> = (0..PARTITIONS).collect();
