@@ -268,7 +268,7 @@ impl State {
             }
             Asked::Settings(new) => self.set(*new),
             // What only analysers know.
-            Asked::Cluster(_) | Asked::End => {}
+            Asked::Cluster(_) | Asked::Glance { .. } | Asked::End => {}
         }
     }
 

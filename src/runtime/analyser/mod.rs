@@ -6,11 +6,13 @@
 //! ```
 //! Any number of them run. All know everything; a lease decides which one speaks for a partition.
 
+mod glance;
 mod heard;
 mod recorder;
 mod speak;
 mod state;
 
+pub use glance::{ANSWER, Answer, Question, Want};
 pub use heard::Heard;
 use heard::Hearing;
 pub use state::State;

@@ -6,7 +6,7 @@ use crate::cluster::message::{self, OperationKey, Wish};
 use crate::config::Config;
 use crate::export::{Metrics, Own};
 use crate::ingest::{now_ns, unix_ns};
-use crate::join::ClockPair;
+use crate::join::{ClockPair, Pace};
 use crate::model::{CommId, Finding, SegmentId, Track};
 use crate::runtime::Monitor;
 use crate::runtime::daemon::{Asked, Costs};
@@ -35,19 +35,20 @@ const ONLY: u32 = 0;
 #[derive(Debug)]
 pub struct State {
     config: Config,
-    monitor: Monitor<Heard>,
+    pub(super) monitor: Monitor<Heard>,
+    pub(super) pace: Pace,
     metrics: Metrics,
     costs: Costs,
     say: UnboundedSender<Say>,
     /// The partitions for which this analyser speaks; the lease's number is its right to.
-    leases: BTreeMap<u32, u64>,
+    pub(super) leases: BTreeMap<u32, u64>,
     /// Findings as they were last told: open, and by which lease.
     told: BTreeMap<u64, (bool, u64, Option<String>)>,
     asked: BTreeMap<(CommId, Track, u64), u32>,
     asked_at: Option<Instant>,
     told_at: Option<Instant>,
     looked: Option<Instant>,
-    partitions: BTreeSet<u32>,
+    pub(super) partitions: BTreeSet<u32>,
 }
 
 impl State {
@@ -55,6 +56,7 @@ impl State {
         let observer = ClockPair { mono_ns: now_ns(), unix_ns: unix_ns() };
         State {
             monitor: Monitor::new(heard, config.detect).observed_from(observer),
+            pace: Pace::default(),
             metrics: Metrics::new(config.prometheus.clone()),
             config,
             costs: Costs::new(),
@@ -75,6 +77,7 @@ impl State {
             let began = Instant::now();
             let new = self.monitor.step(now_ns());
             self.looked = Some(Instant::now());
+            self.pace.look(self.monitor.join(), now_ns());
             self.hear(told);
             self.tell(&new);
             if self.asked_at.is_none_or(|t| t.elapsed() >= ASK_EVERY) {
@@ -187,7 +190,7 @@ impl State {
     }
 
     /// Findings for which this analyser speaks.
-    fn open(&self) -> Vec<Finding> {
+    pub(super) fn open(&self) -> Vec<Finding> {
         let mut all = self.monitor.findings();
         all.retain(|f| f.open && self.leases.contains_key(&self.partition(f)));
         all
@@ -236,6 +239,7 @@ impl State {
     fn answer(&mut self, asked: Asked) {
         match asked {
             Asked::Cluster(reply) => drop(reply.send(Box::new(self.reply()))),
+            Asked::Glance { question, reply } => drop(reply.send(Box::new(self.glance(&question)))),
             Asked::Snapshot { uid, reply } => {
                 let mut s = self.monitor.snapshot_of(uid, now_ns());
                 s.findings.retain(|f| f.open);
