@@ -449,6 +449,9 @@ pub struct Replay {
     /// Leave out what the plugin does not ask for, as NCCL does
     #[arg(long)]
     pub honour_mask: bool,
+    /// Kernels of the recording start so long after their calls at least: calls that are late by less make no rank late
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    pub hosts_ahead_ms: u64,
     /// So many times as fast as it was recorded
     #[arg(long, value_name = "TIMES", conflicts_with = "unpaced")]
     pub speed: Option<f64>,

@@ -20,8 +20,9 @@ const EDGES: &[(&str, &[&str])] = &[
     ("report", &["model"]),
     ("view", &["model"]),
     ("export", &["model", "join", "detect"]),
-    ("config", &["ingest", "detect", "export"]),
-    ("runtime", &["model", "ingest", "join", "detect", "export", "config"]),
+    ("cluster", &["model", "join"]),
+    ("config", &["ingest", "detect", "export", "cluster"]),
+    ("runtime", &["model", "ingest", "join", "detect", "export", "cluster", "config"]),
     ("cli", &[]),
     ("cmd", &["*"]),
     ("main", &["cli", "cmd"]),
@@ -46,6 +47,7 @@ const OWNED: &[(&str, &[&str])] = &[
     ("clap", &["cli", "cmd", "main"]),
     ("ringwatch_wire", &["ingest"]),
     ("nvml_wrapper", &["ingest"]),
+    ("async_nats", &["cluster", "runtime"]),
     ("nvml_wrapper_sys", &["ingest"]),
 ];
 

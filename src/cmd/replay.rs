@@ -30,6 +30,7 @@ pub(super) fn run(o: &Replay) -> anyhow::Result<u8> {
         None => Pace::Original,
     };
     options.honour_mask = o.honour_mask;
+    options.hosts_ahead_ns = o.hosts_ahead_ms.saturating_mul(1_000_000);
     options.loops = o.loops;
     options.start_at_ns = o.start_at;
     let player = Player::new(options)?;

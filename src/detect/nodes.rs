@@ -4,7 +4,7 @@
 use super::{Rule, fact, number, rounded, seconds, wall};
 use crate::join::{Join, Process};
 use crate::model::{
-    CommId, Confidence, Finding, Kind, Liveness, OperationRef, Place, Severity, Track, Victims,
+    CommId, Confidence, Finding, Kind, Liveness, OperationRef, Place, Rank, Severity, Track, Victims,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -90,14 +90,16 @@ fn not_heard(join: &Join, host: &str, since_ns: u64, all: &[&Process], now_ns: u
         "see whether {host} is up and its agent runs (systemctl status ringwatch-agent) and reaches the bus; if the node is lost, so are its ranks"
     );
     (f.since_ns, f.since) = (since_ns, wall(join, since_ns));
-    let segments: BTreeSet<_> = all.iter().map(|p| p.record.id).collect();
-    for c in join.communicators().filter(|c| !c.closed()) {
-        let here = c.members().iter().filter(|(_, m)| segments.contains(&m.record.segment));
-        let ranks: Vec<_> = here.map(|(r, _)| *r).collect();
-        if let Some(first) = ranks.first().filter(|_| f.victims.len() < NAMED) {
-            let order = c.members()[first].record.issued;
-            f.victims.push(Victims { communicator: c.id, ranks, order, track: Track::Collective });
+    let mut ranks: BTreeMap<CommId, Vec<Rank>> = BTreeMap::new();
+    for (comm, rank) in all.iter().flat_map(|p| join.memberships(p.record.id)) {
+        if ranks.contains_key(comm) || ranks.len() < NAMED {
+            ranks.entry(*comm).or_default().push(*rank);
         }
+    }
+    for (communicator, ranks) in ranks {
+        let Some(c) = join.communicator(communicator).filter(|c| !c.closed()) else { continue };
+        let order = ranks.first().and_then(|r| c.members().get(r)).map_or(0, |m| m.record.issued);
+        f.victims.push(Victims { communicator, ranks, order, track: Track::Collective });
     }
     f
 }

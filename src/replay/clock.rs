@@ -84,6 +84,8 @@ pub(super) struct Pacer<C> {
     /// overlap.
     issued_slip_ns: u64,
     largest_lateness_ns: u64,
+    /// Calls that are late by less are made good at once and move no stamps.
+    ahead_ns: u64,
 }
 
 impl<C: Clock> Pacer<C> {
@@ -105,7 +107,16 @@ impl<C: Clock> Pacer<C> {
             slip_ns: 0,
             issued_slip_ns: 0,
             largest_lateness_ns: 0,
+            ahead_ns: 0,
         }
+    }
+
+    /// In the recording every kernel starts so long after its host's calls, in ns, that these may be late by as much
+    /// without its stamps becoming lies.
+    #[must_use]
+    pub(super) fn with_hosts_ahead(mut self, by_ns: u64) -> Self {
+        self.ahead_ns = by_ns;
+        self
     }
 
     pub(super) fn begin_loop(&mut self, index: u32) {
@@ -143,7 +154,7 @@ impl<C: Clock> Pacer<C> {
             now = self.clock.now_ns();
         }
         let behind = now.saturating_sub(due);
-        if behind > self.slip_ns + TOLERANCE_NS {
+        if behind > self.slip_ns + TOLERANCE_NS.max(self.ahead_ns) {
             self.slip_ns = behind;
         }
         self.largest_lateness_ns = self.largest_lateness_ns.max(behind);
@@ -153,7 +164,8 @@ impl<C: Clock> Pacer<C> {
     /// The slip of an operation whose host calls were at most `behind_ns` late: what its GPU stamps
     /// move by, in ns.
     pub(super) fn issue(&mut self, behind_ns: u64) -> u64 {
-        self.issued_slip_ns = self.issued_slip_ns.max(behind_ns);
+        let moved_ns = if behind_ns <= self.ahead_ns { 0 } else { behind_ns };
+        self.issued_slip_ns = self.issued_slip_ns.max(moved_ns);
         self.issued_slip_ns
     }
 
@@ -295,5 +307,21 @@ mod tests {
         assert_eq!(unpaced.stamp(900_010 * MS, 7), 900_010 * MS);
         unpaced.begin_loop(1);
         assert_eq!(unpaced.stamp(900_010 * MS, 7), 900_110 * MS);
+    }
+
+    #[test]
+    fn where_hosts_run_ahead_late_calls_are_made_good_and_move_no_stamps() {
+        let clock = Fake { now: Cell::new(10_000 * MS), oversleep: 8 * MS };
+        let mut pacer = pacer(&clock, Pace::Original).with_hosts_ahead(20 * MS);
+        let behind = pacer.wait(5_001 * MS, 0);
+        assert_eq!((behind, pacer.issue(behind)), (8 * MS, 0));
+        // It catches up: the next is as late as a sleep makes it, and no later.
+        assert_eq!(pacer.wait(5_003 * MS, 0), 6 * MS);
+        assert_eq!(pacer.wait(5_040 * MS, 0), 8 * MS);
+        // What is later than that is a pause.
+        clock.now.set(clock.now.get() + 40 * MS);
+        let behind = pacer.wait(5_041 * MS, 0);
+        assert_eq!(pacer.issue(behind), behind);
+        assert!(behind > 20 * MS, "{behind}");
     }
 }

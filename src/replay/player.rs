@@ -33,6 +33,9 @@ pub struct PlayerOptions {
     /// Drop what the mask that the plugin wrote does not ask for, as NCCL does. Off by default: the
     /// recordings hold all types, and a plugin must survive what it did not ask for.
     pub honour_mask: bool,
+    /// Every kernel of the recording starts so long after its host's calls, in ns, at least: as much a busy machine may
+    /// delay these before a rank is late.
+    pub hosts_ahead_ns: u64,
 }
 
 impl PlayerOptions {
@@ -47,6 +50,7 @@ impl PlayerOptions {
             start_at_ns: None,
             timeline,
             honour_mask: false,
+            hosts_ahead_ns: 0,
         }
     }
 }
@@ -168,7 +172,8 @@ impl Player {
         let options = &self.options;
         let order = applicable(rank, options.abi);
         let loops = options.loops.max(1);
-        let pacer = Pacer::new(Monotonic, options.pace, options.timeline, options.start_at_ns);
+        let pacer = Pacer::new(Monotonic, options.pace, options.timeline, options.start_at_ns)
+            .with_hosts_ahead(options.hosts_ahead_ns);
         let stage = Stage::new(&self.plugin, rank, options.abi, options.honour_mask, pacer);
         let warnings = Warnings::default();
         let play = Play { rank, order: &order, stage: Mutex::new(stage), turn: Turn::default() };

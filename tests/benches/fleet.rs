@@ -3,7 +3,7 @@
 //! A NATS server, a `ringwatch analyser`, and a generator that speaks for all nodes: 8 ranks a node, 64 communicators a
 //! rank as Megatron makes them (tensor groups within a node, pipeline and data groups across), 200 operations a second a
 //! rank. It publishes what agents publish: beats, signatures, a sample of records. Every second of the fleet takes as
-//! long as it takes on this machine, and at least a second; faults are planted as it goes, and the time until the verdict
+//! long as the analyser needs to hear it, and at least a second; faults are planted as it goes, and the time until the verdict
 //! comes is measured.
 //!
 //! `RANKS=256,1024,4096,16384 SECONDS=20 NATS_SERVER=nats-server cargo bench --bench fleet`
@@ -222,6 +222,23 @@ impl Fleet {
         client.flush().await.unwrap();
     }
 
+    /// Waits until the analyser has heard all that was said: a second of the fleet takes as long as it takes.
+    async fn heard(&self, client: &Client) {
+        loop {
+            let asked = client.request("ringwatch.v1.read.state", bytes::Bytes::new());
+            if let Ok(Ok(m)) = tokio::time::timeout(Duration::from_secs(30), asked).await {
+                let v: serde_json::Value = serde_json::from_slice(&m.payload).unwrap();
+                assert_eq!(v["dropped"], 0, "the analyser had no room");
+                let nodes = v["nodes"].as_array().into_iter().flatten();
+                let heard: u64 = nodes.filter_map(|n| n["messages"].as_u64()).sum();
+                if heard >= self.messages {
+                    return;
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     /// Another size on one rank of a tensor group: proven as soon as the records are there.
     async fn mismatch(&mut self, client: &Client, node: u32, copy: u32) -> CommId {
         let mut comm = CommId(0);
@@ -324,12 +341,12 @@ async fn fleet(ranks: u32, seconds: u64) {
     let mut f = Fleet { ranks, run: unix_ns(), sequences: HashMap::new(), age: 0, bytes: 0, messages: 0 };
     let began = Instant::now();
     f.arrive(&client).await;
+    f.heard(&client).await;
     let arrival = began.elapsed();
-    for _ in 0..3 {
+    for _ in 0..2 {
         f.second(&client).await;
+        f.heard(&client).await;
     }
-    // It may be behind: what it costs is counted from when it has caught up.
-    tokio::time::sleep(Duration::from_secs(3)).await;
     let pid = analyser.0.id();
     let ((cpu, _), (server_cpu, _)) = (cost(pid), cost(server.0.id()));
     let (bytes, messages) = (f.bytes, f.messages);
@@ -344,6 +361,7 @@ async fn fleet(ranks: u32, seconds: u64) {
             let comm = f.mismatch(&client, node, copy).await;
             planted.push((comm.to_string(), Instant::now()));
         }
+        f.heard(&client).await;
         tokio::time::sleep(Duration::from_secs(1).saturating_sub(second.elapsed())).await;
     }
     let took = began.elapsed();

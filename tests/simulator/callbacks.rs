@@ -7,6 +7,10 @@ use ringwatch::replay::{Call, Descriptor, Event, RankTrace, Trace};
 /// NCCL's state of a kernel whose stop is known.
 const KERNEL_CH_STOP: u32 = 22;
 
+/// How far hosts run ahead of their GPUs, in ns. Players are real processes, which a busy machine delays; so much it may
+/// delay them, and the job's own times, which are the GPUs', stay what they are.
+pub(crate) const AHEAD_NS: u64 = 1_500_000_000;
+
 impl Simulation {
     /// What every rank's NCCL would have called by now. Graph replays are not among it.
     pub(crate) fn trace(&self, now: u64) -> Trace {
@@ -79,12 +83,12 @@ impl Simulation {
         at(part.issued + 1_000, Call::Stop { handle: handle + 1 });
         at(part.issued + 2_000, Call::Stop { handle });
         let Some(started) = part.started.filter(|_| part.start_seen <= now) else { return };
-        let kernel = Descriptor::KernelCh { channel: 0, stamp_ns: self.gpu(rank, started) };
-        let seen = part.start_seen.max(part.issued + 3_000);
+        let kernel = Descriptor::KernelCh { channel: 0, stamp_ns: self.gpu(rank, started + AHEAD_NS) };
+        let seen = part.start_seen.max(part.issued + 3_000) + AHEAD_NS;
         at(seen, Call::Start { handle: handle + 2, ctx, parent: handle + 1, descriptor: kernel });
         if let Some(ended) = part.ended.filter(|_| part.end_seen <= now) {
-            let arg = Some(self.gpu(rank, ended));
-            let seen = part.end_seen.max(seen + 1_000);
+            let arg = Some(self.gpu(rank, ended + AHEAD_NS));
+            let seen = (part.end_seen + AHEAD_NS).max(seen + 1_000);
             at(seen, Call::State { handle: handle + 2, state: KERNEL_CH_STOP, arg });
             at(seen + 500, Call::Stop { handle: handle + 2 });
         }

@@ -5,9 +5,11 @@
 //! every host has a clock of its own, every GPU too.
 
 mod callbacks;
+
 mod case;
 mod machines;
 
+pub(crate) use callbacks::AHEAD_NS;
 use case::{Action, Call, Choice, FOREVER, Ns, Planned};
 pub(crate) use case::{Case, Expected};
 use ringwatch::join::ClockPair;

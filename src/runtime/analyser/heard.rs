@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 
 /// Messages that are read before anything else is done.
-const AT_ONCE: usize = 4096;
+const AT_ONCE: usize = 16_384;
 
 /// A message, and when it came.
 #[derive(Debug)]
@@ -27,12 +27,13 @@ pub struct Heard {
     /// Messages for which there was no room.
     dropped: Arc<AtomicU64>,
     inspected: Vec<SegmentId>,
+    behind: bool,
 }
 
 impl Heard {
     /// Hears what comes in.
     pub(super) fn new(inbox: Receiver<Hearing>, dropped: Arc<AtomicU64>) -> Self {
-        Heard { inbox, reader: Reader::new(), dropped, inspected: Vec::new() }
+        Heard { inbox, reader: Reader::new(), dropped, inspected: Vec::new(), behind: false }
     }
 
     /// Who speaks, and what was refused.
@@ -49,6 +50,11 @@ impl Heard {
         self.dropped.load(Ordering::Relaxed)
     }
 
+    /// True when more waited than was read at the last look.
+    pub(super) fn is_behind(&self) -> bool {
+        self.behind
+    }
+
     /// Processes whose stack is wanted since the last call.
     pub(super) fn take_inspected(&mut self) -> Vec<SegmentId> {
         std::mem::take(&mut self.inspected)
@@ -58,10 +64,13 @@ impl Heard {
 impl Source for Heard {
     fn poll(&mut self, now_ns: u64) -> Vec<Update> {
         let mut out = Vec::new();
+        let mut read = 0;
         for h in self.inbox.try_iter().take(AT_ONCE) {
+            read += 1;
             let now = (!h.recorded).then_some(h.at);
             self.reader.read(h.message.subject.as_str(), &h.message.payload, now, &mut out);
         }
+        self.behind = read == AT_ONCE;
         self.reader.look(now_ns, &mut out);
         out
     }

@@ -36,7 +36,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 /// Messages that wait for the state at most.
-const INBOX: usize = 262_144;
+const INBOX: usize = 65_536;
 /// How often the service manager is told that the analyser lives.
 const ALIVE: Duration = Duration::from_secs(5);
 

@@ -86,8 +86,9 @@ impl State {
             }
             let took = began.elapsed();
             self.costs.looked(took);
-            // Half of the time at most, however much is said.
-            let until = Instant::now() + PAUSE.max(took);
+            // While more waits than could be read at once there is no pause, but for questions.
+            let pause = if self.monitor.source().is_behind() { Duration::ZERO } else { PAUSE.max(took / 2) };
+            let until = Instant::now() + pause;
             loop {
                 match questions.recv_timeout(until.saturating_duration_since(Instant::now())) {
                     Ok(Asked::End) | Err(RecvTimeoutError::Disconnected) => return,

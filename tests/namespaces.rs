@@ -1,0 +1,476 @@
+//! Four hosts on one machine: network namespaces, three NATS servers, two analysers, an agent on each host, and a job of
+//! four ranks, one a host, played from the two-node recording. What fails is really killed, cut off, skewed or filled.
+
+mod support;
+
+use ringwatch::replay::monotonic_ns;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use support::nats::{MAPPINGS, program};
+use support::{Json, Room, run, until};
+
+/// One cluster at a time: they would keep each other from the CPUs.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn ip(arguments: &str) -> bool {
+    let mut command = Command::new("ip");
+    command.args(arguments.split(' ')).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|s| s.success())
+}
+
+/// Whether such hosts can be made here; says so where not.
+fn possible(test: &str) -> bool {
+    let probe = format!("rwp{}", std::process::id());
+    let may = ip(&format!("netns add {probe}")) && ip(&format!("link add {probe} type bridge"));
+    ip(&format!("link del {probe}"));
+    ip(&format!("netns del {probe}"));
+    if !may {
+        println!("skipped: {test}: network namespaces may not be made here");
+    } else if program().is_none() {
+        println!("skipped: {test}: no nats-server");
+    }
+    may && program().is_some()
+}
+
+/// A process that ends with this value, if not before.
+struct Running(Child);
+
+impl Running {
+    fn kill(&mut self) {
+        self.0.kill().expect("our own child");
+        self.0.wait().expect("our own child");
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// Four hosts; everything of theirs ends with this value.
+struct Cluster {
+    room: Room,
+    net: u8,
+    servers: Vec<Option<Running>>,
+    analysers: Vec<Running>,
+    agents: Vec<Option<Running>>,
+    /// Variables that a host's processes get besides.
+    more: Vec<(String, String)>,
+    skewed: Option<usize>,
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.agents.clear();
+        self.analysers.clear();
+        self.servers.clear();
+        for host in 1..=4 {
+            ip(&format!("netns del {}", self.ns(host)));
+        }
+        ip(&format!("link del {}", self.bridge()));
+    }
+}
+
+impl Cluster {
+    fn ns(&self, host: usize) -> String {
+        format!("rwt{}-{}h{host}", std::process::id(), self.net)
+    }
+
+    fn bridge(&self) -> String {
+        format!("rw{}b{}", std::process::id(), self.net)
+    }
+
+    fn address(&self, host: usize) -> String {
+        format!("10.231.{}.{host}", self.net)
+    }
+
+    fn urls(&self) -> String {
+        (1..=3).map(|h| format!("nats://{}:4222", self.address(h))).collect::<Vec<_>>().join(",")
+    }
+
+    /// A command on a host.
+    fn on(&self, host: usize, program: &str) -> Command {
+        let mut command = self.room.command("ip");
+        command.args(["netns", "exec", &self.ns(host), program]);
+        if self.skewed == Some(host) {
+            command.envs(self.more.iter().map(|(k, v)| (k, v)));
+        }
+        command
+    }
+
+    fn log(&self, command: &mut Command, name: &str) -> Running {
+        let file = |end: &str| {
+            std::fs::File::options()
+                .create(true)
+                .append(true)
+                .open(self.room.path(&format!("{name}.{end}")))
+                .expect("a log")
+        };
+        Running(command.stdout(file("out")).stderr(file("err")).spawn().expect("it starts"))
+    }
+
+    fn start(skewed: Option<usize>, more: &[(&str, &str)], small_disk: Option<usize>) -> Self {
+        static NET: AtomicU8 = AtomicU8::new(0);
+        let net = (std::process::id() % 80) as u8 * 3 + NET.fetch_add(1, Ordering::Relaxed) % 3;
+        let mut c = Cluster {
+            room: Room::new(),
+            net,
+            servers: Vec::new(),
+            analysers: Vec::new(),
+            agents: Vec::new(),
+            more: more.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+            skewed,
+        };
+        let bridge = c.bridge();
+        assert!(ip(&format!("link add {bridge} type bridge")) && ip(&format!("link set {bridge} up")));
+        assert!(ip(&format!("addr add {}/24 dev {bridge}", c.address(254))));
+        for host in 1..=4 {
+            let (ns, out) = (c.ns(host), format!("{bridge}.{host}"));
+            assert!(ip(&format!("netns add {ns}")));
+            assert!(ip(&format!("link add {out} type veth peer name eth0 netns {ns}")));
+            assert!(ip(&format!("link set {out} master {bridge} up")));
+            assert!(ip(&format!("-n {ns} addr add {}/24 dev eth0", c.address(host))));
+            assert!(ip(&format!("-n {ns} link set eth0 up")) && ip(&format!("-n {ns} link set lo up")));
+        }
+        for host in 1..=3 {
+            let store = c.room.path(&format!("js{host}"));
+            std::fs::create_dir(&store).expect("a directory");
+            if small_disk == Some(host) {
+                let mut mount = Command::new("mount");
+                mount.args(["-t", "tmpfs", "-o", "size=8m", "tmpfs"]).arg(&store);
+                assert!(mount.status().is_ok_and(|s| s.success()), "a small disk");
+            }
+            let routes: Vec<String> =
+                (1..=3).filter(|h| *h != host).map(|h| format!("\"nats://{}:6222\"", c.address(h))).collect();
+            let conf = format!(
+                "server_name: n{host}\nlisten: \"{a}:4222\"\ncluster {{ name: rw, listen: \"{a}:6222\", routes: [{}] }}\n\
+                 jetstream {{ store_dir: {:?} }}\n{MAPPINGS}",
+                routes.join(", "),
+                store.display().to_string(),
+                a = c.address(host),
+            );
+            std::fs::write(c.room.path(&format!("n{host}.conf")), conf).expect("written");
+            c.servers.push(None);
+            c.serve(host);
+        }
+        for host in 1..=2 {
+            let running = c.analyse(host);
+            c.analysers.push(running);
+        }
+        for host in 1..=4 {
+            c.agents.push(None);
+            c.follow(host);
+        }
+        until("the analysers speak for all", || {
+            let said = c.ask(&["cluster", "status"]);
+            (said.code == Some(0) && said.err.is_empty() && said.out.contains("2 analysers, 4 nodes")).then_some(())
+        });
+        c
+    }
+
+    /// Starts a host's server.
+    fn serve(&mut self, host: usize) {
+        let conf = self.room.path(&format!("n{host}.conf"));
+        let nats = program().expect("looked for before");
+        let mut command = self.on(host, &nats.display().to_string());
+        command.arg("-c").arg(conf);
+        self.servers[host - 1] = Some(self.log(&mut command, &format!("nats{host}")));
+    }
+
+    fn set(&self, command: &mut Command, host: usize) {
+        let mut urls: Vec<String> = self.urls().split(',').map(|u| format!("{u:?}")).collect();
+        // One's own server first.
+        let at = host.min(3) - 1;
+        urls.swap(0, at);
+        command.args(["--set", &format!("cluster.servers=[{}]", urls.join(","))]);
+        command.args(["--set", &format!("cluster.node=h{host}"), "--set", "http.listen=null"]);
+    }
+
+    fn analyse(&self, host: usize) -> Running {
+        let mut command = self.on(host, support::PROGRAM);
+        command.args(["analyser", "--json"]);
+        self.set(&mut command, host);
+        self.log(&mut command, &format!("analyser{host}"))
+    }
+
+    /// Starts a host's agent.
+    fn follow(&mut self, host: usize) {
+        let mut command = self.on(host, support::PROGRAM);
+        command.args(["agent", "--json", "--set", "socket.path=null", "--set", "hardware.enabled=false"]);
+        command.args(["--set", &format!("segments.directories=[{:?}]", self.segments(host))]);
+        self.set(&mut command, host);
+        self.agents[host - 1] = Some(self.log(&mut command, &format!("agent{host}")));
+    }
+
+    fn segments(&self, host: usize) -> PathBuf {
+        let dir = self.room.path(&format!("segments{host}"));
+        std::fs::create_dir_all(&dir).expect("a directory");
+        dir
+    }
+
+    /// A job of four ranks, one a host.
+    fn job(&self, scenario: &str) -> Vec<Running> {
+        let plugin = self.room.plugin();
+        let start_at = monotonic_ns() + 1_000_000_000;
+        let play = |host: usize| {
+            let mut command = self.on(host, support::PROGRAM);
+            let rank = host - 1;
+            command
+                .args(["replay", "--two-node", "--scenario", scenario, "--hold", "120"])
+                .args(["--rank", &rank.to_string(), "--start-at", &start_at.to_string(), "--plugin"])
+                .arg(&plugin)
+                .env("RINGWATCH_DIR", self.segments(host))
+                .env("RANK", rank.to_string())
+                .env("WORLD_SIZE", "4");
+            self.log(&mut command, &format!("rank{rank}"))
+        };
+        (1..=4).map(play).collect()
+    }
+
+    fn ask(&self, what: &[&str]) -> support::Said {
+        run(self.room.ringwatch(what).args(["--cluster", &self.urls()]))
+    }
+
+    fn found(&self, kind: &str) -> Option<Json> {
+        let said = self.ask(&["diagnose", "--json"]);
+        let all = said.out.lines().map(|l| serde_json::from_str::<Json>(l).expect("JSON"));
+        all.into_iter().find(|f| f.get("kind").text() == kind)
+    }
+
+    /// Waits for a verdict on a kind.
+    fn diagnosed(&self, kind: &str) -> Json {
+        until(kind, || {
+            let found = self.found(kind);
+            if found.is_none() {
+                std::thread::sleep(Duration::from_millis(200));
+            }
+            found
+        })
+    }
+
+    /// A job goes wrong, and the right rank is named in time.
+    fn a_fault_is_named(&self) {
+        let job = self.job("missing-rank");
+        let f = self.diagnosed("missing-rank");
+        assert_eq!(numbers(f.get("ranks")), [3.0], "{f:?}");
+        let late = seconds(f.get("first_seen").text()) - seconds(f.get("since").text());
+        assert!((2.5..5.0).contains(&late), "{late} s after the others began to wait");
+        drop(job);
+        until("it is over with its job", || self.found("missing-rank").is_none().then_some(()));
+    }
+
+    /// How many verdicts of a kind analysers have printed, together.
+    fn printed(&self, kind: &str) -> usize {
+        let of = |host: usize| {
+            let text = std::fs::read_to_string(self.room.path(&format!("analyser{host}.out"))).unwrap_or_default();
+            text.lines().filter(|l| l.contains(&format!("\"kind\":\"{kind}\""))).count()
+        };
+        of(1) + of(2)
+    }
+
+    /// The nodes' books, once their agents have ended: observed, published, left out.
+    fn books(&mut self) -> Vec<(String, [u64; 3])> {
+        for agent in self.agents.iter_mut().filter_map(Option::take) {
+            let mut agent = agent;
+            let pid = rustix::process::Pid::from_child(&agent.0);
+            rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("our own child");
+            support::wait(&mut agent.0);
+        }
+        until("all have said their last words", || {
+            let said = self.ask(&["cluster", "status"]).out;
+            let ended: Vec<&str> = said.lines().filter(|l| l.contains(" ended ")).collect();
+            (ended.len() == 4).then(|| {
+                let row = |l: &&str| {
+                    let mut words = l.split_whitespace();
+                    let name = words.next().expect("a name").to_owned();
+                    let n: Vec<u64> = words.skip(1).map(|w| w.parse().expect("a number")).collect();
+                    (name, [n[3], n[4], n[5]])
+                };
+                ended.iter().map(row).collect()
+            })
+        })
+    }
+}
+
+fn numbers(list: &Json) -> Vec<f64> {
+    list.list().iter().map(Json::number).collect()
+}
+
+/// Seconds of the day.
+fn seconds(rfc3339: &str) -> f64 {
+    let time = rfc3339.split_once('T').expect("a time").1.trim_end_matches('Z');
+    time.split(':').fold(0.0, |all, part| all * 60.0 + part.parse::<f64>().expect("a number"))
+}
+
+fn balanced(books: &[(String, [u64; 3])]) {
+    for (node, [observed, published, left_out]) in books {
+        assert_eq!(*observed, published + left_out, "{node}");
+        assert!(*observed > 0, "{node} saw its rank's operations");
+    }
+}
+
+#[test]
+fn faults_over_four_hosts_are_named_in_time_and_all_books_balance() {
+    if !possible("faults_over_four_hosts_are_named_in_time_and_all_books_balance") {
+        return;
+    }
+    let _alone = alone();
+    let mut c = Cluster::start(None, &[], None);
+    c.a_fault_is_named();
+    let job = c.job("mismatch");
+    let f = c.diagnosed("mismatch");
+    assert_eq!(numbers(f.get("ranks")), [1.0], "{f:?}");
+    assert!(seconds(f.get("first_seen").text()) - seconds(f.get("since").text()) < 5.0, "{f:?}");
+    assert_eq!((c.printed("missing-rank"), c.printed("mismatch")), (1, 1), "each is told once");
+    drop(job);
+    balanced(&c.books());
+}
+
+#[test]
+fn an_agent_is_killed() {
+    if !possible("an_agent_is_killed") {
+        return;
+    }
+    let _alone = alone();
+    let mut c = Cluster::start(None, &[], None);
+    let job = c.job("missing-rank");
+    c.diagnosed("missing-rank");
+    c.agents[1].take().expect("it runs").kill();
+    let f = c.diagnosed("silent-node");
+    assert_eq!(f.get("place").get("host").text(), "h2");
+    // The culprit is on another host, and still named.
+    assert_eq!(numbers(c.diagnosed("missing-rank").get("ranks")), [3.0]);
+    c.follow(2);
+    until("it is heard again", || c.found("silent-node").is_none().then_some(()));
+    drop(job);
+    c.a_fault_is_named();
+    balanced(&c.books());
+}
+
+#[test]
+fn an_analyser_is_killed() {
+    if !possible("an_analyser_is_killed") {
+        return;
+    }
+    let _alone = alone();
+    let mut c = Cluster::start(None, &[], None);
+    let job = c.job("missing-rank");
+    c.diagnosed("missing-rank");
+    c.analysers[0].kill();
+    assert_eq!(numbers(c.diagnosed("missing-rank").get("ranks")), [3.0]);
+    assert_eq!(c.printed("missing-rank"), 1, "it is told once");
+    drop(job);
+    until("it is over with its job", || c.found("missing-rank").is_none().then_some(()));
+    c.a_fault_is_named();
+    balanced(&c.books());
+}
+
+/// The server that leads a stream.
+fn leader(c: &Cluster) -> usize {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let urls: Vec<String> = c.urls().split(',').map(str::to_owned).collect();
+        let client = async_nats::connect(urls).await.expect("a server");
+        let js = async_nats::jetstream::new(client);
+        let mut stream = js.get_stream("KV_ringwatch-leases").await.expect("the leases");
+        let info = stream.info().await.expect("known");
+        let name = info.cluster.as_ref().and_then(|c| c.leader.clone()).expect("a leader");
+        name.trim_start_matches('n').parse().expect("a number")
+    })
+}
+
+#[test]
+fn the_leader_of_the_servers_is_killed() {
+    if !possible("the_leader_of_the_servers_is_killed") {
+        return;
+    }
+    let _alone = alone();
+    let mut c = Cluster::start(None, &[], None);
+    let leads = leader(&c);
+    let job = c.job("missing-rank");
+    c.servers[leads - 1].take().expect("it runs").kill();
+    assert_eq!(numbers(c.diagnosed("missing-rank").get("ranks")), [3.0]);
+    drop(job);
+    until("it is over with its job", || c.found("missing-rank").is_none().then_some(()));
+    c.serve(leads);
+    c.a_fault_is_named();
+    balanced(&c.books());
+}
+
+#[test]
+fn a_host_is_cut_off_for_half_a_minute() {
+    if !possible("a_host_is_cut_off_for_half_a_minute") {
+        return;
+    }
+    let _alone = alone();
+    let mut c = Cluster::start(None, &[], None);
+    let job = c.job("missing-rank");
+    c.diagnosed("missing-rank");
+    let wire = format!("{}.4", c.bridge());
+    assert!(ip(&format!("link set {wire} down")));
+    assert_eq!(c.diagnosed("silent-node").get("place").get("host").text(), "h4");
+    // The one that is missing is there: nobody can say any more what it does.
+    until("nothing rests on it", || c.found("missing-rank").is_none().then_some(()));
+    std::thread::sleep(Duration::from_secs(25));
+    assert!(ip(&format!("link set {wire} up")));
+    assert_eq!(numbers(c.diagnosed("missing-rank").get("ranks")), [3.0]);
+    until("it is heard again", || c.found("silent-node").is_none().then_some(()));
+    drop(job);
+    balanced(&c.books());
+}
+
+#[test]
+fn a_hosts_clock_is_two_seconds_off_and_drifts() {
+    let library = ["x86_64-linux-gnu", "aarch64-linux-gnu"]
+        .map(|a| format!("/usr/lib/{a}/faketime/libfaketime.so.1"))
+        .into_iter()
+        .find(|p| Path::new(p).is_file());
+    let Some(library) = library else {
+        println!("skipped: a_hosts_clock_is_two_seconds_off_and_drifts: no libfaketime (apt install faketime)");
+        return;
+    };
+    if !possible("a_hosts_clock_is_two_seconds_off_and_drifts") {
+        return;
+    }
+    let _alone = alone();
+    // Two seconds ahead, and 200 us a second more.
+    let more = [
+        ("LD_PRELOAD", library.as_str()),
+        ("FAKETIME", "+2.0 x1.0002"),
+        ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
+    ];
+    let mut c = Cluster::start(Some(3), &more, None);
+    c.a_fault_is_named();
+    let f = c.diagnosed("clock-skew");
+    assert_eq!(f.get("place").get("host").text(), "h3");
+    let ahead = f.get("evidence").list()[0].get("value").number();
+    assert!((1.9..2.2).contains(&ahead), "{f:?}");
+    balanced(&c.books());
+}
+
+#[test]
+fn a_servers_disk_is_full() {
+    if !possible("a_servers_disk_is_full") {
+        return;
+    }
+    let _alone = alone();
+    let mut c = Cluster::start(None, &[], Some(1));
+    let fill = c.room.path("js1").join("fill");
+    // Until there is no room.
+    drop(std::fs::write(&fill, vec![0_u8; 8 << 20]));
+    c.a_fault_is_named();
+    drop(std::fs::remove_file(&fill));
+    c.a_fault_is_named();
+    balanced(&c.books());
+    c.servers.clear();
+    let umount = Command::new("umount").arg(c.room.path("js1")).status();
+    assert!(umount.is_ok_and(|s| s.success()));
+}
