@@ -4,6 +4,7 @@ use super::heard::Heard;
 use super::{Reply, Say, Told};
 use crate::cluster::message::{self, OperationKey, Wish};
 use crate::config::Config;
+use crate::export::metrics::{Analysis, Counts, Sums};
 use crate::export::{Metrics, Own};
 use crate::ingest::{now_ns, unix_ns};
 use crate::join::{ClockPair, Pace};
@@ -37,6 +38,7 @@ pub struct State {
     config: Config,
     pub(super) monitor: Monitor<Heard>,
     pub(super) pace: Pace,
+    sums: Sums,
     metrics: Metrics,
     costs: Costs,
     say: UnboundedSender<Say>,
@@ -57,6 +59,7 @@ impl State {
         State {
             monitor: Monitor::new(heard, config.detect).observed_from(observer),
             pace: Pace::default(),
+            sums: Sums::default(),
             metrics: Metrics::new(config.prometheus.clone()),
             config,
             costs: Costs::new(),
@@ -197,6 +200,43 @@ impl State {
         all
     }
 
+    /// What is said in numbers.
+    fn analysis(&mut self) -> Analysis {
+        let mut findings = BTreeMap::new();
+        let join = self.monitor.join();
+        for f in self.open() {
+            let first = join.communicator(f.communicator).and_then(|c| c.members().values().next());
+            let process = first.and_then(|m| join.process(m.record.segment));
+            let job = process.and_then(|p| p.record.job.name.clone()).unwrap_or_default();
+            *findings.entry((job, f.kind, f.severity)).or_insert(0) += 1;
+        }
+        let reader = self.monitor.source().reader();
+        let mut nodes = [0; 3];
+        for n in reader.nodes().values() {
+            let state = if n.ended() { 2 } else { usize::from(n.silent_ns.is_some()) };
+            nodes[state] += 1;
+        }
+        self.sums.take(reader.nodes().iter().map(|(name, n)| {
+            let b = n.books.clone().unwrap_or_default();
+            let left_out = b.left_out.into_iter().map(|l| (l.what, l.count)).collect();
+            let (observed, published) = (b.observed, b.published);
+            let (messages, bytes, missed) = (n.messages, n.bytes, n.missed);
+            (name.clone(), Counts { messages, bytes, missed, observed, published, left_out })
+        }));
+        let off = |h: &crate::join::HostClock| h.wall_ahead_ns.unsigned_abs();
+        Analysis {
+            findings,
+            nodes,
+            counts: self.sums.all().clone(),
+            refused: reader.refused().iter().map(|(why, n)| (why.as_str(), *n)).collect(),
+            dropped: self.monitor.source().dropped(),
+            leases: self.partitions.iter().map(|p| (*p, self.leases.contains_key(p))).collect(),
+            processes: join.processes().count() as u64,
+            communicators: join.communicators().filter(|c| !c.closed()).count() as u64,
+            clock_off_ns: join.hosts().iter().map(|(_, h)| off(h)).max(),
+        }
+    }
+
     fn own(&self) -> Own {
         self.costs.own(0)
     }
@@ -247,13 +287,13 @@ impl State {
                 drop(reply.send(Box::new(s)));
             }
             Asked::Metrics { accept, reply } => {
-                let (own, open) = (self.own(), self.open());
-                let said = self.metrics.render(self.monitor.join(), &open, &own, accept.as_deref());
+                let (own, analysis) = (self.own(), self.analysis());
+                let said = self.metrics.render_analysis(&analysis, &own, accept.as_deref());
                 drop(reply.send(said.map_err(|e| e.to_string())));
             }
             Asked::Families(reply) => {
-                let (own, open) = (self.own(), self.open());
-                drop(reply.send(self.metrics.gather(self.monitor.join(), &open, &own)));
+                let (own, analysis) = (self.own(), self.analysis());
+                drop(reply.send(self.metrics.gather_analysis(&analysis, &own)));
             }
             Asked::Ready(reply) => drop(reply.send(self.looked.is_some_and(|t| t.elapsed() < STALE))),
             Asked::Settings(new) => {
