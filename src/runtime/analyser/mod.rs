@@ -141,7 +141,6 @@ pub struct NodeRow {
 }
 
 /// Hands over what was said lately, and then what is said, which waits in the subscriptions until then.
-#[expect(clippy::disallowed_methods, reason = "here is where tasks are spawned")]
 async fn hear(
     client: Client,
     subscriptions: Vec<Subscriber>,

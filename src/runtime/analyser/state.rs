@@ -159,7 +159,7 @@ impl State {
     /// Asks agents for what lacks: records of what stands still, of what one of them found interesting, and stacks.
     fn ask_back(&mut self) {
         // One analyser asks for all; the others hear the answers.
-        if !self.leases.keys().next().is_some_and(|p| self.partitions.first() == Some(p)) {
+        if self.leases.keys().next().is_none_or(|p| self.partitions.first() != Some(p)) {
             drop(self.monitor.source_mut().reader_mut().take_announced());
             drop(self.monitor.source_mut().take_inspected());
             return;
