@@ -165,16 +165,19 @@ pub enum ConfigVerb {
 pub struct Top {
     /// Show what the node's agent knows: every job that you may see, whoever's it is [default socket:
     /// /run/ringwatch/agent.sock]
-    #[arg(long, value_name = "SOCKET", num_args = 0..=1, default_missing_value = SOCKET, conflicts_with_all = ["dir", "baseline"])]
+    #[arg(long, value_name = "SOCKET", num_args = 0..=1, default_missing_value = SOCKET, conflicts_with_all = ["dir", "baseline", "cluster"])]
     pub agent: Option<PathBuf>,
+    /// Show what the analysers of a whole cluster know
+    #[command(flatten)]
+    pub at: ClusterAt,
     /// Print one frame as text and exit
     #[arg(long)]
     pub once: bool,
     /// Directory of the segments [default: $RINGWATCH_DIR, else every job on this host that may be read]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", conflicts_with = "cluster")]
     pub dir: Option<PathBuf>,
     /// What `ringwatch bench --json` wrote on this machine: transfers are judged by it as well
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "cluster")]
     pub baseline: Vec<PathBuf>,
     /// Width of the frame that --once prints, in columns
     #[arg(long, value_name = "N", default_value_t = 120, value_parser = clap::value_parser!(u16).range(20..=500))]

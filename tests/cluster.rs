@@ -126,6 +126,8 @@ fn one_node_sees_victims_and_the_cluster_names_the_culprit() {
         [1.0],
         "of four on two nodes one is wrong"
     );
+    let shown = run(&mut room.ringwatch(["top", "--once", "--cluster", &nats.url()]));
+    assert!(shown.out.contains("nodes 2") && shown.out.contains("! 1 culprit"), "{shown:?}");
     // Each node by itself cannot tell which of two is wrong, or sees nothing wrong at all.
     let alone = until("the node's own verdict", || {
         let told = std::fs::read_to_string(room.path("agent-a.out")).ok()?;

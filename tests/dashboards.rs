@@ -289,6 +289,7 @@ impl Feed {
                 queued: 0,
                 lost: [("the queue was full", 0)].into(),
             }],
+            bus: None,
         };
         let open = self.detector.findings();
         self.metrics.render(&self.hand.join, &open, &own, accept).unwrap()
@@ -335,6 +336,11 @@ fn is_about_hangs(at: &str) -> bool {
     at.contains("inding") || at.contains("oldest")
 }
 
+/// Queries about the cluster's bus: this one agent has none.
+fn is_about_the_bus(query: &str) -> bool {
+    ["ringwatch_bus_", "ringwatch_analyser_", "ringwatch_cluster_"].iter().any(|m| query.contains(m))
+}
+
 /// Replayed jobs, the real plugin, the real agent, and a real Prometheus.
 #[test]
 fn every_panel_has_data_and_the_planted_hang_fires_its_alert() {
@@ -376,6 +382,7 @@ fn every_panel_has_data_and_the_planted_hang_fires_its_alert() {
     let mut open: Vec<(&Prometheus, String, String)> = [&classic, &native]
         .into_iter()
         .flat_map(|p| queries().into_iter().map(move |(at, q)| (p, at, q)))
+        .filter(|(.., q)| !is_about_the_bus(q))
         .collect();
     let mut hanging: Vec<Players> = Vec::new();
     let mut firing = BTreeSet::new();

@@ -6,9 +6,10 @@ mod exported;
 
 use exported::{COMM, Hand, S};
 use ringwatch::export::catalogue;
+use ringwatch::export::metrics::{Analysis, Bus, Counts};
 use ringwatch::export::prometheus::{Metrics, Own, Settings};
 use ringwatch::export::trace_id;
-use ringwatch::model::{Finding, HostFact, Kind, OperationRef, Rank, SegmentId, Track, Update};
+use ringwatch::model::{Finding, HostFact, Kind, OperationRef, Rank, SegmentId, Severity, Track, Update};
 
 fn own(now_ns: u64) -> Own {
     Own {
@@ -22,6 +23,7 @@ fn own(now_ns: u64) -> Own {
         polls: 100,
         poll_seconds: 0.5,
         exported: Vec::new(),
+        bus: None,
     }
 }
 
@@ -84,7 +86,20 @@ fn every_metric_of_the_catalogue_is_given_out_under_its_name_and_labels_and_no_o
         queued: 2,
         lost: [("the queue was full", 3)].into(),
     });
-    let families = metrics.gather(&hand.join, &open, &own);
+    own.bus = Some(Bus { left_out: [("a sample is enough", 5)].into(), ..Bus::default() });
+    let mut families = metrics.gather(&hand.join, &open, &own);
+    let analysis = Analysis {
+        findings: [((String::new(), Kind::Straggler, Severity::Warning), 1)].into(),
+        counts: Counts { left_out: [("a sample is enough".to_owned(), 5)].into(), ..Counts::default() },
+        refused: [("came before", 1)].into(),
+        leases: [(0, true)].into(),
+        clock_off_ns: Some(1),
+        ..Analysis::default()
+    };
+    // Both say what they cost themselves; the rest is said by one of them.
+    let said: Vec<_> = families.iter().map(|f| f.metric.name).collect();
+    let heard = metrics.gather_analysis(&analysis, &own).into_iter();
+    families.extend(heard.filter(|f| !said.contains(&f.metric.name)));
     let given: Vec<_> = families.iter().map(|f| f.metric.name).collect();
     // The hand-made job times everything.
     let missing: Vec<_> = catalogue::ALL.iter().map(|m| m.name).filter(|n| !given.contains(n)).collect();

@@ -6,8 +6,9 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::style::{Color, Modifier};
 use ringwatch::model::{
-    Algo, ClassRow, CommId, CommRow, Coverage, Evidence, Finding, FlightRow, Func, JobRow, Kind, Lane,
-    LossRow, OpState, OperationRef, Proto, Rank, RankCell, RankRow, SegmentRow, Snapshot, Track,
+    Algo, At, ClassRow, CommId, CommRow, Coverage, Evidence, Finding, Fleet, FlightRow, Func, JobRow, Kind,
+    Lane, LossRow, NodeCell, NodeState, OpState, OperationRef, Proto, Rank, RankCell, RankRow, Rest,
+    SegmentRow, Snapshot, Totals, Track,
 };
 use ringwatch::view::{self, App, Msg, Screen, Theme};
 
@@ -150,6 +151,7 @@ fn healthy() -> Snapshot {
         findings: Vec::new(),
         segments: (0..4).map(segment).collect(),
         losses: Vec::new(),
+        fleet: None,
     }
 }
 
@@ -220,6 +222,46 @@ fn missing_rank() -> Snapshot {
     s
 }
 
+/// A cluster of so many nodes, on one of which a rank holds up all others.
+fn cluster(nodes: usize) -> Snapshot {
+    let cell = |n: usize| {
+        let state = match n {
+            17 => NodeState::Blamed,
+            30 => NodeState::Silent,
+            31 => NodeState::Named,
+            n if n % 64 == 40 => NodeState::Idle,
+            n if n % 64 == 41 => NodeState::Ended,
+            n if n < 40 => NodeState::Held,
+            _ => NodeState::Well,
+        };
+        let findings = usize::from(matches!(state, NodeState::Blamed | NodeState::Named));
+        let silent = state == NodeState::Silent;
+        let processes = if matches!(state, NodeState::Idle | NodeState::Ended) { 0 } else { 8 };
+        NodeCell { name: format!("gpu-node-{n:04}"), processes, state, findings, silent }
+    };
+    let mut s = missing_rank();
+    let job =
+        |name: &str, alive| JobRow { name: Some(name.into()), alive, comm_share: None, ..s.jobs[0].clone() };
+    s.jobs = vec![job("llama-pretrain", 320), job("mixtral-tune", nodes * 8 - 320)];
+    s.source = "cluster nats://bus:4222: 2 analysers".into();
+    (s.segments, s.losses) = (Vec::new(), Vec::new());
+    let totals = Totals {
+        nodes: nodes + 100,
+        silent: 1,
+        processes: nodes * 8 - 16,
+        communicators: 142,
+        findings: 2,
+        ops_per_s: Some(1893.4),
+        lost: 12,
+        missed: 3,
+        left_out: 12_345,
+    };
+    let rest = Rest { comms: 140, nodes: 100, ..Rest::default() };
+    let nodes = (0..nodes).map(cell).collect();
+    s.fleet = Some(Fleet { totals, nodes, rest, analysers: 2, ..Fleet::default() });
+    s
+}
+
 /// Before any job: only the source is known.
 fn nothing() -> Snapshot {
     Snapshot { source: "segments in /dev/shm/ringwatch-1000".into(), at_ns: NOW, ..Snapshot::default() }
@@ -272,6 +314,64 @@ fn every_screen_at_both_sizes() {
                 insta::assert_snapshot!(format!("{name}_{title}_{}x{}", size.0, size.1), shown(&app, size));
             }
         }
+    }
+}
+
+#[test]
+fn a_cluster_is_a_map_and_ways_down() {
+    for nodes in [128, 4096] {
+        let app = app(cluster(nodes));
+        assert_eq!(app.screen(), Screen::Cluster, "whoever looks at a cluster begins with all of it");
+        for size in SIZES {
+            insta::assert_snapshot!(format!("cluster_{nodes}_{}x{}", size.0, size.1), shown(&app, size));
+        }
+    }
+    for screen in Screen::ALL {
+        let text = shown(&on(app(cluster(128)), screen), (80, 24));
+        assert!(text.contains("0 Cluster") && text.contains("Backspace out"), "{text}");
+    }
+    insta::assert_snapshot!("cluster_once", view::render_text(&app(cluster(128)), 100, u16::MAX));
+}
+
+#[test]
+fn enter_goes_into_what_is_selected_and_backspace_out_of_it() {
+    let mut app = app(cluster(128));
+    let answered = |app: &mut App| {
+        let mut s = cluster(128);
+        s.fleet.as_mut().unwrap().at = app.question().0.clone();
+        app.set_snapshot(s);
+    };
+    press(&mut app, KeyCode::Down);
+    press(&mut app, KeyCode::Enter);
+    let job = At { job: Some("mixtral-tune".into()), ..At::default() };
+    assert_eq!(app.question(), (&job, ""));
+    assert!(shown(&app, (80, 24)).contains("asking"), "the answer to the new question is yet to come");
+    answered(&mut app);
+    insta::assert_snapshot!("cluster_job", shown(&app, (80, 24)));
+    type_in(&mut app, "/0017");
+    assert_eq!(app.question(), (&job, "0017"), "the words go to the analysers");
+    press(&mut app, KeyCode::Enter);
+    press(&mut app, KeyCode::Enter);
+    let node = At { node: Some("gpu-node-0017".into()), ..job.clone() };
+    assert_eq!(app.question(), (&node, ""), "they are forgotten where they led to something");
+    answered(&mut app);
+    assert!(!shown(&app, (80, 24)).contains("Worst nodes"));
+    press(&mut app, KeyCode::Enter);
+    assert_eq!((app.screen(), app.question().0.communicator), (Screen::Ranks, Some(WORLD)));
+    answered(&mut app);
+    press(&mut app, KeyCode::Backspace);
+    assert_eq!((app.screen(), app.question().0), (Screen::Cluster, &node));
+    press(&mut app, KeyCode::Backspace);
+    assert_eq!(app.question().0, &job);
+    for _ in 0..3 {
+        press(&mut app, KeyCode::Backspace);
+    }
+    assert_eq!(app.question().0, &At::default());
+    // One host has no cluster around it.
+    let mut one = self::app(healthy());
+    for code in [KeyCode::Char('0'), KeyCode::Enter, KeyCode::Backspace] {
+        press(&mut one, code);
+        assert_eq!((one.screen(), one.question().0), (Screen::Overview, &At::default()));
     }
 }
 
@@ -369,9 +469,9 @@ fn small_frames_say_so_and_no_frame_panics() {
         let text = shown(&app(missing_rank()), size);
         assert!(text.contains(says), "{text}");
     }
-    let mut app = app(missing_rank());
+    let mut app = app(cluster(4096));
     for help in [false, true] {
-        for screen in Screen::ALL {
+        for screen in Screen::OF_CLUSTER {
             app.update(Msg::Show(screen));
             if help {
                 app.update(Msg::Help);
@@ -482,6 +582,9 @@ fn every_key_has_its_message() {
         (Char('?'), Msg::Help),
         (Char('q'), Msg::Quit),
         (Esc, Msg::Escape),
+        (Char('0'), Msg::Show(Screen::Cluster)),
+        (Enter, Msg::Into),
+        (Backspace, Msg::Out),
     ] {
         assert_eq!(say(&app, code, none), Some(msg), "{code:?}");
     }

@@ -5,6 +5,7 @@ use super::settings::Settings;
 use async_nats::{Client, ConnectOptions, Event, ServerAddr};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -160,12 +161,18 @@ pub struct Outbox {
     waiting: Mutex<(VecDeque<Outgoing>, u64)>,
     most_bytes: u64,
     more: Notify,
+    connected: AtomicBool,
 }
 
 impl Outbox {
     /// With room for so many bytes.
     pub fn new(most_bytes: u64) -> Self {
-        Outbox { waiting: Mutex::default(), most_bytes, more: Notify::new() }
+        Outbox {
+            waiting: Mutex::default(),
+            most_bytes,
+            more: Notify::new(),
+            connected: AtomicBool::new(false),
+        }
     }
 
     /// Takes messages. Gives back how many operations were in those, the oldest, for which there is no room any more.
@@ -203,6 +210,16 @@ impl Outbox {
         let m = waiting.0.pop_front()?;
         waiting.1 -= m.bytes.len() as u64;
         Some(m)
+    }
+
+    /// Says whether a server can be reached.
+    pub fn set_connected(&self, up: bool) {
+        self.connected.store(up, Ordering::Relaxed);
+    }
+
+    /// Whether a server can be reached.
+    pub fn connected(&self) -> bool {
+        self.connected.load(Ordering::Relaxed)
     }
 
     /// Bytes that wait.

@@ -112,6 +112,9 @@ struct Usual {
 
 type ClassOf = (CommId, Func, Option<u8>, Option<Algo>, Option<Proto>);
 
+/// One rank's part of an operation that stands still.
+type Stood = (CommId, Track, u64, Rank);
+
 /// Picks what is published, and remembers what was.
 #[derive(Debug)]
 pub struct Publisher {
@@ -140,7 +143,7 @@ pub struct Publisher {
     /// When a rank of a process was last seen to move on.
     moved: HashMap<SegmentId, u64>,
     findings: HashMap<u64, bool>,
-    standing: HashMap<(CommId, Track, u64, Rank), Sent<(u64, bool)>>,
+    standing: HashMap<Stood, Sent<(u64, bool)>>,
     sketches: HashMap<ClassOf, m::Sketch>,
     usual: HashMap<(CommId, Func, Option<u8>), Usual>,
     readings: Vec<Vec<u8>>,
@@ -779,7 +782,7 @@ fn standing_of(c: &Communicator, track: Track, first: u64, rank: Rank, now_ns: u
     let Some((oldest, part)) = open().next() else { return Vec::new() };
     let in_doubt = c.state(track, oldest, rank) == OpState::InDoubt;
     let limit = if in_doubt { IN_DOUBT_NS } else { STANDS_NS };
-    if !part.op.issued_ns.is_some_and(|t| now_ns >= t.saturating_add(limit)) {
+    if part.op.issued_ns.is_none_or(|t| now_ns < t.saturating_add(limit)) {
         return Vec::new();
     }
     let mut told: Vec<u64> = open().take(AHEAD + 1).map(|(order, _)| order).collect();

@@ -89,7 +89,7 @@ pub(super) fn findings(at: &ClusterAt) -> anyhow::Result<Vec<crate::model::Findi
 }
 
 /// Where the bus is; absent where none is named.
-fn settings(at: &ClusterAt) -> Option<Settings> {
+pub(super) fn settings(at: &ClusterAt) -> Option<Settings> {
     let servers = at.cluster.as_ref()?.split(',').map(|s| s.trim().to_owned()).collect();
     Some(Settings {
         servers,

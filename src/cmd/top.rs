@@ -4,6 +4,7 @@ use super::{baselines, block_on, monitor};
 use crate::cli::Top;
 use crate::ingest::{Segments, now_ns};
 use crate::model::Snapshot;
+use crate::runtime::cluster::Live;
 use crate::runtime::signals::Signals;
 use crate::runtime::{Monitor, Remote, ask};
 use crate::view;
@@ -19,10 +20,11 @@ const FRAME: Duration = Duration::from_millis(250);
 /// How long --once watches before it prints: rates need a whole second.
 const ONCE: Duration = Duration::from_millis(2200);
 
-/// What the screen shows: what is read here, or what an agent says.
+/// What the screen shows: what is read here, or what an agent or a cluster's analysers say.
 pub(super) enum Shown {
     Here(Box<Monitor<Segments>>),
     Agent(Box<Remote>),
+    Cluster(Box<Live>),
 }
 
 impl Shown {
@@ -36,6 +38,15 @@ impl Shown {
         match self {
             Shown::Here(monitor) => monitor.snapshot(now_ns()),
             Shown::Agent(remote) => remote.snapshot(),
+            Shown::Cluster(live) => live.snapshot(),
+        }
+    }
+
+    /// Of a cluster only what is looked at is asked for.
+    fn want(&self, app: &view::App) {
+        if let Shown::Cluster(live) = self {
+            let (at, search) = app.question();
+            live.want(at, search);
         }
     }
 }
@@ -46,6 +57,13 @@ pub(super) fn run(o: &Top) -> anyhow::Result<u8> {
             return print(ask(socket)?, o.width);
         }
         return block_on(watch(Shown::Agent(Box::new(Remote::connect(socket, FRAME)?)), None, ""));
+    }
+    if let Some(settings) = super::cluster::settings(&o.at) {
+        let mut live = Live::connect(&settings)?;
+        if o.once {
+            return print(live.snapshot(), o.width);
+        }
+        return block_on(watch(Shown::Cluster(Box::new(live)), None, ""));
     }
     let mut monitor = monitor(o.dir.clone()).with_baselines(baselines(&o.baseline)?);
     if o.once {
@@ -103,6 +121,7 @@ pub(super) async fn watch(mut shown: Shown, until: Option<Instant>, source: &str
                 None => break,
             }
         }
+        shown.want(&app);
         if changed || drawn.is_none_or(|t| t.elapsed() >= FRAME) {
             let mut snapshot = shown.snapshot();
             if !source.is_empty() {

@@ -257,6 +257,46 @@ catalogue! {
         "Series held under the budget.";
     FOLDED = Counter "ringwatch_agent_folded_observations" None, ["node"],
         "Observations that went into a series with overflow=\"true\" because the budget was spent.";
+    BUS_CONNECTED = Gauge "ringwatch_bus_connected" None, ["node"],
+        "1 while the agent reaches a server of the cluster's bus, else 0; absent without a bus.";
+    BUS_PUBLISHED_BYTES = Counter "ringwatch_bus_published_bytes" B, ["node"],
+        "Bytes the agent published.";
+    BUS_OPERATIONS = Counter "ringwatch_bus_published_operations" None, ["node"],
+        "Ranks' parts of operations the agent published.";
+    BUS_LEFT_OUT = Counter "ringwatch_bus_left_out_operations" None, ["node", "reason"],
+        "Ranks' parts of operations the agent did not publish, by reason.";
+    BUS_LEVEL = Gauge "ringwatch_bus_sampling_level" None, ["node"],
+        "One of 2^level operations is published.";
+    BUS_WAITING = Gauge "ringwatch_bus_waiting_bytes" B, ["node"],
+        "Bytes that wait to be sent.";
+    CLUSTER_FINDINGS = Gauge "ringwatch_cluster_findings" None, ["node", "job_name", "kind", "severity"],
+        "Findings that are open in the partitions the analyser on this node speaks for; agents tell theirs under another name.";
+    ANALYSER_NODES = Gauge "ringwatch_analyser_nodes" None, ["node", "state"],
+        "Nodes the analyser hears, those that are silent, and those whose agent has ended.";
+    ANALYSER_MESSAGES = Counter "ringwatch_analyser_messages" None, ["node"],
+        "Messages of agents the analyser heard.";
+    ANALYSER_BYTES = Counter "ringwatch_analyser_received_bytes" B, ["node"],
+        "Bytes of them.";
+    ANALYSER_MISSED = Counter "ringwatch_analyser_missed_messages" None, ["node"],
+        "Messages of agents that never came, by the gaps in their numbers.";
+    ANALYSER_REFUSED = Counter "ringwatch_analyser_refused" None, ["node", "reason"],
+        "Messages, or parts of them, the analyser refused, by reason.";
+    ANALYSER_DROPPED = Counter "ringwatch_analyser_dropped_messages" None, ["node"],
+        "Messages the analyser had no room for.";
+    ANALYSER_SPEAKS = Gauge "ringwatch_analyser_speaks" None, ["node", "partition"],
+        "1 while the analyser speaks for the partition, else 0; of all analysers one should.";
+    ANALYSER_OBSERVED = Counter "ringwatch_analyser_observed_operations" None, ["node"],
+        "Ranks' parts of operations that agents saw, as their books tell.";
+    ANALYSER_PUBLISHED = Counter "ringwatch_analyser_published_operations" None, ["node"],
+        "Those of them that agents published.";
+    ANALYSER_LEFT_OUT = Counter "ringwatch_analyser_left_out_operations" None, ["node", "reason"],
+        "Those that they did not, by reason.";
+    ANALYSER_PROCESSES = Gauge "ringwatch_analyser_processes" None, ["node"],
+        "Processes the analyser knows.";
+    ANALYSER_COMMUNICATORS = Gauge "ringwatch_analyser_communicators" None, ["node"],
+        "Communicators the analyser knows to be open.";
+    ANALYSER_CLOCK = Gauge "ringwatch_analyser_clock_offset_seconds" S, ["node"],
+        "What the wall clock that is most off differs by from the analyser's.";
     BUILD = Info "ringwatch_build" None, ["node", "version"],
         "Which build this is.";
 }

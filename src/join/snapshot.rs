@@ -1,6 +1,6 @@
 //! The join as rows for a screen.
 
-use super::{Class, ClassKey, Communicator, Join, Process, Track};
+use super::{Class, ClassKey, Communicator, Instance, Join, Member, Process, Track};
 use crate::model::{
     ClassRow, CommId, CommRow, FlightRow, JobRow, Lane, Liveness, LossRow, OpState, Rank, RankCell, RankRow,
     SegmentRow, Snapshot,
@@ -13,8 +13,8 @@ const IN_FLIGHT: usize = 256;
 /// Builds snapshots.
 #[derive(Debug, Clone, Copy)]
 pub struct View<'a> {
-    join: &'a Join,
-    now_ns: u64,
+    pub(super) join: &'a Join,
+    pub(super) now_ns: u64,
     owner: Option<u32>,
 }
 
@@ -112,176 +112,198 @@ impl<'a> View<'a> {
     fn comms(&self) -> Vec<CommRow> {
         self.communicators()
             .map(|c| {
-                let members = c.members();
                 let rates: Vec<f64> = self
                     .join
                     .classes()
                     .filter(|(k, _)| k.comm == c.id)
                     .filter_map(|(_, class)| class.rates(self.now_ns).map(|r| r.ops_per_s))
                     .collect();
-                CommRow {
-                    id: c.id,
-                    name: members.values().find_map(|m| m.record.name.clone()),
-                    ranks: c.ranks(),
-                    seen: members.len(),
-                    nodes: members.values().find_map(|m| m.record.nodes),
-                    issued: members.values().map(|m| m.issued_in_all()).max().unwrap_or(0),
-                    finished: c.finished(),
-                    in_flight: c.in_flight().count(),
-                    ops_per_s: (!rates.is_empty()).then(|| rates.iter().sum()),
-                    coverage: c.coverage(),
-                    closed: c.closed(),
-                }
+                comm_row(c, (!rates.is_empty()).then(|| rates.iter().sum()))
             })
             .collect()
     }
 
     fn in_flight(&self) -> Vec<FlightRow> {
-        let mut rows = Vec::new();
-        for c in self.communicators() {
-            for (track, order, instance) in c.in_flight() {
-                let lane = match track {
-                    Track::Collective => Lane::Collective,
-                    Track::Replay => Lane::Replay,
-                    Track::Pair(..) => continue,
-                };
-                let Some(first) = instance.first() else { continue };
-                let ranks: Vec<RankCell> = c
-                    .members()
-                    .keys()
-                    .map(|r| RankCell { rank: *r, state: c.state(track, order, *r) })
-                    .collect();
-                let operation = c.describe(track, order, &first.op);
-                rows.push(FlightRow {
-                    comm: c.id,
-                    lane,
-                    order,
-                    func: first.op.func,
-                    bytes: operation.bytes,
-                    algo: first.op.algo,
-                    proto: first.op.proto,
-                    age_ns: self.now_ns.saturating_sub(instance.began_ns().unwrap_or(self.now_ns)),
-                    ranks,
-                });
-            }
-        }
+        let mut rows: Vec<FlightRow> = self
+            .communicators()
+            .flat_map(|c| c.in_flight().filter_map(move |(t, o, i)| self.flight_row(c, t, o, i)))
+            .collect();
         rows.sort_by_key(|r| std::cmp::Reverse(r.age_ns));
         rows.truncate(IN_FLIGHT);
         rows
     }
 
+    /// An operation in flight, with every rank's state.
+    pub(super) fn flight_row(
+        &self,
+        c: &Communicator,
+        track: Track,
+        order: u64,
+        instance: &Instance,
+    ) -> Option<FlightRow> {
+        let lane = match track {
+            Track::Collective => Lane::Collective,
+            Track::Replay => Lane::Replay,
+            Track::Pair(..) => return None,
+        };
+        let first = instance.first()?;
+        let ranks: Vec<RankCell> =
+            c.members().keys().map(|r| RankCell { rank: *r, state: c.state(track, order, *r) }).collect();
+        let operation = c.describe(track, order, &first.op);
+        Some(FlightRow {
+            comm: c.id,
+            lane,
+            order,
+            func: first.op.func,
+            bytes: operation.bytes,
+            algo: first.op.algo,
+            proto: first.op.proto,
+            age_ns: self.now_ns.saturating_sub(instance.began_ns().unwrap_or(self.now_ns)),
+            ranks,
+        })
+    }
+
     fn classes(&self) -> Vec<ClassRow> {
-        let mut rows: Vec<ClassRow> = self
-            .classes_shown()
-            .map(|(k, class)| {
-                let rates = class.rates(self.now_ns);
-                let ranks = match k.func {
-                    crate::model::Func::SendRecv => Some(2),
-                    _ => self.join.communicator(k.comm).and_then(Communicator::ranks),
-                };
-                let p50 = class.quantile(0.5);
-                let busbw = match (class.mean_bytes(), ranks, p50) {
-                    (Some(bytes), Some(n), Some(t)) => super::busbw(k.func, bytes, n, t),
-                    _ => None,
-                };
-                ClassRow {
-                    comm: k.comm,
-                    func: k.func,
-                    algo: k.algo,
-                    proto: k.proto,
-                    size_class: k.size_class,
-                    count: class.count,
-                    timed: class.timed,
-                    ops_per_s: rates.map(|r| r.ops_per_s),
-                    bytes_per_s: rates.and_then(|r| r.bytes_per_s),
-                    p50_ns: p50,
-                    p99_ns: class.quantile(0.99),
-                    busbw,
-                    share: rates.and_then(|r| r.share),
-                    spark: class.spark(self.now_ns),
-                }
-            })
-            .collect();
-        rows.sort_by(|a, b| {
-            let key = |r: &ClassRow| r.share.unwrap_or(-1.0);
-            key(b).total_cmp(&key(a)).then(b.count.cmp(&a.count))
-        });
+        let mut rows: Vec<ClassRow> =
+            self.classes_shown().map(|(k, class)| self.class_row(k, class)).collect();
+        by_share(&mut rows);
         rows
+    }
+
+    pub(super) fn class_row(&self, k: &ClassKey, class: &Class) -> ClassRow {
+        let rates = class.rates(self.now_ns);
+        let ranks = match k.func {
+            crate::model::Func::SendRecv => Some(2),
+            _ => self.join.communicator(k.comm).and_then(Communicator::ranks),
+        };
+        let p50 = class.quantile(0.5);
+        let busbw = match (class.mean_bytes(), ranks, p50) {
+            (Some(bytes), Some(n), Some(t)) => super::busbw(k.func, bytes, n, t),
+            _ => None,
+        };
+        ClassRow {
+            comm: k.comm,
+            func: k.func,
+            algo: k.algo,
+            proto: k.proto,
+            size_class: k.size_class,
+            count: class.count,
+            timed: class.timed,
+            ops_per_s: rates.map(|r| r.ops_per_s),
+            bytes_per_s: rates.and_then(|r| r.bytes_per_s),
+            p50_ns: p50,
+            p99_ns: class.quantile(0.99),
+            busbw,
+            share: rates.and_then(|r| r.share),
+            spark: class.spark(self.now_ns),
+        }
     }
 
     fn ranks(&self) -> Vec<RankRow> {
-        let mut rows = Vec::new();
-        for c in self.communicators() {
-            for (rank, m) in c.members() {
-                let oldest =
-                    c.incomplete().filter(|(t, ..)| !matches!(t, Track::Pair(..))).find(|(t, o, _)| {
-                        !matches!(c.state(*t, *o, *rank), OpState::Finished | OpState::InDoubt)
-                    });
-                let waits_for: Vec<Rank> = oldest.map_or_else(Vec::new, |(t, o, _)| {
-                    c.members()
-                        .keys()
-                        .filter(|r| *r != rank)
-                        .filter(|r| matches!(c.state(t, o, **r), OpState::NotIssued | OpState::Called))
-                        .copied()
-                        .collect()
+        self.communicators().flat_map(|c| self.rank_rows(c, usize::MAX)).collect()
+    }
+
+    /// The ranks of a communicator; of those that one waits for so many are named at most.
+    pub(super) fn rank_rows(&self, c: &Communicator, most: usize) -> Vec<RankRow> {
+        // Many wait in the same operation, for the same ranks.
+        let mut lacking: BTreeMap<(Track, u64), Vec<Rank>> = BTreeMap::new();
+        let open: Vec<(Track, u64)> =
+            c.incomplete().filter(|(t, ..)| !matches!(t, Track::Pair(..))).map(|(t, o, _)| (t, o)).collect();
+        let mut row = |rank: &Rank, m: &Member| {
+            let oldest = open.iter().find_map(|(t, o)| {
+                let state = c.state(*t, *o, *rank);
+                (!matches!(state, OpState::Finished | OpState::InDoubt)).then_some((*t, *o, state))
+            });
+            let waits_for: Vec<Rank> = oldest.map_or_else(Vec::new, |(t, o, _)| {
+                let of = lacking.entry((t, o)).or_insert_with(|| {
+                    let lacks =
+                        |r: &&Rank| matches!(c.state(t, o, **r), OpState::NotIssued | OpState::Called);
+                    c.members().keys().filter(lacks).copied().collect()
                 });
-                let process = self.join.process(m.record.segment).map(|p| &p.record);
-                rows.push(RankRow {
-                    comm: c.id,
-                    rank: *rank,
-                    pid: process.map_or(0, |p| p.pid),
-                    host: process.map_or_else(String::new, |p| p.host.clone()),
-                    job_rank: process.and_then(|p| p.job.rank),
-                    alive: process.is_some_and(|p| p.liveness == Liveness::Alive),
-                    gpu: m.record.gpu.clone(),
-                    issued: m.issued_in_all(),
-                    finished: m.finished,
-                    state: oldest.map(|(t, o, _)| c.state(t, o, *rank)),
-                    waits_for,
-                    waiting_ns: m.waiting_ns,
-                    late: m.late,
-                    worst_late_ns: m.worst_late_ns,
-                });
+                of.iter().filter(|r| *r != rank).take(most).copied().collect()
+            });
+            let process = self.join.process(m.record.segment).map(|p| &p.record);
+            RankRow {
+                comm: c.id,
+                rank: *rank,
+                pid: process.map_or(0, |p| p.pid),
+                host: process.map_or_else(String::new, |p| p.host.clone()),
+                job_rank: process.and_then(|p| p.job.rank),
+                alive: process.is_some_and(|p| p.liveness == Liveness::Alive),
+                gpu: m.record.gpu.clone(),
+                issued: m.issued_in_all(),
+                finished: m.finished,
+                state: oldest.map(|(.., state)| state),
+                waits_for,
+                waiting_ns: m.waiting_ns,
+                late: m.late,
+                worst_late_ns: m.worst_late_ns,
             }
-        }
-        rows
+        };
+        c.members().iter().map(|(rank, m)| row(rank, m)).collect()
     }
 
     fn segments(&self) -> Vec<SegmentRow> {
-        self.processes()
-            .map(|p| {
-                let r = &p.record;
-                SegmentRow {
-                    pid: r.pid,
-                    host: r.host.clone(),
-                    program: r.program.clone(),
-                    job_rank: r.job.rank,
-                    alive: r.liveness == Liveness::Alive,
-                    nccl: r.nccl.clone(),
-                    abi: r.abi,
-                    clock_error_ns: p.clocks.values().filter_map(super::ClockMap::error_ns).max(),
-                    lost: r
-                        .losses
-                        .iter()
-                        .map(|l| &l.1)
-                        .chain(p.missed.values())
-                        .fold(0, |sum, n| sum.saturating_add(*n)),
-                }
-            })
-            .collect()
+        self.processes().map(segment_row).collect()
     }
 
     fn losses(&self) -> Vec<LossRow> {
-        self.processes()
-            .flat_map(|p| {
-                let lost = p.record.losses.iter().map(|(reason, count)| (*reason, *count));
-                let missed = p.missed.iter().map(|(what, count)| (overwritten(what), *count));
-                lost.chain(missed)
-                    .map(|(reason, count)| LossRow { pid: p.record.pid, reason: reason.into(), count })
-                    .collect::<Vec<_>>()
-            })
-            .collect()
+        self.processes().flat_map(loss_rows).collect()
     }
+}
+
+pub(super) fn comm_row(c: &Communicator, ops_per_s: Option<f64>) -> CommRow {
+    let members = c.members();
+    CommRow {
+        id: c.id,
+        name: members.values().find_map(|m| m.record.name.clone()),
+        ranks: c.ranks(),
+        seen: members.len(),
+        nodes: members.values().find_map(|m| m.record.nodes),
+        issued: members.values().map(|m| m.issued_in_all()).max().unwrap_or(0),
+        finished: c.finished(),
+        in_flight: c.in_flight().count(),
+        ops_per_s,
+        coverage: c.coverage(),
+        closed: c.closed(),
+    }
+}
+
+/// Puts the class with the greatest share of time first.
+pub(super) fn by_share(rows: &mut [ClassRow]) {
+    rows.sort_by(|a, b| {
+        let key = |r: &ClassRow| r.share.unwrap_or(-1.0);
+        key(b).total_cmp(&key(a)).then(b.count.cmp(&a.count))
+    });
+}
+
+pub(super) fn segment_row(p: &Process) -> SegmentRow {
+    let r = &p.record;
+    SegmentRow {
+        pid: r.pid,
+        host: r.host.clone(),
+        program: r.program.clone(),
+        job_rank: r.job.rank,
+        alive: r.liveness == Liveness::Alive,
+        nccl: r.nccl.clone(),
+        abi: r.abi,
+        clock_error_ns: p.clocks.values().filter_map(super::ClockMap::error_ns).max(),
+        lost: lost(p),
+    }
+}
+
+/// Records of a process that were lost, all reasons.
+pub(super) fn lost(p: &Process) -> u64 {
+    let all = p.record.losses.iter().map(|l| &l.1).chain(p.missed.values());
+    all.fold(0, |sum, n| sum.saturating_add(*n))
+}
+
+pub(super) fn loss_rows(p: &Process) -> Vec<LossRow> {
+    let lost = p.record.losses.iter().map(|(reason, count)| (*reason, *count));
+    let missed = p.missed.iter().map(|(what, count)| (overwritten(what), *count));
+    lost.chain(missed)
+        .map(|(reason, count)| LossRow { pid: p.record.pid, reason: reason.into(), count })
+        .collect()
 }
 
 fn overwritten(what: &str) -> &'static str {

@@ -4,6 +4,7 @@
 //! judges it, and views and exporters show it.
 
 mod finding;
+mod fleet;
 mod hardware;
 mod host;
 mod ids;
@@ -15,6 +16,7 @@ pub use finding::{
     COMM_INIT, Cause, Confidence, Evidence, Finding, FindingId, Kind, OperationRef, Place, Severity, Victims,
     rank_list,
 };
+pub use fleet::{At, Fleet, NodeCell, NodeState, Rest, Totals};
 pub use hardware::{
     Alarm, AlarmKind, Fact, GpuFact, InterfaceFact, LinkFact, Moved, NodeFact, PcieFact, PeerFact, PortFact,
     Reading, Remote, SamplerFact, Throttle, Traffic, Xid, pci_address,

@@ -1,6 +1,6 @@
 //! What a screen or a report shows at one moment. Absent is `None`, never 0.
 
-use super::{Algo, CommId, Finding, Func, Lane, Proto, Rank};
+use super::{Algo, CommId, Finding, Fleet, Func, Lane, Proto, Rank};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
@@ -24,6 +24,17 @@ pub enum OpState {
 }
 
 impl OpState {
+    /// Every state.
+    pub const ALL: [OpState; 7] = [
+        OpState::NotIssued,
+        OpState::Called,
+        OpState::Issued,
+        OpState::Started,
+        OpState::Progressing,
+        OpState::Finished,
+        OpState::InDoubt,
+    ];
+
     /// One character, so that the state never rests on colour alone.
     pub const fn mark(self) -> char {
         match self {
@@ -287,6 +298,9 @@ pub struct Snapshot {
     pub segments: Vec<SegmentRow>,
     /// Losses by process and reason.
     pub losses: Vec<LossRow>,
+    /// The cluster around it; absent where one host is shown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fleet: Option<Fleet>,
 }
 
 /// Findings with what their JSON for people leaves out: moments of the host's monotonic clock.

@@ -148,11 +148,15 @@ impl<S: Source> Monitor<S> {
             s.findings.retain(|f| shown.contains(&f.communicator));
         }
         s.source = self.source.describe();
-        s.wall = self.join.unix_ns(now_ns).and_then(|ns| {
-            let t = time::OffsetDateTime::from_unix_timestamp_nanos(i128::from(ns)).ok()?;
-            Some(format!("{:02}:{:02}:{:02}", t.hour(), t.minute(), t.second()))
-        });
+        s.wall = self.wall(now_ns);
         s
+    }
+
+    /// A moment as `HH:MM:SS` in UTC; absent when no clock pair is known.
+    pub fn wall(&self, now_ns: u64) -> Option<String> {
+        let ns = self.join.unix_ns(now_ns)?;
+        let t = time::OffsetDateTime::from_unix_timestamp_nanos(i128::from(ns)).ok()?;
+        Some(format!("{:02}:{:02}:{:02}", t.hour(), t.minute(), t.second()))
     }
 }
 

@@ -4,7 +4,7 @@ use super::clean;
 use super::table::Sort;
 use super::theme::Theme;
 use super::widgets;
-use crate::model::{CommId, Snapshot};
+use crate::model::{At, CommId, Snapshot};
 use std::cell::Cell;
 
 /// The longest filter that can be typed.
@@ -13,6 +13,8 @@ const FILTER_MAX: usize = 100;
 /// The screens, in the order of their keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Screen {
+    /// A whole cluster: a mark a node, and the ways down. Only where a cluster is looked at.
+    Cluster,
     /// Findings, operations in flight, communicators, collectives and losses on one screen.
     #[default]
     Overview,
@@ -27,13 +29,23 @@ pub enum Screen {
 }
 
 impl Screen {
-    /// Every screen, in the order of their keys.
+    /// Every screen of one host, in the order of their keys.
     pub const ALL: [Screen; 5] =
         [Screen::Overview, Screen::Collectives, Screen::Ranks, Screen::Findings, Screen::Losses];
+    /// Every screen of a cluster, in the order of their keys.
+    pub const OF_CLUSTER: [Screen; 6] = [
+        Screen::Cluster,
+        Screen::Overview,
+        Screen::Collectives,
+        Screen::Ranks,
+        Screen::Findings,
+        Screen::Losses,
+    ];
 
     /// The name on the screen.
     pub const fn title(self) -> &'static str {
         match self {
+            Screen::Cluster => "Cluster",
             Screen::Overview => "Overview",
             Screen::Collectives => "Collectives",
             Screen::Ranks => "Ranks",
@@ -42,7 +54,8 @@ impl Screen {
         }
     }
 
-    const fn index(self) -> usize {
+    /// Its place among all, which is its key.
+    pub(super) const fn index(self) -> usize {
         self as usize
     }
 }
@@ -66,6 +79,10 @@ pub enum Msg {
     NextScreen,
     /// The previous screen.
     PreviousScreen,
+    /// Look at what is selected: a job, a node or a communicator of the cluster.
+    Into,
+    /// Look at what is around it.
+    Out,
     /// Move the selection or the text by so many lines.
     Move(isize),
     /// Move by so many pages.
@@ -119,8 +136,10 @@ pub struct App {
     pub(super) editing: bool,
     /// The communicator of the ranks screen; absent until one is chosen.
     pub(super) comm: Option<CommId>,
-    sorts: [Option<Sort>; 5],
-    positions: [usize; 5],
+    /// Where in a cluster the user looks.
+    pub(super) at: At,
+    sorts: [Option<Sort>; 6],
+    positions: [usize; 6],
     /// Written by drawing: only a frame knows how many lines it had and could have had.
     pub(super) extent: Cell<Extent>,
     quit: bool,
@@ -167,9 +186,31 @@ impl App {
         clean::snapshot(&mut snapshot, self.theme.ascii);
         if self.paused {
             self.pending = Some(snapshot);
-        } else {
-            self.snapshot = snapshot;
+            return;
         }
+        // Whoever looks at a cluster begins with all of it.
+        let first = snapshot.fleet.is_some() && self.snapshot.fleet.is_none();
+        self.snapshot = snapshot;
+        if first {
+            self.show(Screen::Cluster);
+        }
+    }
+
+    /// What a cluster is to be asked: where the user looks, and for which words.
+    pub fn question(&self) -> (&At, &str) {
+        (&self.at, &self.filter)
+    }
+
+    /// The screens there are.
+    pub(super) fn screens(&self) -> &'static [Screen] {
+        if self.snapshot.fleet.is_some() { &Screen::OF_CLUSTER } else { &Screen::ALL }
+    }
+
+    /// The screen so many further.
+    fn beside(&self, by: usize) -> Screen {
+        let screens = self.screens();
+        let at = screens.iter().position(|s| *s == self.screen).unwrap_or(0);
+        screens.get((at + by) % screens.len()).copied().unwrap_or_default()
     }
 
     /// How old a paused screen is, in ns, as far as later snapshots tell.
@@ -200,8 +241,10 @@ impl App {
                 self.reset_position();
             }
             Msg::Show(screen) => self.show(screen),
-            Msg::NextScreen => self.show(Screen::ALL[(self.screen.index() + 1) % 5]),
-            Msg::PreviousScreen => self.show(Screen::ALL[(self.screen.index() + 4) % 5]),
+            Msg::NextScreen => self.show(self.beside(1)),
+            Msg::PreviousScreen => self.show(self.beside(self.screens().len() - 1)),
+            Msg::Into => self.into(),
+            Msg::Out => self.out(),
             Msg::Move(by) => self.go(by),
             Msg::Page(by) => self.go(by.saturating_mul(self.extent.get().page.max(1) as isize)),
             Msg::Top => self.reset_position(),
@@ -228,7 +271,39 @@ impl App {
         }
     }
 
+    /// Looks at what is selected. Words that led to it are forgotten: they need not be in it.
+    fn into(&mut self) {
+        if self.screen != Screen::Cluster || self.help {
+            return;
+        }
+        let Some(at) = widgets::cluster::way(self) else { return };
+        let of_comm = at.communicator.is_some();
+        self.at = at;
+        self.filter.clear();
+        self.positions = [0; 6];
+        if of_comm {
+            self.show(Screen::Ranks);
+        }
+    }
+
+    /// Looks at what is around.
+    fn out(&mut self) {
+        let at = &mut self.at;
+        if at.communicator.take().is_some() {
+            if self.screen == Screen::Ranks {
+                self.show(Screen::Cluster);
+            }
+        } else if at.node.take().is_none() && at.job.take().is_none() {
+            return;
+        }
+        self.filter.clear();
+        self.positions = [0; 6];
+    }
+
     fn show(&mut self, screen: Screen) {
+        if screen == Screen::Cluster && self.snapshot.fleet.is_none() {
+            return;
+        }
         self.screen = screen;
         self.help = false;
         // The old screen's extent says nothing about the new one, and no move may rest on it.

@@ -31,6 +31,12 @@ pub(super) fn snapshot(s: &mut Snapshot, ascii: bool) {
     }
     s.losses.iter_mut().for_each(|l| fix(l.reason.to_mut()));
     s.findings.iter_mut().for_each(|f| finding(f, ascii));
+    if let Some(fleet) = &mut s.fleet {
+        fleet.nodes.iter_mut().for_each(|n| fix(&mut n.name));
+        maybe(&mut fleet.at.node);
+        // The empty name is that of jobs without one.
+        fleet.at.job.iter_mut().filter(|j| !j.is_empty()).for_each(fix);
+    }
 }
 
 fn finding(f: &mut Finding, ascii: bool) {

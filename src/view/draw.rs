@@ -128,7 +128,7 @@ fn header(ctx: &Ctx<'_>) -> Vec<Line<'static>> {
         Some(wall) => ctx.span(Role::Label, format!("{} UTC", fit(wall, 24, ctx.theme))),
         None => ctx.span(Role::Dim, "no wall time"),
     });
-    let lost = snap.lost();
+    let lost = snap.fleet.as_ref().map_or_else(|| snap.lost(), |f| f.totals.lost);
     let role = if lost > 0 { Role::Warn } else { Role::Plain };
     right.push(ctx.span(role, format!("lost: {}", format::count(lost))));
     let right_width = right.iter().map(Span::width).sum::<usize>() + 2 * right.len();
@@ -152,9 +152,16 @@ fn header(ctx: &Ctx<'_>) -> Vec<Line<'static>> {
 /// The state of the whole in one line; what does not fit is left out from the end.
 fn status(ctx: &Ctx<'_>) -> Line<'static> {
     let snap = ctx.snap;
-    let alive = snap.segments.iter().filter(|s| s.alive).count();
-    let gone = snap.segments.len() - alive;
     let jobs = &snap.jobs;
+    // Of a cluster only one node's processes are listed.
+    let (alive, gone) = match &snap.fleet {
+        Some(_) => (jobs.iter().map(|j| j.alive).sum(), jobs.iter().map(|j| j.gone).sum()),
+        None => {
+            let alive = snap.segments.iter().filter(|s| s.alive).count();
+            (alive, snap.segments.len() - alive)
+        }
+    };
+    let rest = snap.fleet.as_ref().map(|f| f.rest.clone()).unwrap_or_default();
     let rate = jobs.iter().filter_map(|j| j.ops_per_s).reduce(|a, b| a + b);
     // The mean over jobs, each by its processes; jobs without a share have no say.
     let (mut sum, mut weight) = (0.0, 0.0);
@@ -177,8 +184,8 @@ fn status(ctx: &Ctx<'_>) -> Line<'static> {
         format!("{alive} alive, {gone} gone"),
         format!("{} ops/s", format::or_absent(rate, format::rate)),
         format!("communicating {}", share.unwrap_or_else(|| format::ABSENT.to_owned())),
-        format!("in flight {}", snap.in_flight.len()),
-        format::plural(snap.comms.len(), "communicator"),
+        format!("in flight {}", snap.in_flight.len() + rest.in_flight),
+        format::plural(snap.comms.len() + rest.comms, "communicator"),
     ];
     if let Some(nccl) = jobs.first().filter(|_| jobs.len() == 1).and_then(|j| j.nccl.as_ref()) {
         parts.push(format!("NCCL {nccl}"));
@@ -199,8 +206,8 @@ fn tabs(ctx: &Ctx<'_>) -> Line<'static> {
     let open = ctx.snap.findings.iter().filter(|f| f.open).count();
     let mut spans = Vec::new();
     let mut used = 0;
-    for (i, screen) in Screen::ALL.into_iter().enumerate() {
-        let mut label = format!("{} {}", i + 1, screen.title());
+    for screen in ctx.app.screens().iter().copied() {
+        let mut label = format!("{} {}", screen.index(), screen.title());
         if screen == Screen::Findings && open > 0 {
             label.push_str(&format!(" ({open} open)"));
         }
@@ -223,12 +230,16 @@ fn foot_line(ctx: &Ctx<'_>, place: &str) -> Line<'static> {
     } else if !app.filter.is_empty() {
         (Role::Warn, format!(" filter: {}   Esc clears it   ? help  q quit", app.filter))
     } else {
+        let cluster = ctx.snap.fleet.is_some();
         let own = match app.screen {
+            Screen::Cluster => "  Enter in",
             Screen::Overview | Screen::Findings => "",
             Screen::Collectives | Screen::Losses => "  s/S sort",
+            Screen::Ranks if cluster => "  s/S sort",
             Screen::Ranks => "  s/S sort  </> communicator",
         };
-        (Role::Dim, format!(" ? help  1-5 screens  / filter{own}  p pause  q quit"))
+        let (first, out) = if cluster { (0, "  Backspace out") } else { (1, "  p pause") };
+        (Role::Dim, format!(" ? help  {first}-5 screens  / filter{own}{out}  q quit"))
     };
     let text = fit(&text, room, ctx.theme);
     let gap = " ".repeat(room.saturating_sub(width(&text)) + 1);

@@ -1,7 +1,9 @@
 //! Which rows a filter keeps: those that hold every word of it, in any case.
 
 use super::format;
-use crate::model::{ClassRow, CommId, CommRow, Finding, FlightRow, JobRow, LossRow, RankRow, SegmentRow};
+use crate::model::{
+    ClassRow, CommId, CommRow, Finding, FlightRow, JobRow, LossRow, NodeCell, RankRow, SegmentRow,
+};
 use std::collections::HashMap;
 
 /// The words of a filter, ready to be matched.
@@ -39,6 +41,10 @@ impl<'a> Filter<'a> {
 
     pub(super) fn job(&self, j: &JobRow) -> bool {
         self.keeps(&[j.name.as_deref().unwrap_or_default(), j.nccl.as_deref().unwrap_or_default()], None)
+    }
+
+    pub(super) fn node(&self, n: &NodeCell) -> bool {
+        self.keeps(&[&n.name], None)
     }
 
     pub(super) fn comm(&self, c: &CommRow) -> bool {

@@ -1,5 +1,6 @@
 //! The numbers behind the metrics: what is over adds up here, what goes on is looked up when somebody asks.
 
+mod analysis;
 mod family;
 mod hardware;
 mod histogram;
@@ -10,6 +11,7 @@ mod scope;
 mod state;
 mod store;
 
+pub use analysis::{Analysis, Bus, Counts, Sums};
 pub use family::{Family, Sample, Value};
 pub use histogram::{BOUNDS, Exemplar, Histogram, ZERO};
 pub use inspector::Foreign;
@@ -106,6 +108,14 @@ impl Metrics {
         let used: Vec<scope::ScopeId> =
             self.operations.scopes().chain(self.opened.scopes()).chain(self.losses.scopes()).collect();
         self.scopes.keep_only(used);
+        out.finish()
+    }
+
+    /// All that an analyser says. What jobs did their agents count already.
+    pub fn gather_analysis(&self, analysis: &Analysis, own: &Own) -> Vec<Family> {
+        let mut out = Families::new(self.settings.cluster.clone());
+        analysis.gather(&mut out, &own.node, self.settings.series_budget);
+        own.gather(&mut out, 0, 0, 0);
         out.finish()
     }
 

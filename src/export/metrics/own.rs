@@ -1,5 +1,6 @@
 //! The agent's own cost, which its owner knows.
 
+use super::analysis::Bus;
 use super::family::Families;
 use crate::export::catalogue as c;
 use std::collections::BTreeMap;
@@ -27,6 +28,8 @@ pub struct Own {
     pub poll_seconds: f64,
     /// What it sent away.
     pub exported: Vec<Exported>,
+    /// What it does with its bus, where it has one.
+    pub bus: Option<Bus>,
 }
 
 /// What became of one signal: spans, log records or metric points.
@@ -62,6 +65,9 @@ impl Own {
             }
             out.number(c::SENT, &[&self.node, e.signal], e.sent as f64);
             out.number(c::QUEUED, &[&self.node, e.signal], e.queued as f64);
+        }
+        if let Some(bus) = &self.bus {
+            bus.gather(out, &self.node);
         }
         out.number(c::BUILD, &[&self.node, env!("CARGO_PKG_VERSION")], 1.0);
     }

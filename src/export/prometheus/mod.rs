@@ -7,6 +7,7 @@ mod text;
 pub use super::metrics::{Metrics, Own};
 pub use negotiate::Format;
 
+use super::metrics::{Analysis, Family};
 use crate::join::Join;
 use crate::model::Finding;
 use schemars::JsonSchema;
@@ -58,14 +59,32 @@ impl Metrics {
         accept: Option<&str>,
     ) -> Result<(String, Vec<u8>), Error> {
         let families = self.gather(join, open, own);
+        self.write(&families, accept)
+    }
+
+    /// The same of an analyser.
+    ///
+    /// # Errors
+    /// Why it cannot be written.
+    pub fn render_analysis(
+        &mut self,
+        analysis: &Analysis,
+        own: &Own,
+        accept: Option<&str>,
+    ) -> Result<(String, Vec<u8>), Error> {
+        let families = self.gather_analysis(analysis, own);
+        self.write(&families, accept)
+    }
+
+    fn write(&mut self, families: &[Family], accept: Option<&str>) -> Result<(String, Vec<u8>), Error> {
         let format = negotiate::format(accept, self.settings().native_histograms);
         let inspector = self.gather_inspector();
         let body = match format {
-            Format::Protobuf => protobuf::write(&families, inspector.as_deref().unwrap_or(&[]))?,
+            Format::Protobuf => protobuf::write(families, inspector.as_deref().unwrap_or(&[]))?,
             Format::OpenMetrics => {
-                text::open_metrics(&families, inspector.as_deref().unwrap_or(&[])).into_bytes()
+                text::open_metrics(families, inspector.as_deref().unwrap_or(&[])).into_bytes()
             }
-            Format::Text => text::plain(&families, inspector.as_deref().unwrap_or(&[])).into_bytes(),
+            Format::Text => text::plain(families, inspector.as_deref().unwrap_or(&[])).into_bytes(),
         };
         Ok((format.content_type().to_owned(), body))
     }

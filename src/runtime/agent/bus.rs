@@ -53,6 +53,7 @@ pub(super) async fn serve(
                         eprintln!("ringwatch: the bus is there again");
                     }
                     up = true;
+                    outbox.set_connected(true);
                     // Who listens may have missed anything meanwhile.
                     daemon::send(&ask, Asked::Refresh);
                 }
@@ -61,6 +62,7 @@ pub(super) async fn serve(
                         eprintln!("ringwatch: the bus cannot be reached; this node goes on by itself");
                     }
                     up = false;
+                    outbox.set_connected(false);
                 }
                 Change::Refused(why) => eprintln!("ringwatch: the bus says: {why}"),
             },

@@ -6,6 +6,7 @@ use crate::cluster::message::{OperationKey, Wish};
 use crate::cluster::{Moment, Outbox, Publisher};
 use crate::config::Config;
 use crate::detect::Baseline;
+use crate::export::metrics::Bus;
 use crate::export::otlp::{Exporter, Tracer};
 use crate::export::{Metrics, Own};
 use crate::ingest::{Place, Segments, now_ns, reap, unix_ns};
@@ -212,6 +213,17 @@ impl State {
         if let Some((tracer, exporter)) = &self.traces {
             own.exported = exporter.exported(tracer.exported());
         }
+        own.bus = self.bus.as_ref().map(|(publisher, outbox)| {
+            let books = publisher.books();
+            Bus {
+                connected: outbox.connected(),
+                bytes: books.bytes,
+                published: books.published,
+                left_out: books.left_out.clone(),
+                level: publisher.sampling().level,
+                waiting_bytes: outbox.bytes(),
+            }
+        });
         own
     }
 
@@ -268,7 +280,7 @@ impl State {
             }
             Asked::Settings(new) => self.set(*new),
             // What only analysers know.
-            Asked::Cluster(_) | Asked::End => {}
+            Asked::Cluster(_) | Asked::Glance { .. } | Asked::End => {}
         }
     }
 

@@ -6,11 +6,13 @@
 //! ```
 //! Any number of them run. All know everything; a lease decides which one speaks for a partition.
 
+mod glance;
 mod heard;
 mod recorder;
 mod speak;
 mod state;
 
+pub use glance::{ANSWER, Answer, Question, Want};
 pub use heard::Heard;
 use heard::Hearing;
 pub use state::State;
@@ -139,7 +141,6 @@ pub struct NodeRow {
 }
 
 /// Hands over what was said lately, and then what is said, which waits in the subscriptions until then.
-#[expect(clippy::disallowed_methods, reason = "here is where tasks are spawned")]
 async fn hear(
     client: Client,
     subscriptions: Vec<Subscriber>,

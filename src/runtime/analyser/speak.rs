@@ -4,7 +4,7 @@
 //! makes it. Its number only grows, and is written with each verdict, so that whoever was asleep for longer than its
 //! lease cannot overwrite what its follower said. Without JetStream there are no leases, and every analyser speaks.
 
-use super::{Reply, Say, Told, Verdict};
+use super::{Question, Reply, Say, Told, Verdict};
 use crate::cluster::message::VERSION;
 use crate::cluster::subject;
 use crate::model::Finding;
@@ -243,11 +243,21 @@ pub(super) async fn speak(
 /// Answers readers: each analyser for the partitions it speaks for.
 pub(super) async fn answer(client: Client, ask: SyncSender<Asked>) {
     let Ok(mut questions) = client.subscribe(format!("{}.read.>", subject::ROOT)).await else { return };
+    let snapshot = format!("{}.read.snapshot", subject::ROOT);
     while let Some(m) = questions.next().await {
         let Some(reply_to) = m.reply else { continue };
-        let answer = match daemon::ask(&ask, Asked::Cluster).await {
-            Some(reply) => serde_json::to_vec(&*reply),
-            None => serde_json::to_vec(&Reply::default()),
+        let answer = if m.subject.as_str() == snapshot {
+            // Who asks for what is not known here hears nothing.
+            let Some(q) = Question::read(&m.payload) else { continue };
+            match daemon::ask(&ask, |reply| Asked::Glance { question: Box::new(q), reply }).await {
+                Some(answer) => serde_json::to_vec(&*answer),
+                None => continue,
+            }
+        } else {
+            match daemon::ask(&ask, Asked::Cluster).await {
+                Some(reply) => serde_json::to_vec(&*reply),
+                None => serde_json::to_vec(&Reply::default()),
+            }
         };
         if let Ok(text) = answer {
             drop(client.publish(reply_to, text.into()).await);

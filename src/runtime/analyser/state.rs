@@ -4,9 +4,10 @@ use super::heard::Heard;
 use super::{Reply, Say, Told};
 use crate::cluster::message::{self, OperationKey, Wish};
 use crate::config::Config;
+use crate::export::metrics::{Analysis, Counts, Sums};
 use crate::export::{Metrics, Own};
 use crate::ingest::{now_ns, unix_ns};
-use crate::join::ClockPair;
+use crate::join::{ClockPair, Pace};
 use crate::model::{CommId, Finding, SegmentId, Track};
 use crate::runtime::Monitor;
 use crate::runtime::daemon::{Asked, Costs};
@@ -35,19 +36,21 @@ const ONLY: u32 = 0;
 #[derive(Debug)]
 pub struct State {
     config: Config,
-    monitor: Monitor<Heard>,
+    pub(super) monitor: Monitor<Heard>,
+    pub(super) pace: Pace,
+    sums: Sums,
     metrics: Metrics,
     costs: Costs,
     say: UnboundedSender<Say>,
     /// The partitions for which this analyser speaks; the lease's number is its right to.
-    leases: BTreeMap<u32, u64>,
+    pub(super) leases: BTreeMap<u32, u64>,
     /// Findings as they were last told: open, and by which lease.
     told: BTreeMap<u64, (bool, u64, Option<String>)>,
     asked: BTreeMap<(CommId, Track, u64), u32>,
     asked_at: Option<Instant>,
     told_at: Option<Instant>,
     looked: Option<Instant>,
-    partitions: BTreeSet<u32>,
+    pub(super) partitions: BTreeSet<u32>,
 }
 
 impl State {
@@ -55,6 +58,8 @@ impl State {
         let observer = ClockPair { mono_ns: now_ns(), unix_ns: unix_ns() };
         State {
             monitor: Monitor::new(heard, config.detect).observed_from(observer),
+            pace: Pace::default(),
+            sums: Sums::default(),
             metrics: Metrics::new(config.prometheus.clone()),
             config,
             costs: Costs::new(),
@@ -75,6 +80,7 @@ impl State {
             let began = Instant::now();
             let new = self.monitor.step(now_ns());
             self.looked = Some(Instant::now());
+            self.pace.look(self.monitor.join(), now_ns());
             self.hear(told);
             self.tell(&new);
             if self.asked_at.is_none_or(|t| t.elapsed() >= ASK_EVERY) {
@@ -153,7 +159,7 @@ impl State {
     /// Asks agents for what lacks: records of what stands still, of what one of them found interesting, and stacks.
     fn ask_back(&mut self) {
         // One analyser asks for all; the others hear the answers.
-        if !self.leases.keys().next().is_some_and(|p| self.partitions.first() == Some(p)) {
+        if self.leases.keys().next().is_none_or(|p| self.partitions.first() != Some(p)) {
             drop(self.monitor.source_mut().reader_mut().take_announced());
             drop(self.monitor.source_mut().take_inspected());
             return;
@@ -188,10 +194,47 @@ impl State {
     }
 
     /// Findings for which this analyser speaks.
-    fn open(&self) -> Vec<Finding> {
+    pub(super) fn open(&self) -> Vec<Finding> {
         let mut all = self.monitor.findings();
         all.retain(|f| f.open && self.leases.contains_key(&self.partition(f)));
         all
+    }
+
+    /// What is said in numbers.
+    fn analysis(&mut self) -> Analysis {
+        let mut findings = BTreeMap::new();
+        let join = self.monitor.join();
+        for f in self.open() {
+            let first = join.communicator(f.communicator).and_then(|c| c.members().values().next());
+            let process = first.and_then(|m| join.process(m.record.segment));
+            let job = process.and_then(|p| p.record.job.name.clone()).unwrap_or_default();
+            *findings.entry((job, f.kind, f.severity)).or_insert(0) += 1;
+        }
+        let reader = self.monitor.source().reader();
+        let mut nodes = [0; 3];
+        for n in reader.nodes().values() {
+            let state = if n.ended() { 2 } else { usize::from(n.silent_ns.is_some()) };
+            nodes[state] += 1;
+        }
+        self.sums.take(reader.nodes().iter().map(|(name, n)| {
+            let b = n.books.clone().unwrap_or_default();
+            let left_out = b.left_out.into_iter().map(|l| (l.what, l.count)).collect();
+            let (observed, published) = (b.observed, b.published);
+            let (messages, bytes, missed) = (n.messages, n.bytes, n.missed);
+            (name.clone(), Counts { messages, bytes, missed, observed, published, left_out })
+        }));
+        let off = |h: &crate::join::HostClock| h.wall_ahead_ns.unsigned_abs();
+        Analysis {
+            findings,
+            nodes,
+            counts: self.sums.all().clone(),
+            refused: reader.refused().iter().map(|(why, n)| (why.as_str(), *n)).collect(),
+            dropped: self.monitor.source().dropped(),
+            leases: self.partitions.iter().map(|p| (*p, self.leases.contains_key(p))).collect(),
+            processes: join.processes().count() as u64,
+            communicators: join.communicators().filter(|c| !c.closed()).count() as u64,
+            clock_off_ns: join.hosts().iter().map(|(_, h)| off(h)).max(),
+        }
     }
 
     fn own(&self) -> Own {
@@ -237,19 +280,20 @@ impl State {
     fn answer(&mut self, asked: Asked) {
         match asked {
             Asked::Cluster(reply) => drop(reply.send(Box::new(self.reply()))),
+            Asked::Glance { question, reply } => drop(reply.send(Box::new(self.glance(&question)))),
             Asked::Snapshot { uid, reply } => {
                 let mut s = self.monitor.snapshot_of(uid, now_ns());
                 s.findings.retain(|f| f.open);
                 drop(reply.send(Box::new(s)));
             }
             Asked::Metrics { accept, reply } => {
-                let (own, open) = (self.own(), self.open());
-                let said = self.metrics.render(self.monitor.join(), &open, &own, accept.as_deref());
+                let (own, analysis) = (self.own(), self.analysis());
+                let said = self.metrics.render_analysis(&analysis, &own, accept.as_deref());
                 drop(reply.send(said.map_err(|e| e.to_string())));
             }
             Asked::Families(reply) => {
-                let (own, open) = (self.own(), self.open());
-                drop(reply.send(self.metrics.gather(self.monitor.join(), &open, &own)));
+                let (own, analysis) = (self.own(), self.analysis());
+                drop(reply.send(self.metrics.gather_analysis(&analysis, &own)));
             }
             Asked::Ready(reply) => drop(reply.send(self.looked.is_some_and(|t| t.elapsed() < STALE))),
             Asked::Settings(new) => {

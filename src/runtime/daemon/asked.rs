@@ -5,7 +5,7 @@ use crate::config::Config;
 use crate::export::metrics::Family;
 use crate::export::otlp::Batch;
 use crate::model::Snapshot;
-use crate::runtime::analyser::Reply;
+use crate::runtime::analyser::{Answer, Question, Reply};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -38,6 +38,13 @@ pub(in crate::runtime) enum Asked {
     GiveBack(Box<Batch>),
     /// What is known of the cluster.
     Cluster(oneshot::Sender<Box<Reply>>),
+    /// The same for a screen: what a reader looks at.
+    Glance {
+        /// The question.
+        question: Box<Question>,
+        /// Where the answer goes.
+        reply: oneshot::Sender<Box<Answer>>,
+    },
     /// Whether it reads.
     Ready(oneshot::Sender<bool>),
     /// An analyser's wish.

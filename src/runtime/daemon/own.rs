@@ -45,6 +45,7 @@ impl Costs {
             polls: self.polls,
             poll_seconds: self.reading.as_secs_f64(),
             exported: Vec::new(),
+            bus: None,
         }
     }
 }

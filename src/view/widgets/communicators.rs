@@ -6,7 +6,7 @@ use crate::view::page::Ctx;
 use crate::view::table::{self, Column, Key, Table};
 use crate::view::theme::Role;
 
-pub(super) fn jobs(ctx: &Ctx<'_>, rows: &[&JobRow]) -> Table {
+pub(super) fn jobs(ctx: &Ctx<'_>, rows: &[&JobRow], selected: Option<usize>) -> Table {
     let text = |v: &Option<String>| v.clone().unwrap_or_else(|| ABSENT.to_owned());
     let columns = [
         Column::text("job", 0, 40, move |j: &JobRow| text(&j.name)).at_least(12),
@@ -18,10 +18,10 @@ pub(super) fn jobs(ctx: &Ctx<'_>, rows: &[&JobRow]) -> Table {
         number("communicating", 0, |j: &JobRow| or_absent(j.comm_share, format::share)),
         Column::text("NCCL", 3, 16, move |j: &JobRow| text(&j.nccl)),
     ];
-    table::layout(ctx, &columns, rows, None, None, |j| if j.gone > 0 { Role::Warn } else { Role::Plain })
+    table::layout(ctx, &columns, rows, None, selected, |j| if j.gone > 0 { Role::Warn } else { Role::Plain })
 }
 
-pub(super) fn communicators(ctx: &Ctx<'_>, rows: &[&CommRow]) -> Table {
+pub(super) fn communicators(ctx: &Ctx<'_>, rows: &[&CommRow], selected: Option<usize>) -> Table {
     let columns = [
         Column::text("communicator", 0, 16, |c: &CommRow| c.id.to_string()),
         Column::text("name", 1, 32, |c: &CommRow| c.name.clone().unwrap_or_else(|| ABSENT.to_owned()))
@@ -38,7 +38,7 @@ pub(super) fn communicators(ctx: &Ctx<'_>, rows: &[&CommRow]) -> Table {
         number("timed", 3, |c: &CommRow| or_absent(c.coverage.share(), format::share)),
         Column::text("state", 5, 6, |c: &CommRow| if c.closed { "closed" } else { "open" }.to_owned()),
     ];
-    table::layout(ctx, &columns, rows, None, None, |c| if c.closed { Role::Dim } else { Role::Plain })
+    table::layout(ctx, &columns, rows, None, selected, |c| if c.closed { Role::Dim } else { Role::Plain })
 }
 
 /// A column of a table that is never sorted.

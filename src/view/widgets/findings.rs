@@ -94,7 +94,7 @@ fn full(ctx: &Ctx<'_>, f: &Finding) -> Vec<Line<'static>> {
 }
 
 /// `! missing-rank  rank 3  AllReduce 16 MiB  #5, open for 12.4 s`.
-fn headline(ctx: &Ctx<'_>, f: &Finding) -> Line<'static> {
+pub(super) fn headline(ctx: &Ctx<'_>, f: &Finding) -> Line<'static> {
     let ranks = match f.ranks.len() {
         1 => format!("rank {}", format::ranks(&f.ranks)),
         _ => format!("ranks {}", fit(&format::ranks(&f.ranks), 24, ctx.theme)),

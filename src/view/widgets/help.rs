@@ -8,8 +8,9 @@ use ratatui::layout::Rect;
 use ratatui::text::Line;
 use ratatui::widgets::{Clear, Widget};
 
-const KEYS: [(&str, &str); 11] = [
-    ("1-5, Tab, Shift-Tab", "screens"),
+const KEYS: [(&str, &str); 12] = [
+    ("1-5, Tab, Shift-Tab", "screens; 0 is a whole cluster's"),
+    ("Enter, Backspace", "into a job, node or communicator, and out"),
     ("Up Down j k", "select a row or scroll"),
     ("PgUp PgDn, g G", "a page, the first and the last line"),
     ("Left Right h l", "communicator of the ranks screen"),

@@ -1,5 +1,6 @@
 //! One screen, or one part of several, a file. Each turns what it may look at into lines.
 
+pub(super) mod cluster;
 mod collectives;
 mod communicators;
 mod findings;
@@ -16,6 +17,7 @@ use super::theme::Role;
 /// The page of the screen shown, for a body of `height` lines.
 pub(super) fn page(ctx: &Ctx<'_>, height: usize) -> Page {
     match ctx.app.screen {
+        Screen::Cluster => cluster::page(ctx, height),
         Screen::Overview => overview::page(ctx, height),
         Screen::Collectives => collectives::page(ctx),
         Screen::Ranks => ranks::page(ctx),
@@ -27,7 +29,7 @@ pub(super) fn page(ctx: &Ctx<'_>, height: usize) -> Page {
 /// How many columns of a screen's table can be sorted by: the first so many.
 pub(super) const fn sortable_columns(screen: Screen) -> usize {
     match screen {
-        Screen::Overview | Screen::Findings => 0,
+        Screen::Cluster | Screen::Overview | Screen::Findings => 0,
         Screen::Collectives => collectives::SORTABLE,
         Screen::Ranks => ranks::SORTABLE,
         Screen::Losses => losses::SORTABLE,

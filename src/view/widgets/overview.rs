@@ -137,8 +137,9 @@ fn jobs_section(ctx: &Ctx<'_>) -> Option<Section> {
     let all = ctx.snap.jobs.len();
     let rows: Vec<_> = ctx.snap.jobs.iter().filter(|j| ctx.filter.job(j)).collect();
     let title = format!("Jobs ({})", ctx.filter.tally(rows.len(), all));
-    (all > 1)
-        .then(|| tabled(ctx, &title, communicators::jobs(ctx, &rows), ("job", "scroll"), (2, 4), "no job"))
+    (all > 1).then(|| {
+        tabled(ctx, &title, communicators::jobs(ctx, &rows, None), ("job", "scroll"), (2, 4), "no job")
+    })
 }
 
 fn comms_section(ctx: &Ctx<'_>) -> Section {
@@ -147,7 +148,7 @@ fn comms_section(ctx: &Ctx<'_>) -> Section {
     // Closed ones are history; busy ones first among the rest.
     rows.sort_by_key(|c| (c.closed, c.in_flight == 0));
     let title = format!("Communicators ({})", ctx.filter.tally(rows.len(), all));
-    let table = communicators::communicators(ctx, &rows);
+    let table = communicators::communicators(ctx, &rows, None);
     tabled(ctx, &title, table, ("communicator", "scroll"), (1, 4), "no communicator yet")
 }
 

@@ -1,5 +1,9 @@
 //! The cluster, asked from outside: every analyser answers for the partitions it speaks for.
 
+mod live;
+
+pub use live::{Live, Unanswered};
+
 use super::analyser::{NodeRow, Reply};
 use crate::cluster::message::VERSION;
 use crate::cluster::{Error, Settings, connect, subject};
