@@ -171,7 +171,8 @@ impl Cluster {
         }
         until("the analysers speak for all", || {
             let said = c.ask(&["cluster", "status"]);
-            (said.code == Some(0) && said.err.is_empty() && said.out.contains("2 analysers, 4 nodes")).then_some(())
+            (said.code == Some(0) && said.err.is_empty() && said.out.contains("2 analysers, 4 nodes"))
+                .then_some(())
         });
         c
     }
@@ -270,7 +271,8 @@ impl Cluster {
     /// How many verdicts of a kind analysers have printed, together.
     fn printed(&self, kind: &str) -> usize {
         let of = |host: usize| {
-            let text = std::fs::read_to_string(self.room.path(&format!("analyser{host}.out"))).unwrap_or_default();
+            let text =
+                std::fs::read_to_string(self.room.path(&format!("analyser{host}.out"))).unwrap_or_default();
             text.lines().filter(|l| l.contains(&format!("\"kind\":\"{kind}\""))).count()
         };
         of(1) + of(2)
@@ -434,7 +436,9 @@ fn a_hosts_clock_is_two_seconds_off_and_drifts() {
         .into_iter()
         .find(|p| Path::new(p).is_file());
     let Some(library) = library else {
-        println!("skipped: a_hosts_clock_is_two_seconds_off_and_drifts: no libfaketime (apt install faketime)");
+        println!(
+            "skipped: a_hosts_clock_is_two_seconds_off_and_drifts: no libfaketime (apt install faketime)"
+        );
         return;
     };
     if !possible("a_hosts_clock_is_two_seconds_off_and_drifts") {
