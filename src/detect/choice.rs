@@ -3,7 +3,7 @@
 
 use super::{Rule, fact, names, number, wall};
 use crate::join::{ClassKey, Communicator, Instance, Join, Seen, Track};
-use crate::model::{Confidence, Evidence, Finding, Kind, OperationRef, Rank, Severity, size_text};
+use crate::model::{Confidence, Evidence, Finding, Kind, OperationRef, Rank, Severity, Victims, size_text};
 use std::collections::BTreeMap;
 
 /// So often has a size to be seen with one choice, and then with another.
@@ -44,6 +44,15 @@ fn between_ranks(join: &Join, c: &Communicator) -> Option<Finding> {
     let mut ranks: Vec<Rank> =
         camps.iter().filter(|(t, _)| Some(*t) != right).flat_map(|(_, r)| r.clone()).collect();
     ranks.sort();
+    // Those that chose as most did wait in it for the others; where nobody knows who is right, both wait for each other.
+    let waits = |r: &Rank| instance.parts.get(r).is_some_and(|p| !p.finished);
+    let mut waiting: Vec<Rank> = camps
+        .iter()
+        .filter(|(t, _)| right.is_none_or(|right| *t == right))
+        .flat_map(|(_, r)| r.iter().copied().filter(&waits))
+        .collect();
+    waiting.sort();
+    let victims = Victims { communicator: c.id, ranks: waiting, order, track };
     let op = &instance.first()?.op;
     let since_ns = instance.began_ns().unwrap_or(0);
     let chose = |(text, ranks): (&String, &Vec<Rank>)| fact(format!("{} run it by {text}", names(ranks)));
@@ -52,6 +61,7 @@ fn between_ranks(join: &Join, c: &Communicator) -> Option<Finding> {
         since_ns,
         severity: Severity::Critical,
         evidence: camps.iter().map(chose).collect(),
+        victims: Some(victims).into_iter().filter(|v| !v.ranks.is_empty()).collect(),
         advice: "compare NCCL's version, NCCL_ALGO, NCCL_PROTO, tuner plugins and topology files of these ranks with the others'".to_owned(),
         ..Finding::new(Kind::ChoiceDiffers, c.id, ranks, c.describe(track, order, op))
     })
@@ -187,6 +197,14 @@ mod tests {
         assert_eq!((found[0].kind, found[0].severity), (Kind::ChoiceDiffers, Severity::Critical));
         assert_eq!(found[0].ranks, vec![Rank(2)]);
         assert!(found[0].evidence.iter().any(|e| e.text.contains("rank 2 run it by RING and LL")));
+        let of = |found: &[Finding]| {
+            let v: Vec<_> = found[0].victims.iter().map(|v| (v.order, v.ranks.clone())).collect();
+            (found[0].ranks.len(), v)
+        };
+        assert_eq!(of(&found), (1, vec![(0, vec![Rank(0), Rank(1), Rank(3)])]));
+        // As many chose one way as the other.
+        let found = run(|r, _| (Algo::Ring, if r < 2 { Proto::Ll } else { Proto::Simple }), 1, false);
+        assert_eq!(of(&found), (4, vec![(0, (0..4).map(Rank).collect())]));
     }
 
     #[test]

@@ -63,7 +63,13 @@ impl<'a> Scene<'a> {
         if !matches!(stall.track, Track::Pair(..)) && !choice::alike(instance) {
             return None;
         }
-        let waited = &self.join.waited(stall, self.now_ns)?;
+        let behind =
+            (stall.lack == Lack::Start).then(|| self.join.waited_behind(stall, self.now_ns)).flatten();
+        let in_it = self.join.waited(stall, self.now_ns);
+        let waited = &match &in_it {
+            Some(waited) => waited.clone(),
+            None => self.held_up(origin, behind.as_ref())?,
+        };
         let place = Place { origin, stall, comm, instance, waited };
         let mut finding = match (stall.lack, stall.track) {
             _ if !origin.circle.is_empty() => interleaved::judge(self, place),
@@ -74,7 +80,7 @@ impl<'a> Scene<'a> {
         }?;
         finding.since_ns = waited.since_ns;
         finding.since = super::wall(self.join, waited.since_ns);
-        finding.victims = self.victims(origin, waited);
+        finding.victims = self.victims(origin, in_it.as_ref(), behind.as_ref());
         super::add_host_facts(&mut finding, self.join, comm, waited.since_ns, self.now_ns);
         Some(finding)
     }
@@ -83,19 +89,42 @@ impl<'a> Scene<'a> {
         comm.mismatch().is_some_and(|(t, o, _)| (t, o) <= (stall.track, stall.order))
     }
 
-    /// Who waits: first in the operation itself, then in what is held up by it.
-    fn victims(&self, origin: &Origin, waited: &Waited) -> Vec<Victims> {
+    /// Where all that started an operation are through with it: who waits behind it for those that have not, for longest.
+    fn held_up(&self, origin: &Origin, behind: Option<&(u64, Waited)>) -> Option<Waited> {
+        let elsewhere = origin.held_up.iter().filter_map(|i| self.standing.stall(*i));
+        let elsewhere = elsewhere.filter_map(|s| self.join.waited(s, self.now_ns));
+        elsewhere.chain(behind.map(|(_, w)| w.clone())).min_by_key(|w| w.since_ns)
+    }
+
+    /// Who waits: first in the operation itself, then behind it, then in what is held up by it.
+    fn victims(
+        &self,
+        origin: &Origin,
+        waited: Option<&Waited>,
+        behind: Option<&(u64, Waited)>,
+    ) -> Vec<Victims> {
         let of = |i: &usize| {
             let s = self.standing.stall(*i)?;
             let ranks: Vec<Rank> = s.waiting.iter().map(|(r, _)| *r).collect();
-            Some((s, ranks))
+            Some((s, s.order, ranks))
         };
-        let own = self.standing.stall(origin.first).map(|s| (s, waited.ranks.clone()));
+        let first = self.standing.stall(origin.first);
+        let own = waited.and_then(|w| first.map(|s| (s, s.order, w.ranks.clone())));
+        let held_up = |order: u64| {
+            let mut all = origin.held_up.iter().filter_map(|i| self.standing.stall(*i)).chain(first);
+            all.any(|s| Some((s.comm, s.track, s.order)) == first.map(|f| (f.comm, f.track, order)))
+        };
+        let behind = behind.filter(|(order, _)| !held_up(*order)).and_then(|(order, w)| {
+            // Who waits in it is named already.
+            let own = |r: &Rank| waited.is_some_and(|w| w.ranks.contains(r));
+            first.map(|s| (s, *order, w.ranks.iter().copied().filter(|r| !own(r)).collect::<Vec<_>>()))
+        });
         let others = origin.circle.iter().filter(|i| **i != origin.first).chain(&origin.held_up);
         own.into_iter()
+            .chain(behind)
             .chain(others.filter_map(of))
-            .filter(|(_, ranks)| !ranks.is_empty())
-            .map(|(s, ranks)| Victims { communicator: s.comm, ranks, order: s.order, track: s.track })
+            .filter(|(.., ranks)| !ranks.is_empty())
+            .map(|(s, order, ranks)| Victims { communicator: s.comm, ranks, order, track: s.track })
             .collect()
     }
 

@@ -14,8 +14,8 @@ const FRAMES: usize = 6;
 const PYTHON_FRAMES: usize = 3;
 /// Places in the kernel that are told.
 const PLACES: usize = 6;
-/// What ends a process for want of memory.
-const SIGKILL: i32 = 9;
+/// What was killed for want of memory so long before a process ended may be why it did, in ns.
+const BEFORE_ITS_END_NS: u64 = 60_000_000_000;
 
 /// One culprit's process, and the time in which it held the others up.
 #[derive(Debug, Clone, Copy)]
@@ -32,12 +32,24 @@ impl Suspect<'_> {
         self.process.strains.worst(self.from_ns, self.to_ns.saturating_add(AFTER_NS))
     }
 
-    /// True where want of memory ended it, or processes beside it.
-    fn out_of_memory(&self) -> bool {
-        let host = self.process.host.as_ref();
-        let killed = host.is_some_and(|h| h.is_over() && h.exit().is_none_or(|e| e == Exit::Signal(SIGKILL)));
-        let ever = host.and_then(|h| h.oom_kills).unwrap_or(0);
-        self.process.strains.oom_kills() > 0 || killed && ever > 0
+    /// When it ended, host monotonic ns, as far as somebody saw it.
+    fn ended_ns(&self) -> Option<u64> {
+        let seen = self.process.host.as_ref().filter(|h| h.is_over()).map(|h| h.at_ns);
+        match self.process.record.liveness {
+            Liveness::Gone(Some(at)) => Some(seen.map_or(at, |t| t.min(at))),
+            _ => seen,
+        }
+    }
+
+    /// How many processes of its cgroup were killed for want of memory while the others waited, or soon before it ended
+    /// itself: other kills, such as those of a container's earlier programs, explain nothing.
+    fn oom_kills(&self) -> u64 {
+        let s = &self.process.strains;
+        let waiting = s.oom_kills(self.from_ns, self.to_ns.saturating_add(AFTER_NS));
+        let own = self.ended_ns().map_or(0, |end| {
+            s.oom_kills(end.saturating_sub(BEFORE_ITS_END_NS), end.saturating_add(AFTER_NS))
+        });
+        waiting.max(own)
     }
 
     /// What it does, or how it ended.
@@ -93,12 +105,11 @@ impl Suspect<'_> {
                 )
             })
             .collect();
-        if self.out_of_memory() {
-            let n = self.process.host.as_ref().and_then(|h| h.oom_kills).unwrap_or(0);
+        let n = self.oom_kills();
+        if n > 0 {
+            let what = if n == 1 { "a process".to_owned() } else { format!("{n} processes") };
             evidence.push(number(
-                format!(
-                    "the kernel killed for want of memory in the cgroup of rank {rank}: {n} processes so far"
-                ),
+                format!("the kernel killed {what} in the cgroup of rank {rank} for want of memory"),
                 n as f64,
                 "count",
             ));
@@ -136,7 +147,7 @@ impl Suspect<'_> {
         let much = |share: Option<f64>| share.is_some_and(|s| s >= SHARE);
         let rank = self.rank;
         let mut text = String::new();
-        if self.out_of_memory() {
+        if self.oom_kills() > 0 {
             text += &format!(
                 "; a process of rank {rank}'s cgroup was killed for want of memory: dmesg names it and when; raise memory.max or use fewer or smaller data loader workers"
             );
@@ -242,12 +253,21 @@ mod tests {
             ..fact_at(11 * S)
         };
         let gone = |exit| ProcessState::Gone(Some(exit));
-        let (evidence, advice) = told(&join(vec![fact(gone(Exit::Signal(9)), 2)]));
+        let ended = |at, kills| HostFact { at_ns: at, ..fact(gone(Exit::Signal(9)), kills) };
+        let ran = |at, kills| HostFact { at_ns: at, ..fact(ProcessState::Running, kills) };
+        let (evidence, advice) = told(&join(vec![ran(9 * S, 1), ended(11 * S, 2)]));
         assert!(evidence[1].contains("want of memory") && advice.contains("dmesg"), "{evidence:?} {advice}");
-        assert_eq!(told(&join(vec![fact(gone(Exit::Code(1)), 2)])).1, "", "it left by itself");
-        // Who lives had a process killed beside it, since it was first looked at.
-        let facts = vec![fact(ProcessState::Running, 2), fact(ProcessState::Running, 3)];
-        assert!(told(&join(facts)).1.contains("killed for want of memory"));
+        // A minute before its own end, however long before the others waited.
+        let advised = |facts| told(&join(facts)).1;
+        assert!(advised(vec![ran(S, 1), ran(2 * S, 2), ended(11 * S, 2)]).contains("killed for want"));
+        assert_eq!(advised(vec![ran(S, 1), ran(2 * S, 2), ended(63 * S, 2)]), "", "long before");
+        assert_eq!(advised(vec![ended(11 * S, 2)]), "", "nobody saw when");
+        // Who lives had a process killed beside it, since the others wait.
+        assert!(advised(vec![ran(9 * S, 2), ran(11 * S, 3)]).contains("killed for want of memory"));
+        assert_eq!(advised(vec![ran(S, 2), ran(9 * S, 3), ran(11 * S, 3)]), "", "before that");
+        assert_eq!(advised(vec![ran(9 * S, 3), ran(14 * S, 4)]), "", "after it was over");
+        let many = told(&join(vec![ran(9 * S, 2), ran(10 * S, 3), ran(11 * S, 5)])).0;
+        assert_eq!(many[1], "the kernel killed 3 processes in the cgroup of rank 3 for want of memory");
     }
 
     #[test]

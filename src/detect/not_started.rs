@@ -4,7 +4,7 @@
 
 use super::hang::{Place, Scene};
 use super::{fact, names, number, seconds, who};
-use crate::model::{Confidence, Finding, Kind};
+use crate::model::{Confidence, Evidence, Finding, Kind, Rank};
 
 /// All ranks issued it and it started nowhere; what lies before it was left out of GPU times. Something of that is not
 /// done, and nobody saw what.
@@ -43,12 +43,39 @@ fn behind_untimed(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     })
 }
 
+/// True where roots or leaves are through with a rooted operation that all issued, and what the others' GPUs do is told.
+fn rooted_and_known(scene: &Scene<'_>, at: Place<'_>) -> bool {
+    let timed = |r: &Rank| {
+        let part = at.instance.parts.get(r);
+        part.is_some_and(|p| !p.is_silent() && !scene.gone(at.comm, *r) && !scene.aborted(at.comm, *r))
+    };
+    at.instance.first().is_some_and(|p| p.op.func.is_rooted())
+        && !at.origin.ranks.is_empty()
+        && at.origin.ranks.iter().all(timed)
+}
+
+/// Who waits behind a rooted operation that all but the culprits are through with.
+fn through_with_it(at: Place<'_>) -> Vec<Evidence> {
+    let waited = seconds(at.waited.at_least_ns);
+    vec![
+        fact("all other ranks are through with it, as roots and leaves of such an operation may be"),
+        number(
+            format!("{} waited {waited:.1} s in what comes after it", names(&at.waited.ranks)),
+            waited,
+            "s",
+        ),
+    ]
+}
+
 pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let ranks = &at.origin.ranks;
-    let nowhere = at.instance.parts.values().all(|p| !p.finished && p.started_ns.is_none());
-    if at.stall.waiting.is_empty() {
-        // Ranks that are through with a rooted operation wait for nobody, and are not in doubt.
-        return if nowhere { behind_untimed(scene, at) } else { None };
+    let nowhere = at.comm.started_nowhere(at.stall.track, at.stall.order, at.instance);
+    if at.stall.waiting.is_empty() && nowhere {
+        return behind_untimed(scene, at);
+    }
+    // Ranks that are through with a rooted operation wait for nobody in it; what they began since then may wait.
+    if at.stall.waiting.is_empty() && !rooted_and_known(scene, at) {
+        return None;
     }
     // How long black boxes waited has to be known, as far as they wrote something down later: a job that is ended
     // always ends in some operation.
@@ -57,7 +84,7 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
         return None;
     }
     // It may have come to it a moment ago only.
-    let waits_for = |rank: &crate::model::Rank| {
+    let waits_for = |rank: &Rank| {
         let issued = at.instance.parts.get(rank).and_then(|p| p.op.issued_ns);
         let free = scene.process(at.comm, *rank).and_then(|p| p.busy.released_ns());
         scene.now_ns.saturating_sub(issued.max(free).unwrap_or(0))
@@ -65,7 +92,8 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     if ranks.iter().all(|r| waits_for(r) < scene.patience(at.comm)) {
         return None;
     }
-    let mut evidence = scene.wait_evidence(at.waited);
+    let mut evidence =
+        if at.stall.waiting.is_empty() { through_with_it(at) } else { scene.wait_evidence(at.waited) };
     for rank in ranks.iter().take(8) {
         let issued = at.instance.parts.get(rank)?.op.issued_ns?;
         let ago = seconds(scene.now_ns.saturating_sub(issued));

@@ -62,7 +62,11 @@ impl Host {
             self.fact.memory_pressure = group
                 .and_then(|g| fs::read_to_string(g.join("memory.pressure")).ok())
                 .and_then(|t| pressure(&t));
-            self.fact.oom_kills = group.and_then(|g| number(&g.join("memory.events"), "oom_kill"));
+        }
+        // Whether its own end was counted shows once more when it is over, unless its cgroup went with it.
+        if slow || over && !before.is_over() {
+            let events = self.cgroup.as_ref().map(|g| g.join("memory.events"));
+            self.fact.oom_kills = events.and_then(|e| number(&e, "oom_kill")).or(self.fact.oom_kills);
         }
         if !slow && self.fact.state == before.state && self.fact.stack == before.stack {
             return None;

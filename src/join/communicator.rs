@@ -267,6 +267,12 @@ impl Communicator {
         }
     }
 
+    /// True when no rank is known to have started an operation, or to be through with it.
+    pub fn started_nowhere(&self, track: Track, order: u64, instance: &Instance) -> bool {
+        let told = self.told_done(track, order);
+        !told && instance.parts.values().all(|p| !p.finished && p.started_ns.is_none())
+    }
+
     /// How many transfers from one rank to another were issued: sends, receives, and the lowest order that was seen.
     pub fn pairs(&self) -> impl Iterator<Item = ((Rank, Rank), u64, u64, u64)> {
         self.pairs.iter().map(|(pair, n)| (*pair, n.sent, n.received, n.first))

@@ -299,7 +299,11 @@ fn advance(c: &Communicator, track: Track, Room { rows, left }: &mut Room) {
             instance.parts.values().any(|p| (told || p.finished) && !p.op.func.is_rooted())
         });
         // Where no GPU was seen to start it, "not started" says nothing.
-        let started = LazyCell::new(|| instance.parts.values().any(|p| p.started_ns.is_some()));
+        let started = LazyCell::new(|| {
+            let rooted = || instance.first().is_some_and(|p| p.op.func.is_rooted());
+            // Roots and leaves that are through may have told so without a record of it.
+            instance.parts.values().any(|p| p.started_ns.is_some()) || c.told_done(track, order) && rooted()
+        });
         if order < least && instance.parts.values().all(|p| p.finished) && *all_were_in {
             continue;
         }

@@ -10,6 +10,9 @@ use std::sync::Arc;
 /// Operations without a record that are named at once.
 const UNKNOWN: usize = 64;
 
+/// Operations behind one that are looked through for ranks that wait.
+const BEHIND: usize = 64;
+
 /// Ranks that are asked for the last that they wrote down.
 const WITNESSES: usize = 64;
 
@@ -137,6 +140,10 @@ impl Join {
         if let Some(since_ns) = self.since_unseen(c, instance, stall) {
             return since_ns;
         }
+        if stall.is_unseen() {
+            // Hosts that run ahead issued what lies behind it before the others were through.
+            return instance.began_ns();
+        }
         let started = waiting_in(instance, &stall.lacking).filter_map(|(_, p)| p.started_ns).min();
         started.or_else(|| waiting_in(instance, &stall.lacking).filter_map(|(_, p)| p.op.issued_ns).min())
     }
@@ -144,11 +151,28 @@ impl Join {
     /// The same of what started nowhere: all wait since the last of them issued it and nothing else moved. `None` where
     /// it is no such operation.
     fn since_unseen(&self, c: &Communicator, instance: &Instance, stall: &Stall) -> Option<Option<u64>> {
-        let nowhere = || instance.parts.values().all(|p| !p.finished && p.started_ns.is_none());
-        (stall.is_unseen() && nowhere()).then(|| {
+        (stall.is_unseen() && c.started_nowhere(stall.track, stall.order, instance)).then(|| {
             let issued = instance.parts.values().filter_map(|p| p.op.issued_ns).max()?;
             Some(self.rhythm(c).map_or(issued, |r| r.last_ns.max(issued)))
         })
+    }
+
+    /// Who waits in a later operation of the same track, of those that an operation does not wait for, and in which:
+    /// ranks may be through with a rooted one before others have started it.
+    pub fn waited_behind(&self, stall: &Stall, now_ns: u64) -> Option<(u64, Waited)> {
+        let c = self.communicator(stall.comm)?;
+        let lacks = |r: &Rank| stall.lacking.binary_search_by_key(r, |(l, _)| *l).is_ok();
+        let of = |i: &Instance| -> Vec<(Rank, u64)> {
+            let open = i.parts.iter().filter(|(r, p)| !p.finished && !lacks(r));
+            open.filter_map(|(r, p)| Some((*r, p.started_ns?))).collect()
+        };
+        let later = c.incomplete_of(stall.track).filter(|(o, _)| *o > stall.order).take(BEHIND);
+        let (order, waiting) = later.map(|(o, i)| (o, of(i))).find(|(_, all)| !all.is_empty())?;
+        let since_ns = waiting.iter().map(|(_, t)| *t).min()?;
+        let for_ns = (!self.all_gone()).then(|| now_ns.saturating_sub(since_ns));
+        let ranks = waiting.into_iter().map(|(r, _)| r).collect();
+        let at_least_ns = for_ns.unwrap_or(0);
+        Some((order, Waited { ranks, since_ns, for_ns, at_least_ns, on_gpu: true, silent: false }))
     }
 
     /// Since when ranks wait in an operation; `None` when none does.

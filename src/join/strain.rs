@@ -5,6 +5,8 @@ use std::collections::VecDeque;
 
 /// Looks kept, about a second each.
 const KEPT: usize = 64;
+/// Moments kept at which kills were counted.
+const KILLS_KEPT: usize = 64;
 /// Equal shares within this time, in ns, are one measurement.
 const SAME_NS: u64 = 500_000_000;
 
@@ -50,16 +52,23 @@ impl Strain {
 #[derive(Debug, Clone, Default)]
 pub struct Strains {
     looks: VecDeque<(u64, Strain)>,
-    /// Processes of its cgroup that had been killed for want of memory when it was first looked at.
-    killed_before: Option<u64>,
+    /// Processes of its cgroup that had been killed for want of memory at the last look.
     killed: Option<u64>,
+    /// When that rose, and by how much.
+    kills: VecDeque<(u64, u64)>,
 }
 
 impl Strains {
     /// Takes what the host says. Facts that come between two measurements say the same again.
     pub(super) fn take(&mut self, fact: &HostFact) {
+        let more = fact.oom_kills.zip(self.killed).map_or(0, |(now, then)| now.saturating_sub(then));
         self.killed = fact.oom_kills.or(self.killed);
-        self.killed_before = self.killed_before.or(fact.oom_kills);
+        if more > 0 {
+            if self.kills.len() == KILLS_KEPT {
+                self.kills.pop_front();
+            }
+            self.kills.push_back((fact.at_ns, more));
+        }
         let strain = Strain::of(fact);
         let again = |(at, last): &(u64, Strain)| *last == strain && fact.at_ns.saturating_sub(*at) < SAME_NS;
         if strain == Strain::default() || self.looks.back().is_some_and(again) {
@@ -77,9 +86,11 @@ impl Strains {
         within.fold(Strain::default(), |worst, (_, s)| worst.worst(*s))
     }
 
-    /// Processes of its cgroup that were killed for want of memory since it was first looked at.
-    pub fn oom_kills(&self) -> u64 {
-        self.killed.zip(self.killed_before).map_or(0, |(now, then)| now.saturating_sub(then))
+    /// Processes of its cgroup whose killing for want of memory was counted between two moments, host monotonic ns. Those
+    /// that had been killed when it was first looked at are nobody's.
+    pub fn oom_kills(&self, from_ns: u64, to_ns: u64) -> u64 {
+        let within = self.kills.iter().filter(|(t, _)| (from_ns..=to_ns).contains(t));
+        within.fold(0, |all, (_, n)| all.saturating_add(*n))
     }
 }
 
@@ -102,8 +113,19 @@ mod tests {
         assert_eq!(s.worst(3, 10).cpu_starved, Some(0.2));
         assert_eq!(s.worst(4, 10).cpu_starved, None, "absent is not zero");
         assert_eq!(s.worst(4, 10).memory_pressure, Some(0.05));
-        assert_eq!(s.oom_kills(), 0, "those before were others");
-        s.take(&look(5, None, 4));
-        assert_eq!(s.oom_kills(), 1);
+    }
+
+    #[test]
+    fn kills_belong_to_the_moment_at_which_they_were_counted() {
+        let mut s = Strains::default();
+        for (at, kills) in [(4, 3), (5, 4), (6, 4), (9, 6)] {
+            s.take(&look(at, None, kills));
+        }
+        s.take(&HostFact { oom_kills: None, ..look(10, None, 0) });
+        assert_eq!(s.oom_kills(0, 4), 0, "those before were others");
+        assert_eq!((s.oom_kills(0, 10), s.oom_kills(5, 8), s.oom_kills(6, 10)), (3, 1, 2));
+        assert_eq!(s.oom_kills(10, 20), 0, "what is not known any more has not risen");
+        (0..100).for_each(|n| s.take(&look(20 + n, None, 7 + n)));
+        assert_eq!((s.oom_kills(0, 10), s.oom_kills(0, 200)), (0, KILLS_KEPT as u64));
     }
 }

@@ -64,7 +64,8 @@ pub struct Stall {
 }
 
 impl Stall {
-    /// True for what all ranks have to start, and of which nothing says that any of them did.
+    /// True for what all ranks have to start, and in which nobody is seen to wait: none of them did, or those that did are
+    /// through, as in rooted operations.
     pub(super) fn is_unseen(&self) -> bool {
         self.lack == Lack::Start && self.waiting.is_empty()
     }

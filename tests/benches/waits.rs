@@ -7,9 +7,11 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use ringwatch::detect::{Detector, Settings};
 use ringwatch::join::{Front, Join, Stage, Waits};
 use ringwatch::model::{
-    Algo, ChannelStamp, CommId, CommRecord, DataType, Finding, Flags, Func, Job, Lane, Liveness, OpRecord,
-    Proto, Rank, SegmentId, SegmentRecord, Timing, Track, Update,
+    Algo, ChannelStamp, CommId, CommRecord, DataType, Fact, Finding, Flags, Func, GpuFact, Job, Kind, Lane,
+    LinkFact, Liveness, OpRecord, PcieFact, Proto, Rank, Reading, SegmentId, SegmentRecord, Throttle, Timing,
+    Track, Update,
 };
+use std::collections::BTreeSet;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -208,6 +210,70 @@ fn look(join: &mut Join, detector: &mut Detector, now_ns: u64) -> (Duration, Vec
     (begun.elapsed(), black_box(found))
 }
 
+/// What is read of a GPU in one second. One of all runs slower than its siblings, and one throttles.
+fn reading(rank: u32, at_ns: u64) -> Update {
+    let (slow, hot) = (rank == 4_003, rank == 9_006);
+    let link = |link| LinkFact { link, up: Some(true), ..LinkFact::default() };
+    let gpu = GpuFact {
+        gpu: GPUS[rank as usize % 8].into(),
+        index: Some(rank % 8),
+        name: Some("NVIDIA H200".into()),
+        links: (0..18).map(link).collect(),
+        pcie: Some(PcieFact {
+            generation: Some(5),
+            generation_max: Some(5),
+            width: Some(16),
+            width_max: Some(16),
+            replays: None,
+        }),
+        sm_mhz: Some(if slow || hot { 1_200 } else { 1_900 + rank % 7 * 5 }),
+        sm_max_mhz: Some(1_980),
+        busy: Some(0.95),
+        throttled: Some(if hot { BTreeSet::from([Throttle::ThermalHardware]) } else { BTreeSet::new() }),
+        ..GpuFact::default()
+    };
+    let host = format!("node-{:04}", rank / 8);
+    Update::Hardware(Box::new(Reading { host, at_ns, fact: Fact::Gpu(Box::new(gpu)) }))
+}
+
+/// Looks at a job of which nothing changes; with readings, of every GPU once a second, of the last two minutes.
+fn devices(c: &mut Criterion) {
+    let job = job(20);
+    let mut group = c.benchmark_group("look");
+    group.sample_size(10).warm_up_time(Duration::from_millis(1)).measurement_time(Duration::from_millis(1));
+    for (name, read) in [("nothing changes", false), ("nothing changes, 2,048 nodes are read", true)] {
+        let (mut join, mut detector) = (job.clone(), Detector::new(Settings::default()));
+        let mut second = 0;
+        let mut next = |join: &mut Join| {
+            second += 1;
+            if read {
+                (0..RANKS).for_each(|rank| join.feed(reading(rank, second * S)));
+            }
+            second * S + 500 * MS
+        };
+        (0..120).for_each(|_| {
+            next(&mut join);
+        });
+        let mut told: BTreeSet<Kind> = BTreeSet::new();
+        group.bench_function(name, |b| {
+            b.iter_custom(|n| {
+                let mut all = Duration::ZERO;
+                for _ in 0..n {
+                    let now = next(&mut join);
+                    let (took, found) = look(&mut join, &mut detector, now);
+                    assert!(found.iter().all(|f| f.victims.len() == COMMS as usize), "{found:?}");
+                    told.extend(found.iter().map(|f| f.kind));
+                    all += took;
+                }
+                all
+            });
+        });
+        let wanted = if read { vec![Kind::SlowGpu, Kind::ThrottledGpu] } else { Vec::new() };
+        assert_eq!(told, wanted.into_iter().collect());
+    }
+    group.finish();
+}
+
 fn looks(c: &mut Criterion) {
     const ORDER: u64 = 20;
     let job = job(ORDER);
@@ -286,6 +352,6 @@ fn looks(c: &mut Criterion) {
 criterion_group! {
     name = benches;
     config = Criterion::default().sample_size(20);
-    targets = waits, looks
+    targets = waits, devices, looks
 }
 criterion_main!(benches);

@@ -87,6 +87,10 @@ pub(crate) struct Case {
     /// Whether the machines are sampled, and what is wrong with them.
     #[serde(default)]
     pub(crate) hardware: Option<Machines>,
+    /// Whether ranks of broadcasts and reductions end without those that come after them in the chain, as where all data fit
+    /// into NCCL's buffers.
+    #[serde(default)]
+    pub(crate) buffered: bool,
     /// When the whole job is killed and starts anew.
     #[serde(default)]
     pub(crate) restart: Option<Ns>,

@@ -38,6 +38,8 @@ enum Event {
     Host(u32),
     KernelEnds(u32, u8),
     Ends(Key),
+    /// One rank's part of a rooted operation.
+    PartEnds(Key, u32),
 }
 
 #[derive(Debug)]
@@ -275,6 +277,7 @@ impl Simulation {
                 Event::Host(rank) => self.host(rank, at),
                 Event::KernelEnds(rank, stream) => self.part_ends(rank, stream, at),
                 Event::Ends(key) => self.op_ends(key, at),
+                Event::PartEnds(key, own) => self.rank_ends(key, own, at),
             }
         }
         let out = self.tell(now);
@@ -527,6 +530,9 @@ impl Simulation {
             op.good = good;
         }
         let Some(op) = self.ops.get(&key) else { return };
+        if self.case.buffered && matches!(first.func, Func::Broadcast | Func::Reduce) {
+            return self.chain_ends(key, &first);
+        }
         if op.dead || op.ends.is_some() || good < needed {
             return;
         }
@@ -544,6 +550,38 @@ impl Simulation {
             op.ends = Some(at);
         }
         self.push(at, Event::Ends(key));
+    }
+
+    /// In a chain a rank ends when it and all before it have started: from the root on, or from the leaf on to the root.
+    fn chain_ends(&mut self, key: Key, call: &Call) {
+        let n = self.comms[key.0].members.len() as u32;
+        let first = call.root.unwrap_or(0) + u32::from(call.func == Func::Reduce);
+        let Some(op) = self.ops.get(&key).filter(|o| !o.dead) else { return };
+        let mut latest = 0;
+        let mut ends = Vec::new();
+        for own in (0..n).map(|i| (first + i) % n) {
+            let Some((part, started)) = op.parts.get(&own).and_then(|p| Some((p, p.started?))) else { break };
+            latest = latest.max(started) + self.case.latency.0;
+            if part.ended.is_none() {
+                ends.push((own, latest));
+            }
+        }
+        for (own, at) in ends {
+            self.push(at, Event::PartEnds(key, own));
+        }
+    }
+
+    fn rank_ends(&mut self, key: Key, own: u32, t: u64) {
+        let late = self.case.late_records.map_or(60 * US, |l| l.0);
+        let seen = t + 10 * US + self.below(late);
+        let part = self.ops.get_mut(&key).filter(|o| !o.dead).and_then(|o| o.parts.get_mut(&own));
+        let Some(part) = part.filter(|p| p.ended.is_none()) else { return };
+        part.ended = Some(t);
+        part.end_seen = seen.max(part.start_seen);
+        let stream = part.stream;
+        self.mark(key, own);
+        let rank = self.comms[key.0].members[own as usize];
+        self.part_ends(rank, stream, t);
     }
 
     /// How NCCL runs a rank's operation.

@@ -1,8 +1,8 @@
 //! `throttled-gpu` and `slow-gpu`: clocks that are held down, and GPUs that run slower than their siblings.
 
-use super::{Told, Users, at_work, episode, fact, finding, fresh, middle, named, number, rounded};
-use crate::join::{Device, Hardware, Join, Moment};
-use crate::model::{Finding, GpuFact, Kind, Severity, Throttle};
+use super::{Read, Told, Users, at_work, episode, fact, finding, fresh, middle, named, number, rounded};
+use crate::join::{Hardware, Join, Moment};
+use crate::model::{Finding, Kind, Severity, Throttle};
 use std::collections::BTreeSet;
 
 /// Held down from this share of the highest clock on.
@@ -64,8 +64,11 @@ impl Throttling {
 }
 
 /// Looks at a GPU's last two minutes, up to a moment.
-pub(super) fn throttling(hardware: &Hardware, host: &str, gpu: &str, now_ns: u64) -> Option<Throttling> {
-    let most = hardware.gpu(host, gpu).and_then(|(_, g)| g.sm_max_mhz);
+pub(super) fn throttling<'a>(
+    moments: impl DoubleEndedIterator<Item = &'a Moment> + Clone,
+    most: Option<u32>,
+    now_ns: u64,
+) -> Option<Throttling> {
     let share = |m: &Moment| Some(f64::from(m.sm_mhz?) / f64::from(most.filter(|n| *n > 0)?));
     let bad = |m: &Moment| {
         let Some(reasons) = m.throttled.as_ref().filter(|_| at_work(m)) else { return false };
@@ -73,7 +76,7 @@ pub(super) fn throttling(hardware: &Hardware, host: &str, gpu: &str, now_ns: u64
         serious(reasons) && below(HELD)
             || reasons.contains(&Throttle::PowerCap) && share(m).is_some_and(|s| s < CAPPED)
     };
-    let until = || hardware.moments(host, gpu).filter(|m| m.at_ns <= now_ns);
+    let until = || moments.clone().filter(|m| m.at_ns <= now_ns);
     let run = episode(until(), now_ns, bad)?;
     let since_ns = run.first()?.at_ns;
     let reasons: BTreeSet<Throttle> =
@@ -92,9 +95,9 @@ pub(super) fn throttling(hardware: &Hardware, host: &str, gpu: &str, now_ns: u64
     })
 }
 
-fn throttled(hardware: &Hardware, host: &str, device: &Device, gpu: &GpuFact, now_ns: u64) -> Option<Told> {
-    let t = throttling(hardware, host, &gpu.gpu, now_ns)?;
-    let who = named(hardware, host, device);
+fn throttled(hardware: &Hardware, read: Read<'_>, now_ns: u64) -> Option<Told> {
+    let t = throttling(read.moments(), read.gpu.sm_max_mhz, now_ns)?;
+    let (host, who) = (read.host, named(hardware, read.host, &read.device()));
     let mut evidence = vec![fact(format!("{who} of host {host} throttles: {}", t.words()))];
     if let (Some(from), Some(to)) = (t.from_mhz.filter(|n| *n > 0), t.to_mhz) {
         let share = f64::from(to) / f64::from(from);
@@ -123,9 +126,9 @@ fn throttled(hardware: &Hardware, host: &str, device: &Device, gpu: &GpuFact, no
 }
 
 /// The clock of a GPU in the middle of the last moments, where it was at work in most of them.
-fn pace(hardware: &Hardware, host: &str, gpu: &str, now_ns: u64) -> Option<u32> {
-    let recent: Vec<&Moment> =
-        hardware.moments(host, gpu).filter(|m| now_ns.saturating_sub(m.at_ns) <= COMPARED_NS).collect();
+fn pace(read: Read<'_>, now_ns: u64) -> Option<u32> {
+    let is_recent = |m: &&Moment| now_ns.saturating_sub(m.at_ns) <= COMPARED_NS;
+    let recent: Vec<&Moment> = read.moments().rev().take_while(is_recent).collect();
     let busy: Vec<u32> =
         recent.iter().filter(|m| m.busy.is_some() && at_work(m)).filter_map(|m| m.sm_mhz).collect();
     // Then it is known why, or will be in a moment.
@@ -135,19 +138,21 @@ fn pace(hardware: &Hardware, host: &str, gpu: &str, now_ns: u64) -> Option<u32> 
     (busy.len() >= COMPARED && busy.len() * 4 >= recent.len() * 3).then(|| middle(busy)).flatten()
 }
 
-/// A GPU and its siblings: the same product on the same host, at work in the same communicator.
-fn slow(
-    hardware: &Hardware,
-    users: &Users,
-    (host, device, gpu): (&str, &Device, &GpuFact),
-    now_ns: u64,
-) -> Option<Told> {
-    let own = pace(hardware, host, &gpu.gpu, now_ns)?;
-    let comms = users.comms(host, device);
-    let others: Vec<u32> = fresh(hardware, now_ns)
-        .filter(|(h, d, g)| *h == host && d != device && g.name == gpu.name)
-        .filter(|(h, d, _)| !users.comms(h, d).is_disjoint(&comms))
-        .filter_map(|(h, _, g)| pace(hardware, h, &g.gpu, now_ns))
+/// A GPU and its siblings: the same product on the same host, at work in the same communicator. `node` are the GPUs of its
+/// host that are at work, and their clocks.
+fn slow(hardware: &Hardware, users: &Users<'_>, read: Read<'_>, node: &[(Read<'_>, u32)]) -> Option<Told> {
+    let (host, gpu) = (read.host, read.gpu);
+    let own = node.iter().find(|(r, _)| r.gpu.gpu == gpu.gpu).map(|(_, mhz)| *mhz)?;
+    let siblings = || node.iter().filter(|(r, _)| r.gpu.gpu != gpu.gpu && r.gpu.name == gpu.name);
+    // Most are as quick as the quickest, and then it does not matter who shares communicators with them.
+    let quickest = siblings().map(|(_, mhz)| *mhz).max()?;
+    if f64::from(own) >= f64::from(quickest) * SLOWER {
+        return None;
+    }
+    let comms = users.comms(host, &read.device());
+    let others: Vec<u32> = siblings()
+        .filter(|(r, _)| !users.comms(r.host, &r.device()).is_disjoint(&comms))
+        .map(|(_, mhz)| *mhz)
         .collect();
     if others.len() < SIBLINGS {
         return None;
@@ -158,13 +163,13 @@ fn slow(
     if share >= SLOWER {
         return None;
     }
-    let since_ns = hardware
-        .moments(host, &gpu.gpu)
+    let since_ns = read
+        .moments()
         .rev()
         .take_while(|m| m.sm_mhz.is_some_and(|n| f64::from(n) < f64::from(usual) * SLOWER))
         .last()?
         .at_ns;
-    let who = named(hardware, host, device);
+    let who = named(hardware, host, &read.device());
     Some(Told {
         kind: Kind::SlowGpu,
         severity: Severity::Warning,
@@ -178,14 +183,18 @@ fn slow(
     })
 }
 
-pub(super) fn check(join: &Join, users: &Users, now_ns: u64) -> Vec<Finding> {
+pub(super) fn check(join: &Join, users: &Users<'_>, now_ns: u64) -> Vec<Finding> {
     let hardware = join.hardware();
     let mut out = Vec::new();
-    for (host, device, gpu) in fresh(hardware, now_ns) {
-        let told = throttled(hardware, host, &device, gpu, now_ns)
-            // Why it is slow is known then.
-            .or_else(|| slow(hardware, users, (host, &device, gpu), now_ns));
-        out.extend(told.map(|t| finding(join, users, host, &device, t)));
+    let all: Vec<Read<'_>> = fresh(hardware, now_ns).collect();
+    for node in all.chunk_by(|a, b| a.host == b.host) {
+        let paces: Vec<(Read<'_>, u32)> = node.iter().filter_map(|r| Some((*r, pace(*r, now_ns)?))).collect();
+        for read in node {
+            let told = throttled(hardware, *read, now_ns)
+                // Why it is slow is known then.
+                .or_else(|| slow(hardware, users, *read, &paces));
+            out.extend(told.map(|t| finding(join, users, read.host, &read.device(), t)));
+        }
     }
     out
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 /// Corrected errors in a minute that are told: single ones are what correction is for.
 const CORRECTED: u64 = 100;
 
-pub(super) fn check(join: &Join, users: &Users, now_ns: u64) -> Vec<Finding> {
+pub(super) fn check(join: &Join, users: &Users<'_>, now_ns: u64) -> Vec<Finding> {
     let hardware = join.hardware();
     let mut out = Vec::new();
     for host in hardware.troubled() {

@@ -136,10 +136,12 @@ fn of_gpu(hardware: &Hardware, host: &str, device: &Device, from_ns: u64, to_ns:
             );
         }
     }
-    if let Some(t) = throttling(hardware, host, address, to_ns) {
+    let moments = hardware.moments(host, address);
+    let most = hardware.gpu(host, address).and_then(|(_, g)| g.sm_max_mhz);
+    if let Some(t) = throttling(moments.clone(), most, to_ns) {
         tell(3, Kind::ThrottledGpu, fact(format!("{who} throttles: {}", t.words())));
     }
-    let until = hardware.moments(host, address).filter(|m| m.at_ns <= to_ns);
+    let until = moments.filter(|m| m.at_ns <= to_ns);
     if let Some((_, what)) = links::downgraded(until, to_ns) {
         tell(4, Kind::PcieDowngrade, fact(format!("PCIe of {who} runs with {what}")));
     }

@@ -1,7 +1,7 @@
 //! `link-down`, `link-errors`, `pcie-downgrade`: NVLink, NICs, and the way to the host.
 
 use super::{
-    LASTS_NS, RECENT_NS, Told, Users, at_work, between, episode, fact, finding, fresh, named, number,
+    LASTS_NS, RECENT_NS, Read, Told, Users, at_work, between, episode, fact, finding, fresh, named, number,
 };
 use crate::join::{Device, Hardware, Incident, Join, LinkError, Moment, Trouble};
 use crate::model::{Finding, GpuFact, Kind, Severity};
@@ -15,14 +15,12 @@ const REPEATED: u64 = 100;
 const RETRANSMITS_A_SECOND: u64 = 100;
 const RETRANSMITS_NS: u64 = 10_000_000_000;
 
-pub(super) fn check(join: &Join, users: &Users, now_ns: u64) -> Vec<Finding> {
+pub(super) fn check(join: &Join, users: &Users<'_>, now_ns: u64) -> Vec<Finding> {
     let hardware = join.hardware();
     let mut out = Vec::new();
-    for (host, device, gpu) in fresh(hardware, now_ns) {
-        let told = nvlinks_down(hardware, host, &device, gpu)
-            .into_iter()
-            .chain(pcie(hardware, host, &device, gpu, now_ns));
-        out.extend(told.map(|t| finding(join, users, host, &device, t)));
+    for read in fresh(hardware, now_ns) {
+        let told = nvlinks_down(hardware, read).into_iter().chain(pcie(hardware, read, now_ns));
+        out.extend(told.map(|t| finding(join, users, read.host, &read.device(), t)));
     }
     for (host, _, port) in hardware.ports().filter(|(.., p)| p.up == Some(false)) {
         let device = Device::Port(port.device.clone(), port.port);
@@ -56,11 +54,11 @@ fn went_down(hardware: &Hardware, host: &str, device: &Device, number: u32) -> O
 
 /// The links of a GPU that are down and should not be: they were up, or are up on another GPU of its kind.
 pub(super) fn down(hardware: &Hardware, host: &str, device: &Device, gpu: &GpuFact) -> Vec<(u32, u64)> {
-    let siblings: Vec<&GpuFact> = hardware
-        .gpus()
-        .filter(|(h, _, g)| *h == host && g.gpu != gpu.gpu && g.name == gpu.name)
-        .map(|(.., g)| g)
-        .collect();
+    if gpu.links.iter().all(|l| l.up != Some(false)) {
+        return Vec::new();
+    }
+    let siblings: Vec<&GpuFact> =
+        hardware.gpus_of(host).filter(|g| g.gpu != gpu.gpu && g.name == gpu.name).collect();
     let elsewhere = |link: u32| {
         let up = |g: &&&GpuFact| g.links.iter().any(|l| l.link == link && l.up == Some(true));
         siblings.iter().filter(up).count() * 2 > siblings.len()
@@ -77,10 +75,11 @@ pub(super) fn list(numbers: &[(u32, u64)]) -> String {
     format!("{} {}", if all.len() == 1 { "NVLink" } else { "NVLinks" }, all.join(", "))
 }
 
-fn nvlinks_down(hardware: &Hardware, host: &str, device: &Device, gpu: &GpuFact) -> Option<Told> {
-    let links = down(hardware, host, device, gpu);
+fn nvlinks_down(hardware: &Hardware, read: Read<'_>) -> Option<Told> {
+    let (host, gpu, device) = (read.host, read.gpu, read.device());
+    let links = down(hardware, host, &device, gpu);
     let since_ns = links.iter().map(|(_, t)| *t).min()?;
-    let who = named(hardware, host, device);
+    let who = named(hardware, host, &device);
     let verb = if links.len() == 1 { "is" } else { "are" };
     let mut evidence = vec![
         fact(format!("{} of {who} of host {host} {verb} down", list(&links))),
@@ -200,7 +199,7 @@ fn port_errors(incidents: &[&Incident], now_ns: u64) -> Option<Told> {
 
 /// A busy GPU with fewer lanes or a lower generation than it could have: for how long, and what.
 pub(super) fn downgraded<'a>(
-    moments: impl Iterator<Item = &'a Moment>,
+    moments: impl DoubleEndedIterator<Item = &'a Moment> + Clone,
     now_ns: u64,
 ) -> Option<(u64, String)> {
     let less = |of: Option<(u32, u32)>| of.is_some_and(|(now, most)| now < most);
@@ -218,9 +217,9 @@ pub(super) fn downgraded<'a>(
     Some((run.first()?.at_ns, parts.join(", ")))
 }
 
-fn pcie(hardware: &Hardware, host: &str, device: &Device, gpu: &GpuFact, now_ns: u64) -> Option<Told> {
-    let (since_ns, what) = downgraded(hardware.moments(host, &gpu.gpu), now_ns)?;
-    let who = named(hardware, host, device);
+fn pcie(hardware: &Hardware, read: Read<'_>, now_ns: u64) -> Option<Told> {
+    let (since_ns, what) = downgraded(read.moments(), now_ns)?;
+    let (host, who) = (read.host, named(hardware, read.host, &read.device()));
     Some(Told {
         kind: Kind::PcieDowngrade,
         severity: Severity::Warning,

@@ -14,9 +14,11 @@ pub(super) use explain::explain;
 use super::{Rule, fact, number, rounded, wall};
 use crate::join::{Device, Hardware, Incident, Join, Moment};
 use crate::model::{
-    CommId, Confidence, Evidence, Finding, GpuFact, Kind, OperationRef, Place, Rank, Severity, Track, Victims,
+    CommId, Confidence, Evidence, Finding, GpuFact, Kind, OperationRef, Place, Rank, SegmentId, Severity,
+    Track, Victims,
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::OnceCell;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// What stands in an operation's place: a device is about none.
 const NO_OPERATION: &str = "Device";
@@ -47,52 +49,67 @@ impl Rule for HardwareRule {
     }
 }
 
-/// Which ranks of which communicators use each GPU, and each host's network.
-struct Users(BTreeMap<(String, Device), Vec<User>>);
+/// Which ranks of which communicators use each GPU, and each host's network. Few devices are told of at a time, so what a
+/// host's processes are in is looked up when it is asked for.
+struct Users<'a> {
+    join: &'a Join,
+    hosts: OnceCell<BTreeMap<&'a str, Vec<SegmentId>>>,
+}
 
 /// A rank of a communicator, and what it has issued so far.
 type User = (CommId, Rank, u64);
 
-impl Users {
-    fn of(join: &Join) -> Self {
-        let mut all: BTreeMap<(String, Device), Vec<User>> = BTreeMap::new();
-        for c in join.communicators().filter(|c| !c.closed()) {
-            for (rank, m) in c.members() {
-                let process = join.process(m.record.segment);
-                let Some(host) = process.map(|p| p.record.host.clone()) else { continue };
-                let user = (c.id, *rank, m.record.issued);
-                // Who may send over the host's network.
-                if m.record.nodes != Some(1) {
-                    all.entry((host.clone(), Device::Node)).or_default().push(user);
-                }
-                if let Some(gpu) = &m.record.gpu {
-                    all.entry((host, Device::gpu(gpu))).or_default().push(user);
-                }
+impl<'a> Users<'a> {
+    fn of(join: &'a Join) -> Self {
+        Users { join, hosts: OnceCell::new() }
+    }
+
+    /// The processes by their hosts.
+    fn hosts(&self) -> &BTreeMap<&'a str, Vec<SegmentId>> {
+        self.hosts.get_or_init(|| {
+            let mut all: BTreeMap<&str, Vec<SegmentId>> = BTreeMap::new();
+            for p in self.join.processes() {
+                all.entry(&p.record.host).or_default().push(p.record.id);
             }
-        }
-        Users(all)
+            all
+        })
+    }
+
+    /// Who uses a GPU, or may send over the host's network.
+    fn of_device(&self, host: &str, device: &Device) -> Vec<User> {
+        let is_gpu = matches!(device, Device::Gpu(_));
+        let user = |(comm, rank): &(CommId, Rank)| {
+            let c = self.join.communicator(*comm).filter(|c| !c.closed())?;
+            let r = &c.members().get(rank)?.record;
+            let uses = match &r.gpu {
+                Some(gpu) if is_gpu => Device::gpu(gpu) == *device,
+                _ => !is_gpu && r.nodes != Some(1),
+            };
+            uses.then_some((*comm, *rank, r.issued))
+        };
+        let processes = self.hosts().get(host).into_iter().flatten();
+        let mut all: Vec<User> = processes.flat_map(|p| self.join.memberships(*p)).filter_map(user).collect();
+        all.sort_unstable();
+        all
     }
 
     fn victims(&self, host: &str, device: &Device) -> Vec<Victims> {
         let mut by: BTreeMap<CommId, Victims> = BTreeMap::new();
-        let key = if matches!(device, Device::Gpu(_)) { device } else { &Device::Node };
-        for (communicator, rank, issued) in self.0.get(&(host.to_owned(), key.clone())).into_iter().flatten()
-        {
-            let v = by.entry(*communicator).or_insert_with(|| Victims {
-                communicator: *communicator,
+        for (communicator, rank, issued) in self.of_device(host, device) {
+            let v = by.entry(communicator).or_insert_with(|| Victims {
+                communicator,
                 ranks: Vec::new(),
                 order: issued.saturating_sub(1),
                 track: Track::Collective,
             });
-            v.ranks.push(*rank);
+            v.ranks.push(rank);
         }
         by.into_values().collect()
     }
 
     /// The communicators that use a GPU.
     fn comms(&self, host: &str, device: &Device) -> BTreeSet<CommId> {
-        let of = self.0.get(&(host.to_owned(), device.clone()));
-        of.into_iter().flatten().map(|(c, ..)| *c).collect()
+        self.of_device(host, device).into_iter().map(|(c, ..)| c).collect()
     }
 }
 
@@ -130,7 +147,7 @@ struct Told {
     advice: String,
 }
 
-fn finding(join: &Join, users: &Users, host: &str, device: &Device, told: Told) -> Finding {
+fn finding(join: &Join, users: &Users<'_>, host: &str, device: &Device, told: Told) -> Finding {
     let victims = users.victims(host, device);
     let communicator = victims.first().map_or(CommId(0), |v| v.communicator);
     Finding {
@@ -152,12 +169,30 @@ fn finding(join: &Join, users: &Users, host: &str, device: &Device, told: Told) 
     }
 }
 
-/// The GPUs that were read a moment ago: host, device, and what was read.
-fn fresh(hardware: &Hardware, now_ns: u64) -> impl Iterator<Item = (&str, Device, &GpuFact)> {
+/// A GPU that was read a moment ago, and its last two minutes.
+#[derive(Clone, Copy)]
+struct Read<'a> {
+    host: &'a str,
+    gpu: &'a GpuFact,
+    moments: Option<&'a VecDeque<Moment>>,
+}
+
+impl<'a> Read<'a> {
+    fn moments(self) -> impl DoubleEndedIterator<Item = &'a Moment> + Clone {
+        self.moments.into_iter().flatten()
+    }
+
+    fn device(self) -> Device {
+        Device::Gpu(self.gpu.gpu.clone())
+    }
+}
+
+/// The GPUs that were read a moment ago, by host.
+fn fresh(hardware: &Hardware, now_ns: u64) -> impl Iterator<Item = Read<'_>> {
     hardware
-        .gpus()
-        .filter(move |(_, at_ns, _)| now_ns.saturating_sub(*at_ns) <= FRESH_NS)
-        .map(|(host, _, g)| (host, Device::Gpu(g.gpu.clone()), g))
+        .histories()
+        .filter(move |(_, at_ns, ..)| now_ns.saturating_sub(*at_ns) <= FRESH_NS)
+        .map(|(host, _, gpu, moments)| Read { host, gpu, moments })
 }
 
 /// The incidents of a host between two moments.
@@ -172,10 +207,15 @@ fn between<'a>(
 
 /// The last time that something was bad for long enough and has not been good for long enough since.
 fn episode<'a>(
-    moments: impl Iterator<Item = &'a Moment>,
+    moments: impl DoubleEndedIterator<Item = &'a Moment> + Clone,
     now_ns: u64,
     bad: impl Fn(&Moment) -> bool,
 ) -> Option<Vec<&'a Moment>> {
+    let recent = |m: &Moment| now_ns.saturating_sub(m.at_ns) < LASTS_NS + FRESH_NS / 3;
+    // Of most devices nothing was bad of late, and then what was before does not matter.
+    if !moments.clone().rev().take_while(|m| recent(m)).any(&bad) {
+        return None;
+    }
     let mut run: Vec<&Moment> = Vec::new();
     // Of the moments since the run began, how many were good.
     let mut good = 0usize;
@@ -192,7 +232,7 @@ fn episode<'a>(
     }
     let (first, last) = (run.first()?.at_ns, run.last()?.at_ns);
     let lasted = last.saturating_sub(first) >= LASTS_NS;
-    (lasted && now_ns.saturating_sub(last) < LASTS_NS + FRESH_NS / 3).then_some(run)
+    (lasted && run.last().is_some_and(|m| recent(m))).then_some(run)
 }
 
 /// True for a moment in which the GPU was at work, or may have been.

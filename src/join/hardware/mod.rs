@@ -143,12 +143,28 @@ impl Hardware {
         self.gpus.get(&(host.to_owned(), pci_address(gpu)?)).map(|(at_ns, g)| (*at_ns, g))
     }
 
+    /// The GPUs of one host.
+    pub fn gpus_of(&self, host: &str) -> impl Iterator<Item = &GpuFact> {
+        let from = (host.to_owned(), String::new());
+        self.gpus.range(from..).take_while(move |((h, _), _)| h == host).map(|(_, (_, g))| g)
+    }
+
+    /// The GPUs as [`Hardware::gpus`], each with its last two minutes, oldest first, without looking up any.
+    pub fn histories(&self) -> impl Iterator<Item = (&str, u64, &GpuFact, Option<&VecDeque<Moment>>)> {
+        let mut moments = self.moments.iter().peekable();
+        self.gpus.iter().map(move |(key, (at_ns, g))| {
+            while moments.next_if(|(k, _)| *k < key).is_some() {}
+            let own = moments.next_if(|(k, _)| *k == key).map(|(_, m)| m);
+            (key.0.as_str(), *at_ns, g, own)
+        })
+    }
+
     /// The last two minutes of a GPU, oldest first.
     pub fn moments<'a>(
         &'a self,
         host: &str,
         gpu: &str,
-    ) -> impl DoubleEndedIterator<Item = &'a Moment> + use<'a> {
+    ) -> impl DoubleEndedIterator<Item = &'a Moment> + Clone + use<'a> {
         let key = pci_address(gpu).map(|gpu| (host.to_owned(), gpu));
         key.and_then(|k| self.moments.get(&k)).into_iter().flatten()
     }
