@@ -127,6 +127,11 @@ pub async fn connect(
     if let Some(path) = &settings.nkey {
         options = options.nkey(read("cluster.nkey", path)?.trim().to_owned());
     }
+    // An address may carry them, as addresses of NATS do.
+    let in_address = servers.iter().find_map(|s| Some((s.username()?.to_owned(), s.password().unwrap_or_default().to_owned())));
+    if let (Some((user, password)), None) = (in_address, &settings.user) {
+        options = options.user_and_password(user, password);
+    }
     if let Some(user) = &settings.user {
         let password = match &settings.password_file {
             Some(path) => read("cluster.password_file", path)?.trim_end_matches(['\r', '\n']).to_owned(),
