@@ -336,9 +336,12 @@ fn is_about_hangs(at: &str) -> bool {
     at.contains("inding") || at.contains("oldest")
 }
 
-/// Queries about the cluster's bus: this one agent has none.
+/// Queries about the cluster's bus, of which this one agent has none, and about NCCL's own threads, which the replayer's
+/// processes do not have.
 fn is_about_the_bus(query: &str) -> bool {
-    ["ringwatch_bus_", "ringwatch_analyser_", "ringwatch_cluster_"].iter().any(|m| query.contains(m))
+    ["ringwatch_nccl_threads_", "ringwatch_bus_", "ringwatch_analyser_", "ringwatch_cluster_"]
+        .iter()
+        .any(|m| query.contains(m))
 }
 
 /// Replayed jobs, the real plugin, the real agent, and a real Prometheus.

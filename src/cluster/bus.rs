@@ -128,7 +128,9 @@ pub async fn connect(
         options = options.nkey(read("cluster.nkey", path)?.trim().to_owned());
     }
     // An address may carry them, as addresses of NATS do.
-    let in_address = servers.iter().find_map(|s| Some((s.username()?.to_owned(), s.password().unwrap_or_default().to_owned())));
+    let in_address = servers
+        .iter()
+        .find_map(|s| Some((s.username()?.to_owned(), s.password().unwrap_or_default().to_owned())));
     if let (Some((user, password)), None) = (in_address, &settings.user) {
         options = options.user_and_password(user, password);
     }

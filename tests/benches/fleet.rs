@@ -208,7 +208,7 @@ impl Fleet {
                     e.beats.push(m::Beat { segment, comm, rank: rank_in, issued: to, ..m::Beat::default() });
                     let signatures = (from..to).map(|o| mixed(o ^ comm) as u32).collect();
                     e.signatures.push(m::Signatures { segment, comm, rank: rank_in, from, signatures });
-                    let sampled = (from..to).filter(|o| mixed(*o ^ comm.rotate_left(9)) % SAMPLED == 0);
+                    let sampled = (from..to).filter(|o| mixed(*o ^ comm.rotate_left(9)).is_multiple_of(SAMPLED));
                     e.records.extend(sampled.map(|o| {
                         let noise = mixed(o ^ comm ^ u64::from(rank)) % 20_000;
                         record(rank, &g, o, 1 << 20, Some(80_000 + noise))
