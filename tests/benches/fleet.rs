@@ -32,6 +32,8 @@ const DATA: u32 = 15;
 const WORLD: u32 = 2;
 /// Operations a second of a rank: most of them in tensor groups.
 const OPERATIONS: u64 = 200;
+/// Nodes that speak at once.
+const AT_ONCE: u32 = 256;
 /// One of so many operations is told whole.
 const SAMPLED: u64 = 64;
 
@@ -191,6 +193,10 @@ impl Fleet {
             for (b, members) in by {
                 self.send(client, node, Topic::Bucket(b), Envelope { members, ..Envelope::default() }).await;
             }
+            if node % AT_ONCE == AT_ONCE - 1 {
+                client.flush().await.unwrap();
+                self.heard(client).await;
+            }
         }
         client.flush().await.unwrap();
     }
@@ -208,7 +214,8 @@ impl Fleet {
                     e.beats.push(m::Beat { segment, comm, rank: rank_in, issued: to, ..m::Beat::default() });
                     let signatures = (from..to).map(|o| mixed(o ^ comm) as u32).collect();
                     e.signatures.push(m::Signatures { segment, comm, rank: rank_in, from, signatures });
-                    let sampled = (from..to).filter(|o| mixed(*o ^ comm.rotate_left(9)).is_multiple_of(SAMPLED));
+                    let sampled =
+                        (from..to).filter(|o| mixed(*o ^ comm.rotate_left(9)).is_multiple_of(SAMPLED));
                     e.records.extend(sampled.map(|o| {
                         let noise = mixed(o ^ comm ^ u64::from(rank)) % 20_000;
                         record(rank, &g, o, 1 << 20, Some(80_000 + noise))
@@ -217,6 +224,11 @@ impl Fleet {
             }
             for (b, e) in by {
                 self.send(client, node, Topic::Bucket(b), e).await;
+            }
+            // A real fleet's second is no burst: a server gives up a reader that is 64 MiB behind.
+            if node % AT_ONCE == AT_ONCE - 1 {
+                client.flush().await.unwrap();
+                self.heard(client).await;
             }
         }
         client.flush().await.unwrap();
