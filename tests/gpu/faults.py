@@ -30,7 +30,7 @@ FAULTS = {
     "compute": ("straggler", min(2, LAST), 10, {}),
     "shared-gpu": ("straggler", 1, 10, {}),
     "starved": ("straggler", LAST, 10, {}),
-    "network": ("slow-transfer|change-point|slow-node|slow-pair", None, 10, {"FAKE_NODES": "2", "NCCL_SOCKET_IFNAME": "lo", "NCCL_SHM_DISABLE": "1"}),
+    "network": ("slow-transfer|change-point|slow-node|slow-pair", None, 10, {"FAKE_NODES": str(RANKS // 2), "NCCL_SOCKET_IFNAME": "lo", "NCCL_SHM_DISABLE": "1"}),
     "healthy": (None, None, 75, {}),
 }
 ringwatch = str(pathlib.Path(sys.argv[1]).resolve())
