@@ -38,7 +38,7 @@ pub enum Error {
         why: String,
     },
     /// Nobody answers, or not to us.
-    #[error("{servers}: {why}")]
+    #[error("{servers}: {why}; is a NATS server there, and may this user use it?")]
     Connect {
         /// Whom was asked.
         servers: String,

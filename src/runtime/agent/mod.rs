@@ -53,7 +53,7 @@ pub enum Error {
     #[error("otlp: {0}")]
     Otlp(#[from] crate::export::otlp::Error),
     /// There is no way onto the bus.
-    #[error("{0}")]
+    #[error(transparent)]
     Bus(#[from] crate::cluster::Error),
     /// Threads or signals cannot be had.
     #[error("{0}")]
@@ -79,8 +79,9 @@ pub async fn run(
     told: impl FnMut(&Finding) + Send + 'static,
 ) -> Result<(), Error> {
     let mut signals = Signals::new()?;
-    let listener = listen(&config).await?;
+    // Who reads that it listens finds the socket too.
     let gate = socket::Gate::bind(&config.socket).await?;
+    let listener = listen(&config).await?;
     let exporter = match config.otlp.is_enabled() {
         true => Some(Arc::new(Exporter::new(&config.otlp, resource(&config))?)),
         false => None,
