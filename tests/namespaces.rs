@@ -355,6 +355,7 @@ fn an_agent_is_killed() {
     c.follow(2);
     until("it is heard again", || c.found("silent-node").is_none().then_some(()));
     drop(job);
+    until("it is over with its job", || c.found("missing-rank").is_none().then_some(()));
     c.a_fault_is_named();
     balanced(&c.books());
 }
