@@ -4,6 +4,7 @@ pub mod agent;
 pub mod analyser;
 pub mod cluster;
 mod daemon;
+mod latest;
 mod monitor;
 mod node;
 mod remote;

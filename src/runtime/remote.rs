@@ -1,11 +1,12 @@
 //! An agent, asked from outside over its socket.
 
 use super::agent::{Answer, PROTOCOL, Question, Want};
+use super::latest::Latest;
 use crate::model::Snapshot;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::sync::mpsc;
 use std::time::Duration;
 
 /// How long an agent may take to answer.
@@ -92,11 +93,7 @@ pub fn ask(path: &Path) -> Result<Snapshot, Unreachable> {
 
 /// An agent that sends a snapshot now and then, also after it was started anew.
 #[derive(Debug)]
-pub struct Remote {
-    received: Receiver<Result<Snapshot, String>>,
-    last: Snapshot,
-    trouble: Option<String>,
-}
+pub struct Remote(Latest);
 
 impl Remote {
     /// Connects, and has the first snapshot.
@@ -125,22 +122,11 @@ impl Remote {
                 }
             }
         });
-        Ok(Remote { received, last: first, trouble: None })
+        Ok(Remote(Latest::new(first, received, "the agent")))
     }
 
     /// What the agent last said; an agent that does not answer is told in the place where the source is named.
     pub fn snapshot(&mut self) -> Snapshot {
-        loop {
-            match self.received.try_recv() {
-                Ok(Ok(snapshot)) => (self.last, self.trouble) = (snapshot, None),
-                Ok(Err(why)) => self.trouble = Some(why),
-                Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-            }
-        }
-        let mut s = self.last.clone();
-        if let Some(why) = &self.trouble {
-            s.source = format!("AS IT WAS, the agent does not answer: {why}");
-        }
-        s
+        self.0.snapshot()
     }
 }

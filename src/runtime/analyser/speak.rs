@@ -17,7 +17,7 @@ use futures_util::StreamExt;
 use prost::Message as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Sender, SyncSender};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 /// The buckets.
@@ -40,7 +40,6 @@ struct Leases {
     id: String,
     /// By partition: the lease's first number, which fences, and its last, by which it is renewed.
     held: BTreeMap<u32, (u64, u64)>,
-    renewed: BTreeMap<u32, Instant>,
 }
 
 async fn bucket(js: &Context, name: &str, replicas: usize, max_age: Duration) -> Option<Store> {
@@ -70,8 +69,7 @@ impl Leases {
             let leases = bucket(&js, LEASES, replicas, Duration::ZERO).await;
             let findings = bucket(&js, FINDINGS, replicas, KEEP).await;
             if let (Some(store), Some(findings)) = (leases, findings) {
-                let held = BTreeMap::new();
-                return Some((Leases { js, store, id, held, renewed: BTreeMap::new() }, findings));
+                return Some((Leases { js, store, id, held: BTreeMap::new() }, findings));
             }
         }
         None
@@ -96,7 +94,6 @@ impl Leases {
                     match tokio::time::timeout(RENEW, acked).await {
                         Ok(Some(ack)) => {
                             self.held.insert(*p, (first, ack.sequence));
-                            self.renewed.insert(*p, Instant::now());
                         }
                         // Refused: another one has it. Without an answer nobody can have taken it until it has expired,
                         // and while JetStream has no leader it does not expire; what is written is fenced anyway.
@@ -116,7 +113,6 @@ impl Leases {
                     let made = self.store.create_with_ttl(&key, self.payload(), LEASE);
                     if let Ok(Ok(revision)) = tokio::time::timeout(RENEW, made).await {
                         self.held.insert(*p, (revision, revision));
-                        self.renewed.insert(*p, Instant::now());
                     }
                 }
             }

@@ -5,10 +5,11 @@ use crate::cluster::message::VERSION;
 use crate::cluster::{Settings, connect, subject};
 use crate::model::{At, Finding, FindingId, Snapshot};
 use crate::runtime::analyser::{ANSWER, Answer, Question};
+use crate::runtime::latest::Latest;
 use async_nats::Client;
 use futures_util::StreamExt;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
@@ -111,10 +112,8 @@ fn together(all: Vec<Answer>, servers: &str) -> Option<Snapshot> {
 /// Asks once, and goes on asking while it lives.
 #[derive(Debug)]
 pub struct Live {
-    received: Receiver<Result<Snapshot, String>>,
+    latest: Latest,
     wanted: watch::Sender<Question>,
-    last: Snapshot,
-    trouble: Option<String>,
 }
 
 impl Live {
@@ -148,7 +147,7 @@ impl Live {
         })?;
         let gone = || Unanswered::System(std::io::Error::other("it ended"));
         let last = came.recv().map_err(|_| gone())??;
-        Ok(Live { received, wanted, last, trouble: None })
+        Ok(Live { latest: Latest::new(last, received, "the cluster"), wanted })
     }
 
     /// From now on asks for this.
@@ -164,18 +163,7 @@ impl Live {
 
     /// What the analysers last said; that none answers is told in the place where the source is named.
     pub fn snapshot(&mut self) -> Snapshot {
-        loop {
-            match self.received.try_recv() {
-                Ok(Ok(snapshot)) => (self.last, self.trouble) = (snapshot, None),
-                Ok(Err(why)) => self.trouble = Some(why),
-                Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-            }
-        }
-        let mut s = self.last.clone();
-        if let Some(why) = &self.trouble {
-            s.source = format!("AS IT WAS, the cluster does not answer: {why}");
-        }
-        s
+        self.latest.snapshot()
     }
 }
 
