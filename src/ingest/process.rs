@@ -5,6 +5,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fs;
 use std::os::fd::OwnedFd;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The host's monotonic clock in ns.
 pub fn now_ns() -> u64 {
@@ -14,8 +15,8 @@ pub fn now_ns() -> u64 {
 
 /// The host's wall clock in ns since the epoch.
 pub fn unix_ns() -> u64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-    u64::try_from(t.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(t.tv_nsec).unwrap_or(0)
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// What /proc says of a process in one line.
