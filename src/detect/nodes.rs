@@ -12,6 +12,12 @@ use std::collections::{BTreeMap, BTreeSet};
 const SKEW_NS: u64 = 100_000_000;
 /// Communicators that are named as held up.
 const NAMED: usize = 64;
+/// Hosts that fall silent within so many ns of one another fall silent together.
+const TOGETHER_NS: u64 = 1_000_000_000;
+/// More hosts than this that fall silent together are told as one.
+const MANY: usize = 8;
+/// Of these so many are named.
+const NAMED_HOSTS: usize = 16;
 /// What stands in an operation's place.
 const NO_OPERATION: &str = "Node";
 
@@ -19,44 +25,98 @@ const NO_OPERATION: &str = "Node";
 #[derive(Debug)]
 pub(super) struct NodeRule;
 
+/// Processes of one host of which nothing is heard.
+#[derive(Debug)]
+struct Silent<'a> {
+    host: &'a str,
+    since_ns: u64,
+    processes: Vec<&'a Process>,
+}
+
 impl Rule for NodeRule {
     fn check(&self, join: &Join, now_ns: u64) -> Vec<Finding> {
-        let mut silent: BTreeMap<&str, (u64, Vec<&Process>)> = BTreeMap::new();
+        let mut by_host: BTreeMap<&str, Silent<'_>> = BTreeMap::new();
         for p in join.processes().filter(|p| p.record.liveness == Liveness::Alive) {
-            if let Some(since) = p.silent_ns {
-                let host = silent.entry(&p.record.host).or_insert((since, Vec::new()));
-                host.0 = host.0.min(since);
-                host.1.push(p);
+            if let Some(since_ns) = p.silent_ns {
+                let host = &p.record.host;
+                let s = by_host.entry(host).or_insert(Silent { host, since_ns, processes: Vec::new() });
+                s.since_ns = s.since_ns.min(since_ns);
+                s.processes.push(p);
             }
         }
-        let mut found: Vec<Finding> = silent
-            .into_iter()
-            .map(|(host, (since, all))| not_heard(join, host, since, &all, now_ns))
-            .collect();
-        found.extend(join.hosts().iter().filter(|(_, h)| h.wall_ahead_ns.unsigned_abs() >= SKEW_NS).map(
-            |(host, h)| {
-                let ahead = h.wall_ahead_ns;
-                let way = if ahead > 0 { "ahead of" } else { "behind" };
-                let by = rounded(seconds(ahead.unsigned_abs()));
-                let mut f = about(host, "the wall clock", Kind::ClockSkew);
-                let text = format!("the wall clock of host {host} is {by} s {way} the analyser's");
-                f.evidence = vec![number(text, by, "s")];
-                f.evidence.extend(h.error_ns.map(|e| {
-                    let us = rounded(e as f64 / 1e3);
-                    let text = format!(
-                        "its times are mapped by the ends of {} collectives, which differ by up to {us} us",
-                        h.ends
-                    );
-                    number(text, e as f64 / 1e9, "s")
-                }));
-                f.advice = format!(
-                    "look at the time service of {host} (chronyc tracking, timedatectl): verdicts do not rest on wall clocks, but logs and traces do"
-                );
-                f
-            },
-        ));
+        let mut silent: Vec<Silent<'_>> = by_host.into_values().collect();
+        silent.sort_by_key(|s| (s.since_ns, s.host));
+        let together = |a: &Silent<'_>, b: &Silent<'_>| b.since_ns - a.since_ns <= TOGETHER_NS;
+        let mut found = Vec::new();
+        for burst in silent.chunk_by(together) {
+            // What silences so many at once is one thing, and on none of them.
+            if burst.len() > MANY {
+                found.push(many_not_heard(join, burst, now_ns));
+            } else {
+                found.extend(burst.iter().map(|s| not_heard(join, s, now_ns)));
+            }
+        }
+        found.extend(skewed(join));
         found
     }
+}
+
+/// The hosts whose wall clocks differ from the others'.
+fn skewed(join: &Join) -> Vec<Finding> {
+    let hosts = || join.hosts().iter().map(|(_, h)| h.wall_ahead_ns);
+    // Where there are enough of them the most of them are right: what all differ by from the observer's clock is that
+    // one's fault, or the time that messages take. Two cannot outvote it.
+    let mut all: Vec<i64> = hosts().collect();
+    all.sort_unstable();
+    let usual = if all.len() < 3 { 0 } else { all[all.len() / 2] };
+    let mut found = Vec::new();
+    if usual.unsigned_abs() >= SKEW_NS {
+        found.push(observer_skewed(all.len(), usual));
+    }
+    for (host, h) in join.hosts().iter() {
+        let ahead = h.wall_ahead_ns.saturating_sub(usual);
+        if ahead.unsigned_abs() < SKEW_NS {
+            continue;
+        }
+        let by = rounded(seconds(ahead.unsigned_abs()));
+        let than = if all.len() < 3 { "the analyser's" } else { "those of the other hosts" };
+        let mut f = about(host, "the wall clock", Kind::ClockSkew);
+        f.evidence =
+            vec![number(format!("the wall clock of host {host} is {by} s {} {than}", way(ahead)), by, "s")];
+        f.evidence.extend(h.error_ns.map(|e| {
+            let us = rounded(e as f64 / 1e3);
+            let text = format!(
+                "its times are mapped by the ends of {} collectives, which differ by up to {us} us",
+                h.ends
+            );
+            number(text, e as f64 / 1e9, "s")
+        }));
+        f.advice = format!(
+            "look at the time service of {host} (chronyc tracking, timedatectl): verdicts do not rest on wall clocks, but logs and traces do"
+        );
+        found.push(f);
+    }
+    found
+}
+
+fn way(ahead_ns: i64) -> &'static str {
+    if ahead_ns > 0 { "ahead of" } else { "behind" }
+}
+
+/// All hosts' wall clocks differ from the analyser's alike.
+fn observer_skewed(hosts: usize, ahead_ns: i64) -> Finding {
+    let by = rounded(seconds(ahead_ns.unsigned_abs()));
+    let mut f = about("the analyser", "the wall clock", Kind::ClockSkew);
+    let text =
+        format!("the wall clocks of most of {hosts} hosts are {by} s {} the analyser's", way(ahead_ns));
+    f.evidence = vec![number(text, by, "s")];
+    if ahead_ns < 0 {
+        // A message that takes long looks as a clock that is behind.
+        f.confidence = Confidence::Likely;
+        f.evidence.push(fact("or every message takes so long until it is heard".to_owned()));
+    }
+    f.advice = "look at the time service of the analyser's host (chronyc tracking, timedatectl), and whether the bus and the analyser keep up (ringwatch cluster status)".to_owned();
+    f
 }
 
 fn about(host: &str, device: &str, kind: Kind) -> Finding {
@@ -69,15 +129,48 @@ fn about(host: &str, device: &str, kind: Kind) -> Finding {
     }
 }
 
-fn not_heard(join: &Join, host: &str, since_ns: u64, all: &[&Process], now_ns: u64) -> Finding {
-    let mut f = about(host, "the agent", Kind::SilentNode);
+/// The jobs of some processes, in words: empty where none has a name.
+fn jobs<'a>(all: impl Iterator<Item = &'a &'a Process>) -> String {
+    let jobs: BTreeSet<&str> = all.filter_map(|p| p.record.job.name.as_deref()).collect();
+    if jobs.is_empty() {
+        return String::new();
+    }
+    format!(" of {}", jobs.into_iter().take(4).collect::<Vec<_>>().join(", "))
+}
+
+fn many_not_heard(join: &Join, burst: &[Silent<'_>], now_ns: u64) -> Finding {
+    let since_ns = burst[0].since_ns;
+    let mut f = about(&format!("{} hosts", burst.len()), "their agents", Kind::SilentNode);
+    f.subject = Some(format!("hosts silent since {}", since_ns / 1_000_000_000));
     let waited = seconds(now_ns.saturating_sub(since_ns));
-    let jobs: BTreeSet<&str> = all.iter().filter_map(|p| p.record.job.name.as_deref()).collect();
-    let of = if jobs.is_empty() {
-        String::new()
-    } else {
-        format!(" of {}", jobs.iter().copied().take(4).collect::<Vec<_>>().join(", "))
-    };
+    let named: Vec<&str> = burst.iter().map(|s| s.host).take(NAMED_HOSTS).collect();
+    let of = jobs(burst.iter().flat_map(|s| &s.processes));
+    let processes: usize = burst.iter().map(|s| s.processes.len()).sum();
+    f.evidence = vec![
+        number(
+            format!(
+                "nothing has been heard of {} of {} hosts for {waited:.1} s, among them {}",
+                burst.len(),
+                join.hosts().iter().count(),
+                named.join(", ")
+            ),
+            rounded(waited),
+            "s",
+        ),
+        fact(format!(
+            "{processes} processes{of} were at work there; what they do is not known, and no verdict rests on them"
+        )),
+    ];
+    f.advice = "they fell silent together: look at what they share, the network to the bus and the bus itself (ringwatch cluster status, nats server report connections), before any of them".to_owned();
+    (f.since_ns, f.since) = (since_ns, wall(join, since_ns));
+    f
+}
+
+fn not_heard(join: &Join, silent: &Silent<'_>, now_ns: u64) -> Finding {
+    let Silent { host, since_ns, processes: all } = silent;
+    let mut f = about(host, "the agent", Kind::SilentNode);
+    let waited = seconds(now_ns.saturating_sub(*since_ns));
+    let of = jobs(all.iter());
     let n = all.len();
     let processes = if n == 1 { "1 process".to_owned() } else { format!("{n} processes") };
     f.evidence = vec![
@@ -89,7 +182,7 @@ fn not_heard(join: &Join, host: &str, since_ns: u64, all: &[&Process], now_ns: u
     f.advice = format!(
         "see whether {host} is up and its agent runs (systemctl status ringwatch-agent) and reaches the bus; if the node is lost, so are its ranks"
     );
-    (f.since_ns, f.since) = (since_ns, wall(join, since_ns));
+    (f.since_ns, f.since) = (*since_ns, wall(join, *since_ns));
     let mut ranks: BTreeMap<CommId, Vec<Rank>> = BTreeMap::new();
     for (comm, rank) in all.iter().flat_map(|p| join.memberships(p.record.id)) {
         if ranks.contains_key(comm) || ranks.len() < NAMED {
@@ -148,5 +241,54 @@ mod tests {
         let found = detector.check(&join, 3 * S);
         assert_eq!(found.iter().map(|f| f.kind).collect::<Vec<_>>(), [Kind::ClockSkew]);
         assert!(found[0].evidence[0].text.contains("2 s behind"), "{found:#?}");
+    }
+
+    #[test]
+    fn many_nodes_that_fall_silent_together_are_one_finding() {
+        let mut join = Join::new();
+        for r in 0..40 {
+            let Update::Segment(mut p) = process(r) else { unreachable!() };
+            p.host = format!("node{r:02}");
+            let segment = p.id;
+            join.feed(Update::Segment(p));
+            join.feed(Update::Clock { host: format!("node{r:02}"), shift_ns: 0, wall_ahead_ns: 0 });
+            // Two an hour ago, and the rest within two seconds.
+            let since = if r < 2 { S } else { 3600 * S + u64::from(r) * S / 20 };
+            join.feed(Update::Silent { segment, since_ns: Some(since) });
+        }
+        let mut detector = Detector::new(Settings::default());
+        let found = detector.check(&join, 3605 * S);
+        let mut places: Vec<String> =
+            found.iter().filter_map(|f| Some(f.place.as_ref()?.host.clone())).collect();
+        places.sort();
+        assert_eq!(places, ["38 hosts", "node00", "node01"], "{found:#?}");
+        let all =
+            found.iter().find(|f| f.victims.is_empty() && f.evidence[0].text.contains("38 of 40")).unwrap();
+        assert!(all.evidence[1].text.starts_with("38 processes"), "{all:#?}");
+    }
+
+    #[test]
+    fn what_all_wall_clocks_differ_by_is_the_observers() {
+        let mut join = Join::new();
+        let mut told = |host: &str, ahead| {
+            join.feed(Update::Clock { host: host.into(), shift_ns: 5, wall_ahead_ns: ahead });
+        };
+        for host in ["a", "b", "c"] {
+            told(host, -3_000_000_000);
+        }
+        told("d", -1_000_000_000);
+        let mut detector = Detector::new(Settings::default());
+        let mut found = detector.check(&join, S);
+        found.sort_by_key(|f| f.confidence);
+        let texts: Vec<&str> = found.iter().map(|f| f.evidence[0].text.as_str()).collect();
+        assert_eq!(found.len(), 2, "{texts:?}");
+        assert!(
+            texts.iter().any(|t| t.contains("most of 4 hosts are 3 s behind the analyser's")),
+            "{texts:?}"
+        );
+        assert!(
+            texts.iter().any(|t| t.contains("host d is 2 s ahead of those of the other hosts")),
+            "{texts:?}"
+        );
     }
 }

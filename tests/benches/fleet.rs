@@ -160,6 +160,10 @@ struct Fleet {
     age: u64,
     bytes: u64,
     messages: u64,
+    /// When all nodes last said that they are there.
+    alive: Instant,
+    /// Nodes that have said so.
+    arrived: u32,
 }
 
 impl Fleet {
@@ -184,6 +188,7 @@ impl Fleet {
             let of = node * A_NODE..(node + 1) * A_NODE;
             let processes = of.clone().map(|r| process(r, self.ranks, true)).collect();
             self.send(client, node, Topic::Node, Envelope { processes, ..Envelope::default() }).await;
+            self.arrived = node + 1;
             let mut by: BTreeMap<u8, Vec<m::Member>> = BTreeMap::new();
             for rank in of {
                 for g in groups(rank, self.ranks) {
@@ -235,8 +240,9 @@ impl Fleet {
     }
 
     /// Waits until the analyser has heard all that was said: a second of the fleet takes as long as it takes.
-    async fn heard(&self, client: &Client) {
+    async fn heard(&mut self, client: &Client) {
         loop {
+            self.alive(client).await;
             let asked = client.request("ringwatch.v1.read.state", bytes::Bytes::new());
             if let Ok(Ok(m)) = tokio::time::timeout(Duration::from_secs(30), asked).await {
                 let v: serde_json::Value = serde_json::from_slice(&m.payload).unwrap();
@@ -247,8 +253,20 @@ impl Fleet {
                     return;
                 }
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
+    }
+
+    /// However long a second of the fleet takes, agents speak once a second of the clock, or they are silent.
+    async fn alive(&mut self, client: &Client) {
+        if self.alive.elapsed() < Duration::from_secs(1) {
+            return;
+        }
+        self.alive = Instant::now();
+        for node in 0..self.arrived {
+            self.send(client, node, Topic::Node, Envelope::default()).await;
+        }
+        client.flush().await.unwrap();
     }
 
     /// Another size on one rank of a tensor group: proven as soon as the records are there.
@@ -345,12 +363,21 @@ async fn fleet(ranks: u32, seconds: u64) {
             if v["finding"]["kind"] == "mismatch" {
                 heard.lock().unwrap().entry(comm).or_insert_with(Instant::now);
             } else if std::env::var_os("SHOW").is_some() {
-                println!("also: {}", v["finding"]);
+                println!("also: {} {}", v["finding"]["kind"], v["finding"]["evidence"][0]["text"]);
             }
         }
     });
     tokio::time::sleep(Duration::from_secs(2)).await;
-    let mut f = Fleet { ranks, run: unix_ns(), sequences: HashMap::new(), age: 0, bytes: 0, messages: 0 };
+    let mut f = Fleet {
+        ranks,
+        run: unix_ns(),
+        sequences: HashMap::new(),
+        age: 0,
+        bytes: 0,
+        messages: 0,
+        alive: Instant::now(),
+        arrived: 0,
+    };
     let began = Instant::now();
     f.arrive(&client).await;
     f.heard(&client).await;
