@@ -35,10 +35,10 @@ fn status(at: &ClusterAt) -> anyhow::Result<u8> {
         out,
         "{} analysers, {} nodes, {} processes, {} communicators, {} findings",
         c.analysers,
-        c.nodes.len(),
+        c.nodes.len() as u64 + c.more_nodes,
         c.ranks,
         c.communicators,
-        c.findings.len()
+        c.findings.len() as u64 + c.more_findings
     )?;
     if !c.nodes.is_empty() {
         writeln!(
@@ -59,6 +59,9 @@ fn status(at: &ClusterAt) -> anyhow::Result<u8> {
             n.name, state, n.messages, n.bytes, n.missed, n.observed, n.published, n.left_out
         )?;
     }
+    if c.more_nodes > 0 {
+        writeln!(out, "and {} more nodes; those with something amiss are shown first", c.more_nodes)?;
+    }
     for (why, n) in &c.refused {
         writeln!(out, "refused, {why}: {n}")?;
     }
@@ -74,6 +77,12 @@ pub(super) fn ask(at: &ClusterAt) -> anyhow::Result<Cluster> {
     }
     if !answer.unspoken.is_empty() {
         eprintln!("ringwatch: nobody speaks for partitions {:?} at this moment: ask again", answer.unspoken);
+    }
+    if answer.more_findings > 0 {
+        eprintln!(
+            "ringwatch: {} more findings do not fit into an answer, which holds the worst; the metric ringwatch_findings counts all",
+            answer.more_findings
+        );
     }
     let silent: Vec<&str> =
         answer.nodes.iter().filter(|n| n.silent && !n.ended).map(|n| n.name.as_str()).take(8).collect();

@@ -247,9 +247,7 @@ impl Fleet {
             if let Ok(Ok(m)) = tokio::time::timeout(Duration::from_secs(30), asked).await {
                 let v: serde_json::Value = serde_json::from_slice(&m.payload).unwrap();
                 assert_eq!(v["dropped"], 0, "the analyser had no room");
-                let nodes = v["nodes"].as_array().into_iter().flatten();
-                let heard: u64 = nodes.filter_map(|n| n["messages"].as_u64()).sum();
-                if heard >= self.messages {
+                if v["messages"].as_u64().unwrap() >= self.messages {
                     return;
                 }
             }

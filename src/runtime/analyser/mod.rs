@@ -103,10 +103,19 @@ pub struct Reply {
     pub partitions: Vec<u32>,
     /// Those it speaks for.
     pub speaks_for: Vec<u32>,
-    /// What is wrong there now.
+    /// What is wrong there now, the worst first, as much as a message takes.
     pub findings: Vec<Finding>,
-    /// The nodes it hears.
+    /// Findings for which the message had no room.
+    #[serde(default)]
+    pub more_findings: u64,
+    /// The nodes it hears, those with something amiss first, as many as a message takes.
     pub nodes: Vec<NodeRow>,
+    /// Nodes for which the message had no room.
+    #[serde(default)]
+    pub more_nodes: u64,
+    /// Messages that came, of all nodes.
+    #[serde(default)]
+    pub messages: u64,
     /// What it refused, by reason.
     pub refused: BTreeMap<String, u64>,
     /// Messages that it had no room for.

@@ -11,6 +11,7 @@ use crate::join::{ClockPair, Pace};
 use crate::model::{CommId, Finding, SegmentId, Track};
 use crate::runtime::Monitor;
 use crate::runtime::daemon::{Asked, Costs};
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -29,6 +30,9 @@ const ASKED_TIMES: u32 = 3;
 const ASKED: usize = 4096;
 /// A state that has not looked for so long is not ready.
 const STALE: Duration = Duration::from_secs(5);
+/// Nodes and bytes of findings in one answer: a server takes messages of up to 1 MiB.
+const NODES: usize = 2048;
+const FINDINGS_BYTES: usize = 384 << 10;
 /// The partition of everything where servers map to none.
 const ONLY: u32 = 0;
 
@@ -249,26 +253,50 @@ impl State {
             let left_out = b.left_out.iter().map(|l| l.count).sum();
             (b.observed, b.published, left_out)
         };
-        let nodes = reader.nodes().iter().map(|(name, n)| {
-            let (observed, published, left_out) = books(n);
-            super::NodeRow {
-                name: name.clone(),
-                silent: n.silent_ns.is_some(),
-                ended: n.ended(),
-                messages: n.messages,
-                bytes: n.bytes,
-                missed: n.missed,
-                observed,
-                published,
-                left_out,
-            }
-        });
+        let mut nodes: Vec<super::NodeRow> = reader
+            .nodes()
+            .iter()
+            .map(|(name, n)| {
+                let (observed, published, left_out) = books(n);
+                super::NodeRow {
+                    name: name.clone(),
+                    silent: n.silent_ns.is_some(),
+                    ended: n.ended(),
+                    messages: n.messages,
+                    bytes: n.bytes,
+                    missed: n.missed,
+                    observed,
+                    published,
+                    left_out,
+                }
+            })
+            .collect();
+        let messages = nodes.iter().map(|n| n.messages).sum();
+        let amiss = |n: &super::NodeRow| (n.silent && !n.ended, n.missed > 0, n.left_out > 0);
+        if nodes.len() > NODES {
+            nodes.sort_by_key(|n| Reverse(amiss(n)));
+        }
+        let mut findings = self.open();
+        findings.sort_by_key(|f| Reverse(f.severity));
+        let mut bytes = 0;
+        let room = |f: &Finding| {
+            bytes += serde_json::to_vec(f).map_or(0, |text| text.len());
+            bytes <= FINDINGS_BYTES
+        };
+        let fit = findings.iter().map(room).take_while(|fits| *fits).count();
+        let more = |all: usize, fit: usize| all.saturating_sub(fit) as u64;
+        let (more_findings, more_nodes) = (more(findings.len(), fit), more(nodes.len(), NODES));
+        findings.truncate(fit);
+        nodes.truncate(NODES);
         Reply {
             ringwatch: message::VERSION,
             partitions: self.partitions.iter().copied().collect(),
             speaks_for: self.leases.keys().copied().collect(),
-            findings: self.open(),
-            nodes: nodes.collect(),
+            findings,
+            more_findings,
+            nodes,
+            more_nodes,
+            messages,
             refused: reader.refused().iter().map(|(why, n)| (why.as_str().to_owned(), *n)).collect(),
             dropped: self.monitor.source().dropped(),
             communicators: self.monitor.join().communicators().filter(|c| !c.closed()).count() as u64,

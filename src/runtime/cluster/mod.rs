@@ -15,13 +15,20 @@ use std::time::{Duration, Instant};
 /// How long answers are waited for, where some partition has none.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// How long answers of others are waited for once every partition has one.
+const OTHERS: Duration = Duration::from_millis(200);
+
 /// What the analysers say together.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Cluster {
     /// What is wrong now.
     pub findings: Vec<Finding>,
+    /// Findings that no answer had room for.
+    pub more_findings: u64,
     /// The nodes, as the analyser that hears most of each hears it.
     pub nodes: Vec<NodeRow>,
+    /// Nodes that no answer had room for.
+    pub more_nodes: u64,
     /// Analysers that answered.
     pub analysers: usize,
     /// Partitions for which nobody speaks.
@@ -47,7 +54,7 @@ pub async fn ask(settings: &Settings) -> Result<Cluster, Error> {
     client.publish_with_reply(on, inbox, bytes::Bytes::new()).await.map_err(|e| wrong(e.to_string()))?;
     client.flush().await.map_err(|e| wrong(e.to_string()))?;
     let mut all: Vec<Reply> = Vec::new();
-    let until = Instant::now() + PATIENCE;
+    let mut until = Instant::now() + PATIENCE;
     while let Ok(Some(m)) =
         tokio::time::timeout(until.saturating_duration_since(Instant::now()), answers.next()).await
     {
@@ -58,7 +65,7 @@ pub async fn ask(settings: &Settings) -> Result<Cluster, Error> {
         let reply = serde_json::from_slice::<Reply>(&m.payload).ok().filter(|r| r.ringwatch == VERSION);
         all.extend(reply);
         if !all.is_empty() && unspoken(&all).is_empty() {
-            break;
+            until = until.min(Instant::now() + OTHERS);
         }
     }
     Ok(together(&all))
@@ -90,8 +97,12 @@ fn together(all: &[Reply]) -> Cluster {
         let known = refused.entry(why.clone()).or_default();
         *known = (*known).max(*n);
     }
+    let more = |known: u64, shown: usize| known.saturating_sub(shown as u64);
+    let known = most(|r| r.nodes.len() as u64 + r.more_nodes);
     Cluster {
         findings,
+        more_findings: all.iter().map(|r| r.more_findings).sum(),
+        more_nodes: more(known, nodes.len()),
         nodes: nodes.into_values().collect(),
         analysers: all.len(),
         unspoken: unspoken(all),
