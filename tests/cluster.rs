@@ -225,6 +225,53 @@ fn without_a_server_agents_go_on_and_catch_up_when_it_is_back() {
     );
 }
 
+#[test]
+fn detail_is_asked_of_the_plugins_that_take_part() {
+    use prost::Message;
+    use ringwatch::cluster::message::{Burst, VERSION, Wish};
+    use ringwatch_wire::layout::head;
+
+    if !there("detail_is_asked_of_the_plugins_that_take_part") {
+        return;
+    }
+    let room = Room::new();
+    let nats = Nats::start(&room);
+    let _analyser = analyser(&room, "one", &nats);
+    let _agents = ["a", "b"].map(|n| agent(&room, n, &nats));
+    let _job = job(&room, "mismatch", 60);
+    let found = diagnosed(&room, &nats, "mismatch");
+    let comm = u64::from_str_radix(found.get("communicator").text(), 16).expect("an id");
+    let ask = |comm: u64| {
+        let burst = Some(Burst { comm, seconds: 30 });
+        let wish = Wish { version: VERSION, burst, ..Wish::default() }.encode_to_vec();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let client = async_nats::connect(nats.url()).await.expect("a server");
+            client.publish("ringwatch.v1.wish.all", wish.into()).await.expect("published");
+            client.flush().await.expect("sent");
+        });
+    };
+    let wanted = |node: &str| -> Vec<(u64, u64)> {
+        let word = |file: &[u8], at: usize| {
+            u64::from_le_bytes(file[at * 8..at * 8 + 8].try_into().expect("eight bytes"))
+        };
+        let files = support::files(&segments(&room, node)).into_iter().filter_map(|f| std::fs::read(f).ok());
+        files.map(|f| (word(&f, head::WANTED_COMM), word(&f, head::WANTED_UNTIL))).collect()
+    };
+    ask(!comm);
+    ask(comm);
+    for node in ["a", "b"] {
+        let all = until("both processes of a node are asked", || {
+            Some(wanted(node)).filter(|all| all.len() == 2 && all.iter().all(|w| w.1 > 0))
+        });
+        let now = monotonic_ns();
+        for (of, until_ns) in all {
+            assert_eq!(of, comm, "nobody takes part in another one");
+            assert!((now..now + 30_000_000_000).contains(&until_ns), "{until_ns} at {now}");
+        }
+    }
+}
+
 /// Three kinds of users with the rights of config/examples/nats/nats.conf, whose NKeys are these.
 fn guarded(room: &Room, keys: &[(&str, &nkeys::KeyPair)]) -> Nats {
     let example = include_str!("../config/examples/nats/nats.conf");

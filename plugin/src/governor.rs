@@ -16,12 +16,14 @@
 
 #![expect(unsafe_code, reason = "writes NCCL's event mask through the pointer that init got")]
 
+use crate::clock::now_ns;
 use crate::event::bit;
 use crate::record::Comm;
 use crate::settings::{Detail, Graphs, Settings};
 use core::ffi::c_int;
 use ringwatch_wire::codes::timed;
-use ringwatch_wire::layout::comm;
+use ringwatch_wire::layout::{comm, head};
+use ringwatch_wire::ring::Segment;
 use ringwatch_wire::sync::Word;
 
 /// What kernel events are taken to cost a collective on each channel, in ns.
@@ -43,6 +45,8 @@ const DEEP_NS: u64 = 200_000_000;
 const FIRST_NS: u64 = 100_000_000;
 /// One in `1 << SHIFT_MAX` runs is timed however small the budget.
 const SHIFT_MAX: u64 = 16;
+/// The longest that a reader may want detail for, in ns.
+const WISH_NS: u64 = 600_000_000_000;
 /// After so long without a call an operation is worth timing, in ns.
 pub(crate) const PAUSE_NS: u64 = 1_000_000;
 /// From this size on an operation is worth timing, in bytes.
@@ -86,6 +90,8 @@ const FORCED: usize = 9;
 /// ranks of one process, are timed together or not at all.
 const RUN_DECIDED: usize = 10;
 const EVENT_DECIDED: usize = 11;
+/// The shift while somebody wants detail, which what is due then does not look at: what it cannot have makes nothing rarer.
+const WANTED_SHIFT: usize = 12;
 /// Words it needs.
 pub(crate) const WORDS: usize = 16;
 
@@ -110,6 +116,8 @@ pub(crate) struct Governor {
     graphs: Graphs,
     /// Kernel events bring the GPU's times in this ABI version.
     stamped: bool,
+    /// Until when a reader wants detail, and of which communicator.
+    wish: Option<(&'static Word, &'static Word)>,
 }
 
 /// What decides how this process is timed.
@@ -154,9 +162,15 @@ fn kernel_of(facts: &Facts, settings: &Settings) -> Kernel {
 }
 
 impl Governor {
-    pub(crate) fn new(words: &'static [Word], facts: &Facts, settings: &Settings) -> Self {
+    pub(crate) fn new(
+        words: &'static [Word],
+        segment: &Segment<'static>,
+        facts: &Facts,
+        settings: &Settings,
+    ) -> Self {
         let kernel = kernel_of(facts, settings);
         Governor {
+            wish: segment.word(head::WANTED_UNTIL).zip(segment.word(head::WANTED_COMM)),
             words,
             kernel,
             events: facts.events && !matches!(kernel, Kernel::Unwanted | Kernel::Always),
@@ -324,6 +338,26 @@ impl Governor {
         number & ((1 << self.get(which).min(SHIFT_MAX)) - 1) == 0
     }
 
+    /// Whether it is this communicator of which a reader wants detail; absent while none wants any.
+    #[inline]
+    fn wished(&self, c: &Comm) -> Option<bool> {
+        let (until, comm) = self.wish?;
+        match until.get() {
+            0 => None,
+            t => Self::wish(t, until, comm, c),
+        }
+    }
+
+    #[cold]
+    fn wish(until_ns: u64, until: &Word, comm: &Word, c: &Comm) -> Option<bool> {
+        // Anything may have been written there.
+        if until_ns.wrapping_sub(now_ns()) > WISH_NS {
+            until.replace(until_ns, 0);
+            return None;
+        }
+        Some(comm.get() == c.word(comm::ID))
+    }
+
     /// [`Self::afford`], once for each number.
     fn decided(&self, number: u64, cost_ns: u64, which: usize, cache: usize, now_ns: u64) -> bool {
         let last = self.get(cache);
@@ -357,14 +391,19 @@ impl Governor {
         if !matches!(self.kernel, Kernel::Switched | Kernel::Once) || self.get(ENDED) != 0 {
             return;
         }
-        let due = self.due(order.wrapping_add(1) >> RUN_SHIFT, SHIFT);
-        if by_kernel || due || self.kernel_on() {
-            self.decide(c, order, channels, due, by_kernel, now_ns);
+        // While a reader wants detail of one communicator, it gets what the budget has, and the others nothing: they do
+        // not go on waiting for theirs either.
+        let (due, which, gives_up) = match self.wished(c) {
+            Some(ours) => (ours, WANTED_SHIFT, !ours && c.word(comm::WANTS) != 0),
+            None => (self.due(order.wrapping_add(1) >> RUN_SHIFT, SHIFT), SHIFT, false),
+        };
+        if by_kernel || due || gives_up || self.kernel_on() {
+            self.decide(c, order, channels, due.then_some(which), by_kernel, now_ns);
         }
     }
 
     #[inline(never)]
-    fn decide(&self, c: &Comm, order: u64, channels: u8, due: bool, by_kernel: bool, now_ns: u64) {
+    fn decide(&self, c: &Comm, order: u64, channels: u8, due: Option<usize>, by_kernel: bool, now_ns: u64) {
         let channels = if channels == 0 { CHANNELS } else { channels };
         let each = u64::from(channels) * CHANNEL_COST_NS;
         let last = c.word(comm::TIMED_NS);
@@ -384,12 +423,12 @@ impl Governor {
             return;
         }
         let waiting = c.word(comm::WANTS) != 0;
-        let wants = if due && waiting && by_kernel && order.wrapping_add(1) & RUN_MASK != 0 {
+        let run = order.wrapping_add(1) >> RUN_SHIFT;
+        let wants = match due {
             // A run is not broken off.
-            true
-        } else {
-            let run = order.wrapping_add(1) >> RUN_SHIFT;
-            due && self.decided(run, WAKE_COST_NS + (each << RUN_SHIFT), SHIFT, RUN_DECIDED, now_ns)
+            Some(_) if waiting && by_kernel && order.wrapping_add(1) & RUN_MASK != 0 => true,
+            Some(which) => self.decided(run, WAKE_COST_NS + (each << RUN_SHIFT), which, RUN_DECIDED, now_ns),
+            None => false,
         };
         // The mask is the process's: it is on while any communicator waits for its next operation.
         if wants != waiting && c.replace(comm::WANTS, u64::from(waiting), u64::from(wants)) {
@@ -425,18 +464,19 @@ impl Governor {
         let regular = self.kernel != Kernel::Switched || self.get(ENDED) != 0;
         // Plans count what has no issue order: sends and receives.
         let number = order.wrapping_add(c.word(comm::PLANS));
-        Some(number).filter(|n| regular && self.due(*n, EVENT_SHIFT))
+        Some(number).filter(|n| regular && self.wished(c).unwrap_or_else(|| self.due(*n, EVENT_SHIFT)))
     }
 
     /// Decides on a launch that is wanted, and pays for it.
     #[inline]
     pub(crate) fn launch(&self, c: &Comm, order: u64, now_ns: u64) -> bool {
-        self.wants(c, order) && self.take(self.turn(c, order), now_ns)
+        self.wants(c, order) && self.take(c, self.turn(c, order), now_ns)
     }
 
     #[inline(never)]
-    fn take(&self, turn: Option<u64>, now_ns: u64) -> bool {
-        let decided = |n| self.decided(n, EVENT_COST_NS, EVENT_SHIFT, EVENT_DECIDED, now_ns);
+    fn take(&self, c: &Comm, turn: Option<u64>, now_ns: u64) -> bool {
+        let which = if self.wished(c).is_some() { WANTED_SHIFT } else { EVENT_SHIFT };
+        let decided = |n| self.decided(n, EVENT_COST_NS, which, EVENT_DECIDED, now_ns);
         // A verdict may be an old one: what it says is bought only with tokens that are there.
         let paid = turn.is_none_or(decided) && self.fill(now_ns) >= EVENT_COST_NS as i64;
         if paid {
@@ -453,11 +493,11 @@ mod tests {
     use crate::record;
     use crate::state::{self, InitArgs, Live};
     use ringwatch_wire::layout::Geometry;
-    use ringwatch_wire::ring::Segment;
 
     const FACTS: Facts = Facts { abi: 5, nccl: 22_809, refused: false, switchable: true, events: true };
     const ASKED: c_int = 0xf5f;
     const MS: u64 = 1_000_000;
+    const TURN: u64 = 256;
 
     fn settings() -> Settings {
         Settings { dir: None, bytes: None, budget_ppm: 10_000, detail: Detail::Auto, graphs: Graphs::Watch }
@@ -465,7 +505,9 @@ mod tests {
 
     fn governor(facts: &Facts, settings: &Settings) -> Governor {
         let words = Vec::leak((0..WORDS).map(|_| Word::new(0)).collect());
-        let g = Governor::new(words, facts, settings);
+        let geometry = Geometry::full();
+        let all = Vec::leak((0..geometry.bytes() / 8).map(|_| Word::new(0)).collect());
+        let g = Governor::new(words, &Segment::new(all, &geometry), facts, settings);
         g.begin(0);
         g
     }
@@ -553,6 +595,56 @@ mod tests {
         let first = later.iter().position(|t| *t).expect("some are timed") + 500_000;
         let begun = (first..timed.len()).find(|i| timed[*i] && !timed[i - 1]).expect("a run begins");
         assert_eq!(begun as u64 & RUN_MASK, 0, "runs begin at multiples of 32, on every rank");
+    }
+
+    #[test]
+    fn what_a_reader_wants_is_timed_first_and_within_the_budget() {
+        let g = governor(&FACTS, &settings());
+        let (mask, wanted) = stage(&g);
+        let (_, other) = stage(&g);
+        wanted.set(comm::ID, 7);
+        other.set(comm::ID, 8);
+        // stage() gave NCCL's mask a place for each: one is written.
+        g.set(MASK_AT, std::ptr::from_ref(mask).expose_provenance() as u64);
+        let every = 4_000;
+        // Kernel events are the process's: what is called while they are on is timed, whoever they are on for. So the
+        // two take turns, as a job's phases do.
+        let both = |turns: std::ops::Range<u64>| {
+            let mut timed = [0_u64; 2];
+            for turn in turns {
+                for (i, c) in [&wanted, &other].into_iter().enumerate() {
+                    for order in turn * TURN..(turn + 1) * TURN {
+                        let on = asks(mask);
+                        timed[i] += u64::from(on);
+                        g.issued(c, order, 2, on, (order + (turn + i as u64) * TURN) * every);
+                    }
+                }
+            }
+            timed
+        };
+        both(0..800);
+        let fair = both(800..2_000);
+        assert!(fair[0] > 0 && fair[1] > fair[0] / 4, "{fair:?}");
+        let (until, comm) = g.wish.expect("a segment");
+        comm.set(7);
+        until.set(now_ns() + 60_000_000_000);
+        let before = g.get(TOKENS) as i64;
+        let burst = both(2_000..3_200);
+        let wall = 1_200 * 2 * TURN * every;
+        let spent = before - g.get(TOKENS) as i64 + g.income(1_000_000) as i64 * (wall / 1_000_000) as i64;
+        assert!(spent <= (wall + DEEP_NS) as i64 / 100, "{spent} ns of {wall}");
+        assert!(
+            burst[0] * 10 >= (fair[0] + fair[1]) * 8,
+            "all that the budget has: {burst:?}, before {fair:?}"
+        );
+        // A moment that has passed is no wish, and is looked at once.
+        until.set(1);
+        let after = both(3_200..4_400);
+        assert_eq!(until.get(), 0);
+        assert!(after[1] > after[0] / 4, "{after:?}");
+        until.set(u64::MAX);
+        both(4_400..4_401);
+        assert_eq!(until.get(), 0, "nobody wants anything for centuries");
     }
 
     #[test]

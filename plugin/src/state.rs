@@ -300,7 +300,7 @@ fn open_process(page: &'static Page, version: Option<u32>, mask_at: usize, log: 
         switchable: version.is_none() || Linker::get().is_some_and(|l| l.is_static(mask_at)),
         events: events.available(),
     };
-    let governor = Governor::new(&page.governor, &facts, &settings);
+    let governor = Governor::new(&page.governor, &segment, &facts, &settings);
     governor.begin(now_ns());
     let pairs = Pairs::new(&page.pairs);
     let live = Live { segment, nonce: nonce.max(1), nccl, pairs, governor, events };

@@ -6,12 +6,13 @@
 
 #![expect(unsafe_code, reason = "maps files and handles SIGBUS")]
 
-use ringwatch_wire::layout::{FORMAT_VERSION, HEADER_BYTES, MAX_BYTES};
+use ringwatch_wire::layout::{FORMAT_VERSION, HEADER_BYTES, MAX_BYTES, head};
 use ringwatch_wire::reader::{OpenError, Reader};
 use ringwatch_wire::sync::Word;
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use std::os::unix::fs::FileTypeExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -191,6 +192,16 @@ impl Mapping {
     /// True while a process holds the segment's lock, which its writer does for as long as it lives.
     pub(super) fn is_locked(&self) -> bool {
         is_locked(&self.file)
+    }
+
+    /// Writes the two words by which a reader says of which communicator it wants detail, and until when.
+    ///
+    /// They are written through the file: the mapping stays one that cannot be written to.
+    pub(super) fn want(&self, comm: u64, until_ns: u64) -> std::io::Result<()> {
+        let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let file = std::fs::OpenOptions::new().write(true).open(own)?;
+        file.write_all_at(&comm.to_le_bytes(), head::WANTED_COMM as u64 * 8)?;
+        file.write_all_at(&until_ns.to_le_bytes(), head::WANTED_UNTIL as u64 * 8)
     }
 
     /// The segment as it is now; `None` once its owner has spoilt it.

@@ -21,7 +21,7 @@ pub use process::{now_ns, unix_ns};
 pub use reap::reap;
 pub use stacks::StackKind;
 
-use crate::model::{Liveness, SegmentId, Source, Update};
+use crate::model::{CommId, Liveness, SegmentId, Source, Update};
 use mapping::{MapError, Mapping};
 use stacks::Stacks;
 use std::collections::{BTreeMap, HashSet};
@@ -133,6 +133,17 @@ impl Segments {
         self.searched_ns = None;
         self.roots = None;
         self.looked_ns = None;
+    }
+
+    /// Asks the plugins of all processes that take part in a communicator for detail, until a moment of the host's
+    /// monotonic clock in ns: within their budget they time its operations before others. How many that are.
+    ///
+    /// # Errors
+    /// Why a segment cannot be written to: this is neither its job's user nor root. The others are asked all the same.
+    pub fn want_detail(&self, comm: CommId, until_ns: u64) -> std::io::Result<usize> {
+        let all: Vec<std::io::Result<bool>> = self.tails.values().map(|t| t.want(comm, until_ns)).collect();
+        let asked = all.iter().filter(|r| matches!(r, Ok(true))).count();
+        all.into_iter().collect::<std::io::Result<Vec<bool>>>().map(|_| asked)
     }
 
     /// The files that were refused, and why, by path.

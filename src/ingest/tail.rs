@@ -8,7 +8,7 @@ use super::process::{self, Life};
 use super::stacks::Answer;
 use super::window::{Open, Told, Window};
 use crate::model::{
-    ChannelStamp, CommRecord, HostFact, Liveness, OpRecord, SegmentId, SegmentRecord, Timing, Update,
+    ChannelStamp, CommId, CommRecord, HostFact, Liveness, OpRecord, SegmentId, SegmentRecord, Timing, Update,
 };
 use ringwatch_wire::codes::{Flaw, Loss, kind};
 use ringwatch_wire::layout::{Region, head};
@@ -173,6 +173,16 @@ impl Tail {
     /// Takes where its process is.
     pub(super) fn stack(&mut self, answer: Answer, now_ns: u64) -> Option<HostFact> {
         self.host.as_mut().map(|h| h.stack(answer, now_ns))
+    }
+
+    /// Asks its plugin for detail of a communicator; true when its process lives and takes part in it.
+    pub(super) fn want(&self, comm: CommId, until_ns: u64) -> std::io::Result<bool> {
+        let takes_part = self.comms.values().any(|(_, c)| c.comm == comm);
+        let asked = takes_part && self.record.liveness == Liveness::Alive;
+        if asked {
+            self.mapping.want(comm.0, until_ns)?;
+        }
+        Ok(asked)
     }
 
     /// True while its process lives and the last look found something new.

@@ -255,9 +255,9 @@ impl Fleet {
         }
     }
 
-    /// However long a second of the fleet takes, agents speak once a second of the clock, or they are silent.
+    /// However long a second of the fleet takes, agents speak every two seconds of the clock, or they are silent.
     async fn alive(&mut self, client: &Client) {
-        if self.alive.elapsed() < Duration::from_secs(1) {
+        if self.alive.elapsed() < Duration::from_secs(2) {
             return;
         }
         self.alive = Instant::now();

@@ -5,7 +5,9 @@ use crate::handle::{Handle, Kind, VALUE_MASK};
 use crate::record;
 use crate::settings::{Detail, Graphs, Settings};
 use ringwatch_wire::codes::kind;
+use ringwatch_wire::layout::Geometry;
 use ringwatch_wire::layout::{comm, head};
+use ringwatch_wire::ring::Segment;
 use std::cell::Cell;
 
 // A driver whose events are 500 ns apart.
@@ -55,7 +57,8 @@ fn live() -> &'static Live {
     let facts = Facts { abi: 5, nccl: 22_809, refused: true, switchable: true, events: true };
     let (detail, graphs) = (Detail::Auto, Graphs::Watch);
     let settings = Settings { dir: None, bytes: None, budget_ppm: 10_000, detail, graphs };
-    let governor = Governor::new(words(governor::WORDS), &facts, &settings);
+    let nobody = Segment::new(&[], &Geometry::full());
+    let governor = Governor::new(words(governor::WORDS), &nobody, &facts, &settings);
     let live = Live::sample(governor, Events::new(Some(driver), words(WORDS)));
     live.governor.begin(now_ns());
     live.segment.comm.claim().expect("a slot is free").1.publish();

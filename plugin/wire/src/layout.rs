@@ -48,6 +48,10 @@ pub mod head {
     pub const NEXT_COMM: usize = 96;
     /// Plans (NCCL's Group events) begun so far.
     pub const NEXT_PLAN: usize = 104;
+    /// The two words that a reader may write: the communicator of which detail is wanted, and until when, host monotonic
+    /// ns. 0 nobody wants any. The writer believes neither.
+    pub const WANTED_COMM: usize = 112;
+    pub const WANTED_UNTIL: usize = 113;
     /// Callbacks that left no record (in version 1: that were seen) and that left one, by kind; losses by reason;
     /// flaws.
     pub const REFUSED: usize = 128;

@@ -177,6 +177,11 @@ impl<'a> Segment<'a> {
         }
     }
 
+    /// A header word.
+    pub fn word(&self, i: usize) -> Option<&'a Word> {
+        self.head.get(i)
+    }
+
     /// Reads a header word.
     #[inline]
     pub fn get(&self, i: usize) -> u64 {

@@ -48,6 +48,8 @@ pub struct State {
     told: Option<Instant>,
     read: Option<Instant>,
     cleaned: Option<Instant>,
+    /// It was said that plugins cannot be asked for detail.
+    unasked: bool,
 }
 
 impl State {
@@ -76,6 +78,7 @@ impl State {
             told: None,
             read: None,
             cleaned: None,
+            unasked: false,
         }
     }
 
@@ -190,7 +193,15 @@ impl State {
         let Some((publisher, _)) = &mut self.bus else { return };
         publisher.wish(wish.operations.iter().filter_map(OperationKey::key));
         if let Some((comm, seconds)) = wish.burst.map(|b| (CommId(b.comm), b.seconds.min(BURST_SECONDS))) {
-            publisher.burst(comm, now_ns() + u64::from(seconds) * 1_000_000_000);
+            let until_ns = now_ns() + u64::from(seconds) * 1_000_000_000;
+            publisher.burst(comm, until_ns);
+            if let Err(e) = self.monitor.source().segments.want_detail(comm, until_ns)
+                && !std::mem::replace(&mut self.unasked, true)
+            {
+                eprintln!(
+                    "ringwatch: plugins cannot be asked for detail: {e}; run the agent as the jobs' user or as root"
+                );
+            }
         }
         if wish.all {
             publisher.refresh();

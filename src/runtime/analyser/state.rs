@@ -8,7 +8,7 @@ use crate::export::metrics::{Analysis, Counts, Sums};
 use crate::export::{Metrics, Own};
 use crate::ingest::{now_ns, unix_ns};
 use crate::join::{ClockPair, Pace};
-use crate::model::{CommId, Finding, SegmentId, Track};
+use crate::model::{CommId, Finding, Kind, SegmentId, Track};
 use crate::runtime::Monitor;
 use crate::runtime::daemon::{Asked, Costs};
 use std::cmp::Reverse;
@@ -30,11 +30,20 @@ const ASKED_TIMES: u32 = 3;
 const ASKED: usize = 4096;
 /// A state that has not looked for so long is not ready.
 const STALE: Duration = Duration::from_secs(5);
+/// Detail of a communicator: for how long, how often, and of how many at once.
+const DETAIL_SECONDS: u32 = 10;
+const DETAIL_EVERY: Duration = Duration::from_secs(60);
+const DETAILED: usize = 4;
 /// Nodes and bytes of findings in one answer: a server takes messages of up to 1 MiB.
 const NODES: usize = 2048;
 const FINDINGS_BYTES: usize = 384 << 10;
 /// The partition of everything where servers map to none.
 const ONLY: u32 = 0;
+
+/// True for what more records tell more about: what is slow in one communicator.
+const fn slow(kind: Kind) -> bool {
+    matches!(kind, Kind::Straggler | Kind::SlowTransfer | Kind::ChangePoint | Kind::SlowPair)
+}
 
 /// Everything known of the cluster, and who judges it.
 #[derive(Debug)]
@@ -52,6 +61,8 @@ pub struct State {
     told: BTreeMap<u64, (bool, u64, Option<String>)>,
     asked: BTreeMap<(CommId, Track, u64), u32>,
     asked_at: Option<Instant>,
+    /// Communicators of which detail was asked for, and when.
+    detailed: BTreeMap<CommId, Instant>,
     told_at: Option<Instant>,
     looked: Option<Instant>,
     pub(super) partitions: BTreeSet<u32>,
@@ -72,6 +83,7 @@ impl State {
             told: BTreeMap::new(),
             asked: BTreeMap::new(),
             asked_at: None,
+            detailed: BTreeMap::new(),
             told_at: None,
             looked: None,
             partitions: BTreeSet::from([ONLY]),
@@ -153,6 +165,9 @@ impl State {
                 continue;
             }
             self.told.insert(f.id.0, (f.open, lease, f.last_seen.clone()));
+            if fresh && slow(f.kind) {
+                self.ask_for_detail(f.communicator);
+            }
             drop(self.say.send(Say::Verdict { finding: Box::new(f), partition, lease, fresh }));
         }
         if self.told.len() > 65_536 {
@@ -186,6 +201,17 @@ impl State {
         }
         for segment in self.monitor.source_mut().take_inspected() {
             self.ask_for_stack(segment);
+        }
+    }
+
+    /// Asks for all there is to know of a communicator for a while, and its processes to time more of it.
+    fn ask_for_detail(&mut self, comm: CommId) {
+        self.detailed.retain(|_, at| at.elapsed() < DETAIL_EVERY);
+        if self.detailed.len() < DETAILED && !self.detailed.contains_key(&comm) {
+            self.detailed.insert(comm, Instant::now());
+            let burst = Some(message::Burst { comm: comm.0, seconds: DETAIL_SECONDS });
+            let wish = Wish { version: message::VERSION, burst, ..Wish::default() };
+            drop(self.say.send(Say::Wish { node: None, wish }));
         }
     }
 
@@ -331,5 +357,49 @@ impl State {
             // What only agents do.
             Asked::Batch(_) | Asked::GiveBack(_) | Asked::Wish(_) | Asked::Refresh | Asked::End => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{OperationRef, Rank};
+
+    #[test]
+    fn detail_is_asked_for_where_something_is_slow_and_not_again_and_again() {
+        let (_send, inbox) = std::sync::mpsc::sync_channel(1);
+        let (say, mut said) = tokio::sync::mpsc::unbounded_channel();
+        let mut state = State::new(Config::default(), Heard::new(inbox, Default::default()), say);
+        let finding = |kind, comm, rank| {
+            let operation = OperationRef::named("AllReduce", Track::Collective, 4);
+            Finding::new(kind, CommId(comm), vec![Rank(rank)], operation)
+        };
+        let mut bursts = |state: &mut State, new: &[Finding]| {
+            // Told at once, not with all others once a second.
+            state.told_at = Some(Instant::now());
+            state.tell(new);
+            let mut bursts = Vec::new();
+            while let Ok(s) = said.try_recv() {
+                if let Say::Wish { wish, .. } = s {
+                    bursts.extend(wish.burst.map(|b| (b.comm, b.seconds)));
+                }
+            }
+            bursts
+        };
+        assert_eq!(
+            bursts(&mut state, &[finding(Kind::Straggler, 7, 1)]),
+            [],
+            "who has no lease asks for nothing"
+        );
+        state.leases.insert(ONLY, 1);
+        let all = [
+            finding(Kind::Straggler, 7, 1),
+            finding(Kind::SlowTransfer, 7, 2),
+            finding(Kind::Mismatch, 8, 0),
+        ];
+        assert_eq!(bursts(&mut state, &all), [(7, DETAIL_SECONDS)]);
+        assert_eq!(bursts(&mut state, &[finding(Kind::Straggler, 7, 3)]), [], "it has just been asked for");
+        let many: Vec<Finding> = (10..30).map(|c| finding(Kind::ChangePoint, c, 0)).collect();
+        assert_eq!(bursts(&mut state, &many).len(), DETAILED - 1);
     }
 }
