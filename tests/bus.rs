@@ -179,7 +179,7 @@ fn golden(name: &str, made: &[u8]) -> Vec<u8> {
 fn a_message_of_version_1_means_what_it_meant() {
     let bytes = golden("envelope-1.bin", &whole().encode_to_vec());
     assert_eq!(Envelope::decode(bytes.as_slice()).expect("a message"), whole());
-    let mut reader = Reader::new();
+    let mut reader = Reader::new(std::time::Duration::from_secs(3));
     let mut told = Vec::new();
     let now = Moment { mono_ns: 80_000_000_000, unix_ns: 1_795_244_834_000_000_000 };
     reader.read("ringwatch.v1.comm.node-a.3", &bytes, Some(now), &mut told);

@@ -128,7 +128,12 @@ fn watch(name: &str, case: &Case, way: Way) -> Outcome {
     let mut aborted_ns = None;
     // The default's, which is meant for eight ranks a host.
     let budget = 65_536 * u64::from(case.ranks.div_ceil(case.nodes).div_ceil(8));
-    let mut agents = Agents { joins: BTreeMap::new(), of: BTreeMap::new(), reader: Reader::new(), budget };
+    let mut agents = Agents {
+        joins: BTreeMap::new(),
+        of: BTreeMap::new(),
+        reader: Reader::new(std::time::Duration::from_secs(3)),
+        budget,
+    };
     let mut now = 0;
     while now <= case.until.0 {
         if sims.len() == 1

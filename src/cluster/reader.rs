@@ -9,6 +9,7 @@ use super::subject::{self, Topic};
 use crate::model::{CommId, Finding, Rank, Reading, SegmentId, Track, Update};
 use prost::Message as _;
 use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
 /// Nodes that are followed at most.
 const NODES: usize = 65_536;
@@ -16,8 +17,6 @@ const NODES: usize = 65_536;
 const PROCESSES: usize = 1024;
 /// Memberships of a node that are followed at most.
 const MEMBERS: usize = 1 << 17;
-/// A node that says nothing for so long, in ns, is silent.
-const SILENT_NS: u64 = 3_000_000_000;
 /// A silent node is forgotten after this, in ns.
 const GONE_NS: u64 = 3_600_000_000_000;
 /// The longest message that is read, in bytes.
@@ -130,7 +129,7 @@ impl Node {
 }
 
 /// Follows all nodes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Reader {
     nodes: BTreeMap<String, Node>,
     /// Whose a rank is.
@@ -143,12 +142,29 @@ pub struct Reader {
     partitions: BTreeMap<u8, u32>,
     node_partitions: BTreeMap<String, u32>,
     looked_ns: u64,
+    silent_ns: u64,
 }
 
 impl Reader {
-    /// Nobody has said anything yet.
-    pub fn new() -> Self {
-        Self::default()
+    /// Nobody has said anything yet; a node that says nothing for so long is silent.
+    pub fn new(silent: Duration) -> Self {
+        Reader {
+            nodes: BTreeMap::new(),
+            ranks: HashMap::new(),
+            of: HashMap::new(),
+            refused: BTreeMap::new(),
+            announced: Vec::new(),
+            findings: Vec::new(),
+            partitions: BTreeMap::new(),
+            node_partitions: BTreeMap::new(),
+            looked_ns: 0,
+            silent_ns: nanoseconds(silent),
+        }
+    }
+
+    /// From now on a node is silent that says nothing for so long.
+    pub fn set_silent(&mut self, silent: Duration) {
+        self.silent_ns = nanoseconds(silent);
     }
 
     /// The nodes.
@@ -392,17 +408,17 @@ impl Reader {
 
     /// Lets time pass: who has said nothing for a while is silent, and who is for long is forgotten.
     pub fn look(&mut self, now_ns: u64, out: &mut Vec<Update>) {
-        if now_ns.saturating_sub(self.looked_ns) < SILENT_NS / 10 {
+        if now_ns.saturating_sub(self.looked_ns) < self.silent_ns / 10 {
             return;
         }
         // Who was asleep oneself has heard nobody.
-        let slept = now_ns.saturating_sub(self.looked_ns) > SILENT_NS;
+        let slept = now_ns.saturating_sub(self.looked_ns) > self.silent_ns;
         self.looked_ns = now_ns;
         for node in self.nodes.values_mut() {
             if slept {
-                node.heard_ns = node.heard_ns.max(now_ns.saturating_sub(SILENT_NS / 2));
+                node.heard_ns = node.heard_ns.max(now_ns.saturating_sub(self.silent_ns / 2));
             }
-            if node.silent_ns.is_none() && now_ns.saturating_sub(node.heard_ns) > SILENT_NS {
+            if node.silent_ns.is_none() && now_ns.saturating_sub(node.heard_ns) > self.silent_ns {
                 node.silent_ns = Some(node.heard_ns);
                 let since_ns = Some(node.heard_ns);
                 out.extend(node.processes.values().map(|s| Update::Silent { segment: *s, since_ns }));
@@ -419,6 +435,10 @@ impl Reader {
             self.node_partitions.remove(&name);
         }
     }
+}
+
+fn nanoseconds(d: Duration) -> u64 {
+    u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// A number of a node's own, told apart from every other node's: FNV-1a over its name, and mixed.
@@ -480,7 +500,7 @@ mod tests {
 
     #[test]
     fn garbage_and_what_came_before_are_refused_and_counted() {
-        let mut r = Reader::new();
+        let mut r = Reader::new(Duration::from_secs(3));
         let mut out = Vec::new();
         r.read(A, b"\xff\xffgarbage", at(1), &mut out);
         r.read("ringwatch.v1.comm", &envelope("a", 1).encode_to_vec(), at(1), &mut out);
@@ -503,7 +523,7 @@ mod tests {
 
     #[test]
     fn nobody_speaks_for_another_node_its_processes_or_its_ranks() {
-        let mut r = Reader::new();
+        let mut r = Reader::new(Duration::from_secs(3));
         assert_eq!(read(&mut r, A, &hello("b", 1, 0)), [], "b's words on a's subject");
         assert_eq!(refused(&r), [(Refusal::Node, 1)]);
         let a = read(&mut r, A, &hello("a", 1, 0));
@@ -529,7 +549,7 @@ mod tests {
 
     #[test]
     fn texts_of_others_cannot_steer_a_terminal_or_fill_the_memory() {
-        let mut r = Reader::new();
+        let mut r = Reader::new(Duration::from_secs(3));
         let mut e = hello("a", 1, 0);
         e.processes[0].program = format!("evil\u{1b}[2J{}", "x".repeat(100_000));
         let told = read(&mut r, A, &e);
@@ -543,7 +563,7 @@ mod tests {
 
     #[test]
     fn who_says_nothing_is_silent_until_heard_again() {
-        let mut r = Reader::new();
+        let mut r = Reader::new(Duration::from_secs(3));
         read(&mut r, A, &hello("a", 1, 0));
         let mut out = Vec::new();
         r.look(2 * S, &mut out);

@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Where the bus is, and what this node may put on it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -32,6 +33,8 @@ pub struct Settings {
     pub waiting_bytes: u64,
     /// Whether analysers may ask for stacks of this node's processes.
     pub stacks: bool,
+    /// An analyser calls a node silent that it has not heard for so long; agents speak once a second.
+    pub silent_ms: u64,
 }
 
 impl Default for Settings {
@@ -49,11 +52,17 @@ impl Default for Settings {
             bytes_per_second: 65_536,
             waiting_bytes: 4 << 20,
             stacks: true,
+            silent_ms: 3000,
         }
     }
 }
 
 impl Settings {
+    /// How long a node may say nothing.
+    pub fn silent(&self) -> Duration {
+        Duration::from_millis(self.silent_ms)
+    }
+
     /// True when there is a bus.
     pub fn is_enabled(&self) -> bool {
         !self.servers.is_empty()

@@ -142,6 +142,10 @@ impl Config {
         if self.cluster.cert.is_some() != self.cluster.key.is_some() {
             return Err(("cluster.cert", "a certificate and its key belong together".to_owned()));
         }
+        if self.cluster.silent_ms < 2000 {
+            let n = self.cluster.silent_ms;
+            return Err(("cluster.silent_ms", format!("{n} is less than 2000: agents speak once a second")));
+        }
         if self.cluster.bytes_per_second < 1024 {
             let n = self.cluster.bytes_per_second;
             return Err(("cluster.bytes_per_second", format!("{n} is less than 1024")));

@@ -6,6 +6,7 @@ use async_nats::Message;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
+use std::time::Duration;
 
 /// Messages that are read before anything else is done.
 const AT_ONCE: usize = 16_384;
@@ -31,9 +32,9 @@ pub struct Heard {
 }
 
 impl Heard {
-    /// Hears what comes in.
-    pub(super) fn new(inbox: Receiver<Hearing>, dropped: Arc<AtomicU64>) -> Self {
-        Heard { inbox, reader: Reader::new(), dropped, inspected: Vec::new(), behind: false }
+    /// Hears what comes in; a node that says nothing for so long is silent.
+    pub(super) fn new(inbox: Receiver<Hearing>, dropped: Arc<AtomicU64>, silent: Duration) -> Self {
+        Heard { inbox, reader: Reader::new(silent), dropped, inspected: Vec::new(), behind: false }
     }
 
     /// Who speaks, and what was refused.

@@ -205,7 +205,8 @@ pub async fn run(
     let dropped = Arc::new(AtomicU64::new(0));
     let (say, sayings) = tokio::sync::mpsc::unbounded_channel();
     let (tell_state, told_state) = mpsc::channel();
-    let state = State::new(config.clone(), Heard::new(inbox, Arc::clone(&dropped)), say);
+    let state =
+        State::new(config.clone(), Heard::new(inbox, Arc::clone(&dropped), config.cluster.silent()), say);
     let mut subscriptions = Vec::new();
     for topic in ["comm.>", "node.>", "part.>"] {
         let heard = client.subscribe(format!("{}.{topic}", subject::ROOT)).await;

@@ -352,6 +352,7 @@ impl State {
             Asked::Ready(reply) => drop(reply.send(self.looked.is_some_and(|t| t.elapsed() < STALE))),
             Asked::Settings(new) => {
                 self.monitor.set(new.detect);
+                self.monitor.source_mut().reader_mut().set_silent(new.cluster.silent());
                 self.config = *new;
             }
             // What only agents do.
@@ -369,7 +370,8 @@ mod tests {
     fn detail_is_asked_for_where_something_is_slow_and_not_again_and_again() {
         let (_send, inbox) = std::sync::mpsc::sync_channel(1);
         let (say, mut said) = tokio::sync::mpsc::unbounded_channel();
-        let mut state = State::new(Config::default(), Heard::new(inbox, Default::default()), say);
+        let mut state =
+            State::new(Config::default(), Heard::new(inbox, Default::default(), Duration::from_secs(3)), say);
         let finding = |kind, comm, rank| {
             let operation = OperationRef::named("AllReduce", Track::Collective, 4);
             Finding::new(kind, CommId(comm), vec![Rank(rank)], operation)
