@@ -34,6 +34,8 @@ const STALE: Duration = Duration::from_secs(5);
 const DETAIL_SECONDS: u32 = 10;
 const DETAIL_EVERY: Duration = Duration::from_secs(60);
 const DETAILED: usize = 4;
+/// How fast communicators are is looked at while somebody asked for a screen so short a time ago.
+const GLANCED: Duration = Duration::from_secs(30);
 /// Nodes and bytes of findings in one answer: a server takes messages of up to 1 MiB.
 const NODES: usize = 2048;
 const FINDINGS_BYTES: usize = 384 << 10;
@@ -65,6 +67,10 @@ pub struct State {
     detailed: BTreeMap<CommId, Instant>,
     told_at: Option<Instant>,
     looked: Option<Instant>,
+    /// When somebody last asked for a screen.
+    glanced: Option<Instant>,
+    /// Communicators that were open at the last count, and when that was.
+    communicators: Option<(u64, Instant)>,
     pub(super) partitions: BTreeSet<u32>,
 }
 
@@ -86,6 +92,8 @@ impl State {
             detailed: BTreeMap::new(),
             told_at: None,
             looked: None,
+            glanced: None,
+            communicators: None,
             partitions: BTreeSet::from([ONLY]),
         }
     }
@@ -96,7 +104,9 @@ impl State {
             let began = Instant::now();
             let new = self.monitor.step(now_ns());
             self.looked = Some(Instant::now());
-            self.pace.look(self.monitor.join(), now_ns());
+            if self.glanced.is_some_and(|t| t.elapsed() < GLANCED) {
+                self.pace.look(self.monitor.join(), now_ns());
+            }
             self.hear(told);
             self.tell(&new);
             if self.asked_at.is_none_or(|t| t.elapsed() >= ASK_EVERY) {
@@ -230,8 +240,21 @@ impl State {
         all
     }
 
+    /// Communicators that are open, as counted a moment ago: there may be very many.
+    fn communicators(&mut self) -> u64 {
+        match self.communicators {
+            Some((n, at)) if at.elapsed() < TELL_EVERY => n,
+            _ => {
+                let n = self.monitor.join().communicators().filter(|c| !c.closed()).count() as u64;
+                self.communicators = Some((n, Instant::now()));
+                n
+            }
+        }
+    }
+
     /// What is said in numbers.
     fn analysis(&mut self) -> Analysis {
+        let communicators = self.communicators();
         let mut findings = BTreeMap::new();
         let join = self.monitor.join();
         for f in self.open() {
@@ -262,7 +285,7 @@ impl State {
             dropped: self.monitor.source().dropped(),
             leases: self.partitions.iter().map(|p| (*p, self.leases.contains_key(p))).collect(),
             processes: join.processes().count() as u64,
-            communicators: join.communicators().filter(|c| !c.closed()).count() as u64,
+            communicators,
             clock_off_ns: join.hosts().iter().map(|(_, h)| off(h)).max(),
         }
     }
@@ -272,7 +295,8 @@ impl State {
     }
 
     /// What is said to readers.
-    fn reply(&self) -> Reply {
+    fn reply(&mut self) -> Reply {
+        let communicators = self.communicators();
         let reader = self.monitor.source().reader();
         let books = |n: &crate::cluster::Node| {
             let b = n.books.clone().unwrap_or_default();
@@ -325,7 +349,7 @@ impl State {
             messages,
             refused: reader.refused().iter().map(|(why, n)| (why.as_str().to_owned(), *n)).collect(),
             dropped: self.monitor.source().dropped(),
-            communicators: self.monitor.join().communicators().filter(|c| !c.closed()).count() as u64,
+            communicators,
             ranks: self.monitor.join().processes().count() as u64,
         }
     }
@@ -334,7 +358,10 @@ impl State {
     fn answer(&mut self, asked: Asked) {
         match asked {
             Asked::Cluster(reply) => drop(reply.send(Box::new(self.reply()))),
-            Asked::Glance { question, reply } => drop(reply.send(Box::new(self.glance(&question)))),
+            Asked::Glance { question, reply } => {
+                self.glanced = Some(Instant::now());
+                drop(reply.send(Box::new(self.glance(&question))));
+            }
             Asked::Snapshot { uid, reply } => {
                 let mut s = self.monitor.snapshot_of(uid, now_ns());
                 s.findings.retain(|f| f.open);
