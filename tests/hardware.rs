@@ -286,6 +286,7 @@ fn ports_interfaces_and_the_host_are_read_from_the_kernels_files() {
         drops: Some(15),
         errors: Some(1),
         downs: Some(4),
+        driver: None,
     };
     let eth1 = InterfaceFact {
         interface: "eth1".to_owned(),
@@ -398,4 +399,51 @@ fn this_machines_driver_answers() {
     for g in found.iter().map(|g| g.gpu.clone()).collect::<std::collections::BTreeSet<_>>() {
         println!("{g}: {:?} bytes a second, sent and received", rate(&all, &g));
     }
+}
+
+/// What drivers of real interfaces say: this machine's, and in a network namespace of its own a pair of veth, whose
+/// driver's names are known.
+#[test]
+fn drivers_of_interfaces_are_asked_for_their_own_counters() {
+    let test = "drivers_of_interfaces_are_asked_for_their_own_counters";
+    let made = "ip link add rwa type veth peer name rwb && ip link set rwa up && ip link set rwb up && exec \"$0\" \"$@\"";
+    let mut inside = Command::new("unshare");
+    inside.args(["-n", "sh", "-c", made]).arg(std::env::current_exe().unwrap());
+    inside.args(["--exact", "a_pair_of_veth", "--ignored", "--nocapture"]);
+    let probe = "ip link add rwp type veth peer name rwq";
+    if !Command::new("unshare").args(["-n", "sh", "-c", probe]).output().is_ok_and(|o| o.status.success()) {
+        eprintln!("SKIPPED {test}: no veth can be made in a network namespace here");
+        return;
+    }
+    let said = inside.output().unwrap();
+    let text = String::from_utf8_lossy(&said.stdout);
+    assert!(
+        said.status.success() && text.contains("1 passed"),
+        "{text}{}",
+        String::from_utf8_lossy(&said.stderr)
+    );
+}
+
+/// Run by the test above, in the namespace.
+#[test]
+#[ignore = "another test runs it in a network namespace"]
+fn a_pair_of_veth() {
+    let settings =
+        Settings { nvlink_ms: 0, gpu_ms: 0, xid_ms: 0, rdma_ms: 0, node_ms: 0, ..Settings::default() };
+    let mut samplers = Samplers::new(&settings);
+    let face = |all: Vec<Reading>, name: &str| {
+        let of = |r: Reading| if let Fact::Interface(i) = r.fact { Some(i) } else { None };
+        all.into_iter().filter_map(of).find(|i| i.interface == name)
+    };
+    let first = face(samplers.poll(1_000_000_000), "rwa").unwrap();
+    let driver = first.driver.unwrap();
+    assert_eq!(driver.get("rx_queue_*_drops"), Some(&0), "{driver:?}");
+    assert!(driver.keys().all(|k| !k.contains("ifindex") && !k.contains("packets")), "{driver:?}");
+    let soon = face(samplers.poll(2_000_000_000), "rwa").unwrap();
+    assert_eq!(soon.driver, None, "drivers are not asked every time");
+    let later = face(samplers.poll(7_000_000_000), "rwa").unwrap();
+    assert_eq!(later.driver, Some(driver));
+    // A directory's copy names interfaces that are not this machine's.
+    let copy = Samplers::below(&settings, Path::new("/proc"), Path::new("/sys")).poll(0);
+    assert_eq!(face(copy, "rwa").unwrap().driver, None);
 }

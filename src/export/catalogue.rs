@@ -211,6 +211,8 @@ catalogue! {
         "Bytes over a network interface.";
     INTERFACE_ERRORS = Counter "ringwatch_interface_errors" None, ["node", "interface", "error_type"],
         "What went wrong on a network interface: drops, errors, link downs.";
+    INTERFACE_DRIVER = Counter "ringwatch_interface_driver_events" None, ["node", "interface", "counter"],
+        "What an interface's driver counts of drops, errors, pauses and congestion, by the driver's name for it.";
     NODE_CPUS = Gauge "ringwatch_node_cpus" None, ["node"],
         "CPUs of the node.";
     NODE_CPU = Gauge "ringwatch_node_cpu_utilization_ratio" R, ["node"],

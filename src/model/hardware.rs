@@ -1,7 +1,7 @@
 //! What the machine under a job says: GPUs, their links, network ports and the host. Absent is not known, never zero.
 
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What one sampler read of one thing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -288,6 +288,10 @@ pub struct InterfaceFact {
     pub errors: Option<u64>,
     /// Times the link went down.
     pub downs: Option<u64>,
+    /// What its driver counts of what went wrong, by the names of [`crate::model::nic_counter`]; absent in readings for
+    /// which it was not asked, and where it counts nothing of that kind.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub driver: Option<BTreeMap<String, u64>>,
 }
 
 /// The host at one moment.

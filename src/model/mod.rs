@@ -8,6 +8,7 @@ mod fleet;
 mod hardware;
 mod host;
 mod ids;
+mod nic;
 mod op;
 mod snapshot;
 mod update;
@@ -23,6 +24,7 @@ pub use hardware::{
 };
 pub use host::{Exit, HostFact, ProcessState};
 pub use ids::{CommId, Rank, SegmentId, Track};
+pub use nic::{NicTrouble, nic_counter};
 pub use op::{
     Algo, ChannelStamp, DataType, Flags, Func, Lane, Launch, NetPhase, NetProgress, OpRecord, Proto, RedOp,
     Returned, Timing, Untimed, bus_factor, message_bytes, size_text,

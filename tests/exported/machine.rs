@@ -91,6 +91,7 @@ pub(crate) fn facts(ranks: u32, from_ns: u64, at_ns: u64) -> Vec<Fact> {
         drops: Some(0),
         errors: Some(0),
         downs: Some(0),
+        driver: Some([("rx_out_of_buffer".to_owned(), n), ("rx_prio*_pause".to_owned(), 0)].into()),
     };
     facts.push(Fact::Interface(interface));
     let node = NodeFact {

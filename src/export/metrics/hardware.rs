@@ -3,7 +3,9 @@
 use super::family::Families;
 use crate::export::catalogue as c;
 use crate::join::{Hardware, Wire, WireTotals};
-use crate::model::{GpuFact, InterfaceFact, LinkFact, Moved, NodeFact, PortFact, SamplerFact, Throttle};
+use crate::model::{
+    GpuFact, InterfaceFact, LinkFact, Moved, NodeFact, PortFact, SamplerFact, Throttle, nic_counter,
+};
 use std::collections::BTreeMap;
 
 /// All reasons, so that a reason that does not hold is zero and not absent.
@@ -138,6 +140,15 @@ fn interface(out: &mut Families, node: &str, i: &InterfaceFact) {
     out.known(c::INTERFACE_BYTES, &with("receive"), whole(i.rx_bytes));
     for (kind, n) in [("drop", i.drops), ("error", i.errors), ("link_down", i.downs)] {
         out.known(c::INTERFACE_ERRORS, &with(kind), whole(n));
+    }
+    // Names come from a list, whoever recorded the reading.
+    for (name, n) in i.driver.iter().flatten() {
+        let counter = nic_counter(name).filter(|(known, _)| known == name);
+        out.known(
+            c::INTERFACE_DRIVER,
+            &with(counter.map_or("", |(known, _)| known)),
+            counter.map(|_| *n as f64),
+        );
     }
 }
 

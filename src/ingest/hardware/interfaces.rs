@@ -1,5 +1,6 @@
-//! Network interfaces, from /sys/class/net, and from /proc/net/dev where that is all there is.
+//! Network interfaces, from /sys/class/net, and from /proc/net/dev where that is all there is; and from their drivers.
 
+use super::ethtool::Ethtool;
 use super::files::{entries, number, sum, text};
 use super::{Absent, Batch, Sampler};
 use crate::ingest::decode::steers;
@@ -16,12 +17,25 @@ pub struct Interfaces {
     dev: PathBuf,
     class: PathBuf,
     period: Duration,
+    drivers: Option<Drivers>,
+}
+
+/// The interfaces' drivers: asked more rarely, since some ask the device in turn.
+#[derive(Debug)]
+struct Drivers {
+    period_ns: u64,
+    due_ns: u64,
+    ethtool: Ethtool,
 }
 
 impl Interfaces {
-    /// Over these copies of /proc and /sys.
-    pub fn new(proc: &Path, sys: &Path, period: Duration) -> Self {
-        Interfaces { dev: proc.join("net/dev"), class: sys.join("class/net"), period }
+    /// Over these copies of /proc and /sys; this machine's drivers are asked as often as is said, or not at all.
+    pub fn new(proc: &Path, sys: &Path, period: Duration, drivers: Option<Duration>) -> Self {
+        let drivers = drivers.and_then(|every| {
+            let period_ns = u64::try_from(every.as_nanos()).unwrap_or(u64::MAX);
+            Some(Drivers { period_ns, due_ns: 0, ethtool: Ethtool::new().ok()? })
+        });
+        Interfaces { dev: proc.join("net/dev"), class: sys.join("class/net"), period, drivers }
     }
 }
 
@@ -86,9 +100,14 @@ impl Sampler for Interfaces {
                 self.class.display()
             )));
         }
+        let mut drivers = self.drivers.as_mut().filter(|d| d.due_ns <= now_ns);
+        if let Some(d) = &mut drivers {
+            d.due_ns = now_ns.saturating_add(d.period_ns);
+        }
         for mut fact in facts.into_iter().take(TOLD) {
             let dir = self.class.join(&fact.interface);
             complete(&mut fact, &dir);
+            fact.driver = drivers.as_mut().and_then(|d| d.ethtool.counters(&fact.interface));
             batch.tell(now_ns, Fact::Interface(fact));
         }
         Ok(())

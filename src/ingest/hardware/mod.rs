@@ -3,6 +3,7 @@
 //! Whatever is not there, or may not be asked, is said once; the other samplers go on. Drivers answer slowly, so that
 //! the loop belongs on a thread of its own: [`Samplers`] can be sent to one, and says when it is next due.
 
+mod ethtool;
 mod files;
 mod interfaces;
 mod node;
@@ -52,6 +53,9 @@ pub struct Settings {
     pub rdma_ms: u64,
     /// Between two readings of the network interfaces, in ms; 0 leaves them out.
     pub interfaces_ms: u64,
+    /// Between two questions to the interfaces' drivers for their own counters, in ms. They come with the interfaces; 0
+    /// leaves them out.
+    pub ethtool_ms: u64,
     /// Between two readings of the host's own load, in ms; 0 leaves them out.
     pub node_ms: u64,
 }
@@ -68,6 +72,7 @@ impl Default for Settings {
             xid_ms: 200,
             rdma_ms: 1_000,
             interfaces_ms: 1_000,
+            ethtool_ms: 5_000,
             node_ms: 1_000,
         }
     }
@@ -136,11 +141,16 @@ impl std::fmt::Debug for Samplers {
 impl Samplers {
     /// Those of this machine, or the recording that the settings name in their place.
     pub fn new(settings: &Settings) -> Self {
-        Self::below(settings, Path::new("/proc"), Path::new("/sys"))
+        Self::with(settings, Path::new("/proc"), Path::new("/sys"), true)
     }
 
-    /// The same, over a copy of the kernel's directories.
+    /// The same, over a copy of the kernel's directories. Drivers of interfaces are not asked: those that would answer are
+    /// this machine's.
     pub fn below(settings: &Settings, proc: &Path, sys: &Path) -> Self {
+        Self::with(settings, proc, sys, false)
+    }
+
+    fn with(settings: &Settings, proc: &Path, sys: &Path, is_this_machine: bool) -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let mut all = Samplers { host, entries: Vec::new() };
         if !settings.enabled {
@@ -165,7 +175,8 @@ impl Samplers {
             all.add(Box::new(Rdma::new(sys, period)));
         }
         if let Some(period) = every(settings.interfaces_ms) {
-            all.add(Box::new(Interfaces::new(proc, sys, period)));
+            let drivers = every(settings.ethtool_ms).filter(|_| is_this_machine);
+            all.add(Box::new(Interfaces::new(proc, sys, period, drivers)));
         }
         if let Some(period) = every(settings.node_ms) {
             all.add(Box::new(Node::new(proc, period)));

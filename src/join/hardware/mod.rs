@@ -86,9 +86,12 @@ impl Hardware {
                 self.note(&host, at_ns, &Device::Port(p.device.clone(), p.port), changes);
                 put(&mut self.ports, key, at_ns, p);
             }
-            Fact::Interface(i) => {
+            Fact::Interface(mut i) => {
                 let key = (host.clone(), i.interface.clone());
-                let changes = history::of_interface(self.interfaces.get(&key).map(|(_, b)| b), &i);
+                let before = self.interfaces.get(&key).map(|(_, b)| b);
+                // Drivers are asked more rarely than the rest is read.
+                i.driver = i.driver.or_else(|| before.and_then(|b| b.driver.clone()));
+                let changes = history::of_interface(before, &i);
                 self.note(&host, at_ns, &Device::Interface(i.interface.clone()), changes);
                 put(&mut self.interfaces, key, at_ns, i);
             }
