@@ -3,14 +3,18 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use ringwatch::ingest::hardware::{Samplers, Settings};
+use futures_util::stream::unfold;
+use ringwatch::ingest::hardware::{Pods, Samplers, Settings};
 use ringwatch::ingest::now_ns;
 use ringwatch::model::{
-    AlarmKind, Fact, GpuFact, InterfaceFact, NodeFact, PortFact, Reading, SamplerFact, Throttle, Traffic,
+    AlarmKind, Fact, GpuFact, Holder, InterfaceFact, NodeFact, PodsFact, PortFact, Reading, SamplerFact,
+    Throttle, Traffic,
 };
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
+use tonic::codegen::{BoxFuture, Service, http};
+use tonic::{Code, Status};
 
 const FIRST: &str = "0000:1a:00.0";
 const SECOND: &str = "0000:1b:00.0";
@@ -446,4 +450,198 @@ fn a_pair_of_veth() {
     // A directory's copy names interfaces that are not this machine's.
     let copy = Samplers::below(&settings, Path::new("/proc"), Path::new("/sys")).poll(0);
     assert_eq!(face(copy, "rwa").unwrap().driver, None);
+}
+
+/// The kubelet's messages as its own definitions have them, with what is not read.
+mod kubelet {
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(crate) struct ListRequest {}
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(crate) struct ListResponse {
+        #[prost(message, repeated, tag = "1")]
+        pub(crate) pod_resources: Vec<PodResources>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(crate) struct PodResources {
+        #[prost(string, tag = "1")]
+        pub(crate) name: String,
+        #[prost(string, tag = "2")]
+        pub(crate) namespace: String,
+        #[prost(message, repeated, tag = "3")]
+        pub(crate) containers: Vec<ContainerResources>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(crate) struct ContainerResources {
+        #[prost(string, tag = "1")]
+        pub(crate) name: String,
+        #[prost(message, repeated, tag = "2")]
+        pub(crate) devices: Vec<ContainerDevices>,
+        #[prost(int64, repeated, tag = "3")]
+        pub(crate) cpu_ids: Vec<i64>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(crate) struct ContainerDevices {
+        #[prost(string, tag = "1")]
+        pub(crate) resource_name: String,
+        #[prost(string, repeated, tag = "2")]
+        pub(crate) device_ids: Vec<String>,
+        #[prost(message, optional, tag = "3")]
+        pub(crate) topology: Option<TopologyInfo>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(crate) struct TopologyInfo {
+        #[prost(message, repeated, tag = "1")]
+        pub(crate) nodes: Vec<NumaNode>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(crate) struct NumaNode {
+        #[prost(int64, tag = "1")]
+        pub(crate) id: i64,
+    }
+}
+
+/// What it answers.
+type Said = Result<kubelet::ListResponse, Status>;
+
+#[derive(Clone)]
+struct Kubelet(Said);
+
+impl tonic::server::NamedService for Kubelet {
+    const NAME: &'static str = "v1.PodResourcesLister";
+}
+
+impl tonic::server::UnaryService<kubelet::ListRequest> for Kubelet {
+    type Response = kubelet::ListResponse;
+    type Future = BoxFuture<tonic::Response<Self::Response>, Status>;
+
+    fn call(&mut self, _: tonic::Request<kubelet::ListRequest>) -> Self::Future {
+        let said = self.0.clone().map(tonic::Response::new);
+        Box::pin(async move { said })
+    }
+}
+
+impl Service<http::Request<tonic::body::Body>> for Kubelet {
+    type Response = http::Response<tonic::body::Body>;
+    type Error = std::convert::Infallible;
+    type Future = BoxFuture<Self::Response, Self::Error>;
+
+    fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), Self::Error>> {
+        std::task::Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
+        let own = self.clone();
+        Box::pin(async move {
+            assert_eq!(request.uri().path(), "/v1.PodResourcesLister/List");
+            let codec = tonic_prost::ProstCodec::<kubelet::ListResponse, kubelet::ListRequest>::default();
+            Ok(tonic::server::Grpc::new(codec).unary(own, request).await)
+        })
+    }
+}
+
+/// A server at a socket, for as long as the runtime lives.
+fn serve(socket: &Path, said: Said) -> tokio::runtime::Runtime {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let listener = {
+        let _in = runtime.enter();
+        tokio::net::UnixListener::bind(socket).unwrap()
+    };
+    let incoming =
+        Box::pin(unfold(listener, |l| async move { Some((l.accept().await.map(|(stream, _)| stream), l)) }));
+    runtime.spawn(async move {
+        tonic::transport::Server::builder()
+            .add_service(Kubelet(said))
+            .serve_with_incoming(incoming)
+            .await
+            .unwrap();
+    });
+    runtime
+}
+
+/// What the sampler says, one look a second of its own clock, until it says something.
+fn first_words(samplers: &mut Samplers) -> Vec<Fact> {
+    let begun = Instant::now();
+    for second in 1.. {
+        let said: Vec<Fact> = samplers.poll(second * 1_000_000_000).into_iter().map(|r| r.fact).collect();
+        if !said.is_empty() {
+            return said;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "it says nothing");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    unreachable!("it returns or fails")
+}
+
+fn pods(socket: &Path) -> Samplers {
+    Samplers::of("a", vec![Box::new(Pods::new(socket.to_owned()))])
+}
+
+#[test]
+fn the_kubelet_tells_which_container_has_which_gpu() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("kubelet.sock");
+    let devices = |resource: &str, ids: &[&str]| kubelet::ContainerDevices {
+        resource_name: resource.to_owned(),
+        device_ids: ids.iter().map(|i| (*i).to_owned()).collect(),
+        topology: Some(kubelet::TopologyInfo { nodes: vec![kubelet::NumaNode { id: 1 }] }),
+    };
+    let pod = |name: &str, all: Vec<kubelet::ContainerDevices>| kubelet::PodResources {
+        name: name.to_owned(),
+        namespace: "ml".to_owned(),
+        containers: vec![kubelet::ContainerResources {
+            name: "main".to_owned(),
+            devices: all,
+            cpu_ids: vec![2, 3],
+        }],
+    };
+    let said = kubelet::ListResponse {
+        pod_resources: vec![
+            pod(
+                "train-0",
+                vec![devices("nvidia.com/gpu", &["GPU-a", "GPU-b"]), devices("rdma/hca", &["mlx5_0"])],
+            ),
+            pod("train-1", vec![devices("nvidia.com/gpu.shared", &["GPU-c::3"])]),
+            pod("\u{1b}[2J", vec![devices("nvidia.com/gpu", &["GPU-d"])]),
+            pod("idle", vec![]),
+        ],
+    };
+    let _runtime = serve(&socket, Ok(said));
+    let told = first_words(&mut pods(&socket));
+    let holder = |device: &str, pod: &str| Holder {
+        device: device.to_owned(),
+        pod: pod.to_owned(),
+        namespace: "ml".to_owned(),
+        container: "main".to_owned(),
+    };
+    let holders = vec![holder("GPU-a", "train-0"), holder("GPU-b", "train-0"), holder("GPU-c::3", "train-1")];
+    assert_eq!(told[0], Fact::Pods(PodsFact { holders }));
+    assert!(matches!(&told[1], Fact::Sampler(s) if s.sampler == "pods" && s.absent.is_none()), "{told:?}");
+}
+
+#[test]
+fn a_kubelet_that_is_not_there_is_not_spoken_of_and_one_that_refuses_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("kubelet.sock");
+    let mut none = pods(&socket);
+    let said: Vec<Reading> = (0..300).flat_map(|second| none.poll(second * 1_000_000_000)).collect();
+    assert_eq!(said, [], "most machines have none");
+
+    let absent = |socket: &Path| match first_words(&mut pods(socket)).as_slice() {
+        [Fact::Sampler(s)] => s.absent.clone().unwrap(),
+        other => panic!("{other:?}"),
+    };
+    let _runtime = serve(&socket, Err(Status::new(Code::ResourceExhausted, "rejected by rate limit")));
+    let why = absent(&socket);
+    assert!(why.contains("kubelet.sock") && why.contains("rejected by rate limit"), "{why}");
+    // Somebody listens and never says a word; an answer is not waited for without end.
+    let deaf = dir.path().join("deaf.sock");
+    let _listener = std::os::unix::net::UnixListener::bind(&deaf).unwrap();
+    let why = absent(&deaf);
+    assert!(why.contains("no answer within 3 s"), "{why}");
 }

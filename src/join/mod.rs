@@ -53,7 +53,7 @@ pub use usage::{Busy, Exchanged};
 pub use waits::{Front, Lack, Origin, Stage, Stall, Waits};
 pub use wire::{Shape, Wire, expected, transfer};
 
-use crate::model::{CommId, HostFact, Lane, Liveness, OpRecord, SegmentId, SegmentRecord, Update};
+use crate::model::{CommId, Holder, HostFact, Lane, Liveness, OpRecord, SegmentId, SegmentRecord, Update};
 use finished::Outbox;
 use kept::{COUNTED, Kept, Stale};
 use roster::{Condition, Roster};
@@ -509,6 +509,31 @@ impl Join {
     /// What the machines under the jobs said.
     pub fn hardware(&self) -> &Hardware {
         &self.hardware
+    }
+
+    /// What is known of whose a process is, by OpenTelemetry's names where it has some: what its environment and its cgroup
+    /// say, and the pod that its GPUs were given to, where these name no other one.
+    pub fn labels(&self, segment: SegmentId) -> BTreeMap<String, String> {
+        let Some(process) = self.processes.get(&segment) else { return BTreeMap::new() };
+        let record = &process.record;
+        let mut labels = record.job.labels.clone();
+        let gpus = self
+            .roster
+            .seats(segment)
+            .iter()
+            .filter_map(|(comm, rank)| self.comms.get(comm)?.members().get(rank)?.record.gpu.as_deref());
+        let mut holders = gpus.map(|gpu| self.hardware.holder(&record.host, gpu, self.now_ns));
+        let Some(Some(holder)) = holders.next() else { return labels };
+        let of = |h: &Holder| [("k8s.pod.name", h.pod.clone()), ("k8s.namespace.name", h.namespace.clone())];
+        let same =
+            |h: Option<&Holder>| h.is_some_and(|h| of(h) == of(holder) && h.container == holder.container);
+        let names_another = of(holder).iter().any(|(k, v)| labels.get(*k).is_some_and(|known| known != v));
+        if names_another || !holders.all(same) {
+            return labels;
+        }
+        labels.extend(of(holder).map(|(k, v)| (k.to_owned(), v)));
+        labels.entry("k8s.container.name".to_owned()).or_insert_with(|| holder.container.clone());
+        labels
     }
 
     /// The classes of operations.

@@ -32,6 +32,8 @@ pub enum Fact {
     Interface(InterfaceFact),
     /// The host itself.
     Node(NodeFact),
+    /// Which containers were given which devices.
+    Pods(PodsFact),
     /// A sampler about itself.
     Sampler(SamplerFact),
 }
@@ -318,10 +320,32 @@ pub struct NodeFact {
     pub oom_kills: Option<u64>,
 }
 
+/// Which containers were given which devices, as the kubelet says: all of the host, each time.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PodsFact {
+    /// Who has what.
+    pub holders: Vec<Holder>,
+}
+
+/// A container that was given a device.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Holder {
+    /// The device as its plugin names it: a GPU's UUID, or its index.
+    pub device: String,
+    /// The pod.
+    pub pod: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// The container.
+    pub container: String,
+}
+
 /// A sampler about itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SamplerFact {
-    /// Its name: `nvlink`, `gpu`, `xid`, `rdma`, `interfaces`, `node`, `recording`.
+    /// Its name: `nvlink`, `gpu`, `xid`, `rdma`, `interfaces`, `node`, `pods`, `recording`.
     pub sampler: String,
     /// Why it gives nothing; absent while it gives something.
     pub absent: Option<String>,

@@ -19,8 +19,8 @@ pub use finding::{
 };
 pub use fleet::{At, Fleet, NodeCell, NodeState, Rest, Totals};
 pub use hardware::{
-    Alarm, AlarmKind, Fact, GpuFact, InterfaceFact, LinkFact, Moved, NodeFact, PcieFact, PeerFact, PortFact,
-    Reading, Remote, SamplerFact, Throttle, Traffic, Xid, pci_address,
+    Alarm, AlarmKind, Fact, GpuFact, Holder, InterfaceFact, LinkFact, Moved, NodeFact, PcieFact, PeerFact,
+    PodsFact, PortFact, Reading, Remote, SamplerFact, Throttle, Traffic, Xid, pci_address,
 };
 pub use host::{Exit, HostFact, ProcessState};
 pub use ids::{CommId, Rank, SegmentId, Track};

@@ -8,12 +8,14 @@ mod files;
 mod interfaces;
 mod node;
 mod nvml;
+mod pods;
 mod rdma;
 mod recorded;
 
 pub use interfaces::Interfaces;
 pub use node::Node;
 pub use nvml::Nvml;
+pub use pods::Pods;
 pub use rdma::Rdma;
 pub use recorded::{Recorded, Recorder, RecordingError};
 
@@ -114,6 +116,10 @@ pub trait Sampler: Send {
     fn name(&self) -> &'static str;
     /// How often it wants to be asked.
     fn period(&self) -> Duration;
+    /// True for what most machines lack: as long as it gave nothing its absence is not told.
+    fn is_optional(&self) -> bool {
+        false
+    }
     /// Asks. Absent is for all that it asks; a single question without an answer is one failure.
     fn sample(&mut self, now_ns: u64, batch: &mut Batch) -> Result<(), Absent>;
 }
@@ -191,7 +197,8 @@ impl Samplers {
         all
     }
 
-    fn add(&mut self, sampler: Box<dyn Sampler>) {
+    /// Adds one.
+    pub fn add(&mut self, sampler: Box<dyn Sampler>) {
         let fact = SamplerFact {
             sampler: sampler.name().to_owned(),
             absent: None,
@@ -228,7 +235,8 @@ impl Samplers {
             };
             e.fact.absent = absent;
             let old = e.told_ns.is_none_or(|t| now_ns.saturating_sub(t) >= SELF_NS);
-            if changed || old && e.fact.absent.is_none() {
+            let quiet = e.sampler.is_optional() && e.fact.readings == 0 && e.fact.failures == 0;
+            if !quiet && (changed || old && e.fact.absent.is_none()) {
                 e.told_ns = Some(now_ns);
                 batch.tell(now_ns, Fact::Sampler(e.fact.clone()));
             }

@@ -1,12 +1,14 @@
 //! The machines under the jobs: the last readings of everything, what became of it, and what moved when.
 
 mod history;
+mod pods;
 
 pub use history::{Device, Incident, LinkError, Moment, Trouble};
 
 use super::attribution::{Books, Carried, WireTotals, WireWindow};
 use crate::model::{
-    Fact, GpuFact, InterfaceFact, NodeFact, PortFact, Reading, SamplerFact, Traffic, Xid, pci_address,
+    Fact, GpuFact, InterfaceFact, NodeFact, PodsFact, PortFact, Reading, SamplerFact, Traffic, Xid,
+    pci_address,
 };
 use history::{MOMENTS, keep};
 use std::collections::{BTreeMap, VecDeque};
@@ -39,6 +41,7 @@ pub struct Hardware {
     ports: BTreeMap<(String, String, u32), (u64, PortFact)>,
     interfaces: BTreeMap<(String, String), (u64, InterfaceFact)>,
     nodes: BTreeMap<String, (u64, NodeFact)>,
+    pods: BTreeMap<String, (u64, PodsFact)>,
     samplers: BTreeMap<(String, String), SamplerFact>,
 }
 
@@ -99,6 +102,10 @@ impl Hardware {
                 let changes = history::of_node(self.nodes.get(&host).map(|(_, b)| b), &n);
                 self.note(&host, at_ns, &Device::Node, changes);
                 put(&mut self.nodes, host, at_ns, n);
+            }
+            Fact::Pods(mut p) => {
+                p.holders.truncate(DEVICES_KEPT);
+                put(&mut self.pods, host, at_ns, p);
             }
             Fact::Sampler(s) => {
                 if self.samplers.len() < DEVICES_KEPT {

@@ -2,7 +2,9 @@
 
 use crate::join::testing::{all_reduce, member, process};
 use crate::join::{Join, Wire, WireWindow};
-use crate::model::{CommRecord, Fact, Func, Moved, Reading, Traffic, Update};
+use crate::model::{
+    CommRecord, Fact, Func, GpuFact, Holder, Moved, PodsFact, Reading, SegmentId, Traffic, Update,
+};
 
 const S: u64 = 1_000_000_000;
 const MS: u64 = 1_000_000;
@@ -167,4 +169,59 @@ fn weak_links_are_those_far_below_their_siblings() {
     let mut idle = Join::new();
     read(&mut idle, gpu, S, 2 * S, 10.0, &[10.0, 10.0, 0.0]);
     assert_eq!(idle.hardware().weak_links("node", gpu, 0), []);
+}
+
+#[test]
+fn a_process_gets_the_names_of_the_pod_that_its_gpus_were_given_to() {
+    let labels = |held: &[(&str, &str)], own: &[(&str, &str)], now_s: u64| {
+        let mut j = Join::new();
+        let Update::Segment(mut s) = process(0) else { unreachable!("a process") };
+        s.job.labels = own.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        j.feed(Update::Segment(s));
+        j.feed(on_gpu(member(0, 2, 0), "0000:1A:00.0"));
+        let gpu = GpuFact {
+            gpu: "0000:1a:00.0".to_owned(),
+            uuid: Some("GPU-a".to_owned()),
+            index: Some(3),
+            ..GpuFact::default()
+        };
+        let holder = |(device, pod): &(&str, &str)| Holder {
+            device: (*device).to_owned(),
+            pod: (*pod).to_owned(),
+            namespace: "ml".to_owned(),
+            container: "main".to_owned(),
+        };
+        let pods = PodsFact { holders: held.iter().map(holder).collect() };
+        for fact in [Fact::Gpu(Box::new(gpu)), Fact::Pods(pods)] {
+            j.feed(Update::Hardware(Box::new(Reading { host: "node".to_owned(), at_ns: 10 * S, fact })));
+        }
+        j.tick(now_s * S);
+        let named = j.labels(SegmentId(1));
+        let get = |k: &str| named.get(k).cloned().unwrap_or_else(|| "-".to_owned());
+        ["k8s.pod.name", "k8s.namespace.name", "k8s.container.name"].map(get).join(" ")
+    };
+    let train = "train-0 ml main";
+    assert_eq!(labels(&[("GPU-b", "other"), ("GPU-a", "train-0")], &[], 20), train);
+    assert_eq!(
+        labels(&[("3", "train-0"), ("GPU-a::1", "train-0")], &[], 20),
+        train,
+        "by index, and shared with itself"
+    );
+    assert_eq!(
+        labels(&[("GPU-a", "train-0")], &[("k8s.pod.name", "train-0")], 20),
+        train,
+        "what is not known is added"
+    );
+    assert_eq!(
+        labels(&[("GPU-a::1", "train-0"), ("GPU-a::2", "train-1")], &[], 20),
+        "- - -",
+        "whose it is is not known"
+    );
+    assert_eq!(
+        labels(&[("GPU-a", "train-0")], &[("k8s.pod.name", "mine")], 20),
+        "mine - -",
+        "nothing is mixed"
+    );
+    assert_eq!(labels(&[("GPU-a", "train-0")], &[], 90), "- - -", "a kubelet that is silent says nothing");
+    assert_eq!(labels(&[("MIG-a", "train-0")], &[], 20), "- - -");
 }
