@@ -283,6 +283,7 @@ fn ports_interfaces_and_the_host_are_read_from_the_kernels_files() {
         all.iter().filter_map(|r| if let Fact::Interface(i) = &r.fact { Some(i) } else { None }).collect();
     let eth0 = InterfaceFact {
         interface: "eth0".to_owned(),
+        device: None,
         up: Some(true),
         speed_mbit_per_s: Some(100_000),
         tx_bytes: Some(700_000),

@@ -276,6 +276,8 @@ pub struct PortFact {
 pub struct InterfaceFact {
     /// Its name, `eth0`.
     pub interface: String,
+    /// The device behind it, as sysfs names it: a PCI address mostly. Absent for what is made of software: bridges, veth.
+    pub device: Option<String>,
     /// True when it is up.
     pub up: Option<bool>,
     /// Speed in Mb/s.

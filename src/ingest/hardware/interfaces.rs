@@ -61,6 +61,11 @@ fn complete(fact: &mut InterfaceFact, dir: &Path) {
         Some("down" | "lowerlayerdown" | "notpresent") => Some(false),
         _ => None,
     };
+    // A link to the device; what it is called there is nobody's text.
+    let device = std::fs::read_link(dir.join("device")).ok();
+    fact.device = device
+        .and_then(|d| Some(d.file_name()?.to_str()?.to_owned()))
+        .filter(|name| !name.is_empty() && !name.chars().any(steers));
     // Of an interface that is down, or has no speed, it says -1.
     fact.speed_mbit_per_s = number(&dir.join("speed")).filter(|n| *n > 0);
     fact.downs = number(&dir.join("carrier_down_count"));
