@@ -249,6 +249,21 @@ catalogue! {
         "Bytes on a GPU's NVLinks that belong to no operation that is known.";
     WIRE_UNKNOWN = Counter "ringwatch_wire_unknown_bytes" B, ["node", "gpu", "direction"],
         "Bytes on a GPU's NVLinks in seconds with operations of which it is not known what they should move.";
+    NETWORK_MEASURED = Counter "ringwatch_network_measured_bytes" B, ["node", "direction"],
+        "Bytes over a node's RDMA ports, or its interfaces of hardware where it has none, since this agent started.";
+    NETWORK_EXPECTED = Counter "ringwatch_network_expected_bytes" B,
+        ["node", "communicator", "collective", "direction"],
+        "Bytes that operations should have put on a node's network, by algorithm, protocol, size, ranks and nodes.";
+    NETWORK_COMPARABLE = Counter "ringwatch_network_comparable_bytes" B,
+        ["node", "communicator", "collective", "direction"],
+        "Those of them that fell into seconds in which the node's counters were read.";
+    NETWORK_ATTRIBUTED = Counter "ringwatch_network_attributed_bytes" B,
+        ["node", "communicator", "collective", "direction"],
+        "Bytes that the counters moved for them in these seconds; over the comparable ones, near 1.";
+    NETWORK_FOREIGN = Counter "ringwatch_network_foreign_bytes" B, ["node", "direction"],
+        "Bytes on a node's network that belong to no operation that is known.";
+    NETWORK_UNKNOWN = Counter "ringwatch_network_unknown_bytes" B, ["node", "direction"],
+        "Bytes on a node's network in seconds with operations of which it is not known what they should move.";
     PCIE_BYTES = Counter "ringwatch_pcie_bytes" B, ["node", "gpu", "direction"],
         "Bytes over PCIe since this agent started.";
     PCIE_LANES = Gauge "ringwatch_pcie_lanes" None, ["node", "gpu", "state"],

@@ -51,7 +51,7 @@ pub use timing::{Kernel, believed, kernel, not_before, started};
 pub use trend::{Block, Change, Trend, median, spread};
 pub use usage::{Busy, Exchanged};
 pub use waits::{Front, Lack, Origin, Stage, Stall, Waits};
-pub use wire::{Shape, Wire, expected, transfer};
+pub use wire::{Shape, Wire, crossing, expected, transfer};
 
 use crate::model::{CommId, Holder, HostFact, Lane, Liveness, OpRecord, SegmentId, SegmentRecord, Update};
 use finished::Outbox;
@@ -139,6 +139,8 @@ impl Join {
     /// Whose clock times are to be on, where processes of other hosts are fed.
     pub fn observe_from(&mut self, observer: ClockPair) {
         self.observer = Some(observer);
+        // Of other hosts' operations only a part comes.
+        self.hardware.leave_networks();
     }
 
     /// Takes one update.
@@ -220,7 +222,7 @@ impl Join {
             }
             Update::Hardware(reading) => {
                 self.hardware.take(*reading);
-                self.outbox.meter(self.hardware.is_metered());
+                self.outbox.meter(self.hardware.is_metered(), self.hardware.is_networked());
             }
         }
     }
@@ -241,7 +243,7 @@ impl Join {
             Lane::Collective | Lane::Replay => comm.stale.operations = true,
             Lane::Send(_) | Lane::Recv(_) => comm.stale.transfers = true,
         }
-        comm.metered = self.outbox.metered();
+        comm.metered = self.outbox.metered() || self.outbox.networked() && comm.spans_nodes();
         comm.operation(op, said, clock, &mut process.busy, unsure, self.now_ns);
     }
 
@@ -346,6 +348,11 @@ impl Join {
         for (segment, gpu, carried) in self.outbox.take_carried() {
             if let Some(p) = self.processes.get(&segment) {
                 self.hardware.carry(&p.record.host, &gpu, &carried);
+            }
+        }
+        for (segment, carried) in self.outbox.take_crossed() {
+            if let Some(p) = self.processes.get(&segment) {
+                self.hardware.cross(&p.record.host, carried);
             }
         }
         self.align();

@@ -31,6 +31,9 @@ pub(super) fn gather(out: &mut Families, hardware: &Hardware) {
     for (node, gpu, w) in hardware.wires() {
         wires(out, node, gpu, w);
     }
+    for (node, w) in hardware.networks() {
+        network(out, node, w);
+    }
     for (node, _, p) in hardware.ports() {
         port(out, node, p);
     }
@@ -107,6 +110,19 @@ fn wires(out: &mut Families, node: &str, gpu: &str, w: &WireTotals) {
         ways(out, c::WIRE_EXPECTED, &labels, share.expected);
         ways(out, c::WIRE_COMPARABLE, &labels, share.comparable);
         ways(out, c::WIRE_ATTRIBUTED, &labels, share.attributed);
+    }
+}
+
+fn network(out: &mut Families, node: &str, w: &WireTotals) {
+    ways(out, c::NETWORK_MEASURED, &[node], w.measured);
+    ways(out, c::NETWORK_FOREIGN, &[node], w.foreign);
+    ways(out, c::NETWORK_UNKNOWN, &[node], w.unknown);
+    for (comm, func, share) in w.by() {
+        let comm = comm.to_string();
+        let labels = [node, &*comm, func.as_str()];
+        ways(out, c::NETWORK_EXPECTED, &labels, share.expected);
+        ways(out, c::NETWORK_COMPARABLE, &labels, share.comparable);
+        ways(out, c::NETWORK_ATTRIBUTED, &labels, share.attributed);
     }
 }
 

@@ -1,6 +1,7 @@
 //! The machines under the jobs: the last readings of everything, what became of it, and what moved when.
 
 mod history;
+mod network;
 mod pods;
 
 pub use history::{Device, Incident, LinkError, Moment, Trouble};
@@ -11,6 +12,7 @@ use crate::model::{
     pci_address,
 };
 use history::{MOMENTS, keep};
+use network::Network;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Traffic readings of one GPU that are kept: 100 s of them at ten a second.
@@ -36,6 +38,8 @@ pub struct Hardware {
     moments: BTreeMap<GpuKey, VecDeque<Moment>>,
     traffic: BTreeMap<GpuKey, VecDeque<(u64, Traffic)>>,
     books: BTreeMap<GpuKey, Books>,
+    networks: BTreeMap<String, Network>,
+    without_networks: bool,
     xids: VecDeque<(u64, String, Xid)>,
     incidents: BTreeMap<String, VecDeque<Incident>>,
     ports: BTreeMap<(String, String, u32), (u64, PortFact)>,
@@ -84,12 +88,14 @@ impl Hardware {
             }
             Fact::Alarm(a) => self.note(&host, at_ns, &Device::gpu(&a.gpu), vec![Trouble::Alarm(a.kind)]),
             Fact::Port(p) => {
+                self.port_moved(&host, at_ns, &p);
                 let key = (host.clone(), p.device.clone(), p.port);
                 let changes = history::of_port(self.ports.get(&key).map(|(_, b)| b), &p);
                 self.note(&host, at_ns, &Device::Port(p.device.clone(), p.port), changes);
                 put(&mut self.ports, key, at_ns, p);
             }
             Fact::Interface(mut i) => {
+                self.interface_moved(&host, at_ns, &i);
                 let key = (host.clone(), i.interface.clone());
                 let before = self.interfaces.get(&key).map(|(_, b)| b);
                 // Drivers are asked more rarely than the rest is read.
@@ -141,6 +147,7 @@ impl Hardware {
     /// Lets time pass.
     pub(super) fn settle(&mut self, now_ns: u64) {
         self.books.values_mut().for_each(|b| b.settle(now_ns));
+        self.networks.values_mut().for_each(|n| n.settle(now_ns));
     }
 
     /// The GPUs: host, and what was last read of each.
