@@ -28,6 +28,13 @@ fn a_hang_is_told_and_shown_to_who_asks() {
     {
         assert!(top.out.contains(part), "{part} in {}", top.out);
     }
+    let report = run(&mut room.ringwatch(["report", "--agent", socket.to_str().unwrap()]));
+    assert_eq!(report.code, Some(0), "{}", report.err);
+    for part in
+        ["agent ", "4 running, 0 gone", "missing-rank: rank 3 in AllReduce", "AllReduce         2 MiB"]
+    {
+        assert!(report.out.contains(part), "{part} in {}", report.out);
+    }
     // Its age is that of the hang, not of the machine.
     let age = top.out.split_once("open for ").unwrap().1.lines().next().unwrap();
     assert!(age.trim_end().ends_with(" s"), "{age}");

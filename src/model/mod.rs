@@ -30,7 +30,8 @@ pub use op::{
     Returned, Timing, Untimed, bus_factor, message_bytes, size_text,
 };
 pub use snapshot::{
-    ClassRow, CommRow, Coverage, FlightRow, JobRow, LossRow, OpState, RankCell, RankRow, SegmentRow, Snapshot,
+    ClassRow, CommRow, Coverage, FlightRow, JobRow, JobSums, LossRow, OpState, RankCell, RankRow, SegmentRow,
+    Snapshot,
 };
 pub use update::{
     Beat, CommRecord, Exchange, Job, Liveness, Making, PairBeat, SegmentRecord, Signatures, Source, Told,
