@@ -305,8 +305,8 @@ impl CommPage {
         }
         writeln!(
             out,
-            "    {:<14}{:>9}  {:<15}{:>9}{:>11}{:>10}{:>10}{:>8}  {}",
-            "operation", "size", "algorithm", "count", "bytes", "p50 us", "p99 us", "GB/s", "timed"
+            "    {:<14}{:>9}  {:<15}{:>9}{:>11}{:>10}{:>10}{:>8}  timed",
+            "operation", "size", "algorithm", "count", "bytes", "p50 us", "p99 us", "GB/s"
         )?;
         for o in self.operations.iter().take(CLASSES) {
             o.text(out)?;
