@@ -154,3 +154,25 @@ fn what_dead_processes_leave_is_removed_when_it_is_too_much() {
     until("no segments", || room.segment_files().is_empty().then_some(()));
     assert_eq!(agent.end().1, Some(0));
 }
+
+#[test]
+fn the_kubelet_is_asked_where_it_has_a_socket() {
+    let room = Room::new();
+    let socket = room.path("kubelet.sock");
+    let set = format!("segments.pod_resources={}", socket.display());
+    let up = |agent: &Agent, sampler: &str| {
+        let label = format!("sampler=\"{sampler}\"");
+        agent.series("ringwatch_sampler_up").into_iter().find(|(l, _)| l.contains(&label)).map(|(_, v)| v)
+    };
+    let agent = Agent::start(&room, &["--set", &set]);
+    until("samplers", || up(&agent, "node"));
+    assert_eq!(up(&agent, "pods"), None, "most machines have none, and nothing is said");
+    assert_eq!(agent.end().1, Some(0));
+    // One that listens and never answers: others go on, and it is told.
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let agent = Agent::start(&room, &["--set", &set]);
+    listener.accept().unwrap();
+    assert_eq!(until("its absence", || up(&agent, "pods")), 0.0);
+    assert_eq!(up(&agent, "node"), Some(1.0));
+    assert_eq!(agent.end().1, Some(0));
+}
