@@ -646,3 +646,19 @@ fn a_kubelet_that_is_not_there_is_not_spoken_of_and_one_that_refuses_is() {
     let why = absent(&deaf);
     assert!(why.contains("no answer within 3 s"), "{why}");
 }
+
+#[test]
+fn an_interface_with_a_device_is_hardware_and_one_without_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let (proc, sys) = (dir.path().join("proc"), dir.path().join("sys"));
+    for name in ["eth0", "br0"] {
+        std::fs::create_dir_all(sys.join("class/net").join(name)).unwrap();
+    }
+    let device = sys.join("devices/pci0000:00/0000:05:00.0");
+    std::os::unix::fs::symlink(device, sys.join("class/net/eth0/device")).unwrap();
+    let found: Vec<(String, Option<String>)> = once(&proc, &sys)
+        .into_iter()
+        .filter_map(|r| if let Fact::Interface(i) = r.fact { Some((i.interface, i.device)) } else { None })
+        .collect();
+    assert_eq!(found, [("br0".to_owned(), None), ("eth0".to_owned(), Some("0000:05:00.0".to_owned()))]);
+}
