@@ -30,6 +30,8 @@ pub enum Verb {
     ///
     /// Exit code 0: no findings; 1: findings; 2: error.
     Diagnose(Diagnose),
+    /// Sum up each job on one page: who is in it, what it ran and how fast, who was late, what was found, what was lost
+    Report(Report),
     /// Say what an error text of NCCL, PyTorch or the driver means, why it comes and what to do
     ///
     /// Exit code 0: something in it is known; 1: nothing; 2: error.
@@ -230,6 +232,24 @@ pub struct Diagnose {
     /// Directory of segments, live or left by dead processes [default: $RINGWATCH_DIR, else this host's live jobs]
     #[arg(value_name = "DIR")]
     pub dir: Option<PathBuf>,
+}
+
+/// Options of `report`.
+#[derive(Debug, Args)]
+pub struct Report {
+    /// Ask the node's agent in place of looking: every job that you may see [default socket:
+    /// /run/ringwatch/agent.sock]
+    #[arg(long, value_name = "SOCKET", num_args = 0..=1, default_missing_value = SOCKET, conflicts_with_all = ["dirs", "baseline"])]
+    pub agent: Option<PathBuf>,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+    /// What `ringwatch bench --json` wrote on this machine: transfers are judged by it as well
+    #[arg(long, value_name = "FILE")]
+    pub baseline: Vec<PathBuf>,
+    /// Directories of segments, live or left by dead processes [default: $RINGWATCH_DIR, else this host's jobs]
+    #[arg(value_name = "DIR")]
+    pub dirs: Vec<PathBuf>,
 }
 
 /// Options of `explain`.

@@ -28,6 +28,13 @@ fn a_hang_is_told_and_shown_to_who_asks() {
     {
         assert!(top.out.contains(part), "{part} in {}", top.out);
     }
+    let report = run(&mut room.ringwatch(["report", "--agent", socket.to_str().unwrap()]));
+    assert_eq!(report.code, Some(0), "{}", report.err);
+    for part in
+        ["agent ", "4 running, 0 gone", "missing-rank: rank 3 in AllReduce", "AllReduce         2 MiB"]
+    {
+        assert!(report.out.contains(part), "{part} in {}", report.out);
+    }
     // Its age is that of the hang, not of the machine.
     let age = top.out.split_once("open for ").unwrap().1.lines().next().unwrap();
     assert!(age.trim_end().ends_with(" s"), "{age}");
@@ -145,5 +152,27 @@ fn what_dead_processes_leave_is_removed_when_it_is_too_much() {
     assert_eq!(room.segment_files().len(), 4);
     let agent = Agent::start(&room, &["--set", "segments.keep_mib=0"]);
     until("no segments", || room.segment_files().is_empty().then_some(()));
+    assert_eq!(agent.end().1, Some(0));
+}
+
+#[test]
+fn the_kubelet_is_asked_where_it_has_a_socket() {
+    let room = Room::new();
+    let socket = room.path("kubelet.sock");
+    let set = format!("segments.pod_resources={}", socket.display());
+    let up = |agent: &Agent, sampler: &str| {
+        let label = format!("sampler=\"{sampler}\"");
+        agent.series("ringwatch_sampler_up").into_iter().find(|(l, _)| l.contains(&label)).map(|(_, v)| v)
+    };
+    let agent = Agent::start(&room, &["--set", &set]);
+    until("samplers", || up(&agent, "node"));
+    assert_eq!(up(&agent, "pods"), None, "most machines have none, and nothing is said");
+    assert_eq!(agent.end().1, Some(0));
+    // One that listens and never answers: others go on, and it is told.
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let agent = Agent::start(&room, &["--set", &set]);
+    listener.accept().unwrap();
+    assert_eq!(until("its absence", || up(&agent, "pods")), 0.0);
+    assert_eq!(up(&agent, "node"), Some(1.0));
     assert_eq!(agent.end().1, Some(0));
 }

@@ -368,3 +368,64 @@ fn root_sees_into_containers() {
     let row = frame.lines().find(|l| l.contains(&job)).expect("a row");
     assert!(row.split_whitespace().any(|w| w == "4"), "four processes, alive by their locks: {row}");
 }
+
+/// What `report --json` says with these arguments.
+fn report(room: &Room, arguments: &[&Path]) -> Json {
+    let said = run(room.ringwatch(["report", "--json"]).args(arguments));
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+    serde_json::from_str(&said.out).expect("one document")
+}
+
+#[test]
+fn a_report_sums_up_jobs_live_and_from_their_black_boxes() {
+    let room = Room::new();
+    let mut players = Players::start(&room, Play::of("missing-rank").hold(120));
+    verdict(&room);
+    let live = report(&room, &[]);
+    let job = &live.get("jobs").list()[0];
+    assert_eq!((job.get("running").number(), job.get("gone").number()), (4.0, 0.0));
+    assert!(job.get("seen_s").number() > 3.0, "{job:?}");
+    let comm = &job.get("communicators").list()[0];
+    assert_eq!((comm.get("ranks").number(), comm.get("seen").number()), (4.0, 4.0));
+    // Three all-reduces of 2 MiB are over, and the fourth hangs.
+    let done = &comm.get("operations").list()[0];
+    assert_eq!((done.get("operation").text(), done.get("count").number()), ("AllReduce", 3.0));
+    assert_eq!(done.get("bytes").number(), 3.0 * 2_097_152.0);
+    assert_eq!(done.get("timed_by").text(), "kernels");
+    assert!(done.get("p50_ns").number() > 0.0 && done.get("busbw").number() > 0.0, "{done:?}");
+    assert_missing_rank(job.get("findings").list());
+    assert_eq!(live.get("findings").list(), []);
+
+    let text = run(&mut room.ringwatch(["report"]));
+    assert_eq!((text.code, text.err.as_str()), (Some(0), ""));
+    for words in [
+        "  ranks         4 running, 0 gone",
+        "    AllReduce         2 MiB",
+        "  findings: 1 open, 0 over",
+        "        open; first seen 20",
+        "  losses: none",
+    ] {
+        assert!(text.out.contains(words), "{words}: {}", text.out);
+    }
+    players.kill();
+
+    // What is left of two jobs, each in a directory of its own.
+    let other = Room::new();
+    black_boxes(&other, "mismatch");
+    let both = report(&room, &[&room.segments(), &other.segments()]);
+    let kinds: Vec<Vec<&str>> = both
+        .get("jobs")
+        .list()
+        .iter()
+        .map(|j| j.get("findings").list().iter().map(|f| f.get("kind").text()).collect())
+        .collect();
+    assert_eq!(kinds.concat().len(), 2, "{kinds:?}");
+    assert!(kinds.concat().contains(&"mismatch") && kinds.concat().contains(&"missing-rank"), "{kinds:?}");
+    let gone: f64 = both.get("jobs").list().iter().map(|j| j.get("gone").number()).sum();
+    assert_eq!(gone, 8.0);
+
+    let absent = room.path("absent");
+    let said = run(room.ringwatch(["report"]).arg(&absent));
+    assert_eq!((said.code, said.out.as_str()), (Some(2), ""));
+    assert!(said.err.contains(&format!("{}: not a directory", absent.display())), "{}", said.err);
+}

@@ -78,7 +78,8 @@ fn the_metrics_of_a_known_job_are_these() {
 
 #[test]
 fn every_metric_of_the_catalogue_is_given_out_under_its_name_and_labels_and_no_other() {
-    let (hand, mut metrics, open) = fed(Settings::default());
+    let (mut hand, mut metrics, open) = fed(Settings::default());
+    hand.across(41 * S);
     let mut own = own(41 * S);
     own.exported.push(ringwatch::export::metrics::Exported {
         signal: "spans",

@@ -3,14 +3,18 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use ringwatch::ingest::hardware::{Samplers, Settings};
+use futures_util::stream::unfold;
+use ringwatch::ingest::hardware::{Pods, Samplers, Settings};
 use ringwatch::ingest::now_ns;
 use ringwatch::model::{
-    AlarmKind, Fact, GpuFact, InterfaceFact, NodeFact, PortFact, Reading, SamplerFact, Throttle, Traffic,
+    AlarmKind, Fact, GpuFact, Holder, InterfaceFact, NodeFact, PodsFact, PortFact, Reading, SamplerFact,
+    Throttle, Traffic,
 };
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
+use tonic::codegen::{BoxFuture, Service, http};
+use tonic::{Code, Status};
 
 const FIRST: &str = "0000:1a:00.0";
 const SECOND: &str = "0000:1b:00.0";
@@ -279,6 +283,7 @@ fn ports_interfaces_and_the_host_are_read_from_the_kernels_files() {
         all.iter().filter_map(|r| if let Fact::Interface(i) = &r.fact { Some(i) } else { None }).collect();
     let eth0 = InterfaceFact {
         interface: "eth0".to_owned(),
+        device: None,
         up: Some(true),
         speed_mbit_per_s: Some(100_000),
         tx_bytes: Some(700_000),
@@ -286,6 +291,7 @@ fn ports_interfaces_and_the_host_are_read_from_the_kernels_files() {
         drops: Some(15),
         errors: Some(1),
         downs: Some(4),
+        driver: None,
     };
     let eth1 = InterfaceFact {
         interface: "eth1".to_owned(),
@@ -398,4 +404,261 @@ fn this_machines_driver_answers() {
     for g in found.iter().map(|g| g.gpu.clone()).collect::<std::collections::BTreeSet<_>>() {
         println!("{g}: {:?} bytes a second, sent and received", rate(&all, &g));
     }
+}
+
+/// What drivers of real interfaces say: this machine's, and in a network namespace of its own a pair of veth, whose
+/// driver's names are known.
+#[test]
+fn drivers_of_interfaces_are_asked_for_their_own_counters() {
+    let test = "drivers_of_interfaces_are_asked_for_their_own_counters";
+    let made = "ip link add rwa type veth peer name rwb && ip link set rwa up && ip link set rwb up && exec \"$0\" \"$@\"";
+    let mut inside = Command::new("unshare");
+    inside.args(["-n", "sh", "-c", made]).arg(std::env::current_exe().unwrap());
+    inside.args(["--exact", "a_pair_of_veth", "--ignored", "--nocapture"]);
+    let probe = "ip link add rwp type veth peer name rwq";
+    if !Command::new("unshare").args(["-n", "sh", "-c", probe]).output().is_ok_and(|o| o.status.success()) {
+        eprintln!("SKIPPED {test}: no veth can be made in a network namespace here");
+        return;
+    }
+    let said = inside.output().unwrap();
+    let text = String::from_utf8_lossy(&said.stdout);
+    assert!(
+        said.status.success() && text.contains("1 passed"),
+        "{text}{}",
+        String::from_utf8_lossy(&said.stderr)
+    );
+}
+
+/// Run by the test above, in the namespace.
+#[test]
+#[ignore = "another test runs it in a network namespace"]
+fn a_pair_of_veth() {
+    let settings =
+        Settings { nvlink_ms: 0, gpu_ms: 0, xid_ms: 0, rdma_ms: 0, node_ms: 0, ..Settings::default() };
+    let mut samplers = Samplers::new(&settings);
+    let face = |all: Vec<Reading>, name: &str| {
+        let of = |r: Reading| if let Fact::Interface(i) = r.fact { Some(i) } else { None };
+        all.into_iter().filter_map(of).find(|i| i.interface == name)
+    };
+    let first = face(samplers.poll(1_000_000_000), "rwa").unwrap();
+    let driver = first.driver.unwrap();
+    assert_eq!(driver.get("rx_queue_*_drops"), Some(&0), "{driver:?}");
+    assert!(driver.keys().all(|k| !k.contains("ifindex") && !k.contains("packets")), "{driver:?}");
+    let soon = face(samplers.poll(2_000_000_000), "rwa").unwrap();
+    assert_eq!(soon.driver, None, "drivers are not asked every time");
+    let later = face(samplers.poll(7_000_000_000), "rwa").unwrap();
+    assert_eq!(later.driver, Some(driver));
+    // A directory's copy names interfaces that are not this machine's.
+    let copy = Samplers::below(&settings, Path::new("/proc"), Path::new("/sys")).poll(0);
+    assert_eq!(face(copy, "rwa").unwrap().driver, None);
+}
+
+/// The kubelet's messages as its own definitions have them, with what is not read.
+mod kubelet {
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(crate) struct ListRequest {}
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(crate) struct ListResponse {
+        #[prost(message, repeated, tag = "1")]
+        pub(crate) pod_resources: Vec<PodResources>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(crate) struct PodResources {
+        #[prost(string, tag = "1")]
+        pub(crate) name: String,
+        #[prost(string, tag = "2")]
+        pub(crate) namespace: String,
+        #[prost(message, repeated, tag = "3")]
+        pub(crate) containers: Vec<ContainerResources>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(crate) struct ContainerResources {
+        #[prost(string, tag = "1")]
+        pub(crate) name: String,
+        #[prost(message, repeated, tag = "2")]
+        pub(crate) devices: Vec<ContainerDevices>,
+        #[prost(int64, repeated, tag = "3")]
+        pub(crate) cpu_ids: Vec<i64>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(crate) struct ContainerDevices {
+        #[prost(string, tag = "1")]
+        pub(crate) resource_name: String,
+        #[prost(string, repeated, tag = "2")]
+        pub(crate) device_ids: Vec<String>,
+        #[prost(message, optional, tag = "3")]
+        pub(crate) topology: Option<TopologyInfo>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(crate) struct TopologyInfo {
+        #[prost(message, repeated, tag = "1")]
+        pub(crate) nodes: Vec<NumaNode>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(crate) struct NumaNode {
+        #[prost(int64, tag = "1")]
+        pub(crate) id: i64,
+    }
+}
+
+/// What it answers.
+type Said = Result<kubelet::ListResponse, Status>;
+
+#[derive(Clone)]
+struct Kubelet(Said);
+
+impl tonic::server::NamedService for Kubelet {
+    const NAME: &'static str = "v1.PodResourcesLister";
+}
+
+impl tonic::server::UnaryService<kubelet::ListRequest> for Kubelet {
+    type Response = kubelet::ListResponse;
+    type Future = BoxFuture<tonic::Response<Self::Response>, Status>;
+
+    fn call(&mut self, _: tonic::Request<kubelet::ListRequest>) -> Self::Future {
+        let said = self.0.clone().map(tonic::Response::new);
+        Box::pin(async move { said })
+    }
+}
+
+impl Service<http::Request<tonic::body::Body>> for Kubelet {
+    type Response = http::Response<tonic::body::Body>;
+    type Error = std::convert::Infallible;
+    type Future = BoxFuture<Self::Response, Self::Error>;
+
+    fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), Self::Error>> {
+        std::task::Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
+        let own = self.clone();
+        Box::pin(async move {
+            assert_eq!(request.uri().path(), "/v1.PodResourcesLister/List");
+            let codec = tonic_prost::ProstCodec::<kubelet::ListResponse, kubelet::ListRequest>::default();
+            Ok(tonic::server::Grpc::new(codec).unary(own, request).await)
+        })
+    }
+}
+
+/// A server at a socket, for as long as the runtime lives.
+fn serve(socket: &Path, said: Said) -> tokio::runtime::Runtime {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let listener = {
+        let _in = runtime.enter();
+        tokio::net::UnixListener::bind(socket).unwrap()
+    };
+    let incoming =
+        Box::pin(unfold(listener, |l| async move { Some((l.accept().await.map(|(stream, _)| stream), l)) }));
+    runtime.spawn(async move {
+        tonic::transport::Server::builder()
+            .add_service(Kubelet(said))
+            .serve_with_incoming(incoming)
+            .await
+            .unwrap();
+    });
+    runtime
+}
+
+/// What the sampler says, one look a second of its own clock, until it says something.
+fn first_words(samplers: &mut Samplers) -> Vec<Fact> {
+    let begun = Instant::now();
+    for second in 1.. {
+        let said: Vec<Fact> = samplers.poll(second * 1_000_000_000).into_iter().map(|r| r.fact).collect();
+        if !said.is_empty() {
+            return said;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "it says nothing");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    unreachable!("it returns or fails")
+}
+
+fn pods(socket: &Path) -> Samplers {
+    Samplers::of("a", vec![Box::new(Pods::new(socket.to_owned()))])
+}
+
+#[test]
+fn the_kubelet_tells_which_container_has_which_gpu() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("kubelet.sock");
+    let devices = |resource: &str, ids: &[&str]| kubelet::ContainerDevices {
+        resource_name: resource.to_owned(),
+        device_ids: ids.iter().map(|i| (*i).to_owned()).collect(),
+        topology: Some(kubelet::TopologyInfo { nodes: vec![kubelet::NumaNode { id: 1 }] }),
+    };
+    let pod = |name: &str, all: Vec<kubelet::ContainerDevices>| kubelet::PodResources {
+        name: name.to_owned(),
+        namespace: "ml".to_owned(),
+        containers: vec![kubelet::ContainerResources {
+            name: "main".to_owned(),
+            devices: all,
+            cpu_ids: vec![2, 3],
+        }],
+    };
+    let said = kubelet::ListResponse {
+        pod_resources: vec![
+            pod(
+                "train-0",
+                vec![devices("nvidia.com/gpu", &["GPU-a", "GPU-b"]), devices("rdma/hca", &["mlx5_0"])],
+            ),
+            pod("train-1", vec![devices("nvidia.com/gpu.shared", &["GPU-c::3"])]),
+            pod("\u{1b}[2J", vec![devices("nvidia.com/gpu", &["GPU-d"])]),
+            pod("idle", vec![]),
+        ],
+    };
+    let _runtime = serve(&socket, Ok(said));
+    let told = first_words(&mut pods(&socket));
+    let holder = |device: &str, pod: &str| Holder {
+        device: device.to_owned(),
+        pod: pod.to_owned(),
+        namespace: "ml".to_owned(),
+        container: "main".to_owned(),
+    };
+    let holders = vec![holder("GPU-a", "train-0"), holder("GPU-b", "train-0"), holder("GPU-c::3", "train-1")];
+    assert_eq!(told[0], Fact::Pods(PodsFact { holders }));
+    assert!(matches!(&told[1], Fact::Sampler(s) if s.sampler == "pods" && s.absent.is_none()), "{told:?}");
+}
+
+#[test]
+fn a_kubelet_that_is_not_there_is_not_spoken_of_and_one_that_refuses_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("kubelet.sock");
+    let mut none = pods(&socket);
+    let said: Vec<Reading> = (0..300).flat_map(|second| none.poll(second * 1_000_000_000)).collect();
+    assert_eq!(said, [], "most machines have none");
+
+    let absent = |socket: &Path| match first_words(&mut pods(socket)).as_slice() {
+        [Fact::Sampler(s)] => s.absent.clone().unwrap(),
+        other => panic!("{other:?}"),
+    };
+    let _runtime = serve(&socket, Err(Status::new(Code::ResourceExhausted, "rejected by rate limit")));
+    let why = absent(&socket);
+    assert!(why.contains("kubelet.sock") && why.contains("rejected by rate limit"), "{why}");
+    // Somebody listens and never says a word; an answer is not waited for without end.
+    let deaf = dir.path().join("deaf.sock");
+    let _listener = std::os::unix::net::UnixListener::bind(&deaf).unwrap();
+    let why = absent(&deaf);
+    assert!(why.contains("no answer within 3 s"), "{why}");
+}
+
+#[test]
+fn an_interface_with_a_device_is_hardware_and_one_without_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let (proc, sys) = (dir.path().join("proc"), dir.path().join("sys"));
+    for name in ["eth0", "br0"] {
+        std::fs::create_dir_all(sys.join("class/net").join(name)).unwrap();
+    }
+    let device = sys.join("devices/pci0000:00/0000:05:00.0");
+    std::os::unix::fs::symlink(device, sys.join("class/net/eth0/device")).unwrap();
+    let found: Vec<(String, Option<String>)> = once(&proc, &sys)
+        .into_iter()
+        .filter_map(|r| if let Fact::Interface(i) = r.fact { Some((i.interface, i.device)) } else { None })
+        .collect();
+    assert_eq!(found, [("br0".to_owned(), None), ("eth0".to_owned(), Some("0000:05:00.0".to_owned()))]);
 }

@@ -6,8 +6,10 @@ mod exported;
 mod receiver;
 
 use exported::{COMM, Hand, S, TRANSFER_NS};
+use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
+use opentelemetry_proto::tonic::metrics::v1::{Metric, number_data_point};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use receiver::{Receiver, Wants};
@@ -306,6 +308,7 @@ async fn sends_everything(protocol: Protocol, wants: Wants) {
     let mut metrics = Metrics::new(prometheus::Settings::default());
     let mut again = Hand::new(4);
     again.round(10 * S, None);
+    again.hardware(10 * S);
     let taken = again.join.take_finished();
     metrics.finished(&again.join, &taken);
     let families = metrics.gather(&again.join, &[], &Own { now_ns: 11 * S, ..Own::default() });
@@ -319,10 +322,69 @@ async fn sends_everything(protocol: Protocol, wants: Wants) {
     assert_eq!(point.exemplars[0].trace_id, trace_id::of_operation(COMM, Track::Collective, 0).to_be_bytes());
     let host = point.attributes.iter().find(|a| a.key == "host.name").unwrap();
     assert_eq!(host.value.as_ref().unwrap().value, Some(Value::StringValue("node1".into())));
+    hardware_by_convention(&got.metrics);
     assert!(got.refused > 0 || receiver.wants.unavailable == 0, "the retry was not needed");
     assert!(got.compressed && got.tenant, "{got:?}");
     let own = exporter.exported(tracer.exported());
     assert!(own.iter().all(|e| e.sent > 0 && e.queued == 0 && e.lost.values().all(|n| *n == 0)), "{own:?}");
+}
+
+/// What was read of the machine, as tools that know OpenTelemetry's conventions for hardware look for it.
+fn hardware_by_convention(metrics: &[Metric]) {
+    let points = |name: &str| {
+        let mut all = metrics.iter().filter(|m| m.name == name);
+        let m = all.next().unwrap_or_else(|| panic!("no {name}"));
+        assert!(all.next().is_none(), "{name} twice");
+        let (points, monotonic) = match m.data.as_ref().unwrap() {
+            Data::Gauge(g) => (&g.data_points, None),
+            Data::Sum(s) => (&s.data_points, Some(s.is_monotonic)),
+            other => panic!("{other:?}"),
+        };
+        let flat = points.iter().map(|p| {
+            let text = |a: &KeyValue| match a.value.as_ref().and_then(|v| v.value.as_ref()) {
+                Some(Value::StringValue(s)) => (a.key.clone(), s.clone()),
+                other => panic!("{other:?}"),
+            };
+            let Some(number_data_point::Value::AsDouble(v)) = p.value else { panic!("{p:?}") };
+            (p.attributes.iter().map(text).collect::<BTreeMap<_, _>>(), v)
+        });
+        (flat.collect::<Vec<_>>(), m.unit.clone(), monotonic)
+    };
+    let with = |points: &[(BTreeMap<String, String>, f64)], wanted: &[(&str, &str)]| {
+        let fits =
+            |a: &BTreeMap<String, String>| wanted.iter().all(|(k, v)| a.get(*k).is_some_and(|w| w == v));
+        points.iter().filter(|(a, _)| fits(a)).map(|(a, v)| (a.clone(), *v)).collect::<Vec<_>>()
+    };
+    let gpu = exported::gpu(1);
+    let (busy, unit, _) = points("hw.gpu.utilization");
+    let one = with(
+        &busy,
+        &[("hw.id", &gpu), ("hw.type", "gpu"), ("hw.name", "GPU 1"), ("hw.model", "NVIDIA H200")],
+    );
+    assert_eq!((busy.len(), one.len(), one[0].1, unit.as_str()), (4, 1, 0.97, "1"));
+    assert_eq!((&*one[0].0["hw.gpu.task"], &*one[0].0["hw.vendor"]), ("general", "NVIDIA"));
+    assert_eq!(one[0].0["host.name"], "node1");
+    let (used, unit, monotonic) = points("hw.gpu.memory.usage");
+    assert_eq!((used.len(), unit.as_str(), monotonic), (4, "By", Some(false)));
+    let (heat, ..) = points("hw.temperature");
+    assert_eq!(with(&heat, &[("hw.parent", &gpu)])[0].1, 51.0);
+    let (errors, _, monotonic) = points("hw.errors");
+    assert_eq!(monotonic, Some(true));
+    assert_eq!(with(&errors, &[("hw.type", "gpu"), ("hw.id", &gpu), ("error.type", "uncorrected")]).len(), 1);
+    let port = [("hw.type", "network"), ("hw.id", "mlx5_0/1")];
+    assert_eq!(with(&errors, &[port[0], port[1], ("error.type", "retransmit")])[0].1, 10.0);
+    assert!(with(&errors, &[("error.type", "congestion")]).is_empty(), "a mark is no error");
+    let (moved, ..) = points("hw.network.io");
+    for (id, n) in [("mlx5_0/1", (10 << 20) as f64), ("eth0", (10 << 10) as f64)] {
+        assert_eq!(with(&moved, &[("hw.id", id), ("network.io.direction", "transmit")])[0].1, n);
+    }
+    // Nothing has two points with the same attributes.
+    for name in ["hw.errors", "hw.network.io", "hw.network.up", "hw.network.bandwidth.limit", "hw.power"] {
+        let (all, ..) = points(name);
+        let distinct: BTreeSet<_> = all.iter().map(|(a, _)| a).collect();
+        assert_eq!(distinct.len(), all.len(), "{name}");
+    }
+    assert!(metrics.iter().any(|m| m.name == "ringwatch.gpu_utilization"), "our own names stay");
 }
 
 #[tokio::test]

@@ -6,10 +6,11 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::style::{Color, Modifier};
 use ringwatch::model::{
-    Algo, At, ClassRow, CommId, CommRow, Coverage, Evidence, Finding, Fleet, FlightRow, Func, JobRow, Kind,
-    Lane, LossRow, NodeCell, NodeState, OpState, OperationRef, Proto, Rank, RankCell, RankRow, Rest,
-    SegmentRow, Snapshot, Totals, Track,
+    Algo, At, ClassRow, CommId, CommRow, Coverage, Evidence, Finding, Fleet, FlightRow, Func, JobRow,
+    JobSums, Kind, Lane, LossRow, NodeCell, NodeState, OpState, OperationRef, Proto, Rank, RankCell, RankRow,
+    Rest, SegmentRow, Snapshot, Totals, Track,
 };
+use ringwatch::report::Pages;
 use ringwatch::view::{self, App, Msg, Screen, Theme};
 
 const WORLD: CommId = CommId(0x8f3a_17c2_0d5e_91b4);
@@ -27,6 +28,8 @@ fn class(comm: CommId, func: Func, how: (Algo, Proto), class: u8, p50_us: f64, s
         size_class: Some(class),
         count: (share * 40_000.0) as u64,
         timed: (share * 39_000.0) as u64,
+        by_events: if func == Func::Broadcast { (share * 39_000.0) as u64 } else { 0 },
+        bytes: Some(((share * 40_000.0) as u64) << class),
         ops_per_s: Some(share * 400.0),
         bytes_per_s: Some(share * 400.0 * (1_u64 << class) as f64),
         p50_ns: Some(p50_us * 1e3),
@@ -134,6 +137,13 @@ fn healthy() -> Snapshot {
             nccl: Some("2.28.9".into()),
             ops_per_s: Some(1650.4),
             comm_share: Some(0.342),
+            sums: JobSums {
+                comms: vec![WORLD, PAIR],
+                hosts: vec!["gpu-node-17".into()],
+                seen_ns: Some(754_000_000_000),
+                comm_share: Some(0.327),
+                lost: vec![("segment: ring overwritten".into(), 12)],
+            },
         }],
         comms: vec![comm(WORLD, "default_pg", 4), pair],
         in_flight: vec![flight(&states, 61_300)],
@@ -655,4 +665,42 @@ fn colour_only_adds_to_marks_and_words() {
     let drawn = self::terminal(&plain, (80, 24));
     assert!(drawn.backend().buffer().content().iter().all(|c| c.fg == Color::Reset && c.bg == Color::Reset));
     assert_eq!(drawn.backend().to_string(), shown(&app, (80, 24)));
+}
+
+#[test]
+fn a_report_has_each_job_on_one_page() {
+    let text = |s: &Snapshot| {
+        let mut out = Vec::new();
+        Pages::of(s).text(&mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    };
+    let mut hangs = missing_rank();
+    // Of a device that nobody uses, and of another time.
+    let mut over = Finding { open: false, communicator: CommId(0), ..hangs.findings[0].clone() };
+    over.victims.clear();
+    hangs.findings.push(over);
+    for (name, s) in [("healthy", healthy()), ("missing_rank", hangs.clone()), ("nothing", nothing())] {
+        let text = text(&s);
+        insta::assert_snapshot!(format!("report_{name}"), text);
+        let table = text.lines().filter(|l| !l.trim_start().starts_with("- "));
+        assert!(name == "missing_rank" || table.clone().all(|l| l.chars().count() <= 110), "{text}");
+    }
+    // JSON has what the text has, and what it leaves out.
+    let json = serde_json::to_value(Pages::of(&hangs)).unwrap();
+    let job = &json["jobs"][0];
+    assert_eq!((job["job"].as_str(), job["running"].as_u64()), (Some("llama-pretrain"), Some(4)));
+    assert_eq!(job["findings"][0]["kind"], "missing-rank");
+    assert_eq!(
+        (json["findings"].as_array().unwrap().len(), json["findings"][0]["open"].as_bool()),
+        (1, Some(false))
+    );
+    assert_eq!(job["communicators"][0]["operations"][0]["operation"], "ReduceScatter", "what took longest");
+    let untimed = &job["communicators"][1]["operations"][0];
+    assert!(untimed["p50_ns"].is_null() && untimed["count"].as_u64() == Some(160), "{untimed}");
+    let mut many = healthy();
+    many.classes =
+        (0..30).map(|n| class(WORLD, Func::AllReduce, (Algo::Ring, Proto::Simple), n, 9.0, 0.1)).collect();
+    assert!(text(&many).contains("    and 14 more\n"));
+    many.jobs[0].name = Some("a\u{1b}[2J\u{202e}b".into());
+    assert!(text(&many).contains("job a[2Jb\n"), "{}", text(&many));
 }

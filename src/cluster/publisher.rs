@@ -209,7 +209,8 @@ impl Publisher {
 
     /// Takes what a sampler read. What goes over wires is compared on the node itself.
     pub fn reading(&mut self, reading: &Reading) {
-        let wanted = !matches!(reading.fact, Fact::Traffic(_) | Fact::Sampler(_) | Fact::Node(_));
+        let wanted =
+            !matches!(reading.fact, Fact::Traffic(_) | Fact::Sampler(_) | Fact::Node(_) | Fact::Pods(_));
         if wanted
             && self.readings.len() < READINGS
             && let Ok(text) = serde_json::to_vec(reading)

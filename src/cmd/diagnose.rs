@@ -14,11 +14,7 @@ use std::path::Path;
 use std::time::Duration;
 
 pub(super) fn run(o: &Diagnose) -> anyhow::Result<u8> {
-    if let Some(dir) = &o.dir
-        && !dir.is_dir()
-    {
-        bail!("{}: not a directory; name one that holds segments (*.seg)", dir.display());
-    }
+    o.dir.as_deref().map_or(Ok(()), directory)?;
     let texts = Texts::built_in()?;
     let mut logs = Vec::new();
     for path in &o.log {
@@ -42,15 +38,26 @@ pub(super) fn run(o: &Diagnose) -> anyhow::Result<u8> {
     Ok(if findings.is_empty() { 0 } else { FINDINGS })
 }
 
-/// Looks for oneself.
-fn look(o: &Diagnose) -> anyhow::Result<Vec<Finding>> {
-    let mut monitor = monitor(o.dir.clone()).with_baselines(baselines(&o.baseline)?);
-    // The segments hold their own history. The second look is for records that were being written during
-    // the first.
+/// Reads what segments hold: their own history. The second look is for records that were being written during the first.
+pub(super) fn read(monitor: &mut Monitor<Segments>) -> anyhow::Result<()> {
     monitor.step(now_ns());
     std::thread::sleep(Duration::from_millis(250));
     monitor.step(now_ns());
-    explain_nothing(&monitor)?;
+    explain_nothing(monitor)
+}
+
+/// A directory that was named has to be one.
+pub(super) fn directory(dir: &Path) -> anyhow::Result<()> {
+    if !dir.is_dir() {
+        bail!("{}: not a directory; name one that holds segments (*.seg)", dir.display());
+    }
+    Ok(())
+}
+
+/// Looks for oneself.
+fn look(o: &Diagnose) -> anyhow::Result<Vec<Finding>> {
+    let mut monitor = monitor(o.dir.clone()).with_baselines(baselines(&o.baseline)?);
+    read(&mut monitor)?;
     let mut findings = monitor.findings();
     if o.dir.is_none() {
         // Asked about now: what dead jobs left is told when their directory is named.

@@ -13,6 +13,7 @@ mod explain;
 mod players;
 mod plugin;
 mod replay;
+mod report;
 mod run;
 mod top;
 
@@ -39,6 +40,7 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Verb::Top(o) => top::run(&o),
         Verb::Run(o) => run::run(&o),
         Verb::Diagnose(o) => diagnose::run(&o),
+        Verb::Report(o) => report::run(&o),
         Verb::Explain(o) => explain::run(&o),
         Verb::Agent(o) => agent::run(&o),
         Verb::Analyser(o) => analyser::run(&o),
@@ -52,7 +54,12 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<u8> {
 }
 
 fn monitor(dir: Option<PathBuf>) -> Monitor<Segments> {
-    let places = dir.map_or_else(places, |d| vec![Place::Dir(d)]);
+    monitor_of(dir.as_slice())
+}
+
+/// The same over several directories; none: where jobs of this host leave their segments.
+fn monitor_of(dirs: &[PathBuf]) -> Monitor<Segments> {
+    let places = if dirs.is_empty() { places() } else { dirs.iter().cloned().map(Place::Dir).collect() };
     Monitor::new(Segments::new(places), Settings::default())
 }
 

@@ -53,11 +53,20 @@ pub struct SegmentSettings {
     pub keep_mib: u64,
     /// Segments of dead processes are removed after so many hours; 0: never for their age.
     pub keep_hours: u64,
+    /// The socket on which the kubelet tells which containers were given which GPUs, by which processes get the names of
+    /// their pods; null: it is not asked. Where there is none, nothing is said.
+    pub pod_resources: Option<PathBuf>,
 }
 
 impl Default for SegmentSettings {
     fn default() -> Self {
-        SegmentSettings { directories: Vec::new(), look_ms: 50, keep_mib: 256, keep_hours: 24 }
+        SegmentSettings {
+            directories: Vec::new(),
+            look_ms: 50,
+            keep_mib: 256,
+            keep_hours: 24,
+            pod_resources: Some(PathBuf::from("/var/lib/kubelet/pod-resources/kubelet.sock")),
+        }
     }
 }
 

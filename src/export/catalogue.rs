@@ -26,6 +26,41 @@ impl Kind {
     }
 }
 
+/// The instruments of OpenTelemetry that its conventions for hardware use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Instrument {
+    /// Only grows.
+    Counter,
+    /// Goes up and down; adds up over components.
+    UpDownCounter,
+    /// A value at a moment.
+    Gauge,
+}
+
+impl Instrument {
+    /// Its name in the conventions.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Instrument::Counter => "Counter",
+            Instrument::UpDownCounter => "UpDownCounter",
+            Instrument::Gauge => "Gauge",
+        }
+    }
+}
+
+/// A metric as OpenTelemetry's semantic conventions for hardware name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Convention {
+    /// Its name.
+    pub name: &'static str,
+    /// Its instrument.
+    pub instrument: Instrument,
+    /// Its unit as UCUM writes it.
+    pub unit: &'static str,
+    /// What it says, in the conventions' words.
+    pub help: &'static str,
+}
+
 /// One metric.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Metric {
@@ -39,6 +74,8 @@ pub struct Metric {
     pub labels: &'static [&'static str],
     /// What it says.
     pub help: &'static str,
+    /// The same thing by OpenTelemetry's conventions for hardware, where they have it: OTLP carries it under both names.
+    pub convention: Option<Convention>,
 }
 
 impl Metric {
@@ -65,11 +102,14 @@ pub const OVERFLOW: &str = "overflow";
 pub const CLUSTER: &str = "cluster";
 
 macro_rules! catalogue {
-    ($($id:ident = $kind:ident $name:literal $unit:expr, [$($label:literal),*], $help:literal;)+) => {
+    (@convention) => { None };
+    (@convention $it:expr) => { Some($it) };
+    ($($id:ident = $kind:ident $name:literal $unit:expr, [$($label:literal),*], $help:literal $(, $convention:expr)?;)+) => {
         $(
             #[doc = $help]
             pub const $id: &Metric = &Metric {
                 name: $name, kind: Kind::$kind, unit: $unit, labels: &[$($label),*], help: $help,
+                convention: catalogue!(@convention $($convention)?),
             };
         )+
         /// All of them, in the order in which they are given out.
@@ -80,6 +120,28 @@ macro_rules! catalogue {
 const S: Option<&str> = Some("seconds");
 const B: Option<&str> = Some("bytes");
 const R: Option<&str> = Some("ratio");
+
+macro_rules! conventions {
+    ($($id:ident = $instrument:ident $name:literal $unit:literal, $help:literal;)+) => {
+        $(const $id: Convention = Convention {
+            name: $name, instrument: Instrument::$instrument, unit: $unit, help: $help,
+        };)+
+    };
+}
+
+// What else there is of them has no counterpart here: `hw.gpu.io` does not say over which wires, `hw.gpu.memory.utilization`
+// is what is in use and not the bandwidth, and a state (`hw.status`) is what rules find, not what is read.
+conventions! {
+    HW_ERRORS = Counter "hw.errors" "{error}", "Number of errors encountered by the component.";
+    HW_POWER = Gauge "hw.power" "W", "Instantaneous power consumed by the component.";
+    HW_TEMPERATURE = Gauge "hw.temperature" "Cel", "Temperature in degrees Celsius.";
+    HW_GPU_BUSY = Gauge "hw.gpu.utilization" "1", "Fraction of time spent in a specific task.";
+    HW_GPU_MEMORY_USED = UpDownCounter "hw.gpu.memory.usage" "By", "GPU memory used.";
+    HW_GPU_MEMORY = UpDownCounter "hw.gpu.memory.limit" "By", "Size of the GPU memory.";
+    HW_NETWORK_UP = UpDownCounter "hw.network.up" "1", "Link status: 1 (up) or 0 (down).";
+    HW_NETWORK_SPEED = UpDownCounter "hw.network.bandwidth.limit" "By/s", "Link speed.";
+    HW_NETWORK_IO = Counter "hw.network.io" "By", "Received and transmitted network traffic in bytes.";
+}
 
 catalogue! {
     OPERATIONS = Counter "ringwatch_operations" None,
@@ -139,15 +201,15 @@ catalogue! {
     GPU_MEMORY_CLOCK = Gauge "ringwatch_gpu_memory_clock_hertz" Some("hertz"), ["node", "gpu"],
         "Clock of its memory.";
     GPU_POWER = Gauge "ringwatch_gpu_power_watts" Some("watts"), ["node", "gpu"],
-        "Power it draws.";
+        "Power it draws.", HW_POWER;
     GPU_POWER_LIMIT = Gauge "ringwatch_gpu_power_limit_watts" Some("watts"), ["node", "gpu"],
         "Power it may draw.";
     GPU_TEMPERATURE = Gauge "ringwatch_gpu_temperature_celsius" Some("celsius"), ["node", "gpu"],
-        "Its temperature.";
+        "Its temperature.", HW_TEMPERATURE;
     GPU_THROTTLED = Gauge "ringwatch_gpu_throttled" None, ["node", "gpu", "reason"],
         "1 while its clocks are held down for this reason, else 0.";
     GPU_BUSY = Gauge "ringwatch_gpu_utilization_ratio" R, ["node", "gpu"],
-        "Share of time with a kernel on it.";
+        "Share of time with a kernel on it.", HW_GPU_BUSY;
     GPU_SM_ACTIVE = Gauge "ringwatch_gpu_sm_active_ratio" R, ["node", "gpu"],
         "Share of its multiprocessors in use.";
     GPU_MEMORY_ACTIVE = Gauge "ringwatch_gpu_memory_active_ratio" R, ["node", "gpu"],
@@ -155,11 +217,11 @@ catalogue! {
     GPU_TENSOR_ACTIVE = Gauge "ringwatch_gpu_tensor_active_ratio" R, ["node", "gpu"],
         "Share of its tensor cores in use.";
     GPU_MEMORY_USED = Gauge "ringwatch_gpu_memory_used_bytes" B, ["node", "gpu"],
-        "Memory in use.";
+        "Memory in use.", HW_GPU_MEMORY_USED;
     GPU_MEMORY = Gauge "ringwatch_gpu_memory_size_bytes" B, ["node", "gpu"],
-        "Memory it has.";
+        "Memory it has.", HW_GPU_MEMORY;
     GPU_ECC = Counter "ringwatch_gpu_memory_errors" None, ["node", "gpu", "error_type"],
-        "Memory errors, corrected and not, since the driver was loaded.";
+        "Memory errors, corrected and not, since the driver was loaded.", HW_ERRORS;
     GPU_REMAPPED = Gauge "ringwatch_gpu_remapped_rows" None, ["node", "gpu", "error_type"],
         "Rows of memory that were replaced.";
     GPU_REMAP_PENDING = Gauge "ringwatch_gpu_remap_pending" None, ["node", "gpu"],
@@ -187,6 +249,21 @@ catalogue! {
         "Bytes on a GPU's NVLinks that belong to no operation that is known.";
     WIRE_UNKNOWN = Counter "ringwatch_wire_unknown_bytes" B, ["node", "gpu", "direction"],
         "Bytes on a GPU's NVLinks in seconds with operations of which it is not known what they should move.";
+    NETWORK_MEASURED = Counter "ringwatch_network_measured_bytes" B, ["node", "direction"],
+        "Bytes over a node's RDMA ports, or its interfaces of hardware where it has none, since this agent started.";
+    NETWORK_EXPECTED = Counter "ringwatch_network_expected_bytes" B,
+        ["node", "communicator", "collective", "direction"],
+        "Bytes that operations should have put on a node's network, by algorithm, protocol, size, ranks and nodes.";
+    NETWORK_COMPARABLE = Counter "ringwatch_network_comparable_bytes" B,
+        ["node", "communicator", "collective", "direction"],
+        "Those of them that fell into seconds in which the node's counters were read.";
+    NETWORK_ATTRIBUTED = Counter "ringwatch_network_attributed_bytes" B,
+        ["node", "communicator", "collective", "direction"],
+        "Bytes that the counters moved for them in these seconds; over the comparable ones, near 1.";
+    NETWORK_FOREIGN = Counter "ringwatch_network_foreign_bytes" B, ["node", "direction"],
+        "Bytes on a node's network that belong to no operation that is known.";
+    NETWORK_UNKNOWN = Counter "ringwatch_network_unknown_bytes" B, ["node", "direction"],
+        "Bytes on a node's network in seconds with operations of which it is not known what they should move.";
     PCIE_BYTES = Counter "ringwatch_pcie_bytes" B, ["node", "gpu", "direction"],
         "Bytes over PCIe since this agent started.";
     PCIE_LANES = Gauge "ringwatch_pcie_lanes" None, ["node", "gpu", "state"],
@@ -196,21 +273,23 @@ catalogue! {
     PCIE_REPLAYS = Counter "ringwatch_pcie_replays" None, ["node", "gpu"],
         "PCIe packets sent again.";
     PORT_UP = Gauge "ringwatch_nic_port_up" None, ["node", "device", "port"],
-        "1 while an RDMA port is active, else 0.";
+        "1 while an RDMA port is active, else 0.", HW_NETWORK_UP;
     PORT_SPEED = Gauge "ringwatch_nic_port_speed_bytes_per_second" Some("bytes_per_second"),
-        ["node", "device", "port"], "Speed of an RDMA port.";
+        ["node", "device", "port"], "Speed of an RDMA port.", HW_NETWORK_SPEED;
     PORT_BYTES = Counter "ringwatch_nic_port_bytes" B, ["node", "device", "port", "direction"],
-        "Bytes over an RDMA port.";
+        "Bytes over an RDMA port.", HW_NETWORK_IO;
     PORT_ERRORS = Counter "ringwatch_nic_port_errors" None, ["node", "device", "port", "error_type"],
-        "What went wrong on an RDMA port: retransmits, packets out of order, congestion marks, errors, link downs.";
+        "What went wrong on an RDMA port: retransmits, packets out of order, congestion marks, errors, link downs.", HW_ERRORS;
     INTERFACE_UP = Gauge "ringwatch_interface_up" None, ["node", "interface"],
-        "1 while a network interface is up, else 0.";
+        "1 while a network interface is up, else 0.", HW_NETWORK_UP;
     INTERFACE_SPEED = Gauge "ringwatch_interface_speed_bytes_per_second" Some("bytes_per_second"),
-        ["node", "interface"], "Speed of a network interface.";
+        ["node", "interface"], "Speed of a network interface.", HW_NETWORK_SPEED;
     INTERFACE_BYTES = Counter "ringwatch_interface_bytes" B, ["node", "interface", "direction"],
-        "Bytes over a network interface.";
+        "Bytes over a network interface.", HW_NETWORK_IO;
     INTERFACE_ERRORS = Counter "ringwatch_interface_errors" None, ["node", "interface", "error_type"],
-        "What went wrong on a network interface: drops, errors, link downs.";
+        "What went wrong on a network interface: drops, errors, link downs.", HW_ERRORS;
+    INTERFACE_DRIVER = Counter "ringwatch_interface_driver_events" None, ["node", "interface", "counter"],
+        "What an interface's driver counts of drops, errors, pauses and congestion, by the driver's name for it.";
     NODE_CPUS = Gauge "ringwatch_node_cpus" None, ["node"],
         "CPUs of the node.";
     NODE_CPU = Gauge "ringwatch_node_cpu_utilization_ratio" R, ["node"],
@@ -310,7 +389,11 @@ pub fn markdown() -> String {
          keeps `job` for itself. `size_class` is `2^n` for messages of 2^n up to 2^(n+1)-1 bytes. Where more series \
          would be needed than the budget allows, one with `overflow=\"true\"` in place of the other labels takes the \
          rest. What is not known has no series; only a count of nothing is zero.\n\n\
-         | name | kind | unit | labels | meaning |\n|---|---|---|---|---|\n",
+         OTLP writes the names with dots, and gives what OpenTelemetry's conventions for hardware know under their names \
+         as well (last column), with `hw.id`, `hw.type`, and `hw.name`, `hw.parent`, `hw.model` and `hw.vendor` where they \
+         are known: so tools that know `hw.*` and boards that know ours both find it. Interfaces that are made of \
+         software are no hardware.\n\n\
+         | name | kind | unit | labels | meaning | in OTLP also |\n|---|---|---|---|---|---|\n",
     );
     for m in ALL {
         let name = match m.kind {
@@ -319,7 +402,10 @@ pub fn markdown() -> String {
         };
         let labels = m.labels.iter().map(|l| format!("`{l}`")).collect::<Vec<_>>().join(", ");
         let (kind, unit) = (m.kind.as_str(), m.unit.unwrap_or(""));
-        out.push_str(&format!("| `{name}` | {kind} | {unit} | {labels} | {} |\n", m.help));
+        let also = m
+            .convention
+            .map_or_else(String::new, |c| format!("`{}` ({}, {})", c.name, c.instrument.as_str(), c.unit));
+        out.push_str(&format!("| `{name}` | {kind} | {unit} | {labels} | {} | {also} |\n", m.help));
     }
     out
 }

@@ -1,4 +1,5 @@
-//! What the wires of a GPU moved, held against what its operations should have moved, second by second.
+//! What the wires of a GPU, or the network of a node, moved, held against what operations should have moved, second by
+//! second.
 //!
 //! A reading and an operation are both spread evenly over their time; seconds are compared when late records have had
 //! their time to come. Nothing is kept of a single operation.
@@ -19,6 +20,9 @@ const LONGEST: u64 = 60;
 const COVERED: f64 = 0.9;
 /// Up to this share above what is expected is the wire's own: acknowledgements, padding, edges of windows.
 const MARGIN: f64 = 0.05;
+/// The same of a network: TCP puts 66 bytes before every 1,448, and its acknowledgements come on top; RoCE 78 before
+/// 1,024 or 4,096.
+const NETWORK_MARGIN: f64 = 0.1;
 /// Below this, in bytes a window, there is always something: barriers, memory mapped by others.
 const NOISE_BYTES: f64 = 1e6;
 /// Communicators and functions that are counted apart; what more there are is counted under communicator 0.
@@ -52,6 +56,8 @@ pub struct WireWindow {
     pub estimated: bool,
     /// Operations in it of which it is not known what they should move.
     pub unknown: u64,
+    /// True for a network's.
+    network: bool,
 }
 
 impl WireWindow {
@@ -88,24 +94,25 @@ impl WireWindow {
     pub fn foreign(&self) -> Option<Wire> {
         let (measured, expected) = (self.measured().filter(|_| self.unknown == 0)?, self.expected());
         Some(Wire {
-            tx_bytes: beyond(measured.tx_bytes, expected.tx_bytes),
-            rx_bytes: beyond(measured.rx_bytes, expected.rx_bytes),
+            tx_bytes: self.beyond(measured.tx_bytes, expected.tx_bytes),
+            rx_bytes: self.beyond(measured.rx_bytes, expected.rx_bytes),
         })
     }
 
     /// What of the moved bytes belongs to an expectation, as a factor of it: all that was moved, as long as it is no more
     /// than the wire's own beyond what was expected.
-    fn share(measured: f64, expected: f64) -> f64 {
+    fn share(&self, measured: f64, expected: f64) -> f64 {
         if expected <= 0.0 {
             return 0.0;
         }
-        (measured - beyond(measured, expected)) / expected
+        (measured - self.beyond(measured, expected)) / expected
     }
-}
 
-fn beyond(measured: f64, expected: f64) -> f64 {
-    let more = measured - expected;
-    if more > expected * MARGIN + NOISE_BYTES { more } else { 0.0 }
+    fn beyond(&self, measured: f64, expected: f64) -> f64 {
+        let margin = if self.network { NETWORK_MARGIN } else { MARGIN };
+        let more = measured - expected;
+        if more > expected * margin + NOISE_BYTES { more } else { 0.0 }
+    }
 }
 
 fn add(a: Wire, b: Wire) -> Wire {
@@ -154,9 +161,15 @@ pub(super) struct Books {
     /// Windows below this are compared.
     settled: u64,
     totals: WireTotals,
+    network: bool,
 }
 
 impl Books {
+    /// Those of a network.
+    pub(super) fn of_network() -> Self {
+        Books { network: true, ..Books::default() }
+    }
+
     pub(super) fn windows(&self) -> impl DoubleEndedIterator<Item = &WireWindow> {
         self.windows.iter().filter(|w| w.second < self.settled)
     }
@@ -186,7 +199,7 @@ impl Books {
     fn window(&mut self, second: u64) -> &mut WireWindow {
         let at = self.windows.partition_point(|w| w.second < second);
         if self.windows.get(at).is_none_or(|w| w.second != second) {
-            self.windows.insert(at, WireWindow { second, ..WireWindow::default() });
+            self.windows.insert(at, WireWindow { second, network: self.network, ..WireWindow::default() });
         }
         &mut self.windows[at]
     }
@@ -194,14 +207,18 @@ impl Books {
     /// Takes a reading that ended at a moment.
     pub(super) fn read(&mut self, at_ns: u64, traffic: &Traffic) {
         let Some(moved) = traffic.nvlink else { return };
+        self.moved(traffic.from_ns, at_ns, Wire { tx_bytes: moved.tx_bytes, rx_bytes: moved.rx_bytes });
+    }
+
+    /// Takes what the counters moved between two moments.
+    pub(super) fn moved(&mut self, from_ns: u64, at_ns: u64, moved: Wire) {
         let sane = |n: f64| n.is_finite() && n >= 0.0;
-        if !sane(moved.tx_bytes) || !sane(moved.rx_bytes) || traffic.from_ns >= at_ns {
+        if !sane(moved.tx_bytes) || !sane(moved.rx_bytes) || from_ns >= at_ns {
             return;
         }
-        let moved = Wire { tx_bytes: moved.tx_bytes, rx_bytes: moved.rx_bytes };
         self.totals.measured = add(self.totals.measured, moved);
-        let length = (at_ns - traffic.from_ns) as f64;
-        self.over(traffic.from_ns, at_ns, |w, share| {
+        let length = (at_ns - from_ns) as f64;
+        self.over(from_ns, at_ns, |w, share| {
             w.measured = add(w.measured, moved.times(share));
             w.covered_ns += length * share;
         });
@@ -248,8 +265,8 @@ impl Books {
                 self.totals.foreign = add(self.totals.foreign, foreign);
             }
             let all = w.expected();
-            let tx = WireWindow::share(measured.tx_bytes, all.tx_bytes);
-            let rx = WireWindow::share(measured.rx_bytes, all.rx_bytes);
+            let tx = w.share(measured.tx_bytes, all.tx_bytes);
+            let rx = w.share(measured.rx_bytes, all.rx_bytes);
             for (comm, func, expected) in w.by {
                 let share = self.totals.of(comm, func);
                 share.comparable = add(share.comparable, expected);

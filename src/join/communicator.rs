@@ -173,6 +173,11 @@ impl Communicator {
         }
     }
 
+    /// True where its ranks are on several nodes, or may be.
+    pub(super) fn spans_nodes(&self) -> bool {
+        self.members.values().next().is_some_and(|m| m.record.nodes != Some(1))
+    }
+
     /// True when all ranks say how many they are, and do not agree.
     pub fn sizes_differ(&self) -> bool {
         self.sizes.len() > 1 && !self.sizes.contains_key(&None)

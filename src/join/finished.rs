@@ -145,14 +145,30 @@ pub(super) struct Outbox {
     dropped: u64,
     /// True where what operations move is held against counters.
     metered: bool,
+    /// The same between nodes.
+    networked: bool,
     carried: Vec<(SegmentId, String, Carried)>,
+    crossed: Vec<(SegmentId, Carried)>,
     ends: Vec<Ends>,
 }
 
 impl Outbox {
-    /// Says whether somebody reads the wires.
-    pub(super) fn meter(&mut self, metered: bool) {
-        self.metered = metered;
+    /// Says whether somebody reads the wires, and the network.
+    pub(super) fn meter(&mut self, metered: bool, networked: bool) {
+        (self.metered, self.networked) = (metered, networked);
+    }
+
+    pub(super) fn networked(&self) -> bool {
+        self.networked
+    }
+
+    /// Takes what an operation should have moved between nodes, for the books of their networks.
+    pub(super) fn cross(&mut self, parts: Vec<(SegmentId, Carried)>) {
+        self.crossed.extend(parts);
+    }
+
+    pub(super) fn take_crossed(&mut self) -> Vec<(SegmentId, Carried)> {
+        std::mem::take(&mut self.crossed)
     }
 
     pub(super) fn metered(&self) -> bool {

@@ -51,9 +51,9 @@ pub use timing::{Kernel, believed, kernel, not_before, started};
 pub use trend::{Block, Change, Trend, median, spread};
 pub use usage::{Busy, Exchanged};
 pub use waits::{Front, Lack, Origin, Stage, Stall, Waits};
-pub use wire::{Shape, Wire, expected, transfer};
+pub use wire::{Shape, Wire, crossing, expected, transfer};
 
-use crate::model::{CommId, HostFact, Lane, Liveness, OpRecord, SegmentId, SegmentRecord, Update};
+use crate::model::{CommId, Holder, HostFact, Lane, Liveness, OpRecord, SegmentId, SegmentRecord, Update};
 use finished::Outbox;
 use kept::{COUNTED, Kept, Stale};
 use roster::{Condition, Roster};
@@ -139,6 +139,8 @@ impl Join {
     /// Whose clock times are to be on, where processes of other hosts are fed.
     pub fn observe_from(&mut self, observer: ClockPair) {
         self.observer = Some(observer);
+        // Of other hosts' operations only a part comes.
+        self.hardware.leave_networks();
     }
 
     /// Takes one update.
@@ -220,7 +222,7 @@ impl Join {
             }
             Update::Hardware(reading) => {
                 self.hardware.take(*reading);
-                self.outbox.meter(self.hardware.is_metered());
+                self.outbox.meter(self.hardware.is_metered(), self.hardware.is_networked());
             }
         }
     }
@@ -241,7 +243,7 @@ impl Join {
             Lane::Collective | Lane::Replay => comm.stale.operations = true,
             Lane::Send(_) | Lane::Recv(_) => comm.stale.transfers = true,
         }
-        comm.metered = self.outbox.metered();
+        comm.metered = self.outbox.metered() || self.outbox.networked() && comm.spans_nodes();
         comm.operation(op, said, clock, &mut process.busy, unsure, self.now_ns);
     }
 
@@ -346,6 +348,11 @@ impl Join {
         for (segment, gpu, carried) in self.outbox.take_carried() {
             if let Some(p) = self.processes.get(&segment) {
                 self.hardware.carry(&p.record.host, &gpu, &carried);
+            }
+        }
+        for (segment, carried) in self.outbox.take_crossed() {
+            if let Some(p) = self.processes.get(&segment) {
+                self.hardware.cross(&p.record.host, carried);
             }
         }
         self.align();
@@ -509,6 +516,31 @@ impl Join {
     /// What the machines under the jobs said.
     pub fn hardware(&self) -> &Hardware {
         &self.hardware
+    }
+
+    /// What is known of whose a process is, by OpenTelemetry's names where it has some: what its environment and its cgroup
+    /// say, and the pod that its GPUs were given to, where these name no other one.
+    pub fn labels(&self, segment: SegmentId) -> BTreeMap<String, String> {
+        let Some(process) = self.processes.get(&segment) else { return BTreeMap::new() };
+        let record = &process.record;
+        let mut labels = record.job.labels.clone();
+        let gpus = self
+            .roster
+            .seats(segment)
+            .iter()
+            .filter_map(|(comm, rank)| self.comms.get(comm)?.members().get(rank)?.record.gpu.as_deref());
+        let mut holders = gpus.map(|gpu| self.hardware.holder(&record.host, gpu, self.now_ns));
+        let Some(Some(holder)) = holders.next() else { return labels };
+        let of = |h: &Holder| [("k8s.pod.name", h.pod.clone()), ("k8s.namespace.name", h.namespace.clone())];
+        let same =
+            |h: Option<&Holder>| h.is_some_and(|h| of(h) == of(holder) && h.container == holder.container);
+        let names_another = of(holder).iter().any(|(k, v)| labels.get(*k).is_some_and(|known| known != v));
+        if names_another || !holders.all(same) {
+            return labels;
+        }
+        labels.extend(of(holder).map(|(k, v)| (k.to_owned(), v)));
+        labels.entry("k8s.container.name".to_owned()).or_insert_with(|| holder.container.clone());
+        labels
     }
 
     /// The classes of operations.

@@ -3,8 +3,8 @@
 use super::snapshot::{View, by_share, comm_row, loss_rows, lost, segment_row};
 use super::{Class, ClassKey, Communicator, Instance, Join, Process, Track};
 use crate::model::{
-    At, ClassRow, CommId, CommRow, Finding, FlightRow, JobRow, Liveness, OpState, Rank, RankRow, Rest,
-    SegmentId, SegmentRow, Snapshot, size_text,
+    At, ClassRow, CommId, CommRow, Finding, FlightRow, JobRow, JobSums, Liveness, OpState, Rank, RankRow,
+    Rest, SegmentId, SegmentRow, Snapshot, size_text,
 };
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -281,6 +281,7 @@ impl View<'_> {
                     nccl: None,
                     ops_per_s: None,
                     comm_share: None,
+                    sums: JobSums::default(),
                 };
                 (row, BTreeSet::new())
             };

@@ -2,9 +2,10 @@
 
 use super::{Class, ClassKey, Communicator, Instance, Join, Member, Process, Track};
 use crate::model::{
-    ClassRow, CommId, CommRow, FlightRow, JobRow, Lane, Liveness, LossRow, OpState, Rank, RankCell, RankRow,
-    SegmentRow, Snapshot,
+    ClassRow, CommId, CommRow, FlightRow, JobRow, JobSums, Lane, Liveness, LossRow, OpState, Rank, RankCell,
+    RankRow, SegmentRow, Snapshot,
 };
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Operations in flight that a screen gets at most.
@@ -104,9 +105,45 @@ impl<'a> View<'a> {
                     nccl: (!versions.is_empty()).then(|| versions.into_iter().collect::<Vec<_>>().join(", ")),
                     ops_per_s: ops,
                     comm_share: share,
+                    sums: self.sums(&processes, comms),
                 }
             })
             .collect()
+    }
+
+    /// What a job did since it was first seen.
+    fn sums(&self, processes: &[&Process], comms: Vec<CommId>) -> JobSums {
+        let hosts: BTreeSet<&str> = processes.iter().map(|p| p.record.host.as_str()).collect();
+        let classes: Vec<(&ClassKey, &Class)> =
+            self.join.classes().filter(|(k, _)| comms.contains(&k.comm)).collect();
+        let began = processes.iter().map(|p| p.record.created_ns).min();
+        let ended = processes.iter().try_fold(0, |last: u64, p| match p.record.liveness {
+            Liveness::Alive => Some(self.now_ns),
+            Liveness::Gone(at) => at.map(|t| last.max(t)),
+        });
+        // Of black boxes nobody saw the end; it was not before the last operation.
+        let ended = ended.or_else(|| classes.iter().map(|(_, c)| c.last_ns()).max().filter(|t| *t > 0));
+        let seen_ns = began.zip(ended).and_then(|(from, to)| to.checked_sub(from)).filter(|ns| *ns > 0);
+        let mut busy_ns = None;
+        for (k, class) in &classes {
+            // A communicator of some of the job's ranks takes that part of the job's time.
+            let members = self.join.communicator(k.comm).map_or(0, |c| c.members().len());
+            if let Some(ns) = class.busy_in_all_ns() {
+                *busy_ns.get_or_insert(0.0) += ns * members as f64 / processes.len().max(members) as f64;
+            }
+        }
+        let mut lost: BTreeMap<Cow<'static, str>, u64> = BTreeMap::new();
+        for row in processes.iter().flat_map(|p| loss_rows(p)).filter(|l| l.count > 0) {
+            let sum = lost.entry(row.reason).or_default();
+            *sum = sum.saturating_add(row.count);
+        }
+        JobSums {
+            comms,
+            hosts: hosts.into_iter().map(str::to_owned).collect(),
+            seen_ns,
+            comm_share: busy_ns.zip(seen_ns).map(|(busy, seen)| (busy / seen as f64).min(1.0)),
+            lost: lost.into_iter().collect(),
+        }
     }
 
     fn comms(&self) -> Vec<CommRow> {
@@ -189,6 +226,8 @@ impl<'a> View<'a> {
             size_class: k.size_class,
             count: class.count,
             timed: class.timed,
+            by_events: class.by_events,
+            bytes: class.bytes(),
             ops_per_s: rates.map(|r| r.ops_per_s),
             bytes_per_s: rates.and_then(|r| r.bytes_per_s),
             p50_ns: p50,

@@ -82,8 +82,17 @@ pub struct Class {
     pub count: u64,
     /// Operations whose transfer time is known.
     pub timed: u64,
+    /// Those of them that CUDA events timed on some rank.
+    pub by_events: u64,
     /// Sum of the message sizes of the timed operations, to give bandwidths their mean size.
     timed_bytes: u128,
+    /// Sum of all message sizes; absent once one was not known.
+    bytes: Option<u64>,
+    /// Sum of the times that operations took on the mean of their timed ranks, in ns, and how many it is of.
+    busy_ns: f64,
+    busy: u64,
+    /// The latest moment of issue, host monotonic ns.
+    last_ns: u64,
     transfer: DDSketch,
     seconds: VecDeque<Second>,
     trends: BTreeMap<Transfer, Trend>,
@@ -104,7 +113,12 @@ impl Default for Class {
         Class {
             count: 0,
             timed: 0,
+            by_events: 0,
             timed_bytes: 0,
+            bytes: Some(0),
+            busy_ns: 0.0,
+            busy: 0,
+            last_ns: 0,
             // 1 % relative error over ns to hours.
             transfer: DDSketch::new(Config::defaults()),
             seconds: VecDeque::new(),
@@ -176,6 +190,12 @@ impl Class {
     /// Counts an operation.
     pub fn add(&mut self, s: &Sample) {
         self.count += 1;
+        self.bytes = self.bytes.zip(s.bytes).map(|(sum, b)| sum.saturating_add(b));
+        if let Some(busy_ns) = s.busy_ns {
+            self.busy_ns += busy_ns;
+            self.busy += 1;
+        }
+        self.last_ns = self.last_ns.max(s.at_ns);
         let at = s.at_ns / 1_000_000_000;
         // Operations complete out of order by a little; a sample older than all that is kept counts in the
         // totals alone.
@@ -193,6 +213,7 @@ impl Class {
         };
         if let Some(t) = s.transfer_ns {
             self.timed += 1;
+            self.by_events += u64::from(s.by_events);
             self.timed_bytes += u128::from(s.bytes.unwrap_or(0));
             self.transfer.add(t as f64);
         }
@@ -254,6 +275,22 @@ impl Class {
     /// Mean message size of the timed operations in bytes.
     pub fn mean_bytes(&self) -> Option<u64> {
         u64::try_from(self.timed_bytes.checked_div(u128::from(self.timed))?).ok()
+    }
+
+    /// Message bytes of all its operations; absent where the size of any is not known.
+    pub fn bytes(&self) -> Option<u64> {
+        self.bytes
+    }
+
+    /// The time that a rank spent in all its operations, in ns: those that are timed speak for the others. Absent where
+    /// none is.
+    pub fn busy_in_all_ns(&self) -> Option<f64> {
+        (self.busy > 0).then(|| self.busy_ns / self.busy as f64 * self.count as f64)
+    }
+
+    /// When the last of them was issued, host monotonic ns.
+    pub fn last_ns(&self) -> u64 {
+        self.last_ns
     }
 
     fn recent(&self, now_s: u64) -> impl Iterator<Item = &Second> {

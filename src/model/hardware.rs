@@ -1,7 +1,7 @@
 //! What the machine under a job says: GPUs, their links, network ports and the host. Absent is not known, never zero.
 
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What one sampler read of one thing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -32,6 +32,8 @@ pub enum Fact {
     Interface(InterfaceFact),
     /// The host itself.
     Node(NodeFact),
+    /// Which containers were given which devices.
+    Pods(PodsFact),
     /// A sampler about itself.
     Sampler(SamplerFact),
 }
@@ -274,6 +276,8 @@ pub struct PortFact {
 pub struct InterfaceFact {
     /// Its name, `eth0`.
     pub interface: String,
+    /// The device behind it, as sysfs names it: a PCI address mostly. Absent for what is made of software: bridges, veth.
+    pub device: Option<String>,
     /// True when it is up.
     pub up: Option<bool>,
     /// Speed in Mb/s.
@@ -288,6 +292,10 @@ pub struct InterfaceFact {
     pub errors: Option<u64>,
     /// Times the link went down.
     pub downs: Option<u64>,
+    /// What its driver counts of what went wrong, by the names of [`crate::model::nic_counter`]; absent in readings for
+    /// which it was not asked, and where it counts nothing of that kind.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub driver: Option<BTreeMap<String, u64>>,
 }
 
 /// The host at one moment.
@@ -314,10 +322,32 @@ pub struct NodeFact {
     pub oom_kills: Option<u64>,
 }
 
+/// Which containers were given which devices, as the kubelet says: all of the host, each time.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PodsFact {
+    /// Who has what.
+    pub holders: Vec<Holder>,
+}
+
+/// A container that was given a device.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Holder {
+    /// The device as its plugin names it: a GPU's UUID, or its index.
+    pub device: String,
+    /// The pod.
+    pub pod: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// The container.
+    pub container: String,
+}
+
 /// A sampler about itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SamplerFact {
-    /// Its name: `nvlink`, `gpu`, `xid`, `rdma`, `interfaces`, `node`, `recording`.
+    /// Its name: `nvlink`, `gpu`, `xid`, `rdma`, `interfaces`, `node`, `pods`, `recording`.
     pub sampler: String,
     /// Why it gives nothing; absent while it gives something.
     pub absent: Option<String>,

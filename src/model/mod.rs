@@ -8,6 +8,7 @@ mod fleet;
 mod hardware;
 mod host;
 mod ids;
+mod nic;
 mod op;
 mod snapshot;
 mod update;
@@ -18,17 +19,19 @@ pub use finding::{
 };
 pub use fleet::{At, Fleet, NodeCell, NodeState, Rest, Totals};
 pub use hardware::{
-    Alarm, AlarmKind, Fact, GpuFact, InterfaceFact, LinkFact, Moved, NodeFact, PcieFact, PeerFact, PortFact,
-    Reading, Remote, SamplerFact, Throttle, Traffic, Xid, pci_address,
+    Alarm, AlarmKind, Fact, GpuFact, Holder, InterfaceFact, LinkFact, Moved, NodeFact, PcieFact, PeerFact,
+    PodsFact, PortFact, Reading, Remote, SamplerFact, Throttle, Traffic, Xid, pci_address,
 };
 pub use host::{Exit, HostFact, ProcessState};
 pub use ids::{CommId, Rank, SegmentId, Track};
+pub use nic::{NicTrouble, nic_counter};
 pub use op::{
     Algo, ChannelStamp, DataType, Flags, Func, Lane, Launch, NetPhase, NetProgress, OpRecord, Proto, RedOp,
     Returned, Timing, Untimed, bus_factor, message_bytes, size_text,
 };
 pub use snapshot::{
-    ClassRow, CommRow, Coverage, FlightRow, JobRow, LossRow, OpState, RankCell, RankRow, SegmentRow, Snapshot,
+    ClassRow, CommRow, Coverage, FlightRow, JobRow, JobSums, LossRow, OpState, RankCell, RankRow, SegmentRow,
+    Snapshot,
 };
 pub use update::{
     Beat, CommRecord, Exchange, Job, Liveness, Making, PairBeat, SegmentRecord, Signatures, Source, Told,

@@ -81,6 +81,26 @@ pub struct JobRow {
     pub ops_per_s: Option<f64>,
     /// Share of wall time its ranks spent inside collectives, 0 to 1.
     pub comm_share: Option<f64>,
+    /// What a report says of it beyond.
+    #[serde(default)]
+    pub sums: JobSums,
+}
+
+/// What is known of a job since it was first seen: for a report. Empty where a screen of a cluster is told of it.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JobSums {
+    /// Its communicators.
+    pub comms: Vec<CommId>,
+    /// The hosts of its processes, by name.
+    pub hosts: Vec<String>,
+    /// From the beginning of its first process to the end of its last one, or to now, in ns. Absent where the end was not
+    /// seen and nothing it did says when it was.
+    pub seen_ns: Option<u64>,
+    /// Share of that time that its ranks spent inside collectives, 0 to 1, as far as these are timed.
+    pub comm_share: Option<f64>,
+    /// Records that were lost, by reason.
+    pub lost: Vec<(Cow<'static, str>, u64)>,
 }
 
 /// Of how many operations the GPU time is known; each rank's part is one.
@@ -189,6 +209,12 @@ pub struct ClassRow {
     pub count: u64,
     /// Operations whose transfer time is known.
     pub timed: u64,
+    /// Those of them that CUDA events timed on some rank, in place of the kernels' own stamps.
+    #[serde(default)]
+    pub by_events: u64,
+    /// Message bytes of all operations seen; absent where the size of any is not known.
+    #[serde(default)]
+    pub bytes: Option<u64>,
     /// Operations a second over the last seconds.
     pub ops_per_s: Option<f64>,
     /// Message bytes a second over the last seconds.

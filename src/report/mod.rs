@@ -1,5 +1,9 @@
 //! Findings and statistics as text and JSON.
 
+mod pages;
+
+pub use pages::{CommPage, Late, Loss, Operations, Page, Pages};
+
 use crate::model::{Finding, Snapshot, size_text};
 use std::io::{self, Write};
 

@@ -84,6 +84,7 @@ pub(crate) fn facts(ranks: u32, from_ns: u64, at_ns: u64) -> Vec<Fact> {
     facts.push(Fact::Port(port));
     let interface = InterfaceFact {
         interface: "eth0".into(),
+        device: Some("0000:05:00.0".into()),
         up: Some(true),
         speed_mbit_per_s: Some(25_000),
         tx_bytes: Some(n << 10),
@@ -91,6 +92,7 @@ pub(crate) fn facts(ranks: u32, from_ns: u64, at_ns: u64) -> Vec<Fact> {
         drops: Some(0),
         errors: Some(0),
         downs: Some(0),
+        driver: Some([("rx_out_of_buffer".to_owned(), n), ("rx_prio*_pause".to_owned(), 0)].into()),
     };
     facts.push(Fact::Interface(interface));
     let node = NodeFact {

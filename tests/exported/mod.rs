@@ -17,6 +17,8 @@ pub(crate) const S: u64 = 1_000_000_000;
 pub(crate) const EPOCH_NS: u64 = 1_795_244_764 * S;
 /// The job's communicator.
 pub(crate) const COMM: CommId = CommId(0xc0ff_ee00_0000_0007);
+/// Its communicator with a rank of another node.
+pub(crate) const ACROSS: CommId = CommId(0xc0ff_ee00_0000_0008);
 /// How far the GPU's clock is ahead.
 const AHEAD: u64 = S;
 /// The pure transfer's time.
@@ -126,6 +128,30 @@ impl Hand {
         }
         self.join.tick(end + 2_000);
         order
+    }
+
+    /// One all-reduce of 4 MiB between rank 0 here and one other rank on another node.
+    pub(crate) fn across(&mut self, at_ns: u64) {
+        let record = |issued| CommRecord {
+            segment: SegmentId(1),
+            comm: ACROSS,
+            rank: Rank(0),
+            ranks: Some(2),
+            nodes: Some(2),
+            name: None,
+            gpu: Some(gpu(0)),
+            host_clock: 1,
+            issued,
+            replayed: 0,
+            init_ns: 0,
+            making: None,
+            finalized_ns: None,
+        };
+        self.join.feed(Update::Comm(record(1)));
+        let end = at_ns + 5_000 + TRANSFER_NS;
+        let op = self.op(0, 0, at_ns, Some((at_ns + 5_000, Some(end))));
+        self.join.feed(Update::Op(Box::new(OpRecord { comm: ACROSS, ticket: 1_000_000, ..op })));
+        self.join.tick(end + 2_000);
     }
 
     /// One all-reduce of which nobody measures the time.

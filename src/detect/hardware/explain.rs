@@ -5,7 +5,7 @@ use super::errors::xid_evidence;
 use super::xids::{Fault, meaning};
 use super::{between, fact, links, named, number, place};
 use crate::join::{Device, Hardware, Incident, Join, Trouble};
-use crate::model::{Cause, Evidence, Finding, Kind, Rank};
+use crate::model::{Cause, Evidence, Finding, Kind, NicTrouble, Rank};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A device may have failed so long before others noticed, in ns.
@@ -18,6 +18,9 @@ const TOLD: usize = 6;
 const LOOKED_AT: usize = 256;
 /// Segments that TCP sent again, from which on it is evidence.
 const TCP_SEGMENTS: u64 = 1_000;
+
+/// What a driver of a network interface lost, from which on it is evidence.
+const DRIVER_LOSSES: u64 = 100;
 
 /// Up to this weight a reason may be why something stands still.
 const STOPS: u8 = 2;
@@ -179,8 +182,27 @@ fn of_network(hardware: &Hardware, host: &str, from_ns: u64, to_ns: u64) -> Vec<
                 Kind::LinkErrors,
                 number(format!("{who} sent {again} packets again at that time"), again as f64, "count"),
             ),
+            Device::Interface(_) => {
+                for ((counter, means), n) in losses(&incidents) {
+                    let text = format!("{who}: {counter} grew by {n} at that time: {}", means.words());
+                    tell(5, Kind::LinkErrors, number(text, n as f64, "count"));
+                }
+            }
             _ => {}
         }
     }
     out
+}
+
+/// What a driver lost, by its own counters; a few packets are lost everywhere.
+fn losses(incidents: &[&Incident]) -> BTreeMap<(&'static str, NicTrouble), u64> {
+    let mut by: BTreeMap<(&'static str, NicTrouble), u64> = BTreeMap::new();
+    for i in incidents {
+        if let Trouble::Driver { counter, means, by: more } = i.trouble {
+            let n = by.entry((counter, means)).or_default();
+            *n = n.saturating_add(more);
+        }
+    }
+    by.retain(|(_, means), n| *means == NicTrouble::Allowance || means.is_loss() && *n >= DRIVER_LOSSES);
+    by
 }

@@ -5,8 +5,8 @@ use crate::detect::{Detector, Rule, Settings};
 use crate::join::Join;
 use crate::join::testing::{member, process};
 use crate::model::{
-    Alarm, AlarmKind, CommRecord, Fact, Finding, GpuFact, Kind, LinkFact, PcieFact, Reading, Severity,
-    Throttle, Update, Xid,
+    Alarm, AlarmKind, CommRecord, Fact, Finding, GpuFact, InterfaceFact, Kind, LinkFact, OperationRef,
+    PcieFact, Rank, Reading, Severity, Throttle, Track, Update, Xid,
 };
 use std::collections::BTreeSet;
 
@@ -269,4 +269,41 @@ fn old_readings_say_nothing_about_now() {
     run(&mut j, 100..120, |_, g| g.links[0].up = Some(false));
     assert_eq!(kinds(&check(&j, 121)), [Kind::LinkDown]);
     assert_eq!(check(&j, 150), [], "its sampler is gone");
+}
+
+#[test]
+fn what_a_nics_driver_lost_explains_slow_ranks_of_jobs_on_several_nodes() {
+    let explained = |nodes: Option<u32>, kind: Kind, counter: &str, by: u64| {
+        let mut j = Join::new();
+        j.feed(process(0));
+        let Update::Comm(c) = member(0, 4, 9) else { unreachable!("a member") };
+        let comm = c.comm;
+        j.feed(Update::Comm(CommRecord { gpu: Some(address(0)), nodes, ..c }));
+        let face = InterfaceFact { interface: "eth0".to_owned(), ..InterfaceFact::default() };
+        for (at_s, n) in [(100, 7), (105, 7 + by)] {
+            let driver = Some([(counter.to_owned(), n)].into());
+            told(&mut j, at_s - 1, Fact::Interface(face.clone()));
+            told(&mut j, at_s, Fact::Interface(InterfaceFact { driver, ..face.clone() }));
+        }
+        let operation = OperationRef::named("AllReduce", Track::Collective, 3);
+        let mut f = Finding { since_ns: 104 * S, ..Finding::new(kind, comm, vec![Rank(0)], operation) };
+        super::explain::explain(&mut f, &j, 107 * S);
+        f.evidence.first().map(|e| e.text.clone())
+    };
+    let slow = |counter, by| explained(Some(2), Kind::SlowTransfer, counter, by);
+    let said = slow("rx_out_of_buffer", 500).expect("evidence");
+    assert!(
+        said.starts_with("interface eth0 of host node: rx_out_of_buffer grew by 500 at that time"),
+        "{said}"
+    );
+    assert!(slow("bw_out_allowance_exceeded", 1).is_some());
+    for (counter, by) in [("rx_out_of_buffer", 50), ("rx_prio*_pause", 5_000), ("rx_packets", 5_000)] {
+        assert_eq!(slow(counter, by), None, "{counter}");
+    }
+    assert_eq!(explained(Some(1), Kind::SlowTransfer, "rx_out_of_buffer", 500), None, "no NIC is met");
+    assert_eq!(
+        explained(Some(2), Kind::MissingRank, "rx_out_of_buffer", 500),
+        None,
+        "nobody stands still for it"
+    );
 }

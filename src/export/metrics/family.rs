@@ -19,6 +19,8 @@ pub struct Sample {
     pub labels: Vec<(&'static str, String)>,
     /// The value.
     pub value: Value,
+    /// The piece of hardware that it is of, by OpenTelemetry's attributes; empty where it is of none.
+    pub hardware: Vec<(&'static str, String)>,
 }
 
 /// The value of a sample.
@@ -35,11 +37,17 @@ pub enum Value {
 pub(super) struct Families {
     cluster: Option<String>,
     families: Vec<Family>,
+    hardware: Vec<(&'static str, String)>,
 }
 
 impl Families {
     pub(super) fn new(cluster: Option<String>) -> Self {
-        Families { cluster, families: Vec::new() }
+        Families { cluster, ..Families::default() }
+    }
+
+    /// What is added from now on is of this piece of hardware, as far as the conventions know the metric.
+    pub(super) fn of(&mut self, hardware: Vec<(&'static str, String)>) {
+        self.hardware = hardware;
     }
 
     /// Adds a sample. The values are those of the metric's labels, in their order; an empty one is left out.
@@ -71,7 +79,8 @@ impl Families {
         if let Some(cluster) = &self.cluster {
             labels.insert(0, (CLUSTER, cluster.clone()));
         }
-        let sample = Sample { labels, value };
+        let hardware = if metric.convention.is_some() { self.hardware.clone() } else { Vec::new() };
+        let sample = Sample { labels, value, hardware };
         match self.families.iter_mut().rev().find(|f| f.metric == metric) {
             Some(f) => f.samples.push(sample),
             None => self.families.push(Family { metric, samples: vec![sample] }),

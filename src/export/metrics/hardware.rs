@@ -3,7 +3,9 @@
 use super::family::Families;
 use crate::export::catalogue as c;
 use crate::join::{Hardware, Wire, WireTotals};
-use crate::model::{GpuFact, InterfaceFact, LinkFact, Moved, NodeFact, PortFact, SamplerFact, Throttle};
+use crate::model::{
+    GpuFact, InterfaceFact, LinkFact, Moved, NodeFact, PortFact, SamplerFact, Throttle, nic_counter,
+};
 use std::collections::BTreeMap;
 
 /// All reasons, so that a reason that does not hold is zero and not absent.
@@ -19,7 +21,9 @@ const THROTTLES: [(Throttle, &str); 6] = [
 /// Everything that was read.
 pub(super) fn gather(out: &mut Families, hardware: &Hardware) {
     for (node, _, g) in hardware.gpus() {
+        out.of(of_gpu(g));
         gpu(out, node, g);
+        out.of(Vec::new());
         for link in &g.links {
             nvlink(out, node, &g.gpu, link);
         }
@@ -27,18 +31,66 @@ pub(super) fn gather(out: &mut Families, hardware: &Hardware) {
     for (node, gpu, w) in hardware.wires() {
         wires(out, node, gpu, w);
     }
+    for (node, w) in hardware.networks() {
+        network(out, node, w);
+    }
     for (node, _, p) in hardware.ports() {
         port(out, node, p);
     }
+    out.of(Vec::new());
     for (node, _, i) in hardware.interfaces() {
         interface(out, node, i);
     }
+    out.of(Vec::new());
     for (node, _, n) in hardware.nodes() {
         host(out, node, n);
     }
     for (node, s) in hardware.samplers() {
         sampler(out, node, s);
     }
+}
+
+/// Attributes, without those that have no value.
+fn attributes(all: &[(&'static str, Option<&str>)]) -> Vec<(&'static str, String)> {
+    all.iter().filter_map(|(k, v)| Some((*k, (*v)?.to_owned()))).collect()
+}
+
+fn of_gpu(g: &GpuFact) -> Vec<(&'static str, String)> {
+    let name = g.index.map(|i| format!("GPU {i}"));
+    attributes(&[
+        ("hw.id", Some(&g.gpu)),
+        ("hw.type", Some("gpu")),
+        ("hw.name", name.as_deref()),
+        ("hw.model", g.name.as_deref()),
+        ("hw.vendor", Some("NVIDIA")),
+    ])
+}
+
+/// A GPU's sensor is a component of its own.
+fn of_sensor(g: &GpuFact) -> Vec<(&'static str, String)> {
+    let id = format!("{}/temperature", g.gpu);
+    attributes(&[("hw.id", Some(&id)), ("hw.type", Some("temperature")), ("hw.parent", Some(&g.gpu))])
+}
+
+fn of_port(p: &PortFact) -> Vec<(&'static str, String)> {
+    let id = format!("{}/{}", p.device, p.port);
+    attributes(&[
+        ("hw.id", Some(&id)),
+        ("hw.type", Some("network")),
+        ("hw.name", Some(&p.device)),
+        ("hw.parent", p.address.as_deref()),
+    ])
+}
+
+/// Empty for one that is made of software.
+fn of_interface(i: &InterfaceFact) -> Vec<(&'static str, String)> {
+    let Some(device) = i.device.as_deref() else { return Vec::new() };
+    attributes(&[
+        ("hw.id", Some(&i.interface)),
+        ("hw.type", Some("network")),
+        ("hw.name", Some(&i.interface)),
+        ("hw.parent", Some(device)),
+    ])
 }
 
 /// What moved, in both directions.
@@ -61,6 +113,19 @@ fn wires(out: &mut Families, node: &str, gpu: &str, w: &WireTotals) {
     }
 }
 
+fn network(out: &mut Families, node: &str, w: &WireTotals) {
+    ways(out, c::NETWORK_MEASURED, &[node], w.measured);
+    ways(out, c::NETWORK_FOREIGN, &[node], w.foreign);
+    ways(out, c::NETWORK_UNKNOWN, &[node], w.unknown);
+    for (comm, func, share) in w.by() {
+        let comm = comm.to_string();
+        let labels = [node, &*comm, func.as_str()];
+        ways(out, c::NETWORK_EXPECTED, &labels, share.expected);
+        ways(out, c::NETWORK_COMPARABLE, &labels, share.comparable);
+        ways(out, c::NETWORK_ATTRIBUTED, &labels, share.attributed);
+    }
+}
+
 fn gpu(out: &mut Families, node: &str, g: &GpuFact) {
     let text = |n: Option<u32>| n.map_or_else(String::new, |n| n.to_string());
     let (uuid, name) = (g.uuid.as_deref().unwrap_or(""), g.name.as_deref().unwrap_or(""));
@@ -72,7 +137,9 @@ fn gpu(out: &mut Families, node: &str, g: &GpuFact) {
     out.known(c::GPU_MEMORY_CLOCK, &at, hertz(g.memory_mhz));
     out.known(c::GPU_POWER, &at, g.power_w);
     out.known(c::GPU_POWER_LIMIT, &at, g.power_limit_w);
+    out.of(of_sensor(g));
     out.known(c::GPU_TEMPERATURE, &at, g.temperature_c);
+    out.of(of_gpu(g));
     if let Some(throttled) = &g.throttled {
         for (reason, name) in THROTTLES {
             out.number(c::GPU_THROTTLED, &[node, &g.gpu, name], yes(throttled.contains(&reason)));
@@ -114,6 +181,7 @@ fn port(out: &mut Families, node: &str, p: &PortFact) {
     let number = p.port.to_string();
     let at = [node, &*p.device, &*number];
     let with = |last| [node, &*p.device, &*number, last];
+    out.of(of_port(p));
     out.known(c::PORT_UP, &at, p.up.map(yes));
     out.known(c::PORT_SPEED, &at, bytes_per_second(p.speed_mbit_per_s));
     out.known(c::PORT_BYTES, &with("transmit"), whole(p.tx_bytes));
@@ -121,10 +189,14 @@ fn port(out: &mut Families, node: &str, p: &PortFact) {
     for (kind, n) in [
         ("retransmit", p.retransmits),
         ("out_of_order", p.out_of_order),
-        ("congestion", p.congestion),
         ("error", p.errors),
         ("link_down", p.downs),
+        ("congestion", p.congestion),
     ] {
+        // A mark is no error: it is how congestion is kept from becoming one.
+        if kind == "congestion" {
+            out.of(Vec::new());
+        }
         out.known(c::PORT_ERRORS, &with(kind), whole(n));
     }
 }
@@ -132,12 +204,22 @@ fn port(out: &mut Families, node: &str, p: &PortFact) {
 fn interface(out: &mut Families, node: &str, i: &InterfaceFact) {
     let at = [node, &*i.interface];
     let with = |last| [node, &*i.interface, last];
+    out.of(of_interface(i));
     out.known(c::INTERFACE_UP, &at, i.up.map(yes));
     out.known(c::INTERFACE_SPEED, &at, bytes_per_second(i.speed_mbit_per_s));
     out.known(c::INTERFACE_BYTES, &with("transmit"), whole(i.tx_bytes));
     out.known(c::INTERFACE_BYTES, &with("receive"), whole(i.rx_bytes));
     for (kind, n) in [("drop", i.drops), ("error", i.errors), ("link_down", i.downs)] {
         out.known(c::INTERFACE_ERRORS, &with(kind), whole(n));
+    }
+    // Names come from a list, whoever recorded the reading.
+    for (name, n) in i.driver.iter().flatten() {
+        let counter = nic_counter(name).filter(|(known, _)| known == name);
+        out.known(
+            c::INTERFACE_DRIVER,
+            &with(counter.map_or("", |(known, _)| known)),
+            counter.map(|_| *n as f64),
+        );
     }
 }
 

@@ -56,7 +56,7 @@ pub(super) fn of_part(join: &Join, f: &Finished, part: &FinishedPart) -> Vec<Key
         a.extend(r.nccl.clone().map(|v| KeyValue::new("nccl.version", v)));
         a.extend(r.job.name.clone().map(|v| KeyValue::new("ringwatch.job.name", v)));
         a.extend(r.job.rank.map(|v| KeyValue::new("ringwatch.job.rank", i64::from(v))));
-        a.extend(r.job.labels.iter().map(|(k, v)| KeyValue::new(k.clone(), v.clone())));
+        a.extend(join.labels(part.segment).into_iter().map(|(k, v)| KeyValue::new(k, v)));
         let member = join.communicator(f.comm).and_then(|c| c.members().get(&part.rank));
         if let Some(address) = member.and_then(|m| m.record.gpu.as_deref()) {
             a.push(KeyValue::new("hw.id", address.to_owned()));

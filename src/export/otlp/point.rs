@@ -1,8 +1,9 @@
 //! The metrics' families as OTLP has them. Names become `ringwatch.collective_transfer` with the unit beside them, so
-//! that a Prometheus behind a collector gets the very names that `/metrics` has.
+//! that a Prometheus behind a collector gets the very names that `/metrics` has. What OpenTelemetry's conventions for
+//! hardware know comes under their names (`hw.*`) as well.
 
 use super::attributes::whole;
-use crate::export::catalogue::{Kind, Metric};
+use crate::export::catalogue::{Convention, Instrument, Kind, Metric};
 use crate::export::metrics::{Exemplar, Family, Histogram, Sample, Value, ZERO};
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value};
@@ -11,6 +12,7 @@ use opentelemetry_proto::tonic::resource::v1::Resource;
 use proto::exponential_histogram_data_point::Buckets;
 use proto::metric::Data;
 use proto::number_data_point;
+use std::collections::BTreeMap;
 
 /// Sums and counts since this agent started.
 const CUMULATIVE: i32 = proto::AggregationTemporality::Cumulative as i32;
@@ -28,8 +30,12 @@ pub(super) fn request(
     resource: &[(String, String)],
     of: Span,
 ) -> (ExportMetricsServiceRequest, u64) {
-    let metrics: Vec<_> = families.iter().map(|f| metric(f, of)).collect();
-    let points = families.iter().map(|f| f.samples.len() as u64).sum();
+    let mut metrics: Vec<_> = families.iter().map(|f| metric(f, of)).collect();
+    let mut points = families.iter().map(|f| f.samples.len() as u64).sum();
+    for (convention, data_points) in by_convention(families, of).into_values() {
+        points += data_points.len() as u64;
+        metrics.push(conventional(&convention, data_points));
+    }
     let scope = InstrumentationScope {
         name: "ringwatch".to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -68,6 +74,60 @@ fn metric(f: &Family, of: Span) -> proto::Metric {
         data: Some(data),
         ..proto::Metric::default()
     }
+}
+
+/// The points of hardware under the conventions' names: several metrics of ours may be one of theirs.
+fn by_convention(
+    families: &[Family],
+    of: Span,
+) -> BTreeMap<&'static str, (Convention, Vec<proto::NumberDataPoint>)> {
+    let mut all: BTreeMap<&'static str, (Convention, Vec<proto::NumberDataPoint>)> = BTreeMap::new();
+    for f in families {
+        let Some(convention) = f.metric.convention else { continue };
+        let own = f.samples.iter().filter(|s| !s.hardware.is_empty());
+        let points = own.filter_map(|s| {
+            let attributes = hardware_attributes(&convention, s);
+            Some(proto::NumberDataPoint { attributes, ..number(s, of)? })
+        });
+        let points: Vec<_> = points.collect();
+        if !points.is_empty() {
+            all.entry(convention.name).or_insert_with(|| (convention, Vec::new())).1.extend(points);
+        }
+    }
+    all
+}
+
+fn conventional(c: &Convention, data_points: Vec<proto::NumberDataPoint>) -> proto::Metric {
+    let sum = |data_points, is_monotonic| {
+        Data::Sum(proto::Sum { data_points, aggregation_temporality: CUMULATIVE, is_monotonic })
+    };
+    let data = match c.instrument {
+        Instrument::Counter => sum(data_points, true),
+        Instrument::UpDownCounter => sum(data_points, false),
+        Instrument::Gauge => Data::Gauge(proto::Gauge { data_points }),
+    };
+    proto::Metric {
+        name: c.name.to_owned(),
+        description: c.help.to_owned(),
+        unit: c.unit.to_owned(),
+        data: Some(data),
+        ..proto::Metric::default()
+    }
+}
+
+/// The component, what happened to it, and whose it is. How our labels name the component is left out.
+fn hardware_attributes(c: &Convention, s: &Sample) -> Vec<KeyValue> {
+    let name = |label| match label {
+        "node" => Some("host.name"),
+        "error_type" => Some("error.type"),
+        "direction" => Some("network.io.direction"),
+        crate::export::catalogue::CLUSTER => Some(crate::export::catalogue::CLUSTER),
+        _ => None,
+    };
+    let labels = s.labels.iter().filter_map(|(k, v)| Some(pair(name(k)?, v)));
+    // NVML does not say which task a GPU is at.
+    let task = (c.name == "hw.gpu.utilization").then(|| pair("hw.gpu.task", "general"));
+    labels.chain(s.hardware.iter().map(|(k, v)| pair(k, v))).chain(task).collect()
 }
 
 fn name(m: &Metric) -> String {
@@ -190,6 +250,37 @@ mod tests {
                 _ => m.exposed().concat(),
             };
             assert_eq!(translated, own);
+        }
+    }
+
+    #[test]
+    fn hardware_has_the_conventions_names_beside_ours() {
+        let named = |name: &str| {
+            let of = |m: &&&Metric| m.convention.is_some_and(|c| c.name == name);
+            catalogue::ALL.iter().filter(of).map(|m| m.name).collect::<Vec<_>>()
+        };
+        // Name, instrument and unit as the conventions have them (docs/hardware of open-telemetry/semantic-conventions).
+        for (name, instrument, unit, ours) in [
+            ("hw.errors", Instrument::Counter, "{error}", 3),
+            ("hw.power", Instrument::Gauge, "W", 1),
+            ("hw.temperature", Instrument::Gauge, "Cel", 1),
+            ("hw.gpu.utilization", Instrument::Gauge, "1", 1),
+            ("hw.gpu.memory.usage", Instrument::UpDownCounter, "By", 1),
+            ("hw.gpu.memory.limit", Instrument::UpDownCounter, "By", 1),
+            ("hw.network.up", Instrument::UpDownCounter, "1", 2),
+            ("hw.network.bandwidth.limit", Instrument::UpDownCounter, "By/s", 2),
+            ("hw.network.io", Instrument::Counter, "By", 2),
+        ] {
+            assert_eq!(named(name).len(), ours, "{name}: {:?}", named(name));
+            for c in catalogue::ALL.iter().filter_map(|m| m.convention).filter(|c| c.name == name) {
+                assert_eq!((c.instrument, c.unit), (instrument, unit), "{name}");
+            }
+        }
+        let all = catalogue::ALL.iter().filter(|m| m.convention.is_some()).count();
+        assert_eq!(all, 14, "a name that is not checked here");
+        for m in catalogue::ALL.iter().filter(|m| m.convention.is_some()) {
+            let counts = m.convention.is_some_and(|c| c.instrument == Instrument::Counter);
+            assert_eq!(counts, m.kind == Kind::Counter, "{}: a counter is one under both names", m.name);
         }
     }
 

@@ -149,6 +149,7 @@ mod tests {
             samples: vec![Sample {
                 labels: vec![("node", "a\"} evil 1\n\\".to_owned())],
                 value: Value::Number(2.0),
+                hardware: Vec::new(),
             }],
         };
         let text = open_metrics(&[family], &[]);

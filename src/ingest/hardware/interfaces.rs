@@ -1,5 +1,6 @@
-//! Network interfaces, from /sys/class/net, and from /proc/net/dev where that is all there is.
+//! Network interfaces, from /sys/class/net, and from /proc/net/dev where that is all there is; and from their drivers.
 
+use super::ethtool::Ethtool;
 use super::files::{entries, number, sum, text};
 use super::{Absent, Batch, Sampler};
 use crate::ingest::decode::steers;
@@ -16,12 +17,25 @@ pub struct Interfaces {
     dev: PathBuf,
     class: PathBuf,
     period: Duration,
+    drivers: Option<Drivers>,
+}
+
+/// The interfaces' drivers: asked more rarely, since some ask the device in turn.
+#[derive(Debug)]
+struct Drivers {
+    period_ns: u64,
+    due_ns: u64,
+    ethtool: Ethtool,
 }
 
 impl Interfaces {
-    /// Over these copies of /proc and /sys.
-    pub fn new(proc: &Path, sys: &Path, period: Duration) -> Self {
-        Interfaces { dev: proc.join("net/dev"), class: sys.join("class/net"), period }
+    /// Over these copies of /proc and /sys; this machine's drivers are asked as often as is said, or not at all.
+    pub fn new(proc: &Path, sys: &Path, period: Duration, drivers: Option<Duration>) -> Self {
+        let drivers = drivers.and_then(|every| {
+            let period_ns = u64::try_from(every.as_nanos()).unwrap_or(u64::MAX);
+            Some(Drivers { period_ns, due_ns: 0, ethtool: Ethtool::new().ok()? })
+        });
+        Interfaces { dev: proc.join("net/dev"), class: sys.join("class/net"), period, drivers }
     }
 }
 
@@ -47,6 +61,11 @@ fn complete(fact: &mut InterfaceFact, dir: &Path) {
         Some("down" | "lowerlayerdown" | "notpresent") => Some(false),
         _ => None,
     };
+    // A link to the device; what it is called there is nobody's text.
+    let device = std::fs::read_link(dir.join("device")).ok();
+    fact.device = device
+        .and_then(|d| Some(d.file_name()?.to_str()?.to_owned()))
+        .filter(|name| !name.is_empty() && !name.chars().any(steers));
     // Of an interface that is down, or has no speed, it says -1.
     fact.speed_mbit_per_s = number(&dir.join("speed")).filter(|n| *n > 0);
     fact.downs = number(&dir.join("carrier_down_count"));
@@ -86,9 +105,14 @@ impl Sampler for Interfaces {
                 self.class.display()
             )));
         }
+        let mut drivers = self.drivers.as_mut().filter(|d| d.due_ns <= now_ns);
+        if let Some(d) = &mut drivers {
+            d.due_ns = now_ns.saturating_add(d.period_ns);
+        }
         for mut fact in facts.into_iter().take(TOLD) {
             let dir = self.class.join(&fact.interface);
             complete(&mut fact, &dir);
+            fact.driver = drivers.as_mut().and_then(|d| d.ethtool.counters(&fact.interface));
             batch.tell(now_ns, Fact::Interface(fact));
         }
         Ok(())

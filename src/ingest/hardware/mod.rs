@@ -3,16 +3,19 @@
 //! Whatever is not there, or may not be asked, is said once; the other samplers go on. Drivers answer slowly, so that
 //! the loop belongs on a thread of its own: [`Samplers`] can be sent to one, and says when it is next due.
 
+mod ethtool;
 mod files;
 mod interfaces;
 mod node;
 mod nvml;
+mod pods;
 mod rdma;
 mod recorded;
 
 pub use interfaces::Interfaces;
 pub use node::Node;
 pub use nvml::Nvml;
+pub use pods::Pods;
 pub use rdma::Rdma;
 pub use recorded::{Recorded, Recorder, RecordingError};
 
@@ -52,6 +55,9 @@ pub struct Settings {
     pub rdma_ms: u64,
     /// Between two readings of the network interfaces, in ms; 0 leaves them out.
     pub interfaces_ms: u64,
+    /// Between two questions to the interfaces' drivers for their own counters, in ms. They come with the interfaces; 0
+    /// leaves them out.
+    pub ethtool_ms: u64,
     /// Between two readings of the host's own load, in ms; 0 leaves them out.
     pub node_ms: u64,
 }
@@ -68,6 +74,7 @@ impl Default for Settings {
             xid_ms: 200,
             rdma_ms: 1_000,
             interfaces_ms: 1_000,
+            ethtool_ms: 5_000,
             node_ms: 1_000,
         }
     }
@@ -109,6 +116,10 @@ pub trait Sampler: Send {
     fn name(&self) -> &'static str;
     /// How often it wants to be asked.
     fn period(&self) -> Duration;
+    /// True for what most machines lack: as long as it gave nothing its absence is not told.
+    fn is_optional(&self) -> bool {
+        false
+    }
     /// Asks. Absent is for all that it asks; a single question without an answer is one failure.
     fn sample(&mut self, now_ns: u64, batch: &mut Batch) -> Result<(), Absent>;
 }
@@ -136,11 +147,16 @@ impl std::fmt::Debug for Samplers {
 impl Samplers {
     /// Those of this machine, or the recording that the settings name in their place.
     pub fn new(settings: &Settings) -> Self {
-        Self::below(settings, Path::new("/proc"), Path::new("/sys"))
+        Self::with(settings, Path::new("/proc"), Path::new("/sys"), true)
     }
 
-    /// The same, over a copy of the kernel's directories.
+    /// The same, over a copy of the kernel's directories. Drivers of interfaces are not asked: those that would answer are
+    /// this machine's.
     pub fn below(settings: &Settings, proc: &Path, sys: &Path) -> Self {
+        Self::with(settings, proc, sys, false)
+    }
+
+    fn with(settings: &Settings, proc: &Path, sys: &Path, is_this_machine: bool) -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let mut all = Samplers { host, entries: Vec::new() };
         if !settings.enabled {
@@ -165,7 +181,8 @@ impl Samplers {
             all.add(Box::new(Rdma::new(sys, period)));
         }
         if let Some(period) = every(settings.interfaces_ms) {
-            all.add(Box::new(Interfaces::new(proc, sys, period)));
+            let drivers = every(settings.ethtool_ms).filter(|_| is_this_machine);
+            all.add(Box::new(Interfaces::new(proc, sys, period, drivers)));
         }
         if let Some(period) = every(settings.node_ms) {
             all.add(Box::new(Node::new(proc, period)));
@@ -180,7 +197,8 @@ impl Samplers {
         all
     }
 
-    fn add(&mut self, sampler: Box<dyn Sampler>) {
+    /// Adds one.
+    pub fn add(&mut self, sampler: Box<dyn Sampler>) {
         let fact = SamplerFact {
             sampler: sampler.name().to_owned(),
             absent: None,
@@ -217,7 +235,8 @@ impl Samplers {
             };
             e.fact.absent = absent;
             let old = e.told_ns.is_none_or(|t| now_ns.saturating_sub(t) >= SELF_NS);
-            if changed || old && e.fact.absent.is_none() {
+            let quiet = e.sampler.is_optional() && e.fact.readings == 0 && e.fact.failures == 0;
+            if !quiet && (changed || old && e.fact.absent.is_none()) {
                 e.told_ns = Some(now_ns);
                 batch.tell(now_ns, Fact::Sampler(e.fact.clone()));
             }

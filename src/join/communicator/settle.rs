@@ -1,6 +1,6 @@
 //! What becomes of a communicator's operations: complete ones are counted and judged, old ones forgotten.
 
-use super::super::carry::carried;
+use super::super::carry::{carried, crossed};
 use super::super::finished::{Finished, FinishedPart, Operation, Outbox};
 use super::super::instance::{Instance, Late, Part, busbw};
 use super::super::stats::{Class, ClassKey, Sample, size_class};
@@ -244,6 +244,9 @@ impl Communicator {
         classes.entry(class).or_default().add(&sample);
         if outbox.metered() && agreed {
             outbox.carry(carried(self, key, transfer_ns));
+        }
+        if outbox.networked() && agreed && self.spans_nodes() {
+            outbox.cross(crossed(self, key, transfer_ns));
         }
         if collective && agreed && transfer_ns.is_some() && !self.one_clock() {
             self.tell_ends(key, outbox);

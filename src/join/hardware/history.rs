@@ -1,7 +1,8 @@
 //! What became of a device: its last minutes in short, and each time something about it got worse.
 
 use crate::model::{
-    AlarmKind, GpuFact, InterfaceFact, LinkFact, NodeFact, PortFact, Throttle, Xid, pci_address,
+    AlarmKind, GpuFact, InterfaceFact, LinkFact, NicTrouble, NodeFact, PortFact, Throttle, Xid, nic_counter,
+    pci_address,
 };
 use std::collections::{BTreeSet, VecDeque};
 
@@ -88,6 +89,15 @@ pub enum Trouble {
     Retransmits(u64),
     /// More errors or drops were counted.
     PortErrors(u64),
+    /// The driver of a network interface counted more of what it has a counter for.
+    Driver {
+        /// Its name, with `*` for the number of a queue.
+        counter: &'static str,
+        /// What it means.
+        means: NicTrouble,
+        /// How many more.
+        by: u64,
+    },
 }
 
 /// A change of a device, and when it was seen.
@@ -217,6 +227,11 @@ pub(super) fn of_interface(before: Option<&InterfaceFact>, now: &InterfaceFact) 
         (d, e) => Some(d.unwrap_or(0).saturating_add(e.unwrap_or(0))),
     };
     out.extend(gained(errors(b), errors(now)).map(Trouble::PortErrors));
+    for (name, n) in now.driver.iter().flatten() {
+        let before = b.driver.as_ref().and_then(|d| d.get(name)).copied();
+        let known = gained(before, Some(*n)).zip(nic_counter(name));
+        out.extend(known.map(|(by, (counter, means))| Trouble::Driver { counter, means, by }));
+    }
     out
 }
 
@@ -266,6 +281,20 @@ mod tests {
         assert_eq!(of_gpu(None, &gpu(false, 0, 0)), [Trouble::LinkDown { link: 7, was_up: false }]);
         assert_eq!(of_gpu(Some(&a), &gpu(true, 0, 0)), [], "a reset is no error");
         assert_eq!(of_gpu(Some(&a), &GpuFact::default()), [], "absent is not zero");
+    }
+
+    #[test]
+    fn a_drivers_counters_are_told_by_name_and_only_those_that_are_known() {
+        let with = |all: &[(&str, u64)]| InterfaceFact {
+            driver: Some(all.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect()),
+            ..InterfaceFact::default()
+        };
+        let before = with(&[("rx_out_of_buffer", 5), ("rx_packets", 1)]);
+        let now = with(&[("rx_out_of_buffer", 12), ("rx_packets", 9), ("tx_discards_phy", 4)]);
+        let grown = Trouble::Driver { counter: "rx_out_of_buffer", means: NicTrouble::NoBuffer, by: 7 };
+        assert_eq!(of_interface(Some(&before), &now), [grown], "what was not counted before has not grown");
+        assert_eq!(of_interface(Some(&now), &before), [], "a reset is no error");
+        assert_eq!(of_interface(None, &now), []);
     }
 
     #[test]

@@ -1,14 +1,18 @@
 //! The machines under the jobs: the last readings of everything, what became of it, and what moved when.
 
 mod history;
+mod network;
+mod pods;
 
 pub use history::{Device, Incident, LinkError, Moment, Trouble};
 
 use super::attribution::{Books, Carried, WireTotals, WireWindow};
 use crate::model::{
-    Fact, GpuFact, InterfaceFact, NodeFact, PortFact, Reading, SamplerFact, Traffic, Xid, pci_address,
+    Fact, GpuFact, InterfaceFact, NodeFact, PodsFact, PortFact, Reading, SamplerFact, Traffic, Xid,
+    pci_address,
 };
 use history::{MOMENTS, keep};
+use network::Network;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Traffic readings of one GPU that are kept: 100 s of them at ten a second.
@@ -34,11 +38,14 @@ pub struct Hardware {
     moments: BTreeMap<GpuKey, VecDeque<Moment>>,
     traffic: BTreeMap<GpuKey, VecDeque<(u64, Traffic)>>,
     books: BTreeMap<GpuKey, Books>,
+    networks: BTreeMap<String, Network>,
+    without_networks: bool,
     xids: VecDeque<(u64, String, Xid)>,
     incidents: BTreeMap<String, VecDeque<Incident>>,
     ports: BTreeMap<(String, String, u32), (u64, PortFact)>,
     interfaces: BTreeMap<(String, String), (u64, InterfaceFact)>,
     nodes: BTreeMap<String, (u64, NodeFact)>,
+    pods: BTreeMap<String, (u64, PodsFact)>,
     samplers: BTreeMap<(String, String), SamplerFact>,
 }
 
@@ -81,14 +88,19 @@ impl Hardware {
             }
             Fact::Alarm(a) => self.note(&host, at_ns, &Device::gpu(&a.gpu), vec![Trouble::Alarm(a.kind)]),
             Fact::Port(p) => {
+                self.port_moved(&host, at_ns, &p);
                 let key = (host.clone(), p.device.clone(), p.port);
                 let changes = history::of_port(self.ports.get(&key).map(|(_, b)| b), &p);
                 self.note(&host, at_ns, &Device::Port(p.device.clone(), p.port), changes);
                 put(&mut self.ports, key, at_ns, p);
             }
-            Fact::Interface(i) => {
+            Fact::Interface(mut i) => {
+                self.interface_moved(&host, at_ns, &i);
                 let key = (host.clone(), i.interface.clone());
-                let changes = history::of_interface(self.interfaces.get(&key).map(|(_, b)| b), &i);
+                let before = self.interfaces.get(&key).map(|(_, b)| b);
+                // Drivers are asked more rarely than the rest is read.
+                i.driver = i.driver.or_else(|| before.and_then(|b| b.driver.clone()));
+                let changes = history::of_interface(before, &i);
                 self.note(&host, at_ns, &Device::Interface(i.interface.clone()), changes);
                 put(&mut self.interfaces, key, at_ns, i);
             }
@@ -96,6 +108,10 @@ impl Hardware {
                 let changes = history::of_node(self.nodes.get(&host).map(|(_, b)| b), &n);
                 self.note(&host, at_ns, &Device::Node, changes);
                 put(&mut self.nodes, host, at_ns, n);
+            }
+            Fact::Pods(mut p) => {
+                p.holders.truncate(DEVICES_KEPT);
+                put(&mut self.pods, host, at_ns, p);
             }
             Fact::Sampler(s) => {
                 if self.samplers.len() < DEVICES_KEPT {
@@ -131,6 +147,7 @@ impl Hardware {
     /// Lets time pass.
     pub(super) fn settle(&mut self, now_ns: u64) {
         self.books.values_mut().for_each(|b| b.settle(now_ns));
+        self.networks.values_mut().for_each(|n| n.settle(now_ns));
     }
 
     /// The GPUs: host, and what was last read of each.

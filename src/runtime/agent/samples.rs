@@ -1,9 +1,10 @@
 //! The thread that asks drivers: they answer slowly, and nobody should wait for them.
 
-use crate::ingest::hardware::{Samplers, Settings};
+use crate::ingest::hardware::{Pods, Samplers, Settings};
 use crate::ingest::now_ns;
 use crate::model::Reading;
 use std::io;
+use std::path::Path;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
 
 /// Readings that wait at most; a state that is so far behind gets none for a while.
@@ -17,16 +18,24 @@ pub(super) struct Samples {
 }
 
 impl Samples {
-    /// Starts them; `None` where nothing is to be sampled.
-    pub(super) fn start(settings: &Settings) -> io::Result<Option<(Self, Receiver<Vec<Reading>>)>> {
+    /// Starts them, and asks the kubelet behind this socket for who has which GPU; `None` where nothing is to be sampled.
+    pub(super) fn start(
+        settings: &Settings,
+        kubelet: Option<&Path>,
+    ) -> io::Result<Option<(Self, Receiver<Vec<Reading>>)>> {
         if !settings.enabled {
             return Ok(None);
         }
         let (stop, stopped) = mpsc::sync_channel(0);
         let (send, receive) = mpsc::sync_channel(WAITING);
         let settings = settings.clone();
+        // A recording is of another machine.
+        let kubelet = kubelet.filter(|_| settings.recording.is_none()).map(Path::to_owned);
         std::thread::Builder::new().name("samplers".to_owned()).spawn(move || {
             let mut samplers = Samplers::new(&settings);
+            if let Some(socket) = kubelet {
+                samplers.add(Box::new(Pods::new(socket)));
+            }
             while !samplers.is_empty() {
                 let readings = samplers.poll(now_ns());
                 if !readings.is_empty()

@@ -106,7 +106,7 @@ impl State {
     /// Begins to sample what the settings name. What runs already stops.
     pub(super) fn sample(&mut self) -> std::io::Result<()> {
         self.samples = None;
-        let started = Samples::start(&self.config.hardware)?;
+        let started = Samples::start(&self.config.hardware, self.config.segments.pod_resources.as_deref())?;
         let (samples, readings) = started.unzip();
         self.samples = samples;
         self.monitor.source_mut().readings = readings;
@@ -308,7 +308,8 @@ impl State {
         let every = Duration::from_millis(new.segments.look_ms);
         self.monitor.source_mut().segments.look_every(every);
         self.monitor.source_mut().segments.look_into(new.stacks);
-        let sample = new.hardware != self.config.hardware;
+        let sample = new.hardware != self.config.hardware
+            || new.segments.pod_resources != self.config.segments.pod_resources;
         self.config = new;
         if sample && let Err(e) = self.sample() {
             eprintln!("ringwatch: nothing is sampled: {e}");

@@ -1,0 +1,32 @@
+//! `ringwatch report`: each job on one page.
+
+use super::{baselines, diagnose, monitor_of};
+use crate::cli::Report;
+use crate::ingest::now_ns;
+use crate::report;
+use crate::runtime::ask;
+use std::io::{self, Write};
+
+pub(super) fn run(o: &Report) -> anyhow::Result<u8> {
+    for dir in &o.dirs {
+        diagnose::directory(dir)?;
+    }
+    let snapshot = match &o.agent {
+        Some(socket) => ask(socket)?,
+        None => {
+            let mut monitor = monitor_of(&o.dirs).with_baselines(baselines(&o.baseline)?);
+            diagnose::read(&mut monitor)?;
+            monitor.snapshot(now_ns())
+        }
+    };
+    let pages = report::Pages::of(&snapshot);
+    let mut out = io::stdout().lock();
+    if o.json {
+        serde_json::to_writer(&mut out, &pages)?;
+        writeln!(out)?;
+    } else {
+        pages.text(&mut out)?;
+    }
+    out.flush()?;
+    Ok(0)
+}
