@@ -17,8 +17,7 @@ pub use heard::Heard;
 use heard::Hearing;
 pub use state::State;
 
-use super::agent::{self, Error};
-use super::daemon::{self, Asked};
+use super::daemon::{self, Asked, Error};
 use super::signals::Signals;
 use crate::cluster::message::{VERSION, Wish};
 use crate::cluster::{Change, Moment, connect, subject};
@@ -183,9 +182,10 @@ pub async fn run(
     told: impl FnMut(&Finding) + Send + 'static,
 ) -> Result<(), Error> {
     let mut signals = Signals::new()?;
-    let listener = agent::listen(&config).await?;
+    let listener = daemon::listen(&config).await?;
     let settings = config.cluster.clone();
-    let id = format!("{}-{}", agent::node(&settings), std::process::id());
+    let node = daemon::node(&settings);
+    let id = format!("{node}-{}", std::process::id());
     let tell = |c: Change| match c {
         Change::Up => {}
         Change::Down => eprintln!("ringwatch: the bus cannot be reached, and is tried again"),
@@ -196,7 +196,13 @@ pub async fn run(
     let dropped = Arc::new(AtomicU64::new(0));
     let (say, sayings) = tokio::sync::mpsc::unbounded_channel();
     let (tell_state, told_state) = mpsc::channel();
-    let state = State::new(config.clone(), Heard::new(inbox, Arc::clone(&dropped)), say);
+    let mut state = State::new(config.clone(), Heard::new(inbox, Arc::clone(&dropped)), say);
+    // A name of its own: what an agent of this host sends is another instance's.
+    let receiver = daemon::Sender::new(&config, "ringwatch-analyser", node)?;
+    if let Some(receiver) = &receiver {
+        state.send_to(receiver.outgoing());
+    }
+    let started = state.started_unix_ns();
     let mut subscriptions = Vec::new();
     for topic in ["comm.>", "node.>", "part.>"] {
         let heard = client.subscribe(format!("{}.{topic}", subject::ROOT)).await;
@@ -213,6 +219,7 @@ pub async fn run(
         .spawn(move || state.run(&questions, &told_state))?;
     tasks.push(tokio::spawn(speak::speak(client.clone(), id, sayings, tell_state, told)));
     tasks.push(tokio::spawn(speak::answer(client, ask.clone())));
+    let sending = receiver.map(|r| r.start(started, ask.clone()));
     tasks.extend(listener.map(|l| tokio::spawn(daemon::serve(l, ask.clone()))));
     daemon::notify(&[sd_notify::NotifyState::Ready]);
     let mut alive = tokio::time::interval(ALIVE);
@@ -240,6 +247,9 @@ pub async fn run(
     }
     daemon::notify(&[sd_notify::NotifyState::Stopping]);
     tasks.into_iter().for_each(|t| t.abort());
+    if let Some(sending) = sending {
+        sending.end().await;
+    }
     while let Err(Some(_)) = daemon::try_send(&ask, Asked::End) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

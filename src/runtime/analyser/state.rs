@@ -10,7 +10,7 @@ use crate::ingest::{now_ns, unix_ns};
 use crate::join::{ClockPair, Pace};
 use crate::model::{CommId, Finding, SegmentId, Track};
 use crate::runtime::Monitor;
-use crate::runtime::daemon::{Asked, Costs};
+use crate::runtime::daemon::{Asked, Costs, Outgoing};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -41,6 +41,8 @@ pub struct State {
     sums: Sums,
     metrics: Metrics,
     costs: Costs,
+    /// Where there is somebody to send to.
+    outgoing: Option<Outgoing>,
     say: UnboundedSender<Say>,
     /// The partitions for which this analyser speaks; the lease's number is its right to.
     pub(super) leases: BTreeMap<u32, u64>,
@@ -63,6 +65,7 @@ impl State {
             metrics: Metrics::new(config.prometheus.clone()),
             config,
             costs: Costs::new(),
+            outgoing: None,
             say,
             leases: BTreeMap::new(),
             told: BTreeMap::new(),
@@ -72,6 +75,16 @@ impl State {
             looked: None,
             partitions: BTreeSet::from([ONLY]),
         }
+    }
+
+    /// Tells a receiver of findings too.
+    pub(super) fn send_to(&mut self, receiver: Outgoing) {
+        self.outgoing = Some(receiver);
+    }
+
+    /// When the analyser started, wall clock ns since the epoch.
+    pub(super) fn started_unix_ns(&self) -> u64 {
+        self.costs.started_unix_ns()
     }
 
     /// Looks, and answers in between, until it is asked to end.
@@ -94,7 +107,12 @@ impl State {
             let until = Instant::now() + pause;
             loop {
                 match questions.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                    Ok(Asked::End) | Err(RecvTimeoutError::Disconnected) => return,
+                    Ok(Asked::End) | Err(RecvTimeoutError::Disconnected) => {
+                        if let Some(o) = &self.outgoing {
+                            o.say_unsent();
+                        }
+                        return;
+                    }
                     Ok(asked) => self.answer(asked),
                     Err(RecvTimeoutError::Timeout) => break,
                 }
@@ -144,12 +162,20 @@ impl State {
                 continue;
             }
             let fresh = known.is_none();
+            let turned = known.is_none_or(|k| k.0 != f.open);
             let same = known.is_some_and(|k| k.0 == f.open && k.1 == lease && k.2 == f.last_seen);
             if same {
                 continue;
             }
             self.told.insert(f.id.0, (f.open, lease, f.last_seen.clone()));
+            // What a lease gives the right to tell is exported by its holder, so by one of all.
+            if let Some(o) = self.outgoing.as_mut().filter(|_| turned) {
+                o.tracer().tell(&f, |at_ns| unix_ns().checked_sub(now_ns().checked_sub(at_ns)?));
+            }
             drop(self.say.send(Say::Verdict { finding: Box::new(f), partition, lease, fresh }));
+        }
+        if let Some(o) = self.outgoing.as_mut().filter(|_| all) {
+            o.say_lost();
         }
         if self.told.len() > 65_536 {
             self.told.retain(|_, t| t.0);
@@ -238,7 +264,8 @@ impl State {
     }
 
     fn own(&self) -> Own {
-        self.costs.own(0)
+        let exported = self.outgoing.as_ref().map(Outgoing::exported).unwrap_or_default();
+        Own { exported, ..self.costs.own(0) }
     }
 
     /// What is said to readers.
@@ -300,8 +327,18 @@ impl State {
                 self.monitor.set(new.detect);
                 self.config = *new;
             }
+            Asked::Batch(reply) => {
+                if let Some(o) = &mut self.outgoing {
+                    o.hand_out(reply);
+                }
+            }
+            Asked::GiveBack(batch) => {
+                if let Some(o) = &mut self.outgoing {
+                    o.take_back(*batch);
+                }
+            }
             // What only agents do.
-            Asked::Batch(_) | Asked::GiveBack(_) | Asked::Wish(_) | Asked::Refresh | Asked::End => {}
+            Asked::Wish(_) | Asked::Refresh | Asked::End => {}
         }
     }
 }
