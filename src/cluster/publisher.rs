@@ -49,6 +49,8 @@ const NOT_SAMPLED: &str = "not sampled";
 const OVER_BUDGET: &str = "over the budget";
 const NO_SERVER: &str = "no server could be reached";
 const NOT_TAKEN: &str = "not taken in time";
+/// Every reason for which an operation is left out: counters of all of them are there before the first one is.
+pub const REASONS: [&str; 4] = [NOT_SAMPLED, OVER_BUDGET, NO_SERVER, NOT_TAKEN];
 
 /// A moment by both clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

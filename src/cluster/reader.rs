@@ -45,6 +45,18 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// All of them.
+    pub const ALL: [Refusal; 8] = [
+        Refusal::Subject,
+        Refusal::Garbage,
+        Refusal::Version,
+        Refusal::Node,
+        Refusal::Replayed,
+        Refusal::Process,
+        Refusal::Rank,
+        Refusal::TooMuch,
+    ];
+
     /// In words.
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -2,7 +2,7 @@
 
 use super::samples::Samples;
 use crate::cluster::message::{OperationKey, Wish};
-use crate::cluster::{Moment, Outbox, Publisher};
+use crate::cluster::{Moment, Outbox, Publisher, REASONS};
 use crate::config::Config;
 use crate::detect::Baseline;
 use crate::export::metrics::Bus;
@@ -12,6 +12,7 @@ use crate::join::Finished;
 use crate::model::{CommId, Finding, SegmentId};
 use crate::runtime::daemon::{self, Asked, Costs, Outgoing};
 use crate::runtime::{Monitor, Node};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -205,11 +206,13 @@ impl State {
         }
         own.bus = self.bus.as_ref().map(|(publisher, outbox)| {
             let books = publisher.books();
+            let mut left_out: BTreeMap<_, _> = REASONS.into_iter().map(|why| (why, 0)).collect();
+            left_out.extend(&books.left_out);
             Bus {
                 connected: outbox.connected(),
                 bytes: books.bytes,
                 published: books.published,
-                left_out: books.left_out.clone(),
+                left_out,
                 level: publisher.sampling().level,
                 waiting_bytes: outbox.bytes(),
             }

@@ -3,6 +3,7 @@
 use super::heard::Heard;
 use super::{Reply, Say, Told};
 use crate::cluster::message::{self, OperationKey, Wish};
+use crate::cluster::{REASONS, Refusal};
 use crate::config::Config;
 use crate::export::metrics::{Analysis, Counts, Sums};
 use crate::export::{Metrics, Own};
@@ -244,7 +245,8 @@ impl State {
         }
         self.sums.take(reader.nodes().iter().map(|(name, n)| {
             let b = n.books.clone().unwrap_or_default();
-            let left_out = b.left_out.into_iter().map(|l| (l.what, l.count)).collect();
+            let mut left_out: BTreeMap<_, _> = REASONS.iter().map(|why| ((*why).to_owned(), 0)).collect();
+            left_out.extend(b.left_out.into_iter().map(|l| (l.what, l.count)));
             let (observed, published) = (b.observed, b.published);
             let (messages, bytes, missed) = (n.messages, n.bytes, n.missed);
             (name.clone(), Counts { messages, bytes, missed, observed, published, left_out })
@@ -254,7 +256,11 @@ impl State {
             findings,
             nodes,
             counts: self.sums.all().clone(),
-            refused: reader.refused().iter().map(|(why, n)| (why.as_str(), *n)).collect(),
+            // All of them from the beginning: the first of a series that was not there has no rate.
+            refused: Refusal::ALL
+                .iter()
+                .map(|why| (why.as_str(), reader.refused().get(why).copied().unwrap_or(0)))
+                .collect(),
             dropped: self.monitor.source().dropped(),
             leases: self.partitions.iter().map(|p| (*p, self.leases.contains_key(p))).collect(),
             processes: join.processes().count() as u64,
