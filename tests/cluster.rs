@@ -243,6 +243,59 @@ fn a_receiver_gets_each_finding_of_the_cluster_once_whichever_analyser_speaks() 
     }
 }
 
+/// What the bucket of findings holds under a name, and its revision.
+fn kept(store: &async_nats::jetstream::kv::Store, key: &str, with: &tokio::runtime::Runtime) -> Option<Json> {
+    let entry = with.block_on(store.entry(key)).expect("JetStream answers")?;
+    serde_json::from_slice(&entry.value).ok()
+}
+
+#[test]
+fn partitions_beyond_the_usual_ones_are_spoken_for_and_findings_move_to_them() {
+    if !there("partitions_beyond_the_usual_ones_are_spoken_for_and_findings_move_to_them") {
+        return;
+    }
+    let room = Room::new();
+    let port = support::nats::free_port();
+    let mappings = "mappings = {\n\
+        \"ringwatch.v1.comm.*.*\": \"ringwatch.v1.part.11.comm.{{wildcard(1)}}.{{wildcard(2)}}\"\n\
+        \"ringwatch.v1.node.*\": \"ringwatch.v1.part.9.node.{{wildcard(1)}}\"\n}";
+    let nats = Nats::with(&room, "nats", port, &format!("listen: \"127.0.0.1:{port}\"\n{mappings}"));
+    let _analysers = ["one", "two"].map(|n| analyser(&room, n, &nats));
+    let _agents = ["a", "b"].map(|n| agent(&room, n, &nats));
+    let job = job(&room, "missing-rank", 60);
+    let id = diagnosed(&room, &nats, "missing-rank").get("id").text().to_owned();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let store = runtime.block_on(async {
+        let client = async_nats::connect(nats.url()).await.expect("a server");
+        let js = async_nats::jetstream::new(client);
+        js.get_key_value("ringwatch-findings").await.expect("the findings")
+    });
+    let told = until("it is kept", || kept(&store, &id, &runtime));
+    assert_eq!(told.get("partition").number(), 11.0, "{told:?}");
+    // As if it had been told before its partition was known, by a lease that is newer than that of partition 11.
+    let lease = told.get("lease").number();
+    runtime.block_on(async {
+        let entry = store.entry(&id).await.expect("JetStream answers").expect("it is kept");
+        let mut text = String::from_utf8(entry.value.to_vec()).expect("JSON");
+        for (own, other) in [
+            ("\"partition\":11", "\"partition\":0"),
+            (&format!("\"lease\":{lease}"), "\"lease\":1000000"),
+            ("\"guessed\":false", "\"guessed\":true"),
+        ] {
+            assert!(text.contains(own), "{own}: {text}");
+            text = text.replace(own, other);
+        }
+        store.put(id.as_str(), text.into()).await.expect("written");
+    });
+    drop(job);
+    until("its end is kept", || {
+        let now = kept(&store, &id, &runtime)?;
+        (*now.get("finding").get("open") == Json::Bool(false)).then(|| {
+            assert_eq!((now.get("partition").number(), now.get("lease").number()), (11.0, lease), "{now:?}");
+        })
+    });
+}
+
 #[test]
 fn a_node_whose_agent_is_killed_is_named_and_no_verdict_rests_on_it() {
     if !there("a_node_whose_agent_is_killed_is_named_and_no_verdict_rests_on_it") {

@@ -14,11 +14,14 @@ use async_nats::jetstream::kv::{self, Store};
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::{self, Context};
 use futures_util::StreamExt;
+use futures_util::future::join_all;
 use prost::Message as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Sender, SyncSender};
 use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
 
 /// The buckets.
 const LEASES: &str = "ringwatch-leases";
@@ -29,7 +32,7 @@ const LEASE: Duration = Duration::from_millis(1000);
 const RENEW: Duration = Duration::from_millis(300);
 /// How long JetStream may take to answer; the live way does not wait for it.
 const PATIENCE: Duration = Duration::from_millis(2000);
-/// Partitions that are known from the beginning, as `ringwatch cluster up` maps them.
+/// Partitions whose leases are held from the beginning, as `ringwatch cluster up` maps them.
 const PARTITIONS: u32 = 8;
 /// Findings are kept for so long.
 const KEEP: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -79,44 +82,41 @@ impl Leases {
         self.id.clone().into_bytes().into()
     }
 
-    /// Renews what is held and takes what is free.
+    /// Renews what is held and takes what is free; all at once, since a lease does not wait for its neighbours.
     async fn round(&mut self, partitions: &BTreeSet<u32>) {
-        for p in partitions {
-            let key = format!("p{p}");
-            match self.held.get(p).copied() {
-                Some((first, last)) => {
-                    let subject = format!("$KV.{LEASES}.{key}");
-                    let message = PublishMessage::build()
-                        .payload(self.payload())
-                        .ttl(LEASE)
-                        .expected_last_subject_sequence(last);
-                    let acked = async { self.js.send_publish(subject, message).await.ok()?.await.ok() };
-                    match tokio::time::timeout(RENEW, acked).await {
-                        Ok(Some(ack)) => {
-                            self.held.insert(*p, (first, ack.sequence));
-                        }
-                        // Refused: another one has it. Without an answer nobody can have taken it until it has expired,
-                        // and while JetStream has no leader it does not expire; what is written is fenced anyway.
-                        Ok(None) | Err(_) => {
-                            let taken = match self.store.entry(&key).await {
-                                Ok(Some(e)) => e.value != self.payload(),
-                                Ok(None) => true,
-                                Err(_) => false,
-                            };
-                            if taken {
-                                self.held.remove(p);
-                            }
-                        }
-                    }
+        let all = join_all(partitions.iter().map(|p| self.lease(*p))).await;
+        self.held = all.into_iter().flatten().collect();
+    }
+
+    /// The lease of a partition, renewed or taken; absent where another one has it.
+    async fn lease(&self, partition: u32) -> Option<(u32, (u64, u64))> {
+        let key = format!("p{partition}");
+        if let Some((first, last)) = self.held.get(&partition).copied() {
+            let subject = format!("$KV.{LEASES}.{key}");
+            let message = PublishMessage::build()
+                .payload(self.payload())
+                .ttl(LEASE)
+                .expected_last_subject_sequence(last);
+            let acked = async { self.js.send_publish(subject, message).await.ok()?.await.ok() };
+            if let Ok(Some(ack)) = timeout(RENEW, acked).await {
+                return Some((partition, (first, ack.sequence)));
+            }
+            match timeout(RENEW, self.store.entry(&key)).await {
+                // It was renewed, and only the answer was lost.
+                Ok(Ok(Some(e))) if e.operation == kv::Operation::Put && e.value == self.payload() => {
+                    return Some((partition, (first, e.revision)));
                 }
-                None => {
-                    let made = self.store.create_with_ttl(&key, self.payload(), LEASE);
-                    if let Ok(Ok(revision)) = tokio::time::timeout(RENEW, made).await {
-                        self.held.insert(*p, (revision, revision));
-                    }
-                }
+                // Another one has it.
+                Ok(Ok(Some(e))) if e.operation == kv::Operation::Put => return None,
+                // It has expired.
+                Ok(Ok(_)) => {}
+                // Without an answer nobody can have taken it until it has expired, and while JetStream has no leader it
+                // does not expire; what is written is fenced anyway.
+                Ok(Err(_)) | Err(_) => return Some((partition, (first, last))),
             }
         }
+        let made = timeout(RENEW, self.store.create_with_ttl(&key, self.payload(), LEASE)).await;
+        made.ok()?.ok().map(|revision| (partition, (revision, revision)))
     }
 
     fn rights(&self) -> BTreeMap<u32, u64> {
@@ -124,7 +124,7 @@ impl Leases {
     }
 }
 
-/// Keeps a verdict, unless a newer lease has said something about it. False where JetStream did not take it.
+/// Keeps a verdict, unless something was said about it by a better right. False where JetStream did not take it.
 async fn keep(store: &Store, verdict: &Verdict) -> bool {
     let key = verdict.finding.id.to_string();
     let Ok(value) = serde_json::to_vec(verdict) else { return true };
@@ -132,7 +132,7 @@ async fn keep(store: &Store, verdict: &Verdict) -> bool {
         let written = match store.entry(&key).await {
             Ok(Some(entry)) if entry.operation == kv::Operation::Put => {
                 let known = serde_json::from_slice::<Verdict>(&entry.value).ok();
-                if known.is_some_and(|k| k.lease > verdict.lease) {
+                if known.is_some_and(|k| !verdict.right.replaces(k.right)) {
                     return true;
                 }
                 store.update(&key, value.clone().into(), entry.revision).await.is_ok()
@@ -148,11 +148,17 @@ async fn keep(store: &Store, verdict: &Verdict) -> bool {
     false
 }
 
+/// The partitions whose leases are wanted: those that were told of, and those that are there mostly.
+fn wanted(known: &watch::Receiver<BTreeSet<u32>>) -> BTreeSet<u32> {
+    (0..PARTITIONS).chain(known.borrow().iter().copied()).collect()
+}
+
 /// Says what the state has to say, and holds the leases that give the right to.
 #[expect(clippy::disallowed_methods, reason = "what JetStream keeps must not hold up what is said")]
 pub(super) async fn speak(
     client: Client,
     id: String,
+    mut known: watch::Receiver<BTreeSet<u32>>,
     mut sayings: UnboundedReceiver<Say>,
     tell: Sender<Told>,
     mut told: impl FnMut(&Finding) + Send + 'static,
@@ -172,9 +178,17 @@ pub(super) async fn speak(
                     "ringwatch: no JetStream on these servers: nobody decides which analyser speaks, and nothing is kept"
                 );
             }
-            let every = (0..PARTITIONS).map(|p| (p, 0)).collect();
-            drop(rights.send(every));
-            tokio::time::sleep(Duration::from_secs(5)).await;
+            let until = Instant::now() + Duration::from_secs(5);
+            loop {
+                let every = wanted(&known).into_iter().map(|p| (p, 0)).collect();
+                drop(rights.send(every));
+                match tokio::time::timeout_at(until, known.changed()).await {
+                    Ok(Ok(())) => {}
+                    // The state has ended.
+                    Ok(Err(_)) => return,
+                    Err(_) => break,
+                }
+            }
         };
         tokio::spawn(async move {
             let mut kept = true;
@@ -190,12 +204,14 @@ pub(super) async fn speak(
                 kept = now;
             }
         });
-        let partitions: BTreeSet<u32> = (0..PARTITIONS).collect();
         let mut tick = tokio::time::interval(RENEW);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            tick.tick().await;
-            leases.round(&partitions).await;
+            tokio::select! {
+                _ = tick.tick() => {}
+                Ok(()) = known.changed() => {}
+            }
+            leases.round(&wanted(&known)).await;
             if rights.send(leases.rights()).is_err() {
                 return;
             }
@@ -210,7 +226,7 @@ pub(super) async fn speak(
                     && v.analyser != id
                 {
                     let (id, open) = (v.finding.id.0, v.finding.open);
-                    drop(tell.send(Told::Verdict { id, open, lease: v.lease }));
+                    drop(tell.send(Told::Verdict { id, open, right: v.right }));
                 }
             }
             Some(say) = sayings.recv() => match say {
@@ -218,13 +234,13 @@ pub(super) async fn speak(
                     let to = node.map_or_else(|| "all".to_owned(), |n| subject::token(&n));
                     drop(client.publish(format!("{}.wish.{to}", subject::ROOT), wish.encode_to_vec().into()).await);
                 }
-                Say::Verdict { finding, partition, lease, fresh } => {
+                Say::Verdict { finding, right, fresh } => {
                     if fresh {
                         told(&finding);
                     }
-                    let on = format!("{}.verdict.{partition}.{}", subject::ROOT, finding.id);
+                    let on = format!("{}.verdict.{}.{}", subject::ROOT, right.partition, finding.id);
                     let verdict =
-                        Verdict { ringwatch: VERSION, analyser: id.clone(), partition, lease, finding: *finding };
+                        Verdict { ringwatch: VERSION, analyser: id.clone(), right, finding: *finding };
                     if let Ok(text) = serde_json::to_vec(&verdict) {
                         drop(client.publish(on, text.into()).await);
                     }

@@ -1,7 +1,7 @@
 //! The thread that owns what is known of the cluster: it hears, judges, asks back, and answers.
 
 use super::heard::Heard;
-use super::{Reply, Say, Told};
+use super::{Reply, Right, Say, Told};
 use crate::cluster::message::{self, OperationKey, Wish};
 use crate::cluster::{REASONS, Refusal};
 use crate::config::Config;
@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::watch;
 
 /// The shortest pause between two looks.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -32,6 +33,17 @@ const ASKED: usize = 4096;
 const STALE: Duration = Duration::from_secs(5);
 /// The partition of everything where servers map to none.
 const ONLY: u32 = 0;
+/// Partitions that there can be: whoever may publish what he likes makes no more leases than these.
+const PARTITIONS: u32 = 1024;
+
+/// How a finding was last told, by whomever.
+#[derive(Debug)]
+struct Known {
+    open: bool,
+    right: Right,
+    /// When it was last seen, where it was told here.
+    last_seen: Option<String>,
+}
 
 /// Everything known of the cluster, and who judges it.
 #[derive(Debug)]
@@ -47,17 +59,24 @@ pub struct State {
     say: UnboundedSender<Say>,
     /// The partitions for which this analyser speaks; the lease's number is its right to.
     pub(super) leases: BTreeMap<u32, u64>,
-    /// Findings as they were last told: open, and by which lease.
-    told: BTreeMap<u64, (bool, u64, Option<String>)>,
+    /// Findings as they were last told.
+    told: BTreeMap<u64, Known>,
     asked: BTreeMap<(CommId, Track, u64), u32>,
     asked_at: Option<Instant>,
     told_at: Option<Instant>,
     looked: Option<Instant>,
     pub(super) partitions: BTreeSet<u32>,
+    /// Tells whoever holds the leases of them.
+    known: watch::Sender<BTreeSet<u32>>,
 }
 
 impl State {
-    pub(super) fn new(config: Config, heard: Heard, say: UnboundedSender<Say>) -> Self {
+    pub(super) fn new(
+        config: Config,
+        heard: Heard,
+        say: UnboundedSender<Say>,
+        known: watch::Sender<BTreeSet<u32>>,
+    ) -> Self {
         let observer = ClockPair { mono_ns: now_ns(), unix_ns: unix_ns() };
         State {
             monitor: Monitor::new(heard, config.detect).observed_from(observer),
@@ -75,6 +94,7 @@ impl State {
             told_at: None,
             looked: None,
             partitions: BTreeSet::from([ONLY]),
+            known,
         }
     }
 
@@ -127,20 +147,43 @@ impl State {
             match t {
                 Told::Leases(leases) => self.leases = leases,
                 // Whoever said it, it was said.
-                Told::Verdict { id, open, lease } => {
-                    let known = self.told.entry(id).or_insert((open, lease, None));
-                    if lease >= known.1 {
-                        (known.0, known.1) = (open, lease);
+                Told::Verdict { id, open, right } => {
+                    let known = self.told.entry(id).or_insert(Known { open, right, last_seen: None });
+                    if right.replaces(known.right) {
+                        (known.open, known.right) = (open, right);
                     }
                 }
             }
         }
     }
 
-    fn partition(&self, f: &Finding) -> u32 {
+    /// A finding's partition; absent where no server has told one.
+    fn told_partition(&self, f: &Finding) -> Option<u32> {
         let reader = self.monitor.source().reader();
         let of_node = f.place.as_ref().and_then(|p| reader.node_partition(&p.host));
-        of_node.or_else(|| reader.partition(f.communicator)).unwrap_or(ONLY)
+        of_node.or_else(|| reader.partition(f.communicator)).filter(|p| *p < PARTITIONS)
+    }
+
+    fn partition(&self, f: &Finding) -> u32 {
+        self.told_partition(f).unwrap_or(ONLY)
+    }
+
+    /// The right to tell a finding, where this analyser has it.
+    fn right(&self, f: &Finding) -> Option<Right> {
+        let told = self.told_partition(f);
+        let partition = told.unwrap_or(ONLY);
+        let lease = self.leases.get(&partition).copied()?;
+        Some(Right { partition, lease, guessed: told.is_none() })
+    }
+
+    /// Learns of partitions that servers map to.
+    fn learn(&mut self) {
+        let before = self.partitions.len();
+        let reader = self.monitor.source().reader();
+        self.partitions.extend(reader.partitions().filter(|p| *p < PARTITIONS));
+        if self.partitions.len() > before {
+            self.known.send_replace(self.partitions.clone());
+        }
     }
 
     /// Tells what this analyser has the right to tell: what is new at once, and all of it again now and then.
@@ -152,34 +195,34 @@ impl State {
         } else {
             new.to_vec()
         };
-        let reader = self.monitor.source().reader();
-        self.partitions.extend(reader.partitions());
+        self.learn();
         for f in findings {
-            let partition = self.partition(&f);
-            let Some(lease) = self.leases.get(&partition).copied() else { continue };
+            let Some(right) = self.right(&f) else { continue };
             let known = self.told.get(&f.id.0);
             // One that was over before anybody told it is not told.
             if !f.open && known.is_none() {
                 continue;
             }
             let fresh = known.is_none();
-            let turned = known.is_none_or(|k| k.0 != f.open);
-            let same = known.is_some_and(|k| k.0 == f.open && k.1 == lease && k.2 == f.last_seen);
-            if same {
+            let turned = known.is_none_or(|k| k.open != f.open);
+            let same = known.is_some_and(|k| !turned && k.right == right && k.last_seen == f.last_seen);
+            // Who knows its partition tells it.
+            let moved = known.is_some_and(|k| k.right.partition != right.partition && right.guessed);
+            if same || moved {
                 continue;
             }
-            self.told.insert(f.id.0, (f.open, lease, f.last_seen.clone()));
+            self.told.insert(f.id.0, Known { open: f.open, right, last_seen: f.last_seen.clone() });
             // What a lease gives the right to tell is exported by its holder, so by one of all.
             if let Some(o) = self.outgoing.as_mut().filter(|_| turned) {
                 o.tracer().tell(&f, |at_ns| unix_ns().checked_sub(now_ns().checked_sub(at_ns)?));
             }
-            drop(self.say.send(Say::Verdict { finding: Box::new(f), partition, lease, fresh }));
+            drop(self.say.send(Say::Verdict { finding: Box::new(f), right, fresh }));
         }
         if let Some(o) = self.outgoing.as_mut().filter(|_| all) {
             o.say_lost();
         }
         if self.told.len() > 65_536 {
-            self.told.retain(|_, t| t.0);
+            self.told.retain(|_, t| t.open);
         }
     }
 
