@@ -66,6 +66,8 @@ pub enum Say {
 pub enum Told {
     /// The partitions this analyser speaks for, with its leases.
     Leases(BTreeMap<u32, u64>),
+    /// Whether JetStream keeps what is said, or why not.
+    Kept(Result<(), &'static str>),
     /// What somebody told.
     Verdict {
         /// The finding's id.
@@ -132,6 +134,9 @@ pub struct Reply {
     pub refused: BTreeMap<String, u64>,
     /// Messages that it had no room for.
     pub dropped: u64,
+    /// Why JetStream does not keep what it tells, where it does not.
+    #[serde(default)]
+    pub not_kept: Option<String>,
     /// Communicators that are open.
     pub communicators: u64,
     /// Processes known.

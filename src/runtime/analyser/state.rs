@@ -59,6 +59,8 @@ pub struct State {
     say: UnboundedSender<Say>,
     /// The partitions for which this analyser speaks; the lease's number is its right to.
     pub(super) leases: BTreeMap<u32, u64>,
+    /// Whether JetStream keeps what is told, or why not; absent until that is known.
+    kept: Option<Result<(), &'static str>>,
     /// Findings as they were last told.
     told: BTreeMap<u64, Known>,
     asked: BTreeMap<(CommId, Track, u64), u32>,
@@ -88,6 +90,7 @@ impl State {
             outgoing: None,
             say,
             leases: BTreeMap::new(),
+            kept: None,
             told: BTreeMap::new(),
             asked: BTreeMap::new(),
             asked_at: None,
@@ -146,6 +149,7 @@ impl State {
         for t in told.try_iter() {
             match t {
                 Told::Leases(leases) => self.leases = leases,
+                Told::Kept(kept) => self.kept = Some(kept),
                 // Whoever said it, it was said.
                 Told::Verdict { id, open, right } => {
                     let known = self.told.entry(id).or_insert(Known { open, right, last_seen: None });
@@ -306,6 +310,7 @@ impl State {
                 .collect(),
             dropped: self.monitor.source().dropped(),
             leases: self.partitions.iter().map(|p| (*p, self.leases.contains_key(p))).collect(),
+            keeps: self.kept.map(|k| k.is_ok()),
             processes: join.processes().count() as u64,
             communicators: join.communicators().filter(|c| !c.closed()).count() as u64,
             clock_off_ns: join.hosts().iter().map(|(_, h)| off(h)).max(),
@@ -315,6 +320,11 @@ impl State {
     fn own(&self) -> Own {
         let exported = self.outgoing.as_ref().map(Outgoing::exported).unwrap_or_default();
         Own { exported, ..self.costs.own(0) }
+    }
+
+    /// Why what is told is not kept, where it is not.
+    pub(super) fn not_kept(&self) -> Option<String> {
+        Some(self.kept?.err()?.to_owned())
     }
 
     /// What is said to readers.
@@ -347,6 +357,7 @@ impl State {
             nodes: nodes.collect(),
             refused: reader.refused().iter().map(|(why, n)| (why.as_str().to_owned(), *n)).collect(),
             dropped: self.monitor.source().dropped(),
+            not_kept: self.not_kept(),
             communicators: self.monitor.join().communicators().filter(|c| !c.closed()).count() as u64,
             ranks: self.monitor.join().processes().count() as u64,
         }
