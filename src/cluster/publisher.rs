@@ -6,7 +6,7 @@
 
 use super::message::{self as m, OperationKey};
 use super::subject::{Topic, bucket};
-use crate::join::{Communicator, Finished, Join, Part, Sampling, signature};
+use crate::join::{Communicator, Finished, Join, Part, Sampling, signature, types};
 use crate::model::{
     Algo, Beat, CommId, CommRecord, Fact, Finding, Func, HostFact, OpState, PairBeat, ProcessState, Proto,
     Rank, Reading, SegmentId, Told, Track,
@@ -533,14 +533,21 @@ impl Publisher {
             else {
                 continue;
             };
-            let of = |o| part(o).map(|p| signature(&p.op, ranks));
-            let signatures: Vec<u32> = (from..member.record.issued).map_while(of).collect();
+            let of = |o| part(o).map(|p| (signature(&p.op, ranks), types(&p.op)));
+            let (signatures, types): (Vec<u32>, Vec<u8>) = (from..member.record.issued).map_while(of).unzip();
             self.signed.insert((c.id, *rank), from + signatures.len() as u64);
             let (segment, comm, rank) = (member.record.segment.0, c.id.0, rank.0);
             let told = m::Signatures { segment, comm, rank, from, signatures };
             let bytes = told.encoded_len();
             if self.pay(bytes, false) {
                 self.draft(Topic::Bucket(bucket(c.id)), bytes).signatures.push(told);
+            }
+            if types.iter().any(|t| *t != 0) {
+                let told = m::Types { segment, comm, rank, from, types };
+                let bytes = told.encoded_len();
+                if self.pay(bytes, false) {
+                    self.draft(Topic::Bucket(bucket(c.id)), bytes).types.push(told);
+                }
             }
         }
     }

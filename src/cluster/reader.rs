@@ -362,6 +362,12 @@ impl Reader {
                 Err(why) => refusals.push(why),
             }
         }
+        for t in e.types {
+            match own(t.segment, t.comm, t.rank) {
+                Ok(id) => out.push(Update::Signatures(Box::new(t.types(id)))),
+                Err(why) => refusals.push(why),
+            }
+        }
         for r in e.records {
             match own(r.segment, r.comm, r.rank) {
                 Ok(id) => match r.told(id) {
