@@ -209,7 +209,7 @@ fn types_and_reductions_of_version_1_mean_what_they_meant() {
     });
     // ncclFloat32 and ncclSum, and one of which nothing is known.
     assert_eq!(types, Some((39, vec![0x18, 0], 0)));
-    assert_eq!(DataType::Float32 as u8 + 1 | (RedOp::Sum as u8 + 1) << 4, 0x18);
+    assert_eq!((DataType::Float32 as u8 + 1) | ((RedOp::Sum as u8 + 1) << 4), 0x18);
 }
 
 #[test]

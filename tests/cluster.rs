@@ -1,5 +1,8 @@
 //! The cluster on one machine: agents with segments of their own, a real NATS server, and analysers.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::disallowed_methods, reason = "the receiver has tasks of its own")]
+
 mod receiver;
 mod support;
 
