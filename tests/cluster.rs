@@ -182,13 +182,9 @@ fn another_analyser_speaks_when_one_is_killed_and_nothing_is_told_twice() {
     let _job = job(&room, "missing-rank", 60);
     diagnosed(&room, &nats, "missing-rank");
     let told = |name: &str| std::fs::read_to_string(room.path(name).with_extension("out")).expect("a log");
-    assert_eq!(
-        (told("one").lines().count(), told("two").lines().count()),
-        (1, 0),
-        "{}{}",
-        told("one"),
-        told("two")
-    );
+    // On a machine that is busy with other tests other findings may be true as well.
+    let hangs = |name: &str| told(name).lines().filter(|l| l.contains("\"kind\":\"missing-rank\"")).count();
+    assert_eq!((hangs("one"), hangs("two")), (1, 0), "{}{}", told("one"), told("two"));
     first.kill();
     let killed = Instant::now();
     let found = diagnosed(&room, &nats, "missing-rank");
@@ -196,7 +192,7 @@ fn another_analyser_speaks_when_one_is_killed_and_nothing_is_told_twice() {
     assert!(killed.elapsed() < Duration::from_secs(10), "{:?}", killed.elapsed());
     assert_eq!(found.get("ranks").list().iter().map(Json::number).collect::<Vec<_>>(), [3.0]);
     std::thread::sleep(Duration::from_secs(3));
-    assert_eq!(told("two").lines().count(), 0, "it was told already: {}", told("two"));
+    assert_eq!(hangs("two"), 0, "it was told already: {}", told("two"));
 }
 
 /// Log records about findings of a kind: their event, and the finding's id.
