@@ -3,7 +3,7 @@
 use prost::Message as _;
 use ringwatch::cluster::message::{self as m, Envelope, Wish};
 use ringwatch::cluster::{Moment, Reader};
-use ringwatch::model::Update;
+use ringwatch::model::{DataType, RedOp, Update};
 use std::path::Path;
 
 /// Every field of every item, none with its default.
@@ -163,6 +163,8 @@ fn whole() -> Envelope {
             last: true,
         }),
         announced: vec![m::OperationKey { comm: 0xc0ffee, track: 3, from: 1, to: 0, order: 6 }],
+        // Told of since; the golden message of what was told with it is another one.
+        types: Vec::new(),
     }
 }
 
@@ -189,6 +191,25 @@ fn a_message_of_version_1_means_what_it_meant() {
     insta::assert_snapshot!("envelope_1", text.join("\n"));
     assert_eq!(reader.take_announced().len(), 1);
     assert!(reader.nodes()["node-a"].ended());
+}
+
+#[test]
+fn types_and_reductions_of_version_1_mean_what_they_meant() {
+    let types = m::Types { segment: 11, comm: 0xc0ffee, rank: 1, from: 39, types: vec![0x18, 0] };
+    let mut with = whole();
+    (with.sequence, with.types) = (with.sequence + 1, vec![types]);
+    let bytes = golden("envelope-1-types.bin", &with.encode_to_vec());
+    assert_eq!(Envelope::decode(bytes.as_slice()).expect("a message"), with);
+    let mut reader = Reader::new(std::time::Duration::from_secs(3));
+    let mut told = Vec::new();
+    reader.read("ringwatch.v1.comm.node-a.3", &bytes, None, &mut told);
+    let types = told.iter().find_map(|u| match u {
+        Update::Signatures(s) if !s.types.is_empty() => Some((s.from, s.types.clone(), s.signatures.len())),
+        _ => None,
+    });
+    // ncclFloat32 and ncclSum, and one of which nothing is known.
+    assert_eq!(types, Some((39, vec![0x18, 0], 0)));
+    assert_eq!((DataType::Float32 as u8 + 1) | ((RedOp::Sum as u8 + 1) << 4), 0x18);
 }
 
 #[test]

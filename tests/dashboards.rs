@@ -13,6 +13,7 @@ use exported::{Hand, S};
 use promql_parser::parser::{self, Expr, VectorSelector};
 use promql_parser::util::{ExprVisitor, walk_expr};
 use receiver::{Receiver, Wants};
+use ringwatch::cluster::Refusal;
 use ringwatch::detect::{self, Detector};
 use ringwatch::export::catalogue::{self, CLUSTER, Kind, Metric, OVERFLOW};
 use ringwatch::export::metrics::Exported;
@@ -28,6 +29,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use support::agent::Agent;
+use support::nats::{self, Nats};
 use support::prometheus::{Prometheus, program};
 use support::{Play, Players, Room, machine, until};
 use tokio::net::TcpListener;
@@ -91,6 +93,13 @@ impl Checker {
         };
         self.metrics.push(metric);
         for m in v.matchers.matchers.iter().chain(v.matchers.or_matchers.iter().flatten()) {
+            if m.name == "kind" {
+                let kinds = m
+                    .value
+                    .split('|')
+                    .filter(|k| !ringwatch::model::Kind::ALL.iter().any(|a| a.as_str() == *k));
+                self.wrong.extend(kinds.map(|k| format!("no finding is of kind {k}")));
+            }
             if m.name != CLUSTER && !metric.labels.contains(&m.name.as_str()) {
                 self.wrong.push(format!("{name} has no label {}", m.name));
             }
@@ -143,6 +152,7 @@ fn queries_name_only_metrics_and_labels_of_the_catalogue() {
         ("sum by (job_name) (rate(ringwatch_operations_total[5m]))", vec![]),
         ("rate(ringwatch_operation_total[5m])", vec!["no metric ringwatch_operation_total"]),
         ("ringwatch_findings{job=\"x\"}", vec!["ringwatch_findings has no label job"]),
+        ("ringwatch_findings{kind=~\"xid|hang\"}", vec!["no finding is of kind hang"]),
         ("sum by (gpu) (ringwatch_findings)", vec!["no metric of it has a label gpu"]),
         (
             "histogram_quantile(0.5, sum by (le) (rate(ringwatch_transfer_bucket[5m])))",
@@ -332,19 +342,56 @@ fn recording(room: &Room) -> PathBuf {
 const MINUTES: u64 = 4;
 
 /// Queries about hangs, which have data when there is one.
-fn is_about_hangs(at: &str) -> bool {
-    at.contains("inding") || at.contains("oldest")
+fn is_about_hangs(at: &str, query: &str) -> bool {
+    at.contains("inding") || at.contains("oldest") || query.contains("_findings")
 }
 
-/// Queries about the cluster's bus, of which this one agent has none, and about NCCL's own threads, which the replayer's
-/// processes do not have.
+/// Metrics of the cluster's bus and its analysers, which are there where a server is.
+fn is_of_the_bus(metric: &Metric) -> bool {
+    let own = ["ringwatch_bus_", "ringwatch_analyser_", "ringwatch_cluster_"];
+    // The bus bandwidth is of another bus.
+    metric.name != catalogue::BUS_BYTES.name && own.iter().any(|m| metric.name.starts_with(m))
+}
+
 fn is_about_the_bus(query: &str) -> bool {
-    ["ringwatch_nccl_threads_", "ringwatch_bus_", "ringwatch_analyser_", "ringwatch_cluster_"]
-        .iter()
-        .any(|m| query.contains(m))
+    let mut checker = Checker::default();
+    walk_expr(&mut checker, &parser::parse(query).unwrap()).unwrap();
+    checker.metrics.iter().any(|m| is_of_the_bus(m))
 }
 
-/// Replayed jobs, the real plugin, the real agent, and a real Prometheus.
+/// What each alert asks for, by itself: a rule whose series nobody has never fires.
+fn selected_by_rules() -> Vec<(String, String)> {
+    #[derive(Default)]
+    struct Selectors(Vec<String>);
+    impl Selectors {
+        fn add(&mut self, v: &VectorSelector) {
+            // What an offset asks for is older than the test.
+            let mut plain = VectorSelector { offset: None, ..v.clone() };
+            // Not every kind of finding is planted here.
+            plain.matchers.matchers.retain(|m| m.name != "kind");
+            self.0.push(plain.to_string());
+        }
+    }
+    impl ExprVisitor for Selectors {
+        type Error = String;
+        fn pre_visit(&mut self, e: &Expr) -> Result<bool, String> {
+            match e {
+                Expr::VectorSelector(v) => self.add(v),
+                Expr::MatrixSelector(m) => self.add(&m.vs),
+                _ => {}
+            }
+            Ok(true)
+        }
+    }
+    let of = |(name, rule): (String, serde_yaml::Value)| {
+        let mut all = Selectors::default();
+        walk_expr(&mut all, &parser::parse(rule["expr"].as_str().unwrap()).unwrap()).unwrap();
+        all.0.into_iter().map(move |s| (format!("alert {name}"), s)).collect::<Vec<_>>()
+    };
+    rules().into_iter().flat_map(of).collect()
+}
+
+/// Replayed jobs, the real plugin, the real agent, a bus with an analyser, and a real Prometheus.
 #[test]
 fn every_panel_has_data_and_the_planted_hang_fires_its_alert() {
     let test = "every_panel_has_data_and_the_planted_hang_fires_its_alert";
@@ -369,12 +416,17 @@ fn every_panel_has_data_and_the_planted_hang_fires_its_alert() {
         "otlp.metrics_interval_ms=1000".to_owned(),
         "prometheus.cluster=lab".to_owned(),
     ];
+    let bus = nats::there("the panels and alerts of every_panel_has_data about the bus and its analysers");
+    let server = bus.then(|| Nats::start(&room));
+    let settings: Vec<String> = settings.into_iter().chain(server.as_ref().map(Nats::servers)).collect();
     let settings: Vec<&str> = settings.iter().flat_map(|s| ["--set", s]).collect();
     let agent = Agent::start(&room, &settings);
+    let analyser = server.as_ref().map(|_| Agent::analyser(&room, &settings));
+    let targets: Vec<&str> = [&agent].into_iter().chain(&analyser).map(|d| d.address.as_str()).collect();
     // As Debian's runs by default, and with what it can do besides.
-    let classic = Prometheus::start(&program, &room.path("classic"), &agent.address, None);
+    let classic = Prometheus::start(&program, &room.path("classic"), &targets, None);
     let features = Some("native-histograms,exemplar-storage");
-    let native = Prometheus::start(&program, &room.path("native"), &agent.address, features);
+    let native = Prometheus::start(&program, &room.path("native"), &targets, features);
     let _healthy = [
         play(Play::of("mixed").loops(60).hold(60), "one-node"),
         play(Play::of("mixed").two_node().loops(60).hold(60), "two-node"),
@@ -384,8 +436,8 @@ fn every_panel_has_data_and_the_planted_hang_fires_its_alert() {
 
     let mut open: Vec<(&Prometheus, String, String)> = [&classic, &native]
         .into_iter()
-        .flat_map(|p| queries().into_iter().map(move |(at, q)| (p, at, q)))
-        .filter(|(.., q)| !is_about_the_bus(q))
+        .flat_map(|p| queries().into_iter().chain(selected_by_rules()).map(move |(at, q)| (p, at, q)))
+        .filter(|(.., q)| bus || !is_about_the_bus(q))
         .collect();
     let mut hanging: Vec<Players> = Vec::new();
     let mut firing = BTreeSet::new();
@@ -402,7 +454,7 @@ fn every_panel_has_data_and_the_planted_hang_fires_its_alert() {
         open.retain(|(p, _, q)| p.query(q).is_empty());
         firing = classic.firing();
         // What is about a hang waits for it; it comes when all else has data.
-        if hanging.is_empty() && open.iter().all(|(_, at, _)| is_about_hangs(at)) {
+        if hanging.is_empty() && open.iter().all(|(_, at, q)| is_about_hangs(at, q)) {
             assert!(
                 !firing.iter().any(|(alert, ..)| alert == "RingwatchHang"),
                 "nothing hangs yet: {firing:?}"
@@ -411,11 +463,24 @@ fn every_panel_has_data_and_the_planted_hang_fires_its_alert() {
             hanging.push(play(Play::of("mismatch").hold(120), "differs"));
         }
     }
+    for prometheus in [&classic, &native] {
+        until("every rule is evaluated", || prometheus.broken_rules().is_empty().then_some(()));
+    }
     let named = |alert: &str| firing.iter().any(|(a, ..)| a == alert);
     assert!(named("RingwatchXid") && !named("RingwatchExportsLost"), "{firing:?}");
     let healthy = |job: &str| firing.iter().any(|(a, j, _)| a == "RingwatchHang" && j == job);
     assert!(!healthy("one-node") && !healthy("two-node"), "{firing:?}");
+    for alert in
+        ["RingwatchSilentNode", "RingwatchClockSkew", "RingwatchNobodySpeaks", "RingwatchMessagesRefused"]
+    {
+        assert!(!named(alert), "{firing:?}");
+    }
+    // Nothing that an honest agent says is refused, but that two jobs here play one recording, with its ids.
+    let twice = Refusal::Rank.as_str();
+    let refused = native.query(&format!("ringwatch_analyser_refused_total{{reason!=\"{twice}\"}}"));
+    assert_eq!(refused, if bus { vec![0.0; Refusal::ALL.len() - 1] } else { Vec::new() });
     assert_eq!(agent.end().1, Some(0));
+    assert_eq!(analyser.map(|a| a.end().1), bus.then_some(Some(0)));
 }
 
 /// What no recording can say: how true a histogram is whose values are known.
@@ -435,9 +500,9 @@ async fn native_histograms_are_native_and_as_true_as_their_buckets_are_narrow() 
         }
     });
     let dir = tempfile::tempdir().unwrap();
-    let classic = Prometheus::start(&program, &dir.path().join("classic"), &target, None);
+    let classic = Prometheus::start(&program, &dir.path().join("classic"), &[&target], None);
     let features = Some("native-histograms,exemplar-storage");
-    let native = Prometheus::start(&program, &dir.path().join("native"), &target, features);
+    let native = Prometheus::start(&program, &dir.path().join("native"), &[&target], features);
     let quantile = |h: &str| format!("histogram_quantile(0.5, sum(rate({h}[5m])))");
     let of = quantile("ringwatch_collective_transfer_seconds");
     let median = until("a median", || Some(native.query(&of)).filter(|m| !m.is_empty()));

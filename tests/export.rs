@@ -94,6 +94,7 @@ fn every_metric_of_the_catalogue_is_given_out_under_its_name_and_labels_and_no_o
         counts: Counts { left_out: [("a sample is enough".to_owned(), 5)].into(), ..Counts::default() },
         refused: [("came before", 1)].into(),
         leases: [(0, true)].into(),
+        keeps: Some(true),
         clock_off_ns: Some(1),
         ..Analysis::default()
     };

@@ -4,6 +4,8 @@
 mod support;
 
 use ringwatch::replay::monotonic_ns;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -119,7 +121,7 @@ impl Cluster {
         Running(command.stdout(file("out")).stderr(file("err")).spawn().expect("it starts"))
     }
 
-    fn start(skewed: Option<usize>, more: &[(&str, &str)], small_disk: Option<usize>) -> Self {
+    fn start(skewed: Option<usize>, more: &[(&str, &str)], small_disks: &[usize]) -> Self {
         static NET: AtomicU8 = AtomicU8::new(0);
         let net = (std::process::id() % 30) as u8 * 8 + NET.fetch_add(1, Ordering::Relaxed) % 8;
         let mut c = Cluster {
@@ -145,7 +147,7 @@ impl Cluster {
         for host in 1..=3 {
             let store = c.room.path(&format!("js{host}"));
             std::fs::create_dir(&store).expect("a directory");
-            if small_disk == Some(host) {
+            if small_disks.contains(&host) {
                 let mut mount = Command::new("mount");
                 mount.args(["-t", "tmpfs", "-o", "size=8m", "tmpfs"]).arg(&store);
                 assert!(mount.status().is_ok_and(|s| s.success()), "a small disk");
@@ -194,12 +196,12 @@ impl Cluster {
         let at = host.min(3) - 1;
         urls.swap(0, at);
         command.args(["--set", &format!("cluster.servers=[{}]", urls.join(","))]);
-        command.args(["--set", &format!("cluster.node=h{host}"), "--set", "http.listen=null"]);
+        command.args(["--set", &format!("cluster.node=h{host}")]);
     }
 
     fn analyse(&self, host: usize) -> Running {
         let mut command = self.on(host, support::PROGRAM);
-        command.args(["analyser", "--json"]);
+        command.args(["analyser", "--json", "--set", &format!("http.listen={}:9400", self.address(host))]);
         self.set(&mut command, host);
         self.log(&mut command, &format!("analyser{host}"))
     }
@@ -208,6 +210,7 @@ impl Cluster {
     fn follow(&mut self, host: usize) {
         let mut command = self.on(host, support::PROGRAM);
         command.args(["agent", "--json", "--set", "socket.path=null", "--set", "hardware.enabled=false"]);
+        command.args(["--set", "http.listen=null"]);
         command.args(["--set", &format!("segments.directories=[{:?}]", self.segments(host))]);
         self.set(&mut command, host);
         self.agents[host - 1] = Some(self.log(&mut command, &format!("agent{host}")));
@@ -257,6 +260,28 @@ impl Cluster {
             }
             found
         })
+    }
+
+    /// Says whether the analysers' verdicts are kept, if the metric, `cluster status` and `top` say so.
+    fn keeps(&self, kept: bool) -> Option<()> {
+        let value = if kept { "1" } else { "0" };
+        let says = |host: usize| {
+            let mut s = TcpStream::connect((self.address(host), 9400)).expect("it listens");
+            s.write_all(b"GET /metrics HTTP/1.0\r\nhost: x\r\n\r\n").expect("it reads");
+            let mut text = String::new();
+            s.read_to_string(&mut text).expect("it answers");
+            let line = text.lines().find(|l| l.starts_with("ringwatch_analyser_keeps_verdicts{"));
+            line.and_then(|l| l.rsplit(' ').next()).is_some_and(|v| v.trim_end_matches(".0") == value)
+        };
+        let metrics: Vec<bool> = [1, 2].into_iter().map(says).collect();
+        // The one that speaks for nobody has nothing to be kept.
+        let metric = if kept { metrics == [true; 2] } else { metrics.contains(&true) };
+        let status = self.ask(&["cluster", "status"]);
+        let shown = self.ask(&["top", "--once"]);
+        println!("kept? {metrics:?}, {status:?}, {shown:?}");
+        let status = status.out.contains("told, and not kept: JetStream");
+        let shown = shown.out.contains("nothing is kept: JetStream");
+        (metric && status != kept && shown != kept).then_some(())
     }
 
     /// A job goes wrong, and the right rank is named in time.
@@ -327,7 +352,7 @@ fn faults_over_four_hosts_are_named_in_time_and_all_books_balance() {
         return;
     }
     let _alone = alone();
-    let mut c = Cluster::start(None, &[], None);
+    let mut c = Cluster::start(None, &[], &[]);
     c.a_fault_is_named();
     let job = c.job("mismatch");
     let f = c.diagnosed("mismatch");
@@ -344,7 +369,7 @@ fn an_agent_is_killed() {
         return;
     }
     let _alone = alone();
-    let mut c = Cluster::start(None, &[], None);
+    let mut c = Cluster::start(None, &[], &[]);
     let job = c.job("missing-rank");
     c.diagnosed("missing-rank");
     c.agents[1].take().expect("it runs").kill();
@@ -366,7 +391,7 @@ fn an_analyser_is_killed() {
         return;
     }
     let _alone = alone();
-    let mut c = Cluster::start(None, &[], None);
+    let mut c = Cluster::start(None, &[], &[]);
     let job = c.job("missing-rank");
     c.diagnosed("missing-rank");
     c.analysers[0].kill();
@@ -398,7 +423,7 @@ fn the_leader_of_the_servers_is_killed() {
         return;
     }
     let _alone = alone();
-    let mut c = Cluster::start(None, &[], None);
+    let mut c = Cluster::start(None, &[], &[]);
     let leads = leader(&c);
     let job = c.job("missing-rank");
     c.servers[leads - 1].take().expect("it runs").kill();
@@ -416,7 +441,7 @@ fn a_host_is_cut_off_for_half_a_minute() {
         return;
     }
     let _alone = alone();
-    let mut c = Cluster::start(None, &[], None);
+    let mut c = Cluster::start(None, &[], &[]);
     let job = c.job("missing-rank");
     c.diagnosed("missing-rank");
     let wire = format!("{}.4", c.bridge());
@@ -454,7 +479,7 @@ fn a_hosts_clock_is_two_seconds_off_and_drifts() {
         ("FAKETIME", "+2.0 x1.0002"),
         ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
     ];
-    let mut c = Cluster::start(Some(3), &more, None);
+    let mut c = Cluster::start(Some(3), &more, &[]);
     c.a_fault_is_named();
     let f = c.diagnosed("clock-skew");
     assert_eq!(f.get("place").get("host").text(), "h3");
@@ -469,15 +494,35 @@ fn a_servers_disk_is_full() {
         return;
     }
     let _alone = alone();
-    let mut c = Cluster::start(None, &[], Some(1));
-    let fill = c.room.path("js1").join("fill");
-    // Until there is no room.
-    drop(std::fs::write(&fill, vec![0_u8; 8 << 20]));
+    let mut c = Cluster::start(None, &[], &[1, 2, 3]);
+    let fill = |c: &Cluster, host: usize| {
+        // Until there is no room.
+        drop(std::fs::write(c.room.path(&format!("js{host}")).join("fill"), vec![0_u8; 8 << 20]));
+    };
+    let empty = |c: &Cluster, host: usize| {
+        std::fs::remove_file(c.room.path(&format!("js{host}")).join("fill")).expect("it was filled");
+    };
+    // One of three: the other two keep what is said.
+    fill(&c, 1);
     c.a_fault_is_named();
-    drop(std::fs::remove_file(&fill));
+    until("it is kept", || c.keeps(true));
+    empty(&c, 1);
     c.a_fault_is_named();
+    // All of them: verdicts come all the same, and who asks hears that nothing is kept.
+    (1..=3).for_each(|host| fill(&c, host));
+    c.a_fault_is_named();
+    until("it is not kept", || c.keeps(false));
+    // A server gives JetStream up when its disk is full, and has it again when it is started anew.
+    for host in 1..=3 {
+        empty(&c, host);
+        c.servers[host - 1].take().expect("it runs").kill();
+        c.serve(host);
+    }
+    until("it is kept again", || c.keeps(true));
     balanced(&c.books());
     c.servers.clear();
-    let umount = Command::new("umount").arg(c.room.path("js1")).status();
-    assert!(umount.is_ok_and(|s| s.success()));
+    for host in 1..=3 {
+        let umount = Command::new("umount").arg(c.room.path(&format!("js{host}"))).status();
+        assert!(umount.is_ok_and(|s| s.success()));
+    }
 }

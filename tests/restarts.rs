@@ -157,7 +157,7 @@ fn a_prometheus_that_is_killed_goes_on_with_what_it_had_and_counters_continue() 
     let room = Room::new();
     let agent = Agent::start(&room, &[]);
     let counted = "sum(ringwatch_operations_total)";
-    let first = Prometheus::start(&program, &room.path("prometheus"), &agent.address, None);
+    let first = Prometheus::start(&program, &room.path("prometheus"), &[&agent.address], None);
     let mut players = Players::start(&room, Play::of("mixed").loops(4).hold(60));
     until("a count", || first.query(counted).first().filter(|n| **n > 0.0).copied());
     // Two more scrapes.
@@ -166,7 +166,7 @@ fn a_prometheus_that_is_killed_goes_on_with_what_it_had_and_counters_continue() 
     let had = first.query_at(counted, at);
     drop(first);
     std::thread::sleep(Duration::from_secs(2));
-    let second = Prometheus::start(&program, &room.path("prometheus"), &agent.address, None);
+    let second = Prometheus::start(&program, &room.path("prometheus"), &[&agent.address], None);
     players.played();
     let all = until("all of them", || {
         let all = agent.sum("ringwatch_operations_total");

@@ -290,6 +290,20 @@ impl m::Signatures {
             rank: Rank(self.rank),
             from: self.from,
             signatures: self.signatures,
+            types: Vec::new(),
+        }
+    }
+}
+
+impl m::Types {
+    pub(super) fn types(self, segment: SegmentId) -> Signatures {
+        Signatures {
+            segment,
+            comm: CommId(self.comm),
+            rank: Rank(self.rank),
+            from: self.from,
+            signatures: Vec::new(),
+            types: self.types,
         }
     }
 }

@@ -63,6 +63,9 @@ pub struct Envelope {
     /// What ranks' latest collectives are, in short.
     #[prost(message, repeated, tag = "21")]
     pub signatures: Vec<Signatures>,
+    /// Data types and reductions of ranks' latest collectives, as far as they are known.
+    #[prost(message, repeated, tag = "22")]
+    pub types: Vec<Types>,
     /// Operations that were found interesting here, for the other nodes to send their parts.
     #[prost(message, repeated, tag = "20")]
     pub announced: Vec<OperationKey>,
@@ -207,6 +210,23 @@ pub struct Signatures {
     pub from: u64,
     #[prost(fixed32, repeated, tag = "5")]
     pub signatures: Vec<u32>,
+}
+
+/// What is known of the data types and reductions of a rank's collectives: a byte each. Beside the signatures and not in
+/// them, since ranks may know more or less, and analysers of before read the signatures alone.
+#[derive(Clone, PartialEq, Message)]
+#[expect(missing_docs, reason = "the fields are those of model::Signatures")]
+pub struct Types {
+    #[prost(fixed64, tag = "1")]
+    pub segment: u64,
+    #[prost(fixed64, tag = "2")]
+    pub comm: u64,
+    #[prost(uint32, tag = "3")]
+    pub rank: u32,
+    #[prost(uint64, tag = "4")]
+    pub from: u64,
+    #[prost(bytes = "vec", tag = "5")]
+    pub types: Vec<u8>,
 }
 
 /// How many transfers a rank has issued to and from another one.

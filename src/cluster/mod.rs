@@ -15,6 +15,6 @@ mod settings;
 pub mod subject;
 
 pub use bus::{Change, Error, Outbox, connect};
-pub use publisher::{Books, Moment, Outgoing, Publisher};
+pub use publisher::{Books, Moment, Outgoing, Publisher, REASONS};
 pub use reader::{Node, Reader, Refusal};
 pub use settings::Settings;

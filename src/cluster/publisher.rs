@@ -6,7 +6,7 @@
 
 use super::message::{self as m, OperationKey};
 use super::subject::{Topic, bucket};
-use crate::join::{Communicator, Finished, Join, Part, Sampling, signature};
+use crate::join::{Communicator, Finished, Join, Part, Sampling, signature, types};
 use crate::model::{
     Algo, Beat, CommId, CommRecord, Fact, Finding, Func, HostFact, OpState, PairBeat, ProcessState, Proto,
     Rank, Reading, SegmentId, Told, Track,
@@ -49,6 +49,8 @@ const NOT_SAMPLED: &str = "not sampled";
 const OVER_BUDGET: &str = "over the budget";
 const NO_SERVER: &str = "no server could be reached";
 const NOT_TAKEN: &str = "not taken in time";
+/// Every reason for which an operation is left out: counters of all of them are there before the first one is.
+pub const REASONS: [&str; 4] = [NOT_SAMPLED, OVER_BUDGET, NO_SERVER, NOT_TAKEN];
 
 /// A moment by both clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -532,14 +534,21 @@ impl Publisher {
             else {
                 continue;
             };
-            let of = |o| part(o).map(|p| signature(&p.op, ranks));
-            let signatures: Vec<u32> = (from..member.record.issued).map_while(of).collect();
+            let of = |o| part(o).map(|p| (signature(&p.op, ranks), types(&p.op)));
+            let (signatures, types): (Vec<u32>, Vec<u8>) = (from..member.record.issued).map_while(of).unzip();
             self.signed.insert((c.id, *rank), from + signatures.len() as u64);
             let (segment, comm, rank) = (member.record.segment.0, c.id.0, rank.0);
             let told = m::Signatures { segment, comm, rank, from, signatures };
             let bytes = told.encoded_len();
             if self.pay(bytes, false) {
                 self.draft(Topic::Bucket(bucket(c.id)), bytes).signatures.push(told);
+            }
+            if types.iter().any(|t| *t != 0) {
+                let told = m::Types { segment, comm, rank, from, types };
+                let bytes = told.encoded_len();
+                if self.pay(bytes, false) {
+                    self.draft(Topic::Bucket(bucket(c.id)), bytes).types.push(told);
+                }
             }
         }
     }

@@ -44,6 +44,18 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// All of them.
+    pub const ALL: [Refusal; 8] = [
+        Refusal::Subject,
+        Refusal::Garbage,
+        Refusal::Version,
+        Refusal::Node,
+        Refusal::Replayed,
+        Refusal::Process,
+        Refusal::Rank,
+        Refusal::TooMuch,
+    ];
+
     /// In words.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -363,6 +375,12 @@ impl Reader {
         for s in e.signatures {
             match own(s.segment, s.comm, s.rank) {
                 Ok(id) => out.push(Update::Signatures(Box::new(s.signatures(id)))),
+                Err(why) => refusals.push(why),
+            }
+        }
+        for t in e.types {
+            match own(t.segment, t.comm, t.rank) {
+                Ok(id) => out.push(Update::Signatures(Box::new(t.types(id)))),
                 Err(why) => refusals.push(why),
             }
         }

@@ -65,6 +65,9 @@ fn status(at: &ClusterAt) -> anyhow::Result<u8> {
     for (why, n) in &c.refused {
         writeln!(out, "refused, {why}: {n}")?;
     }
+    if let Some(why) = &c.not_kept {
+        writeln!(out, "told, and not kept: {why}")?;
+    }
     Ok(0)
 }
 

@@ -364,6 +364,8 @@ catalogue! {
         "Messages the analyser had no room for.";
     ANALYSER_SPEAKS = Gauge "ringwatch_analyser_speaks" None, ["node", "partition"],
         "1 while the analyser speaks for the partition, else 0; of all analysers one should.";
+    ANALYSER_KEEPS = Gauge "ringwatch_analyser_keeps_verdicts" None, ["node"],
+        "1 while JetStream keeps what the analyser tells, 0 where it does not answer, has no room or is not there.";
     ANALYSER_OBSERVED = Counter "ringwatch_analyser_observed_operations" None, ["node"],
         "Ranks' parts of operations that agents saw, as their books tell.";
     ANALYSER_PUBLISHED = Counter "ringwatch_analyser_published_operations" None, ["node"],

@@ -42,7 +42,7 @@ pub use instance::{Instance, Late, Measure, Part, Parts, algbw, busbw};
 pub use member::{Called, Member};
 pub use narrowed::{Narrow, Narrowed, Pace};
 pub use signature::Signature;
-pub use signed::signature;
+pub use signed::{signature, types};
 pub use snapshot::View;
 pub use standing::{Rhythm, Standing, Waited};
 pub use stats::{Class, ClassKey, Load, Rates, Sample, Seen, Transfer, size_class};

@@ -169,8 +169,10 @@ pub struct Signatures {
     pub rank: Rank,
     /// The issue order of the first of them.
     pub from: u64,
-    /// One for each issue order.
+    /// One for each issue order; none where the types alone are told.
     pub signatures: Vec<u32>,
+    /// What is known of data type and reduction, one for each issue order; none where they are not told.
+    pub types: Vec<u8>,
 }
 
 /// An operation's record, and what the agent of its node made of the stamps it does not send on.

@@ -10,6 +10,7 @@ mod node;
 mod remote;
 pub mod signals;
 
+pub use daemon::Error;
 pub use monitor::{Monitor, Stack};
 pub use node::Node;
 pub use remote::{Remote, Unreachable, ask};

@@ -10,11 +10,14 @@ use axum::routing::post;
 use opentelemetry_proto::tonic::collector::logs::v1 as logs;
 use opentelemetry_proto::tonic::collector::metrics::v1 as metrics;
 use opentelemetry_proto::tonic::collector::trace::v1 as trace;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::logs::v1::LogRecord;
 use opentelemetry_proto::tonic::metrics::v1::Metric;
+use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
 use ringwatch::export::otlp::Protocol;
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::sync::{Arc, Mutex};
 use tokio::net::TcpListener;
@@ -42,12 +45,22 @@ pub(crate) struct Got {
     pub(crate) spans: Vec<Span>,
     pub(crate) logs: Vec<LogRecord>,
     pub(crate) metrics: Vec<Metric>,
+    /// `service.name` of whoever sent log records or metrics.
+    pub(crate) services: BTreeSet<String>,
     /// Requests that were answered with "not now".
     pub(crate) refused: u32,
     /// Requests came compressed.
     pub(crate) compressed: bool,
     /// Requests had the header.
     pub(crate) tenant: bool,
+}
+
+fn service(of: Option<&Resource>) -> Option<String> {
+    let name = of?.attributes.iter().find(|a| a.key == "service.name")?.value.clone()?.value?;
+    match name {
+        Value::StringValue(text) => Some(text),
+        _ => None,
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -87,12 +100,16 @@ impl Shared {
     }
 
     fn logs(&self, r: logs::ExportLogsServiceRequest) -> logs::ExportLogsServiceResponse {
+        let senders = r.resource_logs.iter().filter_map(|r| service(r.resource.as_ref()));
+        self.got.lock().unwrap().services.extend(senders);
         let records = r.resource_logs.into_iter().flat_map(|r| r.scope_logs).flat_map(|s| s.log_records);
         self.got.lock().unwrap().logs.extend(records);
         logs::ExportLogsServiceResponse::default()
     }
 
     fn metrics(&self, r: metrics::ExportMetricsServiceRequest) -> metrics::ExportMetricsServiceResponse {
+        let senders = r.resource_metrics.iter().filter_map(|r| service(r.resource.as_ref()));
+        self.got.lock().unwrap().services.extend(senders);
         let of = r.resource_metrics.into_iter().flat_map(|r| r.scope_metrics).flat_map(|s| s.metrics);
         self.got.lock().unwrap().metrics.extend(of);
         metrics::ExportMetricsServiceResponse::default()

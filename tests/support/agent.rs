@@ -4,7 +4,7 @@ use super::{PATIENCE, Room, drain, run, until, wait};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
@@ -31,7 +31,16 @@ impl Agent {
         let set =
             ["agent", "--json", "--set", &directories, "--set", &socket, "--set", "http.listen=127.0.0.1:0"];
         let mut command = room.ringwatch(set.iter().chain(more));
-        command.envs(variables.iter().map(|(k, v)| (k, v)));
+        Self::run(command.envs(variables.iter().map(|(k, v)| (k, v))))
+    }
+
+    /// An analyser, which is asked in the same ways.
+    pub(crate) fn analyser(room: &Room, more: &[&str]) -> Self {
+        let set = ["analyser", "--json", "--set", "http.listen=127.0.0.1:0"];
+        Self::run(&mut room.ringwatch(set.iter().chain(more)))
+    }
+
+    fn run(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
         let pipe = BufReader::new(child.stderr.take().expect("a pipe"));
         let (said, err) = mpsc::channel();

@@ -13,7 +13,9 @@ pub(crate) fn driver(room: &Room, test: &str) -> Option<PathBuf> {
     let to = room.path("libcuda.so.1");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/fake_driver.c");
     let mut cc = Command::new("cc");
-    cc.args(["-shared", "-fPIC", "-Wall", "-Werror", "-Wl,-soname,libcuda.so.1", "-o"]).arg(&to).arg(source);
+    cc.args(["-shared", "-fPIC", "-pthread", "-Wall", "-Werror", "-Wl,-soname,libcuda.so.1", "-o"])
+        .arg(&to)
+        .arg(source);
     let said = cc.output().expect("cc starts");
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
     Some(to)

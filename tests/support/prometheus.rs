@@ -35,17 +35,18 @@ impl Drop for Prometheus {
 }
 
 impl Prometheus {
-    /// One that keeps its data in a directory, goes by the rules that come with the program, and scrapes an address
+    /// One that keeps its data in a directory, goes by the rules that come with the program, and scrapes addresses
     /// every second.
-    pub(crate) fn start(program: &Path, dir: &Path, target: &str, features: Option<&str>) -> Self {
+    pub(crate) fn start(program: &Path, dir: &Path, targets: &[&str], features: Option<&str>) -> Self {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
         drop(listener);
         fs::create_dir_all(dir).expect("a directory");
         let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("dashboards/rules.yaml");
+        let targets = targets.iter().map(|t| format!("'{t}'")).collect::<Vec<_>>().join(", ");
         let config = format!(
             "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: ['{}']\nscrape_configs:\n\
-             - {{job_name: ringwatch, static_configs: [{{targets: ['{target}']}}]}}\n",
+             - {{job_name: ringwatch, static_configs: [{{targets: [{targets}]}}]}}\n",
             rules.display()
         );
         fs::write(dir.join("prometheus.yml"), config).expect("a file");
@@ -90,6 +91,19 @@ impl Prometheus {
         let result = answer.and_then(|a| a["data"]["result"].as_array().cloned()).unwrap_or_default();
         let number = |s: &Value| s["value"][1].as_str()?.parse::<f64>().ok().filter(|v| !v.is_nan());
         result.iter().filter_map(number).collect()
+    }
+
+    /// The rules that could not be evaluated, and why; those that were not yet are among them.
+    pub(crate) fn broken_rules(&self) -> Vec<String> {
+        let answer = self.ask("/api/v1/rules").unwrap_or_default();
+        let groups = answer["data"]["groups"].as_array().cloned().unwrap_or_default();
+        let rules: Vec<Value> =
+            groups.iter().flat_map(|g| g["rules"].as_array().cloned().unwrap_or_default()).collect();
+        if rules.is_empty() {
+            return vec!["no rule is there yet".to_owned()];
+        }
+        let broken = rules.iter().filter(|r| r["health"] != "ok");
+        broken.map(|r| format!("{}: {} {}", r["name"], r["health"], r["lastError"])).collect()
     }
 
     /// The alerts that fire: their names, and what of their labels is a job or a kind.

@@ -106,6 +106,8 @@ pub struct Analysis {
     pub dropped: u64,
     /// Every partition, and whether it speaks for it.
     pub leases: BTreeMap<u32, bool>,
+    /// Whether JetStream keeps what it tells; absent where that is not known yet.
+    pub keeps: Option<bool>,
     /// Processes known.
     pub processes: u64,
     /// Communicators that are open.
@@ -142,6 +144,7 @@ impl Analysis {
             let labels = [node, &*partition.to_string()];
             out.number(c::ANALYSER_SPEAKS, &labels, f64::from(u8::from(*held)));
         }
+        out.known(c::ANALYSER_KEEPS, &[node], self.keeps.map(|k| f64::from(u8::from(k))));
         out.number(c::ANALYSER_OBSERVED, &[node], self.counts.observed as f64);
         out.number(c::ANALYSER_PUBLISHED, &[node], self.counts.published as f64);
         for (reason, n) in &self.counts.left_out {

@@ -122,7 +122,7 @@ impl Tracer {
             match (self.told.get(&f.id).copied(), f.open) {
                 (Some(true), true) | (Some(false), false) | (None, false) => continue,
                 (_, true) => self.opened(join, f),
-                (Some(true), false) => self.tell(join, f, "ringwatch.finding.closed", f.last_seen_ns),
+                (Some(true), false) => self.tell(f, |at_ns| join.unix_ns(at_ns)),
             }
             self.told.insert(f.id, f.open);
             if self.told.len() > TOLD {
@@ -134,7 +134,7 @@ impl Tracer {
     }
 
     fn opened(&mut self, join: &Join, f: &Finding) {
-        self.tell(join, f, "ringwatch.finding.opened", f.first_seen_ns);
+        self.tell(f, |at_ns| join.unix_ns(at_ns));
         let mut keys: Vec<(Key, Vec<Rank>)> = Vec::new();
         if has_operation(f) {
             keys.push(((f.communicator, f.operation.track, f.operation.order), f.ranks.clone()));
@@ -283,8 +283,14 @@ impl Tracer {
         }
     }
 
-    fn tell(&mut self, join: &Join, f: &Finding, event: &'static str, at_ns: u64) {
-        let Some(unix_ns) = join.unix_ns(at_ns) else {
+    /// Tells that a finding has opened or closed, and nothing else: who calls this remembers what was told. The clock
+    /// makes wall clock ns of the finding's times.
+    pub fn tell(&mut self, f: &Finding, clock: impl Fn(u64) -> Option<u64>) {
+        let (event, at_ns) = match f.open {
+            true => ("ringwatch.finding.opened", f.first_seen_ns),
+            false => ("ringwatch.finding.closed", f.last_seen_ns),
+        };
+        let Some(unix_ns) = clock(at_ns) else {
             self.logs.lose(NO_CLOCK, 1);
             return;
         };

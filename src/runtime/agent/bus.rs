@@ -15,12 +15,6 @@ const WISHES: u32 = 50;
 /// How long the last words may take.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// The name of this node on the bus.
-pub(in crate::runtime) fn node(settings: &Settings) -> String {
-    let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
-    settings.node.clone().unwrap_or_else(host)
-}
-
 /// Sends and listens until it is told to stop, and then sends what still waits.
 ///
 /// # Errors
@@ -31,7 +25,7 @@ pub(super) async fn serve(
     ask: SyncSender<Asked>,
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), Error> {
-    let node = node(&settings);
+    let node = daemon::node(&settings);
     let (change, mut changes) = mpsc::unbounded_channel();
     let tell = move |c: Change| drop(change.send(c));
     let client = connect(&settings, &format!("ringwatch agent {node}"), true, tell).await?;

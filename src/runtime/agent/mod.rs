@@ -7,60 +7,25 @@
 //! Nothing that is asked, and no receiver that is slow, keeps the state from reading.
 
 mod bus;
-mod lost;
-mod otlp;
 mod peer;
 mod samples;
 mod socket;
 mod state;
 
-pub(super) use bus::node;
 pub use socket::{Answer, PROTOCOL, Question, Want};
 pub use state::State;
 
-use super::daemon::{self, Asked};
+use super::daemon::{self, Asked, Error};
 use super::signals::Signals;
 use crate::cluster::Outbox;
 use crate::config::{self, Config};
-use crate::export::otlp::Exporter;
 use crate::model::Finding;
 use std::io;
-use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// What keeps the agent from starting or going on.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The HTTP address cannot be had.
-    #[error("http.listen: {address}: {why}")]
-    Listen {
-        /// The address.
-        address: std::net::SocketAddr,
-        /// Why.
-        why: io::Error,
-    },
-    /// The socket cannot be had.
-    #[error("socket.path: {}: {why}", path.display())]
-    Socket {
-        /// Its path.
-        path: PathBuf,
-        /// Why, and what to do.
-        why: String,
-    },
-    /// What is sent away cannot be sent.
-    #[error("otlp: {0}")]
-    Otlp(#[from] crate::export::otlp::Error),
-    /// There is no way onto the bus.
-    #[error(transparent)]
-    Bus(#[from] crate::cluster::Error),
-    /// Threads or signals cannot be had.
-    #[error("{0}")]
-    System(#[from] io::Error),
-}
-
-/// How long the end waits for a receiver.
+/// How long the end waits for the bus.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// How often the service manager is told that the agent lives, where it wants to know.
@@ -81,13 +46,10 @@ pub async fn run(
     let mut signals = Signals::new()?;
     // Who reads that it listens finds the socket too.
     let gate = socket::Gate::bind(&config.socket).await?;
-    let listener = listen(&config).await?;
-    let exporter = match config.otlp.is_enabled() {
-        true => Some(Arc::new(Exporter::new(&config.otlp, resource(&config))?)),
-        false => None,
-    };
-    if let Some(exporter) = &exporter {
-        state.trace_to(Arc::clone(exporter));
+    let listener = daemon::listen(&config).await?;
+    let receiver = daemon::Sender::new(&config, "ringwatch", daemon::host())?;
+    if let Some(receiver) = &receiver {
+        state.trace_to(receiver.outgoing());
     }
     let outbox = config.cluster.is_enabled().then(|| Arc::new(Outbox::new(config.cluster.waiting_bytes)));
     if let Some(outbox) = &outbox {
@@ -101,9 +63,7 @@ pub async fn run(
     let http = listener.map(|l| tokio::spawn(daemon::serve(l, ask.clone())));
     let door = gate.map(|g| tokio::spawn(g.serve(ask.clone())));
     daemon::notify(&[sd_notify::NotifyState::Ready]);
-    let (stop, stopped) = watch::channel(false);
-    let sender =
-        exporter.map(|e| tokio::spawn(otlp::send(e, config.otlp.clone(), started, ask.clone(), stopped)));
+    let sending = receiver.map(|r| r.start(started, ask.clone()));
     let (hush, hushed) = watch::channel(false);
     let (settings, asking) = (config.cluster.clone(), ask.clone());
     let mut voice = outbox.map(|o| tokio::spawn(bus::serve(settings, o, asking, hushed)));
@@ -146,9 +106,8 @@ pub async fn run(
     for task in [http, door].into_iter().flatten() {
         task.abort();
     }
-    stop.send(true).ok();
-    if let Some(sender) = sender {
-        tokio::time::timeout(LAST_WORDS, sender).await.ok();
+    if let Some(sending) = sending {
+        sending.end().await;
     }
     while let Err(Some(_)) = daemon::try_send(&ask, Asked::End) {
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -163,26 +122,4 @@ pub async fn run(
         tokio::time::timeout(LAST_WORDS, voice).await.ok();
     }
     Ok(())
-}
-
-/// The port for HTTP, where one is wanted.
-pub(super) async fn listen(config: &Config) -> Result<Option<tokio::net::TcpListener>, Error> {
-    let wrong = |why| match config.http.listen {
-        Some(address) => Error::Listen { address, why },
-        None => Error::System(why),
-    };
-    daemon::listen(config).await.map_err(wrong)
-}
-
-/// Who sends, in OpenTelemetry's words, and the user's tags.
-fn resource(config: &Config) -> Vec<(String, String)> {
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let own = [
-        ("service.name", "ringwatch".to_owned()),
-        ("service.version", env!("CARGO_PKG_VERSION").to_owned()),
-        ("service.instance.id", host.clone()),
-        ("host.name", host),
-    ];
-    let tags = config.tags.iter().map(|(k, v)| (k.clone(), v.clone()));
-    own.into_iter().map(|(k, v)| (k.to_owned(), v)).chain(tags).collect()
 }

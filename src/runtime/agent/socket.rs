@@ -3,10 +3,10 @@
 //! One line of JSON is the question, lines of JSON are the answers. Who asks is known by the kernel's word
 //! (peer credentials): root, the agent's own user and those named in the settings see every job, others their own.
 
-use super::{Error, peer};
+use super::peer;
 use crate::config::SocketSettings;
 use crate::model::Snapshot;
-use crate::runtime::daemon::{self, Asked};
+use crate::runtime::daemon::{self, Asked, Error};
 use serde::{Deserialize, Serialize};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::PathBuf;

@@ -1,19 +1,18 @@
 //! The thread that owns what is known: it reads, judges, cleans up, and answers.
 
-use super::lost::{self, Lost};
 use super::samples::Samples;
 use crate::cluster::message::{OperationKey, Wish};
-use crate::cluster::{Moment, Outbox, Publisher};
+use crate::cluster::{Moment, Outbox, Publisher, REASONS};
 use crate::config::Config;
 use crate::detect::Baseline;
 use crate::export::metrics::Bus;
-use crate::export::otlp::{Exporter, Tracer};
 use crate::export::{Metrics, Own};
 use crate::ingest::{Place, Segments, now_ns, reap, unix_ns};
 use crate::join::Finished;
 use crate::model::{CommId, Finding, SegmentId};
-use crate::runtime::daemon::{Asked, Costs};
+use crate::runtime::daemon::{self, Asked, Costs, Outgoing};
 use crate::runtime::{Monitor, Node};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -38,12 +37,9 @@ pub struct State {
     samples: Option<Samples>,
     metrics: Metrics,
     /// Where there is somebody to send to.
-    traces: Option<(Tracer, Arc<Exporter>)>,
+    traces: Option<Outgoing>,
     /// Where there is a bus.
     bus: Option<(Publisher, Arc<Outbox>)>,
-    lost: Lost,
-    /// Spans and logs that are with the sender.
-    sending: [u64; 2],
     costs: Costs,
     told: Option<Instant>,
     read: Option<Instant>,
@@ -72,8 +68,6 @@ impl State {
             metrics,
             traces: None,
             bus: None,
-            lost: Lost::default(),
-            sending: [0; 2],
             costs: Costs::new(),
             told: None,
             read: None,
@@ -83,18 +77,15 @@ impl State {
     }
 
     /// Traces what goes on for a receiver.
-    pub(super) fn trace_to(&mut self, exporter: Arc<Exporter>) {
-        self.traces = Some((Tracer::new(&self.config.otlp), exporter));
+    pub(super) fn trace_to(&mut self, receiver: Outgoing) {
+        self.traces = Some(receiver);
     }
 
     /// Tells the cluster of what goes on.
     pub(super) fn publish_to(&mut self, outbox: Arc<Outbox>) {
         let settings = &self.config.cluster;
-        let publisher = Publisher::new(
-            super::bus::node(settings),
-            self.costs.started_unix_ns(),
-            settings.bytes_per_second,
-        );
+        let publisher =
+            Publisher::new(daemon::node(settings), self.costs.started_unix_ns(), settings.bytes_per_second);
         self.bus = Some((publisher, outbox));
     }
 
@@ -131,8 +122,9 @@ impl State {
             loop {
                 match questions.recv_timeout(until.saturating_duration_since(Instant::now())) {
                     Ok(Asked::End) | Err(RecvTimeoutError::Disconnected) => {
-                        let unsent = lost::unsent(&self.own().exported, self.sending);
-                        unsent.iter().for_each(|n| eprintln!("ringwatch: {n}"));
+                        if let Some(traces) = &self.traces {
+                            traces.say_unsent();
+                        }
                         self.last_words();
                         return;
                     }
@@ -154,16 +146,15 @@ impl State {
         if second {
             self.told = Some(Instant::now());
         }
-        let Some((tracer, exporter)) = &mut self.traces else { return };
-        tracer.finished(join, &finished);
-        tracer.findings(join, new);
+        let Some(traces) = &mut self.traces else { return };
+        traces.tracer().finished(join, &finished);
+        traces.tracer().findings(join, new);
         // Those that are over are among all there are; nobody waits for them.
         if second {
-            tracer.findings(join, &self.monitor.findings());
-            let all = exporter.exported(tracer.exported());
-            self.lost.news(&all, Instant::now()).iter().for_each(|n| eprintln!("ringwatch: {n}"));
+            traces.tracer().findings(join, &self.monitor.findings());
+            traces.say_lost();
         }
-        let announced = tracer.take_announced();
+        let announced = traces.tracer().take_announced();
         if let Some((publisher, _)) = &mut self.bus {
             publisher.announce(announced);
         }
@@ -206,9 +197,9 @@ impl State {
         if wish.all {
             publisher.refresh();
         }
-        if let Some((tracer, _)) = &mut self.traces {
+        if let Some(traces) = &mut self.traces {
             for (comm, track, order) in wish.operations.iter().filter_map(OperationKey::key) {
-                tracer.interesting(comm, track, order);
+                traces.tracer().interesting(comm, track, order);
             }
         }
         if self.config.cluster.stacks {
@@ -221,16 +212,18 @@ impl State {
 
     fn own(&self) -> Own {
         let mut own = self.costs.own(self.monitor.source().segments.len());
-        if let Some((tracer, exporter)) = &self.traces {
-            own.exported = exporter.exported(tracer.exported());
+        if let Some(traces) = &self.traces {
+            own.exported = traces.exported();
         }
         own.bus = self.bus.as_ref().map(|(publisher, outbox)| {
             let books = publisher.books();
+            let mut left_out: BTreeMap<_, _> = REASONS.into_iter().map(|why| (why, 0)).collect();
+            left_out.extend(&books.left_out);
             Bus {
                 connected: outbox.connected(),
                 bytes: books.bytes,
                 published: books.published,
-                left_out: books.left_out.clone(),
+                left_out,
                 level: publisher.sampling().level,
                 waiting_bytes: outbox.bytes(),
             }
@@ -266,18 +259,13 @@ impl State {
                 reply.send(self.metrics.gather(self.monitor.join(), &open, &own)).ok();
             }
             Asked::Batch(reply) => {
-                let Some((tracer, _)) = &mut self.traces else { return };
-                let batch = Box::new(tracer.take());
-                self.sending = [batch.spans.len() as u64, batch.logs.len() as u64];
-                if let Err(batch) = reply.send(batch) {
-                    tracer.give_back(*batch);
-                    self.sending = [0; 2];
+                if let Some(traces) = &mut self.traces {
+                    traces.hand_out(reply);
                 }
             }
             Asked::GiveBack(batch) => {
-                if let Some((tracer, _)) = &mut self.traces {
-                    tracer.give_back(*batch);
-                    self.sending = [0; 2];
+                if let Some(traces) = &mut self.traces {
+                    traces.take_back(*batch);
                 }
             }
             Asked::Ready(reply) => {

@@ -99,6 +99,9 @@ pub struct Answer {
     pub partitions: Vec<u32>,
     /// Those it speaks for: only their findings are in the answer.
     pub speaks_for: Vec<u32>,
+    /// Why JetStream does not keep what it tells, where it does not.
+    #[serde(default)]
+    pub not_kept: Option<String>,
     /// Messages that it heard: who heard most knows most.
     pub heard: u64,
     /// The rows; of operations in flight without their ranks.
@@ -377,6 +380,7 @@ impl State {
         a.heard = heard;
         a.partitions = self.partitions.iter().copied().collect();
         a.speaks_for = self.leases.keys().copied().collect();
+        a.not_kept = self.not_kept();
         a.snapshot.wall = self.monitor.wall(now);
         a
     }

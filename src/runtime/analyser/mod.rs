@@ -17,8 +17,7 @@ pub use heard::Heard;
 use heard::Hearing;
 pub use state::State;
 
-use super::agent::{self, Error};
-use super::daemon::{self, Asked};
+use super::daemon::{self, Asked, Error};
 use super::signals::Signals;
 use crate::cluster::message::{VERSION, Wish};
 use crate::cluster::{Change, Moment, connect, subject};
@@ -29,10 +28,11 @@ use async_nats::{Client, Subscriber};
 use futures_util::StreamExt;
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 /// Messages that wait for the state at most.
@@ -47,10 +47,8 @@ pub enum Say {
     Verdict {
         /// The finding.
         finding: Box<Finding>,
-        /// Its partition.
-        partition: u32,
-        /// The lease by which it is told.
-        lease: u64,
+        /// By what right it is told.
+        right: Right,
         /// True where nobody told it before, as far as is known.
         fresh: bool,
     },
@@ -68,15 +66,41 @@ pub enum Say {
 pub enum Told {
     /// The partitions this analyser speaks for, with its leases.
     Leases(BTreeMap<u32, u64>),
+    /// Whether JetStream keeps what is said, or why not.
+    Kept(Result<(), &'static str>),
     /// What somebody told.
     Verdict {
         /// The finding's id.
         id: u64,
         /// Whether it is open.
         open: bool,
-        /// By which lease.
-        lease: u64,
+        /// By what right.
+        right: Right,
     },
+}
+
+/// What gives the right to tell a finding: the lease of its partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Right {
+    /// The partition that the finding belongs to.
+    pub partition: u32,
+    /// The lease's number; of one partition the greater one is newer.
+    pub lease: u64,
+    /// True where no server has told the finding's partition yet, and the first one stands in for it.
+    #[serde(default)]
+    pub guessed: bool,
+}
+
+impl Right {
+    /// True where what is told by this right takes the place of what was told by another.
+    ///
+    /// A bucket is one stream and a revision is the message's number in it, so leases of all partitions have numbers of
+    /// one sequence. They say which lease is older, but not who is right: the lease of the partition that a finding
+    /// moved to may be older than the one by which it was told at first. So numbers fence within a partition, and a
+    /// finding moves from one partition to another only if the new one is known.
+    pub fn replaces(self, before: Right) -> bool {
+        if self.partition == before.partition { self.lease >= before.lease } else { !self.guessed }
+    }
 }
 
 /// A verdict as it is published and kept.
@@ -86,10 +110,9 @@ pub struct Verdict {
     pub ringwatch: u32,
     /// Who tells it.
     pub analyser: String,
-    /// The partition it belongs to.
-    pub partition: u32,
-    /// By which lease: a greater one is newer.
-    pub lease: u64,
+    /// By what right.
+    #[serde(flatten)]
+    pub right: Right,
     /// What is wrong.
     pub finding: Finding,
 }
@@ -120,6 +143,9 @@ pub struct Reply {
     pub refused: BTreeMap<String, u64>,
     /// Messages that it had no room for.
     pub dropped: u64,
+    /// Why JetStream does not keep what it tells, where it does not.
+    #[serde(default)]
+    pub not_kept: Option<String>,
     /// Communicators that are open.
     pub communicators: u64,
     /// Processes known.
@@ -192,9 +218,10 @@ pub async fn run(
     told: impl FnMut(&Finding) + Send + 'static,
 ) -> Result<(), Error> {
     let mut signals = Signals::new()?;
-    let listener = agent::listen(&config).await?;
+    let listener = daemon::listen(&config).await?;
     let settings = config.cluster.clone();
-    let id = format!("{}-{}", agent::node(&settings), std::process::id());
+    let node = daemon::node(&settings);
+    let id = format!("{node}-{}", std::process::id());
     let tell = |c: Change| match c {
         Change::Up => {}
         Change::Down => eprintln!("ringwatch: the bus cannot be reached, and is tried again"),
@@ -205,8 +232,19 @@ pub async fn run(
     let dropped = Arc::new(AtomicU64::new(0));
     let (say, sayings) = tokio::sync::mpsc::unbounded_channel();
     let (tell_state, told_state) = mpsc::channel();
-    let state =
-        State::new(config.clone(), Heard::new(inbox, Arc::clone(&dropped), config.cluster.silent()), say);
+    let (partitions, known) = watch::channel(BTreeSet::new());
+    let mut state = State::new(
+        config.clone(),
+        Heard::new(inbox, Arc::clone(&dropped), config.cluster.silent()),
+        say,
+        partitions,
+    );
+    // A name of its own: what an agent of this host sends is another instance's.
+    let receiver = daemon::Sender::new(&config, "ringwatch-analyser", node)?;
+    if let Some(receiver) = &receiver {
+        state.send_to(receiver.outgoing());
+    }
+    let started = state.started_unix_ns();
     let mut subscriptions = Vec::new();
     for topic in ["comm.>", "node.>", "part.>"] {
         let heard = client.subscribe(format!("{}.{topic}", subject::ROOT)).await;
@@ -221,8 +259,9 @@ pub async fn run(
     let owner = std::thread::Builder::new()
         .name("state".to_owned())
         .spawn(move || state.run(&questions, &told_state))?;
-    tasks.push(tokio::spawn(speak::speak(client.clone(), id, sayings, tell_state, told)));
+    tasks.push(tokio::spawn(speak::speak(client.clone(), id, known, sayings, tell_state, told)));
     tasks.push(tokio::spawn(speak::answer(client, ask.clone())));
+    let sending = receiver.map(|r| r.start(started, ask.clone()));
     tasks.extend(listener.map(|l| tokio::spawn(daemon::serve(l, ask.clone()))));
     daemon::notify(&[sd_notify::NotifyState::Ready]);
     let mut alive = tokio::time::interval(ALIVE);
@@ -250,6 +289,9 @@ pub async fn run(
     }
     daemon::notify(&[sd_notify::NotifyState::Stopping]);
     tasks.into_iter().for_each(|t| t.abort());
+    if let Some(sending) = sending {
+        sending.end().await;
+    }
     while let Err(Some(_)) = daemon::try_send(&ask, Asked::End) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -257,4 +299,34 @@ pub async fn run(
         return Err(Error::System(std::io::Error::other("the thread that owns the state has failed")));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_fence_a_partition_and_a_finding_moves_to_one_that_is_known() {
+        let right = |partition, lease, guessed| Right { partition, lease, guessed };
+        assert!(
+            right(3, 8, false).replaces(right(3, 7, false))
+                && right(3, 7, false).replaces(right(3, 7, false))
+        );
+        assert!(!right(3, 7, false).replaces(right(3, 8, false)), "it was asleep for longer than its lease");
+        // Told for the first partition at first, by a lease that is newer than that of its own.
+        assert!(right(3, 50, false).replaces(right(0, 100, true)));
+        assert!(
+            !right(0, 100, true).replaces(right(3, 50, false)),
+            "one that does not know better moves nothing"
+        );
+        // Servers that map in another way from now on.
+        assert!(right(0, 7, false).replaces(right(3, 50, false)));
+    }
+
+    #[test]
+    fn a_verdict_is_written_as_before() {
+        let old = r#"{"partition":3,"lease":7}"#;
+        let right: Right = serde_json::from_str(old).expect("what older analysers write");
+        assert_eq!(right, Right { partition: 3, lease: 7, guessed: false });
+    }
 }

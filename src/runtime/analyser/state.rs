@@ -1,8 +1,9 @@
 //! The thread that owns what is known of the cluster: it hears, judges, asks back, and answers.
 
 use super::heard::Heard;
-use super::{Reply, Say, Told};
+use super::{Reply, Right, Say, Told};
 use crate::cluster::message::{self, OperationKey, Wish};
+use crate::cluster::{REASONS, Refusal};
 use crate::config::Config;
 use crate::export::metrics::{Analysis, Counts, Sums};
 use crate::export::{Metrics, Own};
@@ -10,12 +11,13 @@ use crate::ingest::{now_ns, unix_ns};
 use crate::join::{ClockPair, Pace};
 use crate::model::{CommId, Finding, Kind, SegmentId, Track};
 use crate::runtime::Monitor;
-use crate::runtime::daemon::{Asked, Costs};
+use crate::runtime::daemon::{Asked, Costs, Outgoing};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::watch;
 
 /// The shortest pause between two looks.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -41,6 +43,17 @@ const NODES: usize = 2048;
 const FINDINGS_BYTES: usize = 384 << 10;
 /// The partition of everything where servers map to none.
 const ONLY: u32 = 0;
+/// Partitions that there can be: whoever may publish what he likes makes no more leases than these.
+const PARTITIONS: u32 = 1024;
+
+/// How a finding was last told, by whomever.
+#[derive(Debug)]
+struct Known {
+    open: bool,
+    right: Right,
+    /// When it was last seen, where it was told here.
+    last_seen: Option<String>,
+}
 
 /// True for what more records tell more about: what is slow in one communicator.
 const fn slow(kind: Kind) -> bool {
@@ -56,11 +69,15 @@ pub struct State {
     sums: Sums,
     metrics: Metrics,
     costs: Costs,
+    /// Where there is somebody to send to.
+    outgoing: Option<Outgoing>,
     say: UnboundedSender<Say>,
     /// The partitions for which this analyser speaks; the lease's number is its right to.
     pub(super) leases: BTreeMap<u32, u64>,
-    /// Findings as they were last told: open, and by which lease.
-    told: BTreeMap<u64, (bool, u64, Option<String>)>,
+    /// Whether JetStream keeps what is told, or why not; absent until that is known.
+    kept: Option<Result<(), &'static str>>,
+    /// Findings as they were last told.
+    told: BTreeMap<u64, Known>,
     asked: BTreeMap<(CommId, Track, u64), u32>,
     asked_at: Option<Instant>,
     /// Communicators of which detail was asked for, and when.
@@ -72,10 +89,17 @@ pub struct State {
     /// Communicators that were open at the last count, and when that was.
     communicators: Option<(u64, Instant)>,
     pub(super) partitions: BTreeSet<u32>,
+    /// Tells whoever holds the leases of them.
+    known: watch::Sender<BTreeSet<u32>>,
 }
 
 impl State {
-    pub(super) fn new(config: Config, heard: Heard, say: UnboundedSender<Say>) -> Self {
+    pub(super) fn new(
+        config: Config,
+        heard: Heard,
+        say: UnboundedSender<Say>,
+        known: watch::Sender<BTreeSet<u32>>,
+    ) -> Self {
         let observer = ClockPair { mono_ns: now_ns(), unix_ns: unix_ns() };
         State {
             monitor: Monitor::new(heard, config.detect).observed_from(observer),
@@ -84,8 +108,10 @@ impl State {
             metrics: Metrics::new(config.prometheus.clone()),
             config,
             costs: Costs::new(),
+            outgoing: None,
             say,
             leases: BTreeMap::new(),
+            kept: None,
             told: BTreeMap::new(),
             asked: BTreeMap::new(),
             asked_at: None,
@@ -95,7 +121,18 @@ impl State {
             glanced: None,
             communicators: None,
             partitions: BTreeSet::from([ONLY]),
+            known,
         }
+    }
+
+    /// Tells a receiver of findings too.
+    pub(super) fn send_to(&mut self, receiver: Outgoing) {
+        self.outgoing = Some(receiver);
+    }
+
+    /// When the analyser started, wall clock ns since the epoch.
+    pub(super) fn started_unix_ns(&self) -> u64 {
+        self.costs.started_unix_ns()
     }
 
     /// Looks, and answers in between, until it is asked to end.
@@ -120,7 +157,12 @@ impl State {
             let until = Instant::now() + pause;
             loop {
                 match questions.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                    Ok(Asked::End) | Err(RecvTimeoutError::Disconnected) => return,
+                    Ok(Asked::End) | Err(RecvTimeoutError::Disconnected) => {
+                        if let Some(o) = &self.outgoing {
+                            o.say_unsent();
+                        }
+                        return;
+                    }
                     Ok(asked) => self.answer(asked),
                     Err(RecvTimeoutError::Timeout) => break,
                 }
@@ -133,21 +175,45 @@ impl State {
         for t in told.try_iter() {
             match t {
                 Told::Leases(leases) => self.leases = leases,
+                Told::Kept(kept) => self.kept = Some(kept),
                 // Whoever said it, it was said.
-                Told::Verdict { id, open, lease } => {
-                    let known = self.told.entry(id).or_insert((open, lease, None));
-                    if lease >= known.1 {
-                        (known.0, known.1) = (open, lease);
+                Told::Verdict { id, open, right } => {
+                    let known = self.told.entry(id).or_insert(Known { open, right, last_seen: None });
+                    if right.replaces(known.right) {
+                        (known.open, known.right) = (open, right);
                     }
                 }
             }
         }
     }
 
-    fn partition(&self, f: &Finding) -> u32 {
+    /// A finding's partition; absent where no server has told one.
+    fn told_partition(&self, f: &Finding) -> Option<u32> {
         let reader = self.monitor.source().reader();
         let of_node = f.place.as_ref().and_then(|p| reader.node_partition(&p.host));
-        of_node.or_else(|| reader.partition(f.communicator)).unwrap_or(ONLY)
+        of_node.or_else(|| reader.partition(f.communicator)).filter(|p| *p < PARTITIONS)
+    }
+
+    fn partition(&self, f: &Finding) -> u32 {
+        self.told_partition(f).unwrap_or(ONLY)
+    }
+
+    /// The right to tell a finding, where this analyser has it.
+    fn right(&self, f: &Finding) -> Option<Right> {
+        let told = self.told_partition(f);
+        let partition = told.unwrap_or(ONLY);
+        let lease = self.leases.get(&partition).copied()?;
+        Some(Right { partition, lease, guessed: told.is_none() })
+    }
+
+    /// Learns of partitions that servers map to.
+    fn learn(&mut self) {
+        let before = self.partitions.len();
+        let reader = self.monitor.source().reader();
+        self.partitions.extend(reader.partitions().filter(|p| *p < PARTITIONS));
+        if self.partitions.len() > before {
+            self.known.send_replace(self.partitions.clone());
+        }
     }
 
     /// Tells what this analyser has the right to tell: what is new at once, and all of it again now and then.
@@ -159,29 +225,37 @@ impl State {
         } else {
             new.to_vec()
         };
-        let reader = self.monitor.source().reader();
-        self.partitions.extend(reader.partitions());
+        self.learn();
         for f in findings {
-            let partition = self.partition(&f);
-            let Some(lease) = self.leases.get(&partition).copied() else { continue };
+            let Some(right) = self.right(&f) else { continue };
             let known = self.told.get(&f.id.0);
             // One that was over before anybody told it is not told.
             if !f.open && known.is_none() {
                 continue;
             }
             let fresh = known.is_none();
-            let same = known.is_some_and(|k| k.0 == f.open && k.1 == lease && k.2 == f.last_seen);
-            if same {
+            let turned = known.is_none_or(|k| k.open != f.open);
+            let same = known.is_some_and(|k| !turned && k.right == right && k.last_seen == f.last_seen);
+            // Who knows its partition tells it.
+            let moved = known.is_some_and(|k| k.right.partition != right.partition && right.guessed);
+            if same || moved {
                 continue;
             }
-            self.told.insert(f.id.0, (f.open, lease, f.last_seen.clone()));
             if fresh && slow(f.kind) {
                 self.ask_for_detail(f.communicator);
             }
-            drop(self.say.send(Say::Verdict { finding: Box::new(f), partition, lease, fresh }));
+            self.told.insert(f.id.0, Known { open: f.open, right, last_seen: f.last_seen.clone() });
+            // What a lease gives the right to tell is exported by its holder, so by one of all.
+            if let Some(o) = self.outgoing.as_mut().filter(|_| turned) {
+                o.tracer().tell(&f, |at_ns| unix_ns().checked_sub(now_ns().checked_sub(at_ns)?));
+            }
+            drop(self.say.send(Say::Verdict { finding: Box::new(f), right, fresh }));
+        }
+        if let Some(o) = self.outgoing.as_mut().filter(|_| all) {
+            o.say_lost();
         }
         if self.told.len() > 65_536 {
-            self.told.retain(|_, t| t.0);
+            self.told.retain(|_, t| t.open);
         }
     }
 
@@ -271,7 +345,8 @@ impl State {
         }
         self.sums.take(reader.nodes().iter().map(|(name, n)| {
             let b = n.books.clone().unwrap_or_default();
-            let left_out = b.left_out.into_iter().map(|l| (l.what, l.count)).collect();
+            let mut left_out: BTreeMap<_, _> = REASONS.iter().map(|why| ((*why).to_owned(), 0)).collect();
+            left_out.extend(b.left_out.into_iter().map(|l| (l.what, l.count)));
             let (observed, published) = (b.observed, b.published);
             let (messages, bytes, missed) = (n.messages, n.bytes, n.missed);
             (name.clone(), Counts { messages, bytes, missed, observed, published, left_out })
@@ -281,9 +356,14 @@ impl State {
             findings,
             nodes,
             counts: self.sums.all().clone(),
-            refused: reader.refused().iter().map(|(why, n)| (why.as_str(), *n)).collect(),
+            // All of them from the beginning: the first of a series that was not there has no rate.
+            refused: Refusal::ALL
+                .iter()
+                .map(|why| (why.as_str(), reader.refused().get(why).copied().unwrap_or(0)))
+                .collect(),
             dropped: self.monitor.source().dropped(),
             leases: self.partitions.iter().map(|p| (*p, self.leases.contains_key(p))).collect(),
+            keeps: self.kept.map(|k| k.is_ok()),
             processes: join.processes().count() as u64,
             communicators,
             clock_off_ns: join.hosts().iter().map(|(_, h)| off(h)).max(),
@@ -291,7 +371,13 @@ impl State {
     }
 
     fn own(&self) -> Own {
-        self.costs.own(0)
+        let exported = self.outgoing.as_ref().map(Outgoing::exported).unwrap_or_default();
+        Own { exported, ..self.costs.own(0) }
+    }
+
+    /// Why what is told is not kept, where it is not.
+    pub(super) fn not_kept(&self) -> Option<String> {
+        Some(self.kept?.err()?.to_owned())
     }
 
     /// What is said to readers.
@@ -350,6 +436,7 @@ impl State {
             refused: reader.refused().iter().map(|(why, n)| (why.as_str().to_owned(), *n)).collect(),
             dropped: self.monitor.source().dropped(),
             communicators,
+            not_kept: self.not_kept(),
             ranks: self.monitor.join().processes().count() as u64,
         }
     }
@@ -382,8 +469,18 @@ impl State {
                 self.monitor.source_mut().reader_mut().set_silent(new.cluster.silent());
                 self.config = *new;
             }
+            Asked::Batch(reply) => {
+                if let Some(o) = &mut self.outgoing {
+                    o.hand_out(reply);
+                }
+            }
+            Asked::GiveBack(batch) => {
+                if let Some(o) = &mut self.outgoing {
+                    o.take_back(*batch);
+                }
+            }
             // What only agents do.
-            Asked::Batch(_) | Asked::GiveBack(_) | Asked::Wish(_) | Asked::Refresh | Asked::End => {}
+            Asked::Wish(_) | Asked::Refresh | Asked::End => {}
         }
     }
 }
@@ -397,8 +494,9 @@ mod tests {
     fn detail_is_asked_for_where_something_is_slow_and_not_again_and_again() {
         let (_send, inbox) = std::sync::mpsc::sync_channel(1);
         let (say, mut said) = tokio::sync::mpsc::unbounded_channel();
-        let mut state =
-            State::new(Config::default(), Heard::new(inbox, Default::default(), Duration::from_secs(3)), say);
+        let (known, _) = watch::channel(BTreeSet::new());
+        let heard = Heard::new(inbox, Default::default(), Duration::from_secs(3));
+        let mut state = State::new(Config::default(), heard, say, known);
         let finding = |kind, comm, rank| {
             let operation = OperationRef::named("AllReduce", Track::Collective, 4);
             Finding::new(kind, CommId(comm), vec![Rank(rank)], operation)

@@ -77,6 +77,7 @@ fn together(all: Vec<Answer>, servers: &str) -> Option<Snapshot> {
     let (analysers, unspoken) = (all.len(), unspoken(&all));
     let most = all.iter().enumerate().max_by_key(|(_, a)| a.heard).map(|(i, _)| i)?;
     let at_ns = all.get(most)?.snapshot.at_ns;
+    let not_kept = all.iter().find_map(|a| a.not_kept.clone());
     let mut findings: BTreeMap<FindingId, Finding> = BTreeMap::new();
     let mut chosen = None;
     let mut left_out = 0;
@@ -103,6 +104,10 @@ fn together(all: Vec<Answer>, servers: &str) -> Option<Snapshot> {
     if !unspoken.is_empty() {
         let list: Vec<String> = unspoken.iter().map(u32::to_string).collect();
         s.source.push_str(&format!(", nobody speaks for partitions {}", list.join(", ")));
+    }
+    // First, since what does not fit on the line is cut off.
+    if let Some(why) = not_kept {
+        s.source = format!("nothing is kept: {why}; {}", s.source);
     }
     let fleet = s.fleet.get_or_insert_default();
     (fleet.analysers, fleet.unspoken, fleet.rest.findings) = (analysers, unspoken, left_out);
@@ -222,6 +227,9 @@ mod tests {
         assert_eq!(one.source, "cluster x: 1 analyser, nobody speaks for partitions 1");
         let two = together(vec![answer(&[0], 7, 100), answer(&[1], 8, 9000)], "x").expect("an answer");
         assert_eq!((two.at_ns, two.source.as_str()), (9000, "cluster x: 2 analysers"));
+        let full = Answer { not_kept: Some("full".to_owned()), ..answer(&[1], 8, 9000) };
+        let unkept = together(vec![answer(&[0], 7, 100), full], "x").expect("an answer");
+        assert_eq!(unkept.source, "nothing is kept: full; cluster x: 2 analysers");
         // Times are those of one clock, whoever's they were.
         assert_eq!(two.findings.iter().map(|f| f.since_ns).collect::<Vec<_>>(), [8995, 8995]);
         assert_eq!(two.fleet.map(|f| f.analysers), Some(2));

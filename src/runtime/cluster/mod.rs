@@ -39,6 +39,8 @@ pub struct Cluster {
     pub ranks: u64,
     /// What analysers refused, by reason.
     pub refused: BTreeMap<String, u64>,
+    /// Why JetStream does not keep what some analyser tells, where it does not.
+    pub not_kept: Option<String>,
 }
 
 /// Asks all analysers.
@@ -109,6 +111,7 @@ fn together(all: &[Reply]) -> Cluster {
         communicators: most(|r| r.communicators),
         ranks: most(|r| r.ranks),
         refused,
+        not_kept: all.iter().find_map(|r| r.not_kept.clone()),
     }
 }
 
@@ -140,6 +143,11 @@ mod tests {
         assert_eq!((both.findings.len(), both.unspoken.len(), both.analysers), (1, 0, 2));
         let other = together(&[reply(&[0], 7), reply(&[1, 2], 8)]);
         assert_eq!((other.findings.len(), other.nodes[0].messages), (2, 8));
+        let full = Reply { not_kept: Some("full".to_owned()), ..reply(&[1, 2], 8) };
+        assert_eq!(
+            (other.not_kept, together(&[reply(&[0], 7), full]).not_kept.as_deref()),
+            (None, Some("full"))
+        );
         assert_eq!(together(&[]), Cluster::default());
     }
 }

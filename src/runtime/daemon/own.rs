@@ -16,8 +16,7 @@ pub(in crate::runtime) struct Costs {
 
 impl Costs {
     pub(in crate::runtime) fn new() -> Self {
-        let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Costs { node, started_unix_ns: unix_ns(), polls: 0, reading: Duration::ZERO }
+        Costs { node: super::host(), started_unix_ns: unix_ns(), polls: 0, reading: Duration::ZERO }
     }
 
     pub(in crate::runtime) fn started_unix_ns(&self) -> u64 {

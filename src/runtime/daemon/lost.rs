@@ -47,7 +47,7 @@ pub(super) fn unsent(exported: &[Exported], sending: [u64; 2]) -> Vec<String> {
         (e.queued + more.copied().unwrap_or(0), e.signal)
     };
     let all = exported.iter().map(of).filter(|(n, _)| *n > 0);
-    all.map(|(n, signal)| format!("{n} {signal} are lost: the agent ends before they are sent")).collect()
+    all.map(|(n, signal)| format!("{n} {signal} are lost: it ends before they are sent")).collect()
 }
 
 #[cfg(test)]
@@ -71,6 +71,6 @@ mod tests {
         let said = lost.news(&[spans(7, 9)], began + AGAIN);
         assert_eq!(said, ["5 spans are lost, 7 since the start: the queue was full"]);
         assert_eq!(lost.news(&[spans(7, 9)], began + 3 * AGAIN), Vec::<String>::new());
-        assert_eq!(unsent(&[spans(7, 9)], [4, 1]), ["7 spans are lost: the agent ends before they are sent"]);
+        assert_eq!(unsent(&[spans(7, 9)], [4, 1]), ["7 spans are lost: it ends before they are sent"]);
     }
 }

@@ -1,0 +1,34 @@
+//! What keeps a daemon from starting or going on.
+
+use std::io;
+use std::path::PathBuf;
+
+/// What keeps a daemon from starting or going on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The HTTP address cannot be had.
+    #[error("http.listen: {address}: {why}")]
+    Listen {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// Why.
+        why: io::Error,
+    },
+    /// The socket cannot be had.
+    #[error("socket.path: {}: {why}", path.display())]
+    Socket {
+        /// Its path.
+        path: PathBuf,
+        /// Why, and what to do.
+        why: String,
+    },
+    /// What is sent away cannot be sent.
+    #[error("otlp: {0}")]
+    Otlp(#[from] crate::export::otlp::Error),
+    /// There is no way onto the bus.
+    #[error(transparent)]
+    Bus(#[from] crate::cluster::Error),
+    /// Threads or signals cannot be had.
+    #[error("{0}")]
+    System(#[from] io::Error),
+}
