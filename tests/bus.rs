@@ -184,7 +184,7 @@ fn a_message_of_version_1_means_what_it_meant() {
     let mut reader = Reader::new(std::time::Duration::from_secs(3));
     let mut told = Vec::new();
     let now = Moment { mono_ns: 80_000_000_000, unix_ns: 1_795_244_834_000_000_000 };
-    reader.read("ringwatch.v1.comm.node-a.3", &bytes, Some(now), &mut told);
+    reader.read("ringwatch.v1.comm.node-a.3", &bytes, now, false, &mut told);
     assert_eq!(reader.refused().len(), 0, "{:?}", reader.refused());
     // In words, so that a change of meaning shows.
     let text: Vec<String> = told.iter().map(|u: &Update| format!("{u:#?}")).collect();
@@ -202,7 +202,7 @@ fn types_and_reductions_of_version_1_mean_what_they_meant() {
     assert_eq!(Envelope::decode(bytes.as_slice()).expect("a message"), with);
     let mut reader = Reader::new(std::time::Duration::from_secs(3));
     let mut told = Vec::new();
-    reader.read("ringwatch.v1.comm.node-a.3", &bytes, None, &mut told);
+    reader.read("ringwatch.v1.comm.node-a.3", &bytes, Moment::default(), true, &mut told);
     let types = told.iter().find_map(|u| match u {
         Update::Signatures(s) if !s.types.is_empty() => Some((s.from, s.types.clone(), s.signatures.len())),
         _ => None,

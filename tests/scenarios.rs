@@ -106,7 +106,7 @@ impl Agents {
             let finished = join.take_finished();
             let heard = Moment { mono_ns: BEGIN + now, unix_ns: now };
             for message in publisher.look(join, &finished, &[], Moment { mono_ns, unix_ns: now }) {
-                self.reader.read(&message.topic.of(host), &message.bytes, Some(heard), out);
+                self.reader.read(&message.topic.of(host), &message.bytes, heard, false, out);
             }
             join.sample(Some(publisher.sampling()));
             assert!(publisher.books().balance(), "{host}: {:?}", publisher.books());

@@ -53,7 +53,7 @@ const NOT_TAKEN: &str = "not taken in time";
 pub const REASONS: [&str; 4] = [NOT_SAMPLED, OVER_BUDGET, NO_SERVER, NOT_TAKEN];
 
 /// A moment by both clocks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Moment {
     /// Host monotonic ns.
     pub mono_ns: u64,
@@ -154,6 +154,8 @@ pub struct Publisher {
     bursts: BTreeMap<CommId, u64>,
     dropped: u64,
     refresh: bool,
+    /// The moment of what is said.
+    now: Moment,
 }
 
 impl Publisher {
@@ -191,6 +193,7 @@ impl Publisher {
             bursts: BTreeMap::new(),
             dropped: 0,
             refresh: false,
+            now: Moment::default(),
         }
     }
 
@@ -261,6 +264,7 @@ impl Publisher {
         findings: &[Finding],
         now: Moment,
     ) -> Vec<Outgoing> {
+        self.now = now;
         self.refill(now.mono_ns);
         self.bursts.retain(|_, until| *until > now.mono_ns);
         let second = now.mono_ns / S;
@@ -273,6 +277,7 @@ impl Publisher {
             self.pairs.clear();
             self.standing.clear();
             self.findings.clear();
+            self.hosts.clear();
         }
         self.tell_processes(join, now.mono_ns);
         self.tell_members(join, now.mono_ns);
@@ -301,13 +306,14 @@ impl Publisher {
             self.adapt();
             self.forget(join);
         }
-        self.finish(now)
+        self.finish()
     }
 
     /// The last words: what waits is not waited for any more.
     pub fn last(&mut self, now: Moment) -> Vec<Outgoing> {
+        self.now = now;
         self.tell_books(true);
-        self.finish(now)
+        self.finish()
     }
 
     fn refill(&mut self, now_ns: u64) {
@@ -342,7 +348,7 @@ impl Publisher {
         &mut draft.0
     }
 
-    /// Closes a draft; its moment is set when all are sent.
+    /// Closes a draft.
     fn send(&mut self, topic: Topic) {
         let Some((mut envelope, _, operations)) = self.drafts.remove(&topic) else { return };
         let sequence = self.sequences.entry(topic).or_default();
@@ -351,15 +357,13 @@ impl Publisher {
         envelope.node.clone_from(&self.node);
         envelope.run = self.run;
         envelope.sequence = *sequence;
+        (envelope.sent_ns, envelope.sent_unix_ns) = (self.now.mono_ns, self.now.unix_ns);
         let bytes = envelope.encode_to_vec();
         self.books.bytes += bytes.len() as u64;
         self.out.push(Outgoing { topic, bytes, operations });
     }
 
-    fn finish(&mut self, now: Moment) -> Vec<Outgoing> {
-        for (envelope, ..) in self.drafts.values_mut() {
-            (envelope.sent_ns, envelope.sent_unix_ns) = (now.mono_ns, now.unix_ns);
-        }
+    fn finish(&mut self) -> Vec<Outgoing> {
         let topics: Vec<Topic> = self.drafts.keys().copied().collect();
         topics.into_iter().for_each(|t| self.send(t));
         std::mem::take(&mut self.out)

@@ -6,9 +6,9 @@
 use super::message::{self as m, OperationKey};
 use super::publisher::Moment;
 use super::subject::{self, Topic};
-use crate::model::{CommId, Finding, Rank, Reading, SegmentId, Track, Update};
+use crate::model::{CommId, Rank, Reading, SegmentId, Track, Update};
 use prost::Message as _;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 /// Nodes that are followed at most.
@@ -21,6 +21,16 @@ const MEMBERS: usize = 1 << 17;
 const GONE_NS: u64 = 3_600_000_000_000;
 /// The longest message that is read, in bytes.
 const MESSAGE: usize = 1 << 20;
+/// Bytes of a node that are read in a second; an agent's budget is far below.
+const BYTES: usize = 16 << 20;
+/// Processes that a new run of an agent has not told of after so long, in ns, are gone.
+const RETOLD_NS: u64 = 10_000_000_000;
+/// Operations that agents found interesting, waiting to be asked for at most.
+const ANNOUNCED: usize = 1024;
+/// Memberships that are over are forgotten when there are so many of a node.
+const ENDED: usize = 4096;
+/// The longest text in a reading, in characters.
+const TEXT: usize = 256;
 
 /// Why a message, or a part of it, was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -90,10 +100,25 @@ pub struct Node {
     pub books: Option<m::Books>,
     quickest: Quickest,
     sequences: BTreeMap<Topic, u64>,
-    processes: HashMap<u64, SegmentId>,
+    processes: HashMap<u64, Told>,
+    /// Where its agent was started anew: when that was heard, and what it has told of since.
+    anew: Option<(u64, HashSet<u64>)>,
+    /// Memberships that are over, and still known.
+    ended: HashSet<(CommId, Rank)>,
+    /// The second in which it was heard last, and how many bytes of it.
+    second: (u64, usize),
+    /// The partitions to which servers map what it says of communicators, by bucket.
+    mapped: [Option<u32>; subject::BUCKETS as usize],
     /// What readers of its processes have missed so far.
     lost: HashMap<(u64, &'static str), u64>,
     members: usize,
+}
+
+/// A process as its node last told of it.
+#[derive(Debug, Clone)]
+struct Told {
+    id: SegmentId,
+    what: m::Process,
 }
 
 /// The quickest of a node's messages: what its clocks differ by from the observer's, at least.
@@ -150,8 +175,10 @@ pub struct Reader {
     of: HashMap<SegmentId, String>,
     refused: BTreeMap<Refusal, u64>,
     announced: Vec<(CommId, Track, u64)>,
-    findings: Vec<(String, Finding)>,
-    partitions: BTreeMap<u8, u32>,
+    /// Nodes of which messages are missing since the last call.
+    gaps: BTreeSet<String>,
+    /// By bucket: how many nodes' messages servers map to which partition. What one node says moves nobody else's.
+    votes: [BTreeMap<u32, usize>; subject::BUCKETS as usize],
     node_partitions: BTreeMap<String, u32>,
     looked_ns: u64,
     silent_ns: u64,
@@ -166,8 +193,8 @@ impl Reader {
             of: HashMap::new(),
             refused: BTreeMap::new(),
             announced: Vec::new(),
-            findings: Vec::new(),
-            partitions: BTreeMap::new(),
+            gaps: BTreeSet::new(),
+            votes: std::array::from_fn(|_| BTreeMap::new()),
             node_partitions: BTreeMap::new(),
             looked_ns: 0,
             silent_ns: nanoseconds(silent),
@@ -197,17 +224,38 @@ impl Reader {
     /// A process's number on its own node.
     pub fn own_id(&self, segment: SegmentId) -> Option<u64> {
         let node = self.nodes.get(self.of.get(&segment)?)?;
-        node.processes.iter().find(|(_, s)| **s == segment).map(|(own, _)| *own)
+        node.processes.iter().find(|(_, t)| t.id == segment).map(|(own, _)| *own)
     }
 
     /// The partitions that servers have told.
     pub fn partitions(&self) -> impl Iterator<Item = u32> {
-        self.partitions.values().chain(self.node_partitions.values()).copied()
+        let buckets = (0..subject::BUCKETS as u8).filter_map(|b| self.mapped(b));
+        buckets.chain(self.node_partitions.values().copied())
     }
 
     /// The partition of a communicator, as far as the servers have told one.
     pub fn partition(&self, comm: CommId) -> Option<u32> {
-        self.partitions.get(&subject::bucket(comm)).copied()
+        self.mapped(subject::bucket(comm))
+    }
+
+    /// The partition to which most nodes' messages about a bucket are mapped.
+    fn mapped(&self, bucket: u8) -> Option<u32> {
+        let votes = self.votes.get(usize::from(bucket))?;
+        votes.iter().max_by_key(|(p, n)| (**n, std::cmp::Reverse(**p))).map(|(p, _)| *p)
+    }
+
+    /// Takes to which partition a node's message about a bucket was mapped.
+    fn vote(&mut self, node: &str, bucket: u8, partition: u32) {
+        let at = usize::from(bucket);
+        let own = self.nodes.get_mut(node).and_then(|n| n.mapped.get_mut(at));
+        let (Some(own), Some(votes)) = (own, self.votes.get_mut(at)) else { return };
+        if let Some(was) = own.replace(partition) {
+            if was == partition {
+                return;
+            }
+            unvote(votes, was);
+        }
+        *votes.entry(partition).or_default() += 1;
     }
 
     /// The partition of a node's own affairs.
@@ -220,19 +268,19 @@ impl Reader {
         std::mem::take(&mut self.announced)
     }
 
-    /// Findings that agents told since the last call, with their node.
-    pub fn take_findings(&mut self) -> Vec<(String, Finding)> {
-        std::mem::take(&mut self.findings)
+    /// Nodes of which messages are missing since the last call: what they said once may be among them.
+    pub fn take_gaps(&mut self) -> BTreeSet<String> {
+        std::mem::take(&mut self.gaps)
     }
 
     fn refuse(&mut self, why: Refusal) {
         *self.refused.entry(why).or_default() += 1;
     }
 
-    /// Takes a message that came on a subject, at a moment of the observer's clocks; `None` where it comes out of the
-    /// recorder, and was sent long ago.
-    pub fn read(&mut self, subject: &str, bytes: &[u8], now: Option<Moment>, out: &mut Vec<Update>) {
-        if let Err(why) = self.take(subject, bytes, now, out) {
+    /// Takes a message that came on a subject, at a moment of the observer's clocks. One that comes out of the recorder
+    /// was sent long ago, and says nothing about clocks.
+    pub fn read(&mut self, subject: &str, bytes: &[u8], now: Moment, recorded: bool, out: &mut Vec<Update>) {
+        if let Err(why) = self.take(subject, bytes, now, recorded, out) {
             self.refuse(why);
         }
     }
@@ -241,11 +289,12 @@ impl Reader {
         &mut self,
         on: &str,
         bytes: &[u8],
-        now: Option<Moment>,
+        now: Moment,
+        recorded: bool,
         out: &mut Vec<Update>,
     ) -> Result<(), Refusal> {
         let (partition, token, topic) = subject::parse(on).ok_or(Refusal::Subject)?;
-        if bytes.len() > MESSAGE {
+        if bytes.len() > MESSAGE || !recorded && !self.bears(token, bytes.len(), now.mono_ns) {
             return Err(Refusal::TooMuch);
         }
         let e = m::Envelope::decode(bytes).map_err(|_| Refusal::Garbage)?;
@@ -259,11 +308,13 @@ impl Reader {
             return Err(Refusal::TooMuch);
         }
         let node = self.nodes.entry(e.node.clone()).or_default();
-        if e.run < node.run {
+        // Runs are told apart by wall clocks, and those are set back now and then: who was silent may come with less.
+        if e.run < node.run && node.silent_ns.is_none() {
             return Err(Refusal::Replayed);
         }
-        if e.run > node.run {
-            // Processes live on when their agent is started anew; what it had told stays true.
+        if e.run != node.run {
+            // Processes live on when their agent is started anew; what it had told stays true, if it tells it again.
+            node.anew = (node.run > 0).then(|| (now.mono_ns, HashSet::new()));
             (node.run, node.sequences) = (e.run, BTreeMap::new());
         }
         let last = node.sequences.entry(topic).or_default();
@@ -271,12 +322,17 @@ impl Reader {
             return Err(Refusal::Replayed);
         }
         // Who begins to listen has missed nothing that it could have heard.
-        node.missed += if *last == 0 { 0 } else { e.sequence - *last - 1 };
+        let missed = if *last == 0 { 0 } else { e.sequence - *last - 1 };
+        if missed > 0 {
+            node.missed = node.missed.saturating_add(missed);
+            self.gaps.insert(e.node.clone());
+        }
         *last = e.sequence;
         node.messages += 1;
         node.bytes += bytes.len() as u64;
-        if let Some(now) = now {
-            node.heard_ns = now.mono_ns;
+        // It is heard now, whenever that was said.
+        node.heard_ns = now.mono_ns;
+        if !recorded && e.sent_ns > 0 && e.sent_unix_ns > 0 {
             out.extend(node.quickest.take(&e, now).map(|(shift_ns, wall_ahead_ns)| Update::Clock {
                 host: e.node.clone(),
                 shift_ns,
@@ -284,13 +340,12 @@ impl Reader {
             }));
         }
         if node.silent_ns.take().is_some() {
-            out.extend(node.processes.values().map(|s| Update::Silent { segment: *s, since_ns: None }));
+            out.extend(node.processes.values().map(|t| Update::Silent { segment: t.id, since_ns: None }));
         }
-        if let Some(p) = partition {
-            match topic {
-                Topic::Bucket(b) => self.partitions.insert(b, p),
-                Topic::Node => self.node_partitions.insert(e.node.clone(), p),
-            };
+        match (partition, topic) {
+            (Some(p), Topic::Bucket(b)) => self.vote(&e.node, b, p),
+            (Some(p), Topic::Node) => drop(self.node_partitions.insert(e.node.clone(), p)),
+            (None, _) => {}
         }
         self.contents(e, out);
         Ok(())
@@ -301,13 +356,21 @@ impl Reader {
         // Clocks of two hosts are never the same one, whatever their agents say.
         let host_clock = |clock: u64| mixed(&name, clock);
         for p in e.processes {
-            let Some(node) = self.nodes.get_mut(&name) else { return };
             let id = SegmentId(mixed(&name, p.segment));
-            if !node.processes.contains_key(&p.segment) && node.processes.len() >= PROCESSES {
+            let room = |n: &Node| n.processes.contains_key(&p.segment) || n.processes.len() < PROCESSES;
+            if !self.nodes.get(&name).is_some_and(room) {
+                self.forget_ended(&name);
+            }
+            let Some(node) = self.nodes.get_mut(&name) else { return };
+            if !room(node) {
                 self.refuse(Refusal::TooMuch);
                 continue;
             }
-            node.processes.insert(p.segment, id);
+            let told = Told { id, what: p.clone() };
+            node.processes.insert(p.segment, told);
+            if let Some((_, told)) = &mut node.anew {
+                told.insert(p.segment);
+            }
             self.of.insert(id, name.clone());
             let missed: Vec<(&'static str, u64)> = p.missed().collect();
             let own = p.segment;
@@ -321,11 +384,15 @@ impl Reader {
             }
         }
         let mut refusals: Vec<Refusal> = Vec::new();
-        let Some(node) = self.nodes.get(&name) else { return };
-        let known: &HashMap<u64, SegmentId> = &node.processes;
+        let crowded = |n: &Node| n.members.saturating_add(e.members.len()) > MEMBERS || n.ended.len() > ENDED;
+        if self.nodes.get(&name).is_some_and(crowded) {
+            self.forget_ended(&name);
+        }
+        let Some(node) = self.nodes.get_mut(&name) else { return };
         let mut members = node.members;
+        let (known, ended) = (&node.processes, &mut node.ended);
         for c in e.members {
-            let Some(segment) = known.get(&c.segment).copied() else {
+            let Some(segment) = known.get(&c.segment).map(|t| t.id) else {
                 refusals.push(Refusal::Process);
                 continue;
             };
@@ -346,17 +413,21 @@ impl Reader {
                 None => members += 1,
             }
             if c.left {
-                self.ranks.remove(&key);
-                members = members.saturating_sub(1);
+                members -= usize::from(self.ranks.remove(&key).is_some());
+                ended.remove(&key);
                 out.push(Update::Left { segment, comm: key.0, rank: key.1 });
                 continue;
             }
             self.ranks.insert(key, segment);
+            match c.finalized_ns {
+                Some(_) => ended.insert(key),
+                None => ended.remove(&key),
+            };
             let clock = host_clock(c.host_clock);
             out.push(Update::Comm(c.record(segment, clock)));
         }
         let own = |segment: u64, comm: u64, rank: u32| -> Result<SegmentId, Refusal> {
-            let id = known.get(&segment).copied().ok_or(Refusal::Process)?;
+            let id = known.get(&segment).map(|t| t.id).ok_or(Refusal::Process)?;
             let owner = self.ranks.get(&(CommId(comm), Rank(rank)));
             if owner == Some(&id) { Ok(id) } else { Err(Refusal::Rank) }
         };
@@ -394,13 +465,13 @@ impl Reader {
             }
         }
         for h in e.hosts {
-            match known.get(&h.segment).copied() {
+            match known.get(&h.segment).map(|t| t.id) {
                 Some(id) => out.push(Update::Host(Box::new(h.fact(id)))),
                 None => refusals.push(Refusal::Process),
             }
         }
         for r in &e.readings {
-            match serde_json::from_slice::<Reading>(r) {
+            match reading(r) {
                 Ok(mut reading) => {
                     reading.host.clone_from(&name);
                     out.push(Update::Hardware(Box::new(reading)));
@@ -408,13 +479,9 @@ impl Reader {
                 Err(_) => refusals.push(Refusal::Garbage),
             }
         }
-        for f in &e.findings {
-            match serde_json::from_slice::<Finding>(f) {
-                Ok(finding) => self.findings.push((name.clone(), finding)),
-                Err(_) => refusals.push(Refusal::Garbage),
-            }
-        }
-        self.announced.extend(e.announced.iter().filter_map(OperationKey::key));
+        // Findings of agents are for those who read the bus: an analyser judges by itself.
+        let room = ANNOUNCED.saturating_sub(self.announced.len());
+        self.announced.extend(e.announced.iter().filter_map(OperationKey::key).take(room));
         if let Some(node) = self.nodes.get_mut(&name) {
             node.members = members;
             if e.books.is_some() {
@@ -439,20 +506,104 @@ impl Reader {
             if node.silent_ns.is_none() && now_ns.saturating_sub(node.heard_ns) > self.silent_ns {
                 node.silent_ns = Some(node.heard_ns);
                 let since_ns = Some(node.heard_ns);
-                out.extend(node.processes.values().map(|s| Update::Silent { segment: *s, since_ns }));
+                out.extend(node.processes.values().map(|t| Update::Silent { segment: t.id, since_ns }));
+            }
+        }
+        for (name, node) in &mut self.nodes {
+            if node.silent_ns.is_none()
+                && let Some((since_ns, told)) = &node.anew
+                && now_ns.saturating_sub(*since_ns) > RETOLD_NS
+            {
+                let lost = |(own, t): &(&u64, &mut Told)| t.what.alive && !told.contains(*own);
+                for (_, t) in node.processes.iter_mut().filter(lost) {
+                    out.push(t.gone(name, *since_ns));
+                }
+                node.anew = None;
             }
         }
         let gone = |n: &Node| n.silent_ns.is_some_and(|t| now_ns.saturating_sub(t) > GONE_NS);
         let forgotten: Vec<String> =
             self.nodes.iter().filter(|(_, n)| gone(n)).map(|(name, _)| name.clone()).collect();
         for name in forgotten {
-            let Some(node) = self.nodes.remove(&name) else { continue };
-            let ids: Vec<SegmentId> = node.processes.into_values().collect();
+            let Some(mut node) = self.nodes.remove(&name) else { continue };
+            // Who comes back says so.
+            let alive = node.processes.values_mut().filter(|t| t.what.alive);
+            out.extend(alive.map(|t| t.gone(&name, node.heard_ns)));
+            let ids: HashSet<SegmentId> = node.processes.values().map(|t| t.id).collect();
             self.ranks.retain(|_, s| !ids.contains(s));
             ids.iter().for_each(|s| drop(self.of.remove(s)));
             self.node_partitions.remove(&name);
+            for (votes, p) in self.votes.iter_mut().zip(node.mapped) {
+                p.into_iter().for_each(|p| unvote(votes, p));
+            }
         }
     }
+
+    /// True while a node, by its token, says no more than is read of one in a second.
+    fn bears(&mut self, token: &str, bytes: usize, now_ns: u64) -> bool {
+        let Some(node) = self.nodes.get_mut(&subject::name(token)) else { return true };
+        let second = now_ns / 1_000_000_000;
+        if node.second.0 != second {
+            node.second = (second, 0);
+        }
+        node.second.1 = node.second.1.saturating_add(bytes);
+        node.second.1 <= BYTES
+    }
+
+    /// Forgets what a node has told as over: processes that are gone, and memberships.
+    fn forget_ended(&mut self, name: &str) {
+        let Some(node) = self.nodes.get_mut(name) else { return };
+        let over = std::mem::take(&mut node.ended);
+        let mut gone = HashSet::new();
+        node.processes.retain(|own, t| {
+            if !t.what.alive {
+                gone.insert(t.id);
+                node.lost.retain(|(of, _), _| of != own);
+            }
+            t.what.alive
+        });
+        let of_node: HashSet<SegmentId> = node.processes.values().map(|t| t.id).collect();
+        let before = self.ranks.len();
+        self.ranks.retain(|key, s| !(gone.contains(s) || over.contains(key) && of_node.contains(s)));
+        node.members = node.members.saturating_sub(before - self.ranks.len());
+        gone.iter().for_each(|s| drop(self.of.remove(s)));
+    }
+}
+
+impl Told {
+    /// It runs no more, as far as can be said.
+    fn gone(&mut self, node: &str, at_ns: u64) -> Update {
+        (self.what.alive, self.what.gone_ns) = (false, Some(at_ns));
+        Update::Segment(self.what.clone().record(self.id, node))
+    }
+}
+
+fn unvote(votes: &mut BTreeMap<u32, usize>, partition: u32) {
+    if let Some(n) = votes.get_mut(&partition) {
+        *n -= 1;
+        if *n == 0 {
+            votes.remove(&partition);
+        }
+    }
+}
+
+/// A reading whose texts can be shown: no control characters, and no endless ones.
+fn reading(bytes: &[u8]) -> serde_json::Result<Reading> {
+    fn shown(v: &mut serde_json::Value) {
+        match v {
+            serde_json::Value::String(s) => {
+                if s.len() > TEXT || s.chars().any(char::is_control) {
+                    *s = s.chars().filter(|c| !c.is_control()).take(TEXT).collect();
+                }
+            }
+            serde_json::Value::Array(all) => all.iter_mut().for_each(shown),
+            serde_json::Value::Object(all) => all.values_mut().for_each(shown),
+            _ => {}
+        }
+    }
+    let mut value = serde_json::from_slice(bytes)?;
+    shown(&mut value);
+    serde_json::from_value(value)
 }
 
 fn nanoseconds(d: Duration) -> u64 {
@@ -475,8 +626,8 @@ mod tests {
 
     const S: u64 = 1_000_000_000;
 
-    fn at(seconds: u64) -> Option<Moment> {
-        Some(Moment { mono_ns: seconds * S, unix_ns: seconds * S })
+    fn at(seconds: u64) -> Moment {
+        Moment { mono_ns: seconds * S, unix_ns: seconds * S }
     }
 
     fn process(segment: u64) -> m::Process {
@@ -510,19 +661,20 @@ mod tests {
 
     fn read(r: &mut Reader, on: &str, e: &m::Envelope) -> Vec<Update> {
         let mut out = Vec::new();
-        r.read(on, &e.encode_to_vec(), at(2), &mut out);
+        r.read(on, &e.encode_to_vec(), at(2), false, &mut out);
         out
     }
 
     const A: &str = "ringwatch.v1.comm.a.3";
+    const NODE_A: &str = "ringwatch.v1.node.a";
 
     #[test]
     fn garbage_and_what_came_before_are_refused_and_counted() {
         let mut r = Reader::new(Duration::from_secs(3));
         let mut out = Vec::new();
-        r.read(A, b"\xff\xffgarbage", at(1), &mut out);
-        r.read("ringwatch.v1.comm", &envelope("a", 1).encode_to_vec(), at(1), &mut out);
-        r.read(A, &m::Envelope { version: 2, ..envelope("a", 1) }.encode_to_vec(), at(1), &mut out);
+        r.read(A, b"\xff\xffgarbage", at(1), false, &mut out);
+        r.read("ringwatch.v1.comm", &envelope("a", 1).encode_to_vec(), at(1), false, &mut out);
+        r.read(A, &m::Envelope { version: 2, ..envelope("a", 1) }.encode_to_vec(), at(1), false, &mut out);
         assert_eq!(out, []);
         let counted = [(Refusal::Subject, 1), (Refusal::Garbage, 1), (Refusal::Version, 1)];
         assert_eq!(refused(&r), counted);
@@ -606,5 +758,131 @@ mod tests {
         assert_eq!(q.take(&sent(S), now(11 * S + 5_000_000)), Some((10_005_000_000, -8_005_000_000)));
         assert_eq!(q.take(&sent(2 * S), now(12 * S + 1_000_000)), Some((10_001_000_000, -8_001_000_000)));
         assert_eq!(q.take(&sent(3 * S), now(13 * S + 3_000_000)), None, "a slower one says nothing new");
+    }
+
+    fn say(r: &mut Reader, e: &m::Envelope, on: &str, now: Moment, recorded: bool) -> Vec<Update> {
+        let mut out = Vec::new();
+        r.read(on, &e.encode_to_vec(), now, recorded, &mut out);
+        out
+    }
+
+    fn silences(out: &[Update]) -> Vec<Option<u64>> {
+        let since = |u: &Update| match u {
+            Update::Silent { since_ns, .. } => Some(*since_ns),
+            _ => None,
+        };
+        out.iter().filter_map(since).collect()
+    }
+
+    fn gone(out: &[Update]) -> usize {
+        let is_gone = |u: &&Update| matches!(u, Update::Segment(s) if !matches!(s.liveness, crate::model::Liveness::Alive));
+        out.iter().filter(is_gone).count()
+    }
+
+    #[test]
+    fn who_is_heard_from_the_recorder_is_not_silent() {
+        let mut r = Reader::new(Duration::from_secs(3));
+        // A host that has been up for long.
+        let now = at(100_000);
+        let e = m::Envelope { processes: vec![process(1)], ..envelope("a", 1) };
+        assert_eq!(silences(&say(&mut r, &e, NODE_A, now, true)), []);
+        let mut out = Vec::new();
+        r.look(now.mono_ns + S, &mut out);
+        assert_eq!((silences(&out), r.nodes().len()), (vec![], 1), "{out:?}");
+        r.look(now.mono_ns + 2 * S, &mut out);
+        r.look(now.mono_ns + 4 * S, &mut out);
+        assert_eq!(silences(&out), [Some(now.mono_ns)], "it has said nothing since");
+    }
+
+    #[test]
+    fn a_node_is_followed_however_many_jobs_it_has_had() {
+        let mut r = Reader::new(Duration::from_secs(3));
+        let mut sequence = 0;
+        for job in 0..3 * PROCESSES as u64 {
+            for alive in [true, false] {
+                sequence += 1;
+                let p = m::Process { alive, ..process(job) };
+                let e = m::Envelope { processes: vec![p], ..envelope("a", sequence) };
+                say(&mut r, &e, NODE_A, at(1), false);
+                let finalized_ns = (!alive).then_some(S);
+                let c = m::Member { comm: job, finalized_ns, ..member(job, 0) };
+                let e = m::Envelope { members: vec![c], ..envelope("a", sequence) };
+                let out = say(&mut r, &e, A, at(1), false);
+                assert!(matches!(out[..], [Update::Comm(_)]), "{job}: {out:?} {:?}", r.refused());
+            }
+        }
+        assert_eq!(r.refused().len(), 0);
+        assert!(
+            r.ranks.len() <= ENDED + PROCESSES && r.of.len() <= PROCESSES,
+            "{} {}",
+            r.ranks.len(),
+            r.of.len()
+        );
+    }
+
+    #[test]
+    fn what_one_node_says_moves_nobody_elses_partition() {
+        let mut r = Reader::new(Duration::from_secs(3));
+        let on = |node: &str, part: u32| format!("ringwatch.v1.part.{part}.comm.{node}.3");
+        let comm = (0..).map(CommId).find(|c| subject::bucket(*c) == 3).unwrap();
+        for node in ["a", "b", "c"] {
+            say(&mut r, &envelope(node, 1), &on(node, 5), at(1), false);
+        }
+        for n in 2..50 {
+            say(&mut r, &envelope("c", n), &on("c", 77 + n as u32), at(1), false);
+        }
+        assert_eq!(r.partition(comm), Some(5));
+        // The servers' mapping was changed: it holds when most have come by it.
+        for node in ["a", "b"] {
+            say(&mut r, &envelope(node, 2), &on(node, 6), at(1), false);
+        }
+        assert_eq!(r.partition(comm), Some(6));
+        assert!(r.votes[3].len() <= 3, "{:?}", r.votes[3]);
+    }
+
+    #[test]
+    fn what_a_new_run_does_not_tell_of_is_gone() {
+        let mut r = Reader::new(Duration::from_secs(3));
+        let e = m::Envelope { processes: vec![process(1), process(2)], ..envelope("a", 1) };
+        say(&mut r, &e, NODE_A, at(1), false);
+        let e = m::Envelope { run: 6, processes: vec![process(2)], ..envelope("a", 1) };
+        say(&mut r, &e, NODE_A, at(2), false);
+        let mut out = Vec::new();
+        for second in 3..20 {
+            let e = m::Envelope { run: 6, ..envelope("a", second) };
+            say(&mut r, &e, NODE_A, at(second), false);
+            r.look(second * S, &mut out);
+        }
+        assert_eq!(gone(&out), 1, "{out:?}");
+    }
+
+    #[test]
+    fn an_agent_whose_wall_clock_was_set_back_is_heard_again() {
+        let mut r = Reader::new(Duration::from_secs(3));
+        say(&mut r, &m::Envelope { processes: vec![process(1)], ..envelope("a", 9) }, NODE_A, at(1), false);
+        let back = m::Envelope { run: 4, ..envelope("a", 1) };
+        say(&mut r, &back, NODE_A, at(2), false);
+        assert_eq!(r.refused()[&Refusal::Replayed], 1, "two runs do not speak at once");
+        let mut out = Vec::new();
+        r.look(2 * S, &mut out);
+        r.look(4 * S, &mut out);
+        r.look(6 * S, &mut out);
+        assert_eq!(silences(&out), [Some(S)]);
+        assert_eq!(silences(&say(&mut r, &back, NODE_A, at(6), false)), [None]);
+    }
+
+    #[test]
+    fn one_node_is_read_so_much_a_second_and_its_texts_are_cut() {
+        let mut r = Reader::new(Duration::from_secs(3));
+        let text = format!("{{\"x\":{:?}}}", "y".repeat(900_000));
+        for n in 1..=20 {
+            let e = m::Envelope { readings: vec![text.clone().into_bytes()], ..envelope("a", n) };
+            say(&mut r, &e, NODE_A, at(1), false);
+        }
+        // The first is of a node that is not known yet.
+        assert_eq!(r.refused()[&Refusal::TooMuch], 1, "{:?}", r.refused());
+        let shown = serde_json::json!({"host": "a\u{1b}[2J".repeat(200), "at_ns": 1});
+        let read = reading(shown.to_string().as_bytes());
+        assert!(read.is_err() || read.is_ok_and(|r| r.host.len() <= TEXT && !r.host.contains('\u{1b}')));
     }
 }

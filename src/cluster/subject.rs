@@ -9,7 +9,6 @@
 //! ringwatch.v1.wish.NODE             an analyser, to one
 //! ringwatch.v1.verdict.P.ID          an analyser that speaks for a partition
 //! ringwatch.v1.read.WHAT             a reader, to any analyser (request and reply)
-//! ringwatch.v1.order.WHAT            an operator, to any analyser: more than reading
 //! ```
 //! A node's name is one token; what a subject cannot hold is written as `=` and two hexadecimal digits.
 

@@ -258,6 +258,8 @@ impl Join {
                 }
                 self.alive -= usize::from(p.record.liveness == Liveness::Alive);
                 p.record = record;
+                // Somebody follows it, or this would not have come.
+                p.silent_ns = None;
             }
             None => {
                 let process = Process {
@@ -561,6 +563,10 @@ impl Join {
     /// A moment of the host's monotonic clock as wall clock ns since the epoch, by the pair of clocks that a
     /// process of this host wrote down when it started.
     pub fn unix_ns(&self, mono_ns: u64) -> Option<u64> {
+        // An observer of many hosts goes by its own clock, and not by that of one of them.
+        if let Some(ClockPair { mono_ns: at_ns, unix_ns }) = self.observer {
+            return unix_ns.checked_add_signed(mono_ns.checked_signed_diff(at_ns)?);
+        }
         let r = &self.processes.values().next()?.record;
         r.created_unix_ns
             .checked_add_signed(mono_ns.checked_signed_diff(r.created_ns)?)

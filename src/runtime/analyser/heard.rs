@@ -68,8 +68,8 @@ impl Source for Heard {
         let mut read = 0;
         for h in self.inbox.try_iter().take(AT_ONCE) {
             read += 1;
-            let now = (!h.recorded).then_some(h.at);
-            self.reader.read(h.message.subject.as_str(), &h.message.payload, now, &mut out);
+            let (subject, payload) = (h.message.subject.as_str(), &h.message.payload);
+            self.reader.read(subject, payload, h.at, h.recorded, &mut out);
         }
         self.behind = read == AT_ONCE;
         self.reader.look(now_ns, &mut out);

@@ -32,6 +32,9 @@ const ASKED_TIMES: u32 = 3;
 const ASKED: usize = 4096;
 /// A state that has not looked for so long is not ready.
 const STALE: Duration = Duration::from_secs(5);
+/// How often a node of which messages are missing is asked to tell all, and how many are meanwhile.
+const AGAIN_EVERY: Duration = Duration::from_secs(10);
+const AGAIN: usize = 256;
 /// Detail of a communicator: for how long, how often, and of how many at once.
 const DETAIL_SECONDS: u32 = 10;
 const DETAIL_EVERY: Duration = Duration::from_secs(60);
@@ -44,7 +47,7 @@ const FINDINGS_BYTES: usize = 384 << 10;
 /// The partition of everything where servers map to none.
 const ONLY: u32 = 0;
 /// Partitions that there can be: whoever may publish what he likes makes no more leases than these.
-const PARTITIONS: u32 = 1024;
+const PARTITIONS: u32 = 256;
 
 /// How a finding was last told, by whomever.
 #[derive(Debug)]
@@ -82,6 +85,8 @@ pub struct State {
     asked_at: Option<Instant>,
     /// Communicators of which detail was asked for, and when.
     detailed: BTreeMap<CommId, Instant>,
+    /// Nodes that were asked to tell all, and when.
+    asked_again: BTreeMap<String, Instant>,
     told_at: Option<Instant>,
     looked: Option<Instant>,
     /// When somebody last asked for a screen.
@@ -116,6 +121,7 @@ impl State {
             asked: BTreeMap::new(),
             asked_at: None,
             detailed: BTreeMap::new(),
+            asked_again: BTreeMap::new(),
             told_at: None,
             looked: None,
             glanced: None,
@@ -259,8 +265,9 @@ impl State {
         }
     }
 
-    /// Asks agents for what lacks: records of what stands still, of what one of them found interesting, and stacks.
+    /// Asks agents for what lacks: what was missed; records of what stands still, of what one of them found interesting, and stacks.
     fn ask_back(&mut self) {
+        self.ask_again();
         // One analyser asks for all; the others hear the answers.
         if self.leases.keys().next().is_none_or(|p| self.partitions.first() != Some(p)) {
             drop(self.monitor.source_mut().reader_mut().take_announced());
@@ -285,6 +292,19 @@ impl State {
         }
         for segment in self.monitor.source_mut().take_inspected() {
             self.ask_for_stack(segment);
+        }
+    }
+
+    /// Nodes of which messages never came are asked to tell all: what they say once may have been among them. What this
+    /// analyser has missed others may have heard, so each asks for itself.
+    fn ask_again(&mut self) {
+        self.asked_again.retain(|_, at| at.elapsed() < AGAIN_EVERY);
+        for node in self.monitor.source_mut().reader_mut().take_gaps() {
+            if self.asked_again.len() < AGAIN && !self.asked_again.contains_key(&node) {
+                self.asked_again.insert(node.clone(), Instant::now());
+                let wish = Wish { version: message::VERSION, all: true, ..Wish::default() };
+                drop(self.say.send(Say::Wish { node: Some(node), wish }));
+            }
         }
     }
 
