@@ -4,12 +4,13 @@ use crate::cluster::{Moment, Reader};
 use crate::model::{SegmentId, Source, Update};
 use async_nats::Message;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::Receiver;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::Duration;
 
-/// Messages that are read before anything else is done.
+/// Messages that are read before anything else is done, and bytes of them.
 const AT_ONCE: usize = 16_384;
+const BYTES_AT_ONCE: usize = 32 << 20;
 
 /// A message, and when it came.
 #[derive(Debug)]
@@ -20,21 +21,44 @@ pub(super) struct Hearing {
     pub(super) recorded: bool,
 }
 
+/// What messages may take that wait to be read.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    /// Messages for which there was none.
+    dropped: AtomicU64,
+    /// Bytes that wait.
+    waiting: AtomicUsize,
+}
+
+impl Room {
+    /// Bytes that wait at most.
+    const BYTES: usize = 256 << 20;
+
+    /// Hands a message over, or counts that there was no room for it.
+    pub(super) fn put(&self, inbox: &SyncSender<Hearing>, hearing: Hearing) {
+        let bytes = hearing.message.payload.len();
+        let waiting = self.waiting.fetch_add(bytes, Ordering::Relaxed);
+        if waiting > Self::BYTES || inbox.try_send(hearing).is_err() {
+            self.waiting.fetch_sub(bytes, Ordering::Relaxed);
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
 /// The bus, heard.
 #[derive(Debug)]
 pub struct Heard {
     inbox: Receiver<Hearing>,
     reader: Reader,
-    /// Messages for which there was no room.
-    dropped: Arc<AtomicU64>,
+    room: Arc<Room>,
     inspected: Vec<SegmentId>,
     behind: bool,
 }
 
 impl Heard {
     /// Hears what comes in; a node that says nothing for so long is silent.
-    pub(super) fn new(inbox: Receiver<Hearing>, dropped: Arc<AtomicU64>, silent: Duration) -> Self {
-        Heard { inbox, reader: Reader::new(silent), dropped, inspected: Vec::new(), behind: false }
+    pub(super) fn new(inbox: Receiver<Hearing>, room: Arc<Room>, silent: Duration) -> Self {
+        Heard { inbox, reader: Reader::new(silent), room, inspected: Vec::new(), behind: false }
     }
 
     /// Who speaks, and what was refused.
@@ -48,7 +72,7 @@ impl Heard {
 
     /// Messages for which there was no room.
     pub(super) fn dropped(&self) -> u64 {
-        self.dropped.load(Ordering::Relaxed)
+        self.room.dropped.load(Ordering::Relaxed)
     }
 
     /// True when more waited than was read at the last look.
@@ -66,12 +90,16 @@ impl Source for Heard {
     fn poll(&mut self, now_ns: u64) -> Vec<Update> {
         let mut out = Vec::new();
         let mut read = 0;
-        for h in self.inbox.try_iter().take(AT_ONCE) {
+        let mut bytes = 0;
+        while read < AT_ONCE && bytes < BYTES_AT_ONCE {
+            let Ok(h) = self.inbox.try_recv() else { break };
             read += 1;
+            bytes += h.message.payload.len();
             let (subject, payload) = (h.message.subject.as_str(), &h.message.payload);
             self.reader.read(subject, payload, h.at, h.recorded, &mut out);
         }
-        self.behind = read == AT_ONCE;
+        self.room.waiting.fetch_sub(bytes, Ordering::Relaxed);
+        self.behind = read == AT_ONCE || bytes >= BYTES_AT_ONCE;
         self.reader.look(now_ns, &mut out);
         out
     }

@@ -14,7 +14,7 @@ mod state;
 
 pub use glance::{ANSWER, Answer, Question, Want};
 pub use heard::Heard;
-use heard::Hearing;
+use heard::{Hearing, Room};
 pub use state::State;
 
 use super::daemon::{self, Asked, Error};
@@ -29,7 +29,6 @@ use futures_util::StreamExt;
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -180,13 +179,11 @@ async fn hear(
     client: Client,
     subscriptions: Vec<Subscriber>,
     send: mpsc::SyncSender<Hearing>,
-    dropped: Arc<AtomicU64>,
+    room: Arc<Room>,
 ) {
     let put = move |message, recorded| {
         let at = Moment { mono_ns: now_ns(), unix_ns: unix_ns() };
-        if send.try_send(Hearing { message, at, recorded }).is_err() {
-            dropped.fetch_add(1, Ordering::Relaxed);
-        }
+        room.put(&send, Hearing { message, at, recorded });
     };
     if let Some(n) = recorder::catch_up(&client, |m| put(m, true)).await {
         eprintln!("ringwatch: {n} messages were heard from the recorder");
@@ -229,13 +226,13 @@ pub async fn run(
     };
     let client = connect(&settings, &format!("ringwatch analyser {id}"), true, tell).await?;
     let (send, inbox) = mpsc::sync_channel::<Hearing>(INBOX);
-    let dropped = Arc::new(AtomicU64::new(0));
+    let room = Arc::new(Room::default());
     let (say, sayings) = tokio::sync::mpsc::unbounded_channel();
     let (tell_state, told_state) = mpsc::channel();
     let (partitions, known) = watch::channel(BTreeSet::new());
     let mut state = State::new(
         config.clone(),
-        Heard::new(inbox, Arc::clone(&dropped), config.cluster.silent()),
+        Heard::new(inbox, Arc::clone(&room), config.cluster.silent()),
         say,
         partitions,
     );
@@ -254,7 +251,7 @@ pub async fn run(
         };
         subscriptions.push(heard.map_err(why)?);
     }
-    let mut tasks = vec![tokio::spawn(hear(client.clone(), subscriptions, send, dropped))];
+    let mut tasks = vec![tokio::spawn(hear(client.clone(), subscriptions, send, room))];
     let (ask, questions) = mpsc::sync_channel(64);
     let owner = std::thread::Builder::new()
         .name("state".to_owned())
