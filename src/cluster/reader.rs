@@ -591,10 +591,8 @@ fn unvote(votes: &mut BTreeMap<u32, usize>, partition: u32) {
 fn reading(bytes: &[u8]) -> serde_json::Result<Reading> {
     fn shown(v: &mut serde_json::Value) {
         match v {
-            serde_json::Value::String(s) => {
-                if s.len() > TEXT || s.chars().any(char::is_control) {
-                    *s = s.chars().filter(|c| !c.is_control()).take(TEXT).collect();
-                }
+            serde_json::Value::String(s) if s.len() > TEXT || s.chars().any(char::is_control) => {
+                *s = s.chars().filter(|c| !c.is_control()).take(TEXT).collect();
             }
             serde_json::Value::Array(all) => all.iter_mut().for_each(shown),
             serde_json::Value::Object(all) => all.values_mut().for_each(shown),
