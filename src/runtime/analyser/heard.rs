@@ -89,6 +89,13 @@ impl Heard {
 impl Source for Heard {
     fn poll(&mut self, now_ns: u64) -> Vec<Update> {
         let mut out = Vec::new();
+        self.poll_each(now_ns, &mut |u| out.push(u));
+        out
+    }
+
+    fn poll_each(&mut self, now_ns: u64, take: &mut dyn FnMut(Update)) {
+        // What one message says; all together would take more memory than what is made of it.
+        let mut out = Vec::new();
         let mut read = 0;
         let mut bytes = 0;
         while read < AT_ONCE && bytes < BYTES_AT_ONCE {
@@ -97,11 +104,12 @@ impl Source for Heard {
             bytes += h.message.payload.len();
             let (subject, payload) = (h.message.subject.as_str(), &h.message.payload);
             self.reader.read(subject, payload, h.at, h.recorded, &mut out);
+            out.drain(..).for_each(&mut *take);
         }
         self.room.waiting.fetch_sub(bytes, Ordering::Relaxed);
         self.behind = read == AT_ONCE || bytes >= BYTES_AT_ONCE;
         self.reader.look(now_ns, &mut out);
-        out
+        out.into_iter().for_each(take);
     }
 
     fn inspect(&mut self, segment: SegmentId, _now_ns: u64) {
