@@ -270,6 +270,44 @@ fn an_analyser_that_begins_anew_does_not_tell_again_what_is_open() {
     until("its end is kept", || kept_by("after-", false));
 }
 
+#[test]
+fn the_end_of_a_finding_that_jetstream_refuses_is_kept_as_soon_as_it_takes_it() {
+    if !there("the_end_of_a_finding_that_jetstream_refuses_is_kept_as_soon_as_it_takes_it") {
+        return;
+    }
+    let room = Room::new();
+    let nats = Nats::start(&room);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let _analyser = analyser(&room, "one", &nats);
+    let _agents = ["a", "b"].map(|n| agent(&room, n, &nats));
+    let job = job(&room, "missing-rank", 120);
+    let id = diagnosed(&room, &nats, "missing-rank").get("id").text().to_owned();
+    let store = bucket(&nats, "ringwatch-findings", &runtime);
+    let is_open = || Some(*kept(&store, &id, &runtime)?.get("finding").get("open") == Json::Bool(true));
+    until("it is kept", || is_open().filter(|open| *open));
+    let largest = |bytes: i32| {
+        runtime.block_on(async {
+            let client = async_nats::connect(nats.url()).await.expect("a server");
+            let js = async_nats::jetstream::new(client);
+            let mut config =
+                js.get_stream(&store.stream_name).await.expect("a bucket").cached_info().config.clone();
+            config.max_message_size = bytes;
+            js.update_stream(config).await.expect("set");
+        });
+    };
+    largest(8);
+    until("that is said", || status(&room, &nats).contains("takes no verdicts").then_some(()));
+    drop(job);
+    until("it is over", || {
+        let said = run(&mut room.ringwatch(["diagnose", "--json", "--cluster", &nats.url()]));
+        (said.code != Some(2) && !said.out.contains("missing-rank")).then_some(())
+    });
+    assert_eq!(is_open(), Some(true), "nothing is written");
+    largest(-1);
+    until("its end is kept", || is_open().filter(|open| !open));
+    until("that is said no more", || (!status(&room, &nats).contains("takes no verdicts")).then_some(()));
+}
+
 /// Log records about findings of a kind: their event, and the finding's id.
 fn recorded(receiver: &Receiver, kind: &str) -> Vec<(String, String)> {
     let text = |r: &LogRecord, key: &str| {
