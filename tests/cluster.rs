@@ -195,6 +195,119 @@ fn another_analyser_speaks_when_one_is_killed_and_nothing_is_told_twice() {
     assert_eq!(hangs("two"), 0, "it was told already: {}", told("two"));
 }
 
+/// A bucket of the server's.
+fn bucket(nats: &Nats, name: &str, with: &tokio::runtime::Runtime) -> async_nats::jetstream::kv::Store {
+    with.block_on(async {
+        let client = async_nats::connect(nats.url()).await.expect("a server");
+        let js = async_nats::jetstream::new(client);
+        js.get_key_value(name).await.expect("a bucket")
+    })
+}
+
+/// Leases of the eight partitions that somebody holds whose name begins so; none is held for ever.
+fn leases(store: &async_nats::jetstream::kv::Store, of: &str, with: &tokio::runtime::Runtime) -> usize {
+    let held = |p: u32| {
+        let key = format!("$KV.ringwatch-leases.p{p}");
+        let read = store.stream.get_last_raw_message_by_subject(&key);
+        let lease = with.block_on(read).ok()?;
+        let holder = String::from_utf8_lossy(&lease.payload).into_owned();
+        let expires = lease.headers.get("Nats-TTL").is_some();
+        assert!(holder.is_empty() || expires, "partition {p} is {holder}'s for good");
+        holder.starts_with(of).then_some(())
+    };
+    (0..8).filter_map(held).count()
+}
+
+#[test]
+fn who_takes_over_and_dies_at_once_leaves_no_partition_without_a_speaker() {
+    if !there("who_takes_over_and_dies_at_once_leaves_no_partition_without_a_speaker") {
+        return;
+    }
+    let room = Room::new();
+    let nats = Nats::start(&room);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let mut first = analyser(&room, "first", &nats);
+    speaks(&room, &nats);
+    let store = bucket(&nats, "ringwatch-leases", &runtime);
+    until("the first has all", || (leases(&store, "first-", &runtime) == 8).then_some(()));
+    let mut second = analyser(&room, "second", &nats);
+    first.kill();
+    until("the second takes over", || (leases(&store, "second-", &runtime) > 0).then_some(()));
+    second.kill();
+    let killed = Instant::now();
+    let _third = analyser(&room, "third", &nats);
+    until("the third has all", || (leases(&store, "third-", &runtime) == 8).then_some(()));
+    assert!(killed.elapsed() < Duration::from_secs(20), "{:?}", killed.elapsed());
+    speaks(&room, &nats);
+}
+
+#[test]
+fn an_analyser_that_begins_anew_does_not_tell_again_what_is_open() {
+    if !there("an_analyser_that_begins_anew_does_not_tell_again_what_is_open") {
+        return;
+    }
+    let room = Room::new();
+    let nats = Nats::start(&room);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let mut before = analyser(&room, "before", &nats);
+    let _agents = ["a", "b"].map(|n| agent(&room, n, &nats));
+    let job = job(&room, "missing-rank", 120);
+    let id = diagnosed(&room, &nats, "missing-rank").get("id").text().to_owned();
+    let store = bucket(&nats, "ringwatch-findings", &runtime);
+    let kept_by = |who: &str, open: bool| {
+        let now = kept(&store, &id, &runtime)?;
+        let by = now.get("analyser").text().starts_with(who);
+        (by && *now.get("finding").get("open") == Json::Bool(open)).then_some(())
+    };
+    until("it is kept", || kept_by("before-", true));
+    before.kill();
+    let _after = analyser(&room, "after", &nats);
+    until("it is found again", || kept_by("after-", true));
+    let told = |name: &str| std::fs::read_to_string(room.path(name).with_extension("out")).expect("a log");
+    let hangs = |name: &str| told(name).lines().filter(|l| l.contains("\"kind\":\"missing-rank\"")).count();
+    assert_eq!((hangs("before"), hangs("after")), (1, 0), "{}{}", told("before"), told("after"));
+    drop(job);
+    until("its end is kept", || kept_by("after-", false));
+}
+
+#[test]
+fn the_end_of_a_finding_that_jetstream_refuses_is_kept_as_soon_as_it_takes_it() {
+    if !there("the_end_of_a_finding_that_jetstream_refuses_is_kept_as_soon_as_it_takes_it") {
+        return;
+    }
+    let room = Room::new();
+    let nats = Nats::start(&room);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let _analyser = analyser(&room, "one", &nats);
+    let _agents = ["a", "b"].map(|n| agent(&room, n, &nats));
+    let job = job(&room, "missing-rank", 120);
+    let id = diagnosed(&room, &nats, "missing-rank").get("id").text().to_owned();
+    let store = bucket(&nats, "ringwatch-findings", &runtime);
+    let is_open = || Some(*kept(&store, &id, &runtime)?.get("finding").get("open") == Json::Bool(true));
+    until("it is kept", || is_open().filter(|open| *open));
+    let largest = |bytes: i32| {
+        runtime.block_on(async {
+            let client = async_nats::connect(nats.url()).await.expect("a server");
+            let js = async_nats::jetstream::new(client);
+            let mut config =
+                js.get_stream(&store.stream_name).await.expect("a bucket").cached_info().config.clone();
+            config.max_message_size = bytes;
+            js.update_stream(config).await.expect("set");
+        });
+    };
+    largest(8);
+    until("that is said", || status(&room, &nats).contains("takes no verdicts").then_some(()));
+    drop(job);
+    until("it is over", || {
+        let said = run(&mut room.ringwatch(["diagnose", "--json", "--cluster", &nats.url()]));
+        (said.code != Some(2) && !said.out.contains("missing-rank")).then_some(())
+    });
+    assert_eq!(is_open(), Some(true), "nothing is written");
+    largest(-1);
+    until("its end is kept", || is_open().filter(|open| !open));
+    until("that is said no more", || (!status(&room, &nats).contains("takes no verdicts")).then_some(()));
+}
+
 /// Log records about findings of a kind: their event, and the finding's id.
 fn recorded(receiver: &Receiver, kind: &str) -> Vec<(String, String)> {
     let text = |r: &LogRecord, key: &str| {
@@ -264,11 +377,7 @@ fn partitions_beyond_the_usual_ones_are_spoken_for_and_findings_move_to_them() {
     let job = job(&room, "missing-rank", 60);
     let id = diagnosed(&room, &nats, "missing-rank").get("id").text().to_owned();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let store = runtime.block_on(async {
-        let client = async_nats::connect(nats.url()).await.expect("a server");
-        let js = async_nats::jetstream::new(client);
-        js.get_key_value("ringwatch-findings").await.expect("the findings")
-    });
+    let store = bucket(&nats, "ringwatch-findings", &runtime);
     let told = until("it is kept", || kept(&store, &id, &runtime));
     assert_eq!(told.get("partition").number(), 11.0, "{told:?}");
     // As if it had been told before its partition was known, by a lease that is newer than that of partition 11.
@@ -333,6 +442,20 @@ fn without_a_server_agents_go_on_and_catch_up_when_it_is_back() {
     let _agents = ["a", "b"].map(|n| agent(&room, n, &nats));
     let _job = job(&room, "mismatch", 60);
     diagnosed(&room, &nats, "mismatch");
+    // What is asked of agents from now on is kept over the server's end.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let stream = |nats: &Nats| {
+        runtime.block_on(async {
+            let client = async_nats::connect(nats.url()).await.expect("a server");
+            let wishes = async_nats::jetstream::stream::Config {
+                name: "wishes".to_owned(),
+                subjects: vec!["ringwatch.v1.wish.>".to_owned()],
+                ..Default::default()
+            };
+            async_nats::jetstream::new(client).get_or_create_stream(wishes).await.expect("a stream")
+        })
+    };
+    drop(stream(&nats));
     nats.kill();
     let nobody = run(&mut room.ringwatch(["diagnose", "--cluster", &nats.url()]));
     assert_eq!(nobody.code, Some(2), "{nobody:?}");
@@ -342,6 +465,17 @@ fn without_a_server_agents_go_on_and_catch_up_when_it_is_back() {
         diagnosed(&room, &nats, "mismatch").get("ranks").list().iter().map(Json::number).collect::<Vec<_>>(),
         [1.0]
     );
+    let wishes = stream(&nats);
+    until("agents are asked for everything", || {
+        let last = wishes.get_last_raw_message_by_subject("ringwatch.v1.wish.all");
+        let (mut at, mut all) = (runtime.block_on(last).ok()?.sequence, false);
+        while at > 0 && !all {
+            let asked = runtime.block_on(wishes.get_raw_message(at)).ok()?;
+            let wish: ringwatch::cluster::message::Wish = prost::Message::decode(asked.payload).ok()?;
+            (at, all) = (at - 1, wish.all);
+        }
+        all.then_some(())
+    });
 }
 
 #[test]

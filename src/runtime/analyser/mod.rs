@@ -8,6 +8,9 @@
 
 mod glance;
 mod heard;
+mod keep;
+mod latest;
+mod lease;
 mod recorder;
 mod speak;
 mod state;
@@ -29,6 +32,7 @@ use futures_util::StreamExt;
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -67,15 +71,8 @@ pub enum Told {
     Leases(BTreeMap<u32, u64>),
     /// Whether JetStream keeps what is said, or why not.
     Kept(Result<(), &'static str>),
-    /// What somebody told.
-    Verdict {
-        /// The finding's id.
-        id: u64,
-        /// Whether it is open.
-        open: bool,
-        /// By what right.
-        right: Right,
-    },
+    /// What somebody told, or told before this analyser began.
+    Verdict(Box<Verdict>),
 }
 
 /// What gives the right to tell a finding: the lease of its partition.
@@ -174,6 +171,18 @@ pub struct NodeRow {
     pub left_out: u64,
 }
 
+/// What asks agents for all they know.
+fn everything() -> Wish {
+    Wish { version: VERSION, all: true, ..Wish::default() }
+}
+
+/// A name that no other run has: in containers many a process is the first one, on hosts of one name.
+fn run_id(node: &str) -> String {
+    use std::hash::{BuildHasher, Hasher};
+    let random = std::collections::hash_map::RandomState::new().build_hasher().finish();
+    format!("{node}-{}-{:016x}", std::process::id(), random ^ unix_ns())
+}
+
 /// Hands over what was said lately, and then what is said, which waits in the subscriptions until then.
 async fn hear(
     client: Client,
@@ -189,8 +198,7 @@ async fn hear(
         eprintln!("ringwatch: {n} messages were heard from the recorder");
     }
     // Whoever listens from now on knows nothing of what is older: agents tell all.
-    let all = Wish { version: VERSION, all: true, ..Wish::default() };
-    drop(client.publish(format!("{}.wish.all", subject::ROOT), all.encode_to_vec().into()).await);
+    drop(client.publish(format!("{}.wish.all", subject::ROOT), everything().encode_to_vec().into()).await);
     let mut tasks = JoinSet::new();
     for mut heard in subscriptions {
         let put = put.clone();
@@ -218,8 +226,14 @@ pub async fn run(
     let listener = daemon::listen(&config).await?;
     let settings = config.cluster.clone();
     let node = daemon::node(&settings);
-    let id = format!("{node}-{}", std::process::id());
-    let tell = |c: Change| match c {
+    let id = run_id(&node);
+    let (say, sayings) = tokio::sync::mpsc::unbounded_channel();
+    let (again, wishes) = (AtomicBool::new(false), say.clone());
+    let tell = move |c: Change| match c {
+        // What ended while nothing was heard is not told again by itself. The first time, whoever hears asks.
+        Change::Up if again.swap(true, Ordering::Relaxed) => {
+            drop(wishes.send(Say::Wish { node: None, wish: everything() }));
+        }
         Change::Up => {}
         Change::Down => eprintln!("ringwatch: the bus cannot be reached, and is tried again"),
         Change::Refused(why) => eprintln!("ringwatch: the bus says: {why}"),
@@ -227,7 +241,6 @@ pub async fn run(
     let client = connect(&settings, &format!("ringwatch analyser {id}"), true, tell).await?;
     let (send, inbox) = mpsc::sync_channel::<Hearing>(INBOX);
     let room = Arc::new(Room::default());
-    let (say, sayings) = tokio::sync::mpsc::unbounded_channel();
     let (tell_state, told_state) = mpsc::channel();
     let (partitions, known) = watch::channel(BTreeSet::new());
     let mut state = State::new(

@@ -1,7 +1,7 @@
 //! The thread that owns what is known of the cluster: it hears, judges, asks back, and answers.
 
 use super::heard::Heard;
-use super::{Reply, Right, Say, Told};
+use super::{Reply, Right, Say, Told, Verdict};
 use crate::cluster::message::{self, OperationKey, Wish};
 use crate::cluster::{REASONS, Refusal};
 use crate::config::Config;
@@ -25,6 +25,10 @@ const PAUSE: Duration = Duration::from_millis(50);
 const ASK_EVERY: Duration = Duration::from_millis(500);
 /// How often what was told is told again where it has changed.
 const TELL_EVERY: Duration = Duration::from_secs(1);
+/// What is left open by others, or by an earlier run, and is not found in so long a time of speaking, is over.
+const FOUND_AGAIN: Duration = Duration::from_secs(60);
+/// Such findings at most.
+const LEFT: usize = 65_536;
 /// Operations asked for at once, and how often the same one at most.
 const ASKED_AT_ONCE: usize = 64;
 const ASKED_TIMES: u32 = 3;
@@ -79,8 +83,12 @@ pub struct State {
     pub(super) leases: BTreeMap<u32, u64>,
     /// Whether JetStream keeps what is told, or why not; absent until that is known.
     kept: Option<Result<(), &'static str>>,
+    /// By which lease it speaks for a partition, and since when.
+    spoken: BTreeMap<u32, (u64, Instant)>,
     /// Findings as they were last told.
     told: BTreeMap<u64, Known>,
+    /// What others told last, or an earlier run did, that is open and was not found here; and when that was heard.
+    left: BTreeMap<u64, (Verdict, Instant)>,
     asked: BTreeMap<(CommId, Track, u64), u32>,
     asked_at: Option<Instant>,
     /// Communicators of which detail was asked for, and when.
@@ -117,7 +125,9 @@ impl State {
             say,
             leases: BTreeMap::new(),
             kept: None,
+            spoken: BTreeMap::new(),
             told: BTreeMap::new(),
+            left: BTreeMap::new(),
             asked: BTreeMap::new(),
             asked_at: None,
             detailed: BTreeMap::new(),
@@ -180,13 +190,28 @@ impl State {
     fn hear(&mut self, told: &Receiver<Told>) {
         for t in told.try_iter() {
             match t {
-                Told::Leases(leases) => self.leases = leases,
+                Told::Leases(leases) => {
+                    self.spoken.retain(|p, (n, _)| leases.get(p) == Some(&*n));
+                    for (p, n) in &leases {
+                        self.spoken.entry(*p).or_insert_with(|| (*n, Instant::now()));
+                    }
+                    self.leases = leases;
+                }
                 Told::Kept(kept) => self.kept = Some(kept),
                 // Whoever said it, it was said.
-                Told::Verdict { id, open, right } => {
+                Told::Verdict(v) => {
+                    let (id, open, right) = (v.finding.id.0, v.finding.open, v.right);
                     let known = self.told.entry(id).or_insert(Known { open, right, last_seen: None });
                     if right.replaces(known.right) {
                         (known.open, known.right) = (open, right);
+                        if open {
+                            self.left.insert(id, (*v, Instant::now()));
+                        } else {
+                            self.left.remove(&id);
+                        }
+                        if self.left.len() > LEFT {
+                            self.left.pop_first();
+                        }
                     }
                 }
             }
@@ -232,6 +257,12 @@ impl State {
             new.to_vec()
         };
         self.learn();
+        for f in &findings {
+            self.left.remove(&f.id.0);
+        }
+        if all {
+            self.close_left();
+        }
         for f in findings {
             let Some(right) = self.right(&f) else { continue };
             let known = self.told.get(&f.id.0);
@@ -265,7 +296,29 @@ impl State {
         }
     }
 
-    /// Asks agents for what lacks: what was missed; records of what stands still, of what one of them found interesting, and stacks.
+    /// Closes what somebody left open who speaks no more, and nobody finds.
+    fn close_left(&mut self) {
+        let over = |(id, (v, heard)): (&u64, &(Verdict, Instant))| {
+            // Without leases others speak too, and tell again what they still find.
+            let (lease, since) = self.spoken.get(&v.right.partition)?;
+            (since.max(heard).elapsed() >= FOUND_AGAIN).then_some((*id, *lease))
+        };
+        let over: Vec<(u64, u64)> = self.left.iter().filter_map(over).collect();
+        for (id, lease) in over {
+            let Some((mut v, _)) = self.left.remove(&id) else { continue };
+            v.finding.open = false;
+            v.finding.last_seen_ns = now_ns();
+            let right = Right { lease, ..v.right };
+            self.told.insert(id, Known { open: false, right, last_seen: None });
+            if let Some(o) = self.outgoing.as_mut() {
+                o.tracer().tell(&v.finding, |at_ns| unix_ns().checked_sub(now_ns().checked_sub(at_ns)?));
+            }
+            drop(self.say.send(Say::Verdict { finding: Box::new(v.finding), right, fresh: false }));
+        }
+    }
+
+    /// Asks agents for what lacks: what was missed; records of what stands still, of what one of them found interesting,
+    /// and stacks.
     fn ask_back(&mut self) {
         self.ask_again();
         // One analyser asks for all; the others hear the answers.
@@ -548,5 +601,56 @@ mod tests {
         assert_eq!(bursts(&mut state, &[finding(Kind::Straggler, 7, 3)]), [], "it has just been asked for");
         let many: Vec<Finding> = (10..30).map(|c| finding(Kind::ChangePoint, c, 0)).collect();
         assert_eq!(bursts(&mut state, &many).len(), DETAILED - 1);
+    }
+
+    #[test]
+    fn what_was_left_open_and_is_not_found_again_is_closed_by_who_speaks_and_told_no_second_time() {
+        let (_send, inbox) = std::sync::mpsc::sync_channel(1);
+        let (say, mut said) = tokio::sync::mpsc::unbounded_channel();
+        let (known, _) = watch::channel(BTreeSet::new());
+        let heard = Heard::new(inbox, Default::default(), Duration::from_secs(3));
+        let mut state = State::new(Config::default(), heard, say, known);
+        let left = |comm: u64, partition| {
+            let operation = OperationRef::named("AllReduce", Track::Collective, 4);
+            let finding = Finding {
+                id: crate::model::FindingId(comm),
+                ..Finding::new(Kind::MissingRank, CommId(comm), vec![Rank(1)], operation)
+            };
+            let right = Right { partition, lease: 7, guessed: false };
+            Verdict { ringwatch: message::VERSION, analyser: "before".to_owned(), right, finding }
+        };
+        let (tell, told) = std::sync::mpsc::channel();
+        for v in [left(1, ONLY), left(2, ONLY), left(3, 5)] {
+            tell.send(Told::Verdict(Box::new(v))).unwrap();
+        }
+        tell.send(Told::Leases(BTreeMap::from([(ONLY, 9)]))).unwrap();
+        state.hear(&told);
+        let mut verdicts = |state: &mut State, new: &[Finding], all: bool| {
+            state.told_at = Some(Instant::now()).filter(|_| !all);
+            state.tell(new);
+            let mut verdicts = Vec::new();
+            while let Ok(s) = said.try_recv() {
+                if let Say::Verdict { finding, right, fresh } = s {
+                    verdicts.push((finding.id.0, finding.open, right.lease, fresh));
+                }
+            }
+            verdicts
+        };
+        assert_eq!(verdicts(&mut state, &[], true), [], "it may be found yet");
+        assert_eq!(
+            verdicts(&mut state, &[left(2, ONLY).finding], false),
+            [(2, true, 9, false)],
+            "it was told before"
+        );
+        let long_ago = Instant::now().checked_sub(FOUND_AGAIN).expect("the machine has run for a minute");
+        state.spoken.insert(ONLY, (9, long_ago));
+        assert_eq!(verdicts(&mut state, &[], true), [], "who told it may speak yet");
+        state.left.values_mut().for_each(|(_, heard)| *heard = long_ago);
+        // The same lease is not a new one.
+        tell.send(Told::Leases(BTreeMap::from([(ONLY, 9)]))).unwrap();
+        state.hear(&told);
+        assert_eq!(verdicts(&mut state, &[], true), [(1, false, 9, false)], "another speaks for the third");
+        assert_eq!(verdicts(&mut state, &[], true), []);
+        assert_eq!(verdicts(&mut state, &[left(1, ONLY).finding], false), [(1, true, 9, false)]);
     }
 }
