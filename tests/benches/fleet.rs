@@ -33,7 +33,7 @@ const WORLD: u32 = 2;
 /// Operations a second of a rank: most of them in tensor groups.
 const OPERATIONS: u64 = 200;
 /// Nodes that speak at once.
-const AT_ONCE: u32 = 256;
+const AT_ONCE: u32 = 1024;
 /// One of so many operations is told whole.
 const SAMPLED: u64 = 64;
 
