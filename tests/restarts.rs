@@ -62,7 +62,7 @@ fn an_agent_that_is_killed_in_mid_run_counts_what_one_that_lived_counts() {
         std::thread::sleep(Duration::from_millis(100));
     }
     assert_eq!(last[0], last[1], "who was killed, and who lived");
-    assert_eq!(last[0][0].iter().map(|(_, n)| n).sum::<f64>(), OVER);
+    assert_eq!(last[0][0].iter().map(|(_, n)| n).sum::<f64>(), OVER, "{:#?}", last[0]);
     assert!(before < OVER, "it was killed in the middle: {before}");
     assert!(again.series("ringwatch_lost_records_total").iter().all(|(_, n)| *n == 0.0));
     // What was found before it was killed is found again, as the same thing.

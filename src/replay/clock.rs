@@ -161,6 +161,16 @@ impl<C: Clock> Pacer<C> {
         behind
     }
 
+    /// How far behind its schedule the latest event is by now, in ns.
+    pub(super) fn behind(&mut self) -> u64 {
+        if self.scale.is_none() {
+            return 0;
+        }
+        let behind = self.clock.now_ns().saturating_sub(self.before_ns);
+        self.largest_lateness_ns = self.largest_lateness_ns.max(behind);
+        behind
+    }
+
     /// The slip of an operation whose host calls were at most `behind_ns` late: what its GPU stamps
     /// move by, in ns.
     pub(super) fn issue(&mut self, behind_ns: u64) -> u64 {

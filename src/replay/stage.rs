@@ -251,6 +251,12 @@ impl<'a, C: Clock> Stage<'a, C> {
                 },
             };
             slot.given = self.call_start(context, descriptor, &setting);
+            if is_op {
+                // The CPU may have been taken away within the call: what the plugin wrote down as its time is later then.
+                let behind = self.pacer.behind();
+                let since_launch = self.enqueued(thread, type_bit, behind);
+                slot.slip_ns = self.pacer.issue(since_launch);
+            }
         } else {
             self.report.suppressed += 1;
         }
