@@ -1,6 +1,6 @@
 //! The bucket of findings: the last word on each is kept there, and whoever begins reads what was open before.
 
-use super::latest::Latest;
+use super::last_words::LastWords;
 use super::{Told, Verdict};
 use crate::cluster::message::VERSION;
 use async_nats::Client;
@@ -106,7 +106,7 @@ pub(super) async fn keep_all(
     mut verdicts: UnboundedReceiver<Arc<Verdict>>,
     room: Arc<AtomicBool>,
 ) {
-    let mut waiting = Latest::default();
+    let mut waiting = LastWords::default();
     let mut under_way = FuturesUnordered::new();
     let mut store: Option<Store> = None;
     let mut again = Instant::now();

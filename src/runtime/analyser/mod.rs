@@ -9,7 +9,7 @@
 mod glance;
 mod heard;
 mod keep;
-mod latest;
+mod last_words;
 mod lease;
 mod recorder;
 mod speak;

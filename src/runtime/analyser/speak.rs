@@ -3,7 +3,7 @@
 //! A lease's number only grows, and is written with each verdict, so that whoever was asleep for longer than its lease
 //! cannot overwrite what its follower said. Without JetStream there are no leases, and every analyser speaks.
 
-use super::latest::Latest;
+use super::last_words::LastWords;
 use super::lease::{Leases, RENEW};
 use super::{Question, Reply, Say, Told, Verdict, keep};
 use crate::cluster::message::VERSION;
@@ -130,7 +130,7 @@ async fn publish(client: Client, on: String, text: Vec<u8>, of: Option<FindingId
 async fn publish_all(client: Client, mut sayings: UnboundedReceiver<Saying>) {
     let mut wishes: VecDeque<(String, Vec<u8>)> = VecDeque::new();
     let mut dropped = 0u64;
-    let mut verdicts = Latest::default();
+    let mut verdicts = LastWords::default();
     // One after the other, while more is heard.
     let mut under_way = FuturesUnordered::new();
     loop {

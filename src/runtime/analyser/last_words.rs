@@ -9,7 +9,7 @@ use std::sync::Arc;
 const MOST: usize = 65_536;
 
 #[derive(Debug, Default)]
-pub(super) struct Latest {
+pub(super) struct LastWords {
     words: BTreeMap<FindingId, Arc<Verdict>>,
     /// Whose turn it is, who waits longest first: all that wait, but for those under way.
     turns: VecDeque<FindingId>,
@@ -17,7 +17,7 @@ pub(super) struct Latest {
     under_way: BTreeSet<FindingId>,
 }
 
-impl Latest {
+impl LastWords {
     /// A newer word on a finding. Where there is no room one that is open goes, which is told again anyway; of one that
     /// is over nothing more is said, so it goes only if it was not told to `anybody`.
     pub(super) fn put(&mut self, verdict: Arc<Verdict>, anybody: bool) {
@@ -78,13 +78,13 @@ mod tests {
         Arc::new(Verdict { ringwatch: 1, analyser: "one".to_owned(), right, finding })
     }
 
-    fn taken(latest: &mut Latest) -> Option<(u64, u64)> {
+    fn taken(latest: &mut LastWords) -> Option<(u64, u64)> {
         latest.take().map(|v| (v.finding.id.0, v.right.lease))
     }
 
     #[test]
     fn the_last_word_on_each_finding_waits_and_none_overtakes_another() {
-        let mut all = Latest::default();
+        let mut all = LastWords::default();
         for v in [verdict(2, 1, true), verdict(1, 1, true), verdict(2, 2, true)] {
             all.put(v, true);
         }
@@ -103,14 +103,14 @@ mod tests {
 
     #[test]
     fn where_there_is_no_room_what_is_over_stays() {
-        let mut all = Latest::default();
+        let mut all = LastWords::default();
         let most = MOST as u64;
         all.put(verdict(0, 1, false), true);
         (1..most + 10).for_each(|id| all.put(verdict(id, 1, true), true));
         assert_eq!((all.words.len(), all.turns.len()), (MOST, MOST));
         assert_eq!(taken(&mut all), Some((0, 1)));
         assert_eq!(taken(&mut all), Some((11, 1)), "those that waited longest went");
-        let mut nobody = Latest::default();
+        let mut nobody = LastWords::default();
         (0..most + 10).for_each(|id| nobody.put(verdict(id, 1, false), false));
         assert_eq!((nobody.words.len(), taken(&mut nobody)), (MOST, Some((10, 1))));
     }

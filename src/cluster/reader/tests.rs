@@ -1,0 +1,261 @@
+use super::*;
+
+const S: u64 = 1_000_000_000;
+
+fn at(seconds: u64) -> Moment {
+    Moment { mono_ns: seconds * S, unix_ns: seconds * S }
+}
+
+fn process(segment: u64) -> m::Process {
+    m::Process { segment, alive: true, created_ns: S, created_unix_ns: S, ..m::Process::default() }
+}
+
+fn member(segment: u64, rank: u32) -> m::Member {
+    m::Member { segment, comm: 7, rank, ranks: Some(2), ..m::Member::default() }
+}
+
+fn envelope(node: &str, sequence: u64) -> m::Envelope {
+    m::Envelope {
+        version: m::VERSION,
+        node: node.to_owned(),
+        run: 5,
+        sequence,
+        sent_ns: S,
+        sent_unix_ns: S,
+        ..m::Envelope::default()
+    }
+}
+
+fn hello(node: &str, segment: u64, rank: u32) -> m::Envelope {
+    let processes = vec![process(segment)];
+    m::Envelope { processes, members: vec![member(segment, rank)], ..envelope(node, 1) }
+}
+
+fn refused(r: &Reader) -> Vec<(Refusal, u64)> {
+    r.refused().iter().map(|(k, v)| (*k, *v)).collect()
+}
+
+fn read(r: &mut Reader, on: &str, e: &m::Envelope) -> Vec<Update> {
+    let mut out = Vec::new();
+    r.read(on, &e.encode_to_vec(), at(2), false, &mut out);
+    out
+}
+
+const A: &str = "ringwatch.v1.comm.a.3";
+const NODE_A: &str = "ringwatch.v1.node.a";
+
+#[test]
+fn garbage_and_what_came_before_are_refused_and_counted() {
+    let mut r = Reader::new(Duration::from_secs(3));
+    let mut out = Vec::new();
+    r.read(A, b"\xff\xffgarbage", at(1), false, &mut out);
+    r.read("ringwatch.v1.comm", &envelope("a", 1).encode_to_vec(), at(1), false, &mut out);
+    r.read(A, &m::Envelope { version: 2, ..envelope("a", 1) }.encode_to_vec(), at(1), false, &mut out);
+    assert_eq!(out, []);
+    let counted = [(Refusal::Subject, 1), (Refusal::Garbage, 1), (Refusal::Version, 1)];
+    assert_eq!(refused(&r), counted);
+    let told = read(&mut r, A, &hello("a", 1, 0));
+    assert!(matches!(told[..], [Update::Clock { .. }, Update::Segment(_), Update::Comm(_)]), "{told:?}");
+    assert_eq!(read(&mut r, A, &hello("a", 1, 0)), [], "the same message again");
+    let earlier = m::Envelope { run: 4, sequence: 9, ..hello("a", 1, 0) };
+    assert_eq!(read(&mut r, A, &earlier), [], "an earlier run's");
+    assert_eq!(r.refused()[&Refusal::Replayed], 2);
+    read(&mut r, A, &envelope("a", 4));
+    assert_eq!(r.nodes()["a"].missed, 2, "numbers 2 and 3 never came");
+    // An agent that was started anew counts from 1.
+    read(&mut r, A, &m::Envelope { run: 6, ..envelope("a", 1) });
+    assert_eq!((r.nodes()["a"].missed, r.refused()[&Refusal::Replayed]), (2, 2));
+}
+
+#[test]
+fn nobody_speaks_for_another_node_its_processes_or_its_ranks() {
+    let mut r = Reader::new(Duration::from_secs(3));
+    assert_eq!(read(&mut r, A, &hello("b", 1, 0)), [], "b's words on a's subject");
+    assert_eq!(refused(&r), [(Refusal::Node, 1)]);
+    let a = read(&mut r, A, &hello("a", 1, 0));
+    // Another node may have a process of the same number; it is another process.
+    let b = read(&mut r, "ringwatch.v1.comm.b.3", &hello("b", 1, 1));
+    let id = |u: &[Update]| {
+        u.iter().find_map(|u| match u {
+            Update::Segment(s) => Some(s.id),
+            _ => None,
+        })
+    };
+    assert_ne!(id(&a), id(&b));
+    // But not a rank that is a's, nor a process that nobody has told of.
+    let mut e = m::Envelope { members: vec![member(1, 0), member(99, 1)], ..envelope("b", 2) };
+    e.beats = vec![
+        m::Beat { segment: 1, comm: 7, rank: 0, issued: 1000, ..m::Beat::default() },
+        m::Beat { segment: 1, comm: 7, rank: 1, issued: 10, ..m::Beat::default() },
+    ];
+    let told = read(&mut r, "ringwatch.v1.comm.b.3", &e);
+    assert!(matches!(told[..], [Update::Beat(b)] if b.rank == Rank(1)), "{told:?}");
+    assert_eq!((r.refused()[&Refusal::Rank], r.refused()[&Refusal::Process]), (2, 1));
+}
+
+#[test]
+fn texts_of_others_cannot_steer_a_terminal_or_fill_the_memory() {
+    let mut r = Reader::new(Duration::from_secs(3));
+    let mut e = hello("a", 1, 0);
+    e.processes[0].program = format!("evil\u{1b}[2J{}", "x".repeat(100_000));
+    let told = read(&mut r, A, &e);
+    let program = told.iter().find_map(|u| match u {
+        Update::Segment(s) => Some(s.program.clone()),
+        _ => None,
+    });
+    let program = program.expect("a process");
+    assert!(program.starts_with("evil[2Jxxx") && program.len() <= 256, "{}", program.len());
+}
+
+#[test]
+fn who_says_nothing_is_silent_until_heard_again() {
+    let mut r = Reader::new(Duration::from_secs(3));
+    read(&mut r, A, &hello("a", 1, 0));
+    let mut out = Vec::new();
+    r.look(2 * S, &mut out);
+    r.look(4 * S, &mut out);
+    assert_eq!(out, []);
+    r.look(5 * S + S / 2, &mut out);
+    assert!(matches!(out[..], [Update::Silent { since_ns: Some(since), .. }] if since == 2 * S), "{out:?}");
+    let told = read(&mut r, A, &envelope("a", 2));
+    assert!(matches!(told[..], [Update::Silent { since_ns: None, .. }]), "{told:?}");
+}
+
+#[test]
+fn the_quickest_message_says_what_clocks_differ_by() {
+    let mut q = Quickest::default();
+    let sent =
+        |mono: u64| m::Envelope { sent_ns: mono, sent_unix_ns: mono + 2 * S, ..m::Envelope::default() };
+    let now = |mono: u64| Moment { mono_ns: mono, unix_ns: mono };
+    // Ten seconds apart, the wall clock two seconds and more ahead; the way takes from 1 to 5 ms.
+    assert_eq!(q.take(&sent(S), now(11 * S + 5_000_000)), Some((10_005_000_000, -8_005_000_000)));
+    assert_eq!(q.take(&sent(2 * S), now(12 * S + 1_000_000)), Some((10_001_000_000, -8_001_000_000)));
+    assert_eq!(q.take(&sent(3 * S), now(13 * S + 3_000_000)), None, "a slower one says nothing new");
+}
+
+fn say(r: &mut Reader, e: &m::Envelope, on: &str, now: Moment, recorded: bool) -> Vec<Update> {
+    let mut out = Vec::new();
+    r.read(on, &e.encode_to_vec(), now, recorded, &mut out);
+    out
+}
+
+fn silences(out: &[Update]) -> Vec<Option<u64>> {
+    let since = |u: &Update| match u {
+        Update::Silent { since_ns, .. } => Some(*since_ns),
+        _ => None,
+    };
+    out.iter().filter_map(since).collect()
+}
+
+fn gone(out: &[Update]) -> usize {
+    let is_gone =
+        |u: &&Update| matches!(u, Update::Segment(s) if !matches!(s.liveness, crate::model::Liveness::Alive));
+    out.iter().filter(is_gone).count()
+}
+
+#[test]
+fn who_is_heard_from_the_recorder_is_not_silent() {
+    let mut r = Reader::new(Duration::from_secs(3));
+    // A host that has been up for long.
+    let now = at(100_000);
+    let e = m::Envelope { processes: vec![process(1)], ..envelope("a", 1) };
+    assert_eq!(silences(&say(&mut r, &e, NODE_A, now, true)), []);
+    let mut out = Vec::new();
+    r.look(now.mono_ns + S, &mut out);
+    assert_eq!((silences(&out), r.nodes().len()), (vec![], 1), "{out:?}");
+    r.look(now.mono_ns + 2 * S, &mut out);
+    r.look(now.mono_ns + 4 * S, &mut out);
+    assert_eq!(silences(&out), [Some(now.mono_ns)], "it has said nothing since");
+}
+
+#[test]
+fn a_node_is_followed_however_many_jobs_it_has_had() {
+    let mut r = Reader::new(Duration::from_secs(3));
+    let mut sequence = 0;
+    for job in 0..3 * PROCESSES as u64 {
+        for alive in [true, false] {
+            sequence += 1;
+            let p = m::Process { alive, ..process(job) };
+            let e = m::Envelope { processes: vec![p], ..envelope("a", sequence) };
+            say(&mut r, &e, NODE_A, at(1), false);
+            let finalized_ns = (!alive).then_some(S);
+            let c = m::Member { comm: job, finalized_ns, ..member(job, 0) };
+            let e = m::Envelope { members: vec![c], ..envelope("a", sequence) };
+            let out = say(&mut r, &e, A, at(1), false);
+            assert!(matches!(out[..], [Update::Comm(_)]), "{job}: {out:?} {:?}", r.refused());
+        }
+    }
+    assert_eq!(r.refused().len(), 0);
+    assert!(
+        r.ranks.len() <= ENDED + PROCESSES && r.of.len() <= PROCESSES,
+        "{} {}",
+        r.ranks.len(),
+        r.of.len()
+    );
+}
+
+#[test]
+fn what_one_node_says_moves_nobody_elses_partition() {
+    let mut r = Reader::new(Duration::from_secs(3));
+    let on = |node: &str, part: u32| format!("ringwatch.v1.part.{part}.comm.{node}.3");
+    let comm = (0..).map(CommId).find(|c| subject::bucket(*c) == 3).unwrap();
+    for node in ["a", "b", "c"] {
+        say(&mut r, &envelope(node, 1), &on(node, 5), at(1), false);
+    }
+    for n in 2..50 {
+        say(&mut r, &envelope("c", n), &on("c", 77 + n as u32), at(1), false);
+    }
+    assert_eq!(r.partition(comm), Some(5));
+    // The servers' mapping was changed: it holds when most have come by it.
+    for node in ["a", "b"] {
+        say(&mut r, &envelope(node, 2), &on(node, 6), at(1), false);
+    }
+    assert_eq!(r.partition(comm), Some(6));
+    assert!(r.votes[3].len() <= 3, "{:?}", r.votes[3]);
+}
+
+#[test]
+fn what_a_new_run_does_not_tell_of_is_gone() {
+    let mut r = Reader::new(Duration::from_secs(3));
+    let e = m::Envelope { processes: vec![process(1), process(2)], ..envelope("a", 1) };
+    say(&mut r, &e, NODE_A, at(1), false);
+    let e = m::Envelope { run: 6, processes: vec![process(2)], ..envelope("a", 1) };
+    say(&mut r, &e, NODE_A, at(2), false);
+    let mut out = Vec::new();
+    for second in 3..20 {
+        let e = m::Envelope { run: 6, ..envelope("a", second) };
+        say(&mut r, &e, NODE_A, at(second), false);
+        r.look(second * S, &mut out);
+    }
+    assert_eq!(gone(&out), 1, "{out:?}");
+}
+
+#[test]
+fn an_agent_whose_wall_clock_was_set_back_is_heard_again() {
+    let mut r = Reader::new(Duration::from_secs(3));
+    say(&mut r, &m::Envelope { processes: vec![process(1)], ..envelope("a", 9) }, NODE_A, at(1), false);
+    let back = m::Envelope { run: 4, ..envelope("a", 1) };
+    say(&mut r, &back, NODE_A, at(2), false);
+    assert_eq!(r.refused()[&Refusal::Replayed], 1, "two runs do not speak at once");
+    let mut out = Vec::new();
+    r.look(2 * S, &mut out);
+    r.look(4 * S, &mut out);
+    r.look(6 * S, &mut out);
+    assert_eq!(silences(&out), [Some(S)]);
+    assert_eq!(silences(&say(&mut r, &back, NODE_A, at(6), false)), [None]);
+}
+
+#[test]
+fn one_node_is_read_so_much_a_second_and_its_texts_are_cut() {
+    let mut r = Reader::new(Duration::from_secs(3));
+    let text = format!("{{\"x\":{:?}}}", "y".repeat(900_000));
+    for n in 1..=20 {
+        let e = m::Envelope { readings: vec![text.clone().into_bytes()], ..envelope("a", n) };
+        say(&mut r, &e, NODE_A, at(1), false);
+    }
+    // The first is of a node that is not known yet.
+    assert_eq!(r.refused()[&Refusal::TooMuch], 1, "{:?}", r.refused());
+    let shown = serde_json::json!({"host": "a\u{1b}[2J".repeat(200), "at_ns": 1});
+    let read = reading(shown.to_string().as_bytes());
+    assert!(read.is_err() || read.is_ok_and(|r| r.host.len() <= TEXT && !r.host.contains('\u{1b}')));
+}
