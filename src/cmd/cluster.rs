@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 /// How servers spread communicators and nodes over partitions, the same as in config/examples/nats.
 const MAPPINGS: &str = include_str!("../../config/examples/nats/mappings.conf");
+/// How long a diagnosis waits for partitions to be spoken for: longer than another analyser takes to take over.
+const TAKEN_OVER: Duration = Duration::from_secs(5);
 /// How long a server may take to start.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -73,8 +75,21 @@ fn status(at: &ClusterAt) -> anyhow::Result<u8> {
 
 /// Asks the analysers; says on stderr where they do not know everything.
 pub(super) fn ask(at: &ClusterAt) -> anyhow::Result<Cluster> {
+    ask_for(at, Duration::ZERO)
+}
+
+/// Asks the analysers, and again for a while as long as nobody speaks for some partition.
+fn ask_for(at: &ClusterAt, patience: Duration) -> anyhow::Result<Cluster> {
     let settings = settings(at).context("no cluster is named: --cluster URL")?;
-    let answer = block_on(async { Ok(cluster::ask(&settings).await?) })?;
+    let until = Instant::now() + patience;
+    let answer = loop {
+        let answer = block_on(async { Ok(cluster::ask(&settings).await?) })?;
+        let whole = answer.analysers > 0 && answer.unspoken.is_empty();
+        if whole || Instant::now() >= until {
+            break answer;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    };
     if answer.analysers == 0 {
         bail!("{}: no analyser answers; start one: ringwatch analyser", settings.servers.join(", "));
     }
@@ -95,9 +110,13 @@ pub(super) fn ask(at: &ClusterAt) -> anyhow::Result<Cluster> {
     Ok(answer)
 }
 
-/// Findings of the whole cluster.
+/// Findings of the whole cluster. That there are none is only said where all of it is spoken for.
 pub(super) fn findings(at: &ClusterAt) -> anyhow::Result<Vec<crate::model::Finding>> {
-    Ok(ask(at)?.findings)
+    let answer = ask_for(at, TAKEN_OVER)?;
+    if answer.findings.is_empty() && !answer.unspoken.is_empty() {
+        bail!("whether anything is wrong is not known: no analyser speaks for all of the cluster");
+    }
+    Ok(answer.findings)
 }
 
 /// Where the bus is; absent where none is named.
