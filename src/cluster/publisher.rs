@@ -6,7 +6,7 @@
 
 use super::message::{self as m, OperationKey};
 use super::subject::{Topic, bucket};
-use crate::join::{Communicator, Finished, Join, Part, Sampling, signature, types};
+use crate::join::{Communicator, Exchanged, Finished, Join, Part, Sampling, signature, types};
 use crate::model::{
     Algo, Beat, CommId, CommRecord, Fact, Finding, Func, HostFact, OpState, PairBeat, ProcessState, Proto,
     Rank, Reading, SegmentId, Told, Track,
@@ -505,7 +505,7 @@ impl Publisher {
                     replayed: member.record.replayed,
                     done: c.done(Track::Collective, *rank),
                     replays_done: c.done(Track::Replay, *rank),
-                    exchanged: member.exchanged.told(),
+                    exchanged: member.exchanged().map(Exchanged::told).unwrap_or_default(),
                 });
                 let was = self.beats.get(&key);
                 if was.is_none_or(|s| s.what != beat) {

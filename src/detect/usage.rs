@@ -1,7 +1,7 @@
 //! `tiny-collectives`, `communication-share`, `imbalance`: nothing is broken, and time is lost all the same.
 
 use super::{Rule, fact, number, rounded, who};
-use crate::join::{Class, ClassKey, Communicator, Join};
+use crate::join::{Class, ClassKey, Communicator, Exchanged, Join};
 use crate::model::{CommId, Confidence, Finding, Func, Kind, Liveness, OperationRef, Rank, Track, size_text};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -156,7 +156,8 @@ fn busy(join: &Join, loads: &BTreeMap<CommId, Vec<Load<'_>>>) -> Vec<Finding> {
 /// Exchanges of everybody with everybody, in which one rank has much more to send or to receive.
 fn uneven(join: &Join, c: &Communicator) -> Option<Finding> {
     let n = c.expected();
-    let all = || c.members().iter().map(|(r, m)| (*r, &m.exchanged));
+    let nothing = Exchanged::default();
+    let all = || c.members().iter().map(|(r, m)| (*r, m.exchanged().unwrap_or(&nothing)));
     let dense = all().all(|(_, e)| e.sends >= SENDS && e.knows(n / 2));
     if n < 3 || c.members().len() < n || !dense {
         return None;
@@ -168,9 +169,8 @@ fn uneven(join: &Join, c: &Communicator) -> Option<Finding> {
     };
     let (sent, received) =
         (middle(&mut all().map(|(_, e)| e.sent_bytes))?, middle(&mut all().map(|(_, e)| e.received_bytes))?);
-    let ratio = |e: &crate::join::Exchanged| {
-        (e.sent_bytes as f64 / sent as f64, e.received_bytes as f64 / received as f64)
-    };
+    let ratio =
+        |e: &Exchanged| (e.sent_bytes as f64 / sent as f64, e.received_bytes as f64 / received as f64);
     let ranks: Vec<Rank> =
         all().filter(|(_, e)| ratio(e).0.max(ratio(e).1) >= UNEVEN).map(|(r, _)| r).collect();
     if ranks.is_empty() || ranks.len() * 2 > n {

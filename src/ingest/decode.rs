@@ -140,7 +140,7 @@ pub(super) fn comm(segment: SegmentId, host_clock: u64, slot: &CommSlot) -> Opti
         ranks: slot.ranks,
         nodes: slot.nodes,
         name: text(&slot.name),
-        gpu: text(&slot.gpu),
+        gpu: text(&slot.gpu).map(Into::into),
         host_clock,
         issued: slot.issued,
         replayed: slot.replayed,

@@ -6,13 +6,14 @@ use super::instance::Part;
 use super::wire::{Shape, Wire, crossing, expected, transfer};
 use crate::model::{Func, Lane, Rank, SegmentId, Track, message_bytes};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// The parts of an operation, each with its process and the address of its GPU.
 pub(super) fn carried(
     comm: &Communicator,
     (track, order): (Track, u64),
     transfer_ns: Option<u64>,
-) -> Vec<(SegmentId, String, Carried)> {
+) -> Vec<(SegmentId, Arc<str>, Carried)> {
     let Some(instance) = comm.instance(track, order) else { return Vec::new() };
     let untimed = instance.parts.values().any(|p| p.kernel.is_none());
     let slot = if untimed { slot(comm, track, order) } else { None };

@@ -12,9 +12,9 @@ use super::signature::Signature;
 use super::signed::Signed;
 use super::stats::{Class, ClassKey, size_class};
 use super::timing::{self, Kernel};
-use super::usage::{Busy, Exchanged};
+use super::usage::Busy;
 use crate::model::{
-    Algo, Beat, CommId, CommRecord, Coverage, Func, Lane, Making, NetProgress, OpRecord, OpState,
+    Algo, Beat, CommId, CommRecord, Coverage, Exchange, Func, Lane, Making, NetProgress, OpRecord, OpState,
     OperationRef, PairBeat, Proto, Rank, Returned, SegmentId, Signatures, Track, message_bytes,
 };
 use std::collections::btree_map::Entry;
@@ -112,6 +112,8 @@ pub struct Communicator {
     told_done: [u64; 2],
     /// The longest that one of its ranks came after another, in ns.
     longest_ns: u64,
+    /// What is kept of operations that were counted: ranks' parts of them.
+    parts_kept: usize,
     /// Collectives that are done on all ranks seen.
     finished: u64,
     /// Collectives of which is known which rank came last.
@@ -149,6 +151,7 @@ impl Communicator {
             pairs: BTreeMap::new(),
             told_done: [0; 2],
             longest_ns: 0,
+            parts_kept: 0,
             finished: 0,
             judged: 0,
             coverage: Coverage::default(),
@@ -444,9 +447,11 @@ impl Communicator {
     }
 
     /// Takes what a rank's segment says of it.
-    pub(super) fn join(&mut self, record: CommRecord, roster: &mut Roster) {
-        let enter =
-            |r: &CommRecord, roster: &mut Roster| roster.enter(r.segment, r.gpu.as_deref(), r.comm, r.rank);
+    pub(super) fn join(&mut self, mut record: CommRecord, roster: &mut Roster) {
+        let enter = |r: &mut CommRecord, roster: &mut Roster| {
+            let (segment, comm, rank) = (r.segment, r.comm, r.rank);
+            roster.enter(segment, &mut r.gpu, comm, rank)
+        };
         self.stale.operations = true;
         match self.members.entry(record.rank) {
             Entry::Occupied(entry) => {
@@ -457,13 +462,15 @@ impl Communicator {
                     m.record.issued = m.record.issued.max(old.issued);
                     m.record.replayed = m.record.replayed.max(old.replayed);
                 }
-                let new = &m.record;
+                let new = &mut m.record;
                 let Some(seat) = self.seats.get_mut(m.seat as usize) else { return };
                 let mut actor = seat.actor;
                 if (old.segment, &old.gpu) != (new.segment, &new.gpu) {
                     roster.leave(old.segment, actor, old.comm, old.rank);
                     actor = enter(new, roster);
                     self.stale = Stale::ALL;
+                } else {
+                    new.gpu = old.gpu.clone();
                 }
                 *seat = Seat { done: seat.done, ..Seat::of(new, actor) };
                 if old.finalized_ns != new.finalized_ns {
@@ -479,7 +486,8 @@ impl Communicator {
             Entry::Vacant(entry) => {
                 let (size, begun) = (record.ranks, is_begun(&record));
                 let seat = self.seats.len() as u32;
-                self.seats.push(Seat::of(&record, enter(&record, roster)));
+                let actor = enter(&mut record, roster);
+                self.seats.push(Seat::of(&record, actor));
                 entry.insert(Box::new(Member {
                     finished: 0,
                     counted_by_beats: false,
@@ -487,7 +495,7 @@ impl Communicator {
                     late: 0,
                     worst_late_ns: None,
                     called: None,
-                    exchanged: Exchanged::default(),
+                    exchanged: None,
                     seat,
                     issued_below: 0,
                     seen_below: [0; 2],
@@ -654,8 +662,8 @@ impl Communicator {
         }
         if let (true, Some(bytes), None) = (fresh, op.bytes(ranks), said) {
             match op.lane {
-                Lane::Send(peer) => member.exchanged.sent(peer, bytes),
-                Lane::Recv(_) => member.exchanged.received(bytes),
+                Lane::Send(peer) => member.exchanged.get_or_insert_default().sent(peer, bytes),
+                Lane::Recv(_) => member.exchanged.get_or_insert_default().received(bytes),
                 _ => {}
             }
         }
@@ -694,7 +702,9 @@ impl Communicator {
             return;
         };
         member.counted_by_beats = true;
-        member.exchanged.take(&beat.exchanged);
+        if beat.exchanged != Exchange::default() {
+            member.exchanged.get_or_insert_default().take(&beat.exchanged);
+        }
         member.record.issued = member.record.issued.max(beat.issued);
         member.record.replayed = member.record.replayed.max(beat.replayed);
         self.stale.operations = true;

@@ -7,6 +7,7 @@ use crate::model::{
     Algo, CommId, DataType, Func, NetProgress, OpRecord, Proto, Rank, RedOp, SegmentId, Timing, Told, Track,
 };
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// Operations that wait to be taken at most; more are counted.
 const WAITING: usize = 65_536;
@@ -147,7 +148,7 @@ pub(super) struct Outbox {
     metered: bool,
     /// The same between nodes.
     networked: bool,
-    carried: Vec<(SegmentId, String, Carried)>,
+    carried: Vec<(SegmentId, Arc<str>, Carried)>,
     crossed: Vec<(SegmentId, Carried)>,
     ends: Vec<Ends>,
 }
@@ -176,11 +177,11 @@ impl Outbox {
     }
 
     /// Takes what the ranks of an operation should have moved, for the books of their GPUs.
-    pub(super) fn carry(&mut self, parts: Vec<(SegmentId, String, Carried)>) {
+    pub(super) fn carry(&mut self, parts: Vec<(SegmentId, Arc<str>, Carried)>) {
         self.carried.extend(parts);
     }
 
-    pub(super) fn take_carried(&mut self) -> Vec<(SegmentId, String, Carried)> {
+    pub(super) fn take_carried(&mut self) -> Vec<(SegmentId, Arc<str>, Carried)> {
         std::mem::take(&mut self.carried)
     }
 

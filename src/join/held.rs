@@ -135,16 +135,26 @@ impl Held {
         self.open
     }
 
-    /// Forgets the first so many that were counted, by track and order, but for one; tells which.
-    pub(super) fn forget(&mut self, n: usize, but: Option<Key>, mut gone: impl FnMut(&Key, &Instance)) {
+    /// Forgets the first so many that were counted, by track and order, but for one; tells which. Their room is used
+    /// again, or is given back.
+    pub(super) fn forget(
+        &mut self,
+        n: usize,
+        but: Option<Key>,
+        again: bool,
+        mut gone: impl FnMut(&Key, &Instance),
+    ) {
         let mut left = n;
         let spare = &mut self.spare;
+        if !again {
+            *spare = Vec::new();
+        }
         let len = &mut self.len;
         self.tracks.retain(|_, queue| {
             let mut drop = |p: Place| {
                 gone(&p.key, &p.instance);
                 *len -= 1;
-                if spare.len() < SPARE {
+                if again && spare.len() < SPARE {
                     let mut instance = p.instance;
                     instance.clear();
                     spare.push(instance);
@@ -224,10 +234,10 @@ mod tests {
         assert!(!h.is_open(&(c, 0)) && h.is_open(&(c, 1)));
         assert_eq!((h.open_len(), h.open().count(), h.open_of(c).count()), (1, 1, 1));
         let mut gone = Vec::new();
-        h.forget(3, Some((c, 3)), |k, _| gone.push(*k));
+        h.forget(3, Some((c, 3)), true, |k, _| gone.push(*k));
         assert_eq!(gone, [(c, 0), (c, 2), (c, 4)]);
         assert_eq!((keys(&h), h.len()), (vec![(c, 1), (c, 3), (PAIR, 0)], 3));
-        h.forget(9, None, |_, _| {});
+        h.forget(9, None, true, |_, _| {});
         assert_eq!(keys(&h), [(c, 1)]);
         assert!(h.entry((c, 9), |_| false).is_some_and(|i| !i.counted), "what is used again is new");
     }

@@ -34,7 +34,7 @@ pub struct Member {
     /// The latest call that NCCL has not issued yet.
     pub called: Option<Called>,
     /// What it exchanged with single others.
-    pub exchanged: Exchanged,
+    pub(super) exchanged: Option<Box<Exchanged>>,
     /// Where its [`Seat`] is.
     pub(super) seat: u32,
     /// Ticket + 1 of the youngest operation that NCCL has issued.
@@ -99,6 +99,11 @@ impl Seat {
 }
 
 impl Member {
+    /// What it exchanged with single others; absent where nothing.
+    pub fn exchanged(&self) -> Option<&Exchanged> {
+        self.exchanged.as_deref()
+    }
+
     /// One more of its collectives is done.
     pub(super) fn has_finished(&mut self) {
         self.finished += u64::from(!self.counted_by_beats);

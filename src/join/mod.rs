@@ -60,7 +60,11 @@ use finished::Outbox;
 use kept::{COUNTED, Kept, Stale};
 use roster::{Condition, Roster};
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
+/// Ranks' parts of operations that are over and kept, of all communicators; beyond, the older half of each
+/// communicator's goes. A cluster has a hundred thousand communicators, and each of them keeps some.
+const PARTS_KEPT: usize = 1 << 17;
 /// Processes kept; beyond, those that are gone and belong to no communicator are forgotten.
 const PROCESSES_KEPT: usize = 1024;
 /// Closed communicators kept for screens and summaries.
@@ -74,7 +78,7 @@ pub struct Process {
     /// What its segment says.
     pub record: SegmentRecord,
     /// The clocks of its GPUs, by PCI address; one without an address where NCCL's process does not say.
-    pub clocks: BTreeMap<Option<String>, ClockMap>,
+    pub clocks: BTreeMap<Option<Arc<str>>, ClockMap>,
     /// Records that were overwritten before they were read, by kind.
     pub missed: BTreeMap<&'static str, u64>,
     /// What the operating system last said about it.
@@ -353,12 +357,17 @@ impl Join {
     /// Lets time pass: operations that are complete enter the statistics.
     pub fn tick(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
+        let mut parts = 0;
         for comm in self.comms.values_mut() {
             let before = comm.held();
             comm.settle(now_ns, &mut self.classes, &mut self.outbox);
             if comm.held() != before {
                 comm.stale = Stale::ALL;
             }
+            parts += comm.parts_kept();
+        }
+        if parts > PARTS_KEPT {
+            self.comms.values_mut().for_each(Communicator::halve);
         }
         for (segment, gpu, carried) in self.outbox.take_carried() {
             if let Some(p) = self.processes.get(&segment) {

@@ -2,6 +2,7 @@
 
 use crate::model::{CommId, Rank, SegmentId};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// What of a process matters to those that wait for it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -17,7 +18,7 @@ pub(super) struct Condition {
 /// One process's GPU: what can wait and be waited for.
 #[derive(Debug, Clone)]
 struct Actor {
-    gpu: Option<Box<str>>,
+    gpu: Option<Arc<str>>,
     number: u32,
     /// Memberships that it has.
     seats: u32,
@@ -43,14 +44,21 @@ pub(super) struct Roster {
 }
 
 impl Roster {
-    /// Takes a membership in; returns the number of the process's GPU.
-    pub(super) fn enter(&mut self, segment: SegmentId, gpu: Option<&str>, comm: CommId, rank: Rank) -> u32 {
+    /// Takes a membership in; returns the number of the process's GPU. All memberships share one text of its address.
+    pub(super) fn enter(
+        &mut self,
+        segment: SegmentId,
+        gpu: &mut Option<Arc<str>>,
+        comm: CommId,
+        rank: Rank,
+    ) -> u32 {
         let entry = self.entries.entry(segment).or_default();
         if let Err(at) = entry.seats.binary_search(&(comm, rank)) {
             entry.seats.insert(at, (comm, rank));
         }
-        if let Some(a) = entry.actors.iter_mut().find(|a| a.gpu.as_deref() == gpu) {
+        if let Some(a) = entry.actors.iter_mut().find(|a| a.gpu == *gpu) {
             a.seats += 1;
+            gpu.clone_from(&a.gpu);
             return a.number;
         }
         let number = self.free.pop().unwrap_or_else(|| {
@@ -58,7 +66,7 @@ impl Roster {
             self.conditions.len() as u32 - 1
         });
         self.conditions[number as usize] = entry.condition;
-        entry.actors.push(Actor { gpu: gpu.map(Into::into), number, seats: 1 });
+        entry.actors.push(Actor { gpu: gpu.clone(), number, seats: 1 });
         number
     }
 
@@ -121,14 +129,14 @@ mod tests {
     #[test]
     fn a_gpu_has_one_number_in_all_communicators_and_it_is_given_again() {
         let mut r = Roster::default();
-        let first = r.enter(P, Some("a"), A, Rank(0));
-        assert_eq!(r.enter(P, Some("a"), B, Rank(3)), first);
-        let second = r.enter(P, Some("b"), A, Rank(1));
+        let first = r.enter(P, &mut Some("a".into()), A, Rank(0));
+        assert_eq!(r.enter(P, &mut Some("a".into()), B, Rank(3)), first);
+        let second = r.enter(P, &mut Some("b".into()), A, Rank(1));
         assert_ne!(second, first);
         assert_eq!(r.seats(P), [(A, Rank(0)), (A, Rank(1)), (B, Rank(3))]);
         r.leave(P, first, A, Rank(0));
         r.leave(P, first, B, Rank(3));
-        assert_eq!(r.enter(SegmentId(2), None, B, Rank(3)), first, "nobody has it any more");
+        assert_eq!(r.enter(SegmentId(2), &mut None, B, Rank(3)), first, "nobody has it any more");
         assert_eq!(r.numbers(), 2);
     }
 
@@ -137,7 +145,7 @@ mod tests {
         let mut r = Roster::default();
         for n in 0..1000 {
             let known = Condition { known: true, ..Condition::default() };
-            let number = r.enter(SegmentId(n), None, A, Rank(0));
+            let number = r.enter(SegmentId(n), &mut None, A, Rank(0));
             assert!(r.tell(SegmentId(n), known) && !r.tell(SegmentId(n), known));
             assert_eq!(r.condition(number), known);
             r.leave(SegmentId(n), number, A, Rank(0));

@@ -269,7 +269,7 @@ impl<'a> View<'a> {
                 host: process.map_or_else(String::new, |p| p.host.clone()),
                 job_rank: process.and_then(|p| p.job.rank),
                 alive: process.is_some_and(|p| p.liveness == Liveness::Alive),
-                gpu: m.record.gpu.clone(),
+                gpu: m.record.gpu.as_deref().map(str::to_owned),
                 issued: m.issued_in_all(),
                 finished: m.finished,
                 state: oldest.map(|(.., state)| state),

@@ -3,7 +3,7 @@
 use super::trend::Trend;
 use crate::model::{Algo, CommId, Func, Proto, Rank};
 use sketches_ddsketch::{Config, DDSketch};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 /// Seconds of history kept for rates and sparklines.
 const SECONDS: u64 = 120;
@@ -75,6 +75,39 @@ struct Second {
     timed: u64,
 }
 
+/// A few values by key, in its order. Nearly all classes have one, and there are as many classes as communicators: they
+/// take no more room than they need.
+#[derive(Debug, Clone)]
+struct Few<K, V>(Vec<(K, V)>);
+
+impl<K, V> Default for Few<K, V> {
+    fn default() -> Self {
+        Few(Vec::new())
+    }
+}
+
+impl<K: Ord, V> Few<K, V> {
+    /// The value of a key, a new one where there is none yet and fewer than `most` are there.
+    fn entry(&mut self, key: K, most: usize, fresh: impl FnOnce() -> V) -> Option<&mut V> {
+        let at = match self.0.binary_search_by(|(k, _)| k.cmp(&key)) {
+            Ok(at) => at,
+            Err(_) if self.0.len() >= most => return None,
+            Err(at) => {
+                if self.0.is_empty() {
+                    self.0.reserve_exact(1);
+                }
+                self.0.insert(at, (key, fresh()));
+                at
+            }
+        };
+        self.0.get_mut(at).map(|(_, v)| v)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        self.0.iter().map(|(k, v)| (k, v))
+    }
+}
+
 /// What is known of a class.
 #[derive(Clone)]
 pub struct Class {
@@ -95,8 +128,8 @@ pub struct Class {
     last_ns: u64,
     transfer: DDSketch,
     seconds: VecDeque<Second>,
-    trends: BTreeMap<Transfer, Trend>,
-    sizes: BTreeMap<u64, Seen>,
+    trends: Few<Transfer, Trend>,
+    sizes: Few<u64, Seen>,
 }
 
 impl std::fmt::Debug for Class {
@@ -122,8 +155,8 @@ impl Default for Class {
             // 1 % relative error over ns to hours.
             transfer: DDSketch::new(Config::defaults()),
             seconds: VecDeque::new(),
-            trends: BTreeMap::new(),
-            sizes: BTreeMap::new(),
+            trends: Few::default(),
+            sizes: Few::default(),
         }
     }
 }
@@ -235,10 +268,9 @@ impl Class {
 
     fn learn(&mut self, s: &Sample) {
         let Some(bytes) = s.bytes else { return };
-        if self.sizes.len() < KINDS || self.sizes.contains_key(&bytes) {
-            let channels = s.channels;
-            let fresh = Seen { first_ns: s.at_ns, last_ns: 0, count: 0, channels, steady: 0, before: None };
-            let seen = self.sizes.entry(bytes).or_insert(fresh);
+        let channels = s.channels;
+        let fresh = || Seen { first_ns: s.at_ns, last_ns: 0, count: 0, channels, steady: 0, before: None };
+        if let Some(seen) = self.sizes.entry(bytes, KINDS, fresh) {
             if let (Some(old), Some(new)) = (seen.channels, s.channels)
                 && old != new
             {
@@ -252,8 +284,8 @@ impl Class {
         }
         let Some(transfer_ns) = s.transfer_ns else { return };
         let kind = Transfer { bytes, pair: s.pair, by_events: s.by_events };
-        if self.trends.len() < KINDS || self.trends.contains_key(&kind) {
-            self.trends.entry(kind).or_default().add(s.at_ns, transfer_ns as f64);
+        if let Some(trend) = self.trends.entry(kind, KINDS, Trend::default) {
+            trend.add(s.at_ns, transfer_ns as f64);
         }
     }
 

@@ -3,6 +3,7 @@
 use super::{CommId, HostFact, OpRecord, Rank, Reading, SegmentId};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Whether the process behind a segment still runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +91,7 @@ pub struct CommRecord {
     /// The user's name for it.
     pub name: Option<String>,
     /// PCI address of the rank's GPU.
-    pub gpu: Option<String>,
+    pub gpu: Option<Arc<str>>,
     /// Which host clock its times are of: equal for processes of one boot of one host.
     pub host_clock: u64,
     /// Collectives issued by calls so far: the next issue order.

@@ -793,7 +793,7 @@ impl Simulation {
             ranks: Some(c.members.len() as u32 + misjudged),
             nodes: Some(c.nodes),
             name: None,
-            gpu: Some(format!("0000:{:02x}:00.0", rank % 8)),
+            gpu: Some(format!("0000:{:02x}:00.0", rank % 8).into()),
             host_clock: u64::from(self.node(rank)) + 1,
             issued: c.issued[own as usize] - c.lost[own as usize],
             replayed: c.replayed[own as usize],

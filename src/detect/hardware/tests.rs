@@ -48,7 +48,7 @@ fn job() -> Join {
         j.feed(process(r));
         let Update::Comm(c) = member(r, 4, 9) else { unreachable!("a member") };
         // As CUDA writes it.
-        j.feed(Update::Comm(CommRecord { gpu: Some(address(r).to_uppercase()), ..c }));
+        j.feed(Update::Comm(CommRecord { gpu: Some(address(r).to_uppercase().into()), ..c }));
     }
     j
 }
@@ -278,7 +278,7 @@ fn what_a_nics_driver_lost_explains_slow_ranks_of_jobs_on_several_nodes() {
         j.feed(process(0));
         let Update::Comm(c) = member(0, 4, 9) else { unreachable!("a member") };
         let comm = c.comm;
-        j.feed(Update::Comm(CommRecord { gpu: Some(address(0)), nodes, ..c }));
+        j.feed(Update::Comm(CommRecord { gpu: Some(address(0).into()), nodes, ..c }));
         let face = InterfaceFact { interface: "eth0".to_owned(), ..InterfaceFact::default() };
         for (at_s, n) in [(100, 7), (105, 7 + by)] {
             let driver = Some([(counter.to_owned(), n)].into());

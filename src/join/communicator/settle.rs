@@ -209,6 +209,7 @@ impl Communicator {
                 parts.push(FinishedPart::of(part, net));
             }
         }
+        self.parts_kept += instance.parts.len();
         let instance = &*instance;
         let Some(first) = instance.first().map(|p| &p.op) else { return };
         let channels = first.channels;
@@ -343,15 +344,9 @@ impl Communicator {
     }
 
     fn forget(&mut self, expected: usize, classes: &mut BTreeMap<ClassKey, Class>, outbox: &mut Outbox) {
-        let counted = self.instances.len() - self.instances.open_len();
-        let surplus = counted.saturating_sub(KEPT);
+        let surplus = self.counted().saturating_sub(KEPT);
         if surplus > 0 {
-            let timed = &mut self.timed;
-            self.instances.forget(surplus, self.mismatch, |key, instance| {
-                if !timed.is_empty() && instance.parts.values().any(|p| p.kernel.is_some()) {
-                    timed.remove(key);
-                }
-            });
+            self.forget_counted(surplus, true);
         }
         // Incomplete ones whose rest was lost: the oldest of them are counted as they are.
         while self.instances.open_len() > HELD {
@@ -360,5 +355,31 @@ impl Communicator {
             let Some(key) = pair.or_else(|| self.instances.open().next().map(|(k, _)| *k)) else { break };
             self.count(key, expected, classes, outbox);
         }
+    }
+
+    /// Operations that were counted and are kept.
+    fn counted(&self) -> usize {
+        self.instances.len() - self.instances.open_len()
+    }
+
+    /// Forgets the oldest counted operations; their room may be used again, or is given back.
+    fn forget_counted(&mut self, n: usize, again: bool) {
+        let (timed, parts) = (&mut self.timed, &mut self.parts_kept);
+        self.instances.forget(n, self.mismatch, again, |key, instance| {
+            *parts -= instance.parts.len();
+            if !timed.is_empty() && instance.parts.values().any(|p| p.kernel.is_some()) {
+                timed.remove(key);
+            }
+        });
+    }
+
+    /// What is kept of operations that were counted: ranks' parts of them.
+    pub(in crate::join) fn parts_kept(&self) -> usize {
+        self.parts_kept
+    }
+
+    /// Keeps the younger half of what was counted, and no room for more.
+    pub(in crate::join) fn halve(&mut self) {
+        self.forget_counted(self.counted().div_ceil(2), false);
     }
 }

@@ -14,7 +14,7 @@ const BYTES: f64 = (4 << 20) as f64;
 
 fn on_gpu(update: Update, gpu: &str) -> Update {
     match update {
-        Update::Comm(c) => Update::Comm(CommRecord { gpu: Some(gpu.to_owned()), ..c }),
+        Update::Comm(c) => Update::Comm(CommRecord { gpu: Some(gpu.into()), ..c }),
         other => other,
     }
 }

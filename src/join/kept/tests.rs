@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::join::testing::{all_reduce, member, process};
-use crate::join::{Member, Process};
+use crate::join::{Member, PARTS_KEPT, Process};
 use crate::model::{Lane, Liveness, Making, SegmentId, Timing, Untimed, Update};
 use proptest::prelude::*;
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ const COMMS: u64 = 3;
 const RANKS: u32 = 4;
 
 /// Who can wait, and a row without its number.
-type Row = (Rank, (SegmentId, Option<String>), (u64, u64, Stage));
+type Row = (Rank, (SegmentId, Option<Arc<str>>), (u64, u64, Stage));
 
 /// A track's rows as their definition says, rank by rank; none where nothing is old.
 fn defined(j: &Join, c: &Communicator, track: Track, over: bool, now_ns: u64) -> Vec<Row> {
@@ -65,7 +65,7 @@ fn defined(j: &Join, c: &Communicator, track: Track, over: bool, now_ns: u64) ->
 /// Holds what is kept against its definition, and against a graph that is made anew.
 fn check(j: &Join, now_ns: u64) {
     let over = j.all_gone();
-    let mut who: HashMap<u32, (SegmentId, Option<String>)> = HashMap::new();
+    let mut who: HashMap<u32, (SegmentId, Option<Arc<str>>)> = HashMap::new();
     for c in j.communicators() {
         for m in c.members().values() {
             let me = (m.record.segment, m.record.gpu.clone());
@@ -277,6 +277,29 @@ fn a_job_that_makes_communicators_again_and_again_leaves_nothing() {
     }
     assert_eq!((j.communicators().count(), j.memberships(SegmentId(1)).len()), (256, 256));
     assert_eq!(j.roster.numbers(), 1);
+}
+
+#[test]
+fn many_communicators_keep_less_each_of_what_is_over() {
+    const MANY: u64 = PARTS_KEPT as u64 / 256 + 8;
+    let mut j = Join::new();
+    j.feed(process(0));
+    for comm in 0..MANY {
+        let Update::Comm(mut record) = member(0, 1, 256) else { unreachable!() };
+        record.comm = CommId(comm);
+        j.feed(Update::Comm(record));
+        for order in 0..256 {
+            let at = (order + 1) * MS;
+            let mut op = all_reduce(0, order, at, Some((at, Some(at + 1_000))));
+            op.comm = CommId(comm);
+            j.feed(Update::Op(Box::new(op)));
+        }
+    }
+    j.tick(1_000 * MS);
+    let kept: Vec<usize> = j.communicators().map(|c| c.instances().count()).collect();
+    assert_eq!(kept, vec![128; MANY as usize]);
+    let orders = |c: &Communicator| c.instances().map(|(_, order, _)| order).collect::<Vec<_>>();
+    assert_eq!(j.communicators().next().map(orders), Some((128..256).collect()), "the younger ones");
 }
 
 #[test]
