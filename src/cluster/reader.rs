@@ -6,7 +6,7 @@
 use super::message::{self as m, OperationKey};
 use super::publisher::Moment;
 use super::subject::{self, Topic};
-use crate::model::{CommId, Rank, Reading, SegmentId, Track, Update};
+use crate::model::{CommId, Fact, Rank, Reading, SegmentId, Track, Update};
 use prost::Message as _;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
@@ -29,6 +29,8 @@ const RETOLD_NS: u64 = 10_000_000_000;
 const ANNOUNCED: usize = 1024;
 /// Memberships that are over are forgotten when there are so many of a node.
 const ENDED: usize = 4096;
+/// Devices of a node that are followed at most.
+const DEVICES: usize = 1024;
 /// The longest text in a reading, in characters.
 const TEXT: usize = 256;
 
@@ -112,6 +114,8 @@ pub struct Node {
     /// What readers of its processes have missed so far.
     lost: HashMap<(u64, &'static str), u64>,
     members: usize,
+    /// What its readings are of.
+    devices: HashSet<String>,
 }
 
 /// A process as its node last told of it.
@@ -390,7 +394,7 @@ impl Reader {
         }
         let Some(node) = self.nodes.get_mut(&name) else { return };
         let mut members = node.members;
-        let (known, ended) = (&node.processes, &mut node.ended);
+        let (known, ended, devices) = (&node.processes, &mut node.ended, &mut node.devices);
         for c in e.members {
             let Some(segment) = known.get(&c.segment).map(|t| t.id) else {
                 refusals.push(Refusal::Process);
@@ -473,6 +477,10 @@ impl Reader {
         for r in &e.readings {
             match reading(r) {
                 Ok(mut reading) => {
+                    if !admits(devices, &reading.fact) {
+                        refusals.push(Refusal::TooMuch);
+                        continue;
+                    }
                     reading.host.clone_from(&name);
                     out.push(Update::Hardware(Box::new(reading)));
                 }
@@ -585,6 +593,19 @@ fn unvote(votes: &mut BTreeMap<u32, usize>, partition: u32) {
             votes.remove(&partition);
         }
     }
+}
+
+/// True where there is room for what a reading is of.
+fn admits(devices: &mut HashSet<String>, fact: &Fact) -> bool {
+    let device = match fact {
+        Fact::Gpu(g) => &g.gpu,
+        Fact::Traffic(t) => &t.gpu,
+        Fact::Port(p) => &format!("{} {}", p.device, p.port),
+        Fact::Interface(i) => &i.interface,
+        Fact::Sampler(s) => &s.sampler,
+        Fact::Xid(_) | Fact::Alarm(_) | Fact::Node(_) | Fact::Pods(_) => return true,
+    };
+    devices.contains(device) || devices.len() < DEVICES && devices.insert(device.clone())
 }
 
 /// A reading whose texts can be shown: no control characters, and no endless ones.

@@ -15,7 +15,7 @@ const BUCKET_NS: u64 = 10_000_000;
 /// Buckets kept: a minute and more of a busy GPU.
 const BUCKETS: usize = 8192;
 /// Offsets lower than known by more than this, in ns, come from stamps that are wrong.
-const JUMP_NS: i128 = 1_000_000_000;
+const JUMP_NS: i64 = 1_000_000_000;
 /// Launch distances kept for the error bound.
 const DISTANCES: usize = 256;
 /// Fewer than this and no error bound is given.
@@ -26,13 +26,13 @@ const DISTANCES_MIN: usize = 8;
 struct Apex {
     bucket: u64,
     gpu_ns: u64,
-    offset: i128,
+    offset: i64,
 }
 
 impl Apex {
     /// What it bounds the offset to at another moment.
-    fn bound(&self, gpu_ns: u64) -> i128 {
-        self.offset + cone(self.gpu_ns, gpu_ns)
+    fn bound(&self, gpu_ns: u64) -> i64 {
+        self.offset.saturating_add(cone(self.gpu_ns, gpu_ns))
     }
 }
 
@@ -48,10 +48,11 @@ pub struct ClockMap {
 impl ClockMap {
     /// A stamp and the host's time of the callback that brought it.
     pub fn observe(&mut self, gpu_ns: u64, seen_ns: u64) {
-        let offset = i128::from(seen_ns) - i128::from(gpu_ns);
+        // Clocks that are centuries apart are no clocks.
+        let Some(offset) = seen_ns.checked_signed_diff(gpu_ns) else { return };
         match self.offset(gpu_ns) {
             // A clock that jumps is no clock: a stamp from the far future would pull the mapping down for good.
-            Some(known) if known <= offset || known - offset > JUMP_NS => return,
+            Some(known) if known <= offset || known.saturating_sub(offset) > JUMP_NS => return,
             _ => {}
         }
         let new = Apex { bucket: gpu_ns / BUCKET_NS, gpu_ns, offset };
@@ -83,7 +84,7 @@ impl ClockMap {
     }
 
     /// The offset at a moment of the GPU's clock: between two apexes one of them gives it.
-    fn offset(&self, gpu_ns: u64) -> Option<i128> {
+    fn offset(&self, gpu_ns: u64) -> Option<i64> {
         let last = self.apexes.back()?;
         if last.bucket <= gpu_ns / BUCKET_NS {
             let bound = last.bound(gpu_ns);
@@ -98,7 +99,7 @@ impl ClockMap {
 
     /// A GPU stamp on the host's clock in ns; `None` before anything was observed.
     pub fn to_host(&self, gpu_ns: u64) -> Option<u64> {
-        u64::try_from(i128::from(gpu_ns) + self.offset(gpu_ns)?).ok()
+        gpu_ns.checked_add_signed(self.offset(gpu_ns)?)
     }
 
     /// Gives up the mapping, which nobody asks any more once the process is gone, and keeps its error bound.
@@ -128,9 +129,9 @@ impl ClockMap {
 }
 
 /// How far an apex's bound has widened at another moment.
-fn cone(a: u64, b: u64) -> i128 {
+fn cone(a: u64, b: u64) -> i64 {
     // Rounded up, so that it stays a bound.
-    i128::from(a.abs_diff(b).div_ceil(DRIFT))
+    a.abs_diff(b).div_ceil(DRIFT).cast_signed()
 }
 
 #[cfg(test)]

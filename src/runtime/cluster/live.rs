@@ -18,6 +18,8 @@ const EVERY: Duration = Duration::from_millis(500);
 /// How long the first answer may take, and the others after it.
 const PATIENCE: Duration = Duration::from_secs(2);
 const OTHERS: Duration = Duration::from_millis(300);
+/// How long they may take where all partitions are spoken for already.
+const COUNTED: Duration = Duration::from_millis(100);
 
 /// Why there is nothing to show.
 #[derive(Debug, thiserror::Error)]
@@ -58,10 +60,9 @@ async fn ask(client: &Client, settings: &Settings, question: &Question) -> Resul
         let read = serde_json::from_slice::<Answer>(&m.payload).ok();
         let Some(a) = read.filter(|a| a.ringwatch == VERSION) else { continue };
         all.push(a);
-        if unspoken(&all).is_empty() {
-            break;
-        }
-        until = until.min(Instant::now() + OTHERS);
+        // Who speaks for nothing answers too, and is counted.
+        let wait = if unspoken(&all).is_empty() { COUNTED } else { OTHERS };
+        until = until.min(Instant::now() + wait);
     }
     together(all, &servers()).ok_or_else(|| Unanswered::Nobody(servers()))
 }
