@@ -686,7 +686,7 @@ impl Communicator {
             self.split.insert(key);
         }
         instance.way = instance.way.or(way);
-        instance.parts.insert(rank, Part { op: *op, kernel, started_ns, finished, ended_seen_ns, moved_ns });
+        instance.parts.insert(rank, Part { op, kernel, started_ns, finished, ended_seen_ns, moved_ns });
         if started_ns.is_some() || stopped {
             self.imply_done(track, order, rank);
         }

@@ -8,7 +8,7 @@ use crate::model::{Algo, Func, OpRecord, Proto, Rank, Told, bus_factor, message_
 #[derive(Debug, Clone, PartialEq)]
 pub struct Part {
     /// What its segment says.
-    pub op: OpRecord,
+    pub op: Box<OpRecord>,
     /// Its kernel's time, once all its channels stopped and where the stamps can be believed.
     pub kernel: Option<Kernel>,
     /// When its kernel started, host clock ns.
@@ -31,7 +31,7 @@ impl Part {
     /// What another join is told of it.
     pub fn told(&self) -> Told {
         // Whatever is not sent was made into the times beside it.
-        let mut op = OpRecord { stamps: Vec::new(), ..self.op.clone() };
+        let mut op = OpRecord { stamps: Vec::new(), ..(*self.op).clone() };
         if self.kernel.is_none() && self.started_ns.is_none() {
             op.started = 0;
         }
@@ -320,7 +320,7 @@ mod tests {
             });
             i.parts.insert(
                 Rank(*rank),
-                Part { op: o, kernel, started_ns: None, finished: true, ended_seen_ns: None, moved_ns: None },
+                Part { op: Box::new(o), kernel, started_ns: None, finished: true, ended_seen_ns: None, moved_ns: None },
             );
         }
         i
