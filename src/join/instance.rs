@@ -320,7 +320,14 @@ mod tests {
             });
             i.parts.insert(
                 Rank(*rank),
-                Part { op: Box::new(o), kernel, started_ns: None, finished: true, ended_seen_ns: None, moved_ns: None },
+                Part {
+                    op: Box::new(o),
+                    kernel,
+                    started_ns: None,
+                    finished: true,
+                    ended_seen_ns: None,
+                    moved_ns: None,
+                },
             );
         }
         i

@@ -265,10 +265,12 @@ fn one_node_is_read_so_much_a_second_and_its_texts_are_cut() {
 fn a_node_that_names_no_end_of_devices_has_room_for_so_many() {
     let mut r = Reader::new(Duration::from_secs(3));
     let of = |n: usize| {
-        let fact = Fact::Interface(InterfaceFact { interface: format!("eth{n}"), ..InterfaceFact::default() });
+        let fact =
+            Fact::Interface(InterfaceFact { interface: format!("eth{n}"), ..InterfaceFact::default() });
         serde_json::to_vec(&Reading { host: "a".to_owned(), at_ns: 1, fact }).expect("JSON")
     };
-    let all = |sequence| m::Envelope { readings: (0..DEVICES + 7).map(of).collect(), ..envelope("a", sequence) };
+    let all =
+        |sequence| m::Envelope { readings: (0..DEVICES + 7).map(of).collect(), ..envelope("a", sequence) };
     for sequence in 1..=2 {
         let out = say(&mut r, &all(sequence), NODE_A, at(sequence), false);
         assert_eq!(out.iter().filter(|u| matches!(u, Update::Hardware(_))).count(), DEVICES);
