@@ -54,7 +54,7 @@ pub(crate) const LARGE_BYTES: u64 = 32 << 20;
 
 const KERNEL_CH: i32 = 1 << bit::KERNEL_CH;
 /// NCCL brings kernels with their phases, whether they are asked for or not.
-const KERNEL_PHASE: i32 = 1 << bit::LAST;
+const KERNEL_PHASE: i32 = 1 << bit::KERNEL_PHASE;
 
 /// Where GPU times come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,6 +84,7 @@ enum Turn {
 
 // Words of the governor's private memory.
 const MASK_AT: usize = 0;
+/// What NCCL is asked for at any rate, the other plugin's wishes with it.
 const BASE: usize = 1;
 const ON: usize = 2;
 const WANTED: usize = 3;
@@ -95,8 +96,8 @@ const FILLED_NS: usize = 6;
 const SHIFT: usize = 7;
 /// Every `1 << EVENT_SHIFT`-th operation is timed by CUDA events.
 const EVENT_SHIFT: usize = 8;
-/// Another plugin wants kernel events of everything.
-const FORCED: usize = 9;
+/// What this plugin asks for by itself, kernel events apart.
+const OWN: usize = 9;
 /// The run, and the operation, that was decided on last, and whether it is timed: communicators that go in step, the
 /// ranks of one process, are timed together or not at all.
 const RUN_DECIDED: usize = 10;
@@ -173,6 +174,11 @@ fn kernel_of(facts: &Facts, settings: &Settings) -> Kernel {
     }
 }
 
+/// What NCCL is asked for with another plugin's wishes. NCCL brings no phases of kernels without the kernels.
+fn joined(own: c_int, theirs: c_int) -> c_int {
+    own | theirs | if theirs & KERNEL_PHASE != 0 { KERNEL_CH } else { 0 }
+}
+
 impl Governor {
     pub(crate) fn new(
         words: &'static [Word],
@@ -206,24 +212,52 @@ impl Governor {
     /// `place` is NCCL's mask, 0 when it may not be written later. Where the other one wants kernel events they are
     /// on all the time, and what they cost is not in the budget.
     pub(crate) fn mask(&self, wanted: c_int, theirs: c_int, place: usize) -> c_int {
-        let mut base = wanted & !KERNEL_CH;
+        let mut own = wanted & !KERNEL_CH;
         if !self.events {
-            base &= !(1 << bit::KERNEL_LAUNCH);
+            own &= !(1 << bit::KERNEL_LAUNCH);
         }
-        base |= theirs & !KERNEL_CH;
-        let forced = theirs & (KERNEL_CH | KERNEL_PHASE) != 0;
-        let may = match self.kernel {
-            Kernel::Refused | Kernel::Unwanted => false,
-            Kernel::Always => true,
-            // A communicator's first operation is timed: NCCL makes the connections for it then, and not later.
-            Kernel::Switched | Kernel::Once => self.get(ENDED) == 0,
-        };
-        let own = if may { wanted & KERNEL_CH } else { 0 };
-        self.set(FORCED, u64::from(forced));
+        let may = wanted & KERNEL_CH != 0
+            && match self.kernel {
+                Kernel::Refused | Kernel::Unwanted => false,
+                Kernel::Always => true,
+                // A communicator's first operation is timed: NCCL makes the connections for it then, and not later.
+                Kernel::Switched | Kernel::Once => self.get(ENDED) == 0,
+            };
+        let base = joined(own, theirs);
+        self.set(OWN, own as u32 as u64);
         self.set(BASE, base as u32 as u64);
         self.set(MASK_AT, place as u64);
-        self.set(ON, u64::from(may || forced && self.stamped));
-        base | own | if forced { KERNEL_CH } else { 0 }
+        self.set(ON, u64::from(may || base & KERNEL_CH != 0 && self.stamped));
+        if may { base | KERNEL_CH } else { base }
+    }
+
+    /// The other plugin wants something else from now on: writes NCCL's mask.
+    #[cold]
+    pub(crate) fn follow(&self, theirs: c_int) {
+        let was = self.forced();
+        self.set(BASE, joined(self.get(OWN) as u32 as c_int, theirs) as u32 as u64);
+        match (was, self.forced()) {
+            // NCCL's stamps are wrong after kernel events were off for a while, but where they are switched.
+            (false, true) if self.stamped && self.get(ENDED) == 0 => self.set(ON, 1),
+            (true, false) => {
+                let stays = match self.kernel {
+                    Kernel::Always => true,
+                    Kernel::Once => self.get(ENDED) == 0,
+                    Kernel::Refused | Kernel::Unwanted | Kernel::Switched => false,
+                };
+                self.set(ON, u64::from(stays));
+                if !stays && self.kernel != Kernel::Switched {
+                    self.set(ENDED, 1);
+                }
+            }
+            _ => {}
+        }
+        self.write();
+    }
+
+    /// True while another plugin wants kernel events of everything.
+    fn forced(&self) -> bool {
+        self.get(BASE) as u32 as c_int & KERNEL_CH != 0
     }
 
     /// True when a call that begins now is timed by kernel events.
@@ -255,33 +289,42 @@ impl Governor {
         }
     }
 
-    /// Writes NCCL's mask, unless another plugin wants kernel events all the time.
+    /// Switches kernel events, unless another plugin wants them all the time.
     #[cold]
     fn switch(&self, on: bool) {
         let place = self.get(MASK_AT);
-        if place == 0 || self.kernel_on() == on || self.get(FORCED) != 0 {
+        if place == 0 || self.kernel_on() == on || self.forced() {
             return;
         }
         self.set(ON, u64::from(on));
         self.sync();
     }
 
-    /// Writes NCCL's mask as [`ON`] says, until both agree: two threads may switch at once, and an init writes it too.
+    /// Writes NCCL's mask where it is switched: an init writes it too, and two threads may switch at once.
     pub(crate) fn sync(&self) {
-        let (place, Some(on)) = (self.get(MASK_AT), self.words.get(ON)) else { return };
-        if place == 0 || self.get(FORCED) != 0 || !matches!(self.kernel, Kernel::Switched | Kernel::Once) {
+        if !self.forced() && matches!(self.kernel, Kernel::Switched | Kernel::Once) {
+            self.write();
+        }
+    }
+
+    /// Writes NCCL's mask as [`BASE`] and [`ON`] say, until all three agree.
+    fn write(&self) {
+        let (place, Some(on), Some(base)) = (self.get(MASK_AT), self.words.get(ON), self.words.get(BASE))
+        else {
+            return;
+        };
+        if place == 0 {
             return;
         }
         let mask_at = core::ptr::with_exposed_provenance_mut::<c_int>(place as usize);
         for _ in 0..8 {
-            let now = on.get();
-            let base = self.get(BASE) as u32 as c_int;
-            let mask = if now != 0 { base | KERNEL_CH } else { base };
+            let (now, least) = (on.get(), base.get());
+            let mask = least as u32 as c_int | if now != 0 { KERNEL_CH } else { 0 };
             // SAFETY: NCCL's own static int, which lives as long as NCCL is loaded; other threads read it with atomic
             // loads while this one whole word is written.
             unsafe { core::ptr::write_volatile(mask_at, mask) };
-            // Adding nothing orders the look behind the store.
-            if on.add(0) == now {
+            // Adding nothing orders the looks behind the store.
+            if on.add(0) == now && base.add(0) == least {
                 return;
             }
         }
@@ -419,6 +462,10 @@ impl Governor {
 
     #[inline(never)]
     fn decide(&self, c: &Comm, order: u64, channels: u8, turn: Turn, by_kernel: bool, now_ns: u64) {
+        // What another plugin wants is not of our budget.
+        if self.forced() {
+            return;
+        }
         let channels = if channels == 0 { CHANNELS } else { channels };
         let each = u64::from(channels) * CHANNEL_COST_NS;
         let last = c.word(comm::TIMED_NS);
@@ -732,6 +779,41 @@ mod tests {
         let (mask, _) = stage(&g);
         g.captured();
         assert!(asks(mask), "NCCL 2.31 counts right only if nothing changes");
+    }
+
+    #[test]
+    fn another_plugin_that_changes_its_mind_is_followed() {
+        let g = governor(&FACTS, &settings());
+        let (mask, c) = stage(&g);
+        // SAFETY: a place of our own.
+        let now = || unsafe { std::ptr::read_volatile(mask) };
+        let ours = ASKED & !KERNEL_CH;
+        g.follow(0x20);
+        assert_eq!(now() & !KERNEL_CH, ours | 0x20);
+        g.follow(KERNEL_CH);
+        assert!(issue(&g, &c, mask, 0..100_000, 8_000).iter().all(|t| *t), "kernel events for all of it");
+        g.follow(0);
+        assert_eq!(now(), ours, "what is switched begins with off");
+        assert!(issue(&g, &c, mask, 100_000..1_000_000, 8_000).iter().any(|t| *t), "and goes on");
+        g.follow(KERNEL_PHASE);
+        assert_eq!(now(), ours | KERNEL_PHASE | KERNEL_CH, "no phases without kernels");
+        // Once the budget was spent, or a graph was captured, later kernel events are the other plugin's alone.
+        g.follow(0);
+        g.captured();
+        g.follow(KERNEL_CH);
+        assert!(asks(mask) && !g.kernel_on());
+        let g = governor(&Facts { nccl: 23_203, abi: 7, ..FACTS }, &settings());
+        let (mask, _) = stage(&g);
+        g.follow(KERNEL_CH);
+        g.follow(0);
+        assert!(asks(mask) && g.kernel_on(), "never off: the stamps are right");
+        let off = Settings { detail: Detail::Calls, ..settings() };
+        let g = governor(&Facts { nccl: 23_203, abi: 7, ..FACTS }, &off);
+        let (mask, _) = stage(&g);
+        for (theirs, on) in [(KERNEL_CH, true), (0, false), (KERNEL_CH, false)] {
+            g.follow(theirs);
+            assert_eq!((asks(mask), g.kernel_on()), (theirs != 0, on), "wrong after a pause");
+        }
     }
 
     #[test]
