@@ -192,7 +192,7 @@ fn heard(room: &Room, other: &Path, r: Recorded, chained: bool) -> Vec<String> {
     // How late a call is moves the GPU's stamps.
     let moments = |line: &str| {
         let stop = line.contains(" state 22 ");
-        let word = |w: &&str| !w.starts_with("stamp=") && !(stop && w.starts_with("value="));
+        let word = |w: &&str| !(w.starts_with("stamp=") || stop && w.starts_with("value="));
         line.split(' ').filter(word).collect::<Vec<_>>().join(" ")
     };
     text.lines().map(moments).collect()

@@ -215,12 +215,12 @@ impl Chain {
     /// The mask that decides about an event. NCCL looks at its mask when an operation is called, and goes by that for
     /// all that hangs on it, in every replay of a graph too.
     fn mask_of(&self, live: &Live, said: &Said) -> u32 {
-        let hangs = match said.bit() {
-            bit::COLL | bit::P2P | bit::KERNEL_LAUNCH | bit::KERNEL_CH | bit::KERNEL_PHASE => true,
-            bit::PROXY_OP | bit::PROXY_STEP | bit::NET_PLUGIN => true,
-            _ => false,
-        };
-        match self.pair(live, said.parent()).filter(|_| hangs) {
+        let of_call = matches!(said.bit(), bit::COLL | bit::P2P | bit::KERNEL_LAUNCH);
+        let of_operation = matches!(
+            said.bit(),
+            bit::KERNEL_CH | bit::KERNEL_PHASE | bit::PROXY_OP | bit::PROXY_STEP | bit::NET_PLUGIN
+        );
+        match self.pair(live, said.parent()).filter(|_| of_call || of_operation) {
             Some(Ok(pair)) => pair.mask,
             _ => self.mask(),
         }
