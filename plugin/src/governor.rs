@@ -98,7 +98,7 @@ const WANTED_EVENTS: usize = 13;
 /// Words it needs.
 pub(crate) const WORDS: usize = 16;
 
-/// Bits of the word [`comm::HINT`]: why the called operation is worth timing.
+/// Bits of the word [`ringwatch_wire::layout::comm::HINT`]: why the called operation is worth timing.
 pub(crate) const AFTER_PAUSE: u64 = 1;
 pub(crate) const LARGE: u64 = 2;
 const WORTH: u64 = AFTER_PAUSE | LARGE;
