@@ -198,7 +198,7 @@ pub struct Run {
     /// Replace another profiler plugin that NCCL_PROFILER_PLUGIN names
     #[arg(long)]
     pub replace: bool,
-    /// Keep the other profiler plugin that NCCL_PROFILER_PLUGIN names: it gets every callback as well
+    /// Keep the other profiler plugin that NCCL_PROFILER_PLUGIN names: it gets what it asks for
     #[arg(long, conflicts_with = "replace")]
     pub chain: bool,
     /// Load the library that sees NCCL's calls as well: for NCCL before 2.23, inits and calls that hang,

@@ -150,6 +150,42 @@ fn repeats_and_events_are_all_in_the_json() {
     let events = t.events.as_ref().unwrap();
     assert_eq!(events.iter().map(|e| e.rank).collect::<Vec<_>>(), [0, 1, 2]);
     assert!(events.iter().all(|e| e.samples_ns.len() == 7 && e.floor_ns.is_finite() && e.floor_ns >= 0.0));
+    let floors =
+        |e: &ringwatch::bench::RankEvents| e.kernel_floor_ns.is_some_and(|k| k.is_finite() && k > 0.0);
+    assert!(events.iter().all(floors), "{events:?}");
+}
+
+#[test]
+fn what_events_measure_of_an_empty_kernel_stands_beside_them() {
+    let dir = fake_or_skip!("what_events_measure_of_an_empty_kernel_stands_beside_them");
+    let room = Room::new();
+    let said = run(&mut bench(&room, dir, "-b 64 -e 128 -n 3 --events -t 1 -g 2"));
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{}", said.out);
+    for size in ["64 B: ", "128 B: "] {
+        let line = said.out.lines().find(|l| l.contains(&format!("# by CUDA events, {size}")));
+        let line = line.unwrap_or_else(|| panic!("{size}{}", said.out));
+        assert!(line.contains(" us are an empty kernel's, and of these "), "{line}");
+    }
+    assert!(!run(&mut bench(&room, dir, "-b 64 -e 64 -n 3 -t 1")).out.contains("CUDA events"));
+    // The fake driver says at the process's end whether a module is left.
+    for (fails, call) in [
+        ("cuModuleLoadData", "cuModuleLoadData"),
+        ("cuModuleGetFunction", "cuModuleGetFunction"),
+        ("cuModuleGetFunction:2", "cuModuleGetFunction"),
+        ("cuLaunchKernel", "cuLaunchKernel"),
+        ("cuLaunchKernel:20", "cuLaunchKernel"),
+    ] {
+        let mut command = bench(&room, dir, "-b 64 -e 64 -n 3 --events -t 1 -g 2");
+        let said = run(command.env("FAKE_FAIL", fails));
+        assert_eq!(said.code, Some(2), "{fails}: {}", said.out);
+        let told = format!("{call} on device ");
+        assert!(
+            said.err.contains(&told) && said.err.contains("CUDA_ERROR_LAUNCH_FAILED (719)"),
+            "{}",
+            said.err
+        );
+        assert_eq!(said.err.lines().count(), 1, "{fails}: {}", said.err);
+    }
 }
 
 #[test]

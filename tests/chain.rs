@@ -10,6 +10,8 @@ use ringwatch_wire::layout::Region;
 use ringwatch_wire::reader::{Found, Reader};
 use ringwatch_wire::sync::Word;
 use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use support::{Play, Players, Room};
 
 /// What the segments of one job hold, by rank, apart from the moments.
@@ -143,5 +145,118 @@ fn a_plugin_behind_ours_changes_nothing_up_to_v4() {
 fn a_plugin_behind_ours_changes_nothing_from_v5_on() {
     for abi in 5..=7 {
         check(abi);
+    }
+}
+
+/// A plugin that writes down every callback; `None`, said by the test's name, where there is no compiler.
+fn recorder(test: &str, room: &Room) -> Option<PathBuf> {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/plugin/tests/support/recorder.c");
+    let to = room.path("recorder.so");
+    let made = Command::new("cc").args(["-shared", "-fPIC", "-lpthread", source, "-o"]).arg(&to).output();
+    let Ok(made) = made else {
+        eprintln!("SKIPPED {test}: there is no C compiler `cc`");
+        return None;
+    };
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    Some(to)
+}
+
+/// What the recorder writes down, and which masks and NULL handles it answers with.
+#[derive(Debug, Clone, Copy)]
+struct Recorded {
+    play: Play,
+    rank: usize,
+    mask: u32,
+    nulls: u32,
+}
+
+/// What the recorder hears in NCCL's one slot, or behind our plugin there. NCCL leaves out what nobody asks for.
+fn heard(room: &Room, other: &Path, r: Recorded, chained: bool) -> Vec<String> {
+    let ours = room.plugin();
+    let log = room.path("log");
+    let mut command = room.ringwatch(["replay", "--unpaced", "--honour-mask", "--scenario", r.play.scenario]);
+    command
+        .args(["--rank", &r.rank.to_string(), "--abi", &r.play.abi.to_string(), "--plugin"])
+        .arg(if chained { &ours } else { other })
+        .args(r.play.two_node.then_some("--two-node"))
+        .env("RECORDER_LOG", &log)
+        .env("RECORDER_MASK", format!("{:x}", r.mask))
+        .env("RECORDER_NULL", format!("{:x}", r.nulls))
+        .env("RECORDER_STRICT", "1");
+    if chained {
+        command.env("RINGWATCH_CHAIN", other);
+    }
+    let said = support::run(&mut command);
+    assert_eq!(said.code, Some(0), "{r:x?}: {}", said.err);
+    let text = std::fs::read_to_string(&log).expect("the recorder wrote its log");
+    // How late a call is moves the GPU's stamps.
+    let moments = |line: &str| {
+        let stop = line.contains(" state 22 ");
+        let word = |w: &&str| !(w.starts_with("stamp=") || stop && w.starts_with("value="));
+        line.split(' ').filter(word).collect::<Vec<_>>().join(" ")
+    };
+    text.lines().map(moments).collect()
+}
+
+#[track_caller]
+fn hears_the_same(room: &Room, other: &Path, r: Recorded) -> usize {
+    let (alone, chained) = (heard(room, other, r, false), heard(room, other, r, true));
+    for (i, (a, c)) in alone.iter().zip(&chained).enumerate() {
+        assert_eq!(a, c, "{r:x?}: call {i}, alone and chained");
+    }
+    assert_eq!(alone.len(), chained.len(), "{r:x?}");
+    alone.len()
+}
+
+/// Every type by itself, what NVIDIA's Inspector and example ask for, everything, and nothing.
+const MASKS: [u32; 22] = [
+    0x1, 0x2, 0x4, 0x8, 0x10, 0x20, 0x40, 0x80, 0x100, 0x200, 0x400, 0x800, 0x1000, 0x2000, 0x4000, 0x8000,
+    0x42, 0x46, 0x1f, 0x840, 0xffff, 0,
+];
+
+fn another_plugin_hears_what_it_would_alone(test: &str, versions: std::ops::RangeInclusive<u8>) {
+    let room = Room::new();
+    let Some(other) = recorder(test, &room) else { return };
+    for abi in versions {
+        let mut most = 0;
+        for mask in MASKS {
+            let play = Play { abi, ..Play::of("mixed").two_node() };
+            most = most.max(hears_the_same(&room, &other, Recorded { play, rank: 1, mask, nulls: 0 }));
+        }
+        assert!(most > 1000, "v{abi}: {most}");
+        for scenario in Scenario::ALL {
+            for two_node in [false, true] {
+                for rank in 0..4 {
+                    let play = Play { abi, two_node, ..Play::of(scenario.as_str()) };
+                    let mask = [0x46, 0x18, 0x3, 0x702][rank];
+                    hears_the_same(&room, &other, Recorded { play, rank, mask, nulls: 0 });
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn another_plugin_hears_what_it_would_alone_up_to_v4() {
+    another_plugin_hears_what_it_would_alone("another_plugin_hears_what_it_would_alone_up_to_v4", 1..=4);
+}
+
+#[test]
+fn another_plugin_hears_what_it_would_alone_from_v5_on() {
+    another_plugin_hears_what_it_would_alone("another_plugin_hears_what_it_would_alone_from_v5_on", 5..=7);
+}
+
+/// NCCL leaves out what belongs to an event for which a plugin gave NULL, by version more or less of it; our own handle
+/// in its place must not bring it back.
+#[test]
+fn what_another_plugin_refuses_stays_refused() {
+    let room = Room::new();
+    let Some(other) = recorder("what_another_plugin_refuses_stays_refused", &room) else { return };
+    for abi in 1..=7 {
+        // Groups, calls, operations, transfers and steps.
+        for (nulls, mask) in [(0x1, 0x7), (0x300, 0xf07), (0x8, 0x1f), (0x10, 0x1f), (0x2, 0x2)] {
+            let play = Play { abi, ..Play::of("mixed").two_node() };
+            hears_the_same(&room, &other, Recorded { play, rank: 2, mask, nulls });
+        }
     }
 }

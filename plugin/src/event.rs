@@ -9,11 +9,15 @@ pub mod bit {
     pub const PROXY_OP: u32 = 3;
     pub const PROXY_STEP: u32 = 4;
     pub const KERNEL_CH: u32 = 6;
+    pub const NET_PLUGIN: u32 = 7;
     pub const GROUP_API: u32 = 8;
     pub const COLL_API: u32 = 9;
     pub const P2P_API: u32 = 10;
     pub const KERNEL_LAUNCH: u32 = 11;
     pub const CE_COLL: u32 = 12;
+    pub const CE_SYNC: u32 = 13;
+    pub const CE_BATCH: u32 = 14;
+    pub const KERNEL_PHASE: u32 = LAST;
     /// The highest bit that any ABI version up to v7 has.
     pub const LAST: u32 = 15;
 }

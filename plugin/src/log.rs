@@ -110,7 +110,7 @@ impl Message {
             Message::CommTableFull => {
                 c"ringwatch: more communicators than the segment has room for; this one is not recorded."
             }
-            Message::Chained => c"ringwatch: the plugin that RINGWATCH_CHAIN names gets every callback as well",
+            Message::Chained => c"ringwatch: the plugin that RINGWATCH_CHAIN names gets what it asks for as well",
             Message::ChainNotLoaded => {
                 c"ringwatch: RINGWATCH_CHAIN names a library that cannot be loaded; it is left out."
             }

@@ -8,7 +8,7 @@
 //! | `RINGWATCH_OVERHEAD_BUDGET` | share of wall time that GPU times may cost a process, whatever number of GPUs it drives, `0%` to `100%` | `1%` |
 //! | `RINGWATCH_DETAIL` | `auto`: GPU times within the budget; `full`: of every operation, whatever it costs; `calls`: none | `auto` |
 //! | `RINGWATCH_GRAPHS` | CUDA graphs. `watch`: captures, and replays where NCCL tells of them; `full`: GPU times of every replay too, 5 us a captured operation; `off`: nothing of them, and up to NCCL 2.30 no kernel events, so that no capture can find them on | `watch` |
-//! | `RINGWATCH_CHAIN` | another profiler plugin, which gets every callback as well; named as NCCL_PROFILER_PLUGIN names one | none |
+//! | `RINGWATCH_CHAIN` | another profiler plugin, which gets what it asks for as well; named as NCCL_PROFILER_PLUGIN names one | none |
 
 use crate::log::{Log, Message};
 use crate::sys::variable;

@@ -8,6 +8,7 @@
 use crate::abi::LogFn;
 use crate::chain::Chain;
 use crate::clock::{self, now_ns};
+use crate::event::bit;
 use crate::events::{self, Driver, Events};
 use crate::governor::{self, Facts, Governor};
 use crate::handle::{Handle, Kind, VALUE_MASK};
@@ -226,12 +227,26 @@ pub fn open_comm(version: u32, args: &InitArgs, mask: Mask) -> Opened {
         spare_context(page.spare_contexts.add(1))
     });
     load_chain(page, version, &log);
-    let theirs = chain().map_or(0, |chain| chain.open(version, args, value, &log));
-    let mask = match outcome {
-        Err(Loss::NoRoom) => theirs,
-        _ => live.governor.mask(mask.wanted, theirs, mask.place),
+    // Nothing is recorded where there is no segment, and nothing asked for.
+    let wanted = if outcome == Err(Loss::NoRoom) { 0 } else { mask.wanted };
+    let mask = match chain() {
+        Some(chain) => {
+            let theirs = chain.open(version, args, value, &log);
+            // The other plugin may change its mind, which is seen when something comes.
+            live.governor.mask(wanted | HEARTBEAT, theirs, static_place(mask.place))
+        }
+        None if wanted == 0 => 0,
+        None => live.governor.mask(wanted, 0, mask.place),
     };
     Opened { context: Handle { kind: Kind::Comm, value }.pack(live.nonce), mask }
+}
+
+/// What costs NCCL nothing and comes with every operation.
+const HEARTBEAT: c_int = 1 << bit::COLL | 1 << bit::P2P;
+
+/// A place for NCCL's mask that may be written after init; 0 for one on a stack or a heap, which is a test's.
+fn static_place(place: usize) -> usize {
+    if Linker::get().is_some_and(|l| l.is_static(place)) { place } else { 0 }
 }
 
 /// Contexts without a slot count down from the largest value.

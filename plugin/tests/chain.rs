@@ -26,6 +26,7 @@ const VERSION: &str = "RINGWATCH_TEST_ABI";
 const ALONE: &str = "RINGWATCH_TEST_ALONE";
 /// Everything but kernel events: with those the GPU times of v3 and v4 are others than without the other plugin.
 const ALL_BUT_KERNELS: &str = "7fbf";
+const EVERYTHING: &str = "ffff";
 
 /// The version that a child is to play.
 fn version() -> usize {
@@ -283,15 +284,19 @@ fn another_plugin_hears_what_it_hears_alone_and_nothing_else_changes() {
         return;
     }
     for v in 1..=7 {
+        // Here NCCL leaves nothing out, so the other one has to ask for all of it.
         let alone = play(test, v, |c, _| {
-            c.env(ALONE, &other);
+            c.env(ALONE, &other).env("RECORDER_MASK", EVERYTHING);
         });
-        let chained = play(test, v, |c, _| {
-            c.env("RINGWATCH_CHAIN", &other).env("RECORDER_STRICT", "1");
-        });
+        let chained = |mask: &str| {
+            let ran = play(test, v, |c, _| {
+                c.env("RINGWATCH_CHAIN", &other).env("RECORDER_STRICT", "1").env("RECORDER_MASK", mask);
+            });
+            ran.unwrap()
+        };
         let without = play(test, v, |_, _| {});
-        let (alone, chained, without) = (alone.unwrap(), chained.unwrap(), without.unwrap());
-        let log = chained.file("log");
+        let (alone, without) = (alone.unwrap(), without.unwrap());
+        let log = chained(EVERYTHING).file("log");
         assert!(log.lines().count() > 60, "v{v}: {log}");
         // What comes by a context that was finalized goes nowhere, and a context is finalized once.
         let heard = alone.file("log");
@@ -302,6 +307,7 @@ fn another_plugin_hears_what_it_hears_alone_and_nothing_else_changes() {
         let (ends, stops) = (&last[..2], &last[last.len() - 1 - 10..last.len() - 1]);
         let want: Vec<&str> = first.chain(ends.iter().copied()).chain(stops.iter().copied()).collect();
         same(&log, &want.join("\n"), &format!("v{v}"));
+        let chained = chained(ALL_BUT_KERNELS);
         same(&told(&only(&chained.dir)), &told(&only(&without.dir)), &format!("v{v}"));
     }
 }
@@ -320,14 +326,17 @@ fn an_older_plugin_hears_newer_callbacks_as_its_own() {
     for old in [4, 5, 6] {
         let other = folder.path().join(format!("v{old}.so"));
         recorder(test, 1 << old | 0xe, &other).unwrap();
-        let strict = |c: &mut Command, of: &Path| {
-            c.env("RINGWATCH_CHAIN", of).env("RECORDER_STRICT", "1");
+        let strict = |v: usize, of: &Path, mask: &str| {
+            let ran = play(test, v, |c, _| {
+                c.env("RINGWATCH_CHAIN", of).env("RECORDER_STRICT", "1").env("RECORDER_MASK", mask);
+            });
+            ran.unwrap()
         };
-        let own = play(test, old, |c, _| strict(c, &all)).unwrap().file("log");
+        let own = strict(old, &all, EVERYTHING).file("log");
         for v in old + 1..=7 {
-            let turned = play(test, v, |c, _| strict(c, &other)).unwrap();
             let what = format!("v{v} turned into v{old}");
-            same(&turned.file("log"), &own, &what);
+            same(&strict(v, &other, EVERYTHING).file("log"), &own, &what);
+            let turned = strict(v, &other, ALL_BUT_KERNELS);
             let without = play(test, v, |_, _| {}).unwrap();
             same(&told(&only(&turned.dir)), &told(&only(&without.dir)), &what);
         }
@@ -406,7 +415,7 @@ fn pairs_that_are_gone_are_stale_and_captured_calls_outlive_the_rest() {
         return;
     }
     let ran = play(test, 5, |c, _| {
-        c.env("RINGWATCH_CHAIN", &other).env("RECORDER_STRICT", "1");
+        c.env("RINGWATCH_CHAIN", &other).env("RECORDER_STRICT", "1").env("RECORDER_MASK", EVERYTHING);
     })
     .unwrap();
     let r = only(&ran.dir);
@@ -558,6 +567,138 @@ fn kernel_events_that_another_plugin_wants_are_never_switched_off() {
         let timed = ops.iter().filter(|o| o.timed == timed::KERNEL).count();
         assert_eq!(timed == ops.len(), mask == "0x842", "{timed} of {}", ops.len());
     }
+}
+
+/// Lets the recorder behind ours ask for other events, as a user of NVIDIA's example does by a function of its own.
+fn ask(mask: i32) {
+    let path = std::ffi::CString::new(std::env::var("RINGWATCH_CHAIN").unwrap()).unwrap();
+    // SAFETY: a library that is loaded already, and its function of this name and signature.
+    unsafe {
+        let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
+        let ask = libc::dlsym(library, c"recorder_ask".as_ptr());
+        assert!(!ask.is_null());
+        std::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int)>(ask)(mask);
+    }
+}
+
+#[test]
+fn another_plugin_may_change_its_mind() {
+    let test = "another_plugin_may_change_its_mind";
+    const OURS: i32 = 0x71f;
+    if child() {
+        let p = Plugin::built();
+        let n = Nccl { plugin: p, v: 5, context: init_with_static_mask(&p, 1) };
+        let asked = |what: i32| assert_eq!(MASK.load(Ordering::Relaxed) & !0x40, OURS | what & !0x40);
+        let kernels = || MASK.load(Ordering::Relaxed) & 0x40 != 0;
+        let of = [(true, 64)];
+        let call = |seq| {
+            let (group, calls) = n.calls(false, &of);
+            let ops = n.issue(&calls, &of, seq);
+            n.stop(group);
+            ops[0]
+        };
+        let control = || n.stop(n.start(&Descriptor::new(5, ty::PROXY_CTRL, 0, 0)));
+        asked(0);
+        // What is called before NCCL's mask has what it has asked for comes as far as ours brings it.
+        let first = call(0);
+        control();
+        ask(0x62);
+        asked(0);
+        let second = call(1);
+        asked(0x62);
+        control();
+        spend(&p, n.context);
+        assert!(kernels(), "kernel events are not switched while another one wants them");
+        ask(0x2);
+        call(2);
+        asked(0x2);
+        control();
+        // What hangs on an operation goes by what was asked for when it was called.
+        n.kernels(first);
+        n.kernels(second);
+        ask(0);
+        let last = call(3);
+        asked(0);
+        n.kernels(last);
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("other.so");
+    if recorder(test, 0xfe, &other).is_none() {
+        return;
+    }
+    let ran = play(test, 5, |c, _| {
+        c.env("RINGWATCH_CHAIN", &other)
+            .env("RECORDER_STRICT", "1")
+            .env("RECORDER_MASK", "0")
+            .env("RINGWATCH_OVERHEAD_BUDGET", "0.01%");
+    });
+    let log = ran.unwrap().file("log");
+    let heard = |what: &str| log.lines().filter(|l| l.starts_with(what)).count();
+    let spent = 3000;
+    assert_eq!(heard("v5 start 20 "), 1, "while it asked for them");
+    assert_eq!(heard("v5 start 2 "), 2 + spent);
+    assert_eq!(heard("v5 start 40 "), 2, "those of the second call alone");
+    assert_eq!(heard("v5 state 22 "), 2);
+    assert_eq!(heard("v5 stop"), heard("v5 start"));
+}
+
+#[test]
+fn events_that_are_new_to_us_go_by_their_own_bit() {
+    let test = "events_that_are_new_to_us_go_by_their_own_bit";
+    if child() {
+        let p = Plugin::built();
+        let opened = p.init(7, 1);
+        assert_eq!(opened.mask & 0x30_0000, 0x10_0000);
+        let n = Nccl { plugin: p, v: 7, context: opened.context };
+        for kind in [0x10_0000, 0x20_0000, 0x30_0000, 1 << 40] {
+            let event = n.start(&Descriptor::new(7, kind, 0, 0));
+            n.state(event, 77, None);
+            n.stop(event);
+        }
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("other.so");
+    if recorder(test, 0xfe, &other).is_none() {
+        return;
+    }
+    let ran = play(test, 7, |c, _| {
+        c.env("RINGWATCH_CHAIN", &other).env("RECORDER_STRICT", "1").env("RECORDER_MASK", "100002");
+    });
+    let log = ran.unwrap().file("log");
+    let heard: Vec<&str> = log.lines().skip(1).map(|l| l.split(" context").next().unwrap()).collect();
+    assert_eq!(heard, ["v7 start 100000 -> e0", "v7 state 77 event=e0 bare", "v7 stop event=e0"]);
+}
+
+#[test]
+fn without_a_segment_nccl_is_asked_for_what_the_other_plugin_wants() {
+    let test = "without_a_segment_nccl_is_asked_for_what_the_other_plugin_wants";
+    if child() {
+        let p = Plugin::built();
+        let context = init_with_static_mask(&p, 1);
+        let n = Nccl { plugin: p, v: 5, context };
+        let op = n.start(&COLL_DEFAULT.at(5));
+        n.stop(op);
+        assert_eq!(MASK.load(Ordering::Relaxed), 0x6, "by which a change would be seen");
+        ask(0x60);
+        let op = n.start(&COLL_DEFAULT.at(5));
+        n.stop(op);
+        assert_eq!(MASK.load(Ordering::Relaxed), 0x66);
+        ask(0);
+        let op = n.start(&COLL_DEFAULT.at(5));
+        n.stop(op);
+        assert_eq!(MASK.load(Ordering::Relaxed), 0x6);
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("other.so");
+    if recorder(test, 0xfe, &other).is_none() {
+        return;
+    }
+    play(test, 5, |c, _| {
+        c.env("RINGWATCH_CHAIN", &other).env("RECORDER_MASK", "0").env("RINGWATCH_DIR", "/proc/self");
+    });
 }
 
 // --- what cannot be chained

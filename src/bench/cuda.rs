@@ -4,7 +4,10 @@
 
 #![expect(unsafe_code, reason = "calls of a C library that is loaded at run time")]
 
+mod kernel;
+
 use super::error::BenchError;
+pub use kernel::EmptyKernel;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem::ManuallyDrop;
@@ -78,6 +81,12 @@ functions! {
     graph_launch = "cuGraphLaunch"(usize, usize);
     graph_exec_destroy = "cuGraphExecDestroy"(usize);
     graph_destroy = "cuGraphDestroy"(usize);
+    module_load = "cuModuleLoadData"(*mut usize, *const c_void);
+    module_unload = "cuModuleUnload"(usize);
+    module_function = "cuModuleGetFunction"(*mut usize, usize, *const c_char);
+    launch_kernel = "cuLaunchKernel"(
+        usize, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, usize, *mut *mut c_void, *mut *mut c_void
+    );
     error_name = "cuGetErrorName"(c_int, *mut *const c_char);
     error_string = "cuGetErrorString"(c_int, *mut *const c_char);
 }

@@ -98,8 +98,8 @@ pub struct Environment {
     pub variables: BTreeMap<String, String>,
 }
 
-/// Durations of single operations by CUDA events, of one rank. The stream is idle before each, so that what the
-/// host takes to issue the operation lies between both events too.
+/// Durations of single operations by CUDA events, of one rank. The GPU is kept busy before each for as long as the host
+/// takes to issue it; one that is full of something else is not, and there the host's time lies between both events too.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RankEvents {
     /// The rank.
@@ -107,6 +107,10 @@ pub struct RankEvents {
     /// Between two events with nothing between them, the median of some: what the events themselves take. It is in
     /// every sample.
     pub floor_ns: f64,
+    /// The same with a kernel between them that does nothing: launching one and seeing it end is in every sample of an
+    /// operation too, and in no time that its own kernel takes. To be compared are samples less this.
+    #[serde(default)]
+    pub kernel_floor_ns: Option<f64>,
     /// One duration an operation, in the order issued.
     pub samples_ns: Vec<f64>,
 }

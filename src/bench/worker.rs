@@ -1,7 +1,7 @@
 //! One thread and its GPUs: communicators, the sweep, the stopwatch, the check.
 
 use super::check::{self, Rule};
-use super::cuda::{Buffer, Context, Event, Graph, HostBuffer, Stream};
+use super::cuda::{Buffer, Context, EmptyKernel, Event, Graph, HostBuffer, Stream};
 use super::error::BenchError;
 use super::nccl::Failed;
 use super::op::{OneRank, Placement, Shape, algbw_gb_per_s};
@@ -28,7 +28,14 @@ const BUSY_BYTES: u64 = 256 << 20;
 const PROBES: u32 = 20;
 
 /// Pairs of events without an operation, of which the median is taken.
-const FLOOR_SAMPLES: usize = 21;
+const FLOOR_SAMPLES: usize = 51;
+
+/// What events measure without an operation between them.
+#[derive(Debug, Clone, Copy)]
+struct Floor {
+    empty_ns: f64,
+    kernel_ns: f64,
+}
 
 /// One GPU of a thread. Fields are dropped in this order.
 #[derive(Debug)]
@@ -48,6 +55,8 @@ pub(super) struct Worker<'a> {
     shared: &'a Shared,
     thread: usize,
     lanes: Vec<Lane>,
+    /// Of every lane, once it is measured.
+    floors: Vec<Floor>,
     /// Turns taken so far.
     turns: u64,
 }
@@ -94,7 +103,7 @@ fn pin(index: usize) {
 impl<'a> Worker<'a> {
     /// One thread's part of the benchmark, to its end, which a failure may be.
     pub(super) fn run(shared: &'a Shared, thread: usize, on: &mut dyn FnMut(SizeResult)) {
-        let mut worker = Worker { shared, thread, lanes: Vec::new(), turns: 0 };
+        let mut worker = Worker { shared, thread, lanes: Vec::new(), floors: Vec::new(), turns: 0 };
         // Made after the worker, so that it goes before the buffers do, a panic's way out included.
         let guard = Guard { shared, thread };
         if let Err(e) = worker.sweep(on) {
@@ -488,29 +497,24 @@ impl<'a> Worker<'a> {
         for lane in &self.lanes {
             pairs.push((Event::new(&lane.context)?, Event::new(&lane.context)?));
         }
-        let mut own: Vec<RankEvents> = self
-            .lanes
-            .iter()
-            .map(|l| RankEvents { rank: l.rank, floor_ns: 0.0, samples_ns: Vec::new() })
-            .collect();
         // A GPU that is full of something else is not made busy.
         let busy: Vec<Option<Buffer>> =
             self.lanes.iter().map(|l| Buffer::new(&l.context, BUSY_BYTES).ok()).collect();
-        for ((lane, (begin, end)), (busy, events)) in
-            self.lanes.iter().zip(&pairs).zip(busy.iter().zip(&mut own))
-        {
-            let mut empty = Vec::new();
-            for _ in 0..FLOOR_SAMPLES {
-                if let Some(busy) = busy {
-                    lane.stream.fill(busy, 0, BUSY_BYTES, 0)?;
-                }
-                begin.record(&lane.stream)?;
-                end.record(&lane.stream)?;
-                self.wait(what)?;
-                empty.push(begin.elapsed_ns(end)?);
-            }
-            events.floor_ns = median(&empty);
+        while let Some(lane) = self.lanes.get(self.floors.len()) {
+            let floor = self.floor(lane, busy.get(self.floors.len()).and_then(Option::as_ref), what)?;
+            self.floors.push(floor);
         }
+        let mut own: Vec<RankEvents> = self
+            .lanes
+            .iter()
+            .zip(&self.floors)
+            .map(|(lane, floor)| RankEvents {
+                rank: lane.rank,
+                floor_ns: floor.empty_ns,
+                kernel_floor_ns: Some(floor.kernel_ns),
+                samples_ns: Vec::new(),
+            })
+            .collect();
         shared.start_together(self.thread)?;
         for nth in 0..u64::from(shared.settings.iters) {
             for ((lane, (begin, _)), busy) in self.lanes.iter().zip(&pairs).zip(&busy) {
@@ -548,6 +552,30 @@ impl<'a> Worker<'a> {
         shared.meet(self.thread)?;
         all.sort_by_key(|e| e.rank);
         Ok(all)
+    }
+
+    /// What events measure on a lane with nothing between them, and with a kernel that does nothing.
+    fn floor(&self, lane: &Lane, busy: Option<&Buffer>, what: &str) -> Result<Floor, BenchError> {
+        let kernel = EmptyKernel::new(&lane.context)?;
+        let event = || Event::new(&lane.context);
+        let (empty, around) = ((event()?, event()?), (event()?, event()?));
+        let (mut empty_ns, mut kernel_ns) = (Vec::new(), Vec::new());
+        // The first launch loads the code.
+        kernel.launch(&lane.stream)?;
+        for _ in 0..FLOOR_SAMPLES {
+            if let Some(busy) = busy {
+                lane.stream.fill(busy, 0, BUSY_BYTES, 0)?;
+            }
+            empty.0.record(&lane.stream)?;
+            empty.1.record(&lane.stream)?;
+            around.0.record(&lane.stream)?;
+            kernel.launch(&lane.stream)?;
+            around.1.record(&lane.stream)?;
+            self.wait(what)?;
+            empty_ns.push(empty.0.elapsed_ns(&empty.1)?);
+            kernel_ns.push(around.0.elapsed_ns(&around.1)?);
+        }
+        Ok(Floor { empty_ns: median(&empty_ns), kernel_ns: median(&kernel_ns) })
     }
 
     /// Puts patterns into the inputs, runs one operation (a batch of them, a graph) and counts the elements that

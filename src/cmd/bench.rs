@@ -2,8 +2,8 @@
 
 use super::{BROKEN, FINDINGS, compare};
 use crate::bench::{
-    self, BenchError, Collective, Environment, Launch, Progress, Report, Settings, SizeResult, Step, Timing,
-    Turns, parse_bytes, version_text,
+    self, BenchError, Collective, Environment, Launch, Progress, RankEvents, Report, Settings, SizeResult,
+    Step, Timing, Turns, median, parse_bytes, version_text,
 };
 use crate::cli::Bench;
 use anyhow::Context;
@@ -186,7 +186,26 @@ fn tail(r: &Report) -> String {
         Some(w) => format!("# wrong elements: {w}, FAILED\n"),
         None => "# wrong elements: not checked\n".to_owned(),
     };
-    format!("{wrong}# average bus bandwidth: {:.3} GB/s\n", r.average_busbw_gb_per_s)
+    format!("{}{wrong}# average bus bandwidth: {:.3} GB/s\n", by_events(r), r.average_busbw_gb_per_s)
+}
+
+/// Single operations by CUDA events, out of place: the medians of all ranks, and what of them is no operation's.
+fn by_events(r: &Report) -> String {
+    let mut lines = String::new();
+    for size in &r.sizes {
+        let Some(events) = &size.out_of_place.events else { continue };
+        let of_ranks = |each: fn(&RankEvents) -> Option<f64>| {
+            number(median(&events.iter().filter_map(each).collect::<Vec<_>>()) / 1000.0)
+        };
+        lines.push_str(&format!(
+            "# by CUDA events, {} B: {} us, of which {} us are an empty kernel's, and of these {} us the events'\n",
+            size.size_bytes,
+            of_ranks(|e| Some(median(&e.samples_ns))),
+            of_ranks(|e| e.kernel_floor_ns),
+            of_ranks(|e| Some(e.floor_ns)),
+        ));
+    }
+    lines
 }
 
 /// How it is measured, in one line.

@@ -49,6 +49,11 @@ pub(super) fn has_type(abi: Abi, type_bit: u64) -> bool {
     abi.number() >= since
 }
 
+/// The bits of a mask that mean something to a version.
+pub(super) fn known_bits(abi: Abi) -> u64 {
+    (0..u64::BITS).map(|bit| 1 << bit).filter(|&bit| has_type(abi, bit)).sum()
+}
+
 /// Whether a version knows a state.
 pub(super) fn has_state(abi: Abi, state: u32) -> bool {
     let version = abi.number();
@@ -422,6 +427,30 @@ mod tests {
         assert!(!has_state(abi(3), 19) && has_state(abi(4), 19));
         assert!(has_state(abi(3), 5) && !has_state(abi(4), 5));
         assert!(!has_state(abi(3), 22) && has_state(abi(4), 22));
+    }
+
+    /// The plugin's own table, by which it decides what another one behind it hears.
+    mod plugin {
+        include!(concat!(env!("CARGO_MANIFEST_DIR"), "/plugin/src/chain/asked.rs"));
+
+        pub(super) fn table(version: u32, bit: u32) -> u64 {
+            implied_by(version, bit).into()
+        }
+    }
+
+    #[test]
+    fn the_plugin_has_the_same_table() {
+        for version in 1..=7 {
+            for bit in 0..32 {
+                let abi = Abi::new(version).unwrap();
+                assert_eq!(
+                    plugin::table(version.into(), bit),
+                    implied_by(abi, 1 << bit),
+                    "v{version}, bit {bit}"
+                );
+            }
+        }
+        assert_eq!(plugin::table(7, 40), 0, "no mask has that bit");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::abi::{DescriptorBytes, Setting, StateBytes, has_state, has_type, implied_by};
+use super::abi::{DescriptorBytes, Setting, StateBytes, has_state, has_type, implied_by, known_bits};
 use super::clock::{Clock, Pacer};
 use super::player::PlayReport;
 use super::plugin::{Abi, Comm, Plugin, c_string};
@@ -197,7 +197,7 @@ impl<'a, C: Clock> Stage<'a, C> {
             given: Given::Suppressed,
             type_bit,
             parent,
-            mask: self.plugin.mask(),
+            mask: self.plugin.mask() & known_bits(self.abi),
             slip_ns: 0,
             send: matches!(descriptor, Descriptor::ProxyOp { send: true, .. }),
             step: if let Descriptor::ProxyStep { step } = *descriptor { step } else { 0 },
@@ -310,6 +310,13 @@ impl<'a, C: Clock> Stage<'a, C> {
             return;
         };
         let (given, type_bit, parent, step) = (slot.given, slot.type_bit, slot.parent, slot.step);
+        let slip_ns = slot.slip_ns;
+        if type_bit == PROXY_STEP && old_proxy_states(self.abi) {
+            // Of the operation, whether the steps are asked for or not.
+            self.pacer.wait(event.at_ns, 0);
+            let send = self.slots.get(&parent).is_some_and(|op| op.send);
+            self.old_op_state(parent, if send { OLD_SEND_DONE } else { OLD_RECV_DONE }, step);
+        }
         let value = match given {
             Given::Handle(value) => value,
             // Up to NCCL 2.25 an operation is stopped without a look at its handle.
@@ -323,12 +330,8 @@ impl<'a, C: Clock> Stage<'a, C> {
                 return;
             }
         };
-        let min_slip = if type_bit == KERNEL_CH { slot.slip_ns } else { 0 };
+        let min_slip = if type_bit == KERNEL_CH { slip_ns } else { 0 };
         self.pacer.wait(event.at_ns, min_slip);
-        if type_bit == PROXY_STEP && old_proxy_states(self.abi) {
-            let send = self.slots.get(&parent).is_some_and(|op| op.send);
-            self.old_op_state(parent, if send { OLD_SEND_DONE } else { OLD_RECV_DONE }, step);
-        }
         let code = self.plugin.stop(value);
         self.report.stops += 1;
         self.returned(code);
@@ -340,7 +343,18 @@ impl<'a, C: Clock> Stage<'a, C> {
             return;
         };
         let (type_bit, parent, step, slip_ns) = (slot.type_bit, slot.parent, slot.step, slot.slip_ns);
-        let value = match slot.given {
+        let given = slot.given;
+        let old = type_bit == PROXY_STEP && old_proxy_states(self.abi);
+        if let Some(old_state) = old_state_of(state).filter(|_| old) {
+            self.pacer.wait(event.at_ns, 0);
+            if matches!(old_state, 2 | 5)
+                && let Some(op) = self.slots.get_mut(&parent)
+            {
+                op.bytes = op.bytes.saturating_add(arg.unwrap_or(0));
+            }
+            self.old_op_state(parent, old_state, step);
+        }
+        let value = match given {
             // A step's states want a ProxyOp's handle, whatever the step's own is.
             Given::Handle(value) if type_bit != PROXY_STEP || self.value(parent) != 0 => value,
             Given::Masked => {
@@ -353,15 +367,7 @@ impl<'a, C: Clock> Stage<'a, C> {
             }
         };
         self.pacer.wait(event.at_ns, if type_bit == KERNEL_CH { slip_ns } else { 0 });
-        if type_bit == PROXY_STEP && old_proxy_states(self.abi) {
-            if let Some(old) = old_state_of(state) {
-                if matches!(old, 2 | 5)
-                    && let Some(op) = self.slots.get_mut(&parent)
-                {
-                    op.bytes = op.bytes.saturating_add(arg.unwrap_or(0));
-                }
-                self.old_op_state(parent, old, step);
-            }
+        if old {
             if has_state(self.abi, state) {
                 // The old argument has no arm for steps.
                 self.record(value, state, None);

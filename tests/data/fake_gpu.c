@@ -11,6 +11,8 @@
  *   FAKE_ASYNC=1             a communicator reports an error while its stream is busy
  *   FAKE_LOG=FILE            a line with the plugin's variables, and whether it loads, for each id
  *   FAKE_WRONG=RANK          one element of this rank's every result is wrong
+ *
+ * A process that ends with a module still loaded says so on stderr.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -181,6 +183,40 @@ int cuGraphDestroy(Node *g) {
         g = next;
     }
     return 0;
+}
+/* A module is PTX text; its one kernel has no parameters and does nothing. */
+typedef struct { char entry[32]; } Module;
+static atomic_int modules;
+static int no_kernel(void) { return 0; }
+int cuModuleLoadData(Module **m, const char *ptx) {
+    FAILS(cuModuleLoadData);
+    const char *at = strstr(ptx, ".entry ");
+    if (!current) return 201;
+    if (strncmp(ptx, ".version ", 9) || !strstr(ptx, "\n.target sm_") || !at) return 218;
+    *m = calloc(1, sizeof **m);
+    if (!*m || sscanf(at, ".entry %31[a-z_]()", (*m)->entry) != 1) return 218;
+    atomic_fetch_add(&modules, 1);
+    return 0;
+}
+int cuModuleGetFunction(int (**f)(void), Module *m, const char *name) {
+    FAILS(cuModuleGetFunction);
+    *f = no_kernel;
+    return strcmp(m->entry, name) ? 500 : 0;
+}
+int cuLaunchKernel(int (*f)(void), unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, Stream *s, void **parameters, void **extra) {
+    FAILS(cuLaunchKernel);
+    if (f != no_kernel || !x || !y || !z || !bx || !by || !bz || shared || parameters || extra) return 1;
+    return !s;
+}
+int cuModuleUnload(Module *m) {
+    if (!current) return 201;
+    free(m);
+    atomic_fetch_sub(&modules, 1);
+    return 0;
+}
+__attribute__((destructor)) static void left_over(void) {
+    if (atomic_load(&modules)) fprintf(stderr, "fake driver: %d modules are left\n", atomic_load(&modules));
 }
 int cuGetErrorName(int code, const char **t) {
     *t = code == 719 ? "CUDA_ERROR_LAUNCH_FAILED" : code == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_FAKE";

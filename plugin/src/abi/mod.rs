@@ -148,9 +148,12 @@ fn open<A: Abi>(context: *mut *mut c_void, mask: *mut c_int, args: &InitArgs) ->
         // SAFETY: NCCL passes a pointer to its mask, an aligned int. Other threads read it with atomic
         // loads while we write, so this store is one whole word.
         unsafe { core::ptr::write_volatile(mask, given.mask) };
-        // Another thread may have switched it meanwhile.
+        // Another thread may have switched it meanwhile, or changed what another plugin wants.
         if let Some(live) = state::live() {
             live.governor.sync();
+            if let Some(chain) = state::chain() {
+                chain.merge(live);
+            }
         }
     }
     SUCCESS

@@ -2,7 +2,6 @@
 
 #![expect(unsafe_code, reason = "reads another library's tables")]
 
-use super::said::last_bit;
 use crate::abi::{self, InitBare, InitV4, InitV5};
 use crate::log::Message;
 use crate::nccl::{Linker, Loaded};
@@ -57,11 +56,6 @@ pub(super) struct Plugin {
 }
 
 impl Plugin {
-    /// The events that its version has.
-    pub(super) fn knows(&self) -> c_int {
-        (2 << last_bit(self.version)) - 1
-    }
-
     /// Its init.
     ///
     /// # Safety

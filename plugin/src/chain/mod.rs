@@ -5,11 +5,17 @@
 //! and theirs. What is not known any more is not passed on; a parent that is not known is NULL to the other plugin,
 //! and a parent that another process made (PXN) reaches it as it came.
 //!
+//! NCCL has one mask, both plugins' together, so events come that the other plugin did not ask for. It gets what it would
+//! get in the slot alone: [`asked`] says what NCCL brings for a mask, which is read where the other plugin writes it.
+//! When it changes, NCCL's mask follows at the next callback; so the first operation after that still comes by the
+//! old one.
+//!
 //! The other plugin's code keeps its own promises. Ours hold for what is done here: no lock, no heap, no system
 //! call after init.
 
 #![expect(unsafe_code, reason = "calls another library through its table")]
 
+mod asked;
 mod library;
 mod pairs;
 mod said;
@@ -42,10 +48,12 @@ const ALIVE: usize = 3;
 pub(crate) struct Chain {
     comms: &'static [[Word; COMM_WORDS]],
     pairs: Pairs,
-    /// The mask that its last init left, of the bits that NCCL is asked for.
-    wanted: &'static Word,
-    /// Where it believes NCCL's mask to be. It may write there whenever it likes; it is read at inits.
+    /// The mask of its that NCCL's was made with.
+    merged: &'static Word,
+    /// Where it believes NCCL's mask to be, and writes whenever it likes.
     mask_at: usize,
+    /// The version of NCCL's ABI that its last init came by.
+    version: &'static Word,
     /// What it gets from each version of NCCL's ABI.
     by_version: [Option<Plugin>; VERSIONS],
 }
@@ -74,7 +82,8 @@ impl Chain {
         Some(Chain {
             comms: comms.as_chunks::<COMM_WORDS>().0,
             pairs: Pairs::new(rest),
-            wanted: lines.get(LINE)?,
+            merged: lines.get(LINE)?,
+            version: lines.get(LINE + 1)?,
             // A pointer to the word's lower half, as both architectures keep it.
             mask_at: core::ptr::from_ref(lines.first()?).expose_provenance(),
             by_version,
@@ -96,24 +105,60 @@ impl Chain {
         self.comms.get(i as usize).map(|slot| (slot, number))
     }
 
+    /// The events that it wants now.
+    fn mask(&self) -> u32 {
+        let mask = core::ptr::with_exposed_provenance::<c_int>(self.mask_at);
+        // SAFETY: our own word, which lives for good; NCCL looks at its mask the same way.
+        let mask = unsafe { core::ptr::read_volatile(mask) } as u32;
+        // A job has one NCCL, to which bits of later versions mean nothing.
+        match self.version.get() as u32 {
+            0 => 0,
+            version => mask & u32::MAX >> (u32::BITS - 1 - said::last_bit(version)),
+        }
+    }
+
     /// One communicator's init. Gives back the events that the other plugin wants.
     pub(crate) fn open(&self, version: u32, args: &InitArgs, value: u64, log: &Log) -> c_int {
         if let Some(plugin) = self.plugin(version) {
             let mut context = core::ptr::null_mut();
             let mask = core::ptr::with_exposed_provenance_mut::<c_int>(self.mask_at);
+            // SAFETY: our own word.
+            let before = unsafe { core::ptr::read_volatile(mask) };
             // SAFETY: places for a context and for a mask, the latter for good.
             let done = unsafe { plugin.init(&mut context, mask, args) };
             if done == SUCCESS {
+                self.version.set(u64::from(version));
                 self.keep(value, to_number(context), version);
-                // SAFETY: the place given to it, which is ours.
-                let mask = unsafe { core::ptr::read_volatile(mask) };
-                self.wanted.set((mask & plugin.knows()) as u32 as u64);
             } else {
+                // SAFETY: our own word. Who failed asks for nothing.
+                unsafe { core::ptr::write_volatile(mask, before) };
                 log.say(Message::ChainInitFailed);
             }
         }
         // NCCL has one mask for all communicators.
-        self.wanted.get() as u32 as c_int
+        self.mask() as c_int
+    }
+
+    /// Joins the masks again if the other plugin's is not the one that NCCL's was made with.
+    pub(crate) fn follow(&self, live: &Live) {
+        let mask = self.mask();
+        if self.merged.get() != u64::from(mask) {
+            self.merge(live);
+        }
+    }
+
+    /// Joins the masks, until nobody has changed them meanwhile.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn merge(&self, live: &Live) {
+        for _ in 0..8 {
+            let mask = self.mask();
+            self.merged.set(u64::from(mask));
+            live.governor.follow(mask as c_int);
+            if self.mask() == mask && self.merged.get() == u64::from(mask) {
+                return;
+            }
+        }
     }
 
     fn keep(&self, value: u64, context: u64, version: u32) {
@@ -147,17 +192,37 @@ impl Chain {
         let Some((context, abi)) = self.context(live, context) else { return ours };
         // Callbacks of another version than the communicator's own init are of nobody who may be believed.
         let Some(plugin) = self.plugin(abi).filter(|_| abi == said.version()) else { return ours };
-        let Some(theirs) = said.for_them(live, self, plugin.version) else { return ours };
+        self.follow(live);
+        let mask = self.mask_of(live, said);
+        let Some(theirs) = said.for_them(live, self, plugin.version, mask) else { return ours };
         let mut out = core::ptr::null_mut();
         // SAFETY: its own context, a place for one handle, and a descriptor of its version that lives long enough.
         unsafe { (plugin.start)(to_pointer(context), &mut out, theirs.as_pointer()) };
-        if out.is_null() {
+        // Up to 2.25 NCCL ends an operation whatever its handle is.
+        let ends = abi <= 2 && matches!(said.bit(), bit::COLL | bit::P2P);
+        if out.is_null() && !ends {
             return ours;
         }
-        let pair = Pair { ours, theirs: to_number(out), abi };
+        // NCCL tells a step's states where it has a handle of the operation.
+        let mute = said.bit() == bit::PROXY_STEP && theirs.parent() == 0;
+        let pair = Pair { ours, theirs: to_number(out), abi, mask, mute };
         match self.pairs.keep(shelf(said.bit(), ours, live), pair) {
             Some(value) => Handle { kind: Kind::Chained, value }.pack(live.nonce),
             None => ours,
+        }
+    }
+
+    /// The mask that decides about an event. NCCL looks at its mask when an operation is called, and goes by that for
+    /// all that hangs on it, in every replay of a graph too.
+    fn mask_of(&self, live: &Live, said: &Said) -> u32 {
+        let of_call = matches!(said.bit(), bit::COLL | bit::P2P | bit::KERNEL_LAUNCH);
+        let of_operation = matches!(
+            said.bit(),
+            bit::KERNEL_CH | bit::KERNEL_PHASE | bit::PROXY_OP | bit::PROXY_STEP | bit::NET_PLUGIN
+        );
+        match self.pair(live, said.parent()).filter(|_| of_call || of_operation) {
+            Some(Ok(pair)) => pair.mask,
+            _ => self.mask(),
         }
     }
 
@@ -268,6 +333,9 @@ pub(crate) fn state(
         Some(raw) => record::state(live, raw, state, arg),
         None => Ok(Carried::Nothing),
     };
+    if pair.mute {
+        return ours;
+    }
     // Up to v3 a size and a number of steps, then one word: the longer one holds either.
     let words = arg.map(|a| [a.value, u64::from(a.steps as u32)]);
     let at: *const c_void = words.as_ref().map_or(core::ptr::null(), |w| w.as_ptr().cast());

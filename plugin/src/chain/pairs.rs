@@ -16,6 +16,22 @@ pub(super) struct Pair {
     pub(super) theirs: u64,
     /// NCCL's ABI version.
     pub(super) abi: u32,
+    /// The other plugin's mask when NCCL decided about the event: it holds for what hangs on it as well.
+    pub(super) mask: u32,
+    /// NCCL tells no states of it.
+    pub(super) mute: bool,
+}
+
+impl Pair {
+    /// All but the handles, in a word.
+    fn about(&self) -> u64 {
+        u64::from(self.mask) << 32 | u64::from(self.mute) << 31 | u64::from(self.abi)
+    }
+
+    fn from_words(ours: u64, theirs: u64, about: u64) -> Self {
+        let abi = about as u32 & !(1 << 31);
+        Pair { ours, theirs, abi, mask: (about >> 32) as u32, mute: about >> 31 & 1 == 1 }
+    }
 }
 
 /// Kinds of events that are kept apart.
@@ -91,7 +107,7 @@ impl Pairs {
     /// Keeps a pair; gives back its number.
     pub(super) fn keep(&self, shelf: Shelf, pair: Pair) -> Option<u64> {
         let (ticket, slot) = self.shelves.get(shelf as usize)?.claim().ok()?;
-        slot.set_all(1, [pair.ours, pair.theirs, u64::from(pair.abi)]);
+        slot.set_all(1, [pair.ours, pair.theirs, pair.about()]);
         slot.publish();
         Some((shelf as u64) << TICKET_BITS | ticket & TICKET_MASK)
     }
@@ -104,8 +120,8 @@ impl Pairs {
         let mut words = [0; PAIR_WORDS];
         match sync::read(slot, &mut words) {
             Seen::Whole(t) if t & TICKET_MASK == ticket => {
-                let [_, ours, theirs, abi] = words;
-                Ok(Pair { ours, theirs, abi: abi as u32 })
+                let [_, ours, theirs, about] = words;
+                Ok(Pair::from_words(ours, theirs, about))
             }
             _ => Err(Loss::Stale),
         }
@@ -119,7 +135,13 @@ mod tests {
     #[test]
     fn a_pair_is_known_until_its_slot_is_taken_again() {
         let pairs = Pairs::new(memory(WORDS).expect("memory"));
-        let pair = |n| Pair { ours: n, theirs: n << 8 | 1, abi: 5 };
+        let pair = |n: u64| Pair {
+            ours: n,
+            theirs: n << 8 | 1,
+            abi: 5,
+            mask: (n as u32).rotate_right(4),
+            mute: n % 2 == 1,
+        };
         let numbers: Vec<_> = SHELVES.map(|s| pairs.keep(s, pair(s as u64)).expect("room")).into();
         for (n, s) in numbers.iter().zip(SHELVES) {
             assert_eq!(shelf_of(*n), Some(s));
@@ -154,7 +176,8 @@ mod tests {
                     let mut old = [0; 64];
                     for n in 0..200_000u64 {
                         let ours = n << 2 | t;
-                        let number = pairs.keep(Shelf::Other, Pair { ours, theirs: !ours, abi: 5 });
+                        let pair = Pair { ours, theirs: !ours, abi: 5, mask: 0, mute: false };
+                        let number = pairs.keep(Shelf::Other, pair);
                         let at = (n % 64) as usize;
                         if let Ok(p) = pairs.find(old[at]) {
                             assert_eq!(p.theirs, !p.ours);

@@ -2,11 +2,11 @@
 
 #![expect(unsafe_code, reason = "copies a C struct")]
 
-use super::Chain;
+use super::{Chain, asked};
 use crate::abi::{Abi, v4, v5, v6, v7};
 use crate::event::bit;
 use crate::state::Live;
-use core::ffi::c_void;
+use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
 use ringwatch_wire::codes::Loss;
 
@@ -32,6 +32,9 @@ const _: () = {
     );
     assert!(offset_of!(v5::Coll, base) == 0 && offset_of!(v5::P2p, base) == 0);
 };
+
+/// Not a type's bit number.
+const NO_TYPE: u32 = u64::BITS;
 
 /// A descriptor of any version.
 #[derive(Debug, Clone, Copy)]
@@ -63,11 +66,16 @@ impl Said {
         self.version
     }
 
-    /// The bit number of its type; above [`bit::LAST`] for none.
+    /// The bit number of its type, which may be of an event that is new to us; [`NO_TYPE`] for none.
     pub(crate) fn bit(&self) -> u32 {
         let kind = self.word(KIND);
         let kind = if self.version < 5 { kind & 0xff } else { kind };
-        if kind.is_power_of_two() { kind.trailing_zeros() } else { bit::LAST + 1 }
+        if kind.is_power_of_two() { kind.trailing_zeros() } else { NO_TYPE }
+    }
+
+    /// Its parent, as NCCL named it.
+    pub(super) fn parent(&self) -> u64 {
+        self.word(PARENT)
     }
 
     fn word(&self, i: usize) -> u64 {
@@ -110,12 +118,23 @@ impl Said {
         Ok(self.translated(|raw| chain.our_parent(live, raw).unwrap_or(0)))
     }
 
-    /// As the other plugin gets it, by its version; `None` for what that version does not have.
-    pub(super) fn for_them(&self, live: &Live, chain: &Chain, version: u32) -> Option<Self> {
-        if self.bit() > last_bit(version) {
+    /// As the other plugin gets it, by its version; `None` for what that version does not have, what does not come by
+    /// its mask, and what NCCL leaves out when a plugin gives NULL for the parent.
+    pub(super) fn for_them(&self, live: &Live, chain: &Chain, version: u32, mask: u32) -> Option<Self> {
+        let bit = self.bit();
+        if bit > last_bit(version) || asked::implied_by(self.version, bit) & mask == 0 {
             return None;
         }
         let mut said = self.translated(|raw| chain.their_parent(live, raw));
+        let needs_parent = match bit {
+            // Up to NCCL 2.27.
+            bit::COLL | bit::P2P | bit::PROXY_STEP => self.version < 5,
+            bit::CE_SYNC | bit::CE_BATCH => true,
+            _ => false,
+        };
+        if needs_parent && said.parent() == 0 {
+            return None;
+        }
         // Before v5 the plan is the parent; the one byte of the type is the first of eight.
         if version < 5
             && let Some(plan) = self.plan()
@@ -126,13 +145,13 @@ impl Said {
     }
 }
 
-/// The highest type that a version has.
+/// The highest type that a version has; of the newest one we do not know it.
 pub(super) const fn last_bit(version: u32) -> u32 {
     match version {
         1 | 2 => 5,
         3 | 4 => 7,
         5 => 11,
         6 => 14,
-        _ => bit::LAST,
+        _ => c_int::BITS - 1,
     }
 }

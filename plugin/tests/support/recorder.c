@@ -2,8 +2,9 @@
  *
  * RECORDER_LOG: the file. RECORDER_MASK: its mask, hexadecimal. RECORDER_FAIL: its init fails for the communicators
  * whose number (from 0) is in this comma-free list of digits. RECORDER_STRICT: it aborts where a handle, a context or
- * a parent is not its own and not of another process. RECORDER_VERSIONS at compile time: the versions it exports, a bit
- * each.
+ * a parent is not its own and not of another process. RECORDER_NULL: types, hexadecimal, for which it gives NULL.
+ * RECORDER_VERSIONS at compile time: the versions it exports, a bit each. recorder_ask() changes its mask later on, as
+ * NVIDIA's example does.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -20,6 +21,8 @@ static char events[EVENTS], comms[COMMS];
 static long next_event, next_comm;
 static FILE *out;
 static int strict;
+static uint64_t nulls;
+static int *volatile mask_at;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void begin(void) {
@@ -28,6 +31,7 @@ static void begin(void) {
     const char *path = getenv("RECORDER_LOG");
     out = fopen(path ? path : "/dev/null", "w");
     strict = getenv("RECORDER_STRICT") != NULL;
+    if (getenv("RECORDER_NULL")) nulls = strtoull(getenv("RECORDER_NULL"), NULL, 16);
   }
 }
 
@@ -73,9 +77,12 @@ static int opened(int v, void **context, int *mask, const char *comm, uint64_t i
   fprintf(out, " -> c%ld%s", n, failed ? " failed" : "");
   if (!failed) *context = comms + n;
   *mask = wanted ? (int)strtol(wanted, NULL, 16) : 0xffff;
+  if (!failed) mask_at = mask;
   end();
   return failed ? 3 : 0;
 }
+
+void recorder_ask(int mask) { __atomic_store_n(mask_at, mask, __ATOMIC_RELAXED); }
 
 static void coll(int v, const char *d) {
   if (v == 1) {
@@ -138,7 +145,7 @@ static int started(int v, void *context, void **handle, const char *d) {
     case 0x1000: fprintf(out, " func=%s count=%lu sync=%s stream=%lx", text(d, 32), (long)u64(d, 56), text(d, 80), (long)u64(d, 104)); break;
     default: break;
   }
-  *handle = events + n;
+  *handle = kind & nulls ? NULL : events + n;
   end();
   return 0;
 }

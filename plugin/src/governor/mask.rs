@@ -1,0 +1,127 @@
+//! NCCL's mask: what both plugins ask for, and kernel events on or off.
+
+#![expect(unsafe_code, reason = "writes NCCL's event mask through the pointer that init got")]
+
+use super::{BASE, ENDED, Governor, KERNEL_CH, KERNEL_PHASE, Kernel, MASK_AT, ON, OWN};
+use crate::event::bit;
+use core::ffi::c_int;
+
+/// What NCCL is asked for with another plugin's wishes. NCCL brings no phases of kernels without the kernels.
+fn joined(own: c_int, theirs: c_int) -> c_int {
+    own | theirs | if theirs & KERNEL_PHASE != 0 { KERNEL_CH } else { 0 }
+}
+
+impl Governor {
+    /// What a communicator's init is to ask for, of the events in `wanted`, and with what another plugin wants;
+    /// `place` is NCCL's mask, 0 when it may not be written later. Where the other one wants kernel events they are
+    /// on all the time, and what they cost is not in the budget.
+    pub(crate) fn mask(&self, wanted: c_int, theirs: c_int, place: usize) -> c_int {
+        let mut own = wanted & !KERNEL_CH;
+        if !self.events {
+            own &= !(1 << bit::KERNEL_LAUNCH);
+        }
+        let may = wanted & KERNEL_CH != 0
+            && match self.kernel {
+                Kernel::Refused | Kernel::Unwanted => false,
+                Kernel::Always => true,
+                // A communicator's first operation is timed: NCCL makes the connections for it then, and not later.
+                Kernel::Switched | Kernel::Once => self.get(ENDED) == 0,
+            };
+        let base = joined(own, theirs);
+        self.set(OWN, own as u32 as u64);
+        self.set(BASE, base as u32 as u64);
+        self.set(MASK_AT, place as u64);
+        self.set(ON, u64::from(may || base & KERNEL_CH != 0 && self.stamped));
+        if may { base | KERNEL_CH } else { base }
+    }
+
+    /// The other plugin wants something else from now on: writes NCCL's mask.
+    #[cold]
+    pub(crate) fn follow(&self, theirs: c_int) {
+        let was = self.forced();
+        self.set(BASE, joined(self.get(OWN) as u32 as c_int, theirs) as u32 as u64);
+        match (was, self.forced()) {
+            // NCCL's stamps are wrong after kernel events were off for a while, but where they are switched.
+            (false, true) if self.stamped && self.get(ENDED) == 0 => self.set(ON, 1),
+            (true, false) => {
+                let stays = match self.kernel {
+                    Kernel::Always => true,
+                    Kernel::Once => self.get(ENDED) == 0,
+                    Kernel::Refused | Kernel::Unwanted | Kernel::Switched => false,
+                };
+                self.set(ON, u64::from(stays));
+                if !stays && self.kernel != Kernel::Switched {
+                    self.set(ENDED, 1);
+                }
+            }
+            _ => {}
+        }
+        self.write();
+    }
+
+    /// True while another plugin wants kernel events of everything.
+    pub(super) fn forced(&self) -> bool {
+        self.get(BASE) as u32 as c_int & KERNEL_CH != 0
+    }
+
+    /// Switches kernel events, unless another plugin wants them all the time.
+    #[cold]
+    pub(super) fn switch(&self, on: bool) {
+        let place = self.get(MASK_AT);
+        if place == 0 || self.kernel_on() == on || self.forced() {
+            return;
+        }
+        self.set(ON, u64::from(on));
+        self.sync();
+    }
+
+    /// Writes NCCL's mask where it is switched: an init writes it too, and two threads may switch at once.
+    pub(crate) fn sync(&self) {
+        if !self.forced() && matches!(self.kernel, Kernel::Switched | Kernel::Once) {
+            self.write();
+        }
+    }
+
+    /// Writes NCCL's mask as [`BASE`] and [`ON`] say, until all three agree.
+    fn write(&self) {
+        let (place, Some(on), Some(base)) = (self.get(MASK_AT), self.words.get(ON), self.words.get(BASE))
+        else {
+            return;
+        };
+        if place == 0 {
+            return;
+        }
+        let mask_at = core::ptr::with_exposed_provenance_mut::<c_int>(place as usize);
+        for _ in 0..8 {
+            let (now, least) = (on.get(), base.get());
+            let mask = least as u32 as c_int | if now != 0 { KERNEL_CH } else { 0 };
+            // SAFETY: NCCL's own static int, which lives as long as NCCL is loaded; other threads read it with atomic
+            // loads while this one whole word is written.
+            unsafe { core::ptr::write_volatile(mask_at, mask) };
+            // Adding nothing orders the looks behind the store.
+            if on.add(0) == now && base.add(0) == least {
+                return;
+            }
+        }
+    }
+
+    /// Kernel events end for the life of the process.
+    #[cold]
+    pub(super) fn end(&self) {
+        self.set(ENDED, 1);
+        self.switch(false);
+    }
+
+    /// True while kernel events are on that a capture had better not find.
+    pub(crate) fn spoils_captures(&self) -> bool {
+        self.kernel == Kernel::Switched && self.kernel_on()
+    }
+
+    /// A call was captured into a graph. Up to NCCL 2.30 kernel events may not be switched from then on.
+    #[cold]
+    pub(crate) fn captured(&self) {
+        if self.kernel == Kernel::Switched && self.get(ENDED) == 0 {
+            self.end();
+        }
+    }
+}

@@ -1,0 +1,302 @@
+#![expect(unsafe_code, reason = "looks at a mask that the governor writes")]
+
+use super::*;
+use crate::clock::now_ns;
+use crate::events::Events;
+use crate::record::{self, Comm};
+use crate::state::{self, InitArgs, Live};
+use core::ffi::c_int;
+use ringwatch_wire::layout::{Geometry, comm};
+
+const FACTS: Facts = Facts { abi: 5, nccl: 22_809, refused: false, switchable: true, events: true };
+const ASKED: c_int = 0xf5f;
+const MS: u64 = 1_000_000;
+const TURN: u64 = 256;
+
+fn settings() -> Settings {
+    Settings { dir: None, bytes: None, budget_ppm: 10_000, detail: Detail::Auto, graphs: Graphs::Watch }
+}
+
+fn governor(facts: &Facts, settings: &Settings) -> Governor {
+    let words = Vec::leak((0..WORDS).map(|_| Word::new(0)).collect());
+    let geometry = Geometry::full();
+    let all = Vec::leak((0..geometry.bytes() / 8).map(|_| Word::new(0)).collect());
+    let g = Governor::new(words, &Segment::new(all, &geometry), facts, settings);
+    g.begin(0);
+    g
+}
+
+/// NCCL's mask, and a communicator.
+fn stage(g: &Governor) -> (&'static c_int, Comm) {
+    let mask: &'static mut c_int = Box::leak(Box::new(0));
+    let place = std::ptr::from_mut(mask);
+    *mask = g.mask(ASKED, 0, place.expose_provenance());
+    // SAFETY: leaked; what writes to it later goes through the same pointer.
+    let mask = unsafe { &*place };
+    let geometry = Geometry::full();
+    let words: &'static [Word] = Vec::leak((0..geometry.bytes() / 8).map(|_| Word::new(0)).collect());
+    let segment = Segment::new(words, &geometry);
+    let (ticket, slot) = segment.comm.claim().expect("a fresh segment");
+    slot.publish();
+    let slot = segment.comm.held(ticket).expect("published");
+    (mask, Comm::new(ticket, slot))
+}
+
+fn asks(mask: &c_int) -> bool {
+    // SAFETY: a place of our own.
+    unsafe { std::ptr::read_volatile(mask) & KERNEL_CH != 0 }
+}
+
+/// Issues operations, `every` ns apart, and says which were timed.
+fn issue(g: &Governor, c: &Comm, mask: &c_int, orders: std::ops::Range<u64>, every: u64) -> Vec<bool> {
+    orders
+        .map(|order| {
+            let timed = asks(mask);
+            g.issued(c, order, 2, timed, order * every);
+            timed
+        })
+        .collect()
+}
+
+#[test]
+fn each_nccl_has_its_way() {
+    let kernel = |facts: Facts, s: Settings| governor(&facts, &s).kernel;
+    assert_eq!(kernel(FACTS, settings()), Kernel::Switched);
+    assert_eq!(kernel(Facts { nccl: 23_007, abi: 6, ..FACTS }, settings()), Kernel::Switched);
+    assert_eq!(kernel(Facts { nccl: 23_203, abi: 7, ..FACTS }, settings()), Kernel::Once);
+    assert_eq!(kernel(Facts { nccl: 23_203, abi: 6, ..FACTS }, settings()), Kernel::Once);
+    assert_eq!(kernel(Facts { nccl: 0, abi: 7, ..FACTS }, settings()), Kernel::Once);
+    assert_eq!(kernel(Facts { abi: 3, nccl: 22_605, ..FACTS }, settings()), Kernel::Refused);
+    assert_eq!(kernel(Facts { refused: true, ..FACTS }, settings()), Kernel::Refused);
+    assert_eq!(kernel(Facts { switchable: false, ..FACTS }, settings()), Kernel::Always);
+    let full = Settings { detail: Detail::Full, ..settings() };
+    assert_eq!(kernel(FACTS, full), Kernel::Always);
+    assert_eq!(kernel(Facts { refused: true, ..FACTS }, full), Kernel::Refused, "full does no harm either");
+    assert_eq!(kernel(FACTS, Settings { detail: Detail::Calls, ..settings() }), Kernel::Unwanted);
+    assert_eq!(kernel(FACTS, Settings { budget_ppm: 0, ..settings() }), Kernel::Unwanted);
+    assert_eq!(kernel(FACTS, Settings { graphs: Graphs::Full, ..settings() }), Kernel::Always);
+    assert_eq!(kernel(FACTS, Settings { graphs: Graphs::Off, ..settings() }), Kernel::Refused);
+}
+
+#[test]
+fn a_slow_job_is_timed_completely() {
+    let g = governor(&FACTS, &settings());
+    let (mask, c) = stage(&g);
+    let timed = issue(&g, &c, mask, 0..2_000, 10 * MS);
+    assert!(timed.iter().all(|t| *t), "{:?}", timed.iter().position(|t| !t));
+}
+
+#[test]
+fn a_fast_job_is_timed_in_runs_within_the_budget() {
+    let g = governor(&FACTS, &settings());
+    let (mask, c) = stage(&g);
+    let every = 8_000;
+    let timed = issue(&g, &c, mask, 0..1_000_000, every);
+    // After the first tokens are spent: each run costs its waking and its channels.
+    let later = &timed[500_000..];
+    let runs = later.windows(2).filter(|w| !w[0] && w[1]).count() as u64;
+    let count = later.iter().filter(|t| **t).count() as u64;
+    let cost = runs * WAKE_COST_NS + count * 2 * CHANNEL_COST_NS;
+    let wall = later.len() as u64 * every;
+    // What the bucket has saved may be spent as well.
+    assert!(cost <= (wall + DEEP_NS) / 100, "{cost} ns of {wall}");
+    assert!(cost * 400 >= wall, "{cost} ns of {wall}: the budget is there to be used");
+    assert_eq!(count, runs * (RUN_MASK + 1), "runs are whole");
+    let first = later.iter().position(|t| *t).expect("some are timed") + 500_000;
+    let begun = (first..timed.len()).find(|i| timed[*i] && !timed[i - 1]).expect("a run begins");
+    assert_eq!(begun as u64 & RUN_MASK, 0, "runs begin at multiples of 32, on every rank");
+}
+
+#[test]
+fn what_a_reader_wants_is_timed_first_and_within_the_budget() {
+    let g = governor(&FACTS, &settings());
+    let (mask, wanted) = stage(&g);
+    let (_, other) = stage(&g);
+    wanted.set(comm::ID, 7);
+    other.set(comm::ID, 8);
+    // stage() gave NCCL's mask a place for each: one is written.
+    g.set(MASK_AT, std::ptr::from_ref(mask).expose_provenance() as u64);
+    let every = 4_000;
+    // Kernel events are the process's: what is called while they are on is timed, whoever they are on for. So the
+    // two take turns, as a job's phases do.
+    let both = |turns: std::ops::Range<u64>| {
+        let mut timed = [0_u64; 2];
+        for turn in turns {
+            for (i, c) in [&wanted, &other].into_iter().enumerate() {
+                for order in turn * TURN..(turn + 1) * TURN {
+                    let on = asks(mask);
+                    timed[i] += u64::from(on);
+                    g.issued(c, order, 2, on, (order + (turn + i as u64) * TURN) * every);
+                }
+            }
+        }
+        timed
+    };
+    both(0..800);
+    let fair = both(800..2_000);
+    assert!(fair[0] > 0 && fair[1] > fair[0] / 4, "{fair:?}");
+    let (until, comm) = g.wish.expect("a segment");
+    comm.set(7);
+    until.set(now_ns() + 60_000_000_000);
+    let before = g.get(TOKENS) as i64;
+    let burst = both(2_000..3_200);
+    let wall = 1_200 * 2 * TURN * every;
+    let spent = before - g.get(TOKENS) as i64 + g.income(1_000_000) as i64 * (wall / 1_000_000) as i64;
+    assert!(spent <= (wall + DEEP_NS) as i64 / 100, "{spent} ns of {wall}");
+    assert!(burst[0] * 2 > fair[0] + fair[1], "most of what the budget has: {burst:?}, before {fair:?}");
+    assert!(burst[1] * 10 < burst[0], "{burst:?}");
+    // A moment that has passed is no wish, and is looked at once.
+    until.set(1);
+    let after = both(3_200..4_400);
+    assert_eq!(until.get(), 0);
+    assert!(after[1] > after[0] / 4, "{after:?}");
+    until.set(u64::MAX);
+    both(4_400..4_401);
+    assert_eq!(until.get(), 0, "nobody wants anything for centuries");
+}
+
+#[test]
+fn ranks_that_never_speak_time_the_same_runs() {
+    // The second rank started with less, and is a little slower.
+    let ranks = [8_000, 9_000].map(|every| {
+        let g = governor(&FACTS, &settings());
+        let (mask, c) = stage(&g);
+        let timed = issue(&g, &c, mask, 0..1_000_000, every);
+        timed.chunks(32).map(|run| run.iter().all(|t| *t)).collect::<Vec<_>>()
+    });
+    let count = |f: &dyn Fn(bool, bool) -> bool| {
+        ranks[0].iter().zip(&ranks[1]).skip(10_000).filter(|(a, b)| f(**a, **b)).count()
+    };
+    let (both, either) = (count(&|a, b| a && b), count(&|a, b| a || b));
+    assert!(both * 4 >= either && both > 10, "{both} of {either} runs are timed on both");
+}
+
+#[test]
+fn two_communicators_share_the_mask_and_the_bucket() {
+    let g = governor(&FACTS, &settings());
+    let (mask, a) = stage(&g);
+    let (_, b) = stage(&g);
+    g.mask(ASKED, 0, std::ptr::from_ref(mask).expose_provenance());
+    for order in 0..200_000u64 {
+        for c in [&a, &b] {
+            let timed = asks(mask);
+            g.issued(c, order, 24, timed, order * 8_000);
+        }
+    }
+    // b waits for a run when it is freed: nobody is timed for its sake any more.
+    if b.word(comm::WANTS) == 0 {
+        b.set(comm::WANTS, 1);
+        g.words[WANTED].add(1);
+    }
+    g.finalized(&b);
+    assert_eq!(g.get(WANTED), a.word(comm::WANTS));
+}
+
+#[test]
+fn kernel_events_end_for_good_where_they_cannot_come_back() {
+    let g = governor(&Facts { nccl: 23_203, abi: 7, ..FACTS }, &settings());
+    let (mask, c) = stage(&g);
+    let timed = issue(&g, &c, mask, 0..200_000, 8_000);
+    let ended = timed.iter().position(|t| !t).expect("the budget is spent");
+    assert!(ended > 100 && timed[ended..].iter().all(|t| !t));
+    assert!(!asks(mask), "and not asked for by the next communicator's init");
+    assert_eq!(g.mask(ASKED, 0, std::ptr::from_ref(mask).expose_provenance()) & KERNEL_CH, 0);
+    // What is timed now is timed by CUDA events, one in a few hundred.
+    let events = (0..200_000u64).filter(|o| g.launch(&c, *o, 1_600 * MS + o * 8_000)).count() as u64;
+    let (cost, wall) = (events * EVENT_COST_NS, 200_000 * 8_000);
+    assert!(events > 100 && cost * 100 <= wall + wall / 2, "{events}");
+}
+
+#[test]
+fn a_capture_ends_kernel_events_where_they_would_be_wrong() {
+    let g = governor(&FACTS, &settings());
+    let (mask, c) = stage(&g);
+    assert!(g.spoils_captures());
+    g.captured();
+    assert!(!asks(mask) && !g.spoils_captures());
+    assert!(issue(&g, &c, mask, 0..1_000, 10 * MS).iter().all(|t| !t));
+    let g = governor(&Facts { nccl: 23_203, abi: 7, ..FACTS }, &settings());
+    let (mask, _) = stage(&g);
+    g.captured();
+    assert!(asks(mask), "NCCL 2.31 counts right only if nothing changes");
+}
+
+#[test]
+fn another_plugin_that_changes_its_mind_is_followed() {
+    let g = governor(&FACTS, &settings());
+    let (mask, c) = stage(&g);
+    // SAFETY: a place of our own.
+    let now = || unsafe { std::ptr::read_volatile(mask) };
+    let ours = ASKED & !KERNEL_CH;
+    g.follow(0x20);
+    assert_eq!(now() & !KERNEL_CH, ours | 0x20);
+    g.follow(KERNEL_CH);
+    assert!(issue(&g, &c, mask, 0..100_000, 8_000).iter().all(|t| *t), "kernel events for all of it");
+    g.follow(0);
+    assert_eq!(now(), ours, "what is switched begins with off");
+    assert!(issue(&g, &c, mask, 100_000..1_000_000, 8_000).iter().any(|t| *t), "and goes on");
+    g.follow(KERNEL_PHASE);
+    assert_eq!(now(), ours | KERNEL_PHASE | KERNEL_CH, "no phases without kernels");
+    // Once the budget was spent, or a graph was captured, later kernel events are the other plugin's alone.
+    g.follow(0);
+    g.captured();
+    g.follow(KERNEL_CH);
+    assert!(asks(mask) && !g.kernel_on());
+    let g = governor(&Facts { nccl: 23_203, abi: 7, ..FACTS }, &settings());
+    let (mask, _) = stage(&g);
+    g.follow(KERNEL_CH);
+    g.follow(0);
+    assert!(asks(mask) && g.kernel_on(), "never off: the stamps are right");
+    let off = Settings { detail: Detail::Calls, ..settings() };
+    let g = governor(&Facts { nccl: 23_203, abi: 7, ..FACTS }, &off);
+    let (mask, _) = stage(&g);
+    for (theirs, on) in [(KERNEL_CH, true), (0, false), (KERNEL_CH, false)] {
+        g.follow(theirs);
+        assert_eq!((asks(mask), g.kernel_on()), (theirs != 0, on), "wrong after a pause");
+    }
+}
+
+#[test]
+fn a_pause_and_a_large_operation_are_worth_a_pair_of_events() {
+    let g = governor(&FACTS, &settings());
+    let (_, c) = stage(&g);
+    assert!(!g.launch(&c, 0, MS), "the regular ones are for kernel events");
+    for hint in [AFTER_PAUSE, LARGE] {
+        c.set(comm::HINT, hint);
+        assert!(g.launch(&c, 1, 2 * MS));
+    }
+    assert!(!governor(&Facts { events: false, ..FACTS }, &settings()).launch(&c, 1, 3 * MS));
+}
+
+#[test]
+fn nothing_is_written_where_nccls_mask_cannot_be() {
+    let g = governor(&Facts { switchable: false, ..FACTS }, &settings());
+    let (mask, c) = stage(&g);
+    assert!(issue(&g, &c, mask, 0..10_000, 1_000).iter().all(|t| *t));
+    assert_eq!(g.why_not(false), timed::NOT_BUDGET);
+}
+
+#[test]
+fn a_slot_that_is_given_on_waits_for_nothing() {
+    let live = Live::sample(governor(&FACTS, &settings()), Events::new(None, &[]));
+    let g = &live.governor;
+    let ticket = state::enter_comm(live, &InitArgs::unknown()).expect("there is room");
+    let c = Comm::of(live, ticket).expect("it is there");
+    let wait = || {
+        c.set(comm::WANTS, 1);
+        g.words[WANTED].add(1);
+    };
+    wait();
+    g.finalized(&c);
+    g.finalized(&c);
+    assert_eq!(g.get(WANTED), 0);
+    // A late event of an ended communicator.
+    assert!(record::end(live, &c));
+    wait();
+    let again = (0..live.segment.comm.slots()).find(|_| {
+        let next = state::enter_comm(live, &InitArgs::unknown()).expect("there is room");
+        next % live.segment.comm.slots() == ticket
+    });
+    assert!(again.is_some(), "the slot was taken again");
+    assert_eq!(g.get(WANTED), 0);
+}

@@ -1,0 +1,166 @@
+//! Whose turn it is to be timed, and what it costs.
+
+use super::{
+    ASLEEP_NS, CHANNEL_COST_NS, CHANNELS, ENDED, EVENT_COST_NS, EVENT_DECIDED, EVENT_SHIFT, Governor, Kernel,
+    RUN_DECIDED, RUN_MASK, RUN_SHIFT, SHIFT, SHIFT_MAX, TOKENS, WAKE_COST_NS, WANTED, WANTED_EVENTS,
+    WANTED_SHIFT, WISH_NS, WORTH,
+};
+use crate::clock::now_ns;
+use crate::record::Comm;
+use ringwatch_wire::layout::comm;
+use ringwatch_wire::sync::Word;
+
+/// Whether it is a communicator's turn to be timed.
+#[derive(Debug, Clone, Copy)]
+enum Turn {
+    /// Its next run is due, as far as there are tokens; the word of the shift that says so.
+    Due(usize),
+    /// It is not.
+    NotDue,
+    /// A reader wants detail of another one alone.
+    Another,
+}
+
+impl Governor {
+    /// True for one in `1 << shift` numbers; the shift is in word `which`.
+    #[inline]
+    fn due(&self, number: u64, which: usize) -> bool {
+        number & ((1 << self.get(which).min(SHIFT_MAX)) - 1) == 0
+    }
+
+    /// Whether it is this communicator of which a reader wants detail; absent while none wants any.
+    #[inline]
+    fn wished(&self, c: &Comm) -> Option<bool> {
+        let (until, comm) = self.wish?;
+        match until.get() {
+            0 => None,
+            t => Self::wish(t, until, comm, c),
+        }
+    }
+
+    #[cold]
+    fn wish(until_ns: u64, until: &Word, comm: &Word, c: &Comm) -> Option<bool> {
+        // Anything may have been written there.
+        if until_ns.wrapping_sub(now_ns()) > WISH_NS {
+            until.replace(until_ns, 0);
+            return None;
+        }
+        Some(comm.get() == c.word(comm::ID))
+    }
+
+    /// Called when an operation was issued as number `order` of its communicator, on so many channels: pays for it if
+    /// it was timed by kernel events, and decides on the communicator's next one.
+    #[inline]
+    pub(crate) fn issued(&self, c: &Comm, order: u64, channels: u8, by_kernel: bool, now_ns: u64) {
+        if !matches!(self.kernel, Kernel::Switched | Kernel::Once) || self.get(ENDED) != 0 {
+            return;
+        }
+        let run = order.wrapping_add(1) >> RUN_SHIFT;
+        // While a reader wants detail of one communicator, it gets what the budget has, and the others nothing.
+        let turn = match self.wished(c) {
+            Some(false) => Turn::Another,
+            Some(true) if self.due(run, WANTED_SHIFT) => Turn::Due(WANTED_SHIFT),
+            None if self.due(run, SHIFT) => Turn::Due(SHIFT),
+            _ => Turn::NotDue,
+        };
+        let gives_up = || matches!(turn, Turn::Another) && c.word(comm::WANTS) != 0;
+        if by_kernel || matches!(turn, Turn::Due(_)) || self.kernel_on() || gives_up() {
+            self.decide(c, order, channels, turn, by_kernel, now_ns);
+        }
+    }
+
+    #[inline(never)]
+    fn decide(&self, c: &Comm, order: u64, channels: u8, turn: Turn, by_kernel: bool, now_ns: u64) {
+        // What another plugin wants is not of our budget.
+        if self.forced() {
+            return;
+        }
+        let channels = if channels == 0 { CHANNELS } else { channels };
+        let each = u64::from(channels) * CHANNEL_COST_NS;
+        let last = c.word(comm::TIMED_NS);
+        if by_kernel {
+            let asleep = now_ns.saturating_sub(last) > ASLEEP_NS;
+            self.pay(if asleep { each + WAKE_COST_NS } else { each });
+            c.set(comm::TIMED_NS, now_ns);
+        }
+        if self.kernel == Kernel::Once {
+            if self.fill(now_ns) < 0 {
+                self.end();
+            }
+            return;
+        }
+        let Some(wanted) = self.words.get(WANTED) else { return };
+        if c.word(comm::FINALIZED_NS) != 0 {
+            return;
+        }
+        let waiting = c.word(comm::WANTS) != 0;
+        let run = order.wrapping_add(1) >> RUN_SHIFT;
+        let wants = match turn {
+            // A run is not broken off.
+            Turn::Due(_) if waiting && by_kernel && order.wrapping_add(1) & RUN_MASK != 0 => true,
+            Turn::Due(which) => {
+                self.decided(run, WAKE_COST_NS + (each << RUN_SHIFT), which, RUN_DECIDED, now_ns)
+            }
+            Turn::NotDue | Turn::Another => false,
+        };
+        // The mask is the process's: it is on while any communicator waits for its next operation.
+        if wants != waiting && c.replace(comm::WANTS, u64::from(waiting), u64::from(wants)) {
+            wanted.add(if wants { 1 } else { 1u64.wrapping_neg() });
+        }
+        let broke = (self.get(TOKENS) as i64) < 0;
+        // Not for the others, where a reader wants one alone: that one switches them on again.
+        let waits = wanted.get() != 0 && !broke && !matches!(turn, Turn::Another);
+        self.switch(wants || waits);
+    }
+
+    /// A communicator waits for nothing any more.
+    pub(crate) fn finalized(&self, c: &Comm) {
+        if let Some(wanted) = self.words.get(WANTED)
+            && c.replace(comm::WANTS, 1, 0)
+        {
+            wanted.add(1u64.wrapping_neg());
+            if self.kernel == Kernel::Switched && wanted.get() == 0 {
+                self.switch(false);
+            }
+        }
+    }
+
+    /// Whether the next launch of a communicator is to be timed by CUDA events, as far as it is its turn. `order` is the
+    /// issue order its first operation will get.
+    #[inline]
+    pub(crate) fn wants(&self, c: &Comm, order: u64) -> bool {
+        self.events && (c.word(comm::HINT) & WORTH != 0 || self.turn(c, order).is_some())
+    }
+
+    /// The number that decides whose turn it is, if it is this one's.
+    #[inline]
+    fn turn(&self, c: &Comm, order: u64) -> Option<u64> {
+        // Where kernel events are switched, they are for the regular ones.
+        let regular = self.kernel != Kernel::Switched || self.get(ENDED) != 0;
+        // Plans count what has no issue order: sends and receives.
+        let number = order.wrapping_add(c.word(comm::PLANS));
+        let due = |n: u64| match self.wished(c) {
+            Some(ours) => ours && self.due(n, WANTED_EVENTS),
+            None => self.due(n, EVENT_SHIFT),
+        };
+        Some(number).filter(|n| regular && due(*n))
+    }
+
+    /// Decides on a launch that is wanted, and pays for it.
+    #[inline]
+    pub(crate) fn launch(&self, c: &Comm, order: u64, now_ns: u64) -> bool {
+        self.wants(c, order) && self.take(c, self.turn(c, order), now_ns)
+    }
+
+    #[inline(never)]
+    fn take(&self, c: &Comm, turn: Option<u64>, now_ns: u64) -> bool {
+        let which = if self.wished(c).is_some() { WANTED_EVENTS } else { EVENT_SHIFT };
+        let decided = |n| self.decided(n, EVENT_COST_NS, which, EVENT_DECIDED, now_ns);
+        // A verdict may be an old one: what it says is bought only with tokens that are there.
+        let paid = turn.is_none_or(decided) && self.fill(now_ns) >= EVENT_COST_NS as i64;
+        if paid {
+            self.pay(EVENT_COST_NS);
+        }
+        paid
+    }
+}

@@ -1,0 +1,77 @@
+//! Calls of the API, which make operations.
+
+use super::operation::{Record, What, root_word};
+use super::{Comm, SEND};
+use crate::calls;
+use crate::clock::now_ns;
+use crate::event::Api;
+use crate::handle::{Kind, VALUE_MASK, group};
+use crate::state::Live;
+use crate::timing;
+use ringwatch_wire::codes::{Loss, flag, kind, timed};
+use ringwatch_wire::layout::op;
+
+/// An API call: the group's value, and the ticket of its operation.
+#[inline(always)]
+pub(super) fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Result<(u64, u64), Loss> {
+    let group = if Kind::Group.is(parent, live.nonce) { parent & VALUE_MASK } else { group::BARE };
+    if calls::seen()
+        && let Some(again) = called_again(live, c, group, api)
+    {
+        return Ok(again);
+    }
+    let (ticket, slot) = live.segment.op.claim()?;
+    let kind = match (api.collective, api.func) {
+        (true, _) => kind::COLLECTIVE,
+        (false, SEND) => kind::SEND,
+        (false, _) => kind::RECV,
+    };
+    let flags = if api.captured { flag::CAPTURED } else { 0 };
+    let what = What { kind, func: api.func, dtype: api.dtype, algo: 0, proto: 0, flags };
+    let now = now_ns();
+    let mut r = Record::blank();
+    r.set(op::WHAT, what.word(c.ticket));
+    r.set(op::COUNT, api.count);
+    r.set(op::ROOT, root_word(api.root, 0, 0));
+    r.set(op::CALLED_NS, now);
+    // The group may be another communicator's: groups span communicators.
+    let in_group = if group & group::BARE != 0 { 0 } else { (group & group::TICKET) + 1 };
+    r.set(op::GROUP, in_group);
+    r.set(op::STREAM, api.stream);
+    r.set(op::USER_TAG, api.user_tag);
+    if group & group::KERNEL != 0 {
+        r.set(op::TIMED, u64::from(timed::KERNEL));
+    }
+    r.publish(slot);
+    timing::note_call(&c, ticket, now, timing::bytes_of(api.dtype, api.count), in_group);
+    timing::note_capture(live, &c, ticket, api.captured);
+    Ok((group, ticket))
+}
+
+/// A call that the preloaded library saw before: what NCCL says beside it.
+#[cold]
+#[inline(never)]
+fn called_again(live: &'static Live, c: Comm, group: u64, api: &Api) -> Option<(u64, u64)> {
+    let seen = calls::told(live, c.ticket, api.func)?;
+    let slot = live.segment.op.claim_again(seen.op)?;
+    let now = now_ns();
+    let captured = if api.captured { flag::CAPTURED } else { 0 };
+    slot.set(op::WHAT, seen.what | u64::from(captured) << 56);
+    slot.set(op::CALLED_NS, now);
+    let in_group = if group & group::BARE != 0 { 0 } else { (group & group::TICKET) + 1 };
+    slot.set(op::GROUP, in_group);
+    slot.set(op::USER_TAG, api.user_tag);
+    if group & group::KERNEL != 0 {
+        slot.set(op::TIMED, u64::from(timed::KERNEL));
+    }
+    slot.publish();
+    timing::note_call(
+        &c,
+        seen.op,
+        now,
+        timing::bytes_of((seen.what >> 32 & 0xff) as u8, api.count),
+        in_group,
+    );
+    timing::note_capture(live, &c, seen.op, api.captured);
+    Some((group, seen.op))
+}
