@@ -16,6 +16,10 @@ use std::time::{Duration, Instant};
 
 /// Long enough for every recording, and for a rank to count as missing after it.
 const HEADLESS_SECONDS: u32 = 7;
+/// On a machine that is busy otherwise players come late: so long nothing new is seen of them before it is over, and so
+/// long it takes at most.
+const QUIET: Duration = Duration::from_secs(4);
+const HEADLESS_MOST: Duration = Duration::from_secs(60);
 /// The processes are started this long before the recording begins.
 const LEAD: Duration = Duration::from_millis(400);
 /// How often segments are read.
@@ -92,6 +96,12 @@ fn scratch() -> anyhow::Result<tempfile::TempDir> {
         .with_context(|| format!("cannot make a directory in {} or the temporary directory", base.display()))
 }
 
+/// Collectives that the players have issued so far, together.
+fn issued(monitor: &Monitor<Segments>) -> u64 {
+    let members = monitor.join().communicators().flat_map(|c| c.members().values());
+    members.map(|m| m.record.issued + m.record.replayed).sum()
+}
+
 pub(super) fn run(o: &Demo) -> anyhow::Result<u8> {
     let segments = scratch()?;
     // /dev/shm is often mounted noexec, so the plugin lies elsewhere.
@@ -109,9 +119,19 @@ pub(super) fn run(o: &Demo) -> anyhow::Result<u8> {
             "a recorded job on 4 x H200, replayed",
         ));
     }
-    while Instant::now() < until {
+    let (mut seen, mut moved, most) = (0, Instant::now(), Instant::now() + HEADLESS_MOST);
+    loop {
         monitor.step(now_ns());
         players.check()?;
+        let now = Instant::now();
+        let issued = issued(&monitor);
+        if issued != seen {
+            (seen, moved) = (issued, now);
+        }
+        let quiet = o.seconds.is_some() || now >= most || seen > 0 && now >= moved + QUIET;
+        if now >= until && quiet {
+            break;
+        }
         std::thread::sleep(STEP);
     }
     monitor.step(now_ns());
