@@ -53,9 +53,7 @@ pub use usage::{Busy, Exchanged};
 pub use waits::{Front, Lack, Origin, Stage, Stall, Waits};
 pub use wire::{Shape, Wire, crossing, expected, transfer};
 
-use crate::model::{
-    CommId, CommRecord, Holder, HostFact, Lane, Liveness, OpRecord, SegmentId, SegmentRecord, Update,
-};
+use crate::model::{CommId, Holder, HostFact, Lane, Liveness, OpRecord, SegmentId, SegmentRecord, Update};
 use finished::Outbox;
 use kept::{COUNTED, Kept, Stale};
 use roster::{Condition, Roster};
@@ -158,9 +156,6 @@ impl Join {
         match update {
             Update::Segment(record) => self.process_said(record, shift_ns),
             Update::Comm(record) => {
-                if self.is_another_life(&record) {
-                    self.remove(record.comm);
-                }
                 let comm = self.comms.entry(record.comm).or_insert_with(|| Communicator::new(record.comm));
                 comm.join(record, &mut self.roster);
             }
@@ -299,14 +294,6 @@ impl Join {
                 c.stale = Stale::ALL;
             }
         }
-    }
-
-    /// True when a rank's process is gone and another one is in its place: a job that was started anew with the
-    /// communicators of one before, as a recording that is played again is. Nothing of the one before holds for it.
-    fn is_another_life(&self, record: &CommRecord) -> bool {
-        let before = self.comms.get(&record.comm).and_then(|c| c.members().get(&record.rank));
-        let other = before.map(|m| m.record.segment).filter(|s| *s != record.segment);
-        other.and_then(|s| self.process(s)).is_some_and(|p| p.record.liveness != Liveness::Alive)
     }
 
     /// Forgets a communicator, with its statistics.

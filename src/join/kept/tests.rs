@@ -301,32 +301,3 @@ fn many_communicators_keep_less_each_of_what_is_over() {
     let orders = |c: &Communicator| c.instances().map(|(_, order, _)| order).collect::<Vec<_>>();
     assert_eq!(j.communicators().next().map(orders), Some((128..256).collect()), "the younger ones");
 }
-
-#[test]
-fn a_job_that_plays_the_same_again_waits_for_nobody_of_the_one_before() {
-    let mut j = Join::new();
-    for rank in 0..2 {
-        j.feed(process(rank));
-        j.feed(member(rank, 2, u64::from(rank == 0) + 3));
-    }
-    j.feed(Update::Op(Box::new(all_reduce(0, 3, MS, Some((MS, None))))));
-    j.tick(5_000 * MS);
-    assert_eq!(j.standing(5_000 * MS).origins()[0].ranks, [Rank(1)], "it has not issued it");
-    for rank in 0..2 {
-        let Update::Segment(mut gone) = process(rank) else { unreachable!() };
-        gone.liveness = Liveness::Gone(None);
-        j.feed(Update::Segment(gone));
-    }
-    for rank in 0..2 {
-        let (Update::Segment(mut run), Update::Comm(mut place)) = (process(rank), member(rank, 2, 0)) else {
-            unreachable!()
-        };
-        (run.id, place.segment) = (SegmentId(u64::from(rank) + 11), SegmentId(u64::from(rank) + 11));
-        j.feed(Update::Segment(run));
-        j.feed(Update::Comm(place));
-    }
-    j.tick(5_100 * MS);
-    assert_eq!(j.standing(5_100 * MS).origins(), [], "nobody has issued anything yet");
-    let c = j.communicators().next().expect("it is open");
-    assert_eq!((c.members().len(), c.instances().count()), (2, 0));
-}
