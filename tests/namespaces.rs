@@ -291,15 +291,16 @@ impl Cluster {
         (metric && status != kept && shown != kept).then_some(())
     }
 
-    /// A job goes wrong, and the right rank is named in time.
-    fn a_fault_is_named(&self) {
+    /// A job goes wrong, and the right rank is named; how late, in seconds.
+    fn a_fault_is_named(&self) -> f64 {
         let job = self.job("missing-rank");
         let f = self.diagnosed("missing-rank");
         assert_eq!(numbers(f.get("ranks")), [3.0], "{f:?}");
         let late = after(&f);
-        assert!((2.5..5.0).contains(&late), "{late} s after the others began to wait");
+        assert!(late >= 2.5, "{late} s after the others began to wait");
         drop(job);
         until("it is over with its job", || self.is_over("missing-rank"));
+        late
     }
 
     /// How many verdicts of a kind analysers have printed, together.
@@ -365,7 +366,8 @@ fn faults_over_four_hosts_are_named_in_time_and_all_books_balance() {
     }
     let _alone = alone();
     let mut c = Cluster::start(None, &[], &[]);
-    c.a_fault_is_named();
+    let late = c.a_fault_is_named();
+    assert!(late < 5.0, "{late} s after the others began to wait");
     let job = c.job("mismatch");
     let f = c.diagnosed("mismatch");
     assert_eq!(numbers(f.get("ranks")), [1.0], "{f:?}");
