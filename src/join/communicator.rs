@@ -365,7 +365,12 @@ impl Communicator {
                 return None;
             }
             // The first one makes connections.
-            let usual = if order == 0 { 0.0 } else { classes.get(&self.class(track, i)?)?.quantile(0.5)? };
+            let usual = if order == 0 {
+                0.0
+            } else {
+                let class = classes.get(&self.class(track, i)?)?;
+                class.sampled_quantile(0.5).or_else(|| class.quantile(0.5))?
+            };
             Some(kernel.duration_ns.saturating_sub(usual as u64))
         };
         self.instances().filter_map(excess).sum()

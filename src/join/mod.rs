@@ -19,6 +19,7 @@ mod narrowed;
 mod roster;
 mod signature;
 mod signed;
+mod sketched;
 mod snapshot;
 mod standing;
 mod stats;
@@ -54,7 +55,8 @@ pub use waits::{Front, Lack, Origin, Stage, Stall, Waits};
 pub use wire::{Shape, Wire, crossing, expected, transfer};
 
 use crate::model::{
-    CommId, CommRecord, Holder, HostFact, Lane, Liveness, OpRecord, SegmentId, SegmentRecord, Update,
+    CommId, CommRecord, Func, Holder, HostFact, Lane, Liveness, OpRecord, SegmentId, SegmentRecord, Sketch,
+    Update,
 };
 use finished::Outbox;
 use kept::{COUNTED, Kept, Stale};
@@ -69,6 +71,11 @@ const PARTS_KEPT: usize = 1 << 17;
 const PROCESSES_KEPT: usize = 1024;
 /// Closed communicators kept for screens and summaries.
 const CLOSED_KEPT: usize = 256;
+/// Classes of a communicator that sketches can make: whoever tells of more makes us no larger.
+const CLASSES: usize = 256;
+/// Ranks of a communicator that are looked at, from the lowest on, for one whose node is heard.
+const TELLERS: usize = 256;
+const SECOND_NS: u64 = 1_000_000_000;
 /// Who came late is looked at after this, in ns, when the records of what it was in before have come.
 const EXPLAINED_AFTER_NS: u64 = 150_000_000;
 
@@ -204,6 +211,7 @@ impl Join {
                     c.signed(&s);
                 }
             }
+            Update::Sketch(s) => self.sketch(*s),
             Update::Silent { segment, since_ns } => {
                 if let Some(p) = self.processes.get_mut(&segment) {
                     p.silent_ns = since_ns;
@@ -233,6 +241,34 @@ impl Join {
                 self.hardware.take(*reading);
                 self.outbox.meter(self.hardware.is_metered(), self.hardware.is_networked());
             }
+        }
+    }
+
+    /// Takes what happened on a node, where not every record comes. Every node with ranks in a collective tells of it: that
+    /// of the lowest rank counts, of those that are heard. Transfers are told by their senders' nodes alone.
+    fn sketch(&mut self, mut s: Sketch) {
+        let Some(c) = self.comms.get(&s.comm) else { return };
+        if c.members().get(&s.rank).is_none_or(|m| m.record.segment != s.segment) {
+            return;
+        }
+        let key =
+            ClassKey { comm: s.comm, func: s.func, size_class: s.size_class, algo: s.algo, proto: s.proto };
+        let heard = |m: &Member| self.process(m.record.segment).is_some_and(|p| p.silent_ns.is_none());
+        let teller = c.members().iter().take(TELLERS).find(|(_, m)| heard(m)).map(|(rank, _)| *rank);
+        let counts = s.func == Func::SendRecv || teller == Some(s.rank);
+        // What is over cannot have been in the future, whatever its node's clock says.
+        let ends_ns = s.from_ns.saturating_add(u64::from(s.seconds).saturating_mul(SECOND_NS));
+        if self.now_ns > 0 && ends_ns > self.now_ns.saturating_add(SECOND_NS) {
+            s.from_ns = self.now_ns.saturating_sub(u64::from(s.seconds).saturating_mul(SECOND_NS));
+        }
+        if let Some(class) = self.classes.get_mut(&key) {
+            class.take(&s, counts);
+            return;
+        }
+        let least = ClassKey { comm: s.comm, func: Func::ALL[0], size_class: None, algo: None, proto: None };
+        let own = self.classes.range(least..).take_while(|(k, _)| k.comm == s.comm);
+        if own.take(CLASSES).count() < CLASSES {
+            self.classes.entry(key).or_default().take(&s, counts);
         }
     }
 
@@ -329,6 +365,7 @@ impl Join {
             Update::Comm(c) => c.segment,
             Update::Op(o) => o.segment,
             Update::Told(t) => t.op.segment,
+            Update::Sketch(s) => s.segment,
             Update::Left { segment, .. } | Update::Missed { segment, .. } => *segment,
             Update::Host(h) => h.segment,
             Update::Beat(_)

@@ -38,6 +38,11 @@ pub struct Narrow<'a> {
 }
 
 impl Narrow<'_> {
+    /// True where every operation of a class is counted.
+    fn counts(&self, class: &Class) -> bool {
+        self.whole || class.is_sketched()
+    }
+
     fn keeps(&self, text: &str) -> bool {
         self.words.is_empty() || {
             let text = text.to_lowercase();
@@ -244,8 +249,8 @@ impl View<'_> {
             .classes()
             .filter(|(k, _)| ids.contains(&k.comm) && (n.words.is_empty() || fits(k)))
             .map(|(k, c)| {
-                let share = c.rates(self.now_ns).and_then(|r| r.share).filter(|_| n.whole);
-                (share.unwrap_or(-1.0), c.count, k, c)
+                let share = c.rates(self.now_ns).and_then(|r| r.share).filter(|_| n.counts(c));
+                (share.unwrap_or(-1.0), c.count(), k, c)
             })
             .collect();
         let more = all.len().saturating_sub(CLASSES);
@@ -255,11 +260,11 @@ impl View<'_> {
             .into_iter()
             .map(|(.., k, c)| {
                 let row = self.class_row(k, c);
-                if n.whole {
+                if n.counts(c) {
                     return row;
                 }
                 // A sample says how long operations take, not how many there are.
-                ClassRow { ops_per_s: None, bytes_per_s: None, share: None, ..row }
+                ClassRow { ops_per_s: None, bytes_per_s: None, share: None, sampled: true, ..row }
             })
             .collect();
         by_share(&mut rows);
