@@ -150,6 +150,8 @@ pub struct Publisher {
     sketches: HashMap<ClassOf, m::Sketch>,
     /// The second from which on a new sketch counts.
     sketched_s: u64,
+    /// When it first looked, host monotonic ns. What began before is history: an agent before this one may have told of it.
+    began_ns: u64,
     usual: HashMap<(CommId, Func, Option<u8>), Usual>,
     readings: Vec<Vec<u8>>,
     asked: BTreeSet<(CommId, Track, u64)>,
@@ -190,6 +192,7 @@ impl Publisher {
             standing: HashMap::new(),
             sketches: HashMap::new(),
             sketched_s: 0,
+            began_ns: 0,
             usual: HashMap::new(),
             readings: Vec::new(),
             asked: BTreeSet::new(),
@@ -275,7 +278,7 @@ impl Publisher {
         let new_second = second != self.second;
         self.second = second;
         if self.sketched_s == 0 {
-            self.sketched_s = second.saturating_sub(1);
+            (self.sketched_s, self.began_ns) = (second.saturating_sub(1), now.mono_ns);
         }
         if std::mem::take(&mut self.refresh) {
             self.processes.clear();
@@ -699,7 +702,8 @@ impl Publisher {
         };
         let has = |rank: Rank| f.parts.iter().any(|p| p.rank == rank);
         // A transfer counts where it is sent: both nodes see it.
-        if pair.is_some_and(|(from, _)| !has(from)) {
+        let elsewhere = pair.is_some_and(|(from, _)| !has(from));
+        if elsewhere || f.began_ns.is_some_and(|t| t < self.began_ns) {
             return;
         }
         // All pairs are one class, however each of them runs.

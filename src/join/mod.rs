@@ -44,6 +44,7 @@ pub use member::{Called, Member};
 pub use narrowed::{Narrow, Narrowed, Pace};
 pub use signature::Signature;
 pub use signed::{signature, types};
+pub use sketched::{Tallies, Tally};
 pub use snapshot::View;
 pub use standing::{Rhythm, Standing, Waited};
 pub use stats::{Class, ClassKey, Load, Rates, Sample, Seen, Transfer, size_class};
@@ -129,6 +130,7 @@ pub struct Join {
     processes: BTreeMap<SegmentId, Process>,
     comms: BTreeMap<CommId, Communicator>,
     classes: BTreeMap<ClassKey, Class>,
+    tallies: Tallies,
     observer: Option<ClockPair>,
     hosts: Hosts,
     /// The processes of each host.
@@ -256,6 +258,11 @@ impl Join {
         let heard = |m: &Member| self.process(m.record.segment).is_some_and(|p| p.silent_ns.is_none());
         let teller = c.members().iter().take(TELLERS).find(|(_, m)| heard(m)).map(|(rank, _)| *rank);
         let counts = s.func == Func::SendRecv || teller == Some(s.rank);
+        if counts {
+            let process = c.members().get(&s.rank).and_then(|m| self.processes.get(&m.record.segment));
+            let job = process.and_then(|p| p.record.job.name.as_deref()).unwrap_or_default();
+            self.tallies.add(job, s.func, Tally { count: s.count, bytes: s.bytes });
+        }
         // What is over cannot have been in the future, whatever its node's clock says.
         let ends_ns = s.from_ns.saturating_add(u64::from(s.seconds).saturating_mul(SECOND_NS));
         if self.now_ns > 0 && ends_ns > self.now_ns.saturating_add(SECOND_NS) {
@@ -607,6 +614,11 @@ impl Join {
     /// The classes of operations.
     pub fn classes(&self) -> impl Iterator<Item = (&ClassKey, &Class)> {
         self.classes.iter()
+    }
+
+    /// What jobs have done so far, as far as sketches tell.
+    pub fn tallies(&self) -> &Tallies {
+        &self.tallies
     }
 
     /// A class of operations.

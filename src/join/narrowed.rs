@@ -426,7 +426,7 @@ impl Pace {
 mod tests {
     use super::*;
     use crate::join::testing::{all_reduce, member, process};
-    use crate::model::Update;
+    use crate::model::{Sketch, Update};
 
     const S: u64 = 1_000_000_000;
 
@@ -479,6 +479,41 @@ mod tests {
         let found = view.narrowed(&narrow(&At::default(), &words, &rates));
         let ranks: Vec<Rank> = found.snapshot.ranks.iter().map(|r| r.rank).collect();
         assert_eq!((ranks, found.snapshot.comms.len()), (vec![Rank(3)], 0));
+    }
+
+    #[test]
+    fn a_sample_says_that_it_is_one_and_what_sketches_count_is_all() {
+        let mut join = cluster();
+        let (at, rates) = (At::default(), BTreeMap::new());
+        let rows = |join: &Join, whole| {
+            let n = Narrow { whole, ..narrow(&at, &[], &rates) };
+            let rows = View::new(join, 8 * S).narrowed(&n).snapshot.classes;
+            rows.iter().map(|r| (r.count, r.sampled, r.ops_per_s)).collect::<Vec<_>>()
+        };
+        assert_eq!(rows(&join, true), [(1, false, None)]);
+        assert_eq!(rows(&join, false), [(1, true, None)]);
+        let (key, _) = join.classes().next().expect("a class");
+        let sketch = Sketch {
+            segment: SegmentId(1),
+            comm: key.comm,
+            rank: Rank(0),
+            ranks: 2,
+            func: key.func,
+            size_class: key.size_class,
+            algo: key.algo,
+            proto: key.proto,
+            count: 640,
+            timed: 0,
+            by_events: 0,
+            bytes: None,
+            busy_ns: 0,
+            from_ns: S,
+            seconds: 5,
+            whole: false,
+            times: Vec::new(),
+        };
+        join.feed(Update::Sketch(Box::new(sketch)));
+        assert_eq!(rows(&join, false), [(640, false, Some(128.0))]);
     }
 
     #[test]

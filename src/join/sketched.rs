@@ -6,6 +6,7 @@
 
 use super::stats::{Load, Rates};
 use crate::model::{Func, Sketch};
+use std::collections::BTreeMap;
 
 const S: u64 = 1_000_000_000;
 /// Sketches are of whole seconds of their hosts, which are not the observer's, and take a moment to come: what is younger
@@ -222,6 +223,68 @@ impl Sketched {
         let (sum, busy) = self.spans.sum(to.saturating_sub(spans), to);
         let share = self.share(&sum, spans * SPAN_SECONDS);
         (busy > 0).then(|| Load { share, seconds: u64::from(busy) })
+    }
+}
+
+/// Jobs that are told apart at most: they name themselves.
+const JOBS: usize = 256;
+
+/// Operations of a job of one kind, each counted once: communicators come and go, and this only grows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// How many are over.
+    pub count: u64,
+    /// Their message bytes, as far as sizes are known; absent where none is.
+    pub bytes: Option<u64>,
+}
+
+impl Tally {
+    /// Adds others to them.
+    pub fn add(&mut self, others: Tally) {
+        self.count = self.count.saturating_add(others.count);
+        if let Some(bytes) = others.bytes {
+            self.bytes = Some(self.bytes.unwrap_or(0).saturating_add(bytes));
+        }
+    }
+}
+
+/// What jobs have done, as far as sketches tell.
+#[derive(Debug, Clone, Default)]
+pub struct Tallies {
+    /// By job and operation, with the number in the order in which these came.
+    jobs: BTreeMap<String, BTreeMap<Func, (usize, Tally)>>,
+    known: usize,
+    /// Of jobs for which there was no room.
+    rest: Tally,
+}
+
+impl Tallies {
+    pub(super) fn add(&mut self, job: &str, func: Func, more: Tally) {
+        if !self.jobs.contains_key(job) && self.jobs.len() < JOBS {
+            self.jobs.insert(job.to_owned(), BTreeMap::new());
+        }
+        let Some(own) = self.jobs.get_mut(job) else { return self.rest.add(more) };
+        let (_, tally) = own.entry(func).or_insert_with(|| {
+            self.known += 1;
+            (self.known, Tally::default())
+        });
+        tally.add(more);
+    }
+
+    /// By job and operation, in the order in which these came: what is shown of them stays shown.
+    pub fn all(&self) -> Vec<(&str, Func, Tally)> {
+        let mut all: Vec<_> = self
+            .jobs
+            .iter()
+            .flat_map(|(job, own)| own.iter().map(|(func, (at, tally))| (*at, job.as_str(), *func, *tally)))
+            .collect();
+        all.sort_by_key(|t| t.0);
+        all.into_iter().map(|(_, job, func, tally)| (job, func, tally)).collect()
+    }
+
+    /// Of all jobs that are not told apart.
+    pub fn rest(&self) -> Tally {
+        self.rest
     }
 }
 
@@ -444,6 +507,8 @@ mod tests {
             join.tick((second + 1) * S);
         }
         assert_eq!(rates(&join, 21 * S).2, 128.0, "those of the others count as before");
+        let told = Tally { count: 20 * 128, bytes: Some((20 * 128) << 22) };
+        assert_eq!(join.tallies().all(), [("job", Func::AllReduce, told)]);
         for func in Func::ALL {
             for size in 0..64 {
                 let s = Sketch { func: *func, size_class: Some(size), ..of_host(20, 2) };
@@ -451,5 +516,20 @@ mod tests {
             }
         }
         assert_eq!(join.classes().count(), 256);
+    }
+
+    #[test]
+    fn jobs_without_end_are_one() {
+        let mut all = Tallies::default();
+        let one = |bytes| Tally { count: 1, bytes };
+        for n in 0..JOBS + 10 {
+            all.add(&format!("job-{}", JOBS + 10 - n), Func::AllReduce, one(Some(4)));
+        }
+        all.add("job-266", Func::Broadcast, one(None));
+        all.add("job-266", Func::AllReduce, one(None));
+        let told = all.all();
+        assert_eq!((told.len(), all.rest()), (JOBS + 1, Tally { count: 10, bytes: Some(40) }));
+        assert_eq!(told[0], ("job-266", Func::AllReduce, Tally { count: 2, bytes: Some(4) }));
+        assert_eq!(told[JOBS], ("job-266", Func::Broadcast, one(None)), "the last that came");
     }
 }
