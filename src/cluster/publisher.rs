@@ -855,3 +855,6 @@ fn print(part: &Part) -> u64 {
     let all = [u64::from(part.op.started), u64::from(part.op.stopped), part.op.net.len() as u64];
     all.into_iter().chain(net).fold(7, |h: u64, n| h.wrapping_mul(0x100_0000_01b3).wrapping_add(n))
 }
+
+#[cfg(test)]
+mod tests;
