@@ -357,7 +357,7 @@ impl Communicator {
         rank: Rank,
         from_ns: u64,
         to_ns: u64,
-        classes: &BTreeMap<ClassKey, Class>,
+        classes: &BTreeMap<ClassKey, Box<Class>>,
     ) -> u64 {
         let excess = |(track, order, i): (Track, u64, &Instance)| {
             let kernel = i.parts.get(&rank)?.kernel?;

@@ -129,7 +129,8 @@ fn is_away(c: Condition) -> bool {
 pub struct Join {
     processes: BTreeMap<SegmentId, Process>,
     comms: BTreeMap<CommId, Communicator>,
-    classes: BTreeMap<ClassKey, Class>,
+    /// Boxed: a third of a tree's places is empty, and there are very many.
+    classes: BTreeMap<ClassKey, Box<Class>>,
     tallies: Tallies,
     observer: Option<ClockPair>,
     hosts: Hosts,
@@ -613,7 +614,7 @@ impl Join {
 
     /// The classes of operations.
     pub fn classes(&self) -> impl Iterator<Item = (&ClassKey, &Class)> {
-        self.classes.iter()
+        self.classes.iter().map(|(k, c)| (k, &**c))
     }
 
     /// What jobs have done so far, as far as sketches tell.
@@ -623,7 +624,7 @@ impl Join {
 
     /// A class of operations.
     pub fn class(&self, key: &ClassKey) -> Option<&Class> {
-        self.classes.get(key)
+        self.classes.get(key).map(|c| &**c)
     }
 
     /// True when there are processes and all are gone.

@@ -26,59 +26,55 @@ const SPREAD: u64 = SPAN_SECONDS * SPANS as u64;
 #[derive(Debug, Clone, Copy, Default)]
 struct Slot {
     count: u32,
-    /// One bit for each second in which there were operations.
-    seconds: u16,
-    /// Not a number where a size is not known.
-    bytes: f32,
     /// Time inside, in ns, of all ranks together; and of how many operations of a rank that is.
     busy_ns: f32,
     busy: f32,
 }
 
-/// The latest slots, by number.
+/// The latest slots, by number, each with something of its own.
 #[derive(Debug, Clone)]
-struct Ring<const N: usize> {
+struct Ring<T, const N: usize> {
     newest: u64,
     slots: [Slot; N],
+    own: [T; N],
 }
 
-impl<const N: usize> Default for Ring<N> {
+impl<T: Copy + Default, const N: usize> Default for Ring<T, N> {
     fn default() -> Self {
-        Ring { newest: 0, slots: [Slot::default(); N] }
+        Ring { newest: 0, slots: [Slot::default(); N], own: [T::default(); N] }
     }
 }
 
-impl<const N: usize> Ring<N> {
+impl<T: Copy + Default, const N: usize> Ring<T, N> {
     /// The slot of a number; absent where it is too old to be kept.
-    fn at(&mut self, number: u64) -> Option<&mut Slot> {
+    fn at(&mut self, number: u64) -> Option<(&mut Slot, &mut T)> {
         let first_new = self.newest.saturating_add(1).max(number.saturating_sub(N as u64 - 1));
         for fresh in first_new..=number {
-            self.slots[(fresh % N as u64) as usize] = Slot::default();
+            let at = (fresh % N as u64) as usize;
+            (self.slots[at], self.own[at]) = (Slot::default(), T::default());
         }
         self.newest = self.newest.max(number);
-        let kept = number.saturating_add(N as u64) > self.newest;
-        self.slots.get_mut((number % N as u64) as usize).filter(|_| kept)
+        let (at, kept) = ((number % N as u64) as usize, number.saturating_add(N as u64) > self.newest);
+        kept.then(|| (&mut self.slots[at], &mut self.own[at]))
     }
 
-    /// The sum of the slots from a number up to and without another.
-    fn sum(&self, from: u64, to: u64) -> (Slot, u32) {
-        let (mut sum, mut seconds) = (Slot::default(), 0);
-        for number in from..to {
-            if number > self.newest || number.saturating_add(N as u64) <= self.newest {
-                continue;
-            }
-            let s = self.slots[(number % N as u64) as usize];
-            sum.count = sum.count.saturating_add(s.count);
-            sum.bytes += s.bytes;
-            sum.busy_ns += s.busy_ns;
-            sum.busy += s.busy;
-            seconds += s.seconds.count_ones();
-        }
-        (sum, seconds)
+    /// The sum of the slots from a number up to and without another, and what is their own.
+    fn sum(&self, from: u64, to: u64) -> (Slot, Vec<T>) {
+        let kept = |n: &u64| *n <= self.newest && n.saturating_add(N as u64) > self.newest;
+        let places: Vec<usize> = (from..to).filter(kept).map(|n| (n % N as u64) as usize).collect();
+        let mut sum = Slot::default();
+        places.iter().for_each(|at| sum.add(&self.slots[*at]));
+        (sum, places.iter().map(|at| self.own[*at]).collect())
     }
 }
 
 impl Slot {
+    fn add(&mut self, more: &Slot) {
+        self.count = self.count.saturating_add(more.count);
+        self.busy_ns += more.busy_ns;
+        self.busy += more.busy;
+    }
+
     /// The share of some seconds that a rank was inside: those that are timed speak for the others.
     fn share(&self, seconds: u64) -> Option<f64> {
         let mean_ns = f64::from(self.busy_ns) / f64::from(self.busy);
@@ -101,8 +97,10 @@ pub(super) struct Sketched {
     parted: bool,
     /// True where its operations are between two ranks, of which a rank may be in many at once.
     pairs: bool,
-    seconds: Ring<SECONDS>,
-    spans: Ring<SPANS>,
+    /// With the bytes of each: not a number where a size is not known.
+    seconds: Ring<f32, SECONDS>,
+    /// With a bit for each second in which there were operations.
+    spans: Ring<u16, SPANS>,
 }
 
 impl Sketched {
@@ -160,18 +158,16 @@ impl Sketched {
             let count = if counts { part(s.count, i) } else { 0 };
             let more = Slot {
                 count: u32::try_from(count).unwrap_or(u32::MAX),
-                seconds: if counts { 1 << (second % SPAN_SECONDS) } else { 0 },
-                bytes: if counts { s.bytes.map_or(f32::NAN, |b| b as f32 / each) } else { 0.0 },
                 busy_ns: s.busy_ns as f32 / each * ranks,
                 busy: s.timed as f32 / each * ranks,
             };
-            for slot in [self.seconds.at(second), self.spans.at(second / SPAN_SECONDS)].into_iter().flatten()
-            {
-                slot.count = slot.count.saturating_add(more.count);
-                slot.seconds |= more.seconds;
-                slot.bytes += more.bytes;
-                slot.busy_ns += more.busy_ns;
-                slot.busy += more.busy;
+            if let Some((slot, bytes)) = self.seconds.at(second) {
+                slot.add(&more);
+                *bytes += if counts { s.bytes.map_or(f32::NAN, |b| b as f32 / each) } else { 0.0 };
+            }
+            if let Some((slot, seconds)) = self.spans.at(second / SPAN_SECONDS) {
+                slot.add(&more);
+                *seconds |= if counts { 1 << (second % SPAN_SECONDS) } else { 0 };
             }
         }
     }
@@ -207,11 +203,12 @@ impl Sketched {
     /// Rates over the last whole seconds of which all is there; absent where it was silent.
     pub(super) fn rates(&self, now_ns: u64) -> Option<Rates> {
         let to = (now_ns / S).saturating_sub(LAG_SECONDS);
-        let (sum, _) = self.seconds.sum(to.saturating_sub(RATE_SECONDS), to);
+        let (sum, bytes) = self.seconds.sum(to.saturating_sub(RATE_SECONDS), to);
+        let bytes: f32 = bytes.into_iter().sum();
         let per_s = |n: f64| n / RATE_SECONDS as f64;
         (sum.count > 0).then(|| Rates {
             ops_per_s: per_s(f64::from(sum.count)),
-            bytes_per_s: (!sum.bytes.is_nan()).then(|| per_s(f64::from(sum.bytes))),
+            bytes_per_s: (!bytes.is_nan()).then(|| per_s(f64::from(bytes))),
             share: self.share(&sum, RATE_SECONDS),
         })
     }
@@ -220,7 +217,8 @@ impl Sketched {
     pub(super) fn load(&self, now_ns: u64, seconds: u64) -> Option<Load> {
         let to = (now_ns / S).saturating_sub(LAG_SECONDS) / SPAN_SECONDS;
         let spans = (seconds / SPAN_SECONDS).min(SPANS as u64 - 1);
-        let (sum, busy) = self.spans.sum(to.saturating_sub(spans), to);
+        let (sum, seconds) = self.spans.sum(to.saturating_sub(spans), to);
+        let busy: u32 = seconds.into_iter().map(u16::count_ones).sum();
         let share = self.share(&sum, spans * SPAN_SECONDS);
         (busy > 0).then(|| Load { share, seconds: u64::from(busy) })
     }
@@ -381,6 +379,11 @@ mod tests {
         assert_eq!((all.bytes, all.mean_bytes(), all.is_timed()), (None, None, false));
         all.take(&sketch(5, 5, 50), true);
         assert_eq!(all.rates(12 * S).expect("busy").share, None, "a rank is in many at once");
+    }
+
+    #[test]
+    fn a_class_takes_little() {
+        assert!(size_of::<Sketched>() <= 416, "{} bytes", size_of::<Sketched>());
     }
 
     #[test]
