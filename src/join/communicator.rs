@@ -127,6 +127,8 @@ pub struct Communicator {
     pub(super) stale: Stale,
     /// When it has to be looked at again though nothing changes, host monotonic ns.
     pub(super) due_ns: Option<u64>,
+    /// Since when sketches of it come, by the observer's clock.
+    pub(super) sketched_ns: Option<u64>,
     /// When it was freed on its last rank, or 0, once it was freed everywhere or all its processes are gone.
     pub(super) over_ns: Option<u64>,
 }
@@ -159,6 +161,7 @@ impl Communicator {
             begun: 0,
             stale: Stale::ALL,
             due_ns: None,
+            sketched_ns: None,
             over_ns: None,
         }
     }

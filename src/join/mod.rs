@@ -76,6 +76,8 @@ const CLOSED_KEPT: usize = 256;
 const CLASSES: usize = 256;
 /// Ranks of a communicator that are looked at, from the lowest on, for one whose node is heard.
 const TELLERS: usize = 256;
+/// The lowest rank that is heard is taken for the lowest there is after this, in ns.
+const TELLER_NS: u64 = 5_000_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 /// Who came late is looked at after this, in ns, when the records of what it was in before have come.
 const EXPLAINED_AFTER_NS: u64 = 150_000_000;
@@ -250,15 +252,22 @@ impl Join {
     /// Takes what happened on a node, where not every record comes. Every node with ranks in a collective tells of it: that
     /// of the lowest rank counts, of those that are heard. Transfers are told by their senders' nodes alone.
     fn sketch(&mut self, mut s: Sketch) {
-        let Some(c) = self.comms.get(&s.comm) else { return };
+        let Some(c) = self.comms.get_mut(&s.comm) else { return };
         if c.members().get(&s.rank).is_none_or(|m| m.record.segment != s.segment) {
             return;
         }
+        if self.now_ns > 0 {
+            c.sketched_ns.get_or_insert(self.now_ns);
+        }
+        // A lower rank may not have been heard of yet, and would count the same again.
+        let settled_ns = c.sketched_ns.map(|t| t.saturating_add(TELLER_NS));
+        let lowest = s.rank.0 == 0 || settled_ns.is_some_and(|t| self.now_ns >= t);
+        let c = &*c;
         let key =
             ClassKey { comm: s.comm, func: s.func, size_class: s.size_class, algo: s.algo, proto: s.proto };
-        let heard = |m: &Member| self.process(m.record.segment).is_some_and(|p| p.silent_ns.is_none());
+        let heard = |m: &Member| self.processes.get(&m.record.segment).is_some_and(|p| p.silent_ns.is_none());
         let teller = c.members().iter().take(TELLERS).find(|(_, m)| heard(m)).map(|(rank, _)| *rank);
-        let counts = s.func == Func::SendRecv || teller == Some(s.rank);
+        let counts = s.func == Func::SendRecv || lowest && teller == Some(s.rank);
         if counts {
             let process = c.members().get(&s.rank).and_then(|m| self.processes.get(&m.record.segment));
             let job = process.and_then(|p| p.record.job.name.as_deref()).unwrap_or_default();

@@ -484,6 +484,33 @@ mod tests {
     }
 
     #[test]
+    fn who_is_not_heard_of_yet_counts_later_and_nothing_counts_twice() {
+        let mut join = Join::new();
+        let tell = |join: &mut Join, second: u64, rank: u32| {
+            join.feed(Update::Sketch(Box::new(of_host(second, rank))));
+            join.tick((second + 1) * S);
+        };
+        let come = |join: &mut Join, ranks: std::ops::Range<u32>| {
+            for r in ranks {
+                join.feed(process(r));
+                join.feed(member(r, 4, 0));
+            }
+        };
+        come(&mut join, 2..4);
+        join.tick(S);
+        tell(&mut join, 1, 2);
+        come(&mut join, 0..2);
+        tell(&mut join, 1, 0);
+        assert_eq!(rates(&join, 4 * S).0, 128);
+        // Where nobody follows the lower ranks, those that are there count after a while.
+        let mut join = Join::new();
+        come(&mut join, 2..4);
+        join.tick(S);
+        (1..11).for_each(|second| tell(&mut join, second, 2));
+        assert_eq!(rates(&join, 12 * S).0, 5 * 128);
+    }
+
+    #[test]
     fn where_the_lowest_ranks_host_is_silent_the_next_one_counts() {
         let mut join = heard(10, |second, rank| Some(of_host(second, rank)));
         for segment in [1, 2].map(SegmentId) {
