@@ -134,6 +134,8 @@ fn whole() -> Envelope {
             busy_ns: 800_000,
             buckets: vec![130, 131],
             counts: vec![4, 5],
+            // Whose it is and when it was is told since.
+            ..m::Sketch::default()
         }],
         hosts: vec![m::Host {
             segment: 11,
@@ -227,6 +229,34 @@ fn types_and_reductions_of_version_1_mean_what_they_meant() {
     // ncclFloat32 and ncclSum, and one of which nothing is known.
     assert_eq!(types, Some((39, vec![0x18, 0], 0)));
     assert_eq!((DataType::Float32 as u8 + 1) | ((RedOp::Sum as u8 + 1) << 4), 0x18);
+}
+
+#[test]
+fn sketches_of_version_1_mean_what_they_meant_and_those_of_before_count_for_nothing() {
+    let mut with = whole();
+    with.sequence += 1;
+    with.sketches[0] = m::Sketch {
+        rank: 1,
+        ranks: 1,
+        from_s: 68,
+        seconds: 2,
+        whole: true,
+        by_events: 3,
+        ..with.sketches[0].clone()
+    };
+    let bytes = golden("envelope-1-sketch.bin", &with.encode_to_vec());
+    assert_eq!(Envelope::decode(bytes.as_slice()).expect("a message"), with);
+    let sketches = |bytes: &[u8]| {
+        let mut reader = Reader::new(std::time::Duration::from_secs(3));
+        let mut told = Vec::new();
+        reader.read("ringwatch.v1.comm.node-a.3", bytes, Moment::default(), true, &mut told);
+        assert_eq!(reader.refused().len(), 0, "{:?}", reader.refused());
+        told.retain(|u| matches!(u, Update::Sketch(_)));
+        told
+    };
+    insta::assert_snapshot!("envelope_1_sketch", format!("{:#?}", sketches(&bytes)));
+    let before = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/bus/envelope-1.bin");
+    assert_eq!(sketches(&std::fs::read(before).expect("it stays")), []);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use opentelemetry_proto::tonic::logs::v1::LogRecord;
 use receiver::{Receiver, Wants};
 use ringwatch::export::otlp::Protocol;
 use ringwatch::replay::monotonic_ns;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -476,6 +476,70 @@ fn without_a_server_agents_go_on_and_catch_up_when_it_is_back() {
         }
         all.then_some(())
     });
+}
+
+#[test]
+fn an_operation_of_two_nodes_counts_once() {
+    use ringwatch::ingest::{Place, Segments, now_ns};
+    use ringwatch::model::{Func, Source};
+
+    if !there("an_operation_of_two_nodes_counts_once") {
+        return;
+    }
+    let room = Room::new();
+    let nats = Nats::start(&room);
+    let analyser = support::agent::Agent::analyser(&room, &["--set", &nats.servers()]);
+    let _agents = ["a", "b"].map(|n| agent(&room, n, &nats));
+    // What went before an agent is not its to tell.
+    until("both agents are heard", || (analyser.sum("ringwatch_analyser_nodes") >= 2.0).then_some(()));
+    let _job = job(&room, "mixed", 60);
+    // Who reads the segments misses nothing. Of collectives, those count that are over where the lowest rank is: the other
+    // node may be in doubt of its own for longer.
+    let read = |nodes: &[&str]| {
+        let places = nodes.iter().map(|n| Place::Dir(segments(&room, n))).collect();
+        (Segments::new(places), ringwatch::join::Join::new())
+    };
+    let (mut first, mut both) = (read(&["a"]), read(&["a", "b"]));
+    let mut all = || {
+        let mut counts: BTreeMap<(String, bool), f64> = BTreeMap::new();
+        for ((source, join), pairs) in [(&mut first, false), (&mut both, true)] {
+            source.poll(now_ns()).into_iter().for_each(|u| join.feed(u));
+            join.tick(now_ns());
+            for (key, class) in join.classes().filter(|(k, _)| (k.func == Func::SendRecv) == pairs) {
+                let func = key.func.to_string();
+                *counts.entry((func.clone(), false)).or_default() += class.count() as f64;
+                *counts.entry((func, true)).or_default() += class.bytes().unwrap_or(0) as f64;
+            }
+        }
+        counts
+    };
+    let told = || {
+        let mut counts: BTreeMap<(String, bool), f64> = BTreeMap::new();
+        for (bytes, metric) in
+            [(false, "ringwatch_cluster_operations_total"), (true, "ringwatch_cluster_operation_bytes_total")]
+        {
+            for (labels, n) in analyser.series(metric) {
+                let func = labels.split("collective=\"").nth(1).and_then(|l| l.split('"').next());
+                *counts.entry((func.unwrap_or_default().to_owned(), bytes)).or_default() += n;
+            }
+        }
+        counts
+    };
+    let (mut last, mut since) = (all(), Instant::now());
+    let want = until("the job is over", || {
+        std::thread::sleep(Duration::from_millis(100));
+        let now = all();
+        if now != last {
+            (last, since) = (now.clone(), Instant::now());
+        }
+        (since.elapsed() > Duration::from_secs(3) && now.len() > 4).then_some(now)
+    });
+    assert!(want.values().sum::<f64>() > 100.0, "{want:?}");
+    let by = Instant::now() + Duration::from_secs(15);
+    while told() != want && Instant::now() < by {
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert_eq!(told(), want);
 }
 
 #[test]

@@ -9,7 +9,10 @@ use ringwatch::export::catalogue;
 use ringwatch::export::metrics::{Analysis, Bus, Counts};
 use ringwatch::export::prometheus::{Metrics, Own, Settings};
 use ringwatch::export::trace_id;
-use ringwatch::model::{Finding, HostFact, Kind, OperationRef, Rank, SegmentId, Severity, Track, Update};
+use ringwatch::join::Tally;
+use ringwatch::model::{
+    Finding, Func, HostFact, Kind, OperationRef, Rank, SegmentId, Severity, Track, Update,
+};
 
 fn own(now_ns: u64) -> Own {
     Own {
@@ -91,6 +94,7 @@ fn every_metric_of_the_catalogue_is_given_out_under_its_name_and_labels_and_no_o
     let mut families = metrics.gather(&hand.join, &open, &own);
     let analysis = Analysis {
         findings: [((String::new(), Kind::Straggler, Severity::Warning), 1)].into(),
+        operations: vec![("job".to_owned(), Func::AllReduce, Tally { count: 1, bytes: Some(4) })],
         counts: Counts { left_out: [("a sample is enough".to_owned(), 5)].into(), ..Counts::default() },
         refused: [("came before", 1)].into(),
         leases: [(0, true)].into(),

@@ -330,7 +330,7 @@ proptest! {
             assert_eq!(detector.findings(), vec![]);
             let finished: Vec<u64> =
                 join.communicators().flat_map(|c| c.members().values().map(|m| m.finished)).collect();
-            let classes: Vec<_> = join.classes().map(|(k, c)| (*k, c.count)).collect();
+            let classes: Vec<_> = join.classes().map(|(k, c)| (*k, c.count())).collect();
             (classes, finished, join.communicators().map(|c| c.finished()).sum::<u64>())
         };
         let (classes, finished, all) = count(healthy, &[]);
@@ -412,7 +412,7 @@ const BOUND: usize = 6_000;
 fn a_long_healthy_job_takes_no_more_memory_than_a_short_one() {
     let (join, most) = long_run(|_| {});
     assert!(most <= 1_000, "{most} operations held");
-    assert_eq!(join.classes().map(|(_, c)| c.count).sum::<u64>(), 25_000);
+    assert_eq!(join.classes().map(|(_, c)| c.count()).sum::<u64>(), 25_000);
 }
 
 #[test]

@@ -27,6 +27,7 @@ fn class(comm: CommId, func: Func, how: (Algo, Proto), class: u8, p50_us: f64, s
         proto: Some(how.1),
         size_class: Some(class),
         count: (share * 40_000.0) as u64,
+        sampled: false,
         timed: (share * 39_000.0) as u64,
         by_events: if func == Func::Broadcast { (share * 39_000.0) as u64 } else { 0 },
         bytes: Some(((share * 40_000.0) as u64) << class),

@@ -4,7 +4,7 @@ use super::message as m;
 use crate::model::{
     Algo, Beat, CommId, CommRecord, DataType, Exchange, Exit, Flags, Func, HostFact, Job, Lane, Liveness,
     Making, NetPhase, NetProgress, OpRecord, PairBeat, ProcessState, Proto, Rank, RedOp, Returned, SegmentId,
-    SegmentRecord, Signatures, Timing, Told, Track, Untimed,
+    SegmentRecord, Signatures, Sketch, Timing, Told, Track, Untimed,
 };
 use std::path::PathBuf;
 
@@ -305,6 +305,48 @@ impl m::Types {
             signatures: Vec::new(),
             types: self.types,
         }
+    }
+}
+
+/// The most that one sketch may count: no node does more in an hour.
+const COUNTED: u64 = 1 << 40;
+
+impl m::Sketch {
+    /// What happened on a node, as its rank's process tells; absent where that cannot be.
+    pub(super) fn sketch(self, segment: SegmentId) -> Option<Sketch> {
+        let sane = (1..=COUNTED).contains(&self.count)
+            && self.timed <= self.count
+            && self.by_events <= self.timed
+            && self.ranks > 0
+            && (1..=Self::SECONDS).contains(&self.seconds)
+            && self.size_class <= 64;
+        // Rising buckets of 64 bits, each with something in it, and together as many as were timed.
+        let last = 64 * u32::from(Sketch::BUCKETS);
+        let rising = self.buckets.is_sorted_by(|a, b| a < b) && self.buckets.last().is_none_or(|b| *b < last);
+        let all = self.counts.iter().try_fold(0u64, |sum, n| sum.checked_add(*n).filter(|_| *n > 0));
+        if !sane || !rising || self.buckets.len() != self.counts.len() || all != Some(self.timed) {
+            return None;
+        }
+        let times = self.buckets.iter().zip(self.counts).map(|(b, n)| (short(*b), n)).collect();
+        Some(Sketch {
+            segment,
+            comm: CommId(self.comm),
+            rank: Rank(self.rank),
+            ranks: self.ranks,
+            func: word(Func::ALL, self.func).unwrap_or(Func::Unknown),
+            size_class: self.size_class.checked_sub(1).map(byte),
+            algo: word(Algo::ALL, self.algo),
+            proto: word(Proto::ALL, self.proto),
+            count: self.count,
+            timed: self.timed,
+            by_events: self.by_events,
+            bytes: self.bytes,
+            busy_ns: self.busy_ns,
+            from_ns: self.from_s.saturating_mul(1_000_000_000),
+            seconds: self.seconds,
+            whole: self.whole,
+            times,
+        })
     }
 }
 

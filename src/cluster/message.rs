@@ -355,7 +355,8 @@ pub struct Net {
     pub waiting_since_ns: u64,
 }
 
-/// What happened of a class of operations on one node in about a second.
+/// What happened of a class of operations on one node in about a second. A transfer from one rank to another is in the
+/// sketch of its sender's node.
 #[derive(Clone, PartialEq, Message)]
 pub struct Sketch {
     /// The communicator.
@@ -391,6 +392,29 @@ pub struct Sketch {
     /// How many there are in each of these buckets.
     #[prost(uint64, repeated, tag = "11")]
     pub counts: Vec<u64>,
+    /// The node's lowest rank in the communicator, which speaks for the node.
+    #[prost(uint32, tag = "12")]
+    pub rank: u32,
+    /// How many ranks of the communicator the node has.
+    #[prost(uint32, tag = "13")]
+    pub ranks: u32,
+    /// The second of the host's monotonic clock from which on it counts.
+    #[prost(uint64, tag = "14")]
+    pub from_s: u64,
+    /// Over how many seconds it counts; 0 where an agent of before did not say.
+    #[prost(uint32, tag = "15")]
+    pub seconds: u32,
+    /// True where all ranks of each operation are the node's: the shortest time is the transfer time.
+    #[prost(bool, tag = "16")]
+    pub whole: bool,
+    /// Those of the timed ones that CUDA events timed on some rank.
+    #[prost(uint64, tag = "17")]
+    pub by_events: u64,
+}
+
+impl Sketch {
+    /// A sketch is over so many seconds at most.
+    pub const SECONDS: u32 = 3600;
 }
 
 /// What the operating system says about a process.

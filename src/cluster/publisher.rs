@@ -9,7 +9,7 @@ use super::subject::{Topic, bucket};
 use crate::join::{Communicator, Exchanged, Finished, Join, Part, Sampling, signature, types};
 use crate::model::{
     Algo, Beat, CommId, CommRecord, Fact, Finding, Func, HostFact, OpState, PairBeat, ProcessState, Proto,
-    Rank, Reading, SegmentId, Told, Track,
+    Rank, Reading, SegmentId, Sketch, Timing, Told, Track,
 };
 use prost::Message as _;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -112,7 +112,8 @@ struct Usual {
     mean_ns: u64,
 }
 
-type ClassOf = (CommId, Func, Option<u8>, Option<Algo>, Option<Proto>);
+/// The last says whether all ranks are this node's.
+type ClassOf = (CommId, Func, Option<u8>, Option<Algo>, Option<Proto>, bool);
 
 /// One rank's part of an operation that stands still.
 type Stood = (CommId, Track, u64, Rank);
@@ -147,6 +148,10 @@ pub struct Publisher {
     findings: HashMap<u64, bool>,
     standing: HashMap<Stood, Sent<(u64, bool)>>,
     sketches: HashMap<ClassOf, m::Sketch>,
+    /// The second from which on a new sketch counts.
+    sketched_s: u64,
+    /// When it first looked, host monotonic ns. What began before is history: an agent before this one may have told of it.
+    began_ns: u64,
     usual: HashMap<(CommId, Func, Option<u8>), Usual>,
     readings: Vec<Vec<u8>>,
     asked: BTreeSet<(CommId, Track, u64)>,
@@ -186,6 +191,8 @@ impl Publisher {
             findings: HashMap::new(),
             standing: HashMap::new(),
             sketches: HashMap::new(),
+            sketched_s: 0,
+            began_ns: 0,
             usual: HashMap::new(),
             readings: Vec::new(),
             asked: BTreeSet::new(),
@@ -270,6 +277,9 @@ impl Publisher {
         let second = now.mono_ns / S;
         let new_second = second != self.second;
         self.second = second;
+        if self.sketched_s == 0 {
+            (self.sketched_s, self.began_ns) = (second.saturating_sub(1), now.mono_ns);
+        }
         if std::mem::take(&mut self.refresh) {
             self.processes.clear();
             self.members.clear();
@@ -301,7 +311,7 @@ impl Publisher {
         self.dropped = dropped;
         self.tell_readings();
         if new_second {
-            self.tell_sketches();
+            self.tell_sketches(second);
             self.tell_books(false);
             self.adapt();
             self.forget(join);
@@ -635,7 +645,7 @@ impl Publisher {
         for f in finished {
             let parts = f.parts.len() as u64;
             self.books.observed += parts;
-            self.sketch(f);
+            self.sketch(join, f);
             let key = (f.comm, f.track, f.operation.order);
             let slow = self.is_slow(f);
             let asked = self.asked.remove(&key);
@@ -685,9 +695,29 @@ impl Publisher {
         slow
     }
 
-    fn sketch(&mut self, f: &Finished) {
-        let (algo, proto) = (f.operation.algo, f.operation.proto);
-        let key = (f.comm, f.func, f.size_class, algo, proto);
+    fn sketch(&mut self, join: &Join, f: &Finished) {
+        let pair = match f.track {
+            Track::Pair(from, to) => Some((from, to)),
+            _ => None,
+        };
+        let has = |rank: Rank| f.parts.iter().any(|p| p.rank == rank);
+        // A transfer counts where it is sent: both nodes see it.
+        let elsewhere = pair.is_some_and(|(from, _)| !has(from));
+        if elsewhere || f.began_ns.is_some_and(|t| t < self.began_ns) {
+            return;
+        }
+        // All pairs are one class, however each of them runs.
+        let (algo, proto) = if pair.is_some() { (None, None) } else { (f.operation.algo, f.operation.proto) };
+        let whole = match pair {
+            Some((_, to)) => has(to),
+            None => f.ranks.is_some_and(|n| n as usize == f.parts.len()),
+        };
+        let key = (f.comm, f.func, f.size_class, algo, proto, whole);
+        let own = join.communicator(f.comm).map(Communicator::members);
+        let first = own.and_then(|m| m.keys().next().copied()).or_else(|| f.parts.first().map(|p| p.rank));
+        let Some(rank) = first else { return };
+        let ranks = own.map_or(f.parts.len(), BTreeMap::len) as u32;
+        let from_s = self.sketched_s;
         let new = || {
             let place = |at: Option<usize>| at.map_or(0, |n| n as u32 + 1);
             m::Sketch {
@@ -697,18 +727,21 @@ impl Publisher {
                 algo: place(algo.and_then(|a| Algo::ALL.iter().position(|k| *k == a))),
                 proto: place(proto.and_then(|a| Proto::ALL.iter().position(|k| *k == a))),
                 bytes: Some(0),
+                from_s,
+                whole,
                 ..m::Sketch::default()
             }
         };
         let sketch = self.sketches.entry(key).or_insert_with(new);
+        (sketch.rank, sketch.ranks) = (rank.0, ranks);
         sketch.count += 1;
         sketch.bytes = sketch.bytes.zip(f.operation.bytes).map(|(a, b)| a.saturating_add(b));
         let durations: Option<Vec<u64>> = f.parts.iter().map(|p| p.duration_ns).collect();
         if let Some(all) = durations.filter(|d| !d.is_empty()) {
             sketch.timed += 1;
+            sketch.by_events += u64::from(f.parts.iter().any(|p| p.timing == Timing::Events));
             sketch.busy_ns += all.iter().sum::<u64>() / all.len() as u64;
-            let shortest = all.into_iter().min().unwrap_or(0).max(1);
-            let at = ((shortest as f64).log2() * 8.0) as u32;
+            let at = u32::from(Sketch::bucket(all.into_iter().min().unwrap_or(0)));
             match sketch.buckets.binary_search(&at) {
                 Ok(i) => sketch.counts[i] += 1,
                 Err(i) => {
@@ -719,9 +752,12 @@ impl Publisher {
         }
     }
 
-    fn tell_sketches(&mut self) {
+    fn tell_sketches(&mut self, second: u64) {
         let mut left = HashMap::new();
-        for (key, sketch) in std::mem::take(&mut self.sketches) {
+        self.sketched_s = second;
+        for (key, mut sketch) in std::mem::take(&mut self.sketches) {
+            let over = second.saturating_sub(sketch.from_s).clamp(1, u64::from(m::Sketch::SECONDS));
+            (sketch.from_s, sketch.seconds) = (second.saturating_sub(over), over as u32);
             let bytes = sketch.encoded_len();
             if self.pay(bytes, false) {
                 self.draft(Topic::Bucket(bucket(key.0)), bytes).sketches.push(sketch);
@@ -819,3 +855,6 @@ fn print(part: &Part) -> u64 {
     let all = [u64::from(part.op.started), u64::from(part.op.stopped), part.op.net.len() as u64];
     all.into_iter().chain(net).fold(7, |h: u64, n| h.wrapping_mul(0x100_0000_01b3).wrapping_add(n))
 }
+
+#[cfg(test)]
+mod tests;

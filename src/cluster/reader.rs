@@ -468,6 +468,17 @@ impl Reader {
                 Err(why) => refusals.push(why),
             }
         }
+        // Agents of before say neither whose a sketch is nor when it was: there the sample has to do.
+        for s in e.sketches.into_iter().filter(|s| s.seconds > 0) {
+            let id = self.ranks.get(&(CommId(s.comm), Rank(s.rank))).copied();
+            match id.filter(|id| self.of.get(id).is_some_and(|n| *n == name)) {
+                Some(id) => match s.sketch(id) {
+                    Some(sketch) => out.push(Update::Sketch(Box::new(sketch))),
+                    None => refusals.push(Refusal::Garbage),
+                },
+                None => refusals.push(Refusal::Rank),
+            }
+        }
         for h in e.hosts {
             match known.get(&h.segment).map(|t| t.id) {
                 Some(id) => out.push(Update::Host(Box::new(h.fact(id)))),

@@ -67,7 +67,7 @@ fn tiny(join: &Join, id: CommId, loads: &[Load<'_>]) -> Option<Finding> {
     // The sends and receives of a pipeline are what they are.
     let collectives = || loads.iter().filter(|(k, ..)| k.func != Func::SendRecv);
     let small = || collectives().filter(|(k, ..)| k.size_class.is_none_or(|c| c < TINY_CLASS));
-    let count = |of: &mut dyn Iterator<Item = &Load<'_>>| of.map(|(_, c, _)| c.count).sum::<u64>() as f64;
+    let count = |of: &mut dyn Iterator<Item = &Load<'_>>| of.map(|(_, c, _)| c.count()).sum::<u64>() as f64;
     let share: f64 = small().map(|(.., s)| s).sum();
     let (few, all) = (count(&mut small()), count(&mut collectives()));
     if share < TINY_SHARE || few < all * TINY_MOST {
@@ -106,15 +106,20 @@ fn busy(join: &Join, loads: &BTreeMap<CommId, Vec<Load<'_>>>) -> Vec<Finding> {
         for (comm, _) in join.memberships(p.record.id).iter().filter(|(comm, _)| loads.contains_key(comm)) {
             *comms.entry(*comm).or_default() += 1;
         }
-        let sum: f64 = comms.keys().filter_map(|c| loads.get(c)).flatten().map(|(.., s)| s).sum();
+        let own = || comms.keys().filter_map(|c| loads.get(c));
+        let sum = |all: &Vec<Load<'_>>| all.iter().map(|(.., s)| s).sum::<f64>();
+        // What runs at the same time is known by single operations alone. Where these are a sample, one communicator's,
+        // which come one after the other, are what is certain.
+        let single = own().flatten().all(|(_, class, _)| class.has_all_records());
         // Several GPUs of a process work at the same time on one collective, whose share is a mean over them.
         let gpus = comms.values().copied().max().unwrap_or(1);
-        let overlap = p.busy.overlap().map_or(1.0, |o| (o * f64::from(gpus)).min(1.0));
-        let share = (sum * overlap).min(1.0);
+        let overlap = p.busy.overlap().filter(|_| single).map_or(1.0, |o| (o * f64::from(gpus)).min(1.0));
+        let inside = if single { own().map(sum).sum() } else { own().map(sum).fold(0.0, f64::max) };
+        let share = (inside * overlap).min(1.0);
         if share < SHARE {
             continue;
         }
-        let mut all: Vec<&Load<'_>> = comms.keys().filter_map(|c| loads.get(c)).flatten().collect();
+        let mut all: Vec<&Load<'_>> = own().flatten().collect();
         all.sort_by(|a, b| b.2.total_cmp(&a.2));
         let Some(worst) = all.first() else { continue };
         // The ranks of one communicator spend their time together.
@@ -131,6 +136,11 @@ fn busy(join: &Join, loads: &BTreeMap<CommId, Vec<Load<'_>>>) -> Vec<Finding> {
                 "collectives that run at the same time count once".to_owned(),
                 rounded(overlap),
                 "1",
+            ));
+        }
+        if !single && comms.len() > 1 {
+            evidence.push(fact(
+                "this is of its busiest communicator alone; what of the others runs at the same time is not known",
             ));
         }
         for (key, class, s) in all.iter().take(3) {

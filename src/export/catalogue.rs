@@ -350,6 +350,10 @@ catalogue! {
         "Bytes that wait to be sent.";
     CLUSTER_FINDINGS = Gauge "ringwatch_cluster_findings" None, ["node", "job_name", "kind", "severity"],
         "Findings that are open in the partitions the analyser on this node speaks for; agents tell theirs under another name.";
+    CLUSTER_OPERATIONS = Counter "ringwatch_cluster_operations" None, ["node", "job_name", "collective"],
+        "Operations that are over, over all nodes and each counted once; every analyser counts all that agents tell of.";
+    CLUSTER_BYTES = Counter "ringwatch_cluster_operation_bytes" B, ["node", "job_name", "collective"],
+        "Their message sizes, as nccl-tests counts them.";
     ANALYSER_NODES = Gauge "ringwatch_analyser_nodes" None, ["node", "state"],
         "Nodes the analyser hears, those that are silent, and those whose agent has ended.";
     ANALYSER_MESSAGES = Counter "ringwatch_analyser_messages" None, ["node"],

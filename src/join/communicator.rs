@@ -127,6 +127,8 @@ pub struct Communicator {
     pub(super) stale: Stale,
     /// When it has to be looked at again though nothing changes, host monotonic ns.
     pub(super) due_ns: Option<u64>,
+    /// Since when sketches of it come, by the observer's clock.
+    pub(super) sketched_ns: Option<u64>,
     /// When it was freed on its last rank, or 0, once it was freed everywhere or all its processes are gone.
     pub(super) over_ns: Option<u64>,
 }
@@ -159,6 +161,7 @@ impl Communicator {
             begun: 0,
             stale: Stale::ALL,
             due_ns: None,
+            sketched_ns: None,
             over_ns: None,
         }
     }
@@ -357,7 +360,7 @@ impl Communicator {
         rank: Rank,
         from_ns: u64,
         to_ns: u64,
-        classes: &BTreeMap<ClassKey, Class>,
+        classes: &BTreeMap<ClassKey, Box<Class>>,
     ) -> u64 {
         let excess = |(track, order, i): (Track, u64, &Instance)| {
             let kernel = i.parts.get(&rank)?.kernel?;
@@ -365,7 +368,12 @@ impl Communicator {
                 return None;
             }
             // The first one makes connections.
-            let usual = if order == 0 { 0.0 } else { classes.get(&self.class(track, i)?)?.quantile(0.5)? };
+            let usual = if order == 0 {
+                0.0
+            } else {
+                let class = classes.get(&self.class(track, i)?)?;
+                class.sampled_quantile(0.5).or_else(|| class.quantile(0.5))?
+            };
             Some(kernel.duration_ns.saturating_sub(usual as u64))
         };
         self.instances().filter_map(excess).sum()

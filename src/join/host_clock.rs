@@ -66,6 +66,7 @@ pub(super) fn shift(update: &mut Update, by: i64) {
                 may_be(ns, by);
             }
         }
+        Update::Sketch(s) => at(&mut s.from_ns, by),
         // Silence is by the observer's own clock.
         Update::Left { .. }
         | Update::Missed { .. }

@@ -38,6 +38,11 @@ pub struct Narrow<'a> {
 }
 
 impl Narrow<'_> {
+    /// True where every operation of a class is counted.
+    fn counts(&self, class: &Class) -> bool {
+        self.whole || class.is_sketched()
+    }
+
     fn keeps(&self, text: &str) -> bool {
         self.words.is_empty() || {
             let text = text.to_lowercase();
@@ -244,8 +249,8 @@ impl View<'_> {
             .classes()
             .filter(|(k, _)| ids.contains(&k.comm) && (n.words.is_empty() || fits(k)))
             .map(|(k, c)| {
-                let share = c.rates(self.now_ns).and_then(|r| r.share).filter(|_| n.whole);
-                (share.unwrap_or(-1.0), c.count, k, c)
+                let share = c.rates(self.now_ns).and_then(|r| r.share).filter(|_| n.counts(c));
+                (share.unwrap_or(-1.0), c.count(), k, c)
             })
             .collect();
         let more = all.len().saturating_sub(CLASSES);
@@ -255,11 +260,11 @@ impl View<'_> {
             .into_iter()
             .map(|(.., k, c)| {
                 let row = self.class_row(k, c);
-                if n.whole {
+                if n.counts(c) {
                     return row;
                 }
                 // A sample says how long operations take, not how many there are.
-                ClassRow { ops_per_s: None, bytes_per_s: None, share: None, ..row }
+                ClassRow { ops_per_s: None, bytes_per_s: None, share: None, sampled: true, ..row }
             })
             .collect();
         by_share(&mut rows);
@@ -421,7 +426,7 @@ impl Pace {
 mod tests {
     use super::*;
     use crate::join::testing::{all_reduce, member, process};
-    use crate::model::Update;
+    use crate::model::{Sketch, Update};
 
     const S: u64 = 1_000_000_000;
 
@@ -474,6 +479,41 @@ mod tests {
         let found = view.narrowed(&narrow(&At::default(), &words, &rates));
         let ranks: Vec<Rank> = found.snapshot.ranks.iter().map(|r| r.rank).collect();
         assert_eq!((ranks, found.snapshot.comms.len()), (vec![Rank(3)], 0));
+    }
+
+    #[test]
+    fn a_sample_says_that_it_is_one_and_what_sketches_count_is_all() {
+        let mut join = cluster();
+        let (at, rates) = (At::default(), BTreeMap::new());
+        let rows = |join: &Join, whole| {
+            let n = Narrow { whole, ..narrow(&at, &[], &rates) };
+            let rows = View::new(join, 8 * S).narrowed(&n).snapshot.classes;
+            rows.iter().map(|r| (r.count, r.sampled, r.ops_per_s)).collect::<Vec<_>>()
+        };
+        assert_eq!(rows(&join, true), [(1, false, None)]);
+        assert_eq!(rows(&join, false), [(1, true, None)]);
+        let (key, _) = join.classes().next().expect("a class");
+        let sketch = Sketch {
+            segment: SegmentId(1),
+            comm: key.comm,
+            rank: Rank(0),
+            ranks: 2,
+            func: key.func,
+            size_class: key.size_class,
+            algo: key.algo,
+            proto: key.proto,
+            count: 640,
+            timed: 0,
+            by_events: 0,
+            bytes: None,
+            busy_ns: 0,
+            from_ns: S,
+            seconds: 5,
+            whole: false,
+            times: Vec::new(),
+        };
+        join.feed(Update::Sketch(Box::new(sketch)));
+        assert_eq!(rows(&join, false), [(640, false, Some(128.0))]);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Statistics by class of operation: communicator, operation, size class, algorithm, protocol.
 
+use super::sketched::Sketched;
 use super::trend::Trend;
-use crate::model::{Algo, CommId, Func, Proto, Rank};
+use crate::model::{Algo, CommId, Func, Proto, Rank, Sketch};
 use sketches_ddsketch::{Config, DDSketch};
 use std::collections::VecDeque;
 
@@ -111,12 +112,11 @@ impl<K: Ord, V> Few<K, V> {
 /// What is known of a class.
 #[derive(Clone)]
 pub struct Class {
-    /// Operations seen.
-    pub count: u64,
-    /// Operations whose transfer time is known.
-    pub timed: u64,
-    /// Those of them that CUDA events timed on some rank.
-    pub by_events: u64,
+    /// Of operations whose records came: how many, those whose transfer time is known, and those of them that CUDA events
+    /// timed on some rank.
+    count: u64,
+    timed: u64,
+    by_events: u64,
     /// Sum of the message sizes of the timed operations, to give bandwidths their mean size.
     timed_bytes: u128,
     /// Sum of all message sizes; absent once one was not known.
@@ -130,13 +130,15 @@ pub struct Class {
     seconds: VecDeque<Second>,
     trends: Few<Transfer, Trend>,
     sizes: Few<u64, Seen>,
+    /// All operations, where sketches tell of them: their records are a sample then, and count for nothing but trends.
+    sketched: Option<Box<Sketched>>,
 }
 
 impl std::fmt::Debug for Class {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Class")
-            .field("count", &self.count)
-            .field("timed", &self.timed)
+            .field("count", &self.count())
+            .field("timed", &self.timed())
             .finish_non_exhaustive()
     }
 }
@@ -157,6 +159,7 @@ impl Default for Class {
             seconds: VecDeque::new(),
             trends: Few::default(),
             sizes: Few::default(),
+            sketched: None,
         }
     }
 }
@@ -220,6 +223,41 @@ pub struct Sample {
 }
 
 impl Class {
+    /// Takes what a node's sketch tells; `counts` says whether it is the one of all nodes' that counts operations.
+    pub(super) fn take(&mut self, s: &Sketch, counts: bool) {
+        self.sketched.get_or_insert_with(|| Box::new(Sketched::new(s.func))).take(s, counts);
+    }
+
+    /// True where every operation is counted, by sketches, while only a sample of the records may come.
+    pub fn is_sketched(&self) -> bool {
+        self.sketched.is_some()
+    }
+
+    /// True where the records of nearly all its operations came, whatever sketches say besides.
+    pub fn has_all_records(&self) -> bool {
+        self.sketched.as_ref().is_none_or(|s| u128::from(self.count) * 10 >= u128::from(s.count) * 9)
+    }
+
+    /// What sketches say of transfer times, where they know these.
+    fn told_times(&self) -> Option<&Sketched> {
+        self.sketched.as_deref().filter(|s| s.is_timed())
+    }
+
+    /// Operations seen.
+    pub fn count(&self) -> u64 {
+        self.sketched.as_ref().map_or(self.count, |s| s.count)
+    }
+
+    /// Operations whose transfer time is known.
+    pub fn timed(&self) -> u64 {
+        self.told_times().map_or(self.timed, |s| s.timed)
+    }
+
+    /// Those of them that CUDA events timed on some rank.
+    pub fn by_events(&self) -> u64 {
+        self.told_times().map_or(self.by_events, |s| s.by_events)
+    }
+
     /// Counts an operation.
     pub fn add(&mut self, s: &Sample) {
         self.count += 1;
@@ -301,23 +339,31 @@ impl Class {
 
     /// A quantile of the transfer time in ns.
     pub fn quantile(&self, q: f64) -> Option<f64> {
+        self.told_times().map_or_else(|| self.sampled_quantile(q), |s| s.quantile(q))
+    }
+
+    /// The same of the operations whose records came, closer than sketches tell single times.
+    pub(super) fn sampled_quantile(&self, q: f64) -> Option<f64> {
         self.transfer.quantile(q).ok().flatten()
     }
 
-    /// Mean message size of the timed operations in bytes.
+    /// Mean message size of the timed operations in bytes; of all where sketches tell of them.
     pub fn mean_bytes(&self) -> Option<u64> {
+        if let Some(s) = &self.sketched {
+            return s.mean_bytes();
+        }
         u64::try_from(self.timed_bytes.checked_div(u128::from(self.timed))?).ok()
     }
 
     /// Message bytes of all its operations; absent where the size of any is not known.
     pub fn bytes(&self) -> Option<u64> {
-        self.bytes
+        self.sketched.as_ref().map_or(self.bytes, |s| s.bytes)
     }
 
     /// The time that a rank spent in all its operations, in ns: those that are timed speak for the others. Absent where
     /// none is.
     pub fn busy_in_all_ns(&self) -> Option<f64> {
-        (self.busy > 0).then(|| self.busy_ns / self.busy as f64 * self.count as f64)
+        (self.busy > 0).then(|| self.busy_ns / self.busy as f64 * self.count() as f64)
     }
 
     /// When the last of them was issued, host monotonic ns.
@@ -332,6 +378,9 @@ impl Class {
 
     /// Rates over the last whole seconds; `None` for a class that has been silent for longer.
     pub fn rates(&self, now_ns: u64) -> Option<Rates> {
+        if let Some(s) = &self.sketched {
+            return s.rates(now_ns);
+        }
         let now_s = now_ns / 1_000_000_000;
         let (mut count, mut bytes, mut any) = (0u64, None, false);
         for s in self.recent(now_s) {
@@ -349,6 +398,9 @@ impl Class {
 
     /// How busy it was over the last whole seconds, at most 120; `None` for a class that was silent.
     pub fn load(&self, now_ns: u64, seconds: u64) -> Option<Load> {
+        if let Some(s) = self.sketched.as_ref().filter(|_| !self.has_all_records()) {
+            return s.load(now_ns, seconds);
+        }
         let now_s = now_ns / 1_000_000_000;
         let last = || self.seconds.iter().filter(|s| s.at < now_s && s.at + seconds >= now_s);
         let count = last().count() as u64;

@@ -34,6 +34,6 @@ pub use snapshot::{
     Snapshot,
 };
 pub use update::{
-    Beat, CommRecord, Exchange, Job, Liveness, Making, PairBeat, SegmentRecord, Signatures, Source, Told,
-    Update,
+    Beat, CommRecord, Exchange, Job, Liveness, Making, PairBeat, SegmentRecord, Signatures, Sketch, Source,
+    Told, Update,
 };

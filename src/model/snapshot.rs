@@ -207,6 +207,9 @@ pub struct ClassRow {
     pub size_class: Option<u8>,
     /// Operations seen.
     pub count: u64,
+    /// True where these are a sample of the operations, and how many there are in all is not known.
+    #[serde(default)]
+    pub sampled: bool,
     /// Operations whose transfer time is known.
     pub timed: u64,
     /// Those of them that CUDA events timed on some rank, in place of the kernels' own stamps.

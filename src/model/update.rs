@@ -1,6 +1,6 @@
 //! What a source says: the one stream that live segments, black boxes and (later) recordings share.
 
-use super::{CommId, HostFact, OpRecord, Rank, Reading, SegmentId};
+use super::{Algo, CommId, Func, HostFact, OpRecord, Proto, Rank, Reading, SegmentId};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -176,6 +176,61 @@ pub struct Signatures {
     pub types: Vec<u8>,
 }
 
+/// What happened of a class of operations on one node over some seconds, each operation counted, as its agent says. A
+/// transfer from one rank to another is told by its sender's node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sketch {
+    /// The process of the rank that speaks for the node.
+    pub segment: SegmentId,
+    /// The communicator.
+    pub comm: CommId,
+    /// That rank: the node's lowest one in the communicator.
+    pub rank: Rank,
+    /// How many ranks of the communicator the node has.
+    pub ranks: u32,
+    /// The operation.
+    pub func: Func,
+    /// `floor(log2(bytes))`; absent where it is not known.
+    pub size_class: Option<u8>,
+    /// Algorithm.
+    pub algo: Option<Algo>,
+    /// Protocol.
+    pub proto: Option<Proto>,
+    /// Operations that were over on the node's ranks.
+    pub count: u64,
+    /// Those of them that were timed on all of these.
+    pub timed: u64,
+    /// Those of the timed ones that CUDA events timed on some rank.
+    pub by_events: u64,
+    /// Message bytes of all of them; absent where a size is not known.
+    pub bytes: Option<u64>,
+    /// Mean time inside, over the node's ranks, of the timed ones together, in ns.
+    pub busy_ns: u64,
+    /// From when on it counts, host monotonic ns.
+    pub from_ns: u64,
+    /// Over how many seconds it counts.
+    pub seconds: u32,
+    /// True where all ranks of each operation are the node's: then the shortest time is the transfer time.
+    pub whole: bool,
+    /// The shortest time over the node's ranks: buckets `floor(8 log2(ns))`, rising, and how many there are in each.
+    pub times: Vec<(u16, u64)>,
+}
+
+impl Sketch {
+    /// Buckets of a power of two.
+    pub const BUCKETS: u16 = 8;
+
+    /// The bucket of a time in ns.
+    pub fn bucket(ns: u64) -> u16 {
+        ((ns.max(1) as f64).log2() * f64::from(Self::BUCKETS)) as u16
+    }
+
+    /// The middle of a bucket in ns: what is in it differs from that by 4.4 % at most.
+    pub fn middle_ns(bucket: u16) -> f64 {
+        ((f64::from(bucket) + 0.5) / f64::from(Self::BUCKETS)).exp2()
+    }
+}
+
 /// An operation's record, and what the agent of its node made of the stamps it does not send on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Told {
@@ -244,6 +299,8 @@ pub enum Update {
     Pair(PairBeat),
     /// What a rank's latest collectives are, in short.
     Signatures(Box<Signatures>),
+    /// What happened of a class of operations on a node, where not every record comes.
+    Sketch(Box<Sketch>),
     /// An operation, as the agent of its node understood it.
     Told(Box<Told>),
     /// What messages tell of a host's clocks.

@@ -2,7 +2,7 @@
 //!
 //! A NATS server, a `ringwatch analyser`, and a generator that speaks for all nodes: 8 ranks a node, 64 communicators a
 //! rank as Megatron makes them (tensor groups within a node, pipeline and data groups across), 200 operations a second a
-//! rank. It publishes what agents publish: beats, signatures, a sample of records. Every second of the fleet takes as
+//! rank. It publishes what agents publish: beats, signatures, sketches, a sample of records. Every second of the fleet takes as
 //! long as the analyser needs to hear it, and at least a second; faults are planted as it goes, and the time until the verdict
 //! comes is measured.
 //!
@@ -151,6 +151,30 @@ fn record(rank: u32, g: &Group, order: u64, count: u64, duration_ns: Option<u64>
     }
 }
 
+/// What a node's agent tells of a group's operations of a second.
+fn sketch(g: &Group, ranks: u32, count: u64, whole: bool) -> m::Sketch {
+    m::Sketch {
+        comm: g.comm.0,
+        func: 5,
+        size_class: 23,
+        algo: 2,
+        proto: 3,
+        count,
+        timed: count,
+        bytes: Some(count << 22),
+        busy_ns: count * 90_000,
+        // 80 to 100 us.
+        buckets: if count < 3 { vec![131] } else { vec![130, 131, 132] },
+        counts: if count < 3 { vec![count] } else { vec![count / 3, count - count / 3 * 2, count / 3] },
+        rank: g.rank,
+        ranks,
+        from_s: now_ns() / S - 1,
+        seconds: 1,
+        whole,
+        by_events: 0,
+    }
+}
+
 /// The fleet: how far every rank is.
 struct Fleet {
     ranks: u32,
@@ -216,6 +240,12 @@ impl Fleet {
                     e.signatures.push(m::Signatures { segment, comm, rank: rank_in, from, signatures });
                     let sampled =
                         (from..to).filter(|o| mixed(*o ^ comm.rotate_left(9)).is_multiple_of(SAMPLED));
+                    // A node tells of its ranks together: the first of those in a group speaks.
+                    let of_node = if g.nodes == 1 || g.ranks == self.ranks { A_NODE } else { 1 };
+                    if of_node == 1 || rank % A_NODE == 0 {
+                        let whole = g.nodes == 1;
+                        e.sketches.push(sketch(&g, of_node, to - from, whole));
+                    }
                     e.records.extend(sampled.map(|o| {
                         let noise = mixed(o ^ comm ^ u64::from(rank)) % 20_000;
                         record(rank, &g, o, 1 << 20, Some(80_000 + noise))

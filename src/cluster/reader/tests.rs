@@ -277,3 +277,84 @@ fn a_node_that_names_no_end_of_devices_has_room_for_so_many() {
     }
     assert_eq!(r.refused()[&Refusal::TooMuch], 14);
 }
+
+fn sketch(rank: u32) -> m::Sketch {
+    m::Sketch {
+        comm: 7,
+        func: 5,
+        size_class: 23,
+        algo: 2,
+        proto: 3,
+        count: 10,
+        timed: 9,
+        bytes: Some(10 << 22),
+        busy_ns: 900_000,
+        buckets: vec![130, 131],
+        counts: vec![4, 5],
+        rank,
+        ranks: 1,
+        from_s: 1,
+        seconds: 1,
+        whole: false,
+        by_events: 2,
+    }
+}
+
+#[test]
+fn sketches_are_of_a_nodes_own_ranks() {
+    let mut r = Reader::new(Duration::from_secs(3));
+    read(&mut r, A, &hello("a", 1, 0));
+    read(&mut r, "ringwatch.v1.comm.b.3", &hello("b", 1, 1));
+    let sketches = vec![sketch(0), sketch(1), sketch(9), m::Sketch { comm: 8, ..sketch(0) }];
+    let told = read(&mut r, A, &m::Envelope { sketches, ..envelope("a", 2) });
+    let [Update::Sketch(s)] = &told[..] else { panic!("{told:?}") };
+    assert_eq!((s.rank, s.count, s.size_class, s.from_ns, s.seconds), (Rank(0), 10, Some(22), S, 1));
+    assert_eq!(s.times, [(130, 4), (131, 5)]);
+    assert_eq!(refused(&r), [(Refusal::Rank, 3)], "b's rank, nobody's, and another communicator");
+    // An agent of before says neither whose nor when.
+    let before = m::Sketch { seconds: 0, rank: 0, ..sketch(0) };
+    assert_eq!(read(&mut r, A, &m::Envelope { sketches: vec![before], ..envelope("a", 3) }), []);
+    assert_eq!(refused(&r), [(Refusal::Rank, 3)]);
+}
+
+#[test]
+fn sketches_that_cannot_be_are_refused_and_counted() {
+    let mut r = Reader::new(Duration::from_secs(3));
+    read(&mut r, A, &hello("a", 1, 0));
+    let with = |change: fn(&mut m::Sketch)| {
+        let mut s = sketch(0);
+        change(&mut s);
+        s
+    };
+    let sketches = vec![
+        with(|s| s.buckets = vec![131, 130]),
+        with(|s| s.buckets = vec![130, 130]),
+        with(|s| s.buckets = vec![130, 512]),
+        with(|s| s.buckets = vec![130, u32::MAX]),
+        with(|s| s.counts = vec![4, 5, 6]),
+        with(|s| (s.buckets, s.counts) = ((0..100_000).collect(), vec![1; 100_000])),
+        with(|s| s.counts = vec![u64::MAX, 10]),
+        with(|s| s.counts = vec![9, 0]),
+        with(|s| s.counts = vec![4, 4]),
+        with(|s| s.count = 8),
+        with(|s| s.count = 0),
+        with(|s| s.count = u64::MAX),
+        with(|s| s.by_events = 10),
+        with(|s| s.ranks = 0),
+        with(|s| s.seconds = u32::MAX),
+        with(|s| s.size_class = 65),
+    ];
+    let bad = sketches.len() as u64;
+    let told = read(&mut r, A, &m::Envelope { sketches, ..envelope("a", 2) });
+    assert_eq!(told, []);
+    assert_eq!(refused(&r), [(Refusal::Garbage, bad)]);
+    // What is odd and can be is taken: the join adds without overflow.
+    let odd =
+        with(|s| (s.busy_ns, s.bytes, s.from_s, s.ranks) = (u64::MAX, Some(u64::MAX), u64::MAX, u32::MAX));
+    let mut join = crate::join::Join::new();
+    for sequence in [3, 4] {
+        let e = m::Envelope { sketches: vec![odd.clone()], ..envelope("a", sequence) };
+        read(&mut r, A, &e).into_iter().for_each(|u| join.feed(u));
+    }
+    assert_eq!(refused(&r), [(Refusal::Garbage, bad)]);
+}

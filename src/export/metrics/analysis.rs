@@ -2,7 +2,8 @@
 
 use super::family::{Families, Value};
 use crate::export::catalogue as c;
-use crate::model::{Kind, Severity};
+use crate::join::Tally;
+use crate::model::{Func, Kind, Severity};
 use std::collections::{BTreeMap, HashMap};
 
 /// Reasons that are told apart at most: agents name them.
@@ -96,6 +97,10 @@ impl Sums {
 pub struct Analysis {
     /// Open findings of the partitions that it speaks for, by job, kind and severity.
     pub findings: BTreeMap<(String, Kind, Severity), u64>,
+    /// What jobs have done, by job and operation, in the order in which these came.
+    pub operations: Vec<(String, Func, Tally)>,
+    /// The same of jobs that are not told apart.
+    pub other_operations: Tally,
     /// Nodes that are heard, silent and ended.
     pub nodes: [u64; 3],
     /// What all nodes counted.
@@ -129,6 +134,20 @@ impl Analysis {
         }
         if folded > 0 {
             out.overflow(c::CLUSTER_FINDINGS, Value::Number(folded as f64));
+        }
+        let mut rest = self.other_operations;
+        for (i, (job, func, tally)) in self.operations.iter().enumerate() {
+            if i >= budget {
+                rest.add(*tally);
+                continue;
+            }
+            let labels = [node, job, func.as_str()];
+            out.number(c::CLUSTER_OPERATIONS, &labels, tally.count as f64);
+            out.known(c::CLUSTER_BYTES, &labels, tally.bytes.map(|b| b as f64));
+        }
+        if rest.count > 0 {
+            out.overflow(c::CLUSTER_OPERATIONS, Value::Number(rest.count as f64));
+            out.overflow(c::CLUSTER_BYTES, Value::Number(rest.bytes.unwrap_or(0) as f64));
         }
         for (state, n) in ["heard", "silent", "ended"].into_iter().zip(self.nodes) {
             out.number(c::ANALYSER_NODES, &[node, state], n as f64);

@@ -248,7 +248,7 @@ impl Tracer {
             algo: f.operation.algo.filter(|_| collective),
             proto: f.operation.proto.filter(|_| collective),
         };
-        let usual = join.class(&class).filter(|c| c.timed >= KNOWN)?.quantile(0.5)?;
+        let usual = join.class(&class).filter(|c| c.timed() >= KNOWN)?.quantile(0.5)?;
         (transfer > usual * self.settings.slow_factor).then_some(SLOW)
     }
 

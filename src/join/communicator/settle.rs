@@ -39,7 +39,7 @@ impl Communicator {
     pub(in crate::join) fn settle(
         &mut self,
         now_ns: u64,
-        classes: &mut BTreeMap<ClassKey, Class>,
+        classes: &mut BTreeMap<ClassKey, Box<Class>>,
         outbox: &mut Outbox,
     ) {
         let expected = self.expected();
@@ -191,7 +191,7 @@ impl Communicator {
         &mut self,
         key: (Track, u64),
         expected: usize,
-        classes: &mut BTreeMap<ClassKey, Class>,
+        classes: &mut BTreeMap<ClassKey, Box<Class>>,
         outbox: &mut Outbox,
     ) {
         self.split.remove(&key);
@@ -343,7 +343,7 @@ impl Communicator {
         if idle { this.late_on_host(needed) } else { None }
     }
 
-    fn forget(&mut self, expected: usize, classes: &mut BTreeMap<ClassKey, Class>, outbox: &mut Outbox) {
+    fn forget(&mut self, expected: usize, classes: &mut BTreeMap<ClassKey, Box<Class>>, outbox: &mut Outbox) {
         let surplus = self.counted().saturating_sub(KEPT);
         if surplus > 0 {
             self.forget_counted(surplus, true);

@@ -425,8 +425,11 @@ impl State {
             (name.clone(), Counts { messages, bytes, missed, observed, published, left_out })
         }));
         let off = |h: &crate::join::HostClock| h.wall_ahead_ns.unsigned_abs();
+        let told = join.tallies();
         Analysis {
             findings,
+            operations: told.all().into_iter().map(|(job, func, t)| (job.to_owned(), func, t)).collect(),
+            other_operations: told.rest(),
             nodes,
             counts: self.sums.all().clone(),
             // All of them from the beginning: the first of a series that was not there has no rate.

@@ -108,7 +108,7 @@ fn details(ctx: &Ctx<'_>, c: &ClassRow) -> Vec<ratatui::text::Line<'static>> {
         ("algorithm", c.algo.map_or(format::ABSENT, Algo::as_str).to_owned()),
         ("protocol", c.proto.map_or(format::ABSENT, Proto::as_str).to_owned()),
         ("communicator", ctx.comm(c.comm)),
-        ("timed", format!("{} of {}", c.timed, c.count)),
+        ("timed", format!("{} of {}{}", c.timed, c.count, if c.sampled { " sampled" } else { "" })),
         ("rate", or_absent(c.ops_per_s, |v| format!("{} ops/s", format::rate(v)))),
         ("bytes", or_absent(c.bytes_per_s, format::bandwidth)),
         (

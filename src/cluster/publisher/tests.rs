@@ -1,0 +1,105 @@
+use super::*;
+use crate::join::testing::{all_reduce, member, process};
+use crate::model::{DataType, Lane, OpRecord, Update};
+
+fn feed(join: &mut Join, rank: u32, order: u64, at: u64, change: impl Fn(&mut OpRecord)) {
+    let mut op = all_reduce(rank, order, at, Some((at + 5_000, Some(at + 105_000))));
+    change(&mut op);
+    join.feed(Update::Op(Box::new(op)));
+}
+
+/// Looks, and gives the sketches that are told.
+fn sketches(p: &mut Publisher, join: &mut Join, mono_ns: u64) -> Vec<m::Sketch> {
+    join.tick(mono_ns);
+    let finished = join.take_finished();
+    let out = p.look(join, &finished, &[], Moment { mono_ns, unix_ns: mono_ns });
+    let mut told: Vec<m::Sketch> = out
+        .iter()
+        .flat_map(|o| m::Envelope::decode(o.bytes.as_slice()).expect("a message").sketches)
+        .collect();
+    told.sort_by_key(|s| (s.func, s.whole));
+    told
+}
+
+fn node(ranks: std::ops::Range<u32>, of: u32) -> Join {
+    let mut join = Join::new();
+    join.keep_finished();
+    for r in ranks {
+        join.feed(process(r));
+        join.feed(member(r, of, 0));
+    }
+    join
+}
+
+#[test]
+fn a_sketch_says_whose_it_is_and_when_it_was() {
+    let (mut join, mut p) = (node(2..4, 4), Publisher::new("b", 1, 65_536));
+    assert_eq!(sketches(&mut p, &mut join, 10 * S), []);
+    for order in 0..5 {
+        for rank in 2..4 {
+            feed(&mut join, rank, order, 10 * S + order * 1_000_000, |_| ());
+        }
+    }
+    let told = sketches(&mut p, &mut join, 11 * S + 20_000_000);
+    let [s] = &told[..] else { panic!("{told:?}") };
+    assert_eq!((s.rank, s.ranks, s.from_s, s.seconds, s.whole), (2, 2, 10, 1, false));
+    assert_eq!((s.count, s.timed, s.bytes, s.by_events), (5, 5, Some(5 << 22), 0));
+    assert_eq!((s.busy_ns, s.counts.clone()), (500_000, vec![5]));
+    assert_eq!(s.buckets, [u32::from(Sketch::bucket(100_000))]);
+    assert_eq!(sketches(&mut p, &mut join, 12 * S), [], "nothing happened");
+}
+
+#[test]
+fn a_transfer_is_told_by_its_sender_and_whole_where_both_are_here() {
+    let pair = |from: u32, to: u32, own: u32| {
+        move |o: &mut OpRecord| {
+            let sends = own == from;
+            o.lane = if sends { Lane::Send(Rank(to)) } else { Lane::Recv(Rank(from)) };
+            (o.func, o.dtype) = (if sends { Func::Send } else { Func::Recv }, Some(DataType::Int8));
+        }
+    };
+    let (mut join, mut p) = (node(0..2, 4), Publisher::new("a", 1, 65_536));
+    sketches(&mut p, &mut join, 10 * S);
+    // Within the node, to another one, and from another one.
+    feed(&mut join, 0, 0, 10 * S, pair(0, 1, 0));
+    feed(&mut join, 1, 0, 10 * S, pair(0, 1, 1));
+    feed(&mut join, 0, 0, 10 * S, pair(0, 2, 0));
+    feed(&mut join, 0, 0, 10 * S, pair(2, 0, 0));
+    let told = sketches(&mut p, &mut join, 11 * S);
+    let said: Vec<_> = told.iter().map(|s| (s.count, s.whole, s.algo, s.proto)).collect();
+    assert_eq!(said, [(1, false, 0, 0), (1, true, 0, 0)]);
+    assert_eq!(p.books().observed, 4, "the books are of parts");
+}
+
+#[test]
+fn what_was_there_before_an_agent_is_no_news() {
+    let (mut join, mut p) = (node(0..2, 2), Publisher::new("a", 1, 65_536));
+    for order in 0..100 {
+        for rank in 0..2 {
+            feed(&mut join, rank, order, 5 * S + order * 1_000_000, |_| ());
+        }
+    }
+    assert_eq!(sketches(&mut p, &mut join, 10 * S), []);
+    for rank in 0..2 {
+        feed(&mut join, rank, 100, 10 * S + 1_000_000, |_| ());
+    }
+    let told = sketches(&mut p, &mut join, 11 * S);
+    assert_eq!(told.iter().map(|s| (s.count, s.whole)).collect::<Vec<_>>(), [(1, true)]);
+}
+
+#[test]
+fn what_there_is_no_room_for_adds_up_and_says_over_how_long() {
+    let (mut join, mut p) = (node(0..2, 2), Publisher::new("a", 1, 65_536));
+    sketches(&mut p, &mut join, 10 * S);
+    let mut told = Vec::new();
+    for second in 10..14 {
+        for rank in 0..2 {
+            feed(&mut join, rank, second - 10, second * S + 1_000_000, |_| ());
+        }
+        // Nothing is left but for what is urgent.
+        p.tokens = if second < 13 { i64::from(i32::MIN) } else { 65_536 };
+        told.extend(sketches(&mut p, &mut join, (second + 1) * S));
+    }
+    let said: Vec<_> = told.iter().map(|s| (s.count, s.from_s, s.seconds)).collect();
+    assert_eq!(said, [(4, 10, 4)]);
+}
