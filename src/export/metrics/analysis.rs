@@ -147,7 +147,9 @@ impl Analysis {
         }
         if rest.count > 0 {
             out.overflow(c::CLUSTER_OPERATIONS, Value::Number(rest.count as f64));
-            out.overflow(c::CLUSTER_BYTES, Value::Number(rest.bytes.unwrap_or(0) as f64));
+            if let Some(bytes) = rest.bytes {
+                out.overflow(c::CLUSTER_BYTES, Value::Number(bytes as f64));
+            }
         }
         for (state, n) in ["heard", "silent", "ended"].into_iter().zip(self.nodes) {
             out.number(c::ANALYSER_NODES, &[node, state], n as f64);
