@@ -153,6 +153,22 @@ fn repeats_and_events_are_all_in_the_json() {
     let floors =
         |e: &ringwatch::bench::RankEvents| e.kernel_floor_ns.is_some_and(|k| k.is_finite() && k > 0.0);
     assert!(events.iter().all(floors), "{events:?}");
+    let kernel = ringwatch::bench::KernelLaunch {
+        grid: [24, 1, 1],
+        block: [544, 1, 1],
+        cluster: [4, 1, 1],
+        shared_bytes: 82_240 + 21_568,
+        waits: 1,
+        records: 1,
+    };
+    assert!(events.iter().all(|e| e.kernel == Some(kernel)), "{events:?}");
+    // What is not one kernel has no floor of one.
+    for nodes in ["two", "host"] {
+        let mut command = bench(&Room::new(), dir, "-b 64 -e 64 -n 2 --events -t 2 --json");
+        let r = report(&run(command.env("FAKE_NODES", nodes)));
+        let events = r.sizes[0].out_of_place.events.as_ref().unwrap();
+        assert!(events.iter().all(|e| e.kernel.is_none() && e.kernel_floor_ns.is_none()), "{events:?}");
+    }
 }
 
 #[test]
@@ -172,8 +188,15 @@ fn what_events_measure_of_an_empty_kernel_stands_beside_them() {
         ("cuModuleLoadData", "cuModuleLoadData"),
         ("cuModuleGetFunction", "cuModuleGetFunction"),
         ("cuModuleGetFunction:2", "cuModuleGetFunction"),
-        ("cuLaunchKernel", "cuLaunchKernel"),
-        ("cuLaunchKernel:20", "cuLaunchKernel"),
+        ("cuFuncSetAttribute", "cuFuncSetAttribute"),
+        ("cuLaunchKernelEx", "cuLaunchKernelEx"),
+        ("cuLaunchKernelEx:20", "cuLaunchKernelEx"),
+        ("cuStreamWaitEvent:3", "cuStreamWaitEvent"),
+        ("cuGraphGetNodes", "cuGraphGetNodes"),
+        ("cuGraphNodeGetType", "cuGraphNodeGetType"),
+        ("cuGraphKernelNodeGetParams", "cuGraphKernelNodeGetParams"),
+        ("cuGraphKernelNodeGetAttribute", "cuGraphKernelNodeGetAttribute"),
+        ("cuFuncGetAttribute", "cuFuncGetAttribute"),
     ] {
         let mut command = bench(&room, dir, "-b 64 -e 64 -n 3 --events -t 1 -g 2");
         let said = run(command.env("FAKE_FAIL", fails));

@@ -4,9 +4,11 @@
 
 #![expect(unsafe_code, reason = "calls of a C library that is loaded at run time")]
 
+mod graph;
 mod kernel;
 
 use super::error::BenchError;
+pub use graph::Graph;
 pub use kernel::EmptyKernel;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -75,18 +77,23 @@ functions! {
     event_record = "cuEventRecord"(usize, usize);
     event_elapsed = "cuEventElapsedTime"(*mut f32, usize, usize);
     event_destroy = "cuEventDestroy_v2"(usize);
+    wait_event = "cuStreamWaitEvent"(usize, usize, c_uint);
     capture_begin = "cuStreamBeginCapture_v2"(usize, c_int);
     capture_end = "cuStreamEndCapture"(usize, *mut usize);
     graph_instantiate = "cuGraphInstantiateWithFlags"(*mut usize, usize, u64);
     graph_launch = "cuGraphLaunch"(usize, usize);
     graph_exec_destroy = "cuGraphExecDestroy"(usize);
     graph_destroy = "cuGraphDestroy"(usize);
+    graph_nodes = "cuGraphGetNodes"(usize, *mut usize, *mut usize);
+    node_type = "cuGraphNodeGetType"(usize, *mut c_int);
+    node_params = "cuGraphKernelNodeGetParams"(usize, *mut graph::NodeParams);
+    node_attribute = "cuGraphKernelNodeGetAttribute"(usize, c_int, *mut kernel::AttributeValue);
     module_load = "cuModuleLoadData"(*mut usize, *const c_void);
     module_unload = "cuModuleUnload"(usize);
     module_function = "cuModuleGetFunction"(*mut usize, usize, *const c_char);
-    launch_kernel = "cuLaunchKernel"(
-        usize, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, usize, *mut *mut c_void, *mut *mut c_void
-    );
+    function_attribute = "cuFuncGetAttribute"(*mut c_int, c_int, usize);
+    set_function_attribute = "cuFuncSetAttribute"(usize, c_int, c_int);
+    launch_kernel = "cuLaunchKernelEx"(*const kernel::LaunchConfig, usize, *mut *mut c_void, *mut *mut c_void);
     error_name = "cuGetErrorName"(c_int, *mut *const c_char);
     error_string = "cuGetErrorString"(c_int, *mut *const c_char);
 }
@@ -434,6 +441,16 @@ impl Stream {
         self.context.told("cuMemsetD8Async", code)
     }
 
+    /// What comes next in the stream waits until another stream has come to an event.
+    ///
+    /// # Errors
+    /// CUDA's own.
+    pub fn wait(&self, event: &Event) -> Result<(), BenchError> {
+        // SAFETY: both are alive; the flags must be 0.
+        let code = unsafe { (self.context.cuda.f.wait_event)(self.raw, event.raw, 0) };
+        self.context.told("cuStreamWaitEvent", code)
+    }
+
     /// Begins to record what this thread puts into the stream, in place of running it.
     ///
     /// # Errors
@@ -444,33 +461,6 @@ impl Stream {
         let code = unsafe { (self.context.cuda.f.capture_begin)(self.raw, CAPTURE_THREAD_LOCAL) };
         self.context.told("cuStreamBeginCapture", code)
     }
-
-    /// Ends the recording and makes a graph of it that can be launched.
-    ///
-    /// # Errors
-    /// CUDA's own.
-    pub fn end_capture(&self) -> Result<Graph, BenchError> {
-        self.context.enter()?;
-        let f = &self.context.cuda.f;
-        let mut raw = 0;
-        // SAFETY: a stream that is alive, a place for one graph.
-        self.context.told("cuStreamEndCapture", unsafe { (f.capture_end)(self.raw, &mut raw) })?;
-        let mut graph = Graph { context: self.context.clone(), raw, executable: 0 };
-        // SAFETY: a graph that is alive, a place for one executable graph.
-        let code = unsafe { (f.graph_instantiate)(&mut graph.executable, raw, 0) };
-        self.context.told("cuGraphInstantiateWithFlags", code)?;
-        Ok(graph)
-    }
-
-    /// Launches a graph.
-    ///
-    /// # Errors
-    /// CUDA's own.
-    pub fn launch(&self, graph: &Graph) -> Result<(), BenchError> {
-        // SAFETY: both are alive.
-        let code = unsafe { (self.context.cuda.f.graph_launch)(graph.executable, self.raw) };
-        self.context.told("cuGraphLaunch", code)
-    }
 }
 
 impl Drop for Stream {
@@ -478,31 +468,6 @@ impl Drop for Stream {
         if self.context.enter().is_ok() {
             // SAFETY: made by us, destroyed once. A failure at the end changes nothing.
             unsafe { (self.context.cuda.f.stream_destroy)(self.raw) };
-        }
-    }
-}
-
-/// A recorded sequence of work that can be launched again and again.
-#[derive(Debug)]
-pub struct Graph {
-    context: Arc<Context>,
-    raw: usize,
-    executable: usize,
-}
-
-impl Drop for Graph {
-    fn drop(&mut self) {
-        if self.context.enter().is_err() {
-            return;
-        }
-        let f = &self.context.cuda.f;
-        if self.executable != 0 {
-            // SAFETY: made by us, destroyed once. A failure at the end changes nothing.
-            unsafe { (f.graph_exec_destroy)(self.executable) };
-        }
-        if self.raw != 0 {
-            // SAFETY: as above.
-            unsafe { (f.graph_destroy)(self.raw) };
         }
     }
 }

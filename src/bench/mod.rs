@@ -24,6 +24,8 @@ pub use error::BenchError;
 pub use nccl::version_text;
 pub use op::{Collective, DType, Placement, RedOp};
 pub use rendezvous::{Launch, RendezvousError};
-pub use result::{Environment, RankEvents, RankInfo, Report, SCHEMA, Settings, SizeResult, Timing, median};
+pub use result::{
+    Environment, KernelLaunch, RankEvents, RankInfo, Report, SCHEMA, Settings, SizeResult, Timing, median,
+};
 pub use sizes::{Step, parse_bytes};
 pub use turns::Turns;

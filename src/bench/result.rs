@@ -107,12 +107,34 @@ pub struct RankEvents {
     /// Between two events with nothing between them, the median of some: what the events themselves take. It is in
     /// every sample.
     pub floor_ns: f64,
-    /// The same with a kernel between them that does nothing: launching one and seeing it end is in every sample of an
-    /// operation too, and in no time that its own kernel takes. To be compared are samples less this.
+    /// The same with a kernel between them that does nothing, launched as the operation's own is: that is in every sample
+    /// too, and in no time that the kernel itself takes. To be compared are samples less this. Absent where the
+    /// operation is not one kernel.
     #[serde(default)]
     pub kernel_floor_ns: Option<f64>,
+    /// How that is.
+    #[serde(default)]
+    pub kernel: Option<KernelLaunch>,
     /// One duration an operation, in the order issued.
     pub samples_ns: Vec<f64>,
+}
+
+/// How an operation's kernel is launched, and what else NCCL puts into the stream for it: read from a CUDA graph that the
+/// operation was recorded into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelLaunch {
+    /// Blocks, in three dimensions.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Blocks of a cluster; ones where there are no clusters.
+    pub cluster: [u32; 3],
+    /// Bytes of shared memory a block.
+    pub shared_bytes: u32,
+    /// Waits for other streams' events.
+    pub waits: u32,
+    /// Events that are recorded for other streams.
+    pub records: u32,
 }
 
 /// What one size came to, in place or out of place.

@@ -6,7 +6,7 @@ use super::error::BenchError;
 use super::nccl::Failed;
 use super::op::{OneRank, Placement, Shape, algbw_gb_per_s};
 use super::rendezvous::Rendezvous;
-use super::result::{RankEvents, SizeResult, Timing, median};
+use super::result::{KernelLaunch, RankEvents, SizeResult, Timing, median};
 use super::shared::{Beat, GRACE, SPINS, Shared, lock};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -34,7 +34,8 @@ const FLOOR_SAMPLES: usize = 51;
 #[derive(Debug, Clone, Copy)]
 struct Floor {
     empty_ns: f64,
-    kernel_ns: f64,
+    kernel_ns: Option<f64>,
+    kernel: Option<KernelLaunch>,
 }
 
 /// One GPU of a thread. Fields are dropped in this order.
@@ -56,7 +57,6 @@ pub(super) struct Worker<'a> {
     thread: usize,
     lanes: Vec<Lane>,
     /// Of every lane, once it is measured.
-    floors: Vec<Floor>,
     /// Turns taken so far.
     turns: u64,
 }
@@ -103,7 +103,7 @@ fn pin(index: usize) {
 impl<'a> Worker<'a> {
     /// One thread's part of the benchmark, to its end, which a failure may be.
     pub(super) fn run(shared: &'a Shared, thread: usize, on: &mut dyn FnMut(SizeResult)) {
-        let mut worker = Worker { shared, thread, lanes: Vec::new(), floors: Vec::new(), turns: 0 };
+        let mut worker = Worker { shared, thread, lanes: Vec::new(), turns: 0 };
         // Made after the worker, so that it goes before the buffers do, a panic's way out included.
         let guard = Guard { shared, thread };
         if let Err(e) = worker.sweep(on) {
@@ -500,18 +500,21 @@ impl<'a> Worker<'a> {
         // A GPU that is full of something else is not made busy.
         let busy: Vec<Option<Buffer>> =
             self.lanes.iter().map(|l| Buffer::new(&l.context, BUSY_BYTES).ok()).collect();
-        while let Some(lane) = self.lanes.get(self.floors.len()) {
-            let floor = self.floor(lane, busy.get(self.floors.len()).and_then(Option::as_ref), what)?;
-            self.floors.push(floor);
+        let graphs = self.capture(job, 1, what)?;
+        let mut floors = Vec::new();
+        for ((lane, busy), graph) in self.lanes.iter().zip(&busy).zip(&graphs) {
+            floors.push(self.floor(lane, busy.as_ref(), graph.only_kernel()?, what)?);
         }
+        drop(graphs);
         let mut own: Vec<RankEvents> = self
             .lanes
             .iter()
-            .zip(&self.floors)
+            .zip(&floors)
             .map(|(lane, floor)| RankEvents {
                 rank: lane.rank,
                 floor_ns: floor.empty_ns,
-                kernel_floor_ns: Some(floor.kernel_ns),
+                kernel_floor_ns: floor.kernel_ns,
+                kernel: floor.kernel,
                 samples_ns: Vec::new(),
             })
             .collect();
@@ -554,28 +557,45 @@ impl<'a> Worker<'a> {
         Ok(all)
     }
 
-    /// What events measure on a lane with nothing between them, and with a kernel that does nothing.
-    fn floor(&self, lane: &Lane, busy: Option<&Buffer>, what: &str) -> Result<Floor, BenchError> {
-        let kernel = EmptyKernel::new(&lane.context)?;
+    /// What events measure on a lane with nothing between them, and with a kernel that is launched as another one is and
+    /// does nothing.
+    fn floor(
+        &self,
+        lane: &Lane,
+        busy: Option<&Buffer>,
+        like: Option<KernelLaunch>,
+        what: &str,
+    ) -> Result<Floor, BenchError> {
+        let kernel = like.map(|like| EmptyKernel::new(&lane.context, like)).transpose()?;
         let event = || Event::new(&lane.context);
         let (empty, around) = ((event()?, event()?), (event()?, event()?));
         let (mut empty_ns, mut kernel_ns) = (Vec::new(), Vec::new());
         // The first launch loads the code.
-        kernel.launch(&lane.stream)?;
+        if let Some(kernel) = &kernel {
+            kernel.launch(&lane.stream)?;
+        }
         for _ in 0..FLOOR_SAMPLES {
+            if let Some(kernel) = &kernel {
+                kernel.prepare()?;
+            }
             if let Some(busy) = busy {
                 lane.stream.fill(busy, 0, BUSY_BYTES, 0)?;
             }
             empty.0.record(&lane.stream)?;
             empty.1.record(&lane.stream)?;
-            around.0.record(&lane.stream)?;
-            kernel.launch(&lane.stream)?;
-            around.1.record(&lane.stream)?;
+            if let Some(kernel) = &kernel {
+                around.0.record(&lane.stream)?;
+                kernel.launch(&lane.stream)?;
+                around.1.record(&lane.stream)?;
+            }
             self.wait(what)?;
             empty_ns.push(empty.0.elapsed_ns(&empty.1)?);
-            kernel_ns.push(around.0.elapsed_ns(&around.1)?);
+            if kernel.is_some() {
+                kernel_ns.push(around.0.elapsed_ns(&around.1)?);
+            }
         }
-        Ok(Floor { empty_ns: median(&empty_ns), kernel_ns: median(&kernel_ns) })
+        let kernel_ns = like.is_some().then(|| median(&kernel_ns));
+        Ok(Floor { empty_ns: median(&empty_ns), kernel_ns, kernel: like })
     }
 
     /// Puts patterns into the inputs, runs one operation (a batch of them, a graph) and counts the elements that
