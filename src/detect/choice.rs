@@ -15,7 +15,7 @@ pub struct SplitChoiceRule;
 
 impl Rule for SplitChoiceRule {
     fn check(&self, join: &Join, _now_ns: u64) -> Vec<Finding> {
-        join.communicators().filter_map(|c| between_ranks(join, c)).collect()
+        join.notable().filter_map(|c| between_ranks(join, c)).collect()
     }
 }
 

@@ -35,7 +35,7 @@ impl MismatchRule {
 impl Rule for MismatchRule {
     fn check(&self, join: &Join, now_ns: u64) -> Vec<Finding> {
         let calls = |c| self.judge(join, c, now_ns);
-        join.communicators().filter_map(|c| membership(join, c).or_else(|| calls(c))).collect()
+        join.notable().filter_map(|c| membership(join, c).or_else(|| calls(c))).collect()
     }
 }
 

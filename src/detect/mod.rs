@@ -142,8 +142,9 @@ mod ms {
     }
 }
 
-/// How often the slow kinds are looked for, in ns.
+/// How often the slow kinds are looked for, in ns, for each so many classes of operations that are gone through for them.
 const SLOW_EVERY_NS: u64 = 1_000_000_000;
+const SLOW_CLASSES: usize = 65_536;
 /// Culprits that are described one by one.
 const DESCRIBED: usize = 8;
 /// Findings kept, open ones whatever their number.
@@ -154,7 +155,7 @@ const FINDINGS_KEPT: usize = 1024;
 pub struct Detector {
     rules: Vec<Box<dyn Rule>>,
     straggler: StragglerRule,
-    /// Those that look at what was learned over time, asked once a second.
+    /// Those that look at what was learned over time, asked once a second, or more rarely where there is very much.
     slow: Vec<Box<dyn Rule>>,
     slow_ns: Option<u64>,
     found: BTreeMap<FindingId, Finding>,
@@ -196,7 +197,8 @@ impl Detector {
             })
         };
         given.extend(self.straggler.check_but(join, now_ns, &told));
-        if self.slow_ns.is_none_or(|t| now_ns.saturating_sub(t) >= SLOW_EVERY_NS) {
+        let every_ns = SLOW_EVERY_NS.saturating_mul((join.class_count() / SLOW_CLASSES).max(1) as u64);
+        if self.slow_ns.is_none_or(|t| now_ns.saturating_sub(t) >= every_ns) {
             self.slow_ns = Some(now_ns);
             given.extend(self.slow.iter().flat_map(|r| r.check(join, now_ns)));
         }

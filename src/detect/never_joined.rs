@@ -90,10 +90,7 @@ impl NeverJoinedRule {
 
 impl Rule for NeverJoinedRule {
     fn check(&self, join: &Join, now_ns: u64) -> Vec<Finding> {
-        join.communicators()
-            .filter(|c| c.in_the_making())
-            .filter_map(|c| self.judge(join, c, now_ns))
-            .collect()
+        join.notable().filter(|c| c.in_the_making()).filter_map(|c| self.judge(join, c, now_ns)).collect()
     }
 }
 

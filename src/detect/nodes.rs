@@ -2,7 +2,7 @@
 //! agents speak over a bus; on a node alone there is nobody to be silent.
 
 use super::{Rule, fact, number, rounded, seconds, wall};
-use crate::join::{Join, Process};
+use crate::join::{HostClock, Join, Process};
 use crate::model::{
     CommId, Confidence, Finding, Kind, Liveness, OperationRef, Place, Rank, Severity, Track, Victims,
 };
@@ -73,17 +73,20 @@ fn skewed(join: &Join) -> Vec<Finding> {
     if usual.unsigned_abs() >= SKEW_NS {
         found.push(observer_skewed(all.len(), usual));
     }
-    for (host, h) in join.hosts().iter() {
-        let ahead = h.wall_ahead_ns.saturating_sub(usual);
-        if ahead.unsigned_abs() < SKEW_NS {
-            continue;
-        }
+    let ahead = |(host, h): (_, &'_ HostClock)| (host, h.wall_ahead_ns.saturating_sub(usual));
+    let skewed: Vec<(&str, i64)> =
+        join.hosts().iter().map(ahead).filter(|(_, ahead)| ahead.unsigned_abs() >= SKEW_NS).collect();
+    if skewed.len() > MANY {
+        found.push(many_skewed(&skewed, all.len()));
+        return found;
+    }
+    for (host, ahead) in skewed {
         let by = rounded(seconds(ahead.unsigned_abs()));
         let than = if all.len() < 3 { "the analyser's" } else { "those of the other hosts" };
         let mut f = about(host, "the wall clock", Kind::ClockSkew);
         f.evidence =
             vec![number(format!("the wall clock of host {host} is {by} s {} {than}", way(ahead)), by, "s")];
-        f.evidence.extend(h.error_ns.map(|e| {
+        f.evidence.extend(join.hosts().get(host).and_then(|h| Some((h, h.error_ns?))).map(|(h, e)| {
             let us = rounded(e as f64 / 1e3);
             let text = format!(
                 "its times are mapped by the ends of {} collectives, which differ by up to {us} us",
@@ -97,6 +100,38 @@ fn skewed(join: &Join) -> Vec<Finding> {
         found.push(f);
     }
     found
+}
+
+/// Very many hosts' wall clocks differ from the others': what they share is to be looked at, not each of them.
+fn many_skewed(skewed: &[(&str, i64)], of: usize) -> Finding {
+    let mut f = about(&format!("{} hosts", skewed.len()), "the wall clocks", Kind::ClockSkew);
+    // However many they become, it is the same trouble.
+    f.subject = Some("the wall clocks of many hosts".to_owned());
+    let by = |ahead: i64| rounded(seconds(ahead.unsigned_abs()));
+    let least = skewed.iter().map(|(_, ahead)| *ahead).min().unwrap_or(0);
+    let most = skewed.iter().map(|(_, ahead)| *ahead).max().unwrap_or(0);
+    let ends: Vec<String> = [least, most].into_iter().map(|a| format!("{} s {}", by(a), way(a))).collect();
+    let named: Vec<&str> = skewed.iter().map(|(host, _)| *host).take(NAMED_HOSTS).collect();
+    f.evidence = vec![number(
+        format!(
+            "the wall clocks of {} of {of} hosts differ from those of the others, from {} to {} them, among them {}",
+            skewed.len(),
+            ends[0],
+            ends[1],
+            named.join(", ")
+        ),
+        by(if least.unsigned_abs() > most.unsigned_abs() { least } else { most }),
+        "s",
+    )];
+    if least < 0 {
+        // A message that takes long looks as a clock that is behind.
+        f.confidence = Confidence::Likely;
+        f.evidence.push(fact(
+            "or their messages take so much longer than the others' until they are heard".to_owned(),
+        ));
+    }
+    f.advice = "look at what they share, the time server and the network to the bus, and whether the bus and the analyser keep up (ringwatch cluster status), before any of them".to_owned();
+    f
 }
 
 fn way(ahead_ns: i64) -> &'static str {
@@ -265,6 +300,34 @@ mod tests {
         let all =
             found.iter().find(|f| f.victims.is_empty() && f.evidence[0].text.contains("38 of 40")).unwrap();
         assert!(all.evidence[1].text.starts_with("38 processes"), "{all:#?}");
+    }
+
+    #[test]
+    fn many_wall_clocks_that_differ_from_the_others_are_one_finding() {
+        let mut join = Join::new();
+        let mut detector = Detector::new(Settings::default());
+        let mut told = |skewed: u32, behind: i64| {
+            for n in 0..40 {
+                let wall_ahead_ns = if n < skewed { -behind - i64::from(n) * 1_000_000 } else { 0 };
+                join.feed(Update::Clock { host: format!("node{n:02}"), shift_ns: 0, wall_ahead_ns });
+            }
+            detector.check(&join, 10 * S * u64::from(skewed))
+        };
+        let few = told(MANY as u32, 150_000_000);
+        assert_eq!(few.len(), MANY, "{few:#?}");
+        let many = told(12, 150_000_000);
+        let [f] = many.as_slice() else { panic!("{many:#?}") };
+        assert_eq!((f.kind, f.confidence), (Kind::ClockSkew, Confidence::Likely));
+        let text = &f.evidence[0].text;
+        assert!(
+            text.starts_with("the wall clocks of 12 of 40 hosts differ from those of the others, from 0.161 s behind to 0.15 s behind them, among them node00, node01"),
+            "{text}"
+        );
+        assert!(f.evidence[1].text.starts_with("or their messages"), "{f:#?}");
+        assert_eq!(told(13, 160_000_000), [], "more of them are no other trouble");
+        // A clock that is ahead is no late message.
+        let ahead = told(14, -150_000_000);
+        assert_eq!(ahead, [], "{ahead:#?}");
     }
 
     #[test]

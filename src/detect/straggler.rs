@@ -95,9 +95,9 @@ impl StragglerRule {
         now_ns: u64,
         told: &dyn Fn(CommId, Track, u64, Rank) -> bool,
     ) -> Vec<Finding> {
-        let mut known: Vec<Arrival> = join.communicators().flat_map(|c| self.arrivals(join, c)).collect();
+        let mut known: Vec<Arrival> = join.notable().flat_map(|c| self.arrivals(join, c)).collect();
         known.sort_by_key(|a| a.came_ns);
-        join.communicators().flat_map(|c| self.judge(join, c, &known, now_ns, told)).collect()
+        join.notable().flat_map(|c| self.judge(join, c, &known, now_ns, told)).collect()
     }
 
     /// The late arrivals of a communicator that count.

@@ -2,6 +2,7 @@
 
 mod settle;
 
+use super::agenda;
 use super::clock::ClockMap;
 use super::held::{Held, Key};
 use super::instance::{Instance, Measure, Part};
@@ -25,6 +26,9 @@ const SPLIT_KEPT: usize = 64;
 /// Operations kept at most; the oldest incomplete ones beyond are given up.
 const HELD: usize = 4096;
 
+/// Who came late is looked at after this, in ns, when the records of what it was in before have come.
+const EXPLAINED_AFTER_NS: u64 = 150_000_000;
+
 /// An operation in which a rank was late.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LateEvent {
@@ -47,6 +51,13 @@ pub struct LateEvent {
     /// True when it came late because it was in operations of other communicators for so much longer than they usually
     /// take; absent until that was looked at.
     pub held_elsewhere: Option<bool>,
+}
+
+impl LateEvent {
+    /// When it is to be looked at whether it was held elsewhere, host monotonic ns; absent where it was.
+    pub(super) fn due_ns(&self) -> Option<u64> {
+        self.held_elsewhere.is_none().then(|| self.came_ns.saturating_add(EXPLAINED_AFTER_NS))
+    }
 }
 
 /// What the agent of a rank's node made of an operation's stamps.
@@ -123,14 +134,16 @@ pub struct Communicator {
     sizes: BTreeMap<Option<u32>, usize>,
     /// Members that are in the making of it.
     begun: usize,
+    /// Members on which NCCL has freed it.
+    freed: usize,
     /// What has to be looked at again for the wait-for graph.
     pub(super) stale: Stale,
     /// When it has to be looked at again though nothing changes, host monotonic ns.
     pub(super) due_ns: Option<u64>,
     /// Since when sketches of it come, by the observer's clock.
     pub(super) sketched_ns: Option<u64>,
-    /// When it was freed on its last rank, or 0, once it was freed everywhere or all its processes are gone.
-    pub(super) over_ns: Option<u64>,
+    /// What the agenda holds of it.
+    pub(super) agenda: agenda::Entry,
 }
 
 impl Communicator {
@@ -159,10 +172,11 @@ impl Communicator {
             coverage: Coverage::default(),
             sizes: BTreeMap::new(),
             begun: 0,
+            freed: 0,
             stale: Stale::ALL,
             due_ns: None,
             sketched_ns: None,
-            over_ns: None,
+            agenda: agenda::Entry::default(),
         }
     }
 
@@ -174,6 +188,8 @@ impl Communicator {
     /// The number of ranks it has, where NCCL says so.
     pub fn ranks(&self) -> Option<u32> {
         match self.sizes.last_key_value() {
+            // Nearly always all say the same.
+            Some((Some(n), _)) if self.sizes.len() == 1 => Some(*n),
             Some((Some(_), _)) => self.members.values().find_map(|m| m.record.ranks),
             _ => None,
         }
@@ -315,7 +331,7 @@ impl Communicator {
 
     /// True when NCCL has freed it on every rank that is seen.
     pub fn closed(&self) -> bool {
-        !self.members.is_empty() && self.members.values().all(|m| m.record.finalized_ns.is_some())
+        self.freed > 0 && self.freed == self.members.len()
     }
 
     /// The late arrivals that are remembered, oldest first.
@@ -347,6 +363,19 @@ impl Communicator {
     /// Collectives of which is known which rank came last.
     pub fn judged(&self) -> u64 {
         self.judged
+    }
+
+    /// True where rules may have something to say of it.
+    pub(super) fn is_notable(&self) -> bool {
+        let uneven = self.sizes_differ() || self.mismatch.is_some() || !self.split.is_empty();
+        uneven || self.in_the_making() || !self.late.is_empty() || self.signed.suspects().next().is_some()
+    }
+
+    /// When it is to be looked at though nothing is heard of it, host monotonic ns.
+    pub(super) fn next_ns(&self) -> Option<u64> {
+        let unexplained = self.late.iter().filter_map(LateEvent::due_ns).min();
+        let ready = self.due.first().map(|(at_ns, _)| *at_ns);
+        [self.due_ns, unexplained, ready].into_iter().flatten().min()
     }
 
     pub(super) fn late_mut(&mut self) -> impl Iterator<Item = &mut LateEvent> {
@@ -423,7 +452,7 @@ impl Communicator {
             return None;
         }
         let gone = self.members.remove(&rank)?;
-        self.uncount(&gone.record);
+        self.uncount(Counted::of(&gone.record));
         self.stale = Stale::ALL;
         self.rescan = true;
         let seat = self.seats.swap_remove(gone.seat as usize);
@@ -484,15 +513,15 @@ impl Communicator {
                 if old.finalized_ns != new.finalized_ns {
                     self.stale = Stale::ALL;
                 }
-                let (size, begun) = (new.ranks, is_begun(new));
-                if (old.ranks, is_begun(&old)) != (size, begun) {
-                    self.rescan |= old.ranks != size;
-                    self.uncount(&old);
-                    self.count_in(size, begun);
+                let (was, is) = (Counted::of(&old), Counted::of(new));
+                if was != is {
+                    self.rescan |= was.size != is.size;
+                    self.uncount(was);
+                    self.count_in(is);
                 }
             }
             Entry::Vacant(entry) => {
-                let (size, begun) = (record.ranks, is_begun(&record));
+                let counted = Counted::of(&record);
                 let seat = self.seats.len() as u32;
                 let actor = enter(&mut record, roster);
                 self.seats.push(Seat::of(&record, actor));
@@ -512,26 +541,28 @@ impl Communicator {
                     done_below: [0; 2],
                     record,
                 }));
-                self.count_in(size, begun);
+                self.count_in(counted);
                 self.stale = Stale::ALL;
                 self.rescan = true;
             }
         }
     }
 
-    fn count_in(&mut self, size: Option<u32>, begun: bool) {
-        *self.sizes.entry(size).or_default() += 1;
-        self.begun += usize::from(begun);
+    fn count_in(&mut self, c: Counted) {
+        *self.sizes.entry(c.size).or_default() += 1;
+        self.begun += usize::from(c.begun);
+        self.freed += usize::from(c.freed);
     }
 
-    fn uncount(&mut self, record: &CommRecord) {
-        if let Some(n) = self.sizes.get_mut(&record.ranks) {
+    fn uncount(&mut self, c: Counted) {
+        if let Some(n) = self.sizes.get_mut(&c.size) {
             *n -= 1;
             if *n == 0 {
-                self.sizes.remove(&record.ranks);
+                self.sizes.remove(&c.size);
             }
         }
-        self.begun -= usize::from(is_begun(record));
+        self.begun -= usize::from(c.begun);
+        self.freed -= usize::from(c.freed);
     }
 
     pub(super) fn operation(
@@ -842,9 +873,23 @@ pub(super) fn state_of(
     }
 }
 
-/// True while a rank is in the making of it.
-fn is_begun(record: &CommRecord) -> bool {
-    record.making == Some(Making::Begun) && record.finalized_ns.is_none()
+/// What members are counted by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Counted {
+    /// The number of ranks that it says the communicator has.
+    size: Option<u32>,
+    /// It is in the making of it.
+    begun: bool,
+    /// NCCL has freed it there.
+    freed: bool,
+}
+
+impl Counted {
+    fn of(record: &CommRecord) -> Self {
+        let freed = record.finalized_ns.is_some();
+        let begun = record.making == Some(Making::Begun) && !freed;
+        Counted { size: record.ranks, begun, freed }
+    }
 }
 
 /// True when every channel has stopped, as far as the ABI can tell.

@@ -135,6 +135,11 @@ impl Kept {
         due_ns
     }
 
+    /// True when all processes were gone when it was last looked at.
+    pub(super) fn is_over(&self) -> bool {
+        self.over
+    }
+
     /// Takes a communicator out.
     pub(super) fn forget(&mut self, comm: CommId) {
         self.waits.forget(comm);
@@ -177,20 +182,20 @@ fn forget(since: &mut BTreeMap<(CommId, Track, u64), u64>, comm: CommId, track: 
 }
 
 impl Join {
-    /// Brings the graph up to date and solves it.
-    pub(super) fn keep(&mut self, now_ns: u64) {
+    /// Brings the graph up to date, by the communicators that are to be looked at, and solves it.
+    pub(super) fn keep(&mut self, now_ns: u64, due: &[CommId]) {
         let over = self.all_gone();
         let mut kept = std::mem::take(&mut self.kept);
-        let due = self.comms.values().filter(|c| kept.is_due(c, over, now_ns));
-        let due: Vec<CommId> = due.map(|c| c.id).collect();
         let mut room = Room::default();
         for id in due {
-            if let Some(c) = self.comms.get_mut(&id) {
+            if let Some(c) = self.comms.get_mut(id).filter(|c| kept.is_due(c, over, now_ns)) {
                 c.sort_seats();
+            } else {
+                continue;
             }
-            let Some(c) = self.comms.get(&id) else { continue };
+            let Some(c) = self.comms.get(id) else { continue };
             let due_ns = kept.look(self, c, (over, now_ns), &mut room);
-            if let Some(c) = self.comms.get_mut(&id) {
+            if let Some(c) = self.comms.get_mut(id) {
                 (c.stale, c.due_ns) = (Stale::default(), due_ns);
             }
         }
@@ -202,7 +207,13 @@ impl Join {
     /// What stands still now. Where something was fed or became old since the last tick, that is looked at on a copy.
     pub fn standing(&self, now_ns: u64) -> Arc<Standing> {
         let over = self.all_gone();
-        let mut due = self.comms.values().filter(|c| self.kept.is_due(c, over, now_ns)).peekable();
+        let due = if over == self.kept.over {
+            self.agenda.due(now_ns)
+        } else {
+            self.comms.keys().copied().collect()
+        };
+        let due = due.iter().filter_map(|id| self.comms.get(id));
+        let mut due = due.filter(|c| self.kept.is_due(c, over, now_ns)).peekable();
         if due.peek().is_none() && !self.kept.changed {
             return Arc::clone(&self.kept.standing);
         }

@@ -3,6 +3,7 @@
 //! Pure: it is fed updates and told the time; it reads no clock and no file. One owner feeds it; rules and
 //! screens read it.
 
+mod agenda;
 mod attribution;
 mod carry;
 mod clock;
@@ -58,6 +59,7 @@ pub use wire::{Shape, Wire, crossing, expected, transfer};
 use crate::model::{
     CommId, Func, Holder, HostFact, Lane, Liveness, OpRecord, SegmentId, SegmentRecord, Sketch, Update,
 };
+use agenda::Agenda;
 use finished::Outbox;
 use kept::{COUNTED, Kept, Stale};
 use roster::{Condition, Roster};
@@ -78,8 +80,6 @@ const TELLERS: usize = 256;
 /// The lowest rank that is heard is taken for the lowest there is after this, in ns.
 const TELLER_NS: u64 = 5_000_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
-/// Who came late is looked at after this, in ns, when the records of what it was in before have come.
-const EXPLAINED_AFTER_NS: u64 = 150_000_000;
 
 /// One process, as the join knows it.
 #[derive(Debug, Clone)]
@@ -141,6 +141,9 @@ pub struct Join {
     hardware: Hardware,
     roster: Roster,
     kept: Kept,
+    agenda: Agenda,
+    /// Ranks' parts of operations that are over and kept, of all communicators.
+    parts: usize,
     /// Processes that are not gone.
     alive: usize,
     /// The moment of the last tick.
@@ -170,14 +173,15 @@ impl Join {
             Update::Segment(record) => self.process_said(record, shift_ns),
             Update::Comm(record) => {
                 let comm = self.comms.entry(record.comm).or_insert_with(|| Communicator::new(record.comm));
+                self.agenda.touch(comm);
                 comm.join(record, &mut self.roster);
             }
             Update::Left { segment, comm, rank } => {
-                let Some(c) = self.comms.get_mut(&comm) else { return };
+                let Some(c) = self.touched(comm) else { return };
                 if let Some(actor) = c.leave(segment, rank) {
                     self.roster.leave(segment, actor, comm, rank);
                 }
-                if c.members().is_empty() {
+                if self.comms.get(&comm).is_some_and(|c| c.members().is_empty()) {
                     self.remove(comm);
                 }
             }
@@ -192,12 +196,12 @@ impl Join {
                 self.operation(Box::new(told.op), Some(said));
             }
             Update::Beat(beat) => {
-                if let Some(c) = self.comms.get_mut(&beat.comm) {
+                if let Some(c) = self.touched(beat.comm) {
                     c.beat(&beat);
                 }
             }
             Update::Pair(beat) => {
-                if let Some(c) = self.comms.get_mut(&beat.comm) {
+                if let Some(c) = self.touched(beat.comm) {
                     c.pair_beat(&beat);
                 }
             }
@@ -208,7 +212,7 @@ impl Join {
             }
             Update::Signatures(s) => {
                 let sure = self.processes.get(&s.segment).is_some_and(|p| !p.unsure());
-                if let Some(c) = self.comms.get_mut(&s.comm).filter(|_| sure) {
+                if let Some(c) = self.touched(s.comm).filter(|_| sure) {
                     c.signed(&s);
                 }
             }
@@ -243,6 +247,13 @@ impl Join {
                 self.outbox.meter(self.hardware.is_metered(), self.hardware.is_networked());
             }
         }
+    }
+
+    /// A communicator of which something is heard.
+    fn touched(&mut self, comm: CommId) -> Option<&mut Communicator> {
+        let c = self.comms.get_mut(&comm)?;
+        self.agenda.touch(c);
+        Some(c)
     }
 
     /// Takes what happened on a node, where not every record comes. Every node with ranks in a collective tells of it: that
@@ -301,6 +312,7 @@ impl Join {
             Lane::Collective | Lane::Replay => comm.stale.operations = true,
             Lane::Send(_) | Lane::Recv(_) => comm.stale.transfers = true,
         }
+        self.agenda.touch(comm);
         comm.metered = self.outbox.metered() || self.outbox.networked() && comm.spans_nodes();
         comm.operation(op, said, clock, &mut process.busy, unsure, self.now_ns);
     }
@@ -346,6 +358,7 @@ impl Join {
         for (comm, _) in self.roster.seats(segment) {
             if let Some(c) = self.comms.get_mut(comm) {
                 c.stale = Stale::ALL;
+                self.agenda.touch(c);
             }
         }
     }
@@ -353,6 +366,8 @@ impl Join {
     /// Forgets a communicator, with its statistics.
     fn remove(&mut self, comm: CommId) {
         let Some(c) = self.comms.remove(&comm) else { return };
+        self.agenda.forget(&c);
+        self.parts -= c.parts_kept();
         for (rank, m) in c.members() {
             if let Some(seat) = c.seat(*rank) {
                 self.roster.leave(m.record.segment, seat.actor, comm, *rank);
@@ -399,17 +414,24 @@ impl Join {
     /// Lets time pass: operations that are complete enter the statistics.
     pub fn tick(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
-        let mut parts = 0;
-        for comm in self.comms.values_mut() {
-            let before = comm.held();
+        let due = if self.all_gone() == self.kept.is_over() {
+            self.agenda.due(now_ns)
+        } else {
+            self.comms.keys().copied().collect()
+        };
+        self.agenda.turn();
+        for id in &due {
+            let Some(comm) = self.comms.get_mut(id) else { continue };
+            let (held, parts) = (comm.held(), comm.parts_kept());
             comm.settle(now_ns, &mut self.classes, &mut self.outbox);
-            if comm.held() != before {
+            if comm.held() != held {
                 comm.stale = Stale::ALL;
             }
-            parts += comm.parts_kept();
+            self.parts = self.parts + comm.parts_kept() - parts;
         }
-        if parts > PARTS_KEPT {
+        if self.parts > PARTS_KEPT {
             self.comms.values_mut().for_each(Communicator::halve);
+            self.parts = self.comms.values().map(Communicator::parts_kept).sum();
         }
         for (segment, gpu, carried) in self.outbox.take_carried() {
             if let Some(p) = self.processes.get(&segment) {
@@ -423,9 +445,16 @@ impl Join {
         }
         self.align();
         self.hardware.settle(now_ns);
-        self.explain_late(now_ns);
+        self.explain_late(now_ns, &due);
+        self.keep(now_ns, &due);
+        for id in &due {
+            let Some(c) = self.comms.get_mut(id) else { continue };
+            let deserted = || c.seats().iter().all(|s| is_away(self.roster.condition(s.actor)));
+            let freed = || c.members().values().filter_map(|m| m.record.finalized_ns).max().unwrap_or(0);
+            let over_ns = (c.closed() || deserted()).then(freed);
+            self.agenda.looked_at(c, over_ns);
+        }
         self.forget_closed();
-        self.keep(now_ns);
     }
 
     /// Brings the hosts' clocks together, by the ends of collectives that several hosts were in.
@@ -467,12 +496,10 @@ impl Join {
 
     /// Looks at who came late: a rank that was held in other communicators' operations since it was last in this one,
     /// because others were late there or the transfer was slow, is not slow itself.
-    fn explain_late(&mut self, now_ns: u64) {
-        let fresh = |e: &LateEvent| {
-            e.held_elsewhere.is_none() && now_ns >= e.came_ns.saturating_add(EXPLAINED_AFTER_NS)
-        };
+    fn explain_late(&mut self, now_ns: u64, due: &[CommId]) {
+        let fresh = |e: &LateEvent| e.due_ns().is_some_and(|t| now_ns >= t);
         let mut waiting: Vec<(CommId, LateEvent)> = Vec::new();
-        for c in self.comms.values() {
+        for c in due.iter().filter_map(|id| self.comms.get(id)) {
             waiting.extend(c.late().filter(|e| fresh(e)).map(|e| (c.id, e.clone())));
         }
         if waiting.is_empty() {
@@ -505,16 +532,7 @@ impl Join {
     /// A job that makes communicators again and again must not make us grow: the closed ones that have been so
     /// for longest go, with their statistics.
     fn forget_closed(&mut self) {
-        for c in self.comms.values_mut().filter(|c| c.stale.any()) {
-            let deserted = || c.seats().iter().all(|s| is_away(self.roster.condition(s.actor)));
-            let freed = || c.members().values().filter_map(|m| m.record.finalized_ns).max().unwrap_or(0);
-            c.over_ns = (c.closed() || deserted()).then(freed);
-        }
-        let mut closed: Vec<(u64, CommId)> =
-            self.comms.values().filter_map(|c| Some((c.over_ns?, c.id))).collect();
-        let surplus = closed.len().saturating_sub(CLOSED_KEPT);
-        closed.sort_unstable();
-        for (_, id) in closed.into_iter().take(surplus) {
+        for id in self.agenda.surplus(CLOSED_KEPT) {
             self.remove(id);
         }
         if self.processes.len() > PROCESSES_KEPT && self.alive < self.processes.len() {
@@ -542,6 +560,16 @@ impl Join {
     /// The communicators.
     pub fn communicators(&self) -> impl Iterator<Item = &Communicator> {
         self.comms.values()
+    }
+
+    /// The communicators that rules may have something to say of beside what stands still.
+    pub fn notable(&self) -> impl Iterator<Item = &Communicator> {
+        self.agenda.notable().into_iter().filter_map(|id| self.comms.get(&id))
+    }
+
+    /// How many communicators are not freed yet, as of the last tick.
+    pub fn open(&self) -> usize {
+        self.comms.len().saturating_sub(self.agenda.closed())
     }
 
     /// A communicator.
@@ -612,6 +640,11 @@ impl Join {
     /// The classes of operations.
     pub fn classes(&self) -> impl Iterator<Item = (&ClassKey, &Class)> {
         self.classes.iter().map(|(k, c)| (k, &**c))
+    }
+
+    /// How many there are.
+    pub fn class_count(&self) -> usize {
+        self.classes.len()
     }
 
     /// What jobs have done so far, as far as sketches tell.

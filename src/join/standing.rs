@@ -81,7 +81,7 @@ impl Join {
                 .map(move |o| (id, Track::Collective, o))
                 .collect::<Vec<_>>()
         };
-        still.chain(self.communicators().flat_map(suspect)).take(UNKNOWN).collect()
+        still.chain(self.notable().flat_map(suspect)).take(UNKNOWN).collect()
     }
 
     /// How a communicator's operations followed each other, as far as stamps say; `None` without any.

@@ -275,7 +275,8 @@ impl Fleet {
                     return;
                 }
             }
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            // An answer names two thousand nodes, which is work for the analyser too.
+            tokio::time::sleep(Duration::from_millis(if self.ranks > 1 << 14 { 500 } else { 50 })).await;
         }
     }
 

@@ -88,10 +88,19 @@ fn check(j: &Join, now_ns: u64) {
             assert_eq!(kept, defined(j, c, track, over, now_ns), "{} {track}", c.id);
         }
     }
+    let over = |c: &&Communicator| c.closed();
+    assert_eq!(j.open(), j.comms.len() - j.comms.values().filter(over).count());
+    assert_eq!(j.parts, j.comms.values().map(Communicator::parts_kept).sum::<usize>());
+    let notable: Vec<CommId> = j.comms.values().filter(|c| c.is_notable()).map(|c| c.id).collect();
+    assert_eq!(j.agenda.notable().into_iter().collect::<Vec<_>>(), notable);
+    let late = j.comms.values().filter(|c| c.next_ns().is_some_and(|t| t <= now_ns)).map(|c| c.id);
+    let due = j.agenda.due(now_ns);
+    assert!(late.clone().all(|id| due.contains(&id)), "{:?} of {due:?}", late.collect::<Vec<_>>());
     let mut anew = j.clone();
     anew.kept = Kept { changed: true, ..Kept::default() };
     anew.comms.values_mut().for_each(|c| c.stale = Stale::ALL);
-    anew.keep(now_ns);
+    let all: Vec<CommId> = anew.comms.keys().copied().collect();
+    anew.keep(now_ns, &all);
     let (a, b) = (&anew.kept.standing, &j.kept.standing);
     assert_eq!((&a.stalls, &a.origins), (&b.stalls, &b.origins));
     assert_eq!(anew.kept.queued, j.kept.queued);

@@ -211,7 +211,7 @@ pub(super) fn answer(q: &Question, join: &Join, now_ns: u64, around: Around<'_>)
         nodes: around.nodes.len(),
         silent: around.nodes.iter().filter(|n| n.silent && !n.ended).count(),
         processes,
-        communicators: join.communicators().filter(|c| !c.closed()).count(),
+        communicators: join.open(),
         findings: around.open.len(),
         ops_per_s: (!around.rates.is_empty()).then(|| around.rates.values().sum()),
         lost,

@@ -99,8 +99,6 @@ pub struct State {
     looked: Option<Instant>,
     /// When somebody last asked for a screen.
     glanced: Option<Instant>,
-    /// Communicators that were open at the last count, and when that was.
-    communicators: Option<(u64, Instant)>,
     pub(super) partitions: BTreeSet<u32>,
     /// Tells whoever holds the leases of them.
     known: watch::Sender<BTreeSet<u32>>,
@@ -135,7 +133,6 @@ impl State {
             told_at: None,
             looked: None,
             glanced: None,
-            communicators: None,
             partitions: BTreeSet::from([ONLY]),
             known,
         }
@@ -387,21 +384,8 @@ impl State {
         all
     }
 
-    /// Communicators that are open, as counted a moment ago: there may be very many.
-    fn communicators(&mut self) -> u64 {
-        match self.communicators {
-            Some((n, at)) if at.elapsed() < TELL_EVERY => n,
-            _ => {
-                let n = self.monitor.join().communicators().filter(|c| !c.closed()).count() as u64;
-                self.communicators = Some((n, Instant::now()));
-                n
-            }
-        }
-    }
-
     /// What is said in numbers.
     fn analysis(&mut self) -> Analysis {
-        let communicators = self.communicators();
         let mut findings = BTreeMap::new();
         let join = self.monitor.join();
         for f in self.open() {
@@ -441,7 +425,7 @@ impl State {
             leases: self.partitions.iter().map(|p| (*p, self.leases.contains_key(p))).collect(),
             keeps: self.kept.map(|k| k.is_ok()),
             processes: join.processes().count() as u64,
-            communicators,
+            communicators: join.open() as u64,
             clock_off_ns: join.hosts().iter().map(|(_, h)| off(h)).max(),
         }
     }
@@ -458,7 +442,6 @@ impl State {
 
     /// What is said to readers.
     fn reply(&mut self) -> Reply {
-        let communicators = self.communicators();
         let reader = self.monitor.source().reader();
         let books = |n: &crate::cluster::Node| {
             let b = n.books.clone().unwrap_or_default();
@@ -511,7 +494,7 @@ impl State {
             messages,
             refused: reader.refused().iter().map(|(why, n)| (why.as_str().to_owned(), *n)).collect(),
             dropped: self.monitor.source().dropped(),
-            communicators,
+            communicators: self.monitor.join().open() as u64,
             not_kept: self.not_kept(),
             ranks: self.monitor.join().processes().count() as u64,
         }

@@ -1,0 +1,115 @@
+//! Which communicators are to be looked at: a cluster has a hundred thousand, and most of them rest.
+//!
+//! What the join is fed lists the communicators that it says something about, and each look says when the next is due
+//! though nothing is heard. A tick goes through these alone; rules go through those that they may have something to say of.
+
+use super::communicator::Communicator;
+use crate::model::CommId;
+use std::collections::BTreeSet;
+
+/// What the agenda holds of a communicator, kept with it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Entry {
+    /// Something was heard of it since it was last looked at.
+    touched: bool,
+    /// Rules may have something to say of it.
+    notable: bool,
+    /// It is freed on all its ranks.
+    closed: bool,
+    /// When it is to be looked at though nothing is heard, host monotonic ns.
+    due_ns: Option<u64>,
+    /// When it was freed on its last rank, or 0, once it was freed everywhere or all its processes are gone.
+    over_ns: Option<u64>,
+}
+
+/// All communicators' entries, by what they are asked for.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Agenda {
+    touched: Vec<CommId>,
+    due: BTreeSet<(u64, CommId)>,
+    notable: BTreeSet<CommId>,
+    over: BTreeSet<(u64, CommId)>,
+    closed: usize,
+}
+
+/// Moves a communicator within a set that is ordered by a moment.
+fn book(set: &mut BTreeSet<(u64, CommId)>, id: CommId, from: Option<u64>, to: Option<u64>) {
+    if from == to {
+        return;
+    }
+    if let Some(t) = from {
+        set.remove(&(t, id));
+    }
+    if let Some(t) = to {
+        set.insert((t, id));
+    }
+}
+
+impl Agenda {
+    /// Something was heard of it.
+    pub(super) fn touch(&mut self, c: &mut Communicator) {
+        if !c.agenda.touched {
+            c.agenda.touched = true;
+            self.touched.push(c.id);
+        }
+    }
+
+    /// Those to look at now: of which something was heard, or that are due.
+    pub(super) fn due(&self, now_ns: u64) -> Vec<CommId> {
+        let due = self.due.range(..=(now_ns, CommId(u64::MAX))).map(|(_, id)| *id);
+        let mut all: Vec<CommId> = self.touched.iter().copied().chain(due).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// From here on those are listed of which something is heard from now on.
+    pub(super) fn turn(&mut self) {
+        self.touched.clear();
+    }
+
+    /// A communicator was looked at; it is over since then, if it is.
+    pub(super) fn looked_at(&mut self, c: &mut Communicator, over_ns: Option<u64>) {
+        let id = c.id;
+        let new = Entry {
+            touched: false,
+            notable: c.is_notable(),
+            closed: c.closed(),
+            due_ns: c.next_ns(),
+            over_ns,
+        };
+        let old = std::mem::replace(&mut c.agenda, new.clone());
+        book(&mut self.due, id, old.due_ns, new.due_ns);
+        book(&mut self.over, id, old.over_ns, new.over_ns);
+        self.closed = self.closed + usize::from(new.closed) - usize::from(old.closed);
+        if old.notable && !new.notable {
+            self.notable.remove(&id);
+        } else if new.notable && !old.notable {
+            self.notable.insert(id);
+        }
+    }
+
+    /// A communicator is forgotten.
+    pub(super) fn forget(&mut self, c: &Communicator) {
+        book(&mut self.due, c.id, c.agenda.due_ns, None);
+        book(&mut self.over, c.id, c.agenda.over_ns, None);
+        self.closed -= usize::from(c.agenda.closed);
+        self.notable.remove(&c.id);
+    }
+
+    /// Those that rules may have something to say of: as they were looked at last, and all of which something was heard
+    /// since.
+    pub(super) fn notable(&self) -> BTreeSet<CommId> {
+        self.notable.iter().chain(&self.touched).copied().collect()
+    }
+
+    /// Those that are over beyond so many, for longest first.
+    pub(super) fn surplus(&self, most: usize) -> Vec<CommId> {
+        self.over.iter().take(self.over.len().saturating_sub(most)).map(|(_, id)| *id).collect()
+    }
+
+    /// How many are freed on all their ranks, as of the last look.
+    pub(super) fn closed(&self) -> usize {
+        self.closed
+    }
+}
