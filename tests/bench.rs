@@ -163,11 +163,12 @@ fn repeats_and_events_are_all_in_the_json() {
     };
     assert!(events.iter().all(|e| e.kernel == Some(kernel)), "{events:?}");
     // What is not one kernel has no floor of one.
-    for nodes in ["two", "host"] {
+    for (nodes, is_one) in [("two", false), ("memset", false), ("host", true)] {
         let mut command = bench(&Room::new(), dir, "-b 64 -e 64 -n 2 --events -t 2 --json");
         let r = report(&run(command.env("FAKE_NODES", nodes)));
         let events = r.sizes[0].out_of_place.events.as_ref().unwrap();
-        assert!(events.iter().all(|e| e.kernel.is_none() && e.kernel_floor_ns.is_none()), "{events:?}");
+        assert!(events.iter().all(|e| e.kernel.is_some() == is_one), "{nodes}: {events:?}");
+        assert!(events.iter().all(|e| e.kernel_floor_ns.is_some() == is_one), "{nodes}: {events:?}");
     }
 }
 

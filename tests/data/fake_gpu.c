@@ -185,12 +185,12 @@ int cuGraphDestroy(Node *g) {
     return 0;
 }
 /* What is recorded is told as one kernel, as NCCL 2.28 launches them for large sizes, between a wait and a record; where
- * FAKE_NODES says "two", as two kernels, and where it says "host" as one with a host function. */
+ * FAKE_NODES says "two", as two kernels, where it says "host" as one with a host function, else as one with a memset. */
 static int node_types[] = {6, 0, 7, -1};
 int cuGraphGetNodes(Node *g, int **nodes, size_t *count) {
     FAILS(cuGraphGetNodes);
     const char *v = getenv("FAKE_NODES");
-    node_types[3] = !v ? -1 : strcmp(v, "two") ? 3 : 0;
+    node_types[3] = !v ? -1 : !strcmp(v, "two") ? 0 : !strcmp(v, "host") ? 3 : 2;
     size_t all = v ? 4 : 3;
     if (nodes && *count < all) return 1;
     for (size_t i = 0; nodes && i < all; i++) nodes[i] = &node_types[i];

@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 /// `CU_GRAPH_NODE_TYPE_KERNEL`.
 const KERNEL: c_int = 0;
+/// `CU_GRAPH_NODE_TYPE_HOST`: a function that NCCL has called for its own threads; outside of graphs it calls it itself.
+const HOST: c_int = 3;
 /// `CU_GRAPH_NODE_TYPE_WAIT_EVENT`.
 const WAIT_EVENT: c_int = 6;
 /// `CU_GRAPH_NODE_TYPE_EVENT_RECORD`.
@@ -82,6 +84,7 @@ impl Graph {
                 KERNEL => kernels.push(node),
                 WAIT_EVENT => waits += 1,
                 EVENT_RECORD => records += 1,
+                HOST => {}
                 _ => return Ok(None),
             }
         }
