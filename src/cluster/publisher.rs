@@ -4,14 +4,18 @@
 //! beats, what was asked for, what is sampled, and sketches; of these, what does not fit is left out and counted. Pure:
 //! it is told the time, and somebody else sends.
 
+mod progress;
+mod sketches;
+
 use super::message::{self as m, OperationKey};
 use super::subject::{Topic, bucket};
-use crate::join::{Communicator, Exchanged, Finished, Join, Part, Sampling, signature, types};
+use crate::join::{Finished, Join, Sampling};
 use crate::model::{
-    Algo, Beat, CommId, CommRecord, Fact, Finding, Func, HostFact, OpState, PairBeat, ProcessState, Proto,
-    Rank, Reading, SegmentId, Sketch, Timing, Told, Track,
+    CommId, CommRecord, Fact, Finding, Func, HostFact, ProcessState, Rank, Reading, SegmentId, Told, Track,
 };
+use progress::Stood;
 use prost::Message as _;
+use sketches::{ClassOf, Usual};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 const S: u64 = 1_000_000_000;
@@ -104,19 +108,6 @@ struct Sent<T> {
     what: T,
     at_ns: u64,
 }
-
-/// How long an operation of a kind usually takes, as a running mean.
-#[derive(Debug, Default)]
-struct Usual {
-    seen: u32,
-    mean_ns: u64,
-}
-
-/// The last says whether all ranks are this node's.
-type ClassOf = (CommId, Func, Option<u8>, Option<Algo>, Option<Proto>, bool);
-
-/// One rank's part of an operation that stands still.
-type Stood = (CommId, Track, u64, Rank);
 
 /// Picks what is published, and remembers what was.
 #[derive(Debug)]
@@ -446,150 +437,6 @@ impl Publisher {
         }
     }
 
-    /// Operations that stand still, with a few of those behind them.
-    fn tell_standing(&mut self, join: &Join, now_ns: u64, all: bool, moved: &mut HashSet<(CommId, Rank)>) {
-        for c in join.communicators().filter(|c| !c.closed()) {
-            for track in [Track::Collective, Track::Replay] {
-                let Some((first, _)) = c.incomplete_of(track).next() else { continue };
-                for rank in c.members().keys() {
-                    for order in standing_of(c, track, first, *rank, now_ns, all) {
-                        self.tell_open(c, track, order, *rank, now_ns, moved);
-                    }
-                }
-            }
-            let mut behind: BTreeMap<Track, usize> = BTreeMap::new();
-            for (track, order, instance) in c.incomplete().filter(|(t, ..)| matches!(t, Track::Pair(..))) {
-                let old = |t: u64| now_ns >= t.saturating_add(STANDS_NS);
-                let n = behind.entry(track).or_default();
-                if *n > AHEAD || *n == 0 && !instance.began_ns().is_some_and(old) {
-                    *n = AHEAD + 1;
-                    continue;
-                }
-                *n += 1;
-                for rank in instance.parts.iter().filter(|(_, p)| !p.finished).map(|(r, _)| *r) {
-                    self.tell_open(c, track, order, rank, now_ns, moved);
-                }
-            }
-        }
-    }
-
-    /// One rank's part of an operation that is not over, unless it was told as it is.
-    fn tell_open(
-        &mut self,
-        c: &Communicator,
-        track: Track,
-        order: u64,
-        rank: Rank,
-        now_ns: u64,
-        moved: &mut HashSet<(CommId, Rank)>,
-    ) {
-        let Some(part) = c.instance(track, order).and_then(|i| i.parts.get(&rank)) else { return };
-        let (print, started) = (print(part), part.started_ns.is_some());
-        let key = (c.id, track, order, rank);
-        let due = self
-            .standing
-            .get(&key)
-            .is_none_or(|s| s.what.1 != started || s.what.0 != print && now_ns >= s.at_ns + AGAIN_NS);
-        if !due {
-            return;
-        }
-        moved.insert((c.id, rank));
-        if self.tell_record(c.id, &part.told(), true) {
-            self.standing.insert(key, Sent { what: (print, started), at_ns: now_ns });
-        }
-    }
-
-    /// How far every rank is: once a second where it moved, at once where something stands still.
-    fn tell_beats(&mut self, join: &Join, now_ns: u64, all: bool, moved: &HashSet<(CommId, Rank)>) {
-        for c in join.communicators() {
-            for (rank, member) in c.members() {
-                let key = (c.id, *rank);
-                if !all && !moved.contains(&key) && self.beats.contains_key(&key) {
-                    continue;
-                }
-                let beat = m::Beat::of(&Beat {
-                    segment: member.record.segment,
-                    comm: c.id,
-                    rank: *rank,
-                    issued: member.record.issued,
-                    replayed: member.record.replayed,
-                    done: c.done(Track::Collective, *rank),
-                    replays_done: c.done(Track::Replay, *rank),
-                    exchanged: member.exchanged().map(Exchanged::told).unwrap_or_default(),
-                });
-                let was = self.beats.get(&key);
-                if was.is_none_or(|s| s.what != beat) {
-                    self.moved.insert(member.record.segment, now_ns);
-                }
-                let stale = |s: &Sent<m::Beat>| now_ns >= s.at_ns + REFRESH_NS && !c.closed();
-                if was.is_none_or(|s| s.what != beat || stale(s)) {
-                    let bytes = beat.encoded_len();
-                    if self.pay(bytes, true) {
-                        self.draft(Topic::Bucket(bucket(c.id)), bytes).beats.push(beat);
-                        self.beats.insert(key, Sent { what: beat, at_ns: now_ns });
-                    }
-                }
-            }
-            if all {
-                self.tell_signatures(c);
-            }
-            self.tell_pairs(c, all, moved);
-        }
-    }
-
-    /// What ranks issued since the last time, in short.
-    fn tell_signatures(&mut self, c: &Communicator) {
-        let ranks = c.ranks();
-        for (rank, member) in c.members() {
-            let from = self.signed.get(&(c.id, *rank)).copied().unwrap_or(0);
-            let part = |o: u64| c.instance(Track::Collective, o)?.parts.get(rank);
-            // What is no longer held here cannot be told any more.
-            let Some(from) = (from..member.record.issued).rev().take_while(|o| part(*o).is_some()).last()
-            else {
-                continue;
-            };
-            let of = |o| part(o).map(|p| (signature(&p.op, ranks), types(&p.op)));
-            let (signatures, types): (Vec<u32>, Vec<u8>) = (from..member.record.issued).map_while(of).unzip();
-            self.signed.insert((c.id, *rank), from + signatures.len() as u64);
-            let (segment, comm, rank) = (member.record.segment.0, c.id.0, rank.0);
-            let told = m::Signatures { segment, comm, rank, from, signatures };
-            let bytes = told.encoded_len();
-            if self.pay(bytes, false) {
-                self.draft(Topic::Bucket(bucket(c.id)), bytes).signatures.push(told);
-            }
-            if types.iter().any(|t| *t != 0) {
-                let told = m::Types { segment, comm, rank, from, types };
-                let bytes = told.encoded_len();
-                if self.pay(bytes, false) {
-                    self.draft(Topic::Bucket(bucket(c.id)), bytes).types.push(told);
-                }
-            }
-        }
-    }
-
-    fn tell_pairs(&mut self, c: &Communicator, all: bool, moved: &HashSet<(CommId, Rank)>) {
-        for ((from, to), sent, received, first) in c.pairs() {
-            for (own, peer, sent, received) in [(from, to, sent, 0), (to, from, 0, received)] {
-                let Some(member) = c.members().get(&own) else { continue };
-                if sent + received == 0 || !(all || moved.contains(&(c.id, own))) {
-                    continue;
-                }
-                let key = (c.id, own, peer);
-                let was = self.pairs.get(&key);
-                // Each direction is counted by itself.
-                let sent = sent.max(was.map_or(0, |p| p.sent));
-                let received = received.max(was.map_or(0, |p| p.received));
-                let segment = member.record.segment;
-                let beat = PairBeat { segment, comm: c.id, rank: own, peer, sent, received, from: first };
-                let beat = m::Pair::of(&beat);
-                if was != Some(&beat) && self.pay(beat.encoded_len(), true) {
-                    self.draft(Topic::Bucket(bucket(c.id)), beat.encoded_len()).pairs.push(beat);
-                    self.pairs.insert(key, beat);
-                }
-            }
-        }
-    }
-
     /// What the operating system says, where it tells something: want, a stack, an end; and what an idle process does.
     fn tell_hosts(&mut self, join: &Join, now_ns: u64) {
         for p in join.processes() {
@@ -682,93 +529,6 @@ impl Publisher {
         }
     }
 
-    /// Learns how long an operation of its kind takes, and says whether this one took far longer.
-    fn is_slow(&mut self, f: &Finished) -> bool {
-        let Some(longest) = f.parts.iter().filter_map(|p| p.duration_ns).max() else { return false };
-        let usual = self.usual.entry((f.comm, f.func, f.size_class)).or_default();
-        let limit = usual.mean_ns.saturating_mul(SLOW).saturating_add(SLOW_BY_NS);
-        let slow = usual.seen >= USUAL && longest > limit;
-        let counts = if slow { limit } else { longest };
-        usual.seen = usual.seen.saturating_add(1);
-        let weight = u64::from(usual.seen.min(32));
-        usual.mean_ns = (usual.mean_ns * (weight - 1) + counts) / weight;
-        slow
-    }
-
-    fn sketch(&mut self, join: &Join, f: &Finished) {
-        let pair = match f.track {
-            Track::Pair(from, to) => Some((from, to)),
-            _ => None,
-        };
-        let has = |rank: Rank| f.parts.iter().any(|p| p.rank == rank);
-        // A transfer counts where it is sent: both nodes see it.
-        let elsewhere = pair.is_some_and(|(from, _)| !has(from));
-        if elsewhere || f.began_ns.is_some_and(|t| t < self.began_ns) {
-            return;
-        }
-        // All pairs are one class, however each of them runs.
-        let (algo, proto) = if pair.is_some() { (None, None) } else { (f.operation.algo, f.operation.proto) };
-        let whole = match pair {
-            Some((_, to)) => has(to),
-            None => f.ranks.is_some_and(|n| n as usize == f.parts.len()),
-        };
-        let key = (f.comm, f.func, f.size_class, algo, proto, whole);
-        let own = join.communicator(f.comm).map(Communicator::members);
-        let first = own.and_then(|m| m.keys().next().copied()).or_else(|| f.parts.first().map(|p| p.rank));
-        let Some(rank) = first else { return };
-        let ranks = own.map_or(f.parts.len(), BTreeMap::len) as u32;
-        let from_s = self.sketched_s;
-        let new = || {
-            let place = |at: Option<usize>| at.map_or(0, |n| n as u32 + 1);
-            m::Sketch {
-                comm: f.comm.0,
-                func: place(Func::ALL.iter().position(|k| *k == f.func)),
-                size_class: f.size_class.map_or(0, |c| u32::from(c) + 1),
-                algo: place(algo.and_then(|a| Algo::ALL.iter().position(|k| *k == a))),
-                proto: place(proto.and_then(|a| Proto::ALL.iter().position(|k| *k == a))),
-                bytes: Some(0),
-                from_s,
-                whole,
-                ..m::Sketch::default()
-            }
-        };
-        let sketch = self.sketches.entry(key).or_insert_with(new);
-        (sketch.rank, sketch.ranks) = (rank.0, ranks);
-        sketch.count += 1;
-        sketch.bytes = sketch.bytes.zip(f.operation.bytes).map(|(a, b)| a.saturating_add(b));
-        let durations: Option<Vec<u64>> = f.parts.iter().map(|p| p.duration_ns).collect();
-        if let Some(all) = durations.filter(|d| !d.is_empty()) {
-            sketch.timed += 1;
-            sketch.by_events += u64::from(f.parts.iter().any(|p| p.timing == Timing::Events));
-            sketch.busy_ns += all.iter().sum::<u64>() / all.len() as u64;
-            let at = u32::from(Sketch::bucket(all.into_iter().min().unwrap_or(0)));
-            match sketch.buckets.binary_search(&at) {
-                Ok(i) => sketch.counts[i] += 1,
-                Err(i) => {
-                    sketch.buckets.insert(i, at);
-                    sketch.counts.insert(i, 1);
-                }
-            }
-        }
-    }
-
-    fn tell_sketches(&mut self, second: u64) {
-        let mut left = HashMap::new();
-        self.sketched_s = second;
-        for (key, mut sketch) in std::mem::take(&mut self.sketches) {
-            let over = second.saturating_sub(sketch.from_s).clamp(1, u64::from(m::Sketch::SECONDS));
-            (sketch.from_s, sketch.seconds) = (second.saturating_sub(over), over as u32);
-            let bytes = sketch.encoded_len();
-            if self.pay(bytes, false) {
-                self.draft(Topic::Bucket(bucket(key.0)), bytes).sketches.push(sketch);
-            } else {
-                // It adds up, and goes with a later second's.
-                left.insert(key, sketch);
-            }
-        }
-        self.sketches = left;
-    }
-
     fn tell_readings(&mut self) {
         for text in std::mem::take(&mut self.readings) {
             // One is like the next.
@@ -819,41 +579,6 @@ impl Publisher {
             self.findings.retain(|_, open| *open);
         }
     }
-}
-
-/// The operations of a rank that tell why it stands still, if it does: the oldest that is not over and those right
-/// behind it; where nothing tells whether that is over, also the first that is timed, and the newest.
-fn standing_of(c: &Communicator, track: Track, first: u64, rank: Rank, now_ns: u64, all: bool) -> Vec<u64> {
-    let done = c.done(track, rank);
-    let open = || {
-        let parts = c.incomplete_of(track).filter(move |(order, _)| *order >= done.max(first));
-        parts.filter_map(move |(order, i)| Some((order, i.parts.get(&rank).filter(|p| !p.finished)?)))
-    };
-    let Some((oldest, part)) = open().next() else { return Vec::new() };
-    let in_doubt = c.state(track, oldest, rank) == OpState::InDoubt;
-    let limit = if in_doubt { IN_DOUBT_NS } else { STANDS_NS };
-    if part.op.issued_ns.is_none_or(|t| now_ns < t.saturating_add(limit)) {
-        return Vec::new();
-    }
-    let mut told: Vec<u64> = open().take(AHEAD + 1).map(|(order, _)| order).collect();
-    if in_doubt {
-        if !all {
-            return Vec::new();
-        }
-        told.truncate(1);
-        told.extend(open().find(|(_, p)| !p.is_silent()).map(|(order, _)| order));
-        let last: Vec<u64> = open().map(|(order, _)| order).collect();
-        told.extend(last.iter().rev().take(2));
-        told.dedup();
-    }
-    told
-}
-
-/// What tells whether a part has moved on.
-fn print(part: &Part) -> u64 {
-    let net = part.op.net.iter().map(|n| n.bytes.wrapping_add(u64::from(n.done) << 40));
-    let all = [u64::from(part.op.started), u64::from(part.op.stopped), part.op.net.len() as u64];
-    all.into_iter().chain(net).fold(7, |h: u64, n| h.wrapping_mul(0x100_0000_01b3).wrapping_add(n))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 use super::*;
 use crate::join::testing::{all_reduce, member, process};
-use crate::model::{DataType, Lane, OpRecord, Update};
+use crate::model::{DataType, Lane, OpRecord, Sketch, Update};
 
 fn feed(join: &mut Join, rank: u32, order: u64, at: u64, change: impl Fn(&mut OpRecord)) {
     let mut op = all_reduce(rank, order, at, Some((at + 5_000, Some(at + 105_000))));
