@@ -42,6 +42,9 @@ const LONGEST: Duration = Duration::from_millis(20);
 const SHORTEST: Duration = Duration::from_millis(1);
 /// How much of a ring may be new at a look.
 const FILL: f64 = 0.25;
+/// How many times as long the time between two looks may be while every process issues operations: each look finds the
+/// caches cold, which costs more than what it reads.
+const MOVING: u32 = 4;
 /// Segments followed at once; more are counted, not read.
 const SEGMENTS_MAX: usize = 4096;
 
@@ -104,11 +107,11 @@ impl Segments {
         self.roots = None;
     }
 
-    /// Looks at least so often, unless a busy job makes it look more often; half as often while every process issues
+    /// Looks at least so often, unless a busy job makes it look more often; a quarter as often while every process issues
     /// operations, and so nothing stands still.
     pub fn look_every(&mut self, longest: Duration) {
         self.longest = longest.max(SHORTEST);
-        self.longest_moving = self.longest * 2;
+        self.longest_moving = self.longest * MOVING;
         self.pause = self.pause.min(self.longest);
     }
 
