@@ -2,11 +2,15 @@
 //!
 //! Everything here is read from /proc and /sys, whose files may be absent or forbidden: then the fact is absent.
 
-use super::process::{Stat, stat};
+use super::cgroup::{self, Groups};
+use super::files::{ROOM, read};
+use super::process::{Stat, directory, stat_in};
 use super::stacks::Answer;
 use crate::model::{Exit, HostFact, ProcessState, SegmentId};
-use std::fs;
-use std::path::{Path, PathBuf};
+use rustix::fs::{Mode, OFlags, RawDir};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 
 /// Between looks at what takes more than one file, in ns.
 const SLOW_NS: u64 = 1_000_000_000;
@@ -17,11 +21,13 @@ const THREADS_MAX: usize = 128;
 #[derive(Debug)]
 pub(super) struct Host {
     pid: u32,
+    /// Its directory in /proc, which is of this process alone, whoever gets its pid later.
+    dir: Option<OwnedFd>,
     fact: HostFact,
     slow_ns: Option<u64>,
-    /// Its threads at the last look, by number.
+    /// Its threads at the last look, by number, and those at the one before.
     threads: Vec<Thread>,
-    throttled_us: Option<u64>,
+    before: Vec<Thread>,
     cgroup: Option<PathBuf>,
 }
 
@@ -29,11 +35,12 @@ impl Host {
     pub(super) fn new(segment: SegmentId, pid: u32) -> Self {
         Host {
             pid,
+            dir: directory(pid),
             fact: HostFact::new(segment, 0),
             slow_ns: None,
             threads: Vec::new(),
-            throttled_us: None,
-            cgroup: cgroup(pid),
+            before: Vec::new(),
+            cgroup: cgroup::of_process(pid),
         }
     }
 
@@ -42,33 +49,33 @@ impl Host {
     }
 
     /// What is there to be told of the process, which started at `start_ticks`: something new, or a second has passed.
-    pub(super) fn look(&mut self, start_ticks: u64, now_ns: u64) -> Option<HostFact> {
-        let before = self.fact.clone();
-        self.fact.state = Some(match stat(self.pid).filter(|s| s.start_ticks == start_ticks) {
+    pub(super) fn look(&mut self, start_ticks: u64, now_ns: u64, groups: &mut Groups) -> Option<HostFact> {
+        let was_over = self.fact.is_over();
+        let stat = self.dir.as_ref().and_then(|dir| stat_in(dir.as_fd()));
+        let state = match stat.filter(|s| s.start_ticks == start_ticks) {
             Some(s) => self.state(&s),
-            None => ProcessState::Gone(before.exit()),
-        });
+            None => ProcessState::Gone(self.fact.exit()),
+        };
+        let changed = self.fact.state.as_ref() != Some(&state);
+        self.fact.state = Some(state);
         let over = self.fact.is_over();
         let slow = self.slow_ns.is_none_or(|t| now_ns.saturating_sub(t) >= SLOW_NS) && !over;
         if slow {
             let since = self.slow_ns.replace(now_ns).map(|t| now_ns.saturating_sub(t));
             self.watch_threads(since);
-            let group = self.cgroup.as_ref();
-            let throttled = group.and_then(|g| number(&g.join("cpu.stat"), "throttled_usec"));
-            let gained = throttled.zip(self.throttled_us).map(|(new, old)| new.saturating_sub(old));
-            self.fact.cpu_throttled =
-                gained.zip(since).map(|(us, ns)| (us as f64 * 1e3 / ns as f64).min(1.0));
-            self.throttled_us = throttled;
-            self.fact.memory_pressure = group
-                .and_then(|g| fs::read_to_string(g.join("memory.pressure")).ok())
-                .and_then(|t| pressure(&t));
         }
-        // Whether its own end was counted shows once more when it is over, unless its cgroup went with it.
-        if slow || over && !before.is_over() {
-            let events = self.cgroup.as_ref().map(|g| g.join("memory.events"));
-            self.fact.oom_kills = events.and_then(|e| number(&e, "oom_kill")).or(self.fact.oom_kills);
+        if let Some(path) = &self.cgroup {
+            if slow {
+                let group = groups.look(path, now_ns);
+                self.fact.cpu_throttled = group.cpu_throttled;
+                self.fact.memory_pressure = group.memory_pressure;
+                self.fact.oom_kills = group.oom_kills.or(self.fact.oom_kills);
+            } else if over && !was_over {
+                // Whether its own end was counted shows once more when it is over, unless its group went with it.
+                self.fact.oom_kills = groups.look_again(path, now_ns).oom_kills.or(self.fact.oom_kills);
+            }
         }
-        if !slow && self.fact.state == before.state && self.fact.stack == before.stack {
+        if !slow && !changed {
             return None;
         }
         self.fact.at_ns = now_ns;
@@ -86,8 +93,9 @@ impl Host {
     fn state(&self, s: &Stat) -> ProcessState {
         // A kernel that hides it says 0.
         let wchan = || {
-            let text = fs::read_to_string(format!("/proc/{}/wchan", self.pid)).ok()?;
-            Some(text.trim().to_owned()).filter(|t| !t.is_empty() && t != "0")
+            let mut room = ROOM;
+            let text = read(self.dir.as_ref()?.as_fd(), "wchan", &mut room)?.trim();
+            (!text.is_empty() && text != "0").then(|| text.to_owned())
         };
         match s.state {
             b'S' | b'I' => ProcessState::Sleeping { wchan: wchan() },
@@ -101,13 +109,21 @@ impl Host {
 
     /// What shares of the time its threads ran, and were ready to run and had no CPU.
     fn watch_threads(&mut self, since_ns: Option<u64>) {
-        let before = std::mem::take(&mut self.threads);
+        std::mem::swap(&mut self.threads, &mut self.before);
+        self.threads.clear();
+        let before = &self.before;
         let known =
             |tid: u32| before.binary_search_by_key(&tid, |t| t.tid).ok().and_then(|at| before.get(at));
-        if let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", self.pid)) {
-            for task in tasks.flatten().take(THREADS_MAX) {
-                let Some(tid) = task.file_name().to_str().and_then(|t| t.parse().ok()) else { continue };
-                self.threads.extend(Thread::look(tid, self.pid, &task.path(), known(tid)));
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let tasks = self.dir.as_ref().and_then(|d| rustix::fs::openat(d, "task", flags, Mode::empty()).ok());
+        if let Some(tasks) = &tasks {
+            let mut room = [MaybeUninit::uninit(); 4096];
+            let mut entries = RawDir::new(tasks, &mut room);
+            while let (Some(Ok(entry)), true) = (entries.next(), self.threads.len() < THREADS_MAX) {
+                let Some(tid) = entry.file_name().to_str().ok().and_then(|name| name.parse().ok()) else {
+                    continue;
+                };
+                self.threads.extend(Thread::look(tid, self.pid, tasks.as_fd(), known(tid)));
             }
         }
         self.threads.sort_unstable_by_key(|t| t.tid);
@@ -136,14 +152,15 @@ struct Thread {
 }
 
 impl Thread {
-    fn look(tid: u32, pid: u32, task: &Path, before: Option<&Thread>) -> Option<Self> {
-        let text = fs::read_to_string(task.join("schedstat")).ok()?;
-        let mut numbers = text.split_whitespace().map(str::parse);
+    fn look(tid: u32, pid: u32, tasks: BorrowedFd<'_>, before: Option<&Thread>) -> Option<Self> {
+        let mut room = ROOM;
+        let mut numbers =
+            read(tasks, &format!("{tid}/schedstat"), &mut room)?.split_whitespace().map(str::parse);
         let (ran_ns, waited_ns) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
         // The main thread has the program's name, which may be anything.
         let is_nccl = match before.filter(|t| t.named) {
             Some(t) => t.is_nccl,
-            None => tid != pid && fs::read_to_string(task.join("comm")).is_ok_and(|name| is_nccl(&name)),
+            None => tid != pid && read(tasks, &format!("{tid}/comm"), &mut ROOM.clone()).is_some_and(is_nccl),
         };
         Some(Thread { tid, is_nccl, named: before.is_some(), ran_ns, waited_ns })
     }
@@ -163,33 +180,6 @@ fn exit(status: i32) -> Option<Exit> {
     }
 }
 
-/// The directory of a process's cgroup, version 2.
-fn cgroup(pid: u32) -> Option<PathBuf> {
-    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    let path = text.lines().find_map(|l| l.strip_prefix("0::"))?;
-    // Outside this process's own cgroup namespace nothing is to be seen.
-    if path.contains("..") {
-        return None;
-    }
-    [PathBuf::from("/sys/fs/cgroup"), PathBuf::from("/sys/fs/cgroup/unified")]
-        .into_iter()
-        .map(|root| root.join(path.trim_start_matches('/')))
-        .find(|d| d.join("cgroup.procs").exists())
-}
-
-/// The number behind a word in a file of `word number` lines.
-fn number(path: &std::path::Path, word: &str) -> Option<u64> {
-    let text = fs::read_to_string(path).ok()?;
-    text.lines().find_map(|l| l.strip_prefix(word)?.strip_prefix(' ')?.trim().parse().ok())
-}
-
-/// Of a pressure file, the share of the last ten seconds in which some task stood still.
-pub(super) fn pressure(text: &str) -> Option<f64> {
-    let some = text.lines().find(|l| l.starts_with("some "))?;
-    let percent: f64 = some.split_whitespace().find_map(|w| w.strip_prefix("avg10="))?.parse().ok()?;
-    Some(percent / 100.0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -204,7 +194,7 @@ mod tests {
         let begun = Instant::now();
         loop {
             let now = u64::try_from(begun.elapsed().as_nanos()).unwrap();
-            host.look(start, now);
+            host.look(start, now, &mut Groups::default());
             if host.fact.state.as_ref().is_some_and(&wanted) {
                 return host.fact.clone();
             }
@@ -218,7 +208,7 @@ mod tests {
         for (signal, wanted) in [("KILL", Exit::Signal(9)), ("", Exit::Code(3))] {
             let mut c = child(if signal.is_empty() { "sleep 0.3; exit 3" } else { "sleep 100 & wait" });
             let pid = c.id();
-            let start = stat(pid).unwrap().start_ticks;
+            let start = super::super::process::stat(pid).unwrap().start_ticks;
             let mut host = Host::new(SegmentId(1), pid);
             if !signal.is_empty() {
                 let kill = |s: &str| Command::new("kill").args([s, &pid.to_string()]).status().unwrap();
@@ -240,7 +230,7 @@ mod tests {
     fn two_threads_of_work_on_one_cpu_are_starved() {
         use std::sync::atomic::{AtomicBool, Ordering};
         let pid = std::process::id();
-        let start = stat(pid).unwrap().start_ticks;
+        let start = super::super::process::stat(pid).unwrap().start_ticks;
         let (mut host, over) = (Host::new(SegmentId(1), pid), AtomicBool::new(false));
         let starved = std::thread::scope(|s| {
             for _ in 0..2 {
@@ -255,9 +245,10 @@ mod tests {
             }
             std::thread::sleep(Duration::from_millis(100));
             let begun = Instant::now();
-            host.look(start, 0);
+            host.look(start, 0, &mut Groups::default());
             std::thread::sleep(Duration::from_millis(1200));
-            let fact = host.look(start, u64::try_from(begun.elapsed().as_nanos()).unwrap());
+            let fact =
+                host.look(start, u64::try_from(begun.elapsed().as_nanos()).unwrap(), &mut Groups::default());
             over.store(true, Ordering::Relaxed);
             fact.unwrap().cpu_starved
         });
@@ -271,7 +262,7 @@ mod tests {
         assert!(is_nccl("NCCL Progress 1\n") && is_nccl("NCCL UDS Service") && is_nccl("ncclProxyService"));
         assert!(!is_nccl("nccl-tests") && !is_nccl("pt_nccl_watchdg"));
         let pid = std::process::id();
-        let start = stat(pid).unwrap().start_ticks;
+        let start = super::super::process::stat(pid).unwrap().start_ticks;
         let (mut host, over) = (Host::new(SegmentId(1), pid), AtomicBool::new(false));
         let fact = std::thread::scope(|s| {
             std::thread::Builder::new()
@@ -284,9 +275,14 @@ mod tests {
                 .unwrap();
             std::thread::sleep(Duration::from_millis(100));
             let begun = Instant::now();
-            assert_eq!(host.look(start, 0).unwrap().nccl_busy, None, "there is no time to hold it against");
+            assert_eq!(
+                host.look(start, 0, &mut Groups::default()).unwrap().nccl_busy,
+                None,
+                "there is no time to hold it against"
+            );
             std::thread::sleep(Duration::from_millis(1200));
-            let fact = host.look(start, u64::try_from(begun.elapsed().as_nanos()).unwrap());
+            let fact =
+                host.look(start, u64::try_from(begun.elapsed().as_nanos()).unwrap(), &mut Groups::default());
             over.store(true, Ordering::Relaxed);
             fact.unwrap()
         });
@@ -300,9 +296,5 @@ mod tests {
         assert_eq!(exit(0x100), Some(Exit::Code(1)));
         assert_eq!(exit(0x8b), Some(Exit::Signal(11)), "a core dump is still the signal");
         assert_eq!(exit(9), Some(Exit::Signal(9)));
-        let text =
-            "some avg10=12.50 avg60=1.00 avg300=0.20 total=1\nfull avg10=3.00 avg60=0 avg300=0 total=1\n";
-        assert_eq!(pressure(text), Some(0.125));
-        assert_eq!(pressure("full avg10=1"), None);
     }
 }

@@ -4,8 +4,10 @@
 //! files belong to jobs, and this process may be root.
 
 mod attribution;
+mod cgroup;
 mod decode;
 mod discover;
+mod files;
 pub mod hardware;
 mod host;
 mod mapping;
@@ -21,13 +23,13 @@ pub use process::{now_ns, unix_ns};
 pub use reap::reap;
 pub use stacks::StackKind;
 
-use crate::model::{CommId, Liveness, SegmentId, Source, Update};
+use crate::model::{CommId, Liveness, SegmentId, Source, Spare, Update};
 use mapping::{MapError, Mapping};
 use stacks::Stacks;
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tail::Tail;
+use tail::{Shared, Tail};
 
 /// How often directories are searched, in ns.
 const SEARCH_NS: u64 = 200_000_000;
@@ -40,6 +42,9 @@ const LONGEST: Duration = Duration::from_millis(20);
 const SHORTEST: Duration = Duration::from_millis(1);
 /// How much of a ring may be new at a look.
 const FILL: f64 = 0.25;
+/// How many times as long the time between two looks may be while every process issues operations: each look finds the
+/// caches cold, which costs more than what it reads.
+const MOVING: u32 = 4;
 /// Segments followed at once; more are counted, not read.
 const SEGMENTS_MAX: usize = 4096;
 
@@ -64,6 +69,7 @@ pub struct Segments {
     job: Option<(String, u64)>,
     /// Files that are left alone, or are the same segment as one that is followed.
     passed: HashSet<PathBuf>,
+    shared: Shared,
 }
 
 impl Segments {
@@ -83,6 +89,7 @@ impl Segments {
             longest_moving: LONGEST,
             job: None,
             passed: HashSet::new(),
+            shared: Shared::default(),
         }
     }
 
@@ -100,11 +107,11 @@ impl Segments {
         self.roots = None;
     }
 
-    /// Looks at least so often, unless a busy job makes it look more often; half as often while every process issues
+    /// Looks at least so often, unless a busy job makes it look more often; a quarter as often while every process issues
     /// operations, and so nothing stands still.
     pub fn look_every(&mut self, longest: Duration) {
         self.longest = longest.max(SHORTEST);
-        self.longest_moving = self.longest * 2;
+        self.longest_moving = self.longest * MOVING;
         self.pause = self.pause.min(self.longest);
     }
 
@@ -215,8 +222,10 @@ impl Source for Segments {
         if look {
             self.looked_ns = Some(now_ns);
         }
+        let ends: Vec<_> = self.tails.values().map(Tail::end).filter(|_| look).collect();
+        let mut ended = process::ended(&ends).into_iter();
         for tail in self.tails.values_mut() {
-            tail.poll(now_ns, look, out);
+            tail.poll(now_ns, ended.next(), &mut self.shared, out);
         }
         for (segment, answer) in self.stacks.take() {
             let tail = self.tails.values_mut().find(|t| t.id() == segment);
@@ -230,6 +239,10 @@ impl Source for Segments {
         let moves = !self.tails.is_empty() && self.tails.values().filter(|t| !t.done()).all(Tail::moves);
         let longest = if moves { self.longest_moving } else { self.longest };
         self.pause = if fill > FILL { since.mul_f64(FILL / fill).clamp(SHORTEST, longest) } else { longest };
+    }
+
+    fn reuse(&mut self, records: &mut Spare) {
+        self.shared.spare.take_from(records);
     }
 
     fn inspect(&mut self, segment: SegmentId, now_ns: u64) {

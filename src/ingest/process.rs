@@ -1,10 +1,12 @@
 //! Whether the process behind a segment runs.
 
+use super::files::{ROOM, read};
 use super::mapping::Mapping;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fs;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The host's monotonic clock in ns.
@@ -31,16 +33,26 @@ pub(super) struct Stat {
     pub(super) exit_status: Option<i32>,
 }
 
+/// A process's directory in /proc. It stays that of this process when another one gets its pid.
+pub(super) fn directory(pid: u32) -> Option<OwnedFd> {
+    rustix::fs::open(format!("/proc/{pid}"), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()
+}
+
 pub(super) fn stat(pid: u32) -> Option<Stat> {
-    let path = format!("/proc/{pid}/stat");
-    let text = fs::read_to_string(&path).ok()?;
+    stat_in(directory(pid)?.as_fd())
+}
+
+/// The same by its directory in /proc.
+pub(super) fn stat_in(dir: BorrowedFd<'_>) -> Option<Stat> {
+    let mut room = ROOM;
+    let text = read(dir, "stat", &mut room)?;
     // A program's name may hold anything, parentheses and spaces too.
     let mut fields = text.get(text.rfind(')')? + 1..)?.split_whitespace();
     let state = fields.next()?.bytes().next()?;
     let start_ticks = fields.nth(18)?.parse().ok()?;
     // To others the kernel says 0.
     let own = rustix::process::geteuid().as_raw();
-    let may = own == 0 || fs::metadata(&path).is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == own);
+    let may = own == 0 || rustix::fs::fstat(dir).is_ok_and(|m| m.st_uid == own);
     let exit_status = fields.nth(29).and_then(|f| f.parse().ok()).filter(|_| may);
     Some(Stat { state, start_ticks, exit_status })
 }
@@ -49,12 +61,15 @@ fn runs(pid: u32, start_ticks: u64) -> bool {
     stat(pid).is_some_and(|s| s.start_ticks == start_ticks && !matches!(s.state, b'Z' | b'X'))
 }
 
-/// True when a process has ended, waited for or not; one question to the kernel, where its line in /proc takes twenty
-/// times as long.
-fn ended(process: &OwnedFd) -> bool {
-    let mut one = [PollFd::new(process, PollFlags::IN)];
+/// Which of these processes have ended, waited for or not. One question to the kernel for all of them, where the line in
+/// /proc of a single one takes twenty times as long.
+pub(super) fn ended(processes: &[Option<BorrowedFd<'_>>]) -> Vec<bool> {
+    let mut asked: Vec<PollFd<'_>> =
+        processes.iter().flatten().map(|p| PollFd::from_borrowed_fd(*p, PollFlags::IN)).collect();
     let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut one, Some(&now)).is_ok_and(|n| n > 0)
+    let any = !asked.is_empty() && poll(&mut asked, Some(&now)).is_ok_and(|n| n > 0);
+    let mut answers = asked.iter().map(|a| any && !a.revents().is_empty());
+    processes.iter().map(|p| p.is_some() && answers.next() == Some(true)).collect()
 }
 
 /// How it is known that a segment's process lives.
@@ -89,12 +104,20 @@ impl Life {
         }
     }
 
-    /// True while it lives.
-    pub(super) fn goes_on(&self, mapping: &Mapping) -> bool {
+    /// What the kernel tells its end by, where it does: [`ended`] asks.
+    pub(super) fn end(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Life::Process(.., end) => end.as_ref().map(AsFd::as_fd),
+            Life::Lock => None,
+        }
+    }
+
+    /// True while it lives; `ended` is what [`ended`] said of it.
+    pub(super) fn goes_on(&self, mapping: &Mapping, ended: bool) -> bool {
         match self {
             // A forked child may hold the lock for longer; the process itself is what counts.
             Life::Process(pid, start_ticks, None) => runs(*pid, *start_ticks),
-            Life::Process(.., Some(end)) => !ended(end),
+            Life::Process(.., Some(_)) => !ended,
             Life::Lock => mapping.is_locked(),
         }
     }
@@ -122,13 +145,15 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
         let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
         let end = pidfd_open(pid, PidfdFlags::empty()).unwrap();
-        assert!(!ended(&end));
+        let own = pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).unwrap();
+        let asked = [Some(own.as_fd()), None, Some(end.as_fd())];
+        assert_eq!(ended(&asked), [false; 3]);
         child.kill().unwrap();
         let begun = std::time::Instant::now();
-        while !ended(&end) {
+        while ended(&asked) != [false, false, true] {
             assert!(begun.elapsed() < std::time::Duration::from_secs(10));
         }
         child.wait().unwrap();
-        assert!(ended(&end));
+        assert_eq!(ended(&asked), [false, false, true]);
     }
 }

@@ -1,6 +1,7 @@
 //! Following one segment: what is new, what moved on, what was lost.
 
 use super::attribution;
+use super::cgroup::Groups;
 use super::decode;
 use super::host::Host;
 use super::mapping::{MapError, Mapping};
@@ -8,13 +9,15 @@ use super::process::{self, Life};
 use super::stacks::Answer;
 use super::window::{Open, Told, Window};
 use crate::model::{
-    ChannelStamp, CommId, CommRecord, HostFact, Liveness, OpRecord, SegmentId, SegmentRecord, Timing, Update,
+    ChannelStamp, CommId, CommRecord, HostFact, Liveness, OpRecord, SegmentId, SegmentRecord, Spare, Timing,
+    Update,
 };
 use ringwatch_wire::codes::{Flaw, Loss, kind};
 use ringwatch_wire::layout::{Region, head};
 use ringwatch_wire::reader::{CommSlot, Found, OpSlot, Reader};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
 /// Handle kind of an issued operation, in bits 44 to 47 of a parent's number; see the plugin's handles.
@@ -67,6 +70,14 @@ impl Cursor {
     }
 }
 
+/// What all that are followed use together.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    /// Room for records.
+    pub(super) spare: Spare,
+    pub(super) groups: Groups,
+}
+
 /// One segment being followed.
 #[derive(Debug)]
 pub(super) struct Tail {
@@ -83,7 +94,7 @@ pub(super) struct Tail {
     read_ns: u64,
     /// NCCL's version, as its code.
     nccl: Option<u32>,
-    comms: HashMap<u16, (CommSlot, CommRecord)>,
+    comms: BTreeMap<u16, (CommSlot, CommRecord)>,
     ops: Window,
     op: Cursor,
     channel: Cursor,
@@ -146,7 +157,7 @@ impl Tail {
             moved_ns: 0,
             read_ns: now_ns,
             nccl,
-            comms: HashMap::new(),
+            comms: BTreeMap::new(),
             ops: Window::default(),
             op: Cursor::default(),
             channel: Cursor::default(),
@@ -204,14 +215,28 @@ impl Tail {
         self.record.clone()
     }
 
-    /// Reads what is new. `look` says that it is time to see whether the process runs.
-    pub(super) fn poll(&mut self, now_ns: u64, look: bool, out: &mut dyn FnMut(Update)) {
+    /// What the kernel tells the end of its process by, where it lives and the kernel does.
+    pub(super) fn end(&self) -> Option<BorrowedFd<'_>> {
+        self.life.as_ref().filter(|_| self.record.liveness == Liveness::Alive).and_then(Life::end)
+    }
+
+    /// Reads what is new. Where it is time to see whether the process runs, `ended` says what the kernel told of that.
+    pub(super) fn poll(
+        &mut self,
+        now_ns: u64,
+        ended: Option<bool>,
+        shared: &mut Shared,
+        out: &mut dyn FnMut(Update),
+    ) {
+        let look = ended.is_some();
         if self.done {
             return;
         }
         // Looked at before reading: what a process wrote before its end is read after it was seen gone.
         let mut gone = self.record.liveness != Liveness::Alive;
-        if look && !gone && !self.life.as_ref().is_some_and(|l| l.goes_on(&self.mapping)) {
+        if let (Some(ended), false) = (ended, gone)
+            && !self.life.as_ref().is_some_and(|l| l.goes_on(&self.mapping, ended))
+        {
             gone = true;
             // It was seen alive at the last look: it ended in between.
             self.record.liveness = Liveness::Gone(Some(self.looked_ns));
@@ -226,7 +251,11 @@ impl Tail {
         if look && (gone || asked_for) {
             self.asked_ns = now_ns;
             let start = self.life.as_ref().and_then(Life::start_ticks);
-            let fact = self.host.as_mut().zip(start).and_then(|(h, start)| h.look(start, now_ns));
+            let fact = self
+                .host
+                .as_mut()
+                .zip(start)
+                .and_then(|(h, start)| h.look(start, now_ns, &mut shared.groups));
             if let Some(fact) = fact {
                 out(Update::Host(Box::new(fact)));
             }
@@ -263,7 +292,7 @@ impl Tail {
         if before != self.op.next + self.channel.next + self.proxy.next {
             self.moved_ns = now_ns;
         }
-        self.tell(out);
+        self.tell(&mut shared.spare, out);
         if changed {
             out(Update::Segment(self.record.clone()));
         }
@@ -273,12 +302,12 @@ impl Tail {
         }
     }
 
-    fn tell(&mut self, out: &mut dyn FnMut(Update)) {
+    fn tell(&mut self, spare: &mut Spare, out: &mut dyn FnMut(Update)) {
         let comms = &self.comms;
         self.ops.tell(|open| {
             // An operation of a communicator that nobody knows yet is told once it is known.
             let Some((_, comm)) = comms.get(&open.slot.comm) else { return Told::Later };
-            out(Update::Op(Box::new(assemble(comm, open))));
+            out(Update::Op(spare.put(assemble(comm, open))));
             if whole(open) { Told::Whole } else { Told::SoFar }
         });
         for (i, (what, missed)) in [
@@ -329,7 +358,7 @@ fn losses(reader: &Reader<'_>) -> Vec<(&'static str, u64)> {
 fn read_comms(
     reader: &Reader<'_>,
     (segment, host_clock): (SegmentId, u64),
-    known: &mut HashMap<u16, (CommSlot, CommRecord)>,
+    known: &mut BTreeMap<u16, (CommSlot, CommRecord)>,
     out: &mut dyn FnMut(Update),
 ) {
     for slot in reader.comms() {
@@ -357,12 +386,10 @@ fn assemble(comm: &CommRecord, open: &Open) -> OpRecord {
     record.stamps = open.stamps.iter().map(|(_, s)| *s).collect();
     record.net = open.net.iter().map(|(_, n)| n.clone()).collect();
     // Version 1 counted in the operation as well, and channels are overwritten before it.
-    let count = |stopped: bool| {
-        let n = open.stamps.iter().filter(|(_, s)| !stopped || s.stop_seen_ns.is_some()).count();
-        u16::try_from(n).unwrap_or(u16::MAX)
-    };
-    record.started = record.started.max(count(false));
-    record.stopped = record.stopped.max(count(true));
+    let stopped = record.stamps.iter().filter(|s| s.stop_seen_ns.is_some()).count();
+    let count = |n: usize| u16::try_from(n).unwrap_or(u16::MAX);
+    record.started = record.started.max(count(record.stamps.len()));
+    record.stopped = record.stopped.max(count(stopped));
     record
 }
 
@@ -389,15 +416,16 @@ fn whole(open: &Open) -> bool {
 }
 
 /// Holds an operation again that was let go, for what came after all: a stamp where it was not to have any, not where it
-/// has all.
-fn hold_again(reader: &Reader<'_>, ops: &mut Window, recent: &Range<u64>, ticket: u64, stamp: bool) {
+/// has all. True when it is held.
+fn hold_again(reader: &Reader<'_>, ops: &mut Window, recent: &Range<u64>, ticket: u64, stamp: bool) -> bool {
     if recent.contains(&ticket)
-        && !ops.contains(ticket)
         && let Found::Is(slot) = reader.op(ticket)
         && !(stamp && decode::timing(slot.timed) == Timing::Kernel)
     {
         ops.slot(slot);
+        return true;
     }
+    false
 }
 
 /// True when nothing in the operation's own slot can change any more.
@@ -448,8 +476,10 @@ impl Cursor {
                     // The duration is written a moment before the stop; this look may fall between.
                     let finished = stamp.stop_seen_ns.is_some()
                         && (stamp.stop_gpu_ns.is_some() || stamp.start_gpu_ns.is_none());
-                    hold_again(reader, ops, recent, slot.op, true);
-                    if ops.stamp(slot.op, ticket, stamp) {
+                    let held = ops.stamp(slot.op, ticket, stamp)
+                        || hold_again(reader, ops, recent, slot.op, true)
+                            && ops.stamp(slot.op, ticket, stamp);
+                    if held {
                         if !finished {
                             self.open.push(ticket);
                         }
@@ -475,9 +505,11 @@ impl Cursor {
                         continue;
                     }
                     let net = decode::transfer(&slot);
-                    let moves = net.stop_ns.is_none();
-                    hold_again(reader, ops, recent, slot.parent & VALUE_MASK, false);
-                    if ops.transfer(slot.parent & VALUE_MASK, ticket, net) && moves {
+                    let (moves, op) = (net.stop_ns.is_none(), slot.parent & VALUE_MASK);
+                    if !ops.contains(op) {
+                        hold_again(reader, ops, recent, op, false);
+                    }
+                    if ops.transfer(op, ticket, net) && moves {
                         self.open.push(ticket);
                     }
                 }

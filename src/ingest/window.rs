@@ -57,7 +57,7 @@ pub(super) enum Told {
 }
 
 /// Room that is kept for other operations.
-const SPARE: usize = 256;
+const SPARE: usize = 1024;
 
 impl Window {
     fn place(&self, ticket: u64) -> Option<usize> {

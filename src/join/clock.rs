@@ -34,6 +34,12 @@ impl Apex {
     fn bound(&self, gpu_ns: u64) -> i64 {
         self.offset.saturating_add(cone(self.gpu_ns, gpu_ns))
     }
+
+    /// True when its bound at a moment is no more than this offset; without a division, as this is asked for every stamp.
+    fn covers(&self, gpu_ns: u64, offset: i64) -> bool {
+        let above = u64::try_from(offset.saturating_sub(self.offset));
+        above.is_ok_and(|above| self.gpu_ns.abs_diff(gpu_ns) <= above.saturating_mul(DRIFT))
+    }
 }
 
 /// The mapping of one GPU's clock.
@@ -47,9 +53,17 @@ pub struct ClockMap {
 
 impl ClockMap {
     /// A stamp and the host's time of the callback that brought it.
+    #[inline]
     pub fn observe(&mut self, gpu_ns: u64, seen_ns: u64) {
         // Clocks that are centuries apart are no clocks.
         let Some(offset) = seen_ns.checked_signed_diff(gpu_ns) else { return };
+        // Nearly every callback comes later than the quickest one of late, and teaches nothing.
+        if !self.apexes.back().is_some_and(|last| last.covers(gpu_ns, offset)) {
+            self.learn(gpu_ns, offset);
+        }
+    }
+
+    fn learn(&mut self, gpu_ns: u64, offset: i64) {
         match self.offset(gpu_ns) {
             // A clock that jumps is no clock: a stamp from the far future would pull the mapping down for good.
             Some(known) if known <= offset || known.saturating_sub(offset) > JUMP_NS => return,

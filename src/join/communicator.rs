@@ -12,11 +12,11 @@ use super::roster::Roster;
 use super::signature::Signature;
 use super::signed::Signed;
 use super::stats::{Class, ClassKey, size_class};
-use super::timing::{self, Kernel};
+use super::timing::{self, Kernel, Limit};
 use super::usage::Busy;
 use crate::model::{
-    Algo, Beat, CommId, CommRecord, Coverage, Exchange, Func, Lane, Making, NetProgress, OpRecord, OpState,
-    OperationRef, PairBeat, Proto, Rank, Returned, SegmentId, Signatures, Track, message_bytes,
+    Algo, Beat, CommId, CommRecord, Coverage, Exchange, Func, Lane, Launch, Making, NetProgress, OpRecord,
+    OpState, OperationRef, PairBeat, Proto, Rank, Returned, SegmentId, Signatures, Track, message_bytes,
 };
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -189,7 +189,7 @@ impl Communicator {
     pub fn ranks(&self) -> Option<u32> {
         match self.sizes.last_key_value() {
             // Nearly always all say the same.
-            Some((Some(n), _)) if self.sizes.len() == 1 => Some(*n),
+            Some((ranks, _)) if self.sizes.len() == 1 => *ranks,
             Some((Some(_), _)) => self.members.values().find_map(|m| m.record.ranks),
             _ => None,
         }
@@ -574,7 +574,7 @@ impl Communicator {
         unsure: bool,
         now_ns: u64,
     ) {
-        let rank = op.rank;
+        let (rank, ranks) = (op.rank, self.ranks());
         let Some(member) = self.members.get_mut(&rank) else { return };
         if op.flags.captured || op.lane == Lane::Replay {
             member.graphs_from = member.graphs_from.min(op.ticket);
@@ -635,13 +635,13 @@ impl Communicator {
                 n.received = n.received.max(next);
             }
         }
-        let ranks = self.ranks();
-        let Some(member) = self.members.get_mut(&rank) else { return };
         let Some(instance) = self.instances.entry(key, |held| held >= HELD) else { return };
         if instance.counted {
             return;
         }
-        self.touched.push(key);
+        if instance.touch() {
+            self.touched.push(key);
+        }
         let before = instance.parts.get(&rank);
         let (was_done, was_kernel) = before.map_or((false, None), |p| (p.finished, p.kernel));
         let (fresh, was_timed) = (before.is_none(), before.is_some_and(|p| p.duration_ns().is_some()));
@@ -654,27 +654,17 @@ impl Communicator {
             said.map_or_else(|| all_stopped(&op), |s| s.ended_seen_ns.is_some() || op.event_ns.is_some());
         let kernel = was_kernel.or_else(|| match said {
             Some(said) => said.kernel(),
-            None if told => timing::kernel(&op, clock, |c| member.last_start(c)),
+            None if told => stamped(&op, clock, member),
             None => None,
         });
-        if kernel.is_some() && was_kernel.is_none() {
-            if let Some(k) = &kernel {
-                busy.add(k);
-                if self.metered {
-                    let span = self.timed.entry(key).or_insert((k.start_ns, k.end_ns()));
-                    *span = (span.0.min(k.start_ns), span.1.max(k.end_ns()));
-                }
+        if let (Some(k), None) = (&kernel, was_kernel) {
+            busy.add(k);
+            if self.metered {
+                let span = self.timed.entry(key).or_insert((k.start_ns, k.end_ns()));
+                *span = (span.0.min(k.start_ns), span.1.max(k.end_ns()));
             }
-            if let (Some(k), Some(limit), None) = (kernel, timing::not_before(&op), said) {
+            if let (Some(limit), None) = (timing::not_before(&op), said) {
                 clock.learn_distance(k.start_ns.saturating_sub(limit));
-            }
-            for s in &op.stamps {
-                let earlier = member.last_start(s.channel);
-                if timing::not_before(&op).is_some_and(|l| timing::believed(s, l, clock, earlier))
-                    && let Some(start) = s.start_gpu_ns
-                {
-                    member.started(s.channel, start);
-                }
             }
         }
         // After CUDA graphs, stamps that cannot be true are another operation's, and so is the news that it stopped.
@@ -695,7 +685,11 @@ impl Communicator {
         };
         // A record that comes late may be of an operation that is known to be done already.
         let stopped = said.map_or(stopped, |s| s.finished);
-        let finished = was_done || stopped || order < member.done_below(track);
+        let done_below = member.done_below(track);
+        let finished = was_done || stopped || order < done_below;
+        if finished && order == done_below {
+            member.set_done_below(track, order.saturating_add(1));
+        }
         if finished && !was_done && op.lane.is_collective() {
             member.has_finished();
         }
@@ -725,12 +719,15 @@ impl Communicator {
             self.split.insert(key);
         }
         instance.way = instance.way.or(way);
+        let launch = op.launch();
         instance.parts.insert(rank, Part { op, kernel, started_ns, finished, ended_seen_ns, moved_ns });
-        if started_ns.is_some() || stopped {
-            self.imply_done(track, order, rank);
+        let open = self.mismatch.is_none_or(|first| key < first);
+        if open && !unsure && !instance.agrees(track, rank, signature) {
+            self.mismatch = Some(key);
+            self.mismatch_seen_ns = now_ns;
         }
-        if !unsure {
-            self.compare(key, rank, signature, now_ns);
+        if started_ns.is_some() || stopped {
+            self.imply_done(track, order, rank, launch);
         }
     }
 
@@ -765,7 +762,9 @@ impl Communicator {
                 let part = instance.parts.get_mut(&beat.rank).filter(|p| !p.finished);
                 if let Some(part) = part {
                     part.finished = true;
-                    self.touched.push((track, *order));
+                    if instance.touch() {
+                        self.touched.push((track, *order));
+                    }
                 }
             }
         }
@@ -792,17 +791,12 @@ impl Communicator {
 
     /// A kernel that started proves that the rank's earlier operations of the track are done; those of
     /// the same launch start together and prove nothing.
-    fn imply_done(&mut self, track: Track, order: u64, rank: Rank) {
+    fn imply_done(&mut self, track: Track, order: u64, rank: Rank, proof: Launch) {
         let Some(member) = self.members.get_mut(&rank) else { return };
         let from = member.done_below(track);
         if order <= from {
             return;
         }
-        let Some(proof) =
-            self.instances.get(&(track, order)).and_then(|i| i.parts.get(&rank)).map(|p| p.op.launch())
-        else {
-            return;
-        };
         let mut below = from;
         let mut unbroken = true;
         for ((_, o), instance) in self.instances.range_mut((track, from)..(track, order)) {
@@ -813,9 +807,11 @@ impl Communicator {
             }
             if !part.finished {
                 part.finished = true;
-                self.touched.push((track, *o));
                 if part.op.lane.is_collective() {
                     member.has_finished();
+                }
+                if instance.touch() {
+                    self.touched.push((track, *o));
                 }
             }
             if unbroken {
@@ -823,28 +819,6 @@ impl Communicator {
             }
         }
         member.set_done_below(track, below.max(from));
-    }
-
-    /// Compares what a rank says an operation is with what the first one said.
-    fn compare(&mut self, key: (Track, u64), rank: Rank, signature: Signature, now_ns: u64) {
-        if self.mismatch.is_some_and(|m| m <= key) {
-            return;
-        }
-        let Some(instance) = self.instances.get_mut(&key) else { return };
-        match &mut instance.said {
-            Some((first, said)) if *first == rank => *said = signature,
-            Some((_, said)) => {
-                let agrees = match key.0 {
-                    Track::Pair(..) => said.transfers_as(&signature),
-                    _ => said.agrees(&signature),
-                };
-                if !agrees {
-                    self.mismatch = Some(key);
-                    self.mismatch_seen_ns = now_ns;
-                }
-            }
-            None => instance.said = Some((rank, signature)),
-        }
     }
 }
 
@@ -890,6 +864,22 @@ impl Counted {
         let begun = record.making == Some(Making::Begun) && !freed;
         Counted { size: record.ranks, begun, freed }
     }
+}
+
+/// The kernel's time by its stamps; its believed starts become the latest ones of their channels.
+fn stamped(op: &OpRecord, clock: &ClockMap, member: &mut Member) -> Option<Kernel> {
+    let mut limit = Limit::of(op, clock)?;
+    let kernel = timing::kernel(op, &mut limit, |c| member.last_start(c))?;
+    let all = kernel.believed == kernel.stamped;
+    for s in &op.stamps {
+        let earlier = member.last_start(s.channel);
+        if let Some(start) = s.start_gpu_ns
+            && if all { earlier.is_none_or(|e| start >= e) } else { limit.believes(s, earlier) }
+        {
+            member.started(s.channel, start);
+        }
+    }
+    Some(kernel)
 }
 
 /// True when every channel has stopped, as far as the ABI can tell.

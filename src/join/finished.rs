@@ -4,7 +4,8 @@ use super::attribution::Carried;
 use super::hosts::Ends;
 use super::instance::{Late, Part};
 use crate::model::{
-    Algo, CommId, DataType, Func, NetProgress, OpRecord, Proto, Rank, RedOp, SegmentId, Timing, Told, Track,
+    Algo, CommId, DataType, Func, NetProgress, OpRecord, Proto, Rank, RedOp, SegmentId, Spare, Timing, Told,
+    Track,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -151,9 +152,16 @@ pub(super) struct Outbox {
     carried: Vec<(SegmentId, Arc<str>, Carried)>,
     crossed: Vec<(SegmentId, Carried)>,
     ends: Vec<Ends>,
+    /// Records of what was forgotten.
+    spare: Spare,
 }
 
 impl Outbox {
+    /// Where records go that are not needed any more.
+    pub(super) fn spare(&mut self) -> &mut Spare {
+        &mut self.spare
+    }
+
     /// Says whether somebody reads the wires, and the network.
     pub(super) fn meter(&mut self, metered: bool, networked: bool) {
         (self.metered, self.networked) = (metered, networked);
@@ -282,6 +290,25 @@ mod tests {
         j.tick(2 * S);
         assert_eq!(j.take_finished(), []);
         assert_eq!(j.finished_dropped(), 0);
+    }
+
+    #[test]
+    fn the_room_of_what_is_forgotten_is_there_to_be_used_again() {
+        let mut j = Join::new();
+        j.feed(process(0));
+        j.feed(member(0, 1, 0));
+        let mut first = None;
+        for order in 0..400 {
+            let at = S + order * 1_000_000;
+            let op = Box::new(all_reduce(0, order, at, Some((at + 5_000, Some(at + 50_000)))));
+            first = first.or(Some(std::ptr::from_ref(&*op)));
+            j.feed(Update::Op(op));
+        }
+        j.tick(2 * S);
+        let new = all_reduce(0, 400, 2 * S, None);
+        let rooms: Vec<_> = (0..400).map(|_| j.spare().put(new.clone())).collect();
+        assert!(rooms.iter().any(|r| Some(std::ptr::from_ref(&**r)) == first), "the oldest was forgotten");
+        assert!(rooms.iter().all(|r| **r == new), "nothing is left of what it said");
     }
 
     /// A transfer whose stamps cannot be true, from rank 0 to rank 1; then a replay of a graph.

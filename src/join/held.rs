@@ -110,6 +110,16 @@ impl Held {
         self.tracks.values().rev().find_map(|q| q.iter().rev().find(|p| p.open)).map(|p| p.key)
     }
 
+    /// Begins to look at one of which something was heard; false where it was counted already.
+    pub(super) fn look_at(&mut self, key: &Key) -> bool {
+        let queue = self.tracks.get_mut(&key.0);
+        let place = queue.and_then(|q| find(q, key.1).ok().and_then(|at| q.get_mut(at)));
+        place.is_some_and(|p| {
+            p.instance.touched = false;
+            p.open
+        })
+    }
+
     pub(super) fn is_open(&self, key: &Key) -> bool {
         let queue = self.tracks.get(&key.0);
         queue.and_then(|q| q.get(find(q, key.1).ok()?)).is_some_and(|p| p.open)
@@ -135,14 +145,14 @@ impl Held {
         self.open
     }
 
-    /// Forgets the first so many that were counted, by track and order, but for one; tells which. Their room is used
-    /// again, or is given back.
+    /// Forgets the first so many that were counted, by track and order, but for one; hands each to `gone`. Their room is
+    /// used again, or is given back.
     pub(super) fn forget(
         &mut self,
         n: usize,
         but: Option<Key>,
         again: bool,
-        mut gone: impl FnMut(&Key, &Instance),
+        mut gone: impl FnMut(&Key, &mut Instance),
     ) {
         let mut left = n;
         let spare = &mut self.spare;
@@ -151,13 +161,12 @@ impl Held {
         }
         let len = &mut self.len;
         self.tracks.retain(|_, queue| {
-            let mut drop = |p: Place| {
-                gone(&p.key, &p.instance);
+            let mut drop = |mut p: Place| {
+                gone(&p.key, &mut p.instance);
                 *len -= 1;
                 if again && spare.len() < SPARE {
-                    let mut instance = p.instance;
-                    instance.clear();
-                    spare.push(instance);
+                    p.instance.clear();
+                    spare.push(p.instance);
                 }
             };
             let may_go = |p: &Place| !p.open && Some(p.key) != but;

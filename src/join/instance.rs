@@ -2,7 +2,7 @@
 
 use super::signature::Signature;
 use super::timing::Kernel;
-use crate::model::{Algo, Func, OpRecord, Proto, Rank, Told, bus_factor, message_bytes};
+use crate::model::{Algo, Func, OpRecord, Proto, Rank, Told, Track, bus_factor, message_bytes};
 
 /// One rank's part.
 #[derive(Debug, Clone, PartialEq)]
@@ -126,9 +126,10 @@ impl Parts {
         self.parts.is_empty()
     }
 
-    fn clear(&mut self) {
+    /// Takes all out, in no order, and keeps the room for others.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = Part> {
         self.order.clear();
-        self.parts.clear();
+        self.parts.drain(..)
     }
 }
 
@@ -178,6 +179,8 @@ pub struct Instance {
     pub weighed: bool,
     /// True once its late rank was told.
     pub late_told: bool,
+    /// True while it waits to be looked at, because something new was heard of it.
+    pub(super) touched: bool,
     /// How the first rank that says so runs it.
     pub(super) way: Option<(Algo, Proto)>,
     /// What the first rank that was seen says it is, and which that was: all others are compared with it.
@@ -188,8 +191,27 @@ impl Instance {
     /// Makes it a new one, and keeps the room for its parts.
     pub(super) fn clear(&mut self) {
         let mut parts = std::mem::take(&mut self.parts);
-        parts.clear();
+        drop(parts.drain());
         *self = Instance { parts, ..Instance::default() };
+    }
+
+    /// Something new was heard of it; true where it did not wait to be looked at already.
+    pub(super) fn touch(&mut self) -> bool {
+        !std::mem::replace(&mut self.touched, true)
+    }
+
+    /// Compares what a rank says it is with what the first one said.
+    pub(super) fn agrees(&mut self, track: Track, rank: Rank, signature: Signature) -> bool {
+        match &mut self.said {
+            Some((first, said)) if *first != rank => match track {
+                Track::Pair(..) => said.transfers_as(&signature),
+                _ => said.agrees(&signature),
+            },
+            said => {
+                *said = Some((rank, signature));
+                true
+            }
+        }
     }
 
     /// The part that was issued first: it names the operation.
@@ -223,15 +245,9 @@ impl Instance {
         self.parts.values().map(Part::duration_ns).min()?
     }
 
-    /// Each rank's waiting in ns: its kernel's time beyond the transfer time.
-    pub fn waiting_ns(&self, ranks: usize) -> Option<Vec<(Rank, u64)>> {
-        let transfer = self.transfer_ns(ranks)?;
-        Some(
-            self.parts
-                .iter()
-                .filter_map(|(r, p)| p.duration_ns().map(|d| (*r, d.saturating_sub(transfer))))
-                .collect(),
-        )
+    /// Each rank's waiting in ns, as far as it was timed: its kernel's time beyond the transfer time.
+    pub fn waiting_ns(&self, transfer_ns: u64) -> impl Iterator<Item = (Rank, u64)> {
+        self.parts.iter().filter_map(move |(r, p)| Some((*r, p.duration_ns()?.saturating_sub(transfer_ns))))
     }
 
     /// The late rank, by the GPUs' times: the one with the least waiting, late by the longest waiting of the
@@ -239,14 +255,13 @@ impl Instance {
     /// stamps that contradict each other name nobody. In a rooted operation a rank may be through without having
     /// waited for anybody, and there the starts alone count.
     pub fn late_on_gpu(&self, ranks: usize, one_clock: bool) -> Option<Late> {
-        let waiting = self.waiting_ns(ranks)?;
+        let transfer = self.transfer_ns(ranks)?;
         // CUDA events say how long, not when: then the hosts' times of issue have to do for all ranks.
         let by_events = self.parts.values().any(|p| p.kernel.is_none());
         let start = |p: &Part| if by_events { p.op.issued_ns } else { p.kernel.map(|k| k.start_ns) };
-        let starts: Vec<(Rank, u64)> =
-            self.parts.iter().filter_map(|(r, p)| start(p).map(|s| (*r, s))).collect();
-        let (last, last_start) = starts.iter().copied().max_by_key(|(_, t)| *t)?;
-        let first_start = starts.iter().map(|(_, t)| *t).min()?;
+        let starts = || self.parts.iter().filter_map(|(r, p)| Some((*r, start(p)?)));
+        let (last, last_start) = starts().max_by_key(|(_, t)| *t)?;
+        let first_start = starts().map(|(_, t)| t).min()?;
         if self.first()?.op.func.is_rooted() {
             if by_events {
                 return None;
@@ -254,9 +269,9 @@ impl Instance {
             let by_ns = last_start - first_start;
             return one_clock.then_some(Late { rank: last, by_ns, measure: Measure::Gpu });
         }
-        let (rank, least) = waiting.iter().copied().min_by_key(|(_, w)| *w)?;
-        let by_ns = waiting.iter().map(|(_, w)| *w).max()? - least;
-        let start = starts.iter().find(|(r, _)| *r == rank).map(|(_, t)| *t)?;
+        let (rank, least) = self.waiting_ns(transfer).min_by_key(|(_, w)| *w)?;
+        let by_ns = self.waiting_ns(transfer).map(|(_, w)| w).max()? - least;
+        let start = start(self.parts.get(&rank)?)?;
         let slack = CLOCK_SLACK_NS.max(by_ns / 10);
         let agrees = !one_clock || last_start - start <= slack;
         agrees.then_some(Late { rank, by_ns, measure: Measure::Gpu })
@@ -338,7 +353,8 @@ mod tests {
         // Transfer 100: rank 2 arrives 900 after rank 0 and 600 after rank 1.
         let i = instance(&[(0, 0, Some((10, 1000))), (1, 0, Some((310, 700))), (2, 0, Some((910, 100)))]);
         assert_eq!(i.transfer_ns(3), Some(100));
-        assert_eq!(i.waiting_ns(3), Some(vec![(Rank(0), 900), (Rank(1), 600), (Rank(2), 0)]));
+        let waiting: Vec<_> = i.waiting_ns(100).collect();
+        assert_eq!(waiting, [(Rank(0), 900), (Rank(1), 600), (Rank(2), 0)]);
         assert_eq!(i.late_on_gpu(3, true), Some(Late { rank: Rank(2), by_ns: 900, measure: Measure::Gpu }));
     }
 

@@ -50,14 +50,14 @@ pub use snapshot::View;
 pub use standing::{Rhythm, Standing, Waited};
 pub use stats::{Class, ClassKey, Load, Rates, Sample, Seen, Transfer, size_class};
 pub use strain::{Strain, Strains};
-pub use timing::{Kernel, believed, kernel, not_before, started};
+pub use timing::{Kernel, Limit, kernel, not_before, started};
 pub use trend::{Block, Change, Trend, median, spread};
 pub use usage::{Busy, Exchanged};
 pub use waits::{Front, Lack, Origin, Stage, Stall, Waits};
 pub use wire::{Shape, Wire, crossing, expected, transfer};
 
 use crate::model::{
-    CommId, Func, Holder, HostFact, Lane, Liveness, OpRecord, SegmentId, SegmentRecord, Sketch, Update,
+    CommId, Func, Holder, HostFact, Lane, Liveness, OpRecord, SegmentId, SegmentRecord, Sketch, Spare, Update,
 };
 use agenda::Agenda;
 use finished::Outbox;
@@ -193,7 +193,8 @@ impl Join {
                     ended_seen_ns: told.ended_seen_ns,
                     finished: told.finished,
                 };
-                self.operation(Box::new(told.op), Some(said));
+                let op = self.outbox.spare().put(told.op);
+                self.operation(op, Some(said));
             }
             Update::Beat(beat) => {
                 if let Some(c) = self.touched(beat.comm) {
@@ -595,6 +596,11 @@ impl Join {
     /// The operations that are over since the last call, in no order; empty unless they are to be kept.
     pub fn take_finished(&mut self) -> Vec<Finished> {
         self.outbox.take()
+    }
+
+    /// Records that it needs no more, for whoever makes new ones.
+    pub fn spare(&mut self) -> &mut Spare {
+        self.outbox.spare()
     }
 
     /// From now on tells some of them whole; `None`: none.

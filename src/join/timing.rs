@@ -42,36 +42,60 @@ pub fn not_before(op: &OpRecord) -> Option<u64> {
     }
 }
 
-/// True when one channel's stamps can be believed. `earlier` is the start of the channel's latest believed
-/// kernel, on the GPU's clock.
-pub fn believed(stamp: &ChannelStamp, not_before: u64, clock: &ClockMap, earlier: Option<u64>) -> bool {
-    let (Some(start), Some(stop)) = (stamp.start_gpu_ns, stamp.stop_gpu_ns) else { return false };
-    // It cannot have taken longer than from its call to the callback that told its end.
-    let most = stamp.stop_seen_ns.map(|seen| seen.saturating_sub(not_before).saturating_add(LAUNCH_SLACK_NS));
-    stop >= start
-        && most.is_none_or(|most| stop - start <= most)
-        && earlier.is_none_or(|e| start >= e)
-        && clock.to_host(start).is_some_and(|host| host >= not_before)
+/// What the stamps of one operation are held against.
+#[derive(Debug)]
+pub struct Limit<'a> {
+    not_before: u64,
+    clock: &'a ClockMap,
+    /// The earliest start that is believed, on the GPU's clock and the host's. Later ones come after the call as well,
+    /// whatever the clock's mapping.
+    first: Option<(u64, u64)>,
+}
+
+impl<'a> Limit<'a> {
+    /// Of an operation; `None` when nothing says when it was called.
+    pub fn of(op: &OpRecord, clock: &'a ClockMap) -> Option<Self> {
+        Some(Limit { not_before: not_before(op)?, clock, first: None })
+    }
+
+    /// True when one channel's stamps can be believed. `earlier` is the start of the channel's latest believed
+    /// kernel, on the GPU's clock.
+    pub fn believes(&mut self, stamp: &ChannelStamp, earlier: Option<u64>) -> bool {
+        let (Some(start), Some(stop)) = (stamp.start_gpu_ns, stamp.stop_gpu_ns) else { return false };
+        // It cannot have taken longer than from its call to the callback that told its end.
+        let most =
+            stamp.stop_seen_ns.map(|at| at.saturating_sub(self.not_before).saturating_add(LAUNCH_SLACK_NS));
+        stop >= start
+            && most.is_none_or(|most| stop - start <= most)
+            && earlier.is_none_or(|e| start >= e)
+            && self.comes_after(start)
+    }
+
+    fn comes_after(&mut self, start: u64) -> bool {
+        if self.first.is_some_and(|(first, _)| start >= first) {
+            return true;
+        }
+        let host = self.clock.to_host(start).filter(|host| *host >= self.not_before);
+        if let Some(host) = host {
+            self.first = Some((start, host));
+        }
+        host.is_some()
+    }
 }
 
 /// The kernel's time from its channels' believed stamps; `None` when there is none. Channels still running
 /// leave it open.
-pub fn kernel(op: &OpRecord, clock: &ClockMap, earlier: impl Fn(u8) -> Option<u64>) -> Option<Kernel> {
-    let limit = not_before(op)?;
-    let (mut start, mut stop, mut good) = (u64::MAX, 0, 0u16);
-    for s in op.stamps.iter().filter(|s| believed(s, limit, clock, earlier(s.channel))) {
-        let (Some(from), Some(to)) = (s.start_gpu_ns, s.stop_gpu_ns) else { continue };
-        (start, stop, good) = (start.min(from), stop.max(to), good.saturating_add(1));
+pub fn kernel(op: &OpRecord, limit: &mut Limit<'_>, earlier: impl Fn(u8) -> Option<u64>) -> Option<Kernel> {
+    let (mut last_stop, mut believed) = (0, 0u16);
+    for s in &op.stamps {
+        if limit.believes(s, earlier(s.channel)) {
+            last_stop = last_stop.max(s.stop_gpu_ns?);
+            believed = believed.saturating_add(1);
+        }
     }
-    if good == 0 {
-        return None;
-    }
-    Some(Kernel {
-        start_ns: clock.to_host(start)?,
-        duration_ns: stop - start,
-        believed: good,
-        stamped: u16::try_from(op.stamps.len()).unwrap_or(u16::MAX),
-    })
+    let (first_start, start_ns) = limit.first?;
+    let stamped = u16::try_from(op.stamps.len()).unwrap_or(u16::MAX);
+    Some(Kernel { start_ns, duration_ns: last_stop - first_start, believed, stamped })
 }
 
 /// When the kernel started, host clock ns, from believable starts alone: for kernels that have not stopped.
@@ -100,6 +124,11 @@ mod tests {
         c
     }
 
+    fn kernel_of(o: &OpRecord, earlier: impl Fn(u8) -> Option<u64>) -> Option<Kernel> {
+        let clock = clock();
+        kernel(o, &mut Limit::of(o, &clock)?, earlier)
+    }
+
     /// A stamp at host times, seen 50 us after it stops.
     fn at(channel: u8, start: u64, stop: u64) -> ChannelStamp {
         stamp(channel, start + 1_000_000, Some(stop + 1_000_000), start + 50_000)
@@ -110,7 +139,7 @@ mod tests {
         let mut o = op(Lane::Collective, 0);
         o.called_ns = Some(100_000);
         o.stamps = vec![at(0, 120_000, 180_000), at(1, 110_000, 170_000)];
-        let k = kernel(&o, &clock(), |_| None).expect("believed");
+        let k = kernel_of(&o, |_| None).expect("believed");
         assert_eq!(k.duration_ns, 70_000);
         assert_eq!((k.believed, k.stamped), (2, 2));
         // 110 us after the apex at 0: 100 ppm of 110 us is 11 ns.
@@ -122,10 +151,10 @@ mod tests {
         let mut o = op(Lane::Collective, 0);
         o.called_ns = Some(100_000);
         o.stamps = vec![at(0, 60_000, 180_000), at(1, 110_000, 170_000)];
-        let k = kernel(&o, &clock(), |_| None).expect("one channel is right");
+        let k = kernel_of(&o, |_| None).expect("one channel is right");
         assert_eq!((k.duration_ns, k.believed, k.stamped), (60_000, 1, 2));
         o.stamps.truncate(1);
-        assert_eq!(kernel(&o, &clock(), |_| None), None);
+        assert_eq!(kernel_of(&o, |_| None), None);
     }
 
     #[test]
@@ -133,13 +162,13 @@ mod tests {
         let mut o = op(Lane::Collective, 0);
         o.called_ns = Some(100_000);
         o.stamps = vec![at(0, 120_000, 119_000)];
-        assert_eq!(kernel(&o, &clock(), |_| None), None);
+        assert_eq!(kernel_of(&o, |_| None), None);
         o.stamps = vec![at(0, 120_000, 120_000_000_000_000)];
         o.stamps[0].stop_seen_ns = Some(200_000);
-        assert_eq!(kernel(&o, &clock(), |_| None), None, "a day that was seen to end within a moment");
+        assert_eq!(kernel_of(&o, |_| None), None, "a day that was seen to end within a moment");
         o.stamps = vec![at(0, 120_000, 130_000)];
-        assert_eq!(kernel(&o, &clock(), |_| Some(1_120_001)), None);
-        assert!(kernel(&o, &clock(), |_| Some(1_120_000)).is_some(), "fused kernels start together");
+        assert_eq!(kernel_of(&o, |_| Some(1_120_001)), None);
+        assert!(kernel_of(&o, |_| Some(1_120_000)).is_some(), "fused kernels start together");
     }
 
     #[test]
@@ -148,6 +177,6 @@ mod tests {
         o.issued_ns = Some(200_000);
         o.called_ns = Some(100_000);
         o.stamps = vec![at(0, 150_000, 260_000)];
-        assert_eq!(kernel(&o, &clock(), |_| None), None);
+        assert_eq!(kernel_of(&o, |_| None), None);
     }
 }

@@ -11,6 +11,7 @@ mod ids;
 mod nic;
 mod op;
 mod snapshot;
+mod spare;
 mod update;
 
 pub use finding::{
@@ -33,6 +34,7 @@ pub use snapshot::{
     ClassRow, CommRow, Coverage, FlightRow, JobRow, JobSums, LossRow, OpState, RankCell, RankRow, SegmentRow,
     Snapshot,
 };
+pub use spare::Spare;
 pub use update::{
     Beat, CommRecord, Exchange, Job, Liveness, Making, PairBeat, SegmentRecord, Signatures, Sketch, Source,
     Told, Update,

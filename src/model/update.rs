@@ -1,6 +1,6 @@
 //! What a source says: the one stream that live segments, black boxes and (later) recordings share.
 
-use super::{Algo, CommId, Func, HostFact, OpRecord, Proto, Rank, Reading, SegmentId};
+use super::{Algo, CommId, Func, HostFact, OpRecord, Proto, Rank, Reading, SegmentId, Spare};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -253,6 +253,10 @@ pub trait Source {
     /// The same, one after the other: what is taken at once needs no room.
     fn poll_each(&mut self, now_ns: u64, take: &mut dyn FnMut(Update)) {
         self.poll(now_ns).into_iter().for_each(take);
+    }
+    /// Takes records that nobody needs any more, for the room that new ones need.
+    fn reuse(&mut self, records: &mut Spare) {
+        let _ = records;
     }
     /// Begins to find out where in its code a process is; the answer comes as an [`Update::Host`], if one can be had.
     fn inspect(&mut self, segment: SegmentId, now_ns: u64) {

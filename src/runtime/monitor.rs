@@ -63,6 +63,7 @@ impl<S: Source> Monitor<S> {
     /// Takes in what is new and asks the rules. Returns the findings that are new.
     pub fn step(&mut self, now_ns: u64) -> Vec<Finding> {
         let Monitor { source, join, asked, stacks, .. } = self;
+        source.reuse(join.spare());
         source.poll_each(now_ns, &mut |update| {
             if let Update::Host(fact) = &update {
                 stacks.extend(answer(fact, join, asked));

@@ -1,7 +1,7 @@
 //! All that is known on one node, as one source: its segments, and what its samplers read.
 
 use crate::ingest::Segments;
-use crate::model::{Reading, SegmentId, Source, Update};
+use crate::model::{Reading, SegmentId, Source, Spare, Update};
 use std::sync::mpsc::Receiver;
 
 /// Segments, and readings that come from a thread of their own.
@@ -39,6 +39,10 @@ impl Source for Node {
             kept.extend(readings.iter().cloned());
         }
         readings.into_iter().map(|r| Update::Hardware(Box::new(r))).for_each(take);
+    }
+
+    fn reuse(&mut self, records: &mut Spare) {
+        self.segments.reuse(records);
     }
 
     fn inspect(&mut self, segment: SegmentId, now_ns: u64) {

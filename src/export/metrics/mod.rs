@@ -69,13 +69,10 @@ impl Metrics {
 
     /// Takes operations that are over.
     pub fn finished(&mut self, join: &Join, finished: &[Finished]) {
-        for f in finished {
-            self.operations.add(&mut self.scopes, join, f, self.traced);
-            if let Some(inspector) = &mut self.inspector {
-                inspector.add(join, f);
-            }
+        self.operations.add(&mut self.scopes, join, finished, self.traced);
+        if let Some(inspector) = &mut self.inspector {
+            finished.iter().for_each(|f| inspector.add(join, f));
         }
-        self.operations.added(&mut self.scopes, join);
     }
 
     /// Takes findings; those that were counted and are still open count once.

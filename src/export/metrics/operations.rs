@@ -7,7 +7,7 @@ use super::store::Store;
 use crate::export::catalogue as c;
 use crate::export::trace_id::{self, Piece};
 use crate::join::{Finished, Join};
-use crate::model::{Algo, Func, Proto, Rank, SegmentId, Timing, bus_factor};
+use crate::model::{Algo, CommId, Func, Proto, Rank, SegmentId, Timing, bus_factor};
 
 /// A rank that comes later than the first by less than this, in ns, is not called late.
 const LATE_NS: u64 = 1_000_000;
@@ -56,8 +56,27 @@ pub(super) struct Operations {
     ranks: Store<(ScopeId, Rank), OfRank>,
     network: Store<ScopeId, OfNetwork>,
     untimed: Store<(ScopeId, &'static str), u64>,
+    /// The ranks of the communicator whose operations are being added.
+    row: Vec<RankInRow>,
     /// Untimed parts of the operations that are being added.
-    batch: Vec<((SegmentId, &'static str), u64)>,
+    untimed_parts: Vec<((SegmentId, &'static str), u64)>,
+}
+
+/// What a rank did in some operations of a communicator.
+#[derive(Debug)]
+struct RankInRow {
+    comm: CommId,
+    segment: SegmentId,
+    rank: Rank,
+    /// In how many of them.
+    times: u64,
+    sums: OfRank,
+}
+
+/// What the operations of a communicator that share a series have in common.
+fn kind(f: &Finished) -> (Option<SegmentId>, Func, Option<Algo>, Option<Proto>, Option<u8>) {
+    let process = f.parts.first().map(|p| p.segment);
+    (process, f.func, f.operation.algo, f.operation.proto, f.size_class)
 }
 
 impl Operations {
@@ -67,47 +86,64 @@ impl Operations {
             ranks: Store::new(budget),
             network: Store::new(budget),
             untimed: Store::new(budget),
-            batch: Vec::new(),
+            row: Vec::new(),
+            untimed_parts: Vec::new(),
         }
     }
 
-    pub(super) fn add(&mut self, scopes: &mut Scopes, join: &Join, f: &Finished, traced: f64) {
-        let scope = scopes.of(join, f.comm, f.parts.first().map(|p| p.segment));
-        let sums = self.classes.at(Class {
-            scope,
-            func: f.func,
-            algo: f.operation.algo,
-            proto: f.operation.proto,
-            size_class: f.size_class,
-        });
-        sums.count += 1;
-        if let Some(bytes) = f.operation.bytes {
-            let sum = sums.bytes.get_or_insert(0);
-            *sum = sum.saturating_add(bytes);
-        }
-        if let Some(transfer_ns) = f.transfer_ns {
-            sums.transfer.observe(seconds(transfer_ns), exemplar(join, f, transfer_ns, traced));
-            if let Some(bytes) = f.operation.bytes {
-                let sum = sums.timed_bytes.get_or_insert(0);
-                *sum = sum.saturating_add(bytes);
-                sums.timed_ns = sums.timed_ns.saturating_add(transfer_ns);
-                let ranks = if f.func == Func::SendRecv { Some(2) } else { f.ranks };
-                if let Some(ranks) = ranks {
-                    *sums.bus_bytes.get_or_insert(0.0) += bytes as f64 * bus_factor(f.func, ranks);
-                }
+    /// Takes operations that are over. Those of a communicator come in a row, and are of few classes and ranks: what they
+    /// belong to is looked up once for a row of them.
+    pub(super) fn add(&mut self, scopes: &mut Scopes, join: &Join, finished: &[Finished], traced: f64) {
+        for of_comm in finished.chunk_by(|a, b| a.comm == b.comm) {
+            for alike in of_comm.chunk_by(|a, b| kind(a) == kind(b)) {
+                self.add_alike(scopes, join, alike, traced);
+            }
+            for f in of_comm {
+                self.add_parts(scopes, join, f);
+            }
+            for r in self.row.drain(..) {
+                let of = scopes.of(join, r.comm, Some(r.segment));
+                self.ranks.at_times((of, r.rank), r.times).add(&r.sums);
             }
         }
+        for ((segment, reason), n) in self.untimed_parts.drain(..) {
+            let of = scopes.of_process(join, segment);
+            *self.untimed.at_times((of, reason), n) += n;
+        }
+    }
+
+    /// Takes operations of one class.
+    fn add_alike(&mut self, scopes: &mut Scopes, join: &Join, alike: &[Finished], traced: f64) {
+        let Some(first) = alike.first() else { return };
+        let scope = scopes.of(join, first.comm, first.parts.first().map(|p| p.segment));
+        let (func, algo, proto) = (first.func, first.operation.algo, first.operation.proto);
+        let class = Class { scope, func, algo, proto, size_class: first.size_class };
+        let sums = self.classes.at_times(class, alike.len() as u64);
+        for f in alike {
+            sums.add(f, |transfer_ns| exemplar(join, f, transfer_ns, traced));
+        }
+    }
+
+    /// Takes what single ranks did in an operation.
+    fn add_parts(&mut self, scopes: &mut Scopes, join: &Join, f: &Finished) {
         for part in &f.parts {
             let late = f.late.filter(|l| l.rank == part.rank && l.by_ns >= LATE_NS);
             if part.waiting_ns.is_some() || late.is_some() {
-                let of = scopes.of(join, f.comm, Some(part.segment));
-                let rank = self.ranks.at((of, part.rank));
-                if let Some(waiting) = part.waiting_ns {
-                    *rank.waiting_ns.get_or_insert(0) += waiting;
-                }
-                if let Some(late) = late {
-                    rank.late += 1;
-                    rank.late_ns += late.by_ns;
+                let sums = OfRank {
+                    waiting_ns: part.waiting_ns,
+                    late: u64::from(late.is_some()),
+                    late_ns: late.map_or(0, |l| l.by_ns),
+                };
+                let place = |r: &RankInRow| (r.rank, r.segment).cmp(&(part.rank, part.segment));
+                match self.row.binary_search_by(place) {
+                    Ok(at) => {
+                        self.row[at].times += 1;
+                        self.row[at].sums.add(&sums);
+                    }
+                    Err(at) => {
+                        let (comm, segment, rank) = (f.comm, part.segment, part.rank);
+                        self.row.insert(at, RankInRow { comm, segment, rank, times: 1, sums });
+                    }
                 }
             }
             if part.duration_ns.is_none() {
@@ -116,11 +152,10 @@ impl Operations {
                     Timing::Kernel | Timing::Events => "no stamp that can be true",
                     Timing::Unknown => "not known",
                 };
-                // Most have the same few: they are counted first, and looked up when the whole batch is.
                 let key = (part.segment, reason);
-                match self.batch.iter_mut().find(|(k, _)| k.0 == key.0 && std::ptr::eq(k.1, key.1)) {
+                match self.untimed_parts.iter_mut().find(|(k, _)| k.0 == key.0 && std::ptr::eq(k.1, key.1)) {
                     Some((_, n)) => *n += 1,
-                    None => self.batch.push((key, 1)),
+                    None => self.untimed_parts.push((key, 1)),
                 }
             }
             if !part.net.is_empty() {
@@ -134,14 +169,6 @@ impl Operations {
                     }
                 }
             }
-        }
-    }
-
-    /// Ends a batch of operations.
-    pub(super) fn added(&mut self, scopes: &mut Scopes, join: &Join) {
-        for ((segment, reason), n) in std::mem::take(&mut self.batch) {
-            let of = scopes.of_process(join, segment);
-            *self.untimed.at((of, reason)) += n;
         }
     }
 
@@ -212,6 +239,25 @@ impl Operations {
 }
 
 impl Sums {
+    fn add(&mut self, f: &Finished, exemplar: impl FnOnce(u64) -> Option<Exemplar>) {
+        self.count += 1;
+        if let Some(bytes) = f.operation.bytes {
+            let sum = self.bytes.get_or_insert(0);
+            *sum = sum.saturating_add(bytes);
+        }
+        let Some(transfer_ns) = f.transfer_ns else { return };
+        self.transfer.observe(seconds(transfer_ns), exemplar(transfer_ns));
+        if let Some(bytes) = f.operation.bytes {
+            let sum = self.timed_bytes.get_or_insert(0);
+            *sum = sum.saturating_add(bytes);
+            self.timed_ns = self.timed_ns.saturating_add(transfer_ns);
+            let ranks = if f.func == Func::SendRecv { Some(2) } else { f.ranks };
+            if let Some(ranks) = ranks {
+                *self.bus_bytes.get_or_insert(0.0) += bytes as f64 * bus_factor(f.func, ranks);
+            }
+        }
+    }
+
     fn gather(&self, mut put: impl FnMut(&'static c::Metric, Value)) {
         put(c::OPERATIONS, Value::Number(self.count as f64));
         let known = [
@@ -232,6 +278,14 @@ impl Sums {
 }
 
 impl OfRank {
+    fn add(&mut self, other: &OfRank) {
+        if let Some(waiting) = other.waiting_ns {
+            *self.waiting_ns.get_or_insert(0) += waiting;
+        }
+        self.late += other.late;
+        self.late_ns += other.late_ns;
+    }
+
     fn gather(&self, mut put: impl FnMut(&'static c::Metric, Value)) {
         if let Some(waiting) = self.waiting_ns {
             put(c::WAITING, Value::Number(seconds(waiting)));
@@ -247,6 +301,9 @@ fn seconds(ns: u64) -> f64 {
 
 /// The trace that a transfer can be found in.
 fn exemplar(join: &Join, f: &Finished, transfer_ns: u64, traced: f64) -> Option<Exemplar> {
+    if traced <= 0.0 {
+        return None;
+    }
     let trace = trace_id::of_operation(f.comm, f.track, f.operation.order);
     trace_id::is_sampled(trace, traced).then(|| Exemplar {
         value: seconds(transfer_ns),

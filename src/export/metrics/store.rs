@@ -28,8 +28,13 @@ impl<K: Eq + Hash, V: Default> Store<K, V> {
 
     /// The value to change: the key's own, or that of all for which there is no room.
     pub(super) fn at(&mut self, key: K) -> &mut V {
+        self.at_times(key, 1)
+    }
+
+    /// The same for something that was counted so many times.
+    pub(super) fn at_times(&mut self, key: K, times: u64) -> &mut V {
         if self.series.len() >= self.budget && !self.series.contains_key(&key) {
-            self.folded += 1;
+            self.folded += times;
             return self.overflow.get_or_insert_default();
         }
         let new = || Series { value: V::default(), touched: true, seen_ns: 0 };

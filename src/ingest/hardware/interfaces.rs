@@ -1,9 +1,9 @@
 //! Network interfaces, from /sys/class/net, and from /proc/net/dev where that is all there is; and from their drivers.
 
 use super::ethtool::Ethtool;
-use super::files::{entries, number, sum, text};
 use super::{Absent, Batch, Sampler};
 use crate::ingest::decode::steers;
+use crate::ingest::files::{entries, number, sum, text};
 use crate::model::{Fact, InterfaceFact};
 use std::path::{Path, PathBuf};
 use std::time::Duration;

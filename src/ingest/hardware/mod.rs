@@ -4,7 +4,6 @@
 //! the loop belongs on a thread of its own: [`Samplers`] can be sent to one, and says when it is next due.
 
 mod ethtool;
-mod files;
 mod interfaces;
 mod node;
 mod nvml;

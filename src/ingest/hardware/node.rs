@@ -1,7 +1,7 @@
 //! The host itself: its CPUs, its memory, and what waits for them.
 
-use super::files::text;
 use super::{Absent, Batch, Sampler};
+use crate::ingest::files::{named, text};
 use crate::model::{Fact, NodeFact};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -42,11 +42,6 @@ fn memory(meminfo: &str, name: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// A line of `name number`.
-fn named(text: &str, name: &str) -> Option<u64> {
-    text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
-}
-
 /// Of /proc/net/snmp, a column of the TCP lines: the first one names the columns of the second one.
 fn tcp(snmp: &str, column: &str) -> Option<u64> {
     let mut lines = snmp.lines().filter_map(|l| l.strip_prefix("Tcp:"));
@@ -68,7 +63,7 @@ impl Sampler for Node {
         let read = |name: &str| text(&self.root.join(name)).unwrap_or_default();
         let (stat, meminfo) = (read("stat"), read("meminfo"));
         let pressure =
-            |name: &str| crate::ingest::host::pressure(&read(name)).filter(|p| (0.0..=1.0).contains(p));
+            |name: &str| crate::ingest::cgroup::pressure(&read(name)).filter(|p| (0.0..=1.0).contains(p));
         let now = ticks(&stat);
         let gained = now.zip(self.before).map(|((all, idle), (all_before, idle_before))| {
             (all.saturating_sub(all_before), idle.saturating_sub(idle_before))

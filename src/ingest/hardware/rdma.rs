@@ -1,7 +1,7 @@
 //! RDMA ports, from /sys/class/infiniband.
 
-use super::files::{entries, number, sum, text};
 use super::{Absent, Batch, Sampler};
+use crate::ingest::files::{entries, number, sum, text};
 use crate::model::{Fact, PortFact, pci_address};
 use std::path::{Path, PathBuf};
 use std::time::Duration;

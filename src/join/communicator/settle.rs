@@ -5,7 +5,7 @@ use super::super::finished::{Finished, FinishedPart, Operation, Outbox};
 use super::super::instance::{Instance, Late, Part, busbw};
 use super::super::stats::{Class, ClassKey, Sample, size_class};
 use super::{Communicator, HELD, Key, LateEvent};
-use crate::model::{Func, Track};
+use crate::model::{Func, Spare, Track};
 use std::collections::BTreeMap;
 
 /// Complete operations kept for screens.
@@ -43,16 +43,18 @@ impl Communicator {
         outbox: &mut Outbox,
     ) {
         let expected = self.expected();
-        let fresh = self.fresh(now_ns);
-        for key in &fresh {
-            match self.ready(*key, now_ns) {
-                Ready::Now => self.count(*key, expected, classes, outbox),
-                Ready::At(at_ns) => {
-                    self.due.insert((at_ns, *key));
-                }
-                Ready::NotYet => {}
+        let mut fresh = self.fresh(now_ns);
+        fresh.retain(|key| match self.ready(*key, now_ns) {
+            Ready::Now => {
+                self.count(*key, expected, classes, outbox);
+                false
             }
-        }
+            Ready::At(at_ns) => {
+                self.due.insert((at_ns, *key));
+                true
+            }
+            Ready::NotYet => true,
+        });
         self.weigh(&fresh, expected);
         if self.touched.is_empty() {
             // Its room is used again.
@@ -77,12 +79,11 @@ impl Communicator {
         if std::mem::take(&mut self.rescan) {
             fresh.clear();
             fresh.extend(self.instances.open().map(|(key, _)| *key));
-            return fresh;
+        } else {
+            fresh.sort();
+            fresh.dedup();
         }
-        // As many runs as ranks.
-        fresh.sort();
-        fresh.dedup();
-        fresh.retain(|key| self.instances.is_open(key));
+        fresh.retain(|key| self.instances.look_at(key));
         fresh
     }
 
@@ -140,7 +141,7 @@ impl Communicator {
     /// not come: by the hosts' times.
     fn weigh(&mut self, fresh: &[Key], expected: usize) {
         for key in fresh.iter().copied() {
-            if key.0 != Track::Collective || key.1 == 0 || !self.instances.is_open(&key) {
+            if key.0 != Track::Collective || key.1 == 0 {
                 continue;
             }
             let Some(i) = self.instances.get_mut(&key) else { continue };
@@ -296,19 +297,16 @@ impl Communicator {
         if let (true, Some(first), Some(last)) = (order >= WARM_UP, issued().min(), issued().max()) {
             self.longest_ns = self.longest_ns.max(last - first);
         }
-        if let Some(waiting) = instance.waiting_ns(needed) {
-            for (rank, ns) in waiting {
-                if let Some(m) = self.members.get_mut(&rank) {
-                    m.waiting_ns = Some(m.waiting_ns.unwrap_or(0).saturating_add(ns));
-                }
+        for (rank, ns) in transfer_ns.into_iter().flat_map(|t| instance.waiting_ns(t)) {
+            if let Some(m) = self.members.get_mut(&rank) {
+                m.waiting_ns = Some(m.waiting_ns.unwrap_or(0).saturating_add(ns));
             }
         }
         // The first operation sets up connections, at a different pace on every rank.
-        if order == 0 || self.instances.get(&key).is_some_and(|i| i.late_told) {
+        if order == 0 || instance.late_told {
             return None;
         }
-        let one_clock = self.one_clock();
-        let gpu = self.instance(track, order).and_then(|i| i.late_on_gpu(needed, one_clock));
+        let gpu = instance.late_on_gpu(needed, self.one_clock());
         let late = gpu.or_else(|| self.late_on_host(track, order, needed));
         self.judged += u64::from(late.is_some());
         if let Some(late) = late.filter(|l| l.by_ns >= LATE_NS) {
@@ -346,7 +344,7 @@ impl Communicator {
     fn forget(&mut self, expected: usize, classes: &mut BTreeMap<ClassKey, Box<Class>>, outbox: &mut Outbox) {
         let surplus = self.counted().saturating_sub(KEPT);
         if surplus > 0 {
-            self.forget_counted(surplus, true);
+            self.forget_counted(surplus, Some(outbox.spare()));
         }
         // Incomplete ones whose rest was lost: the oldest of them are counted as they are.
         while self.instances.open_len() > HELD {
@@ -362,13 +360,16 @@ impl Communicator {
         self.instances.len() - self.instances.open_len()
     }
 
-    /// Forgets the oldest counted operations; their room may be used again, or is given back.
-    fn forget_counted(&mut self, n: usize, again: bool) {
+    /// Forgets the oldest counted operations; their room is given back where nobody takes it to use it again.
+    fn forget_counted(&mut self, n: usize, mut spare: Option<&mut Spare>) {
         let (timed, parts) = (&mut self.timed, &mut self.parts_kept);
-        self.instances.forget(n, self.mismatch, again, |key, instance| {
+        self.instances.forget(n, self.mismatch, spare.is_some(), |key, instance| {
             *parts -= instance.parts.len();
             if !timed.is_empty() && instance.parts.values().any(|p| p.kernel.is_some()) {
                 timed.remove(key);
+            }
+            if let Some(spare) = &mut spare {
+                spare.give(instance.parts.drain().map(|p| p.op));
             }
         });
     }
@@ -380,6 +381,6 @@ impl Communicator {
 
     /// Keeps the younger half of what was counted, and no room for more.
     pub(in crate::join) fn halve(&mut self) {
-        self.forget_counted(self.counted().div_ceil(2), false);
+        self.forget_counted(self.counted().div_ceil(2), None);
     }
 }

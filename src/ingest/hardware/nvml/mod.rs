@@ -6,8 +6,8 @@ mod links;
 mod raw;
 mod traffic;
 
-use super::files::number;
 use super::{Absent, Batch, Sampler};
+use crate::ingest::files::number;
 use crate::model::{PeerFact, pci_address};
 use nvml_wrapper::Device;
 use nvml_wrapper::enum_wrappers::device::{Clock, P2pCapabilitiesIndex, P2pStatus, TopologyLevel};

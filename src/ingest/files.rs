@@ -1,8 +1,10 @@
 //! Small files of the kernel, whose contents nobody vouches for.
 
-use crate::ingest::decode::steers;
+use super::decode::steers;
+use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::io::Read;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
 /// More than this of a file is not read.
@@ -10,9 +12,36 @@ const MOST: u64 = 256 * 1024;
 /// Entries of a directory that are looked at.
 const ENTRIES: usize = 1024;
 
+/// Most files are shorter than this: they are read in one go.
+const USUAL: usize = 4096;
+
+/// Room for a usual file.
+pub(super) const ROOM: [u8; USUAL] = [0; USUAL];
+
+/// What a file holds, by its name in an open directory; no more than there is room for. For what is asked for again and
+/// again: nothing is allocated, and the kernel has no long path to walk.
+pub(super) fn read<'r>(dir: BorrowedFd<'_>, name: &str, room: &'r mut [u8]) -> Option<&'r str> {
+    let file = rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut length = 0;
+    loop {
+        match rustix::io::read(&file, room.get_mut(length..)?) {
+            Ok(0) => break,
+            Ok(n) => length += n,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return None,
+        }
+    }
+    std::str::from_utf8(room.get(..length)?).ok()
+}
+
+/// The number behind a word in a text of `word number` lines.
+pub(super) fn named(text: &str, word: &str) -> Option<u64> {
+    text.lines().find_map(|l| l.strip_prefix(word)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
 /// A file as text, without the space around it.
 pub(super) fn text(path: &Path) -> Option<String> {
-    let mut text = Vec::new();
+    let mut text = Vec::with_capacity(USUAL);
     File::open(path).ok()?.take(MOST).read_to_end(&mut text).ok()?;
     Some(String::from_utf8_lossy(&text).trim().to_owned())
 }
