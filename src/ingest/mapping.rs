@@ -10,7 +10,7 @@ use ringwatch_wire::layout::{FORMAT_VERSION, HEADER_BYTES, MAX_BYTES, head};
 use ringwatch_wire::reader::{OpenError, Reader};
 use ringwatch_wire::sync::Word;
 use rustix::fs::{Mode, OFlags};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
@@ -129,6 +129,13 @@ impl Mapping {
     /// Whose file it is; nobody's where that cannot be said.
     pub(super) fn owner(&self) -> u32 {
         self.file.metadata().map_or(u32::MAX, |m| std::os::unix::fs::MetadataExt::uid(&m))
+    }
+
+    /// Gives its pages back; they come again where they are read, as they are in the file. A ring is read once, and all of it
+    /// would count for ours.
+    pub(super) fn give_back(&self) {
+        // SAFETY: our own mapping, read-only: nothing in it is lost. What the kernel refuses stays as it is.
+        unsafe { madvise(self.at, self.bytes, Advice::LinuxDontNeed) }.unwrap_or_default();
     }
 
     /// Opens and maps a file and checks that it is a segment.
@@ -258,6 +265,33 @@ mod tests {
         assert!(m.reader().is_some());
         std::fs::File::options().write(true).open(&path).expect("opens").set_len(0).expect("shrinks");
         assert!(m.reader().is_none(), "zeros in place of a crash");
+    }
+
+    #[test]
+    fn pages_that_were_given_back_come_again_as_they_are_in_the_file() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("a.seg");
+        let bytes = segment_bytes();
+        std::fs::write(&path, &bytes).expect("written");
+        let m = Mapping::open(&path).expect("a segment");
+        let resident = || {
+            let smaps = std::fs::read_to_string("/proc/self/smaps").expect("our mappings");
+            let own = smaps.lines().skip_while(|l| !l.ends_with("a.seg"));
+            let rss = own.skip(1).find_map(|l| l.strip_prefix("Rss:")).expect("ours");
+            rss.trim().trim_end_matches(" kB").parse::<u64>().expect("a number")
+        };
+        let read = || m.words.iter().map(Word::get).collect::<Vec<u64>>();
+        let before = read();
+        assert!(resident() > 0);
+        m.give_back();
+        assert_eq!(resident(), 0);
+        assert_eq!(read(), before);
+        // What is written meanwhile is seen.
+        let last = before.len() * 8 - 8;
+        let file = std::fs::File::options().write(true).open(&path).expect("opens");
+        m.give_back();
+        file.write_all_at(&7u64.to_le_bytes(), last as u64).expect("written");
+        assert_eq!(read().last(), Some(&7));
     }
 
     #[test]

@@ -20,6 +20,9 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
+/// How often the pages of a segment that was read are given back, in ns.
+const KEEP_PAGES_NS: u64 = 3_000_000_000;
+
 /// Handle kind of an issued operation, in bits 44 to 47 of a parent's number; see the plugin's handles.
 const ISSUED_KIND: u64 = 4;
 const VALUE_MASK: u64 = (1 << 44) - 1;
@@ -92,6 +95,8 @@ pub(super) struct Tail {
     moved_ns: u64,
     /// When it was last read at all.
     read_ns: u64,
+    /// When its pages were last given back.
+    emptied_ns: u64,
     /// NCCL's version, as its code.
     nccl: Option<u32>,
     comms: BTreeMap<u16, (CommSlot, CommRecord)>,
@@ -156,6 +161,7 @@ impl Tail {
             asked_ns: 0,
             moved_ns: 0,
             read_ns: now_ns,
+            emptied_ns: now_ns,
             nccl,
             comms: BTreeMap::new(),
             ops: Window::default(),
@@ -291,6 +297,10 @@ impl Tail {
         self.read_ns = now_ns;
         if before != self.op.next + self.channel.next + self.proxy.next {
             self.moved_ns = now_ns;
+        }
+        if now_ns.saturating_sub(self.emptied_ns) >= KEEP_PAGES_NS {
+            self.emptied_ns = now_ns;
+            self.mapping.give_back();
         }
         self.tell(&mut shared.spare, out);
         if changed {
