@@ -270,13 +270,13 @@ mod tests {
     #[test]
     fn pages_that_were_given_back_come_again_as_they_are_in_the_file() {
         let dir = tempfile::tempdir().expect("a directory");
-        let path = dir.path().join("a.seg");
+        let path = dir.path().join("given-back.seg");
         let bytes = segment_bytes();
         std::fs::write(&path, &bytes).expect("written");
         let m = Mapping::open(&path).expect("a segment");
         let resident = || {
             let smaps = std::fs::read_to_string("/proc/self/smaps").expect("our mappings");
-            let own = smaps.lines().skip_while(|l| !l.ends_with("a.seg"));
+            let own = smaps.lines().skip_while(|l| !l.ends_with("given-back.seg"));
             let rss = own.skip(1).find_map(|l| l.strip_prefix("Rss:")).expect("ours");
             rss.trim().trim_end_matches(" kB").parse::<u64>().expect("a number")
         };
