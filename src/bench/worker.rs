@@ -56,7 +56,6 @@ pub(super) struct Worker<'a> {
     shared: &'a Shared,
     thread: usize,
     lanes: Vec<Lane>,
-    /// Of every lane, once it is measured.
     /// Turns taken so far.
     turns: u64,
 }

@@ -45,7 +45,7 @@ pub struct Config {
 pub struct SegmentSettings {
     /// Directories that are searched; empty: `/dev/shm/ringwatch-*` of the host and of every container on it.
     pub directories: Vec<PathBuf>,
-    /// Time between two looks at the segments, in ms; twice as long while every process issues operations. A busy job
+    /// Time between two looks at the segments, in ms; four times as long while every process issues operations. A busy job
     /// is looked at more often, so that nothing is overwritten unread.
     pub look_ms: u64,
     /// Segments of dead processes are removed, the oldest first, when those of one directory take more than so many

@@ -272,6 +272,29 @@ mod tests {
     }
 
     #[test]
+    fn what_was_done_before_the_other_ranks_were_heard_of_is_compared_all_the_same() {
+        let mut j = Join::new();
+        let feed = |j: &mut Join, r: u32| {
+            j.feed(process(r));
+            j.feed(member(r, 4, 1));
+            let mut o = all_reduce(r, 0, 1_000_000, Some((1_010_000, Some(1_100_000))));
+            o.func = if r == 1 { Func::AllGather } else { Func::AllReduce };
+            j.feed(Update::Op(Box::new(o)));
+        };
+        // Its segment is found first, and its operation is over by then: it is counted with the ranks that are known.
+        feed(&mut j, 1);
+        j.tick(2_000_000);
+        assert!(j.communicators().all(|c| c.finished() == 1));
+        for r in [0, 2, 3] {
+            feed(&mut j, r);
+            j.tick(3_000_000 + u64::from(r));
+        }
+        let found = MismatchRule::new(Settings::default()).check(&j, 200_000_000);
+        assert_eq!(found.iter().map(|f| f.ranks.clone()).collect::<Vec<_>>(), [[Rank(1)]], "{found:#?}");
+        assert_eq!(j.communicators().map(|c| c.finished()).sum::<u64>(), 1, "it is not counted again");
+    }
+
+    #[test]
     fn function_count_type_and_root_are_told_apart() {
         let one = |change: fn(&mut crate::model::OpRecord)| {
             let found = join(|r, o| {

@@ -142,8 +142,9 @@ mod ms {
     }
 }
 
-/// How often the slow kinds are looked for, in ns, for each so many classes of operations that are gone through for them.
+/// How often the slow kinds are looked for, in ns.
 const SLOW_EVERY_NS: u64 = 1_000_000_000;
+/// Those for which all classes of operations are gone through, so often for each so many classes.
 const SLOW_CLASSES: usize = 65_536;
 /// Culprits that are described one by one.
 const DESCRIBED: usize = 8;
@@ -155,9 +156,14 @@ const FINDINGS_KEPT: usize = 1024;
 pub struct Detector {
     rules: Vec<Box<dyn Rule>>,
     straggler: StragglerRule,
-    /// Those that look at what was learned over time, asked once a second, or more rarely where there is very much.
+    /// Those that look at what machines and nodes said, asked once a second.
     slow: Vec<Box<dyn Rule>>,
     slow_ns: Option<u64>,
+    /// Those that look at what was learned of classes of operations, asked as often, or more rarely where there are very
+    /// many; and what they gave last.
+    of_classes: Vec<Box<dyn Rule>>,
+    of_classes_ns: Option<u64>,
+    given: Vec<FindingId>,
     found: BTreeMap<FindingId, Finding>,
     settings: Settings,
 }
@@ -166,8 +172,18 @@ impl Detector {
     /// With every rule.
     pub fn new(settings: Settings) -> Self {
         let (rules, straggler) = (fast_rules(settings), StragglerRule::new(settings));
-        let slow = slow_rules(Vec::new());
-        Detector { rules, straggler, slow, slow_ns: None, found: BTreeMap::new(), settings }
+        let (slow, of_classes) = (slow_rules(), class_rules(Vec::new()));
+        Detector {
+            rules,
+            straggler,
+            slow,
+            slow_ns: None,
+            of_classes,
+            of_classes_ns: None,
+            given: Vec::new(),
+            found: BTreeMap::new(),
+            settings,
+        }
     }
 
     /// From now on speaks by these; what was found stays.
@@ -179,7 +195,7 @@ impl Detector {
 
     /// Judges transfers by what benchmarks said as well.
     pub fn set_baselines(&mut self, baselines: Vec<Baseline>) {
-        self.slow = slow_rules(baselines);
+        self.of_classes = class_rules(baselines);
     }
 
     /// Asks every rule. Returns the findings that are new.
@@ -197,10 +213,26 @@ impl Detector {
             })
         };
         given.extend(self.straggler.check_but(join, now_ns, &told));
-        let every_ns = SLOW_EVERY_NS.saturating_mul((join.class_count() / SLOW_CLASSES).max(1) as u64);
-        if self.slow_ns.is_none_or(|t| now_ns.saturating_sub(t) >= every_ns) {
+        if self.slow_ns.is_none_or(|t| now_ns.saturating_sub(t) >= SLOW_EVERY_NS) {
             self.slow_ns = Some(now_ns);
             given.extend(self.slow.iter().flat_map(|r| r.check(join, now_ns)));
+        }
+        let every_ns = SLOW_EVERY_NS.saturating_mul((join.class_count() / SLOW_CLASSES).max(1) as u64);
+        if self.of_classes_ns.is_none_or(|t| now_ns.saturating_sub(t) >= every_ns) {
+            self.of_classes_ns = Some(now_ns);
+            let of_classes: Vec<Finding> =
+                self.of_classes.iter().flat_map(|r| r.check(join, now_ns)).collect();
+            self.given = of_classes.iter().map(Finding::named).collect();
+            given.extend(of_classes);
+        } else {
+            // What they gave holds until they are asked again.
+            for id in &self.given {
+                if let Some(f) = self.found.get_mut(id).filter(|f| f.open) {
+                    f.last_seen_ns = now_ns;
+                    f.last_seen = wall(join, now_ns);
+                }
+            }
+            seen.extend(&self.given);
         }
         for mut finding in given {
             let id = finding.named();
@@ -286,14 +318,12 @@ fn fast_rules(settings: Settings) -> Vec<Box<dyn Rule>> {
     ]
 }
 
-fn slow_rules(baselines: Vec<Baseline>) -> Vec<Box<dyn Rule>> {
-    vec![
-        Box::new(SlowTransferRule::new(baselines)),
-        Box::new(ChoiceRule),
-        Box::new(UsageRule),
-        Box::new(hardware::HardwareRule),
-        Box::new(nodes::NodeRule),
-    ]
+fn slow_rules() -> Vec<Box<dyn Rule>> {
+    vec![Box::new(hardware::HardwareRule), Box::new(nodes::NodeRule)]
+}
+
+fn class_rules(baselines: Vec<Baseline>) -> Vec<Box<dyn Rule>> {
+    vec![Box::new(SlowTransferRule::new(baselines)), Box::new(ChoiceRule), Box::new(UsageRule)]
 }
 
 /// A moment as RFC 3339, as far as the job's own pair of clocks tells it.
@@ -349,4 +379,52 @@ fn who(join: &Join, comm: &Communicator, rank: Rank) -> Option<Evidence> {
     let job = p.job.rank.map_or_else(String::new, |r| format!("job rank {r}, "));
     let gpu = member.record.gpu.as_ref().map_or_else(String::new, |g| format!(", GPU {g}"));
     Some(fact(format!("rank {rank} is {job}pid {} ({}) on host {}{gpu}", p.pid, p.program, p.host)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::join::testing::{member, process};
+    use crate::model::{Kind, OperationRef};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    const S: u64 = 1_000_000_000;
+
+    /// Gives a finding for as long as it is told to.
+    #[derive(Debug)]
+    struct Gives(Arc<AtomicBool>);
+
+    impl Rule for Gives {
+        fn check(&self, join: &Join, _now_ns: u64) -> Vec<Finding> {
+            let operation = OperationRef::named("AllReduce", Track::Collective, 4);
+            let of = |c: &Communicator| {
+                Finding::new(Kind::TinyCollectives, c.id, vec![Rank(0)], operation.clone())
+            };
+            join.communicators().filter(|_| self.0.load(Ordering::Relaxed)).map(of).collect()
+        }
+    }
+
+    #[test]
+    fn what_is_asked_for_rarely_stays_open_until_it_is_asked_for_again() {
+        let mut join = Join::new();
+        join.feed(process(0));
+        join.feed(member(0, 1, 1));
+        let gives = Arc::new(AtomicBool::new(true));
+        let mut detector = Detector::new(Settings::default());
+        detector.of_classes = vec![Box::new(Gives(Arc::clone(&gives)))];
+        assert_eq!(detector.check(&join, S).len(), 1);
+        // As where there are so many classes that they are gone through every ten seconds.
+        detector.of_classes_ns = Some(10 * S);
+        gives.store(false, Ordering::Relaxed);
+        for n in 2..=10 {
+            assert_eq!(detector.check(&join, n * S), []);
+            let [f] = detector.findings().try_into().expect("one");
+            assert_eq!((f.open, f.last_seen_ns), (true, n * S));
+        }
+        for n in 11..=13 {
+            detector.check(&join, n * S);
+        }
+        assert!(!detector.findings()[0].open, "it was asked for again, and did not come");
+    }
 }

@@ -38,6 +38,10 @@ impl Groups {
     pub(super) fn look(&mut self, path: &Path, now_ns: u64) -> &Group {
         let group = self.at(path, now_ns);
         if group.looked_ns.is_none_or(|t| now_ns.saturating_sub(t) >= LOOK_NS) {
+            // One of the same name may have been made in place of one that is gone.
+            if !group.is_there() {
+                *group = Group::open(path);
+            }
             group.look(now_ns);
         }
         group
@@ -55,14 +59,22 @@ impl Groups {
             let is_used = |g: &Group| g.looked_ns.is_some_and(|t| now_ns.saturating_sub(t) < FORGOTTEN_NS);
             self.by_path.retain(|_, g| is_used(g));
         }
-        self.by_path.entry(path.to_owned()).or_insert_with(|| {
-            let dir = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-            Group { dir: dir.ok(), ..Group::default() }
-        })
+        self.by_path.entry(path.to_owned()).or_insert_with(|| Group::open(path))
     }
 }
 
 impl Group {
+    fn open(path: &Path) -> Self {
+        let dir = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        Group { dir: dir.ok(), ..Group::default() }
+    }
+
+    /// True while its directory is; the descriptor of one that was removed has no links.
+    fn is_there(&self) -> bool {
+        let stat = self.dir.as_ref().and_then(|d| rustix::fs::fstat(d).ok());
+        stat.is_some_and(|s| s.st_nlink > 0)
+    }
+
     fn look(&mut self, now_ns: u64) {
         let since = self.looked_ns.replace(now_ns).map(|t| now_ns.saturating_sub(t)).filter(|ns| *ns > 0);
         let throttled = self.number("cpu.stat", "throttled_usec");
@@ -125,6 +137,20 @@ mod tests {
         assert_eq!(groups.look(dir.path(), S + S / 2).oom_kills, Some(0), "it was read half a second ago");
         assert_eq!(groups.look_again(dir.path(), S + S / 2).oom_kills, Some(1));
         assert_eq!(groups.look(dir.path(), 2 * S).cpu_throttled, Some(0.5));
+    }
+
+    #[test]
+    fn a_group_that_is_made_again_is_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("job.scope");
+        let mut groups = Groups::default();
+        assert_eq!(groups.look(&path, S).oom_kills, None, "there is none yet");
+        for (n, at) in [(1, 2 * S), (2, 3 * S)] {
+            fs::create_dir(&path).unwrap();
+            fs::write(path.join("memory.events"), format!("oom_kill {n}\n")).unwrap();
+            assert_eq!(groups.look(&path, at).oom_kills, Some(n));
+            fs::remove_dir_all(&path).unwrap();
+        }
     }
 
     #[test]

@@ -51,6 +51,10 @@ impl Host {
     /// What is there to be told of the process, which started at `start_ticks`: something new, or a second has passed.
     pub(super) fn look(&mut self, start_ticks: u64, now_ns: u64, groups: &mut Groups) -> Option<HostFact> {
         let was_over = self.fact.is_over();
+        if self.dir.is_none() {
+            // There may have been no descriptor for it; whose it is, its start tells.
+            self.dir = directory(self.pid);
+        }
         let stat = self.dir.as_ref().and_then(|dir| stat_in(dir.as_fd()));
         let state = match stat.filter(|s| s.start_ticks == start_ticks) {
             Some(s) => self.state(&s),

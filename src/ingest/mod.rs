@@ -238,7 +238,10 @@ impl Source for Segments {
         self.polled_ns = Some(now_ns);
         let moves = !self.tails.is_empty() && self.tails.values().filter(|t| !t.done()).all(Tail::moves);
         let longest = if moves { self.longest_moving } else { self.longest };
-        self.pause = if fill > FILL { since.mul_f64(FILL / fill).clamp(SHORTEST, longest) } else { longest };
+        // As long as lets so much be new, by what the last look found; no time at all says nothing.
+        let bears =
+            if fill > 0.0 && !since.is_zero() { since.mul_f64((FILL / fill).min(1e3)) } else { longest };
+        self.pause = bears.clamp(SHORTEST, longest);
     }
 
     fn reuse(&mut self, records: &mut Spare) {

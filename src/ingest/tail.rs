@@ -33,7 +33,7 @@ const RECENT: usize = 1024;
 /// CUDA's queue of about a thousand launches, so nothing new is to be expected of it.
 const SETTLED_TICKETS: u64 = 4096;
 
-/// A process of which nothing was heard for so long is asked after more often, in ns.
+/// A process of which nothing was heard for so long, and at two looks, is asked after more often, in ns.
 const QUIET_NS: u64 = 250_000_000;
 /// How often then, in ns.
 const QUIET_LOOK_NS: u64 = 50_000_000;
@@ -251,7 +251,7 @@ impl Tail {
             self.looked_ns = now_ns;
         }
         // Who issues operations runs, whatever else is to be said of it.
-        let moves = now_ns.saturating_sub(self.moved_ns) < QUIET_NS;
+        let moves = self.moved_ns == self.read_ns || now_ns.saturating_sub(self.moved_ns) < QUIET_NS;
         let asked_for =
             now_ns.saturating_sub(self.asked_ns) >= if moves { MOVING_LOOK_NS } else { QUIET_LOOK_NS };
         if look && (gone || asked_for) {
@@ -298,7 +298,7 @@ impl Tail {
         if before != self.op.next + self.channel.next + self.proxy.next {
             self.moved_ns = now_ns;
         }
-        if now_ns.saturating_sub(self.emptied_ns) >= KEEP_PAGES_NS {
+        if gone || spoilt || now_ns.saturating_sub(self.emptied_ns) >= KEEP_PAGES_NS {
             self.emptied_ns = now_ns;
             self.mapping.give_back();
         }

@@ -637,7 +637,11 @@ impl Communicator {
         }
         let Some(instance) = self.instances.entry(key, |held| held >= HELD) else { return };
         if instance.counted {
-            return;
+            if instance.parts.contains_key(&rank) {
+                return;
+            }
+            // It was counted with the ranks that were known then: of this one nothing was heard yet.
+            self.parts_kept += 1;
         }
         if instance.touch() {
             self.touched.push(key);

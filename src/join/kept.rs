@@ -142,12 +142,12 @@ impl Kept {
 
     /// Takes a communicator out.
     pub(super) fn forget(&mut self, comm: CommId) {
-        self.waits.forget(comm);
-        self.queued.remove(&comm);
+        // One that was freed was taken out before it is forgotten.
+        self.changed |= self.waits.forget(comm);
+        self.changed |= self.queued.remove(&comm).is_some();
         for track in [Track::Collective, Track::Replay] {
             forget(&mut self.since, comm, track);
         }
-        self.changed = true;
     }
 
     /// Solves it, if there is something new.

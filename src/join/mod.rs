@@ -315,7 +315,9 @@ impl Join {
         }
         self.agenda.touch(comm);
         comm.metered = self.outbox.metered() || self.outbox.networked() && comm.spans_nodes();
+        let parts = comm.parts_kept();
         comm.operation(op, said, clock, &mut process.busy, unsure, self.now_ns);
+        self.parts = self.parts + comm.parts_kept() - parts;
     }
 
     /// Takes what a segment says of its process.

@@ -211,14 +211,15 @@ impl Waits {
         self.single.entry(stall.comm).or_default().push(Arc::new(stall));
     }
 
-    /// Forgets a communicator.
-    pub fn forget(&mut self, comm: CommId) {
+    /// Forgets a communicator; true where something was known of it.
+    pub fn forget(&mut self, comm: CommId) -> bool {
         let all = (comm, Track::Collective)..=(comm, Track::Pair(Rank(u32::MAX), Rank(u32::MAX)));
         let of: Vec<(CommId, Track)> = self.tables.range(all).map(|(k, _)| *k).collect();
-        for key in of {
-            self.tables.remove(&key);
+        for key in &of {
+            self.tables.remove(key);
         }
-        self.single.remove(&comm);
+        let single = self.single.remove(&comm).is_some();
+        single || !of.is_empty()
     }
 
     /// The operations that cannot complete yet, as of the last [`Waits::solve`].

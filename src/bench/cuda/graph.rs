@@ -74,6 +74,7 @@ impl Graph {
     /// # Errors
     /// CUDA's own.
     pub fn only_kernel(&self) -> Result<Option<KernelLaunch>, BenchError> {
+        self.context.enter()?;
         let f = &self.context.cuda.f;
         let (mut kernels, mut waits, mut records) = (Vec::new(), 0, 0);
         for node in self.nodes()? {
