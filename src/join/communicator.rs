@@ -54,7 +54,7 @@ pub struct LateEvent {
 }
 
 impl LateEvent {
-    /// When it is to be looked at whether it was held elsewhere, host monotonic ns; absent where it was.
+    /// When it is to be looked at whether it was held elsewhere, host monotonic ns; absent once it was.
     pub(super) fn due_ns(&self) -> Option<u64> {
         self.held_elsewhere.is_none().then(|| self.came_ns.saturating_add(EXPLAINED_AFTER_NS))
     }
@@ -719,7 +719,8 @@ impl Communicator {
         }
         let signature = Signature::of(&op, ranks);
         let way = op.algo.zip(op.proto);
-        if instance.way.is_some() && way.is_some() && way != instance.way && self.split.len() < SPLIT_KEPT {
+        let differs = instance.way.is_some() && way.is_some() && way != instance.way;
+        if differs && !instance.counted && self.split.len() < SPLIT_KEPT {
             self.split.insert(key);
         }
         instance.way = instance.way.or(way);

@@ -57,7 +57,7 @@ pub use waits::{Front, Lack, Origin, Stage, Stall, Waits};
 pub use wire::{Shape, Wire, crossing, expected, transfer};
 
 use crate::model::{
-    CommId, Func, Holder, HostFact, Lane, Liveness, OpRecord, SegmentId, SegmentRecord, Sketch, Spare, Update,
+    CommId, Holder, HostFact, Lane, Liveness, OpRecord, SegmentId, SegmentRecord, Spare, Update,
 };
 use agenda::Agenda;
 use finished::Outbox;
@@ -73,13 +73,6 @@ const PARTS_KEPT: usize = 1 << 17;
 const PROCESSES_KEPT: usize = 1024;
 /// Closed communicators kept for screens and summaries.
 const CLOSED_KEPT: usize = 256;
-/// Classes of a communicator that sketches can make: whoever tells of more makes us no larger.
-const CLASSES: usize = 256;
-/// Ranks of a communicator that are looked at, from the lowest on, for one whose node is heard.
-const TELLERS: usize = 256;
-/// The lowest rank that is heard is taken for the lowest there is after this, in ns.
-const TELLER_NS: u64 = 5_000_000_000;
-const SECOND_NS: u64 = 1_000_000_000;
 
 /// One process, as the join knows it.
 #[derive(Debug, Clone)]
@@ -255,46 +248,6 @@ impl Join {
         let c = self.comms.get_mut(&comm)?;
         self.agenda.touch(c);
         Some(c)
-    }
-
-    /// Takes what happened on a node, where not every record comes. Every node with ranks in a collective tells of it: that
-    /// of the lowest rank counts, of those that are heard. Transfers are told by their senders' nodes alone.
-    fn sketch(&mut self, mut s: Sketch) {
-        let Some(c) = self.comms.get_mut(&s.comm) else { return };
-        if c.members().get(&s.rank).is_none_or(|m| m.record.segment != s.segment) {
-            return;
-        }
-        if self.now_ns > 0 {
-            c.sketched_ns.get_or_insert(self.now_ns);
-        }
-        // A lower rank may not have been heard of yet, and would count the same again.
-        let settled_ns = c.sketched_ns.map(|t| t.saturating_add(TELLER_NS));
-        let lowest = s.rank.0 == 0 || settled_ns.is_some_and(|t| self.now_ns >= t);
-        let c = &*c;
-        let key =
-            ClassKey { comm: s.comm, func: s.func, size_class: s.size_class, algo: s.algo, proto: s.proto };
-        let heard = |m: &Member| self.processes.get(&m.record.segment).is_some_and(|p| p.silent_ns.is_none());
-        let teller = c.members().iter().take(TELLERS).find(|(_, m)| heard(m)).map(|(rank, _)| *rank);
-        let counts = s.func == Func::SendRecv || lowest && teller == Some(s.rank);
-        if counts {
-            let process = c.members().get(&s.rank).and_then(|m| self.processes.get(&m.record.segment));
-            let job = process.and_then(|p| p.record.job.name.as_deref()).unwrap_or_default();
-            self.tallies.add(job, s.func, Tally { count: s.count, bytes: s.bytes });
-        }
-        // What is over cannot have been in the future, whatever its node's clock says.
-        let ends_ns = s.from_ns.saturating_add(u64::from(s.seconds).saturating_mul(SECOND_NS));
-        if self.now_ns > 0 && ends_ns > self.now_ns.saturating_add(SECOND_NS) {
-            s.from_ns = self.now_ns.saturating_sub(u64::from(s.seconds).saturating_mul(SECOND_NS));
-        }
-        if let Some(class) = self.classes.get_mut(&key) {
-            class.take(&s, counts);
-            return;
-        }
-        let least = ClassKey { comm: s.comm, func: Func::ALL[0], size_class: None, algo: None, proto: None };
-        let own = self.classes.range(least..).take_while(|(k, _)| k.comm == s.comm);
-        if own.take(CLASSES).count() < CLASSES {
-            self.classes.entry(key).or_default().take(&s, counts);
-        }
     }
 
     fn operation(&mut self, op: Box<OpRecord>, said: Option<Said>) {

@@ -4,10 +4,17 @@
 //! lowest. How long its ranks were inside is told by each for its own ranks. Nothing is kept of single nodes, and little
 //! of single seconds: a cluster has as many classes as communicators.
 
-use super::stats::{Load, Rates};
+use super::stats::{ClassKey, Load, Rates};
+use super::{Join, Member};
 use crate::model::{Func, Sketch};
 use std::collections::BTreeMap;
 
+/// Classes of a communicator that sketches can make: whoever tells of more makes us no larger.
+const CLASSES: usize = 256;
+/// Ranks of a communicator that are looked at, from the lowest on, for one whose node is heard.
+const TELLERS: usize = 256;
+/// The lowest rank that is heard is taken for the lowest there is after this, in ns.
+const TELLER_NS: u64 = 5_000_000_000;
 const S: u64 = 1_000_000_000;
 /// Sketches are of whole seconds of their hosts, which are not the observer's, and take a moment to come: what is younger
 /// than so many seconds is not all there.
@@ -283,6 +290,48 @@ impl Tallies {
     /// Of all jobs that are not told apart.
     pub fn rest(&self) -> Tally {
         self.rest
+    }
+}
+
+impl Join {
+    /// Takes what happened on a node, where not every record comes. Every node with ranks in a collective tells of it: that
+    /// of the lowest rank counts, of those that are heard. Transfers are told by their senders' nodes alone.
+    pub(super) fn sketch(&mut self, mut s: Sketch) {
+        let Some(c) = self.comms.get_mut(&s.comm) else { return };
+        if c.members().get(&s.rank).is_none_or(|m| m.record.segment != s.segment) {
+            return;
+        }
+        if self.now_ns > 0 {
+            c.sketched_ns.get_or_insert(self.now_ns);
+        }
+        // A lower rank may not have been heard of yet, and would count the same again.
+        let settled_ns = c.sketched_ns.map(|t| t.saturating_add(TELLER_NS));
+        let lowest = s.rank.0 == 0 || settled_ns.is_some_and(|t| self.now_ns >= t);
+        let c = &*c;
+        let key =
+            ClassKey { comm: s.comm, func: s.func, size_class: s.size_class, algo: s.algo, proto: s.proto };
+        let heard = |m: &Member| self.processes.get(&m.record.segment).is_some_and(|p| p.silent_ns.is_none());
+        let teller = c.members().iter().take(TELLERS).find(|(_, m)| heard(m)).map(|(rank, _)| *rank);
+        let counts = s.func == Func::SendRecv || lowest && teller == Some(s.rank);
+        if counts {
+            let process = c.members().get(&s.rank).and_then(|m| self.processes.get(&m.record.segment));
+            let job = process.and_then(|p| p.record.job.name.as_deref()).unwrap_or_default();
+            self.tallies.add(job, s.func, Tally { count: s.count, bytes: s.bytes });
+        }
+        // What is over cannot have been in the future, whatever its node's clock says.
+        let ends_ns = s.from_ns.saturating_add(u64::from(s.seconds).saturating_mul(S));
+        if self.now_ns > 0 && ends_ns > self.now_ns.saturating_add(S) {
+            s.from_ns = self.now_ns.saturating_sub(u64::from(s.seconds).saturating_mul(S));
+        }
+        if let Some(class) = self.classes.get_mut(&key) {
+            class.take(&s, counts);
+            return;
+        }
+        let least = ClassKey { comm: s.comm, func: Func::ALL[0], size_class: None, algo: None, proto: None };
+        let own = self.classes.range(least..).take_while(|(k, _)| k.comm == s.comm);
+        if own.take(CLASSES).count() < CLASSES {
+            self.classes.entry(key).or_default().take(&s, counts);
+        }
     }
 }
 
