@@ -44,6 +44,7 @@ fn gpus_only(nvml: PathBuf) -> Settings {
         nvml: Some(nvml),
         nvlink_ms: 20,
         gpu_ms: 100,
+        link_states_ms: 100,
         links_ms: 100,
         xid_ms: 20,
         rdma_ms: 0,
@@ -178,6 +179,24 @@ fn health_links_and_neighbours_are_read() {
     let peer = &first.peers[0];
     assert_eq!((peer.gpu.as_str(), peer.path.as_deref()), (SECOND, Some("system")));
     assert_eq!((peer.p2p, peer.nvlink), (Some(false), Some(true)));
+}
+
+#[test]
+fn what_is_asked_seldom_is_told_each_time_and_what_is_left_out_is_absent() {
+    let Some(nvml) = driver("seldom", &["-DMONITOR"]) else { return };
+    let told = |every_ms| {
+        let settings = Settings { link_states_ms: every_ms, links_ms: every_ms, ..gpus_only(nvml.clone()) };
+        let all = watch(&mut Samplers::new(&settings), Duration::from_millis(350));
+        let of = |g: &GpuFact| {
+            let link = g.links.first().unwrap();
+            (link.up, link.replays, g.pcie.as_ref().unwrap().replays)
+        };
+        gpus(&all).into_iter().filter(|g| g.gpu == FIRST).map(of).collect::<Vec<_>>()
+    };
+    let seldom = told(60_000);
+    assert!(seldom.len() > 1, "{seldom:?}");
+    assert!(seldom.iter().all(|f| *f == (Some(true), Some(5), seldom[0].2) && f.2.is_some()), "{seldom:?}");
+    assert!(told(0).iter().all(|f| *f == (None, None, None)));
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod host;
 mod mapping;
 mod process;
 mod reap;
+mod rings;
 mod stacks;
 mod tail;
 mod threads;
@@ -23,7 +24,7 @@ pub use process::{now_ns, unix_ns};
 pub use reap::reap;
 pub use stacks::StackKind;
 
-use crate::model::{CommId, Liveness, SegmentId, Source, Spare, Update};
+use crate::model::{CommId, Liveness, SegmentId, Sink, Source, Update};
 use mapping::{MapError, Mapping};
 use stacks::Stacks;
 use std::collections::{BTreeMap, HashSet};
@@ -163,7 +164,7 @@ impl Segments {
         self.tails.iter().filter(|(_, t)| t.liveness() != Liveness::Alive).map(|(p, t)| (t.id(), p.as_path()))
     }
 
-    fn search(&mut self, now_ns: u64, out: &mut dyn FnMut(Update)) {
+    fn search(&mut self, now_ns: u64, out: &mut dyn Sink) {
         // Read to its end and removed: its mapping is all that keeps its memory.
         self.tails.retain(|path, t| !t.done() || path.exists());
         self.refused.retain(|path, _| path.exists());
@@ -190,7 +191,7 @@ impl Segments {
                     }
                     Ok(Some(tail)) => {
                         self.refused.remove(&path);
-                        out(Update::Segment(tail.record()));
+                        out.take(Update::Segment(tail.record()));
                         self.tails.insert(path, tail);
                     }
                     // The next search finds it ready.
@@ -212,7 +213,7 @@ impl Source for Segments {
         out
     }
 
-    fn poll_each(&mut self, now_ns: u64, out: &mut dyn FnMut(Update)) {
+    fn poll_each(&mut self, now_ns: u64, out: &mut dyn Sink) {
         let search = self.searched_ns.is_none_or(|t| now_ns.saturating_sub(t) >= SEARCH_NS);
         if search {
             self.searched_ns = Some(now_ns);
@@ -225,12 +226,24 @@ impl Source for Segments {
         let ends: Vec<_> = self.tails.values().map(Tail::end).filter(|_| look).collect();
         let mut ended = process::ended(&ends).into_iter();
         for tail in self.tails.values_mut() {
-            tail.poll(now_ns, ended.next(), &mut self.shared, out);
+            tail.begin(now_ns, ended.next(), &mut self.shared, out);
+        }
+        // Side by side, so that what ranks did together comes together.
+        let mut more = true;
+        while more {
+            more = false;
+            for tail in self.tails.values_mut() {
+                more |= tail.turn(&mut self.shared, out);
+            }
+            out.rest(&mut self.shared.spare);
+        }
+        for tail in self.tails.values_mut() {
+            tail.close(now_ns, out);
         }
         for (segment, answer) in self.stacks.take() {
             let tail = self.tails.values_mut().find(|t| t.id() == segment);
             if let Some(fact) = tail.and_then(|t| t.stack(answer, now_ns)) {
-                out(Update::Host(Box::new(fact)));
+                out.take(Update::Host(Box::new(fact)));
             }
         }
         let fill = self.tails.values().map(Tail::fill).fold(0.0, f64::max);
@@ -242,10 +255,6 @@ impl Source for Segments {
         let bears =
             if fill > 0.0 && !since.is_zero() { since.mul_f64((FILL / fill).min(1e3)) } else { longest };
         self.pause = bears.clamp(SHORTEST, longest);
-    }
-
-    fn reuse(&mut self, records: &mut Spare) {
-        self.shared.spare.take_from(records);
     }
 
     fn inspect(&mut self, segment: SegmentId, now_ns: u64) {

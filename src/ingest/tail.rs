@@ -6,32 +6,26 @@ use super::decode;
 use super::host::Host;
 use super::mapping::{MapError, Mapping};
 use super::process::{self, Life};
+use super::rings::{RECENT, Rings, whole};
 use super::stacks::Answer;
 use super::window::{Open, Told, Window};
 use crate::model::{
-    ChannelStamp, CommId, CommRecord, HostFact, Liveness, OpRecord, SegmentId, SegmentRecord, Spare, Timing,
+    ChannelStamp, CommId, CommRecord, HostFact, Liveness, OpRecord, SegmentId, SegmentRecord, Sink, Spare,
     Update,
 };
-use ringwatch_wire::codes::{Flaw, Loss, kind};
-use ringwatch_wire::layout::{Region, head};
-use ringwatch_wire::reader::{CommSlot, Found, OpSlot, Reader};
+use ringwatch_wire::codes::{Flaw, Loss};
+use ringwatch_wire::layout::head;
+use ringwatch_wire::reader::{CommSlot, Reader};
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
 /// How often the pages of a segment that was read are given back, in ns.
 const KEEP_PAGES_NS: u64 = 3_000_000_000;
 
-/// Handle kind of an issued operation, in bits 44 to 47 of a parent's number; see the plugin's handles.
-const ISSUED_KIND: u64 = 4;
-const VALUE_MASK: u64 = (1 << 44) - 1;
-
-/// Operations kept after they are settled.
-const RECENT: usize = 1024;
-/// An operation this many tickets back is not looked at again: a host runs ahead of its GPU by no more than
-/// CUDA's queue of about a thousand launches, so nothing new is to be expected of it.
-const SETTLED_TICKETS: u64 = 4096;
+/// An operation that is not whole this many tickets behind what was read is told in the middle of a look: its rest may be
+/// far.
+const LAG: u64 = 256;
 
 /// A process of which nothing was heard for so long, and at two looks, is asked after more often, in ns.
 const QUIET_NS: u64 = 250_000_000;
@@ -40,44 +34,14 @@ const QUIET_LOOK_NS: u64 = 50_000_000;
 /// How often where it issues operations, in ns.
 const MOVING_LOOK_NS: u64 = 1_000_000_000;
 
-/// Tickets of one ring: how far it was read and what has to be looked at again.
-#[derive(Debug, Default)]
-struct Cursor {
-    /// Set by the first look: what was overwritten before it is history, not loss.
-    begun: bool,
-    next: u64,
-    open: Vec<u64>,
-    missed: u64,
-    /// How much of the ring was new at the last look; 1 is all of it.
-    fill: f64,
-}
-
-impl Cursor {
-    /// The tickets to look at now: the open ones and the new ones. Those that were overwritten unread
-    /// are counted.
-    fn take(&mut self, head: u64, slots: u64) -> impl Iterator<Item = u64> + use<> {
-        let first = head.saturating_sub(slots);
-        if !self.begun {
-            self.begun = true;
-            // The oldest slots of a busy ring are overwritten while they are read.
-            self.next = if first > 0 { first + slots / 8 } else { 0 };
-        }
-        if first > self.next {
-            self.missed += first - self.next;
-            self.next = first;
-        }
-        self.fill = head.saturating_sub(self.next) as f64 / slots.max(1) as f64;
-        let new = self.next..head;
-        self.next = self.next.max(head);
-        std::mem::take(&mut self.open).into_iter().chain(new)
-    }
-}
-
 /// What all that are followed use together.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     /// Room for records.
     pub(super) spare: Spare,
+    /// Room for what is put together: one after the other uses the same, which is in the processor's caches.
+    #[expect(clippy::vec_box, reason = "the boxes are what is used again")]
+    pub(super) opens: Vec<Box<Open>>,
     pub(super) groups: Groups,
 }
 
@@ -101,11 +65,13 @@ pub(super) struct Tail {
     nccl: Option<u32>,
     comms: BTreeMap<u16, (CommSlot, CommRecord)>,
     ops: Window,
-    op: Cursor,
-    channel: Cursor,
-    proxy: Cursor,
+    rings: Rings,
     told_missed: [u64; 3],
     host_clock: u64,
+    /// What changed of the segment's record, or its end, since it was last told.
+    changed: bool,
+    /// Its owner made something else of it.
+    spoilt: bool,
     /// Nothing more will come: the process is gone and the segment was read to its end.
     done: bool,
 }
@@ -165,11 +131,11 @@ impl Tail {
             nccl,
             comms: BTreeMap::new(),
             ops: Window::default(),
-            op: Cursor::default(),
-            channel: Cursor::default(),
-            proxy: Cursor::default(),
+            rings: Rings::default(),
             told_missed: [0; 3],
             host_clock: clock_of(boot.as_deref().unwrap_or_default()),
+            changed: false,
+            spoilt: false,
             done: false,
         }))
     }
@@ -209,7 +175,7 @@ impl Tail {
 
     /// How much of its fullest ring was new at the last look.
     pub(super) fn fill(&self) -> f64 {
-        [&self.op, &self.channel, &self.proxy].iter().fold(0.0, |most, c| most.max(c.fill))
+        self.rings.fill()
     }
 
     /// True when nothing more will come.
@@ -226,27 +192,27 @@ impl Tail {
         self.life.as_ref().filter(|_| self.record.liveness == Liveness::Alive).and_then(Life::end)
     }
 
-    /// Reads what is new. Where it is time to see whether the process runs, `ended` says what the kernel told of that.
-    pub(super) fn poll(
+    /// Begins a look: what is there by now is read in turns. Where it is time to see whether the process runs, `ended` says
+    /// what the kernel told of that.
+    pub(super) fn begin(
         &mut self,
         now_ns: u64,
         ended: Option<bool>,
         shared: &mut Shared,
-        out: &mut dyn FnMut(Update),
+        out: &mut dyn Sink,
     ) {
-        let look = ended.is_some();
         if self.done {
             return;
         }
         // Looked at before reading: what a process wrote before its end is read after it was seen gone.
-        let mut gone = self.record.liveness != Liveness::Alive;
-        if let (Some(ended), false) = (ended, gone)
+        let look = ended.is_some();
+        if let (Some(ended), Liveness::Alive) = (ended, self.record.liveness)
             && !self.life.as_ref().is_some_and(|l| l.goes_on(&self.mapping, ended))
         {
-            gone = true;
             // It was seen alive at the last look: it ended in between.
             self.record.liveness = Liveness::Gone(Some(self.looked_ns));
         }
+        let gone = self.is_gone();
         if look {
             self.looked_ns = now_ns;
         }
@@ -263,83 +229,99 @@ impl Tail {
                 .zip(start)
                 .and_then(|(h, start)| h.look(start, now_ns, &mut shared.groups));
             if let Some(fact) = fact {
-                out(Update::Host(Box::new(fact)));
+                out.take(Update::Host(Box::new(fact)));
             }
-        }
-        let mut changed = gone;
-        let before = self.op.next + self.channel.next + self.proxy.next;
-        // The mapping outlives the reader; taking it out keeps the borrow checker's eyes off `self`.
-        let spoilt = match self.mapping.reader() {
-            Some(reader) => {
-                let books = losses(&reader);
-                read_comms(&reader, (self.record.id, self.host_clock), &mut self.comms, out);
-                self.op.read_ops(&reader, &mut self.ops);
-                let recent = self.op.next.saturating_sub(RECENT as u64)..self.op.next;
-                self.channel.read_channels(&reader, &mut self.ops, &recent);
-                self.proxy.read_transfers(&reader, &mut self.ops, &recent);
-                if self.record.losses != books {
-                    self.record.losses = books;
-                    changed = true;
-                }
-                if reader.nccl() != self.nccl {
-                    self.nccl = reader.nccl();
-                    self.record.nccl = self.nccl.map(decode::nccl_version).or(self.record.nccl.take());
-                    changed = true;
-                }
-                false
-            }
-            None => true,
-        };
-        if spoilt {
-            self.record.losses = vec![("segment spoilt by its owner", 1)];
-            changed = true;
         }
         self.read_ns = now_ns;
-        if before != self.op.next + self.channel.next + self.proxy.next {
+        let Some(reader) = self.mapping.reader() else {
+            self.spoilt = true;
+            return;
+        };
+        let (books, nccl) = (losses(&reader), reader.nccl());
+        read_comms(&reader, (self.record.id, self.host_clock), &mut self.comms, out);
+        let before = self.rings.passed();
+        self.rings.begin(&reader);
+        if before != self.rings.until() {
             self.moved_ns = now_ns;
         }
-        if gone || spoilt || now_ns.saturating_sub(self.emptied_ns) >= KEEP_PAGES_NS {
+        if self.record.losses != books {
+            self.record.losses = books;
+            self.changed = true;
+        }
+        if nccl != self.nccl {
+            self.nccl = nccl;
+            self.record.nccl = nccl.map(decode::nccl_version).or(self.record.nccl.take());
+            self.changed = true;
+        }
+    }
+
+    /// Reads some of what is new and tells it; true when there is more.
+    pub(super) fn turn(&mut self, shared: &mut Shared, out: &mut dyn Sink) -> bool {
+        if self.done {
+            return false;
+        }
+        self.ops.lend(&mut shared.opens);
+        // The mapping outlives the reader; taking it out keeps the borrow checker's eyes off `self`.
+        let more = match self.mapping.reader() {
+            Some(reader) => self.rings.turn(&reader, &mut self.ops),
+            None => {
+                self.spoilt = true;
+                false
+            }
+        };
+        let comms = &self.comms;
+        let late = if more { self.rings.next_op().saturating_sub(LAG) } else { u64::MAX };
+        self.ops.tell(|open| {
+            // An operation of a communicator that nobody knows yet is told once it is known.
+            let Some((_, comm)) = comms.get(&open.slot.comm) else { return Told::Later };
+            let whole = whole(open);
+            if !whole && open.slot.ticket >= late {
+                return Told::Later;
+            }
+            let room = shared.spare.stamps();
+            let stamps = if whole { open.stamps.hand_over(room) } else { copied(open.stamps.values(), room) };
+            out.operation(shared.spare.put(assemble(comm, open, stamps)));
+            if whole { Told::Whole } else { Told::SoFar }
+        });
+        self.ops.lend(&mut shared.opens);
+        more
+    }
+
+    /// Closes a look: tells what was lost, and what changed of the segment itself.
+    pub(super) fn close(&mut self, now_ns: u64, out: &mut dyn Sink) {
+        if self.done {
+            return;
+        }
+        for ((what, missed), told) in self.rings.missed().into_iter().zip(&mut self.told_missed) {
+            let count = missed - *told;
+            if count > 0 {
+                *told = missed;
+                out.take(Update::Missed { segment: self.record.id, what, count });
+            }
+        }
+        // What is settled and told needs no memory here, but for the newest, whose last stamps may come late.
+        if self.ops.span() > 2 * RECENT as usize {
+            let rings = &self.rings;
+            self.ops.forget_below(rings.next_op().saturating_sub(RECENT), |t| rings.is_open(t));
+        }
+        self.done = self.is_gone() || self.spoilt;
+        if self.spoilt {
+            self.record.losses = vec![("segment spoilt by its owner", 1)];
+        }
+        if std::mem::take(&mut self.changed) || self.done {
+            out.take(Update::Segment(self.record.clone()));
+        }
+        if self.done || now_ns.saturating_sub(self.emptied_ns) >= KEEP_PAGES_NS {
             self.emptied_ns = now_ns;
             self.mapping.give_back();
         }
-        self.tell(&mut shared.spare, out);
-        if changed {
-            out(Update::Segment(self.record.clone()));
-        }
-        self.done = gone || spoilt;
         if self.done {
             self.ops = Window::default();
         }
     }
 
-    fn tell(&mut self, spare: &mut Spare, out: &mut dyn FnMut(Update)) {
-        let comms = &self.comms;
-        self.ops.tell(|open| {
-            // An operation of a communicator that nobody knows yet is told once it is known.
-            let Some((_, comm)) = comms.get(&open.slot.comm) else { return Told::Later };
-            out(Update::Op(spare.put(assemble(comm, open))));
-            if whole(open) { Told::Whole } else { Told::SoFar }
-        });
-        for (i, (what, missed)) in [
-            ("operations", self.op.missed),
-            ("channel stamps", self.channel.missed),
-            ("network transfers", self.proxy.missed),
-        ]
-        .into_iter()
-        .enumerate()
-        {
-            let new = missed - self.told_missed[i];
-            if new > 0 {
-                self.told_missed[i] = missed;
-                out(Update::Missed { segment: self.record.id, what, count: new });
-            }
-        }
-        // What is settled and told needs no memory here, but for the newest, whose last stamps may come late.
-        if self.ops.span() > 2 * RECENT {
-            let open = &self.op.open;
-            self.ops
-                .forget_below(self.op.next.saturating_sub(RECENT as u64), |t| open.binary_search(&t).is_ok());
-        }
+    fn is_gone(&self) -> bool {
+        self.record.liveness != Liveness::Alive
     }
 }
 
@@ -369,7 +351,7 @@ fn read_comms(
     reader: &Reader<'_>,
     (segment, host_clock): (SegmentId, u64),
     known: &mut BTreeMap<u16, (CommSlot, CommRecord)>,
-    out: &mut dyn FnMut(Update),
+    out: &mut dyn Sink,
 ) {
     for slot in reader.comms() {
         let key = (slot.ticket & 0xffff) as u16;
@@ -382,150 +364,27 @@ fn read_comms(
             && was.init_ns == record.init_ns
         {
             // Until NCCL tells, its id is what the call let expect.
-            out(Update::Left { segment, comm: was.comm, rank: was.rank });
+            out.take(Update::Left { segment, comm: was.comm, rank: was.rank });
         }
         if known.get(&key).is_none_or(|(_, was)| *was != record) {
-            out(Update::Comm(record.clone()));
+            out.take(Update::Comm(record.clone()));
         }
         known.insert(key, (slot, record));
     }
 }
 
-fn assemble(comm: &CommRecord, open: &Open) -> OpRecord {
-    let mut record = decode::op(comm, &open.slot);
-    record.stamps = open.stamps.iter().map(|(_, s)| *s).collect();
-    record.net = open.net.iter().map(|(_, n)| n.clone()).collect();
+fn copied(stamps: &[ChannelStamp], mut room: Vec<ChannelStamp>) -> Vec<ChannelStamp> {
+    room.extend_from_slice(stamps);
+    room
+}
+
+/// An operation's record, with these stamps.
+fn assemble(comm: &CommRecord, open: &Open, stamps: Vec<ChannelStamp>) -> OpRecord {
+    let mut record = OpRecord { stamps, net: open.net.values().to_vec(), ..decode::op(comm, &open.slot) };
     // Version 1 counted in the operation as well, and channels are overwritten before it.
     let stopped = record.stamps.iter().filter(|s| s.stop_seen_ns.is_some()).count();
     let count = |n: usize| u16::try_from(n).unwrap_or(u16::MAX);
     record.started = record.started.max(count(record.stamps.len()));
     record.stopped = record.stopped.max(count(stopped));
     record
-}
-
-/// True when nothing more is expected of an operation.
-fn whole(open: &Open) -> bool {
-    if !settled(&open.slot) || open.net.iter().any(|(_, n)| n.stop_ns.is_none()) {
-        return false;
-    }
-    match decode::timing(open.slot.timed) {
-        Timing::Kernel => {
-            // After graphs a channel may bring another operation's stamps before its own.
-            let stopped = |(_, s): &(u64, ChannelStamp)| s.stop_gpu_ns.is_some() && s.stop_seen_ns.is_some();
-            let mut channels = [0u64; 4];
-            for (_, s) in open.stamps.iter().filter(|s| stopped(s)) {
-                channels[usize::from(s.channel >> 6)] |= 1 << (s.channel & 63);
-            }
-            let different = channels.iter().map(|c| c.count_ones()).sum::<u32>();
-            let all = u32::from(open.slot.channels);
-            open.slot.kind != kind::REPLAY && all > 0 && different == all && open.stamps.len() == all as usize
-        }
-        Timing::Not(_) | Timing::Events => open.stamps.is_empty(),
-        Timing::Unknown => false,
-    }
-}
-
-/// Holds an operation again that was let go, for what came after all: a stamp where it was not to have any, not where it
-/// has all. True when it is held.
-fn hold_again(reader: &Reader<'_>, ops: &mut Window, recent: &Range<u64>, ticket: u64, stamp: bool) -> bool {
-    if recent.contains(&ticket)
-        && let Found::Is(slot) = reader.op(ticket)
-        && !(stamp && decode::timing(slot.timed) == Timing::Kernel)
-    {
-        ops.slot(slot);
-        return true;
-    }
-    false
-}
-
-/// True when nothing in the operation's own slot can change any more.
-fn settled(slot: &OpSlot) -> bool {
-    use ringwatch_wire::codes::{flag, timed};
-    if slot.flags & flag::CAPTURED != 0 {
-        return true;
-    }
-    // Where the call was seen, its return will be.
-    if slot.preloaded && slot.returned.is_none() {
-        return false;
-    }
-    let channels = u16::from(slot.channels);
-    slot.issued_ns.is_some()
-        && match slot.timed {
-            // Version 1: the operation counts its channels.
-            timed::UNKNOWN => channels > 0 && slot.stopped >= channels,
-            timed::EVENTS => slot.event_ns.is_some(),
-            _ => true,
-        }
-}
-
-impl Cursor {
-    fn read_ops(&mut self, reader: &Reader<'_>, ops: &mut Window) {
-        let ring = reader.ring(Region::Op);
-        for ticket in self.take(ring.next(), ring.slots()) {
-            match reader.op(ticket) {
-                Found::Is(slot) => {
-                    let old = slot.issued_ns.is_some() && ticket + SETTLED_TICKETS < self.next;
-                    if !old && !settled(&slot) {
-                        self.open.push(ticket);
-                    }
-                    ops.slot(slot);
-                }
-                Found::NotYet => self.open.push(ticket),
-                Found::Overwritten if !ops.contains(ticket) => self.missed += 1,
-                Found::Overwritten => {}
-            }
-        }
-    }
-
-    fn read_channels(&mut self, reader: &Reader<'_>, ops: &mut Window, recent: &Range<u64>) {
-        let ring = reader.ring(Region::Channel);
-        for ticket in self.take(ring.next(), ring.slots()) {
-            match reader.channel(ticket) {
-                Found::Is(slot) => {
-                    let stamp = decode::stamp(&slot);
-                    // The duration is written a moment before the stop; this look may fall between.
-                    let finished = stamp.stop_seen_ns.is_some()
-                        && (stamp.stop_gpu_ns.is_some() || stamp.start_gpu_ns.is_none());
-                    let held = ops.stamp(slot.op, ticket, stamp)
-                        || hold_again(reader, ops, recent, slot.op, true)
-                            && ops.stamp(slot.op, ticket, stamp);
-                    if held {
-                        if !finished {
-                            self.open.push(ticket);
-                        }
-                    } else if slot.op >= reader.ring(Region::Op).next() {
-                        // Its operation is being published this very moment.
-                        self.open.push(ticket);
-                    }
-                }
-                Found::NotYet => self.open.push(ticket),
-                Found::Overwritten => self.missed += 1,
-            }
-        }
-    }
-
-    fn read_transfers(&mut self, reader: &Reader<'_>, ops: &mut Window, recent: &Range<u64>) {
-        let ring = reader.ring(Region::Proxy);
-        let nonce = reader.header(head::NONCE) & 0xffff;
-        for ticket in self.take(ring.next(), ring.slots()) {
-            match reader.proxy(ticket) {
-                Found::Is(slot) => {
-                    let ours = slot.parent >> 48 == nonce && slot.parent >> 44 & 0xf == ISSUED_KIND;
-                    if slot.foreign || !ours {
-                        continue;
-                    }
-                    let net = decode::transfer(&slot);
-                    let (moves, op) = (net.stop_ns.is_none(), slot.parent & VALUE_MASK);
-                    if !ops.contains(op) {
-                        hold_again(reader, ops, recent, op, false);
-                    }
-                    if ops.transfer(op, ticket, net) && moves {
-                        self.open.push(ticket);
-                    }
-                }
-                Found::NotYet => self.open.push(ticket),
-                Found::Overwritten => self.missed += 1,
-            }
-        }
-    }
 }

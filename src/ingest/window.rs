@@ -8,27 +8,61 @@ use std::collections::VecDeque;
 #[derive(Debug)]
 pub(super) struct Open {
     pub(super) slot: OpSlot,
-    /// Its channels' stamps, by the tickets of their slots.
-    pub(super) stamps: Vec<(u64, ChannelStamp)>,
-    /// Its network transfers, likewise.
-    pub(super) net: Vec<(u64, NetProgress)>,
+    /// Its channels' stamps.
+    pub(super) stamps: Parts<ChannelStamp>,
+    /// Its network transfers.
+    pub(super) net: Parts<NetProgress>,
     /// It is on the list of those to tell.
     changed: bool,
 }
 
-/// Puts a value under a ticket; true when that changes something.
-fn put<T: PartialEq>(list: &mut Vec<(u64, T)>, ticket: u64, value: T) -> bool {
-    // Newest last, and those are what moves.
-    match list.iter_mut().rev().find(|(t, _)| *t == ticket) {
-        Some((_, old)) if *old == value => false,
-        Some((_, old)) => {
-            *old = value;
-            true
+/// Records of an operation, by the tickets of their slots.
+#[derive(Debug)]
+pub(super) struct Parts<T> {
+    tickets: Vec<u64>,
+    values: Vec<T>,
+}
+
+impl<T> Default for Parts<T> {
+    fn default() -> Self {
+        Parts { tickets: Vec::new(), values: Vec::new() }
+    }
+}
+
+impl<T: PartialEq> Parts<T> {
+    /// Puts a value under a ticket; true when that changes something.
+    fn put(&mut self, ticket: u64, value: T) -> bool {
+        // Newest last, and those are what moves.
+        let newest = self.tickets.last().is_none_or(|last| *last < ticket);
+        let known = if newest { None } else { self.tickets.iter().rposition(|t| *t == ticket) };
+        match known {
+            Some(at) if self.values[at] == value => false,
+            Some(at) => {
+                self.values[at] = value;
+                true
+            }
+            None => {
+                self.tickets.push(ticket);
+                self.values.push(value);
+                true
+            }
         }
-        None => {
-            list.push((ticket, value));
-            true
-        }
+    }
+
+    fn clear(&mut self) {
+        self.tickets.clear();
+        self.values.clear();
+    }
+
+    /// The values, by when they came.
+    pub(super) fn values(&self) -> &[T] {
+        &self.values
+    }
+
+    /// Takes the values out and puts an empty list in their place: for an operation that is let go.
+    pub(super) fn hand_over(&mut self, empty: Vec<T>) -> Vec<T> {
+        self.tickets.clear();
+        std::mem::replace(&mut self.values, empty)
     }
 }
 
@@ -60,6 +94,14 @@ pub(super) enum Told {
 const SPARE: usize = 1024;
 
 impl Window {
+    /// Takes the room that all use together, and gives it back at the second call.
+    pub(super) fn lend(
+        &mut self,
+        #[expect(clippy::vec_box, reason = "the boxes are what is used again")] room: &mut Vec<Box<Open>>,
+    ) {
+        std::mem::swap(&mut self.spare, room);
+    }
+
     fn place(&self, ticket: u64) -> Option<usize> {
         usize::try_from(ticket.checked_sub(self.base)?).ok()
     }
@@ -103,7 +145,12 @@ impl Window {
                         open.changed = true;
                         open
                     }
-                    None => Box::new(Open { slot, stamps: Vec::new(), net: Vec::new(), changed: true }),
+                    None => Box::new(Open {
+                        slot,
+                        stamps: Parts::default(),
+                        net: Parts::default(),
+                        changed: true,
+                    }),
                 };
                 *held = Some(open);
                 true
@@ -116,12 +163,12 @@ impl Window {
 
     /// Takes a channel's stamp; false when its operation is not held.
     pub(super) fn stamp(&mut self, op: u64, ticket: u64, stamp: ChannelStamp) -> bool {
-        self.part(op, |open| put(&mut open.stamps, ticket, stamp))
+        self.part(op, |open| open.stamps.put(ticket, stamp))
     }
 
     /// Takes a network transfer; false when its operation is not held.
     pub(super) fn transfer(&mut self, op: u64, ticket: u64, net: NetProgress) -> bool {
-        self.part(op, |open| put(&mut open.net, ticket, net))
+        self.part(op, |open| open.net.put(ticket, net))
     }
 
     fn part(&mut self, op: u64, put: impl FnOnce(&mut Open) -> bool) -> bool {
@@ -134,7 +181,7 @@ impl Window {
     }
 
     /// Tells what changed, by ticket; what `tell` does not take is told next time.
-    pub(super) fn tell(&mut self, mut tell: impl FnMut(&Open) -> Told) {
+    pub(super) fn tell(&mut self, mut tell: impl FnMut(&mut Open) -> Told) {
         let mut changed = std::mem::take(&mut self.changed);
         changed.sort_unstable();
         changed.retain(|ticket| {
@@ -148,6 +195,7 @@ impl Window {
             false
         });
         self.changed = changed;
+        self.trim();
     }
 
     #[expect(clippy::vec_box, reason = "the boxes are what is used again")]
@@ -170,6 +218,10 @@ impl Window {
                 Self::let_go(&mut self.held[place], &mut self.spare);
             }
         }
+        self.trim();
+    }
+
+    fn trim(&mut self) {
         while self.held.front().is_some_and(Option::is_none) {
             self.held.pop_front();
             self.base += 1;

@@ -63,6 +63,11 @@ impl Agenda {
         all
     }
 
+    /// Those of which something was heard since the last turn.
+    pub(super) fn touched(&self) -> Vec<CommId> {
+        self.touched.clone()
+    }
+
     /// From here on those are listed of which something is heard from now on.
     pub(super) fn turn(&mut self) {
         self.touched.clear();

@@ -8,25 +8,24 @@ use crate::model::{Func, Lane, Rank, SegmentId, Track, message_bytes};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The parts of an operation, each with its process and the address of its GPU.
+/// Tells the parts of an operation, each with its process and the address of its GPU.
 pub(super) fn carried(
     comm: &Communicator,
     (track, order): (Track, u64),
     transfer_ns: Option<u64>,
-) -> Vec<(SegmentId, Arc<str>, Carried)> {
-    let Some(instance) = comm.instance(track, order) else { return Vec::new() };
+    mut tell: impl FnMut(SegmentId, &Arc<str>, Carried),
+) {
+    let Some(instance) = comm.instance(track, order) else { return };
     let untimed = instance.parts.values().any(|p| p.kernel.is_none());
     let slot = if untimed { slot(comm, track, order) } else { None };
-    let of = |(rank, part): (&Rank, &Part)| {
-        let member = comm.members().get(rank)?;
-        let gpu = member.record.gpu.clone()?;
-        let (from_ns, to_ns, estimated) = when(part, transfer_ns, slot)?;
+    for (rank, part) in &instance.parts {
+        let Some(member) = comm.members().get(rank) else { continue };
+        let when = when(part, transfer_ns, slot);
+        let (Some(gpu), Some((from_ns, to_ns, estimated))) = (&member.record.gpu, when) else { continue };
         let wire = wire(comm, *rank, part, member.record.nodes);
         let func = if matches!(track, Track::Pair(..)) { Func::SendRecv } else { part.op.func };
-        let carried = Carried { comm: comm.id, func, wire, from_ns, to_ns, estimated };
-        Some((part.op.segment, gpu, carried))
-    };
-    instance.parts.iter().filter_map(of).collect()
+        tell(part.op.segment, gpu, Carried { comm: comm.id, func, wire, from_ns, to_ns, estimated });
+    }
 }
 
 /// What the nodes whose ranks are seen should have moved between them: a collective once for a node, a transfer once for

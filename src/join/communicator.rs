@@ -16,7 +16,8 @@ use super::timing::{self, Kernel, Limit};
 use super::usage::Busy;
 use crate::model::{
     Algo, Beat, CommId, CommRecord, Coverage, Exchange, Func, Lane, Launch, Making, NetProgress, OpRecord,
-    OpState, OperationRef, PairBeat, Proto, Rank, Returned, SegmentId, Signatures, Track, message_bytes,
+    OpState, OperationRef, PairBeat, Proto, Rank, Returned, SegmentId, Signatures, Spare, Track,
+    message_bytes,
 };
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -74,6 +75,19 @@ impl Said {
         let (start_ns, duration_ns) = (self.started_ns?, self.duration_ns?);
         Some(Kernel { start_ns, duration_ns, believed: 1, stamped: 1 })
     }
+}
+
+/// What an operation is taken with.
+pub(super) struct Around<'a> {
+    /// The clock of its GPU.
+    pub(super) clock: &'a mut ClockMap,
+    /// What its process's GPUs were busy with.
+    pub(super) busy: &'a mut Busy,
+    /// Where the room goes that is not needed any more.
+    pub(super) spare: &'a mut Spare,
+    /// Nothing can rest on the process's issue orders.
+    pub(super) unsure: bool,
+    pub(super) now_ns: u64,
 }
 
 /// How many transfers from one rank to another both of them issued.
@@ -569,10 +583,7 @@ impl Communicator {
         &mut self,
         mut op: Box<OpRecord>,
         said: Option<Said>,
-        clock: &mut ClockMap,
-        busy: &mut Busy,
-        unsure: bool,
-        now_ns: u64,
+        Around { clock, busy, spare, unsure, now_ns }: Around<'_>,
     ) {
         let (rank, ranks) = (op.rank, self.ranks());
         let Some(member) = self.members.get_mut(&rank) else { return };
@@ -715,7 +726,7 @@ impl Communicator {
         };
         if told && kernel.is_some() {
             // What was made of them is kept.
-            op.stamps = Vec::new();
+            spare.give_stamps(std::mem::take(&mut op.stamps));
         }
         let signature = Signature::of(&op, ranks);
         let way = op.algo.zip(op.proto);

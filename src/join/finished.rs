@@ -7,7 +7,7 @@ use crate::model::{
     Algo, CommId, DataType, Func, NetProgress, OpRecord, Proto, Rank, RedOp, SegmentId, Spare, Timing, Told,
     Track,
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Operations that wait to be taken at most; more are counted.
@@ -149,7 +149,8 @@ pub(super) struct Outbox {
     metered: bool,
     /// The same between nodes.
     networked: bool,
-    carried: Vec<(SegmentId, Arc<str>, Carried)>,
+    /// By process and GPU: whose books these are is looked up once for all of a tick.
+    carried: BTreeMap<(SegmentId, Arc<str>), Vec<Carried>>,
     crossed: Vec<(SegmentId, Carried)>,
     ends: Vec<Ends>,
     /// Records of what was forgotten.
@@ -184,12 +185,12 @@ impl Outbox {
         self.metered
     }
 
-    /// Takes what the ranks of an operation should have moved, for the books of their GPUs.
-    pub(super) fn carry(&mut self, parts: Vec<(SegmentId, Arc<str>, Carried)>) {
-        self.carried.extend(parts);
+    /// Takes what a rank of an operation should have moved, for the books of its GPU.
+    pub(super) fn carry(&mut self, segment: SegmentId, gpu: &Arc<str>, carried: Carried) {
+        self.carried.entry((segment, gpu.clone())).or_default().push(carried);
     }
 
-    pub(super) fn take_carried(&mut self) -> Vec<(SegmentId, Arc<str>, Carried)> {
+    pub(super) fn take_carried(&mut self) -> BTreeMap<(SegmentId, Arc<str>), Vec<Carried>> {
         std::mem::take(&mut self.carried)
     }
 

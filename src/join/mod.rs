@@ -34,7 +34,7 @@ mod wire;
 pub use crate::model::Track;
 pub use attribution::{Share, WireTotals, WireWindow};
 pub use clock::ClockMap;
-use communicator::Said;
+use communicator::{Around, Said};
 pub use communicator::{Communicator, LateEvent};
 pub use finished::{Finished, FinishedPart, Operation, Sampling};
 pub use hardware::{Device, Hardware, Incident, LinkError, Moment, Trouble};
@@ -243,6 +243,11 @@ impl Join {
         }
     }
 
+    /// Takes an operation, as [`Self::feed`] does.
+    pub fn feed_operation(&mut self, op: Box<OpRecord>) {
+        if self.observer.is_none() { self.operation(op, None) } else { self.feed(Update::Op(op)) }
+    }
+
     /// A communicator of which something is heard.
     fn touched(&mut self, comm: CommId) -> Option<&mut Communicator> {
         let c = self.comms.get_mut(&comm)?;
@@ -269,7 +274,8 @@ impl Join {
         self.agenda.touch(comm);
         comm.metered = self.outbox.metered() || self.outbox.networked() && comm.spans_nodes();
         let parts = comm.parts_kept();
-        comm.operation(op, said, clock, &mut process.busy, unsure, self.now_ns);
+        let (busy, spare) = (&mut process.busy, self.outbox.spare());
+        comm.operation(op, said, Around { clock, busy, spare, unsure, now_ns: self.now_ns });
         self.parts = self.parts + comm.parts_kept() - parts;
     }
 
@@ -367,6 +373,24 @@ impl Join {
         }
     }
 
+    /// Counts what is complete of what was fed since the last tick, which does the same and all that is left to do.
+    pub fn settle(&mut self, now_ns: u64) {
+        let touched = self.agenda.touched();
+        self.count(&touched, now_ns);
+    }
+
+    fn count(&mut self, comms: &[CommId], now_ns: u64) {
+        for id in comms {
+            let Some(comm) = self.comms.get_mut(id) else { continue };
+            let (held, parts) = (comm.held(), comm.parts_kept());
+            comm.settle(now_ns, &mut self.classes, &mut self.outbox);
+            if comm.held() != held {
+                comm.stale = Stale::ALL;
+            }
+            self.parts = self.parts + comm.parts_kept() - parts;
+        }
+    }
+
     /// Lets time pass: operations that are complete enter the statistics.
     pub fn tick(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
@@ -376,20 +400,12 @@ impl Join {
             self.comms.keys().copied().collect()
         };
         self.agenda.turn();
-        for id in &due {
-            let Some(comm) = self.comms.get_mut(id) else { continue };
-            let (held, parts) = (comm.held(), comm.parts_kept());
-            comm.settle(now_ns, &mut self.classes, &mut self.outbox);
-            if comm.held() != held {
-                comm.stale = Stale::ALL;
-            }
-            self.parts = self.parts + comm.parts_kept() - parts;
-        }
+        self.count(&due, now_ns);
         if self.parts > PARTS_KEPT {
             self.comms.values_mut().for_each(Communicator::halve);
             self.parts = self.comms.values().map(Communicator::parts_kept).sum();
         }
-        for (segment, gpu, carried) in self.outbox.take_carried() {
+        for ((segment, gpu), carried) in self.outbox.take_carried() {
             if let Some(p) = self.processes.get(&segment) {
                 self.hardware.carry(&p.record.host, &gpu, &carried);
             }

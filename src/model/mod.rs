@@ -36,6 +36,6 @@ pub use snapshot::{
 };
 pub use spare::Spare;
 pub use update::{
-    Beat, CommRecord, Exchange, Job, Liveness, Making, PairBeat, SegmentRecord, Signatures, Sketch, Source,
-    Told, Update,
+    Beat, CommRecord, Exchange, Job, Liveness, Making, PairBeat, SegmentRecord, Signatures, Sink, Sketch,
+    Source, Told, Update,
 };

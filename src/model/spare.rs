@@ -1,6 +1,6 @@
 //! Room for records, used again: a steady job's operations cost no allocation.
 
-use super::OpRecord;
+use super::{ChannelStamp, OpRecord};
 
 /// Records that are kept for their room.
 const KEPT: usize = 4096;
@@ -10,6 +10,8 @@ const KEPT: usize = 4096;
 pub struct Spare {
     #[expect(clippy::vec_box, reason = "the boxes are what is used again")]
     records: Vec<Box<OpRecord>>,
+    /// Lists of stamps, empty; kept apart, as records outlive their stamps.
+    stamps: Vec<Vec<ChannelStamp>>,
 }
 
 impl Spare {
@@ -19,9 +21,24 @@ impl Spare {
         self.records.extend(records.into_iter().take(room));
     }
 
+    /// Takes a list of stamps that are not needed any more.
+    pub fn give_stamps(&mut self, mut stamps: Vec<ChannelStamp>) {
+        if stamps.capacity() > 0 && self.stamps.len() < KEPT {
+            stamps.clear();
+            self.stamps.push(stamps);
+        }
+    }
+
+    /// An empty list for stamps.
+    pub fn stamps(&mut self) -> Vec<ChannelStamp> {
+        self.stamps.pop().unwrap_or_default()
+    }
+
     /// Takes all that another one has.
     pub fn take_from(&mut self, other: &mut Spare) {
         self.give(other.records.drain(..));
+        let room = KEPT.saturating_sub(self.stamps.len());
+        self.stamps.extend(other.stamps.drain(..).take(room));
     }
 
     /// A record, in the room of one that was given.

@@ -246,17 +246,34 @@ pub struct Told {
     pub finished: bool,
 }
 
+/// Who takes a source's stream.
+pub trait Sink {
+    /// Takes what comes next.
+    fn take(&mut self, update: Update);
+    /// The same of an operation: nearly all are, and an update takes longer to pass on than the operation in it.
+    fn operation(&mut self, op: Box<OpRecord>) {
+        self.take(Update::Op(op));
+    }
+    /// A good moment, in the middle of a poll, to work on what was taken so far: it is still at hand. Records that nobody
+    /// needs any more are given back, for the room that new ones need.
+    fn rest(&mut self, spare: &mut Spare) {
+        let _ = spare;
+    }
+}
+
+impl<F: FnMut(Update)> Sink for F {
+    fn take(&mut self, update: Update) {
+        self(update);
+    }
+}
+
 /// A stream of what happened. Live segments and black boxes are one; recordings and the cluster's bus will be.
 pub trait Source {
     /// What is new since the last call. `now_ns` is the host's monotonic clock.
     fn poll(&mut self, now_ns: u64) -> Vec<Update>;
     /// The same, one after the other: what is taken at once needs no room.
-    fn poll_each(&mut self, now_ns: u64, take: &mut dyn FnMut(Update)) {
-        self.poll(now_ns).into_iter().for_each(take);
-    }
-    /// Takes records that nobody needs any more, for the room that new ones need.
-    fn reuse(&mut self, records: &mut Spare) {
-        let _ = records;
+    fn poll_each(&mut self, now_ns: u64, sink: &mut dyn Sink) {
+        self.poll(now_ns).into_iter().for_each(|u| sink.take(u));
     }
     /// Begins to find out where in its code a process is; the answer comes as an [`Update::Host`], if one can be had.
     fn inspect(&mut self, segment: SegmentId, now_ns: u64) {

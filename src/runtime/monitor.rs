@@ -2,7 +2,9 @@
 
 use crate::detect::{Baseline, Detector, Settings};
 use crate::join::{ClockPair, Finished, Join, Sampling, View};
-use crate::model::{CommId, Finding, HostFact, Rank, SegmentId, Snapshot, Source, Update};
+use crate::model::{
+    CommId, Finding, HostFact, OpRecord, Rank, SegmentId, Sink, Snapshot, Source, Spare, Update,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A source, what it said so far, and what is wrong.
@@ -63,13 +65,7 @@ impl<S: Source> Monitor<S> {
     /// Takes in what is new and asks the rules. Returns the findings that are new.
     pub fn step(&mut self, now_ns: u64) -> Vec<Finding> {
         let Monitor { source, join, asked, stacks, .. } = self;
-        source.reuse(join.spare());
-        source.poll_each(now_ns, &mut |update| {
-            if let Update::Host(fact) = &update {
-                stacks.extend(answer(fact, join, asked));
-            }
-            join.feed(update);
-        });
+        source.poll_each(now_ns, &mut Taking { now_ns, join, asked, stacks });
         self.join.tick(now_ns);
         if !self.judging {
             return Vec::new();
@@ -158,6 +154,32 @@ impl<S: Source> Monitor<S> {
         let ns = self.join.unix_ns(now_ns)?;
         let t = time::OffsetDateTime::from_unix_timestamp_nanos(i128::from(ns)).ok()?;
         Some(format!("{:02}:{:02}:{:02}", t.hour(), t.minute(), t.second()))
+    }
+}
+
+/// Takes a look's updates in.
+struct Taking<'a> {
+    now_ns: u64,
+    join: &'a mut Join,
+    asked: &'a mut BTreeMap<SegmentId, (CommId, Rank)>,
+    stacks: &'a mut Vec<Stack>,
+}
+
+impl Sink for Taking<'_> {
+    fn take(&mut self, update: Update) {
+        if let Update::Host(fact) = &update {
+            self.stacks.extend(answer(fact, self.join, self.asked));
+        }
+        self.join.feed(update);
+    }
+
+    fn operation(&mut self, op: Box<OpRecord>) {
+        self.join.feed_operation(op);
+    }
+
+    fn rest(&mut self, spare: &mut Spare) {
+        self.join.settle(self.now_ns);
+        spare.take_from(self.join.spare());
     }
 }
 

@@ -1,7 +1,7 @@
 //! All that is known on one node, as one source: its segments, and what its samplers read.
 
 use crate::ingest::Segments;
-use crate::model::{Reading, SegmentId, Source, Spare, Update};
+use crate::model::{Reading, SegmentId, Sink, Source, Update};
 use std::sync::mpsc::Receiver;
 
 /// Segments, and readings that come from a thread of their own.
@@ -32,17 +32,13 @@ impl Source for Node {
         updates
     }
 
-    fn poll_each(&mut self, now_ns: u64, take: &mut dyn FnMut(Update)) {
-        self.segments.poll_each(now_ns, take);
+    fn poll_each(&mut self, now_ns: u64, sink: &mut dyn Sink) {
+        self.segments.poll_each(now_ns, sink);
         let readings: Vec<Reading> = self.readings.iter().flat_map(|r| r.try_iter().flatten()).collect();
         if let Some(kept) = self.kept.as_mut().filter(|k| k.len() < KEPT) {
             kept.extend(readings.iter().cloned());
         }
-        readings.into_iter().map(|r| Update::Hardware(Box::new(r))).for_each(take);
-    }
-
-    fn reuse(&mut self, records: &mut Spare) {
-        self.segments.reuse(records);
+        readings.into_iter().for_each(|r| sink.take(Update::Hardware(Box::new(r))));
     }
 
     fn inspect(&mut self, segment: SegmentId, now_ns: u64) {

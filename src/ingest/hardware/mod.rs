@@ -46,7 +46,10 @@ pub struct Settings {
     pub nvlink_ms: u64,
     /// Between two readings of a GPU's health and load, in ms; 0 leaves them out.
     pub gpu_ms: u64,
-    /// Between two readings of the counters of each NVLink, in ms. They come with the GPU's health; 0 leaves them out.
+    /// Between two looks at whether each NVLink is up, in ms. They come with the GPU's health; 0 leaves them out.
+    pub link_states_ms: u64,
+    /// Between two readings of the error counters of each NVLink and of PCIe, in ms. They come with the GPU's health; 0
+    /// leaves them out.
     pub links_ms: u64,
     /// Between two looks for the driver's errors, in ms; 0 leaves them out.
     pub xid_ms: u64,
@@ -69,7 +72,8 @@ impl Default for Settings {
             nvml: None,
             nvlink_ms: 500,
             gpu_ms: 2_000,
-            links_ms: 10_000,
+            link_states_ms: 5_000,
+            links_ms: 30_000,
             xid_ms: 200,
             rdma_ms: 1_000,
             interfaces_ms: 1_000,
@@ -174,7 +178,7 @@ impl Samplers {
             all.add(driver.traffic(period));
         }
         if let Some(period) = every(settings.gpu_ms) {
-            all.add(driver.health(period, every(settings.links_ms)));
+            all.add(driver.health(period, every(settings.link_states_ms), every(settings.links_ms)));
         }
         if let Some(period) = every(settings.rdma_ms) {
             all.add(Box::new(Rdma::new(sys, period)));

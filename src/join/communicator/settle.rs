@@ -146,8 +146,10 @@ impl Communicator {
             }
             let Some(i) = self.instances.get_mut(&key) else { continue };
             let issued = |p: &Part| p.op.issued_ns.is_some() && (p.is_silent() || p.finished);
-            let silent = i.parts.values().any(Part::is_silent);
-            if i.weighed || !silent || i.parts.len() < expected || !i.parts.values().all(issued) {
+            if i.weighed || i.parts.len() < expected {
+                continue;
+            }
+            if !i.parts.values().any(Part::is_silent) || !i.parts.values().all(issued) {
                 continue;
             }
             i.weighed = true;
@@ -204,7 +206,7 @@ impl Communicator {
         let mut parts = Vec::with_capacity(if outbox.wanted() { instance.parts.len() } else { 0 });
         for part in instance.parts.values_mut() {
             // What was made of them is kept.
-            part.op.stamps = Vec::new();
+            outbox.spare().give_stamps(std::mem::take(&mut part.op.stamps));
             let net = std::mem::take(&mut part.op.net);
             if outbox.wanted() {
                 parts.push(FinishedPart::of(part, net));
@@ -245,7 +247,7 @@ impl Communicator {
         let sample = Sample { at_ns, bytes, transfer_ns, busy_ns, pair, by_events, channels: on };
         classes.entry(class).or_default().add(&sample);
         if outbox.metered() && agreed {
-            outbox.carry(carried(self, key, transfer_ns));
+            carried(self, key, transfer_ns, |segment, gpu, c| outbox.carry(segment, gpu, c));
         }
         if outbox.networked() && agreed && self.spans_nodes() {
             outbox.cross(crossed(self, key, transfer_ns));

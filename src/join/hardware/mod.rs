@@ -137,10 +137,10 @@ impl Hardware {
     }
 
     /// Puts an operation into the books of a GPU whose wires are read.
-    pub(super) fn carry(&mut self, host: &str, gpu: &str, carried: &Carried) {
+    pub(super) fn carry(&mut self, host: &str, gpu: &str, carried: &[Carried]) {
         let Some(gpu) = pci_address(gpu) else { return };
         if let Some(books) = self.books.get_mut(&(host.to_owned(), gpu)) {
-            books.carry(carried);
+            carried.iter().for_each(|c| books.carry(c));
         }
     }
 

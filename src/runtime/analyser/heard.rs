@@ -1,7 +1,7 @@
 //! What agents say, as a source like any other.
 
 use crate::cluster::{Moment, Reader};
-use crate::model::{SegmentId, Source, Update};
+use crate::model::{SegmentId, Sink, Source, Update};
 use async_nats::Message;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -93,7 +93,7 @@ impl Source for Heard {
         out
     }
 
-    fn poll_each(&mut self, now_ns: u64, take: &mut dyn FnMut(Update)) {
+    fn poll_each(&mut self, now_ns: u64, sink: &mut dyn Sink) {
         // What one message says; all together would take more memory than what is made of it.
         let mut out = Vec::new();
         let mut read = 0;
@@ -104,12 +104,12 @@ impl Source for Heard {
             bytes += h.message.payload.len();
             let (subject, payload) = (h.message.subject.as_str(), &h.message.payload);
             self.reader.read(subject, payload, h.at, h.recorded, &mut out);
-            out.drain(..).for_each(&mut *take);
+            out.drain(..).for_each(|u| sink.take(u));
         }
         self.room.waiting.fetch_sub(bytes, Ordering::Relaxed);
         self.behind = read == AT_ONCE || bytes >= BYTES_AT_ONCE;
         self.reader.look(now_ns, &mut out);
-        out.into_iter().for_each(take);
+        out.into_iter().for_each(|u| sink.take(u));
     }
 
     fn inspect(&mut self, segment: SegmentId, _now_ns: u64) {

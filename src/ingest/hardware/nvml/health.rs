@@ -1,7 +1,7 @@
 //! A GPU's identity, health and load.
 
 use super::super::{Absent, Batch, Sampler};
-use super::links::Links;
+use super::links::{Links, Wanted};
 use super::raw::{GpmSample, remapped_rows};
 use super::{Driver, Gpu, Library, told};
 use crate::model::{Fact, GpuFact, PcieFact, Throttle};
@@ -23,21 +23,54 @@ const ACTIVE: &[u32] = &[2, 5, 10];
 struct Before {
     sample: Option<GpmSample>,
     links: Links,
+    pcie_replays: Option<u64>,
+}
+
+/// What is asked for less often than the rest, because the driver takes long to answer.
+#[derive(Debug)]
+struct Seldom {
+    /// Absent where it is left out.
+    every_ns: Option<u64>,
+    asked_ns: Option<u64>,
+}
+
+impl Seldom {
+    fn new(every: Option<Duration>) -> Self {
+        let every_ns = every.map(|d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));
+        Seldom { every_ns, asked_ns: None }
+    }
+
+    /// True when it is due; it is asked for then.
+    fn is_due(&mut self, now_ns: u64) -> bool {
+        let old = |every: u64| self.asked_ns.is_none_or(|t| now_ns.saturating_sub(t) >= every);
+        let due = self.every_ns.is_some_and(old);
+        if due {
+            self.asked_ns = Some(now_ns);
+        }
+        due
+    }
 }
 
 /// The sampler.
 pub(super) struct Sampled {
     driver: Arc<Driver>,
     period: Duration,
-    links_ns: Option<u64>,
+    states: Seldom,
+    counters: Seldom,
     library: Option<Arc<Library>>,
     before: Vec<Before>,
 }
 
 impl Sampled {
-    pub(super) fn new(driver: Arc<Driver>, period: Duration, links: Option<Duration>) -> Self {
-        let links_ns = links.map(|d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));
-        Sampled { driver, period, links_ns, library: None, before: Vec::new() }
+    /// Of all GPUs; the states of their links, and the counters of links and PCIe, have periods of their own.
+    pub(super) fn new(
+        driver: Arc<Driver>,
+        period: Duration,
+        states: Option<Duration>,
+        counters: Option<Duration>,
+    ) -> Self {
+        let (states, counters) = (Seldom::new(states), Seldom::new(counters));
+        Sampled { driver, period, states, counters, library: None, before: Vec::new() }
     }
 }
 
@@ -53,13 +86,13 @@ fn throttled(reasons: ThrottleReasons) -> BTreeSet<Throttle> {
     known.into_iter().filter(|(bit, _)| reasons.contains(*bit)).map(|(_, t)| t).collect()
 }
 
-fn pcie(d: &Device<'_>, batch: &mut Batch) -> Option<PcieFact> {
+fn pcie(d: &Device<'_>, replays: Option<u64>, batch: &mut Batch) -> Option<PcieFact> {
     let fact = PcieFact {
         generation: told(d.current_pcie_link_gen(), batch),
         generation_max: told(d.max_pcie_link_gen(), batch),
         width: told(d.current_pcie_link_width(), batch),
         width_max: told(d.max_pcie_link_width(), batch),
-        replays: told(d.pcie_replay_counter(), batch).map(u64::from),
+        replays,
     };
     (fact != PcieFact::default()).then_some(fact)
 }
@@ -82,7 +115,7 @@ fn look(
     gpu: &Gpu,
     d: &Device<'_>,
     before: &mut Before,
-    (now_ns, links_ns): (u64, Option<u64>),
+    wanted: Wanted,
     batch: &mut Batch,
 ) -> GpuFact {
     let rows = told(remapped_rows(d), batch);
@@ -98,6 +131,9 @@ fn look(
         UsedGpuMemory::Unavailable => None,
     };
     let use_of = told(d.utilization_rates(), batch);
+    if wanted.counters {
+        before.pcie_replays = told(d.pcie_replay_counter(), batch).map(u64::from);
+    }
     let [sm_active, tensor_active, memory_active] = active(library, d, &mut before.sample);
     GpuFact {
         gpu: gpu.address.clone(),
@@ -105,9 +141,9 @@ fn look(
         uuid: gpu.uuid.clone(),
         name: gpu.name.clone(),
         numa: gpu.numa,
-        links: before.links.look(d, now_ns, links_ns, batch),
+        links: before.links.look(d, wanted, batch),
         peers: gpu.peers.clone(),
-        pcie: pcie(d, batch),
+        pcie: pcie(d, before.pcie_replays, batch),
         sm_mhz: told(d.clock_info(Clock::SM), batch),
         sm_max_mhz: gpu.sm_max_mhz,
         memory_mhz: told(d.clock_info(Clock::Memory), batch),
@@ -146,13 +182,15 @@ impl Sampler for Sampled {
         if !self.library.as_ref().is_some_and(|l| Arc::ptr_eq(l, &library)) {
             self.before = library.gpus.iter().map(|_| Before::default()).collect();
             self.library = Some(library.clone());
+            (self.states.asked_ns, self.counters.asked_ns) = (None, None);
         }
+        let wanted = Wanted { states: self.states.is_due(now_ns), counters: self.counters.is_due(now_ns) };
         let mut answered = false;
         for ((gpu, device), before) in library.devices(batch).into_iter().zip(&mut self.before) {
             // One that fell off the bus still has a handle and answers nothing.
             let Some(device) = device.filter(|d| d.pci_info().is_ok()) else { continue };
             answered = true;
-            let fact = look(&library, gpu, &device, before, (now_ns, self.links_ns), batch);
+            let fact = look(&library, gpu, &device, before, wanted, batch);
             batch.tell(now_ns, Fact::Gpu(Box::new(fact)));
         }
         if !answered {

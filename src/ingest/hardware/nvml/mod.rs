@@ -167,9 +167,14 @@ impl Nvml {
         Box::new(traffic::Sampled::new(self.driver.clone(), period))
     }
 
-    /// Health and load, and at every `links` the counters of the links.
-    pub fn health(&self, period: Duration, links: Option<Duration>) -> Box<dyn Sampler> {
-        Box::new(health::Sampled::new(self.driver.clone(), period, links))
+    /// Health and load; at every `states` whether the links are up, and at every `counters` what they and PCIe counted.
+    pub fn health(
+        &self,
+        period: Duration,
+        states: Option<Duration>,
+        counters: Option<Duration>,
+    ) -> Box<dyn Sampler> {
+        Box::new(health::Sampled::new(self.driver.clone(), period, states, counters))
     }
 
     /// The driver's errors.

@@ -1,0 +1,115 @@
+//! How segments are read: in turns, side by side, and to the same end as all at once.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use ringwatch::ingest::{Place, Segments, now_ns};
+use ringwatch::join::{Finished, Join};
+use ringwatch::model::{OpRecord, SegmentId, Sink, Source, Spare, Timing, Update};
+use std::collections::{BTreeMap, BTreeSet};
+use support::{Room, run};
+
+const RANKS: u32 = 4;
+/// What one segment may tell in a turn: what is new, and what waited for its rest.
+const IN_A_TURN: usize = 512;
+
+/// Four ranks' segments, written by the plugin as fast as it can, every kernel timed.
+fn played() -> Room {
+    let room = Room::new();
+    let plugin = room.plugin();
+    for rank in 0..RANKS {
+        let mut command = room.ringwatch(["replay", "--scenario", "mixed", "--unpaced", "--loops", "60"]);
+        command.args(["--honour-mask", "--rank", &rank.to_string(), "--plugin"]).arg(&plugin);
+        let said = run(command.env("RINGWATCH_DETAIL", "full"));
+        assert_eq!(said.code, Some(0), "{}", said.err);
+    }
+    room
+}
+
+/// Joins as it is told, or at the end; remembers what came between two rests.
+struct Taken {
+    settles: bool,
+    join: Join,
+    turns: Vec<BTreeMap<SegmentId, usize>>,
+    told: u64,
+    last: BTreeMap<(SegmentId, u64), OpRecord>,
+}
+
+impl Taken {
+    fn of(room: &Room, settles: bool) -> Self {
+        let mut taken = Taken {
+            settles,
+            join: Join::new(),
+            turns: vec![BTreeMap::new()],
+            told: 0,
+            last: BTreeMap::new(),
+        };
+        taken.join.keep_finished();
+        let now = now_ns();
+        Segments::new(vec![Place::Dir(room.segments())]).poll_each(now, &mut taken);
+        taken.join.tick(now);
+        taken
+    }
+
+    fn finished(&mut self) -> Vec<Finished> {
+        let mut all = self.join.take_finished();
+        all.sort_by_key(|f| (f.comm, f.track, f.operation.order));
+        all
+    }
+}
+
+impl Sink for Taken {
+    fn take(&mut self, update: Update) {
+        if let Update::Op(op) = &update {
+            self.told += 1;
+            *self.turns.last_mut().unwrap().entry(op.segment).or_default() += 1;
+            self.last.insert((op.segment, op.ticket), OpRecord::clone(op));
+        }
+        self.join.feed(update);
+    }
+
+    fn rest(&mut self, spare: &mut Spare) {
+        self.turns.push(BTreeMap::new());
+        if self.settles {
+            self.join.settle(now_ns());
+            spare.take_from(self.join.spare());
+        }
+    }
+}
+
+#[test]
+fn a_look_reads_in_turns_side_by_side_and_counts_the_same() {
+    let room = played();
+    let (mut in_turns, mut at_once) = (Taken::of(&room, true), Taken::of(&room, false));
+
+    let segments: BTreeSet<SegmentId> = in_turns.last.keys().map(|(s, _)| *s).collect();
+    assert_eq!(segments.len(), RANKS as usize);
+    let busy: Vec<_> = in_turns.turns.iter().filter(|t| !t.is_empty()).collect();
+    assert!(busy.len() > 10, "{} turns", busy.len());
+    assert_eq!(busy[0].len(), segments.len(), "side by side from the first on");
+    let most = in_turns.turns.iter().flat_map(BTreeMap::values).max().copied().unwrap_or(0);
+    assert!(most <= IN_A_TURN, "{most} operations of one segment in a turn");
+
+    // What is told of an operation is told once, but for those whose rest lies far behind.
+    let operations = in_turns.last.len() as u64;
+    assert!(
+        operations > 1_000 && in_turns.told < operations + operations / 5,
+        "{} of {operations}",
+        in_turns.told
+    );
+    let timed =
+        in_turns.last.values().filter(|o| o.timing == Timing::Kernel && o.all_channels_stopped()).count();
+    assert!(timed > 100, "{timed} of {operations} are timed");
+
+    // The room of what was forgotten is used again in the middle: nothing of that shows.
+    assert_eq!(in_turns.last, at_once.last);
+    let (a, b) = (in_turns.finished(), at_once.finished());
+    assert!(a.len() > 1_000, "{} are over", a.len());
+    assert_eq!(a.len(), b.len());
+    for (a, b) in a.iter().zip(&b) {
+        assert_eq!(a, b);
+    }
+    let classes = |j: &Join| j.classes().map(|(k, c)| (*k, c.count())).collect::<Vec<_>>();
+    assert_eq!(classes(&in_turns.join), classes(&at_once.join));
+}
