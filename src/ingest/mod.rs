@@ -238,7 +238,7 @@ impl Source for Segments {
             out.rest(&mut self.shared.spare);
         }
         for tail in self.tails.values_mut() {
-            tail.close(now_ns, out);
+            tail.close(now_ns, &mut self.shared, out);
         }
         for (segment, answer) in self.stacks.take() {
             let tail = self.tails.values_mut().find(|t| t.id() == segment);

@@ -67,13 +67,16 @@ impl Cursor {
         }
     }
 
-    /// Looks at what is open, once, and at what is new, up to what `read` says is for a later turn.
+    /// Looks at what is open, and at what is new, up to what `read` says is for a later turn.
     fn turn(&mut self, mut read: impl FnMut(&mut Self, u64) -> Read) {
         let mut again = std::mem::take(&mut self.again);
-        for ticket in again.drain(..) {
-            let open = !matches!(read(self, ticket), Read::Done);
-            self.keep(ticket, open);
-        }
+        again.retain(|ticket| match read(self, *ticket) {
+            Read::LaterTurn => true,
+            done => {
+                self.keep(*ticket, done == Read::Open);
+                false
+            }
+        });
         self.again = again;
         while self.next < self.until {
             let ticket = self.next;
@@ -114,9 +117,11 @@ impl Rings {
         self.proxy.begin(reader.ring(Region::Proxy));
     }
 
-    /// Reads some of it; true when there is more.
+    /// Reads some of it; true when there is more. Where transfers of the network came, all at once: nothing orders those of
+    /// several communicators, and an operation is not whole without its own.
     pub(super) fn turn(&mut self, reader: &Reader<'_>, ops: &mut Window) -> bool {
-        let most = self.op.next.saturating_add(TURN);
+        let networked = self.proxy.next < self.proxy.until || !self.proxy.again.is_empty();
+        let most = if networked { u64::MAX } else { self.op.next.saturating_add(TURN) };
         self.op.turn(
             |op, ticket| {
                 if ticket >= most { Read::LaterTurn } else { read_op(op, reader, ops, ticket) }

@@ -23,9 +23,9 @@ use std::path::{Path, PathBuf};
 /// How often the pages of a segment that was read are given back, in ns.
 const KEEP_PAGES_NS: u64 = 3_000_000_000;
 
-/// An operation that is not whole this many tickets behind what was read is told in the middle of a look: its rest may be
-/// far.
-const LAG: u64 = 256;
+/// In the middle of a look operations are told that lie this many tickets behind what was read, by ticket: by then the stamps
+/// of nearly all have been read, and an operation is not told after those that came behind it.
+const LAG: u64 = 128;
 
 /// A process of which nothing was heard for so long, and at two looks, is asked after more often, in ns.
 const QUIET_NS: u64 = 250_000_000;
@@ -72,6 +72,8 @@ pub(super) struct Tail {
     changed: bool,
     /// Its owner made something else of it.
     spoilt: bool,
+    /// This look has more to read.
+    more: bool,
     /// Nothing more will come: the process is gone and the segment was read to its end.
     done: bool,
 }
@@ -136,6 +138,7 @@ impl Tail {
             host_clock: clock_of(boot.as_deref().unwrap_or_default()),
             changed: false,
             spoilt: false,
+            more: false,
             done: false,
         }))
     }
@@ -233,6 +236,7 @@ impl Tail {
             }
         }
         self.read_ns = now_ns;
+        self.more = true;
         let Some(reader) = self.mapping.reader() else {
             self.spoilt = true;
             return;
@@ -241,6 +245,7 @@ impl Tail {
         read_comms(&reader, (self.record.id, self.host_clock), &mut self.comms, out);
         let before = self.rings.passed();
         self.rings.begin(&reader);
+        self.ops.begin();
         if before != self.rings.until() {
             self.moved_ns = now_ns;
         }
@@ -257,12 +262,12 @@ impl Tail {
 
     /// Reads some of what is new and tells it; true when there is more.
     pub(super) fn turn(&mut self, shared: &mut Shared, out: &mut dyn Sink) -> bool {
-        if self.done {
+        if self.done || !self.more {
             return false;
         }
         self.ops.lend(&mut shared.opens);
         // The mapping outlives the reader; taking it out keeps the borrow checker's eyes off `self`.
-        let more = match self.mapping.reader() {
+        self.more = match self.mapping.reader() {
             Some(reader) => self.rings.turn(&reader, &mut self.ops),
             None => {
                 self.spoilt = true;
@@ -270,25 +275,25 @@ impl Tail {
             }
         };
         let comms = &self.comms;
-        let late = if more { self.rings.next_op().saturating_sub(LAG) } else { u64::MAX };
+        let late = if self.more { self.rings.next_op().saturating_sub(LAG) } else { u64::MAX };
         self.ops.tell(|open| {
-            // An operation of a communicator that nobody knows yet is told once it is known.
-            let Some((_, comm)) = comms.get(&open.slot.comm) else { return Told::Later };
-            let whole = whole(open);
-            if !whole && open.slot.ticket >= late {
+            if open.slot.ticket >= late {
                 return Told::Later;
             }
+            // An operation of a communicator that nobody knows yet is told once it is known.
+            let Some((_, comm)) = comms.get(&open.slot.comm) else { return Told::Parked };
+            let whole = whole(open);
             let room = shared.spare.stamps();
             let stamps = if whole { open.stamps.hand_over(room) } else { copied(open.stamps.values(), room) };
             out.operation(shared.spare.put(assemble(comm, open, stamps)));
             if whole { Told::Whole } else { Told::SoFar }
         });
         self.ops.lend(&mut shared.opens);
-        more
+        self.more
     }
 
     /// Closes a look: tells what was lost, and what changed of the segment itself.
-    pub(super) fn close(&mut self, now_ns: u64, out: &mut dyn Sink) {
+    pub(super) fn close(&mut self, now_ns: u64, shared: &mut Shared, out: &mut dyn Sink) {
         if self.done {
             return;
         }
@@ -302,7 +307,9 @@ impl Tail {
         // What is settled and told needs no memory here, but for the newest, whose last stamps may come late.
         if self.ops.span() > 2 * RECENT as usize {
             let rings = &self.rings;
+            self.ops.lend(&mut shared.opens);
             self.ops.forget_below(rings.next_op().saturating_sub(RECENT), |t| rings.is_open(t));
+            self.ops.lend(&mut shared.opens);
         }
         self.done = self.is_gone() || self.spoilt;
         if self.spoilt {

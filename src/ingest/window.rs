@@ -32,18 +32,19 @@ impl<T> Default for Parts<T> {
 impl<T: PartialEq> Parts<T> {
     /// Puts a value under a ticket; true when that changes something.
     fn put(&mut self, ticket: u64, value: T) -> bool {
-        // Newest last, and those are what moves.
-        let newest = self.tickets.last().is_none_or(|last| *last < ticket);
-        let known = if newest { None } else { self.tickets.iter().rposition(|t| *t == ticket) };
-        match known {
-            Some(at) if self.values[at] == value => false,
-            Some(at) => {
+        let place = match self.tickets.last() {
+            Some(last) if *last >= ticket => self.tickets.binary_search(&ticket),
+            _ => Err(self.tickets.len()),
+        };
+        match place {
+            Ok(at) if self.values[at] == value => false,
+            Ok(at) => {
                 self.values[at] = value;
                 true
             }
-            None => {
-                self.tickets.push(ticket);
-                self.values.push(value);
+            Err(at) => {
+                self.tickets.insert(at, ticket);
+                self.values.insert(at, value);
                 true
             }
         }
@@ -54,7 +55,7 @@ impl<T: PartialEq> Parts<T> {
         self.values.clear();
     }
 
-    /// The values, by when they came.
+    /// The values, by their tickets.
     pub(super) fn values(&self) -> &[T] {
         &self.values
     }
@@ -74,6 +75,8 @@ pub(super) struct Window {
     held: VecDeque<Option<Box<Open>>>,
     /// Tickets of what is to be told.
     changed: Vec<u64>,
+    /// Tickets of what is not asked about again before the next look.
+    parked: Vec<u64>,
     /// Room that was used before.
     #[expect(clippy::vec_box, reason = "the boxes are what is used again")]
     spare: Vec<Box<Open>>,
@@ -84,6 +87,8 @@ pub(super) struct Window {
 pub(super) enum Told {
     /// It is told next time.
     Later,
+    /// It cannot be told in this look.
+    Parked,
     /// It is told, and may change.
     SoFar,
     /// It is told, and nothing more is expected of it: it need not be held.
@@ -92,13 +97,18 @@ pub(super) enum Told {
 
 /// Room that is kept for other operations.
 const SPARE: usize = 1024;
+/// Tickets farther apart than any ring is long are no tickets of one time.
+const FAR: u64 = 1 << 24;
 
 impl Window {
+    /// Begins a look: what could not be told in the last one is asked about again.
+    pub(super) fn begin(&mut self) {
+        self.changed.append(&mut self.parked);
+    }
+
     /// Takes the room that all use together, and gives it back at the second call.
-    pub(super) fn lend(
-        &mut self,
-        #[expect(clippy::vec_box, reason = "the boxes are what is used again")] room: &mut Vec<Box<Open>>,
-    ) {
+    #[expect(clippy::vec_box, reason = "the boxes are what is used again")]
+    pub(super) fn lend(&mut self, room: &mut Vec<Box<Open>>) {
         std::mem::swap(&mut self.spare, room);
     }
 
@@ -118,6 +128,10 @@ impl Window {
     /// Takes what an operation's own slot says.
     pub(super) fn slot(&mut self, slot: OpSlot) {
         let ticket = slot.ticket;
+        if ticket.abs_diff(self.base) > FAR {
+            // Nothing that is held is of this time; room for all that lies between might not be had.
+            self.held.clear();
+        }
         if self.held.is_empty() {
             self.base = ticket;
         }
@@ -182,19 +196,20 @@ impl Window {
 
     /// Tells what changed, by ticket; what `tell` does not take is told next time.
     pub(super) fn tell(&mut self, mut tell: impl FnMut(&mut Open) -> Told) {
-        let mut changed = std::mem::take(&mut self.changed);
+        let (mut changed, mut parked) = (std::mem::take(&mut self.changed), std::mem::take(&mut self.parked));
         changed.sort_unstable();
         changed.retain(|ticket| {
             let Some(place) = self.place(*ticket).and_then(|p| self.held.get_mut(p)) else { return false };
             let Some(open) = place else { return false };
             match tell(open) {
                 Told::Later => return true,
+                Told::Parked => parked.push(*ticket),
                 Told::SoFar => open.changed = false,
                 Told::Whole => Self::let_go(place, &mut self.spare),
             }
             false
         });
-        self.changed = changed;
+        (self.changed, self.parked) = (changed, parked);
         self.trim();
     }
 
@@ -298,6 +313,32 @@ mod tests {
         assert!(!w.contains(1) && w.contains(2));
         w.slot(slot(1));
         assert_eq!(told(&mut w), [1]);
+    }
+
+    #[test]
+    fn what_cannot_be_told_in_a_look_waits_for_the_next_one() {
+        let mut w = Window::default();
+        w.slot(slot(1));
+        w.tell(|_| Told::Parked);
+        assert_eq!(told(&mut w), [0; 0]);
+        w.begin();
+        assert_eq!(told(&mut w), [1]);
+    }
+
+    #[test]
+    fn tickets_that_are_far_apart_need_no_room_between_them() {
+        let mut w = Window::default();
+        for t in [0, 1 << 40, 5] {
+            w.slot(slot(t));
+            assert_eq!((told(&mut w), w.span()), (vec![t], 1));
+        }
+    }
+
+    #[test]
+    fn parts_lie_by_ticket_and_each_once() {
+        let mut parts = Parts::default();
+        assert!([5, 3, 5, 4].into_iter().filter(|t| parts.put(*t, 10 * t)).eq([5, 3, 4]));
+        assert_eq!(parts.values(), [30, 40, 50]);
     }
 
     #[test]
