@@ -460,7 +460,7 @@ pub struct Replay {
     /// The plugin's file
     #[arg(long)]
     pub plugin: PathBuf,
-    /// CLOCK_MONOTONIC in ns at which the recording begins
+    /// CLOCK_MONOTONIC in ns at which the recording begins: the same for all processes of one job
     #[arg(long)]
     pub start_at: Option<u64>,
     /// As fast as the plugin takes it

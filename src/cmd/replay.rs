@@ -8,7 +8,7 @@ use std::time::Duration;
 pub(super) fn run(o: &Replay) -> anyhow::Result<u8> {
     // Whoever started this must not leave it behind.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
-    let trace = match &o.trace {
+    let mut trace = match &o.trace {
         Some(path) => {
             let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
             // A recorder's own log is one rank's.
@@ -19,6 +19,8 @@ pub(super) fn run(o: &Replay) -> anyhow::Result<u8> {
         }
         None => fixture(o.scenario.into(), o.two_node),
     };
+    // Processes that begin together are one job, and no two jobs have a communicator in common.
+    trace.shift_ids(o.start_at.unwrap_or(0));
     let Some(rank) = trace.ranks.get(o.rank) else {
         bail!("--rank {}: the recording has ranks 0 to {}", o.rank, trace.ranks.len().saturating_sub(1));
     };

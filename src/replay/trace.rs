@@ -229,6 +229,15 @@ impl Trace {
         Timeline { epoch_ns, gpu_epoch_ns, period_ns: (last_ns - epoch_ns).saturating_add(LOOP_PAUSE_NS) }
     }
 
+    /// Adds a number to the ids of all communicators: NCCL makes other ones for every job.
+    pub fn shift_ids(&mut self, by: u64) {
+        for event in self.ranks.iter_mut().flat_map(|rank| &mut rank.events) {
+            if let Call::Init { comm_id, .. } = &mut event.call {
+                *comm_id = comm_id.wrapping_add(by);
+            }
+        }
+    }
+
     /// Number of callbacks over all ranks.
     #[must_use]
     pub fn event_count(&self) -> usize {
