@@ -23,8 +23,8 @@ use std::path::{Path, PathBuf};
 /// How often the pages of a segment that was read are given back, in ns.
 const KEEP_PAGES_NS: u64 = 3_000_000_000;
 
-/// In the middle of a look operations are told that lie this many tickets behind what was read, by ticket: by then the stamps
-/// of nearly all have been read, and an operation is not told after those that came behind it.
+/// In the middle of a look operations are told by ticket, up to the first that is not whole, so that none is told after those
+/// that came behind it. One that lies so many tickets behind what was read is not waited for.
 const LAG: u64 = 128;
 
 /// A process of which nothing was heard for so long, and at two looks, is asked after more often, in ns.
@@ -276,13 +276,18 @@ impl Tail {
         };
         let comms = &self.comms;
         let late = if self.more { self.rings.next_op().saturating_sub(LAG) } else { u64::MAX };
+        let mut waits = false;
         self.ops.tell(|open| {
-            if open.slot.ticket >= late {
+            if waits {
                 return Told::Later;
             }
             // An operation of a communicator that nobody knows yet is told once it is known.
             let Some((_, comm)) = comms.get(&open.slot.comm) else { return Told::Parked };
             let whole = whole(open);
+            waits = !whole && open.slot.ticket >= late;
+            if waits {
+                return Told::Later;
+            }
             let room = shared.spare.stamps();
             let stamps = if whole { open.stamps.hand_over(room) } else { copied(open.stamps.values(), room) };
             out.operation(shared.spare.put(assemble(comm, open, stamps)));
