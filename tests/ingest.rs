@@ -17,12 +17,12 @@ const IN_A_TURN: usize = 512;
 const LATER_NS: u64 = 10_000_000_000;
 
 /// Four ranks' segments, written by the plugin as fast as it can, every kernel timed.
-fn played() -> Room {
+fn played(how: &[&str]) -> Room {
     let room = Room::new();
     let plugin = room.plugin();
     for rank in 0..RANKS {
-        let mut command = room.ringwatch(["replay", "--scenario", "mixed", "--unpaced", "--loops", "60"]);
-        command.args(["--honour-mask", "--rank", &rank.to_string(), "--plugin"]).arg(&plugin);
+        let mut command = room.ringwatch(["replay", "--scenario", "mixed", "--unpaced"]);
+        command.args(how).args(["--rank", &rank.to_string(), "--plugin"]).arg(&plugin);
         let said = run(command.env("RINGWATCH_DETAIL", "full"));
         assert_eq!(said.code, Some(0), "{}", said.err);
     }
@@ -82,7 +82,7 @@ impl Sink for Taken {
 
 #[test]
 fn a_look_reads_in_turns_side_by_side_and_counts_the_same() {
-    let room = played();
+    let room = played(&["--loops", "60", "--honour-mask"]);
     let (mut in_turns, mut at_once) = (Taken::of(&room, true), Taken::of(&room, false));
 
     let segments: BTreeSet<SegmentId> = in_turns.last.keys().map(|(s, _)| *s).collect();
@@ -106,12 +106,32 @@ fn a_look_reads_in_turns_side_by_side_and_counts_the_same() {
 
     // The room of what was forgotten is used again in the middle: nothing of that shows.
     assert_eq!(in_turns.last, at_once.last);
+    let over = same(&mut in_turns, &mut at_once);
+    assert!(over.len() > 1_000, "{} are over", over.len());
+}
+
+#[test]
+fn operations_are_not_told_before_their_transfers() {
+    // Of several communicators, whose transfers lie in the ring in no order of theirs.
+    let room = played(&["--loops", "8", "--two-node"]);
+    let (mut in_turns, mut at_once) = (Taken::of(&room, true), Taken::of(&room, false));
+    assert!(in_turns.last.len() > 4 * 64, "{} operations would take turns", in_turns.last.len());
+    let comms: BTreeSet<_> = in_turns.last.values().filter(|o| !o.net.is_empty()).map(|o| o.comm).collect();
+    assert!(comms.len() > 1, "{comms:?}");
+    assert_eq!(in_turns.told, in_turns.last.len() as u64, "each is told once, with all that came of it");
+    assert_eq!(in_turns.last, at_once.last);
+    let over = same(&mut in_turns, &mut at_once);
+    assert!(over.iter().flat_map(|f| &f.parts).any(|p| !p.net.is_empty()), "transfers are counted with them");
+}
+
+/// What was over, if both found the same.
+fn same(in_turns: &mut Taken, at_once: &mut Taken) -> Vec<Finished> {
     let (a, b) = (in_turns.finished(), at_once.finished());
-    assert!(a.len() > 1_000, "{} are over", a.len());
     assert_eq!(a.len(), b.len());
     for (a, b) in a.iter().zip(&b) {
         assert_eq!(a, b);
     }
     let classes = |j: &Join| j.classes().map(|(k, c)| (*k, c.count())).collect::<Vec<_>>();
     assert_eq!(classes(&in_turns.join), classes(&at_once.join));
+    a
 }

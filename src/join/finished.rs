@@ -242,9 +242,9 @@ impl Outbox {
 
 #[cfg(test)]
 mod tests {
-    use crate::join::Join;
     use crate::join::testing::{all_reduce, member, process};
-    use crate::model::{Lane, Rank, Track, Update};
+    use crate::join::{Join, Late, Measure};
+    use crate::model::{Lane, Rank, Timing, Track, Untimed, Update};
 
     const S: u64 = 1_000_000_000;
 
@@ -277,6 +277,36 @@ mod tests {
         assert_eq!(waited, [(Rank(0), Some(400_000), Some(300_000)), (Rank(1), Some(100_000), Some(0))]);
         j.tick(3 * S);
         assert_eq!(j.take_finished(), [], "once");
+    }
+
+    #[test]
+    fn who_was_late_is_said_though_it_was_told_before_the_end() {
+        let mut j = Join::new();
+        j.keep_finished();
+        // Both are through with the first one; rank 1 issues the second one, which is not timed, 300 ms late.
+        for r in 0..2 {
+            j.feed(process(r));
+            j.feed(member(r, 2, 2));
+            let done = all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000))));
+            j.feed(Update::Op(Box::new(done)));
+            let mut second = all_reduce(r, 1, 2 * S + u64::from(r) * 300_000_000, None);
+            second.timing = Timing::Not(Untimed::Budget);
+            j.feed(Update::Op(Box::new(second)));
+        }
+        j.tick(3 * S);
+        let told = || j.communicators().flat_map(|c| c.late()).map(|l| (l.rank, l.by_ns)).collect::<Vec<_>>();
+        assert_eq!(told(), [(Rank(1), 300_000_000)], "before anything says that it ended");
+        j.take_finished();
+        for r in 0..2 {
+            let third = all_reduce(r, 2, 4 * S, Some((4 * S + 5_000, Some(4 * S + 50_000))));
+            j.feed(Update::Op(Box::new(third)));
+        }
+        j.tick(5 * S);
+        let over = j.take_finished();
+        let late = |order| over.iter().find(|f| f.operation.order == order).and_then(|f| f.late);
+        assert_eq!(late(1), Some(Late { rank: Rank(1), by_ns: 300_000_000, measure: Measure::Host }));
+        let again = j.communicators().flat_map(|c| c.late()).filter(|l| l.operation.order == 1).count();
+        assert_eq!(again, 1, "it is told once");
     }
 
     #[test]
