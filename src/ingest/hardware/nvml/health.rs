@@ -18,36 +18,41 @@ use std::time::Duration;
 /// Metrics of the performance monitor, in per cent: multiprocessors, tensor cores and memory bandwidth in use.
 const ACTIVE: &[u32] = &[2, 5, 10];
 
+/// What is asked for less often than the rest, because the driver takes long to answer: how often, absent where it is left
+/// out.
+#[derive(Debug, Clone, Copy)]
+struct Seldom {
+    states: Option<Duration>,
+    counters: Option<Duration>,
+}
+
 /// What is remembered of a GPU between two looks.
 #[derive(Default)]
 struct Before {
     sample: Option<GpmSample>,
     links: Links,
     pcie_replays: Option<u64>,
+    /// When it was last asked for its links' states.
+    states_ns: Option<u64>,
+    /// The same of counters.
+    counters_ns: Option<u64>,
 }
 
-/// What is asked for less often than the rest, because the driver takes long to answer.
-#[derive(Debug)]
-struct Seldom {
-    /// Absent where it is left out.
-    every_ns: Option<u64>,
-    asked_ns: Option<u64>,
-}
-
-impl Seldom {
-    fn new(every: Option<Duration>) -> Self {
-        let every_ns = every.map(|d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));
-        Seldom { every_ns, asked_ns: None }
-    }
-
-    /// True when it is due; it is asked for then.
-    fn is_due(&mut self, now_ns: u64) -> bool {
-        let old = |every: u64| self.asked_ns.is_none_or(|t| now_ns.saturating_sub(t) >= every);
-        let due = self.every_ns.is_some_and(old);
-        if due {
-            self.asked_ns = Some(now_ns);
+impl Before {
+    /// What is due; it is asked for then.
+    fn wanted(&mut self, seldom: Seldom, now_ns: u64) -> Wanted {
+        let due = |every: Option<Duration>, asked: &mut Option<u64>| {
+            let every_ns = every.map(|d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));
+            let is_due = every_ns.is_some_and(|e| asked.is_none_or(|t| now_ns.saturating_sub(t) >= e));
+            if is_due {
+                *asked = Some(now_ns);
+            }
+            is_due
+        };
+        Wanted {
+            states: due(seldom.states, &mut self.states_ns),
+            counters: due(seldom.counters, &mut self.counters_ns),
         }
-        due
     }
 }
 
@@ -55,8 +60,7 @@ impl Seldom {
 pub(super) struct Sampled {
     driver: Arc<Driver>,
     period: Duration,
-    states: Seldom,
-    counters: Seldom,
+    seldom: Seldom,
     library: Option<Arc<Library>>,
     before: Vec<Before>,
 }
@@ -69,8 +73,7 @@ impl Sampled {
         states: Option<Duration>,
         counters: Option<Duration>,
     ) -> Self {
-        let (states, counters) = (Seldom::new(states), Seldom::new(counters));
-        Sampled { driver, period, states, counters, library: None, before: Vec::new() }
+        Sampled { driver, period, seldom: Seldom { states, counters }, library: None, before: Vec::new() }
     }
 }
 
@@ -182,14 +185,13 @@ impl Sampler for Sampled {
         if !self.library.as_ref().is_some_and(|l| Arc::ptr_eq(l, &library)) {
             self.before = library.gpus.iter().map(|_| Before::default()).collect();
             self.library = Some(library.clone());
-            (self.states.asked_ns, self.counters.asked_ns) = (None, None);
         }
-        let wanted = Wanted { states: self.states.is_due(now_ns), counters: self.counters.is_due(now_ns) };
         let mut answered = false;
         for ((gpu, device), before) in library.devices(batch).into_iter().zip(&mut self.before) {
             // One that fell off the bus still has a handle and answers nothing.
             let Some(device) = device.filter(|d| d.pci_info().is_ok()) else { continue };
             answered = true;
+            let wanted = before.wanted(self.seldom, now_ns);
             let fact = look(&library, gpu, &device, before, wanted, batch);
             batch.tell(now_ns, Fact::Gpu(Box::new(fact)));
         }
