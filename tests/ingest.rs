@@ -5,7 +5,7 @@
 mod support;
 
 use ringwatch::ingest::{Place, Segments, now_ns};
-use ringwatch::join::{Finished, Join};
+use ringwatch::join::{Communicator, Finished, Join};
 use ringwatch::model::{OpRecord, SegmentId, Sink, Source, Spare, Timing, Update};
 use std::collections::{BTreeMap, BTreeSet};
 use support::{Room, run};
@@ -29,27 +29,35 @@ fn played(how: &[&str]) -> Room {
     room
 }
 
-/// Joins as it is told, or at the end; remembers what came between two rests.
+/// Counts at every rest, as of a moment at which nothing has waited too long, or at the end alone; remembers what came between
+/// two rests.
 struct Taken {
-    settles: bool,
+    settles_ns: Option<u64>,
     join: Join,
     turns: Vec<BTreeMap<SegmentId, usize>>,
     told: u64,
     last: BTreeMap<(SegmentId, u64), OpRecord>,
+    /// The youngest that was told, by segment.
+    newest: BTreeMap<SegmentId, u64>,
+    /// Collectives that were counted before the end.
+    midway: u64,
 }
 
 impl Taken {
-    fn of(room: &Room, settles: bool) -> Self {
+    fn of(room: &Room, settles_ns: Option<u64>) -> Self {
         let mut taken = Taken {
-            settles,
+            settles_ns,
             join: Join::new(),
             turns: vec![BTreeMap::new()],
             told: 0,
             last: BTreeMap::new(),
+            newest: BTreeMap::new(),
+            midway: 0,
         };
         taken.join.keep_finished();
         let now = now_ns();
         Segments::new(vec![Place::Dir(room.segments())]).poll_each(now, &mut taken);
+        taken.midway = taken.join.communicators().map(Communicator::finished).sum();
         taken.join.tick(now + LATER_NS);
         taken
     }
@@ -66,15 +74,18 @@ impl Sink for Taken {
         if let Update::Op(op) = &update {
             self.told += 1;
             *self.turns.last_mut().unwrap().entry(op.segment).or_default() += 1;
-            self.last.insert((op.segment, op.ticket), OpRecord::clone(op));
+            if self.last.insert((op.segment, op.ticket), OpRecord::clone(op)).is_none() {
+                let before = self.newest.insert(op.segment, op.ticket);
+                assert!(before < Some(op.ticket), "{} is told after {before:?}", op.ticket);
+            }
         }
         self.join.feed(update);
     }
 
     fn rest(&mut self, spare: &mut Spare) {
         self.turns.push(BTreeMap::new());
-        if self.settles {
-            self.join.settle(now_ns());
+        if let Some(now_ns) = self.settles_ns {
+            self.join.settle(now_ns);
             spare.take_from(self.join.spare());
         }
     }
@@ -82,8 +93,9 @@ impl Sink for Taken {
 
 #[test]
 fn a_look_reads_in_turns_side_by_side_and_counts_the_same() {
+    let begun_ns = now_ns();
     let room = played(&["--loops", "60", "--honour-mask"]);
-    let (mut in_turns, mut at_once) = (Taken::of(&room, true), Taken::of(&room, false));
+    let (mut in_turns, mut at_once) = (Taken::of(&room, Some(begun_ns)), Taken::of(&room, None));
 
     let segments: BTreeSet<SegmentId> = in_turns.last.keys().map(|(s, _)| *s).collect();
     assert_eq!(segments.len(), RANKS as usize);
@@ -108,13 +120,15 @@ fn a_look_reads_in_turns_side_by_side_and_counts_the_same() {
     assert_eq!(in_turns.last, at_once.last);
     let over = same(&mut in_turns, &mut at_once);
     assert!(over.len() > 1_000, "{} are over", over.len());
+    assert!(in_turns.midway > 500 && at_once.midway == 0, "{} and {}", in_turns.midway, at_once.midway);
 }
 
 #[test]
 fn operations_are_not_told_before_their_transfers() {
     // Of several communicators, whose transfers lie in the ring in no order of theirs.
+    let begun_ns = now_ns();
     let room = played(&["--loops", "8", "--two-node"]);
-    let (mut in_turns, mut at_once) = (Taken::of(&room, true), Taken::of(&room, false));
+    let (mut in_turns, mut at_once) = (Taken::of(&room, Some(begun_ns)), Taken::of(&room, None));
     assert!(in_turns.last.len() > 4 * 64, "{} operations would take turns", in_turns.last.len());
     let comms: BTreeSet<_> = in_turns.last.values().filter(|o| !o.net.is_empty()).map(|o| o.comm).collect();
     assert!(comms.len() > 1, "{comms:?}");

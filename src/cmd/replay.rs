@@ -19,7 +19,7 @@ pub(super) fn run(o: &Replay) -> anyhow::Result<u8> {
         }
         None => fixture(o.scenario.into(), o.two_node),
     };
-    // Processes that begin together are one job, and no two jobs have a communicator in common.
+    // Processes that are told to begin together are one job, and no two of them have a communicator in common.
     trace.shift_ids(o.start_at.unwrap_or(0));
     let Some(rank) = trace.ranks.get(o.rank) else {
         bail!("--rank {}: the recording has ranks 0 to {}", o.rank, trace.ranks.len().saturating_sub(1));

@@ -43,8 +43,8 @@ const LONGEST: Duration = Duration::from_millis(20);
 const SHORTEST: Duration = Duration::from_millis(1);
 /// How much of a ring may be new at a look.
 const FILL: f64 = 0.25;
-/// How many times as long the time between two looks may be while every process issues operations: each look costs half a
-/// millisecond beside what it reads.
+/// How many times as long the time between two looks may be while every process issues operations: each look costs
+/// something beside what it reads.
 const MOVING: u32 = 4;
 /// Segments followed at once; more are counted, not read.
 const SEGMENTS_MAX: usize = 4096;

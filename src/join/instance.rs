@@ -177,8 +177,8 @@ pub struct Instance {
     pub counted: bool,
     /// True once the hosts' times were looked at, where the GPUs' may never come.
     pub weighed: bool,
-    /// True once its late rank was told.
-    pub late_told: bool,
+    /// Its late rank, once that was told.
+    pub late_told: Option<Late>,
     /// True while it waits to be looked at, because something new was heard of it.
     pub(super) touched: bool,
     /// How the first rank that says so runs it.

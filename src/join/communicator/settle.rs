@@ -165,7 +165,7 @@ impl Communicator {
 
     fn tell_late(&mut self, (track, order): (Track, u64), late: Late, transfer_ns: Option<u64>) {
         let Some(instance) = self.instances.get_mut(&(track, order)) else { return };
-        instance.late_told = true;
+        instance.late_told = Some(late);
         let at_ns = instance.began_ns().unwrap_or(0);
         let came_ns = instance.parts.get(&late.rank).and_then(|p| p.started_ns.or(p.op.issued_ns));
         let Some(first) = instance.first().map(|p| p.op.clone()) else { return };
@@ -308,12 +308,11 @@ impl Communicator {
         if order == 0 {
             return None;
         }
-        let told_before = instance.late_told;
+        if let Some(told) = instance.late_told {
+            return Some(told);
+        }
         let gpu = instance.late_on_gpu(needed, self.one_clock());
         let late = gpu.or_else(|| self.late_on_host(track, order, needed));
-        if told_before {
-            return late;
-        }
         self.judged += u64::from(late.is_some());
         if let Some(late) = late.filter(|l| l.by_ns >= LATE_NS) {
             self.tell_late(key, late, transfer_ns);
