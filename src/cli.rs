@@ -1,9 +1,11 @@
 //! The command line, as clap sees it.
 
+use crate::secret::SecretText;
 use clap::builder::PossibleValue;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Where an agent's socket is by default.
 const SOCKET: &str = "/run/ringwatch/agent.sock";
@@ -28,7 +30,7 @@ pub enum Verb {
     Run(Run),
     /// Say what is wrong now, from live segments or from the black boxes of dead processes
     ///
-    /// Exit code 0: no findings; 1: findings; 2: error.
+    /// Exit code 0: no findings, and everything was seen; 1: findings; 2: error, or not everything was seen.
     Diagnose(Diagnose),
     /// Sum up each job on one page: who is in it, what it ran and how fast, who was late, what was found, what was lost
     Report(Report),
@@ -63,6 +65,9 @@ pub enum Verb {
     /// Play one rank of a recorded job on a plugin (what demo starts)
     #[command(hide = true)]
     Replay(Replay),
+    /// Open containers' /dev/shm for the process on standard input (what the agent starts)
+    #[command(hide = true)]
+    OpenRoots,
 }
 
 /// Options of `cluster`.
@@ -107,7 +112,7 @@ pub struct ClusterUp {
 pub struct ClusterAt {
     /// The cluster's bus, nats://host:4222 for example; several with commas between them
     #[arg(long, value_name = "URL")]
-    pub cluster: Option<String>,
+    pub cluster: Option<SecretText>,
     /// Credentials for it (JWT and seed)
     #[arg(long, value_name = "FILE", requires = "cluster")]
     pub cluster_credentials: Option<PathBuf>,
@@ -128,6 +133,44 @@ pub struct Agent {
     /// Findings as JSON, one object a line
     #[arg(long)]
     pub json: bool,
+    /// How the log is written
+    #[command(flatten)]
+    pub log: Log,
+}
+
+/// How a daemon's log is written, to standard error.
+#[derive(Debug, Clone, Args)]
+pub struct Log {
+    /// Text or JSON, one object a line; under systemd's journal text has no time
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text, env = "RINGWATCH_LOG_FORMAT", hide_env_values = true)]
+    pub log_format: LogFormat,
+    /// The least level that is logged
+    #[arg(long, value_name = "LEVEL", value_enum, default_value_t = LogLevel::Info, env = "RINGWATCH_LOG", hide_env_values = true)]
+    pub log_level: LogLevel,
+}
+
+/// The formats of a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// A line with time, level and message
+    Text,
+    /// An object with timestamp, level, message and target
+    Json,
+}
+
+/// The levels of a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    /// What keeps it from working
+    Error,
+    /// What is lost or out of reach
+    Warn,
+    /// What it does, and what changes
+    Info,
+    /// More of that
+    Debug,
+    /// All there is
+    Trace,
 }
 
 /// Where settings come from.
@@ -229,6 +272,13 @@ pub struct Diagnose {
     /// A log of the job: what is known of the errors in it is told behind the findings
     #[arg(long, value_name = "FILE")]
     pub log: Vec<PathBuf>,
+    /// Also print findings that were closed in this time, whatever for: 90s, 30m, 24h, 7d. Without it those are printed
+    /// that are open, and those whose job ended in the last hour
+    #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "all")]
+    pub since: Option<Duration>,
+    /// Print every finding that is known, open or closed
+    #[arg(long)]
+    pub all: bool,
     /// Directory of segments, live or left by dead processes [default: $RINGWATCH_DIR, else this host's live jobs]
     #[arg(value_name = "DIR")]
     pub dir: Option<PathBuf>,
@@ -481,4 +531,34 @@ pub struct Replay {
     /// Stay alive for so many seconds afterwards, as the recorded process did
     #[arg(long, default_value_t = 0)]
     pub hold: u32,
+}
+
+/// A time as people write it: `90s`, `30m`, `24h`, `7d`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is no time; write 90s, 30m, 24h or 7d");
+    let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(wrong)?;
+    let seconds = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 24 * 3600,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = number.parse().map_err(|_| wrong())?;
+    number.checked_mul(seconds).map(Duration::from_secs).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_as_people_write_them() {
+        for (text, seconds) in [("90s", 90), ("30m", 1800), ("24h", 86_400), ("7d", 604_800), ("0s", 0)] {
+            assert_eq!(duration(text), Ok(Duration::from_secs(seconds)));
+        }
+        for wrong in ["", "s", "24", "1.5h", "-1h", "1w", "9999999999999999999d", "é"] {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
 }

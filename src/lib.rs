@@ -6,6 +6,7 @@ pub mod bundle;
 pub mod explain;
 pub mod model;
 pub mod replay;
+pub mod secret;
 
 pub mod ingest;
 

@@ -1,11 +1,12 @@
 //! Parses, dispatches, and turns errors into an exit code.
 
 use clap::Parser;
+use ringwatch::secret::mask_urls;
 use ringwatch::{cli::Cli, cmd};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match cmd::dispatch(Cli::parse()) {
+    match cmd::dispatch(parsed()) {
         Ok(code) => ExitCode::from(code),
         Err(e) if is_broken_pipe(&e) => ExitCode::SUCCESS,
         Err(e) => {
@@ -13,6 +14,19 @@ fn main() -> ExitCode {
             ExitCode::from(cmd::BROKEN)
         }
     }
+}
+
+/// The command line. What clap says of a wrong one quotes it, and it may hold a URL with a password.
+fn parsed() -> Cli {
+    Cli::try_parse().unwrap_or_else(|e| {
+        let text = e.to_string();
+        let masked = mask_urls(&text);
+        if masked == text {
+            e.exit();
+        }
+        eprint!("{masked}");
+        std::process::exit(e.exit_code());
+    })
 }
 
 /// Whoever reads our output has seen enough: `ringwatch diagnose | head` is no failure.

@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::time::Duration;
 use support::agent::{Agent, diagnosed, socket};
-use support::{Play, Players, Room, assert_missing_rank, findings, run, until};
+use support::{Play, Players, Room, assert_missing_rank, findings, opened, run, until};
 
 #[test]
 fn a_hang_is_told_and_shown_to_who_asks() {
@@ -40,7 +40,7 @@ fn a_hang_is_told_and_shown_to_who_asks() {
     assert!(age.trim_end().ends_with(" s"), "{age}");
     let (told, code) = agent.end();
     assert_eq!(code, Some(0));
-    assert_missing_rank(&findings(&told));
+    assert_missing_rank(&opened(&told));
     assert!(!socket.exists(), "its socket goes with it");
     drop(players);
 }
@@ -90,8 +90,8 @@ fn settings_are_read_anew_and_wrong_ones_change_nothing() {
     let players = Players::start(&room, Play::of("missing-rank").hold(60));
     fs::write(&file, "detect:\n  patience: 1\n").unwrap();
     agent.signal(rustix::process::Signal::HUP);
-    let line = agent.next_error();
-    assert!(line.contains("the settings stay as they were") && line.contains("agent.yaml:2:3"), "{line}");
+    let line = agent.says("the settings stay as they were");
+    assert!(line.contains("agent.yaml:2:3"), "{line}");
     fs::write(&file, "").unwrap();
     agent.signal(rustix::process::Signal::HUP);
     assert_missing_rank(&findings(&diagnosed(&room)));

@@ -2,6 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "support/skip.rs"]
+#[allow(dead_code, reason = "the list is for tests/skipped")]
+mod skip;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,18 +18,19 @@ const EDGES: &[(&str, &[&str])] = &[
     ("bundle", &[]),
     ("bench", &[]),
     ("explain", &[]),
+    ("secret", &[]),
     ("ingest", &["model"]),
     ("join", &["model"]),
     ("detect", &["model", "join"]),
     ("report", &["model"]),
     ("view", &["model"]),
-    ("export", &["model", "join", "detect"]),
-    ("cluster", &["model", "join"]),
-    ("config", &["ingest", "detect", "export", "cluster"]),
-    ("runtime", &["model", "ingest", "join", "detect", "export", "cluster", "config"]),
-    ("cli", &[]),
+    ("export", &["model", "join", "detect", "secret"]),
+    ("cluster", &["model", "join", "secret"]),
+    ("config", &["ingest", "detect", "export", "cluster", "secret"]),
+    ("runtime", &["model", "ingest", "join", "detect", "export", "cluster", "config", "secret"]),
+    ("cli", &["secret"]),
     ("cmd", &["*"]),
-    ("main", &["cli", "cmd"]),
+    ("main", &["cli", "cmd", "secret"]),
 ];
 
 /// Modules that may do nothing but think: no I/O, no clock, no thread.
@@ -49,6 +54,7 @@ const OWNED: &[(&str, &[&str])] = &[
     ("nvml_wrapper", &["ingest"]),
     ("async_nats", &["cluster", "runtime"]),
     ("nvml_wrapper_sys", &["ingest"]),
+    ("tracing_subscriber", &["cmd"]),
 ];
 
 const VAGUE: &[&str] = &["utils", "util", "common", "helpers", "helper", "manager"];
@@ -435,7 +441,7 @@ fn the_top_of_the_repository_holds_only_what_belongs_there() {
         .current_dir(root())
         .output();
     let Some(listed) = listed.ok().filter(|o| o.status.success()) else {
-        eprintln!("SKIPPED the_top_of_the_repository_holds_only_what_belongs_there: not a git checkout");
+        skip::skipped("the_top_of_the_repository_holds_only_what_belongs_there", "git, and a checkout of it");
         return;
     };
     let listed = String::from_utf8(listed.stdout).unwrap();
@@ -445,6 +451,31 @@ fn the_top_of_the_repository_holds_only_what_belongs_there() {
 }
 
 // The checker, on planted violations.
+
+/// The names in backticks in the last column of the tables that have a column `test`.
+fn tests_named_in(page: &str) -> BTreeSet<String> {
+    let rows = page
+        .lines()
+        .filter(|l| l.starts_with('|'))
+        .filter_map(|l| l.trim_end_matches('|').rsplit('|').next());
+    let names =
+        rows.flat_map(|cell| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>());
+    names.collect()
+}
+
+#[test]
+fn every_test_that_the_page_on_security_names_is_there() {
+    let page = fs::read_to_string(root().join("src/SECURITY.md")).unwrap();
+    let named = tests_named_in(&page);
+    assert!(named.len() > 40, "{named:?}");
+    let places = ["src", "tests", "plugin"].map(|dir| root().join(dir));
+    let all: Vec<String> =
+        places.iter().flat_map(|dir| sources(dir)).map(|file| fs::read_to_string(file).unwrap()).collect();
+    let is_there = |name: &String| all.iter().any(|text| text.contains(&format!("fn {name}(")));
+    let missing: Vec<_> = named.iter().filter(|name| !is_there(name)).collect();
+    assert!(missing.is_empty(), "src/SECURITY.md names tests that are not there: {missing:?}");
+    assert_eq!(tests_named_in("| a | b | `x`, `y` |\n`z`\n"), ["x", "y"].map(str::to_owned).into());
+}
 
 #[test]
 fn a_planted_edge_is_found_however_it_is_written() {

@@ -10,9 +10,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
-use support::{Room, Said, finish, run};
+use support::{Room, Said, finish, run, skipped};
 
-/// Directory of a fake libcuda.so.1 and a fake libnccl.so.2, built once. `None`, said by name, without a C compiler.
+/// Directory of a fake libcuda.so.1 and a fake libnccl.so.2, built once. `None` without a
+/// C compiler, and the test counts as skipped.
 fn fake(test: &str) -> Option<&'static Path> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
@@ -33,7 +34,7 @@ fn fake(test: &str) -> Option<&'static Path> {
         Some(dir)
     });
     if built.is_none() {
-        eprintln!("SKIPPED {test}: there is no C compiler (cc)");
+        skipped(test, "a C compiler (cc)");
     }
     built.as_deref()
 }

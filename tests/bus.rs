@@ -34,6 +34,7 @@ fn whole() -> Envelope {
             created_unix_ns: 1_795_244_765_000_000_000,
             losses: vec![loss("slot being written", 2)],
             missed: vec![loss("operations", 3)],
+            shares_communicators: false,
         }],
         members: vec![m::Member {
             segment: 11,
@@ -163,8 +164,9 @@ fn whole() -> Envelope {
             bytes: 5000,
             level: 3,
             last: true,
+            unread: 0,
         }),
-        announced: vec![m::OperationKey { comm: 0xc0ffee, track: 3, from: 1, to: 0, order: 6 }],
+        announced: vec![m::OperationKey { comm: 0xc0ffee, track: 3, from: 1, to: 0, order: 6, owner: None }],
         // Told of since; the golden message of what was told with it is another one.
         types: Vec::new(),
     }
@@ -263,9 +265,9 @@ fn sketches_of_version_1_mean_what_they_meant_and_those_of_before_count_for_noth
 fn a_wish_of_version_1_means_what_it_meant() {
     let wish = Wish {
         version: 1,
-        operations: vec![m::OperationKey { comm: 7, track: 1, from: 0, to: 0, order: 9 }],
+        operations: vec![m::OperationKey { comm: 7, track: 1, from: 0, to: 0, order: 9, owner: None }],
         stacks: vec![11],
-        burst: Some(m::Burst { comm: 7, seconds: 10 }),
+        burst: Some(m::Burst { comm: 7, seconds: 10, owner: None }),
         all: true,
     };
     let bytes = golden("wish-1.bin", &wish.encode_to_vec());

@@ -12,7 +12,7 @@ use ringwatch_wire::sync::Word;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{Play, Players, Room};
+use support::{Play, Players, Room, skipped};
 
 /// What the segments of one job hold, by rank, apart from the moments.
 #[derive(Debug, PartialEq)]
@@ -81,7 +81,7 @@ fn played(play: Play, chained: bool) -> Vec<Told> {
                 ids.insert(s.pid, s.id);
             }
             Update::Comm(c) => {
-                comms.entry(c.segment).or_default().insert((c.comm.0, c.rank.0), comm(&c));
+                comms.entry(c.segment).or_default().insert((c.comm.nccl_hash(), c.rank.0), comm(&c));
             }
             Update::Op(o) => {
                 ops.entry(o.segment).or_default().insert(o.ticket, OpRecord::clone(&o));
@@ -102,7 +102,7 @@ fn played(play: Play, chained: bool) -> Vec<Told> {
         let r = Reader::open(&words).expect("a segment");
         let key = |o: &OpRecord, ticket: u64| {
             // What has no order is known by its place.
-            (o.comm.0, o.lane, o.order, if o.order.is_none() { ticket } else { 0 })
+            (o.comm.nccl_hash(), o.lane, o.order, if o.order.is_none() { ticket } else { 0 })
         };
         let kernels = all(r.ring(Region::Channel).next(), |t| r.channel(t))
             .map(|c| (c.channel, c.op, c.start_gpu_ns.map(|_| 0), c.duration_ns));
@@ -148,13 +148,13 @@ fn a_plugin_behind_ours_changes_nothing_from_v5_on() {
     }
 }
 
-/// A plugin that writes down every callback; `None`, said by the test's name, where there is no compiler.
+/// A plugin that writes down every callback; `None` without a C compiler, and the test counts as skipped.
 fn recorder(test: &str, room: &Room) -> Option<PathBuf> {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/plugin/tests/support/recorder.c");
     let to = room.path("recorder.so");
     let made = Command::new("cc").args(["-shared", "-fPIC", "-lpthread", source, "-o"]).arg(&to).output();
     let Ok(made) = made else {
-        eprintln!("SKIPPED {test}: there is no C compiler `cc`");
+        skipped(test, "a C compiler (cc)");
         return None;
     };
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));

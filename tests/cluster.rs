@@ -127,7 +127,8 @@ fn status(room: &Room, nats: &Nats) -> String {
 fn speaks(room: &Room, nats: &Nats) {
     until("an analyser speaks", || {
         let said = run(&mut room.ringwatch(["diagnose", "--cluster", &nats.url()]));
-        (said.code != Some(2) && !said.err.contains("nobody speaks")).then_some(())
+        let idle = said.err.contains("no process with the plugin is known to the analysers");
+        ((said.code != Some(2) || idle) && !said.err.contains("nobody speaks")).then_some(())
     });
 }
 
@@ -298,10 +299,12 @@ fn the_end_of_a_finding_that_jetstream_refuses_is_kept_as_soon_as_it_takes_it() 
     largest(8);
     until("that is said", || status(&room, &nats).contains("takes no verdicts").then_some(()));
     drop(job);
-    until("it is over", || {
+    let over = until("it is over", || {
         let said = run(&mut room.ringwatch(["diagnose", "--json", "--cluster", &nats.url()]));
-        (said.code != Some(2) && !said.out.contains("missing-rank")).then_some(())
+        let found = said.out.lines().map(parsed).find(|f| f.get("id").text() == id)?;
+        (*found.get("open") == Json::Bool(false)).then(|| found.get("close_reason").text().to_owned())
     });
+    assert_eq!(over, "job-ended");
     assert_eq!(is_open(), Some(true), "nothing is written");
     largest(-1);
     until("its end is kept", || is_open().filter(|open| !open));
@@ -345,7 +348,10 @@ fn a_receiver_gets_each_finding_of_the_cluster_once_whichever_analyser_speaks() 
     let over = ("ringwatch.finding.closed".to_owned(), opened.1.clone());
     until("it is over", || recorded(&receiver, "missing-rank").contains(&over).then_some(()));
     second.end();
-    assert_eq!(recorded(&receiver, "missing-rank"), [opened, over]);
+    let mut all = recorded(&receiver, "missing-rank");
+    // Its ranks end one by one, which changes its cause.
+    all.retain(|(event, _)| event != "ringwatch.finding.updated");
+    assert_eq!(all, [opened, over]);
     let got = receiver.got();
     assert!(got.spans.is_empty(), "spans are the agents': {:?}", got.spans);
     assert_eq!(got.services.into_iter().collect::<Vec<_>>(), ["ringwatch-analyser"]);
@@ -559,7 +565,7 @@ fn detail_is_asked_of_the_plugins_that_take_part() {
     let found = diagnosed(&room, &nats, "mismatch");
     let comm = u64::from_str_radix(found.get("communicator").text(), 16).expect("an id");
     let ask = |comm: u64| {
-        let burst = Some(Burst { comm, seconds: 30 });
+        let burst = Some(Burst { comm, seconds: 30, owner: None });
         let wish = Wish { version: VERSION, burst, ..Wish::default() }.encode_to_vec();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {

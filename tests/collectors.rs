@@ -1,30 +1,30 @@
-//! Receivers that others wrote: one with Jaeger's query interface, and a collector as an independent decoder.
+//! Traces at the other end: what our own receiver gets of a late rank, and what a collector that others wrote decodes.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::disallowed_methods, reason = "these tests have servers and a clock of their own")]
 
 mod exported;
+mod receiver;
 mod support;
 
-use exported::{COMM, Hand, S};
-use otlp_embedded::{Config, State, TraceServiceImpl, TraceServiceServer, ui_app};
+use exported::{COMM, Hand, S, event};
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::trace::v1::Span;
+use receiver::{Receiver, Wants};
 use ringwatch::export::otlp::{Exporter, Protocol, Settings, Tracer};
 use ringwatch::export::prometheus::{self, Metrics, Own};
 use ringwatch::export::trace_id;
-use ringwatch::model::{Finding, FindingId, Kind, OperationRef, Rank, Track};
+use ringwatch::model::{Change, Finding, FindingId, Kind, OperationRef, Rank, Track};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use support::agent::Agent;
-use support::{Play, Players, Room, until};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::runtime::Handle;
-use tonic::transport::server::TcpIncoming;
+use support::{Play, Players, Room, skipped, until};
 
 fn settings(port: u16, protocol: Protocol) -> Settings {
     Settings {
-        endpoint: Some(format!("http://127.0.0.1:{port}")),
+        endpoint: Some(format!("http://127.0.0.1:{port}").into()),
         protocol,
         sample_ratio: 0.0,
         // Far more than it takes on a quiet machine.
@@ -54,121 +54,95 @@ fn planted(tracer: &mut Tracer) -> (Hand, u64, FindingId) {
     );
     (finding.since_ns, finding.first_seen_ns, finding.last_seen_ns) = (20 * S, 21 * S, 21 * S);
     let id = finding.id;
-    tracer.findings(&hand.join, &[finding]);
+    tracer.events(&hand.join, &[event(Change::Opened, &finding)]);
     (hand, order, id)
 }
 
-/// One GET, answered with JSON.
-async fn get(port: u16, path: &str) -> serde_json::Value {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
-    let request = format!("GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    assert!(head.contains(" 200 "), "{path}: {answer}");
-    serde_json::from_str(body).unwrap()
+/// The spans that a receiver got, by the trace that they belong to.
+fn traces(receiver: &Receiver) -> BTreeMap<Vec<u8>, Vec<Span>> {
+    let mut all: BTreeMap<_, Vec<Span>> = BTreeMap::new();
+    for span in receiver.got().spans {
+        all.entry(span.trace_id.clone()).or_default().push(span);
+    }
+    all
 }
 
-/// A receiver with Jaeger's query interface: the port to ask, and the port to send to.
-async fn jaeger() -> (u16, u16) {
-    let state = State::new(Config { max_length: 100, max_memory_usage: 1 << 27 });
-    let query = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let intake = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (query_port, port) = (query.local_addr().unwrap().port(), intake.local_addr().unwrap().port());
-    let ui = ui_app(state.clone(), "/");
-    tokio::spawn(async move { axum::serve(query, ui).await.unwrap() });
-    let service = TraceServiceServer::new(TraceServiceImpl::new(state));
-    let server = tonic::transport::Server::builder().add_service(service);
-    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(intake)));
-    (query_port, port)
+fn tag(span: &Span, key: &str) -> Option<Value> {
+    span.attributes.iter().find(|a| a.key == key)?.value.clone()?.value
 }
 
-/// The spans of a trace as Jaeger tells it.
-fn spans_of(trace: &serde_json::Value) -> &Vec<serde_json::Value> {
-    trace["spans"].as_array().unwrap()
+fn int(span: &Span, key: &str) -> Option<i64> {
+    match tag(span, key) {
+        Some(Value::IntValue(n)) => Some(n),
+        _ => None,
+    }
 }
 
-fn tag(span: &serde_json::Value, key: &str) -> Option<serde_json::Value> {
-    let tags = span["tags"].as_array().unwrap();
-    tags.iter().find(|t| t["key"] == key).map(|t| t["value"].clone())
+/// The spans of one name.
+fn named<'a>(trace: &'a [Span], name: &str) -> Vec<&'a Span> {
+    trace.iter().filter(|s| s.name == name).collect()
+}
+
+fn duration_ns(span: &Span) -> u64 {
+    span.end_time_unix_nano - span.start_time_unix_nano
 }
 
 #[tokio::test]
-async fn the_planted_slow_collective_is_queried_back_with_four_ranks_in_one_trace() {
-    let (query_port, port) = jaeger().await;
-    let s = settings(port, Protocol::Grpc);
+async fn the_planted_slow_collective_arrives_with_four_ranks_in_one_trace() {
+    let receiver = Receiver::start(Protocol::Grpc, Wants::default(), None);
+    let s = settings(receiver.port, Protocol::Grpc);
     let mut tracer = Tracer::new(&s);
     let (_hand, order, id) = planted(&mut tracer);
-    // It takes traces alone.
-    let mut batch = tracer.take();
-    batch.logs.clear();
-    Exporter::new(&s, resource()).unwrap().send(batch).await.unwrap();
+    Exporter::new(&s, resource()).unwrap().send(tracer.take()).await.unwrap();
 
-    let listed = get(query_port, "/api/traces?service=ringwatch&limit=20").await;
-    let trace = format!("{:032x}", trace_id::of_operation(COMM, Track::Collective, order));
-    let ids: Vec<_> = listed["data"].as_array().unwrap().iter().map(|t| &t["traceID"]).collect();
-    assert!(ids.iter().any(|id| **id == *trace), "{ids:?}");
-    let got = get(query_port, &format!("/api/traces/{trace}")).await;
-    let spans = spans_of(&got["data"][0]);
-    let named = |name: &str| {
-        let found = spans.iter().find(|s| s["operationName"] == name);
-        found.unwrap_or_else(|| panic!("no {name} in {got:#}"))
-    };
+    let traces = traces(&receiver);
+    let of_operation = trace_id::of_operation(COMM, Track::Collective, order).to_be_bytes().to_vec();
+    let spans = &traces[&of_operation];
     for r in 0..4 {
-        assert_eq!(tag(named(&format!("rank {r}")), "nccl.rank"), Some(r.into()));
+        let rank = named(spans, &format!("rank {r}"));
+        assert_eq!(rank.iter().map(|s| int(s, "nccl.rank")).collect::<Vec<_>>(), [Some(r)], "{spans:#?}");
     }
-    let root = named("AllReduce");
-    assert_eq!(tag(root, "ringwatch.late_rank"), Some(2.into()));
+    let root = named(spans, "AllReduce")[0];
+    assert_eq!(int(root, "ringwatch.late_rank"), Some(2));
     let late: Vec<_> = spans.iter().filter(|s| tag(s, "ringwatch.late_by").is_some()).collect();
-    let names: Vec<_> = late.iter().map(|s| s["operationName"].as_str().unwrap()).collect();
+    let names: Vec<_> = late.iter().map(|s| s.name.as_str()).collect();
     assert_eq!(names.len(), 2, "the operation and the late rank: {names:?}");
     assert!(names.contains(&"rank 2"), "{names:?}");
     // The others wait for half a second, and rank 2 for nobody.
-    let waiting: Vec<_> = spans.iter().filter(|s| s["operationName"] == "waiting").collect();
-    assert!(waiting.len() == 3 && waiting.iter().all(|s| s["duration"].as_u64().unwrap() >= 499_000));
+    let waiting = named(spans, "waiting");
+    assert!(waiting.len() == 3 && waiting.iter().all(|s| duration_ns(s) >= 499_000_000), "{waiting:#?}");
     // Its finding came later and links to it.
-    let of_finding = format!("{:032x}", trace_id::of_finding(id));
-    let got = get(query_port, &format!("/api/traces/{of_finding}")).await;
-    let finding = &got["data"][0]["spans"][0];
-    assert_eq!(finding["operationName"], "finding straggler");
-    assert_eq!(finding["references"][0]["refType"], "FOLLOWS_FROM");
-    assert_eq!(finding["references"][0]["traceID"], *trace);
-    assert_eq!(finding["references"][0]["spanID"], root["spanID"]);
+    let finding = &traces[&trace_id::of_finding(id).to_be_bytes().to_vec()][0];
+    assert_eq!(finding.name, "finding straggler");
+    let link = &finding.links[0];
+    assert_eq!((&link.trace_id, &link.span_id), (&of_operation, &root.span_id));
 }
 
 /// The recorded job whose rank 3 comes 0.3 s late to its last all-reduce, through the plugin and the agent. Nothing is
 /// sampled: only what is unusual is sent.
-#[tokio::test(flavor = "multi_thread")]
-async fn the_late_rank_of_a_replayed_job_is_queried_back_from_the_receiver() {
-    let (query_port, port) = jaeger().await;
+#[test]
+fn the_late_rank_of_a_replayed_job_arrives_at_the_receiver() {
+    let receiver = Receiver::start(Protocol::Grpc, Wants::default(), None);
     let room = Room::new();
-    let agent = agent(&room, port, "grpc");
+    let agent = agent(&room, receiver.port, "grpc");
     let players = Players::start(&room, Play::of("mixed").hold(60));
     let late = until("the late operation's trace", || {
-        let listed = tokio::task::block_in_place(|| {
-            Handle::current().block_on(get(query_port, "/api/traces?service=ringwatch&limit=100"))
-        });
-        let mut traces = listed["data"].as_array().unwrap().clone().into_iter();
-        traces.find(|t| spans_of(t).iter().any(|s| tag(s, "ringwatch.late_rank") == Some(3.into())))
+        let late = |t: &Vec<Span>| t.iter().any(|s| int(s, "ringwatch.late_rank") == Some(3));
+        // Spans of one trace may come in several requests.
+        traces(&receiver).into_values().find(|t| late(t) && named(t, "waiting").len() == 3)
     });
-    let spans = spans_of(&late);
-    let named = |name: &str| -> Vec<_> { spans.iter().filter(|s| s["operationName"] == name).collect() };
-    let root = named("AllReduce");
-    assert_eq!(root.len(), 1, "{late:#}");
+    assert_eq!(named(&late, "AllReduce").len(), 1, "{late:#?}");
     for r in 0..4 {
-        let of = named(&format!("rank {r}"));
-        assert_eq!(of.len(), 1, "{late:#}");
-        assert_eq!(tag(of[0], "nccl.rank"), Some(r.into()));
-        let by = tag(of[0], "ringwatch.late_by").map(|v| v.as_f64().unwrap());
-        assert_eq!(by.is_some(), r == 3, "rank {r} is late by {by:?}");
-        assert!(by.is_none_or(|by| (0.29..0.31).contains(&by)), "{by:?}");
+        let of = named(&late, &format!("rank {r}"));
+        assert_eq!(of.len(), 1, "{late:#?}");
+        assert_eq!(int(of[0], "nccl.rank"), Some(r));
+        let by = tag(of[0], "ringwatch.late_by");
+        let is_late = matches!(by, Some(Value::DoubleValue(by)) if (0.29..0.31).contains(&by));
+        assert_eq!((by.is_some(), is_late), (r == 3, r == 3), "rank {r} is late by {by:?}");
     }
     // The three others wait for it, and it waits for nobody.
-    let waiting = named("waiting");
-    assert_eq!(waiting.len(), 3, "{late:#}");
-    for w in waiting {
-        assert!((290_000..310_000).contains(&w["duration"].as_u64().unwrap()), "{w}");
+    for w in named(&late, "waiting") {
+        assert!((290_000_000..310_000_000).contains(&duration_ns(w)), "{w:?}");
     }
     assert_eq!(agent.end().1, Some(0));
     drop(players);
@@ -204,6 +178,14 @@ fn a_collector_that_others_wrote_reads_what_the_agent_says_of_a_replayed_job() {
             "ringwatch.collective_transfer",
             "ringwatch.operations",
         ]);
+        let late = until("the late operation's trace", || collector.late_trace(3));
+        for r in 0..4 {
+            let rank = format!("rank {r}");
+            let by: Vec<_> = late.iter().filter(|s| s.name == rank).map(|s| s.late_by).collect();
+            let right = matches!(by[..], [None]) && r != 3
+                || matches!(by[..], [Some(by)] if r == 3 && (0.29..0.31).contains(&by));
+            assert!(right, "rank {r} is late by {by:?}: {late:#?}");
+        }
         assert_eq!(agent.end().1, Some(0));
         drop(players);
     }
@@ -232,10 +214,10 @@ impl Drop for Collector {
 }
 
 impl Collector {
-    /// `None`, said with the test's name, where it is not installed.
+    /// `None` where it is not installed, and the test counts as skipped.
     fn start(test: &str, protocol: Protocol) -> Option<Self> {
         let Some(program) = rotel() else {
-            eprintln!("SKIPPED {test}: no rotel; .ci/run installs it");
+            skipped(test, "rotel, an OTLP collector (pip install rotel)");
             return None;
         };
         let (grpc, http) = (free_port(), free_port());
@@ -256,6 +238,15 @@ impl Collector {
         Some(Collector { child, port, dir })
     }
 
+    /// All spans of the trace in which this rank is the late one, once its three others wait there.
+    fn late_trace(&self, rank: i64) -> Option<Vec<Decoded>> {
+        let read = std::fs::read_to_string(self.dir.path().join("log")).unwrap();
+        let spans: Vec<Decoded> = read.split("\nSpan #").skip(1).filter_map(Decoded::read).collect();
+        let trace = spans.iter().find(|s| s.late_rank == Some(rank))?.trace.clone();
+        let spans: Vec<Decoded> = spans.into_iter().filter(|s| s.trace == trace).collect();
+        (spans.iter().filter(|s| s.name == "waiting").count() == 3).then_some(spans)
+    }
+
     /// Waits until it has read all of these.
     fn reads(&self, wants: &[&str]) {
         let began = Instant::now();
@@ -267,6 +258,30 @@ impl Collector {
             missing.retain(|w| !read.contains(w));
         }
         assert!(missing.is_empty(), "{missing:?} not in what it read:\n{read}");
+    }
+}
+
+/// One span as the collector writes it down.
+#[derive(Debug)]
+struct Decoded {
+    trace: String,
+    name: String,
+    late_rank: Option<i64>,
+    late_by: Option<f64>,
+}
+
+impl Decoded {
+    /// `None` where the collector is still writing it.
+    fn read(text: &str) -> Option<Self> {
+        let of = |key: &str| text.lines().find_map(|l| l.trim().strip_prefix(key));
+        let field = |key: &str| Some(of(key)?.trim().strip_prefix(':')?.trim().to_owned());
+        let number = |key: &str, kind: &str| of(key)?.strip_prefix(kind)?.strip_suffix(')')?.parse().ok();
+        Some(Decoded {
+            trace: field("Trace ID")?,
+            name: field("Name")?,
+            late_rank: number("-> ringwatch.late_rank: ", "Int(").map(|r: f64| r as i64),
+            late_by: number("-> ringwatch.late_by: ", "Double("),
+        })
     }
 }
 

@@ -76,7 +76,7 @@ fn what_is_wrong_is_told_with_file_line_and_key() {
     let (out, err, code) = said(&room, &["check", "--config", name]);
     assert_eq!((out.as_str(), code), ("", Some(2)));
     assert!(err.starts_with(&format!("ringwatch: {name}:3:3: http: unknown field `port`")), "{err}");
-    assert!(err.contains("3 |   port: 9\n   |   ^"), "{err}");
+    assert!(err.contains("3 |   port: ***\n   |   ^"), "{err}");
     fs::write(&path, "limits:\n  cpu: 0.5\n").unwrap();
     assert_eq!(said(&room, &["check", "--config", name]).0, format!("{name}: ok\n"));
     let (out, _, code) = said(&room, &["print", "--config", name, "--set", "detect.warm_up=9"]);
@@ -86,6 +86,21 @@ fn what_is_wrong_is_told_with_file_line_and_key() {
     let (_, err, code) = said(&room, &["check", "--config", "/nonexistent/agent.yaml"]);
     assert_eq!(code, Some(2));
     assert!(err.contains("/nonexistent/agent.yaml: No such file"), "{err}");
+}
+
+#[test]
+fn the_old_name_of_the_node_is_still_read() {
+    let load = |options: &[&str]| {
+        let options: Vec<String> = options.iter().map(|o| (*o).to_owned()).collect();
+        config::load(None, &Overrides::default().options(&options)?)
+    };
+    for options in [&["node=a"][..], &["cluster.node=a"], &["cluster.node=a", "node=a"]] {
+        let config = load(options).unwrap();
+        assert_eq!((config.node.as_deref(), config.cluster.node), (Some("a"), None), "{options:?}");
+    }
+    let wrong = load(&["cluster.node=a", "node=b"]).unwrap_err().to_string();
+    assert!(wrong.contains("cluster.node: \"a\" is not \"b\""), "{wrong}");
+    assert!(load(&["node=\"\""]).unwrap_err().to_string().contains("node: \"\" is no name"));
 }
 
 #[test]

@@ -15,7 +15,7 @@ use promql_parser::util::{ExprVisitor, walk_expr};
 use receiver::{Receiver, Wants};
 use ringwatch::cluster::Refusal;
 use ringwatch::detect::{self, Detector};
-use ringwatch::export::catalogue::{self, CLUSTER, Kind, Metric, OVERFLOW};
+use ringwatch::export::catalogue::{self, CLUSTER, CONTAINER, Kind, Metric, OVERFLOW};
 use ringwatch::export::metrics::Exported;
 use ringwatch::export::otlp::Protocol;
 use ringwatch::export::prometheus::{Metrics, Own, Settings};
@@ -100,7 +100,9 @@ impl Checker {
                     .filter(|k| !ringwatch::model::Kind::ALL.iter().any(|a| a.as_str() == *k));
                 self.wrong.extend(kinds.map(|k| format!("no finding is of kind {k}")));
             }
-            if m.name != CLUSTER && !metric.labels.contains(&m.name.as_str()) {
+            let of_container =
+                CONTAINER.contains(&&*m.name) && ["gpu", "rank"].iter().any(|l| metric.labels.contains(l));
+            if m.name != CLUSTER && !of_container && !metric.labels.contains(&m.name.as_str()) {
                 self.wrong.push(format!("{name} has no label {}", m.name));
             }
         }
@@ -277,7 +279,7 @@ impl Feed {
         }
         self.hand.join.tick(now_ns);
         let new = self.detector.check(&self.hand.join, now_ns);
-        self.metrics.findings(&self.hand.join, &new);
+        self.metrics.events(&self.hand.join, &new);
         let finished = self.hand.join.take_finished();
         self.metrics.finished(&self.hand.join, &finished);
     }
@@ -290,6 +292,7 @@ impl Feed {
             resident_bytes: 30 << 20,
             open_fds: Some(12),
             segments: 4,
+            unread: std::collections::BTreeMap::new(),
             started_unix_ns: exported::EPOCH_NS,
             polls: self.steps,
             poll_seconds: self.steps as f64 * 1e-4,
@@ -299,7 +302,7 @@ impl Feed {
                 queued: 0,
                 lost: [("the queue was full", 0)].into(),
             }],
-            bus: None,
+            ..Own::default()
         };
         let open = self.detector.findings();
         self.metrics.render(&self.hand.join, &open, &own, accept).unwrap()

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 use support::{
-    Json, Play, Players, Room, Said, assert_mismatch, assert_missing_rank, evidence, findings, run, until,
+    Json, Play, Players, Room, Said, assert_mismatch, assert_missing_rank, evidence, findings, run, skipped,
+    until,
 };
 
 /// Of a directory by name: what lies in it, live or dead.
@@ -214,7 +215,8 @@ fn what_is_no_segment_is_named_and_changes_no_verdict() {
     assert_eq!(said.code, Some(1), "{}", said.err);
     assert_missing_rank(&findings(&said.out));
     for (path, why) in &wrong {
-        let line = said.err.lines().find(|l| l.starts_with(&format!("ringwatch: {}: ", path.display())));
+        let line =
+            said.err.lines().find(|l| l.starts_with(&format!("ringwatch: not read: {}: ", path.display())));
         assert!(
             line.is_some_and(|l| l.contains(why)),
             "{} should be named as {why}:\n{}",
@@ -253,7 +255,7 @@ fn random_damage_to_a_segment_is_no_crash_and_no_hang() {
     top_once(&room);
 }
 
-/// The same command as a user who may not read the job's files; `None`, and a word on stderr, where this user
+/// The same command as a user who may not read the job's files; `None`, and the test counts as skipped, where this user
 /// cannot become another or nobody else may reach the program.
 fn as_nobody(test: &str, command: &mut Command, program: &Path) -> Option<Said> {
     const NOBODY: u32 = 65_534;
@@ -266,7 +268,7 @@ fn as_nobody(test: &str, command: &mut Command, program: &Path) -> Option<Said> 
             .status()
             .is_ok_and(|s| s.success());
     if !able {
-        eprintln!("SKIPPED {test}: this user cannot run the program as another");
+        skipped(test, "root, which can run the program as another user");
         return None;
     }
     Some(run(command.uid(NOBODY).gid(NOBODY)))
@@ -295,7 +297,7 @@ fn segments_that_may_not_be_read_are_named() {
     assert_eq!((said.code, said.out.as_str()), (Some(2), ""), "{}", said.err);
     for path in &good {
         assert!(
-            said.err.contains(&format!("ringwatch: {}: cannot be read: ", path.display())),
+            said.err.contains(&format!("ringwatch: not read: {}: cannot be read: ", path.display())),
             "{}",
             said.err
         );
@@ -305,7 +307,7 @@ fn segments_that_may_not_be_read_are_named() {
     good.iter().skip(1).for_each(|p| open(p, 0o644));
     let said = as_nobody(test, &mut command(), &program).expect("it went before");
     assert!(
-        said.err.contains(&format!("ringwatch: {}: cannot be read: ", good[0].display())),
+        said.err.contains(&format!("ringwatch: not read: {}: cannot be read: ", good[0].display())),
         "{}",
         said.err
     );
@@ -313,6 +315,11 @@ fn segments_that_may_not_be_read_are_named() {
     let found = findings(&said.out);
     assert_eq!((said.code, found.len()), (Some(1), 1), "{found:#?}");
     assert_eq!((found[0].get("kind").text(), support::ranks(&found[0])), ("missing-rank", vec![3]));
+    let mut report = room.command(&program.to_string_lossy());
+    report.arg("report").arg(room.segments()).current_dir("/");
+    let said = as_nobody(test, &mut report, &program).expect("it went before");
+    assert!(said.out.contains("not read: nothing here is about these"), "{}", said.out);
+    assert!(said.out.contains(&format!("  {}: cannot be read: ", good[0].display())), "{}", said.out);
 }
 
 #[test]
@@ -339,7 +346,7 @@ fn root_sees_into_containers() {
     let test = "root_sees_into_containers";
     let may = Command::new("unshare").args(["-m", "-p", "-f", "--mount-proc", "true"]).output();
     if !may.is_ok_and(|o| o.status.success()) {
-        eprintln!("SKIPPED {test}: no namespaces may be made here");
+        skipped(test, "unshare, and the right to make mount and pid namespaces (root)");
         return;
     }
     let room = Room::new();

@@ -4,14 +4,15 @@
 
 mod exported;
 
-use exported::{COMM, Hand, S};
+use exported::{COMM, Hand, S, event};
 use ringwatch::export::catalogue;
 use ringwatch::export::metrics::{Analysis, Bus, Counts};
 use ringwatch::export::prometheus::{Metrics, Own, Settings};
 use ringwatch::export::trace_id;
 use ringwatch::join::Tally;
 use ringwatch::model::{
-    Finding, Func, HostFact, Kind, OperationRef, Rank, SegmentId, Severity, Track, Update,
+    Change, CloseReason, Finding, Func, HostFact, Kind, OperationRef, Rank, SegmentId, Severity, Track,
+    Update,
 };
 
 fn own(now_ns: u64) -> Own {
@@ -22,11 +23,11 @@ fn own(now_ns: u64) -> Own {
         resident_bytes: 30 << 20,
         open_fds: Some(12),
         segments: 4,
+        unread: std::collections::BTreeMap::new(),
         started_unix_ns: exported::EPOCH_NS,
         polls: 100,
         poll_seconds: 0.5,
-        exported: Vec::new(),
-        bus: None,
+        ..Own::default()
     }
 }
 
@@ -65,6 +66,7 @@ fn fed(settings: Settings) -> (Hand, Metrics, Vec<Finding>) {
     assert_eq!(taken.len(), 20);
     metrics.finished(&hand.join, &taken);
     let open = vec![straggler(10)];
+    metrics.events(&hand.join, &[event(Change::Opened, &open[0])]);
     (hand, metrics, open)
 }
 
@@ -90,6 +92,7 @@ fn every_metric_of_the_catalogue_is_given_out_under_its_name_and_labels_and_no_o
         queued: 2,
         lost: [("the queue was full", 3)].into(),
     });
+    own.connections_closed = [(("http", "deadline"), 1)].into();
     own.bus = Some(Bus { left_out: [("a sample is enough", 5)].into(), ..Bus::default() });
     let mut families = metrics.gather(&hand.join, &open, &own);
     let analysis = Analysis {
@@ -117,6 +120,36 @@ fn every_metric_of_the_catalogue_is_given_out_under_its_name_and_labels_and_no_o
             assert!(!same, "{} twice with {:?}", f.metric.name, s.labels);
         }
     }
+}
+
+#[test]
+fn gpus_and_ranks_have_the_labels_of_their_container_as_dcgm_exporter_has_them() {
+    let mut hand = Hand::new(4);
+    let mut metrics = Metrics::new(Settings::default());
+    hand.hardware(10 * S);
+    hand.pod(10 * S, 2, "train-2");
+    hand.round(10 * S, None);
+    hand.join.tick(20 * S);
+    let taken = hand.join.take_finished();
+    metrics.finished(&hand.join, &taken);
+    let body = text(&hand, &mut metrics, &[], 21 * S, None);
+    let lines = |name: &str, of: &str| {
+        body.lines().filter(|l| l.starts_with(name) && l.contains(of)).collect::<Vec<_>>()
+    };
+    let has = |line: &str| line.contains(r#"pod="train-2",namespace="ml",container="trainer""#);
+    let named = |line: &str| line.contains("pod=") || line.contains("container=");
+    for (name, of_two, of_another) in [
+        ("ringwatch_gpu_info{", "GPU-0002", "GPU-0001"),
+        ("ringwatch_gpu_power_watts{", &*exported::gpu(2), &*exported::gpu(1)),
+        ("ringwatch_rank_waiting_seconds_total{", "rank=\"2\"", "rank=\"1\""),
+    ] {
+        let (two, another) = (lines(name, of_two), lines(name, of_another));
+        assert!(two.len() == 1 && has(two[0]), "{name} {two:?}");
+        assert!(another.len() == 1 && !named(another[0]), "{name} {another:?}");
+    }
+    // What belongs to the whole node is nobody's.
+    assert!(lines("ringwatch_operations_total{", "").into_iter().all(|l| !named(l)));
+    assert!(lines("ringwatch_node_", "").into_iter().all(|l| !named(l)));
 }
 
 #[test]
@@ -186,15 +219,18 @@ fn a_finding_counts_once_while_it_is_open_and_again_when_it_comes_back() {
         let line = body.lines().find(|l| l.starts_with(&format!("{name}{{"))).unwrap();
         line.rsplit(' ').next().unwrap().to_owned()
     };
-    metrics.findings(&hand.join, &open);
-    metrics.findings(&hand.join, &open);
     let body = text(&hand, &mut metrics, &open, 41 * S, None);
     assert_eq!(value(&body, "ringwatch_findings_opened_total"), "1.0");
     assert_eq!(value(&body, "ringwatch_findings"), "1.0");
     let mut closed = open.clone();
     closed[0].open = false;
+    closed[0].close_reason = Some(CloseReason::JobEnded);
+    metrics.events(&hand.join, &[event(Change::Closed, &closed[0])]);
     let body = text(&hand, &mut metrics, &closed, 42 * S, None);
     assert_eq!(value(&body, "ringwatch_findings"), "0.0");
+    assert_eq!(value(&body, "ringwatch_findings_closed_total"), "1.0");
+    assert!(body.contains("severity=\"warning\",reason=\"job-ended\"} 1.0"), "{body}");
+    metrics.events(&hand.join, &[event(Change::Opened, &open[0])]);
     let body = text(&hand, &mut metrics, &open, 43 * S, None);
     assert_eq!(value(&body, "ringwatch_findings_opened_total"), "2.0");
 }

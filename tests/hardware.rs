@@ -3,6 +3,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "support/skip.rs"]
+#[allow(dead_code, reason = "the list is for tests/skipped")]
+mod skip;
+
 use futures_util::stream::unfold;
 use ringwatch::ingest::hardware::{Pods, Samplers, Settings};
 use ringwatch::ingest::now_ns;
@@ -10,6 +14,7 @@ use ringwatch::model::{
     AlarmKind, Fact, GpuFact, Holder, InterfaceFact, NodeFact, PodsFact, PortFact, Reading, SamplerFact,
     Throttle, Traffic,
 };
+use skip::skipped;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -19,13 +24,14 @@ use tonic::{Code, Status};
 const FIRST: &str = "0000:1a:00.0";
 const SECOND: &str = "0000:1b:00.0";
 
-/// The library with these switches; `None`, said by name, without a C compiler.
-fn driver(test: &str, switches: &[&str]) -> Option<PathBuf> {
+/// The library with these switches; `None` without a C compiler, and the test counts as skipped.
+fn driver(name: &str, switches: &[&str]) -> Option<PathBuf> {
     if Command::new("cc").arg("--version").output().is_err() {
-        eprintln!("SKIPPED {test}: there is no C compiler (cc)");
+        let test = std::thread::current();
+        skipped(test.name().unwrap_or(name), "a C compiler (cc)");
         return None;
     }
-    let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("libfake-nvml-{test}.so"));
+    let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("libfake-nvml-{name}.so"));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/fake_nvml.c");
     let mut cc = Command::new("cc");
     cc.args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"]).arg(&to).arg(source).args(switches);
@@ -436,7 +442,7 @@ fn drivers_of_interfaces_are_asked_for_their_own_counters() {
     inside.args(["--exact", "a_pair_of_veth", "--ignored", "--nocapture"]);
     let probe = "ip link add rwp type veth peer name rwq";
     if !Command::new("unshare").args(["-n", "sh", "-c", probe]).output().is_ok_and(|o| o.status.success()) {
-        eprintln!("SKIPPED {test}: no veth can be made in a network namespace here");
+        skipped(test, "unshare and ip, and the right to make a veth in a network namespace (root)");
         return;
     }
     let said = inside.output().unwrap();

@@ -149,3 +149,25 @@ fn same(in_turns: &mut Taken, at_once: &mut Taken) -> Vec<Finished> {
     assert_eq!(classes(&in_turns.join), classes(&at_once.join));
     a
 }
+
+#[test]
+fn what_was_read_to_its_end_does_not_hasten_looks() {
+    let room = Room::new();
+    let mut segments = Segments::new(vec![Place::Dir(room.segments())]);
+    let longest = std::time::Duration::from_millis(50);
+    segments.look_every(longest);
+    let mut now = now_ns();
+    drop(segments.poll(now));
+    // A small segment, which the recording fills.
+    let mut command =
+        room.ringwatch(["replay", "--scenario", "mixed", "--unpaced", "--rank", "0", "--plugin"]);
+    let said = run(command.arg(room.plugin()).env("RINGWATCH_SEGMENT_BYTES", "65536"));
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    now += 200_000_000;
+    drop(segments.poll(now));
+    for _ in 0..10 {
+        now += u64::try_from(segments.pause().as_nanos()).unwrap();
+        drop(segments.poll(now));
+    }
+    assert!(segments.pause() >= longest, "{:?}", segments.pause());
+}

@@ -29,7 +29,7 @@ fn rank() -> impl Strategy<Value = Rank> {
 }
 
 fn comm() -> impl Strategy<Value = CommId> {
-    (0..2u64).prop_map(CommId)
+    (0..2u64).prop_map(CommId::unowned)
 }
 
 fn segment() -> impl Strategy<Value = SegmentId> {
@@ -235,7 +235,7 @@ fn segment_of(rank: u32) -> SegmentRecord {
 fn member_of(rank: u32, issued: u64) -> CommRecord {
     CommRecord {
         segment: SegmentId(u64::from(rank)),
-        comm: CommId(0),
+        comm: CommId::unowned(0),
         rank: Rank(rank),
         ranks: Some(4),
         nodes: Some(1),
@@ -347,7 +347,7 @@ fn all_reduce(rank: u32, order: u64) -> OpRecord {
     OpRecord {
         segment: SegmentId(u64::from(rank)),
         ticket: order,
-        comm: CommId(0),
+        comm: CommId::unowned(0),
         rank: Rank(rank),
         lane: Lane::Collective,
         order: Some(order),

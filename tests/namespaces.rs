@@ -9,10 +9,10 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
-use support::nats::{MAPPINGS, program};
-use support::{Json, Room, run, until};
+use support::nats::{MAPPINGS, program, there};
+use support::{Json, Room, run, skipped, until};
 
 /// One cluster at a time: they would keep each other from the CPUs.
 fn alone() -> MutexGuard<'static, ()> {
@@ -26,18 +26,21 @@ fn ip(arguments: &str) -> bool {
     command.status().is_ok_and(|s| s.success())
 }
 
-/// Whether such hosts can be made here; says so where not.
+/// Whether such hosts can be made here; without them the test counts as skipped.
 fn possible(test: &str) -> bool {
-    let probe = format!("rwp{}", std::process::id());
-    let may = ip(&format!("netns add {probe}")) && ip(&format!("link add {probe} type bridge"));
-    ip(&format!("link del {probe}"));
-    ip(&format!("netns del {probe}"));
+    static MAY: OnceLock<bool> = OnceLock::new();
+    // Tests that tried it at the same time under one name would get into each other's way.
+    let may = *MAY.get_or_init(|| {
+        let probe = format!("rwp{}", std::process::id());
+        let may = ip(&format!("netns add {probe}")) && ip(&format!("link add {probe} type bridge"));
+        ip(&format!("link del {probe}"));
+        ip(&format!("netns del {probe}"));
+        may
+    });
     if !may {
-        println!("skipped: {test}: network namespaces may not be made here");
-    } else if program().is_none() {
-        println!("skipped: {test}: no nats-server");
+        skipped(test, "ip, and the right to make network namespaces (root)");
     }
-    may && program().is_some()
+    may && there(test)
 }
 
 /// A process that ends with this value, if not before.
@@ -245,17 +248,21 @@ impl Cluster {
         run(self.room.ringwatch(what).args(["--cluster", &self.urls()]))
     }
 
+    /// The finding of a kind that is open.
     fn found(&self, kind: &str) -> Option<Json> {
-        let said = self.ask(&["diagnose", "--json"]);
-        let all = said.out.lines().map(|l| serde_json::from_str::<Json>(l).expect("JSON"));
-        all.into_iter().find(|f| f.get("kind").text() == kind)
+        self.open(&self.ask(&["diagnose", "--json"]), kind)
     }
 
-    /// No analyser has a verdict of a kind, if all of the cluster is spoken for: who does not answer says nothing.
+    fn open(&self, said: &support::Said, kind: &str) -> Option<Json> {
+        let all = said.out.lines().map(|l| serde_json::from_str::<Json>(l).expect("JSON"));
+        all.into_iter().find(|f| f.get("kind").text() == kind && matches!(f.get("open"), Json::Bool(true)))
+    }
+
+    /// No analyser has an open finding of a kind, if all of the cluster is spoken for: who does not answer says nothing.
     fn is_over(&self, kind: &str) -> Option<()> {
         let said = self.ask(&["diagnose", "--json"]);
         let heard = matches!(said.code, Some(0 | 1)) && !said.err.contains("nobody speaks");
-        (heard && !said.out.contains(&format!("\"kind\":\"{kind}\""))).then_some(())
+        (heard && self.open(&said, kind).is_none()).then_some(())
     }
 
     /// Waits for a verdict on a kind.
@@ -303,12 +310,14 @@ impl Cluster {
         late
     }
 
-    /// How many verdicts of a kind analysers have printed, together.
+    /// How often analysers have printed that a verdict of a kind was opened, together.
     fn printed(&self, kind: &str) -> usize {
         let of = |host: usize| {
             let text =
                 std::fs::read_to_string(self.room.path(&format!("analyser{host}.out"))).unwrap_or_default();
-            text.lines().filter(|l| l.contains(&format!("\"kind\":\"{kind}\""))).count()
+            let is =
+                |l: &&str| l.contains("\"change\":\"opened\"") && l.contains(&format!("\"kind\":\"{kind}\""));
+            text.lines().filter(is).count()
         };
         of(1) + of(2)
     }
@@ -478,9 +487,7 @@ fn a_hosts_clock_is_two_seconds_off_and_drifts() {
         .into_iter()
         .find(|p| Path::new(p).is_file());
     let Some(library) = library else {
-        println!(
-            "skipped: a_hosts_clock_is_two_seconds_off_and_drifts: no libfaketime (apt install faketime)"
-        );
+        skipped("a_hosts_clock_is_two_seconds_off_and_drifts", "libfaketime (apt install faketime)");
         return;
     };
     if !possible("a_hosts_clock_is_two_seconds_off_and_drifts") {

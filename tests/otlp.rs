@@ -5,7 +5,7 @@
 mod exported;
 mod receiver;
 
-use exported::{COMM, Hand, S, TRANSFER_NS};
+use exported::{COMM, Hand, S, TRANSFER_NS, event};
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
@@ -16,12 +16,12 @@ use receiver::{Receiver, Wants};
 use ringwatch::export::otlp::{Batch, Compression, Error, Exporter, Protocol, Settings, Tracer};
 use ringwatch::export::prometheus::{self, Metrics, Own};
 use ringwatch::export::trace_id::{self, Piece};
-use ringwatch::model::{Finding, Kind, OperationRef, Rank, Track, Victims};
+use ringwatch::model::{Change, CloseReason, Finding, Kind, OperationRef, Rank, Track, Victims};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 fn settings(endpoint: &str, protocol: Protocol) -> Settings {
     Settings {
-        endpoint: Some(endpoint.to_owned()),
+        endpoint: Some(endpoint.into()),
         protocol,
         sample_ratio: 1.0,
         timeout_ms: 5_000,
@@ -161,8 +161,7 @@ fn what_turns_out_to_be_interesting_later_is_sent_after_all_and_once() {
     let mut f = hang(order, 21 * S);
     (f.kind, f.ranks) = (Kind::Straggler, vec![Rank(2)]);
     f.id = f.named();
-    tracer.findings(&hand.join, &[f.clone()]);
-    tracer.findings(&hand.join, &[f.clone()]);
+    tracer.events(&hand.join, &[event(Change::Opened, &f)]);
     let batch = all(&mut tracer);
     let traces: HashSet<_> = batch.spans.iter().map(|s| s.span_context.trace_id()).collect();
     let want = [
@@ -182,10 +181,17 @@ fn what_turns_out_to_be_interesting_later_is_sent_after_all_and_once() {
     let events = |b: &Batch| b.logs.iter().map(|l| l.event).collect::<Vec<_>>();
     assert_eq!(events(&batch), ["ringwatch.finding.opened"]);
     assert_eq!(batch.logs[0].context, Some((want[1], trace_id::of_span(want[1], Piece::Root))));
-    f.open = false;
-    tracer.findings(&hand.join, &[f.clone()]);
-    tracer.findings(&hand.join, &[f]);
-    assert_eq!(events(&all(&mut tracer)), ["ringwatch.finding.closed"]);
+    f.ranks.push(Rank(3));
+    tracer.events(&hand.join, &[event(Change::Updated, &f)]);
+    (f.open, f.close_reason, f.closed_ns) = (false, Some(CloseReason::JobEnded), 23 * S);
+    tracer.events(&hand.join, &[event(Change::Closed, &f)]);
+    let batch = all(&mut tracer);
+    assert_eq!(events(&batch), ["ringwatch.finding.updated", "ringwatch.finding.closed"]);
+    assert!(
+        batch.logs[1].body.starts_with("closed (job-ended): straggler: ranks 2, 3"),
+        "{}",
+        batch.logs[1].body
+    );
 }
 
 #[test]
@@ -195,7 +201,7 @@ fn a_hang_is_told_while_it_lasts_and_its_true_times_when_it_is_over() {
     all(&mut tracer);
     let order = hand.stuck(30 * S, 3);
     hand.join.tick(34 * S);
-    tracer.findings(&hand.join, &[hang(order, 34 * S)]);
+    tracer.events(&hand.join, &[event(Change::Opened, &hang(order, 34 * S))]);
     let batch = all(&mut tracer);
     let trace = trace_id::of_operation(COMM, Track::Collective, order);
     let of_trace: Vec<_> = batch.spans.iter().filter(|s| s.span_context.trace_id() == trace.into()).collect();
@@ -286,7 +292,7 @@ async fn sends_everything(protocol: Protocol, wants: Wants) {
     let receiver = Receiver::start(protocol, wants, None);
     let mut s = settings(&receiver.endpoint, protocol);
     s.compression = Compression::Gzip;
-    s.headers = BTreeMap::from([("x-tenant".to_owned(), "lab".to_owned())]);
+    s.headers = BTreeMap::from([("x-tenant".to_owned(), "lab".into())]);
     if tls {
         s.ca = Some(receiver.ca.path().to_owned());
     }
@@ -294,7 +300,7 @@ async fn sends_everything(protocol: Protocol, wants: Wants) {
     let mut tracer = Tracer::new(&s);
     let (mut hand, late) = with_a_late_rank(&mut tracer);
     let order = hand.stuck(30 * S, 3);
-    tracer.findings(&hand.join, &[hang(order, 34 * S)]);
+    tracer.events(&hand.join, &[event(Change::Opened, &hang(order, 34 * S))]);
     deliver(&exporter, &mut tracer).await;
     let got = receiver.got();
     check(&got.spans, late);
@@ -493,7 +499,10 @@ async fn settings_that_cannot_work_are_told_at_once() {
         (s.ca, s.key) = (None, Some("/nowhere/key.pem".into()));
         assert!(refused(s).contains("give both or none"));
         let mut s = settings("http://collector:4317", protocol);
-        s.headers = BTreeMap::from([("bad name".to_owned(), "x".to_owned())]);
+        s.ca = Some("/nowhere/ca.pem".into());
+        assert!(refused(s.clone()).contains("http://collector:4317 goes without TLS"));
+        s.ca = None;
+        s.headers = BTreeMap::from([("bad name".to_owned(), "x".into())]);
         assert!(refused(s).contains("bad name"));
     }
     let s: Settings =

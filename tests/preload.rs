@@ -7,7 +7,7 @@ mod support;
 
 use std::path::Path;
 use std::process::Command;
-use support::{Room, run};
+use support::{Room, run, skipped};
 
 /// Compiles the fake NCCL and the job; false without a compiler.
 fn built(dir: &Path) -> bool {
@@ -44,7 +44,7 @@ fn another_reduction_on_one_rank_is_found() {
     let dir = room.path("job");
     std::fs::create_dir_all(&dir).unwrap();
     if !built(&dir) {
-        eprintln!("SKIPPED another_reduction_on_one_rank_is_found: no C compiler");
+        skipped("another_reduction_on_one_rank_is_found", "a C compiler (cc)");
         return;
     }
     for abi in ["0", "4", "5"] {

@@ -2,6 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "support/skip.rs"]
+#[allow(dead_code, reason = "the list is for tests/skipped")]
+mod skip;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,6 +16,7 @@ use ringwatch::replay::{
     Abi, Call, Descriptor, Event, Pace, PlayReport, Player, PlayerOptions, RankTrace, ReplayError, Scenario,
     Trace, fixture, fixture_bytes, monotonic_ns,
 };
+use skip::skipped;
 
 const JOBS: [(Scenario, bool); 6] = [
     (Scenario::Mixed, false),
@@ -71,11 +76,10 @@ fn fixtures_hold_as_many_starts_of_each_kind_as_the_logs() {
 /// By hand, with RINGWATCH_TRACE_LOGS set to the folder of the original logs: checks that the
 /// fixtures hold every byte of them, and with RINGWATCH_TRACE_WRITE set writes the fixtures first.
 #[test]
+#[ignore = "needs the original logs, in the folder that RINGWATCH_TRACE_LOGS names"]
 fn fixtures_equal_the_original_logs() {
-    let Some(logs) = std::env::var_os("RINGWATCH_TRACE_LOGS").map(PathBuf::from) else {
-        eprintln!("SKIPPED fixtures_equal_the_original_logs: RINGWATCH_TRACE_LOGS names no folder of logs");
-        return;
-    };
+    let logs = std::env::var_os("RINGWATCH_TRACE_LOGS").map(PathBuf::from);
+    let logs = logs.expect("RINGWATCH_TRACE_LOGS names the folder");
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/traces");
     for (scenario, two_node) in JOBS {
         let folder = logs.join(node_name(two_node)).join(scenario.as_str());
@@ -101,11 +105,9 @@ fn fixtures_equal_the_original_logs() {
 
 /// By hand, with RINGWATCH_TRACE_SHOW set to a fixture's name and a rank: prints it as a log.
 #[test]
+#[ignore = "prints the fixture that RINGWATCH_TRACE_SHOW names, one-node-mixed/rank0 for example"]
 fn show_a_fixture() {
-    let Ok(wanted) = std::env::var("RINGWATCH_TRACE_SHOW") else {
-        eprintln!("SKIPPED show_a_fixture: RINGWATCH_TRACE_SHOW names none (as in one-node-mixed/rank0)");
-        return;
-    };
+    let wanted = std::env::var("RINGWATCH_TRACE_SHOW").expect("RINGWATCH_TRACE_SHOW names a fixture");
     for (scenario, two_node) in JOBS {
         for rank in fixture(scenario, two_node).ranks {
             if format!("{}-{scenario}/{}", node_name(two_node), rank.label) == wanted {
@@ -189,7 +191,7 @@ fn recorder(test: &str, flags: &str) -> Option<(tempfile::TempDir, PathBuf)> {
         }
     });
     let Some((_, library)) = built else {
-        eprintln!("SKIPPED {test}: there is no C compiler `cc` to build the recording plugin with");
+        skipped(test, "a C compiler (cc)");
         return None;
     };
     let folder = tempfile::tempdir().unwrap();

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use support::agent::Agent;
 use support::prometheus::{Prometheus, program};
-use support::{Play, Players, Room, findings, until};
+use support::{Play, Players, Room, opened, until};
 
 /// What is counted of operations that are over.
 const COUNTS: [&str; 6] = [
@@ -67,7 +67,7 @@ fn an_agent_that_is_killed_in_mid_run_counts_what_one_that_lived_counts() {
     assert!(again.series("ringwatch_lost_records_total").iter().all(|(_, n)| *n == 0.0));
     // What was found before it was killed is found again, as the same thing.
     let told = |agent: Agent| -> BTreeSet<String> {
-        findings(&agent.end().0).iter().map(|f| f.get("id").text().to_owned()).collect()
+        opened(&agent.end().0).iter().map(|f| f.get("id").text().to_owned()).collect()
     };
     let (lived, again) = (told(lived), told(again));
     assert_eq!(lived, again);

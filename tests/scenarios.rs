@@ -1,17 +1,19 @@
 //! The corpus: every case of tests/scenarios through a simulated job, and the verdict on each. All planted causes
 //! have to be found with the right kind and ranks, and nothing else.
 
+#[allow(dead_code, unused_imports, reason = "each test uses a part of the simulator")]
 mod simulator;
 mod support;
+mod watch;
 
-use ringwatch::cluster::{Moment, Publisher, Reader};
 use ringwatch::detect::{Detector, Settings};
-use ringwatch::join::{Join, Sampling};
-use ringwatch::model::{CommId, Confidence, Finding, Kind, Making, Rank, SegmentId, Update};
+use ringwatch::join::Join;
+use ringwatch::model::{Change, CommId, Confidence, Finding, FindingEvent, Kind, Making, Rank, Update};
 use simulator::{AHEAD_NS, BEGIN, Case, Expected, Simulation};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
+use watch::{Watcher, Way};
 
 const MS: u64 = 1_000_000;
 
@@ -53,96 +55,11 @@ fn cases() -> Vec<(String, Case)> {
     cases
 }
 
-/// How what the ranks did comes to those who judge.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    /// Every record, to one join.
-    Records,
-    /// Through the agent of each rank's host, and what these tell over the bus.
-    Bus,
-    /// The same, where of the operations one of 64 is told, as by the agents of a busy job.
-    Sampled,
-}
-
-/// One of `1 << SAMPLED` operations.
-const SAMPLED: u32 = 6;
-
-/// The agents of a job's hosts, and who hears them.
-struct Agents {
-    joins: BTreeMap<String, (Join, Publisher)>,
-    of: BTreeMap<SegmentId, String>,
-    reader: Reader,
-    /// Bytes a second of each.
-    budget: u64,
-    /// One of `1 << level` operations is told at most.
-    level: u32,
-}
-
-impl Agents {
-    /// Takes what an agent reads on its host.
-    fn take(&mut self, update: Update) {
-        let host = match &update {
-            Update::Segment(s) => {
-                self.of.insert(s.id, s.host.clone());
-                s.host.clone()
-            }
-            Update::Comm(c) => self.of[&c.segment].clone(),
-            Update::Op(o) => self.of[&o.segment].clone(),
-            Update::Left { segment, .. } | Update::Missed { segment, .. } => self.of[segment].clone(),
-            Update::Host(h) => self.of[&h.segment].clone(),
-            Update::Hardware(r) => r.host.clone(),
-            other => panic!("{other:?} is told by nobody"),
-        };
-        let budget = self.budget;
-        let (join, publisher) = self.joins.entry(host.clone()).or_insert_with(|| {
-            let mut join = Join::new();
-            join.keep_finished();
-            (join, Publisher::new(host, 1, budget))
-        });
-        if let Update::Hardware(r) = &update {
-            publisher.reading(r);
-        }
-        join.feed(update);
-    }
-
-    /// Lets agents look, each at its own host's clock, and gives what an analyser makes of what they say.
-    fn look(&mut self, sim: &Simulation, now: u64, out: &mut Vec<Update>) {
-        for (host, (join, publisher)) in &mut self.joins {
-            let mono_ns = sim.host_now(host, now);
-            join.tick(mono_ns);
-            let finished = join.take_finished();
-            let heard = Moment { mono_ns: BEGIN + now, unix_ns: now };
-            for message in publisher.look(join, &finished, &[], Moment { mono_ns, unix_ns: now }) {
-                self.reader.read(&message.topic.of(host), &message.bytes, heard, false, out);
-            }
-            let sampling = publisher.sampling();
-            join.sample(Some(Sampling { level: sampling.level.max(self.level), ..sampling }));
-            assert!(publisher.books().balance(), "{host}: {:?}", publisher.books());
-        }
-        self.reader.look(BEGIN + now, out);
-        // What one finds interesting, the others are asked for.
-        for key in self.reader.take_announced() {
-            self.joins.values_mut().for_each(|(_, p)| p.wish([key].into_iter()));
-        }
-    }
-}
-
 fn watch(name: &str, case: &Case, way: Way) -> Outcome {
-    let mut join = Join::new();
-    join.observe_from(Simulation::OBSERVER);
-    let mut detector = Detector::new(Settings::default());
+    let mut watcher = Watcher::new(case, way);
     let mut sims = vec![Simulation::new(case, name, 0, 0)];
     let mut told = Vec::new();
     let mut aborted_ns = None;
-    // The default's, which is meant for eight ranks a host.
-    let budget = 65_536 * u64::from(case.ranks.div_ceil(case.nodes).div_ceil(8));
-    let mut agents = Agents {
-        joins: BTreeMap::new(),
-        of: BTreeMap::new(),
-        reader: Reader::new(std::time::Duration::from_secs(3)),
-        budget,
-        level: if way == Way::Sampled { SAMPLED } else { 0 },
-    };
     let mut now = 0;
     while now <= case.until.0 {
         if sims.len() == 1
@@ -160,25 +77,20 @@ fn watch(name: &str, case: &Case, way: Way) -> Outcome {
                 aborted_ns.get_or_insert(BEGIN + now);
             }
         }
-        if way != Way::Records {
-            updates.into_iter().for_each(|u| agents.take(u));
-            updates = Vec::new();
-            agents.look(&sims[0], now, &mut updates);
-        }
-        updates.into_iter().for_each(|u| join.feed(u));
         let at_ns = BEGIN + now;
-        join.tick(at_ns);
-        if way != Way::Records && now % (500 * MS) < case.look.0 {
-            let unknown = join.unknown(&join.standing(at_ns));
-            agents.joins.values_mut().for_each(|(_, p)| p.wish(unknown.iter().copied()));
-        }
-        for finding in detector.check(&join, at_ns) {
-            let facts_ns = facts(&join, &finding, aborted_ns);
+        for event in watcher.pass(&sims[0], updates, now, case.look.0) {
+            let finding = event.finding;
+            let known =
+                told.iter().any(|t: &Told| (t.finding.id, t.finding.kind) == (finding.id, finding.kind));
+            if known || event.change == Change::Closed {
+                continue;
+            }
+            let facts_ns = facts(&watcher.join, &finding, aborted_ns);
             told.push(Told { finding, at_ns, facts_ns });
         }
         now += case.look.0;
     }
-    assert_eq!(agents.reader.refused(), &BTreeMap::new(), "{name}");
+    assert_eq!(watcher.refused(), &BTreeMap::new(), "{name}");
     let mut names = BTreeMap::new();
     for (comm, members) in &case.comms {
         let groups = members.groups(case.ranks).len();
@@ -189,12 +101,8 @@ fn watch(name: &str, case: &Case, way: Way) -> Outcome {
             }
         }
     }
-    let last = detector.findings().into_iter().map(|f| (f.id.0, f)).collect();
-    let job_ranks = join
-        .communicators()
-        .flat_map(|c| c.members().iter().map(move |(r, m)| (c.id, *r, m.record.segment)))
-        .filter_map(|(c, r, segment)| Some(((c, r), join.process(segment)?.record.job.rank?)))
-        .collect();
+    let last = watcher.detector.findings().into_iter().map(|f| (f.id.0, f)).collect();
+    let job_ranks = watcher.job_ranks();
     Outcome { told, names, last, job_ranks, ranks_a_node: case.ranks.div_ceil(case.nodes) }
 }
 
@@ -451,7 +359,8 @@ fn faithfully(name: &str) {
             join.feed(update);
         }
         join.tick(now_ns());
-        told.extend(detector.check(&join, now_ns()));
+        let events = detector.check(&join, now_ns());
+        told.extend(FindingEvent::opened(&events).cloned());
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     drop(players);

@@ -8,13 +8,13 @@ use ratatui::style::{Color, Modifier};
 use ringwatch::model::{
     Algo, At, ClassRow, CommId, CommRow, Coverage, Evidence, Finding, Fleet, FlightRow, Func, JobRow,
     JobSums, Kind, Lane, LossRow, NodeCell, NodeState, OpState, OperationRef, Proto, Rank, RankCell, RankRow,
-    Rest, SegmentRow, Snapshot, Totals, Track,
+    Rest, SegmentRow, Snapshot, Totals, Track, Unread, UnreadReason,
 };
 use ringwatch::report::Pages;
 use ringwatch::view::{self, App, Msg, Screen, Theme};
 
-const WORLD: CommId = CommId(0x8f3a_17c2_0d5e_91b4);
-const PAIR: CommId = CommId(0x00c4_55aa_0912_77fe);
+const WORLD: CommId = CommId::unowned(0x8f3a_17c2_0d5e_91b4);
+const PAIR: CommId = CommId::unowned(0x00c4_55aa_0912_77fe);
 const NOW: u64 = 5_000_000_000_000;
 const SIZES: [(u16, u16); 2] = [(80, 24), (200, 50)];
 
@@ -160,8 +160,10 @@ fn healthy() -> Snapshot {
             .chain((0..2).map(|n| rank(PAIR, n, None, &[])))
             .collect(),
         findings: Vec::new(),
+        more_findings: 0,
         segments: (0..4).map(segment).collect(),
         losses: Vec::new(),
+        unread: Vec::new(),
         fleet: None,
     }
 }
@@ -227,6 +229,12 @@ fn missing_rank() -> Snapshot {
         LossRow { pid: 41_203, reason: "segment: ring overwritten".into(), count: 31 },
         LossRow { pid: 41_203, reason: "stamp: implausible".into(), count: 7 },
     ];
+    s.unread = vec![Unread {
+        path: "/dev/shm/ringwatch-1000/41207-881-9f3c.seg".into(),
+        reason: UnreadReason::FormatVersion,
+        detail: "format version 3; this release reads 1 and 2".into(),
+        owner: Some(1000),
+    }];
     s.segments[1].lost = 1204;
     s.segments[3].lost = 38;
     s.segments[3].clock_error_ns = None;
@@ -677,7 +685,7 @@ fn a_report_has_each_job_on_one_page() {
     };
     let mut hangs = missing_rank();
     // Of a device that nobody uses, and of another time.
-    let mut over = Finding { open: false, communicator: CommId(0), ..hangs.findings[0].clone() };
+    let mut over = Finding { open: false, communicator: CommId::unowned(0), ..hangs.findings[0].clone() };
     over.victims.clear();
     hangs.findings.push(over);
     for (name, s) in [("healthy", healthy()), ("missing_rank", hangs.clone()), ("nothing", nothing())] {

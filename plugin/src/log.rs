@@ -19,6 +19,7 @@ pub(crate) enum Message {
     DirectoryOwner,
     NoFile,
     NoSpace,
+    FileSizeLimit,
     OnDisk,
     BadFileSystem,
     NoKernelTimes,
@@ -83,6 +84,9 @@ impl Message {
             Message::NoSpace => {
                 c"ringwatch: not enough shared memory for the smallest segment; nothing is recorded. Enlarge /dev/shm (docker: --shm-size) or set RINGWATCH_DIR."
             }
+            Message::FileSizeLimit => {
+                c"ringwatch: the process's file size limit (ulimit -f) is below the smallest segment; nothing is recorded."
+            }
             Message::OnDisk => {
                 c"ringwatch: RINGWATCH_DIR is on a disk, where a store may have to wait; name a directory on tmpfs."
             }
@@ -90,7 +94,7 @@ impl Message {
                 c"ringwatch: RINGWATCH_DIR is not on tmpfs nor on a local disk; nothing is recorded. Name a directory on tmpfs."
             }
             Message::NoKernelTimes => {
-                c"ringwatch: GPU times are not asked for: this NCCL (2.27), or so little /dev/shm, does not bear them."
+                c"ringwatch: GPU times are not asked for: this NCCL (2.27), so little /dev/shm, or such a limit of files' sizes (ulimit -f), does not bear them."
             }
             Message::BadSegmentBytes => {
                 c"ringwatch: RINGWATCH_SEGMENT_BYTES is not a number of bytes; the default is used."

@@ -1,6 +1,7 @@
 //! Who this process is.
 
 use crate::clock::now_ns;
+use crate::segment_name::{SegmentName, Text};
 use crate::sys::{self, variable};
 use core::ffi::CStr;
 use ringwatch_wire::layout::head;
@@ -21,14 +22,21 @@ const JOB_VARIABLES: &[&CStr] = &[
     c"SLURM_STEP_ID",
     c"SLURM_PROCID",
     c"SLURM_NTASKS",
+    c"SLURM_JOB_PARTITION",
+    c"SLURM_JOB_ACCOUNT",
     c"PBS_JOBID",
+    c"PBS_JOBNAME",
     c"LSB_JOBID",
+    c"LSB_JOBNAME",
     c"OMPI_COMM_WORLD_RANK",
     c"OMPI_COMM_WORLD_SIZE",
     c"RAY_JOB_ID",
     c"PMI_RANK",
     c"PMI_SIZE",
     c"CUDA_VISIBLE_DEVICES",
+    c"TORCHELASTIC_RESTART_COUNT",
+    c"POD_NAME",
+    c"POD_NAMESPACE",
 ];
 
 /// Identity of the process.
@@ -56,6 +64,11 @@ impl Identity {
             *newline = 0;
         }
         Identity { pid, uid, start_ticks: start_ticks(), nonce: nonce(pid), boot_id, program }
+    }
+
+    /// The process as a file's name says it.
+    pub(crate) fn segment_name(&self) -> SegmentName {
+        SegmentName { pid: self.pid, start_ticks: self.start_ticks, nonce: self.nonce }
     }
 
     pub(crate) fn write(&self, segment: &Segment<'_>) {
@@ -107,19 +120,40 @@ fn nonce(pid: u32) -> u64 {
     if random & 0xffff == 0 { random | 1 } else { random }
 }
 
-/// Field 22 of /proc/self/stat, counted behind the last `)`, since a program's name may hold anything.
 fn start_ticks() -> u64 {
+    stat(c"/proc/self/stat").map_or(0, |s| s.start_ticks)
+}
+
+/// True when a process of this pid and start time runs, as /proc of our own pid namespace reports.
+pub(crate) fn runs(pid: u32, start_ticks: u64) -> bool {
+    let mut path = Text::<32>::new();
+    path.push(b"/proc/").push_number(u64::from(pid), 10).push(b"/stat");
+    stat(path.as_c()).is_some_and(|s| s.start_ticks == start_ticks && !matches!(s.state, b'Z' | b'X'))
+}
+
+pub(crate) struct Stat {
+    /// The letter of its state.
+    pub(crate) state: u8,
+    /// Start time in clock ticks since boot.
+    pub(crate) start_ticks: u64,
+}
+
+fn stat(path: &CStr) -> Option<Stat> {
     let mut text = [0u8; 1024];
-    let len = read_file(c"/proc/self/stat", &mut text);
-    let stat = text.get(..len).unwrap_or(&[]);
-    let behind = stat.iter().rposition(|b| *b == b')').unwrap_or(0);
-    let mut fields = stat.get(behind..).unwrap_or(&[]).split(|b| *b == b' ');
-    // The piece of `)` itself is field 2.
-    let Some(field) = fields.nth(20) else { return 0 };
-    field
-        .iter()
-        .filter(|b| b.is_ascii_digit())
-        .fold(0u64, |n, b| n.wrapping_mul(10).wrapping_add(u64::from(b.wrapping_sub(b'0'))))
+    let len = read_file(path, &mut text);
+    parse_stat(text.get(..len)?)
+}
+
+/// Fields 3 and 22 of a `stat` file, counted behind the last `)`, since a program's name may hold anything.
+pub(crate) fn parse_stat(stat: &[u8]) -> Option<Stat> {
+    let behind = stat.iter().rposition(|b| *b == b')')?;
+    // The first piece is `)` itself, the end of field 2.
+    let mut fields = stat.get(behind..)?.split(|b| *b == b' ').skip(1);
+    let state = *fields.next()?.first()?;
+    let digits = fields.nth(18)?.iter().filter(|b| b.is_ascii_digit());
+    let start_ticks =
+        digits.fold(0u64, |n, b| n.wrapping_mul(10).wrapping_add(u64::from(b.wrapping_sub(b'0'))));
+    Some(Stat { state, start_ticks })
 }
 
 fn read_file(path: &CStr, into: &mut [u8]) -> usize {
@@ -140,5 +174,18 @@ mod tests {
         let behind = stat.rsplit(')').next().expect("a name in parentheses");
         let want: u64 = behind.split_whitespace().nth(19).expect("field 22").parse().expect("a number");
         assert_eq!(i.start_ticks, want);
+    }
+
+    #[test]
+    fn a_process_runs_until_it_has_ended() {
+        let mut child =
+            std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().expect("cat");
+        let path = std::ffi::CString::new(format!("/proc/{}/stat", child.id())).expect("no NUL");
+        let ticks = stat(&path).expect("procfs").start_ticks;
+        assert!(runs(child.id(), ticks));
+        assert!(!runs(child.id(), ticks + 1), "an earlier process of the same pid");
+        drop(child.stdin.take());
+        let status = child.wait().expect("ours");
+        assert!(status.success() && !runs(child.id(), ticks));
     }
 }

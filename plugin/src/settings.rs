@@ -57,7 +57,7 @@ pub(crate) enum Graphs {
 const BUDGET_PPM: u64 = 10_000;
 
 /// `1%`, `0.25%` or `1` in millionths; `None` for anything else and for more than 100 %.
-fn share(text: &CStr) -> Option<u64> {
+pub(crate) fn share(text: &CStr) -> Option<u64> {
     let text = text.to_bytes();
     let text = text.strip_suffix(b"%").unwrap_or(text);
     let mut ppm = 0u64;
@@ -95,7 +95,7 @@ fn one_of<T: Copy>(name: &CStr, values: &[(&CStr, T)], otherwise: T, log: &Log, 
     )
 }
 
-fn number(text: &CStr) -> Option<u64> {
+pub(crate) fn number(text: &CStr) -> Option<u64> {
     let mut n = 0u64;
     for b in text.to_bytes() {
         if !b.is_ascii_digit() {

@@ -1,87 +1,32 @@
-//! Making the segment's file: exclusive, private, all its blocks reserved, mapped.
+//! Makes the segment's file: exclusive, private, mapped, with all its blocks reserved.
+//!
+//! The file gets its name only when it is a whole segment. Whatever kills the process, nobody finds a part of one.
 
 #![expect(unsafe_code, reason = "maps the file")]
 
 use crate::log::{Log, Message};
 use crate::process::Identity;
+use crate::reap::reap;
+use crate::segment_name::Text;
 use crate::settings::Settings;
 use crate::sys::{self, Fd, FileSystem, InChild};
-use core::ffi::CStr;
+use core::ffi::c_void;
 use ringwatch_wire::layout::Geometry;
 use ringwatch_wire::sync::Word;
 
-/// A path or name, NUL-terminated, built without a heap.
-struct Text<const N: usize> {
-    bytes: [u8; N],
-    len: usize,
-}
-
-impl<const N: usize> Text<N> {
-    const fn new() -> Self {
-        Text { bytes: [0; N], len: 0 }
-    }
-
-    fn push(&mut self, more: &[u8]) -> &mut Self {
-        for b in more {
-            // The last byte stays NUL.
-            if self.len + 1 < N
-                && let Some(place) = self.bytes.get_mut(self.len)
-            {
-                *place = *b;
-                self.len += 1;
-            }
-        }
-        self
-    }
-
-    fn push_number(&mut self, n: u64, radix: u64) -> &mut Self {
-        let mut divisor = 1u64;
-        // The radixes are the constants 10 and 16; `max` says so to the compiler, which then needs no
-        // code for a division by zero.
-        let radix = radix.max(2);
-        while let Some(d) = divisor.checked_mul(radix)
-            && d <= n
-        {
-            divisor = d;
-        }
-        while divisor > 0 {
-            let digit = (n / divisor % radix) as u8;
-            self.push(&[if digit < 10 { b'0' + digit } else { b'a' + digit - 10 }]);
-            divisor /= radix;
-        }
-        self
-    }
-
-    fn as_c(&self) -> &CStr {
-        // SAFETY: `push` leaves at least one NUL behind the text, and the pointer is to all of it.
-        unsafe { CStr::from_ptr(self.bytes.as_ptr().cast()) }
-    }
-}
-
-/// Makes and maps the segment. `None`, and a line in NCCL's log, when that cannot be done.
+/// Makes and maps the segment, which `format` fills; `None`, and a line in NCCL's log, when that cannot be done.
+///
+/// `format` runs a second time, on zeros, where the file cannot get its name last.
 pub(crate) fn create(
     settings: &Settings,
     identity: &Identity,
     log: &Log,
+    format: impl Fn(&[Word], &Geometry),
 ) -> Option<(&'static [Word], Geometry)> {
-    let dir = match open_dir(settings, identity) {
-        Ok(dir) => dir,
-        Err(message) => {
-            log.say(message);
-            return None;
-        }
-    };
-    let mut name = Text::<64>::new();
-    name.push_number(u64::from(identity.pid), 10)
-        .push(b"-")
-        .push_number(identity.start_ticks, 10)
-        .push(b"-")
-        .push_number(identity.nonce, 16)
-        .push(b".seg");
-    match make(settings, &dir, name.as_c(), log) {
-        Ok(m) => {
+    match make(settings, identity, log, &format) {
+        Ok(made) => {
             log.say(Message::Opened);
-            Some(m)
+            Some(made)
         }
         Err(message) => {
             log.say(message);
@@ -128,74 +73,97 @@ fn suitable(fs: &FileSystem, log: &Log) -> Result<(), Message> {
 
 /// The largest segment that may be made here: NCCL itself lives on the same /dev/shm, and so do the node's
 /// other ranks, of which there are usually eight. Together they take a sixteenth.
-fn limit(settings: &Settings, fs: &FileSystem) -> u64 {
+fn largest(settings: &Settings, fs: &FileSystem) -> Result<Geometry, Message> {
     let share = (fs.total / 128).min(fs.free / 8).max(fs.free.min(32 << 10));
-    share.min(settings.bytes.unwrap_or(u64::MAX)).min(Geometry::full().bytes())
-}
-
-/// Removes segments of dead processes where they take too much room, so that restart after restart does not
-/// fill the shared memory that NCCL needs. What an agent has not read by then is lost with them.
-fn reap(dir: &Fd, fs: &FileSystem) {
-    let budget = (fs.total / 16).min(64 << 20);
-    let mut dead = 0u64;
-    sys::names(dir, |name| {
-        if !name.to_bytes().ends_with(b".seg") {
-            return;
-        }
-        let Some(file) = sys::open_at(dir, name) else { return };
-        let bytes = sys::length(&file);
-        // An empty one is being made this moment; one whose lock is held is alive, in whatever container.
-        if bytes == 0 || !sys::lock(&file) {
-            return;
-        }
-        dead = dead.saturating_add(bytes);
-        if dead > budget {
-            sys::unlink(dir, name);
-        }
-    });
+    let bytes = share.min(settings.bytes.unwrap_or(u64::MAX)).min(Geometry::full().bytes());
+    let geometry = Geometry::within(bytes).ok_or(Message::NoSpace)?;
+    // Growing a file beyond the process's limit raises SIGXFSZ, which ends a job.
+    let limit = sys::file_size_limit().unwrap_or(u64::MAX);
+    if geometry.bytes() <= limit {
+        Ok(geometry)
+    } else {
+        Geometry::within(limit).ok_or(Message::FileSizeLimit)
+    }
 }
 
 fn make(
     settings: &Settings,
-    dir: &Fd,
-    name: &CStr,
+    identity: &Identity,
     log: &Log,
+    format: &impl Fn(&[Word], &Geometry),
 ) -> Result<(&'static [Word], Geometry), Message> {
-    let fs = sys::file_system(dir).ok_or(Message::NoDirectory)?;
+    let dir = open_dir(settings, identity)?;
+    let fs = sys::file_system(&dir).ok_or(Message::NoDirectory)?;
     suitable(&fs, log)?;
-    reap(dir, &fs);
-    let mut geometry = Geometry::within(limit(settings, &fs)).ok_or(Message::NoSpace)?;
-    let file = sys::create(dir, name).ok_or(Message::NoFile)?;
-    // Held while this process lives, in every namespace; before the file has a length, so that nobody takes it
-    // for a dead one.
-    sys::lock(&file);
-    loop {
-        let bytes = geometry.bytes();
-        if sys::reserve(&file, bytes)
-            && let Some(words) = map(&file, bytes)
-        {
-            // The descriptor stays open for its lock.
-            core::mem::forget(file);
-            return Ok((words, geometry));
+    reap(&dir, &fs, identity);
+    let largest = largest(settings, &fs)?;
+    let name = identity.segment_name().text();
+    if let Some(file) = sys::create_unnamed(&dir) {
+        let draft = Draft::new(file, largest).ok_or(Message::NoSpace)?;
+        format(draft.words(), &draft.geometry);
+        if sys::link(&draft.file, &dir, name.as_c()) {
+            return Ok(draft.keep());
         }
-        // What was free a moment ago has been taken: try half.
-        match Geometry::within(bytes.saturating_sub(1)) {
-            Some(g) => geometry = g,
-            None => {
-                sys::unlink(dir, name);
-                return Err(Message::NoSpace);
+    }
+    // Old overlay file systems have no unnamed files, and without /proc none gets a name.
+    let file = sys::create(&dir, name.as_c()).ok_or(Message::NoFile)?;
+    let Some(draft) = Draft::new(file, largest) else {
+        sys::unlink(&dir, name.as_c());
+        return Err(Message::NoSpace);
+    };
+    format(draft.words(), &draft.geometry);
+    Ok(draft.keep())
+}
+
+/// A locked and mapped file that is going to be a segment. Dropped, it is unmapped and closed.
+struct Draft {
+    file: Fd,
+    at: *mut c_void,
+    bytes: usize,
+    geometry: Geometry,
+}
+
+impl Draft {
+    fn new(file: Fd, largest: Geometry) -> Option<Self> {
+        // Held while this process lives, in every namespace; before the file has a name or a length, so that
+        // nobody takes it for a dead one. Where the kernel refuses, readers still have the pid.
+        sys::lock(&file);
+        let mut geometry = largest;
+        loop {
+            let bytes = geometry.bytes();
+            if sys::reserve(&file, bytes)
+                && let Ok(len) = usize::try_from(bytes)
+                && let Some(at) = sys::map(Some(&file), len)
+            {
+                // A forked child has no use for it. Where the kernel refuses, the child just keeps the mapping.
+                // SAFETY: our own fresh mapping, whole.
+                unsafe { sys::on_fork(at, len, InChild::Absent) };
+                return Some(Draft { file, at, bytes: len, geometry });
             }
+            // What was free a moment ago has been taken: try half.
+            geometry = Geometry::within(bytes.saturating_sub(1))?;
         }
+    }
+
+    fn words(&self) -> &[Word] {
+        // SAFETY: `bytes` bytes are mapped, page-aligned, while this value lives; `Word` is an atomic u64, valid
+        // for any bytes and for being written by others.
+        unsafe { core::slice::from_raw_parts(self.at.cast::<Word>(), self.bytes / size_of::<Word>()) }
+    }
+
+    /// Makes mapping, descriptor and lock last as long as the process.
+    fn keep(self) -> (&'static [Word], Geometry) {
+        let kept = core::mem::ManuallyDrop::new(self);
+        // SAFETY: as in `words`, and nothing unmaps it any more.
+        let words =
+            unsafe { core::slice::from_raw_parts(kept.at.cast::<Word>(), kept.bytes / size_of::<Word>()) };
+        (words, kept.geometry)
     }
 }
 
-fn map(file: &Fd, bytes: u64) -> Option<&'static [Word]> {
-    let len = usize::try_from(bytes).ok()?;
-    let at = sys::map(Some(file), len)?;
-    // A forked child has no use for it. Where the kernel refuses, the child just keeps the mapping.
-    // SAFETY: our own fresh mapping, whole.
-    unsafe { sys::on_fork(at, len, InChild::Absent) };
-    // SAFETY: `len` bytes are mapped, page-aligned and for good; `Word` is an atomic u64, valid for any bytes
-    // and for being written by others.
-    Some(unsafe { core::slice::from_raw_parts(at.cast::<Word>(), len / size_of::<Word>()) })
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, whole; the slices that `words` returned have ended.
+        unsafe { sys::unmap(self.at, self.bytes) };
+    }
 }

@@ -285,23 +285,24 @@ fn open_process(page: &'static Page, version: Option<u32>, mask_at: usize, log: 
     prefetch::look();
     let settings = Settings::from_environment(log);
     let identity = process::Identity::read();
-    let made = shm::create(&settings, &identity, log);
-    let (words, geometry): (&'static [Word], Geometry) = match made {
-        Some(m) => m,
-        None => {
-            for w in &page.header {
-                w.set(0);
-            }
-            (&page.header, Geometry::full())
-        }
-    };
-    let segment = Segment::new(words, &geometry);
-    segment.format(&geometry);
-    identity.write(&segment);
     let nccl = nccl::version(log);
-    segment.set(head::NCCL, u64::from(nccl.unwrap_or(0)) | u64::from(version.unwrap_or(0)) << 32);
-    process::write_environment(&segment);
-    segment.open_for_readers();
+    let format = |words: &[Word], geometry: &Geometry| {
+        let segment = Segment::new(words, geometry);
+        segment.format(geometry);
+        identity.write(&segment);
+        segment.set(head::NCCL, u64::from(nccl.unwrap_or(0)) | u64::from(version.unwrap_or(0)) << 32);
+        process::write_environment(&segment);
+        segment.open_for_readers();
+    };
+    let made = shm::create(&settings, &identity, log, format);
+    let (words, geometry): (&'static [Word], Geometry) = made.unwrap_or_else(|| {
+        for w in &page.header {
+            w.set(0);
+        }
+        format(&page.header, &Geometry::full());
+        (&page.header, Geometry::full())
+    });
+    let segment = Segment::new(words, &geometry);
     let nonce = (identity.nonce & 0xffff) as u16;
     let nccl = nccl.unwrap_or(0);
     let events = Events::new(Driver::find(), &page.events);
@@ -324,16 +325,17 @@ fn open_process(page: &'static Page, version: Option<u32>, mask_at: usize, log: 
     page.phase.set_last(OPEN);
 }
 
-/// /dev/shm of this size or less, in bytes, is a container's default. NCCL's set-up of kernel events takes
-/// memory there and crashes when it gets none.
+/// NCCL's set-up of kernel events makes files of 34 MB in /dev/shm, and crashes when it cannot. 64 MiB, in bytes, is
+/// the size of a container's /dev/shm by default; where that or a file may not be larger they are not asked for.
 const LITTLE_SHM: u64 = 64 << 20;
 
 /// True where kernel events would harm the job: in NCCL 2.27 (the only one to use ABI v4), whose all-to-alls then
-/// fail, and where there is little shared memory.
+/// fail, and where there is little shared memory or files have to be small.
 fn refused(version: u32, nccl: u32, log: &Log) -> bool {
     let little = sys::open(c"/dev/shm", sys::DIRECTORY)
         .and_then(|d| sys::file_system(&d))
-        .is_none_or(|fs| fs.total <= LITTLE_SHM);
+        .is_none_or(|fs| fs.total <= LITTLE_SHM)
+        || sys::file_size_limit().is_none_or(|limit| limit <= LITTLE_SHM);
     let refused = little || version == 4 || (22700..22800).contains(&nccl);
     if refused {
         log.say(Message::NoKernelTimes);

@@ -1,11 +1,12 @@
 //! The few system calls that init makes, through libc.
 //!
-//! All are old symbols: nothing here needs a glibc newer than 2.17, so `fstat` and `getrandom`, which came
-//! or changed later, go through `syscall`. rustix would be the safer dress, but its file descriptors assert,
+//! All are old symbols: nothing here needs a glibc newer than 2.17, so `fstat`, `getrandom` and the signal mask,
+//! which came, changed or moved later, go through `syscall`. rustix would be safer, but its file descriptors assert,
 //! and this library links no panicking code.
 
 #![expect(unsafe_code, reason = "system calls")]
 
+use crate::segment_name::Text;
 use core::ffi::{CStr, c_int, c_void};
 
 /// A file descriptor, closed when dropped.
@@ -22,7 +23,9 @@ impl Drop for Fd {
 /// What a directory entry of ours may be opened with.
 pub(crate) const DIRECTORY: c_int = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
 pub(crate) const NOFOLLOW: c_int = libc::O_NOFOLLOW;
-const NEW_FILE: c_int = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+/// Only the descriptor that creates it may write to a new file: `truncate` or `cp` by the job's own user, which
+/// would end the job by SIGBUS, are refused.
+const OWNER_READS: libc::mode_t = 0o400;
 
 fn fd(raw: c_int) -> Option<Fd> {
     if raw >= 0 { Some(Fd(raw)) } else { None }
@@ -39,11 +42,28 @@ pub(crate) fn open(path: &CStr, flags: c_int) -> Option<Fd> {
     fd(unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) })
 }
 
-/// Creates a file that must not exist yet, readable and writable by its owner alone.
-pub(crate) fn create(dir: &Fd, name: &CStr) -> Option<Fd> {
-    let mode: libc::mode_t = 0o600;
+/// Creates a file without a name; `None` where the file system has no such files.
+pub(crate) fn create_unnamed(dir: &Fd) -> Option<Fd> {
+    let flags = libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC;
     // SAFETY: a NUL-terminated name and an open directory.
-    fd(unsafe { libc::openat(dir.0, name.as_ptr(), NEW_FILE, mode) })
+    fd(unsafe { libc::openat(dir.0, c".".as_ptr(), flags, OWNER_READS) })
+}
+
+/// Gives a file of [`create_unnamed`] its name; false where that cannot be done or the name is taken.
+pub(crate) fn link(file: &Fd, dir: &Fd, name: &CStr) -> bool {
+    // Of this thread: another thread may have descriptors of its own.
+    let mut own = Text::<48>::new();
+    own.push(b"/proc/thread-self/fd/").push_number(u64::from(file.0.unsigned_abs()), 10);
+    let follow = libc::AT_SYMLINK_FOLLOW;
+    // SAFETY: NUL-terminated paths and an open directory.
+    unsafe { libc::linkat(libc::AT_FDCWD, own.as_c().as_ptr(), dir.0, name.as_ptr(), follow) == 0 }
+}
+
+/// Creates a file that must not exist yet.
+pub(crate) fn create(dir: &Fd, name: &CStr) -> Option<Fd> {
+    let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: a NUL-terminated name and an open directory.
+    fd(unsafe { libc::openat(dir.0, name.as_ptr(), flags, OWNER_READS) })
 }
 
 /// Makes a directory for its owner alone; true also when it is there already.
@@ -52,10 +72,10 @@ pub(crate) fn make_dir(path: &CStr) -> bool {
     unsafe { libc::mkdir(path.as_ptr(), 0o700) == 0 || errno() == libc::EEXIST }
 }
 
-/// Removes a file.
-pub(crate) fn unlink(dir: &Fd, name: &CStr) {
-    // SAFETY: a NUL-terminated name and an open directory. A file that cannot be removed stays empty.
-    unsafe { libc::unlinkat(dir.0, name.as_ptr(), 0) };
+/// Removes a file; false where it stays.
+pub(crate) fn unlink(dir: &Fd, name: &CStr) -> bool {
+    // SAFETY: a NUL-terminated name and an open directory.
+    unsafe { libc::unlinkat(dir.0, name.as_ptr(), 0) == 0 }
 }
 
 /// Reads up to the buffer's length; 0 on any error.
@@ -93,24 +113,55 @@ pub(crate) fn file_system(file: &Fd) -> Option<FileSystem> {
     })
 }
 
-fn stat(file: &Fd) -> Option<libc::stat> {
+/// The kernel's facts of one file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Facts {
+    /// Neither a directory nor a link, pipe, socket or device.
+    pub(crate) is_regular: bool,
+    /// User id of the owner.
+    pub(crate) uid: u32,
+    /// Length in bytes.
+    pub(crate) bytes: u64,
+    /// Last modification, ns since 1970.
+    pub(crate) modified_ns: u64,
+    device: u64,
+    inode: u64,
+}
+
+fn facts_by(call: impl FnOnce(*mut libc::stat) -> libc::c_long) -> Option<Facts> {
     let mut s = core::mem::MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: the kernel fills libc's struct stat, which on 64-bit Linux is the kernel's own.
-    if unsafe { libc::syscall(libc::SYS_fstat, file.0, s.as_mut_ptr()) } != 0 {
+    if call(s.as_mut_ptr()) != 0 {
         return None;
     }
-    // SAFETY: filled, and zeroed before; integers of any value are valid.
-    Some(unsafe { s.assume_init() })
+    // SAFETY: zeroed before and filled by the kernel; integers of any value are valid.
+    let s = unsafe { s.assume_init() };
+    let second = u64::try_from(s.st_mtime).unwrap_or(0);
+    Some(Facts {
+        is_regular: s.st_mode & libc::S_IFMT == libc::S_IFREG,
+        uid: s.st_uid,
+        bytes: u64::try_from(s.st_size).unwrap_or(0),
+        modified_ns: second.saturating_mul(1_000_000_000).saturating_add(s.st_mtime_nsec as u64),
+        device: s.st_dev,
+        inode: s.st_ino,
+    })
+}
+
+/// Facts of an open file.
+pub(crate) fn facts(file: &Fd) -> Option<Facts> {
+    // SAFETY: the kernel fills libc's struct stat, which on 64-bit Linux is the kernel's own.
+    facts_by(|s| unsafe { libc::syscall(libc::SYS_fstat, file.0, s) })
+}
+
+/// Facts of a file in a directory, or of the link where it is one.
+pub(crate) fn facts_at(dir: &Fd, name: &CStr) -> Option<Facts> {
+    let flags = libc::AT_SYMLINK_NOFOLLOW;
+    // SAFETY: as above, with a NUL-terminated name and an open directory.
+    facts_by(|s| unsafe { libc::syscall(libc::SYS_newfstatat, dir.0, name.as_ptr(), s, flags) })
 }
 
 /// Owner of a file.
 pub(crate) fn owner(file: &Fd) -> Option<u32> {
-    stat(file).map(|s| s.st_uid)
-}
-
-/// Length of a file in bytes.
-pub(crate) fn length(file: &Fd) -> u64 {
-    stat(file).and_then(|s| u64::try_from(s.st_size).ok()).unwrap_or(0)
+    facts(file).map(|f| f.uid)
 }
 
 /// Opens a file of a directory for reading, if it is there.
@@ -120,10 +171,39 @@ pub(crate) fn open_at(dir: &Fd, name: &CStr) -> Option<Fd> {
     fd(unsafe { libc::openat(dir.0, name.as_ptr(), flags) })
 }
 
+/// A record lock for writing on a whole file.
+fn whole_file_lock() -> libc::flock {
+    libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    }
+}
+
 /// Takes a file's lock, which says that its process lives; false when somebody has it.
+///
+/// A POSIX record lock belongs to the process: no forked child inherits it. The process loses it when it closes
+/// any descriptor of the file.
 pub(crate) fn lock(file: &Fd) -> bool {
+    let lock = whole_file_lock();
+    // SAFETY: our own descriptor; the kernel reads the struct, which on 64-bit Linux is its own.
+    unsafe { libc::syscall(libc::SYS_fcntl, file.0, libc::F_SETLK, &raw const lock) == 0 }
+}
+
+/// True when another process holds the file's lock; plugins before the first release hold an flock.
+pub(crate) fn is_locked(file: &Fd) -> bool {
+    let mut lock = whole_file_lock();
+    // SAFETY: our own descriptor; the kernel reads and fills the struct.
+    let asked = unsafe { libc::syscall(libc::SYS_fcntl, file.0, libc::F_GETLK, &raw mut lock) } == 0;
+    if asked && lock.l_type != libc::F_UNLCK as libc::c_short {
+        return true;
+    }
+    // Shared, so that two readers that ask at once do not take each other for the writer. It goes with the
+    // descriptor.
     // SAFETY: our own descriptor.
-    unsafe { libc::flock(file.0, libc::LOCK_EX | libc::LOCK_NB) == 0 }
+    unsafe { libc::flock(file.0, libc::LOCK_SH | libc::LOCK_NB) != 0 && errno() == libc::EWOULDBLOCK }
 }
 
 /// Calls `each` with the names in a directory, in the kernel's order.
@@ -154,11 +234,57 @@ pub(crate) fn names(dir: &Fd, mut each: impl FnMut(&CStr)) {
     }
 }
 
+/// Longest file that this process may make, in bytes; `None` where the kernel does not tell.
+pub(crate) fn file_size_limit() -> Option<u64> {
+    // The kernel's struct rlimit64: soft and hard limit.
+    let mut limits = [u64::MAX; 2];
+    let none = core::ptr::null::<u64>();
+    // SAFETY: fills two words of ours.
+    let r = unsafe { libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_FSIZE, none, limits.as_mut_ptr()) };
+    (r == 0).then_some(limits[0])
+}
+
 /// Gives a file its length, every block reserved, so that no later write can meet a full disk.
 pub(crate) fn reserve(file: &Fd, bytes: u64) -> bool {
     let Ok(len) = libc::off_t::try_from(bytes) else { return false };
     // SAFETY: our own descriptor.
-    unsafe { libc::ftruncate(file.0, 0) == 0 && libc::fallocate(file.0, 0, 0, len) == 0 }
+    let grow = || unsafe { libc::ftruncate(file.0, 0) == 0 && libc::fallocate(file.0, 0, 0, len) == 0 };
+    without_file_size_signal(grow)
+}
+
+/// Runs `grow` with SIGXFSZ blocked in this thread, and takes back the signal that it raised: somebody may lower
+/// the limit after it was read. False where the signal cannot be blocked.
+fn without_file_size_signal(grow: impl FnOnce() -> bool) -> bool {
+    /// The kernel's signal set: a bit a signal, from 1.
+    const SIGNAL: u64 = 1 << (libc::SIGXFSZ - 1);
+    let change = |how: c_int, set: u64, before: *mut u64| {
+        // SAFETY: reads one word and fills one, or none where the pointer is NULL.
+        unsafe { libc::syscall(libc::SYS_rt_sigprocmask, how, &raw const set, before, size_of::<u64>()) == 0 }
+    };
+    let pending = || {
+        let mut set = 0u64;
+        // SAFETY: fills one word.
+        unsafe { libc::syscall(libc::SYS_rt_sigpending, &raw mut set, size_of::<u64>()) };
+        set & SIGNAL != 0
+    };
+    let mut mask = 0u64;
+    if !change(libc::SIG_BLOCK, SIGNAL, &raw mut mask) {
+        return false;
+    }
+    // A signal that was pending before is the job's own.
+    let of_job = pending();
+    let grown = grow();
+    if !of_job && pending() {
+        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let set = SIGNAL;
+        let none = core::ptr::null_mut::<libc::siginfo_t>();
+        // SAFETY: reads a word and a timespec of ours, and waits for nothing.
+        unsafe {
+            libc::syscall(libc::SYS_rt_sigtimedwait, &raw const set, none, &raw const now, size_of::<u64>())
+        };
+    }
+    change(libc::SIG_SETMASK, mask, core::ptr::null_mut());
+    grown
 }
 
 /// Maps a whole file shared, or (without one) fresh private memory; the pages are made at once.

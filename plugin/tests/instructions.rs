@@ -90,7 +90,7 @@ fn callbacks_cost_few_instructions() {
     let there =
         Command::new("valgrind").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if !there.is_ok_and(|s| s.success()) {
-        eprintln!("skipped: callbacks_cost_few_instructions: there is no valgrind");
+        support::skip::skipped("callbacks_cost_few_instructions", "valgrind");
         return;
     }
     let dir = tempfile::Builder::new().tempdir_in("/dev/shm").unwrap();

@@ -21,7 +21,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use support::abi::{self, COLL_DEFAULT, Coll, Descriptor, func, ty};
-use support::child::{Ran, dir, run, run_under, run_with};
+use support::child::{Ran, dir, exit_at_once, run, run_under, run_with};
 use support::elf;
 use support::library::{Plugin, null_library, plugin_library};
 use support::segment::{Recording, in_dir, only};
@@ -86,14 +86,6 @@ fn forbid_system_calls(also: &[i64]) {
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
-    }
-}
-
-fn exit_at_once(code: c_int) -> ! {
-    // SAFETY: ends the process without a word.
-    unsafe {
-        libc::syscall(libc::SYS_exit_group, code);
-        libc::_exit(code)
     }
 }
 
@@ -433,7 +425,7 @@ fn a_killed_process_leaves_what_was_in_flight() {
     };
     assert_eq!(ran.signal(), Some(libc::SIGKILL));
     let path = &ran.segments()[0];
-    assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o400);
     assert_eq!(std::fs::metadata(&ran.dir).unwrap().permissions().mode() & 0o777, 0o700);
     let recording = only(&ran.dir);
     let ops = recording.ops();
@@ -466,7 +458,7 @@ fn nccls_exact_version_is_found() {
         if built.is_ok_and(|s| s.success()) {
             c.env("NCCL", folder.join("libthis-is-nccl.so"));
         } else {
-            eprintln!("SKIPPED nccls_exact_version_is_found: there is no C compiler `cc`");
+            support::skip::skipped("nccls_exact_version_is_found", "a C compiler (cc)");
         }
     }) else {
         let Some(nccl) = std::env::var_os("NCCL") else { return };
@@ -531,7 +523,7 @@ fn disarmed(said: &str) {
     }
     let text = SAID.lock().unwrap();
     // v1 to v3 have no logger, and only the first init opens: nothing may be said at all.
-    assert!(text.is_empty() || text[0].1.contains(said), "{text:?}");
+    assert!(text.is_empty() || text.iter().any(|(_, t)| t.contains(said)), "{text:?}");
 }
 
 /// As `disarmed`, the first init having a logger.
@@ -572,6 +564,41 @@ fn a_missing_parent_directory_disarms() {
     nothing_made(ran);
 }
 
+#[test]
+fn a_file_size_limit_of_zero_disarms() {
+    let Some(ran) = run("a_file_size_limit_of_zero_disarms") else {
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: reads one struct.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &none) }, 0);
+        return disarmed_aloud("file size limit");
+    };
+    nothing_made(ran);
+}
+
+/// NCCL 2.28.9 makes files of 34 MB in /dev/shm for kernel events, and dies when it cannot.
+#[test]
+fn a_file_size_limit_of_nccls_own_files_asks_for_no_kernel_events() {
+    for (limit, refused) in
+        [(32 << 20, true), (64 << 20, true), (65 << 20, false), (libc::RLIM_INFINITY, false)]
+    {
+        let test = "a_file_size_limit_of_nccls_own_files_asks_for_no_kernel_events";
+        let Some(ran) = run_with(test, |c, _| {
+            c.env("RINGWATCH_TEST_LIMIT", limit.to_string());
+        }) else {
+            let limit = std::env::var("RINGWATCH_TEST_LIMIT").unwrap().parse().unwrap();
+            let limits = libc::rlimit { rlim_cur: limit, rlim_max: libc::RLIM_INFINITY };
+            // SAFETY: reads one struct.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limits) }, 0);
+            Plugin::built().init_with(5, 1, c"pg", 2, 0, Some(logger()));
+            let said = SAID.lock().unwrap();
+            println!("refused: {}", said.iter().any(|(_, t)| t.contains("GPU times are not asked for")));
+            return;
+        };
+        let said = ran.succeeded().output.clone();
+        assert!(said.contains(&format!("refused: {refused}")), "{limit}: {said}");
+    }
+}
+
 /// Where not even root can create a file.
 #[test]
 fn an_unwritable_directory_disarms() {
@@ -584,13 +611,13 @@ fn an_unwritable_directory_disarms() {
     nothing_made(ran);
 }
 
-/// Whether a test may have a mount namespace of its own; says by name when not.
+/// Whether a test may have a mount namespace of its own; without one it counts as skipped.
 fn may_mount(test: &str) -> bool {
     let out =
         std::process::Command::new("unshare").args(["-m", "mount", "-t", "tmpfs", "none", "/mnt"]).output();
     let may = out.is_ok_and(|o| o.status.success());
     if !may {
-        eprintln!("SKIPPED {test}: no mount namespace may be made here");
+        support::skip::skipped(test, "unshare, and the right to make a mount namespace (root)");
     }
     may
 }

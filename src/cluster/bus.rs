@@ -2,6 +2,7 @@
 
 use super::publisher::Outgoing;
 use super::settings::Settings;
+use crate::secret::SecretUrl;
 use async_nats::{Client, ConnectOptions, Event, ServerAddr};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -23,7 +24,7 @@ pub enum Error {
     #[error("cluster.servers: {address:?}: {why}; write nats://host:4222 or tls://host:4222")]
     Address {
         /// What was given.
-        address: String,
+        address: SecretUrl,
         /// What is wrong with it.
         why: String,
     },
@@ -80,10 +81,15 @@ pub async fn connect(
 ) -> Result<Client, Error> {
     let mut servers: Vec<ServerAddr> = Vec::new();
     for address in &settings.servers {
-        let wrong = |why: String| Error::Address { address: address.clone(), why };
-        servers.push(address.parse().map_err(|e: std::io::Error| wrong(e.to_string()))?);
+        let wrong = |e: std::io::Error| Error::Address {
+            address: address.clone(),
+            why: address.hide_in(&e.to_string()),
+        };
+        servers.push(address.exposed().parse().map_err(wrong)?);
     }
-    let tls = settings.servers.iter().any(|s| s.starts_with("tls://"));
+    // Who names certificates wants them checked, whatever the address says.
+    let certificates = settings.ca.is_some() || settings.cert.is_some();
+    let tls = certificates || settings.servers.iter().any(|s| s.has_scheme("tls://"));
     let changed = Arc::new(changed);
     let mut options = ConnectOptions::new()
         .name(name)
@@ -142,17 +148,9 @@ pub async fn connect(
         options = options.user_and_password(user.clone(), password);
     }
     options.connect(servers).await.map_err(|e| Error::Connect {
-        servers: settings.servers.iter().map(|s| without_secret(s)).collect::<Vec<_>>().join(", "),
-        why: e.to_string(),
+        servers: settings.named_servers(),
+        why: settings.servers.iter().fold(e.to_string(), |why, s| s.hide_in(&why)),
     })
-}
-
-/// An address without the password that may be in it.
-fn without_secret(address: &str) -> String {
-    match (address.split_once("://"), address.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
-        _ => address.to_owned(),
-    }
 }
 
 /// A number from 0 to 1 that differs between processes and moments.
@@ -256,12 +254,45 @@ mod tests {
             Ok(_) => panic!("nobody is there"),
             Err(e) => e.to_string(),
         };
-        let servers = |a: &str| Settings { servers: vec![a.to_owned()], ..Settings::default() };
+        let servers = |a: &str| Settings { servers: vec![a.into()], ..Settings::default() };
         let wrong = said(&servers("nats://host:port"));
         assert!(wrong.starts_with("cluster.servers: \"nats://host:port\": "), "{wrong}");
         let nobody = said(&servers("nats://u:secret@127.0.0.1:9"));
-        assert!(nobody.starts_with("nats://127.0.0.1:9: ") && !nobody.contains("secret"), "{nobody}");
+        assert!(nobody.starts_with("nats://***@127.0.0.1:9: ") && !nobody.contains("secret"), "{nobody}");
         let lost = Settings { nkey: Some("/nowhere/seed".into()), ..servers("nats://127.0.0.1:9") };
         assert!(said(&lost).starts_with("cluster.nkey: /nowhere/seed: No such file"), "{}", said(&lost));
+    }
+
+    #[tokio::test]
+    async fn with_certificates_nothing_is_sent_without_tls() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = format!("nats://u:secret@{}", server.local_addr().expect("bound"));
+        let told = async move {
+            let (mut agent, _) = server.accept().await.expect("it comes");
+            let info = "INFO {\"server_id\":\"x\",\"version\":\"2.11.0\",\"max_payload\":1048576}\r\n";
+            agent.write_all(info.as_bytes()).await.expect("it listens");
+            let mut all = Vec::new();
+            let mut some = [0; 1024];
+            while let Ok(Ok(n @ 1..)) =
+                tokio::time::timeout(Duration::from_secs(2), agent.read(&mut some)).await
+            {
+                all.extend_from_slice(&some[..n]);
+            }
+            all
+        };
+        let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate");
+        let ca = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(ca.path(), own.cert.pem()).expect("room");
+        let settings = Settings {
+            servers: vec![address.as_str().into()],
+            ca: Some(ca.path().into()),
+            ..Settings::default()
+        };
+        let connected =
+            tokio::time::timeout(Duration::from_secs(5), connect(&settings, "test", false, |_| {}));
+        let (told, connected) = tokio::join!(told, connected);
+        assert!(!matches!(connected, Ok(Ok(_))), "the server has no TLS");
+        assert!(!told.windows(7).any(|w| w == b"CONNECT"), "{}", String::from_utf8_lossy(&told));
     }
 }

@@ -1,15 +1,14 @@
 //! From the model to what travels, and back. What comes in may be anything: it is read without trust.
 
 use super::message as m;
+use super::texts::clipped as text;
 use crate::model::{
-    Algo, Beat, CommId, CommRecord, DataType, Exchange, Exit, Flags, Func, HostFact, Job, Lane, Liveness,
-    Making, NetPhase, NetProgress, OpRecord, PairBeat, ProcessState, Proto, Rank, RedOp, Returned, SegmentId,
-    SegmentRecord, Signatures, Sketch, Timing, Told, Track, Untimed,
+    Algo, BEYOND_MEMORY, Beat, CommId, CommRecord, DataType, Exchange, Exit, Flags, Func, HostFact, Job,
+    Lane, Liveness, Making, NetPhase, NetProgress, OpRecord, PairBeat, ProcessState, Proto, Rank, RedOp,
+    Returned, SegmentId, SegmentRecord, Signatures, Sketch, Timing, Told, Track, Untimed,
 };
 use std::path::PathBuf;
 
-/// The longest text of another node that is kept, in bytes.
-const TEXT: usize = 256;
 /// Labels of a process, reasons of losses and frames of a stack that are kept.
 const LIST: usize = 64;
 /// Network transfers of one operation that are kept: channels times peers.
@@ -33,25 +32,6 @@ fn short(n: u32) -> u16 {
     u16::try_from(n).unwrap_or(u16::MAX)
 }
 
-/// Text of others, which could steer a terminal, cut.
-fn text(s: String) -> String {
-    let steers = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
-    if s.len() <= TEXT && !s.chars().any(steers) {
-        return s;
-    }
-    let mut kept = String::new();
-    for c in s.chars().filter(|c| !steers(*c)) {
-        if kept.len() + c.len_utf8() > TEXT {
-            break;
-        }
-        kept.push(c);
-    }
-    kept
-}
-
 /// A reason that an agent of this version knows; others are kept as one.
 fn reason(what: &str) -> &'static str {
     KNOWN.iter().find(|k| **k == what).copied().unwrap_or("lost for another reason")
@@ -73,6 +53,7 @@ const KNOWN: &[&str] = &[
     "operations",
     "channel stamps",
     "network transfers",
+    BEYOND_MEMORY,
 ];
 
 pub(super) fn track(t: Track) -> (u32, u32, u32) {
@@ -87,7 +68,7 @@ impl m::OperationKey {
     /// The name of an operation.
     pub fn of(comm: CommId, of: Track, order: u64) -> Self {
         let (track, from, to) = track(of);
-        m::OperationKey { comm: comm.0, track, from, to, order }
+        m::OperationKey { comm: comm.nccl_hash(), track, from, to, order, owner: comm.owner() }
     }
 
     /// Which operation it names; absent where it names none.
@@ -98,7 +79,7 @@ impl m::OperationKey {
             3 => Track::Pair(Rank(self.from), Rank(self.to)),
             _ => return None,
         };
-        Some((CommId(self.comm), track, self.order))
+        Some((CommId::new(self.comm, self.owner), track, self.order))
     }
 }
 
@@ -127,6 +108,7 @@ impl m::Process {
             created_unix_ns: p.created_unix_ns,
             losses: p.losses.iter().filter(|(_, n)| *n > 0).copied().map(loss).collect(),
             missed: missed.map(loss).collect(),
+            shares_communicators: false,
         }
     }
 
@@ -174,7 +156,7 @@ impl m::Member {
         };
         m::Member {
             segment: c.segment.0,
-            comm: c.comm.0,
+            comm: c.comm.nccl_hash(),
             rank: c.rank.0,
             ranks: c.ranks,
             nodes: c.nodes,
@@ -193,10 +175,10 @@ impl m::Member {
     }
 
     /// A membership of a node's process.
-    pub(super) fn record(self, segment: SegmentId, host_clock: u64) -> CommRecord {
+    pub(super) fn record(self, segment: SegmentId, comm: CommId, host_clock: u64) -> CommRecord {
         CommRecord {
             segment,
-            comm: CommId(self.comm),
+            comm,
             rank: Rank(self.rank),
             ranks: self.ranks,
             nodes: self.nodes,
@@ -223,7 +205,7 @@ impl m::Beat {
     pub fn of(b: &Beat) -> Self {
         m::Beat {
             segment: b.segment.0,
-            comm: b.comm.0,
+            comm: b.comm.nccl_hash(),
             rank: b.rank.0,
             issued: b.issued,
             open: b.issued.saturating_sub(b.done),
@@ -236,10 +218,10 @@ impl m::Beat {
         }
     }
 
-    pub(super) fn beat(&self, segment: SegmentId) -> Beat {
+    pub(super) fn beat(&self, segment: SegmentId, comm: CommId) -> Beat {
         Beat {
             segment,
-            comm: CommId(self.comm),
+            comm,
             rank: Rank(self.rank),
             issued: self.issued,
             replayed: self.replayed,
@@ -260,7 +242,7 @@ impl m::Pair {
     pub fn of(p: &PairBeat) -> Self {
         m::Pair {
             segment: p.segment.0,
-            comm: p.comm.0,
+            comm: p.comm.nccl_hash(),
             rank: p.rank.0,
             peer: p.peer.0,
             sent: p.sent,
@@ -269,10 +251,10 @@ impl m::Pair {
         }
     }
 
-    pub(super) fn beat(&self, segment: SegmentId) -> PairBeat {
+    pub(super) fn beat(&self, segment: SegmentId, comm: CommId) -> PairBeat {
         PairBeat {
             segment,
-            comm: CommId(self.comm),
+            comm,
             rank: Rank(self.rank),
             peer: Rank(self.peer),
             sent: self.sent,
@@ -283,10 +265,10 @@ impl m::Pair {
 }
 
 impl m::Signatures {
-    pub(super) fn signatures(self, segment: SegmentId) -> Signatures {
+    pub(super) fn signatures(self, segment: SegmentId, comm: CommId) -> Signatures {
         Signatures {
             segment,
-            comm: CommId(self.comm),
+            comm,
             rank: Rank(self.rank),
             from: self.from,
             signatures: self.signatures,
@@ -296,10 +278,10 @@ impl m::Signatures {
 }
 
 impl m::Types {
-    pub(super) fn types(self, segment: SegmentId) -> Signatures {
+    pub(super) fn types(self, segment: SegmentId, comm: CommId) -> Signatures {
         Signatures {
             segment,
-            comm: CommId(self.comm),
+            comm,
             rank: Rank(self.rank),
             from: self.from,
             signatures: Vec::new(),
@@ -313,7 +295,7 @@ const COUNTED: u64 = 1 << 40;
 
 impl m::Sketch {
     /// What happened on a node, as its rank's process tells; absent where that cannot be.
-    pub(super) fn sketch(self, segment: SegmentId) -> Option<Sketch> {
+    pub(super) fn sketch(self, segment: SegmentId, comm: CommId) -> Option<Sketch> {
         let sane = (1..=COUNTED).contains(&self.count)
             && self.timed <= self.count
             && self.by_events <= self.timed
@@ -330,7 +312,7 @@ impl m::Sketch {
         let times = self.buckets.iter().zip(self.counts).map(|(b, n)| (short(*b), n)).collect();
         Some(Sketch {
             segment,
-            comm: CommId(self.comm),
+            comm,
             rank: Rank(self.rank),
             ranks: self.ranks,
             func: word(Func::ALL, self.func).unwrap_or(Func::Unknown),
@@ -365,7 +347,7 @@ impl m::Record {
         m::Record {
             segment: o.segment.0,
             ticket: o.ticket,
-            comm: o.comm.0,
+            comm: o.comm.nccl_hash(),
             rank: o.rank.0,
             lane,
             peer,
@@ -405,7 +387,7 @@ impl m::Record {
     }
 
     /// The operation; absent where it is none.
-    pub(super) fn told(self, segment: SegmentId) -> Option<Told> {
+    pub(super) fn told(self, segment: SegmentId, comm: CommId) -> Option<Told> {
         let lane = match self.lane {
             1 => Lane::Collective,
             2 => Lane::Replay,
@@ -417,7 +399,7 @@ impl m::Record {
         let op = OpRecord {
             segment,
             ticket: self.ticket,
-            comm: CommId(self.comm),
+            comm,
             rank: Rank(self.rank),
             lane,
             order: self.order,

@@ -110,6 +110,9 @@ pub struct Process {
     pub losses: Vec<Loss>,
     #[prost(message, repeated, tag = "17")]
     pub missed: Vec<Loss>,
+    /// True where processes of several users share communicators: these are then nobody's.
+    #[prost(bool, tag = "18")]
+    pub shares_communicators: bool,
 }
 
 /// What was lost, or not read in time, and how often.
@@ -410,6 +413,9 @@ pub struct Sketch {
     /// Those of the timed ones that CUDA events timed on some rank.
     #[prost(uint64, tag = "17")]
     pub by_events: u64,
+    /// The process of the rank that speaks for the node; absent from releases that did not tell.
+    #[prost(fixed64, optional, tag = "18")]
+    pub segment: Option<u64>,
 }
 
 impl Sketch {
@@ -475,6 +481,9 @@ pub struct Books {
     /// True in the last message of a run: the agent ended as it should.
     #[prost(bool, tag = "6")]
     pub last: bool,
+    /// Segments and directories of segments that the agent does not read now.
+    #[prost(uint64, tag = "7")]
+    pub unread: u64,
 }
 
 /// One operation's name.
@@ -495,6 +504,9 @@ pub struct OperationKey {
     /// The issue order.
     #[prost(uint64, tag = "5")]
     pub order: u64,
+    /// Whose the communicator is; absent where that is not known, and from releases that did not tell.
+    #[prost(uint32, optional, tag = "6")]
+    pub owner: Option<u32>,
 }
 
 /// What an analyser, or an operator through one, asks of agents.
@@ -526,4 +538,7 @@ pub struct Burst {
     /// For how long.
     #[prost(uint32, tag = "2")]
     pub seconds: u32,
+    /// Whose the communicator is, as in [`OperationKey`].
+    #[prost(uint32, optional, tag = "3")]
+    pub owner: Option<u32>,
 }

@@ -8,13 +8,16 @@
 
 mod bus;
 mod encode;
+mod items;
 pub mod message;
 mod publisher;
 mod reader;
 mod settings;
 pub mod subject;
+mod texts;
 
 pub use bus::{Change, Error, Outbox, connect};
 pub use publisher::{Books, Moment, Outgoing, Publisher, REASONS};
 pub use reader::{Node, Reader, Refusal};
 pub use settings::Settings;
+pub use texts::from_json;

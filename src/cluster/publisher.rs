@@ -112,6 +112,10 @@ struct Sent<T> {
 /// Picks what is published, and remembers what was.
 #[derive(Debug)]
 pub struct Publisher {
+    /// Processes of several users share communicators.
+    shares_communicators: bool,
+    /// Segments and directories that are not read.
+    unread: u64,
     node: String,
     run: u64,
     rate: u64,
@@ -172,6 +176,8 @@ impl Publisher {
             refused: false,
             second: 0,
             announced: (0, 0),
+            shares_communicators: false,
+            unread: 0,
             processes: HashMap::new(),
             members: HashMap::new(),
             beats: HashMap::new(),
@@ -203,6 +209,16 @@ impl Publisher {
     /// Which operations the join is to tell whole from now on.
     pub fn sampling(&self) -> Sampling {
         Sampling { level: self.level, whole: self.bursts.keys().copied().collect() }
+    }
+
+    /// Takes how many segments and directories are not read now.
+    pub fn set_unread(&mut self, unread: u64) {
+        self.unread = unread;
+    }
+
+    /// From now on tells that communicators are shared by users, or that they are not.
+    pub fn share_communicators(&mut self, share: bool) {
+        self.shares_communicators = share;
     }
 
     /// From now on publishes so many bytes a second at most.
@@ -372,7 +388,9 @@ impl Publisher {
 
     fn tell_processes(&mut self, join: &Join, now_ns: u64) {
         for p in join.processes() {
-            let told = m::Process::of(&p.record, p.missed.iter().map(|(k, v)| (*k, *v)));
+            let missed = p.missed.iter().map(|(k, v)| (*k, *v));
+            let shares_communicators = self.shares_communicators;
+            let told = m::Process { shares_communicators, ..m::Process::of(&p.record, missed) };
             let unsure = p.unsure();
             let due = match self.processes.get(&p.record.id) {
                 None => true,
@@ -547,6 +565,7 @@ impl Publisher {
             bytes: self.books.bytes,
             level: self.level,
             last,
+            unread: self.unread,
         };
         let bytes = books.encoded_len();
         self.pay(bytes, true);

@@ -1,5 +1,6 @@
 //! What can be set about the bus.
 
+use crate::secret::SecretUrl;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -10,8 +11,8 @@ use std::time::Duration;
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
     /// NATS servers, `nats://host:4222` or `tls://host:4222`, one of which is used at a time; none: no bus.
-    pub servers: Vec<String>,
-    /// The name of this node on the bus; null: the host's.
+    pub servers: Vec<SecretUrl>,
+    /// The old name of `node`.
     pub node: Option<String>,
     /// The file of this node's credentials (JWT and seed), as `nsc` writes it; null: none.
     pub credentials: Option<PathBuf>,
@@ -21,7 +22,7 @@ pub struct Settings {
     pub user: Option<String>,
     /// The file of the password to it.
     pub password_file: Option<PathBuf>,
-    /// Certificates (PEM) that the servers' are checked against; null: the system's.
+    /// Certificates (PEM) that the servers' are checked against; null: the system's. With it nothing is sent without TLS.
     pub ca: Option<PathBuf>,
     /// Our own certificate (PEM), where the servers want one.
     pub cert: Option<PathBuf>,
@@ -61,6 +62,11 @@ impl Settings {
     /// How long a node may say nothing.
     pub fn silent(&self) -> Duration {
         Duration::from_millis(self.silent_ms)
+    }
+
+    /// The servers as messages name them, without users and passwords.
+    pub fn named_servers(&self) -> String {
+        self.servers.iter().map(SecretUrl::to_string).collect::<Vec<_>>().join(", ")
     }
 
     /// True when there is a bus.

@@ -1,15 +1,22 @@
 //! `ringwatch analyser`: the daemon that judges what all agents say.
 
-use super::block_on;
+use super::agent::logged;
 use super::config::{load, path_of};
+use super::{block_on, log};
 use crate::cli::Agent;
-use crate::model::Finding;
+use crate::model::FindingEvent;
 use crate::report;
 use crate::runtime::analyser;
 use anyhow::bail;
 use std::io::{self, Write};
+use tracing::info;
 
 pub(super) fn run(o: &Agent) -> anyhow::Result<u8> {
+    log::daemon(&o.log);
+    logged(serve(o))
+}
+
+fn serve(o: &Agent) -> anyhow::Result<u8> {
     let config = load(&o.settings)?;
     if !config.cluster.is_enabled() {
         bail!(
@@ -17,19 +24,19 @@ pub(super) fn run(o: &Agent) -> anyhow::Result<u8> {
         );
     }
     let from = path_of(&o.settings).map_or_else(|| "the defaults".to_owned(), |p| p.display().to_string());
-    eprintln!("ringwatch: analyser {} with {from}", env!("CARGO_PKG_VERSION"));
+    info!("analyser {} with {from}", env!("CARGO_PKG_VERSION"));
     block_on(async { Ok(analyser::run(config, || load(&o.settings), teller(o.json)).await?) })?;
     Ok(0)
 }
 
-/// Prints findings as they come.
-pub(super) fn teller(json: bool) -> impl FnMut(&Finding) + Send + 'static {
-    move |finding: &Finding| {
+/// Prints changes of findings as they come.
+pub(super) fn teller(json: bool) -> impl FnMut(&FindingEvent) + Send + 'static {
+    move |event: &FindingEvent| {
         let mut out = io::stdout().lock();
         let written = if json {
-            report::json(&mut out, std::slice::from_ref(finding))
+            report::json_events(&mut out, std::slice::from_ref(event))
         } else {
-            report::finding(&mut out, finding)
+            report::event(&mut out, event)
         };
         // Where nobody reads the log any more, the other ways out go on.
         drop(written.and_then(|()| out.flush()));

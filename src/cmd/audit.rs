@@ -1,8 +1,8 @@
 //! What a benchmark's child leaves in its segments, read while it runs: what the plugin saw, and how much of it was
 //! timed.
 
-use super::monitor;
-use crate::ingest::{Segments, now_ns};
+use crate::detect::Settings;
+use crate::ingest::{Place, Segments, now_ns};
 use crate::model::Coverage;
 use crate::runtime::Monitor;
 use serde::Serialize;
@@ -48,7 +48,8 @@ pub(super) struct Auditor {
 
 impl Auditor {
     pub(super) fn new(segments: &Path) -> Self {
-        let mut monitor = monitor(Some(segments.to_owned()));
+        let places = vec![Place::Dir(segments.to_owned())];
+        let mut monitor = Monitor::new(Segments::new(places), Settings::default());
         // Nobody asks what is wrong with a benchmark.
         monitor.stop_judging();
         Auditor { monitor, last: Instant::now() }

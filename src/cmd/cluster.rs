@@ -2,6 +2,7 @@
 
 use super::analyser::teller;
 use super::block_on;
+use super::diagnose;
 use crate::cli::{ClusterAt, ClusterUp, ClusterVerb};
 use crate::cluster::Settings;
 use crate::config::Config;
@@ -91,7 +92,7 @@ fn ask_for(at: &ClusterAt, patience: Duration) -> anyhow::Result<Cluster> {
         std::thread::sleep(Duration::from_millis(100));
     };
     if answer.analysers == 0 {
-        bail!("{}: no analyser answers; start one: ringwatch analyser", settings.servers.join(", "));
+        bail!("{}: no analyser answers; start one: ringwatch analyser", settings.named_servers());
     }
     if !answer.unspoken.is_empty() {
         eprintln!("ringwatch: nobody speaks for partitions {:?} at this moment: ask again", answer.unspoken);
@@ -110,18 +111,39 @@ fn ask_for(at: &ClusterAt, patience: Duration) -> anyhow::Result<Cluster> {
     Ok(answer)
 }
 
-/// Findings of the whole cluster. That there are none is only said where all of it is spoken for.
-pub(super) fn findings(at: &ClusterAt) -> anyhow::Result<Vec<crate::model::Finding>> {
+/// Findings of the whole cluster, and what keeps "none" from being the last word.
+pub(super) fn verdict(at: &ClusterAt) -> anyhow::Result<diagnose::Verdict> {
     let answer = ask_for(at, TAKEN_OVER)?;
     if answer.findings.is_empty() && !answer.unspoken.is_empty() {
         bail!("whether anything is wrong is not known: no analyser speaks for all of the cluster");
     }
-    Ok(answer.findings)
+    let mut unseen = Vec::new();
+    let silent = answer.nodes.iter().filter(|n| n.silent && !n.ended).count();
+    if silent > 0 {
+        unseen.push(format!("nothing is received from {silent} nodes: what their ranks do is not known"));
+    }
+    for n in answer.nodes.iter().filter(|n| n.unread > 0).take(8) {
+        unseen.push(format!(
+            "the agent of {} does not read {} segments or directories (its log says why)",
+            n.name, n.unread
+        ));
+    }
+    let hidden: u64 = answer.nodes.iter().map(|n| n.hidden).sum();
+    if hidden > 0 {
+        unseen.push(format!(
+            "records of {hidden} operations of running processes are lost (`ringwatch top --cluster`, losses)"
+        ));
+    }
+    if answer.ranks == 0 {
+        unseen.push("no process with the plugin is known to the analysers".to_owned());
+    }
+    let findings = answer.findings.into_iter().chain(answer.closed).collect();
+    Ok(diagnose::Verdict { findings, unseen })
 }
 
 /// Where the bus is; absent where none is named.
 pub(super) fn settings(at: &ClusterAt) -> Option<Settings> {
-    let servers = at.cluster.as_ref()?.split(',').map(|s| s.trim().to_owned()).collect();
+    let servers = at.cluster.as_ref()?.exposed().split(',').map(|s| s.trim().into()).collect();
     Some(Settings {
         servers,
         credentials: at.cluster_credentials.clone(),
@@ -154,7 +176,7 @@ fn up(o: &ClusterUp) -> anyhow::Result<u8> {
     eprintln!("  ask:       ringwatch diagnose --cluster {url}");
     eprintln!("  who talks: ringwatch cluster status --cluster {url}");
     let mut c = Config::default();
-    c.cluster.servers = vec![url];
+    c.cluster.servers = vec![url.into()];
     c.http.listen = Some(SocketAddr::from((Ipv4Addr::LOCALHOST, o.http)));
     let reload = || Ok(c.clone());
     let ran = block_on(async { Ok(analyser::run(c.clone(), reload, teller(o.json)).await?) });

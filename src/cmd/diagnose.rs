@@ -1,17 +1,31 @@
-//! `ringwatch diagnose`: what is wrong now.
+//! `ringwatch diagnose`: what is wrong now, and what was.
 
 use super::{FINDINGS, baselines, explain, monitor};
 use crate::cli::Diagnose;
 use crate::explain::Texts;
-use crate::ingest::{Segments, now_ns};
-use crate::model::Finding;
+use crate::ingest::{Segments, now_ns, unix_ns};
+use crate::model::{CloseReason, Finding, Snapshot, Source as _, Unread, UnreadReason};
 use crate::report;
 use crate::runtime::{Monitor, ask};
 use anyhow::bail;
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+/// How long the search for segments may take: each container that does not answer costs a second.
+const SEARCH_MAX: Duration = Duration::from_secs(10);
+/// Findings of a job that has ended are still printed for this long: who was woken by them asks after the job is gone.
+const ENDED: Duration = Duration::from_secs(3600);
+
+/// What was found, and what that does not cover.
+pub(super) struct Verdict {
+    pub(super) findings: Vec<Finding>,
+    /// Why no findings would not mean that all is well; empty where everything was seen.
+    pub(super) unseen: Vec<String>,
+}
 
 pub(super) fn run(o: &Diagnose) -> anyhow::Result<u8> {
     o.dir.as_deref().map_or(Ok(()), directory)?;
@@ -20,27 +34,81 @@ pub(super) fn run(o: &Diagnose) -> anyhow::Result<u8> {
     for path in &o.log {
         logs.push((path, explain::of_file(&texts, path)?));
     }
-    let findings = match &o.agent {
-        _ if o.at.cluster.is_some() => super::cluster::findings(&o.at)?,
-        Some(socket) => ask(socket)?.findings.into_iter().filter(|f| f.open).collect(),
+    let mut verdict = match &o.agent {
+        _ if o.at.cluster.is_some() => super::cluster::verdict(&o.at)?,
+        Some(socket) => of_agent(ask(socket)?),
         None => look(o)?,
     };
+    // What a named directory holds is all asked for.
+    if !o.all && o.dir.is_none() {
+        let now_unix_ns = i128::from(unix_ns());
+        verdict.findings.retain(|f| is_wanted(f, o.since, now_unix_ns));
+    }
+    for why in &verdict.unseen {
+        eprintln!("ringwatch: {why}");
+    }
     let mut out = io::stdout().lock();
+    let (none, complete) = (verdict.findings.is_empty(), verdict.unseen.is_empty());
     if o.json {
-        report::json(&mut out, &findings)?;
+        report::json(&mut out, &verdict.findings)?;
+    } else if none && !complete {
+        writeln!(out, "no findings in what was seen, and not everything was")?;
     } else {
-        report::text(&mut out, &findings)?;
+        report::text(&mut out, &verdict.findings)?;
     }
     for (path, explained) in &logs {
         explain::write(&mut out, Some(&shown(path)), explained, o.json)?;
     }
     out.flush()?;
-    Ok(if findings.is_empty() { 0 } else { FINDINGS })
+    Ok(match (none, complete) {
+        (false, _) => FINDINGS,
+        (true, true) => 0,
+        (true, false) => super::BROKEN,
+    })
+}
+
+/// Whether a finding is printed: open ones, those closed since a moment that was asked for, and those whose job ended a
+/// short time ago.
+fn is_wanted(f: &Finding, since: Option<Duration>, now_unix_ns: i128) -> bool {
+    let within = |time: Duration| {
+        let at = f.closed_at.as_deref().and_then(|t| OffsetDateTime::parse(t, &Rfc3339).ok());
+        at.is_some_and(|t| now_unix_ns - t.unix_timestamp_nanos() <= time.as_nanos() as i128)
+    };
+    let ended = f.close_reason == Some(CloseReason::JobEnded) && within(ENDED);
+    f.open || since.map_or(ended, within)
+}
+
+/// What an agent says, and what it does not see.
+fn of_agent(s: Snapshot) -> Verdict {
+    let mut unseen: Vec<String> = s.unread.iter().map(|u| format!("not read by the agent: {u}")).collect();
+    unseen.extend(hidden(&s));
+    unseen.extend(more(s.more_findings));
+    if s.segments.is_empty() {
+        unseen.push("the agent sees no process of yours with the plugin; start the job with `ringwatch run -- CMD`, or load the plugin into it (`ringwatch plugin`)".to_owned());
+    }
+    Verdict { findings: s.findings, unseen }
+}
+
+/// Findings that a user has beyond the limit.
+fn more(findings: u64) -> Option<String> {
+    (findings > 0).then(|| format!("{findings} more findings are left out: a user has too many open ones"))
+}
+
+/// What lost records keep from sight, a line for each reason.
+fn hidden(s: &Snapshot) -> impl Iterator<Item = String> {
+    s.hidden().into_iter().map(|(reason, (records, processes))| {
+        format!("records of {records} operations in {processes} running processes are lost: {reason}")
+    })
 }
 
 /// Reads what segments hold: their own history. The second look is for records that were being written during the first.
 pub(super) fn read(monitor: &mut Monitor<Segments>) -> anyhow::Result<()> {
+    let began = Instant::now();
     monitor.step(now_ns());
+    while !monitor.source().is_searched() && began.elapsed() < SEARCH_MAX {
+        std::thread::sleep(Duration::from_millis(50));
+        monitor.step(now_ns());
+    }
     std::thread::sleep(Duration::from_millis(250));
     monitor.step(now_ns());
     explain_nothing(monitor)
@@ -55,22 +123,27 @@ pub(super) fn directory(dir: &Path) -> anyhow::Result<()> {
 }
 
 /// Looks for oneself.
-fn look(o: &Diagnose) -> anyhow::Result<Vec<Finding>> {
+fn look(o: &Diagnose) -> anyhow::Result<Verdict> {
     let mut monitor = monitor(o.dir.clone()).with_baselines(baselines(&o.baseline)?);
     read(&mut monitor)?;
-    let mut findings = monitor.findings();
-    if o.dir.is_none() {
-        // Asked about now: what dead jobs left is told when their directory is named.
-        if monitor.join().all_gone() {
-            let dirs = black_boxes(&monitor);
-            bail!(
-                "no job runs here; for the black boxes of ended ones: ringwatch diagnose {}",
-                dirs.join(" or ")
-            );
-        }
-        findings.retain(|f| f.open);
+    // Asked about now: what dead jobs left is told when their directory is named.
+    if o.dir.is_none() && monitor.join().all_gone() {
+        let dirs = post_mortem(&monitor);
+        bail!(
+            "no job runs here; for the post-mortem segments of ended ones: ringwatch diagnose {}",
+            dirs.join(" or ")
+        );
     }
-    Ok(findings)
+    let own = rustix::process::geteuid().as_raw();
+    // Of a directory that was named everything is asked for.
+    let is_missed = |u: &Unread| o.dir.is_some() || concerns(u, own);
+    let unseen = monitor.source().unread().into_iter().filter(is_missed).map(|u| format!("not read: {u}"));
+    let mut unseen: Vec<String> = unseen.chain(hidden(&monitor.snapshot(now_ns()))).collect();
+    unseen.extend(more(monitor.findings_left_out(None)));
+    if !monitor.source().is_searched() {
+        unseen.push(format!("not all containers were searched within {} s; try again", SEARCH_MAX.as_secs()));
+    }
+    Ok(Verdict { findings: monitor.findings(), unseen })
 }
 
 /// A path whose name may be anybody's: what could steer a terminal is shown as an escape.
@@ -78,8 +151,13 @@ fn shown(path: &Path) -> String {
     path.display().to_string().escape_debug().to_string()
 }
 
+/// Whether a user misses something by what was not read: the segments of others are none of theirs.
+fn concerns(u: &Unread, own: u32) -> bool {
+    !(u.reason == UnreadReason::Permission && own != 0 && u.owner.is_some_and(|owner| owner != own))
+}
+
 /// The directories that hold segments of dead processes.
-fn black_boxes(monitor: &Monitor<Segments>) -> Vec<String> {
+fn post_mortem(monitor: &Monitor<Segments>) -> Vec<String> {
     let dirs: BTreeSet<String> =
         monitor.source().gone().filter_map(|(_, path)| path.parent()).map(shown).collect();
     dirs.into_iter().collect()
@@ -88,14 +166,73 @@ fn black_boxes(monitor: &Monitor<Segments>) -> Vec<String> {
 /// An answer about no processes would be no answer.
 fn explain_nothing(monitor: &Monitor<Segments>) -> anyhow::Result<()> {
     let source = monitor.source();
-    for (path, why) in source.refused() {
-        eprintln!("ringwatch: {}: {why}", shown(path));
-    }
     if source.is_empty() {
+        let unread = source.unread();
+        for u in &unread {
+            eprintln!("ringwatch: not read: {u}");
+        }
         bail!(
-            "no segments in {}; start the job with `ringwatch run -- CMD`, or load the plugin into it (`ringwatch plugin`)",
-            crate::model::Source::describe(source)
+            "no segments{} in {}; start the job with `ringwatch run -- CMD`, or load the plugin into it (`ringwatch plugin`)",
+            if unread.is_empty() { "" } else { " that can be read" },
+            source.describe()
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{BEYOND_MEMORY, CommId, Kind, LossRow, OperationRef, SegmentRow, Track};
+
+    #[test]
+    fn lost_operations_of_running_processes_keep_no_findings_from_being_the_last_word() {
+        let process = |pid, alive| SegmentRow {
+            pid,
+            host: "a".to_owned(),
+            program: "train".to_owned(),
+            job_rank: None,
+            alive,
+            nccl: None,
+            abi: None,
+            clock_error_ns: None,
+            lost: 0,
+        };
+        let loss = |pid, reason: &'static str| LossRow { pid, reason: reason.into(), count: 5 };
+        let unseen = |losses| {
+            let segments = vec![process(1, true), process(2, true), process(3, false)];
+            of_agent(Snapshot { segments, losses, ..Snapshot::default() }).unseen
+        };
+        assert_eq!(unseen(vec![loss(1, "foreign handle"), loss(3, BEYOND_MEMORY)]), [""; 0]);
+        let lines = unseen(vec![loss(1, BEYOND_MEMORY), loss(2, BEYOND_MEMORY), loss(1, "stale handle")]);
+        let wanted = format!("records of 10 operations in 2 running processes are lost: {BEYOND_MEMORY}");
+        assert_eq!(lines, [wanted]);
+    }
+
+    #[test]
+    fn what_is_open_and_what_was_lately_are_printed_as_asked_for() {
+        let operation = OperationRef::named("AllReduce", Track::Collective, 3);
+        let closed = |reason, at: &str| Finding {
+            open: false,
+            close_reason: Some(reason),
+            closed_at: Some(at.to_owned()),
+            ..Finding::new(Kind::MissingRank, CommId::unowned(1), vec![], operation.clone())
+        };
+        let now =
+            OffsetDateTime::parse("2026-11-22T12:00:00Z", &Rfc3339).expect("a time").unix_timestamp_nanos();
+        let wanted = |f: &Finding, since| is_wanted(f, since, now);
+        let hours = |n: u64| Some(Duration::from_secs(n * 3600));
+        let ended = closed(CloseReason::JobEnded, "2026-11-22T11:30:00Z");
+        assert!(
+            wanted(&ended, None)
+                && wanted(&ended, hours(1))
+                && !wanted(&ended, Some(Duration::from_secs(60)))
+        );
+        let long_ago = closed(CloseReason::JobEnded, "2026-11-22T01:00:00Z");
+        assert!(!wanted(&long_ago, None) && wanted(&long_ago, hours(24)));
+        let resolved = closed(CloseReason::Resolved, "2026-11-22T11:59:00Z");
+        assert!(!wanted(&resolved, None) && wanted(&resolved, hours(24)));
+        let open = Finding { open: true, closed_at: None, close_reason: None, ..resolved };
+        assert!(wanted(&open, None) && wanted(&open, hours(1)));
+    }
 }

@@ -32,8 +32,7 @@ pub(super) fn run(o: &Explain) -> anyhow::Result<u8> {
             (given.to_str(), of_file(&texts, path)?)
         } else {
             let text = given.to_str().context("a text has to be UTF-8")?;
-            // Nobody asks about a word that looks like a file's name.
-            if !text.contains(char::is_whitespace) && text.contains('/') {
+            if looks_like_a_file(text) {
                 bail!("{text}: there is no such file");
             }
             (None, texts.explain(text.as_bytes())?)
@@ -50,6 +49,16 @@ pub(super) fn run(o: &Explain) -> anyhow::Result<u8> {
     }
     out.flush()?;
     Ok(if all == 0 { FINDINGS } else { 0 })
+}
+
+/// Nobody asks about a word with a `/` in it, or one that ends like a log; error texts hold both, between other words.
+fn looks_like_a_file(text: &str) -> bool {
+    let is_log = [".log", ".out", ".txt", ".err"].iter().any(|end| text.ends_with(end));
+    if text.contains(char::is_whitespace) {
+        is_log && ["/", "./", "../"].iter().any(|begin| text.starts_with(begin))
+    } else {
+        is_log || text.contains('/')
+    }
 }
 
 /// What is known of a log.

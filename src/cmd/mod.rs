@@ -10,6 +10,7 @@ mod config;
 mod demo;
 mod diagnose;
 mod explain;
+mod log;
 mod players;
 mod plugin;
 mod replay;
@@ -18,9 +19,9 @@ mod run;
 mod top;
 
 use crate::bench::{Collective, Report, SCHEMA};
-use crate::cli::{Cli, Scenario, Verb};
+use crate::cli::{Cli, LogLevel, Scenario, Verb};
 use crate::detect::{Baseline, Settings};
-use crate::ingest::{Place, Segments, places};
+use crate::ingest::{Helper, Place, Segments, open_roots, places};
 use crate::model::Func;
 use crate::runtime::Monitor;
 use anyhow::{Context, bail};
@@ -36,6 +37,9 @@ pub const BROKEN: u8 = 2;
 /// # Errors
 /// What went wrong, where, and what to do about it.
 pub fn dispatch(cli: Cli) -> anyhow::Result<u8> {
+    if !matches!(cli.verb, Verb::Agent(_) | Verb::Analyser(_)) {
+        log::plain();
+    }
     match cli.verb {
         Verb::Top(o) => top::run(&o),
         Verb::Run(o) => run::run(&o),
@@ -50,6 +54,7 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Verb::Bench(o) => bench::run(&o),
         Verb::Plugin(o) => plugin::run(&o),
         Verb::Replay(o) => replay::run(&o),
+        Verb::OpenRoots => open_roots().map(|()| 0).context("this verb is started by ringwatch itself"),
     }
 }
 
@@ -60,7 +65,16 @@ fn monitor(dir: Option<PathBuf>) -> Monitor<Segments> {
 /// The same over several directories; none: where jobs of this host leave their segments.
 fn monitor_of(dirs: &[PathBuf]) -> Monitor<Segments> {
     let places = if dirs.is_empty() { places() } else { dirs.iter().cloned().map(Place::Dir).collect() };
-    Monitor::new(Segments::new(places), Settings::default())
+    let mut segments = Segments::new(places.clone());
+    if places.contains(&Place::Host) {
+        segments.look_into_containers(root_opener());
+    }
+    Monitor::new(segments, Settings::default())
+}
+
+/// This program as the process that opens containers' /dev/shm.
+fn root_opener() -> Helper {
+    Helper::of_this_program(&["open-roots"])
 }
 
 /// What `ringwatch bench --json` wrote, as what transfers should take.
@@ -103,6 +117,18 @@ fn baselines(files: &[PathBuf]) -> anyhow::Result<Vec<Baseline>> {
 /// A runtime for the verbs that wait for several things at once.
 fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(future)
+}
+
+impl From<LogLevel> for tracing::Level {
+    fn from(level: LogLevel) -> Self {
+        match level {
+            LogLevel::Error => Self::ERROR,
+            LogLevel::Warn => Self::WARN,
+            LogLevel::Info => Self::INFO,
+            LogLevel::Debug => Self::DEBUG,
+            LogLevel::Trace => Self::TRACE,
+        }
+    }
 }
 
 impl From<Scenario> for crate::replay::Scenario {

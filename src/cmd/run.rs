@@ -5,7 +5,7 @@ use crate::bundle;
 use crate::cli::Run;
 use crate::detect::{Settings, where_it_is};
 use crate::ingest::{Place, Segments, default_dir, now_ns, reap};
-use crate::model::Finding;
+use crate::model::FindingEvent;
 use crate::report;
 use crate::runtime::signals::{self, Signals};
 use crate::runtime::{Monitor, Stack};
@@ -162,7 +162,7 @@ async fn watch(
                 }
             }
             _ = reaping.tick() => {
-                reap(&s.segments, BLACK_BOXES, None);
+                reap(&Place::Dir(s.segments.clone()), BLACK_BOXES, None);
             }
             () = tokio::time::sleep_until(next), if !broken => {
                 // The job comes first: whatever happens to its observer, it runs on and keeps its exit code.
@@ -170,8 +170,8 @@ async fn watch(
                 let stepped = std::panic::catch_unwind(step);
                 next = tokio::time::Instant::now() + monitor.source().pause();
                 match stepped {
-                    Ok(new) => {
-                        tell(&new);
+                    Ok(events) => {
+                        tell(&events);
                         tell_stacks(&monitor.take_stacks());
                     }
                     Err(_) => {
@@ -185,11 +185,11 @@ async fn watch(
     }
 }
 
-/// Tells findings as they come. A closed stderr is no reason to disturb the job.
-fn tell(new: &[Finding]) {
+/// Reports changes of findings as they come. A closed stderr is no reason to disturb the job.
+fn tell(events: &[FindingEvent]) {
     let mut err = io::stderr().lock();
-    for f in new {
-        if write!(err, "ringwatch: ").and_then(|()| report::finding(&mut err, f)).is_err() {
+    for e in events {
+        if write!(err, "ringwatch: ").and_then(|()| report::event(&mut err, e)).is_err() {
             return;
         }
     }

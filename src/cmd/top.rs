@@ -69,7 +69,8 @@ pub(super) fn run(o: &Top) -> anyhow::Result<u8> {
     if o.once {
         let until = Instant::now() + ONCE;
         monitor.step(now_ns());
-        while !monitor.source().is_empty() && Instant::now() < until {
+        let searched = |m: &Monitor<Segments>| m.source().is_searched() && m.source().is_empty();
+        while !searched(&monitor) && Instant::now() < until {
             std::thread::sleep(STEP);
             monitor.step(now_ns());
         }

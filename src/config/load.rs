@@ -1,11 +1,10 @@
 //! From a file, the environment and the command line to settings, and what is wrong on the way.
 
 use super::Config;
+use super::excerpt::{Keys, is_name, masked};
+use crate::secret::{MASK, serialize_exposed};
 use serde_yaml::Value;
 use std::path::{Path, PathBuf};
-
-/// What stands in a secret's place.
-const HIDDEN: &str = "(hidden)";
 
 /// Variables that override a key begin so; `RINGWATCH_AGENT_HTTP__LISTEN` is `http.listen`.
 const PREFIX: &str = "RINGWATCH_AGENT_";
@@ -80,15 +79,20 @@ impl Overrides {
         for o in options {
             let Some((key, value)) = o.split_once('=') else {
                 return Err(Error::Override {
-                    origin: format!("--set {o}"),
+                    origin: format!("--set {}", named(o)),
                     why: "not KEY=VALUE, http.listen=127.0.0.1:9478 for example".to_owned(),
                 });
             };
             let path = key.split('.').map(str::to_owned).collect();
-            self.all.push((format!("--set {key}"), path, value.to_owned()));
+            self.all.push((format!("--set {}", named(key)), path, value.to_owned()));
         }
         Ok(self)
     }
+}
+
+/// What was given as a key, unless it looks like a value: a URL without its key may hold a password.
+fn named(key: &str) -> &str {
+    if is_name(key) { key } else { MASK }
 }
 
 /// Reads settings: the defaults, then the file, then what overrides it.
@@ -108,8 +112,23 @@ pub fn load(path: Option<&Path>, overrides: &Overrides) -> Result<Config, Error>
     for (origin, keys, value) in &overrides.all {
         config = apply(&config, origin, keys, value)?;
     }
+    take_old_name(&mut config).map_err(|(key, why)| Error::Range { origin: origin.clone(), key, why })?;
     config.check().map_err(|(key, why)| Error::Range { origin, key, why })?;
     Ok(config)
+}
+
+/// Takes `cluster.node`, as `node` was called when the bus alone had it.
+fn take_old_name(config: &mut Config) -> Result<(), (&'static str, String)> {
+    match (config.cluster.node.take(), &config.node) {
+        (Some(old), Some(new)) if old != *new => {
+            Err(("cluster.node", format!("{old:?} is not {new:?}, which node says; leave it out")))
+        }
+        (Some(old), _) => {
+            config.node = Some(old);
+            Ok(())
+        }
+        (None, _) => Ok(()),
+    }
 }
 
 /// Settings from a text. A file without a key is all defaults.
@@ -127,24 +146,25 @@ fn parse(text: &str, origin: &str) -> Result<Config, Error> {
 /// An error as people read it: file, line, what, and the line with a mark below.
 fn shown(text: &str, origin: &str, e: &serde_yaml::Error) -> String {
     let what = e.to_string();
-    let Some(at) = e.location() else { return format!("{origin}: {what}") };
+    let Some(at) = e.location() else { return format!("{origin}: {}", masked(&what, "")) };
     let what = what.rsplit_once(" at line ").map_or(what.as_str(), |(before, _)| before);
-    let mut message = format!("{origin}:{}:{}: {what}", at.line(), at.column());
-    if let Some(line) = text.lines().nth(at.line().saturating_sub(1)) {
-        let number = at.line().to_string();
-        let mark = " ".repeat(at.column().saturating_sub(1));
-        message += &format!("\n {number} | {line}\n {} | {mark}^", " ".repeat(number.len()));
-    }
-    message
+    let (line, what) = Keys::new().excerpt(text, at.line().saturating_sub(1), what);
+    let number = at.line().to_string();
+    // A masked line may be shorter than it was.
+    let mark = " ".repeat(at.column().saturating_sub(1).min(line.chars().count()));
+    let below = " ".repeat(number.len());
+    format!("{origin}:{}:{}: {what}\n {number} | {line}\n {below} | {mark}^", at.line(), at.column())
 }
 
 fn apply(config: &Config, origin: &str, keys: &[String], value: &str) -> Result<Config, Error> {
     let wrong = |why: String| Error::Override { origin: origin.to_owned(), why };
-    let value: Value = serde_yaml::from_str(value).map_err(|e| wrong(e.to_string()))?;
-    let mut all = serde_yaml::to_value(config).map_err(|e| Error::Write(e.to_string()))?;
+    let invalid = |e: serde_yaml::Error| wrong(masked(&e.to_string(), ""));
+    let value: Value = serde_yaml::from_str(value).map_err(invalid)?;
+    let all = serialize_exposed(|| serde_yaml::to_value(config));
+    let mut all = all.map_err(|e| Error::Write(e.to_string()))?;
     let mut place = &mut all;
     for (depth, key) in keys.iter().enumerate() {
-        let named = keys[..=depth].join(".");
+        let key_path = keys[..=depth].join(".");
         // Users name their tags themselves.
         let free = depth > 0 && matches!(keys[depth - 1].as_str(), "tags" | "headers");
         let Some(map) = place.as_mapping_mut() else {
@@ -152,24 +172,20 @@ fn apply(config: &Config, origin: &str, keys: &[String], value: &str) -> Result<
         };
         let known: Vec<String> = map.keys().filter_map(|k| k.as_str().map(str::to_owned)).collect();
         if !free && !known.contains(key) {
-            return Err(wrong(format!("no such key: {named}; there are {}", known.join(", "))));
+            return Err(wrong(format!("no such key: {}; there are {}", named(&key_path), known.join(", "))));
         }
         place = map.entry(Value::String(key.clone())).or_insert(Value::Null);
     }
     *place = value;
-    serde_yaml::from_value(all).map_err(|e| wrong(e.to_string()))
+    serde_yaml::from_value(all).map_err(invalid)
 }
 
-/// Settings as YAML, every key. Values of headers are hidden: tokens travel in them.
+/// Settings as YAML, every key. Secrets are masked.
 ///
 /// # Errors
 /// None that a setting of ours could cause.
 pub fn print(config: &Config) -> Result<String, Error> {
-    let mut config = config.clone();
-    for value in config.otlp.headers.values_mut() {
-        HIDDEN.clone_into(value);
-    }
-    serde_yaml::to_string(&config).map_err(|e| Error::Write(e.to_string()))
+    serde_yaml::to_string(config).map_err(|e| Error::Write(e.to_string()))
 }
 
 /// The JSON schema of the file.
@@ -205,7 +221,7 @@ mod tests {
             said.starts_with("agent.yaml:3:3: segments: unknown field `keep_mibs`, expected one of"),
             "{said}"
         );
-        assert!(said.ends_with("3 |   keep_mibs: 2\n   |   ^"), "{said}");
+        assert!(said.ends_with("3 |   keep_mibs: ***\n   |   ^"), "{said}");
         let said = wrong("detect:\n  patience_ms: soon\n");
         assert!(
             said.starts_with("agent.yaml:2:16: detect.patience_ms: invalid type: string \"soon\""),

@@ -2,6 +2,7 @@
 
 use crate::export::{otlp, prometheus};
 use crate::ingest::{StackKind, hardware};
+use crate::secret::MASK;
 use crate::{cluster, detect};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -13,6 +14,9 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
+    /// The name of this node in metrics, in OTLP and on the bus; null: the host's. In a container it is the orchestrator's
+    /// name of the node, since the host's is the container's own.
+    pub node: Option<String>,
     /// Where jobs leave their segments, and for how long those of ended ones stay.
     pub segments: SegmentSettings,
     /// When the rules speak.
@@ -21,6 +25,8 @@ pub struct Config {
     pub stacks: StackKind,
     /// Files of `ringwatch bench --json`, by which transfers are judged as well.
     pub baselines: Vec<PathBuf>,
+    /// Where findings are kept across restarts.
+    pub findings: FindingSettings,
     /// What is sampled of the machine, and how often.
     pub hardware: hardware::Settings,
     /// Where Prometheus and health checks ask.
@@ -53,6 +59,9 @@ pub struct SegmentSettings {
     pub keep_mib: u64,
     /// Segments of dead processes are removed after so many hours; 0: never for their age.
     pub keep_hours: u64,
+    /// Takes processes of several users for members of one communicator where NCCL's number is the same: for jobs whose
+    /// containers run as users of their own. Otherwise a process of another user has no part in a job's communicators.
+    pub share_communicators: bool,
     /// The socket on which the kubelet tells which containers were given which GPUs, by which processes get the names of
     /// their pods; null: it is not asked. Where there is none, nothing is said.
     pub pod_resources: Option<PathBuf>,
@@ -65,8 +74,24 @@ impl Default for SegmentSettings {
             look_ms: 50,
             keep_mib: 256,
             keep_hours: 24,
+            share_communicators: false,
             pod_resources: Some(PathBuf::from("/var/lib/kubelet/pod-resources/kubelet.sock")),
         }
+    }
+}
+
+/// Findings: where they outlive the agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct FindingSettings {
+    /// The directory of the file in which findings are kept, for `ringwatch diagnose --since` and across restarts of the
+    /// agent; null: they are forgotten when the agent ends.
+    pub directory: Option<PathBuf>,
+}
+
+impl Default for FindingSettings {
+    fn default() -> Self {
+        FindingSettings { directory: Some(PathBuf::from("/var/lib/ringwatch")) }
     }
 }
 
@@ -114,19 +139,29 @@ pub struct LimitSettings {
     /// Of one CPU, 0 to 1, that reading segments may take: beyond, it is done less often, and what is overwritten
     /// meanwhile is counted as lost.
     pub cpu: f64,
+    /// MiB that the operations and communicators of all users may take together. Beyond, the users that take most are held
+    /// to a share, and what is left out of theirs is counted as lost. The process itself takes some 50 MiB more.
+    pub memory_mib: u64,
 }
 
 impl Default for LimitSettings {
     fn default() -> Self {
-        LimitSettings { cpu: 0.25 }
+        LimitSettings { cpu: 0.25, memory_mib: 32 }
     }
 }
 
 impl Config {
     /// What no type tells: values that are out of their range.
     pub(super) fn check(&self) -> Result<(), (&'static str, String)> {
+        let named = |name: &String| name.is_empty() || name.len() > 253 || name.chars().any(char::is_control);
+        if let Some(name) = self.node.as_ref().filter(|n| named(n)) {
+            return Err(("node", format!("{name:?} is no name: 1 to 253 bytes of plain text")));
+        }
         if !(self.limits.cpu > 0.0 && self.limits.cpu <= 1.0) {
             return Err(("limits.cpu", format!("{} is not in 0 to 1", self.limits.cpu)));
+        }
+        if self.limits.memory_mib < 4 {
+            return Err(("limits.memory_mib", format!("{} is less than 4", self.limits.memory_mib)));
         }
         if !(1..=1000).contains(&self.segments.look_ms) {
             return Err(("segments.look_ms", format!("{} is not in 1 to 1000", self.segments.look_ms)));
@@ -141,6 +176,19 @@ impl Config {
                     "tags",
                     format!("the value of {name} is longer than 256 bytes or not plain text"),
                 ));
+            }
+        }
+        let masked = |secret: &str| {
+            secret.contains(MASK).then(|| format!("{MASK} is a mask, and the secret is missing"))
+        };
+        let servers = self.cluster.servers.iter().find_map(|s| masked(s.exposed()));
+        let endpoint = self.otlp.endpoint.as_ref().and_then(|e| masked(e.exposed()));
+        let headers = self.otlp.headers.values().find_map(|v| masked(v.exposed()));
+        for (key, why) in
+            [("cluster.servers", servers), ("otlp.endpoint", endpoint), ("otlp.headers", headers)]
+        {
+            if let Some(why) = why {
+                return Err((key, why));
             }
         }
         for (key, share) in [("otlp.sample_ratio", self.otlp.sample_ratio)] {

@@ -4,11 +4,11 @@
 //! its own; what they share is the scene.
 
 use super::{
-    Rule, Settings, choice, fact, interleaved, missing_rank, names, not_started, number, seconds,
+    Rule, Settings, choice, endings, fact, interleaved, missing_rank, names, not_started, number, seconds,
     stuck_transfer, transfers,
 };
 use crate::join::{Communicator, Instance, Join, Lack, Origin, Process, Stall, Standing, Waited};
-use crate::model::{Evidence, Finding, Liveness, Making, Rank, Track, Victims};
+use crate::model::{Confidence, Evidence, Finding, Kind, Liveness, Making, Rank, Track, Victims};
 
 /// The rule.
 #[derive(Debug)]
@@ -27,7 +27,8 @@ impl Rule for HangRule {
     fn check(&self, join: &Join, now_ns: u64) -> Vec<Finding> {
         let standing = join.standing(now_ns);
         let scene = Scene { join, standing: &standing, settings: self.settings, now_ns };
-        standing.origins().iter().filter_map(|o| scene.judge(o)).collect()
+        let found = standing.origins().iter().filter_map(|o| scene.judge(o)).collect();
+        super::victims::leave_out(join, self.settings, found)
     }
 }
 
@@ -71,6 +72,10 @@ impl<'a> Scene<'a> {
             None => self.held_up(origin, behind.as_ref())?,
         };
         let place = Place { origin, stall, comm, instance, waited };
+        let proof = endings::proof(self, place);
+        if proof == endings::Proof::Nothing {
+            return None;
+        }
         let mut finding = match (stall.lack, stall.track) {
             _ if !origin.circle.is_empty() => interleaved::judge(self, place),
             (Lack::Issue, Track::Pair(..)) => transfers::judge(self, place),
@@ -78,9 +83,15 @@ impl<'a> Scene<'a> {
             (Lack::Start, _) => not_started::judge(self, place),
             (Lack::End, _) => stuck_transfer::judge(self, place),
         }?;
+        endings::explain_by_abort(self, place, &mut finding);
+        if proof == endings::Proof::Likely {
+            finding.confidence = Confidence::Likely;
+        }
         finding.since_ns = waited.since_ns;
         finding.since = super::wall(self.join, waited.since_ns);
-        finding.victims = self.victims(origin, in_it.as_ref(), behind.as_ref());
+        if finding.kind != Kind::ShiftedOrder {
+            finding.victims = self.victims(origin, in_it.as_ref(), behind.as_ref());
+        }
         super::add_host_facts(&mut finding, self.join, comm, waited.since_ns, self.now_ns);
         Some(finding)
     }
@@ -161,6 +172,14 @@ impl<'a> Scene<'a> {
             Liveness::Alive => p.host.as_ref().filter(|h| h.is_over()).map(|h| h.at_ns),
         };
         Some(self.now_ns.saturating_sub(at?))
+    }
+
+    /// True while a rank's process goes on to issue operations. Hosts run ahead of their GPUs by seconds: where nothing
+    /// says that a GPU waits, a process that is at work is behind, and not missing. It is no excuse for good.
+    pub(super) fn at_work(&self, at: Place<'_>, rank: Rank, patience_ns: u64) -> bool {
+        let last = self.process(at.comm, rank).and_then(|p| p.last_issued_ns);
+        let is_at_work = last.is_some_and(|t| self.now_ns.saturating_sub(t) < patience_ns);
+        !at.waited.on_gpu && is_at_work && !self.enough(at.waited, self.settings.patience_most_ns)
     }
 
     /// True when a rank came out of a long wait a moment ago: what others wait for since then it may yet do.

@@ -4,7 +4,7 @@
 //! stands still at the order in which the others wait, and that it waits for nothing itself.
 
 use super::hang::{Place, Scene};
-use super::{fact, names, number, seconds, who};
+use super::{endings, fact, names, number, seconds, who};
 use crate::model::{Cause, CommId, Confidence, Evidence, Finding, Kind, OpState, ProcessState, Rank, Track};
 
 /// Ranks that are described one by one.
@@ -15,6 +15,9 @@ const OUTLIVED_NS: u64 = 50_000_000;
 const RECENT_NS: u64 = 1_000_000_000;
 
 pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
+    if let Some(finding) = endings::one_call_more(scene, at) {
+        return Some(finding);
+    }
     let missing = &at.origin.ranks;
     let gone = missing.iter().any(|r| scene.gone(at.comm, *r));
     let aborted = missing.iter().any(|r| scene.aborted(at.comm, *r));
@@ -26,6 +29,9 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
         return None;
     }
     if !proven && missing.iter().all(|r| scene.just_released(at.comm, *r)) {
+        return None;
+    }
+    if !proven && missing.iter().all(|r| scene.at_work(at, *r, patience(scene, at))) {
         return None;
     }
     let order = at.stall.order;
@@ -69,8 +75,8 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
 fn patience(scene: &Scene<'_>, at: Place<'_>) -> u64 {
     let s = scene.settings;
     match at.stall.order {
-        // The first operation waits for slow starts: compilation, data, connections.
-        0 => s.patience_unsure_ns,
+        // The job's first operations wait for slow starts: compilation, data, connections.
+        0 if !scene.join.was_made_at_work(at.comm) => s.patience_unsure_ns,
         _ if at.waited.on_gpu => scene.patience(at.comm),
         // Where the GPU was not seen to start, the operation may be queued behind a long computation.
         _ => s.patience_silent_ns.max(scene.patience(at.comm)),

@@ -1,13 +1,15 @@
 //! From what the ranks did to what is wrong: one rule a file, and who remembers what was found.
 //!
-//! Pure like the join: rules are told the time and read the join; they keep nothing. A finding opens when its
-//! rule first gives it, is updated while it does, and is closed, not forgotten, when it has not done so for a while.
+//! Pure like the join: rules are told the time and read the join; they keep nothing. What they gave, `ledger` keeps.
 
 mod choice;
+mod cost;
+mod endings;
 mod hang;
 mod hardware;
 mod host;
 mod interleaved;
+mod ledger;
 mod mismatch;
 mod missing_rank;
 mod never_joined;
@@ -18,6 +20,7 @@ mod straggler;
 mod stuck_transfer;
 mod transfers;
 mod usage;
+mod victims;
 
 pub use choice::{ChoiceRule, SplitChoiceRule};
 pub use hang::HangRule;
@@ -29,7 +32,9 @@ pub use straggler::StragglerRule;
 pub use usage::UsageRule;
 
 use crate::join::{Communicator, Join};
-use crate::model::{Cause, CommId, Evidence, Finding, FindingId, Rank, Track, rank_list};
+use crate::model::{Cause, CommId, Evidence, Finding, FindingEvent, FindingId, Rank, Track, rank_list};
+use ledger::Ledger;
+pub(crate) use ledger::most_recent;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -98,6 +103,8 @@ pub struct Settings {
     #[serde(rename = "late_over_ms", with = "ms")]
     #[schemars(with = "u64")]
     pub late_over_ns: u64,
+    /// What something slow has to cost of the job's time in the last minute to be a warning, in per cent.
+    pub warning_cost_percent: u32,
     /// A finding that its rule has not given again for this long is over, in ns.
     #[serde(rename = "settle_ms", with = "ms")]
     #[schemars(with = "u64")]
@@ -122,6 +129,7 @@ impl Default for Settings {
             warm_up: 8,
             warm_up_often: 24,
             late_over_ns: 60_000_000_000,
+            warning_cost_percent: 3,
             settle_ns: 2_000_000_000,
         }
     }
@@ -148,8 +156,6 @@ const SLOW_EVERY_NS: u64 = 1_000_000_000;
 const SLOW_CLASSES: usize = 65_536;
 /// Culprits that are described one by one.
 const DESCRIBED: usize = 8;
-/// Findings kept, open ones whatever their number.
-const FINDINGS_KEPT: usize = 1024;
 
 /// All rules, and what they found so far.
 #[derive(Debug)]
@@ -163,8 +169,9 @@ pub struct Detector {
     /// many; and what they gave last.
     of_classes: Vec<Box<dyn Rule>>,
     of_classes_ns: Option<u64>,
+    baselines: Vec<Baseline>,
     given: Vec<FindingId>,
-    found: BTreeMap<FindingId, Finding>,
+    ledger: Ledger,
     settings: Settings,
 }
 
@@ -172,7 +179,7 @@ impl Detector {
     /// With every rule.
     pub fn new(settings: Settings) -> Self {
         let (rules, straggler) = (fast_rules(settings), StragglerRule::new(settings));
-        let (slow, of_classes) = (slow_rules(), class_rules(Vec::new()));
+        let (slow, of_classes) = (slow_rules(), class_rules(Vec::new(), settings));
         Detector {
             rules,
             straggler,
@@ -180,8 +187,9 @@ impl Detector {
             slow_ns: None,
             of_classes,
             of_classes_ns: None,
+            baselines: Vec::new(),
             given: Vec::new(),
-            found: BTreeMap::new(),
+            ledger: Ledger::default(),
             settings,
         }
     }
@@ -190,20 +198,27 @@ impl Detector {
     pub fn set(&mut self, settings: Settings) {
         self.rules = fast_rules(settings);
         self.straggler = StragglerRule::new(settings);
+        self.of_classes = class_rules(self.baselines.clone(), settings);
         self.settings = settings;
     }
 
     /// Judges transfers by what benchmarks said as well.
     pub fn set_baselines(&mut self, baselines: Vec<Baseline>) {
-        self.of_classes = class_rules(baselines);
+        self.of_classes = class_rules(baselines.clone(), self.settings);
+        self.baselines = baselines;
     }
 
-    /// Asks every rule. Returns the findings that are new.
-    pub fn check(&mut self, join: &Join, now_ns: u64) -> Vec<Finding> {
-        let mut new = Vec::new();
+    /// Takes over findings of an earlier run on this host; those that were open stay so until it shows whether their rules
+    /// give them again.
+    pub fn restore(&mut self, findings: Vec<Finding>, now_ns: u64) {
+        self.ledger.restore(findings, now_ns);
+    }
+
+    /// Asks every rule. Returns the changes of findings, each once.
+    pub fn check(&mut self, join: &Join, now_ns: u64) -> Vec<FindingEvent> {
         let mut seen = BTreeSet::new();
         let mut given: Vec<Finding> = self.rules.iter().flat_map(|r| r.check(join, now_ns)).collect();
-        let hangs: Vec<&Finding> = self.found.values().filter(|f| f.kind.is_hang()).collect();
+        let hangs: Vec<&Finding> = self.ledger.iter().filter(|f| f.kind.is_hang()).collect();
         let told = |comm: CommId, track: Track, order: u64, rank: Rank| {
             hangs.iter().any(|f| {
                 // Already told of as what holds up this operation.
@@ -227,18 +242,15 @@ impl Detector {
         } else {
             // What they gave holds until they are asked again.
             for id in &self.given {
-                if let Some(f) = self.found.get_mut(id).filter(|f| f.open) {
-                    f.last_seen_ns = now_ns;
-                    f.last_seen = wall(join, now_ns);
-                }
+                self.ledger.confirm(*id, join, now_ns);
             }
             seen.extend(&self.given);
         }
         for mut finding in given {
             let id = finding.named();
             seen.insert(id);
-            match self.found.get(&id).filter(|k| !finding.open && matches!(k.cause, Some(Cause::Device(..))))
-            {
+            let is_of_device = |k: &&Finding| !finding.open && matches!(k.cause, Some(Cause::Device(..)));
+            match self.ledger.get(id).filter(is_of_device) {
                 // What its devices did is forgotten in time; what it was told with stays.
                 Some(k) => {
                     finding.cause.clone_from(&k.cause);
@@ -247,65 +259,27 @@ impl Detector {
                 }
                 None => hardware::explain(&mut finding, join, now_ns),
             }
-            let fresh = self.take(Finding { id, ..finding }, join, now_ns);
-            new.extend(fresh);
+            self.ledger.take(Finding { id, ..finding }, join, now_ns);
         }
-        for f in self.found.values_mut() {
-            // A rule that is silent for a moment has not changed its mind yet.
-            let silent =
-                !seen.contains(&f.id) && now_ns.saturating_sub(f.last_seen_ns) >= self.settings.settle_ns;
-            // Nothing goes on any more where every process is gone.
-            let gone = || join.communicator(f.communicator).is_none_or(|c| join.is_deserted(c));
-            // A device is there without a job.
-            let over = !f.kind.is_device() && gone();
-            f.open &= !silent && !over;
-        }
-        self.forget();
-        new
+        self.ledger.pass(join, &seen, self.settings.settle_ns, now_ns)
     }
 
-    /// Takes a finding in; gives it back if it is a new one, or another kind than it seemed.
-    fn take(&mut self, mut f: Finding, join: &Join, now_ns: u64) -> Option<Finding> {
-        let known = self.found.get(&f.id);
-        f.first_seen_ns = known.map_or(now_ns, |k| k.first_seen_ns);
-        // What its rule remembers as over was last seen when it was not.
-        f.last_seen_ns = known.filter(|_| !f.open).map_or(now_ns, |k| k.last_seen_ns);
-        // What is kept of a device goes back two minutes, and its trouble may go back further.
-        if let Some(k) = known.filter(|k| k.open && f.kind.is_device() && k.since_ns < f.since_ns) {
-            f.since_ns = k.since_ns;
-            f.since.clone_from(&k.since);
-        }
-        if f.since_ns == 0 {
-            // What is so over minutes has no beginning of its own.
-            f.since_ns = f.first_seen_ns;
-            f.since = wall(join, f.since_ns);
-        }
-        f.first_seen = wall(join, f.first_seen_ns);
-        f.last_seen = wall(join, f.last_seen_ns);
-        let new = known.is_none_or(|k| k.kind != f.kind).then(|| f.clone());
-        self.found.insert(f.id, f);
-        new
-    }
-
-    /// Days of jobs leave findings behind: the oldest that are over go.
-    fn forget(&mut self) {
-        let surplus = self.found.len().saturating_sub(FINDINGS_KEPT);
-        if surplus == 0 {
-            return;
-        }
-        let mut over: Vec<(u64, FindingId)> =
-            self.found.values().filter(|f| !f.open).map(|f| (f.since_ns, f.id)).collect();
-        over.sort();
-        for (_, id) in over.into_iter().take(surplus) {
-            self.found.remove(&id);
-        }
+    /// How many findings of each user are left out, since the user has too many open ones.
+    pub fn left_out(&self) -> &BTreeMap<Option<u32>, usize> {
+        self.ledger.left_out()
     }
 
     /// Everything found so far, open findings first, then by time.
     pub fn findings(&self) -> Vec<Finding> {
-        let mut all: Vec<Finding> = self.found.values().cloned().collect();
-        all.sort_by_key(|f| (!f.open, f.since_ns, f.id));
-        all
+        self.ledger.findings()
+    }
+}
+
+#[cfg(test)]
+impl Detector {
+    /// Asks every rule, and returns what was opened.
+    fn opened(&mut self, join: &Join, now_ns: u64) -> Vec<Finding> {
+        FindingEvent::opened(&self.check(join, now_ns)).cloned().collect()
     }
 }
 
@@ -322,14 +296,18 @@ fn slow_rules() -> Vec<Box<dyn Rule>> {
     vec![Box::new(hardware::HardwareRule), Box::new(nodes::NodeRule)]
 }
 
-fn class_rules(baselines: Vec<Baseline>) -> Vec<Box<dyn Rule>> {
-    vec![Box::new(SlowTransferRule::new(baselines)), Box::new(ChoiceRule), Box::new(UsageRule)]
+fn class_rules(baselines: Vec<Baseline>, settings: Settings) -> Vec<Box<dyn Rule>> {
+    vec![Box::new(SlowTransferRule::new(baselines, settings)), Box::new(ChoiceRule), Box::new(UsageRule)]
 }
 
 /// A moment as RFC 3339, as far as the job's own pair of clocks tells it.
 fn wall(join: &Join, mono_ns: u64) -> Option<String> {
-    let unix = join.unix_ns(mono_ns)?;
-    let at = time::OffsetDateTime::from_unix_timestamp_nanos(i128::from(unix)).ok()?;
+    rfc3339(join.unix_ns(mono_ns)?)
+}
+
+/// A moment of the wall clock, ns since the epoch, as RFC 3339 in UTC.
+pub(crate) fn rfc3339(unix_ns: u64) -> Option<String> {
+    let at = time::OffsetDateTime::from_unix_timestamp_nanos(i128::from(unix_ns)).ok()?;
     let millis = at.replace_nanosecond(at.nanosecond() / 1_000_000 * 1_000_000).ok()?;
     millis.format(&time::format_description::well_known::Rfc3339).ok()
 }
@@ -413,12 +391,12 @@ mod tests {
         let gives = Arc::new(AtomicBool::new(true));
         let mut detector = Detector::new(Settings::default());
         detector.of_classes = vec![Box::new(Gives(Arc::clone(&gives)))];
-        assert_eq!(detector.check(&join, S).len(), 1);
+        assert_eq!(detector.opened(&join, S).len(), 1);
         // As where there are so many classes that they are gone through every ten seconds.
         detector.of_classes_ns = Some(10 * S);
         gives.store(false, Ordering::Relaxed);
         for n in 2..=10 {
-            assert_eq!(detector.check(&join, n * S), []);
+            assert_eq!(detector.opened(&join, n * S), []);
             let [f] = detector.findings().try_into().expect("one");
             assert_eq!((f.open, f.last_seen_ns), (true, n * S));
         }

@@ -11,6 +11,10 @@ use crate::model::{
 
 /// Ranks that can be named; of a larger communicator this says nothing.
 const RANKS_MAX: u32 = 65_536;
+/// Memberships that are asked for the job's rhythm.
+const WITNESSES: usize = 64;
+/// How long a communicator may be in the making that a job at work makes, in ns: nothing has to start first.
+const AT_WORK_NS: u64 = 10_000_000_000;
 
 /// The rule.
 #[derive(Debug)]
@@ -22,6 +26,18 @@ impl NeverJoinedRule {
     /// With these times.
     pub fn new(settings: Settings) -> Self {
         NeverJoinedRule { settings }
+    }
+
+    /// How long ranks may be in the making of a communicator. Those of a job at work come to it as to an operation, and no
+    /// later than its own rhythm lets them.
+    fn patience(&self, join: &Join, c: &Communicator) -> u64 {
+        if !join.was_made_at_work(c) {
+            return self.settings.patience_init_ns;
+        }
+        let own = c.members().values().flat_map(|m| join.memberships(m.record.segment)).take(WITNESSES);
+        let longest_ns = own.filter_map(|(id, _)| Some(join.communicator(*id)?.longest_ns())).max();
+        let rhythm_ns = longest_ns.unwrap_or(0).saturating_mul(2);
+        AT_WORK_NS.max(rhythm_ns).min(self.settings.patience_init_ns)
     }
 
     fn judge(&self, join: &Join, c: &Communicator, now_ns: u64) -> Option<Finding> {
@@ -41,7 +57,7 @@ impl NeverJoinedRule {
         let waited = waiting.iter().map(|(_, t)| t.saturating_sub(since)).max()?;
         let ranks = c.ranks().filter(|n| *n <= RANKS_MAX)?;
         let missing: Vec<Rank> = (0..ranks).map(Rank).filter(|r| !c.members().contains_key(r)).collect();
-        if waited < self.settings.patience_init_ns || missing.is_empty() {
+        if waited < self.patience(join, c) || missing.is_empty() {
             return None;
         }
         let here = c.members().values().filter_map(|m| join.process(m.record.segment)).all(|p| {
@@ -97,8 +113,8 @@ impl Rule for NeverJoinedRule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::join::testing::{member, process};
-    use crate::model::Update;
+    use crate::join::testing::{all_reduce, member, process};
+    use crate::model::{CommId, Update};
 
     const S: u64 = 1_000_000_000;
 
@@ -129,6 +145,22 @@ mod tests {
         let said = |text: &str| found[0].evidence.iter().any(|e| e.text.contains(text));
         assert!(said("ranks 0, 2 began to make it and have waited 30.0 s"), "{found:?}");
         assert!(said("ranks 1, 3 never joined the communicator") && !said("another one"));
+    }
+
+    #[test]
+    fn a_job_at_work_waits_for_less_long() {
+        let rule = NeverJoinedRule::new(Settings::default());
+        let mut j = join(&[0, 1, 2], Some(Making::Begun));
+        for order in 0..3 {
+            let Update::Comm(mut record) = member(0, 4, order + 1) else { unreachable!("a member") };
+            record.comm = CommId::unowned(8);
+            j.feed(Update::Comm(record));
+            let mut op = all_reduce(0, order, S / 4 * (order + 1), None);
+            op.comm = CommId::unowned(8);
+            j.feed(Update::Op(Box::new(op)));
+        }
+        assert_eq!(rule.check(&j, 10 * S), vec![]);
+        assert_eq!(rule.check(&j, 11 * S)[0].ranks, [Rank(3)]);
     }
 
     #[test]

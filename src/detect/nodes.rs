@@ -1,8 +1,8 @@
 //! `silent-node` and `clock-skew`: nodes whose agents are not heard, and nodes whose clocks are wrong. They are told where
 //! agents speak over a bus; on a node alone there is nobody to be silent.
 
-use super::{Rule, fact, number, rounded, seconds, wall};
-use crate::join::{HostClock, Join, Process};
+use super::{Rule, fact, names, number, rounded, seconds, wall};
+use crate::join::{Dispute, HostClock, Join, Process};
 use crate::model::{
     CommId, Confidence, Finding, Kind, Liveness, OperationRef, Place, Rank, Severity, Track, Victims,
 };
@@ -14,6 +14,8 @@ const SKEW_NS: u64 = 100_000_000;
 const NAMED: usize = 64;
 /// Hosts that fall silent within so many ns of one another fall silent together.
 const TOGETHER_NS: u64 = 1_000_000_000;
+/// Nodes that a conflict names.
+const NODES_NAMED: usize = 8;
 /// More hosts than this that fall silent together are told as one.
 const MANY: usize = 8;
 /// Of these so many are named.
@@ -57,6 +59,7 @@ impl Rule for NodeRule {
             }
         }
         found.extend(skewed(join));
+        found.extend(join.disputes().map(|(comm, dispute)| disputed(comm, dispute)));
         found
     }
 }
@@ -154,13 +157,40 @@ fn observer_skewed(hosts: usize, ahead_ns: i64) -> Finding {
     f
 }
 
+/// Several nodes claim ranks of one communicator. Which of them is right is not known here.
+fn disputed(comm: CommId, dispute: &Dispute) -> Finding {
+    let ranks: Vec<Rank> = dispute.keys().copied().collect();
+    let mut nodes: Vec<&str> = dispute.values().flatten().map(String::as_str).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    let more = nodes.len().saturating_sub(NODES_NAMED);
+    nodes.truncate(NODES_NAMED);
+    let place = format!("communicator {comm}");
+    let mut f = about(&nodes.join(", "), &place, Kind::RankConflict);
+    f.subject = Some(place);
+    f.evidence = vec![fact(format!(
+        "the agents of {}{} report processes of their own as {} of communicator {comm}; no verdict rests on what several claim until one alone does",
+        nodes.join(" and "),
+        if more > 0 { format!(" and {more} more") } else { String::new() },
+        names(&ranks)
+    ))];
+    (f.communicator, f.ranks) = (comm, ranks);
+    f.advice = "one of these nodes reports what is not so: look at which of them runs the job, and let the bus accept messages about a node from that node's own credentials alone (config/examples/nats)".to_owned();
+    f
+}
+
 fn about(host: &str, device: &str, kind: Kind) -> Finding {
     Finding {
         severity: Severity::Warning,
         confidence: Confidence::Proven,
         subject: Some(format!("{host}/{device}")),
         place: Some(Place { host: host.to_owned(), device: device.to_owned() }),
-        ..Finding::new(kind, CommId(0), Vec::new(), OperationRef::named(NO_OPERATION, Track::Collective, 0))
+        ..Finding::new(
+            kind,
+            CommId::unowned(0),
+            Vec::new(),
+            OperationRef::named(NO_OPERATION, Track::Collective, 0),
+        )
     }
 }
 
@@ -251,17 +281,17 @@ mod tests {
             join.feed(member(r, 2, 0));
         }
         let mut detector = Detector::new(Settings::default());
-        assert_eq!(detector.check(&join, 10 * S), []);
+        assert_eq!(detector.opened(&join, 10 * S), []);
         join.feed(Update::Silent { segment: SegmentId(2), since_ns: Some(8 * S) });
-        let found = detector.check(&join, 12 * S);
+        let found = detector.opened(&join, 12 * S);
         assert_eq!(found.len(), 1, "{found:#?}");
         let f = &found[0];
         assert_eq!((f.kind, f.place.as_ref().map(|p| p.host.as_str())), (Kind::SilentNode, Some("node1")));
         assert_eq!(f.victims[0].ranks, [crate::model::Rank(1)]);
         assert!(f.evidence[0].text.contains("for 4.0 s"), "{f:#?}");
         join.feed(Update::Silent { segment: SegmentId(2), since_ns: None });
-        detector.check(&join, 14 * S);
-        detector.check(&join, 17 * S);
+        detector.opened(&join, 14 * S);
+        detector.opened(&join, 17 * S);
         assert!(!detector.findings()[0].open);
     }
 
@@ -271,9 +301,9 @@ mod tests {
         let told = |ahead| Update::Clock { host: "b".into(), shift_ns: 5, wall_ahead_ns: ahead };
         join.feed(told(30_000_000));
         let mut detector = Detector::new(Settings::default());
-        assert_eq!(detector.check(&join, S), []);
+        assert_eq!(detector.opened(&join, S), []);
         join.feed(told(-2_000_000_000));
-        let found = detector.check(&join, 3 * S);
+        let found = detector.opened(&join, 3 * S);
         assert_eq!(found.iter().map(|f| f.kind).collect::<Vec<_>>(), [Kind::ClockSkew]);
         assert!(found[0].evidence[0].text.contains("2 s behind"), "{found:#?}");
     }
@@ -292,7 +322,7 @@ mod tests {
             join.feed(Update::Silent { segment, since_ns: Some(since) });
         }
         let mut detector = Detector::new(Settings::default());
-        let found = detector.check(&join, 3605 * S);
+        let found = detector.opened(&join, 3605 * S);
         let mut places: Vec<String> =
             found.iter().filter_map(|f| Some(f.place.as_ref()?.host.clone())).collect();
         places.sort();
@@ -311,7 +341,7 @@ mod tests {
                 let wall_ahead_ns = if n < skewed { -behind - i64::from(n) * 1_000_000 } else { 0 };
                 join.feed(Update::Clock { host: format!("node{n:02}"), shift_ns: 0, wall_ahead_ns });
             }
-            detector.check(&join, 10 * S * u64::from(skewed))
+            detector.opened(&join, 10 * S * u64::from(skewed))
         };
         let few = told(MANY as u32, 150_000_000);
         assert_eq!(few.len(), MANY, "{few:#?}");
@@ -341,7 +371,7 @@ mod tests {
         }
         told("d", -1_000_000_000);
         let mut detector = Detector::new(Settings::default());
-        let mut found = detector.check(&join, S);
+        let mut found = detector.opened(&join, S);
         found.sort_by_key(|f| f.confidence);
         let texts: Vec<&str> = found.iter().map(|f| f.evidence[0].text.as_str()).collect();
         assert_eq!(found.len(), 2, "{texts:?}");

@@ -4,7 +4,7 @@
 
 use super::hang::{Place, Scene};
 use super::{fact, names, number, seconds, who};
-use crate::model::{Confidence, Evidence, Finding, Kind, Rank};
+use crate::model::{Confidence, Evidence, Finding, Kind, Rank, Track};
 
 /// All ranks issued it and it started nowhere; what lies before it was left out of GPU times. Something of that is not
 /// done, and nobody saw what.
@@ -80,7 +80,8 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     // How long black boxes waited has to be known, as far as they wrote something down later: a job that is ended
     // always ends in some operation.
     let long = at.waited.at_least_ns >= scene.patience(at.comm);
-    if at.stall.order == 0 || !long || at.waited.ranks.is_empty() {
+    let is_first = at.stall.order == 0 && !matches!(at.stall.track, Track::Pair(..));
+    if is_first || !long || at.waited.ranks.is_empty() {
         return None;
     }
     // It may have come to it a moment ago only.
@@ -147,9 +148,9 @@ mod tests {
     /// What rank 0 did elsewhere at some moment.
     fn elsewhere(at: u64) -> Vec<Update> {
         let Update::Comm(mut record) = member(0, 1, 1) else { unreachable!("a member") };
-        record.comm = CommId(8);
+        record.comm = CommId::unowned(8);
         let mut op = all_reduce(0, 0, at, None);
-        op.comm = CommId(8);
+        op.comm = CommId::unowned(8);
         op.timing = Timing::Not(Untimed::Budget);
         vec![Update::Comm(record), Update::Op(Box::new(op))]
     }

@@ -5,10 +5,11 @@
 //! took before; never a fixed number. Where several are slow and have one node, or one pair of ranks, in common
 //! that no fast one has, that is the finding, and the others are its evidence.
 
-use super::{Rule, fact, number, rounded, wall, who};
+use super::cost::{Cost, wall_ns};
+use super::{Rule, Settings, fact, number, rounded, wall, who};
 use crate::join::{Change, ClassKey, Communicator, Join, Transfer, median, spread};
 use crate::model::{
-    Algo, Confidence, Evidence, Finding, Func, Kind, OperationRef, Proto, Rank, Track, size_text,
+    Algo, CommId, Confidence, Evidence, Finding, Func, Kind, OperationRef, Proto, Rank, Track, size_text,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -44,6 +45,9 @@ pub struct Baseline {
 /// What has to be equal for times to be compared.
 type Shape = (Func, Option<Algo>, Option<Proto>, Transfer, Option<u32>, Option<u32>);
 
+/// Transfers that follow each other: those of a communicator, or of a pair of its ranks.
+type Route = (CommId, Option<(Rank, Rank)>);
+
 /// One kind of transfer of one communicator, and whether it is slow.
 #[derive(Debug)]
 struct Speed<'a> {
@@ -54,6 +58,8 @@ struct Speed<'a> {
     least_ns: f64,
     at_ns: u64,
     change: Option<Change>,
+    /// How many there are a second.
+    per_s: f64,
     /// What it should take, and who says so.
     against: Option<(f64, Against)>,
 }
@@ -68,6 +74,13 @@ enum Against {
 impl Speed<'_> {
     fn ratio(&self) -> f64 {
         self.against.map_or(1.0, |(should, _)| self.now_ns / should)
+    }
+
+    /// What it cost the job in the last minute, in ns: what its transfers took longer than they should.
+    fn lost_ns(&self, wall_ns: u64, now_ns: u64) -> f64 {
+        let slow_ns = self.change.map_or(wall_ns, |c| now_ns.saturating_sub(c.since_ns).min(wall_ns));
+        let excess_ns = self.against.map_or(0.0, |(should, _)| (self.now_ns - should).max(0.0));
+        excess_ns * self.per_s * slow_ns as f64 / 1e9
     }
 
     fn since_ns(&self) -> u64 {
@@ -127,18 +140,22 @@ impl Speed<'_> {
 #[derive(Debug, Default)]
 pub struct SlowTransferRule {
     baselines: Vec<Baseline>,
+    settings: Settings,
 }
 
 impl SlowTransferRule {
-    /// With what a benchmark measured, if there was one.
-    pub fn new(baselines: Vec<Baseline>) -> Self {
-        SlowTransferRule { baselines }
+    /// With what a benchmark measured, if there was one, and these limits.
+    pub fn new(baselines: Vec<Baseline>, settings: Settings) -> Self {
+        SlowTransferRule { baselines, settings }
     }
 
     fn speeds<'a>(&self, join: &'a Join, now_ns: u64) -> Vec<Speed<'a>> {
         let mut all = Vec::new();
         for (key, class) in join.classes() {
             let Some(comm) = join.communicator(key.comm) else { continue };
+            // The kinds of transfers that are timed speak for those that are not.
+            let told: u64 = class.trends().map(|(_, t)| t.count()).sum();
+            let rate = class.rates(now_ns).map_or(0.0, |r| r.ops_per_s) / told.max(1) as f64;
             for (transfer, trend) in class.trends() {
                 let (Some(now), Some(least_ns)) = (trend.now(), trend.least_now_ns()) else { continue };
                 if now_ns.saturating_sub(trend.last_ns()) > SILENT_NS {
@@ -147,7 +164,8 @@ impl SlowTransferRule {
                 let change = trend.change();
                 let against = change.map(|c| (c.before_ns, Against::Before));
                 let (at_ns, now_ns) = (now.at_ns, now.median_ns);
-                all.push(Speed { comm, key, transfer, now_ns, least_ns, at_ns, change, against });
+                let per_s = rate * trend.count() as f64;
+                all.push(Speed { comm, key, transfer, now_ns, least_ns, at_ns, change, per_s, against });
             }
         }
         self.compare(&mut all);
@@ -211,6 +229,21 @@ fn common<T: Ord + Copy>(slow: &[BTreeSet<T>], fast: &[BTreeSet<T>]) -> Option<T
     only.next().is_none().then_some(one)
 }
 
+/// What some slow transfers cost the job. Those of one communicator follow each other; those of others, and those between
+/// other ranks, run beside them.
+fn cost(join: &Join, slow: &[&Speed<'_>], now_ns: u64) -> Cost {
+    let mut lost: BTreeMap<Route, (f64, u64)> = BTreeMap::new();
+    for s in slow {
+        let wall_ns = wall_ns(join, s.comm, now_ns);
+        let sum = lost.entry((s.comm.id, s.transfer.pair)).or_insert((0.0, wall_ns));
+        sum.0 += s.lost_ns(wall_ns, now_ns);
+    }
+    let share = |(lost, of): &(f64, u64)| lost / (*of).max(1) as f64;
+    let most = lost.into_values().max_by(|a, b| share(a).total_cmp(&share(b)));
+    let (lost_ns, of_ns) = most.unwrap_or_default();
+    Cost { lost_ns: lost_ns.min(of_ns as f64) as u64, of_ns }
+}
+
 fn finding(join: &Join, kind: Kind, ranks: Vec<Rank>, worst: &Speed<'_>, slow: &[&Speed<'_>]) -> Finding {
     let since_ns = slow.iter().map(|s| s.since_ns()).min().unwrap_or(worst.at_ns);
     let mut evidence: Vec<Evidence> = slow.iter().take(TOLD).filter_map(|s| s.evidence()).collect();
@@ -232,16 +265,29 @@ fn finding(join: &Join, kind: Kind, ranks: Vec<Rank>, worst: &Speed<'_>, slow: &
 
 impl Rule for SlowTransferRule {
     fn check(&self, join: &Join, now_ns: u64) -> Vec<Finding> {
-        let all = self.speeds(join, now_ns);
+        let mut found = Vec::new();
+        for (mut f, slow) in self.judge(&self.speeds(join, now_ns), join) {
+            let cost = cost(join, &slow, now_ns);
+            f.severity = cost.severity(&self.settings);
+            f.evidence.push(cost.evidence());
+            found.push(f);
+        }
+        found
+    }
+}
+
+impl SlowTransferRule {
+    /// What is slow, with the transfers that it rests on.
+    fn judge<'a>(&self, all: &'a [Speed<'a>], join: &Join) -> Vec<(Finding, Vec<&'a Speed<'a>>)> {
         let (mut slow, fast): (Vec<&Speed<'_>>, Vec<&Speed<'_>>) =
             all.iter().partition(|s| s.against.is_some());
         slow.sort_by(|a, b| b.ratio().total_cmp(&a.ratio()));
         let Some(worst) = slow.first().copied() else { return Vec::new() };
 
         // Slow transfers from one rank to another, and fast ones to third ranks: the way between the two.
-        let pairs = |of: &[&Speed<'_>]| -> Vec<BTreeSet<(u64, Rank, Rank)>> {
+        let pairs = |of: &[&Speed<'_>]| -> Vec<BTreeSet<(CommId, Rank, Rank)>> {
             let pair = |s: &&Speed<'_>| match s.ranks().as_slice() {
-                [a, b] => Some(BTreeSet::from([(s.comm.id.0, *a, *b)])),
+                [a, b] => Some(BTreeSet::from([(s.comm.id, *a, *b)])),
                 _ => None,
             };
             of.iter().filter_map(pair).collect()
@@ -253,7 +299,7 @@ impl Rule for SlowTransferRule {
         {
             let mut f = finding(join, Kind::SlowPair, worst.ranks(), worst, &slow);
             f.advice = "look at the way between the two: NVLink lanes and their errors, the PCIe path, the NICs and the switch port between their nodes".to_owned();
-            return vec![f];
+            return vec![(f, slow)];
         }
 
         // Several communicators are slow, and one node is in all of them and in no fast one.
@@ -284,7 +330,7 @@ impl Rule for SlowTransferRule {
             f.advice = format!(
                 "look at host {host}: its NICs and links, its GPUs' clocks and throttling, what else runs there; drain it to see whether the others recover"
             );
-            return vec![f];
+            return vec![(f, slow)];
         }
 
         // One finding a communicator, of its worst transfer.
@@ -312,175 +358,11 @@ impl Rule for SlowTransferRule {
                 );
             }
             f.advice = "no rank is late: look at the fabric (NVLink and NIC errors, other traffic, a lane or port that went down) and at GPU clocks and throttling since then".to_owned();
-            out.push(f);
+            out.push((f, own));
         }
         out
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::join::testing::{all_reduce, process};
-    use crate::model::{CommId, CommRecord, Lane, OpRecord, SegmentId, Update};
-
-    const MS: u64 = 1_000_000;
-    const US: u64 = 1_000;
-
-    /// A job of processes, two a host, and its communicators; every operation takes what `takes` says.
-    struct Job {
-        join: Join,
-        comms: Vec<(u64, Vec<u32>)>,
-        at: u64,
-        order: u64,
-    }
-
-    impl Job {
-        fn new(processes: u32, comms: &[&[u32]]) -> Self {
-            let mut join = Join::new();
-            for n in 0..processes {
-                let Update::Segment(mut s) = process(n) else { unreachable!("a process") };
-                s.host = format!("node{}", n / 2);
-                join.feed(Update::Segment(s));
-            }
-            let comms: Vec<(u64, Vec<u32>)> = (1..).zip(comms.iter().map(|c| c.to_vec())).collect();
-            for (id, members) in &comms {
-                for (rank, n) in (0..).zip(members) {
-                    join.feed(Update::Comm(CommRecord {
-                        segment: SegmentId(u64::from(*n) + 1),
-                        comm: CommId(*id),
-                        rank: Rank(rank),
-                        ranks: u32::try_from(members.len()).ok(),
-                        nodes: None,
-                        name: None,
-                        gpu: None,
-                        host_clock: 1,
-                        issued: 0,
-                        replayed: 0,
-                        init_ns: 0,
-                        making: None,
-                        finalized_ns: None,
-                    }));
-                }
-            }
-            Job { join, comms, at: 1_000 * MS, order: 0 }
-        }
-
-        fn run(&mut self, n: u32, takes: impl Fn(u64) -> u64) {
-            for _ in 0..n {
-                self.at += 10 * MS;
-                for (id, members) in &self.comms {
-                    for (rank, segment) in (0..).zip(members) {
-                        let took = takes(*id);
-                        let kernel = Some((self.at + 10 * US, Some(self.at + 10 * US + took)));
-                        let mut o: OpRecord = all_reduce(rank, self.order, self.at, kernel);
-                        o.segment = SegmentId(u64::from(*segment) + 1);
-                        o.comm = CommId(*id);
-                        self.join.feed(Update::Op(Box::new(o)));
-                    }
-                }
-                self.order += 1;
-                self.join.tick(self.at + 5 * MS);
-            }
-        }
-
-        fn check(&self) -> Vec<Finding> {
-            SlowTransferRule::default().check(&self.join, self.at)
-        }
-    }
-
-    #[test]
-    fn a_transfer_that_gets_slower_is_a_change_point() {
-        let mut job = Job::new(2, &[&[0, 1]]);
-        job.run(300, |_| 100 * US);
-        assert_eq!(job.check(), vec![]);
-        let since = job.at;
-        job.run(100, |_| 170 * US);
-        let found = job.check();
-        assert_eq!(found.len(), 1, "{found:#?}");
-        assert_eq!((found[0].kind, found[0].ranks.len()), (Kind::ChangePoint, 2));
-        assert!(found[0].since_ns.abs_diff(since) < 200 * MS);
-        assert!((found[0].evidence[0].value.unwrap() - 1.7).abs() < 0.02, "{:?}", found[0].evidence);
-        job.run(200, |_| 100 * US);
-        assert_eq!(job.check(), vec![]);
-    }
-
-    #[test]
-    fn slower_than_its_like_from_the_start_is_a_slow_transfer() {
-        // Five communicators on hosts of their own; the second was never fast.
-        let mut job = Job::new(10, &[&[0, 1], &[2, 3], &[4, 5], &[6, 7], &[8, 9]]);
-        job.run(200, |c| if c == 2 { 150 * US } else { 100 * US + c * US });
-        let found = job.check();
-        assert_eq!(found.len(), 1, "{found:#?}");
-        // With two ranks it is a pair, and the others' pairs are fast.
-        assert_eq!((found[0].kind, found[0].communicator), (Kind::SlowPair, CommId(2)));
-        let mut job = Job::new(12, &[&[0, 1, 2], &[3, 4, 5], &[6, 7, 8], &[9, 10, 11]]);
-        job.run(200, |c| if c == 2 { 150 * US } else { 100 * US + c * US });
-        let found = job.check();
-        assert_eq!((found.len(), found[0].kind, found[0].communicator), (1, Kind::SlowTransfer, CommId(2)));
-    }
-
-    #[test]
-    fn a_node_that_all_slow_communicators_have_in_common_is_named() {
-        // Rows and columns of a grid over six hosts of two; host node1 holds processes 2 and 3.
-        let mut job = Job::new(
-            12,
-            &[&[0, 4, 8], &[1, 5, 9], &[2, 6, 10], &[3, 7, 11], &[0, 6, 9], &[2, 4, 11], &[1, 7, 10]],
-        );
-        job.run(200, |c| if [3, 4, 6].contains(&c) { 180 * US } else { 100 * US + c * US });
-        let found = job.check();
-        assert_eq!(found.len(), 1, "{found:#?}");
-        assert_eq!((found[0].kind, found[0].ranks.as_slice()), (Kind::SlowNode, &[Rank(0)][..]));
-        assert!(found[0].evidence[0].text.contains("node1"), "{:?}", found[0].evidence);
-    }
-
-    #[test]
-    fn a_pair_is_named_where_other_pairs_are_fast() {
-        let mut job = Job::new(8, &[&[0, 1, 2, 3, 4, 5, 6, 7]]);
-        for i in 0..200u64 {
-            job.at += 10 * MS;
-            for (from, to) in [(0u32, 1u32), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6)] {
-                let took = if (from, to) == (2, 3) { 400 * US } else { 100 * US + u64::from(from) * US };
-                for (rank, lane) in [(from, Lane::Send(Rank(to))), (to, Lane::Recv(Rank(from)))] {
-                    let kernel = Some((job.at + 10 * US, Some(job.at + 10 * US + took)));
-                    let mut o = all_reduce(rank, i, job.at, kernel);
-                    o.comm = CommId(1);
-                    o.lane = lane;
-                    o.func = if matches!(lane, Lane::Send(_)) { Func::Send } else { Func::Recv };
-                    job.join.feed(Update::Op(Box::new(o)));
-                }
-            }
-            job.join.tick(job.at + 5 * MS);
-        }
-        let found = job.check();
-        assert_eq!(found.len(), 1, "{found:#?}");
-        assert_eq!((found[0].kind, found[0].ranks.as_slice()), (Kind::SlowPair, &[Rank(2), Rank(3)][..]));
-    }
-
-    #[test]
-    fn a_benchmark_says_what_a_transfer_should_take() {
-        let mut job = Job::new(2, &[&[0, 1]]);
-        job.run(200, |_| 200 * US);
-        let at = |bytes, us: f64| Baseline { func: Func::AllReduce, ranks: 2, bytes, time_ns: us * 1e3 };
-        // 4 MiB lie between what was measured.
-        let rule = SlowTransferRule::new(vec![at(2 << 20, 50.0), at(6 << 20, 150.0)]);
-        let found = rule.check(&job.join, job.at);
-        assert_eq!((found.len(), found[0].kind), (1, Kind::SlowTransfer));
-        assert!(found[0].evidence.iter().any(|e| e.text.contains("2.00 times as long as the benchmark")));
-        let close = SlowTransferRule::new(vec![at(2 << 20, 100.0), at(6 << 20, 200.0)]);
-        assert_eq!(close.check(&job.join, job.at), vec![]);
-        let other = SlowTransferRule::new(vec![Baseline { ranks: 4, ..at(4 << 20, 10.0) }]);
-        assert_eq!(other.check(&job.join, job.at), vec![], "of other numbers of ranks it says nothing");
-    }
-
-    #[test]
-    fn uneven_sizes_and_pauses_are_healthy() {
-        let mut job = Job::new(2, &[&[0, 1]]);
-        job.run(300, |_| 100 * US);
-        // A checkpoint; then the first operations are slow.
-        job.at += 50_000 * MS;
-        job.run(10, |_| 900 * US);
-        job.run(100, |_| 100 * US);
-        assert_eq!(job.check(), vec![]);
-    }
-}
+mod tests;

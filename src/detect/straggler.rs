@@ -1,19 +1,25 @@
 //! `straggler`: a rank arrives late and the others wait for it.
 //!
-//! Told at once when one arrival is very late, else when the same rank is late again and again. A
-//! communicator's first operation never counts (the join leaves it out).
+//! Told at once when one arrival is very late, else when the same rank, or the ranks of the same host, are late more
+//! often than chance makes them. What it costs the job decides whether it is a warning. A communicator's first operation
+//! never counts (the join leaves it out).
 
-use super::{Rule, Settings, add_host_facts, fact, number, seconds, wall, who};
+use super::cost::{Cost, OVER_NS, wall_ns};
+use super::{Rule, Settings, add_host_facts, fact, names, number, seconds, wall, who};
 use crate::join::{Communicator, Join, LateEvent, Measure, Track};
-use crate::model::{CommId, Confidence, Finding, Kind, Rank, SegmentId};
+use crate::model::{CommId, Confidence, Finding, Kind, Rank, SegmentId, Severity};
 use std::collections::BTreeMap;
 
 /// How likely it may be at most that some rank of equal ones is late so often.
 const CHANCE: f64 = 0.01;
+/// Communicators that a process may work in before its operations in all of them count for one.
+const SEVERAL: u64 = 4;
+/// Ranks of a host that are described one by one.
+const DESCRIBED: usize = 4;
 
-/// How likely it is that one of `ranks` equal ranks is the late one in at least `times` of `all` operations.
-fn by_chance(times: usize, all: usize, ranks: usize) -> f64 {
-    let one = 1.0 / ranks.max(2) as f64;
+/// How likely it is that one of `of` equal candidates, each of which is the late one with the chance `one`, is so in at
+/// least `times` of `all` operations.
+fn by_chance(times: usize, all: usize, one: f64, of: usize) -> f64 {
     let odds = one / (1.0 - one);
     // The terms of the binomial distribution, from none upwards.
     let mut term = (1.0 - one).powf(all as f64);
@@ -24,7 +30,15 @@ fn by_chance(times: usize, all: usize, ranks: usize) -> f64 {
         }
         term *= (all - k) as f64 / (k + 1) as f64 * odds;
     }
-    (tail * ranks as f64).min(1.0)
+    (tail * of as f64).min(1.0)
+}
+
+/// Who is late: one rank, or the ranks of one host.
+#[derive(Debug)]
+struct Suspect<'a> {
+    ranks: Vec<Rank>,
+    host: Option<&'a str>,
+    events: Vec<&'a LateEvent>,
 }
 
 /// The rule.
@@ -82,7 +96,8 @@ impl StragglerRule {
         }
         // A host may issue a little late without its GPU having been idle. And while a job gets going, ranks are a
         // little late in turn: libraries are loaded, memory is taken, plans are made.
-        let order = e.operation.order;
+        // One that has long been at work in others is warm in a communicator that is seldom used.
+        let order = e.operation.order.max(e.finished / SEVERAL);
         let little = e.measure == Measure::Gpu && order >= self.settings.warm_up_often;
         let least = if little { self.settings.late_often_ns } else { self.settings.late_at_once_ns };
         e.by_ns >= least && order >= self.settings.warm_up
@@ -125,43 +140,118 @@ impl StragglerRule {
     ) -> Vec<Finding> {
         let before_mismatch =
             |e: &&LateEvent| c.mismatch().is_none_or(|(t, o, _)| (e.track, e.operation.order) < (t, o));
-        let mut by_rank: BTreeMap<Rank, Vec<&LateEvent>> = BTreeMap::new();
-        let mut all = 0usize;
         let own = |e: &&LateEvent| {
             !held_up(join, c, e, known) && !told_before(c.id, e.track, e.operation.order, e.rank)
         };
-        for e in c.late().filter(before_mismatch).filter(|e| self.significant(e)).filter(own) {
-            by_rank.entry(e.rank).or_default().push(e);
-            all += 1;
-        }
-        let told = |events: &[&LateEvent]| {
-            let worst = events.iter().map(|e| e.by_ns).max().unwrap_or(0);
-            // The same rank again and again, not every rank in turn.
-            let often = events.len() >= self.settings.late_times
-                && events.len() * 2 > all
-                && by_chance(events.len(), all, c.expected()) < CHANCE;
-            worst >= self.settings.late_at_once_ns || often
-        };
-        by_rank
+        let events: Vec<&LateEvent> =
+            c.late().filter(before_mismatch).filter(|e| self.significant(e)).filter(own).collect();
+        self.suspects(join, c, &events)
             .into_iter()
-            .filter(|(_, events)| told(events))
-            .filter_map(|(rank, events)| {
-                let last = events.iter().map(|e| e.at_ns).max()?;
-                let mut f = finding(join, c, rank, &events)?;
-                f.open = now_ns.saturating_sub(last) < self.settings.late_over_ns;
+            .filter_map(|s| {
+                let last_ns = s.events.iter().map(|e| e.at_ns).max()?;
+                let cost = cost(join, c, &s, now_ns);
+                let mut f = finding(join, c, &s)?;
+                f.evidence.push(cost.evidence());
+                // A pipeline's bubbles and drain look the same as a late rank of a transfer: nobody is woken by these.
+                let is_of_transfers = s.events.iter().all(|e| matches!(e.track, Track::Pair(..)));
+                f.severity = if is_of_transfers { Severity::Info } else { cost.severity(&self.settings) };
+                f.open = now_ns.saturating_sub(last_ns) < self.settings.late_over_ns;
                 Some(f)
             })
             .collect()
     }
+
+    /// True where ranks of the share `one` of all are late more often than chance makes some of `of` such.
+    fn often(&self, times: usize, all: usize, one: f64, of: usize) -> bool {
+        times >= self.settings.late_times && by_chance(times, all, one, of) < CHANCE
+    }
+
+    /// Who is late once very much, or too often. Each is tested for itself: several may be slow, and each of them is
+    /// the last one only now and then.
+    fn suspects<'a>(&self, join: &'a Join, c: &Communicator, events: &[&'a LateEvent]) -> Vec<Suspect<'a>> {
+        let mut by_rank: BTreeMap<Rank, Vec<&LateEvent>> = BTreeMap::new();
+        events.iter().for_each(|e| by_rank.entry(e.rank).or_default().push(e));
+        let mut found = self.hosts(join, c, &mut by_rank, events.len());
+        let ranks = c.expected().max(2);
+        for (rank, events_of) in by_rank {
+            let worst = events_of.iter().map(|e| e.by_ns).max().unwrap_or(0);
+            if worst >= self.settings.late_at_once_ns
+                || self.often(events_of.len(), events.len(), 1.0 / ranks as f64, ranks)
+            {
+                found.push(Suspect { ranks: vec![rank], host: None, events: events_of });
+            }
+        }
+        found
+    }
+
+    /// Hosts of which most ranks are late in turn, too often even without the worst of them; takes out their ranks.
+    fn hosts<'a>(
+        &self,
+        join: &'a Join,
+        c: &Communicator,
+        by_rank: &mut BTreeMap<Rank, Vec<&'a LateEvent>>,
+        all: usize,
+    ) -> Vec<Suspect<'a>> {
+        let host = |r: &Rank| Some(join.process(c.members().get(r)?.record.segment)?.record.host.as_str());
+        let mut late: BTreeMap<&str, Vec<Rank>> = BTreeMap::new();
+        by_rank.keys().for_each(|r| late.entry(host(r).unwrap_or_default()).or_default().push(*r));
+        late.retain(|_, ranks| ranks.len() > 1);
+        if late.is_empty() || all < self.settings.late_times {
+            return Vec::new();
+        }
+        let mut sizes: BTreeMap<&str, usize> = BTreeMap::new();
+        c.members().keys().for_each(|r| *sizes.entry(host(r).unwrap_or_default()).or_default() += 1);
+        let expected = c.expected();
+        let mut found = Vec::new();
+        for (name, ranks) in late {
+            let here = sizes.get(name).copied().unwrap_or(0);
+            let times = |r: &Rank| by_rank.get(r).map_or(0, Vec::len);
+            let (sum, worst) =
+                (ranks.iter().map(times).sum::<usize>(), ranks.iter().map(times).max().unwrap_or(0));
+            let share = |n: usize, of: usize| n as f64 / of.max(1) as f64;
+            if ranks.len() * 2 <= here
+                || here >= expected
+                || !self.often(sum, all, share(here, expected), sizes.len())
+                || !self.often(sum - worst, all - worst, share(here - 1, expected - 1), sizes.len())
+            {
+                continue;
+            }
+            let events = ranks.iter().filter_map(|r| by_rank.remove(r)).flatten().collect();
+            let of_host = c.members().keys().filter(|r| host(r) == Some(name)).copied().collect();
+            found.push(Suspect { ranks: of_host, host: Some(name), events });
+        }
+        found
+    }
 }
 
-fn finding(join: &Join, c: &Communicator, rank: Rank, events: &[&LateEvent]) -> Option<Finding> {
+/// What the late arrivals cost in the minute that ended with the last of them.
+fn cost(join: &Join, c: &Communicator, s: &Suspect<'_>, now_ns: u64) -> Cost {
+    let last_ns = s.events.iter().map(|e| e.came_ns).max().unwrap_or(now_ns);
+    let recent = s.events.iter().filter(|e| last_ns.saturating_sub(e.came_ns) < OVER_NS);
+    // Of time in which it may have been held elsewhere nobody knows whose it is.
+    let sure = recent.filter(|e| !e.unsure);
+    let lost_ns = sure.map(|e| e.by_ns.saturating_sub(e.elsewhere_ns)).sum();
+    // Of many late arrivals the oldest are forgotten.
+    let known_ns = c.late_since_ns().map_or(u64::MAX, |t| last_ns.saturating_sub(t));
+    Cost { lost_ns, of_ns: wall_ns(join, c, now_ns).min(known_ns) }
+}
+
+fn finding(join: &Join, c: &Communicator, s: &Suspect<'_>) -> Option<Finding> {
+    let events = s.events.as_slice();
     let worst = events.iter().max_by_key(|e| e.by_ns)?;
     let first = events.iter().map(|e| e.at_ns).min()?;
     let judged = c.judged();
     let mut evidence = vec![
         number(
-            format!("rank {rank} came {:.3} s after the first rank", seconds(worst.by_ns)),
+            format!(
+                "rank {} came {:.3} s {}",
+                worst.rank,
+                seconds(worst.by_ns),
+                match worst.track {
+                    Track::Pair(..) => "later than its peer was ever kept waiting before",
+                    _ => "after the median of the others",
+                }
+            ),
             seconds(worst.by_ns),
             "s",
         ),
@@ -190,165 +280,34 @@ fn finding(join: &Join, c: &Communicator, rank: Rank, events: &[&LateEvent]) -> 
             "measured by the hosts' issue times: the GPUs' stamps of this operation cannot be believed or are absent"
         }
     }));
+    if worst.unsure {
+        evidence.push(fact(
+            "it may have been held in an operation that is not timed: this lateness is in no cost",
+        ));
+    }
     if worst.track == Track::Replay {
         evidence.push(fact("the operation was replayed by a CUDA graph"));
     }
-    evidence.extend(who(join, c, rank));
+    if let Some(host) = s.host {
+        evidence.push(fact(format!("{} are those of host {host}, and late in turn", names(&s.ranks))));
+    }
+    evidence.extend(s.ranks.iter().take(DESCRIBED).filter_map(|r| who(join, c, *r)));
+    let culprit = s.host.map_or_else(|| names(&s.ranks), |h| format!("host {h}"));
+    let does = if s.ranks.len() == 1 || s.host.is_some() { "does" } else { "do" };
     let came = events.iter().map(|e| e.came_ns).max()?;
     let mut f = Finding {
         since: wall(join, first),
         evidence,
         advice: format!(
-            "look at what rank {rank} does before this operation: data loading, a slower GPU (clocks, throttling), a busy CPU, uneven work"
+            "look at what {culprit} {does} before this operation: data loading, a slower GPU (clocks, throttling), a busy CPU, uneven work"
         ),
         since_ns: first,
         confidence: Confidence::Likely,
-        ..Finding::new(Kind::Straggler, c.id, vec![rank], worst.operation.clone())
+        ..Finding::new(Kind::Straggler, c.id, s.ranks.clone(), worst.operation.clone())
     };
     add_host_facts(&mut f, join, c, first, came);
     Some(f)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::join::testing::{all_reduce, member, process};
-    use crate::model::{Timing, Update};
-
-    const S: u64 = 1_000_000_000;
-
-    /// `late[i]` is (rank, ns late) in the operation of order i, in a communicator that has been at work for a while.
-    fn run(late: &[(u32, u64)]) -> Vec<Finding> {
-        run_from(30, late)
-    }
-
-    fn run_from(first: u64, late: &[(u32, u64)]) -> Vec<Finding> {
-        let mut j = Join::new();
-        let n = first + late.len() as u64;
-        for r in 0..4 {
-            j.feed(process(r));
-            j.feed(member(r, 4, n));
-            for (o, (late_rank, by)) in late.iter().enumerate() {
-                let at = S + o as u64 * S;
-                let (arrive, end) = (at + if r == *late_rank { *by } else { 0 }, at + by + 100_000);
-                j.feed(Update::Op(Box::new(all_reduce(
-                    r,
-                    first + o as u64,
-                    arrive,
-                    Some((arrive + 10_000, Some(end))),
-                ))));
-            }
-        }
-        j.tick(100 * S);
-        StragglerRule::new(Settings::default()).check(&j, 100 * S)
-    }
-
-    #[test]
-    fn a_very_late_rank_is_told_at_once() {
-        let found = run(&[(0, 1_000), (3, 300_000_000), (1, 1_000)]);
-        assert_eq!(found.len(), 1);
-        let f = &found[0];
-        assert_eq!((f.ranks.as_slice(), f.operation.order), ([Rank(3)].as_slice(), 31));
-        assert!((f.evidence[0].value.expect("seconds") - 0.3).abs() < 1e-6);
-        assert!(f.evidence.iter().any(|e| e.text.contains("on the GPUs")));
-    }
-
-    #[test]
-    fn a_late_rank_without_a_cpu_is_told_so() {
-        let mut j = Join::new();
-        for r in 0..2 {
-            j.feed(process(r));
-            j.feed(member(r, 2, 12));
-            for o in 10..12 {
-                let late = if r == 1 && o == 11 { 300_000_000 } else { 0 };
-                let at = S + (o - 10) * S;
-                let kernel = Some((at + late + 10_000, Some(at + late + 100_000)));
-                j.feed(Update::Op(Box::new(all_reduce(r, o, at + late, kernel))));
-            }
-        }
-        let mut fact = crate::model::HostFact::new(SegmentId(2), 2 * S + 500_000_000);
-        fact.cpu_starved = Some(0.4);
-        j.feed(Update::Host(Box::new(fact)));
-        j.tick(10 * S);
-        let found = StragglerRule::new(Settings::default()).check(&j, 10 * S);
-        assert!(found[0].evidence.iter().any(|e| e.text.contains("had none for up to 40 %")), "{found:?}");
-        assert!(found[0].advice.contains("pinning"), "{found:?}");
-    }
-
-    #[test]
-    fn the_first_operation_never_counts() {
-        assert_eq!(run_from(0, &[(3, 900_000_000), (1, 1_000)]), vec![]);
-    }
-
-    #[test]
-    fn a_job_that_gets_going_is_late_now_and_then() {
-        let late = [(2, 30_000_000); 10];
-        assert_eq!(run_from(1, &late), vec![]);
-        assert_eq!(run(&late).len(), 1);
-        assert_eq!(
-            run_from(1, &[(3, 900_000_000), (1, 1_000)]),
-            vec![],
-            "plans are made, libraries are loaded"
-        );
-        assert_eq!(run_from(8, &[(3, 900_000_000), (1, 1_000)]).len(), 1);
-    }
-
-    #[test]
-    fn a_little_late_counts_when_it_repeats_on_one_rank() {
-        let mut late = vec![(0, 1_000)];
-        late.extend([(2, 8_000_000); 4]);
-        assert_eq!(run(&late), vec![], "four times are not enough");
-        late.push((2, 9_000_000));
-        let found = run(&late);
-        assert_eq!(found.len(), 1);
-        assert_eq!(found[0].ranks, vec![Rank(2)]);
-        assert_eq!(found[0].evidence[1].value, Some(5.0));
-    }
-
-    #[test]
-    fn a_straggler_that_catches_up_is_over() {
-        // The last operation is at 4 s; the rules are asked at 100 s.
-        let found = run(&[(0, 1_000), (3, 300_000_000), (1, 1_000)]);
-        assert!(!found[0].open);
-    }
-
-    #[test]
-    fn the_same_rank_by_chance_is_noise() {
-        assert!((by_chance(2, 2, 2) - 0.5).abs() < 1e-9);
-        assert!(by_chance(5, 5, 4) < CHANCE && by_chance(5, 9, 4) > CHANCE);
-        assert!(by_chance(8, 8, 2) < CHANCE && by_chance(5, 5, 2) > CHANCE);
-        assert!(by_chance(300, 512, 16_384) < CHANCE);
-    }
-
-    #[test]
-    fn ranks_late_in_turn_are_noise() {
-        let late: Vec<(u32, u64)> = (0..24).map(|i| (i % 4, 8_000_000)).collect();
-        assert_eq!(run(&late), vec![]);
-    }
-
-    #[test]
-    fn an_operation_without_gpu_times_is_judged_when_its_last_rank_has_issued_it() {
-        let mut j = Join::new();
-        for r in 0..2u32 {
-            j.feed(process(r));
-            j.feed(member(r, 2, 12));
-            for o in 9..11 {
-                let t = S + o * 1_000_000;
-                j.feed(Update::Op(Box::new(all_reduce(r, o, t, Some((t + 5_000, Some(t + 50_000)))))));
-            }
-            let mut last = all_reduce(r, 11, 3 * S + u64::from(r) * 300_000_000, None);
-            // Its events are read at the next call, and there is none.
-            last.timing = Timing::Events;
-            j.feed(Update::Op(Box::new(last)));
-        }
-        j.tick(3 * S + 400_000_000);
-        j.tick(3 * S + 500_000_000);
-        let rule = StragglerRule::new(Settings::default());
-        let found = rule.check(&j, 3 * S + 500_000_000);
-        assert_eq!(found.len(), 1, "{found:?}");
-        assert_eq!((found[0].ranks.as_slice(), found[0].operation.order), ([Rank(1)].as_slice(), 11));
-        assert!(found[0].evidence.iter().any(|e| e.text.contains("hosts' issue times")), "{found:?}");
-        j.tick(60 * S);
-        assert_eq!(rule.check(&j, 60 * S).len(), 1, "and once");
-    }
-}
+mod tests;

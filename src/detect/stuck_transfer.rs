@@ -5,23 +5,28 @@
 
 use super::hang::{Place, Scene};
 use super::{fact, number, seconds, who};
-use crate::model::{Confidence, Evidence, Finding, Kind, NetPhase, NetProgress, Rank};
+use crate::model::{Confidence, Evidence, Finding, Kind, NetPhase, NetProgress, Rank, Track};
 
 pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let patience = scene.patience(at.comm);
-    let complete =
-        at.comm.members().len() >= at.comm.expected() && at.instance.parts.len() >= at.comm.expected();
+    let is_pair = matches!(at.stall.track, Track::Pair(..));
+    let complete = is_pair && at.instance.parts.len() >= 2
+        || at.comm.members().len() >= at.comm.expected() && at.instance.parts.len() >= at.comm.expected();
     let moved = at.instance.parts.values().filter_map(|p| p.moved_ns).max();
     let still = moved.is_none_or(|t| scene.now_ns.saturating_sub(t) >= patience);
     let long = at.waited.at_least_ns >= patience;
     // It waits since the last of its ranks started.
     let last = at.instance.parts.values().filter_map(|p| p.started_ns).max();
     let since_last = last.is_some_and(|t| scene.now_ns.saturating_sub(t) >= patience);
-    if !complete || !still || !long || !since_last || at.stall.order == 0 {
+    if !complete || !still || !long || !since_last || at.stall.order == 0 && !is_pair {
         return None;
     }
     let mut evidence = scene.wait_evidence(at.waited);
-    evidence.push(fact("it started on the GPUs of all ranks"));
+    evidence.push(fact(if is_pair {
+        "it started on the GPUs of both ranks"
+    } else {
+        "it started on the GPUs of all ranks"
+    }));
     let (ranks, advice) = match stuck(at) {
         Some((rank, t)) => {
             evidence.push(tell(scene, rank, t));

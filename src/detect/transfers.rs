@@ -25,6 +25,9 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     if !enough || !gone && scene.just_released(at.comm, peer) {
         return None;
     }
+    if !gone && scene.at_work(at, peer, patience) {
+        return None;
+    }
     let (kind, here, there, lacks) = if sent {
         (Kind::SendWithoutReceive, from, to, "receive")
     } else {
@@ -75,4 +78,80 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
         confidence: if gone { Confidence::Proven } else { Confidence::Likely },
         ..Finding::new(kind, at.comm.id, ranks, operation)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::detect::{HangRule, Rule, Settings};
+    use crate::join::Join;
+    use crate::join::testing::{all_reduce, member, process};
+    use crate::model::{Finding, Func, Kind, Lane, OpRecord, Rank, Timing, Untimed, Update};
+
+    const S: u64 = 1_000_000_000;
+
+    /// One end of transfer 0 from a rank to another, issued at 10 s; `kernel` as in [`all_reduce`].
+    fn end(rank: u32, (from, to): (u32, u32), kernel: Option<(u64, Option<u64>)>) -> OpRecord {
+        let mut op = all_reduce(rank, 0, 10 * S, kernel);
+        (op.func, op.lane) = match rank == from {
+            true => (Func::Send, Lane::Send(Rank(to))),
+            false => (Func::Recv, Lane::Recv(Rank(from))),
+        };
+        op
+    }
+
+    fn found(ends: Vec<OpRecord>, now_ns: u64) -> Vec<Finding> {
+        let mut j = Join::new();
+        for r in 0..3 {
+            j.feed(process(r));
+            j.feed(member(r, 3, 1));
+            j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
+        }
+        ends.into_iter().for_each(|op| j.feed(Update::Op(Box::new(op))));
+        j.tick(now_ns);
+        HangRule::new(Settings::default()).check(&j, now_ns)
+    }
+
+    #[test]
+    fn a_transfer_that_both_ends_are_in_and_that_does_not_end_is_stuck() {
+        let in_it = Some((10 * S + 5_000, None));
+        let ends = || vec![end(0, (0, 1), in_it), end(1, (0, 1), in_it)];
+        assert_eq!(found(ends(), 12 * S), vec![]);
+        let [f] = found(ends(), 14 * S).try_into().expect("one");
+        assert_eq!((f.kind, f.ranks), (Kind::StuckTransfer, vec![Rank(0), Rank(1)]));
+    }
+
+    #[test]
+    fn who_waits_for_a_rank_in_a_stuck_transfer_is_held_up_by_that() {
+        // Rank 2 is in a transfer to rank 1, whose GPU is still in the one from rank 0.
+        let in_it = Some((10 * S + 5_000, None));
+        let ends =
+            vec![end(0, (0, 1), in_it), end(1, (0, 1), in_it), end(2, (2, 1), in_it), end(1, (2, 1), None)];
+        let [f] = found(ends, 14 * S).try_into().expect("one");
+        assert_eq!((f.kind, f.ranks), (Kind::StuckTransfer, vec![Rank(0), Rank(1)]));
+        assert_eq!(f.victims.iter().map(|v| v.ranks.clone()).collect::<Vec<_>>()[1], [Rank(2)]);
+    }
+
+    #[test]
+    fn a_gpu_that_does_not_start_its_end_is_named() {
+        let ends = vec![end(0, (0, 1), Some((10 * S + 5_000, None))), end(1, (0, 1), None)];
+        let [f] = found(ends, 14 * S).try_into().expect("one");
+        assert_eq!((f.kind, f.ranks), (Kind::NotStarted, vec![Rank(1)]));
+    }
+
+    #[test]
+    fn a_peer_that_is_at_work_is_behind_a_host_that_runs_ahead() {
+        let ahead = |peer_issues_ns: Option<u64>| {
+            let mut send = end(0, (0, 1), None);
+            send.timing = Timing::Not(Untimed::Budget);
+            let other = peer_issues_ns.map(|t| {
+                let mut op = end(1, (1, 2), None);
+                (op.issued_ns, op.timing) = (Some(t), Timing::Not(Untimed::Budget));
+                op
+            });
+            found(std::iter::once(send).chain(other).collect(), 15 * S)
+        };
+        let kinds = |found: Vec<Finding>| found.iter().map(|f| f.kind).collect::<Vec<_>>();
+        assert_eq!(kinds(ahead(None)), [Kind::SendWithoutReceive]);
+        assert_eq!(kinds(ahead(Some(14 * S))), []);
+    }
 }

@@ -1,7 +1,8 @@
 //! Error texts of NCCL, PyTorch and the driver: what they mean, why they come and what to do, from the list in
 //! `texts.yaml`.
 
-use regex::{Regex, RegexSet};
+use regex::Regex;
+use regex::bytes::{RegexSet, RegexSetBuilder};
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead};
 use thiserror::Error;
@@ -9,6 +10,8 @@ use thiserror::Error;
 const TEXTS: &str = include_str!("texts.yaml");
 /// A longer line is looked at up to here, in bytes.
 const LINE_MAX: u64 = 64 << 10;
+/// A longer line is shown up to here, in characters.
+const SHOWN_MAX: usize = 1000;
 
 /// One known text.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
@@ -35,7 +38,7 @@ pub struct Explained {
     pub known: Known,
     /// The first line with it, from 1.
     pub line: u64,
-    /// That line.
+    /// That line, or the beginning of a long one.
     pub text: String,
     /// How many lines have it.
     pub count: u64,
@@ -74,7 +77,8 @@ impl Texts {
     fn read(yaml: &str) -> Result<Self, ListError> {
         let known: Vec<Known> = serde_yaml::from_str(yaml)?;
         let all = || known.iter().enumerate().flat_map(|(i, k)| k.patterns.iter().map(move |p| (i, p)));
-        let set = RegexSet::new(all().map(|(_, p)| p))?;
+        // A word boundary of Unicode has no automaton: a line beyond ASCII would take a hundred times as long.
+        let set = RegexSetBuilder::new(all().map(|(_, p)| p)).unicode(false).build()?;
         let owners = all().map(|(i, _)| i).collect();
         // What terminals and loggers put between words.
         let colours = Regex::new("\x1b\\[[0-9;]*[A-Za-z]")?;
@@ -88,7 +92,7 @@ impl Texts {
 
     /// What one line is, if it is known.
     pub fn of_line(&self, line: &str) -> Option<&Known> {
-        let first = self.set.matches(line).into_iter().filter_map(|p| self.owners.get(p)).min()?;
+        let first = self.set.matches(line.as_bytes()).into_iter().filter_map(|p| self.owners.get(p)).min()?;
         self.known.get(*first)
     }
 
@@ -116,12 +120,23 @@ impl Texts {
             if let Some(f) = found.iter_mut().find(|f| f.known.id == known.id) {
                 f.count += 1;
             } else {
-                // A log may hold anything, what steers a terminal too.
-                let text = line.trim().escape_debug().to_string().replace("\\'", "'").replace("\\\"", "\"");
-                found.push(Explained { known: known.clone(), line: number, text, count: 1 });
+                found.push(Explained {
+                    known: known.clone(),
+                    line: number,
+                    text: shown(line.trim()),
+                    count: 1,
+                });
             }
         }
     }
+}
+
+/// A line as it may be shown: a log may hold anything, what steers a terminal too.
+fn shown(line: &str) -> String {
+    let end = line.char_indices().nth(SHOWN_MAX).map_or(line.len(), |(at, _)| at);
+    let cut = if end < line.len() { "..." } else { "" };
+    let escaped = line[..end].escape_debug().to_string();
+    format!("{}{cut}", escaped.replace("\\'", "'").replace("\\\"", "\""))
 }
 
 fn skip_line(from: &mut impl BufRead) -> io::Result<()> {

@@ -100,6 +100,9 @@ impl Metric {
 pub const OVERFLOW: &str = "overflow";
 /// The label that every series has where a cluster is named.
 pub const CLUSTER: &str = "cluster";
+/// The labels of the container that a GPU was given to, as dcgm-exporter names them: of every series with a `gpu` or a
+/// `rank`, where a container is known.
+pub const CONTAINER: [&str; 3] = ["pod", "namespace", "container"];
 
 macro_rules! catalogue {
     (@convention) => { None };
@@ -181,7 +184,7 @@ catalogue! {
     COMM_RANKS = Gauge "ringwatch_communicator_ranks" None, ["node", "job_name", "communicator", "state"],
         "Ranks of the communicator: all, and those seen here.";
     PROCESSES = Gauge "ringwatch_job_processes" None, ["node", "job_name", "state"],
-        "Processes of the job on this node, alive and gone.";
+        "Processes of the job on this node, alive and gone, while one is alive.";
     NCCL_BUSY = Gauge "ringwatch_nccl_threads_busy_ratio" Some("ratio"), ["node", "job_name"],
         "Share of the last second in which the busiest of NCCL's own threads of the job's processes on this node ran.";
     NCCL_STARVED = Gauge "ringwatch_nccl_threads_starved_ratio" Some("ratio"), ["node", "job_name"],
@@ -190,6 +193,8 @@ catalogue! {
         "Findings that are open; 0 for those that were.";
     FINDINGS_TOTAL = Counter "ringwatch_findings_opened" None, ["node", "job_name", "kind", "severity"],
         "Findings opened so far.";
+    FINDINGS_CLOSED = Counter "ringwatch_findings_closed" None, ["node", "job_name", "kind", "severity", "reason"],
+        "Findings closed so far, by reason: resolved, job-ended, superseded, unobserved (while no agent ran).";
     LOST = Counter "ringwatch_lost_records" None, ["node", "job_name", "reason"],
         "Records that were lost, by reason: what the job's plugin could not record, and what was overwritten unread.";
     GPU = Info "ringwatch_gpu" None, ["node", "gpu", "index", "uuid", "model", "numa_node"],
@@ -320,12 +325,16 @@ catalogue! {
         "Files the agent has open.";
     AGENT_SEGMENTS = Gauge "ringwatch_agent_segments" None, ["node"],
         "Segments the agent follows.";
+    AGENT_UNREAD = Gauge "ringwatch_agent_unread_segments" None, ["node", "reason"],
+        "Segments, and directories of segments, that the agent does not read now, by reason.";
     AGENT_START = Gauge "ringwatch_agent_start_time_seconds" S, ["node"],
         "When the agent started, seconds since the epoch.";
     AGENT_POLLS = Counter "ringwatch_agent_polls" None, ["node"],
         "Looks the agent took at its sources.";
     AGENT_POLL_SECONDS = Counter "ringwatch_agent_poll_seconds" S, ["node"],
         "Time the agent spent taking in what was new and judging it.";
+    AGENT_CONNECTIONS_CLOSED = Counter "ringwatch_agent_connections_closed" None, ["node", "server", "reason"],
+        "Connections to the agent that were closed or refused before they were served; server is http or socket.";
     LOST_EXPORTS = Counter "ringwatch_lost_exports" None, ["node", "signal", "reason"],
         "What was not exported: operations nobody took in time, spans and log records, by reason.";
     SENT = Counter "ringwatch_exported" None, ["node", "signal"],
@@ -391,7 +400,9 @@ pub fn markdown() -> String {
     let mut out = String::from(
         "# Metrics\n\n\
          What `/metrics` and OTLP give, from `src/export/catalogue.rs`; a test keeps this list in step with it. \
-         Every series has `cluster` where the configuration names one. `job_name` is the training job; Prometheus \
+         Every series has `cluster` where the configuration names one. Series with a `gpu` or a `rank` have `pod`, \
+         `namespace` and `container` as dcgm-exporter has them, where the kubelet or the process's environment names \
+         them; where a GPU is shared by several containers they have none. `job_name` is the training job; Prometheus \
          keeps `job` for itself. `size_class` is `2^n` for messages of 2^n up to 2^(n+1)-1 bytes. Where more series \
          would be needed than the budget allows, one with `overflow=\"true\"` in place of the other labels takes the \
          rest. What is not known has no series; only a count of nothing is zero.\n\n\

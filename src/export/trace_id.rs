@@ -9,7 +9,12 @@ pub fn of_operation(comm: CommId, track: Track, order: u64) -> u128 {
         Track::Replay => (2, Rank(0), Rank(0)),
         Track::Pair(a, b) => (3, a, b),
     };
-    wide(&[kind, comm.0, u64::from(a.0) << 32 | u64::from(b.0), order])
+    let (hash, pair) = (comm.nccl_hash(), u64::from(a.0) << 32 | u64::from(b.0));
+    match comm.owner() {
+        // Another user's spans have no place in this trace.
+        Some(owner) => wide(&[kind, hash, pair, order, u64::from(owner)]),
+        None => wide(&[kind, hash, pair, order]),
+    }
 }
 
 /// The trace in which a finding has its own span.
@@ -90,7 +95,7 @@ mod tests {
     #[test]
     fn ids_stay_what_they_are() {
         // Nodes with different builds write into the same trace: these numbers may never change.
-        let trace = of_operation(CommId(0x1122_3344_5566_7788), Track::Collective, 42);
+        let trace = of_operation(CommId::unowned(0x1122_3344_5566_7788), Track::Collective, 42);
         assert_eq!(format!("{trace:032x}"), "283758902297763514e8e98f8c3a7dbe");
         assert_eq!(format!("{:016x}", of_span(trace, Piece::Root)), "e3a60ffec98fca05");
         assert_eq!(format!("{:016x}", of_span(trace, Piece::Rank(Rank(3)))), "827f1583a3744be0");
@@ -108,7 +113,7 @@ mod tests {
                     Track::Pair(Rank(0), Rank(1)),
                     Track::Pair(Rank(1), Rank(0)),
                 ] {
-                    let trace = of_operation(CommId(comm), track, order);
+                    let trace = of_operation(CommId::unowned(comm), track, order);
                     assert!(traces.insert(trace));
                     for r in 0..4 {
                         for piece in [
@@ -132,7 +137,8 @@ mod tests {
 
     #[test]
     fn the_share_of_sampled_traces_is_what_was_asked_for_and_a_larger_one_contains_a_smaller_one() {
-        let traces: Vec<u128> = (0..20_000).map(|o| of_operation(CommId(7), Track::Collective, o)).collect();
+        let traces: Vec<u128> =
+            (0..20_000).map(|o| of_operation(CommId::unowned(7), Track::Collective, o)).collect();
         let share = |ratio: f64| traces.iter().filter(|t| is_sampled(**t, ratio)).count();
         assert_eq!((share(0.0), share(1.0)), (0, 20_000));
         assert!((1_800..2_200).contains(&share(0.1)), "{}", share(0.1));

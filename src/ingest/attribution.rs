@@ -2,7 +2,7 @@
 //!
 //! Only what is on a list here is taken from an environment, and its values are cut: nothing secret becomes a label.
 
-use super::decode::clean;
+use super::decode::steers;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -29,11 +29,11 @@ const TAGS: &str = "RINGWATCH_TAGS";
 /// Tags taken, and the longest name and value.
 const TAGS_MAX: usize = 16;
 const TEXT_MAX: usize = 128;
-/// The largest environment that is read, in bytes.
-const ENVIRONMENT_MAX: u64 = 1 << 20;
+/// The longest list of control groups that is read, in bytes.
+const CGROUPS_MAX: u64 = 64 << 10;
 
-/// What is known of whose a process is: from the lines that its plugin wrote down, and, while it runs, from what `/proc`
-/// says of it, as far as that may be read.
+/// Labels of a process: from the lines of its environment that its plugin wrote down, and, while it runs, from its control
+/// groups. `/proc/PID/environ` is not read: a process can keep whoever reads its memory waiting for ever.
 pub(super) fn labels(
     lines: &[String],
     owner: u32,
@@ -45,15 +45,9 @@ pub(super) fn labels(
     if let Some(name) = user(owner, root) {
         labels.insert("user.name".to_owned(), name);
     }
-    if let Some(process) = pid.map(|p| root.join("proc").join(p.to_string())) {
-        if let Some(text) = read(&process.join("environ")) {
-            for line in text.split(|b| *b == 0) {
-                variable(&clean(line.iter().copied()), &mut labels);
-            }
-        }
-        if let Some(text) = read(&process.join("cgroup")) {
-            cgroup(&String::from_utf8_lossy(&text), &mut labels);
-        }
+    let process = pid.map(|p| root.join("proc").join(p.to_string()));
+    if let Some(text) = process.and_then(|p| read(&p.join("cgroup"))) {
+        cgroup(&String::from_utf8_lossy(&text), &mut labels);
     }
     // What the plugin saw when the process began is the last word.
     for line in lines {
@@ -65,7 +59,7 @@ pub(super) fn labels(
 fn read(path: &Path) -> Option<Vec<u8>> {
     use std::io::Read;
     let mut text = Vec::new();
-    fs::File::open(path).ok()?.take(ENVIRONMENT_MAX).read_to_end(&mut text).ok()?;
+    fs::File::open(path).ok()?.take(CGROUPS_MAX).read_to_end(&mut text).ok()?;
     Some(text)
 }
 
@@ -92,8 +86,9 @@ fn variable(line: &str, labels: &mut BTreeMap<String, String>) {
     }
 }
 
+/// A value as a label: a control group's name may hold what steers a terminal.
 fn cut(value: &str) -> String {
-    value.chars().take(TEXT_MAX).collect()
+    value.chars().filter(|c| !steers(*c)).take(TEXT_MAX).collect()
 }
 
 /// The name of a user, where the host's list has it.
@@ -107,11 +102,12 @@ fn user(uid: u32, root: &Path) -> Option<String> {
 }
 
 /// Container, pod and batch step, as cgroups are named after them.
-fn cgroup(text: &str, labels: &mut BTreeMap<String, String>) {
+pub(super) fn cgroup(text: &str, labels: &mut BTreeMap<String, String>) {
     let mut put = |name: &str, value: &str| {
         labels.entry(name.to_owned()).or_insert_with(|| cut(value));
     };
     for path in text.lines().filter_map(|l| l.splitn(3, ':').nth(2)) {
+        let (is_kubernetes, is_slurm) = (path.contains("kubepods"), path.contains("slurm"));
         for part in path.split('/') {
             let bare = part.trim_end_matches(".scope").trim_end_matches(".slice");
             // `docker-<id>`, `cri-containerd-<id>`, `crio-<id>`, `libpod-<id>`, or the id alone.
@@ -121,14 +117,14 @@ fn cgroup(text: &str, labels: &mut BTreeMap<String, String>) {
                 put("container.id", last);
             }
             // `kubepods-burstable-pod<uid>.slice` with `_` for `-`, or `pod<uid>`.
-            if let Some((_, uid)) = bare.rsplit_once("pod").filter(|_| path.contains("kubepods")) {
+            if let Some((_, uid)) = bare.rsplit_once("pod").filter(|_| is_kubernetes) {
                 let uid = uid.replace('_', "-");
                 if uid.len() == 36 && uid.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-') {
                     put("k8s.pod.uid", &uid);
                 }
             }
             for (prefix, label) in [("job_", "slurm.job.id"), ("step_", "slurm.step.id")] {
-                if let Some(n) = bare.strip_prefix(prefix).filter(|_| path.contains("slurm")) {
+                if let Some(n) = bare.strip_prefix(prefix).filter(|_| is_slurm) {
                     put(label, n);
                 }
             }
@@ -143,20 +139,19 @@ mod tests {
     const POD: &str = "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod7f3a1c52_9d4e_4f6b_8a21_0c5d7e9b1a34.slice/cri-containerd-9b1deb4d3b7d4bad9bdd2b0d7b3dcb6d9b1deb4d3b7d4bad9bdd2b0d7b3dcb6d.scope\n";
 
     /// A root with one process, 42, of user 1000.
-    fn root(environment: &str, cgroup: &str) -> tempfile::TempDir {
+    fn root(cgroup: &str) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a directory");
         let process = root.path().join("proc/42");
         fs::create_dir_all(&process).expect("made");
         fs::create_dir_all(root.path().join("etc")).expect("made");
-        fs::write(process.join("environ"), environment.replace('\n', "\0")).expect("written");
         fs::write(process.join("cgroup"), cgroup).expect("written");
         let users = "root:x:0:0::/root:/bin/sh\nann:x:1000:1000::/home/ann:/bin/sh\n";
         fs::write(root.path().join("etc/passwd"), users).expect("written");
         root
     }
 
-    fn of(environment: &str, cgroup: &str, lines: &[&str]) -> BTreeMap<String, String> {
-        let root = root(environment, cgroup);
+    fn of(cgroup: &str, lines: &[&str]) -> BTreeMap<String, String> {
+        let root = root(cgroup);
         let lines: Vec<String> = lines.iter().map(|l| (*l).to_owned()).collect();
         labels(&lines, 1000, Some(42), root.path())
     }
@@ -167,9 +162,15 @@ mod tests {
 
     #[test]
     fn only_what_is_listed_becomes_a_label() {
-        let secret =
-            "AWS_SECRET_ACCESS_KEY=hunter2\nSLURM_JOB_ID=77\nWANDB_API_KEY=hunter2\nSLURM_JOB_NAME=train";
-        let found = of(secret, "0::/\n", &["RANK=3", "TORCHELASTIC_RUN_ID=none"]);
+        let lines = [
+            "AWS_SECRET_ACCESS_KEY=hunter2",
+            "SLURM_JOB_ID=77",
+            "WANDB_API_KEY=hunter2",
+            "SLURM_JOB_NAME=train",
+            "RANK=3",
+            "TORCHELASTIC_RUN_ID=none",
+        ];
+        let found = of("0::/\n", &lines);
         let want =
             [("slurm.job.id", "77"), ("slurm.job.name", "train"), ("user.id", "1000"), ("user.name", "ann")];
         assert_eq!(pairs(&found), want);
@@ -177,16 +178,15 @@ mod tests {
 
     #[test]
     fn a_pod_is_known_by_its_cgroup() {
-        let found = of("POD_NAME=train-0\nPOD_NAMESPACE=ml", POD, &[]);
+        let found = of(POD, &["POD_NAME=train-0", "POD_NAMESPACE=ml"]);
         assert_eq!(found["k8s.pod.uid"], "7f3a1c52-9d4e-4f6b-8a21-0c5d7e9b1a34");
         assert_eq!(found["container.id"], "9b1deb4d3b7d4bad9bdd2b0d7b3dcb6d9b1deb4d3b7d4bad9bdd2b0d7b3dcb6d");
         assert_eq!((&*found["k8s.pod.name"], &*found["k8s.namespace.name"]), ("train-0", "ml"));
     }
 
     #[test]
-    fn a_batch_step_is_known_by_its_cgroup_where_the_environment_is_closed() {
-        let root = root("", "12:memory:/slurm/uid_1000/job_123/step_0/task_0\n");
-        fs::remove_file(root.path().join("proc/42/environ")).expect("removed");
+    fn a_batch_step_is_known_by_its_cgroup() {
+        let root = root("12:memory:/slurm/uid_1000/job_123/step_0/task_0\n");
         let found = labels(&[], 1000, Some(42), root.path());
         assert_eq!((&*found["slurm.job.id"], &*found["slurm.step.id"]), ("123", "0"));
     }
@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn tags_are_the_users_own_and_say_nothing_else() {
         let tags = "RINGWATCH_TAGS=team=vision, run=42,bad name=x,user.name=root,slurm.job.id=1,=y,alone";
-        let found = of("", "0::/\n", &[tags]);
+        let found = of("0::/\n", &[tags]);
         let want = [("run", "42"), ("team", "vision"), ("user.id", "1000"), ("user.name", "ann")];
         assert_eq!(pairs(&found), want);
     }

@@ -112,7 +112,7 @@ pub(super) fn of_process(pid: u32) -> Option<PathBuf> {
 pub(super) fn pressure(text: &str) -> Option<f64> {
     let some = text.lines().find(|l| l.starts_with("some "))?;
     let percent: f64 = some.split_whitespace().find_map(|w| w.strip_prefix("avg10="))?.parse().ok()?;
-    Some(percent / 100.0)
+    Some(percent / 100.0).filter(|share| (0.0..=1.0).contains(share))
 }
 
 #[cfg(test)]

@@ -131,11 +131,16 @@ fn making(slot: &CommSlot) -> Option<Making> {
 }
 
 /// A communicator; `None` until its id is known.
-pub(super) fn comm(segment: SegmentId, host_clock: u64, slot: &CommSlot) -> Option<CommRecord> {
+pub(super) fn comm(
+    segment: SegmentId,
+    owner: Option<u32>,
+    host_clock: u64,
+    slot: &CommSlot,
+) -> Option<CommRecord> {
     let (id, rank) = slot.id?;
     Some(CommRecord {
         segment,
-        comm: CommId(id),
+        comm: CommId::new(id, owner),
         rank: Rank(rank),
         ranks: slot.ranks,
         nodes: slot.nodes,

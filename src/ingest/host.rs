@@ -158,9 +158,7 @@ struct Thread {
 impl Thread {
     fn look(tid: u32, pid: u32, tasks: BorrowedFd<'_>, before: Option<&Thread>) -> Option<Self> {
         let mut room = ROOM;
-        let mut numbers =
-            read(tasks, &format!("{tid}/schedstat"), &mut room)?.split_whitespace().map(str::parse);
-        let (ran_ns, waited_ns) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+        let (ran_ns, waited_ns) = schedstat(read(tasks, &format!("{tid}/schedstat"), &mut room)?)?;
         // The main thread has the program's name, which may be anything.
         let is_nccl = match before.filter(|t| t.named) {
             Some(t) => t.is_nccl,
@@ -168,6 +166,12 @@ impl Thread {
         };
         Some(Thread { tid, is_nccl, named: before.is_some(), ran_ns, waited_ns })
     }
+}
+
+/// How long a thread ran, and how long it was ready to run and had no CPU, in ns.
+pub(super) fn schedstat(text: &str) -> Option<(u64, u64)> {
+    let mut numbers = text.split_whitespace().map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
 /// True for the names that NCCL gives its threads: `NCCL Service 0`, `NCCL Progress 0`, `NCCL UDS Service`, `ncclProxy...`.

@@ -1,31 +1,50 @@
 //! A segment's file as words, read-only, whatever its owner does to it.
 //!
-//! The owner may shrink the file while it is mapped, and touching a page behind its end raises SIGBUS. The
-//! handler here puts zeros in place of such pages of our own mappings; a segment of zeros has no magic and is
-//! given up at the next look. Any other SIGBUS takes its usual way.
+//! The owner may shrink the file while it is mapped, and touching a page behind its end raises SIGBUS. The handler here
+//! then replaces the whole mapping by zeros: a segment of zeros has no magic, so it is given up at the next poll. To
+//! replace single pages would cost a mapping of the kernel's for each, of which a process may have 65,530. Any other
+//! SIGBUS takes its usual way.
 
 #![expect(unsafe_code, reason = "maps files and handles SIGBUS")]
 
-use ringwatch_wire::layout::{FORMAT_VERSION, HEADER_BYTES, MAX_BYTES, head};
+use super::directory::{self, FileId, OpenError as FileError};
+use super::lock::{self, Lock};
+use super::search::reason_of;
+use crate::model::UnreadReason;
+use ringwatch_wire::layout::{FORMAT_VERSION, Geometry, HEADER_BYTES, MAX_BYTES, Region};
 use ringwatch_wire::reader::{OpenError, Reader};
 use ringwatch_wire::sync::Word;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::Stat;
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, FileTypeExt};
-use std::path::Path;
+use std::fs::File;
+use std::os::fd::AsFd;
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, UNIX_EPOCH};
 
 /// Why a file is not read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MapError {
     /// The file cannot be opened or mapped.
-    #[error("cannot be read: {0}; run ringwatch as the job's user or as root")]
-    Io(#[from] std::io::Error),
+    #[error("cannot be read: {0}{advice}", advice = reason_of(*.0).1)]
+    Io(#[from] rustix::io::Errno),
     /// Not a regular file.
     #[error("not a regular file")]
     NotFile,
+    /// Of another user than its directory.
+    #[error("it belongs to user {file}, and its directory to user {owner}")]
+    ForeignOwner {
+        /// Whose it is.
+        file: u32,
+        /// Whose the directory is.
+        owner: u32,
+    },
+    /// The same process as another segment, which is followed.
+    #[error(
+        "it says to be a process whose segment is another file, which is read; remove the one that is a copy"
+    )]
+    Duplicate,
     /// Too short or too long.
     #[error("{0} bytes long, which no segment is (between {HEADER_BYTES} and {MAX_BYTES})")]
     Length(u64),
@@ -46,9 +65,42 @@ pub(super) enum MapError {
     /// Contradicts itself.
     #[error("not a segment: its table of regions is wrong")]
     Geometry,
-    /// All places for guarded mappings are taken.
-    #[error("too many segments are mapped at once")]
-    TooMany,
+    /// Parts of it take no memory yet.
+    #[error("parts of it were never written; read, they would take this process's memory")]
+    Holes,
+    /// Larger than any plugin makes one.
+    #[error("its tables are larger than any plugin makes them")]
+    TooLarge,
+    /// All places for guarded mappings are taken, or the quota of its user is used up.
+    #[error("more than {0} segments {1}")]
+    TooMany(usize, &'static str),
+}
+
+impl MapError {
+    /// The same as a reason to count.
+    pub(super) fn reason(&self) -> UnreadReason {
+        match self {
+            MapError::Io(errno) => reason_of(*errno).0,
+            MapError::NotFile | MapError::NotSegment | MapError::Geometry | MapError::Length(_) => {
+                UnreadReason::NotASegment
+            }
+            MapError::ForeignOwner { .. } => UnreadReason::ForeignOwner,
+            MapError::Duplicate => UnreadReason::Duplicate,
+            MapError::Opening | MapError::NotReady => UnreadReason::Incomplete,
+            MapError::Version(_) => UnreadReason::FormatVersion,
+            MapError::Holes | MapError::TooLarge | MapError::TooMany(..) => UnreadReason::Limits,
+        }
+    }
+}
+
+impl From<FileError> for MapError {
+    fn from(e: FileError) -> Self {
+        match e {
+            FileError::Io(errno) => MapError::Io(errno),
+            FileError::NotFile => MapError::NotFile,
+            FileError::ForeignOwner { file, owner } => MapError::ForeignOwner { file, owner },
+        }
+    }
 }
 
 impl From<OpenError> for MapError {
@@ -66,26 +118,19 @@ const GUARDED: usize = 8192;
 static STARTS: [AtomicUsize; GUARDED] = [const { AtomicUsize::new(0) }; GUARDED];
 static ENDS: [AtomicUsize; GUARDED] = [const { AtomicUsize::new(0) }; GUARDED];
 static INSTALL: Once = Once::new();
-const PAGE: usize = 4096;
 
 extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel passes a filled siginfo to a SA_SIGINFO handler.
     let at = unsafe { (*info).si_addr() }.addr();
     for (start, end) in STARTS.iter().zip(&ENDS) {
-        if (start.load(Ordering::Acquire)..end.load(Ordering::Acquire)).contains(&at) {
-            let page = std::ptr::with_exposed_provenance_mut::<libc::c_void>(at & !(PAGE - 1));
-            // SAFETY: replaces one page of our own read-only mapping by zeros; mmap is a plain system call
-            // and may be made in a signal handler.
-            let placed = unsafe {
-                libc::mmap(
-                    page,
-                    PAGE,
-                    libc::PROT_READ,
-                    libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED,
-                    -1,
-                    0,
-                )
-            };
+        let (start, end) = (start.load(Ordering::Acquire), end.load(Ordering::Acquire));
+        if (start..end).contains(&at) {
+            // The first fault of a mapping is its last: nothing of the file is mapped any more.
+            let whole = std::ptr::with_exposed_provenance_mut::<libc::c_void>(start);
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+            // SAFETY: replaces a read-only mapping of our own by zeros, whole, while the thread that reads it stands here;
+            // mmap is a plain system call and may be made in a signal handler.
+            let placed = unsafe { libc::mmap(whole, end - start, libc::PROT_READ, flags, -1, 0) };
             if placed != libc::MAP_FAILED {
                 return;
             }
@@ -110,7 +155,7 @@ fn install() {
 }
 
 /// An empty file younger than this may be being made.
-const YOUNG: std::time::Duration = std::time::Duration::from_secs(1);
+const YOUNG: Duration = Duration::from_secs(1);
 
 /// A mapped segment.
 #[derive(Debug)]
@@ -119,16 +164,70 @@ pub(super) struct Mapping {
     at: *mut std::ffi::c_void,
     bytes: usize,
     guard: usize,
-    file: std::fs::File,
+    owner: u32,
+    file: FileId,
+    /// The open file, and how many blocks it had at first, where holes in it would be filled at this process's expense.
+    blocks: Option<(File, i64)>,
 }
 
 // SAFETY: the mapping is read-only here and made of atomics; it belongs to this value alone.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// Whose file it is; nobody's where that cannot be said.
+    /// Maps an open file and checks that it is a segment. Its descriptor is not needed any more then.
+    pub(super) fn of(file: &File, stat: &Stat) -> Result<Self, MapError> {
+        install();
+        let len = u64::try_from(stat.st_size).unwrap_or(0);
+        if len == 0 {
+            // Plugins of before made the file, took its lock and then gave it a length.
+            let opening = is_young(stat) || lock::holder(file) != Lock::Free;
+            return Err(if opening { MapError::Opening } else { MapError::NotReady });
+        }
+        if !(HEADER_BYTES as u64..=MAX_BYTES).contains(&len) {
+            return Err(MapError::Length(len));
+        }
+        let bytes = (len as usize) & !7;
+        let guard = reserve().ok_or(MapError::TooMany(GUARDED, "are mapped at once"))?;
+        // SAFETY: a new read-only mapping wherever the kernel likes.
+        let at = unsafe { mmap(std::ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, file, 0) };
+        let at = at.inspect_err(|_| STARTS[guard].store(0, Ordering::Release))?;
+        let start = at.expose_provenance();
+        STARTS[guard].store(start, Ordering::Release);
+        ENDS[guard].store(start + bytes, Ordering::Release);
+        // SAFETY: `bytes` bytes are mapped until this value is dropped; `Word` is an atomic u64, which may
+        // have any value and may be changed by others.
+        let words = unsafe { std::slice::from_raw_parts(at.cast::<Word>(), bytes / 8) };
+        let mut mapping =
+            Mapping { words, at, bytes, guard, owner: stat.st_uid, file: FileId::of(stat), blocks: None };
+        // A page of tmpfs that is read through a mapping before it was written becomes memory of the reader's cgroup. The
+        // plugin reserves all of them. A user's own agent shares its user's memory with it anyway.
+        if directory::is_tmpfs(file.as_fd())? && stat.st_uid != rustix::process::geteuid().as_raw() {
+            let file = file.try_clone().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+            mapping.blocks = Some((file, stat.st_blocks));
+            if mapping.has_holes() {
+                return Err(MapError::Holes);
+            }
+        }
+        match Reader::open(mapping.words) {
+            Ok(reader) if is_larger_than_any(&reader) => Err(MapError::TooLarge),
+            Ok(_) => Ok(mapping),
+            // The writer puts the magic there last, over zeros: anything else never becomes a segment.
+            Err(OpenError::NotReady) if mapping.words.first().is_some_and(|w| w.get() != 0) => {
+                Err(MapError::NotSegment)
+            }
+            Err(OpenError::NotReady) if lock::holder(file) != Lock::Free => Err(MapError::Opening),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Whose file it is.
     pub(super) fn owner(&self) -> u32 {
-        self.file.metadata().map_or(u32::MAX, |m| std::os::unix::fs::MetadataExt::uid(&m))
+        self.owner
+    }
+
+    /// Which file it is.
+    pub(super) fn file(&self) -> FileId {
+        self.file
     }
 
     /// Gives its pages back; they come again where they are read, as they are in the file. A ring is read once, and all of it
@@ -138,95 +237,42 @@ impl Mapping {
         unsafe { madvise(self.at, self.bytes, Advice::LinuxDontNeed) }.unwrap_or_default();
     }
 
-    /// Opens and maps a file and checks that it is a segment.
-    pub(super) fn open(path: &Path) -> Result<Self, MapError> {
-        install();
-        // Opening a device can do things; only what is a file already is opened.
-        if !std::fs::symlink_metadata(path)?.is_file() {
-            return Err(MapError::NotFile);
-        }
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file =
-            std::fs::File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(std::io::Error::from)?);
-        let meta = file.metadata()?;
-        let kind = meta.file_type();
-        if !kind.is_file() || kind.is_fifo() {
-            return Err(MapError::NotFile);
-        }
-        let len = meta.len();
-        if len == 0 {
-            // Between its making and its lock a file is empty, for an instant.
-            let young = meta.modified()?.elapsed().is_ok_and(|age| age < YOUNG);
-            return Err(if young || is_locked(&file) { MapError::Opening } else { MapError::NotReady });
-        }
-        if len < HEADER_BYTES as u64 {
-            return Err(MapError::Length(len));
-        }
-        if len > MAX_BYTES {
-            return Err(MapError::Length(len));
-        }
-        let bytes = (len as usize) & !7;
-        // SAFETY: a new read-only mapping wherever the kernel likes.
-        let at = unsafe { mmap(std::ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, &file, 0) }
-            .map_err(std::io::Error::from)?;
-        let start = at.expose_provenance();
-        let mut guard = GUARDED;
-        for (i, slot) in STARTS.iter().enumerate() {
-            if slot.compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                ENDS[i].store(start + bytes, Ordering::Release);
-                guard = i;
-                break;
-            }
-        }
-        // SAFETY: `bytes` bytes are mapped until this value is dropped; `Word` is an atomic u64, which may
-        // have any value and may be changed by others.
-        let words = unsafe { std::slice::from_raw_parts(at.cast::<Word>(), bytes / 8) };
-        let mapping = Mapping { words, at, bytes, guard, file };
-        if guard == GUARDED {
-            return Err(MapError::TooMany);
-        }
-        match Reader::open(mapping.words) {
-            Ok(_) => Ok(mapping),
-            // The writer puts the magic there last, over zeros: anything else never becomes a segment.
-            Err(OpenError::NotReady) if mapping.words.first().is_some_and(|w| w.get() != 0) => {
-                Err(MapError::NotSegment)
-            }
-            Err(OpenError::NotReady) if mapping.is_locked() => Err(MapError::Opening),
-            Err(e) => Err(e.into()),
-        }
-    }
-
-    /// True while a process holds the segment's lock, which its writer does for as long as it lives.
-    pub(super) fn is_locked(&self) -> bool {
-        is_locked(&self.file)
-    }
-
-    /// Writes the two words by which a reader says of which communicator it wants detail, and until when.
-    ///
-    /// They are written through the file: the mapping stays one that cannot be written to.
-    pub(super) fn want(&self, comm: u64, until_ns: u64) -> std::io::Result<()> {
-        let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        let file = std::fs::OpenOptions::new().write(true).open(own)?;
-        file.write_all_at(&comm.to_le_bytes(), head::WANTED_COMM as u64 * 8)?;
-        file.write_all_at(&until_ns.to_le_bytes(), head::WANTED_UNTIL as u64 * 8)
-    }
-
     /// The segment as it is now; `None` once its owner has spoilt it.
     pub(super) fn reader(&self) -> Option<Reader<'_>> {
-        Reader::open(self.words).ok()
+        if self.has_holes() { None } else { Reader::open(self.words).ok() }
+    }
+
+    /// True where pages of it are not there although the file is long enough, or it has become shorter. Blocks behind its end
+    /// can stand for as many holes; but then reading has filled one, and there are more than at the first look.
+    fn has_holes(&self) -> bool {
+        let Some((file, blocks)) = &self.blocks else { return false };
+        rustix::fs::fstat(file).map_or(true, |now| {
+            let bytes = i64::try_from(self.bytes).unwrap_or(i64::MAX);
+            now.st_size < bytes || now.st_blocks.saturating_mul(512) < bytes || now.st_blocks != *blocks
+        })
     }
 }
 
-fn is_locked(file: &std::fs::File) -> bool {
-    use rustix::fs::{FlockOperation, flock};
-    match flock(file, FlockOperation::NonBlockingLockShared) {
-        Ok(()) => {
-            // Nobody has it, and we do not want it.
-            flock(file, FlockOperation::Unlock).ok();
-            false
-        }
-        Err(e) => e == rustix::io::Errno::WOULDBLOCK,
-    }
+/// Takes a free place for a guarded mapping.
+fn reserve() -> Option<usize> {
+    // Nothing can fault below the first page.
+    const TAKEN: usize = 1;
+    let free =
+        |start: &AtomicUsize| start.compare_exchange(0, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    STARTS.iter().position(free)
+}
+
+fn is_young(stat: &Stat) -> bool {
+    let seconds = u64::try_from(stat.st_mtime).unwrap_or(0);
+    let written = UNIX_EPOCH + Duration::new(seconds, u32::try_from(stat.st_mtime_nsec).unwrap_or(0));
+    // A clock that was set back makes nothing old.
+    written.elapsed().is_ok_and(|age| age < YOUNG)
+}
+
+/// Memory is bounded by what a plugin can write, not by what a file can say.
+fn is_larger_than_any(reader: &Reader<'_>) -> bool {
+    let most = Geometry::full();
+    Region::ALL.iter().any(|r| reader.ring(*r).slots() > 1 << most.shift(*r))
 }
 
 impl Drop for Mapping {
@@ -256,15 +302,54 @@ mod tests {
         words.iter().flat_map(|w| w.get().to_le_bytes()).collect()
     }
 
+    fn open(path: &std::path::Path) -> Result<Mapping, MapError> {
+        let dir =
+            super::super::directory::Directory::named(path.parent().expect("a directory")).expect("opens");
+        let (file, stat) = dir.open(path.file_name().expect("a name"))?;
+        Mapping::of(&file, &stat)
+    }
+
     #[test]
     fn a_file_that_shrinks_while_it_is_mapped_is_given_up() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("a.seg");
         std::fs::write(&path, segment_bytes()).expect("written");
-        let m = Mapping::open(&path).expect("a segment");
+        let m = open(&path).expect("a segment");
         assert!(m.reader().is_some());
         std::fs::File::options().write(true).open(&path).expect("opens").set_len(0).expect("shrinks");
         assert!(m.reader().is_none(), "zeros in place of a crash");
+    }
+
+    #[test]
+    fn a_file_cut_page_by_page_costs_one_mapping_of_the_kernel() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("page-by-page.seg");
+        let bytes = segment_bytes();
+        std::fs::write(&path, &bytes).expect("written");
+        let m = open(&path).expect("a segment");
+        let areas = || std::fs::read_to_string("/proc/self/maps").expect("our mappings").lines().count();
+        let before = areas();
+        let file = std::fs::File::options().write(true).open(&path).expect("opens");
+        for page in (0..bytes.len() / 4096).rev() {
+            file.set_len(page as u64 * 4096).expect("shrinks");
+            assert_eq!(m.words[page * 512].get(), 0);
+        }
+        assert!(m.reader().is_none() && areas() <= before + 8, "{before} areas before, {} after", areas());
+    }
+
+    #[test]
+    fn tables_larger_than_any_plugin_makes_are_refused() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("large.seg");
+        let g = Geometry::new([16, 4, 4, 6, 4]);
+        let words: Vec<Word> = (0..g.bytes() / 8).map(|_| Word::new(0)).collect();
+        let s = ringwatch_wire::ring::Segment::new(&words, &g);
+        s.format(&g);
+        s.open_for_readers();
+        let bytes: Vec<u8> = words.iter().flat_map(|w| w.get().to_le_bytes()).collect();
+        std::fs::write(&path, bytes).expect("written");
+        let refused = open(&path).expect_err("refused");
+        assert_eq!((refused.reason(), matches!(refused, MapError::TooLarge)), (UnreadReason::Limits, true));
     }
 
     #[test]
@@ -273,7 +358,7 @@ mod tests {
         let path = dir.path().join("given-back.seg");
         let bytes = segment_bytes();
         std::fs::write(&path, &bytes).expect("written");
-        let m = Mapping::open(&path).expect("a segment");
+        let m = open(&path).expect("a segment");
         let resident = || {
             let smaps = std::fs::read_to_string("/proc/self/smaps").expect("our mappings");
             let own = smaps.lines().skip_while(|l| !l.ends_with("given-back.seg"));
@@ -290,7 +375,7 @@ mod tests {
         let last = before.len() * 8 - 8;
         let file = std::fs::File::options().write(true).open(&path).expect("opens");
         m.give_back();
-        file.write_all_at(&7u64.to_le_bytes(), last as u64).expect("written");
+        std::os::unix::fs::FileExt::write_all_at(&file, &7u64.to_le_bytes(), last as u64).expect("written");
         assert_eq!(read().last(), Some(&7));
     }
 
@@ -300,7 +385,7 @@ mod tests {
         let put = |name: &str, bytes: &[u8]| {
             let p = dir.path().join(name);
             std::fs::write(&p, bytes).expect("written");
-            Mapping::open(&p).expect_err("refused").to_string()
+            open(&p).expect_err("refused").to_string()
         };
         let good = segment_bytes();
         assert!(put("short", &good[..100]).contains("100 bytes"));
@@ -311,6 +396,6 @@ mod tests {
         assert!(put("version", &other).contains("format version 9"));
         assert!(put("cut", &good[..good.len() - 4096]).contains("table of regions"));
         std::os::unix::fs::symlink("/etc/passwd", dir.path().join("link")).expect("a link");
-        assert!(Mapping::open(&dir.path().join("link")).is_err());
+        assert!(open(&dir.path().join("link")).is_err());
     }
 }

@@ -5,37 +5,52 @@
 
 mod attribution;
 mod cgroup;
+mod containers;
 mod decode;
+mod directory;
 mod discover;
 mod files;
 pub mod hardware;
 mod host;
+mod lock;
 mod mapping;
+mod memory_room;
+mod open_roots;
+pub mod parsers;
 mod process;
 mod reap;
+mod refused;
 mod rings;
+mod search;
+mod segment_file;
 mod stacks;
 mod tail;
 mod threads;
+mod tool;
 mod window;
 
 pub use discover::{Place, default_dir, places};
-pub use process::{now_ns, unix_ns};
+pub use open_roots::{Helper, open_roots};
+pub use process::{boot_id, now_ns, unix_ns};
 pub use reap::reap;
 pub use stacks::StackKind;
 
-use crate::model::{CommId, Liveness, SegmentId, Sink, Source, Update};
-use mapping::{MapError, Mapping};
+use crate::model::{CommId, Liveness, SegmentId, Sink, Source, Unread, UnreadReason, Update};
+use directory::{Directory, FileId};
+use mapping::MapError;
+use refused::Refused;
+use search::Search;
+use segment_file::SegmentFile;
 use stacks::Stacks;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use tail::{Shared, Tail};
 
 /// How often directories are searched, in ns.
 const SEARCH_NS: u64 = 200_000_000;
-/// How often containers are searched for, in ns.
-const ROOTS_NS: u64 = 2_000_000_000;
 /// How often processes are looked after, in ns.
 const LOOK_NS: u64 = 50_000_000;
 /// The longest time between two looks, unless it is set, and the shortest.
@@ -46,18 +61,39 @@ const FILL: f64 = 0.25;
 /// How many times as long the time between two looks may be while every process issues operations: each look costs
 /// something beside what it reads.
 const MOVING: u32 = 4;
-/// Segments followed at once; more are counted, not read.
-const SEGMENTS_MAX: usize = 4096;
+/// Segments of running processes that are followed at once, in all and of one user; more are counted, not read.
+const SEGMENTS_MAX: usize = 1024;
+const SEGMENTS_OF_USER_MAX: usize = 512;
+/// Segments that a user may spoil before no new ones of theirs are read, while these are there: each may have cost memory.
+const SPOILT_OF_USER_MAX: usize = 16;
+/// Segments that are read to their end and still known.
+const DONE_MAX: usize = 1024;
+/// Operations that are being put together, of all segments: each may hold its share, and some in any case.
+const OPEN_MAX: usize = 49_152;
+const OPEN_MIN: usize = 64;
+/// The share of a segment that is read once, of a user who has no process that runs.
+const OPEN_DEAD: usize = 8192;
+/// Communicators that are known at once, of all segments of running processes. Each user has the same share.
+const COMMS_MAX: usize = 16_384;
+/// Segments that are opened in one search; the others wait for the next one.
+const OPENED_AT_ONCE: usize = 64;
+/// Files that are tried in one search, whatever becomes of them.
+const TRIED_AT_ONCE: usize = 256;
+/// Unread segments that are named one by one.
+const NAMED_MAX: usize = 1024;
 
-/// The segments of a node, live or left behind.
+/// The segments of a node, of running processes or left behind.
 #[derive(Debug)]
 pub struct Segments {
-    places: Vec<Place>,
+    search: Search,
     tails: BTreeMap<PathBuf, Tail>,
-    refused: BTreeMap<PathBuf, String>,
+    /// Segments that are not read, and why.
+    refused: Refused,
+    /// The same of directories, as the last search found it.
+    unsearched: Vec<Unread>,
+    /// The last search left segments for the next one.
+    backlog: bool,
     searched_ns: Option<u64>,
-    /// When the places' roots were looked for, and those of each place.
-    roots: Option<(u64, Vec<Vec<PathBuf>>)>,
     looked_ns: Option<u64>,
     stacks: Stacks,
     polled_ns: Option<u64>,
@@ -68,6 +104,8 @@ pub struct Segments {
     longest_moving: Duration,
     /// Segments of other jobs, and of earlier ones of the same name, are left alone.
     job: Option<(String, u64)>,
+    /// The name of this machine.
+    node: Option<String>,
     /// Files that are left alone, or are the same segment as one that is followed.
     passed: HashSet<PathBuf>,
     shared: Shared,
@@ -77,11 +115,12 @@ impl Segments {
     /// Follows these places.
     pub fn new(places: Vec<Place>) -> Self {
         Segments {
-            places,
+            search: Search::new(places),
             tails: BTreeMap::new(),
-            refused: BTreeMap::new(),
+            refused: Refused::default(),
+            unsearched: Vec::new(),
+            backlog: false,
             searched_ns: None,
-            roots: None,
             looked_ns: None,
             stacks: Stacks::new(),
             polled_ns: None,
@@ -89,9 +128,33 @@ impl Segments {
             longest: LONGEST,
             longest_moving: LONGEST,
             job: None,
+            node: None,
             passed: HashSet::new(),
             shared: Shared::default(),
         }
+    }
+
+    /// Looks into containers too, where [`Place::Host`] is followed: `helper` is started to open them.
+    pub fn look_into_containers(&mut self, helper: Helper) {
+        self.search.look_into_containers(helper);
+    }
+
+    /// From now on takes processes of several users for members of one communicator where NCCL's number is the same: for
+    /// jobs whose containers have users of their own.
+    pub fn share_communicators(&mut self, share: bool) {
+        self.shared.share_communicators = share;
+    }
+
+    /// True once every place was searched, containers too.
+    pub fn is_searched(&self) -> bool {
+        self.searched_ns.is_some() && !self.backlog && self.search.is_complete()
+    }
+
+    /// Gives processes of this machine this name of their host, whatever their containers call it.
+    #[must_use]
+    pub fn of_node(mut self, node: String) -> Self {
+        self.node = Some(node);
+        self
     }
 
     /// Follows the processes of one job only, those that opened their segments after it began.
@@ -103,9 +166,8 @@ impl Segments {
 
     /// From now on searches these places; segments that are followed are followed on.
     pub fn set_places(&mut self, places: Vec<Place>) {
-        self.places = places;
+        self.search.set_places(places);
         self.searched_ns = None;
-        self.roots = None;
     }
 
     /// Looks at least so often, unless a busy job makes it look more often; a quarter as often while every process issues
@@ -139,24 +201,32 @@ impl Segments {
     /// Makes the next poll search the places and look after the processes, however short a time ago it did.
     pub fn look_anew(&mut self) {
         self.searched_ns = None;
-        self.roots = None;
         self.looked_ns = None;
     }
 
-    /// Asks the plugins of all processes that take part in a communicator for detail, until a moment of the host's
-    /// monotonic clock in ns: within their budget they time its operations before others. How many that are.
+    /// Requests detail of a communicator from the plugins of all processes that take part in it, until a moment of the
+    /// host's monotonic clock in ns: within their budget they time its operations before others. Returns how many were asked.
     ///
     /// # Errors
     /// Why a segment cannot be written to: this is neither its job's user nor root. The others are asked all the same.
-    pub fn want_detail(&self, comm: CommId, until_ns: u64) -> std::io::Result<usize> {
-        let all: Vec<std::io::Result<bool>> = self.tails.values().map(|t| t.want(comm, until_ns)).collect();
+    pub fn request_detail(&self, comm: CommId, until_ns: u64) -> std::io::Result<usize> {
+        let all: Vec<_> = self.tails.values().map(|t| t.request_detail(comm, until_ns)).collect();
         let asked = all.iter().filter(|r| matches!(r, Ok(true))).count();
-        all.into_iter().collect::<std::io::Result<Vec<bool>>>().map(|_| asked)
+        match all.into_iter().find_map(Result::err) {
+            Some(why) => Err(std::io::Error::other(why.to_string())),
+            None => Ok(asked),
+        }
     }
 
-    /// The files that were refused, and why, by path.
-    pub fn refused(&self) -> impl Iterator<Item = (&Path, &str)> {
-        self.refused.iter().map(|(p, why)| (p.as_path(), why.as_str()))
+    /// How many segments and directories are not read now, by reason.
+    pub fn unread_counts(&self) -> BTreeMap<UnreadReason, u64> {
+        let mut counts = BTreeMap::new();
+        let reasons = self.unsearched.iter().chain(self.refused.iter()).map(|u| u.reason);
+        let spoilt = self.tails.values().filter(|t| t.is_spoilt()).map(|_| UnreadReason::Damaged);
+        for reason in reasons.chain(spoilt) {
+            *counts.entry(reason).or_default() += 1;
+        }
+        counts
     }
 
     /// The files of the segments whose process is gone.
@@ -165,45 +235,154 @@ impl Segments {
     }
 
     fn search(&mut self, now_ns: u64, out: &mut dyn Sink) {
+        let listing = self.search.list();
+        self.unsearched = listing.unread;
+        let listed: HashSet<PathBuf> = listing.files.iter().map(|(d, name)| d.path().join(name)).collect();
         // Read to its end and removed: its mapping is all that keeps its memory.
-        self.tails.retain(|path, t| !t.done() || path.exists());
-        self.refused.retain(|path, _| path.exists());
-        self.passed.retain(|path| path.exists());
-        let known = self.roots.take().filter(|(at, _)| now_ns.saturating_sub(*at) < ROOTS_NS);
-        let roots = known.unwrap_or_else(|| (now_ns, self.places.iter().map(Place::roots).collect()));
-        for (place, below) in self.places.iter().zip(&roots.1) {
-            for path in place.files_below(below) {
-                if self.tails.contains_key(&path) || self.passed.contains(&path) {
-                    continue;
+        self.tails.retain(|path, t| !t.done() || listed.contains(path));
+        self.refused.keep_only(&listed);
+        self.passed.retain(|path| listed.contains(path));
+        let mut followed = Followed::of(self.tails.values());
+        let (mut opened, mut tried) = (0, 0);
+        self.backlog = false;
+        for (path, (directory, name)) in self.refused.in_order(listing.files.iter()) {
+            if self.tails.contains_key(&path) || self.passed.contains(&path) {
+                continue;
+            }
+            if opened >= OPENED_AT_ONCE || tried >= TRIED_AT_ONCE {
+                self.backlog = self.refused.is_new(&path);
+                break;
+            }
+            tried += 1;
+            match self.open(directory, name, &followed, now_ns) {
+                Ok(Some(mut tail)) => {
+                    self.node.iter().for_each(|node| tail.name_host(node));
+                    self.refused.remove(&path);
+                    followed.add(&tail);
+                    opened += 1;
+                    out.take(Update::Segment(tail.record()));
+                    self.tails.insert(path, tail);
                 }
-                if self.tails.len() >= SEGMENTS_MAX {
-                    self.refused.insert(path, format!("more than {SEGMENTS_MAX} segments"));
-                    continue;
+                Ok(None) => {
+                    self.refused.remove(&path);
+                    self.passed.insert(path);
                 }
-                let wanted = self.job.as_ref().map(|(name, begun)| (name.as_str(), *begun));
-                match Mapping::open(&path).and_then(|m| Tail::of(path.clone(), m, wanted, now_ns)) {
-                    Ok(None) => {
-                        self.passed.insert(path);
-                    }
-                    // One file is reached by several ways through containers' roots.
-                    Ok(Some(tail)) if self.tails.values().any(|t| t.id() == tail.id()) => {
-                        self.passed.insert(path);
-                    }
-                    Ok(Some(tail)) => {
-                        self.refused.remove(&path);
-                        out.take(Update::Segment(tail.record()));
-                        self.tails.insert(path, tail);
-                    }
-                    // The next search finds it ready.
-                    Err(MapError::Opening) => {}
-                    Err(e) => {
-                        self.refused.insert(path, e.to_string());
-                    }
+                // The next search finds it ready.
+                Err(MapError::Opening) => {}
+                Err(e) => {
+                    let (detail, reason) = (e.to_string(), e.reason());
+                    let why = Unread { path: shown(&path), reason, detail, owner: directory.owner_of(name) };
+                    self.refused.insert(path, why, now_ns);
                 }
             }
         }
-        self.roots = Some(roots);
+        self.forget_done();
     }
+
+    /// Opens a segment; nothing where it is of another job, or one that is followed already.
+    fn open(
+        &self,
+        directory: &Arc<Directory>,
+        name: &OsStr,
+        followed: &Followed,
+        now_ns: u64,
+    ) -> Result<Option<Tail>, MapError> {
+        let (file, lock) = SegmentFile::open(directory, name)?;
+        // One file is reached by several ways through containers' mounts.
+        if followed.files.contains(&file.mapping.file()) {
+            return Ok(None);
+        }
+        let wanted = self.job.as_ref().map(|(name, begun)| (name.as_str(), *begun));
+        let Some(tail) = Tail::of((file, lock), wanted, now_ns)? else { return Ok(None) };
+        // Of two files that say to be one process only one can be its own.
+        if followed.ids.contains(&tail.id()) {
+            return Err(MapError::Duplicate);
+        }
+        if followed.spoilt.get(&tail.owner()).is_some_and(|n| *n >= SPOILT_OF_USER_MAX) {
+            return Err(MapError::TooMany(
+                SPOILT_OF_USER_MAX,
+                "of this user were spoilt while they were read",
+            ));
+        }
+        if tail.liveness() == Liveness::Alive {
+            let of = |owner: u32| followed.by_owner.get(&owner).copied().unwrap_or(0);
+            let of_user = of(tail.owner());
+            // Many users may be one person's: root's segments are read whatever they do.
+            if tail.owner() != 0 && followed.alive - of(0) >= SEGMENTS_MAX {
+                return Err(MapError::TooMany(SEGMENTS_MAX, "of running processes"));
+            }
+            if of_user >= SEGMENTS_OF_USER_MAX {
+                return Err(MapError::TooMany(SEGMENTS_OF_USER_MAX, "of running processes of one user"));
+            }
+        }
+        Ok(Some(tail))
+    }
+
+    /// Days of jobs leave segments behind: the oldest that are read to their end are only known as such.
+    fn forget_done(&mut self) {
+        let mut done: Vec<(u64, PathBuf)> =
+            self.tails.iter().filter(|(_, t)| t.done()).map(|(p, t)| (t.created_ns(), p.clone())).collect();
+        let surplus = done.len().saturating_sub(DONE_MAX);
+        done.sort();
+        for (_, path) in done.into_iter().take(surplus) {
+            self.tails.remove(&path);
+            self.passed.insert(path);
+        }
+    }
+
+    /// How many more communicators each user's processes may be in.
+    fn room_for_comms(&self) -> HashMap<u32, usize> {
+        let mut known: HashMap<u32, usize> = HashMap::new();
+        for tail in self.tails.values().filter(|t| t.liveness() == Liveness::Alive) {
+            *known.entry(tail.owner()).or_default() += tail.comms();
+        }
+        let share = COMMS_MAX / known.len().max(1);
+        known.values_mut().for_each(|n| *n = share.saturating_sub(*n));
+        known
+    }
+
+    /// How many operations each user's segments may put together at once.
+    fn shares(&self) -> HashMap<u32, usize> {
+        let followed = Followed::of(self.tails.values());
+        let of_user = OPEN_MAX / followed.by_owner.len().max(1);
+        followed.by_owner.into_iter().map(|(owner, n)| (owner, (of_user / n.max(1)).max(OPEN_MIN))).collect()
+    }
+}
+
+/// What is followed, by what limits it.
+#[derive(Debug, Default)]
+struct Followed {
+    alive: usize,
+    by_owner: HashMap<u32, usize>,
+    ids: HashSet<SegmentId>,
+    /// Segments that were spoilt, by owner.
+    spoilt: HashMap<u32, usize>,
+    files: HashSet<FileId>,
+}
+
+impl Followed {
+    fn of<'a>(tails: impl Iterator<Item = &'a Tail>) -> Self {
+        let mut all = Followed::default();
+        tails.for_each(|t| all.add(t));
+        all
+    }
+
+    fn add(&mut self, tail: &Tail) {
+        self.files.insert(tail.file());
+        self.ids.insert(tail.id());
+        if tail.is_spoilt() {
+            *self.spoilt.entry(tail.owner()).or_default() += 1;
+        }
+        if tail.liveness() == Liveness::Alive {
+            self.alive += 1;
+            *self.by_owner.entry(tail.owner()).or_default() += 1;
+        }
+    }
+}
+
+/// A path whose name may be anybody's: what could steer a terminal is shown as an escape.
+fn shown(path: &Path) -> String {
+    path.display().to_string().escape_debug().to_string()
 }
 
 impl Source for Segments {
@@ -225,15 +404,25 @@ impl Source for Segments {
         }
         let ends: Vec<_> = self.tails.values().map(Tail::end).filter(|_| look).collect();
         let mut ended = process::ended(&ends).into_iter();
+        let mut room = self.room_for_comms();
         for tail in self.tails.values_mut() {
-            tail.begin(now_ns, ended.next(), &mut self.shared, out);
+            // What is read of a dead process is read once, and then forgotten here.
+            let room = room.get_mut(&tail.owner()).filter(|_| tail.liveness() == Liveness::Alive);
+            let before = tail.comms();
+            let most = room.as_ref().map_or(usize::MAX, |room| before.saturating_add(**room));
+            tail.begin(now_ns, ended.next(), most, &mut self.shared, out);
+            if let Some(room) = room {
+                *room = room.saturating_sub(tail.comms().saturating_sub(before));
+            }
         }
         // Side by side, so that what ranks did together comes together.
+        let shares = self.shares();
         let mut more = true;
         while more {
             more = false;
             for tail in self.tails.values_mut() {
-                more |= tail.turn(&mut self.shared, out);
+                let share = shares.get(&tail.owner()).copied().unwrap_or(OPEN_DEAD);
+                more |= tail.turn(share, &mut self.shared, out);
             }
             out.rest(&mut self.shared.spare);
         }
@@ -246,7 +435,8 @@ impl Source for Segments {
                 out.take(Update::Host(Box::new(fact)));
             }
         }
-        let fill = self.tails.values().map(Tail::fill).fold(0.0, f64::max);
+        // What is read to its end grows no more, whatever its last look found.
+        let fill = self.tails.values().filter(|t| !t.done()).map(Tail::fill).fold(0.0, f64::max);
         let since = self.polled_ns.map_or(self.longest, |t| Duration::from_nanos(now_ns.saturating_sub(t)));
         self.polled_ns = Some(now_ns);
         let moves = !self.tails.is_empty() && self.tails.values().filter(|t| !t.done()).all(Tail::moves);
@@ -264,8 +454,21 @@ impl Source for Segments {
         }
     }
 
+    /// The first so many by name.
+    fn unread(&self) -> Vec<Unread> {
+        let spoilt = self.tails.iter().filter(|(_, t)| t.is_spoilt()).map(|(path, t)| Unread {
+            path: shown(path),
+            reason: UnreadReason::Damaged,
+            detail: "it was shortened or overwritten while it was read; its process may be dead by that"
+                .to_owned(),
+            owner: Some(t.owner()),
+        });
+        let all = self.unsearched.iter().chain(self.refused.iter()).cloned().chain(spoilt);
+        all.take(NAMED_MAX).collect()
+    }
+
     fn describe(&self) -> String {
-        let names: Vec<String> = self.places.iter().map(ToString::to_string).collect();
+        let names: Vec<String> = self.search.places().iter().map(ToString::to_string).collect();
         names.join(", ")
     }
 }

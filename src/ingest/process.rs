@@ -1,7 +1,7 @@
 //! Whether the process behind a segment runs.
 
 use super::files::{ROOM, read};
-use super::mapping::Mapping;
+use super::lock::Lock;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -23,7 +23,7 @@ pub fn unix_ns() -> u64 {
 }
 
 /// What /proc says of a process in one line.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct Stat {
     /// Its state's letter.
     pub(super) state: u8,
@@ -45,16 +45,23 @@ pub(super) fn stat(pid: u32) -> Option<Stat> {
 /// The same by its directory in /proc.
 pub(super) fn stat_in(dir: BorrowedFd<'_>) -> Option<Stat> {
     let mut room = ROOM;
-    let text = read(dir, "stat", &mut room)?;
-    // A program's name may hold anything, parentheses and spaces too.
-    let mut fields = text.get(text.rfind(')')? + 1..)?.split_whitespace();
-    let state = fields.next()?.bytes().next()?;
-    let start_ticks = fields.nth(18)?.parse().ok()?;
+    let mut stat = Stat::parse(read(dir, "stat", &mut room)?)?;
     // To others the kernel says 0.
     let own = rustix::process::geteuid().as_raw();
     let may = own == 0 || rustix::fs::fstat(dir).is_ok_and(|m| m.st_uid == own);
-    let exit_status = fields.nth(29).and_then(|f| f.parse().ok()).filter(|_| may);
-    Some(Stat { state, start_ticks, exit_status })
+    stat.exit_status = stat.exit_status.filter(|_| may);
+    Some(stat)
+}
+
+impl Stat {
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        // A program's name may hold anything, parentheses and spaces too.
+        let mut fields = text.get(text.rfind(')')? + 1..)?.split_whitespace();
+        let state = fields.next()?.bytes().next()?;
+        let start_ticks = fields.nth(18)?.parse().ok()?;
+        let exit_status = fields.nth(29).and_then(|f| f.parse().ok());
+        Some(Stat { state, start_ticks, exit_status })
+    }
 }
 
 fn runs(pid: u32, start_ticks: u64) -> bool {
@@ -77,23 +84,36 @@ pub(super) fn ended(processes: &[Option<BorrowedFd<'_>>]) -> Vec<bool> {
 pub(super) enum Life {
     /// It is this process, by pid and start time, and by what the kernel tells its end by, where it does.
     Process(u32, u64, Option<OwnedFd>),
-    /// It cannot be seen from here, in a container or under hidepid, but holds its segment's lock.
+    /// It cannot be seen from here, but holds its segment's lock.
     Lock,
 }
 
 impl Life {
-    /// Looks for the process that calls itself `pid` and started at `start_ticks`; `None` when it is gone.
-    pub(super) fn find(pid: u32, start_ticks: u64, mapping: &Mapping) -> Option<Self> {
+    /// Looks for the process that calls itself `pid` and started at `start_ticks`, whose segment belongs to `owner`;
+    /// `None` when it is gone.
+    pub(super) fn find(pid: u32, start_ticks: u64, owner: u32, lock: Lock) -> Option<Self> {
+        // In another pid namespace it has another pid there; the kernel tells ours by the lock.
+        if let Lock::Process(holder) = lock
+            && let Some(life) = Self::of(holder, start_ticks)
+        {
+            return Some(life);
+        }
         // The pid is the segment's own word: it counts for a process of the file's owner alone, or anybody could
         // have another's process looked into.
-        let owner = fs::metadata(format!("/proc/{pid}")).map(|m| std::os::unix::fs::MetadataExt::uid(&m));
+        let of_pid = fs::metadata(format!("/proc/{pid}")).map(|m| std::os::unix::fs::MetadataExt::uid(&m));
+        if of_pid.is_ok_and(|uid| uid == owner)
+            && let Some(life) = Self::of(pid, start_ticks)
+        {
+            return Some(life);
+        }
+        (lock != Lock::Free).then_some(Life::Lock)
+    }
+
+    fn of(pid: u32, start_ticks: u64) -> Option<Self> {
         // Opened before it is seen to run: so it is of this very process.
         let end = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let end = end.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        if runs(pid, start_ticks) && owner.is_ok_and(|uid| uid == mapping.owner()) {
-            return Some(Life::Process(pid, start_ticks, end));
-        }
-        mapping.is_locked().then_some(Life::Lock)
+        runs(pid, start_ticks).then_some(Life::Process(pid, start_ticks, end))
     }
 
     /// When its process started, in clock ticks.
@@ -112,19 +132,18 @@ impl Life {
         }
     }
 
-    /// True while it lives; `ended` is what [`ended`] said of it.
-    pub(super) fn goes_on(&self, mapping: &Mapping, ended: bool) -> bool {
+    /// True while it lives; `ended` is what [`ended`] said of it, and `lock` asks who holds its lock.
+    pub(super) fn goes_on(&self, ended: bool, lock: impl FnOnce() -> Lock) -> bool {
         match self {
-            // A forked child may hold the lock for longer; the process itself is what counts.
             Life::Process(pid, start_ticks, None) => runs(*pid, *start_ticks),
             Life::Process(.., Some(_)) => !ended,
-            Life::Lock => mapping.is_locked(),
+            Life::Lock => lock() != Lock::Free,
         }
     }
 }
 
-/// This boot's id, to tell black boxes of an earlier one, whose clocks are not ours.
-pub(super) fn boot_id() -> Option<String> {
+/// This boot's id: segments and findings of another boot have another monotonic clock.
+pub fn boot_id() -> Option<String> {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|s| s.trim().to_owned())
 }
 

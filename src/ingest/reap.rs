@@ -1,40 +1,57 @@
-//! Black boxes are kept until they take too much room.
+//! Post-mortem segments are kept until they take too much room.
 
+use super::directory::{Directory, FileId, Shm};
 use super::discover::Place;
-use super::mapping::Mapping;
-use super::tail::Tail;
-use crate::model::Liveness;
-use std::path::{Path, PathBuf};
+use super::segment_file::SegmentFile;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// Removes the oldest segments of dead processes in a directory until the rest take at most `keep_bytes`, and at
-/// most a sixteenth of the file system, which NCCL needs too; and those that were last written longer than `keep_for`
-/// ago. Segments of running processes, and files that are no segments, are never touched. Returns what was removed.
-pub fn reap(dir: &Path, keep_bytes: u64, keep_for: Option<Duration>) -> Vec<PathBuf> {
-    let mut dead: Vec<(SystemTime, u64, PathBuf)> = Place::Dir(dir.to_owned())
-        .files()
-        .into_iter()
-        .filter_map(|path| {
-            let tail = Tail::of(path.clone(), Mapping::open(&path).ok()?, None, 0).ok()??;
-            if tail.liveness() == Liveness::Alive {
-                return None;
-            }
-            let meta = std::fs::symlink_metadata(&path).ok()?;
-            Some((meta.modified().ok()?, meta.len(), path))
-        })
-        .collect();
-    let total = rustix::fs::statvfs(dir).map_or(u64::MAX, |f| f.f_blocks.saturating_mul(f.f_frsize));
-    let keep_bytes = keep_bytes.min(total / 16);
+/// Removes the oldest segments of dead processes in each directory of a place until the rest take at most `keep_bytes`,
+/// and at most a sixteenth of the file system, which NCCL needs too; and those that were last written longer than
+/// `keep_for` ago. Returns what was removed.
+///
+/// Only segments that the plugin named and whose header says the same are removed, and none of a running process. Of the
+/// host only its own /dev/shm is cleaned: what is in a container is the container's.
+pub fn reap(place: &Place, keep_bytes: u64, keep_for: Option<Duration>) -> Vec<PathBuf> {
+    let directories: Vec<Directory> = match place {
+        Place::Dir(path) => Directory::named(path).into_iter().collect(),
+        Place::Host => {
+            Shm::own().map(|shm| shm.directories().into_iter().flatten().collect()).unwrap_or_default()
+        }
+    };
+    directories.into_iter().flat_map(|d| reap_in(&Arc::new(d), keep_bytes, keep_for)).collect()
+}
+
+/// A segment that may be removed.
+struct Dead {
+    name: OsString,
+    id: FileId,
+    written: SystemTime,
+    bytes: u64,
+}
+
+fn reap_in(directory: &Arc<Directory>, keep_bytes: u64, keep_for: Option<Duration>) -> Vec<PathBuf> {
+    let dead = |name: OsString| {
+        let (file, lock) = SegmentFile::open(directory, &name).ok()?;
+        let (written, bytes) = file.written();
+        let removable = file.is_named_by_plugin() && file.life(lock).is_none();
+        removable.then(|| Dead { name, id: file.mapping.file(), written, bytes })
+    };
+    let mut dead: Vec<Dead> =
+        directory.segments().unwrap_or_default().0.into_iter().filter_map(dead).collect();
+    let keep_bytes = keep_bytes.min(directory.total_bytes() / 16);
     // Newest first: those are kept.
-    dead.sort_by(|a, b| b.cmp(a));
+    dead.sort_by(|a, b| (b.written, &b.name).cmp(&(a.written, &a.name)));
     let mut kept = 0u64;
     let mut removed = Vec::new();
-    for (written, bytes, path) in dead {
-        kept = kept.saturating_add(bytes);
+    for d in dead {
+        kept = kept.saturating_add(d.bytes);
         // A clock that was set back makes nothing old.
-        let old = keep_for.is_some_and(|k| written.elapsed().is_ok_and(|age| age > k));
-        if (kept > keep_bytes || old) && std::fs::remove_file(&path).is_ok() {
-            removed.push(path);
+        let old = keep_for.is_some_and(|k| d.written.elapsed().is_ok_and(|age| age > k));
+        if (kept > keep_bytes || old) && directory.remove(&d.name, d.id).is_ok() {
+            removed.push(directory.path().join(&d.name));
         }
     }
     removed

@@ -5,7 +5,7 @@
 
 use super::decode;
 use super::window::{Open, Window};
-use crate::model::{ChannelStamp, Timing};
+use crate::model::{BEYOND_MEMORY, ChannelStamp, OPERATIONS, Timing};
 use ringwatch_wire::codes::{flag, kind, timed};
 use ringwatch_wire::layout::{Region, head};
 use ringwatch_wire::reader::{Found, OpSlot, Reader};
@@ -16,6 +16,8 @@ use std::ops::Range;
 const ISSUED_KIND: u64 = 4;
 const VALUE_MASK: u64 = (1 << 44) - 1;
 
+/// Tickets of channels or transfers that may be looked at again for each operation that may be held.
+const TICKETS_AN_OPERATION: usize = 8;
 /// New operations that are read in one turn.
 const TURN: u64 = 64;
 /// Operations kept after they are settled.
@@ -58,6 +60,15 @@ impl Cursor {
         self.fill = head.saturating_sub(self.next) as f64 / slots.max(1) as f64;
         self.until = self.next.max(head);
         std::mem::swap(&mut self.open, &mut self.again);
+    }
+
+    /// Gives the oldest tickets up that are to be looked at again, where they are more than this.
+    fn shed(&mut self, most: usize) {
+        let surplus = self.open.len().saturating_sub(most);
+        if surplus > 0 {
+            self.missed += surplus as u64;
+            self.open.drain(..surplus);
+        }
     }
 
     /// Looks at a ticket again at the next look where that is asked for.
@@ -106,6 +117,8 @@ pub(super) struct Rings {
     op: Cursor,
     channel: Cursor,
     proxy: Cursor,
+    /// Operations that were let go for want of memory.
+    shed: u64,
 }
 
 impl Rings {
@@ -119,7 +132,9 @@ impl Rings {
 
     /// Reads some of it; true when there is more. Where transfers of the network came, all at once: nothing orders those of
     /// several communicators, and an operation is not whole without its own.
-    pub(super) fn turn(&mut self, reader: &Reader<'_>, ops: &mut Window) -> bool {
+    ///
+    /// No more than `share` operations are held for what is still to come of them.
+    pub(super) fn turn(&mut self, reader: &Reader<'_>, ops: &mut Window, share: usize) -> bool {
         let networked = self.proxy.next < self.proxy.until || !self.proxy.again.is_empty();
         let most = if networked { u64::MAX } else { self.op.next.saturating_add(TURN) };
         self.op.turn(
@@ -134,6 +149,12 @@ impl Rings {
         self.channel.turn(|channel, ticket| read_channel(channel, reader, ops, &read, ticket));
         let nonce = reader.header(head::NONCE) & 0xffff;
         self.proxy.turn(|proxy, ticket| read_transfer(proxy, reader, ops, &read, nonce, ticket));
+        let before = self.op.missed;
+        self.op.shed(share);
+        self.shed += ops.shed(share) + self.op.missed - before;
+        self.op.missed = before;
+        self.channel.shed(share.saturating_mul(TICKETS_AN_OPERATION));
+        self.proxy.shed(share.saturating_mul(TICKETS_AN_OPERATION));
         !read.last
     }
 
@@ -154,18 +175,20 @@ impl Rings {
 
     /// Records that were read so far, or overwritten before that.
     pub(super) fn passed(&self) -> u64 {
-        self.op.next + self.channel.next + self.proxy.next
+        // A file may name any ticket.
+        self.op.next.saturating_add(self.channel.next).saturating_add(self.proxy.next)
     }
 
     /// The same at the end of this look.
     pub(super) fn until(&self) -> u64 {
-        self.op.until + self.channel.until + self.proxy.until
+        self.op.until.saturating_add(self.channel.until).saturating_add(self.proxy.until)
     }
 
-    /// Records that were overwritten before they were read, by kind.
-    pub(super) fn missed(&self) -> [(&'static str, u64); 3] {
+    /// Records that were overwritten before they were read, or let go, by kind.
+    pub(super) fn missed(&self) -> [(&'static str, u64); 4] {
         [
-            ("operations", self.op.missed),
+            (BEYOND_MEMORY, self.shed),
+            (OPERATIONS, self.op.missed),
             ("channel stamps", self.channel.missed),
             ("network transfers", self.proxy.missed),
         ]

@@ -5,31 +5,24 @@
 //! frames a tool has to stop it for a moment; one that takes long about it is ended, and the process goes on. All of it
 //! runs on a thread of its own, seldom; where a tool is missing or may not look, there is no stack.
 
-use super::process::stat;
 use super::threads;
+use super::tool::output;
 use crate::model::SegmentId;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::Read;
-use std::process::{Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 /// A process is asked again after this, in ns.
 const AGAIN_NS: u64 = 30_000_000_000;
 /// So many are asked at once.
 const AT_ONCE: usize = 4;
-/// Whoever takes longer is left.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// A tool that holds a process for longer is ended.
-const HELD_MAX: Duration = Duration::from_millis(500);
-/// How often that is looked at.
-const LOOK: Duration = Duration::from_millis(5);
-/// Frames and bytes of output that are kept.
+/// Frames that are kept.
 const FRAMES_MAX: usize = 64;
-const OUTPUT_MAX: u64 = 4 << 20;
+/// The longest name of a function, and of a file, in characters: both are the job's.
+const NAME_MAX: usize = 256;
 
 /// How far into a culprit's process is looked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -151,8 +144,12 @@ fn native(tools: &Tools, pid: u32) -> Option<Vec<String>> {
     let most = FRAMES_MAX.to_string();
     let said =
         output(Command::new(&tools.eu_stack).args(["-1", "-m", "-n", &most, "-p", &pid.to_string()]), pid)?;
-    let frames: Vec<String> = String::from_utf8_lossy(&said).lines().filter_map(native_frame).collect();
-    (!frames.is_empty()).then_some(frames)
+    Some(native_frames(&said)).filter(|frames| !frames.is_empty())
+}
+
+/// The frames that eu-stack prints.
+pub(super) fn native_frames(text: &[u8]) -> Vec<String> {
+    String::from_utf8_lossy(text).lines().filter_map(native_frame).take(FRAMES_MAX).collect()
 }
 
 /// A line of eu-stack's, `#0  0x00007fe906605503 clock_nanosleep@GLIBC_2.2.5 - /usr/lib/libc.so.6`; nothing of those
@@ -163,62 +160,18 @@ fn native_frame(line: &str) -> Option<String> {
     let (name, module) = rest.split_once("- ").unwrap_or((rest, ""));
     let name = name.trim().split('@').next().filter(|n| !n.is_empty())?;
     let module = module.trim().rsplit('/').next().unwrap_or_default();
-    let text = if module.is_empty() { name.to_owned() } else { format!("{name} ({module})") };
-    Some(text.escape_debug().to_string())
+    Some(if module.is_empty() { shown(name) } else { format!("{} ({})", shown(name), shown(module)) })
 }
 
-/// What a tool prints about a process, if it ends in time and does not hold the process for long.
-fn output(command: &mut Command, pid: u32) -> Option<Vec<u8>> {
-    let was_stopped = state(pid) == Some(b'T');
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = command.spawn().ok()?;
-    let text = read(&mut child, pid);
-    // It has ended, or nobody waits for it any more; both calls fail in the first case.
-    child.kill().ok();
-    child.wait().ok();
-    // A process whose debugger is gone goes on by itself, but for a stop that was on its way.
-    if text.is_none() && !was_stopped && state(pid) == Some(b'T') {
-        let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw)?;
-        // It may have ended meanwhile.
-        rustix::process::kill_process(pid, rustix::process::Signal::CONT).ok();
-    }
-    text
-}
-
-fn state(pid: u32) -> Option<u8> {
-    stat(pid).map(|s| s.state)
-}
-
-/// All that it prints, if it ends in time.
-fn read(child: &mut std::process::Child, pid: u32) -> Option<Vec<u8>> {
-    let out = child.stdout.take()?;
-    let (send, all) = channel();
-    let work = move || {
-        let mut text = Vec::new();
-        if out.take(OUTPUT_MAX).read_to_end(&mut text).is_ok() {
-            // Whoever asked may have given up.
-            send.send(text).ok();
-        }
-    };
-    std::thread::Builder::new().name("stack-text".to_owned()).spawn(work).ok()?;
-    let begun = Instant::now();
-    let mut held: Option<Instant> = None;
-    while begun.elapsed() < PATIENCE {
-        match all.recv_timeout(LOOK) {
-            Ok(text) => return Some(text),
-            Err(RecvTimeoutError::Disconnected) => return None,
-            Err(RecvTimeoutError::Timeout) => {}
-        }
-        held = (state(pid) == Some(b't')).then(|| held.unwrap_or_else(Instant::now));
-        if held.is_some_and(|since| since.elapsed() >= HELD_MAX) {
-            return None;
-        }
-    }
-    None
+/// A name of the job's own choice: it could steer a terminal, and be as long as all that the tool prints.
+fn shown(name: &str) -> String {
+    let end = name.char_indices().nth(NAME_MAX).map_or(name.len(), |(at, _)| at);
+    let cut = if end < name.len() { "..." } else { "" };
+    format!("{}{cut}", name[..end].escape_debug())
 }
 
 /// The main thread's frames, innermost first: `function (file:line)`, or `function (library)` where no line is known.
-fn frames(json: &[u8]) -> Option<Vec<String>> {
+pub(super) fn frames(json: &[u8]) -> Option<Vec<String>> {
     let threads: Vec<Thread> = serde_json::from_slice(json).ok()?;
     let main = threads
         .iter()
@@ -229,18 +182,24 @@ fn frames(json: &[u8]) -> Option<Vec<String>> {
         // Native frames name the file as it was where it was built.
         let short = f.short_filename.as_ref().filter(|_| f.module.is_some());
         let file = short.unwrap_or(&f.filename);
-        let at = if f.line > 0 { format!("{file}:{}", f.line) } else { file.clone() };
-        // Names are the job's, and could steer a terminal.
-        format!("{} ({at})", f.name).escape_debug().to_string()
+        let line = if f.line > 0 { format!(":{}", f.line) } else { String::new() };
+        format!("{} ({}{line})", shown(&f.name), shown(file))
     };
     let named = |f: &&Frame| !f.name.starts_with("0x");
     Some(main.frames.iter().filter(named).take(FRAMES_MAX).map(text).collect())
 }
 
 #[cfg(test)]
-mod tests {
+#[path = "../../tests/support/skip.rs"]
+#[allow(dead_code, reason = "the list is for tests/skipped")]
+mod skip;
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::tool::state;
     use super::*;
-    use std::time::Instant;
+    use std::process::Stdio;
+    use std::time::{Duration, Instant};
 
     const DUMP: &str = r#"[
         {"pid": 7, "thread_id": 1, "thread_name": "Thread-1", "os_thread_id": 9, "active": false, "frames": []},
@@ -253,7 +212,7 @@ mod tests {
     const NOBODY: u32 = u32::MAX;
 
     /// A tool of that name.
-    fn tool(name: &str, script: &str) -> (tempfile::TempDir, OsString) {
+    pub(in super::super) fn tool(name: &str, script: &str) -> (tempfile::TempDir, OsString) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(name);
         std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -341,12 +300,12 @@ mod tests {
         assert_eq!(of("TID 21408:"), None);
     }
 
-    fn sleeper() -> std::process::Child {
+    pub(in super::super) fn sleeper() -> std::process::Child {
         Command::new("sleep").arg("100").stdout(Stdio::null()).spawn().unwrap()
     }
 
     /// Waits until a process is in one of these states.
-    fn until(pid: u32, states: &[u8]) -> bool {
+    pub(in super::super) fn until(pid: u32, states: &[u8]) -> bool {
         let until = Instant::now() + Duration::from_secs(20);
         while Instant::now() < until {
             if state(pid).is_some_and(|s| states.contains(&s)) {
@@ -357,46 +316,14 @@ mod tests {
         false
     }
 
-    #[test]
-    fn a_stop_that_an_ended_tool_left_behind_is_taken_back() {
-        let mut watched = sleeper();
-        let pid = watched.id();
-        assert!(until(pid, b"S"));
-        let (_dir, hangs) = tool("py-spy", "kill -STOP \"$5\"; exec sleep 100");
-        let arguments = ["dump", "--json", "--native", "--pid", &pid.to_string()];
-        assert_eq!(output(Command::new(&hangs).args(arguments), pid), None, "it said nothing in time");
-        let goes_on = until(pid, b"S");
-        watched.kill().unwrap();
-        watched.wait().unwrap();
-        assert!(goes_on);
-    }
-
-    /// True where a program is there to be run; says of a test that it is skipped where not.
-    fn there_is(program: &str, test: &str) -> bool {
+    /// True where a program can be run; without it the test counts as skipped.
+    pub(in super::super) fn there_is(program: &str, test: &str) -> bool {
         let there =
             Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
         if there.is_err() {
-            eprintln!("{test}: skipped, there is no {program} on the path");
+            skip::skipped(test, program);
         }
         there.is_ok()
-    }
-
-    #[test]
-    fn a_tool_that_holds_a_process_is_ended() {
-        if !there_is("gdb", "a_tool_that_holds_a_process_is_ended") {
-            return;
-        }
-        let mut watched = sleeper();
-        let pid = watched.id();
-        let (_dir, holds) = tool("py-spy", "exec gdb -nx -batch -p \"$5\" -ex 'shell sleep 100'");
-        let begun = Instant::now();
-        let arguments = ["dump", "--json", "--native", "--pid", &pid.to_string()];
-        let said = output(Command::new(&holds).args(arguments), pid);
-        let took = begun.elapsed();
-        let goes_on = until(pid, b"S");
-        watched.kill().unwrap();
-        watched.wait().unwrap();
-        assert!(said.is_none() && goes_on && took >= HELD_MAX, "{took:?}");
     }
 
     /// What the real tools say of a real process, once it is where it is to be.
@@ -420,8 +347,8 @@ mod tests {
         let mut watched =
             Command::new("python3").args(["-c", program]).stdout(Stdio::null()).spawn().unwrap();
         let pid = watched.id();
-        let python = really(StackKind::Python, pid, "load");
-        let native = really(StackKind::Native, pid, "load");
+        let python = really(StackKind::Python, pid, "load (<string>:3)");
+        let native = really(StackKind::Native, pid, "load (<string>:3)");
         let goes_on = until(pid, b"S");
         watched.kill().unwrap();
         watched.wait().unwrap();

@@ -3,22 +3,25 @@
 use super::attribution;
 use super::cgroup::Groups;
 use super::decode;
+use super::directory::FileId;
 use super::host::Host;
-use super::mapping::{MapError, Mapping};
-use super::process::{self, Life};
+use super::lock::Lock;
+use super::mapping::MapError;
+use super::process::Life;
 use super::rings::{RECENT, Rings, whole};
+use super::segment_file::SegmentFile;
 use super::stacks::Answer;
 use super::window::{Open, Told, Window};
 use crate::model::{
-    ChannelStamp, CommId, CommRecord, HostFact, Liveness, OpRecord, SegmentId, SegmentRecord, Sink, Spare,
-    Update,
+    BEYOND_MEMORY, ChannelStamp, CommId, CommRecord, HostFact, Liveness, OpRecord, SegmentId, SegmentRecord,
+    Sink, Spare, Update,
 };
 use ringwatch_wire::codes::{Flaw, Loss};
 use ringwatch_wire::layout::head;
 use ringwatch_wire::reader::{CommSlot, Reader};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::os::fd::BorrowedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// How often the pages of a segment that was read are given back, in ns.
 const KEEP_PAGES_NS: u64 = 3_000_000_000;
@@ -43,12 +46,14 @@ pub(super) struct Shared {
     #[expect(clippy::vec_box, reason = "the boxes are what is used again")]
     pub(super) opens: Vec<Box<Open>>,
     pub(super) groups: Groups,
+    /// Communicators are not told apart by their users.
+    pub(super) share_communicators: bool,
 }
 
 /// One segment being followed.
 #[derive(Debug)]
 pub(super) struct Tail {
-    mapping: Mapping,
+    file: SegmentFile,
     record: SegmentRecord,
     life: Option<Life>,
     host: Option<Host>,
@@ -64,9 +69,11 @@ pub(super) struct Tail {
     /// NCCL's version, as its code.
     nccl: Option<u32>,
     comms: BTreeMap<u16, (CommSlot, CommRecord)>,
+    /// Communicators that were left out, as they are counted.
+    told_unknown: u64,
     ops: Window,
     rings: Rings,
-    told_missed: [u64; 3],
+    told_missed: [u64; 4],
     host_clock: u64,
     /// What changed of the segment's record, or its end, since it was last told.
     changed: bool,
@@ -81,11 +88,11 @@ pub(super) struct Tail {
 impl Tail {
     /// The segment, unless another job is wanted, or a later beginning.
     pub(super) fn of(
-        path: PathBuf,
-        mapping: Mapping,
+        (file, lock): (SegmentFile, Lock),
         wanted: Option<(&str, u64)>,
         now_ns: u64,
     ) -> Result<Option<Self>, MapError> {
+        let mapping = &file.mapping;
         let reader = mapping.reader().ok_or(MapError::Geometry)?;
         let environment = decode::environment(&reader);
         let mut job = decode::job(&environment);
@@ -94,10 +101,8 @@ impl Tail {
             return Ok(None);
         }
         let (pid, nccl) = (reader.pid(), reader.nccl());
-        let start_ticks = reader.header(head::START_TICKS);
         let boot = decode::text(&reader.text::<{ head::BOOT_ID_WORDS }>(head::BOOT_ID));
-        let this_boot = boot.is_none() || process::boot_id().is_none() || boot == process::boot_id();
-        let life = if this_boot { Life::find(pid, start_ticks, &mapping) } else { None };
+        let life = file.life(lock);
         let seen = match life {
             Some(Life::Process(pid, ..)) => Some(pid),
             _ => None,
@@ -105,7 +110,7 @@ impl Tail {
         job.labels = attribution::labels(&environment, mapping.owner(), seen, Path::new("/"));
         let record = SegmentRecord {
             id: SegmentId(reader.header(head::NONCE)),
-            path,
+            path: file.path(),
             pid,
             host: decode::text(&reader.text::<{ head::HOST_WORDS }>(head::HOST)).unwrap_or_default(),
             program: decode::text(&reader.text::<{ head::PROGRAM_WORDS }>(head::PROGRAM)).unwrap_or_default(),
@@ -121,7 +126,7 @@ impl Tail {
         // Of a process that is seen by its lock alone nobody here knows the pid.
         let host = seen.map(|pid| Host::new(record.id, pid));
         Ok(Some(Tail {
-            mapping,
+            file,
             record,
             life,
             host,
@@ -132,15 +137,24 @@ impl Tail {
             emptied_ns: now_ns,
             nccl,
             comms: BTreeMap::new(),
+            told_unknown: 0,
             ops: Window::default(),
             rings: Rings::default(),
-            told_missed: [0; 3],
+            told_missed: [0; 4],
             host_clock: clock_of(boot.as_deref().unwrap_or_default()),
             changed: false,
             spoilt: false,
             more: false,
             done: false,
         }))
+    }
+
+    /// Names the host of a process of this machine. What the process calls it is its container's name, in a container.
+    pub(super) fn name_host(&mut self, node: &str) {
+        let this_boot = super::process::boot_id().map(|boot| clock_of(&boot));
+        if this_boot == Some(self.host_clock) {
+            node.clone_into(&mut self.record.host);
+        }
     }
 
     pub(super) fn id(&self) -> SegmentId {
@@ -162,11 +176,11 @@ impl Tail {
     }
 
     /// Asks its plugin for detail of a communicator; true when its process lives and takes part in it.
-    pub(super) fn want(&self, comm: CommId, until_ns: u64) -> std::io::Result<bool> {
+    pub(super) fn request_detail(&self, comm: CommId, until_ns: u64) -> Result<bool, MapError> {
         let takes_part = self.comms.values().any(|(_, c)| c.comm == comm);
         let asked = takes_part && self.record.liveness == Liveness::Alive;
         if asked {
-            self.mapping.want(comm.0, until_ns)?;
+            self.file.request_detail(comm.nccl_hash(), until_ns)?;
         }
         Ok(asked)
     }
@@ -179,6 +193,31 @@ impl Tail {
     /// How much of its fullest ring was new at the last look.
     pub(super) fn fill(&self) -> f64 {
         self.rings.fill()
+    }
+
+    /// When its process opened it, host monotonic ns.
+    pub(super) fn created_ns(&self) -> u64 {
+        self.record.created_ns
+    }
+
+    /// Which file it is.
+    pub(super) fn file(&self) -> FileId {
+        self.file.mapping.file()
+    }
+
+    /// Whose file it is.
+    pub(super) fn owner(&self) -> u32 {
+        self.file.mapping.owner()
+    }
+
+    /// How many communicators of it are known.
+    pub(super) fn comms(&self) -> usize {
+        self.comms.len()
+    }
+
+    /// True when its owner has made something else of it.
+    pub(super) fn is_spoilt(&self) -> bool {
+        self.spoilt
     }
 
     /// True when nothing more will come.
@@ -201,6 +240,7 @@ impl Tail {
         &mut self,
         now_ns: u64,
         ended: Option<bool>,
+        comms_most: usize,
         shared: &mut Shared,
         out: &mut dyn Sink,
     ) {
@@ -210,7 +250,7 @@ impl Tail {
         // Looked at before reading: what a process wrote before its end is read after it was seen gone.
         let look = ended.is_some();
         if let (Some(ended), Liveness::Alive) = (ended, self.record.liveness)
-            && !self.life.as_ref().is_some_and(|l| l.goes_on(&self.mapping, ended))
+            && !self.life.as_ref().is_some_and(|l| l.goes_on(ended, || self.file.lock()))
         {
             // It was seen alive at the last look: it ended in between.
             self.record.liveness = Liveness::Gone(Some(self.looked_ns));
@@ -237,12 +277,18 @@ impl Tail {
         }
         self.read_ns = now_ns;
         self.more = true;
-        let Some(reader) = self.mapping.reader() else {
+        let Some(reader) = self.file.mapping.reader() else {
             self.spoilt = true;
             return;
         };
         let (books, nccl) = (losses(&reader), reader.nccl());
-        read_comms(&reader, (self.record.id, self.host_clock), &mut self.comms, out);
+        let owner = Some(self.owner()).filter(|_| !shared.share_communicators);
+        let of = (self.record.id, owner, self.host_clock);
+        let unknown = read_comms(&reader, of, comms_most, &mut self.comms, out);
+        if unknown > self.told_unknown {
+            let count = unknown - std::mem::replace(&mut self.told_unknown, unknown);
+            out.take(Update::Missed { segment: self.record.id, what: BEYOND_MEMORY, count });
+        }
         let before = self.rings.passed();
         self.rings.begin(&reader);
         self.ops.begin();
@@ -261,14 +307,14 @@ impl Tail {
     }
 
     /// Reads some of what is new and tells it; true when there is more.
-    pub(super) fn turn(&mut self, shared: &mut Shared, out: &mut dyn Sink) -> bool {
+    pub(super) fn turn(&mut self, share: usize, shared: &mut Shared, out: &mut dyn Sink) -> bool {
         if self.done || !self.more {
             return false;
         }
         self.ops.lend(&mut shared.opens);
         // The mapping outlives the reader; taking it out keeps the borrow checker's eyes off `self`.
-        self.more = match self.mapping.reader() {
-            Some(reader) => self.rings.turn(&reader, &mut self.ops),
+        self.more = match self.file.mapping.reader() {
+            Some(reader) => self.rings.turn(&reader, &mut self.ops, share),
             None => {
                 self.spoilt = true;
                 false
@@ -325,10 +371,10 @@ impl Tail {
         }
         if self.done || now_ns.saturating_sub(self.emptied_ns) >= KEEP_PAGES_NS {
             self.emptied_ns = now_ns;
-            self.mapping.give_back();
+            self.file.mapping.give_back();
         }
         if self.done {
-            self.ops = Window::default();
+            (self.ops, self.comms) = (Window::default(), BTreeMap::new());
         }
     }
 
@@ -359,18 +405,26 @@ fn losses(reader: &Reader<'_>) -> Vec<(&'static str, u64)> {
     into
 }
 
+/// Reads communicators, and keeps no more new ones than make `most` of them; returns how many it left out.
 fn read_comms(
     reader: &Reader<'_>,
-    (segment, host_clock): (SegmentId, u64),
+    (segment, owner, host_clock): (SegmentId, Option<u32>, u64),
+    most: usize,
     known: &mut BTreeMap<u16, (CommSlot, CommRecord)>,
     out: &mut dyn Sink,
-) {
+) -> u64 {
+    let (mut there, mut unknown) = (0, 0);
     for slot in reader.comms() {
+        there += 1;
         let key = (slot.ticket & 0xffff) as u16;
         if known.get(&key).is_some_and(|(was, _)| *was == slot) {
             continue;
         }
-        let Some(record) = decode::comm(segment, host_clock, &slot) else { continue };
+        if known.len() >= most && !known.contains_key(&key) {
+            unknown += 1;
+            continue;
+        }
+        let Some(record) = decode::comm(segment, owner, host_clock, &slot) else { continue };
         if let Some((_, was)) = known.get(&key)
             && (was.comm, was.rank) != (record.comm, record.rank)
             && was.init_ns == record.init_ns
@@ -382,6 +436,41 @@ fn read_comms(
             out.take(Update::Comm(record.clone()));
         }
         known.insert(key, (slot, record));
+    }
+    if known.len() > there {
+        forget_comms(reader, segment, known, out);
+    }
+    unknown
+}
+
+/// Communicators whose slots were given away: operations of theirs may be read yet.
+const FORMER_COMMS: usize = 256;
+
+/// Forgets communicators whose slots were given away: at once where they were not freed, as no plugin does that, and the
+/// oldest of the others when there are many.
+fn forget_comms(
+    reader: &Reader<'_>,
+    segment: SegmentId,
+    known: &mut BTreeMap<u16, (CommSlot, CommRecord)>,
+    out: &mut dyn Sink,
+) {
+    let there: HashSet<u64> = reader.comms().map(|slot| slot.ticket).collect();
+    known.retain(|_, (slot, record)| {
+        let stays = there.contains(&slot.ticket) || record.finalized_ns.is_some();
+        if !stays {
+            out.take(Update::Left { segment, comm: record.comm, rank: record.rank });
+        }
+        stays
+    });
+    let mut former: Vec<(u64, u16)> = known
+        .iter()
+        .filter(|(_, (slot, _))| !there.contains(&slot.ticket))
+        .map(|(key, (slot, _))| (slot.ticket, *key))
+        .collect();
+    former.sort_unstable();
+    let surplus = former.len().saturating_sub(FORMER_COMMS);
+    for (_, key) in former.into_iter().take(surplus) {
+        known.remove(&key);
     }
 }
 
@@ -399,4 +488,18 @@ fn assemble(comm: &CommRecord, open: &Open, stamps: Vec<ChannelStamp>) -> OpReco
     record.started = record.started.max(count(record.stamps.len()));
     record.stopped = record.stopped.max(count(stopped));
     record
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{UNCOUNTED, UNRECORDED, hides_operations};
+
+    #[test]
+    fn reasons_that_hide_operations_are_reasons_of_the_plugin() {
+        let all = Loss::ALL.map(Loss::as_str).into_iter().chain(Flaw::ALL.map(Flaw::as_str));
+        let hiding: Vec<&str> = all.filter(|reason| hides_operations(reason)).collect();
+        assert_eq!(hiding.len(), UNCOUNTED.len() + UNRECORDED.len(), "{hiding:?}");
+        assert!(!hides_operations(Loss::Foreign.as_str()), "PXN is no loss");
+    }
 }

@@ -81,7 +81,7 @@ pub(super) fn places(pid: u32) -> Vec<String> {
 
 /// Where a thread is, as far as the kernel lets on: its system call, and the innermost functions, or the one in which it
 /// sleeps.
-fn place(syscall: Option<&str>, stack: Option<&str>, wchan: Option<&str>) -> Option<String> {
+pub(super) fn place(syscall: Option<&str>, stack: Option<&str>, wchan: Option<&str>) -> Option<String> {
     let number = syscall.and_then(|s| s.split_whitespace().next()?.parse::<i64>().ok()).filter(|n| *n >= 0);
     let call = number.map(|n| {
         let known = CALLS.iter().chain(OLD_CALLS).find(|(of, _)| *of == n);

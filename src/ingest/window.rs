@@ -16,6 +16,12 @@ pub(super) struct Open {
     changed: bool,
 }
 
+impl Open {
+    fn parts(&self) -> usize {
+        self.stamps.values.len() + self.net.values.len()
+    }
+}
+
 /// Records of an operation, by the tickets of their slots.
 #[derive(Debug)]
 pub(super) struct Parts<T> {
@@ -60,6 +66,11 @@ impl<T: PartialEq> Parts<T> {
         &self.values
     }
 
+    /// True where there is room for one more of an operation's.
+    fn takes(&self, ticket: u64, most: usize) -> bool {
+        self.values.len() < most || self.tickets.binary_search(&ticket).is_ok()
+    }
+
     /// Takes the values out and puts an empty list in their place: for an operation that is let go.
     pub(super) fn hand_over(&mut self, empty: Vec<T>) -> Vec<T> {
         self.tickets.clear();
@@ -73,6 +84,9 @@ pub(super) struct Window {
     /// The ticket of the first place.
     base: u64,
     held: VecDeque<Option<Box<Open>>>,
+    /// How many operations are held, and how many parts of them.
+    len: usize,
+    parts: usize,
     /// Tickets of what is to be told.
     changed: Vec<u64>,
     /// Tickets of what is not asked about again before the next look.
@@ -95,8 +109,14 @@ pub(super) enum Told {
     Whole,
 }
 
-/// Room that is kept for other operations.
+/// Room that is kept for other operations; of an operation with more parts than usual it is given back.
 const SPARE: usize = 1024;
+const SPARE_PARTS: usize = 64;
+/// The parts of one operation at most: stamps of channels, of which NCCL has 64, and transfers of the network.
+const STAMPS_MAX: usize = 256;
+const TRANSFERS_MAX: usize = 4096;
+/// So many parts weigh as much as an operation.
+const PARTS_A_WEIGHT: usize = 4;
 /// Tickets farther apart than any ring is long are no tickets of one time.
 const FAR: u64 = 1 << 24;
 
@@ -131,6 +151,7 @@ impl Window {
         if ticket.abs_diff(self.base) > FAR {
             // Nothing that is held is of this time; room for all that lies between might not be had.
             self.held.clear();
+            (self.len, self.parts) = (0, 0);
         }
         if self.held.is_empty() {
             self.base = ticket;
@@ -167,6 +188,7 @@ impl Window {
                     }),
                 };
                 *held = Some(open);
+                self.len += 1;
                 true
             }
         };
@@ -177,21 +199,44 @@ impl Window {
 
     /// Takes a channel's stamp; false when its operation is not held.
     pub(super) fn stamp(&mut self, op: u64, ticket: u64, stamp: ChannelStamp) -> bool {
-        self.part(op, |open| open.stamps.put(ticket, stamp))
+        self.part(op, |open| open.stamps.takes(ticket, STAMPS_MAX) && open.stamps.put(ticket, stamp))
     }
 
     /// Takes a network transfer; false when its operation is not held.
     pub(super) fn transfer(&mut self, op: u64, ticket: u64, net: NetProgress) -> bool {
-        self.part(op, |open| open.net.put(ticket, net))
+        self.part(op, |open| open.net.takes(ticket, TRANSFERS_MAX) && open.net.put(ticket, net))
     }
 
     fn part(&mut self, op: u64, put: impl FnOnce(&mut Open) -> bool) -> bool {
         let Some(open) = self.get_mut(op) else { return false };
-        if put(open) && !open.changed {
-            open.changed = true;
+        let before = open.parts();
+        let changes = put(open);
+        let (more, first) = (open.parts() - before, changes && !open.changed);
+        open.changed |= changes;
+        self.parts += more;
+        if first {
             self.changed.push(op);
         }
         true
+    }
+
+    /// Lets go of the oldest operations until the rest weigh no more than this; returns how many that were. Nothing more is
+    /// read of them.
+    pub(super) fn shed(&mut self, most: usize) -> u64 {
+        let mut gone = 0;
+        for place in 0..self.held.len() {
+            if self.len + self.parts / PARTS_A_WEIGHT <= most {
+                break;
+            }
+            if self.held[place].is_some() {
+                self.let_go(place);
+                gone += 1;
+            }
+        }
+        if gone > 0 {
+            self.trim();
+        }
+        gone
     }
 
     /// Tells what changed, by ticket; what `tell` does not take is told next time.
@@ -199,13 +244,18 @@ impl Window {
         let (mut changed, mut parked) = (std::mem::take(&mut self.changed), std::mem::take(&mut self.parked));
         changed.sort_unstable();
         changed.retain(|ticket| {
-            let Some(place) = self.place(*ticket).and_then(|p| self.held.get_mut(p)) else { return false };
-            let Some(open) = place else { return false };
+            let Some(place) = self.place(*ticket) else { return false };
+            let Some(Some(open)) = self.held.get_mut(place) else { return false };
+            // Who takes an operation may take its parts.
+            let parts = open.parts();
             match tell(open) {
                 Told::Later => return true,
                 Told::Parked => parked.push(*ticket),
                 Told::SoFar => open.changed = false,
-                Told::Whole => Self::let_go(place, &mut self.spare),
+                Told::Whole => {
+                    self.parts -= parts - open.parts();
+                    self.let_go(place);
+                }
             }
             false
         });
@@ -213,12 +263,15 @@ impl Window {
         self.trim();
     }
 
-    #[expect(clippy::vec_box, reason = "the boxes are what is used again")]
-    fn let_go(place: &mut Option<Box<Open>>, spare: &mut Vec<Box<Open>>) {
-        if let Some(mut open) = place.take().filter(|_| spare.len() < SPARE) {
+    fn let_go(&mut self, place: usize) {
+        let Some(mut open) = self.held.get_mut(place).and_then(Option::take) else { return };
+        self.len -= 1;
+        self.parts -= open.parts();
+        let usual = open.stamps.values.capacity() <= SPARE_PARTS && open.net.values.capacity() <= SPARE_PARTS;
+        if self.spare.len() < SPARE && usual {
             open.stamps.clear();
             open.net.clear();
-            spare.push(open);
+            self.spare.push(open);
         }
     }
 
@@ -230,7 +283,7 @@ impl Window {
                 break;
             }
             if self.held[place].as_ref().is_some_and(|o| !o.changed && !keep(at)) {
-                Self::let_go(&mut self.held[place], &mut self.spare);
+                self.let_go(place);
             }
         }
         self.trim();
@@ -339,6 +392,45 @@ mod tests {
         let mut parts = Parts::default();
         assert!([5, 3, 5, 4].into_iter().filter(|t| parts.put(*t, 10 * t)).eq([5, 3, 4]));
         assert_eq!(parts.values(), [30, 40, 50]);
+    }
+
+    #[test]
+    fn the_oldest_are_let_go_when_there_are_too_many() {
+        let mut w = Window::default();
+        (0..10).for_each(|t| w.slot(slot(t)));
+        assert_eq!(w.shed(10), 0);
+        for channel in 0..40 {
+            let stamp = ChannelStamp {
+                channel,
+                start_gpu_ns: None,
+                stop_gpu_ns: None,
+                start_seen_ns: 1,
+                stop_seen_ns: None,
+            };
+            assert!(w.stamp(9, u64::from(channel), stamp));
+        }
+        assert_eq!(w.shed(14), 6, "ten operations and forty parts weigh as much as twenty");
+        assert!(!w.contains(5) && w.contains(6));
+        assert_eq!(told(&mut w), [6, 7, 8, 9]);
+        w.tell(|_| Told::Whole);
+        assert_eq!((w.shed(0), w.len, w.parts), (4, 0, 0));
+    }
+
+    #[test]
+    fn an_operation_has_no_more_stamps_than_it_can_have() {
+        let mut w = Window::default();
+        w.slot(slot(0));
+        for ticket in 0..10_000 {
+            let stamp = ChannelStamp {
+                channel: 0,
+                start_gpu_ns: Some(ticket),
+                stop_gpu_ns: None,
+                start_seen_ns: 1,
+                stop_seen_ns: None,
+            };
+            assert!(w.stamp(0, ticket, stamp));
+        }
+        assert_eq!(w.parts, STAMPS_MAX);
     }
 
     #[test]

@@ -56,7 +56,7 @@ impl Agenda {
 
     /// Those to look at now: of which something was heard, or that are due.
     pub(super) fn due(&self, now_ns: u64) -> Vec<CommId> {
-        let due = self.due.range(..=(now_ns, CommId(u64::MAX))).map(|(_, id)| *id);
+        let due = self.due.range(..=(now_ns, CommId::unowned(u64::MAX))).map(|(_, id)| *id);
         let mut all: Vec<CommId> = self.touched.iter().copied().chain(due).collect();
         all.sort_unstable();
         all.dedup();

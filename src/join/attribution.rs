@@ -150,7 +150,7 @@ impl WireTotals {
 
     fn of(&mut self, comm: CommId, func: Func) -> &mut Share {
         let full = self.by.len() >= KEYS && !self.by.contains_key(&(comm, func));
-        self.by.entry((if full { CommId(0) } else { comm }, func)).or_default()
+        self.by.entry((if full { CommId::unowned(0) } else { comm }, func)).or_default()
     }
 }
 
@@ -295,7 +295,7 @@ mod tests {
 
     fn op(comm: u64, from_ns: u64, to_ns: u64, bytes: Option<f64>) -> Carried {
         Carried {
-            comm: CommId(comm),
+            comm: CommId::unowned(comm),
             func: Func::AllReduce,
             wire: bytes.map(|b| Wire { tx_bytes: b, rx_bytes: b }),
             from_ns,
@@ -329,7 +329,7 @@ mod tests {
             assert_eq!(w.foreign(), Some(Wire::default()));
         }
         let (comm, _, share) = books.totals().by().next().expect("one");
-        assert_eq!(comm, CommId(7));
+        assert_eq!(comm, CommId::unowned(7));
         assert!((share.attributed.tx_bytes / (10.0 * GB) - 1.01).abs() < 1e-6, "what was moved: {share:?}");
         assert!((share.expected.tx_bytes / (10.0 * GB) - 1.0).abs() < 1e-6, "{share:?}");
     }

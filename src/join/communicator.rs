@@ -8,6 +8,7 @@ use super::held::{Held, Key};
 use super::instance::{Instance, Measure, Part};
 use super::kept::Stale;
 use super::member::{Called, Member, Seat};
+use super::memory::Payer;
 use super::roster::Roster;
 use super::signature::Signature;
 use super::signed::Signed;
@@ -27,6 +28,8 @@ const SPLIT_KEPT: usize = 64;
 /// Operations kept at most; the oldest incomplete ones beyond are given up.
 const HELD: usize = 4096;
 
+/// Late arrivals remembered.
+const LATE_KEPT: usize = 512;
 /// Who came late is looked at after this, in ns, when the records of what it was in before have come.
 const EXPLAINED_AFTER_NS: u64 = 150_000_000;
 
@@ -39,7 +42,7 @@ pub struct LateEvent {
     pub operation: OperationRef,
     /// The late rank.
     pub rank: Rank,
-    /// How late, in ns.
+    /// How long after the median of the other ranks, in ns.
     pub by_ns: u64,
     /// How that was measured.
     pub measure: Measure,
@@ -52,6 +55,19 @@ pub struct LateEvent {
     /// True when it came late because it was in operations of other communicators for so much longer than they usually
     /// take; absent until that was looked at.
     pub held_elsewhere: Option<bool>,
+    /// For how long, in ns, it was in other operations while the others waited for it.
+    pub elsewhere_ns: u64,
+    /// True where it may have been in one that is not timed.
+    pub unsure: bool,
+    /// How many collectives its process had finished by then, in all its communicators.
+    pub finished: u64,
+}
+
+/// How long a rank was in operations within some time, in ns, and whether it may have been in untimed ones.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Inside {
+    pub(super) timed_ns: u64,
+    pub(super) untimed: bool,
 }
 
 impl LateEvent {
@@ -87,7 +103,17 @@ pub(super) struct Around<'a> {
     pub(super) spare: &'a mut Spare,
     /// Nothing can rest on the process's issue orders.
     pub(super) unsure: bool,
+    /// Its user may use more memory.
+    pub(super) may_grow: bool,
     pub(super) now_ns: u64,
+}
+
+/// What became of an operation's record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Taken {
+    Yes,
+    /// There is no memory left for its user.
+    NoRoom,
 }
 
 /// How many transfers from one rank to another both of them issued.
@@ -97,6 +123,10 @@ struct PairCount {
     received: u64,
     /// The lowest order of which a record was seen.
     first: u64,
+    /// The longest that the sender waited for the receiver, and the receiver for the sender, in ns; and how often it is
+    /// known who waited.
+    longest_wait_ns: [u64; 2],
+    waits: u32,
 }
 
 /// A timed operation beside another one: its order, and a moment of it.
@@ -139,6 +169,15 @@ pub struct Communicator {
     longest_ns: u64,
     /// What is kept of operations that were counted: ranks' parts of them.
     parts_kept: usize,
+    /// The same of those that were not, and the memory of what hangs on these, in bytes.
+    parts_open: usize,
+    attached_bytes: usize,
+    /// Its classes of operations, and the memory that these take, in bytes.
+    classes: usize,
+    class_bytes: usize,
+    /// Who pays for its memory, and for how much that was accounted, in bytes.
+    pub(super) payer: Option<Payer>,
+    pub(super) accounted_bytes: usize,
     /// Collectives that are done on all ranks seen.
     finished: u64,
     /// Collectives of which is known which rank came last.
@@ -181,6 +220,12 @@ impl Communicator {
             told_done: [0; 2],
             longest_ns: 0,
             parts_kept: 0,
+            parts_open: 0,
+            attached_bytes: 0,
+            classes: 0,
+            class_bytes: 0,
+            payer: None,
+            accounted_bytes: 0,
             finished: 0,
             judged: 0,
             coverage: Coverage::default(),
@@ -353,6 +398,11 @@ impl Communicator {
         self.late.iter()
     }
 
+    /// Since when all late arrivals are remembered, host monotonic ns; absent where none was forgotten.
+    pub fn late_since_ns(&self) -> Option<u64> {
+        self.late.front().filter(|_| self.late.len() >= LATE_KEPT).map(|e| e.came_ns)
+    }
+
     /// The first operation in which the ranks do not agree.
     pub fn mismatch(&self) -> Option<(Track, u64, &Instance)> {
         let (track, order) = self.mismatch?;
@@ -420,6 +470,34 @@ impl Communicator {
             Some(kernel.duration_ns.saturating_sub(usual as u64))
         };
         self.instances().filter_map(excess).sum()
+    }
+
+    /// How long a rank was in operations between two moments, but for one of them.
+    pub(super) fn inside(&self, rank: Rank, but: Option<Key>, from_ns: u64, to_ns: u64) -> Inside {
+        let mut inside = Inside::default();
+        // The track of an untimed operation, and those of one track come in their order: a timed one that started before
+        // ends the doubt.
+        let mut doubt: Option<Track> = None;
+        for (track, _, instance) in self.instances().filter(|(t, o, _)| Some((*t, *o)) != but) {
+            let Some(part) = instance.parts.get(&rank) else { continue };
+            if doubt.is_some_and(|t| t != track) {
+                inside.untimed = true;
+            }
+            let Some(kernel) = part.kernel else {
+                let ended = part.ended_seen_ns.is_some_and(|t| t <= from_ns);
+                if !ended && part.op.issued_ns.is_some_and(|t| t < to_ns) {
+                    doubt = Some(track);
+                }
+                continue;
+            };
+            if kernel.start_ns <= from_ns {
+                doubt = None;
+            }
+            let within = kernel.end_ns().min(to_ns).saturating_sub(kernel.start_ns.max(from_ns));
+            inside.timed_ns = inside.timed_ns.saturating_add(within);
+        }
+        inside.untimed |= doubt.is_some();
+        inside
     }
 
     /// The class that an operation belongs to.
@@ -583,10 +661,10 @@ impl Communicator {
         &mut self,
         mut op: Box<OpRecord>,
         said: Option<Said>,
-        Around { clock, busy, spare, unsure, now_ns }: Around<'_>,
-    ) {
+        Around { clock, busy, spare, unsure, may_grow, now_ns }: Around<'_>,
+    ) -> Taken {
         let (rank, ranks) = (op.rank, self.ranks());
-        let Some(member) = self.members.get_mut(&rank) else { return };
+        let Some(member) = self.members.get_mut(&rank) else { return Taken::Yes };
         if op.flags.captured || op.lane == Lane::Replay {
             member.graphs_from = member.graphs_from.min(op.ticket);
         }
@@ -613,7 +691,7 @@ impl Communicator {
             } else if member.called.is_some_and(|c| c.ticket == op.ticket) {
                 member.called = None;
             }
-            return;
+            return Taken::Yes;
         };
         member.issued_below = member.issued_below.max(op.ticket.saturating_add(1));
         if member.called.is_some_and(|c| c.ticket <= op.ticket) {
@@ -624,7 +702,7 @@ impl Communicator {
             Lane::Replay => Track::Replay,
             Lane::Send(peer) => Track::Pair(rank, peer),
             // A rank's transfer to itself is one operation, told by its send.
-            Lane::Recv(peer) if peer == rank => return,
+            Lane::Recv(peer) if peer == rank => return Taken::Yes,
             Lane::Recv(peer) => Track::Pair(peer, rank),
         };
         member.has_seen(track, order);
@@ -632,7 +710,7 @@ impl Communicator {
         let key = (track, order);
         // Where not every record comes, transfers are counted by beats.
         if let (Track::Pair(from, to), None) = (track, said)
-            && (self.pairs.len() < PAIRS_KEPT || self.pairs.contains_key(&(from, to)))
+            && (may_grow && self.pairs.len() < PAIRS_KEPT || self.pairs.contains_key(&(from, to)))
         {
             let first = PairCount { first: order, ..PairCount::default() };
             let n = self.pairs.entry((from, to)).or_insert(first);
@@ -646,10 +724,13 @@ impl Communicator {
                 n.received = n.received.max(next);
             }
         }
-        let Some(instance) = self.instances.entry(key, |held| held >= HELD) else { return };
+        if !may_grow && self.instances.get(&key).is_none() {
+            return Taken::NoRoom;
+        }
+        let Some(instance) = self.instances.entry(key, |held| held >= HELD) else { return Taken::Yes };
         if instance.counted {
             if instance.parts.contains_key(&rank) {
-                return;
+                return Taken::Yes;
             }
             // It was counted with the ranks that were known then: of this one nothing was heard yet.
             self.parts_kept += 1;
@@ -658,6 +739,7 @@ impl Communicator {
             self.touched.push(key);
         }
         let before = instance.parts.get(&rank);
+        let was_attached = before.map_or(0, |p| attached_bytes(&p.op));
         let (was_done, was_kernel) = before.map_or((false, None), |p| (p.finished, p.kernel));
         let (fresh, was_timed) = (before.is_none(), before.is_some_and(|p| p.duration_ns().is_some()));
         let was_told = before.is_some_and(|p| all_stopped(&p.op));
@@ -736,6 +818,13 @@ impl Communicator {
         }
         instance.way = instance.way.or(way);
         let launch = op.launch();
+        if instance.counted {
+            // Who wants them was given those of the ranks that came in time.
+            (op.stamps, op.net) = (Vec::new(), Vec::new());
+        } else {
+            self.parts_open += usize::from(fresh);
+            self.attached_bytes = self.attached_bytes + attached_bytes(&op) - was_attached;
+        }
         instance.parts.insert(rank, Part { op, kernel, started_ns, finished, ended_seen_ns, moved_ns });
         let open = self.mismatch.is_none_or(|first| key < first);
         if open && !unsure && !instance.agrees(track, rank, signature) {
@@ -745,14 +834,32 @@ impl Communicator {
         if started_ns.is_some() || stopped {
             self.imply_done(track, order, rank, launch);
         }
+        Taken::Yes
+    }
+
+    /// Memory that it takes, in bytes, as an estimate: what a hostile segment could make grow is in it.
+    pub(super) fn weight(&self) -> usize {
+        const MEMBER: usize = 1024;
+        const PART: usize = size_of::<Part>() + size_of::<OpRecord>() + 64;
+        const PAIR: usize = 64;
+        const LATE: usize = size_of::<LateEvent>() + 128;
+        size_of::<Self>()
+            + self.members.len() * MEMBER
+            + self.instances.weight()
+            + (self.parts_kept + self.parts_open) * PART
+            + self.attached_bytes
+            + self.pairs.len() * PAIR
+            + self.late.len() * LATE
+            + self.class_bytes
     }
 
     /// Takes how far a rank is, where not every record of it comes.
-    pub(super) fn beat(&mut self, beat: &Beat) {
+    pub(super) fn beat(&mut self, beat: &Beat) -> bool {
         let Some(member) = self.members.get_mut(&beat.rank).filter(|m| m.record.segment == beat.segment)
         else {
-            return;
+            return false;
         };
+        let more = beat.issued > member.record.issued || beat.replayed > member.record.replayed;
         member.counted_by_beats = true;
         if beat.exchanged != Exchange::default() {
             member.exchanged.get_or_insert_default().take(&beat.exchanged);
@@ -784,10 +891,12 @@ impl Communicator {
                 }
             }
         }
+        more
     }
 
     /// Takes how many transfers a rank has issued to and from another.
-    pub(super) fn pair_beat(&mut self, beat: &PairBeat) {
+    pub(super) fn pair_beat(&mut self, beat: &PairBeat) -> bool {
+        let mut more = false;
         let known = self.members.get(&beat.rank).is_some_and(|m| m.record.segment == beat.segment);
         self.stale.transfers = true;
         let (own, peer) = (beat.rank, beat.peer);
@@ -799,10 +908,12 @@ impl Communicator {
                 continue;
             }
             let n = self.pairs.entry(pair).or_insert(PairCount { first: beat.from, ..PairCount::default() });
+            more |= sent > n.sent || received > n.received;
             n.first = n.first.min(beat.from);
             n.sent = n.sent.max(sent);
             n.received = n.received.max(received);
         }
+        more
     }
 
     /// A kernel that started proves that the rank's earlier operations of the track are done; those of
@@ -861,6 +972,11 @@ pub(super) fn state_of(
         (None, Some(issued)) if order >= issued => OpState::NotIssued,
         (None, _) => OpState::InDoubt,
     }
+}
+
+/// Memory of what hangs on a record, in bytes.
+fn attached_bytes(op: &OpRecord) -> usize {
+    size_of_val(op.stamps.as_slice()) + size_of_val(op.net.as_slice())
 }
 
 /// What members are counted by.

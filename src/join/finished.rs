@@ -131,7 +131,8 @@ impl Sampling {
         let level = self.level.saturating_add(if timed { 0 } else { Self::UNTIMED }).min(63);
         // The finalizer of SplitMix64, so that every bit depends on all of them.
         let kind = u64::from(track == Track::Replay);
-        let mut n = comm.0.rotate_left(17) ^ kind.wrapping_add(order.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut n =
+            comm.nccl_hash().rotate_left(17) ^ kind.wrapping_add(order.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         n = (n ^ n >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         (n ^ n >> 31) & ((1 << level) - 1) == 0 || self.whole.contains(&comm)

@@ -135,6 +135,13 @@ impl Held {
         Some(&mut place.instance)
     }
 
+    /// Memory that it takes without ranks' parts, in bytes, as an estimate.
+    pub(super) fn weight(&self) -> usize {
+        const TRACK: usize = 256;
+        (self.len + self.spare.len()) * (size_of::<Place>() + size_of::<Instance>())
+            + self.tracks.len() * TRACK
+    }
+
     /// How many there are.
     pub(super) fn len(&self) -> usize {
         self.len

@@ -74,6 +74,7 @@ pub(super) fn shift(update: &mut Update, by: i64) {
         | Update::Pair(_)
         | Update::Signatures(_)
         | Update::Clock { .. }
+        | Update::Disputed { .. }
         | Update::Silent { .. } => {}
     }
 }

@@ -28,6 +28,11 @@ impl Part {
         self.op.timing.is_silent() || (self.op.started > 0 && self.started_ns.is_none())
     }
 
+    /// True when its GPU is known to be in it.
+    pub fn is_in_it(&self) -> bool {
+        !self.finished && self.started_ns.is_some() && self.ended_seen_ns.is_none()
+    }
+
     /// What another join is told of it.
     pub fn told(&self) -> Told {
         // Whatever is not sent was made into the times beside it.
@@ -148,6 +153,9 @@ impl<'a> IntoIterator for &'a Parts {
     }
 }
 
+/// A rank that comes later than the others by less than this, in ns, is not called late.
+pub(super) const LATE_NS: u64 = 1_000_000;
+
 /// How lateness was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Measure {
@@ -162,7 +170,7 @@ pub enum Measure {
 pub struct Late {
     /// The rank.
     pub rank: Rank,
-    /// How long after the first, in ns.
+    /// How long after the median of the other ranks, in ns; after the first one where that is below a millisecond.
     pub by_ns: u64,
     /// How that was measured.
     pub measure: Measure,
@@ -250,8 +258,8 @@ impl Instance {
         self.parts.iter().filter_map(move |(r, p)| Some((*r, p.duration_ns()?.saturating_sub(transfer_ns))))
     }
 
-    /// The late rank, by the GPUs' times: the one with the least waiting, late by the longest waiting of the
-    /// others. It must also be the last to start on the hosts' clocks (the same ones for all, says `one_clock`);
+    /// The late rank, by the GPUs' times: the one with the least waiting, late by the median waiting of the
+    /// others: where all come at different times, the last one is not to blame for the whole spread. It must also be the last to start on the hosts' clocks (the same ones for all, says `one_clock`);
     /// stamps that contradict each other name nobody. In a rooted operation a rank may be through without having
     /// waited for anybody, and there the starts alone count.
     pub fn late_on_gpu(&self, ranks: usize, one_clock: bool) -> Option<Late> {
@@ -266,18 +274,44 @@ impl Instance {
             if by_events {
                 return None;
             }
-            let by_ns = last_start - first_start;
+            let by_ns = self.after_the_median(last, last_start, last_start - first_start, start);
             return one_clock.then_some(Late { rank: last, by_ns, measure: Measure::Gpu });
         }
         let (rank, least) = self.waiting_ns(transfer).min_by_key(|(_, w)| *w)?;
         let by_ns = self.waiting_ns(transfer).map(|(_, w)| w).max()? - least;
         let start = start(self.parts.get(&rank)?)?;
         let slack = CLOCK_SLACK_NS.max(by_ns / 10);
-        let agrees = !one_clock || last_start - start <= slack;
-        agrees.then_some(Late { rank, by_ns, measure: Measure::Gpu })
+        if one_clock && last_start - start > slack {
+            return None;
+        }
+        // Kernels of one operation end together: the less a rank waited, the later it came.
+        let came = |p: &Part| p.duration_ns().map(|d| u64::MAX - d);
+        let by_ns = self.after_the_median(rank, u64::MAX - transfer - least, by_ns, came);
+        Some(Late { rank, by_ns, measure: Measure::Gpu })
     }
 
-    /// The late rank, by the hosts' clocks: the one that issued last, late by the distance to the first. Only
+    /// How long a rank came after the median of the others, given how long it came after the first. What is too
+    /// little to matter stays as it is: this is asked of every operation.
+    fn after_the_median(
+        &self,
+        rank: Rank,
+        at: u64,
+        after_first: u64,
+        came: impl Fn(&Part) -> Option<u64>,
+    ) -> u64 {
+        if after_first < LATE_NS {
+            return after_first;
+        }
+        let others = self.parts.iter().filter(|(r, _)| **r != rank);
+        let mut others: Vec<u64> = others.filter_map(|(_, p)| came(p)).collect();
+        let half = others.len() / 2;
+        if half >= others.len() {
+            return after_first;
+        }
+        at.saturating_sub(*others.select_nth_unstable(half).1)
+    }
+
+    /// The late rank, by the hosts' clocks: the one that issued last, late by the distance to the median. Only
     /// for ranks of one host clock.
     pub fn late_on_host(&self, ranks: usize) -> Option<Late> {
         if self.parts.len() < ranks || ranks < 2 {
@@ -287,7 +321,8 @@ impl Instance {
         let first = self.parts.values().map(|p| p.op.issued_ns).min()??;
         let (rank, last) = self.parts.iter().map(|(r, p)| (*r, p.op.issued_ns)).max_by_key(|(_, i)| *i)?;
         let last = last?;
-        Some(Late { rank, by_ns: last - first, measure: Measure::Host })
+        let by_ns = self.after_the_median(rank, last, last - first, |p| p.op.issued_ns);
+        Some(Late { rank, by_ns, measure: Measure::Host })
     }
 
     /// When all its ranks had reported its end, host monotonic ns.
@@ -356,6 +391,20 @@ mod tests {
         let waiting: Vec<_> = i.waiting_ns(100).collect();
         assert_eq!(waiting, [(Rank(0), 900), (Rank(1), 600), (Rank(2), 0)]);
         assert_eq!(i.late_on_gpu(3, true), Some(Late { rank: Rank(2), by_ns: 900, measure: Measure::Gpu }));
+    }
+
+    #[test]
+    fn lateness_is_counted_from_the_median_of_the_others() {
+        // All vary by a second: the last one is late by what it came after most of them.
+        let ms = 1_000_000;
+        let spread = [(0, 0, 1_000), (1, 300, 700), (2, 800, 200), (3, 900, 100)];
+        let given = spread.map(|(r, at, took)| (r, at * ms, Some((at * ms, took * ms))));
+        let i = instance(&given);
+        assert_eq!(
+            i.late_on_gpu(4, true),
+            Some(Late { rank: Rank(3), by_ns: 600 * ms, measure: Measure::Gpu })
+        );
+        assert_eq!(i.late_on_host(4), Some(Late { rank: Rank(3), by_ns: 600 * ms, measure: Measure::Host }));
     }
 
     #[test]

@@ -10,9 +10,11 @@ use super::waits::{Front, Lack, Stage, Stall, Waits, origins};
 use super::{Join, Standing};
 use crate::model::{CommId, OpState, Rank, Track};
 use std::cell::LazyCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::iter::Peekable;
 use std::sync::Arc;
+
+mod transfers;
 
 #[cfg(test)]
 mod tests;
@@ -27,7 +29,7 @@ const QUEUE_MAX: usize = 2048;
 const SPARSE: usize = 16;
 
 /// The records by which transfers are counted, as [`Update::Missed`](crate::model::Update::Missed) calls them.
-pub(super) const COUNTED: &str = "operations";
+pub(super) use crate::model::OPERATIONS as COUNTED;
 
 /// What of a communicator has to be looked at again.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -99,15 +101,17 @@ impl Kept {
             self.forget(c.id);
             return None;
         }
-        let all = over != self.over;
-        let mut due_ns = c.due_ns;
-        if all || c.stale.operations || due_ns.is_some_and(|t| now_ns >= t) {
-            due_ns = None;
+        let all = over != self.over || c.due_ns.is_some_and(|t| now_ns >= t);
+        let both = all || c.stale.operations && c.stale.transfers;
+        // What is not looked at is due when it was.
+        let mut due_ns = c.due_ns.filter(|_| !both);
+        let mut is_due = |t: u64| due_ns = Some(due_ns.map_or(t, |d: u64| d.min(t)));
+        if all || c.stale.operations {
             for track in [Track::Collective, Track::Replay] {
                 let rows = match age(c, track, over, now_ns) {
                     Age::None => Vec::new(),
                     Age::Young(t) => {
-                        due_ns = Some(due_ns.map_or(t, |d: u64| d.min(t)));
+                        is_due(t);
                         Vec::new()
                     }
                     Age::Old => rows(join, c, track, over, room),
@@ -128,9 +132,9 @@ impl Kept {
             };
         }
         if all || c.stale.transfers {
-            let mut single = transfers(join, c);
-            single.extend(broken_off(join, c));
-            self.waits.replace_single(c.id, single);
+            let transfers = transfers::stalls(join, c, over, now_ns);
+            transfers.due_ns.into_iter().for_each(is_due);
+            self.waits.replace_single(c.id, transfers.stalls);
         }
         due_ns
     }
@@ -401,50 +405,4 @@ fn queued(join: &Join, c: &Communicator) -> Option<Stall> {
         lacking.push((*rank, seat.actor));
     }
     Some(Stall { comm: c.id, track, order, lack: Lack::Start, waiting: Vec::new(), lacking })
-}
-
-/// Sends without their receives, and the reverse.
-fn transfers(join: &Join, c: &Communicator) -> Vec<Stall> {
-    let mut out = Vec::new();
-    for ((from, to), order, sent) in c.unmatched() {
-        let (here, there) = if sent { (from, to) } else { (to, from) };
-        let track = Track::Pair(from, to);
-        let waits_there =
-            c.instance(track, order).and_then(|i| i.parts.get(&here)).is_some_and(|p| !p.finished);
-        let side = |rank: Rank| {
-            let process = join.process(c.members().get(&rank)?.record.segment)?;
-            // Transfers are counted by their records alone.
-            let actor = c.seat(rank)?.actor;
-            let known = !process.unsure() && !process.missed.contains_key(COUNTED);
-            known.then_some((rank, actor))
-        };
-        if let (true, Some(w), Some(l)) = (waits_there, side(here), side(there)) {
-            let (waiting, lacking) = (vec![w], vec![l]);
-            out.push(Stall { comm: c.id, track, order, lack: Lack::Issue, waiting, lacking });
-        }
-    }
-    out
-}
-
-/// Transfers that both ends issued and that one of them, which is gone, will not finish.
-fn broken_off(join: &Join, c: &Communicator) -> Vec<Stall> {
-    let mut out = Vec::new();
-    let mut told = BTreeSet::new();
-    let end = |rank: &Rank| {
-        let actor = c.seat(*rank)?.actor;
-        let condition = join.roster.condition(actor);
-        condition.known.then_some((actor, condition.gone))
-    };
-    for (track, order, instance) in c.incomplete_transfers() {
-        let Track::Pair(from, to) = track else { continue };
-        let open = |r: &Rank| instance.parts.get(r).is_some_and(|p| !p.finished);
-        let broken = [(from, to), (to, from)].into_iter().find_map(|(here, there)| {
-            let ((w, false), (l, true)) = (end(&here)?, end(&there)?) else { return None };
-            (open(&here) && open(&there)).then_some(((here, w), (there, l)))
-        });
-        let Some((w, l)) = broken.filter(|_| told.insert((from, to))) else { continue };
-        let (waiting, lacking) = (vec![w], vec![l]);
-        out.push(Stall { comm: c.id, track, order, lack: Lack::Issue, waiting, lacking });
-    }
-    out
 }

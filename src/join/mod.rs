@@ -16,6 +16,7 @@ mod hosts;
 mod instance;
 mod kept;
 mod member;
+mod memory;
 mod narrowed;
 mod roster;
 mod signature;
@@ -34,7 +35,7 @@ mod wire;
 pub use crate::model::Track;
 pub use attribution::{Share, WireTotals, WireWindow};
 pub use clock::ClockMap;
-use communicator::{Around, Said};
+use communicator::{Around, Inside, Said, Taken};
 pub use communicator::{Communicator, LateEvent};
 pub use finished::{Finished, FinishedPart, Operation, Sampling};
 pub use hardware::{Device, Hardware, Incident, LinkError, Moment, Trouble};
@@ -57,13 +58,16 @@ pub use waits::{Front, Lack, Origin, Stage, Stall, Waits};
 pub use wire::{Shape, Wire, crossing, expected, transfer};
 
 use crate::model::{
-    CommId, Holder, HostFact, Lane, Liveness, OpRecord, SegmentId, SegmentRecord, Spare, Update,
+    BEYOND_MEMORY, CommId, CommRecord, Holder, HostFact, Lane, Liveness, OpRecord, Rank, SegmentId,
+    SegmentRecord, Spare, UNCOUNTED, Update, hides_operations, missed_reason,
 };
 use agenda::Agenda;
 use finished::Outbox;
 use kept::{COUNTED, Kept, Stale};
+use memory::Memory;
+pub use memory::MemoryLimit;
 use roster::{Condition, Roster};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// Ranks' parts of operations that are over and kept, of all communicators; beyond, the older half of each
@@ -89,28 +93,42 @@ pub struct Process {
     pub strains: Strains,
     /// Time inside its kernels, as far as they are timed.
     pub busy: Busy,
+    /// When it last issued something, in any communicator, host monotonic ns; as closely as its node reports it.
+    pub last_issued_ns: Option<u64>,
     /// Since when nothing is heard of it, by the observer's clock; absent where somebody follows it.
     pub silent_ns: Option<u64>,
     /// What is added to its times to have them on the observer's clock.
     shift_ns: i64,
 }
 
-/// Losses of the writer after which its issue orders may be too low.
-const LOST_OPERATIONS: &[&str] = &[
-    "slot being written",
-    "unknown communicator",
-    "bad arguments",
-    "communicator table full",
-    "segment spoilt by its owner",
-];
+/// The ranks of a communicator that processes of several nodes claim, and these nodes.
+pub type Dispute = BTreeMap<Rank, Vec<String>>;
 
 impl Process {
     /// True when operations were lost before they were counted, or nobody follows it: nothing can rest on its issue
     /// orders.
     pub fn unsure(&self) -> bool {
         self.silent_ns.is_some()
-            || self.record.losses.iter().any(|(what, n)| *n > 0 && LOST_OPERATIONS.contains(what))
+            || self.record.losses.iter().any(|(what, n)| *n > 0 && UNCOUNTED.contains(what))
     }
+
+    /// Operations of which nothing is known, since their records were lost.
+    pub fn hidden(&self) -> u64 {
+        let lost = self.record.losses.iter().copied();
+        let missed = self.missed.iter().map(|(what, n)| (missed_reason(what), *n));
+        let hidden = lost.chain(missed).filter(|(reason, _)| hides_operations(reason));
+        hidden.fold(0, |sum, (_, n)| sum.saturating_add(n))
+    }
+}
+
+/// Between two times that memory is made, in ns.
+const RELIEVE_NS: u64 = 100_000_000;
+
+/// Accounts what a communicator takes now.
+fn account(memory: &mut Memory, comm: &mut Communicator) {
+    let Some(payer) = comm.payer else { return };
+    let weight = comm.weight();
+    memory.account(payer, std::mem::replace(&mut comm.accounted_bytes, weight), weight);
 }
 
 /// True where there is no process that could do anything.
@@ -141,6 +159,14 @@ pub struct Join {
     alive: usize,
     /// The moment of the last tick.
     now_ns: u64,
+    memory: Memory,
+    disputes: BTreeMap<CommId, Dispute>,
+    /// Communicators with a rank in dispute that is still in them.
+    to_rebuild: BTreeSet<CommId>,
+    /// When memory was last made, host monotonic ns.
+    relieved_ns: u64,
+    /// Processes are followed while they run: what one leaves behind is not in flight any more.
+    live: bool,
 }
 
 impl Join {
@@ -153,7 +179,13 @@ impl Join {
     pub fn observe_from(&mut self, observer: ClockPair) {
         self.observer = Some(observer);
         // Of other hosts' operations only a part comes.
-        self.hardware.leave_networks();
+        self.hardware.follow_cluster();
+    }
+
+    /// From now on takes what processes have left unfinished for ended with them. Otherwise it stays in flight, as it was
+    /// when they died: for post-mortem segments.
+    pub fn follow_live(&mut self) {
+        self.live = true;
     }
 
     /// Takes one update.
@@ -165,9 +197,7 @@ impl Join {
         match update {
             Update::Segment(record) => self.process_said(record, shift_ns),
             Update::Comm(record) => {
-                let comm = self.comms.entry(record.comm).or_insert_with(|| Communicator::new(record.comm));
-                self.agenda.touch(comm);
-                comm.join(record, &mut self.roster);
+                self.membership(record);
             }
             Update::Left { segment, comm, rank } => {
                 let Some(c) = self.touched(comm) else { return };
@@ -190,14 +220,12 @@ impl Join {
                 self.operation(op, Some(said));
             }
             Update::Beat(beat) => {
-                if let Some(c) = self.touched(beat.comm) {
-                    c.beat(&beat);
-                }
+                let more = self.touched(beat.comm).is_some_and(|c| c.beat(&beat));
+                self.issues_on(beat.segment, more);
             }
             Update::Pair(beat) => {
-                if let Some(c) = self.touched(beat.comm) {
-                    c.pair_beat(&beat);
-                }
+                let more = self.touched(beat.comm).is_some_and(|c| c.pair_beat(&beat));
+                self.issues_on(beat.segment, more);
             }
             Update::Clock { host, shift_ns, wall_ahead_ns } => {
                 if self.hosts.told(&host, shift_ns, wall_ahead_ns) {
@@ -220,16 +248,8 @@ impl Join {
                     }
                 }
             }
-            Update::Missed { segment, what, count } => {
-                if let Some(p) = self.processes.get_mut(&segment) {
-                    let missed = p.missed.entry(what).or_default();
-                    let first = *missed == 0;
-                    *missed = missed.saturating_add(count);
-                    if first && what == COUNTED {
-                        self.mark(segment);
-                    }
-                }
-            }
+            Update::Disputed { comm, rank, nodes } => self.dispute(comm, rank, nodes),
+            Update::Missed { segment, what, count } => self.missed(segment, what, count),
             Update::Host(fact) => {
                 if let Some(p) = self.processes.get_mut(&fact.segment) {
                     p.strains.take(&fact);
@@ -248,6 +268,79 @@ impl Join {
         if self.observer.is_none() { self.operation(op, None) } else { self.feed(Update::Op(op)) }
     }
 
+    /// Takes that a rank is in a communicator.
+    fn membership(&mut self, record: CommRecord) {
+        let known = self.comms.get(&record.comm);
+        let node = self.processes.get(&record.segment).map_or("", |p| &p.record.host);
+        let payer = self.memory.payer(record.comm, known.and_then(|c| c.payer), node);
+        let is_member = known.is_some_and(|c| c.members().contains_key(&record.rank));
+        if !is_member && !self.memory.may_grow(payer) {
+            self.missed(record.segment, BEYOND_MEMORY, 1);
+            return;
+        }
+        let comm = self.comms.entry(record.comm).or_insert_with(|| Communicator::new(record.comm));
+        if let Some(before) = comm.payer.replace(payer).filter(|p| *p != payer) {
+            self.memory.account(before, std::mem::take(&mut comm.accounted_bytes), 0);
+        }
+        self.agenda.touch(comm);
+        comm.join(record, &mut self.roster);
+        account(&mut self.memory, comm);
+    }
+
+    /// Takes which nodes claim a rank; none where one alone does. The reader reports disputes of ranks that a node holds, so
+    /// there are never more than ranks.
+    fn dispute(&mut self, comm: CommId, rank: Rank, nodes: Vec<String>) {
+        if nodes.is_empty() {
+            if let Some(d) = self.disputes.get_mut(&comm) {
+                d.remove(&rank);
+                if d.is_empty() {
+                    self.disputes.remove(&comm);
+                }
+            }
+            return;
+        }
+        self.disputes.entry(comm).or_default().insert(rank, nodes);
+        self.to_rebuild.insert(comm);
+    }
+
+    /// Forgets communicators in which ranks are in dispute: what is known of them may rest on what one of the claimers
+    /// reported. The ranks in dispute are not in them until one node alone claims each.
+    fn rebuild(&mut self) {
+        for comm in std::mem::take(&mut self.to_rebuild) {
+            let (Some(c), Some(disputed)) = (self.comms.get(&comm), self.disputes.get(&comm)) else {
+                continue;
+            };
+            let others = c.members().values().map(|m| &m.record).filter(|r| !disputed.contains_key(&r.rank));
+            let others: Vec<CommRecord> = others.cloned().collect();
+            self.remove(comm);
+            others.into_iter().for_each(|r| self.membership(r));
+        }
+    }
+
+    /// Communicators with ranks that processes of several nodes claim.
+    pub fn disputes(&self) -> impl Iterator<Item = (CommId, &Dispute)> {
+        self.disputes.iter().map(|(comm, d)| (*comm, d))
+    }
+
+    /// Takes that a process's counts have risen, if they have: it has issued something since the last tick.
+    fn issues_on(&mut self, segment: SegmentId, more: bool) {
+        let now_ns = self.now_ns;
+        if let Some(p) = self.processes.get_mut(&segment).filter(|_| more) {
+            p.last_issued_ns = p.last_issued_ns.max(Some(now_ns));
+        }
+    }
+
+    /// Takes that records of a process were lost.
+    fn missed(&mut self, segment: SegmentId, what: &'static str, count: u64) {
+        let Some(p) = self.processes.get_mut(&segment) else { return };
+        let missed = p.missed.entry(what).or_default();
+        let first = *missed == 0;
+        *missed = missed.saturating_add(count);
+        if first && (what == COUNTED || what == BEYOND_MEMORY) {
+            self.mark(segment);
+        }
+    }
+
     /// A communicator of which something is heard.
     fn touched(&mut self, comm: CommId) -> Option<&mut Communicator> {
         let c = self.comms.get_mut(&comm)?;
@@ -261,6 +354,7 @@ impl Join {
             return;
         };
         let unsure = process.unsure();
+        process.last_issued_ns = process.last_issued_ns.max(op.issued_ns);
         let gpu = comm.members().get(&op.rank).map_or(&None, |m| &m.record.gpu);
         if !process.clocks.contains_key(gpu) {
             process.clocks.insert(gpu.clone(), ClockMap::default());
@@ -275,8 +369,14 @@ impl Join {
         comm.metered = self.outbox.metered() || self.outbox.networked() && comm.spans_nodes();
         let parts = comm.parts_kept();
         let (busy, spare) = (&mut process.busy, self.outbox.spare());
-        comm.operation(op, said, Around { clock, busy, spare, unsure, now_ns: self.now_ns });
+        let (segment, may_grow) = (op.segment, comm.payer.is_none_or(|p| self.memory.may_grow(p)));
+        let taken =
+            comm.operation(op, said, Around { clock, busy, spare, unsure, may_grow, now_ns: self.now_ns });
         self.parts = self.parts + comm.parts_kept() - parts;
+        account(&mut self.memory, comm);
+        if taken == Taken::NoRoom {
+            self.missed(segment, BEYOND_MEMORY, 1);
+        }
     }
 
     /// Takes what a segment says of its process.
@@ -301,6 +401,7 @@ impl Join {
                     host: None,
                     strains: Strains::default(),
                     busy: Busy::default(),
+                    last_issued_ns: None,
                     silent_ns: None,
                     shift_ns,
                 };
@@ -330,6 +431,9 @@ impl Join {
         let Some(c) = self.comms.remove(&comm) else { return };
         self.agenda.forget(&c);
         self.parts -= c.parts_kept();
+        if let Some(payer) = c.payer {
+            self.memory.account(payer, c.accounted_bytes, 0);
+        }
         for (rank, m) in c.members() {
             if let Some(seat) = c.seat(*rank) {
                 self.roster.leave(m.record.segment, seat.actor, comm, *rank);
@@ -354,6 +458,7 @@ impl Join {
             | Update::Pair(_)
             | Update::Signatures(_)
             | Update::Silent { .. }
+            | Update::Disputed { .. }
             | Update::Clock { .. } => return 0,
             // Its host's clock is known by its processes.
             Update::Hardware(r) => {
@@ -388,11 +493,38 @@ impl Join {
                 comm.stale = Stale::ALL;
             }
             self.parts = self.parts + comm.parts_kept() - parts;
+            account(&mut self.memory, comm);
+        }
+    }
+
+    /// Limits what communicators take, as an estimate. Beyond, who takes most is held to a share, and what is left out is
+    /// counted as lost. To be called before anything is fed, or with the same kind of limit as before.
+    pub fn limit_memory(&mut self, limit: MemoryLimit) {
+        self.memory.set_limit(limit);
+    }
+
+    /// Makes room where users take more than their share.
+    fn relieve(&mut self, now_ns: u64) {
+        if !self.memory.is_short() || now_ns.saturating_sub(self.relieved_ns) < RELIEVE_NS {
+            return;
+        }
+        self.relieved_ns = now_ns;
+        self.memory.balance();
+        let is_over = |c: &&Communicator| c.payer.is_some_and(|p| !self.memory.may_grow(p));
+        let over: Vec<CommId> = self.comms.values().filter(is_over).map(|c| c.id).collect();
+        for id in over {
+            let Some(comm) = self.comms.get_mut(&id) else { continue };
+            let parts = comm.parts_kept();
+            comm.relieve(&mut self.classes, &mut self.outbox);
+            comm.stale = Stale::ALL;
+            self.parts = self.parts + comm.parts_kept() - parts;
+            account(&mut self.memory, comm);
         }
     }
 
     /// Lets time pass: operations that are complete enter the statistics.
     pub fn tick(&mut self, now_ns: u64) {
+        self.rebuild();
         self.now_ns = now_ns;
         let due = if self.all_gone() == self.kept.is_over() {
             self.agenda.due(now_ns)
@@ -402,9 +534,13 @@ impl Join {
         self.agenda.turn();
         self.count(&due, now_ns);
         if self.parts > PARTS_KEPT {
-            self.comms.values_mut().for_each(Communicator::halve);
+            for comm in self.comms.values_mut() {
+                comm.halve();
+                account(&mut self.memory, comm);
+            }
             self.parts = self.comms.values().map(Communicator::parts_kept).sum();
         }
+        self.relieve(now_ns);
         for ((segment, gpu), carried) in self.outbox.take_carried() {
             if let Some(p) = self.processes.get(&segment) {
                 self.hardware.carry(&p.record.host, &gpu, &carried);
@@ -491,14 +627,41 @@ impl Join {
                 .filter_map(|(c, rank)| Some((self.comms.get(c)?, *rank)))
                 .map(|(c, rank)| c.excess_ns(rank, from, e.came_ns, &self.classes))
                 .sum();
-            let held = excess >= e.by_ns / 2;
+            let inside = self.inside(me, id, &e);
+            let held = excess.max(inside.timed_ns) >= e.by_ns / 2;
+            let finished = self.finished_by(me);
             if let Some(c) = self.comms.get_mut(&id)
                 && let Some(event) =
                     c.late_mut().find(|l| (l.track, l.operation.order) == (e.track, e.operation.order))
             {
+                event.elsewhere_ns = inside.timed_ns.min(e.by_ns);
+                event.unsure = inside.untimed;
+                event.finished = finished;
                 event.held_elsewhere = Some(held);
             }
         }
+    }
+
+    /// How long a late rank was in other operations, of this communicator and of others, since the median of the others
+    /// came. Whatever held it there is told there.
+    fn inside(&self, late: Option<SegmentId>, id: CommId, e: &LateEvent) -> Inside {
+        let from_ns = e.came_ns.saturating_sub(e.by_ns);
+        let mut all = Inside::default();
+        for (comm, rank) in late.map_or(&[][..], |late| self.roster.seats(late)) {
+            let Some(c) = self.comms.get(comm) else { continue };
+            let own = (*comm == id).then_some((e.track, e.operation.order));
+            let inside = c.inside(*rank, own, from_ns, e.came_ns);
+            all.timed_ns = all.timed_ns.saturating_add(inside.timed_ns);
+            // What is before it on its own track has ended.
+            all.untimed |= inside.untimed && *comm != id;
+        }
+        all
+    }
+
+    /// How many collectives a process has finished, in all its communicators.
+    fn finished_by(&self, process: Option<SegmentId>) -> u64 {
+        let seats = process.map_or(&[][..], |p| self.roster.seats(p)).iter();
+        seats.filter_map(|(c, rank)| Some(self.comms.get(c)?.members().get(rank)?.finished)).sum()
     }
 
     /// A job that makes communicators again and again must not make us grow: the closed ones that have been so
@@ -529,6 +692,16 @@ impl Join {
         c.seats().iter().all(|s| is_away(self.roster.condition(s.actor)))
     }
 
+    /// True where processes are followed while they run.
+    pub(super) fn is_live(&self) -> bool {
+        self.live
+    }
+
+    /// True where nothing of a communicator can be in flight any more: its processes have ended.
+    pub fn has_ended(&self, c: &Communicator) -> bool {
+        self.live && self.is_deserted(c)
+    }
+
     /// The communicators.
     pub fn communicators(&self) -> impl Iterator<Item = &Communicator> {
         self.comms.values()
@@ -542,6 +715,15 @@ impl Join {
     /// How many communicators are not freed yet, as of the last tick.
     pub fn open(&self) -> usize {
         self.comms.len().saturating_sub(self.agenda.closed())
+    }
+
+    /// A communicator as somebody names it who may not know whose it is.
+    pub fn resolve(&self, named: CommId) -> Option<CommId> {
+        let hash = named.nccl_hash();
+        match named.owner() {
+            Some(_) => Some(named),
+            None => self.comms.range(CommId::new(hash, Some(0))..=named).map(|(id, _)| *id).next(),
+        }
     }
 
     /// A communicator.
@@ -666,7 +848,7 @@ pub(crate) mod testing {
         OpRecord {
             segment: SegmentId(1),
             ticket: order,
-            comm: CommId(7),
+            comm: CommId::unowned(7),
             rank: Rank(0),
             lane,
             order: Some(order),
@@ -732,7 +914,7 @@ pub(crate) mod testing {
     pub(crate) fn member(rank: u32, ranks: u32, issued: u64) -> Update {
         Update::Comm(CommRecord {
             segment: SegmentId(u64::from(rank) + 1),
-            comm: CommId(7),
+            comm: CommId::unowned(7),
             rank: Rank(rank),
             ranks: Some(ranks),
             nodes: Some(1),

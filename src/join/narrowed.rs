@@ -96,26 +96,27 @@ impl View<'_> {
         let mut weighed: Vec<(Weight, &Communicator)> = Vec::new();
         for c in within.iter().copied() {
             let mut still = 0;
-            for (track, order, i) in c.in_flight().take(IN_FLIGHT) {
+            let ended = join.has_ended(c);
+            for (track, order, i) in c.in_flight().take(if ended { 0 } else { IN_FLIGHT }) {
                 let age = i.began_ns().map_or(0, |t| self.now_ns.saturating_sub(t));
                 still = still.max(age);
                 flying.push((age, c, track, order, i));
             }
             let still = if still >= STILL_NS { still } else { 0 };
             let rate = n.rates.get(&c.id).copied().unwrap_or(0.0).max(0.0) as u64;
-            let closed = c.closed();
+            let closed = c.closed() || ended;
             weighed.push(((closed, Reverse(found.contains(&c.id)), Reverse(still), Reverse(rate), c.id), c));
         }
         weighed.sort_by_key(|w| w.0);
         let text = |c: &Communicator| {
-            let state = if c.closed() { "closed" } else { "open" };
+            let state = if c.closed() || join.has_ended(c) { "closed" } else { "open" };
             format!("{state} {} {}", c.id, of(c))
         };
         let kept: Vec<&Communicator> =
             weighed.iter().map(|w| w.1).filter(|c| n.words.is_empty() || n.keeps(&text(c))).collect();
         out.rest.comms = kept.len().saturating_sub(COMMS);
         let comms: Vec<CommRow> =
-            kept.iter().take(COMMS).map(|c| comm_row(c, n.rates.get(&c.id).copied())).collect();
+            kept.iter().take(COMMS).map(|c| comm_row(join, c, n.rates.get(&c.id).copied())).collect();
         let (in_flight, more) = self.flying(n, flying);
         out.rest.in_flight = more;
         let chosen = kept.first().copied().or_else(|| weighed.first().map(|w| w.1));
@@ -443,7 +444,7 @@ mod tests {
             join.feed(Update::Segment(s));
             join.feed(member(r, 4, if r == 3 { 1 } else { 2 }));
             let Update::Comm(mut c) = member(r, 2, 1) else { unreachable!() };
-            (c.comm, c.rank) = (CommId(8 + u64::from(r / 2)), Rank(r % 2));
+            (c.comm, c.rank) = (CommId::unowned(8 + u64::from(r / 2)), Rank(r % 2));
             join.feed(Update::Comm(c));
             for order in 0..if r == 3 { 1 } else { 2 } {
                 let at = S * (order + 1);
@@ -459,9 +460,9 @@ mod tests {
     fn what_is_looked_at_is_shown_and_what_stands_still_comes_first() {
         let join = cluster();
         let view = View::new(&join, 6 * S);
-        let rates = BTreeMap::from([(CommId(9), 100.0)]);
+        let rates = BTreeMap::from([(CommId::unowned(9), 100.0)]);
         let all = view.narrowed(&narrow(&At::default(), &[], &rates));
-        let ids = |n: &Narrowed| n.snapshot.comms.iter().map(|c| c.id.0).collect::<Vec<_>>();
+        let ids = |n: &Narrowed| n.snapshot.comms.iter().map(|c| c.id.nccl_hash()).collect::<Vec<_>>();
         assert_eq!(ids(&all), [7, 9, 8], "what stands still, then the busiest");
         assert_eq!((all.snapshot.ranks.len(), all.snapshot.in_flight.len()), (4, 1));
         assert_eq!(all.snapshot.ranks[0].waits_for, [Rank(3)]);
@@ -469,7 +470,7 @@ mod tests {
         let at = At { node: Some("node-1".into()), ..At::default() };
         let one = view.narrowed(&narrow(&at, &[], &rates));
         assert_eq!((ids(&one), one.snapshot.segments.len(), one.hosts.len()), (vec![7, 9], 2, 2));
-        let at = At { communicator: Some(CommId(8)), ..At::default() };
+        let at = At { communicator: Some(CommId::unowned(8)), ..At::default() };
         let one = view.narrowed(&narrow(&at, &[], &rates));
         assert_eq!((ids(&one), one.snapshot.ranks.len(), one.hosts.len()), (vec![8], 2, 1));
         let at = At { job: Some("other".into()), ..At::default() };
@@ -526,6 +527,6 @@ mod tests {
         pace.look(&join, 7 * S);
         assert_eq!(pace.rates().len(), 0, "a second is too short");
         pace.look(&join, 10 * S);
-        assert_eq!(pace.rates()[&CommId(7)], 25.0);
+        assert_eq!(pace.rates()[&CommId::unowned(7)], 25.0);
     }
 }

@@ -123,8 +123,8 @@ mod tests {
     use super::*;
 
     const P: SegmentId = SegmentId(1);
-    const A: CommId = CommId(1);
-    const B: CommId = CommId(2);
+    const A: CommId = CommId::unowned(1);
+    const B: CommId = CommId::unowned(2);
 
     #[test]
     fn a_gpu_has_one_number_in_all_communicators_and_it_is_given_again() {

@@ -147,7 +147,7 @@ mod tests {
     use crate::model::{CommId, Rank, SegmentId};
 
     fn said(signed: &mut Signed, rank: u32, signatures: &[u32], types: &[u8]) {
-        let (segment, comm, rank) = (SegmentId(u64::from(rank)), CommId(7), Rank(rank));
+        let (segment, comm, rank) = (SegmentId(u64::from(rank)), CommId::unowned(7), Rank(rank));
         let (signatures, types) = (signatures.to_vec(), types.to_vec());
         signed.take(&Signatures { segment, comm, rank, from: 10, signatures, types }, 4);
     }

@@ -4,7 +4,8 @@
 //! lowest. How long its ranks were inside is told by each for its own ranks. Nothing is kept of single nodes, and little
 //! of single seconds: a cluster has as many classes as communicators.
 
-use super::stats::{ClassKey, Load, Rates};
+use super::stats::{ClassKey, Load, Rates, Transfer};
+use super::trend::Trend;
 use super::{Join, Member};
 use crate::model::{Func, Sketch};
 use std::collections::BTreeMap;
@@ -26,6 +27,8 @@ const SECONDS: usize = 8;
 /// Seconds that are kept together, and how many times so many.
 const SPAN_SECONDS: u64 = 10;
 const SPANS: usize = 13;
+/// Operations of a second that teach at most how long transfers take.
+const TAUGHT: u64 = 8;
 /// A sketch over more seconds than are kept says of its last ones what it says of all.
 const SPREAD: u64 = SPAN_SECONDS * SPANS as u64;
 
@@ -89,6 +92,27 @@ impl Slot {
     }
 }
 
+/// What a quarter of some times do not exceed, in ns: in many operations others waited as well.
+fn quarter(times: &[(u16, u64)]) -> Option<f64> {
+    let all: u64 = times.iter().fold(0, |sum, t| sum.saturating_add(t.1));
+    let mut below = 0u64;
+    let bucket = times.iter().find(|(_, n)| {
+        below = below.saturating_add(*n);
+        below > all / 4
+    });
+    bucket.map(|(b, _)| Sketch::middle_ns(*b))
+}
+
+/// How long transfers take, learned from sketches where most records do not come.
+#[derive(Debug, Clone, Default)]
+struct Learned {
+    transfer: Option<Transfer>,
+    trend: Trend,
+    /// The second of the latest sketches, the shortest of the usual times that nodes tell of it, in ns, and of how many
+    /// operations.
+    shortest: Option<(u64, f64, u64)>,
+}
+
 /// What sketches told of a class.
 #[derive(Debug, Clone)]
 pub(super) struct Sketched {
@@ -108,6 +132,7 @@ pub(super) struct Sketched {
     seconds: Ring<f32, SECONDS>,
     /// With a bit for each second in which there were operations.
     spans: Ring<u16, SPANS>,
+    learned: Option<Box<Learned>>,
 }
 
 impl Sketched {
@@ -122,6 +147,33 @@ impl Sketched {
             pairs: func == Func::SendRecv,
             seconds: Ring::default(),
             spans: Ring::default(),
+            learned: None,
+        }
+    }
+
+    /// What was learned from sketches of how long its transfers take.
+    pub(super) fn trend(&self) -> Option<(&Transfer, &Trend)> {
+        let learned = self.learned.as_deref()?;
+        Some((learned.transfer.as_ref()?, &learned.trend))
+    }
+
+    /// Learns how long transfers take. Each node tells the shortest time of its own ranks, and these may have waited for
+    /// those of another node: the node that waited least tells best.
+    pub(super) fn learn(&mut self, s: &Sketch) {
+        let (Some(ns), Some(bytes)) = (quarter(&s.times), self.mean_bytes()) else { return };
+        let by_events = self.by_events > 0;
+        let second = s.from_ns / S;
+        let learned = self.learned.get_or_insert_default();
+        if let Some((at, least, n)) = &mut learned.shortest
+            && *at >= second
+        {
+            *least = least.min(ns);
+            *n = (*n).max(s.timed);
+            return;
+        }
+        if let Some((at, least, n)) = learned.shortest.replace((second, ns, s.timed)) {
+            learned.transfer.get_or_insert(Transfer { bytes, pair: None, by_events });
+            (0..n.min(TAUGHT)).for_each(|_| learned.trend.add(at.saturating_mul(S), least));
         }
     }
 
@@ -345,7 +397,7 @@ mod tests {
     fn sketch(from_s: u64, seconds: u32, count: u64) -> Sketch {
         Sketch {
             segment: SegmentId(1),
-            comm: CommId(7),
+            comm: CommId::unowned(7),
             rank: Rank(0),
             ranks: 4,
             func: Func::AllReduce,
@@ -383,6 +435,28 @@ mod tests {
         assert_eq!(all.mean_bytes(), Some(1 << 20));
         assert!(all.rates(now + 8 * S).is_none(), "silent");
         assert!(all.load(now + 200 * S, 120).is_none());
+    }
+
+    #[test]
+    fn sketches_teach_how_long_transfers_take() {
+        let mut all = Sketched::new(Func::AllReduce);
+        for second in 0..30 {
+            let ns = if second < 15 { 1_000_000 } else { 3_000_000 };
+            // One node's ranks wait for those of the other.
+            for factor in [5, 1] {
+                let times = vec![(Sketch::bucket(ns * factor), 10)];
+                let s = Sketch { whole: false, times, ..sketch(second, 1, 10) };
+                all.take(&s, factor == 1);
+                all.learn(&s);
+            }
+        }
+        let (transfer, trend) = all.trend().expect("learned");
+        assert_eq!(transfer.bytes, 1 << 20);
+        let change = trend.change().expect("three times as long");
+        assert!(
+            (change.ratio() - 3.0).abs() < 0.3 && change.since_ns.abs_diff(15 * S) <= 2 * S,
+            "{change:?}"
+        );
     }
 
     #[test]
@@ -474,7 +548,7 @@ mod tests {
                 let exchanged = Exchange::default();
                 join.feed(Update::Beat(Beat {
                     segment,
-                    comm: CommId(7),
+                    comm: CommId::unowned(7),
                     rank,
                     issued,
                     replayed,

@@ -3,7 +3,7 @@
 use super::{Class, ClassKey, Communicator, Instance, Join, Member, Process, Track};
 use crate::model::{
     ClassRow, CommId, CommRow, FlightRow, JobRow, JobSums, Lane, Liveness, LossRow, OpState, Rank, RankCell,
-    RankRow, SegmentRow, Snapshot,
+    RankRow, SegmentRow, Snapshot, missed_reason,
 };
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -155,7 +155,7 @@ impl<'a> View<'a> {
                     .filter(|(k, _)| k.comm == c.id)
                     .filter_map(|(_, class)| class.rates(self.now_ns).map(|r| r.ops_per_s))
                     .collect();
-                comm_row(c, (!rates.is_empty()).then(|| rates.iter().sum()))
+                comm_row(self.join, c, (!rates.is_empty()).then(|| rates.iter().sum()))
             })
             .collect()
     }
@@ -163,6 +163,7 @@ impl<'a> View<'a> {
     fn in_flight(&self) -> Vec<FlightRow> {
         let mut rows: Vec<FlightRow> = self
             .communicators()
+            .filter(|c| !self.join.has_ended(c))
             .flat_map(|c| c.in_flight().filter_map(move |(t, o, i)| self.flight_row(c, t, o, i)))
             .collect();
         rows.sort_by_key(|r| std::cmp::Reverse(r.age_ns));
@@ -250,7 +251,10 @@ impl<'a> View<'a> {
         let open: Vec<(Track, u64)> =
             c.incomplete().filter(|(t, ..)| !matches!(t, Track::Pair(..))).map(|(t, o, _)| (t, o)).collect();
         let mut row = |rank: &Rank, m: &Member| {
-            let oldest = open.iter().find_map(|(t, o)| {
+            let process = self.join.process(m.record.segment).map(|p| &p.record);
+            let alive = process.is_some_and(|p| p.liveness == Liveness::Alive);
+            let goes_on = alive || !self.join.is_live();
+            let oldest = open.iter().filter(|_| goes_on).find_map(|(t, o)| {
                 let state = c.state(*t, *o, *rank);
                 (!matches!(state, OpState::Finished | OpState::InDoubt)).then_some((*t, *o, state))
             });
@@ -262,14 +266,13 @@ impl<'a> View<'a> {
                 });
                 of.iter().filter(|r| *r != rank).take(most).copied().collect()
             });
-            let process = self.join.process(m.record.segment).map(|p| &p.record);
             RankRow {
                 comm: c.id,
                 rank: *rank,
                 pid: process.map_or(0, |p| p.pid),
                 host: process.map_or_else(String::new, |p| p.host.clone()),
                 job_rank: process.and_then(|p| p.job.rank),
-                alive: process.is_some_and(|p| p.liveness == Liveness::Alive),
+                alive,
                 gpu: m.record.gpu.as_deref().map(str::to_owned),
                 issued: m.issued_in_all(),
                 finished: m.finished,
@@ -292,8 +295,9 @@ impl<'a> View<'a> {
     }
 }
 
-pub(super) fn comm_row(c: &Communicator, ops_per_s: Option<f64>) -> CommRow {
+pub(super) fn comm_row(join: &Join, c: &Communicator, ops_per_s: Option<f64>) -> CommRow {
     let members = c.members();
+    let ended = join.has_ended(c);
     CommRow {
         id: c.id,
         name: members.values().find_map(|m| m.record.name.clone()),
@@ -302,10 +306,10 @@ pub(super) fn comm_row(c: &Communicator, ops_per_s: Option<f64>) -> CommRow {
         nodes: members.values().find_map(|m| m.record.nodes),
         issued: members.values().map(|m| m.issued_in_all()).max().unwrap_or(0),
         finished: c.finished(),
-        in_flight: c.in_flight().count(),
+        in_flight: if ended { 0 } else { c.in_flight().count() },
         ops_per_s,
         coverage: c.coverage(),
-        closed: c.closed(),
+        closed: c.closed() || ended,
     }
 }
 
@@ -340,16 +344,8 @@ pub(super) fn lost(p: &Process) -> u64 {
 
 pub(super) fn loss_rows(p: &Process) -> Vec<LossRow> {
     let lost = p.record.losses.iter().map(|(reason, count)| (*reason, *count));
-    let missed = p.missed.iter().map(|(what, count)| (overwritten(what), *count));
+    let missed = p.missed.iter().map(|(what, count)| (missed_reason(what), *count));
     lost.chain(missed)
         .map(|(reason, count)| LossRow { pid: p.record.pid, reason: reason.into(), count })
         .collect()
-}
-
-fn overwritten(what: &str) -> &'static str {
-    match what {
-        "operations" => "operations overwritten before they were read",
-        "channel stamps" => "channel stamps overwritten before they were read",
-        _ => "network transfers overwritten before they were read",
-    }
 }

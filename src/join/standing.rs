@@ -3,7 +3,7 @@
 use super::Join;
 use super::communicator::Communicator;
 use super::instance::{Instance, Part};
-use super::waits::{Origin, Stall};
+use super::waits::{Lack, Origin, Stall};
 use crate::model::{CommId, Liveness, Rank, SegmentId, Track};
 use std::sync::Arc;
 
@@ -13,8 +13,20 @@ const UNKNOWN: usize = 64;
 /// Operations behind one that are looked through for ranks that wait.
 const BEHIND: usize = 64;
 
+/// Added to the issue time of operations that are known not to run yet, in ns: they wait behind others.
+const QUEUED_NS: u64 = 1 << 61;
+
+/// Added to that of operations that may have ended, in ns.
+const LAST_NS: u64 = 1 << 62;
+
 /// Ranks that are asked for the last that they wrote down.
 const WITNESSES: usize = 64;
+
+/// A communicator's first operations, which belong to the start of a job.
+const STARTED_ORDERS: u64 = 2;
+
+/// Ranks that are asked for what they did before.
+const FEW: usize = 4;
 
 /// Everything that stands still, and where it begins.
 #[derive(Debug, Clone, Default)]
@@ -133,7 +145,22 @@ impl Join {
         self.roster.seats(segment)
     }
 
-    /// Since when an operation stands still, host monotonic ns; absent where nobody waits in it.
+    /// True for a communicator that a job at work made: ranks of it had been in operations elsewhere before.
+    pub fn was_made_at_work(&self, c: &Communicator) -> bool {
+        let worked = |m: &super::Member, other: &Communicator, rank: Rank| {
+            let mut before = other.instances().filter(|(_, order, _)| *order >= STARTED_ORDERS);
+            before.any(|(.., i)| {
+                i.parts.get(&rank).is_some_and(|p| p.op.issued_ns.is_some_and(|t| t < m.record.init_ns))
+            })
+        };
+        c.members().values().take(FEW).any(|m| {
+            let others = self.memberships(m.record.segment).iter().filter(|(id, _)| *id != c.id);
+            others.filter_map(|(id, r)| Some((self.communicator(*id)?, *r))).any(|(o, r)| worked(m, o, r))
+        })
+    }
+
+    /// Since when an operation stands still, host monotonic ns, for the order among all of them; absent where nobody waits
+    /// in it. What waits behind something else comes after what is known to run, and what may have ended comes last.
     pub(super) fn since_ns(&self, stall: &Stall) -> Option<u64> {
         let c = self.communicator(stall.comm)?;
         let instance = c.instance(stall.track, stall.order)?;
@@ -144,8 +171,34 @@ impl Join {
             // Hosts that run ahead issued what lies behind it before the others were through.
             return instance.began_ns();
         }
-        let started = waiting_in(instance, &stall.lacking).filter_map(|(_, p)| p.started_ns).min();
-        started.or_else(|| waiting_in(instance, &stall.lacking).filter_map(|(_, p)| p.op.issued_ns).min())
+        let waiting = || waiting_in(instance, &stall.lacking).map(|(_, p)| p);
+        let issued = waiting().filter_map(|p| p.op.issued_ns).min();
+        let started = waiting().filter_map(|p| p.started_ns).min();
+        if self.is_unproven(c, instance, stall) {
+            // One that was in flight when its record was sent is the better guess.
+            let later = if started.is_some() { QUEUED_NS / 2 } else { LAST_NS };
+            return started.or(issued).map(|t| t.saturating_add(later));
+        }
+        // Where not every record comes, one that was queued when its record was sent may have started since.
+        let gone = || stall.lacking.iter().all(|(_, p)| self.roster.condition(*p).gone);
+        let by_beats = || c.members().values().any(|m| m.counted_by_beats);
+        let is_queued = waiting().any(|p| !p.is_silent()) && (gone() || !by_beats());
+        started.or_else(|| issued.map(|t| if is_queued { t.saturating_add(QUEUED_NS) } else { t }))
+    }
+
+    /// True for an operation that lacks only ranks that issued it and are gone, and in which nobody is known to be: it may
+    /// have ended before they did.
+    pub fn is_unproven(&self, c: &Communicator, instance: &Instance, stall: &Stall) -> bool {
+        let issued = |r: &Rank| instance.parts.contains_key(r);
+        if stall.lack != Lack::Issue || !stall.lacking.iter().all(|(r, _)| issued(r)) {
+            return false;
+        }
+        // Of transfers nobody tells later that they have ended, where not every record comes.
+        let told = |r: &Rank| {
+            let by_beats = c.members().get(r).is_none_or(|m| m.counted_by_beats);
+            !(by_beats && matches!(stall.track, Track::Pair(..)))
+        };
+        !waiting_in(instance, &stall.lacking).any(|(r, p)| p.is_in_it() && told(&r))
     }
 
     /// The same of what started nowhere: all wait since the last of them issued it and nothing else moved. `None` where

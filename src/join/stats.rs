@@ -12,6 +12,8 @@ const SECONDS: u64 = 120;
 const SPARK_SECONDS: u64 = 60;
 /// Transfers of one kind that a class learns about; a job whose sizes vary more teaches nothing about one size.
 const KINDS: usize = 64;
+/// Memory that a transfer's trend takes beside itself, in bytes.
+const TREND: usize = 1024;
 /// Seconds that rates are taken over.
 const RATE_SECONDS: u64 = 5;
 
@@ -134,6 +136,19 @@ pub struct Class {
     sketched: Option<Box<Sketched>>,
 }
 
+impl Class {
+    /// Memory that it takes, in bytes, as an estimate.
+    pub(super) fn weight(&self) -> usize {
+        // The sketch's bins follow the range of the times.
+        const SKETCH: usize = 2048;
+        size_of::<Self>()
+            + SKETCH
+            + self.seconds.capacity() * size_of::<Second>()
+            + self.trends.0.capacity() * (size_of::<(Transfer, Trend)>() + TREND)
+            + self.sizes.0.capacity() * size_of::<(u64, Seen)>()
+    }
+}
+
 impl std::fmt::Debug for Class {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Class")
@@ -195,6 +210,11 @@ fn share<'a>(of: impl Iterator<Item = &'a Second>, seconds: u64) -> Option<f64> 
     (timed > 0).then(|| busy_ns / timed as f64 * count as f64 / (seconds as f64 * 1e9))
 }
 
+/// True where most operations are told by sketches alone; those of which records come may be any.
+fn are_few(records: u64, operations: u64) -> bool {
+    records < operations / 2
+}
+
 /// A sum in which absent is not zero.
 fn sum<T: Copy>(a: Option<T>, b: Option<T>, add: impl Fn(T, T) -> T) -> Option<T> {
     match (a, b) {
@@ -225,7 +245,12 @@ pub struct Sample {
 impl Class {
     /// Takes what a node's sketch tells; `counts` says whether it is the one of all nodes' that counts operations.
     pub(super) fn take(&mut self, s: &Sketch, counts: bool) {
-        self.sketched.get_or_insert_with(|| Box::new(Sketched::new(s.func))).take(s, counts);
+        let count = self.count;
+        let sketched = self.sketched.get_or_insert_with(|| Box::new(Sketched::new(s.func)));
+        sketched.take(s, counts);
+        if are_few(count, sketched.count) {
+            sketched.learn(s);
+        }
     }
 
     /// True where every operation is counted, by sketches, while only a sample of the records may come.
@@ -329,7 +354,10 @@ impl Class {
 
     /// What was learned of each kind of its transfers.
     pub fn trends(&self) -> impl Iterator<Item = (&Transfer, &Trend)> {
-        self.trends.iter()
+        let sketched = self.sketched.as_deref().filter(|s| are_few(self.count, s.count));
+        let sketched = sketched.and_then(Sketched::trend);
+        let of_records = sketched.is_none().then(|| self.trends.iter());
+        sketched.into_iter().chain(of_records.into_iter().flatten())
     }
 
     /// When each of its sizes was seen.

@@ -8,12 +8,14 @@ use std::collections::VecDeque;
 
 /// Operations before anything is learned: connections are made, clocks rise.
 const WARM_UP: u32 = 8;
-/// A block is so many operations, or at least [`BLOCK_LEAST`] of them and [`BLOCK_NS`].
+/// A block is so many operations, or at least [`BLOCK_LEAST`] of them and [`BLOCK_NS`]: a slow job makes a few a second,
+/// and what slows it down for seconds is no burst.
 const BLOCK: usize = 16;
-const BLOCK_LEAST: usize = 5;
-const BLOCK_NS: u64 = 10_000_000_000;
-/// Blocks from which is learned what is usual.
+const BLOCK_LEAST: usize = 4;
+const BLOCK_NS: u64 = 500_000_000;
+/// Blocks from which is learned what is usual; the first so many of them tell it until then.
 const LEARNED: usize = 8;
+const LEARNED_FIRST: usize = 3;
 /// Blocks in a row that make a change, or its end.
 const ROW: usize = 3;
 /// Blocks that are kept.
@@ -84,6 +86,9 @@ pub struct Trend {
     blocks: VecDeque<Block>,
     /// What is usual, and how much blocks vary by themselves, in ns.
     usual: Option<(f64, f64)>,
+    /// The first blocks, until enough is learned, and how many these were, in all.
+    first: Vec<f64>,
+    learned: usize,
     /// The last blocks in a row on one side of what is usual.
     row: Vec<Block>,
     side: Side,
@@ -91,12 +96,14 @@ pub struct Trend {
     calm: usize,
     change: Option<Change>,
     last_ns: u64,
+    count: u64,
 }
 
 impl Trend {
     /// Takes an operation's transfer time.
     pub fn add(&mut self, at_ns: u64, transfer_ns: f64) {
         self.last_ns = self.last_ns.max(at_ns);
+        self.count += 1;
         if self.skipped < WARM_UP {
             self.skipped += 1;
             return;
@@ -113,19 +120,29 @@ impl Trend {
         }
     }
 
+    /// Learns from a block. A few slow ones among those before them change little.
+    fn learn(&mut self, median_ns: f64) {
+        self.first.push(median_ns);
+        self.learned += 1;
+        if self.learned >= LEARNED_FIRST {
+            let middle = median(&self.first).unwrap_or(median_ns);
+            self.usual = Some((middle, spread(&self.first, middle).max(middle * SPREAD_LEAST)));
+        }
+        if self.learned >= LEARNED {
+            self.first = Vec::new();
+        }
+    }
+
     fn block(&mut self, b: Block) {
         if self.blocks.len() == KEPT {
             self.blocks.pop_front();
         }
         self.blocks.push_back(b);
-        let Some((usual, varies)) = self.usual else {
-            if self.blocks.len() >= LEARNED {
-                let medians: Vec<f64> = self.blocks.iter().map(|b| b.median_ns).collect();
-                let middle = median(&medians).unwrap_or(b.median_ns);
-                self.usual = Some((middle, spread(&medians, middle).max(middle * SPREAD_LEAST)));
-            }
-            return;
-        };
+        let known = self.usual;
+        if self.learned < LEARNED && self.change.is_none() {
+            self.learn(b.median_ns);
+        }
+        let Some((usual, varies)) = known else { return };
         let slow = b.median_ns > usual * RATIO && b.median_ns > usual + SPREADS * varies;
         let fast = b.median_ns * RATIO < usual && b.median_ns + SPREADS * varies < usual;
         let side = if slow {
@@ -151,7 +168,8 @@ impl Trend {
             }
             // What was learned was no good time: learn again.
             (Side::Fast, ..) if self.row.len() >= LEARNED => {
-                *self = Trend { skipped: WARM_UP, last_ns: self.last_ns, ..Trend::default() };
+                let (last_ns, count) = (self.last_ns, self.count);
+                *self = Trend { skipped: WARM_UP, last_ns, count, ..Trend::default() };
             }
             _ if self.calm >= ROW => self.change = None,
             _ => {}
@@ -175,6 +193,11 @@ impl Trend {
     pub fn least_now_ns(&self) -> Option<f64> {
         self.now()?;
         self.blocks.iter().rev().take(ROW).map(|b| b.median_ns).reduce(f64::min)
+    }
+
+    /// How many operations it was told.
+    pub fn count(&self) -> u64 {
+        self.count
     }
 
     /// When the last operation was issued, host monotonic ns.
@@ -267,6 +290,17 @@ mod tests {
         }
         assert_eq!(t.blocks.len(), 1);
         assert_eq!((t.now(), t.least_now_ns()), (None, None), "one block says nothing yet");
+    }
+
+    #[test]
+    fn a_slow_job_teaches_in_seconds_what_is_usual() {
+        let mut t = Trend::default();
+        // Eight a second: five seconds as usual, then slow.
+        for i in 0..80u64 {
+            t.add(i * 125 * MS, if i < 40 { 1e6 } else { 2.5e6 });
+            assert_eq!(t.change().is_some(), i >= 52, "{i}");
+        }
+        assert!((t.change().expect("a change").ratio() - 2.5).abs() < 0.1);
     }
 
     #[test]

@@ -452,9 +452,9 @@ impl<'a> Graph<'a> {
 mod tests {
     use super::*;
 
-    const A: CommId = CommId(1);
-    const B: CommId = CommId(2);
-    const C: CommId = CommId(3);
+    const A: CommId = CommId::unowned(1);
+    const B: CommId = CommId::unowned(2);
+    const C: CommId = CommId::unowned(3);
 
     fn waits(rows: &[(CommId, u32, u32, u64, u64, Stage)]) -> Waits {
         let mut w = Waits::new();

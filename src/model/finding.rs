@@ -1,142 +1,10 @@
 //! A finding: what is wrong, who caused it, whom it holds up, and how we know.
 
-use super::{CommId, Exit, Rank, Track};
+use super::{Change, CloseReason, CommId, Confidence, Exit, Kind, Rank, Severity, Track};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::borrow::Cow;
 use std::fmt;
-
-macro_rules! spelled {
-    ($(#[$doc:meta])* $name:ident { $($(#[$line:meta])* $variant:ident = $text:literal),+ $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub enum $name { $($(#[$line])* $variant),+ }
-        impl $name {
-            /// Every value, in order.
-            pub const ALL: &'static [$name] = &[$($name::$variant),+];
-            /// The name used in JSON, in text and on the screen.
-            pub const fn as_str(self) -> &'static str {
-                match self { $($name::$variant => $text),+ }
-            }
-        }
-        impl Serialize for $name {
-            fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-                s.serialize_str(self.as_str())
-            }
-        }
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-                let text = Cow::<'de, str>::deserialize(d)?;
-                let known = Self::ALL.iter().copied().find(|v| v.as_str() == text);
-                known.ok_or_else(|| de::Error::custom(format_args!(concat!("{:?} is no ", stringify!($name)), text)))
-            }
-        }
-    };
-}
-
-spelled! {
-    /// The kinds of finding, spelled as they are in JSON. Names never change; new ones are added.
-    Kind {
-        /// Ranks wait in an operation that a rank never issued, or in the making of a communicator that it never
-        /// joined.
-        MissingRank = "missing-rank",
-        /// Ranks issued different operations at one issue order, or do not agree who is in the communicator.
-        Mismatch = "mismatch",
-        /// A rank is one call ahead of the others or behind them.
-        ShiftedOrder = "shifted-order",
-        /// Ranks entered two or more communicators in different orders and wait for each other in a circle.
-        InterleavedCommunicators = "interleaved-communicators",
-        /// A rank sends what its peer does not receive.
-        SendWithoutReceive = "send-without-receive",
-        /// A rank receives what its peer does not send.
-        ReceiveWithoutSend = "receive-without-send",
-        /// An operation is issued everywhere and does not start on a GPU.
-        NotStarted = "not-started",
-        /// An operation started everywhere and does not end.
-        StuckTransfer = "stuck-transfer",
-        /// A rank did not replay a CUDA graph that the others replayed.
-        MissingReplay = "missing-replay",
-        /// A rank aborted the communicator while others wait in it.
-        AbortedRank = "aborted-rank",
-        /// A rank arrives late and the others wait for it.
-        Straggler = "straggler",
-        /// Transfers are slower than they were learned to be: the fabric, not a rank.
-        SlowTransfer = "slow-transfer",
-        /// From some moment on a class of operations takes longer.
-        ChangePoint = "change-point",
-        /// Transfers between two ranks are slow.
-        SlowPair = "slow-pair",
-        /// What one node takes part in is slow.
-        SlowNode = "slow-node",
-        /// NCCL chose another algorithm, protocol or channel count than before, or than on other ranks.
-        ChoiceDiffers = "choice-differs",
-        /// Many collectives are so small that they cost only latency.
-        TinyCollectives = "tiny-collectives",
-        /// The job spends much of its time in communication that nothing overlaps.
-        CommunicationShare = "communication-share",
-        /// Ranks have very different amounts to exchange.
-        Imbalance = "imbalance",
-        /// The driver reported an error of a GPU.
-        Xid = "xid",
-        /// A GPU's memory has errors.
-        EccErrors = "ecc-errors",
-        /// A link works, and has to send again and again.
-        LinkErrors = "link-errors",
-        /// A link that was up, or is up on its siblings, is down.
-        LinkDown = "link-down",
-        /// A busy GPU's way to the host is narrower or slower than both ends can.
-        PcieDowngrade = "pcie-downgrade",
-        /// A busy GPU's clocks are held down.
-        ThrottledGpu = "throttled-gpu",
-        /// A GPU runs slower than its siblings in the same communicator on the same host.
-        SlowGpu = "slow-gpu",
-        /// Nothing is heard of a node on which ranks were at work.
-        SilentNode = "silent-node",
-        /// A node's wall clock differs from the others'.
-        ClockSkew = "clock-skew",
-    }
-}
-spelled! {
-    /// How much a finding matters.
-    Severity {
-        /// Worth knowing; the job is well.
-        Info = "info",
-        /// The job is slower than it could be.
-        Warning = "warning",
-        /// The job stands still, or will.
-        Critical = "critical",
-    }
-}
-spelled! {
-    /// How sure a finding is.
-    Confidence {
-        /// It follows from the facts; nothing that comes later can change it.
-        Proven = "proven",
-        /// It rests on time passing without a sign, or on statistics.
-        Likely = "likely",
-    }
-}
-
-impl Kind {
-    /// True for the kinds that are about a device, whoever uses it.
-    pub const fn is_device(self) -> bool {
-        (self as u8) >= (Kind::Xid as u8)
-    }
-
-    /// True for the kinds in which ranks stand still.
-    pub const fn is_hang(self) -> bool {
-        (self as u8) < (Kind::Straggler as u8)
-    }
-
-    /// How much it matters, unless its rule knows better.
-    pub const fn severity(self) -> Severity {
-        match self {
-            _ if self.is_hang() => Severity::Critical,
-            Kind::TinyCollectives | Kind::CommunicationShare | Kind::ChoiceDiffers => Severity::Info,
-            _ => Severity::Warning,
-        }
-    }
-}
 
 /// Why a rank is missing, late or slow.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -177,7 +45,12 @@ impl Serialize for Cause {
         let mut map = s.serialize_map(None)?;
         map.serialize_entry("kind", self.as_str())?;
         match self {
-            Cause::BusyElsewhere(comm) => map.serialize_entry("communicator", &comm.to_string())?,
+            Cause::BusyElsewhere(comm) => {
+                map.serialize_entry("communicator", &comm.to_string())?;
+                if let Some(owner) = comm.owner() {
+                    map.serialize_entry("owner", &owner)?;
+                }
+            }
             Cause::ProcessGone(Some(Exit::Code(code))) => map.serialize_entry("exit_code", code)?,
             Cause::ProcessGone(Some(Exit::Signal(n))) => map.serialize_entry("signal", n)?,
             Cause::Device(_, place) => {
@@ -196,6 +69,7 @@ impl<'de> Deserialize<'de> for Cause {
         struct Fields {
             kind: String,
             communicator: Option<String>,
+            owner: Option<u32>,
             exit_code: Option<i32>,
             signal: Option<i32>,
             host: Option<String>,
@@ -203,7 +77,8 @@ impl<'de> Deserialize<'de> for Cause {
         }
         let f = Fields::deserialize(d)?;
         let exit = f.exit_code.map(Exit::Code).or(f.signal.map(Exit::Signal));
-        let comm = f.communicator.and_then(|c| u64::from_str_radix(&c, 16).ok()).map(CommId);
+        let comm = f.communicator.and_then(|c| u64::from_str_radix(&c, 16).ok());
+        let comm = comm.map(|hash| CommId::new(hash, f.owner));
         match f.kind.as_str() {
             "busy-elsewhere" => {
                 comm.map(Cause::BusyElsewhere).ok_or_else(|| de::Error::missing_field("communicator"))
@@ -253,8 +128,8 @@ impl fmt::Display for FindingId {
 /// Ranks that wait because of a finding's cause, and in what.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Victims {
-    /// The communicator, 16 hexadecimal digits.
-    #[serde(serialize_with = "as_text", deserialize_with = "communicator")]
+    /// The communicator: NCCL's number in 16 hexadecimal digits, and beside it its owner's, where that is known.
+    #[serde(flatten, with = "communicator")]
     pub communicator: CommId,
     /// Who waits, as that communicator numbers its ranks.
     #[serde(serialize_with = "as_numbers")]
@@ -313,8 +188,8 @@ pub struct Evidence {
 pub struct Finding {
     /// What is wrong.
     pub kind: Kind,
-    /// The communicator, 16 hexadecimal digits.
-    #[serde(serialize_with = "as_text", deserialize_with = "communicator")]
+    /// The communicator: NCCL's number in 16 hexadecimal digits, and beside it its owner's, where that is known.
+    #[serde(flatten, with = "communicator")]
     pub communicator: CommId,
     /// The culprits, as that communicator numbers its ranks.
     #[serde(serialize_with = "as_numbers")]
@@ -348,6 +223,12 @@ pub struct Finding {
     pub last_seen: Option<String>,
     /// False once the condition has passed; a closed finding stays in the summary.
     pub open: bool,
+    /// When it was closed, RFC 3339 in UTC; absent while it is open, and where no clock pair is known.
+    #[serde(default)]
+    pub closed_at: Option<String>,
+    /// Why it was closed; absent while it is open.
+    #[serde(default)]
+    pub close_reason: Option<CloseReason>,
     /// What it is about, where that is neither its communicator nor its ranks: a host.
     #[serde(skip)]
     pub subject: Option<String>,
@@ -360,6 +241,65 @@ pub struct Finding {
     /// When it was last seen, host monotonic ns.
     #[serde(skip)]
     pub last_seen_ns: u64,
+    /// When it was closed, host monotonic ns; 0 while it is open.
+    #[serde(skip)]
+    pub closed_ns: u64,
+}
+
+/// A finding with what its JSON for people leaves out: moments of the host's monotonic clock.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct TimedFinding<F> {
+    finding: F,
+    subject: Option<String>,
+    since_ns: u64,
+    first_seen_ns: u64,
+    last_seen_ns: u64,
+    #[serde(default)]
+    closed_ns: u64,
+}
+
+impl<'a> TimedFinding<&'a Finding> {
+    /// The finding, to be written.
+    pub fn of(f: &'a Finding) -> Self {
+        TimedFinding {
+            finding: f,
+            subject: f.subject.clone(),
+            since_ns: f.since_ns,
+            first_seen_ns: f.first_seen_ns,
+            last_seen_ns: f.last_seen_ns,
+            closed_ns: f.closed_ns,
+        }
+    }
+}
+
+impl TimedFinding<Finding> {
+    /// The finding, as it was before it was written.
+    pub fn whole(self) -> Finding {
+        Finding {
+            subject: self.subject,
+            since_ns: self.since_ns,
+            first_seen_ns: self.first_seen_ns,
+            last_seen_ns: self.last_seen_ns,
+            closed_ns: self.closed_ns,
+            ..self.finding
+        }
+    }
+}
+
+/// A change of a finding, which is reported once.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FindingEvent {
+    /// What changed.
+    pub change: Change,
+    /// The finding as it is now.
+    pub finding: Finding,
+}
+
+impl FindingEvent {
+    /// The findings that were opened.
+    pub fn opened(events: &[FindingEvent]) -> impl Iterator<Item = &Finding> {
+        events.iter().filter(|e| e.change == Change::Opened).map(|e| &e.finding)
+    }
 }
 
 impl Finding {
@@ -382,10 +322,13 @@ impl Finding {
             first_seen: None,
             last_seen: None,
             open: true,
+            closed_at: None,
+            close_reason: None,
             subject: None,
             since_ns: 0,
             first_seen_ns: 0,
             last_seen_ns: 0,
+            closed_ns: 0,
         };
         f.id = f.named();
         f
@@ -400,7 +343,10 @@ impl Finding {
             hash.bytes(subject.as_bytes());
             return FindingId(hash.0);
         }
-        hash.number(self.communicator.0);
+        hash.number(self.communicator.nccl_hash());
+        if let Some(owner) = self.communicator.owner() {
+            hash.number(u64::from(owner));
+        }
         if self.kind.is_hang() {
             hash.bytes(if self.operation.func == COMM_INIT { b"making" } else { b"hang" });
             let (track, a, b) = match self.operation.track {
@@ -499,8 +445,29 @@ fn hexadecimal<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
     u64::from_str_radix(&text, 16).map_err(|_| de::Error::custom(format_args!("{text:?} is no id")))
 }
 
-fn communicator<'de, D: Deserializer<'de>>(d: D) -> Result<CommId, D::Error> {
-    hexadecimal(d).map(CommId)
+/// A communicator as two fields: NCCL's number, and its owner's where that is known.
+mod communicator {
+    use super::CommId;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    struct Fields {
+        communicator: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        owner: Option<u32>,
+    }
+
+    pub(super) fn serialize<S: Serializer>(id: &CommId, s: S) -> Result<S::Ok, S::Error> {
+        Fields { communicator: id.to_string(), owner: id.owner() }.serialize(s)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<CommId, D::Error> {
+        let f = Fields::deserialize(d)?;
+        let hash = u64::from_str_radix(&f.communicator, 16);
+        let hash = hash.map_err(|_| D::Error::custom(format_args!("{:?} is no id", f.communicator)))?;
+        Ok(CommId::new(hash, f.owner))
+    }
 }
 
 fn finding_id<'de, D: Deserializer<'de>>(d: D) -> Result<FindingId, D::Error> {
@@ -518,7 +485,7 @@ mod tests {
 
     fn finding(kind: Kind, track: Track, order: u64, ranks: &[u32]) -> Finding {
         let ranks = ranks.iter().copied().map(Rank).collect();
-        Finding::new(kind, CommId(7), ranks, OperationRef::named("AllReduce", track, order))
+        Finding::new(kind, CommId::unowned(7), ranks, OperationRef::named("AllReduce", track, order))
     }
 
     #[test]
@@ -560,13 +527,5 @@ mod tests {
         assert_eq!(rank_list(&ranks(0..16_384)), "0-16383");
         let every_other: Vec<Rank> = (0..64).map(|n| Rank(2 * n)).collect();
         assert!(rank_list(&every_other).ends_with("28, 30 and 48 more"));
-    }
-
-    #[test]
-    fn names_are_spelled_once() {
-        let names: std::collections::BTreeSet<&str> = Kind::ALL.iter().map(|k| k.as_str()).collect();
-        assert_eq!(names.len(), Kind::ALL.len());
-        assert!(Kind::AbortedRank.is_hang() && !Kind::Straggler.is_hang());
-        assert!(!Kind::Imbalance.is_device() && Kind::SlowGpu.is_device() && !Kind::SlowGpu.is_hang());
     }
 }

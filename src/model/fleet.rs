@@ -207,7 +207,7 @@ mod tests {
         let text = serde_json::to_string(&cell).expect("text");
         assert_eq!(text, r#"["gpu-node-0001",8,"held",2,false]"#);
         let f = Fleet {
-            at: At { job: Some("llama".into()), node: None, communicator: Some(CommId(u64::MAX)) },
+            at: At { job: Some("llama".into()), node: None, communicator: Some(CommId::unowned(u64::MAX)) },
             nodes: vec![cell],
             unspoken: vec![3],
             ..Fleet::default()

@@ -8,14 +8,16 @@ mod fleet;
 mod hardware;
 mod host;
 mod ids;
+mod kind;
 mod nic;
 mod op;
 mod snapshot;
 mod spare;
+mod unread;
 mod update;
 
 pub use finding::{
-    COMM_INIT, Cause, Confidence, Evidence, Finding, FindingId, Kind, OperationRef, Place, Severity, Victims,
+    COMM_INIT, Cause, Evidence, Finding, FindingEvent, FindingId, OperationRef, Place, TimedFinding, Victims,
     rank_list,
 };
 pub use fleet::{At, Fleet, NodeCell, NodeState, Rest, Totals};
@@ -25,6 +27,7 @@ pub use hardware::{
 };
 pub use host::{Exit, HostFact, ProcessState};
 pub use ids::{CommId, Rank, SegmentId, Track};
+pub use kind::{Change, CloseReason, Confidence, Kind, Severity};
 pub use nic::{NicTrouble, nic_counter};
 pub use op::{
     Algo, ChannelStamp, DataType, Flags, Func, Lane, Launch, NetPhase, NetProgress, OpRecord, Proto, RedOp,
@@ -35,7 +38,10 @@ pub use snapshot::{
     Snapshot,
 };
 pub use spare::Spare;
+pub use unread::{Unread, UnreadReason};
+#[cfg(test)]
+pub(crate) use update::UNRECORDED;
 pub use update::{
-    Beat, CommRecord, Exchange, Job, Liveness, Making, PairBeat, SegmentRecord, Signatures, Sink, Sketch,
-    Source, Told, Update,
+    BEYOND_MEMORY, Beat, CommRecord, Exchange, Job, Liveness, Making, OPERATIONS, PairBeat, SegmentRecord,
+    Signatures, Sink, Sketch, Source, Told, UNCOUNTED, Update, hides_operations, missed_reason,
 };

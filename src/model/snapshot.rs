@@ -1,8 +1,9 @@
 //! What a screen or a report shows at one moment. Absent is `None`, never 0.
 
-use super::{Algo, CommId, Finding, Fleet, Func, Lane, Proto, Rank};
+use super::{Algo, CommId, Finding, Fleet, Func, Lane, Proto, Rank, Unread, hides_operations};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How far an operation has come on one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -323,49 +324,34 @@ pub struct Snapshot {
     /// Findings, open ones first.
     #[serde(with = "timed")]
     pub findings: Vec<Finding>,
+    /// Findings that are left out, since their user has too many.
+    #[serde(default)]
+    pub more_findings: u64,
     /// Processes.
     pub segments: Vec<SegmentRow>,
     /// Losses by process and reason.
     pub losses: Vec<LossRow>,
+    /// Segments and directories that are not read: nothing here is about them.
+    #[serde(default)]
+    pub unread: Vec<Unread>,
     /// The cluster around it; absent where one host is shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fleet: Option<Fleet>,
 }
 
-/// Findings with what their JSON for people leaves out: moments of the host's monotonic clock.
+/// Findings with what their JSON for people leaves out.
 mod timed {
     use super::Finding;
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    #[derive(Serialize, Deserialize)]
-    struct Timed<F> {
-        finding: F,
-        subject: Option<String>,
-        since_ns: u64,
-        first_seen_ns: u64,
-        last_seen_ns: u64,
-    }
+    use crate::model::TimedFinding;
+    use serde::{Deserialize, Deserializer, Serializer};
 
     pub(super) fn serialize<S: Serializer>(findings: &[Finding], s: S) -> Result<S::Ok, S::Error> {
-        s.collect_seq(findings.iter().map(|f| Timed {
-            finding: f,
-            subject: f.subject.clone(),
-            since_ns: f.since_ns,
-            first_seen_ns: f.first_seen_ns,
-            last_seen_ns: f.last_seen_ns,
-        }))
+        s.collect_seq(findings.iter().map(TimedFinding::of))
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<Finding>, D::Error> {
-        let all = Vec::<Timed<Finding>>::deserialize(d)?;
-        let whole = |t: Timed<Finding>| Finding {
-            subject: t.subject,
-            since_ns: t.since_ns,
-            first_seen_ns: t.first_seen_ns,
-            last_seen_ns: t.last_seen_ns,
-            ..t.finding
-        };
-        Ok(all.into_iter().map(whole).collect())
+        let all = Vec::<TimedFinding<Finding>>::deserialize(d)?;
+        Ok(all.into_iter().map(TimedFinding::whole).collect())
     }
 }
 
@@ -373,6 +359,19 @@ impl Snapshot {
     /// Of how many operations the GPU time is known, in all communicators.
     pub fn coverage(&self) -> Coverage {
         self.comms.iter().fold(Coverage::default(), |sum, c| sum + c.coverage)
+    }
+
+    /// Operations of running processes of which nothing is known since their records were lost: each reason, how many records,
+    /// and of how many processes.
+    pub fn hidden(&self) -> BTreeMap<&str, (u64, usize)> {
+        let alive: BTreeSet<u32> = self.segments.iter().filter(|s| s.alive).map(|s| s.pid).collect();
+        let mut hidden = BTreeMap::new();
+        for l in self.losses.iter().filter(|l| alive.contains(&l.pid) && hides_operations(&l.reason)) {
+            let (records, processes) = hidden.entry(&*l.reason).or_insert((0u64, 0));
+            *records = records.saturating_add(l.count);
+            *processes += 1;
+        }
+        hidden
     }
 
     /// All losses together.
@@ -388,14 +387,14 @@ mod tests {
 
     #[test]
     fn what_goes_over_a_socket_is_what_was_sent() {
-        let comm = CommId(u64::MAX);
+        let comm = CommId::unowned(u64::MAX);
         let track = Track::Pair(Rank(1), Rank(16_383));
         let mut f =
             Finding::new(Kind::MissingRank, comm, vec![Rank(3)], OperationRef::named("Send", track, 7));
         f.evidence.push(Evidence { text: "waits".into(), value: Some(3.5), unit: Some("s".into()) });
         for cause in [
             None,
-            Some(Cause::BusyElsewhere(CommId(9))),
+            Some(Cause::BusyElsewhere(CommId::unowned(9))),
             Some(Cause::ProcessGone(Some(Exit::Signal(9)))),
             Some(Cause::ProcessGone(Some(Exit::Code(1)))),
             Some(Cause::InHostCode),

@@ -4,6 +4,8 @@ use super::{ChannelStamp, OpRecord};
 
 /// Records that are kept for their room.
 const KEPT: usize = 4096;
+/// Longer lists of stamps are not kept: NCCL has 64 channels.
+const USUAL_STAMPS: usize = 64;
 
 /// Records that nobody needs any more.
 #[derive(Debug, Clone, Default)]
@@ -23,7 +25,7 @@ impl Spare {
 
     /// Takes a list of stamps that are not needed any more.
     pub fn give_stamps(&mut self, mut stamps: Vec<ChannelStamp>) {
-        if stamps.capacity() > 0 && self.stamps.len() < KEPT {
+        if (1..=USUAL_STAMPS).contains(&stamps.capacity()) && self.stamps.len() < KEPT {
             stamps.clear();
             self.stamps.push(stamps);
         }

@@ -1,9 +1,38 @@
 //! What a source says: the one stream that live segments, black boxes and (later) recordings share.
 
-use super::{Algo, CommId, Func, HostFact, OpRecord, Proto, Rank, Reading, SegmentId, Spare};
+use super::{Algo, CommId, Func, HostFact, OpRecord, Proto, Rank, Reading, SegmentId, Spare, Unread};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+/// Operations that were left out because their user's take too much memory, as what was missed.
+pub const BEYOND_MEMORY: &str = "operations beyond the memory of their user";
+
+/// Operations that were overwritten before they were read, as what was missed.
+pub const OPERATIONS: &str = "operations";
+
+/// Why records were lost that a reader missed, in words.
+pub fn missed_reason(what: &str) -> &'static str {
+    match what {
+        OPERATIONS => "operations overwritten before they were read",
+        "channel stamps" => "channel stamps overwritten before they were read",
+        BEYOND_MEMORY => BEYOND_MEMORY,
+        _ => "network transfers overwritten before they were read",
+    }
+}
+
+/// The reasons of the plugin for which an operation is neither recorded nor counted: later issue orders may be too low.
+pub const UNCOUNTED: [&str; 4] =
+    ["slot being written", "unknown communicator", "bad arguments", "communicator table full"];
+/// The reasons of the plugin for which an operation is counted and has no record.
+pub(crate) const UNRECORDED: [&str; 2] = ["no room in shared memory", "overwritten before it was issued"];
+
+/// True where records that were lost for this reason were operations of which nothing else is known. The other reasons cost
+/// times and details, and are common: with PXN, NCCL hands over the events of other processes.
+pub fn hides_operations(reason: &str) -> bool {
+    let of_reader = [missed_reason(OPERATIONS), BEYOND_MEMORY];
+    UNCOUNTED.contains(&reason) || UNRECORDED.contains(&reason) || of_reader.contains(&reason)
+}
 
 /// Whether the process behind a segment still runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -279,6 +308,10 @@ pub trait Source {
     fn inspect(&mut self, segment: SegmentId, now_ns: u64) {
         let _ = (segment, now_ns);
     }
+    /// What it does not read now, and why.
+    fn unread(&self) -> Vec<Unread> {
+        Vec::new()
+    }
     /// Where it looks, in words.
     fn describe(&self) -> String;
 }
@@ -332,6 +365,15 @@ pub enum Update {
         shift_ns: i64,
         /// What its wall clock is ahead of the observer's by, in ns.
         wall_ahead_ns: i64,
+    },
+    /// Processes of several nodes claim one rank, so that nothing can rest on it; of no nodes: not any more.
+    Disputed {
+        /// The communicator.
+        comm: CommId,
+        /// The rank.
+        rank: Rank,
+        /// The nodes.
+        nodes: Vec<String>,
     },
     /// Nothing is heard of a process since a moment, or it is heard of again: whether it goes on is not known.
     Silent {

@@ -8,7 +8,7 @@
 //! names are indices into the table.
 //!
 //! A trace may come from anywhere, so reading is total: errors, never panics, and memory bounded by
-//! [`MAX_BODY`] and [`MAX_EVENTS`] whatever the file claims.
+//! [`MAX_BODY`] and the other limits here, to 64 MiB, whatever the file claims.
 
 mod read;
 mod write;
@@ -22,8 +22,12 @@ pub const FORMAT_VERSION: u32 = 1;
 
 /// Largest inflated body in bytes: ten times the largest recording, yet harmless to inflate.
 const MAX_BODY: usize = 16 << 20;
-/// Most events in one trace, since an event is far larger in memory than in the body.
-const MAX_EVENTS: usize = 1 << 20;
+/// Most events in one trace, since an event is far larger in memory than in the body: seven times the largest recording.
+const MAX_EVENTS: usize = 1 << 18;
+/// Most names and ranks in one trace, and threads of all ranks, which are larger in memory too.
+const MAX_NAMES: usize = 1 << 14;
+const MAX_RANKS: usize = 1 << 14;
+const MAX_ALL_THREADS: usize = 1 << 18;
 /// Most threads of one rank, since a player starts them all.
 const MAX_THREADS: usize = 1 << 10;
 /// Strongest compression: fixtures are written once and carried in the binary for ever.

@@ -10,6 +10,9 @@ use super::trace::{Call, Descriptor, Event, RankTrace, Text, Trace, TraceError};
 
 type Parsed<T> = Result<T, &'static str>;
 
+/// A line in an error is shown up to here, in characters.
+const SHOWN_MAX: usize = 200;
+
 impl Trace {
     /// Reads the recorder's logs, one `(label, text)` per rank, in rank order.
     ///
@@ -22,7 +25,7 @@ impl Trace {
             let mut rank = RankTrace { label: label.to_owned(), ..RankTrace::default() };
             for (index, line) in text.lines().enumerate() {
                 let event = parse_line(line, &mut rank.threads, &mut names).map_err(|what| {
-                    TraceError::Line { label: label.to_owned(), line: index + 1, what, text: line.to_owned() }
+                    TraceError::Line { label: label.to_owned(), line: index + 1, what, text: shown(line) }
                 })?;
                 rank.events.push(event);
             }
@@ -32,6 +35,13 @@ impl Trace {
         }
         Ok(Self { ranks })
     }
+}
+
+/// A line as an error shows it: it may be anything, what steers a terminal too.
+fn shown(line: &str) -> String {
+    let end = line.char_indices().nth(SHOWN_MAX).map_or(line.len(), |(at, _)| at);
+    let cut = if end < line.len() { "..." } else { "" };
+    format!("{}{cut}", line[..end].escape_debug())
 }
 
 impl RankTrace {

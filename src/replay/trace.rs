@@ -282,7 +282,7 @@ pub enum TraceError {
         line: usize,
         /// What is wrong.
         what: &'static str,
-        /// The line.
+        /// The line, or the beginning of a long one.
         text: String,
     },
 }

@@ -4,7 +4,8 @@ mod pages;
 
 pub use pages::{CommPage, Late, Loss, Operations, Page, Pages};
 
-use crate::model::{Finding, Snapshot, size_text};
+use crate::model::{Change, Finding, FindingEvent, Snapshot, size_text};
+use serde::Serialize;
 use std::io::{self, Write};
 
 /// Writes findings as JSON, one object a line. The schema is in the README and does not change silently.
@@ -17,6 +18,38 @@ pub fn json(out: &mut impl Write, findings: &[Finding]) -> io::Result<()> {
         writeln!(out)?;
     }
     Ok(())
+}
+
+/// Writes changes of findings as JSON, one object a line: a finding, and what changed about it.
+///
+/// # Errors
+/// Those of the writer.
+pub fn json_events(out: &mut impl Write, events: &[FindingEvent]) -> io::Result<()> {
+    #[derive(Serialize)]
+    struct Line<'a> {
+        change: Change,
+        #[serde(flatten)]
+        finding: &'a Finding,
+    }
+    for e in events {
+        serde_json::to_writer(&mut *out, &Line { change: e.change, finding: &e.finding })?;
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+/// Writes one change of a finding for people: an opened one whole, others in one line.
+///
+/// # Errors
+/// Those of the writer.
+pub fn event(out: &mut impl Write, e: &FindingEvent) -> io::Result<()> {
+    match (e.change, e.finding.close_reason) {
+        (Change::Opened, _) => finding(out, &e.finding),
+        (Change::Closed, Some(reason)) => {
+            writeln!(out, "closed ({}): {}", reason.as_str(), e.finding.headline())
+        }
+        (change, _) => writeln!(out, "{}: {}", change.as_str(), e.finding.headline()),
+    }
 }
 
 /// Writes findings for people.
@@ -40,7 +73,12 @@ pub fn text(out: &mut impl Write, findings: &[Finding]) -> io::Result<()> {
 pub fn finding(out: &mut impl Write, f: &Finding) -> io::Result<()> {
     writeln!(out, "{}", f.headline())?;
     if let Some(since) = &f.since {
-        writeln!(out, "    since {since}{}", if f.open { "" } else { ", over now" })?;
+        let closed = match (f.open, f.close_reason) {
+            (true, _) => String::new(),
+            (false, Some(reason)) => format!(", closed ({})", reason.as_str()),
+            (false, None) => ", closed".to_owned(),
+        };
+        writeln!(out, "    since {since}{closed}")?;
     }
     for e in &f.evidence {
         writeln!(out, "    - {}", e.text)?;
@@ -136,7 +174,7 @@ mod tests {
             redop: Some("ncclSum".into()),
             track: Track::Collective,
         };
-        let comm = CommId(0x2cb0_a93e);
+        let comm = CommId::unowned(0x2cb0_a93e);
         Finding {
             since: Some("2026-11-21T09:00:00Z".into()),
             evidence: vec![Evidence {
@@ -170,7 +208,7 @@ mod tests {
                 r#""advice":"look at rank 3","id":"e3d76a4a55f0c9c7","cause":{"kind":"process-gone","signal":9},"#,
                 r#""victims":[{"communicator":"000000002cb0a93e","ranks":[0,1],"order":3,"track":"collective"}],"#,
                 r#""severity":"critical","confidence":"proven","first_seen":"2026-11-21T09:00:03Z","#,
-                r#""last_seen":null,"open":true}"#,
+                r#""last_seen":null,"open":true,"closed_at":null,"close_reason":null}"#,
                 "\n"
             )
         );

@@ -1,7 +1,9 @@
 //! Each job on one page: who is in it, what it ran and how fast, who was late, what was found, what was lost.
 
 use super::{finding, number, size};
-use crate::model::{ClassRow, CommId, CommRow, Coverage, Finding, JobRow, RankRow, Snapshot, size_text};
+use crate::model::{
+    ClassRow, CommId, CommRow, Coverage, Finding, JobRow, RankRow, Snapshot, Unread, size_text,
+};
 use serde::Serialize;
 use std::io::{self, Write};
 
@@ -25,6 +27,8 @@ pub struct Pages {
     pub jobs: Vec<Page>,
     /// Findings about no job that is known: devices that nobody uses, for example.
     pub findings: Vec<Finding>,
+    /// Segments and directories that were not read: no page is about them.
+    pub unread: Vec<Unread>,
 }
 
 /// One job.
@@ -146,6 +150,7 @@ impl Pages {
             at: s.wall.clone(),
             jobs: s.jobs.iter().map(|j| Page::of(s, j, |f| touches(f, &j.sums.comms))).collect(),
             findings: rest.cloned().collect(),
+            unread: s.unread.clone(),
         }
     }
 
@@ -166,6 +171,10 @@ impl Pages {
         if !self.findings.is_empty() {
             writeln!(out, "\nfindings about no job that is known here")?;
             findings(out, &self.findings)?;
+        }
+        if !self.unread.is_empty() {
+            writeln!(out, "\nnot read: nothing here is about these")?;
+            self.unread.iter().try_for_each(|u| writeln!(out, "  {}", plain(&u.to_string())))?;
         }
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! The one owner of a node's state.
 
 use crate::detect::{Baseline, Detector, Settings};
-use crate::join::{ClockPair, Finished, Join, Sampling, View};
+use crate::join::{ClockPair, Finished, Join, MemoryLimit, Sampling, View};
 use crate::model::{
-    CommId, Finding, HostFact, OpRecord, Rank, SegmentId, Sink, Snapshot, Source, Spare, Update,
+    CommId, Finding, FindingEvent, HostFact, OpRecord, Rank, SegmentId, Sink, Snapshot, Source, Spare, Update,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,6 +43,18 @@ impl<S: Source> Monitor<S> {
         }
     }
 
+    /// Takes what processes have left unfinished for ended with them, as whoever watches running jobs does.
+    #[must_use]
+    pub fn following_live(mut self) -> Self {
+        self.join.follow_live();
+        self
+    }
+
+    /// Limits the memory that communicators take.
+    pub fn limit_memory(&mut self, limit: MemoryLimit) {
+        self.join.limit_memory(limit);
+    }
+
     /// Judges transfers by what benchmarks said as well.
     #[must_use]
     pub fn with_baselines(mut self, baselines: Vec<Baseline>) -> Self {
@@ -62,17 +74,22 @@ impl<S: Source> Monitor<S> {
         self.join.sample(sampling);
     }
 
-    /// Takes in what is new and asks the rules. Returns the findings that are new.
-    pub fn step(&mut self, now_ns: u64) -> Vec<Finding> {
+    /// Takes over findings of an earlier run on this host.
+    pub fn restore(&mut self, findings: Vec<Finding>, now_ns: u64) {
+        self.detector.restore(findings, now_ns);
+    }
+
+    /// Takes in what is new and asks the rules. Returns the changes of findings, each once.
+    pub fn step(&mut self, now_ns: u64) -> Vec<FindingEvent> {
         let Monitor { source, join, asked, stacks, .. } = self;
         source.poll_each(now_ns, &mut Taking { now_ns, join, asked, stacks });
         self.join.tick(now_ns);
         if !self.judging {
             return Vec::new();
         }
-        let new = self.detector.check(&self.join, now_ns);
+        let events = self.detector.check(&self.join, now_ns);
         // Whoever holds up others is asked where it is; its answer becomes evidence of the finding.
-        for finding in new.iter().filter(|f| f.kind.is_hang()) {
+        for finding in FindingEvent::opened(&events).filter(|f| f.open && f.kind.is_hang()) {
             let Some(comm) = self.join.communicator(finding.communicator) else { continue };
             for rank in &finding.ranks {
                 if let Some(member) = comm.members().get(rank) {
@@ -81,7 +98,7 @@ impl<S: Source> Monitor<S> {
                 }
             }
         }
-        new
+        events
     }
 
     /// The stacks of culprits that came since the last call; they are in their findings' evidence too.
@@ -129,6 +146,12 @@ impl<S: Source> Monitor<S> {
         self.detector.set(settings);
     }
 
+    /// How many findings of a user, or of all users, are left out since a user has too many open ones.
+    pub fn findings_left_out(&self, uid: Option<u32>) -> u64 {
+        let left_out = self.detector.left_out().iter();
+        left_out.filter(|(owner, _)| uid.is_none() || **owner == uid).map(|(_, n)| *n as u64).sum()
+    }
+
     /// All of it for a screen.
     pub fn snapshot(&self, now_ns: u64) -> Snapshot {
         self.snapshot_of(None, now_ns)
@@ -140,10 +163,15 @@ impl<S: Source> Monitor<S> {
         let view = uid.map_or(all, |uid| all.of_user(uid));
         let mut s = view.snapshot();
         s.findings = self.findings();
+        s.more_findings = self.findings_left_out(uid);
         if uid.is_some() {
             let shown: BTreeSet<CommId> = view.communicators().map(|c| c.id).collect();
-            s.findings.retain(|f| shown.contains(&f.communicator));
+            // A job that has ended may be forgotten; whose it was, its communicator says.
+            let own = |f: &Finding| f.communicator.owner() == uid || shown.contains(&f.communicator);
+            s.findings.retain(own);
         }
+        s.unread = self.source.unread();
+        s.unread.retain(|u| uid.is_none() || u.owner == uid);
         s.source = self.source.describe();
         s.wall = self.wall(now_ns);
         s
@@ -230,26 +258,27 @@ mod tests {
                 unreachable!()
             };
             c.segment = SegmentId(u64::from(r) + 1);
-            c.comm = CommId(u64::from(r / 2));
+            c.comm = CommId::unowned(u64::from(r / 2));
             given.updates.push(Update::Comm(c));
             for order in 0..2 - u64::from(r % 2) {
                 let at = S * (order + 1);
                 let mut o =
                     all_reduce(r % 2, order, at, Some((at + 5_000, (order == 0).then_some(at + 50_000))));
-                (o.segment, o.comm) = (SegmentId(u64::from(r) + 1), CommId(u64::from(r / 2)));
+                (o.segment, o.comm) = (SegmentId(u64::from(r) + 1), CommId::unowned(u64::from(r / 2)));
                 given.updates.push(Update::Op(Box::new(o)));
             }
         }
         let mut monitor = Monitor::new(given, Settings::default());
-        assert_eq!(monitor.step(6 * S).len(), 2, "both jobs hang");
+        assert_eq!(FindingEvent::opened(&monitor.step(6 * S)).count(), 2, "both jobs hang");
         let all = monitor.snapshot(6 * S);
         assert_eq!((all.segments.len(), all.comms.len(), all.findings.len()), (4, 2, 2));
         let own = monitor.snapshot_of(Some(1001), 6 * S);
         assert_eq!((own.segments.len(), own.ranks.len(), own.in_flight.len()), (2, 2, 1));
         assert!(
-            own.comms.iter().all(|c| c.id == CommId(1)) && own.classes.iter().all(|c| c.comm == CommId(1))
+            own.comms.iter().all(|c| c.id == CommId::unowned(1))
+                && own.classes.iter().all(|c| c.comm == CommId::unowned(1))
         );
-        assert_eq!(own.findings.iter().map(|f| f.communicator).collect::<Vec<_>>(), [CommId(1)]);
+        assert_eq!(own.findings.iter().map(|f| f.communicator).collect::<Vec<_>>(), [CommId::unowned(1)]);
         let nobody = monitor.snapshot_of(Some(7), 6 * S);
         assert_eq!(
             (nobody.segments, nobody.comms, nobody.findings, nobody.jobs),

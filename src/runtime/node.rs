@@ -1,7 +1,7 @@
 //! All that is known on one node, as one source: its segments, and what its samplers read.
 
 use crate::ingest::Segments;
-use crate::model::{Reading, SegmentId, Sink, Source, Update};
+use crate::model::{Reading, SegmentId, Sink, Source, Unread, Update};
 use std::sync::mpsc::Receiver;
 
 /// Segments, and readings that come from a thread of their own.
@@ -43,6 +43,10 @@ impl Source for Node {
 
     fn inspect(&mut self, segment: SegmentId, now_ns: u64) {
         self.segments.inspect(segment, now_ns);
+    }
+
+    fn unread(&self) -> Vec<Unread> {
+        self.segments.unread()
     }
 
     fn describe(&self) -> String {

@@ -59,7 +59,11 @@ impl Line {
         let question = Question { ringwatch: PROTOCOL, want: Want::Snapshot, every_ms };
         let mut line = serde_json::to_vec(&question).map_err(|e| wrong(e.into()))?;
         line.push(b'\n');
-        stream.write_all(&line).map_err(wrong)?;
+        // An agent without a place for us has answered already, and its answer says why.
+        match stream.write_all(&line) {
+            Err(e) if e.kind() != io::ErrorKind::BrokenPipe => return Err(wrong(e)),
+            _ => {}
+        }
         Ok(Line { path: path.to_owned(), read: BufReader::new(stream) })
     }
 

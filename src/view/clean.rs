@@ -30,6 +30,10 @@ pub(super) fn snapshot(s: &mut Snapshot, ascii: bool) {
         maybe(&mut segment.nccl);
     }
     s.losses.iter_mut().for_each(|l| fix(l.reason.to_mut()));
+    for unread in &mut s.unread {
+        fix(&mut unread.path);
+        fix(&mut unread.detail);
+    }
     s.findings.iter_mut().for_each(|f| finding(f, ascii));
     if let Some(fleet) = &mut s.fleet {
         fleet.nodes.iter_mut().for_each(|n| fix(&mut n.name));

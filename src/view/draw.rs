@@ -128,6 +128,9 @@ fn header(ctx: &Ctx<'_>) -> Vec<Line<'static>> {
         Some(wall) => ctx.span(Role::Label, format!("{} UTC", fit(wall, 24, ctx.theme))),
         None => ctx.span(Role::Dim, "no wall time"),
     });
+    if !snap.unread.is_empty() {
+        right.push(ctx.span(Role::Bad, format!("not read: {}", snap.unread.len())));
+    }
     let lost = snap.fleet.as_ref().map_or_else(|| snap.lost(), |f| f.totals.lost);
     let role = if lost > 0 { Role::Warn } else { Role::Plain };
     right.push(ctx.span(role, format!("lost: {}", format::count(lost))));

@@ -48,7 +48,7 @@ fn export(c: &mut Criterion) {
     let mut full = Metrics::new(Settings::default());
     for n in 0..960 {
         let mut f = finished[0].clone();
-        f.comm = CommId(n);
+        f.comm = CommId::unowned(n);
         full.finished(&hand.join, &[f]);
     }
     let own = Own { now_ns: 11 * S, node: "node1".into(), ..Own::default() };

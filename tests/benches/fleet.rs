@@ -62,8 +62,9 @@ fn groups(rank: u32, ranks: u32) -> Vec<Group> {
     let replicas = (nodes / stages).max(1);
     let (node, local) = (rank / A_NODE, rank % A_NODE);
     let (stage, replica) = (node / replicas, node % replicas);
-    let id =
-        |kind: u64, copy: u32, of: u32| CommId(mixed(kind << 56 | u64::from(copy) << 40 | u64::from(of)));
+    let id = |kind: u64, copy: u32, of: u32| {
+        CommId::unowned(mixed(kind << 56 | u64::from(copy) << 40 | u64::from(of)))
+    };
     let mut all = Vec::new();
     for copy in 0..TENSOR {
         let rate = 4;
@@ -111,7 +112,7 @@ fn process(rank: u32, ranks: u32, alive: bool) -> m::Process {
 fn member(rank: u32, g: &Group) -> m::Member {
     m::Member {
         segment: segment(rank),
-        comm: g.comm.0,
+        comm: g.comm.nccl_hash(),
         rank: g.rank,
         ranks: Some(g.ranks),
         nodes: Some(g.nodes),
@@ -128,7 +129,7 @@ fn record(rank: u32, g: &Group, order: u64, count: u64, duration_ns: Option<u64>
     m::Record {
         segment: segment(rank),
         ticket: order,
-        comm: g.comm.0,
+        comm: g.comm.nccl_hash(),
         rank: g.rank,
         lane: 1,
         order: Some(order),
@@ -154,7 +155,7 @@ fn record(rank: u32, g: &Group, order: u64, count: u64, duration_ns: Option<u64>
 /// What a node's agent tells of a group's operations of a second.
 fn sketch(g: &Group, ranks: u32, count: u64, whole: bool) -> m::Sketch {
     m::Sketch {
-        comm: g.comm.0,
+        comm: g.comm.nccl_hash(),
         func: 5,
         size_class: 23,
         algo: 2,
@@ -172,6 +173,7 @@ fn sketch(g: &Group, ranks: u32, count: u64, whole: bool) -> m::Sketch {
         seconds: 1,
         whole,
         by_events: 0,
+        segment: None,
     }
 }
 
@@ -234,7 +236,7 @@ impl Fleet {
                 for g in groups(rank, self.ranks) {
                     let e = by.entry(bucket(g.comm)).or_default();
                     let (from, to) = ((self.age - 1) * g.rate, self.age * g.rate);
-                    let (segment, comm, rank_in) = (segment(rank), g.comm.0, g.rank);
+                    let (segment, comm, rank_in) = (segment(rank), g.comm.nccl_hash(), g.rank);
                     e.beats.push(m::Beat { segment, comm, rank: rank_in, issued: to, ..m::Beat::default() });
                     let signatures = (from..to).map(|o| mixed(o ^ comm) as u32).collect();
                     e.signatures.push(m::Signatures { segment, comm, rank: rank_in, from, signatures });
@@ -282,7 +284,7 @@ impl Fleet {
 
     /// Another size on one rank of a tensor group: proven as soon as the records are there.
     async fn mismatch(&mut self, client: &Client, node: u32, copy: u32) -> CommId {
-        let mut comm = CommId(0);
+        let mut comm = CommId::unowned(0);
         for rank in node * A_NODE..(node + 1) * A_NODE {
             let g = groups(rank, self.ranks)[copy as usize];
             comm = g.comm;
@@ -291,7 +293,7 @@ impl Fleet {
             let records = vec![record(rank, &g, order, count, None)];
             let beat = m::Beat {
                 segment: segment(rank),
-                comm: g.comm.0,
+                comm: g.comm.nccl_hash(),
                 rank: g.rank,
                 issued: order + 1,
                 open: 1,

@@ -28,7 +28,7 @@ fn front(rank: u32, order: u64) -> Front {
 fn fill(w: &mut Waits, order: u64) {
     for comm in 0..COMMS {
         for rank in 0..RANKS {
-            w.set(CommId(comm), Track::Collective, Rank(rank), Some(front(rank, order)));
+            w.set(CommId::unowned(comm), Track::Collective, Rank(rank), Some(front(rank, order)));
         }
     }
 }
@@ -48,7 +48,7 @@ fn waits(c: &mut Criterion) {
     c.bench_function("16,384 ranks x 64 communicators: one row changes, solve", |b| {
         b.iter(|| {
             order += 1;
-            w.set(CommId(3), Track::Collective, Rank(5), Some(front(5, order)));
+            w.set(CommId::unowned(3), Track::Collective, Rank(5), Some(front(5, order)));
             black_box(w.solve(|_| 0))
         });
     });
@@ -62,7 +62,7 @@ fn waits(c: &mut Criterion) {
                     // Communicators overlap: the same ranks never meet twice.
                     let process = (rank * 64 + (comm % 64) as u32 + rank * (comm / 64) as u32) % RANKS;
                     let row = Front { process, ..front(process, order) };
-                    w.set(CommId(comm), Track::Collective, Rank(rank), Some(row));
+                    w.set(CommId::unowned(comm), Track::Collective, Rank(rank), Some(row));
                 }
             }
             black_box(w.solve(|_| 0))
@@ -100,7 +100,7 @@ fn segment(rank: u32, liveness: Liveness) -> Update {
 fn beat(comm: u64, rank: u32, issued: u64) -> Update {
     Update::Comm(CommRecord {
         segment: SegmentId(u64::from(rank) + 1),
-        comm: CommId(comm),
+        comm: CommId::unowned(comm),
         rank: Rank(rank),
         ranks: Some(RANKS),
         nodes: Some(RANKS / 8),
@@ -139,7 +139,7 @@ fn op(comm: u64, rank: u32, order: u64, at: u64, ended: bool) -> Update {
     Update::Op(Box::new(OpRecord {
         segment: SegmentId(u64::from(rank) + 1),
         ticket: order * COMMS + comm,
-        comm: CommId(comm),
+        comm: CommId::unowned(comm),
         rank: Rank(rank),
         lane: Lane::Collective,
         order: Some(order),
@@ -207,6 +207,7 @@ fn look(join: &mut Join, detector: &mut Detector, now_ns: u64) -> (Duration, Vec
     let begun = Instant::now();
     join.tick(now_ns);
     let found = detector.check(join, now_ns);
+    let found = found.into_iter().map(|e| e.finding).collect();
     (begun.elapsed(), black_box(found))
 }
 

@@ -6,8 +6,9 @@ pub(crate) mod machine;
 
 use ringwatch::join::Join;
 use ringwatch::model::{
-    Algo, ChannelStamp, CommId, CommRecord, DataType, Fact, Flags, Func, Job, Lane, Liveness, NetProgress,
-    OpRecord, Proto, Rank, Reading, SegmentId, SegmentRecord, Timing, Untimed, Update, Xid,
+    Algo, Change, ChannelStamp, CommId, CommRecord, DataType, Fact, Finding, FindingEvent, Flags, Func,
+    Holder, Job, Lane, Liveness, NetProgress, OpRecord, PodsFact, Proto, Rank, Reading, SegmentId,
+    SegmentRecord, Timing, Untimed, Update, Xid,
 };
 use std::collections::BTreeMap;
 
@@ -16,13 +17,18 @@ pub(crate) const S: u64 = 1_000_000_000;
 /// The wall clock at the host's monotonic zero.
 pub(crate) const EPOCH_NS: u64 = 1_795_244_764 * S;
 /// The job's communicator.
-pub(crate) const COMM: CommId = CommId(0xc0ff_ee00_0000_0007);
+pub(crate) const COMM: CommId = CommId::unowned(0xc0ff_ee00_0000_0007);
 /// Its communicator with a rank of another node.
-pub(crate) const ACROSS: CommId = CommId(0xc0ff_ee00_0000_0008);
+pub(crate) const ACROSS: CommId = CommId::unowned(0xc0ff_ee00_0000_0008);
 /// How far the GPU's clock is ahead.
 const AHEAD: u64 = S;
 /// The pure transfer's time.
 pub(crate) const TRANSFER_NS: u64 = 100_000;
+
+/// A change of a finding.
+pub(crate) fn event(change: Change, finding: &Finding) -> FindingEvent {
+    FindingEvent { change, finding: finding.clone() }
+}
 
 /// The join that it is fed into.
 pub(crate) struct Hand {
@@ -240,6 +246,14 @@ impl Hand {
         for fact in machine::facts(self.ranks, from_ns, at_ns).into_iter().chain(machine::samplers(at_ns)) {
             self.reading(at_ns, fact);
         }
+    }
+
+    /// A kubelet gave a rank's GPU to the container `trainer` of a pod in the namespace `ml`.
+    pub(crate) fn pod(&mut self, at_ns: u64, rank: u32, pod: &str) {
+        let (device, pod) = (format!("GPU-{rank:04}"), pod.to_owned());
+        let (namespace, container) = ("ml".to_owned(), "trainer".to_owned());
+        let holders = vec![Holder { device, pod, namespace, container }];
+        self.reading(at_ns, Fact::Pods(PodsFact { holders }));
     }
 
     /// The driver reports an error.

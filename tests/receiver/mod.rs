@@ -33,6 +33,8 @@ pub(crate) struct Wants {
     pub(crate) tls: bool,
     /// Requests need the header `x-tenant: lab`.
     pub(crate) tenant: bool,
+    /// Requests need a user and a password, `user:pL4nt3d-otlp`.
+    pub(crate) user: bool,
     /// So many requests are answered with "not now".
     pub(crate) unavailable: u32,
     /// It takes requests for spans and says that it refused so many of them.
@@ -47,6 +49,8 @@ pub(crate) struct Got {
     pub(crate) metrics: Vec<Metric>,
     /// `service.name` of whoever sent log records or metrics.
     pub(crate) services: BTreeSet<String>,
+    /// Who sent log records or metrics.
+    pub(crate) resources: Vec<Resource>,
     /// Requests that were answered with "not now".
     pub(crate) refused: u32,
     /// Requests came compressed.
@@ -76,8 +80,12 @@ enum Refusal {
 }
 
 impl Shared {
-    fn admit(&self, tenant: Option<&str>, encoding: Option<&str>) -> Result<(), Refusal> {
+    fn admit<'a>(&self, header: impl Fn(&'static str) -> Option<&'a str>) -> Result<(), Refusal> {
         let mut got = self.got.lock().unwrap();
+        let (tenant, encoding) = (header("x-tenant"), header("content-encoding").or(header("grpc-encoding")));
+        if self.wants.user && header("authorization") != Some("Basic dXNlcjpwTDRudDNkLW90bHA=") {
+            return Err(Refusal::Stranger);
+        }
         if self.wants.tenant && tenant != Some("lab") {
             return Err(Refusal::Stranger);
         }
@@ -100,6 +108,7 @@ impl Shared {
     }
 
     fn logs(&self, r: logs::ExportLogsServiceRequest) -> logs::ExportLogsServiceResponse {
+        self.got.lock().unwrap().resources.extend(r.resource_logs.iter().filter_map(|r| r.resource.clone()));
         let senders = r.resource_logs.iter().filter_map(|r| service(r.resource.as_ref()));
         self.got.lock().unwrap().services.extend(senders);
         let records = r.resource_logs.into_iter().flat_map(|r| r.scope_logs).flat_map(|s| s.log_records);
@@ -108,6 +117,8 @@ impl Shared {
     }
 
     fn metrics(&self, r: metrics::ExportMetricsServiceRequest) -> metrics::ExportMetricsServiceResponse {
+        let of = r.resource_metrics.iter().filter_map(|r| r.resource.clone());
+        self.got.lock().unwrap().resources.extend(of);
         let senders = r.resource_metrics.iter().filter_map(|r| service(r.resource.as_ref()));
         self.got.lock().unwrap().services.extend(senders);
         let of = r.resource_metrics.into_iter().flat_map(|r| r.scope_metrics).flat_map(|s| s.metrics);
@@ -117,7 +128,7 @@ impl Shared {
 
     fn rpc<T>(&self, request: Request<T>) -> Result<T, Status> {
         let header = |name| request.metadata().get(name).and_then(|v| v.to_str().ok());
-        match self.admit(header("x-tenant"), header("grpc-encoding")) {
+        match self.admit(header) {
             Ok(()) => Ok(request.into_inner()),
             Err(Refusal::Busy) => Err(Status::unavailable("not now")),
             Err(Refusal::Stranger) => Err(Status::unauthenticated("who are you")),
@@ -132,7 +143,7 @@ impl Shared {
     ) -> Response {
         let header = |name| headers.get(name).and_then(|v| v.to_str().ok());
         let encoding = header("content-encoding");
-        match self.admit(header("x-tenant"), encoding) {
+        match self.admit(header) {
             Ok(()) => {}
             Err(Refusal::Busy) => return StatusCode::SERVICE_UNAVAILABLE.into_response(),
             Err(Refusal::Stranger) => return StatusCode::UNAUTHORIZED.into_response(),

@@ -20,7 +20,10 @@ impl Simulation {
             for (ctx, c) in (1..).zip(&self.comms) {
                 if let Ok(own) = c.members.binary_search(&rank) {
                     let (nodes, ranks, rank) = (c.nodes as i32, c.members.len() as i32, own as i32);
-                    at(self.begin, Call::Init { ctx, comm_id: c.id.0, name: None, nodes, ranks, rank });
+                    at(
+                        self.begin,
+                        Call::Init { ctx, comm_id: c.id.nccl_hash(), name: None, nodes, ranks, rank },
+                    );
                 }
             }
             for (key, op) in &self.ops {

@@ -1,8 +1,8 @@
-//! A case as its file tells it, and each rank's part of it written out.
+//! A case as its file tells it.
 
 use super::machines::Machines;
 use ringwatch::model::{Algo, DataType, Func, Proto, RedOp};
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeMap;
 
 /// Nanoseconds, written as `1.5s`, `20ms`, `40us` or `forever`.
@@ -30,11 +30,20 @@ impl<'de> Deserialize<'de> for Ns {
     }
 }
 
-#[derive(Debug, Clone, Deserialize)]
+impl Serialize for Ns {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            n if n >= FOREVER.0 => s.serialize_str("forever"),
+            n => s.collect_str(&format_args!("{}us", n as f64 / 1e3)),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Case {
     /// What it is, in a line.
-    #[expect(dead_code, reason = "for who reads the file")]
+    #[allow(dead_code, reason = "for the reader of the file")]
     pub(crate) about: String,
     pub(crate) ranks: u32,
     /// Hosts, each with clocks of its own.
@@ -97,6 +106,27 @@ pub(crate) struct Case {
     /// The profiler ABI.
     #[serde(default = "abi")]
     pub(crate) abi: u32,
+    /// NCCL's version.
+    #[serde(default = "nccl")]
+    pub(crate) nccl: String,
+    /// NCCL does not report the number of ranks, as before 2.27.
+    #[serde(default)]
+    pub(crate) sizes_unknown: bool,
+    /// Every random time depends on what it is for, and not on what was drawn before. Two runs of a job then have the
+    /// same noise, although one of them has a fault.
+    #[serde(default)]
+    pub(crate) keyed: bool,
+    /// Share of all times of work that take up to `tail_factor` times as long.
+    #[serde(default)]
+    pub(crate) tail_share: f64,
+    #[serde(default)]
+    pub(crate) tail_factor: f64,
+    /// Drift of the hosts' clocks against each other, in millionths.
+    #[serde(default)]
+    pub(crate) host_drift_ppm: f64,
+    /// A node that dies, and its agent with it.
+    #[serde(default)]
+    pub(crate) node_loss: Option<(u32, Ns)>,
 }
 
 fn one() -> u32 {
@@ -117,9 +147,12 @@ fn depth() -> usize {
 fn abi() -> u32 {
     5
 }
+fn nccl() -> String {
+    "2.28.9".to_owned()
+}
 
 /// Who is in a communicator; without any field all ranks are.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Members {
     pub(crate) ranks: Option<Vec<u32>>,
@@ -127,12 +160,16 @@ pub(crate) struct Members {
     pub(crate) groups: Option<u32>,
     /// One communicator for the ranks that are so far apart.
     pub(crate) strided: Option<u32>,
+    /// The same in each block of so many neighbors, and not among all.
+    pub(crate) block: Option<u32>,
     /// Those that never join it.
     pub(crate) without: Vec<u32>,
     /// A rank that believes it to have another size.
     pub(crate) misjudged_by: Option<u32>,
     /// Named by the library that is loaded before the job.
     pub(crate) preloaded: bool,
+    /// Made by a step of the program, and not before it.
+    pub(crate) later: bool,
 }
 
 impl Members {
@@ -141,14 +178,17 @@ impl Members {
         let all: Vec<u32> = self.ranks.clone().unwrap_or_else(|| (0..ranks).collect());
         match (self.groups, self.strided) {
             (Some(n), _) => all.chunks(n as usize).map(<[u32]>::to_vec).collect(),
-            (_, Some(n)) => (0..n).map(|k| all.iter().copied().filter(|r| r % n == k).collect()).collect(),
+            (_, Some(n)) => all
+                .chunks(self.block.map_or(all.len(), |b| b as usize))
+                .flat_map(|b| (0..n).map(move |k| b.iter().copied().filter(|r| r % n == k).collect()))
+                .collect(),
             _ => vec![all],
         }
     }
 }
 
 /// One thing that ranks do. One of the fields up to `abort` is given.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Step {
     /// The steps in `steps`, so many times.
@@ -158,6 +198,8 @@ pub(crate) struct Step {
     pub(crate) compute: Option<Ns>,
     /// Work of the host.
     pub(crate) host: Option<Ns>,
+    /// The hosts wait for a request that comes to all of them at once.
+    pub(crate) idle: Option<Ns>,
     /// A call of NCCL's.
     pub(crate) call: Option<Call>,
     /// Calls between ncclGroupStart and ncclGroupEnd.
@@ -168,12 +210,20 @@ pub(crate) struct Step {
     pub(crate) exchange: Option<Call>,
     /// The host waits for all its streams.
     pub(crate) sync: Option<bool>,
+    /// The stream waits for all that was issued to this one before (cudaStreamWaitEvent).
+    pub(crate) wait: Option<u8>,
+    /// Makes this communicator together with its other members.
+    pub(crate) make: Option<String>,
+    /// Frees this communicator.
+    pub(crate) free: Option<String>,
+    /// The process ends: by a signal if positive, with a code if not.
+    pub(crate) exit: Option<i32>,
     /// Who does it; absent means all.
     pub(crate) ranks: Option<Vec<u32>>,
     pub(crate) stream: u8,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Call {
     pub(crate) comm: String,
@@ -202,7 +252,7 @@ pub(crate) struct Call {
 }
 
 /// Data that takes longer.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Slow {
     /// Of one communicator, `name` or `name/group`.
@@ -229,7 +279,7 @@ pub(crate) struct Slow {
 }
 
 /// Another way to run an operation.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Choice {
     pub(crate) comm: String,
@@ -298,7 +348,7 @@ fn named_redop<'de, D: Deserializer<'de>>(d: D) -> Result<Option<RedOp>, D::Erro
 }
 
 /// What goes wrong, and where: at a rank's n-th call in a communicator.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Fault {
     pub(crate) ranks: Vec<u32>,
@@ -319,6 +369,9 @@ pub(crate) struct Fault {
     /// The process is stopped there.
     #[serde(default)]
     pub(crate) stop: bool,
+    /// The process is stopped there, and goes on after so long.
+    #[serde(default)]
+    pub(crate) pause: Option<Ns>,
     /// The rank aborts the communicator there and goes no further.
     #[serde(default)]
     pub(crate) abort: bool,
@@ -355,7 +408,7 @@ pub(crate) struct Fault {
 }
 
 /// A finding that has to come.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Expected {
     /// One of these, separated by `|`.
@@ -393,133 +446,4 @@ pub(crate) struct Expected {
     /// Ranks of the job that wait because of it, at least.
     #[serde(default)]
     pub(crate) victims: Option<usize>,
-}
-
-/// What one rank does, written out.
-#[derive(Debug, Clone)]
-pub(crate) enum Action {
-    Compute(Ns, u8),
-    Host(Ns),
-    Calls(Vec<Planned>, u8),
-    Replay(Vec<Planned>, u8),
-    Sync,
-    Hang,
-    Die(i32),
-    Stop,
-    Abort(String),
-}
-
-/// A call, and what is to become of it.
-#[derive(Debug, Clone)]
-pub(crate) struct Planned {
-    pub(crate) call: Call,
-    pub(crate) stuck: Option<(u32, u32)>,
-    pub(crate) takes: Option<Ns>,
-    pub(crate) broken: bool,
-    pub(crate) unrecorded: bool,
-    pub(crate) overwritten: bool,
-}
-
-impl Planned {
-    fn of(call: &Call) -> Self {
-        Planned {
-            call: call.clone(),
-            stuck: None,
-            takes: None,
-            broken: false,
-            unrecorded: false,
-            overwritten: false,
-        }
-    }
-}
-
-impl Case {
-    fn unroll(&self, step: &Step, rank: u32, into: &mut Vec<Action>) {
-        if step.ranks.as_ref().is_some_and(|r| !r.contains(&rank)) {
-            return;
-        }
-        for _ in 0..step.repeat.unwrap_or(0) {
-            step.steps.iter().for_each(|s| self.unroll(s, rank, into));
-        }
-        let planned = |calls: &[Call]| calls.iter().map(Planned::of).collect::<Vec<_>>();
-        into.extend(step.compute.map(|t| Action::Compute(t, step.stream)));
-        into.extend(step.host.map(Action::Host));
-        into.extend(step.call.as_ref().map(|c| Action::Calls(vec![Planned::of(c)], step.stream)));
-        into.extend(step.group.as_ref().map(|c| Action::Calls(planned(c), step.stream)));
-        if let Some(call) = &step.exchange {
-            let n = self.comms[&call.comm].groups(self.ranks).first().map_or(0, Vec::len) as i64;
-            let one = |func, by| Call { func, by, ..call.clone() };
-            let calls: Vec<Call> = (1..n).flat_map(|k| [one(Func::Send, k), one(Func::Recv, -k)]).collect();
-            into.push(Action::Calls(planned(&calls), step.stream));
-        }
-        into.extend(step.replay.as_ref().map(|c| Action::Replay(planned(c), step.stream)));
-        into.extend(step.sync.map(|_| Action::Sync));
-    }
-
-    /// A rank's program, with the faults that are its own.
-    pub(crate) fn actions(&self, rank: u32) -> Vec<Action> {
-        let mut healthy = Vec::new();
-        for step in &self.program {
-            self.unroll(step, rank, &mut healthy);
-        }
-        let mut actions = Vec::new();
-        let mut calls: BTreeMap<String, usize> = BTreeMap::new();
-        let mut swapped: Option<Action> = None;
-        for mut action in healthy {
-            let mut before = Vec::new();
-            let mut keep = true;
-            let mut swap = false;
-            if let Action::Calls(planned, stream) | Action::Replay(planned, stream) = &mut action {
-                let stream = *stream;
-                for p in planned.iter_mut() {
-                    let n = calls.entry(p.call.comm.clone()).or_default();
-                    let at = *n;
-                    *n += 1;
-                    let comm = p.call.comm.clone();
-                    for f in self.faults.iter().filter(|f| f.hits(rank, &comm, at)) {
-                        keep &= !f.skip;
-                        swap |= f.swap;
-                        p.stuck = p.stuck.or(f.stuck);
-                        p.takes = p.takes.or(f.takes);
-                        p.broken |= f.broken;
-                        p.unrecorded |= f.unrecorded;
-                        p.overwritten |= f.overwritten;
-                        before.extend(f.delay.map(Action::Host));
-                        before.extend(f.occupy.map(|t| Action::Compute(t, stream)));
-                        before.extend(f.extra.as_ref().map(|c| Action::Calls(vec![Planned::of(c)], stream)));
-                        before.extend(f.hang.then_some(Action::Hang));
-                        before.extend(f.stop.then_some(Action::Stop));
-                        before.extend(f.die.map(Action::Die));
-                        before.extend(f.abort.then(|| Action::Abort(f.comm.clone())));
-                        if let Some(change) = &f.change {
-                            p.call = change.clone();
-                        }
-                    }
-                }
-            }
-            actions.append(&mut before);
-            let is_call = matches!(action, Action::Calls(..) | Action::Replay(..));
-            if swap {
-                swapped = Some(action);
-                continue;
-            }
-            if keep {
-                actions.push(action);
-            }
-            if is_call {
-                actions.extend(swapped.take());
-            }
-        }
-        actions
-    }
-}
-
-impl Fault {
-    fn hits(&self, rank: u32, comm: &str, at: usize) -> bool {
-        let often = match self.every {
-            Some(n) => at >= self.call && (at - self.call).is_multiple_of(n),
-            None => at == self.call,
-        };
-        often && self.comm == comm && self.ranks.contains(&rank)
-    }
 }

@@ -6,7 +6,7 @@ use super::{MS, S, Simulation};
 use ringwatch::model::{
     Fact, GpuFact, LinkFact, NodeFact, PcieFact, PortFact, Reading, Throttle, Update, Xid,
 };
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 /// Links of a GPU.
@@ -14,7 +14,7 @@ const LINKS: u32 = 18;
 const CLOCK: u32 = 1980;
 
 /// The machines, and what is wrong with them.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Machines {
     /// GPUs that are idle between these moments: low clocks, a low generation of PCIe.
@@ -28,7 +28,7 @@ pub(crate) struct Machines {
 }
 
 /// One thing that is wrong, on the GPU of a rank or on the NICs of a host.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Ailment {
     pub(crate) rank: Option<u32>,
@@ -94,7 +94,7 @@ impl Simulation {
         let a_node = self.case.ranks.div_ceil(self.case.nodes);
         for host in 0..self.case.nodes {
             let first = host * a_node;
-            let noise = self.below(3);
+            let noise = self.below(3, now ^ u64::from(host));
             let of = || machines.ailments.iter().filter(move |a| a.host == Some(host));
             let again: u64 = of().map(|a| a.so_far(a.retransmits, now)).sum();
             let port = PortFact {
@@ -127,7 +127,7 @@ impl Simulation {
         let of = || machines.ailments.iter().filter(move |a| a.rank == Some(rank));
         let now_of = || of().filter(|a| a.holds(now));
         let idle = machines.idle.is_some_and(|(from, to)| (from.0..to.0).contains(&now));
-        let jitter = self.below(60) as u32;
+        let jitter = self.below(60, now ^ u64::from(rank) << 48) as u32;
         let hot = now_of().find_map(|a| a.hot_mhz);
         let clock = hot.or_else(|| now_of().find_map(|a| a.slow_mhz));
         let sum = |f: fn(&Ailment) -> u64| of().map(|a| a.so_far(f(a), now)).sum::<u64>();

@@ -3,10 +3,10 @@
 use super::{PATIENCE, Room, drain, run, until, wait};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// An agent; it ends with this value, if not before.
 #[derive(Debug)]
@@ -26,12 +26,22 @@ impl Agent {
 
     /// The same, with more in its environment.
     pub(crate) fn with(room: &Room, more: &[&str], variables: &[(&str, PathBuf)]) -> Self {
-        let directories = format!("segments.directories=[{:?}]", room.segments());
-        let socket = format!("socket.path={}", socket(room).display());
-        let set =
-            ["agent", "--json", "--set", &directories, "--set", &socket, "--set", "http.listen=127.0.0.1:0"];
-        let mut command = room.ringwatch(set.iter().chain(more));
+        let more = more.iter().map(|m| (*m).to_owned());
+        let mut command = room.ringwatch(arguments(room).into_iter().chain(more));
         Self::run(command.envs(variables.iter().map(|(k, v)| (k, v))))
+    }
+
+    /// One that is started by a shell with limits (the options of `ulimit`, in this order).
+    pub(crate) fn limited(room: &Room, limits: &[(&str, u64)]) -> Self {
+        let set: String = limits.iter().map(|(option, n)| format!("ulimit {option} {n} && ")).collect();
+        Self::prepared(room, Path::new(super::PROGRAM), &set, &[])
+    }
+
+    /// A program that a shell becomes after these commands, which end in `&&`; `more` as in [`Agent::start`].
+    pub(crate) fn prepared(room: &Room, program: &Path, commands: &str, more: &[&str]) -> Self {
+        let mut command = room.command("sh");
+        command.args(["-c", &format!("{commands} exec \"$0\" \"$@\"")]).arg(program);
+        Self::run(command.args(arguments(room)).args(more))
     }
 
     /// An analyser, which is asked in the same ways.
@@ -48,8 +58,11 @@ impl Agent {
         std::thread::spawn(move || pipe.lines().map_while(Result::ok).try_for_each(|l| said.send(l)));
         let out = Some(drain(child.stdout.take()));
         let mut agent = Agent { child, address: String::new(), err, out };
-        let line = agent.says("ringwatch: listening on http://");
-        agent.address = line.rsplit('/').next().unwrap_or_default().to_owned();
+        let line = agent.says("listening on http://");
+        let rest = line.split_once("http://").map_or("", |(_, rest)| rest);
+        // In JSON more follows.
+        let address = rest.trim_end_matches(|c: char| !c.is_ascii_digit());
+        agent.address = address.split('"').next().unwrap_or_default().to_owned();
         agent
     }
 
@@ -99,8 +112,9 @@ impl Agent {
     /// The next line on its standard error with this in it.
     pub(crate) fn says(&self, text: &str) -> String {
         let mut before = Vec::new();
+        let end = Instant::now() + PATIENCE;
         loop {
-            let Ok(line) = self.err.recv_timeout(PATIENCE) else {
+            let Ok(line) = self.err.recv_timeout(end.saturating_duration_since(Instant::now())) else {
                 panic!("the agent never said {text:?}, but {before:#?}");
             };
             if line.contains(text) {
@@ -110,10 +124,39 @@ impl Agent {
         }
     }
 
+    /// The lines on its standard error until each of these texts was in one of them.
+    pub(crate) fn says_all(&self, texts: &[&str]) -> Vec<String> {
+        let (mut lines, end) = (Vec::new(), Instant::now() + PATIENCE);
+        let mut missing = texts.to_vec();
+        while !missing.is_empty() {
+            let Ok(line) = self.err.recv_timeout(end.saturating_duration_since(Instant::now())) else {
+                panic!("the agent never said {missing:?}, but {lines:#?}");
+            };
+            missing.retain(|text| !line.contains(text));
+            lines.push(line);
+        }
+        lines
+    }
+
     /// SIGKILL, as the kernel does it where memory is short.
     pub(crate) fn kill(mut self) {
         self.child.kill().expect("our own child");
         self.child.wait().expect("our own child");
+    }
+
+    /// SIGKILL as well; the rest of its log.
+    pub(crate) fn kill_with_log(mut self) -> Vec<String> {
+        self.child.kill().expect("our own child");
+        self.child.wait().expect("our own child");
+        self.err.iter().collect()
+    }
+
+    /// Ends it as a service manager does; what it told, and the rest of its log.
+    pub(crate) fn end_with_log(mut self) -> (String, Vec<String>) {
+        self.signal(rustix::process::Signal::TERM);
+        wait(&mut self.child);
+        let out = self.out.take().map(|o| o.join().expect("the reader ends")).unwrap_or_default();
+        (String::from_utf8(out).expect("text"), self.err.iter().collect())
     }
 
     /// Ends it as a service manager does; what it told, and its exit code.
@@ -130,6 +173,16 @@ impl Drop for Agent {
         drop(self.child.kill());
         drop(self.child.wait());
     }
+}
+
+/// The arguments of a room's agent.
+fn arguments(room: &Room) -> Vec<String> {
+    let directories = format!("segments.directories=[{:?}]", room.segments());
+    let socket = format!("socket.path={}", socket(room).display());
+    let findings = format!("findings.directory={}", room.path("state").display());
+    let set = [directories.as_str(), &socket, &findings, "http.listen=127.0.0.1:0"];
+    let set = set.into_iter().flat_map(|s| ["--set", s]);
+    ["agent", "--json"].into_iter().chain(set).map(str::to_owned).collect()
 }
 
 /// Where the agent of a room listens.

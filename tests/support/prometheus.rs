@@ -8,14 +8,15 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// A program of Prometheus; `None`, said with the test's name, where it is not there.
+/// A program of Prometheus; `None` where it is not there, and the test counts as
+/// skipped.
 pub(crate) fn program(name: &str, test: &str) -> Option<PathBuf> {
     let unpacked = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/prometheus/usr/bin").join(name);
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut all = std::iter::once(unpacked).chain(std::env::split_paths(&path).map(|p| p.join(name)));
     let found = all.find(|p| p.is_file());
     if found.is_none() {
-        eprintln!("SKIPPED {test}: no {name}; see .ci/run");
+        super::skipped(test, &format!("{name} (apt install prometheus)"));
     }
     found
 }

@@ -1,6 +1,6 @@
 //! The library as it is shipped, before jobs of a fake NCCL: one without a profiler, and ones with several ABIs.
 //!
-//! The C parts are compiled here; where there is no `cc` the tests say so by name and pass.
+//! The C parts are compiled here; without `cc` the tests count as skipped.
 
 #![allow(unsafe_code, reason = "the plugin's tests, whose support this is, need it")]
 #![allow(
@@ -17,7 +17,7 @@ use ringwatch_wire::codes::{Flaw, Loss, flag, kind, made, timed};
 use ringwatch_wire::layout::Region;
 use ringwatch_wire::reader::{CommSlot, OpSlot};
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
@@ -154,7 +154,7 @@ struct Done {
 #[track_caller]
 fn job(how: &str, abi: u32, what: &str) -> Option<Job> {
     let Some(dir) = built() else {
-        eprintln!("SKIPPED {what}: no C compiler");
+        support::skip::skipped(what, "a C compiler (cc)");
         return None;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -320,6 +320,33 @@ fn every_call_is_one_operation_whoever_else_tells_of_it() {
                 ops.iter().filter(|o| [100, 200, 400].contains(&o.count)).map(|o| o.dtype).collect();
             assert_eq!(types, [8, 9, 2]);
             assert_ne!(ops[1].flags & flag::IN_PLACE, 0);
+        }
+    }
+}
+
+/// Growing a file beyond the limit raises SIGXFSZ, which ends a job.
+#[test]
+fn a_file_size_limit_ends_no_job() {
+    for abi in [0, 5] {
+        for limit in [0, 64 << 10, 1 << 20] {
+            let Some(mut job) = job("linked", abi, "every") else { return };
+            let limits = libc::rlimit { rlim_cur: limit, rlim_max: limit };
+            // SAFETY: setrlimit may be called between fork and exec.
+            unsafe {
+                job.command.pre_exec(move || match libc::setrlimit(libc::RLIMIT_FSIZE, &limits) {
+                    0 => Ok(()),
+                    _ => Err(std::io::Error::last_os_error()),
+                })
+            };
+            let done = job.run().good();
+            let segments = done.folder.path().join("segments");
+            if limit == 0 {
+                assert_eq!(std::fs::read_dir(segments).unwrap().count(), 0);
+                continue;
+            }
+            assert_eq!(done.recording().ops().len(), 18);
+            let bytes = std::fs::metadata(&in_dir(&segments)[0]).unwrap().len();
+            assert!(bytes <= limit, "{bytes} bytes, at most {limit}");
         }
     }
 }

@@ -21,6 +21,7 @@ const IMPORTS: &[&str] = &[
     "geteuid",
     "getenv",
     "getpid",
+    "linkat",
     "madvise",
     "memcpy",
     "memmove",

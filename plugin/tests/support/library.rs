@@ -78,13 +78,13 @@ pub fn build(package: &str, file: &str) -> PathBuf {
     target.join("plugin").join(file)
 }
 
-/// Makes a library from C; `None`, said by the test's name, where there is no compiler.
+/// Makes a library from C; `None` without a C compiler, and the test counts as skipped.
 pub fn compile(test: &str, source: &str, flags: &[&str], to: &Path) -> Option<()> {
     let c = to.with_extension("c");
     std::fs::write(&c, source).unwrap();
     let made = Command::new("cc").args(["-shared", "-fPIC"]).args(flags).arg("-o").arg(to).arg(&c).output();
     let Ok(made) = made else {
-        eprintln!("SKIPPED {test}: there is no C compiler `cc`");
+        super::skip::skipped(test, "a C compiler (cc)");
         return None;
     };
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));

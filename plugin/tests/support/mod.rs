@@ -10,7 +10,11 @@ pub mod bare;
 pub mod child;
 pub mod elf;
 pub mod library;
+pub mod locks;
+pub mod seccomp;
 pub mod segment;
+#[path = "../../../tests/support/skip.rs"]
+pub mod skip;
 
 use abi::{COLL_DEFAULT, Coll, Descriptor, P2P_DEFAULT, P2p, ty};
 use library::Plugin;

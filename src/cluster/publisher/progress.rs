@@ -129,7 +129,7 @@ impl Publisher {
             let of = |o| part(o).map(|p| (signature(&p.op, ranks), types(&p.op)));
             let (signatures, types): (Vec<u32>, Vec<u8>) = (from..member.record.issued).map_while(of).unzip();
             self.signed.insert((c.id, *rank), from + signatures.len() as u64);
-            let (segment, comm, rank) = (member.record.segment.0, c.id.0, rank.0);
+            let (segment, comm, rank) = (member.record.segment.0, c.id.nccl_hash(), rank.0);
             let told = m::Signatures { segment, comm, rank, from, signatures };
             let bytes = told.encoded_len();
             if self.pay(bytes, false) {

@@ -53,12 +53,14 @@ impl Publisher {
         let own = join.communicator(f.comm).map(Communicator::members);
         let first = own.and_then(|m| m.keys().next().copied()).or_else(|| f.parts.first().map(|p| p.rank));
         let Some(rank) = first else { return };
+        let segment = own.and_then(|m| m.get(&rank)).map(|m| m.record.segment);
+        let segment = segment.or_else(|| f.parts.iter().find(|p| p.rank == rank).map(|p| p.segment));
         let ranks = own.map_or(f.parts.len(), BTreeMap::len) as u32;
         let from_s = self.sketched_s;
         let new = || {
             let place = |at: Option<usize>| at.map_or(0, |n| n as u32 + 1);
             m::Sketch {
-                comm: f.comm.0,
+                comm: f.comm.nccl_hash(),
                 func: place(Func::ALL.iter().position(|k| *k == f.func)),
                 size_class: f.size_class.map_or(0, |c| u32::from(c) + 1),
                 algo: place(algo.and_then(|a| Algo::ALL.iter().position(|k| *k == a))),
@@ -70,7 +72,7 @@ impl Publisher {
             }
         };
         let sketch = self.sketches.entry(key).or_insert_with(new);
-        (sketch.rank, sketch.ranks) = (rank.0, ranks);
+        (sketch.rank, sketch.ranks, sketch.segment) = (rank.0, ranks, segment.map(|s| s.0));
         sketch.count += 1;
         sketch.bytes = sketch.bytes.zip(f.operation.bytes).map(|(a, b)| a.saturating_add(b));
         let durations: Option<Vec<u64>> = f.parts.iter().map(|p| p.duration_ns).collect();

@@ -149,7 +149,7 @@ struct Told {
 
 fn finding(join: &Join, users: &Users<'_>, host: &str, device: &Device, told: Told) -> Finding {
     let victims = users.victims(host, device);
-    let communicator = victims.first().map_or(CommId(0), |v| v.communicator);
+    let communicator = victims.first().map_or(CommId::unowned(0), |v| v.communicator);
     Finding {
         since: wall(join, told.since_ns),
         since_ns: told.since_ns,

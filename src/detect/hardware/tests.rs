@@ -139,13 +139,13 @@ fn what_flickers_is_one_finding() {
             }
         });
         j.tick(s * S);
-        new.extend(d.check(&j, s * S));
+        new.extend(d.opened(&j, s * S));
     }
     assert_eq!(kinds(&new), [Kind::ThrottledGpu], "{new:#?}");
     assert!(d.findings()[0].open);
     run(&mut j, 200..230, |_, _| {});
     for s in 200..230 {
-        assert_eq!(d.check(&j, s * S), []);
+        assert_eq!(d.opened(&j, s * S), []);
     }
     assert!(!d.findings()[0].open);
 }

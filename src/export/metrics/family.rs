@@ -1,7 +1,8 @@
 //! What is given out: metrics with their samples.
 
 use super::histogram::Histogram;
-use crate::export::catalogue::{CLUSTER, Metric, OVERFLOW};
+use super::scope::Container;
+use crate::export::catalogue::{CLUSTER, CONTAINER, Metric, OVERFLOW};
 
 /// A metric and its samples.
 #[derive(Debug, Clone)]
@@ -38,6 +39,7 @@ pub(super) struct Families {
     cluster: Option<String>,
     families: Vec<Family>,
     hardware: Vec<(&'static str, String)>,
+    container: Option<Container>,
 }
 
 impl Families {
@@ -50,11 +52,20 @@ impl Families {
         self.hardware = hardware;
     }
 
+    /// What is added from now on is of this container: of its GPU, or of its rank.
+    pub(super) fn inside(&mut self, container: Option<Container>) {
+        self.container = container;
+    }
+
     /// Adds a sample. The values are those of the metric's labels, in their order; an empty one is left out.
     pub(super) fn put(&mut self, metric: &'static Metric, labels: &[&str], value: Value) {
         debug_assert_eq!(labels.len(), metric.labels.len(), "{}", metric.name);
         let given = metric.labels.iter().zip(labels).filter(|(_, v)| !v.is_empty());
-        let labels: Vec<_> = given.map(|(k, v)| (*k, (*v).to_owned())).collect();
+        let mut labels: Vec<_> = given.map(|(k, v)| (*k, (*v).to_owned())).collect();
+        if let Some(container) = &self.container {
+            let named = CONTAINER.into_iter().zip(container.names()).filter(|(_, v)| !v.is_empty());
+            labels.extend(named.map(|(k, v)| (k, v.to_owned())));
+        }
         self.push(metric, labels, value);
     }
 

@@ -19,8 +19,10 @@ const THROTTLES: [(Throttle, &str); 6] = [
 ];
 
 /// Everything that was read.
-pub(super) fn gather(out: &mut Families, hardware: &Hardware) {
+pub(super) fn gather(out: &mut Families, hardware: &Hardware, now_ns: u64) {
+    let container = |node: &str, gpu: &str| hardware.holder(node, gpu, now_ns).map(Into::into);
     for (node, _, g) in hardware.gpus() {
+        out.inside(container(node, &g.gpu));
         out.of(of_gpu(g));
         gpu(out, node, g);
         out.of(Vec::new());
@@ -29,8 +31,10 @@ pub(super) fn gather(out: &mut Families, hardware: &Hardware) {
         }
     }
     for (node, gpu, w) in hardware.wires() {
+        out.inside(container(node, gpu));
         wires(out, node, gpu, w);
     }
+    out.inside(None);
     for (node, w) in hardware.networks() {
         network(out, node, w);
     }
@@ -293,14 +297,18 @@ impl Wires {
         }
     }
 
-    pub(super) fn gather(&self, out: &mut Families) {
+    pub(super) fn gather(&self, out: &mut Families, hardware: &Hardware, now_ns: u64) {
+        let container = |node: &str, gpu: &str| hardware.holder(node, gpu, now_ns).map(Into::into);
         for ((node, gpu), of) in &self.gpus {
+            out.inside(container(node, gpu));
             out.known(c::PCIE_BYTES, &[node, gpu, "transmit"], of.pcie.map(|m| m.tx_bytes));
             out.known(c::PCIE_BYTES, &[node, gpu, "receive"], of.pcie.map(|m| m.rx_bytes));
         }
         for ((node, gpu, code), n) in &self.xids {
+            out.inside(container(node, gpu));
             out.number(c::GPU_XID, &[node, gpu, &code.to_string()], *n as f64);
         }
+        out.inside(None);
     }
 }
 

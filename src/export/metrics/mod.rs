@@ -19,13 +19,13 @@ pub use own::{Exported, Own};
 
 use super::prometheus::Settings;
 use crate::join::{Finished, Join};
-use crate::model::Finding;
+use crate::model::{Finding, FindingEvent};
 use family::Families;
 use hardware::Wires;
 use inspector::Inspector;
 use operations::Operations;
 use scope::Scopes;
-use state::{Losses, Opened};
+use state::{Findings, Losses};
 
 /// All metrics of one agent.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub struct Metrics {
     traced: f64,
     scopes: Scopes,
     operations: Operations,
-    opened: Opened,
+    findings: Findings,
     losses: Losses,
     wires: Wires,
     inspector: Option<Inspector>,
@@ -49,7 +49,7 @@ impl Metrics {
             traced: 1.0,
             scopes: Scopes::default(),
             operations: Operations::new(budget),
-            opened: Opened::new(budget),
+            findings: Findings::new(budget),
             losses: Losses::new(budget),
             wires: Wires::default(),
             inspector: settings.inspector_names.then(|| Inspector::new(budget)),
@@ -75,35 +75,34 @@ impl Metrics {
         }
     }
 
-    /// Takes findings; those that were counted and are still open count once.
-    pub fn findings(&mut self, join: &Join, findings: &[Finding]) {
-        for f in findings {
-            self.opened.add(&mut self.scopes, join, f);
+    /// Takes changes of findings.
+    pub fn events(&mut self, join: &Join, events: &[FindingEvent]) {
+        for e in events {
+            self.findings.add(&mut self.scopes, join, e);
         }
     }
 
     /// All there is to say now. `open` are the findings that are open; others among them are left out.
     pub fn gather(&mut self, join: &Join, open: &[Finding], own: &Own) -> Vec<Family> {
         let idle_ns = self.settings.idle_seconds.saturating_mul(1_000_000_000);
-        self.findings(join, open);
         self.losses.take(&mut self.scopes, join);
         self.wires.take(join.hardware());
         let mut out = Families::new(self.settings.cluster.clone());
         self.operations.expire(own.now_ns, idle_ns);
-        self.opened.expire(own.now_ns, idle_ns);
+        self.findings.expire(own.now_ns, idle_ns);
         self.losses.expire(own.now_ns, idle_ns);
         self.operations.gather(&self.scopes, &mut out);
         state::in_flight(&mut out, &mut self.scopes, join, own.now_ns, self.settings.series_budget);
         state::processes(&mut out, join);
-        self.opened.gather(&mut out, &mut self.scopes, join, open);
+        self.findings.gather(&mut out, &mut self.scopes, join, open);
         self.losses.gather(&mut out, &self.scopes);
-        hardware::gather(&mut out, join.hardware());
-        self.wires.gather(&mut out);
-        let folded = self.operations.folded() + self.opened.folded() + self.losses.folded();
-        let series = self.operations.len() + self.opened.len() + self.losses.len();
+        hardware::gather(&mut out, join.hardware(), own.now_ns);
+        self.wires.gather(&mut out, join.hardware(), own.now_ns);
+        let folded = self.operations.folded() + self.findings.folded() + self.losses.folded();
+        let series = self.operations.len() + self.findings.len() + self.losses.len();
         own.gather(&mut out, series, folded, join.finished_dropped());
         let used: Vec<scope::ScopeId> =
-            self.operations.scopes().chain(self.opened.scopes()).chain(self.losses.scopes()).collect();
+            self.operations.scopes().chain(self.findings.scopes()).chain(self.losses.scopes()).collect();
         self.scopes.keep_only(used);
         out.finish()
     }

@@ -102,7 +102,7 @@ impl Operations {
                 self.add_parts(scopes, join, f);
             }
             for r in self.row.drain(..) {
-                let of = scopes.of(join, r.comm, Some(r.segment));
+                let of = scopes.of_rank(join, r.comm, r.segment);
                 self.ranks.at_times((of, r.rank), r.times).add(&r.sums);
             }
         }
@@ -208,8 +208,10 @@ impl Operations {
         for ((scope, rank), of) in self.ranks.iter() {
             let s = scopes.get(*scope);
             let rank = rank.to_string();
+            out.inside(s.container.clone());
             of.gather(|metric, value| out.put(metric, &[&s.node, &s.job, &s.communicator, &rank], value));
         }
+        out.inside(None);
         if let Some(of) = self.ranks.overflow() {
             of.gather(|metric, value| out.overflow(metric, value));
         }

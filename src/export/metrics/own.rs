@@ -3,6 +3,7 @@
 use super::analysis::Bus;
 use super::family::Families;
 use crate::export::catalogue as c;
+use crate::model::UnreadReason;
 use std::collections::BTreeMap;
 
 /// What the agent knows of itself.
@@ -20,12 +21,16 @@ pub struct Own {
     pub open_fds: Option<u64>,
     /// Segments followed.
     pub segments: u64,
+    /// Segments and directories that are not read, by reason.
+    pub unread: BTreeMap<UnreadReason, u64>,
     /// When it started, wall clock ns since the epoch.
     pub started_unix_ns: u64,
     /// Looks taken at the sources so far.
     pub polls: u64,
     /// Time these took in all, in seconds.
     pub poll_seconds: f64,
+    /// Connections that were closed or refused before they were served, by server and reason.
+    pub connections_closed: BTreeMap<(&'static str, &'static str), u64>,
     /// What it sent away.
     pub exported: Vec<Exported>,
     /// What it does with its bus, where it has one.
@@ -52,9 +57,16 @@ impl Own {
         out.number(c::AGENT_MEMORY, &node, self.resident_bytes as f64);
         out.known(c::AGENT_FDS, &node, self.open_fds.map(|n| n as f64));
         out.number(c::AGENT_SEGMENTS, &node, self.segments as f64);
+        for reason in UnreadReason::ALL {
+            let n = self.unread.get(&reason).copied().unwrap_or(0);
+            out.number(c::AGENT_UNREAD, &[&self.node, reason.as_str()], n as f64);
+        }
         out.number(c::AGENT_START, &node, self.started_unix_ns as f64 / 1e9);
         out.number(c::AGENT_POLLS, &node, self.polls as f64);
         out.number(c::AGENT_POLL_SECONDS, &node, self.poll_seconds);
+        for ((server, reason), n) in &self.connections_closed {
+            out.number(c::AGENT_CONNECTIONS_CLOSED, &[&self.node, server, reason], *n as f64);
+        }
         out.number(c::SERIES, &node, series as f64);
         out.number(c::FOLDED, &node, folded as f64);
         let operations = [&*self.node, "operations", "nobody took them in time"];

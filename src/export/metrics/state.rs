@@ -5,8 +5,10 @@ use super::scope::{ScopeId, Scopes};
 use super::store::Store;
 use crate::export::catalogue as c;
 use crate::join::Join;
-use crate::model::{Finding, FindingId, Kind, Liveness, SegmentId, Severity};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use crate::model::{
+    Change, CloseReason, Finding, FindingEvent, FindingId, Kind, Liveness, SegmentId, Severity, missed_reason,
+};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Findings that are remembered as counted.
 const COUNTED: usize = 65_536;
@@ -22,7 +24,7 @@ struct Now {
 /// Operations in flight and the ranks of communicators.
 pub(super) fn in_flight(out: &mut Families, scopes: &mut Scopes, join: &Join, now_ns: u64, budget: usize) {
     let mut now: Store<ScopeId, Now> = Store::new(budget);
-    for comm in join.communicators().filter(|c| !c.closed()) {
+    for comm in join.communicators().filter(|c| !c.closed() && !join.has_ended(c)) {
         let of = now.at(scopes.of(join, comm.id, None));
         of.seen += comm.members().len() as u64;
         if let Some(ranks) = comm.ranks() {
@@ -53,7 +55,7 @@ pub(super) fn in_flight(out: &mut Families, scopes: &mut Scopes, join: &Join, no
     }
 }
 
-/// Processes by job.
+/// Processes by job, of jobs that have one here: the segments of a job that has ended are no part of it.
 pub(super) fn processes(out: &mut Families, join: &Join) {
     let mut jobs: BTreeMap<(&str, &str), [u64; 2]> = BTreeMap::new();
     let mut nccl: BTreeMap<(&str, &str), [Option<f64>; 2]> = BTreeMap::new();
@@ -75,7 +77,7 @@ pub(super) fn processes(out: &mut Families, join: &Join) {
             }
         }
     }
-    for ((node, job), [alive, gone]) in jobs {
+    for ((node, job), [alive, gone]) in jobs.into_iter().filter(|(_, [alive, _])| *alive > 0) {
         out.number(c::PROCESSES, &[node, job, "alive"], alive as f64);
         out.number(c::PROCESSES, &[node, job, "gone"], gone as f64);
     }
@@ -83,63 +85,72 @@ pub(super) fn processes(out: &mut Families, join: &Join) {
 
 type FindingKey = (ScopeId, Kind, Severity);
 
-/// Findings, counted when they open.
+/// Findings, counted when they are opened and when they are closed.
 #[derive(Debug)]
-pub(super) struct Opened {
-    counts: Store<FindingKey, u64>,
-    /// Those that were counted and have not closed since.
-    open: BTreeSet<FindingId>,
+pub(super) struct Findings {
+    opened: Store<FindingKey, u64>,
+    closed: Store<(FindingKey, CloseReason), u64>,
+    /// As what those that are open were counted: a job that has ended is not known any more when they are closed.
+    keys: BTreeMap<FindingId, FindingKey>,
 }
 
-impl Opened {
+impl Findings {
     pub(super) fn new(budget: usize) -> Self {
-        Opened { counts: Store::new(budget), open: BTreeSet::new() }
+        Findings { opened: Store::new(budget), closed: Store::new(budget), keys: BTreeMap::new() }
     }
 
-    pub(super) fn add(&mut self, scopes: &mut Scopes, join: &Join, f: &Finding) {
-        if !f.open {
-            self.open.remove(&f.id);
-            return;
-        }
-        let key = key(scopes, join, f);
-        if self.open.insert(f.id) {
-            *self.counts.at(key) += 1;
-        } else {
-            self.counts.touch(&key);
-        }
-        if self.open.len() > COUNTED {
-            self.open.pop_first();
+    pub(super) fn add(&mut self, scopes: &mut Scopes, join: &Join, event: &FindingEvent) {
+        let f = &event.finding;
+        match event.change {
+            Change::Opened => {
+                let key = key(scopes, join, f);
+                *self.opened.at(key) += 1;
+                self.keys.insert(f.id, key);
+                if self.keys.len() > COUNTED {
+                    self.keys.pop_first();
+                }
+            }
+            Change::Updated => {}
+            Change::Closed => {
+                let key = self.keys.remove(&f.id).unwrap_or_else(|| key(scopes, join, f));
+                *self.closed.at((key, f.close_reason.unwrap_or(CloseReason::Resolved))) += 1;
+            }
         }
     }
 
     pub(super) fn expire(&mut self, now_ns: u64, idle_ns: u64) {
-        self.counts.expire(now_ns, idle_ns);
+        self.opened.expire(now_ns, idle_ns);
+        self.closed.expire(now_ns, idle_ns);
     }
 
     pub(super) fn folded(&self) -> u64 {
-        self.counts.folded()
+        self.opened.folded() + self.closed.folded()
     }
 
     pub(super) fn len(&self) -> usize {
-        self.counts.len()
+        self.opened.len() + self.closed.len()
     }
 
     pub(super) fn scopes(&self) -> impl Iterator<Item = ScopeId> {
-        self.counts.iter().map(|(k, _)| k.0)
+        let open = self.keys.values().map(|k| k.0);
+        self.opened.iter().map(|(k, _)| k.0).chain(self.closed.iter().map(|(k, _)| k.0.0)).chain(open)
     }
 
     pub(super) fn gather(&mut self, out: &mut Families, scopes: &mut Scopes, join: &Join, open: &[Finding]) {
         let mut now: HashMap<FindingKey, u64> = HashMap::new();
-        let mut ids = BTreeSet::new();
-        for f in open.iter().filter(|f| f.open && ids.insert(f.id)) {
-            *now.entry(key(scopes, join, f)).or_default() += 1;
+        for f in open.iter().filter(|f| f.open) {
+            let key = self.keys.get(&f.id).copied().unwrap_or_else(|| key(scopes, join, f));
+            self.opened.touch(&key);
+            *now.entry(key).or_default() += 1;
         }
-        // What is not among them has closed, and counts again when it comes back.
-        self.open.retain(|id| ids.contains(id));
         let mut folded = 0;
-        let counted: HashMap<FindingKey, u64> = self.counts.iter().map(|(k, n)| (*k, *n)).collect();
-        for (k, n) in &now {
-            if !counted.contains_key(k) {
+        let counted: HashMap<FindingKey, u64> = self.opened.iter().map(|(k, n)| (*k, *n)).collect();
+        // One that was found before this agent was started is open, and none that it has opened.
+        for (k, n) in now.iter().filter(|(k, _)| !counted.contains_key(k)) {
+            if counted.len() < self.opened.budget() {
+                let s = scopes.get(k.0);
+                out.number(c::FINDINGS, &[&*s.node, &*s.job, k.1.as_str(), k.2.as_str()], *n as f64);
+            } else {
                 folded += n;
             }
         }
@@ -149,9 +160,21 @@ impl Opened {
             out.number(c::FINDINGS_TOTAL, &labels, *n as f64);
             out.number(c::FINDINGS, &labels, now.get(k).copied().unwrap_or(0) as f64);
         }
-        if let Some(n) = self.counts.overflow() {
+        // A counter that begins with its first event hides that from every rate.
+        let zero = |k: &FindingKey| CloseReason::ALL.iter().map(|r| ((*k, *r), 0)).collect::<Vec<_>>();
+        let mut closed: HashMap<(FindingKey, CloseReason), u64> = counted.keys().flat_map(zero).collect();
+        closed.extend(self.closed.iter().map(|(key, n)| (*key, *n)));
+        for ((k, reason), n) in closed {
+            let s = scopes.get(k.0);
+            let labels = [&*s.node, &*s.job, k.1.as_str(), k.2.as_str(), reason.as_str()];
+            out.number(c::FINDINGS_CLOSED, &labels, n as f64);
+        }
+        if let Some(n) = self.opened.overflow() {
             out.overflow(c::FINDINGS_TOTAL, Value::Number(*n as f64));
             out.overflow(c::FINDINGS, Value::Number(folded as f64));
+        }
+        if let Some(n) = self.closed.overflow() {
+            out.overflow(c::FINDINGS_CLOSED, Value::Number(*n as f64));
         }
     }
 }
@@ -189,7 +212,7 @@ impl Losses {
     /// Takes what was lost since the last call.
     pub(super) fn take(&mut self, scopes: &mut Scopes, join: &Join) {
         for p in join.processes() {
-            let missed = p.missed.iter().map(|(what, n)| (overwritten(what), *n));
+            let missed = p.missed.iter().map(|(what, n)| (missed_reason(what), *n));
             for (reason, n) in p.record.losses.iter().copied().chain(missed) {
                 let told = self.told.entry((p.record.id, reason)).or_default();
                 let more = n.saturating_sub(*told);
@@ -233,13 +256,5 @@ impl Losses {
         if let Some(n) = self.counts.overflow() {
             out.overflow(c::LOST, Value::Number(*n as f64));
         }
-    }
-}
-
-fn overwritten(what: &str) -> &'static str {
-    match what {
-        "operations" => "operations overwritten before they were read",
-        "channel stamps" => "channel stamps overwritten before they were read",
-        _ => "network transfers overwritten before they were read",
     }
 }

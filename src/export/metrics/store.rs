@@ -70,6 +70,10 @@ impl<K: Eq + Hash, V: Default> Store<K, V> {
         self.overflow.as_ref()
     }
 
+    pub(super) fn budget(&self) -> usize {
+        self.budget
+    }
+
     pub(super) fn len(&self) -> usize {
         self.series.len() + usize::from(self.overflow.is_some())
     }

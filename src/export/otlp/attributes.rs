@@ -121,6 +121,9 @@ pub(super) fn of_finding(f: &Finding) -> Vec<(&'static str, AnyValue)> {
     if let Some(cause) = &f.cause {
         a.push(("ringwatch.finding.cause", text(cause.as_str())));
     }
+    if let Some(reason) = f.close_reason {
+        a.push(("ringwatch.finding.close_reason", text(reason.as_str())));
+    }
     if let Some(place) = &f.place {
         a.push(("host.name", text(&place.host)));
         a.push(("ringwatch.finding.device", text(&place.device)));

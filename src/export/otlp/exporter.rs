@@ -5,8 +5,9 @@ use super::partial::listening;
 use super::point;
 use super::queue::{Batch, LOGS, LogEntry};
 use super::settings::{Compression, Protocol, Settings};
-use super::way::{Way, channel, check, may_come_again, metadata};
+use super::way::{Way, channel, check, headers, may_come_again, metadata};
 use crate::export::metrics::{Exported, Family};
+use crate::secret::{SecretText, SecretUrl};
 use flate2::write::GzEncoder;
 use opentelemetry::logs::{LogRecord as _, Logger as _, LoggerProvider as _};
 use opentelemetry::{InstrumentationScope, KeyValue, SpanId, TraceFlags, TraceId};
@@ -22,6 +23,7 @@ use opentelemetry_sdk::logs::{LogBatch, LogExporter as _, SdkLogRecord, SdkLogge
 use opentelemetry_sdk::trace::SpanExporter as _;
 use prost::Message;
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,7 +42,7 @@ pub enum Error {
     #[error("{endpoint} is no OTLP endpoint: {why}; http:// or https://, a host and a port are needed")]
     Endpoint {
         /// What was given.
-        endpoint: String,
+        endpoint: SecretUrl,
         /// What is wrong with it.
         why: String,
     },
@@ -65,7 +67,7 @@ pub enum Error {
     #[error("the OTLP receiver {endpoint} took no {signal}: {why}; they wait and are sent again")]
     Unreachable {
         /// Where.
-        endpoint: String,
+        endpoint: SecretUrl,
         /// Spans, logs or metrics.
         signal: &'static str,
         /// What happened.
@@ -75,7 +77,7 @@ pub enum Error {
     #[error("the OTLP receiver {endpoint} refused {count} {signal} for good: {why}; they are lost")]
     Refused {
         /// Where.
-        endpoint: String,
+        endpoint: SecretUrl,
         /// Spans, logs or metrics.
         signal: &'static str,
         /// How many.
@@ -102,9 +104,11 @@ impl Count {
 }
 
 /// Sends batches and metrics to one receiver.
-#[derive(Debug)]
 pub struct Exporter {
-    endpoint: String,
+    /// Without the user that may have been in it.
+    endpoint: SecretUrl,
+    /// Of every request.
+    headers: BTreeMap<String, SecretText>,
     settings: Settings,
     resource: Vec<(String, String)>,
     way: Way,
@@ -116,6 +120,13 @@ pub struct Exporter {
     counts: [Count; 3],
 }
 
+/// What it is built of would print the headers.
+impl fmt::Debug for Exporter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Exporter").field("endpoint", &self.endpoint).finish_non_exhaustive()
+    }
+}
+
 /// Where the counts of signals are.
 const SPANS: usize = 0;
 const LOG: usize = 1;
@@ -125,12 +136,14 @@ impl Exporter {
     /// A way to the receiver; it is reached when something is sent. Needs a tokio runtime. The resource says who
     /// sends, `service.name` and `host.name` for example.
     pub fn new(settings: &Settings, resource: Vec<(String, String)>) -> Result<Self, Error> {
-        let endpoint = settings.endpoint.clone().ok_or(Error::NoEndpoint)?;
-        let endpoint = endpoint.trim_end_matches('/').to_owned();
+        let (endpoint, user) = settings.endpoint.as_ref().ok_or(Error::NoEndpoint)?.split_user();
+        let url = endpoint.exposed().trim_end_matches('/').to_owned();
+        let endpoint = SecretUrl::from(url.as_str());
         let timeout = Duration::from_millis(settings.timeout_ms);
         let setup = |e: opentelemetry_otlp::ExporterBuildError| Error::Setup(e.to_string());
         let gzip = settings.compression == Compression::Gzip;
-        let metadata = metadata(&settings.headers)?;
+        let headers = headers(settings, user.as_ref());
+        let metadata = metadata(&headers)?;
         let (way, mut spans, mut logs);
         match settings.protocol {
             Protocol::Grpc => {
@@ -147,21 +160,22 @@ impl Exporter {
                 way = Way::Grpc(channel);
             }
             Protocol::Http => {
-                check(&endpoint)?;
+                check(&endpoint, settings)?;
                 let http = Http::new(settings)?;
-                let headers: HashMap<String, String> = settings.headers.clone().into_iter().collect();
+                let of_all = headers.iter().map(|(name, value)| (name.clone(), value.exposed().to_owned()));
+                let of_all: HashMap<String, String> = of_all.collect();
                 let mut s = SpanExporter::builder()
                     .with_http()
                     .with_http_client(http.clone())
-                    .with_headers(headers.clone())
-                    .with_endpoint(format!("{endpoint}/v1/traces"))
+                    .with_headers(of_all.clone())
+                    .with_endpoint(format!("{url}/v1/traces"))
                     .with_protocol(opentelemetry_otlp::Protocol::HttpBinary)
                     .with_timeout(timeout);
                 let mut l = LogExporter::builder()
                     .with_http()
                     .with_http_client(http.clone())
-                    .with_headers(headers)
-                    .with_endpoint(format!("{endpoint}/v1/logs"))
+                    .with_headers(of_all)
+                    .with_endpoint(format!("{url}/v1/logs"))
                     .with_protocol(opentelemetry_otlp::Protocol::HttpBinary)
                     .with_timeout(timeout);
                 if gzip {
@@ -178,6 +192,7 @@ impl Exporter {
         logs.set_resource(&of);
         Ok(Exporter {
             endpoint,
+            headers,
             settings: settings.clone(),
             resource,
             way,
@@ -230,7 +245,7 @@ impl Exporter {
             self.counts[signal].add(n.saturating_sub(partly), partly.min(n));
             return Ok(());
         };
-        let why = e.to_string();
+        let why = self.endpoint.hide_in(&e.to_string());
         let (endpoint, name) = (self.endpoint.clone(), NAMES[signal]);
         if may_come_again(&why) {
             return Err(Error::Unreachable { endpoint, signal: name, why });
@@ -310,10 +325,11 @@ impl Exporter {
         http: &Http,
         request: &ExportMetricsServiceRequest,
     ) -> Result<ExportMetricsServiceResponse, (String, bool)> {
-        let mut builder = opentelemetry_http::Request::post(format!("{}/v1/metrics", self.endpoint))
-            .header("content-type", "application/x-protobuf");
-        for (name, value) in &self.settings.headers {
-            builder = builder.header(name, value);
+        let mut builder =
+            opentelemetry_http::Request::post(format!("{}/v1/metrics", self.endpoint.exposed()))
+                .header("content-type", "application/x-protobuf");
+        for (name, value) in &self.headers {
+            builder = builder.header(name, value.exposed());
         }
         let mut body = request.encode_to_vec();
         if self.settings.compression == Compression::Gzip {

@@ -121,6 +121,9 @@ fn hardware_attributes(c: &Convention, s: &Sample) -> Vec<KeyValue> {
         "node" => Some("host.name"),
         "error_type" => Some("error.type"),
         "direction" => Some("network.io.direction"),
+        "pod" => Some("k8s.pod.name"),
+        "namespace" => Some("k8s.namespace.name"),
+        "container" => Some("k8s.container.name"),
         crate::export::catalogue::CLUSTER => Some(crate::export::catalogue::CLUSTER),
         _ => None,
     };

@@ -1,5 +1,6 @@
 //! Where to, how, and what.
 
+use crate::secret::{SecretText, SecretUrl};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -32,13 +33,14 @@ pub enum Compression {
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
     /// The receiver, `http://collector:4317`; without one nothing is sent. With HTTP, `/v1/traces` and so on are
-    /// added.
-    pub endpoint: Option<String>,
+    /// added. A user and a password in it are sent as the header `authorization: Basic`.
+    pub endpoint: Option<SecretUrl>,
     /// How it travels.
     pub protocol: Protocol,
     /// Headers of every request.
-    pub headers: BTreeMap<String, String>,
-    /// Certificates (PEM) that the receiver's is checked against, in place of the system's.
+    pub headers: BTreeMap<String, SecretText>,
+    /// Certificates (PEM) that the receiver's is checked against, in place of the system's. With it the endpoint must be
+    /// https://.
     pub ca: Option<PathBuf>,
     /// Our own certificate (PEM), where the receiver wants one.
     pub cert: Option<PathBuf>,

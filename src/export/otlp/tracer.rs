@@ -7,7 +7,9 @@ use super::{attributes, queue};
 use crate::export::metrics::Exported;
 use crate::export::trace_id::{self, Piece};
 use crate::join::{ClassKey, Finished, FinishedPart, Instance, Join, Operation};
-use crate::model::{COMM_INIT, CommId, Finding, FindingId, Func, Rank, Severity as Weight, Track};
+use crate::model::{
+    COMM_INIT, Change, CommId, Finding, FindingEvent, FindingId, Func, Rank, Severity as Weight, Track,
+};
 use opentelemetry::InstrumentationScope;
 use opentelemetry::logs::Severity;
 use opentelemetry_sdk::trace::SpanData;
@@ -15,8 +17,6 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Operations of a class that must have been timed before one of them is called slow.
 const KNOWN: u64 = 32;
-/// Findings remembered as told.
-const TOLD: usize = 4096;
 
 /// An operation's name.
 type Key = (CommId, Track, u64);
@@ -62,7 +62,6 @@ pub struct Tracer {
     asked: Vec<Key>,
     /// What was found interesting here, for others to be told.
     announced: Vec<Key>,
-    told: BTreeMap<FindingId, bool>,
     spans: Queue<SpanData>,
     logs: Queue<LogEntry>,
     /// Seconds of the host's clock, and how many were kept in it because they were slow or late.
@@ -82,7 +81,6 @@ impl Tracer {
             interest_order: VecDeque::new(),
             asked: Vec::new(),
             announced: Vec::new(),
-            told: BTreeMap::new(),
             spans: Queue::new(settings.queue),
             logs: Queue::new(settings.queue),
             second: (0, 0),
@@ -114,27 +112,19 @@ impl Tracer {
         }
     }
 
-    /// Takes findings, new ones or all there are: each is told once when it opens and once when it has closed, and
-    /// the operations it shows in are written, over or not.
-    pub fn findings(&mut self, join: &Join, findings: &[Finding]) {
+    /// Takes changes of findings: each becomes a log record, and the operations in which an opened one shows are written,
+    /// finished or not.
+    pub fn events(&mut self, join: &Join, events: &[FindingEvent]) {
         self.answer(join);
-        for f in findings {
-            match (self.told.get(&f.id).copied(), f.open) {
-                (Some(true), true) | (Some(false), false) | (None, false) => continue,
-                (_, true) => self.opened(join, f),
-                (Some(true), false) => self.tell(f, |at_ns| join.unix_ns(at_ns)),
-            }
-            self.told.insert(f.id, f.open);
-            if self.told.len() > TOLD {
-                // Ids are hashes: any of those that are over may go.
-                let over = self.told.iter().find(|(_, open)| !**open).map(|(id, _)| *id);
-                over.and_then(|id| self.told.remove(&id)).or_else(|| self.told.pop_first().map(|t| t.1));
+        for event in events {
+            self.tell(event, |at_ns| join.unix_ns(at_ns));
+            if event.change == Change::Opened {
+                self.opened(join, &event.finding);
             }
         }
     }
 
     fn opened(&mut self, join: &Join, f: &Finding) {
-        self.tell(f, |at_ns| join.unix_ns(at_ns));
         let mut keys: Vec<(Key, Vec<Rank>)> = Vec::new();
         if has_operation(f) {
             keys.push(((f.communicator, f.operation.track, f.operation.order), f.ranks.clone()));
@@ -283,28 +273,34 @@ impl Tracer {
         }
     }
 
-    /// Tells that a finding has opened or closed, and nothing else: who calls this remembers what was told. The clock
-    /// makes wall clock ns of the finding's times.
-    pub fn tell(&mut self, f: &Finding, clock: impl Fn(u64) -> Option<u64>) {
-        let (event, at_ns) = match f.open {
-            true => ("ringwatch.finding.opened", f.first_seen_ns),
-            false => ("ringwatch.finding.closed", f.last_seen_ns),
+    /// Writes a change of a finding as a log record, and nothing else. The clock makes wall clock ns of the finding's times.
+    pub fn tell(&mut self, event: &FindingEvent, clock: impl Fn(u64) -> Option<u64>) {
+        let f = &event.finding;
+        let (name, at_ns) = match event.change {
+            Change::Opened => ("ringwatch.finding.opened", f.first_seen_ns),
+            Change::Updated => ("ringwatch.finding.updated", f.last_seen_ns),
+            Change::Closed => ("ringwatch.finding.closed", f.closed_ns),
         };
         let Some(unix_ns) = clock(at_ns) else {
             self.logs.lose(NO_CLOCK, 1);
             return;
         };
         let severity = match f.severity {
-            _ if !f.open => Severity::Info,
+            _ if event.change == Change::Closed => Severity::Info,
             Weight::Info => Severity::Info,
             Weight::Warning => Severity::Warn,
             Weight::Critical => Severity::Error,
         };
         let trace = trace_id::of_operation(f.communicator, f.operation.track, f.operation.order);
         let context = (f.operation.func != COMM_INIT).then(|| (trace, trace_id::of_span(trace, Piece::Root)));
-        let body = if f.open { f.headline() } else { format!("over: {}", f.headline()) };
+        let body = match (event.change, f.close_reason) {
+            (Change::Opened, _) => f.headline(),
+            (Change::Updated, _) => format!("updated: {}", f.headline()),
+            (Change::Closed, Some(reason)) => format!("closed ({}): {}", reason.as_str(), f.headline()),
+            (Change::Closed, None) => format!("closed: {}", f.headline()),
+        };
         let attributes = attributes::of_finding(f);
-        self.logs.put([LogEntry { unix_ns, severity, event, body, attributes, context }]);
+        self.logs.put([LogEntry { unix_ns, severity, event: name, body, attributes, context }]);
     }
 
     /// What is to be sent now; empty when nothing waits.

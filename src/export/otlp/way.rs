@@ -3,9 +3,12 @@
 use super::exporter::Error;
 use super::http::{Http, read};
 use super::settings::Settings;
+use crate::secret::{SecretText, SecretUrl};
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use std::collections::BTreeMap;
 use std::time::Duration;
-use tonic::metadata::MetadataMap;
+use tonic::codegen::http::Uri;
+use tonic::metadata::{AsciiMetadataValue, MetadataMap};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 /// One of the two.
@@ -39,14 +42,16 @@ pub(super) fn may_come_again(why: &str) -> bool {
     }
 }
 
-pub(super) fn channel(endpoint: &str, settings: &Settings) -> Result<Channel, Error> {
-    check(endpoint)?;
-    let wrong =
-        |e: tonic::transport::Error| Error::Endpoint { endpoint: endpoint.to_owned(), why: chain(&e) };
+pub(super) fn channel(endpoint: &SecretUrl, settings: &Settings) -> Result<Channel, Error> {
+    check(endpoint, settings)?;
+    let wrong = |e: tonic::transport::Error| Error::Endpoint {
+        endpoint: endpoint.clone(),
+        why: endpoint.hide_in(&chain(&e)),
+    };
     let timeout = Duration::from_millis(settings.timeout_ms);
-    let mut channel = Endpoint::from_shared(endpoint.to_owned()).map_err(wrong)?;
+    let mut channel = Endpoint::from_shared(endpoint.exposed().to_owned()).map_err(wrong)?;
     channel = channel.timeout(timeout).connect_timeout(timeout);
-    if endpoint.starts_with("https://") {
+    if endpoint.has_scheme("https://") {
         let mut tls = ClientTlsConfig::new();
         tls = match &settings.ca {
             Some(ca) => tls.ca_certificate(Certificate::from_pem(read(ca)?)),
@@ -62,22 +67,51 @@ pub(super) fn channel(endpoint: &str, settings: &Settings) -> Result<Channel, Er
     Ok(channel.connect_lazy())
 }
 
-pub(super) fn check(endpoint: &str) -> Result<(), Error> {
-    let host = endpoint.strip_prefix("http://").or_else(|| endpoint.strip_prefix("https://"));
-    if host.is_some_and(|h| !h.is_empty()) {
-        return Ok(());
+pub(super) fn check(endpoint: &SecretUrl, settings: &Settings) -> Result<(), Error> {
+    let url = endpoint.exposed();
+    let certificates = settings.ca.is_some() || settings.cert.is_some();
+    if certificates && !endpoint.has_scheme("https://") {
+        let endpoint = endpoint.clone();
+        return Err(Error::Tls(format!(
+            "certificates are set, and {endpoint} goes without TLS; write https://"
+        )));
     }
-    let why = "it does not begin with http:// or https:// and a host".to_owned();
-    Err(Error::Endpoint { endpoint: endpoint.to_owned(), why })
+    let host = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
+    let uri = url.parse::<Uri>().ok().filter(|_| host.is_some_and(|h| !h.is_empty()));
+    let authority = uri.as_ref().and_then(Uri::authority);
+    let why = match authority {
+        // A port that is none is part of an authority all the same.
+        Some(a) if a.port_u16().is_some() || a.as_str() == a.host() => return Ok(()),
+        Some(_) => "its port is none".to_owned(),
+        None => "it does not begin with http:// or https:// and a host".to_owned(),
+    };
+    Err(Error::Endpoint { endpoint: endpoint.clone(), why })
 }
 
-pub(super) fn metadata(headers: &BTreeMap<String, String>) -> Result<MetadataMap, Error> {
+/// The headers of every request; those that are set, and the user of the endpoint where none sets `authorization`.
+pub(super) fn headers(
+    settings: &Settings,
+    user: Option<&(SecretText, SecretText)>,
+) -> BTreeMap<String, SecretText> {
+    let mut all = settings.headers.clone();
+    let set = all.keys().any(|name| name.eq_ignore_ascii_case("authorization"));
+    if let Some((name, password)) = user.filter(|_| !set) {
+        let both = BASE64_STANDARD.encode(format!("{}:{}", name.exposed(), password.exposed()));
+        all.insert("authorization".to_owned(), format!("Basic {both}").into());
+    }
+    all
+}
+
+pub(super) fn metadata(headers: &BTreeMap<String, SecretText>) -> Result<MetadataMap, Error> {
     let mut map = MetadataMap::new();
     for (name, value) in headers {
         let wrong = || Error::Header(name.clone());
         let key: tonic::metadata::AsciiMetadataKey =
             name.to_ascii_lowercase().parse().map_err(|_| wrong())?;
-        map.insert(key, value.parse().map_err(|_| wrong())?);
+        let mut value: AsciiMetadataValue = value.exposed().parse().map_err(|_| wrong())?;
+        // It prints as such, and stays out of HTTP/2's table of headers.
+        value.set_sensitive(true);
+        map.insert(key, value);
     }
     Ok(map)
 }

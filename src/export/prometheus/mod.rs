@@ -5,7 +5,7 @@ mod protobuf;
 mod text;
 
 pub use super::metrics::{Metrics, Own};
-pub use negotiate::Format;
+pub use negotiate::{Format, negotiated};
 
 use super::metrics::{Analysis, Family};
 use crate::join::Join;
@@ -77,7 +77,7 @@ impl Metrics {
     }
 
     fn write(&mut self, families: &[Family], accept: Option<&str>) -> Result<(String, Vec<u8>), Error> {
-        let format = negotiate::format(accept, self.settings().native_histograms);
+        let format = negotiated(accept, self.settings().native_histograms);
         let inspector = self.gather_inspector();
         let body = match format {
             Format::Protobuf => protobuf::write(families, inspector.as_deref().unwrap_or(&[]))?,

@@ -26,7 +26,7 @@ impl Format {
 
 /// The wanted format that is offered: the one of highest weight, the first of equals. Who asks for nothing we have, or
 /// for anything, gets OpenMetrics.
-pub(super) fn format(accept: Option<&str>, protobuf: bool) -> Format {
+pub fn negotiated(accept: Option<&str>, protobuf: bool) -> Format {
     let mut best: Option<(f64, Format)> = None;
     for part in accept.unwrap_or("").split(',') {
         let mut fields = part.split(';').map(str::trim);
@@ -80,7 +80,7 @@ mod tests {
             (Some(";;=,,q="), true, Format::OpenMetrics),
             (None, true, Format::OpenMetrics),
         ] {
-            assert_eq!(format(accept, offered), want, "{accept:?}");
+            assert_eq!(negotiated(accept, offered), want, "{accept:?}");
         }
     }
 }

@@ -7,7 +7,7 @@ mod ethtool;
 mod interfaces;
 mod node;
 mod nvml;
-mod pods;
+pub(super) mod pods;
 mod rdma;
 mod recorded;
 
@@ -191,6 +191,12 @@ impl Samplers {
             all.add(Box::new(Node::new(proc, period)));
         }
         all
+    }
+
+    /// The same, of a host of this name.
+    #[must_use]
+    pub fn of_node(self, node: String) -> Self {
+        Samplers { host: node, ..self }
     }
 
     /// These and no others, of a host of this name.

@@ -62,8 +62,7 @@ impl Sampler for Node {
     fn sample(&mut self, now_ns: u64, batch: &mut Batch) -> Result<(), Absent> {
         let read = |name: &str| text(&self.root.join(name)).unwrap_or_default();
         let (stat, meminfo) = (read("stat"), read("meminfo"));
-        let pressure =
-            |name: &str| crate::ingest::cgroup::pressure(&read(name)).filter(|p| (0.0..=1.0).contains(p));
+        let pressure = |name: &str| crate::ingest::cgroup::pressure(&read(name));
         let now = ticks(&stat);
         let gained = now.zip(self.before).map(|((all, idle), (all_before, idle_before))| {
             (all.saturating_sub(all_before), idle.saturating_sub(idle_before))

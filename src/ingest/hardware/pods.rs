@@ -156,25 +156,31 @@ fn words(e: &dyn std::error::Error) -> String {
     e.source().map_or_else(|| e.to_string(), |below| format!("{e}: {}", words(below)))
 }
 
+/// What an answer says, as it travels.
+pub(in crate::ingest) fn decode(answer: &[u8]) -> Result<PodsFact, prost::DecodeError> {
+    prost::Message::decode(answer).map(fact)
+}
+
 fn fact(said: message::ListResponse) -> PodsFact {
-    let mut holders = Vec::new();
-    for pod in &said.pod_resources {
-        for container in &pod.containers {
-            let gpus = container.devices.iter().filter(|d| {
-                let name = d.resource_name.rsplit('/').next().unwrap_or_default();
-                name == GPU || name.starts_with("gpu.") || d.resource_name.contains(MIG)
-            });
-            holders.extend(gpus.flat_map(|d| &d.device_ids).map(|device| Holder {
-                device: device.clone(),
-                pod: pod.name.clone(),
-                namespace: pod.namespace.clone(),
-                container: container.name.clone(),
-            }));
-        }
-    }
-    // Names become labels and go to screens.
+    // Names become labels and go to screens. One that is in many places is copied to each, so it is looked at before.
     let plain = |s: &String| !s.is_empty() && s.len() <= NAME && !s.chars().any(steers);
-    holders.retain(|h| [&h.device, &h.pod, &h.namespace, &h.container].into_iter().all(plain));
-    holders.truncate(HOLDERS);
-    PodsFact { holders }
+    let containers = said
+        .pod_resources
+        .iter()
+        .filter(|pod| plain(&pod.name) && plain(&pod.namespace))
+        .flat_map(|pod| pod.containers.iter().map(move |container| (pod, container)))
+        .filter(|(_, container)| plain(&container.name));
+    let holders = containers.flat_map(|(pod, container)| {
+        let gpus = container.devices.iter().filter(|d| {
+            let name = d.resource_name.rsplit('/').next().unwrap_or_default();
+            name == GPU || name.starts_with("gpu.") || d.resource_name.contains(MIG)
+        });
+        gpus.flat_map(|d| &d.device_ids).filter(|device| plain(device)).map(move |device| Holder {
+            device: device.clone(),
+            pod: pod.name.clone(),
+            namespace: pod.namespace.clone(),
+            container: container.name.clone(),
+        })
+    });
+    PodsFact { holders: holders.take(HOLDERS).collect() }
 }

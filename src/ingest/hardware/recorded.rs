@@ -6,12 +6,14 @@ use super::{Absent, Batch, Sampler};
 use crate::ingest::decode::steers;
 use crate::model::{Fact, Reading};
 use serde_json::Value;
-use std::io::{self, BufRead, Write};
+use std::io::{self, BufRead, Read as _, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Lines longer than this are none of ours.
 const LONGEST_LINE: usize = 1 << 20;
+/// Texts longer than this are none of ours, in bytes.
+const LONGEST_TEXT: usize = 1024;
 
 /// Between two looks at what is due.
 const PERIOD: Duration = Duration::from_millis(20);
@@ -60,22 +62,26 @@ impl Recorded {
     }
 
     /// Reads lines; `name` is what errors call them.
-    pub fn read(lines: impl BufRead, name: &str) -> Result<Self, RecordingError> {
+    pub fn read(mut lines: impl BufRead, name: &str) -> Result<Self, RecordingError> {
         let mut readings = Vec::new();
-        for (n, text) in lines.lines().enumerate() {
-            let text = text.map_err(|source| RecordingError::Unreadable { path: name.to_owned(), source })?;
-            if text.trim().is_empty() {
-                continue;
+        let mut text = Vec::new();
+        for line in 1.. {
+            text.clear();
+            // Of a line without end no more is read than tells that it is too long.
+            let most = LONGEST_LINE as u64 + 2;
+            let read = lines.by_ref().take(most).read_until(b'\n', &mut text);
+            let n = read.map_err(|source| RecordingError::Unreadable { path: name.to_owned(), source })?;
+            if n == 0 {
+                break;
             }
-            let bad = |why: String| RecordingError::BadLine { path: name.to_owned(), line: n + 1, why };
-            if text.len() > LONGEST_LINE {
-                return Err(bad(format!("{} bytes long", text.len())));
+            if !text.trim_ascii().is_empty() {
+                let reading = reading(text.trim_ascii_end());
+                readings.push(reading.map_err(|why| RecordingError::BadLine {
+                    path: name.to_owned(),
+                    line,
+                    why,
+                })?);
             }
-            let value: Value = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
-            if steering(&value) {
-                return Err(bad("a text in it holds control characters".to_owned()));
-            }
-            readings.push(serde_json::from_value::<Reading>(value).map_err(|e| bad(e.to_string()))?);
         }
         readings.sort_by_key(|r| r.at_ns);
         let first = readings.first().map_or(0, |r| r.at_ns);
@@ -104,13 +110,32 @@ impl Recorded {
     }
 }
 
-/// True where a text could steer a terminal.
-fn steering(value: &Value) -> bool {
+/// The reading of a line, or why it is none. A line that leaves out what is absent may be shorter than the same one when it is
+/// written, so both have to be of a sensible length.
+fn reading(line: &[u8]) -> Result<Reading, String> {
+    let long = |n: usize| format!("longer than {LONGEST_LINE} bytes ({n})");
+    if line.len() > LONGEST_LINE {
+        return Err(long(line.len()));
+    }
+    let value: Value = serde_json::from_slice(line).map_err(|e| e.to_string())?;
+    if !has_plain_texts(&value) {
+        return Err(format!("a text in it holds control characters or more than {LONGEST_TEXT} bytes"));
+    }
+    let reading: Reading = serde_json::from_value(value).map_err(|e| e.to_string())?;
+    match serde_json::to_vec(&reading).map_err(|e| e.to_string())?.len() {
+        n if n > LONGEST_LINE => Err(long(n)),
+        _ => Ok(reading),
+    }
+}
+
+/// True where no text is endless, and none could steer a terminal.
+fn has_plain_texts(value: &Value) -> bool {
+    let plain = |s: &str| s.len() <= LONGEST_TEXT && !s.chars().any(steers);
     match value {
-        Value::String(s) => s.chars().any(steers),
-        Value::Array(all) => all.iter().any(steering),
-        Value::Object(all) => all.iter().any(|(k, v)| k.chars().any(steers) || steering(v)),
-        _ => false,
+        Value::String(s) => plain(s),
+        Value::Array(all) => all.iter().all(has_plain_texts),
+        Value::Object(all) => all.iter().all(|(k, v)| plain(k) && has_plain_texts(v)),
+        _ => true,
     }
 }
 
@@ -232,6 +257,17 @@ mod tests {
         let error = Recorded::read(steering.as_bytes(), "x").unwrap_err().to_string();
         assert!(error.contains("line 1") && error.contains("control characters"), "{error}");
         let long = "x".repeat(LONGEST_LINE + 1);
-        assert!(Recorded::read(long.as_bytes(), "x").unwrap_err().to_string().contains("bytes long"));
+        assert!(
+            Recorded::read(long.as_bytes(), "x")
+                .unwrap_err()
+                .to_string()
+                .contains("longer than 1048576 bytes")
+        );
+        // Shorter than a line may be, and longer when it is written with all that is absent in it.
+        let links = vec!["{}"; 50_000].join(",");
+        let gpu = format!("{{\"gpu\":\"0000:1a:00.0\",\"links\":[{links}]}}");
+        let line = format!("{{\"host\":\"a\",\"at_ns\":1,\"fact\":{{\"gpu\":{gpu}}}}}\n");
+        let error = Recorded::read(line.as_bytes(), "x").unwrap_err().to_string();
+        assert!(line.len() < LONGEST_LINE && error.contains("line 1: not a reading: longer than"), "{error}");
     }
 }

@@ -2,22 +2,22 @@
 
 use super::super::carry::{carried, crossed};
 use super::super::finished::{Finished, FinishedPart, Operation, Outbox};
-use super::super::instance::{Instance, Late, Part, busbw};
+use super::super::instance::{Instance, LATE_NS, Late, Measure, Part, busbw};
 use super::super::stats::{Class, ClassKey, Sample, size_class};
-use super::{Communicator, HELD, Key, LateEvent};
-use crate::model::{Func, Spare, Track};
+use super::{Communicator, HELD, Key, LATE_KEPT, LateEvent, attached_bytes};
+use crate::model::{Func, Rank, Spare, Track};
 use std::collections::BTreeMap;
 
 /// Complete operations kept for screens.
 const KEPT: usize = 256;
+/// Classes of operations of a communicator that are told apart; those of others are not counted.
+const CLASSES_MAX: usize = 512;
 /// Operations of a communicator before its rhythm is learned.
 const WARM_UP: u64 = 8;
-/// Late arrivals remembered.
-const LATE_KEPT: usize = 512;
-/// A rank that comes later than the first by less than this, in ns, is not called late.
-const LATE_NS: u64 = 1_000_000;
 /// Lateness by the hosts' times that is told before the operation is known to have ended, in ns.
 const VERY_LATE_NS: u64 = 100_000_000;
+/// Transfers from one rank to another after which it is known how long one of them usually waits for the other.
+const USUAL_WAITS: u32 = 8;
 /// An operation that is known to be done is counted without its missing stamps after this, in ns: NCCL's
 /// callbacks can be over 50 ms late.
 const STAMPS_GRACE_NS: u64 = 1_000_000_000;
@@ -187,6 +187,9 @@ impl Communicator {
             at_ns,
             came_ns: came_ns.unwrap_or(at_ns),
             held_elsewhere: None,
+            elsewhere_ns: 0,
+            unsure: false,
+            finished: 0,
         });
     }
 
@@ -203,6 +206,7 @@ impl Communicator {
         let all_timed = instance.parts.values().all(|p| p.duration_ns().is_some());
         let sampled = outbox.wanted() && outbox.takes(self.id, key.0, key.1, all_timed);
         let told = if sampled { instance.told() } else { Vec::new() };
+        let attached: usize = instance.parts.values().map(|p| attached_bytes(&p.op)).sum();
         let mut parts = Vec::with_capacity(if outbox.wanted() { instance.parts.len() } else { 0 });
         for part in instance.parts.values_mut() {
             // What was made of them is kept.
@@ -213,6 +217,8 @@ impl Communicator {
             }
         }
         self.parts_kept += instance.parts.len();
+        self.parts_open -= instance.parts.len();
+        self.attached_bytes -= attached;
         let instance = &*instance;
         let Some(first) = instance.first().map(|p| &p.op) else { return };
         let channels = first.channels;
@@ -245,7 +251,7 @@ impl Communicator {
         let by_events = instance.parts.values().any(|p| p.kernel.is_none());
         let on = channels.filter(|_| collective);
         let sample = Sample { at_ns, bytes, transfer_ns, busy_ns, pair, by_events, channels: on };
-        classes.entry(class).or_default().add(&sample);
+        self.learn(class, &sample, classes);
         if outbox.metered() && agreed {
             carried(self, key, transfer_ns, |segment, gpu, c| outbox.carry(segment, gpu, c));
         }
@@ -255,7 +261,11 @@ impl Communicator {
         if collective && agreed && transfer_ns.is_some() && !self.one_clock() {
             self.tell_ends(key, outbox);
         }
-        let late = if collective && agreed { self.judge(key, needed, transfer_ns) } else { None };
+        let late = match track {
+            _ if !agreed => None,
+            Track::Pair(from, to) => self.judge_transfer(key, from, to),
+            _ => self.judge(key, needed, transfer_ns),
+        };
         let Some(operation) = described else { return };
         for part in &mut parts {
             part.waiting_ns = transfer_ns.and_then(|t| Some(part.duration_ns?.saturating_sub(t)));
@@ -276,6 +286,21 @@ impl Communicator {
             parts,
             told,
         });
+    }
+
+    /// Adds an operation to the statistics of its class.
+    fn learn(&mut self, key: ClassKey, sample: &Sample, classes: &mut BTreeMap<ClassKey, Box<Class>>) {
+        if self.classes >= CLASSES_MAX && !classes.contains_key(&key) {
+            return;
+        }
+        let class = classes.entry(key).or_insert_with(|| {
+            self.classes += 1;
+            self.class_bytes += Class::default().weight();
+            Box::default()
+        });
+        let before = class.weight();
+        class.add(sample);
+        self.class_bytes = self.class_bytes + class.weight() - before;
     }
 
     /// All ranks of a collective end within its last step, but for those of a rooted one.
@@ -318,6 +343,28 @@ impl Communicator {
             self.tell_late(key, late, transfer_ns);
         }
         late
+    }
+
+    /// What a transfer that is over says about its two ranks. In a pipeline one of them waits for the other in every step,
+    /// and that is nobody's fault: late is who kept the other waiting for much longer than ever before.
+    fn judge_transfer(&mut self, key: Key, from: Rank, to: Rank) -> Option<Late> {
+        let instance = self.instances.get(&key)?;
+        let took = |r: Rank| Some(instance.parts.get(&r)?.kernel?.duration_ns);
+        let (sent, received) = (took(from)?, took(to)?);
+        let wait_ns = sent.abs_diff(received);
+        let (late, waiting) = if sent > received { (to, 0) } else { (from, 1) };
+        let pair = self.pairs.get_mut(&(from, to)).filter(|_| from != to && key.1 > 0)?;
+        let longest = &mut pair.longest_wait_ns[waiting];
+        let usual_ns = *longest + *longest / 2;
+        let by_ns = wait_ns.saturating_sub(usual_ns);
+        pair.waits = pair.waits.saturating_add(1);
+        if pair.waits <= USUAL_WAITS || by_ns < VERY_LATE_NS {
+            *longest = (*longest).max(wait_ns);
+            return None;
+        }
+        let late = Late { rank: late, by_ns, measure: Measure::Gpu };
+        self.tell_late(key, late, Some(sent.min(received)));
+        Some(late)
     }
 
     /// True when the times of all ranks seen are of one host's one boot.
@@ -382,6 +429,23 @@ impl Communicator {
     /// What is kept of operations that were counted: ranks' parts of them.
     pub(in crate::join) fn parts_kept(&self) -> usize {
         self.parts_kept
+    }
+
+    /// Makes room where its user has used too much memory: of what was counted and of what was not the older half goes.
+    pub(in crate::join) fn relieve(
+        &mut self,
+        classes: &mut BTreeMap<ClassKey, Box<Class>>,
+        outbox: &mut Outbox,
+    ) {
+        let expected = self.expected();
+        let half = self.instances.open_len().div_ceil(2);
+        let oldest: Vec<Key> = self.instances.open().take(half).map(|(key, _)| *key).collect();
+        for key in oldest {
+            self.count(key, expected, classes, outbox);
+        }
+        self.halve();
+        self.late.drain(..self.late.len() / 2);
+        self.pairs.clear();
     }
 
     /// Keeps the younger half of what was counted, and no room for more.

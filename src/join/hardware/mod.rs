@@ -17,6 +17,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Traffic readings of one GPU that are kept: 100 s of them at ten a second.
 const TRAFFIC_KEPT: usize = 1024;
+/// The same where a cluster is watched: agents publish about one a second.
+const TRAFFIC_KEPT_OF_CLUSTER: usize = 64;
 /// Errors of the driver that are kept.
 const XIDS_KEPT: usize = 256;
 /// Incidents of one host that are kept.
@@ -39,7 +41,7 @@ pub struct Hardware {
     traffic: BTreeMap<GpuKey, VecDeque<(u64, Traffic)>>,
     books: BTreeMap<GpuKey, Books>,
     networks: BTreeMap<String, Network>,
-    without_networks: bool,
+    is_of_cluster: bool,
     xids: VecDeque<(u64, String, Xid)>,
     incidents: BTreeMap<String, VecDeque<Incident>>,
     ports: BTreeMap<(String, String, u32), (u64, PortFact)>,
@@ -80,7 +82,8 @@ impl Hardware {
                     return;
                 }
                 self.books.entry(key.clone()).or_default().read(at_ns, &t);
-                keep(self.traffic.entry(key).or_default(), (at_ns, t), TRAFFIC_KEPT);
+                let kept = if self.is_of_cluster { TRAFFIC_KEPT_OF_CLUSTER } else { TRAFFIC_KEPT };
+                keep(self.traffic.entry(key).or_default(), (at_ns, t), kept);
             }
             Fact::Xid(x) => {
                 self.note(&host, at_ns, &Device::gpu(&x.gpu), vec![history::of_xid(&x)]);

@@ -81,14 +81,15 @@ impl Network {
 }
 
 impl Hardware {
-    /// From now on networks are not held against operations, of which not all come.
-    pub(in crate::join) fn leave_networks(&mut self) {
-        self.without_networks = true;
+    /// From now on it is many nodes' hardware: networks are not held against operations, of which not all come, and
+    /// less is kept of each GPU.
+    pub(in crate::join) fn follow_cluster(&mut self) {
+        self.is_of_cluster = true;
         self.networks.clear();
     }
 
     fn network(&mut self, host: &str) -> Option<&mut Network> {
-        if self.without_networks {
+        if self.is_of_cluster {
             return None;
         }
         if !self.networks.contains_key(host) {

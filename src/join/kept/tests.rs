@@ -5,6 +5,7 @@ use crate::join::testing::{all_reduce, member, process};
 use crate::join::{Member, PARTS_KEPT, Process};
 use crate::model::{Lane, Liveness, Making, SegmentId, Timing, Untimed, Update};
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 use std::collections::HashMap;
 
 const MS: u64 = 1_000_000;
@@ -175,7 +176,7 @@ impl World {
                 let peer = Rank((rank + 1) % RANKS);
                 op.lane =
                     [Lane::Collective, Lane::Replay, Lane::Send(peer), Lane::Recv(peer)][usize::from(lane)];
-                (op.comm, op.segment) = (CommId(comm), record.segment);
+                (op.comm, op.segment) = (CommId::unowned(comm), record.segment);
                 if how == 3 {
                     op.timing = Timing::Not(Untimed::Budget);
                 }
@@ -237,7 +238,7 @@ proptest! {
             }
             for comm in 0..COMMS {
                 let Update::Comm(mut record) = member(rank, RANKS, 1) else { unreachable!() };
-                record.comm = CommId(comm);
+                record.comm = CommId::unowned(comm);
                 // The last is of two ranks only, until others say something of it.
                 if comm + 1 < COMMS || rank < 2 {
                     w.join.feed(Update::Comm(record.clone()));
@@ -280,7 +281,7 @@ fn a_job_that_makes_communicators_again_and_again_leaves_nothing() {
     j.feed(process(0));
     for n in 0..2_000 {
         let Update::Comm(mut record) = member(0, 1, 0) else { unreachable!() };
-        (record.comm, record.finalized_ns) = (CommId(n), Some(n));
+        (record.comm, record.finalized_ns) = (CommId::unowned(n), Some(n));
         j.feed(Update::Comm(record));
         j.tick(n * MS);
     }
@@ -295,12 +296,12 @@ fn many_communicators_keep_less_each_of_what_is_over() {
     j.feed(process(0));
     for comm in 0..MANY {
         let Update::Comm(mut record) = member(0, 1, 256) else { unreachable!() };
-        record.comm = CommId(comm);
+        record.comm = CommId::unowned(comm);
         j.feed(Update::Comm(record));
         for order in 0..256 {
             let at = (order + 1) * MS;
             let mut op = all_reduce(0, order, at, Some((at, Some(at + 1_000))));
-            op.comm = CommId(comm);
+            op.comm = CommId::unowned(comm);
             j.feed(Update::Op(Box::new(op)));
         }
     }

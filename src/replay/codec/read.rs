@@ -1,16 +1,20 @@
 //! From the bytes of the body, which may be hostile, to a recording.
 
-use super::{Before, HAS_PARENT, KERNEL_CH_STOP, MAX_EVENTS, MAX_THREADS, tag};
+use super::{
+    Before, HAS_PARENT, KERNEL_CH_STOP, MAX_ALL_THREADS, MAX_EVENTS, MAX_NAMES, MAX_RANKS, MAX_THREADS, tag,
+};
 use crate::replay::trace::{Call, Descriptor, Event, RankTrace, Text, Trace, TraceError};
 
 pub(super) fn body(body: &[u8]) -> Result<Trace, TraceError> {
-    Reader { body, at: 0, names: Vec::new(), events_left: MAX_EVENTS }.trace()
+    let (threads_left, events_left) = (MAX_ALL_THREADS, MAX_EVENTS);
+    Reader { body, at: 0, names: Vec::new(), threads_left, events_left }.trace()
 }
 
 struct Reader<'a> {
     body: &'a [u8],
     at: usize,
     names: Vec<Text>,
+    threads_left: usize,
     events_left: usize,
 }
 
@@ -77,14 +81,15 @@ impl Reader<'_> {
         }
     }
 
-    /// A count of things that take at least one byte each, so that no claim outgrows the file.
-    fn count(&mut self, what: &'static str) -> Read<usize> {
+    /// A count of things that take at least one byte each, so that no claim outgrows the file, and are no more than
+    /// this.
+    fn count(&mut self, what: &'static str, most: usize) -> Read<usize> {
         let count: usize = self.small(what)?;
-        if count > self.body.len() - self.at { Err(self.corrupt(what)) } else { Ok(count) }
+        if count > most.min(self.body.len() - self.at) { Err(self.corrupt(what)) } else { Ok(count) }
     }
 
     fn text(&mut self, what: &'static str) -> Read<String> {
-        let len = self.count(what)?;
+        let len = self.count(what, usize::MAX)?;
         let text = std::str::from_utf8(self.bytes(len, what)?).map(str::to_owned);
         match text {
             // The names become C strings.
@@ -99,12 +104,12 @@ impl Reader<'_> {
     }
 
     fn trace(mut self) -> Read<Trace> {
-        for _ in 0..self.count("count of names")? {
+        for _ in 0..self.count("count of names", MAX_NAMES)? {
             let name = self.text("name")?;
             self.names.push(name.into());
         }
         let mut ranks = Vec::new();
-        for _ in 0..self.count("count of ranks")? {
+        for _ in 0..self.count("count of ranks", MAX_RANKS)? {
             ranks.push(self.rank()?);
         }
         if self.at == self.body.len() { Ok(Trace { ranks }) } else { Err(self.corrupt("end")) }
@@ -114,16 +119,13 @@ impl Reader<'_> {
         let label = self.text("rank's label")?;
         let pid = self.small("pid")?;
         let mut threads = Vec::new();
-        let thread_count = self.count("count of threads")?;
-        if thread_count > MAX_THREADS {
-            return Err(self.corrupt("count of threads"));
-        }
+        let thread_count = self.count("count of threads", MAX_THREADS.min(self.threads_left))?;
+        self.threads_left -= thread_count;
         for _ in 0..thread_count {
             threads.push(self.small("thread id")?);
         }
-        let count = self.count("count of events")?;
-        self.events_left =
-            self.events_left.checked_sub(count).ok_or_else(|| self.corrupt("count of events"))?;
+        let count = self.count("count of events", self.events_left)?;
+        self.events_left -= count;
         let mut events = Vec::with_capacity(count);
         let mut before = Before::default();
         for _ in 0..count {

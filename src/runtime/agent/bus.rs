@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
+use tracing::{info, warn};
 
 /// Wishes that are taken a second at most; analysers are many, and may be wrong.
 const WISHES: u32 = 50;
@@ -20,17 +21,16 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// # Errors
 /// What is wrong with the settings. A server that cannot be reached is none: it is tried again.
 pub(super) async fn serve(
-    settings: Settings,
+    (node, settings): (String, Settings),
     outbox: Arc<Outbox>,
     ask: SyncSender<Asked>,
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), Error> {
-    let node = daemon::node(&settings);
     let (change, mut changes) = mpsc::unbounded_channel();
     let tell = move |c: Change| drop(change.send(c));
     let client = connect(&settings, &format!("ringwatch agent {node}"), true, tell).await?;
     let why = |e: async_nats::client::SubscribeError| Error::Connect {
-        servers: settings.servers.join(", "),
+        servers: settings.named_servers(),
         why: e.to_string(),
     };
     let own = format!("{}.wish.{}", subject::ROOT, subject::token(&node));
@@ -38,13 +38,15 @@ pub(super) async fn serve(
     let mut to_us = client.subscribe(own).await.map_err(why)?;
     let mut up = false;
     let mut said = false;
+    let mut refused = None;
     let (mut second, mut wishes) = (std::time::Instant::now(), 0u32);
     loop {
         tokio::select! {
             Some(c) = changes.recv() => match c {
                 Change::Up => {
+                    refused = None;
                     if std::mem::take(&mut said) {
-                        eprintln!("ringwatch: the bus is there again");
+                        info!("the bus is there again");
                     }
                     up = true;
                     outbox.set_connected(true);
@@ -53,12 +55,17 @@ pub(super) async fn serve(
                 }
                 Change::Down => {
                     if !std::mem::replace(&mut said, true) {
-                        eprintln!("ringwatch: the bus cannot be reached; this node goes on by itself");
+                        warn!("the bus cannot be reached; this node goes on by itself");
                     }
                     up = false;
                     outbox.set_connected(false);
                 }
-                Change::Refused(why) => eprintln!("ringwatch: the bus says: {why}"),
+                // It is tried again and again, and mostly fails in the same way.
+                Change::Refused(why) if refused.as_ref() != Some(&why) => {
+                    warn!("the bus says: {why}");
+                    refused = Some(why);
+                }
+                Change::Refused(_) => {}
             },
             message = outbox.take(), if up => {
                 // A client that has lost its server keeps what it is given.

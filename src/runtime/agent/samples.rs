@@ -1,5 +1,6 @@
 //! The thread that asks drivers: they answer slowly, and nobody should wait for them.
 
+use super::absences::Absences;
 use crate::ingest::hardware::{Pods, Samplers, Settings};
 use crate::ingest::now_ns;
 use crate::model::Reading;
@@ -18,8 +19,10 @@ pub(super) struct Samples {
 }
 
 impl Samples {
-    /// Starts them, and asks the kubelet behind this socket for who has which GPU; `None` where nothing is to be sampled.
+    /// Starts those of this node, and asks the kubelet behind this socket for who has which GPU; `None` where nothing is to
+    /// be sampled.
     pub(super) fn start(
+        node: String,
         settings: &Settings,
         kubelet: Option<&Path>,
     ) -> io::Result<Option<(Self, Receiver<Vec<Reading>>)>> {
@@ -32,12 +35,14 @@ impl Samples {
         // A recording is of another machine.
         let kubelet = kubelet.filter(|_| settings.recording.is_none()).map(Path::to_owned);
         std::thread::Builder::new().name("samplers".to_owned()).spawn(move || {
-            let mut samplers = Samplers::new(&settings);
+            let mut samplers = Samplers::new(&settings).of_node(node);
             if let Some(socket) = kubelet {
                 samplers.add(Box::new(Pods::new(socket)));
             }
+            let mut absences = Absences::default();
             while !samplers.is_empty() {
                 let readings = samplers.poll(now_ns());
+                absences.log(&readings);
                 if !readings.is_empty()
                     && let Err(TrySendError::Disconnected(_)) = send.try_send(readings)
                 {

@@ -2,31 +2,33 @@
 //!
 //! One line of JSON is the question, lines of JSON are the answers. Who asks is known by the kernel's word
 //! (peer credentials): root, the agent's own user and those named in the settings see every job, others their own.
+//! A conversation ends when the asker closes its end, so an asker of several answers keeps it open for writing too.
 
 use super::peer;
+use super::places::{Place, Places, is_privileged};
 use crate::config::SocketSettings;
 use crate::model::Snapshot;
-use crate::runtime::daemon::{self, Asked, Error};
+use crate::runtime::daemon::{self, Asked, Closed, Connections, Error, is_exhausted};
 use serde::{Deserialize, Serialize};
+use std::io::{Read as _, Write as _};
+use std::ops::RangeInclusive;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::unix::OwnedWriteHalf;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Semaphore;
 
 /// The version of what is spoken.
 pub const PROTOCOL: u32 = 1;
-/// Connections at once.
-const CONNECTIONS: usize = 64;
 /// The longest question, in bytes.
 const QUESTION: u64 = 4096;
 /// The longest that a question may take to come, and an answer to be taken.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Screens are sent at most so often.
-const OFTENEST: Duration = Duration::from_millis(100);
+/// What [`Question::every_ms`] may be.
+const EVERY_MS: RangeInclusive<u64> = 100..=60_000;
 
 /// What is asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,7 +37,7 @@ pub struct Question {
     pub ringwatch: u32,
     /// What is wanted.
     pub want: Want,
-    /// Time between two snapshots in ms; one alone where it is left out.
+    /// Time between two snapshots in ms, 100 to 60,000; one alone where it is left out.
     pub every_ms: Option<u64>,
 }
 
@@ -92,25 +94,56 @@ impl Gate {
         Ok(Some(Gate { listener, path, settings: Arc::new(settings.clone()) }))
     }
 
-    /// Serves until it is dropped.
+    /// Serves until it is dropped, at most so many connections at once.
     #[expect(clippy::disallowed_methods, reason = "here is where tasks are spawned")]
-    pub(super) async fn serve(self, ask: SyncSender<Asked>) {
-        let room = Arc::new(Semaphore::new(CONNECTIONS));
+    pub(super) async fn serve(self, ask: SyncSender<Asked>, most: usize, connections: Arc<Connections>) {
+        let places = Places::new(most);
+        // Answers of users are made one at a time: before one is made nobody knows how long it is.
+        let turn = Arc::new(tokio::sync::Mutex::new(()));
         loop {
-            let Ok((stream, _)) = self.listener.accept().await else {
-                // Out of descriptors, most likely: some will come free.
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
+            let stream = match self.listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(e) => {
+                    if is_exhausted(&e) {
+                        connections.closed(Closed::SocketExhausted);
+                    }
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
             };
-            let Ok(place) = Arc::clone(&room).try_acquire_owned() else { continue };
-            let (ask, settings) = (ask.clone(), Arc::clone(&self.settings));
+            let Ok(asks) = stream.peer_cred() else { continue };
+            let place = match places.take(asks.uid()) {
+                Ok(place) => place,
+                Err((why, text)) => {
+                    connections.closed(why);
+                    refuse(stream, text);
+                    continue;
+                }
+            };
+            let (ask, settings, turn) = (ask.clone(), Arc::clone(&self.settings), Arc::clone(&turn));
+            let connections = Arc::clone(&connections);
             tokio::spawn(async move {
+                let ended = converse(stream, &ask, &settings, (&place, &turn)).await;
                 // Who goes away in the middle of an answer has had enough of it.
-                drop(converse(stream, &ask, &settings).await);
+                if ended.is_err_and(|e| e.kind() == std::io::ErrorKind::TimedOut) {
+                    connections.closed(Closed::SlowAsker);
+                }
                 drop(place);
             });
         }
     }
+}
+
+/// Reports to an asker that has no place why, without waiting for it.
+fn refuse(stream: UnixStream, why: String) {
+    let (Ok(mut stream), Ok(mut line)) = (stream.into_std(), serde_json::to_vec(&Answer::Refused(why)))
+    else {
+        return;
+    };
+    line.push(b'\n');
+    // A question that nobody has read would reset the connection, and the asker lose the answer.
+    drop(stream.read(&mut [0; QUESTION as usize]));
+    drop(stream.write(&line));
 }
 
 impl Drop for Gate {
@@ -123,6 +156,7 @@ async fn converse(
     stream: UnixStream,
     ask: &SyncSender<Asked>,
     settings: &SocketSettings,
+    (place, turn): (&Place, &tokio::sync::Mutex<()>),
 ) -> std::io::Result<()> {
     let asks = stream.peer_cred()?;
     let mut groups = peer::groups(&stream);
@@ -133,7 +167,14 @@ async fn converse(
     let mut read = BufReader::new(read.take(QUESTION));
     tokio::time::timeout(PATIENCE, read.read_line(&mut line)).await??;
     let question = match serde_json::from_str::<Question>(&line) {
-        Ok(q) if q.ringwatch == PROTOCOL => q,
+        Ok(q) if q.ringwatch == PROTOCOL => match q.every_ms.filter(|ms| !EVERY_MS.contains(ms)) {
+            None => q,
+            Some(ms) => {
+                let (least, most) = (EVERY_MS.start(), EVERY_MS.end());
+                let why = format!("every_ms is {ms}, and may be {least} to {most}");
+                return say(&mut write, &Answer::Refused(why)).await;
+            }
+        },
         Ok(q) => {
             let why = format!("this agent speaks version {PROTOCOL}, and you version {}", q.ringwatch);
             return say(&mut write, &Answer::Refused(why)).await;
@@ -143,26 +184,56 @@ async fn converse(
     loop {
         let uid = (!sees_all).then_some(asks.uid());
         let Want::Snapshot = question.want;
+        let mine = if sees_all { None } else { Some(turn.lock().await) };
         let answer = match daemon::ask(ask, |reply| Asked::Snapshot { uid, reply }).await {
             Some(s) => Answer::Snapshot(s),
             None => Answer::Refused("the agent is busy".to_owned()),
         };
-        say(&mut write, &answer).await?;
+        let line = line_of(&answer)?;
+        let room = if sees_all { Ok(None) } else { place.room(line.len()).map(Some) };
+        match room {
+            Ok(_room) => {
+                drop((mine, answer));
+                send(&mut write, &line).await?;
+            }
+            Err(why) => return say(&mut write, &Answer::Refused(why)).await,
+        }
         let Some(every) = question.every_ms else { return Ok(()) };
-        tokio::time::sleep(Duration::from_millis(every).max(OFTENEST)).await;
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_millis(every)) => {}
+            () = hung_up(&mut read) => return Ok(()),
+        }
+    }
+}
+
+/// Ends when the asker has closed its end, or sends more than a question.
+async fn hung_up(read: &mut (impl AsyncBufRead + Unpin)) {
+    while let Ok(more) = read.fill_buf().await {
+        let n = more.len();
+        if n == 0 {
+            return;
+        }
+        read.consume(n);
     }
 }
 
 fn sees_all(uid: u32, groups: &[u32], settings: &SocketSettings) -> bool {
-    let own = rustix::process::geteuid().as_raw();
     let member = groups.iter().any(|g| settings.see_all_gids.contains(g));
-    uid == 0 || uid == own || settings.see_all_uids.contains(&uid) || member
+    is_privileged(uid) || settings.see_all_uids.contains(&uid) || member
 }
 
-async fn say(write: &mut tokio::net::unix::OwnedWriteHalf, answer: &Answer) -> std::io::Result<()> {
+fn line_of(answer: &Answer) -> std::io::Result<Vec<u8>> {
     let mut line = serde_json::to_vec(answer)?;
     line.push(b'\n');
-    tokio::time::timeout(PATIENCE, write.write_all(&line)).await?
+    Ok(line)
+}
+
+async fn say(write: &mut OwnedWriteHalf, answer: &Answer) -> std::io::Result<()> {
+    send(write, &line_of(answer)?).await
+}
+
+async fn send(write: &mut OwnedWriteHalf, line: &[u8]) -> std::io::Result<()> {
+    tokio::time::timeout(PATIENCE, write.write_all(line)).await?
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The thread that owns what is known: it reads, judges, cleans up, and answers.
 
+use super::finding_store::FindingStore;
 use super::samples::Samples;
 use crate::cluster::message::{OperationKey, Wish};
 use crate::cluster::{Moment, Outbox, Publisher, REASONS};
@@ -7,15 +8,17 @@ use crate::config::Config;
 use crate::detect::Baseline;
 use crate::export::metrics::Bus;
 use crate::export::{Metrics, Own};
-use crate::ingest::{Place, Segments, now_ns, reap, unix_ns};
-use crate::join::Finished;
-use crate::model::{CommId, Finding, SegmentId};
-use crate::runtime::daemon::{self, Asked, Costs, Outgoing};
+use crate::ingest::{Helper, Place, Segments, boot_id, now_ns, reap, unix_ns};
+use crate::join::{Finished, MemoryLimit};
+use crate::model::{CommId, Finding, FindingEvent, SegmentId, Source as _, Unread, UnreadReason};
+use crate::runtime::daemon::{self, Asked, Connections, Costs, Outgoing};
 use crate::runtime::{Monitor, Node};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
+use tracing::{error, info, warn};
 
 /// The longest burst of detail that may be asked for, in seconds.
 const BURST_SECONDS: u32 = 60;
@@ -25,6 +28,8 @@ const STACKS: usize = 8;
 const CLEAN_EVERY: Duration = Duration::from_secs(10);
 /// How often exporters hear of findings that are over.
 const TELL_EVERY: Duration = Duration::from_secs(1);
+/// Unread segments that are logged in a second at most; the others follow.
+const UNREAD_AT_ONCE: usize = 16;
 /// A state that has not read for so long is not ready.
 const STALE: Duration = Duration::from_secs(5);
 
@@ -40,6 +45,11 @@ pub struct State {
     traces: Option<Outgoing>,
     /// Where there is a bus.
     bus: Option<(Publisher, Arc<Outbox>)>,
+    /// Where findings outlive this process.
+    store: Option<FindingStore>,
+    /// Segments that were reported as unread.
+    unread: BTreeSet<(String, UnreadReason)>,
+    unread_at: Option<Instant>,
     costs: Costs,
     told: Option<Instant>,
     read: Option<Instant>,
@@ -50,14 +60,18 @@ pub struct State {
 
 impl State {
     /// Nothing read yet.
-    pub fn new(config: Config, baselines: Vec<Baseline>) -> Self {
-        let places = places(&config);
-        let mut segments = Segments::new(places.clone());
+    pub fn new(config: Config, baselines: Vec<Baseline>, opener: Helper) -> Self {
+        let (places, costs) = (places(&config), Costs::new(daemon::node(&config)));
+        let mut segments = Segments::new(places.clone()).of_node(daemon::node(&config));
+        segments.look_into_containers(opener);
         segments.look_every(Duration::from_millis(config.segments.look_ms));
         segments.look_into(config.stacks);
+        segments.share_communicators(config.segments.share_communicators);
         let node = Node { segments, readings: None, kept: config.cluster.is_enabled().then(Vec::new) };
-        let mut monitor = Monitor::new(node, config.detect).with_baselines(baselines);
+        let mut monitor = Monitor::new(node, config.detect).with_baselines(baselines).following_live();
         monitor.keep_finished();
+        monitor.limit_memory(memory(&config));
+        let store = config.findings.directory.as_deref().and_then(|d| open_store(d, &mut monitor));
         let mut metrics = Metrics::new(config.prometheus.clone());
         metrics.set_trace_ratio(if config.otlp.is_enabled() { config.otlp.sample_ratio } else { 0.0 });
         State {
@@ -68,7 +82,10 @@ impl State {
             metrics,
             traces: None,
             bus: None,
-            costs: Costs::new(),
+            store,
+            unread: BTreeSet::new(),
+            unread_at: None,
+            costs,
             told: None,
             read: None,
             cleaned: None,
@@ -84,8 +101,12 @@ impl State {
     /// Tells the cluster of what goes on.
     pub(super) fn publish_to(&mut self, outbox: Arc<Outbox>) {
         let settings = &self.config.cluster;
-        let publisher =
-            Publisher::new(daemon::node(settings), self.costs.started_unix_ns(), settings.bytes_per_second);
+        let mut publisher = Publisher::new(
+            daemon::node(&self.config),
+            self.costs.started_unix_ns(),
+            settings.bytes_per_second,
+        );
+        publisher.share_communicators(self.config.segments.share_communicators);
         self.bus = Some((publisher, outbox));
     }
 
@@ -94,10 +115,16 @@ impl State {
         self.costs.started_unix_ns()
     }
 
+    /// Where the servers count connections that they close.
+    pub(super) fn connections(&self) -> Arc<Connections> {
+        self.costs.connections()
+    }
+
     /// Begins to sample what the settings name. What runs already stops.
     pub(super) fn sample(&mut self) -> std::io::Result<()> {
         self.samples = None;
-        let started = Samples::start(&self.config.hardware, self.config.segments.pod_resources.as_deref())?;
+        let kubelet = self.config.segments.pod_resources.as_deref();
+        let started = Samples::start(daemon::node(&self.config), &self.config.hardware, kubelet)?;
         let (samples, readings) = started.unzip();
         self.samples = samples;
         self.monitor.source_mut().readings = readings;
@@ -105,12 +132,14 @@ impl State {
     }
 
     /// Reads, and answers in between, until it is asked to end.
-    pub(super) fn run(mut self, questions: &Receiver<Asked>, mut told: impl FnMut(&Finding)) {
+    pub(super) fn run(mut self, questions: &Receiver<Asked>, mut told: impl FnMut(&FindingEvent)) {
         loop {
             let began = thread_cpu();
-            let new = self.monitor.step(now_ns());
-            new.iter().for_each(&mut told);
-            self.export(&new);
+            let events = self.monitor.step(now_ns());
+            events.iter().for_each(&mut told);
+            self.export(&events);
+            self.keep(&events);
+            self.report_unread();
             self.read = Some(Instant::now());
             if self.cleaned.is_none_or(|t| t.elapsed() >= CLEAN_EVERY) {
                 self.cleaned = Some(Instant::now());
@@ -131,27 +160,54 @@ impl State {
                     Ok(asked) => self.answer(asked),
                     Err(RecvTimeoutError::Timeout) => break,
                 }
+                // Whoever asks without a pause must not keep it from reading.
+                if Instant::now() >= until {
+                    break;
+                }
             }
         }
     }
 
+    /// Writes changes of findings down.
+    fn keep(&mut self, events: &[FindingEvent]) {
+        let Some(store) = &mut self.store else { return };
+        if let Err(e) = store.record(events, || self.monitor.findings()) {
+            warn!("findings cannot be written down, and are kept in memory until they can: {e}");
+        }
+    }
+
+    /// Logs each segment once that is not read, so many a second.
+    fn report_unread(&mut self) {
+        if self.unread_at.is_some_and(|t| t.elapsed() < TELL_EVERY) {
+            return;
+        }
+        self.unread_at = Some(Instant::now());
+        let unread = self.monitor.source().unread();
+        let key = |u: &Unread| (u.path.clone(), u.reason);
+        let now: BTreeSet<_> = unread.iter().map(key).collect();
+        self.unread.retain(|reported| now.contains(reported));
+        let new: Vec<&Unread> = unread.iter().filter(|u| !self.unread.contains(&key(u))).collect();
+        for u in new.iter().take(UNREAD_AT_ONCE) {
+            warn!("not read ({}): {u}", u.reason.as_str());
+            self.unread.insert(key(u));
+        }
+    }
+
     /// Hands on what is over and what was found.
-    fn export(&mut self, new: &[Finding]) {
+    fn export(&mut self, events: &[FindingEvent]) {
         let finished = self.monitor.take_finished();
-        self.publish(&finished, new);
+        self.publish(&finished, events);
         let join = self.monitor.join();
         self.metrics.finished(join, &finished);
-        self.metrics.findings(join, new);
+        self.metrics.events(join, events);
         let second = self.told.is_none_or(|t| t.elapsed() >= TELL_EVERY);
         if second {
             self.told = Some(Instant::now());
         }
         let Some(traces) = &mut self.traces else { return };
         traces.tracer().finished(join, &finished);
-        traces.tracer().findings(join, new);
-        // Those that are over are among all there are; nobody waits for them.
+        traces.tracer().events(join, events);
         if second {
-            traces.tracer().findings(join, &self.monitor.findings());
             traces.say_lost();
         }
         let announced = traces.tracer().take_announced();
@@ -161,13 +217,17 @@ impl State {
     }
 
     /// Tells the cluster.
-    fn publish(&mut self, finished: &[Finished], new: &[Finding]) {
+    fn publish(&mut self, finished: &[Finished], events: &[FindingEvent]) {
         let readings = self.monitor.source_mut().take_readings();
+        let unread = self.monitor.source().segments.unread_counts().values().sum();
         let Some((publisher, outbox)) = &mut self.bus else { return };
         readings.iter().for_each(|r| publisher.reading(r));
-        let all = self.told.is_none_or(|t| t.elapsed() >= TELL_EVERY).then(|| self.monitor.findings());
+        publisher.set_unread(unread);
+        let all = self.told.is_none_or(|t| t.elapsed() >= TELL_EVERY);
+        let changed = || events.iter().map(|e| e.finding.clone()).collect();
+        let findings: Vec<Finding> = if all { self.monitor.findings() } else { changed() };
         let now = Moment { mono_ns: now_ns(), unix_ns: unix_ns() };
-        let out = publisher.look(self.monitor.join(), finished, all.as_deref().unwrap_or(new), now);
+        let out = publisher.look(self.monitor.join(), finished, &findings, now);
         publisher.unsent(outbox.put(out));
         let sampling = publisher.sampling();
         self.monitor.sample(Some(sampling));
@@ -182,23 +242,30 @@ impl State {
 
     fn wish(&mut self, wish: &Wish) {
         let Some((publisher, _)) = &mut self.bus else { return };
-        publisher.wish(wish.operations.iter().filter_map(OperationKey::key));
-        if let Some((comm, seconds)) = wish.burst.map(|b| (CommId(b.comm), b.seconds.min(BURST_SECONDS))) {
+        let join = self.monitor.join();
+        let key = |key: &OperationKey| {
+            let (comm, track, order) = key.key()?;
+            Some((join.resolve(comm)?, track, order))
+        };
+        let operations: Vec<_> = wish.operations.iter().filter_map(key).collect();
+        publisher.wish(operations.iter().copied());
+        let burst = wish
+            .burst
+            .and_then(|b| Some((join.resolve(CommId::new(b.comm, b.owner))?, b.seconds.min(BURST_SECONDS))));
+        if let Some((comm, seconds)) = burst {
             let until_ns = now_ns() + u64::from(seconds) * 1_000_000_000;
             publisher.burst(comm, until_ns);
-            if let Err(e) = self.monitor.source().segments.want_detail(comm, until_ns)
+            if let Err(e) = self.monitor.source().segments.request_detail(comm, until_ns)
                 && !std::mem::replace(&mut self.unasked, true)
             {
-                eprintln!(
-                    "ringwatch: plugins cannot be asked for detail: {e}; run the agent as the jobs' user or as root"
-                );
+                warn!("plugins cannot be asked for detail: {e}; run the agent as the jobs' user or as root");
             }
         }
         if wish.all {
             publisher.refresh();
         }
         if let Some(traces) = &mut self.traces {
-            for (comm, track, order) in wish.operations.iter().filter_map(OperationKey::key) {
+            for (comm, track, order) in operations {
                 traces.tracer().interesting(comm, track, order);
             }
         }
@@ -211,7 +278,9 @@ impl State {
     }
 
     fn own(&self) -> Own {
-        let mut own = self.costs.own(self.monitor.source().segments.len());
+        let segments = &self.monitor.source().segments;
+        let mut own = self.costs.own(segments.len());
+        own.unread = segments.unread_counts();
         if let Some(traces) = &self.traces {
             own.exported = traces.exported();
         }
@@ -285,6 +354,7 @@ impl State {
 
     fn set(&mut self, new: Config) {
         self.monitor.set(new.detect);
+        self.monitor.limit_memory(memory(&new));
         if let Some((publisher, _)) = &mut self.bus {
             publisher.set_rate(new.cluster.bytes_per_second);
         }
@@ -300,7 +370,7 @@ impl State {
             || new.segments.pod_resources != self.config.segments.pod_resources;
         self.config = new;
         if sample && let Err(e) = self.sample() {
-            eprintln!("ringwatch: nothing is sampled: {e}");
+            error!("nothing is sampled: {e}");
         }
     }
 
@@ -308,10 +378,28 @@ impl State {
     fn clean(&self) {
         let keep = &self.config.segments;
         let age = (keep.keep_hours > 0).then(|| Duration::from_secs(keep.keep_hours.saturating_mul(3600)));
-        for dir in self.places.iter().flat_map(Place::directories) {
-            for path in reap(&dir, keep.keep_mib.saturating_mul(1 << 20), age) {
-                eprintln!("ringwatch: removed {}, which a process left that is gone", path.display());
+        for place in &self.places {
+            for path in reap(place, keep.keep_mib.saturating_mul(1 << 20), age) {
+                info!("removed {}, which a process left that is gone", path.display());
             }
+        }
+    }
+}
+
+/// The file of findings in a directory; what it holds is taken over. Without it the agent works, and forgets.
+fn open_store(directory: &Path, monitor: &mut Monitor<Node>) -> Option<FindingStore> {
+    match FindingStore::open(directory, boot_id().unwrap_or_default()) {
+        Ok((store, kept)) => {
+            if kept.skipped > 0 {
+                warn!("{} kept findings could not be read, and were left out", kept.skipped);
+            }
+            monitor.restore(kept.findings, now_ns());
+            Some(store)
+        }
+        Err(e) => {
+            let path = directory.display();
+            warn!("findings.directory: {path}: {e}; findings are forgotten when this agent ends");
+            None
         }
     }
 }
@@ -319,6 +407,12 @@ impl State {
 fn places(config: &Config) -> Vec<Place> {
     let named = &config.segments.directories;
     if named.is_empty() { vec![Place::Host] } else { named.iter().cloned().map(Place::Dir).collect() }
+}
+
+/// What users' communicators may take together.
+fn memory(config: &Config) -> MemoryLimit {
+    let mib = usize::try_from(config.limits.memory_mib).unwrap_or(usize::MAX);
+    MemoryLimit::OfUsers(mib.saturating_mul(1 << 20))
 }
 
 /// CPU time of this thread.

@@ -1,6 +1,7 @@
 //! The cluster for a screen: a question, and an answer that stays small whatever the cluster is.
 
 use super::state::State;
+use crate::cluster::from_json;
 use crate::cluster::message::VERSION;
 use crate::ingest::now_ns;
 use crate::join::{Join, Narrow, Narrowed, View};
@@ -34,8 +35,9 @@ const BYTES: Bytes = Bytes {
     findings: 96 << 10,
     nodes: 160 << 10,
 };
-/// Ranks of one operation that are read at most.
+/// Ranks that are read at most, of one operation and of all in an answer: a few bytes stand for thousands of millions.
 const RANKS: usize = 1 << 16;
+const ALL_RANKS: usize = 1 << 20;
 
 struct Bytes {
     jobs: usize,
@@ -50,7 +52,7 @@ struct Bytes {
 }
 
 /// The longest answer, in bytes: servers take 1 MiB by default.
-pub const ANSWER: usize = 896 << 10;
+const ANSWER: usize = 896 << 10;
 
 /// What is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,7 +84,7 @@ impl Question {
     }
 
     /// What a reader sent; absent where it is no question that is understood.
-    pub(super) fn read(bytes: &[u8]) -> Option<Self> {
+    pub fn read(bytes: &[u8]) -> Option<Self> {
         if bytes.len() > QUESTION {
             return None;
         }
@@ -111,6 +113,15 @@ pub struct Answer {
 }
 
 impl Answer {
+    /// What an analyser sent; absent where it is no answer of this version, or longer than any of ours.
+    pub fn read(bytes: &[u8]) -> Option<Self> {
+        if bytes.len() > ANSWER {
+            return None;
+        }
+        // The ranks of an operation are one text, and that is as long as it is.
+        from_json::<Self>(bytes, ANSWER).filter(|a| a.ringwatch == VERSION)
+    }
+
     fn new(mut snapshot: Snapshot) -> Self {
         let mut states: Vec<String> =
             snapshot.in_flight.iter_mut().map(|f| written(&std::mem::take(&mut f.ranks))).collect();
@@ -126,8 +137,10 @@ impl Answer {
     /// The rows as they were.
     pub fn into_snapshot(self) -> Snapshot {
         let mut snapshot = self.snapshot;
+        let mut left = ALL_RANKS;
         for (f, states) in snapshot.in_flight.iter_mut().zip(&self.states) {
-            f.ranks = read(states);
+            f.ranks = read(states, RANKS.min(left));
+            left -= f.ranks.len();
         }
         snapshot
     }
@@ -145,8 +158,8 @@ fn written(cells: &[RankCell]) -> String {
     out
 }
 
-/// Reads that; from what is none of it on nothing.
-fn read(text: &str) -> Vec<RankCell> {
+/// Reads that, so many ranks at most; from what is none of it on nothing.
+fn read(text: &str, most: usize) -> Vec<RankCell> {
     let mut out: Vec<RankCell> = Vec::new();
     let mut rest = text;
     while let Some(at) = rest.find(|c: char| !c.is_ascii_digit() && c != '+') {
@@ -158,7 +171,7 @@ fn read(text: &str) -> Vec<RankCell> {
             break;
         };
         let run = (first..=first.saturating_add(more)).map(|r| RankCell { rank: Rank(r), state });
-        out.extend(run.take(RANKS.saturating_sub(out.len())));
+        out.extend(run.take(most.saturating_sub(out.len())));
         rest = chars.as_str();
     }
     out
@@ -408,13 +421,13 @@ mod tests {
                 let Update::Comm(mut c) = member(r, RANKS, if r % 2 == 1 { 1 } else { 2 }) else {
                     unreachable!()
                 };
-                c.comm = CommId(comm);
+                c.comm = CommId::unowned(comm);
                 c.name = Some("c".repeat(256));
                 join.feed(Update::Comm(c));
                 // Every second rank lacks it: no two neighbours are alike.
                 if r % 2 == 0 && comm < 8 {
                     let mut op = all_reduce(r, 1, 2 * S, Some((2 * S + 5_000, None)));
-                    op.comm = CommId(comm);
+                    op.comm = CommId::unowned(comm);
                     join.feed(Update::Op(Box::new(op)));
                 }
             }
@@ -424,10 +437,11 @@ mod tests {
         let even = |odd: u32| (0..RANKS).filter(|r| r % 2 == odd).map(Rank).collect::<Vec<_>>();
         let open: Vec<Finding> = (0..500)
             .map(|n| {
-                let mut f = Finding::new(Kind::MissingRank, CommId(n % 16), even(1), operation.clone());
+                let mut f =
+                    Finding::new(Kind::MissingRank, CommId::unowned(n % 16), even(1), operation.clone());
                 f.id = crate::model::FindingId(n);
                 f.victims = vec![Victims {
-                    communicator: CommId(n % 16),
+                    communicator: CommId::unowned(n % 16),
                     ranks: even(0),
                     order: 1,
                     track: Track::Collective,
@@ -471,10 +485,10 @@ mod tests {
         };
         let cells: Vec<RankCell> = (0..600).map(|r| RankCell { rank: Rank(r), state: state(r) }).collect();
         assert_eq!(written(&cells), "0+511>512!513>514+85~");
-        assert_eq!(read(&written(&cells)), cells);
-        assert_eq!(read("0+4000000000>").len(), RANKS);
+        assert_eq!(read(&written(&cells), RANKS), cells);
+        assert_eq!(read("0+4000000000>", RANKS).len(), RANKS);
         for wrong in ["", ">", "x", "1+2", "+>", "99999999999>", "日"] {
-            assert_eq!(read(wrong), [], "{wrong}");
+            assert_eq!(read(wrong, RANKS), [], "{wrong}");
         }
     }
 

@@ -1,8 +1,8 @@
 //! The bucket of findings: the last word on each is kept there, and whoever begins reads what was open before.
 
 use super::last_words::LastWords;
-use super::{Told, Verdict};
-use crate::cluster::message::VERSION;
+use super::{TEXT, Told, Verdict};
+use crate::cluster::from_json;
 use async_nats::Client;
 use async_nats::connection::State;
 use async_nats::jetstream::Context;
@@ -16,6 +16,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
+use tracing::{info, warn};
 
 /// The bucket.
 pub(super) const FINDINGS: &str = "ringwatch-findings";
@@ -67,7 +68,7 @@ async fn try_to_keep(store: &Store, verdict: &Verdict) -> Kept {
     let Ok(value) = serde_json::to_vec(verdict) else { return Kept::Yes };
     match store.entry(&key).await {
         Ok(Some(entry)) if entry.operation == Operation::Put => {
-            let known = serde_json::from_slice::<Verdict>(&entry.value).ok();
+            let known: Option<Verdict> = from_json(&entry.value, TEXT);
             if known.is_some_and(|k| !verdict.right.replaces(k.right)) {
                 return Kept::Yes;
             }
@@ -124,8 +125,8 @@ pub(super) async fn keep_all(
         }
         let well = failing.is_none_or(|since| since.elapsed() < FAILING);
         match (room.swap(well, Ordering::Relaxed), well) {
-            (true, false) => eprintln!("ringwatch: {NO_ROOM}; they are told all the same"),
-            (false, true) => eprintln!("ringwatch: JetStream keeps verdicts again"),
+            (true, false) => warn!("{NO_ROOM}; they are told all the same"),
+            (false, true) => info!("JetStream keeps verdicts again"),
             _ => {}
         }
         tokio::select! {
@@ -149,8 +150,8 @@ pub(super) async fn keep_all(
     }
 }
 
-/// Tells what the bucket holds open, which others have told, or an earlier run did.
-pub(super) async fn read_open(store: Store, own: String, tell: UnboundedSender<Told>) {
+/// Reports what the bucket holds, which others have told, or an earlier run did: what is open, and what was.
+pub(super) async fn read_kept(store: Store, own: String, tell: UnboundedSender<Told>) {
     let all = async {
         let mut stream = store.stream.clone();
         let last = stream.info().await.ok()?.state.last_sequence;
@@ -163,11 +164,7 @@ pub(super) async fn read_open(store: Store, own: String, tell: UnboundedSender<T
         let mut messages = consumer.messages().await.ok()?;
         while let Some(Ok(m)) = messages.next().await {
             let Ok(info) = m.info() else { break };
-            if let Ok(v) = serde_json::from_slice::<Verdict>(&m.payload)
-                && v.ringwatch == VERSION
-                && v.analyser != own
-                && v.finding.open
-            {
+            if let Some(v) = Verdict::read(&m.payload).filter(|v| v.analyser != own) {
                 tell.send(Told::Verdict(Box::new(v))).ok()?;
             }
             // What came since is heard live.

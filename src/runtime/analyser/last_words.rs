@@ -72,7 +72,7 @@ mod tests {
         let finding = Finding {
             id: FindingId(id),
             open,
-            ..Finding::new(Kind::MissingRank, CommId(1), vec![], operation)
+            ..Finding::new(Kind::MissingRank, CommId::unowned(1), vec![], operation)
         };
         let right = Right { partition: 0, lease, guessed: false };
         Arc::new(Verdict { ringwatch: 1, analyser: "one".to_owned(), right, finding })

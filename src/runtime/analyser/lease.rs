@@ -16,6 +16,7 @@ use futures_util::future::join_all;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
+use tracing::warn;
 
 /// The bucket.
 const LEASES: &str = "ringwatch-leases";
@@ -97,8 +98,8 @@ impl Leases {
                 Lease::Held(first, last) => {
                     if let Some((_, at)) = known.filter(|(_, at)| at.elapsed() >= STUCK) {
                         let s = at.elapsed().as_secs();
-                        eprintln!(
-                            "ringwatch: the lease of partition {p} was not renewed for {s} s and did not expire: \
+                        warn!(
+                            "the lease of partition {p} was not renewed for {s} s and did not expire: \
                              it is taken from whoever left it"
                         );
                     }

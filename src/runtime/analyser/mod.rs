@@ -15,33 +15,36 @@ mod recorder;
 mod speak;
 mod state;
 
-pub use glance::{ANSWER, Answer, Question, Want};
+pub use glance::{Answer, Question, Want};
 pub use heard::Heard;
 use heard::{Hearing, Room};
 pub use state::State;
 
-use super::daemon::{self, Asked, Error};
+use super::daemon::{self, Error, Reload};
 use super::signals::Signals;
 use crate::cluster::message::{VERSION, Wish};
-use crate::cluster::{Change, Moment, connect, subject};
+use crate::cluster::{Change, Moment, connect, from_json, subject};
 use crate::config::{self, Config};
 use crate::ingest::{now_ns, unix_ns};
-use crate::model::Finding;
+use crate::model::{Finding, FindingEvent};
 use async_nats::{Client, Subscriber};
 use futures_util::StreamExt;
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tracing::{info, warn};
 
 /// Messages that wait for the state at most.
 const INBOX: usize = 65_536;
-/// How often the service manager is told that the analyser lives.
-const ALIVE: Duration = Duration::from_secs(5);
+/// The longest text in a verdict or a reply, in bytes.
+const TEXT: usize = 4096;
+/// The settings that the state takes over while it runs.
+const TAKEN_OVER: &[&str] = &["detect", "cluster.silent_ms"];
 
 /// What the state has to say.
 #[derive(Debug)]
@@ -52,8 +55,8 @@ pub enum Say {
         finding: Box<Finding>,
         /// By what right it is told.
         right: Right,
-        /// True where nobody told it before, as far as is known.
-        fresh: bool,
+        /// What changed about it; absent where it is repeated.
+        change: Option<crate::model::Change>,
     },
     /// What agents are asked for: one node's, or all.
     Wish {
@@ -113,6 +116,13 @@ pub struct Verdict {
     pub finding: Finding,
 }
 
+impl Verdict {
+    /// What an analyser sent or kept; absent where it is no verdict of this version.
+    fn read(bytes: &[u8]) -> Option<Self> {
+        from_json::<Self>(bytes, TEXT).filter(|v| v.ringwatch == VERSION)
+    }
+}
+
 /// What an analyser says to a reader.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reply {
@@ -127,6 +137,9 @@ pub struct Reply {
     /// Findings for which the message had no room.
     #[serde(default)]
     pub more_findings: u64,
+    /// Findings that were closed lately, the latest first, as many as a message takes.
+    #[serde(default)]
+    pub closed: Vec<Finding>,
     /// The nodes it hears, those with something amiss first, as many as a message takes.
     pub nodes: Vec<NodeRow>,
     /// Nodes for which the message had no room.
@@ -146,6 +159,13 @@ pub struct Reply {
     pub communicators: u64,
     /// Processes known.
     pub ranks: u64,
+}
+
+impl Reply {
+    /// What an analyser sent; absent where it is no reply of this version.
+    pub fn read(bytes: &[u8]) -> Option<Self> {
+        from_json::<Self>(bytes, TEXT).filter(|r| r.ringwatch == VERSION)
+    }
 }
 
 /// One node, as an analyser hears it.
@@ -169,6 +189,12 @@ pub struct NodeRow {
     pub published: u64,
     /// Of these, left out and counted.
     pub left_out: u64,
+    /// Segments and directories that its agent does not read now.
+    #[serde(default)]
+    pub unread: u64,
+    /// Operations of its running processes of which nothing is known, since their records were lost.
+    #[serde(default)]
+    pub hidden: u64,
 }
 
 /// What asks agents for all they know.
@@ -195,7 +221,7 @@ async fn hear(
         room.put(&send, Hearing { message, at, recorded });
     };
     if let Some(n) = recorder::catch_up(&client, |m| put(m, true)).await {
-        eprintln!("ringwatch: {n} messages were heard from the recorder");
+        info!("{n} messages were heard from the recorder");
     }
     // Whoever listens from now on knows nothing of what is older: agents tell all.
     drop(client.publish(format!("{}.wish.all", subject::ROOT), everything().encode_to_vec().into()).await);
@@ -211,8 +237,29 @@ async fn hear(
     while tasks.join_next().await.is_some() {}
 }
 
-/// Runs until a signal asks for the end. `reload` reads the settings anew on SIGHUP; `told` hears of each finding that
-/// this analyser is the first to tell.
+/// Logs what happens to the connection, and asks agents for everything when it is there again.
+fn connection_log(wishes: UnboundedSender<Say>) -> impl Fn(Change) + Send + Sync + 'static {
+    let (again, refused) = (AtomicBool::new(false), Mutex::new(None));
+    move |c: Change| match c {
+        // What ended while nothing was heard is not told again by itself. The first time, whoever hears asks.
+        Change::Up if again.swap(true, Ordering::Relaxed) => {
+            drop(wishes.send(Say::Wish { node: None, wish: everything() }));
+        }
+        Change::Up => {}
+        Change::Down => warn!("the bus cannot be reached, and is tried again"),
+        // It is tried again and again, and mostly fails in the same way.
+        Change::Refused(why) => {
+            let mut last = refused.lock().unwrap_or_else(PoisonError::into_inner);
+            if last.as_ref() != Some(&why) {
+                warn!("the bus says: {why}");
+                *last = Some(why);
+            }
+        }
+    }
+}
+
+/// Runs until a signal asks for the end. `reload` reads the settings anew on SIGHUP; `told` receives each
+/// change of a finding that this analyser is the first to report.
 ///
 /// # Errors
 /// What kept it from starting.
@@ -220,24 +267,16 @@ async fn hear(
 pub async fn run(
     config: Config,
     reload: impl Fn() -> Result<Config, config::Error>,
-    told: impl FnMut(&Finding) + Send + 'static,
+    told: impl FnMut(&FindingEvent) + Send + 'static,
 ) -> Result<(), Error> {
-    let mut signals = Signals::new()?;
+    let shares = daemon::raise_descriptors();
+    let signals = Signals::new()?;
     let listener = daemon::listen(&config).await?;
     let settings = config.cluster.clone();
-    let node = daemon::node(&settings);
+    let node = daemon::node(&config);
     let id = run_id(&node);
     let (say, sayings) = tokio::sync::mpsc::unbounded_channel();
-    let (again, wishes) = (AtomicBool::new(false), say.clone());
-    let tell = move |c: Change| match c {
-        // What ended while nothing was heard is not told again by itself. The first time, whoever hears asks.
-        Change::Up if again.swap(true, Ordering::Relaxed) => {
-            drop(wishes.send(Say::Wish { node: None, wish: everything() }));
-        }
-        Change::Up => {}
-        Change::Down => eprintln!("ringwatch: the bus cannot be reached, and is tried again"),
-        Change::Refused(why) => eprintln!("ringwatch: the bus says: {why}"),
-    };
+    let tell = connection_log(say.clone());
     let client = connect(&settings, &format!("ringwatch analyser {id}"), true, tell).await?;
     let (send, inbox) = mpsc::sync_channel::<Hearing>(INBOX);
     let room = Arc::new(Room::default());
@@ -255,11 +294,12 @@ pub async fn run(
         state.send_to(receiver.outgoing());
     }
     let started = state.started_unix_ns();
+    let connections = state.connections();
     let mut subscriptions = Vec::new();
     for topic in ["comm.>", "node.>", "part.>"] {
         let heard = client.subscribe(format!("{}.{topic}", subject::ROOT)).await;
         let why = |e: async_nats::client::SubscribeError| crate::cluster::Error::Connect {
-            servers: settings.servers.join(", "),
+            servers: settings.named_servers(),
             why: e.to_string(),
         };
         subscriptions.push(heard.map_err(why)?);
@@ -272,43 +312,16 @@ pub async fn run(
     tasks.push(tokio::spawn(speak::speak(client.clone(), id, known, sayings, tell_state, told)));
     tasks.push(tokio::spawn(speak::answer(client, ask.clone())));
     let sending = receiver.map(|r| r.start(started, ask.clone()));
-    tasks.extend(listener.map(|l| tokio::spawn(daemon::serve(l, ask.clone()))));
-    daemon::notify(&[sd_notify::NotifyState::Ready]);
-    let mut alive = tokio::time::interval(ALIVE);
-    loop {
-        tokio::select! {
-            asked = signals.next() => {
-                if asked.to_reload() {
-                    match reload() {
-                        Ok(new) => { daemon::send(&ask, Asked::Settings(Box::new(new))); }
-                        Err(e) => eprintln!("ringwatch: the settings stay as they were: {e}"),
-                    }
-                } else if asked.to_end() {
-                    break;
-                }
-            }
-            _ = alive.tick() => {
-                if daemon::alive(&ask).await {
-                    daemon::notify(&[sd_notify::NotifyState::Watchdog]);
-                }
-            }
-        }
-        if owner.is_finished() {
-            return Err(Error::System(std::io::Error::other("the thread that owns the state has ended")));
-        }
-    }
-    daemon::notify(&[sd_notify::NotifyState::Stopping]);
+    let bounds = daemon::Bounds::new(shares.http);
+    let serve = |l| tokio::spawn(daemon::serve(l, ask.clone(), bounds, Arc::clone(&connections)));
+    tasks.extend(listener.map(serve));
+    let settings = Reload::new(&config, TAKEN_OVER);
+    daemon::attend(signals, &ask, &owner, &connections, settings, reload, async || Ok(())).await?;
     tasks.into_iter().for_each(|t| t.abort());
     if let Some(sending) = sending {
         sending.end().await;
     }
-    while let Err(Some(_)) = daemon::try_send(&ask, Asked::End) {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    if owner.join().is_err() {
-        return Err(Error::System(std::io::Error::other("the thread that owns the state has failed")));
-    }
-    Ok(())
+    daemon::end(&ask, owner).await
 }
 
 #[cfg(test)]

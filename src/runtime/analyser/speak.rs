@@ -8,7 +8,7 @@ use super::lease::{Leases, RENEW};
 use super::{Question, Reply, Say, Told, Verdict, keep};
 use crate::cluster::message::VERSION;
 use crate::cluster::subject;
-use crate::model::{Finding, FindingId};
+use crate::model::{FindingEvent, FindingId};
 use crate::runtime::daemon::{self, Asked};
 use async_nats::Client;
 use async_nats::connection::State;
@@ -25,6 +25,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
+use tracing::warn;
 
 /// Partitions whose leases are held from the beginning, as `ringwatch cluster up` maps them.
 const PARTITIONS: u32 = 8;
@@ -77,7 +78,7 @@ async fn hold(
             break open;
         }
         if !std::mem::replace(&mut said, true) {
-            eprintln!("ringwatch: {NONE}: nobody decides which analyser speaks, and nothing is kept");
+            warn!("{NONE}: nobody decides which analyser speaks, and nothing is kept");
         }
         drop(rights.send(Told::Kept(Err(NONE))));
         let until = Instant::now() + AGAIN;
@@ -94,7 +95,7 @@ async fn hold(
     };
     bucket.send_replace(Some(findings.clone()));
     // Without a lease nothing is told, so what was told before is not told again.
-    timeout(BEFORE, tokio::spawn(keep::read_open(findings, id, rights.clone()))).await.ok();
+    timeout(BEFORE, tokio::spawn(keep::read_kept(findings, id, rights.clone()))).await.ok();
     let mut tick = tokio::time::interval(RENEW);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -145,9 +146,7 @@ async fn publish_all(client: Client, mut sayings: UnboundedReceiver<Saying>) {
                 }
             }
             if let n @ 1.. = std::mem::take(&mut dropped) {
-                eprintln!(
-                    "ringwatch: {n} questions to agents were dropped while the bus could not be reached"
-                );
+                warn!("{n} questions to agents were dropped while the bus could not be reached");
             }
         }
         let waits = under_way.is_empty() && (verdicts.is_ready() || !wishes.is_empty());
@@ -183,7 +182,7 @@ pub(super) async fn speak(
     known: watch::Receiver<BTreeSet<u32>>,
     mut sayings: UnboundedReceiver<Say>,
     tell: Sender<Told>,
-    mut told: impl FnMut(&Finding) + Send + 'static,
+    mut told: impl FnMut(&FindingEvent) + Send + 'static,
 ) {
     let Ok(mut others) = client.subscribe(format!("{}.verdict.>", subject::ROOT)).await else { return };
     let (rights, mut new_rights) = tokio::sync::mpsc::unbounded_channel();
@@ -198,10 +197,7 @@ pub(super) async fn speak(
         tokio::select! {
             Some(told) = new_rights.recv() => drop(tell.send(told)),
             Some(m) = others.next() => {
-                if let Ok(v) = serde_json::from_slice::<Verdict>(&m.payload)
-                    && v.ringwatch == VERSION
-                    && v.analyser != id
-                {
+                if let Some(v) = Verdict::read(&m.payload).filter(|v| v.analyser != id) {
                     drop(tell.send(Told::Verdict(Box::new(v))));
                 }
             }
@@ -211,9 +207,9 @@ pub(super) async fn speak(
                     let on = format!("{}.wish.{to}", subject::ROOT);
                     drop(publish.send(Saying::Wish(on, wish.encode_to_vec())));
                 }
-                Say::Verdict { finding, right, fresh } => {
-                    if fresh {
-                        told(&finding);
+                Say::Verdict { finding, right, change } => {
+                    if let Some(change) = change {
+                        told(&FindingEvent { change, finding: (*finding).clone() });
                     }
                     let analyser = id.clone();
                     let verdict = Verdict { ringwatch: VERSION, analyser, right, finding: *finding };

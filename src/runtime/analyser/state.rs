@@ -8,12 +8,15 @@ use crate::config::Config;
 use crate::export::metrics::{Analysis, Counts, Sums};
 use crate::export::{Metrics, Own};
 use crate::ingest::{now_ns, unix_ns};
-use crate::join::{ClockPair, Pace};
-use crate::model::{CommId, Finding, Kind, SegmentId, Track};
+use crate::join::{ClockPair, MemoryLimit, Pace};
+use crate::model::{
+    Change, CloseReason, CommId, Finding, FindingEvent, FindingId, Kind, Liveness, SegmentId, Track,
+};
 use crate::runtime::Monitor;
-use crate::runtime::daemon::{Asked, Costs, Outgoing};
+use crate::runtime::daemon::{Asked, Connections, Costs, Outgoing, node};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
@@ -29,6 +32,11 @@ const TELL_EVERY: Duration = Duration::from_secs(1);
 const FOUND_AGAIN: Duration = Duration::from_secs(60);
 /// Such findings at most.
 const LEFT: usize = 65_536;
+/// Memory that communicators may take of which one node alone tells, in bytes: a node of eight GPUs with 64 communicators
+/// each takes less than one MiB.
+const NODE_BYTES: usize = 64 << 20;
+/// Closed findings that are kept for readers.
+const CLOSED: usize = 256;
 /// Operations asked for at once, and how often the same one at most.
 const ASKED_AT_ONCE: usize = 64;
 const ASKED_TIMES: u32 = 3;
@@ -89,6 +97,8 @@ pub struct State {
     told: BTreeMap<u64, Known>,
     /// What others told last, or an earlier run did, that is open and was not found here; and when that was heard.
     left: BTreeMap<u64, (Verdict, Instant)>,
+    /// What other analysers, or an earlier run, have closed.
+    closed: BTreeMap<u64, Finding>,
     asked: BTreeMap<(CommId, Track, u64), u32>,
     asked_at: Option<Instant>,
     /// Communicators of which detail was asked for, and when.
@@ -112,13 +122,15 @@ impl State {
         known: watch::Sender<BTreeSet<u32>>,
     ) -> Self {
         let observer = ClockPair { mono_ns: now_ns(), unix_ns: unix_ns() };
+        let mut monitor = Monitor::new(heard, config.detect).observed_from(observer).following_live();
+        monitor.limit_memory(MemoryLimit::OfEachNode(NODE_BYTES));
         State {
-            monitor: Monitor::new(heard, config.detect).observed_from(observer),
+            monitor,
             pace: Pace::default(),
             sums: Sums::default(),
             metrics: Metrics::new(config.prometheus.clone()),
+            costs: Costs::new(node(&config)),
             config,
-            costs: Costs::new(),
             outgoing: None,
             say,
             leases: BTreeMap::new(),
@@ -126,6 +138,7 @@ impl State {
             spoken: BTreeMap::new(),
             told: BTreeMap::new(),
             left: BTreeMap::new(),
+            closed: BTreeMap::new(),
             asked: BTreeMap::new(),
             asked_at: None,
             detailed: BTreeMap::new(),
@@ -148,17 +161,22 @@ impl State {
         self.costs.started_unix_ns()
     }
 
+    /// Where the HTTP server counts connections that it closes.
+    pub(super) fn connections(&self) -> Arc<Connections> {
+        self.costs.connections()
+    }
+
     /// Looks, and answers in between, until it is asked to end.
     pub(super) fn run(mut self, questions: &Receiver<Asked>, told: &Receiver<Told>) {
         loop {
             let began = Instant::now();
-            let new = self.monitor.step(now_ns());
+            let events = self.monitor.step(now_ns());
             self.looked = Some(Instant::now());
             if self.glanced.is_some_and(|t| t.elapsed() < GLANCED) {
                 self.pace.look(self.monitor.join(), now_ns());
             }
             self.hear(told);
-            self.tell(&new);
+            self.tell(&events);
             if self.asked_at.is_none_or(|t| t.elapsed() >= ASK_EVERY) {
                 self.asked_at = Some(Instant::now());
                 self.ask_back();
@@ -202,9 +220,11 @@ impl State {
                     if right.replaces(known.right) {
                         (known.open, known.right) = (open, right);
                         if open {
+                            self.closed.remove(&id);
                             self.left.insert(id, (*v, Instant::now()));
                         } else {
                             self.left.remove(&id);
+                            self.closed_by_others(v.finding);
                         }
                         if self.left.len() > LEFT {
                             self.left.pop_first();
@@ -245,14 +265,16 @@ impl State {
     }
 
     /// Tells what this analyser has the right to tell: what is new at once, and all of it again now and then.
-    fn tell(&mut self, new: &[Finding]) {
+    fn tell(&mut self, events: &[FindingEvent]) {
         let all = self.told_at.is_none_or(|t| t.elapsed() >= TELL_EVERY);
         let findings = if all {
             self.told_at = Some(Instant::now());
             self.monitor.findings()
         } else {
-            new.to_vec()
+            events.iter().map(|e| e.finding.clone()).collect()
         };
+        let is_updated = |e: &&FindingEvent| e.change == Change::Updated;
+        let updated: BTreeSet<FindingId> = events.iter().filter(is_updated).map(|e| e.finding.id).collect();
         self.learn();
         for f in &findings {
             self.left.remove(&f.id.0);
@@ -268,8 +290,13 @@ impl State {
                 continue;
             }
             let fresh = known.is_none();
-            let turned = known.is_none_or(|k| k.open != f.open);
-            let same = known.is_some_and(|k| !turned && k.right == right && k.last_seen == f.last_seen);
+            let change = match known {
+                Some(k) if k.open == f.open => updated.contains(&f.id).then_some(Change::Updated),
+                _ if f.open => Some(Change::Opened),
+                _ => Some(Change::Closed),
+            };
+            let same =
+                known.is_some_and(|k| change.is_none() && k.right == right && k.last_seen == f.last_seen);
             // Who knows its partition tells it.
             let moved = known.is_some_and(|k| k.right.partition != right.partition && right.guessed);
             if same || moved {
@@ -280,10 +307,8 @@ impl State {
             }
             self.told.insert(f.id.0, Known { open: f.open, right, last_seen: f.last_seen.clone() });
             // What a lease gives the right to tell is exported by its holder, so by one of all.
-            if let Some(o) = self.outgoing.as_mut().filter(|_| turned) {
-                o.tracer().tell(&f, |at_ns| unix_ns().checked_sub(now_ns().checked_sub(at_ns)?));
-            }
-            drop(self.say.send(Say::Verdict { finding: Box::new(f), right, fresh }));
+            self.export(change, &f);
+            drop(self.say.send(Say::Verdict { finding: Box::new(f), right, change }));
         }
         if let Some(o) = self.outgoing.as_mut().filter(|_| all) {
             o.say_lost();
@@ -291,6 +316,36 @@ impl State {
         if self.told.len() > 65_536 {
             self.told.retain(|_, t| t.open);
         }
+    }
+
+    /// Sends a change of a finding to the OTLP receiver.
+    fn export(&mut self, change: Option<Change>, finding: &Finding) {
+        if let (Some(o), Some(change)) = (self.outgoing.as_mut(), change) {
+            let event = FindingEvent { change, finding: finding.clone() };
+            o.tracer().tell(&event, |at_ns| unix_ns().checked_sub(now_ns().checked_sub(at_ns)?));
+        }
+    }
+
+    /// Keeps what another analyser has closed, for readers.
+    fn closed_by_others(&mut self, finding: Finding) {
+        self.closed.insert(finding.id.0, finding);
+        if self.closed.len() > CLOSED {
+            let oldest = self.closed.iter().min_by(|a, b| a.1.closed_at.cmp(&b.1.closed_at));
+            if let Some(id) = oldest.map(|(id, _)| *id) {
+                self.closed.remove(&id);
+            }
+        }
+    }
+
+    /// Findings that were closed, the latest first: in the partitions for which this analyser speaks.
+    fn closed(&self) -> Vec<Finding> {
+        let mut all: BTreeMap<u64, Finding> = self.closed.clone();
+        all.extend(self.monitor.findings().into_iter().filter(|f| !f.open).map(|f| (f.id.0, f)));
+        let mut all: Vec<Finding> =
+            all.into_values().filter(|f| self.leases.contains_key(&self.partition(f))).collect();
+        all.sort_by(|a, b| b.closed_at.cmp(&a.closed_at));
+        all.truncate(CLOSED);
+        all
     }
 
     /// Closes what somebody left open who speaks no more, and nobody finds.
@@ -304,13 +359,15 @@ impl State {
         for (id, lease) in over {
             let Some((mut v, _)) = self.left.remove(&id) else { continue };
             v.finding.open = false;
-            v.finding.last_seen_ns = now_ns();
+            v.finding.closed_ns = now_ns();
+            v.finding.close_reason = Some(CloseReason::Unobserved);
+            v.finding.closed_at = crate::detect::rfc3339(unix_ns());
             let right = Right { lease, ..v.right };
             self.told.insert(id, Known { open: false, right, last_seen: None });
-            if let Some(o) = self.outgoing.as_mut() {
-                o.tracer().tell(&v.finding, |at_ns| unix_ns().checked_sub(now_ns().checked_sub(at_ns)?));
-            }
-            drop(self.say.send(Say::Verdict { finding: Box::new(v.finding), right, fresh: false }));
+            self.export(Some(Change::Closed), &v.finding);
+            self.closed_by_others(v.finding.clone());
+            let change = Some(Change::Closed);
+            drop(self.say.send(Say::Verdict { finding: Box::new(v.finding), right, change }));
         }
     }
 
@@ -363,7 +420,8 @@ impl State {
         self.detailed.retain(|_, at| at.elapsed() < DETAIL_EVERY);
         if self.detailed.len() < DETAILED && !self.detailed.contains_key(&comm) {
             self.detailed.insert(comm, Instant::now());
-            let burst = Some(message::Burst { comm: comm.0, seconds: DETAIL_SECONDS });
+            let burst =
+                Some(message::Burst { comm: comm.nccl_hash(), owner: comm.owner(), seconds: DETAIL_SECONDS });
             let wish = Wish { version: message::VERSION, burst, ..Wish::default() };
             drop(self.say.send(Say::Wish { node: None, wish }));
         }
@@ -443,16 +501,22 @@ impl State {
     /// What is said to readers.
     fn reply(&mut self) -> Reply {
         let reader = self.monitor.source().reader();
+        let mut hidden: BTreeMap<&str, u64> = BTreeMap::new();
+        for p in self.monitor.join().processes().filter(|p| p.record.liveness == Liveness::Alive) {
+            if let Some(node) = reader.node_of(p.record.id) {
+                *hidden.entry(node).or_default() += p.hidden();
+            }
+        }
         let books = |n: &crate::cluster::Node| {
             let b = n.books.clone().unwrap_or_default();
             let left_out = b.left_out.iter().map(|l| l.count).sum();
-            (b.observed, b.published, left_out)
+            (b.observed, b.published, left_out, b.unread)
         };
         let mut nodes: Vec<super::NodeRow> = reader
             .nodes()
             .iter()
             .map(|(name, n)| {
-                let (observed, published, left_out) = books(n);
+                let (observed, published, left_out, unread) = books(n);
                 super::NodeRow {
                     name: name.clone(),
                     silent: n.silent_ns.is_some(),
@@ -463,32 +527,39 @@ impl State {
                     observed,
                     published,
                     left_out,
+                    unread,
+                    hidden: hidden.get(name.as_str()).copied().unwrap_or(0),
                 }
             })
             .collect();
         let messages = nodes.iter().map(|n| n.messages).sum();
-        let amiss = |n: &super::NodeRow| (n.silent && !n.ended, n.missed > 0, n.left_out > 0);
+        let amiss = |n: &super::NodeRow| (n.silent && !n.ended, n.unread > 0, n.missed > 0, n.left_out > 0);
         if nodes.len() > NODES {
             nodes.sort_by_key(|n| Reverse(amiss(n)));
         }
         let mut findings = self.open();
         findings.sort_by_key(|f| Reverse(f.severity));
         let mut bytes = 0;
-        let room = |f: &Finding| {
+        let mut room = |f: &Finding| {
             bytes += serde_json::to_vec(f).map_or(0, |text| text.len());
             bytes <= FINDINGS_BYTES
         };
-        let fit = findings.iter().map(room).take_while(|fits| *fits).count();
+        let fit = findings.iter().map(&mut room).take_while(|fits| *fits).count();
         let more = |all: usize, fit: usize| all.saturating_sub(fit) as u64;
-        let (more_findings, more_nodes) = (more(findings.len(), fit), more(nodes.len(), NODES));
+        let left_out = self.monitor.findings_left_out(None);
+        let (more_findings, more_nodes) = (left_out + more(findings.len(), fit), more(nodes.len(), NODES));
         findings.truncate(fit);
         nodes.truncate(NODES);
+        let mut closed = self.closed();
+        let fit = closed.iter().map(room).take_while(|fits| *fits).count();
+        closed.truncate(fit);
         Reply {
             ringwatch: message::VERSION,
             partitions: self.partitions.iter().copied().collect(),
             speaks_for: self.leases.keys().copied().collect(),
             findings,
             more_findings,
+            closed,
             nodes,
             more_nodes,
             messages,
@@ -549,6 +620,11 @@ mod tests {
     use super::*;
     use crate::model::{OperationRef, Rank};
 
+    fn opened(findings: &[Finding]) -> Vec<FindingEvent> {
+        let event = |f: &Finding| FindingEvent { change: Change::Opened, finding: f.clone() };
+        findings.iter().map(event).collect()
+    }
+
     #[test]
     fn detail_is_asked_for_where_something_is_slow_and_not_again_and_again() {
         let (_send, inbox) = std::sync::mpsc::sync_channel(1);
@@ -558,12 +634,12 @@ mod tests {
         let mut state = State::new(Config::default(), heard, say, known);
         let finding = |kind, comm, rank| {
             let operation = OperationRef::named("AllReduce", Track::Collective, 4);
-            Finding::new(kind, CommId(comm), vec![Rank(rank)], operation)
+            Finding::new(kind, CommId::unowned(comm), vec![Rank(rank)], operation)
         };
         let mut bursts = |state: &mut State, new: &[Finding]| {
             // Told at once, not with all others once a second.
             state.told_at = Some(Instant::now());
-            state.tell(new);
+            state.tell(&opened(new));
             let mut bursts = Vec::new();
             while let Ok(s) = said.try_recv() {
                 if let Say::Wish { wish, .. } = s {
@@ -600,7 +676,7 @@ mod tests {
             let operation = OperationRef::named("AllReduce", Track::Collective, 4);
             let finding = Finding {
                 id: crate::model::FindingId(comm),
-                ..Finding::new(Kind::MissingRank, CommId(comm), vec![Rank(1)], operation)
+                ..Finding::new(Kind::MissingRank, CommId::unowned(comm), vec![Rank(1)], operation)
             };
             let right = Right { partition, lease: 7, guessed: false };
             Verdict { ringwatch: message::VERSION, analyser: "before".to_owned(), right, finding }
@@ -613,11 +689,11 @@ mod tests {
         state.hear(&told);
         let mut verdicts = |state: &mut State, new: &[Finding], all: bool| {
             state.told_at = Some(Instant::now()).filter(|_| !all);
-            state.tell(new);
+            state.tell(&opened(new));
             let mut verdicts = Vec::new();
             while let Ok(s) = said.try_recv() {
-                if let Say::Verdict { finding, right, fresh } = s {
-                    verdicts.push((finding.id.0, finding.open, right.lease, fresh));
+                if let Say::Verdict { finding, right, change } = s {
+                    verdicts.push((finding.id.0, finding.open, right.lease, change));
                 }
             }
             verdicts
@@ -625,7 +701,7 @@ mod tests {
         assert_eq!(verdicts(&mut state, &[], true), [], "it may be found yet");
         assert_eq!(
             verdicts(&mut state, &[left(2, ONLY).finding], false),
-            [(2, true, 9, false)],
+            [(2, true, 9, None)],
             "it was told before"
         );
         let long_ago = Instant::now().checked_sub(FOUND_AGAIN).expect("the machine has run for a minute");
@@ -635,8 +711,11 @@ mod tests {
         // The same lease is not a new one.
         tell.send(Told::Leases(BTreeMap::from([(ONLY, 9)]))).unwrap();
         state.hear(&told);
-        assert_eq!(verdicts(&mut state, &[], true), [(1, false, 9, false)], "another speaks for the third");
+        let closed = Some(Change::Closed);
+        assert_eq!(verdicts(&mut state, &[], true), [(1, false, 9, closed)], "another speaks for the third");
+        assert_eq!(state.closed().iter().map(|f| f.id.0).collect::<Vec<_>>(), [1], "readers may ask for it");
         assert_eq!(verdicts(&mut state, &[], true), []);
-        assert_eq!(verdicts(&mut state, &[left(1, ONLY).finding], false), [(1, true, 9, false)]);
+        let opened = Some(Change::Opened);
+        assert_eq!(verdicts(&mut state, &[left(1, ONLY).finding], false), [(1, true, 9, opened)]);
     }
 }

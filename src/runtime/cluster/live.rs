@@ -1,10 +1,9 @@
 //! The cluster for a screen: asked again and again, on a thread of its own.
 
 use super::Error;
-use crate::cluster::message::VERSION;
 use crate::cluster::{Settings, connect, subject};
 use crate::model::{At, Finding, FindingId, Snapshot};
-use crate::runtime::analyser::{ANSWER, Answer, Question};
+use crate::runtime::analyser::{Answer, Question};
 use crate::runtime::latest::Latest;
 use async_nats::Client;
 use futures_util::StreamExt;
@@ -37,7 +36,7 @@ pub enum Unanswered {
 
 /// Asks all analysers once.
 async fn ask(client: &Client, settings: &Settings, question: &Question) -> Result<Snapshot, Unanswered> {
-    let servers = || settings.servers.join(", ");
+    let servers = || settings.named_servers();
     let wrong = |why: String| Error::Connect { servers: servers(), why };
     let inbox = client.new_inbox();
     let mut answers = client.subscribe(inbox.clone()).await.map_err(|e| wrong(e.to_string()))?;
@@ -54,11 +53,7 @@ async fn ask(client: &Client, settings: &Settings, question: &Question) -> Resul
         if m.payload.is_empty() {
             break;
         }
-        if m.payload.len() > ANSWER {
-            continue;
-        }
-        let read = serde_json::from_slice::<Answer>(&m.payload).ok();
-        let Some(a) = read.filter(|a| a.ringwatch == VERSION) else { continue };
+        let Some(a) = Answer::read(&m.payload) else { continue };
         all.push(a);
         // Who speaks for nothing answers too, and is counted.
         let wait = if unspoken(&all).is_empty() { COUNTED } else { OTHERS };
@@ -74,14 +69,14 @@ fn unspoken(all: &[Answer]) -> Vec<u32> {
 }
 
 /// What the analysers say together: everything as the one sees it that heard most, and the findings of each.
-fn together(all: Vec<Answer>, servers: &str) -> Option<Snapshot> {
+pub fn together(all: Vec<Answer>, servers: &str) -> Option<Snapshot> {
     let (analysers, unspoken) = (all.len(), unspoken(&all));
     let most = all.iter().enumerate().max_by_key(|(_, a)| a.heard).map(|(i, _)| i)?;
     let at_ns = all.get(most)?.snapshot.at_ns;
     let not_kept = all.iter().find_map(|a| a.not_kept.clone());
     let mut findings: BTreeMap<FindingId, Finding> = BTreeMap::new();
     let mut chosen = None;
-    let mut left_out = 0;
+    let mut left_out = 0usize;
     for (i, mut a) in all.into_iter().enumerate() {
         // Each has a monotonic clock of its own.
         let here = |ns: u64| ns.wrapping_add(at_ns).saturating_sub(a.snapshot.at_ns);
@@ -90,7 +85,7 @@ fn together(all: Vec<Answer>, servers: &str) -> Option<Snapshot> {
             let f = Finding { since_ns: times.0, first_seen_ns: times.1, last_seen_ns: times.2, ..f };
             findings.insert(f.id, f);
         }
-        left_out += a.snapshot.fleet.as_ref().map_or(0, |f| f.rest.findings);
+        left_out = a.snapshot.fleet.as_ref().map_or(0, |f| f.rest.findings).saturating_add(left_out);
         if i == most {
             chosen = Some(a);
         }
@@ -188,7 +183,7 @@ async fn watch(
         // Without a server nothing comes back, not even that nothing does.
         let said = match tokio::time::timeout(2 * PATIENCE, ask(client, settings, &question)).await {
             Ok(said) => said.map_err(|e| e.to_string()),
-            Err(_) => Err(format!("{}: the bus cannot be reached", settings.servers.join(", "))),
+            Err(_) => Err(format!("{}: the bus cannot be reached", settings.named_servers())),
         };
         // A screen that is behind gets the next one.
         if let Err(mpsc::TrySendError::Disconnected(_)) = send.try_send(said) {
@@ -200,6 +195,7 @@ async fn watch(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::message::VERSION;
     use crate::model::{CommId, Fleet, Kind, OperationRef, Track};
 
     fn answer(speaks_for: &[u32], id: u64, at_ns: u64) -> Answer {
@@ -207,7 +203,7 @@ mod tests {
         let finding = Finding {
             id: FindingId(id),
             since_ns: at_ns - 5,
-            ..Finding::new(Kind::MissingRank, CommId(1), vec![], operation)
+            ..Finding::new(Kind::MissingRank, CommId::unowned(1), vec![], operation)
         };
         let snapshot =
             Snapshot { at_ns, findings: vec![finding], fleet: Some(Fleet::default()), ..Snapshot::default() };

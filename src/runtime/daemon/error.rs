@@ -23,12 +23,12 @@ pub enum Error {
         why: String,
     },
     /// What is sent away cannot be sent.
-    #[error("otlp: {0}")]
+    #[error("otlp")]
     Otlp(#[from] crate::export::otlp::Error),
     /// There is no way onto the bus.
     #[error(transparent)]
     Bus(#[from] crate::cluster::Error),
     /// Threads or signals cannot be had.
-    #[error("{0}")]
+    #[error(transparent)]
     System(#[from] io::Error),
 }

@@ -1,45 +1,49 @@
 //! What agent and analyser share: the questions their state answers, HTTP, OTLP, and what they cost.
 
 mod asked;
+mod attend;
+mod connections;
+mod descriptors;
 mod error;
 mod http;
 mod lost;
 mod otlp;
 mod outgoing;
 mod own;
+mod reload;
 
 pub(super) use asked::{Asked, alive, ask, send, try_send};
+pub(super) use attend::{attend, end};
+pub(super) use connections::{Closed, ClosedReport, Connections, is_exhausted};
+pub(super) use descriptors::raise as raise_descriptors;
 pub use error::Error;
-pub(super) use http::serve;
+pub(super) use http::{Bounds, serve};
 pub(super) use otlp::Sender;
 pub(super) use outgoing::Outgoing;
 pub(super) use own::Costs;
+pub(super) use reload::Reload;
 
-use crate::cluster::Settings;
 use crate::config::Config;
 use tokio::net::TcpListener;
+use tracing::{info, warn};
 
-/// The host that this runs on.
-pub(super) fn host() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
-}
-
-/// The name of this node on the bus.
-pub(super) fn node(settings: &Settings) -> String {
-    settings.node.clone().unwrap_or_else(host)
+/// The name of this node, in metrics, in OTLP and on the bus.
+pub(super) fn node(config: &Config) -> String {
+    let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+    config.node.clone().unwrap_or_else(host)
 }
 
 /// The port for HTTP, where one is wanted.
 pub(super) async fn listen(config: &Config) -> Result<Option<TcpListener>, Error> {
     let Some(address) = config.http.listen else { return Ok(None) };
     let listener = TcpListener::bind(address).await.map_err(|why| Error::Listen { address, why })?;
-    eprintln!("ringwatch: listening on http://{}", listener.local_addr()?);
+    info!("listening on http://{}", listener.local_addr()?);
     Ok(Some(listener))
 }
 
 /// Tells the service manager, if there is one; without one there is nobody to tell.
 pub(super) fn notify(what: &[sd_notify::NotifyState<'_>]) {
     if let Err(e) = sd_notify::notify(what) {
-        eprintln!("ringwatch: the service manager cannot be told: {e}");
+        warn!("the service manager cannot be notified: {e}");
     }
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use tracing::{info, warn};
 
 /// The pause when there is nothing to send.
 const IDLE: Duration = Duration::from_millis(250);
@@ -78,7 +79,7 @@ fn resource(config: &Config, service: &str, instance: String) -> Vec<(String, St
         ("service.name", service.to_owned()),
         ("service.version", env!("CARGO_PKG_VERSION").to_owned()),
         ("service.instance.id", instance),
-        ("host.name", daemon::host()),
+        ("host.name", daemon::node(config)),
     ];
     let tags = config.tags.iter().map(|(k, v)| (k.clone(), v.clone()));
     own.into_iter().map(|(k, v)| (k.to_owned(), v)).chain(tags).collect()
@@ -163,8 +164,8 @@ impl Trouble {
         let said = error.map(|e| e.to_string());
         if said != self.0 {
             match &said {
-                Some(why) => eprintln!("ringwatch: {why}"),
-                None => eprintln!("ringwatch: the OTLP receiver takes what is sent again"),
+                Some(why) => warn!("{why}"),
+                None => info!("the OTLP receiver takes what is sent again"),
             }
             self.0 = said;
         }

@@ -6,6 +6,7 @@ use crate::export::otlp::{Batch, Exporter, Settings, Tracer};
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::oneshot;
+use tracing::warn;
 
 /// Spans and log records for a receiver.
 #[derive(Debug)]
@@ -52,11 +53,11 @@ impl Outgoing {
     /// Says what more was lost.
     pub(in crate::runtime) fn say_lost(&mut self) {
         let news = self.lost.news(&self.exported(), Instant::now());
-        news.iter().for_each(|n| eprintln!("ringwatch: {n}"));
+        news.iter().for_each(|n| warn!("{n}"));
     }
 
     /// Says what is lost because this is the end.
     pub(in crate::runtime) fn say_unsent(&self) {
-        unsent(&self.exported(), self.sending).iter().for_each(|n| eprintln!("ringwatch: {n}"));
+        unsent(&self.exported(), self.sending).iter().for_each(|n| warn!("{n}"));
     }
 }

@@ -1,8 +1,11 @@
 //! What the agent itself costs, as the kernel counts it.
 
+use super::Connections;
 use crate::export::Own;
 use crate::ingest::{now_ns, unix_ns};
+use std::collections::BTreeMap;
 use std::fs;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Counts of one run of the agent.
@@ -12,15 +15,27 @@ pub(in crate::runtime) struct Costs {
     started_unix_ns: u64,
     polls: u64,
     reading: Duration,
+    connections: Arc<Connections>,
 }
 
 impl Costs {
-    pub(in crate::runtime) fn new() -> Self {
-        Costs { node: super::host(), started_unix_ns: unix_ns(), polls: 0, reading: Duration::ZERO }
+    pub(in crate::runtime) fn new(node: String) -> Self {
+        Costs {
+            node,
+            started_unix_ns: unix_ns(),
+            polls: 0,
+            reading: Duration::ZERO,
+            connections: Arc::default(),
+        }
     }
 
     pub(in crate::runtime) fn started_unix_ns(&self) -> u64 {
         self.started_unix_ns
+    }
+
+    /// Where servers count connections that they close.
+    pub(in crate::runtime) fn connections(&self) -> Arc<Connections> {
+        Arc::clone(&self.connections)
     }
 
     /// One more look, which took so much of a CPU.
@@ -40,9 +55,11 @@ impl Costs {
             resident_bytes: resident().unwrap_or(0),
             open_fds,
             segments: segments as u64,
+            unread: BTreeMap::new(),
             started_unix_ns: self.started_unix_ns,
             polls: self.polls,
             poll_seconds: self.reading.as_secs_f64(),
+            connections_closed: self.connections.counts(),
             exported: Vec::new(),
             bus: None,
         }
@@ -62,7 +79,7 @@ mod tests {
 
     #[test]
     fn its_own_cost_is_what_the_kernel_says() {
-        let mut c = Costs::new();
+        let mut c = Costs::new("node1".to_owned());
         c.looked(Duration::from_millis(3));
         let own = c.own(2);
         assert!(
@@ -70,6 +87,6 @@ mod tests {
         );
         assert_eq!((own.segments, own.polls), (2, 1));
         assert!((own.poll_seconds - 0.003).abs() < 1e-9);
-        assert!(!own.node.is_empty() && own.started_unix_ns > 1_700_000_000_000_000_000);
+        assert!(own.node == "node1" && own.started_unix_ns > 1_700_000_000_000_000_000);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::model::{LossRow, SegmentRow};
 use crate::view::format::{self, ABSENT, or_absent};
-use crate::view::page::{Ctx, Page};
+use crate::view::page::{Ctx, Page, fit};
 use crate::view::table::{self, Column, Key, Table};
 use crate::view::theme::Role;
 use std::collections::BTreeMap;
@@ -12,6 +12,8 @@ pub(super) const SORTABLE: usize = 9;
 
 /// Reasons shown above the processes; there are few.
 const REASONS: usize = 8;
+/// Segments that are not read, of those shown above the processes.
+const UNREAD: usize = 6;
 
 /// Losses of one reason over all processes.
 pub(super) struct Reason {
@@ -60,8 +62,25 @@ pub(super) fn page(ctx: &Ctx<'_>) -> Page {
             page.head.push(ctx.line(Role::Dim, format!(" {} more reasons", reasons.len() - REASONS)));
         }
     }
+    unread(ctx, &mut page);
     processes(ctx, &mut page);
     page
+}
+
+/// What is not read, and why: nothing on any screen is about it.
+fn unread(ctx: &Ctx<'_>, page: &mut Page) {
+    let all = &ctx.snap.unread;
+    if all.is_empty() {
+        return;
+    }
+    page.head.push(ctx.rule("Not read", &format!("{} in all", all.len())));
+    let line = |text: String| {
+        ctx.line(Role::Bad, format!(" {}", fit(&text, ctx.width.saturating_sub(1), ctx.theme)))
+    };
+    page.head.extend(all.iter().take(UNREAD).map(|u| line(u.to_string())));
+    if all.len() > UNREAD {
+        page.head.push(ctx.line(Role::Dim, format!(" {} more", all.len() - UNREAD)));
+    }
 }
 
 fn processes(ctx: &Ctx<'_>, page: &mut Page) {

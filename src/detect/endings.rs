@@ -1,0 +1,241 @@
+//! Processes that end: in order, or in the middle of what others wait for.
+//!
+//! A job ends when its processes do, one after the other, and the last records of each may be missing. So a process
+//! that is gone proves something only where others are known to wait for it.
+
+use super::hang::{Place, Scene};
+use super::{fact, names, number, seconds, who};
+use crate::join::Communicator;
+use crate::model::{Cause, CommId, Confidence, Exit, Finding, Kind, Making, Rank, Track};
+
+/// Fewer ranks than this that stopped at one place are no majority against one that went on.
+const MANY: usize = 3;
+
+/// How the processes of some ranks ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    /// One of them runs.
+    No,
+    /// All of them by themselves, without an error.
+    InOrder,
+    /// One of them by a signal or with an error.
+    Failed,
+    /// Nobody says how.
+    Unknown,
+}
+
+fn ended(scene: &Scene<'_>, comm: &Communicator, ranks: &[Rank]) -> Ended {
+    let exit = |r: &Rank| scene.process(comm, *r)?.host.as_ref()?.exit();
+    if ranks.is_empty() || !ranks.iter().all(|r| scene.gone(comm, *r) && !scene.aborted(comm, *r)) {
+        return Ended::No;
+    }
+    if ranks.iter().any(|r| exit(r).is_some_and(|e| e != Exit::Code(0))) {
+        return Ended::Failed;
+    }
+    if ranks.iter().all(|r| exit(r).is_some()) { Ended::InOrder } else { Ended::Unknown }
+}
+
+/// How much an operation says in which only processes are lacking that issued it and are gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Proof {
+    /// It does not end.
+    Proven,
+    /// It may not have ended, and those that are in it have not ended either.
+    Likely,
+    /// It may well have ended.
+    Nothing,
+}
+
+/// What the processes prove that an operation lacks.
+pub(super) fn proof(scene: &Scene<'_>, at: Place<'_>) -> Proof {
+    let ranks = &at.origin.ranks;
+    let unproven = scene.join.is_unproven(at.comm, at.instance, at.stall);
+    match ended(scene, at.comm, ranks) {
+        Ended::InOrder if unproven => Proof::Nothing,
+        Ended::Unknown if unproven => {
+            let patience = scene.settings.patience_silent_ns.max(scene.patience(at.comm));
+            let gone_for = ranks.iter().filter_map(|r| scene.gone_for(at.comm, *r)).max();
+            // Who ends in order soon has company.
+            if gone_for.is_none_or(|g| g >= patience) { Proof::Likely } else { Proof::Nothing }
+        }
+        _ => Proof::Proven,
+    }
+}
+
+/// A rank that has aborted another communicator is missing because of that.
+pub(super) fn explain_by_abort(scene: &Scene<'_>, at: Place<'_>, finding: &mut Finding) {
+    let is_missing = matches!(
+        finding.kind,
+        Kind::MissingRank | Kind::MissingReplay | Kind::SendWithoutReceive | Kind::ReceiveWithoutSend
+    );
+    let aborted = |rank: &Rank| {
+        let segment = at.comm.members().get(rank)?.record.segment;
+        let of = |(comm, own): &(CommId, Rank)| {
+            let member = scene.join.communicator(*comm)?.members().get(own)?;
+            (member.record.making == Some(Making::Aborted)).then_some((*rank, *comm))
+        };
+        scene.join.memberships(segment).iter().find_map(of)
+    };
+    if let Some((rank, comm)) = at.origin.ranks.iter().find_map(aborted).filter(|_| is_missing) {
+        finding.kind = Kind::AbortedRank;
+        finding.evidence.push(fact(format!("rank {rank} aborted communicator {comm}")));
+        finding.advice = format!(
+            "find out why rank {rank} aborted communicator {comm}: an exception or a watchdog's timeout in its log; the others have to abort too"
+        );
+    }
+}
+
+/// One rank waits in an operation that all others stopped short of: it made one call more than they did. At the end of a
+/// job they are gone; else they wait for it in something that is not seen, as the making of a communicator.
+pub(super) fn one_call_more(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
+    let (order, others) = (at.stall.order, &at.origin.ranks);
+    let [one] = at.waited.ranks.as_slice() else { return None };
+    let stopped_short =
+        |r: &Rank| at.comm.members().get(r).and_then(|m| m.issued(at.stall.track)) == Some(order);
+    let all = others.len() >= MANY && others.len() + 1 == at.comm.expected();
+    if matches!(at.stall.track, Track::Pair(..)) || !all || !others.iter().all(stopped_short) {
+        return None;
+    }
+    let ended = ended(scene, at.comm, others);
+    let patience = match ended {
+        Ended::InOrder => scene.settings.patience_gone_ns,
+        Ended::Failed => return None,
+        Ended::Unknown | Ended::No => scene.patience(at.comm),
+    };
+    let lost = || others.iter().any(|r| scene.gone(at.comm, *r) || scene.aborted(at.comm, *r));
+    // Where some live and some do not, those that are gone are what the others wait for.
+    if ended == Ended::No && (order == 0 || lost()) {
+        return None;
+    }
+    let gone_for = others.iter().filter_map(|r| scene.gone_for(at.comm, *r)).min();
+    if !scene.enough(at.waited, patience) || gone_for.is_some_and(|g| g < patience) {
+        return None;
+    }
+    let mut evidence = scene.wait_evidence(at.waited);
+    let rest = if ended == Ended::No { "all issued no more" } else { "ended after these" };
+    evidence.push(number(
+        format!("{} issued {order} operations and {rest}", names(others)),
+        order as f64,
+        "count",
+    ));
+    evidence.push(fact(format!("rank {one} alone issued one more")));
+    if let Some(ago) = gone_for {
+        let text = format!("their processes have been gone for {:.1} s", seconds(ago));
+        evidence.push(number(text, seconds(ago), "s"));
+    }
+    evidence.extend(who(scene.join, at.comm, *one));
+    let operation = at.comm.describe(at.stall.track, order, &at.instance.first()?.op);
+    Some(Finding {
+        evidence,
+        cause: Some(Cause::Unknown),
+        confidence: if ended == Ended::InOrder { Confidence::Proven } else { Confidence::Likely },
+        advice: format!(
+            "compare the code path of rank {one} with the others' after issue order {}: a loop that runs once more, more data, a branch on the rank",
+            order.saturating_sub(1)
+        ),
+        ..Finding::new(Kind::ShiftedOrder, at.comm.id, vec![*one], operation)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::detect::{HangRule, Rule, Settings};
+    use crate::join::Join;
+    use crate::join::testing::{all_reduce, member, op, process};
+    use crate::model::{
+        CommId, Confidence, Exit, Finding, HostFact, Kind, Lane, Liveness, Making, ProcessState, Rank,
+        SegmentId, Timing, Untimed, Update,
+    };
+
+    const S: u64 = 1_000_000_000;
+
+    /// Ends a rank's process at 10 s; `exit` says how, where somebody looked.
+    fn end(j: &mut Join, rank: u32, exit: Option<Exit>) {
+        let Update::Segment(mut record) = process(rank) else { unreachable!("a process") };
+        record.liveness = Liveness::Gone(Some(10 * S));
+        j.feed(Update::Segment(record));
+        if exit.is_some() {
+            let mut fact = HostFact::new(SegmentId(u64::from(rank) + 1), 10 * S);
+            fact.state = Some(ProcessState::Gone(exit));
+            j.feed(Update::Host(Box::new(fact)));
+        }
+    }
+
+    /// Rank 0 sends to rank 1, untimed; both issued it, and rank 1 is gone.
+    fn last_transfer(exit: Option<Exit>, now_ns: u64) -> Vec<Finding> {
+        let mut j = Join::new();
+        for r in 0..2 {
+            j.feed(process(r));
+            j.feed(member(r, 2, 0));
+            let mut o = op(if r == 0 { Lane::Send(Rank(1)) } else { Lane::Recv(Rank(0)) }, 0);
+            (o.segment, o.rank) = (SegmentId(u64::from(r) + 1), Rank(r));
+            (o.issued_ns, o.timing) = (Some(9 * S), Timing::Not(Untimed::Budget));
+            j.feed(Update::Op(Box::new(o)));
+        }
+        end(&mut j, 1, exit);
+        j.tick(now_ns);
+        HangRule::new(Settings::default()).check(&j, now_ns)
+    }
+
+    #[test]
+    fn who_ends_after_its_last_untimed_operation_is_not_missing() {
+        assert_eq!(last_transfer(Some(Exit::Code(0)), 60 * S), vec![]);
+        assert_eq!(last_transfer(None, 11 * S), vec![], "the others may be on their way out");
+        let of = |found: Vec<Finding>| found.iter().map(|f| (f.kind, f.confidence)).collect::<Vec<_>>();
+        assert_eq!(of(last_transfer(None, 15 * S)), [(Kind::SendWithoutReceive, Confidence::Likely)]);
+        let failed = last_transfer(Some(Exit::Signal(9)), 11 * S);
+        assert_eq!(of(failed), [(Kind::SendWithoutReceive, Confidence::Proven)]);
+    }
+
+    #[test]
+    fn who_aborted_elsewhere_is_missing_because_of_that() {
+        let mut j = Join::new();
+        for r in 0..3 {
+            j.feed(process(r));
+            j.feed(member(r, 3, if r == 2 { 1 } else { 2 }));
+            j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
+            if r < 2 {
+                j.feed(Update::Op(Box::new(all_reduce(r, 1, 2 * S, Some((2 * S + 5_000, None))))));
+            }
+        }
+        let kinds = |j: &Join| {
+            let found = HangRule::new(Settings::default()).check(j, 6 * S);
+            found.iter().map(|f| (f.kind, f.confidence)).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds(&j), [(Kind::MissingRank, Confidence::Likely)]);
+        let Update::Comm(mut record) = member(2, 3, 0) else { unreachable!("a member") };
+        (record.comm, record.making) = (CommId::unowned(8), Some(Making::Aborted));
+        j.feed(Update::Comm(record));
+        assert_eq!(kinds(&j), [(Kind::AbortedRank, Confidence::Likely)]);
+    }
+
+    /// Four ranks finish three operations; rank 0 issues one more, and the others end.
+    fn one_more(exit: Option<Exit>, now_ns: u64) -> Vec<Finding> {
+        let mut j = Join::new();
+        for r in 0..4 {
+            j.feed(process(r));
+            j.feed(member(r, 4, if r == 0 { 4 } else { 3 }));
+            for o in 0..3 {
+                let t = S + o * 1_000_000;
+                j.feed(Update::Op(Box::new(all_reduce(r, o, t, Some((t + 5_000, Some(t + 50_000)))))));
+            }
+        }
+        j.feed(Update::Op(Box::new(all_reduce(0, 3, 9 * S, Some((9 * S + 5_000, None))))));
+        (1..4).for_each(|r| end(&mut j, r, exit));
+        j.tick(now_ns);
+        HangRule::new(Settings::default()).check(&j, now_ns)
+    }
+
+    #[test]
+    fn one_that_waits_when_all_others_ended_in_order_made_one_call_more() {
+        let of = |exit, now_ns| {
+            let found = one_more(exit, now_ns);
+            found.iter().map(|f| (f.kind, f.ranks.len(), f.confidence)).collect::<Vec<_>>()
+        };
+        let in_order = Some(Exit::Code(0));
+        assert_eq!(of(in_order, 10 * S + S / 2), [(Kind::ShiftedOrder, 1, Confidence::Proven)]);
+        assert_eq!(of(None, 14 * S), [(Kind::ShiftedOrder, 1, Confidence::Likely)]);
+        let killed = Some(Exit::Signal(9));
+        assert_eq!(of(killed, 10 * S + S / 2), [(Kind::MissingRank, 3, Confidence::Proven)]);
+    }
+}

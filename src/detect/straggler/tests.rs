@@ -1,0 +1,211 @@
+use super::*;
+use crate::join::testing::{all_reduce, member, process};
+use crate::model::{Func, Lane, Severity, Timing, Update};
+
+const S: u64 = 1_000_000_000;
+
+/// `late[i]` is (rank, ns late) in the operation of order i, in a communicator that has been at work for a while.
+fn run(late: &[(u32, u64)]) -> Vec<Finding> {
+    run_from(30, late)
+}
+
+fn run_from(first: u64, late: &[(u32, u64)]) -> Vec<Finding> {
+    run_on(4, first, late)
+}
+
+/// The same, with so many ranks a host.
+fn run_on(a_host: u32, first: u64, late: &[(u32, u64)]) -> Vec<Finding> {
+    let mut j = Join::new();
+    let n = first + late.len() as u64;
+    for r in 0..4 {
+        let Update::Segment(mut s) = process(r) else { unreachable!("a process") };
+        s.host = format!("node{}", r / a_host);
+        j.feed(Update::Segment(s));
+        j.feed(member(r, 4, n));
+        for (o, (late_rank, by)) in late.iter().enumerate() {
+            let at = S + o as u64 * S;
+            let (arrive, end) = (at + if r == *late_rank { *by } else { 0 }, at + by + 100_000);
+            j.feed(Update::Op(Box::new(all_reduce(
+                r,
+                first + o as u64,
+                arrive,
+                Some((arrive + 10_000, Some(end))),
+            ))));
+        }
+    }
+    j.tick(100 * S);
+    StragglerRule::new(Settings::default()).check(&j, 100 * S)
+}
+
+#[test]
+fn a_very_late_rank_is_told_at_once() {
+    let found = run(&[(0, 1_000), (3, 300_000_000), (1, 1_000)]);
+    assert_eq!(found.len(), 1);
+    let f = &found[0];
+    assert_eq!((f.ranks.as_slice(), f.operation.order), ([Rank(3)].as_slice(), 31));
+    assert!((f.evidence[0].value.expect("seconds") - 0.3).abs() < 1e-6);
+    assert!(f.evidence.iter().any(|e| e.text.contains("on the GPUs")));
+}
+
+#[test]
+fn a_late_rank_without_a_cpu_is_told_so() {
+    let mut j = Join::new();
+    for r in 0..2 {
+        j.feed(process(r));
+        j.feed(member(r, 2, 12));
+        for o in 10..12 {
+            let late = if r == 1 && o == 11 { 300_000_000 } else { 0 };
+            let at = S + (o - 10) * S;
+            let kernel = Some((at + late + 10_000, Some(at + late + 100_000)));
+            j.feed(Update::Op(Box::new(all_reduce(r, o, at + late, kernel))));
+        }
+    }
+    let mut fact = crate::model::HostFact::new(SegmentId(2), 2 * S + 500_000_000);
+    fact.cpu_starved = Some(0.4);
+    j.feed(Update::Host(Box::new(fact)));
+    j.tick(10 * S);
+    let found = StragglerRule::new(Settings::default()).check(&j, 10 * S);
+    assert!(found[0].evidence.iter().any(|e| e.text.contains("had none for up to 40 %")), "{found:?}");
+    assert!(found[0].advice.contains("pinning"), "{found:?}");
+}
+
+/// Rank 1 of 3 sends to rank 2, twenty times. From the eleventh on `comes` says how late the sender is, and how long
+/// it was inside a transfer with rank 0 just before.
+fn transfers(comes: impl Fn(u64) -> (u64, u64)) -> Vec<Finding> {
+    let mut j = Join::new();
+    for r in 0..3 {
+        j.feed(process(r));
+        j.feed(member(r, 3, 0));
+    }
+    let mut feed = |from: u32, to: u32, order: u64, starts: [u64; 2], end: u64| {
+        for (rank, lane, at) in
+            [(from, Lane::Send(Rank(to)), starts[0]), (to, Lane::Recv(Rank(from)), starts[1])]
+        {
+            let mut o = all_reduce(rank, order, at, Some((at, Some(end))));
+            o.lane = lane;
+            o.func = if rank == from { Func::Send } else { Func::Recv };
+            o.stamps[0].channel = (from + to) as u8;
+            j.feed(Update::Op(Box::new(o)));
+        }
+    };
+    for order in 0..20 {
+        let at = (order + 1) * S;
+        let (late, inside) = if order < 10 { (20_000_000, 0) } else { comes(order) };
+        feed(0, 1, order, [at + late - inside.max(1_000), at + late - inside], at + late);
+        feed(1, 2, order, [at + late, at], at + late + 100_000);
+    }
+    j.tick(30 * S);
+    j.tick(31 * S);
+    StragglerRule::new(Settings::default()).check(&j, 31 * S)
+}
+
+#[test]
+fn who_keeps_its_peer_waiting_much_longer_than_ever_is_late() {
+    assert_eq!(transfers(|_| (25_000_000, 0)), vec![], "a pipeline waits in every step");
+    let found = transfers(|order| (if order == 15 { 400_000_000 } else { 20_000_000 }, 0));
+    assert_eq!(found.len(), 1, "{found:?}");
+    let f = &found[0];
+    let track = Track::Pair(Rank(1), Rank(2));
+    assert_eq!((f.ranks.as_slice(), f.operation.order, f.operation.track), (&[Rank(1)][..], 15, track));
+    let held = transfers(|order| if order == 15 { (400_000_000, 390_000_000) } else { (20_000_000, 0) });
+    assert!(held.iter().all(|f| f.ranks != [Rank(1)]), "it was held by rank 0: {held:?}");
+}
+
+#[test]
+fn the_first_operation_never_counts() {
+    assert_eq!(run_from(0, &[(3, 900_000_000), (1, 1_000)]), vec![]);
+}
+
+#[test]
+fn a_job_that_gets_going_is_late_now_and_then() {
+    let late = [(2, 30_000_000); 10];
+    assert_eq!(run_from(1, &late), vec![]);
+    assert_eq!(run(&late).len(), 1);
+    assert_eq!(run_from(1, &[(3, 900_000_000), (1, 1_000)]), vec![], "plans are made, libraries are loaded");
+    assert_eq!(run_from(8, &[(3, 900_000_000), (1, 1_000)]).len(), 1);
+}
+
+#[test]
+fn a_little_late_counts_when_it_repeats_on_one_rank() {
+    let mut late = vec![(0, 1_000)];
+    late.extend([(2, 8_000_000); 4]);
+    assert_eq!(run(&late), vec![], "four times are not enough");
+    late.push((2, 9_000_000));
+    let found = run(&late);
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].ranks, vec![Rank(2)]);
+    assert_eq!(found[0].evidence[1].value, Some(5.0));
+}
+
+#[test]
+fn a_straggler_that_catches_up_is_over() {
+    // The last operation is at 4 s; the rules are asked at 100 s.
+    let found = run(&[(0, 1_000), (3, 300_000_000), (1, 1_000)]);
+    assert!(!found[0].open);
+}
+
+#[test]
+fn the_same_rank_by_chance_is_noise() {
+    let of = |times, all, ranks: usize| by_chance(times, all, 1.0 / ranks as f64, ranks);
+    assert!((of(2, 2, 2) - 0.5).abs() < 1e-9);
+    assert!(of(5, 5, 4) < CHANCE && of(5, 9, 4) > CHANCE);
+    assert!(of(8, 8, 2) < CHANCE && of(5, 5, 2) > CHANCE);
+    assert!(of(300, 512, 16_384) < CHANCE);
+}
+
+#[test]
+fn two_slow_ranks_that_alternate_are_both_told() {
+    let late: Vec<(u32, u64)> = (0..40).map(|i| (1 + i % 2, 8_000_000)).collect();
+    let ranks: Vec<_> = run(&late).into_iter().map(|f| f.ranks).collect();
+    assert_eq!(ranks, [[Rank(1)], [Rank(2)]]);
+}
+
+#[test]
+fn the_ranks_of_a_slow_host_are_one_finding() {
+    let late: Vec<(u32, u64)> = (0..40).map(|i| (2 + i % 2, 8_000_000)).collect();
+    let found = run_on(2, 30, &late);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0].ranks, [Rank(2), Rank(3)]);
+    assert!(found[0].evidence.iter().any(|e| e.text.contains("those of host node1")), "{found:?}");
+}
+
+#[test]
+fn what_it_costs_decides_whether_it_is_a_warning() {
+    let severity = |late: &[(u32, u64)]| run(late)[0].severity;
+    assert_eq!(severity(&[(0, 1_000), (3, 300_000_000), (1, 1_000)]), Severity::Info);
+    assert_eq!(severity(&[(3, 300_000_000); 8]), Severity::Warning);
+    let cost = "it cost the job 2.400 s of 60.0 s, which is 4.0 %";
+    assert!(run(&[(3, 300_000_000); 8])[0].evidence.iter().any(|e| e.text == cost));
+}
+
+#[test]
+fn ranks_late_in_turn_are_noise() {
+    let late: Vec<(u32, u64)> = (0..24).map(|i| (i % 4, 8_000_000)).collect();
+    assert_eq!(run(&late), vec![]);
+}
+
+#[test]
+fn an_operation_without_gpu_times_is_judged_when_its_last_rank_has_issued_it() {
+    let mut j = Join::new();
+    for r in 0..2u32 {
+        j.feed(process(r));
+        j.feed(member(r, 2, 12));
+        for o in 9..11 {
+            let t = S + o * 1_000_000;
+            j.feed(Update::Op(Box::new(all_reduce(r, o, t, Some((t + 5_000, Some(t + 50_000)))))));
+        }
+        let mut last = all_reduce(r, 11, 3 * S + u64::from(r) * 300_000_000, None);
+        // Its events are read at the next call, and there is none.
+        last.timing = Timing::Events;
+        j.feed(Update::Op(Box::new(last)));
+    }
+    j.tick(3 * S + 400_000_000);
+    j.tick(3 * S + 500_000_000);
+    let rule = StragglerRule::new(Settings::default());
+    let found = rule.check(&j, 3 * S + 500_000_000);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!((found[0].ranks.as_slice(), found[0].operation.order), ([Rank(1)].as_slice(), 11));
+    assert!(found[0].evidence.iter().any(|e| e.text.contains("hosts' issue times")), "{found:?}");
+    j.tick(60 * S);
+    assert_eq!(rule.check(&j, 60 * S).len(), 1, "and once");
+}

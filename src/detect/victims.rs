@@ -1,0 +1,132 @@
+//! Victims of what is proven: a job that stands still in one place soon stands still everywhere.
+//!
+//! A mismatch, ranks that run one operation in different ways, a process that is gone and a node that is lost are
+//! known for sure. What only looks like a hang, began since then and shares processes with them is held up by them.
+
+use super::{Settings, choice};
+use crate::join::{Communicator, Join};
+use crate::model::{CommId, Confidence, Finding, Liveness, SegmentId};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ops::RangeInclusive;
+
+/// Something that is known to hold up a communicator.
+struct Standstill {
+    comm: CommId,
+    /// What begins to stand still within this time is held up by it, host monotonic ns.
+    victims_ns: RangeInclusive<u64>,
+}
+
+/// The findings that are proven, and of the others those that are not held up by something proven.
+pub(super) fn leave_out(join: &Join, settings: Settings, found: Vec<Finding>) -> Vec<Finding> {
+    if found.iter().all(|f| f.confidence == Confidence::Proven) {
+        return found;
+    }
+    let standstills = standstills(join, settings, &found);
+    let mut areas: Vec<BTreeSet<CommId>> = Vec::new();
+    for s in &standstills {
+        if !areas.iter().any(|a| a.contains(&s.comm)) {
+            areas.push(connected(join, s.comm));
+        }
+    }
+    let is_victim = |f: &Finding| {
+        let together =
+            |s: &Standstill| areas.iter().any(|a| a.contains(&s.comm) && a.contains(&f.communicator));
+        standstills.iter().any(|s| s.victims_ns.contains(&f.since_ns) && together(s))
+    };
+    found.into_iter().filter(|f| f.confidence == Confidence::Proven || !is_victim(f)).collect()
+}
+
+/// Everything that is known to hold up a communicator. Hosts run ahead of their GPUs, so that victims may have issued
+/// what they wait in before the cause came about; what began before that by more than the patience was found before.
+fn standstills(join: &Join, settings: Settings, found: &[Finding]) -> Vec<Standstill> {
+    let patience_ns = settings.patience_silent_ns;
+    let ever_since = |comm: CommId, since_ns: u64| Standstill {
+        comm,
+        victims_ns: since_ns.saturating_sub(patience_ns)..=u64::MAX,
+    };
+    let proven = found.iter().filter(|f| f.confidence == Confidence::Proven);
+    let mut all: Vec<Standstill> = proven.map(|f| ever_since(f.communicator, f.since_ns)).collect();
+    for c in join.notable() {
+        all.extend(disagreed_ns(c).map(|since_ns| ever_since(c.id, since_ns)));
+    }
+    let mut silent: BTreeMap<CommId, u64> = BTreeMap::new();
+    for p in join.processes().filter(|p| p.record.liveness == Liveness::Alive) {
+        for (comm, _) in p.silent_ns.iter().flat_map(|_| join.memberships(p.record.id)) {
+            let since_ns = p.silent_ns.unwrap_or(u64::MAX);
+            silent.entry(*comm).and_modify(|t| *t = since_ns.min(*t)).or_insert(since_ns);
+        }
+    }
+    // A node that is not heard may still be at work: it explains only what began when it fell silent.
+    all.extend(silent.into_iter().map(|(comm, since_ns)| Standstill {
+        comm,
+        victims_ns: since_ns.saturating_sub(patience_ns)..=since_ns.saturating_add(patience_ns),
+    }));
+    all
+}
+
+/// Since when ranks of a communicator are in an operation on which they do not agree, host monotonic ns.
+fn disagreed_ns(c: &Communicator) -> Option<u64> {
+    let mismatch = c.mismatch().map(|(.., i)| i).filter(|i| i.parts.values().any(|p| !p.finished));
+    let split = c.split().map(|(.., i)| i).find(|i| !choice::alike(i));
+    mismatch.or(split)?.began_ns()
+}
+
+/// The communicators that share processes with one, or with others that do.
+fn connected(join: &Join, comm: CommId) -> BTreeSet<CommId> {
+    let mut comms = BTreeSet::from([comm]);
+    let mut to_do = vec![comm];
+    let mut seen: HashSet<SegmentId> = HashSet::new();
+    while let Some(c) = to_do.pop().and_then(|id| join.communicator(id)) {
+        for m in c.members().values().filter(|m| seen.insert(m.record.segment)) {
+            let others = join.memberships(m.record.segment).iter().map(|(id, _)| *id);
+            to_do.extend(others.filter(|id| join.communicator(*id).is_some() && comms.insert(*id)));
+        }
+    }
+    comms
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::detect::{HangRule, Rule, Settings};
+    use crate::join::Join;
+    use crate::join::testing::{all_reduce, member, process};
+    use crate::model::{CommId, Finding, Kind, Timing, Untimed, Update};
+
+    const S: u64 = 1_000_000_000;
+
+    /// Two pairs of ranks, and a communicator of all four. Ranks 0 and 1 issued their pair's untimed operation at 10 s, of so
+    /// many elements on rank 1; ranks 2 and 3 wait for both in that of all since `waiting_ns`.
+    fn job(count: u64, waiting_ns: u64) -> Vec<Finding> {
+        let mut j = Join::new();
+        let pair = |r: u32| CommId::unowned(8 + u64::from(r / 2));
+        for r in 0..4 {
+            j.feed(process(r));
+            j.feed(member(r, 4, if r < 2 { 1 } else { 2 }));
+            let Update::Comm(mut own) = member(r, 2, 1) else { unreachable!("a member") };
+            own.comm = pair(r);
+            own.rank.0 = r % 2;
+            j.feed(Update::Comm(own));
+            j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
+            if r < 2 {
+                let mut op = all_reduce(r, 0, 10 * S, None);
+                (op.comm, op.rank.0) = (pair(r), r);
+                op.timing = Timing::Not(Untimed::Budget);
+                op.count = if r == 1 { count } else { 1_000 };
+                j.feed(Update::Op(Box::new(op)));
+            } else {
+                let kernel = Some((waiting_ns + 5_000, None));
+                j.feed(Update::Op(Box::new(all_reduce(r, 1, waiting_ns, kernel))));
+            }
+        }
+        j.tick(20 * S);
+        HangRule::new(Settings::default()).check(&j, 20 * S)
+    }
+
+    #[test]
+    fn who_waits_behind_a_mismatch_accuses_nobody() {
+        let kinds = |found: &[Finding]| found.iter().map(|f| f.kind).collect::<Vec<_>>();
+        assert_eq!(kinds(&job(1_000, 11 * S)), [Kind::MissingRank], "nothing else holds it up");
+        assert_eq!(kinds(&job(1_001, 11 * S)), []);
+        assert_eq!(kinds(&job(1_001, 2 * S)), [Kind::MissingRank], "it stood still long before");
+    }
+}

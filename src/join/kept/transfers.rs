@@ -1,0 +1,136 @@
+//! Transfers between two ranks in the wait-for graph: those that one end did not issue, and those that both issued.
+
+use super::super::Join;
+use super::super::communicator::{Communicator, state_of};
+use super::super::instance::{Instance, Part};
+use super::super::waits::{Lack, Stall};
+use super::{COUNTED, YOUNG_NS};
+use crate::model::{BEYOND_MEMORY, OpState, Rank, Track};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The transfers of a communicator that cannot complete yet.
+pub(super) struct Transfers {
+    pub(super) stalls: Vec<Stall>,
+    /// When a transfer is old enough to be looked at, though nothing changes.
+    pub(super) due_ns: Option<u64>,
+}
+
+/// The transfers of a communicator that cannot complete yet. Younger ones are left out while a process runs.
+pub(super) fn stalls(join: &Join, c: &Communicator, over: bool, now_ns: u64) -> Transfers {
+    let mut all = Transfers { stalls: unmatched(join, c), due_ns: None };
+    all.stalls.extend(broken_off(join, c));
+    // Of each pair the oldest in each direction: the later ones wait for it.
+    let mut known: BTreeSet<(Rank, Rank)> = BTreeSet::new();
+    for s in &all.stalls {
+        if let Track::Pair(from, to) = s.track {
+            known.insert((from, to));
+        }
+    }
+    for (track, order, instance) in c.incomplete_transfers() {
+        let Track::Pair(from, to) = track else { continue };
+        if from == to || instance.parts.len() < 2 || !known.insert((from, to)) {
+            continue;
+        }
+        let issued = instance.parts.values().filter_map(|p| p.op.issued_ns).max();
+        match issued.map(|t| t.saturating_add(YOUNG_NS)).filter(|t| !over && now_ns < *t) {
+            Some(t) => all.due_ns = Some(all.due_ns.map_or(t, |d| d.min(t))),
+            None => all.stalls.extend(issued_by_both(join, c, (from, to), (order, instance))),
+        }
+    }
+    all
+}
+
+/// A transfer that both ends issued, where it is known that an end is in it. The other end is in it as well, or has not
+/// started it: then its GPU is in something else.
+fn issued_by_both(
+    join: &Join,
+    c: &Communicator,
+    (from, to): (Rank, Rank),
+    (order, instance): (u64, &Instance),
+) -> Option<Stall> {
+    let track = Track::Pair(from, to);
+    let (mut waiting, mut lacking) = (Vec::new(), Vec::new());
+    for rank in [from.min(to), from.max(to)] {
+        let seat = c.seat(rank)?;
+        let condition = join.roster.condition(seat.actor);
+        if !condition.known || condition.unsure || condition.gone {
+            return None;
+        }
+        // Where not every record comes, nobody says that one which was in flight has ended since.
+        if c.members().get(&rank).is_none_or(|m| m.counted_by_beats) {
+            return None;
+        }
+        let part: &Part = instance.parts.get(&rank)?;
+        match state_of(Some(part), order, None, 0, || false) {
+            OpState::Finished => {}
+            OpState::Started | OpState::Progressing => waiting.push((rank, seat.actor)),
+            OpState::Issued => lacking.push((rank, seat.actor)),
+            OpState::NotIssued | OpState::Called | OpState::InDoubt => return None,
+        }
+    }
+    let lack = if lacking.is_empty() { Lack::End } else { Lack::Start };
+    (!waiting.is_empty()).then_some(Stall { comm: c.id, track, order, lack, waiting, lacking })
+}
+
+/// Sends without their receives, and the reverse.
+fn unmatched(join: &Join, c: &Communicator) -> Vec<Stall> {
+    let mut out = Vec::new();
+    for ((from, to), order, sent) in c.unmatched() {
+        let (here, there) = if sent { (from, to) } else { (to, from) };
+        let track = Track::Pair(from, to);
+        // Where not every record comes, counts alone tell that a receive waits; a send may be through without its receive.
+        let by_beats = !sent && c.members().get(&here).is_some_and(|m| m.counted_by_beats);
+        let part = c.instance(track, order).and_then(|i| i.parts.get(&here));
+        let waits_there = part.map_or(by_beats, |p| !p.finished);
+        let side = |rank: Rank| {
+            let process = join.process(c.members().get(&rank)?.record.segment)?;
+            // Transfers are counted by their records alone.
+            let actor = c.seat(rank)?.actor;
+            let missed = process.missed.contains_key(COUNTED) || process.missed.contains_key(BEYOND_MEMORY);
+            let known = !process.unsure() && !missed;
+            known.then_some((rank, actor))
+        };
+        if let (true, Some(w), Some(l)) = (waits_there, side(here), side(there)) {
+            let (waiting, lacking) = (vec![w], vec![l]);
+            out.push(Stall { comm: c.id, track, order, lack: Lack::Issue, waiting, lacking });
+        }
+    }
+    out
+}
+
+/// Transfers that both ends issued and that one of them, which is gone, will not finish. Of each pair the first in which
+/// the other end is known to be; where nothing tells, the last that it may be in.
+fn broken_off(join: &Join, c: &Communicator) -> Vec<Stall> {
+    let mut known: BTreeMap<(Rank, Rank), Stall> = BTreeMap::new();
+    let mut in_flight: BTreeMap<(Rank, Rank), Stall> = BTreeMap::new();
+    let mut possible: BTreeMap<(Rank, Rank), Stall> = BTreeMap::new();
+    let end = |rank: &Rank| {
+        let actor = c.seat(*rank)?.actor;
+        let condition = join.roster.condition(actor);
+        condition.known.then_some((actor, condition.gone))
+    };
+    let by_beats = |r: &Rank| c.members().get(r).is_none_or(|m| m.counted_by_beats);
+    for (track, order, instance) in c.incomplete_transfers() {
+        let Track::Pair(from, to) = track else { continue };
+        let open = |r: &Rank| instance.parts.get(r).is_some_and(|p| !p.finished);
+        let broken = [(from, to), (to, from)].into_iter().find_map(|(here, there)| {
+            let ((w, false), (l, true)) = (end(&here)?, end(&there)?) else { return None };
+            (open(&here) && open(&there)).then_some(((here, w), (there, l)))
+        });
+        let Some((w, l)) = broken else { continue };
+        let Some(part) = instance.parts.get(&w.0) else { continue };
+        let (waiting, lacking) = (vec![w], vec![l]);
+        let stall = Stall { comm: c.id, track, order, lack: Lack::Issue, waiting, lacking };
+        if part.is_in_it() && !by_beats(&w.0) {
+            known.entry((from, to)).or_insert(stall);
+        } else if part.is_in_it() {
+            // The record may be older than its end: the last of them is the likeliest.
+            in_flight.insert((from, to), stall);
+        } else if part.is_silent() || by_beats(&w.0) {
+            possible.insert((from, to), stall);
+        }
+    }
+    possible.extend(in_flight);
+    possible.extend(known);
+    possible.into_values().collect()
+}

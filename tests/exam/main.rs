@@ -1,0 +1,92 @@
+//! The examiner: jobs invented from seeds, what is true of them, and what the product finds.
+//!
+//! `RINGWATCH_EXAM_SEEDS` and `RINGWATCH_EXAM_FROM` choose the seeds, `RINGWATCH_EXAM_SHOW=1` prints those that fail,
+//! `RINGWATCH_EXAM_SHRINK=1` prints the smallest job that still fails in the same way, and `RINGWATCH_EXAM_FLOOR=1` the
+//! score in the form of floor.yaml.
+
+mod floor;
+mod generate;
+mod random;
+mod score;
+mod shrink;
+#[path = "../simulator/mod.rs"]
+#[allow(dead_code, unused_imports, reason = "each test uses a part of the simulator")]
+mod simulator;
+mod spec;
+mod table;
+mod truth;
+#[path = "../watch/mod.rs"]
+#[allow(dead_code, reason = "each test uses a part of it")]
+mod watch;
+
+use score::{Report, examine};
+use spec::Spec;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use table::Table;
+
+/// Seeds of the run that every build makes.
+const FIXED: u64 = 500;
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |t| t.parse().unwrap_or_else(|_| panic!("{name} is no number: {t}")))
+}
+
+fn asked(name: &str) -> bool {
+    std::env::var(name).is_ok_and(|t| t == "1")
+}
+
+fn show(report: &Report) {
+    println!("seed {}: {} {}", report.spec.seed, report.spec.family.as_str(), report.label);
+    println!("    {:?}", report.spec);
+    for truth in &report.truths {
+        println!("    truth: {truth:?}");
+    }
+    for verdict in &report.verdicts {
+        for flaw in &verdict.flaws {
+            println!("    {:?}: {flaw}", verdict.way);
+        }
+    }
+}
+
+#[test]
+fn invented_jobs_are_judged_rightly() {
+    let (many, from) = (number("RINGWATCH_EXAM_SEEDS", FIXED), number("RINGWATCH_EXAM_FROM", 0));
+    let threads = std::thread::available_parallelism().map_or(2, usize::from);
+    let next = AtomicU64::new(from);
+    let table = Mutex::new(Table::default());
+    let began = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= from + many {
+                        break;
+                    }
+                    let started = std::time::Instant::now();
+                    let report = examine(&Spec::from_seed(seed));
+                    if asked("RINGWATCH_EXAM_SHRINK") && !report.is_clean() {
+                        let small = shrink::smallest(&report);
+                        show(&small);
+                        println!("{}", shrink::as_scenario(&small));
+                    }
+                    let mut table = table.lock().unwrap_or_else(PoisonError::into_inner);
+                    table.add(&report, started.elapsed());
+                    if asked("RINGWATCH_EXAM_SHOW") && !report.is_clean() {
+                        show(&report);
+                    }
+                }
+            });
+        }
+    });
+    let table = table.into_inner().unwrap_or_else(PoisonError::into_inner);
+    println!("{table}");
+    println!("{many} seeds from {from} in {:.1} s", began.elapsed().as_secs_f64());
+    if asked("RINGWATCH_EXAM_FLOOR") {
+        println!("{}", floor::reached(&table));
+    } else if (many, from) == (FIXED, 0) {
+        let below = floor::below(&table);
+        assert!(below.is_empty(), "see tests/exam/floor.yaml:\n{}", below.join("\n"));
+    }
+}

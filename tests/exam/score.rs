@@ -1,0 +1,260 @@
+//! One job examined: what was found on each path, held against what is true.
+
+use crate::generate::Exam;
+use crate::simulator::{BEGIN, Simulation, Stay};
+use crate::spec::{FaultKind, Spec};
+use crate::truth::{self, Need, OpKey, Truth};
+use crate::watch::{Watcher, Way};
+use ringwatch::model::{Change, Finding, Kind, Severity};
+use std::collections::{BTreeMap, BTreeSet};
+
+const MS: u64 = 1_000_000;
+/// The share of the job's time from which on what it lost is a warning.
+const WORTH_A_WARNING: f64 = 0.03;
+/// What the bus and the beats of the agents may take.
+const ON_THE_WAY: u64 = 1_200 * MS;
+
+pub(crate) const WAYS: [Way; 3] = [Way::Records, Way::Bus, Way::Sampled];
+
+/// A finding as it was at one moment.
+#[derive(Debug, Clone)]
+pub(crate) struct Version {
+    pub(crate) finding: Finding,
+    pub(crate) at_ns: u64,
+    /// Ranks of the job.
+    pub(crate) ranks: BTreeSet<u32>,
+}
+
+/// Counts over jobs.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Count {
+    pub(crate) jobs: u32,
+    pub(crate) required: u32,
+    pub(crate) right: u32,
+    pub(crate) wrong: u32,
+    pub(crate) missed: u32,
+    pub(crate) other_operation: u32,
+    pub(crate) late: u32,
+}
+
+impl Count {
+    pub(crate) fn add(&mut self, o: &Count) {
+        self.jobs += o.jobs;
+        self.required += o.required;
+        self.right += o.right;
+        self.wrong += o.wrong;
+        self.missed += o.missed;
+        self.other_operation += o.other_operation;
+        self.late += o.late;
+    }
+
+    pub(crate) fn precision(&self) -> f64 {
+        share(self.right, self.right + self.wrong)
+    }
+
+    pub(crate) fn recall(&self) -> f64 {
+        share(self.right, self.required)
+    }
+
+    pub(crate) fn is_clean(&self) -> bool {
+        self.wrong + self.missed + self.other_operation + self.late == 0
+    }
+}
+
+fn share(of: u32, all: u32) -> f64 {
+    if all == 0 { 1.0 } else { f64::from(of) / f64::from(all) }
+}
+
+/// What was found on one path.
+#[derive(Debug)]
+pub(crate) struct Verdict {
+    pub(crate) way: Way,
+    pub(crate) count: Count,
+    /// What is wrong with it, in words.
+    pub(crate) flaws: Vec<String>,
+}
+
+/// A job, what is true of it, and what was found.
+#[derive(Debug)]
+pub(crate) struct Report {
+    pub(crate) spec: Spec,
+    pub(crate) exam: Exam,
+    pub(crate) label: String,
+    pub(crate) truths: Vec<Truth>,
+    pub(crate) verdicts: Vec<Verdict>,
+}
+
+impl Report {
+    pub(crate) fn is_clean(&self) -> bool {
+        self.verdicts.iter().all(|v| v.count.is_clean())
+    }
+}
+
+/// Runs a job, watches it on all paths and judges what was found.
+pub(crate) fn examine(spec: &Spec) -> Report {
+    let exam = Exam::of(spec);
+    let mut sim = Simulation::new(&exam.case, &Exam::name(spec), 0, 0);
+    let mut watchers: Vec<(Way, Watcher, Vec<Version>)> =
+        WAYS.iter().map(|w| (*w, Watcher::new(&exam.case, *w), Vec::new())).collect();
+    let look = exam.case.look.0;
+    let mut now = 0;
+    while now <= exam.case.until.0 {
+        let updates = sim.look(now);
+        for (_, watcher, versions) in &mut watchers {
+            for event in watcher.pass(&sim, updates.clone(), now, look) {
+                if event.change != Change::Closed {
+                    versions.push(Version { finding: event.finding, at_ns: now, ranks: BTreeSet::new() });
+                }
+            }
+        }
+        now += look;
+    }
+    let mut happened = sim.stays();
+    happened.sort_by_key(|s| (s.rank, s.ticket));
+    let truths = truth::of(spec, &exam, &happened, &sim.entered());
+    let verdicts = watchers
+        .into_iter()
+        .map(|(way, watcher, mut versions)| {
+            assert!(watcher.refused().is_empty(), "seed {}: {:?}", spec.seed, watcher.refused());
+            versions.iter_mut().for_each(|v| v.ranks = job_ranks(&exam, &v.finding));
+            judge(&exam, &truths, &happened, way, &versions)
+        })
+        .collect();
+    let label = match exam.planted.as_slice() {
+        [] => "none".to_owned(),
+        [one] => one.kind.as_str().to_owned(),
+        _ => "two-at-once".to_owned(),
+    };
+    Report { spec: spec.clone(), exam, label, truths, verdicts }
+}
+
+/// The ranks of the job that a finding names.
+fn job_ranks(exam: &Exam, f: &Finding) -> BTreeSet<u32> {
+    let Some((_, members)) = exam.members.iter().find(|(id, _)| *id == f.communicator) else {
+        return BTreeSet::new();
+    };
+    f.ranks.iter().filter_map(|r| members.get(r.0 as usize).copied()).collect()
+}
+
+/// Whether a finding says what is true, apart from the operation and the time.
+fn says(truth: &Truth, v: &Version, exam: &Exam) -> bool {
+    let f = &v.finding;
+    if !truth.named.contains(&f.kind) {
+        return false;
+    }
+    if truth.kind == FaultKind::NodeLost && f.kind == Kind::SilentNode {
+        return true;
+    }
+    if v.ranks.is_empty() {
+        return truth.kind.is_data();
+    }
+    let blind = exam.case.timed_of.is_some() || exam.case.abi < 3;
+    let size = exam.members.iter().find(|(id, _)| *id == f.communicator).map_or(0, |(_, m)| m.len());
+    let culprits = &truth.culprits;
+    let within = v.ranks.is_subset(culprits);
+    match truth.kind {
+        k if k.is_data() => !v.ranks.is_disjoint(culprits),
+        FaultKind::NodeLost | FaultKind::NodeSlow => within,
+        FaultKind::DataStuck | FaultKind::LinkBroken => {
+            // Without stamps and network events nothing says where data is stuck.
+            within
+                || v.ranks.is_subset(&truth.involved) && f.confidence == ringwatch::model::Confidence::Likely
+        }
+        FaultKind::GpuOccupied if v.ranks != *culprits => {
+            // Without stamps nothing says on which GPU an operation has not started.
+            blind && v.ranks.is_subset(&truth.involved)
+        }
+        // A circle has two ends.
+        _ if f.kind == Kind::InterleavedCommunicators => v.ranks.len() <= 2 && v.ranks.is_superset(culprits),
+        // Of two that disagree nobody knows who is wrong.
+        _ => v.ranks == *culprits || size == 2 && !v.ranks.is_disjoint(culprits),
+    }
+}
+
+fn in_right_operation(truth: &Truth, v: &Version, happened: &[Stay]) -> bool {
+    let f = &v.finding;
+    let key: OpKey = (f.communicator, f.operation.track, f.operation.order);
+    match truth.kind {
+        FaultKind::NeverJoined => true,
+        k if k.is_data() => true,
+        k if k.is_slow() => truth::came_last(happened, key, &truth.culprits),
+        FaultKind::NodeLost if f.kind == Kind::SilentNode => true,
+        // All that is in a circle holds each other.
+        _ if f.kind == Kind::InterleavedCommunicators => true,
+        _ => truth.operations.is_empty() || truth.operations.contains(&key),
+    }
+}
+
+/// Whether the ranks of a finding about late ranks really cost the job what a warning may say: a long tail, a checkpoint
+/// that one rank writes alone.
+fn is_worth_it(happened: &[Stay], exam: &Exam, v: &Version) -> bool {
+    let size = exam.members.iter().find(|(id, _)| *id == v.finding.communicator).map_or(0, |(_, m)| m.len());
+    let held = truth::held_by(happened, v.finding.communicator, size, &v.ranks, v.at_ns);
+    v.finding.kind == Kind::Straggler && held as f64 >= WORTH_A_WARNING * v.at_ns as f64
+}
+
+fn judge(exam: &Exam, truths: &[Truth], happened: &[Stay], way: Way, versions: &[Version]) -> Verdict {
+    let mut count = Count { jobs: 1, ..Count::default() };
+    let mut flaws = Vec::new();
+    let mut by_id: BTreeMap<u64, Vec<&Version>> = BTreeMap::new();
+    for v in versions {
+        by_id.entry(v.finding.id.0).or_default().push(v);
+    }
+    // One agent reads all of a job's records only where all of it is on its host.
+    let unknowable = |t: &Truth| way == Way::Records && t.kind == FaultKind::NodeLost;
+    for truth in truths.iter().filter(|t| t.need == Need::Required && !unknowable(t)) {
+        count.required += 1;
+        let hits: Vec<&Version> = versions.iter().filter(|v| says(truth, v, exam)).collect();
+        let Some(first) = hits.first() else {
+            count.missed += 1;
+            flaws.push(format!("missed: {}", truth.kind.as_str()));
+            continue;
+        };
+        count.right += 1;
+        let right = hits.iter().find(|v| in_right_operation(truth, v, happened));
+        if right.is_none() {
+            count.other_operation += 1;
+            flaws.push(format!("wrong operation: {}", line(first)));
+        }
+        let way_ns = if way == Way::Records { 0 } else { ON_THE_WAY };
+        let at_ns = right.unwrap_or(first).at_ns;
+        if at_ns > truth.deadline_ns + way_ns + exam.case.look.0 {
+            count.late += 1;
+            let late = at_ns.saturating_sub(truth.since_ns) as f64 / 1e9;
+            flaws.push(format!("late, {late:.1} s after it began: {}", line(first)));
+        }
+    }
+    for versions in by_id.values() {
+        let bad = |v: &&&Version| v.finding.severity >= Severity::Warning;
+        let Some(worst) = versions.iter().find(bad) else { continue };
+        let explained = versions.iter().any(|v| {
+            is_worth_it(happened, exam, v)
+                || truths.iter().any(|t| t.need != Need::Nothing && says(t, v, exam))
+        });
+        if !explained && !(truths.iter().any(unknowable)) {
+            count.wrong += 1;
+            flaws.push(format!("false: {}", line(worst)));
+        }
+    }
+    Verdict { way, count, flaws }
+}
+
+/// A finding in a line, with ranks of the job.
+pub(crate) fn line(v: &Version) -> String {
+    let f = &v.finding;
+    let ranks: Vec<u32> = v.ranks.iter().copied().take(12).collect();
+    format!(
+        "{} at {:.2} s, {} {:?}, job ranks {ranks:?} of {}, order {} {} in {}, since {:.2} s, {}: {}",
+        f.kind.as_str(),
+        v.at_ns as f64 / 1e9,
+        f.cause.as_ref().map_or("", |c| c.as_str()),
+        f.confidence,
+        v.ranks.len(),
+        f.operation.order,
+        f.operation.track,
+        f.communicator,
+        f.since_ns.saturating_sub(BEGIN) as f64 / 1e9,
+        f.operation.func,
+        f.evidence.iter().take(3).map(|e| e.text.as_str()).collect::<Vec<_>>().join("; ")
+    )
+}

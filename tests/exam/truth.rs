@@ -1,0 +1,327 @@
+//! What is true of a job: who held whom, since when and at which cost. It is the difference between two runs of the
+//! simulation with the same noise, one of them without the fault. No rule of the product is asked.
+
+use crate::generate::{Exam, Planted, run};
+use crate::simulator::{Case, Fault, Stay};
+use crate::spec::{FaultKind, Spec};
+use ringwatch::model::{CommId, Func, Kind, Track};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// An operation, by its communicator's place among all.
+type Key = (usize, Track, u64);
+
+const MS: u64 = 1_000_000;
+const S: u64 = 1_000 * MS;
+/// A fault that costs more than this share of the time has to be found; one that costs less than `TOLERATED` must not be
+/// a warning. In between either is right.
+const REQUIRED: f64 = 0.05;
+const TOLERATED: f64 = 0.01;
+/// So many operations of a rank have to be known before slow data can be told from usual data.
+const USUAL: usize = 64;
+
+/// One operation of the job.
+pub(crate) type OpKey = (CommId, Track, u64);
+
+/// Whether a finding has to come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    Required,
+    Allowed,
+    Nothing,
+}
+
+/// What is true of one planted fault.
+#[derive(Debug, Clone)]
+pub(crate) struct Truth {
+    pub(crate) kind: FaultKind,
+    pub(crate) need: Need,
+    /// Ranks of the job.
+    pub(crate) culprits: BTreeSet<u32>,
+    pub(crate) involved: BTreeSet<u32>,
+    /// Names of findings that say this.
+    pub(crate) named: &'static [Kind],
+    /// Where others are held first; empty where any operation will do in which a culprit came last.
+    pub(crate) operations: BTreeSet<OpKey>,
+    pub(crate) since_ns: u64,
+    pub(crate) deadline_ns: u64,
+    /// Share of the job's time since then that it lost.
+    pub(crate) cost: f64,
+}
+
+/// The case without one of its faults.
+fn without(case: &Case, planted: &Planted) -> Case {
+    let mut case = case.clone();
+    if let Some(at) = planted.fault {
+        case.faults[at] = Fault::default();
+    }
+    if let Some(at) = planted.slow {
+        case.slow[at].factor = 1.0;
+    }
+    match planted.kind {
+        FaultKind::NodeLost => case.node_loss = None,
+        FaultKind::OtherChoice => case.choices.clear(),
+        FaultKind::NeverJoined => case.comms.values_mut().for_each(|m| m.without.clear()),
+        _ => {}
+    }
+    case
+}
+
+/// The truths of a job. `run` is what happened in it, by rank and in the order of calls.
+pub(crate) fn of(spec: &Spec, exam: &Exam, happened: &[Stay], entered: &[Option<u64>]) -> Vec<Truth> {
+    exam.planted
+        .iter()
+        .map(|p| {
+            let alone = exam.planted.len() == 1;
+            let other = if alone { exam.healthy.clone() } else { run(&without(&exam.case, p), spec) };
+            one(spec, exam, p, happened, &other, entered)
+        })
+        .collect()
+}
+
+fn one(
+    spec: &Spec,
+    exam: &Exam,
+    p: &Planted,
+    happened: &[Stay],
+    other: &[Stay],
+    entered: &[Option<u64>],
+) -> Truth {
+    let until = exam.case.until.0;
+    let mut truth = Truth {
+        kind: p.kind,
+        need: Need::Allowed,
+        culprits: p.culprits.clone(),
+        involved: p.involved.clone(),
+        named: names(p.kind),
+        operations: BTreeSet::new(),
+        since_ns: p.at_ns,
+        deadline_ns: 0,
+        cost: 0.0,
+    };
+    if p.kind == FaultKind::NeverJoined {
+        truth.since_ns = entered.iter().flatten().max().copied().unwrap_or(p.at_ns);
+        truth.cost = 1.0;
+        // Without the library that sees its making begin, nothing is known of it.
+        truth.need = if spec.preloaded { Need::Required } else { Need::Allowed };
+    } else if p.kind.is_slow() {
+        truth.cost = lost(happened, other, until, p.at_ns);
+        truth.need = match truth.cost {
+            c if c >= REQUIRED => Need::Required,
+            c if c >= TOLERATED => Need::Allowed,
+            _ => Need::Nothing,
+        };
+        // Where little came before, nothing is known to be usual.
+        if p.kind.is_data() && truth.need == Need::Required && known_before(p, other) < USUAL {
+            truth.need = Need::Allowed;
+        }
+    } else if let Some(held) = held(p, exam, happened, other, until) {
+        truth.operations = held.operations;
+        truth.since_ns = held.since_ns;
+        truth.cost = 1.0;
+        truth.need = Need::Required;
+    }
+    truth.deadline_ns = truth.since_ns + patience(spec, p.kind);
+    if truth.need == Need::Required && truth.deadline_ns + S / 2 > until {
+        truth.need = Need::Allowed;
+    }
+    truth
+}
+
+/// How many operations of the culprits were over before a fault.
+fn known_before(p: &Planted, other: &[Stay]) -> usize {
+    let first = p.culprits.first();
+    other.iter().filter(|s| Some(&s.rank) == first && s.ended_ns.is_some_and(|t| t < p.at_ns)).count()
+}
+
+/// How much later the job is at the end than without the fault, as a share of the time since the fault.
+fn lost(happened: &[Stay], other: &[Stay], until: u64, at_ns: u64) -> f64 {
+    let ends: BTreeMap<_, u64> =
+        other.iter().filter_map(|s| Some(((s.key(), s.rank), s.ended_ns?))).collect();
+    let mut later: BTreeMap<u32, (u64, i64)> = BTreeMap::new();
+    for s in happened {
+        if let (Some(end), Some(before)) = (s.ended_ns, ends.get(&(s.key(), s.rank)))
+            && later.get(&s.rank).is_none_or(|(at, _)| *at < end)
+        {
+            later.insert(s.rank, (end, end as i64 - *before as i64));
+        }
+    }
+    let mut delays: Vec<i64> = later.values().map(|(_, d)| *d).collect();
+    delays.sort_unstable();
+    let middle = delays.get(delays.len() / 2).copied().unwrap_or(0).max(0);
+    middle as f64 / until.saturating_sub(at_ns).max(S) as f64
+}
+
+struct Held {
+    operations: BTreeSet<OpKey>,
+    since_ns: u64,
+}
+
+/// An operation that does not end.
+struct Open<'a> {
+    key: Key,
+    parts: Vec<&'a Stay>,
+    /// When a culprit would have come by, or when the first call of it was made.
+    comes_ns: u64,
+    /// When others began to wait in it.
+    began_ns: u64,
+}
+
+/// Operations that are open at the end, by place.
+fn open_at_end(happened: &[Stay], until: u64) -> BTreeMap<Key, Vec<&Stay>> {
+    let mut open: BTreeMap<Key, Vec<&Stay>> = BTreeMap::new();
+    for s in happened {
+        open.entry(s.key()).or_default().push(s);
+    }
+    open.retain(|_, parts| parts.iter().any(|s| s.ended_ns.is_none() && s.issued_ns + S < until));
+    open
+}
+
+/// The open operations of which a culprit is a member, in the order in which it would have come by.
+fn open_for<'a>(p: &Planted, exam: &Exam, happened: &'a [Stay], other: &[Stay], until: u64) -> Vec<Open<'a>> {
+    let mut comes: BTreeMap<Key, u64> = BTreeMap::new();
+    for s in happened.iter().chain(other).filter(|s| p.culprits.contains(&s.rank)) {
+        comes.entry(s.key()).or_insert(s.issued_ns);
+    }
+    let mut mine: Vec<Open<'_>> = open_at_end(happened, until)
+        .into_iter()
+        .filter(|(key, _)| p.culprits.iter().any(|c| exam.members[key.0].1.contains(c)))
+        // Replays and calls are different tracks; a fault of one is not looked for in the other.
+        .filter(|(key, _)| p.kind != FaultKind::ReplaySkipped || key.1 == Track::Replay)
+        .map(|(key, parts)| {
+            let issued = parts.iter().map(|s| s.issued_ns).min().unwrap_or(0);
+            let waits = parts.iter().filter(|s| !p.culprits.contains(&s.rank) || p.culprits.len() > 2);
+            let began_ns = waits.filter_map(|s| s.started_ns).min().unwrap_or(issued + 1_000 * S);
+            Open { key, comes_ns: comes.get(&key).copied().unwrap_or(issued), began_ns, parts }
+        })
+        .collect();
+    mine.sort_by_key(|o| (o.comes_ns, o.key));
+    mine
+}
+
+/// Where a fault holds the job first.
+fn held(p: &Planted, exam: &Exam, happened: &[Stay], other: &[Stay], until: u64) -> Option<Held> {
+    let sizes = &exam.members;
+    let mine = open_for(p, exam, happened, other, until);
+    let first = mine.first()?;
+    // What stands still without this fault as well is not its work.
+    if open_at_end(other, until).contains_key(&first.key) {
+        return None;
+    }
+    let name = |o: &Open<'_>| (sizes[o.key.0].0, o.key.1, o.key.2);
+    let many = if p.kind == FaultKind::CallsSwapped { 2 } else { 1 };
+    let mut operations: BTreeSet<OpKey> = mine.iter().take(many).map(name).collect();
+    // Others may wait for it in several at once: those of one launch, and those on other streams.
+    let launches = |o: &Open<'_>| -> BTreeSet<_> {
+        o.parts.iter().filter_map(|s| s.plan.map(|plan| (s.rank, plan))).collect()
+    };
+    let of_first = launches(first);
+    operations.extend(mine.iter().filter(|o| !launches(o).is_disjoint(&of_first)).map(name));
+    let earliest = mine.iter().map(|o| o.began_ns).min().unwrap_or(0);
+    operations.extend(mine.iter().filter(|o| o.began_ns <= earliest + 20 * MS).map(name));
+    if matches!(p.kind, FaultKind::Killed | FaultKind::Exits | FaultKind::NodeLost) {
+        // What it was in does not end, and what it never called is what others wait for as well.
+        let absent = mine.iter().find(|o| !o.parts.iter().any(|s| p.culprits.contains(&s.rank)));
+        operations.extend(absent.map(name));
+    }
+    // A wrong call is wrong before a GPU comes to it.
+    let comm = p.fault.map(|at| exam.case.faults[at].comm.as_str());
+    let named = |o: &&Open<'_>| exam.comm_name(o.key.0).split('/').next() == comm;
+    operations.extend(mine.iter().find(named).map(name));
+    let all = first.parts.len() == sizes[first.key.0].1.len();
+    let facts = if all { first.parts.iter().map(|s| s.issued_ns).max().unwrap_or(0) } else { 0 };
+    let waits = first.parts.iter().filter(|s| !p.culprits.contains(&s.rank));
+    let began = waits.map(|s| s.started_ns.unwrap_or(s.issued_ns)).min().unwrap_or(first.comes_ns);
+    Some(Held { operations, since_ns: began.max(first.comes_ns).max(facts).max(p.at_ns) })
+}
+
+/// How soon a fault has to be found, in ns after it holds somebody.
+fn patience(spec: &Spec, kind: FaultKind) -> u64 {
+    let blind = spec.timed_of > 1 || spec.abi < 3;
+    match kind {
+        FaultKind::Killed
+        | FaultKind::Exits
+        | FaultKind::OtherCount
+        | FaultKind::OtherFunc
+        | FaultKind::OtherType
+        | FaultKind::OtherRoot
+        | FaultKind::Aborted => S,
+        FaultKind::NeverJoined => 10 * S,
+        k if k.is_slow() => 10 * S,
+        _ if blind => 11 * S,
+        _ => 5 * S,
+    }
+}
+
+/// Names under which a finding is right.
+fn names(kind: FaultKind) -> &'static [Kind] {
+    use Kind::{
+        AbortedRank, ChangePoint, ChoiceDiffers, InterleavedCommunicators, Mismatch, MissingRank,
+        MissingReplay, NotStarted, ReceiveWithoutSend, SendWithoutReceive, ShiftedOrder, SilentNode, SlowGpu,
+        SlowNode, SlowPair, SlowTransfer, Straggler, StuckTransfer,
+    };
+    match kind {
+        FaultKind::HostHangs | FaultKind::Stopped | FaultKind::Killed | FaultKind::Exits => {
+            &[MissingRank, MissingReplay, SendWithoutReceive, ReceiveWithoutSend]
+        }
+        FaultKind::NodeLost => &[SilentNode, MissingRank, SendWithoutReceive, ReceiveWithoutSend],
+        FaultKind::CallSkipped | FaultKind::CallExtra => {
+            &[ShiftedOrder, Mismatch, MissingRank, InterleavedCommunicators]
+        }
+        FaultKind::CallsSwapped => &[InterleavedCommunicators, ShiftedOrder, Mismatch],
+        FaultKind::OtherCount | FaultKind::OtherFunc | FaultKind::OtherType | FaultKind::OtherRoot => {
+            &[Mismatch]
+        }
+        FaultKind::TransferSkipped => {
+            &[SendWithoutReceive, ReceiveWithoutSend, MissingRank, Mismatch, InterleavedCommunicators]
+        }
+        FaultKind::DataStuck | FaultKind::LinkBroken => &[StuckTransfer, NotStarted],
+        FaultKind::Aborted => &[AbortedRank],
+        FaultKind::GpuOccupied => &[NotStarted, StuckTransfer],
+        FaultKind::NeverJoined => &[MissingRank],
+        FaultKind::ReplaySkipped => &[MissingReplay, MissingRank, InterleavedCommunicators],
+        FaultKind::OtherChoice => &[ChoiceDiffers],
+        FaultKind::LateOften | FaultKind::GpuSlow => &[Straggler, SlowGpu],
+        // For a while the job stands still.
+        FaultKind::LateOnce | FaultKind::Paused => {
+            &[Straggler, MissingRank, MissingReplay, SendWithoutReceive, ReceiveWithoutSend]
+        }
+        FaultKind::NodeSlow => &[Straggler, SlowNode],
+        FaultKind::PairSlow | FaultKind::NetworkSlow | FaultKind::NicSlow => {
+            &[SlowPair, SlowNode, SlowTransfer, ChangePoint]
+        }
+    }
+}
+
+/// Whether a rank of `culprits` came last to an operation, as in a finding about late ranks.
+pub(crate) fn came_last(happened: &[Stay], key: OpKey, culprits: &BTreeSet<u32>) -> bool {
+    let parts = || happened.iter().filter(|s| (s.id, s.track, s.order) == key);
+    let transfer = parts().any(|s| matches!(s.func, Func::Send | Func::Recv));
+    let latest = parts().filter_map(|s| s.started_ns).max();
+    let theirs = parts().filter(|s| culprits.contains(&s.rank)).filter_map(|s| s.started_ns).max();
+    transfer || theirs.is_some_and(|t| latest.is_some_and(|l| t + MS >= l))
+}
+
+/// How long ranks held the others of a communicator until `now`, in ns: they came last, counted from the median of the
+/// others, and were in no other operation meanwhile.
+pub(crate) fn held_by(happened: &[Stay], comm: CommId, size: usize, ranks: &BTreeSet<u32>, now: u64) -> u64 {
+    let mut starts: BTreeMap<Key, Vec<(u64, u32)>> = BTreeMap::new();
+    for s in happened.iter().filter(|s| s.id == comm && !matches!(s.track, Track::Pair(..))) {
+        if let Some(t) = s.started_ns.filter(|t| *t <= now) {
+            starts.entry(s.key()).or_default().push((t, s.rank));
+        }
+    }
+    let mut sum = 0;
+    for (key, mut parts) in starts.into_iter().filter(|(_, parts)| parts.len() == size) {
+        parts.sort_unstable();
+        let Some((last, rank)) = parts.pop().filter(|(_, rank)| ranks.contains(rank)) else { continue };
+        let Some((median, _)) = parts.get(parts.len() / 2) else { continue };
+        let elsewhere: u64 = happened
+            .iter()
+            .filter(|s| s.rank == rank && s.key() != key)
+            .filter_map(|s| Some((s.started_ns?.max(*median), s.ended_ns.unwrap_or(last).min(last))))
+            .map(|(from, to)| to.saturating_sub(from))
+            .sum();
+        sum += (last - median).saturating_sub(elsewhere);
+    }
+    sum
+}

@@ -1,0 +1,34 @@
+//! The reader of segments: words that a job wrote.
+
+#[path = "../../../plugin/wire/tests/support/mod.rs"]
+mod support;
+
+use ringwatch_wire::layout::{FORMAT_VERSION, Geometry, HEADER_WORDS, MAGIC, Region, head};
+use ringwatch_wire::ring::Segment;
+use ringwatch_wire::sync::Word;
+
+/// The bytes as they are; then behind an honest magic and version; then as slots of an honest geometry: nobody guesses
+/// those by flipping bits.
+pub(super) fn check(bytes: &[u8]) {
+    let words = support::words(bytes);
+    let found = support::walk(&words);
+    if words.len() > HEADER_WORDS {
+        words[head::MAGIC].set(MAGIC);
+        words[head::VERSION].set(u64::from(FORMAT_VERSION) | (HEADER_WORDS as u64) << 32);
+        assert!(found.is_err() || support::walk(&words).is_ok(), "the newest version is refused");
+    }
+    if bytes.len() > 8 {
+        let geometry =
+            Geometry::new([bytes[0], bytes[1], bytes[2], bytes[3], bytes[4]].map(|b| u32::from(b % 5)));
+        let given = support::words(bytes);
+        let len = (geometry.bytes() / 8) as usize;
+        let words: Vec<Word> = given.iter().cycle().take(len).map(|w| Word::new(w.get())).collect();
+        let segment = Segment::new(&words, &geometry);
+        segment.format(&geometry);
+        segment.open_for_readers();
+        for (i, region) in Region::ALL.iter().enumerate() {
+            segment.set(region.next(), given[i % given.len()].get());
+        }
+        support::walk(&words).expect("an honest geometry opens");
+    }
+}

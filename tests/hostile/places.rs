@@ -1,0 +1,137 @@
+//! Mounts and links in place of /dev/shm: nothing of anybody else is deleted, and nobody waits for them.
+
+use crate::forged::{Forged, Writer};
+use crate::fuse::Hanging;
+use crate::ground::{ATTACKER, Ground, USER, alone};
+use crate::support::agent::{Agent, diagnosed};
+use crate::support::{Play, Players, Room, as_user, assert_missing_rank, findings, until};
+use crate::unread::unread;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The attacker's ways to lead an agent from its /dev/shm to the home of another user.
+const WAYS: &[(&str, &str)] = &[
+    (
+        "a bind mount as a user's directory",
+        "mount -t tmpfs t /dev/shm; mkdir /dev/shm/ringwatch-1; mount --bind \"$0\" /dev/shm/ringwatch-1",
+    ),
+    ("a link as a user's directory", "mount -t tmpfs t /dev/shm; ln -s \"$0\" /dev/shm/ringwatch-1"),
+    ("a bind mount over /dev/shm", "mount --bind \"$1\" /dev/shm"),
+    ("a link in place of /dev/shm", "mount -t tmpfs t /dev; ln -s \"$1\" /dev/shm"),
+];
+
+/// A tmpfs of a user below the host's own /dev/shm, as fusermount lets users have file systems anywhere.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(ground: &Ground, path: PathBuf) -> Self {
+        fs::create_dir(&path).expect("made");
+        let options = format!("uid={USER},gid={USER},mode=700");
+        let mut mount = ground.room.command("mount");
+        let mounted = mount.args(["-t", "tmpfs", "-o", &options, "ringwatch-test"]).arg(&path).status();
+        assert!(mounted.expect("mount starts").success());
+        Mounted(path)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // The room is removed after it.
+        drop(std::process::Command::new("umount").arg(&self.0).status());
+    }
+}
+
+#[test]
+fn no_mount_and_no_link_has_another_users_files_deleted() {
+    let Some(ground) = Ground::with_namespaces("no_mount_and_no_link_has_another_users_files_deleted") else {
+        return;
+    };
+    let _alone = alone();
+    // On a disk, as homes are. Its parent belongs to nobody in particular, so that it can be bound as well.
+    let disk = tempfile::Builder::new().prefix("rw-hostile-").tempdir_in(disk()).expect("a directory");
+    ground.open_to_all(disk.path());
+    let home = disk.path().join("ringwatch-home");
+    fs::create_dir(&home).expect("made");
+    std::os::unix::fs::chown(&home, Some(USER), Some(USER)).expect("root may");
+    fs::set_permissions(&home, std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("root may");
+    let kept: Vec<PathBuf> =
+        as_user(USER, || (0..3).map(|_| Forged::small(Writer::dead()).put(&home)).collect());
+    let arguments = [home.to_str().expect("text"), disk.path().to_str().expect("text")];
+    let attackers: Vec<_> =
+        WAYS.iter().map(|(_, script)| ground.occupied("-Urm", script, &arguments)).collect();
+    // A dead segment in the host's own place shows when the agent has cleaned.
+    let shm = ground.directory("shm", 0);
+    ground.open_to_all(&shm);
+    let own = shm.join(format!("ringwatch-{USER}"));
+    fs::create_dir(&own).expect("made");
+    std::os::unix::fs::chown(&own, Some(USER), Some(USER)).expect("root may");
+    let mounted = Mounted::new(&ground, shm.join("ringwatch-mounted"));
+    let behind = as_user(USER, || Forged::small(Writer::dead()).put(&mounted.0));
+    let agent = ground.agent_of_host(&shm);
+    let removed = as_user(USER, || Forged::small(Writer::dead()).put(&own));
+    until("the agent cleans its own place", || (!removed.exists()).then_some(()));
+    for path in kept.iter().chain([&behind]) {
+        assert!(path.exists(), "{} was deleted", path.display());
+    }
+    until("they are reported", || (unread(&agent, "foreign-owner") >= 3.0).then_some(()));
+    let line = agent.says("ringwatch-mounted");
+    assert!(line.contains("not read (foreign-owner)"), "{line}");
+    drop(attackers);
+    let (_, log) = agent.end_with_log();
+    assert!(kept.iter().chain([&behind]).all(|path| path.exists()), "{log:#?}");
+    let removals: Vec<&String> = log.iter().filter(|l| l.contains("removed ")).collect();
+    assert!(removals.iter().all(|l| !l.contains("ringwatch-home") && !l.contains("/proc/")), "{removals:#?}");
+    ground.assert_memory_held();
+}
+
+/// A directory on a disk: where segments are never read, unless an administrator names it.
+fn disk() -> PathBuf {
+    let of_build = Path::new(env!("CARGO_TARGET_TMPDIR")).to_owned();
+    let reachable = of_build.ancestors().all(|d| {
+        fs::metadata(d).is_ok_and(|m| std::os::unix::fs::PermissionsExt::mode(&m.permissions()) & 0o001 != 0)
+    });
+    if reachable { of_build } else { std::env::temp_dir() }
+}
+
+/// Asserts that the agent is well, reads others' segments, and reports one namespace as not answering.
+fn assert_serves(agent: &Agent, room: &Room) {
+    let began = Instant::now();
+    assert_eq!(agent.get("/livez"), (200, "ok\n".to_owned()));
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    let line = agent.says("does not answer");
+    assert!(line.contains(&format!("user {ATTACKER}")), "{line}");
+    assert_eq!(unread(agent, "unresponsive"), 1.0);
+    assert_missing_rank(&findings(&diagnosed(room)));
+    assert_eq!(agent.get("/livez"), (200, "ok\n".to_owned()));
+    assert_eq!(agent.get("/readyz"), (200, "ok\n".to_owned()));
+}
+
+#[test]
+fn a_file_system_that_does_not_answer_is_named_once_and_skipped() {
+    let test = "a_file_system_that_does_not_answer_is_named_once_and_skipped";
+    let Some(ground) = Ground::with_namespaces(test) else { return };
+    let _alone = alone();
+    let Some(hanging) = Hanging::start(&ground, test) else { return };
+    let shm = ground.directory("shm", 0);
+    ground.open_to_all(&shm);
+    let own = shm.join("ringwatch-0");
+    fs::create_dir(&own).expect("made");
+    let agent = ground.agent_of_host(&shm);
+    let directory = [("RINGWATCH_DIR", own.as_os_str())];
+    let players = Players::start_with(&ground.room, Play::of("missing-rank").hold(120), &directory);
+    assert_serves(&agent, &ground.room);
+    let log = agent.kill_with_log();
+    // The next agent finds it as it was.
+    let agent = ground.agent_of_host(&shm);
+    assert_serves(&agent, &ground.room);
+    drop(players);
+    let (_, again) = agent.end_with_log();
+    for log in [log, again] {
+        let named: Vec<&String> = log.iter().filter(|l| l.contains("does not answer")).collect();
+        assert!(named.is_empty(), "named once: {named:#?}");
+    }
+    assert!(hanging.process.0.id() > 0);
+    drop(hanging);
+    ground.assert_memory_held();
+}

@@ -1,0 +1,97 @@
+//! Segments that cannot be read are counted by reason and logged once.
+
+use crate::forged::{Forged, Writer};
+use crate::ground::{ATTACKER, Ground, USER};
+use crate::support::agent::Agent;
+use crate::support::{as_user, until};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+/// How many segments or directories the agent does not read for this reason.
+pub(crate) fn unread(agent: &Agent, reason: &str) -> f64 {
+    let wanted = format!("reason=\"{reason}\"");
+    let all = agent.series("ringwatch_agent_unread_segments");
+    all.iter().find(|(labels, _)| labels.contains(&wanted)).map_or(0.0, |(_, n)| *n)
+}
+
+/// How many segments the agent reads.
+pub(crate) fn followed(agent: &Agent) -> f64 {
+    agent.sum("ringwatch_agent_segments")
+}
+
+/// Asserts that each of these files is named in one line of the log, with this reason.
+fn assert_named_once(log: &[String], files: &[std::path::PathBuf], reason: &str) {
+    for file in files {
+        let name = file.file_name().expect("a name").to_string_lossy();
+        let lines: Vec<&String> = log.iter().filter(|l| l.contains(&*name)).collect();
+        let named = lines.len() == 1 && lines[0].contains(&format!("not read ({reason})"));
+        assert!(named, "{name}, {reason}: {lines:#?}");
+    }
+}
+
+#[test]
+fn no_segment_is_missing_without_a_word_where_descriptors_are_few() {
+    let Some(ground) = Ground::of("no_segment_is_missing_without_a_word_where_descriptors_are_few") else {
+        return;
+    };
+    const SEGMENTS: f64 = 40.0;
+    let directory = ground.directory("of-user", USER);
+    let idle = ground.idle(USER);
+    let writer = Writer::running(idle.0.id());
+    let agent = ground.agent(&[&directory], "ulimit -Sn 64 && ulimit -Hn 64 &&");
+    let files: Vec<_> =
+        as_user(USER, || (0..SEGMENTS as usize).map(|_| Forged::small(writer).put(&directory)).collect());
+    let all = |a: &Agent| followed(a) + unread(a, "descriptors") + unread(a, "limits");
+    until("every segment is followed or counted", || (all(&agent) == SEGMENTS).then_some(()));
+    let missing = (SEGMENTS - followed(&agent)) as usize;
+    assert!(missing > 0, "64 descriptors do not suffice for {SEGMENTS} segments");
+    let mut lines: Vec<String> = (0..missing).map(|_| agent.says("not read (")).collect();
+    lines.extend(agent.end_with_log().1);
+    let times_named = |file: &std::path::PathBuf| {
+        let name = file.file_name().expect("a name").to_string_lossy();
+        lines.iter().filter(|l| l.contains(&*name)).count()
+    };
+    let named: Vec<usize> = files.iter().map(times_named).collect();
+    assert!(named.iter().all(|n| *n <= 1), "each once: {lines:#?}");
+    // One that was named may have been read when a descriptor was free again.
+    assert!(named.iter().sum::<usize>() >= missing, "{missing} are not read: {lines:#?}");
+}
+
+#[test]
+fn every_other_reason_is_counted_and_logged_once() {
+    let Some(ground) = Ground::of("every_other_reason_is_counted_and_logged_once") else { return };
+    let directory = ground.directory("of-user", USER);
+    let of_attacker = ground.directory("of-attacker", ATTACKER);
+    let writer = Writer::dead();
+    let closed = as_user(USER, || {
+        let path = Forged::small(writer).put(&directory);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o400)).expect("its own file");
+        path
+    });
+    let (other, noise) = as_user(ATTACKER, || {
+        let forged = Forged::small(writer);
+        let mut bytes = forged.bytes();
+        bytes[8] = 9;
+        let other = of_attacker.join(forged.name());
+        fs::write(&other, bytes).expect("written");
+        let noise = of_attacker.join("noise.seg");
+        fs::write(&noise, [7; 8192]).expect("written");
+        (other, noise)
+    });
+    ground.open_to_all(&directory);
+    ground.open_to_all(&of_attacker);
+    for path in [&other, &noise] {
+        ground.open_to_all(path);
+    }
+    // Root without the right to read every file, as in a container with few capabilities.
+    let without = "exec setpriv --bounding-set -dac_override,-dac_read_search \"$0\" \"$@\" &&";
+    let agent = ground.agent(&[&directory, &of_attacker], without);
+    for reason in ["permission", "format-version", "not-a-segment"] {
+        until(reason, || (unread(&agent, reason) == 1.0).then_some(()));
+    }
+    assert_eq!(followed(&agent), 0.0);
+    let (_, log) = agent.end_with_log();
+    for (file, reason) in [(closed, "permission"), (other, "format-version"), (noise, "not-a-segment")] {
+        assert_named_once(&log, &[file], reason);
+    }
+}

@@ -1,0 +1,190 @@
+//! What a machine does to an agent: clocks that step, kills and stops in mid-run, a thousand segments, full disks. What
+//! was seen and what was lost add up to what the jobs did.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use ringwatch::ingest::now_ns;
+use ringwatch_wire::layout::head;
+use rustix::process::Signal;
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use support::agent::{Agent, diagnosed};
+use support::{Json, Play, Players, Room, assert_missing_rank, findings, opened, run, skipped, until};
+
+/// Operations of the recording over two nodes whose end something tells, as `tests/restarts.rs` counts them.
+const OVER: f64 = 57.0;
+
+fn counted(agent: &Agent) -> f64 {
+    agent.sum("ringwatch_operations_total")
+}
+
+fn lost(agent: &Agent) -> f64 {
+    agent.sum("ringwatch_lost_records_total")
+}
+
+/// Waits until all that the players did was counted, and nothing was lost.
+fn assert_all_counted(agent: &Agent, loops: u32) {
+    let all = OVER * f64::from(loops);
+    until("all operations", || (counted(agent) >= all).then_some(()));
+    assert_eq!((counted(agent), lost(agent)), (all, 0.0));
+}
+
+#[test]
+fn an_agent_that_is_killed_again_and_again_counts_everything() {
+    let room = Room::new();
+    let mut players = Players::start(&room, Play::of("mixed").two_node().loops(3).hold(60));
+    let mut kills = 0;
+    while players.children.iter_mut().all(|c| c.try_wait().unwrap().is_none()) && kills < 8 {
+        let agent = Agent::start(&room, &[]);
+        std::thread::sleep(Duration::from_millis(150 + 70 * kills));
+        agent.kill();
+        kills += 1;
+    }
+    let agent = Agent::start(&room, &[]);
+    players.played();
+    assert_all_counted(&agent, 3);
+    assert_eq!(agent.end().1, Some(0));
+}
+
+#[test]
+fn an_agent_that_was_stopped_counts_what_happened_meanwhile() {
+    let room = Room::new();
+    let agent = Agent::start(&room, &[]);
+    let mut players = Players::start(&room, Play::of("mixed").two_node().loops(2).hold(60));
+    until("operations", || (counted(&agent) > 0.0).then_some(()));
+    agent.signal(Signal::STOP);
+    std::thread::sleep(Duration::from_secs(3));
+    agent.signal(Signal::CONT);
+    players.played();
+    assert_all_counted(&agent, 2);
+    let (told, code) = agent.end();
+    assert_eq!(code, Some(0));
+    assert!(
+        opened(&told).iter().all(|f| f.get("kind").text() == "straggler"),
+        "its own absence is no hang: {told}"
+    );
+}
+
+/// The library that fakes clocks; without it the test counts as skipped.
+fn libfaketime(test: &str) -> Option<PathBuf> {
+    let places =
+        ["x86_64-linux-gnu", "aarch64-linux-gnu"].map(|a| format!("/usr/lib/{a}/faketime/libfaketime.so.1"));
+    let found = places.iter().map(PathBuf::from).find(|p| p.is_file());
+    if found.is_none() {
+        skipped(test, "libfaketime (apt install faketime)");
+    }
+    found
+}
+
+#[test]
+fn a_wall_clock_that_steps_changes_no_verdict_and_no_count() {
+    let Some(library) = libfaketime("a_wall_clock_that_steps_changes_no_verdict_and_no_count") else {
+        return;
+    };
+    let room = Room::new();
+    let clock = room.path("clock");
+    let set = |offset: &str| fs::write(&clock, offset).unwrap();
+    set("+0");
+    let variables = [
+        ("LD_PRELOAD", library),
+        ("FAKETIME_TIMESTAMP_FILE", clock.clone()),
+        ("FAKETIME_NO_CACHE", PathBuf::from("1")),
+        ("DONT_FAKE_MONOTONIC", PathBuf::from("1")),
+    ];
+    let agent = Agent::with(&room, &[], &variables);
+    let mut players = Players::start(&room, Play::of("missing-rank").hold(60));
+    for offset in ["-3600s", "+86400s", "-60s"] {
+        std::thread::sleep(Duration::from_millis(1_200));
+        set(offset);
+    }
+    let found = findings(&diagnosed(&room));
+    assert_missing_rank(&found);
+    set("+7200s");
+    players.kill();
+    let socket = support::agent::socket(&room);
+    let over = || {
+        let all = findings(&run(room.ringwatch(["diagnose", "--json", "--agent"]).arg(&socket)).out);
+        all.iter().all(|f| *f.get("open") == Json::Bool(false))
+    };
+    until("it is over with its job", || over().then_some(()));
+    let (told, code) = agent.end();
+    assert_eq!(code, Some(0));
+    assert_missing_rank(&opened(&told));
+}
+
+/// Puts segments of processes that never were beside one that was: the same bytes, with a process of their own.
+fn others(of: &Path, dir: &Path, n: u64) {
+    let mut bytes = fs::read(of).unwrap();
+    for i in 1..=n {
+        for (word, value) in [(head::PID, 4_000_000 + i), (head::START_TICKS, i), (head::NONCE, i)] {
+            bytes[8 * word..8 * word + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        fs::write(dir.join(format!("{}-{i}-{i:x}.seg", 4_000_000 + i)), &bytes).unwrap();
+    }
+}
+
+#[test]
+fn of_a_thousand_files_each_is_read_or_counted() {
+    let room = Room::new();
+    let small = [("RINGWATCH_SEGMENT_BYTES", std::ffi::OsStr::new("65536"))];
+    let mut players = Players::start_with(&room, Play::of("mixed").unpaced().ranks(&[0]), &small);
+    players.played();
+    drop(players);
+    let black_box = room.segment_files().remove(0);
+    others(&black_box, &room.segments(), 899);
+    for i in 1..=100 {
+        fs::copy(&black_box, room.segments().join(format!("1-{i}-{i:x}.seg"))).unwrap();
+    }
+    let began = now_ns();
+    let agent = Agent::start(&room, &[]);
+    let read = || agent.sum("ringwatch_agent_segments");
+    let unread = || agent.sum("ringwatch_agent_unread_segments");
+    until("all of them", || (read() + unread() == 1000.0).then_some(()));
+    println!("{} read and {} not read after {:.1} s", read(), unread(), (now_ns() - began) as f64 / 1e9);
+    let of = |reason: &str| {
+        let all = agent.series("ringwatch_agent_unread_segments");
+        all.iter().filter(|(l, _)| l.contains(reason)).map(|(_, n)| n).sum::<f64>()
+    };
+    assert_eq!((read(), of("duplicate")), (900.0, 100.0));
+    let (_, log) = agent.end_with_log();
+    let named = log.iter().filter_map(|l| l.split_once("not read (").map(|(_, what)| what));
+    let (all, each): (Vec<&str>, BTreeSet<&str>) = (named.clone().collect(), named.collect());
+    assert!(!all.is_empty() && all.len() == each.len(), "each is named once: {all:#?}");
+}
+
+#[test]
+fn a_disk_that_is_full_costs_findings_their_file_and_nobody_else_anything() {
+    let test = "a_disk_that_is_full_costs_findings_their_file_and_nobody_else_anything";
+    let room = Room::new();
+    let state = room.path("full");
+    fs::create_dir(&state).unwrap();
+    let mounted = run(room
+        .command("mount")
+        .args(["-t", "tmpfs", "-o", "size=16k,mode=0700", "ringwatch-test"])
+        .arg(&state));
+    if mounted.code != Some(0) {
+        return skipped(test, "the right to mount a tmpfs");
+    }
+    let kept = format!("findings.directory={}", state.display());
+    let agent = Agent::start(&room, &["--set", &kept]);
+    fs::write(state.join("rest"), [0; 16 << 10]).unwrap_err();
+    // Nothing is left in its last page either.
+    let mut file = fs::File::options().append(true).open(state.join("findings.jsonl")).unwrap();
+    let used = file.metadata().unwrap().len() as usize;
+    file.write_all(&vec![b'\n'; used.next_multiple_of(4096) - used]).unwrap();
+    drop(file);
+    let mut players = Players::start(&room, Play::of("missing-rank").hold(60));
+    assert_missing_rank(&findings(&diagnosed(&room)));
+    players.kill();
+    agent.says("No space left on device");
+    assert_eq!(agent.get("/livez").0, 200);
+    let (told, code) = agent.end();
+    assert_eq!(code, Some(0));
+    assert_missing_rank(&opened(&told));
+    assert_eq!(run(room.command("umount").arg(&state)).code, Some(0));
+}

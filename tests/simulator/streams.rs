@@ -1,0 +1,220 @@
+//! The streams of a job: what starts when, and when operations end.
+
+use super::case::{Call, FOREVER, Ns};
+use super::{Event, Item, Key, MS, Simulation, State, Stream, US, noise};
+use ringwatch::model::{Func, Lane, Track};
+
+impl Simulation {
+    pub(super) fn enqueue(&mut self, rank: u32, stream: u8, item: Item, t: u64) {
+        let s = self.processes[rank as usize].streams.entry(stream).or_default();
+        s.queue.push_back(item);
+        s.issued += 1;
+        self.advance(rank, stream, t);
+    }
+
+    /// Starts what is at a stream's head, if nothing runs on it.
+    pub(super) fn advance(&mut self, rank: u32, stream: u8, t: u64) {
+        let p = &mut self.processes[rank as usize];
+        if matches!(p.state, State::Dead(_)) {
+            return;
+        }
+        let s = p.streams.entry(stream).or_default();
+        if s.running > 0 {
+            return;
+        }
+        match s.queue.pop_front() {
+            None => self.wake(rank, t),
+            Some(Item::Kernel(ns)) => {
+                s.running = 1;
+                if ns < FOREVER {
+                    self.push(t + ns.0, Event::KernelEnds(rank, stream));
+                }
+                self.wake(rank, t);
+            }
+            Some(Item::Ops(keys)) => {
+                s.running = keys.len();
+                for key in keys {
+                    self.starts(rank, key, t + 3 * US);
+                }
+                self.wake(rank, t);
+            }
+            Some(Item::Wait(on, upto)) => {
+                let other = p.streams.get(&on).map_or(0, |o| o.finished);
+                let s = p.streams.entry(stream).or_default();
+                if other < upto {
+                    s.queue.push_front(Item::Wait(on, upto));
+                    return;
+                }
+                s.finished += 1;
+                self.advance(rank, stream, t);
+                self.release(rank, stream, t);
+            }
+            Some(Item::Replay(planned)) => {
+                let keys: Vec<Key> =
+                    planned.into_iter().map(|p| self.issue(rank, p, stream, t, true)).collect();
+                let s = self.processes[rank as usize].streams.entry(stream).or_default();
+                // Its last operation finishes it.
+                s.finished = s.finished.wrapping_sub(keys.len() as u64 - 1);
+                keys.into_iter().rev().for_each(|k| s.queue.push_front(Item::Ops(vec![k])));
+                self.advance(rank, stream, t);
+            }
+        }
+    }
+
+    /// A host that waited for its streams goes on.
+    pub(super) fn wake(&mut self, rank: u32, t: u64) {
+        let state = &mut self.processes[rank as usize].state;
+        if matches!(state, State::WaitsForStreams | State::WaitsForRoom) {
+            *state = State::Runs;
+            self.push(t + 10 * US, Event::Host(rank));
+        }
+    }
+
+    pub(super) fn starts(&mut self, rank: u32, key: Key, t: u64) {
+        let late = self.case.late_records.map_or(60 * US, |l| l.0);
+        let own = self.own(key.0, rank);
+        let seen = t + 10 * US + self.below(late, noise::of_op(key, own, 1));
+        let Some(op) = self.ops.get_mut(&key) else { return };
+        if let Some(part) = op.parts.get_mut(&own) {
+            part.started = Some(t);
+            part.start_seen = seen;
+            // In a graph the kernel waits for the callback that issues it.
+            if part.lane == Lane::Replay {
+                (part.called, part.issued) = (t - 2 * US, t - US);
+            }
+        }
+        op.last_start = op.last_start.max(t);
+        self.mark(key, own);
+        self.may_end(key, own);
+    }
+
+    pub(super) fn own(&self, comm: usize, rank: u32) -> u32 {
+        self.comms[comm].members.binary_search(&rank).unwrap_or(0) as u32
+    }
+
+    pub(super) fn mark(&mut self, key: Key, own: u32) {
+        if let Some(part) = self.ops.get_mut(&key).and_then(|o| o.parts.get_mut(&own))
+            && !std::mem::replace(&mut part.dirty, true)
+        {
+            self.dirty.push((key, own));
+        }
+    }
+
+    /// A collective ends when all its ranks have started it and agree on what it is.
+    pub(super) fn may_end(&mut self, key: Key, own: u32) {
+        let needed = match key.1 {
+            Track::Pair(a, b) if a == b => 1,
+            Track::Pair(..) => 2,
+            _ => self.comms[key.0].members.len(),
+        };
+        let ranks = self.comms[key.0].members.len() as u64;
+        let Some(op) = self.ops.get(&key) else { return };
+        let Some((first, way)) = op.parts.values().next().map(|p| (p.planned.call.clone(), p.way)) else {
+            return;
+        };
+        let agree = |c: &Call| {
+            let kind = matches!(key.1, Track::Pair(..)) || c.func == first.func && c.root == first.root;
+            kind && c.count == first.count && c.dtype == first.dtype
+        };
+        let part = op.parts.get(&own);
+        let good = part.is_some_and(|p| {
+            p.planned.stuck.is_none() && !p.planned.broken && agree(&p.planned.call) && p.way == way
+        });
+        let good = op.good + usize::from(good);
+        if let Some(op) = self.ops.get_mut(&key) {
+            op.good = good;
+        }
+        let Some(op) = self.ops.get(&key) else { return };
+        if self.case.buffered && matches!(first.func, Func::Broadcast | Func::Reduce) {
+            return self.chain_ends(key, &first);
+        }
+        if op.dead || op.ends.is_some() || good < needed {
+            return;
+        }
+        let bytes = first.count * first.dtype.size();
+        let setup = if key.2 == 0 { 20 * MS } else { 0 };
+        let (last_start, own_time) = (op.last_start, op.takes);
+        let data = (bytes as f64 / 100.0 * self.slowness(key, last_start)) as u64;
+        let takes = Ns(self.case.latency.0 + setup + data + if ranks > 64 { 200 * US } else { 0 });
+        let takes = own_time.unwrap_or(takes);
+        let disturbed = self.case.disturbed > 0.0
+            && self.below(10_000, noise::of_op(key, 0, 2)) < (self.case.disturbed * 10_000.0) as u64;
+        let more = if disturbed { 2 + self.below(8, noise::of_op(key, 0, 3)) } else { 1 };
+        let at = last_start + self.noisy(takes, noise::of_op(key, 0, 4)) * more;
+        if let Some(op) = self.ops.get_mut(&key) {
+            op.ends = Some(at);
+        }
+        self.push(at, Event::Ends(key));
+    }
+
+    /// In a chain a rank ends when it and all before it have started: from the root on, or from the leaf on to the root.
+    pub(super) fn chain_ends(&mut self, key: Key, call: &Call) {
+        let n = self.comms[key.0].members.len() as u32;
+        let first = call.root.unwrap_or(0) + u32::from(call.func == Func::Reduce);
+        let Some(op) = self.ops.get(&key).filter(|o| !o.dead) else { return };
+        let mut latest = 0;
+        let mut ends = Vec::new();
+        for own in (0..n).map(|i| (first + i) % n) {
+            let Some((part, started)) = op.parts.get(&own).and_then(|p| Some((p, p.started?))) else { break };
+            latest = latest.max(started) + self.case.latency.0;
+            if part.ended.is_none() {
+                ends.push((own, latest));
+            }
+        }
+        for (own, at) in ends {
+            self.push(at, Event::PartEnds(key, own));
+        }
+    }
+
+    pub(super) fn rank_ends(&mut self, key: Key, own: u32, t: u64) {
+        let late = self.case.late_records.map_or(60 * US, |l| l.0);
+        let seen = t + 10 * US + self.below(late, noise::of_op(key, own, 5));
+        let part = self.ops.get_mut(&key).filter(|o| !o.dead).and_then(|o| o.parts.get_mut(&own));
+        let Some(part) = part.filter(|p| p.ended.is_none()) else { return };
+        part.ended = Some(t);
+        part.end_seen = seen.max(part.start_seen);
+        let stream = part.stream;
+        self.mark(key, own);
+        let rank = self.comms[key.0].members[own as usize];
+        self.part_ends(rank, stream, t);
+    }
+
+    pub(super) fn op_ends(&mut self, key: Key, t: u64) {
+        let late = self.case.late_records.map_or(60 * US, |l| l.0);
+        let Some(op) = self.ops.get(&key).filter(|o| !o.dead) else { return };
+        let owns: Vec<(u32, u8)> = op.parts.iter().map(|(own, p)| (*own, p.stream)).collect();
+        for (own, stream) in owns {
+            // They end within the last step of each other.
+            let end = t + self.below(3 * US, noise::of_op(key, own, 6));
+            let seen = end + 10 * US + self.below(late, noise::of_op(key, own, 5));
+            if let Some(part) = self.ops.get_mut(&key).and_then(|o| o.parts.get_mut(&own)) {
+                part.ended = Some(end);
+                part.end_seen = seen.max(part.start_seen);
+            }
+            self.mark(key, own);
+            let rank = self.comms[key.0].members[own as usize];
+            self.part_ends(rank, stream, end);
+        }
+    }
+
+    pub(super) fn part_ends(&mut self, rank: u32, stream: u8, t: u64) {
+        if let Some(s) = self.processes[rank as usize].streams.get_mut(&stream) {
+            s.running = s.running.saturating_sub(1);
+            s.finished = s.finished.wrapping_add(u64::from(s.running == 0));
+        }
+        self.advance(rank, stream, t);
+        self.release(rank, stream, t);
+    }
+
+    /// Lets the streams go on that wait for this one.
+    fn release(&mut self, rank: u32, stream: u8, t: u64) {
+        let waits = |s: &Stream| matches!(s.queue.front(), Some(Item::Wait(on, _)) if *on == stream);
+        let waiting: Vec<u8> = self.processes[rank as usize]
+            .streams
+            .iter()
+            .filter(|(_, s)| s.running == 0 && waits(s))
+            .map(|(other, _)| *other)
+            .collect();
+        waiting.into_iter().for_each(|other| self.advance(rank, other, t));
+    }
+}
