@@ -322,6 +322,12 @@ impl Cluster {
         of(1) + of(2)
     }
 
+    /// A host's agent says that it found a server, after it had lost one.
+    fn has_a_server_again(&self, host: usize) -> Option<()> {
+        let log = std::fs::read_to_string(self.room.path(&format!("agent{host}.err"))).expect("its log");
+        log.contains("the bus is there again").then_some(())
+    }
+
     /// The nodes' books, once their agents have ended: observed, published, left out.
     fn books(&mut self) -> Vec<(String, [u64; 3])> {
         for agent in self.agents.iter_mut().filter_map(Option::take) {
@@ -476,6 +482,8 @@ fn a_host_is_cut_off_for_half_a_minute() {
     assert!(ip(&format!("link set {wire} up")));
     assert_eq!(numbers(c.diagnosed("missing-rank").get("ranks")), [3.0]);
     until("it is heard again", || c.is_over("silent-node"));
+    // It may be heard before it is connected: the kernel sends what the lost connection still held.
+    until("its agent has a server again", || c.has_a_server_again(4));
     drop(job);
     balanced(&c.books());
 }
