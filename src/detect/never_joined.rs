@@ -1,12 +1,12 @@
 //! `missing-rank`, before there is an operation: ranks make a communicator that another rank never joins.
 //!
 //! Seen only where the job's calls are seen from outside (the preloaded library): a profiler is told of a
-//! communicator when all its ranks have met.
+//! communicator when all its ranks have met. Ranks that a hang elsewhere keeps from it are no finding of their own.
 
-use super::{Rule, Settings, fact, names, number, seconds, wall, who};
+use super::{Rule, Settings, fact, names, number, seconds, victims, wall, who};
 use crate::join::{Communicator, Join, Member};
 use crate::model::{
-    COMM_INIT, Cause, Confidence, Finding, Kind, Liveness, Making, OperationRef, Rank, Track,
+    COMM_INIT, Cause, CommId, Confidence, Finding, Kind, Liveness, Making, OperationRef, Rank, Track,
 };
 
 /// Ranks that can be named; of a larger communicator this says nothing.
@@ -106,15 +106,38 @@ impl NeverJoinedRule {
 
 impl Rule for NeverJoinedRule {
     fn check(&self, join: &Join, now_ns: u64) -> Vec<Finding> {
-        join.notable().filter(|c| c.in_the_making()).filter_map(|c| self.judge(join, c, now_ns)).collect()
+        let found = join.notable().filter(|c| c.in_the_making()).filter_map(|c| self.judge(join, c, now_ns));
+        let found: Vec<Finding> = found.collect();
+        if found.is_empty() {
+            return found;
+        }
+        let hangs = hangs(join, now_ns);
+        found.into_iter().filter(|f| !is_held_up(join, f, &hangs)).collect()
     }
+}
+
+/// The communicators in which something stands still, and since when, host monotonic ns.
+fn hangs(join: &Join, now_ns: u64) -> Vec<(CommId, u64)> {
+    let standing = join.standing(now_ns);
+    let stalls = standing.origins().iter().filter_map(|o| standing.stall(o.first));
+    stalls.filter_map(|s| Some((s.comm, join.waited(s, now_ns)?.since_ns))).collect()
+}
+
+/// True where something that shares processes with the waiting ranks stood still before they began to wait.
+fn is_held_up(join: &Join, f: &Finding, hangs: &[(CommId, u64)]) -> bool {
+    let mut earlier = hangs.iter().filter(|(_, since_ns)| *since_ns < f.since_ns).peekable();
+    if earlier.peek().is_none() {
+        return false;
+    }
+    let near = victims::connected(join, f.communicator);
+    earlier.any(|(comm, _)| near.contains(comm))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::join::testing::{all_reduce, member, process};
-    use crate::model::{CommId, Update};
+    use crate::model::Update;
 
     const S: u64 = 1_000_000_000;
 
@@ -161,6 +184,28 @@ mod tests {
         }
         assert_eq!(rule.check(&j, 10 * S), vec![]);
         assert_eq!(rule.check(&j, 11 * S)[0].ranks, [Rank(3)]);
+    }
+
+    #[test]
+    fn ranks_that_a_hang_keeps_from_it_are_no_finding() {
+        let rule = NeverJoinedRule::new(Settings::default());
+        // Rank 0 waits in an operation of its other communicator that rank 3 has not issued.
+        let found = |waits_since_ns: u64| {
+            let mut j = join(&[0, 1, 2], Some(Making::Begun));
+            j.feed(process(3));
+            for rank in [0, 3] {
+                let issued = u64::from(rank == 0);
+                let Update::Comm(mut record) = member(rank, 4, issued) else { unreachable!("a member") };
+                (record.comm, record.ranks, record.rank) = (CommId::unowned(8), Some(2), Rank(rank / 3));
+                j.feed(Update::Comm(record));
+            }
+            let mut op = all_reduce(0, 0, waits_since_ns, Some((waits_since_ns, None)));
+            op.comm = CommId::unowned(8);
+            j.feed(Update::Op(Box::new(op)));
+            j.tick(40 * S);
+            rule.check(&j, 40 * S).len()
+        };
+        assert_eq!((found(S / 2), found(5 * S)), (0, 1));
     }
 
     #[test]

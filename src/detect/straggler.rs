@@ -153,8 +153,8 @@ impl StragglerRule {
                 let mut f = finding(join, c, &s)?;
                 f.evidence.push(cost.evidence());
                 // A pipeline's bubbles and drain look the same as a late rank of a transfer: nobody is woken by these.
-                let is_of_transfers = s.events.iter().all(|e| matches!(e.track, Track::Pair(..)));
-                f.severity = if is_of_transfers { Severity::Info } else { cost.severity(&self.settings) };
+                let costs = s.events.iter().any(|e| has_a_cost(e));
+                f.severity = if costs { cost.severity(&self.settings) } else { Severity::Info };
                 f.open = now_ns.saturating_sub(last_ns) < self.settings.late_over_ns;
                 Some(f)
             })
@@ -224,12 +224,17 @@ impl StragglerRule {
     }
 }
 
+/// True for late arrivals that all others wait for: in collectives and in exchanges.
+fn has_a_cost(e: &LateEvent) -> bool {
+    e.in_exchange || !matches!(e.track, Track::Pair(..))
+}
+
 /// What the late arrivals cost in the minute that ended with the last of them.
 fn cost(join: &Join, c: &Communicator, s: &Suspect<'_>, now_ns: u64) -> Cost {
     let last_ns = s.events.iter().map(|e| e.came_ns).max().unwrap_or(now_ns);
     let recent = s.events.iter().filter(|e| last_ns.saturating_sub(e.came_ns) < OVER_NS);
     // Of time in which it may have been held elsewhere nobody knows whose it is.
-    let sure = recent.filter(|e| !e.unsure);
+    let sure = recent.filter(|e| !e.unsure && has_a_cost(e));
     let lost_ns = sure.map(|e| e.by_ns.saturating_sub(e.elsewhere_ns)).sum();
     // Of many late arrivals the oldest are forgotten.
     let known_ns = c.late_since_ns().map_or(u64::MAX, |t| last_ns.saturating_sub(t));
@@ -248,7 +253,7 @@ fn finding(join: &Join, c: &Communicator, s: &Suspect<'_>) -> Option<Finding> {
                 worst.rank,
                 seconds(worst.by_ns),
                 match worst.track {
-                    Track::Pair(..) => "later than its peer was ever kept waiting before",
+                    Track::Pair(..) if !worst.in_exchange => "later than its peer was ever kept waiting before",
                     _ => "after the median of the others",
                 }
             ),

@@ -72,7 +72,7 @@ fn disagreed_ns(c: &Communicator) -> Option<u64> {
 }
 
 /// The communicators that share processes with one, or with others that do.
-fn connected(join: &Join, comm: CommId) -> BTreeSet<CommId> {
+pub(super) fn connected(join: &Join, comm: CommId) -> BTreeSet<CommId> {
     let mut comms = BTreeSet::from([comm]);
     let mut to_do = vec![comm];
     let mut seen: HashSet<SegmentId> = HashSet::new();

@@ -4,6 +4,7 @@ mod settle;
 
 use super::agenda;
 use super::clock::ClockMap;
+use super::exchange::Exchanges;
 use super::held::{Held, Key};
 use super::instance::{Instance, Measure, Part};
 use super::kept::Stale;
@@ -61,6 +62,8 @@ pub struct LateEvent {
     pub unsure: bool,
     /// How many collectives its process had finished by then, in all its communicators.
     pub finished: u64,
+    /// True where a whole launch of transfers with all other ranks waited for it, as in an all-to-all.
+    pub in_exchange: bool,
 }
 
 /// How long a rank was in operations within some time, in ns, and whether it may have been in untimed ones.
@@ -163,6 +166,7 @@ pub struct Communicator {
     mismatch_seen_ns: u64,
     /// Transfers issued by rank pair: sends and receives, and the first order that was seen.
     pairs: BTreeMap<(Rank, Rank), PairCount>,
+    exchanges: Exchanges,
     /// Of collectives and replays, the greatest order below which some rank has told that all are done.
     told_done: [u64; 2],
     /// The longest that one of its ranks came after another, in ns.
@@ -217,6 +221,7 @@ impl Communicator {
             mismatch: None,
             mismatch_seen_ns: 0,
             pairs: BTreeMap::new(),
+            exchanges: Exchanges::default(),
             told_done: [0; 2],
             longest_ns: 0,
             parts_kept: 0,

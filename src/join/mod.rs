@@ -8,6 +8,7 @@ mod attribution;
 mod carry;
 mod clock;
 mod communicator;
+mod exchange;
 mod finished;
 mod hardware;
 mod held;

@@ -109,6 +109,11 @@ impl Agent {
         self.err.recv_timeout(PATIENCE).expect("the agent says something")
     }
 
+    /// The lines on its standard error that nobody has taken yet.
+    pub(crate) fn said_so_far(&self) -> Vec<String> {
+        self.err.try_iter().collect()
+    }
+
     /// The next line on its standard error with this in it.
     pub(crate) fn says(&self, text: &str) -> String {
         let mut before = Vec::new();

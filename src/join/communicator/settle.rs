@@ -1,6 +1,7 @@
 //! What becomes of a communicator's operations: complete ones are counted and judged, old ones forgotten.
 
 use super::super::carry::{carried, crossed};
+use super::super::exchange::Exchanges;
 use super::super::finished::{Finished, FinishedPart, Operation, Outbox};
 use super::super::instance::{Instance, LATE_NS, Late, Measure, Part, busbw};
 use super::super::stats::{Class, ClassKey, Sample, size_class};
@@ -158,12 +159,18 @@ impl Communicator {
                 self.late_on_host(key.0, key.1, expected).filter(|l| agreed && l.by_ns >= VERY_LATE_NS);
             if let Some(late) = late {
                 self.judged += 1;
-                self.tell_late(key, late, None);
+                self.tell_late(key, late, None, false);
             }
         }
     }
 
-    fn tell_late(&mut self, (track, order): (Track, u64), late: Late, transfer_ns: Option<u64>) {
+    fn tell_late(
+        &mut self,
+        (track, order): (Track, u64),
+        late: Late,
+        transfer_ns: Option<u64>,
+        in_exchange: bool,
+    ) {
         let Some(instance) = self.instances.get_mut(&(track, order)) else { return };
         instance.late_told = Some(late);
         let at_ns = instance.began_ns().unwrap_or(0);
@@ -190,6 +197,7 @@ impl Communicator {
             elsewhere_ns: 0,
             unsure: false,
             finished: 0,
+            in_exchange,
         });
     }
 
@@ -263,7 +271,9 @@ impl Communicator {
         }
         let late = match track {
             _ if !agreed => None,
-            Track::Pair(from, to) => self.judge_transfer(key, from, to),
+            Track::Pair(from, to) => {
+                self.judge_exchanges(key, expected).or_else(|| self.judge_transfer(key, from, to))
+            }
             _ => self.judge(key, needed, transfer_ns),
         };
         let Some(operation) = described else { return };
@@ -340,9 +350,22 @@ impl Communicator {
         let late = gpu.or_else(|| self.late_on_host(track, order, needed));
         self.judged += u64::from(late.is_some());
         if let Some(late) = late.filter(|l| l.by_ns >= LATE_NS) {
-            self.tell_late(key, late, transfer_ns);
+            self.tell_late(key, late, transfer_ns, false);
         }
         late
+    }
+
+    /// Reports the late ranks of the exchanges that a transfer completes; returns one of them.
+    fn judge_exchanges(&mut self, key: Key, ranks: usize) -> Option<Late> {
+        let Track::Pair(from, to) = key.0 else { return None };
+        let parts = &self.instances.get(&key)?.parts;
+        let ends = [parts.get(&from)?, parts.get(&to)?];
+        let found = self.exchanges.add(key.0, ends, ranks);
+        for (late, transfer_ns) in found.into_iter().flatten() {
+            self.judged += 1;
+            self.tell_late(key, late, transfer_ns, true);
+        }
+        found.into_iter().flatten().map(|(late, _)| late).next()
     }
 
     /// What a transfer that is over says about its two ranks. In a pipeline one of them waits for the other in every step,
@@ -363,7 +386,7 @@ impl Communicator {
             return None;
         }
         let late = Late { rank: late, by_ns, measure: Measure::Gpu };
-        self.tell_late(key, late, Some(sent.min(received)));
+        self.tell_late(key, late, Some(sent.min(received)), false);
         Some(late)
     }
 
@@ -446,6 +469,7 @@ impl Communicator {
         self.halve();
         self.late.drain(..self.late.len() / 2);
         self.pairs.clear();
+        self.exchanges = Exchanges::default();
     }
 
     /// Keeps the younger half of what was counted, and no room for more.

@@ -1,0 +1,186 @@
+//! Exchanges: launches in which a rank sends to all others and receives from all of them, as in an all-to-all.
+//!
+//! Each transfer of such a launch waits for its two ends. A rank whose ends are shorter than those of its peers came
+//! later than they did. Transfers of other launches say less: in a pipeline one end waits in every step.
+
+use super::instance::{LATE_NS, Late, Measure, Part};
+use crate::model::{Func, Rank, Track};
+use std::collections::{HashMap, VecDeque};
+
+/// Transfers of incomplete launches that are kept at most, 8 bytes each. A tick may bring many launches at once.
+const TRANSFERS_KEPT: usize = 1 << 18;
+/// Complete launches that may be left in the order beyond the incomplete ones.
+const ORDER_SLACK: usize = 64;
+/// Larger communicators are not followed: few of their exchanges would fit.
+const RANKS_MAX: usize = 128;
+
+/// A rank, and the number of its launch.
+type LaunchKey = (Rank, u64);
+
+/// The finished transfers of one launch so far.
+#[derive(Debug, Clone, Default)]
+struct ExchangeLaunch {
+    sent: usize,
+    received: usize,
+    with_itself: bool,
+    /// How much longer the peers' ends took than its own, in ns.
+    waited_for_ns: Vec<i64>,
+    shortest_ns: Option<u64>,
+}
+
+/// A late rank of an exchange, and the transfer time in ns.
+pub(super) type LateExchange = (Late, Option<u64>);
+
+/// The launches of a communicator that may turn out to be exchanges.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Exchanges {
+    incomplete: HashMap<LaunchKey, ExchangeLaunch>,
+    /// Oldest first; some may be complete.
+    order: VecDeque<LaunchKey>,
+    transfers: usize,
+}
+
+impl Exchanges {
+    /// Takes a finished transfer between two of `ranks` ranks. Returns the late rank of each exchange that it completes.
+    pub(super) fn add(&mut self, track: Track, ends: [&Part; 2], ranks: usize) -> [Option<LateExchange>; 2] {
+        let Track::Pair(from, to) = track else { return [None; 2] };
+        let [sent, received] = ends;
+        if ranks > RANKS_MAX {
+            return [None; 2];
+        }
+        if from == to {
+            // Two ranks of a pipeline look like an exchange, but send nothing to themselves.
+            let Some(plan) = sent.op.plan.filter(|_| ranks == 2) else { return [None; 2] };
+            self.launch((from, plan)).with_itself = true;
+            return [self.late((from, plan), ranks), None];
+        }
+        [self.add_end(from, sent, received, ranks), self.add_end(to, received, sent, ranks)]
+    }
+
+    fn add_end(&mut self, rank: Rank, own: &Part, peer: &Part, ranks: usize) -> Option<LateExchange> {
+        let key = (rank, own.op.plan?);
+        let (own_ns, peer_ns) = (own.kernel?.duration_ns, peer.kernel?.duration_ns);
+        let waited_for_ns = peer_ns.checked_signed_diff(own_ns)?;
+        self.transfers += 1;
+        let launch = self.launch(key);
+        if own.op.func == Func::Send {
+            launch.sent += 1;
+        } else {
+            launch.received += 1;
+        }
+        launch.waited_for_ns.push(waited_for_ns);
+        launch.shortest_ns = Some(launch.shortest_ns.map_or(own_ns, |s| s.min(own_ns)));
+        let late = self.late(key, ranks);
+        while self.transfers > TRANSFERS_KEPT
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.remove(oldest);
+        }
+        late
+    }
+
+    fn launch(&mut self, key: LaunchKey) -> &mut ExchangeLaunch {
+        self.incomplete.entry(key).or_insert_with(|| {
+            self.order.push_back(key);
+            ExchangeLaunch::default()
+        })
+    }
+
+    fn remove(&mut self, key: LaunchKey) {
+        if let Some(launch) = self.incomplete.remove(&key) {
+            self.transfers -= launch.waited_for_ns.len();
+        }
+    }
+
+    /// The rank of a launch, where the launch is a complete exchange and its peers waited for it.
+    fn late(&mut self, key: LaunchKey, ranks: usize) -> Option<LateExchange> {
+        let launch = self.incomplete.get_mut(&key).filter(|l| l.is_complete(ranks))?;
+        let late = launch.late(key.0);
+        self.remove(key);
+        if self.order.len() > 2 * self.incomplete.len() + ORDER_SLACK {
+            self.order.retain(|key| self.incomplete.contains_key(key));
+        }
+        late
+    }
+}
+
+impl ExchangeLaunch {
+    fn is_complete(&self, ranks: usize) -> bool {
+        let others = ranks.saturating_sub(1);
+        others > 0 && self.sent == others && self.received == others && (ranks > 2 || self.with_itself)
+    }
+
+    /// Its rank is late by what the median of its peers waited for it.
+    fn late(&mut self, rank: Rank) -> Option<LateExchange> {
+        let half = self.waited_for_ns.len().checked_sub(1)? / 2;
+        let waited_ns = u64::try_from(*self.waited_for_ns.select_nth_unstable(half).1).ok()?;
+        let late = Late { rank, by_ns: waited_ns, measure: Measure::Gpu };
+        (waited_ns >= LATE_NS).then_some((late, self.shortest_ns))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::join::Join;
+    use crate::join::testing::{all_reduce, member, process};
+    use crate::model::{Func, Lane, OpRecord, Rank, Update};
+
+    const S: u64 = 1_000_000_000;
+
+    /// One end of a transfer of a rank's launch `plan`; the launch starts at `start_ns`, and ends when both ends are there.
+    fn end(rank: u32, peer: u32, func: Func, order: u64, plan: u64, times_ns: (u64, u64)) -> OpRecord {
+        let mut op = all_reduce(rank, order, times_ns.0 - 5_000, Some((times_ns.0, Some(times_ns.1))));
+        op.ticket = order << 16 | u64::from(peer) << 1 | u64::from(func == Func::Send);
+        op.func = func;
+        op.lane = if func == Func::Send { Lane::Send(Rank(peer)) } else { Lane::Recv(Rank(peer)) };
+        op.plan = Some(plan);
+        op
+    }
+
+    /// The late ranks and by how many ms they were, after ten rounds in which each of `ranks` ranks sends to those that
+    /// `peers` gives and receives from those that send to it; rank 1 comes 50 ms late in each.
+    fn late(ranks: u32, with_itself: bool, peers: impl Fn(u32, u32) -> bool) -> Vec<(u32, u64)> {
+        let mut j = Join::new();
+        for r in 0..ranks {
+            j.feed(process(r));
+            j.feed(member(r, ranks, 1));
+        }
+        for order in 0..10 {
+            let begin_ns = (order + 1) * S;
+            let start_ns = |r: u32| begin_ns + if r == 1 { 50_000_000 } else { 0 };
+            for (from, to) in (0..ranks).flat_map(|a| (0..ranks).map(move |b| (a, b))) {
+                if !(from != to && peers(from, to) || from == to && with_itself) {
+                    continue;
+                }
+                let end_ns = start_ns(from).max(start_ns(to)) + 1_000_000;
+                for (rank, peer, func) in [(from, to, Func::Send), (to, from, Func::Recv)] {
+                    let op = end(rank, peer, func, order, order, (start_ns(rank), end_ns));
+                    j.feed(Update::Op(Box::new(op)));
+                }
+            }
+        }
+        j.tick(20 * S);
+        let c = j.communicators().next().expect("one");
+        c.late().map(|e| (e.rank.0, e.by_ns / 1_000_000)).collect()
+    }
+
+    #[test]
+    fn the_late_rank_of_an_all_to_all_is_named() {
+        for ranks in [3, 4, 8] {
+            let found = late(ranks, false, |_, _| true);
+            assert_eq!(found.len(), 10, "{found:?}");
+            assert!(found.iter().all(|l| *l == (1, 50)), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn two_ranks_that_send_nothing_to_themselves_may_be_a_pipeline() {
+        assert_eq!(late(2, true, |_, _| true).len(), 10);
+        assert_eq!(late(2, false, |_, _| true), []);
+    }
+
+    #[test]
+    fn a_ring_is_no_exchange() {
+        assert_eq!(late(4, false, |from, to| (from + 1) % 4 == to), []);
+    }
+}

@@ -1,0 +1,181 @@
+"""Watches real training and inference loops (loop_job.py), healthy ones and such with a planted fault.
+
+python3 loops.py PATH_OF_RINGWATCH [LOOP[:FAULT] ...]
+
+Each run has an agent of its own, whose JSON events are read. A healthy run (SECONDS_HEALTHY, 300 by default) fails on any
+finding of severity warning or critical. A planted fault fails unless a finding of the right kind names the last rank
+within the limit and no other warning is reported before. RANKS is the number of ranks (2), PARALLEL how many healthy
+loops run side by side (1), LOGS a directory in which agents' and jobs' outputs are kept. Prints one line a run and exits 1
+if one failed. Needs 2 GPUs and torch; with more ranks than GPUs, ranks share them.
+"""
+import concurrent.futures
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import torch
+
+RANKS = int(os.environ.get("RANKS", "2"))
+SECONDS_HEALTHY = int(os.environ.get("SECONDS_HEALTHY", "300"))
+LOOPS = ["ddp", "fsdp", "tensor", "pipeline", "experts", "inference"]
+# Fault: kinds that are right, seconds until the finding is due.
+FAULTS = {
+    "healthy": ((), 0),
+    "missing": (("missing-rank", "not-started"), 5),
+    "stop": (("missing-rank", "not-started"), 5),
+    "late": (("straggler",), 10),
+}
+START_SECONDS = 90
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+def processes_with(text):
+    """The ids of processes that have a text in their command line; torchrun gives each rank a session of its own."""
+    found = []
+    for p in pathlib.Path("/proc").iterdir():
+        try:
+            if p.name.isdigit() and int(p.name) != os.getpid() and text.encode() in (p / "cmdline").read_bytes():
+                found.append(int(p.name))
+        except OSError:
+            pass
+    return found
+
+
+def end(process, place):
+    """Kills a job and waits until it is gone."""
+    until = time.time() + 20
+    while time.time() < until:
+        left = processes_with(str(place / "job"))
+        if not left and process.poll() is not None:
+            return
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        time.sleep(0.2)
+    process.kill()
+    process.wait()
+
+
+class Agent:
+    """An agent on a directory of segments, and the events that it has printed."""
+
+    def __init__(self, ringwatch, place):
+        self.out = place / "agent.out"
+        self.process = subprocess.Popen(
+            [ringwatch, "agent", "--json", "--set", f'segments.directories=["{place / "segments"}"]',
+             "--set", "http.listen=null", "--set", f"socket.path={place / 'agent.sock'}"],
+            stdout=open(self.out, "w"), stderr=open(place / "agent.err", "w"),
+        )
+
+    def events(self):
+        """Changes of findings, oldest first."""
+        lines = self.out.read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+    def warnings(self):
+        return [e for e in self.events() if e.get("severity") in ("warning", "critical") and e.get("change") != "closed"]
+
+    def end(self):
+        self.process.terminate()
+        self.process.wait(20)
+
+
+def text_of(event):
+    evidence = "; ".join(e["text"] for e in event.get("evidence", [])[:4])
+    return f"{event.get('change')} {event['severity']} {event['kind']} ranks {event.get('ranks')}: {evidence}"
+
+
+def judged_fault(agent, fault, planted):
+    """Waits for the finding of a fault; returns whether it is right, and a text."""
+    kinds, limit = FAULTS[fault]
+    while time.time() < planted + limit + 3:
+        right = [e for e in agent.warnings() if e["kind"] in kinds]
+        if right:
+            break
+        time.sleep(0.05)
+    took = time.time() - planted
+    time.sleep(1.5)
+    seen = agent.warnings()
+    good = bool(right) and took <= limit and all(e["kind"] in kinds and e["ranks"] == [RANKS - 1] for e in seen)
+    shown = seen or agent.events()
+    return good, f"{took:.2f} s; " + (" | ".join(map(text_of, shown[:4])) or "nothing")
+
+
+def run(ringwatch, plugin, loop, fault, port):
+    place = pathlib.Path(tempfile.mkdtemp(prefix=f"loop-{loop}-{fault}-", dir="/dev/shm"))
+    (place / "segments").mkdir()
+    (place / "job").mkdir()
+    agent = Agent(ringwatch, place)
+    seconds = SECONDS_HEALTHY if fault == "healthy" else 60
+    environment = {
+        **os.environ, "NCCL_NVLS_ENABLE": "0", "RINGWATCH_DIR": str(place / "segments"), "NCCL_PROFILER_PLUGIN": plugin,
+        "OMP_NUM_THREADS": "2", **({"NCCL_SOCKET_IFNAME": "lo"} if RANKS > torch.cuda.device_count() else {}),
+    }
+    job = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "--master-port", str(port),
+         str(HERE / "loop_job.py"), loop, fault, str(place / "job"), str(seconds)],
+        env=environment, stdout=open(place / "job.out", "w"), stderr=subprocess.STDOUT, start_new_session=True,
+    )
+    try:
+        moment, until = place / "job" / "fault", time.time() + START_SECONDS
+        while not moment.exists() and job.poll() is None and time.time() < until:
+            time.sleep(0.02)
+        if not moment.exists():
+            return False, "the job did not start: " + (place / "job.out").read_text()[-1500:]
+        if fault != "healthy":
+            return judged_fault(agent, fault, float(moment.read_text()))
+        try:
+            code = job.wait(seconds + START_SECONDS)
+        except subprocess.TimeoutExpired:
+            return False, "the job did not end"
+        time.sleep(1)
+        seen = agent.warnings()
+        opened = [e for e in agent.events() if e.get("change") == "opened"]
+        text = f"{len(seen)} warnings, {len(opened)} findings, exit code {code}; " + " | ".join(map(text_of, (seen or opened)[:4]))
+        return not seen and code == 0, text
+    finally:
+        end(job, place)
+        agent.end()
+        if "LOGS" in os.environ:
+            for name in ("agent.out", "agent.err", "job.out"):
+                shutil.copy(place / name, pathlib.Path(os.environ["LOGS"]) / f"{loop}-{fault}-{RANKS}.{name}")
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def main():
+    ringwatch = str(pathlib.Path(sys.argv[1]).resolve())
+    if torch.cuda.device_count() < 2:
+        print(f"SKIPPED loops: needs 2 GPUs, found {torch.cuda.device_count()}")
+        return 0
+    everything = [f"{loop}:{fault}" for loop in LOOPS for fault in FAULTS]
+    named = sys.argv[2:] or everything
+    chosen = [run for c in named for run in ([c] if ":" in c else [f"{c}:{f}" for f in FAULTS])]
+    library = tempfile.mkdtemp(prefix="ringwatch-plugin-")
+    subprocess.run([ringwatch, "plugin", library], check=True, stdout=subprocess.DEVNULL)
+    plugin = f"{library}/libnccl-profiler-ringwatch.so"
+    failed = 0
+
+    def one(at, name):
+        loop, fault = name.split(":")
+        good, text = run(ringwatch, plugin, loop, fault, 29600 + at)
+        print(f"{'ok' if good else 'FAILED'} {loop} {fault} ({RANKS} ranks): {text}", flush=True)
+        return good
+
+    healthy = [(i, c) for i, c in enumerate(chosen) if ":healthy" in c]
+    faulty = [(i, c) for i, c in enumerate(chosen) if ":healthy" not in c]
+    with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("PARALLEL", "1"))) as pool:
+        failed += sum(not good for good in pool.map(lambda a: one(*a), healthy))
+    failed += sum(not one(*a) for a in faulty)
+    shutil.rmtree(library)
+    return 1 if failed else 0
+
+
+sys.exit(main())
