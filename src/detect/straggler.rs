@@ -253,7 +253,8 @@ fn finding(join: &Join, c: &Communicator, s: &Suspect<'_>) -> Option<Finding> {
                 worst.rank,
                 seconds(worst.by_ns),
                 match worst.track {
-                    Track::Pair(..) if !worst.in_exchange => "later than its peer was ever kept waiting before",
+                    Track::Pair(..) if !worst.in_exchange =>
+                        "later than its peer was ever kept waiting before",
                     _ => "after the median of the others",
                 }
             ),

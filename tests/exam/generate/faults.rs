@@ -291,6 +291,11 @@ fn fill(
         }
         FaultKind::LateOnce => Fault { delay: Some(times(0.1, 3.0)), ..fault },
         FaultKind::Paused => Fault { pause: Some(times(0.2, 5.0)), ..fault },
+        // A host that is slow in every call costs something as soon as its GPU runs dry.
+        FaultKind::LateOften if f.luck.is_multiple_of(2) => {
+            let interval_s = 1.0 / period(healthy, stay, 1.0) as f64;
+            Fault { delay: Some(times(0.5 * interval_s, 2.0 * interval_s)), every: Some(1), ..fault }
+        }
         FaultKind::LateOften => {
             let every = period(healthy, stay, 0.25);
             Fault { delay: Some(times(0.004, 0.12)), every: Some(every), ..fault }
