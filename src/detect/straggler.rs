@@ -39,6 +39,8 @@ struct Suspect<'a> {
     ranks: Vec<Rank>,
     host: Option<&'a str>,
     events: Vec<&'a LateEvent>,
+    /// Late more often than by chance; else once very late.
+    repeats: bool,
 }
 
 /// The rule.
@@ -175,10 +177,9 @@ impl StragglerRule {
         let ranks = c.expected().max(2);
         for (rank, events_of) in by_rank {
             let worst = events_of.iter().map(|e| e.by_ns).max().unwrap_or(0);
-            if worst >= self.settings.late_at_once_ns
-                || self.often(events_of.len(), events.len(), 1.0 / ranks as f64, ranks)
-            {
-                found.push(Suspect { ranks: vec![rank], host: None, events: events_of });
+            let repeats = self.often(events_of.len(), events.len(), 1.0 / ranks as f64, ranks);
+            if repeats || worst >= self.settings.late_at_once_ns {
+                found.push(Suspect { ranks: vec![rank], host: None, events: events_of, repeats });
             }
         }
         found
@@ -218,7 +219,7 @@ impl StragglerRule {
             }
             let events = ranks.iter().filter_map(|r| by_rank.remove(r)).flatten().collect();
             let of_host = c.members().keys().filter(|r| host(r) == Some(name)).copied().collect();
-            found.push(Suspect { ranks: of_host, host: Some(name), events });
+            found.push(Suspect { ranks: of_host, host: Some(name), events, repeats: true });
         }
         found
     }
@@ -238,7 +239,9 @@ fn cost(join: &Join, c: &Communicator, s: &Suspect<'_>, now_ns: u64) -> Cost {
     let lost_ns = sure.map(|e| e.by_ns.saturating_sub(e.elsewhere_ns)).sum();
     // Of many late arrivals the oldest are forgotten.
     let known_ns = c.late_since_ns().map_or(u64::MAX, |t| last_ns.saturating_sub(t));
-    Cost { lost_ns, of_ns: wall_ns(join, c, now_ns).min(known_ns) }
+    // What does not come again is held against a whole minute, however young the job is.
+    let of_ns = if s.repeats { wall_ns(join, c, now_ns).min(known_ns) } else { OVER_NS };
+    Cost { lost_ns, of_ns }
 }
 
 fn finding(join: &Join, c: &Communicator, s: &Suspect<'_>) -> Option<Finding> {
