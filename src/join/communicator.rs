@@ -6,7 +6,7 @@ use super::agenda;
 use super::clock::ClockMap;
 use super::exchange::Exchanges;
 use super::held::{Held, Key};
-use super::instance::{Instance, Measure, Part};
+use super::instance::{Instance, Late, Measure, Part};
 use super::kept::Stale;
 use super::member::{Called, Member, Seat};
 use super::memory::Payer;
@@ -160,6 +160,8 @@ pub struct Communicator {
     /// Those that ranks run in different ways.
     split: BTreeSet<(Track, u64)>,
     late: VecDeque<LateEvent>,
+    /// A rank that may be late; the next operation tells.
+    suspected_late: Option<(Key, Late)>,
     signed: Signed,
     mismatch: Option<(Track, u64)>,
     /// When that was seen, host monotonic ns.
@@ -217,6 +219,7 @@ impl Communicator {
             metered: false,
             split: BTreeSet::new(),
             late: VecDeque::new(),
+            suspected_late: None,
             signed: Signed::default(),
             mismatch: None,
             mismatch_seen_ns: 0,

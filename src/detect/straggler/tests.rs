@@ -1,6 +1,6 @@
 use super::*;
 use crate::join::testing::{all_reduce, member, process};
-use crate::model::{Func, Lane, Severity, Timing, Update};
+use crate::model::{Func, Lane, Severity, Timing, Untimed, Update};
 
 const S: u64 = 1_000_000_000;
 
@@ -208,4 +208,36 @@ fn an_operation_without_gpu_times_is_judged_when_its_last_rank_has_issued_it() {
     assert!(found[0].evidence.iter().any(|e| e.text.contains("hosts' issue times")), "{found:?}");
     j.tick(60 * S);
     assert_eq!(rule.check(&j, 60 * S).len(), 1, "and once");
+}
+
+/// Untimed operations every 100 ms; rank 2 comes 800 ms late to that of order 40, and rank 0 issues the next one so long
+/// after its own call of that.
+fn untimed_with_one_late(next_after_ns: u64) -> Vec<Finding> {
+    let mut j = Join::new();
+    for r in 0..4 {
+        j.feed(process(r));
+        j.feed(member(r, 4, 50));
+        for order in 30..50 {
+            let behind = if order > 40 { 800_000_000 } else { 0 };
+            let late = if r == 2 && order == 40 { 800_000_000 } else { 0 };
+            let mut at_ns = S + (order - 30) * 100_000_000 + behind + late;
+            if r == 0 && order == 41 {
+                at_ns = S + 1_000_000_000 + next_after_ns;
+            }
+            let mut op = all_reduce(r, order, at_ns, None);
+            op.timing = Timing::Not(Untimed::Budget);
+            j.feed(Update::Op(Box::new(op)));
+        }
+    }
+    j.tick(10 * S);
+    j.tick(11 * S);
+    StragglerRule::new(Settings::default()).check(&j, 11 * S)
+}
+
+#[test]
+fn a_rank_for_which_all_hosts_wait_is_late_without_gpu_times() {
+    let found = untimed_with_one_late(850_000_000);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!((found[0].ranks.as_slice(), found[0].operation.order), (&[Rank(2)][..], 40));
+    assert_eq!(untimed_with_one_late(100_000_000), vec![], "rank 0 did not wait for it");
 }

@@ -154,13 +154,40 @@ impl Communicator {
                 continue;
             }
             i.weighed = true;
+            self.confirm_late(key);
             let agreed = self.mismatch.is_none_or(|m| key < m || m.0 != key.0);
-            let late =
+            let proven =
                 self.late_on_host(key.0, key.1, expected).filter(|l| agreed && l.by_ns >= VERY_LATE_NS);
-            if let Some(late) = late {
+            if proven.is_none() && agreed {
+                self.suspect_late(key, expected);
+            }
+            if let Some(late) = proven {
                 self.judged += 1;
                 self.tell_late(key, late, None, false);
             }
+        }
+    }
+
+    /// Remembers a rank that issued an operation much later than ranks ever did, where nothing says whether the GPUs were
+    /// idle: what the others do next tells whether they waited.
+    fn suspect_late(&mut self, key: Key, expected: usize) {
+        let late = self.instances.get(&key).and_then(|i| i.late_on_host(expected));
+        let unusual =
+            |l: &Late| key.1 >= WARM_UP && l.by_ns >= VERY_LATE_NS && l.by_ns / 2 >= self.longest_ns;
+        self.suspected_late = late.filter(unusual).map(|l| (key, l));
+    }
+
+    /// Reports the rank that is suspected to be late if the others issued nothing of this communicator until it came.
+    fn confirm_late(&mut self, next: Key) {
+        let Some((key, late)) = self.suspected_late.take_if(|(key, _)| (key.0, key.1 + 1) == next) else {
+            return;
+        };
+        let issued_ns = |key: &Key, rank: &Rank| self.instances.get(key)?.parts.get(rank)?.op.issued_ns;
+        let Some(came_ns) = issued_ns(&key, &late.rank) else { return };
+        let waited = |r: &Rank| *r == late.rank || issued_ns(&next, r).is_some_and(|t| t >= came_ns);
+        if self.members.keys().all(waited) {
+            self.judged += 1;
+            self.tell_late(key, late, None, false);
         }
     }
 
