@@ -57,6 +57,7 @@ fn rank(comm: CommId, n: u32, state: Option<OpState>, waits_for: &[u32]) -> Rank
         waiting_ns: Some(1_830_000_000 + u64::from(n) * 7_100_000),
         late: u64::from(n) * 3,
         worst_late_ns: (n > 0).then_some(17_400_000),
+        late_cost_ns: if n > 0 { 52_000_000 } else { 0 },
     }
 }
 

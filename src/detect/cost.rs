@@ -1,61 +1,172 @@
 //! What something slow costs the job: this alone decides whether it is a warning.
 
-use super::{Settings, number, rounded, seconds};
+use super::{Settings, number};
 use crate::join::{Communicator, Join};
-use crate::model::{Evidence, Severity};
+use crate::model::{Evidence, Finding, JobCost, Liveness, Loss, Severity};
 
-/// Costs are taken over at most so much of the job's time, in ns.
-pub(super) const OVER_NS: u64 = 60_000_000_000;
+/// The recent cost is taken over at most so much of the job's time, in ns.
+pub(super) const RECENT_NS: u64 = 60_000_000_000;
+/// A warning becomes an info only where it costs less than this share of what makes a warning, so that a cost near the
+/// limit does not change the severity again and again.
+const HELD_SHARE: f64 = 0.5;
 
 /// Time that a job lost, in ns, of some of its time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Cost {
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Lost {
     pub(super) lost_ns: u64,
     pub(super) of_ns: u64,
 }
 
-impl Cost {
-    fn percent(&self) -> f64 {
-        self.lost_ns as f64 / self.of_ns.max(1) as f64 * 100.0
+impl Lost {
+    pub(super) fn share(&self) -> f64 {
+        self.lost_ns as f64 / self.of_ns.max(1) as f64
     }
 
+    fn loss(&self) -> Loss {
+        Loss::new(self.lost_ns, self.of_ns)
+    }
+}
+
+/// What something slow costs a job.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Cost {
+    /// In the last minute.
+    pub(super) recent: Lost,
+    /// Since the job began.
+    pub(super) in_all: Lost,
+    /// It happened once: its severity rests on a whole minute, however young the job is.
+    pub(super) once: bool,
+}
+
+impl Cost {
     /// How much something matters that costs this.
     pub(super) fn severity(&self, settings: &Settings) -> Severity {
-        if self.percent() >= f64::from(settings.warning_cost_percent) {
+        let weighed = if self.once { Lost { of_ns: RECENT_NS, ..self.recent } } else { self.recent };
+        if weighed.share() * 100.0 >= f64::from(settings.warning_cost_percent) {
             Severity::Warning
         } else {
             Severity::Info
         }
     }
 
-    pub(super) fn evidence(&self) -> Evidence {
-        let (lost, of) = (seconds(self.lost_ns), seconds(self.of_ns));
-        number(
-            format!("it cost the job {lost:.3} s of {of:.1} s, which is {:.1} %", self.percent()),
-            rounded(self.percent()),
-            "%",
-        )
+    /// Puts the price on a finding: its severity, its cost, and a line of evidence.
+    pub(super) fn put_on(&self, f: &mut Finding, settings: &Settings) {
+        f.severity = self.severity(settings);
+        f.cost = Some(JobCost { last_minute: self.recent.loss(), in_all: self.in_all.loss() });
+        f.evidence.extend(f.cost.map(evidence));
     }
 }
 
-/// How long the job of a communicator has run, in ns; of a long one the last minute.
+fn evidence(cost: JobCost) -> Evidence {
+    number(format!("it cost the job {cost}"), cost.last_minute.percent, "%")
+}
+
+/// Keeps an open warning a warning while its cost stays near the limit.
+pub(super) fn hold_severity(f: &mut Finding, known: Option<&Finding>, settings: &Settings) {
+    let was_warning = known.is_some_and(|k| k.open && k.severity == Severity::Warning);
+    let least = f64::from(settings.warning_cost_percent) * HELD_SHARE;
+    let near = f.cost.is_some_and(|c| c.last_minute.percent >= least);
+    if was_warning && near && f.severity == Severity::Info {
+        f.severity = Severity::Warning;
+    }
+}
+
+/// How long the job of a communicator has run, in ns: until now, or until its last process ended.
 pub(super) fn wall_ns(join: &Join, c: &Communicator, now_ns: u64) -> u64 {
-    let processes = c.members().values().filter_map(|m| join.process(m.record.segment));
-    let began_ns = processes.map(|p| p.record.created_ns).min().unwrap_or(0);
-    now_ns.saturating_sub(began_ns).min(OVER_NS)
+    let processes = || c.members().values().filter_map(|m| join.process(m.record.segment));
+    let began_ns = processes().map(|p| p.record.created_ns).min().unwrap_or(0);
+    let ended_ns = processes().try_fold(0, |last: u64, p| match p.record.liveness {
+        Liveness::Alive => None,
+        // Of a post-mortem segment nobody saw the end; it was not before its last operation.
+        Liveness::Gone(at) => Some(last.max(at.or(p.last_issued_ns).unwrap_or(now_ns))),
+    });
+    ended_ns.unwrap_or(now_ns).saturating_sub(began_ns)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::join::testing::{member, process};
+    use crate::model::{CommId, Kind, OperationRef, Rank, Track, Update};
+
+    const S: u64 = 1_000_000_000;
+
+    fn of(recent_ms: u64) -> Cost {
+        Cost {
+            recent: Lost { lost_ns: recent_ms * 1_000_000, of_ns: RECENT_NS },
+            in_all: Lost { lost_ns: 2 * S, of_ns: 200 * S },
+            once: false,
+        }
+    }
+
+    fn slow() -> Finding {
+        let operation = OperationRef::named("AllReduce", Track::Collective, 1);
+        Finding::new(Kind::Straggler, CommId::unowned(7), vec![Rank(1)], operation)
+    }
 
     #[test]
     fn what_costs_three_per_cent_is_a_warning() {
-        let of = |ms: u64| Cost { lost_ns: ms * 1_000_000, of_ns: OVER_NS };
         let settings = Settings::default();
         assert_eq!(of(1_800).severity(&settings), Severity::Warning);
         assert_eq!(of(1_790).severity(&settings), Severity::Info);
         assert_eq!(of(1_790).severity(&Settings { warning_cost_percent: 2, ..settings }), Severity::Warning);
-        assert_eq!(of(1_800).evidence().text, "it cost the job 1.800 s of 60.0 s, which is 3.0 %");
+    }
+
+    #[test]
+    fn what_happens_once_is_weighed_over_a_minute() {
+        let young = Lost { lost_ns: S, of_ns: 2 * S };
+        let cost = Cost { recent: young, in_all: young, once: true };
+        assert_eq!(cost.severity(&Settings::default()), Severity::Info);
+        assert_eq!(Cost { once: false, ..cost }.severity(&Settings::default()), Severity::Warning);
+    }
+
+    #[test]
+    fn a_finding_gets_its_price_in_the_last_minute_and_in_all() {
+        let mut f = slow();
+        of(1_800).put_on(&mut f, &Settings::default());
+        let cost = f.cost.expect("a price");
+        assert_eq!(
+            (cost.last_minute.lost_s, cost.last_minute.of_s, cost.last_minute.percent),
+            (1.8, 60.0, 3.0)
+        );
+        assert_eq!((cost.in_all.lost_s, cost.in_all.of_s, cost.in_all.percent), (2.0, 200.0, 1.0));
+        let text =
+            "it cost the job 1.800 s of 60.0 s (3.0 %) in the last minute, 2.000 s of 200.0 s (1.0 %) in all";
+        assert_eq!(f.evidence.last().map(|e| e.text.as_str()), Some(text));
+    }
+
+    #[test]
+    fn a_cost_near_the_limit_does_not_change_the_severity_again_and_again() {
+        let settings = Settings::default();
+        let severity = |known: Option<&Finding>, ms| {
+            let mut f = slow();
+            of(ms).put_on(&mut f, &settings);
+            hold_severity(&mut f, known, &settings);
+            f.severity
+        };
+        let was = Finding { severity: Severity::Warning, ..slow() };
+        assert_eq!(severity(None, 1_700), Severity::Info);
+        assert_eq!(severity(Some(&was), 1_700), Severity::Warning);
+        assert_eq!(severity(Some(&was), 800), Severity::Info);
+        assert_eq!(severity(Some(&Finding { open: false, ..was }), 1_700), Severity::Info);
+    }
+
+    #[test]
+    fn the_time_of_a_job_ends_with_its_last_process() {
+        let mut join = Join::new();
+        let mut wall = |ends: [Option<u64>; 2]| {
+            for (rank, end) in (0..2).zip(ends) {
+                let Update::Segment(mut s) = process(rank) else { unreachable!("a process") };
+                s.created_ns = S;
+                s.liveness = end.map_or(Liveness::Alive, |t| Liveness::Gone(Some(t)));
+                join.feed(Update::Segment(s));
+                join.feed(member(rank, 2, 1));
+            }
+            let c = join.communicators().next().expect("one");
+            wall_ns(&join, c, 100 * S) / S
+        };
+        assert_eq!(wall([None, None]), 99);
+        assert_eq!(wall([Some(5 * S), None]), 99);
+        assert_eq!(wall([Some(5 * S), Some(9 * S)]), 8);
     }
 }

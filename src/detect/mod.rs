@@ -249,6 +249,7 @@ impl Detector {
         for mut finding in given {
             let id = finding.named();
             seen.insert(id);
+            cost::hold_severity(&mut finding, self.ledger.get(id), &self.settings);
             let is_of_device = |k: &&Finding| !finding.open && matches!(k.cause, Some(Cause::Device(..)));
             match self.ledger.get(id).filter(is_of_device) {
                 // What its devices did is forgotten in time; what it was told with stays.

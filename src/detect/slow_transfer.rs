@@ -5,7 +5,7 @@
 //! took before; never a fixed number. Where several are slow and have one node, or one pair of ranks, in common
 //! that no fast one has, that is the finding, and the others are its evidence.
 
-use super::cost::{Cost, wall_ns};
+use super::cost::{Cost, Lost, RECENT_NS, wall_ns};
 use super::{Rule, Settings, fact, number, rounded, wall, who};
 use crate::join::{Change, ClassKey, Communicator, Join, Transfer, median, spread};
 use crate::model::{
@@ -76,7 +76,7 @@ impl Speed<'_> {
         self.against.map_or(1.0, |(should, _)| self.now_ns / should)
     }
 
-    /// What it cost the job in the last minute, in ns: what its transfers took longer than they should.
+    /// What it cost the job in the last `wall_ns`, in ns: what its transfers took longer than they should.
     fn lost_ns(&self, wall_ns: u64, now_ns: u64) -> f64 {
         let slow_ns = self.change.map_or(wall_ns, |c| now_ns.saturating_sub(c.since_ns).min(wall_ns));
         let excess_ns = self.against.map_or(0.0, |(should, _)| (self.now_ns - should).max(0.0));
@@ -229,19 +229,27 @@ fn common<T: Ord + Copy>(slow: &[BTreeSet<T>], fast: &[BTreeSet<T>]) -> Option<T
     only.next().is_none().then_some(one)
 }
 
-/// What some slow transfers cost the job. Those of one communicator follow each other; those of others, and those between
-/// other ranks, run beside them.
+/// What some slow transfers cost the job, in its last minute and in all its time.
 fn cost(join: &Join, slow: &[&Speed<'_>], now_ns: u64) -> Cost {
+    Cost {
+        recent: lost(join, slow, RECENT_NS, now_ns),
+        in_all: lost(join, slow, u64::MAX, now_ns),
+        once: false,
+    }
+}
+
+/// What they cost in the last `of_ns` of it, as often as they come now. Those of one communicator follow each other; those
+/// of others, and those between other ranks, run beside them.
+fn lost(join: &Join, slow: &[&Speed<'_>], of_ns: u64, now_ns: u64) -> Lost {
     let mut lost: BTreeMap<Route, (f64, u64)> = BTreeMap::new();
     for s in slow {
-        let wall_ns = wall_ns(join, s.comm, now_ns);
+        let wall_ns = wall_ns(join, s.comm, now_ns).min(of_ns);
         let sum = lost.entry((s.comm.id, s.transfer.pair)).or_insert((0.0, wall_ns));
         sum.0 += s.lost_ns(wall_ns, now_ns);
     }
-    let share = |(lost, of): &(f64, u64)| lost / (*of).max(1) as f64;
-    let most = lost.into_values().max_by(|a, b| share(a).total_cmp(&share(b)));
-    let (lost_ns, of_ns) = most.unwrap_or_default();
-    Cost { lost_ns: lost_ns.min(of_ns as f64) as u64, of_ns }
+    let of_route = |(lost, of): (f64, u64)| Lost { lost_ns: lost.min(of as f64) as u64, of_ns: of };
+    let most = lost.into_values().map(of_route).max_by(|a, b| a.share().total_cmp(&b.share()));
+    most.unwrap_or_default()
 }
 
 fn finding(join: &Join, kind: Kind, ranks: Vec<Rank>, worst: &Speed<'_>, slow: &[&Speed<'_>]) -> Finding {
@@ -267,9 +275,7 @@ impl Rule for SlowTransferRule {
     fn check(&self, join: &Join, now_ns: u64) -> Vec<Finding> {
         let mut found = Vec::new();
         for (mut f, slow) in self.judge(&self.speeds(join, now_ns), join) {
-            let cost = cost(join, &slow, now_ns);
-            f.severity = cost.severity(&self.settings);
-            f.evidence.push(cost.evidence());
+            cost(join, &slow, now_ns).put_on(&mut f, &self.settings);
             found.push(f);
         }
         found

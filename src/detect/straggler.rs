@@ -4,7 +4,7 @@
 //! often than chance makes them. What it costs the job decides whether it is a warning. A communicator's first operation
 //! never counts (the join leaves it out).
 
-use super::cost::{Cost, OVER_NS, wall_ns};
+use super::cost::{Cost, Lost, RECENT_NS, wall_ns};
 use super::{Rule, Settings, add_host_facts, fact, names, number, seconds, wall, who};
 use crate::join::{Communicator, Join, LateEvent, Measure, Track};
 use crate::model::{CommId, Confidence, Finding, Kind, Rank, SegmentId, Severity};
@@ -153,10 +153,16 @@ impl StragglerRule {
                 let last_ns = s.events.iter().map(|e| e.at_ns).max()?;
                 let cost = cost(join, c, &s, now_ns);
                 let mut f = finding(join, c, &s)?;
-                f.evidence.push(cost.evidence());
+                cost.put_on(&mut f, &self.settings);
                 // A pipeline's bubbles and drain look the same as a late rank of a transfer: nobody is woken by these.
-                let costs = s.events.iter().any(|e| has_a_cost(e));
-                f.severity = if costs { cost.severity(&self.settings) } else { Severity::Info };
+                let is_for_all = s.events.iter().any(|e| e.is_for_all());
+                if !is_for_all {
+                    f.severity = Severity::Info;
+                }
+                // One late arrival that costs little is an event: reports count it with its cost.
+                if s.events.len() == 1 && is_for_all && !f.severity.is_alarm() {
+                    return None;
+                }
                 f.open = now_ns.saturating_sub(last_ns) < self.settings.late_over_ns;
                 Some(f)
             })
@@ -225,23 +231,21 @@ impl StragglerRule {
     }
 }
 
-/// True for late arrivals that all others wait for: in collectives and in exchanges.
-fn has_a_cost(e: &LateEvent) -> bool {
-    e.in_exchange || !matches!(e.track, Track::Pair(..))
-}
-
-/// What the late arrivals cost in the minute that ended with the last of them.
+/// What the late arrivals cost: in the minute that ended with the last of them, and since the job began.
 fn cost(join: &Join, c: &Communicator, s: &Suspect<'_>, now_ns: u64) -> Cost {
     let last_ns = s.events.iter().map(|e| e.came_ns).max().unwrap_or(now_ns);
-    let recent = s.events.iter().filter(|e| last_ns.saturating_sub(e.came_ns) < OVER_NS);
-    // Of time in which it may have been held elsewhere nobody knows whose it is.
-    let sure = recent.filter(|e| !e.unsure && has_a_cost(e));
-    let lost_ns = sure.map(|e| e.by_ns.saturating_sub(e.elsewhere_ns)).sum();
-    // Of many late arrivals the oldest are forgotten.
+    let recent = s.events.iter().filter(|e| last_ns.saturating_sub(e.came_ns) < RECENT_NS);
+    let lost_ns = recent.map(|e| e.cost_ns()).sum();
+    // Of many late arrivals the oldest are forgotten; what these cost is counted by rank.
     let known_ns = c.late_since_ns().map_or(u64::MAX, |t| last_ns.saturating_sub(t));
-    // What does not come again is held against a whole minute, however young the job is.
-    let of_ns = if s.repeats { wall_ns(join, c, now_ns).min(known_ns) } else { OVER_NS };
-    Cost { lost_ns, of_ns }
+    let forgotten_ns: u64 = s.ranks.iter().map(|r| c.forgotten_late_ns(*r)).sum();
+    let all_ns = s.events.iter().map(|e| e.cost_ns()).sum::<u64>().saturating_add(forgotten_ns);
+    let wall_ns = wall_ns(join, c, now_ns);
+    Cost {
+        recent: Lost { lost_ns, of_ns: wall_ns.min(RECENT_NS).min(known_ns) },
+        in_all: Lost { lost_ns: all_ns, of_ns: wall_ns },
+        once: !s.repeats,
+    }
 }
 
 fn finding(join: &Join, c: &Communicator, s: &Suspect<'_>) -> Option<Finding> {

@@ -74,6 +74,20 @@ pub(super) struct Inside {
 }
 
 impl LateEvent {
+    /// True where all other ranks wait for the late one: in collectives and in exchanges.
+    pub fn is_for_all(&self) -> bool {
+        self.in_exchange || !matches!(self.track, Track::Pair(..))
+    }
+
+    /// Wall time that the job lost by it, in ns. Of time in which the rank may have been held elsewhere nobody knows whose
+    /// it is.
+    pub fn cost_ns(&self) -> u64 {
+        if self.unsure || self.held_elsewhere != Some(false) || !self.is_for_all() {
+            return 0;
+        }
+        self.by_ns.saturating_sub(self.elsewhere_ns)
+    }
+
     /// When it is to be looked at whether it was held elsewhere, host monotonic ns; absent once it was.
     pub(super) fn due_ns(&self) -> Option<u64> {
         self.held_elsewhere.is_none().then(|| self.came_ns.saturating_add(EXPLAINED_AFTER_NS))
@@ -411,6 +425,20 @@ impl Communicator {
         self.late.front().filter(|_| self.late.len() >= LATE_KEPT).map(|e| e.came_ns)
     }
 
+    /// What the late arrivals of a rank cost that are not remembered any more, in ns.
+    pub fn forgotten_late_ns(&self, rank: Rank) -> u64 {
+        let all_ns = self.members.get(&rank).map_or(0, |m| m.late_cost_ns);
+        let remembered = self.late.iter().filter(|e| e.rank == rank).map(LateEvent::cost_ns);
+        all_ns.saturating_sub(remembered.sum())
+    }
+
+    /// Adds what a late arrival of a rank cost.
+    pub(super) fn add_late_cost(&mut self, rank: Rank, cost_ns: u64) {
+        if let Some(m) = self.members.get_mut(&rank) {
+            m.late_cost_ns = m.late_cost_ns.saturating_add(cost_ns);
+        }
+    }
+
     /// The first operation in which the ranks do not agree.
     pub fn mismatch(&self) -> Option<(Track, u64, &Instance)> {
         let (track, order) = self.mismatch?;
@@ -631,6 +659,7 @@ impl Communicator {
                     waiting_ns: None,
                     late: 0,
                     worst_late_ns: None,
+                    late_cost_ns: 0,
                     called: None,
                     exchanged: None,
                     seat,

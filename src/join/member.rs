@@ -31,6 +31,8 @@ pub struct Member {
     pub late: u64,
     /// Its greatest lateness in ns.
     pub worst_late_ns: Option<u64>,
+    /// Wall time that others waited for it where nothing else held it, in ns.
+    pub late_cost_ns: u64,
     /// The latest call that NCCL has not issued yet.
     pub called: Option<Called>,
     /// What it exchanged with single others.

@@ -631,6 +631,7 @@ impl Join {
             let inside = self.inside(me, id, &e);
             let held = excess.max(inside.timed_ns) >= e.by_ns / 2;
             let finished = self.finished_by(me);
+            let mut cost_ns = 0;
             if let Some(c) = self.comms.get_mut(&id)
                 && let Some(event) =
                     c.late_mut().find(|l| (l.track, l.operation.order) == (e.track, e.operation.order))
@@ -639,6 +640,10 @@ impl Join {
                 event.unsure = inside.untimed;
                 event.finished = finished;
                 event.held_elsewhere = Some(held);
+                cost_ns = event.cost_ns();
+            }
+            if let Some(c) = self.comms.get_mut(&id) {
+                c.add_late_cost(e.rank, cost_ns);
             }
         }
     }

@@ -281,6 +281,7 @@ impl<'a> View<'a> {
                 waiting_ns: m.waiting_ns,
                 late: m.late,
                 worst_late_ns: m.worst_late_ns,
+                late_cost_ns: m.late_cost_ns,
             }
         };
         c.members().iter().map(|(rank, m)| row(rank, m)).collect()

@@ -1,6 +1,6 @@
 //! A finding: what is wrong, who caused it, whom it holds up, and how we know.
 
-use super::{Change, CloseReason, CommId, Confidence, Exit, Kind, Rank, Severity, Track};
+use super::{Change, CloseReason, CommId, Confidence, Exit, JobCost, Kind, Rank, Severity, Track};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::borrow::Cow;
@@ -229,6 +229,12 @@ pub struct Finding {
     /// Why it was closed; absent while it is open.
     #[serde(default)]
     pub close_reason: Option<CloseReason>,
+    /// What it costs the job; absent where nothing is slow, and where that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<JobCost>,
+    /// How often it was opened: more than once where the same comes again, once a loop for example.
+    #[serde(default = "once")]
+    pub count: u64,
     /// What it is about, where that is neither its communicator nor its ranks: a host.
     #[serde(skip)]
     pub subject: Option<String>,
@@ -324,6 +330,8 @@ impl Finding {
             open: true,
             closed_at: None,
             close_reason: None,
+            cost: None,
+            count: 1,
             subject: None,
             since_ns: 0,
             first_seen_ns: 0,
@@ -434,6 +442,11 @@ impl Fnv {
     fn number(&mut self, n: u64) {
         self.bytes(&n.to_le_bytes());
     }
+}
+
+/// How often a finding of a release was opened that did not count.
+const fn once() -> u64 {
+    1
 }
 
 fn as_text<S: Serializer>(id: &impl fmt::Display, s: S) -> Result<S::Ok, S::Error> {

@@ -98,9 +98,9 @@ spelled! {
 spelled! {
     /// How much a finding matters.
     Severity {
-        /// Worth knowing; the job is well.
+        /// Worth knowing; it costs the job little, or nobody knows what it costs.
         Info = "info",
-        /// The job is slower than it could be.
+        /// It costs the job a notable share of its time, or is about to hold it up.
         Warning = "warning",
         /// The job stands still, or will.
         Critical = "critical",
@@ -141,6 +141,13 @@ spelled! {
     }
 }
 
+impl Severity {
+    /// True from [`Severity::Warning`] on. Exit codes, `ringwatch run` and the alert rules go by these findings.
+    pub const fn is_alarm(self) -> bool {
+        !matches!(self, Severity::Info)
+    }
+}
+
 impl Kind {
     /// True for the kinds that are about a device, whoever uses it.
     pub const fn is_device(self) -> bool {
@@ -156,7 +163,10 @@ impl Kind {
     pub const fn severity(self) -> Severity {
         match self {
             _ if self.is_hang() => Severity::Critical,
-            Kind::TinyCollectives | Kind::CommunicationShare | Kind::ChoiceDiffers => Severity::Info,
+            // What these cost is not known.
+            Kind::TinyCollectives | Kind::CommunicationShare | Kind::ChoiceDiffers | Kind::Imbalance => {
+                Severity::Info
+            }
             _ => Severity::Warning,
         }
     }
@@ -170,6 +180,7 @@ mod tests {
     fn names_are_spelled_once() {
         let names: std::collections::BTreeSet<&str> = Kind::ALL.iter().map(|k| k.as_str()).collect();
         assert_eq!(names.len(), Kind::ALL.len());
+        assert!(Severity::Critical.is_alarm() && Severity::Warning.is_alarm() && !Severity::Info.is_alarm());
         assert!(Kind::AbortedRank.is_hang() && !Kind::Straggler.is_hang());
         assert!(!Kind::Imbalance.is_device() && Kind::SlowGpu.is_device() && !Kind::SlowGpu.is_hang());
     }

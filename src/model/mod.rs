@@ -3,6 +3,7 @@
 //! The model knows nobody. Ingest fills it from segments, join matches it across ranks, detect
 //! judges it, and views and exporters show it.
 
+mod cost;
 mod finding;
 mod fleet;
 mod hardware;
@@ -16,6 +17,7 @@ mod spare;
 mod unread;
 mod update;
 
+pub use cost::{JobCost, Loss};
 pub use finding::{
     COMM_INIT, Cause, Evidence, Finding, FindingEvent, FindingId, OperationRef, Place, TimedFinding, Victims,
     rank_list,

@@ -266,6 +266,9 @@ pub struct RankRow {
     pub late: u64,
     /// Its greatest lateness in ns.
     pub worst_late_ns: Option<u64>,
+    /// Wall time that the job lost by its late arrivals, in ns.
+    #[serde(default)]
+    pub late_cost_ns: u64,
 }
 
 /// One process.

@@ -44,11 +44,17 @@ pub fn json_events(out: &mut impl Write, events: &[FindingEvent]) -> io::Result<
 /// Those of the writer.
 pub fn event(out: &mut impl Write, e: &FindingEvent) -> io::Result<()> {
     match (e.change, e.finding.close_reason) {
+        (Change::Opened, _) if e.finding.count > 1 => {
+            writeln!(out, "opened {} times: {}", e.finding.count, e.finding.headline())
+        }
         (Change::Opened, _) => finding(out, &e.finding),
         (Change::Closed, Some(reason)) => {
             writeln!(out, "closed ({}): {}", reason.as_str(), e.finding.headline())
         }
-        (change, _) => writeln!(out, "{}: {}", change.as_str(), e.finding.headline()),
+        (change, _) => {
+            let severity = e.finding.severity.as_str();
+            writeln!(out, "{} ({severity}): {}", change.as_str(), e.finding.headline())
+        }
     }
 }
 
@@ -72,21 +78,21 @@ pub fn text(out: &mut impl Write, findings: &[Finding]) -> io::Result<()> {
 /// Those of the writer.
 pub fn finding(out: &mut impl Write, f: &Finding) -> io::Result<()> {
     writeln!(out, "{}", f.headline())?;
-    if let Some(since) = &f.since {
-        let closed = match (f.open, f.close_reason) {
-            (true, _) => String::new(),
-            (false, Some(reason)) => format!(", closed ({})", reason.as_str()),
-            (false, None) => ", closed".to_owned(),
-        };
-        writeln!(out, "    since {since}{closed}")?;
-    }
+    let since = f.since.as_ref().map_or_else(String::new, |t| format!(", since {t}"));
+    let closed = match (f.open, f.close_reason) {
+        (true, _) => String::new(),
+        (false, Some(reason)) => format!(", closed ({})", reason.as_str()),
+        (false, None) => ", closed".to_owned(),
+    };
+    let times = if f.count > 1 { format!(", opened {} times", f.count) } else { String::new() };
+    writeln!(out, "    {}{since}{closed}{times}", f.severity.as_str())?;
     for e in &f.evidence {
         writeln!(out, "    - {}", e.text)?;
     }
     writeln!(out, "    next: {}", f.advice)
 }
 
-/// Writes how a job went: its findings, its slowest operations, its losses.
+/// Writes how a job went: its findings from severity warning on, its slowest operations, its losses.
 ///
 /// # Errors
 /// Those of the writer.
@@ -139,11 +145,17 @@ pub fn summary(out: &mut impl Write, s: &Snapshot) -> io::Result<()> {
             number(c.busbw, 1e9),
         )?;
     }
-    if s.findings.is_empty() {
-        return writeln!(out, "ringwatch: no findings");
+    let (alarms, infos): (Vec<&Finding>, Vec<&Finding>) =
+        s.findings.iter().partition(|f| f.severity.is_alarm());
+    let minor = match infos.len() {
+        0 => String::new(),
+        n => format!(" ({n} more of severity info: see `ringwatch report`, after `run --keep`)"),
+    };
+    if alarms.is_empty() {
+        return writeln!(out, "ringwatch: no findings{minor}");
     }
-    writeln!(out, "ringwatch: findings")?;
-    for f in &s.findings {
+    writeln!(out, "ringwatch: findings{minor}")?;
+    for f in alarms {
         finding(out, f)?;
     }
     Ok(())
@@ -208,7 +220,7 @@ mod tests {
                 r#""advice":"look at rank 3","id":"e3d76a4a55f0c9c7","cause":{"kind":"process-gone","signal":9},"#,
                 r#""victims":[{"communicator":"000000002cb0a93e","ranks":[0,1],"order":3,"track":"collective"}],"#,
                 r#""severity":"critical","confidence":"proven","first_seen":"2026-11-21T09:00:03Z","#,
-                r#""last_seen":null,"open":true,"closed_at":null,"close_reason":null}"#,
+                r#""last_seen":null,"open":true,"closed_at":null,"close_reason":null,"count":1}"#,
                 "\n"
             )
         );
@@ -220,7 +232,47 @@ mod tests {
         text(&mut out, &[sample()]).expect("written");
         let text = String::from_utf8(out).expect("text");
         assert!(text.starts_with("missing-rank: rank 3 in AllReduce of 16777216 bytes (order 3,"), "{text}");
-        assert!(text.contains("since 2026-11-21T09:00:00Z\n") && text.contains("next: look at rank 3"));
+        assert!(
+            text.contains("critical, since 2026-11-21T09:00:00Z\n") && text.contains("next: look at rank 3")
+        );
+    }
+
+    #[test]
+    fn a_price_and_a_count_stand_in_the_json_and_in_the_text() {
+        let loss = crate::model::Loss::new(1_800_000_000, 60_000_000_000);
+        let cost = Some(crate::model::JobCost { last_minute: loss, in_all: loss });
+        let f = Finding { count: 3, cost, ..sample() };
+        let mut out = Vec::new();
+        json(&mut out, std::slice::from_ref(&f)).expect("written");
+        let line = String::from_utf8(out).expect("text");
+        let price =
+            r#""cost":{"last_minute":{"lost_s":1.8,"of_s":60.0,"percent":3.0},"in_all":{"lost_s":1.8,"#;
+        assert!(line.contains(price) && line.ends_with("\"count\":3}\n"), "{line}");
+        assert_eq!(serde_json::from_str::<Finding>(&line).expect("read").cost, f.cost);
+        // A finding of an older release has neither.
+        let old = line.replace(",\"count\":3", "");
+        let old = serde_json::from_str::<Finding>(&old).expect("read");
+        assert_eq!(old.count, 1);
+        let mut out = Vec::new();
+        finding(&mut out, &f).expect("written");
+        assert!(String::from_utf8(out).expect("text").contains(", opened 3 times\n"));
+    }
+
+    #[test]
+    fn the_summary_shows_what_is_worth_an_alarm_and_counts_the_rest() {
+        let info = Finding { severity: crate::model::Severity::Info, ..sample() };
+        let said = |findings: Vec<Finding>| {
+            let mut out = Vec::new();
+            summary(&mut out, &Snapshot { findings, ..Snapshot::default() }).expect("written");
+            String::from_utf8(out).expect("text")
+        };
+        assert!(said(vec![]).ends_with("ringwatch: no findings\n"));
+        assert!(said(vec![info.clone()]).contains("ringwatch: no findings (1 more of severity info"));
+        let both = said(vec![info, sample()]);
+        assert!(
+            both.contains("ringwatch: findings (1 more") && both.matches("next: ").count() == 1,
+            "{both}"
+        );
     }
 
     #[test]

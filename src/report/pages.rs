@@ -125,6 +125,8 @@ pub struct Late {
     pub times: u64,
     /// By how much at worst, in ns.
     pub worst_ns: Option<u64>,
+    /// Wall time that the job lost by it, in ns: what held the rank elsewhere is not in it.
+    pub cost_ns: u64,
     /// How long it waited for others itself, in ns.
     pub waited_ns: Option<u64>,
 }
@@ -258,19 +260,20 @@ impl Page {
         }
         writeln!(
             out,
-            "\n  {:<20}{:>8}  {:<24}{:>9}{:>8}{:>12}{:>12}",
-            "late in", "rank", "host", "pid", "times", "worst ms", "waited s"
+            "\n  {:<20}{:>8}  {:<24}{:>9}{:>8}{:>12}{:>12}{:>12}",
+            "late in", "rank", "host", "pid", "times", "worst ms", "cost s", "waited s"
         )?;
         for l in self.stragglers.iter().take(LATE) {
             writeln!(
                 out,
-                "  {:<20}{:>8}  {:<24}{:>9}{:>8}{:>12}{:>12}",
+                "  {:<20}{:>8}  {:<24}{:>9}{:>8}{:>12}{:>12}{:>12}",
                 l.communicator,
                 l.rank,
                 plain(&l.host),
                 l.pid,
                 l.times,
                 number(l.worst_ns.map(|n| n as f64), 1e6),
+                number(Some(l.cost_ns as f64), 1e9),
                 number(l.waited_ns.map(|n| n as f64), 1e9),
             )?;
         }
@@ -384,6 +387,7 @@ impl Late {
             pid: r.pid,
             times: r.late,
             worst_ns: r.worst_late_ns,
+            cost_ns: r.late_cost_ns,
             waited_ns: r.waiting_ns,
         }
     }

@@ -121,6 +121,14 @@ pub(super) fn of_finding(f: &Finding) -> Vec<(&'static str, AnyValue)> {
     if let Some(cause) = &f.cause {
         a.push(("ringwatch.finding.cause", text(cause.as_str())));
     }
+    if let Some(cost) = &f.cost {
+        a.push(("ringwatch.finding.cost.last_minute", AnyValue::from(cost.last_minute.lost_s)));
+        a.push(("ringwatch.finding.cost.last_minute_percent", AnyValue::from(cost.last_minute.percent)));
+        a.push(("ringwatch.finding.cost.in_all", AnyValue::from(cost.in_all.lost_s)));
+    }
+    if f.count > 1 {
+        a.push(("ringwatch.finding.count", AnyValue::from(whole(f.count))));
+    }
     if let Some(reason) = f.close_reason {
         a.push(("ringwatch.finding.close_reason", text(reason.as_str())));
     }

@@ -100,10 +100,10 @@ pub(super) fn headline(ctx: &Ctx<'_>, f: &Finding) -> Line<'static> {
         _ => format!("ranks {}", fit(&format::ranks(&f.ranks), 24, ctx.theme)),
     };
     let age = format::duration_ns(ctx.snap.at_ns.saturating_sub(f.since_ns));
-    let (mark, role, state) = if f.open {
-        ('!', Role::Bad, format!("open for {age}"))
-    } else {
-        (' ', Role::Dim, format!("over, began {age} ago"))
+    let (mark, role, state) = match f.open {
+        true if f.severity.is_alarm() => ('!', Role::Bad, format!("open for {age}")),
+        true => ('i', Role::Plain, format!("open for {age}")),
+        false => (' ', Role::Dim, format!("over, began {age} ago")),
     };
     let size = f.operation.bytes.map_or_else(String::new, |b| format!(" of {}", crate::model::size_text(b)));
     let what = match &f.place {
