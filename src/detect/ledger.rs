@@ -4,13 +4,17 @@
 
 use super::wall;
 use crate::join::Join;
-use crate::model::{Change, CloseReason, Finding, FindingEvent, FindingId};
-use std::collections::{BTreeMap, BTreeSet};
+use crate::model::{
+    COMM_INIT, Cause, Change, CloseReason, CommId, Finding, FindingEvent, FindingId, Rank, Track,
+};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Findings kept, and open ones beyond.
 const KEPT: usize = 1024;
 /// Open findings of one user: a job can make as many as it has communicators.
 const OPEN_OF_USER: usize = 256;
+/// Earlier operations that are remembered of a finding that comes again and again.
+const EARLIER_KEPT: usize = 512;
 /// How long a finding of before a restart waits for its rule to give it again, in ns: containers are searched for seconds.
 const RESTORED_NS: u64 = 15_000_000_000;
 
@@ -22,6 +26,10 @@ pub(super) struct Ledger {
     restored: BTreeMap<FindingId, u64>,
     /// Open findings by user; those of devices belong to nobody.
     open_of_user: BTreeMap<Option<u32>, usize>,
+    /// Of findings that came again: the name that the last occurrence has by itself.
+    again: BTreeMap<FindingId, FindingId>,
+    /// Operations in which findings of one name showed before.
+    earlier: BTreeMap<FindingId, VecDeque<(Track, u64)>>,
     /// Findings of this pass that were not opened, since their user has too many.
     leaving_out: BTreeMap<Option<u32>, usize>,
     /// The same of the last pass that is over.
@@ -37,8 +45,29 @@ impl Ledger {
         self.found.get(&id)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Finding> {
-        self.found.values()
+    /// The name under which a finding is kept: its own, or that of the one that it repeats. A hang has a name for each
+    /// operation; one that resolved and comes again with the same culprits, once a loop for example, is no new finding.
+    pub(super) fn name(&mut self, f: &Finding) -> FindingId {
+        let own = f.named();
+        if !f.kind.is_hang() || f.operation.func == COMM_INIT || self.found.contains_key(&own) {
+            return own;
+        }
+        if let Some((first, _)) = self.again.iter().find(|(_, last)| **last == own) {
+            return *first;
+        }
+        let repeated = self.found.values().filter(|k| repeats(f, k)).max_by_key(|k| k.last_seen_ns);
+        let Some(first) = repeated.map(|k| k.id) else { return own };
+        self.again.insert(first, own);
+        first
+    }
+
+    /// True where a rank was reported as what holds up an operation.
+    pub(super) fn holds_up(&self, comm: CommId, track: Track, order: u64, rank: Rank) -> bool {
+        let hangs = self.found.values().filter(|f| f.kind.is_hang());
+        hangs.filter(|f| f.communicator == comm && f.ranks.contains(&rank)).any(|f| {
+            (f.operation.track, f.operation.order) == (track, order)
+                || self.earlier.get(&f.id).is_some_and(|e| e.contains(&(track, order)))
+        })
     }
 
     /// Takes over findings of an earlier run. Those that were open stay so until it shows whether their rules give them
@@ -95,6 +124,8 @@ impl Ledger {
             Some(_) => None,
         };
         let closes = !f.open && known.is_none_or(|k| k.open);
+        f.count = known.map_or(1, |k| k.count + u64::from(f.open && !k.open));
+        let earlier = known.filter(|k| k.kind.is_hang()).map(|k| (k.operation.track, k.operation.order));
         if let Some(k) = known.filter(|k| !f.open && !k.open) {
             (f.closed_ns, f.close_reason) = (k.closed_ns, k.close_reason);
             f.closed_at.clone_from(&k.closed_at);
@@ -103,6 +134,13 @@ impl Ledger {
             self.events.push(FindingEvent { change, finding: f.clone() });
         }
         let id = f.id;
+        if let Some(before) = earlier.filter(|o| *o != (f.operation.track, f.operation.order)) {
+            let all = self.earlier.entry(id).or_default();
+            all.push_back(before);
+            if all.len() > EARLIER_KEPT {
+                all.pop_front();
+            }
+        }
         if change == Some(Change::Opened) {
             *self.open_of_user.entry(f.communicator.owner()).or_default() += 1;
         }
@@ -196,6 +234,8 @@ impl Ledger {
         if self.found.len() > KEPT {
             let all = std::mem::take(&mut self.found).into_values().collect();
             self.found = most_recent(all, KEPT, usize::MAX).into_iter().map(|f| (f.id, f)).collect();
+            self.again.retain(|id, _| self.found.contains_key(id));
+            self.earlier.retain(|id, _| self.found.contains_key(id));
         }
     }
 
@@ -229,6 +269,22 @@ pub(crate) fn most_recent(mut findings: Vec<Finding>, all: usize, open: usize) -
 /// True where nothing goes on any more: every process is gone. A device is there without a job.
 fn has_ended(f: &Finding, join: &Join) -> bool {
     !f.kind.is_device() && join.communicator(f.communicator).is_none_or(|c| join.is_deserted(c))
+}
+
+/// True where a hang is another occurrence of one that resolved, or the present one of a finding that an earlier run kept
+/// under the name of the first. Of processes that are gone none comes again.
+fn repeats(f: &Finding, k: &Finding) -> bool {
+    let place = |f: &Finding| (f.operation.track, f.operation.order);
+    if !k.kind.is_hang() || k.communicator != f.communicator || k.operation.track != f.operation.track {
+        return false;
+    }
+    if k.open {
+        return place(k) == place(f);
+    }
+    k.close_reason == Some(CloseReason::Resolved)
+        && (k.kind, &k.ranks, &k.cause, &k.operation.func) == (f.kind, &f.ranks, &f.cause, &f.operation.func)
+        && k.operation.order < f.operation.order
+        && !matches!(f.cause, Some(Cause::ProcessGone(_)))
 }
 
 /// True where the same finding says something else than before.
@@ -312,6 +368,52 @@ mod tests {
         pass(&mut l, &join, &[hang(5)], S);
         pass(&mut l, &join, &[hang(3)], 2 * S);
         assert_eq!(pass(&mut l, &join, &[hang(3)], 4 * S), [(Change::Closed, Some(CloseReason::Superseded))]);
+    }
+
+    #[test]
+    fn a_hang_that_comes_again_is_one_finding_with_a_count() {
+        let (join, mut l) = (job(), Ledger::default());
+        let away = |order| Finding { cause: Some(Cause::InHostCode), ..hang(order) };
+        // As the detector does it.
+        let mut give = |order: Option<u64>, now_ns| {
+            let given: Vec<Finding> = order.map(away).into_iter().collect();
+            let given: Vec<Finding> = given.into_iter().map(|f| Finding { id: l.name(&f), ..f }).collect();
+            pass(&mut l, &join, &given, now_ns)
+        };
+        let closed = [(Change::Closed, Some(CloseReason::Resolved))];
+        for (n, order) in [(0, 100), (1, 200), (2, 300)] {
+            let at = (10 * n + 1) * S;
+            assert_eq!(give(Some(order), at), [(Change::Opened, None)], "{order}");
+            assert_eq!(give(Some(order), at + S), []);
+            assert_eq!(give(None, at + 3 * S), closed);
+        }
+        let [f] = l.findings().try_into().expect("one finding");
+        assert_eq!((f.id, f.count, f.operation.order, f.first_seen_ns), (away(100).id, 3, 300, S));
+        for order in [100, 200, 300] {
+            assert!(l.holds_up(CommId::unowned(7), Track::Collective, order, Rank(1)), "{order}");
+        }
+        assert!(!l.holds_up(CommId::unowned(7), Track::Collective, 250, Rank(1)));
+    }
+
+    #[test]
+    fn another_rank_another_cause_and_an_open_hang_are_not_repeated() {
+        let (join, mut l) = (job(), Ledger::default());
+        pass(&mut l, &join, &[hang(3)], S);
+        assert_eq!(l.name(&hang(9)), hang(9).id, "the first one still stands");
+        pass(&mut l, &join, &[], 4 * S);
+        assert_eq!(l.name(&hang(9)), hang(3).id);
+        let (other, gone) = (vec![Rank(0)], Some(Cause::ProcessGone(None)));
+        assert_eq!(l.name(&Finding { ranks: other, ..hang(10) }), hang(10).id);
+        assert_eq!(l.name(&Finding { cause: gone, ..hang(11) }), hang(11).id);
+        assert_eq!(l.name(&hang(2)), hang(2).id, "an earlier operation is no repetition");
+    }
+
+    #[test]
+    fn a_finding_that_an_earlier_run_kept_under_its_first_name_keeps_it() {
+        let mut l = Ledger::default();
+        let kept = Finding { id: hang(3).id, count: 4, since_ns: S, ..hang(9) };
+        l.restore(vec![kept], S);
+        assert_eq!(l.name(&hang(9)), hang(3).id);
     }
 
     #[test]

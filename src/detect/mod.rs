@@ -32,7 +32,7 @@ pub use straggler::StragglerRule;
 pub use usage::UsageRule;
 
 use crate::join::{Communicator, Join};
-use crate::model::{Cause, CommId, Evidence, Finding, FindingEvent, FindingId, Rank, Track, rank_list};
+use crate::model::{Cause, Evidence, Finding, FindingEvent, FindingId, Rank, rank_list};
 use ledger::Ledger;
 pub(crate) use ledger::most_recent;
 use schemars::JsonSchema;
@@ -218,15 +218,8 @@ impl Detector {
     pub fn check(&mut self, join: &Join, now_ns: u64) -> Vec<FindingEvent> {
         let mut seen = BTreeSet::new();
         let mut given: Vec<Finding> = self.rules.iter().flat_map(|r| r.check(join, now_ns)).collect();
-        let hangs: Vec<&Finding> = self.ledger.iter().filter(|f| f.kind.is_hang()).collect();
-        let told = |comm: CommId, track: Track, order: u64, rank: Rank| {
-            hangs.iter().any(|f| {
-                // Already told of as what holds up this operation.
-                f.communicator == comm
-                    && (f.operation.track, f.operation.order) == (track, order)
-                    && f.ranks.contains(&rank)
-            })
-        };
+        let ledger = &self.ledger;
+        let told = |comm, track, order, rank| ledger.holds_up(comm, track, order, rank);
         given.extend(self.straggler.check_but(join, now_ns, &told));
         if self.slow_ns.is_none_or(|t| now_ns.saturating_sub(t) >= SLOW_EVERY_NS) {
             self.slow_ns = Some(now_ns);
@@ -247,7 +240,7 @@ impl Detector {
             seen.extend(&self.given);
         }
         for mut finding in given {
-            let id = finding.named();
+            let id = self.ledger.name(&finding);
             seen.insert(id);
             cost::hold_severity(&mut finding, self.ledger.get(id), &self.settings);
             let is_of_device = |k: &&Finding| !finding.open && matches!(k.cause, Some(Cause::Device(..)));
@@ -364,7 +357,7 @@ fn who(join: &Join, comm: &Communicator, rank: Rank) -> Option<Evidence> {
 mod tests {
     use super::*;
     use crate::join::testing::{member, process};
-    use crate::model::{Kind, OperationRef};
+    use crate::model::{Kind, OperationRef, Track};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 
