@@ -30,7 +30,8 @@ pub enum Verb {
     Run(Run),
     /// Say what is wrong now, from live segments or from the black boxes of dead processes
     ///
-    /// Exit code 0: no findings, and everything was seen; 1: findings; 2: error, or not everything was seen.
+    /// Exit code 0: no findings of severity warning or critical, and everything was seen; 1: such findings; 2: error, or not
+    /// everything was seen.
     Diagnose(Diagnose),
     /// Sum up each job on one page: who is in it, what it ran and how fast, who was late, what was found, what was lost
     Report(Report),

@@ -62,7 +62,7 @@ fn a_missing_rank_is_named_live_and_from_the_black_boxes() {
         text.out
     );
     assert!(
-        text.out.contains("    since 20") && text.out.contains("    next: look at what rank 3"),
+        text.out.contains(", since 20") && text.out.contains("    next: look at what rank 3"),
         "{}",
         text.out
     );

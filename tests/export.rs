@@ -82,6 +82,38 @@ fn the_metrics_of_a_known_job_are_these() {
 }
 
 #[test]
+fn a_finding_that_becomes_critical_is_counted_where_it_is_now() {
+    let (hand, mut metrics, _) = fed(Settings::default());
+    let f = |severity, open| Finding {
+        severity,
+        open,
+        ..Finding::new(
+            Kind::MissingRank,
+            COMM,
+            vec![Rank(3)],
+            OperationRef::named("AllReduce", Track::Collective, 21),
+        )
+    };
+    let mut series = |change, severity| {
+        let now = f(severity, change != Change::Closed);
+        metrics.events(&hand.join, &[event(change, &now)]);
+        let text = text(&hand, &mut metrics, &[now], 41 * S, None);
+        let of = |severity: &str| {
+            let label = format!("severity=\"{severity}\"");
+            let line = |l: &&str| {
+                l.starts_with("ringwatch_findings{") && l.contains("missing-rank") && l.contains(&label)
+            };
+            text.lines().find(line).and_then(|l| l.rsplit(' ').next()).map(str::to_owned)
+        };
+        (of("warning"), of("critical"))
+    };
+    let pair = |a: Option<&str>, b: Option<&str>| (a.map(str::to_owned), b.map(str::to_owned));
+    assert_eq!(series(Change::Opened, Severity::Warning), pair(Some("1.0"), None));
+    assert_eq!(series(Change::Updated, Severity::Critical), pair(Some("0.0"), Some("1.0")));
+    assert_eq!(series(Change::Closed, Severity::Critical), pair(Some("0.0"), Some("0.0")));
+}
+
+#[test]
 fn every_metric_of_the_catalogue_is_given_out_under_its_name_and_labels_and_no_other() {
     let (mut hand, mut metrics, open) = fed(Settings::default());
     hand.across(41 * S);

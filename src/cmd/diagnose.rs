@@ -49,6 +49,7 @@ pub(super) fn run(o: &Diagnose) -> anyhow::Result<u8> {
     }
     let mut out = io::stdout().lock();
     let (none, complete) = (verdict.findings.is_empty(), verdict.unseen.is_empty());
+    let code = exit_code(&verdict);
     if o.json {
         report::json(&mut out, &verdict.findings)?;
     } else if none && !complete {
@@ -60,11 +61,16 @@ pub(super) fn run(o: &Diagnose) -> anyhow::Result<u8> {
         explain::write(&mut out, Some(&shown(path)), explained, o.json)?;
     }
     out.flush()?;
-    Ok(match (none, complete) {
-        (false, _) => FINDINGS,
-        (true, true) => 0,
-        (true, false) => super::BROKEN,
-    })
+    Ok(code)
+}
+
+/// Findings of severity info are printed, and are no reason to act.
+fn exit_code(verdict: &Verdict) -> u8 {
+    match (verdict.findings.iter().any(|f| f.severity.is_alarm()), verdict.unseen.is_empty()) {
+        (true, _) => FINDINGS,
+        (false, true) => 0,
+        (false, false) => super::BROKEN,
+    }
 }
 
 /// Whether a finding is printed: open ones, those closed since a moment that was asked for, and those whose job ended a
@@ -183,7 +189,7 @@ fn explain_nothing(monitor: &Monitor<Segments>) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{BEYOND_MEMORY, CommId, Kind, LossRow, OperationRef, SegmentRow, Track};
+    use crate::model::{BEYOND_MEMORY, CommId, Kind, LossRow, OperationRef, SegmentRow, Severity, Track};
 
     #[test]
     fn lost_operations_of_running_processes_keep_no_findings_from_being_the_last_word() {
@@ -207,6 +213,24 @@ mod tests {
         let lines = unseen(vec![loss(1, BEYOND_MEMORY), loss(2, BEYOND_MEMORY), loss(1, "stale handle")]);
         let wanted = format!("records of 10 operations in 2 running processes are lost: {BEYOND_MEMORY}");
         assert_eq!(lines, [wanted]);
+    }
+
+    #[test]
+    fn the_exit_code_goes_by_findings_from_warning_on() {
+        let code = |severities: &[Severity], unseen: &[&str]| {
+            let operation = OperationRef::named("AllReduce", Track::Collective, 3);
+            let of = |s: &Severity| Finding {
+                severity: *s,
+                ..Finding::new(Kind::Straggler, CommId::unowned(1), vec![], operation.clone())
+            };
+            let unseen = unseen.iter().map(|t| (*t).to_owned()).collect();
+            exit_code(&Verdict { findings: severities.iter().map(of).collect(), unseen })
+        };
+        assert_eq!((code(&[], &[]), code(&[Severity::Info], &[])), (0, 0));
+        assert_eq!(code(&[Severity::Info], &["a segment"]), super::super::BROKEN);
+        for alarm in [Severity::Warning, Severity::Critical] {
+            assert_eq!(code(&[Severity::Info, alarm], &["a segment"]), FINDINGS);
+        }
     }
 
     #[test]

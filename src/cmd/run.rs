@@ -5,11 +5,12 @@ use crate::bundle;
 use crate::cli::Run;
 use crate::detect::{Settings, where_it_is};
 use crate::ingest::{Place, Segments, default_dir, now_ns, reap};
-use crate::model::FindingEvent;
+use crate::model::{Change, FindingEvent, FindingId};
 use crate::report;
 use crate::runtime::signals::{self, Signals};
 use crate::runtime::{Monitor, Stack};
 use anyhow::{Context, bail};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -120,7 +121,7 @@ fn sum_up(o: &Run, s: &Surroundings, monitor: &mut Monitor<Segments>, status: Ex
     } else {
         report::summary(&mut err, &snapshot)?;
     }
-    let good = status.success() && snapshot.findings.is_empty();
+    let good = status.success() && !snapshot.findings.iter().any(|f| f.severity.is_alarm());
     let boxes: Vec<PathBuf> = monitor.source().gone().map(|(_, p)| p.to_owned()).collect();
     if good && !o.keep {
         for path in &boxes {
@@ -146,6 +147,7 @@ async fn watch(
     signals::release(&mut command);
     let mut child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
     let mut broken = false;
+    let mut reporter = Reporter::default();
     let mut reaping = tokio::time::interval(REAP);
     let mut next = tokio::time::Instant::now();
     loop {
@@ -171,7 +173,7 @@ async fn watch(
                 next = tokio::time::Instant::now() + monitor.source().pause();
                 match stepped {
                     Ok(events) => {
-                        tell(&events);
+                        reporter.report(&mut io::stderr().lock(), &events);
                         tell_stacks(&monitor.take_stacks());
                     }
                     Err(_) => {
@@ -185,13 +187,33 @@ async fn watch(
     }
 }
 
-/// Reports changes of findings as they come. A closed stderr is no reason to disturb the job.
-fn tell(events: &[FindingEvent]) {
-    let mut err = io::stderr().lock();
-    for e in events {
-        if write!(err, "ringwatch: ").and_then(|()| report::event(&mut err, e)).is_err() {
-            return;
+/// Reports findings from severity warning on as they come.
+#[derive(Debug, Default)]
+struct Reporter {
+    /// Findings that were reported and are open.
+    open: BTreeSet<FindingId>,
+}
+
+impl Reporter {
+    /// Writes changes of findings. A closed stderr is no reason to disturb the job.
+    fn report(&mut self, err: &mut impl Write, events: &[FindingEvent]) {
+        for e in events.iter().filter_map(|e| self.reportable(e)) {
+            if write!(err, "ringwatch: ").and_then(|()| report::event(err, &e)).is_err() {
+                return;
+            }
         }
+    }
+
+    /// A change as somebody sees it who hears nothing of infos: a finding that becomes a warning is opened for them.
+    fn reportable(&mut self, e: &FindingEvent) -> Option<FindingEvent> {
+        let id = e.finding.id;
+        let change = match e.change {
+            Change::Closed => self.open.remove(&id).then_some(Change::Closed),
+            _ if !e.finding.severity.is_alarm() => self.open.contains(&id).then_some(e.change),
+            _ if self.open.insert(id) => Some(Change::Opened),
+            change => Some(change),
+        };
+        Some(FindingEvent { change: change?, finding: e.finding.clone() })
     }
 }
 
@@ -210,4 +232,34 @@ fn tell_stacks(stacks: &[Stack]) {
 fn code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|s| 128 + s)).unwrap_or(1);
     u8::try_from(code & 0xff).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{CommId, Finding, Kind, OperationRef, Rank, Severity, Track};
+
+    #[test]
+    fn a_finding_is_reported_when_it_becomes_a_warning() {
+        let event = |change, severity| {
+            let operation = OperationRef::named("AllReduce", Track::Collective, 3);
+            let f = Finding::new(Kind::Straggler, CommId::unowned(7), vec![Rank(1)], operation);
+            FindingEvent { change, finding: Finding { severity, open: change != Change::Closed, ..f } }
+        };
+        let said = |events: &[FindingEvent]| {
+            let (mut reporter, mut out) = (Reporter::default(), Vec::new());
+            reporter.report(&mut out, events);
+            String::from_utf8(out).expect("text")
+        };
+        let (opened, updated, closed) = (Change::Opened, Change::Updated, Change::Closed);
+        let (info, warning) = (Severity::Info, Severity::Warning);
+        assert_eq!(said(&[event(opened, info), event(updated, info), event(closed, info)]), "");
+        let became = said(&[event(opened, info), event(updated, warning)]);
+        assert!(became.starts_with("ringwatch: straggler: rank 1") && became.contains("next: "), "{became}");
+        let all = [event(opened, warning), event(updated, info), event(closed, info), event(opened, info)];
+        let lines: Vec<String> =
+            said(&all).lines().filter(|l| l.starts_with("ringwatch")).map(str::to_owned).collect();
+        assert_eq!(lines.len(), 3, "{lines:?}");
+        assert!(lines[1].starts_with("ringwatch: updated (info): straggler"), "{lines:?}");
+    }
 }

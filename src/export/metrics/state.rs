@@ -110,7 +110,11 @@ impl Findings {
                     self.keys.pop_first();
                 }
             }
-            Change::Updated => {}
+            // What it is now has a series, which stays and becomes 0 when it is closed.
+            Change::Updated => {
+                let scope = self.keys.get(&f.id).map_or_else(|| key(scopes, join, f).0, |k| k.0);
+                self.opened.at((scope, f.kind, f.severity));
+            }
             Change::Closed => {
                 let key = self.keys.remove(&f.id).unwrap_or_else(|| key(scopes, join, f));
                 *self.closed.at((key, f.close_reason.unwrap_or(CloseReason::Resolved))) += 1;
@@ -139,7 +143,9 @@ impl Findings {
     pub(super) fn gather(&mut self, out: &mut Families, scopes: &mut Scopes, join: &Join, open: &[Finding]) {
         let mut now: HashMap<FindingKey, u64> = HashMap::new();
         for f in open.iter().filter(|f| f.open) {
-            let key = self.keys.get(&f.id).copied().unwrap_or_else(|| key(scopes, join, f));
+            // By what it is now: a rank that is away is a warning first, and critical when it stays away.
+            let scope = self.keys.get(&f.id).map_or_else(|| key(scopes, join, f).0, |k| k.0);
+            let key = (scope, f.kind, f.severity);
             self.opened.touch(&key);
             *now.entry(key).or_default() += 1;
         }
