@@ -5,7 +5,9 @@
 
 use super::hang::{Place, Scene};
 use super::{endings, fact, names, number, seconds, who};
-use crate::model::{Cause, CommId, Confidence, Evidence, Finding, Kind, OpState, ProcessState, Rank, Track};
+use crate::model::{
+    Cause, CommId, Confidence, Evidence, Finding, Kind, OpState, ProcessState, Rank, Severity, Track,
+};
 
 /// Ranks that are described one by one.
 const DESCRIBED: usize = 8;
@@ -62,9 +64,18 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let cause = causes.min_by_key(|(r, c)| (weight(c), *r)).map_or(Cause::Unknown, |(_, c)| c);
     let advice = advice(scene, at, &cause, kind);
     let operation = at.comm.describe(at.stall.track, order, &at.instance.first()?.op);
+    let severity = severity(scene, at, kind, &cause);
+    if severity == Severity::Warning {
+        evidence.push(fact(format!(
+            "{} may come back, as from a checkpoint: critical from {:.0} s on",
+            names(missing),
+            seconds(used_to_ns(scene, at))
+        )));
+    }
     Some(Finding {
         evidence,
         advice,
+        severity,
         confidence: if proven { Confidence::Proven } else { Confidence::Likely },
         cause: Some(cause),
         ..Finding::new(kind, at.comm.id, missing.clone(), operation)
@@ -81,6 +92,22 @@ fn patience(scene: &Scene<'_>, at: Place<'_>) -> u64 {
         // Where the GPU was not seen to start, the operation may be queued behind a long computation.
         _ => s.patience_silent_ns.max(scene.patience(at.comm)),
     }
+}
+
+/// A rank that is away in its own code may be in a checkpoint: it is a warning until it outlasts what the job is used to.
+fn severity(scene: &Scene<'_>, at: Place<'_>, kind: Kind, cause: &Cause) -> Severity {
+    let is_away = kind == Kind::MissingRank && *cause == Cause::InHostCode;
+    match at.waited.for_ns {
+        Some(waited_ns) if is_away && waited_ns < used_to_ns(scene, at) => Severity::Warning,
+        _ => kind.severity(),
+    }
+}
+
+/// How long a rank may be away in its own code, in ns: for as long again as it takes to be missing, and for twice the
+/// longest that a rank was away before.
+fn used_to_ns(scene: &Scene<'_>, at: Place<'_>) -> u64 {
+    let rhythm_ns = at.comm.longest_ns().max(scene.patience(at.comm));
+    scene.settings.patience_away_ns.max(rhythm_ns.saturating_mul(2))
 }
 
 /// True when somebody still waited when the missing ranks' processes were gone: a launcher ends the others soon after.
@@ -245,6 +272,26 @@ mod tests {
         j
     }
 
+    /// The same in order 9 at 60 s, after an operation to which rank 3 came so late.
+    fn stuck_again(late_ns: u64) -> Join {
+        let mut j = Join::new();
+        for r in 0..4 {
+            j.feed(process(r));
+            j.feed(member(r, 4, if r == 3 { 9 } else { 10 }));
+            for o in 0..9 {
+                let late_ns = if o == 8 { late_ns } else { 0 };
+                let all = S + o * 1_000_000;
+                let t = if r == 3 { all + late_ns } else { all };
+                let kernel = Some((t + 5_000, Some(all + late_ns + 50_000)));
+                j.feed(Update::Op(Box::new(all_reduce(r, o, t, kernel))));
+            }
+            if r != 3 {
+                j.feed(Update::Op(Box::new(all_reduce(r, 9, 60 * S, Some((60 * S + 5_000, None))))));
+            }
+        }
+        j
+    }
+
     #[test]
     fn names_the_rank_that_did_not_issue_it_after_the_patience() {
         let rule = HangRule::new(Settings::default());
@@ -336,6 +383,32 @@ mod tests {
         let f = &rule.check(&j, 14 * S)[0];
         assert_eq!((&f.cause, f.confidence), (&Some(Cause::Stopped), Confidence::Likely));
         assert!(f.advice.contains("SIGCONT"), "{}", f.advice);
+    }
+
+    #[test]
+    fn a_rank_in_its_own_code_is_a_warning_until_it_outlasts_what_the_job_is_used_to() {
+        let rule = HangRule::new(Settings::default());
+        let mut j = stuck();
+        let mut at = |now_ns: u64| {
+            j.tick(now_ns);
+            rule.check(&j, now_ns)[0].severity
+        };
+        assert_eq!(
+            (at(14 * S), at(39 * S), at(41 * S)),
+            (Severity::Warning, Severity::Warning, Severity::Critical)
+        );
+        // A stopped process does not come back by itself.
+        let mut fact = HostFact::new(SegmentId(4), 10 * S);
+        fact.state = Some(ProcessState::Stopped { traced: false });
+        let mut j = stuck();
+        j.feed(Update::Host(Box::new(fact)));
+        assert_eq!(rule.check(&j, 14 * S)[0].severity, Severity::Critical);
+        // The job has waited for 25 s before: a rank is missing after 50 s, and that is critical after 100 s.
+        let mut j = stuck_again(25 * S);
+        j.tick(60 * S);
+        let used_to = |s: u64| rule.check(&j, s * S).first().map(|f| f.severity);
+        assert_eq!([used_to(109), used_to(111)], [None, Some(Severity::Warning)]);
+        assert_eq!([used_to(159), used_to(161)], [Some(Severity::Warning), Some(Severity::Critical)]);
     }
 
     #[test]

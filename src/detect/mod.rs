@@ -77,6 +77,10 @@ pub struct Settings {
     #[serde(rename = "patience_blind_ms", with = "ms")]
     #[schemars(with = "u64")]
     pub patience_blind_ns: u64,
+    /// How long a rank may be away in its own code before that is critical, in ns; longer where the job is used to it.
+    #[serde(rename = "patience_away_ms", with = "ms")]
+    #[schemars(with = "u64")]
+    pub patience_away_ns: u64,
     /// How long a mismatch waits for the next operations, which tell a wrong call from one too many, in ns.
     #[serde(rename = "settle_shift_ms", with = "ms")]
     #[schemars(with = "u64")]
@@ -118,6 +122,7 @@ impl Default for Settings {
             patience_most_ns: 60_000_000_000,
             patience_gone_ns: 150_000_000,
             settle_circle_ns: 150_000_000,
+            patience_away_ns: 30_000_000_000,
             settle_shift_ns: 100_000_000,
             patience_unsure_ns: 30_000_000_000,
             patience_silent_ns: 4_000_000_000,
