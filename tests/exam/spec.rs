@@ -144,6 +144,8 @@ pub(crate) struct Spec {
     pub(crate) host_drift: f64,
     pub(crate) preloaded: bool,
     pub(crate) host_facts: bool,
+    /// Agents read the GPUs' load.
+    pub(crate) reads_load: bool,
     pub(crate) compile_ms: u64,
     pub(crate) warm_up_ms: u64,
     /// Every so many steps; all ranks, or rank 0 alone.
@@ -193,6 +195,8 @@ impl Spec {
             host_drift: r.between(-40.0, 40.0),
             preloaded: r.chance(0.3),
             host_facts: r.chance(0.6),
+            // Drawn apart, so that seeds stay the jobs that they were.
+            reads_load: Random::new(seed ^ 0x6c6f_6164).chance(0.9),
             compile_ms: if r.chance(0.3) { r.between(100.0, 2_000.0) as u64 } else { 0 },
             warm_up_ms: if r.chance(0.6) { r.between(10.0, 300.0) as u64 } else { 0 },
             checkpoint_ms: if r.chance(0.3) { r.between(100.0, 2_500.0) as u64 } else { 0 },

@@ -96,6 +96,9 @@ pub(crate) struct Case {
     /// Whether the machines are sampled, and what is wrong with them.
     #[serde(default)]
     pub(crate) hardware: Option<Machines>,
+    /// How often the load of the GPUs is read; absent means never.
+    #[serde(default)]
+    pub(crate) load_every: Option<Ns>,
     /// Whether ranks of broadcasts and reductions end without those that come after them in the chain, as where all data fit
     /// into NCCL's buffers.
     #[serde(default)]

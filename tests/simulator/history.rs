@@ -22,6 +22,8 @@ pub(crate) struct Stay {
     pub(crate) stream: u8,
     /// The launch that carried it together with others.
     pub(crate) plan: Option<u64>,
+    /// Its record has GPU times.
+    pub(crate) timed: bool,
 }
 
 impl Stay {
@@ -49,6 +51,7 @@ impl Simulation {
                     ended_ns: part.ended,
                     stream: part.stream,
                     plan: part.plan,
+                    timed: part.timed && part.stamped,
                 });
             }
         }

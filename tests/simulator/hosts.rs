@@ -193,6 +193,8 @@ impl Simulation {
         if !matches!(p.state, State::Dead(_)) {
             p.state = State::Dead(how);
             p.died_ns = Some(t);
+            p.streams.clear();
+            self.load_changed(rank, t);
             self.kill_ops(rank, None);
         }
     }

@@ -72,14 +72,14 @@ impl Ailment {
 impl Simulation {
     /// The readings of a look.
     pub(super) fn readings(&mut self, now: u64) -> Vec<Update> {
-        let Some(machines) = self.case.hardware.clone() else { return Vec::new() };
-        let mut out = Vec::new();
+        let mut out = self.load_readings(now);
+        let Some(machines) = self.case.hardware.clone() else { return out };
         let last = self.last_look;
         for a in &machines.ailments {
             if let (Some(code), Some(rank)) = (a.xid, a.rank)
                 && (last..now).contains(&a.from.0)
             {
-                let fact = Fact::Xid(Xid { gpu: address(rank), code });
+                let fact = Fact::Xid(Xid { gpu: self.gpu_address(rank), code });
                 out.push(self.reading(rank, now, fact));
             }
         }
@@ -118,7 +118,7 @@ impl Simulation {
         out
     }
 
-    fn reading(&self, rank: u32, now: u64, fact: Fact) -> Update {
+    pub(super) fn reading(&self, rank: u32, now: u64, fact: Fact) -> Update {
         let host = format!("node{}", self.node(rank));
         Update::Hardware(Box::new(Reading { host, at_ns: self.mono(rank, now), fact }))
     }
@@ -145,7 +145,7 @@ impl Simulation {
         let capped = jitter.is_multiple_of(2).then_some(Throttle::PowerCap);
         let heat = [Throttle::ThermalHardware, Throttle::Hardware];
         GpuFact {
-            gpu: address(rank),
+            gpu: self.gpu_address(rank),
             index: Some(rank % 8),
             name: Some("NVIDIA H200".to_owned()),
             links: links.collect(),
@@ -170,9 +170,4 @@ impl Simulation {
             ..GpuFact::default()
         }
     }
-}
-
-/// The same as the communicators say.
-fn address(rank: u32) -> String {
-    format!("0000:{:02x}:00.0", rank % 8)
 }

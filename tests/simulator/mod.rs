@@ -8,6 +8,7 @@ mod callbacks;
 mod case;
 mod history;
 mod hosts;
+mod load;
 mod machines;
 mod noise;
 mod program;
@@ -67,6 +68,8 @@ struct Stream {
     /// Items that were issued to it, and those of them that are finished.
     issued: u64,
     finished: u64,
+    /// What runs is a kernel that uses the GPU's memory.
+    computes: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,6 +96,7 @@ struct Process {
     tickets: u64,
     losses: u64,
     missed: u64,
+    load: load::Load,
 }
 
 #[derive(Debug)]
@@ -170,6 +174,7 @@ pub(crate) struct Simulation {
     last_look: u64,
     facts_at: u64,
     read_at: u64,
+    load_read_at: u64,
 }
 
 fn hash(text: &str) -> u64 {
@@ -237,6 +242,7 @@ impl Simulation {
             last_look: 0,
             facts_at: 0,
             read_at: 0,
+            load_read_at: 0,
             case: case.clone(),
         };
         for rank in 0..case.ranks {
@@ -251,6 +257,7 @@ impl Simulation {
                 tickets: 0,
                 losses: 0,
                 missed: 0,
+                load: load::Load::default(),
             });
             let at = begin + sim.below(50 * MS, noise::of_action(rank, u32::MAX, 0));
             sim.push(at, Event::Host(rank));

@@ -13,6 +13,12 @@ impl Simulation {
         rank / self.case.ranks.div_ceil(self.case.nodes)
     }
 
+    /// The PCI address of a rank's GPU. No two ranks of a host have the same one.
+    pub(super) fn gpu_address(&self, rank: u32) -> String {
+        let local = rank % self.case.ranks.div_ceil(self.case.nodes).max(8);
+        format!("{:04x}:{:02x}:00.0", local / 256, local % 256)
+    }
+
     /// A moment on a rank's host clock.
     pub(super) fn mono(&self, rank: u32, t: u64) -> u64 {
         BEGIN + self.host_time(u64::from(self.node(rank)), t)
@@ -148,7 +154,7 @@ impl Simulation {
             ranks: (!self.case.sizes_unknown).then_some(c.members.len() as u32 + misjudged),
             nodes: Some(c.nodes),
             name: None,
-            gpu: Some(format!("0000:{:02x}:00.0", rank % 8).into()),
+            gpu: Some(self.gpu_address(rank).into()),
             host_clock: u64::from(self.node(rank)) + 1,
             issued: c.issued[own as usize] - c.lost[own as usize],
             replayed: c.replayed[own as usize],

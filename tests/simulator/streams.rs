@@ -26,13 +26,18 @@ impl Simulation {
             None => self.wake(rank, t),
             Some(Item::Kernel(ns)) => {
                 s.running = 1;
+                // A kernel that never ends is as likely one that polls a flag as one that computes.
+                s.computes = ns < FOREVER || rank.is_multiple_of(2);
                 if ns < FOREVER {
                     self.push(t + ns.0, Event::KernelEnds(rank, stream));
                 }
+                self.load_changed(rank, t);
                 self.wake(rank, t);
             }
             Some(Item::Ops(keys)) => {
                 s.running = keys.len();
+                s.computes = false;
+                self.load_changed(rank, t);
                 for key in keys {
                     self.starts(rank, key, t + 3 * US);
                 }
@@ -183,6 +188,7 @@ impl Simulation {
         let late = self.case.late_records.map_or(60 * US, |l| l.0);
         let Some(op) = self.ops.get(&key).filter(|o| !o.dead) else { return };
         let owns: Vec<(u32, u8)> = op.parts.iter().map(|(own, p)| (*own, p.stream)).collect();
+        let last_start = op.last_start;
         for (own, stream) in owns {
             // They end within the last step of each other.
             let end = t + self.below(3 * US, noise::of_op(key, own, 6));
@@ -193,6 +199,7 @@ impl Simulation {
             }
             self.mark(key, own);
             let rank = self.comms[key.0].members[own as usize];
+            self.moved_data(rank, end - last_start);
             self.part_ends(rank, stream, end);
         }
     }
@@ -202,6 +209,7 @@ impl Simulation {
             s.running = s.running.saturating_sub(1);
             s.finished = s.finished.wrapping_add(u64::from(s.running == 0));
         }
+        self.load_changed(rank, t);
         self.advance(rank, stream, t);
         self.release(rank, stream, t);
     }

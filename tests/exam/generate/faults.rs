@@ -50,6 +50,7 @@ pub(super) fn empty_case(spec: &Spec) -> Case {
         drift_ppm: spec.gpu_drift,
         host_facts: spec.host_facts,
         hardware: None,
+        load_every: spec.reads_load.then_some(Ns(2_000 * MS)),
         buffered: false,
         restart: None,
         abi: spec.abi,
