@@ -16,6 +16,7 @@ mod simulator;
 mod spec;
 mod table;
 mod truth;
+mod visible;
 #[path = "../watch/mod.rs"]
 #[allow(dead_code, reason = "each test uses a part of it")]
 mod watch;

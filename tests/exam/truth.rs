@@ -4,11 +4,12 @@
 use crate::generate::{Exam, Planted, run};
 use crate::simulator::{Case, Fault, Stay};
 use crate::spec::{FaultKind, Spec};
+use crate::visible::is_visible;
 use ringwatch::model::{CommId, Func, Kind, Track};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// An operation, by its communicator's place among all.
-type Key = (usize, Track, u64);
+pub(crate) type Key = (usize, Track, u64);
 
 const MS: u64 = 1_000_000;
 const S: u64 = 1_000 * MS;
@@ -16,8 +17,6 @@ const S: u64 = 1_000 * MS;
 /// a warning. In between either is right.
 const REQUIRED: f64 = 0.05;
 const TOLERATED: f64 = 0.01;
-/// So many operations of a rank have to be known before slow data can be told from usual data.
-const USUAL: usize = 64;
 
 /// One operation of the job.
 pub(crate) type OpKey = (CommId, Track, u64);
@@ -92,7 +91,7 @@ fn one(
         need: Need::Allowed,
         culprits: p.culprits.clone(),
         involved: p.involved.clone(),
-        named: names(p.kind),
+        named: names(p.kind, spec.reads_load),
         operations: BTreeSet::new(),
         since_ns: p.at_ns,
         deadline_ns: 0,
@@ -110,27 +109,23 @@ fn one(
             c if c >= TOLERATED => Need::Allowed,
             _ => Need::Nothing,
         };
-        // Where little came before, nothing is known to be usual.
-        if p.kind.is_data() && truth.need == Need::Required && known_before(p, other) < USUAL {
+        let span = (p.at_ns, p.at_ns + patience(spec, p.kind));
+        let once = matches!(p.kind, FaultKind::LateOnce | FaultKind::Paused);
+        if truth.need == Need::Required && !once && !is_visible(p.kind, &p.culprits, happened, other, span) {
             truth.need = Need::Allowed;
         }
     } else if let Some(held) = held(p, exam, happened, other, until) {
         truth.operations = held.operations;
         truth.since_ns = held.since_ns;
         truth.cost = 1.0;
-        truth.need = Need::Required;
+        let hidden = !spec.reads_load && is_hidden(p, exam, happened, until);
+        truth.need = if hidden { Need::Allowed } else { Need::Required };
     }
     truth.deadline_ns = truth.since_ns + patience(spec, p.kind);
     if truth.need == Need::Required && truth.deadline_ns + S / 2 > until {
         truth.need = Need::Allowed;
     }
     truth
-}
-
-/// How many operations of the culprits were over before a fault.
-fn known_before(p: &Planted, other: &[Stay]) -> usize {
-    let first = p.culprits.first();
-    other.iter().filter(|s| Some(&s.rank) == first && s.ended_ns.is_some_and(|t| t < p.at_ns)).count()
 }
 
 /// How much later the job is at the end than without the fault, as a share of the time since the fault.
@@ -174,6 +169,23 @@ fn open_at_end(happened: &[Stay], until: u64) -> BTreeMap<Key, Vec<&Stay>> {
     }
     open.retain(|_, parts| parts.iter().any(|s| s.ended_ns.is_none() && s.issued_ns + S < until));
     open
+}
+
+/// True for a standstill that leaves the same records as a pause of all hosts: all ranks issued what is open, and no GPU
+/// time is taken of it. Of a replay that waits behind a kernel, the records are those of one that is never launched.
+fn is_hidden(p: &Planted, exam: &Exam, happened: &[Stay], until: u64) -> bool {
+    let occupied = p.kind == FaultKind::GpuOccupied;
+    let untold = |(key, parts): (&Key, &Vec<&Stay>)| {
+        let all = match key.1 {
+            Track::Pair(a, b) if a != b => 2,
+            Track::Pair(..) => 1,
+            _ => exam.members[key.0].1.len(),
+        };
+        let complete = parts.len() == all || occupied && key.1 == Track::Replay;
+        complete && !parts.iter().any(|s| s.timed)
+    };
+    let open = open_at_end(happened, until);
+    (occupied || p.kind == FaultKind::LinkBroken) && open.iter().all(untold)
 }
 
 /// The open operations of which a culprit is a member, in the order in which it would have come by.
@@ -253,7 +265,7 @@ fn patience(spec: &Spec, kind: FaultKind) -> u64 {
 }
 
 /// Names under which a finding is right.
-fn names(kind: FaultKind) -> &'static [Kind] {
+fn names(kind: FaultKind, reads_load: bool) -> &'static [Kind] {
     use Kind::{
         AbortedRank, ChangePoint, ChoiceDiffers, InterleavedCommunicators, Mismatch, MissingRank,
         MissingReplay, NotStarted, ReceiveWithoutSend, SendWithoutReceive, ShiftedOrder, SilentNode, SlowGpu,
@@ -276,6 +288,8 @@ fn names(kind: FaultKind) -> &'static [Kind] {
         }
         FaultKind::DataStuck | FaultKind::LinkBroken => &[StuckTransfer, NotStarted],
         FaultKind::Aborted => &[AbortedRank],
+        // Records alone do not tell a graph that is never launched from one that waits behind a kernel.
+        FaultKind::GpuOccupied if !reads_load => &[NotStarted, StuckTransfer, MissingReplay],
         FaultKind::GpuOccupied => &[NotStarted, StuckTransfer],
         FaultKind::NeverJoined => &[MissingRank],
         FaultKind::ReplaySkipped => &[MissingReplay, MissingRank, InterleavedCommunicators],

@@ -1,0 +1,79 @@
+//! How much of a slow fault the timed operations show. What no record shows, nobody can find.
+
+use crate::simulator::Stay;
+use crate::spec::FaultKind;
+use crate::truth::Key;
+use ringwatch::model::{Func, Track};
+use std::collections::{BTreeMap, BTreeSet};
+
+const MS: u64 = 1_000_000;
+/// Timed operations of one kind, before slow data and in it, without which nobody can tell it from usual data. They are one
+/// timed run of the plugin.
+const A_RUN: usize = 32;
+/// Timed operations that a rank has to be late in until nobody takes it for chance.
+const LATE: usize = 8;
+/// Data that takes so many times as long is slow.
+const SLOWER: f64 = 1.3;
+
+/// Operations that are compared: those of a communicator, or of a pair of its ranks.
+type Kind = (usize, Option<Track>, Func);
+
+fn kind(s: &Stay) -> Kind {
+    let pair = matches!(s.track, Track::Pair(..));
+    (s.comm, pair.then_some(s.track), if pair { Func::Send } else { s.func })
+}
+
+/// One operation as its ranks went through it.
+struct Passage {
+    kind: Kind,
+    first_ns: u64,
+    last_ns: u64,
+    last: u32,
+    ended_ns: u64,
+    timed: bool,
+}
+
+/// The operations that ended, by place.
+fn passages(stays: &[Stay]) -> BTreeMap<Key, Passage> {
+    let mut parts: BTreeMap<Key, Vec<&Stay>> = BTreeMap::new();
+    stays.iter().for_each(|s| parts.entry(s.key()).or_default().push(s));
+    let passage = |parts: Vec<&Stay>| {
+        let started: Vec<(u64, u32)> =
+            parts.iter().map(|s| Some((s.started_ns?, s.rank))).collect::<Option<_>>()?;
+        let (last_ns, last) = started.iter().copied().max()?;
+        Some(Passage {
+            kind: kind(parts.first()?),
+            first_ns: started.iter().map(|(t, _)| *t).min()?,
+            last_ns,
+            last,
+            ended_ns: parts.iter().map(|s| s.ended_ns).min()??,
+            timed: parts.iter().all(|s| s.timed),
+        })
+    };
+    parts.into_iter().filter_map(|(key, parts)| Some((key, passage(parts)?))).collect()
+}
+
+/// True when timed operations show a slow fault between two moments. `other` is the job without it.
+pub(crate) fn is_visible(
+    kind: FaultKind,
+    culprits: &BTreeSet<u32>,
+    happened: &[Stay],
+    other: &[Stay],
+    (from_ns, to_ns): (u64, u64),
+) -> bool {
+    let (with, without) = (passages(happened), passages(other));
+    let within = |p: &Passage| p.timed && (from_ns..to_ns).contains(&p.ended_ns);
+    let both = with.iter().filter_map(|(key, p)| Some((p, without.get(key)?))).filter(|(p, _)| within(p));
+    if !kind.is_data() {
+        let later = |p: &Passage, o: &Passage| p.last_ns - p.first_ns >= o.last_ns - o.first_ns + MS;
+        return both.filter(|(p, o)| culprits.contains(&p.last) && later(p, o)).count() >= LATE;
+    }
+    let data_ns = |p: &Passage| (p.ended_ns - p.last_ns) as f64;
+    let mut slow: BTreeMap<Kind, usize> = BTreeMap::new();
+    for (p, _) in both.filter(|(p, o)| data_ns(p) >= data_ns(o) * SLOWER) {
+        *slow.entry(p.kind).or_default() += 1;
+    }
+    let before =
+        |kind: &Kind| with.values().filter(|p| p.kind == *kind && p.timed && p.ended_ns < from_ns).count();
+    slow.into_iter().any(|(kind, n)| n >= A_RUN && before(&kind) >= A_RUN)
+}
