@@ -16,6 +16,7 @@ mod never_joined;
 mod nodes;
 mod not_started;
 mod slow_transfer;
+mod standstill;
 mod straggler;
 mod stuck_transfer;
 mod transfers;

@@ -3,7 +3,7 @@
 //! The others wait on their GPUs.
 
 use super::hang::{Place, Scene};
-use super::{fact, names, number, seconds, who};
+use super::{fact, names, number, seconds, standstill, who};
 use crate::model::{Confidence, Evidence, Finding, Kind, Rank, Track};
 
 /// All ranks issued it and it started nowhere; what lies before it was left out of GPU times. Something of that is not
@@ -71,7 +71,8 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let ranks = &at.origin.ranks;
     let nowhere = at.comm.started_nowhere(at.stall.track, at.stall.order, at.instance);
     if at.stall.waiting.is_empty() && nowhere {
-        return behind_untimed(scene, at);
+        let untimed = at.instance.parts.values().all(crate::join::Part::is_silent);
+        return if untimed { standstill::judge(scene, at) } else { behind_untimed(scene, at) };
     }
     // Ranks that are through with a rooted operation wait for nobody in it; what they began since then may wait.
     if at.stall.waiting.is_empty() && !rooted_and_known(scene, at) {

@@ -337,7 +337,7 @@ impl Communicator {
     }
 
     /// The operations of a track that are not complete yet, by order.
-    pub fn incomplete_of(&self, track: Track) -> impl Iterator<Item = (u64, &Instance)> {
+    pub fn incomplete_of(&self, track: Track) -> impl DoubleEndedIterator<Item = (u64, &Instance)> {
         self.instances.open_of(track).map(|((_, o), i)| (*o, i))
     }
 

@@ -100,7 +100,7 @@ impl Held {
     }
 
     /// Those of a track that were not counted yet.
-    pub(super) fn open_of(&self, track: Track) -> impl Iterator<Item = (&Key, &Instance)> {
+    pub(super) fn open_of(&self, track: Track) -> impl DoubleEndedIterator<Item = (&Key, &Instance)> {
         let queue = self.tracks.get(&track).into_iter().flatten();
         queue.filter(|p| p.open).map(|p| (&p.key, &*p.instance))
     }

@@ -6,7 +6,7 @@
 use super::communicator::{Communicator, state_of};
 use super::instance::{Instance, Part};
 use super::member::Seat;
-use super::waits::{Front, Lack, Stage, Stall, Waits, origins};
+use super::waits::{Front, Stage, Stall, Waits, origins};
 use super::{Join, Standing};
 use crate::model::{CommId, OpState, Rank, Track};
 use std::cell::LazyCell;
@@ -15,15 +15,13 @@ use std::iter::Peekable;
 use std::sync::Arc;
 
 mod transfers;
+mod untimed;
 
 #[cfg(test)]
 mod tests;
 
 /// Operations younger than this, in ns, are not looked at: all ranks of a healthy job are on their way to them.
 const YOUNG_NS: u64 = 20_000_000;
-
-/// Operations of a communicator that are looked through for one that is timed.
-const QUEUE_MAX: usize = 2048;
 
 /// From so many times as many parts as ranks on, the parts are looked up one by one.
 const SPARSE: usize = 16;
@@ -56,7 +54,7 @@ pub(super) struct Kept {
     waits: Waits,
     /// Since when the tables' operations stand still, where only their own records say so.
     since: BTreeMap<(CommId, Track, u64), u64>,
-    /// Operations behind untimed ones, of which something may stand still where nothing else does.
+    /// Untimed operations, and timed ones behind them, which may stand still where nothing else does.
     queued: BTreeMap<CommId, Stall>,
     /// All processes were gone when it was last looked at.
     over: bool,
@@ -126,16 +124,18 @@ impl Kept {
                     }
                 }
             }
-            match queued(join, c) {
-                Some(stall) => self.queued.insert(c.id, stall),
-                None => self.queued.remove(&c.id),
-            };
         }
         if all || c.stale.transfers {
             let transfers = transfers::stalls(join, c, over, now_ns);
-            transfers.due_ns.into_iter().for_each(is_due);
+            transfers.due_ns.into_iter().for_each(&mut is_due);
             self.waits.replace_single(c.id, transfers.stalls);
         }
+        let untimed = untimed::stall(join, c, now_ns);
+        untimed.due_ns.into_iter().for_each(is_due);
+        match untimed.stall {
+            Some(stall) => self.queued.insert(c.id, stall),
+            None => self.queued.remove(&c.id),
+        };
         due_ns
     }
 
@@ -375,34 +375,4 @@ impl<'a, I: Iterator<Item = (&'a Rank, &'a Part)>> Parts<'a, I> {
             }
         }
     }
-}
-
-/// The first operation that all ranks issued, that is timed, and that started nowhere, behind operations that are
-/// not timed and of which nobody knows whether they are done.
-fn queued(join: &Join, c: &Communicator) -> Option<Stall> {
-    let track = Track::Collective;
-    let all = c.expected();
-    let silent = |i: &Instance| i.parts.values().all(|p| p.op.timing.is_silent());
-    let mut behind = false;
-    let (order, instance) = c.incomplete_of(track).take(QUEUE_MAX).find(|(_, i)| {
-        let silent = silent(i);
-        behind |= silent;
-        i.parts.len() >= all && !silent
-    })?;
-    if !behind || c.members().len() < all {
-        return None;
-    }
-    let mut parts = parts(instance, all);
-    let mut lacking = Vec::new();
-    for (rank, m) in c.members() {
-        let seat = c.seat(*rank)?;
-        let condition = join.roster.condition(seat.actor);
-        let part = parts.of_rank(*rank);
-        let state = state_of(part, order, m.issued(track), seat.done(track), || m.finished == 0);
-        if state != OpState::Issued || !condition.known || condition.unsure {
-            return None;
-        }
-        lacking.push((*rank, seat.actor));
-    }
-    Some(Stall { comm: c.id, track, order, lack: Lack::Start, waiting: Vec::new(), lacking })
 }

@@ -39,7 +39,7 @@ pub use clock::ClockMap;
 use communicator::{Around, Inside, Said, Taken};
 pub use communicator::{Communicator, LateEvent};
 pub use finished::{Finished, FinishedPart, Operation, Sampling};
-pub use hardware::{Device, Hardware, Incident, LinkError, Moment, Trouble};
+pub use hardware::{Activity, Device, Hardware, Incident, LinkError, Moment, Trouble};
 pub use host_clock::ClockPair;
 pub use hosts::{HostClock, Hosts};
 pub use instance::{Instance, Late, Measure, Part, Parts, algbw, busbw};

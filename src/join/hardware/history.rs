@@ -120,6 +120,8 @@ pub struct Moment {
     pub sm_mhz: Option<u32>,
     /// Share of time with a kernel on it.
     pub busy: Option<f64>,
+    /// Share of its memory's bandwidth in use.
+    pub memory_active: Option<f64>,
     /// Why its clocks are held down.
     pub throttled: Option<BTreeSet<Throttle>>,
     /// Temperature in degrees Celsius.
@@ -139,6 +141,7 @@ impl Moment {
             at_ns,
             sm_mhz: g.sm_mhz,
             busy: g.busy.or(g.sm_active),
+            memory_active: g.memory_active,
             throttled: g.throttled.clone(),
             temperature_c: g.temperature_c,
             power_w: g.power_w,

@@ -1,9 +1,11 @@
 //! The machines under the jobs: the last readings of everything, what became of it, and what moved when.
 
+mod activity;
 mod history;
 mod network;
 mod pods;
 
+pub use activity::Activity;
 pub use history::{Device, Incident, LinkError, Moment, Trouble};
 
 use super::attribution::{Books, Carried, WireTotals, WireWindow};

@@ -1,0 +1,158 @@
+//! `not-started` of untimed operations: all ranks issued one and nothing later, and their GPUs wait.
+//!
+//! From records alone this looks like a pause of all hosts. The GPUs tell the two apart: the kernel of an operation that
+//! does not end keeps its GPU busy and uses no memory, and a paused GPU is idle.
+
+use super::hang::{Place, Scene};
+use super::victims::connected;
+use super::{fact, names, number, seconds, who};
+use crate::join::{Activity, Stall};
+use crate::model::{Confidence, Finding, Kind, Rank};
+use std::collections::BTreeSet;
+
+/// Ranks that are described one by one.
+const DESCRIBED: usize = 8;
+/// Operations that were issued so long before the last one, in ns, belong to an earlier step: hosts issue a step at once,
+/// and nodes report once a second what they issued.
+const STEP_NS: u64 = 2_000_000_000;
+
+pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
+    let patience = scene.settings.patience_blind_ns.max(scene.patience(at.comm)).max(queue_ns(scene, at));
+    let ranks: Vec<Rank> = at.comm.members().keys().copied().collect();
+    // A host whose clock is ahead says nothing about now.
+    let silent_for = |r: &Rank| scene.now_ns.checked_sub(scene.process(at.comm, *r)?.last_issued_ns?);
+    let waited = ranks.iter().filter_map(silent_for).min().filter(|w| *w >= patience)?;
+    let issued_ns = at.instance.began_ns().filter(|t| *t <= scene.now_ns)?;
+    let is_last = scene.now_ns - issued_ns <= waited.saturating_add(STEP_NS);
+    if !is_last {
+        return None;
+    }
+    let activities: Vec<(Rank, Activity)> =
+        ranks.iter().map(|r| Some((*r, activity(scene, at, *r)?))).collect::<Option<_>>()?;
+    let others: Vec<Rank> =
+        activities.iter().filter(|(_, a)| *a != Activity::Waiting).map(|(r, _)| *r).collect();
+    if others.len() == ranks.len() || others.is_empty() && is_ambiguous(scene, at) {
+        return None;
+    }
+    let waiting: Vec<Rank> = ranks.iter().copied().filter(|r| !others.contains(r)).collect();
+    let mut evidence = vec![
+        number(
+            format!("{} issued it and nothing later for {:.1} s", names(&ranks), seconds(waited)),
+            seconds(waited),
+            "s",
+        ),
+        fact("GPU times do not cover this operation: it is the first one since the hosts last paused"),
+        fact(format!("the GPUs of {} are busy and use no memory: a kernel waits there", names(&waiting))),
+    ];
+    for (rank, activity) in activities.iter().filter(|(r, _)| others.contains(r)).take(DESCRIBED) {
+        evidence.push(fact(match activity {
+            Activity::Idle => format!("the GPU of rank {rank} is idle"),
+            _ => format!("the GPU of rank {rank} computes"),
+        }));
+    }
+    let suspects = if others.is_empty() { ranks } else { others };
+    evidence.extend(suspects.iter().take(DESCRIBED).filter_map(|r| who(scene.join, at.comm, *r)));
+    let operation = at.comm.describe(at.stall.track, at.stall.order, &at.instance.first()?.op);
+    Some(Finding {
+        evidence,
+        advice: format!(
+            "look at what runs on the GPUs of {}: a kernel before the operation that does not end, and links between them (nvidia-smi nvlink -e, dmesg for Xid); RINGWATCH_OVERHEAD_BUDGET=100% times every operation and names the rank",
+            names(&suspects)
+        ),
+        confidence: Confidence::Likely,
+        ..Finding::new(Kind::NotStarted, at.comm.id, suspects, operation)
+    })
+}
+
+/// Time that the operations up to the newest one may take, in ns: hosts that run ahead issue minutes of work.
+fn queue_ns(scene: &Scene<'_>, at: Place<'_>) -> u64 {
+    let open = || at.comm.incomplete_of(at.stall.track).map(|(order, _)| order);
+    let many = open().next_back().zip(open().next()).map_or(0, |(last, first)| last - first);
+    let rhythm = scene.join.rhythm(at.comm);
+    rhythm.map_or(0, |r| r.step_ns.saturating_mul(many).saturating_mul(3).max(r.longest_ns.saturating_mul(2)))
+}
+
+/// True when operations of another communicator of the same job may as well be what does not end: they were issued earlier,
+/// or none of their processes is in this one.
+fn is_ambiguous(scene: &Scene<'_>, at: Place<'_>) -> bool {
+    let key = |s: &Stall| {
+        let began = scene.join.communicator(s.comm)?.instance(s.track, s.order)?.began_ns()?;
+        Some((began, s.comm))
+    };
+    let own = key(at.stall);
+    let processes: BTreeSet<u32> = at.stall.lacking.iter().map(|(_, p)| *p).collect();
+    let others = scene.standing.origins().iter().filter_map(|o| scene.standing.stall(o.first));
+    let mut rivals = others
+        .filter(|s| s.comm != at.comm.id)
+        .filter(|s| key(s) < own || !s.lacking.iter().any(|(_, p)| processes.contains(p)))
+        .peekable();
+    rivals.peek().is_some() && {
+        let job = connected(scene.join, at.comm.id);
+        rivals.any(|s| job.contains(&s.comm))
+    }
+}
+
+fn activity(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> Option<Activity> {
+    let member = &at.comm.members().get(&rank)?.record;
+    let host = &scene.process(at.comm, rank)?.record.host;
+    scene.join.hardware().activity(host, member.gpu.as_ref()?, scene.now_ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::detect::{HangRule, Rule, Settings};
+    use crate::join::Join;
+    use crate::join::testing::{all_reduce, member, process};
+    use crate::model::{Fact, Finding, GpuFact, Kind, Rank, Reading, Timing, Untimed, Update};
+
+    const S: u64 = 1_000_000_000;
+    const WAITS: (f64, f64) = (1.0, 0.0);
+    const COMPUTES: (f64, f64) = (0.97, 0.2);
+    const IDLE: (f64, f64) = (0.0, 0.0);
+
+    /// Two ranks issue an untimed operation at 10 s. `gpus` is how busy each is until 21 s, and how much of its memory's
+    /// bandwidth it uses.
+    fn job(gpus: [(f64, f64); 2]) -> Vec<Finding> {
+        let mut j = Join::new();
+        for (r, (busy, memory_active)) in (0..).zip(gpus) {
+            let gpu = format!("0000:{r:02x}:00.0");
+            j.feed(process(r));
+            let Update::Comm(mut record) = member(r, 2, 2) else { unreachable!("a member") };
+            record.gpu = Some(gpu.clone().into());
+            j.feed(Update::Comm(record));
+            j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
+            let mut op = all_reduce(r, 1, 10 * S, None);
+            op.timing = Timing::Not(Untimed::Budget);
+            j.feed(Update::Op(Box::new(op)));
+            for at_s in 12..=20 {
+                let fact = GpuFact {
+                    gpu: gpu.clone(),
+                    busy: Some(busy),
+                    memory_active: Some(memory_active),
+                    ..GpuFact::default()
+                };
+                let fact = Fact::Gpu(Box::new(fact));
+                j.feed(Update::Hardware(Box::new(Reading {
+                    host: "node".to_owned(),
+                    at_ns: at_s * S,
+                    fact,
+                })));
+            }
+        }
+        j.tick(21 * S);
+        HangRule::new(Settings::default()).check(&j, 21 * S)
+    }
+
+    #[test]
+    fn gpus_that_wait_tell_a_standstill_from_a_pause() {
+        let of = |gpus| {
+            let found = job(gpus);
+            found.into_iter().map(|f| (f.kind, f.ranks, f.operation.order)).collect::<Vec<_>>()
+        };
+        assert_eq!(of([WAITS, WAITS]), [(Kind::NotStarted, vec![Rank(0), Rank(1)], 1)]);
+        assert_eq!(of([WAITS, COMPUTES]), [(Kind::NotStarted, vec![Rank(1)], 1)]);
+        assert_eq!(of([IDLE, WAITS]), [(Kind::NotStarted, vec![Rank(0)], 1)]);
+        assert_eq!(of([IDLE, IDLE]), []);
+        assert_eq!(of([COMPUTES, COMPUTES]), []);
+    }
+}
