@@ -7,9 +7,17 @@ use super::hang::{Place, Scene};
 use super::{fact, number, seconds, who};
 use crate::model::{Confidence, Evidence, Finding, Kind, NetPhase, NetProgress, Rank, Track};
 
+/// A node that is gone is known to be silent by then, in ns. Nodes report once a second.
+pub(super) const REPORTED_LATE_NS: u64 = 1_000_000_000;
+
 pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
-    let patience = scene.patience(at.comm);
+    let by_beats = at.comm.members().values().any(|m| m.is_counted_by_beats());
     let is_pair = matches!(at.stall.track, Track::Pair(..));
+    let mut patience = scene.patience(at.comm) + if by_beats { REPORTED_LATE_NS } else { 0 };
+    if at.stall.order == 0 && !is_pair {
+        // The first operation may make connections, while its kernels run.
+        patience = patience.max(scene.settings.patience_blind_ns);
+    }
     let complete = is_pair && at.instance.parts.len() >= 2
         || at.comm.members().len() >= at.comm.expected() && at.instance.parts.len() >= at.comm.expected();
     let moved = at.instance.parts.values().filter_map(|p| p.moved_ns).max();
@@ -18,7 +26,7 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     // It waits since the last of its ranks started.
     let last = at.instance.parts.values().filter_map(|p| p.started_ns).max();
     let since_last = last.is_some_and(|t| scene.now_ns.saturating_sub(t) >= patience);
-    if !complete || !still || !long || !since_last || at.stall.order == 0 && !is_pair {
+    if !complete || !still || !long || !since_last {
         return None;
     }
     let mut evidence = scene.wait_evidence(at.waited);

@@ -106,6 +106,11 @@ impl Member {
         self.exchanged.as_deref()
     }
 
+    /// True where a node's beats report how far it is, once a second.
+    pub fn is_counted_by_beats(&self) -> bool {
+        self.counted_by_beats
+    }
+
     /// One more of its collectives is done.
     pub(super) fn has_finished(&mut self) {
         self.finished += u64::from(!self.counted_by_beats);
