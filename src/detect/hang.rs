@@ -84,6 +84,9 @@ impl<'a> Scene<'a> {
             (Lack::End, _) => stuck_transfer::judge(self, place),
         }?;
         endings::explain_by_abort(self, place, &mut finding);
+        if let Some(held) = not_started::behind_a_kernel(self, place, &finding) {
+            finding = held;
+        }
         if proof == endings::Proof::Likely {
             finding.confidence = Confidence::Likely;
         }

@@ -3,8 +3,13 @@
 //! The others wait on their GPUs.
 
 use super::hang::{Place, Scene};
-use super::{fact, names, number, seconds, standstill, who};
-use crate::model::{Confidence, Evidence, Finding, Kind, Rank, Track};
+use super::stuck_transfer::REPORTED_LATE_NS;
+use super::{fact, names, number, seconds, standstill, victims, who};
+use crate::join::{Activity, Instance, Lack, Part, Stall};
+use crate::model::{CommId, Confidence, Evidence, Finding, Kind, Rank, Track};
+
+/// A GPU that is busy so much later, in ns, than others began to wait is not on its way to them.
+const SETTLES_NS: u64 = 1_000_000_000;
 
 /// All ranks issued it and it started nowhere; what lies before it was left out of GPU times. Something of that is not
 /// done, and nobody saw what.
@@ -67,6 +72,88 @@ fn through_with_it(at: Place<'_>) -> Vec<Evidence> {
     ]
 }
 
+/// Ranks that did not issue an operation and wait for nothing else may be held up by a kernel that does not end: a graph
+/// issues its operations when the GPU comes to them, and a host stops when the queue of launches is full. Their GPUs are
+/// busy then; that of a rank whose host does something else is idle.
+pub(super) fn behind_a_kernel(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Option<Finding> {
+    let is_missing = matches!(
+        missing.kind,
+        Kind::MissingRank | Kind::MissingReplay | Kind::SendWithoutReceive | Kind::ReceiveWithoutSend
+    );
+    let ranks = &at.origin.ranks;
+    if !is_missing || missing.confidence == Confidence::Proven || ranks.is_empty() {
+        return None;
+    }
+    let since_ns = at.waited.since_ns.saturating_add(SETTLES_NS);
+    let is_held = |r: &Rank| {
+        let gpu = at.comm.members().get(r)?.record.gpu.as_ref()?;
+        let process = scene.process(at.comm, *r)?;
+        let busy = scene.join.hardware().busy_since(&process.record.host, gpu, since_ns)?;
+        // A rank that may be in another operation waits there, unless its GPU computes.
+        Some(busy == Activity::Computing || !any_open(scene, at, *r, |_, _| true))
+    };
+    if !ranks.iter().all(|r| is_held(r) == Some(true)) {
+        return None;
+    }
+    let mut evidence = scene.wait_evidence(at.waited);
+    for rank in ranks.iter().take(8) {
+        evidence.push(fact(format!(
+            "rank {rank} is in no operation of NCCL's that is known, and a kernel is on its GPU all the time"
+        )));
+        evidence.extend(who(scene.join, at.comm, *rank));
+    }
+    Some(Finding {
+        evidence,
+        advice: format!(
+            "look at the kernel on the GPU of {}: one that does not end holds up what is launched behind it (cuda-gdb, nvidia-smi)",
+            names(ranks)
+        ),
+        confidence: Confidence::Likely,
+        ..Finding::new(Kind::NotStarted, at.comm.id, ranks.clone(), missing.operation.clone())
+    })
+}
+
+/// True when a rank's process issued an operation before this one, in another track, of which nobody knows whether it is
+/// finished. Those before it in its own track are: other ranks came past them.
+fn may_be_elsewhere(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> bool {
+    let issued_ns = at.instance.parts.get(&rank).and_then(|p| p.op.issued_ns);
+    let own = (at.comm.id, at.stall.track);
+    let in_doubt =
+        |place: (CommId, Track), p: &Part| place != own && p.is_silent() && p.op.issued_ns < issued_ns;
+    issued_ns.is_some() && any_open(scene, at, rank, in_doubt)
+}
+
+/// True when an operation that a rank's process issued and that is not known to be finished is like this.
+fn any_open(
+    scene: &Scene<'_>,
+    at: Place<'_>,
+    rank: Rank,
+    is: impl Fn((CommId, Track), &Part) -> bool,
+) -> bool {
+    let Some(process) = scene.process(at.comm, rank) else { return false };
+    scene.join.memberships(process.record.id).iter().any(|(comm, r)| {
+        let c = scene.join.communicator(*comm);
+        let part = |i: &'_ Instance, track: Track| {
+            i.parts.get(r).is_some_and(|p| !p.finished && is((*comm, track), p))
+        };
+        c.is_some_and(|c| c.incomplete().any(|(track, _, i)| part(i, track)))
+    })
+}
+
+/// True when another operation of the same processes stands still since before this one, and lacks ranks.
+fn is_held_up(scene: &Scene<'_>, at: Place<'_>) -> bool {
+    let others = scene.standing.origins().iter().filter_map(|o| scene.standing.stall(o.first));
+    let earlier = |s: &&Stall| {
+        let waited = scene.join.waited(s, scene.now_ns);
+        s.lack == Lack::Issue && waited.is_some_and(|w| w.since_ns < at.waited.since_ns)
+    };
+    let mut earlier = others.filter(earlier).peekable();
+    earlier.peek().is_some() && {
+        let comms = victims::connected(scene.join, at.comm.id);
+        earlier.any(|s| comms.contains(&s.comm))
+    }
+}
+
 pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let ranks = &at.origin.ranks;
     let nowhere = at.comm.started_nowhere(at.stall.track, at.stall.order, at.instance);
@@ -94,6 +181,15 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     if ranks.iter().all(|r| waits_for(r) < scene.patience(at.comm)) {
         return None;
     }
+    let doubtful = ranks.iter().any(|r| may_be_elsewhere(scene, at, *r));
+    let by_beats = at.comm.members().values().any(|m| m.is_counted_by_beats());
+    if by_beats && at.waited.at_least_ns < scene.patience(at.comm) + REPORTED_LATE_NS {
+        return None;
+    }
+    let soon = at.waited.at_least_ns < scene.settings.patience_silent_ns.max(scene.patience(at.comm));
+    if doubtful && (soon || is_held_up(scene, at)) {
+        return None;
+    }
     let mut evidence =
         if at.stall.waiting.is_empty() { through_with_it(at) } else { scene.wait_evidence(at.waited) };
     for rank in ranks.iter().take(8) {
@@ -106,7 +202,11 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
         ));
         evidence.extend(who(scene.join, at.comm, *rank));
     }
-    evidence.push(fact("no other operation of NCCL's is running on that GPU"));
+    evidence.push(fact(if doubtful {
+        "no other operation of NCCL's is known to run on that GPU; GPU times do not cover all of them"
+    } else {
+        "no other operation of NCCL's is running on that GPU"
+    }));
     let operation = at.comm.describe(at.stall.track, at.stall.order, &at.instance.first()?.op);
     Some(Finding {
         evidence,

@@ -38,6 +38,13 @@ fn classify(busy: f64, memory_active: f64) -> Option<Activity> {
 }
 
 impl Hardware {
+    /// What a busy GPU did before its newest reading, if that is younger than a moment. Absent where it was not busy all the
+    /// time.
+    pub fn busy_since(&self, host: &str, gpu: &str, since_ns: u64) -> Option<Activity> {
+        let newest = self.moments(host, gpu).next_back().filter(|m| m.at_ns > since_ns)?;
+        classify(newest.busy?, newest.memory_active.unwrap_or(0.0)).filter(|a| *a != Activity::Idle)
+    }
+
     /// What a GPU did in the last seconds. Absent where it was not read, or did more than one thing.
     pub fn activity(&self, host: &str, gpu: &str, now_ns: u64) -> Option<Activity> {
         let newest_ns = self.moments(host, gpu).next_back()?.at_ns;
