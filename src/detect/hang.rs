@@ -71,6 +71,11 @@ impl<'a> Scene<'a> {
             Some(waited) => waited.clone(),
             None => self.held_up(origin, behind.as_ref())?,
         };
+        let aborted = self.aborted_in(comm, stall, instance);
+        if aborted.as_ref().is_some_and(|a| a.first != origin.first) {
+            return None;
+        }
+        let origin = aborted.as_ref().unwrap_or(origin);
         let place = Place { origin, stall, comm, instance, waited };
         let proof = endings::proof(self, place);
         if proof == endings::Proof::Nothing {
@@ -78,6 +83,7 @@ impl<'a> Scene<'a> {
         }
         let mut finding = match (stall.lack, stall.track) {
             _ if !origin.circle.is_empty() => interleaved::judge(self, place),
+            _ if aborted.is_some() => missing_rank::judge(self, place),
             (Lack::Issue, Track::Pair(..)) => transfers::judge(self, place),
             (Lack::Issue, _) => missing_rank::judge(self, place),
             (Lack::Start, _) => not_started::judge(self, place),
@@ -97,6 +103,24 @@ impl<'a> Scene<'a> {
         }
         super::add_host_facts(&mut finding, self.join, comm, waited.since_ns, self.now_ns);
         Some(finding)
+    }
+
+    /// The ranks of an operation that is in progress which have aborted its communicator, as where the first of such
+    /// operations begins to stand still.
+    fn aborted_in(&self, comm: &Communicator, stall: &Stall, instance: &Instance) -> Option<Origin> {
+        let aborted = |i: &Instance| -> Vec<Rank> {
+            i.parts.iter().filter(|(r, p)| !p.finished && self.aborted(comm, **r)).map(|(r, _)| *r).collect()
+        };
+        let ranks = aborted(instance);
+        if stall.lack != Lack::End || ranks.is_empty() {
+            return None;
+        }
+        let first = self.standing.origins().iter().find(|o| {
+            let other = self.standing.stall(o.first).filter(|s| s.comm == comm.id && s.lack == Lack::End);
+            let other = other.and_then(|s| comm.instance(s.track, s.order));
+            other.is_some_and(|i| !aborted(i).is_empty())
+        })?;
+        Some(Origin { ranks, ..first.clone() })
     }
 
     fn behind_mismatch(&self, comm: &Communicator, stall: &Stall) -> bool {
