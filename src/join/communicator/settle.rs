@@ -142,7 +142,7 @@ impl Communicator {
     /// not come: by the hosts' times.
     fn weigh(&mut self, fresh: &[Key], expected: usize) {
         for key in fresh.iter().copied() {
-            if key.0 != Track::Collective || key.1 == 0 {
+            if matches!(key.0, Track::Pair(..)) || key.1 == 0 {
                 continue;
             }
             let Some(i) = self.instances.get_mut(&key) else { continue };
@@ -426,12 +426,15 @@ impl Communicator {
 
     /// Lateness by the hosts' issue times, where the GPUs' stamps cannot be believed. A host that issues late is
     /// late only if nothing of this track was still running: it need not run ahead of its GPU. Replays are
-    /// issued by callbacks in the stream, which says nothing about the host.
+    /// issued by callbacks in the stream, when the GPU comes to them.
     fn late_on_host(&self, track: Track, order: u64, needed: usize) -> Option<Late> {
-        if track != Track::Collective || !self.one_clock() {
+        if matches!(track, Track::Pair(..)) || !self.one_clock() {
             return None;
         }
         let this = self.instance(track, order)?;
+        if track == Track::Replay {
+            return this.late_on_host(needed);
+        }
         let before = self.instance(track, order.checked_sub(1)?)?;
         let began = this.began_ns()?;
         // Where ranks wait for each other, one that has seen its own part end knows that all were there.
