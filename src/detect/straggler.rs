@@ -155,13 +155,8 @@ impl StragglerRule {
                 let mut f = finding(join, c, &s)?;
                 cost.put_on(&mut f, &self.settings);
                 // A pipeline's bubbles and drain look the same as a late rank of a transfer: nobody is woken by these.
-                let is_for_all = s.events.iter().any(|e| e.is_for_all());
-                if !is_for_all {
+                if !s.events.iter().any(|e| e.is_for_all()) {
                     f.severity = Severity::Info;
-                }
-                // One late arrival that costs little is an event: reports count it with its cost.
-                if s.events.len() == 1 && is_for_all && !f.severity.is_alarm() {
-                    return None;
                 }
                 f.open = now_ns.saturating_sub(last_ns) < self.settings.late_over_ns;
                 Some(f)
