@@ -81,7 +81,10 @@ pub(super) fn behind_a_kernel(scene: &Scene<'_>, at: Place<'_>, missing: &Findin
         Kind::MissingRank | Kind::MissingReplay | Kind::SendWithoutReceive | Kind::ReceiveWithoutSend
     );
     let ranks = &at.origin.ranks;
-    if !is_missing || missing.confidence == Confidence::Proven || ranks.is_empty() {
+    // Where no GPU was seen to wait, a busy one may be at work on what its host issued ahead.
+    let on_gpu =
+        at.stall.track == Track::Replay || at.instance.parts.values().any(|p| p.started_ns.is_some());
+    if !is_missing || !on_gpu || missing.confidence == Confidence::Proven || ranks.is_empty() {
         return None;
     }
     let since_ns = at.waited.since_ns.saturating_add(SETTLES_NS);
