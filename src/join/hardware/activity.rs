@@ -42,7 +42,7 @@ impl Hardware {
     /// time.
     pub fn busy_since(&self, host: &str, gpu: &str, since_ns: u64) -> Option<Activity> {
         let newest = self.moments(host, gpu).next_back().filter(|m| m.at_ns > since_ns)?;
-        classify(newest.busy?, newest.memory_active.unwrap_or(0.0)).filter(|a| *a != Activity::Idle)
+        classify(newest.busy?, newest.memory_active?).filter(|a| *a != Activity::Idle)
     }
 
     /// What a GPU did in the last seconds. Absent where it was not read, or did more than one thing.
