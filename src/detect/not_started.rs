@@ -72,19 +72,14 @@ fn through_with_it(at: Place<'_>) -> Vec<Evidence> {
     ]
 }
 
-/// Ranks that did not issue an operation and wait for nothing else may be held up by a kernel that does not end: a graph
-/// issues its operations when the GPU comes to them, and a host stops when the queue of launches is full. Their GPUs are
-/// busy then; that of a rank whose host does something else is idle.
+/// Ranks that did not issue a replay's operation and wait for nothing else may be held up by a kernel that does not end: a
+/// graph issues its operations when the GPU comes to them. Their GPUs are busy then; that of a rank whose host does
+/// something else is idle. Of an operation that a host issues itself a busy GPU says nothing: the rank has not called it.
 pub(super) fn behind_a_kernel(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Option<Finding> {
-    let is_missing = matches!(
-        missing.kind,
-        Kind::MissingRank | Kind::MissingReplay | Kind::SendWithoutReceive | Kind::ReceiveWithoutSend
-    );
+    let is_missing = matches!(missing.kind, Kind::MissingRank | Kind::MissingReplay);
     let ranks = &at.origin.ranks;
-    // Where no GPU was seen to wait, a busy one may be at work on what its host issued ahead.
-    let on_gpu =
-        at.stall.track == Track::Replay || at.instance.parts.values().any(|p| p.started_ns.is_some());
-    if !is_missing || !on_gpu || missing.confidence == Confidence::Proven || ranks.is_empty() {
+    let is_replay = at.stall.track == Track::Replay;
+    if !is_missing || !is_replay || missing.confidence == Confidence::Proven || ranks.is_empty() {
         return None;
     }
     let since_ns = at.waited.since_ns.saturating_add(SETTLES_NS);

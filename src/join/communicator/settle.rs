@@ -179,9 +179,8 @@ impl Communicator {
 
     /// Reports the rank that is suspected to be late if the others issued nothing of this communicator until it came.
     fn confirm_late(&mut self, next: Key) {
-        let Some((key, late)) = self.suspected_late.take_if(|(key, _)| (key.0, key.1 + 1) == next) else {
-            return;
-        };
+        let is_next = |key: &Key| (key.0, key.1.checked_add(1)) == (next.0, Some(next.1));
+        let Some((key, late)) = self.suspected_late.take_if(|(key, _)| is_next(key)) else { return };
         let issued_ns = |key: &Key, rank: &Rank| self.instances.get(key)?.parts.get(rank)?.op.issued_ns;
         let Some(came_ns) = issued_ns(&key, &late.rank) else { return };
         let waited = |r: &Rank| *r == late.rank || issued_ns(&next, r).is_some_and(|t| t >= came_ns);

@@ -92,7 +92,7 @@ fn step_of(c: &Communicator, track: Track, now_ns: u64) -> Option<Step> {
     }
     let open = || c.incomplete_of(track).rev();
     let (order, newest) = open().next()?;
-    if order + 1 != issued || newest.parts.len() < c.expected() || !is_silent(newest) {
+    if order.checked_add(1) != Some(issued) || newest.parts.len() < c.expected() || !is_silent(newest) {
         return None;
     }
     let open = open().take(STEP_MAX).filter_map(|(order, i)| Some((track, order, issued_ns(i, now_ns)?)));
