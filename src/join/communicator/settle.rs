@@ -168,13 +168,24 @@ impl Communicator {
         }
     }
 
-    /// Remembers a rank that issued an operation much later than ranks ever did, where nothing says whether the GPUs were
-    /// idle: what the others do next tells whether they waited.
+    /// Remembers a rank that issued an operation much later than ranks ever did, and took more than twice as long as the
+    /// others since the one before, where nothing says whether the GPUs were idle: what the others do next tells whether
+    /// they waited.
     fn suspect_late(&mut self, key: Key, expected: usize) {
+        self.suspected_late = None;
         let late = self.instances.get(&key).and_then(|i| i.late_on_host(expected));
-        let unusual =
-            |l: &Late| key.1 >= WARM_UP && l.by_ns >= VERY_LATE_NS && l.by_ns / 2 >= self.longest_ns;
-        self.suspected_late = late.filter(unusual).map(|l| (key, l));
+        let before = key.1.checked_sub(1).filter(|_| key.1 >= WARM_UP);
+        let (Some(late), Some(before)) = (late, before) else { return };
+        let (this, before) = (self.instances.get(&key), self.instances.get(&(key.0, before)));
+        let took = |r: &Rank| {
+            let issued = |i: Option<&Instance>| i?.parts.get(r)?.op.issued_ns;
+            Some(issued(this)?.saturating_sub(issued(before)?))
+        };
+        let unusual = late.by_ns >= VERY_LATE_NS && late.by_ns / 2 >= self.longest_ns;
+        let others = || self.members.keys().filter(|r| **r != late.rank);
+        if unusual && others().all(|r| took(r).is_some_and(|ns| ns < late.by_ns)) {
+            self.suspected_late = Some((key, late));
+        }
     }
 
     /// Reports the rank that is suspected to be late if the others issued nothing of this communicator until it came.
