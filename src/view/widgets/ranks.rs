@@ -199,7 +199,7 @@ fn details(ctx: &Ctx<'_>, r: &RankRow) -> Vec<Line<'static>> {
         ("issued", r.issued.to_string()),
         ("finished", r.finished.to_string()),
         ("worst late", or_absent(r.worst_late_ns, format::duration_ns)),
-        ("late cost", format::duration_ns(r.late_cost_ns)),
+        ("late cost", or_absent(r.worst_late_ns.map(|_| r.late_cost_ns), format::duration_ns)),
         ("waits for", format::ranks(&r.waits_for)),
     ];
     table::details(ctx, &pairs, 3)
