@@ -124,7 +124,7 @@ impl Ledger {
             Some(_) => None,
         };
         let closes = !f.open && known.is_none_or(|k| k.open);
-        f.count = known.map_or(1, |k| k.count + u64::from(f.open && !k.open));
+        f.count = known.map_or(1, |k| k.count.saturating_add(u64::from(f.open && !k.open)));
         let earlier = known.filter(|k| k.kind.is_hang()).map(|k| (k.operation.track, k.operation.order));
         if let Some(k) = known.filter(|k| !f.open && !k.open) {
             (f.closed_ns, f.close_reason) = (k.closed_ns, k.close_reason);

@@ -181,7 +181,7 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     }
     let doubtful = ranks.iter().any(|r| may_be_elsewhere(scene, at, *r));
     let by_beats = at.comm.members().values().any(|m| m.is_counted_by_beats());
-    if by_beats && at.waited.at_least_ns < scene.patience(at.comm) + REPORTED_LATE_NS {
+    if by_beats && at.waited.at_least_ns < scene.patience(at.comm).saturating_add(REPORTED_LATE_NS) {
         return None;
     }
     let soon = at.waited.at_least_ns < scene.settings.patience_silent_ns.max(scene.patience(at.comm));

@@ -230,11 +230,11 @@ impl StragglerRule {
 fn cost(join: &Join, c: &Communicator, s: &Suspect<'_>, now_ns: u64) -> Cost {
     let last_ns = s.events.iter().map(|e| e.came_ns).max().unwrap_or(now_ns);
     let recent = s.events.iter().filter(|e| last_ns.saturating_sub(e.came_ns) < RECENT_NS);
-    let lost_ns = recent.map(|e| e.cost_ns()).sum();
+    let lost_ns = LateEvent::sum_ns(recent.copied());
     // Of many late arrivals the oldest are forgotten; what these cost is counted by rank.
     let known_ns = c.late_since_ns().map_or(u64::MAX, |t| last_ns.saturating_sub(t));
-    let forgotten_ns: u64 = s.ranks.iter().map(|r| c.forgotten_late_ns(*r)).sum();
-    let all_ns = s.events.iter().map(|e| e.cost_ns()).sum::<u64>().saturating_add(forgotten_ns);
+    let remembered_ns = LateEvent::sum_ns(s.events.iter().copied());
+    let all_ns = s.ranks.iter().fold(remembered_ns, |sum, r| sum.saturating_add(c.forgotten_late_ns(*r)));
     let wall_ns = wall_ns(join, c, now_ns);
     Cost {
         recent: Lost { lost_ns, of_ns: wall_ns.min(RECENT_NS).min(known_ns) },

@@ -13,7 +13,7 @@ pub(super) const REPORTED_LATE_NS: u64 = 1_000_000_000;
 pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let by_beats = at.comm.members().values().any(|m| m.is_counted_by_beats());
     let is_pair = matches!(at.stall.track, Track::Pair(..));
-    let mut patience = scene.patience(at.comm) + if by_beats { REPORTED_LATE_NS } else { 0 };
+    let mut patience = scene.patience(at.comm).saturating_add(if by_beats { REPORTED_LATE_NS } else { 0 });
     if at.stall.order == 0 && !is_pair {
         // The first operation may make connections, while its kernels run.
         patience = patience.max(scene.settings.patience_blind_ns);

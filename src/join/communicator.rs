@@ -88,6 +88,11 @@ impl LateEvent {
         self.by_ns.saturating_sub(self.elsewhere_ns)
     }
 
+    /// Wall time that the job lost by several, in ns.
+    pub fn sum_ns<'a>(all: impl Iterator<Item = &'a LateEvent>) -> u64 {
+        all.fold(0, |sum, e| sum.saturating_add(e.cost_ns()))
+    }
+
     /// When it is to be looked at whether it was held elsewhere, host monotonic ns; absent once it was.
     pub(super) fn due_ns(&self) -> Option<u64> {
         self.held_elsewhere.is_none().then(|| self.came_ns.saturating_add(EXPLAINED_AFTER_NS))
@@ -428,8 +433,8 @@ impl Communicator {
     /// What the late arrivals of a rank cost that are not remembered any more, in ns.
     pub fn forgotten_late_ns(&self, rank: Rank) -> u64 {
         let all_ns = self.members.get(&rank).map_or(0, |m| m.late_cost_ns);
-        let remembered = self.late.iter().filter(|e| e.rank == rank).map(LateEvent::cost_ns);
-        all_ns.saturating_sub(remembered.sum())
+        let remembered = self.late.iter().filter(|e| e.rank == rank);
+        all_ns.saturating_sub(LateEvent::sum_ns(remembered))
     }
 
     /// Adds what a late arrival of a rank cost.
