@@ -170,9 +170,9 @@ impl Communicator {
 
     /// Remembers a rank that issued an operation much later than ranks ever did, and took more than twice as long as the
     /// others since the one before, where nothing says whether the GPUs were idle: what the others do next tells whether
-    /// they waited.
+    /// they waited. Operations that they issued meanwhile find the same rank late, by what it was late in the first.
     fn suspect_late(&mut self, key: Key, expected: usize) {
-        self.suspected_late = None;
+        let suspected = self.suspected_late.take();
         let late = self.instances.get(&key).and_then(|i| i.late_on_host(expected));
         let before = key.1.checked_sub(1).filter(|_| key.1 >= WARM_UP);
         let (Some(late), Some(before)) = (late, before) else { return };
@@ -184,18 +184,19 @@ impl Communicator {
         let unusual = late.by_ns >= VERY_LATE_NS && late.by_ns / 2 >= self.longest_ns;
         let others = || self.members.keys().filter(|r| **r != late.rank);
         if unusual && others().all(|r| took(r).is_some_and(|ns| ns < late.by_ns)) {
-            self.suspected_late = Some((key, late));
+            let still = suspected.filter(|(first, l)| first.0 == key.0 && l.rank == late.rank);
+            self.suspected_late = still.or(Some((key, late)));
         }
     }
 
     /// Reports the rank that is suspected to be late if the others issued nothing of this communicator until it came.
     fn confirm_late(&mut self, next: Key) {
-        let is_next = |key: &Key| (key.0, key.1.checked_add(1)) == (next.0, Some(next.1));
-        let Some((key, late)) = self.suspected_late.take_if(|(key, _)| is_next(key)) else { return };
+        let Some((key, late)) = self.suspected_late.filter(|(key, _)| key.0 == next.0) else { return };
         let issued_ns = |key: &Key, rank: &Rank| self.instances.get(key)?.parts.get(rank)?.op.issued_ns;
         let Some(came_ns) = issued_ns(&key, &late.rank) else { return };
         let waited = |r: &Rank| *r == late.rank || issued_ns(&next, r).is_some_and(|t| t >= came_ns);
         if self.members.keys().all(waited) {
+            self.suspected_late = None;
             self.judged += 1;
             self.tell_late(key, late, None, false);
         }
