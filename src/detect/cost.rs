@@ -3,6 +3,7 @@
 use super::{Settings, number};
 use crate::join::{Communicator, Join};
 use crate::model::{Evidence, Finding, JobCost, Liveness, Loss, Severity};
+use std::time::Duration;
 
 /// The recent cost is taken over at most so much of the job's time, in ns.
 pub(super) const RECENT_NS: u64 = 60_000_000_000;
@@ -34,15 +35,13 @@ pub(super) struct Cost {
     pub(super) recent: Lost,
     /// Since the job began.
     pub(super) in_all: Lost,
-    /// It happened once: its severity rests on a whole minute, however young the job is.
-    pub(super) once: bool,
 }
 
 impl Cost {
-    /// How much something matters that costs this.
+    /// How much something matters that costs this: by its share of a whole minute, however young the job is. While a job
+    /// gets going its ranks wait for each other in turn.
     pub(super) fn severity(&self, settings: &Settings) -> Severity {
-        let weighed = if self.once { Lost { of_ns: RECENT_NS, ..self.recent } } else { self.recent };
-        if weighed.share() * 100.0 >= f64::from(settings.warning_cost_percent) {
+        if percent_of_a_minute(self.recent.loss()) >= f64::from(settings.warning_cost_percent) {
             Severity::Warning
         } else {
             Severity::Info
@@ -57,6 +56,10 @@ impl Cost {
     }
 }
 
+fn percent_of_a_minute(loss: Loss) -> f64 {
+    loss.lost_s / Duration::from_nanos(RECENT_NS).as_secs_f64() * 100.0
+}
+
 fn evidence(cost: JobCost) -> Evidence {
     number(format!("it cost the job {cost}"), cost.last_minute.percent, "%")
 }
@@ -65,7 +68,7 @@ fn evidence(cost: JobCost) -> Evidence {
 pub(super) fn hold_severity(f: &mut Finding, known: Option<&Finding>, settings: &Settings) {
     let was_warning = known.is_some_and(|k| k.open && k.severity == Severity::Warning);
     let least = f64::from(settings.warning_cost_percent) * HELD_SHARE;
-    let near = f.cost.is_some_and(|c| c.last_minute.percent >= least);
+    let near = f.cost.is_some_and(|c| percent_of_a_minute(c.last_minute) >= least);
     if was_warning && near && f.severity == Severity::Info {
         f.severity = Severity::Warning;
     }
@@ -95,7 +98,6 @@ mod tests {
         Cost {
             recent: Lost { lost_ns: recent_ms * 1_000_000, of_ns: RECENT_NS },
             in_all: Lost { lost_ns: 2 * S, of_ns: 200 * S },
-            once: false,
         }
     }
 
@@ -113,11 +115,13 @@ mod tests {
     }
 
     #[test]
-    fn what_happens_once_is_weighed_over_a_minute() {
-        let young = Lost { lost_ns: S, of_ns: 2 * S };
-        let cost = Cost { recent: young, in_all: young, once: true };
-        assert_eq!(cost.severity(&Settings::default()), Severity::Info);
-        assert_eq!(Cost { once: false, ..cost }.severity(&Settings::default()), Severity::Warning);
+    fn the_cost_of_a_young_job_is_weighed_over_a_minute() {
+        let cost = |lost_ns| {
+            let young = Lost { lost_ns, of_ns: 5 * S };
+            Cost { recent: young, in_all: young }.severity(&Settings::default())
+        };
+        assert_eq!(cost(S), Severity::Info);
+        assert_eq!(cost(2 * S), Severity::Warning);
     }
 
     #[test]

@@ -231,11 +231,7 @@ fn common<T: Ord + Copy>(slow: &[BTreeSet<T>], fast: &[BTreeSet<T>]) -> Option<T
 
 /// What some slow transfers cost the job, in its last minute and in all its time.
 fn cost(join: &Join, slow: &[&Speed<'_>], now_ns: u64) -> Cost {
-    Cost {
-        recent: lost(join, slow, RECENT_NS, now_ns),
-        in_all: lost(join, slow, u64::MAX, now_ns),
-        once: false,
-    }
+    Cost { recent: lost(join, slow, RECENT_NS, now_ns), in_all: lost(join, slow, u64::MAX, now_ns) }
 }
 
 /// What they cost in the last `of_ns` of it, as often as they come now. Those of one communicator follow each other; those

@@ -39,8 +39,6 @@ struct Suspect<'a> {
     ranks: Vec<Rank>,
     host: Option<&'a str>,
     events: Vec<&'a LateEvent>,
-    /// Late more often than by chance; else once very late.
-    repeats: bool,
 }
 
 /// The rule.
@@ -180,7 +178,7 @@ impl StragglerRule {
             let worst = events_of.iter().map(|e| e.by_ns).max().unwrap_or(0);
             let repeats = self.often(events_of.len(), events.len(), 1.0 / ranks as f64, ranks);
             if repeats || worst >= self.settings.late_at_once_ns {
-                found.push(Suspect { ranks: vec![rank], host: None, events: events_of, repeats });
+                found.push(Suspect { ranks: vec![rank], host: None, events: events_of });
             }
         }
         found
@@ -220,7 +218,7 @@ impl StragglerRule {
             }
             let events = ranks.iter().filter_map(|r| by_rank.remove(r)).flatten().collect();
             let of_host = c.members().keys().filter(|r| host(r) == Some(name)).copied().collect();
-            found.push(Suspect { ranks: of_host, host: Some(name), events, repeats: true });
+            found.push(Suspect { ranks: of_host, host: Some(name), events });
         }
         found
     }
@@ -229,17 +227,18 @@ impl StragglerRule {
 /// What the late arrivals cost: in the minute that ended with the last of them, and since the job began.
 fn cost(join: &Join, c: &Communicator, s: &Suspect<'_>, now_ns: u64) -> Cost {
     let last_ns = s.events.iter().map(|e| e.came_ns).max().unwrap_or(now_ns);
-    let recent = s.events.iter().filter(|e| last_ns.saturating_sub(e.came_ns) < RECENT_NS);
-    let lost_ns = LateEvent::sum_ns(recent.copied());
-    // Of many late arrivals the oldest are forgotten; what these cost is counted by rank.
-    let known_ns = c.late_since_ns().map_or(u64::MAX, |t| last_ns.saturating_sub(t));
-    let remembered_ns = LateEvent::sum_ns(s.events.iter().copied());
-    let all_ns = s.ranks.iter().fold(remembered_ns, |sum, r| sum.saturating_add(c.forgotten_late_ns(*r)));
+    let since_ns = last_ns.saturating_sub(RECENT_NS);
+    let recent = LateEvent::sum_ns(s.events.iter().filter(|e| e.came_ns >= since_ns).copied());
+    let remembered = LateEvent::sum_ns(s.events.iter().copied());
+    let add = |(recent, all): (u64, u64), rank: &Rank| {
+        let (lately, ever) = c.forgotten_late_ns(*rank, since_ns);
+        (recent.saturating_add(lately), all.saturating_add(ever))
+    };
+    let (recent_ns, all_ns) = s.ranks.iter().fold((recent, remembered), add);
     let wall_ns = wall_ns(join, c, now_ns);
     Cost {
-        recent: Lost { lost_ns, of_ns: wall_ns.min(RECENT_NS).min(known_ns) },
+        recent: Lost { lost_ns: recent_ns, of_ns: wall_ns.min(RECENT_NS) },
         in_all: Lost { lost_ns: all_ns, of_ns: wall_ns },
-        once: !s.repeats,
     }
 }
 

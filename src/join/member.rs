@@ -16,6 +16,37 @@ pub struct Called {
     pub returned: Option<bool>,
 }
 
+/// Parts of the last minute in [`Lately`], and how long one lasts, in ns.
+const LATELY_PARTS: u64 = 12;
+const LATELY_PART_NS: u64 = 5_000_000_000;
+
+/// What something cost in the parts of the last minute, in ns. The oldest part makes room for the youngest.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Lately {
+    /// Numbers of parts since the host's boot, and their costs.
+    parts: [(u64, u64); LATELY_PARTS as usize],
+}
+
+impl Lately {
+    /// Adds a cost. What is older than all parts is left out.
+    pub(super) fn add(&mut self, at_ns: u64, cost_ns: u64) {
+        let number = at_ns / LATELY_PART_NS;
+        let Some(part) = self.parts.get_mut((number % LATELY_PARTS) as usize) else { return };
+        if part.0 < number {
+            *part = (number, 0);
+        }
+        if part.0 == number {
+            part.1 = part.1.saturating_add(cost_ns);
+        }
+    }
+
+    /// The sum of the parts that lie between a moment and the youngest part, the moment's own part among them.
+    pub(super) fn since(&self, from_ns: u64) -> u64 {
+        let recent = self.parts.iter().filter(|(number, _)| *number >= from_ns / LATELY_PART_NS);
+        recent.fold(0, |sum, (_, cost_ns)| sum.saturating_add(*cost_ns))
+    }
+}
+
 /// One rank of a communicator.
 #[derive(Debug, Clone)]
 pub struct Member {
@@ -33,6 +64,8 @@ pub struct Member {
     pub worst_late_ns: Option<u64>,
     /// Wall time that others waited for it where nothing else held it, in ns.
     pub late_cost_ns: u64,
+    /// The same of about the last minute; absent until it was late.
+    pub(super) late_lately: Option<Box<Lately>>,
     /// The latest call that NCCL has not issued yet.
     pub called: Option<Called>,
     /// What it exchanged with single others.

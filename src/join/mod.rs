@@ -643,7 +643,7 @@ impl Join {
                 cost_ns = event.cost_ns();
             }
             if let Some(c) = self.comms.get_mut(&id) {
-                c.add_late_cost(e.rank, cost_ns);
+                c.add_late_cost(e.rank, e.came_ns, cost_ns);
             }
         }
     }
