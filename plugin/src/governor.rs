@@ -98,6 +98,14 @@ const WANTED_EVENTS: usize = 13;
 /// Words it needs.
 pub(crate) const WORDS: usize = 16;
 
+/// Bits of the word [`ringwatch_wire::layout::comm::WANTS`]: for which of its next operations the communicator waits.
+/// Collectives and transfers have runs of their own, so that neither breaks off a run of the other.
+pub(crate) const COLLECTIVES: u64 = 1;
+pub(crate) const TRANSFERS: u64 = 2;
+const KINDS: u64 = COLLECTIVES | TRANSFERS;
+/// So many bits higher: which kind already waited when a run of the other began.
+const KIND_BITS: u32 = 2;
+
 /// Bits of the word [`ringwatch_wire::layout::comm::HINT`]: why the called operation is worth timing.
 pub(crate) const AFTER_PAUSE: u64 = 1;
 pub(crate) const LARGE: u64 = 2;

@@ -10,7 +10,7 @@ impl Governor {
     }
 
     pub(super) fn income(&self, elapsed_ns: u64) -> u64 {
-        elapsed_ns.min(DEEP_NS).saturating_mul(self.budget_ppm) / 1_000_000
+        elapsed_ns.saturating_mul(self.budget_ppm) / 1_000_000
     }
 
     /// Fills up the bucket and returns its tokens.

@@ -52,7 +52,7 @@ fn issue(g: &Governor, c: &Comm, mask: &c_int, orders: std::ops::Range<u64>, eve
     orders
         .map(|order| {
             let timed = asks(mask);
-            g.issued(c, order, 2, timed, order * every);
+            g.issued(c, (COLLECTIVES, order), 2, timed, order * every);
             timed
         })
         .collect()
@@ -126,7 +126,7 @@ fn what_a_reader_wants_is_timed_first_and_within_the_budget() {
                 for order in turn * TURN..(turn + 1) * TURN {
                     let on = asks(mask);
                     timed[i] += u64::from(on);
-                    g.issued(c, order, 2, on, (order + (turn + i as u64) * TURN) * every);
+                    g.issued(c, (COLLECTIVES, order), 2, on, (order + (turn + i as u64) * TURN) * every);
                 }
             }
         }
@@ -180,7 +180,7 @@ fn two_communicators_share_the_mask_and_the_bucket() {
     for order in 0..200_000u64 {
         for c in [&a, &b] {
             let timed = asks(mask);
-            g.issued(c, order, 24, timed, order * 8_000);
+            g.issued(c, (COLLECTIVES, order), 24, timed, order * 8_000);
         }
     }
     // b waits for a run when it is freed: nobody is timed for its sake any more.
@@ -190,6 +190,33 @@ fn two_communicators_share_the_mask_and_the_bucket() {
     }
     g.finalized(&b);
     assert_eq!(g.get(WANTED), a.word(comm::WANTS));
+}
+
+#[test]
+fn collectives_do_not_break_off_a_run_of_transfers() {
+    let g = governor(&FACTS, &settings());
+    let (mask, c) = stage(&g);
+    // A training step as with experts: collectives, then exchanges; a millisecond lies between two operations.
+    let (mut collectives, mut transfers) = (0u64, 0u64);
+    let (mut of_transfers, mut timed) = (Vec::new(), 0u64);
+    let all_ms = 280_000;
+    for now_ms in 0..all_ms {
+        let (kind, order) = match now_ms % 14 {
+            0..8 => (COLLECTIVES, &mut collectives),
+            _ => (TRANSFERS, &mut transfers),
+        };
+        let asked = asks(mask);
+        g.issued(&c, (kind, *order), 24, asked, now_ms * MS);
+        *order += 1;
+        timed += u64::from(asked);
+        if kind == TRANSFERS {
+            of_transfers.push(asked);
+        }
+    }
+    let whole = of_transfers.chunks(32).filter(|run| run.iter().all(|t| *t)).count();
+    assert!(whole > 200, "{whole} of {} runs are whole", of_transfers.len() / 32);
+    let (spent, budget) = (timed * 24 * CHANNEL_COST_NS, all_ms * MS / 100);
+    assert!(spent * 10 < budget * 11, "{spent} of {budget} ns");
 }
 
 #[test]

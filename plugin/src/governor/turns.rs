@@ -1,9 +1,9 @@
 //! Whose turn it is to be timed, and what it costs.
 
 use super::{
-    ASLEEP_NS, CHANNEL_COST_NS, CHANNELS, ENDED, EVENT_COST_NS, EVENT_DECIDED, EVENT_SHIFT, Governor, Kernel,
-    RUN_DECIDED, RUN_MASK, RUN_SHIFT, SHIFT, SHIFT_MAX, TOKENS, WAKE_COST_NS, WANTED, WANTED_EVENTS,
-    WANTED_SHIFT, WISH_NS, WORTH,
+    ASLEEP_NS, CHANNEL_COST_NS, CHANNELS, ENDED, EVENT_COST_NS, EVENT_DECIDED, EVENT_SHIFT, Governor,
+    KIND_BITS, KINDS, Kernel, RUN_DECIDED, RUN_MASK, RUN_SHIFT, SHIFT, SHIFT_MAX, TOKENS, WAKE_COST_NS,
+    WANTED, WANTED_EVENTS, WANTED_SHIFT, WISH_NS, WORTH,
 };
 use crate::clock::now_ns;
 use crate::record::Comm;
@@ -19,6 +19,18 @@ enum Turn {
     NotDue,
     /// A reader wants detail of another one alone.
     Another,
+}
+
+/// What remains of the other kind's waiting, its run not being broken off, when one of this kind was issued: the other
+/// may have come to its end, so that it is given up at the second beginning of a run of this one.
+fn others(waiting: u64, kind: u64, begins: bool) -> u64 {
+    let other = waiting & KINDS & !kind;
+    let seen = waiting & !KINDS & !(kind << KIND_BITS);
+    match (begins, seen) {
+        (false, _) => other | seen,
+        (true, 0) => other | other << KIND_BITS,
+        (true, _) => 0,
+    }
 }
 
 impl Governor {
@@ -48,10 +60,17 @@ impl Governor {
         Some(comm.get() == c.word(comm::ID))
     }
 
-    /// Called when an operation was issued as number `order` of its communicator, on so many channels: pays for it if
-    /// it was timed by kernel events, and decides on the communicator's next one.
+    /// Called when an operation of a kind ([`super::COLLECTIVES`] or [`super::TRANSFERS`]) was issued as number `order`,
+    /// on so many channels: pays for it if it was timed by kernel events, and decides on the next one of its kind.
     #[inline]
-    pub(crate) fn issued(&self, c: &Comm, order: u64, channels: u8, by_kernel: bool, now_ns: u64) {
+    pub(crate) fn issued(
+        &self,
+        c: &Comm,
+        (kind, order): (u64, u64),
+        channels: u8,
+        by_kernel: bool,
+        now_ns: u64,
+    ) {
         if !matches!(self.kernel, Kernel::Switched | Kernel::Once) || self.get(ENDED) != 0 {
             return;
         }
@@ -65,12 +84,20 @@ impl Governor {
         };
         let gives_up = || matches!(turn, Turn::Another) && c.word(comm::WANTS) != 0;
         if by_kernel || matches!(turn, Turn::Due(_)) || self.kernel_on() || gives_up() {
-            self.decide(c, order, channels, turn, by_kernel, now_ns);
+            self.decide(c, (kind, order), channels, turn, by_kernel, now_ns);
         }
     }
 
     #[inline(never)]
-    fn decide(&self, c: &Comm, order: u64, channels: u8, turn: Turn, by_kernel: bool, now_ns: u64) {
+    fn decide(
+        &self,
+        c: &Comm,
+        (kind, order): (u64, u64),
+        channels: u8,
+        turn: Turn,
+        by_kernel: bool,
+        now_ns: u64,
+    ) {
         // What another plugin wants is not of our budget.
         if self.forced() {
             return;
@@ -93,30 +120,35 @@ impl Governor {
         if c.word(comm::FINALIZED_NS) != 0 {
             return;
         }
-        let waiting = c.word(comm::WANTS) != 0;
+        let waiting = c.word(comm::WANTS);
         let run = order.wrapping_add(1) >> RUN_SHIFT;
+        let begins = order.wrapping_add(1) & RUN_MASK == 0;
         let wants = match turn {
             // A run is not broken off.
-            Turn::Due(_) if waiting && by_kernel && order.wrapping_add(1) & RUN_MASK != 0 => true,
+            Turn::Due(_) | Turn::NotDue if waiting & kind != 0 && by_kernel && !begins => true,
             Turn::Due(which) => {
                 self.decided(run, WAKE_COST_NS + (each << RUN_SHIFT), which, RUN_DECIDED, now_ns)
             }
             Turn::NotDue | Turn::Another => false,
         };
+        let others = if matches!(turn, Turn::Another) { 0 } else { others(waiting, kind, begins) };
+        let waits_for = others | if wants { kind } else { 0 };
         // The mask is the process's: it is on while any communicator waits for its next operation.
-        if wants != waiting && c.replace(comm::WANTS, u64::from(waiting), u64::from(wants)) {
-            wanted.add(if wants { 1 } else { 1u64.wrapping_neg() });
+        if waits_for != waiting && c.replace(comm::WANTS, waiting, waits_for) {
+            wanted.add(u64::from(waits_for != 0).wrapping_sub(u64::from(waiting != 0)));
         }
         let broke = (self.get(TOKENS) as i64) < 0;
         // Not for the others, where a reader wants one alone: that one switches them on again.
         let waits = wanted.get() != 0 && !broke && !matches!(turn, Turn::Another);
-        self.switch(wants || waits);
+        self.switch(wants || others != 0 || waits);
     }
 
     /// A communicator waits for nothing any more.
     pub(crate) fn finalized(&self, c: &Comm) {
+        let waiting = c.word(comm::WANTS);
         if let Some(wanted) = self.words.get(WANTED)
-            && c.replace(comm::WANTS, 1, 0)
+            && waiting != 0
+            && c.replace(comm::WANTS, waiting, 0)
         {
             wanted.add(1u64.wrapping_neg());
             if self.kernel == Kernel::Switched && wanted.get() == 0 {

@@ -5,6 +5,7 @@ use super::{Comm, RECV, Started, learn, parent_ticket, word};
 use crate::calls;
 use crate::clock::now_ns;
 use crate::event::{Coll, P2p};
+use crate::governor;
 use crate::handle::{Handle, Kind, group};
 use crate::state::Live;
 use crate::timing::{self, Origin};
@@ -211,7 +212,8 @@ pub(super) fn issued(
     };
     issue.publish(slot, again, &origin);
     if matches!(kind, kind::COLLECTIVE) {
-        live.governor.issued(&c, order, coll.channels, timing == u64::from(timed::KERNEL), now);
+        let number = (governor::COLLECTIVES, order);
+        live.governor.issued(&c, number, coll.channels, timing == u64::from(timed::KERNEL), now);
     }
     Ok(Issued::Recorded(ticket))
 }
@@ -262,7 +264,8 @@ pub(super) fn paired(
     issue.publish(slot, again, &origin);
     // Ranks share no order of their sends and receives; a pair does.
     if !matches!(origin, Origin::Replay { .. }) {
-        live.governor.issued(&c, order.unwrap_or(0), p2p.channels, timing == u64::from(timed::KERNEL), now);
+        let number = (governor::TRANSFERS, order.unwrap_or(0));
+        live.governor.issued(&c, number, p2p.channels, timing == u64::from(timed::KERNEL), now);
     }
     Ok(Issued::Recorded(ticket))
 }
