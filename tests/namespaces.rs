@@ -8,17 +8,11 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use support::nats::{MAPPINGS, program, there};
 use support::{Json, Room, run, skipped, until};
-
-/// One cluster at a time: they would keep each other from the CPUs.
-fn alone() -> MutexGuard<'static, ()> {
-    static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn ip(arguments: &str) -> bool {
     let mut command = Command::new("ip");
@@ -379,7 +373,6 @@ fn faults_over_four_hosts_are_named_in_time_and_all_books_balance() {
     if !possible("faults_over_four_hosts_are_named_in_time_and_all_books_balance") {
         return;
     }
-    let _alone = alone();
     let mut c = Cluster::start(None, &[], &[]);
     let late = c.a_fault_is_named();
     assert!(late < 5.0, "{late} s after the others began to wait");
@@ -397,7 +390,6 @@ fn an_agent_is_killed() {
     if !possible("an_agent_is_killed") {
         return;
     }
-    let _alone = alone();
     let mut c = Cluster::start(None, &[], &[]);
     let job = c.job("missing-rank");
     c.diagnosed("missing-rank");
@@ -419,7 +411,6 @@ fn an_analyser_is_killed() {
     if !possible("an_analyser_is_killed") {
         return;
     }
-    let _alone = alone();
     let mut c = Cluster::start(None, &[], &[]);
     let job = c.job("missing-rank");
     c.diagnosed("missing-rank");
@@ -451,7 +442,6 @@ fn the_leader_of_the_servers_is_killed() {
     if !possible("the_leader_of_the_servers_is_killed") {
         return;
     }
-    let _alone = alone();
     let mut c = Cluster::start(None, &[], &[]);
     let leads = leader(&c);
     let job = c.job("missing-rank");
@@ -469,7 +459,6 @@ fn a_host_is_cut_off_for_half_a_minute() {
     if !possible("a_host_is_cut_off_for_half_a_minute") {
         return;
     }
-    let _alone = alone();
     let mut c = Cluster::start(None, &[], &[]);
     let job = c.job("missing-rank");
     c.diagnosed("missing-rank");
@@ -501,7 +490,6 @@ fn a_hosts_clock_is_two_seconds_off_and_drifts() {
     if !possible("a_hosts_clock_is_two_seconds_off_and_drifts") {
         return;
     }
-    let _alone = alone();
     // Two seconds ahead, and 200 us a second more.
     let more = [
         ("LD_PRELOAD", library.as_str()),
@@ -522,7 +510,6 @@ fn a_servers_disk_is_full() {
     if !possible("a_servers_disk_is_full") {
         return;
     }
-    let _alone = alone();
     let mut c = Cluster::start(None, &[], &[1, 2, 3]);
     let fill = |c: &Cluster, host: usize| {
         // Until there is no room.

@@ -11,17 +11,16 @@ use ringwatch::join::Join;
 use ringwatch::model::{Change, CommId, Confidence, Finding, FindingEvent, Kind, Making, Rank, Update};
 use simulator::{AHEAD_NS, BEGIN, Case, Expected, Simulation};
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError, RwLock};
 use watch::{Watcher, Way};
 
 const MS: u64 = 1_000_000;
 
-/// Real processes that get no CPU at all for a while are late, and are rightly told so: one test at a time.
-fn alone() -> std::sync::MutexGuard<'static, ()> {
-    static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
+/// Real processes that get no CPU at all for a while are late, and are rightly told so: they run beside each other, and
+/// beside no simulation.
+static PROCESSES: RwLock<()> = RwLock::new(());
 
 /// A finding, when it was told, and when the facts that prove it were there.
 struct Told {
@@ -266,58 +265,85 @@ fn what_rests_on_every_operation_is_found_where_few_are_told_and_nothing_else() 
     corpus(Way::Sampled, |case| case.expect.iter().all(|e| usage.contains(&e.kind.as_str())));
 }
 
-fn corpus(way: Way, takes: impl Fn(&Case) -> bool) {
-    let _alone = alone();
-    let only = std::env::var("SCENARIO").ok();
-    let (mut planted, mut found, mut right, mut healthy, mut count) = (0, 0, 0, 0, 0);
-    let mut report = String::new();
-    let named = |n: &str| only.as_ref().is_none_or(|o| n.contains(o.as_str()));
-    for (name, case) in cases().iter().filter(|(n, case)| named(n) && takes(case)) {
-        let began = std::time::Instant::now();
-        // Other noise, to see whether a verdict hangs on it.
-        let seed = std::env::var("SCENARIO_SEED").unwrap_or_default();
-        let o = watch(&format!("{name}{seed}"), case, way);
-        count += 1;
-        healthy += usize::from(case.expect.is_empty());
-        planted += case.expect.len();
-        found += o.told.len();
+/// What became of the cases of a corpus.
+#[derive(Default)]
+struct Score {
+    cases: usize,
+    healthy: usize,
+    planted: usize,
+    found: usize,
+    right: usize,
+    /// What is wrong, by case.
+    wrong: BTreeMap<String, Vec<String>>,
+}
+
+impl Score {
+    fn add(&mut self, name: &str, case: &Case, o: &Outcome, way: Way) {
+        self.cases += 1;
+        self.healthy += usize::from(case.expect.is_empty());
+        self.planted += case.expect.len();
+        self.found += o.told.len();
         let mut left: Vec<&Told> = o.told.iter().collect();
         let mut wrong = Vec::new();
         for wanted in &case.expect {
-            match left.iter().position(|t| is_it(&o, t, wanted)) {
+            match left.iter().position(|t| is_it(o, t, wanted)) {
                 Some(at) => {
-                    right += 1;
+                    self.right += 1;
                     let t = left.remove(at);
-                    wrong.extend(
-                        flaws(&o, t, wanted, case, way).into_iter().map(|w| format!("{}: {w}", wanted.kind)),
-                    );
+                    let flaws = flaws(o, t, wanted, case, way);
+                    wrong.extend(flaws.into_iter().map(|w| format!("{}: {w}", wanted.kind)));
                 }
                 None => wrong.push(format!("not found: {wanted:?}")),
             }
         }
         for t in left {
             let at = (t.at_ns - BEGIN) as f64 / 1e9;
-            wrong.push(format!("found instead, at {at:.2} s: {}", line(&o, &t.finding)));
-            for e in &t.finding.evidence {
-                wrong.push(format!("      {}", e.text));
-            }
+            wrong.push(format!("found instead, at {at:.2} s: {}", line(o, &t.finding)));
+            wrong.extend(t.finding.evidence.iter().map(|e| format!("      {}", e.text)));
         }
         if !wrong.is_empty() {
-            writeln!(report, "{name}:\n    {}", wrong.join("\n    ")).expect("written");
-        }
-        if only.is_some() || began.elapsed().as_secs() >= 3 {
-            println!("{name}: {:.1} s", began.elapsed().as_secs_f64());
-            o.told.iter().for_each(|t| println!("    {}", line(&o, &t.finding)));
+            self.wrong.insert(name.to_owned(), wrong);
         }
     }
-    let precision = if found == 0 { 1.0 } else { f64::from(right) / found as f64 };
-    let recall = if planted == 0 { 1.0 } else { f64::from(right) / planted as f64 };
+
+    fn report(&self) -> String {
+        let of = |(name, wrong): (&String, &Vec<String>)| format!("{name}:\n    {}\n", wrong.join("\n    "));
+        self.wrong.iter().map(of).collect()
+    }
+}
+
+fn corpus(way: Way, takes: impl Fn(&Case) -> bool) {
+    let _alone = PROCESSES.write().unwrap_or_else(PoisonError::into_inner);
+    let only = std::env::var("SCENARIO").ok();
+    // Other noise, to see whether a verdict hangs on it.
+    let seed = std::env::var("SCENARIO_SEED").unwrap_or_default();
+    let named = |n: &str| only.as_ref().is_none_or(|o| n.contains(o.as_str()));
+    let cases: Vec<(String, Case)> =
+        cases().into_iter().filter(|(name, case)| named(name) && takes(case)).collect();
+    let (next, score) = (AtomicUsize::new(0), Mutex::new(Score::default()));
+    let work = || {
+        while let Some((name, case)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let began = std::time::Instant::now();
+            let o = watch(&format!("{name}{seed}"), case, way);
+            score.lock().unwrap_or_else(PoisonError::into_inner).add(name, case, &o, way);
+            if only.is_some() || began.elapsed().as_secs() >= 3 {
+                println!("{name}: {:.1} s", began.elapsed().as_secs_f64());
+                o.told.iter().for_each(|t| println!("    {}", line(&o, &t.finding)));
+            }
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    let s = score.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let share = |right: usize, of: usize| if of == 0 { 1.0 } else { right as f64 / of as f64 };
+    let (precision, recall) = (share(s.right, s.found), share(s.right, s.planted));
     println!(
-        "{count} cases, {healthy} of them healthy, {planted} causes planted: precision {precision:.4}, recall {recall:.4}"
+        "{} cases, {} of them healthy, {} causes planted: precision {precision:.4}, recall {recall:.4}",
+        s.cases, s.healthy, s.planted
     );
     let sick = if way == Way::Sampled { 6 } else { 60 };
-    assert!(only.is_some() || (healthy >= 20 && count - healthy >= sick), "the corpus has shrunk");
-    assert!(report.is_empty() && precision >= 1.0 && recall >= 1.0, "\n{report}");
+    assert!(only.is_some() || (s.healthy >= 20 && s.cases - s.healthy >= sick), "the corpus has shrunk");
+    assert!(s.wrong.is_empty() && precision >= 1.0 && recall >= 1.0, "\n{}", s.report());
 }
 
 /// Plays a case's callbacks on the real plugin, a process a rank, and watches the segments. Hosts run ahead of their GPUs,
@@ -325,7 +351,7 @@ fn corpus(way: Way, takes: impl Fn(&Case) -> bool) {
 /// NCCL's static one, so that the plugin calls every operation untimed: cases that rest on what did not start are left
 /// to real GPUs.
 fn faithfully(name: &str) {
-    let _alone = alone();
+    let _beside = PROCESSES.read().unwrap_or_else(PoisonError::into_inner);
     use ringwatch::ingest::{Place, Segments, now_ns};
     let (_, case) = cases().into_iter().find(|(n, _)| n == name).expect("a case");
     let mut sim = Simulation::new(&case, name, 0, 0);
