@@ -40,7 +40,7 @@ pub(super) fn processes(bytes: &[u8]) {
 fn is_kernels(stat: &str) -> bool {
     let Some((_, behind)) = stat.rsplit_once(") ") else { return false };
     let mut fields = behind.trim_end_matches('\n').split(' ');
-    let letter = fields.next().is_some_and(|s| s.len() == 1 && s.is_ascii());
+    let letter = fields.next().is_some_and(|s| matches!(s.as_bytes(), [c] if c.is_ascii_alphabetic()));
     let number = |f: &str| !f.is_empty() && f.parse::<i128>().is_ok() && !f.starts_with('+');
     letter && fields.all(number)
 }
