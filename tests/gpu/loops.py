@@ -5,8 +5,8 @@ python3 loops.py PATH_OF_RINGWATCH [LOOP[:FAULT] ...]
 Each run has an agent of its own, whose JSON events are read. A healthy run (SECONDS_HEALTHY, 300 by default) fails on any
 finding of severity warning or critical. A planted fault fails unless a finding of the right kind names the last rank
 within the limit and no other warning is reported before. RANKS is the number of ranks (2), PARALLEL how many healthy
-loops run side by side (1), LOGS a directory in which agents' and jobs' outputs are kept. Prints one line a run and exits 1
-if one failed. Needs 2 GPUs and torch; with more ranks than GPUs, ranks share them.
+loops run side by side (1), LOGS a directory in which outputs of agents and jobs are kept, and the segments of faults (as
+tar files). Prints one line a run and exits 1 if one failed. Needs 2 GPUs and torch; with more ranks than GPUs, ranks share them.
 """
 import concurrent.futures
 import json
@@ -24,11 +24,13 @@ import torch
 RANKS = int(os.environ.get("RANKS", "2"))
 SECONDS_HEALTHY = int(os.environ.get("SECONDS_HEALTHY", "300"))
 LOOPS = ["ddp", "fsdp", "tensor", "pipeline", "experts", "inference"]
+# What an absent rank may be called: the others wait for it in a collective, or in a transfer of theirs.
+ABSENT = ("missing-rank", "not-started", "send-without-receive", "receive-without-send")
 # Fault: kinds that are right, seconds until the finding is due.
 FAULTS = {
     "healthy": ((), 0),
-    "missing": (("missing-rank", "not-started"), 5),
-    "stop": (("missing-rank", "not-started"), 5),
+    "missing": (ABSENT, 5),
+    "stop": (ABSENT, 5),
     "late": (("straggler",), 10),
 }
 START_SECONDS = 90
@@ -71,7 +73,8 @@ class Agent:
         self.out = place / "agent.out"
         self.process = subprocess.Popen(
             [ringwatch, "agent", "--json", "--set", f'segments.directories=["{place / "segments"}"]',
-             "--set", "http.listen=null", "--set", f"socket.path={place / 'agent.sock'}"],
+             "--set", "http.listen=null", "--set", f"socket.path={place / 'agent.sock'}",
+             "--set", f"findings.directory={place / 'findings'}"],
             stdout=open(self.out, "w"), stderr=open(place / "agent.err", "w"),
         )
 
@@ -145,8 +148,11 @@ def run(ringwatch, plugin, loop, fault, port):
         end(job, place)
         agent.end()
         if "LOGS" in os.environ:
+            kept = pathlib.Path(os.environ["LOGS"]) / f"{loop}-{fault}-{RANKS}"
             for name in ("agent.out", "agent.err", "job.out"):
-                shutil.copy(place / name, pathlib.Path(os.environ["LOGS"]) / f"{loop}-{fault}-{RANKS}.{name}")
+                shutil.copy(place / name, f"{kept}.{name}")
+            if fault != "healthy":
+                shutil.make_archive(f"{kept}.segments", "gztar", place / "segments")
         shutil.rmtree(place, ignore_errors=True)
 
 
