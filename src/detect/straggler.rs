@@ -228,7 +228,7 @@ impl StragglerRule {
 fn cost(join: &Join, c: &Communicator, s: &Suspect<'_>, now_ns: u64) -> Cost {
     let last_ns = s.events.iter().map(|e| e.came_ns).max().unwrap_or(now_ns);
     let since_ns = last_ns.saturating_sub(RECENT_NS);
-    let recent = LateEvent::sum_ns(s.events.iter().filter(|e| e.came_ns >= since_ns).copied());
+    let recent = LateEvent::sum_ns(s.events.iter().filter(|e| e.came_ns > since_ns).copied());
     let remembered = LateEvent::sum_ns(s.events.iter().copied());
     let add = |(recent, all): (u64, u64), rank: &Rank| {
         let (lately, ever) = c.forgotten_late_ns(*rank, since_ns);

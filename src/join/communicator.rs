@@ -430,7 +430,7 @@ impl Communicator {
     pub fn forgotten_late_ns(&self, rank: Rank, since_ns: u64) -> (u64, u64) {
         let Some(m) = self.members.get(&rank) else { return (0, 0) };
         let remembered = || self.late.iter().filter(|e| e.rank == rank);
-        let recent = remembered().filter(|e| e.came_ns >= since_ns);
+        let recent = remembered().filter(|e| e.came_ns > since_ns);
         let lately_ns = m.late_lately.as_ref().map_or(0, |l| l.since(since_ns));
         let all_ns = m.late_cost_ns.saturating_sub(LateEvent::sum_ns(remembered()));
         (lately_ns.saturating_sub(LateEvent::sum_ns(recent)).min(all_ns), all_ns)

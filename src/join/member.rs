@@ -40,9 +40,9 @@ impl Lately {
         }
     }
 
-    /// The sum of the parts that lie between a moment and the youngest part, the moment's own part among them.
+    /// The sum of the parts that lie whole behind a moment.
     pub(super) fn since(&self, from_ns: u64) -> u64 {
-        let recent = self.parts.iter().filter(|(number, _)| *number >= from_ns / LATELY_PART_NS);
+        let recent = self.parts.iter().filter(|(number, _)| *number > from_ns / LATELY_PART_NS);
         recent.fold(0, |sum, (_, cost_ns)| sum.saturating_add(*cost_ns))
     }
 }
@@ -209,5 +209,25 @@ impl Member {
     /// Operations issued, by calls and by replays.
     pub fn issued_in_all(&self) -> u64 {
         self.record.issued.saturating_add(self.record.replayed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LATELY_PART_NS, Lately};
+
+    #[test]
+    fn what_it_cost_lately_is_summed_by_parts() {
+        let mut lately = Lately::default();
+        for part in 1..40 {
+            lately.add(part * LATELY_PART_NS, 2);
+            lately.add(part * LATELY_PART_NS + LATELY_PART_NS / 2, 3);
+        }
+        assert_eq!(lately.since(0), 12 * 5, "as many parts as there are");
+        assert_eq!(lately.since(36 * LATELY_PART_NS), 3 * 5);
+        lately.add(LATELY_PART_NS, 7);
+        assert_eq!(lately.since(0), 12 * 5, "too old");
+        lately.add(200 * LATELY_PART_NS, 1);
+        assert_eq!(lately.since(100 * LATELY_PART_NS), 1);
     }
 }
