@@ -1043,12 +1043,13 @@ impl Counted {
 /// The kernel's time by its stamps; its believed starts become the latest ones of their channels.
 fn stamped(op: &OpRecord, clock: &ClockMap, member: &mut Member) -> Option<Kernel> {
     let mut limit = Limit::of(op, clock)?;
-    let kernel = timing::kernel(op, &mut limit, |c| member.last_start(c))?;
+    let (kernel, first) = timing::kernel(op, &mut limit, |c| member.last_start(c))?;
     let all = kernel.believed == kernel.stamped;
     for s in &op.stamps {
         let earlier = member.last_start(s.channel);
         if let Some(start) = s.start_gpu_ns
             && if all { earlier.is_none_or(|e| start >= e) } else { limit.believes(s, earlier) }
+            && start >= first
         {
             member.started(s.channel, start);
         }

@@ -1,7 +1,7 @@
 //! Exchanges: launches in which a rank sends to all others and receives from all of them, as in an all-to-all.
 //!
-//! Each transfer of such a launch waits for its two ends. A rank whose ends are shorter than those of its peers came
-//! later than they did. Transfers of other launches say less: in a pipeline one end waits in every step.
+//! Each transfer of such a launch waits for its two ends. A rank that starts later than its peers do, or whose ends are
+//! shorter where their clocks differ, keeps them waiting. Transfers of other launches say less: in a pipeline one end waits in every step.
 
 use super::instance::{LATE_NS, Late, Measure, Part};
 use crate::model::{Func, Rank, Track};
@@ -23,9 +23,19 @@ struct ExchangeLaunch {
     sent: usize,
     received: usize,
     with_itself: bool,
-    /// How much longer the peers' ends took than its own, in ns.
+    /// How much longer the peers were in it, in ns.
     waited_for_ns: Vec<i64>,
     shortest_ns: Option<u64>,
+}
+
+/// Whose exchanges they are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Among {
+    /// Ranks of the communicator.
+    pub(super) ranks: usize,
+    /// Their times are of one host: then starts are compared. NCCL 2.28 reports wrong ends of a launch in which a rank
+    /// sends to itself as well: those of its own copy.
+    pub(super) one_clock: bool,
 }
 
 /// A late rank of an exchange, and the transfer time in ns.
@@ -41,10 +51,11 @@ pub(super) struct Exchanges {
 }
 
 impl Exchanges {
-    /// Takes a finished transfer between two of `ranks` ranks. Returns the late rank of each exchange that it completes.
-    pub(super) fn add(&mut self, track: Track, ends: [&Part; 2], ranks: usize) -> [Option<LateExchange>; 2] {
+    /// Takes a finished transfer of a communicator. Returns the late rank of each exchange that it completes.
+    pub(super) fn add(&mut self, track: Track, ends: [&Part; 2], among: Among) -> [Option<LateExchange>; 2] {
         let Track::Pair(from, to) = track else { return [None; 2] };
         let [sent, received] = ends;
+        let ranks = among.ranks;
         if ranks > RANKS_MAX {
             return [None; 2];
         }
@@ -54,23 +65,27 @@ impl Exchanges {
             self.launch((from, plan)).with_itself = true;
             return [self.late((from, plan), ranks), None];
         }
-        [self.add_end(from, sent, received, ranks), self.add_end(to, received, sent, ranks)]
+        [self.add_end(from, sent, received, among), self.add_end(to, received, sent, among)]
     }
 
-    fn add_end(&mut self, rank: Rank, own: &Part, peer: &Part, ranks: usize) -> Option<LateExchange> {
+    fn add_end(&mut self, rank: Rank, own: &Part, peer: &Part, among: Among) -> Option<LateExchange> {
         let key = (rank, own.op.plan?);
-        let (own_ns, peer_ns) = (own.kernel?.duration_ns, peer.kernel?.duration_ns);
-        let waited_for_ns = peer_ns.checked_signed_diff(own_ns)?;
+        let (own, own_func, peer) = (own.kernel?, own.op.func, peer.kernel?);
+        let own_ns = own.duration_ns;
+        let waited_for_ns = match among.one_clock {
+            true => own.start_ns.checked_signed_diff(peer.start_ns)?,
+            false => peer.duration_ns.checked_signed_diff(own_ns)?,
+        };
         self.transfers += 1;
         let launch = self.launch(key);
-        if own.op.func == Func::Send {
+        if own_func == Func::Send {
             launch.sent += 1;
         } else {
             launch.received += 1;
         }
         launch.waited_for_ns.push(waited_for_ns);
         launch.shortest_ns = Some(launch.shortest_ns.map_or(own_ns, |s| s.min(own_ns)));
-        let late = self.late(key, ranks);
+        let late = self.late(key, among.ranks);
         while self.transfers > TRANSFERS_KEPT
             && let Some(oldest) = self.order.pop_front()
         {
@@ -152,8 +167,10 @@ mod tests {
                 if !(from != to && peers(from, to) || from == to && with_itself) {
                     continue;
                 }
-                let end_ns = start_ns(from).max(start_ns(to)) + 1_000_000;
+                let both_ns = start_ns(from).max(start_ns(to)) + 1_000_000;
                 for (rank, peer, func) in [(from, to, Func::Send), (to, from, Func::Recv)] {
+                    // As NCCL 2.28 reports it.
+                    let end_ns = if with_itself { start_ns(rank) + 30_000 } else { both_ns };
                     let op = end(rank, peer, func, order, order, (start_ns(rank), end_ns));
                     j.feed(Update::Op(Box::new(op)));
                 }

@@ -27,6 +27,9 @@ impl Kernel {
     }
 }
 
+/// Channels of a communicator at most.
+const CHANNELS_MAX: usize = 64;
+
 /// Slack for records whose call is not known, in ns: NCCL launches before it issues, and the launch itself seldom
 /// takes longer.
 const LAUNCH_SLACK_NS: u64 = 1_000_000;
@@ -71,6 +74,14 @@ impl<'a> Limit<'a> {
             && self.comes_after(start)
     }
 
+    /// The host's time of a believed start.
+    fn host_of(&self, start: u64) -> Option<u64> {
+        self.first
+            .filter(|(first, _)| *first == start)
+            .map(|(_, host)| host)
+            .or_else(|| self.clock.to_host(start))
+    }
+
     fn comes_after(&mut self, start: u64) -> bool {
         if self.first.is_some_and(|(first, _)| start >= first) {
             return true;
@@ -83,19 +94,76 @@ impl<'a> Limit<'a> {
     }
 }
 
-/// The kernel's time from its channels' believed stamps; `None` when there is none. Channels still running
-/// leave it open.
-pub fn kernel(op: &OpRecord, limit: &mut Limit<'_>, earlier: impl Fn(u8) -> Option<u64>) -> Option<Kernel> {
-    let (mut last_stop, mut believed) = (0, 0u16);
-    for s in &op.stamps {
-        if limit.believes(s, earlier(s.channel)) {
-            last_stop = last_stop.max(s.stop_gpu_ns?);
-            believed = believed.saturating_add(1);
+/// The kernel's time from its channels' believed stamps, and when it started on the GPU's clock; `None` when there is no
+/// such stamp. Channels still running leave it open.
+pub fn kernel(
+    op: &OpRecord,
+    limit: &mut Limit<'_>,
+    earlier: impl Fn(u8) -> Option<u64>,
+) -> Option<(Kernel, u64)> {
+    let mut all = Span::default();
+    for s in op.stamps.iter().filter(|s| limit.believes(s, earlier(s.channel))) {
+        all.add(s.start_gpu_ns?, s.stop_gpu_ns?);
+    }
+    if all.last_start > all.first_stop {
+        let mut times = [(0, 0); CHANNELS_MAX];
+        let believed = op.stamps.iter().filter(|s| limit.believes(s, earlier(s.channel)));
+        for (s, time) in believed.take(CHANNELS_MAX).zip(&mut times) {
+            *time = (s.start_gpu_ns?, s.stop_gpu_ns?);
+        }
+        all = youngest_together(times.get(..usize::from(all.channels))?);
+    }
+    let first = all.first_start?;
+    let kernel = Kernel {
+        start_ns: limit.host_of(first)?,
+        duration_ns: all.last_stop.saturating_sub(first),
+        believed: all.channels,
+        stamped: u16::try_from(op.stamps.len()).unwrap_or(u16::MAX),
+    };
+    Some((kernel, first))
+}
+
+/// What the times of channels have in common, on the GPU's clock.
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    first_start: Option<u64>,
+    last_start: u64,
+    first_stop: u64,
+    last_stop: u64,
+    channels: u16,
+}
+
+impl Default for Span {
+    fn default() -> Self {
+        Span { first_start: None, last_start: 0, first_stop: u64::MAX, last_stop: 0, channels: 0 }
+    }
+}
+
+impl Span {
+    fn add(&mut self, start: u64, stop: u64) {
+        self.first_start = Some(self.first_start.map_or(start, |first| first.min(start)));
+        self.last_start = self.last_start.max(start);
+        self.first_stop = self.first_stop.min(stop);
+        self.last_stop = self.last_stop.max(stop);
+        self.channels = self.channels.saturating_add(1);
+    }
+}
+
+/// The channels that ran together with the one that started last, or with one that did. The channels of a kernel run at the
+/// same time. Those that were done before the last one began tell of an earlier operation: NCCL 2.28 counts the operations
+/// of a channel wrongly after a rank sent to itself.
+fn youngest_together(times: &[(u64, u64)]) -> Span {
+    let mut first = times.iter().map(|(start, _)| *start).max().unwrap_or(0);
+    loop {
+        let together = times.iter().filter(|(_, stop)| *stop >= first);
+        match together.map(|(start, _)| *start).min() {
+            Some(lower) if lower < first => first = lower,
+            _ => break,
         }
     }
-    let (first_start, start_ns) = limit.first?;
-    let stamped = u16::try_from(op.stamps.len()).unwrap_or(u16::MAX);
-    Some(Kernel { start_ns, duration_ns: last_stop - first_start, believed, stamped })
+    let mut all = Span::default();
+    times.iter().filter(|(start, _)| *start >= first).for_each(|(start, stop)| all.add(*start, *stop));
+    all
 }
 
 /// When the kernel started, host clock ns, from believable starts alone: for kernels that have not stopped.
@@ -126,7 +194,7 @@ mod tests {
 
     fn kernel_of(o: &OpRecord, earlier: impl Fn(u8) -> Option<u64>) -> Option<Kernel> {
         let clock = clock();
-        kernel(o, &mut Limit::of(o, &clock)?, earlier)
+        kernel(o, &mut Limit::of(o, &clock)?, earlier).map(|(k, _)| k)
     }
 
     /// A stamp at host times, seen 50 us after it stops.
@@ -169,6 +237,19 @@ mod tests {
         o.stamps = vec![at(0, 120_000, 130_000)];
         assert_eq!(kernel_of(&o, |_| Some(1_120_001)), None);
         assert!(kernel_of(&o, |_| Some(1_120_000)).is_some(), "fused kernels start together");
+    }
+
+    #[test]
+    fn channels_that_were_done_before_the_others_began_tell_of_another_operation() {
+        let mut o = op(Lane::Collective, 0);
+        o.called_ns = Some(100_000);
+        o.stamps = vec![at(0, 120_000, 190_000), at(1, 200_000, 230_000), at(2, 210_000, 260_000)];
+        let k = kernel_of(&o, |_| None).expect("two channels are right");
+        assert_eq!((k.duration_ns, k.believed, k.stamped), (60_000, 2, 3));
+        // Each of these runs together with another one.
+        o.stamps = vec![at(0, 120_000, 210_000), at(1, 200_000, 230_000), at(2, 220_000, 260_000)];
+        let k = kernel_of(&o, |_| None).expect("all are right");
+        assert_eq!((k.duration_ns, k.believed, k.stamped), (140_000, 3, 3));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What becomes of a communicator's operations: complete ones are counted and judged, old ones forgotten.
 
 use super::super::carry::{carried, crossed};
-use super::super::exchange::Exchanges;
+use super::super::exchange::{Among, Exchanges};
 use super::super::finished::{Finished, FinishedPart, Operation, Outbox};
 use super::super::instance::{Instance, LATE_NS, Late, Measure, Part, busbw};
 use super::super::stats::{Class, ClassKey, Sample, size_class};
@@ -396,9 +396,10 @@ impl Communicator {
     /// Reports the late ranks of the exchanges that a transfer completes; returns one of them.
     fn judge_exchanges(&mut self, key: Key, ranks: usize) -> Option<Late> {
         let Track::Pair(from, to) = key.0 else { return None };
+        let among = Among { ranks, one_clock: self.one_clock() };
         let parts = &self.instances.get(&key)?.parts;
         let ends = [parts.get(&from)?, parts.get(&to)?];
-        let found = self.exchanges.add(key.0, ends, ranks);
+        let found = self.exchanges.add(key.0, ends, among);
         for (late, transfer_ns) in found.into_iter().flatten() {
             self.judged += 1;
             self.tell_late(key, late, transfer_ns, true);
