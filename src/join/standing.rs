@@ -277,7 +277,7 @@ impl Join {
             since_ns,
             for_ns,
             at_least_ns,
-            on_gpu: started.is_some() || mute,
+            on_gpu: started.is_some(),
             silent: started.is_none() && !mute && silent,
         })
     }
