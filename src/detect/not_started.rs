@@ -22,6 +22,10 @@ fn behind_untimed(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let patience = patience.max(rhythm.longest_ns.saturating_mul(2)).max(queue_ns.saturating_mul(3));
     let waited = at.waited.for_ns.filter(|w| *w >= patience && at.stall.order > 0)?;
     let ranks = at.waited.ranks.clone();
+    // They are on their way through what the hosts issued.
+    if ranks.iter().all(|r| standstill::activity(scene, at, *r) == Some(Activity::Computing)) {
+        return None;
+    }
     let order = at.stall.order;
     let evidence = vec![
         number(

@@ -92,7 +92,8 @@ fn is_ambiguous(scene: &Scene<'_>, at: Place<'_>) -> bool {
     }
 }
 
-fn activity(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> Option<Activity> {
+/// What a rank's GPU does now; absent where it is not known.
+pub(super) fn activity(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> Option<Activity> {
     let member = &at.comm.members().get(&rank)?.record;
     let host = &scene.process(at.comm, rank)?.record.host;
     scene.join.hardware().activity(host, member.gpu.as_ref()?, scene.now_ns)
