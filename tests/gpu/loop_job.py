@@ -11,6 +11,7 @@ The moment of the fault (Unix time) is written to DIR/fault. More ranks than GPU
 group that covers the GPUs once is a node of its own for NCCL (NCCL_HOSTID).
 """
 import contextlib
+import gc
 import os
 import pathlib
 import signal
@@ -236,6 +237,9 @@ def main():
     step = {f.__name__: f for f in (ddp, fsdp, tensor, pipeline, experts, inference)}[LOOP]()
     run(step)
     torch.cuda.synchronize()
+    # A communicator is not destroyed before the graphs that captured its operations.
+    del step
+    gc.collect()
     dist.destroy_process_group()
 
 
