@@ -1,9 +1,9 @@
 //! Whose turn it is to be timed, and what it costs.
 
 use super::{
-    ASLEEP_NS, CHANNEL_COST_NS, CHANNELS, ENDED, EVENT_COST_NS, EVENT_DECIDED, EVENT_SHIFT, Governor,
-    KIND_BITS, KINDS, Kernel, RUN_DECIDED, RUN_MASK, RUN_SHIFT, SHIFT, SHIFT_MAX, TOKENS, WAKE_COST_NS,
-    WANTED, WANTED_EVENTS, WANTED_SHIFT, WISH_NS, WORTH,
+    ASLEEP_NS, CHANNEL_COST_NS, CHANNELS, COLLECTIVES, DEEP_NS, ENDED, EVENT_COST_NS, EVENT_DECIDED,
+    EVENT_SHIFT, Governor, KIND_BITS, KINDS, Kernel, RUN_DECIDED, RUN_MASK, RUN_SHIFT, SHIFT, SHIFT_MAX,
+    TOKENS, WAKE_COST_NS, WANTED, WANTED_EVENTS, WANTED_SHIFT, WISH_NS, WORTH,
 };
 use crate::clock::now_ns;
 use crate::record::Comm;
@@ -21,12 +21,12 @@ enum Turn {
     Another,
 }
 
-/// What remains of the other kind's waiting, its run not being broken off, when one of this kind was issued: the other
-/// may have come to its end, so that it is given up at the second beginning of a run of this one.
-fn others(waiting: u64, kind: u64, begins: bool) -> u64 {
+/// The bits of the other kind's waiting that stay when an operation of this kind was issued: its run is not broken off.
+/// Transfers may have come to their end; they are given up at the second beginning of a run of collectives.
+fn kept_waiting(waiting: u64, kind: u64, begins: bool) -> u64 {
     let other = waiting & KINDS & !kind;
     let seen = waiting & !KINDS & !(kind << KIND_BITS);
-    match (begins, seen) {
+    match (begins && kind == COLLECTIVES, seen) {
         (false, _) => other | seen,
         (true, 0) => other | other << KIND_BITS,
         (true, _) => 0,
@@ -131,7 +131,14 @@ impl Governor {
             }
             Turn::NotDue | Turn::Another => false,
         };
-        let others = if matches!(turn, Turn::Another) { 0 } else { others(waiting, kind, begins) };
+        // Runs end with a debt where more than they were priced for came between: up to here, and no further.
+        let ends = self.fill(now_ns) < -(self.income(DEEP_NS) as i64);
+        let wants = wants && !ends;
+        let others = match turn {
+            _ if ends => 0,
+            Turn::Another => 0,
+            Turn::Due(_) | Turn::NotDue => kept_waiting(waiting, kind, begins),
+        };
         let waits_for = others | if wants { kind } else { 0 };
         // The mask is the process's: it is on while any communicator waits for its next operation.
         if waits_for != waiting && c.replace(comm::WANTS, waiting, waits_for) {
@@ -145,15 +152,20 @@ impl Governor {
 
     /// A communicator waits for nothing any more.
     pub(crate) fn finalized(&self, c: &Comm) {
-        let waiting = c.word(comm::WANTS);
-        if let Some(wanted) = self.words.get(WANTED)
-            && waiting != 0
-            && c.replace(comm::WANTS, waiting, 0)
-        {
-            wanted.add(1u64.wrapping_neg());
-            if self.kernel == Kernel::Switched && wanted.get() == 0 {
-                self.switch(false);
+        let Some(wanted) = self.words.get(WANTED) else { return };
+        loop {
+            let waiting = c.word(comm::WANTS);
+            if waiting == 0 {
+                return;
             }
+            // Another thread may have changed for what it waits.
+            if c.replace(comm::WANTS, waiting, 0) {
+                break;
+            }
+        }
+        wanted.add(1u64.wrapping_neg());
+        if self.kernel == Kernel::Switched && wanted.get() == 0 {
+            self.switch(false);
         }
     }
 

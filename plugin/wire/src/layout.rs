@@ -94,7 +94,7 @@ pub mod comm {
     pub const ISSUES: usize = 22;
     /// Plans.
     pub const PLANS: usize = 23;
-    /// The writer's own notes, of no meaning to a reader. Kernel events are wanted for the next operation.
+    /// The writer's own notes, of no meaning to a reader. For which kinds of its next operations kernel events are wanted.
     pub const WANTS: usize = 24;
     /// Issue of the operation that was timed by kernel events last, host monotonic ns.
     pub const TIMED_NS: usize = 25;
