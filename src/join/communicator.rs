@@ -180,7 +180,7 @@ pub struct Communicator {
     split: BTreeSet<(Track, u64)>,
     late: VecDeque<LateEvent>,
     /// A rank that may be late; the next operation tells.
-    suspected_late: Option<(Key, Late)>,
+    suspected_late: Option<Suspicion>,
     signed: Signed,
     mismatch: Option<(Track, u64)>,
     /// When that was seen, host monotonic ns.
@@ -1019,6 +1019,16 @@ pub(super) fn state_of(
 /// Memory of what hangs on a record, in bytes.
 fn attached_bytes(op: &OpRecord) -> usize {
     size_of_val(op.stamps.as_slice()) + size_of_val(op.net.as_slice())
+}
+
+/// A rank that may have been late, as long as nobody knows whether the others waited for it.
+#[derive(Debug, Clone, Copy)]
+struct Suspicion {
+    /// The first operation in which it was.
+    first: Key,
+    /// The newest one in which it was, on the same track.
+    newest: u64,
+    late: Late,
 }
 
 /// What members are counted by.

@@ -5,7 +5,7 @@ use super::super::exchange::{Among, Exchanges};
 use super::super::finished::{Finished, FinishedPart, Operation, Outbox};
 use super::super::instance::{Instance, LATE_NS, Late, Measure, Part, busbw};
 use super::super::stats::{Class, ClassKey, Sample, size_class};
-use super::{Communicator, HELD, Key, LATE_KEPT, LateEvent, attached_bytes};
+use super::{Communicator, HELD, Key, LATE_KEPT, LateEvent, Suspicion, attached_bytes};
 use crate::model::{Func, Rank, Spare, Track};
 use std::collections::BTreeMap;
 
@@ -154,7 +154,7 @@ impl Communicator {
                 continue;
             }
             i.weighed = true;
-            self.confirm_late(key);
+            self.confirm_late(key, expected);
             let agreed = self.mismatch.is_none_or(|m| key < m || m.0 != key.0);
             let proven =
                 self.late_on_host(key.0, key.1, expected).filter(|l| agreed && l.by_ns >= VERY_LATE_NS);
@@ -162,6 +162,7 @@ impl Communicator {
                 self.suspect_late(key, expected);
             }
             if let Some(late) = proven {
+                self.suspected_late = None;
                 self.judged += 1;
                 self.tell_late(key, late, None, false);
             }
@@ -170,7 +171,7 @@ impl Communicator {
 
     /// Remembers a rank that issued an operation much later than ranks ever did, and took more than twice as long as the
     /// others since the one before, where nothing says whether the GPUs were idle: what the others do next tells whether
-    /// they waited. Operations that they issued meanwhile find the same rank late, by what it was late in the first.
+    /// they waited. Operations that the others issued meanwhile show the same rank late; the first one is kept.
     fn suspect_late(&mut self, key: Key, expected: usize) {
         let suspected = self.suspected_late.take();
         let late = self.instances.get(&key).and_then(|i| i.late_on_host(expected));
@@ -184,21 +185,28 @@ impl Communicator {
         let unusual = late.by_ns >= VERY_LATE_NS && late.by_ns / 2 >= self.longest_ns;
         let others = || self.members.keys().filter(|r| **r != late.rank);
         if unusual && others().all(|r| took(r).is_some_and(|ns| ns < late.by_ns)) {
-            let still = suspected.filter(|(first, l)| first.0 == key.0 && l.rank == late.rank);
-            self.suspected_late = still.or(Some((key, late)));
+            let still = suspected.filter(|s| s.first.0 == key.0 && s.late.rank == late.rank);
+            let (first, late) = still.map_or((key, late), |s| (s.first, s.late));
+            self.suspected_late = Some(Suspicion { first, newest: key.1, late });
         }
     }
 
-    /// Reports the rank that is suspected to be late if the others issued nothing of this communicator until it came.
-    fn confirm_late(&mut self, next: Key) {
-        let Some((key, late)) = self.suspected_late.filter(|(key, _)| key.0 == next.0) else { return };
+    /// Reports the rank that is suspected to be late if the others issued nothing of this communicator until it came. Only
+    /// the operation after the newest one that shows it late says so: later ones come after it in any case.
+    fn confirm_late(&mut self, next: Key, expected: usize) {
+        let Some(s) = self.suspected_late.filter(|s| s.first.0 == next.0) else { return };
         let issued_ns = |key: &Key, rank: &Rank| self.instances.get(key)?.parts.get(rank)?.op.issued_ns;
-        let Some(came_ns) = issued_ns(&key, &late.rank) else { return };
-        let waited = |r: &Rank| *r == late.rank || issued_ns(&next, r).is_some_and(|t| t >= came_ns);
+        let told = self.instances.get(&s.first).is_none_or(|i| i.late_told.is_some());
+        let came_ns = issued_ns(&s.first, &s.late.rank).filter(|_| s.newest.checked_add(1) == Some(next.1));
+        let Some(came_ns) = came_ns.filter(|_| !told && self.members.len() >= expected) else {
+            self.suspected_late = None;
+            return;
+        };
+        let waited = |r: &Rank| *r == s.late.rank || issued_ns(&next, r).is_some_and(|t| t >= came_ns);
         if self.members.keys().all(waited) {
             self.suspected_late = None;
             self.judged += 1;
-            self.tell_late(key, late, None, false);
+            self.tell_late(s.first, s.late, None, false);
         }
     }
 
