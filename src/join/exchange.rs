@@ -23,12 +23,13 @@ struct ExchangeLaunch {
     sent: usize,
     received: usize,
     with_itself: bool,
-    /// How much longer the peers were in it, in ns.
+    /// Time that each peer waited for the rank, in ns; negative where the rank waited for the peer.
     waited_for_ns: Vec<i64>,
+    /// The shortest of its own ends, where these are what is compared.
     shortest_ns: Option<u64>,
 }
 
-/// Whose exchanges they are.
+/// The communicator of exchanges.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Among {
     /// Ranks of the communicator.
@@ -84,7 +85,9 @@ impl Exchanges {
             launch.received += 1;
         }
         launch.waited_for_ns.push(waited_for_ns);
-        launch.shortest_ns = Some(launch.shortest_ns.map_or(own_ns, |s| s.min(own_ns)));
+        if !among.one_clock {
+            launch.shortest_ns = Some(launch.shortest_ns.map_or(own_ns, |s| s.min(own_ns)));
+        }
         let late = self.late(key, among.ranks);
         while self.transfers > TRANSFERS_KEPT
             && let Some(oldest) = self.order.pop_front()

@@ -20,6 +20,9 @@ pub struct Called {
 const LATELY_PARTS: u64 = 12;
 const LATELY_PART_NS: u64 = 5_000_000_000;
 
+/// Nothing is heard of so many parts later.
+const LATELY_FAR: u64 = 12 * LATELY_PARTS;
+
 /// What something cost in the parts of the last minute, in ns. The oldest part makes room for the youngest.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Lately {
@@ -32,7 +35,8 @@ impl Lately {
     pub(super) fn add(&mut self, at_ns: u64, cost_ns: u64) {
         let number = at_ns / LATELY_PART_NS;
         let Some(part) = self.parts.get_mut((number % LATELY_PARTS) as usize) else { return };
-        if part.0 < number {
+        // What lies far ahead was the time of a forged record.
+        if part.0 < number || part.0 > number.saturating_add(LATELY_FAR) {
             *part = (number, 0);
         }
         if part.0 == number {
@@ -40,9 +44,10 @@ impl Lately {
         }
     }
 
-    /// The sum of the parts that lie whole behind a moment.
+    /// The sum of the parts that began in the minute after a moment.
     pub(super) fn since(&self, from_ns: u64) -> u64 {
-        let recent = self.parts.iter().filter(|(number, _)| *number > from_ns / LATELY_PART_NS);
+        let from = from_ns / LATELY_PART_NS;
+        let recent = self.parts.iter().filter(|(n, _)| *n > from && *n <= from.saturating_add(LATELY_PARTS));
         recent.fold(0, |sum, (_, cost_ns)| sum.saturating_add(*cost_ns))
     }
 }
@@ -223,11 +228,15 @@ mod tests {
             lately.add(part * LATELY_PART_NS, 2);
             lately.add(part * LATELY_PART_NS + LATELY_PART_NS / 2, 3);
         }
-        assert_eq!(lately.since(0), 12 * 5, "as many parts as there are");
+        assert_eq!(lately.since(27 * LATELY_PART_NS), 12 * 5, "as many parts as there are");
         assert_eq!(lately.since(36 * LATELY_PART_NS), 3 * 5);
-        lately.add(LATELY_PART_NS, 7);
-        assert_eq!(lately.since(0), 12 * 5, "too old");
-        lately.add(200 * LATELY_PART_NS, 1);
-        assert_eq!(lately.since(100 * LATELY_PART_NS), 1);
+        lately.add(30 * LATELY_PART_NS, 7);
+        assert_eq!(lately.since(27 * LATELY_PART_NS), 12 * 5 + 7);
+        lately.add(27 * LATELY_PART_NS, 7);
+        assert_eq!(lately.since(27 * LATELY_PART_NS), 12 * 5 + 7, "too old");
+        lately.add(u64::MAX, 1_000);
+        assert!(lately.since(28 * LATELY_PART_NS) < 1_000, "a time that nobody has");
+        lately.add(45 * LATELY_PART_NS, 1);
+        assert_eq!(lately.since(44 * LATELY_PART_NS), 1);
     }
 }

@@ -631,10 +631,13 @@ impl Join {
             let inside = self.inside(me, id, &e);
             let held = excess.max(inside.timed_ns) >= e.by_ns / 2;
             let finished = self.finished_by(me);
+            let is_it = |l: &LateEvent| {
+                let place = (l.track, l.operation.order, l.rank);
+                place == (e.track, e.operation.order, e.rank) && l.held_elsewhere.is_none()
+            };
             let mut cost_ns = 0;
             if let Some(c) = self.comms.get_mut(&id)
-                && let Some(event) =
-                    c.late_mut().find(|l| (l.track, l.operation.order) == (e.track, e.operation.order))
+                && let Some(event) = c.late_mut().find(|l| is_it(l))
             {
                 event.elsewhere_ns = inside.timed_ns.min(e.by_ns);
                 event.unsure = inside.untimed;

@@ -27,7 +27,7 @@ impl Kernel {
     }
 }
 
-/// Channels of a communicator at most.
+/// The most channels that NCCL gives a communicator.
 const CHANNELS_MAX: usize = 64;
 
 /// Slack for records whose call is not known, in ns: NCCL launches before it issues, and the launch itself seldom
@@ -105,7 +105,7 @@ pub fn kernel(
     for s in op.stamps.iter().filter(|s| limit.believes(s, earlier(s.channel))) {
         all.add(s.start_gpu_ns?, s.stop_gpu_ns?);
     }
-    if all.last_start > all.first_stop {
+    if all.last_start > all.first_stop && op.lane.is_collective() {
         let mut times = [(0, 0); CHANNELS_MAX];
         let believed = op.stamps.iter().filter(|s| limit.believes(s, earlier(s.channel)));
         for (s, time) in believed.take(CHANNELS_MAX).zip(&mut times) {
