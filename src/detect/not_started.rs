@@ -22,8 +22,9 @@ fn behind_untimed(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let patience = patience.max(rhythm.longest_ns.saturating_mul(2)).max(queue_ns.saturating_mul(3));
     let waited = at.waited.for_ns.filter(|w| *w >= patience && at.stall.order > 0)?;
     let ranks = at.waited.ranks.clone();
-    // They are on their way through what the hosts issued.
-    if ranks.iter().all(|r| standstill::activity(scene, at, *r) == Some(Activity::Computing)) {
+    // All GPUs still compute earlier work, so that nobody waits yet.
+    let computes = |r: &Rank| standstill::activity(scene, at, *r) == Some(Activity::Computing);
+    if waited < scene.settings.patience_most_ns && ranks.iter().all(computes) {
         return None;
     }
     let order = at.stall.order;
