@@ -18,7 +18,7 @@ use watch::{Watcher, Way};
 
 const MS: u64 = 1_000_000;
 
-/// Real processes that get no CPU at all for a while are late, and are rightly told so: they run beside each other, and
+/// Real processes that get no CPU at all for a while are late, and are correctly reported as late: they run beside each other, and
 /// beside no simulation.
 static PROCESSES: RwLock<()> = RwLock::new(());
 

@@ -108,7 +108,7 @@ pub struct Settings {
     #[serde(rename = "late_over_ms", with = "ms")]
     #[schemars(with = "u64")]
     pub late_over_ns: u64,
-    /// What something slow has to cost of the job's time in the last minute to be a warning, in per cent.
+    /// What something slow has to cost of a minute of the job's time, in its last minute, to be a warning, in per cent.
     pub warning_cost_percent: u32,
     /// A finding that its rule has not given again for this long is over, in ns.
     #[serde(rename = "settle_ms", with = "ms")]
