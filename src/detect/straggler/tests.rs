@@ -283,3 +283,48 @@ fn a_rank_for_which_all_hosts_wait_is_late_without_gpu_times() {
     assert_eq!((found[0].ranks.as_slice(), found[0].operation.order), (&[Rank(2)][..], 40));
     assert_eq!(untimed_with_one_late(100_000_000), vec![], "rank 0 did not wait for it");
 }
+
+/// Untimed operations every 100 ms; rank 2 comes 800 ms late to that of order 40, and the others issue two more before
+/// they wait, which have GPU times or not.
+fn late_while_the_others_run_ahead(ahead_is_timed: bool) -> Vec<Finding> {
+    let mut j = Join::new();
+    let at_40_ns = 2 * S;
+    for r in 0..4 {
+        j.feed(process(r));
+        j.feed(member(r, 4, 50));
+    }
+    for order in 30..50_u64 {
+        for r in 0..4 {
+            let at_ns = match (order, r) {
+                (30..40, _) => at_40_ns - (40 - order) * 100_000_000,
+                (40..=42, 2) => at_40_ns + 800_000_000 + (order - 40) * 1_000_000,
+                (40..=42, _) => at_40_ns + (order - 40) * 10_000_000,
+                _ => at_40_ns + 900_000_000 + (order - 43) * 100_000_000,
+            };
+            let is_timed = ahead_is_timed && (41..=42).contains(&order);
+            let start_ns = at_40_ns + 850_000_000 + (order - 30) * 1_000_000;
+            let kernel = is_timed.then_some((start_ns, Some(start_ns + 100_000)));
+            let mut op = all_reduce(r, order, at_ns, kernel);
+            if !is_timed {
+                op.timing = Timing::Not(Untimed::Budget);
+            }
+            j.feed(Update::Op(Box::new(op)));
+        }
+        j.tick(at_40_ns + 900_000_000 + order * 100_000_000);
+    }
+    j.tick(10 * S);
+    j.tick(11 * S);
+    StragglerRule::new(Settings::default()).check(&j, 11 * S)
+}
+
+#[test]
+fn a_rank_is_late_in_the_first_operation_that_the_others_issued_ahead() {
+    let found = late_while_the_others_run_ahead(false);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!((found[0].ranks.as_slice(), found[0].operation.order), (&[Rank(2)][..], 40));
+}
+
+#[test]
+fn an_operation_behind_timed_ones_does_not_say_that_the_others_waited() {
+    assert_eq!(late_while_the_others_run_ahead(true), vec![]);
+}
