@@ -158,6 +158,12 @@ mod tests {
     /// The late ranks and by how many ms they were, after ten rounds in which each of `ranks` ranks sends to those that
     /// `peers` gives and receives from those that send to it; rank 1 comes 50 ms late in each.
     fn late(ranks: u32, with_itself: bool, peers: impl Fn(u32, u32) -> bool) -> Vec<(u32, u64)> {
+        let j = job(ranks, &[1], with_itself, peers);
+        let c = j.communicators().next().expect("one");
+        c.late().map(|e| (e.rank.0, e.by_ns / 1_000_000)).collect()
+    }
+
+    fn job(ranks: u32, late: &[u32], with_itself: bool, peers: impl Fn(u32, u32) -> bool) -> Join {
         let mut j = Join::new();
         for r in 0..ranks {
             j.feed(process(r));
@@ -165,7 +171,7 @@ mod tests {
         }
         for order in 0..10 {
             let begin_ns = (order + 1) * S;
-            let start_ns = |r: u32| begin_ns + if r == 1 { 50_000_000 } else { 0 };
+            let start_ns = |r: u32| begin_ns + if late.contains(&r) { 50_000_000 } else { 0 };
             for (from, to) in (0..ranks).flat_map(|a| (0..ranks).map(move |b| (a, b))) {
                 if !(from != to && peers(from, to) || from == to && with_itself) {
                     continue;
@@ -180,8 +186,7 @@ mod tests {
             }
         }
         j.tick(20 * S);
-        let c = j.communicators().next().expect("one");
-        c.late().map(|e| (e.rank.0, e.by_ns / 1_000_000)).collect()
+        j
     }
 
     #[test]
@@ -191,6 +196,19 @@ mod tests {
             assert_eq!(found.len(), 10, "{found:?}");
             assert!(found.iter().all(|l| *l == (1, 50)), "{found:?}");
         }
+    }
+
+    #[test]
+    fn what_two_late_ranks_of_an_exchange_cost_is_counted_once() {
+        let mut j = job(8, &[6, 7], false, |_, _| true);
+        let costs = |j: &Join| {
+            let c = j.communicators().next().expect("one");
+            c.members().values().map(|m| m.late_cost_ns).collect::<Vec<_>>()
+        };
+        let before = costs(&j);
+        assert_eq!(before.iter().filter(|ns| **ns > 0).count(), 2, "{before:?}");
+        (21..31).for_each(|s| j.tick(s * S));
+        assert_eq!(costs(&j), before);
     }
 
     #[test]
