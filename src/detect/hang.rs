@@ -206,7 +206,8 @@ impl<'a> Scene<'a> {
     pub(super) fn at_work(&self, at: Place<'_>, rank: Rank, patience_ns: u64) -> bool {
         let last = self.process(at.comm, rank).and_then(|p| p.last_issued_ns);
         let is_at_work = last.is_some_and(|t| self.now_ns.saturating_sub(t) < patience_ns);
-        !at.waited.on_gpu && is_at_work && !self.enough(at.waited, self.settings.patience_most_ns)
+        let by_hosts = !at.waited.on_gpu || at.waited.mute;
+        by_hosts && is_at_work && !self.enough(at.waited, self.settings.patience_most_ns)
     }
 
     /// True when a rank came out of a long wait a moment ago: what others wait for since then it may yet do.

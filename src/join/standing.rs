@@ -59,8 +59,10 @@ pub struct Waited {
     pub for_ns: Option<u64>,
     /// For how long at least: until the last that is known of any of their processes.
     pub at_least_ns: u64,
-    /// True when a GPU was seen to start it; else the hosts' times of issue have to do.
+    /// True when a GPU was seen to start it, or none can be seen; else the hosts' times of issue have to do.
     pub on_gpu: bool,
+    /// True where NCCL tells nothing about kernels, so that these are the hosts' times of issue.
+    pub mute: bool,
     /// True when nothing can tell whether a GPU started it.
     pub silent: bool,
 }
@@ -225,7 +227,10 @@ impl Join {
         let for_ns = (!self.all_gone()).then(|| now_ns.saturating_sub(since_ns));
         let ranks = waiting.into_iter().map(|(r, _)| r).collect();
         let at_least_ns = for_ns.unwrap_or(0);
-        Some((order, Waited { ranks, since_ns, for_ns, at_least_ns, on_gpu: true, silent: false }))
+        Some((
+            order,
+            Waited { ranks, since_ns, for_ns, at_least_ns, on_gpu: true, mute: false, silent: false },
+        ))
     }
 
     /// Since when ranks wait in an operation; `None` when none does.
@@ -237,7 +242,15 @@ impl Join {
             let ranks = instance.parts.keys().copied().collect();
             let for_ns = (!self.all_gone()).then(|| now_ns.saturating_sub(since_ns));
             let at_least_ns = for_ns.unwrap_or(0);
-            return Some(Waited { ranks, since_ns, for_ns, at_least_ns, on_gpu: false, silent: true });
+            return Some(Waited {
+                ranks,
+                since_ns,
+                for_ns,
+                at_least_ns,
+                on_gpu: false,
+                mute: false,
+                silent: true,
+            });
         }
         let parts: Vec<(Rank, Option<u64>, u64)> = waiting_in(instance, &stall.lacking)
             .filter_map(|(r, p)| Some((r, p.started_ns, p.op.issued_ns?)))
@@ -277,7 +290,8 @@ impl Join {
             since_ns,
             for_ns,
             at_least_ns,
-            on_gpu: started.is_some(),
+            on_gpu: started.is_some() || mute,
+            mute: started.is_none() && mute,
             silent: started.is_none() && !mute && silent,
         })
     }
