@@ -101,6 +101,7 @@ pub(crate) const WORDS: usize = 16;
 /// Bits of the word [`ringwatch_wire::layout::comm::WANTS`]: for which of its next operations the communicator waits.
 /// Collectives and transfers have runs of their own, so that neither breaks off a run of the other.
 pub(crate) const COLLECTIVES: u64 = 1;
+/// See [`COLLECTIVES`].
 pub(crate) const TRANSFERS: u64 = 2;
 const KINDS: u64 = COLLECTIVES | TRANSFERS;
 /// So many bits higher: which kind already waited when a run of the other began.

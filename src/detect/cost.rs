@@ -38,8 +38,8 @@ pub(super) struct Cost {
 }
 
 impl Cost {
-    /// How much something matters that costs this: by its share of a whole minute, however young the job is. While a job
-    /// gets going its ranks wait for each other in turn.
+    /// The severity is that of the share of a whole minute, however young the job is: while a job gets going, its ranks wait
+    /// for each other in turn.
     pub(super) fn severity(&self, settings: &Settings) -> Severity {
         if percent_of_a_minute(self.recent.loss()) >= f64::from(settings.warning_cost_percent) {
             Severity::Warning

@@ -92,7 +92,7 @@ fn is_ambiguous(scene: &Scene<'_>, at: Place<'_>) -> bool {
     }
 }
 
-/// What a rank's GPU does now; absent where it is not known.
+/// The activity of a rank's GPU now; absent where it is not known.
 pub(super) fn activity(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> Option<Activity> {
     let member = &at.comm.members().get(&rank)?.record;
     let host = &scene.process(at.comm, rank)?.record.host;

@@ -425,13 +425,13 @@ impl Communicator {
         self.late.iter()
     }
 
-    /// What the late arrivals of a rank cost that are not remembered any more, in ns: since a moment of the last minute,
-    /// and in all.
+    /// The cost of a rank's late arrivals that are not remembered any more, in ns: since a moment of the last minute, and in
+    /// all.
     pub fn forgotten_late_ns(&self, rank: Rank, since_ns: u64) -> (u64, u64) {
         let Some(m) = self.members.get(&rank) else { return (0, 0) };
         let remembered = || self.late.iter().filter(|e| e.rank == rank);
         let recent = remembered().filter(|e| e.came_ns > since_ns);
-        let lately_ns = m.late_lately.as_ref().map_or(0, |l| l.since(since_ns));
+        let lately_ns = m.late_cost_lately.as_ref().map_or(0, |l| l.since(since_ns));
         let all_ns = m.late_cost_ns.saturating_sub(LateEvent::sum_ns(remembered()));
         (lately_ns.saturating_sub(LateEvent::sum_ns(recent)).min(all_ns), all_ns)
     }
@@ -440,7 +440,7 @@ impl Communicator {
     pub(super) fn add_late_cost(&mut self, rank: Rank, came_ns: u64, cost_ns: u64) {
         let Some(m) = self.members.get_mut(&rank).filter(|_| cost_ns > 0) else { return };
         m.late_cost_ns = m.late_cost_ns.saturating_add(cost_ns);
-        m.late_lately.get_or_insert_default().add(came_ns, cost_ns);
+        m.late_cost_lately.get_or_insert_default().add(came_ns, cost_ns);
     }
 
     /// The first operation in which the ranks do not agree.
@@ -664,7 +664,7 @@ impl Communicator {
                     late: 0,
                     worst_late_ns: None,
                     late_cost_ns: 0,
-                    late_lately: None,
+                    late_cost_lately: None,
                     called: None,
                     exchanged: None,
                     seat,

@@ -1,7 +1,8 @@
 //! Exchanges: launches in which a rank sends to all others and receives from all of them, as in an all-to-all.
 //!
 //! Each transfer of such a launch waits for its two ends. A rank that starts later than its peers do, or whose ends are
-//! shorter where their clocks differ, keeps them waiting. Transfers of other launches say less: in a pipeline one end waits in every step.
+//! shorter where their clocks differ, keeps them waiting. Transfers of other launches say less: in a pipeline one end
+//! waits in every step.
 
 use super::instance::{LATE_NS, Late, Measure, Part};
 use crate::model::{Func, Rank, Track};
@@ -29,9 +30,9 @@ struct ExchangeLaunch {
     shortest_ns: Option<u64>,
 }
 
-/// The communicator of exchanges.
+/// The size of a communicator, and whether its members' times can be compared.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Among {
+pub(super) struct ExchangeContext {
     /// Ranks of the communicator.
     pub(super) ranks: usize,
     /// Their times are of one host: then starts are compared. NCCL 2.28 reports wrong ends of a launch in which a rank
@@ -53,10 +54,15 @@ pub(super) struct Exchanges {
 
 impl Exchanges {
     /// Takes a finished transfer of a communicator. Returns the late rank of each exchange that it completes.
-    pub(super) fn add(&mut self, track: Track, ends: [&Part; 2], among: Among) -> [Option<LateExchange>; 2] {
+    pub(super) fn add(
+        &mut self,
+        track: Track,
+        ends: [&Part; 2],
+        context: ExchangeContext,
+    ) -> [Option<LateExchange>; 2] {
         let Track::Pair(from, to) = track else { return [None; 2] };
         let [sent, received] = ends;
-        let ranks = among.ranks;
+        let ranks = context.ranks;
         if ranks > RANKS_MAX {
             return [None; 2];
         }
@@ -66,14 +72,20 @@ impl Exchanges {
             self.launch((from, plan)).with_itself = true;
             return [self.late((from, plan), ranks), None];
         }
-        [self.add_end(from, sent, received, among), self.add_end(to, received, sent, among)]
+        [self.add_end(from, sent, received, context), self.add_end(to, received, sent, context)]
     }
 
-    fn add_end(&mut self, rank: Rank, own: &Part, peer: &Part, among: Among) -> Option<LateExchange> {
+    fn add_end(
+        &mut self,
+        rank: Rank,
+        own: &Part,
+        peer: &Part,
+        context: ExchangeContext,
+    ) -> Option<LateExchange> {
         let key = (rank, own.op.plan?);
         let (own, own_func, peer) = (own.kernel?, own.op.func, peer.kernel?);
         let own_ns = own.duration_ns;
-        let waited_for_ns = match among.one_clock {
+        let waited_for_ns = match context.one_clock {
             true => own.start_ns.checked_signed_diff(peer.start_ns)?,
             false => peer.duration_ns.checked_signed_diff(own_ns)?,
         };
@@ -85,10 +97,10 @@ impl Exchanges {
             launch.received += 1;
         }
         launch.waited_for_ns.push(waited_for_ns);
-        if !among.one_clock {
+        if !context.one_clock {
             launch.shortest_ns = Some(launch.shortest_ns.map_or(own_ns, |s| s.min(own_ns)));
         }
-        let late = self.late(key, among.ranks);
+        let late = self.late(key, context.ranks);
         while self.transfers > TRANSFERS_KEPT
             && let Some(oldest) = self.order.pop_front()
         {

@@ -16,27 +16,26 @@ pub struct Called {
     pub returned: Option<bool>,
 }
 
-/// Parts of the last minute in [`Lately`], and how long one lasts, in ns.
-const LATELY_PARTS: u64 = 12;
-const LATELY_PART_NS: u64 = 5_000_000_000;
+/// Parts of the last minute in [`RecentCost`], and how long one lasts, in ns.
+const RECENT_PARTS: u64 = 12;
+const RECENT_PART_NS: u64 = 5_000_000_000;
 
-/// Nothing is heard of so many parts later.
-const LATELY_FAR: u64 = 12 * LATELY_PARTS;
+/// A part so many later than another is the time of a forged record: nothing is heard that late.
+const RECENT_FAR: u64 = 12 * RECENT_PARTS;
 
-/// What something cost in the parts of the last minute, in ns. The oldest part makes room for the youngest.
+/// A cost by parts of the last minute, in ns. The oldest part makes room for the youngest.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Lately {
+pub(super) struct RecentCost {
     /// Numbers of parts since the host's boot, and their costs.
-    parts: [(u64, u64); LATELY_PARTS as usize],
+    parts: [(u64, u64); RECENT_PARTS as usize],
 }
 
-impl Lately {
+impl RecentCost {
     /// Adds a cost. What is older than all parts is left out.
     pub(super) fn add(&mut self, at_ns: u64, cost_ns: u64) {
-        let number = at_ns / LATELY_PART_NS;
-        let Some(part) = self.parts.get_mut((number % LATELY_PARTS) as usize) else { return };
-        // What lies far ahead was the time of a forged record.
-        if part.0 < number || part.0 > number.saturating_add(LATELY_FAR) {
+        let number = at_ns / RECENT_PART_NS;
+        let Some(part) = self.parts.get_mut((number % RECENT_PARTS) as usize) else { return };
+        if part.0 < number || part.0 > number.saturating_add(RECENT_FAR) {
             *part = (number, 0);
         }
         if part.0 == number {
@@ -46,8 +45,8 @@ impl Lately {
 
     /// The sum of the parts that began in the minute after a moment.
     pub(super) fn since(&self, from_ns: u64) -> u64 {
-        let from = from_ns / LATELY_PART_NS;
-        let recent = self.parts.iter().filter(|(n, _)| *n > from && *n <= from.saturating_add(LATELY_PARTS));
+        let from = from_ns / RECENT_PART_NS;
+        let recent = self.parts.iter().filter(|(n, _)| *n > from && *n <= from.saturating_add(RECENT_PARTS));
         recent.fold(0, |sum, (_, cost_ns)| sum.saturating_add(*cost_ns))
     }
 }
@@ -69,8 +68,8 @@ pub struct Member {
     pub worst_late_ns: Option<u64>,
     /// Wall time that others waited for it where nothing else held it, in ns.
     pub late_cost_ns: u64,
-    /// The same of about the last minute; absent until it was late.
-    pub(super) late_lately: Option<Box<Lately>>,
+    /// The part of `late_cost_ns` of about the last minute; absent until the rank was late.
+    pub(super) late_cost_lately: Option<Box<RecentCost>>,
     /// The latest call that NCCL has not issued yet.
     pub called: Option<Called>,
     /// What it exchanged with single others.
@@ -219,24 +218,24 @@ impl Member {
 
 #[cfg(test)]
 mod tests {
-    use super::{LATELY_PART_NS, Lately};
+    use super::{RECENT_PART_NS, RecentCost};
 
     #[test]
     fn what_it_cost_lately_is_summed_by_parts() {
-        let mut lately = Lately::default();
+        let mut lately = RecentCost::default();
         for part in 1..40 {
-            lately.add(part * LATELY_PART_NS, 2);
-            lately.add(part * LATELY_PART_NS + LATELY_PART_NS / 2, 3);
+            lately.add(part * RECENT_PART_NS, 2);
+            lately.add(part * RECENT_PART_NS + RECENT_PART_NS / 2, 3);
         }
-        assert_eq!(lately.since(27 * LATELY_PART_NS), 12 * 5, "as many parts as there are");
-        assert_eq!(lately.since(36 * LATELY_PART_NS), 3 * 5);
-        lately.add(30 * LATELY_PART_NS, 7);
-        assert_eq!(lately.since(27 * LATELY_PART_NS), 12 * 5 + 7);
-        lately.add(27 * LATELY_PART_NS, 7);
-        assert_eq!(lately.since(27 * LATELY_PART_NS), 12 * 5 + 7, "too old");
+        assert_eq!(lately.since(27 * RECENT_PART_NS), 12 * 5, "as many parts as there are");
+        assert_eq!(lately.since(36 * RECENT_PART_NS), 3 * 5);
+        lately.add(30 * RECENT_PART_NS, 7);
+        assert_eq!(lately.since(27 * RECENT_PART_NS), 12 * 5 + 7);
+        lately.add(27 * RECENT_PART_NS, 7);
+        assert_eq!(lately.since(27 * RECENT_PART_NS), 12 * 5 + 7, "too old");
         lately.add(u64::MAX, 1_000);
-        assert!(lately.since(28 * LATELY_PART_NS) < 1_000, "a time that nobody has");
-        lately.add(45 * LATELY_PART_NS, 1);
-        assert_eq!(lately.since(44 * LATELY_PART_NS), 1);
+        assert!(lately.since(28 * RECENT_PART_NS) < 1_000, "a time that nobody has");
+        lately.add(45 * RECENT_PART_NS, 1);
+        assert_eq!(lately.since(44 * RECENT_PART_NS), 1);
     }
 }

@@ -123,7 +123,7 @@ pub fn kernel(
     Some((kernel, first))
 }
 
-/// What the times of channels have in common, on the GPU's clock.
+/// The first and last times of several channels, on the GPU's clock.
 #[derive(Debug, Clone, Copy)]
 struct Span {
     first_start: Option<u64>,

@@ -1,9 +1,9 @@
 //! Runs every parser of bytes that somebody else wrote on hostile bytes.
 //!
 //! Each target reads every file of its corpus, `tests/data/fuzz/TARGET/`, and then damaged copies of them for a while:
-//! 250 ms of CPU time in `cargo test`, ten seconds in `.ci/run`, or as many milliseconds as `RINGWATCH_FUZZ_MS` says. A target fails
-//! when its parser panics, holds more than 64 MiB, takes more than 10 s of CPU time, or breaks a rule of its own, such as
-//! "what was written is read again" or "no text steers a terminal".
+//! 250 ms of CPU time in `cargo test`, ten seconds in `.ci/run`, or as many milliseconds as `RINGWATCH_FUZZ_MS` says. A
+//! target fails when its parser panics, holds more than 64 MiB, takes more than 10 s of CPU time, or breaks a rule of its
+//! own, such as "what was written is read again" or "no text steers a terminal".
 //!
 //! `.ci/fuzz SECONDS [TARGET...]` drives the same targets with libFuzzer, which prefers inputs that reach new code. It
 //! builds `libfuzzer.rs` with the stable toolchain and a C++ compiler, and prints executions and coverage of each target.
@@ -34,7 +34,7 @@ use targets::Target;
 #[global_allocator]
 static ALLOCATOR: budget::Counted = budget::Counted;
 
-/// For how much CPU time each target gets damaged inputs, in ms, where the variable `RINGWATCH_FUZZ_MS` sets no other time.
+/// CPU time in ms for which each target gets damaged inputs, where the variable `RINGWATCH_FUZZ_MS` sets no other time.
 const USUAL_MS: u64 = 250;
 /// All files of the corpora together, in bytes.
 const CORPORA_MAX: u64 = 2 << 20;

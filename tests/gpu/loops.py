@@ -6,8 +6,9 @@ Each run has an agent of its own, whose JSON events are read. A healthy run (SEC
 finding of severity warning or critical. A planted fault fails unless a finding of the right kind names the last rank
 within the limit and no other warning is reported before. RANKS is the number of ranks (2), PARALLEL how many healthy
 loops run side by side (1), LOGS a directory in which outputs of agents and jobs are kept, and the segments of faults (as
-tar files). Prints one line a run and exits 1 if one failed. Needs 2 GPUs and torch; with more ranks than GPUs, ranks share them. Loops that share GPUs or CPUs with anything else
-hold each other up, and are told so: healthy ones are to run alone.
+tar files). Prints one line a run and exits 1 if one failed. Needs 2 GPUs and torch; with more ranks than GPUs, ranks
+share them. Loops that share GPUs or CPUs with anything else hold each other up, and Ringwatch reports it: run healthy
+loops alone.
 """
 import concurrent.futures
 import json

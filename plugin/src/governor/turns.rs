@@ -61,7 +61,8 @@ impl Governor {
     }
 
     /// Called when an operation of a kind ([`super::COLLECTIVES`] or [`super::TRANSFERS`]) was issued as number `order`,
-    /// on so many channels: pays for it if it was timed by kernel events, and decides on the next one of its kind.
+    /// on so many channels: pays for it if it was timed by kernel events, and decides whether the next one of its kind is to be.
+    /// The mask is the process's, so whatever is issued before that is timed as well.
     #[inline]
     pub(crate) fn issued(
         &self,
@@ -135,9 +136,8 @@ impl Governor {
         let ends = self.fill(now_ns) < -(self.income(DEEP_NS) as i64);
         let wants = wants && !ends;
         let others = match turn {
-            _ if ends => 0,
-            Turn::Another => 0,
-            Turn::Due(_) | Turn::NotDue => kept_waiting(waiting, kind, begins),
+            Turn::Due(_) | Turn::NotDue if !ends => kept_waiting(waiting, kind, begins),
+            _ => 0,
         };
         let waits_for = others | if wants { kind } else { 0 };
         // The mask is the process's: it is on while any communicator waits for its next operation.

@@ -1,7 +1,7 @@
 //! What becomes of a communicator's operations: complete ones are counted and judged, old ones forgotten.
 
 use super::super::carry::{carried, crossed};
-use super::super::exchange::{Among, Exchanges};
+use super::super::exchange::{ExchangeContext, Exchanges};
 use super::super::finished::{Finished, FinishedPart, Operation, Outbox};
 use super::super::instance::{Instance, LATE_NS, Late, Measure, Part, busbw};
 use super::super::stats::{Class, ClassKey, Sample, size_class};
@@ -154,7 +154,7 @@ impl Communicator {
                 continue;
             }
             i.weighed = true;
-            self.confirm_late(key, expected);
+            self.confirm_late(key);
             let agreed = self.mismatch.is_none_or(|m| key < m || m.0 != key.0);
             let proven =
                 self.late_on_host(key.0, key.1, expected).filter(|l| agreed && l.by_ns >= VERY_LATE_NS);
@@ -193,12 +193,12 @@ impl Communicator {
 
     /// Reports the rank that is suspected to be late if the others issued nothing of this communicator until it came. Only
     /// the operation after the newest one that shows it late says so: later ones come after it in any case.
-    fn confirm_late(&mut self, next: Key, expected: usize) {
+    fn confirm_late(&mut self, next: Key) {
         let Some(s) = self.suspected_late.filter(|s| s.first.0 == next.0) else { return };
         let issued_ns = |key: &Key, rank: &Rank| self.instances.get(key)?.parts.get(rank)?.op.issued_ns;
         let told = self.instances.get(&s.first).is_none_or(|i| i.late_told.is_some());
         let came_ns = issued_ns(&s.first, &s.late.rank).filter(|_| s.newest.checked_add(1) == Some(next.1));
-        let Some(came_ns) = came_ns.filter(|_| !told && self.members.len() >= expected) else {
+        let Some(came_ns) = came_ns.filter(|_| !told) else {
             self.suspected_late = None;
             return;
         };
@@ -404,10 +404,10 @@ impl Communicator {
     /// Reports the late ranks of the exchanges that a transfer completes; returns one of them.
     fn judge_exchanges(&mut self, key: Key, ranks: usize) -> Option<Late> {
         let Track::Pair(from, to) = key.0 else { return None };
-        let among = Among { ranks, one_clock: self.one_clock() };
+        let context = ExchangeContext { ranks, one_clock: self.one_clock() };
         let parts = &self.instances.get(&key)?.parts;
         let ends = [parts.get(&from)?, parts.get(&to)?];
-        let found = self.exchanges.add(key.0, ends, among);
+        let found = self.exchanges.add(key.0, ends, context);
         for (late, transfer_ns) in found.into_iter().flatten() {
             self.judged += 1;
             self.tell_late(key, late, transfer_ns, true);
