@@ -10,8 +10,11 @@ use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
 use std::time::Duration;
 
-/// The README's 0.2 s, with what a busy machine takes besides.
-const SOON: Duration = Duration::from_secs(2);
+/// The README's 0.2 s, and the time until the agent's next look at processes.
+const SOON: Duration = Duration::from_millis(250);
+
+/// Tries until one is not delayed by whatever else the machine does.
+const TRIES: usize = 5;
 
 /// A shell that is process 1 of its namespace: it starts the player, has it fork, and kills it, a line each.
 const CONTAINER: &str = "library=$1; shift; LD_PRELOAD=$library \"$@\" & player=$!; read line; kill -USR1 $player; \
@@ -35,11 +38,22 @@ fn spawn(command: &mut Command) -> std::process::Child {
 
 #[test]
 fn a_child_does_not_keep_a_killed_process_of_a_container_alive() {
+    let mut delays = Vec::new();
+    while delays.len() < TRIES {
+        let Some(delay) = time_to_find_a_killed_process_of_a_container() else { return };
+        if delay < SOON {
+            return;
+        }
+        delays.push(delay);
+    }
+    panic!("a process of a container that was killed was found only after {delays:?}");
+}
+
+/// The time from the kill to the finding; absent where the machine lacks something.
+fn time_to_find_a_killed_process_of_a_container() -> Option<Duration> {
     let test = "a_child_does_not_keep_a_killed_process_of_a_container_alive";
-    let Some(ground) = Ground::with_namespaces(test) else { return };
-    let Some(library) = machine::library(&ground.room, test, "fork_on_signal.c", "fork_on_signal.so") else {
-        return;
-    };
+    let ground = Ground::with_namespaces(test)?;
+    let library = machine::library(&ground.room, test, "fork_on_signal.c", "fork_on_signal.so")?;
     let directory = ground.directory("of-attacker", ATTACKER);
     let agent = ground.agent(&[&directory], "");
     let start_at = ringwatch::replay::monotonic_ns() + 1_500_000_000;
@@ -71,9 +85,9 @@ fn a_child_does_not_keep_a_killed_process_of_a_container_alive() {
         ("missing-rank", "process-gone"),
         "{found:#?}"
     );
-    let late = seen(&found[0], killed_ns);
-    assert!(late < SOON, "{late:?} after its end");
+    let delay = seen(&found[0], killed_ns);
     assert_eq!(agent.end().1, Some(0));
+    Some(delay)
 }
 
 fn order(orders: &mut ChildStdin) {
