@@ -27,6 +27,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use table::Table;
 
+/// Operations that are shown of those that are open at the end.
+const SHOWN: usize = 12;
 /// Seeds of the run that every build makes.
 const FIXED: u64 = 500;
 
@@ -43,6 +45,12 @@ fn show(report: &Report) {
     println!("    {:?}", report.spec);
     for truth in &report.truths {
         println!("    truth: {truth:?}");
+    }
+    for line in report.open.iter().take(SHOWN) {
+        println!("    open: {line}");
+    }
+    for line in report.origins.iter().take(3 * SHOWN) {
+        println!("    origin: {line}");
     }
     for verdict in &report.verdicts {
         for flaw in &verdict.flaws {

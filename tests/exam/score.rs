@@ -81,6 +81,10 @@ pub(crate) struct Report {
     pub(crate) exam: Exam,
     pub(crate) label: String,
     pub(crate) truths: Vec<Truth>,
+    /// What is open at the end, in words.
+    pub(crate) open: Vec<String>,
+    /// Where standing still begins at the end, as the join of each path sees it.
+    pub(crate) origins: Vec<String>,
     pub(crate) verdicts: Vec<Verdict>,
 }
 
@@ -112,6 +116,30 @@ pub(crate) fn examine(spec: &Spec) -> Report {
     let mut happened = sim.stays();
     happened.sort_by_key(|s| (s.rank, s.ticket));
     let truths = truth::of(spec, &exam, &happened, &sim.entered());
+    let open = truth::describe_open(&exam, &happened);
+    let origins = watchers
+        .iter()
+        .flat_map(|(way, watcher, _)| {
+            let standing = watcher.join.standing(crate::simulator::BEGIN + exam.case.until.0);
+            standing
+                .origins()
+                .iter()
+                .filter_map(|o| {
+                    let s = standing.stall(o.first)?;
+                    Some(format!(
+                        "{way:?} {} {} {} {:?} waiting {:?} lacking {:?} circle {}",
+                        s.comm,
+                        s.track,
+                        s.order,
+                        s.lack,
+                        s.waiting.len(),
+                        s.lacking.iter().map(|l| l.0.0).collect::<Vec<_>>(),
+                        o.circle.len()
+                    ))
+                })
+                .collect::<Vec<_>>()
+        })
+        .collect();
     let verdicts = watchers
         .into_iter()
         .map(|(way, watcher, mut versions)| {
@@ -125,7 +153,7 @@ pub(crate) fn examine(spec: &Spec) -> Report {
         [one] => one.kind.as_str().to_owned(),
         _ => "two-at-once".to_owned(),
     };
-    Report { spec: spec.clone(), exam, label, truths, verdicts }
+    Report { spec: spec.clone(), exam, label, truths, open, origins, verdicts }
 }
 
 /// The ranks of the job that a finding names.
@@ -165,7 +193,9 @@ fn says(truth: &Truth, v: &Version, exam: &Exam) -> bool {
             blind && v.ranks.is_subset(&truth.involved)
         }
         // A circle has two ends.
-        _ if f.kind == Kind::InterleavedCommunicators => v.ranks.len() <= 2 && v.ranks.is_superset(culprits),
+        _ if f.kind == Kind::InterleavedCommunicators || truth.kind == FaultKind::TransferSkipped => {
+            v.ranks.len() <= 2 && v.ranks.is_superset(culprits)
+        }
         // Of two that disagree nobody knows who is wrong.
         _ => v.ranks == *culprits || size == 2 && !v.ranks.is_disjoint(culprits),
     }

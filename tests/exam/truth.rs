@@ -18,6 +18,9 @@ const S: u64 = 1_000 * MS;
 const REQUIRED: f64 = 0.05;
 const TOLERATED: f64 = 0.01;
 
+/// The first operation of a communicator may wait so long for ranks that start slowly.
+const SLOW_START_NS: u64 = 31 * S;
+
 /// One operation of the job.
 pub(crate) type OpKey = (CommId, Track, u64);
 
@@ -86,6 +89,7 @@ fn one(
     entered: &[Option<u64>],
 ) -> Truth {
     let until = exam.case.until.0;
+    let mut slow_start = false;
     let mut truth = Truth {
         kind: p.kind,
         need: Need::Allowed,
@@ -114,14 +118,19 @@ fn one(
         if truth.need == Need::Required && !once && !is_visible(p.kind, &p.culprits, happened, other, span) {
             truth.need = Need::Allowed;
         }
-    } else if let Some(held) = held(p, exam, happened, other, until) {
+    } else if let Some(held) = held(spec, p, exam, happened, other, until) {
         truth.operations = held.operations;
         truth.since_ns = held.since_ns;
         truth.cost = 1.0;
+        slow_start = held.slow_start;
         let hidden = !spec.reads_load && is_hidden(p, exam, happened, until);
         truth.need = if hidden { Need::Allowed } else { Need::Required };
     }
-    truth.deadline_ns = truth.since_ns + patience(spec, p.kind);
+    let patience_ns = match patience(spec, p.kind) {
+        ns if slow_start && ns > S => SLOW_START_NS,
+        ns => ns,
+    };
+    truth.deadline_ns = truth.since_ns + patience_ns;
     if truth.need == Need::Required && truth.deadline_ns + S / 2 > until {
         truth.need = Need::Allowed;
     }
@@ -149,6 +158,8 @@ fn lost(happened: &[Stay], other: &[Stay], until: u64, at_ns: u64) -> f64 {
 struct Held {
     operations: BTreeSet<OpKey>,
     since_ns: u64,
+    /// It is the first operation of a communicator that the job made at its start.
+    slow_start: bool,
 }
 
 /// An operation that does not end.
@@ -171,6 +182,30 @@ fn open_at_end(happened: &[Stay], until: u64) -> BTreeMap<Key, Vec<&Stay>> {
     open
 }
 
+/// What is open at the end, a line each: who is in it, and since when.
+pub(crate) fn describe_open(exam: &Exam, happened: &[Stay]) -> Vec<String> {
+    let seconds = |ns: Option<u64>| ns.map_or("-".to_owned(), |t| format!("{:.3}", t as f64 / 1e9));
+    let part = |s: &&Stay| {
+        let timed = if s.timed { "timed" } else { "untimed" };
+        let (issued, started) = (seconds(Some(s.issued_ns)), seconds(s.started_ns));
+        format!("rank {}: {issued} {started} {} {timed}", s.rank, seconds(s.ended_ns))
+    };
+    let mut all: Vec<(Key, Vec<&Stay>)> = open_at_end(happened, exam.case.until.0).into_iter().collect();
+    all.sort_by_key(|(key, parts)| (parts.iter().map(|s| s.issued_ns).min(), *key));
+    let line = |(key, parts): (Key, Vec<&Stay>)| {
+        let parts: Vec<String> = parts.iter().map(part).collect();
+        format!(
+            "{} ({}) {} {}: {}",
+            exam.comm_name(key.0),
+            exam.members[key.0].0,
+            key.1,
+            key.2,
+            parts.join("; ")
+        )
+    };
+    all.into_iter().map(line).collect()
+}
+
 /// True for a standstill that leaves the same records as a pause of all hosts: all ranks issued what is open, and no GPU
 /// time is taken of it. Of a replay that waits behind a kernel, the records are those of one that is never launched.
 fn is_hidden(p: &Planted, exam: &Exam, happened: &[Stay], until: u64) -> bool {
@@ -188,6 +223,17 @@ fn is_hidden(p: &Planted, exam: &Exam, happened: &[Stay], until: u64) -> bool {
     (occupied || p.kind == FaultKind::LinkBroken) && open.iter().all(untold)
 }
 
+/// Whether a culprit is a member of an operation: of a transfer, one of its two ends.
+fn takes_part(p: &Planted, exam: &Exam, (comm, track, _): Key) -> bool {
+    let members = &exam.members[comm].1;
+    match track {
+        Track::Pair(from, to) => {
+            [from, to].iter().any(|r| members.get(r.0 as usize).is_some_and(|m| p.culprits.contains(m)))
+        }
+        _ => p.culprits.iter().any(|c| members.contains(c)),
+    }
+}
+
 /// The open operations of which a culprit is a member, in the order in which it would have come by.
 fn open_for<'a>(p: &Planted, exam: &Exam, happened: &'a [Stay], other: &[Stay], until: u64) -> Vec<Open<'a>> {
     let mut comes: BTreeMap<Key, u64> = BTreeMap::new();
@@ -196,7 +242,7 @@ fn open_for<'a>(p: &Planted, exam: &Exam, happened: &'a [Stay], other: &[Stay], 
     }
     let mut mine: Vec<Open<'_>> = open_at_end(happened, until)
         .into_iter()
-        .filter(|(key, _)| p.culprits.iter().any(|c| exam.members[key.0].1.contains(c)))
+        .filter(|(key, _)| takes_part(p, exam, *key))
         // Replays and calls are different tracks; a fault of one is not looked for in the other.
         .filter(|(key, _)| p.kind != FaultKind::ReplaySkipped || key.1 == Track::Replay)
         .map(|(key, parts)| {
@@ -211,7 +257,14 @@ fn open_for<'a>(p: &Planted, exam: &Exam, happened: &'a [Stay], other: &[Stay], 
 }
 
 /// Where a fault holds the job first.
-fn held(p: &Planted, exam: &Exam, happened: &[Stay], other: &[Stay], until: u64) -> Option<Held> {
+fn held(
+    spec: &Spec,
+    p: &Planted,
+    exam: &Exam,
+    happened: &[Stay],
+    other: &[Stay],
+    until: u64,
+) -> Option<Held> {
     let sizes = &exam.members;
     let mine = open_for(p, exam, happened, other, until);
     let first = mine.first()?;
@@ -239,11 +292,58 @@ fn held(p: &Planted, exam: &Exam, happened: &[Stay], other: &[Stay], until: u64)
     let comm = p.fault.map(|at| exam.case.faults[at].comm.as_str());
     let named = |o: &&Open<'_>| exam.comm_name(o.key.0).split('/').next() == comm;
     operations.extend(mine.iter().find(named).map(name));
+    operations.extend(wrong_call(p, exam, happened));
+    // Of a wrong call the records of issued operations are enough.
+    if wrong_call(p, exam, happened).is_none() {
+        let (comm, track, _) = first.key;
+        operations.extend(unproven(p, &mine).map(name));
+        operations.extend(unproven_before(happened, first.key).map(|order| (sizes[comm].0, track, order)));
+    }
     let all = first.parts.len() == sizes[first.key.0].1.len();
     let facts = if all { first.parts.iter().map(|s| s.issued_ns).max().unwrap_or(0) } else { 0 };
-    let waits = first.parts.iter().filter(|s| !p.culprits.contains(&s.rank));
-    let began = waits.map(|s| s.started_ns.unwrap_or(s.issued_ns)).min().unwrap_or(first.comes_ns);
-    Some(Held { operations, since_ns: began.max(first.comes_ns).max(facts).max(p.at_ns) })
+    // Hosts run ahead of their GPUs by seconds: nothing stands still until a GPU comes to it.
+    let started = |of_culprits: bool| {
+        let parts = mine.iter().filter(|o| operations.contains(&name(o))).flat_map(|o| &o.parts);
+        parts.filter(move |s| p.culprits.contains(&s.rank) == of_culprits).filter_map(|s| s.started_ns).min()
+    };
+    // Where no GPU has come to it yet, nothing stands still.
+    let by_facts = patience(spec, p.kind) == S;
+    if !by_facts && started(false).or_else(|| started(true)).is_none() {
+        return None;
+    }
+    let began = started(false).or_else(|| started(true)).unwrap_or(first.comes_ns);
+    let is_first = |(comm, track, order): &OpKey| {
+        *order == 0 && *track == Track::Collective && !exam.is_made_at_work(*comm)
+    };
+    let slow_start = operations.iter().all(is_first);
+    let since_ns = began.max(first.comes_ns).max(facts).max(p.at_ns);
+    Some(Held { operations, since_ns, slow_start })
+}
+
+/// The operation of a call that is wrong in itself.
+fn wrong_call(p: &Planted, exam: &Exam, happened: &[Stay]) -> Option<OpKey> {
+    let fault = exam.case.faults.get(p.fault?).filter(|f| f.change.is_some())?;
+    let name_of = |comm: usize| exam.comm_name(comm);
+    let own = |s: &&Stay| {
+        p.culprits.contains(&s.rank) && name_of(s.comm).split('/').next() == Some(fault.comm.as_str())
+    };
+    happened.iter().filter(own).nth(fault.call).map(|s| (s.id, s.track, s.order))
+}
+
+/// The open operations up to the first one that is timed or that a culprit never called: where none before it is timed,
+/// records cannot show at which of them the job stands still.
+fn unproven<'a>(p: &Planted, mine: &'a [Open<'a>]) -> impl Iterator<Item = &'a Open<'a>> {
+    let shows = |o: &Open<'_>| {
+        o.parts.iter().any(|s| s.timed) || !o.parts.iter().any(|s| p.culprits.contains(&s.rank))
+    };
+    mine.iter().take(mine.iter().position(shows).map_or(mine.len(), |at| at + 1))
+}
+
+/// The orders right before an operation that is not timed, up to the last timed one: nothing proves that they ended.
+fn unproven_before(happened: &[Stay], (comm, track, order): Key) -> std::ops::Range<u64> {
+    let of_track = || happened.iter().filter(|s| (s.comm, s.track) == (comm, track) && s.order <= order);
+    let last_timed = of_track().filter(|s| s.timed).map(|s| s.order).max();
+    last_timed.map_or(0, |o| o + 1)..order
 }
 
 /// How soon a fault has to be found, in ns after it holds somebody.

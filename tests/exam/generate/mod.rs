@@ -38,6 +38,16 @@ impl Exam {
         unreachable!("there is no communicator {at}")
     }
 
+    /// True for a communicator that ranks make in the middle of their work.
+    pub(crate) fn is_made_at_work(&self, comm: CommId) -> bool {
+        let at = self.members.iter().position(|(id, _)| *id == comm);
+        at.is_some_and(|at| {
+            let name = self.comm_name(at);
+            let name = name.split('/').next().unwrap_or(&name);
+            self.case.comms.get(name).is_some_and(|m| m.later)
+        })
+    }
+
     /// The name that decides a job's noise.
     pub(crate) fn name(spec: &Spec) -> String {
         format!("exam-{}", spec.seed)
