@@ -67,7 +67,16 @@ fn whole() -> Envelope {
             sends: 3,
             peers: 1,
         }],
-        pairs: vec![m::Pair { segment: 11, comm: 0xc0ffee, rank: 1, peer: 0, sent: 7, received: 8, from: 2 }],
+        pairs: vec![m::Pair {
+            segment: 11,
+            comm: 0xc0ffee,
+            rank: 1,
+            peer: 0,
+            sent: 7,
+            received: 8,
+            from: 2,
+            ..Default::default()
+        }],
         signatures: vec![m::Signatures {
             segment: 11,
             comm: 0xc0ffee,

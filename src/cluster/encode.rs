@@ -248,6 +248,8 @@ impl m::Pair {
             sent: p.sent,
             received: p.received,
             from: p.from,
+            sent_done: p.sent_done,
+            received_done: p.received_done,
         }
     }
 
@@ -260,6 +262,8 @@ impl m::Pair {
             sent: self.sent,
             received: self.received,
             from: self.from,
+            sent_done: self.sent_done,
+            received_done: self.received_done,
         }
     }
 }

@@ -250,6 +250,10 @@ pub struct Pair {
     pub received: u64,
     #[prost(uint64, tag = "7")]
     pub from: u64,
+    #[prost(uint64, optional, tag = "8")]
+    pub sent_done: Option<u64>,
+    #[prost(uint64, optional, tag = "9")]
+    pub received_done: Option<u64>,
 }
 
 /// One rank's part of an operation.

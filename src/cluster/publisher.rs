@@ -39,6 +39,11 @@ const SLOW: u64 = 4;
 const SLOW_BY_NS: u64 = 5_000_000;
 /// Operations of a kind before it is known what is usual.
 const USUAL: u32 = 16;
+/// An operation that takes so much longer in ns is interesting after a few of its kind, and so is one to which a rank came
+/// so late.
+const FAR_LONGER_NS: u64 = 100_000_000;
+/// The few.
+const USUAL_FEW: u32 = 4;
 /// Interesting operations a second that others are told of.
 const ANNOUNCED: u32 = 10;
 /// Operations that were asked for and are not over yet, remembered at most.
@@ -130,6 +135,8 @@ pub struct Publisher {
     refused: bool,
     second: u64,
     announced: (u64, u32),
+    /// Until when ranks came late in operations that were announced because of that, host monotonic ns.
+    late_told_ns: HashMap<CommId, u64>,
     /// With each, whether nothing can rest on its orders.
     processes: HashMap<SegmentId, Sent<(m::Process, bool)>>,
     members: HashMap<(CommId, Rank), Sent<m::Member>>,
@@ -176,6 +183,7 @@ impl Publisher {
             refused: false,
             second: 0,
             announced: (0, 0),
+            late_told_ns: HashMap::new(),
             shares_communicators: false,
             unread: 0,
             processes: HashMap::new(),
@@ -253,6 +261,34 @@ impl Publisher {
         }
     }
 
+    /// Announces operations to which a rank of this node came very late, and their neighbors: hosts' times of three
+    /// operations show whether the others waited.
+    fn announce_late(&mut self, join: &Join, second: u64) {
+        for c in join.notable() {
+            let told_ns = self.late_told_ns.get(&c.id).copied().unwrap_or(self.began_ns);
+            let new = c.late().filter(|e| e.by_ns >= FAR_LONGER_NS && e.came_ns > told_ns);
+            let Some((came_ns, track, order)) = new.map(|e| (e.came_ns, e.track, e.operation.order)).max()
+            else {
+                continue;
+            };
+            if !self.may_announce(second) {
+                return;
+            }
+            self.late_told_ns.insert(c.id, came_ns);
+            self.announce(
+                (order.saturating_sub(1)..=order.saturating_add(1)).map(|o| (c.id, track, o)).collect(),
+            );
+        }
+    }
+
+    /// Counts an announcement; false where there were as many this second as there may be.
+    fn may_announce(&mut self, second: u64) -> bool {
+        let (of, many) = &mut self.announced;
+        *many = if *of == second { *many + 1 } else { 1 };
+        *of = second;
+        *many <= ANNOUNCED
+    }
+
     /// Somebody wants all of a communicator's operations until a moment.
     pub fn burst(&mut self, comm: CommId, until_ns: u64) {
         self.bursts.insert(comm, until_ns);
@@ -296,10 +332,10 @@ impl Publisher {
             self.findings.clear();
             self.hosts.clear();
         }
-        self.tell_processes(join, now.mono_ns);
+        let mut moved = HashSet::new();
+        self.tell_processes(join, now.mono_ns, &mut moved);
         self.tell_members(join, now.mono_ns);
         self.tell_findings(findings);
-        let mut moved = HashSet::new();
         self.tell_standing(join, now.mono_ns, new_second, &mut moved);
         // Where something that stood still is over, all ranks move on at once, and what is told of them has to fit
         // together.
@@ -310,6 +346,7 @@ impl Publisher {
         let released = finished.iter().any(stood);
         self.tell_beats(join, now.mono_ns, new_second || released, &moved);
         self.tell_hosts(join, now.mono_ns);
+        self.announce_late(join, second);
         self.tell_wished(join);
         self.tell_finished(join, finished, second);
         let dropped = join.finished_dropped();
@@ -386,7 +423,7 @@ impl Publisher {
         std::mem::take(&mut self.out)
     }
 
-    fn tell_processes(&mut self, join: &Join, now_ns: u64) {
+    fn tell_processes(&mut self, join: &Join, now_ns: u64, moved: &mut HashSet<(CommId, Rank)>) {
         for p in join.processes() {
             let missed = p.missed.iter().map(|(k, v)| (*k, *v));
             let shares_communicators = self.shares_communicators;
@@ -402,6 +439,10 @@ impl Publisher {
             };
             let bytes = told.encoded_len();
             if due && self.pay(bytes, true) {
+                // That a process is gone says something together with the last that it did.
+                if !told.alive {
+                    moved.extend(join.memberships(p.record.id));
+                }
                 self.draft(Topic::Node, bytes).processes.push(told.clone());
                 self.processes.insert(p.record.id, Sent { what: (told, unsure), at_ns: now_ns });
             }
@@ -514,13 +555,9 @@ impl Publisher {
             let key = (f.comm, f.track, f.operation.order);
             let slow = self.is_slow(f);
             let asked = self.asked.remove(&key);
-            if slow {
-                let n = &mut self.announced;
-                *n = if n.0 == second { (second, n.1 + 1) } else { (second, 1) };
-                if n.1 <= ANNOUNCED {
-                    let key = OperationKey::of(key.0, key.1, key.2);
-                    self.draft(Topic::Bucket(bucket(f.comm)), key.encoded_len()).announced.push(key);
-                }
+            if slow && self.may_announce(second) {
+                let key = OperationKey::of(key.0, key.1, key.2);
+                self.draft(Topic::Bucket(bucket(f.comm)), key.encoded_len()).announced.push(key);
             }
             let mut held = Vec::new();
             if f.told.is_empty() && (slow || asked) {
@@ -590,6 +627,7 @@ impl Publisher {
         self.standing.retain(|(c, t, o, _), _| open(*c, *t, *o));
         self.asked.retain(|(c, ..)| join.communicator(*c).is_some());
         self.usual.retain(|(c, ..), _| join.communicator(*c).is_some());
+        self.late_told_ns.retain(|c, _| join.communicator(*c).is_some());
         self.pairs.retain(|(c, ..), _| join.communicator(*c).is_some());
         self.processes.retain(|s, _| join.process(*s).is_some());
         self.hosts.retain(|s, _| join.process(*s).is_some());

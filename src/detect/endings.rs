@@ -88,11 +88,13 @@ pub(super) fn explain_by_abort(scene: &Scene<'_>, at: Place<'_>, finding: &mut F
 /// One rank waits in an operation that all others stopped short of: it made one call more than they did. At the end of a
 /// job they are gone; else they wait for it in something that is not seen, as the making of a communicator.
 pub(super) fn one_call_more(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
-    let (order, others) = (at.stall.order, &at.origin.ranks);
+    let order = at.stall.order;
+    // Some of the others may wait for that rank elsewhere, as a call too many shifts what it does there.
+    let others: &Vec<Rank> = &at.stall.lacking.iter().map(|(r, _)| *r).collect();
     let [one] = at.waited.ranks.as_slice() else { return None };
     let stopped_short =
         |r: &Rank| at.comm.members().get(r).and_then(|m| m.issued(at.stall.track)) == Some(order);
-    let all = others.len() >= MANY && others.len() + 1 == at.comm.expected();
+    let all = at.origin.ranks.len() >= MANY && others.len() + 1 == at.comm.expected();
     if matches!(at.stall.track, Track::Pair(..)) || !all || !others.iter().all(stopped_short) {
         return None;
     }
@@ -185,6 +187,65 @@ mod tests {
         assert_eq!(of(last_transfer(None, 15 * S)), [(Kind::SendWithoutReceive, Confidence::Likely)]);
         let failed = last_transfer(Some(Exit::Signal(9)), 11 * S);
         assert_eq!(of(failed), [(Kind::SendWithoutReceive, Confidence::Proven)]);
+    }
+
+    #[test]
+    fn hosts_that_run_ahead_do_not_hide_where_a_rank_that_is_gone_is_missed() {
+        // All issued orders 1 to 5; only order 4 is timed. Ranks 0 and 1 go on, and rank 2 is killed.
+        let at = |timed_started: bool| {
+            let mut j = Join::new();
+            for r in 0..3 {
+                j.feed(process(r));
+                j.feed(member(r, 3, if r == 2 { 6 } else { 7 }));
+                j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
+                for order in 1..if r == 2 { 6 } else { 7 } {
+                    let started = timed_started && order == 4;
+                    let kernel = started.then_some((2 * S + 5_000, Some(2 * S + 6_000)));
+                    let mut op = all_reduce(r, order, 2 * S + order * 1_000, kernel);
+                    if order != 4 {
+                        op.timing = Timing::Not(Untimed::Budget);
+                    }
+                    j.feed(Update::Op(Box::new(op)));
+                }
+            }
+            end(&mut j, 2, Some(Exit::Signal(9)));
+            j.tick(11 * S);
+            let found = HangRule::new(Settings::default()).check(&j, 11 * S);
+            found.into_iter().map(|f| (f.kind, f.ranks, f.operation.order)).collect::<Vec<_>>()
+        };
+        assert_eq!(at(false), [(Kind::MissingRank, vec![Rank(2)], 1)], "no GPU came past order 4");
+        assert_eq!(
+            at(true),
+            [(Kind::MissingRank, vec![Rank(2)], 6)],
+            "nothing says that order 5 did not end"
+        );
+    }
+
+    #[test]
+    fn a_circle_through_a_rank_that_aborted_begins_there() {
+        // Rank 0 waits for rank 1 in one communicator, and rank 1 for rank 0 in another, which rank 0 has aborted.
+        let mut j = Join::new();
+        for r in 0..2 {
+            j.feed(process(r));
+            j.feed(member(r, 2, if r == 0 { 2 } else { 1 }));
+            j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
+            let Update::Comm(mut record) = member(r, 2, if r == 1 { 2 } else { 1 }) else {
+                unreachable!("a member")
+            };
+            record.comm = CommId::unowned(8);
+            record.making = (r == 0).then_some(Making::Aborted);
+            j.feed(Update::Comm(record));
+            let mut op = all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000))));
+            op.comm = CommId::unowned(8);
+            j.feed(Update::Op(Box::new(op)));
+            let mut waits = all_reduce(r, 1, 2 * S, Some((2 * S + 5_000, None)));
+            if r == 1 {
+                waits.comm = CommId::unowned(8);
+            }
+            j.feed(Update::Op(Box::new(waits)));
+        }
+        let [f] = HangRule::new(Settings::default()).check(&j, 6 * S).try_into().expect("one");
+        assert_eq!((f.kind, f.ranks, f.communicator), (Kind::AbortedRank, vec![Rank(0)], CommId::unowned(8)));
     }
 
     #[test]

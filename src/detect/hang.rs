@@ -4,8 +4,8 @@
 //! its own; what they share is the scene.
 
 use super::{
-    Rule, Settings, choice, endings, fact, interleaved, missing_rank, names, not_started, number, seconds,
-    stuck_transfer, transfers,
+    Rule, Settings, choice, endings, fact, held_by_gpu, interleaved, missing_rank, names, not_started,
+    number, seconds, stuck_transfer, transfers,
 };
 use crate::join::{Communicator, Instance, Join, Lack, Origin, Process, Stall, Standing, Waited};
 use crate::model::{Confidence, Evidence, Finding, Kind, Liveness, Making, Rank, Track, Victims};
@@ -27,8 +27,40 @@ impl Rule for HangRule {
     fn check(&self, join: &Join, now_ns: u64) -> Vec<Finding> {
         let standing = join.standing(now_ns);
         let scene = Scene { join, standing: &standing, settings: self.settings, now_ns };
-        let found = standing.origins().iter().filter_map(|o| scene.judge(o)).collect();
+        let mut found = Vec::new();
+        let mut behind_untimed = false;
+        for origin in standing.origins() {
+            match scene.judge(origin) {
+                Judgement::Nothing => {}
+                Judgement::BehindUntimed => behind_untimed = true,
+                Judgement::Found(finding) => found.push(*finding),
+            }
+        }
+        // What is not timed may stand still where nothing else does, or where that is what others wait for.
+        if behind_untimed || standing.origins().is_empty() {
+            let untimed = standing.untimed().iter().map(|o| scene.judge(o));
+            found.extend(untimed.filter_map(Judgement::found));
+        }
         super::victims::leave_out(join, self.settings, found)
+    }
+}
+
+/// What is to be said of a place where standing still begins.
+#[derive(Debug)]
+enum Judgement {
+    /// Nothing yet.
+    Nothing,
+    /// The ranks that it waits for are in an operation that is not timed.
+    BehindUntimed,
+    Found(Box<Finding>),
+}
+
+impl Judgement {
+    fn found(self) -> Option<Finding> {
+        match self {
+            Judgement::Found(finding) => Some(*finding),
+            Judgement::Nothing | Judgement::BehindUntimed => None,
+        }
     }
 }
 
@@ -52,7 +84,11 @@ pub(super) struct Place<'a> {
 }
 
 impl<'a> Scene<'a> {
-    fn judge(&self, origin: &Origin) -> Option<Finding> {
+    fn judge(&self, origin: &Origin) -> Judgement {
+        self.judge_place(origin).unwrap_or(Judgement::Nothing)
+    }
+
+    fn judge_place(&self, origin: &Origin) -> Option<Judgement> {
         let stall = self.standing.stall(origin.first)?;
         let comm = self.join.communicator(stall.comm)?;
         // Behind a mismatch every rank is lost; the mismatch itself is the finding.
@@ -71,6 +107,9 @@ impl<'a> Scene<'a> {
             Some(waited) => waited.clone(),
             None => self.held_up(origin, behind.as_ref())?,
         };
+        if let Some(aborted) = self.aborted_in_circle(origin) {
+            return self.judge_place(&aborted);
+        }
         let aborted = self.aborted_in(comm, stall, instance);
         if aborted.as_ref().is_some_and(|a| a.first != origin.first) {
             return None;
@@ -90,8 +129,11 @@ impl<'a> Scene<'a> {
             (Lack::End, _) => stuck_transfer::judge(self, place),
         }?;
         endings::explain_by_abort(self, place, &mut finding);
-        if let Some(held) = not_started::behind_a_kernel(self, place, &finding) {
-            finding = held;
+        match held_by_gpu::judge(self, place, &finding) {
+            held_by_gpu::Verdict::Missing => {}
+            held_by_gpu::Verdict::BehindUntimed => return Some(Judgement::BehindUntimed),
+            held_by_gpu::Verdict::TooEarly => return None,
+            held_by_gpu::Verdict::Kernel(held) => finding = *held,
         }
         if proof == endings::Proof::Likely {
             finding.confidence = Confidence::Likely;
@@ -102,7 +144,7 @@ impl<'a> Scene<'a> {
             finding.victims = self.victims(origin, in_it.as_ref(), behind.as_ref());
         }
         super::add_host_facts(&mut finding, self.join, comm, waited.since_ns, self.now_ns);
-        Some(finding)
+        Some(Judgement::Found(Box::new(finding)))
     }
 
     /// The ranks of an operation that is in progress which have aborted its communicator, as where the first of such
@@ -121,6 +163,20 @@ impl<'a> Scene<'a> {
             other.is_some_and(|i| !aborted(i).is_empty())
         })?;
         Some(Origin { ranks, ..first.clone() })
+    }
+
+    /// Ranks that aborted a communicator wait for nobody: a circle through them begins there.
+    fn aborted_in_circle(&self, origin: &Origin) -> Option<Origin> {
+        let of = |i: &usize| {
+            let stall = self.standing.stall(*i)?;
+            let comm = self.join.communicator(stall.comm)?;
+            let ranks: Vec<Rank> =
+                stall.lacking.iter().map(|(r, _)| *r).filter(|r| self.aborted(comm, *r)).collect();
+            (!ranks.is_empty()).then_some((*i, ranks))
+        };
+        let (first, ranks) = origin.circle.iter().find_map(of)?;
+        let others = origin.circle.iter().filter(|i| **i != first).chain(&origin.held_up);
+        Some(Origin { first, ranks, circle: Vec::new(), held_up: others.copied().collect() })
     }
 
     fn behind_mismatch(&self, comm: &Communicator, stall: &Stall) -> bool {
@@ -177,6 +233,13 @@ impl<'a> Scene<'a> {
     pub(super) fn patience(&self, comm: &Communicator) -> u64 {
         let learned = comm.longest_ns().saturating_mul(2).min(self.settings.patience_most_ns);
         self.settings.patience_ns.max(learned)
+    }
+
+    /// True in the first operation of a communicator, which waits for slow starts: compilation, data, connections. A job
+    /// that makes a communicator in the middle of its work has those behind it.
+    pub(super) fn is_slow_start(&self, at: Place<'_>) -> bool {
+        let is_first = at.stall.order == 0 && !matches!(at.stall.track, Track::Pair(..));
+        is_first && !self.join.was_made_at_work(at.comm)
     }
 
     pub(super) fn process(&self, comm: &Communicator, rank: Rank) -> Option<&'a Process> {

@@ -85,20 +85,23 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
 /// How long the others have to have waited.
 fn patience(scene: &Scene<'_>, at: Place<'_>) -> u64 {
     let s = scene.settings;
-    match at.stall.order {
-        // The job's first operations wait for slow starts: compilation, data, connections.
-        0 if !scene.join.was_made_at_work(at.comm) => s.patience_unsure_ns,
-        _ if at.waited.on_gpu => scene.patience(at.comm),
+    match at.waited {
+        _ if scene.is_slow_start(at) => s.patience_unsure_ns,
+        w if w.on_gpu => scene.patience(at.comm),
         // Where the GPU was not seen to start, the operation may be queued behind a long computation.
         _ => s.patience_silent_ns.max(scene.patience(at.comm)),
     }
 }
 
-/// A rank that is away in its own code may be in a checkpoint: it is a warning until it outlasts what the job is used to.
 fn severity(scene: &Scene<'_>, at: Place<'_>, kind: Kind, cause: &Cause) -> Severity {
     let is_away = kind == Kind::MissingRank && *cause == Cause::InHostCode;
+    if is_away { severity_of_away(scene, at, kind) } else { kind.severity() }
+}
+
+/// A rank that is away in its own code may be in a checkpoint: it is a warning until it outlasts what the job is used to.
+pub(super) fn severity_of_away(scene: &Scene<'_>, at: Place<'_>, kind: Kind) -> Severity {
     match at.waited.for_ns {
-        Some(waited_ns) if is_away && waited_ns < used_to_ns(scene, at) => Severity::Warning,
+        Some(waited_ns) if waited_ns < used_to_ns(scene, at) => Severity::Warning,
         _ => kind.severity(),
     }
 }

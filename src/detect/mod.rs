@@ -7,6 +7,7 @@ mod cost;
 mod endings;
 mod hang;
 mod hardware;
+mod held_by_gpu;
 mod host;
 mod interleaved;
 mod ledger;

@@ -3,13 +3,11 @@
 //! The others wait on their GPUs.
 
 use super::hang::{Place, Scene};
+use super::held_by_gpu::{self, any_open};
 use super::stuck_transfer::REPORTED_LATE_NS;
 use super::{fact, names, number, seconds, standstill, victims, who};
-use crate::join::{Activity, Instance, Lack, Part, Stall};
+use crate::join::{Activity, Lack, Part, Stall};
 use crate::model::{CommId, Confidence, Evidence, Finding, Kind, Rank, Track};
-
-/// A GPU that is busy so much later, in ns, than others began to wait is not on its way to them.
-const SETTLES_NS: u64 = 1_000_000_000;
 
 /// All ranks issued it and it started nowhere; what lies before it was left out of GPU times. Something of that is not
 /// done, and nobody saw what.
@@ -77,45 +75,6 @@ fn through_with_it(at: Place<'_>) -> Vec<Evidence> {
     ]
 }
 
-/// Ranks that did not issue a replay's operation and wait for nothing else may be held up by a kernel that does not end: a
-/// graph issues its operations when the GPU comes to them. Their GPUs are busy then; that of a rank whose host does
-/// something else is idle. Of an operation that a host issues itself a busy GPU says nothing: the rank has not called it.
-pub(super) fn behind_a_kernel(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Option<Finding> {
-    let is_missing = matches!(missing.kind, Kind::MissingRank | Kind::MissingReplay);
-    let ranks = &at.origin.ranks;
-    let is_replay = at.stall.track == Track::Replay;
-    if !is_missing || !is_replay || missing.confidence == Confidence::Proven || ranks.is_empty() {
-        return None;
-    }
-    let since_ns = at.waited.since_ns.saturating_add(SETTLES_NS);
-    let is_held = |r: &Rank| {
-        let gpu = at.comm.members().get(r)?.record.gpu.as_ref()?;
-        let process = scene.process(at.comm, *r)?;
-        let busy = scene.join.hardware().busy_since(&process.record.host, gpu, since_ns)?;
-        // A rank that may be in another operation waits there, unless its GPU computes.
-        Some(busy == Activity::Computing || !any_open(scene, at, *r, |_, _| true))
-    };
-    if !ranks.iter().all(|r| is_held(r) == Some(true)) {
-        return None;
-    }
-    let mut evidence = scene.wait_evidence(at.waited);
-    for rank in ranks.iter().take(8) {
-        evidence.push(fact(format!(
-            "rank {rank} is in no operation of NCCL's that is known, and a kernel is on its GPU all the time"
-        )));
-        evidence.extend(who(scene.join, at.comm, *rank));
-    }
-    Some(Finding {
-        evidence,
-        advice: format!(
-            "look at the kernel on the GPU of {}: one that does not end holds up what is launched behind it (cuda-gdb, nvidia-smi)",
-            names(ranks)
-        ),
-        confidence: Confidence::Likely,
-        ..Finding::new(Kind::NotStarted, at.comm.id, ranks.clone(), missing.operation.clone())
-    })
-}
-
 /// True when a rank's process issued an operation before this one, in another track, of which nobody knows whether it is
 /// finished. Those before it in its own track are: other ranks came past them.
 fn may_be_elsewhere(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> bool {
@@ -124,23 +83,6 @@ fn may_be_elsewhere(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> bool {
     let in_doubt =
         |place: (CommId, Track), p: &Part| place != own && p.is_silent() && p.op.issued_ns < issued_ns;
     issued_ns.is_some() && any_open(scene, at, rank, in_doubt)
-}
-
-/// True when an operation that a rank's process issued and that is not known to be finished is like this.
-fn any_open(
-    scene: &Scene<'_>,
-    at: Place<'_>,
-    rank: Rank,
-    is: impl Fn((CommId, Track), &Part) -> bool,
-) -> bool {
-    let Some(process) = scene.process(at.comm, rank) else { return false };
-    scene.join.memberships(process.record.id).iter().any(|(comm, r)| {
-        let c = scene.join.communicator(*comm);
-        let part = |i: &'_ Instance, track: Track| {
-            i.parts.get(r).is_some_and(|p| !p.finished && is((*comm, track), p))
-        };
-        c.is_some_and(|c| c.incomplete().any(|(track, _, i)| part(i, track)))
-    })
 }
 
 /// True when another operation of the same processes stands still since before this one, and lacks ranks.
@@ -157,6 +99,31 @@ fn is_held_up(scene: &Scene<'_>, at: Place<'_>) -> bool {
     }
 }
 
+/// True where the GPUs of the ranks wait in a kernel, most likely in an operation that is not timed, and something else of
+/// the job is the likelier place where it stands still: one whose ranks compute or are idle, or the first one.
+fn waits_elsewhere(scene: &Scene<'_>, at: Place<'_>) -> bool {
+    let waits = |s: &Stall| {
+        let comm = scene.join.communicator(s.comm)?;
+        let since_ns = scene.join.waited(s, scene.now_ns)?.since_ns;
+        let activity = |(r, _): &(Rank, u32)| held_by_gpu::busy_with(scene, comm, *r, since_ns);
+        Some((s.lacking.iter().all(|l| activity(l) == Some(Activity::Waiting)), since_ns, s.comm))
+    };
+    let Some((true, since_ns, comm)) = waits(at.stall) else { return false };
+    if !scene.enough(at.waited, scene.settings.patience_blind_ns) {
+        return true;
+    }
+    let others = scene.standing.origins().iter().filter_map(|o| scene.standing.stall(o.first));
+    let likelier = |s: &&Stall| {
+        s.lack == Lack::Start
+            && waits(s).is_some_and(|(waits, since, id)| !waits || (since, id) < (since_ns, comm))
+    };
+    let mut likelier = others.filter(likelier).peekable();
+    likelier.peek().is_some() && {
+        let comms = victims::connected(scene.join, comm);
+        likelier.any(|s| comms.contains(&s.comm))
+    }
+}
+
 pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let ranks = &at.origin.ranks;
     let nowhere = at.comm.started_nowhere(at.stall.track, at.stall.order, at.instance);
@@ -170,9 +137,9 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     }
     // How long black boxes waited has to be known, as far as they wrote something down later: a job that is ended
     // always ends in some operation.
-    let long = at.waited.at_least_ns >= scene.patience(at.comm);
-    let is_first = at.stall.order == 0 && !matches!(at.stall.track, Track::Pair(..));
-    if is_first || !long || at.waited.ranks.is_empty() {
+    let patience =
+        if scene.is_slow_start(at) { scene.settings.patience_unsure_ns } else { scene.patience(at.comm) };
+    if at.waited.at_least_ns < patience || at.waited.ranks.is_empty() {
         return None;
     }
     // It may have come to it a moment ago only.
@@ -190,7 +157,7 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
         return None;
     }
     let soon = at.waited.at_least_ns < scene.settings.patience_silent_ns.max(scene.patience(at.comm));
-    if doubtful && (soon || is_held_up(scene, at)) {
+    if doubtful && (soon || is_held_up(scene, at) || waits_elsewhere(scene, at)) {
         return None;
     }
     let mut evidence =

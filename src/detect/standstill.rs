@@ -81,7 +81,7 @@ fn is_ambiguous(scene: &Scene<'_>, at: Place<'_>) -> bool {
     };
     let own = key(at.stall);
     let processes: BTreeSet<u32> = at.stall.lacking.iter().map(|(_, p)| *p).collect();
-    let others = scene.standing.origins().iter().filter_map(|o| scene.standing.stall(o.first));
+    let others = scene.standing.untimed().iter().filter_map(|o| scene.standing.stall(o.first));
     let mut rivals = others
         .filter(|s| s.comm != at.comm.id)
         .filter(|s| key(s) < own || !s.lacking.iter().any(|(_, p)| processes.contains(p)))

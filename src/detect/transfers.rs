@@ -16,7 +16,8 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     };
     let sent = at.waited.ranks.contains(&from);
     let peer = if sent { to } else { from };
-    let gone = scene.gone(at.comm, peer) && !scene.join.all_gone();
+    let is_gone = scene.gone(at.comm, peer) && !scene.join.all_gone();
+    let gone = is_gone || scene.aborted(at.comm, peer);
     let settle = scene.settings.patience_gone_ns;
     let enough = match gone {
         true => scene.gone_for(at.comm, peer).is_none_or(|g| g >= settle) && scene.enough(at.waited, settle),
@@ -85,7 +86,9 @@ mod tests {
     use crate::detect::{HangRule, Rule, Settings};
     use crate::join::Join;
     use crate::join::testing::{all_reduce, member, process};
-    use crate::model::{Finding, Func, Kind, Lane, OpRecord, Rank, Timing, Untimed, Update};
+    use crate::model::{
+        Beat, Exchange, Finding, Func, Kind, Lane, OpRecord, PairBeat, Rank, Timing, Untimed, Update,
+    };
 
     const S: u64 = 1_000_000_000;
 
@@ -118,6 +121,49 @@ mod tests {
         assert_eq!(found(ends(), 12 * S), vec![]);
         let [f] = found(ends(), 14 * S).try_into().expect("one");
         assert_eq!((f.kind, f.ranks), (Kind::StuckTransfer, vec![Rank(0), Rank(1)]));
+    }
+
+    #[test]
+    fn an_agent_says_that_what_was_in_flight_is_not_finished() {
+        // Transfer 0 from rank 0 to rank 1, both of which are in it; `done` is what the agents say of it since then.
+        let by_beats = |done: Option<u64>| {
+            let mut j = Join::new();
+            for r in 0..2 {
+                let Update::Segment(segment) = process(r) else { unreachable!("a process") };
+                let (segment, comm) = (segment.id, end(r, (0, 1), None).comm);
+                j.feed(process(r));
+                j.feed(member(r, 2, 1));
+                j.feed(Update::Beat(Beat {
+                    segment,
+                    comm,
+                    rank: Rank(r),
+                    issued: 1,
+                    replayed: 0,
+                    done: 1,
+                    replays_done: 0,
+                    exchanged: Exchange::default(),
+                }));
+                j.feed(Update::Op(Box::new(end(r, (0, 1), Some((10 * S + 5_000, None))))));
+                let (sent, received) = if r == 0 { (1, 0) } else { (0, 1) };
+                j.feed(Update::Pair(PairBeat {
+                    segment,
+                    comm,
+                    rank: Rank(r),
+                    peer: Rank(1 - r),
+                    sent,
+                    received,
+                    from: 0,
+                    sent_done: done.filter(|_| r == 0),
+                    received_done: done.filter(|_| r == 1),
+                }));
+            }
+            j.tick(15 * S);
+            let found = HangRule::new(Settings::default()).check(&j, 15 * S);
+            found.into_iter().map(|f| f.kind).collect::<Vec<_>>()
+        };
+        assert_eq!(by_beats(Some(0)), [Kind::StuckTransfer]);
+        assert_eq!(by_beats(Some(1)), []);
+        assert_eq!(by_beats(None), [], "older agents do not say");
     }
 
     #[test]

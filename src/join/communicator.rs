@@ -23,6 +23,7 @@ use crate::model::{
 };
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 
 /// Operations that ranks run in different ways, kept at most.
 const SPLIT_KEPT: usize = 64;
@@ -149,6 +150,15 @@ struct PairCount {
     /// known who waited.
     longest_wait_ns: [u64; 2],
     waits: u32,
+    /// Where not every record comes: the orders below which the sender's ends are finished, and the receiver's.
+    done: [Option<u64>; 2],
+}
+
+impl PairCount {
+    /// The orders below which a rank's ends are finished, of transfers from one rank to another.
+    fn done_of(&self, from: Rank, rank: Rank) -> Option<u64> {
+        self.done[usize::from(rank != from)]
+    }
 }
 
 /// A timed operation beside another one: its order, and a moment of it.
@@ -402,6 +412,29 @@ impl Communicator {
         open.map_or(issued, |(order, _)| order)
     }
 
+    /// True when a timed operation among these has not started on any of these ranks: their GPUs have not come past it.
+    pub(super) fn is_queued(&self, track: Track, orders: Range<u64>, is_one: impl Fn(&Rank) -> bool) -> bool {
+        let waits = |p: &Part| !p.is_silent() && !p.finished && p.started_ns.is_none();
+        let from = self.incomplete_of(track).skip_while(|(order, _)| *order < orders.start);
+        from.take_while(|(order, _)| *order < orders.end).any(|(_, i)| {
+            let mut parts = i.parts.iter().filter(|(r, _)| is_one(r)).map(|(_, p)| p).peekable();
+            parts.peek().is_some() && parts.all(waits)
+        })
+    }
+
+    /// The order below which a rank's ends of transfers are finished, of those that it issued.
+    pub fn transfers_done(&self, track: Track, rank: Rank, issued: u64) -> u64 {
+        let is_open = |i: &Instance| i.parts.get(&rank).is_some_and(|p| !p.finished);
+        let open = self.incomplete_of(track).find(|(order, i)| *order < issued && is_open(i));
+        open.map_or(issued, |(order, _)| order)
+    }
+
+    /// The same as its agent reported it, where not every record comes.
+    pub(super) fn reported_done(&self, track: Track, rank: Rank) -> Option<u64> {
+        let Track::Pair(from, to) = track else { return None };
+        self.pairs.get(&(from, to))?.done_of(from, rank)
+    }
+
     /// The longest that a rank came after another so far, in ns: the job's own rhythm.
     pub fn longest_ns(&self) -> u64 {
         self.longest_ns
@@ -642,7 +675,7 @@ impl Communicator {
                     new.gpu = old.gpu.clone();
                 }
                 *seat = Seat { done: seat.done, ..Seat::of(new, actor) };
-                if old.finalized_ns != new.finalized_ns {
+                if (old.finalized_ns, old.making) != (new.finalized_ns, new.making) {
                     self.stale = Stale::ALL;
                 }
                 let (was, is) = (Counted::of(&old), Counted::of(new));
@@ -824,7 +857,12 @@ impl Communicator {
         };
         // A record that comes late may be of an operation that is known to be done already.
         let stopped = said.map_or(stopped, |s| s.finished);
-        let done_below = member.done_below(track);
+        let done_below = match track {
+            Track::Pair(from, to) => {
+                self.pairs.get(&(from, to)).and_then(|n| n.done_of(from, rank)).unwrap_or(0)
+            }
+            _ => member.done_below(track),
+        };
         let finished = was_done || stopped || order < done_below;
         if finished && order == done_below {
             member.set_done_below(track, order.saturating_add(1));
@@ -954,8 +992,26 @@ impl Communicator {
             n.first = n.first.min(beat.from);
             n.sent = n.sent.max(sent);
             n.received = n.received.max(received);
+            let (end, done) = if pair.0 == own { (0, beat.sent_done) } else { (1, beat.received_done) };
+            let before = n.done[end].unwrap_or(0);
+            n.done[end] = n.done[end].max(done);
+            let finished = before..n.done[end].unwrap_or(0);
+            if !finished.is_empty() {
+                self.finish_transfers(Track::Pair(pair.0, pair.1), own, finished);
+            }
         }
         more
+    }
+
+    /// A rank's ends of these transfers are finished.
+    fn finish_transfers(&mut self, track: Track, rank: Rank, orders: Range<u64>) {
+        for ((_, order), instance) in self.instances.range_mut((track, orders.start)..(track, orders.end)) {
+            let Some(part) = instance.parts.get_mut(&rank).filter(|p| !p.finished) else { continue };
+            part.finished = true;
+            if instance.touch() {
+                self.touched.push((track, *order));
+            }
+        }
     }
 
     /// A kernel that started proves that the rank's earlier operations of the track are done; those of

@@ -10,7 +10,7 @@ use super::waits::{Front, Stage, Stall, Waits, origins};
 use super::{Join, Standing};
 use crate::model::{CommId, OpState, Rank, Track};
 use std::cell::LazyCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::iter::Peekable;
 use std::sync::Arc;
 
@@ -163,15 +163,17 @@ impl Kept {
             let kept = self.since.get(&(s.comm, s.track, s.order)).copied();
             kept.or_else(|| join.since_ns(s)).unwrap_or(u64::MAX)
         };
-        let begin = self.waits.solve(since);
-        self.standing = Arc::new(if self.waits.stalls().is_empty() {
-            // Where nothing else tells what stands still, what waits behind untimed operations may.
-            let stalls: Vec<Arc<Stall>> = self.queued.values().cloned().map(Arc::new).collect();
-            let origins = origins(&stalls, since);
-            Standing { stalls, origins }
-        } else {
-            Standing { stalls: self.waits.stalls().to_vec(), origins: begin }
-        });
+        let origins_known = self.waits.solve(since);
+        let mut stalls = self.waits.stalls().to_vec();
+        // Ranks that are known to wait elsewhere are not in what is not timed.
+        let waiting: HashSet<u32> = stalls.iter().flat_map(|s| s.waiting.iter().map(|(_, p)| *p)).collect();
+        let is_free = |s: &&Stall| !s.lacking.iter().any(|(_, p)| waiting.contains(p));
+        let queued: Vec<Arc<Stall>> = self.queued.values().filter(is_free).cloned().map(Arc::new).collect();
+        let known = stalls.len();
+        let mut untimed = origins(&queued, since);
+        untimed.iter_mut().for_each(|o| o.shift(known));
+        stalls.extend(queued);
+        self.standing = Arc::new(Standing { stalls, origins: origins_known, untimed });
     }
 }
 
@@ -282,6 +284,7 @@ fn rows(join: &Join, c: &Communicator, track: Track, over: bool, room: &mut Room
         }
     }
     open.sort_unstable();
+    let alive: Vec<Rank> = rows.iter().filter(|r| !r.gone).map(|r| r.rank).collect();
     for row in rows.iter_mut() {
         let f = &mut row.front;
         if row.through {
@@ -290,7 +293,9 @@ fn rows(join: &Join, c: &Communicator, track: Track, over: bool, room: &mut Room
         // Who is gone, or has aborted, will not finish what it began: it is waited for as if it had not issued it.
         if f.done < f.issued && row.gone {
             let next = open.get(open.partition_point(|o| *o < f.done)).filter(|o| **o < f.issued);
-            f.issued = next.copied().unwrap_or(f.issued);
+            let is_alive = |r: &Rank| alive.binary_search(r).is_ok();
+            let first_in_doubt = || c.is_queued(track, f.done..f.issued, is_alive).then_some(f.done);
+            f.issued = next.copied().or_else(first_in_doubt).unwrap_or(f.issued);
             f.done = f.issued;
         }
     }

@@ -33,12 +33,19 @@ const FEW: usize = 4;
 pub struct Standing {
     pub(super) stalls: Vec<Arc<Stall>>,
     pub(super) origins: Vec<Origin>,
+    pub(super) untimed: Vec<Origin>,
 }
 
 impl Standing {
     /// Where it begins.
     pub fn origins(&self) -> &[Origin] {
         &self.origins
+    }
+
+    /// Untimed operations, and timed ones behind them, which may stand still: nothing says that they are finished, and none
+    /// of their ranks is known to wait elsewhere.
+    pub fn untimed(&self) -> &[Origin] {
+        &self.untimed
     }
 
     /// An operation that cannot complete.
@@ -176,6 +183,9 @@ impl Join {
         let waiting = || waiting_in(instance, &stall.lacking).map(|(_, p)| p);
         let issued = waiting().filter_map(|p| p.op.issued_ns).min();
         let started = waiting().filter_map(|p| p.started_ns).min();
+        if started.is_none() && is_behind_others(c, stall) {
+            return issued.map(|t| t.saturating_add(QUEUED_NS));
+        }
         if self.is_unproven(c, instance, stall) {
             // One that was in flight when its record was sent is the better guess.
             let later = if started.is_some() { QUEUED_NS / 2 } else { LAST_NS };
@@ -200,7 +210,9 @@ impl Join {
             let by_beats = c.members().get(r).is_none_or(|m| m.counted_by_beats);
             !(by_beats && matches!(stall.track, Track::Pair(..)))
         };
+        let is_here = |r: &Rank| stall.lacking.binary_search_by_key(r, |(l, _)| *l).is_err();
         !waiting_in(instance, &stall.lacking).any(|(r, p)| p.is_in_it() && told(&r))
+            && !c.is_queued(stall.track, stall.order..u64::MAX, is_here)
     }
 
     /// The same of what started nowhere: all wait since the last of them issued it and nothing else moved. `None` where
@@ -295,6 +307,14 @@ impl Join {
             silent: started.is_none() && !mute && silent,
         })
     }
+}
+
+/// True for a transfer that one end did not issue, behind earlier ones of the pair that both issued and did not finish.
+fn is_behind_others(c: &Communicator, stall: &Stall) -> bool {
+    let is_open =
+        |i: &Instance| i.parts.len() >= 2 && i.parts.values().all(|p| !p.finished && !p.is_silent());
+    let mut earlier = c.incomplete_of(stall.track).take_while(|(order, _)| *order < stall.order);
+    matches!(stall.track, Track::Pair(..)) && stall.lack == Lack::Issue && earlier.any(|(_, i)| is_open(i))
 }
 
 /// The ranks that are in an operation and that it does not wait for.

@@ -90,6 +90,14 @@ pub struct Origin {
     pub held_up: Vec<usize>,
 }
 
+impl Origin {
+    /// Its stalls come so much later in a longer list.
+    pub(super) fn shift(&mut self, by: usize) {
+        self.first += by;
+        self.circle.iter_mut().chain(&mut self.held_up).for_each(|i| *i += by);
+    }
+}
+
 /// One communicator's and track's rows.
 #[derive(Debug, Clone, Default)]
 struct Table {

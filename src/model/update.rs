@@ -186,6 +186,10 @@ pub struct PairBeat {
     pub received: u64,
     /// The lowest orders of which the agent knows: what came before was issued unseen.
     pub from: u64,
+    /// Sends to it below this order are finished; absent where an older agent does not say.
+    pub sent_done: Option<u64>,
+    /// Receives from it below this order are finished; absent where an older agent does not say.
+    pub received_done: Option<u64>,
 }
 
 /// What a rank's collectives that calls issued are, each in one number: equal where ranks issued the same.

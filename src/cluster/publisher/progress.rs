@@ -158,7 +158,18 @@ impl Publisher {
                 let sent = sent.max(was.map_or(0, |p| p.sent));
                 let received = received.max(was.map_or(0, |p| p.received));
                 let segment = member.record.segment;
-                let beat = PairBeat { segment, comm: c.id, rank: own, peer, sent, received, from: first };
+                let done = |track, issued: u64| (issued > 0).then(|| c.transfers_done(track, own, issued));
+                let beat = PairBeat {
+                    segment,
+                    comm: c.id,
+                    rank: own,
+                    peer,
+                    sent,
+                    received,
+                    from: first,
+                    sent_done: done(Track::Pair(own, peer), sent),
+                    received_done: done(Track::Pair(peer, own), received),
+                };
                 let beat = m::Pair::of(&beat);
                 if was != Some(&beat) && self.pay(beat.encoded_len(), true) {
                     self.draft(Topic::Bucket(bucket(c.id)), beat.encoded_len()).pairs.push(beat);

@@ -1,6 +1,6 @@
 //! What operations of a class do in a second, told without their records.
 
-use super::{Publisher, SLOW, SLOW_BY_NS, USUAL};
+use super::{FAR_LONGER_NS, Publisher, SLOW, SLOW_BY_NS, USUAL, USUAL_FEW};
 use crate::cluster::message as m;
 use crate::cluster::subject::{Topic, bucket};
 use crate::join::{Communicator, Finished, Join};
@@ -24,7 +24,8 @@ impl Publisher {
         let Some(longest) = f.parts.iter().filter_map(|p| p.duration_ns).max() else { return false };
         let usual = self.usual.entry((f.comm, f.func, f.size_class)).or_default();
         let limit = usual.mean_ns.saturating_mul(SLOW).saturating_add(SLOW_BY_NS);
-        let slow = usual.seen >= USUAL && longest > limit;
+        let far = usual.seen >= USUAL_FEW && longest > limit.saturating_add(FAR_LONGER_NS);
+        let slow = far || usual.seen >= USUAL && longest > limit;
         let counts = if slow { limit } else { longest };
         usual.seen = usual.seen.saturating_add(1);
         let weight = u64::from(usual.seen.min(32));

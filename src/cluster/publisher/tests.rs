@@ -103,3 +103,56 @@ fn what_there_is_no_room_for_adds_up_and_says_over_how_long() {
     let said: Vec<_> = told.iter().map(|s| (s.count, s.from_s, s.seconds)).collect();
     assert_eq!(said, [(4, 10, 4)]);
 }
+
+/// Looks, and gives all that is told.
+fn told(p: &mut Publisher, join: &mut Join, mono_ns: u64) -> m::Envelope {
+    join.tick(mono_ns);
+    let finished = join.take_finished();
+    let out = p.look(join, &finished, &[], Moment { mono_ns, unix_ns: mono_ns });
+    let mut all = m::Envelope::default();
+    for one in out.iter().map(|o| m::Envelope::decode(o.bytes.as_slice()).expect("a message")) {
+        all.announced.extend(one.announced);
+        all.records.extend(one.records);
+        all.beats.extend(one.beats);
+        all.processes.extend(one.processes);
+    }
+    all
+}
+
+#[test]
+fn a_late_arrival_is_announced_with_its_neighbors_once() {
+    let (mut join, mut p) = (node(0..3, 3), Publisher::new("a", 1, 65_536));
+    join.sample(Some(Sampling { level: LEVEL_MAX, whole: Default::default() }));
+    told(&mut p, &mut join, S);
+    // Nothing is timed; rank 2 comes to operation 20 a second late.
+    let at = |order: u64, rank: u32| {
+        let late = if order > 20 || order == 20 && rank == 2 { S } else { 0 };
+        2 * S + order * 10_000_000 + late
+    };
+    for order in 0..30 {
+        for rank in 0..3 {
+            let mut op = all_reduce(rank, order, at(order, rank), None);
+            op.timing = crate::model::Timing::Not(crate::model::Untimed::Budget);
+            join.feed(Update::Op(Box::new(op)));
+        }
+    }
+    let orders = |e: &m::Envelope| e.announced.iter().map(|k| k.order).collect::<Vec<_>>();
+    let first = told(&mut p, &mut join, 4 * S);
+    assert_eq!(orders(&first), [19, 20, 21]);
+    assert!([19, 20, 21].iter().all(|o| first.records.iter().filter(|r| r.order == Some(*o)).count() == 3));
+    assert_eq!(orders(&told(&mut p, &mut join, 5 * S)), [0; 0]);
+}
+
+#[test]
+fn that_a_process_is_gone_comes_with_the_last_that_it_did() {
+    let (mut join, mut p) = (node(0..1, 2), Publisher::new("a", 1, 65_536));
+    told(&mut p, &mut join, 10 * S + S / 10);
+    feed(&mut join, 0, 0, 10 * S + S / 10, |_| ());
+    join.feed(member(0, 2, 1));
+    let Update::Segment(mut record) = process(0) else { unreachable!("a process") };
+    record.liveness = crate::model::Liveness::Gone(Some(10 * S + S / 5));
+    join.feed(Update::Segment(record));
+    let last = told(&mut p, &mut join, 10 * S + S / 4);
+    assert_eq!((last.processes.len(), last.processes[0].alive), (1, false));
+    assert_eq!(last.beats.iter().map(|b| b.issued).collect::<Vec<_>>(), [1]);
+}

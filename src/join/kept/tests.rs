@@ -55,7 +55,19 @@ fn defined(j: &Join, c: &Communicator, track: Track, over: bool, now_ns: u64) ->
             done = issued;
         }
         if done < issued && is_gone(rank) {
-            issued = open.range(done..issued).next().copied().unwrap_or(issued);
+            let of_alive =
+                |r: &Rank| !is_gone(r) && c.members().get(r).is_some_and(|m| m.issued(track).is_some());
+            let is_queued = (done..issued).any(|order| {
+                let instance = c.incomplete_of(track).find(|(o, _)| *o == order).map(|(_, i)| i);
+                let parts: Vec<&Part> = instance
+                    .into_iter()
+                    .flat_map(|i| i.parts.iter().filter(|(r, _)| of_alive(r)).map(|(_, p)| p))
+                    .collect();
+                let waits = |p: &&Part| !p.is_silent() && !p.finished && p.started_ns.is_none();
+                !parts.is_empty() && parts.iter().all(waits)
+            });
+            let next = open.range(done..issued).next().copied();
+            issued = next.unwrap_or(if is_queued { done } else { issued });
             done = issued;
         }
         Some((*rank, (m.record.segment, m.record.gpu.clone()), (issued, done, stage)))

@@ -53,11 +53,11 @@ fn issued_by_both(
     for rank in [from.min(to), from.max(to)] {
         let seat = c.seat(rank)?;
         let condition = join.roster.condition(seat.actor);
-        if !condition.known || condition.unsure || condition.gone {
+        if !condition.known || condition.unsure || condition.gone || seat.aborted {
             return None;
         }
-        // Where not every record comes, nobody says that one which was in flight has ended since.
-        if c.members().get(&rank).is_none_or(|m| m.counted_by_beats) {
+        // Where not every record comes, the agent has to say that what was in flight has not ended since.
+        if c.members().get(&rank)?.counted_by_beats && c.reported_done(track, rank).is_none() {
             return None;
         }
         let part: &Part = instance.parts.get(&rank)?;
@@ -78,6 +78,10 @@ fn unmatched(join: &Join, c: &Communicator) -> Vec<Stall> {
     for ((from, to), order, sent) in c.unmatched() {
         let (here, there) = if sent { (from, to) } else { (to, from) };
         let track = Track::Pair(from, to);
+        // Who aborted the communicator waits for nobody in it.
+        if c.seat(here).is_some_and(|s| s.aborted) {
+            continue;
+        }
         // Where not every record comes, counts alone tell that a receive waits; a send may be through without its receive.
         let by_beats = !sent && c.members().get(&here).is_some_and(|m| m.counted_by_beats);
         let part = c.instance(track, order).and_then(|i| i.parts.get(&here));
@@ -98,16 +102,16 @@ fn unmatched(join: &Join, c: &Communicator) -> Vec<Stall> {
     out
 }
 
-/// Transfers that both ends issued and that one of them, which is gone, will not finish. Of each pair the first in which
+/// Transfers that both ends issued and that one of them, which is gone or aborted the communicator, will not finish. Of each pair the first in which
 /// the other end is known to be; where nothing tells, the last that it may be in.
 fn broken_off(join: &Join, c: &Communicator) -> Vec<Stall> {
     let mut known: BTreeMap<(Rank, Rank), Stall> = BTreeMap::new();
     let mut in_flight: BTreeMap<(Rank, Rank), Stall> = BTreeMap::new();
     let mut possible: BTreeMap<(Rank, Rank), Stall> = BTreeMap::new();
     let end = |rank: &Rank| {
-        let actor = c.seat(*rank)?.actor;
-        let condition = join.roster.condition(actor);
-        condition.known.then_some((actor, condition.gone))
+        let seat = c.seat(*rank)?;
+        let condition = join.roster.condition(seat.actor);
+        condition.known.then_some((seat.actor, condition.gone || seat.aborted))
     };
     let by_beats = |r: &Rank| c.members().get(r).is_none_or(|m| m.counted_by_beats);
     for (track, order, instance) in c.incomplete_transfers() {

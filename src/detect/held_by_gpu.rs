@@ -1,0 +1,234 @@
+//! Ranks that look missing while a kernel is on their GPUs all the time: the GPU holds them, not their host.
+//!
+//! The GPU of a rank whose host does something else runs out of work and is idle. A busy one waits in an operation that is
+//! not timed, or runs a kernel that does not end, and the host waits for it or for room in a full launch queue.
+
+use super::hang::{Place, Scene};
+use super::{fact, missing_rank, names, who};
+use crate::join::{Activity, Communicator, Part, Process};
+use crate::model::{Cause, CommId, Confidence, Finding, Kind, Liveness, Rank, Track};
+
+/// A GPU that is busy so much later, in ns, than others began to wait is not on its way to them.
+const SETTLES_NS: u64 = 1_000_000_000;
+/// Ranks of which the GPUs are looked at.
+const LOOKED_AT: usize = 64;
+/// Ranks that are described one by one.
+const DESCRIBED: usize = 8;
+
+/// What becomes of a finding about ranks that are missing.
+#[derive(Debug)]
+pub(super) enum Verdict {
+    /// Nothing says that their GPUs hold them.
+    Missing,
+    /// They are in an operation that is not timed, which stands still itself.
+    BehindUntimed,
+    /// Their GPUs are busy, and it is too early to say with what.
+    TooEarly,
+    /// A kernel holds them.
+    Kernel(Box<Finding>),
+}
+
+pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Verdict {
+    let may_be = matches!(
+        missing.kind,
+        Kind::MissingRank | Kind::MissingReplay | Kind::SendWithoutReceive | Kind::ReceiveWithoutSend
+    );
+    let is_known = missing.confidence == Confidence::Proven || missing.cause == Some(Cause::Stopped);
+    if !may_be || is_known || at.origin.ranks.is_empty() || !at.origin.circle.is_empty() {
+        return Verdict::Missing;
+    }
+    let Some(activities) = activities(scene, at, &at.origin.ranks) else { return Verdict::Missing };
+    if is_nobody_waiting(scene, at) {
+        return Verdict::TooEarly;
+    }
+    let computing: Vec<Rank> =
+        activities.iter().filter(|(_, a)| *a == Activity::Computing).map(|(r, _)| *r).collect();
+    // A graph issues its operations when the GPU comes to them: a rank that is nowhere else is held by a kernel.
+    let is_free = |(r, a): &(Rank, Activity)| *a == Activity::Computing || !is_in_any(scene, at, *r);
+    let is_sure = at.stall.track == Track::Replay && activities.iter().all(is_free);
+    if computing.is_empty() && !is_sure {
+        return if is_in_untimed(scene, at) { Verdict::BehindUntimed } else { Verdict::Missing };
+    }
+    if !is_sure && !scene.enough(at.waited, scene.settings.patience_blind_ns) {
+        return Verdict::TooEarly;
+    }
+    let ranks = if computing.is_empty() { at.origin.ranks.clone() } else { computing };
+    Verdict::Kernel(Box::new(finding(scene, at, missing, ranks)))
+}
+
+fn finding(scene: &Scene<'_>, at: Place<'_>, missing: &Finding, ranks: Vec<Rank>) -> Finding {
+    let mut evidence = scene.wait_evidence(at.waited);
+    for rank in ranks.iter().take(DESCRIBED) {
+        evidence.push(fact(format!(
+            "rank {rank} is in no operation of NCCL's that is known, and a kernel is on its GPU all the time"
+        )));
+        evidence.extend(who(scene.join, at.comm, *rank));
+    }
+    let kind = Kind::NotStarted;
+    Finding {
+        evidence,
+        advice: format!(
+            "look at the kernel on the GPU of {}: one that does not end holds up what is launched behind it (cuda-gdb, nvidia-smi)",
+            names(&ranks)
+        ),
+        // Its GPU may as well compute something of its own, as it does in a checkpoint.
+        severity: missing_rank::severity_of_away(scene, at, kind),
+        confidence: Confidence::Likely,
+        ..Finding::new(kind, at.comm.id, ranks, missing.operation.clone())
+    }
+}
+
+/// True where only hosts were seen to issue what is waited for, and all GPUs still compute earlier work.
+fn is_nobody_waiting(scene: &Scene<'_>, at: Place<'_>) -> bool {
+    let by_hosts = !at.waited.on_gpu || at.waited.mute;
+    by_hosts
+        && !scene.enough(at.waited, scene.settings.patience_most_ns)
+        && activities(scene, at, &at.waited.ranks)
+            .is_some_and(|all| all.iter().all(|(_, a)| *a == Activity::Computing))
+}
+
+/// What keeps the GPU of each rank busy since the others began to wait. Absent where one is idle, or where nobody knows.
+fn activities(scene: &Scene<'_>, at: Place<'_>, ranks: &[Rank]) -> Option<Vec<(Rank, Activity)>> {
+    let one = |r: &Rank| Some((*r, busy_with(scene, at.comm, *r, at.waited.since_ns)?));
+    ranks.iter().take(LOOKED_AT).map(one).collect()
+}
+
+/// What keeps a rank's GPU busy since others began to wait. Absent where it is idle or was not read since then, and where
+/// other processes use it as well.
+pub(super) fn busy_with(
+    scene: &Scene<'_>,
+    comm: &Communicator,
+    rank: Rank,
+    since_ns: u64,
+) -> Option<Activity> {
+    let member = &comm.members().get(&rank)?.record;
+    let gpu = member.gpu.as_ref()?;
+    let host = &scene.process(comm, rank)?.record.host;
+    let since_ns = since_ns.saturating_add(SETTLES_NS);
+    let busy = scene.join.hardware().busy_since(host, gpu, since_ns)?;
+    let uses = |p: &Process| {
+        let (id, own) = scene.join.memberships(p.record.id).first()?;
+        let there = scene.join.communicator(*id)?.members().get(own)?;
+        Some(there.record.gpu.as_ref() == Some(gpu))
+    };
+    let shares = |p: &Process| {
+        let is_other = p.record.id != member.segment && p.record.liveness == Liveness::Alive;
+        is_other && p.record.host == *host && uses(p) == Some(true)
+    };
+    (!scene.join.processes().any(shares)).then_some(busy)
+}
+
+/// True when a missing rank is in an operation that stands still and is not timed.
+fn is_in_untimed(scene: &Scene<'_>, at: Place<'_>) -> bool {
+    let actors: Vec<u32> =
+        at.stall.lacking.iter().filter(|(r, _)| at.origin.ranks.contains(r)).map(|(_, p)| *p).collect();
+    let untimed = scene.standing.untimed().iter().filter_map(|o| scene.standing.stall(o.first));
+    untimed.into_iter().any(|s| s.lacking.iter().any(|(_, p)| actors.contains(p)))
+}
+
+/// True when a rank's process issued an operation of which nobody knows whether it is finished.
+fn is_in_any(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> bool {
+    any_open(scene, at, rank, |_, _| true)
+}
+
+/// True when an operation that a rank's process issued and that is not known to be finished is like this.
+pub(super) fn any_open(
+    scene: &Scene<'_>,
+    at: Place<'_>,
+    rank: Rank,
+    is: impl Fn((CommId, Track), &Part) -> bool,
+) -> bool {
+    let Some(process) = scene.process(at.comm, rank) else { return false };
+    scene.join.memberships(process.record.id).iter().any(|(comm, r)| {
+        let c = scene.join.communicator(*comm);
+        let part = |i: &'_ crate::join::Instance, track: Track| {
+            i.parts.get(r).is_some_and(|p| !p.finished && is((*comm, track), p))
+        };
+        c.is_some_and(|c| c.incomplete().any(|(track, _, i)| part(i, track)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::detect::{HangRule, Rule, Settings};
+    use crate::join::Join;
+    use crate::join::testing::{all_reduce, member, process};
+    use crate::model::{
+        CommId, Fact, Finding, GpuFact, Kind, Rank, Reading, Severity, Timing, Untimed, Update,
+    };
+
+    const S: u64 = 1_000_000_000;
+    const WAITS: (f64, f64) = (1.0, 0.0);
+    const COMPUTES: (f64, f64) = (0.97, 0.2);
+    const IDLE: (f64, f64) = (0.0, 0.0);
+
+    /// Ranks 0 and 1 issued an untimed operation of their own at 9 s and then no more; rank 2 waits for them in one of all
+    /// since 10 s. `gpu` is how busy the GPUs of ranks 0 and 1 are and how much of their memories' bandwidth they use.
+    fn job(gpu: (f64, f64), shared: bool, now_s: u64) -> Vec<Finding> {
+        let mut j = Join::new();
+        for r in 0..3u32 {
+            let gpu_of = format!("0000:{:02x}:00.0", if shared { r.min(1) } else { r });
+            j.feed(process(r));
+            let Update::Comm(mut record) = member(r, 3, if r < 2 { 1 } else { 2 }) else {
+                unreachable!("a member")
+            };
+            record.gpu = Some(gpu_of.clone().into());
+            j.feed(Update::Comm(record.clone()));
+            j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
+            if r < 2 {
+                (record.comm, record.ranks, record.issued) = (CommId::unowned(8), Some(2), 1);
+                j.feed(Update::Comm(record));
+                let mut op = all_reduce(r, 0, 9 * S, None);
+                (op.comm, op.timing) = (CommId::unowned(8), Timing::Not(Untimed::Budget));
+                j.feed(Update::Op(Box::new(op)));
+            } else {
+                j.feed(Update::Op(Box::new(all_reduce(r, 1, 10 * S, Some((10 * S + 5_000, None))))));
+            }
+            let (busy, memory_active) = if r < 2 { gpu } else { WAITS };
+            for at_s in 8..=now_s {
+                let fact = GpuFact {
+                    gpu: gpu_of.clone(),
+                    busy: Some(busy),
+                    memory_active: Some(memory_active),
+                    ..GpuFact::default()
+                };
+                let fact = Fact::Gpu(Box::new(fact));
+                j.feed(Update::Hardware(Box::new(Reading {
+                    host: "node".to_owned(),
+                    at_ns: at_s * S,
+                    fact,
+                })));
+            }
+        }
+        j.tick(now_s * S);
+        HangRule::new(Settings::default()).check(&j, now_s * S)
+    }
+
+    fn of(gpu: (f64, f64), shared: bool, now_s: u64) -> Vec<(Kind, Vec<Rank>, CommId)> {
+        job(gpu, shared, now_s).into_iter().map(|f| (f.kind, f.ranks, f.communicator)).collect()
+    }
+
+    #[test]
+    fn ranks_whose_gpus_wait_in_an_untimed_operation_are_not_missing() {
+        let both = vec![Rank(0), Rank(1)];
+        assert_eq!(of(WAITS, false, 14), [], "it is too early to say what stands still");
+        assert_eq!(of(WAITS, false, 20), [(Kind::NotStarted, both.clone(), CommId::unowned(8))]);
+        assert_eq!(of(IDLE, false, 14)[0].0, Kind::MissingRank, "their hosts do something else");
+        assert_eq!(
+            of(WAITS, true, 14)[0].0,
+            Kind::MissingRank,
+            "whose kernel is on a shared GPU is not known"
+        );
+    }
+
+    #[test]
+    fn a_gpu_that_computes_holds_its_rank_and_may_do_so_for_a_while() {
+        assert_eq!(of(COMPUTES, false, 14), []);
+        let [f] = job(COMPUTES, false, 21).try_into().expect("one");
+        assert_eq!(
+            (f.kind, f.ranks, f.severity),
+            (Kind::NotStarted, vec![Rank(0), Rank(1)], Severity::Warning)
+        );
+        assert_eq!(job(COMPUTES, false, 41)[0].severity, Severity::Critical);
+    }
+}
