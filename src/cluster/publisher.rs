@@ -42,7 +42,7 @@ const USUAL: u32 = 16;
 /// An operation that takes so much longer in ns is interesting after a few of its kind, and so is one to which a rank came
 /// so late.
 const FAR_LONGER_NS: u64 = 100_000_000;
-/// The few.
+/// So many of its kind are enough for that.
 const USUAL_FEW: u32 = 4;
 /// Interesting operations a second that others are told of.
 const ANNOUNCED: u32 = 10;
@@ -135,8 +135,8 @@ pub struct Publisher {
     refused: bool,
     second: u64,
     announced: (u64, u32),
-    /// Until when ranks came late in operations that were announced because of that, host monotonic ns.
-    late_told_ns: HashMap<CommId, u64>,
+    /// When the latest late arrival that was announced came, host monotonic ns.
+    late_announced_ns: HashMap<CommId, u64>,
     /// With each, whether nothing can rest on its orders.
     processes: HashMap<SegmentId, Sent<(m::Process, bool)>>,
     members: HashMap<(CommId, Rank), Sent<m::Member>>,
@@ -183,7 +183,7 @@ impl Publisher {
             refused: false,
             second: 0,
             announced: (0, 0),
-            late_told_ns: HashMap::new(),
+            late_announced_ns: HashMap::new(),
             shares_communicators: false,
             unread: 0,
             processes: HashMap::new(),
@@ -264,20 +264,28 @@ impl Publisher {
     /// Announces operations to which a rank of this node came very late, and their neighbors: hosts' times of three
     /// operations show whether the others waited.
     fn announce_late(&mut self, join: &Join, second: u64) {
+        let now_ns = self.now.mono_ns;
         for c in join.notable() {
-            let told_ns = self.late_told_ns.get(&c.id).copied().unwrap_or(self.began_ns);
-            let new = c.late().filter(|e| e.by_ns >= FAR_LONGER_NS && e.came_ns > told_ns);
-            let Some((came_ns, track, order)) = new.map(|e| (e.came_ns, e.track, e.operation.order)).max()
-            else {
-                continue;
-            };
-            if !self.may_announce(second) {
-                return;
+            let mut after_ns = self.late_announced_ns.get(&c.id).copied().unwrap_or(self.began_ns);
+            let is_new = |t: u64| t > after_ns && t <= now_ns;
+            let mut new: Vec<_> = c
+                .late()
+                .filter(|e| e.by_ns >= FAR_LONGER_NS && is_new(e.came_ns))
+                .map(|e| (e.came_ns, e.track, e.operation.order))
+                .collect();
+            new.sort_unstable();
+            for (came_ns, track, order) in new {
+                // Half of what may be announced is left to slow operations.
+                if self.announced.0 == second && self.announced.1 >= ANNOUNCED / 2
+                    || !self.may_announce(second)
+                {
+                    return;
+                }
+                after_ns = came_ns;
+                self.late_announced_ns.insert(c.id, after_ns);
+                let orders = order.saturating_sub(1)..=order.saturating_add(1);
+                self.announce(orders.map(|o| (c.id, track, o)).collect());
             }
-            self.late_told_ns.insert(c.id, came_ns);
-            self.announce(
-                (order.saturating_sub(1)..=order.saturating_add(1)).map(|o| (c.id, track, o)).collect(),
-            );
         }
     }
 
@@ -439,7 +447,7 @@ impl Publisher {
             };
             let bytes = told.encoded_len();
             if due && self.pay(bytes, true) {
-                // That a process is gone says something together with the last that it did.
+                // An analyser that learns of the end has to know the last operations of the process.
                 if !told.alive {
                     moved.extend(join.memberships(p.record.id));
                 }
@@ -627,7 +635,7 @@ impl Publisher {
         self.standing.retain(|(c, t, o, _), _| open(*c, *t, *o));
         self.asked.retain(|(c, ..)| join.communicator(*c).is_some());
         self.usual.retain(|(c, ..), _| join.communicator(*c).is_some());
-        self.late_told_ns.retain(|c, _| join.communicator(*c).is_some());
+        self.late_announced_ns.retain(|c, _| join.communicator(*c).is_some());
         self.pairs.retain(|(c, ..), _| join.communicator(*c).is_some());
         self.processes.retain(|s, _| join.process(*s).is_some());
         self.hosts.retain(|s, _| join.process(*s).is_some());

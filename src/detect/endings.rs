@@ -8,6 +8,8 @@ use super::{fact, names, number, seconds, who};
 use crate::join::Communicator;
 use crate::model::{Cause, CommId, Confidence, Exit, Finding, Kind, Making, Rank, Track};
 
+/// Ranks of which it is looked through who waits elsewhere.
+const RANKS_MAX: usize = 64;
 /// Fewer ranks than this that stopped at one place are no majority against one that went on.
 const MANY: usize = 3;
 
@@ -85,12 +87,27 @@ pub(super) fn explain_by_abort(scene: &Scene<'_>, at: Place<'_>, finding: &mut F
     }
 }
 
+/// The ranks that stopped short of an operation and wait for nothing, or for a rank that is in it: a call too many
+/// shifts what that rank does elsewhere.
+fn ranks_behind(scene: &Scene<'_>, at: Place<'_>) -> Vec<Rank> {
+    let one = at.stall.waiting.first().map(|(_, p)| *p);
+    let waits_for_it = |p: u32| {
+        let is_in = |side: &[(Rank, u32)], p: u32| side.iter().any(|(_, q)| *q == p);
+        let mut stalls = (0..).map_while(|i| scene.standing.stall(i));
+        stalls.any(|s| is_in(&s.waiting, p) && one.is_some_and(|one| is_in(&s.lacking, one)))
+    };
+    let is_root = |r: &Rank| at.origin.ranks.binary_search(r).is_ok();
+    // Of large communicators only those are taken that wait for nothing.
+    let may_wait = at.stall.lacking.len() <= RANKS_MAX;
+    let behind = at.stall.lacking.iter().filter(|(r, p)| is_root(r) || may_wait && waits_for_it(*p));
+    behind.map(|(r, _)| *r).collect()
+}
+
 /// One rank waits in an operation that all others stopped short of: it made one call more than they did. At the end of a
 /// job they are gone; else they wait for it in something that is not seen, as the making of a communicator.
 pub(super) fn one_call_more(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let order = at.stall.order;
-    // Some of the others may wait for that rank elsewhere, as a call too many shifts what it does there.
-    let others: &Vec<Rank> = &at.stall.lacking.iter().map(|(r, _)| *r).collect();
+    let others = &ranks_behind(scene, at);
     let [one] = at.waited.ranks.as_slice() else { return None };
     let stopped_short =
         |r: &Rank| at.comm.members().get(r).and_then(|m| m.issued(at.stall.track)) == Some(order);
@@ -219,6 +236,31 @@ mod tests {
             [(Kind::MissingRank, vec![Rank(2)], 6)],
             "nothing says that order 5 did not end"
         );
+    }
+
+    #[test]
+    fn a_rank_that_aborted_is_missed_first_where_it_did() {
+        // Rank 1 is missing in two communicators, first in the one that it did not abort.
+        let mut j = Join::new();
+        for r in 0..2 {
+            j.feed(process(r));
+            for (id, at) in [(7, 2 * S), (8, 3 * S)] {
+                let issued = if r == 0 { 2 } else { 1 };
+                let Update::Comm(mut record) = member(r, 2, issued) else { unreachable!("a member") };
+                record.comm = CommId::unowned(id);
+                record.making = (r == 1 && id == 8).then_some(Making::Aborted);
+                j.feed(Update::Comm(record));
+                let ops = [(0, S, Some(S + 50_000)), (1, at, None)];
+                for (order, at, end) in ops.into_iter().take(issued as usize) {
+                    let mut op = all_reduce(r, order, at, Some((at + 5_000, end)));
+                    op.comm = CommId::unowned(id);
+                    j.feed(Update::Op(Box::new(op)));
+                }
+            }
+        }
+        let [f] = HangRule::new(Settings::default()).check(&j, 3 * S + S / 4).try_into().expect("one");
+        assert_eq!((f.kind, f.ranks, f.communicator), (Kind::AbortedRank, vec![Rank(1)], CommId::unowned(8)));
+        assert_eq!(f.confidence, Confidence::Proven);
     }
 
     #[test]

@@ -9,6 +9,11 @@ use super::{
 };
 use crate::join::{Communicator, Instance, Join, Lack, Origin, Process, Stall, Standing, Waited};
 use crate::model::{Confidence, Evidence, Finding, Kind, Liveness, Making, Rank, Track, Victims};
+use std::cell::OnceCell;
+use std::collections::HashMap;
+
+/// So many times the patience for untimed operations, a standstill is reported that the GPUs do not show.
+const UNSHOWN_PATIENCES: u64 = 2;
 
 /// The rule.
 #[derive(Debug)]
@@ -26,40 +31,49 @@ impl HangRule {
 impl Rule for HangRule {
     fn check(&self, join: &Join, now_ns: u64) -> Vec<Finding> {
         let standing = join.standing(now_ns);
-        let scene = Scene { join, standing: &standing, settings: self.settings, now_ns };
-        let mut found = Vec::new();
-        let mut behind_untimed = false;
+        let gpu_users = OnceCell::new();
+        let scene =
+            Scene { join, standing: &standing, settings: self.settings, now_ns, gpu_users: &gpu_users };
+        let (mut found, mut behind_untimed) = (Vec::new(), Vec::new());
         for origin in standing.origins() {
             match scene.judge(origin) {
-                Judgement::Nothing => {}
-                Judgement::BehindUntimed => behind_untimed = true,
-                Judgement::Found(finding) => found.push(*finding),
+                Outcome::Pending => {}
+                Outcome::BehindUntimed(missing) => behind_untimed.push(*missing),
+                Outcome::Found(finding) => found.push(*finding),
             }
         }
         // What is not timed may stand still where nothing else does, or where that is what others wait for.
-        if behind_untimed || standing.origins().is_empty() {
+        if !behind_untimed.is_empty() || standing.origins().is_empty() {
             let untimed = standing.untimed().iter().map(|o| scene.judge(o));
-            found.extend(untimed.filter_map(Judgement::found));
+            let untimed: Vec<Finding> = untimed.filter_map(Outcome::found).collect();
+            // Where the GPUs do not show which untimed operation it is, the ranks are reported as missing after all.
+            let is_old = |f: &Finding| {
+                now_ns.saturating_sub(f.since_ns) >= UNSHOWN_PATIENCES * self.settings.patience_blind_ns
+            };
+            if untimed.is_empty() {
+                found.extend(behind_untimed.into_iter().filter(is_old));
+            }
+            found.extend(untimed);
         }
         super::victims::leave_out(join, self.settings, found)
     }
 }
 
-/// What is to be said of a place where standing still begins.
+/// The outcome of judging one place where standing still begins.
 #[derive(Debug)]
-enum Judgement {
-    /// Nothing yet.
-    Nothing,
-    /// The ranks that it waits for are in an operation that is not timed.
-    BehindUntimed,
+enum Outcome {
+    /// Nothing is to be reported yet.
+    Pending,
+    /// The ranks that it waits for, which this finding calls missing, are in an operation that is not timed.
+    BehindUntimed(Box<Finding>),
     Found(Box<Finding>),
 }
 
-impl Judgement {
+impl Outcome {
     fn found(self) -> Option<Finding> {
         match self {
-            Judgement::Found(finding) => Some(*finding),
-            Judgement::Nothing | Judgement::BehindUntimed => None,
+            Outcome::Found(finding) => Some(*finding),
+            Outcome::Pending | Outcome::BehindUntimed(_) => None,
         }
     }
 }
@@ -71,7 +85,11 @@ pub(super) struct Scene<'a> {
     pub(super) standing: &'a Standing,
     pub(super) settings: Settings,
     pub(super) now_ns: u64,
+    gpu_users: &'a OnceCell<GpuUsers<'a>>,
 }
+
+/// How many processes that run use each GPU, by host and PCI address.
+type GpuUsers<'a> = HashMap<(&'a str, &'a str), usize>;
 
 /// One place where standing still begins, and what lies there.
 #[derive(Debug, Clone, Copy)]
@@ -84,11 +102,11 @@ pub(super) struct Place<'a> {
 }
 
 impl<'a> Scene<'a> {
-    fn judge(&self, origin: &Origin) -> Judgement {
-        self.judge_place(origin).unwrap_or(Judgement::Nothing)
+    fn judge(&self, origin: &Origin) -> Outcome {
+        self.judge_place(origin).unwrap_or(Outcome::Pending)
     }
 
-    fn judge_place(&self, origin: &Origin) -> Option<Judgement> {
+    fn judge_place(&self, origin: &Origin) -> Option<Outcome> {
         let stall = self.standing.stall(origin.first)?;
         let comm = self.join.communicator(stall.comm)?;
         // Behind a mismatch every rank is lost; the mismatch itself is the finding.
@@ -129,11 +147,12 @@ impl<'a> Scene<'a> {
             (Lack::End, _) => stuck_transfer::judge(self, place),
         }?;
         endings::explain_by_abort(self, place, &mut finding);
+        let mut behind_untimed = false;
         match held_by_gpu::judge(self, place, &finding) {
-            held_by_gpu::Verdict::Missing => {}
-            held_by_gpu::Verdict::BehindUntimed => return Some(Judgement::BehindUntimed),
-            held_by_gpu::Verdict::TooEarly => return None,
-            held_by_gpu::Verdict::Kernel(held) => finding = *held,
+            held_by_gpu::Hold::None => {}
+            held_by_gpu::Hold::Untimed => behind_untimed = true,
+            held_by_gpu::Hold::Unclear => return None,
+            held_by_gpu::Hold::Kernel(held) => finding = *held,
         }
         if proof == endings::Proof::Likely {
             finding.confidence = Confidence::Likely;
@@ -144,7 +163,8 @@ impl<'a> Scene<'a> {
             finding.victims = self.victims(origin, in_it.as_ref(), behind.as_ref());
         }
         super::add_host_facts(&mut finding, self.join, comm, waited.since_ns, self.now_ns);
-        Some(Judgement::Found(Box::new(finding)))
+        let finding = Box::new(finding);
+        Some(if behind_untimed { Outcome::BehindUntimed(finding) } else { Outcome::Found(finding) })
     }
 
     /// The ranks of an operation that is in progress which have aborted its communicator, as where the first of such
@@ -244,6 +264,22 @@ impl<'a> Scene<'a> {
 
     pub(super) fn process(&self, comm: &Communicator, rank: Rank) -> Option<&'a Process> {
         self.join.process(comm.members().get(&rank)?.record.segment)
+    }
+
+    /// True when more than one process uses a GPU.
+    pub(super) fn is_shared(&self, host: &str, gpu: &str) -> bool {
+        let count = || {
+            let mut users: GpuUsers<'a> = HashMap::new();
+            for p in self.join.processes().filter(|p| p.record.liveness == Liveness::Alive) {
+                let first = self.join.memberships(p.record.id).first();
+                let member = first.and_then(|(id, rank)| self.join.communicator(*id)?.members().get(rank));
+                if let Some(gpu) = member.and_then(|m| m.record.gpu.as_deref()) {
+                    *users.entry((p.record.host.as_str(), gpu)).or_default() += 1;
+                }
+            }
+            users
+        };
+        self.gpu_users.get_or_init(count).get(&(host, gpu)).is_some_and(|n| *n > 1)
     }
 
     /// True when a rank's process is gone.

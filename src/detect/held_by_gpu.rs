@@ -5,41 +5,42 @@
 
 use super::hang::{Place, Scene};
 use super::{fact, missing_rank, names, who};
-use crate::join::{Activity, Communicator, Part, Process};
-use crate::model::{Cause, CommId, Confidence, Finding, Kind, Liveness, Rank, Track};
+use crate::join::{Activity, Communicator, Part};
+use crate::model::{Cause, CommId, Confidence, Finding, Kind, Rank, Track};
+use std::collections::HashSet;
 
 /// A GPU that is busy so much later, in ns, than others began to wait is not on its way to them.
 const SETTLES_NS: u64 = 1_000_000_000;
 /// Ranks of which the GPUs are looked at.
-const LOOKED_AT: usize = 64;
+const RANKS_MAX: usize = 64;
 /// Ranks that are described one by one.
 const DESCRIBED: usize = 8;
 
-/// What becomes of a finding about ranks that are missing.
+/// What holds ranks that look missing.
 #[derive(Debug)]
-pub(super) enum Verdict {
-    /// Nothing says that their GPUs hold them.
-    Missing,
-    /// They are in an operation that is not timed, which stands still itself.
-    BehindUntimed,
+pub(super) enum Hold {
+    /// Nothing says that their GPUs do.
+    None,
+    /// An operation that is not timed, which stands still itself.
+    Untimed,
     /// Their GPUs are busy, and it is too early to say with what.
-    TooEarly,
-    /// A kernel holds them.
+    Unclear,
+    /// A kernel, as this finding says.
     Kernel(Box<Finding>),
 }
 
-pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Verdict {
+pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Hold {
     let may_be = matches!(
         missing.kind,
         Kind::MissingRank | Kind::MissingReplay | Kind::SendWithoutReceive | Kind::ReceiveWithoutSend
     );
     let is_known = missing.confidence == Confidence::Proven || missing.cause == Some(Cause::Stopped);
     if !may_be || is_known || at.origin.ranks.is_empty() || !at.origin.circle.is_empty() {
-        return Verdict::Missing;
+        return Hold::None;
     }
-    let Some(activities) = activities(scene, at, &at.origin.ranks) else { return Verdict::Missing };
+    let Some(activities) = activities(scene, at, &at.origin.ranks) else { return Hold::None };
     if is_nobody_waiting(scene, at) {
-        return Verdict::TooEarly;
+        return Hold::Unclear;
     }
     let computing: Vec<Rank> =
         activities.iter().filter(|(_, a)| *a == Activity::Computing).map(|(r, _)| *r).collect();
@@ -47,20 +48,21 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Verd
     let is_free = |(r, a): &(Rank, Activity)| *a == Activity::Computing || !is_in_any(scene, at, *r);
     let is_sure = at.stall.track == Track::Replay && activities.iter().all(is_free);
     if computing.is_empty() && !is_sure {
-        return if is_in_untimed(scene, at) { Verdict::BehindUntimed } else { Verdict::Missing };
+        return if is_in_untimed(scene, at) { Hold::Untimed } else { Hold::None };
     }
     if !is_sure && !scene.enough(at.waited, scene.settings.patience_blind_ns) {
-        return Verdict::TooEarly;
+        return Hold::Unclear;
     }
-    let ranks = if computing.is_empty() { at.origin.ranks.clone() } else { computing };
-    Verdict::Kernel(Box::new(finding(scene, at, missing, ranks)))
+    let all = || activities.iter().map(|(r, _)| *r).collect();
+    let ranks = if computing.is_empty() { all() } else { computing };
+    Hold::Kernel(Box::new(finding(scene, at, missing, ranks)))
 }
 
 fn finding(scene: &Scene<'_>, at: Place<'_>, missing: &Finding, ranks: Vec<Rank>) -> Finding {
     let mut evidence = scene.wait_evidence(at.waited);
     for rank in ranks.iter().take(DESCRIBED) {
         evidence.push(fact(format!(
-            "rank {rank} is in no operation of NCCL's that is known, and a kernel is on its GPU all the time"
+            "rank {rank} has not called it, and a kernel is on its GPU all the time since the others wait"
         )));
         evidence.extend(who(scene.join, at.comm, *rank));
     }
@@ -87,14 +89,14 @@ fn is_nobody_waiting(scene: &Scene<'_>, at: Place<'_>) -> bool {
             .is_some_and(|all| all.iter().all(|(_, a)| *a == Activity::Computing))
 }
 
-/// What keeps the GPU of each rank busy since the others began to wait. Absent where one is idle, or where nobody knows.
+/// The activity of each rank's GPU since the others began to wait. Absent where one is idle, or where nobody knows.
 fn activities(scene: &Scene<'_>, at: Place<'_>, ranks: &[Rank]) -> Option<Vec<(Rank, Activity)>> {
     let one = |r: &Rank| Some((*r, busy_with(scene, at.comm, *r, at.waited.since_ns)?));
-    ranks.iter().take(LOOKED_AT).map(one).collect()
+    ranks.iter().take(RANKS_MAX).map(one).collect()
 }
 
-/// What keeps a rank's GPU busy since others began to wait. Absent where it is idle or was not read since then, and where
-/// other processes use it as well.
+/// The activity of a rank's busy GPU since others began to wait. Absent where it is idle or was not read since then, and
+/// where other processes use it as well.
 pub(super) fn busy_with(
     scene: &Scene<'_>,
     comm: &Communicator,
@@ -105,25 +107,17 @@ pub(super) fn busy_with(
     let gpu = member.gpu.as_ref()?;
     let host = &scene.process(comm, rank)?.record.host;
     let since_ns = since_ns.saturating_add(SETTLES_NS);
-    let busy = scene.join.hardware().busy_since(host, gpu, since_ns)?;
-    let uses = |p: &Process| {
-        let (id, own) = scene.join.memberships(p.record.id).first()?;
-        let there = scene.join.communicator(*id)?.members().get(own)?;
-        Some(there.record.gpu.as_ref() == Some(gpu))
-    };
-    let shares = |p: &Process| {
-        let is_other = p.record.id != member.segment && p.record.liveness == Liveness::Alive;
-        is_other && p.record.host == *host && uses(p) == Some(true)
-    };
-    (!scene.join.processes().any(shares)).then_some(busy)
+    let busy = scene.join.hardware().busy_since(host, gpu, since_ns, scene.now_ns)?;
+    (!scene.is_shared(host, gpu)).then_some(busy)
 }
 
 /// True when a missing rank is in an operation that stands still and is not timed.
 fn is_in_untimed(scene: &Scene<'_>, at: Place<'_>) -> bool {
-    let actors: Vec<u32> =
-        at.stall.lacking.iter().filter(|(r, _)| at.origin.ranks.contains(r)).map(|(_, p)| *p).collect();
-    let untimed = scene.standing.untimed().iter().filter_map(|o| scene.standing.stall(o.first));
-    untimed.into_iter().any(|s| s.lacking.iter().any(|(_, p)| actors.contains(p)))
+    let is_origin = |r: &Rank| at.origin.ranks.binary_search(r).is_ok();
+    let actors: HashSet<u32> =
+        at.stall.lacking.iter().filter(|(r, _)| is_origin(r)).map(|(_, p)| *p).collect();
+    let mut untimed = scene.standing.untimed().iter().filter_map(|o| scene.standing.stall(o.first));
+    untimed.any(|s| s.lacking.iter().any(|(_, p)| actors.contains(p)))
 }
 
 /// True when a rank's process issued an operation of which nobody knows whether it is finished.

@@ -119,7 +119,8 @@ impl Rule for NeverJoinedRule {
 /// The communicators in which something stands still, and since when, host monotonic ns.
 fn hangs(join: &Join, now_ns: u64) -> Vec<(CommId, u64)> {
     let standing = join.standing(now_ns);
-    let stalls = standing.origins().iter().filter_map(|o| standing.stall(o.first));
+    let origins = standing.origins().iter().chain(standing.untimed());
+    let stalls = origins.filter_map(|o| standing.stall(o.first));
     stalls.filter_map(|s| Some((s.comm, join.waited(s, now_ns)?.since_ns))).collect()
 }
 

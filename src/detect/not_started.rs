@@ -9,6 +9,9 @@ use super::{fact, names, number, seconds, standstill, victims, who};
 use crate::join::{Activity, Lack, Part, Stall};
 use crate::model::{CommId, Confidence, Evidence, Finding, Kind, Rank, Track};
 
+/// Ranks of which the GPUs are looked at.
+const FEW: usize = 64;
+
 /// All ranks issued it and it started nowhere; what lies before it was left out of GPU times. Something of that is not
 /// done, and nobody saw what.
 fn behind_untimed(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
@@ -106,7 +109,8 @@ fn waits_elsewhere(scene: &Scene<'_>, at: Place<'_>) -> bool {
         let comm = scene.join.communicator(s.comm)?;
         let since_ns = scene.join.waited(s, scene.now_ns)?.since_ns;
         let activity = |(r, _): &(Rank, u32)| held_by_gpu::busy_with(scene, comm, *r, since_ns);
-        Some((s.lacking.iter().all(|l| activity(l) == Some(Activity::Waiting)), since_ns, s.comm))
+        let mut few = s.lacking.iter().take(FEW);
+        Some((few.all(|l| activity(l) == Some(Activity::Waiting)), since_ns, s.comm))
     };
     let Some((true, since_ns, comm)) = waits(at.stall) else { return false };
     if !scene.enough(at.waited, scene.settings.patience_blind_ns) {
@@ -137,8 +141,12 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     }
     // How long black boxes waited has to be known, as far as they wrote something down later: a job that is ended
     // always ends in some operation.
-    let patience =
-        if scene.is_slow_start(at) { scene.settings.patience_unsure_ns } else { scene.patience(at.comm) };
+    let patience = match at.stall.order {
+        _ if scene.is_slow_start(at) => scene.settings.patience_unsure_ns,
+        // Connections may be made while kernels run.
+        0 if !matches!(at.stall.track, Track::Pair(..)) => scene.settings.patience_blind_ns,
+        _ => scene.patience(at.comm),
+    };
     if at.waited.at_least_ns < patience || at.waited.ranks.is_empty() {
         return None;
     }

@@ -14,7 +14,7 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let by_beats = at.comm.members().values().any(|m| m.is_counted_by_beats());
     let is_pair = matches!(at.stall.track, Track::Pair(..));
     let mut patience = scene.patience(at.comm).saturating_add(if by_beats { REPORTED_LATE_NS } else { 0 });
-    if scene.is_slow_start(at) {
+    if at.stall.order == 0 && !is_pair {
         // It may make connections, while its kernels run.
         patience = patience.max(scene.settings.patience_blind_ns);
     }

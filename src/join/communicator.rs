@@ -226,6 +226,8 @@ pub struct Communicator {
     freed: usize,
     /// What has to be looked at again for the wait-for graph.
     pub(super) stale: Stale,
+    /// A rank of it has aborted it.
+    pub(super) was_aborted: bool,
     /// When it has to be looked at again though nothing changes, host monotonic ns.
     pub(super) due_ns: Option<u64>,
     /// Since when sketches of it come, by the observer's clock.
@@ -270,6 +272,7 @@ impl Communicator {
             begun: 0,
             freed: 0,
             stale: Stale::ALL,
+            was_aborted: false,
             due_ns: None,
             sketched_ns: None,
             agenda: agenda::Entry::default(),
@@ -412,14 +415,15 @@ impl Communicator {
         open.map_or(issued, |(order, _)| order)
     }
 
-    /// True when a timed operation among these has not started on any of these ranks: their GPUs have not come past it.
-    pub(super) fn is_queued(&self, track: Track, orders: Range<u64>, is_one: impl Fn(&Rank) -> bool) -> bool {
+    /// The timed operations of a track that have not started on any of these ranks, in order: their GPUs have not come past
+    /// the first.
+    pub(super) fn queued(&self, track: Track, is_one: impl Fn(&Rank) -> bool) -> Vec<u64> {
         let waits = |p: &Part| !p.is_silent() && !p.finished && p.started_ns.is_none();
-        let from = self.incomplete_of(track).skip_while(|(order, _)| *order < orders.start);
-        from.take_while(|(order, _)| *order < orders.end).any(|(_, i)| {
+        let is_queued = |i: &Instance| {
             let mut parts = i.parts.iter().filter(|(r, _)| is_one(r)).map(|(_, p)| p).peekable();
             parts.peek().is_some() && parts.all(waits)
-        })
+        };
+        self.incomplete_of(track).filter(|(_, i)| is_queued(i)).map(|(order, _)| order).collect()
     }
 
     /// The order below which a rank's ends of transfers are finished, of those that it issued.
@@ -655,6 +659,7 @@ impl Communicator {
             roster.enter(segment, &mut r.gpu, comm, rank)
         };
         self.stale.operations = true;
+        self.was_aborted |= record.making == Some(Making::Aborted);
         match self.members.entry(record.rank) {
             Entry::Occupied(entry) => {
                 let m = entry.into_mut();
@@ -994,7 +999,8 @@ impl Communicator {
             n.received = n.received.max(received);
             let (end, done) = if pair.0 == own { (0, beat.sent_done) } else { (1, beat.received_done) };
             let before = n.done[end].unwrap_or(0);
-            n.done[end] = n.done[end].max(done);
+            let issued = if end == 0 { n.sent } else { n.received };
+            n.done[end] = n.done[end].max(done.map(|d| d.min(issued)));
             let finished = before..n.done[end].unwrap_or(0);
             if !finished.is_empty() {
                 self.finish_transfers(Track::Pair(pair.0, pair.1), own, finished);

@@ -159,14 +159,22 @@ impl Kept {
         if !std::mem::take(&mut self.changed) {
             return;
         }
+        // A rank that aborted a communicator is missed there first, and elsewhere because of that.
+        let is_aborted = |s: &Stall| {
+            let comm = join.communicator(s.comm).filter(|c| c.was_aborted);
+            let has = |r: &Rank| comm.and_then(|c| c.seat(*r)).is_some_and(|s| s.aborted);
+            comm.is_some() && s.lacking.iter().any(|(r, _)| has(r))
+        };
         let since = |s: &Stall| {
             let kept = self.since.get(&(s.comm, s.track, s.order)).copied();
-            kept.or_else(|| join.since_ns(s)).unwrap_or(u64::MAX)
+            (!is_aborted(s), kept.or_else(|| join.since_ns(s)).unwrap_or(u64::MAX))
         };
         let origins_known = self.waits.solve(since);
         let mut stalls = self.waits.stalls().to_vec();
         // Ranks that are known to wait elsewhere are not in what is not timed.
-        let waiting: HashSet<u32> = stalls.iter().flat_map(|s| s.waiting.iter().map(|(_, p)| *p)).collect();
+        let known_waiting = || stalls.iter().flat_map(|s| s.waiting.iter().map(|(_, p)| *p));
+        let waiting: HashSet<u32> =
+            if self.queued.is_empty() { HashSet::new() } else { known_waiting().collect() };
         let is_free = |s: &&Stall| !s.lacking.iter().any(|(_, p)| waiting.contains(p));
         let queued: Vec<Arc<Stall>> = self.queued.values().filter(is_free).cloned().map(Arc::new).collect();
         let known = stalls.len();
@@ -285,6 +293,7 @@ fn rows(join: &Join, c: &Communicator, track: Track, over: bool, room: &mut Room
     }
     open.sort_unstable();
     let alive: Vec<Rank> = rows.iter().filter(|r| !r.gone).map(|r| r.rank).collect();
+    let queued = LazyCell::new(|| c.queued(track, |r| alive.binary_search(r).is_ok()));
     for row in rows.iter_mut() {
         let f = &mut row.front;
         if row.through {
@@ -293,8 +302,11 @@ fn rows(join: &Join, c: &Communicator, track: Track, over: bool, room: &mut Room
         // Who is gone, or has aborted, will not finish what it began: it is waited for as if it had not issued it.
         if f.done < f.issued && row.gone {
             let next = open.get(open.partition_point(|o| *o < f.done)).filter(|o| **o < f.issued);
-            let is_alive = |r: &Rank| alive.binary_search(r).is_ok();
-            let first_in_doubt = || c.is_queued(track, f.done..f.issued, is_alive).then_some(f.done);
+            // Nobody who is alive came past a timed operation that has not started: what is in doubt before that did not end.
+            let first_in_doubt = || {
+                let behind = queued.get(queued.partition_point(|o| *o < f.done)).filter(|o| **o < f.issued);
+                behind.map(|_| f.done)
+            };
             f.issued = next.copied().or_else(first_in_doubt).unwrap_or(f.issued);
             f.done = f.issued;
         }

@@ -212,7 +212,7 @@ impl Join {
         };
         let is_here = |r: &Rank| stall.lacking.binary_search_by_key(r, |(l, _)| *l).is_err();
         !waiting_in(instance, &stall.lacking).any(|(r, p)| p.is_in_it() && told(&r))
-            && !c.is_queued(stall.track, stall.order..u64::MAX, is_here)
+            && c.queued(stall.track, is_here).last().is_none_or(|last| *last < stall.order)
     }
 
     /// The same of what started nowhere: all wait since the last of them issued it and nothing else moved. `None` where

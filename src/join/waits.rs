@@ -237,7 +237,7 @@ impl Waits {
 
     /// Where everything that stands still begins. `since` says when an operation began to stand still: a process
     /// that is lacking in several is told of in the first.
-    pub fn solve(&mut self, since: impl Fn(&Stall) -> u64) -> Vec<Origin> {
+    pub fn solve<K: Ord>(&mut self, since: impl Fn(&Stall) -> K) -> Vec<Origin> {
         for ((comm, track), table) in &mut self.tables {
             table.refresh(*comm, *track);
         }
@@ -248,7 +248,7 @@ impl Waits {
 }
 
 /// Where standing still begins, of these operations alone.
-pub(super) fn origins(stalls: &[Arc<Stall>], since: impl Fn(&Stall) -> u64) -> Vec<Origin> {
+pub(super) fn origins<K: Ord>(stalls: &[Arc<Stall>], since: impl Fn(&Stall) -> K) -> Vec<Origin> {
     let processes = stalls.iter().map(|s| s.processes()).max().unwrap_or(0);
     Graph::new(stalls, processes).origins(since)
 }
@@ -377,7 +377,7 @@ impl<'a> Graph<'a> {
         (component, leaves)
     }
 
-    fn origins(&self, since: impl Fn(&Stall) -> u64) -> Vec<Origin> {
+    fn origins<K: Ord>(&self, since: impl Fn(&Stall) -> K) -> Vec<Origin> {
         let (component, leaves) = self.components();
         let ends =
             |node: usize| component.get(node).is_some_and(|c| leaves.get(*c as usize).is_some_and(|l| !*l));

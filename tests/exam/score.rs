@@ -5,7 +5,7 @@ use crate::simulator::{BEGIN, Simulation, Stay};
 use crate::spec::{FaultKind, Spec};
 use crate::truth::{self, Need, OpKey, Truth};
 use crate::watch::{Watcher, Way};
-use ringwatch::model::{Change, Finding, Kind, Severity};
+use ringwatch::model::{Change, Finding, Kind, Severity, Track};
 use std::collections::{BTreeMap, BTreeSet};
 
 const MS: u64 = 1_000_000;
@@ -193,12 +193,20 @@ fn says(truth: &Truth, v: &Version, exam: &Exam) -> bool {
             blind && v.ranks.is_subset(&truth.involved)
         }
         // A circle has two ends.
-        _ if f.kind == Kind::InterleavedCommunicators || truth.kind == FaultKind::TransferSkipped => {
-            v.ranks.len() <= 2 && v.ranks.is_superset(culprits)
-        }
+        _ if f.kind == Kind::InterleavedCommunicators => v.ranks.len() <= 2 && v.ranks.is_superset(culprits),
+        // So has a transfer whose ends wait for each other.
+        FaultKind::TransferSkipped if is_between(f, exam, &v.ranks) => v.ranks.is_superset(culprits),
         // Of two that disagree nobody knows who is wrong.
         _ => v.ranks == *culprits || size == 2 && !v.ranks.is_disjoint(culprits),
     }
+}
+
+/// True for a finding about a transfer between these two ranks.
+fn is_between(f: &Finding, exam: &Exam, ranks: &BTreeSet<u32>) -> bool {
+    let members = exam.members.iter().find(|(id, _)| *id == f.communicator).map(|(_, m)| m);
+    let Some((members, Track::Pair(from, to))) = members.zip(Some(f.operation.track)) else { return false };
+    let ends = [from, to].into_iter().filter_map(|r| members.get(r.0 as usize).copied());
+    ends.collect::<BTreeSet<u32>>() == *ranks
 }
 
 fn in_right_operation(truth: &Truth, v: &Version, happened: &[Stay]) -> bool {

@@ -20,6 +20,11 @@ const TOLERATED: f64 = 0.01;
 
 /// The first operation of a communicator may wait so long for ranks that start slowly.
 const SLOW_START_NS: u64 = 31 * S;
+/// The same of one that a job at work made, which may make connections.
+const STARTED_AT_WORK_NS: u64 = 11 * S;
+
+/// Operations that were issued so long before another one, in ns, belong to an earlier step.
+const STEP_NS: u64 = S;
 
 /// One operation of the job.
 pub(crate) type OpKey = (CommId, Track, u64);
@@ -89,7 +94,7 @@ fn one(
     entered: &[Option<u64>],
 ) -> Truth {
     let until = exam.case.until.0;
-    let mut slow_start = false;
+    let mut start_ns = 0;
     let mut truth = Truth {
         kind: p.kind,
         need: Need::Allowed,
@@ -122,13 +127,13 @@ fn one(
         truth.operations = held.operations;
         truth.since_ns = held.since_ns;
         truth.cost = 1.0;
-        slow_start = held.slow_start;
+        start_ns = held.start_ns;
         let hidden = !spec.reads_load && is_hidden(p, exam, happened, until);
         truth.need = if hidden { Need::Allowed } else { Need::Required };
     }
     let patience_ns = match patience(spec, p.kind) {
-        ns if slow_start && ns > S => SLOW_START_NS,
-        ns => ns,
+        ns if ns == S => ns,
+        ns => ns.max(start_ns),
     };
     truth.deadline_ns = truth.since_ns + patience_ns;
     if truth.need == Need::Required && truth.deadline_ns + S / 2 > until {
@@ -158,8 +163,8 @@ fn lost(happened: &[Stay], other: &[Stay], until: u64, at_ns: u64) -> f64 {
 struct Held {
     operations: BTreeSet<OpKey>,
     since_ns: u64,
-    /// It is the first operation of a communicator that the job made at its start.
-    slow_start: bool,
+    /// How long it may be a slow start, in ns.
+    start_ns: u64,
 }
 
 /// An operation that does not end.
@@ -292,12 +297,13 @@ fn held(
     let comm = p.fault.map(|at| exam.case.faults[at].comm.as_str());
     let named = |o: &&Open<'_>| exam.comm_name(o.key.0).split('/').next() == comm;
     operations.extend(mine.iter().find(named).map(name));
-    operations.extend(wrong_call(p, exam, happened));
     // Of a wrong call the records of issued operations are enough.
-    if wrong_call(p, exam, happened).is_none() {
+    if let Some(call) = wrong_call(p, exam, happened) {
+        operations = BTreeSet::from([call]);
+    } else {
         let (comm, track, _) = first.key;
         operations.extend(unproven(p, &mine).map(name));
-        operations.extend(unproven_before(happened, first.key).map(|order| (sizes[comm].0, track, order)));
+        operations.extend(unproven_before(p, happened, first).map(|order| (sizes[comm].0, track, order)));
     }
     let all = first.parts.len() == sizes[first.key.0].1.len();
     let facts = if all { first.parts.iter().map(|s| s.issued_ns).max().unwrap_or(0) } else { 0 };
@@ -312,12 +318,15 @@ fn held(
         return None;
     }
     let began = started(false).or_else(|| started(true)).unwrap_or(first.comes_ns);
-    let is_first = |(comm, track, order): &OpKey| {
-        *order == 0 && *track == Track::Collective && !exam.is_made_at_work(*comm)
+    let is_first = |(_, track, order): &OpKey| *order == 0 && *track == Track::Collective;
+    let at_work = |(comm, ..): &OpKey| exam.is_made_at_work(*comm);
+    let start_ns = match () {
+        () if !operations.iter().all(is_first) => 0,
+        () if operations.iter().any(at_work) => STARTED_AT_WORK_NS,
+        () => SLOW_START_NS,
     };
-    let slow_start = operations.iter().all(is_first);
     let since_ns = began.max(first.comes_ns).max(facts).max(p.at_ns);
-    Some(Held { operations, since_ns, slow_start })
+    Some(Held { operations, since_ns, start_ns })
 }
 
 /// The operation of a call that is wrong in itself.
@@ -339,11 +348,17 @@ fn unproven<'a>(p: &Planted, mine: &'a [Open<'a>]) -> impl Iterator<Item = &'a O
     mine.iter().take(mine.iter().position(shows).map_or(mine.len(), |at| at + 1))
 }
 
-/// The orders right before an operation that is not timed, up to the last timed one: nothing proves that they ended.
-fn unproven_before(happened: &[Stay], (comm, track, order): Key) -> std::ops::Range<u64> {
-    let of_track = || happened.iter().filter(|s| (s.comm, s.track) == (comm, track) && s.order <= order);
-    let last_timed = of_track().filter(|s| s.timed).map(|s| s.order).max();
-    last_timed.map_or(0, |o| o + 1)..order
+/// The orders of the same step right before an operation that all ranks issued and that is not timed: nothing proves that
+/// they ended.
+fn unproven_before(p: &Planted, happened: &[Stay], first: &Open<'_>) -> std::ops::Range<u64> {
+    let (comm, track, order) = first.key;
+    let issued = first.parts.iter().map(|s| s.issued_ns).min().unwrap_or(0);
+    let proves = |s: &&Stay| s.timed || s.issued_ns + STEP_NS < issued;
+    let before = happened.iter().filter(|s| (s.comm, s.track) == (comm, track) && s.order <= order);
+    let proven = before.filter(proves).map(|s| s.order + 1).max().unwrap_or(0).min(order);
+    let is_absent = !first.parts.iter().any(|s| p.culprits.contains(&s.rank));
+    // That a rank did not call it shows in its counts.
+    if is_absent { order..order } else { proven..order }
 }
 
 /// How soon a fault has to be found, in ns after it holds somebody.

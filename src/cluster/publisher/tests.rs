@@ -104,8 +104,8 @@ fn what_there_is_no_room_for_adds_up_and_says_over_how_long() {
     assert_eq!(said, [(4, 10, 4)]);
 }
 
-/// Looks, and gives all that is told.
-fn told(p: &mut Publisher, join: &mut Join, mono_ns: u64) -> m::Envelope {
+/// Runs a pass and returns all that it publishes.
+fn published(p: &mut Publisher, join: &mut Join, mono_ns: u64) -> m::Envelope {
     join.tick(mono_ns);
     let finished = join.take_finished();
     let out = p.look(join, &finished, &[], Moment { mono_ns, unix_ns: mono_ns });
@@ -115,6 +115,7 @@ fn told(p: &mut Publisher, join: &mut Join, mono_ns: u64) -> m::Envelope {
         all.records.extend(one.records);
         all.beats.extend(one.beats);
         all.processes.extend(one.processes);
+        all.pairs.extend(one.pairs);
     }
     all
 }
@@ -123,7 +124,7 @@ fn told(p: &mut Publisher, join: &mut Join, mono_ns: u64) -> m::Envelope {
 fn a_late_arrival_is_announced_with_its_neighbors_once() {
     let (mut join, mut p) = (node(0..3, 3), Publisher::new("a", 1, 65_536));
     join.sample(Some(Sampling { level: LEVEL_MAX, whole: Default::default() }));
-    told(&mut p, &mut join, S);
+    published(&mut p, &mut join, S);
     // Nothing is timed; rank 2 comes to operation 20 a second late.
     let at = |order: u64, rank: u32| {
         let late = if order > 20 || order == 20 && rank == 2 { S } else { 0 };
@@ -137,22 +138,46 @@ fn a_late_arrival_is_announced_with_its_neighbors_once() {
         }
     }
     let orders = |e: &m::Envelope| e.announced.iter().map(|k| k.order).collect::<Vec<_>>();
-    let first = told(&mut p, &mut join, 4 * S);
+    let first = published(&mut p, &mut join, 4 * S);
     assert_eq!(orders(&first), [19, 20, 21]);
     assert!([19, 20, 21].iter().all(|o| first.records.iter().filter(|r| r.order == Some(*o)).count() == 3));
-    assert_eq!(orders(&told(&mut p, &mut join, 5 * S)), [0; 0]);
+    assert_eq!(orders(&published(&mut p, &mut join, 5 * S)), [0; 0]);
 }
 
 #[test]
 fn that_a_process_is_gone_comes_with_the_last_that_it_did() {
     let (mut join, mut p) = (node(0..1, 2), Publisher::new("a", 1, 65_536));
-    told(&mut p, &mut join, 10 * S + S / 10);
+    published(&mut p, &mut join, 10 * S + S / 10);
     feed(&mut join, 0, 0, 10 * S + S / 10, |_| ());
     join.feed(member(0, 2, 1));
     let Update::Segment(mut record) = process(0) else { unreachable!("a process") };
     record.liveness = crate::model::Liveness::Gone(Some(10 * S + S / 5));
     join.feed(Update::Segment(record));
-    let last = told(&mut p, &mut join, 10 * S + S / 4);
+    let last = published(&mut p, &mut join, 10 * S + S / 4);
     assert_eq!((last.processes.len(), last.processes[0].alive), (1, false));
     assert_eq!(last.beats.iter().map(|b| b.issued).collect::<Vec<_>>(), [1]);
+}
+
+#[test]
+fn agents_say_which_transfers_are_finished() {
+    let (mut join, mut p) = (node(0..1, 2), Publisher::new("a", 1, 65_536));
+    published(&mut p, &mut join, S);
+    // Rank 0 sent twice to rank 1, the first of which is finished, and received once.
+    let ends = [(true, 0, true), (true, 1, false), (false, 0, true)];
+    for (sends, order, ended) in ends {
+        feed(&mut join, 0, order, 2 * S + order * 1_000_000, |o| {
+            o.lane = if sends { Lane::Send(Rank(1)) } else { Lane::Recv(Rank(1)) };
+            o.func = if sends { Func::Send } else { Func::Recv };
+            if !ended {
+                let open = all_reduce(0, order, 3 * S, Some((3 * S, None)));
+                (o.started, o.stopped, o.stamps) = (open.started, open.stopped, open.stamps);
+            }
+        });
+    }
+    let all = published(&mut p, &mut join, 4 * S).pairs;
+    let pair = all.last().expect("a message for each direction");
+    assert_eq!((pair.sent, pair.sent_done, pair.received, pair.received_done), (2, Some(1), 1, Some(1)));
+    let beat = pair.beat(crate::model::SegmentId(pair.segment), CommId::unowned(pair.comm));
+    assert_eq!((beat.sent_done, beat.received_done), (Some(1), Some(1)));
+    assert_eq!(m::Pair::of(&crate::model::PairBeat { sent_done: Some(3), ..beat }).sent_done, Some(3));
 }

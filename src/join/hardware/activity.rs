@@ -38,10 +38,13 @@ fn classify(busy: f64, memory_active: f64) -> Option<Activity> {
 }
 
 impl Hardware {
-    /// What a busy GPU did before its newest reading, if that is younger than a moment. Absent where it was not busy all the
-    /// time.
-    pub fn busy_since(&self, host: &str, gpu: &str, since_ns: u64) -> Option<Activity> {
+    /// The activity of a busy GPU before its newest reading, if that is younger than a moment and says something about now.
+    /// Absent where it was not busy all the time.
+    pub fn busy_since(&self, host: &str, gpu: &str, since_ns: u64, now_ns: u64) -> Option<Activity> {
         let newest = self.moments(host, gpu).next_back().filter(|m| m.at_ns > since_ns)?;
+        if now_ns >= newest.at_ns.saturating_add(FRESH_NS) {
+            return None;
+        }
         classify(newest.busy?, newest.memory_active?).filter(|a| *a != Activity::Idle)
     }
 

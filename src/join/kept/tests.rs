@@ -115,7 +115,7 @@ fn check(j: &Join, now_ns: u64) {
     let all: Vec<CommId> = anew.comms.keys().copied().collect();
     anew.keep(now_ns, &all);
     let (a, b) = (&anew.kept.standing, &j.kept.standing);
-    assert_eq!((&a.stalls, &a.origins), (&b.stalls, &b.origins));
+    assert_eq!((&a.stalls, &a.origins, &a.untimed), (&b.stalls, &b.origins, &b.untimed));
     assert_eq!(anew.kept.queued, j.kept.queued);
     assert_eq!(anew.kept.since, j.kept.since);
 }

@@ -102,7 +102,7 @@ fn unmatched(join: &Join, c: &Communicator) -> Vec<Stall> {
     out
 }
 
-/// Transfers that both ends issued and that one of them, which is gone or aborted the communicator, will not finish. Of each pair the first in which
+/// Transfers that both ends issued and that one of them, which is gone or aborted, will not finish. Of each pair the first in which
 /// the other end is known to be; where nothing tells, the last that it may be in.
 fn broken_off(join: &Join, c: &Communicator) -> Vec<Stall> {
     let mut known: BTreeMap<(Rank, Rank), Stall> = BTreeMap::new();
@@ -111,7 +111,8 @@ fn broken_off(join: &Join, c: &Communicator) -> Vec<Stall> {
     let end = |rank: &Rank| {
         let seat = c.seat(*rank)?;
         let condition = join.roster.condition(seat.actor);
-        condition.known.then_some((seat.actor, condition.gone || seat.aborted))
+        // Who freed or aborted it waits for nobody in it.
+        condition.known.then_some((seat.actor, condition.gone || seat.aborted || seat.through))
     };
     let by_beats = |r: &Rank| c.members().get(r).is_none_or(|m| m.counted_by_beats);
     for (track, order, instance) in c.incomplete_transfers() {
@@ -130,7 +131,8 @@ fn broken_off(join: &Join, c: &Communicator) -> Vec<Stall> {
         } else if part.is_in_it() {
             // The record may be older than its end: the last of them is the likeliest.
             in_flight.insert((from, to), stall);
-        } else if part.is_silent() || by_beats(&w.0) {
+        } else if (part.is_silent() || by_beats(&w.0)) && !c.seat(l.0).is_some_and(|s| s.aborted) {
+            // A job may abort its communicators when it is through with its transfers.
             possible.insert((from, to), stall);
         }
     }
