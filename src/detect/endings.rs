@@ -107,8 +107,8 @@ fn ranks_behind(scene: &Scene<'_>, at: Place<'_>) -> Vec<Rank> {
 /// job they are gone; else they wait for it in something that is not seen, as the making of a communicator.
 pub(super) fn one_call_more(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let order = at.stall.order;
-    let others = &ranks_behind(scene, at);
     let [one] = at.waited.ranks.as_slice() else { return None };
+    let others = &ranks_behind(scene, at);
     let stopped_short =
         |r: &Rank| at.comm.members().get(r).and_then(|m| m.issued(at.stall.track)) == Some(order);
     let all = at.origin.ranks.len() >= MANY && others.len() + 1 == at.comm.expected();

@@ -10,7 +10,7 @@ use super::waits::{Front, Stage, Stall, Waits, origins};
 use super::{Join, Standing};
 use crate::model::{CommId, OpState, Rank, Track};
 use std::cell::LazyCell;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::iter::Peekable;
 use std::sync::Arc;
 
@@ -172,10 +172,14 @@ impl Kept {
         let origins_known = self.waits.solve(since);
         let mut stalls = self.waits.stalls().to_vec();
         // Ranks that are known to wait elsewhere are not in what is not timed.
-        let known_waiting = || stalls.iter().flat_map(|s| s.waiting.iter().map(|(_, p)| *p));
-        let waiting: HashSet<u32> =
-            if self.queued.is_empty() { HashSet::new() } else { known_waiting().collect() };
-        let is_free = |s: &&Stall| !s.lacking.iter().any(|(_, p)| waiting.contains(p));
+        let mut waiting: Vec<bool> = Vec::new();
+        if !self.queued.is_empty() {
+            let processes = stalls.iter().map(|s| s.processes()).max().unwrap_or(0);
+            waiting.resize(processes, false);
+            stalls.iter().for_each(|s| s.waiting.iter().for_each(|(_, p)| waiting[*p as usize] = true));
+        }
+        let is_waiting = |p: u32| waiting.get(p as usize).is_some_and(|w| *w);
+        let is_free = |s: &&Stall| !s.lacking.iter().any(|(_, p)| is_waiting(*p));
         let queued: Vec<Arc<Stall>> = self.queued.values().filter(is_free).cloned().map(Arc::new).collect();
         let known = stalls.len();
         let mut untimed = origins(&queued, since);
@@ -292,7 +296,10 @@ fn rows(join: &Join, c: &Communicator, track: Track, over: bool, room: &mut Room
         }
     }
     open.sort_unstable();
-    let alive: Vec<Rank> = rows.iter().filter(|r| !r.gone).map(|r| r.rank).collect();
+    let mut alive: Vec<Rank> = Vec::new();
+    if rows.iter().any(|r| r.gone) {
+        alive.extend(rows.iter().filter(|r| !r.gone).map(|r| r.rank));
+    }
     let queued = LazyCell::new(|| c.queued(track, |r| alive.binary_search(r).is_ok()));
     for row in rows.iter_mut() {
         let f = &mut row.front;

@@ -71,7 +71,7 @@ impl Stall {
     }
 
     /// The numbers of its processes are below this.
-    fn processes(&self) -> usize {
+    pub(super) fn processes(&self) -> usize {
         self.waiting.iter().chain(&self.lacking).map(|(_, p)| *p as usize + 1).max().unwrap_or(0)
     }
 }
