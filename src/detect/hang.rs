@@ -42,13 +42,14 @@ impl Rule for HangRule {
                 Outcome::Found(finding) => found.push(*finding),
             }
         }
-        // What is not timed may stand still where nothing else does, or where that is what others wait for.
+        // An untimed operation may stand still where nothing else does, or where others wait for its ranks.
         if !behind_untimed.is_empty() || standing.origins().is_empty() {
             let untimed = standing.untimed().iter().map(|o| scene.judge(o));
             let untimed: Vec<Finding> = untimed.filter_map(Outcome::found).collect();
             // Where the GPUs do not show which untimed operation it is, the ranks are reported as missing after all.
             let is_old = |f: &Finding| {
-                now_ns.saturating_sub(f.since_ns) >= UNSHOWN_PATIENCES * self.settings.patience_blind_ns
+                now_ns.saturating_sub(f.since_ns)
+                    >= self.settings.patience_blind_ns.saturating_mul(UNSHOWN_PATIENCES)
             };
             if untimed.is_empty() {
                 found.extend(behind_untimed.into_iter().filter(is_old));
@@ -88,7 +89,7 @@ pub(super) struct Scene<'a> {
     gpu_users: &'a OnceCell<GpuUsers<'a>>,
 }
 
-/// How many processes that run use each GPU, by host and PCI address.
+/// Numbers of running processes that use each GPU, by host and PCI address.
 type GpuUsers<'a> = HashMap<(&'a str, &'a str), usize>;
 
 /// One place where standing still begins, and what lies there.
@@ -305,8 +306,7 @@ impl<'a> Scene<'a> {
     pub(super) fn at_work(&self, at: Place<'_>, rank: Rank, patience_ns: u64) -> bool {
         let last = self.process(at.comm, rank).and_then(|p| p.last_issued_ns);
         let is_at_work = last.is_some_and(|t| self.now_ns.saturating_sub(t) < patience_ns);
-        let by_hosts = !at.waited.on_gpu || at.waited.mute;
-        by_hosts && is_at_work && !self.enough(at.waited, self.settings.patience_most_ns)
+        at.waited.is_by_hosts() && is_at_work && !self.enough(at.waited, self.settings.patience_most_ns)
     }
 
     /// True when a rank came out of a long wait a moment ago: what others wait for since then it may yet do.

@@ -16,10 +16,10 @@ const RANKS_MAX: usize = 64;
 /// Ranks that are described one by one.
 const DESCRIBED: usize = 8;
 
-/// What holds ranks that look missing.
+/// The cause that keeps ranks from calling an operation, as far as their GPUs show it.
 #[derive(Debug)]
 pub(super) enum Hold {
-    /// Nothing says that their GPUs do.
+    /// Nothing says that their GPUs hold them.
     None,
     /// An operation that is not timed, which stands still itself.
     Untimed,
@@ -82,8 +82,7 @@ fn finding(scene: &Scene<'_>, at: Place<'_>, missing: &Finding, ranks: Vec<Rank>
 
 /// True where only hosts were seen to issue what is waited for, and all GPUs still compute earlier work.
 fn is_nobody_waiting(scene: &Scene<'_>, at: Place<'_>) -> bool {
-    let by_hosts = !at.waited.on_gpu || at.waited.mute;
-    by_hosts
+    at.waited.is_by_hosts()
         && !scene.enough(at.waited, scene.settings.patience_most_ns)
         && activities(scene, at, &at.waited.ranks)
             .is_some_and(|all| all.iter().all(|(_, a)| *a == Activity::Computing))
@@ -146,10 +145,8 @@ pub(super) fn any_open(
 mod tests {
     use crate::detect::{HangRule, Rule, Settings};
     use crate::join::Join;
-    use crate::join::testing::{all_reduce, member, process};
-    use crate::model::{
-        CommId, Fact, Finding, GpuFact, Kind, Rank, Reading, Severity, Timing, Untimed, Update,
-    };
+    use crate::join::testing::{all_reduce, gpu_reading, member, process};
+    use crate::model::{CommId, Finding, Kind, Rank, Severity, Timing, Untimed, Update};
 
     const S: u64 = 1_000_000_000;
     const WAITS: (f64, f64) = (1.0, 0.0);
@@ -180,18 +177,7 @@ mod tests {
             }
             let (busy, memory_active) = if r < 2 { gpu } else { WAITS };
             for at_s in 8..=now_s {
-                let fact = GpuFact {
-                    gpu: gpu_of.clone(),
-                    busy: Some(busy),
-                    memory_active: Some(memory_active),
-                    ..GpuFact::default()
-                };
-                let fact = Fact::Gpu(Box::new(fact));
-                j.feed(Update::Hardware(Box::new(Reading {
-                    host: "node".to_owned(),
-                    at_ns: at_s * S,
-                    fact,
-                })));
+                j.feed(gpu_reading(&gpu_of, at_s * S, (busy, memory_active)));
             }
         }
         j.tick(now_s * S);

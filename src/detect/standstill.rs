@@ -103,8 +103,8 @@ pub(super) fn activity(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> Option<A
 mod tests {
     use crate::detect::{HangRule, Rule, Settings};
     use crate::join::Join;
-    use crate::join::testing::{all_reduce, member, process};
-    use crate::model::{Fact, Finding, GpuFact, Kind, Rank, Reading, Timing, Untimed, Update};
+    use crate::join::testing::{all_reduce, gpu_reading, member, process};
+    use crate::model::{Finding, Kind, Rank, Timing, Untimed, Update};
 
     const S: u64 = 1_000_000_000;
     const WAITS: (f64, f64) = (1.0, 0.0);
@@ -126,18 +126,7 @@ mod tests {
             op.timing = Timing::Not(Untimed::Budget);
             j.feed(Update::Op(Box::new(op)));
             for at_s in 12..=20 {
-                let fact = GpuFact {
-                    gpu: gpu.clone(),
-                    busy: Some(busy),
-                    memory_active: Some(memory_active),
-                    ..GpuFact::default()
-                };
-                let fact = Fact::Gpu(Box::new(fact));
-                j.feed(Update::Hardware(Box::new(Reading {
-                    host: "node".to_owned(),
-                    at_ns: at_s * S,
-                    fact,
-                })));
+                j.feed(gpu_reading(&gpu, at_s * S, (busy, memory_active)));
             }
         }
         j.tick(21 * S);

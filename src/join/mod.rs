@@ -849,9 +849,22 @@ pub(crate) mod testing {
     //! Hand-made records.
 
     use crate::model::{
-        Algo, ChannelStamp, CommId, CommRecord, DataType, Flags, Func, Job, Lane, Liveness, OpRecord, Proto,
-        Rank, SegmentId, SegmentRecord, Timing, Update,
+        Algo, ChannelStamp, CommId, CommRecord, DataType, Fact, Flags, Func, GpuFact, Job, Lane, Liveness,
+        OpRecord, Proto, Rank, Reading, SegmentId, SegmentRecord, Timing, Update,
     };
+
+    /// A reading of a GPU of the host `node`: for how much of the time a kernel was on it, and how much of its memory's
+    /// bandwidth was used.
+    pub(crate) fn gpu_reading(gpu: &str, at_ns: u64, (busy, memory_active): (f64, f64)) -> Update {
+        let fact = GpuFact {
+            gpu: gpu.to_owned(),
+            busy: Some(busy),
+            memory_active: Some(memory_active),
+            ..GpuFact::default()
+        };
+        let fact = Fact::Gpu(Box::new(fact));
+        Update::Hardware(Box::new(Reading { host: "node".to_owned(), at_ns, fact }))
+    }
 
     pub(crate) fn op(lane: Lane, order: u64) -> OpRecord {
         OpRecord {

@@ -74,6 +74,13 @@ pub struct Waited {
     pub silent: bool,
 }
 
+impl Waited {
+    /// True when only the hosts' times of issue say that anybody waits.
+    pub fn is_by_hosts(&self) -> bool {
+        !self.on_gpu || self.mute
+    }
+}
+
 /// How a communicator's operations followed each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rhythm {

@@ -5,6 +5,7 @@ use crate::simulator::{BEGIN, Simulation, Stay};
 use crate::spec::{FaultKind, Spec};
 use crate::truth::{self, Need, OpKey, Truth};
 use crate::watch::{Watcher, Way};
+use ringwatch::join::{Origin, Standing};
 use ringwatch::model::{Change, Finding, Kind, Severity, Track};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -81,7 +82,7 @@ pub(crate) struct Report {
     pub(crate) exam: Exam,
     pub(crate) label: String,
     pub(crate) truths: Vec<Truth>,
-    /// What is open at the end, in words.
+    /// The operations that are open at the end, in words.
     pub(crate) open: Vec<String>,
     /// Where standing still begins at the end, as the join of each path sees it.
     pub(crate) origins: Vec<String>,
@@ -117,29 +118,9 @@ pub(crate) fn examine(spec: &Spec) -> Report {
     happened.sort_by_key(|s| (s.rank, s.ticket));
     let truths = truth::of(spec, &exam, &happened, &sim.entered());
     let open = truth::describe_open(&exam, &happened);
-    let origins = watchers
-        .iter()
-        .flat_map(|(way, watcher, _)| {
-            let standing = watcher.join.standing(crate::simulator::BEGIN + exam.case.until.0);
-            standing
-                .origins()
-                .iter()
-                .filter_map(|o| {
-                    let s = standing.stall(o.first)?;
-                    Some(format!(
-                        "{way:?} {} {} {} {:?} waiting {:?} lacking {:?} circle {}",
-                        s.comm,
-                        s.track,
-                        s.order,
-                        s.lack,
-                        s.waiting.len(),
-                        s.lacking.iter().map(|l| l.0.0).collect::<Vec<_>>(),
-                        o.circle.len()
-                    ))
-                })
-                .collect::<Vec<_>>()
-        })
-        .collect();
+    let end_ns = BEGIN + exam.case.until.0;
+    let origins =
+        watchers.iter().flat_map(|(way, w, _)| describe_origins(*way, &w.join.standing(end_ns))).collect();
     let verdicts = watchers
         .into_iter()
         .map(|(way, watcher, mut versions)| {
@@ -154,6 +135,24 @@ pub(crate) fn examine(spec: &Spec) -> Report {
         _ => "two-at-once".to_owned(),
     };
     Report { spec: spec.clone(), exam, label, truths, open, origins, verdicts }
+}
+
+/// Describes where standing still begins, a line each.
+fn describe_origins(way: Way, standing: &Standing) -> Vec<String> {
+    let line = |o: &Origin| {
+        let s = standing.stall(o.first)?;
+        let lacking: Vec<u32> = s.lacking.iter().map(|(r, _)| r.0).collect();
+        Some(format!(
+            "{way:?} {} {} {} {:?} waiting {} lacking {lacking:?} circle {}",
+            s.comm,
+            s.track,
+            s.order,
+            s.lack,
+            s.waiting.len(),
+            o.circle.len()
+        ))
+    };
+    standing.origins().iter().filter_map(line).collect()
 }
 
 /// The ranks of the job that a finding names.

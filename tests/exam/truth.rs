@@ -187,7 +187,7 @@ fn open_at_end(happened: &[Stay], until: u64) -> BTreeMap<Key, Vec<&Stay>> {
     open
 }
 
-/// What is open at the end, a line each: who is in it, and since when.
+/// Describes the operations that are open at the end, a line each: which ranks are in it, and since when.
 pub(crate) fn describe_open(exam: &Exam, happened: &[Stay]) -> Vec<String> {
     let seconds = |ns: Option<u64>| ns.map_or("-".to_owned(), |t| format!("{:.3}", t as f64 / 1e9));
     let part = |s: &&Stay| {

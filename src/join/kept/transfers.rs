@@ -78,7 +78,7 @@ fn unmatched(join: &Join, c: &Communicator) -> Vec<Stall> {
     for ((from, to), order, sent) in c.unmatched() {
         let (here, there) = if sent { (from, to) } else { (to, from) };
         let track = Track::Pair(from, to);
-        // Who aborted the communicator waits for nobody in it.
+        // A rank that aborted the communicator waits for nobody in it.
         if c.seat(here).is_some_and(|s| s.aborted) {
             continue;
         }
@@ -111,7 +111,7 @@ fn broken_off(join: &Join, c: &Communicator) -> Vec<Stall> {
     let end = |rank: &Rank| {
         let seat = c.seat(*rank)?;
         let condition = join.roster.condition(seat.actor);
-        // Who freed or aborted it waits for nobody in it.
+        // A rank that freed or aborted it waits for nobody in it.
         condition.known.then_some((seat.actor, condition.gone || seat.aborted || seat.through))
     };
     let by_beats = |r: &Rank| c.members().get(r).is_none_or(|m| m.counted_by_beats);
