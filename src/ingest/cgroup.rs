@@ -1,5 +1,6 @@
 //! Control groups, version 2: what the kernel says of all processes in one together.
 
+use super::descriptors::held;
 use super::files::{ROOM, named, read};
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
@@ -66,7 +67,7 @@ impl Groups {
 impl Group {
     fn open(path: &Path) -> Self {
         let dir = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-        Group { dir: dir.ok(), ..Group::default() }
+        Group { dir: dir.and_then(held).ok(), ..Group::default() }
     }
 
     /// True while its directory is; the descriptor of one that was removed has no links.
@@ -86,7 +87,7 @@ impl Group {
     }
 
     fn text<'r>(&self, name: &str, room: &'r mut [u8]) -> Option<&'r str> {
-        read(self.dir.as_ref()?.as_fd(), name, room)
+        read(self.dir.as_ref()?.as_fd(), name, room).ok()?
     }
 
     fn number(&self, name: &str, word: &str) -> Option<u64> {

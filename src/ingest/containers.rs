@@ -3,7 +3,7 @@
 //! A thread looks for namespaces and has them opened by the helper process; whoever reads segments takes what is there
 //! and never waits.
 
-use super::directory::{FileId, Shm};
+use super::directory::{DirectoryError, FileId, Shm};
 use super::open_roots::{Helper, Question, Refusal, Running, namespace_of};
 use crate::model::{Unread, UnreadReason};
 use rustix::fs::{Mode, OFlags};
@@ -261,10 +261,16 @@ impl Search {
         match answer {
             Ok(fd) => {
                 let path = PathBuf::from(format!("/proc/{pid}/root/dev/shm"));
-                let new = Shm::of_container(fd, path).ok();
-                // What is followed keeps its name while it stays the same directory.
-                if new.as_ref().map(|s| s.id) != n.shm.as_ref().map(|s| s.id) {
-                    n.shm = new.map(Arc::new);
+                let followed = n.shm.as_ref().map(|s| s.id);
+                match Shm::of_container(fd, path) {
+                    // What is followed keeps its name while it stays the same directory.
+                    Ok(same) if Some(same.id) == followed => {}
+                    Ok(new) => match new.held() {
+                        Ok(new) => n.shm = Some(Arc::new(new)),
+                        Err(errno) => (n.shm, n.failed) = (None, Some(errno)),
+                    },
+                    Err(DirectoryError::Io(errno)) => (n.shm, n.failed) = (None, Some(errno)),
+                    Err(_) => (n.shm, n.not_tmpfs) = (None, true),
                 }
                 self.trouble = None;
             }

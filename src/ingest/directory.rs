@@ -5,6 +5,7 @@
 //! and removed below it. Inside a container a mount may also be a file system that never answers; to cross none is what
 //! keeps the agent from waiting for it.
 
+use super::descriptors::held;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat};
 use rustix::io::Errno;
 use std::cmp::Ordering;
@@ -15,6 +16,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What the plugin's own directories in /dev/shm are called.
 const PREFIX: &[u8] = b"ringwatch-";
@@ -59,6 +61,9 @@ enum Mounts {
     /// Whoever made the container.
     Foreign,
 }
+
+/// Directories that are open.
+pub(super) type OpenDirectories = HashMap<FileId, Arc<Directory>>;
 
 /// Opens an entry of a directory; in a container without crossing a mount.
 fn open_entry(dir: BorrowedFd<'_>, name: &OsStr, flags: OFlags, mounts: Mounts) -> Result<OwnedFd, Errno> {
@@ -224,6 +229,14 @@ impl Shm {
         Ok(Shm { fd, path, mounts, id })
     }
 
+    /// The same, where it may be held for long.
+    ///
+    /// # Errors
+    /// As [`held`].
+    pub(super) fn held(self) -> Result<Self, Errno> {
+        Ok(Shm { fd: held(self.fd)?, ..self })
+    }
+
     /// Opens `dev/shm` below a root that may be anybody's. The file system behind it may never answer: only a process that
     /// can be abandoned may call this.
     pub(super) fn open_below(root: BorrowedFd<'_>) -> Result<OwnedFd, DirectoryError> {
@@ -232,22 +245,22 @@ impl Shm {
         if is_tmpfs(fd.as_fd())? { Ok(fd) } else { Err(DirectoryError::NotTmpfs) }
     }
 
-    /// The users' directories in it, and why others are not read.
-    pub(super) fn directories(&self) -> Vec<Result<Directory, UnreadDirectory>> {
+    /// The users' directories in it, and why others are not read. Those that are open already are not opened again.
+    pub(super) fn directories(&self, open: &OpenDirectories) -> Vec<Result<Arc<Directory>, UnreadDirectory>> {
         let refused = |path: PathBuf, owner, why| UnreadDirectory { path, owner, why };
         let (all, cut) = match names(self.fd.as_fd(), |name| name.starts_with(PREFIX)) {
             Ok(listed) => listed,
             Err(e) => return vec![Err(refused(self.path.clone(), None, e.into()))],
         };
         let mut of_owner: HashMap<Option<u32>, usize> = HashMap::new();
-        let open = |name: OsString| match self.directory(&name) {
+        let found = |name: OsString| match self.directory(&name, open) {
             Ok(d) => {
                 let n = of_owner.entry(d.owner).or_default();
                 *n += 1;
                 match (*n).cmp(&(DIRECTORIES_OF_OWNER_MAX + 1)) {
                     Ordering::Less => Some(Ok(d)),
                     // One stands for all that are too many.
-                    Ordering::Equal => Some(Err(refused(d.path, d.owner, DirectoryError::TooMany))),
+                    Ordering::Equal => Some(Err(refused(d.path.clone(), d.owner, DirectoryError::TooMany))),
                     Ordering::Greater => None,
                 }
             }
@@ -256,11 +269,15 @@ impl Shm {
             Err((owner, why)) => Some(Err(refused(self.path.join(name), owner, why))),
         };
         let too_many = cut.then(|| Err(refused(self.path.clone(), None, DirectoryError::TooMany)));
-        all.into_iter().filter_map(open).chain(too_many).collect()
+        all.into_iter().filter_map(found).chain(too_many).collect()
     }
 
     /// A user's directory; else whose it is, as far as that is known, and why it is not read.
-    fn directory(&self, name: &OsStr) -> Result<Directory, (Option<u32>, DirectoryError)> {
+    fn directory(
+        &self,
+        name: &OsStr,
+        open: &OpenDirectories,
+    ) -> Result<Arc<Directory>, (Option<u32>, DirectoryError)> {
         let shm = self.fd.as_fd();
         let flags = ENTRY | OFlags::DIRECTORY;
         // On the host's own as well: a user may mount a file system on a directory of theirs, and it may never answer.
@@ -273,14 +290,17 @@ impl Shm {
             e => (None, e.into()),
         })?;
         let stat = rustix::fs::fstat(&entry).map_err(|e| (None, e.into()))?;
-        let own = || -> Result<Directory, DirectoryError> {
+        let id = FileId::of(&stat);
+        let own = || -> Result<Arc<Directory>, DirectoryError> {
             if stat.st_dev != rustix::fs::fstat(shm)?.st_dev || !is_tmpfs(entry.as_fd())? {
                 return Err(DirectoryError::NotTmpfs);
             }
-            let fd = rustix::fs::openat(&entry, ".", DIRECTORY, Mode::empty())?;
+            if let Some(known) = open.get(&id).filter(|d| d.owner == Some(stat.st_uid)) {
+                return Ok(Arc::clone(known));
+            }
+            let fd = held(rustix::fs::openat(&entry, ".", DIRECTORY, Mode::empty())?)?;
             let path = self.path.join(name);
-            let id = FileId::of(&stat);
-            Ok(Directory { fd, path, owner: Some(stat.st_uid), mounts: self.mounts, id })
+            Ok(Arc::new(Directory { fd, path, owner: Some(stat.st_uid), mounts: self.mounts, id }))
         };
         own().map_err(|e| (Some(stat.st_uid), e))
     }
@@ -349,8 +369,11 @@ mod tests {
         fs::write(dir.path().join("ringwatch-2"), "").expect("written");
         std::os::unix::fs::symlink("/", dir.path().join("ringwatch-3")).expect("linked");
         fs::create_dir(dir.path().join("other")).expect("made");
-        let all: Vec<PathBuf> =
-            shm(dir.path()).directories().into_iter().map(|d| d.expect("opens").path).collect();
+        let all: Vec<PathBuf> = shm(dir.path())
+            .directories(&OpenDirectories::new())
+            .into_iter()
+            .map(|d| d.expect("opens").path.clone())
+            .collect();
         assert_eq!(all, [dir.path().join("ringwatch-1")]);
     }
 
@@ -360,8 +383,8 @@ mod tests {
         for n in 0..20 {
             fs::create_dir(dir.path().join(format!("ringwatch-{n}"))).expect("made");
         }
-        let found = shm(dir.path()).directories();
-        let too_many = |d: &Result<Directory, UnreadDirectory>| {
+        let found = shm(dir.path()).directories(&OpenDirectories::new());
+        let too_many = |d: &Result<Arc<Directory>, UnreadDirectory>| {
             d.as_ref().is_err_and(|e| matches!(e.why, DirectoryError::TooMany) && e.owner.is_some())
         };
         assert_eq!(found.iter().filter(|d| d.is_ok()).count(), DIRECTORIES_OF_OWNER_MAX);
@@ -388,7 +411,7 @@ mod tests {
         fs::write(below.join("a.seg"), "x").expect("written");
         std::os::unix::fs::symlink("a.seg", below.join("b.seg")).expect("linked");
         fs::create_dir(below.join("c.seg")).expect("made");
-        let all = shm(dir.path()).directories();
+        let all = shm(dir.path()).directories(&OpenDirectories::new());
         let user = all[0].as_ref().expect("opens");
         assert_eq!(
             user.segments().expect("read"),
@@ -417,7 +440,7 @@ mod tests {
         fs::create_dir(&below).expect("made");
         fs::write(below.join("a.seg"), "x").expect("written");
         std::os::unix::fs::chown(below.join("a.seg"), Some(12_345), None).expect("given");
-        let all = shm(dir.path()).directories();
+        let all = shm(dir.path()).directories(&OpenDirectories::new());
         let user = all[0].as_ref().expect("opens");
         assert!(matches!(
             user.open("a.seg".as_ref()),

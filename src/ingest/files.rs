@@ -1,7 +1,9 @@
 //! Small files of the kernel, whose contents nobody vouches for.
 
 use super::decode::steers;
+use super::descriptors::is_shortage;
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::BorrowedFd;
@@ -19,19 +21,30 @@ const USUAL: usize = 4096;
 pub(super) const ROOM: [u8; USUAL] = [0; USUAL];
 
 /// What a file holds, by its name in an open directory; no more than there is room for. For what is asked for again and
-/// again: nothing is allocated, and the kernel has no long path to walk.
-pub(super) fn read<'r>(dir: BorrowedFd<'_>, name: &str, room: &'r mut [u8]) -> Option<&'r str> {
-    let file = rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+/// again: nothing is allocated, and the kernel has no long path to walk. `None` where it cannot be read.
+///
+/// # Errors
+/// Nothing can be said of it: there is no descriptor or memory to open it.
+pub(super) fn read<'r>(
+    dir: BorrowedFd<'_>,
+    name: &str,
+    room: &'r mut [u8],
+) -> Result<Option<&'r str>, Errno> {
+    let file = match rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(file) => file,
+        Err(e) if is_shortage(e) => return Err(e),
+        Err(_) => return Ok(None),
+    };
     let mut length = 0;
-    loop {
-        match rustix::io::read(&file, room.get_mut(length..)?) {
+    while let Some(rest) = room.get_mut(length..) {
+        match rustix::io::read(&file, rest) {
             Ok(0) => break,
             Ok(n) => length += n,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return None,
+            Err(Errno::INTR) => {}
+            Err(_) => return Ok(None),
         }
     }
-    std::str::from_utf8(room.get(..length)?).ok()
+    Ok(room.get(..length).and_then(|bytes| std::str::from_utf8(bytes).ok()))
 }
 
 /// The number behind a word in a text of `word number` lines.

@@ -3,6 +3,7 @@
 //! Everything here is read from /proc and /sys, whose files may be absent or forbidden: then the fact is absent.
 
 use super::cgroup::{self, Groups};
+use super::descriptors::held;
 use super::files::{ROOM, read};
 use super::process::{Stat, directory, stat_in};
 use super::stacks::Answer;
@@ -21,7 +22,7 @@ const THREADS_MAX: usize = 128;
 #[derive(Debug)]
 pub(super) struct Host {
     pid: u32,
-    /// Its directory in /proc, which is of this process alone, whoever gets its pid later.
+    /// Its directory in /proc, which is of this process alone, whoever gets its pid later; where it may be held.
     dir: Option<OwnedFd>,
     fact: HostFact,
     slow_ns: Option<u64>,
@@ -35,7 +36,7 @@ impl Host {
     pub(super) fn new(segment: SegmentId, pid: u32) -> Self {
         Host {
             pid,
-            dir: directory(pid),
+            dir: None,
             fact: HostFact::new(segment, 0),
             slow_ns: None,
             threads: Vec::new(),
@@ -51,13 +52,12 @@ impl Host {
     /// What is there to be told of the process, which started at `start_ticks`: something new, or a second has passed.
     pub(super) fn look(&mut self, start_ticks: u64, now_ns: u64, groups: &mut Groups) -> Option<HostFact> {
         let was_over = self.fact.is_over();
-        if self.dir.is_none() {
-            // There may have been no descriptor for it; whose it is, its start tells.
-            self.dir = directory(self.pid);
-        }
-        let stat = self.dir.as_ref().and_then(|dir| stat_in(dir.as_fd()));
-        let state = match stat.filter(|s| s.start_ticks == start_ticks) {
-            Some(s) => self.state(&s),
+        // Whose a directory is that is opened later, its start tells. Where no descriptor is left, nothing is said of it.
+        let dir = self.dir.take().map_or_else(|| directory(self.pid), |dir| Ok(Some(dir))).ok()?;
+        let fd = dir.as_ref().map(AsFd::as_fd);
+        let stat = fd.map_or(Ok(None), stat_in).ok()?;
+        let state = match fd.zip(stat.filter(|s| s.start_ticks == start_ticks)) {
+            Some((fd, s)) => state(fd, &s),
             None => ProcessState::Gone(self.fact.exit()),
         };
         let changed = self.fact.state.as_ref() != Some(&state);
@@ -66,8 +66,9 @@ impl Host {
         let slow = self.slow_ns.is_none_or(|t| now_ns.saturating_sub(t) >= SLOW_NS) && !over;
         if slow {
             let since = self.slow_ns.replace(now_ns).map(|t| now_ns.saturating_sub(t));
-            self.watch_threads(since);
+            self.watch_threads(fd, since);
         }
+        self.dir = dir.and_then(|dir| held(dir).ok());
         if let Some(path) = &self.cgroup {
             if slow {
                 let group = groups.look(path, now_ns);
@@ -94,32 +95,15 @@ impl Host {
         self.fact.clone()
     }
 
-    fn state(&self, s: &Stat) -> ProcessState {
-        // A kernel that hides it says 0.
-        let wchan = || {
-            let mut room = ROOM;
-            let text = read(self.dir.as_ref()?.as_fd(), "wchan", &mut room)?.trim();
-            (!text.is_empty() && text != "0").then(|| text.to_owned())
-        };
-        match s.state {
-            b'S' | b'I' => ProcessState::Sleeping { wchan: wchan() },
-            b'D' => ProcessState::Blocked { wchan: wchan() },
-            b'T' => ProcessState::Stopped { traced: false },
-            b't' => ProcessState::Stopped { traced: true },
-            b'Z' | b'X' => ProcessState::Zombie(s.exit_status.and_then(exit)),
-            _ => ProcessState::Running,
-        }
-    }
-
     /// What shares of the time its threads ran, and were ready to run and had no CPU.
-    fn watch_threads(&mut self, since_ns: Option<u64>) {
+    fn watch_threads(&mut self, dir: Option<BorrowedFd<'_>>, since_ns: Option<u64>) {
         std::mem::swap(&mut self.threads, &mut self.before);
         self.threads.clear();
         let before = &self.before;
         let known =
             |tid: u32| before.binary_search_by_key(&tid, |t| t.tid).ok().and_then(|at| before.get(at));
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let tasks = self.dir.as_ref().and_then(|d| rustix::fs::openat(d, "task", flags, Mode::empty()).ok());
+        let tasks = dir.and_then(|d| rustix::fs::openat(d, "task", flags, Mode::empty()).ok());
         if let Some(tasks) = &tasks {
             let mut room = [MaybeUninit::uninit(); 4096];
             let mut entries = RawDir::new(tasks, &mut room);
@@ -143,6 +127,24 @@ impl Host {
     }
 }
 
+/// The state of a process, by its directory in /proc and what its line there says.
+fn state(dir: BorrowedFd<'_>, s: &Stat) -> ProcessState {
+    // A kernel that hides it says 0.
+    let wchan = || {
+        let mut room = ROOM;
+        let text = read(dir, "wchan", &mut room).ok()??.trim();
+        (!text.is_empty() && text != "0").then(|| text.to_owned())
+    };
+    match s.state {
+        b'S' | b'I' => ProcessState::Sleeping { wchan: wchan() },
+        b'D' => ProcessState::Blocked { wchan: wchan() },
+        b'T' => ProcessState::Stopped { traced: false },
+        b't' => ProcessState::Stopped { traced: true },
+        b'Z' | b'X' => ProcessState::Zombie(s.exit_status.and_then(exit)),
+        _ => ProcessState::Running,
+    }
+}
+
 /// A thread as its scheduler counts it.
 #[derive(Debug, Clone, Copy)]
 struct Thread {
@@ -158,11 +160,15 @@ struct Thread {
 impl Thread {
     fn look(tid: u32, pid: u32, tasks: BorrowedFd<'_>, before: Option<&Thread>) -> Option<Self> {
         let mut room = ROOM;
-        let (ran_ns, waited_ns) = schedstat(read(tasks, &format!("{tid}/schedstat"), &mut room)?)?;
+        let (ran_ns, waited_ns) = schedstat(read(tasks, &format!("{tid}/schedstat"), &mut room).ok()??)?;
         // The main thread has the program's name, which may be anything.
         let is_nccl = match before.filter(|t| t.named) {
             Some(t) => t.is_nccl,
-            None => tid != pid && read(tasks, &format!("{tid}/comm"), &mut ROOM.clone()).is_some_and(is_nccl),
+            None if tid == pid => false,
+            None => {
+                let mut room = ROOM;
+                read(tasks, &format!("{tid}/comm"), &mut room).ok().flatten().is_some_and(is_nccl)
+            }
         };
         Some(Thread { tid, is_nccl, named: before.is_some(), ran_ns, waited_ns })
     }
@@ -216,7 +222,7 @@ mod tests {
         for (signal, wanted) in [("KILL", Exit::Signal(9)), ("", Exit::Code(3))] {
             let mut c = child(if signal.is_empty() { "sleep 0.3; exit 3" } else { "sleep 100 & wait" });
             let pid = c.id();
-            let start = super::super::process::stat(pid).unwrap().start_ticks;
+            let start = super::super::process::stat(pid).unwrap().unwrap().start_ticks;
             let mut host = Host::new(SegmentId(1), pid);
             if !signal.is_empty() {
                 let kill = |s: &str| Command::new("kill").args([s, &pid.to_string()]).status().unwrap();
@@ -238,7 +244,7 @@ mod tests {
     fn two_threads_of_work_on_one_cpu_are_starved() {
         use std::sync::atomic::{AtomicBool, Ordering};
         let pid = std::process::id();
-        let start = super::super::process::stat(pid).unwrap().start_ticks;
+        let start = super::super::process::stat(pid).unwrap().unwrap().start_ticks;
         let (mut host, over) = (Host::new(SegmentId(1), pid), AtomicBool::new(false));
         let starved = std::thread::scope(|s| {
             for _ in 0..2 {
@@ -270,7 +276,7 @@ mod tests {
         assert!(is_nccl("NCCL Progress 1\n") && is_nccl("NCCL UDS Service") && is_nccl("ncclProxyService"));
         assert!(!is_nccl("nccl-tests") && !is_nccl("pt_nccl_watchdg"));
         let pid = std::process::id();
-        let start = super::super::process::stat(pid).unwrap().start_ticks;
+        let start = super::super::process::stat(pid).unwrap().unwrap().start_ticks;
         let (mut host, over) = (Host::new(SegmentId(1), pid), AtomicBool::new(false));
         let fact = std::thread::scope(|s| {
             std::thread::Builder::new()

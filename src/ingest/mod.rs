@@ -7,6 +7,7 @@ mod attribution;
 mod cgroup;
 mod containers;
 mod decode;
+mod descriptors;
 mod directory;
 mod discover;
 mod files;

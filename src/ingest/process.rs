@@ -1,9 +1,11 @@
 //! Whether the process behind a segment runs.
 
+use super::descriptors::{held, is_shortage};
 use super::files::{ROOM, read};
 use super::lock::Lock;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,24 +35,39 @@ pub(super) struct Stat {
     pub(super) exit_status: Option<i32>,
 }
 
-/// A process's directory in /proc. It stays that of this process when another one gets its pid.
-pub(super) fn directory(pid: u32) -> Option<OwnedFd> {
-    rustix::fs::open(format!("/proc/{pid}"), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()
+/// A process's directory in /proc; `None` where there is none. It stays that of this process when another one gets its
+/// pid.
+///
+/// # Errors
+/// Nothing can be said of it: there is no descriptor or memory to open it.
+pub(super) fn directory(pid: u32) -> Result<Option<OwnedFd>, Errno> {
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+    match rustix::fs::open(format!("/proc/{pid}"), flags, Mode::empty()) {
+        Err(e) if is_shortage(e) => Err(e),
+        opened => Ok(opened.ok()),
+    }
 }
 
-pub(super) fn stat(pid: u32) -> Option<Stat> {
-    stat_in(directory(pid)?.as_fd())
+/// What /proc says of a process; `None` where it is gone.
+///
+/// # Errors
+/// As [`directory`].
+pub(super) fn stat(pid: u32) -> Result<Option<Stat>, Errno> {
+    directory(pid)?.map_or(Ok(None), |dir| stat_in(dir.as_fd()))
 }
 
 /// The same by its directory in /proc.
-pub(super) fn stat_in(dir: BorrowedFd<'_>) -> Option<Stat> {
+///
+/// # Errors
+/// As [`directory`].
+pub(super) fn stat_in(dir: BorrowedFd<'_>) -> Result<Option<Stat>, Errno> {
     let mut room = ROOM;
-    let mut stat = Stat::parse(read(dir, "stat", &mut room)?)?;
+    let Some(mut stat) = read(dir, "stat", &mut room)?.and_then(Stat::parse) else { return Ok(None) };
     // To others the kernel says 0.
     let own = rustix::process::geteuid().as_raw();
     let may = own == 0 || rustix::fs::fstat(dir).is_ok_and(|m| m.st_uid == own);
     stat.exit_status = stat.exit_status.filter(|_| may);
-    Some(stat)
+    Ok(Some(stat))
 }
 
 impl Stat {
@@ -64,8 +81,8 @@ impl Stat {
     }
 }
 
-fn runs(pid: u32, start_ticks: u64) -> bool {
-    stat(pid).is_some_and(|s| s.start_ticks == start_ticks && !matches!(s.state, b'Z' | b'X'))
+fn runs(pid: u32, start_ticks: u64) -> Result<bool, Errno> {
+    Ok(stat(pid)?.is_some_and(|s| s.start_ticks == start_ticks && !matches!(s.state, b'Z' | b'X')))
 }
 
 /// Which of these processes have ended, waited for or not. One question to the kernel for all of them, where the line in
@@ -91,29 +108,37 @@ pub(super) enum Life {
 impl Life {
     /// Looks for the process that calls itself `pid` and started at `start_ticks`, whose segment belongs to `owner`;
     /// `None` when it is gone.
-    pub(super) fn find(pid: u32, start_ticks: u64, owner: u32, lock: Lock) -> Option<Self> {
+    ///
+    /// # Errors
+    /// No descriptor may be held for it, or none is left to look for it.
+    pub(super) fn find(pid: u32, start_ticks: u64, owner: u32, lock: Lock) -> Result<Option<Self>, Errno> {
         // In another pid namespace it has another pid there; the kernel tells ours by the lock.
         if let Lock::Process(holder) = lock
-            && let Some(life) = Self::of(holder, start_ticks)
+            && let Some(life) = Self::of(holder, start_ticks)?
         {
-            return Some(life);
+            return Ok(Some(life));
         }
         // The pid is the segment's own word: it counts for a process of the file's owner alone, or anybody could
         // have another's process looked into.
         let of_pid = fs::metadata(format!("/proc/{pid}")).map(|m| std::os::unix::fs::MetadataExt::uid(&m));
         if of_pid.is_ok_and(|uid| uid == owner)
-            && let Some(life) = Self::of(pid, start_ticks)
+            && let Some(life) = Self::of(pid, start_ticks)?
         {
-            return Some(life);
+            return Ok(Some(life));
         }
-        (lock != Lock::Free).then_some(Life::Lock)
+        Ok((lock != Lock::Free).then_some(Life::Lock))
     }
 
-    fn of(pid: u32, start_ticks: u64) -> Option<Self> {
+    fn of(pid: u32, start_ticks: u64) -> Result<Option<Self>, Errno> {
         // Opened before it is seen to run: so it is of this very process.
-        let end = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        let end = end.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        runs(pid, start_ticks).then_some(Life::Process(pid, start_ticks, end))
+        let pid_of_system = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let end = match pid_of_system.map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+            Some(Ok(fd)) => Some(held(fd)?),
+            Some(Err(e)) if is_shortage(e) => return Err(e),
+            // A kernel that has no such descriptors, or there is no such process.
+            _ => None,
+        };
+        Ok(runs(pid, start_ticks)?.then_some(Life::Process(pid, start_ticks, end)))
     }
 
     /// When its process started, in clock ticks.
@@ -135,7 +160,8 @@ impl Life {
     /// True while it lives; `ended` is what [`ended`] said of it, and `lock` asks who holds its lock.
     pub(super) fn goes_on(&self, ended: bool, lock: impl FnOnce() -> Lock) -> bool {
         match self {
-            Life::Process(pid, start_ticks, None) => runs(*pid, *start_ticks),
+            // Where nothing can be said of it, it has not ended by that.
+            Life::Process(pid, start_ticks, None) => runs(*pid, *start_ticks).unwrap_or(true),
             Life::Process(.., Some(_)) => !ended,
             Life::Lock => lock() != Lock::Free,
         }
@@ -154,9 +180,9 @@ mod tests {
     #[test]
     fn this_process_runs_and_another_start_time_is_another_process() {
         let pid = std::process::id();
-        let start = stat(pid).expect("procfs").start_ticks;
-        assert!(runs(pid, start));
-        assert!(!runs(pid, start + 1));
+        let start = stat(pid).expect("a descriptor").expect("procfs").start_ticks;
+        assert_eq!(runs(pid, start), Ok(true));
+        assert_eq!(runs(pid, start + 1), Ok(false));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Post-mortem segments are kept until they take too much room.
 
-use super::directory::{Directory, FileId, Shm};
+use super::directory::{Directory, FileId, OpenDirectories, Shm};
 use super::discover::Place;
 use super::segment_file::SegmentFile;
 use std::ffi::OsString;
@@ -15,13 +15,14 @@ use std::time::{Duration, SystemTime};
 /// Only segments that the plugin named and whose header says the same are removed, and none of a running process. Of the
 /// host only its own /dev/shm is cleaned: what is in a container is the container's.
 pub fn reap(place: &Place, keep_bytes: u64, keep_for: Option<Duration>) -> Vec<PathBuf> {
-    let directories: Vec<Directory> = match place {
-        Place::Dir(path) => Directory::named(path).into_iter().collect(),
+    let directories: Vec<Arc<Directory>> = match place {
+        Place::Dir(path) => Directory::named(path).into_iter().map(Arc::new).collect(),
         Place::Host => {
-            Shm::own().map(|shm| shm.directories().into_iter().flatten().collect()).unwrap_or_default()
+            let all = |shm: Shm| shm.directories(&OpenDirectories::new());
+            Shm::own().map(|shm| all(shm).into_iter().flatten().collect()).unwrap_or_default()
         }
     };
-    directories.into_iter().flat_map(|d| reap_in(&Arc::new(d), keep_bytes, keep_for)).collect()
+    directories.iter().flat_map(|d| reap_in(d, keep_bytes, keep_for)).collect()
 }
 
 /// A segment that may be removed.
@@ -36,7 +37,7 @@ fn reap_in(directory: &Arc<Directory>, keep_bytes: u64, keep_for: Option<Duratio
     let dead = |name: OsString| {
         let (file, lock) = SegmentFile::open(directory, &name).ok()?;
         let (written, bytes) = file.written();
-        let removable = file.is_named_by_plugin() && file.life(lock).is_none();
+        let removable = file.is_named_by_plugin() && matches!(file.life(lock), Ok(None));
         removable.then(|| Dead { name, id: file.mapping.file(), written, bytes })
     };
     let mut dead: Vec<Dead> =

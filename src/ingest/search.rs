@@ -1,7 +1,7 @@
 //! Where segments are now: the directories of all places, and the names in them.
 
 use super::containers::Containers;
-use super::directory::{Directory, DirectoryError, FileId, Shm};
+use super::directory::{Directory, DirectoryError, OpenDirectories, Shm};
 use super::discover::Place;
 use super::open_roots::Helper;
 use super::shown;
@@ -30,7 +30,7 @@ pub(super) struct Search {
     helper: Option<Helper>,
     containers: Option<Containers>,
     /// Directories that were found by the last search, so that their descriptors are shared.
-    open: HashMap<FileId, Arc<Directory>>,
+    open: OpenDirectories,
     complete: bool,
 }
 
@@ -68,18 +68,18 @@ impl Search {
 
     pub(super) fn list(&mut self) -> Listing {
         let mut listing = Listing::default();
-        let mut found = Vec::new();
+        let mut found: Vec<Arc<Directory>> = Vec::new();
         self.complete = true;
         for place in self.places.clone() {
             match &place {
                 Place::Dir(path) => match Directory::named(path) {
-                    Ok(d) => found.push(d),
+                    Ok(d) => found.push(self.open.get(&d.id()).cloned().unwrap_or_else(|| Arc::new(d))),
                     Err(DirectoryError::Io(Errno::NOENT)) => {}
                     Err(e) => listing.unread.push(unread(path, &e)),
                 },
                 Place::Host => {
                     match Shm::own() {
-                        Ok(shm) => collect(&shm, &mut found, &mut listing.unread),
+                        Ok(shm) => collect(&shm, &self.open, &mut found, &mut listing.unread),
                         Err(e) => listing.unread.push(unread(Path::new("/dev/shm"), &e)),
                     }
                     match self.containers().map(|c| c.map(Containers::found)) {
@@ -88,7 +88,7 @@ impl Search {
                             self.complete &= there.passes > 0;
                             listing.unread.extend(there.unread);
                             for shm in there.shms {
-                                collect(&shm, &mut found, &mut listing.unread);
+                                collect(&shm, &self.open, &mut found, &mut listing.unread);
                             }
                         }
                         Err(e) => listing.unread.push(Unread {
@@ -108,7 +108,6 @@ impl Search {
             if open.contains_key(&id) {
                 continue;
             }
-            let directory = self.open.remove(&id).unwrap_or_else(|| Arc::new(directory));
             match directory.segments() {
                 Ok((names, cut)) => {
                     // Of one user in all containers; an administrator's directories are theirs to keep small.
@@ -133,8 +132,8 @@ impl Search {
     }
 }
 
-fn collect(shm: &Shm, found: &mut Vec<Directory>, refused: &mut Vec<Unread>) {
-    for directory in shm.directories() {
+fn collect(shm: &Shm, open: &OpenDirectories, found: &mut Vec<Arc<Directory>>, refused: &mut Vec<Unread>) {
+    for directory in shm.directories(open) {
         match directory {
             Ok(d) => found.push(d),
             Err(e) => refused.push(Unread { owner: e.owner, ..unread(&e.path, &e.why) }),

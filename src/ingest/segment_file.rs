@@ -1,6 +1,7 @@
 //! A segment's file: where it is, its mapping, and its lock.
 
 use super::decode;
+use super::descriptors::is_shortage;
 use super::directory::{Directory, OpenError};
 use super::lock::{self, Lock};
 use super::mapping::{MapError, Mapping};
@@ -47,9 +48,7 @@ impl SegmentFile {
         match self.directory.open(&self.name) {
             Ok((file, _)) => lock::holder(&file),
             // Nothing is known of the lock then, and a process does not end by that.
-            Err(OpenError::Io(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::WOULDBLOCK)) => {
-                Lock::Hidden
-            }
+            Err(OpenError::Io(e)) if is_shortage(e) || e == Errno::WOULDBLOCK => Lock::Hidden,
             Err(_) => Lock::Free,
         }
     }
@@ -71,12 +70,17 @@ impl SegmentFile {
     }
 
     /// The process behind it; `None` when that is gone.
-    pub(super) fn life(&self, lock: Lock) -> Option<Life> {
-        let reader = self.mapping.reader()?;
+    ///
+    /// # Errors
+    /// As [`Life::find`].
+    pub(super) fn life(&self, lock: Lock) -> Result<Option<Life>, Errno> {
+        let Some(reader) = self.mapping.reader() else { return Ok(None) };
         let boot = decode::text(&reader.text::<{ head::BOOT_ID_WORDS }>(head::BOOT_ID));
         let this_boot = boot.is_none() || process::boot_id().is_none() || boot == process::boot_id();
-        let find = || Life::find(reader.pid(), reader.header(head::START_TICKS), self.mapping.owner(), lock);
-        this_boot.then(find).flatten()
+        if !this_boot {
+            return Ok(None);
+        }
+        Life::find(reader.pid(), reader.header(head::START_TICKS), self.mapping.owner(), lock)
     }
 
     /// True when its name is one that the plugin gives, and says the same as its header: only then may it be removed.

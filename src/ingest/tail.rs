@@ -102,7 +102,7 @@ impl Tail {
         }
         let (pid, nccl) = (reader.pid(), reader.nccl());
         let boot = decode::text(&reader.text::<{ head::BOOT_ID_WORDS }>(head::BOOT_ID));
-        let life = file.life(lock);
+        let life = file.life(lock)?;
         let seen = match life {
             Some(Life::Process(pid, ..)) => Some(pid),
             _ => None,

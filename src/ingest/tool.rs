@@ -68,7 +68,7 @@ fn bound(child: &Child, memory: u64) {
 
 /// The state of a process as the kernel abbreviates it, `S` for example.
 pub(super) fn state(pid: u32) -> Option<u8> {
-    stat(pid).map(|s| s.state)
+    stat(pid).ok()?.map(|s| s.state)
 }
 
 /// All that a tool prints, if it ends in time.
