@@ -5,7 +5,7 @@
 //! transfers alone is a send or a receive that comes before its counterpart on both sides.
 
 use super::hang::{Place, Scene};
-use super::{fact, names, transfers, who};
+use super::{circle, fact, names, transfers, who};
 use crate::join::{Lack, Stall};
 use crate::model::{Confidence, Evidence, Finding, Kind, Rank, Track};
 use std::collections::BTreeSet;
@@ -58,17 +58,24 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     })
 }
 
-/// Who is in one operation of the circle and holds up another one. Where most of them are in the same one, the others
-/// are out of order; where not, all are named. As the communicator of a stall numbers them.
+/// The ranks that are in one operation of the circle and hold up another one. Where everything that waits in a circle does so
+/// through a few of them, these are out of order; where most are in the same operation, the others are; where neither, all
+/// are named. As the communicator of a stall numbers them.
 fn culprits(circle: &[&Stall], at: &Stall) -> Vec<Rank> {
+    let through = circle::through_all(circle);
     let holds_up = |p: u32| circle.iter().any(|s| s.lacking.iter().any(|(_, l)| *l == p));
     let camps: Vec<Vec<u32>> =
         circle.iter().map(|s| s.waiting.iter().map(|(_, p)| *p).filter(|p| holds_up(*p)).collect()).collect();
     let all: BTreeSet<u32> = camps.iter().flatten().copied().collect();
     let most = camps.iter().max_by_key(|c| c.len()).filter(|c| c.len() * 2 > all.len());
+    let on_all: Vec<u32> = all.iter().copied().filter(|p| through.contains(p)).collect();
     let here = |p: u32| at.waiting.iter().chain(&at.lacking).find(|(_, q)| *q == p).map(|(r, _)| *r);
-    let minority: Option<Vec<Rank>> =
-        most.map(|m| all.iter().copied().filter(|p| !m.contains(p)).filter_map(here).collect());
+    let minority: Option<Vec<Rank>> = match () {
+        () if !on_all.is_empty() && on_all.len() < all.len() => {
+            Some(on_all.into_iter().filter_map(here).collect())
+        }
+        () => most.map(|m| all.iter().copied().filter(|p| !m.contains(p)).filter_map(here).collect()),
+    };
     minority.filter(|m| !m.is_empty()).unwrap_or_else(|| all.iter().copied().filter_map(here).collect())
 }
 

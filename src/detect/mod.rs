@@ -3,6 +3,7 @@
 //! Pure like the join: rules are told the time and read the join; they keep nothing. What they gave, `ledger` keeps.
 
 mod choice;
+mod circle;
 mod cost;
 mod endings;
 mod hang;

@@ -3,7 +3,7 @@
 //! Seen only where the job's calls are seen from outside (the preloaded library): a profiler is told of a
 //! communicator when all its ranks have met. Ranks that a hang elsewhere keeps from it are no finding of their own.
 
-use super::{Rule, Settings, fact, names, number, seconds, victims, wall, who};
+use super::{HangRule, Rule, Settings, fact, names, number, seconds, victims, wall, who};
 use crate::join::{Communicator, Join, Member};
 use crate::model::{
     COMM_INIT, Cause, CommId, Confidence, Finding, Kind, Liveness, Making, OperationRef, Rank, Track,
@@ -38,6 +38,16 @@ impl NeverJoinedRule {
         let longest_ns = own.filter_map(|(id, _)| Some(join.communicator(*id)?.longest_ns())).max();
         let rhythm_ns = longest_ns.unwrap_or(0).saturating_mul(2);
         AT_WORK_NS.max(rhythm_ns).min(self.settings.patience_init_ns)
+    }
+
+    /// The communicators in which something stands still, and since when, host monotonic ns. Hosts that make a communicator
+    /// issue nothing else, so that untimed operations count only where the GPUs show that they stand still.
+    fn hangs(&self, join: &Join, now_ns: u64) -> Vec<(CommId, u64)> {
+        let standing = join.standing(now_ns);
+        let stalls = standing.origins().iter().filter_map(|o| standing.stall(o.first));
+        let seen = stalls.filter_map(|s| Some((s.comm, join.waited(s, now_ns)?.since_ns)));
+        let shown = HangRule::new(self.settings).check(join, now_ns);
+        seen.chain(shown.into_iter().map(|f| (f.communicator, f.since_ns))).collect()
     }
 
     fn judge(&self, join: &Join, c: &Communicator, now_ns: u64) -> Option<Finding> {
@@ -111,17 +121,9 @@ impl Rule for NeverJoinedRule {
         if found.is_empty() {
             return found;
         }
-        let hangs = hangs(join, now_ns);
+        let hangs = self.hangs(join, now_ns);
         found.into_iter().filter(|f| !is_held_up(join, f, &hangs)).collect()
     }
-}
-
-/// The communicators in which something stands still, and since when, host monotonic ns.
-fn hangs(join: &Join, now_ns: u64) -> Vec<(CommId, u64)> {
-    let standing = join.standing(now_ns);
-    let origins = standing.origins().iter().chain(standing.untimed());
-    let stalls = origins.filter_map(|o| standing.stall(o.first));
-    stalls.filter_map(|s| Some((s.comm, join.waited(s, now_ns)?.since_ns))).collect()
 }
 
 /// True where something that shares processes with the waiting ranks stood still before they began to wait.
@@ -138,7 +140,7 @@ fn is_held_up(join: &Join, f: &Finding, hangs: &[(CommId, u64)]) -> bool {
 mod tests {
     use super::*;
     use crate::join::testing::{all_reduce, member, process};
-    use crate::model::Update;
+    use crate::model::{Timing, Untimed, Update};
 
     const S: u64 = 1_000_000_000;
 
@@ -207,6 +209,25 @@ mod tests {
             rule.check(&j, 40 * S).len()
         };
         assert_eq!((found(S / 2), found(5 * S)), (0, 1));
+    }
+
+    #[test]
+    fn untimed_operations_before_it_that_nobody_sees_stand_still_are_no_excuse() {
+        let rule = NeverJoinedRule::new(Settings::default());
+        let mut j = join(&[0, 1, 2], Some(Making::Begun));
+        j.feed(process(3));
+        for rank in [0, 3] {
+            let Update::Comm(mut record) = member(rank, 4, 1) else { unreachable!("a member") };
+            (record.comm, record.ranks, record.rank) = (CommId::unowned(8), Some(2), Rank(rank / 3));
+            j.feed(Update::Comm(record));
+            let mut op = all_reduce(rank, 0, S / 2, None);
+            (op.comm, op.rank, op.timing) =
+                (CommId::unowned(8), Rank(rank / 3), Timing::Not(Untimed::Budget));
+            j.feed(Update::Op(Box::new(op)));
+        }
+        j.tick(40 * S);
+        assert_eq!(j.standing(40 * S).untimed().len(), 1, "nothing says that it ended");
+        assert_eq!(rule.check(&j, 40 * S)[0].ranks, [Rank(3)]);
     }
 
     #[test]

@@ -169,7 +169,9 @@ impl Kept {
             let kept = self.since.get(&(s.comm, s.track, s.order)).copied();
             (!is_aborted(s), kept.or_else(|| join.since_ns(s)).unwrap_or(u64::MAX))
         };
-        let origins_known = self.waits.solve(since);
+        // Where all are gone, what they waited for is the question.
+        let gone = if self.over { Vec::new() } else { join.roster.gone(self.waits.processes()) };
+        let origins_known = self.waits.solve(since, &gone);
         let mut stalls = self.waits.stalls().to_vec();
         // Ranks that are known to wait elsewhere are not in what is not timed.
         let mut waiting: Vec<bool> = Vec::new();

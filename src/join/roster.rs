@@ -44,6 +44,12 @@ pub(super) struct Roster {
 }
 
 impl Roster {
+    /// Those of the first so many numbers whose processes are gone.
+    pub(super) fn gone(&self, numbers: usize) -> Vec<u32> {
+        let all = (0u32..).zip(&self.conditions).take(numbers);
+        all.filter(|(_, c)| c.known && c.gone).map(|(number, _)| number).collect()
+    }
+
     /// Takes a membership in; returns the number of the process's GPU. All memberships share one text of its address.
     pub(super) fn enter(
         &mut self,

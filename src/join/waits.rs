@@ -230,27 +230,33 @@ impl Waits {
         single || !of.is_empty()
     }
 
+    /// The number of processes that are in the graph: theirs are below this.
+    pub(super) fn processes(&self) -> usize {
+        self.processes
+    }
+
     /// The operations that cannot complete yet, as of the last [`Waits::solve`].
     pub fn stalls(&self) -> &[Arc<Stall>] {
         &self.stalls
     }
 
     /// Where everything that stands still begins. `since` says when an operation began to stand still: a process
-    /// that is lacking in several is told of in the first.
-    pub fn solve<K: Ord>(&mut self, since: impl Fn(&Stall) -> K) -> Vec<Origin> {
+    /// that is lacking in several is told of in the first. `gone` are the processes that wait for nobody any more, whatever
+    /// they issued.
+    pub fn solve<K: Ord>(&mut self, since: impl Fn(&Stall) -> K, gone: &[u32]) -> Vec<Origin> {
         for ((comm, track), table) in &mut self.tables {
             table.refresh(*comm, *track);
         }
         self.stalls = self.tables.values().flat_map(|t| &t.stalls).cloned().collect();
         self.stalls.extend(self.single.values().flatten().cloned());
-        Graph::new(&self.stalls, self.processes).origins(since)
+        Graph::new(&self.stalls, self.processes, gone).origins(since)
     }
 }
 
 /// Where standing still begins, of these operations alone.
 pub(super) fn origins<K: Ord>(stalls: &[Arc<Stall>], since: impl Fn(&Stall) -> K) -> Vec<Origin> {
     let processes = stalls.iter().map(|s| s.processes()).max().unwrap_or(0);
-    Graph::new(stalls, processes).origins(since)
+    Graph::new(stalls, processes, &[]).origins(since)
 }
 
 /// The two kinds of edges, each kept with its reverse. Nodes are the stalls, then the processes.
@@ -293,7 +299,7 @@ impl Rows {
 }
 
 impl<'a> Graph<'a> {
-    fn new(stalls: &'a [Arc<Stall>], processes: usize) -> Self {
+    fn new(stalls: &'a [Arc<Stall>], processes: usize, gone: &[u32]) -> Self {
         // A process that has several ranks of a communicator may be in an operation and lack it: then it is what
         // holds it up.
         let mut lacks = vec![u32::MAX; processes];
@@ -305,10 +311,13 @@ impl<'a> Graph<'a> {
         let edges = |of: fn(&Stall) -> &[(Rank, u32)]| {
             (0u32..).zip(stalls).flat_map(move |(i, s)| of(s).iter().map(move |(_, p)| (*p, i)))
         };
+        let mut is_gone = vec![false; processes];
+        gone.iter().for_each(|p| is_gone[*p as usize] = true);
+        let is_free = |(p, _): &(u32, u32)| gone.is_empty() || !is_gone[*p as usize];
         let waiting = || edges(|s| &s.waiting).filter(|e| both.is_empty() || !both.contains(e));
         Graph {
             stalls,
-            is_in: Rows::new(processes, waiting),
+            is_in: Rows::new(processes, || waiting().filter(is_free)),
             lacked_by: Rows::new(processes, || edges(|s| &s.lacking)),
         }
     }
@@ -478,7 +487,7 @@ mod tests {
     #[test]
     fn nobody_waits_where_all_are_equal() {
         let mut w = waits(&[(A, 0, 0, 5, 5, InDoubt), (A, 1, 1, 5, 5, InDoubt)]);
-        assert_eq!(w.solve(|_| 0), vec![]);
+        assert_eq!(w.solve(|_| 0, &[]), vec![]);
         assert_eq!(w.stalls(), []);
     }
 
@@ -491,7 +500,7 @@ mod tests {
             (B, 0, 1, 3, 3, InDoubt),
             (B, 1, 3, 4, 3, Started),
         ]);
-        let found = w.solve(|_| 0);
+        let found = w.solve(|_| 0, &[]);
         assert_eq!(found.len(), 1, "{found:?}");
         let o = &found[0];
         assert_eq!((w.stalls()[o.first].comm, o.ranks.as_slice()), (A, [Rank(1)].as_slice()));
@@ -508,7 +517,7 @@ mod tests {
             (C, 0, 2, 4, 3, Started),
             (C, 1, 9, 3, 3, InDoubt),
         ]);
-        let found = w.solve(|s| if s.comm == B { 1 } else { 2 });
+        let found = w.solve(|s| if s.comm == B { 1 } else { 2 }, &[]);
         assert_eq!(found.len(), 1);
         assert_eq!((w.stalls()[found[0].first].comm, found[0].held_up.len()), (B, 2));
     }
@@ -521,7 +530,7 @@ mod tests {
             (B, 0, 0, 0, 0, InDoubt),
             (B, 1, 1, 1, 0, Started),
         ]);
-        let found = w.solve(|_| 0);
+        let found = w.solve(|_| 0, &[]);
         assert_eq!((found.len(), found[0].circle.len()), (1, 2), "{found:?}");
         // All issued: the starts alone show it.
         let mut w = waits(&[
@@ -532,8 +541,25 @@ mod tests {
             (C, 0, 2, 1, 0, Started),
             (C, 1, 0, 1, 0, Issued),
         ]);
-        let found = w.solve(|_| 0);
+        let found = w.solve(|_| 0, &[]);
         assert_eq!((found.len(), found[0].circle.len()), (1, 3), "{found:?}");
+    }
+
+    #[test]
+    fn a_process_that_is_gone_is_in_no_circle() {
+        let rows = [
+            (A, 0, 0, 1, 0, Started),
+            (A, 1, 1, 0, 0, InDoubt),
+            (B, 0, 0, 0, 0, InDoubt),
+            (B, 1, 1, 1, 0, Started),
+        ];
+        let mut w = waits(&rows);
+        let found = w.solve(|_| 0, &[1]);
+        assert_eq!(
+            (found.len(), found[0].circle.len(), found[0].ranks.as_slice()),
+            (1, 0, [Rank(1)].as_slice())
+        );
+        assert_eq!(w.stalls()[found[0].first].comm, A, "process 0 waits for it there");
     }
 
     #[test]
@@ -544,7 +570,7 @@ mod tests {
             (B, 0, 1, 3, 3, InDoubt),
             (B, 1, 2, 4, 3, Started),
         ]);
-        let found = w.solve(|_| 0);
+        let found = w.solve(|_| 0, &[]);
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!(w.stalls()[found[0].first].lack, Lack::End);
         assert_eq!(found[0].held_up.len(), 1);
@@ -553,7 +579,7 @@ mod tests {
     #[test]
     fn a_process_of_two_ranks_is_in_no_circle_with_itself() {
         let mut w = waits(&[(A, 0, 0, 6, 5, Started), (A, 1, 0, 5, 5, InDoubt)]);
-        let found = w.solve(|_| 0);
+        let found = w.solve(|_| 0, &[]);
         assert_eq!((found.len(), found[0].ranks.as_slice()), (1, [Rank(1)].as_slice()));
     }
 
@@ -561,7 +587,7 @@ mod tests {
     fn rows_that_are_taken_away_say_nothing() {
         let mut w = waits(&[(A, 0, 0, 6, 5, Started), (A, 1, 1, 5, 5, InDoubt)]);
         w.set(A, Track::Collective, Rank(1), None);
-        let found = w.solve(|_| 0);
+        let found = w.solve(|_| 0, &[]);
         assert!(found.iter().all(|o| o.ranks.is_empty()), "{found:?}");
     }
 }
