@@ -366,7 +366,7 @@ fn read(dir: &Path) -> Read {
         }
         join.feed(update);
     }
-    assert_eq!(source.unread(), []);
+    assert_eq!(source.unread(None), []);
     join.tick(now_ns());
     Read { comms, ops, pids, join }
 }

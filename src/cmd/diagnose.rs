@@ -4,7 +4,7 @@ use super::{FINDINGS, baselines, explain, monitor};
 use crate::cli::Diagnose;
 use crate::explain::Texts;
 use crate::ingest::{Segments, now_ns, unix_ns};
-use crate::model::{CloseReason, Finding, Snapshot, Source as _, Unread, UnreadReason};
+use crate::model::{CloseReason, Finding, Snapshot, Source as _, Unread};
 use crate::report;
 use crate::runtime::{Monitor, ask};
 use anyhow::bail;
@@ -143,7 +143,8 @@ fn look(o: &Diagnose) -> anyhow::Result<Verdict> {
     let own = rustix::process::geteuid().as_raw();
     // Of a directory that was named everything is asked for.
     let is_missed = |u: &Unread| o.dir.is_some() || concerns(u, own);
-    let unseen = monitor.source().unread().into_iter().filter(is_missed).map(|u| format!("not read: {u}"));
+    let unseen =
+        monitor.source().unread(None).into_iter().filter(is_missed).map(|u| format!("not read: {u}"));
     let mut unseen: Vec<String> = unseen.chain(hidden(&monitor.snapshot(now_ns()))).collect();
     unseen.extend(more(monitor.findings_left_out(None)));
     if !monitor.source().is_searched() {
@@ -159,7 +160,7 @@ fn shown(path: &Path) -> String {
 
 /// Whether a user misses something by what was not read: the segments of others are none of theirs.
 fn concerns(u: &Unread, own: u32) -> bool {
-    !(u.reason == UnreadReason::Permission && own != 0 && u.owner.is_some_and(|owner| owner != own))
+    own == 0 || u.owner.is_none_or(|owner| owner == own)
 }
 
 /// The directories that hold segments of dead processes.
@@ -173,7 +174,7 @@ fn post_mortem(monitor: &Monitor<Segments>) -> Vec<String> {
 fn explain_nothing(monitor: &Monitor<Segments>) -> anyhow::Result<()> {
     let source = monitor.source();
     if source.is_empty() {
-        let unread = source.unread();
+        let unread = source.unread(None);
         for u in &unread {
             eprintln!("ringwatch: not read: {u}");
         }

@@ -8,7 +8,7 @@ use crate::ingest::{Place, Segments, default_dir, now_ns, reap};
 use crate::model::{Change, FindingEvent, FindingId};
 use crate::report;
 use crate::runtime::signals::{self, Signals};
-use crate::runtime::{Monitor, Stack};
+use crate::runtime::{EndsToCome, Monitor, Stack};
 use anyhow::{Context, bail};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -150,6 +150,8 @@ async fn watch(
     let mut reporter = Reporter::default();
     let mut reaping = tokio::time::interval(REAP);
     let mut next = tokio::time::Instant::now();
+    // Without it their ends are seen at the next look.
+    let ends = monitor.source_mut().ends().and_then(EndsToCome::new).ok();
     loop {
         tokio::select! {
             status = child.wait() => return Ok((status?, broken)),
@@ -164,7 +166,16 @@ async fn watch(
                 }
             }
             _ = reaping.tick() => {
-                reap(&Place::Dir(s.segments.clone()), BLACK_BOXES, None);
+                reap(&Place::Dir(s.segments.clone()), BLACK_BOXES, None, 0);
+            }
+            () = async {
+                match &ends {
+                    Some(ends) => ends.next().await,
+                    None => std::future::pending().await,
+                }
+            } => {
+                monitor.source_mut().look_at_processes();
+                next = tokio::time::Instant::now();
             }
             () = tokio::time::sleep_until(next), if !broken => {
                 // The job comes first: whatever happens to its observer, it runs on and keeps its exit code.

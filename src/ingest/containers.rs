@@ -22,7 +22,8 @@ const EVERY: Duration = Duration::from_secs(2);
 const YOUNG_PASSES: u64 = 8;
 /// Passes between two questions after that.
 const OLD_PASSES: u64 = 15;
-/// Namespaces that are followed at most.
+/// Namespaces that are followed at most: of one user who is not root, and of all of these together.
+const NAMESPACES_OF_USER_MAX: usize = 512;
 const NAMESPACES_MAX: usize = 4096;
 /// Helpers that may be stuck at once: of all users together, and of one user who is not root.
 const STUCK_MAX: usize = 8;
@@ -108,6 +109,8 @@ struct Search {
     next_stuck: u64,
     /// Users whose namespaces took long in the last pass.
     slow: BTreeSet<u32>,
+    /// Processes in namespaces that are not followed, by user, as the last pass found them.
+    left_out: BTreeMap<u32, usize>,
     pass: u64,
     /// Why no helper can be had.
     trouble: Option<String>,
@@ -153,6 +156,7 @@ impl Search {
             stuck: Vec::new(),
             next_stuck: 0,
             slow: BTreeSet::new(),
+            left_out: BTreeMap::new(),
             pass: 0,
             trouble: None,
         }
@@ -192,6 +196,13 @@ impl Search {
         });
     }
 
+    /// True when one more namespace of a user may be followed. Root's are, whatever others have.
+    fn has_room(&self, uid: u32) -> bool {
+        let of_users = || self.namespaces.values().filter(|n| n.uid != 0);
+        let of_user = of_users().filter(|n| n.uid == uid).count();
+        uid == 0 || of_user < NAMESPACES_OF_USER_MAX && of_users().count() < NAMESPACES_MAX
+    }
+
     fn look_for_namespaces(&mut self) {
         let own = |pid: &str| {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -199,6 +210,7 @@ impl Search {
             let uid = rustix::fs::fstat(&process).ok()?.st_uid;
             Some((namespace_of(process.as_fd())?, uid))
         };
+        self.left_out.clear();
         self.own = own("self").map(|(namespace, _)| namespace);
         let Ok(processes) = std::fs::read_dir("/proc") else { return };
         for entry in processes.flatten() {
@@ -208,7 +220,8 @@ impl Search {
                 continue;
             }
             let pass = self.pass;
-            if self.namespaces.len() >= NAMESPACES_MAX && !self.namespaces.contains_key(&namespace) {
+            if !self.namespaces.contains_key(&namespace) && !self.has_room(uid) {
+                *self.left_out.entry(uid).or_default() += 1;
                 continue;
             }
             let n = self.namespaces.entry(namespace).or_insert(Namespace {
@@ -325,12 +338,13 @@ impl Search {
                 owner: Some(n.uid),
             });
         }
-        if self.namespaces.len() >= NAMESPACES_MAX {
+        for (uid, many) in &self.left_out {
+            let most = format!("{NAMESPACES_OF_USER_MAX} of a user and {NAMESPACES_MAX} of all");
             unread.push(Unread {
-                path: "mount namespaces".to_owned(),
+                path: format!("mount namespaces of user {uid}"),
                 reason: UnreadReason::Limits,
-                detail: format!("there are more than {NAMESPACES_MAX}; segments in the others are not read"),
-                owner: None,
+                detail: format!("{many} are not looked into: more than {most}"),
+                owner: Some(*uid),
             });
         }
         if let Some(why) = &self.trouble {

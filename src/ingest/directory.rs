@@ -12,11 +12,12 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// What the plugin's own directories in /dev/shm are called.
 const PREFIX: &[u8] = b"ringwatch-";
@@ -56,7 +57,9 @@ pub(super) struct Directory {
 /// Who may mount file systems in a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mounts {
-    /// The administrator of this process's own mount namespace.
+    /// Whoever the administrator lets, who has named the directory.
+    Named,
+    /// The administrator of this process's own mount namespace, and users by FUSE.
     Own,
     /// Whoever made the container.
     Foreign,
@@ -65,17 +68,23 @@ enum Mounts {
 /// Directories that are open.
 pub(super) type OpenDirectories = HashMap<FileId, Arc<Directory>>;
 
-/// Opens an entry of a directory; in a container without crossing a mount.
+/// Opens an entry of a directory; of one that nobody named without crossing a mount: what is mounted there may never answer.
 fn open_entry(dir: BorrowedFd<'_>, name: &OsStr, flags: OFlags, mounts: Mounts) -> Result<OwnedFd, Errno> {
+    let across = || rustix::fs::openat(dir, name, flags, Mode::empty());
+    let within = || {
+        let resolve = ResolveFlags::BENEATH
+            | ResolveFlags::NO_XDEV
+            | ResolveFlags::NO_SYMLINKS
+            | ResolveFlags::NO_MAGICLINKS;
+        rustix::fs::openat2(dir, name, flags, Mode::empty(), resolve)
+    };
     match mounts {
-        Mounts::Own => rustix::fs::openat(dir, name, flags, Mode::empty()),
-        Mounts::Foreign => {
-            let resolve = ResolveFlags::BENEATH
-                | ResolveFlags::NO_XDEV
-                | ResolveFlags::NO_SYMLINKS
-                | ResolveFlags::NO_MAGICLINKS;
-            rustix::fs::openat2(dir, name, flags, Mode::empty(), resolve)
+        Mounts::Named => across(),
+        // A kernel before 5.6, or a sandbox of one, does not know the call.
+        Mounts::Own => {
+            within().or_else(|e| if matches!(e, Errno::NOSYS | Errno::PERM) { across() } else { Err(e) })
         }
+        Mounts::Foreign => within(),
     }
 }
 
@@ -92,6 +101,9 @@ pub(super) enum DirectoryError {
     /// One user makes more than are looked at.
     #[error("more directories or files than one user may have here; remove what is not needed")]
     TooMany,
+    /// All users together do.
+    #[error("more directories than are looked at in one search; each search looks at others")]
+    InTurns,
 }
 
 impl Directory {
@@ -100,7 +112,7 @@ impl Directory {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(path, flags, Mode::empty())?;
         let id = FileId::of(&rustix::fs::fstat(&fd)?);
-        Ok(Directory { fd, path: path.to_owned(), owner: None, mounts: Mounts::Own, id })
+        Ok(Directory { fd, path: path.to_owned(), owner: None, mounts: Mounts::Named, id })
     }
 
     pub(super) fn id(&self) -> FileId {
@@ -113,7 +125,7 @@ impl Directory {
 
     /// The names of the segments in it, sorted, and whether there are more than are looked at.
     pub(super) fn segments(&self) -> Result<(Vec<OsString>, bool), Errno> {
-        names(self.fd.as_fd(), |name| name.ends_with(SUFFIX))
+        names(self.fd.as_fd(), None, |name, _| name.ends_with(SUFFIX))
     }
 
     /// The user whose files it may hold; `None` where an administrator named it.
@@ -123,7 +135,12 @@ impl Directory {
 
     /// The user of a file in it, where that is known.
     pub(super) fn owner_of(&self, name: &OsStr) -> Option<u32> {
-        rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok().map(|stat| stat.st_uid)
+        self.stat(name).ok().map(|stat| stat.st_uid)
+    }
+
+    /// What an entry is, without opening it.
+    fn stat(&self, name: &OsStr) -> Result<Stat, Errno> {
+        rustix::fs::fstat(open_entry(self.fd.as_fd(), name, ENTRY, self.mounts)?)
     }
 
     /// Opens a segment for reading. It is a regular file, of the directory's owner where the directory has one.
@@ -168,8 +185,7 @@ impl Directory {
 
     /// Removes a file that was opened before, if it is still the one of that name.
     pub(super) fn remove(&self, name: &OsStr, file: FileId) -> Result<(), Errno> {
-        let now = rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
-        if FileId::of(&now) != file {
+        if FileId::of(&self.stat(name)?) != file {
             return Err(Errno::NOENT);
         }
         rustix::fs::unlinkat(&self.fd, name, AtFlags::empty())
@@ -245,13 +261,27 @@ impl Shm {
         if is_tmpfs(fd.as_fd())? { Ok(fd) } else { Err(DirectoryError::NotTmpfs) }
     }
 
-    /// The users' directories in it, and why others are not read. Those that are open already are not opened again.
-    pub(super) fn directories(&self, open: &OpenDirectories) -> Vec<Result<Arc<Directory>, UnreadDirectory>> {
+    /// The users' directories in it, and why others are not read. Those that are open already are not opened again. Of too
+    /// many names each turn looks at others, so that nobody's are left out for good.
+    pub(super) fn directories(
+        &self,
+        open: &OpenDirectories,
+        turn: u64,
+    ) -> Vec<Result<Arc<Directory>, UnreadDirectory>> {
         let refused = |path: PathBuf, owner, why| UnreadDirectory { path, owner, why };
-        let (all, cut) = match names(self.fd.as_fd(), |name| name.starts_with(PREFIX)) {
+        let wanted = |name: &[u8], kind| {
+            name.starts_with(PREFIX) && matches!(kind, FileType::Directory | FileType::Unknown)
+        };
+        let (mut all, cut) = match names(self.fd.as_fd(), Some(turn), wanted) {
             Ok(listed) => listed,
             Err(e) => return vec![Err(refused(self.path.clone(), None, e.into()))],
         };
+        if cut {
+            let here = open.values().filter(|d| d.path.parent() == Some(&self.path));
+            all.extend(here.filter_map(|d| d.path.file_name()).map(OsStr::to_owned));
+            all.sort();
+            all.dedup();
+        }
         let mut of_owner: HashMap<Option<u32>, usize> = HashMap::new();
         let found = |name: OsString| match self.directory(&name, open) {
             Ok(d) => {
@@ -268,7 +298,7 @@ impl Shm {
             Err((_, DirectoryError::Io(Errno::NOENT | Errno::NOTDIR | Errno::LOOP))) => None,
             Err((owner, why)) => Some(Err(refused(self.path.join(name), owner, why))),
         };
-        let too_many = cut.then(|| Err(refused(self.path.clone(), None, DirectoryError::TooMany)));
+        let too_many = cut.then(|| Err(refused(self.path.clone(), None, DirectoryError::InTurns)));
         all.into_iter().filter_map(found).chain(too_many).collect()
     }
 
@@ -280,12 +310,7 @@ impl Shm {
     ) -> Result<Arc<Directory>, (Option<u32>, DirectoryError)> {
         let shm = self.fd.as_fd();
         let flags = ENTRY | OFlags::DIRECTORY;
-        // On the host's own as well: a user may mount a file system on a directory of theirs, and it may never answer.
-        let entry = match open_entry(shm, name, flags, Mounts::Foreign) {
-            Err(Errno::NOSYS | Errno::PERM) => open_entry(shm, name, flags, self.mounts),
-            opened => opened,
-        };
-        let entry = entry.map_err(|e| match e {
+        let entry = open_entry(shm, name, flags, self.mounts).map_err(|e| match e {
             Errno::XDEV => (None, DirectoryError::NotTmpfs),
             e => (None, e.into()),
         })?;
@@ -319,29 +344,57 @@ pub(super) fn is_tmpfs(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     Ok(u64::try_from(kind).is_ok_and(|k| k & 0xffff_ffff == TMPFS_MAGIC))
 }
 
-/// Names in a directory, sorted, as far as they are wanted; and whether there are too many.
-fn names(dir: BorrowedFd<'_>, wanted: impl Fn(&[u8]) -> bool) -> Result<(Vec<OsString>, bool), Errno> {
+/// Names in a directory, sorted, as far as they are wanted; and whether there are too many. Of too many the first ones are
+/// given, or, where turns are taken, those whose turn it is.
+fn names(
+    dir: BorrowedFd<'_>,
+    turn: Option<u64>,
+    wanted: impl Fn(&[u8], FileType) -> bool,
+) -> Result<(Vec<OsString>, bool), Errno> {
+    let (mut all, mut many) = (Vec::new(), 0);
+    each_name(dir, |name, kind| {
+        let is_wanted = wanted(name, kind);
+        many += usize::from(is_wanted);
+        if is_wanted && all.len() < NAMES_MAX {
+            all.push(OsStr::from_bytes(name).to_owned());
+        }
+        many <= NAMES_MAX || turn.is_some()
+    })?;
+    let cut = many > NAMES_MAX;
+    if let (true, Some(turn)) = (cut, turn) {
+        // By a hash that nobody else can foresee. Half full, so that chance alone leaves none out.
+        let turns = (many as u64).div_ceil(NAMES_MAX as u64 / 2);
+        let hashes = HASHES.get_or_init(RandomState::new);
+        all.clear();
+        each_name(dir, |name, kind| {
+            if wanted(name, kind) && hashes.hash_one(name) % turns == turn % turns {
+                all.push(OsStr::from_bytes(name).to_owned());
+            }
+            all.len() < NAMES_MAX
+        })?;
+    }
+    all.sort();
+    Ok((all, cut))
+}
+
+/// Goes through a directory's names until it is told to stop.
+fn each_name(dir: BorrowedFd<'_>, mut go_on: impl FnMut(&[u8], FileType) -> bool) -> Result<(), Errno> {
     // A descriptor of its own: reading moves it, and others read the same directory.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let own = rustix::fs::openat(dir, ".", flags, Mode::empty())?;
     let mut room = [MaybeUninit::uninit(); 8192];
     let mut entries = RawDir::new(own, &mut room);
-    let mut all = Vec::new();
     while let Some(entry) = entries.next() {
         let entry = entry?;
-        let name = entry.file_name().to_bytes();
-        if !wanted(name) {
-            continue;
+        if !go_on(entry.file_name().to_bytes(), entry.file_type()) {
+            break;
         }
-        if all.len() >= NAMES_MAX {
-            all.sort();
-            return Ok((all, true));
-        }
-        all.push(OsStr::from_bytes(name).to_owned());
     }
-    all.sort();
-    Ok((all, false))
+    Ok(())
 }
+
+/// How names are told to take turns.
+static HASHES: OnceLock<RandomState> = OnceLock::new();
 
 /// Names of one directory that are looked at: its owner may make as many as memory holds.
 const NAMES_MAX: usize = 4096;
@@ -370,7 +423,7 @@ mod tests {
         std::os::unix::fs::symlink("/", dir.path().join("ringwatch-3")).expect("linked");
         fs::create_dir(dir.path().join("other")).expect("made");
         let all: Vec<PathBuf> = shm(dir.path())
-            .directories(&OpenDirectories::new())
+            .directories(&OpenDirectories::new(), 0)
             .into_iter()
             .map(|d| d.expect("opens").path.clone())
             .collect();
@@ -383,7 +436,7 @@ mod tests {
         for n in 0..20 {
             fs::create_dir(dir.path().join(format!("ringwatch-{n}"))).expect("made");
         }
-        let found = shm(dir.path()).directories(&OpenDirectories::new());
+        let found = shm(dir.path()).directories(&OpenDirectories::new(), 0);
         let too_many = |d: &Result<Arc<Directory>, UnreadDirectory>| {
             d.as_ref().is_err_and(|e| matches!(e.why, DirectoryError::TooMany) && e.owner.is_some())
         };
@@ -411,7 +464,7 @@ mod tests {
         fs::write(below.join("a.seg"), "x").expect("written");
         std::os::unix::fs::symlink("a.seg", below.join("b.seg")).expect("linked");
         fs::create_dir(below.join("c.seg")).expect("made");
-        let all = shm(dir.path()).directories(&OpenDirectories::new());
+        let all = shm(dir.path()).directories(&OpenDirectories::new(), 0);
         let user = all[0].as_ref().expect("opens");
         assert_eq!(
             user.segments().expect("read"),
@@ -440,7 +493,7 @@ mod tests {
         fs::create_dir(&below).expect("made");
         fs::write(below.join("a.seg"), "x").expect("written");
         std::os::unix::fs::chown(below.join("a.seg"), Some(12_345), None).expect("given");
-        let all = shm(dir.path()).directories(&OpenDirectories::new());
+        let all = shm(dir.path()).directories(&OpenDirectories::new(), 0);
         let user = all[0].as_ref().expect("opens");
         assert!(matches!(
             user.open("a.seg".as_ref()),

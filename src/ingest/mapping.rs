@@ -7,6 +7,7 @@
 
 #![expect(unsafe_code, reason = "maps files and handles SIGBUS")]
 
+use super::descriptors::held;
 use super::directory::{self, FileId, OpenError as FileError};
 use super::lock::{self, Lock};
 use super::search::reason_of;
@@ -168,13 +169,14 @@ pub(super) struct Mapping {
     file: FileId,
     /// The open file, and how many blocks it had at first, where holes in it would be filled at this process's expense.
     blocks: Option<(File, i64)>,
+    closed: bool,
 }
 
 // SAFETY: the mapping is read-only here and made of atomics; it belongs to this value alone.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// Maps an open file and checks that it is a segment. Its descriptor is not needed any more then.
+    /// Maps an open file and checks that it is a segment. The descriptor that is given is not needed any more then.
     pub(super) fn of(file: &File, stat: &Stat) -> Result<Self, MapError> {
         install();
         let len = u64::try_from(stat.st_size).unwrap_or(0);
@@ -197,13 +199,21 @@ impl Mapping {
         // SAFETY: `bytes` bytes are mapped until this value is dropped; `Word` is an atomic u64, which may
         // have any value and may be changed by others.
         let words = unsafe { std::slice::from_raw_parts(at.cast::<Word>(), bytes / 8) };
-        let mut mapping =
-            Mapping { words, at, bytes, guard, owner: stat.st_uid, file: FileId::of(stat), blocks: None };
+        let mut mapping = Mapping {
+            words,
+            at,
+            bytes,
+            guard,
+            owner: stat.st_uid,
+            file: FileId::of(stat),
+            blocks: None,
+            closed: false,
+        };
         // A page of tmpfs that is read through a mapping before it was written becomes memory of the reader's cgroup. The
         // plugin reserves all of them. A user's own agent shares its user's memory with it anyway.
         if directory::is_tmpfs(file.as_fd())? && stat.st_uid != rustix::process::geteuid().as_raw() {
             let file = file.try_clone().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
-            mapping.blocks = Some((file, stat.st_blocks));
+            mapping.blocks = Some((File::from(held(file.into())?), stat.st_blocks));
             if mapping.has_holes() {
                 return Err(MapError::Holes);
             }
@@ -237,9 +247,15 @@ impl Mapping {
         unsafe { madvise(self.at, self.bytes, Advice::LinuxDontNeed) }.unwrap_or_default();
     }
 
-    /// The segment as it is now; `None` once its owner has spoilt it.
+    /// Gives up what is held for reading it: it was read to its end.
+    pub(super) fn close(&mut self) {
+        (self.blocks, self.closed) = (None, true);
+        self.give_back();
+    }
+
+    /// The segment as it is now; `None` once its owner has spoilt it, or it was closed.
     pub(super) fn reader(&self) -> Option<Reader<'_>> {
-        if self.has_holes() { None } else { Reader::open(self.words).ok() }
+        if self.closed || self.has_holes() { None } else { Reader::open(self.words).ok() }
     }
 
     /// True where pages of it are not there although the file is long enough, or it has become shorter. Blocks behind its end

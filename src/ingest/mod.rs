@@ -10,6 +10,7 @@ mod decode;
 mod descriptors;
 mod directory;
 mod discover;
+mod ends;
 mod files;
 pub mod hardware;
 mod host;
@@ -21,6 +22,7 @@ pub mod parsers;
 mod process;
 mod reap;
 mod refused;
+mod rights;
 mod rings;
 mod search;
 mod segment_file;
@@ -31,6 +33,7 @@ mod tool;
 mod window;
 
 pub use discover::{Place, default_dir, places};
+pub use ends::Ends;
 pub use open_roots::{Helper, open_roots};
 pub use process::{boot_id, now_ns, unix_ns};
 pub use reap::reap;
@@ -40,6 +43,7 @@ use crate::model::{CommId, Liveness, SegmentId, Sink, Source, Unread, UnreadReas
 use directory::{Directory, FileId};
 use mapping::MapError;
 use refused::Refused;
+use rights::Watched;
 use search::Search;
 use segment_file::SegmentFile;
 use stacks::Stacks;
@@ -52,6 +56,8 @@ use tail::{Shared, Tail};
 
 /// How often directories are searched, in ns.
 const SEARCH_NS: u64 = 200_000_000;
+/// A search takes at most one in so many parts of the time.
+const SEARCH_SHARE: u64 = 10;
 /// How often processes are looked after, in ns.
 const LOOK_NS: u64 = 50_000_000;
 /// The longest time between two looks, unless it is set, and the shortest.
@@ -62,6 +68,10 @@ const FILL: f64 = 0.25;
 /// How many times as long the time between two looks may be while every process issues operations: each look costs
 /// something beside what it reads.
 const MOVING: u32 = 4;
+/// How long after the end of a process, in ns, the time between two looks is short: what its end means for the others is
+/// found by then.
+const ENDED_NS: u64 = 500_000_000;
+const ENDED_PAUSE: Duration = Duration::from_millis(10);
 /// Segments of running processes that are followed at once, in all and of one user; more are counted, not read.
 const SEGMENTS_MAX: usize = 1024;
 const SEGMENTS_OF_USER_MAX: usize = 512;
@@ -95,6 +105,8 @@ pub struct Segments {
     /// The last search left segments for the next one.
     backlog: bool,
     searched_ns: Option<u64>,
+    /// The time to the next search: users decide how much there is to search.
+    search_pause_ns: u64,
     looked_ns: Option<u64>,
     stacks: Stacks,
     polled_ns: Option<u64>,
@@ -107,6 +119,10 @@ pub struct Segments {
     job: Option<(String, u64)>,
     /// The name of this machine.
     node: Option<String>,
+    /// Tells somebody of processes that end.
+    ends: Option<Arc<Ends>>,
+    /// When a process was last seen to have ended.
+    ended_ns: Option<u64>,
     /// Files that are left alone, or are the same segment as one that is followed.
     passed: HashSet<PathBuf>,
     shared: Shared,
@@ -122,6 +138,7 @@ impl Segments {
             unsearched: Vec::new(),
             backlog: false,
             searched_ns: None,
+            search_pause_ns: SEARCH_NS,
             looked_ns: None,
             stacks: Stacks::new(),
             polled_ns: None,
@@ -130,6 +147,8 @@ impl Segments {
             longest_moving: LONGEST,
             job: None,
             node: None,
+            ends: None,
+            ended_ns: None,
             passed: HashSet::new(),
             shared: Shared::default(),
         }
@@ -199,6 +218,23 @@ impl Segments {
         self.tails.is_empty()
     }
 
+    /// What becomes readable when a followed process ends: the next poll then looks after the processes, if it is told to by
+    /// [`Segments::look_at_processes`].
+    ///
+    /// # Errors
+    /// No descriptor is left for it; then ends are seen at the next look.
+    pub fn ends(&mut self) -> std::io::Result<Arc<Ends>> {
+        let ends = Arc::new(Ends::new()?);
+        self.tails.values().filter_map(Tail::end).try_for_each(|end| ends.watch(end))?;
+        self.ends = Some(Arc::clone(&ends));
+        Ok(ends)
+    }
+
+    /// Makes the next poll look after the processes, however short a time ago it did.
+    pub fn look_at_processes(&mut self) {
+        self.looked_ns = None;
+    }
+
     /// Makes the next poll search the places and look after the processes, however short a time ago it did.
     pub fn look_anew(&mut self) {
         self.searched_ns = None;
@@ -260,6 +296,10 @@ impl Segments {
                     self.node.iter().for_each(|node| tail.name_host(node));
                     self.refused.remove(&path);
                     followed.add(&tail);
+                    if let Some((ends, end)) = self.ends.as_ref().zip(tail.end()) {
+                        // Where the kernel lacks room for it, its end is seen at the next look.
+                        ends.watch(end).ok();
+                    }
                     opened += 1;
                     out.take(Update::Segment(tail.record()));
                     self.tails.insert(path, tail);
@@ -394,10 +434,13 @@ impl Source for Segments {
     }
 
     fn poll_each(&mut self, now_ns: u64, out: &mut dyn Sink) {
-        let search = self.searched_ns.is_none_or(|t| now_ns.saturating_sub(t) >= SEARCH_NS);
+        let search = self.searched_ns.is_none_or(|t| now_ns.saturating_sub(t) >= self.search_pause_ns);
         if search {
             self.searched_ns = Some(now_ns);
+            let began_ns = process::now_ns();
             self.search(now_ns, out);
+            let took_ns = process::now_ns().saturating_sub(began_ns);
+            self.search_pause_ns = took_ns.saturating_mul(SEARCH_SHARE).max(SEARCH_NS);
         }
         let look = self.looked_ns.is_none_or(|t| now_ns.saturating_sub(t) >= LOOK_NS);
         if look {
@@ -409,9 +452,12 @@ impl Source for Segments {
         for tail in self.tails.values_mut() {
             // What is read of a dead process is read once, and then forgotten here.
             let room = room.get_mut(&tail.owner()).filter(|_| tail.liveness() == Liveness::Alive);
-            let before = tail.comms();
+            let (before, was_alive) = (tail.comms(), tail.liveness() == Liveness::Alive);
             let most = room.as_ref().map_or(usize::MAX, |room| before.saturating_add(**room));
             tail.begin(now_ns, ended.next(), most, &mut self.shared, out);
+            if was_alive && tail.liveness() != Liveness::Alive {
+                self.ended_ns = Some(now_ns);
+            }
             if let Some(room) = room {
                 *room = room.saturating_sub(tail.comms().saturating_sub(before));
             }
@@ -445,18 +491,21 @@ impl Source for Segments {
         // As long as lets so much be new, by what the last look found; no time at all says nothing.
         let bears =
             if fill > 0.0 && !since.is_zero() { since.mul_f64((FILL / fill).min(1e3)) } else { longest };
+        let has_ended = self.ended_ns.is_some_and(|t| now_ns.saturating_sub(t) < ENDED_NS);
+        let longest = if has_ended { longest.min(ENDED_PAUSE) } else { longest };
         self.pause = bears.clamp(SHORTEST, longest);
     }
 
     fn inspect(&mut self, segment: SegmentId, now_ns: u64) {
         let tail = self.tails.values().find(|t| t.id() == segment);
         if let Some(pid) = tail.filter(|t| t.liveness() == Liveness::Alive).and_then(Tail::host_pid) {
-            self.stacks.ask(segment, pid, now_ns);
+            let owner = tail.map_or(0, Tail::owner);
+            self.stacks.ask(segment, Watched { pid, owner }, now_ns);
         }
     }
 
-    /// The first so many by name.
-    fn unread(&self) -> Vec<Unread> {
+    /// So many at most, of each owner in turn: nobody's are hidden behind those of another.
+    fn unread(&self, uid: Option<u32>) -> Vec<Unread> {
         let spoilt = self.tails.iter().filter(|(_, t)| t.is_spoilt()).map(|(path, t)| Unread {
             path: shown(path),
             reason: UnreadReason::Damaged,
@@ -465,7 +514,17 @@ impl Source for Segments {
             owner: Some(t.owner()),
         });
         let all = self.unsearched.iter().chain(self.refused.iter()).cloned().chain(spoilt);
-        all.take(NAMED_MAX).collect()
+        let mut of_owner: BTreeMap<Option<u32>, usize> = BTreeMap::new();
+        let mut in_turn: Vec<(usize, Unread)> = all
+            .filter(|u| uid.is_none() || u.owner.is_none() || u.owner == uid)
+            .map(|u| {
+                let nth = of_owner.entry(u.owner).or_default();
+                *nth += 1;
+                (*nth, u)
+            })
+            .collect();
+        in_turn.sort_by_key(|(nth, _)| *nth);
+        in_turn.into_iter().map(|(_, u)| u).take(NAMED_MAX).collect()
     }
 
     fn describe(&self) -> String {

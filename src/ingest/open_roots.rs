@@ -184,7 +184,12 @@ const FAILED: u8 = 2;
 fn answer(socket: BorrowedFd<'_>, opened: &Result<OwnedFd, DirectoryError>) -> std::io::Result<()> {
     let (byte, errno) = match opened {
         Err(DirectoryError::NotTmpfs | DirectoryError::Io(Errno::LOOP | Errno::NOTDIR)) => (NOT_TMPFS, 0),
-        Ok(_) | Err(DirectoryError::TooMany | DirectoryError::Io(Errno::NOENT | Errno::SRCH)) => (NOTHING, 0),
+        Ok(_)
+        | Err(
+            DirectoryError::TooMany
+            | DirectoryError::InTurns
+            | DirectoryError::Io(Errno::NOENT | Errno::SRCH),
+        ) => (NOTHING, 0),
         Err(DirectoryError::Io(e)) => (FAILED, e.raw_os_error()),
     };
     let mut bytes = [byte, 0, 0, 0, 0];

@@ -12,13 +12,15 @@ use std::time::{Duration, SystemTime};
 /// and at most a sixteenth of the file system, which NCCL needs too; and those that were last written longer than
 /// `keep_for` ago. Returns what was removed.
 ///
+/// Where there are too many directories, each turn looks at others.
+///
 /// Only segments that the plugin named and whose header says the same are removed, and none of a running process. Of the
 /// host only its own /dev/shm is cleaned: what is in a container is the container's.
-pub fn reap(place: &Place, keep_bytes: u64, keep_for: Option<Duration>) -> Vec<PathBuf> {
+pub fn reap(place: &Place, keep_bytes: u64, keep_for: Option<Duration>, turn: u64) -> Vec<PathBuf> {
     let directories: Vec<Arc<Directory>> = match place {
         Place::Dir(path) => Directory::named(path).into_iter().map(Arc::new).collect(),
         Place::Host => {
-            let all = |shm: Shm| shm.directories(&OpenDirectories::new());
+            let all = |shm: Shm| shm.directories(&OpenDirectories::new(), turn);
             Shm::own().map(|shm| all(shm).into_iter().flatten().collect()).unwrap_or_default()
         }
     };

@@ -32,11 +32,13 @@ pub(super) struct Search {
     /// Directories that were found by the last search, so that their descriptors are shared.
     open: OpenDirectories,
     complete: bool,
+    /// Searches so far.
+    turn: u64,
 }
 
 impl Search {
     pub(super) fn new(places: Vec<Place>) -> Self {
-        Search { places, helper: None, containers: None, open: HashMap::new(), complete: false }
+        Search { places, helper: None, containers: None, open: HashMap::new(), complete: false, turn: 0 }
     }
 
     pub(super) fn places(&self) -> &[Place] {
@@ -70,6 +72,7 @@ impl Search {
         let mut listing = Listing::default();
         let mut found: Vec<Arc<Directory>> = Vec::new();
         self.complete = true;
+        self.turn += 1;
         for place in self.places.clone() {
             match &place {
                 Place::Dir(path) => match Directory::named(path) {
@@ -79,7 +82,7 @@ impl Search {
                 },
                 Place::Host => {
                     match Shm::own() {
-                        Ok(shm) => collect(&shm, &self.open, &mut found, &mut listing.unread),
+                        Ok(shm) => collect(&shm, (&self.open, self.turn), &mut found, &mut listing.unread),
                         Err(e) => listing.unread.push(unread(Path::new("/dev/shm"), &e)),
                     }
                     match self.containers().map(|c| c.map(Containers::found)) {
@@ -88,7 +91,7 @@ impl Search {
                             self.complete &= there.passes > 0;
                             listing.unread.extend(there.unread);
                             for shm in there.shms {
-                                collect(&shm, &self.open, &mut found, &mut listing.unread);
+                                collect(&shm, (&self.open, self.turn), &mut found, &mut listing.unread);
                             }
                         }
                         Err(e) => listing.unread.push(Unread {
@@ -132,8 +135,13 @@ impl Search {
     }
 }
 
-fn collect(shm: &Shm, open: &OpenDirectories, found: &mut Vec<Arc<Directory>>, refused: &mut Vec<Unread>) {
-    for directory in shm.directories(open) {
+fn collect(
+    shm: &Shm,
+    (open, turn): (&OpenDirectories, u64),
+    found: &mut Vec<Arc<Directory>>,
+    refused: &mut Vec<Unread>,
+) {
+    for directory in shm.directories(open, turn) {
         match directory {
             Ok(d) => found.push(d),
             Err(e) => refused.push(Unread { owner: e.owner, ..unread(&e.path, &e.why) }),
@@ -145,7 +153,7 @@ fn unread(path: &Path, e: &DirectoryError) -> Unread {
     let (reason, advice) = match e {
         DirectoryError::Io(errno) => reason_of(*errno),
         DirectoryError::NotTmpfs => (UnreadReason::ForeignOwner, ""),
-        DirectoryError::TooMany => (UnreadReason::Limits, ""),
+        DirectoryError::TooMany | DirectoryError::InTurns => (UnreadReason::Limits, ""),
     };
     Unread { path: shown(path), reason, detail: format!("{e}{advice}"), owner: None }
 }
@@ -160,6 +168,9 @@ pub(super) fn reason_of(errno: Errno) -> (UnreadReason, &'static str) {
             (UnreadReason::Descriptors, "; raise the limit of open files (ulimit -n, LimitNOFILE)")
         }
         Errno::NOMEM => (UnreadReason::Limits, ""),
+        Errno::XDEV => {
+            (UnreadReason::ForeignOwner, ": another file system is mounted on it, and is not looked into")
+        }
         _ => (UnreadReason::Io, ""),
     }
 }

@@ -5,6 +5,7 @@
 //! frames a tool has to stop it for a moment; one that takes long about it is ended, and the process goes on. All of it
 //! runs on a thread of its own, seldom; where a tool is missing or may not look, there is no stack.
 
+use super::rights::Watched;
 use super::threads;
 use super::tool::output;
 use crate::model::SegmentId;
@@ -100,7 +101,7 @@ impl Stacks {
     }
 
     /// Begins to ask where a process is, unless that was done a short time ago.
-    pub(super) fn ask(&mut self, segment: SegmentId, pid: u32, now_ns: u64) {
+    pub(super) fn ask(&mut self, segment: SegmentId, watched: Watched, now_ns: u64) {
         self.asked.retain(|_, t| now_ns.saturating_sub(*t) < AGAIN_NS);
         if self.kind == StackKind::Off || self.running >= AT_ONCE || self.asked.contains_key(&segment) {
             return;
@@ -110,10 +111,10 @@ impl Stacks {
         let work = move || {
             let frames = match kind {
                 StackKind::Off => None,
-                StackKind::Python => python(&tools, pid, false),
-                StackKind::Native => python(&tools, pid, true).or_else(|| native(&tools, pid)),
+                StackKind::Python => python(&tools, watched, false),
+                StackKind::Native => python(&tools, watched, true).or_else(|| native(&tools, watched)),
             };
-            let threads = threads::places(pid);
+            let threads = threads::places(watched.pid);
             // Whoever asked may be gone.
             send.send((segment, Answer { frames: frames.unwrap_or_default(), threads })).ok();
         };
@@ -131,19 +132,21 @@ impl Stacks {
 }
 
 /// The frames of a Python program.
-fn python(tools: &Tools, pid: u32, native: bool) -> Option<Vec<String>> {
+fn python(tools: &Tools, watched: Watched, native: bool) -> Option<Vec<String>> {
     let how = if native { "--native" } else { "--nonblocking" };
     frames(&output(
-        Command::new(&tools.py_spy).args(["dump", "--json", how, "--pid", &pid.to_string()]),
-        pid,
+        Command::new(&tools.py_spy).args(["dump", "--json", how, "--pid", &watched.pid.to_string()]),
+        watched,
     )?)
 }
 
 /// The frames of any other program's main thread.
-fn native(tools: &Tools, pid: u32) -> Option<Vec<String>> {
+fn native(tools: &Tools, watched: Watched) -> Option<Vec<String>> {
     let most = FRAMES_MAX.to_string();
-    let said =
-        output(Command::new(&tools.eu_stack).args(["-1", "-m", "-n", &most, "-p", &pid.to_string()]), pid)?;
+    let said = output(
+        Command::new(&tools.eu_stack).args(["-1", "-m", "-n", &most, "-p", &watched.pid.to_string()]),
+        watched,
+    )?;
     Some(native_frames(&said)).filter(|frames| !frames.is_empty())
 }
 
@@ -192,7 +195,7 @@ pub(super) fn frames(json: &[u8]) -> Option<Vec<String>> {
 #[cfg(test)]
 #[path = "../../tests/support/skip.rs"]
 #[allow(dead_code, reason = "the list is for tests/skipped")]
-mod skip;
+pub(super) mod skip;
 
 #[cfg(test)]
 pub(super) mod tests {
@@ -209,7 +212,7 @@ pub(super) mod tests {
     ]"#;
 
     /// A process that there is not.
-    const NOBODY: u32 = u32::MAX;
+    const NOBODY: Watched = Watched { pid: u32::MAX, owner: 0 };
 
     /// A tool of that name.
     pub(in super::super) fn tool(name: &str, script: &str) -> (tempfile::TempDir, OsString) {
@@ -381,7 +384,7 @@ pub(super) mod tests {
 
     fn ask_once(kind: StackKind, pid: u32) -> Answer {
         let mut stacks = stacks(kind, "py-spy".into(), "eu-stack".into());
-        stacks.ask(SegmentId(1), pid, 0);
+        stacks.ask(SegmentId(1), Watched { pid, owner: 0 }, 0);
         answer(&mut stacks).pop().map(|(_, a)| a).unwrap_or_default()
     }
 }

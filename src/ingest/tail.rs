@@ -369,12 +369,12 @@ impl Tail {
         if std::mem::take(&mut self.changed) || self.done {
             out.take(Update::Segment(self.record.clone()));
         }
-        if self.done || now_ns.saturating_sub(self.emptied_ns) >= KEEP_PAGES_NS {
+        if self.done {
+            self.file.mapping.close();
+            (self.ops, self.comms) = (Window::default(), BTreeMap::new());
+        } else if now_ns.saturating_sub(self.emptied_ns) >= KEEP_PAGES_NS {
             self.emptied_ns = now_ns;
             self.file.mapping.give_back();
-        }
-        if self.done {
-            (self.ops, self.comms) = (Window::default(), BTreeMap::new());
         }
     }
 

@@ -312,8 +312,9 @@ pub trait Source {
     fn inspect(&mut self, segment: SegmentId, now_ns: u64) {
         let _ = (segment, now_ns);
     }
-    /// What it does not read now, and why.
-    fn unread(&self) -> Vec<Unread> {
+    /// What it does not read now, and why; or what of that concerns one user.
+    fn unread(&self, uid: Option<u32>) -> Vec<Unread> {
+        let _ = uid;
         Vec::new()
     }
     /// Where it looks, in words.

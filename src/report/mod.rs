@@ -151,8 +151,20 @@ pub fn summary(out: &mut impl Write, s: &Snapshot) -> io::Result<()> {
         0 => String::new(),
         n => format!(" ({n} more of severity info: see `ringwatch report`, after `run --keep`)"),
     };
+    for u in &s.unread {
+        writeln!(out, "ringwatch: not read: {u}")?;
+    }
+    let hidden = s.hidden();
+    for (reason, (records, processes)) in &hidden {
+        writeln!(
+            out,
+            "ringwatch: records of {records} operations in {processes} processes are lost: {reason}"
+        )?;
+    }
     if alarms.is_empty() {
-        return writeln!(out, "ringwatch: no findings{minor}");
+        let seen = s.unread.is_empty() && hidden.is_empty();
+        let but = if seen { "" } else { " in what was seen" };
+        return writeln!(out, "ringwatch: no findings{but}{minor}");
     }
     writeln!(out, "ringwatch: findings{minor}")?;
     for f in alarms {

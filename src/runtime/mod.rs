@@ -4,6 +4,7 @@ pub mod agent;
 pub mod analyser;
 pub mod cluster;
 mod daemon;
+mod ends;
 mod latest;
 mod monitor;
 mod node;
@@ -11,6 +12,7 @@ mod remote;
 pub mod signals;
 
 pub use daemon::Error;
+pub use ends::EndsToCome;
 pub use monitor::{Monitor, Stack};
 pub use node::Node;
 pub use remote::{Remote, Unreachable, ask};

@@ -170,8 +170,7 @@ impl<S: Source> Monitor<S> {
             let own = |f: &Finding| f.communicator.owner() == uid || shown.contains(&f.communicator);
             s.findings.retain(own);
         }
-        s.unread = self.source.unread();
-        s.unread.retain(|u| uid.is_none() || u.owner == uid);
+        s.unread = self.source.unread(uid);
         s.source = self.source.describe();
         s.wall = self.wall(now_ns);
         s

@@ -45,8 +45,8 @@ impl Source for Node {
         self.segments.inspect(segment, now_ns);
     }
 
-    fn unread(&self) -> Vec<Unread> {
-        self.segments.unread()
+    fn unread(&self, uid: Option<u32>) -> Vec<Unread> {
+        self.segments.unread(uid)
     }
 
     fn describe(&self) -> String {

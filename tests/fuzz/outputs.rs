@@ -60,8 +60,8 @@ impl<S: Source> Source for Checked<S> {
         // No tool is started for a process that a hostile input names.
     }
 
-    fn unread(&self) -> Vec<Unread> {
-        self.source.unread()
+    fn unread(&self, uid: Option<u32>) -> Vec<Unread> {
+        self.source.unread(uid)
     }
 
     fn describe(&self) -> String {

@@ -5,7 +5,7 @@ use crate::fuse::Hanging;
 use crate::ground::{ATTACKER, Ground, USER, alone};
 use crate::support::agent::{Agent, diagnosed};
 use crate::support::{Play, Players, Room, as_user, assert_missing_rank, findings, until};
-use crate::unread::unread;
+use crate::unread::{followed, unread};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ const WAYS: &[(&str, &str)] = &[
 struct Mounted(PathBuf);
 
 impl Mounted {
-    fn new(ground: &Ground, path: PathBuf) -> Self {
+    fn on(ground: &Ground, path: PathBuf) -> Self {
         fs::create_dir(&path).expect("made");
         let options = format!("uid={USER},gid={USER},mode=700");
         let mut mount = ground.room.command("mount");
@@ -66,7 +66,7 @@ fn no_mount_and_no_link_has_another_users_files_deleted() {
     let own = shm.join(format!("ringwatch-{USER}"));
     fs::create_dir(&own).expect("made");
     std::os::unix::fs::chown(&own, Some(USER), Some(USER)).expect("root may");
-    let mounted = Mounted::new(&ground, shm.join("ringwatch-mounted"));
+    let mounted = Mounted::on(&ground, shm.join("ringwatch-mounted"));
     let behind = as_user(USER, || Forged::small(Writer::dead()).put(&mounted.0));
     let agent = ground.agent_of_host(&shm);
     let removed = as_user(USER, || Forged::small(Writer::dead()).put(&own));
@@ -83,6 +83,64 @@ fn no_mount_and_no_link_has_another_users_files_deleted() {
     let removals: Vec<&String> = log.iter().filter(|l| l.contains("removed ")).collect();
     assert!(removals.iter().all(|l| !l.contains("ringwatch-home") && !l.contains("/proc/")), "{removals:#?}");
     ground.assert_memory_held();
+}
+
+#[test]
+fn names_in_dev_shm_keep_nobody_out() {
+    let Some(ground) = Ground::of("names_in_dev_shm_keep_nobody_out") else { return };
+    let _alone = alone();
+    let shm = ground.directory("shm", 0);
+    fs::set_permissions(&shm, std::os::unix::fs::PermissionsExt::from_mode(0o1777)).expect("root may");
+    as_user(ATTACKER, || {
+        for n in 0..5000 {
+            fs::write(shm.join(format!("ringwatch-f{n}")), "").expect("written");
+            fs::create_dir(shm.join(format!("ringwatch-d{n}"))).expect("made");
+        }
+    });
+    // Two that are there before the agent, and one that comes later.
+    let users = [0, USER];
+    let directory = |uid: u32| {
+        let own = shm.join(format!("ringwatch-{uid}"));
+        fs::create_dir(&own).expect("made");
+        std::os::unix::fs::chown(&own, Some(uid), Some(uid)).expect("root may");
+        own
+    };
+    let idle = ground.idle(USER);
+    let put = |uid: u32, own: &Path| as_user(uid, || Forged::small(Writer::running(idle.0.id())).put(own));
+    for uid in users {
+        put(uid, &directory(uid));
+    }
+    let agent = ground.agent_of_host(&shm);
+    until("those that were there are read", || (followed(&agent) >= 2.0).then_some(()));
+    put(USER + 1, &directory(USER + 1));
+    until("the one that came later is read", || (followed(&agent) >= 3.0).then_some(()));
+    ground.assert_memory_held();
+}
+
+#[test]
+fn a_mount_on_a_segment_is_not_looked_into() {
+    let Some(ground) = Ground::of("a_mount_on_a_segment_is_not_looked_into") else { return };
+    let _alone = alone();
+    let shm = ground.directory("shm", 0);
+    ground.open_to_all(&shm);
+    let own = shm.join(format!("ringwatch-{USER}"));
+    fs::create_dir(&own).expect("made");
+    std::os::unix::fs::chown(&own, Some(USER), Some(USER)).expect("root may");
+    // As fusermount lets users mount on files of theirs; what is mounted here would be read if it were opened.
+    let behind = ground.directory("behind", USER);
+    let mounted = Mounted::on(&ground, behind.join("fs"));
+    let idle = ground.idle(USER);
+    let other = as_user(USER, || Forged::small(Writer::running(idle.0.id())).put(&mounted.0));
+    let file = own.join("1-2-3.seg");
+    fs::write(&file, "").expect("written");
+    let bound = ground.room.command("mount").arg("--bind").args([&other, &file]).status();
+    assert!(bound.expect("mount starts").success());
+    let bound = Mounted(file);
+    let agent = ground.agent_of_host(&shm);
+    let line = agent.says("1-2-3.seg");
+    assert!(line.contains("not read (foreign-owner)") && line.contains("mounted on it"), "{line}");
+    assert_eq!(followed(&agent), 0.0);
+    drop((agent, bound));
 }
 
 /// A directory on a disk: where segments are never read, unless an administrator names it.

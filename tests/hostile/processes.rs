@@ -10,8 +10,8 @@ use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
 use std::time::Duration;
 
-/// The README's 0.2 s, and the time until the agent's next look at processes.
-const SOON: Duration = Duration::from_millis(250);
+/// What the README promises.
+const SOON: Duration = Duration::from_millis(200);
 
 /// Tries until one is not delayed by whatever else the machine does.
 const TRIES: usize = 5;

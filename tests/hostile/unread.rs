@@ -71,6 +71,42 @@ fn followed_or_named(ground: &Ground, directory: &Path, files: &[PathBuf], descr
 }
 
 #[test]
+fn segments_of_dead_processes_leave_descriptors_for_questions() {
+    let Some(ground) = Ground::of("segments_of_dead_processes_leave_descriptors_for_questions") else {
+        return;
+    };
+    const DEAD: usize = 80;
+    let directory = ground.directory("of-user", USER);
+    as_user(USER, || (0..DEAD).for_each(|_| drop(Forged::small(Writer::dead()).put(&directory))));
+    let agent = ground.agent(&[&directory], "ulimit -Sn 64 && ulimit -Hn 64 &&");
+    // What was read to its end holds no descriptor any more.
+    until("all are read", || (followed(&agent) >= DEAD as f64).then_some(()));
+    assert_eq!(unread(&agent, "descriptors"), 0.0);
+}
+
+#[test]
+fn a_user_with_many_unread_files_does_not_hide_those_of_others() {
+    let Some(ground) = Ground::of("a_user_with_many_unread_files_does_not_hide_those_of_others") else {
+        return;
+    };
+    let (of_attacker, directory) = (ground.directory("a", ATTACKER), ground.directory("b", USER));
+    as_user(ATTACKER, || {
+        (0..1100).for_each(|n| fs::write(of_attacker.join(format!("{n}.seg")), [7; 8192]).expect("written"));
+    });
+    let file = as_user(USER, || {
+        let forged = Forged::small(Writer::dead());
+        let mut bytes = forged.bytes();
+        bytes[8] = 9;
+        let file = directory.join(forged.name());
+        fs::write(&file, bytes).expect("written");
+        file
+    });
+    let agent = ground.agent(&[&of_attacker, &directory], "");
+    let line = agent.says(&file.file_name().expect("a name").to_string_lossy());
+    assert!(line.contains("not read (format-version)"), "{line}");
+}
+
+#[test]
 fn every_other_reason_is_counted_and_logged_once() {
     let Some(ground) = Ground::of("every_other_reason_is_counted_and_logged_once") else { return };
     let directory = ground.directory("of-user", USER);

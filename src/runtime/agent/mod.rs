@@ -60,6 +60,7 @@ pub async fn run(
         state.publish_to(Arc::clone(outbox));
     }
     state.sample()?;
+    let ends = state.ends();
     let started = state.started_unix_ns();
     let connections = state.connections();
     let (ask, questions) = mpsc::sync_channel(64);
@@ -69,6 +70,7 @@ pub async fn run(
     let http =
         listener.map(|l| tokio::spawn(daemon::serve(l, ask.clone(), bounds, Arc::clone(&connections))));
     let door = gate.map(|g| tokio::spawn(g.serve(ask.clone(), shares.socket, Arc::clone(&connections))));
+    let watching = ends.map(|e| tokio::spawn(daemon::tell_ends(e, ask.clone())));
     let sending = receiver.map(|r| r.start(started, ask.clone()));
     let (hush, hushed) = watch::channel(false);
     let (settings, asking) = ((daemon::node(&config), config.cluster.clone()), ask.clone());
@@ -80,7 +82,7 @@ pub async fn run(
     };
     let settings = Reload::new(&config, TAKEN_OVER);
     daemon::attend(signals, &ask, &owner, &connections, settings, reload, failed).await?;
-    for task in [http, door].into_iter().flatten() {
+    for task in [http, door, watching].into_iter().flatten() {
         task.abort();
     }
     if let Some(sending) = sending {

@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::detect::Baseline;
 use crate::export::metrics::Bus;
 use crate::export::{Metrics, Own};
-use crate::ingest::{Helper, Place, Segments, boot_id, now_ns, reap, unix_ns};
+use crate::ingest::{Ends, Helper, Place, Segments, boot_id, now_ns, reap, unix_ns};
 use crate::join::{Finished, MemoryLimit};
 use crate::model::{CommId, Finding, FindingEvent, SegmentId, Source as _, Unread, UnreadReason};
 use crate::runtime::daemon::{self, Asked, Connections, Costs, Outgoing};
@@ -26,6 +26,8 @@ const BURST_SECONDS: u32 = 60;
 const STACKS: usize = 8;
 /// How often segments of dead processes are looked through.
 const CLEAN_EVERY: Duration = Duration::from_secs(10);
+/// Cleaning takes at most one in so many parts of the time: users decide how much there is to clean.
+const CLEAN_SHARE: u32 = 20;
 /// How often exporters hear of findings that are over.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// Unread segments that are logged in a second at most; the others follow.
@@ -53,7 +55,9 @@ pub struct State {
     costs: Costs,
     told: Option<Instant>,
     read: Option<Instant>,
-    cleaned: Option<Instant>,
+    /// When what dead processes left is cleaned next, and how often that was done.
+    clean_at: Option<Instant>,
+    cleans: u64,
     /// It was said that plugins cannot be asked for detail.
     unasked: bool,
 }
@@ -88,7 +92,8 @@ impl State {
             costs,
             told: None,
             read: None,
-            cleaned: None,
+            clean_at: None,
+            cleans: 0,
             unasked: false,
         }
     }
@@ -141,13 +146,16 @@ impl State {
             self.keep(&events);
             self.report_unread();
             self.read = Some(Instant::now());
-            if self.cleaned.is_none_or(|t| t.elapsed() >= CLEAN_EVERY) {
-                self.cleaned = Some(Instant::now());
+            if self.clean_at.is_none_or(|t| Instant::now() >= t) {
+                let began = Instant::now();
                 self.clean();
+                self.cleans += 1;
+                self.clean_at = Some(Instant::now() + CLEAN_EVERY.max(began.elapsed() * CLEAN_SHARE));
             }
             let took = thread_cpu().saturating_sub(began);
             self.costs.looked(took);
-            let until = Instant::now() + self.pause(took);
+            let now = Instant::now();
+            let (least, mut until) = (now + self.least_pause(took), now + self.pause(took));
             loop {
                 match questions.recv_timeout(until.saturating_duration_since(Instant::now())) {
                     Ok(Asked::End) | Err(RecvTimeoutError::Disconnected) => {
@@ -156,6 +164,10 @@ impl State {
                         }
                         self.last_words();
                         return;
+                    }
+                    Ok(Asked::Ended) => {
+                        self.monitor.source_mut().segments.look_at_processes();
+                        until = until.min(least);
                     }
                     Ok(asked) => self.answer(asked),
                     Err(RecvTimeoutError::Timeout) => break,
@@ -182,7 +194,7 @@ impl State {
             return;
         }
         self.unread_at = Some(Instant::now());
-        let unread = self.monitor.source().unread();
+        let unread = self.monitor.source().unread(None);
         let key = |u: &Unread| (u.path.clone(), u.reason);
         let now: BTreeSet<_> = unread.iter().map(key).collect();
         self.unread.retain(|reported| now.contains(reported));
@@ -308,8 +320,19 @@ impl State {
 
     /// How long to wait after a look that took so much of a CPU.
     fn pause(&self, cost: Duration) -> Duration {
+        self.monitor.source().segments.pause().max(self.least_pause(cost))
+    }
+
+    /// The shortest pause after a look that cost so much.
+    fn least_pause(&self, cost: Duration) -> Duration {
         let share = self.config.limits.cpu;
-        self.monitor.source().segments.pause().max(cost.mul_f64((1.0 - share) / share))
+        cost.mul_f64((1.0 - share) / share)
+    }
+
+    /// What becomes readable when a followed process ends; absent where no descriptor is left for it.
+    pub(super) fn ends(&mut self) -> Option<Arc<Ends>> {
+        let ends = self.monitor.source_mut().segments.ends();
+        ends.inspect_err(|e| warn!("ends of processes are seen at the next look only: {e}")).ok()
     }
 
     /// Who asked and went away needs no answer.
@@ -348,7 +371,7 @@ impl State {
             }
             Asked::Settings(new) => self.set(*new),
             // What only analysers know.
-            Asked::Cluster(_) | Asked::Glance { .. } | Asked::End => {}
+            Asked::Cluster(_) | Asked::Glance { .. } | Asked::Ended | Asked::End => {}
         }
     }
 
@@ -379,7 +402,7 @@ impl State {
         let keep = &self.config.segments;
         let age = (keep.keep_hours > 0).then(|| Duration::from_secs(keep.keep_hours.saturating_mul(3600)));
         for place in &self.places {
-            for path in reap(place, keep.keep_mib.saturating_mul(1 << 20), age) {
+            for path in reap(place, keep.keep_mib.saturating_mul(1 << 20), age, self.cleans) {
                 info!("removed {}, which a process left that is gone", path.display());
             }
         }

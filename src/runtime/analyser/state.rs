@@ -610,7 +610,7 @@ impl State {
                 }
             }
             // What only agents do.
-            Asked::Wish(_) | Asked::Refresh | Asked::End => {}
+            Asked::Wish(_) | Asked::Refresh | Asked::Ended | Asked::End => {}
         }
     }
 }

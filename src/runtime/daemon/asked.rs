@@ -51,6 +51,8 @@ pub(in crate::runtime) enum Asked {
     Wish(Box<Wish>),
     /// Who listens on the bus may know nothing yet.
     Refresh,
+    /// A followed process has ended.
+    Ended,
     /// New settings.
     Settings(Box<Config>),
     /// To end.

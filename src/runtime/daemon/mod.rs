@@ -23,7 +23,11 @@ pub(super) use outgoing::Outgoing;
 pub(super) use own::Costs;
 pub(super) use reload::Reload;
 
+use super::EndsToCome;
 use crate::config::Config;
+use crate::ingest::Ends;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
 use tokio::net::TcpListener;
 use tracing::{info, warn};
 
@@ -31,6 +35,16 @@ use tracing::{info, warn};
 pub(super) fn node(config: &Config) -> String {
     let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     config.node.clone().unwrap_or_else(host)
+}
+
+/// Tells the state whenever a followed process has ended.
+pub(super) async fn tell_ends(ends: Arc<Ends>, ask: SyncSender<Asked>) {
+    let Ok(ends) = EndsToCome::new(ends) else { return };
+    loop {
+        ends.next().await;
+        // Where there is no room the state is about to look anyway.
+        send(&ask, Asked::Ended);
+    }
 }
 
 /// The port for HTTP, where one is wanted.
