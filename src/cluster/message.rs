@@ -479,7 +479,7 @@ pub struct Books {
     /// Bytes published.
     #[prost(uint64, tag = "4")]
     pub bytes: u64,
-    /// One of `1 << level` operations is published.
+    /// Of a communicator one of `1 << level` operations is published, or `4096 >> level` a second where that is more.
     #[prost(uint32, tag = "5")]
     pub level: u32,
     /// True in the last message of a run: the agent ended as it should.

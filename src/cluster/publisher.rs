@@ -131,6 +131,8 @@ pub struct Publisher {
     out: Vec<Outgoing>,
     books: Books,
     level: u32,
+    /// The most operations a second of one communicator, in this second.
+    busiest: f64,
     wanted: u64,
     refused: bool,
     second: u64,
@@ -179,6 +181,7 @@ impl Publisher {
             out: Vec::new(),
             books: Books::default(),
             level: 0,
+            busiest: 0.0,
             wanted: 0,
             refused: false,
             second: 0,
@@ -357,6 +360,7 @@ impl Publisher {
         self.announce_late(join, second);
         self.tell_wished(join);
         self.tell_finished(join, finished, second);
+        self.busiest = self.busiest.max(join.busiest());
         let dropped = join.finished_dropped();
         self.books.observed += dropped - self.dropped;
         self.books.leave_out(NOT_TAKEN, dropped - self.dropped);
@@ -620,8 +624,10 @@ impl Publisher {
     /// Samples less where the budget does not suffice, and more where there is room.
     fn adapt(&mut self) {
         let (wanted, refused) = (std::mem::take(&mut self.wanted), std::mem::take(&mut self.refused));
+        let busiest = std::mem::take(&mut self.busiest);
         if refused || wanted > self.rate / 10 * 8 {
-            self.level = (self.level + 1).min(LEVEL_MAX);
+            // At once as far as the busiest communicator notices it.
+            self.level = self.level.max(Sampling::last_whole(busiest)).saturating_add(1).min(LEVEL_MAX);
         } else if wanted < self.rate / 10 * 3 {
             self.level = self.level.saturating_sub(1);
         }

@@ -12,6 +12,9 @@ use std::collections::BTreeMap;
 
 /// How likely it may be at most that some rank of equal ones is late so often.
 const CHANCE: f64 = 0.01;
+/// The same where it costs too little for a warning and others are late as well: it is asked anew with every arrival, and of
+/// every communicator.
+const CHANCE_OF_INFO: f64 = 0.0001;
 /// Communicators that a process may work in before its operations in all of them count for one.
 const SEVERAL: u64 = 4;
 /// Ranks of a host that are described one by one.
@@ -39,6 +42,9 @@ struct Suspect<'a> {
     ranks: Vec<Rank>,
     host: Option<&'a str>,
     events: Vec<&'a LateEvent>,
+    /// How likely it is that chance alone made them late so often; absent where they came very late once, or nobody else
+    /// was late at all.
+    chance: Option<f64>,
 }
 
 /// The rule.
@@ -94,13 +100,24 @@ impl StragglerRule {
         if e.held_elsewhere != Some(false) {
             return false;
         }
-        // A host may issue a little late without its GPU having been idle. And while a job gets going, ranks are a
-        // little late in turn: libraries are loaded, memory is taken, plans are made.
         // One that has long been at work in others is warm in a communicator that is seldom used.
         let order = e.operation.order.max(e.finished / SEVERAL);
-        let little = e.measure == Measure::Gpu && order >= self.settings.warm_up_often;
-        let least = if little { self.settings.late_often_ns } else { self.settings.late_at_once_ns };
+        // A host may issue a little late without its GPU having been idle.
+        let least = match e.measure {
+            Measure::Gpu => self.least_ns(order),
+            Measure::Host => self.settings.late_at_once_ns,
+        };
         e.by_ns >= least && order >= self.settings.warm_up
+    }
+
+    /// How late a rank has to come to an operation of this order, in ns. While a job gets going, ranks are a little late in
+    /// turn: libraries are loaded, memory is taken, plans are made. Less and less of that is to be expected.
+    fn least_ns(&self, order: u64) -> u64 {
+        let s = self.settings;
+        let (first, often) = (s.late_at_once_ns.max(1) as f64, s.late_often_ns.max(1) as f64);
+        let span = s.warm_up_often.saturating_sub(s.warm_up).max(1) as f64;
+        let warm = (order.saturating_sub(s.warm_up) as f64 / span).min(1.0);
+        (first * (often / first).powf(warm)) as u64
     }
 
     /// Leaves out what was told as a hang before the rank came: communicator, track, order and rank.
@@ -156,15 +173,19 @@ impl StragglerRule {
                 if !s.events.iter().any(|e| e.is_for_all()) {
                     f.severity = Severity::Info;
                 }
+                if f.severity == Severity::Info && s.chance.is_some_and(|c| c >= CHANCE_OF_INFO) {
+                    return None;
+                }
                 f.open = now_ns.saturating_sub(last_ns) < self.settings.late_over_ns;
                 Some(f)
             })
             .collect()
     }
 
-    /// True where ranks of the share `one` of all are late more often than chance makes some of `of` such.
-    fn often(&self, times: usize, all: usize, one: f64, of: usize) -> bool {
-        times >= self.settings.late_times && by_chance(times, all, one, of) < CHANCE
+    /// Where ranks of the share `one` of all are late more often than chance makes some of `of` such: how likely that is.
+    fn often(&self, times: usize, all: usize, one: f64, of: usize) -> Option<f64> {
+        let chance = by_chance(times, all, one, of);
+        (times >= self.settings.late_times && chance < CHANCE).then_some(chance)
     }
 
     /// Who is late once very much, or too often. Each is tested for itself: several may be slow, and each of them is
@@ -177,8 +198,10 @@ impl StragglerRule {
         for (rank, events_of) in by_rank {
             let worst = events_of.iter().map(|e| e.by_ns).max().unwrap_or(0);
             let repeats = self.often(events_of.len(), events.len(), 1.0 / ranks as f64, ranks);
-            if repeats || worst >= self.settings.late_at_once_ns {
-                found.push(Suspect { ranks: vec![rank], host: None, events: events_of });
+            let is_far = worst >= self.settings.late_at_once_ns;
+            if repeats.is_some() || is_far {
+                let chance = repeats.filter(|_| !is_far && events_of.len() < events.len());
+                found.push(Suspect { ranks: vec![rank], host: None, events: events_of, chance });
             }
         }
         found
@@ -209,16 +232,15 @@ impl StragglerRule {
             let (sum, worst) =
                 (ranks.iter().map(times).sum::<usize>(), ranks.iter().map(times).max().unwrap_or(0));
             let share = |n: usize, of: usize| n as f64 / of.max(1) as f64;
-            if ranks.len() * 2 <= here
-                || here >= expected
-                || !self.often(sum, all, share(here, expected), sizes.len())
-                || !self.often(sum - worst, all - worst, share(here - 1, expected - 1), sizes.len())
-            {
+            if ranks.len() * 2 <= here || here >= expected {
                 continue;
             }
+            let together = self.often(sum, all, share(here, expected), sizes.len());
+            let but_worst = self.often(sum - worst, all - worst, share(here - 1, expected - 1), sizes.len());
+            let Some((one, other)) = together.zip(but_worst) else { continue };
             let events = ranks.iter().filter_map(|r| by_rank.remove(r)).flatten().collect();
             let of_host = c.members().keys().filter(|r| host(r) == Some(name)).copied().collect();
-            found.push(Suspect { ranks: of_host, host: Some(name), events });
+            found.push(Suspect { ranks: of_host, host: Some(name), events, chance: Some(one.max(other)) });
         }
         found
     }

@@ -354,7 +354,7 @@ catalogue! {
     BUS_LEFT_OUT = Counter "ringwatch_bus_left_out_operations" None, ["node", "reason"],
         "Ranks' parts of operations the agent did not publish, by reason.";
     BUS_LEVEL = Gauge "ringwatch_bus_sampling_level" None, ["node"],
-        "One of 2^level operations is published.";
+        "Of a communicator one in 2^level operations is published, or 4096 / 2^level a second where that is more.";
     BUS_WAITING = Gauge "ringwatch_bus_waiting_bytes" B, ["node"],
         "Bytes that wait to be sent.";
     CLUSTER_FINDINGS = Gauge "ringwatch_cluster_findings" None, ["node", "job_name", "kind", "severity"],

@@ -116,7 +116,7 @@ impl FinishedPart {
 /// Which operations are told whole: the same ones by every process that samples as much or more.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sampling {
-    /// One of `1 << level` operations.
+    /// Of a communicator one of `1 << level` operations, or [`Sampling::WHOLE`]` >> level` a second where that is more.
     pub level: u32,
     /// Communicators of which all are.
     pub whole: BTreeSet<CommId>,
@@ -125,10 +125,20 @@ pub struct Sampling {
 impl Sampling {
     /// An operation that is not timed says little: one of so many more (a power of two).
     const UNTIMED: u32 = 5;
+    /// Operations a second that every communicator may have at the first level; half as many at each further one. So what is
+    /// seldom is not lost beside what is frequent.
+    const WHOLE: f64 = 4096.0;
 
-    /// True for the operations that are told.
-    pub fn takes(&self, comm: CommId, track: Track, order: u64, timed: bool) -> bool {
-        let level = self.level.saturating_add(if timed { 0 } else { Self::UNTIMED }).min(63);
+    /// The last level at which a communicator of this rate is told whole.
+    pub fn last_whole(rate: f64) -> u32 {
+        (Self::WHOLE / rate.max(1.0)).max(1.0).log2().floor() as u32
+    }
+
+    /// True for the operations that are told. `rate` is how many a second the communicator has issued since it was made: all
+    /// nodes know the same.
+    pub fn takes(&self, (comm, track, order): (CommId, Track, u64), timed: bool, rate: f64) -> bool {
+        let level = self.level.saturating_sub(Self::last_whole(rate));
+        let level = level.saturating_add(if timed { 0 } else { Self::UNTIMED }).min(63);
         // The finalizer of SplitMix64, so that every bit depends on all of them.
         let kind = u64::from(track == Track::Replay);
         let mut n =
@@ -144,6 +154,7 @@ impl Sampling {
 pub(super) struct Outbox {
     wanted: bool,
     sampling: Option<Sampling>,
+    busiest: f64,
     waiting: Vec<Finished>,
     dropped: u64,
     /// True where what operations move is held against counters.
@@ -209,12 +220,18 @@ impl Outbox {
     }
 
     pub(super) fn sample(&mut self, sampling: Option<Sampling>) {
-        self.sampling = sampling;
+        (self.sampling, self.busiest) = (sampling, 0.0);
     }
 
     /// True for operations that are told whole.
-    pub(super) fn takes(&self, comm: CommId, track: Track, order: u64, timed: bool) -> bool {
-        self.sampling.as_ref().is_some_and(|s| s.takes(comm, track, order, timed))
+    pub(super) fn takes(&mut self, operation: (CommId, Track, u64), timed: bool, rate: f64) -> bool {
+        self.busiest = self.busiest.max(rate);
+        self.sampling.as_ref().is_some_and(|s| s.takes(operation, timed, rate))
+    }
+
+    /// The most operations a second of one communicator, of those that were over since it was last said how to sample.
+    pub(super) fn busiest(&self) -> f64 {
+        self.busiest
     }
 
     /// True when somebody will take what is put in.

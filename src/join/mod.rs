@@ -770,6 +770,11 @@ impl Join {
         self.outbox.sample(sampling);
     }
 
+    /// The most operations a second of one communicator, of those that were over since [`Join::sample`] was last called.
+    pub fn busiest(&self) -> f64 {
+        self.outbox.busiest()
+    }
+
     /// How many of them nobody took in time.
     pub fn finished_dropped(&self) -> u64 {
         self.outbox.dropped()

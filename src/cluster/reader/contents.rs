@@ -40,6 +40,11 @@ impl Reader {
             let (own, has_room) = (p.segment, room(node));
             let missed: Vec<(&'static str, u64)> = p.missed().collect();
             let (id, shares_communicators) = (SegmentId(mixed(name, own)), p.shares_communicators);
+            // A node that has learned of another's segment speaks for that all the same.
+            if self.of.get(&id).is_some_and(|holder| holder != name) {
+                self.refuse(Refusal::Node);
+                continue;
+            }
             let told = Told { record: p.record(id, name), shares_communicators };
             let before = node.processes.get(&own).map_or(0, Told::bytes);
             let bytes = node.process_bytes - before + told.bytes();

@@ -159,7 +159,7 @@ fn the_same_rank_by_chance_is_noise() {
 
 #[test]
 fn two_slow_ranks_that_alternate_are_both_told() {
-    let late: Vec<(u32, u64)> = (0..40).map(|i| (1 + i % 2, 8_000_000)).collect();
+    let late: Vec<(u32, u64)> = (0..80).map(|i| (1 + i % 2, 8_000_000)).collect();
     let ranks: Vec<_> = run(&late).into_iter().map(|f| f.ranks).collect();
     assert_eq!(ranks, [[Rank(1)], [Rank(2)]]);
 }
@@ -327,4 +327,22 @@ fn a_rank_is_late_in_the_first_operation_that_the_others_issued_ahead() {
 #[test]
 fn an_operation_behind_timed_ones_does_not_say_that_the_others_waited() {
     assert_eq!(late_while_the_others_run_ahead(true), vec![]);
+}
+
+#[test]
+fn few_late_arrivals_of_which_one_rank_has_most_are_chance_while_they_cost_little() {
+    // Of eight ranks that are late in turn one has five: so it is in one of a thousand jobs, whichever rank it is.
+    let mut late: Vec<(u32, u64)> = [1, 0, 2, 3].map(|rank| (rank, 8_000_000)).to_vec();
+    late.extend([(2, 8_000_000); 8]);
+    assert_eq!(run(&late), vec![]);
+    late.extend([(2, 8_000_000); 8]);
+    assert_eq!(run(&late).len(), 1);
+}
+
+#[test]
+fn the_nearer_to_warm_the_less_lateness_counts() {
+    let rule = StragglerRule::new(Settings::default());
+    assert_eq!(rule.least_ns(8), 200_000_000);
+    assert_eq!(rule.least_ns(16) / 1_000_000, 31);
+    assert_eq!((rule.least_ns(24), rule.least_ns(1_000)), (5_000_000, 5_000_000));
 }

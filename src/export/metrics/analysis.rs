@@ -20,7 +20,7 @@ pub struct Bus {
     pub published: u64,
     /// Operations left out so far, by reason.
     pub left_out: BTreeMap<&'static str, u64>,
-    /// One of `1 << level` operations is published.
+    /// Of a communicator one of `1 << level` operations is published, or `4096 >> level` a second where that is more.
     pub level: u32,
     /// Bytes that wait to be sent.
     pub waiting_bytes: u64,

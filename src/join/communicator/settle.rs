@@ -256,9 +256,12 @@ impl Communicator {
     ) {
         self.split.remove(&key);
         let ranks = self.ranks();
+        let made_ns = self.members.values().next().map_or(0, |m| m.record.init_ns);
         let Some(instance) = self.instances.close(&key) else { return };
         let all_timed = instance.parts.values().all(|p| p.duration_ns().is_some());
-        let sampled = outbox.wanted() && outbox.takes(self.id, key.0, key.1, all_timed);
+        let age_ns = instance.began_ns().unwrap_or(0).saturating_sub(made_ns);
+        let rate = key.1 as f64 / (age_ns as f64 / 1e9).max(1.0);
+        let sampled = outbox.wanted() && outbox.takes((self.id, key.0, key.1), all_timed, rate);
         let told = if sampled { instance.told() } else { Vec::new() };
         let attached: usize = instance.parts.values().map(|p| attached_bytes(&p.op)).sum();
         let mut parts = Vec::with_capacity(if outbox.wanted() { instance.parts.len() } else { 0 });
