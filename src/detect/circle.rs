@@ -115,6 +115,7 @@ mod tests {
             lack: Lack::Issue,
             waiting: of(waiting),
             lacking: of(lacking),
+            queued: false,
         }
     }
 

@@ -163,6 +163,7 @@ impl<'a> Scene<'a> {
         if finding.kind != Kind::ShiftedOrder {
             finding.victims = self.victims(origin, in_it.as_ref(), behind.as_ref());
         }
+        let comm = self.join.communicator(finding.communicator)?;
         super::add_host_facts(&mut finding, self.join, comm, waited.since_ns, self.now_ns);
         let finding = Box::new(finding);
         Some(if behind_untimed { Outcome::BehindUntimed(finding) } else { Outcome::Found(finding) })

@@ -6,14 +6,24 @@
 
 use super::hang::{Place, Scene};
 use super::{circle, fact, names, transfers, who};
-use crate::join::{Lack, Stall};
+use crate::join::{Lack, Origin, Stall};
 use crate::model::{Confidence, Evidence, Finding, Kind, Rank, Track};
 use std::collections::BTreeSet;
 
 pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let circle: Vec<&Stall> = at.origin.circle.iter().filter_map(|i| scene.standing.stall(*i)).collect();
+    let culprits = culprits(&circle);
+    // It is told where most of them are, and where others wait for them.
+    let many = |side: &[(Rank, u32)]| side.iter().filter(|(_, p)| culprits.contains(p)).count();
+    let key = |s: &&Stall| (many(&s.waiting) + many(&s.lacking), many(&s.lacking), s.lack == Lack::Issue);
+    let stall = circle.iter().copied().rev().max_by_key(key)?;
+    let comm = scene.join.communicator(stall.comm)?;
+    let waited = &scene.join.waited(stall, scene.now_ns)?;
+    let at = Place { stall, comm, instance: comm.instance(stall.track, stall.order)?, waited, ..at };
     if circle.iter().all(|s| matches!(s.track, Track::Pair(..))) {
-        return transfers::judge(scene, at);
+        let alone = Origin { circle: Vec::new(), ..at.origin.clone() };
+        let origin = if left_out(&circle).is_some() { &alone } else { at.origin };
+        return transfers::judge(scene, Place { origin, ..at });
     }
     if circle.iter().any(|s| {
         s.order == 0 && s.lack == Lack::Issue && !scene.enough(at.waited, scene.settings.patience_unsure_ns)
@@ -42,8 +52,10 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
             of(&s.lacking),
         )));
     }
-    let mut ranks = culprits(&circle, at.stall);
+    let of_comm = stall.waiting.iter().chain(&stall.lacking).filter(|(_, p)| culprits.contains(p));
+    let mut ranks: Vec<Rank> = of_comm.map(|(r, _)| *r).collect();
     ranks.sort_unstable();
+    ranks.dedup();
     ranks.iter().take(8).for_each(|r| evidence.extend(who(scene.join, at.comm, *r)));
     let operation = at.comm.describe(at.stall.track, at.stall.order, &at.instance.first()?.op);
     let ids: Vec<String> = circle.iter().map(|s| s.comm.to_string()).collect();
@@ -58,25 +70,35 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     })
 }
 
-/// The ranks that are in one operation of the circle and hold up another one. Where everything that waits in a circle does so
-/// through a few of them, these are out of order; where most are in the same operation, the others are; where neither, all
-/// are named. As the communicator of a stall numbers them.
-fn culprits(circle: &[&Stall], at: &Stall) -> Vec<Rank> {
-    let through = circle::through_all(circle);
+/// The only operation of the circle that ranks have not issued. What all others of it lack is queued behind something.
+fn left_out<'a>(circle: &[&'a Stall]) -> Option<&'a Stall> {
+    let mut all = circle.iter().filter(|s| s.lack == Lack::Issue);
+    all.next().copied().filter(|_| all.next().is_none())
+}
+
+/// The processes that are out of order: those through which everything goes that waits in a circle; else, of more than two,
+/// those that left out the only operation of the circle that was; else the few that are not in the operation in which most
+/// are; else all that are in one operation of the circle and hold up another one.
+fn culprits(circle: &[&Stall]) -> BTreeSet<u32> {
     let holds_up = |p: u32| circle.iter().any(|s| s.lacking.iter().any(|(_, l)| *l == p));
-    let camps: Vec<Vec<u32>> =
+    let camps: Vec<BTreeSet<u32>> =
         circle.iter().map(|s| s.waiting.iter().map(|(_, p)| *p).filter(|p| holds_up(*p)).collect()).collect();
     let all: BTreeSet<u32> = camps.iter().flatten().copied().collect();
-    let most = camps.iter().max_by_key(|c| c.len()).filter(|c| c.len() * 2 > all.len());
-    let on_all: Vec<u32> = all.iter().copied().filter(|p| through.contains(p)).collect();
-    let here = |p: u32| at.waiting.iter().chain(&at.lacking).find(|(_, q)| *q == p).map(|(r, _)| *r);
-    let minority: Option<Vec<Rank>> = match () {
-        () if !on_all.is_empty() && on_all.len() < all.len() => {
-            Some(on_all.into_iter().filter_map(here).collect())
-        }
-        () => most.map(|m| all.iter().copied().filter(|p| !m.contains(p)).filter_map(here).collect()),
+    let is_few = |few: &BTreeSet<u32>| !few.is_empty() && few.len() < all.len();
+    let left_out = || {
+        let lacking = &left_out(circle).filter(|_| all.len() > 2)?.lacking;
+        Some(lacking.iter().map(|(_, p)| *p).filter(|p| all.contains(p)).collect())
     };
-    minority.filter(|m| !m.is_empty()).unwrap_or_else(|| all.iter().copied().filter_map(here).collect())
+    let through = || Some(circle::through_all(circle).into_iter().filter(|p| all.contains(p)).collect());
+    let minority = || {
+        let most = camps.iter().max_by_key(|c| c.len()).filter(|c| c.len() * 2 > all.len())?;
+        Some(&all - most)
+    };
+    through()
+        .filter(is_few)
+        .or_else(|| left_out().filter(is_few))
+        .or_else(|| minority().filter(is_few))
+        .unwrap_or_else(|| all.clone())
 }
 
 /// True when every process of the circle issued what it is in before what it lacks.
@@ -93,4 +115,41 @@ fn is_inverted(scene: &Scene<'_>, circle: &[&Stall]) -> bool {
             })
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::CommId;
+
+    /// An operation that lacks the second process's issue or start, and in which the first one waits.
+    fn stall(lack: Lack, waiting: u32, lacking: u32) -> Stall {
+        let of = |p: u32| vec![(Rank(p), p)];
+        Stall {
+            comm: CommId::unowned(u64::from(waiting)),
+            track: Track::Collective,
+            order: 0,
+            lack,
+            waiting: of(waiting),
+            lacking: of(lacking),
+            queued: false,
+        }
+    }
+
+    fn named(stalls: &[Stall]) -> Vec<u32> {
+        culprits(&stalls.iter().collect::<Vec<_>>()).into_iter().collect()
+    }
+
+    #[test]
+    fn who_left_out_the_only_operation_that_was_is_out_of_order() {
+        let circle = [
+            stall(Lack::Start, 0, 1),
+            stall(Lack::Issue, 1, 2),
+            stall(Lack::Start, 2, 3),
+            stall(Lack::Start, 3, 0),
+        ];
+        assert_eq!(named(&circle), [2]);
+        let two = [stall(Lack::Issue, 0, 1), stall(Lack::Start, 1, 0)];
+        assert_eq!(named(&two), [0, 1], "of two nobody knows who is wrong");
+    }
 }

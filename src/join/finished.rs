@@ -116,7 +116,7 @@ impl FinishedPart {
 /// Which operations are told whole: the same ones by every process that samples as much or more.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sampling {
-    /// Of a communicator one of `1 << level` operations, or [`Sampling::WHOLE`]` >> level` a second where that is more.
+    /// Of a communicator one of `1 << level` operations, or `4096 >> level` a second where that is more.
     pub level: u32,
     /// Communicators of which all are.
     pub whole: BTreeSet<CommId>,

@@ -61,6 +61,9 @@ pub struct Stall {
     pub waiting: Vec<(Rank, u32)>,
     /// The ranks it waits for, and their processes; empty where they all are in it.
     pub lacking: Vec<(Rank, u32)>,
+    /// The ranks that are in it have issued it, and their GPUs have not started it: they wait in it only where they wait in
+    /// nothing else.
+    pub queued: bool,
 }
 
 impl Stall {
@@ -135,12 +138,28 @@ impl Table {
             let at = |f: &Front, stage| f.done == oldest && f.stage == stage;
             let (waiting, lacking) = split(&|f| at(f, Stage::Started), &|f| at(f, Stage::Issued));
             let lack = if lacking.is_empty() { Lack::End } else { Lack::Start };
-            self.stalls.push(Arc::new(Stall { comm, track, order: oldest, lack, waiting, lacking }));
+            self.stalls.push(Arc::new(Stall {
+                comm,
+                track,
+                order: oldest,
+                lack,
+                waiting,
+                lacking,
+                queued: false,
+            }));
         }
         if least < most {
             let (waiting, lacking) = split(&|f| f.issued > least, &|f| f.issued == least);
             let lack = Lack::Issue;
-            self.stalls.push(Arc::new(Stall { comm, track, order: least, lack, waiting, lacking }));
+            self.stalls.push(Arc::new(Stall {
+                comm,
+                track,
+                order: least,
+                lack,
+                waiting,
+                lacking,
+                queued: false,
+            }));
         }
     }
 }
@@ -314,7 +333,16 @@ impl<'a> Graph<'a> {
         let mut is_gone = vec![false; processes];
         gone.iter().for_each(|p| is_gone[*p as usize] = true);
         let is_free = |(p, _): &(u32, u32)| gone.is_empty() || !is_gone[*p as usize];
-        let waiting = || edges(|s| &s.waiting).filter(|e| both.is_empty() || !both.contains(e));
+        let in_both = |e: &(u32, u32)| !both.is_empty() && both.contains(e);
+        let is_queued = |i: u32| stalls[i as usize].queued;
+        let mut is_elsewhere = vec![false; processes];
+        if stalls.iter().any(|s| s.queued) {
+            let started = edges(|s| &s.waiting).filter(|e| !is_queued(e.1) && !in_both(e));
+            started.for_each(|(p, _)| is_elsewhere[p as usize] = true);
+        }
+        let waiting = || {
+            edges(|s| &s.waiting).filter(|e| !(in_both(e) || is_elsewhere[e.0 as usize] && is_queued(e.1)))
+        };
         Graph {
             stalls,
             is_in: Rows::new(processes, || waiting().filter(is_free)),
@@ -543,6 +571,31 @@ mod tests {
         ]);
         let found = w.solve(|_| 0, &[]);
         assert_eq!((found.len(), found[0].circle.len()), (1, 3), "{found:?}");
+    }
+
+    #[test]
+    fn who_has_started_something_waits_in_nothing_that_is_queued() {
+        let transfer = |(from, to): (u32, u32), queued| Stall {
+            comm: A,
+            track: Track::Pair(Rank(from), Rank(to)),
+            order: 0,
+            lack: Lack::Issue,
+            waiting: vec![(Rank(from), from)],
+            lacking: vec![(Rank(to), to)],
+            queued,
+        };
+        // Processes 1 and 2 wait for each other, and process 0 for process 1.
+        let circle = |queued| {
+            let mut w = Waits::new();
+            [(1, 2), (2, 1), (0, 1)].into_iter().for_each(|pair| w.add(transfer(pair, false)));
+            w.add(transfer((1, 0), queued));
+            w.solve(|_| 0, &[])[0].circle.len()
+        };
+        assert_eq!((circle(true), circle(false)), (2, 4));
+        let mut w = Waits::new();
+        w.add(transfer((0, 1), false));
+        w.add(transfer((1, 0), true));
+        assert_eq!(w.solve(|_| 0, &[])[0].circle.len(), 2, "process 1 waits in nothing else");
     }
 
     #[test]

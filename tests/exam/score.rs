@@ -6,7 +6,7 @@ use crate::spec::{FaultKind, Spec};
 use crate::truth::{self, Need, OpKey, Truth};
 use crate::watch::{Watcher, Way};
 use ringwatch::join::{Origin, Standing};
-use ringwatch::model::{Change, Finding, Kind, Severity, Track};
+use ringwatch::model::{Change, Finding, Kind, Rank, Severity, Track};
 use std::collections::{BTreeMap, BTreeSet};
 
 const MS: u64 = 1_000_000;
@@ -139,18 +139,19 @@ pub(crate) fn examine(spec: &Spec) -> Report {
 
 /// Describes where standing still begins, a line each.
 fn describe_origins(way: Way, standing: &Standing) -> Vec<String> {
-    let line = |o: &Origin| {
-        let s = standing.stall(o.first)?;
-        let lacking: Vec<u32> = s.lacking.iter().map(|(r, _)| r.0).collect();
+    let stall = |i: &usize| {
+        let s = standing.stall(*i)?;
+        let ranks = |side: &[(Rank, u32)]| side.iter().take(8).map(|(r, _)| r.0).collect::<Vec<_>>();
+        let (waiting, lacking) = (ranks(&s.waiting), ranks(&s.lacking));
         Some(format!(
-            "{way:?} {} {} {} {:?} waiting {} lacking {lacking:?} circle {}",
-            s.comm,
-            s.track,
-            s.order,
-            s.lack,
-            s.waiting.len(),
-            o.circle.len()
+            "{} {} {} {:?} waiting {waiting:?} lacking {lacking:?}",
+            s.comm, s.track, s.order, s.lack
         ))
+    };
+    let line = |o: &Origin| {
+        let circle: Vec<String> = o.circle.iter().filter_map(stall).collect();
+        let circle = if circle.is_empty() { String::new() } else { format!(", circle {circle:?}") };
+        Some(format!("{way:?} {}{circle}", stall(&o.first)?))
     };
     standing.origins().iter().filter_map(line).collect()
 }

@@ -20,23 +20,32 @@ pub(super) fn stalls(join: &Join, c: &Communicator, over: bool, now_ns: u64) -> 
     let mut all = Transfers { stalls: unmatched(join, c), due_ns: None };
     all.stalls.extend(broken_off(join, c));
     // Of each pair the oldest in each direction: the later ones wait for it.
-    let mut known: BTreeSet<(Rank, Rank)> = BTreeSet::new();
+    let mut oldest: BTreeMap<Track, (u64, Vec<(Rank, u32)>)> = BTreeMap::new();
     for s in &all.stalls {
-        if let Track::Pair(from, to) = s.track {
-            known.insert((from, to));
-        }
+        let known = oldest.entry(s.track).or_insert_with(|| (s.order, s.lacking.clone()));
+        known.0 = s.order.min(known.0);
     }
+    let mut looked_at: BTreeSet<Track> = BTreeSet::new();
+    let mut in_front: BTreeMap<Track, Stall> = BTreeMap::new();
     for (track, order, instance) in c.incomplete_transfers() {
         let Track::Pair(from, to) = track else { continue };
-        if from == to || instance.parts.len() < 2 || !known.insert((from, to)) {
+        let is_later = oldest.get(&track).is_some_and(|(o, _)| *o <= order);
+        if from == to || instance.parts.len() < 2 || is_later || !looked_at.insert(track) {
             continue;
         }
         let issued = instance.parts.values().filter_map(|p| p.op.issued_ns).max();
         match issued.map(|t| t.saturating_add(YOUNG_NS)).filter(|t| !over && now_ns < *t) {
             Some(t) => all.due_ns = Some(all.due_ns.map_or(t, |d| d.min(t))),
-            None => all.stalls.extend(issued_by_both(join, c, (from, to), (order, instance))),
+            None => {
+                let stall = issued_by_both(join, c, (from, to), (order, instance));
+                // A rank that has not issued the later one either is told of by that.
+                let known = oldest.get(&track).map(|(_, lacking)| lacking);
+                in_front.extend(stall.filter(|s| known != Some(&s.lacking)).map(|s| (track, s)));
+            }
         }
     }
+    all.stalls.retain(|s| !in_front.contains_key(&s.track));
+    all.stalls.extend(in_front.into_values());
     all
 }
 
@@ -69,7 +78,7 @@ fn issued_by_both(
         }
     }
     let lack = if lacking.is_empty() { Lack::End } else { Lack::Start };
-    (!waiting.is_empty()).then_some(Stall { comm: c.id, track, order, lack, waiting, lacking })
+    (!waiting.is_empty()).then_some(Stall { comm: c.id, track, order, lack, waiting, lacking, queued: false })
 }
 
 /// Sends without their receives, and the reverse.
@@ -96,7 +105,8 @@ fn unmatched(join: &Join, c: &Communicator) -> Vec<Stall> {
         };
         if let (true, Some(w), Some(l)) = (waits_there, side(here), side(there)) {
             let (waiting, lacking) = (vec![w], vec![l]);
-            out.push(Stall { comm: c.id, track, order, lack: Lack::Issue, waiting, lacking });
+            let queued = part.is_some_and(|p| p.started_ns.is_none() && !p.is_silent());
+            out.push(Stall { comm: c.id, track, order, lack: Lack::Issue, waiting, lacking, queued });
         }
     }
     out
@@ -125,7 +135,8 @@ fn broken_off(join: &Join, c: &Communicator) -> Vec<Stall> {
         let Some((w, l)) = broken else { continue };
         let Some(part) = instance.parts.get(&w.0) else { continue };
         let (waiting, lacking) = (vec![w], vec![l]);
-        let stall = Stall { comm: c.id, track, order, lack: Lack::Issue, waiting, lacking };
+        let queued = !part.is_in_it() && !part.is_silent();
+        let stall = Stall { comm: c.id, track, order, lack: Lack::Issue, waiting, lacking, queued };
         if part.is_in_it() && !by_beats(&w.0) {
             known.entry((from, to)).or_insert(stall);
         } else if part.is_in_it() {

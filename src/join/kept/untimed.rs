@@ -121,7 +121,7 @@ fn unproven(join: &Join, c: &Communicator, step: Step) -> Option<Stall> {
     }
     lacking.sort_unstable();
     let Step { track, order, .. } = step;
-    Some(Stall { comm: c.id, track, order, lack: Lack::Start, waiting: Vec::new(), lacking })
+    Some(Stall { comm: c.id, track, order, lack: Lack::Start, waiting: Vec::new(), lacking, queued: false })
 }
 
 /// The first operation that all ranks issued, that is timed, and that started nowhere, behind operations that are
@@ -151,5 +151,5 @@ fn queued(join: &Join, c: &Communicator) -> Option<Stall> {
         }
         lacking.push((*rank, seat.actor));
     }
-    Some(Stall { comm: c.id, track, order, lack: Lack::Start, waiting: Vec::new(), lacking })
+    Some(Stall { comm: c.id, track, order, lack: Lack::Start, waiting: Vec::new(), lacking, queued: false })
 }
