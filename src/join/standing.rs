@@ -198,10 +198,8 @@ impl Join {
             let later = if started.is_some() { QUEUED_NS / 2 } else { LAST_NS };
             return started.or(issued).map(|t| t.saturating_add(later));
         }
-        // Where not every record comes, one that was queued when its record was sent may have started since.
-        let gone = || stall.lacking.iter().all(|(_, p)| self.roster.condition(*p).gone);
-        let by_beats = || c.members().values().any(|m| m.counted_by_beats);
-        let is_queued = waiting().any(|p| !p.is_silent()) && (gone() || !by_beats());
+        // Agents tell again at once where a GPU comes to an operation that stands still.
+        let is_queued = waiting().any(|p| !p.is_silent());
         started.or_else(|| issued.map(|t| if is_queued { t.saturating_add(QUEUED_NS) } else { t }))
     }
 
