@@ -64,7 +64,7 @@ impl<'a> Circle<'a> {
     /// True when nothing waits in a circle but through this process: what waits for nobody is taken away, again and again,
     /// until nothing is left.
     fn ends_without(&self, left_out: u32) -> bool {
-        // How many an operation still lacks, and in how many operations a process still is.
+        // The number of processes that an operation still lacks, and of operations in which a process still waits.
         let mut lacks: Vec<usize> = self.stalls.iter().map(|s| s.lacking.len()).collect();
         let mut in_many: HashMap<u32, usize> = self.is_in.iter().map(|(p, all)| (*p, all.len())).collect();
         let mut lacked_by: HashMap<u32, Vec<usize>> = HashMap::new();
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn one_that_all_wait_for_and_that_waits_for_all_is_in_every_circle() {
         assert_eq!(through(&[stall(&[3, 8, 9], &[0, 1, 2]), stall(&[0, 1, 2], &[3])]), [3]);
-        // Those that it waits for wait for it one by one, or for one another.
+        // The ranks that rank 3 waits for wait for it one by one, or for one another.
         let chain = [stall(&[3, 8], &[0, 1, 2]), stall(&[2], &[3]), stall(&[1], &[2]), stall(&[0], &[3])];
         assert_eq!(through(&chain), [3]);
     }

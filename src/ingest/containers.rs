@@ -276,7 +276,7 @@ impl Search {
                 let path = PathBuf::from(format!("/proc/{pid}/root/dev/shm"));
                 let followed = n.shm.as_ref().map(|s| s.id);
                 match Shm::of_container(fd, path) {
-                    // What is followed keeps its name while it stays the same directory.
+                    // A directory that is followed keeps its name while it stays the same one.
                     Ok(same) if Some(same.id) == followed => {}
                     Ok(new) => match new.held() {
                         Ok(new) => n.shm = Some(Arc::new(new)),

@@ -23,7 +23,7 @@ pub(super) fn held(fd: OwnedFd) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// What is held for long has a number below this one.
+/// The first number that no descriptor may have that is held for long.
 fn below(limit: u64) -> u64 {
     limit - limit / SPARE_SHARE
 }

@@ -138,7 +138,7 @@ impl Directory {
         self.stat(name).ok().map(|stat| stat.st_uid)
     }
 
-    /// What an entry is, without opening it.
+    /// Kind, owner and number of an entry, which is not opened for that.
     fn stat(&self, name: &OsStr) -> Result<Stat, Errno> {
         rustix::fs::fstat(open_entry(self.fd.as_fd(), name, ENTRY, self.mounts)?)
     }

@@ -52,7 +52,8 @@ impl Host {
     /// What is there to be told of the process, which started at `start_ticks`: something new, or a second has passed.
     pub(super) fn look(&mut self, start_ticks: u64, now_ns: u64, groups: &mut Groups) -> Option<HostFact> {
         let was_over = self.fact.is_over();
-        // Whose a directory is that is opened later, its start tells. Where no descriptor is left, nothing is said of it.
+        // A directory that is opened later may be of another process: the start time tells. Without a free descriptor the
+        // process's state is not known.
         let dir = self.dir.take().map_or_else(|| directory(self.pid), |dir| Ok(Some(dir))).ok()?;
         let fd = dir.as_ref().map(AsFd::as_fd);
         let stat = fd.map_or(Ok(None), stat_in).ok()?;

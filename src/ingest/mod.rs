@@ -218,8 +218,8 @@ impl Segments {
         self.tails.is_empty()
     }
 
-    /// What becomes readable when a followed process ends: the next poll then looks after the processes, if it is told to by
-    /// [`Segments::look_at_processes`].
+    /// A descriptor that becomes readable when a followed process ends. The reader of it then calls
+    /// [`Segments::look_at_processes`], so that the next poll looks after the processes.
     ///
     /// # Errors
     /// No descriptor is left for it; then ends are seen at the next look.

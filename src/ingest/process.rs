@@ -48,7 +48,7 @@ pub(super) fn directory(pid: u32) -> Result<Option<OwnedFd>, Errno> {
     }
 }
 
-/// What /proc says of a process; `None` where it is gone.
+/// Reads the line of a process in /proc; `None` where the process is gone.
 ///
 /// # Errors
 /// As [`directory`].

@@ -331,7 +331,7 @@ fn an_operation_behind_timed_ones_does_not_say_that_the_others_waited() {
 
 #[test]
 fn few_late_arrivals_of_which_one_rank_has_most_are_chance_while_they_cost_little() {
-    // Of eight ranks that are late in turn one has five: so it is in one of a thousand jobs, whichever rank it is.
+    // Of twelve late arrivals of four ranks one has nine: so it is by chance in two of a thousand jobs.
     let mut late: Vec<(u32, u64)> = [1, 0, 2, 3].map(|rank| (rank, 8_000_000)).to_vec();
     late.extend([(2, 8_000_000); 8]);
     assert_eq!(run(&late), vec![]);

@@ -329,7 +329,7 @@ impl State {
         cost.mul_f64((1.0 - share) / share)
     }
 
-    /// What becomes readable when a followed process ends; absent where no descriptor is left for it.
+    /// A descriptor that becomes readable when a followed process ends; absent where none is left for it.
     pub(super) fn ends(&mut self) -> Option<Arc<Ends>> {
         let ends = self.monitor.source_mut().segments.ends();
         ends.inspect_err(|e| warn!("ends of processes are seen at the next look only: {e}")).ok()
