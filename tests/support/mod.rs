@@ -194,6 +194,8 @@ pub(crate) struct Play {
     pub(crate) unpaced: bool,
     /// How often; each time with communicators of its own.
     pub(crate) loops: u32,
+    /// Times as fast as it was recorded.
+    pub(crate) speed: f64,
     /// Seconds that the processes live on afterwards.
     pub(crate) hold: u32,
 }
@@ -201,7 +203,16 @@ pub(crate) struct Play {
 impl Play {
     /// All ranks of a one-node recording at its own pace, by the ABI it was recorded with.
     pub(crate) fn of(scenario: &'static str) -> Self {
-        Play { scenario, two_node: false, ranks: &[0, 1, 2, 3], abi: 5, unpaced: false, loops: 1, hold: 0 }
+        Play {
+            scenario,
+            two_node: false,
+            ranks: &[0, 1, 2, 3],
+            abi: 5,
+            unpaced: false,
+            loops: 1,
+            speed: 1.0,
+            hold: 0,
+        }
     }
 
     pub(crate) fn unpaced(self) -> Self {
@@ -214,6 +225,10 @@ impl Play {
 
     pub(crate) fn loops(self, loops: u32) -> Self {
         Play { loops, ..self }
+    }
+
+    pub(crate) fn speed(self, speed: f64) -> Self {
+        Play { speed, ..self }
     }
 
     pub(crate) fn hold(self, hold: u32) -> Self {
@@ -246,7 +261,7 @@ impl Players {
             let mut command = room.ringwatch(["replay", "--scenario", play.scenario]);
             command
                 .args(["--rank", &rank.to_string(), "--abi", &play.abi.to_string()])
-                .args(["--loops", &play.loops.to_string()])
+                .args(["--loops", &play.loops.to_string(), "--speed", &play.speed.to_string()])
                 .args(["--hold", &play.hold.to_string(), "--plugin"])
                 .arg(&plugin)
                 .env("RANK", rank.to_string())
