@@ -194,7 +194,7 @@ pub(crate) struct Play {
     pub(crate) unpaced: bool,
     /// How often; each time with communicators of its own.
     pub(crate) loops: u32,
-    /// Times as fast as it was recorded.
+    /// Times as fast as it was recorded, unless it is unpaced.
     pub(crate) speed: f64,
     /// Seconds that the processes live on afterwards.
     pub(crate) hold: u32,
@@ -261,7 +261,7 @@ impl Players {
             let mut command = room.ringwatch(["replay", "--scenario", play.scenario]);
             command
                 .args(["--rank", &rank.to_string(), "--abi", &play.abi.to_string()])
-                .args(["--loops", &play.loops.to_string(), "--speed", &play.speed.to_string()])
+                .args(["--loops", &play.loops.to_string()])
                 .args(["--hold", &play.hold.to_string(), "--plugin"])
                 .arg(&plugin)
                 .env("RANK", rank.to_string())
@@ -275,7 +275,9 @@ impl Players {
             if play.unpaced {
                 command.arg("--unpaced");
             } else {
-                command.args(["--start-at", &start_at.to_string()]);
+                command
+                    .args(["--start-at", &start_at.to_string()])
+                    .args(["--speed", &play.speed.to_string()]);
             }
             players.children.push(command.spawn().expect("a player starts"));
         }
