@@ -1,7 +1,7 @@
 //! `choice-differs`: NCCL chose another algorithm, protocol or number of channels than before, or than on other
 //! ranks.
 
-use super::{Rule, fact, names, number, wall};
+use super::{Rule, Settings, fact, names, number, wall};
 use crate::join::{ClassKey, Communicator, Instance, Join, Seen, Track};
 use crate::model::{Confidence, Evidence, Finding, Kind, OperationRef, Rank, Severity, Victims, size_text};
 use std::collections::BTreeMap;
@@ -11,11 +11,21 @@ const OFTEN: u64 = 20;
 
 /// Ranks that chose differently for one operation.
 #[derive(Debug)]
-pub struct SplitChoiceRule;
+pub struct SplitChoiceRule {
+    settings: Settings,
+}
+
+impl SplitChoiceRule {
+    /// With these times.
+    pub fn new(settings: Settings) -> Self {
+        SplitChoiceRule { settings }
+    }
+}
 
 impl Rule for SplitChoiceRule {
-    fn check(&self, join: &Join, _now_ns: u64) -> Vec<Finding> {
-        join.notable().filter_map(|c| between_ranks(join, c)).collect()
+    fn check(&self, join: &Join, now_ns: u64) -> Vec<Finding> {
+        let due_ns = now_ns.saturating_sub(self.settings.patience_ns);
+        join.notable().filter_map(|c| between_ranks(join, c, due_ns)).collect()
     }
 }
 
@@ -29,15 +39,24 @@ impl Rule for ChoiceRule {
     }
 }
 
-/// Ranks that run one operation in different ways never finish it, or finish it wrongly.
-fn between_ranks(join: &Join, c: &Communicator) -> Option<Finding> {
+/// Ranks that run one operation in different ways never finish it, or finish it wrongly. Operations that began after
+/// `due_ns` wait for the ranks of which it is not known yet, where these can still be the majority.
+fn between_ranks(join: &Join, c: &Communicator, due_ns: u64) -> Option<Finding> {
     let agreed = |key: (Track, u64)| c.mismatch().is_none_or(|(t, o, _)| key.0 != t || key.1 < o);
     let (track, order, instance, camps) = c
         .split()
         .filter(|(t, o, _)| !matches!(t, Track::Pair(..)) && agreed((*t, *o)))
         .find(|(.., i)| !alike(i))
         .map(|(t, o, i)| (t, o, i, camps(i)))?;
-    let most = camps.values().map(Vec::len).max()?;
+    let began_ns = instance.began_ns().unwrap_or(0);
+    let mut sizes: Vec<usize> = camps.values().map(Vec::len).collect();
+    sizes.sort_unstable_by_key(|n| std::cmp::Reverse(*n));
+    let most = *sizes.first()?;
+    let unknown = c.members().len().saturating_sub(sizes.iter().sum());
+    let is_open = unknown > 0 && most <= sizes.get(1).map_or(0, |second| second + unknown);
+    if is_open && began_ns > due_ns {
+        return None;
+    }
     // Where as many chose one way as the other, all are named.
     let right: Vec<&String> = camps.iter().filter(|(_, r)| r.len() == most).map(|(t, _)| t).collect();
     let right = if right.len() == 1 { right.first().copied() } else { None };
@@ -54,11 +73,10 @@ fn between_ranks(join: &Join, c: &Communicator) -> Option<Finding> {
     waiting.sort();
     let victims = Victims { communicator: c.id, ranks: waiting, order, track };
     let op = &instance.first()?.op;
-    let since_ns = instance.began_ns().unwrap_or(0);
     let chose = |(text, ranks): (&String, &Vec<Rank>)| fact(format!("{} run it by {text}", names(ranks)));
     Some(Finding {
-        since: wall(join, since_ns),
-        since_ns,
+        since: wall(join, began_ns),
+        since_ns: began_ns,
         severity: Severity::Critical,
         evidence: camps.iter().map(chose).collect(),
         victims: Some(victims).into_iter().filter(|v| !v.ranks.is_empty()).collect(),
@@ -185,7 +203,7 @@ mod tests {
             }
             join.tick((o + 1) * MS + 100_000);
         }
-        let mut found = SplitChoiceRule.check(&join, n * MS + 200_000);
+        let mut found = SplitChoiceRule::new(Settings::default()).check(&join, n * MS + 200_000);
         found.extend(ChoiceRule.check(&join, n * MS + 200_000));
         found
     }

@@ -5,7 +5,7 @@
 
 use super::hang::{Place, Scene};
 use super::{fact, missing_rank, names, who};
-use crate::join::{Activity, Communicator, Part};
+use crate::join::{Activity, Communicator, Part, Stall};
 use crate::model::{Cause, CommId, Confidence, Finding, Kind, Rank, Track};
 use std::collections::HashSet;
 
@@ -35,10 +35,11 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Hold
         Kind::MissingRank | Kind::MissingReplay | Kind::SendWithoutReceive | Kind::ReceiveWithoutSend
     );
     let is_known = missing.confidence == Confidence::Proven || missing.cause == Some(Cause::Stopped);
-    if !may_be || is_known || at.origin.ranks.is_empty() || !at.origin.circle.is_empty() {
+    if !may_be || is_known {
         return Hold::None;
     }
-    let Some(activities) = activities(scene, at, &at.origin.ranks) else { return Hold::None };
+    let Some(at) = place_of(scene, at, missing) else { return Hold::None };
+    let Some(activities) = activities(scene, at, &missing.ranks) else { return Hold::None };
     if is_nobody_waiting(scene, at) {
         return Hold::Unclear;
     }
@@ -48,7 +49,7 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Hold
     let is_free = |(r, a): &(Rank, Activity)| *a == Activity::Computing || !is_in_any(scene, at, *r);
     let is_sure = at.stall.track == Track::Replay && activities.iter().all(is_free);
     if computing.is_empty() && !is_sure {
-        return if is_in_untimed(scene, at) { Hold::Untimed } else { Hold::None };
+        return if is_in_untimed(scene, at, &missing.ranks) { Hold::Untimed } else { Hold::None };
     }
     if !is_sure && !scene.enough(at.waited, scene.settings.patience_blind_ns) {
         return Hold::Unclear;
@@ -56,6 +57,20 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Hold
     let all = || activities.iter().map(|(r, _)| *r).collect();
     let ranks = if computing.is_empty() { all() } else { computing };
     Hold::Kernel(Box::new(finding(scene, at, missing, ranks)))
+}
+
+/// The place of a finding about missing ranks: in a circle it is one of several.
+fn place_of<'a>(scene: &'a Scene<'_>, at: Place<'a>, missing: &Finding) -> Option<Place<'a>> {
+    if at.origin.circle.is_empty() {
+        return (!missing.ranks.is_empty()).then_some(at);
+    }
+    let lacks = |s: &&Stall| {
+        let is_lacking = |r: &Rank| s.lacking.iter().any(|(l, _)| l == r);
+        s.comm == missing.communicator && missing.ranks.iter().any(is_lacking)
+    };
+    let stall = at.origin.circle.iter().filter_map(|i| scene.standing.stall(*i)).find(lacks)?;
+    let comm = scene.join.communicator(stall.comm)?;
+    Some(Place { stall, comm, instance: comm.instance(stall.track, stall.order)?, ..at })
 }
 
 fn finding(scene: &Scene<'_>, at: Place<'_>, missing: &Finding, ranks: Vec<Rank>) -> Finding {
@@ -111,10 +126,9 @@ pub(super) fn busy_with(
 }
 
 /// True when a missing rank is in an operation that stands still and is not timed.
-fn is_in_untimed(scene: &Scene<'_>, at: Place<'_>) -> bool {
-    let is_origin = |r: &Rank| at.origin.ranks.binary_search(r).is_ok();
+fn is_in_untimed(scene: &Scene<'_>, at: Place<'_>, missing: &[Rank]) -> bool {
     let actors: HashSet<u32> =
-        at.stall.lacking.iter().filter(|(r, _)| is_origin(r)).map(|(_, p)| *p).collect();
+        at.stall.lacking.iter().filter(|(r, _)| missing.contains(r)).map(|(_, p)| *p).collect();
     let mut untimed = scene.standing.untimed().iter().filter_map(|o| scene.standing.stall(o.first));
     untimed.any(|s| s.lacking.iter().any(|(_, p)| actors.contains(p)))
 }

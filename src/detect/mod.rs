@@ -290,7 +290,7 @@ fn fast_rules(settings: Settings) -> Vec<Box<dyn Rule>> {
         Box::new(MismatchRule::new(settings)),
         Box::new(HangRule::new(settings)),
         Box::new(NeverJoinedRule::new(settings)),
-        Box::new(SplitChoiceRule),
+        Box::new(SplitChoiceRule::new(settings)),
     ]
 }
 

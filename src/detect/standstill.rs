@@ -6,14 +6,14 @@
 use super::hang::{Place, Scene};
 use super::victims::connected;
 use super::{fact, names, number, seconds, who};
-use crate::join::{Activity, Stall};
+use crate::join::{Activity, Instance, Stall};
 use crate::model::{Confidence, Finding, Kind, Rank};
 use std::collections::BTreeSet;
 
 /// Ranks that are described one by one.
 const DESCRIBED: usize = 8;
-/// Operations that were issued so long before the last one, in ns, belong to an earlier step: hosts issue a step at once,
-/// and nodes report once a second what they issued.
+/// A communicator whose newest operation was issued so long before its processes' last one, in ns, had no part in their
+/// last step: hosts issue a step at once, and nodes report once a second what they issued.
 const STEP_NS: u64 = 2_000_000_000;
 
 pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
@@ -22,8 +22,9 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     // A host whose clock is ahead says nothing about now.
     let silent_for = |r: &Rank| scene.now_ns.checked_sub(scene.process(at.comm, *r)?.last_issued_ns?);
     let waited = ranks.iter().filter_map(silent_for).min().filter(|w| *w >= patience)?;
-    let issued_ns = at.instance.began_ns().filter(|t| *t <= scene.now_ns)?;
-    let is_last = scene.now_ns - issued_ns <= waited.saturating_add(STEP_NS);
+    let issued_ns = |(_, _, i): (_, _, &Instance)| i.began_ns().filter(|t| *t <= scene.now_ns);
+    let newest_ns = at.comm.incomplete().filter_map(issued_ns).max()?;
+    let is_last = scene.now_ns - newest_ns <= waited.saturating_add(STEP_NS);
     if !is_last {
         return None;
     }

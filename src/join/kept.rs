@@ -364,7 +364,8 @@ fn advance(c: &Communicator, track: Track, Room { rows, left }: &mut Room) {
                 OpState::Finished => return true,
                 OpState::NotIssued | OpState::Called => return false,
                 OpState::Started | OpState::Progressing => Stage::Started,
-                OpState::InDoubt if *all_were_in => return true,
+                // A rank that was in it and was not seen to start it has lost its times.
+                OpState::Issued | OpState::InDoubt if *all_were_in => return true,
                 OpState::Issued if *started => Stage::Issued,
                 OpState::Issued | OpState::InDoubt => Stage::InDoubt,
             };

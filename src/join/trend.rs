@@ -11,6 +11,8 @@ const WARM_UP: u32 = 8;
 /// A block is so many operations, or at least [`BLOCK_LEAST`] of them and [`BLOCK_NS`]: a slow job makes a few a second,
 /// and what slows it down for seconds is no burst.
 const BLOCK: usize = 16;
+/// The blocks that first tell what is usual are shorter: a fault may come early in a job.
+const BLOCK_FIRST: usize = 8;
 const BLOCK_LEAST: usize = 4;
 const BLOCK_NS: u64 = 500_000_000;
 /// Blocks from which is learned what is usual; the first so many of them tell it until then.
@@ -18,6 +20,8 @@ const LEARNED: usize = 8;
 const LEARNED_FIRST: usize = 3;
 /// Blocks in a row that make a change, or its end.
 const ROW: usize = 3;
+/// So many make a change where they last for [`BLOCK_NS`]: of a job that is seldom timed there are no more.
+const ROW_LONG: usize = 2;
 /// Blocks that are kept.
 const KEPT: usize = 32;
 /// A block is slow from this ratio to what is usual.
@@ -111,7 +115,8 @@ impl Trend {
         self.open.push((at_ns, transfer_ns));
         let first = self.open.iter().map(|(t, _)| *t).min().unwrap_or(at_ns);
         let long = self.open.len() >= BLOCK_LEAST && at_ns.saturating_sub(first) >= BLOCK_NS;
-        if self.open.len() < BLOCK && !long {
+        let enough = if self.usual.is_none() { BLOCK_FIRST } else { BLOCK };
+        if self.open.len() < enough && !long {
             return;
         }
         let times: Vec<f64> = self.open.drain(..).map(|(_, t)| t).collect();
@@ -162,8 +167,10 @@ impl Trend {
             self.row.push(b);
         }
         let medians: Vec<f64> = self.row.iter().map(|b| b.median_ns).collect();
+        let lasts = self.row.first().is_some_and(|b| self.last_ns.saturating_sub(b.at_ns) >= BLOCK_NS);
+        let row = if lasts { ROW_LONG } else { ROW };
         match (side, self.row.first(), median(&medians)) {
-            (Side::Slow, Some(first), Some(after_ns)) if self.row.len() >= ROW && self.change.is_none() => {
+            (Side::Slow, Some(first), Some(after_ns)) if self.row.len() >= row && self.change.is_none() => {
                 self.change = Some(Change { since_ns: first.at_ns, before_ns: usual, after_ns });
             }
             // What was learned was no good time: learn again.
@@ -298,7 +305,7 @@ mod tests {
         // Eight a second: five seconds as usual, then slow.
         for i in 0..80u64 {
             t.add(i * 125 * MS, if i < 40 { 1e6 } else { 2.5e6 });
-            assert_eq!(t.change().is_some(), i >= 52, "{i}");
+            assert_eq!(t.change().is_some(), i >= 47, "{i}");
         }
         assert!((t.change().expect("a change").ratio() - 2.5).abs() < 0.1);
     }

@@ -40,7 +40,7 @@ pub(super) fn stall(join: &Join, c: &Communicator, now_ns: u64) -> Untimed {
     if now_ns < due_ns {
         return Untimed { stall: None, due_ns: Some(due_ns) };
     }
-    let of_it = steps.into_iter().filter(|s| s.began_ns.saturating_add(STEP_NS) > newest_ns);
+    let of_it = steps.into_iter().filter(|s| s.newest_ns.saturating_add(STEP_NS) > newest_ns);
     let first = of_it.min_by_key(|s| (s.began_ns, s.track));
     Untimed { stall: first.and_then(|s| unproven(join, c, s)), due_ns: None }
 }
