@@ -46,10 +46,11 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Hold
     let computing: Vec<Rank> =
         activities.iter().filter(|(_, a)| *a == Activity::Computing).map(|(r, _)| *r).collect();
     // A graph issues its operations when the GPU comes to them: a rank that is nowhere else is held by a kernel.
+    let is_replay = at.stall.track == Track::Replay;
     let is_free = |(r, a): &(Rank, Activity)| *a == Activity::Computing || !is_in_any(scene, at, *r);
-    let is_sure = at.stall.track == Track::Replay && activities.iter().all(is_free);
-    if computing.is_empty() && !is_sure {
-        return if is_in_untimed(scene, at, &missing.ranks) { Hold::Untimed } else { Hold::None };
+    let is_sure = is_replay && activities.iter().all(is_free);
+    if computing.is_empty() && !is_sure && (!is_replay || is_in_untimed(scene, at, &missing.ranks)) {
+        return Hold::Untimed;
     }
     if !is_sure && !scene.enough(at.waited, scene.settings.patience_blind_ns) {
         return Hold::Unclear;

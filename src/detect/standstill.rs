@@ -4,10 +4,12 @@
 //! does not end keeps its GPU busy and uses no memory, and a paused GPU is idle.
 
 use super::hang::{Place, Scene};
+use super::held_by_gpu::any_open;
 use super::victims::connected;
 use super::{fact, names, number, seconds, who};
-use crate::join::{Activity, Instance, Stall};
-use crate::model::{Confidence, Finding, Kind, Rank};
+use crate::join::{Activity, Instance, Part, Stall};
+use crate::model::{Confidence, Finding, Kind, Rank, Track};
+use std::cell::Cell;
 use std::collections::BTreeSet;
 
 /// Ranks that are described one by one.
@@ -51,9 +53,10 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
             _ => format!("the GPU of rank {rank} computes"),
         }));
     }
+    let (order, instance) = before_what_is_queued(scene, at, &ranks).unwrap_or((at.stall.order, at.instance));
+    let operation = at.comm.describe(at.stall.track, order, &instance.first()?.op);
     let suspects = if others.is_empty() { ranks } else { others };
     evidence.extend(suspects.iter().take(DESCRIBED).filter_map(|r| who(scene.join, at.comm, *r)));
-    let operation = at.comm.describe(at.stall.track, at.stall.order, &at.instance.first()?.op);
     Some(Finding {
         evidence,
         advice: format!(
@@ -71,6 +74,24 @@ fn queue_ns(scene: &Scene<'_>, at: Place<'_>) -> u64 {
     let many = open().next_back().zip(open().next()).map_or(0, |(last, first)| last - first);
     let rhythm = scene.join.rhythm(at.comm);
     rhythm.map_or(0, |r| r.step_ns.saturating_mul(many).saturating_mul(3).max(r.longest_ns.saturating_mul(2)))
+}
+
+/// The last operation that was issued before one that is timed and that a GPU has not started. Absent where the stall's own
+/// is no later than that.
+fn before_what_is_queued<'a>(scene: &Scene<'_>, at: Place<'a>, ranks: &[Rank]) -> Option<(u64, &'a Instance)> {
+    let queued_ns = Cell::new(u64::MAX);
+    let note = |p: &Part| {
+        if p.started_ns.is_none() && !p.is_silent() {
+            queued_ns.set(p.op.issued_ns.map_or(queued_ns.get(), |t| t.min(queued_ns.get())));
+        }
+        false
+    };
+    ranks.iter().for_each(|r| _ = any_open(scene, at, *r, |_, p| note(p)));
+    let is_later = |i: &Instance| i.began_ns().is_none_or(|t| t >= queued_ns.get());
+    if matches!(at.stall.track, Track::Pair(..)) || !is_later(at.instance) {
+        return None;
+    }
+    at.comm.incomplete_of(at.stall.track).rev().find(|(_, i)| !is_later(i))
 }
 
 /// True when operations of another communicator of the same job may as well be what does not end: they were issued earlier,

@@ -5,6 +5,7 @@
 
 use super::communicator::{Communicator, state_of};
 use super::instance::{Instance, Part};
+use untimed::Standstill;
 use super::member::Seat;
 use super::waits::{Front, Stage, Stall, Waits, origins};
 use super::{Join, Standing};
@@ -55,7 +56,7 @@ pub(super) struct Kept {
     /// Since when the tables' operations stand still, where only their own records say so.
     since: BTreeMap<(CommId, Track, u64), u64>,
     /// Untimed operations, and timed ones behind them, which may stand still where nothing else does.
-    queued: BTreeMap<CommId, Stall>,
+    queued: BTreeMap<CommId, Standstill>,
     /// All processes were gone when it was last looked at.
     over: bool,
     changed: bool,
@@ -178,11 +179,13 @@ impl Kept {
         if !self.queued.is_empty() {
             let processes = stalls.iter().map(|s| s.processes()).max().unwrap_or(0);
             waiting.resize(processes, false);
-            stalls.iter().for_each(|s| s.waiting.iter().for_each(|(_, p)| waiting[*p as usize] = true));
+            let in_it = stalls.iter().filter(|s| !s.queued).flat_map(|s| &s.waiting);
+            in_it.for_each(|(_, p)| waiting[*p as usize] = true);
         }
         let is_waiting = |p: u32| waiting.get(p as usize).is_some_and(|w| *w);
-        let is_free = |s: &&Stall| !s.lacking.iter().any(|(_, p)| is_waiting(*p));
-        let queued: Vec<Arc<Stall>> = self.queued.values().filter(is_free).cloned().map(Arc::new).collect();
+        let is_free = |s: &&Standstill| !s.stall.lacking.iter().any(|(_, p)| is_waiting(*p));
+        let queued = untimed::newest(self.queued.values().filter(is_free));
+        let queued: Vec<Arc<Stall>> = queued.into_iter().cloned().map(Arc::new).collect();
         let known = stalls.len();
         let mut untimed = origins(&queued, since);
         untimed.iter_mut().for_each(|o| o.shift(known));

@@ -31,7 +31,7 @@ fn defined(j: &Join, c: &Communicator, track: Track, over: bool, now_ns: u64) ->
                 OpState::Finished => return true,
                 OpState::NotIssued | OpState::Called => return false,
                 OpState::Started | OpState::Progressing => Stage::Started,
-                OpState::InDoubt if all_were_in => return true,
+                OpState::Issued | OpState::InDoubt if all_were_in => return true,
                 OpState::Issued if started => Stage::Issued,
                 OpState::Issued | OpState::InDoubt => Stage::InDoubt,
             };

@@ -6,6 +6,7 @@ use super::super::instance::{Instance, Part};
 use super::super::waits::{Lack, Stall};
 use super::{COUNTED, YOUNG_NS};
 use crate::model::{BEYOND_MEMORY, OpState, Rank, Track};
+use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The transfers of a communicator that cannot complete yet.
@@ -84,6 +85,7 @@ fn issued_by_both(
 /// Sends without their receives, and the reverse.
 fn unmatched(join: &Join, c: &Communicator) -> Vec<Stall> {
     let mut out = Vec::new();
+    let queued_ns = LazyCell::new(|| queued_ns(c));
     for ((from, to), order, sent) in c.unmatched() {
         let (here, there) = if sent { (from, to) } else { (to, from) };
         let track = Track::Pair(from, to);
@@ -94,7 +96,9 @@ fn unmatched(join: &Join, c: &Communicator) -> Vec<Stall> {
         // Where not every record comes, counts alone tell that a receive waits; a send may be through without its receive.
         let by_beats = !sent && c.members().get(&here).is_some_and(|m| m.counted_by_beats);
         let part = c.instance(track, order).and_then(|i| i.parts.get(&here));
-        let waits_there = part.map_or(by_beats, |p| !p.finished);
+        // Operations of one communicator start in the order of their issue.
+        let is_behind = |p: &Part| queued_ns.get(&here).is_some_and(|q| p.op.issued_ns.is_some_and(|t| t > *q));
+        let waits_there = part.map_or(by_beats, |p| !p.finished && !is_behind(p));
         let side = |rank: Rank| {
             let process = join.process(c.members().get(&rank)?.record.segment)?;
             // Transfers are counted by their records alone.
@@ -110,6 +114,19 @@ fn unmatched(join: &Join, c: &Communicator) -> Vec<Stall> {
         }
     }
     out
+}
+
+/// When each rank issued its first transfer that its GPU has not started, host monotonic ns.
+fn queued_ns(c: &Communicator) -> BTreeMap<Rank, u64> {
+    let mut first: BTreeMap<Rank, u64> = BTreeMap::new();
+    for (_, order, instance) in c.incomplete_transfers() {
+        for (rank, part) in &instance.parts {
+            if let (OpState::Issued, Some(t)) = (state_of(Some(part), order, None, 0, || false), part.op.issued_ns) {
+                first.entry(*rank).and_modify(|f| *f = t.min(*f)).or_insert(t);
+            }
+        }
+    }
+    first
 }
 
 /// Transfers that both ends issued and that one of them, which is gone or aborted, will not finish. Of each pair the first in which

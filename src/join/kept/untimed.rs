@@ -9,6 +9,7 @@ use super::super::instance::Instance;
 use super::super::waits::{Lack, Stall};
 use super::parts;
 use crate::model::{OpState, Rank, Track};
+use std::collections::BTreeMap;
 
 /// Operations of a communicator that are looked through for one that is timed.
 const QUEUE_MAX: usize = 2048;
@@ -21,14 +22,44 @@ const SILENT_NS: u64 = 2_000_000_000;
 
 /// What of a communicator's untimed operations may stand still.
 pub(super) struct Untimed {
-    pub(super) stall: Option<Stall>,
+    pub(super) stall: Option<Standstill>,
     /// When it has to be looked at again though nothing changes, host monotonic ns.
     pub(super) due_ns: Option<u64>,
 }
 
+/// An operation that may stand still though nothing was seen to wait in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Standstill {
+    pub(super) stall: Stall,
+    /// When the hosts issued the last operation of its step, host monotonic ns. Absent where a timed operation that started
+    /// nowhere proves the standstill.
+    newest_ns: Option<u64>,
+}
+
+/// The stalls of all communicators, less those that others make doubtful: of operations of the same processes the hosts
+/// wait for those that they issued last.
+pub(super) fn newest<'a>(all: impl Iterator<Item = &'a Standstill>) -> Vec<&'a Stall> {
+    let mut proven: Vec<&Stall> = Vec::new();
+    let mut last: BTreeMap<Vec<u32>, (u64, &Stall)> = BTreeMap::new();
+    for Standstill { stall, newest_ns } in all {
+        let Some(newest_ns) = *newest_ns else {
+            proven.push(stall);
+            continue;
+        };
+        let mut processes: Vec<u32> = stall.lacking.iter().map(|(_, p)| *p).collect();
+        processes.sort_unstable();
+        let known = last.entry(processes).or_insert((newest_ns, stall));
+        if known.0 < newest_ns {
+            *known = (newest_ns, stall);
+        }
+    }
+    proven.extend(last.into_values().map(|(_, stall)| stall));
+    proven
+}
+
 pub(super) fn stall(join: &Join, c: &Communicator, now_ns: u64) -> Untimed {
     if let Some(stall) = queued(join, c) {
-        return Untimed { stall: Some(stall), due_ns: None };
+        return Untimed { stall: Some(Standstill { stall, newest_ns: None }), due_ns: None };
     }
     let collectives = [Track::Collective, Track::Replay].into_iter().filter_map(|t| step_of(c, t, now_ns));
     let steps: Vec<Step> = collectives.chain(step_of_transfers(c, now_ns)).collect();
@@ -42,7 +73,8 @@ pub(super) fn stall(join: &Join, c: &Communicator, now_ns: u64) -> Untimed {
     }
     let of_it = steps.into_iter().filter(|s| s.newest_ns.saturating_add(STEP_NS) > newest_ns);
     let first = of_it.min_by_key(|s| (s.began_ns, s.track));
-    Untimed { stall: first.and_then(|s| unproven(join, c, s)), due_ns: None }
+    let stall = first.and_then(|s| unproven(join, c, s));
+    Untimed { stall: stall.map(|stall| Standstill { stall, newest_ns: Some(newest_ns) }), due_ns: None }
 }
 
 /// The untimed operations of a track that the hosts issued last, without a pause.
@@ -71,6 +103,7 @@ impl Step {
             Track::Replay => (newest_track, newest_order, newest_ns),
             _ => begin.unwrap_or((newest_track, newest_order, newest_ns)),
         };
+        let order = if track == Track::Collective { newest_order } else { order };
         Some(Step { track, order, began_ns, newest_ns })
     }
 }
