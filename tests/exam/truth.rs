@@ -120,7 +120,14 @@ fn one(
         };
         let span = (p.at_ns, p.at_ns + patience(spec, p.kind));
         let once = matches!(p.kind, FaultKind::LateOnce | FaultKind::Paused);
-        if truth.need == Need::Required && !once && !is_visible(p.kind, &p.culprits, happened, other, span) {
+        let lost_ns = truth.cost * until.saturating_sub(p.at_ns).max(S) as f64;
+        // Hosts that wait for each step show by their calls when one of them was away.
+        let by_hosts = once && spec.sync;
+        let shown = by_hosts || {
+            let once_ns = once.then_some(lost_ns as u64 / 2);
+            is_visible((p.kind, &p.culprits), happened, other, span, once_ns)
+        };
+        if truth.need == Need::Required && !shown {
             truth.need = Need::Allowed;
         }
     } else if let Some(held) = held(spec, p, exam, happened, other, until) {
@@ -293,6 +300,9 @@ fn held(
         let absent = mine.iter().find(|o| !o.parts.iter().any(|s| p.culprits.contains(&s.rank)));
         operations.extend(absent.map(name));
     }
+    if matches!(p.kind, FaultKind::CallSkipped | FaultKind::CallExtra) {
+        operations.extend(shifted(p, happened));
+    }
     // A wrong call is wrong before a GPU comes to it.
     let comm = p.fault.map(|at| exam.case.faults[at].comm.as_str());
     let named = |o: &&Open<'_>| exam.comm_name(o.key.0).split('/').next() == comm;
@@ -327,6 +337,23 @@ fn held(
     };
     let since_ns = began.max(first.comes_ns).max(facts).max(p.at_ns);
     Some(Held { operations, since_ns, start_ns })
+}
+
+/// Where a rank has left out a call or made one more: of calls that are alike nobody can say which one it was, and the first
+/// that differs from what the others called is the first that shows it.
+fn shifted(p: &Planted, happened: &[Stay]) -> Vec<OpKey> {
+    let collectives = || happened.iter().filter(|s| s.track == Track::Collective);
+    let call = |s: &Stay| (s.func, s.count, s.root);
+    let others: BTreeMap<Key, _> =
+        collectives().filter(|s| !p.culprits.contains(&s.rank)).map(|s| (s.key(), call(s))).collect();
+    let mut first: BTreeMap<usize, OpKey> = BTreeMap::new();
+    for s in collectives().filter(|s| p.culprits.contains(&s.rank)) {
+        if others.get(&s.key()).is_some_and(|o| *o != call(s)) {
+            let known = first.entry(s.comm).or_insert((s.id, s.track, s.order));
+            known.2 = known.2.min(s.order);
+        }
+    }
+    first.into_values().collect()
 }
 
 /// The operation of a call that is wrong in itself.

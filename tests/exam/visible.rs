@@ -53,20 +53,22 @@ fn passages(stays: &[Stay]) -> BTreeMap<Key, Passage> {
     parts.into_iter().filter_map(|(key, parts)| Some((key, passage(parts)?))).collect()
 }
 
-/// True when timed operations show a slow fault between two moments. `other` is the job without it.
+/// True when timed operations show a slow fault between two moments: often, or once by at least `once_ns`. `other` is the job
+/// without it.
 pub(crate) fn is_visible(
-    kind: FaultKind,
-    culprits: &BTreeSet<u32>,
+    (kind, culprits): (FaultKind, &BTreeSet<u32>),
     happened: &[Stay],
     other: &[Stay],
     (from_ns, to_ns): (u64, u64),
+    once_ns: Option<u64>,
 ) -> bool {
     let (with, without) = (passages(happened), passages(other));
     let within = |p: &Passage| p.timed && (from_ns..to_ns).contains(&p.ended_ns);
     let both = with.iter().filter_map(|(key, p)| Some((p, without.get(key)?))).filter(|(p, _)| within(p));
     if !kind.is_data() {
-        let later = |p: &Passage, o: &Passage| p.last_ns - p.first_ns >= o.last_ns - o.first_ns + MS;
-        return both.filter(|(p, o)| culprits.contains(&p.last) && later(p, o)).count() >= LATE;
+        let (times, by_ns) = once_ns.map_or((LATE, MS), |ns| (1, ns));
+        let later = |p: &Passage, o: &Passage| p.last_ns - p.first_ns >= o.last_ns - o.first_ns + by_ns;
+        return both.filter(|(p, o)| culprits.contains(&p.last) && later(p, o)).count() >= times;
     }
     let data_ns = |p: &Passage| (p.ended_ns - p.last_ns) as f64;
     let mut slow: BTreeMap<Kind, usize> = BTreeMap::new();

@@ -12,6 +12,8 @@ pub(crate) struct Stay {
     pub(crate) track: Track,
     pub(crate) order: u64,
     pub(crate) func: Func,
+    pub(crate) count: u64,
+    pub(crate) root: Option<u32>,
     /// The rank of the job.
     pub(crate) rank: u32,
     /// The place in the sequence of all calls of this process.
@@ -44,6 +46,8 @@ impl Simulation {
                     track: key.1,
                     order: key.2,
                     func: part.planned.call.func,
+                    count: part.planned.call.count,
+                    root: part.planned.call.root,
                     rank: self.comms[key.0].members[*own as usize],
                     ticket: part.ticket,
                     issued_ns: part.issued,
