@@ -139,6 +139,8 @@ pub struct Publisher {
     announced: (u64, u32),
     /// When the latest late arrival that was announced came, host monotonic ns.
     late_announced_ns: HashMap<CommId, u64>,
+    /// The same of operations after a pause.
+    pauses_announced_ns: HashMap<CommId, u64>,
     /// With each, whether nothing can rest on its orders.
     processes: HashMap<SegmentId, Sent<(m::Process, bool)>>,
     members: HashMap<(CommId, Rank), Sent<m::Member>>,
@@ -187,6 +189,7 @@ impl Publisher {
             second: 0,
             announced: (0, 0),
             late_announced_ns: HashMap::new(),
+            pauses_announced_ns: HashMap::new(),
             shares_communicators: false,
             unread: 0,
             processes: HashMap::new(),
@@ -258,6 +261,9 @@ impl Publisher {
     /// Operations that were found interesting on this node: the others are told, so that they send their parts.
     pub fn announce(&mut self, operations: Vec<(CommId, Track, u64)>) {
         for (comm, track, order) in operations.into_iter().take(ANNOUNCED as usize) {
+            if self.wished.contains(&(comm, track, order)) {
+                continue;
+            }
             let key = OperationKey::of(comm, track, order);
             self.draft(Topic::Bucket(bucket(comm)), key.encoded_len()).announced.push(key);
             self.wish(std::iter::once((comm, track, order)));
@@ -288,6 +294,31 @@ impl Publisher {
                 self.late_announced_ns.insert(c.id, after_ns);
                 let orders = order.saturating_sub(1)..=order.saturating_add(1);
                 self.announce(orders.map(|o| (c.id, track, o)).collect());
+            }
+        }
+    }
+
+    /// Announces what ranks of this node issued last before a pause, and first after it. Where they waited for a late rank of
+    /// another node, its operations are among those; where they were late themselves, those of the others are.
+    fn announce_pauses(&mut self, join: &Join, second: u64) {
+        for c in join.communicators() {
+            let after_ns = self.pauses_announced_ns.get(&c.id).copied().unwrap_or(self.began_ns);
+            let mut new: Vec<(u64, u64)> = c.resumed().filter(|(t, _)| *t > after_ns).collect();
+            new.sort_unstable();
+            let mut told = BTreeSet::new();
+            for (issued_ns, order) in new {
+                self.pauses_announced_ns.insert(c.id, issued_ns);
+                if !told.insert(order) {
+                    continue;
+                }
+                // Half of what may be announced is left to slow operations.
+                if self.announced.0 == second && self.announced.1 >= ANNOUNCED / 2
+                    || !self.may_announce(second)
+                {
+                    return;
+                }
+                let orders = order.saturating_sub(1)..=order;
+                self.announce(orders.map(|o| (c.id, Track::Collective, o)).collect());
             }
         }
     }
@@ -358,6 +389,7 @@ impl Publisher {
         self.tell_beats(join, now.mono_ns, new_second || released, &moved);
         self.tell_hosts(join, now.mono_ns);
         self.announce_late(join, second);
+        self.announce_pauses(join, second);
         self.tell_wished(join);
         self.tell_finished(join, finished, second);
         self.busiest = self.busiest.max(join.busiest());
@@ -642,6 +674,7 @@ impl Publisher {
         self.asked.retain(|(c, ..)| join.communicator(*c).is_some());
         self.usual.retain(|(c, ..), _| join.communicator(*c).is_some());
         self.late_announced_ns.retain(|c, _| join.communicator(*c).is_some());
+        self.pauses_announced_ns.retain(|c, _| join.communicator(*c).is_some());
         self.pairs.retain(|(c, ..), _| join.communicator(*c).is_some());
         self.processes.retain(|s, _| join.process(*s).is_some());
         self.hosts.retain(|s, _| join.process(*s).is_some());

@@ -32,6 +32,9 @@ const HELD: usize = 4096;
 
 /// Late arrivals remembered.
 const LATE_KEPT: usize = 512;
+
+/// Pauses of ranks remembered, until somebody asks for them.
+const RESUMED_KEPT: usize = 16;
 /// Who came late is looked at after this, in ns, when the records of what it was in before have come.
 const EXPLAINED_AFTER_NS: u64 = 150_000_000;
 
@@ -191,6 +194,8 @@ pub struct Communicator {
     late: VecDeque<LateEvent>,
     /// A rank that may be late; the next operation tells.
     suspected_late: Option<Suspicion>,
+    /// The latest collectives before which a rank issued nothing for long: when, host monotonic ns, and their orders.
+    resumed: VecDeque<(u64, u64)>,
     signed: Signed,
     mismatch: Option<(Track, u64)>,
     /// When that was seen, host monotonic ns.
@@ -251,6 +256,7 @@ impl Communicator {
             split: BTreeSet::new(),
             late: VecDeque::new(),
             suspected_late: None,
+            resumed: VecDeque::new(),
             signed: Signed::default(),
             mismatch: None,
             mismatch_seen_ns: 0,
@@ -347,6 +353,12 @@ impl Communicator {
     pub(super) fn incomplete_transfers(&self) -> impl Iterator<Item = (Track, u64, &Instance)> {
         let transfer = |t: &Track| matches!(t, Track::Pair(..));
         self.instances.open().map(|((t, o), i)| (*t, *o, i)).filter(move |(t, ..)| transfer(t))
+    }
+
+    /// The latest collectives before which a rank issued nothing for long: when it issued them, host monotonic ns, and their
+    /// orders. Where one rank pauses and the others wait for it, each of them shows one side of the same wait.
+    pub fn resumed(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.resumed.iter().copied()
     }
 
     /// How many operations are held, and how many of them are not complete.
@@ -698,6 +710,7 @@ impl Communicator {
                 entry.insert(Box::new(Member {
                     finished: 0,
                     counted_by_beats: false,
+                    newest_call: None,
                     waiting_ns: None,
                     late: 0,
                     worst_late_ns: None,
@@ -786,6 +799,14 @@ impl Communicator {
             Lane::Recv(peer) => Track::Pair(peer, rank),
         };
         member.has_seen(track, order);
+        if let (Track::Collective, Some(issued_ns), None) = (track, op.issued_ns, said)
+            && member.resumes(order, issued_ns)
+        {
+            if self.resumed.len() == RESUMED_KEPT {
+                self.resumed.pop_front();
+            }
+            self.resumed.push_back((issued_ns, order));
+        }
         // NCCL resends nothing after an operation was counted and dropped from memory.
         let key = (track, order);
         // Where not every record comes, transfers are counted by beats.

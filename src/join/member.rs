@@ -51,6 +51,9 @@ impl RecentCost {
     }
 }
 
+/// A rank that issues nothing for so long, in ns, pauses.
+const PAUSE_NS: u64 = 200_000_000;
+
 /// One rank of a communicator.
 #[derive(Debug, Clone)]
 pub struct Member {
@@ -80,6 +83,8 @@ pub struct Member {
     pub(super) issued_below: u64,
     /// Of collectives and replays, the youngest order that was seen, plus one.
     pub(super) seen_below: [u64; 2],
+    /// The youngest collective that it issued by a call, and when, host monotonic ns.
+    pub(super) newest_call: Option<(u64, u64)>,
     /// Ticket of the first operation that a CUDA graph captured or replayed.
     pub(super) graphs_from: u64,
     /// Start of the latest believed kernel by channel, GPU clock.
@@ -173,6 +178,18 @@ impl Member {
             Track::Pair(..) => return,
         };
         self.seen_below[at] = self.seen_below[at].max(order.saturating_add(1));
+    }
+
+    /// Takes when a collective was issued. Returns true where the one before it was issued long before.
+    pub(super) fn resumes(&mut self, order: u64, issued_ns: u64) -> bool {
+        let before = self.newest_call;
+        if before.is_some_and(|(newest, _)| newest >= order) {
+            return false;
+        }
+        self.newest_call = Some((order, issued_ns));
+        before.is_some_and(|(newest, t)| {
+            newest.checked_add(1) == Some(order) && issued_ns.saturating_sub(t) >= PAUSE_NS
+        })
     }
 
     pub(super) fn seen_below(&self, track: Track) -> u64 {

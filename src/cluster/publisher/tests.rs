@@ -145,6 +145,25 @@ fn a_late_arrival_is_announced_with_its_neighbors_once() {
 }
 
 #[test]
+fn both_sides_of_a_pause_are_announced_once() {
+    // The other two ranks are on other nodes: whether this one was late or waited, nobody here knows.
+    let (mut join, mut p) = (node(0..1, 3), Publisher::new("a", 1, 65_536));
+    join.sample(Some(Sampling { level: LEVEL_MAX, whole: Default::default() }));
+    published(&mut p, &mut join, S);
+    for order in 0..30 {
+        let pause_ns = if order >= 20 { S / 4 } else { 0 };
+        let mut op = all_reduce(0, order, 2 * S + order * 10_000_000 + pause_ns, None);
+        op.timing = crate::model::Timing::Not(crate::model::Untimed::Budget);
+        join.feed(Update::Op(Box::new(op)));
+    }
+    let orders = |e: &m::Envelope| e.announced.iter().map(|k| k.order).collect::<Vec<_>>();
+    let first = published(&mut p, &mut join, 4 * S);
+    assert_eq!(orders(&first), [19, 20]);
+    assert!([19, 20].iter().all(|o| first.records.iter().any(|r| r.order == Some(*o))));
+    assert_eq!(orders(&published(&mut p, &mut join, 5 * S)), [0; 0]);
+}
+
+#[test]
 fn that_a_process_is_gone_comes_with_the_last_that_it_did() {
     let (mut join, mut p) = (node(0..1, 2), Publisher::new("a", 1, 65_536));
     published(&mut p, &mut join, 10 * S + S / 10);

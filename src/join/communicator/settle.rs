@@ -174,9 +174,13 @@ impl Communicator {
     /// they waited. Operations that the others issued meanwhile show the same rank late; the first one is kept.
     fn suspect_late(&mut self, key: Key, expected: usize) {
         let suspected = self.suspected_late.take();
-        let late = self.instances.get(&key).and_then(|i| i.late_on_host(expected));
-        let before = key.1.checked_sub(1).filter(|_| key.1 >= WARM_UP);
-        let (Some(late), Some(before)) = (late, before) else { return };
+        let Some(late) = self.instances.get(&key).and_then(|i| i.late_on_host(expected)) else { return };
+        let is_same = |s: &Suspicion| s.first.0 == key.0 && s.late.rank == late.rank;
+        if let Some(suspected) = suspected.filter(|s| is_same(s) && late.by_ns >= VERY_LATE_NS) {
+            self.suspected_late = Some(Suspicion { newest: key.1, ..suspected });
+            return;
+        }
+        let Some(before) = key.1.checked_sub(1).filter(|_| key.1 >= WARM_UP) else { return };
         let (this, before) = (self.instances.get(&key), self.instances.get(&(key.0, before)));
         let took = |r: &Rank| {
             let issued = |i: Option<&Instance>| i?.parts.get(r)?.op.issued_ns;
@@ -185,9 +189,7 @@ impl Communicator {
         let unusual = late.by_ns >= VERY_LATE_NS && late.by_ns / 2 >= self.longest_ns;
         let others = || self.members.keys().filter(|r| **r != late.rank);
         if unusual && others().all(|r| took(r).is_some_and(|ns| ns < late.by_ns)) {
-            let still = suspected.filter(|s| s.first.0 == key.0 && s.late.rank == late.rank);
-            let (first, late) = still.map_or((key, late), |s| (s.first, s.late));
-            self.suspected_late = Some(Suspicion { first, newest: key.1, late });
+            self.suspected_late = Some(Suspicion { first: key, newest: key.1, late });
         }
     }
 
