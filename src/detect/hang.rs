@@ -153,7 +153,7 @@ impl<'a> Scene<'a> {
             held_by_gpu::Hold::None => {}
             held_by_gpu::Hold::Untimed => behind_untimed = true,
             held_by_gpu::Hold::Unclear => return None,
-            held_by_gpu::Hold::Kernel(held) => finding = *held,
+            held_by_gpu::Hold::Explained(held) => finding = *held,
         }
         if proof == endings::Proof::Likely {
             finding.confidence = Confidence::Likely;

@@ -25,8 +25,8 @@ pub(super) enum Hold {
     Untimed,
     /// Their GPUs are busy, and it is too early to say with what.
     Unclear,
-    /// A kernel, as this finding says.
-    Kernel(Box<Finding>),
+    /// A kernel or an operation of another communicator, as this finding says.
+    Explained(Box<Finding>),
 }
 
 pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Hold {
@@ -35,10 +35,16 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Hold
         Kind::MissingRank | Kind::MissingReplay | Kind::SendWithoutReceive | Kind::ReceiveWithoutSend
     );
     let is_known = missing.confidence == Confidence::Proven || missing.cause == Some(Cause::Stopped);
+    if may_be && missing.cause == Some(Cause::Stopped) && is_nobody_waiting(scene, at) {
+        return Hold::Unclear;
+    }
     if !may_be || is_known {
         return Hold::None;
     }
     let Some(at) = place_of(scene, at, missing) else { return Hold::None };
+    if missing.ranks.iter().take(RANKS_MAX).any(|r| awaits_reading(scene, at, *r)) {
+        return Hold::Unclear;
+    }
     let Some(activities) = activities(scene, at, &missing.ranks) else { return Hold::None };
     if is_nobody_waiting(scene, at) {
         return Hold::Unclear;
@@ -49,15 +55,28 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Hold
     let is_replay = at.stall.track == Track::Replay;
     let is_free = |(r, a): &(Rank, Activity)| *a == Activity::Computing || !is_in_any(scene, at, *r);
     let is_sure = is_replay && activities.iter().all(is_free);
-    if computing.is_empty() && !is_sure && (!is_replay || is_in_untimed(scene, at, &missing.ranks)) {
-        return Hold::Untimed;
+    if computing.is_empty() && !is_sure {
+        if let Some(out_of_order) = out_of_order(scene, at, missing) {
+            return Hold::Explained(Box::new(out_of_order));
+        }
+        if is_in_untimed(scene, at, &missing.ranks) {
+            return Hold::Untimed;
+        }
+        match missing.kind {
+            Kind::MissingReplay => {}
+            // A rank that left out a call waits in what it issued after it.
+            Kind::SendWithoutReceive | Kind::ReceiveWithoutSend if went_on(scene, at, &missing.ranks) => {
+                return Hold::None;
+            }
+            _ => return Hold::Untimed,
+        }
     }
     if !is_sure && !scene.enough(at.waited, scene.settings.patience_blind_ns) {
         return Hold::Unclear;
     }
     let all = || activities.iter().map(|(r, _)| *r).collect();
     let ranks = if computing.is_empty() { all() } else { computing };
-    Hold::Kernel(Box::new(finding(scene, at, missing, ranks)))
+    Hold::Explained(Box::new(finding(scene, at, missing, ranks)))
 }
 
 /// The place of a finding about missing ranks: in a circle it is one of several.
@@ -110,6 +129,14 @@ fn activities(scene: &Scene<'_>, at: Place<'_>, ranks: &[Rank]) -> Option<Vec<(R
     ranks.iter().take(RANKS_MAX).map(one).collect()
 }
 
+/// True where the next reading of a rank's GPU tells what it has done since others began to wait.
+fn awaits_reading(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> bool {
+    let gpu = at.comm.members().get(&rank).and_then(|m| m.record.gpu.as_ref());
+    let Some((gpu, process)) = gpu.zip(scene.process(at.comm, rank)) else { return false };
+    let since_ns = at.waited.since_ns.saturating_add(SETTLES_NS);
+    scene.join.hardware().awaits_reading(&process.record.host, gpu, since_ns, scene.now_ns)
+}
+
 /// The activity of a rank's busy GPU since others began to wait. Absent where it is idle or was not read since then, and
 /// where other processes use it as well.
 pub(super) fn busy_with(
@@ -132,6 +159,69 @@ fn is_in_untimed(scene: &Scene<'_>, at: Place<'_>, missing: &[Rank]) -> bool {
         at.stall.lacking.iter().filter(|(r, _)| missing.contains(r)).map(|(_, p)| *p).collect();
     let mut untimed = scene.standing.untimed().iter().filter_map(|o| scene.standing.stall(o.first));
     untimed.any(|s| s.lacking.iter().any(|(_, p)| actors.contains(p)))
+}
+
+/// True when ranks issued something after others began to wait for them.
+fn went_on(scene: &Scene<'_>, at: Place<'_>, ranks: &[Rank]) -> bool {
+    let last_ns = |r: &Rank| scene.process(at.comm, *r)?.last_issued_ns;
+    ranks.iter().any(|r| last_ns(r).is_some_and(|t| t > at.waited.since_ns))
+}
+
+/// Ranks that are in what others issued after the operation in which these wait for them: a call was left out, or made once
+/// too often.
+fn out_of_order(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Option<Finding> {
+    let waiting = at.waited.ranks.as_slice();
+    let first = *waiting.first()?;
+    let since_ns = at.instance.parts.get(&first)?.op.issued_ns?;
+    let they_are_in: Vec<(Rank, CommId, u64)> = missing
+        .ranks
+        .iter()
+        .map(|r| issued_after(scene, at, *r, (first, since_ns)).map(|(comm, order)| (*r, comm, order)))
+        .collect::<Option<_>>()?;
+    // Most of them are right; of as many nobody knows who is.
+    let mut ranks: Vec<Rank> =
+        if waiting.len() < missing.ranks.len() { Vec::new() } else { missing.ranks.clone() };
+    ranks.extend(waiting.iter().filter(|_| waiting.len() <= missing.ranks.len()));
+    ranks.sort_unstable();
+    let mut evidence = scene.wait_evidence(at.waited);
+    for (rank, comm, order) in they_are_in.iter().take(DESCRIBED) {
+        evidence.push(fact(format!(
+            "rank {rank} has not called it, and has called operation {order} of communicator {comm}, which rank {first} called after it"
+        )));
+    }
+    evidence.extend(ranks.iter().take(DESCRIBED).filter_map(|r| who(scene.join, at.comm, *r)));
+    Some(Finding {
+        evidence,
+        advice: format!(
+            "compare the calls of {} with those of the others: one was left out, made twice, or made in another order",
+            names(&ranks)
+        ),
+        confidence: Confidence::Likely,
+        ..Finding::new(Kind::InterleavedCommunicators, at.comm.id, ranks, missing.operation.clone())
+    })
+}
+
+/// An unfinished operation of another communicator that two ranks of this one issued, and the second of them after a moment.
+fn issued_after(
+    scene: &Scene<'_>,
+    at: Place<'_>,
+    rank: Rank,
+    (other, since_ns): (Rank, u64),
+) -> Option<(CommId, u64)> {
+    let memberships = |r: Rank| Some(scene.join.memberships(scene.process(at.comm, r)?.record.id));
+    let (own, theirs) = (memberships(rank)?, memberships(other)?);
+    let shared = own.iter().filter(|(comm, _)| *comm != at.comm.id);
+    let mut shared = shared.filter_map(|(comm, here)| {
+        let (_, there) = theirs.iter().find(|(c, _)| c == comm)?;
+        Some((scene.join.communicator(*comm)?, *here, *there))
+    });
+    shared.find_map(|(c, here, there)| {
+        let mut later = c.incomplete().filter(|(.., i)| {
+            let issued_ns = i.parts.get(&there).and_then(|p| p.op.issued_ns);
+            i.parts.contains_key(&here) && issued_ns.is_some_and(|t| t > since_ns)
+        });
+        later.next().map(|(_, order, _)| (c.id, order))
+    })
 }
 
 /// True when a rank's process issued an operation of which nobody knows whether it is finished.
@@ -214,6 +304,45 @@ mod tests {
             Kind::MissingRank,
             "whose kernel is on a shared GPU is not known"
         );
+    }
+
+    /// Rank 0 issues an untimed operation at 10 s and one of another communicator 0.1 s later; rank 1 issues the second one
+    /// alone. Their GPUs wait, and were read until `read_s`.
+    fn left_out(read_s: u64, now_s: u64) -> Vec<(Kind, Vec<Rank>, CommId)> {
+        let mut j = Join::new();
+        for r in 0..2u32 {
+            let gpu = format!("0000:{r:02x}:00.0");
+            j.feed(process(r));
+            let Update::Comm(mut record) = member(r, 2, 2 - u64::from(r)) else { unreachable!("a member") };
+            record.gpu = Some(gpu.clone().into());
+            j.feed(Update::Comm(record.clone()));
+            (record.comm, record.issued) = (CommId::unowned(8), 1);
+            j.feed(Update::Comm(record));
+            j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
+            let mut issue = |comm: u64, order, at_ns| {
+                let mut op = all_reduce(r, order, at_ns, None);
+                (op.comm, op.timing) = (CommId::unowned(comm), Timing::Not(Untimed::Budget));
+                j.feed(Update::Op(Box::new(op)));
+            };
+            if r == 0 {
+                issue(7, 1, 10 * S);
+            }
+            issue(8, 0, 10 * S + S / 10);
+            for at_s in 8..=read_s {
+                j.feed(gpu_reading(&gpu, at_s * S, WAITS));
+            }
+        }
+        j.tick(now_s * S);
+        let found = HangRule::new(Settings::default()).check(&j, now_s * S);
+        found.into_iter().map(|f| (f.kind, f.ranks, f.communicator)).collect()
+    }
+
+    #[test]
+    fn a_rank_that_is_in_what_another_called_later_is_out_of_order() {
+        let both = (Kind::InterleavedCommunicators, vec![Rank(0), Rank(1)], CommId::unowned(7));
+        assert_eq!(left_out(14, 15), [both], "of two nobody knows who is wrong");
+        assert_eq!(left_out(11, 14), [], "the next reading tells");
+        assert_eq!(left_out(9, 15)[0].0, Kind::MissingRank, "nobody reads the GPUs any more");
     }
 
     #[test]

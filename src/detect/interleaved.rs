@@ -25,9 +25,9 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
         let origin = if left_out(&circle).is_some() { &alone } else { at.origin };
         return transfers::judge(scene, Place { origin, ..at });
     }
-    if circle.iter().any(|s| {
-        s.order == 0 && s.lack == Lack::Issue && !scene.enough(at.waited, scene.settings.patience_unsure_ns)
-    }) {
+    // Ranks come slowly to the first operation of a communicator, unless they are at work in others.
+    let is_first = circle.iter().all(|s| s.order == 0 && s.lack == Lack::Issue);
+    if is_first && !scene.enough(at.waited, scene.settings.patience_unsure_ns) {
         return None;
     }
     let proven = circle.iter().all(|s| s.lack == Lack::Start) && is_inverted(scene, &circle);

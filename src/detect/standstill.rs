@@ -78,7 +78,11 @@ fn queue_ns(scene: &Scene<'_>, at: Place<'_>) -> u64 {
 
 /// The last operation that was issued before one that is timed and that a GPU has not started. Absent where the stall's own
 /// is no later than that.
-fn before_what_is_queued<'a>(scene: &Scene<'_>, at: Place<'a>, ranks: &[Rank]) -> Option<(u64, &'a Instance)> {
+fn before_what_is_queued<'a>(
+    scene: &Scene<'_>,
+    at: Place<'a>,
+    ranks: &[Rank],
+) -> Option<(u64, &'a Instance)> {
     let queued_ns = Cell::new(u64::MAX);
     let note = |p: &Part| {
         if p.started_ns.is_none() && !p.is_silent() {
@@ -126,7 +130,7 @@ mod tests {
     use crate::detect::{HangRule, Rule, Settings};
     use crate::join::Join;
     use crate::join::testing::{all_reduce, gpu_reading, member, process};
-    use crate::model::{Finding, Kind, Rank, Timing, Untimed, Update};
+    use crate::model::{CommId, Finding, Kind, Rank, Timing, Untimed, Update};
 
     const S: u64 = 1_000_000_000;
     const WAITS: (f64, f64) = (1.0, 0.0);
@@ -153,6 +157,33 @@ mod tests {
         }
         j.tick(21 * S);
         HangRule::new(Settings::default()).check(&j, 21 * S)
+    }
+
+    #[test]
+    fn of_the_same_ranks_the_operation_that_they_issued_last_is_named() {
+        let mut j = Join::new();
+        for r in 0..2u32 {
+            let gpu = format!("0000:{r:02x}:00.0");
+            j.feed(process(r));
+            // Two steps of both communicators: the first one ended, since the hosts waited for it.
+            for (comm, issued) in [(1u64, [5 * S, 9 * S]), (2, [5 * S + 1, 9 * S + S / 2])] {
+                let Update::Comm(mut record) = member(r, 2, 2) else { unreachable!("a member") };
+                (record.comm, record.gpu) = (CommId::unowned(comm), Some(gpu.clone().into()));
+                j.feed(Update::Comm(record));
+                for (order, at) in (0..).zip(issued) {
+                    let mut op = all_reduce(r, order, at, None);
+                    (op.comm, op.timing) = (CommId::unowned(comm), Timing::Not(Untimed::Budget));
+                    j.feed(Update::Op(Box::new(op)));
+                }
+            }
+            for at_s in 11..=20 {
+                j.feed(gpu_reading(&gpu, at_s * S, WAITS));
+            }
+        }
+        j.tick(21 * S);
+        let found = HangRule::new(Settings::default()).check(&j, 21 * S);
+        let named: Vec<_> = found.iter().map(|f| (f.kind, f.communicator, f.operation.order)).collect();
+        assert_eq!(named, [(Kind::NotStarted, CommId::unowned(2), 1)]);
     }
 
     #[test]

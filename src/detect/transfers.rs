@@ -124,6 +124,21 @@ mod tests {
     }
 
     #[test]
+    fn nobody_waits_in_a_transfer_behind_one_that_has_not_started() {
+        // Rank 1's GPU has not started its receive from rank 0; what it issued then waits for rank 2, untimed.
+        let ends = |started: bool| {
+            let kernel = started.then_some((10 * S + 5_000, Some(10 * S + 50_000)));
+            let mut behind = end(1, (2, 1), None);
+            (behind.issued_ns, behind.timing) = (Some(10 * S + 1), Timing::Not(Untimed::Budget));
+            vec![end(0, (0, 1), kernel.or(Some((10 * S + 5_000, None)))), end(1, (0, 1), kernel), behind]
+        };
+        let told =
+            |started| found(ends(started), 25 * S).into_iter().map(|f| (f.kind, f.ranks)).collect::<Vec<_>>();
+        assert_eq!(told(false), [(Kind::NotStarted, vec![Rank(1)])]);
+        assert_eq!(told(true), [(Kind::ReceiveWithoutSend, vec![Rank(2)])]);
+    }
+
+    #[test]
     fn an_agent_says_that_what_was_in_flight_is_not_finished() {
         // Transfer 0 from rank 0 to rank 1, both of which are in it; `done` is what the agents say of it since then.
         let by_beats = |done: Option<u64>| {

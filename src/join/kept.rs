@@ -5,7 +5,6 @@
 
 use super::communicator::{Communicator, state_of};
 use super::instance::{Instance, Part};
-use untimed::Standstill;
 use super::member::Seat;
 use super::waits::{Front, Stage, Stall, Waits, origins};
 use super::{Join, Standing};
@@ -14,6 +13,7 @@ use std::cell::LazyCell;
 use std::collections::BTreeMap;
 use std::iter::Peekable;
 use std::sync::Arc;
+use untimed::Standstill;
 
 mod transfers;
 mod untimed;

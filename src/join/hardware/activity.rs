@@ -48,6 +48,13 @@ impl Hardware {
         classify(newest.busy?, newest.memory_active?).filter(|a| *a != Activity::Idle)
     }
 
+    /// True for a GPU that is read again and again, and of which the next reading is the first one after a moment.
+    pub fn awaits_reading(&self, host: &str, gpu: &str, since_ns: u64, now_ns: u64) -> bool {
+        let newest =
+            self.moments(host, gpu).next_back().filter(|m| m.busy.is_some() && m.memory_active.is_some());
+        newest.is_some_and(|m| m.at_ns <= since_ns && now_ns < m.at_ns.saturating_add(FRESH_NS))
+    }
+
     /// What a GPU did in the last seconds. Absent where it was not read, or did more than one thing.
     pub fn activity(&self, host: &str, gpu: &str, now_ns: u64) -> Option<Activity> {
         let newest_ns = self.moments(host, gpu).next_back()?.at_ns;

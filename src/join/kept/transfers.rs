@@ -97,7 +97,8 @@ fn unmatched(join: &Join, c: &Communicator) -> Vec<Stall> {
         let by_beats = !sent && c.members().get(&here).is_some_and(|m| m.counted_by_beats);
         let part = c.instance(track, order).and_then(|i| i.parts.get(&here));
         // Operations of one communicator start in the order of their issue.
-        let is_behind = |p: &Part| queued_ns.get(&here).is_some_and(|q| p.op.issued_ns.is_some_and(|t| t > *q));
+        let is_behind =
+            |p: &Part| queued_ns.get(&here).is_some_and(|q| p.op.issued_ns.is_some_and(|t| t > *q));
         let waits_there = part.map_or(by_beats, |p| !p.finished && !is_behind(p));
         let side = |rank: Rank| {
             let process = join.process(c.members().get(&rank)?.record.segment)?;
@@ -121,7 +122,9 @@ fn queued_ns(c: &Communicator) -> BTreeMap<Rank, u64> {
     let mut first: BTreeMap<Rank, u64> = BTreeMap::new();
     for (_, order, instance) in c.incomplete_transfers() {
         for (rank, part) in &instance.parts {
-            if let (OpState::Issued, Some(t)) = (state_of(Some(part), order, None, 0, || false), part.op.issued_ns) {
+            if let (OpState::Issued, Some(t)) =
+                (state_of(Some(part), order, None, 0, || false), part.op.issued_ns)
+            {
                 first.entry(*rank).and_modify(|f| *f = t.min(*f)).or_insert(t);
             }
         }
