@@ -105,8 +105,12 @@ fn names_in_dev_shm_keep_nobody_out() {
         std::os::unix::fs::chown(&own, Some(uid), Some(uid)).expect("root may");
         own
     };
-    let idle = ground.idle(USER);
-    let put = |uid: u32, own: &Path| as_user(uid, || Forged::small(Writer::running(idle.0.id())).put(own));
+    // A segment lives by a process of its own user: that of another one's is removed.
+    let idle = [0, USER, USER + 1].map(|uid| (uid, ground.idle(uid)));
+    let put = |uid: u32, own: &Path| {
+        let (_, process) = idle.iter().find(|(u, _)| *u == uid).expect("a process of this user");
+        as_user(uid, || Forged::small(Writer::running(process.0.id())).put(own))
+    };
     for uid in users {
         put(uid, &directory(uid));
     }
