@@ -284,10 +284,7 @@ impl Publisher {
                 .collect();
             new.sort_unstable();
             for (came_ns, track, order) in new {
-                // Half of what may be announced is left to slow operations.
-                if self.announced.0 == second && self.announced.1 >= ANNOUNCED / 2
-                    || !self.may_announce(second)
-                {
+                if !self.may_announce_late(second) {
                     return;
                 }
                 after_ns = came_ns;
@@ -311,10 +308,7 @@ impl Publisher {
                 if !told.insert(order) {
                     continue;
                 }
-                // Half of what may be announced is left to slow operations.
-                if self.announced.0 == second && self.announced.1 >= ANNOUNCED / 2
-                    || !self.may_announce(second)
-                {
+                if !self.may_announce_late(second) {
                     return;
                 }
                 let orders = order.saturating_sub(1)..=order;
@@ -329,6 +323,11 @@ impl Publisher {
         *many = if *of == second { *many + 1 } else { 1 };
         *of = second;
         *many <= ANNOUNCED
+    }
+
+    /// The same of operations to which somebody was late: half of what may be announced is left to slow operations.
+    fn may_announce_late(&mut self, second: u64) -> bool {
+        (self.announced.0 != second || self.announced.1 < ANNOUNCED / 2) && self.may_announce(second)
     }
 
     /// Somebody wants all of a communicator's operations until a moment.

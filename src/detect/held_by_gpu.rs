@@ -7,6 +7,7 @@ use super::hang::{Place, Scene};
 use super::{fact, missing_rank, names, who};
 use crate::join::{Activity, Communicator, Part, Stall};
 use crate::model::{Cause, CommId, Confidence, Finding, Kind, Rank, Track};
+use std::cmp::Ordering;
 use std::collections::HashSet;
 
 /// A GPU that is busy so much later, in ns, than others began to wait is not on its way to them.
@@ -179,9 +180,11 @@ fn out_of_order(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Option<F
         .map(|r| issued_after(scene, at, *r, (first, since_ns)).map(|(comm, order)| (*r, comm, order)))
         .collect::<Option<_>>()?;
     // Most of them are right; of as many nobody knows who is.
-    let mut ranks: Vec<Rank> =
-        if waiting.len() < missing.ranks.len() { Vec::new() } else { missing.ranks.clone() };
-    ranks.extend(waiting.iter().filter(|_| waiting.len() <= missing.ranks.len()));
+    let mut ranks = match waiting.len().cmp(&missing.ranks.len()) {
+        Ordering::Greater => missing.ranks.clone(),
+        Ordering::Equal => [missing.ranks.as_slice(), waiting].concat(),
+        Ordering::Less => waiting.to_vec(),
+    };
     ranks.sort_unstable();
     let mut evidence = scene.wait_evidence(at.waited);
     for (rank, comm, order) in they_are_in.iter().take(DESCRIBED) {
@@ -226,23 +229,21 @@ fn issued_after(
 
 /// True when a rank's process issued an operation of which nobody knows whether it is finished.
 fn is_in_any(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> bool {
-    any_open(scene, at, rank, |_, _| true)
+    open_parts(scene, at, rank).next().is_some()
 }
 
-/// True when an operation that a rank's process issued and that is not known to be finished is like this.
-pub(super) fn any_open(
-    scene: &Scene<'_>,
+/// What a rank's process issued and what is not known to be finished there, with the communicator and track of each.
+pub(super) fn open_parts<'a>(
+    scene: &Scene<'a>,
     at: Place<'_>,
     rank: Rank,
-    is: impl Fn((CommId, Track), &Part) -> bool,
-) -> bool {
-    let Some(process) = scene.process(at.comm, rank) else { return false };
-    scene.join.memberships(process.record.id).iter().any(|(comm, r)| {
-        let c = scene.join.communicator(*comm);
-        let part = |i: &'_ crate::join::Instance, track: Track| {
-            i.parts.get(r).is_some_and(|p| !p.finished && is((*comm, track), p))
-        };
-        c.is_some_and(|c| c.incomplete().any(|(track, _, i)| part(i, track)))
+) -> impl Iterator<Item = ((CommId, Track), &'a Part)> {
+    let join = scene.join;
+    let memberships = scene.process(at.comm, rank).map_or(&[][..], |p| join.memberships(p.record.id));
+    memberships.iter().flat_map(move |(comm, r)| {
+        let all = join.communicator(*comm).into_iter().flat_map(Communicator::incomplete);
+        let own = all.filter_map(|(track, _, i)| Some((track, i.parts.get(r)?)));
+        own.filter(|(_, p)| !p.finished).map(|(track, p)| ((*comm, track), p))
     })
 }
 

@@ -3,7 +3,7 @@
 //! The others wait on their GPUs.
 
 use super::hang::{Place, Scene};
-use super::held_by_gpu::{self, any_open};
+use super::held_by_gpu::{self, open_parts};
 use super::stuck_transfer::REPORTED_LATE_NS;
 use super::{fact, names, number, seconds, standstill, victims, who};
 use crate::join::{Activity, Lack, Part, Stall};
@@ -84,8 +84,8 @@ fn may_be_elsewhere(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> bool {
     let issued_ns = at.instance.parts.get(&rank).and_then(|p| p.op.issued_ns);
     let own = (at.comm.id, at.stall.track);
     let in_doubt =
-        |place: (CommId, Track), p: &Part| place != own && p.is_silent() && p.op.issued_ns < issued_ns;
-    issued_ns.is_some() && any_open(scene, at, rank, in_doubt)
+        |(place, p): ((CommId, Track), &Part)| place != own && p.is_silent() && p.op.issued_ns < issued_ns;
+    issued_ns.is_some() && open_parts(scene, at, rank).any(in_doubt)
 }
 
 /// True when another operation of the same processes stands still since before this one, and lacks ranks.

@@ -1,15 +1,14 @@
-//! `not-started` of untimed operations: all ranks issued one and nothing later, and their GPUs wait.
+//! `not-started` of untimed operations: all ranks issued one and then nothing at all, and their GPUs wait.
 //!
 //! From records alone this looks like a pause of all hosts. The GPUs tell the two apart: the kernel of an operation that
 //! does not end keeps its GPU busy and uses no memory, and a paused GPU is idle.
 
 use super::hang::{Place, Scene};
-use super::held_by_gpu::any_open;
+use super::held_by_gpu::open_parts;
 use super::victims::connected;
 use super::{fact, names, number, seconds, who};
-use crate::join::{Activity, Instance, Part, Stall};
+use crate::join::{Activity, Instance, Stall};
 use crate::model::{Confidence, Finding, Kind, Rank, Track};
-use std::cell::Cell;
 use std::collections::BTreeSet;
 
 /// Ranks that are described one by one.
@@ -40,11 +39,13 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let waiting: Vec<Rank> = ranks.iter().copied().filter(|r| !others.contains(r)).collect();
     let mut evidence = vec![
         number(
-            format!("{} issued it and nothing later for {:.1} s", names(&ranks), seconds(waited)),
+            format!("{} issued it, and nothing at all for {:.1} s", names(&ranks), seconds(waited)),
             seconds(waited),
             "s",
         ),
-        fact("GPU times do not cover this operation: it is the first one since the hosts last paused"),
+        fact(
+            "GPU times cover neither this operation nor those right before it: it or one of them stands still",
+        ),
         fact(format!("the GPUs of {} are busy and use no memory: a kernel waits there", names(&waiting))),
     ];
     for (rank, activity) in activities.iter().filter(|(r, _)| others.contains(r)).take(DESCRIBED) {
@@ -83,15 +84,10 @@ fn before_what_is_queued<'a>(
     at: Place<'a>,
     ranks: &[Rank],
 ) -> Option<(u64, &'a Instance)> {
-    let queued_ns = Cell::new(u64::MAX);
-    let note = |p: &Part| {
-        if p.started_ns.is_none() && !p.is_silent() {
-            queued_ns.set(p.op.issued_ns.map_or(queued_ns.get(), |t| t.min(queued_ns.get())));
-        }
-        false
-    };
-    ranks.iter().for_each(|r| _ = any_open(scene, at, *r, |_, p| note(p)));
-    let is_later = |i: &Instance| i.began_ns().is_none_or(|t| t >= queued_ns.get());
+    let parts = ranks.iter().flat_map(|r| open_parts(scene, at, *r)).map(|(_, part)| part);
+    let queued = parts.filter(|p| p.started_ns.is_none() && !p.is_silent());
+    let queued_ns = queued.filter_map(|p| p.op.issued_ns).min()?;
+    let is_later = |i: &Instance| i.began_ns().is_none_or(|t| t >= queued_ns);
     if matches!(at.stall.track, Track::Pair(..)) || !is_later(at.instance) {
         return None;
     }

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 const QUEUE_MAX: usize = 2048;
 /// Operations of a track that are looked through for a pause of the hosts.
 const STEP_MAX: usize = 64;
-/// Operations that were issued so long before the newest one, in ns, belong to an earlier step.
+/// A track of which the newest operation was issued so long before the newest of all, in ns, had no part in the last step.
 const STEP_NS: u64 = 1_000_000_000;
 /// Ranks that issued nothing for so long, in ns, may wait for what they issued.
 const SILENT_NS: u64 = 2_000_000_000;
@@ -81,7 +81,7 @@ pub(super) fn stall(join: &Join, c: &Communicator, now_ns: u64) -> Untimed {
 #[derive(Debug)]
 struct Step {
     track: Track,
-    /// The first of them.
+    /// The last of them; of transfers the first.
     order: u64,
     began_ns: u64,
     newest_ns: u64,
@@ -142,7 +142,7 @@ fn step_of_transfers(c: &Communicator, now_ns: u64) -> Option<Step> {
     Step::of(&issued)
 }
 
-/// The first operation of a step. All ranks issued it and nothing later, and nobody knows whether it is finished.
+/// The operation that stands for a step. All ranks issued it, and nobody knows whether it is finished.
 fn unproven(join: &Join, c: &Communicator, step: Step) -> Option<Stall> {
     let mut lacking: Vec<(Rank, u32)> = Vec::with_capacity(c.seats().len());
     for seat in c.seats() {
