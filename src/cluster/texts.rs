@@ -1,14 +1,10 @@
 //! Texts of other nodes: they could steer a terminal or be endless, and may be shown.
 
+use crate::model::steers;
 use serde::de::DeserializeOwned;
 
 /// The longest text of a message that is kept, in bytes.
 const CLIPPED: usize = 256;
-
-/// Control characters, and marks that turn the direction of what follows.
-pub(super) fn steers(c: char) -> bool {
-    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-}
 
 /// A text as it may be shown: cut, and without what steers.
 pub(super) fn clipped(s: String) -> String {

@@ -2,7 +2,7 @@
 //!
 //! Only what is on a list here is taken from an environment, and its values are cut: nothing secret becomes a label.
 
-use super::decode::steers;
+use crate::model::steers;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;

@@ -2,7 +2,7 @@
 
 use crate::model::{
     Algo, ChannelStamp, CommId, CommRecord, DataType, Flags, Func, Job, Lane, Making, NetPhase, NetProgress,
-    OpRecord, Proto, Rank, RedOp, Returned, SegmentId, Timing, Untimed,
+    OpRecord, Proto, Rank, RedOp, Returned, SegmentId, Timing, Untimed, steers,
 };
 use ringwatch_wire::codes::{self, flag, kind, made, phase, timed};
 use ringwatch_wire::layout::head;
@@ -13,11 +13,6 @@ use std::sync::LazyLock;
 pub(super) fn clean(bytes: impl Iterator<Item = u8>) -> String {
     let bytes: Vec<u8> = bytes.collect();
     String::from_utf8_lossy(&bytes).chars().filter(|c| !steers(*c)).collect::<String>().trim().to_owned()
-}
-
-/// Control characters, and the marks that turn the direction of what follows.
-pub(super) fn steers(c: char) -> bool {
-    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 pub(super) fn text<const N: usize>(t: &Text<N>) -> Option<String> {

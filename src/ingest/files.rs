@@ -1,7 +1,7 @@
 //! Small files of the kernel, whose contents nobody vouches for.
 
-use super::decode::steers;
 use super::descriptors::is_shortage;
+use crate::model::steers;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;

@@ -14,6 +14,7 @@ mod nic;
 mod op;
 mod snapshot;
 mod spare;
+mod text;
 mod unread;
 mod update;
 
@@ -40,6 +41,7 @@ pub use snapshot::{
     Snapshot,
 };
 pub use spare::Spare;
+pub use text::steers;
 pub use unread::{Unread, UnreadReason};
 #[cfg(test)]
 pub(crate) use update::UNRECORDED;

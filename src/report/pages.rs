@@ -2,7 +2,7 @@
 
 use super::{finding, number, size};
 use crate::model::{
-    ClassRow, CommId, CommRow, Coverage, Finding, JobRow, RankRow, Snapshot, Unread, size_text,
+    ClassRow, CommId, CommRow, Coverage, Finding, JobRow, RankRow, Snapshot, Unread, size_text, steers,
 };
 use serde::Serialize;
 use std::io::{self, Write};
@@ -415,9 +415,7 @@ fn findings(out: &mut impl Write, all: &[Finding]) -> io::Result<()> {
 
 /// A text of a job's, without what could steer a terminal.
 fn plain(text: &str) -> String {
-    let turns =
-        |c: char| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    text.chars().filter(|c| !c.is_control() && !turns(*c)).collect()
+    text.chars().filter(|c| !steers(*c)).collect()
 }
 
 /// `12 min 34 s`.

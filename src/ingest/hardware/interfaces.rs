@@ -2,9 +2,8 @@
 
 use super::ethtool::Ethtool;
 use super::{Absent, Batch, Sampler};
-use crate::ingest::decode::steers;
 use crate::ingest::files::{entries, number, sum, text};
-use crate::model::{Fact, InterfaceFact};
+use crate::model::{Fact, InterfaceFact, steers};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

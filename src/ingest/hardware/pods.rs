@@ -4,8 +4,7 @@
 //! waiting.
 
 use super::{Absent, Batch, Sampler};
-use crate::ingest::decode::steers;
-use crate::model::{Fact, Holder, PodsFact};
+use crate::model::{Fact, Holder, PodsFact, steers};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::Duration;

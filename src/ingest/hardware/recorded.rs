@@ -3,8 +3,7 @@
 //! Times in the file count from its first reading; played again they count from the first time somebody asks.
 
 use super::{Absent, Batch, Sampler};
-use crate::ingest::decode::steers;
-use crate::model::{Fact, Reading};
+use crate::model::{Fact, Reading, steers};
 use serde_json::Value;
 use std::io::{self, BufRead, Read as _, Write};
 use std::path::{Path, PathBuf};
