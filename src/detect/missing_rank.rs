@@ -5,6 +5,7 @@
 
 use super::hang::{Place, Scene};
 use super::{endings, fact, names, number, seconds, who};
+use crate::join::Process;
 use crate::model::{
     Cause, CommId, Confidence, Evidence, Finding, Kind, OpState, ProcessState, Rank, Severity, Track,
 };
@@ -212,15 +213,27 @@ fn weight(cause: &Cause) -> u8 {
     }
 }
 
+/// A command for each process.
+fn for_each(command: &str, processes: &[&Process]) -> String {
+    let each: Vec<String> =
+        processes.iter().map(|p| format!("{command} {} on {}", p.record.pid, p.record.host)).collect();
+    each.join("; ")
+}
+
+/// What to do about ranks whose processes are stopped.
+pub(super) fn let_go_on(ranks: &[Rank], processes: &[&Process]) -> String {
+    format!(
+        "let {} go on ({}), and find out who stopped it",
+        names(ranks),
+        for_each("kill -SIGCONT", processes)
+    )
+}
+
 fn advice(scene: &Scene<'_>, at: Place<'_>, cause: &Cause, kind: Kind) -> String {
     let missing = names(&at.origin.ranks);
     let processes: Vec<_> =
         at.origin.ranks.iter().take(DESCRIBED).filter_map(|r| scene.process(at.comm, *r)).collect();
-    let pids = |command: &str| {
-        let each: Vec<String> =
-            processes.iter().map(|p| format!("{command} {} on {}", p.record.pid, p.record.host)).collect();
-        each.join("; ")
-    };
+    let pids = |command: &str| for_each(command, &processes);
     match cause {
         _ if kind == Kind::AbortedRank => format!(
             "find out why {missing} aborted the communicator: an exception or a watchdog's timeout in its log; the others have to abort too"
@@ -228,9 +241,7 @@ fn advice(scene: &Scene<'_>, at: Place<'_>, cause: &Cause, kind: Kind) -> String
         Cause::ProcessGone(_) => {
             format!("find out why the process of {missing} ended: its log, dmesg (OOM), the exit code")
         }
-        Cause::Stopped => {
-            format!("let {missing} go on ({}), and find out who stopped it", pids("kill -SIGCONT"))
-        }
+        Cause::Stopped => let_go_on(&at.origin.ranks, &processes),
         Cause::BusyElsewhere(comm) => format!(
             "{missing} is at work in communicator {comm}: look at why it does not come to this one ({})",
             pids("py-spy dump --pid")
@@ -386,6 +397,39 @@ mod tests {
         let f = &rule.check(&j, 14 * S)[0];
         assert_eq!((&f.cause, f.confidence), (&Some(Cause::Stopped), Confidence::Likely));
         assert!(f.advice.contains("SIGCONT"), "{}", f.advice);
+    }
+
+    #[test]
+    fn the_last_operation_of_a_stopped_process_is_over_where_the_others_left_it() {
+        // All were in operation 2. Rank 3's process was stopped before it could tell of its end, and never issues 3.
+        let rule = HangRule::new(Settings::default());
+        let mut j = stuck();
+        let in_it = Some((10 * S - 400_000_000, None));
+        j.feed(Update::Op(Box::new(all_reduce(3, 2, 10 * S - 500_000_000, in_it))));
+        let mut fact = HostFact::new(SegmentId(4), 10 * S);
+        fact.state = Some(ProcessState::Stopped { traced: false });
+        j.feed(Update::Host(Box::new(fact)));
+        let [f] = rule.check(&j, 14 * S).try_into().expect("one");
+        assert_eq!((f.kind, f.ranks, f.operation.order), (Kind::MissingRank, vec![Rank(3)], 3));
+    }
+
+    #[test]
+    fn an_end_told_by_stamps_from_before_the_call_is_no_end() {
+        // NCCL 2.28 after a rank sent to itself: rank 0's all-reduces end in the records as soon as they are issued.
+        let rule = HangRule::new(Settings::default());
+        let mut j = Join::new();
+        for r in 0..2u32 {
+            j.feed(process(r));
+            j.feed(member(r, 2, if r == 1 { 1 } else { 3 }));
+            j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
+        }
+        for order in 1..3 {
+            let earlier = Some((S + 60_000 * order, Some(S + 60_000 * order + 50_000)));
+            j.feed(Update::Op(Box::new(all_reduce(0, order, 10 * S, earlier))));
+        }
+        j.tick(20 * S);
+        let [f] = rule.check(&j, 20 * S).try_into().expect("one");
+        assert_eq!((f.kind, f.ranks, f.operation.order), (Kind::MissingRank, vec![Rank(1)], 1));
     }
 
     #[test]

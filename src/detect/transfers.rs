@@ -4,8 +4,8 @@
 //! nobody and is no finding.
 
 use super::hang::{Place, Scene};
-use super::{fact, names, who};
-use crate::model::{Confidence, Finding, Kind, Rank, Track};
+use super::{fact, missing_rank, names, who};
+use crate::model::{Cause, Confidence, Finding, Kind, Rank, Track};
 
 pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let Track::Pair(from, to) = at.stall.track else { return None };
@@ -63,9 +63,13 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     }
     evidence.extend(who(scene.join, at.comm, there));
     let operation = at.comm.describe(at.stall.track, order, &at.instance.first()?.op);
+    let stopped = scene.process(at.comm, there).filter(|p| p.is_stopped());
     Some(Finding {
         evidence,
-        advice: if at.origin.circle.is_empty() {
+        cause: stopped.map(|_| Cause::Stopped),
+        advice: if let Some(p) = stopped {
+            missing_rank::let_go_on(&[there], &[p])
+        } else if at.origin.circle.is_empty() {
             format!(
                 "look at why {} did not {lacks}: another peer, another count of messages, or a call that is never reached",
                 names(&ranks)
@@ -87,7 +91,8 @@ mod tests {
     use crate::join::Join;
     use crate::join::testing::{all_reduce, member, process};
     use crate::model::{
-        Beat, Exchange, Finding, Func, Kind, Lane, OpRecord, PairBeat, Rank, Timing, Untimed, Update,
+        Beat, Cause, Exchange, Finding, Func, HostFact, Kind, Lane, OpRecord, PairBeat, ProcessState, Rank,
+        SegmentId, Timing, Untimed, Update,
     };
 
     const S: u64 = 1_000_000_000;
@@ -136,6 +141,44 @@ mod tests {
             |started| found(ends(started), 25 * S).into_iter().map(|f| (f.kind, f.ranks)).collect::<Vec<_>>();
         assert_eq!(told(false), [(Kind::NotStarted, vec![Rank(1)])]);
         assert_eq!(told(true), [(Kind::ReceiveWithoutSend, vec![Rank(2)])]);
+    }
+
+    #[test]
+    fn a_receive_that_ended_by_its_stamps_without_its_send_waits() {
+        // One launch of rank 1 holds a send and a receive, and NCCL tells when the send was through.
+        let ended = Some((10 * S + 5_000, Some(10 * S + 50_000)));
+        let told = |later: Option<(u64, Option<u64>)>, now_ns: u64| {
+            let mut next = end(1, (0, 1), later);
+            (next.ticket, next.order, next.issued_ns) = (next.ticket + 1, Some(1), Some(10 * S + 1_000_000));
+            let found = found(vec![end(1, (0, 1), ended), next], now_ns);
+            found.into_iter().map(|f| (f.kind, f.ranks, f.operation.order)).collect::<Vec<_>>()
+        };
+        assert_eq!(told(None, 14 * S), [(Kind::ReceiveWithoutSend, vec![Rank(0)], 0)]);
+        assert_eq!(told(None, 12 * S), []);
+        // A later receive cannot start before the first has ended: the send's record is lost.
+        assert_eq!(told(Some((11 * S, None)), 14 * S), []);
+    }
+
+    #[test]
+    fn a_stopped_peer_is_named_so() {
+        let mut j = Join::new();
+        for r in 0..2 {
+            j.feed(process(r));
+            j.feed(member(r, 2, 1));
+        }
+        // Its host issued the receive, which its network threads will not finish.
+        for op in [end(0, (0, 1), Some((10 * S + 5_000, None))), end(1, (0, 1), Some((10 * S + 5_000, None)))]
+        {
+            j.feed(Update::Op(Box::new(op)));
+        }
+        let mut fact = HostFact::new(SegmentId(2), 10 * S);
+        fact.state = Some(ProcessState::Stopped { traced: false });
+        j.feed(Update::Host(Box::new(fact)));
+        j.tick(14 * S);
+        let [f] = HangRule::new(Settings::default()).check(&j, 14 * S).try_into().expect("one");
+        assert_eq!((f.kind, f.ranks), (Kind::SendWithoutReceive, vec![Rank(1)]));
+        assert_eq!(f.cause, Some(Cause::Stopped));
+        assert!(f.advice.contains("SIGCONT"), "{}", f.advice);
     }
 
     #[test]

@@ -868,8 +868,8 @@ impl Communicator {
         // After CUDA graphs, stamps that cannot be true are another operation's, and so is the news that it stopped.
         // Who reads the records later, and all at once, has to find the same: it goes by the rank's own order.
         let stamped = op.stamps.iter().any(|s| s.start_gpu_ns.is_some());
-        let graphs = op.ticket >= member.graphs_from;
-        let stopped = told && (kernel.is_some() || op.event_ns.is_some() || !stamped || !graphs);
+        let is_anothers = || op.ticket >= member.graphs_from || timing::is_of_earlier(&op, clock);
+        let stopped = told && (kernel.is_some() || op.event_ns.is_some() || !stamped || !is_anothers());
         let started_ns = kernel
             .map(|k| k.start_ns)
             .or_else(|| said.map_or_else(|| timing::started(&op, clock), |s| s.started_ns));

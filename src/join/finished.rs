@@ -362,7 +362,7 @@ mod tests {
 
     /// A transfer whose stamps cannot be true, from rank 0 to rank 1; then a replay of a graph.
     fn transfer_and_graph(rank: u32) -> [Update; 2] {
-        let mut transfer = all_reduce(rank, 0, S, Some((S - 1_000_000, Some(S - 900_000))));
+        let mut transfer = all_reduce(rank, 0, S, Some((S + 5_000, Some(S + 4_000))));
         transfer.lane = if rank == 0 { Lane::Send(Rank(1)) } else { Lane::Recv(Rank(0)) };
         let mut replay = all_reduce(rank, 0, S + 1_000_000, Some((S + 1_005_000, Some(S + 1_105_000))));
         (replay.lane, replay.ticket) = (Lane::Replay, 1);

@@ -171,7 +171,7 @@ impl Kept {
             (!is_aborted(s), kept.or_else(|| join.since_ns(s)).unwrap_or(u64::MAX))
         };
         // Where all are gone, what they waited for is the question.
-        let gone = if self.over { Vec::new() } else { join.roster.gone(self.waits.processes()) };
+        let gone = if self.over { Vec::new() } else { join.roster.out(self.waits.processes()) };
         let origins_known = self.waits.solve(since, &gone);
         let mut stalls = self.waits.stalls().to_vec();
         // Ranks that are known to wait elsewhere are not in what is not timed.
@@ -254,8 +254,8 @@ impl Join {
 struct Row {
     rank: Rank,
     front: Front,
-    /// Its rank will not finish what it began.
-    gone: bool,
+    /// Its rank will not finish what it began, or nobody will tell.
+    out: bool,
     /// Its issue orders can be relied on.
     sure: bool,
     /// It has freed the communicator.
@@ -280,7 +280,7 @@ fn rows(join: &Join, c: &Communicator, track: Track, over: bool, room: &mut Room
         Some(Row {
             rank: seat.rank,
             front: Front { process: seat.actor, issued, done: issued, stage: Stage::InDoubt },
-            gone: !over && condition.gone || seat.aborted,
+            out: !over && condition.is_out() || seat.aborted,
             sure: condition.known && !condition.unsure,
             through: seat.through,
             told: seat.done(track),
@@ -293,17 +293,17 @@ fn rows(join: &Join, c: &Communicator, track: Track, over: bool, room: &mut Room
     }
     advance(c, track, room);
     let rows = &mut room.rows;
-    // What a rank has finished, all were in: who is gone then was through with it as well, told or not.
+    // What a rank has finished, all were in: who is out then was through with it as well, told or not.
     let mut open: Vec<u64> = Vec::new();
-    for r in rows.iter().filter(|r| r.front.stage != Stage::InDoubt && !r.gone) {
+    for r in rows.iter().filter(|r| r.front.stage != Stage::InDoubt && !r.out) {
         if open.last() != Some(&r.front.done) {
             open.push(r.front.done);
         }
     }
     open.sort_unstable();
     let mut alive: Vec<Rank> = Vec::new();
-    if rows.iter().any(|r| r.gone) {
-        alive.extend(rows.iter().filter(|r| !r.gone).map(|r| r.rank));
+    if rows.iter().any(|r| r.out) {
+        alive.extend(rows.iter().filter(|r| !r.out).map(|r| r.rank));
     }
     let queued = LazyCell::new(|| c.queued(track, |r| alive.binary_search(r).is_ok()));
     for row in rows.iter_mut() {
@@ -311,8 +311,8 @@ fn rows(join: &Join, c: &Communicator, track: Track, over: bool, room: &mut Room
         if row.through {
             f.done = f.issued;
         }
-        // Who is gone, or has aborted, will not finish what it began: it is waited for as if it had not issued it.
-        if f.done < f.issued && row.gone {
+        // Who is gone or stopped, or has aborted, will not finish what it began: it is waited for as if it had not issued it.
+        if f.done < f.issued && row.out {
             let next = open.get(open.partition_point(|o| *o < f.done)).filter(|o| **o < f.issued);
             // Nobody who is alive came past a timed operation that has not started: what is in doubt before that did not end.
             let first_in_doubt = || {

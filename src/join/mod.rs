@@ -59,8 +59,8 @@ pub use waits::{Front, Lack, Origin, Stage, Stall, Waits};
 pub use wire::{Shape, Wire, crossing, expected, transfer};
 
 use crate::model::{
-    BEYOND_MEMORY, CommId, CommRecord, Holder, HostFact, Lane, Liveness, OpRecord, Rank, SegmentId,
-    SegmentRecord, Spare, UNCOUNTED, Update, hides_operations, missed_reason,
+    BEYOND_MEMORY, CommId, CommRecord, Holder, HostFact, Lane, Liveness, OpRecord, ProcessState, Rank,
+    SegmentId, SegmentRecord, Spare, UNCOUNTED, Update, hides_operations, missed_reason,
 };
 use agenda::Agenda;
 use finished::Outbox;
@@ -111,6 +111,20 @@ impl Process {
     pub fn unsure(&self) -> bool {
         self.silent_ns.is_some()
             || self.record.losses.iter().any(|(what, n)| *n > 0 && UNCOUNTED.contains(what))
+    }
+
+    /// True when a signal has stopped it. A tool that reads stacks stops a process as well, for a moment, and does not count.
+    pub fn is_stopped(&self) -> bool {
+        matches!(&self.host, Some(HostFact { state: Some(ProcessState::Stopped { traced: false }), .. }))
+    }
+
+    fn condition(&self) -> Condition {
+        Condition {
+            known: true,
+            unsure: self.unsure(),
+            gone: self.record.liveness != Liveness::Alive,
+            stopped: self.is_stopped(),
+        }
     }
 
     /// Operations of which nothing is known, since their records were lost.
@@ -243,10 +257,7 @@ impl Join {
             Update::Silent { segment, since_ns } => {
                 if let Some(p) = self.processes.get_mut(&segment) {
                     p.silent_ns = since_ns;
-                    let gone = p.record.liveness != Liveness::Alive;
-                    if self.roster.tell(segment, Condition { known: true, unsure: p.unsure(), gone }) {
-                        self.mark(segment);
-                    }
+                    self.tell_condition(segment);
                 }
             }
             Update::Disputed { comm, rank, nodes } => self.dispute(comm, rank, nodes),
@@ -254,7 +265,9 @@ impl Join {
             Update::Host(fact) => {
                 if let Some(p) = self.processes.get_mut(&fact.segment) {
                     p.strains.take(&fact);
+                    let segment = fact.segment;
                     p.host = Some(*fact);
+                    self.tell_condition(segment);
                 }
             }
             Update::Hardware(reading) => {
@@ -411,9 +424,14 @@ impl Join {
             }
         }
         self.alive += usize::from(is_alive);
-        let unsure = self.process(id).is_some_and(Process::unsure);
-        if self.roster.tell(id, Condition { known: true, unsure, gone: !is_alive }) {
-            self.mark(id);
+        self.tell_condition(id);
+    }
+
+    /// Says how a process is, for those that wait for it.
+    fn tell_condition(&mut self, segment: SegmentId) {
+        let Some(condition) = self.processes.get(&segment).map(Process::condition) else { return };
+        if self.roster.tell(segment, condition) {
+            self.mark(segment);
         }
     }
 

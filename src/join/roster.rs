@@ -13,6 +13,15 @@ pub(super) struct Condition {
     pub unsure: bool,
     /// It is gone.
     pub gone: bool,
+    /// A signal has stopped it: it issues nothing, tells of nothing that ends on its GPU, and its network threads stand still.
+    pub stopped: bool,
+}
+
+impl Condition {
+    /// What it began is not finished by it, or not told of: who waits for it waits for its process.
+    pub(super) fn is_out(self) -> bool {
+        self.gone || self.stopped
+    }
 }
 
 /// One process's GPU: what can wait and be waited for.
@@ -44,10 +53,10 @@ pub(super) struct Roster {
 }
 
 impl Roster {
-    /// Those of the first so many numbers whose processes are gone.
-    pub(super) fn gone(&self, numbers: usize) -> Vec<u32> {
+    /// Those of the first so many numbers whose processes are gone or stopped.
+    pub(super) fn out(&self, numbers: usize) -> Vec<u32> {
         let all = (0u32..).zip(&self.conditions).take(numbers);
-        all.filter(|(_, c)| c.known && c.gone).map(|(number, _)| number).collect()
+        all.filter(|(_, c)| c.known && c.is_out()).map(|(number, _)| number).collect()
     }
 
     /// Takes a membership in; returns the number of the process's GPU. All memberships share one text of its address.

@@ -187,7 +187,7 @@ impl Join {
             // Hosts that run ahead issued what lies behind it before the others were through.
             return instance.began_ns();
         }
-        let waiting = || waiting_in(instance, &stall.lacking).map(|(_, p)| p);
+        let waiting = || waiting_in(instance, stall).map(|(_, p)| p);
         let issued = waiting().filter_map(|p| p.op.issued_ns).min();
         let started = waiting().filter_map(|p| p.started_ns).min();
         if started.is_none() && is_behind_others(c, stall) {
@@ -216,7 +216,7 @@ impl Join {
             !(by_beats && matches!(stall.track, Track::Pair(..)))
         };
         let is_here = |r: &Rank| stall.lacking.binary_search_by_key(r, |(l, _)| *l).is_err();
-        !waiting_in(instance, &stall.lacking).any(|(r, p)| p.is_in_it() && told(&r))
+        !waiting_in(instance, stall).any(|(r, p)| p.is_in_it() && told(&r))
             && c.queued(stall.track, is_here).last().is_none_or(|last| *last < stall.order)
     }
 
@@ -269,7 +269,7 @@ impl Join {
                 silent: true,
             });
         }
-        let parts: Vec<(Rank, Option<u64>, u64)> = waiting_in(instance, &stall.lacking)
+        let parts: Vec<(Rank, Option<u64>, u64)> = waiting_in(instance, stall)
             .filter_map(|(r, p)| Some((r, p.started_ns, p.op.issued_ns?)))
             .collect();
         let started = parts.iter().filter_map(|(_, started, _)| *started).min();
@@ -323,14 +323,18 @@ fn is_behind_others(c: &Communicator, stall: &Stall) -> bool {
 }
 
 /// The ranks that are in an operation and that it does not wait for.
-fn waiting_in<'a>(
-    instance: &'a Instance,
-    lacking: &'a [(Rank, u32)],
-) -> impl Iterator<Item = (Rank, &'a Part)> {
-    let mut lacking = lacking.iter().map(|(r, _)| *r).peekable();
+fn waiting_in<'a>(instance: &'a Instance, stall: &'a Stall) -> impl Iterator<Item = (Rank, &'a Part)> {
+    let mut lacking = stall.lacking.iter().map(|(r, _)| *r).peekable();
     let mut lacks = move |rank: Rank| {
         while lacking.next_if(|r| *r < rank).is_some() {}
         lacking.peek() == Some(&rank)
     };
-    instance.parts.iter().filter(move |(r, p)| !lacks(**r) && !p.finished).map(|(r, p)| (*r, p))
+    // What ended by its stamps waits all the same where they prove nothing.
+    let waits =
+        |r: Rank| matches!(stall.track, Track::Pair(..)) && stall.waiting.iter().any(|(w, _)| *w == r);
+    instance
+        .parts
+        .iter()
+        .filter(move |(r, p)| !lacks(**r) && (!p.finished || waits(**r)))
+        .map(|(r, p)| (*r, p))
 }

@@ -166,6 +166,14 @@ fn youngest_together(times: &[(u64, u64)]) -> Span {
     all
 }
 
+/// True when all stamps are of kernels that were over before this operation was called: they tell of another one, and so does
+/// the news that it stopped. NCCL 2.28 counts the operations of a channel wrongly after a rank sent to itself.
+pub(super) fn is_of_earlier(op: &OpRecord, clock: &ClockMap) -> bool {
+    let Some(limit) = not_before(op) else { return false };
+    let ends = || op.stamps.iter().filter_map(|s| s.stop_gpu_ns);
+    ends().next().is_some() && ends().all(|gpu| clock.to_host(gpu).is_some_and(|host| host < limit))
+}
+
 /// When the kernel started, host clock ns, from believable starts alone: for kernels that have not stopped.
 pub fn started(op: &OpRecord, clock: &ClockMap) -> Option<u64> {
     let limit = not_before(op)?;

@@ -9,6 +9,9 @@ use crate::model::{BEYOND_MEMORY, OpState, Rank, Track};
 use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// A send of which nothing is heard for so long after its receive ended, in ns, was not issued.
+const NEWS_NS: u64 = 2_000_000_000;
+
 /// The transfers of a communicator that cannot complete yet.
 pub(super) struct Transfers {
     pub(super) stalls: Vec<Stall>,
@@ -18,7 +21,7 @@ pub(super) struct Transfers {
 
 /// The transfers of a communicator that cannot complete yet. Younger ones are left out while a process runs.
 pub(super) fn stalls(join: &Join, c: &Communicator, over: bool, now_ns: u64) -> Transfers {
-    let mut all = Transfers { stalls: unmatched(join, c), due_ns: None };
+    let mut all = unmatched(join, c, now_ns);
     all.stalls.extend(broken_off(join, c));
     // Of each pair the oldest in each direction: the later ones wait for it.
     let mut oldest: BTreeMap<Track, (u64, Vec<(Rank, u32)>)> = BTreeMap::new();
@@ -63,7 +66,7 @@ fn issued_by_both(
     for rank in [from.min(to), from.max(to)] {
         let seat = c.seat(rank)?;
         let condition = join.roster.condition(seat.actor);
-        if !condition.known || condition.unsure || condition.gone || seat.aborted {
+        if !condition.known || condition.unsure || condition.is_out() || seat.aborted {
             return None;
         }
         // Where not every record comes, the agent has to say that what was in flight has not ended since.
@@ -83,8 +86,8 @@ fn issued_by_both(
 }
 
 /// Sends without their receives, and the reverse.
-fn unmatched(join: &Join, c: &Communicator) -> Vec<Stall> {
-    let mut out = Vec::new();
+fn unmatched(join: &Join, c: &Communicator, now_ns: u64) -> Transfers {
+    let mut out = Transfers { stalls: Vec::new(), due_ns: None };
     let queued_ns = LazyCell::new(|| queued_ns(c));
     for ((from, to), order, sent) in c.unmatched() {
         let (here, there) = if sent { (from, to) } else { (to, from) };
@@ -100,6 +103,18 @@ fn unmatched(join: &Join, c: &Communicator) -> Vec<Stall> {
         let is_behind =
             |p: &Part| queued_ns.get(&here).is_some_and(|q| p.op.issued_ns.is_some_and(|t| t > *q));
         let waits_there = part.map_or(by_beats, |p| !p.finished && !is_behind(p));
+        // Of a launch of several transfers NCCL tells when one has ended: without its send a receive has not, unless a later
+        // one started. For a while the send's record may be on its way.
+        let went_on = || {
+            let later = c.instance(track, order.saturating_add(1)).and_then(|i| i.parts.get(&here));
+            later.is_some_and(|p| p.finished || p.started_ns.is_some())
+        };
+        let ended_ns = part.filter(|p| !sent && p.finished && !went_on()).and_then(|p| p.ended_seen_ns);
+        let believed_until_ns = ended_ns.map(|t| t.saturating_add(NEWS_NS));
+        if let Some(t) = believed_until_ns.filter(|t| now_ns < *t) {
+            out.due_ns = Some(out.due_ns.map_or(t, |d| d.min(t)));
+        }
+        let waits_there = waits_there || believed_until_ns.is_some_and(|t| now_ns >= t);
         let side = |rank: Rank| {
             let process = join.process(c.members().get(&rank)?.record.segment)?;
             // Transfers are counted by their records alone.
@@ -111,7 +126,7 @@ fn unmatched(join: &Join, c: &Communicator) -> Vec<Stall> {
         if let (true, Some(w), Some(l)) = (waits_there, side(here), side(there)) {
             let (waiting, lacking) = (vec![w], vec![l]);
             let queued = part.is_some_and(|p| p.started_ns.is_none() && !p.is_silent());
-            out.push(Stall { comm: c.id, track, order, lack: Lack::Issue, waiting, lacking, queued });
+            out.stalls.push(Stall { comm: c.id, track, order, lack: Lack::Issue, waiting, lacking, queued });
         }
     }
     out
@@ -132,7 +147,7 @@ fn queued_ns(c: &Communicator) -> BTreeMap<Rank, u64> {
     first
 }
 
-/// Transfers that both ends issued and that one of them, which is gone or aborted, will not finish. Of each pair the first in which
+/// Transfers that both ends issued and that one of them, which is gone, stopped or aborted, will not finish. Of each pair the first in which
 /// the other end is known to be; where nothing tells, the last that it may be in.
 fn broken_off(join: &Join, c: &Communicator) -> Vec<Stall> {
     let mut known: BTreeMap<(Rank, Rank), Stall> = BTreeMap::new();
@@ -142,7 +157,7 @@ fn broken_off(join: &Join, c: &Communicator) -> Vec<Stall> {
         let seat = c.seat(*rank)?;
         let condition = join.roster.condition(seat.actor);
         // A rank that freed or aborted it waits for nobody in it.
-        condition.known.then_some((seat.actor, condition.gone || seat.aborted || seat.through))
+        condition.known.then_some((seat.actor, condition.is_out() || seat.aborted || seat.through))
     };
     let by_beats = |r: &Rank| c.members().get(r).is_none_or(|m| m.counted_by_beats);
     for (track, order, instance) in c.incomplete_transfers() {

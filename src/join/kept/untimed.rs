@@ -147,7 +147,7 @@ fn unproven(join: &Join, c: &Communicator, step: Step) -> Option<Stall> {
     let mut lacking: Vec<(Rank, u32)> = Vec::with_capacity(c.seats().len());
     for seat in c.seats() {
         let condition = join.roster.condition(seat.actor);
-        if !condition.known || condition.unsure || condition.gone || seat.aborted || seat.through {
+        if !condition.known || condition.unsure || condition.is_out() || seat.aborted || seat.through {
             return None;
         }
         lacking.push((seat.rank, seat.actor));
