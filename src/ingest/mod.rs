@@ -18,6 +18,7 @@ mod lock;
 mod mapping;
 mod memory_room;
 mod open_roots;
+mod pace;
 pub mod parsers;
 mod process;
 mod reap;
@@ -35,6 +36,7 @@ mod window;
 pub use discover::{Place, default_dir, places};
 pub use ends::Ends;
 pub use open_roots::{Helper, open_roots};
+pub use pace::Pace;
 pub use process::{boot_id, now_ns, unix_ns};
 pub use reap::reap;
 pub use stacks::StackKind;
@@ -51,13 +53,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tail::{Shared, Tail};
 
-/// How often directories are searched, in ns.
-const SEARCH_NS: u64 = 200_000_000;
-/// A search takes at most one in so many parts of the time.
-const SEARCH_SHARE: u64 = 10;
+/// How often directories are searched.
+const SEARCH: Pace = Pace::new(Duration::from_millis(200), 10);
 /// How often processes are looked after, in ns.
 const LOOK_NS: u64 = 50_000_000;
 /// The longest time between two looks, unless it is set, and the shortest.
@@ -106,7 +106,7 @@ pub struct Segments {
     backlog: bool,
     searched_ns: Option<u64>,
     /// The time to the next search: users decide how much there is to search.
-    search_pause_ns: u64,
+    search_pause: Duration,
     looked_ns: Option<u64>,
     stacks: Stacks,
     polled_ns: Option<u64>,
@@ -138,7 +138,7 @@ impl Segments {
             unsearched: Vec::new(),
             backlog: false,
             searched_ns: None,
-            search_pause_ns: SEARCH_NS,
+            search_pause: Duration::ZERO,
             looked_ns: None,
             stacks: Stacks::new(),
             polled_ns: None,
@@ -434,13 +434,12 @@ impl Source for Segments {
     }
 
     fn poll_each(&mut self, now_ns: u64, out: &mut dyn Sink) {
-        let search = self.searched_ns.is_none_or(|t| now_ns.saturating_sub(t) >= self.search_pause_ns);
-        if search {
+        let since = |t| Duration::from_nanos(now_ns.saturating_sub(t));
+        if self.searched_ns.is_none_or(|t| since(t) >= self.search_pause) {
             self.searched_ns = Some(now_ns);
-            let began_ns = process::now_ns();
+            let began = Instant::now();
             self.search(now_ns, out);
-            let took_ns = process::now_ns().saturating_sub(began_ns);
-            self.search_pause_ns = took_ns.saturating_mul(SEARCH_SHARE).max(SEARCH_NS);
+            self.search_pause = SEARCH.next(began.elapsed());
         }
         let look = self.looked_ns.is_none_or(|t| now_ns.saturating_sub(t) >= LOOK_NS);
         if look {

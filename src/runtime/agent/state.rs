@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::detect::Baseline;
 use crate::export::metrics::Bus;
 use crate::export::{Metrics, Own};
-use crate::ingest::{Ends, Helper, Place, Segments, boot_id, now_ns, reap, unix_ns};
+use crate::ingest::{Ends, Helper, Pace, Place, Segments, boot_id, now_ns, reap, unix_ns};
 use crate::join::{Finished, MemoryLimit};
 use crate::model::{CommId, Finding, FindingEvent, SegmentId, Source as _, Unread, UnreadReason};
 use crate::runtime::daemon::{self, Asked, Connections, Costs, Outgoing};
@@ -25,9 +25,7 @@ const BURST_SECONDS: u32 = 60;
 /// Stacks of one wish.
 const STACKS: usize = 8;
 /// How often segments of dead processes are looked through.
-const CLEAN_EVERY: Duration = Duration::from_secs(10);
-/// Cleaning takes at most one in so many parts of the time: users decide how much there is to clean.
-const CLEAN_SHARE: u32 = 20;
+const CLEAN: Pace = Pace::new(Duration::from_secs(10), 20);
 /// How often exporters hear of findings that are over.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// Unread segments that are logged in a second at most; the others follow.
@@ -150,7 +148,7 @@ impl State {
                 let began = Instant::now();
                 self.clean();
                 self.cleans += 1;
-                self.clean_at = Some(Instant::now() + CLEAN_EVERY.max(began.elapsed() * CLEAN_SHARE));
+                self.clean_at = Some(began + CLEAN.next(began.elapsed()));
             }
             let took = thread_cpu().saturating_sub(began);
             self.costs.looked(took);
