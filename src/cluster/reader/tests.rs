@@ -270,6 +270,18 @@ fn a_name_that_no_subject_holds_is_refused() {
 }
 
 #[test]
+fn a_node_too_many_is_refused_and_the_known_ones_are_read_on() {
+    let mut r = Reader::new(Duration::from_secs(3));
+    for n in 0..=NODES {
+        let name = format!("n{n}");
+        say(&mut r, &envelope(&name, 1), &Topic::Node.of(&name), at(1), false);
+    }
+    assert_eq!((r.nodes().len(), refused(&r)), (NODES, vec![(Refusal::TooMuch, 1)]));
+    say(&mut r, &envelope("n0", 2), &Topic::Node.of("n0"), at(1), false);
+    assert_eq!((r.nodes()["n0"].messages, refused(&r)), (2, vec![(Refusal::TooMuch, 1)]));
+}
+
+#[test]
 fn a_message_of_too_many_items_is_not_read() {
     let mut r = Reader::new(Duration::from_secs(3));
     let mut bytes = envelope("a", 1).encode_to_vec();
