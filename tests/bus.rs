@@ -243,6 +243,25 @@ fn types_and_reductions_of_version_1_mean_what_they_meant() {
 }
 
 #[test]
+fn ends_of_version_1_that_may_still_run_mean_what_they_meant() {
+    let mut with = whole();
+    with.sequence += 1;
+    let pairs = with.pairs.iter_mut();
+    pairs.for_each(|p| (p.sent_may_run, p.received_may_run) = (true, false));
+    let bytes = golden("envelope-1-ends.bin", &with.encode_to_vec());
+    assert_eq!(Envelope::decode(bytes.as_slice()).expect("a message"), with);
+    let mut reader = Reader::new(std::time::Duration::from_secs(3));
+    let mut told = Vec::new();
+    reader.read("ringwatch.v1.comm.node-a.3", &bytes, Moment::default(), true, &mut told);
+    let pairs = told.iter().filter_map(|u| match u {
+        Update::Pair(p) => Some((p.sent_may_run, p.received_may_run)),
+        _ => None,
+    });
+    let pairs: Vec<_> = pairs.collect();
+    assert!(!pairs.is_empty() && pairs.iter().all(|p| *p == (true, false)), "{pairs:?}");
+}
+
+#[test]
 fn sketches_of_version_1_mean_what_they_meant_and_those_of_before_count_for_nothing() {
     let mut with = whole();
     with.sequence += 1;

@@ -250,6 +250,8 @@ impl m::Pair {
             from: p.from,
             sent_done: p.sent_done,
             received_done: p.received_done,
+            sent_may_run: p.sent_may_run,
+            received_may_run: p.received_may_run,
         }
     }
 
@@ -264,6 +266,8 @@ impl m::Pair {
             from: self.from,
             sent_done: self.sent_done,
             received_done: self.received_done,
+            sent_may_run: self.sent_may_run,
+            received_may_run: self.received_may_run,
         }
     }
 }

@@ -254,6 +254,10 @@ pub struct Pair {
     pub sent_done: Option<u64>,
     #[prost(uint64, optional, tag = "9")]
     pub received_done: Option<u64>,
+    #[prost(bool, tag = "10")]
+    pub sent_may_run: bool,
+    #[prost(bool, tag = "11")]
+    pub received_may_run: bool,
 }
 
 /// One rank's part of an operation.

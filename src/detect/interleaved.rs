@@ -76,29 +76,29 @@ fn left_out<'a>(circle: &[&'a Stall]) -> Option<&'a Stall> {
     all.next().copied().filter(|_| all.next().is_none())
 }
 
-/// The processes that are out of order: those through which everything goes that waits in a circle; else, of more than two,
-/// those that left out the only operation of the circle that was; else the few that are not in the operation in which most
-/// are; else all that are in one operation of the circle and hold up another one.
+/// The processes that are out of order. Everything that waits in a circle goes through them, and of those that this is true of,
+/// they left out the only operation of the circle that was left out. Where only one of these holds, it decides. Where neither
+/// does, they are the few that are not in the operation in which most are, or all that are in one operation of the circle and
+/// hold up another one.
 fn culprits(circle: &[&Stall]) -> BTreeSet<u32> {
     let holds_up = |p: u32| circle.iter().any(|s| s.lacking.iter().any(|(_, l)| *l == p));
     let camps: Vec<BTreeSet<u32>> =
         circle.iter().map(|s| s.waiting.iter().map(|(_, p)| *p).filter(|p| holds_up(*p)).collect()).collect();
     let all: BTreeSet<u32> = camps.iter().flatten().copied().collect();
     let is_few = |few: &BTreeSet<u32>| !few.is_empty() && few.len() < all.len();
-    let left_out = || {
-        let lacking = &left_out(circle).filter(|_| all.len() > 2)?.lacking;
-        Some(lacking.iter().map(|(_, p)| *p).filter(|p| all.contains(p)).collect())
-    };
-    let through = || Some(circle::through_all(circle).into_iter().filter(|p| all.contains(p)).collect());
+    // Of two nobody knows who is wrong.
+    let left_out = left_out(circle).filter(|_| all.len() > 2).map(|s| &s.lacking);
+    let left_out: BTreeSet<u32> =
+        left_out.into_iter().flatten().map(|(_, p)| *p).filter(|p| all.contains(p)).collect();
+    let through: BTreeSet<u32> =
+        circle::through_all(circle).into_iter().filter(|p| all.contains(p)).collect();
     let minority = || {
         let most = camps.iter().max_by_key(|c| c.len()).filter(|c| c.len() * 2 > all.len())?;
         Some(&all - most)
     };
-    through()
-        .filter(is_few)
-        .or_else(|| left_out().filter(is_few))
-        .or_else(|| minority().filter(is_few))
-        .unwrap_or_else(|| all.clone())
+    let known = [&through & &left_out, through, left_out];
+    let known = known.into_iter().find(|few| is_few(few));
+    known.or_else(|| minority().filter(|few| is_few(few))).unwrap_or_else(|| all.clone())
 }
 
 /// True when every process of the circle issued what it is in before what it lacks.

@@ -110,8 +110,9 @@ mod tests {
     fn found(ends: Vec<OpRecord>, now_ns: u64) -> Vec<Finding> {
         let mut j = Join::new();
         for r in 0..3 {
+            let calls = ends.iter().filter(|op| op.rank == Rank(r) && op.lane == Lane::Collective).count();
             j.feed(process(r));
-            j.feed(member(r, 3, 1));
+            j.feed(member(r, 3, 1 + calls as u64));
             j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
         }
         ends.into_iter().for_each(|op| j.feed(Update::Op(Box::new(op))));
@@ -160,6 +161,78 @@ mod tests {
     }
 
     #[test]
+    fn a_send_that_ended_by_its_stamps_waits_where_its_gpu_starts_nothing_more() {
+        let told = |next: Option<Option<(u64, Option<u64>)>>| {
+            let ended = end(0, (0, 1), Some((10 * S + 5_000, Some(10 * S + 50_000))));
+            let next = next.map(|kernel| {
+                let op = end(0, (0, 1), kernel);
+                OpRecord { ticket: op.ticket + 1, order: Some(1), issued_ns: Some(10 * S + 1_000), ..op }
+            });
+            let found = found([Some(ended), next].into_iter().flatten().collect(), 14 * S);
+            found.into_iter().map(|f| (f.kind, f.ranks, f.operation.order)).collect::<Vec<_>>()
+        };
+        assert_eq!(told(None), [], "sends are often through before their receives");
+        assert_eq!(told(Some(None)), [(Kind::SendWithoutReceive, vec![Rank(1)], 0)]);
+        let in_it = Some((10 * S + 60_000, None));
+        assert_eq!(told(Some(in_it)), [(Kind::SendWithoutReceive, vec![Rank(1)], 1)]);
+    }
+
+    #[test]
+    fn an_end_by_its_stamps_waits_where_the_other_end_has_not_started() {
+        let ended = Some((10 * S + 5_000, Some(10 * S + 50_000)));
+        let told = |now_ns| {
+            let found = found(vec![end(0, (0, 1), None), end(1, (0, 1), ended)], now_ns);
+            found.into_iter().map(|f| (f.kind, f.ranks)).collect::<Vec<_>>()
+        };
+        assert_eq!(told(11 * S), []);
+        assert_eq!(told(14 * S), [(Kind::NotStarted, vec![Rank(0)])]);
+    }
+
+    #[test]
+    fn what_waits_in_one_transfer_of_a_launch_waits_in_all_of_it() {
+        // Rank 1's launch receives from rank 0, whose GPU has not started it, and sends to rank 2, which has it.
+        let in_it = Some((10 * S + 5_000, None));
+        let of_launch = |op: OpRecord| OpRecord { plan: Some(7), ..op };
+        let told = |started: bool| {
+            let ends = vec![
+                end(0, (0, 1), in_it.filter(|_| started)),
+                of_launch(end(1, (0, 1), in_it)),
+                of_launch(end(1, (1, 2), in_it)),
+                end(2, (1, 2), Some((10 * S + 5_000, Some(10 * S + 50_000)))),
+            ];
+            found(ends, 25 * S).into_iter().map(|f| (f.kind, f.ranks)).collect::<Vec<_>>()
+        };
+        assert_eq!(told(false), [(Kind::NotStarted, vec![Rank(0)])]);
+        assert_eq!(told(true), [(Kind::StuckTransfer, vec![Rank(0), Rank(1)])]);
+    }
+
+    #[test]
+    fn who_is_behind_a_rank_that_waits_waits_as_well_though_nothing_is_timed() {
+        // Rank 1 is in a call that it makes alone. Rank 0 sends to it, and then to rank 2, which calls the same afterwards.
+        let untimed = |op: OpRecord, issued_ns: u64| OpRecord {
+            issued_ns: Some(issued_ns),
+            timing: Timing::Not(Untimed::Budget),
+            ..op
+        };
+        let call = |rank: u32, kernel| all_reduce(rank, 1, 10 * S + 9_000, kernel);
+        let told = |sends_to_1: bool| {
+            let first = sends_to_1.then(|| untimed(end(0, (0, 1), None), 10 * S + 1_000));
+            let mut ends = vec![
+                untimed(end(0, (0, 2), None), 10 * S + 2_000),
+                untimed(end(2, (0, 2), None), 10 * S + 2_000),
+                call(0, None),
+                call(1, Some((10 * S + 20_000, None))),
+                call(2, None),
+            ];
+            ends.extend(first);
+            let found = found(ends, 25 * S);
+            found.into_iter().map(|f| (f.kind, f.ranks)).collect::<Vec<_>>()
+        };
+        assert_eq!(told(true), [(Kind::InterleavedCommunicators, vec![Rank(1)])]);
+        assert_eq!(told(false), [(Kind::NotStarted, vec![Rank(0), Rank(2)])]);
+    }
+
+    #[test]
     fn a_stopped_peer_is_named_so() {
         let mut j = Join::new();
         for r in 0..2 {
@@ -184,7 +257,7 @@ mod tests {
     #[test]
     fn an_agent_says_that_what_was_in_flight_is_not_finished() {
         // Transfer 0 from rank 0 to rank 1, both of which are in it; `done` is what the agents say of it since then.
-        let by_beats = |done: Option<u64>| {
+        let by_beats = |done: Option<u64>, may_run: bool| {
             let mut j = Join::new();
             for r in 0..2 {
                 let Update::Segment(segment) = process(r) else { unreachable!("a process") };
@@ -201,7 +274,8 @@ mod tests {
                     replays_done: 0,
                     exchanged: Exchange::default(),
                 }));
-                j.feed(Update::Op(Box::new(end(r, (0, 1), Some((10 * S + 5_000, None))))));
+                let kernel = (!may_run || r == 0).then_some((10 * S + 5_000, None));
+                j.feed(Update::Op(Box::new(end(r, (0, 1), kernel))));
                 let (sent, received) = if r == 0 { (1, 0) } else { (0, 1) };
                 j.feed(Update::Pair(PairBeat {
                     segment,
@@ -212,16 +286,20 @@ mod tests {
                     received,
                     from: 0,
                     sent_done: done.filter(|_| r == 0),
-                    received_done: done.filter(|_| r == 1),
+                    received_done: done.filter(|_| r == 1).map(|n| if may_run { 0 } else { n }),
+                    sent_may_run: may_run && r == 0,
+                    received_may_run: false,
                 }));
             }
             j.tick(15 * S);
             let found = HangRule::new(Settings::default()).check(&j, 15 * S);
             found.into_iter().map(|f| f.kind).collect::<Vec<_>>()
         };
-        assert_eq!(by_beats(Some(0)), [Kind::StuckTransfer]);
-        assert_eq!(by_beats(Some(1)), []);
-        assert_eq!(by_beats(None), [], "older agents do not say");
+        assert_eq!(by_beats(Some(0), false), [Kind::StuckTransfer]);
+        assert_eq!(by_beats(Some(1), false), []);
+        assert_eq!(by_beats(None, false), [], "older agents do not say");
+        // It ended by its stamps, and nothing started since; the other end's GPU has not started it.
+        assert_eq!(by_beats(Some(1), true), [Kind::NotStarted]);
     }
 
     #[test]

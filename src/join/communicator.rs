@@ -153,8 +153,10 @@ struct PairCount {
     /// known who waited.
     longest_wait_ns: [u64; 2],
     waits: u32,
-    /// Where not every record comes: the orders below which the sender's ends are finished, and the receiver's.
+    /// Where not every record comes: the orders below which the sender's ends are finished, and the receiver's; and whether
+    /// the last of them may still run.
     done: [Option<u64>; 2],
+    may_run: [bool; 2],
 }
 
 impl PairCount {
@@ -381,6 +383,11 @@ impl Communicator {
         })
     }
 
+    /// True where a transfer is open: an end of it was not issued, or has not finished.
+    pub(super) fn has_open_transfers(&self) -> bool {
+        self.unmatched().next().is_some() || self.incomplete_transfers().next().is_some()
+    }
+
     /// Takes what a rank's latest collectives are.
     pub(super) fn signed(&mut self, s: &Signatures) {
         if self.members.get(&s.rank).is_some_and(|m| m.record.segment == s.segment) {
@@ -449,6 +456,14 @@ impl Communicator {
     pub(super) fn reported_done(&self, track: Track, rank: Rank) -> Option<u64> {
         let Track::Pair(from, to) = track else { return None };
         self.pairs.get(&(from, to))?.done_of(from, rank)
+    }
+
+    /// True where its agent said that a rank's end, which is finished by its stamps, may still run.
+    pub(super) fn reported_to_run(&self, track: Track, order: u64, rank: Rank) -> bool {
+        let Track::Pair(from, to) = track else { return false };
+        let end = usize::from(rank != from);
+        let of = self.pairs.get(&(from, to));
+        of.is_some_and(|n| n.may_run[end] && n.done[end] == order.checked_add(1))
     }
 
     /// The longest that a rank came after another so far, in ns: the job's own rhythm.
@@ -1018,7 +1033,13 @@ impl Communicator {
             n.first = n.first.min(beat.from);
             n.sent = n.sent.max(sent);
             n.received = n.received.max(received);
-            let (end, done) = if pair.0 == own { (0, beat.sent_done) } else { (1, beat.received_done) };
+            let (end, done, may_run) = if pair.0 == own {
+                (0, beat.sent_done, beat.sent_may_run)
+            } else {
+                (1, beat.received_done, beat.received_may_run)
+            };
+
+            n.may_run[end] = may_run;
             let before = n.done[end].unwrap_or(0);
             let issued = if end == 0 { n.sent } else { n.received };
             n.done[end] = n.done[end].max(done.map(|d| d.min(issued)));

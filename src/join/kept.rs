@@ -15,6 +15,10 @@ use std::iter::Peekable;
 use std::sync::Arc;
 use untimed::Standstill;
 
+pub use launches::Launches;
+
+mod behind;
+mod launches;
 mod transfers;
 mod untimed;
 
@@ -101,7 +105,7 @@ impl Kept {
             return None;
         }
         let all = over != self.over || c.due_ns.is_some_and(|t| now_ns >= t);
-        let both = all || c.stale.operations && c.stale.transfers;
+        let both = all || c.stale.operations && (c.stale.transfers || c.has_open_transfers());
         // What is not looked at is due when it was.
         let mut due_ns = c.due_ns.filter(|_| !both);
         let mut is_due = |t: u64| due_ns = Some(due_ns.map_or(t, |d: u64| d.min(t)));
@@ -126,7 +130,8 @@ impl Kept {
                 }
             }
         }
-        if all || c.stale.transfers {
+        // What started since the stamps of a transfer's end decides whether these are believed.
+        if all || c.stale.transfers || c.stale.operations && c.has_open_transfers() {
             let transfers = transfers::stalls(join, c, over, now_ns);
             transfers.due_ns.into_iter().for_each(&mut is_due);
             self.waits.replace_single(c.id, transfers.stalls);

@@ -43,6 +43,7 @@ pub use hardware::{Activity, Device, Hardware, Incident, LinkError, Moment, Trou
 pub use host_clock::ClockPair;
 pub use hosts::{HostClock, Hosts};
 pub use instance::{Instance, Late, Measure, Part, Parts, algbw, busbw};
+pub use kept::Launches;
 pub use member::{Called, Member};
 pub use narrowed::{Narrow, Narrowed, Pace};
 pub use signature::Signature;

@@ -297,12 +297,17 @@ pub struct OpRecord {
 }
 
 /// The kernel launch of an operation, as far as it is known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Launch {
     plan: Option<u64>,
 }
 
 impl Launch {
+    /// False where nothing tells what was launched together.
+    pub fn is_known(self) -> bool {
+        self.plan.is_some()
+    }
+
     /// True when two operations of one rank were launched together.
     pub fn shared_with(self, other: Launch) -> bool {
         self.plan.is_some() && self.plan == other.plan

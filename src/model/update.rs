@@ -190,6 +190,10 @@ pub struct PairBeat {
     pub sent_done: Option<u64>,
     /// Receives from it below this order are finished; absent where an older agent does not say.
     pub received_done: Option<u64>,
+    /// The last send that is finished may still run: since its stamps said that it ended, nothing started.
+    pub sent_may_run: bool,
+    /// The same of the last receive.
+    pub received_may_run: bool,
 }
 
 /// What a rank's collectives that calls issued are, each in one number: equal where ranks issued the same.

@@ -136,6 +136,8 @@ pub(crate) struct Spec {
     /// The host waits for the streams after each step.
     pub(crate) sync: bool,
     pub(crate) timed_of: u64,
+    /// NCCL tells one end for all transfers of a launch.
+    pub(crate) one_end_a_launch: bool,
     pub(crate) abi: u32,
     pub(crate) lost_stamps: f64,
     pub(crate) lost_records: u32,
@@ -188,6 +190,8 @@ impl Spec {
             sync: r.chance(0.5),
             timed_of: if r.chance(0.5) { 1 } else { r.pick(&[2, 8, 32, 128]) },
             abi: if old { 2 } else { r.pick(&[4, 5, 5, 5]) },
+            // As in releases from 2.27 on.
+            one_end_a_launch: !old && Random::new(seed ^ 0x0065_6e64).chance(0.8),
             lost_stamps: if r.chance(0.2) { r.spread(0.000_5, 0.05) } else { 0.0 },
             lost_records: if r.chance(0.1) { 1 + (r.next() % 4) as u32 } else { 0 },
             late_records_us: r.spread(60.0, 30_000.0) as u64,
@@ -296,8 +300,19 @@ impl Spec {
     }
 }
 
-/// Ranks, ranks a node, and the sizes of groups. Large jobs are rare, since they take long.
+/// Ranks that a node has at most, each with a GPU of its own.
+const A_NODE_MAX: u32 = 64;
+
+/// Ranks, ranks a node, and the sizes of groups.
 fn sizes(r: &mut Random, family: Family) -> (u32, u32, u32, u32) {
+    let (ranks, a_node, inner, outer) = wished_sizes(r, family);
+    let fits = |n: &u32| ranks.is_multiple_of(*n);
+    let a_node = if a_node > A_NODE_MAX { (1..=A_NODE_MAX).rev().find(fits).unwrap_or(1) } else { a_node };
+    (ranks, a_node, inner, outer)
+}
+
+/// The same, however many ranks a node gets. Large jobs are rare, since they take long.
+fn wished_sizes(r: &mut Random, family: Family) -> (u32, u32, u32, u32) {
     let large = r.unit();
     let scale = match large {
         x if x < 0.001 => 16,

@@ -89,7 +89,7 @@ impl Simulation {
         let kernel = Descriptor::KernelCh { channel: 0, stamp_ns: self.gpu(rank, started + AHEAD_NS) };
         let seen = part.start_seen.max(part.issued + 3_000) + AHEAD_NS;
         at(seen, Call::Start { handle: handle + 2, ctx, parent: handle + 1, descriptor: kernel });
-        if let Some(ended) = part.ended.filter(|_| part.end_seen <= now) {
+        if let Some(ended) = part.told_end().filter(|_| part.end_seen <= now) {
             let arg = Some(self.gpu(rank, ended + AHEAD_NS));
             let seen = (part.end_seen + AHEAD_NS).max(seen + 1_000);
             at(seen, Call::State { handle: handle + 2, state: KERNEL_CH_STOP, arg });

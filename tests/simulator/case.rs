@@ -81,6 +81,9 @@ pub(crate) struct Case {
     /// How late NCCL tells of a kernel's start and end, at most.
     #[serde(default)]
     pub(crate) late_records: Option<Ns>,
+    /// NCCL tells one end for all transfers of a launch: when one of them, any, has ended.
+    #[serde(default)]
+    pub(crate) one_end_a_launch: bool,
     /// Of this many operations one is timed, in runs of 32; absent means all.
     #[serde(default)]
     pub(crate) timed_of: Option<u64>,

@@ -83,9 +83,9 @@ impl Simulation {
                 self.comms[comm].changed[own as usize] = true;
             }
             Action::Hang => p.state = State::Hangs,
-            Action::Stop => p.state = State::Stopped,
+            Action::Stop => (p.state, p.mute_until) = (State::Stopped, u64::MAX),
             Action::Pause(ns) => {
-                p.state = State::Stopped;
+                (p.state, p.mute_until) = (State::Stopped, t + ns.0);
                 self.push(t + ns.0, Event::Resumes(rank));
             }
             Action::Die(how) => self.die(rank, t, how),
@@ -174,7 +174,9 @@ impl Simulation {
             started: None,
             start_seen: 0,
             ended: None,
+            told_end: None,
             end_seen: 0,
+            launch: None,
             timed,
             stamped,
             dirty: true,

@@ -24,6 +24,7 @@ use ringwatch::join::ClockPair;
 use ringwatch::model::{Algo, CommId, Lane, Making, Proto, Track, Update};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
+use std::sync::Arc;
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
@@ -91,6 +92,8 @@ struct Process {
     next: usize,
     state: State,
     died_ns: Option<u64>,
+    /// Until when it tells nothing: it is stopped.
+    mute_until: u64,
     told_dead: bool,
     streams: BTreeMap<u8, Stream>,
     tickets: u64,
@@ -132,11 +135,22 @@ struct Part {
     started: Option<u64>,
     start_seen: u64,
     ended: Option<u64>,
+    /// The end that NCCL tells, where that is another transfer's of its launch.
+    told_end: Option<u64>,
     end_seen: u64,
+    /// The transfers of its launch, where one of them tells the end of all.
+    launch: Option<Arc<[Key]>>,
     timed: bool,
     stamped: bool,
     dirty: bool,
     way: Way,
+}
+
+impl Part {
+    /// When it ended, as NCCL tells it.
+    fn told_end(&self) -> Option<u64> {
+        if self.launch.is_some() { self.told_end } else { self.ended }
+    }
 }
 
 /// How NCCL runs it: algorithm, protocol and channels.
@@ -252,6 +266,7 @@ impl Simulation {
                 next: 0,
                 state: if stuck { State::Hangs } else { State::Runs },
                 died_ns: None,
+                mute_until: 0,
                 told_dead: false,
                 streams: BTreeMap::new(),
                 tickets: 0,

@@ -77,7 +77,7 @@ impl Simulation {
             let died = self.processes[rank as usize].died_ns;
             let seen = now.min(died.unwrap_or(u64::MAX));
             let to_come = part.started.is_some() && part.start_seen > now
-                || part.ended.is_some() && part.end_seen > now;
+                || part.told_end().is_some() && part.end_seen > now;
             // Data that moves on shows at every look.
             let moves = op.takes.is_some() && part.ended.is_none();
             let stuck = op.stuck.filter(|_| part.started.is_some());
@@ -188,7 +188,7 @@ impl Simulation {
         let call = &part.planned.call;
         let n = self.comms[at].members.len() as u32;
         let started = part.started.filter(|_| part.start_seen <= now);
-        let ended = part.ended.filter(|_| part.end_seen <= now);
+        let ended = part.told_end().filter(|_| part.end_seen <= now);
         let (algo, proto, channels) = part.way;
         let stamp = |channel| {
             started.filter(|_| part.timed && part.stamped).map(|start| ChannelStamp {

@@ -3,6 +3,7 @@
 use super::case::{Call, FOREVER, Ns};
 use super::{Event, Item, Key, MS, Simulation, State, Stream, US, noise};
 use ringwatch::model::{Func, Lane, Track};
+use std::sync::Arc;
 
 impl Simulation {
     pub(super) fn enqueue(&mut self, rank: u32, stream: u8, item: Item, t: u64) {
@@ -38,6 +39,7 @@ impl Simulation {
                 s.running = keys.len();
                 s.computes = false;
                 self.load_changed(rank, t);
+                self.launched(rank, &keys);
                 for key in keys {
                     self.starts(rank, key, t + 3 * US);
                 }
@@ -76,9 +78,8 @@ impl Simulation {
     }
 
     pub(super) fn starts(&mut self, rank: u32, key: Key, t: u64) {
-        let late = self.case.late_records.map_or(60 * US, |l| l.0);
         let own = self.own(key.0, rank);
-        let seen = t + 10 * US + self.below(late, noise::of_op(key, own, 1));
+        let seen = self.seen(rank, t, noise::of_op(key, own, 1));
         let Some(op) = self.ops.get_mut(&key) else { return };
         if let Some(part) = op.parts.get_mut(&own) {
             part.started = Some(t);
@@ -172,35 +173,71 @@ impl Simulation {
     }
 
     pub(super) fn rank_ends(&mut self, key: Key, own: u32, t: u64) {
-        let late = self.case.late_records.map_or(60 * US, |l| l.0);
-        let seen = t + 10 * US + self.below(late, noise::of_op(key, own, 5));
-        let part = self.ops.get_mut(&key).filter(|o| !o.dead).and_then(|o| o.parts.get_mut(&own));
-        let Some(part) = part.filter(|p| p.ended.is_none()) else { return };
-        part.ended = Some(t);
-        part.end_seen = seen.max(part.start_seen);
-        let stream = part.stream;
-        self.mark(key, own);
+        let part = self.ops.get(&key).filter(|o| !o.dead).and_then(|o| o.parts.get(&own));
+        let Some(stream) = part.filter(|p| p.ended.is_none()).map(|p| p.stream) else { return };
+        self.tells_end(key, own, t);
         let rank = self.comms[key.0].members[own as usize];
         self.part_ends(rank, stream, t);
     }
 
     pub(super) fn op_ends(&mut self, key: Key, t: u64) {
-        let late = self.case.late_records.map_or(60 * US, |l| l.0);
         let Some(op) = self.ops.get(&key).filter(|o| !o.dead) else { return };
         let owns: Vec<(u32, u8)> = op.parts.iter().map(|(own, p)| (*own, p.stream)).collect();
         let last_start = op.last_start;
         for (own, stream) in owns {
             // They end within the last step of each other.
             let end = t + self.below(3 * US, noise::of_op(key, own, 6));
-            let seen = end + 10 * US + self.below(late, noise::of_op(key, own, 5));
-            if let Some(part) = self.ops.get_mut(&key).and_then(|o| o.parts.get_mut(&own)) {
-                part.ended = Some(end);
-                part.end_seen = seen.max(part.start_seen);
-            }
-            self.mark(key, own);
+            self.tells_end(key, own, end);
             let rank = self.comms[key.0].members[own as usize];
             self.moved_data(rank, end - last_start);
             self.part_ends(rank, stream, end);
+        }
+    }
+
+    /// When what happens on a rank's GPU is written down, by NCCL's thread in its process.
+    fn seen(&mut self, rank: u32, t: u64, draw: u64) -> u64 {
+        let late = self.case.late_records.map_or(60 * US, |l| l.0);
+        let seen = t + 10 * US + self.below(late, draw);
+        seen.max(self.processes[rank as usize].mute_until)
+    }
+
+    /// Transfers of one launch end together in what NCCL tells.
+    fn launched(&mut self, rank: u32, keys: &[Key]) {
+        if !self.case.one_end_a_launch
+            || keys.len() < 2
+            || !keys.iter().all(|k| matches!(k.1, Track::Pair(..)))
+        {
+            return;
+        }
+        let all: Arc<[Key]> = keys.into();
+        for key in keys {
+            let own = self.own(key.0, rank);
+            if let Some(part) = self.ops.get_mut(key).and_then(|o| o.parts.get_mut(&own)) {
+                part.launch = Some(Arc::clone(&all));
+            }
+        }
+    }
+
+    /// A rank's part ends, and so does in the records what it speaks for.
+    fn tells_end(&mut self, key: Key, own: u32, end: u64) {
+        let rank = self.comms[key.0].members[own as usize];
+        let seen = self.seen(rank, end, noise::of_op(key, own, 5));
+        let Some(part) = self.ops.get_mut(&key).and_then(|o| o.parts.get_mut(&own)) else { return };
+        part.ended = Some(end);
+        let Some(launch) = part.launch.clone() else {
+            part.end_seen = seen.max(part.start_seen);
+            return self.mark(key, own);
+        };
+        let speaker = self.below(launch.len() as u64, noise::of_op(launch[0], own, 8)) as usize;
+        if launch[speaker] != key {
+            return;
+        }
+        for key in launch.iter() {
+            let own = self.own(key.0, rank);
+            if let Some(part) = self.ops.get_mut(key).and_then(|o| o.parts.get_mut(&own)) {
+                (part.told_end, part.end_seen) = (Some(end), seen.max(part.start_seen));
+            }
+            self.mark(*key, own);
         }
     }
 

@@ -3,7 +3,7 @@
 use super::{AGAIN_NS, AHEAD, IN_DOUBT_NS, Publisher, REFRESH_NS, STANDS_NS, Sent};
 use crate::cluster::message as m;
 use crate::cluster::subject::{Topic, bucket};
-use crate::join::{Communicator, Exchanged, Join, Part, signature, types};
+use crate::join::{Communicator, Exchanged, Join, Launches, Part, signature, types};
 use crate::model::{Beat, CommId, OpState, PairBeat, Rank, Track};
 use prost::Message as _;
 use std::collections::{BTreeMap, HashSet};
@@ -111,7 +111,7 @@ impl Publisher {
             if all {
                 self.tell_signatures(c);
             }
-            self.tell_pairs(c, all, moved);
+            self.tell_pairs(c, now_ns, all, moved);
         }
     }
 
@@ -145,7 +145,8 @@ impl Publisher {
         }
     }
 
-    fn tell_pairs(&mut self, c: &Communicator, all: bool, moved: &HashSet<(CommId, Rank)>) {
+    fn tell_pairs(&mut self, c: &Communicator, now_ns: u64, all: bool, moved: &HashSet<(CommId, Rank)>) {
+        let launches = Launches::of(c);
         for ((from, to), sent, received, first) in c.pairs() {
             for (own, peer, sent, received) in [(from, to, sent, 0), (to, from, 0, received)] {
                 let Some(member) = c.members().get(&own) else { continue };
@@ -159,6 +160,12 @@ impl Publisher {
                 let received = received.max(was.map_or(0, |p| p.received));
                 let segment = member.record.segment;
                 let done = |track, issued: u64| (issued > 0).then(|| c.transfers_done(track, own, issued));
+                let (to_peer, from_peer) = (Track::Pair(own, peer), Track::Pair(peer, own));
+                let (sent_done, received_done) = (done(to_peer, sent), done(from_peer, received));
+                let may_run = |track, done: Option<u64>| {
+                    done.and_then(|d| d.checked_sub(1))
+                        .is_some_and(|order| launches.may_run(track, order, own, now_ns))
+                };
                 let beat = PairBeat {
                     segment,
                     comm: c.id,
@@ -167,8 +174,10 @@ impl Publisher {
                     sent,
                     received,
                     from: first,
-                    sent_done: done(Track::Pair(own, peer), sent),
-                    received_done: done(Track::Pair(peer, own), received),
+                    sent_done,
+                    received_done,
+                    sent_may_run: may_run(to_peer, sent_done),
+                    received_may_run: may_run(from_peer, received_done),
                 };
                 let beat = m::Pair::of(&beat);
                 if was != Some(&beat) && self.pay(beat.encoded_len(), true) {

@@ -200,3 +200,25 @@ fn agents_say_which_transfers_are_finished() {
     assert_eq!((beat.sent_done, beat.received_done), (Some(1), Some(1)));
     assert_eq!(m::Pair::of(&crate::model::PairBeat { sent_done: Some(3), ..beat }).sent_done, Some(3));
 }
+
+#[test]
+fn agents_say_which_ends_may_still_run() {
+    let (mut join, mut p) = (node(0..1, 2), Publisher::new("a", 1, 65_536));
+    published(&mut p, &mut join, S);
+    let receive = |join: &mut Join, order: u64, at: u64| {
+        feed(join, 0, order, at, |o| (o.lane, o.func) = (Lane::Recv(Rank(1)), Func::Recv));
+    };
+    receive(&mut join, 0, 2 * S);
+    let told = |p: &mut Publisher, join: &mut Join, at: u64| {
+        let pairs = published(p, join, at).pairs;
+        pairs.iter().map(|b| (b.received_done, b.sent_may_run, b.received_may_run)).collect::<Vec<_>>()
+    };
+    assert_eq!(told(&mut p, &mut join, 3 * S), [(Some(1), false, false)]);
+    assert_eq!(
+        told(&mut p, &mut join, 5 * S),
+        [(Some(1), false, true)],
+        "its stamps alone say that it ended"
+    );
+    receive(&mut join, 1, 6 * S);
+    assert_eq!(told(&mut p, &mut join, 7 * S), [(Some(2), false, false)], "it did, and the next one is new");
+}

@@ -4,13 +4,11 @@ use super::super::Join;
 use super::super::communicator::{Communicator, state_of};
 use super::super::instance::{Instance, Part};
 use super::super::waits::{Lack, Stall};
+use super::behind;
+use super::launches::{Held, Launches, NEWS_NS};
 use super::{COUNTED, YOUNG_NS};
 use crate::model::{BEYOND_MEMORY, OpState, Rank, Track};
-use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// A send of which nothing is heard for so long after its receive ended, in ns, was not issued.
-const NEWS_NS: u64 = 2_000_000_000;
 
 /// The transfers of a communicator that cannot complete yet.
 pub(super) struct Transfers {
@@ -21,7 +19,8 @@ pub(super) struct Transfers {
 
 /// The transfers of a communicator that cannot complete yet. Younger ones are left out while a process runs.
 pub(super) fn stalls(join: &Join, c: &Communicator, over: bool, now_ns: u64) -> Transfers {
-    let mut all = unmatched(join, c, now_ns);
+    let launches = Launches::of(c);
+    let mut all = unmatched(join, c, &launches, now_ns);
     all.stalls.extend(broken_off(join, c));
     // Of each pair the oldest in each direction: the later ones wait for it.
     let mut oldest: BTreeMap<Track, (u64, Vec<(Rank, u32)>)> = BTreeMap::new();
@@ -30,7 +29,7 @@ pub(super) fn stalls(join: &Join, c: &Communicator, over: bool, now_ns: u64) -> 
         known.0 = s.order.min(known.0);
     }
     let mut looked_at: BTreeSet<Track> = BTreeSet::new();
-    let mut in_front: BTreeMap<Track, Stall> = BTreeMap::new();
+    let mut in_front: Vec<Held> = Vec::new();
     for (track, order, instance) in c.incomplete_transfers() {
         let Track::Pair(from, to) = track else { continue };
         let is_later = oldest.get(&track).is_some_and(|(o, _)| *o <= order);
@@ -39,17 +38,28 @@ pub(super) fn stalls(join: &Join, c: &Communicator, over: bool, now_ns: u64) -> 
         }
         let issued = instance.parts.values().filter_map(|p| p.op.issued_ns).max();
         match issued.map(|t| t.saturating_add(YOUNG_NS)).filter(|t| !over && now_ns < *t) {
-            Some(t) => all.due_ns = Some(all.due_ns.map_or(t, |d| d.min(t))),
+            Some(t) => earliest(&mut all.due_ns, t),
             None => {
-                let stall = issued_by_both(join, c, (from, to), (order, instance));
+                let may_run =
+                    |rank| is_said_to_be_over(c, &launches, (track, order, rank), now_ns, &mut all.due_ns);
+                let held = issued_by_both(join, c, (from, to), (order, instance), &launches, may_run);
                 // A rank that has not issued the later one either is told of by that.
                 let known = oldest.get(&track).map(|(_, lacking)| lacking);
-                in_front.extend(stall.filter(|s| known != Some(&s.lacking)).map(|s| (track, s)));
+                in_front.extend(held.filter(|h| known != Some(&h.stall.lacking)));
             }
         }
     }
-    all.stalls.retain(|s| !in_front.contains_key(&s.track));
-    all.stalls.extend(in_front.into_values());
+    let in_front = launches.settle(&all.stalls, in_front);
+    let tracks: BTreeSet<Track> = in_front.iter().map(|s| s.track).collect();
+    all.stalls.retain(|s| !tracks.contains(&s.track));
+    all.stalls.extend(in_front);
+    let actor = |rank: Rank| {
+        let seat = c.seat(rank)?;
+        let condition = join.roster.condition(seat.actor);
+        (condition.known && !condition.unsure && !condition.is_out() && !seat.aborted).then_some(seat.actor)
+    };
+    let behind = behind::stalls(c, &launches, &all.stalls, actor);
+    all.stalls.extend(behind);
     all
 }
 
@@ -60,9 +70,11 @@ fn issued_by_both(
     c: &Communicator,
     (from, to): (Rank, Rank),
     (order, instance): (u64, &Instance),
-) -> Option<Stall> {
+    launches: &Launches<'_>,
+    may_run: impl FnOnce(Rank) -> bool,
+) -> Option<Held> {
     let track = Track::Pair(from, to);
-    let (mut waiting, mut lacking) = (Vec::new(), Vec::new());
+    let (mut waiting, mut lacking, mut over) = (Vec::new(), Vec::new(), None);
     for rank in [from.min(to), from.max(to)] {
         let seat = c.seat(rank)?;
         let condition = join.roster.condition(seat.actor);
@@ -75,20 +87,46 @@ fn issued_by_both(
         }
         let part: &Part = instance.parts.get(&rank)?;
         match state_of(Some(part), order, None, 0, || false) {
-            OpState::Finished => {}
+            OpState::Finished => over = Some((rank, seat.actor)),
             OpState::Started | OpState::Progressing => waiting.push((rank, seat.actor)),
             OpState::Issued => lacking.push((rank, seat.actor)),
             OpState::NotIssued | OpState::Called | OpState::InDoubt => return None,
         }
     }
     let lack = if lacking.is_empty() { Lack::End } else { Lack::Start };
-    (!waiting.is_empty()).then_some(Stall { comm: c.id, track, order, lack, waiting, lacking, queued: false })
+    // Without its other end it is not over.
+    if !lacking.is_empty() && over.is_some_and(|(rank, _)| may_run(rank)) {
+        waiting.extend(over.take());
+    }
+    if waiting.is_empty() {
+        return None;
+    }
+    let stall = Stall { comm: c.id, track, order, lack, waiting, lacking, queued: false };
+    launches.held(stall, over, instance)
+}
+
+/// Takes a moment, if it is the first one.
+fn earliest(due_ns: &mut Option<u64>, t: u64) {
+    *due_ns = Some(due_ns.map_or(t, |d| d.min(t)));
+}
+
+/// True where only its stamps say that an end of a transfer is over, which lacks the other end. For a while after them that
+/// one's record may be on its way.
+fn is_said_to_be_over(
+    c: &Communicator,
+    launches: &Launches<'_>,
+    (track, order, rank): (Track, u64, Rank),
+    now_ns: u64,
+    due_ns: &mut Option<u64>,
+) -> bool {
+    let believed_until_ns = launches.may_run_since(track, order, rank).map(|t| t.saturating_add(NEWS_NS));
+    believed_until_ns.filter(|t| now_ns < *t).into_iter().for_each(|t| earliest(due_ns, t));
+    believed_until_ns.is_some_and(|t| now_ns >= t) || c.reported_to_run(track, order, rank)
 }
 
 /// Sends without their receives, and the reverse.
-fn unmatched(join: &Join, c: &Communicator, now_ns: u64) -> Transfers {
+fn unmatched(join: &Join, c: &Communicator, launches: &Launches<'_>, now_ns: u64) -> Transfers {
     let mut out = Transfers { stalls: Vec::new(), due_ns: None };
-    let queued_ns = LazyCell::new(|| queued_ns(c));
     for ((from, to), order, sent) in c.unmatched() {
         let (here, there) = if sent { (from, to) } else { (to, from) };
         let track = Track::Pair(from, to);
@@ -98,23 +136,19 @@ fn unmatched(join: &Join, c: &Communicator, now_ns: u64) -> Transfers {
         }
         // Where not every record comes, counts alone tell that a receive waits; a send may be through without its receive.
         let by_beats = !sent && c.members().get(&here).is_some_and(|m| m.counted_by_beats);
-        let part = c.instance(track, order).and_then(|i| i.parts.get(&here));
-        // Operations of one communicator start in the order of their issue.
-        let is_behind =
-            |p: &Part| queued_ns.get(&here).is_some_and(|q| p.op.issued_ns.is_some_and(|t| t > *q));
-        let waits_there = part.map_or(by_beats, |p| !p.finished && !is_behind(p));
-        // Of a launch of several transfers NCCL tells when one has ended: without its send a receive has not, unless a later
-        // one started. For a while the send's record may be on its way.
-        let went_on = || {
-            let later = c.instance(track, order.saturating_add(1)).and_then(|i| i.parts.get(&here));
-            later.is_some_and(|p| p.finished || p.started_ns.is_some())
-        };
-        let ended_ns = part.filter(|p| !sent && p.finished && !went_on()).and_then(|p| p.ended_seen_ns);
-        let believed_until_ns = ended_ns.map(|t| t.saturating_add(NEWS_NS));
-        if let Some(t) = believed_until_ns.filter(|t| now_ns < *t) {
-            out.due_ns = Some(out.due_ns.map_or(t, |d| d.min(t)));
+        let part_of = |order| c.instance(track, order).and_then(|i| i.parts.get(&here));
+        let is_in = |p: &Part| !p.finished && !launches.is_behind(here, p);
+        let mut waits_in = part_of(order).map_or(by_beats, is_in).then_some(order);
+        if waits_in.is_none()
+            && is_said_to_be_over(c, launches, (track, order, here), now_ns, &mut out.due_ns)
+        {
+            waits_in = Some(order);
         }
-        let waits_there = waits_there || believed_until_ns.is_some_and(|t| now_ns >= t);
+        // A send that is through leaves its sender in a later one.
+        let later =
+            || c.incomplete_of(track).find(|(o, i)| *o > order && i.parts.get(&here).is_some_and(is_in));
+        let Some(order) = waits_in.or_else(|| Some(later()?.0)) else { continue };
+        let part = part_of(order);
         let side = |rank: Rank| {
             let process = join.process(c.members().get(&rank)?.record.segment)?;
             // Transfers are counted by their records alone.
@@ -123,28 +157,13 @@ fn unmatched(join: &Join, c: &Communicator, now_ns: u64) -> Transfers {
             let known = !process.unsure() && !missed;
             known.then_some((rank, actor))
         };
-        if let (true, Some(w), Some(l)) = (waits_there, side(here), side(there)) {
+        if let (Some(w), Some(l)) = (side(here), side(there)) {
             let (waiting, lacking) = (vec![w], vec![l]);
-            let queued = part.is_some_and(|p| p.started_ns.is_none() && !p.is_silent());
+            let queued = part.is_some_and(|p| !p.finished && p.started_ns.is_none() && !p.is_silent());
             out.stalls.push(Stall { comm: c.id, track, order, lack: Lack::Issue, waiting, lacking, queued });
         }
     }
     out
-}
-
-/// When each rank issued its first transfer that its GPU has not started, host monotonic ns.
-fn queued_ns(c: &Communicator) -> BTreeMap<Rank, u64> {
-    let mut first: BTreeMap<Rank, u64> = BTreeMap::new();
-    for (_, order, instance) in c.incomplete_transfers() {
-        for (rank, part) in &instance.parts {
-            if let (OpState::Issued, Some(t)) =
-                (state_of(Some(part), order, None, 0, || false), part.op.issued_ns)
-            {
-                first.entry(*rank).and_modify(|f| *f = t.min(*f)).or_insert(t);
-            }
-        }
-    }
-    first
 }
 
 /// Transfers that both ends issued and that one of them, which is gone, stopped or aborted, will not finish. Of each pair the first in which

@@ -45,6 +45,7 @@ pub(super) fn empty_case(spec: &Spec) -> Case {
         disturbed: spec.disturbed,
         depth: spec.depth,
         late_records: Some(Ns(spec.late_records_us * 1_000)),
+        one_end_a_launch: spec.one_end_a_launch,
         timed_of: (spec.timed_of > 1).then_some(spec.timed_of),
         lost_stamps: spec.lost_stamps,
         drift_ppm: spec.gpu_drift,
