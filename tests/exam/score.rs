@@ -5,7 +5,7 @@ use crate::simulator::{BEGIN, Simulation, Stay};
 use crate::spec::{FaultKind, Spec};
 use crate::truth::{self, Need, OpKey, Truth};
 use crate::watch::{Watcher, Way};
-use ringwatch::join::{Origin, Standing};
+use ringwatch::join::{Origin, Stall, Standing};
 use ringwatch::model::{Change, Finding, Kind, Rank, Severity, Track};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -102,14 +102,20 @@ pub(crate) fn examine(spec: &Spec) -> Report {
     let mut watchers: Vec<(Way, Watcher, Vec<Version>)> =
         WAYS.iter().map(|w| (*w, Watcher::new(&exam.case, *w), Vec::new())).collect();
     let look = exam.case.look.0;
+    let asked_ns = moment();
     let mut now = 0;
     while now <= exam.case.until.0 {
         let updates = sim.look(now);
-        for (_, watcher, versions) in &mut watchers {
+        for (way, watcher, versions) in &mut watchers {
             for event in watcher.pass(&sim, updates.clone(), now, look) {
                 if event.change != Change::Closed {
                     versions.push(Version { finding: event.finding, at_ns: now, ranks: BTreeSet::new() });
                 }
+            }
+            if asked_ns.is_some_and(|t| now < t && t <= now + look) {
+                let stands = watcher.join.standing(BEGIN + now);
+                let all = describe_stalls(&stands).into_iter().chain(describe_origins(*way, &stands));
+                all.for_each(|line| println!("    seed {} {way:?} then: {line}", spec.seed));
             }
         }
         now += look;
@@ -137,17 +143,26 @@ pub(crate) fn examine(spec: &Spec) -> Report {
     Report { spec: spec.clone(), exam, label, truths, open, origins, verdicts }
 }
 
+/// The moment of which `RINGWATCH_EXAM_AT` asks, in seconds: what stands still then is printed.
+fn moment() -> Option<u64> {
+    let text = std::env::var("RINGWATCH_EXAM_AT").ok()?;
+    let seconds: f64 = text.parse().unwrap_or_else(|_| panic!("RINGWATCH_EXAM_AT is no number: {text}"));
+    Some((seconds * 1e9) as u64)
+}
+
+fn describe(s: &Stall) -> String {
+    let ranks = |side: &[(Rank, u32)]| side.iter().take(8).map(|(r, _)| r.0).collect::<Vec<_>>();
+    let (waiting, lacking) = (ranks(&s.waiting), ranks(&s.lacking));
+    format!("{} {} {} {:?} waiting {waiting:?} lacking {lacking:?}", s.comm, s.track, s.order, s.lack)
+}
+
+fn describe_stalls(standing: &Standing) -> Vec<String> {
+    (0..).map_while(|i| standing.stall(i)).map(|s| format!("stands: {}", describe(s))).collect()
+}
+
 /// Describes where standing still begins, a line each.
 fn describe_origins(way: Way, standing: &Standing) -> Vec<String> {
-    let stall = |i: &usize| {
-        let s = standing.stall(*i)?;
-        let ranks = |side: &[(Rank, u32)]| side.iter().take(8).map(|(r, _)| r.0).collect::<Vec<_>>();
-        let (waiting, lacking) = (ranks(&s.waiting), ranks(&s.lacking));
-        Some(format!(
-            "{} {} {} {:?} waiting {waiting:?} lacking {lacking:?}",
-            s.comm, s.track, s.order, s.lack
-        ))
-    };
+    let stall = |i: &usize| standing.stall(*i).map(describe);
     let line = |o: &Origin| {
         let circle: Vec<String> = o.circle.iter().filter_map(stall).collect();
         let circle = if circle.is_empty() { String::new() } else { format!(", circle {circle:?}") };

@@ -297,8 +297,7 @@ fn held(
     operations.extend(mine.iter().filter(|o| o.began_ns <= earliest + 20 * MS).map(name));
     if matches!(p.kind, FaultKind::Killed | FaultKind::Exits | FaultKind::NodeLost) {
         // What it was in does not end, and what it never called is what others wait for as well.
-        let absent = mine.iter().find(|o| !o.parts.iter().any(|s| p.culprits.contains(&s.rank)));
-        operations.extend(absent.map(name));
+        operations.extend(never_called(p, &mine, first).into_iter().map(name));
     }
     if matches!(p.kind, FaultKind::CallSkipped | FaultKind::CallExtra) {
         operations.extend(shifted(p, happened));
@@ -312,7 +311,11 @@ fn held(
         operations = BTreeSet::from([call]);
     } else {
         let (comm, track, _) = first.key;
-        operations.extend(unproven(p, &mine).map(name));
+        let unproven: Vec<&Open<'_>> = unproven(p, &mine).collect();
+        operations.extend(unproven.iter().map(|o| name(o)));
+        // So are the others of the launch up to which nothing is timed.
+        let last = unproven.last().map(|o| launches(o)).unwrap_or_default();
+        operations.extend(mine.iter().filter(|o| !launches(o).is_disjoint(&last)).map(name));
         operations.extend(unproven_before(p, happened, first).map(|order| (sizes[comm].0, track, order)));
     }
     let all = first.parts.len() == sizes[first.key.0].1.len();
@@ -337,6 +340,20 @@ fn held(
     };
     let since_ns = began.max(first.comes_ns).max(facts).max(p.at_ns);
     Some(Held { operations, since_ns, start_ns })
+}
+
+/// The open operations that a culprit never called: the first one, and where GPU times cover neither that nor the first open
+/// one, the first of each communicator and pair in the same step. Nothing shows in which of these others came to wait first.
+fn never_called<'a>(p: &Planted, mine: &'a [Open<'a>], first: &Open<'_>) -> Vec<&'a Open<'a>> {
+    let issued = |o: &Open<'_>| o.parts.iter().map(|s| s.issued_ns).min().unwrap_or(0);
+    let is_timed = |o: &Open<'_>| o.parts.iter().any(|s| s.timed);
+    let mut tracks = BTreeSet::new();
+    let mut absent = mine.iter().filter(|o| !o.parts.iter().any(|s| p.culprits.contains(&s.rank)));
+    let Some(next) = absent.next() else { return Vec::new() };
+    tracks.insert((next.key.0, next.key.1));
+    let is_alike = |o: &&Open<'_>| !(is_timed(first) || is_timed(o)) && issued(o) <= issued(first) + STEP_NS;
+    let alike = absent.filter(is_alike).filter(|o| tracks.insert((o.key.0, o.key.1)));
+    [next].into_iter().chain(alike).collect()
 }
 
 /// Where a rank has left out a call or made one more: of calls that are alike nobody can say which one it was, and the first
