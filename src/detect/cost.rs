@@ -81,7 +81,7 @@ pub(super) fn wall_ns(join: &Join, c: &Communicator, now_ns: u64) -> u64 {
     let ended_ns = processes().try_fold(0, |last: u64, p| match p.record.liveness {
         Liveness::Alive => None,
         // Of a post-mortem segment nobody saw the end; it was not before its last operation.
-        Liveness::Gone(at) => Some(last.max(at.or(p.last_issued_ns).unwrap_or(now_ns))),
+        Liveness::Gone(at) => Some(last.max(at.or(p.issuing.last_ns()).unwrap_or(now_ns))),
     });
     ended_ns.unwrap_or(now_ns).saturating_sub(began_ns)
 }

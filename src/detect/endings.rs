@@ -52,8 +52,14 @@ pub(super) enum Proof {
 pub(super) fn proof(scene: &Scene<'_>, at: Place<'_>) -> Proof {
     let ranks = &at.origin.ranks;
     let unproven = scene.join.is_unproven(at.comm, at.instance, at.stall);
+    let aborted = || ranks.iter().any(|r| scene.aborted(at.comm, *r));
     match ended(scene, at.comm, ranks) {
         Ended::InOrder if unproven => Proof::Nothing,
+        // A job may abort its communicators when it is through with them.
+        Ended::No if unproven && aborted() => {
+            let patience = scene.settings.patience_silent_ns.max(scene.patience(at.comm));
+            if scene.enough(at.waited, patience) { Proof::Likely } else { Proof::Nothing }
+        }
         Ended::Unknown if unproven => {
             let patience = scene.settings.patience_silent_ns.max(scene.patience(at.comm));
             let gone_for = ranks.iter().filter_map(|r| scene.gone_for(at.comm, *r)).max();
@@ -230,7 +236,7 @@ mod tests {
             let found = HangRule::new(Settings::default()).check(&j, 11 * S);
             found.into_iter().map(|f| (f.kind, f.ranks, f.operation.order)).collect::<Vec<_>>()
         };
-        assert_eq!(at(false), [(Kind::MissingRank, vec![Rank(2)], 1)], "no GPU came past order 4");
+        assert_eq!(at(false), [(Kind::MissingRank, vec![Rank(2)], 4)], "no GPU came past order 4");
         assert_eq!(
             at(true),
             [(Kind::MissingRank, vec![Rank(2)], 6)],

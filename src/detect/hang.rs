@@ -7,13 +7,16 @@ use super::{
     Rule, Settings, choice, endings, fact, held_by_gpu, interleaved, missing_rank, names, not_started,
     number, seconds, stuck_transfer, transfers,
 };
-use crate::join::{Communicator, Instance, Join, Lack, Origin, Process, Stall, Standing, Waited};
+use crate::join::{Communicator, Instance, Join, Lack, Origin, Part, Process, Stall, Standing, Waited};
 use crate::model::{Confidence, Evidence, Finding, Kind, Liveness, Making, Rank, Track, Victims};
 use std::cell::OnceCell;
 use std::collections::HashMap;
 
 /// So many times the patience for untimed operations, a standstill is reported that the GPUs do not show.
 const UNSHOWN_PATIENCES: u64 = 2;
+
+/// So many times the farthest that a host was ahead of its GPU, it is not ahead.
+const LEADS: u64 = 4;
 
 /// The rule.
 #[derive(Debug)]
@@ -42,8 +45,8 @@ impl Rule for HangRule {
                 Outcome::Found(finding) => found.push(*finding),
             }
         }
-        // An untimed operation may stand still where nothing else does, or where others wait for its ranks.
-        if !behind_untimed.is_empty() || standing.origins().is_empty() {
+        // An untimed operation may stand still where nothing else is known to, or where others wait for its ranks.
+        if !behind_untimed.is_empty() || found.is_empty() {
             let untimed = standing.untimed().iter().map(|o| scene.judge(o));
             let untimed: Vec<Finding> = untimed.filter_map(Outcome::found).collect();
             // Where the GPUs do not show which untimed operation it is, the ranks are reported as missing after all.
@@ -135,6 +138,9 @@ impl<'a> Scene<'a> {
         }
         let origin = aborted.as_ref().unwrap_or(origin);
         let place = Place { origin, stall, comm, instance, waited };
+        if self.went_on(place) {
+            return None;
+        }
         let proof = endings::proof(self, place);
         if proof == endings::Proof::Nothing {
             return None;
@@ -305,15 +311,34 @@ impl<'a> Scene<'a> {
     /// True while a rank's process goes on to issue operations. Hosts run ahead of their GPUs by seconds: where nothing
     /// says that a GPU waits, a process that is at work is behind, and not missing. It is no excuse for good.
     pub(super) fn at_work(&self, at: Place<'_>, rank: Rank, patience_ns: u64) -> bool {
-        let last = self.process(at.comm, rank).and_then(|p| p.last_issued_ns);
+        let last = self.process(at.comm, rank).and_then(|p| p.issuing.last_ns());
         let is_at_work = last.is_some_and(|t| self.now_ns.saturating_sub(t) < patience_ns);
         at.waited.is_by_hosts() && is_at_work && !self.enough(at.waited, self.settings.patience_most_ns)
     }
 
-    /// True when a rank came out of a long wait a moment ago: what others wait for since then it may yet do.
-    pub(super) fn just_released(&self, comm: &Communicator, rank: Rank) -> bool {
-        let released = self.process(comm, rank).and_then(|p| p.busy.released_long_ns());
-        released.is_some_and(|t| self.now_ns.saturating_sub(t) < self.patience(comm))
+    /// True where the hosts of all ranks of an operation issue more, and are farther ahead of it than any was of its GPU so
+    /// far: it has ended, and the news of that is lost.
+    fn went_on(&self, at: Place<'_>) -> bool {
+        let is_ahead = |(rank, p): (&Rank, &Part)| {
+            let issuing = self.process(at.comm, *rank).map(|p| p.issuing);
+            let (last_ns, lead_ns) = issuing.map_or((None, 0), |i| (i.last_ns(), i.lead_ns()));
+            last_ns.zip(p.op.issued_ns).is_some_and(|(last, issued)| {
+                let is_at_work = self.now_ns.saturating_sub(last) < self.settings.patience_ns;
+                lead_ns > 0 && is_at_work && last.saturating_sub(issued) > lead_ns.saturating_mul(LEADS)
+            })
+        };
+        at.stall.lack != Lack::Issue && at.origin.circle.is_empty() && at.instance.parts.iter().all(is_ahead)
+    }
+
+    /// True when a rank came out of a long wait a moment ago, or issues operations again after a silence of half the time that
+    /// the others have waited: what they wait for it may yet do.
+    pub(super) fn just_released(&self, at: Place<'_>, rank: Rank) -> bool {
+        let Some(p) = self.process(at.comm, rank) else { return false };
+        let waited_ns = self.now_ns.saturating_sub(at.waited.since_ns);
+        let is_long = |(from, to): &(u64, u64)| to.saturating_sub(*from).saturating_mul(2) >= waited_ns;
+        let resumed = p.issuing.silence().filter(is_long).map(|(_, to)| to);
+        let is_recent = |t: u64| self.now_ns.saturating_sub(t) < self.patience(at.comm);
+        p.busy.released_long_ns().into_iter().chain(resumed).any(is_recent)
     }
 
     pub(super) fn aborted(&self, comm: &Communicator, rank: Rank) -> bool {

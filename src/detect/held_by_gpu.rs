@@ -164,7 +164,7 @@ fn is_in_untimed(scene: &Scene<'_>, at: Place<'_>, missing: &[Rank]) -> bool {
 
 /// True when ranks issued something after others began to wait for them.
 fn went_on(scene: &Scene<'_>, at: Place<'_>, ranks: &[Rank]) -> bool {
-    let last_ns = |r: &Rank| scene.process(at.comm, *r)?.last_issued_ns;
+    let last_ns = |r: &Rank| scene.process(at.comm, *r)?.issuing.last_ns();
     ranks.iter().any(|r| last_ns(r).is_some_and(|t| t > at.waited.since_ns))
 }
 
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn ranks_whose_gpus_wait_in_an_untimed_operation_are_not_missing() {
         let both = vec![Rank(0), Rank(1)];
-        assert_eq!(of(WAITS, false, 14), [], "it is too early to say what stands still");
+        assert_eq!(of(WAITS, false, 13), [], "it is too early to say what stands still");
         assert_eq!(of(WAITS, false, 20), [(Kind::NotStarted, both.clone(), CommId::unowned(8))]);
         assert_eq!(of(IDLE, false, 14)[0].0, Kind::MissingRank, "their hosts do something else");
         assert_eq!(

@@ -31,7 +31,7 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     if proven && !is_settled(scene, at) {
         return None;
     }
-    if !proven && missing.iter().all(|r| scene.just_released(at.comm, *r)) {
+    if !proven && missing.iter().all(|r| scene.just_released(at, *r)) {
         return None;
     }
     if !proven && missing.iter().all(|r| scene.at_work(at, *r, patience(scene, at))) {

@@ -4,7 +4,7 @@
 //! does not end keeps its GPU busy and uses no memory, and a paused GPU is idle.
 
 use super::hang::{Place, Scene};
-use super::held_by_gpu::open_parts;
+use super::held_by_gpu::{busy_with, open_parts};
 use super::victims::connected;
 use super::{fact, names, number, seconds, who};
 use crate::join::{Activity, Instance, Stall};
@@ -21,8 +21,13 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let patience = scene.settings.patience_blind_ns.max(scene.patience(at.comm)).max(queue_ns(scene, at));
     let ranks: Vec<Rank> = at.comm.members().keys().copied().collect();
     // A host whose clock is ahead says nothing about now.
-    let silent_for = |r: &Rank| scene.now_ns.checked_sub(scene.process(at.comm, *r)?.last_issued_ns?);
-    let waited = ranks.iter().filter_map(silent_for).min().filter(|w| *w >= patience)?;
+    let silent_for = |r: &Rank| scene.now_ns.checked_sub(scene.process(at.comm, *r)?.issuing.last_ns()?);
+    let silent = ranks.iter().filter_map(silent_for).min().filter(|w| *w >= patience);
+    // Hosts that run ahead issue more while their GPUs stand still.
+    let since_ns = scene.now_ns.saturating_sub(patience);
+    let stands = |r: &Rank| busy_with(scene, at.comm, *r, since_ns) == Some(Activity::Waiting);
+    let is_old = at.instance.began_ns().is_some_and(|t| t <= since_ns);
+    let waited = silent.or_else(|| (is_old && ranks.iter().all(stands)).then_some(patience))?;
     let issued_ns = |(_, _, i): (_, _, &Instance)| i.began_ns().filter(|t| *t <= scene.now_ns);
     let newest_ns = at.comm.incomplete().filter_map(issued_ns).max()?;
     let is_last = scene.now_ns - newest_ns <= waited.saturating_add(STEP_NS);
@@ -37,9 +42,10 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
         return None;
     }
     let waiting: Vec<Rank> = ranks.iter().copied().filter(|r| !others.contains(r)).collect();
+    let how = if silent.is_some() { "nothing at all" } else { "no GPU did anything else" };
     let mut evidence = vec![
         number(
-            format!("{} issued it, and nothing at all for {:.1} s", names(&ranks), seconds(waited)),
+            format!("{} issued it, and {how} for {:.1} s", names(&ranks), seconds(waited)),
             seconds(waited),
             "s",
         ),

@@ -23,7 +23,7 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
         true => scene.gone_for(at.comm, peer).is_none_or(|g| g >= settle) && scene.enough(at.waited, settle),
         false => scene.enough(at.waited, patience),
     };
-    if !enough || !gone && scene.just_released(at.comm, peer) {
+    if !enough || !gone && scene.just_released(at, peer) {
         return None;
     }
     if !gone && scene.at_work(at, peer, patience) {

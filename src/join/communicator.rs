@@ -7,7 +7,6 @@ use super::clock::ClockMap;
 use super::exchange::Exchanges;
 use super::held::{Held, Key};
 use super::instance::{Instance, Late, Measure, Part};
-use super::kept::Stale;
 use super::member::{Called, Member, Seat};
 use super::memory::Payer;
 use super::roster::Roster;
@@ -15,7 +14,7 @@ use super::signature::Signature;
 use super::signed::Signed;
 use super::stats::{Class, ClassKey, size_class};
 use super::timing::{self, Kernel, Limit};
-use super::usage::Busy;
+use super::usage::{Busy, Issuing};
 use crate::model::{
     Algo, Beat, CommId, CommRecord, Coverage, Exchange, Func, Lane, Launch, Making, NetProgress, OpRecord,
     OpState, OperationRef, PairBeat, Proto, Rank, Returned, SegmentId, Signatures, Spare, Track,
@@ -125,6 +124,8 @@ pub(super) struct Around<'a> {
     pub(super) clock: &'a mut ClockMap,
     /// What its process's GPUs were busy with.
     pub(super) busy: &'a mut Busy,
+    /// When its process issued operations.
+    pub(super) issuing: &'a mut Issuing,
     /// Where the room goes that is not needed any more.
     pub(super) spare: &'a mut Spare,
     /// Nothing can rest on the process's issue orders.
@@ -232,7 +233,7 @@ pub struct Communicator {
     /// Members on which NCCL has freed it.
     freed: usize,
     /// What has to be looked at again for the wait-for graph.
-    pub(super) stale: Stale,
+    pub(super) stale: bool,
     /// A rank of it has aborted it.
     pub(super) was_aborted: bool,
     /// When it has to be looked at again though nothing changes, host monotonic ns.
@@ -279,7 +280,7 @@ impl Communicator {
             sizes: BTreeMap::new(),
             begun: 0,
             freed: 0,
-            stale: Stale::ALL,
+            stale: true,
             was_aborted: false,
             due_ns: None,
             sketched_ns: None,
@@ -353,8 +354,12 @@ impl Communicator {
 
     /// The transfers between two ranks that are not complete yet.
     pub(super) fn incomplete_transfers(&self) -> impl Iterator<Item = (Track, u64, &Instance)> {
-        let transfer = |t: &Track| matches!(t, Track::Pair(..));
-        self.instances.open().map(|((t, o), i)| (*t, *o, i)).filter(move |(t, ..)| transfer(t))
+        self.open().filter(|(t, ..)| matches!(t, Track::Pair(..)))
+    }
+
+    /// All operations that are not complete.
+    pub(super) fn open(&self) -> impl Iterator<Item = (Track, u64, &Instance)> {
+        self.instances.open().map(|((t, o), i)| (*t, *o, i))
     }
 
     /// The latest collectives before which a rank issued nothing for long: when it issued them, host monotonic ns, and their
@@ -381,11 +386,6 @@ impl Communicator {
             let known = n.first == 0 || n.sent.min(n.received) > 0;
             (n.sent != n.received && known).then(|| (*pair, n.sent.min(n.received), n.sent > n.received))
         })
-    }
-
-    /// True where a transfer is open: an end of it was not issued, or has not finished.
-    pub(super) fn has_open_transfers(&self) -> bool {
-        self.unmatched().next().is_some() || self.incomplete_transfers().next().is_some()
     }
 
     /// Takes what a rank's latest collectives are.
@@ -443,6 +443,14 @@ impl Communicator {
             parts.peek().is_some() && parts.all(waits)
         };
         self.incomplete_of(track).filter(|(_, i)| is_queued(i)).map(|(order, _)| order).collect()
+    }
+
+    /// True where a rank issued an operation after a timed one that its GPU has not started.
+    pub(super) fn is_behind_queued(&self, rank: Rank, part: &Part) -> bool {
+        let waits = |p: &Part| !p.is_silent() && !p.finished && p.started_ns.is_none();
+        let is_before = |p: &Part| p.op.issued_ns < part.op.issued_ns;
+        let of_rank = self.instances.open().filter_map(|(_, i)| i.parts.get(&rank));
+        part.op.issued_ns.is_some() && of_rank.into_iter().any(|p| waits(p) && is_before(p))
     }
 
     /// The order below which a rank's ends of transfers are finished, of those that it issued.
@@ -649,7 +657,7 @@ impl Communicator {
         }
         let gone = self.members.remove(&rank)?;
         self.uncount(Counted::of(&gone.record));
-        self.stale = Stale::ALL;
+        self.stale = true;
         self.rescan = true;
         let seat = self.seats.swap_remove(gone.seat as usize);
         let moved = self.seats.get(gone.seat as usize).map(|s| s.rank);
@@ -685,7 +693,7 @@ impl Communicator {
             let (segment, comm, rank) = (r.segment, r.comm, r.rank);
             roster.enter(segment, &mut r.gpu, comm, rank)
         };
-        self.stale.operations = true;
+        self.stale = true;
         self.was_aborted |= record.making == Some(Making::Aborted);
         match self.members.entry(record.rank) {
             Entry::Occupied(entry) => {
@@ -702,13 +710,13 @@ impl Communicator {
                 if (old.segment, &old.gpu) != (new.segment, &new.gpu) {
                     roster.leave(old.segment, actor, old.comm, old.rank);
                     actor = enter(new, roster);
-                    self.stale = Stale::ALL;
+                    self.stale = true;
                 } else {
                     new.gpu = old.gpu.clone();
                 }
                 *seat = Seat { done: seat.done, ..Seat::of(new, actor) };
                 if (old.finalized_ns, old.making) != (new.finalized_ns, new.making) {
-                    self.stale = Stale::ALL;
+                    self.stale = true;
                 }
                 let (was, is) = (Counted::of(&old), Counted::of(new));
                 if was != is {
@@ -742,7 +750,7 @@ impl Communicator {
                     record,
                 }));
                 self.count_in(counted);
-                self.stale = Stale::ALL;
+                self.stale = true;
                 self.rescan = true;
             }
         }
@@ -769,7 +777,7 @@ impl Communicator {
         &mut self,
         mut op: Box<OpRecord>,
         said: Option<Said>,
-        Around { clock, busy, spare, unsure, may_grow, now_ns }: Around<'_>,
+        Around { clock, busy, issuing, spare, unsure, may_grow, now_ns }: Around<'_>,
     ) -> Taken {
         let (rank, ranks) = (op.rank, self.ranks());
         let Some(member) = self.members.get_mut(&rank) else { return Taken::Yes };
@@ -872,6 +880,7 @@ impl Communicator {
         });
         if let (Some(k), None) = (&kernel, was_kernel) {
             busy.add(k);
+            issuing.leads(k.start_ns.saturating_sub(op.issued_ns.unwrap_or(k.start_ns)));
             if self.metered {
                 let span = self.timed.entry(key).or_insert((k.start_ns, k.end_ns()));
                 *span = (span.0.min(k.start_ns), span.1.max(k.end_ns()));
@@ -987,7 +996,7 @@ impl Communicator {
         }
         member.record.issued = member.record.issued.max(beat.issued);
         member.record.replayed = member.record.replayed.max(beat.replayed);
-        self.stale.operations = true;
+        self.stale = true;
         if let Some(seat) = self.seats.get_mut(member.seat as usize) {
             seat.issued = [member.record.issued, member.record.replayed];
             seat.done = [seat.done[0].max(beat.done), seat.done[1].max(beat.replays_done)];
@@ -1019,7 +1028,7 @@ impl Communicator {
     pub(super) fn pair_beat(&mut self, beat: &PairBeat) -> bool {
         let mut more = false;
         let known = self.members.get(&beat.rank).is_some_and(|m| m.record.segment == beat.segment);
-        self.stale.transfers = true;
+        self.stale = true;
         let (own, peer) = (beat.rank, beat.peer);
         for (pair, sent, received) in [((own, peer), beat.sent, 0), ((peer, own), 0, beat.received)] {
             if !known

@@ -1,16 +1,16 @@
 //! The wait-for graph, kept up to date: rows are made anew for what changed, and for nothing else.
 //!
-//! What the join is fed marks the communicators that it says something about ([`Stale`]); a tick looks at these, and at
+//! What the join is fed marks the communicators that it says something about; a tick looks at these, and at
 //! those whose oldest operation has just become old enough to be looked at.
 
 use super::communicator::{Communicator, state_of};
 use super::instance::{Instance, Part};
 use super::member::Seat;
-use super::waits::{Front, Stage, Stall, Waits, origins};
+use super::waits::{Front, Lack, Stage, Stall, Waits, origins};
 use super::{Join, Standing};
 use crate::model::{CommId, OpState, Rank, Track};
 use std::cell::LazyCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::iter::Peekable;
 use std::sync::Arc;
 use untimed::Standstill;
@@ -18,6 +18,7 @@ use untimed::Standstill;
 pub use launches::Launches;
 
 mod behind;
+mod held_before;
 mod launches;
 mod transfers;
 mod untimed;
@@ -33,25 +34,6 @@ const SPARSE: usize = 16;
 
 /// The records by which transfers are counted, as [`Update::Missed`](crate::model::Update::Missed) calls them.
 pub(super) use crate::model::OPERATIONS as COUNTED;
-
-/// What of a communicator has to be looked at again.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Stale {
-    /// Its collectives.
-    pub operations: bool,
-    /// Its transfers between two ranks.
-    pub transfers: bool,
-}
-
-impl Stale {
-    /// All of it.
-    pub(super) const ALL: Stale = Stale { operations: true, transfers: true };
-
-    /// True when something has.
-    pub(super) fn any(self) -> bool {
-        self.operations || self.transfers
-    }
-}
 
 /// The graph, and what its solving needs beside it.
 #[derive(Debug, Clone, Default)]
@@ -88,7 +70,7 @@ fn age(c: &Communicator, track: Track, over: bool, now_ns: u64) -> Age {
 impl Kept {
     /// True when a communicator has to be looked at.
     fn is_due(&self, c: &Communicator, over: bool, now_ns: u64) -> bool {
-        over != self.over || c.stale.any() || c.due_ns.is_some_and(|t| now_ns >= t)
+        over != self.over || c.stale || c.due_ns.is_some_and(|t| now_ns >= t)
     }
 
     /// Looks at a communicator again; returns when it has to be looked at next, though nothing changes.
@@ -104,38 +86,31 @@ impl Kept {
             self.forget(c.id);
             return None;
         }
-        let all = over != self.over || c.due_ns.is_some_and(|t| now_ns >= t);
-        let both = all || c.stale.operations && (c.stale.transfers || c.has_open_transfers());
-        // What is not looked at is due when it was.
-        let mut due_ns = c.due_ns.filter(|_| !both);
+        let mut due_ns = None;
         let mut is_due = |t: u64| due_ns = Some(due_ns.map_or(t, |d: u64| d.min(t)));
-        if all || c.stale.operations {
-            for track in [Track::Collective, Track::Replay] {
-                let rows = match age(c, track, over, now_ns) {
-                    Age::None => Vec::new(),
-                    Age::Young(t) => {
-                        is_due(t);
-                        Vec::new()
-                    }
-                    Age::Old => rows(join, c, track, over, room),
-                };
-                forget(&mut self.since, c.id, track);
-                for stall in self.waits.replace(c.id, track, rows) {
-                    // What started nowhere goes by what else the communicator did.
-                    if !stall.is_unseen()
-                        && let Some(t) = join.since_ns(stall)
-                    {
-                        self.since.insert((c.id, track, stall.order), t);
-                    }
+        for track in [Track::Collective, Track::Replay] {
+            let rows = match age(c, track, over, now_ns) {
+                Age::None => Vec::new(),
+                Age::Young(t) => {
+                    is_due(t);
+                    Vec::new()
+                }
+                Age::Old => rows(join, c, track, over, room),
+            };
+            forget(&mut self.since, c.id, track);
+            for stall in self.waits.replace(c.id, track, rows) {
+                // What started nowhere goes by what else the communicator did.
+                if !stall.is_unseen()
+                    && let Some(t) = join.since_ns(stall)
+                {
+                    self.since.insert((c.id, track, stall.order), t);
                 }
             }
         }
-        // What started since the stamps of a transfer's end decides whether these are believed.
-        if all || c.stale.transfers || c.stale.operations && c.has_open_transfers() {
-            let transfers = transfers::stalls(join, c, over, now_ns);
-            transfers.due_ns.into_iter().for_each(&mut is_due);
-            self.waits.replace_single(c.id, transfers.stalls);
-        }
+        // Operations say which stamps of transfers are believed, and transfers what is queued before an operation.
+        let transfers = transfers::stalls(join, c, over, now_ns);
+        transfers.due_ns.into_iter().for_each(&mut is_due);
+        self.waits.replace_single(c.id, transfers.stalls);
         let untimed = untimed::stall(join, c, now_ns);
         untimed.due_ns.into_iter().for_each(is_due);
         match untimed.stall {
@@ -177,8 +152,11 @@ impl Kept {
         };
         // Where all are gone, what they waited for is the question.
         let gone = if self.over { Vec::new() } else { join.roster.out(self.waits.processes()) };
-        let origins_known = self.waits.solve(since, &gone);
-        let mut stalls = self.waits.stalls().to_vec();
+        let mut stalls = self.waits.stalls();
+        leave_out_unheard_ends(join, &mut stalls);
+        let held_before = held_before::stalls(join, &stalls);
+        stalls.extend(held_before.into_iter().map(Arc::new));
+        let origins_known = origins(&stalls, since, &gone);
         // Ranks that are known to wait elsewhere are not in what is not timed.
         let mut waiting: Vec<bool> = Vec::new();
         if !self.queued.is_empty() {
@@ -192,11 +170,29 @@ impl Kept {
         let queued = untimed::newest(self.queued.values().filter(is_free));
         let queued: Vec<Arc<Stall>> = queued.into_iter().cloned().map(Arc::new).collect();
         let known = stalls.len();
-        let mut untimed = origins(&queued, since);
+        let mut untimed = origins(&queued, since, &[]);
         untimed.iter_mut().for_each(|o| o.shift(known));
         stalls.extend(queued);
         self.standing = Arc::new(Standing { stalls, origins: origins_known, untimed });
     }
+}
+
+/// Leaves out operations whose end nobody told, as of a process that is stopped: all others are through with them, and those
+/// whose end is not known are lacking elsewhere.
+fn leave_out_unheard_ends(join: &Join, stalls: &mut Vec<Arc<Stall>>) {
+    if !stalls.iter().any(|s| s.lack == Lack::End) {
+        return;
+    }
+    let not_issued = stalls.iter().filter(|s| s.lack == Lack::Issue).flat_map(|s| &s.lacking);
+    let lacks: HashSet<u32> = not_issued.map(|(_, p)| *p).collect();
+    let is_unheard = |s: &Stall| {
+        let is_in = |r: &Rank| s.waiting.iter().any(|(w, _)| w == r);
+        let instance = join.communicator(s.comm).and_then(|c| c.instance(s.track, s.order));
+        let is_through = |(r, p): (&Rank, &Part)| is_in(r) || p.finished && !p.op.func.is_rooted();
+        instance.is_some_and(|i| i.parts.len() > s.waiting.len() && i.parts.iter().all(is_through))
+    };
+    let lack_elsewhere = |s: &Stall| s.waiting.iter().all(|(_, p)| lacks.contains(p));
+    stalls.retain(|s| s.lack != Lack::End || !lack_elsewhere(s) || !is_unheard(s));
 }
 
 /// Forgets since when a track's operations stand still.
@@ -224,7 +220,7 @@ impl Join {
             let Some(c) = self.comms.get(id) else { continue };
             let due_ns = kept.look(self, c, (over, now_ns), &mut room);
             if let Some(c) = self.comms.get_mut(id) {
-                (c.stale, c.due_ns) = (Stale::default(), due_ns);
+                (c.stale, c.due_ns) = (false, due_ns);
             }
         }
         kept.over = over;
@@ -261,6 +257,8 @@ struct Row {
     front: Front,
     /// Its rank will not finish what it began, or nobody will tell.
     out: bool,
+    /// The same, since its process is gone or has aborted the communicator.
+    left: bool,
     /// Its issue orders can be relied on.
     sure: bool,
     /// It has freed the communicator.
@@ -286,6 +284,7 @@ fn rows(join: &Join, c: &Communicator, track: Track, over: bool, room: &mut Room
             rank: seat.rank,
             front: Front { process: seat.actor, issued, done: issued, stage: Stage::InDoubt },
             out: !over && condition.is_out() || seat.aborted,
+            left: !over && condition.gone || seat.aborted,
             sure: condition.known && !condition.unsure,
             through: seat.through,
             told: seat.done(track),
@@ -310,7 +309,15 @@ fn rows(join: &Join, c: &Communicator, track: Track, over: bool, room: &mut Room
     if rows.iter().any(|r| r.out) {
         alive.extend(rows.iter().filter(|r| !r.out).map(|r| r.rank));
     }
-    let queued = LazyCell::new(|| c.queued(track, |r| alive.binary_search(r).is_ok()));
+    let is_alive = |r: &Rank| alive.binary_search(r).is_ok();
+    let queued = LazyCell::new(|| c.queued(track, is_alive));
+    let most = rows.iter().filter(|r| !r.out).map(|r| r.front.issued).max().unwrap_or(0);
+    let is_in_doubt = |order: u64| {
+        let open = c.incomplete_of(track).rev().find(|(o, _)| *o <= order).filter(|(o, _)| *o == order);
+        let mut parts =
+            open.into_iter().flat_map(|(_, i)| i.parts.iter().filter(|(r, _)| is_alive(r))).peekable();
+        parts.peek().is_some() && parts.all(|(_, p)| !p.finished && p.is_silent())
+    };
     for row in rows.iter_mut() {
         let f = &mut row.front;
         if row.through {
@@ -319,12 +326,16 @@ fn rows(join: &Join, c: &Communicator, track: Track, over: bool, room: &mut Room
         // Who is gone or stopped, or has aborted, will not finish what it began: it is waited for as if it had not issued it.
         if f.done < f.issued && row.out {
             let next = open.get(open.partition_point(|o| *o < f.done)).filter(|o| **o < f.issued);
-            // Nobody who is alive came past a timed operation that has not started: what is in doubt before that did not end.
-            let first_in_doubt = || {
-                let behind = queued.get(queued.partition_point(|o| *o < f.done)).filter(|o| **o < f.issued);
-                behind.map(|_| f.done)
+            // Nobody who is alive came past a timed operation that has not started. Which of those before it that are not timed
+            // stands still nobody knows.
+            let first_queued =
+                || queued.get(queued.partition_point(|o| *o < f.done)).filter(|o| **o < f.issued);
+            // The others may wait in the last one that all issued.
+            let last = || {
+                let order = f.issued.checked_sub(1).filter(|_| row.left && most <= f.issued)?;
+                is_in_doubt(order).then_some(order)
             };
-            f.issued = next.copied().or_else(first_in_doubt).unwrap_or(f.issued);
+            f.issued = next.or_else(first_queued).copied().or_else(last).unwrap_or(f.issued);
             f.done = f.issued;
         }
     }
@@ -342,11 +353,24 @@ fn advance(c: &Communicator, track: Track, Room { rows, left }: &mut Room) {
         if left.is_empty() {
             break;
         }
-        // Who finished a collective proves that all were in it; only roots and leaves may be through alone.
+        // Who finished a collective proves that all were in it; only roots and leaves may be through alone. A root that gathers
+        // needs all of them, and a leaf needs a root that gives.
+        let is_root = |r: &Rank, p: &Part| p.op.root == Some(*r);
         let all_were_in = LazyCell::new(|| {
             let told = c.told_done(track, order);
-            instance.parts.values().any(|p| (told || p.finished) && !p.op.func.is_rooted())
+            let gathers = |r: &Rank, p: &Part| !p.op.func.is_from_root() && p.finished && is_root(r, p);
+            let needs_all = |(r, p): (&Rank, &Part)| match p.op.func.is_rooted() {
+                true => gathers(r, p),
+                false => told || p.finished,
+            };
+            instance.parts.iter().any(needs_all)
         });
+        let leaf_is_through = LazyCell::new(|| {
+            let of_leaf = |(r, p): (&Rank, &Part)| p.op.func.is_from_root() && p.finished && !is_root(r, p);
+            instance.parts.iter().any(of_leaf)
+        });
+        let was_in =
+            |r: &Rank, p: Option<&Part>| *all_were_in || p.is_some_and(|p| is_root(r, p)) && *leaf_is_through;
         // Where no GPU was seen to start it, "not started" says nothing.
         let started = LazyCell::new(|| {
             let rooted = || instance.first().is_some_and(|p| p.op.func.is_rooted());
@@ -373,7 +397,7 @@ fn advance(c: &Communicator, track: Track, Room { rows, left }: &mut Room) {
                 OpState::NotIssued | OpState::Called => return false,
                 OpState::Started | OpState::Progressing => Stage::Started,
                 // A rank that was in it and was not seen to start it has lost its times.
-                OpState::Issued | OpState::InDoubt if *all_were_in => return true,
+                OpState::Issued | OpState::InDoubt if was_in(&row.rank, part) => return true,
                 OpState::Issued if *started => Stage::Issued,
                 OpState::Issued | OpState::InDoubt => Stage::InDoubt,
             };

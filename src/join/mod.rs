@@ -55,17 +55,17 @@ pub use stats::{Class, ClassKey, Load, Rates, Sample, Seen, Transfer, size_class
 pub use strain::{Strain, Strains};
 pub use timing::{Kernel, Limit, kernel, not_before, started};
 pub use trend::{Block, Change, Trend, median, spread};
-pub use usage::{Busy, Exchanged};
-pub use waits::{Front, Lack, Origin, Stage, Stall, Waits};
+pub use usage::{Busy, Exchanged, Issuing};
+pub use waits::{Front, Lack, Origin, Stage, Stall, Waits, origins};
 pub use wire::{Shape, Wire, crossing, expected, transfer};
 
 use crate::model::{
-    BEYOND_MEMORY, CommId, CommRecord, Holder, HostFact, Lane, Liveness, OpRecord, ProcessState, Rank,
-    SegmentId, SegmentRecord, Spare, UNCOUNTED, Update, hides_operations, missed_reason,
+    BEYOND_MEMORY, CommId, CommRecord, Holder, HostFact, Liveness, OpRecord, ProcessState, Rank, SegmentId,
+    SegmentRecord, Spare, UNCOUNTED, Update, hides_operations, missed_reason,
 };
 use agenda::Agenda;
 use finished::Outbox;
-use kept::{COUNTED, Kept, Stale};
+use kept::{COUNTED, Kept};
 use memory::Memory;
 pub use memory::MemoryLimit;
 use roster::{Condition, Roster};
@@ -89,14 +89,16 @@ pub struct Process {
     pub clocks: BTreeMap<Option<Arc<str>>, ClockMap>,
     /// Records that were overwritten before they were read, by kind.
     pub missed: BTreeMap<&'static str, u64>,
+    /// When the last loss of a record of an operation was noticed, by the observer's clock.
+    missed_ns: Option<u64>,
     /// What the operating system last said about it.
     pub host: Option<HostFact>,
     /// What it went without over the last minute.
     pub strains: Strains,
     /// Time inside its kernels, as far as they are timed.
     pub busy: Busy,
-    /// When it last issued something, in any communicator, host monotonic ns; as closely as its node reports it.
-    pub last_issued_ns: Option<u64>,
+    /// When it issued operations.
+    pub issuing: Issuing,
     /// Since when nothing is heard of it, by the observer's clock; absent where somebody follows it.
     pub silent_ns: Option<u64>,
     /// What is added to its times to have them on the observer's clock.
@@ -112,6 +114,11 @@ impl Process {
     pub fn unsure(&self) -> bool {
         self.silent_ns.is_some()
             || self.record.losses.iter().any(|(what, n)| *n > 0 && UNCOUNTED.contains(what))
+    }
+
+    /// True where the record of an operation may be lost that it issued at this moment or later, host monotonic ns.
+    pub(super) fn may_lack_since(&self, issued_ns: u64) -> bool {
+        self.missed_ns.is_some_and(|t| t >= issued_ns)
     }
 
     /// True when a signal has stopped it. A tool that reads stacks stops a process as well, for a moment, and does not count.
@@ -341,17 +348,18 @@ impl Join {
     fn issues_on(&mut self, segment: SegmentId, more: bool) {
         let now_ns = self.now_ns;
         if let Some(p) = self.processes.get_mut(&segment).filter(|_| more) {
-            p.last_issued_ns = p.last_issued_ns.max(Some(now_ns));
+            p.issuing.add(now_ns);
         }
     }
 
     /// Takes that records of a process were lost.
     fn missed(&mut self, segment: SegmentId, what: &'static str, count: u64) {
+        let now_ns = self.now_ns;
         let Some(p) = self.processes.get_mut(&segment) else { return };
         let missed = p.missed.entry(what).or_default();
-        let first = *missed == 0;
         *missed = missed.saturating_add(count);
-        if first && (what == COUNTED || what == BEYOND_MEMORY) {
+        if (what == COUNTED || what == BEYOND_MEMORY) && p.missed_ns != Some(now_ns) {
+            p.missed_ns = Some(now_ns);
             self.mark(segment);
         }
     }
@@ -369,24 +377,23 @@ impl Join {
             return;
         };
         let unsure = process.unsure();
-        process.last_issued_ns = process.last_issued_ns.max(op.issued_ns);
+        op.issued_ns.into_iter().for_each(|t| process.issuing.add(t));
         let gpu = comm.members().get(&op.rank).map_or(&None, |m| &m.record.gpu);
         if !process.clocks.contains_key(gpu) {
             process.clocks.insert(gpu.clone(), ClockMap::default());
         }
         let Some(clock) = process.clocks.get_mut(gpu) else { return };
-        match op.lane {
-            _ if op.order.is_none() => {}
-            Lane::Collective | Lane::Replay => comm.stale.operations = true,
-            Lane::Send(_) | Lane::Recv(_) => comm.stale.transfers = true,
-        }
+        comm.stale |= op.order.is_some();
         self.agenda.touch(comm);
         comm.metered = self.outbox.metered() || self.outbox.networked() && comm.spans_nodes();
         let parts = comm.parts_kept();
-        let (busy, spare) = (&mut process.busy, self.outbox.spare());
+        let (busy, issuing, spare) = (&mut process.busy, &mut process.issuing, self.outbox.spare());
         let (segment, may_grow) = (op.segment, comm.payer.is_none_or(|p| self.memory.may_grow(p)));
-        let taken =
-            comm.operation(op, said, Around { clock, busy, spare, unsure, may_grow, now_ns: self.now_ns });
+        let taken = comm.operation(
+            op,
+            said,
+            Around { clock, busy, issuing, spare, unsure, may_grow, now_ns: self.now_ns },
+        );
         self.parts = self.parts + comm.parts_kept() - parts;
         account(&mut self.memory, comm);
         if taken == Taken::NoRoom {
@@ -413,10 +420,11 @@ impl Join {
                     record,
                     clocks: BTreeMap::new(),
                     missed: BTreeMap::new(),
+                    missed_ns: None,
                     host: None,
                     strains: Strains::default(),
                     busy: Busy::default(),
-                    last_issued_ns: None,
+                    issuing: Issuing::default(),
                     silent_ns: None,
                     shift_ns,
                 };
@@ -440,7 +448,7 @@ impl Join {
     fn mark(&mut self, segment: SegmentId) {
         for (comm, _) in self.roster.seats(segment) {
             if let Some(c) = self.comms.get_mut(comm) {
-                c.stale = Stale::ALL;
+                c.stale = true;
                 self.agenda.touch(c);
             }
         }
@@ -510,7 +518,7 @@ impl Join {
             let (held, parts) = (comm.held(), comm.parts_kept());
             comm.settle(now_ns, &mut self.classes, &mut self.outbox);
             if comm.held() != held {
-                comm.stale = Stale::ALL;
+                comm.stale = true;
             }
             self.parts = self.parts + comm.parts_kept() - parts;
             account(&mut self.memory, comm);
@@ -536,7 +544,7 @@ impl Join {
             let Some(comm) = self.comms.get_mut(&id) else { continue };
             let parts = comm.parts_kept();
             comm.relieve(&mut self.classes, &mut self.outbox);
-            comm.stale = Stale::ALL;
+            comm.stale = true;
             self.parts = self.parts + comm.parts_kept() - parts;
             account(&mut self.memory, comm);
         }

@@ -199,7 +199,8 @@ impl Join {
             return started.or(issued).map(|t| t.saturating_add(later));
         }
         // Agents tell again at once where a GPU comes to an operation that stands still.
-        let is_queued = waiting().any(|p| !p.is_silent());
+        let is_queued = waiting().any(|p| !p.is_silent())
+            || waiting_in(instance, stall).take(FEW).any(|(rank, p)| c.is_behind_queued(rank, p));
         started.or_else(|| issued.map(|t| if is_queued { t.saturating_add(QUEUED_NS) } else { t }))
     }
 

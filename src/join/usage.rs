@@ -11,6 +11,44 @@ const LONG_NS: u64 = 1_000_000_000;
 /// Peers of a rank that are remembered.
 const PEERS_MAX: usize = 4096;
 
+/// When a process issued operations, in any communicator, host monotonic ns; as closely as its node reports it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Issuing {
+    last_ns: Option<u64>,
+    /// The last time that it issued nothing for long: from when to when.
+    silence: Option<(u64, u64)>,
+    lead_ns: u64,
+}
+
+impl Issuing {
+    /// Takes that it issued something.
+    pub(super) fn add(&mut self, at_ns: u64) {
+        let since = self.last_ns.filter(|last| at_ns.saturating_sub(*last) >= LONG_NS);
+        self.silence = since.map(|last| (last, at_ns)).or(self.silence);
+        self.last_ns = self.last_ns.max(Some(at_ns));
+    }
+
+    /// Takes that a GPU started an operation so long after it was issued, in ns.
+    pub(super) fn leads(&mut self, by_ns: u64) {
+        self.lead_ns = self.lead_ns.max(by_ns);
+    }
+
+    /// The farthest that its host was ahead of a GPU, in ns, as far as operations are timed.
+    pub fn lead_ns(&self) -> u64 {
+        self.lead_ns
+    }
+
+    /// When it last issued something.
+    pub fn last_ns(&self) -> Option<u64> {
+        self.last_ns
+    }
+
+    /// From when to when it last issued nothing for a second or more, of the silences that are over.
+    pub fn silence(&self) -> Option<(u64, u64)> {
+        self.silence
+    }
+}
+
 /// Time of a process's timed kernels, and how much of it is left when what runs at the same time counts once.
 #[derive(Debug, Clone, Default)]
 pub struct Busy {
@@ -132,6 +170,17 @@ mod tests {
         b.add(&kernel(250, 100));
         b.add(&kernel(260, 40));
         assert_eq!(b.overlap(), Some(250.0 / 340.0));
+    }
+
+    #[test]
+    fn a_silence_is_over_with_the_next_operation() {
+        let mut i = Issuing::default();
+        i.add(LONG_NS);
+        assert_eq!((i.last_ns(), i.silence()), (Some(LONG_NS), None));
+        i.add(LONG_NS * 3);
+        i.add(LONG_NS * 2);
+        i.add(LONG_NS * 3 + 1);
+        assert_eq!((i.last_ns(), i.silence()), (Some(LONG_NS * 3 + 1), Some((LONG_NS, LONG_NS * 3))));
     }
 
     #[test]

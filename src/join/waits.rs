@@ -82,7 +82,7 @@ impl Stall {
 /// Where a hang begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin {
-    /// The stall in which it shows, as an index into [`Waits::stalls`].
+    /// The stall in which it shows, as an index into the list of all.
     pub first: usize,
     /// The ranks that the operation waits for and that wait for nothing themselves; empty for an operation that
     /// all are in, and for a circle.
@@ -169,7 +169,6 @@ impl Table {
 pub struct Waits {
     tables: BTreeMap<(CommId, Track), Table>,
     single: BTreeMap<CommId, Vec<Arc<Stall>>>,
-    stalls: Vec<Arc<Stall>>,
     processes: usize,
 }
 
@@ -254,28 +253,22 @@ impl Waits {
         self.processes
     }
 
-    /// The operations that cannot complete yet, as of the last [`Waits::solve`].
-    pub fn stalls(&self) -> &[Arc<Stall>] {
-        &self.stalls
-    }
-
-    /// Where everything that stands still begins. `since` says when an operation began to stand still: a process
-    /// that is lacking in several is told of in the first. `gone` are the processes that wait for nobody any more, whatever
-    /// they issued.
-    pub fn solve<K: Ord>(&mut self, since: impl Fn(&Stall) -> K, gone: &[u32]) -> Vec<Origin> {
+    /// The operations that cannot complete yet.
+    pub fn stalls(&mut self) -> Vec<Arc<Stall>> {
         for ((comm, track), table) in &mut self.tables {
             table.refresh(*comm, *track);
         }
-        self.stalls = self.tables.values().flat_map(|t| &t.stalls).cloned().collect();
-        self.stalls.extend(self.single.values().flatten().cloned());
-        Graph::new(&self.stalls, self.processes, gone).origins(since)
+        let mut stalls: Vec<Arc<Stall>> = self.tables.values().flat_map(|t| &t.stalls).cloned().collect();
+        stalls.extend(self.single.values().flatten().cloned());
+        stalls
     }
 }
 
-/// Where standing still begins, of these operations alone.
-pub(super) fn origins<K: Ord>(stalls: &[Arc<Stall>], since: impl Fn(&Stall) -> K) -> Vec<Origin> {
+/// Where standing still begins, of these operations. `since` says when an operation began to stand still: a process that is
+/// lacking in several is told of in the first. `gone` are the processes that wait for nobody any more, whatever they issued.
+pub fn origins<K: Ord>(stalls: &[Arc<Stall>], since: impl Fn(&Stall) -> K, gone: &[u32]) -> Vec<Origin> {
     let processes = stalls.iter().map(|s| s.processes()).max().unwrap_or(0);
-    Graph::new(stalls, processes, &[]).origins(since)
+    Graph::new(stalls, processes, gone).origins(since)
 }
 
 /// The two kinds of edges, each kept with its reverse. Nodes are the stalls, then the processes.
@@ -331,7 +324,8 @@ impl<'a> Graph<'a> {
             (0u32..).zip(stalls).flat_map(move |(i, s)| of(s).iter().map(move |(_, p)| (*p, i)))
         };
         let mut is_gone = vec![false; processes];
-        gone.iter().for_each(|p| is_gone[*p as usize] = true);
+        let known = gone.iter().filter(|p| (**p as usize) < processes);
+        known.for_each(|p| is_gone[*p as usize] = true);
         let is_free = |(p, _): &(u32, u32)| gone.is_empty() || !is_gone[*p as usize];
         let in_both = |e: &(u32, u32)| !both.is_empty() && both.contains(e);
         let is_queued = |i: u32| stalls[i as usize].queued;
@@ -515,7 +509,7 @@ mod tests {
     #[test]
     fn nobody_waits_where_all_are_equal() {
         let mut w = waits(&[(A, 0, 0, 5, 5, InDoubt), (A, 1, 1, 5, 5, InDoubt)]);
-        assert_eq!(w.solve(|_| 0, &[]), vec![]);
+        assert_eq!(origins(&w.stalls(), |_| 0, &[]), vec![]);
         assert_eq!(w.stalls(), []);
     }
 
@@ -528,7 +522,7 @@ mod tests {
             (B, 0, 1, 3, 3, InDoubt),
             (B, 1, 3, 4, 3, Started),
         ]);
-        let found = w.solve(|_| 0, &[]);
+        let found = origins(&w.stalls(), |_| 0, &[]);
         assert_eq!(found.len(), 1, "{found:?}");
         let o = &found[0];
         assert_eq!((w.stalls()[o.first].comm, o.ranks.as_slice()), (A, [Rank(1)].as_slice()));
@@ -545,7 +539,7 @@ mod tests {
             (C, 0, 2, 4, 3, Started),
             (C, 1, 9, 3, 3, InDoubt),
         ]);
-        let found = w.solve(|s| if s.comm == B { 1 } else { 2 }, &[]);
+        let found = origins(&w.stalls(), |s| if s.comm == B { 1 } else { 2 }, &[]);
         assert_eq!(found.len(), 1);
         assert_eq!((w.stalls()[found[0].first].comm, found[0].held_up.len()), (B, 2));
     }
@@ -558,7 +552,7 @@ mod tests {
             (B, 0, 0, 0, 0, InDoubt),
             (B, 1, 1, 1, 0, Started),
         ]);
-        let found = w.solve(|_| 0, &[]);
+        let found = origins(&w.stalls(), |_| 0, &[]);
         assert_eq!((found.len(), found[0].circle.len()), (1, 2), "{found:?}");
         // All issued: the starts alone show it.
         let mut w = waits(&[
@@ -569,7 +563,7 @@ mod tests {
             (C, 0, 2, 1, 0, Started),
             (C, 1, 0, 1, 0, Issued),
         ]);
-        let found = w.solve(|_| 0, &[]);
+        let found = origins(&w.stalls(), |_| 0, &[]);
         assert_eq!((found.len(), found[0].circle.len()), (1, 3), "{found:?}");
     }
 
@@ -589,13 +583,13 @@ mod tests {
             let mut w = Waits::new();
             [(1, 2), (2, 1), (0, 1)].into_iter().for_each(|pair| w.add(transfer(pair, false)));
             w.add(transfer((1, 0), queued));
-            w.solve(|_| 0, &[])[0].circle.len()
+            origins(&w.stalls(), |_| 0, &[])[0].circle.len()
         };
         assert_eq!((circle(true), circle(false)), (2, 4));
         let mut w = Waits::new();
         w.add(transfer((0, 1), false));
         w.add(transfer((1, 0), true));
-        assert_eq!(w.solve(|_| 0, &[])[0].circle.len(), 2, "process 1 waits in nothing else");
+        assert_eq!(origins(&w.stalls(), |_| 0, &[])[0].circle.len(), 2, "process 1 waits in nothing else");
     }
 
     #[test]
@@ -607,7 +601,7 @@ mod tests {
             (B, 1, 1, 1, 0, Started),
         ];
         let mut w = waits(&rows);
-        let found = w.solve(|_| 0, &[1]);
+        let found = origins(&w.stalls(), |_| 0, &[1]);
         assert_eq!(
             (found.len(), found[0].circle.len(), found[0].ranks.as_slice()),
             (1, 0, [Rank(1)].as_slice())
@@ -623,7 +617,7 @@ mod tests {
             (B, 0, 1, 3, 3, InDoubt),
             (B, 1, 2, 4, 3, Started),
         ]);
-        let found = w.solve(|_| 0, &[]);
+        let found = origins(&w.stalls(), |_| 0, &[]);
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!(w.stalls()[found[0].first].lack, Lack::End);
         assert_eq!(found[0].held_up.len(), 1);
@@ -632,7 +626,7 @@ mod tests {
     #[test]
     fn a_process_of_two_ranks_is_in_no_circle_with_itself() {
         let mut w = waits(&[(A, 0, 0, 6, 5, Started), (A, 1, 0, 5, 5, InDoubt)]);
-        let found = w.solve(|_| 0, &[]);
+        let found = origins(&w.stalls(), |_| 0, &[]);
         assert_eq!((found.len(), found[0].ranks.as_slice()), (1, [Rank(1)].as_slice()));
     }
 
@@ -640,7 +634,7 @@ mod tests {
     fn rows_that_are_taken_away_say_nothing() {
         let mut w = waits(&[(A, 0, 0, 6, 5, Started), (A, 1, 1, 5, 5, InDoubt)]);
         w.set(A, Track::Collective, Rank(1), None);
-        let found = w.solve(|_| 0, &[]);
+        let found = origins(&w.stalls(), |_| 0, &[]);
         assert!(found.iter().all(|o| o.ranks.is_empty()), "{found:?}");
     }
 }

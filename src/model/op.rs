@@ -81,6 +81,11 @@ impl Func {
     pub const fn is_rooted(self) -> bool {
         matches!(self, Func::Broadcast | Func::Reduce | Func::Scatter | Func::Gather)
     }
+
+    /// True for the operations whose data come from the root alone.
+    pub const fn is_from_root(self) -> bool {
+        matches!(self, Func::Broadcast | Func::Scatter)
+    }
 }
 
 impl DataType {

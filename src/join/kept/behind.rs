@@ -10,17 +10,17 @@ use std::collections::{BTreeMap, HashMap};
 
 /// An operation in which a rank waits, and behind which it starts nothing.
 #[derive(Clone, Copy)]
-struct At {
+pub(super) struct At {
     issued_ns: u64,
     launch: Launch,
 }
 
 impl At {
-    fn of(part: &Part) -> Option<At> {
+    pub(super) fn of(part: &Part) -> Option<At> {
         Some(At { issued_ns: part.op.issued_ns?, launch: part.op.launch() })
     }
 
-    fn is_before(self, other: At) -> bool {
+    pub(super) fn is_before(self, other: At) -> bool {
         self.issued_ns < other.issued_ns && !self.launch.shared_with(other.launch)
     }
 }

@@ -74,7 +74,7 @@ impl<'a> Launches<'a> {
     }
 
     /// True where a rank's GPU started nothing of the communicator after this operation's launch.
-    fn is_newest(&self, rank: Rank, part: &Part) -> bool {
+    pub(super) fn is_newest(&self, rank: Rank, part: &Part) -> bool {
         self.newest.get(&rank).is_none_or(|(t, launch)| {
             part.op.launch().shared_with(*launch) || part.started_ns.is_some_and(|s| s >= *t)
         })

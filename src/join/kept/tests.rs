@@ -57,17 +57,21 @@ fn defined(j: &Join, c: &Communicator, track: Track, over: bool, now_ns: u64) ->
         if done < issued && is_gone(rank) {
             let of_alive =
                 |r: &Rank| !is_gone(r) && c.members().get(r).is_some_and(|m| m.issued(track).is_some());
-            let is_queued = (done..issued).any(|order| {
+            let parts_of_alive = |order: u64| -> Vec<&Part> {
                 let instance = c.incomplete_of(track).find(|(o, _)| *o == order).map(|(_, i)| i);
-                let parts: Vec<&Part> = instance
-                    .into_iter()
-                    .flat_map(|i| i.parts.iter().filter(|(r, _)| of_alive(r)).map(|(_, p)| p))
-                    .collect();
-                let waits = |p: &&Part| !p.is_silent() && !p.finished && p.started_ns.is_none();
-                !parts.is_empty() && parts.iter().all(waits)
-            });
+                let parts = instance.into_iter().flat_map(|i| &i.parts);
+                parts.filter(|(r, _)| of_alive(r)).map(|(_, p)| p).collect()
+            };
+            let all = |order: &u64, waits: fn(&Part) -> bool| {
+                let parts = parts_of_alive(*order);
+                !parts.is_empty() && parts.iter().all(|p| !p.finished && waits(p))
+            };
+            let queued = (done..issued).find(|o| all(o, |p| !p.is_silent() && p.started_ns.is_none()));
+            let alive = c.members().iter().filter(|(r, _)| of_alive(r));
+            let most = alive.filter_map(|(_, m)| m.issued(track)).max().unwrap_or(0);
+            let last = (done..issued).last().filter(|o| most <= issued && all(o, Part::is_silent));
             let next = open.range(done..issued).next().copied();
-            issued = next.unwrap_or(if is_queued { done } else { issued });
+            issued = next.or(queued).or(last).unwrap_or(issued);
             done = issued;
         }
         Some((*rank, (m.record.segment, m.record.gpu.clone()), (issued, done, stage)))
@@ -111,7 +115,7 @@ fn check(j: &Join, now_ns: u64) {
     assert!(late.clone().all(|id| due.contains(&id)), "{:?} of {due:?}", late.collect::<Vec<_>>());
     let mut anew = j.clone();
     anew.kept = Kept { changed: true, ..Kept::default() };
-    anew.comms.values_mut().for_each(|c| c.stale = Stale::ALL);
+    anew.comms.values_mut().for_each(|c| c.stale = true);
     let all: Vec<CommId> = anew.comms.keys().copied().collect();
     anew.keep(now_ns, &all);
     let (a, b) = (&anew.kept.standing, &j.kept.standing);

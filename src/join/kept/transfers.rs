@@ -4,10 +4,10 @@ use super::super::Join;
 use super::super::communicator::{Communicator, state_of};
 use super::super::instance::{Instance, Part};
 use super::super::waits::{Lack, Stall};
+use super::YOUNG_NS;
 use super::behind;
 use super::launches::{Held, Launches, NEWS_NS};
-use super::{COUNTED, YOUNG_NS};
-use crate::model::{BEYOND_MEMORY, OpState, Rank, Track};
+use crate::model::{OpState, Rank, Track};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The transfers of a communicator that cannot complete yet.
@@ -21,7 +21,7 @@ pub(super) struct Transfers {
 pub(super) fn stalls(join: &Join, c: &Communicator, over: bool, now_ns: u64) -> Transfers {
     let launches = Launches::of(c);
     let mut all = unmatched(join, c, &launches, now_ns);
-    all.stalls.extend(broken_off(join, c));
+    all.stalls.extend(broken_off(join, c, &launches));
     // Of each pair the oldest in each direction: the later ones wait for it.
     let mut oldest: BTreeMap<Track, (u64, Vec<(Rank, u32)>)> = BTreeMap::new();
     for s in &all.stalls {
@@ -149,12 +149,12 @@ fn unmatched(join: &Join, c: &Communicator, launches: &Launches<'_>, now_ns: u64
             || c.incomplete_of(track).find(|(o, i)| *o > order && i.parts.get(&here).is_some_and(is_in));
         let Some(order) = waits_in.or_else(|| Some(later()?.0)) else { continue };
         let part = part_of(order);
+        let issued_ns = part.and_then(|p| p.op.issued_ns).unwrap_or(0);
         let side = |rank: Rank| {
             let process = join.process(c.members().get(&rank)?.record.segment)?;
             // Transfers are counted by their records alone.
             let actor = c.seat(rank)?.actor;
-            let missed = process.missed.contains_key(COUNTED) || process.missed.contains_key(BEYOND_MEMORY);
-            let known = !process.unsure() && !missed;
+            let known = !process.unsure() && !process.may_lack_since(issued_ns);
             known.then_some((rank, actor))
         };
         if let (Some(w), Some(l)) = (side(here), side(there)) {
@@ -166,11 +166,13 @@ fn unmatched(join: &Join, c: &Communicator, launches: &Launches<'_>, now_ns: u64
     out
 }
 
-/// Transfers that both ends issued and that one of them, which is gone, stopped or aborted, will not finish. Of each pair the first in which
-/// the other end is known to be; where nothing tells, the last that it may be in.
-fn broken_off(join: &Join, c: &Communicator) -> Vec<Stall> {
+/// Transfers that both ends issued and that one of them, which is gone, stopped or aborted, will not finish. Of each pair the
+/// first in which the other end is known to be, else the first that its GPU has not started; where nothing tells, the last that
+/// it may be in.
+fn broken_off(join: &Join, c: &Communicator, launches: &Launches<'_>) -> Vec<Stall> {
     let mut known: BTreeMap<(Rank, Rank), Stall> = BTreeMap::new();
     let mut in_flight: BTreeMap<(Rank, Rank), Stall> = BTreeMap::new();
+    let mut not_started: BTreeMap<(Rank, Rank), Stall> = BTreeMap::new();
     let mut possible: BTreeMap<(Rank, Rank), Stall> = BTreeMap::new();
     let end = |rank: &Rank| {
         let seat = c.seat(*rank)?;
@@ -182,25 +184,39 @@ fn broken_off(join: &Join, c: &Communicator) -> Vec<Stall> {
     for (track, order, instance) in c.incomplete_transfers() {
         let Track::Pair(from, to) = track else { continue };
         let open = |r: &Rank| instance.parts.get(r).is_some_and(|p| !p.finished);
+        // NCCL may have told the end of another transfer of its launch.
+        let may_run = |here: &Rank, there: &Rank| {
+            let is_queued = |p: &Part| !p.is_silent() && p.started_ns.is_none();
+            instance.parts.get(there).is_some_and(is_queued)
+                && launches.may_run_since(track, order, *here).is_some()
+        };
         let broken = [(from, to), (to, from)].into_iter().find_map(|(here, there)| {
             let ((w, false), (l, true)) = (end(&here)?, end(&there)?) else { return None };
-            (open(&here) && open(&there)).then_some(((here, w), (there, l)))
+            ((open(&here) || may_run(&here, &there)) && open(&there)).then_some(((here, w), (there, l)))
         });
         let Some((w, l)) = broken else { continue };
         let Some(part) = instance.parts.get(&w.0) else { continue };
+        // What started since then waited for it.
+        if part.started_ns.is_some() && !launches.is_newest(w.0, part) {
+            continue;
+        }
         let (waiting, lacking) = (vec![w], vec![l]);
-        let queued = !part.is_in_it() && !part.is_silent();
+        let is_in_it = part.is_in_it() || part.finished;
+        let queued = !is_in_it && !part.is_silent();
         let stall = Stall { comm: c.id, track, order, lack: Lack::Issue, waiting, lacking, queued };
-        if part.is_in_it() && !by_beats(&w.0) {
+        if is_in_it && !by_beats(&w.0) {
             known.entry((from, to)).or_insert(stall);
-        } else if part.is_in_it() {
+        } else if is_in_it {
             // The record may be older than its end: the last of them is the likeliest.
             in_flight.insert((from, to), stall);
+        } else if queued && !by_beats(&w.0) {
+            not_started.entry((from, to)).or_insert(stall);
         } else if (part.is_silent() || by_beats(&w.0)) && !c.seat(l.0).is_some_and(|s| s.aborted) {
             // A job may abort its communicators when it is through with its transfers.
             possible.insert((from, to), stall);
         }
     }
+    possible.extend(not_started);
     possible.extend(in_flight);
     possible.extend(known);
     possible.into_values().collect()
