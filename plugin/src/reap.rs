@@ -74,8 +74,9 @@ fn dead_segment(dir: &Fd, file_name: &CStr, own: &Identity) -> Option<DeadSegmen
     if sys::facts(&file)? != listed || !is_segment(&file, &name) {
         return None;
     }
-    // A job may have closed all its descriptors, and the lock with them: then its pid proves that it lives.
-    if sys::is_locked(&file) || process::runs(name.pid, name.start_ticks) {
+    // A job may have closed all its descriptors, and the lock with them. Then its pid proves that it lives, and in another
+    // pid namespace its mapping does.
+    if sys::is_locked(&file) || process::runs(name.pid, name.start_ticks) || sys::is_written(&file) {
         return None;
     }
     Some(DeadSegment { modified_ns: listed.modified_ns, bytes: listed.bytes, name })

@@ -182,6 +182,24 @@ fn whole_file_lock() -> libc::flock {
     }
 }
 
+/// True when a process has the file open for writing, or mapped so, in whichever namespace it runs.
+///
+/// The kernel refuses a lease for reading then. A descriptor that is closed takes nothing from that while the mapping lasts.
+pub(crate) fn is_written(file: &Fd) -> bool {
+    /// The kernel's number of the request, which the library lacks.
+    const F_SETSIG: c_int = 10;
+    // SAFETY: our own descriptor, and numbers.
+    unsafe {
+        // Whoever opens the file for writing meanwhile causes this signal, which nobody hears unless they ask for it.
+        libc::syscall(libc::SYS_fcntl, file.0, F_SETSIG, libc::SIGURG);
+        if libc::syscall(libc::SYS_fcntl, file.0, libc::F_SETLEASE, libc::F_RDLCK) != 0 {
+            return errno() == libc::EAGAIN;
+        }
+        libc::syscall(libc::SYS_fcntl, file.0, libc::F_SETLEASE, libc::F_UNLCK);
+    }
+    false
+}
+
 /// Takes a file's lock, which says that its process lives; false when somebody has it.
 ///
 /// A POSIX record lock belongs to the process: no forked child inherits it. The process loses it when it closes

@@ -14,6 +14,7 @@ use ringwatch_wire::layout::{FORMAT_VERSION, head};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{chown, symlink};
 use std::process::{Child, Command, Stdio};
@@ -246,9 +247,22 @@ const LOCKED: Says = Says { nonce: 0xe1, ..DEAD };
 /// As a plugin before the first release locked it.
 const FLOCKED: Says = Says { nonce: 0xe2, ..DEAD };
 
+/// A writer that lives and has closed all its descriptors, as only its mapping says.
+const MAPPED: Says = Says { nonce: 0xe4, ..DEAD };
+
+/// Maps a file for writing, and closes it.
+fn mapped(path: &std::path::Path) {
+    fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping wherever the kernel likes, for as long as this process lives.
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), 4096, access, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+    assert_ne!(at, libc::MAP_FAILED);
+}
+
 /// Writers that live, until this value ends.
 struct Living {
-    writers: [Waiting; 2],
+    writers: [Waiting; 3],
     _flock: File,
 }
 
@@ -290,6 +304,8 @@ fn plant_what_stays(planted: &Planted) -> Living {
     // Writers that live.
     planted.segment(&LOCKED.name(), LOCKED, OLD);
     let locked = waiting(|| std::mem::forget(locks::locked(&dir().join(LOCKED.name()))));
+    planted.segment(&MAPPED.name(), MAPPED, OLD);
+    let mapping = waiting(|| mapped(&dir().join(MAPPED.name())));
     planted.segment(&FLOCKED.name(), FLOCKED, OLD);
     let flock = locks::flocked(&dir().join(FLOCKED.name()));
     // By the pid alone, where the job has closed all its descriptors.
@@ -304,7 +320,7 @@ fn plant_what_stays(planted: &Planted) -> Living {
     let [live] = &new[..] else { panic!("{new:?}") };
     let old = SystemTime::now() - Duration::from_secs(OLD * 3600);
     File::open(dir().join(live)).unwrap().set_modified(old).unwrap();
-    Living { writers: [writer, locked], _flock: flock }
+    Living { writers: [writer, locked, mapping], _flock: flock }
 }
 
 #[test]
@@ -339,7 +355,8 @@ fn only_segments_of_dead_writers_are_removed_and_the_oldest_first() {
             succeeds(writer);
         }
         succeeds(forked(open_segment));
-        assert!(!names().contains(&LOCKED.name()) && !names().contains(&FLOCKED.name()));
+        let gone = [LOCKED, FLOCKED, MAPPED].map(|says| says.name());
+        assert!(gone.iter().all(|name| !names().contains(name)));
         return;
     };
     ran.succeeded();
