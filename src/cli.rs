@@ -66,9 +66,9 @@ pub enum Verb {
     /// Play one rank of a recorded job on a plugin (what demo starts)
     #[command(hide = true)]
     Replay(Replay),
-    /// Open containers' /dev/shm for the process on standard input (what the agent starts)
+    /// Do what other users may block for the process on standard input (what the agent starts)
     #[command(hide = true)]
-    OpenRoots,
+    Probe,
 }
 
 /// Options of `cluster`.

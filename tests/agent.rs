@@ -139,7 +139,7 @@ fn strange_questions_are_refused_and_harm_nobody() {
     asked(&vec![b'x'; 1 << 20]);
     asked(b"");
     assert!(asked(b"{\"ringwatch\":1,\"want\":\"snapshot\"}\n").starts_with("{\"snapshot\":{"));
-    assert_eq!(agent.get("/readyz").0, 200);
+    support::until("it is ready", || (agent.get("/readyz").0 == 200).then_some(()));
     let said = run(&mut room.ringwatch(["top", "--once", "--agent", "/nonexistent/agent.sock"]));
     assert_eq!(said.code, Some(2));
     assert!(said.err.contains("is the agent running (`ringwatch agent`)?"), "{}", said.err);

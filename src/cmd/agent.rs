@@ -21,7 +21,7 @@ pub(super) fn logged(ended: anyhow::Result<u8>) -> anyhow::Result<u8> {
 
 fn serve(o: &Agent) -> anyhow::Result<u8> {
     let config = load(&o.settings)?;
-    let state = State::new(config.clone(), baselines(&config.baselines)?, super::root_opener());
+    let state = State::new(config.clone(), baselines(&config.baselines)?, super::probe_command());
     let from = path_of(&o.settings).map_or_else(|| "the defaults".to_owned(), |p| p.display().to_string());
     info!("agent {} with {from}", env!("CARGO_PKG_VERSION"));
     let told = super::analyser::teller(o.json);

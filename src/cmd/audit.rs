@@ -2,7 +2,7 @@
 //! timed.
 
 use crate::detect::Settings;
-use crate::ingest::{Place, Segments, now_ns};
+use crate::ingest::{Segments, now_ns};
 use crate::model::Coverage;
 use crate::runtime::Monitor;
 use serde::Serialize;
@@ -48,8 +48,7 @@ pub(super) struct Auditor {
 
 impl Auditor {
     pub(super) fn new(segments: &Path) -> Self {
-        let places = vec![Place::Dir(segments.to_owned())];
-        let mut monitor = Monitor::new(Segments::new(places), Settings::default());
+        let mut monitor = Monitor::new(super::own_segments(segments.to_owned()), Settings::default());
         // Nobody asks what is wrong with a benchmark.
         monitor.stop_judging();
         Auditor { monitor, last: Instant::now() }

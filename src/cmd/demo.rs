@@ -4,7 +4,7 @@ use super::{block_on, top};
 use crate::bundle;
 use crate::cli::{Demo, Scenario};
 use crate::detect::Settings;
-use crate::ingest::{Place, Segments, now_ns};
+use crate::ingest::{Segments, now_ns};
 use crate::replay;
 use crate::report;
 use crate::runtime::Monitor;
@@ -109,8 +109,7 @@ pub(super) fn run(o: &Demo) -> anyhow::Result<u8> {
     let plugin = bundle::install(library.path())?;
     let seconds = o.seconds.unwrap_or(if o.headless { HEADLESS_SECONDS } else { 86_400 });
     let mut players = Players::start(o, &plugin, segments.path(), seconds)?;
-    let places = vec![Place::Dir(segments.path().to_owned())];
-    let mut monitor = Monitor::new(Segments::new(places), Settings::default());
+    let mut monitor = Monitor::new(super::own_segments(segments.path().to_owned()), Settings::default());
     let until = Instant::now() + LEAD + Duration::from_secs(u64::from(seconds));
     if !o.headless {
         return block_on(top::watch(

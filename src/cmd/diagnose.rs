@@ -89,6 +89,9 @@ fn of_agent(s: Snapshot) -> Verdict {
     let mut unseen: Vec<String> = s.unread.iter().map(|u| format!("not read by the agent: {u}")).collect();
     unseen.extend(hidden(&s));
     unseen.extend(more(s.more_findings));
+    if s.unsearched {
+        unseen.push("the agent has not searched all of this host yet; try again".to_owned());
+    }
     if s.segments.is_empty() {
         unseen.push("the agent sees no process of yours with the plugin; start the job with `ringwatch run -- CMD`, or load the plugin into it (`ringwatch plugin`)".to_owned());
     }
@@ -214,6 +217,29 @@ mod tests {
         let lines = unseen(vec![loss(1, BEYOND_MEMORY), loss(2, BEYOND_MEMORY), loss(1, "stale handle")]);
         let wanted = format!("records of 10 operations in 2 running processes are lost: {BEYOND_MEMORY}");
         assert_eq!(lines, [wanted]);
+    }
+
+    #[test]
+    fn what_the_agent_has_not_searched_yet_keeps_no_findings_from_being_the_last_word() {
+        let process = SegmentRow {
+            pid: 1,
+            host: "a".to_owned(),
+            program: "train".to_owned(),
+            job_rank: None,
+            alive: true,
+            nccl: None,
+            abi: None,
+            clock_error_ns: None,
+            lost: 0,
+        };
+        let code = |unsearched| {
+            exit_code(&of_agent(Snapshot {
+                segments: vec![process.clone()],
+                unsearched,
+                ..Snapshot::default()
+            }))
+        };
+        assert_eq!((code(false), code(true)), (0, super::super::BROKEN));
     }
 
     #[test]

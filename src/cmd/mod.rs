@@ -21,7 +21,7 @@ mod top;
 use crate::bench::{Collective, Report, SCHEMA};
 use crate::cli::{Cli, LogLevel, Scenario, Verb};
 use crate::detect::{Baseline, Settings};
-use crate::ingest::{Helper, Place, Segments, open_roots, places};
+use crate::ingest::{Place, ProbeCommand, Segments, places, probe};
 use crate::model::Func;
 use crate::runtime::Monitor;
 use anyhow::{Context, bail};
@@ -54,7 +54,7 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Verb::Bench(o) => bench::run(&o),
         Verb::Plugin(o) => plugin::run(&o),
         Verb::Replay(o) => replay::run(&o),
-        Verb::OpenRoots => open_roots().map(|()| 0).context("this verb is started by ringwatch itself"),
+        Verb::Probe => probe().map(|()| 0).context("this verb is started by ringwatch itself"),
     }
 }
 
@@ -65,16 +65,27 @@ fn monitor(dir: Option<PathBuf>) -> Monitor<Segments> {
 /// The same over several directories; none: where jobs of this host leave their segments.
 fn monitor_of(dirs: &[PathBuf]) -> Monitor<Segments> {
     let places = if dirs.is_empty() { places() } else { dirs.iter().cloned().map(Place::Dir).collect() };
-    let mut segments = Segments::new(places.clone());
-    if places.contains(&Place::Host) {
-        segments.look_into_containers(root_opener());
+    // Of another user's directory root must not wait for that user.
+    let is_own = !places.contains(&Place::Host) && !rustix::process::geteuid().is_root();
+    let mut segments = Segments::new(places);
+    if is_own {
+        segments.use_probe_for_stacks(probe_command());
+    } else {
+        segments.use_probes(probe_command());
     }
     Monitor::new(segments, Settings::default())
 }
 
-/// This program as the process that opens containers' /dev/shm.
-fn root_opener() -> Helper {
-    Helper::of_this_program(&["open-roots"])
+/// The segments in a directory of one's own.
+fn own_segments(directory: PathBuf) -> Segments {
+    let mut segments = Segments::new(vec![Place::Dir(directory)]);
+    segments.use_probe_for_stacks(probe_command());
+    segments
+}
+
+/// This program as the process that touches what other users can block.
+fn probe_command() -> ProbeCommand {
+    ProbeCommand::of_this_program(&["probe"])
 }
 
 /// What `ringwatch bench --json` wrote, as what transfers should take.

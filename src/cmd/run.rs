@@ -4,7 +4,7 @@ use super::{baselines, block_on, plugin};
 use crate::bundle;
 use crate::cli::Run;
 use crate::detect::{Settings, where_it_is};
-use crate::ingest::{Place, Segments, default_dir, now_ns, reap};
+use crate::ingest::{Segments, default_dir, now_ns};
 use crate::model::{Change, FindingEvent, FindingId};
 use crate::report;
 use crate::runtime::signals::{self, Signals};
@@ -91,7 +91,7 @@ fn prepare(o: &Run) -> anyhow::Result<Surroundings> {
 pub(super) fn run(o: &Run) -> anyhow::Result<u8> {
     let baselines = baselines(&o.baseline)?;
     let s = prepare(o)?;
-    let segments = Segments::new(vec![Place::Dir(s.segments.clone())]).only_job(&s.job, now_ns());
+    let segments = super::own_segments(s.segments.clone()).only_job(&s.job, now_ns());
     let mut monitor = Monitor::new(segments, Settings::default()).with_baselines(baselines);
     let (status, broken) = block_on(watch(o, &s, &mut monitor))?;
     if !broken {
@@ -166,7 +166,7 @@ async fn watch(
                 }
             }
             _ = reaping.tick() => {
-                reap(&Place::Dir(s.segments.clone()), BLACK_BOXES, None, 0);
+                monitor.source_mut().reap(BLACK_BOXES, None);
             }
             () = async {
                 match &ends {

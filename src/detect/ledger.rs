@@ -45,6 +45,11 @@ impl Ledger {
         self.found.get(&id)
     }
 
+    /// The open ones.
+    pub(super) fn open(&self) -> impl Iterator<Item = &Finding> {
+        self.found.values().filter(|f| f.open)
+    }
+
     /// The name under which a finding is kept: its own, or that of the one that it repeats. A hang has a name for each
     /// operation; one that resolved and comes again with the same culprits, once a loop for example, is no new finding.
     pub(super) fn name(&mut self, f: &Finding) -> FindingId {

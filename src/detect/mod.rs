@@ -247,6 +247,9 @@ impl Detector {
             }
             seen.extend(&self.given);
         }
+        // What was not read yet may refute it.
+        given.retain(|f| !join.is_behind(f.communicator));
+        seen.extend(self.ledger.open().filter(|f| join.is_behind(f.communicator)).map(|f| f.id));
         for mut finding in given {
             let id = self.ledger.name(&finding);
             seen.insert(id);

@@ -29,15 +29,13 @@ const TAGS: &str = "RINGWATCH_TAGS";
 /// Tags taken, and the longest name and value.
 const TAGS_MAX: usize = 16;
 const TEXT_MAX: usize = 128;
-/// The longest list of control groups that is read, in bytes.
-const CGROUPS_MAX: u64 = 64 << 10;
 
 /// Labels of a process: from the lines of its environment that its plugin wrote down, and, while it runs, from its control
 /// groups. `/proc/PID/environ` is not read: a process can keep whoever reads its memory waiting for ever.
 pub(super) fn labels(
     lines: &[String],
     owner: u32,
-    pid: Option<u32>,
+    control_groups: &str,
     root: &Path,
 ) -> BTreeMap<String, String> {
     let mut labels = BTreeMap::new();
@@ -45,22 +43,12 @@ pub(super) fn labels(
     if let Some(name) = user(owner, root) {
         labels.insert("user.name".to_owned(), name);
     }
-    let process = pid.map(|p| root.join("proc").join(p.to_string()));
-    if let Some(text) = process.and_then(|p| read(&p.join("cgroup"))) {
-        cgroup(&String::from_utf8_lossy(&text), &mut labels);
-    }
+    cgroup(control_groups, &mut labels);
     // What the plugin saw when the process began is the last word.
     for line in lines {
         variable(line, &mut labels);
     }
     labels
-}
-
-fn read(path: &Path) -> Option<Vec<u8>> {
-    use std::io::Read;
-    let mut text = Vec::new();
-    fs::File::open(path).ok()?.take(CGROUPS_MAX).read_to_end(&mut text).ok()?;
-    Some(text)
 }
 
 fn variable(line: &str, labels: &mut BTreeMap<String, String>) {
@@ -138,22 +126,19 @@ mod tests {
 
     const POD: &str = "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod7f3a1c52_9d4e_4f6b_8a21_0c5d7e9b1a34.slice/cri-containerd-9b1deb4d3b7d4bad9bdd2b0d7b3dcb6d9b1deb4d3b7d4bad9bdd2b0d7b3dcb6d.scope\n";
 
-    /// A root with one process, 42, of user 1000.
-    fn root(cgroup: &str) -> tempfile::TempDir {
+    /// A root with one user, 1000.
+    fn root() -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a directory");
-        let process = root.path().join("proc/42");
-        fs::create_dir_all(&process).expect("made");
         fs::create_dir_all(root.path().join("etc")).expect("made");
-        fs::write(process.join("cgroup"), cgroup).expect("written");
         let users = "root:x:0:0::/root:/bin/sh\nann:x:1000:1000::/home/ann:/bin/sh\n";
         fs::write(root.path().join("etc/passwd"), users).expect("written");
         root
     }
 
     fn of(cgroup: &str, lines: &[&str]) -> BTreeMap<String, String> {
-        let root = root(cgroup);
+        let root = root();
         let lines: Vec<String> = lines.iter().map(|l| (*l).to_owned()).collect();
-        labels(&lines, 1000, Some(42), root.path())
+        labels(&lines, 1000, cgroup, root.path())
     }
 
     fn pairs(labels: &BTreeMap<String, String>) -> Vec<(&str, &str)> {
@@ -186,8 +171,7 @@ mod tests {
 
     #[test]
     fn a_batch_step_is_known_by_its_cgroup() {
-        let root = root("12:memory:/slurm/uid_1000/job_123/step_0/task_0\n");
-        let found = labels(&[], 1000, Some(42), root.path());
+        let found = of("12:memory:/slurm/uid_1000/job_123/step_0/task_0\n", &[]);
         assert_eq!((&*found["slurm.job.id"], &*found["slurm.step.id"]), ("123", "0"));
     }
 
@@ -201,10 +185,10 @@ mod tests {
 
     #[test]
     fn a_process_that_is_gone_is_known_by_what_it_left() {
-        let found = labels(&["PBS_JOBID=9.server".to_owned()], 7, None, Path::new("/nonexistent"));
+        let found = labels(&["PBS_JOBID=9.server".to_owned()], 7, "", Path::new("/nonexistent"));
         assert_eq!(pairs(&found), [("pbs.job.id", "9.server"), ("user.id", "7")]);
         let long = format!("SLURM_JOB_NAME={}", "x".repeat(1000));
-        let found = labels(&[long], 7, None, Path::new("/nonexistent"));
+        let found = labels(&[long], 7, "", Path::new("/nonexistent"));
         assert_eq!(found["slurm.job.name"].len(), TEXT_MAX);
     }
 }

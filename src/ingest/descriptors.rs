@@ -10,6 +10,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 /// One in so many descriptors is never held for long. The daemons' connections take at most a fifth.
 const SPARE_SHARE: u64 = 4;
+/// Descriptors that come at once at most: a packet takes 253 of them.
+const AT_ONCE_MAX: usize = 64;
 
 /// The descriptor, where it may be held for long.
 ///
@@ -21,6 +23,13 @@ pub(super) fn held(fd: OwnedFd) -> Result<OwnedFd, Errno> {
         Some(limit) if number >= below(limit) => Err(Errno::MFILE),
         _ => Ok(fd),
     }
+}
+
+/// How many descriptors may come at once, before it is seen which of them may be held: a small part of those that are kept
+/// for short uses.
+pub(super) fn at_once() -> usize {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(limit / 32).unwrap_or(usize::MAX).clamp(1, AT_ONCE_MAX)
 }
 
 /// The first number that no descriptor may have that is held for long.

@@ -2,33 +2,35 @@
 //!
 //! A path of another user may lead somewhere else at every use. So a directory is opened one component at a time,
 //! without following links or crossing mounts, checked, and from then on only its descriptor counts: files are opened
-//! and removed below it. Inside a container a mount may also be a file system that never answers; to cross none is what
-//! keeps the agent from waiting for it.
+//! and removed below it.
+//!
+//! Everything here may wait for the owner of a directory: listing one takes the lock of its inode, and removing a file
+//! takes the file's lock as well. A user can hold both for ever, on tmpfs too. So a process that must not wait only holds
+//! a [`Directory`], and has a probe use it.
 
 use super::descriptors::held;
+use super::probe::Bytes;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat};
 use rustix::io::Errno;
-use std::cmp::Ordering;
-use std::collections::HashMap;
+use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::path::Path;
+use std::sync::OnceLock;
 
-/// What the plugin's own directories in /dev/shm are called.
-const PREFIX: &[u8] = b"ringwatch-";
 const SUFFIX: &[u8] = b".seg";
-const DIRECTORY: OFlags =
+pub(super) const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-const ENTRY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+pub(super) const ENTRY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 const TMPFS_MAGIC: u64 = 0x0102_1994;
+const FUSE_MAGIC: rustix::fs::FsWord = 0x6573_5546;
 
 /// A file or directory, told apart from every other one on this host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct FileId {
     device: u64,
     inode: u64,
@@ -45,18 +47,42 @@ impl FileId {
 #[derive(Debug)]
 pub(super) struct Directory {
     fd: OwnedFd,
+    folder: Folder,
+}
+
+/// What is known of a directory, apart from its descriptor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Folder {
     /// For people: the directory is used by its descriptor.
-    path: PathBuf,
+    pub(super) path: Bytes,
     /// The user whose files it may hold; `None` where an administrator named it, and everybody may.
-    owner: Option<u32>,
+    pub(super) owner: Option<u32>,
     /// Who may mount something in it.
-    mounts: Mounts,
-    id: FileId,
+    pub(super) mounts: Mounts,
+    pub(super) id: FileId,
+}
+
+impl From<Directory> for OwnedFd {
+    fn from(directory: Directory) -> Self {
+        directory.fd
+    }
+}
+
+impl AsFd for Directory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Folder {
+    pub(super) fn path(&self) -> &Path {
+        Path::new(&self.path.0)
+    }
 }
 
 /// Who may mount file systems in a directory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mounts {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Mounts {
     /// Whoever the administrator lets, who has named the directory.
     Named,
     /// The administrator of this process's own mount namespace, and users by FUSE.
@@ -65,11 +91,13 @@ enum Mounts {
     Foreign,
 }
 
-/// Directories that are open.
-pub(super) type OpenDirectories = HashMap<FileId, Arc<Directory>>;
-
 /// Opens an entry of a directory; of one that nobody named without crossing a mount: what is mounted there may never answer.
-fn open_entry(dir: BorrowedFd<'_>, name: &OsStr, flags: OFlags, mounts: Mounts) -> Result<OwnedFd, Errno> {
+pub(super) fn open_entry(
+    dir: BorrowedFd<'_>,
+    name: &OsStr,
+    flags: OFlags,
+    mounts: Mounts,
+) -> Result<OwnedFd, Errno> {
     let across = || rustix::fs::openat(dir, name, flags, Mode::empty());
     let within = || {
         let resolve = ResolveFlags::BENEATH
@@ -88,16 +116,31 @@ fn open_entry(dir: BorrowedFd<'_>, name: &OsStr, flags: OFlags, mounts: Mounts) 
     }
 }
 
-/// Why a directory is not read.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum DirectoryError {
-    #[error("{0}")]
-    Io(#[from] Errno),
+/// Why a file or directory is not read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+pub(super) enum Failure {
+    #[error("{}", Errno::from_raw_os_error(*.0))]
+    System(i32),
+    #[error("not a regular file")]
+    NotFile,
+    #[error("it belongs to user {file}, and its directory to user {owner}")]
+    ForeignOwner { file: u32, owner: u32 },
+    /// Only the plugin of the user in its name would write there.
+    #[error(
+        "it is named after user {named}, and belongs to user {owner}: no plugin of user {named} writes there"
+    )]
+    ForeignName { named: u32, owner: u32 },
     /// The plugin writes to tmpfs; anything else may be a trap.
     #[error(
         "not a directory of its own on tmpfs; only those that are named in the settings may be elsewhere"
     )]
     NotTmpfs,
+    /// Processes were listed before it began, and whether it runs is known when they are listed again.
+    #[error("its process began a moment ago")]
+    TooYoung,
+    /// A user may have mounted it there, and a page of it may never come.
+    #[error("a file system is mounted on it, and is not looked into")]
+    Mounted,
     /// One user makes more than are looked at.
     #[error("more directories or files than one user may have here; remove what is not needed")]
     TooMany,
@@ -106,31 +149,58 @@ pub(super) enum DirectoryError {
     InTurns,
 }
 
+impl Failure {
+    /// The error of the system, where it is one.
+    pub(super) fn errno(self) -> Option<Errno> {
+        if let Failure::System(errno) = self { Some(Errno::from_raw_os_error(errno)) } else { None }
+    }
+}
+
+impl From<Errno> for Failure {
+    fn from(e: Errno) -> Self {
+        Failure::System(e.raw_os_error())
+    }
+}
+
 impl Directory {
     /// Opens a directory that the user or an administrator named. It may be anywhere.
-    pub(super) fn named(path: &Path) -> Result<Self, DirectoryError> {
+    pub(super) fn named(path: &Path) -> Result<Self, Failure> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(path, flags, Mode::empty())?;
         let id = FileId::of(&rustix::fs::fstat(&fd)?);
-        Ok(Directory { fd, path: path.to_owned(), owner: None, mounts: Mounts::Named, id })
+        let folder = Folder { path: Bytes::from(path), owner: None, mounts: Mounts::Named, id };
+        Ok(Directory { fd, folder })
     }
 
+    /// A directory that another process has opened.
+    pub(super) fn of(fd: OwnedFd, folder: Folder) -> Self {
+        Directory { fd, folder }
+    }
+
+    /// The same, where it may be held for long.
+    ///
+    /// # Errors
+    /// As [`held`].
+    pub(super) fn held(self) -> Result<Self, Errno> {
+        Ok(Directory { fd: held(self.fd)?, ..self })
+    }
+
+    pub(super) fn folder(&self) -> &Folder {
+        &self.folder
+    }
+
+    #[cfg(test)]
     pub(super) fn id(&self) -> FileId {
-        self.id
+        self.folder.id
     }
 
     pub(super) fn path(&self) -> &Path {
-        &self.path
+        self.folder.path()
     }
 
     /// The names of the segments in it, sorted, and whether there are more than are looked at.
     pub(super) fn segments(&self) -> Result<(Vec<OsString>, bool), Errno> {
         names(self.fd.as_fd(), None, |name, _| name.ends_with(SUFFIX))
-    }
-
-    /// The user whose files it may hold; `None` where an administrator named it.
-    pub(super) fn owner(&self) -> Option<u32> {
-        self.owner
     }
 
     /// The user of a file in it, where that is known.
@@ -140,21 +210,25 @@ impl Directory {
 
     /// Kind, owner and number of an entry, which is not opened for that.
     fn stat(&self, name: &OsStr) -> Result<Stat, Errno> {
-        rustix::fs::fstat(open_entry(self.fd.as_fd(), name, ENTRY, self.mounts)?)
+        rustix::fs::fstat(open_entry(self.fd.as_fd(), name, ENTRY, self.folder.mounts)?)
     }
 
     /// Opens a segment for reading. It is a regular file, of the directory's owner where the directory has one.
-    pub(super) fn open(&self, name: &OsStr) -> Result<(File, Stat), OpenError> {
+    pub(super) fn open(&self, name: &OsStr) -> Result<(File, Stat), Failure> {
         // To open a device or a pipe can have an effect, so what it is is looked at first, without opening it.
-        let entry = open_entry(self.fd.as_fd(), name, ENTRY, self.mounts)?;
+        let entry = open_entry(self.fd.as_fd(), name, ENTRY, self.folder.mounts)?;
         let stat = rustix::fs::fstat(&entry)?;
         self.accept(&stat)?;
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        Ok((File::from(reopen(&entry, flags)?), stat))
+        let file = reopen(&entry, flags)?;
+        // Whoever reads a mapping waits for the file system behind it, and no deadline helps then.
+        let is_foreign = rustix::fs::fstatfs(&file)?.f_type == FUSE_MAGIC
+            && rustix::fs::fstatfs(&self.fd)?.f_type != FUSE_MAGIC;
+        if is_foreign { Err(Failure::Mounted) } else { Ok((File::from(file), stat)) }
     }
 
     /// Opens the same segment for writing, whose mode lets nobody write by accident: its owner may all the same.
-    pub(super) fn open_to_write(&self, name: &OsStr, file: FileId) -> Result<File, OpenError> {
+    pub(super) fn open_to_write(&self, name: &OsStr, file: FileId) -> Result<File, Failure> {
         let (read, stat) = self.open(name)?;
         if FileId::of(&stat) != file {
             return Err(Errno::NOENT.into());
@@ -173,12 +247,12 @@ impl Directory {
         Ok(File::from(opened?))
     }
 
-    fn accept(&self, stat: &Stat) -> Result<(), OpenError> {
+    fn accept(&self, stat: &Stat) -> Result<(), Failure> {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(OpenError::NotFile);
+            return Err(Failure::NotFile);
         }
-        match self.owner {
-            Some(owner) if owner != stat.st_uid => Err(OpenError::ForeignOwner { file: stat.st_uid, owner }),
+        match self.folder.owner {
+            Some(owner) if owner != stat.st_uid => Err(Failure::ForeignOwner { file: stat.st_uid, owner }),
             _ => Ok(()),
         }
     }
@@ -203,142 +277,6 @@ fn reopen(file: impl AsFd, flags: OFlags) -> Result<OwnedFd, Errno> {
     rustix::fs::open(own, flags, Mode::empty())
 }
 
-/// Why a file of a directory is not opened.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum OpenError {
-    #[error("{0}")]
-    Io(#[from] Errno),
-    #[error("not a regular file")]
-    NotFile,
-    #[error("it belongs to user {file}, and its directory to user {owner}")]
-    ForeignOwner { file: u32, owner: u32 },
-}
-
-/// A /dev/shm: the host's own, or a container's.
-#[derive(Debug)]
-pub(super) struct Shm {
-    fd: OwnedFd,
-    /// For people.
-    path: PathBuf,
-    mounts: Mounts,
-    pub(super) id: FileId,
-}
-
-impl Shm {
-    /// The /dev/shm of this process's own mount namespace.
-    pub(super) fn own() -> Result<Self, DirectoryError> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let fd = rustix::fs::open("/dev/shm", flags, Mode::empty())?;
-        Self::of(fd, PathBuf::from("/dev/shm"), Mounts::Own)
-    }
-
-    /// One that the helper process has opened in another mount namespace.
-    pub(super) fn of_container(fd: OwnedFd, path: PathBuf) -> Result<Self, DirectoryError> {
-        Self::of(fd, path, Mounts::Foreign)
-    }
-
-    fn of(fd: OwnedFd, path: PathBuf, mounts: Mounts) -> Result<Self, DirectoryError> {
-        if !is_tmpfs(fd.as_fd())? {
-            return Err(DirectoryError::NotTmpfs);
-        }
-        let id = FileId::of(&rustix::fs::fstat(&fd)?);
-        Ok(Shm { fd, path, mounts, id })
-    }
-
-    /// The same, where it may be held for long.
-    ///
-    /// # Errors
-    /// As [`held`].
-    pub(super) fn held(self) -> Result<Self, Errno> {
-        Ok(Shm { fd: held(self.fd)?, ..self })
-    }
-
-    /// Opens `dev/shm` below a root that may be anybody's. The file system behind it may never answer: only a process that
-    /// can be abandoned may call this.
-    pub(super) fn open_below(root: BorrowedFd<'_>) -> Result<OwnedFd, DirectoryError> {
-        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let fd = rustix::fs::openat2(root, "dev/shm", DIRECTORY, Mode::empty(), resolve)?;
-        if is_tmpfs(fd.as_fd())? { Ok(fd) } else { Err(DirectoryError::NotTmpfs) }
-    }
-
-    /// The users' directories in it, and why others are not read. Those that are open already are not opened again. Of too
-    /// many names each turn looks at others, so that nobody's are left out for good.
-    pub(super) fn directories(
-        &self,
-        open: &OpenDirectories,
-        turn: u64,
-    ) -> Vec<Result<Arc<Directory>, UnreadDirectory>> {
-        let refused = |path: PathBuf, owner, why| UnreadDirectory { path, owner, why };
-        let wanted = |name: &[u8], kind| {
-            name.starts_with(PREFIX) && matches!(kind, FileType::Directory | FileType::Unknown)
-        };
-        let (mut all, cut) = match names(self.fd.as_fd(), Some(turn), wanted) {
-            Ok(listed) => listed,
-            Err(e) => return vec![Err(refused(self.path.clone(), None, e.into()))],
-        };
-        if cut {
-            let here = open.values().filter(|d| d.path.parent() == Some(&self.path));
-            all.extend(here.filter_map(|d| d.path.file_name()).map(OsStr::to_owned));
-            all.sort();
-            all.dedup();
-        }
-        let mut of_owner: HashMap<Option<u32>, usize> = HashMap::new();
-        let found = |name: OsString| match self.directory(&name, open) {
-            Ok(d) => {
-                let n = of_owner.entry(d.owner).or_default();
-                *n += 1;
-                match (*n).cmp(&(DIRECTORIES_OF_OWNER_MAX + 1)) {
-                    Ordering::Less => Some(Ok(d)),
-                    // One stands for all that are too many.
-                    Ordering::Equal => Some(Err(refused(d.path.clone(), d.owner, DirectoryError::TooMany))),
-                    Ordering::Greater => None,
-                }
-            }
-            // It went away, or a file or a link has such a name.
-            Err((_, DirectoryError::Io(Errno::NOENT | Errno::NOTDIR | Errno::LOOP))) => None,
-            Err((owner, why)) => Some(Err(refused(self.path.join(name), owner, why))),
-        };
-        let too_many = cut.then(|| Err(refused(self.path.clone(), None, DirectoryError::InTurns)));
-        all.into_iter().filter_map(found).chain(too_many).collect()
-    }
-
-    /// A user's directory; else whose it is, as far as that is known, and why it is not read.
-    fn directory(
-        &self,
-        name: &OsStr,
-        open: &OpenDirectories,
-    ) -> Result<Arc<Directory>, (Option<u32>, DirectoryError)> {
-        let shm = self.fd.as_fd();
-        let flags = ENTRY | OFlags::DIRECTORY;
-        let entry = open_entry(shm, name, flags, self.mounts).map_err(|e| match e {
-            Errno::XDEV => (None, DirectoryError::NotTmpfs),
-            e => (None, e.into()),
-        })?;
-        let stat = rustix::fs::fstat(&entry).map_err(|e| (None, e.into()))?;
-        let id = FileId::of(&stat);
-        let own = || -> Result<Arc<Directory>, DirectoryError> {
-            if stat.st_dev != rustix::fs::fstat(shm)?.st_dev || !is_tmpfs(entry.as_fd())? {
-                return Err(DirectoryError::NotTmpfs);
-            }
-            if let Some(known) = open.get(&id).filter(|d| d.owner == Some(stat.st_uid)) {
-                return Ok(Arc::clone(known));
-            }
-            let fd = held(rustix::fs::openat(&entry, ".", DIRECTORY, Mode::empty())?)?;
-            let path = self.path.join(name);
-            Ok(Arc::new(Directory { fd, path, owner: Some(stat.st_uid), mounts: self.mounts, id }))
-        };
-        own().map_err(|e| (Some(stat.st_uid), e))
-    }
-}
-
-/// A directory that is not read.
-#[derive(Debug)]
-pub(super) struct UnreadDirectory {
-    pub(super) path: PathBuf,
-    pub(super) owner: Option<u32>,
-    pub(super) why: DirectoryError,
-}
-
 pub(super) fn is_tmpfs(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     let kind = rustix::fs::fstatfs(fd)?.f_type;
     Ok(u64::try_from(kind).is_ok_and(|k| k & 0xffff_ffff == TMPFS_MAGIC))
@@ -346,7 +284,7 @@ pub(super) fn is_tmpfs(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
 
 /// Names in a directory, sorted, as far as they are wanted; and whether there are too many. Of too many the first ones are
 /// given, or, where turns are taken, those whose turn it is.
-fn names(
+pub(super) fn names(
     dir: BorrowedFd<'_>,
     turn: Option<u64>,
     wanted: impl Fn(&[u8], FileType) -> bool,
@@ -397,107 +335,4 @@ fn each_name(dir: BorrowedFd<'_>, mut go_on: impl FnMut(&[u8], FileType) -> bool
 static HASHES: OnceLock<RandomState> = OnceLock::new();
 
 /// Names of one directory that are looked at: its owner may make as many as memory holds.
-const NAMES_MAX: usize = 4096;
-/// Directories of one user in one /dev/shm: the plugin makes one.
-const DIRECTORIES_OF_OWNER_MAX: usize = 4;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs;
-
-    fn shm(dir: &Path) -> Shm {
-        let fd = rustix::fs::open(dir, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).expect("opens");
-        Shm::of(fd, dir.to_owned(), Mounts::Foreign).expect("tmpfs")
-    }
-
-    fn on_tmpfs() -> tempfile::TempDir {
-        tempfile::tempdir_in("/dev/shm").expect("a directory in /dev/shm")
-    }
-
-    #[test]
-    fn links_and_files_are_no_directories_of_users() {
-        let dir = on_tmpfs();
-        fs::create_dir(dir.path().join("ringwatch-1")).expect("made");
-        fs::write(dir.path().join("ringwatch-2"), "").expect("written");
-        std::os::unix::fs::symlink("/", dir.path().join("ringwatch-3")).expect("linked");
-        fs::create_dir(dir.path().join("other")).expect("made");
-        let all: Vec<PathBuf> = shm(dir.path())
-            .directories(&OpenDirectories::new(), 0)
-            .into_iter()
-            .map(|d| d.expect("opens").path.clone())
-            .collect();
-        assert_eq!(all, [dir.path().join("ringwatch-1")]);
-    }
-
-    #[test]
-    fn names_and_directories_without_number_are_cut_and_said_to_be() {
-        let dir = on_tmpfs();
-        for n in 0..20 {
-            fs::create_dir(dir.path().join(format!("ringwatch-{n}"))).expect("made");
-        }
-        let found = shm(dir.path()).directories(&OpenDirectories::new(), 0);
-        let too_many = |d: &Result<Arc<Directory>, UnreadDirectory>| {
-            d.as_ref().is_err_and(|e| matches!(e.why, DirectoryError::TooMany) && e.owner.is_some())
-        };
-        assert_eq!(found.iter().filter(|d| d.is_ok()).count(), DIRECTORIES_OF_OWNER_MAX);
-        assert_eq!(found.iter().filter(|d| too_many(d)).count(), 1);
-        let first = found.into_iter().find_map(Result::ok).expect("opened");
-        for n in 0..=NAMES_MAX {
-            fs::write(first.path().join(format!("{n}.seg")), "").expect("written");
-        }
-        let (names, cut) = first.segments().expect("read");
-        assert_eq!((names.len(), cut), (NAMES_MAX, true));
-    }
-
-    #[test]
-    fn what_is_not_on_tmpfs_is_refused() {
-        let fd = rustix::fs::open("/proc", OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).expect("opens");
-        assert!(matches!(Shm::of(fd, "/proc".into(), Mounts::Own), Err(DirectoryError::NotTmpfs)));
-    }
-
-    #[test]
-    fn only_a_regular_file_is_opened_and_only_the_same_one_removed() {
-        let dir = on_tmpfs();
-        fs::create_dir(dir.path().join("ringwatch-1")).expect("made");
-        let below = dir.path().join("ringwatch-1");
-        fs::write(below.join("a.seg"), "x").expect("written");
-        std::os::unix::fs::symlink("a.seg", below.join("b.seg")).expect("linked");
-        fs::create_dir(below.join("c.seg")).expect("made");
-        let all = shm(dir.path()).directories(&OpenDirectories::new(), 0);
-        let user = all[0].as_ref().expect("opens");
-        assert_eq!(
-            user.segments().expect("read"),
-            (["a.seg", "b.seg", "c.seg"].map(OsString::from).to_vec(), false)
-        );
-        let (_, stat) = user.open("a.seg".as_ref()).expect("a file");
-        assert!(matches!(user.open("b.seg".as_ref()), Err(OpenError::NotFile)));
-        assert!(matches!(user.open("c.seg".as_ref()), Err(OpenError::NotFile)));
-        let id = FileId::of(&stat);
-        fs::write(below.join("new"), "y").expect("written");
-        fs::rename(below.join("new"), below.join("a.seg")).expect("renamed");
-        assert_eq!(user.remove("a.seg".as_ref(), id), Err(Errno::NOENT), "it is another file now");
-        let (_, stat) = user.open("a.seg".as_ref()).expect("a file");
-        user.remove("a.seg".as_ref(), FileId::of(&stat)).expect("removed");
-        assert!(!below.join("a.seg").exists());
-    }
-
-    #[test]
-    fn a_file_of_another_user_is_refused() {
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: only root can give a file to another user");
-            return;
-        }
-        let dir = on_tmpfs();
-        let below = dir.path().join("ringwatch-1");
-        fs::create_dir(&below).expect("made");
-        fs::write(below.join("a.seg"), "x").expect("written");
-        std::os::unix::fs::chown(below.join("a.seg"), Some(12_345), None).expect("given");
-        let all = shm(dir.path()).directories(&OpenDirectories::new(), 0);
-        let user = all[0].as_ref().expect("opens");
-        assert!(matches!(
-            user.open("a.seg".as_ref()),
-            Err(OpenError::ForeignOwner { file: 12_345, owner: 0 })
-        ));
-    }
-}
+pub(super) const NAMES_MAX: usize = 4096;

@@ -6,11 +6,12 @@
 #![expect(unsafe_code, reason = "no library asks for a lock's holder")]
 
 use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
 /// Who holds a segment's lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Lock {
     /// Nobody: its process is gone.
     Free,
@@ -43,6 +44,26 @@ pub(super) fn holder(file: &File) -> Lock {
         Err(rustix::io::Errno::WOULDBLOCK) => Lock::Hidden,
         Err(_) => Lock::Free,
     }
+}
+
+/// True when a process has the file open for writing, or mapped so, in whichever namespace it runs; false where this
+/// process may not know.
+///
+/// The kernel refuses a lease for reading then. A descriptor that is closed takes nothing from that while the mapping lasts.
+pub(super) fn is_written(file: &File) -> bool {
+    /// The kernel's number of the request, which the library lacks.
+    const F_SETSIG: libc::c_int = 10;
+    let fd = file.as_raw_fd();
+    // SAFETY: an open descriptor, and numbers.
+    unsafe {
+        // Whoever opens the file for writing meanwhile causes this signal, which ends nobody.
+        libc::fcntl(fd, F_SETSIG, libc::SIGURG);
+        if libc::fcntl(fd, libc::F_SETLEASE, libc::F_RDLCK) != 0 {
+            return std::io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN);
+        }
+        libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK);
+    }
+    false
 }
 
 #[cfg(test)]
@@ -109,6 +130,24 @@ mod tests {
         child.wait().expect("gone");
         assert_eq!(holder(&read), Lock::Free, "its child lives on");
         end(child);
+    }
+
+    #[test]
+    fn a_file_that_is_mapped_for_writing_is_written_though_it_is_closed() {
+        let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("a file");
+        file.as_file().set_len(4096).expect("room");
+        let read = File::open(file.path()).expect("opens");
+        let access = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
+        let shared = rustix::mm::MapFlags::SHARED;
+        // SAFETY: a new mapping wherever the kernel likes.
+        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, access, shared, file.as_file(), 0) };
+        let at = at.expect("mapped");
+        let path = file.into_temp_path();
+        assert_eq!((holder(&read), is_written(&read)), (Lock::Free, true));
+        // SAFETY: our own mapping, whole, which nobody uses.
+        unsafe { rustix::mm::munmap(at, 4096) }.expect("our own");
+        assert!(!is_written(&read));
+        drop(path);
     }
 
     #[test]

@@ -4,22 +4,24 @@
 //! then replaces the whole mapping by zeros: a segment of zeros has no magic, so it is given up at the next poll. To
 //! replace single pages would cost a mapping of the kernel's for each, of which a process may have 65,530. Any other
 //! SIGBUS takes its usual way.
+//!
+//! A fault in a mapping of tmpfs cannot be held up for ever by its owner. It takes neither the inode's lock nor one that is
+//! held while user memory is read: `write` copies into a locked page with faults switched off, and `userfaultfd` stops the
+//! processes that registered for it alone. A fault waits for a hole that is being punched, for as long as the kernel takes
+//! for the pages that are there; then the segment is given up.
 
 #![expect(unsafe_code, reason = "maps files and handles SIGBUS")]
 
-use super::descriptors::held;
-use super::directory::{self, FileId, OpenError as FileError};
+use super::directory::{Failure, FileId};
 use super::lock::{self, Lock};
+use super::probe::FileFacts;
 use super::search::reason_of;
 use crate::model::UnreadReason;
 use ringwatch_wire::layout::{FORMAT_VERSION, Geometry, HEADER_BYTES, MAX_BYTES, Region};
 use ringwatch_wire::reader::{OpenError, Reader};
 use ringwatch_wire::sync::Word;
-use rustix::fs::Stat;
-use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::fs::File;
-use std::os::fd::AsFd;
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
@@ -94,12 +96,14 @@ impl MapError {
     }
 }
 
-impl From<FileError> for MapError {
-    fn from(e: FileError) -> Self {
-        match e {
-            FileError::Io(errno) => MapError::Io(errno),
-            FileError::NotFile => MapError::NotFile,
-            FileError::ForeignOwner { file, owner } => MapError::ForeignOwner { file, owner },
+impl From<Failure> for MapError {
+    fn from(why: Failure) -> Self {
+        match why {
+            Failure::NotFile => MapError::NotFile,
+            Failure::ForeignOwner { file, owner } => MapError::ForeignOwner { file, owner },
+            Failure::TooYoung => MapError::Opening,
+            Failure::Mounted => MapError::Io(rustix::io::Errno::XDEV),
+            why => MapError::Io(why.errno().unwrap_or(rustix::io::Errno::IO)),
         }
     }
 }
@@ -167,8 +171,10 @@ pub(super) struct Mapping {
     guard: usize,
     owner: u32,
     file: FileId,
-    /// The open file, and how many blocks it had at first, where holes in it would be filled at this process's expense.
-    blocks: Option<(File, i64)>,
+    /// The open file, where somebody looks at it again.
+    open: Option<File>,
+    /// How many blocks it had at first, where holes in it would be filled at this process's expense.
+    blocks: Option<i64>,
     closed: bool,
 }
 
@@ -176,13 +182,14 @@ pub(super) struct Mapping {
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// Maps an open file and checks that it is a segment. The descriptor that is given is not needed any more then.
-    pub(super) fn of(file: &File, stat: &Stat) -> Result<Self, MapError> {
+    /// Maps an open file and checks that it is a segment. The file is kept where it holds the lock by which its process is
+    /// known to live.
+    pub(super) fn of(file: File, facts: &FileFacts, lock: Lock, keeps_lock: bool) -> Result<Self, MapError> {
         install();
-        let len = u64::try_from(stat.st_size).unwrap_or(0);
+        let len = facts.bytes;
         if len == 0 {
             // Plugins of before made the file, took its lock and then gave it a length.
-            let opening = is_young(stat) || lock::holder(file) != Lock::Free;
+            let opening = is_young(facts) || lock != Lock::Free;
             return Err(if opening { MapError::Opening } else { MapError::NotReady });
         }
         if !(HEADER_BYTES as u64..=MAX_BYTES).contains(&len) {
@@ -191,7 +198,7 @@ impl Mapping {
         let bytes = (len as usize) & !7;
         let guard = reserve().ok_or(MapError::TooMany(GUARDED, "are mapped at once"))?;
         // SAFETY: a new read-only mapping wherever the kernel likes.
-        let at = unsafe { mmap(std::ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, file, 0) };
+        let at = unsafe { mmap(std::ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, &file, 0) };
         let at = at.inspect_err(|_| STARTS[guard].store(0, Ordering::Release))?;
         let start = at.expose_provenance();
         STARTS[guard].store(start, Ordering::Release);
@@ -204,19 +211,22 @@ impl Mapping {
             at,
             bytes,
             guard,
-            owner: stat.st_uid,
-            file: FileId::of(stat),
+            owner: facts.owner,
+            file: facts.id,
+            open: None,
             blocks: None,
             closed: false,
         };
         // A page of tmpfs that is read through a mapping before it was written becomes memory of the reader's cgroup. The
         // plugin reserves all of them. A user's own agent shares its user's memory with it anyway.
-        if directory::is_tmpfs(file.as_fd())? && stat.st_uid != rustix::process::geteuid().as_raw() {
-            let file = file.try_clone().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
-            mapping.blocks = Some((File::from(held(file.into())?), stat.st_blocks));
-            if mapping.has_holes() {
-                return Err(MapError::Holes);
-            }
+        if facts.is_on_tmpfs && facts.owner != rustix::process::geteuid().as_raw() {
+            mapping.blocks = Some(facts.blocks);
+        }
+        if mapping.blocks.is_some() || keeps_lock {
+            mapping.open = Some(file);
+        }
+        if mapping.has_holes() {
+            return Err(MapError::Holes);
         }
         match Reader::open(mapping.words) {
             Ok(reader) if is_larger_than_any(&reader) => Err(MapError::TooLarge),
@@ -225,7 +235,7 @@ impl Mapping {
             Err(OpenError::NotReady) if mapping.words.first().is_some_and(|w| w.get() != 0) => {
                 Err(MapError::NotSegment)
             }
-            Err(OpenError::NotReady) if lock::holder(file) != Lock::Free => Err(MapError::Opening),
+            Err(OpenError::NotReady) if lock != Lock::Free => Err(MapError::Opening),
             Err(e) => Err(e.into()),
         }
     }
@@ -249,8 +259,13 @@ impl Mapping {
 
     /// Gives up what is held for reading it: it was read to its end.
     pub(super) fn close(&mut self) {
-        (self.blocks, self.closed) = (None, true);
+        (self.open, self.closed) = (None, true);
         self.give_back();
+    }
+
+    /// Who holds its lock now. To ask for that waits for nobody.
+    pub(super) fn lock(&self) -> Lock {
+        self.open.as_ref().map_or(Lock::Free, lock::holder)
     }
 
     /// The segment as it is now; `None` once its owner has spoilt it, or it was closed.
@@ -261,7 +276,9 @@ impl Mapping {
     /// True where pages of it are not there although the file is long enough, or it has become shorter. Blocks behind its end
     /// can stand for as many holes; but then reading has filled one, and there are more than at the first look.
     fn has_holes(&self) -> bool {
-        let Some((file, blocks)) = &self.blocks else { return false };
+        let (Some(file), Some(blocks)) = (&self.open, &self.blocks) else { return false };
+        // This takes no lock of the inode, except in Linux 6.12-rc5 and some stable releases of November 2024, where whoever
+        // holds it keeps this process waiting (commit d949d1d14fa2, taken back by d1aa0c04294e).
         rustix::fs::fstat(file).map_or(true, |now| {
             let bytes = i64::try_from(self.bytes).unwrap_or(i64::MAX);
             now.st_size < bytes || now.st_blocks.saturating_mul(512) < bytes || now.st_blocks != *blocks
@@ -278,9 +295,8 @@ fn reserve() -> Option<usize> {
     STARTS.iter().position(free)
 }
 
-fn is_young(stat: &Stat) -> bool {
-    let seconds = u64::try_from(stat.st_mtime).unwrap_or(0);
-    let written = UNIX_EPOCH + Duration::new(seconds, u32::try_from(stat.st_mtime_nsec).unwrap_or(0));
+fn is_young(facts: &FileFacts) -> bool {
+    let written = UNIX_EPOCH + Duration::from_nanos(facts.written_ns);
     // A clock that was set back makes nothing old.
     written.elapsed().is_ok_and(|age| age < YOUNG)
 }
@@ -322,7 +338,9 @@ mod tests {
         let dir =
             super::super::directory::Directory::named(path.parent().expect("a directory")).expect("opens");
         let (file, stat) = dir.open(path.file_name().expect("a name"))?;
-        Mapping::of(&file, &stat)
+        let facts = super::super::probe::facts(&file, &stat).expect("known");
+        let lock = lock::holder(&file);
+        Mapping::of(file, &facts, lock, false)
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Parsers of what tools, the kernel and the kubelet write, apart from how it is read: for the fuzz targets in
 //! `tests/fuzz`.
 
-use super::{attribution, cgroup, hardware, host, process, segment_file, stacks, threads};
+use super::{attribution, cgroup, hardware, process, process_reading, reap, stacks, threads};
 use crate::model::PodsFact;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -28,7 +28,7 @@ pub fn process_stat(text: &str) -> Option<(u8, u64, Option<i32>)> {
 
 /// How long a thread ran and waited for a CPU, in ns, by its `schedstat` file.
 pub fn schedstat(text: &str) -> Option<(u64, u64)> {
-    host::schedstat(text)
+    process_reading::schedstat(text)
 }
 
 /// Labels in a process's list of control groups.
@@ -50,5 +50,5 @@ pub fn gpu_holders(answer: &[u8]) -> Option<PodsFact> {
 
 /// Pid, start in clock ticks and nonce in the name of a segment's file.
 pub fn segment_name(name: &OsStr) -> Option<(u32, u64, u64)> {
-    segment_file::name_of_plugin(name)
+    reap::name_of_plugin(name)
 }

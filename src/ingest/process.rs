@@ -1,12 +1,10 @@
-//! Whether the process behind a segment runs.
+//! Processes, as /proc and pidfds report them.
 
-use super::descriptors::{held, is_shortage};
+use super::descriptors::is_shortage;
 use super::files::{ROOM, read};
-use super::lock::Lock;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -81,7 +79,7 @@ impl Stat {
     }
 }
 
-fn runs(pid: u32, start_ticks: u64) -> Result<bool, Errno> {
+pub(super) fn runs(pid: u32, start_ticks: u64) -> Result<bool, Errno> {
     Ok(stat(pid)?.is_some_and(|s| s.start_ticks == start_ticks && !matches!(s.state, b'Z' | b'X')))
 }
 
@@ -96,78 +94,6 @@ pub(super) fn ended(processes: &[Option<BorrowedFd<'_>>]) -> Vec<bool> {
     processes.iter().map(|p| p.is_some() && answers.next() == Some(true)).collect()
 }
 
-/// How it is known that a segment's process lives.
-#[derive(Debug)]
-pub(super) enum Life {
-    /// It is this process, by pid and start time, and by what the kernel tells its end by, where it does.
-    Process(u32, u64, Option<OwnedFd>),
-    /// It cannot be seen from here, but holds its segment's lock.
-    Lock,
-}
-
-impl Life {
-    /// Looks for the process that calls itself `pid` and started at `start_ticks`, whose segment belongs to `owner`;
-    /// `None` when it is gone.
-    ///
-    /// # Errors
-    /// No descriptor may be held for it, or none is left to look for it.
-    pub(super) fn find(pid: u32, start_ticks: u64, owner: u32, lock: Lock) -> Result<Option<Self>, Errno> {
-        // In another pid namespace it has another pid there; the kernel tells ours by the lock.
-        if let Lock::Process(holder) = lock
-            && let Some(life) = Self::of(holder, start_ticks)?
-        {
-            return Ok(Some(life));
-        }
-        // The pid is the segment's own word: it counts for a process of the file's owner alone, or anybody could
-        // have another's process looked into.
-        let of_pid = fs::metadata(format!("/proc/{pid}")).map(|m| std::os::unix::fs::MetadataExt::uid(&m));
-        if of_pid.is_ok_and(|uid| uid == owner)
-            && let Some(life) = Self::of(pid, start_ticks)?
-        {
-            return Ok(Some(life));
-        }
-        Ok((lock != Lock::Free).then_some(Life::Lock))
-    }
-
-    fn of(pid: u32, start_ticks: u64) -> Result<Option<Self>, Errno> {
-        // Opened before it is seen to run: so it is of this very process.
-        let pid_of_system = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        let end = match pid_of_system.map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
-            Some(Ok(fd)) => Some(held(fd)?),
-            Some(Err(e)) if is_shortage(e) => return Err(e),
-            // A kernel that has no such descriptors, or there is no such process.
-            _ => None,
-        };
-        Ok(runs(pid, start_ticks)?.then_some(Life::Process(pid, start_ticks, end)))
-    }
-
-    /// When its process started, in clock ticks.
-    pub(super) fn start_ticks(&self) -> Option<u64> {
-        match self {
-            Life::Process(_, start_ticks, _) => Some(*start_ticks),
-            Life::Lock => None,
-        }
-    }
-
-    /// What the kernel tells its end by, where it does: [`ended`] asks.
-    pub(super) fn end(&self) -> Option<BorrowedFd<'_>> {
-        match self {
-            Life::Process(.., end) => end.as_ref().map(AsFd::as_fd),
-            Life::Lock => None,
-        }
-    }
-
-    /// True while it lives; `ended` is what [`ended`] said of it, and `lock` asks who holds its lock.
-    pub(super) fn goes_on(&self, ended: bool, lock: impl FnOnce() -> Lock) -> bool {
-        match self {
-            // Where nothing can be said of it, it has not ended by that.
-            Life::Process(pid, start_ticks, None) => runs(*pid, *start_ticks).unwrap_or(true),
-            Life::Process(.., Some(_)) => !ended,
-            Life::Lock => lock() != Lock::Free,
-        }
-    }
-}
-
 /// This boot's id: segments and findings of another boot have another monotonic clock.
 pub fn boot_id() -> Option<String> {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|s| s.trim().to_owned())
@@ -176,6 +102,7 @@ pub fn boot_id() -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
     #[test]
     fn this_process_runs_and_another_start_time_is_another_process() {

@@ -1,9 +1,9 @@
 //! Segments that are not read: which, why, and in what order files are tried.
 
 use super::directory::Directory;
+use super::survey::FileName;
 use crate::model::Unread;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -42,13 +42,13 @@ impl Refused {
     /// garbage nor garbage from before keeps a new segment waiting.
     pub(super) fn in_order<'a>(
         &self,
-        files: impl Iterator<Item = &'a (Arc<Directory>, OsString)>,
-    ) -> Vec<(PathBuf, &'a (Arc<Directory>, OsString))> {
+        files: impl Iterator<Item = &'a FileName>,
+    ) -> Vec<(PathBuf, &'a FileName)> {
         let mut of_directory: HashMap<*const Directory, usize> = HashMap::new();
         let mut all: Vec<_> = files
             .map(|file| {
-                let path = file.0.path().join(&file.1);
-                let nth = of_directory.entry(Arc::as_ptr(&file.0)).or_default();
+                let path = file.path();
+                let nth = of_directory.entry(Arc::as_ptr(&file.directory)).or_default();
                 *nth += 1;
                 let tried_ns = self.files.get(&path).map(|(_, tried_ns)| *tried_ns);
                 ((tried_ns, *nth), path, file)
@@ -63,6 +63,7 @@ impl Refused {
 mod tests {
     use super::*;
     use crate::model::UnreadReason;
+    use std::ffi::OsString;
 
     #[test]
     fn new_files_come_first_in_turn_and_refused_ones_by_their_last_try() {
@@ -73,7 +74,11 @@ mod tests {
             Arc::new(Directory::named(&path).expect("opens"))
         };
         let (a, b) = (dir("a"), dir("b"));
-        let file = |d: &Arc<Directory>, name: &str| (Arc::clone(d), OsString::from(name));
+        let file = |d: &Arc<Directory>, name: &str| FileName {
+            directory: Arc::clone(d),
+            name: OsString::from(name),
+            owner: None,
+        };
         let files =
             [file(&a, "1"), file(&a, "2"), file(&a, "3"), file(&a, "4"), file(&b, "5"), file(&b, "6")];
         let mut refused = Refused::default();
@@ -85,7 +90,8 @@ mod tests {
         };
         refused.insert(a.path().join("1"), why("1"), 20);
         refused.insert(a.path().join("3"), why("3"), 10);
-        let order: Vec<&OsString> = refused.in_order(files.iter()).into_iter().map(|(_, f)| &f.1).collect();
+        let order: Vec<&OsString> =
+            refused.in_order(files.iter()).into_iter().map(|(_, f)| &f.name).collect();
         assert_eq!(order, ["5", "2", "6", "4", "3", "1"]);
         assert!(refused.is_new(&a.path().join("2")) && !refused.is_new(&a.path().join("1")));
         refused.keep_only(&[a.path().join("3")].into());

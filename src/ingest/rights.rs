@@ -6,7 +6,9 @@
 #![expect(unsafe_code, reason = "rights are given up between fork and exec")]
 
 use rustix::fs::{Mode, OFlags};
-use rustix::process::{Gid, Resource, Rlimit, Uid, geteuid, setrlimit};
+use rustix::process::{
+    Gid, Resource, Rlimit, Signal, Uid, geteuid, set_parent_process_death_signal, setrlimit,
+};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, configure_capability_in_ambient_set, set_capabilities,
     set_keep_capabilities, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
@@ -65,7 +67,7 @@ fn take(rights: Rights) -> io::Result<()> {
     if let Ok(file) = rustix::fs::open(c"/proc/self/oom_score_adj", OFlags::WRONLY, Mode::empty()) {
         rustix::io::write(&file, b"1000").ok();
     }
-    let Some((user, group)) = rights.become_user else { return Ok(()) };
+    let Some((user, group)) = rights.become_user else { return end_with_parent() };
     set_keep_capabilities(true)?;
     set_thread_groups(&[])?;
     set_thread_res_gid(group, group, group)?;
@@ -75,6 +77,12 @@ fn take(rights: Rights) -> io::Result<()> {
     if rights.needs_ptrace {
         configure_capability_in_ambient_set(CapabilitySet::SYS_PTRACE, true)?;
     }
+    end_with_parent()
+}
+
+/// A tool ends with the probe that runs it. To become another user would take that back, so it comes last.
+fn end_with_parent() -> io::Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
     Ok(())
 }
 
@@ -85,10 +93,7 @@ mod tests {
     #[test]
     fn a_program_has_the_rights_of_the_watched_user_and_no_others() {
         if !geteuid().is_root() {
-            super::super::stacks::skip::skipped(
-                "a_program_has_the_rights_of_the_watched_user_and_no_others",
-                "root",
-            );
+            super::super::skip::skipped("a_program_has_the_rights_of_the_watched_user_and_no_others", "root");
             return;
         }
         let said = |owner: u32| {

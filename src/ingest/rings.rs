@@ -59,7 +59,9 @@ impl Cursor {
         }
         self.fill = head.saturating_sub(self.next) as f64 / slots.max(1) as f64;
         self.until = self.next.max(head);
-        std::mem::swap(&mut self.open, &mut self.again);
+        // What the look before did not come to is looked at with the rest.
+        self.again.append(&mut self.open);
+        self.again.sort_unstable();
     }
 
     /// Gives the oldest tickets up that are to be looked at again, where they are more than this.

@@ -1,25 +1,17 @@
-//! Where a process is in its code, asked when somebody is named: of py-spy (<https://github.com/benfred/py-spy>), of
-//! elfutils' eu-stack for programs that are not Python, and of the kernel.
+//! Where a process is in its code, asked when somebody is named: of py-spy (<https://github.com/benfred/py-spy>), and of
+//! elfutils' eu-stack for programs that are not Python.
 //!
 //! Unless native frames are wanted, the process's memory is only read and nothing stops it (`--nonblocking`). For native
-//! frames a tool has to stop it for a moment; one that takes long about it is ended, and the process goes on. All of it
-//! runs on a thread of its own, seldom; where a tool is missing or may not look, there is no stack.
+//! frames a tool has to stop it for a moment; one that takes long about it is ended, and the process goes on. A probe
+//! of its own runs the tool, seldom; where a tool is missing or may not look, there is no stack.
 
 use super::rights::Watched;
-use super::threads;
 use super::tool::output;
-use crate::model::SegmentId;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::process::Command;
-use std::sync::mpsc::{Receiver, Sender, channel};
 
-/// A process is asked again after this, in ns.
-const AGAIN_NS: u64 = 30_000_000_000;
-/// So many are asked at once.
-const AT_ONCE: usize = 4;
 /// Frames that are kept.
 const FRAMES_MAX: usize = 64;
 /// The longest name of a function, and of a file, in characters: both are the job's.
@@ -48,6 +40,13 @@ pub(super) struct Answer {
     pub threads: Vec<String>,
 }
 
+impl Answer {
+    /// True where nothing could be found out.
+    pub(super) fn is_empty(&self) -> bool {
+        self.frames.is_empty() && self.threads.is_empty()
+    }
+}
+
 /// One thread as `py-spy dump --json` prints it.
 #[derive(Debug, Deserialize)]
 struct Thread {
@@ -74,61 +73,18 @@ struct Tools {
     eu_stack: OsString,
 }
 
-/// What was asked, and what came.
-#[derive(Debug)]
-pub(super) struct Stacks {
-    kind: StackKind,
-    tools: Tools,
-    asked: BTreeMap<SegmentId, u64>,
-    running: usize,
-    send: Sender<(SegmentId, Answer)>,
-    answers: Receiver<(SegmentId, Answer)>,
+/// The frames of a process's main thread, as far as these tools see them.
+pub(super) fn read(kind: StackKind, watched: Watched) -> Vec<String> {
+    read_with(&Tools { py_spy: "py-spy".into(), eu_stack: "eu-stack".into() }, kind, watched)
 }
 
-impl Stacks {
-    pub(super) fn new() -> Self {
-        Self::with(StackKind::default(), Tools { py_spy: "py-spy".into(), eu_stack: "eu-stack".into() })
-    }
-
-    fn with(kind: StackKind, tools: Tools) -> Self {
-        let (send, answers) = channel();
-        Stacks { kind, tools, asked: BTreeMap::new(), running: 0, send, answers }
-    }
-
-    /// From now on looks so far.
-    pub(super) fn set(&mut self, kind: StackKind) {
-        self.kind = kind;
-    }
-
-    /// Begins to ask where a process is, unless that was done a short time ago.
-    pub(super) fn ask(&mut self, segment: SegmentId, watched: Watched, now_ns: u64) {
-        self.asked.retain(|_, t| now_ns.saturating_sub(*t) < AGAIN_NS);
-        if self.kind == StackKind::Off || self.running >= AT_ONCE || self.asked.contains_key(&segment) {
-            return;
-        }
-        self.asked.insert(segment, now_ns);
-        let (kind, tools, send) = (self.kind, self.tools.clone(), self.send.clone());
-        let work = move || {
-            let frames = match kind {
-                StackKind::Off => None,
-                StackKind::Python => python(&tools, watched, false),
-                StackKind::Native => python(&tools, watched, true).or_else(|| native(&tools, watched)),
-            };
-            let threads = threads::places(watched.pid);
-            // Whoever asked may be gone.
-            send.send((segment, Answer { frames: frames.unwrap_or_default(), threads })).ok();
-        };
-        if std::thread::Builder::new().name("stack".to_owned()).spawn(work).is_ok() {
-            self.running += 1;
-        }
-    }
-
-    /// What has come since the last call; nothing for those that could not be asked.
-    pub(super) fn take(&mut self) -> Vec<(SegmentId, Answer)> {
-        let all: Vec<_> = self.answers.try_iter().collect();
-        self.running -= all.len().min(self.running);
-        all.into_iter().filter(|(_, answer)| *answer != Answer::default()).collect()
-    }
+fn read_with(tools: &Tools, kind: StackKind, watched: Watched) -> Vec<String> {
+    let frames = match kind {
+        StackKind::Off => None,
+        StackKind::Python => python(tools, watched, false),
+        StackKind::Native => python(tools, watched, true).or_else(|| native(tools, watched)),
+    };
+    frames.unwrap_or_default()
 }
 
 /// The frames of a Python program.
@@ -193,12 +149,9 @@ pub(super) fn frames(json: &[u8]) -> Option<Vec<String>> {
 }
 
 #[cfg(test)]
-#[path = "../../tests/support/skip.rs"]
-#[allow(dead_code, reason = "the list is for tests/skipped")]
-pub(super) mod skip;
-
-#[cfg(test)]
 pub(super) mod tests {
+    use super::super::skip;
+    use super::super::threads::places;
     use super::super::tool::state;
     use super::*;
     use std::process::Stdio;
@@ -224,22 +177,6 @@ pub(super) mod tests {
         (dir, path.into())
     }
 
-    fn stacks(kind: StackKind, py_spy: OsString, eu_stack: OsString) -> Stacks {
-        Stacks::with(kind, Tools { py_spy, eu_stack })
-    }
-
-    fn answer(stacks: &mut Stacks) -> Vec<(SegmentId, Answer)> {
-        let until = Instant::now() + Duration::from_secs(20);
-        while stacks.running > 0 && Instant::now() < until {
-            let got = stacks.take();
-            if !got.is_empty() {
-                return got;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Vec::new()
-    }
-
     #[test]
     fn the_main_threads_frames_are_kept_and_cannot_steer_a_terminal() {
         let said = frames(DUMP.as_bytes()).unwrap();
@@ -249,26 +186,12 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_process_is_asked_once_and_again_after_a_while() {
-        let (_dir, path) = tool("py-spy", &format!("cat <<'END'\n{DUMP}\nEND"));
-        let mut stacks = stacks(StackKind::Python, path, "/nowhere/eu-stack".into());
-        stacks.ask(SegmentId(1), NOBODY, 0);
-        stacks.ask(SegmentId(1), NOBODY, AGAIN_NS / 2);
-        assert_eq!(stacks.running, 1);
-        let got = answer(&mut stacks);
-        assert_eq!((got.len(), got[0].0, got[0].1.frames.len()), (1, SegmentId(1), 2));
-        stacks.ask(SegmentId(1), NOBODY, AGAIN_NS + 1);
-        assert_eq!(stacks.running, 1);
-    }
-
-    #[test]
     fn what_is_missing_or_refuses_gives_nothing() {
         let (_dir, refuses) = tool("py-spy", "echo no >&2; exit 1");
-        for path in [refuses, "/nowhere/py-spy".into()] {
+        for py_spy in [refuses, "/nowhere/py-spy".into()] {
+            let tools = Tools { py_spy, eu_stack: "/nowhere/eu-stack".into() };
             for kind in [StackKind::Python, StackKind::Native] {
-                let mut stacks = stacks(kind, path.clone(), "/nowhere/eu-stack".into());
-                stacks.ask(SegmentId(1), NOBODY, 0);
-                assert_eq!(answer(&mut stacks), []);
+                assert_eq!(read_with(&tools, kind, NOBODY), [""; 0]);
             }
         }
     }
@@ -279,14 +202,15 @@ pub(super) mod tests {
             let (_a, py_spy) = tool("py-spy", r#"echo "$3" >> "$(dirname "$0")/asked"; exit 1"#);
             let (_b, eu_stack) =
                 tool("eu-stack", "echo '#0  0x00007f0000000001 pause@GLIBC_2 - /lib/libc.so.6'");
-            let mut stacks = stacks(kind, py_spy, eu_stack);
-            stacks.ask(SegmentId(1), NOBODY, 0);
-            let frames = answer(&mut stacks).pop().map(|(_, a)| a.frames);
+            let frames = read_with(&Tools { py_spy, eu_stack }, kind, NOBODY);
             (std::fs::read_to_string(_a.path().join("asked")).unwrap_or_default(), frames)
         };
-        assert_eq!(said(StackKind::Off), (String::new(), None));
-        assert_eq!(said(StackKind::Python), ("--nonblocking\n".into(), None));
-        assert_eq!(said(StackKind::Native), ("--native\n".into(), Some(vec!["pause (libc.so.6)".into()])));
+        assert_eq!(said(StackKind::Off), (String::new(), vec![]));
+        assert_eq!(said(StackKind::Python), ("--nonblocking\n".into(), vec![]));
+        assert_eq!(said(StackKind::Native), ("--native\n".into(), vec!["pause (libc.so.6)".into()]));
+        let (_dir, py_spy) = tool("py-spy", &format!("cat <<'END'\n{DUMP}\nEND"));
+        let tools = Tools { py_spy, eu_stack: "/nowhere/eu-stack".into() };
+        assert_eq!(read_with(&tools, StackKind::Python, NOBODY).len(), 2);
     }
 
     #[test]
@@ -333,7 +257,7 @@ pub(super) mod tests {
     fn really(kind: StackKind, pid: u32, wanted: &str) -> Answer {
         let until = Instant::now() + Duration::from_secs(30);
         loop {
-            let got = ask_once(kind, pid);
+            let got = Answer { frames: read(kind, Watched { pid, owner: 0 }), threads: places(pid) };
             if got.frames.iter().any(|f| f.contains(wanted)) || Instant::now() > until {
                 return got;
             }
@@ -373,18 +297,12 @@ pub(super) mod tests {
         }
         let mut watched = sleeper();
         let pid = watched.id();
-        let (python, native) =
-            (ask_once(StackKind::Python, pid), really(StackKind::Native, pid, "nanosleep"));
+        let python = read(StackKind::Python, Watched { pid, owner: 0 });
+        let native = really(StackKind::Native, pid, "nanosleep");
         let goes_on = until(pid, b"S");
         watched.kill().unwrap();
         watched.wait().unwrap();
-        assert_eq!(python.frames, Vec::<String>::new());
+        assert_eq!(python, [""; 0]);
         assert!(native.frames.iter().any(|f| f.contains("nanosleep (libc")) && goes_on, "{native:?}");
-    }
-
-    fn ask_once(kind: StackKind, pid: u32) -> Answer {
-        let mut stacks = stacks(kind, "py-spy".into(), "eu-stack".into());
-        stacks.ask(SegmentId(1), Watched { pid, owner: 0 }, 0);
-        answer(&mut stacks).pop().map(|(_, a)| a).unwrap_or_default()
     }
 }

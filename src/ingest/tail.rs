@@ -1,16 +1,17 @@
 //! Following one segment: what is new, what moved on, what was lost.
 
 use super::attribution;
-use super::cgroup::Groups;
+use super::comm_table::read_comms;
 use super::decode;
 use super::directory::FileId;
 use super::host::Host;
-use super::lock::Lock;
+use super::life::Life;
 use super::mapping::MapError;
-use super::process::Life;
+use super::process_reading::Reading;
 use super::rings::{RECENT, Rings, whole};
 use super::segment_file::SegmentFile;
 use super::stacks::Answer;
+use super::survey::{FileName, Running};
 use super::window::{Open, Told, Window};
 use crate::model::{
     BEYOND_MEMORY, ChannelStamp, CommId, CommRecord, HostFact, Liveness, OpRecord, SegmentId, SegmentRecord,
@@ -19,7 +20,7 @@ use crate::model::{
 use ringwatch_wire::codes::{Flaw, Loss};
 use ringwatch_wire::layout::head;
 use ringwatch_wire::reader::{CommSlot, Reader};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
@@ -45,7 +46,6 @@ pub(super) struct Shared {
     /// Room for what is put together: one after the other uses the same, which is in the processor's caches.
     #[expect(clippy::vec_box, reason = "the boxes are what is used again")]
     pub(super) opens: Vec<Box<Open>>,
-    pub(super) groups: Groups,
     /// Communicators are not told apart by their users.
     pub(super) share_communicators: bool,
 }
@@ -79,8 +79,12 @@ pub(super) struct Tail {
     changed: bool,
     /// Its owner made something else of it.
     spoilt: bool,
-    /// This look has more to read.
+    /// It was begun to be read, and not closed since.
+    begun: bool,
+    /// There is more to read of what was there.
     more: bool,
+    /// The last look did not come to its end.
+    behind: bool,
     /// Nothing more will come: the process is gone and the segment was read to its end.
     done: bool,
 }
@@ -88,7 +92,8 @@ pub(super) struct Tail {
 impl Tail {
     /// The segment, unless another job is wanted, or a later beginning.
     pub(super) fn of(
-        (file, lock): (SegmentFile, Lock),
+        (file, life): (SegmentFile, Option<Life>),
+        control_groups: &str,
         wanted: Option<(&str, u64)>,
         now_ns: u64,
     ) -> Result<Option<Self>, MapError> {
@@ -102,12 +107,8 @@ impl Tail {
         }
         let (pid, nccl) = (reader.pid(), reader.nccl());
         let boot = decode::text(&reader.text::<{ head::BOOT_ID_WORDS }>(head::BOOT_ID));
-        let life = file.life(lock)?;
-        let seen = match life {
-            Some(Life::Process(pid, ..)) => Some(pid),
-            _ => None,
-        };
-        job.labels = attribution::labels(&environment, mapping.owner(), seen, Path::new("/"));
+        let seen = life.as_ref().and_then(Life::process);
+        job.labels = attribution::labels(&environment, mapping.owner(), control_groups, Path::new("/"));
         let record = SegmentRecord {
             id: SegmentId(reader.header(head::NONCE)),
             path: file.path(),
@@ -124,7 +125,7 @@ impl Tail {
             losses: Vec::new(),
         };
         // Of a process that is seen by its lock alone nobody here knows the pid.
-        let host = seen.map(|pid| Host::new(record.id, pid));
+        let host = seen.map(|(pid, _)| Host::new(record.id, pid));
         Ok(Some(Tail {
             file,
             record,
@@ -144,7 +145,9 @@ impl Tail {
             host_clock: clock_of(boot.as_deref().unwrap_or_default()),
             changed: false,
             spoilt: false,
+            begun: false,
             more: false,
+            behind: false,
             done: false,
         }))
     }
@@ -175,14 +178,17 @@ impl Tail {
         self.host.as_mut().map(|h| h.stack(answer, now_ns))
     }
 
-    /// Asks its plugin for detail of a communicator; true when its process lives and takes part in it.
-    pub(super) fn request_detail(&self, comm: CommId, until_ns: u64) -> Result<bool, MapError> {
+    /// Takes what was read of its process, or that nothing could be.
+    pub(super) fn read_process(&mut self, reading: Option<Reading>, now_ns: u64) -> Option<HostFact> {
+        let host = self.host.as_mut()?;
+        host.is_requested = false;
+        host.take(reading?, now_ns)
+    }
+
+    /// Its file, when its process lives and takes part in a communicator.
+    pub(super) fn takes_part(&self, comm: CommId) -> Option<(FileName, FileId)> {
         let takes_part = self.comms.values().any(|(_, c)| c.comm == comm);
-        let asked = takes_part && self.record.liveness == Liveness::Alive;
-        if asked {
-            self.file.request_detail(comm.nccl_hash(), until_ns)?;
-        }
-        Ok(asked)
+        (takes_part && self.record.liveness == Liveness::Alive).then(|| self.file.name())
     }
 
     /// True while its process lives and the last look found something new.
@@ -234,47 +240,41 @@ impl Tail {
         self.life.as_ref().filter(|_| self.record.liveness == Liveness::Alive).and_then(Life::end)
     }
 
-    /// Begins a look: what is there by now is read in turns. Where it is time to see whether the process runs, `ended` says
-    /// what the kernel told of that.
-    pub(super) fn begin(
-        &mut self,
-        now_ns: u64,
-        ended: Option<bool>,
-        comms_most: usize,
-        shared: &mut Shared,
-        out: &mut dyn Sink,
-    ) {
-        if self.done {
-            return;
+    /// Sees whether its process runs; `ended` is what the kernel said of its end. Returns the process where it is time to
+    /// have it read.
+    pub(super) fn look_at_process(&mut self, now_ns: u64, ended: bool) -> Option<Running> {
+        let was_read_over = self.host.as_ref().is_some_and(Host::is_over);
+        // How it ended may be read after everything else was.
+        if self.done && (was_read_over || !self.is_gone()) {
+            return None;
         }
-        // Looked at before reading: what a process wrote before its end is read after it was seen gone.
-        let look = ended.is_some();
-        if let (Some(ended), Liveness::Alive) = (ended, self.record.liveness)
-            && !self.life.as_ref().is_some_and(|l| l.goes_on(ended, || self.file.lock()))
+        if self.record.liveness == Liveness::Alive
+            && !self.life.as_ref().is_some_and(|l| l.goes_on(ended, was_read_over, || self.file.lock()))
         {
             // It was seen alive at the last look: it ended in between.
             self.record.liveness = Liveness::Gone(Some(self.looked_ns));
+            self.asked_ns = 0;
         }
-        let gone = self.is_gone();
-        if look {
-            self.looked_ns = now_ns;
-        }
+        self.looked_ns = now_ns;
         // Who issues operations runs, whatever else is to be said of it.
         let moves = self.moved_ns == self.read_ns || now_ns.saturating_sub(self.moved_ns) < QUIET_NS;
-        let asked_for =
-            now_ns.saturating_sub(self.asked_ns) >= if moves { MOVING_LOOK_NS } else { QUIET_LOOK_NS };
-        if look && (gone || asked_for) {
-            self.asked_ns = now_ns;
-            let start = self.life.as_ref().and_then(Life::start_ticks);
-            let fact = self
-                .host
-                .as_mut()
-                .zip(start)
-                .and_then(|(h, start)| h.look(start, now_ns, &mut shared.groups));
-            if let Some(fact) = fact {
-                out.take(Update::Host(Box::new(fact)));
-            }
+        let every_ns = if moves && !self.is_gone() { MOVING_LOOK_NS } else { QUIET_LOOK_NS };
+        let host = self.host.as_mut().filter(|h| !h.is_requested)?;
+        if now_ns.saturating_sub(self.asked_ns) < every_ns {
+            return None;
         }
+        let (pid, start_ticks) = self.life.as_ref().and_then(Life::process)?;
+        (self.asked_ns, host.is_requested) = (now_ns, true);
+        Some(Running { segment: self.record.id, owner: self.file.mapping.owner(), pid, start_ticks })
+    }
+
+    /// Begins a look: what is there by now is read in turns. Whether its process runs was seen before: what a process wrote
+    /// before its end is read after it was seen gone.
+    pub(super) fn begin(&mut self, now_ns: u64, comms_most: usize, shared: &mut Shared, out: &mut dyn Sink) {
+        if self.done {
+            return;
+        }
+        self.begun = true;
         self.read_ns = now_ns;
         self.more = true;
         let Some(reader) = self.file.mapping.reader() else {
@@ -343,9 +343,15 @@ impl Tail {
         self.more
     }
 
-    /// Closes a look: tells what was lost, and what changed of the segment itself.
+    /// True where the last look left something for the next one.
+    pub(super) fn is_behind(&self) -> bool {
+        self.behind
+    }
+
+    /// Closes a look: tells what was lost, and what changed of the segment itself. What was not read is read in the next look.
     pub(super) fn close(&mut self, now_ns: u64, shared: &mut Shared, out: &mut dyn Sink) {
-        if self.done {
+        self.behind = !self.done && (!self.begun || self.more);
+        if self.done || !self.begun {
             return;
         }
         for ((what, missed), told) in self.rings.missed().into_iter().zip(&mut self.told_missed) {
@@ -355,6 +361,10 @@ impl Tail {
                 out.take(Update::Missed { segment: self.record.id, what, count });
             }
         }
+        if self.more {
+            return;
+        }
+        self.begun = false;
         // What is settled and told needs no memory here, but for the newest, whose last stamps may come late.
         if self.ops.span() > 2 * RECENT as usize {
             let rings = &self.rings;
@@ -403,75 +413,6 @@ fn losses(reader: &Reader<'_>) -> Vec<(&'static str, u64)> {
         }
     }
     into
-}
-
-/// Reads communicators, and keeps no more new ones than make `most` of them; returns how many it left out.
-fn read_comms(
-    reader: &Reader<'_>,
-    (segment, owner, host_clock): (SegmentId, Option<u32>, u64),
-    most: usize,
-    known: &mut BTreeMap<u16, (CommSlot, CommRecord)>,
-    out: &mut dyn Sink,
-) -> u64 {
-    let (mut there, mut unknown) = (0, 0);
-    for slot in reader.comms() {
-        there += 1;
-        let key = (slot.ticket & 0xffff) as u16;
-        if known.get(&key).is_some_and(|(was, _)| *was == slot) {
-            continue;
-        }
-        if known.len() >= most && !known.contains_key(&key) {
-            unknown += 1;
-            continue;
-        }
-        let Some(record) = decode::comm(segment, owner, host_clock, &slot) else { continue };
-        if let Some((_, was)) = known.get(&key)
-            && (was.comm, was.rank) != (record.comm, record.rank)
-            && was.init_ns == record.init_ns
-        {
-            // Until NCCL tells, its id is what the call let expect.
-            out.take(Update::Left { segment, comm: was.comm, rank: was.rank });
-        }
-        if known.get(&key).is_none_or(|(_, was)| *was != record) {
-            out.take(Update::Comm(record.clone()));
-        }
-        known.insert(key, (slot, record));
-    }
-    if known.len() > there {
-        forget_comms(reader, segment, known, out);
-    }
-    unknown
-}
-
-/// Communicators whose slots were given away: operations of theirs may be read yet.
-const FORMER_COMMS: usize = 256;
-
-/// Forgets communicators whose slots were given away: at once where they were not freed, as no plugin does that, and the
-/// oldest of the others when there are many.
-fn forget_comms(
-    reader: &Reader<'_>,
-    segment: SegmentId,
-    known: &mut BTreeMap<u16, (CommSlot, CommRecord)>,
-    out: &mut dyn Sink,
-) {
-    let there: HashSet<u64> = reader.comms().map(|slot| slot.ticket).collect();
-    known.retain(|_, (slot, record)| {
-        let stays = there.contains(&slot.ticket) || record.finalized_ns.is_some();
-        if !stays {
-            out.take(Update::Left { segment, comm: record.comm, rank: record.rank });
-        }
-        stays
-    });
-    let mut former: Vec<(u64, u16)> = known
-        .iter()
-        .filter(|(_, (slot, _))| !there.contains(&slot.ticket))
-        .map(|(key, (slot, _))| (slot.ticket, *key))
-        .collect();
-    former.sort_unstable();
-    let surplus = former.len().saturating_sub(FORMER_COMMS);
-    for (_, key) in former.into_iter().take(surplus) {
-        known.remove(&key);
-    }
 }
 
 fn copied(stamps: &[ChannelStamp], mut room: Vec<ChannelStamp>) -> Vec<ChannelStamp> {

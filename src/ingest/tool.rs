@@ -2,12 +2,13 @@
 //!
 //! A tool reads what the watched job made, so the job decides how much memory the tool wants. The tool runs in this
 //! process's control group: without a bound of its own it would have the kernel kill the agent. The job decides as well
-//! which files the tool opens, and one may never be opened: such a tool is abandoned.
+//! which files the tool opens, and one may never be opened. So a probe runs one tool, and stays for as long as the tool
+//! cannot be ended.
 
 use super::memory_room;
-use super::process::stat;
 use super::rights::{Watched, restrict};
 use rustix::process::Pid;
+use std::fs;
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -20,9 +21,6 @@ const RUN_MAX: Duration = Duration::from_secs(5);
 const HELD_MAX: Duration = Duration::from_millis(500);
 /// A tool that is killed and not gone after this is abandoned.
 const KILLED_MAX: Duration = Duration::from_secs(1);
-/// Abandoned tools of one user, and of all: with so many no other tool is started.
-const ABANDONED_OF_USER_MAX: usize = 2;
-const ABANDONED_MAX: usize = 8;
 /// The pause between two looks at the watched process.
 const POLL: Duration = Duration::from_millis(5);
 /// The output that is kept, in bytes.
@@ -41,12 +39,6 @@ pub(super) fn output(command: &mut Command, watched: Watched) -> Option<Vec<u8>>
 }
 
 fn within(command: &mut Command, watched: Watched, room: Option<u64>) -> Option<Vec<u8>> {
-    // Two tools at once would share the room.
-    static ABANDONED: Mutex<Abandoned> = Mutex::new(Abandoned(Vec::new()));
-    let mut abandoned = ABANDONED.lock().unwrap_or_else(PoisonError::into_inner);
-    if !abandoned.may_start(watched.owner) {
-        return None;
-    }
     let pid = watched.pid;
     let memory = room.map_or(MEMORY_MAX, |room| room.saturating_sub(RESERVED).min(MEMORY_MAX));
     if memory < MEMORY_MIN {
@@ -60,7 +52,7 @@ fn within(command: &mut Command, watched: Watched, room: Option<u64>) -> Option<
     // It fails if the tool has ended by itself.
     child.kill().ok();
     if !has_ended(&mut child) {
-        abandoned.0.push((watched.owner, child));
+        LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(child);
     }
     // A process whose debugger is gone goes on by itself, but for a stop that was on its way.
     if text.is_none() && !was_stopped && state(pid) == Some(b'T') {
@@ -71,16 +63,14 @@ fn within(command: &mut Command, watched: Watched, room: Option<u64>) -> Option<
     text
 }
 
-/// Tools that cannot be killed, as the kernel waits for a file system in their place, and whose processes they read.
-#[derive(Debug)]
-struct Abandoned(Vec<(u32, Child)>);
+/// Tools that cannot be ended, as the kernel waits for a file system in their place.
+static LEFT: Mutex<Vec<Child>> = Mutex::new(Vec::new());
 
-impl Abandoned {
-    /// True where a tool may be started for a process of this user. Those that have gone meanwhile do not count.
-    fn may_start(&mut self, owner: u32) -> bool {
-        self.0.retain_mut(|(_, tool)| matches!(tool.try_wait(), Ok(None)));
-        let of_user = self.0.iter().filter(|(user, _)| *user == owner).count();
-        of_user < ABANDONED_OF_USER_MAX && self.0.len() < ABANDONED_MAX
+/// Waits for the end of tools that could not be ended.
+pub(super) fn wait_for_left() {
+    for tool in LEFT.lock().unwrap_or_else(PoisonError::into_inner).iter_mut() {
+        // It was killed, and ends when the kernel lets it.
+        tool.wait().ok();
     }
 }
 
@@ -96,9 +86,10 @@ fn has_ended(tool: &mut Child) -> bool {
     true
 }
 
-/// The state of a process as the kernel abbreviates it, `S` for example.
+/// The state of a process as the kernel abbreviates it, `S` for example. It is read where no exec can hold it up.
 pub(super) fn state(pid: u32) -> Option<u8> {
-    stat(pid).ok()?.map(|s| s.state)
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|l| l.strip_prefix("State:"))?.trim().bytes().next()
 }
 
 /// All that a tool prints, if it ends in time.
@@ -171,15 +162,6 @@ mod tests {
         watched.kill().unwrap();
         watched.wait().unwrap();
         assert!(said.is_none() && goes_on && took >= HELD_MAX, "{took:?}");
-    }
-
-    #[test]
-    fn a_user_whose_files_hold_tools_up_keeps_nobody_else_from_theirs() {
-        let mut abandoned = Abandoned((0..ABANDONED_OF_USER_MAX).map(|_| (7, sleeper())).collect());
-        assert!(!abandoned.may_start(7) && abandoned.may_start(8));
-        abandoned.0.iter_mut().for_each(|(_, tool)| tool.kill().unwrap());
-        assert!(abandoned.0.iter_mut().all(|(_, tool)| has_ended(tool)));
-        assert!(abandoned.may_start(7) && abandoned.0.is_empty());
     }
 
     #[test]

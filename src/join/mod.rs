@@ -5,6 +5,7 @@
 
 mod agenda;
 mod attribution;
+mod behind;
 mod carry;
 mod clock;
 mod communicator;
@@ -190,6 +191,8 @@ pub struct Join {
     relieved_ns: u64,
     /// Processes are followed while they run: what one leaves behind is not in flight any more.
     live: bool,
+    /// Processes of which records are there unread.
+    behind: BTreeSet<SegmentId>,
 }
 
 impl Join {

@@ -1,9 +1,10 @@
 //! What the operating system says about a process: the facts that tell a stopped culprit from a busy one.
 
 use super::SegmentId;
+use serde::{Deserialize, Serialize};
 
 /// What a process is doing, as far as the operating system tells.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProcessState {
     /// It runs, or waits for a CPU.
     Running,
@@ -29,7 +30,7 @@ pub enum ProcessState {
 }
 
 /// How a process ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Exit {
     /// It exited with this code.
     Code(i32),

@@ -337,6 +337,9 @@ pub struct Snapshot {
     /// Segments and directories that are not read: nothing here is about them.
     #[serde(default)]
     pub unread: Vec<Unread>,
+    /// Not every place was searched yet: there may be segments that are neither shown nor unread.
+    #[serde(default)]
+    pub unsearched: bool,
     /// The cluster around it; absent where one host is shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fleet: Option<Fleet>,

@@ -316,6 +316,14 @@ pub trait Source {
     fn inspect(&mut self, segment: SegmentId, now_ns: u64) {
         let _ = (segment, now_ns);
     }
+    /// The processes of which the last poll left something for the next one: what they lack may be there unread.
+    fn behind(&self) -> Vec<SegmentId> {
+        Vec::new()
+    }
+    /// True once everything was searched that it reads, or is reported as unread.
+    fn is_searched(&self) -> bool {
+        true
+    }
     /// What it does not read now, and why; or what of that concerns one user.
     fn unread(&self, uid: Option<u32>) -> Vec<Unread> {
         let _ = uid;

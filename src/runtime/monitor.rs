@@ -84,6 +84,7 @@ impl<S: Source> Monitor<S> {
         let Monitor { source, join, asked, stacks, .. } = self;
         source.poll_each(now_ns, &mut Taking { now_ns, join, asked, stacks });
         self.join.tick(now_ns);
+        self.join.set_behind(self.source.behind());
         if !self.judging {
             return Vec::new();
         }
@@ -171,6 +172,7 @@ impl<S: Source> Monitor<S> {
             s.findings.retain(own);
         }
         s.unread = self.source.unread(uid);
+        s.unsearched = !self.source.is_searched();
         s.source = self.source.describe();
         s.wall = self.wall(now_ns);
         s

@@ -45,6 +45,14 @@ impl Source for Node {
         self.segments.inspect(segment, now_ns);
     }
 
+    fn behind(&self) -> Vec<SegmentId> {
+        self.segments.behind()
+    }
+
+    fn is_searched(&self) -> bool {
+        self.segments.is_searched()
+    }
+
     fn unread(&self, uid: Option<u32>) -> Vec<Unread> {
         self.segments.unread(uid)
     }

@@ -9,6 +9,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The user who attacks, and one who only has jobs. Neither has an account.
@@ -83,6 +84,12 @@ impl Ground {
         path
     }
 
+    /// The same, with a number in its name that no other one has.
+    pub(crate) fn new_directory(&self, name: &str, owner: u32) -> PathBuf {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        self.directory(&format!("{name}-{}", NUMBER.fetch_add(1, Ordering::Relaxed)), owner)
+    }
+
     /// The agent, which reads these directories.
     pub(crate) fn agent(&self, directories: &[&Path], commands: &str) -> Agent {
         let named = format!("segments.directories={directories:?}");
@@ -92,10 +99,18 @@ impl Ground {
     /// An agent that reads the whole host, of which it has its own /dev/shm: this directory of the room. It keeps no
     /// segment of a dead process.
     pub(crate) fn agent_of_host(&self, shm: &Path) -> Agent {
+        self.agent_of_host_by(shm, "")
+    }
+
+    /// The same, started by a program.
+    pub(crate) fn agent_of_host_by(&self, shm: &Path, program: &str) -> Agent {
         let room = self.room.path("");
         let name = room.file_name().expect("a name");
         let inner = shm.join(name);
-        fs::create_dir_all(&inner).expect("a mount point");
+        // To try to make it anyway would wait for a lock that an attacker may hold.
+        if !inner.exists() {
+            fs::create_dir(&inner).expect("a mount point");
+        }
         // The room itself has to be where it was, below the directory that covers it.
         let mounts = format!(
             "mount --bind {} {} && mount --rbind {} /dev/shm",
@@ -103,7 +118,8 @@ impl Ground {
             inner.display(),
             shm.display()
         );
-        let commands = format!("exec unshare -m sh -c '{mounts} && exec \"$0\" \"$@\"' \"$0\" \"$@\" &&");
+        let commands =
+            format!("exec unshare -m sh -c '{mounts} && exec {program} \"$0\" \"$@\"' \"$0\" \"$@\" &&");
         self.start(&commands, &["--set", "segments.directories=[]", "--set", "segments.keep_mib=0"])
     }
 
@@ -133,15 +149,30 @@ impl Ground {
     /// A shell of the attacker in namespaces of its own (options of `unshare`), where it is root; `arguments` are `$0`
     /// and `$@`.
     pub(crate) fn contained(&self, namespaces: &str, script: &str, arguments: &[&str]) -> Command {
-        let mut command = self.as_user(ATTACKER, "unshare");
+        self.contained_as(ATTACKER, namespaces, script, arguments)
+    }
+
+    fn contained_as(&self, uid: u32, namespaces: &str, script: &str, arguments: &[&str]) -> Command {
+        let mut command = self.as_user(uid, "unshare");
         command.args([namespaces, "--kill-child", "sh", "-c", script]).args(arguments);
         command
     }
 
     /// The same, when it has done its script; it stays in its namespaces until it is dropped.
     pub(crate) fn occupied(&self, namespaces: &str, script: &str, arguments: &[&str]) -> Running {
+        self.occupied_as(ATTACKER, namespaces, script, arguments)
+    }
+
+    /// The same by another user.
+    pub(crate) fn occupied_as(
+        &self,
+        uid: u32,
+        namespaces: &str,
+        script: &str,
+        arguments: &[&str],
+    ) -> Running {
         let script = format!("set -e; {script}; echo ready; exec sleep 600");
-        let mut command = self.contained(namespaces, &script, arguments);
+        let mut command = self.contained_as(uid, namespaces, &script, arguments);
         let mut running = Running(command.stdout(Stdio::piped()).spawn().expect("it starts"));
         let mut line = String::new();
         let out = running.0.stdout.as_mut().expect("a pipe");

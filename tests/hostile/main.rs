@@ -4,6 +4,7 @@
 //! namespaces, and connects to the agent's sockets. The agent is the real program, in a memory cgroup of 96 MiB. Each test
 //! shows from outside that the agent lives on, harms no other user's files, and still serves the others.
 
+mod blocked;
 mod cgroup;
 mod connections;
 mod forged;
@@ -13,6 +14,7 @@ mod identity;
 mod memory;
 mod places;
 mod processes;
+mod shares;
 #[path = "../support/mod.rs"]
 mod support;
 mod unread;

@@ -1,7 +1,7 @@
 //! Mounts and links in place of /dev/shm: nothing of anybody else is deleted, and nobody waits for them.
 
 use crate::forged::{Forged, Writer};
-use crate::fuse::Hanging;
+use crate::fuse::{Attack, Hanging};
 use crate::ground::{ATTACKER, Ground, USER, alone};
 use crate::support::agent::{Agent, diagnosed};
 use crate::support::{Play, Players, Room, as_user, assert_missing_rank, findings, until};
@@ -174,7 +174,7 @@ fn a_file_system_that_does_not_answer_is_named_once_and_skipped() {
     let test = "a_file_system_that_does_not_answer_is_named_once_and_skipped";
     let Some(ground) = Ground::with_namespaces(test) else { return };
     let _alone = alone();
-    let Some(hanging) = Hanging::start(&ground, test) else { return };
+    let Some(hanging) = Hanging::start(&ground, &Attack::ContainerShm, test) else { return };
     let shm = ground.directory("shm", 0);
     ground.open_to_all(&shm);
     let own = shm.join("ringwatch-0");
@@ -196,4 +196,38 @@ fn a_file_system_that_does_not_answer_is_named_once_and_skipped() {
     assert!(hanging.process.0.id() > 0);
     drop(hanging);
     ground.assert_memory_held();
+}
+
+#[test]
+fn a_directory_that_somebody_made_for_another_user_is_reported_for_that_user() {
+    let test = "a_directory_that_somebody_made_for_another_user_is_reported_for_that_user";
+    let Some(ground) = Ground::of(test) else { return };
+    let _alone = alone();
+    let shm = ground.directory("shm", 0);
+    fs::set_permissions(&shm, std::os::unix::fs::PermissionsExt::from_mode(0o1777)).expect("root may");
+    as_user(ATTACKER, || fs::create_dir(shm.join(format!("ringwatch-{USER}")))).expect("made");
+    let agent = ground.agent_of_host(&shm);
+    let line = agent.says(&format!("ringwatch-{USER}"));
+    assert!(line.contains("not read (foreign-owner)"), "{line}");
+    assert!(line.contains(&format!("belongs to user {ATTACKER}")), "{line}");
+    assert_eq!(unread(&agent, "foreign-owner"), 1.0);
+    let (_, log) = agent.end_with_log();
+    assert!(log.iter().all(|l| !l.contains("foreign-owner")), "once: {log:#?}");
+}
+
+#[test]
+fn without_the_right_to_find_containers_each_user_is_reported_once() {
+    let test = "without_the_right_to_find_containers_each_user_is_reported_once";
+    let Some(ground) = Ground::with_namespaces(test) else { return };
+    let _alone = alone();
+    let containers = [0; 3].map(|_| ground.occupied("-Urm", "mount -t tmpfs t /dev/shm", &[]));
+    let shm = ground.directory("shm", 0);
+    ground.open_to_all(&shm);
+    let agent = ground.agent_of_host_by(&shm, "setpriv --bounding-set -sys_ptrace");
+    let line = agent.says(&format!("containers of user {ATTACKER}"));
+    assert!(line.contains("not read (permission)") && line.contains("CAP_SYS_PTRACE"), "{line}");
+    assert!(unread(&agent, "permission") >= 1.0);
+    let (_, log) = agent.end_with_log();
+    assert!(log.iter().all(|l| !l.contains(&format!("containers of user {ATTACKER}"))), "once: {log:#?}");
+    drop(containers);
 }

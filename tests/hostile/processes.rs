@@ -1,7 +1,7 @@
 //! Whether a writer lives: not what a child inherits, and not what a segment says of others' processes.
 
 use crate::forged::{ALL_GATHER, ALL_REDUCE, Forged, Writer};
-use crate::ground::{ATTACKER, Ground, program_for_all};
+use crate::ground::{ATTACKER, Ground, USER, alone, program_for_all};
 use crate::support::agent::{Agent, diagnosed, socket};
 use crate::support::{Json, Players, as_user, findings, machine, run, until};
 use crate::unread::followed;
@@ -145,4 +145,30 @@ fn a_segment_does_not_live_by_anothers_process() {
     drop(idle);
     until("it ends with the process", || open_of_attacker(&ground).is_empty().then_some(()));
     assert_eq!(agent.end().1, Some(0));
+}
+
+#[test]
+fn a_job_of_a_container_that_lost_its_lock_lives_and_keeps_its_segment() {
+    let test = "a_job_of_a_container_that_lost_its_lock_lives_and_keeps_its_segment";
+    let Some(ground) = Ground::with_namespaces(test) else { return };
+    let _alone = alone();
+    let shm = ground.directory("shm", 0);
+    ground.open_to_all(&shm);
+    let own = shm.join(format!("ringwatch-{USER}"));
+    std::fs::create_dir(&own).expect("made");
+    std::os::unix::fs::chown(&own, Some(USER), Some(USER)).expect("root may");
+    let container = ground.occupied_as(USER, "-Urpf", "true", &[]);
+    let unshare = container.0.id();
+    let children = std::fs::read_to_string(format!("/proc/{unshare}/task/{unshare}/children"));
+    let outside = children.expect("it runs").trim().parse().expect("one child");
+    // Nobody holds a lock on this file, and its pid is that of another process here.
+    let writer = Writer { pid: 1, ..Writer::running(outside) };
+    let (kept, removed) =
+        as_user(USER, || (Forged::small(writer).put(&own), Forged::small(Writer::dead()).put(&own)));
+    let agent = ground.agent_of_host(&shm);
+    until("what is dead is removed", || (!removed.exists()).then_some(()));
+    assert!(kept.exists());
+    until("it is followed", || (followed(&agent) >= 1.0).then_some(()));
+    drop(container);
+    until("it is removed once its process is gone", || (!kept.exists()).then_some(()));
 }
