@@ -247,9 +247,9 @@ impl Detector {
             }
             seen.extend(&self.given);
         }
-        // What was not read yet may refute it.
-        given.retain(|f| !join.is_behind(f.communicator));
-        seen.extend(self.ledger.open().filter(|f| join.is_behind(f.communicator)).map(|f| f.id));
+        // Records that were not read yet may refute a finding.
+        given.retain(|f| !join.has_unread(f.communicator));
+        seen.extend(self.ledger.open().filter(|f| join.has_unread(f.communicator)).map(|f| f.id));
         for mut finding in given {
             let id = self.ledger.name(&finding);
             seen.insert(id);

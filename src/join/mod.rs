@@ -5,7 +5,6 @@
 
 mod agenda;
 mod attribution;
-mod behind;
 mod carry;
 mod clock;
 mod communicator;
@@ -30,6 +29,7 @@ mod stats;
 mod strain;
 mod timing;
 mod trend;
+mod unread;
 mod usage;
 mod waits;
 mod wire;
@@ -192,7 +192,7 @@ pub struct Join {
     /// Processes are followed while they run: what one leaves behind is not in flight any more.
     live: bool,
     /// Processes of which records are there unread.
-    behind: BTreeSet<SegmentId>,
+    unread: BTreeSet<SegmentId>,
 }
 
 impl Join {
