@@ -53,15 +53,18 @@ pub(super) fn proof(scene: &Scene<'_>, at: Place<'_>) -> Proof {
     let ranks = &at.origin.ranks;
     let unproven = scene.join.is_unproven(at.comm, at.instance, at.stall);
     let aborted = || ranks.iter().any(|r| scene.aborted(at.comm, *r));
+    let patience = scene.settings.patience_silent_ns.max(scene.patience(at.comm));
     match ended(scene, at.comm, ranks) {
         Ended::InOrder if unproven => Proof::Nothing,
         // A job may abort its communicators when it is through with them.
         Ended::No if unproven && aborted() => {
-            let patience = scene.settings.patience_silent_ns.max(scene.patience(at.comm));
-            if scene.enough(at.waited, patience) { Proof::Likely } else { Proof::Nothing }
+            if scene.enough(at.waited, patience) {
+                Proof::Likely
+            } else {
+                Proof::Nothing
+            }
         }
         Ended::Unknown if unproven => {
-            let patience = scene.settings.patience_silent_ns.max(scene.patience(at.comm));
             let gone_for = ranks.iter().filter_map(|r| scene.gone_for(at.comm, *r)).max();
             // Who ends in order soon has company.
             if gone_for.is_none_or(|g| g >= patience) { Proof::Likely } else { Proof::Nothing }

@@ -56,7 +56,7 @@ struct Namespace {
     failed: Option<Errno>,
 }
 
-/// What is known of containers.
+/// The containers' mount namespaces, and what each has in /dev/shm.
 #[derive(Debug, Default)]
 pub(super) struct Containers {
     own: Option<u64>,
@@ -92,7 +92,7 @@ impl Containers {
         self.forbidden.clear();
         let silent = self.look_for_namespaces(processes, pool);
         let pass = self.pass;
-        // What does not answer now is there until it answers.
+        // A namespace that does not answer now is kept until it answers.
         self.namespaces.retain(|_, n| n.seen_pass == pass || silent.contains(&n.uid));
         self.open_due(pool);
     }

@@ -25,8 +25,8 @@ pub(super) fn held(fd: OwnedFd) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// How many descriptors may come at once, before it is seen which of them may be held: a small part of those that are kept
-/// for short uses.
+/// Number of descriptors that may come at once, before it is known which of them may be held: a small part of those that
+/// are kept for short uses.
 pub(super) fn at_once() -> usize {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(limit / 32).unwrap_or(usize::MAX).clamp(1, AT_ONCE_MAX)

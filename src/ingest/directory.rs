@@ -50,7 +50,7 @@ pub(super) struct Directory {
     folder: Folder,
 }
 
-/// What is known of a directory, apart from its descriptor.
+/// A directory's name, owner and place, without its descriptor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Folder {
     /// For people: the directory is used by its descriptor.

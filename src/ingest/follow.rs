@@ -34,9 +34,9 @@ pub(super) struct Searching {
     since: Option<(Instant, u64)>,
     /// When the next one begins, host monotonic ns; absent for at once.
     due_ns: Option<u64>,
-    /// How much of the time went into the one that goes on.
+    /// Time that the search which goes on has taken.
     took: Duration,
-    /// What was listed is complete, as far as it is not reported.
+    /// The listing has all segments but those that are reported as unread.
     is_listed: bool,
     /// Something is opened in the next search.
     has_backlog: bool,
@@ -82,7 +82,7 @@ impl Searching {
         self.is_complete && !self.is_late()
     }
 
-    /// What is wrong with the search itself.
+    /// Reasons why the search itself is incomplete.
     pub(super) fn unread(&self, no_thread: bool) -> Option<Unread> {
         let (reason, detail) = if no_thread {
             (UnreadReason::Limits, "no thread can be had to search; raise the limit of tasks".to_owned())
