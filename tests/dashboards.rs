@@ -18,7 +18,7 @@ use ringwatch::detect::{self, Detector};
 use ringwatch::export::catalogue::{self, CLUSTER, CONTAINER, Kind, Metric, OVERFLOW};
 use ringwatch::export::metrics::Exported;
 use ringwatch::export::otlp::Protocol;
-use ringwatch::export::prometheus::{Metrics, Own, Settings};
+use ringwatch::export::prometheus::{Metrics, Own, Settings, negotiated};
 use ringwatch::ingest::hardware::Recorder;
 use ringwatch::model::{Fact, Reading, Xid};
 use serde_json::Value;
@@ -305,7 +305,7 @@ impl Feed {
             ..Own::default()
         };
         let open = self.detector.findings();
-        self.metrics.render(&self.hand.join, &open, &own, accept).unwrap()
+        self.metrics.render(&self.hand.join, &open, &own, negotiated(accept, true)).unwrap()
     }
 }
 

@@ -7,7 +7,7 @@ mod exported;
 use exported::{COMM, Hand, S, event};
 use ringwatch::export::catalogue;
 use ringwatch::export::metrics::{Analysis, Bus, Counts};
-use ringwatch::export::prometheus::{Metrics, Own, Settings};
+use ringwatch::export::prometheus::{Metrics, Own, Settings, negotiated};
 use ringwatch::export::trace_id;
 use ringwatch::join::Tally;
 use ringwatch::model::{
@@ -71,7 +71,7 @@ fn fed(settings: Settings) -> (Hand, Metrics, Vec<Finding>) {
 }
 
 fn text(hand: &Hand, metrics: &mut Metrics, open: &[Finding], now_ns: u64, accept: Option<&str>) -> String {
-    let (_, body) = metrics.render(&hand.join, open, &own(now_ns), accept).unwrap();
+    let (_, body) = metrics.render(&hand.join, open, &own(now_ns), negotiated(accept, true)).unwrap();
     String::from_utf8(body).unwrap()
 }
 

@@ -8,7 +8,7 @@ mod exported;
 use criterion::{Criterion, criterion_group, criterion_main};
 use exported::{Hand, S};
 use ringwatch::export::otlp::{self, Tracer};
-use ringwatch::export::prometheus::{Metrics, Own, Settings};
+use ringwatch::export::prometheus::{Format, Metrics, Own, Settings, negotiated};
 use ringwatch::model::CommId;
 use std::hint::black_box;
 
@@ -52,14 +52,14 @@ fn export(c: &mut Criterion) {
         full.finished(&hand.join, &[f]);
     }
     let own = Own { now_ns: 11 * S, node: "node1".into(), ..Own::default() };
-    let (_, body) = full.render(&hand.join, &[], &own, None).unwrap();
+    let (_, body) = full.render(&hand.join, &[], &own, Format::OpenMetrics).unwrap();
     c.bench_function(&format!("scrape: text of {} KiB", body.len() >> 10), |b| {
-        b.iter(|| full.render(&hand.join, &[], &own, None).unwrap());
+        b.iter(|| full.render(&hand.join, &[], &own, Format::OpenMetrics).unwrap());
     });
     let accept = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited";
-    let (_, body) = full.render(&hand.join, &[], &own, Some(accept)).unwrap();
+    let (_, body) = full.render(&hand.join, &[], &own, negotiated(Some(accept), true)).unwrap();
     c.bench_function(&format!("scrape: protobuf of {} KiB", body.len() >> 10), |b| {
-        b.iter(|| full.render(&hand.join, &[], &own, Some(accept)).unwrap());
+        b.iter(|| full.render(&hand.join, &[], &own, negotiated(Some(accept), true)).unwrap());
     });
 }
 

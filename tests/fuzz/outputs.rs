@@ -149,7 +149,8 @@ impl<S: Source> Watch<S> {
             4 => "application/openmetrics-text",
             _ => return,
         };
-        let (_, body) = self.metrics.render(join, &findings, &own, Some(accept)).unwrap();
+        let (_, body) =
+            self.metrics.render(join, &findings, &own, prometheus::negotiated(Some(accept), true)).unwrap();
         metrics(std::str::from_utf8(&body).unwrap());
     }
 }

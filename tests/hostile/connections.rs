@@ -2,12 +2,16 @@
 
 use crate::forged::{Forged, Writer};
 use crate::ground::{ATTACKER, Ground, USER, program_for_all};
-use crate::support::agent::{diagnosed, socket};
-use crate::support::{PATIENCE, Play, Players, as_user, assert_missing_rank, findings, run, until};
+use crate::support::agent::{diagnosed, get, socket};
+use crate::support::watchdog::Watchdog;
+use crate::support::{
+    Meanwhile, PATIENCE, Play, Players, as_user, assert_missing_rank, findings, run, until,
+};
 use crate::unread::followed;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// More than an agent may have open.
@@ -38,6 +42,72 @@ fn half_sent_requests_keep_no_segment_and_no_scraper_out() {
     let (_, log) = agent.end_with_log();
     assert!(log.iter().any(|l| l.contains("http: closed")), "{log:#?}");
     ground.assert_memory_held();
+}
+
+/// Whole requests at once: several times what the server has places for.
+const FLOOD: usize = 400;
+
+#[test]
+fn a_flood_of_whole_requests_keeps_no_probe_no_watchdog_and_no_scraper_out() {
+    let test = "a_flood_of_whole_requests_keeps_no_probe_no_watchdog_and_no_scraper_out";
+    let Some(ground) = Ground::of(test) else { return };
+    raise_descriptors();
+    let watchdog = Watchdog::new(&ground.room);
+    let [(variable, path)] = watchdog.variables();
+    let commands = format!("export {variable}={} &&", path.display());
+    let agent = ground.agent(&[&ground.room.segments()], &commands);
+    let players = Players::start(&ground.room, Play::of("missing-rank").hold(120));
+    until("the segments are read", || (followed(&agent) == 4.0).then_some(()));
+    watchdog.next();
+    let (is_over, answered) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|s| {
+        let _meanwhile = Meanwhile(&is_over);
+        let (is_over, answered, address) = (&is_over, &answered, &agent.address);
+        s.spawn(move || {
+            as_user(ATTACKER, || {
+                std::thread::scope(|s| {
+                    (0..FLOOD).for_each(|n| drop(s.spawn(move || flood(address, n, is_over, answered))));
+                });
+            });
+        });
+        let (began, mut asked) = (Instant::now(), 0);
+        let mut slowest = [Duration::ZERO; 2];
+        while began.elapsed() < Duration::from_secs(12) {
+            for (path, slowest) in ["/livez", "/metrics"].into_iter().zip(&mut slowest) {
+                let at = Instant::now();
+                let status = as_user(USER, || get(address, path).0);
+                assert_eq!(status, 200, "{path} after {:?}", began.elapsed());
+                *slowest = (*slowest).max(at.elapsed());
+            }
+            asked += 1;
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        // What Kubernetes waits for a probe, and Prometheus for a scrape.
+        println!("{asked} times; the slowest probe and scrape: {slowest:?}");
+        assert!(slowest[0] < Duration::from_secs(5) && slowest[1] < Duration::from_secs(10), "{slowest:?}");
+        assert!(asked >= 5, "{asked}");
+    });
+    watchdog.served_within(Duration::from_secs(10));
+    assert!(answered.load(Ordering::Relaxed) > 500, "{answered:?} answers are no flood");
+    drop(players);
+    assert_eq!(agent.end().1, Some(0));
+    ground.assert_memory_held();
+}
+
+/// Asks for metrics again and again; every other asker does not read them.
+fn flood(address: &str, number: usize, is_over: &AtomicBool, answered: &AtomicU64) {
+    while !is_over.load(Ordering::Relaxed) {
+        let Ok(mut s) = TcpStream::connect(address) else { continue };
+        s.set_read_timeout(Some(Duration::from_secs(1))).expect("a socket");
+        let mut text = String::new();
+        let is_sent = s.write_all(b"GET /metrics HTTP/1.1\r\nHost: agent\r\n\r\n").is_ok();
+        if is_sent && number.is_multiple_of(2) {
+            let is_read = s.read_to_string(&mut text).is_ok() && text.starts_with("HTTP/1.1 200 ");
+            answered.fetch_add(u64::from(is_read), Ordering::Relaxed);
+        } else {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
 }
 
 /// This process holds the other end of every connection.

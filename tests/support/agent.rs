@@ -68,15 +68,7 @@ impl Agent {
 
     /// Status and body of a GET.
     pub(crate) fn get(&self, path: &str) -> (u32, String) {
-        let mut s = TcpStream::connect(&self.address).expect("it listens");
-        s.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
-        write!(s, "GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.address)
-            .expect("it reads");
-        let mut text = String::new();
-        s.read_to_string(&mut text).expect("it answers");
-        let (head, body) = text.split_once("\r\n\r\n").expect("HTTP");
-        let status = head.split_whitespace().nth(1).and_then(|s| s.parse().ok());
-        (status.expect("a status"), body.to_owned())
+        get(&self.address, path)
     }
 
     /// The series of a metric, without comments: labels and value, sorted.
@@ -178,6 +170,18 @@ impl Drop for Agent {
         drop(self.child.kill());
         drop(self.child.wait());
     }
+}
+
+/// Status and body of a GET.
+pub(crate) fn get(address: &str, path: &str) -> (u32, String) {
+    let mut s = TcpStream::connect(address).expect("it listens");
+    s.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
+    write!(s, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").expect("it reads");
+    let mut text = String::new();
+    s.read_to_string(&mut text).expect("it answers");
+    let (head, body) = text.split_once("\r\n\r\n").expect("HTTP");
+    let status = head.split_whitespace().nth(1).and_then(|s| s.parse().ok());
+    (status.expect("a status"), body.to_owned())
 }
 
 /// The arguments of a room's agent.

@@ -9,6 +9,7 @@ pub(crate) mod machine;
 pub(crate) mod nats;
 pub(crate) mod prometheus;
 pub(crate) mod skip;
+pub(crate) mod watchdog;
 
 pub(crate) use json::Json;
 pub(crate) use skip::skipped;
@@ -182,6 +183,16 @@ pub(crate) fn as_user<T: Send>(uid: u32, what: impl FnOnce() -> T + Send) -> T {
         });
         there.join().expect("it does not panic")
     })
+}
+
+/// Ends what other threads do in the meantime when it is dropped: also when the test fails.
+#[derive(Debug)]
+pub(crate) struct Meanwhile<'a>(pub(crate) &'a std::sync::atomic::AtomicBool);
+
+impl Drop for Meanwhile<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
 }
 
 /// How a recording is played.

@@ -50,16 +50,19 @@ pub enum Error {
 }
 
 impl Metrics {
-    /// Answers a scrape: content type and body. `accept` is the request's header of that name.
+    /// Answers a scrape in a format: content type and body.
+    ///
+    /// # Errors
+    /// Why it cannot be written.
     pub fn render(
         &mut self,
         join: &Join,
         open: &[Finding],
         own: &Own,
-        accept: Option<&str>,
+        format: Format,
     ) -> Result<(String, Vec<u8>), Error> {
         let families = self.gather(join, open, own);
-        self.write(&families, accept)
+        self.write(&families, format)
     }
 
     /// The same of an analyser.
@@ -70,14 +73,13 @@ impl Metrics {
         &mut self,
         analysis: &Analysis,
         own: &Own,
-        accept: Option<&str>,
+        format: Format,
     ) -> Result<(String, Vec<u8>), Error> {
         let families = self.gather_analysis(analysis, own);
-        self.write(&families, accept)
+        self.write(&families, format)
     }
 
-    fn write(&mut self, families: &[Family], accept: Option<&str>) -> Result<(String, Vec<u8>), Error> {
-        let format = negotiated(accept, self.settings().native_histograms);
+    fn write(&mut self, families: &[Family], format: Format) -> Result<(String, Vec<u8>), Error> {
         let inspector = self.gather_inspector();
         let body = match format {
             Format::Protobuf => protobuf::write(families, inspector.as_deref().unwrap_or(&[]))?,

@@ -1,7 +1,7 @@
 //! Which format a scraper wants, by its `Accept` header.
 
 /// The formats there are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Format {
     /// OpenMetrics 1.0 text.
     OpenMetrics,

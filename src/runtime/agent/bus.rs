@@ -2,11 +2,10 @@
 
 use crate::cluster::message::{VERSION, Wish};
 use crate::cluster::{Change, Error, Outbox, Settings, connect, subject};
-use crate::runtime::daemon::{self, Asked};
+use crate::runtime::daemon::{Message, StateSender};
 use futures_util::StreamExt;
 use prost::Message as _;
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
@@ -23,7 +22,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 pub(super) async fn serve(
     (node, settings): (String, Settings),
     outbox: Arc<Outbox>,
-    ask: SyncSender<Asked>,
+    state: StateSender,
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), Error> {
     let (change, mut changes) = mpsc::unbounded_channel();
@@ -51,7 +50,7 @@ pub(super) async fn serve(
                     up = true;
                     outbox.set_connected(true);
                     // Who listens may have missed anything meanwhile.
-                    daemon::send(&ask, Asked::Refresh);
+                    state.send(Message::Refresh);
                 }
                 Change::Down => {
                     if !std::mem::replace(&mut said, true) {
@@ -78,7 +77,7 @@ pub(super) async fn serve(
                 wishes += 1;
                 let wish = Wish::decode(m.payload.as_ref()).ok().filter(|w| w.version == VERSION);
                 if let (Some(wish), true) = (wish, wishes <= WISHES) {
-                    daemon::send(&ask, Asked::Wish(Box::new(wish)));
+                    state.send(Message::Wish(Box::new(wish)));
                 }
             }
             _ = stop.changed() => break,

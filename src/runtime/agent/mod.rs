@@ -18,12 +18,12 @@ mod state;
 pub use socket::{Answer, PROTOCOL, Question, Want};
 pub use state::State;
 
-use super::daemon::{self, Error, Reload};
+use super::daemon::{self, Error, Reload, StateThread};
 use super::signals::Signals;
 use crate::cluster::Outbox;
 use crate::config::{self, Config};
 use crate::model::FindingEvent;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -63,17 +63,16 @@ pub async fn run(
     let ends = state.ends();
     let started = state.started_unix_ns();
     let connections = state.connections();
-    let (ask, questions) = mpsc::sync_channel(64);
-    let owner =
-        std::thread::Builder::new().name("state".to_owned()).spawn(move || state.run(&questions, told))?;
+    let thread = StateThread::start(state.heartbeat(), move |queue| state.run(queue, told))?;
+    let sender = thread.sender();
     let bounds = daemon::Bounds::new(shares.http);
-    let http =
-        listener.map(|l| tokio::spawn(daemon::serve(l, ask.clone(), bounds, Arc::clone(&connections))));
-    let door = gate.map(|g| tokio::spawn(g.serve(ask.clone(), shares.socket, Arc::clone(&connections))));
-    let watching = ends.map(|e| tokio::spawn(daemon::tell_ends(e, ask.clone())));
-    let sending = receiver.map(|r| r.start(started, ask.clone()));
+    let answers = thread.answers(&config);
+    let http = listener.map(|l| tokio::spawn(daemon::serve(l, answers, bounds, Arc::clone(&connections))));
+    let door = gate.map(|g| tokio::spawn(g.serve(sender.clone(), shares.socket, Arc::clone(&connections))));
+    let watching = ends.map(|e| tokio::spawn(daemon::tell_ends(e, sender.clone())));
+    let sending = receiver.map(|r| r.start(started, sender.clone()));
     let (hush, hushed) = watch::channel(false);
-    let (settings, asking) = ((daemon::node(&config), config.cluster.clone()), ask.clone());
+    let (settings, asking) = ((daemon::node(&config), config.cluster.clone()), sender.clone());
     let mut voice = outbox.map(|o| tokio::spawn(bus::serve(settings, o, asking, hushed)));
     // The bus ends by itself only where its settings are wrong.
     let failed = async || match voice.take_if(|v| v.is_finished()) {
@@ -81,14 +80,14 @@ pub async fn run(
         None => Ok(()),
     };
     let settings = Reload::new(&config, TAKEN_OVER);
-    daemon::attend(signals, &ask, &owner, &connections, settings, reload, failed).await?;
+    daemon::attend(signals, &thread, &connections, settings, reload, failed).await?;
     for task in [http, door, watching].into_iter().flatten() {
         task.abort();
     }
     if let Some(sending) = sending {
         sending.end().await;
     }
-    daemon::end(&ask, owner).await?;
+    thread.end()?;
     // What the state said at its end goes out too.
     hush.send(true).ok();
     if let Some(voice) = voice {

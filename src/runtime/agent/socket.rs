@@ -8,14 +8,13 @@ use super::peer;
 use super::places::{Place, Places, is_privileged};
 use crate::config::SocketSettings;
 use crate::model::Snapshot;
-use crate::runtime::daemon::{self, Asked, Closed, Connections, Error, is_exhausted};
+use crate::runtime::daemon::{self, Asked, Closed, Connections, Error, Lane, StateSender, is_exhausted};
 use serde::{Deserialize, Serialize};
 use std::io::{Read as _, Write as _};
 use std::ops::RangeInclusive;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::OwnedWriteHalf;
@@ -96,7 +95,7 @@ impl Gate {
 
     /// Serves until it is dropped, at most so many connections at once.
     #[expect(clippy::disallowed_methods, reason = "here is where tasks are spawned")]
-    pub(super) async fn serve(self, ask: SyncSender<Asked>, most: usize, connections: Arc<Connections>) {
+    pub(super) async fn serve(self, state: StateSender, most: usize, connections: Arc<Connections>) {
         let places = Places::new(most);
         // Answers of users are made one at a time: before one is made nobody knows how long it is.
         let turn = Arc::new(tokio::sync::Mutex::new(()));
@@ -120,10 +119,10 @@ impl Gate {
                     continue;
                 }
             };
-            let (ask, settings, turn) = (ask.clone(), Arc::clone(&self.settings), Arc::clone(&turn));
+            let (state, settings, turn) = (state.clone(), Arc::clone(&self.settings), Arc::clone(&turn));
             let connections = Arc::clone(&connections);
             tokio::spawn(async move {
-                let ended = converse(stream, &ask, &settings, (&place, &turn)).await;
+                let ended = converse(stream, &state, &settings, (&place, &turn)).await;
                 // Who goes away in the middle of an answer has had enough of it.
                 if ended.is_err_and(|e| e.kind() == std::io::ErrorKind::TimedOut) {
                     connections.closed(Closed::SlowAsker);
@@ -154,7 +153,7 @@ impl Drop for Gate {
 
 async fn converse(
     stream: UnixStream,
-    ask: &SyncSender<Asked>,
+    state: &StateSender,
     settings: &SocketSettings,
     (place, turn): (&Place, &tokio::sync::Mutex<()>),
 ) -> std::io::Result<()> {
@@ -184,8 +183,9 @@ async fn converse(
     loop {
         let uid = (!sees_all).then_some(asks.uid());
         let Want::Snapshot = question.want;
+        let lane = if sees_all { Lane::Trusted } else { Lane::Public };
         let mine = if sees_all { None } else { Some(turn.lock().await) };
-        let answer = match daemon::ask(ask, |reply| Asked::Snapshot { uid, reply }).await {
+        let answer = match daemon::ask(state, lane, |reply| Asked::Snapshot { uid, reply }).await {
             Some(s) => Answer::Snapshot(s),
             None => Answer::Refused("the agent is busy".to_owned()),
         };

@@ -11,12 +11,13 @@ use crate::export::{Metrics, Own};
 use crate::ingest::{Ends, Place, ProbeCommand, Segments, boot_id, now_ns, unix_ns};
 use crate::join::{Finished, MemoryLimit};
 use crate::model::{CommId, Finding, FindingEvent, SegmentId, Source as _, Unread, UnreadReason};
-use crate::runtime::daemon::{self, Asked, Connections, Costs, Outgoing};
+use crate::runtime::daemon::{
+    self, Asked, Connections, Costs, Heartbeat, Message, Outgoing, Received, Rendered, StateReceiver,
+};
 use crate::runtime::{Monitor, Node};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
@@ -34,8 +35,6 @@ const READ_MAX: Duration = Duration::from_millis(if cfg!(debug_assertions) { 50 
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// Unread segments that are logged in a second at most; the others follow.
 const UNREAD_AT_ONCE: usize = 16;
-/// A state that has not read for so long is not ready.
-const STALE: Duration = Duration::from_secs(5);
 
 /// Everything known on a node, and who judges it.
 #[derive(Debug)]
@@ -56,7 +55,7 @@ pub struct State {
     unread_at: Option<Instant>,
     costs: Costs,
     told: Option<Instant>,
-    read: Option<Instant>,
+    heartbeat: Arc<Heartbeat>,
     /// When what dead processes left is cleaned next.
     clean_at: Option<Instant>,
     /// It was said that plugins cannot be asked for detail.
@@ -93,7 +92,7 @@ impl State {
             unread_at: None,
             costs,
             told: None,
-            read: None,
+            heartbeat: Arc::new(Heartbeat::new()),
             clean_at: None,
             unasked: false,
         }
@@ -126,6 +125,11 @@ impl State {
         self.costs.connections()
     }
 
+    /// The signs of life of the thread that will own it.
+    pub(super) fn heartbeat(&self) -> Arc<Heartbeat> {
+        Arc::clone(&self.heartbeat)
+    }
+
     /// Begins to sample what the settings name. What runs already stops.
     pub(super) fn sample(&mut self) -> std::io::Result<()> {
         self.samples = None;
@@ -138,7 +142,7 @@ impl State {
     }
 
     /// Reads, and answers in between, until it is asked to end.
-    pub(super) fn run(mut self, questions: &Receiver<Asked>, mut told: impl FnMut(&FindingEvent)) {
+    pub(super) fn run(mut self, queue: &StateReceiver, mut told: impl FnMut(&FindingEvent)) {
         loop {
             let began = thread_cpu();
             let events = self.monitor.step(now_ns());
@@ -147,37 +151,49 @@ impl State {
             self.keep(&events);
             self.report_unread();
             self.report_done();
-            self.read = Some(Instant::now());
             if self.clean_at.is_none_or(|t| Instant::now() >= t) {
                 self.clean();
                 self.clean_at = Some(Instant::now() + CLEAN);
             }
             let took = thread_cpu().saturating_sub(began);
             self.costs.looked(took);
-            let now = Instant::now();
-            let (least, mut until) = (now + self.least_pause(took), now + self.pause(took));
-            loop {
-                match questions.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                    Ok(Asked::End) | Err(RecvTimeoutError::Disconnected) => {
-                        if let Some(traces) = &self.traces {
-                            traces.say_unsent();
-                        }
-                        self.last_words();
-                        self.unread_at = None;
-                        self.report_unread();
-                        return;
+            let is_searched = self.monitor.source().is_searched();
+            self.heartbeat.passed(is_searched);
+            if !self.rest(queue, took) {
+                return;
+            }
+        }
+    }
+
+    /// Answers until the next pass is due, after one that took so much of a CPU; false when the state is asked to end.
+    fn rest(&mut self, queue: &StateReceiver, took: Duration) -> bool {
+        let now = Instant::now();
+        let (least, mut until) = (now + self.least_pause(took), now + self.pause(took));
+        loop {
+            self.heartbeat.rests_until(until);
+            let received = queue.receive(until);
+            self.heartbeat.works();
+            match received {
+                Received::Message(Message::End) => {
+                    if let Some(traces) = &self.traces {
+                        traces.say_unsent();
                     }
-                    Ok(Asked::Ended) => {
-                        self.monitor.source_mut().segments.look_at_processes();
-                        until = until.min(least);
-                    }
-                    Ok(asked) => self.answer(asked),
-                    Err(RecvTimeoutError::Timeout) => break,
+                    self.last_words();
+                    self.unread_at = None;
+                    self.report_unread();
+                    return false;
                 }
-                // Whoever asks without a pause must not keep it from reading.
-                if Instant::now() >= until {
-                    break;
+                Received::Message(Message::Ended) => {
+                    self.monitor.source_mut().segments.look_at_processes();
+                    until = until.min(least);
                 }
+                Received::Message(message) => self.take(message),
+                Received::Asked(asked) => self.answer(asked),
+                Received::Nothing => return true,
+            }
+            // Whoever asks without a pause must not keep it from reading.
+            if Instant::now() >= until {
+                return true;
             }
         }
     }
@@ -339,10 +355,11 @@ impl State {
             Asked::Snapshot { uid, reply } => {
                 reply.send(Box::new(self.monitor.snapshot_of(uid, now_ns()))).ok();
             }
-            Asked::Metrics { accept, reply } => {
+            Asked::Metrics { format, reply } => {
+                let began = Instant::now();
                 let (own, open) = (self.own(), self.open());
-                let said = self.metrics.render(self.monitor.join(), &open, &own, accept.as_deref());
-                reply.send(said.map_err(|e| e.to_string())).ok();
+                let written = self.metrics.render(self.monitor.join(), &open, &own, format);
+                reply.send(Rendered::new(written, began.elapsed())).ok();
             }
             Asked::Families(reply) => {
                 let (own, open) = (self.own(), self.open());
@@ -353,24 +370,27 @@ impl State {
                     traces.hand_out(reply);
                 }
             }
-            Asked::GiveBack(batch) => {
+            // What only analysers know.
+            Asked::Cluster(_) | Asked::Glance { .. } => {}
+        }
+    }
+
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::GiveBack(batch) => {
                 if let Some(traces) = &mut self.traces {
                     traces.take_back(*batch);
                 }
             }
-            Asked::Ready(reply) => {
-                let reads = self.read.is_some_and(|t| t.elapsed() < STALE);
-                reply.send(reads && self.monitor.source().is_searched()).ok();
-            }
-            Asked::Wish(wish) => self.wish(&wish),
-            Asked::Refresh => {
+            Message::Wish(wish) => self.wish(&wish),
+            Message::Refresh => {
                 if let Some((publisher, _)) = &mut self.bus {
                     publisher.refresh();
                 }
             }
-            Asked::Settings(new) => self.set(*new),
-            // What only analysers know.
-            Asked::Cluster(_) | Asked::Glance { .. } | Asked::Ended | Asked::End => {}
+            Message::Settings(new) => self.set(*new),
+            // They are for the loop above.
+            Message::Ended | Message::End => {}
         }
     }
 

@@ -20,7 +20,7 @@ pub use heard::Heard;
 use heard::{Hearing, Room};
 pub use state::State;
 
-use super::daemon::{self, Error, Reload};
+use super::daemon::{self, Error, Reload, StateThread};
 use super::signals::Signals;
 use crate::cluster::message::{VERSION, Wish};
 use crate::cluster::{Change, Moment, connect, from_json, subject};
@@ -305,23 +305,21 @@ pub async fn run(
         subscriptions.push(heard.map_err(why)?);
     }
     let mut tasks = vec![tokio::spawn(hear(client.clone(), subscriptions, send, room))];
-    let (ask, questions) = mpsc::sync_channel(64);
-    let owner = std::thread::Builder::new()
-        .name("state".to_owned())
-        .spawn(move || state.run(&questions, &told_state))?;
+    let thread = StateThread::start(state.heartbeat(), move |queue| state.run(queue, &told_state))?;
     tasks.push(tokio::spawn(speak::speak(client.clone(), id, known, sayings, tell_state, told)));
-    tasks.push(tokio::spawn(speak::answer(client, ask.clone())));
-    let sending = receiver.map(|r| r.start(started, ask.clone()));
+    tasks.push(tokio::spawn(speak::answer(client, thread.sender())));
+    let sending = receiver.map(|r| r.start(started, thread.sender()));
     let bounds = daemon::Bounds::new(shares.http);
-    let serve = |l| tokio::spawn(daemon::serve(l, ask.clone(), bounds, Arc::clone(&connections)));
+    let answers = thread.answers(&config);
+    let serve = |l| tokio::spawn(daemon::serve(l, answers, bounds, Arc::clone(&connections)));
     tasks.extend(listener.map(serve));
     let settings = Reload::new(&config, TAKEN_OVER);
-    daemon::attend(signals, &ask, &owner, &connections, settings, reload, async || Ok(())).await?;
+    daemon::attend(signals, &thread, &connections, settings, reload, async || Ok(())).await?;
     tasks.into_iter().for_each(|t| t.abort());
     if let Some(sending) = sending {
         sending.end().await;
     }
-    daemon::end(&ask, owner).await
+    thread.end()
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use super::{Question, Reply, Say, Told, Verdict, keep};
 use crate::cluster::message::VERSION;
 use crate::cluster::subject;
 use crate::model::{FindingEvent, FindingId};
-use crate::runtime::daemon::{self, Asked};
+use crate::runtime::daemon::{self, Asked, Lane, StateSender};
 use async_nats::Client;
 use async_nats::connection::State;
 use async_nats::jetstream;
@@ -20,7 +20,7 @@ use prost::Message as _;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Sender, SyncSender};
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::watch;
@@ -224,7 +224,7 @@ pub(super) async fn speak(
 }
 
 /// Answers readers: each analyser for the partitions it speaks for.
-pub(super) async fn answer(client: Client, ask: SyncSender<Asked>) {
+pub(super) async fn answer(client: Client, state: StateSender) {
     let Ok(mut questions) = client.subscribe(format!("{}.read.>", subject::ROOT)).await else { return };
     let snapshot = format!("{}.read.snapshot", subject::ROOT);
     while let Some(m) = questions.next().await {
@@ -232,12 +232,14 @@ pub(super) async fn answer(client: Client, ask: SyncSender<Asked>) {
         let answer = if m.subject.as_str() == snapshot {
             // Who asks for what is not known here hears nothing.
             let Some(q) = Question::read(&m.payload) else { continue };
-            match daemon::ask(&ask, |reply| Asked::Glance { question: Box::new(q), reply }).await {
+            match daemon::ask(&state, Lane::Trusted, |reply| Asked::Glance { question: Box::new(q), reply })
+                .await
+            {
                 Some(answer) => serde_json::to_vec(&*answer),
                 None => continue,
             }
         } else {
-            match daemon::ask(&ask, Asked::Cluster).await {
+            match daemon::ask(&state, Lane::Trusted, Asked::Cluster).await {
                 Some(reply) => serde_json::to_vec(&*reply),
                 None => serde_json::to_vec(&Reply::default()),
             }

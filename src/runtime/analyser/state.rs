@@ -13,11 +13,13 @@ use crate::model::{
     Change, CloseReason, CommId, Finding, FindingEvent, FindingId, Kind, Liveness, SegmentId, Track,
 };
 use crate::runtime::Monitor;
-use crate::runtime::daemon::{Asked, Connections, Costs, Outgoing, node};
+use crate::runtime::daemon::{
+    Asked, Connections, Costs, Heartbeat, Message, Outgoing, Received, Rendered, StateReceiver, node,
+};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
@@ -42,8 +44,6 @@ const ASKED_AT_ONCE: usize = 64;
 const ASKED_TIMES: u32 = 3;
 /// Operations remembered as asked for.
 const ASKED: usize = 4096;
-/// A state that has not looked for so long is not ready.
-const STALE: Duration = Duration::from_secs(5);
 /// How often a node of which messages are missing is asked to tell all, and how many are meanwhile.
 const AGAIN_EVERY: Duration = Duration::from_secs(10);
 const AGAIN: usize = 256;
@@ -106,7 +106,7 @@ pub struct State {
     /// Nodes that were asked to tell all, and when.
     asked_again: BTreeMap<String, Instant>,
     told_at: Option<Instant>,
-    looked: Option<Instant>,
+    heartbeat: Arc<Heartbeat>,
     /// When somebody last asked for a screen.
     glanced: Option<Instant>,
     pub(super) partitions: BTreeSet<u32>,
@@ -144,7 +144,7 @@ impl State {
             detailed: BTreeMap::new(),
             asked_again: BTreeMap::new(),
             told_at: None,
-            looked: None,
+            heartbeat: Arc::new(Heartbeat::new()),
             glanced: None,
             partitions: BTreeSet::from([ONLY]),
             known,
@@ -166,12 +166,16 @@ impl State {
         self.costs.connections()
     }
 
+    /// The signs of life of the thread that will own it.
+    pub(super) fn heartbeat(&self) -> Arc<Heartbeat> {
+        Arc::clone(&self.heartbeat)
+    }
+
     /// Looks, and answers in between, until it is asked to end.
-    pub(super) fn run(mut self, questions: &Receiver<Asked>, told: &Receiver<Told>) {
+    pub(super) fn run(mut self, queue: &StateReceiver, told: &Receiver<Told>) {
         loop {
             let began = Instant::now();
             let events = self.monitor.step(now_ns());
-            self.looked = Some(Instant::now());
             if self.glanced.is_some_and(|t| t.elapsed() < GLANCED) {
                 self.pace.look(self.monitor.join(), now_ns());
             }
@@ -185,18 +189,33 @@ impl State {
             self.costs.looked(took);
             // While more waits than could be read at once there is no pause, but for questions.
             let pause = if self.monitor.source().is_behind() { Duration::ZERO } else { PAUSE.max(took / 2) };
-            let until = Instant::now() + pause;
-            loop {
-                match questions.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                    Ok(Asked::End) | Err(RecvTimeoutError::Disconnected) => {
-                        if let Some(o) = &self.outgoing {
-                            o.say_unsent();
-                        }
-                        return;
+            self.heartbeat.passed(true);
+            if !self.rest(queue, Instant::now() + pause) {
+                return;
+            }
+        }
+    }
+
+    /// Answers until the next pass is due; false when the state is asked to end.
+    fn rest(&mut self, queue: &StateReceiver, until: Instant) -> bool {
+        loop {
+            self.heartbeat.rests_until(until);
+            let received = queue.receive(until);
+            self.heartbeat.works();
+            match received {
+                Received::Message(Message::End) => {
+                    if let Some(o) = &self.outgoing {
+                        o.say_unsent();
                     }
-                    Ok(asked) => self.answer(asked),
-                    Err(RecvTimeoutError::Timeout) => break,
+                    return false;
                 }
+                Received::Message(message) => self.take(message),
+                Received::Asked(asked) => self.answer(asked),
+                Received::Nothing => return true,
+            }
+            // Readers that ask without a pause must not keep it from reading.
+            if Instant::now() >= until {
+                return true;
             }
         }
     }
@@ -584,33 +603,38 @@ impl State {
                 s.findings.retain(|f| f.open);
                 drop(reply.send(Box::new(s)));
             }
-            Asked::Metrics { accept, reply } => {
+            Asked::Metrics { format, reply } => {
+                let began = Instant::now();
                 let (own, analysis) = (self.own(), self.analysis());
-                let said = self.metrics.render_analysis(&analysis, &own, accept.as_deref());
-                drop(reply.send(said.map_err(|e| e.to_string())));
+                let written = self.metrics.render_analysis(&analysis, &own, format);
+                drop(reply.send(Rendered::new(written, began.elapsed())));
             }
             Asked::Families(reply) => {
                 let (own, analysis) = (self.own(), self.analysis());
                 drop(reply.send(self.metrics.gather_analysis(&analysis, &own)));
-            }
-            Asked::Ready(reply) => drop(reply.send(self.looked.is_some_and(|t| t.elapsed() < STALE))),
-            Asked::Settings(new) => {
-                self.monitor.set(new.detect);
-                self.monitor.source_mut().reader_mut().set_silent(new.cluster.silent());
-                self.config = *new;
             }
             Asked::Batch(reply) => {
                 if let Some(o) = &mut self.outgoing {
                     o.hand_out(reply);
                 }
             }
-            Asked::GiveBack(batch) => {
+        }
+    }
+
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Settings(new) => {
+                self.monitor.set(new.detect);
+                self.monitor.source_mut().reader_mut().set_silent(new.cluster.silent());
+                self.config = *new;
+            }
+            Message::GiveBack(batch) => {
                 if let Some(o) = &mut self.outgoing {
                     o.take_back(*batch);
                 }
             }
-            // What only agents do.
-            Asked::Wish(_) | Asked::Refresh | Asked::Ended | Asked::End => {}
+            // What only agents do, and the end, which is for the loop above.
+            Message::Wish(_) | Message::Refresh | Message::Ended | Message::End => {}
         }
     }
 }

@@ -1,19 +1,42 @@
-//! What the thread that owns a daemon's state can be asked, and how.
+//! What the thread that owns a daemon's state can be asked and told, and how.
 
+use super::state_queue::{Lane, StateSender};
 use crate::cluster::message::Wish;
 use crate::config::Config;
 use crate::export::metrics::Family;
 use crate::export::otlp::Batch;
+use crate::export::prometheus::Format;
 use crate::model::Snapshot;
 use crate::runtime::analyser::{Answer, Question, Reply};
-use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// The longest that an answer may take.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What the state can be asked and told.
+/// Metrics as they were written for a scraper.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::runtime) struct Rendered {
+    /// The content type.
+    pub(in crate::runtime) content_type: String,
+    /// The body.
+    pub(in crate::runtime) body: bytes::Bytes,
+    /// How long the thread that owns the state took for them.
+    pub(in crate::runtime) took: Duration,
+}
+
+impl Rendered {
+    /// What was written in so much time, or why it was not.
+    pub(in crate::runtime) fn new(
+        written: Result<(String, Vec<u8>), impl std::fmt::Display>,
+        took: Duration,
+    ) -> Result<Self, String> {
+        let (content_type, body) = written.map_err(|e| e.to_string())?;
+        Ok(Rendered { content_type, body: body.into(), took })
+    }
+}
+
+/// What the state can be asked.
 #[derive(Debug)]
 pub(in crate::runtime) enum Asked {
     /// Everything for a screen, of one user's jobs or of all.
@@ -23,19 +46,17 @@ pub(in crate::runtime) enum Asked {
         /// Where the answer goes.
         reply: oneshot::Sender<Box<Snapshot>>,
     },
-    /// Metrics in the format that an Accept header asks for: content type and body, or why there are none.
+    /// Metrics in a format, or why there are none.
     Metrics {
-        /// The header.
-        accept: Option<String>,
+        /// The format.
+        format: Format,
         /// Where the answer goes.
-        reply: oneshot::Sender<Result<(String, Vec<u8>), String>>,
+        reply: oneshot::Sender<Result<Rendered, String>>,
     },
     /// Metrics to be sent by OTLP.
     Families(oneshot::Sender<Vec<Family>>),
     /// Spans and log records that wait to be sent.
     Batch(oneshot::Sender<Box<Batch>>),
-    /// Those that could not be sent.
-    GiveBack(Box<Batch>),
     /// What is known of the cluster.
     Cluster(oneshot::Sender<Box<Reply>>),
     /// The same for a screen: what a reader looks at.
@@ -45,11 +66,30 @@ pub(in crate::runtime) enum Asked {
         /// Where the answer goes.
         reply: oneshot::Sender<Box<Answer>>,
     },
-    /// Whether it reads.
-    Ready(oneshot::Sender<bool>),
-    /// An analyser's wish.
+}
+
+impl Asked {
+    /// True when nobody waits for the answer any more.
+    pub(super) fn is_given_up(&self) -> bool {
+        match self {
+            Asked::Snapshot { reply, .. } => reply.is_closed(),
+            Asked::Metrics { reply, .. } => reply.is_closed(),
+            Asked::Families(reply) => reply.is_closed(),
+            Asked::Batch(reply) => reply.is_closed(),
+            Asked::Cluster(reply) => reply.is_closed(),
+            Asked::Glance { reply, .. } => reply.is_closed(),
+        }
+    }
+}
+
+/// What the state is told by other tasks of its process; no answer is expected.
+#[derive(Debug)]
+pub(in crate::runtime) enum Message {
+    /// Spans and log records that could not be sent.
+    GiveBack(Box<Batch>),
+    /// An analyser's request.
     Wish(Box<Wish>),
-    /// Who listens on the bus may know nothing yet.
+    /// Readers of the bus may know nothing yet.
     Refresh,
     /// A followed process has ended.
     Ended,
@@ -59,32 +99,15 @@ pub(in crate::runtime) enum Asked {
     End,
 }
 
-/// Asks, without waiting for room; false when there is none, or nobody to be asked.
-pub(in crate::runtime) fn send(to: &SyncSender<Asked>, asked: Asked) -> bool {
-    try_send(to, asked).is_ok()
-}
-
-/// The same; gives back what there was no room for.
-pub(in crate::runtime) fn try_send(to: &SyncSender<Asked>, asked: Asked) -> Result<(), Option<Asked>> {
-    to.try_send(asked).map_err(|e| match e {
-        TrySendError::Full(asked) => Some(asked),
-        TrySendError::Disconnected(_) => None,
-    })
-}
-
 /// Asks and waits for the answer; absent when it does not come in time.
 pub(in crate::runtime) async fn ask<T>(
-    to: &SyncSender<Asked>,
+    to: &StateSender,
+    lane: Lane,
     question: impl FnOnce(oneshot::Sender<T>) -> Asked,
 ) -> Option<T> {
     let (reply, answer) = oneshot::channel();
-    if !send(to, question(reply)) {
+    if !to.ask(lane, question(reply)) {
         return None;
     }
     tokio::time::timeout(PATIENCE, answer).await.ok()?.ok()
-}
-
-/// True when the state answers.
-pub(in crate::runtime) async fn alive(to: &SyncSender<Asked>) -> bool {
-    ask(to, Asked::Ready).await.is_some()
 }

@@ -5,29 +5,38 @@ mod attend;
 mod connections;
 mod descriptors;
 mod error;
+mod heartbeat;
 mod http;
+mod http_connections;
 mod lost;
 mod otlp;
 mod outgoing;
 mod own;
 mod reload;
+mod shared_metrics;
+mod state_queue;
+mod state_thread;
+mod tcp_peer;
 
-pub(super) use asked::{Asked, alive, ask, send, try_send};
-pub(super) use attend::{attend, end};
+pub(super) use asked::{Asked, Message, Rendered, ask};
+pub(super) use attend::attend;
 pub(super) use connections::{Closed, ClosedReport, Connections, is_exhausted};
 pub(super) use descriptors::raise as raise_descriptors;
 pub use error::Error;
-pub(super) use http::{Bounds, serve};
+pub(super) use heartbeat::Heartbeat;
+pub(super) use http::{Answers, serve};
+pub(super) use http_connections::Bounds;
 pub(super) use otlp::Sender;
 pub(super) use outgoing::Outgoing;
 pub(super) use own::Costs;
 pub(super) use reload::Reload;
+pub(super) use state_queue::{Lane, Received, StateReceiver, StateSender};
+pub(super) use state_thread::StateThread;
 
 use super::EndsToCome;
 use crate::config::Config;
 use crate::ingest::Ends;
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
 use tokio::net::TcpListener;
 use tracing::{info, warn};
 
@@ -38,12 +47,11 @@ pub(super) fn node(config: &Config) -> String {
 }
 
 /// Tells the state whenever a followed process has ended.
-pub(super) async fn tell_ends(ends: Arc<Ends>, ask: SyncSender<Asked>) {
+pub(super) async fn tell_ends(ends: Arc<Ends>, state: StateSender) {
     let Ok(ends) = EndsToCome::new(ends) else { return };
     loop {
         ends.next().await;
-        // Where there is no room the state is about to look anyway.
-        send(&ask, Asked::Ended);
+        state.send(Message::Ended);
     }
 }
 

@@ -5,9 +5,8 @@ use super::Outgoing;
 use crate::config::Config;
 use crate::export::otlp::{Error, Exporter, Settings};
 use crate::ingest::unix_ns;
-use crate::runtime::daemon::{self, Asked};
+use crate::runtime::daemon::{self, Asked, Lane, Message, StateSender};
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -52,9 +51,9 @@ impl Sender {
 
     /// Begins to send.
     #[expect(clippy::disallowed_methods, reason = "here is where tasks are spawned")]
-    pub(in crate::runtime) fn start(self, started_unix_ns: u64, ask: SyncSender<Asked>) -> Sending {
+    pub(in crate::runtime) fn start(self, started_unix_ns: u64, state: StateSender) -> Sending {
         let (stop, stopped) = watch::channel(false);
-        let task = tokio::spawn(send(self.exporter, self.settings, started_unix_ns, ask, stopped));
+        let task = tokio::spawn(send(self.exporter, self.settings, started_unix_ns, state, stopped));
         Sending { task, stop }
     }
 }
@@ -90,7 +89,7 @@ async fn send(
     exporter: Arc<Exporter>,
     settings: Settings,
     started_unix_ns: u64,
-    ask: SyncSender<Asked>,
+    state: StateSender,
     mut stop: watch::Receiver<bool>,
 ) {
     let every = Duration::from_millis(settings.metrics_interval_ms);
@@ -98,10 +97,10 @@ async fn send(
     let mut pause = AGAIN.0;
     let mut trouble = Trouble::default();
     while !*stop.borrow() {
-        let sent = spans(&exporter, &ask, &mut trouble).await;
+        let sent = spans(&exporter, &state, &mut trouble).await;
         if !every.is_zero() && Instant::now() >= due {
             due = Instant::now() + every;
-            if let Some(families) = daemon::ask(&ask, Asked::Families).await {
+            if let Some(families) = daemon::ask(&state, Lane::Trusted, Asked::Families).await {
                 trouble.tell(exporter.metrics(&families, started_unix_ns, unix_ns()).await.err());
             }
         }
@@ -120,7 +119,7 @@ async fn send(
         // Who tells to stop and who went away mean the same.
         tokio::time::timeout(wait, stop.changed()).await.ok();
     }
-    while let Sent::All = spans(&exporter, &ask, &mut trouble).await {}
+    while let Sent::All = spans(&exporter, &state, &mut trouble).await {}
 }
 
 enum Sent {
@@ -129,8 +128,8 @@ enum Sent {
     GivenBack,
 }
 
-async fn spans(exporter: &Exporter, ask: &SyncSender<Asked>, trouble: &mut Trouble) -> Sent {
-    let Some(batch) = daemon::ask(ask, Asked::Batch).await.filter(|b| !b.is_empty()) else {
+async fn spans(exporter: &Exporter, state: &StateSender, trouble: &mut Trouble) -> Sent {
+    let Some(batch) = daemon::ask(state, Lane::Trusted, Asked::Batch).await.filter(|b| !b.is_empty()) else {
         return Sent::Nothing;
     };
     match exporter.send(*batch).await {
@@ -143,13 +142,7 @@ async fn spans(exporter: &Exporter, ask: &SyncSender<Asked>, trouble: &mut Troub
             if back.is_empty() {
                 return Sent::All;
             }
-            // A state that has no room just now has some in a moment.
-            let mut asked = Asked::GiveBack(Box::new(back));
-            while let Err(again) = daemon::try_send(ask, asked) {
-                let Some(again) = again else { break };
-                asked = again;
-                tokio::time::sleep(IDLE).await;
-            }
+            state.send(Message::GiveBack(Box::new(back)));
             Sent::GivenBack
         }
     }

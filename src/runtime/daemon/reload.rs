@@ -1,8 +1,7 @@
 //! What the log says of settings that were read again.
 
-use super::{Asked, send};
+use super::{Message, StateSender};
 use crate::config::{self, Change, Config};
-use std::sync::mpsc::SyncSender;
 use tracing::{error, info, warn};
 
 /// The settings that a daemon runs with.
@@ -29,11 +28,7 @@ impl Reload {
     }
 
     /// Hands settings that were read again to the state, and logs what becomes of them.
-    pub(in crate::runtime) fn reload(
-        &mut self,
-        read: Result<Config, config::Error>,
-        ask: &SyncSender<Asked>,
-    ) {
+    pub(in crate::runtime) fn reload(&mut self, read: Result<Config, config::Error>, state: &StateSender) {
         let new = match read {
             Ok(new) => new,
             Err(e) => {
@@ -41,10 +36,8 @@ impl Reload {
                 return;
             }
         };
-        if !send(ask, Asked::Settings(Box::new(new.clone()))) {
-            error!("the settings stay as they were: the state is busy; reload again");
-            return;
-        }
+        // A state that has ended takes nothing over, and its daemon ends with it.
+        state.send(Message::Settings(Box::new(new.clone())));
         match self.changes(&new) {
             Ok(changes) => changes.log(),
             Err(e) => error!("the settings were taken over, and cannot be compared: {e}"),
