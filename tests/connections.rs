@@ -6,7 +6,8 @@ mod support;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -89,6 +90,44 @@ fn a_connection_carries_one_request() {
     let answer = String::from_utf8(wait_for_end(s)).unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("ok\n"), "{answer}");
     assert!(answer.contains("connection: close\r\n"), "{answer}");
+}
+
+#[test]
+fn a_port_that_somebody_else_has_keeps_the_agent_from_nothing_but_http() {
+    let room = Room::new();
+    let thief = TcpListener::bind("127.0.0.1:0").unwrap();
+    let agent = Agent::without_port(&room, &[], &thief.local_addr().unwrap().to_string());
+    agent.says("without metrics and probes until it is free");
+    let players = Players::start(&room, Play::of("missing-rank").hold(60));
+    assert_missing_rank(&findings(&diagnosed(&room)));
+    agent.says("it is tried again in 2 s");
+    drop(thief);
+    agent.says("listening on http://");
+    assert_eq!(agent.get("/readyz"), (200, "ok\n".to_owned()));
+    assert!(agent.sum("ringwatch_agent_listen_failures_total") >= 2.0);
+    drop(players);
+    assert_eq!(agent.end().1, Some(0));
+}
+
+#[test]
+fn a_socket_of_the_service_manager_is_served_and_no_other_program_gets_it() {
+    let room = Room::new();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = port.local_addr().unwrap().to_string();
+    // As systemd does it: the socket is descriptor 3 of the process that LISTEN_PID names.
+    let commands = format!("exec 3<&{} && export LISTEN_FDS=1 LISTEN_PID=$$ &&", port.as_raw_fd());
+    rustix::io::fcntl_setfd(&port, rustix::io::FdFlags::empty()).unwrap();
+    let agent = Agent::prepared(&room, Path::new(support::PROGRAM), &commands, &[]);
+    rustix::io::fcntl_setfd(&port, rustix::io::FdFlags::CLOEXEC).unwrap();
+    assert_eq!(agent.address, address);
+    until("it is ready", || (agent.get("/readyz").0 == 200).then_some(()));
+    let info = fs::read_to_string(format!("/proc/{}/fdinfo/3", agent.child.id())).unwrap();
+    let flags = info.lines().find_map(|l| l.strip_prefix("flags:")).unwrap();
+    let flags = u32::from_str_radix(flags.trim(), 8).unwrap();
+    assert_ne!(flags & libc::O_CLOEXEC as u32, 0, "{info}");
+    assert_eq!(agent.end().1, Some(0));
+    // Connections wait while there is no agent.
+    drop(TcpStream::connect(&address).unwrap());
 }
 
 #[test]

@@ -100,7 +100,8 @@ impl Default for FindingSettings {
 #[serde(default, deny_unknown_fields)]
 pub struct HttpSettings {
     /// Address and port for `/metrics`, `/livez` and `/readyz`; null: no server. It has no authentication: keep it on
-    /// the loopback or behind what has.
+    /// the loopback or behind what has. A socket of the service manager comes first; an address that is taken is tried
+    /// again, while everything else runs.
     pub listen: Option<SocketAddr>,
 }
 

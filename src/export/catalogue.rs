@@ -335,6 +335,8 @@ catalogue! {
         "Time the agent spent taking in what was new and judging it.";
     AGENT_CONNECTIONS_CLOSED = Counter "ringwatch_agent_connections_closed" None, ["node", "server", "reason"],
         "Connections to the agent that were closed or refused before they were served; server is http or socket.";
+    AGENT_LISTEN_FAILURES = Counter "ringwatch_agent_listen_failures" None, ["node"],
+        "Attempts of the agent to listen on http.listen that failed, since the address was taken; none where systemd holds the port.";
     LOST_EXPORTS = Counter "ringwatch_lost_exports" None, ["node", "signal", "reason"],
         "What was not exported: operations nobody took in time, spans and log records, by reason.";
     SENT = Counter "ringwatch_exported" None, ["node", "signal"],

@@ -13,6 +13,7 @@ use std::process::{Child, Command, Stdio};
 use support::{PROGRAM, Room, Said, run, skipped, until};
 
 const UNIT: &str = include_str!("../../config/deploy/ringwatch-agent.service");
+const SOCKET: &str = include_str!("../../config/deploy/ringwatch-agent.socket");
 
 /// The values of a key, in their order.
 fn values(key: &str) -> Vec<&'static str> {
@@ -44,9 +45,16 @@ fn systemd_accepts_every_line() {
     let room = Room::new();
     let path = room.path("ringwatch-agent.service");
     fs::write(&path, UNIT.replace("/usr/bin/ringwatch", PROGRAM)).unwrap();
-    let verified = run(room.command("systemd-analyze").args(["verify", "--man=no"]).arg(&path));
-    // What it does not know it ignores, says so, and succeeds.
-    assert_eq!((verified.code, verified.out.as_str(), verified.err.as_str()), (Some(0), "", ""));
+    let verify = |path: &Path| {
+        let verified = run(room.command("systemd-analyze").args(["verify", "--man=no"]).arg(path));
+        // What it does not know it ignores, says so, and succeeds.
+        assert_eq!((verified.code, verified.out.as_str(), verified.err.as_str()), (Some(0), "", ""));
+    };
+    verify(&path);
+    let socket = room.path("ringwatch-agent.socket");
+    fs::write(&socket, SOCKET).unwrap();
+    verify(&socket);
+    verify(&path);
     // Of ten; 9.6 is a service without a sandbox.
     let exposed = ["security", "--offline=yes", "--no-pager", "--threshold=40"];
     let secure = run(room.command("systemd-analyze").args(exposed).arg(&path));
@@ -74,6 +82,10 @@ DefaultDependencies=no
 [Service]
 StandardOutput=file:/run/shared/agent.out
 StandardError=file:/run/shared/agent.err
+";
+/// Added to the socket, which belongs to a target that is not started here.
+const PORT: &str = "[Unit]
+DefaultDependencies=no
 ";
 const RANK: &str = "[Unit]
 DefaultDependencies=no
@@ -169,6 +181,8 @@ fn files(room: &Room, at: &Path, py_spy: &Path) {
         ("test.target", TARGET),
         ("ringwatch-agent.service", UNIT),
         ("ringwatch-agent.service.d/test.conf", AGENT),
+        ("ringwatch-agent.socket", SOCKET),
+        ("ringwatch-agent.socket.d/test.conf", PORT),
         ("rank@.service", RANK),
         ("rank@2.service.d/container.conf", CONTAINER),
         ("rank@3.service.d/container.conf", CONTAINER),
@@ -177,6 +191,34 @@ fn files(room: &Room, at: &Path, py_spy: &Path) {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
+}
+
+fn stop(machine: &Machine) {
+    let stopped = machine.run(&["systemctl", "stop", "ringwatch-agent"]);
+    assert_eq!(stopped.code, Some(0), "{}", stopped.err);
+}
+
+/// Takes the port, as whoever it runs as.
+const TAKE: &str = "import socket, sys
+try:
+    socket.create_server(('127.0.0.1', 9478))
+except OSError as e:
+    sys.exit(e.strerror)";
+/// Scrapes once.
+const SCRAPE: &str = "import urllib.request
+print(urllib.request.urlopen('http://127.0.0.1:9478/metrics', timeout=60).read().decode())";
+
+/// Asserts that no user gets the agent's port while it is stopped, and that a scrape waits for the agent.
+fn assert_port_is_held(machine: &Machine) {
+    machine.writes("agent.err", "a socket of the service manager");
+    stop(machine);
+    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    let taken = machine.run(&[&nobody[..], &["/usr/bin/python3", "-c", TAKE]].concat());
+    assert!(taken.code == Some(1) && taken.err.contains("Address already in use"), "{}", taken.err);
+    let scraped = machine.run(&["/usr/bin/python3", "-c", SCRAPE]);
+    assert!(scraped.out.contains("ringwatch_agent_listen_failures_total{"), "{}", scraped.err);
+    let active = machine.run(&["systemctl", "is-active", "ringwatch-agent"]);
+    assert_eq!(active.out, "active\n");
 }
 
 #[test]
@@ -222,8 +264,8 @@ fn systemd_runs_the_agent_and_the_sandbox_hides_no_job_from_it() {
     machine.writes("agent.err", "the settings were read again");
     let active = machine.run(&["systemctl", "is-active", "ringwatch-agent"]);
     assert_eq!(active.out, "active\n");
-    let stopped = machine.run(&["systemctl", "stop", "ringwatch-agent"]);
-    assert_eq!(stopped.code, Some(0), "{}", stopped.err);
+    assert_port_is_held(&machine);
+    stop(&machine);
     let show = ["systemctl", "show", "--property=Result,NRestarts,ActiveState", "ringwatch-agent"];
     let shown = machine.run(&show).out;
     for line in ["Result=success", "NRestarts=0", "ActiveState=inactive"] {

@@ -50,20 +50,33 @@ impl Agent {
         Self::run(&mut room.ringwatch(set.iter().chain(more)))
     }
 
+    /// One that may not listen yet: its address is that of the settings.
+    pub(crate) fn without_port(room: &Room, more: &[&str], address: &str) -> Self {
+        let listen = format!("http.listen={address}");
+        let more = more.iter().copied().chain(["--set", &listen]).map(str::to_owned);
+        let mut agent = Self::spawn(&mut room.ringwatch(arguments(room).into_iter().chain(more)));
+        address.clone_into(&mut agent.address);
+        agent
+    }
+
     fn run(command: &mut Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
-        let pipe = BufReader::new(child.stderr.take().expect("a pipe"));
-        let (said, err) = mpsc::channel();
-        // Read all the time, so that a full pipe holds nobody up.
-        std::thread::spawn(move || pipe.lines().map_while(Result::ok).try_for_each(|l| said.send(l)));
-        let out = Some(drain(child.stdout.take()));
-        let mut agent = Agent { child, address: String::new(), err, out };
+        let mut agent = Self::spawn(command);
         let line = agent.says("listening on http://");
         let rest = line.split_once("http://").map_or("", |(_, rest)| rest);
         // In JSON more follows.
         let address = rest.trim_end_matches(|c: char| !c.is_ascii_digit());
         agent.address = address.split('"').next().unwrap_or_default().to_owned();
         agent
+    }
+
+    fn spawn(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+        let pipe = BufReader::new(child.stderr.take().expect("a pipe"));
+        let (said, err) = mpsc::channel();
+        // Read all the time, so that a full pipe holds nobody up.
+        std::thread::spawn(move || pipe.lines().map_while(Result::ok).try_for_each(|l| said.send(l)));
+        let out = Some(drain(child.stdout.take()));
+        Agent { child, address: String::new(), err, out }
     }
 
     /// Status and body of a GET.

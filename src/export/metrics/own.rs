@@ -31,6 +31,8 @@ pub struct Own {
     pub poll_seconds: f64,
     /// Connections that were closed or refused before they were served, by server and reason.
     pub connections_closed: BTreeMap<(&'static str, &'static str), u64>,
+    /// Attempts to listen for HTTP that failed.
+    pub listen_failures: u64,
     /// What it sent away.
     pub exported: Vec<Exported>,
     /// What it does with its bus, where it has one.
@@ -67,6 +69,7 @@ impl Own {
         for ((server, reason), n) in &self.connections_closed {
             out.number(c::AGENT_CONNECTIONS_CLOSED, &[&self.node, server, reason], *n as f64);
         }
+        out.number(c::AGENT_LISTEN_FAILURES, &node, self.listen_failures as f64);
         out.number(c::SERIES, &node, series as f64);
         out.number(c::FOLDED, &node, folded as f64);
         let operations = [&*self.node, "operations", "nobody took them in time"];

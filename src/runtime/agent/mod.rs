@@ -46,11 +46,13 @@ pub async fn run(
     reload: impl Fn() -> Result<Config, config::Error>,
     told: impl FnMut(&FindingEvent) + Send + 'static,
 ) -> Result<(), Error> {
+    let inherited = daemon::inherited_sockets();
     let shares = daemon::raise_descriptors();
     let signals = Signals::new()?;
     // Who reads that it listens finds the socket too.
     let gate = socket::Gate::bind(&config.socket).await?;
-    let listener = daemon::listen(&config).await?;
+    let connections = state.connections();
+    let port = daemon::HttpPort::open(&config, inherited, &connections)?;
     let receiver = daemon::Sender::new(&config, "ringwatch", daemon::node(&config))?;
     if let Some(receiver) = &receiver {
         state.trace_to(receiver.outgoing());
@@ -62,12 +64,11 @@ pub async fn run(
     state.sample()?;
     let ends = state.ends();
     let started = state.started_unix_ns();
-    let connections = state.connections();
     let thread = StateThread::start(state.heartbeat(), move |queue| state.run(queue, told))?;
     let sender = thread.sender();
     let bounds = daemon::Bounds::new(shares.http);
     let answers = thread.answers(&config);
-    let http = listener.map(|l| tokio::spawn(daemon::serve(l, answers, bounds, Arc::clone(&connections))));
+    let http = port.map(|p| tokio::spawn(p.serve(answers, bounds, Arc::clone(&connections))));
     let door = gate.map(|g| tokio::spawn(g.serve(sender.clone(), shares.socket, Arc::clone(&connections))));
     let watching = ends.map(|e| tokio::spawn(daemon::tell_ends(e, sender.clone())));
     let sending = receiver.map(|r| r.start(started, sender.clone()));

@@ -269,9 +269,9 @@ pub async fn run(
     reload: impl Fn() -> Result<Config, config::Error>,
     told: impl FnMut(&FindingEvent) + Send + 'static,
 ) -> Result<(), Error> {
+    let inherited = daemon::inherited_sockets();
     let shares = daemon::raise_descriptors();
     let signals = Signals::new()?;
-    let listener = daemon::listen(&config).await?;
     let settings = config.cluster.clone();
     let node = daemon::node(&config);
     let id = run_id(&node);
@@ -288,13 +288,14 @@ pub async fn run(
         say,
         partitions,
     );
+    let connections = state.connections();
+    let port = daemon::HttpPort::open(&config, inherited, &connections)?;
     // A name of its own: what an agent of this host sends is another instance's.
     let receiver = daemon::Sender::new(&config, "ringwatch-analyser", node)?;
     if let Some(receiver) = &receiver {
         state.send_to(receiver.outgoing());
     }
     let started = state.started_unix_ns();
-    let connections = state.connections();
     let mut subscriptions = Vec::new();
     for topic in ["comm.>", "node.>", "part.>"] {
         let heard = client.subscribe(format!("{}.{topic}", subject::ROOT)).await;
@@ -311,8 +312,7 @@ pub async fn run(
     let sending = receiver.map(|r| r.start(started, thread.sender()));
     let bounds = daemon::Bounds::new(shares.http);
     let answers = thread.answers(&config);
-    let serve = |l| tokio::spawn(daemon::serve(l, answers, bounds, Arc::clone(&connections)));
-    tasks.extend(listener.map(serve));
+    tasks.extend(port.map(|p| tokio::spawn(p.serve(answers, bounds, Arc::clone(&connections)))));
     let settings = Reload::new(&config, TAKEN_OVER);
     daemon::attend(signals, &thread, &connections, settings, reload, async || Ok(())).await?;
     tasks.into_iter().for_each(|t| t.abort());

@@ -1,4 +1,5 @@
-//! Connections that were closed or refused before they were served: how many, why, and a line in the log.
+//! Connections that were closed or refused before they were served, and ports that could not be had: how many, why, and a
+//! line in the log.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -44,17 +45,30 @@ const NAMES: [(Closed, &str, &str); 8] = [
 
 /// Counters of all reasons.
 #[derive(Debug, Default)]
-pub(in crate::runtime) struct Connections([AtomicU64; NAMES.len()]);
+pub(in crate::runtime) struct Connections {
+    closed: [AtomicU64; NAMES.len()],
+    listen_failures: AtomicU64,
+}
 
 impl Connections {
     /// Counts one.
     pub(in crate::runtime) fn closed(&self, why: Closed) {
-        self.0[why as usize].fetch_add(1, Ordering::Relaxed);
+        self.closed[why as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts an attempt to listen that failed.
+    pub(in crate::runtime) fn listen_failed(&self) {
+        self.listen_failures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Attempts to listen that failed.
+    pub(in crate::runtime) fn listen_failures(&self) -> u64 {
+        self.listen_failures.load(Ordering::Relaxed)
     }
 
     /// All counts, by server and reason.
     pub(in crate::runtime) fn counts(&self) -> BTreeMap<(&'static str, &'static str), u64> {
-        NAMES.iter().zip(&self.0).map(|((_, s, r), n)| ((*s, *r), n.load(Ordering::Relaxed))).collect()
+        NAMES.iter().zip(&self.closed).map(|((_, s, r), n)| ((*s, *r), n.load(Ordering::Relaxed))).collect()
     }
 }
 

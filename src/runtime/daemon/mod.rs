@@ -8,6 +8,7 @@ mod error;
 mod heartbeat;
 mod http;
 mod http_connections;
+mod http_port;
 mod lost;
 mod otlp;
 mod outgoing;
@@ -24,8 +25,9 @@ pub(super) use connections::{Closed, ClosedReport, Connections, is_exhausted};
 pub(super) use descriptors::raise as raise_descriptors;
 pub use error::Error;
 pub(super) use heartbeat::Heartbeat;
-pub(super) use http::{Answers, serve};
+pub(super) use http::Answers;
 pub(super) use http_connections::Bounds;
+pub(super) use http_port::{HttpPort, inherited_sockets};
 pub(super) use otlp::Sender;
 pub(super) use outgoing::Outgoing;
 pub(super) use own::Costs;
@@ -37,8 +39,7 @@ use super::EndsToCome;
 use crate::config::Config;
 use crate::ingest::Ends;
 use std::sync::Arc;
-use tokio::net::TcpListener;
-use tracing::{info, warn};
+use tracing::warn;
 
 /// The name of this node, in metrics, in OTLP and on the bus.
 pub(super) fn node(config: &Config) -> String {
@@ -53,14 +54,6 @@ pub(super) async fn tell_ends(ends: Arc<Ends>, state: StateSender) {
         ends.next().await;
         state.send(Message::Ended);
     }
-}
-
-/// The port for HTTP, where one is wanted.
-pub(super) async fn listen(config: &Config) -> Result<Option<TcpListener>, Error> {
-    let Some(address) = config.http.listen else { return Ok(None) };
-    let listener = TcpListener::bind(address).await.map_err(|why| Error::Listen { address, why })?;
-    info!("listening on http://{}", listener.local_addr()?);
-    Ok(Some(listener))
 }
 
 /// Tells the service manager, if there is one; without one there is nobody to tell.

@@ -60,6 +60,7 @@ impl Costs {
             polls: self.polls,
             poll_seconds: self.reading.as_secs_f64(),
             connections_closed: self.connections.counts(),
+            listen_failures: self.connections.listen_failures(),
             exported: Vec::new(),
             bus: None,
         }
