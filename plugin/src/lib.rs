@@ -16,6 +16,7 @@ pub mod abi;
 pub mod calls;
 mod chain;
 mod clock;
+mod directory;
 pub mod event;
 mod events;
 mod governor;

@@ -76,7 +76,7 @@ impl Message {
                 c"ringwatch: cannot make or open the segment directory; nothing is recorded. Set RINGWATCH_DIR to a writable directory on tmpfs."
             }
             Message::DirectoryOwner => {
-                c"ringwatch: the default segment directory belongs to another user; nothing is recorded. Remove it or set RINGWATCH_DIR."
+                c"ringwatch: /dev/shm/ringwatch-<uid> is somebody else's, or no directory; one beside it is used. Set RINGWATCH_DIR to name another."
             }
             Message::NoFile => {
                 c"ringwatch: cannot create a file in the segment directory; nothing is recorded. Check its permissions, or set RINGWATCH_DIR."

@@ -48,6 +48,7 @@ pub(crate) fn reap(dir: &Fd, fs: &FileSystem, own: &Identity) {
         if let Some(segment) = dead_segment(dir, name, own) {
             dead.add(segment);
         }
+        true
     });
     for segment in dead.oldest.iter().flatten() {
         if dead.bytes <= budget {

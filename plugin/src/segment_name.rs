@@ -46,6 +46,15 @@ impl<const N: usize> Text<N> {
         self
     }
 
+    /// Adds a number as 16 hexadecimal digits.
+    pub(crate) fn push_digits(&mut self, n: u64) -> &mut Self {
+        for place in 1..=16 {
+            let digit = (n >> (64 - 4 * place) & 0xf) as u8;
+            self.push(&[if digit < 10 { b'0' + digit } else { b'a' + digit - 10 }]);
+        }
+        self
+    }
+
     pub(crate) fn as_c(&self) -> &CStr {
         // SAFETY: `push` leaves at least one NUL behind the text, and the pointer is to all of it.
         unsafe { CStr::from_ptr(self.bytes.as_ptr().cast()) }

@@ -3,7 +3,7 @@
 //!
 //! | variable | meaning | default |
 //! |---|---|---|
-//! | `RINGWATCH_DIR` | directory of the segments | `/dev/shm/ringwatch-<uid>` |
+//! | `RINGWATCH_DIR` | directory of the segments | `/dev/shm/ringwatch-<uid>`; where that is not the user's own, `/dev/shm/ringwatch-<uid>-<random>` |
 //! | `RINGWATCH_SEGMENT_BYTES` | largest segment, in bytes | about 4 MiB, and at most an eighth of what is free |
 //! | `RINGWATCH_OVERHEAD_BUDGET` | share of wall time that GPU times may cost a process, whatever number of GPUs it drives, `0%` to `100%` | `1%` |
 //! | `RINGWATCH_DETAIL` | `auto`: GPU times within the budget; `full`: of every operation, whatever it costs; `calls`: none | `auto` |

@@ -4,10 +4,10 @@
 
 #![expect(unsafe_code, reason = "maps the file")]
 
+use crate::directory;
 use crate::log::{Log, Message};
 use crate::process::Identity;
 use crate::reap::reap;
-use crate::segment_name::Text;
 use crate::settings::Settings;
 use crate::sys::{self, Fd, FileSystem, InChild};
 use core::ffi::c_void;
@@ -33,24 +33,6 @@ pub(crate) fn create(
             None
         }
     }
-}
-
-fn open_dir(settings: &Settings, identity: &Identity) -> Result<Fd, Message> {
-    if let Some(dir) = settings.dir {
-        if !sys::make_dir(dir) {
-            return Err(Message::NoDirectory);
-        }
-        return sys::open(dir, sys::DIRECTORY).ok_or(Message::NoDirectory);
-    }
-    let mut path = Text::<64>::new();
-    path.push(b"/dev/shm/ringwatch-").push_number(u64::from(identity.uid), 10);
-    let path = path.as_c();
-    if !sys::make_dir(path) {
-        return Err(Message::NoDirectory);
-    }
-    let dir = sys::open(path, sys::DIRECTORY | sys::NOFOLLOW).ok_or(Message::NoDirectory)?;
-    // /dev/shm is everybody's: somebody else may have made this directory to catch our files.
-    if sys::owner(&dir) == Some(identity.uid) { Ok(dir) } else { Err(Message::DirectoryOwner) }
 }
 
 /// File systems in memory: a store never waits for anything.
@@ -92,7 +74,7 @@ fn make(
     log: &Log,
     format: &impl Fn(&[Word], &Geometry),
 ) -> Result<(&'static [Word], Geometry), Message> {
-    let dir = open_dir(settings, identity)?;
+    let dir = directory::open(settings, identity, log)?;
     let fs = sys::file_system(&dir).ok_or(Message::NoDirectory)?;
     suitable(&fs, log)?;
     reap(&dir, &fs, identity);

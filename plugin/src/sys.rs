@@ -22,7 +22,7 @@ impl Drop for Fd {
 
 /// What a directory entry of ours may be opened with.
 pub(crate) const DIRECTORY: c_int = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-pub(crate) const NOFOLLOW: c_int = libc::O_NOFOLLOW;
+const NOFOLLOW: c_int = libc::O_NOFOLLOW;
 /// Only the descriptor that creates it may write to a new file: `truncate` or `cp` by the job's own user, which
 /// would end the job by SIGBUS, are refused.
 const OWNER_READS: libc::mode_t = 0o400;
@@ -69,7 +69,30 @@ pub(crate) fn create(dir: &Fd, name: &CStr) -> Option<Fd> {
 /// Makes a directory for its owner alone; true also when it is there already.
 pub(crate) fn make_dir(path: &CStr) -> bool {
     // SAFETY: a NUL-terminated path.
-    unsafe { libc::mkdir(path.as_ptr(), 0o700) == 0 || errno() == libc::EEXIST }
+    unsafe { libc::mkdirat(libc::AT_FDCWD, path.as_ptr(), 0o700) == 0 || errno() == libc::EEXIST }
+}
+
+/// Makes a directory in another one for its owner alone; false where it is not made, [`exists`] then says why.
+pub(crate) fn make_dir_at(dir: &Fd, name: &CStr) -> bool {
+    // SAFETY: a NUL-terminated name and an open directory.
+    unsafe { libc::mkdirat(dir.0, name.as_ptr(), 0o700) == 0 }
+}
+
+/// True when the call before failed because there is something of that name.
+pub(crate) fn exists() -> bool {
+    errno() == libc::EEXIST
+}
+
+/// Removes an empty directory; it stays where it is not empty.
+pub(crate) fn remove_dir_at(dir: &Fd, name: &CStr) {
+    // SAFETY: a NUL-terminated name and an open directory.
+    unsafe { libc::unlinkat(dir.0, name.as_ptr(), libc::AT_REMOVEDIR) };
+}
+
+/// Opens a directory in another one, no link.
+pub(crate) fn open_dir_at(dir: &Fd, name: &CStr) -> Option<Fd> {
+    // SAFETY: a NUL-terminated name and an open directory.
+    fd(unsafe { libc::openat(dir.0, name.as_ptr(), DIRECTORY | NOFOLLOW) })
 }
 
 /// Removes a file; false where it stays.
@@ -125,7 +148,8 @@ pub(crate) struct Facts {
     /// Last modification, ns since 1970.
     pub(crate) modified_ns: u64,
     device: u64,
-    inode: u64,
+    /// Number of the file in its file system.
+    pub(crate) inode: u64,
 }
 
 fn facts_by(call: impl FnOnce(*mut libc::stat) -> libc::c_long) -> Option<Facts> {
@@ -157,11 +181,6 @@ pub(crate) fn facts_at(dir: &Fd, name: &CStr) -> Option<Facts> {
     let flags = libc::AT_SYMLINK_NOFOLLOW;
     // SAFETY: as above, with a NUL-terminated name and an open directory.
     facts_by(|s| unsafe { libc::syscall(libc::SYS_newfstatat, dir.0, name.as_ptr(), s, flags) })
-}
-
-/// Owner of a file.
-pub(crate) fn owner(file: &Fd) -> Option<u32> {
-    facts(file).map(|f| f.uid)
 }
 
 /// Opens a file of a directory for reading, if it is there.
@@ -224,8 +243,8 @@ pub(crate) fn is_locked(file: &Fd) -> bool {
     unsafe { libc::flock(file.0, libc::LOCK_SH | libc::LOCK_NB) != 0 && errno() == libc::EWOULDBLOCK }
 }
 
-/// Calls `each` with the names in a directory, in the kernel's order.
-pub(crate) fn names(dir: &Fd, mut each: impl FnMut(&CStr)) {
+/// Calls `each` with the names in a directory, in the kernel's order, until it returns false.
+pub(crate) fn names(dir: &Fd, mut each: impl FnMut(&CStr) -> bool) {
     /// Offset of a name in the kernel's struct linux_dirent64.
     const NAME: usize = 19;
     let mut buffer = [0u64; 512];
@@ -243,8 +262,8 @@ pub(crate) fn names(dir: &Fd, mut each: impl FnMut(&CStr)) {
             // SAFETY: `at` is an entry's start within what the kernel filled; its length lies at offset 16.
             let length = unsafe { start.add(at + 16).cast::<u16>().read_unaligned() };
             // SAFETY: an entry's name is NUL-terminated within the entry.
-            each(unsafe { CStr::from_ptr(start.add(at + NAME).cast()) });
-            if length == 0 {
+            let is_wanted = each(unsafe { CStr::from_ptr(start.add(at + NAME).cast()) });
+            if length == 0 || !is_wanted {
                 return;
             }
             at += usize::from(length);

@@ -104,6 +104,14 @@ impl Ground {
 
     /// The same, started by a program.
     pub(crate) fn agent_of_host_by(&self, shm: &Path, program: &str) -> Agent {
+        let mounts = self.mounts_of_host(shm);
+        let commands =
+            format!("exec unshare -m sh -c '{mounts} && exec {program} \"$0\" \"$@\"' \"$0\" \"$@\" &&");
+        self.start(&commands, &["--set", "segments.directories=[]", "--set", "segments.keep_mib=0"])
+    }
+
+    /// Commands that put a directory of the room over /dev/shm.
+    fn mounts_of_host(&self, shm: &Path) -> String {
         let room = self.room.path("");
         let name = room.file_name().expect("a name");
         let inner = shm.join(name);
@@ -112,15 +120,21 @@ impl Ground {
             fs::create_dir(&inner).expect("a mount point");
         }
         // The room itself has to be where it was, below the directory that covers it.
-        let mounts = format!(
+        format!(
             "mount --bind {} {} && mount --rbind {} /dev/shm",
             room.display(),
             inner.display(),
             shm.display()
-        );
-        let commands =
-            format!("exec unshare -m sh -c '{mounts} && exec {program} \"$0\" \"$@\"' \"$0\" \"$@\" &&");
-        self.start(&commands, &["--set", "segments.directories=[]", "--set", "segments.keep_mib=0"])
+        )
+    }
+
+    /// A user's command on the host of [`Ground::agent_of_host`].
+    pub(crate) fn on_host(&self, shm: &Path, uid: u32, program: &str) -> Command {
+        let user = format!("setpriv --reuid {uid} --regid {uid} --clear-groups --no-new-privs");
+        let script = format!("{} && exec {user} \"$@\"", self.mounts_of_host(shm));
+        let mut command = self.room.command("unshare");
+        command.args(["-m", "sh", "-c", &script, "sh", program]).env_remove("RINGWATCH_DIR");
+        command
     }
 
     fn start(&self, commands: &str, more: &[&str]) -> Agent {

@@ -2,12 +2,14 @@
 
 use crate::forged::{Forged, Writer};
 use crate::fuse::{Attack, Hanging};
-use crate::ground::{ATTACKER, Ground, USER, alone};
+use crate::ground::{ATTACKER, Ground, Running, USER, alone, program_for_all};
 use crate::support::agent::{Agent, diagnosed};
-use crate::support::{Play, Players, Room, as_user, assert_missing_rank, findings, until};
+use crate::support::{Play, Players, Room, as_user, assert_missing_rank, findings, run, until, wait};
 use crate::unread::{followed, unread};
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 /// The attacker's ways to lead an agent from its /dev/shm to the home of another user.
@@ -230,4 +232,40 @@ fn without_the_right_to_find_containers_each_user_is_reported_once() {
     let (_, log) = agent.end_with_log();
     assert!(log.iter().all(|l| !l.contains(&format!("containers of user {ATTACKER}"))), "once: {log:#?}");
     drop(containers);
+}
+
+#[test]
+fn a_directory_that_somebody_else_made_first_hides_no_job() {
+    let Some(ground) = Ground::of("a_directory_that_somebody_else_made_first_hides_no_job") else { return };
+    let _alone = alone();
+    let (shm, cache) = (ground.directory("shm", 0), ground.directory("cache-of-user", USER));
+    fs::set_permissions(&shm, std::os::unix::fs::PermissionsExt::from_mode(0o1777)).expect("root may");
+    as_user(ATTACKER, || fs::create_dir(shm.join(format!("ringwatch-{USER}"))).expect("made"));
+    let agent = ground.agent_of_host(&shm);
+    let command = |arguments: &[&str]| {
+        let mut command = ground.on_host(&shm, USER, &program_for_all());
+        command.args(arguments).env("XDG_CACHE_HOME", &cache);
+        command
+    };
+    let start_at = ringwatch::replay::monotonic_ns() + 2_000_000_000;
+    let script = format!(
+        "for r in 0 1 2 3; do {} replay --scenario missing-rank --rank $r --start-at {start_at} \
+         --plugin \"$NCCL_PROFILER_PLUGIN\" --hold 120 & pids=\"$pids $!\"; done; trap 'kill $pids' TERM; wait",
+        program_for_all()
+    );
+    let mut job = command(&["run", "--", "sh", "-c", &script]);
+    let mut job = Running(job.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts"));
+    let mut said = BufReader::new(job.0.stderr.take().expect("a pipe")).lines().map_while(Result::ok);
+    assert!(said.any(|l| l.contains("missing-rank: rank 3")), "`run` reads its own job");
+    until("the agent reads the job", || (followed(&agent) == 4.0).then_some(()));
+    assert_missing_rank(&findings(&diagnosed(&ground.room)));
+    let diagnosis = run(&mut command(&["diagnose"]));
+    assert!(diagnosis.code == Some(1) && diagnosis.out.contains("missing-rank: rank 3"), "{diagnosis:?}");
+    let top = run(&mut command(&["top", "--once"]));
+    assert!(top.code == Some(0) && top.out.contains("missing-rank"), "{top:?}");
+    assert!(fs::read_dir(shm.join(format!("ringwatch-{USER}"))).expect("there").next().is_none());
+    rustix::process::kill_process(rustix::process::Pid::from_child(&job.0), rustix::process::Signal::TERM)
+        .expect("it runs");
+    wait(&mut job.0);
+    ground.assert_memory_held();
 }

@@ -370,6 +370,31 @@ fn an_all_to_all_is_a_call_and_its_parts() {
 }
 
 #[test]
+fn a_directory_that_somebody_else_made_first_costs_no_job_its_segment() {
+    let test = "a_directory_that_somebody_else_made_first_costs_no_job_its_segment";
+    let Some(job) = job("linked", 5, "alltoall") else { return };
+    let may = Command::new("unshare").args(["-m", "mount", "-t", "tmpfs", "none", "/mnt"]).output();
+    if !may.is_ok_and(|o| o.status.success()) {
+        return support::skip::skipped(test, "unshare, and the right to make a mount namespace (root)");
+    }
+    let script = "set -e; mount -t tmpfs -o mode=1777,size=1g none /dev/shm; mkdir /dev/shm/ringwatch-0
+         chown 12345 /dev/shm/ringwatch-0; LD_PRELOAD=$LIBRARY \"$@\"
+         echo segments: /dev/shm/ringwatch-0-????????????????/*.seg";
+    let mut command = Command::new("unshare");
+    command
+        .args(["-m", "sh", "-c", script, "sh"])
+        .arg(job.command.get_program())
+        .args(job.command.get_args());
+    for (name, value) in job.command.get_envs().filter(|(n, _)| *n != "LD_PRELOAD" && *n != "RINGWATCH_DIR") {
+        command.envs(value.map(|v| (name, v)));
+    }
+    command.env("LIBRARY", preload()).env_remove("RINGWATCH_DIR");
+    let out = Job { folder: job.folder, command }.run().good().out;
+    let segments = out.lines().find_map(|l| l.strip_prefix("segments: ")).unwrap();
+    assert!(segments.split(' ').count() == 1 && !segments.contains('*'), "{segments}");
+}
+
+#[test]
 fn a_function_that_this_nccl_has_not_is_an_invalid_usage() {
     let Some(job) = job("linked", 0, "missing") else { return };
     assert_eq!(job.variant("old").run().good().recording().ops().len(), 0);

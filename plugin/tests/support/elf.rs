@@ -29,7 +29,7 @@ const IMPORTS: &[&str] = &[
     "memcmp",
     "bcmp",
     "strlen",
-    "mkdir",
+    "mkdirat",
     "mmap",
     "mmap64",
     "munmap",
