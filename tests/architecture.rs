@@ -5,6 +5,8 @@
 #[path = "support/skip.rs"]
 #[allow(dead_code, reason = "the list is for tests/skipped")]
 mod skip;
+#[path = "architecture/skips.rs"]
+mod skips;
 
 use std::collections::BTreeSet;
 use std::fs;

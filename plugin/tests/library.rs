@@ -457,11 +457,11 @@ fn nccls_exact_version_is_found() {
             .status();
         if built.is_ok_and(|s| s.success()) {
             c.env("NCCL", folder.join("libthis-is-nccl.so"));
-        } else {
-            support::skip::skipped("nccls_exact_version_is_found", "a C compiler (cc)");
         }
     }) else {
-        let Some(nccl) = std::env::var_os("NCCL") else { return };
+        let Some(nccl) = std::env::var_os("NCCL") else {
+            return support::skip::skipped("nccls_exact_version_is_found", "a C compiler (cc)");
+        };
         let path = std::ffi::CString::new(nccl.into_encoded_bytes()).unwrap();
         // SAFETY: the library made above.
         let log = unsafe {

@@ -139,8 +139,7 @@ fn the_lock_of_a_process_in_a_pid_namespace_ends_with_it() {
     let unshare = ["unshare", "--pid", "--fork", "--kill-child"];
     let may = Command::new(unshare[0]).args(&unshare[1..]).arg("true").output();
     if !may.is_ok_and(|o| o.status.success()) {
-        eprintln!("SKIPPED {test}: no pid namespace may be made here");
-        return;
+        return support::skip::skipped(test, "unshare, and the right to make a pid namespace (root)");
     }
     let pids = the_lock_ends_with_the_writer(test, &unshare);
     assert!(pids.len() >= 2 && pids.first() != pids.last(), "{pids:?}");

@@ -452,18 +452,20 @@ fn calls_that_nobody_else_times_are_timed_by_cuda_events() {
     }
 }
 
+/// How many events there are before and after the context is reset; absent without a compiler.
+fn events_made(variants: &[&str]) -> Option<Vec<usize>> {
+    let out = job("linked", 0, "again")?.variants(variants).run().good().out;
+    Some(out.split_whitespace().map(|n| n.parse().unwrap()).collect())
+}
+
 #[test]
 fn events_do_not_outlive_their_context() {
-    let made = |variants: &[&str]| -> Option<Vec<usize>> {
-        let out = job("linked", 0, "again")?.variants(variants).run().good().out;
-        Some(out.split_whitespace().map(|n| n.parse().unwrap()).collect())
-    };
     // The fake driver aborts where an event of the context that was reset is used.
-    let Some(numbered) = made(&["cuda"]) else { return };
+    let Some(numbered) = events_made(&["cuda"]) else { return };
     // A pool of events for each slot of the table of communicators, made again after the reset.
     assert_eq!(numbered, [256 * 16, 512 * 16]);
     // Without a number of the context none is used twice.
-    assert_eq!(made(&["cuda11", "cuda"]), Some(vec![300 * 16, 600 * 16]));
+    assert_eq!(events_made(&["cuda11", "cuda"]), Some(vec![300 * 16, 600 * 16]));
 }
 
 #[test]
