@@ -5,7 +5,7 @@
 //! five. A token bucket holds the time that may be spent: it fills by the budget's share of wall time, every timed
 //! operation takes its price. While tokens last everything is timed; when they do not, every 2nd, 4th, 8th … run of 32
 //! operations by *issue order*, so that ranks which never speak with each other time the same collectives, and the
-//! thread is woken once a run. Operations after a pause and large ones are timed by CUDA events whenever a token is left
+//! thread is woken once a run; when the bucket fills up again, twice as many. Operations after a pause and large ones are timed by CUDA events whenever a token is left
 //! and nothing else is launched with them.
 //!
 //! NCCL looks at the plugin's event mask when a call begins, before the plugin hears of it, so whether the *next*
@@ -40,7 +40,9 @@ const RUN_MASK: u64 = (1 << RUN_SHIFT) - 1;
 const ASLEEP_NS: u64 = 50_000;
 /// What a pair of CUDA events costs, in ns: measured about 5,000, and the reading of their times.
 const EVENT_COST_NS: u64 = 8_000;
-/// A bucket holds at most this long a time's budget, in ns.
+/// What a run of an operation on 24 channels is taken to cost, in ns.
+const RUN_COST_NS: u64 = WAKE_COST_NS + (24 * CHANNEL_COST_NS << RUN_SHIFT);
+/// A bucket holds at most this long a time's budget, in ns, or that of a run.
 const DEEP_NS: u64 = 200_000_000;
 /// A new bucket holds this long a time's budget, in ns.
 const FIRST_NS: u64 = 100_000_000;
@@ -95,6 +97,8 @@ const EVENT_DECIDED: usize = 11;
 /// The two shifts while somebody wants detail: the others, for when nobody does, stay as they are.
 const WANTED_SHIFT: usize = 12;
 const WANTED_EVENTS: usize = 13;
+/// When less was due for the last time because a run could not be paid, in ns.
+const RAISED_NS: usize = 14;
 /// Words it needs.
 pub(crate) const WORDS: usize = 16;
 
@@ -125,6 +129,8 @@ pub(crate) struct Governor {
     events: bool,
     /// Budget in millionths of wall time.
     budget_ppm: u64,
+    /// After so long without a timed operation its bucket is full, in ns.
+    filled_after_ns: u64,
     graphs: Graphs,
     /// Kernel events bring the GPU's times in this ABI version.
     stamped: bool,
@@ -187,6 +193,7 @@ impl Governor {
             kernel,
             events: facts.events && !matches!(kernel, Kernel::Unwanted | Kernel::Always),
             budget_ppm: settings.budget_ppm,
+            filled_after_ns: Self::filled_after_ns(settings.budget_ppm),
             graphs: settings.graphs,
             stamped: facts.abi >= 4,
         }

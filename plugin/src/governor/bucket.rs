@@ -1,6 +1,6 @@
 //! The bucket: time that may be spent, and what it is enough for.
 
-use super::{DEEP_NS, FILLED_NS, FIRST_NS, Governor, SHIFT_MAX, TOKENS};
+use super::{DEEP_NS, FILLED_NS, FIRST_NS, Governor, RAISED_NS, RUN_COST_NS, SHIFT_MAX, TOKENS};
 
 impl Governor {
     /// The first tokens.
@@ -11,6 +11,16 @@ impl Governor {
 
     pub(super) fn income(&self, elapsed_ns: u64) -> u64 {
         elapsed_ns.saturating_mul(self.budget_ppm) / 1_000_000
+    }
+
+    /// What the bucket holds at most: a run can be paid however small the budget.
+    fn depth(&self) -> u64 {
+        self.income(DEEP_NS).max(RUN_COST_NS)
+    }
+
+    /// How long an empty bucket takes to fill up, in ns.
+    pub(super) fn filled_after_ns(budget_ppm: u64) -> u64 {
+        (RUN_COST_NS * 1_000_000).checked_div(budget_ppm).map_or(u64::MAX, |ns| ns.max(DEEP_NS))
     }
 
     /// Fills up the bucket and returns its tokens.
@@ -28,7 +38,7 @@ impl Governor {
         // One thread books an interval; a payment made meanwhile is kept.
         if filled.replace(last, now_ns) {
             let more = self.income(elapsed) as i64;
-            let room = (self.income(DEEP_NS) as i64).saturating_sub(have).max(0);
+            let room = (self.depth() as i64).saturating_sub(have).max(0);
             tokens.add(more.min(room) as u64);
         }
         tokens.get() as i64
@@ -44,7 +54,7 @@ impl Governor {
     pub(super) fn decided(&self, number: u64, cost_ns: u64, which: usize, cache: usize, now_ns: u64) -> bool {
         let last = self.get(cache);
         // A refusal does not outlive an empty bucket: a communicator of sends and receives stays at one number.
-        if last >> 1 == number + 1 && (last & 1 == 1 || self.fill(now_ns) < self.income(DEEP_NS) as i64) {
+        if last >> 1 == number + 1 && (last & 1 == 1 || self.fill(now_ns) < self.depth() as i64) {
             return last & 1 == 1;
         }
         let yes = self.afford(cost_ns, which, now_ns);
@@ -57,12 +67,36 @@ impl Governor {
         let have = self.fill(now_ns);
         let shift = self.get(which);
         if have < cost_ns as i64 {
-            self.set(which, (shift + 1).min(SHIFT_MAX));
+            // Tracks of transfers are at different runs: what cannot be paid is asked for again and again, before tokens
+            // can have come.
+            if self.income(now_ns.saturating_sub(self.get(RAISED_NS))) >= cost_ns {
+                self.set(RAISED_NS, now_ns);
+                self.set(which, (shift + 1).min(SHIFT_MAX));
+            }
             return false;
         }
-        if shift > 0 && have >= self.income(DEEP_NS) as i64 {
-            self.set(which, shift - 1);
+        if have >= self.depth() as i64 {
+            self.more(which);
         }
         true
+    }
+
+    /// More is due from now on.
+    pub(super) fn more(&self, which: usize) {
+        self.set(which, self.get(which).saturating_sub(1));
+    }
+
+    /// True when the bucket has filled up since it was looked at, as nothing was due for so long.
+    #[inline]
+    pub(super) fn is_idle(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.get(FILLED_NS)) >= self.filled_after_ns
+    }
+
+    /// Nothing was due for long: so much less was due as the job was quicker before.
+    #[cold]
+    pub(super) fn rested(&self, which: usize, now_ns: u64) {
+        if self.fill(now_ns) >= self.depth() as i64 {
+            self.more(which);
+        }
     }
 }

@@ -219,6 +219,45 @@ fn collectives_do_not_break_off_a_run_of_transfers() {
     assert!(spent * 50 < budget * 51, "{spent} of {budget} ns");
 }
 
+/// A stage of a pipeline that sends to the next one and receives from it, some transfers behind: whether each was timed.
+fn stage_of_pipeline(
+    g: &Governor,
+    c: &Comm,
+    mask: &c_int,
+    steps: std::ops::Range<u64>,
+    at_ns: impl Fn(u64) -> u64,
+) -> Vec<bool> {
+    let mut timed = Vec::new();
+    for n in steps {
+        for order in [n, n.saturating_sub(3)] {
+            timed.push(asks(mask));
+            g.issued(c, (TRANSFERS, order), 16, timed.last() == Some(&true), at_ns(n));
+        }
+    }
+    timed
+}
+
+#[test]
+fn a_job_that_has_become_slow_is_timed_more_often() {
+    let g = governor(&FACTS, &settings());
+    let (mask, c) = stage(&g);
+    // A burst has made one run in 64 due.
+    g.set(SHIFT, 6);
+    let slow = stage_of_pipeline(&g, &c, mask, 5_000..6_000, |n| n * 20 * MS);
+    let late = &slow[slow.len() / 2..];
+    let timed = late.iter().filter(|t| **t).count();
+    assert!(timed * 10 > late.len() * 9, "{timed} of {}", late.len());
+}
+
+#[test]
+fn a_run_can_be_paid_however_small_the_budget() {
+    let g = governor(&FACTS, &Settings { budget_ppm: 100, ..settings() });
+    let (mask, c) = stage(&g);
+    // A hundred seconds have a budget of 10 ms, a run of 24 channels costs 0.8 ms.
+    let timed = stage_of_pipeline(&g, &c, mask, 0..50_000, |n| n * 2 * MS);
+    assert!(timed.iter().filter(|t| **t).count() >= 100);
+}
+
 #[test]
 fn kernel_events_end_for_good_where_they_cannot_come_back() {
     let g = governor(&Facts { nccl: 23_203, abi: 7, ..FACTS }, &settings());
