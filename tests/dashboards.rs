@@ -10,7 +10,7 @@ mod support;
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use exported::{Hand, S};
-use promql_parser::parser::{self, Expr, VectorSelector};
+use promql_parser::parser::{self, Expr, LabelModifier, VectorSelector};
 use promql_parser::util::{ExprVisitor, walk_expr};
 use receiver::{Receiver, Wants};
 use ringwatch::cluster::Refusal;
@@ -82,12 +82,71 @@ struct Checker {
     wrong: Vec<String>,
 }
 
-impl Checker {
+/// Metrics and labels below an expression, as far as they say whose it is.
+#[derive(Default)]
+struct Owners {
+    /// A metric with the label `uid`.
+    of_users: Option<&'static str>,
+    /// A selector names a job.
+    selects_job: bool,
+}
+
+impl Owners {
+    fn below(e: &Expr) -> Self {
+        let mut owners = Self::default();
+        walk_expr(&mut owners, e).unwrap();
+        owners
+    }
+
     fn selector(&mut self, v: &VectorSelector) {
         let name = v.name.clone().unwrap_or_default();
-        // A native histogram has the family's own name.
-        let is = |m: &&&Metric| m.exposed().contains(&name) || (m.kind == Kind::Histogram && m.name == name);
-        let Some(metric) = catalogue::ALL.iter().find(is) else {
+        let of_users = metric_of(&name).filter(|m| m.labels.contains(&"uid"));
+        self.of_users = self.of_users.or(of_users.map(|m| m.name));
+        let mut all = v.matchers.matchers.iter().chain(v.matchers.or_matchers.iter().flatten());
+        self.selects_job |= all.any(|m| ["job_name", "communicator"].contains(&&*m.name));
+    }
+}
+
+impl ExprVisitor for Owners {
+    type Error = String;
+
+    fn pre_visit(&mut self, e: &Expr) -> Result<bool, String> {
+        match e {
+            Expr::VectorSelector(v) => self.selector(v),
+            Expr::MatrixSelector(m) => self.selector(&m.vs),
+            _ => {}
+        }
+        Ok(true)
+    }
+}
+
+/// The metric whose series have this name; a native histogram has the family's own name.
+fn metric_of(name: &str) -> Option<&'static Metric> {
+    let is =
+        |m: &&Metric| m.exposed().iter().any(|e| e == name) || (m.kind == Kind::Histogram && m.name == name);
+    catalogue::ALL.iter().copied().find(|m| is(&m))
+}
+
+impl Checker {
+    /// Any user may name a job and a communicator like another one's. So whatever is grouped or joined by these names, or
+    /// is selected by them, has to be grouped or joined by `uid` as well. Sums over a whole node or cluster may leave it out.
+    fn keeps_users_apart(&mut self, modifier: &LabelModifier, owners: &Owners) {
+        let Some(metric) = owners.of_users else { return };
+        let has = |label: &str| modifier.labels().labels.iter().any(|l| l == label);
+        let drops_uid = match modifier {
+            LabelModifier::Include(_) => {
+                !has("uid") && (owners.selects_job || has("job_name") || has("communicator"))
+            }
+            LabelModifier::Exclude(_) => has("uid"),
+        };
+        if drops_uid {
+            self.wrong.push(format!("{metric} of several users is added up: uid is missing in {modifier:?}"));
+        }
+    }
+
+    fn selector(&mut self, v: &VectorSelector) {
+        let name = v.name.clone().unwrap_or_default();
+        let Some(metric) = metric_of(&name) else {
             self.wrong.push(format!("no metric {name}"));
             return;
         };
@@ -117,10 +176,15 @@ impl ExprVisitor for Checker {
             Expr::VectorSelector(v) => self.selector(v),
             Expr::MatrixSelector(m) => self.selector(&m.vs),
             Expr::Aggregate(a) => {
+                let owners = Owners::below(&a.expr);
+                a.modifier.iter().for_each(|m| self.keeps_users_apart(m, &owners));
                 self.grouped.extend(a.modifier.iter().flat_map(|m| m.labels().labels.clone()));
             }
             Expr::Binary(b) => {
                 let on = b.modifier.iter().filter_map(|m| m.matching.as_ref());
+                for (side, m) in [&b.lhs, &b.rhs].into_iter().flat_map(|s| on.clone().map(move |m| (s, m))) {
+                    self.keeps_users_apart(m, &Owners::below(side));
+                }
                 self.grouped.extend(on.flat_map(|m| m.labels().labels.clone()));
             }
             _ => {}
@@ -151,7 +215,8 @@ fn wrong_with(query: &str) -> Vec<String> {
 #[test]
 fn queries_name_only_metrics_and_labels_of_the_catalogue() {
     for (query, wrong) in [
-        ("sum by (job_name) (rate(ringwatch_operations_total[5m]))", vec![]),
+        ("sum by (job_name, uid) (rate(ringwatch_operations_total[5m]))", vec![]),
+        ("sum by (node) (rate(ringwatch_lost_records_total[5m]))", vec![]),
         ("rate(ringwatch_operation_total[5m])", vec!["no metric ringwatch_operation_total"]),
         ("ringwatch_findings{job=\"x\"}", vec!["ringwatch_findings has no label job"]),
         ("ringwatch_findings{kind=~\"xid|hang\"}", vec!["no finding is of kind hang"]),
@@ -162,6 +227,21 @@ fn queries_name_only_metrics_and_labels_of_the_catalogue() {
         ),
     ] {
         assert_eq!(wrong_with(query), wrong, "the check itself: {query}");
+    }
+    for query in [
+        "sum by (job_name) (rate(ringwatch_operations_total[5m]))",
+        "max by (node, communicator) (ringwatch_oldest_operation_age_seconds)",
+        "sum by (kind) (ringwatch_findings{job_name=~\"a.*\"})",
+        "sum without (uid) (ringwatch_findings)",
+        "histogram_quantile(0.5, sum by (le, communicator) (rate(ringwatch_collective_transfer_seconds_bucket[5m])))",
+        "ringwatch_job_processes and on (job_name) ringwatch_findings",
+        "ringwatch_job_processes and ignoring (uid) ringwatch_findings",
+    ] {
+        let wrong = wrong_with(query);
+        assert!(
+            !wrong.is_empty() && wrong.iter().all(|w| w.contains("uid is missing")),
+            "{query}: {wrong:?}"
+        );
     }
     let of_rules = rules().into_iter().map(|(n, r)| (n, r["expr"].as_str().unwrap().to_owned()));
     let all: Vec<_> = queries().into_iter().chain(of_rules).collect();

@@ -82,6 +82,53 @@ fn the_metrics_of_a_known_job_are_these() {
 }
 
 #[test]
+fn jobs_of_two_users_with_the_same_names_have_series_of_their_own() {
+    let (mut hand, mut metrics) = (Hand::new(4), Metrics::new(Settings::default()));
+    hand.switch_to_user(1000);
+    for second in 10..13 {
+        hand.round(second * S, None);
+    }
+    hand.switch_to_user(2000);
+    for second in 20..25 {
+        hand.round(second * S, None);
+    }
+    let order = hand.stuck(26 * S, 3);
+    hand.join.tick(40 * S);
+    let taken = hand.join.take_finished();
+    metrics.finished(&hand.join, &taken);
+    let hang = Finding::new(
+        Kind::MissingRank,
+        hand.comm(),
+        vec![Rank(3)],
+        OperationRef::named("AllReduce", Track::Collective, order),
+    );
+    metrics.events(&hand.join, &[event(Change::Opened, &hang)]);
+    let text = text(&hand, &mut metrics, &[hang], 41 * S, None);
+    let of_user = |metric: &str, uid: &str| -> Option<f64> {
+        let (begin, label) = (format!("{metric}{{"), format!("uid=\"{uid}\""));
+        let lines = text.lines().filter(|l| l.starts_with(&begin) && l.contains(&label));
+        lines.map(|l| l.rsplit_once("} ").unwrap().1.parse::<f64>().unwrap()).reduce(|a, b| a + b)
+    };
+    for (metric, of_one, of_other) in [
+        ("ringwatch_operations_total", Some(3.0), Some(5.0)),
+        ("ringwatch_operation_bytes_total", Some(12_582_912.0), Some(20_971_520.0)),
+        ("ringwatch_operations_in_flight", Some(0.0), Some(1.0)),
+        ("ringwatch_oldest_operation_age_seconds", None, Some(15.0)),
+        ("ringwatch_communicator_ranks", Some(8.0), Some(8.0)),
+        ("ringwatch_job_processes", Some(4.0), Some(4.0)),
+        ("ringwatch_findings", None, Some(1.0)),
+        ("ringwatch_findings_opened_total", None, Some(1.0)),
+        ("ringwatch_lost_records_total", Some(2.0), Some(2.0)),
+    ] {
+        assert_eq!(
+            (of_user(metric, "1000"), of_user(metric, "2000")),
+            (of_one, of_other),
+            "{metric}:\n{text}"
+        );
+    }
+}
+
+#[test]
 fn a_finding_that_becomes_critical_is_counted_where_it_is_now() {
     let (hand, mut metrics, _) = fed(Settings::default());
     let f = |severity, open| Finding {
@@ -128,8 +175,8 @@ fn every_metric_of_the_catalogue_is_given_out_under_its_name_and_labels_and_no_o
     own.bus = Some(Bus { left_out: [("a sample is enough", 5)].into(), ..Bus::default() });
     let mut families = metrics.gather(&hand.join, &open, &own);
     let analysis = Analysis {
-        findings: [((String::new(), Kind::Straggler, Severity::Warning), 1)].into(),
-        operations: vec![("job".to_owned(), Func::AllReduce, Tally { count: 1, bytes: Some(4) })],
+        findings: [((String::new(), Some(1000), Kind::Straggler, Severity::Warning), 1)].into(),
+        operations: vec![("job".to_owned(), Some(1000), Func::AllReduce, Tally { count: 1, bytes: Some(4) })],
         counts: Counts { left_out: [("a sample is enough".to_owned(), 5)].into(), ..Counts::default() },
         refused: [("came before", 1)].into(),
         leases: [(0, true)].into(),

@@ -152,6 +152,29 @@ fn a_trace_has_the_operation_its_ranks_their_waiting_and_their_transfer() {
 }
 
 #[test]
+fn spans_and_log_records_carry_the_user_of_the_job() {
+    let mut tracer = Tracer::new(&Settings { sample_ratio: 0.0, ..Settings::default() });
+    let mut hand = Hand::new(4);
+    hand.switch_to_user(1000);
+    for second in 10..20 {
+        hand.round(second * S, None);
+    }
+    let order = hand.round(20 * S, Some((2, S / 2)));
+    let taken = hand.join.take_finished();
+    tracer.finished(&hand.join, &taken);
+    let finding = Finding { communicator: hand.comm(), ..hang(order, 25 * S) };
+    tracer.events(&hand.join, &[event(Change::Opened, &finding)]);
+    let batch = all(&mut tracer);
+    for name in ["AllReduce", "rank 2"] {
+        let span = batch.spans.iter().find(|s| s.name == name).unwrap();
+        let uid = span.attributes.iter().find(|a| a.key.as_str() == "process.user.id").unwrap();
+        assert_eq!(uid.value, 1000_i64.into(), "{name}");
+    }
+    let (_, uid) = batch.logs[0].attributes.iter().find(|(key, _)| *key == "process.user.id").unwrap();
+    assert_eq!(*uid, 1000_i64.into());
+}
+
+#[test]
 fn what_turns_out_to_be_interesting_later_is_sent_after_all_and_once() {
     let mut tracer = Tracer::new(&Settings { sample_ratio: 0.0, late_ms: 10_000, ..Settings::default() });
     let (hand, order) = with_a_late_rank(&mut tracer);
@@ -313,6 +336,7 @@ async fn sends_everything(protocol: Protocol, wants: Wants) {
 
     let mut metrics = Metrics::new(prometheus::Settings::default());
     let mut again = Hand::new(4);
+    again.switch_to_user(1000);
     again.round(10 * S, None);
     again.hardware(10 * S);
     let taken = again.join.take_finished();
@@ -325,9 +349,14 @@ async fn sends_everything(protocol: Protocol, wants: Wants) {
     let Some(Data::ExponentialHistogram(h)) = &transfer.data else { panic!("{transfer:?}") };
     let point = &h.data_points[0];
     assert_eq!((point.count, point.exemplars.len()), (1, 1));
-    assert_eq!(point.exemplars[0].trace_id, trace_id::of_operation(COMM, Track::Collective, 0).to_be_bytes());
+    assert_eq!(
+        point.exemplars[0].trace_id,
+        trace_id::of_operation(again.comm(), Track::Collective, 0).to_be_bytes()
+    );
     let host = point.attributes.iter().find(|a| a.key == "host.name").unwrap();
     assert_eq!(host.value.as_ref().unwrap().value, Some(Value::StringValue("node1".into())));
+    let user = point.attributes.iter().find(|a| a.key == "process.user.id").unwrap();
+    assert_eq!(user.value.as_ref().unwrap().value, Some(Value::StringValue("1000".into())));
     hardware_by_convention(&got.metrics);
     assert!(got.refused > 0 || receiver.wants.unavailable == 0, "the retry was not needed");
     assert!(got.compressed && got.tenant, "{got:?}");

@@ -148,54 +148,54 @@ conventions! {
 
 catalogue! {
     OPERATIONS = Counter "ringwatch_operations" None,
-        ["node", "job_name", "communicator", "collective", "algorithm", "protocol", "size_class"],
+        ["node", "job_name", "uid", "communicator", "collective", "algorithm", "protocol", "size_class"],
         "Operations that are over; each node counts those its own ranks take part in.";
     OPERATION_BYTES = Counter "ringwatch_operation_bytes" B,
-        ["node", "job_name", "communicator", "collective", "algorithm", "protocol", "size_class"],
+        ["node", "job_name", "uid", "communicator", "collective", "algorithm", "protocol", "size_class"],
         "Message sizes of operations that are over, as nccl-tests counts them.";
     TRANSFER = Histogram "ringwatch_collective_transfer_seconds" S,
-        ["node", "job_name", "communicator", "collective", "algorithm", "protocol", "size_class"],
+        ["node", "job_name", "uid", "communicator", "collective", "algorithm", "protocol", "size_class"],
         "Time of the rank that came last, which waited for nobody; of operations timed on all ranks seen.";
     TIMED_BYTES = Counter "ringwatch_timed_bytes" B,
-        ["node", "job_name", "communicator", "collective", "algorithm", "protocol", "size_class"],
+        ["node", "job_name", "uid", "communicator", "collective", "algorithm", "protocol", "size_class"],
         "Message sizes of the operations whose transfer time is known: over ringwatch_timed_seconds, algorithm bandwidth.";
     TIMED_SECONDS = Counter "ringwatch_timed_seconds" S,
-        ["node", "job_name", "communicator", "collective", "algorithm", "protocol", "size_class"],
+        ["node", "job_name", "uid", "communicator", "collective", "algorithm", "protocol", "size_class"],
         "Transfer times of those operations; the histogram's own sum is not there when it is native.";
     BUS_BYTES = Counter "ringwatch_bus_bytes" B,
-        ["node", "job_name", "communicator", "collective", "algorithm", "protocol", "size_class"],
+        ["node", "job_name", "uid", "communicator", "collective", "algorithm", "protocol", "size_class"],
         "Message sizes times the bus factor of nccl-tests, of the same operations: over ringwatch_timed_seconds, bus bandwidth.";
-    UNTIMED = Counter "ringwatch_untimed_operations" None, ["node", "job_name", "reason"],
+    UNTIMED = Counter "ringwatch_untimed_operations" None, ["node", "job_name", "uid", "reason"],
         "Ranks' parts of operations whose GPU time is not known, by reason.";
-    WAITING = Counter "ringwatch_rank_waiting_seconds" S, ["node", "job_name", "communicator", "rank"],
+    WAITING = Counter "ringwatch_rank_waiting_seconds" S, ["node", "job_name", "uid", "communicator", "rank"],
         "Time a rank's kernels spent waiting for other ranks.";
-    LATE = Counter "ringwatch_rank_late" None, ["node", "job_name", "communicator", "rank"],
+    LATE = Counter "ringwatch_rank_late" None, ["node", "job_name", "uid", "communicator", "rank"],
         "Collectives to which this rank came last, at least a millisecond after the first.";
-    LATE_SECONDS = Counter "ringwatch_rank_late_seconds" S, ["node", "job_name", "communicator", "rank"],
+    LATE_SECONDS = Counter "ringwatch_rank_late_seconds" S, ["node", "job_name", "uid", "communicator", "rank"],
         "How long others waited for this rank in those.";
-    NETWORK_BYTES = Counter "ringwatch_network_bytes" B, ["node", "job_name", "communicator", "direction"],
+    NETWORK_BYTES = Counter "ringwatch_network_bytes" B, ["node", "job_name", "uid", "communicator", "direction"],
         "Bytes that NCCL's proxy moved over the network.";
-    NETWORK_WAIT = Counter "ringwatch_network_wait_seconds" S, ["node", "job_name", "communicator", "phase"],
+    NETWORK_WAIT = Counter "ringwatch_network_wait_seconds" S, ["node", "job_name", "uid", "communicator", "phase"],
         "Time network steps waited for the GPU, the peer, the wire and the flush, over all steps.";
-    IN_FLIGHT = Gauge "ringwatch_operations_in_flight" None, ["node", "job_name", "communicator"],
+    IN_FLIGHT = Gauge "ringwatch_operations_in_flight" None, ["node", "job_name", "uid", "communicator"],
         "Collectives that some rank has yet to finish, or to issue.";
-    OLDEST = Gauge "ringwatch_oldest_operation_age_seconds" S, ["node", "job_name", "communicator"],
+    OLDEST = Gauge "ringwatch_oldest_operation_age_seconds" S, ["node", "job_name", "uid", "communicator"],
         "Age of the oldest collective in flight; absent while none is.";
-    COMM_RANKS = Gauge "ringwatch_communicator_ranks" None, ["node", "job_name", "communicator", "state"],
+    COMM_RANKS = Gauge "ringwatch_communicator_ranks" None, ["node", "job_name", "uid", "communicator", "state"],
         "Ranks of the communicator: all, and those seen here.";
-    PROCESSES = Gauge "ringwatch_job_processes" None, ["node", "job_name", "state"],
+    PROCESSES = Gauge "ringwatch_job_processes" None, ["node", "job_name", "uid", "state"],
         "Processes of the job on this node, alive and gone, while one is alive.";
-    NCCL_BUSY = Gauge "ringwatch_nccl_threads_busy_ratio" Some("ratio"), ["node", "job_name"],
+    NCCL_BUSY = Gauge "ringwatch_nccl_threads_busy_ratio" Some("ratio"), ["node", "job_name", "uid"],
         "Share of the last second in which the busiest of NCCL's own threads of the job's processes on this node ran.";
-    NCCL_STARVED = Gauge "ringwatch_nccl_threads_starved_ratio" Some("ratio"), ["node", "job_name"],
+    NCCL_STARVED = Gauge "ringwatch_nccl_threads_starved_ratio" Some("ratio"), ["node", "job_name", "uid"],
         "Share of the last second in which the worst-off of these threads wanted a CPU and had none.";
-    FINDINGS = Gauge "ringwatch_findings" None, ["node", "job_name", "kind", "severity"],
+    FINDINGS = Gauge "ringwatch_findings" None, ["node", "job_name", "uid", "kind", "severity"],
         "Findings that are open; 0 for those that were.";
-    FINDINGS_TOTAL = Counter "ringwatch_findings_opened" None, ["node", "job_name", "kind", "severity"],
+    FINDINGS_TOTAL = Counter "ringwatch_findings_opened" None, ["node", "job_name", "uid", "kind", "severity"],
         "Findings opened so far.";
-    FINDINGS_CLOSED = Counter "ringwatch_findings_closed" None, ["node", "job_name", "kind", "severity", "reason"],
+    FINDINGS_CLOSED = Counter "ringwatch_findings_closed" None, ["node", "job_name", "uid", "kind", "severity", "reason"],
         "Findings closed so far, by reason: resolved, job-ended, superseded, unobserved (while no agent ran).";
-    LOST = Counter "ringwatch_lost_records" None, ["node", "job_name", "reason"],
+    LOST = Counter "ringwatch_lost_records" None, ["node", "job_name", "uid", "reason"],
         "Records that were lost, by reason: what the job's plugin could not record, and what was overwritten unread.";
     GPU = Info "ringwatch_gpu" None, ["node", "gpu", "index", "uuid", "model", "numa_node"],
         "What a GPU is.";
@@ -242,13 +242,13 @@ catalogue! {
     NVLINK_BYTES = Counter "ringwatch_nvlink_bytes" B, ["node", "gpu", "direction"],
         "Bytes over all NVLinks of a GPU since this agent started.";
     WIRE_EXPECTED = Counter "ringwatch_wire_expected_bytes" B,
-        ["node", "gpu", "communicator", "collective", "direction"],
+        ["node", "gpu", "uid", "communicator", "collective", "direction"],
         "Bytes that operations should have put on a GPU's NVLinks, by algorithm, protocol, size and ranks.";
     WIRE_COMPARABLE = Counter "ringwatch_wire_comparable_bytes" B,
-        ["node", "gpu", "communicator", "collective", "direction"],
+        ["node", "gpu", "uid", "communicator", "collective", "direction"],
         "Those of them that fell into seconds in which the GPU's counters were read.";
     WIRE_ATTRIBUTED = Counter "ringwatch_wire_attributed_bytes" B,
-        ["node", "gpu", "communicator", "collective", "direction"],
+        ["node", "gpu", "uid", "communicator", "collective", "direction"],
         "Bytes that the counters moved for them in these seconds; over the comparable ones, near 1.";
     WIRE_FOREIGN = Counter "ringwatch_wire_foreign_bytes" B, ["node", "gpu", "direction"],
         "Bytes on a GPU's NVLinks that belong to no operation that is known.";
@@ -257,13 +257,13 @@ catalogue! {
     NETWORK_MEASURED = Counter "ringwatch_network_measured_bytes" B, ["node", "direction"],
         "Bytes over a node's RDMA ports, or its interfaces of hardware where it has none, since this agent started.";
     NETWORK_EXPECTED = Counter "ringwatch_network_expected_bytes" B,
-        ["node", "communicator", "collective", "direction"],
+        ["node", "uid", "communicator", "collective", "direction"],
         "Bytes that operations should have put on a node's network, by algorithm, protocol, size, ranks and nodes.";
     NETWORK_COMPARABLE = Counter "ringwatch_network_comparable_bytes" B,
-        ["node", "communicator", "collective", "direction"],
+        ["node", "uid", "communicator", "collective", "direction"],
         "Those of them that fell into seconds in which the node's counters were read.";
     NETWORK_ATTRIBUTED = Counter "ringwatch_network_attributed_bytes" B,
-        ["node", "communicator", "collective", "direction"],
+        ["node", "uid", "communicator", "collective", "direction"],
         "Bytes that the counters moved for them in these seconds; over the comparable ones, near 1.";
     NETWORK_FOREIGN = Counter "ringwatch_network_foreign_bytes" B, ["node", "direction"],
         "Bytes on a node's network that belong to no operation that is known.";
@@ -359,11 +359,11 @@ catalogue! {
         "Of a communicator one in 2^level operations is published, or 4096 / 2^level a second where that is more.";
     BUS_WAITING = Gauge "ringwatch_bus_waiting_bytes" B, ["node"],
         "Bytes that wait to be sent.";
-    CLUSTER_FINDINGS = Gauge "ringwatch_cluster_findings" None, ["node", "job_name", "kind", "severity"],
+    CLUSTER_FINDINGS = Gauge "ringwatch_cluster_findings" None, ["node", "job_name", "uid", "kind", "severity"],
         "Findings that are open in the partitions the analyser on this node speaks for; agents tell theirs under another name.";
-    CLUSTER_OPERATIONS = Counter "ringwatch_cluster_operations" None, ["node", "job_name", "collective"],
+    CLUSTER_OPERATIONS = Counter "ringwatch_cluster_operations" None, ["node", "job_name", "uid", "collective"],
         "Operations that are over, over all nodes and each counted once; every analyser counts all that agents tell of.";
-    CLUSTER_BYTES = Counter "ringwatch_cluster_operation_bytes" B, ["node", "job_name", "collective"],
+    CLUSTER_BYTES = Counter "ringwatch_cluster_operation_bytes" B, ["node", "job_name", "uid", "collective"],
         "Their message sizes, as nccl-tests counts them.";
     ANALYSER_NODES = Gauge "ringwatch_analyser_nodes" None, ["node", "state"],
         "Nodes the analyser hears, those that are silent, and those whose agent has ended.";
@@ -405,7 +405,8 @@ pub fn markdown() -> String {
          Every series has `cluster` where the configuration names one. Series with a `gpu` or a `rank` have `pod`, \
          `namespace` and `container` as dcgm-exporter has them, where the kubelet or the process's environment names \
          them; where a GPU is shared by several containers they have none. `job_name` is the training job; Prometheus \
-         keeps `job` for itself. `size_class` is `2^n` for messages of 2^n up to 2^(n+1)-1 bytes. Where more series \
+         keeps `job` for itself. `uid` is the user id of the job's processes: any user may name a job and a communicator \
+         like another one's, and a query that adds up series groups by `uid` as well. `size_class` is `2^n` for messages of 2^n up to 2^(n+1)-1 bytes. Where more series \
          would be needed than the budget allows, one with `overflow=\"true\"` in place of the other labels takes the \
          rest. What is not known has no series; only a count of nothing is zero.\n\n\
          OTLP writes the names with dots, and gives what OpenTelemetry's conventions for hardware know under their names \

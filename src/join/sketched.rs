@@ -308,19 +308,20 @@ impl Tally {
 /// What jobs have done, as far as sketches tell.
 #[derive(Debug, Clone, Default)]
 pub struct Tallies {
-    /// By job and operation, with the number in the order in which these came.
-    jobs: BTreeMap<String, BTreeMap<Func, (usize, Tally)>>,
+    /// By job, its user and operation, with the number in the order in which these came.
+    jobs: BTreeMap<(String, Option<u32>), BTreeMap<Func, (usize, Tally)>>,
     known: usize,
     /// Of jobs for which there was no room.
     rest: Tally,
 }
 
 impl Tallies {
-    pub(super) fn add(&mut self, job: &str, func: Func, more: Tally) {
-        if !self.jobs.contains_key(job) && self.jobs.len() < JOBS {
-            self.jobs.insert(job.to_owned(), BTreeMap::new());
+    pub(super) fn add(&mut self, job: &str, owner: Option<u32>, func: Func, more: Tally) {
+        let job = (job.to_owned(), owner);
+        if !self.jobs.contains_key(&job) && self.jobs.len() < JOBS {
+            self.jobs.insert(job.clone(), BTreeMap::new());
         }
-        let Some(own) = self.jobs.get_mut(job) else { return self.rest.add(more) };
+        let Some(own) = self.jobs.get_mut(&job) else { return self.rest.add(more) };
         let (_, tally) = own.entry(func).or_insert_with(|| {
             self.known += 1;
             (self.known, Tally::default())
@@ -328,15 +329,17 @@ impl Tallies {
         tally.add(more);
     }
 
-    /// By job and operation, in the order in which these came: what is shown of them stays shown.
-    pub fn all(&self) -> Vec<(&str, Func, Tally)> {
+    /// By job, its user and operation, in the order in which these came: what is shown of them stays shown.
+    pub fn all(&self) -> Vec<(&str, Option<u32>, Func, Tally)> {
         let mut all: Vec<_> = self
             .jobs
             .iter()
-            .flat_map(|(job, own)| own.iter().map(|(func, (at, tally))| (*at, job.as_str(), *func, *tally)))
+            .flat_map(|((job, owner), own)| {
+                own.iter().map(|(func, (at, tally))| (*at, (job.as_str(), *owner, *func, *tally)))
+            })
             .collect();
         all.sort_by_key(|t| t.0);
-        all.into_iter().map(|(_, job, func, tally)| (job, func, tally)).collect()
+        all.into_iter().map(|(_, tally)| tally).collect()
     }
 
     /// Of all jobs that are not told apart.
@@ -368,7 +371,8 @@ impl Join {
         if counts {
             let process = c.members().get(&s.rank).and_then(|m| self.processes.get(&m.record.segment));
             let job = process.and_then(|p| p.record.job.name.as_deref()).unwrap_or_default();
-            self.tallies.add(job, s.func, Tally { count: s.count, bytes: s.bytes });
+            let owner = process.and_then(|p| p.record.owner);
+            self.tallies.add(job, owner, s.func, Tally { count: s.count, bytes: s.bytes });
         }
         // What is over cannot have been in the future, whatever its node's clock says.
         let ends_ns = s.from_ns.saturating_add(u64::from(s.seconds).saturating_mul(S));
@@ -661,7 +665,7 @@ mod tests {
         }
         assert_eq!(rates(&join, 21 * S).2, 128.0, "those of the others count as before");
         let told = Tally { count: 20 * 128, bytes: Some((20 * 128) << 22) };
-        assert_eq!(join.tallies().all(), [("job", Func::AllReduce, told)]);
+        assert_eq!(join.tallies().all(), [("job", None, Func::AllReduce, told)]);
         for func in Func::ALL {
             for size in 0..64 {
                 let s = Sketch { func: *func, size_class: Some(size), ..of_host(20, 2) };
@@ -676,13 +680,13 @@ mod tests {
         let mut all = Tallies::default();
         let one = |bytes| Tally { count: 1, bytes };
         for n in 0..JOBS + 10 {
-            all.add(&format!("job-{}", JOBS + 10 - n), Func::AllReduce, one(Some(4)));
+            all.add(&format!("job-{}", JOBS + 10 - n), None, Func::AllReduce, one(Some(4)));
         }
-        all.add("job-266", Func::Broadcast, one(None));
-        all.add("job-266", Func::AllReduce, one(None));
+        all.add("job-266", None, Func::Broadcast, one(None));
+        all.add("job-266", None, Func::AllReduce, one(None));
         let told = all.all();
         assert_eq!((told.len(), all.rest()), (JOBS + 1, Tally { count: 10, bytes: Some(40) }));
-        assert_eq!(told[0], ("job-266", Func::AllReduce, Tally { count: 2, bytes: Some(4) }));
-        assert_eq!(told[JOBS], ("job-266", Func::Broadcast, one(None)), "the last that came");
+        assert_eq!(told[0], ("job-266", None, Func::AllReduce, Tally { count: 2, bytes: Some(4) }));
+        assert_eq!(told[JOBS], ("job-266", None, Func::Broadcast, one(None)), "the last that came");
     }
 }

@@ -37,6 +37,8 @@ pub(crate) struct Hand {
     /// The wall clock at the host's monotonic zero.
     epoch_ns: u64,
     issued: u64,
+    /// The user whose job it is.
+    owner: Option<u32>,
     /// When the machine was last read.
     read_ns: Option<u64>,
 }
@@ -51,18 +53,37 @@ impl Hand {
     pub(crate) fn since(ranks: u32, epoch_ns: u64) -> Self {
         let mut join = Join::new();
         join.keep_finished();
-        let mut hand = Hand { join, ranks, epoch_ns, issued: 0, read_ns: None };
-        for r in 0..ranks {
-            hand.process(r, Liveness::Alive);
-            hand.member(r, 0);
-        }
+        let mut hand = Hand { join, ranks, epoch_ns, issued: 0, owner: None, read_ns: None };
+        hand.begin();
         hand
+    }
+
+    fn begin(&mut self) {
+        for r in 0..self.ranks {
+            self.process(r, Liveness::Alive);
+            self.member(r, 0);
+        }
+    }
+
+    /// From now on feeds the job of this user, which has all names and numbers of the one before.
+    pub(crate) fn switch_to_user(&mut self, owner: u32) {
+        (self.owner, self.issued) = (Some(owner), 0);
+        self.begin();
+    }
+
+    fn segment(&self, r: u32) -> SegmentId {
+        SegmentId(u64::from(r) + 1 + 100 * u64::from(self.owner.unwrap_or(0)))
+    }
+
+    /// The communicator of the job that is fed.
+    pub(crate) fn comm(&self) -> CommId {
+        CommId::new(COMM.nccl_hash(), self.owner)
     }
 
     pub(crate) fn process(&mut self, r: u32, liveness: Liveness) {
         let labels = BTreeMap::from([("user.name".to_owned(), "ada".to_owned())]);
         self.join.feed(Update::Segment(SegmentRecord {
-            id: SegmentId(u64::from(r) + 1),
+            id: self.segment(r),
             path: format!("/dev/shm/{r}.seg").into(),
             pid: 100 + r,
             host: "node1".into(),
@@ -76,7 +97,7 @@ impl Hand {
                 local: Some(self.ranks),
                 labels,
             },
-            owner: None,
+            owner: self.owner,
             liveness,
             created_ns: 0,
             created_unix_ns: self.epoch_ns,
@@ -86,8 +107,8 @@ impl Hand {
 
     pub(crate) fn member(&mut self, r: u32, issued: u64) {
         self.join.feed(Update::Comm(CommRecord {
-            segment: SegmentId(u64::from(r) + 1),
-            comm: COMM,
+            segment: self.segment(r),
+            comm: self.comm(),
             rank: Rank(r),
             ranks: Some(self.ranks),
             nodes: Some(1),
@@ -205,9 +226,9 @@ impl Hand {
             stop_seen_ns: stop.map(|s| s + 1_000),
         });
         OpRecord {
-            segment: SegmentId(u64::from(r) + 1),
+            segment: self.segment(r),
             ticket: order,
-            comm: COMM,
+            comm: self.comm(),
             rank: Rank(r),
             lane: Lane::Collective,
             order: Some(order),

@@ -1,6 +1,7 @@
 //! The cluster's bus: what an agent puts on it, and what an analyser hears and makes of it.
 
 use super::family::{Families, Value};
+use super::scope::uid_text;
 use crate::export::catalogue as c;
 use crate::join::Tally;
 use crate::model::{Func, Kind, Severity};
@@ -95,10 +96,10 @@ impl Sums {
 /// What an analyser knows, as far as numbers tell it: nothing grows with the cluster but the jobs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Analysis {
-    /// Open findings of the partitions that it speaks for, by job, kind and severity.
-    pub findings: BTreeMap<(String, Kind, Severity), u64>,
-    /// What jobs have done, by job and operation, in the order in which these came.
-    pub operations: Vec<(String, Func, Tally)>,
+    /// Open findings of the partitions that it speaks for, by job, its user, kind and severity.
+    pub findings: BTreeMap<(String, Option<u32>, Kind, Severity), u64>,
+    /// What jobs have done, by job, its user and operation, in the order in which these came.
+    pub operations: Vec<(String, Option<u32>, Func, Tally)>,
     /// The same of jobs that are not told apart.
     pub other_operations: Tally,
     /// Nodes that are heard, silent and ended.
@@ -124,24 +125,24 @@ pub struct Analysis {
 impl Analysis {
     pub(super) fn gather(&self, out: &mut Families, node: &str, budget: usize) {
         let mut folded = 0;
-        for (i, ((job, kind, severity), n)) in self.findings.iter().enumerate() {
+        for (i, ((job, owner, kind, severity), n)) in self.findings.iter().enumerate() {
             if i >= budget {
                 folded += n;
                 continue;
             }
-            let labels = [node, job, kind.as_str(), severity.as_str()];
+            let labels = [node, job, &*uid_text(*owner), kind.as_str(), severity.as_str()];
             out.number(c::CLUSTER_FINDINGS, &labels, *n as f64);
         }
         if folded > 0 {
             out.overflow(c::CLUSTER_FINDINGS, Value::Number(folded as f64));
         }
         let mut rest = self.other_operations;
-        for (i, (job, func, tally)) in self.operations.iter().enumerate() {
+        for (i, (job, owner, func, tally)) in self.operations.iter().enumerate() {
             if i >= budget {
                 rest.add(*tally);
                 continue;
             }
-            let labels = [node, job, func.as_str()];
+            let labels = [node, job, &*uid_text(*owner), func.as_str()];
             out.number(c::CLUSTER_OPERATIONS, &labels, tally.count as f64);
             out.known(c::CLUSTER_BYTES, &labels, tally.bytes.map(|b| b as f64));
         }

@@ -1,6 +1,7 @@
 //! The machines under the jobs, from the last readings.
 
 use super::family::Families;
+use super::scope::uid_text;
 use crate::export::catalogue as c;
 use crate::join::{Hardware, Wire, WireTotals};
 use crate::model::{
@@ -109,8 +110,8 @@ fn wires(out: &mut Families, node: &str, gpu: &str, w: &WireTotals) {
     ways(out, c::WIRE_FOREIGN, &[node, gpu], w.foreign);
     ways(out, c::WIRE_UNKNOWN, &[node, gpu], w.unknown);
     for (comm, func, share) in w.by() {
-        let comm = comm.to_string();
-        let labels = [node, gpu, &*comm, func.as_str()];
+        let (uid, comm) = (uid_text(comm.owner()), comm.to_string());
+        let labels = [node, gpu, &*uid, &*comm, func.as_str()];
         ways(out, c::WIRE_EXPECTED, &labels, share.expected);
         ways(out, c::WIRE_COMPARABLE, &labels, share.comparable);
         ways(out, c::WIRE_ATTRIBUTED, &labels, share.attributed);
@@ -122,8 +123,8 @@ fn network(out: &mut Families, node: &str, w: &WireTotals) {
     ways(out, c::NETWORK_FOREIGN, &[node], w.foreign);
     ways(out, c::NETWORK_UNKNOWN, &[node], w.unknown);
     for (comm, func, share) in w.by() {
-        let comm = comm.to_string();
-        let labels = [node, &*comm, func.as_str()];
+        let (uid, comm) = (uid_text(comm.owner()), comm.to_string());
+        let labels = [node, &*uid, &*comm, func.as_str()];
         ways(out, c::NETWORK_EXPECTED, &labels, share.expected);
         ways(out, c::NETWORK_COMPARABLE, &labels, share.comparable);
         ways(out, c::NETWORK_ATTRIBUTED, &labels, share.attributed);

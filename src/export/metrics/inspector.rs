@@ -1,6 +1,7 @@
 //! The names of NVIDIA's NCCL Inspector, so that its dashboard works: gauges of what was over since the last scrape.
 //! Two who scrape would share that between them.
 
+use super::scope::uid_text;
 use crate::join::{Finished, Join, algbw};
 use crate::model::{Func, SegmentId, Track, bus_factor};
 use std::collections::BTreeMap;
@@ -65,6 +66,9 @@ impl Inspector {
                 ("n_nodes", nodes.to_string()),
                 ("nranks", ranks.to_string()),
             ];
+            // It knows no users; without this label their means would be mixed where names are the same.
+            let owner = join.process(part.segment).and_then(|p| p.record.owner);
+            labels.extend(owner.map(|uid| ("uid", uid_text(Some(uid)))));
             let size = size_range(bytes);
             let means = if let Track::Pair(from, _) = f.track {
                 let func = if part.rank == from { Func::Send } else { Func::Recv };

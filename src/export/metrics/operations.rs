@@ -199,7 +199,7 @@ impl Operations {
             let s = scopes.get(k.scope);
             let size = k.size_class.map_or_else(String::new, |n| format!("2^{n}"));
             let (algo, proto) = (k.algo.map_or("", Algo::as_str), k.proto.map_or("", Proto::as_str));
-            let labels = [&*s.node, &*s.job, &*s.communicator, k.func.as_str(), algo, proto, &*size];
+            let labels = [&*s.node, &*s.job, &*s.uid, &*s.communicator, k.func.as_str(), algo, proto, &*size];
             sums.gather(|metric, value| out.put(metric, &labels, value));
         }
         if let Some(sums) = self.classes.overflow() {
@@ -209,7 +209,9 @@ impl Operations {
             let s = scopes.get(*scope);
             let rank = rank.to_string();
             out.inside(s.container.clone());
-            of.gather(|metric, value| out.put(metric, &[&s.node, &s.job, &s.communicator, &rank], value));
+            of.gather(|metric, value| {
+                out.put(metric, &[&s.node, &s.job, &s.uid, &s.communicator, &rank], value)
+            });
         }
         out.inside(None);
         if let Some(of) = self.ranks.overflow() {
@@ -217,7 +219,7 @@ impl Operations {
         }
         for (scope, of) in self.network.iter() {
             let s = scopes.get(*scope);
-            let labels = |what| [&*s.node, &*s.job, &*s.communicator, what];
+            let labels = |what| [&*s.node, &*s.job, &*s.uid, &*s.communicator, what];
             out.number(c::NETWORK_BYTES, &labels("transmit"), of.sent as f64);
             out.number(c::NETWORK_BYTES, &labels("receive"), of.received as f64);
             for (phase, waited) in PHASES.into_iter().zip(of.waited_ns) {
@@ -232,7 +234,7 @@ impl Operations {
         }
         for ((scope, reason), n) in self.untimed.iter() {
             let s = scopes.get(*scope);
-            out.number(c::UNTIMED, &[&s.node, &s.job, reason], *n as f64);
+            out.number(c::UNTIMED, &[&s.node, &s.job, &s.uid, reason], *n as f64);
         }
         if let Some(n) = self.untimed.overflow() {
             out.overflow(c::UNTIMED, Value::Number(*n as f64));

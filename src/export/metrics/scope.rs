@@ -1,4 +1,4 @@
-//! Where something belongs: node, job and communicator, as labels.
+//! Where something belongs: node, job, user and communicator, as labels.
 
 use crate::join::Join;
 use crate::model::{CommId, Holder, SegmentId};
@@ -45,10 +45,17 @@ pub(super) struct Scope {
     pub(super) node: String,
     /// The job's name.
     pub(super) job: String,
+    /// The user of the job's processes, whose names are no other user's; empty where it is not known.
+    pub(super) uid: String,
     /// The communicator's name, or its id where it has none; empty for what belongs to none.
     pub(super) communicator: String,
     /// The container of a rank; absent where none is known, and for what may belong to several.
     pub(super) container: Option<Container>,
+}
+
+/// A user's number as a label; empty where it is not known.
+pub(super) fn uid_text(uid: Option<u32>) -> String {
+    uid.map_or_else(String::new, |uid| uid.to_string())
 }
 
 /// Stands for a scope in keys.
@@ -58,7 +65,7 @@ pub(super) struct ScopeId(u64);
 /// A communicator, a process of it, and whether it is about that process alone.
 type Asked = (Option<CommId>, Option<SegmentId>, bool);
 
-/// The scopes in use. Communicators that share a name, a job and a node share one.
+/// The scopes in use. Communicators that share a name, a job, a user and a node share one.
 #[derive(Debug, Default)]
 pub(super) struct Scopes {
     ids: HashMap<Scope, ScopeId>,
@@ -101,6 +108,7 @@ impl Scopes {
         let scope = Scope {
             node: process.map_or_else(String::new, |p| p.record.host.clone()),
             job: process.and_then(|p| p.record.job.name.clone()).unwrap_or_default(),
+            uid: uid_text(process.and_then(|p| p.record.owner)),
             communicator: named.or(comm.map(|c| c.to_string())).unwrap_or_default(),
             container: segment.filter(|_| is_rank).and_then(|s| Container::of_process(join, s)),
         };
@@ -122,8 +130,13 @@ impl Scopes {
 
     /// The labels of a scope that is in use.
     pub(super) fn get(&self, id: ScopeId) -> &Scope {
-        const NONE: &Scope =
-            &Scope { node: String::new(), job: String::new(), communicator: String::new(), container: None };
+        const NONE: &Scope = &Scope {
+            node: String::new(),
+            job: String::new(),
+            uid: String::new(),
+            communicator: String::new(),
+            container: None,
+        };
         self.scopes.get(&id).unwrap_or(NONE)
     }
 

@@ -1,7 +1,7 @@
 //! What goes on: operations in flight, processes, findings, and what was lost on the way.
 
 use super::family::{Families, Value};
-use super::scope::{ScopeId, Scopes};
+use super::scope::{ScopeId, Scopes, uid_text};
 use super::store::Store;
 use crate::export::catalogue as c;
 use crate::join::Join;
@@ -40,10 +40,10 @@ pub(super) fn in_flight(out: &mut Families, scopes: &mut Scopes, join: &Join, no
     }
     for (scope, of) in now.iter() {
         let s = scopes.get(*scope);
-        let labels = [&*s.node, &*s.job, &*s.communicator];
+        let labels = [&*s.node, &*s.job, &*s.uid, &*s.communicator];
         out.number(c::IN_FLIGHT, &labels, of.in_flight as f64);
         out.known(c::OLDEST, &labels, of.oldest_ns.map(|n| n as f64 / 1e9));
-        let labels = |state| [&*s.node, &*s.job, &*s.communicator, state];
+        let labels = |state| [&*s.node, &*s.job, &*s.uid, &*s.communicator, state];
         out.known(c::COMM_RANKS, &labels("all"), of.ranks.map(|n| n as f64));
         out.number(c::COMM_RANKS, &labels("seen"), of.seen as f64);
     }
@@ -57,29 +57,31 @@ pub(super) fn in_flight(out: &mut Families, scopes: &mut Scopes, join: &Join, no
 
 /// Processes by job, of jobs that have one here: the segments of a job that has ended are no part of it.
 pub(super) fn processes(out: &mut Families, join: &Join) {
-    let mut jobs: BTreeMap<(&str, &str), [u64; 2]> = BTreeMap::new();
-    let mut nccl: BTreeMap<(&str, &str), [Option<f64>; 2]> = BTreeMap::new();
+    let mut jobs: BTreeMap<(&str, &str, Option<u32>), [u64; 2]> = BTreeMap::new();
+    let mut nccl: BTreeMap<(&str, &str, Option<u32>), [Option<f64>; 2]> = BTreeMap::new();
     for p in join.processes() {
         let name = p.record.job.name.as_deref().unwrap_or("");
         let alive = p.record.liveness == Liveness::Alive;
-        jobs.entry((&p.record.host, name)).or_default()[usize::from(!alive)] += 1;
+        let job = (p.record.host.as_str(), name, p.record.owner);
+        jobs.entry(job).or_default()[usize::from(!alive)] += 1;
         if let Some(fact) = p.host.as_ref().filter(|_| alive) {
-            let worst = nccl.entry((&p.record.host, name)).or_default();
+            let worst = nccl.entry(job).or_default();
             for (worst, own) in worst.iter_mut().zip([fact.nccl_busy, fact.nccl_starved]) {
                 *worst = own.map_or(*worst, |own| Some(worst.map_or(own, |w| w.max(own))));
             }
         }
     }
-    for ((node, job), shares) in nccl {
+    for ((node, job, owner), shares) in nccl {
         for (metric, share) in [c::NCCL_BUSY, c::NCCL_STARVED].into_iter().zip(shares) {
             if let Some(share) = share {
-                out.number(metric, &[node, job], share);
+                out.number(metric, &[node, job, &uid_text(owner)], share);
             }
         }
     }
-    for ((node, job), [alive, gone]) in jobs.into_iter().filter(|(_, [alive, _])| *alive > 0) {
-        out.number(c::PROCESSES, &[node, job, "alive"], alive as f64);
-        out.number(c::PROCESSES, &[node, job, "gone"], gone as f64);
+    for ((node, job, owner), [alive, gone]) in jobs.into_iter().filter(|(_, [alive, _])| *alive > 0) {
+        let uid = uid_text(owner);
+        out.number(c::PROCESSES, &[node, job, &uid, "alive"], alive as f64);
+        out.number(c::PROCESSES, &[node, job, &uid, "gone"], gone as f64);
     }
 }
 
@@ -155,14 +157,14 @@ impl Findings {
         for (k, n) in now.iter().filter(|(k, _)| !counted.contains_key(k)) {
             if counted.len() < self.opened.budget() {
                 let s = scopes.get(k.0);
-                out.number(c::FINDINGS, &[&*s.node, &*s.job, k.1.as_str(), k.2.as_str()], *n as f64);
+                out.number(c::FINDINGS, &[&*s.node, &*s.job, &*s.uid, k.1.as_str(), k.2.as_str()], *n as f64);
             } else {
                 folded += n;
             }
         }
         for (k, n) in &counted {
             let s = scopes.get(k.0);
-            let labels = [&*s.node, &*s.job, k.1.as_str(), k.2.as_str()];
+            let labels = [&*s.node, &*s.job, &*s.uid, k.1.as_str(), k.2.as_str()];
             out.number(c::FINDINGS_TOTAL, &labels, *n as f64);
             out.number(c::FINDINGS, &labels, now.get(k).copied().unwrap_or(0) as f64);
         }
@@ -172,7 +174,7 @@ impl Findings {
         closed.extend(self.closed.iter().map(|(key, n)| (*key, *n)));
         for ((k, reason), n) in closed {
             let s = scopes.get(k.0);
-            let labels = [&*s.node, &*s.job, k.1.as_str(), k.2.as_str(), reason.as_str()];
+            let labels = [&*s.node, &*s.job, &*s.uid, k.1.as_str(), k.2.as_str(), reason.as_str()];
             out.number(c::FINDINGS_CLOSED, &labels, n as f64);
         }
         if let Some(n) = self.opened.overflow() {
@@ -257,7 +259,7 @@ impl Losses {
     pub(super) fn gather(&self, out: &mut Families, scopes: &Scopes) {
         for ((scope, reason), n) in self.counts.iter() {
             let s = scopes.get(*scope);
-            out.number(c::LOST, &[&s.node, &s.job, reason], *n as f64);
+            out.number(c::LOST, &[&s.node, &s.job, &s.uid, reason], *n as f64);
         }
         if let Some(n) = self.counts.overflow() {
             out.overflow(c::LOST, Value::Number(*n as f64));

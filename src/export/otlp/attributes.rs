@@ -37,6 +37,7 @@ pub(super) fn of_operation(join: &Join, f: &Finished) -> Vec<KeyValue> {
     let name = comm.and_then(|c| c.members().values().find_map(|m| m.record.name.clone()));
     known("nccl.communicator.name", name.map(Value::from));
     let process = f.parts.first().and_then(|p| join.process(p.segment));
+    known("process.user.id", process.and_then(|p| p.record.owner).map(|uid| i64::from(uid).into()));
     known("ringwatch.job.name", process.and_then(|p| p.record.job.name.clone()).map(Value::from));
     a
 }
@@ -52,6 +53,7 @@ pub(super) fn of_part(join: &Join, f: &Finished, part: &FinishedPart) -> Vec<Key
         let r = &p.record;
         a.push(KeyValue::new("host.name", r.host.clone()));
         a.push(KeyValue::new("process.pid", i64::from(r.pid)));
+        a.extend(r.owner.map(|uid| KeyValue::new("process.user.id", i64::from(uid))));
         a.push(KeyValue::new("process.executable.name", r.program.clone()));
         a.extend(r.nccl.clone().map(|v| KeyValue::new("nccl.version", v)));
         a.extend(r.job.name.clone().map(|v| KeyValue::new("ringwatch.job.name", v)));
@@ -118,6 +120,9 @@ pub(super) fn of_finding(f: &Finding) -> Vec<(&'static str, AnyValue)> {
         ("nccl.issue_order", AnyValue::from(whole(f.operation.order))),
         ("nccl.track", text(&f.operation.track.to_string())),
     ];
+    if let Some(uid) = f.communicator.owner() {
+        a.push(("process.user.id", AnyValue::from(i64::from(uid))));
+    }
     if let Some(cause) = &f.cause {
         a.push(("ringwatch.finding.cause", text(cause.as_str())));
     }

@@ -162,6 +162,7 @@ fn attributes(s: &Sample) -> Vec<KeyValue> {
     let name = |label| match label {
         "node" => "host.name",
         "gpu" => "hw.id",
+        "uid" => "process.user.id",
         "error_type" => "error.type",
         "direction" => "network.io.direction",
         other => other,

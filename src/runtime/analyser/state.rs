@@ -469,7 +469,8 @@ impl State {
             let first = join.communicator(f.communicator).and_then(|c| c.members().values().next());
             let process = first.and_then(|m| join.process(m.record.segment));
             let job = process.and_then(|p| p.record.job.name.clone()).unwrap_or_default();
-            *findings.entry((job, f.kind, f.severity)).or_insert(0) += 1;
+            let owner = process.and_then(|p| p.record.owner);
+            *findings.entry((job, owner, f.kind, f.severity)).or_insert(0) += 1;
         }
         let reader = self.monitor.source().reader();
         let mut nodes = [0; 3];
@@ -489,7 +490,11 @@ impl State {
         let told = join.tallies();
         Analysis {
             findings,
-            operations: told.all().into_iter().map(|(job, func, t)| (job.to_owned(), func, t)).collect(),
+            operations: told
+                .all()
+                .into_iter()
+                .map(|(job, owner, func, t)| (job.to_owned(), owner, func, t))
+                .collect(),
             other_operations: told.rest(),
             nodes,
             counts: self.sums.all().clone(),
