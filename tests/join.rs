@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use ringwatch::detect::{Detector, Settings};
-use ringwatch::join::{Join, View};
+use ringwatch::join::{Join, MemoryLimit, View};
 use ringwatch::model::{
     Algo, ChannelStamp, CommId, CommRecord, DataType, Flags, Func, Job, Lane, Liveness, Making, NetPhase,
     NetProgress, OpRecord, Proto, Rank, RedOp, Returned, SegmentId, SegmentRecord, Timing, Untimed, Update,
@@ -413,6 +413,48 @@ fn a_long_healthy_job_takes_no_more_memory_than_a_short_one() {
     let (join, most) = long_run(|_| {});
     assert!(most <= 1_000, "{most} operations held");
     assert_eq!(join.classes().map(|(_, c)| c.count()).sum::<u64>(), 25_000);
+}
+
+/// What a job counts and loses that makes one communicator after the other, beside a limit of memory that holds the history
+/// of a few.
+fn counted_and_lost(closes: bool) -> (usize, u64) {
+    const COMMUNICATORS: u64 = 60;
+    const OPERATIONS: u64 = 600;
+    let mut join = Join::new();
+    join.limit_memory(MemoryLimit::OfUsers(8 << 20));
+    join.keep_finished();
+    (0..4).for_each(|rank| join.feed(Update::Segment(segment_of(rank))));
+    let mut counted = 0;
+    for n in 0..COMMUNICATORS {
+        let comm = CommId::unowned(n);
+        let members = |join: &mut Join, finalized_ns| {
+            for rank in 0..4 {
+                let record = CommRecord { comm, finalized_ns, ..member_of(rank, OPERATIONS) };
+                join.feed(Update::Comm(record));
+            }
+        };
+        members(&mut join, None);
+        for order in 0..OPERATIONS {
+            let at = n * OPERATIONS + order;
+            for rank in 0..4 {
+                let op = OpRecord { comm, order: Some(order), seq: Some(order), ..all_reduce(rank, at) };
+                join.feed(Update::Op(Box::new(op)));
+            }
+            if order % 100 == 99 {
+                join.tick(2 * S + at * 1_000_000 + 1_000_000);
+                counted += join.take_finished().len();
+            }
+        }
+        members(&mut join, closes.then_some(2 * S + n * OPERATIONS * 1_000_000));
+    }
+    let lost = join.processes().flat_map(|p| p.missed.values()).sum();
+    (counted, lost)
+}
+
+#[test]
+fn history_makes_room_before_records_are_lost() {
+    assert_eq!(counted_and_lost(true), (36_000, 0), "of communicators that are closed");
+    assert_eq!(counted_and_lost(false), (36_000, 0), "of communicators that go on");
 }
 
 #[test]

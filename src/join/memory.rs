@@ -1,10 +1,11 @@
 //! Memory by who fills it: what one user's processes, or one node, say must not take what the others need.
 //!
 //! Every communicator is accounted to its payer by an estimate of what it takes. As long as all payers together stay below
-//! the limit nobody is held to anything; above it those that take most are, down to a fair share.
+//! the limit nobody is held to anything; above it those that take most are, down to a fair share. From three quarters of
+//! the limit on, those that take most give up what is kept to be shown, so that history costs nobody new records.
 
 use crate::model::CommId;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Who pays for a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -34,6 +35,8 @@ pub(super) struct Memory {
     total: usize,
     /// Payers above the limit of each.
     over: usize,
+    /// Payers above three quarters of the limit of each.
+    near: usize,
     /// What one user may take, in bytes, while all together take too much.
     share: Option<usize>,
 }
@@ -72,11 +75,14 @@ impl Memory {
             MemoryLimit::OfUsers(most) => {
                 let over = self.total > most;
                 if over != self.share.is_some() {
-                    self.share = over.then(|| self.fair_share(most));
+                    self.share = over.then(|| self.fair_share(most / 8 * 7));
                 }
             }
             MemoryLimit::OfEachNode(most) => {
-                self.over = self.over + usize::from(is > most) - usize::from(was > most);
+                let above = |bytes: usize, most: usize| usize::from(bytes > most);
+                self.over = self.over + above(is, most) - above(was, most);
+                let near = three_quarters(most);
+                self.near = self.near + above(is, near) - above(was, near);
             }
         }
     }
@@ -101,13 +107,31 @@ impl Memory {
     /// Works out again what one user may take.
     pub(super) fn balance(&mut self) {
         if let (Some(_), Some(MemoryLimit::OfUsers(most))) = (self.share, self.limit) {
-            self.share = Some(self.fair_share(most));
+            self.share = Some(self.fair_share(most / 8 * 7));
         }
     }
 
-    /// The share at which all together take no more than seven eighths of the limit: whoever takes less keeps it.
-    fn fair_share(&self, most: usize) -> usize {
-        let limit = most / 8 * 7;
+    /// True where the limit is near.
+    pub(super) fn is_near(&self) -> bool {
+        match self.limit {
+            Some(MemoryLimit::OfUsers(most)) => self.total > three_quarters(most),
+            Some(MemoryLimit::OfEachNode(_)) => self.near > 0,
+            None => false,
+        }
+    }
+
+    /// Payers that bring the limit near: what is kept for them has to become less.
+    pub(super) fn largest(&self) -> HashSet<Payer> {
+        let most = match self.limit {
+            Some(MemoryLimit::OfUsers(most)) => self.fair_share(three_quarters(most)),
+            Some(MemoryLimit::OfEachNode(most)) => three_quarters(most),
+            None => return HashSet::new(),
+        };
+        self.by_payer.iter().filter(|(_, bytes)| **bytes > most).map(|(payer, _)| *payer).collect()
+    }
+
+    /// The share at which all together take no more than the limit: whoever takes less keeps it.
+    fn fair_share(&self, limit: usize) -> usize {
         let mut all: Vec<usize> = self.by_payer.values().copied().collect();
         all.sort_unstable();
         let (mut left, mut payers) = (limit, all.len());
@@ -121,6 +145,10 @@ impl Memory {
         }
         limit
     }
+}
+
+fn three_quarters(bytes: usize) -> usize {
+    bytes / 4 * 3
 }
 
 /// FNV-1a.
@@ -151,6 +179,27 @@ mod tests {
         assert!(!m.is_short());
         m.account(of(3), 400, 0);
         assert_eq!((m.by_payer.len(), m.total), (2, 350));
+    }
+
+    #[test]
+    fn before_the_limit_is_reached_the_largest_give_up_history() {
+        let mut m = Memory::default();
+        m.set_limit(MemoryLimit::OfUsers(800));
+        m.account(of(1), 0, 100);
+        m.account(of(2), 0, 500);
+        assert!(!m.is_near());
+        m.account(of(3), 0, 150);
+        assert!(m.is_near() && !m.is_short());
+        assert_eq!(m.largest(), HashSet::from([of(2)]));
+        let mut m = Memory::default();
+        m.set_limit(MemoryLimit::OfEachNode(800));
+        m.account(Payer::Node(1), 0, 600);
+        assert!(!m.is_near());
+        m.account(Payer::Node(2), 0, 601);
+        assert!(m.is_near() && !m.is_short());
+        assert_eq!(m.largest(), HashSet::from([Payer::Node(2)]));
+        m.account(Payer::Node(2), 601, 0);
+        assert!(!m.is_near());
     }
 
     #[test]

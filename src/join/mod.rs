@@ -534,12 +534,16 @@ impl Join {
         self.memory.set_limit(limit);
     }
 
-    /// Makes room where users take more than their share.
+    /// Makes room: near the limit by what is only kept to be shown, above it also by operations that go on.
     fn relieve(&mut self, now_ns: u64) {
-        if !self.memory.is_short() || now_ns.saturating_sub(self.relieved_ns) < RELIEVE_NS {
+        if !self.memory.is_near() || now_ns.saturating_sub(self.relieved_ns) < RELIEVE_NS {
             return;
         }
         self.relieved_ns = now_ns;
+        self.forget_history();
+        if !self.memory.is_short() {
+            return;
+        }
         self.memory.balance();
         let is_over = |c: &&Communicator| c.payer.is_some_and(|p| !self.memory.may_grow(p));
         let over: Vec<CommId> = self.comms.values().filter(is_over).map(|c| c.id).collect();
@@ -548,6 +552,37 @@ impl Join {
             let parts = comm.parts_kept();
             comm.relieve(&mut self.classes, &mut self.outbox);
             comm.stale = true;
+            self.parts = self.parts + comm.parts_kept() - parts;
+            account(&mut self.memory, comm);
+        }
+    }
+
+    /// Forgets finished operations of those that take most, first of communicators that are over.
+    fn forget_history(&mut self) {
+        let largest = self.memory.largest();
+        let is_large = |c: &Communicator| c.payer.is_some_and(|p| largest.contains(&p));
+        let over: Vec<CommId> = self
+            .agenda
+            .surplus(0)
+            .into_iter()
+            .filter(|id| self.comms.get(id).is_some_and(is_large))
+            .collect();
+        self.halve(&over);
+        if self.memory.is_near() {
+            let all: Vec<CommId> = self.comms.values().filter(|c| is_large(c)).map(|c| c.id).collect();
+            self.halve(&all);
+        }
+        if self.memory.is_near() {
+            over.iter().take(over.len().div_ceil(2)).for_each(|id| self.remove(*id));
+        }
+    }
+
+    /// Halves what is kept of communicators' finished operations.
+    fn halve(&mut self, comms: &[CommId]) {
+        for id in comms {
+            let Some(comm) = self.comms.get_mut(id) else { continue };
+            let parts = comm.parts_kept();
+            comm.halve();
             self.parts = self.parts + comm.parts_kept() - parts;
             account(&mut self.memory, comm);
         }
