@@ -14,7 +14,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use support::agent::{Agent, diagnosed};
-use support::{Json, Play, Players, Room, assert_missing_rank, findings, opened, run, skipped, until};
+use support::{Json, Play, Players, Room, assert_missing_rank, files, findings, opened, run, skipped, until};
 
 /// Operations of the recording over two nodes whose end something tells, as `tests/restarts.rs` counts them.
 const OVER: f64 = 55.0;
@@ -98,12 +98,26 @@ fn a_wall_clock_that_steps_changes_no_verdict_and_no_count() {
     ];
     let agent = Agent::with(&room, &[], &variables);
     let mut players = Players::start(&room, Play::of("missing-rank").hold(60));
+    // The same beside a clock that nobody sets.
+    let calm = Room::new();
+    let calm_agent = Agent::start(&calm, &[]);
+    let calm_players = Players::start(&calm, Play::of("missing-rank").hold(60));
     for offset in ["-3600s", "+86400s", "-60s"] {
         std::thread::sleep(Duration::from_millis(1_200));
         set(offset);
     }
     let found = findings(&diagnosed(&room));
     assert_missing_rank(&found);
+    assert_missing_rank(&findings(&diagnosed(&calm)));
+    assert!(counted(&calm_agent) > 0.0);
+    let counts = |agent: &Agent| {
+        let all =
+            ["ringwatch_operations_total", "ringwatch_operation_bytes_total", "ringwatch_lost_records_total"];
+        all.map(|metric| agent.sum(metric))
+    };
+    assert_eq!(counts(&agent), counts(&calm_agent));
+    drop((calm_agent, calm_players));
+    let before = counts(&agent);
     set("+7200s");
     players.kill();
     let socket = support::agent::socket(&room);
@@ -112,6 +126,7 @@ fn a_wall_clock_that_steps_changes_no_verdict_and_no_count() {
         all.iter().all(|f| *f.get("open") == Json::Bool(false))
     };
     until("it is over with its job", || over().then_some(()));
+    assert_eq!(counts(&agent), before);
     let (told, code) = agent.end();
     assert_eq!(code, Some(0));
     assert_missing_rank(&opened(&told));
@@ -187,4 +202,92 @@ fn a_disk_that_is_full_costs_findings_their_file_and_nobody_else_anything() {
     assert_eq!(code, Some(0));
     assert_missing_rank(&opened(&told));
     assert_eq!(run(room.command("umount").arg(&state)).code, Some(0));
+}
+
+/// A tmpfs of these bytes at a new directory of the room; `None` where it may not be mounted.
+fn tmpfs(room: &Room, name: &str, bytes: u64) -> Option<Mounted> {
+    let at = room.path(name);
+    fs::create_dir(&at).unwrap();
+    let options = format!("size={bytes},mode=0700");
+    let mounted = run(room.command("mount").args(["-t", "tmpfs", "-o", &options, "ringwatch-test"]).arg(&at));
+    (mounted.code == Some(0)).then_some(Mounted(at))
+}
+
+/// A file system that goes with this value.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    /// Writes until nothing is left.
+    fn fill(&self) -> PathBuf {
+        let path = self.0.join("rest");
+        let mut file = fs::File::create(&path).unwrap();
+        while file.write_all(&[1; 4096]).is_ok() {}
+        path
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // Players may still have it mapped.
+        drop(std::process::Command::new("umount").arg("-l").arg(&self.0).status());
+    }
+}
+
+#[test]
+fn where_the_segments_disk_is_full_jobs_go_on_and_what_is_lost_is_counted() {
+    const BYTES: u64 = 64 << 20;
+    /// As much as four of the smallest segments take, and some more.
+    const LEFT: u64 = 192 << 10;
+    const LOOPS: u32 = 3;
+    let test = "where_the_segments_disk_is_full_jobs_go_on_and_what_is_lost_is_counted";
+    let room = Room::new();
+    let Some(disk) = tmpfs(&room, "full", BYTES) else {
+        return skipped(test, "the right to mount a tmpfs");
+    };
+    let directories = format!("segments.directories=[{:?}]", disk.0);
+    let agent = Agent::start(&room, &["--set", &directories]);
+    let play = |job: &str, play: Play| {
+        let variables = [("RINGWATCH_DIR", disk.0.as_os_str()), ("RINGWATCH_JOB", std::ffi::OsStr::new(job))];
+        Players::start_with(&room, play.two_node().loops(LOOPS).hold(60), &variables)
+    };
+    let of_job = |metric: &str, job: &str| -> f64 {
+        let label = format!("job_name=\"{job}\"");
+        let all = agent.series(metric).into_iter().filter(|(labels, _)| labels.contains(&label));
+        all.fold(0.0, |sum, (_, n)| sum + n)
+    };
+    let over = |job: &str| of_job("ringwatch_operations_total", job);
+    let lost = |job: &str| of_job("ringwatch_lost_records_total", job);
+    let segments = || -> Vec<u64> {
+        let all = files(&disk.0).into_iter().filter(|f| f.extension().is_some_and(|e| e == "seg"));
+        all.map(|f| fs::metadata(f).unwrap().len()).collect()
+    };
+    let all = OVER * f64::from(LOOPS);
+    // What a segment needs it has from its beginning on: here the disk becomes full while it is written.
+    let mut before = play("before", Play::of("mixed"));
+    until("operations", || (over("before") > 0.0).then_some(()));
+    let rest = disk.fill();
+    let calls: Vec<_> = before.played().into_iter().map(|r| r.starts).collect();
+    until("all operations", || (over("before") >= all).then_some(()));
+    assert_eq!((over("before"), lost("before")), (all, 0.0));
+    let large = segments();
+    assert_eq!(large.len(), 4);
+    // Nothing is left for a segment.
+    for (report, calls) in play("without", Play::of("mixed").unpaced()).played().iter().zip(&calls) {
+        assert_eq!((report.nonzero_returns, &report.starts), (0, calls), "{report:#?}");
+        assert!(report.warnings.iter().any(|w| w.contains("ringwatch")), "{report:#?}");
+    }
+    assert_eq!(segments().len(), 4);
+    // A little is left.
+    let used = fs::metadata(&rest).unwrap().len();
+    fs::File::options().write(true).open(&rest).unwrap().set_len(used - LEFT).unwrap();
+    let mut small = play("small", Play::of("mixed"));
+    for report in small.played() {
+        assert_eq!(report.nonzero_returns, 0, "{report:#?}");
+    }
+    let sizes = segments();
+    assert!(sizes.len() == 8 && *sizes.iter().min().unwrap() <= 32 << 10, "{sizes:?}, before {large:?}");
+    until("what it did is counted", || (over("small") + lost("small") >= all).then_some(()));
+    println!("of {all} operations {} are counted, {} records are lost", over("small"), lost("small"));
+    assert!(over("small") <= all);
+    assert_eq!(agent.end().1, Some(0));
 }

@@ -150,7 +150,13 @@ impl Forged {
         path
     }
 
-    /// The same with holes for all but the header: what is read of it takes memory only then. Where it is `masked` there is as
+    /// Writes what changed since into its file there, as a process that lives does.
+    pub(crate) fn put_again(&self, path: &Path) {
+        let file = fs::File::options().write(true).open(path).expect("its own file");
+        std::os::unix::fs::FileExt::write_all_at(&file, &self.bytes(), 0).expect("written");
+    }
+
+    /// Puts it into a directory with holes for all but the header: what is read of it takes memory only then. Where it is `masked` there is as
     /// much memory behind its end as is missing.
     pub(crate) fn put_sparse(&self, directory: &Path, masked: bool) -> PathBuf {
         let path = directory.join(self.name());

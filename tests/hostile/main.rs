@@ -11,6 +11,7 @@ mod forged;
 mod fuse;
 mod ground;
 mod identity;
+mod many;
 mod memory;
 mod places;
 mod processes;

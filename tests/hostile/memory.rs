@@ -69,14 +69,16 @@ fn segments_cut_page_by_page_do_not_kill_the_agent() {
             std::os::unix::fs::FileExt::write_all_at(file, &(1u64 << 20).to_le_bytes(), at).expect("written");
         }
     });
-    until("all are given up", || {
-        (unread(&agent, "damaged") + unread(&agent, "limits") + unread(&agent, "not-a-segment") >= 15.0)
-            .then_some(())
-    });
+    let given_up = || ["damaged", "limits", "not-a-segment"].map(|r| unread(&agent, r)).iter().sum::<f64>();
+    until("all are given up", || (given_up() >= 15.0).then_some(()));
+    assert_eq!(given_up(), 15.0, "each once");
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", agent.child.id())).expect("its mappings");
     assert!(maps.lines().count() < 5000, "{} mappings", maps.lines().count());
     assert_diagnosed(&ground, &agent);
 }
+
+/// Segments of which communicators are read, 256 of each.
+const READ: usize = 200;
 
 #[test]
 fn communicators_without_number_do_not_take_the_agents_memory() {
@@ -89,7 +91,7 @@ fn communicators_without_number_do_not_take_the_agents_memory() {
     let agent = ground.agent(&[&ground.room.segments(), &directory], "");
     // Four of 33 MB, which no plugin makes, and many of those that a plugin may make.
     as_user(ATTACKER, || {
-        for (n, shifts) in [(4, [16, 13, 4, 15, 13]), (200, [8, 4, 4, 6, 4])] {
+        for (n, shifts) in [(4, [16, 13, 4, 15, 13]), (READ, [8, 4, 4, 6, 4])] {
             for _ in 0..n {
                 let forged = Forged::new(Geometry::new(shifts), writer);
                 (0..1 << shifts[0]).for_each(|_| {
@@ -100,11 +102,17 @@ fn communicators_without_number_do_not_take_the_agents_memory() {
         }
     });
     until("what is too large is counted", || (unread(&agent, "limits") >= 4.0).then_some(()));
-    until("the others are read", || (followed(&agent) >= 200.0).then_some(()));
-    until("what is too much is counted", || {
-        let lost = agent.series("ringwatch_lost_records_total");
-        lost.iter().any(|(labels, n)| labels.contains("memory") && *n > 0.0).then_some(())
-    });
+    until("the others are read", || (followed(&agent) >= READ as f64).then_some(()));
+    assert_eq!((followed(&agent), unread(&agent, "limits")), (READ as f64, 4.0));
+    // Each communicator has one rank, which is seen or counted.
+    let all = (READ << 8) as f64;
+    let seen = || {
+        let ranks = agent.series("ringwatch_communicator_ranks");
+        ranks.iter().filter(|(labels, _)| labels.contains("state=\"seen\"")).map(|(_, n)| n).sum::<f64>()
+    };
+    let lost = || agent.sum("ringwatch_lost_records_total");
+    until("all communicators", || (seen() + lost() >= all).then_some(()));
+    assert!(lost() > 0.0 && seen() + lost() == all, "{} seen and {} lost of {all}", seen(), lost());
     assert_diagnosed(&ground, &agent);
 }
 
@@ -127,5 +135,6 @@ fn holes_in_segments_are_not_filled_at_the_agents_expense() {
         }
     });
     until("they are found", || (followed(&agent) + unread(&agent, "limits") >= 60.0).then_some(()));
+    assert_eq!(followed(&agent) + unread(&agent, "limits"), 60.0);
     assert_diagnosed(&ground, &agent);
 }
