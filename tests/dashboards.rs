@@ -124,7 +124,7 @@ impl ExprVisitor for Owners {
 fn metric_of(name: &str) -> Option<&'static Metric> {
     let is =
         |m: &&Metric| m.exposed().iter().any(|e| e == name) || (m.kind == Kind::Histogram && m.name == name);
-    catalogue::ALL.iter().copied().find(|m| is(&m))
+    catalogue::ALL.iter().copied().find(is)
 }
 
 impl Checker {

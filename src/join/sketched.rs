@@ -305,11 +305,14 @@ impl Tally {
     }
 }
 
+/// A job's name and its user.
+type JobOfUser = (String, Option<u32>);
+
 /// What jobs have done, as far as sketches tell.
 #[derive(Debug, Clone, Default)]
 pub struct Tallies {
     /// By job, its user and operation, with the number in the order in which these came.
-    jobs: BTreeMap<(String, Option<u32>), BTreeMap<Func, (usize, Tally)>>,
+    jobs: BTreeMap<JobOfUser, BTreeMap<Func, (usize, Tally)>>,
     known: usize,
     /// Of jobs for which there was no room.
     rest: Tally,

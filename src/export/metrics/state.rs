@@ -55,10 +55,13 @@ pub(super) fn in_flight(out: &mut Families, scopes: &mut Scopes, join: &Join, no
     }
 }
 
+/// A job on a node: the node, its name and its user.
+type JobOnNode<'a> = (&'a str, &'a str, Option<u32>);
+
 /// Processes by job, of jobs that have one here: the segments of a job that has ended are no part of it.
 pub(super) fn processes(out: &mut Families, join: &Join) {
-    let mut jobs: BTreeMap<(&str, &str, Option<u32>), [u64; 2]> = BTreeMap::new();
-    let mut nccl: BTreeMap<(&str, &str, Option<u32>), [Option<f64>; 2]> = BTreeMap::new();
+    let mut jobs: BTreeMap<JobOnNode<'_>, [u64; 2]> = BTreeMap::new();
+    let mut nccl: BTreeMap<JobOnNode<'_>, [Option<f64>; 2]> = BTreeMap::new();
     for p in join.processes() {
         let name = p.record.job.name.as_deref().unwrap_or("");
         let alive = p.record.liveness == Liveness::Alive;
