@@ -99,6 +99,8 @@ const WANTED_SHIFT: usize = 12;
 const WANTED_EVENTS: usize = 13;
 /// When less was due for the last time because a run could not be paid, in ns.
 const RAISED_NS: usize = 14;
+/// When it was last looked whether more can be due, in ns.
+const LOOKED_NS: usize = 15;
 /// Words it needs.
 pub(crate) const WORDS: usize = 16;
 
@@ -129,7 +131,7 @@ pub(crate) struct Governor {
     events: bool,
     /// Budget in millionths of wall time.
     budget_ppm: u64,
-    /// After so long without a timed operation its bucket is full, in ns.
+    /// After so long an empty bucket is full, in ns.
     filled_after_ns: u64,
     graphs: Graphs,
     /// Kernel events bring the GPU's times in this ABI version.

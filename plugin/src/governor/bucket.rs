@@ -1,6 +1,6 @@
 //! The bucket: time that may be spent, and what it is enough for.
 
-use super::{DEEP_NS, FILLED_NS, FIRST_NS, Governor, RAISED_NS, RUN_COST_NS, SHIFT_MAX, TOKENS};
+use super::{DEEP_NS, FILLED_NS, FIRST_NS, Governor, LOOKED_NS, RAISED_NS, RUN_COST_NS, SHIFT_MAX, TOKENS};
 
 impl Governor {
     /// The first tokens.
@@ -86,16 +86,18 @@ impl Governor {
         self.set(which, self.get(which).saturating_sub(1));
     }
 
-    /// True when the bucket has filled up since it was looked at, as nothing was due for so long.
+    /// True when it is time to look whether more can be due.
     #[inline]
-    pub(super) fn is_idle(&self, now_ns: u64) -> bool {
-        now_ns.saturating_sub(self.get(FILLED_NS)) >= self.filled_after_ns
+    pub(super) fn may_rest(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.get(LOOKED_NS)) >= self.filled_after_ns
     }
 
-    /// Nothing was due for long: so much less was due as the job was quicker before.
+    /// More is due where the bucket is nearly full, CUDA events apart, though nothing was due: so much less was as the job
+    /// was quicker before.
     #[cold]
-    pub(super) fn rested(&self, which: usize, now_ns: u64) {
-        if self.fill(now_ns) >= self.depth() as i64 {
+    pub(super) fn rest(&self, which: usize, now_ns: u64) {
+        self.set(LOOKED_NS, now_ns);
+        if self.fill(now_ns) >= (self.depth() / 4 * 3) as i64 {
             self.more(which);
         }
     }

@@ -243,7 +243,12 @@ fn a_job_that_has_become_slow_is_timed_more_often() {
     let (mask, c) = stage(&g);
     // A burst has made one run in 64 due.
     g.set(SHIFT, 6);
-    let slow = stage_of_pipeline(&g, &c, mask, 5_000..6_000, |n| n * 20 * MS);
+    let slow = stage_of_pipeline(&g, &c, mask, 5_000..6_000, |n| {
+        // Launches after a pause are timed by events meanwhile, and keep an eye on the bucket.
+        c.set(comm::HINT, AFTER_PAUSE);
+        g.launch(&c, 0, n * 20 * MS);
+        n * 20 * MS
+    });
     let late = &slow[slow.len() / 2..];
     let timed = late.iter().filter(|t| **t).count();
     assert!(timed * 10 > late.len() * 9, "{timed} of {}", late.len());

@@ -83,8 +83,8 @@ impl Governor {
             None if self.due(run, SHIFT) => Turn::Due(SHIFT),
             _ => Turn::NotDue,
         };
-        if matches!(turn, Turn::NotDue) && self.is_idle(now_ns) {
-            self.rested(if self.wished(c).is_some() { WANTED_SHIFT } else { SHIFT }, now_ns);
+        if matches!(turn, Turn::NotDue) && self.may_rest(now_ns) {
+            self.rest(if self.wished(c).is_some() { WANTED_SHIFT } else { SHIFT }, now_ns);
         }
         let gives_up = || matches!(turn, Turn::Another) && c.word(comm::WANTS) != 0;
         if by_kernel || matches!(turn, Turn::Due(_)) || self.kernel_on() || gives_up() {
