@@ -169,8 +169,9 @@ impl StragglerRule {
                 let cost = cost(join, c, &s, now_ns);
                 let mut f = finding(join, c, &s)?;
                 cost.put_on(&mut f, &self.settings);
-                // A pipeline's bubbles and drain look the same as a late rank of a transfer: nobody is woken by these.
-                if !s.events.iter().any(|e| e.is_for_all()) {
+                // A pipeline's bubbles and drain look the same as a rank of a transfer whose GPU is late: nobody is woken
+                // by these.
+                if !s.events.iter().any(|e| e.costs()) {
                     f.severity = Severity::Info;
                 }
                 if f.severity == Severity::Info && s.chance.is_some_and(|c| c >= CHANCE_OF_INFO) {
@@ -276,8 +277,7 @@ fn finding(join: &Join, c: &Communicator, s: &Suspect<'_>) -> Option<Finding> {
                 worst.rank,
                 seconds(worst.by_ns),
                 match worst.track {
-                    Track::Pair(..) if !worst.in_exchange =>
-                        "later than its peer was ever kept waiting before",
+                    Track::Pair(..) if !worst.in_exchange => "later than its peer is usually kept waiting",
                     _ => "after the median of the others",
                 }
             ),
@@ -285,14 +285,20 @@ fn finding(join: &Join, c: &Communicator, s: &Suspect<'_>) -> Option<Finding> {
             "s",
         ),
         number(
-            format!(
-                "late so in {} of the {judged} collectives of which the last to come is known",
-                events.len()
-            ),
+            match events.iter().any(|e| e.is_for_all()) {
+                true => format!(
+                    "late so in {} of the {judged} collectives of which the last to come is known",
+                    events.len()
+                ),
+                false => format!("late so in {} of its transfers", events.len()),
+            },
             events.len() as f64,
             "count",
         ),
     ];
+    if events.iter().any(|e| e.by_host) {
+        evidence.push(fact("its GPU began as soon as its host had issued the operation: the host was late"));
+    }
     if let Some(t) = worst.transfer_ns {
         evidence.push(number(
             format!(

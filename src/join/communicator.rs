@@ -1,5 +1,6 @@
 //! One communicator: its ranks, and its operations by issue order.
 
+mod late;
 mod settle;
 
 use super::agenda;
@@ -67,6 +68,8 @@ pub struct LateEvent {
     pub finished: u64,
     /// True where a whole launch of transfers with all other ranks waited for it, as in an all-to-all.
     pub in_exchange: bool,
+    /// True where its GPU began as soon as its host had issued the operation: nothing but the host held it.
+    pub by_host: bool,
 }
 
 /// How long a rank was in operations within some time, in ns, and whether it may have been in untimed ones.
@@ -82,10 +85,15 @@ impl LateEvent {
         self.in_exchange || !matches!(self.track, Track::Pair(..))
     }
 
+    /// True where the job waits: all ranks for the late one, or a peer in a transfer for its host.
+    pub fn costs(&self) -> bool {
+        self.is_for_all() || self.by_host
+    }
+
     /// Wall time that the job lost by it, in ns. Of time in which the rank may have been held elsewhere nobody knows whose
     /// it is.
     pub fn cost_ns(&self) -> u64 {
-        if self.unsure || self.held_elsewhere != Some(false) || !self.is_for_all() {
+        if self.unsure || self.held_elsewhere != Some(false) || !self.costs() {
             return 0;
         }
         self.by_ns.saturating_sub(self.elsewhere_ns)
@@ -150,14 +158,40 @@ struct PairCount {
     received: u64,
     /// The lowest order of which a record was seen.
     first: u64,
-    /// The longest that the sender waited for the receiver, and the receiver for the sender, in ns; and how often it is
-    /// known who waited.
-    longest_wait_ns: [u64; 2],
-    waits: u32,
+    /// How long the sender waited for the receiver, and the receiver for the sender.
+    waits: [Waited; 2],
     /// Where not every record comes: the orders below which the sender's ends are finished, and the receiver's; and whether
     /// the last of them may still run.
     done: [Option<u64>; 2],
     may_run: [bool; 2],
+}
+
+/// How long one end of transfers usually waits for the other.
+#[derive(Debug, Clone, Copy, Default)]
+struct Waited {
+    times: u32,
+    /// The longest of the last waits, and of as many before them, in ns.
+    longest_ns: u64,
+    before_ns: u64,
+}
+
+impl Waited {
+    /// Waits of which the longest is taken.
+    const OF: u32 = 64;
+
+    fn add(&mut self, ns: u64) {
+        self.longest_ns = self.longest_ns.max(ns);
+        self.times = self.times.saturating_add(1);
+        if self.times.is_multiple_of(Self::OF) {
+            self.before_ns = std::mem::take(&mut self.longest_ns);
+        }
+    }
+
+    /// What is still usual, in ns.
+    fn usual_ns(&self) -> u64 {
+        let longest = self.longest_ns.max(self.before_ns);
+        longest + longest / 2
+    }
 }
 
 impl PairCount {

@@ -50,9 +50,16 @@ pub(super) struct Exchanges {
     /// Oldest first; some may be complete.
     order: VecDeque<LaunchKey>,
     transfers: usize,
+    /// One was complete.
+    seen: bool,
 }
 
 impl Exchanges {
+    /// True where the communicator's transfers are those of exchanges.
+    pub(super) fn are_usual(&self) -> bool {
+        self.seen
+    }
+
     /// Takes a finished transfer of a communicator. Returns the late rank of each exchange that it completes.
     pub(super) fn add(
         &mut self,
@@ -126,6 +133,7 @@ impl Exchanges {
     fn late(&mut self, key: LaunchKey, ranks: usize) -> Option<LateExchange> {
         let launch = self.incomplete.get_mut(&key).filter(|l| l.is_complete(ranks))?;
         let late = launch.late(key.0);
+        self.seen = true;
         self.remove(key);
         if self.order.len() > 2 * self.incomplete.len() + ORDER_SLACK {
             self.order.retain(|key| self.incomplete.contains_key(key));

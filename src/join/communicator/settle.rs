@@ -1,24 +1,18 @@
 //! What becomes of a communicator's operations: complete ones are counted and judged, old ones forgotten.
 
 use super::super::carry::{carried, crossed};
-use super::super::exchange::{ExchangeContext, Exchanges};
+use super::super::exchange::Exchanges;
 use super::super::finished::{Finished, FinishedPart, Operation, Outbox};
-use super::super::instance::{Instance, LATE_NS, Late, Measure, Part, busbw};
+use super::super::instance::{Instance, Part, busbw};
 use super::super::stats::{Class, ClassKey, Sample, size_class};
-use super::{Communicator, HELD, Key, LATE_KEPT, LateEvent, Suspicion, attached_bytes};
-use crate::model::{Func, Rank, Spare, Track};
+use super::{Communicator, HELD, Key, attached_bytes};
+use crate::model::{Func, Spare, Track};
 use std::collections::BTreeMap;
 
 /// Complete operations kept for screens.
 const KEPT: usize = 256;
 /// Classes of operations of a communicator that are told apart; those of others are not counted.
 const CLASSES_MAX: usize = 512;
-/// Operations of a communicator before its rhythm is learned.
-const WARM_UP: u64 = 8;
-/// Lateness by the hosts' times that is told before the operation is known to have ended, in ns.
-const VERY_LATE_NS: u64 = 100_000_000;
-/// Transfers from one rank to another after which it is known how long one of them usually waits for the other.
-const USUAL_WAITS: u32 = 8;
 /// An operation that is known to be done is counted without its missing stamps after this, in ns: NCCL's
 /// callbacks can be over 50 ms late.
 const STAMPS_GRACE_NS: u64 = 1_000_000_000;
@@ -136,117 +130,6 @@ impl Communicator {
             track => self.seats.iter().all(|s| key.1 < s.done(track)),
         };
         if through { Ready::Now } else { Ready::At(later) }
-    }
-
-    /// Tells very late ranks of operations that all have issued and whose end nothing tells but a later one, which may
-    /// not come: by the hosts' times.
-    fn weigh(&mut self, fresh: &[Key], expected: usize) {
-        for key in fresh.iter().copied() {
-            if matches!(key.0, Track::Pair(..)) || key.1 == 0 {
-                continue;
-            }
-            let Some(i) = self.instances.get_mut(&key) else { continue };
-            let issued = |p: &Part| p.op.issued_ns.is_some() && (p.is_silent() || p.finished);
-            if i.weighed || i.parts.len() < expected {
-                continue;
-            }
-            if !i.parts.values().any(Part::is_silent) || !i.parts.values().all(issued) {
-                continue;
-            }
-            i.weighed = true;
-            self.confirm_late(key);
-            let agreed = self.mismatch.is_none_or(|m| key < m || m.0 != key.0);
-            let proven =
-                self.late_on_host(key.0, key.1, expected).filter(|l| agreed && l.by_ns >= VERY_LATE_NS);
-            if proven.is_none() && agreed {
-                self.suspect_late(key, expected);
-            }
-            if let Some(late) = proven {
-                self.suspected_late = None;
-                self.judged += 1;
-                self.tell_late(key, late, None, false);
-            }
-        }
-    }
-
-    /// Remembers a rank that issued an operation much later than ranks ever did, and took more than twice as long as the
-    /// others since the one before, where nothing says whether the GPUs were idle: what the others do next tells whether
-    /// they waited. Operations that the others issued meanwhile show the same rank late; the first one is kept.
-    fn suspect_late(&mut self, key: Key, expected: usize) {
-        let suspected = self.suspected_late.take();
-        let Some(late) = self.instances.get(&key).and_then(|i| i.late_on_host(expected)) else { return };
-        let is_same = |s: &Suspicion| s.first.0 == key.0 && s.late.rank == late.rank;
-        if let Some(suspected) = suspected.filter(|s| is_same(s) && late.by_ns >= VERY_LATE_NS) {
-            self.suspected_late = Some(Suspicion { newest: key.1, ..suspected });
-            return;
-        }
-        let Some(before) = key.1.checked_sub(1).filter(|_| key.1 >= WARM_UP) else { return };
-        let (this, before) = (self.instances.get(&key), self.instances.get(&(key.0, before)));
-        let took = |r: &Rank| {
-            let issued = |i: Option<&Instance>| i?.parts.get(r)?.op.issued_ns;
-            Some(issued(this)?.saturating_sub(issued(before)?))
-        };
-        let unusual = late.by_ns >= VERY_LATE_NS && late.by_ns / 2 >= self.longest_ns;
-        let others = || self.members.keys().filter(|r| **r != late.rank);
-        if unusual && others().all(|r| took(r).is_some_and(|ns| ns < late.by_ns)) {
-            self.suspected_late = Some(Suspicion { first: key, newest: key.1, late });
-        }
-    }
-
-    /// Reports the rank that is suspected to be late if the others issued nothing of this communicator until it came. Only
-    /// the operation after the newest one that shows it late says so: later ones come after it in any case.
-    fn confirm_late(&mut self, next: Key) {
-        let Some(s) = self.suspected_late.filter(|s| s.first.0 == next.0) else { return };
-        let issued_ns = |key: &Key, rank: &Rank| self.instances.get(key)?.parts.get(rank)?.op.issued_ns;
-        let told = self.instances.get(&s.first).is_none_or(|i| i.late_told.is_some());
-        let came_ns = issued_ns(&s.first, &s.late.rank).filter(|_| s.newest.checked_add(1) == Some(next.1));
-        let Some(came_ns) = came_ns.filter(|_| !told) else {
-            self.suspected_late = None;
-            return;
-        };
-        let waited = |r: &Rank| *r == s.late.rank || issued_ns(&next, r).is_some_and(|t| t >= came_ns);
-        if self.members.keys().all(waited) {
-            self.suspected_late = None;
-            self.judged += 1;
-            self.tell_late(s.first, s.late, None, false);
-        }
-    }
-
-    fn tell_late(
-        &mut self,
-        (track, order): (Track, u64),
-        late: Late,
-        transfer_ns: Option<u64>,
-        in_exchange: bool,
-    ) {
-        let Some(instance) = self.instances.get_mut(&(track, order)) else { return };
-        instance.late_told = Some(late);
-        let at_ns = instance.began_ns().unwrap_or(0);
-        let came_ns = instance.parts.get(&late.rank).and_then(|p| p.started_ns.or(p.op.issued_ns));
-        let Some(first) = instance.first().map(|p| p.op.clone()) else { return };
-        let operation = self.describe(track, order, &first);
-        if let Some(m) = self.members.get_mut(&late.rank) {
-            m.late += 1;
-            m.worst_late_ns = Some(m.worst_late_ns.unwrap_or(0).max(late.by_ns));
-        }
-        if self.late.len() == LATE_KEPT {
-            self.late.pop_front();
-        }
-        self.late.push_back(LateEvent {
-            track,
-            operation,
-            rank: late.rank,
-            by_ns: late.by_ns,
-            measure: late.measure,
-            transfer_ns,
-            at_ns,
-            came_ns: came_ns.unwrap_or(at_ns),
-            held_elsewhere: None,
-            elsewhere_ns: 0,
-            unsure: false,
-            finished: 0,
-            in_exchange,
-        });
     }
 
     fn count(
@@ -374,101 +257,6 @@ impl Communicator {
         if let Some(ends) = ends.collect() {
             outbox.ended((self.id, ends));
         }
-    }
-
-    /// What a collective that is over says about its ranks: their waiting, the job's rhythm, and who came late.
-    fn judge(&mut self, key: (Track, u64), needed: usize, transfer_ns: Option<u64>) -> Option<Late> {
-        let (track, order) = key;
-        let instance = self.instances.get(&key)?;
-        let issued = || instance.parts.values().filter_map(|p| p.op.issued_ns);
-        // While a job gets going it has no rhythm yet.
-        if let (true, Some(first), Some(last)) = (order >= WARM_UP, issued().min(), issued().max()) {
-            self.longest_ns = self.longest_ns.max(last - first);
-        }
-        for (rank, ns) in transfer_ns.into_iter().flat_map(|t| instance.waiting_ns(t)) {
-            if let Some(m) = self.members.get_mut(&rank) {
-                m.waiting_ns = Some(m.waiting_ns.unwrap_or(0).saturating_add(ns));
-            }
-        }
-        // The first operation sets up connections, at a different pace on every rank.
-        if order == 0 {
-            return None;
-        }
-        if let Some(told) = instance.late_told {
-            return Some(told);
-        }
-        let gpu = instance.late_on_gpu(needed, self.one_clock());
-        let late = gpu.or_else(|| self.late_on_host(track, order, needed));
-        self.judged += u64::from(late.is_some());
-        if let Some(late) = late.filter(|l| l.by_ns >= LATE_NS) {
-            self.tell_late(key, late, transfer_ns, false);
-        }
-        late
-    }
-
-    /// Reports the late ranks of the exchanges that a transfer completes; returns one of them.
-    fn judge_exchanges(&mut self, key: Key, ranks: usize) -> Option<Late> {
-        let Track::Pair(from, to) = key.0 else { return None };
-        let context = ExchangeContext { ranks, one_clock: self.one_clock() };
-        let parts = &self.instances.get(&key)?.parts;
-        let ends = [parts.get(&from)?, parts.get(&to)?];
-        let found = self.exchanges.add(key.0, ends, context);
-        for (late, transfer_ns) in found.into_iter().flatten() {
-            self.judged += 1;
-            self.tell_late(key, late, transfer_ns, true);
-        }
-        found.into_iter().flatten().map(|(late, _)| late).next()
-    }
-
-    /// What a transfer that is over says about its two ranks. In a pipeline one of them waits for the other in every step,
-    /// and that is nobody's fault: late is who kept the other waiting for much longer than ever before.
-    fn judge_transfer(&mut self, key: Key, from: Rank, to: Rank) -> Option<Late> {
-        let instance = self.instances.get(&key)?;
-        let took = |r: Rank| Some(instance.parts.get(&r)?.kernel?.duration_ns);
-        let (sent, received) = (took(from)?, took(to)?);
-        let wait_ns = sent.abs_diff(received);
-        let (late, waiting) = if sent > received { (to, 0) } else { (from, 1) };
-        let pair = self.pairs.get_mut(&(from, to)).filter(|_| from != to && key.1 > 0)?;
-        let longest = &mut pair.longest_wait_ns[waiting];
-        let usual_ns = *longest + *longest / 2;
-        let by_ns = wait_ns.saturating_sub(usual_ns);
-        pair.waits = pair.waits.saturating_add(1);
-        if pair.waits <= USUAL_WAITS || by_ns < VERY_LATE_NS {
-            *longest = (*longest).max(wait_ns);
-            return None;
-        }
-        let late = Late { rank: late, by_ns, measure: Measure::Gpu };
-        self.tell_late(key, late, Some(sent.min(received)), false);
-        Some(late)
-    }
-
-    /// True when the times of all ranks seen are of one host's one boot.
-    fn one_clock(&self) -> bool {
-        let mut clocks = self.members.values().map(|m| m.record.host_clock);
-        let first = clocks.next();
-        clocks.all(|c| Some(c) == first)
-    }
-
-    /// Lateness by the hosts' issue times, where the GPUs' stamps cannot be believed. A host that issues late is
-    /// late only if nothing of this track was still running: it need not run ahead of its GPU. Replays are
-    /// issued by callbacks in the stream, when the GPU comes to them.
-    fn late_on_host(&self, track: Track, order: u64, needed: usize) -> Option<Late> {
-        if matches!(track, Track::Pair(..)) || !self.one_clock() {
-            return None;
-        }
-        let this = self.instance(track, order)?;
-        if track == Track::Replay {
-            return this.late_on_host(needed);
-        }
-        let before = self.instance(track, order.checked_sub(1)?)?;
-        let began = this.began_ns()?;
-        // Where ranks wait for each other, one that has seen its own part end knows that all were there.
-        let first = this.first()?;
-        let by_itself = before.parts.get(&first.op.rank).and_then(|p| p.ended_seen_ns);
-        let all = before.first().is_some_and(|p| !p.op.func.is_rooted());
-        let idle = (all && by_itself.is_some_and(|e| e <= began))
-            || before.ended_seen_ns().is_some_and(|e| e <= began);
-        if idle { this.late_on_host(needed) } else { None }
     }
 
     fn forget(&mut self, expected: usize, classes: &mut BTreeMap<ClassKey, Box<Class>>, outbox: &mut Outbox) {

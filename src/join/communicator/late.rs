@@ -1,0 +1,315 @@
+//! Who came late: to a collective, to an exchange, or to a transfer.
+
+use super::super::exchange::ExchangeContext;
+use super::super::instance::{Instance, LATE_NS, Late, Measure, Part};
+use super::{Communicator, Key, LATE_KEPT, LateEvent, Suspicion, Waited};
+use crate::model::{Rank, Track};
+
+/// Operations of a communicator before its rhythm is learned.
+const WARM_UP: u64 = 8;
+/// Lateness by the hosts' times that is told before the operation is known to have ended, in ns.
+const VERY_LATE_NS: u64 = 100_000_000;
+/// Transfers from one rank to another after which it is known how long one of them usually waits for the other, to tell a
+/// very late one; the small lateness of a host shows only in the rhythm of several steps.
+const USUAL_WAITS: u32 = 8;
+const USUAL_WAITS_MANY: u32 = 2 * Waited::OF;
+/// A GPU that begins within this share of what its peer waited was waiting for its host.
+const AT_ONCE: u64 = 8;
+/// Late arrivals among which those of one moment lie.
+const LATE_NEAR: usize = 16;
+
+/// How a rank was late.
+#[derive(Debug, Clone, Copy, Default)]
+struct Manner {
+    in_exchange: bool,
+    by_host: bool,
+}
+
+impl Communicator {
+    /// Tells very late ranks of operations that all have issued and whose end nothing tells but a later one, which may
+    /// not come: by the hosts' times.
+    pub(super) fn weigh(&mut self, fresh: &[Key], expected: usize) {
+        for key in fresh.iter().copied() {
+            if matches!(key.0, Track::Pair(..)) || key.1 == 0 {
+                continue;
+            }
+            let Some(i) = self.instances.get_mut(&key) else { continue };
+            let issued = |p: &Part| p.op.issued_ns.is_some() && (p.is_silent() || p.finished);
+            if i.weighed || i.parts.len() < expected {
+                continue;
+            }
+            if !i.parts.values().any(Part::is_silent) || !i.parts.values().all(issued) {
+                continue;
+            }
+            i.weighed = true;
+            self.confirm_late(key);
+            let agreed = self.mismatch.is_none_or(|m| key < m || m.0 != key.0);
+            let proven =
+                self.late_on_host(key.0, key.1, expected).filter(|l| agreed && l.by_ns >= VERY_LATE_NS);
+            if proven.is_none() && agreed {
+                self.suspect_late(key, expected);
+            }
+            if let Some(late) = proven {
+                self.suspected_late = None;
+                self.judged += 1;
+                self.tell_late(key, late, None, Manner::default());
+            }
+        }
+    }
+
+    /// Remembers a rank that issued an operation much later than ranks ever did, and took more than twice as long as the
+    /// others since the one before, where nothing says whether the GPUs were idle: what the others do next tells whether
+    /// they waited. Operations that the others issued meanwhile show the same rank late; the first one is kept.
+    fn suspect_late(&mut self, key: Key, expected: usize) {
+        let suspected = self.suspected_late.take();
+        let Some(late) = self.instances.get(&key).and_then(|i| i.late_on_host(expected)) else { return };
+        let is_same = |s: &Suspicion| s.first.0 == key.0 && s.late.rank == late.rank;
+        if let Some(suspected) = suspected.filter(|s| is_same(s) && late.by_ns >= VERY_LATE_NS) {
+            self.suspected_late = Some(Suspicion { newest: key.1, ..suspected });
+            return;
+        }
+        let Some(before) = key.1.checked_sub(1).filter(|_| key.1 >= WARM_UP) else { return };
+        let (this, before) = (self.instances.get(&key), self.instances.get(&(key.0, before)));
+        let took = |r: &Rank| {
+            let issued = |i: Option<&Instance>| i?.parts.get(r)?.op.issued_ns;
+            Some(issued(this)?.saturating_sub(issued(before)?))
+        };
+        let unusual = late.by_ns >= VERY_LATE_NS && late.by_ns / 2 >= self.longest_ns;
+        let others = || self.members.keys().filter(|r| **r != late.rank);
+        if unusual && others().all(|r| took(r).is_some_and(|ns| ns < late.by_ns)) {
+            self.suspected_late = Some(Suspicion { first: key, newest: key.1, late });
+        }
+    }
+
+    /// Reports the rank that is suspected to be late if the others issued nothing of this communicator until it came. Only
+    /// the operation after the newest one that shows it late says so: later ones come after it in any case.
+    fn confirm_late(&mut self, next: Key) {
+        let Some(s) = self.suspected_late.filter(|s| s.first.0 == next.0) else { return };
+        let issued_ns = |key: &Key, rank: &Rank| self.instances.get(key)?.parts.get(rank)?.op.issued_ns;
+        let told = self.instances.get(&s.first).is_none_or(|i| i.late_told.is_some());
+        let came_ns = issued_ns(&s.first, &s.late.rank).filter(|_| s.newest.checked_add(1) == Some(next.1));
+        let Some(came_ns) = came_ns.filter(|_| !told) else {
+            self.suspected_late = None;
+            return;
+        };
+        let waited = |r: &Rank| *r == s.late.rank || issued_ns(&next, r).is_some_and(|t| t >= came_ns);
+        if self.members.keys().all(waited) {
+            self.suspected_late = None;
+            self.judged += 1;
+            self.tell_late(s.first, s.late, None, Manner::default());
+        }
+    }
+
+    fn tell_late(
+        &mut self,
+        (track, order): (Track, u64),
+        late: Late,
+        transfer_ns: Option<u64>,
+        Manner { in_exchange, by_host }: Manner,
+    ) {
+        let Some(instance) = self.instances.get_mut(&(track, order)) else { return };
+        instance.late_told = Some(late);
+        let at_ns = instance.began_ns().unwrap_or(0);
+        let came_ns = instance.parts.get(&late.rank).and_then(|p| p.started_ns.or(p.op.issued_ns));
+        let Some(first) = instance.first().map(|p| p.op.clone()) else { return };
+        let operation = self.describe(track, order, &first);
+        if let Some(m) = self.members.get_mut(&late.rank) {
+            m.late += 1;
+            m.worst_late_ns = Some(m.worst_late_ns.unwrap_or(0).max(late.by_ns));
+        }
+        if self.late.len() == LATE_KEPT {
+            self.late.pop_front();
+        }
+        self.late.push_back(LateEvent {
+            track,
+            operation,
+            rank: late.rank,
+            by_ns: late.by_ns,
+            measure: late.measure,
+            transfer_ns,
+            at_ns,
+            came_ns: came_ns.unwrap_or(at_ns),
+            held_elsewhere: None,
+            elsewhere_ns: 0,
+            unsure: false,
+            finished: 0,
+            in_exchange,
+            by_host,
+        });
+    }
+
+    /// What a collective that is over says about its ranks: their waiting, the job's rhythm, and who came late.
+    pub(super) fn judge(
+        &mut self,
+        key: (Track, u64),
+        needed: usize,
+        transfer_ns: Option<u64>,
+    ) -> Option<Late> {
+        let (track, order) = key;
+        let instance = self.instances.get(&key)?;
+        let issued = || instance.parts.values().filter_map(|p| p.op.issued_ns);
+        // While a job gets going it has no rhythm yet.
+        if let (true, Some(first), Some(last)) = (order >= WARM_UP, issued().min(), issued().max()) {
+            self.longest_ns = self.longest_ns.max(last - first);
+        }
+        for (rank, ns) in transfer_ns.into_iter().flat_map(|t| instance.waiting_ns(t)) {
+            if let Some(m) = self.members.get_mut(&rank) {
+                m.waiting_ns = Some(m.waiting_ns.unwrap_or(0).saturating_add(ns));
+            }
+        }
+        // The first operation sets up connections, at a different pace on every rank.
+        if order == 0 {
+            return None;
+        }
+        if let Some(told) = instance.late_told {
+            return Some(told);
+        }
+        let gpu = instance.late_on_gpu(needed, self.one_clock());
+        let late = gpu.or_else(|| self.late_on_host(track, order, needed));
+        self.judged += u64::from(late.is_some());
+        if let Some(late) = late.filter(|l| l.by_ns >= LATE_NS) {
+            self.tell_late(key, late, transfer_ns, Manner::default());
+        }
+        late
+    }
+
+    /// Reports the late ranks of the exchanges that a transfer completes; returns one of them.
+    pub(super) fn judge_exchanges(&mut self, key: Key, ranks: usize) -> Option<Late> {
+        let Track::Pair(from, to) = key.0 else { return None };
+        let context = ExchangeContext { ranks, one_clock: self.one_clock() };
+        let parts = &self.instances.get(&key)?.parts;
+        let ends = [parts.get(&from)?, parts.get(&to)?];
+        let found = self.exchanges.add(key.0, ends, context);
+        for (late, transfer_ns) in found.into_iter().flatten() {
+            self.judged += 1;
+            self.tell_late(key, late, transfer_ns, Manner { in_exchange: true, by_host: false });
+        }
+        found.into_iter().flatten().map(|(late, _)| late).next()
+    }
+
+    /// What a transfer that is over says about its two ranks. In a pipeline one of them waits for the other in every step,
+    /// and that is nobody's fault: late is who keeps the other waiting for much longer than usual, where the host is the
+    /// reason or the wait very long.
+    pub(super) fn judge_transfer(&mut self, key: Key, from: Rank, to: Rank) -> Option<Late> {
+        let instance = self.instances.get(&key)?;
+        let kernel = |r: Rank| instance.parts.get(&r)?.kernel;
+        let (sent, received) = (kernel(from)?, kernel(to)?);
+        // NCCL 2.28 tells the end of a launch by one thread: a receive may seem to end before its send began, though nothing
+        // can have come by then. A send may really be over so soon, with what it sent in the receiver's buffer.
+        let receiver_waited_ns = match self.one_clock() {
+            true => sent.start_ns.saturating_sub(received.start_ns),
+            false => received.duration_ns.saturating_sub(sent.duration_ns),
+        };
+        let sender_waited_ns = sent.duration_ns.saturating_sub(received.duration_ns);
+        let (rank, waiting, wait_ns) = match receiver_waited_ns >= sender_waited_ns {
+            true => (from, 1, receiver_waited_ns),
+            false => (to, 0, sender_waited_ns),
+        };
+        let came = instance.parts.get(&rank)?;
+        let after_issue_ns = came.kernel?.start_ns.saturating_sub(came.op.issued_ns?);
+        let came_ns = came.started_ns.or(came.op.issued_ns)?;
+        let waits = &mut self.pairs.get_mut(&(from, to)).filter(|_| from != to && key.1 > 0)?.waits[waiting];
+        let by_ns = wait_ns.saturating_sub(waits.usual_ns());
+        // Exchanges are judged as a whole.
+        let by_host = waits.times >= USUAL_WAITS_MANY
+            && by_ns >= LATE_NS
+            && after_issue_ns <= by_ns / AT_ONCE
+            && !self.exchanges.are_usual();
+        if !by_host && (waits.times < USUAL_WAITS || by_ns < VERY_LATE_NS) {
+            waits.add(wait_ns);
+            return None;
+        }
+        let late = Late { rank, by_ns, measure: Measure::Gpu };
+        // Several peers may have waited for it at once.
+        let is_same = |e: &LateEvent| {
+            e.rank == rank
+                && e.came_ns.saturating_sub(e.by_ns) < came_ns
+                && came_ns.saturating_sub(by_ns) < e.came_ns
+        };
+        if !self.late.iter().rev().take(LATE_NEAR).any(is_same) {
+            self.tell_late(
+                key,
+                late,
+                Some(sent.duration_ns.min(received.duration_ns)),
+                Manner { by_host, ..Manner::default() },
+            );
+        }
+        Some(late)
+    }
+
+    /// True when the times of all ranks seen are of one host's one boot.
+    pub(super) fn one_clock(&self) -> bool {
+        let mut clocks = self.members.values().map(|m| m.record.host_clock);
+        let first = clocks.next();
+        clocks.all(|c| Some(c) == first)
+    }
+
+    /// Lateness by the hosts' issue times, where the GPUs' stamps cannot be believed. A host that issues late is
+    /// late only if nothing of this track was still running: it need not run ahead of its GPU. Replays are
+    /// issued by callbacks in the stream, when the GPU comes to them.
+    fn late_on_host(&self, track: Track, order: u64, needed: usize) -> Option<Late> {
+        if matches!(track, Track::Pair(..)) || !self.one_clock() {
+            return None;
+        }
+        let this = self.instance(track, order)?;
+        if track == Track::Replay {
+            return this.late_on_host(needed);
+        }
+        let before = self.instance(track, order.checked_sub(1)?)?;
+        let began = this.began_ns()?;
+        // Where ranks wait for each other, one that has seen its own part end knows that all were there.
+        let first = this.first()?;
+        let by_itself = before.parts.get(&first.op.rank).and_then(|p| p.ended_seen_ns);
+        let all = before.first().is_some_and(|p| !p.op.func.is_rooted());
+        let idle = (all && by_itself.is_some_and(|e| e <= began))
+            || before.ended_seen_ns().is_some_and(|e| e <= began);
+        if idle { this.late_on_host(needed) } else { None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::join::Join;
+    use crate::join::testing::{all_reduce, member, process};
+    use crate::model::{Func, Lane, Rank, Update};
+
+    const MS: u64 = 1_000_000;
+
+    /// How often rank 1 came late, and by how many ms in all, in a pipeline of two stages: rank 0 waits for what rank 1
+    /// sends, `usual_ms` in each of 300 steps and `wait_ms` in each of 20 more. Rank 1's GPU starts `after_ms` after its host
+    /// has issued. As NCCL 2.28 reports it, the receive ends at once.
+    fn late(usual_ms: u64, wait_ms: u64, after_ms: u64) -> (usize, u64) {
+        let mut j = Join::new();
+        for r in 0..2 {
+            j.feed(process(r));
+            j.feed(member(r, 2, 1));
+        }
+        for order in 0..320 {
+            let start_ns = (1_000 + order * 200) * MS;
+            let wait_ns = if order < 300 { usual_ms } else { wait_ms } * MS;
+            for (rank, func, start_ns) in [(0, Func::Recv, start_ns), (1, Func::Send, start_ns + wait_ns)] {
+                let mut op = all_reduce(
+                    rank,
+                    order,
+                    start_ns - after_ms * MS - 1_000,
+                    Some((start_ns, Some(start_ns + 20_000))),
+                );
+                op.func = func;
+                op.lane = if rank == 1 { Lane::Send(Rank(0)) } else { Lane::Recv(Rank(1)) };
+                j.feed(Update::Op(Box::new(op)));
+            }
+        }
+        j.tick(100_000 * MS);
+        let c = j.communicators().next().expect("one");
+        assert!(c.late().all(|e| e.rank == Rank(1) && e.by_host && e.costs()));
+        (c.late().count(), c.late().map(|e| e.by_ns / MS).sum())
+    }
+
+    #[test]
+    fn a_stage_whose_host_is_late_is_told_beyond_the_pipelines_bubbles() {
+        assert_eq!(late(6, 56, 0), (20, 20 * 47));
+        assert_eq!(late(6, 9, 0), (0, 0), "steps differ by a half");
+        assert_eq!(late(50, 50, 0), (0, 0), "this is how it always was");
+        assert_eq!(late(6, 56, 30), (0, 0), "the GPU was busy when the host issued it");
+    }
+}
