@@ -41,7 +41,7 @@ const ASLEEP_NS: u64 = 50_000;
 /// What a pair of CUDA events costs, in ns: measured about 5,000, and the reading of their times.
 const EVENT_COST_NS: u64 = 8_000;
 /// What a run of an operation on 24 channels is taken to cost, in ns.
-const RUN_COST_NS: u64 = WAKE_COST_NS + (24 * CHANNEL_COST_NS << RUN_SHIFT);
+const RUN_COST_NS: u64 = WAKE_COST_NS + ((24 * CHANNEL_COST_NS) << RUN_SHIFT);
 /// A bucket holds at most this long a time's budget, in ns, or that of a run.
 const DEEP_NS: u64 = 200_000_000;
 /// A new bucket holds this long a time's budget, in ns.
