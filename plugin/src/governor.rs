@@ -5,8 +5,8 @@
 //! five. A token bucket holds the time that may be spent: it fills by the budget's share of wall time, every timed
 //! operation takes its price. While tokens last everything is timed; when they do not, every 2nd, 4th, 8th … run of 32
 //! operations by *issue order*, so that ranks which never speak with each other time the same collectives, and the
-//! thread is woken once a run; when the bucket fills up again, twice as many. Operations after a pause and large ones are timed by CUDA events whenever a token is left
-//! and nothing else is launched with them.
+//! thread is woken once a run. A bucket that is full makes twice as many runs due. Operations after a pause and large ones
+//! are timed by CUDA events whenever a token is left and nothing else is launched with them.
 //!
 //! NCCL looks at the plugin's event mask when a call begins, before the plugin hears of it, so whether the *next*
 //! call is timed by kernel events is decided when this one is issued, by writing the mask through the pointer that

@@ -187,7 +187,7 @@ impl Waited {
         }
     }
 
-    /// What is still usual, in ns.
+    /// The longest wait that is still usual, in ns: half more than the longest one known.
     fn usual_ns(&self) -> u64 {
         let longest = self.longest_ns.max(self.before_ns);
         longest + longest / 2

@@ -13,7 +13,7 @@ impl Governor {
         elapsed_ns.saturating_mul(self.budget_ppm) / 1_000_000
     }
 
-    /// What the bucket holds at most: a run can be paid however small the budget.
+    /// The tokens of a full bucket: they pay a run however small the budget.
     fn depth(&self) -> u64 {
         self.income(DEEP_NS).max(RUN_COST_NS)
     }

@@ -9,16 +9,16 @@ use crate::model::{Rank, Track};
 const WARM_UP: u64 = 8;
 /// Lateness by the hosts' times that is told before the operation is known to have ended, in ns.
 const VERY_LATE_NS: u64 = 100_000_000;
-/// Transfers from one rank to another after which it is known how long one of them usually waits for the other, to tell a
-/// very late one; the small lateness of a host shows only in the rhythm of several steps.
+/// Waits of one rank for another after which a very late transfer of theirs is told.
 const USUAL_WAITS: u32 = 8;
+/// Waits after which a host that is a little late is told: these show the rhythm of several steps.
 const USUAL_WAITS_MANY: u32 = 2 * Waited::OF;
 /// A GPU that begins within this share of what its peer waited was waiting for its host.
 const AT_ONCE: u64 = 8;
 /// Late arrivals among which those of one moment lie.
 const LATE_NEAR: usize = 16;
 
-/// How a rank was late.
+/// The manner in which a rank was late; see the fields of [`LateEvent`].
 #[derive(Debug, Clone, Copy, Default)]
 struct Manner {
     in_exchange: bool,
