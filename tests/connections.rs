@@ -53,6 +53,11 @@ fn wait_for_end(mut s: impl Read) -> Vec<u8> {
 fn half_sent_requests_keep_nobody_out_and_take_no_segment_its_descriptor() {
     let room = Room::new();
     let agent = agent(&room);
+    let by = Instant::now() + PATIENCE;
+    while agent.get("/readyz").0 != 200 {
+        assert!(Instant::now() < by, "it never knew every source");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     let flood: Vec<TcpStream> = (0..2 * DESCRIPTORS).map(|_| half(&agent)).collect();
     let began = Instant::now();
     assert_eq!(agent.get("/readyz"), (200, "ok\n".to_owned()));

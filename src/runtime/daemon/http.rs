@@ -198,7 +198,10 @@ async fn readyz(State(heartbeat): State<Arc<Heartbeat>>) -> (StatusCode, &'stati
     if heartbeat.is_ready() {
         (StatusCode::OK, "ok\n")
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "nothing was read for five seconds\n")
+        (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "not every source is known yet, or none was read for five seconds\n",
+        )
     }
 }
 
