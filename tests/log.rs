@@ -12,7 +12,7 @@ use support::agent::Agent;
 use support::{Room, run, until};
 
 /// An agent that cannot start, once it has said what it is.
-const FAILS: [&str; 5] = ["agent", "--set", "socket.path=null", "--set", "http.listen=203.0.113.1:1"];
+const FAILS: [&str; 5] = ["agent", "--set", "socket.path=null", "--set", "http.listen=\"[fe80::1]:1\""];
 
 fn is_time(text: &str) -> bool {
     let digits = text.bytes().filter(u8::is_ascii_digit).count();
@@ -31,7 +31,7 @@ fn lines_of_text_have_time_and_level() {
     assert!(lines.iter().all(|l| is_time(l.split(' ').next().unwrap())), "{lines:#?}");
     assert!(lines[0].contains("Z  INFO agent "), "{lines:#?}");
     let last = lines.last().unwrap();
-    assert!(last.contains("Z ERROR http.listen: 203.0.113.1:1: "), "{lines:#?}");
+    assert!(last.contains("Z ERROR http.listen: [fe80::1]:1: "), "{lines:#?}");
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn lines_of_json_are_objects_by_option_or_variable() {
         assert_eq!(lines[0]["level"], "INFO");
         let last = lines.last().unwrap();
         assert_eq!((said.code, &last["level"]), (Some(2), &Value::from("ERROR")));
-        assert!(last["message"].as_str().unwrap().starts_with("http.listen: 203.0.113.1:1: "), "{last}");
+        assert!(last["message"].as_str().unwrap().starts_with("http.listen: [fe80::1]:1: "), "{last}");
         assert_eq!(last["target"], "ringwatch::cmd::agent");
     }
 }
