@@ -14,11 +14,8 @@ const DRIFT: u64 = 10_000;
 const BUCKET_NS: u64 = 10_000_000;
 /// Buckets kept: a minute and more of a busy GPU.
 const BUCKETS: usize = 8192;
-/// An offset lower than known by more than this, in ns, may come from a stamp that is wrong.
+/// Offsets lower than known by more than this, in ns, come from stamps that are wrong.
 const JUMP_NS: i64 = 1_000_000_000;
-/// So many of them that agree are right, and what was known came from stamps that were older than their callbacks: NCCL
-/// 2.28 tells the times of earlier operations after a rank sent to itself, for as long as some seconds.
-const AGREEING: u32 = 4;
 /// Launch distances kept for the error bound.
 const DISTANCES: usize = 256;
 /// Fewer than this and no error bound is given.
@@ -50,8 +47,6 @@ impl Apex {
 pub struct ClockMap {
     /// Apexes of the cones, one a bucket, by time; nearly all that is asked for lies at the end.
     apexes: VecDeque<Apex>,
-    /// The last offset that was lower than known by more than [`JUMP_NS`], and how many have agreed with it.
-    doubted: Option<(i64, u32)>,
     /// How long after their launch kernels started, as mapped, in ns.
     distances: VecDeque<u64>,
 }
@@ -70,17 +65,10 @@ impl ClockMap {
 
     fn learn(&mut self, gpu_ns: u64, offset: i64) {
         match self.offset(gpu_ns) {
-            Some(known) if known <= offset => return,
-            // One stamp from the far future would pull the mapping down for good.
-            Some(known) if known.saturating_sub(offset) > JUMP_NS => {
-                if !self.agrees(offset) {
-                    return;
-                }
-                self.apexes.clear();
-            }
+            // A clock that jumps is no clock: a stamp from the far future would pull the mapping down for good.
+            Some(known) if known <= offset || known.saturating_sub(offset) > JUMP_NS => return,
             _ => {}
         }
-        self.doubted = None;
         let new = Apex { bucket: gpu_ns / BUCKET_NS, gpu_ns, offset };
         // What the new cone covers is no apex any more.
         let covered = |old: &Apex| new.bound(old.gpu_ns) <= old.offset;
@@ -99,14 +87,6 @@ impl ClockMap {
         while self.apexes.len() > BUCKETS {
             self.apexes.pop_front();
         }
-    }
-
-    /// True when as many doubted offsets agree as it takes to believe them.
-    fn agrees(&mut self, offset: i64) -> bool {
-        let so_far = self.doubted.filter(|(other, _)| offset.abs_diff(*other) <= JUMP_NS.unsigned_abs());
-        let count = so_far.map_or(1, |(_, count)| count + 1);
-        self.doubted = Some((offset, count));
-        count >= AGREEING
     }
 
     /// How many apexes lie in a bucket or before it.
@@ -215,22 +195,6 @@ mod tests {
         let before = m.to_host(1_000_000_000);
         m.observe(1_000_000_000, 2_400_000_000);
         assert_eq!(m.to_host(1_000_000_000), before);
-    }
-
-    #[test]
-    fn a_stamp_from_the_future_moves_nothing_and_stale_first_ones_are_corrected() {
-        let mut m = ClockMap::default();
-        let s = 1_000_000_000u64;
-        // The first stamps are 4 s old, as after a rank sent to itself.
-        (5..8).for_each(|t| m.observe((t - 4) * s, t * s));
-        assert_eq!(m.to_host(3 * s), Some(7 * s));
-        // One is from the future: it alone says so.
-        m.observe(90 * s, 8 * s);
-        assert_eq!(m.to_host(3 * s), Some(7 * s));
-        (10..14).for_each(|t| m.observe(t * s, t * s + 1_000));
-        assert_eq!(m.to_host(13 * s), Some(13 * s + 1_000));
-        m.observe(90 * s, 15 * s);
-        assert_eq!(m.to_host(13 * s), Some(13 * s + 1_000));
     }
 
     #[test]
