@@ -6,7 +6,7 @@ mod support;
 
 use ringwatch::ingest::{Place, Segments, now_ns};
 use ringwatch::join::{Communicator, Finished, Join};
-use ringwatch::model::{OpRecord, SegmentId, Sink, Source, Spare, Timing, Update};
+use ringwatch::model::{OPERATIONS, OpRecord, SegmentId, Sink, Source, Spare, Timing, Update};
 use std::collections::{BTreeMap, BTreeSet};
 use support::{Room, run};
 
@@ -170,4 +170,42 @@ fn what_was_read_to_its_end_does_not_hasten_looks() {
         drop(segments.poll(now));
     }
     assert!(segments.pause() >= longest, "{:?}", segments.pause());
+}
+
+#[test]
+fn what_a_process_lost_before_the_first_look_is_counted_unless_it_ran_before() {
+    let room = Room::new();
+    let place = || vec![Place::Dir(room.segments())];
+    let mut from_the_start = Segments::new(place());
+    drop(from_the_start.poll(now_ns()));
+    // The rings of a small segment are written over many times.
+    let mut command = room.ringwatch(["replay", "--scenario", "mixed", "--unpaced", "--loops", "60"]);
+    let command = command.args(["--rank", "0", "--plugin"]).arg(room.plugin());
+    let said = run(command.env("RINGWATCH_SEGMENT_BYTES", "65536"));
+    assert_eq!(said.code, Some(0), "{}", said.err);
+
+    let operations = |segments: &mut Segments| {
+        let (mut told, mut lost) = (BTreeSet::new(), 0);
+        // It is listed in one look and read in a later one.
+        for _ in 0..100 {
+            for update in segments.poll(now_ns()) {
+                match update {
+                    Update::Op(op) => _ = told.insert(op.ticket),
+                    Update::Missed { what, count, .. } if what == OPERATIONS => lost += count,
+                    _ => {}
+                }
+            }
+            if !told.is_empty() && segments.is_searched() {
+                break;
+            }
+            std::thread::sleep(segments.pause());
+        }
+        (told, lost)
+    };
+    let (told, lost) = operations(&mut from_the_start);
+    let last = told.last().copied().unwrap();
+    assert!(lost > 0, "{} of {last} were told", told.len());
+    assert_eq!(told.len() as u64 + lost, last + 1, "each one is told or counted as lost");
+    let (told, lost) = operations(&mut Segments::new(place()));
+    assert_eq!((told.last().copied(), lost), (Some(last), 0), "it ran before anybody looked");
 }

@@ -257,7 +257,8 @@ fn a_finding_is_told_while_the_job_runs_and_again_at_its_end() {
     assert_eq!(said.code, Some(0), "a finding is not the job's failure: {}", said.err);
     assert_eq!(reports(&said.out), 4, "{}", said.out);
     let (live, summary) = said.err.split_once("ringwatch: 4 processes").expect("a summary");
-    assert_eq!(live.matches("missing-rank: rank 3").count(), 1, "told once: {live}");
+    // Its changes are told too, such as that the job ended.
+    assert_eq!(live.matches("ringwatch: missing-rank: rank 3").count(), 1, "told once: {live}");
     assert!(live.contains("next: look at what rank 3 does now"), "{live}");
     let findings = summary.split_once("ringwatch: findings\n").expect("the findings").1;
     assert!(findings.starts_with("missing-rank: rank 3 in AllReduce of 16777216 bytes"), "{findings}");

@@ -248,8 +248,8 @@ impl Detector {
             seen.extend(&self.given);
         }
         // Records that were not read yet may refute a finding.
-        given.retain(|f| !join.has_unread(f.communicator));
-        seen.extend(self.ledger.open().filter(|f| join.has_unread(f.communicator)).map(|f| f.id));
+        given.retain(|f| !join.has_unread(f.communicator, now_ns));
+        seen.extend(self.ledger.open().filter(|f| join.has_unread(f.communicator, now_ns)).map(|f| f.id));
         for mut finding in given {
             let id = self.ledger.name(&finding);
             seen.insert(id);
@@ -368,7 +368,7 @@ fn who(join: &Join, comm: &Communicator, rank: Rank) -> Option<Evidence> {
 mod tests {
     use super::*;
     use crate::join::testing::{member, process};
-    use crate::model::{Kind, OperationRef, Track};
+    use crate::model::{CommId, Kind, OperationRef, SegmentId, Track, Update};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -409,5 +409,33 @@ mod tests {
             detector.check(&join, n * S);
         }
         assert!(!detector.findings()[0].open, "it was asked for again, and did not come");
+    }
+
+    #[test]
+    fn what_is_unread_of_another_process_keeps_back_a_verdict_for_a_while_alone() {
+        let mut join = Join::new();
+        for n in [0, 9] {
+            let Update::Segment(mut record) = process(n) else { unreachable!("a process") };
+            record.owner = Some(1000);
+            join.feed(Update::Segment(record));
+        }
+        let Update::Comm(mut record) = member(0, 1, 1) else { unreachable!("a member") };
+        record.comm = CommId::new(7, Some(1000));
+        join.feed(Update::Comm(record));
+        let mut detector = Detector::new(Settings::default());
+        detector.rules = vec![Box::new(Gives(Arc::new(AtomicBool::new(true))))];
+        // The other process is never read to its end; nor is, from 12 s on, the one that the verdict is about.
+        for n in 1..=10 {
+            join.set_unread(vec![SegmentId(10)], n * S);
+            assert_eq!(detector.opened(&join, n * S), [], "{n} s");
+        }
+        join.set_unread(vec![SegmentId(10)], 11 * S);
+        assert_eq!(detector.opened(&join, 11 * S).len(), 1);
+        let mut detector = Detector::new(Settings::default());
+        detector.rules = vec![Box::new(Gives(Arc::new(AtomicBool::new(true))))];
+        for n in 12..=30 {
+            join.set_unread(vec![SegmentId(1), SegmentId(10)], n * S);
+            assert_eq!(detector.opened(&join, n * S), [], "{n} s");
+        }
     }
 }

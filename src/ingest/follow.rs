@@ -5,7 +5,7 @@ use super::pace::Pace;
 use super::search::Listing;
 use super::segment_file::SegmentFile;
 use super::survey::{FileName, Opened, Order};
-use super::tail::Tail;
+use super::tail::{Tail, Watch};
 use super::{FileId, Segments, shown};
 use crate::model::{Liveness, SegmentId, Sink, Unread, UnreadReason, Update};
 use std::collections::{HashMap, HashSet};
@@ -240,7 +240,8 @@ impl Segments {
         }
         let mapped = SegmentFile::of(file, segment, fd, end)?;
         let wanted = self.job.as_ref().map(|(name, begun)| (name.as_str(), *begun));
-        let Some(tail) = Tail::of(mapped, &segment.control_groups, wanted, now_ns)? else { return Ok(None) };
+        let watch = Watch { since_ns: self.since_ns.unwrap_or(now_ns), now_ns };
+        let Some(tail) = Tail::of(mapped, &segment.control_groups, wanted, watch)? else { return Ok(None) };
         followed.accept(&tail)?;
         Ok(Some(tail))
     }

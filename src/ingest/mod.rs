@@ -101,6 +101,8 @@ pub struct Segments {
     looked_ns: Option<u64>,
     /// How far into the processes of culprits is looked.
     stacks: StackKind,
+    /// The first look: what a process that is younger loses is lost, not history.
+    since_ns: Option<u64>,
     polled_ns: Option<u64>,
     pause: Duration,
     /// The longest time between two looks.
@@ -138,6 +140,7 @@ impl Segments {
             silent: Vec::new(),
             looked_ns: None,
             stacks: StackKind::default(),
+            since_ns: None,
             polled_ns: None,
             pause: LONGEST,
             longest: LONGEST,
@@ -397,6 +400,7 @@ impl Source for Segments {
     }
 
     fn poll_each(&mut self, now_ns: u64, out: &mut dyn Sink) {
+        self.since_ns.get_or_insert(now_ns);
         self.take_reports(now_ns, out);
         if self.searching.is_due(now_ns) {
             self.searching.begin(now_ns);

@@ -29,7 +29,7 @@ const SETTLED_TICKETS: u64 = 4096;
 /// Tickets of one ring: how far it was read and what has to be looked at again.
 #[derive(Debug, Default)]
 pub(super) struct Cursor {
-    /// Set by the first look: what was overwritten before it is history, not loss.
+    /// What was overwritten before the first look of a process that ran before is history, not loss; set once that is over.
     begun: bool,
     next: u64,
     /// What this look reads up to.
@@ -44,6 +44,11 @@ pub(super) struct Cursor {
 }
 
 impl Cursor {
+    /// A ring of which nothing was read yet; what is overwritten counts as lost from here on, or from the first look on.
+    fn of(is_new: bool) -> Self {
+        Cursor { begun: is_new, ..Cursor::default() }
+    }
+
     /// Begins a look: at the open tickets and the new ones. Those that were overwritten unread are counted.
     fn begin(&mut self, ring: Extent) {
         let (head, slots) = (ring.next(), ring.slots());
@@ -124,6 +129,12 @@ pub(super) struct Rings {
 }
 
 impl Rings {
+    /// The rings of a process that began while it could be seen, or of one that ran before.
+    pub(super) fn of(is_new: bool) -> Self {
+        let ring = || Cursor::of(is_new);
+        Rings { op: ring(), channel: ring(), proxy: ring(), shed: 0 }
+    }
+
     /// Begins a look at all that is there by now.
     pub(super) fn begin(&mut self, reader: &Reader<'_>) {
         // In this order: what is found of an operation was written after it.

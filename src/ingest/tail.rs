@@ -89,13 +89,21 @@ pub(super) struct Tail {
     done: bool,
 }
 
+/// When a segment is found, host monotonic ns.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Watch {
+    /// When segments were first looked for.
+    pub(super) since_ns: u64,
+    pub(super) now_ns: u64,
+}
+
 impl Tail {
     /// The segment, unless another job is wanted, or a later beginning.
     pub(super) fn of(
         (file, life): (SegmentFile, Option<Life>),
         control_groups: &str,
         wanted: Option<(&str, u64)>,
-        now_ns: u64,
+        watch: Watch,
     ) -> Result<Option<Self>, MapError> {
         let mapping = &file.mapping;
         let reader = mapping.reader().ok_or(MapError::Geometry)?;
@@ -124,6 +132,9 @@ impl Tail {
             created_unix_ns: reader.header(head::CREATED_UNIX_NS),
             losses: Vec::new(),
         };
+        let host_clock = clock_of(boot.as_deref().unwrap_or_default());
+        let is_of_this_boot = super::process::boot_id().is_some_and(|boot| clock_of(&boot) == host_clock);
+        let now_ns = watch.now_ns;
         // Of a process that is seen by its lock alone nobody here knows the pid.
         let host = seen.map(|(pid, _)| Host::new(record.id, pid));
         Ok(Some(Tail {
@@ -140,9 +151,9 @@ impl Tail {
             comms: BTreeMap::new(),
             told_unknown: 0,
             ops: Window::default(),
-            rings: Rings::default(),
+            rings: Rings::of(is_of_this_boot && begun >= watch.since_ns),
             told_missed: [0; 4],
-            host_clock: clock_of(boot.as_deref().unwrap_or_default()),
+            host_clock,
             changed: false,
             spoilt: false,
             begun: false,

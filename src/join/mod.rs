@@ -191,8 +191,8 @@ pub struct Join {
     relieved_ns: u64,
     /// Processes are followed while they run: what one leaves behind is not in flight any more.
     live: bool,
-    /// Processes of which records are there unread.
-    unread: BTreeSet<SegmentId>,
+    /// Processes of which records are there unread, since when.
+    unread: BTreeMap<SegmentId, u64>,
 }
 
 impl Join {

@@ -84,7 +84,7 @@ impl<S: Source> Monitor<S> {
         let Monitor { source, join, asked, stacks, .. } = self;
         source.poll_each(now_ns, &mut Taking { now_ns, join, asked, stacks });
         self.join.tick(now_ns);
-        self.join.set_unread(self.source.behind());
+        self.join.set_unread(self.source.behind(), now_ns);
         if !self.judging {
             return Vec::new();
         }
