@@ -61,6 +61,9 @@ fn show(report: &Report) {
         println!("    origin: {line}");
     }
     for verdict in &report.verdicts {
+        for found in &verdict.found {
+            println!("    {:?} found: {found}", verdict.way);
+        }
         for flaw in &verdict.flaws {
             println!("    {:?}: {flaw}", verdict.way);
         }

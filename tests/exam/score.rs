@@ -73,6 +73,8 @@ pub(crate) struct Verdict {
     pub(crate) count: Count,
     /// What is wrong with it, in words.
     pub(crate) flaws: Vec<String>,
+    /// What was found, in words, with the severity that each finding had last.
+    pub(crate) found: Vec<String>,
 }
 
 /// A job, what is true of it, and what was found.
@@ -238,12 +240,13 @@ fn in_right_operation(truth: &Truth, v: &Version, happened: &[Stay]) -> bool {
     }
 }
 
-/// Whether the ranks of a finding about late ranks really cost the job what a warning may say: a long tail, a checkpoint
-/// that one rank writes alone.
+/// Whether the ranks of a finding about late ranks, or about ranks that are away and may come back, really cost the job what a
+/// warning may say: a long tail, a checkpoint that one rank writes alone.
 fn is_worth_it(happened: &[Stay], exam: &Exam, v: &Version) -> bool {
     let size = exam.members.iter().find(|(id, _)| *id == v.finding.communicator).map_or(0, |(_, m)| m.len());
     let held = truth::held_by(happened, v.finding.communicator, size, &v.ranks, v.at_ns);
-    v.finding.kind == Kind::Straggler && held as f64 >= WORTH_A_WARNING * v.at_ns as f64
+    let away = v.finding.kind == Kind::MissingRank && v.finding.severity == Severity::Warning;
+    (v.finding.kind == Kind::Straggler || away) && held as f64 >= WORTH_A_WARNING * v.at_ns as f64
 }
 
 fn judge(exam: &Exam, truths: &[Truth], happened: &[Stay], way: Way, versions: &[Version]) -> Verdict {
@@ -289,7 +292,11 @@ fn judge(exam: &Exam, truths: &[Truth], happened: &[Stay], way: Way, versions: &
             flaws.push(format!("false: {}", line(worst)));
         }
     }
-    Verdict { way, count, flaws }
+    let found = by_id.values().filter_map(|all| {
+        let (first, last) = all.first().zip(all.last())?;
+        Some(format!("{:?} {}", last.finding.severity, line(first)))
+    });
+    Verdict { way, count, flaws, found: found.collect() }
 }
 
 /// A finding in a line, with ranks of the job.

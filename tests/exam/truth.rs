@@ -474,8 +474,8 @@ pub(crate) fn came_last(happened: &[Stay], key: OpKey, culprits: &BTreeSet<u32>)
     transfer || theirs.is_some_and(|t| latest.is_some_and(|l| t + MS >= l))
 }
 
-/// How long ranks held the others of a communicator until `now`, in ns: they came last, counted from the median of the
-/// others, and were in no other operation meanwhile.
+/// How long ranks held the others of a communicator until `now`, in ns: they came last, or not yet, counted from the median of
+/// the others, and were in no other operation meanwhile.
 pub(crate) fn held_by(happened: &[Stay], comm: CommId, size: usize, ranks: &BTreeSet<u32>, now: u64) -> u64 {
     let mut starts: BTreeMap<Key, Vec<(u64, u32)>> = BTreeMap::new();
     for s in happened.iter().filter(|s| s.id == comm && !matches!(s.track, Track::Pair(..))) {
@@ -484,16 +484,26 @@ pub(crate) fn held_by(happened: &[Stay], comm: CommId, size: usize, ranks: &BTre
         }
     }
     let mut sum = 0;
-    for (key, mut parts) in starts.into_iter().filter(|(_, parts)| parts.len() == size) {
+    for (key, mut parts) in starts {
+        let absent: Vec<u32> =
+            ranks.iter().copied().filter(|r| !parts.iter().any(|(_, there)| there == r)).collect();
+        if parts.len() + absent.len() != size {
+            continue;
+        }
         parts.sort_unstable();
-        let Some((last, rank)) = parts.pop().filter(|(_, rank)| ranks.contains(rank)) else { continue };
+        let (last, ranks) = match parts.last() {
+            _ if !absent.is_empty() => (now, absent),
+            Some((last, rank)) if ranks.contains(rank) => (*last, vec![*rank]),
+            _ => continue,
+        };
+        parts.retain(|(_, rank)| !ranks.contains(rank));
         let Some((median, _)) = parts.get(parts.len() / 2) else { continue };
-        let elsewhere: u64 = happened
-            .iter()
-            .filter(|s| s.rank == rank && s.key() != key)
-            .filter_map(|s| Some((s.started_ns?.max(*median), s.ended_ns.unwrap_or(last).min(last))))
-            .map(|(from, to)| to.saturating_sub(from))
-            .sum();
+        let elsewhere = |rank: u32| -> u64 {
+            let others = happened.iter().filter(|s| s.rank == rank && s.key() != key);
+            let span = |s: &Stay| Some((s.started_ns?.max(*median), s.ended_ns.unwrap_or(last).min(last)));
+            others.filter_map(span).map(|(from, to)| to.saturating_sub(from)).sum()
+        };
+        let elsewhere = ranks.into_iter().map(elsewhere).max().unwrap_or(0);
         sum += (last - median).saturating_sub(elsewhere);
     }
     sum
