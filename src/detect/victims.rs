@@ -5,7 +5,7 @@
 
 use super::{Settings, choice};
 use crate::join::{Communicator, Join};
-use crate::model::{CommId, Confidence, Finding, Liveness, SegmentId};
+use crate::model::{CommId, Confidence, Finding, Liveness, SegmentId, Track};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::RangeInclusive;
 
@@ -14,6 +14,16 @@ struct Standstill {
     comm: CommId,
     /// What begins to stand still within this time is held up by it, host monotonic ns.
     victims_ns: RangeInclusive<u64>,
+    /// In which of the communicator's operations. What was issued before it is not held up by it.
+    at: Option<(Track, u64)>,
+}
+
+impl Standstill {
+    fn began_before(&self, f: &Finding) -> bool {
+        let at = Some((f.operation.track, f.operation.order));
+        let same_track = self.comm == f.communicator && self.at.is_some_and(|(t, _)| t == f.operation.track);
+        same_track && at < self.at
+    }
 }
 
 /// The findings that are proven, and of the others those that are not held up by something proven.
@@ -31,7 +41,7 @@ pub(super) fn leave_out(join: &Join, settings: Settings, found: Vec<Finding>) ->
     let is_victim = |f: &Finding| {
         let together =
             |s: &Standstill| areas.iter().any(|a| a.contains(&s.comm) && a.contains(&f.communicator));
-        standstills.iter().any(|s| s.victims_ns.contains(&f.since_ns) && together(s))
+        standstills.iter().any(|s| s.victims_ns.contains(&f.since_ns) && !s.began_before(f) && together(s))
     };
     found.into_iter().filter(|f| f.confidence == Confidence::Proven || !is_victim(f)).collect()
 }
@@ -40,14 +50,15 @@ pub(super) fn leave_out(join: &Join, settings: Settings, found: Vec<Finding>) ->
 /// what they wait in before the cause came about; what began before that by more than the patience was found before.
 fn standstills(join: &Join, settings: Settings, found: &[Finding]) -> Vec<Standstill> {
     let patience_ns = settings.patience_silent_ns;
-    let ever_since = |comm: CommId, since_ns: u64| Standstill {
+    let ever_since = |comm: CommId, at: (Track, u64), since_ns: u64| Standstill {
         comm,
         victims_ns: since_ns.saturating_sub(patience_ns)..=u64::MAX,
+        at: Some(at),
     };
     let proven = found.iter().filter(|f| f.confidence == Confidence::Proven);
-    let mut all: Vec<Standstill> = proven.map(|f| ever_since(f.communicator, f.since_ns)).collect();
+    let mut all: Vec<Standstill> = proven.map(|f| ever_since(f.communicator, (f.operation.track, f.operation.order), f.since_ns)).collect();
     for c in join.notable() {
-        all.extend(disagreed_ns(c).map(|since_ns| ever_since(c.id, since_ns)));
+        all.extend(disagreed(c).map(|(at, since_ns)| ever_since(c.id, at, since_ns)));
     }
     let mut silent: BTreeMap<CommId, u64> = BTreeMap::new();
     for p in join.processes().filter(|p| p.record.liveness == Liveness::Alive) {
@@ -60,15 +71,17 @@ fn standstills(join: &Join, settings: Settings, found: &[Finding]) -> Vec<Stands
     all.extend(silent.into_iter().map(|(comm, since_ns)| Standstill {
         comm,
         victims_ns: since_ns.saturating_sub(patience_ns)..=since_ns.saturating_add(patience_ns),
+        at: None,
     }));
     all
 }
 
-/// Since when ranks of a communicator are in an operation on which they do not agree, host monotonic ns.
-fn disagreed_ns(c: &Communicator) -> Option<u64> {
-    let mismatch = c.mismatch().map(|(.., i)| i).filter(|i| i.parts.values().any(|p| !p.finished));
-    let split = c.split().map(|(.., i)| i).find(|i| !choice::alike(i));
-    mismatch.or(split)?.began_ns()
+/// The operation of a communicator on which ranks that are in it do not agree, and since when, host monotonic ns.
+fn disagreed(c: &Communicator) -> Option<((Track, u64), u64)> {
+    let mismatch = c.mismatch().filter(|(.., i)| i.parts.values().any(|p| !p.finished));
+    let split = || c.split().find(|(.., i)| !choice::alike(i));
+    let (track, order, instance) = mismatch.or_else(split)?;
+    Some(((track, order), instance.began_ns()?))
 }
 
 /// The communicators that share processes with one, or with others that do.

@@ -156,7 +156,8 @@ impl Kept {
         leave_out_unheard_ends(join, &mut stalls);
         let held_before = held_before::stalls(join, &stalls);
         stalls.extend(held_before.into_iter().map(Arc::new));
-        let origins_known = origins(&stalls, since, &gone);
+        let apart = held_before::set_apart(join, &stalls, self.waits.processes());
+        let origins_known = origins(apart.as_deref().unwrap_or(&stalls), since, &gone);
         // Ranks that are known to wait elsewhere are not in what is not timed.
         let mut waiting: Vec<bool> = Vec::new();
         if !self.queued.is_empty() {

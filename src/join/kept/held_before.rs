@@ -11,11 +11,14 @@ use super::super::instance::{Instance, Part};
 use super::super::waits::{Lack, Stall};
 use super::behind::At;
 use crate::model::{CommId, Rank, Track};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// Operations that are looked at in one solving of the graph: a job with more is explained in part.
 const LOOKED_AT: usize = 65_536;
+
+/// An operation that more ranks lack is looked at as a whole.
+const FEW: usize = 64;
 
 /// A rank whose GPU does not start an operation, by its process's number in the graph, and that operation.
 struct Idle {
@@ -27,11 +30,15 @@ struct Idle {
 
 /// What each process waits in: of several, what it issued first.
 #[derive(Default)]
-struct Waiting(HashMap<u32, At>);
+struct Waiting {
+    first: HashMap<u32, At>,
+    /// Of these it is not known when they issued something in which they wait.
+    unknown: HashSet<u32>,
+}
 
 impl Waiting {
     fn add(&mut self, actor: u32, at: At) {
-        let known = self.0.entry(actor).or_insert(at);
+        let known = self.first.entry(actor).or_insert(at);
         if at.is_before(*known) {
             *known = at;
         }
@@ -39,30 +46,84 @@ impl Waiting {
 
     /// True where a process waits in something that it issued before this part.
     fn is_before(&self, actor: u32, part: &Part) -> bool {
-        self.0.get(&actor).zip(At::of(part)).is_some_and(|(known, at)| known.is_before(at))
+        self.first.get(&actor).zip(At::of(part)).is_some_and(|(known, at)| known.is_before(at))
     }
+
+    /// True where all that a process waits in was issued after this.
+    fn is_after(&self, actor: u32, at: At) -> bool {
+        !self.unknown.contains(&actor) && self.first.get(&actor).is_some_and(|known| at.is_before(*known))
+    }
+}
+
+fn part<'a>(join: &'a Join, s: &Stall, rank: Rank) -> Option<&'a Part> {
+    join.communicator(s.comm)?.instance(s.track, s.order)?.parts.get(&rank)
+}
+
+/// What processes wait in.
+fn waiting(join: &Join, known: &[Arc<Stall>]) -> Waiting {
+    let mut waiting = Waiting::default();
+    for s in known.iter().filter(|s| !s.queued) {
+        for (rank, actor) in &s.waiting {
+            let at = part(join, s, *rank).and_then(At::of);
+            at.into_iter().for_each(|at| waiting.add(*actor, at));
+            // A graph's operations are recorded when a GPU comes to them, not when the host launches the graph.
+            if at.is_none() || s.track == Track::Replay {
+                waiting.unknown.insert(*actor);
+            }
+        }
+    }
+    waiting
+}
+
+/// True where a rank has not started this operation nor a later one of its track: the stamps of one may be lost.
+fn is_queued(join: &Join, s: &Stall, rank: Rank) -> bool {
+    let Some(c) = join.communicator(s.comm).filter(|_| s.track != Track::Replay) else { return false };
+    let queued = c.queued(s.track, |r| *r == rank);
+    queued.contains(&s.order) && queued.iter().any(|o| *o > s.order)
+}
+
+/// The same stalls, for the graph: a process that does not start an operation, though all that it waits in was issued later,
+/// is held there by nothing that is known. It counts as another process, which waits for nothing. `None` without such.
+pub(super) fn set_apart(join: &Join, known: &[Arc<Stall>], processes: usize) -> Option<Vec<Arc<Stall>>> {
+    let is_start = |s: &Arc<Stall>| s.lack == Lack::Start && s.lacking.len() <= FEW;
+    if !known.iter().any(is_start) {
+        return None;
+    }
+    let waiting = waiting(join, known);
+    let is_apart = |s: &Stall, (rank, actor): (Rank, u32)| {
+        let at = part(join, s, rank).and_then(At::of);
+        at.is_some_and(|at| waiting.is_after(actor, at)) && is_queued(join, s, rank)
+    };
+    let mut any = false;
+    let mut set_apart = |s: &Arc<Stall>| {
+        if !is_start(s) || !s.lacking.iter().any(|l| is_apart(s, *l)) {
+            return Arc::clone(s);
+        }
+        any = true;
+        let mut stall = Stall::clone(s);
+        for (rank, actor) in &mut stall.lacking {
+            if is_apart(s, (*rank, *actor)) {
+                *actor += processes as u32;
+            }
+        }
+        Arc::new(stall)
+    };
+    let all = known.iter().map(&mut set_apart).collect();
+    any.then_some(all)
 }
 
 /// More operations that cannot complete: each is where a rank is that does not start an operation of `known`.
 pub(super) fn stalls(join: &Join, known: &[Arc<Stall>]) -> Vec<Stall> {
-    let part =
-        |s: &Stall, rank: Rank| join.communicator(s.comm)?.instance(s.track, s.order)?.parts.get(&rank);
     let may_be_idle = |s: &&Arc<Stall>| s.lack == Lack::Start && !s.waiting.is_empty();
     if !known.iter().any(|s| may_be_idle(&s)) {
         return Vec::new();
     }
-    let mut waiting = Waiting::default();
-    for s in known.iter().filter(|s| !s.queued) {
-        let at = |rank: Rank| part(s, rank).and_then(At::of);
-        s.waiting
-            .iter()
-            .filter_map(|(r, actor)| Some((*actor, at(*r)?)))
-            .for_each(|(a, at)| waiting.add(a, at));
-    }
+    let mut waiting = waiting(join, known);
     let mut idle: Vec<Idle> = Vec::new();
     for s in known.iter().filter(may_be_idle) {
-        for (rank, actor) in s.lacking.iter().filter(|(_, a)| !waiting.0.contains_key(a)) {
-            if let Some(at) = part(s, *rank).and_then(At::of) {
+        for (rank, actor) in &s.lacking {
+            let at = part(join, s, *rank).and_then(At::of);
+            if let Some(at) = at.filter(|_| !waiting.first.contains_key(actor)) {
                 idle.push(Idle { comm: s.comm, rank: *rank, actor: *actor, at });
             }
         }
