@@ -77,6 +77,8 @@ pub struct LateEvent {
 pub(super) struct Inside {
     pub(super) timed_ns: u64,
     pub(super) untimed: bool,
+    /// It may have been in a launch of several transfers, of which the first that is over tells one end for all.
+    pub(super) in_launch: bool,
 }
 
 impl LateEvent {
@@ -543,7 +545,7 @@ impl Communicator {
     }
 
     /// Adds what a late arrival of a rank cost.
-    pub(super) fn add_late_cost(&mut self, rank: Rank, came_ns: u64, cost_ns: u64) {
+    fn add_late_cost(&mut self, rank: Rank, came_ns: u64, cost_ns: u64) {
         let Some(m) = self.members.get_mut(&rank).filter(|_| cost_ns > 0) else { return };
         m.late_cost_ns = m.late_cost_ns.saturating_add(cost_ns);
         m.late_cost_lately.get_or_insert_default().add(came_ns, cost_ns);
@@ -643,7 +645,25 @@ impl Communicator {
             inside.timed_ns = inside.timed_ns.saturating_add(within);
         }
         inside.untimed |= doubt.is_some();
+        inside.in_launch = self.may_be_in_launch(rank, from_ns, to_ns);
         inside
+    }
+
+    /// True where a rank may have been in a launch of several transfers for more than half of some time. NCCL 2.28 tells one
+    /// end for all of them, by the first that is over: the launch lasts up to what the GPU started next, at most.
+    fn may_be_in_launch(&self, rank: Rank, from_ns: u64, to_ns: u64) -> bool {
+        let parts = || self.instances().filter_map(|(track, _, i)| Some((track, i.parts.get(&rank)?)));
+        let transfers = || parts().filter(|(t, p)| matches!(t, Track::Pair(..)) && p.op.launch().is_known());
+        let last = transfers().filter(|(_, p)| p.kernel.is_some_and(|k| k.start_ns < to_ns));
+        let Some((track, last)) = last.max_by_key(|(_, p)| p.kernel.map(|k| k.start_ns)) else { return false };
+        let Some(kernel) = last.kernel else { return false };
+        let shared = |(t, p): &(Track, &Part)| *t != track && p.op.launch().shared_with(last.op.launch());
+        let mut others = transfers().filter(shared).peekable();
+        let is_one_end = others.peek().is_some()
+            && others.all(|(_, p)| p.kernel.is_some_and(|k| k.end_ns() == kernel.end_ns()));
+        let started = parts().filter_map(|(_, p)| p.kernel.map(|k| k.start_ns)).filter(|t| *t > kernel.end_ns());
+        let next_ns = started.min().unwrap_or(to_ns).min(to_ns);
+        is_one_end && next_ns.saturating_sub(kernel.end_ns().max(from_ns)) > to_ns.saturating_sub(from_ns) / 2
     }
 
     /// The class that an operation belongs to.

@@ -195,6 +195,21 @@ pub struct Join {
     unread: BTreeMap<SegmentId, u64>,
 }
 
+/// Where a rank was that came late.
+#[derive(Debug, Clone, Copy)]
+struct Elsewhere {
+    process: Option<SegmentId>,
+    held: bool,
+    inside: Inside,
+}
+
+impl Elsewhere {
+    /// True where it was held by others, or may have been.
+    fn explains(self) -> bool {
+        self.held || self.inside.untimed
+    }
+}
+
 impl Join {
     /// Nothing was fed yet.
     pub fn new() -> Self {
@@ -680,54 +695,59 @@ impl Join {
             return;
         }
         for (id, e) in waiting {
-            let me = self.comms.get(&id).and_then(|c| c.members().get(&e.rank)).map(|m| m.record.segment);
-            let before = e.operation.order.checked_sub(1);
-            let last_here = before.and_then(|order| {
-                let part = self.comms.get(&id)?.instance(e.track, order)?.parts.get(&e.rank)?;
-                Some(part.kernel?.end_ns())
-            });
-            let from = last_here.unwrap_or(e.came_ns.saturating_sub(e.by_ns));
-            let others = me.map_or(&[][..], |me| self.roster.seats(me)).iter();
-            let excess: u64 = others
-                .filter(|(c, _)| *c != id)
-                .filter_map(|(c, rank)| Some((self.comms.get(c)?, *rank)))
-                .map(|(c, rank)| c.excess_ns(rank, from, e.came_ns, &self.classes))
-                .sum();
-            let inside = self.inside(me, id, &e);
-            let held = excess.max(inside.timed_ns) >= e.by_ns / 2;
-            let finished = self.finished_by(me);
-            let is_it = |l: &LateEvent| {
-                let place = (l.track, l.operation.order, l.rank);
-                place == (e.track, e.operation.order, e.rank) && l.held_elsewhere.is_none()
-            };
-            let mut cost_ns = 0;
-            if let Some(c) = self.comms.get_mut(&id)
-                && let Some(event) = c.late_mut().find(|l| is_it(l))
-            {
-                event.elsewhere_ns = inside.timed_ns.min(e.by_ns);
-                event.unsure = inside.untimed;
-                event.finished = finished;
-                event.held_elsewhere = Some(held);
-                cost_ns = event.cost_ns();
+            let mut late = (e.rank, e.by_ns, e.came_ns);
+            let mut elsewhere = self.elsewhere(id, &e, late);
+            if elsewhere.explains() {
+                // Whoever came with it, and was not held elsewhere, is late itself.
+                let others = self.comms.get(&id).map_or(Vec::new(), |c| c.late_as_well(&e));
+                let mut others = others.into_iter().map(|l| (l, self.elsewhere(id, &e, l)));
+                if let Some(found) = others.find(|(_, elsewhere)| !elsewhere.explains()) {
+                    (late, elsewhere) = found;
+                }
             }
+            let finished = self.finished_by(elsewhere.process);
             if let Some(c) = self.comms.get_mut(&id) {
-                c.add_late_cost(e.rank, e.came_ns, cost_ns);
+                c.explain_late(&e, late, |event| {
+                    event.elsewhere_ns = elsewhere.inside.timed_ns.min(event.by_ns);
+                    event.unsure = elsewhere.inside.untimed;
+                    event.finished = finished;
+                    event.held_elsewhere = Some(elsewhere.held);
+                });
             }
         }
     }
 
+    /// Where a rank was that came late, by so much, at this moment.
+    fn elsewhere(&self, id: CommId, e: &LateEvent, (rank, by_ns, came_ns): (Rank, u64, u64)) -> Elsewhere {
+        let me = self.comms.get(&id).and_then(|c| c.members().get(&rank)).map(|m| m.record.segment);
+        let before = e.operation.order.checked_sub(1);
+        let last_here = before.and_then(|order| {
+            let part = self.comms.get(&id)?.instance(e.track, order)?.parts.get(&rank)?;
+            Some(part.kernel?.end_ns())
+        });
+        let from = last_here.unwrap_or(came_ns.saturating_sub(by_ns));
+        let others = me.map_or(&[][..], |me| self.roster.seats(me)).iter();
+        let excess: u64 = others
+            .filter(|(c, _)| *c != id)
+            .filter_map(|(c, rank)| Some((self.comms.get(c)?, *rank)))
+            .map(|(c, rank)| c.excess_ns(rank, from, came_ns, &self.classes))
+            .sum();
+        let inside = self.inside(me, id, e, (by_ns, came_ns));
+        Elsewhere { process: me, held: excess.max(inside.timed_ns) >= by_ns / 2, inside }
+    }
+
     /// How long a late rank was in other operations, of this communicator and of others, since the median of the others
     /// came. Whatever held it there is told there.
-    fn inside(&self, late: Option<SegmentId>, id: CommId, e: &LateEvent) -> Inside {
-        let from_ns = e.came_ns.saturating_sub(e.by_ns);
+    fn inside(&self, late: Option<SegmentId>, id: CommId, e: &LateEvent, (by_ns, came_ns): (u64, u64)) -> Inside {
+        let from_ns = came_ns.saturating_sub(by_ns);
         let mut all = Inside::default();
         for (comm, rank) in late.map_or(&[][..], |late| self.roster.seats(late)) {
             let Some(c) = self.comms.get(comm) else { continue };
             let own = (*comm == id).then_some((e.track, e.operation.order));
-            let inside = c.inside(*rank, own, from_ns, e.came_ns);
+            let inside = c.inside(*rank, own, from_ns, came_ns);
             all.timed_ns = all.timed_ns.saturating_add(inside.timed_ns);
             // What is before it on its own track has ended.
-            all.untimed |= inside.untimed && *comm != id;
+            all.untimed |= inside.untimed && *comm != id || inside.in_launch;
         }
         all
     }

@@ -15,6 +15,8 @@ const USUAL_WAITS: u32 = 8;
 const USUAL_WAITS_MANY: u32 = 2 * Waited::OF;
 /// A GPU that begins within this share of what its peer waited was waiting for its host.
 const AT_ONCE: u64 = 8;
+/// Ranks that may be late instead of the last one: more are not looked at.
+const LATE_AS_WELL: usize = 8;
 /// Late arrivals among which those of one moment lie.
 const LATE_NEAR: usize = 16;
 
@@ -136,6 +138,51 @@ impl Communicator {
             in_exchange,
             by_host,
         });
+    }
+
+    /// The ranks that came to a collective at most half of its lateness before its late rank, the last one first: each with how
+    /// late it was, and when it came.
+    pub(in crate::join) fn late_as_well(&self, e: &LateEvent) -> Vec<(Rank, u64, u64)> {
+        let Some(instance) = self.instance(e.track, e.operation.order) else { return Vec::new() };
+        let is_collective = !matches!(e.track, Track::Pair(..)) && e.measure == Measure::Gpu;
+        // Kernels of one operation end together.
+        let took_ns = |r: &Rank| instance.parts.get(r).and_then(Part::duration_ns);
+        let Some(least_ns) = took_ns(&e.rank).filter(|_| is_collective) else { return Vec::new() };
+        let of = |(rank, part): (&Rank, &Part)| {
+            let waited_ns = part.duration_ns()?.saturating_sub(least_ns);
+            let is_late = *rank != e.rank && waited_ns < e.by_ns / 2;
+            let by_ns = e.by_ns.saturating_sub(waited_ns);
+            is_late.then_some((*rank, by_ns, part.started_ns?))
+        };
+        let mut all: Vec<(Rank, u64, u64)> = instance.parts.iter().filter_map(of).collect();
+        all.sort_by_key(|(.., came_ns)| std::cmp::Reverse(*came_ns));
+        all.truncate(LATE_AS_WELL);
+        all
+    }
+
+    /// Says of a late arrival whose it is, and what explains it.
+    pub(in crate::join) fn explain_late(
+        &mut self,
+        e: &LateEvent,
+        (rank, by_ns, came_ns): (Rank, u64, u64),
+        explain: impl FnOnce(&mut LateEvent),
+    ) {
+        let place = |l: &LateEvent| (l.track, l.operation.order, l.rank);
+        let is_it = |l: &&mut LateEvent| place(l) == place(e) && l.held_elsewhere.is_none();
+        let Some(event) = self.late.iter_mut().find(is_it) else { return };
+        (event.rank, event.by_ns, event.came_ns) = (rank, by_ns, came_ns);
+        explain(event);
+        let cost_ns = event.cost_ns();
+        if rank != e.rank {
+            if let Some(m) = self.members.get_mut(&e.rank) {
+                m.late = m.late.saturating_sub(1);
+            }
+            if let Some(m) = self.members.get_mut(&rank) {
+                m.late += 1;
+                m.worst_late_ns = Some(m.worst_late_ns.unwrap_or(0).max(by_ns));
+            }
+        }
+        self.add_late_cost(rank, came_ns, cost_ns);
     }
 
     /// What a collective that is over says about its ranks: their waiting, the job's rhythm, and who came late.
