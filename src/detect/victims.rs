@@ -56,7 +56,9 @@ fn standstills(join: &Join, settings: Settings, found: &[Finding]) -> Vec<Stands
         at: Some(at),
     };
     let proven = found.iter().filter(|f| f.confidence == Confidence::Proven);
-    let mut all: Vec<Standstill> = proven.map(|f| ever_since(f.communicator, (f.operation.track, f.operation.order), f.since_ns)).collect();
+    let mut all: Vec<Standstill> = proven
+        .map(|f| ever_since(f.communicator, (f.operation.track, f.operation.order), f.since_ns))
+        .collect();
     for c in join.notable() {
         all.extend(disagreed(c).map(|(at, since_ns)| ever_since(c.id, at, since_ns)));
     }

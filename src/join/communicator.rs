@@ -626,6 +626,7 @@ impl Communicator {
         // The track of an untimed operation, and those of one track come in their order: a timed one that started before
         // ends the doubt.
         let mut doubt: Option<Track> = None;
+        let half_ns = from_ns + to_ns.saturating_sub(from_ns) / 2;
         for (track, _, instance) in self.instances().filter(|(t, o, _)| Some((*t, *o)) != but) {
             let Some(part) = instance.parts.get(&rank) else { continue };
             if doubt.is_some_and(|t| t != track) {
@@ -633,7 +634,8 @@ impl Communicator {
             }
             let Some(kernel) = part.kernel else {
                 let ended = part.ended_seen_ns.is_some_and(|t| t <= from_ns);
-                if !ended && part.op.issued_ns.is_some_and(|t| t < to_ns) {
+                // What was issued later held it for the lesser part of the time.
+                if !ended && part.op.issued_ns.is_some_and(|t| t < half_ns) {
                     doubt = Some(track);
                 }
                 continue;
@@ -655,13 +657,16 @@ impl Communicator {
         let parts = || self.instances().filter_map(|(track, _, i)| Some((track, i.parts.get(&rank)?)));
         let transfers = || parts().filter(|(t, p)| matches!(t, Track::Pair(..)) && p.op.launch().is_known());
         let last = transfers().filter(|(_, p)| p.kernel.is_some_and(|k| k.start_ns < to_ns));
-        let Some((track, last)) = last.max_by_key(|(_, p)| p.kernel.map(|k| k.start_ns)) else { return false };
+        let Some((track, last)) = last.max_by_key(|(_, p)| p.kernel.map(|k| k.start_ns)) else {
+            return false;
+        };
         let Some(kernel) = last.kernel else { return false };
         let shared = |(t, p): &(Track, &Part)| *t != track && p.op.launch().shared_with(last.op.launch());
         let mut others = transfers().filter(shared).peekable();
         let is_one_end = others.peek().is_some()
             && others.all(|(_, p)| p.kernel.is_some_and(|k| k.end_ns() == kernel.end_ns()));
-        let started = parts().filter_map(|(_, p)| p.kernel.map(|k| k.start_ns)).filter(|t| *t > kernel.end_ns());
+        let started =
+            parts().filter_map(|(_, p)| p.kernel.map(|k| k.start_ns)).filter(|t| *t > kernel.end_ns());
         let next_ns = started.min().unwrap_or(to_ns).min(to_ns);
         is_one_end && next_ns.saturating_sub(kernel.end_ns().max(from_ns)) > to_ns.saturating_sub(from_ns) / 2
     }

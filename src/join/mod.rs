@@ -738,7 +738,13 @@ impl Join {
 
     /// How long a late rank was in other operations, of this communicator and of others, since the median of the others
     /// came. Whatever held it there is told there.
-    fn inside(&self, late: Option<SegmentId>, id: CommId, e: &LateEvent, (by_ns, came_ns): (u64, u64)) -> Inside {
+    fn inside(
+        &self,
+        late: Option<SegmentId>,
+        id: CommId,
+        e: &LateEvent,
+        (by_ns, came_ns): (u64, u64),
+    ) -> Inside {
         let from_ns = came_ns.saturating_sub(by_ns);
         let mut all = Inside::default();
         for (comm, rank) in late.map_or(&[][..], |late| self.roster.seats(late)) {

@@ -465,13 +465,16 @@ fn names(kind: FaultKind, reads_load: bool) -> &'static [Kind] {
     }
 }
 
-/// Whether a rank of `culprits` came last to an operation, as in a finding about late ranks.
+/// Whether a rank of `culprits` came last to an operation, as in a finding about late ranks: its GPU did, or its host called it
+/// last.
 pub(crate) fn came_last(happened: &[Stay], key: OpKey, culprits: &BTreeSet<u32>) -> bool {
     let parts = || happened.iter().filter(|s| (s.id, s.track, s.order) == key);
     let transfer = parts().any(|s| matches!(s.func, Func::Send | Func::Recv));
     let latest = parts().filter_map(|s| s.started_ns).max();
-    let theirs = parts().filter(|s| culprits.contains(&s.rank)).filter_map(|s| s.started_ns).max();
-    transfer || theirs.is_some_and(|t| latest.is_some_and(|l| t + MS >= l))
+    let theirs = || parts().filter(|s| culprits.contains(&s.rank));
+    let came = theirs().filter_map(|s| s.started_ns).max();
+    let called_last = theirs().map(|s| s.issued_ns).max() == parts().map(|s| s.issued_ns).max();
+    transfer || called_last || came.is_some_and(|t| latest.is_some_and(|l| t + MS >= l))
 }
 
 /// How long ranks held the others of a communicator until `now`, in ns: they came last, or not yet, counted from the median of

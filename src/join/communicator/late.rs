@@ -112,7 +112,10 @@ impl Communicator {
         let Some(instance) = self.instances.get_mut(&(track, order)) else { return };
         instance.late_told = Some(late);
         let at_ns = instance.began_ns().unwrap_or(0);
-        let came_ns = instance.parts.get(&late.rank).and_then(|p| p.started_ns.or(p.op.issued_ns));
+        let came_ns = instance.parts.get(&late.rank).and_then(|p| match late.measure {
+            Measure::Gpu => p.started_ns.or(p.op.issued_ns),
+            Measure::Host => p.op.issued_ns,
+        });
         let Some(first) = instance.first().map(|p| p.op.clone()) else { return };
         let operation = self.describe(track, order, &first);
         if let Some(m) = self.members.get_mut(&late.rank) {
@@ -195,6 +198,7 @@ impl Communicator {
         let (track, order) = key;
         let instance = self.instances.get(&key)?;
         let issued = || instance.parts.values().filter_map(|p| p.op.issued_ns);
+        let longest_ns = self.longest_ns;
         // While a job gets going it has no rhythm yet.
         if let (true, Some(first), Some(last)) = (order >= WARM_UP, issued().min(), issued().max()) {
             self.longest_ns = self.longest_ns.max(last - first);
@@ -212,7 +216,12 @@ impl Communicator {
             return Some(told);
         }
         let gpu = instance.late_on_gpu(needed, self.one_clock());
-        let late = gpu.or_else(|| self.late_on_host(track, order, needed));
+        let host = || self.late_on_host(track, order, needed);
+        // Where an untimed operation before it had the GPUs wait for a late host, they come to this one together.
+        let by_gpu_ns = gpu.map_or(0, |l| l.by_ns);
+        let is_more = |l: &Late| l.by_ns >= VERY_LATE_NS && l.by_ns / 2 >= by_gpu_ns.max(longest_ns);
+        let waited_before = || host().filter(|l| order >= WARM_UP && is_more(l));
+        let late = waited_before().or(gpu).or_else(host);
         self.judged += u64::from(late.is_some());
         if let Some(late) = late.filter(|l| l.by_ns >= LATE_NS) {
             self.tell_late(key, late, transfer_ns, Manner::default());
