@@ -89,6 +89,8 @@ fn issued_by_both(
         match state_of(Some(part), order, None, 0, || false) {
             OpState::Finished => over = Some((rank, seat.actor)),
             OpState::Started | OpState::Progressing => waiting.push((rank, seat.actor)),
+            // Its stamps were lost.
+            OpState::Issued if launches.has_begun(rank, part) => return None,
             OpState::Issued => lacking.push((rank, seat.actor)),
             OpState::NotIssued | OpState::Called | OpState::InDoubt => return None,
         }
