@@ -128,7 +128,7 @@ fn waits_elsewhere(scene: &Scene<'_>, at: Place<'_>) -> bool {
     }
 }
 
-pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
+pub(super) fn judge<'p, 'a: 'p>(scene: &Scene<'a>, at: Place<'p>) -> Option<Finding> {
     let ranks = &at.origin.ranks;
     let nowhere = at.comm.started_nowhere(at.stall.track, at.stall.order, at.instance);
     if at.stall.waiting.is_empty() && nowhere {

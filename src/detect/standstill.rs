@@ -17,7 +17,7 @@ const DESCRIBED: usize = 8;
 /// last step: hosts issue a step at once, and nodes report once a second what they issued.
 const STEP_NS: u64 = 2_000_000_000;
 
-pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
+pub(super) fn judge<'p, 'a: 'p>(scene: &Scene<'a>, at: Place<'p>) -> Option<Finding> {
     let patience = scene.settings.patience_blind_ns.max(scene.patience(at.comm)).max(queue_ns(scene, at));
     let ranks: Vec<Rank> = at.comm.members().keys().copied().collect();
     // A host whose clock is ahead says nothing about now.
@@ -38,8 +38,15 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
         ranks.iter().map(|r| Some((*r, activity(scene, at, *r)?))).collect::<Option<_>>()?;
     let others: Vec<Rank> =
         activities.iter().filter(|(_, a)| *a != Activity::Waiting).map(|(r, _)| *r).collect();
-    if others.len() == ranks.len() || others.is_empty() && is_ambiguous(scene, at) {
+    if others.len() == ranks.len() {
         return None;
+    }
+    let rivals = if others.is_empty() { rivals(scene, at) } else { Vec::new() };
+    if !rivals.is_empty() {
+        let wide = of_all(scene, at, &rivals)?;
+        if wide.comm.id != at.comm.id {
+            return judge(scene, wide);
+        }
     }
     let waiting: Vec<Rank> = ranks.iter().copied().filter(|r| !others.contains(r)).collect();
     let how = if silent.is_some() { "nothing at all" } else { "no GPU did anything else" };
@@ -100,24 +107,40 @@ fn before_what_is_queued<'a>(
     at.comm.incomplete_of(at.stall.track).rev().find(|(_, i)| !is_later(i))
 }
 
-/// True when operations of another communicator of the same job may as well be what does not end: they were issued earlier,
-/// or none of their processes is in this one.
-fn is_ambiguous(scene: &Scene<'_>, at: Place<'_>) -> bool {
+/// Other operations of the same job that may as well be what does not end: they were issued earlier, or none of their processes
+/// is in this one.
+fn rivals<'a>(scene: &Scene<'a>, at: Place<'_>) -> Vec<&'a Stall> {
     let key = |s: &Stall| {
         let began = scene.join.communicator(s.comm)?.instance(s.track, s.order)?.began_ns()?;
         Some((began, s.comm))
     };
     let own = key(at.stall);
-    let processes: BTreeSet<u32> = at.stall.lacking.iter().map(|(_, p)| *p).collect();
+    let processes = processes(at.stall);
     let others = scene.standing.untimed().iter().filter_map(|o| scene.standing.stall(o.first));
-    let mut rivals = others
+    let mut rivals: Vec<&Stall> = others
         .filter(|s| s.comm != at.comm.id)
         .filter(|s| key(s) < own || !s.lacking.iter().any(|(_, p)| processes.contains(p)))
-        .peekable();
-    rivals.peek().is_some() && {
+        .collect();
+    if !rivals.is_empty() {
         let job = connected(scene.join, at.comm.id);
-        rivals.any(|s| job.contains(&s.comm))
+        rivals.retain(|s| job.contains(&s.comm));
     }
+    rivals
+}
+
+fn processes(stall: &Stall) -> BTreeSet<u32> {
+    stall.lacking.iter().map(|(_, p)| *p).collect()
+}
+
+/// Where several operations may be what does not end: one in which all their processes wait, if there is one. It says what is
+/// known: that all of them stand still.
+fn of_all<'p, 'a: 'p>(scene: &Scene<'a>, at: Place<'p>, rivals: &[&Stall]) -> Option<Place<'p>> {
+    let all: BTreeSet<u32> = rivals.iter().flat_map(|s| processes(s)).chain(processes(at.stall)).collect();
+    let stalls = (0..).map_while(|i| scene.standing.stall(i));
+    // The same one for each of them.
+    let stall = stalls.filter(|s| s.waiting.is_empty()).find(|s| processes(s).is_superset(&all))?;
+    let comm = scene.join.communicator(stall.comm)?;
+    Some(Place { stall, comm, instance: comm.instance(stall.track, stall.order)?, ..at })
 }
 
 /// The activity of a rank's GPU now; absent where it is not known.

@@ -9,6 +9,9 @@ use crate::model::{CommId, Confidence, Finding, Liveness, SegmentId, Track};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::RangeInclusive;
 
+/// What begins within this time, in ns, begins together.
+const TOGETHER_NS: u64 = 1_000_000;
+
 /// Something that is known to hold up a communicator.
 struct Standstill {
     comm: CommId,
@@ -43,7 +46,29 @@ pub(super) fn leave_out(join: &Join, settings: Settings, found: Vec<Finding>) ->
             |s: &Standstill| areas.iter().any(|a| a.contains(&s.comm) && a.contains(&f.communicator));
         standstills.iter().any(|s| s.victims_ns.contains(&f.since_ns) && !s.began_before(f) && together(s))
     };
-    found.into_iter().filter(|f| f.confidence == Confidence::Proven || !is_victim(f)).collect()
+    let kept: Vec<Finding> =
+        found.into_iter().filter(|f| f.confidence == Confidence::Proven || !is_victim(f)).collect();
+    first_of_each(join, kept)
+}
+
+/// Of what only looks like a hang, in each part of a job whose processes wait for each other, what began first: the rest is
+/// held up by it soon after.
+fn first_of_each(join: &Join, found: Vec<Finding>) -> Vec<Finding> {
+    if found.len() < 2 {
+        return found;
+    }
+    let mut areas: Vec<(BTreeSet<CommId>, u64)> = Vec::new();
+    for f in &found {
+        match areas.iter_mut().find(|(a, _)| a.contains(&f.communicator)) {
+            Some((_, first_ns)) => *first_ns = f.since_ns.min(*first_ns),
+            None => areas.push((connected(join, f.communicator), f.since_ns)),
+        }
+    }
+    let is_first = |f: &Finding| {
+        let area = areas.iter().find(|(a, _)| a.contains(&f.communicator));
+        area.is_none_or(|(_, first_ns)| f.since_ns <= first_ns.saturating_add(TOGETHER_NS))
+    };
+    found.into_iter().filter(|f| f.confidence == Confidence::Proven || is_first(f)).collect()
 }
 
 /// Everything that is known to hold up a communicator. Hosts run ahead of their GPUs, so that victims may have issued

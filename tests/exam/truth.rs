@@ -310,13 +310,12 @@ fn held(
     if let Some(call) = wrong_call(p, exam, happened) {
         operations = BTreeSet::from([call]);
     } else {
-        let (comm, track, _) = first.key;
         let unproven: Vec<&Open<'_>> = unproven(p, &mine).collect();
         operations.extend(unproven.iter().map(|o| name(o)));
         // So are the others of the launch up to which nothing is timed.
         let last = unproven.last().map(|o| launches(o)).unwrap_or_default();
         operations.extend(mine.iter().filter(|o| !launches(o).is_disjoint(&last)).map(name));
-        operations.extend(unproven_before(p, happened, first).map(|order| (sizes[comm].0, track, order)));
+        operations.extend(unproven_before(p, happened, first));
     }
     let all = first.parts.len() == sizes[first.key.0].1.len();
     let facts = if all { first.parts.iter().map(|s| s.issued_ns).max().unwrap_or(0) } else { 0 };
@@ -392,17 +391,25 @@ fn unproven<'a>(p: &Planted, mine: &'a [Open<'a>]) -> impl Iterator<Item = &'a O
     mine.iter().take(mine.iter().position(shows).map_or(mine.len(), |at| at + 1))
 }
 
-/// The orders of the same step right before an operation that all ranks issued and that is not timed: nothing proves that
-/// they ended.
-fn unproven_before(p: &Planted, happened: &[Stay], first: &Open<'_>) -> std::ops::Range<u64> {
-    let (comm, track, order) = first.key;
-    let issued = first.parts.iter().map(|s| s.issued_ns).min().unwrap_or(0);
-    let proves = |s: &&Stay| s.timed || s.issued_ns + STEP_NS < issued;
-    let before = happened.iter().filter(|s| (s.comm, s.track) == (comm, track) && s.order <= order);
-    let proven = before.filter(proves).map(|s| s.order + 1).max().unwrap_or(0).min(order);
+/// The operations of its communicator in the same step right before one that all ranks issued and that is not timed: nothing
+/// proves that they ended.
+fn unproven_before(p: &Planted, happened: &[Stay], first: &Open<'_>) -> BTreeSet<OpKey> {
     let is_absent = !first.parts.iter().any(|s| p.culprits.contains(&s.rank));
     // That a rank did not call it shows in its counts.
-    if is_absent { order..order } else { proven..order }
+    if is_absent {
+        return BTreeSet::new();
+    }
+    let mut unproven = BTreeSet::new();
+    for last in &first.parts {
+        let is_before =
+            |s: &&Stay| (s.comm, s.rank) == (last.comm, last.rank) && s.issued_ns <= last.issued_ns;
+        let before = || happened.iter().filter(is_before).filter(|s| s.key() != first.key);
+        let proven_ns = before().filter(|s| s.timed).map(|s| s.issued_ns).max().unwrap_or(0);
+        let from_ns = proven_ns.max(last.issued_ns.saturating_sub(STEP_NS));
+        let of_step = before().filter(|s| s.track != Track::Replay && s.issued_ns > from_ns);
+        unproven.extend(of_step.map(|s| (s.id, s.track, s.order)));
+    }
+    unproven
 }
 
 /// How soon a fault has to be found, in ns after it holds somebody.
