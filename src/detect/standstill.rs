@@ -18,12 +18,13 @@ const DESCRIBED: usize = 8;
 const STEP_NS: u64 = 2_000_000_000;
 
 pub(super) fn judge<'p, 'a: 'p>(scene: &Scene<'a>, at: Place<'p>) -> Option<Finding> {
-    let patience = scene.settings.patience_blind_ns.max(scene.patience(at.comm)).max(queue_ns(scene, at));
+    let patience = scene.settings.patience_blind_ns.max(scene.patience(at.comm));
     let ranks: Vec<Rank> = at.comm.members().keys().copied().collect();
     // A host whose clock is ahead says nothing about now.
     let silent_for = |r: &Rank| scene.now_ns.checked_sub(scene.process(at.comm, *r)?.issuing.last_ns()?);
-    let silent = ranks.iter().filter_map(silent_for).min().filter(|w| *w >= patience);
-    // Hosts that run ahead issue more while their GPUs stand still.
+    let quiet = patience.max(queue_ns(scene, at));
+    let silent = ranks.iter().filter_map(silent_for).min().filter(|w| *w >= quiet);
+    // Hosts that run ahead issue more while their GPUs stand still, and GPUs that have work left do not only wait.
     let since_ns = scene.now_ns.saturating_sub(patience);
     let stands = |r: &Rank| busy_with(scene, at.comm, *r, since_ns) == Some(Activity::Waiting);
     let is_old = at.instance.began_ns().is_some_and(|t| t <= since_ns);

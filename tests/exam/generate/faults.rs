@@ -61,7 +61,8 @@ pub(super) fn empty_case(spec: &Spec) -> Case {
             _ => "2.28.9",
         }
         .to_owned(),
-        sizes_unknown: spec.abi < 4,
+        // The preloaded library sees the call that makes a communicator, and with it the number of its ranks.
+        sizes_unknown: spec.abi < 4 && !spec.preloaded,
         keyed: true,
         tail_share: spec.tail_share,
         tail_factor: spec.tail_factor,
