@@ -4,7 +4,7 @@
 use crate::generate::{Exam, Planted, run};
 use crate::simulator::{Case, Fault, Stay};
 use crate::spec::{FaultKind, Spec};
-use crate::visible::is_visible;
+use crate::visible::{WARM_UP, is_visible};
 use ringwatch::model::{CommId, Func, Kind, Track};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -122,7 +122,9 @@ fn one(
         let once = matches!(p.kind, FaultKind::LateOnce | FaultKind::Paused);
         let lost_ns = truth.cost * until.saturating_sub(p.at_ns).max(S) as f64;
         // Hosts that wait for each step show by their calls when one of them was away.
-        let by_hosts = once && spec.sync;
+        let is_late = |s: &&Stay| p.culprits.contains(&s.rank) && s.issued_ns >= p.at_ns;
+        let late = happened.iter().filter(is_late).min_by_key(|s| s.issued_ns);
+        let by_hosts = once && spec.sync && late.is_some_and(|s| s.order >= WARM_UP);
         let shown = by_hosts || {
             let once_ns = once.then_some(lost_ns as u64 / 2);
             is_visible((p.kind, &p.culprits), happened, other, span, once_ns)

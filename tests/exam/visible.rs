@@ -12,6 +12,8 @@ const MS: u64 = 1_000_000;
 const A_RUN: usize = 32;
 /// Timed operations that a rank has to be late in until nobody takes it for chance.
 const LATE: usize = 8;
+/// Operations of a track in which ranks are late while a job gets going: the setting `warm_up` says that they do not count.
+pub(crate) const WARM_UP: u64 = 8;
 /// Data that takes so many times as long is slow.
 const SLOWER: f64 = 1.3;
 
@@ -26,6 +28,7 @@ fn kind(s: &Stay) -> Kind {
 /// One operation as its ranks went through it.
 struct Passage {
     kind: Kind,
+    order: u64,
     first_ns: u64,
     last_ns: u64,
     last: u32,
@@ -43,6 +46,7 @@ fn passages(stays: &[Stay]) -> BTreeMap<Key, Passage> {
         let (last_ns, last) = started.iter().copied().max()?;
         Some(Passage {
             kind: kind(parts.first()?),
+            order: parts.first()?.order,
             first_ns: started.iter().map(|(t, _)| *t).min()?,
             last_ns,
             last,
@@ -66,6 +70,7 @@ pub(crate) fn is_visible(
     let within = |p: &Passage| p.timed && (from_ns..to_ns).contains(&p.ended_ns);
     let both = with.iter().filter_map(|(key, p)| Some((p, without.get(key)?))).filter(|(p, _)| within(p));
     if !kind.is_data() {
+        let both = both.filter(|(p, _)| p.order >= WARM_UP);
         let (times, by_ns) = once_ns.map_or((LATE, MS), |ns| (1, ns));
         let later = |p: &Passage, o: &Passage| p.last_ns - p.first_ns >= o.last_ns - o.first_ns + by_ns;
         return both.filter(|(p, o)| culprits.contains(&p.last) && later(p, o)).count() >= times;
