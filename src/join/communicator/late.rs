@@ -9,7 +9,7 @@ use crate::model::{Rank, Track};
 const WARM_UP: u64 = 8;
 /// Lateness by the hosts' times that is told before the operation is known to have ended, in ns.
 const VERY_LATE_NS: u64 = 100_000_000;
-/// Waits of one rank for another after which a very late transfer of theirs is told.
+/// Transfers between two ranks after which a very late transfer of theirs is told.
 const USUAL_WAITS: u32 = 8;
 /// Waits after which a host that is a little late is told: these show the rhythm of several steps.
 const USUAL_WAITS_MANY: u32 = 2 * Waited::OF;
@@ -264,14 +264,16 @@ impl Communicator {
         let came = instance.parts.get(&rank)?;
         let after_issue_ns = came.kernel?.start_ns.saturating_sub(came.op.issued_ns?);
         let came_ns = came.started_ns.or(came.op.issued_ns)?;
-        let waits = &mut self.pairs.get_mut(&(from, to)).filter(|_| from != to && key.1 > 0)?.waits[waiting];
+        let both = &mut self.pairs.get_mut(&(from, to)).filter(|_| from != to && key.1 > 0)?.waits;
+        let judged = both.iter().map(|w| w.times).sum::<u32>();
+        let waits = &mut both[waiting];
         let by_ns = wait_ns.saturating_sub(waits.usual_ns());
         // Exchanges are judged as a whole.
         let by_host = waits.times >= USUAL_WAITS_MANY
             && by_ns >= LATE_NS
             && after_issue_ns <= by_ns / AT_ONCE
             && !self.exchanges.are_usual();
-        if !by_host && (waits.times < USUAL_WAITS || by_ns < VERY_LATE_NS) {
+        if !by_host && (judged < USUAL_WAITS || by_ns < VERY_LATE_NS) {
             waits.add(wait_ns);
             return None;
         }
