@@ -4,8 +4,9 @@
 //! stands still at the order in which the others wait, and that it waits for nothing itself.
 
 use super::hang::{Place, Scene};
+use super::standstill::activity;
 use super::{endings, fact, names, number, seconds, who};
-use crate::join::Process;
+use crate::join::{Activity, Process};
 use crate::model::{
     Cause, CommId, Confidence, Evidence, Finding, Kind, OpState, ProcessState, Rank, Severity, Track,
 };
@@ -35,6 +36,9 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
         return None;
     }
     if !proven && missing.iter().all(|r| scene.at_work(at, *r, patience(scene, at))) {
+        return None;
+    }
+    if !proven && at.waited.is_by_hosts() && is_computed_before(scene, at) {
         return None;
     }
     let order = at.stall.order;
@@ -83,15 +87,28 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     })
 }
 
+/// True where a GPU of the ranks that issued an operation computes: their hosts run ahead of it, and nobody waits yet.
+fn is_computed_before(scene: &Scene<'_>, at: Place<'_>) -> bool {
+    let mut ranks = at.waited.ranks.iter().take(DESCRIBED);
+    ranks.any(|r| activity(scene, at, *r) == Some(Activity::Computing))
+}
+
 /// How long the others have to have waited.
 fn patience(scene: &Scene<'_>, at: Place<'_>) -> u64 {
     let s = scene.settings;
     match at.waited {
         _ if scene.is_slow_start(at) => s.patience_unsure_ns,
         w if w.on_gpu => scene.patience(at.comm),
-        // Where the GPU was not seen to start, the operation may be queued behind a long computation.
-        _ => s.patience_silent_ns.max(scene.patience(at.comm)),
+        // Where the GPU was not seen to start, the operation may be queued behind a long computation, and behind all that the
+        // host has issued ahead of its GPU.
+        _ => s.patience_silent_ns.max(scene.patience(at.comm)).saturating_add(lead_ns(scene, at)),
     }
+}
+
+/// How far ahead of their GPUs the hosts of those that wait have been, in ns.
+fn lead_ns(scene: &Scene<'_>, at: Place<'_>) -> u64 {
+    let leads = at.waited.ranks.iter().filter_map(|r| Some(scene.process(at.comm, *r)?.issuing.lead_ns()));
+    leads.max().unwrap_or(0)
 }
 
 fn severity(scene: &Scene<'_>, at: Place<'_>, kind: Kind, cause: &Cause) -> Severity {

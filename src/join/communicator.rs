@@ -70,6 +70,8 @@ pub struct LateEvent {
     pub in_exchange: bool,
     /// True where its GPU began as soon as its host had issued the operation: nothing but the host held it.
     pub by_host: bool,
+    /// True where only the hosts' calls say so: its GPU may have had work left meanwhile.
+    pub by_calls: bool,
 }
 
 /// How long a rank was in operations within some time, in ns, and whether it may have been in untimed ones.

@@ -732,7 +732,11 @@ impl Join {
             .filter_map(|(c, rank)| Some((self.comms.get(c)?, *rank)))
             .map(|(c, rank)| c.excess_ns(rank, from, came_ns, &self.classes))
             .sum();
-        let inside = self.inside(me, id, e, (by_ns, came_ns));
+        let mut inside = self.inside(me, id, e, (by_ns, came_ns));
+        if e.by_calls {
+            let lead_ns = me.and_then(|me| self.processes.get(&me)).map_or(0, |p| p.issuing.lead_ns());
+            inside.timed_ns = inside.timed_ns.max(lead_ns);
+        }
         Elsewhere { process: me, held: excess.max(inside.timed_ns) >= by_ns / 2, inside }
     }
 

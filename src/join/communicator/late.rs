@@ -25,6 +25,7 @@ const LATE_NEAR: usize = 16;
 struct Manner {
     in_exchange: bool,
     by_host: bool,
+    by_calls: bool,
 }
 
 impl Communicator {
@@ -98,7 +99,7 @@ impl Communicator {
         if self.members.keys().all(waited) {
             self.suspected_late = None;
             self.judged += 1;
-            self.tell_late(s.first, s.late, None, Manner::default());
+            self.tell_late(s.first, s.late, None, Manner { by_calls: true, ..Manner::default() });
         }
     }
 
@@ -107,7 +108,7 @@ impl Communicator {
         (track, order): (Track, u64),
         late: Late,
         transfer_ns: Option<u64>,
-        Manner { in_exchange, by_host }: Manner,
+        Manner { in_exchange, by_host, by_calls }: Manner,
     ) {
         let Some(instance) = self.instances.get_mut(&(track, order)) else { return };
         instance.late_told = Some(late);
@@ -140,6 +141,7 @@ impl Communicator {
             finished: 0,
             in_exchange,
             by_host,
+            by_calls,
         });
     }
 
@@ -238,7 +240,7 @@ impl Communicator {
         let found = self.exchanges.add(key.0, ends, context);
         for (late, transfer_ns) in found.into_iter().flatten() {
             self.judged += 1;
-            self.tell_late(key, late, transfer_ns, Manner { in_exchange: true, by_host: false });
+            self.tell_late(key, late, transfer_ns, Manner { in_exchange: true, ..Manner::default() });
         }
         found.into_iter().flatten().map(|(late, _)| late).next()
     }
