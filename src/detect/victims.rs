@@ -22,7 +22,7 @@ struct Standstill {
 }
 
 impl Standstill {
-    fn began_before(&self, f: &Finding) -> bool {
+    fn lies_behind(&self, f: &Finding) -> bool {
         let at = Some((f.operation.track, f.operation.order));
         let same_track = self.comm == f.communicator && self.at.is_some_and(|(t, _)| t == f.operation.track);
         same_track && at < self.at
@@ -44,7 +44,7 @@ pub(super) fn leave_out(join: &Join, settings: Settings, found: Vec<Finding>) ->
     let is_victim = |f: &Finding| {
         let together =
             |s: &Standstill| areas.iter().any(|a| a.contains(&s.comm) && a.contains(&f.communicator));
-        standstills.iter().any(|s| s.victims_ns.contains(&f.since_ns) && !s.began_before(f) && together(s))
+        standstills.iter().any(|s| s.victims_ns.contains(&f.since_ns) && !s.lies_behind(f) && together(s))
     };
     let kept: Vec<Finding> =
         found.into_iter().filter(|f| f.confidence == Confidence::Proven || !is_victim(f)).collect();

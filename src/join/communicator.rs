@@ -592,10 +592,6 @@ impl Communicator {
         [self.due_ns, unexplained, ready].into_iter().flatten().min()
     }
 
-    pub(super) fn late_mut(&mut self) -> impl Iterator<Item = &mut LateEvent> {
-        self.late.iter_mut().rev()
-    }
-
     /// For how long, in ns, a rank was in operations beyond what their transfers usually take, of those that ended
     /// between two moments on its GPU.
     pub(super) fn excess_ns(
