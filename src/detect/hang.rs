@@ -10,7 +10,7 @@ use super::{
 use crate::join::{Communicator, Instance, Join, Lack, Origin, Part, Process, Stall, Standing, Waited};
 use crate::model::{Confidence, Evidence, Finding, Kind, Liveness, Making, Rank, Track, Victims};
 use std::cell::OnceCell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// So many times the patience for untimed operations, a standstill is reported that the GPUs do not show.
 const UNSHOWN_PATIENCES: u64 = 2;
@@ -48,7 +48,10 @@ impl Rule for HangRule {
         // An untimed operation may stand still where nothing else is known to, or where others wait for its ranks.
         if !behind_untimed.is_empty() || found.is_empty() {
             let untimed = standing.untimed().iter().map(|o| scene.judge(o));
-            let untimed: Vec<Finding> = untimed.filter_map(Outcome::found).collect();
+            // Several places may be told as one that covers them all.
+            let mut named = BTreeSet::new();
+            let untimed = untimed.filter_map(Outcome::found).filter(|f| named.insert(f.named()));
+            let untimed: Vec<Finding> = untimed.collect();
             // Where the GPUs do not show which untimed operation it is, the ranks are reported as missing after all.
             let is_old = |f: &Finding| {
                 now_ns.saturating_sub(f.since_ns)

@@ -247,4 +247,30 @@ mod tests {
         let found = job(true, elsewhere(13 * S + 500_000_000));
         assert_eq!((found.len(), found[0].kind), (1, Kind::NotStarted));
     }
+
+    #[test]
+    fn what_was_issued_later_holds_nobody() {
+        // Rank 1's GPU starts neither operation of one communicator, and waits in one of another that its host issued later.
+        const OTHER: CommId = CommId::unowned(8);
+        let mut j = Join::new();
+        for r in 0..2 {
+            j.feed(process(r));
+            j.feed(member(r, 2, 3));
+            let Update::Comm(mut other) = member(r, 2, 1) else { unreachable!("a member") };
+            other.comm = OTHER;
+            j.feed(Update::Comm(other));
+            j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
+            let kernel = (r == 0).then_some((10 * S + 5_000, None));
+            j.feed(Update::Op(Box::new(all_reduce(r, 1, 10 * S, kernel))));
+            j.feed(Update::Op(Box::new(all_reduce(r, 2, 10 * S + 1_000, None))));
+            let kernel = (r == 1).then_some((10 * S + 9_000, None));
+            let mut op = all_reduce(r, 0, 10 * S + 2_000, kernel);
+            op.comm = OTHER;
+            j.feed(Update::Op(Box::new(op)));
+        }
+        j.tick(20 * S);
+        let found = HangRule::new(Settings::default()).check(&j, 20 * S);
+        let found: Vec<_> = found.into_iter().map(|f| (f.kind, f.ranks, f.operation.order)).collect();
+        assert_eq!(found, [(Kind::NotStarted, vec![Rank(1)], 1)]);
+    }
 }

@@ -224,4 +224,33 @@ mod tests {
         assert_eq!(of([IDLE, IDLE]), []);
         assert_eq!(of([COMPUTES, COMPUTES]), []);
     }
+
+    #[test]
+    fn of_several_that_may_stand_still_the_one_of_all_ranks_is_named() {
+        let mut j = Join::new();
+        for r in 0..4u32 {
+            let gpu = format!("0000:{r:02x}:00.0");
+            j.feed(process(r));
+            // Untimed: one of each pair of ranks, and then one of all.
+            let pair = (CommId::unowned(8 + u64::from(r / 2)), r % 2, 2, 10 * S);
+            for (comm, rank, ranks, at) in [pair, (CommId::unowned(7), r, 4, 10 * S + 1_000_000)] {
+                let Update::Comm(mut record) = member(r, ranks, 2) else { unreachable!("a member") };
+                (record.comm, record.rank, record.gpu) = (comm, Rank(rank), Some(gpu.clone().into()));
+                j.feed(Update::Comm(record));
+                let first = all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000))));
+                for mut op in [first, all_reduce(r, 1, at, None)] {
+                    (op.comm, op.rank) = (comm, Rank(rank));
+                    op.timing = if op.stamps.is_empty() { Timing::Not(Untimed::Budget) } else { op.timing };
+                    j.feed(Update::Op(Box::new(op)));
+                }
+            }
+            for at_s in 12..=60 {
+                j.feed(gpu_reading(&gpu, at_s * S, WAITS));
+            }
+        }
+        j.tick(61 * S);
+        let found = HangRule::new(Settings::default()).check(&j, 61 * S);
+        let named: Vec<_> = found.iter().map(|f| (f.kind, f.communicator, f.ranks.len())).collect();
+        assert_eq!(named, [(Kind::NotStarted, CommId::unowned(7), 4)]);
+    }
 }

@@ -130,7 +130,7 @@ mod tests {
     use crate::detect::{HangRule, Rule, Settings};
     use crate::join::Join;
     use crate::join::testing::{all_reduce, member, process};
-    use crate::model::{CommId, Finding, Kind, Timing, Untimed, Update};
+    use crate::model::{CommId, Finding, Kind, Rank, Timing, Untimed, Update};
 
     const S: u64 = 1_000_000_000;
 
@@ -168,5 +168,56 @@ mod tests {
         assert_eq!(kinds(&job(1_000, 11 * S)), [Kind::MissingRank], "nothing else holds it up");
         assert_eq!(kinds(&job(1_001, 11 * S)), []);
         assert_eq!(kinds(&job(1_001, 2 * S)), [Kind::MissingRank], "it stood still long before");
+    }
+
+    #[test]
+    fn what_was_issued_before_a_mismatch_is_not_held_up_by_it() {
+        let mut j = Join::new();
+        for r in 0..4 {
+            j.feed(process(r));
+            j.feed(member(r, 4, 3));
+            j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
+            // Rank 3's GPU does not start the second one, and all have another behind it, on which they do not agree.
+            let kernel = (r < 3).then_some((10 * S + 5_000, None));
+            j.feed(Update::Op(Box::new(all_reduce(r, 1, 10 * S, kernel))));
+            let mut op = all_reduce(r, 2, 10 * S + 1_000, None);
+            op.count += u64::from(r == 1);
+            j.feed(Update::Op(Box::new(op)));
+        }
+        j.tick(20 * S);
+        assert!(j.communicators().any(|c| c.mismatch().is_some_and(|(_, order, _)| order == 2)));
+        let found = HangRule::new(Settings::default()).check(&j, 20 * S);
+        let found: Vec<_> = found.into_iter().map(|f| (f.kind, f.ranks, f.operation.order)).collect();
+        assert_eq!(found, [(Kind::NotStarted, vec![Rank(3)], 1)]);
+    }
+
+    /// The pairs of ranks in which the first waits for the second, which does not come: since 10 s in one pair and later by so
+    /// much in the other. All four have a communicator in common.
+    fn two_pairs(later_ns: u64) -> Vec<CommId> {
+        let mut j = Join::new();
+        for r in 0..4 {
+            j.feed(process(r));
+            j.feed(member(r, 4, 1));
+            j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
+            let Update::Comm(mut own) = member(r, 2, u64::from(r % 2 == 0)) else { unreachable!("a member") };
+            (own.comm, own.rank) = (CommId::unowned(8 + u64::from(r / 2)), Rank(r % 2));
+            let (comm, rank) = (own.comm, own.rank);
+            j.feed(Update::Comm(own));
+            if rank == Rank(0) {
+                let at_ns = 10 * S + if r == 2 { later_ns } else { 0 };
+                let mut op = all_reduce(r, 0, at_ns, Some((at_ns + 5_000, None)));
+                (op.comm, op.rank) = (comm, rank);
+                j.feed(Update::Op(Box::new(op)));
+            }
+        }
+        j.tick(60 * S);
+        let found = HangRule::new(Settings::default()).check(&j, 60 * S);
+        found.into_iter().map(|f| f.communicator).collect()
+    }
+
+    #[test]
+    fn of_what_only_looks_like_a_hang_the_first_in_a_job_is_told() {
+        assert_eq!(two_pairs(50_000_000), [CommId::unowned(8)]);
+        assert_eq!(two_pairs(0), [CommId::unowned(8), CommId::unowned(9)]);
     }
 }

@@ -329,9 +329,9 @@ impl Communicator {
 
 #[cfg(test)]
 mod tests {
-    use crate::join::Join;
     use crate::join::testing::{all_reduce, member, process};
-    use crate::model::{Func, Lane, Rank, Update};
+    use crate::join::{Join, Measure};
+    use crate::model::{CommId, Func, Lane, Rank, Update};
 
     const MS: u64 = 1_000_000;
 
@@ -371,5 +371,66 @@ mod tests {
         assert_eq!(late(6, 9, 0), (0, 0), "steps differ by a half");
         assert_eq!(late(50, 50, 0), (0, 0), "this is how it always was");
         assert_eq!(late(6, 56, 30), (0, 0), "the GPU was busy when the host issued it");
+    }
+
+    #[test]
+    fn of_two_that_come_together_the_one_that_nobody_held_is_late() {
+        // Ranks 2 and 3 come a second late to the last operation of all: rank 3 was in one of the two, for which rank 2 had not
+        // come.
+        let mut j = Join::new();
+        for r in 0..4 {
+            j.feed(process(r));
+            j.feed(member(r, 4, 21));
+            for order in 0..21 {
+                let start_ns = (1_000 + order * 200) * MS;
+                let late_ns = if order == 20 && r >= 2 { 1_000 * MS + u64::from(r) * 1_000 } else { 0 };
+                let end_ns = start_ns + 20_000 + if order == 20 { 1_000 * MS + 20_000 } else { 0 };
+                let kernel = Some((start_ns + late_ns, Some(end_ns)));
+                j.feed(Update::Op(Box::new(all_reduce(r, order, start_ns - 1_000, kernel))));
+            }
+            if r >= 2 {
+                let Update::Comm(mut own) = member(r, 2, 2) else { unreachable!("a member") };
+                (own.comm, own.rank) = (CommId::unowned(8), Rank(r - 2));
+                j.feed(Update::Comm(own));
+                for order in 0..2 {
+                    let at_ns = (4_900 + order * 101) * MS;
+                    let start_ns = at_ns + if r == 2 && order == 1 { 995 * MS } else { 0 };
+                    let end_ns = at_ns + order * 996 * MS + 1_000;
+                    let mut op = all_reduce(r, order, at_ns - 1_000, Some((start_ns, Some(end_ns))));
+                    (op.comm, op.rank) = (CommId::unowned(8), Rank(r - 2));
+                    j.feed(Update::Op(Box::new(op)));
+                }
+            }
+        }
+        j.tick(100_000 * MS);
+        let c = j.communicator(CommId::unowned(7)).expect("that of all");
+        let late: Vec<_> = c.late().filter(|e| e.operation.order == 20).collect();
+        let [event] = late.as_slice() else { panic!("{late:?}") };
+        assert_eq!((event.rank, event.held_elsewhere), (Rank(2), Some(false)));
+        assert!(event.cost_ns() > 900 * MS, "{event:?}");
+        let count = |r: u32| c.members()[&Rank(r)].late;
+        assert_eq!((count(2), count(3)), (1, 0));
+    }
+
+    #[test]
+    fn a_host_that_was_away_is_late_though_the_gpus_come_together() {
+        // Hosts see each operation end before they issue the next. Rank 1 issues the last one a second late; before it, an
+        // untimed operation elsewhere has brought the GPUs together.
+        let mut j = Join::new();
+        for r in 0..2 {
+            j.feed(process(r));
+            j.feed(member(r, 2, 21));
+            for order in 0..21 {
+                let at_ns = (1_000 + order * 200) * MS;
+                let issued_ns = at_ns + if order == 20 && r == 1 { 1_000 * MS } else { 0 };
+                let start_ns = at_ns + 1_000 + if order == 20 { 1_001 * MS } else { 0 };
+                let kernel = Some((start_ns, Some(start_ns + 20_000)));
+                j.feed(Update::Op(Box::new(all_reduce(r, order, issued_ns, kernel))));
+            }
+        }
+        j.tick(100_000 * MS);
+        let c = j.communicators().next().expect("one");
+        let late: Vec<_> = c.late().map(|e| (e.operation.order, e.rank, e.measure, e.by_ns / MS)).collect();
+        assert_eq!(late, [(20, Rank(1), Measure::Host, 1_000)]);
     }
 }
