@@ -133,13 +133,21 @@ fn processes(stall: &Stall) -> BTreeSet<u32> {
     stall.lacking.iter().map(|(_, p)| *p).collect()
 }
 
-/// Where several operations may be what does not end: one in which all their processes wait, if there is one. It says what is
-/// known: that all of them stand still.
+/// Where several operations may be what does not end: one in which all their processes wait, if there is one of a communicator
+/// to which the last calls of all belong. It says what is known: that all of them stand still.
 fn of_all<'p, 'a: 'p>(scene: &Scene<'a>, at: Place<'p>, rivals: &[&Stall]) -> Option<Place<'p>> {
     let all: BTreeSet<u32> = rivals.iter().flat_map(|s| processes(s)).chain(processes(at.stall)).collect();
-    let stalls = (0..).map_while(|i| scene.standing.stall(i));
+    let has_last_calls = |s: &Stall| {
+        let Some(c) = scene.join.communicator(s.comm) else { return false };
+        let called_last = |r: &Rank| {
+            let own = c.incomplete().filter_map(|(.., i)| i.parts.get(r)?.op.issued_ns).max();
+            own.is_some() && own >= scene.process(c, *r).and_then(|p| p.issuing.last_ns())
+        };
+        s.lacking.iter().all(|(r, _)| called_last(r))
+    };
+    let is_wide = |s: &&Stall| s.waiting.is_empty() && processes(s).is_superset(&all) && has_last_calls(s);
     // The same one for each of them.
-    let stall = stalls.filter(|s| s.waiting.is_empty()).find(|s| processes(s).is_superset(&all))?;
+    let stall = (0..).map_while(|i| scene.standing.stall(i)).find(is_wide)?;
     let comm = scene.join.communicator(stall.comm)?;
     Some(Place { stall, comm, instance: comm.instance(stall.track, stall.order)?, ..at })
 }
