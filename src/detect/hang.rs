@@ -7,7 +7,9 @@ use super::{
     Rule, Settings, choice, endings, fact, held_by_gpu, interleaved, missing_rank, names, not_started,
     number, seconds, stuck_transfer, transfers,
 };
-use crate::join::{Communicator, Instance, Join, Lack, Origin, Part, Process, Stall, Standing, Waited};
+use crate::join::{
+    Activity, Communicator, Instance, Join, Lack, Origin, Part, Process, Stall, Standing, Waited,
+};
 use crate::model::{Confidence, Evidence, Finding, Kind, Liveness, Making, Rank, Track, Victims};
 use std::cell::OnceCell;
 use std::collections::{BTreeSet, HashMap};
@@ -275,6 +277,13 @@ impl<'a> Scene<'a> {
 
     pub(super) fn process(&self, comm: &Communicator, rank: Rank) -> Option<&'a Process> {
         self.join.process(comm.members().get(&rank)?.record.segment)
+    }
+
+    /// The activity of a rank's GPU now; absent where it is not known.
+    pub(super) fn activity(&self, comm: &Communicator, rank: Rank) -> Option<Activity> {
+        let member = &comm.members().get(&rank)?.record;
+        let host = &self.process(comm, rank)?.record.host;
+        self.join.hardware().activity(host, member.gpu.as_ref()?, self.now_ns)
     }
 
     /// True when more than one process uses a GPU.

@@ -4,7 +4,6 @@
 //! stands still at the order in which the others wait, and that it waits for nothing itself.
 
 use super::hang::{Place, Scene};
-use super::standstill::activity;
 use super::{endings, fact, names, number, seconds, who};
 use crate::join::{Activity, Process};
 use crate::model::{
@@ -90,7 +89,7 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
 /// True where a GPU of the ranks that issued an operation computes: their hosts run ahead of it, and nobody waits yet.
 fn is_computed_before(scene: &Scene<'_>, at: Place<'_>) -> bool {
     let mut ranks = at.waited.ranks.iter().take(DESCRIBED);
-    ranks.any(|r| activity(scene, at, *r) == Some(Activity::Computing))
+    ranks.any(|r| scene.activity(at.comm, *r) == Some(Activity::Computing))
 }
 
 /// How long the others have to have waited.

@@ -24,7 +24,7 @@ fn behind_untimed(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let waited = at.waited.for_ns.filter(|w| *w >= patience && at.stall.order > 0)?;
     let ranks = at.waited.ranks.clone();
     // All GPUs still compute earlier work, so that nobody waits yet.
-    let computes = |r: &Rank| standstill::activity(scene, at, *r) == Some(Activity::Computing);
+    let computes = |r: &Rank| scene.activity(at.comm, *r) == Some(Activity::Computing);
     if waited < scene.settings.patience_most_ns && ranks.iter().all(computes) {
         return None;
     }

@@ -36,7 +36,7 @@ pub(super) fn judge<'p, 'a: 'p>(scene: &Scene<'a>, at: Place<'p>) -> Option<Find
         return None;
     }
     let activities: Vec<(Rank, Activity)> =
-        ranks.iter().map(|r| Some((*r, activity(scene, at, *r)?))).collect::<Option<_>>()?;
+        ranks.iter().map(|r| Some((*r, scene.activity(at.comm, *r)?))).collect::<Option<_>>()?;
     let others: Vec<Rank> =
         activities.iter().filter(|(_, a)| *a != Activity::Waiting).map(|(r, _)| *r).collect();
     if others.len() == ranks.len() {
@@ -46,6 +46,7 @@ pub(super) fn judge<'p, 'a: 'p>(scene: &Scene<'a>, at: Place<'p>) -> Option<Find
     if !rivals.is_empty() {
         let wide = of_all(scene, at, &rivals)?;
         if wide.comm.id != at.comm.id {
+            // Each is wider than the one before, so this ends.
             return judge(scene, wide);
         }
     }
@@ -150,13 +151,6 @@ fn of_all<'p, 'a: 'p>(scene: &Scene<'a>, at: Place<'p>, rivals: &[&Stall]) -> Op
     let stall = (0..).map_while(|i| scene.standing.stall(i)).find(is_wide)?;
     let comm = scene.join.communicator(stall.comm)?;
     Some(Place { stall, comm, instance: comm.instance(stall.track, stall.order)?, ..at })
-}
-
-/// The activity of a rank's GPU now; absent where it is not known.
-pub(super) fn activity(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> Option<Activity> {
-    let member = &at.comm.members().get(&rank)?.record;
-    let host = &scene.process(at.comm, rank)?.record.host;
-    scene.join.hardware().activity(host, member.gpu.as_ref()?, scene.now_ns)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::model::{CommId, Confidence, Finding, Liveness, SegmentId, Track};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::RangeInclusive;
 
-/// What begins within this time, in ns, begins together.
+/// Hangs that begin within this time, in ns, begin together.
 const TOGETHER_NS: u64 = 1_000_000;
 
 /// Something that is known to hold up a communicator.
@@ -22,6 +22,7 @@ struct Standstill {
 }
 
 impl Standstill {
+    /// True where its operation comes after that of a finding, so that it does not hold that one up.
     fn lies_behind(&self, f: &Finding) -> bool {
         let at = Some((f.operation.track, f.operation.order));
         let same_track = self.comm == f.communicator && self.at.is_some_and(|(t, _)| t == f.operation.track);

@@ -29,8 +29,8 @@ const SETTLED_TICKETS: u64 = 4096;
 /// Tickets of one ring: how far it was read and what has to be looked at again.
 #[derive(Debug, Default)]
 pub(super) struct Cursor {
-    /// What was overwritten before the first look of a process that ran before is history, not loss; set once that is over.
-    begun: bool,
+    /// Overwritten tickets count as lost: from the first look on, or from the process's beginning where that was seen.
+    counts: bool,
     next: u64,
     /// What this look reads up to.
     until: u64,
@@ -44,17 +44,17 @@ pub(super) struct Cursor {
 }
 
 impl Cursor {
-    /// A ring of which nothing was read yet; what is overwritten counts as lost from here on, or from the first look on.
+    /// A ring of which nothing was read yet, of a process whose beginning was seen or not.
     fn of(is_new: bool) -> Self {
-        Cursor { begun: is_new, ..Cursor::default() }
+        Cursor { counts: is_new, ..Cursor::default() }
     }
 
     /// Begins a look: at the open tickets and the new ones. Those that were overwritten unread are counted.
     fn begin(&mut self, ring: Extent) {
         let (head, slots) = (ring.next(), ring.slots());
         let first = head.saturating_sub(slots);
-        if !self.begun {
-            self.begun = true;
+        if !self.counts {
+            self.counts = true;
             // The oldest slots of a busy ring are overwritten while they are read.
             self.next = if first > 0 { first + slots / 8 } else { 0 };
         }

@@ -73,7 +73,7 @@ pub(crate) struct Verdict {
     pub(crate) count: Count,
     /// What is wrong with it, in words.
     pub(crate) flaws: Vec<String>,
-    /// What was found, in words, with the severity that each finding had last.
+    /// Each finding, in words, with the severity that each finding had last.
     pub(crate) found: Vec<String>,
 }
 

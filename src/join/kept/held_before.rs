@@ -59,7 +59,7 @@ fn part<'a>(join: &'a Join, s: &Stall, rank: Rank) -> Option<&'a Part> {
     join.communicator(s.comm)?.instance(s.track, s.order)?.parts.get(&rank)
 }
 
-/// What processes wait in.
+/// The first operations in which processes wait.
 fn waiting(join: &Join, known: &[Arc<Stall>]) -> Waiting {
     let mut waiting = Waiting::default();
     for s in known.iter().filter(|s| !s.queued) {

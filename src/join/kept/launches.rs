@@ -30,7 +30,7 @@ pub struct Launches<'a> {
     open: Lazy<'a, HashMap<(Rank, Launch), usize>>,
     /// When each rank's newest kernel started, host monotonic ns, and its launch.
     newest: Lazy<'a, HashMap<Rank, (u64, Launch)>>,
-    /// What each rank issued last of what its GPU has started: when, host monotonic ns, and its launch.
+    /// The operation that each rank issued last of those that its GPU has started: when, host monotonic ns, and its launch.
     begun: Lazy<'a, HashMap<Rank, (u64, Launch)>>,
     /// When each rank issued its first transfer that its GPU has not started, host monotonic ns.
     queued: Lazy<'a, HashMap<Rank, u64>>,
