@@ -36,6 +36,14 @@ fn by_chance(times: usize, all: usize, one: f64, of: usize) -> f64 {
     (tail * of as f64).min(1.0)
 }
 
+/// True where a rank is the worst of equal ones in more of the last minute's seconds than chance makes one. Who is behind
+/// stays so for a while: a host that others disturb, a collection of garbage. The operations of one second say little more
+/// than one of them.
+fn lasts(c: &Communicator, rank: Rank, ranks: usize) -> bool {
+    let (worst, all) = c.late_seconds(rank);
+    all == 0 || by_chance(worst, all, 1.0 / ranks as f64, ranks) < CHANCE
+}
+
 /// Who is late: one rank, or the ranks of one host.
 #[derive(Debug)]
 struct Suspect<'a> {
@@ -199,6 +207,7 @@ impl StragglerRule {
         for (rank, events_of) in by_rank {
             let worst = events_of.iter().map(|e| e.by_ns).max().unwrap_or(0);
             let repeats = self.often(events_of.len(), events.len(), 1.0 / ranks as f64, ranks);
+            let repeats = repeats.filter(|_| lasts(c, rank, ranks));
             let is_far = worst >= self.settings.late_at_once_ns;
             if repeats.is_some() || is_far {
                 let chance = repeats.filter(|_| !is_far && events_of.len() < events.len());

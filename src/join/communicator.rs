@@ -11,7 +11,7 @@ use super::clock::ClockMap;
 use super::exchange::Exchanges;
 use super::held::{Held, Key};
 use super::instance::{Instance, Late, Measure, Part};
-use super::member::{Called, Member, Seat};
+use super::member::{Called, Member, RECENT_PARTS, Seat};
 use super::memory::Payer;
 use super::roster::Roster;
 use super::signature::Signature;
@@ -538,6 +538,21 @@ impl Communicator {
         let lately_ns = m.late_cost_lately.as_ref().map_or(0, |l| l.since(since_ns));
         let all_ns = m.late_cost_ns.saturating_sub(LateEvent::sum_ns(remembered()));
         (lately_ns.saturating_sub(LateEvent::sum_ns(recent)).min(all_ns), all_ns)
+    }
+
+    /// The seconds of the last minute in which late arrivals cost something: how many there are, and in how many a rank cost
+    /// at least half of what the worst one did.
+    pub fn late_seconds(&self, rank: Rank) -> (usize, usize) {
+        let mut worst: BTreeMap<u64, u64> = BTreeMap::new();
+        for (second, cost_ns) in self.members.values().flat_map(|m| m.late_lately()) {
+            let most = worst.entry(second).or_default();
+            *most = cost_ns.max(*most);
+        }
+        let newest = worst.last_key_value().map_or(0, |(second, _)| *second);
+        worst.retain(|second, _| second.saturating_add(RECENT_PARTS) > newest);
+        let is_worst = |(second, cost_ns): &(u64, u64)| worst.get(second).is_some_and(|w| *cost_ns >= w / 2);
+        let own = self.members.get(&rank).into_iter().flat_map(|m| m.late_lately());
+        (own.filter(is_worst).count(), worst.len())
     }
 
     /// Adds what a late arrival of a rank cost.

@@ -17,20 +17,31 @@ pub struct Called {
 }
 
 /// Parts of the last minute in [`RecentCost`], and how long one lasts, in ns.
-const RECENT_PARTS: u64 = 12;
-const RECENT_PART_NS: u64 = 5_000_000_000;
+pub(super) const RECENT_PARTS: u64 = 60;
+const RECENT_PART_NS: u64 = 1_000_000_000;
 
 /// A part so many later than another is the time of a forged record: nothing is heard that late.
 const RECENT_FAR: u64 = 12 * RECENT_PARTS;
 
 /// A cost by parts of the last minute, in ns. The oldest part makes room for the youngest.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(super) struct RecentCost {
     /// Numbers of parts since the host's boot, and their costs.
     parts: [(u64, u64); RECENT_PARTS as usize],
 }
 
+impl Default for RecentCost {
+    fn default() -> Self {
+        RecentCost { parts: [(0, 0); RECENT_PARTS as usize] }
+    }
+}
+
 impl RecentCost {
+    /// The parts in which something was lost, by their numbers.
+    pub(super) fn parts(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.parts.iter().copied().filter(|(_, cost_ns)| *cost_ns > 0)
+    }
+
     /// Adds a cost. What is older than all parts is left out.
     pub(super) fn add(&mut self, at_ns: u64, cost_ns: u64) {
         let number = at_ns / RECENT_PART_NS;
@@ -143,6 +154,11 @@ impl Seat {
 }
 
 impl Member {
+    /// The parts of about the last minute in which its late arrivals cost something: a part's number and its cost in ns.
+    pub(super) fn late_lately(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.late_cost_lately.iter().flat_map(|l| l.parts())
+    }
+
     /// What it exchanged with single others; absent where nothing.
     pub fn exchanged(&self) -> Option<&Exchanged> {
         self.exchanged.as_deref()
@@ -240,19 +256,19 @@ mod tests {
     #[test]
     fn what_it_cost_lately_is_summed_by_parts() {
         let mut lately = RecentCost::default();
-        for part in 1..40 {
+        for part in 1..140 {
             lately.add(part * RECENT_PART_NS, 2);
             lately.add(part * RECENT_PART_NS + RECENT_PART_NS / 2, 3);
         }
-        assert_eq!(lately.since(27 * RECENT_PART_NS), 12 * 5, "as many parts as there are");
-        assert_eq!(lately.since(36 * RECENT_PART_NS), 3 * 5);
-        lately.add(30 * RECENT_PART_NS, 7);
-        assert_eq!(lately.since(27 * RECENT_PART_NS), 12 * 5 + 7);
-        lately.add(27 * RECENT_PART_NS, 7);
-        assert_eq!(lately.since(27 * RECENT_PART_NS), 12 * 5 + 7, "too old");
+        assert_eq!(lately.since(79 * RECENT_PART_NS), 60 * 5, "as many parts as there are");
+        assert_eq!(lately.since(136 * RECENT_PART_NS), 3 * 5);
+        lately.add(100 * RECENT_PART_NS, 7);
+        assert_eq!(lately.since(79 * RECENT_PART_NS), 60 * 5 + 7);
+        lately.add(79 * RECENT_PART_NS, 7);
+        assert_eq!(lately.since(79 * RECENT_PART_NS), 60 * 5 + 7, "too old");
         lately.add(u64::MAX, 1_000);
-        assert!(lately.since(28 * RECENT_PART_NS) < 1_000, "a time that nobody has");
-        lately.add(45 * RECENT_PART_NS, 1);
-        assert_eq!(lately.since(44 * RECENT_PART_NS), 1);
+        assert!(lately.since(80 * RECENT_PART_NS) < 1_000, "a time that nobody has");
+        lately.add(145 * RECENT_PART_NS, 1);
+        assert_eq!(lately.since(144 * RECENT_PART_NS), 1);
     }
 }

@@ -5,8 +5,8 @@ python3 loops.py PATH_OF_RINGWATCH [LOOP[:FAULT] ...]
 Each run has an agent of its own, whose JSON events are read. A healthy run (SECONDS_HEALTHY, 300 by default) fails on any
 finding of severity warning or critical. A planted fault fails unless a finding of the right kind names the last rank
 within the limit and no other warning is reported before. RANKS is the number of ranks (2), PARALLEL how many healthy
-loops run side by side (1), LOGS a directory in which outputs of agents and jobs are kept, and the segments of faults (as
-tar files). Prints one line a run and exits 1 if one failed. Needs torch and 2 GPUs, or RANKS and fewer: ranks then take
+loops run side by side (1), LOGS a directory in which outputs of agents and jobs are kept, and the segments of faults and
+of the first false warning (as tar files). Prints one line a run and exits 1 if one failed. Needs torch and 2 GPUs, or RANKS and fewer: ranks then take
 turns on the GPUs, so that orders and hangs mean what they mean elsewhere, and times mean little. Loops that share GPUs or
 CPUs with anything else hold each other up, and Ringwatch reports it: run healthy loops alone.
 """
@@ -114,6 +114,23 @@ def judged_fault(agent, fault, planted):
     return good, f"{took:.2f} s; " + (" | ".join(map(text_of, shown[:4])) or "nothing")
 
 
+def keep_segments(name, place):
+    """Keeps what a job's processes have recorded up to now, if a directory for it is named."""
+    if "LOGS" in os.environ and (place / "segments").is_dir():
+        shutil.make_archive(str(pathlib.Path(os.environ["LOGS"]) / f"{name}-{RANKS}.segments"), "gztar", place / "segments")
+
+
+def watched(agent, job, seconds, name, place):
+    """Waits for a healthy job's end, keeps its segments at the first warning, and returns its exit code (None: no end)."""
+    until, warned = time.time() + seconds, False
+    while job.poll() is None and time.time() < until:
+        if not warned and agent.warnings():
+            warned = True
+            keep_segments(name, place)
+        time.sleep(0.2)
+    return job.poll()
+
+
 def run(ringwatch, plugin, loop, fault, port):
     place = pathlib.Path(tempfile.mkdtemp(prefix=f"loop-{loop}-{fault}-", dir="/dev/shm"))
     (place / "segments").mkdir()
@@ -137,9 +154,8 @@ def run(ringwatch, plugin, loop, fault, port):
             return False, "the job did not start: " + (place / "job.out").read_text()[-1500:]
         if fault != "healthy":
             return judged_fault(agent, fault, float(moment.read_text()))
-        try:
-            code = job.wait(seconds + START_SECONDS)
-        except subprocess.TimeoutExpired:
+        code = watched(agent, job, seconds + START_SECONDS, f"{loop}-{fault}", place)
+        if code is None:
             return False, "the job did not end"
         time.sleep(1)
         seen = agent.warnings()
@@ -153,8 +169,8 @@ def run(ringwatch, plugin, loop, fault, port):
             kept = pathlib.Path(os.environ["LOGS"]) / f"{loop}-{fault}-{RANKS}"
             for name in ("agent.out", "agent.err", "job.out"):
                 shutil.copy(place / name, f"{kept}.{name}")
-            if fault != "healthy" and (place / "segments").is_dir():
-                shutil.make_archive(f"{kept}.segments", "gztar", place / "segments")
+            if fault != "healthy":
+                keep_segments(f"{loop}-{fault}", place)
         shutil.rmtree(place, ignore_errors=True)
 
 

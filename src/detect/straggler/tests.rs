@@ -164,6 +164,31 @@ fn two_slow_ranks_that_alternate_are_both_told() {
     assert_eq!(ranks, [[Rank(1)], [Rank(2)]]);
 }
 
+/// Two ranks, of which `late(second)` is 9 ms late in each of ten operations of that second.
+fn spells(seconds: u64, late: impl Fn(u64) -> u32) -> Vec<Finding> {
+    const FIRST: u64 = 30;
+    let mut j = Join::new();
+    for r in 0..2 {
+        j.feed(process(r));
+        j.feed(member(r, 2, FIRST + 10 * seconds));
+        for n in 0..10 * seconds {
+            let (at, by) = (S + n * S / 10, if late(n / 10) == r { 9_000_000 } else { 0 });
+            let stamps = Some((at + by + 10_000, Some(at + 9_100_000)));
+            j.feed(Update::Op(Box::new(all_reduce(r, FIRST + n, at + by, stamps))));
+        }
+    }
+    j.tick(100 * S);
+    StragglerRule::new(Settings::default()).check(&j, 100 * S)
+}
+
+#[test]
+fn ranks_that_are_behind_for_seconds_in_turn_are_noise() {
+    assert_eq!(spells(20, |second| u32::from(second / 4 % 2 == 1)), vec![]);
+    assert_eq!(spells(4, |_| 1), vec![], "of two ranks one is behind for some seconds");
+    let found = spells(20, |_| 1);
+    assert_eq!(found.iter().map(|f| f.ranks.as_slice()).collect::<Vec<_>>(), [[Rank(1)]]);
+}
+
 #[test]
 fn the_ranks_of_a_slow_host_are_one_finding() {
     let late: Vec<(u32, u64)> = (0..40).map(|i| (2 + i % 2, 8_000_000)).collect();
