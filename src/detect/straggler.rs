@@ -23,6 +23,9 @@ const DESCRIBED: usize = 4;
 /// How likely it is that one of `of` equal candidates, each of which is the late one with the chance `one`, is so in at
 /// least `times` of `all` operations.
 fn by_chance(times: usize, all: usize, one: f64, of: usize) -> f64 {
+    if one >= 1.0 {
+        return 1.0;
+    }
     let odds = one / (1.0 - one);
     // The terms of the binomial distribution, from none upwards.
     let mut term = (1.0 - one).powf(all as f64);
@@ -36,12 +39,13 @@ fn by_chance(times: usize, all: usize, one: f64, of: usize) -> f64 {
     (tail * of as f64).min(1.0)
 }
 
-/// True where a rank is the worst of equal ones in more of the last minute's seconds than chance makes one. Who is behind
-/// stays so for a while: a host that others disturb, a collection of garbage. The operations of one second say little more
-/// than one of them.
+/// True where a rank is among the worst in more of the last minute's seconds than chance makes one of equal ranks. Who is
+/// behind stays so for a while: a host that others disturb, a collection of garbage. The operations of one second say little
+/// more than one of them. Where all are late alike, all are among the worst.
 fn lasts(c: &Communicator, rank: Rank, ranks: usize) -> bool {
-    let (worst, all) = c.late_seconds(rank);
-    all == 0 || by_chance(worst, all, 1.0 / ranks as f64, ranks) < CHANCE
+    let seconds = c.late_seconds(rank);
+    let one = seconds.of_ranks as f64 / (seconds.all * ranks).max(1) as f64;
+    seconds.all == 0 || by_chance(seconds.of_rank, seconds.all, one, ranks) < CHANCE
 }
 
 /// Who is late: one rank, or the ranks of one host.

@@ -41,6 +41,17 @@ const RESUMED_KEPT: usize = 16;
 /// Who came late is looked at after this, in ns, when the records of what it was in before have come.
 const EXPLAINED_AFTER_NS: u64 = 150_000_000;
 
+/// In how many seconds of the last minute late arrivals cost something, and whose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LateSeconds {
+    /// All such seconds.
+    pub all: usize,
+    /// Those in which a rank cost at least half of what the worst one did.
+    pub of_rank: usize,
+    /// The same of every rank, added up.
+    pub of_ranks: usize,
+}
+
 /// An operation in which a rank was late.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LateEvent {
@@ -540,19 +551,24 @@ impl Communicator {
         (lately_ns.saturating_sub(LateEvent::sum_ns(recent)).min(all_ns), all_ns)
     }
 
-    /// The seconds of the last minute in which late arrivals cost something: how many there are, and in how many a rank cost
-    /// at least half of what the worst one did.
-    pub fn late_seconds(&self, rank: Rank) -> (usize, usize) {
+    /// The seconds of the last minute in which late arrivals cost something, with those of a rank.
+    pub fn late_seconds(&self, rank: Rank) -> LateSeconds {
+        let lately =
+            || self.members.iter().flat_map(|(r, m)| m.late_lately().map(|(second, ns)| (*r, second, ns)));
         let mut worst: BTreeMap<u64, u64> = BTreeMap::new();
-        for (second, cost_ns) in self.members.values().flat_map(|m| m.late_lately()) {
+        for (_, second, cost_ns) in lately() {
             let most = worst.entry(second).or_default();
             *most = cost_ns.max(*most);
         }
         let newest = worst.last_key_value().map_or(0, |(second, _)| *second);
         worst.retain(|second, _| second.saturating_add(RECENT_PARTS) > newest);
-        let is_worst = |(second, cost_ns): &(u64, u64)| worst.get(second).is_some_and(|w| *cost_ns >= w / 2);
-        let own = self.members.get(&rank).into_iter().flat_map(|m| m.late_lately());
-        (own.filter(is_worst).count(), worst.len())
+        let is_bad = |second: &u64, cost_ns: u64| worst.get(second).is_some_and(|w| cost_ns >= w / 2);
+        let bad = || lately().filter(|(_, second, cost_ns)| is_bad(second, *cost_ns));
+        LateSeconds {
+            all: worst.len(),
+            of_rank: bad().filter(|(r, ..)| *r == rank).count(),
+            of_ranks: bad().count(),
+        }
     }
 
     /// Adds what a late arrival of a rank cost.
