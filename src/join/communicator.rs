@@ -41,15 +41,17 @@ const RESUMED_KEPT: usize = 16;
 /// Who came late is looked at after this, in ns, when the records of what it was in before have come.
 const EXPLAINED_AFTER_NS: u64 = 150_000_000;
 
-/// In how many seconds of the last minute late arrivals cost something, and whose.
+/// What a rank's late arrivals of about the last minute are beside those of the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LateSeconds {
-    /// All such seconds.
-    pub all: usize,
-    /// Those in which a rank cost at least half of what the worst one did.
-    pub of_rank: usize,
-    /// The same of every rank, added up.
-    pub of_ranks: usize,
+pub struct Lately {
+    /// Seconds in which somebody's cost something.
+    pub seconds: usize,
+    /// Those of them in which the rank's cost at least half of the worst one's.
+    pub bad_seconds: usize,
+    /// What the rank's cost, in ns.
+    pub cost_ns: u64,
+    /// The median of what the others' cost, in ns.
+    pub cost_of_others_ns: u64,
 }
 
 /// An operation in which a rank was late.
@@ -551,24 +553,27 @@ impl Communicator {
         (lately_ns.saturating_sub(LateEvent::sum_ns(recent)).min(all_ns), all_ns)
     }
 
-    /// The seconds of the last minute in which late arrivals cost something, with those of a rank.
-    pub fn late_seconds(&self, rank: Rank) -> LateSeconds {
-        let lately =
-            || self.members.iter().flat_map(|(r, m)| m.late_lately().map(|(second, ns)| (*r, second, ns)));
+    /// What a rank's late arrivals of about the last minute are beside those of the others.
+    pub fn lately(&self, rank: Rank) -> Lately {
         let mut worst: BTreeMap<u64, u64> = BTreeMap::new();
-        for (_, second, cost_ns) in lately() {
+        for (second, cost_ns) in self.members.values().flat_map(|m| m.late_lately()) {
             let most = worst.entry(second).or_default();
             *most = cost_ns.max(*most);
         }
         let newest = worst.last_key_value().map_or(0, |(second, _)| *second);
         worst.retain(|second, _| second.saturating_add(RECENT_PARTS) > newest);
-        let is_bad = |second: &u64, cost_ns: u64| worst.get(second).is_some_and(|w| cost_ns >= w / 2);
-        let bad = || lately().filter(|(_, second, cost_ns)| is_bad(second, *cost_ns));
-        LateSeconds {
-            all: worst.len(),
-            of_rank: bad().filter(|(r, ..)| *r == rank).count(),
-            of_ranks: bad().count(),
-        }
+        let of = |m: &Member| {
+            let recent = m.late_lately().filter_map(|(second, ns)| Some((ns, *worst.get(&second)?)));
+            recent.fold((0u64, 0), |(sum, bad), (ns, worst)| {
+                (sum.saturating_add(ns), bad + usize::from(ns >= worst / 2))
+            })
+        };
+        let (cost_ns, bad_seconds) = self.members.get(&rank).map_or((0, 0), |m| of(m));
+        let mut others: Vec<u64> =
+            self.members.iter().filter(|(r, _)| **r != rank).map(|(_, m)| of(m).0).collect();
+        others.sort_unstable();
+        let cost_of_others_ns = others.get(others.len().saturating_sub(1) / 2).copied().unwrap_or(0);
+        Lately { seconds: worst.len(), bad_seconds, cost_ns, cost_of_others_ns }
     }
 
     /// Adds what a late arrival of a rank cost.

@@ -192,10 +192,11 @@ fn ranks_that_are_behind_for_seconds_in_turn_are_noise() {
 }
 
 #[test]
-fn a_rank_that_costs_no_more_than_the_other_is_not_accused() {
-    // Both are late by turns within every second; at last, rank 1 is a little more so.
-    let alike = |n: u64| (u32::from(n % 2 == 1), if n < 490 || n % 2 == 0 { 4_000_000 } else { 6_000_000 });
-    assert_eq!(ten_a_second(60, alike), vec![]);
+fn a_rank_that_costs_little_more_than_the_other_is_not_accused() {
+    // Both are late by turns within every second, and only rank 1 by enough to count.
+    let with = |other: u64| ten_a_second(60, |n| if n % 2 == 1 { (1, 8_000_000) } else { (0, other) });
+    assert_eq!(with(4_000_000), vec![]);
+    assert_eq!(with(2_000_000).len(), 1);
 }
 
 #[test]
