@@ -221,8 +221,11 @@ pub fn open_comm(version: u32, args: &InitArgs, mask: Mask) -> Opened {
         live.events.open(ticket);
     }
     live.segment.book(call::INIT, outcome.map(|_| ()));
-    let value = outcome.unwrap_or_else(|_| {
-        log.say(Message::CommTableFull);
+    let value = outcome.unwrap_or_else(|why| {
+        // Why there is no segment at all was said when it could not be made.
+        if why != Loss::NoRoom {
+            log.say(Message::CommTableFull);
+        }
         // Contexts have to differ even without a slot: NCCL purges queued events by context.
         spare_context(page.spare_contexts.add(1))
     });

@@ -534,6 +534,7 @@ fn disarmed_aloud(said: &str) {
     {
         let text = SAID.lock().unwrap();
         assert!(text.iter().any(|(level, t)| *level == 2 && t.contains(said)), "{text:?}");
+        assert!(!text.iter().any(|(_, t)| t.contains("more communicators")), "{text:?}");
     }
     disarmed(said);
 }
