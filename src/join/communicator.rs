@@ -52,6 +52,8 @@ pub struct Lately {
     pub cost_ns: u64,
     /// The median of what the others' cost, in ns.
     pub cost_of_others_ns: u64,
+    /// True where nobody else's cost anything.
+    pub alone: bool,
 }
 
 /// An operation in which a rank was late.
@@ -573,7 +575,8 @@ impl Communicator {
             self.members.iter().filter(|(r, _)| **r != rank).map(|(_, m)| of(m).0).collect();
         others.sort_unstable();
         let cost_of_others_ns = others.get(others.len().saturating_sub(1) / 2).copied().unwrap_or(0);
-        Lately { seconds: worst.len(), bad_seconds, cost_ns, cost_of_others_ns }
+        let alone = others.last().is_none_or(|most| *most == 0);
+        Lately { seconds: worst.len(), bad_seconds, cost_ns, cost_of_others_ns, alone }
     }
 
     /// Adds what a late arrival of a rank cost.
