@@ -15,8 +15,8 @@ const CHANCE: f64 = 0.01;
 /// The same where it costs too little for a warning and others are late as well: it is asked anew with every arrival, and of
 /// every communicator.
 const CHANCE_OF_INFO: f64 = 0.0001;
-/// Who is a little late and often costs so many times as much as the others do. In a healthy loop of two ranks whose hosts
-/// can barely keep up, one cost 1.8 times as much as the other.
+/// A rank that is a little late and often has to cost so many times as much as the median of the others. In a healthy loop
+/// of two ranks whose hosts can barely keep up, one cost 1.8 times as much as the other.
 const STANDS_OUT: u64 = 3;
 /// Communicators that a process may work in before its operations in all of them count for one.
 const SEVERAL: u64 = 4;

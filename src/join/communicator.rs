@@ -2,16 +2,18 @@
 
 mod elsewhere;
 mod late;
+mod lately;
 mod settle;
 
 pub(super) use elsewhere::Inside;
+pub use lately::Lately;
 
 use super::agenda;
 use super::clock::ClockMap;
 use super::exchange::Exchanges;
 use super::held::{Held, Key};
 use super::instance::{Instance, Late, Measure, Part};
-use super::member::{Called, Member, RECENT_PARTS, Seat};
+use super::member::{Called, Member, Seat};
 use super::memory::Payer;
 use super::roster::Roster;
 use super::signature::Signature;
@@ -40,21 +42,6 @@ const LATE_KEPT: usize = 512;
 const RESUMED_KEPT: usize = 16;
 /// Who came late is looked at after this, in ns, when the records of what it was in before have come.
 const EXPLAINED_AFTER_NS: u64 = 150_000_000;
-
-/// What a rank's late arrivals of about the last minute are beside those of the others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lately {
-    /// Seconds in which somebody's cost something.
-    pub seconds: usize,
-    /// Those of them in which the rank's cost at least half of the worst one's.
-    pub bad_seconds: usize,
-    /// What the rank's cost, in ns.
-    pub cost_ns: u64,
-    /// The median of what the others' cost, in ns.
-    pub cost_of_others_ns: u64,
-    /// True where nobody else's cost anything.
-    pub alone: bool,
-}
 
 /// An operation in which a rank was late.
 #[derive(Debug, Clone, PartialEq)]
@@ -553,30 +540,6 @@ impl Communicator {
         let lately_ns = m.late_cost_lately.as_ref().map_or(0, |l| l.since(since_ns));
         let all_ns = m.late_cost_ns.saturating_sub(LateEvent::sum_ns(remembered()));
         (lately_ns.saturating_sub(LateEvent::sum_ns(recent)).min(all_ns), all_ns)
-    }
-
-    /// What a rank's late arrivals of about the last minute are beside those of the others.
-    pub fn lately(&self, rank: Rank) -> Lately {
-        let mut worst: BTreeMap<u64, u64> = BTreeMap::new();
-        for (second, cost_ns) in self.members.values().flat_map(|m| m.late_lately()) {
-            let most = worst.entry(second).or_default();
-            *most = cost_ns.max(*most);
-        }
-        let newest = worst.last_key_value().map_or(0, |(second, _)| *second);
-        worst.retain(|second, _| second.saturating_add(RECENT_PARTS) > newest);
-        let of = |m: &Member| {
-            let recent = m.late_lately().filter_map(|(second, ns)| Some((ns, *worst.get(&second)?)));
-            recent.fold((0u64, 0), |(sum, bad), (ns, worst)| {
-                (sum.saturating_add(ns), bad + usize::from(ns >= worst / 2))
-            })
-        };
-        let (cost_ns, bad_seconds) = self.members.get(&rank).map_or((0, 0), |m| of(m));
-        let mut others: Vec<u64> =
-            self.members.iter().filter(|(r, _)| **r != rank).map(|(_, m)| of(m).0).collect();
-        others.sort_unstable();
-        let cost_of_others_ns = others.get(others.len().saturating_sub(1) / 2).copied().unwrap_or(0);
-        let alone = others.last().is_none_or(|most| *most == 0);
-        Lately { seconds: worst.len(), bad_seconds, cost_ns, cost_of_others_ns, alone }
     }
 
     /// Adds what a late arrival of a rank cost.
