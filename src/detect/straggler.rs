@@ -109,7 +109,8 @@ fn held_up(join: &Join, c: &Communicator, e: &LateEvent, known: &[Arrival]) -> b
 }
 
 impl StragglerRule {
-    fn significant(&self, e: &LateEvent) -> bool {
+    /// True where an arrival says something of its rank that came so late, in ns, once the job is warm.
+    fn significant(&self, e: &LateEvent, often_ns: u64) -> bool {
         if e.held_elsewhere != Some(false) {
             return false;
         }
@@ -117,7 +118,7 @@ impl StragglerRule {
         let order = e.operation.order.max(e.finished / SEVERAL);
         // A host may issue a little late without its GPU having been idle.
         let least = match e.measure {
-            Measure::Gpu => self.least_ns(order),
+            Measure::Gpu => self.least_ns(order, often_ns),
             Measure::Host => self.settings.late_at_once_ns,
         };
         e.by_ns >= least && order >= self.settings.warm_up
@@ -125,9 +126,9 @@ impl StragglerRule {
 
     /// How late a rank has to come to an operation of this order, in ns. While a job gets going, ranks are a little late in
     /// turn: libraries are loaded, memory is taken, plans are made. Less and less of that is to be expected.
-    fn least_ns(&self, order: u64) -> u64 {
+    fn least_ns(&self, order: u64, often_ns: u64) -> u64 {
         let s = self.settings;
-        let (first, often) = (s.late_at_once_ns.max(1) as f64, s.late_often_ns.max(1) as f64);
+        let (first, often) = (s.late_at_once_ns.max(1) as f64, often_ns.max(1) as f64);
         let span = s.warm_up_often.saturating_sub(s.warm_up).max(1) as f64;
         let warm = (order.saturating_sub(s.warm_up) as f64 / span).min(1.0);
         (first * (often / first).powf(warm)) as u64
@@ -157,9 +158,11 @@ impl StragglerRule {
                 came_ns: e.came_ns,
             })
         };
-        c.late().filter(|e| self.significant(e)).filter_map(of).collect()
+        c.late().filter(|e| self.significant(e, self.settings.late_often_ns)).filter_map(of).collect()
     }
 
+    /// The late ranks of a communicator. Whoever is late by less than the setting says is told where that costs enough for a
+    /// warning: a GPU that loses little in each of many operations.
     fn judge(
         &self,
         join: &Join,
@@ -173,27 +176,38 @@ impl StragglerRule {
         let own = |e: &&LateEvent| {
             !held_up(join, c, e, known) && !told_before(c.id, e.track, e.operation.order, e.rank)
         };
-        let events: Vec<&LateEvent> =
-            c.late().filter(before_mismatch).filter(|e| self.significant(e)).filter(own).collect();
-        self.suspects(join, c, &events)
-            .into_iter()
-            .filter_map(|s| {
-                let last_ns = s.events.iter().map(|e| e.at_ns).max()?;
-                let cost = cost(join, c, &s, now_ns);
-                let mut f = finding(join, c, &s)?;
-                cost.put_on(&mut f, &self.settings);
-                // A pipeline's bubbles and drain look the same as a rank of a transfer whose GPU is late: nobody is woken
-                // by these.
-                if !s.events.iter().any(|e| e.costs()) {
-                    f.severity = Severity::Info;
-                }
-                if f.severity == Severity::Info && s.chance.is_some_and(|c| c >= CHANCE_OF_INFO) {
-                    return None;
-                }
-                f.open = now_ns.saturating_sub(last_ns) < self.settings.late_over_ns;
-                Some(f)
-            })
-            .collect()
+        let find = |often_ns: u64| -> Vec<Finding> {
+            let events = c.late().filter(before_mismatch).filter(|e| self.significant(e, often_ns));
+            let events: Vec<&LateEvent> = events.filter(own).collect();
+            let suspects = self.suspects(join, c, &events);
+            suspects.into_iter().filter_map(|s| self.told(join, c, &s, now_ns)).collect()
+        };
+        let mut found = find(self.settings.late_often_ns);
+        if c.late().any(|e| e.by_ns < self.settings.late_often_ns) {
+            let is_new =
+                |f: &Finding| !found.iter().any(|known| known.ranks.iter().any(|r| f.ranks.contains(r)));
+            let dear = find(0).into_iter().filter(|f| f.severity >= Severity::Warning && is_new(f));
+            let dear: Vec<Finding> = dear.collect();
+            found.extend(dear);
+        }
+        found
+    }
+
+    /// What is told of a suspect; nothing where it is not worth it.
+    fn told(&self, join: &Join, c: &Communicator, s: &Suspect<'_>, now_ns: u64) -> Option<Finding> {
+        let last_ns = s.events.iter().map(|e| e.at_ns).max()?;
+        let cost = cost(join, c, s, now_ns);
+        let mut f = finding(join, c, s)?;
+        cost.put_on(&mut f, &self.settings);
+        // A pipeline's bubbles and drain look the same as a rank of a transfer whose GPU is late: nobody is woken by these.
+        if !s.events.iter().any(|e| e.costs()) {
+            f.severity = Severity::Info;
+        }
+        if f.severity == Severity::Info && s.chance.is_some_and(|c| c >= CHANCE_OF_INFO) {
+            return None;
+        }
+        f.open = now_ns.saturating_sub(last_ns) < self.settings.late_over_ns;
+        Some(f)
     }
 
     /// Where ranks of the share `one` of all are late more often than chance makes some of `of` such: how likely that is.

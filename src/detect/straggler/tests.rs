@@ -15,6 +15,11 @@ fn run_from(first: u64, late: &[(u32, u64)]) -> Vec<Finding> {
 
 /// The same, with so many ranks a host.
 fn run_on(a_host: u32, first: u64, late: &[(u32, u64)]) -> Vec<Finding> {
+    run_every(S, a_host, first, late)
+}
+
+/// The same, with an operation every so many ns.
+fn run_every(every_ns: u64, a_host: u32, first: u64, late: &[(u32, u64)]) -> Vec<Finding> {
     let mut j = Join::new();
     let n = first + late.len() as u64;
     for r in 0..4 {
@@ -23,7 +28,7 @@ fn run_on(a_host: u32, first: u64, late: &[(u32, u64)]) -> Vec<Finding> {
         j.feed(Update::Segment(s));
         j.feed(member(r, 4, n));
         for (o, (late_rank, by)) in late.iter().enumerate() {
-            let at = S + o as u64 * S;
+            let at = S + o as u64 * every_ns;
             let (arrive, end) = (at + if r == *late_rank { *by } else { 0 }, at + by + 100_000);
             j.feed(Update::Op(Box::new(all_reduce(
                 r,
@@ -35,6 +40,17 @@ fn run_on(a_host: u32, first: u64, late: &[(u32, u64)]) -> Vec<Finding> {
     }
     j.tick(100 * S);
     StragglerRule::new(Settings::default()).check(&j, 100 * S)
+}
+
+#[test]
+fn a_rank_that_loses_little_very_often_is_told_where_that_is_dear() {
+    let late = vec![(2, 4_000_000); 600];
+    let found = run_every(30_000_000, 4, 30, &late);
+    assert_eq!((found.len(), found[0].ranks.as_slice()), (1, [Rank(2)].as_slice()));
+    assert_eq!(found[0].severity, Severity::Warning, "a seventh of 18 seconds");
+    assert!(run_every(300_000_000, 4, 30, &late).is_empty(), "one in 75 of the time");
+    let in_turn: Vec<(u32, u64)> = (0..600).map(|o| (o / 40 % 4, 3_000_000)).collect();
+    assert!(run_every(30_000_000, 4, 30, &in_turn).is_empty(), "all of them in turn");
 }
 
 #[test]
@@ -381,7 +397,8 @@ fn few_late_arrivals_of_which_one_rank_has_most_are_chance_while_they_cost_littl
 #[test]
 fn the_nearer_to_warm_the_less_lateness_counts() {
     let rule = StragglerRule::new(Settings::default());
-    assert_eq!(rule.least_ns(8), 200_000_000);
-    assert_eq!(rule.least_ns(16) / 1_000_000, 31);
-    assert_eq!((rule.least_ns(24), rule.least_ns(1_000)), (5_000_000, 5_000_000));
+    let often = Settings::default().late_often_ns;
+    assert_eq!(rule.least_ns(8, often), 200_000_000);
+    assert_eq!(rule.least_ns(16, often) / 1_000_000, 31);
+    assert_eq!((rule.least_ns(24, often), rule.least_ns(1_000, often)), (5_000_000, 5_000_000));
 }
