@@ -28,7 +28,7 @@ const SECONDS: usize = 8;
 const SPAN_SECONDS: u64 = 10;
 const SPANS: usize = 13;
 /// Operations of a second that teach at most how long transfers take.
-const TAUGHT: u64 = 8;
+const TAUGHT: u64 = 16;
 /// A sketch over more seconds than are kept says of its last ones what it says of all.
 const SPREAD: u64 = SPAN_SECONDS * SPANS as u64;
 
@@ -117,6 +117,8 @@ struct Learned {
 #[derive(Debug, Clone)]
 pub(super) struct Sketched {
     pub(super) count: u64,
+    /// Operations of which some rank's time was told, whether it is a transfer time or not.
+    pub(super) stamped: u64,
     /// Operations whose transfer time is known, and those of them that CUDA events timed on some rank.
     pub(super) timed: u64,
     pub(super) by_events: u64,
@@ -139,6 +141,7 @@ impl Sketched {
     pub(super) fn new(func: Func) -> Self {
         Sketched {
             count: 0,
+            stamped: 0,
             timed: 0,
             by_events: 0,
             bytes: Some(0),
@@ -182,6 +185,7 @@ impl Sketched {
         self.parted |= !s.whole;
         if counts {
             self.count = self.count.saturating_add(s.count);
+            self.stamped = self.stamped.saturating_add(s.timed);
             self.bytes = self.bytes.zip(s.bytes).map(|(sum, b)| sum.saturating_add(b));
         }
         if self.parted {
@@ -398,6 +402,7 @@ impl Join {
 mod tests {
     use super::*;
     use crate::join::Join;
+    use crate::join::stats::Sample;
     use crate::join::testing::{all_reduce, member, process};
     use crate::model::{Algo, Beat, CommId, Exchange, Proto, Rank, SegmentId, Timing, Told, Update};
 
@@ -464,6 +469,26 @@ mod tests {
             (change.ratio() - 3.0).abs() < 0.3 && change.since_ns.abs_diff(15 * S) <= 2 * S,
             "{change:?}"
         );
+    }
+
+    #[test]
+    fn records_without_times_leave_it_to_sketches_what_a_transfer_takes() {
+        let mut class = crate::join::stats::Class::default();
+        for second in 0..12 {
+            let ns = if second < 3 { 1_000_000 } else { 3_000_000 };
+            let times = vec![(Sketch::bucket(ns), 30)];
+            class.take(&Sketch { times, ..sketch(second, 1, 30) }, true);
+            for n in 0..30 {
+                let at_ns = second * S + n * S / 30;
+                let (bytes, transfer_ns) = (Some(1 << 20), (n % 10 == 0).then_some(ns));
+                let (busy_ns, pair, by_events, channels) = (None, None, false, None);
+                class.add(&Sample { at_ns, bytes, transfer_ns, busy_ns, pair, by_events, channels });
+            }
+        }
+        let change = class.trends().find_map(|(_, trend)| trend.change());
+        let change = change
+            .expect("three seconds of sketches are enough, and nine of the records with times were not");
+        assert!((change.ratio() - 3.0).abs() < 0.3 && change.since_ns.abs_diff(3 * S) <= S, "{change:?}");
     }
 
     #[test]

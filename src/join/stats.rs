@@ -210,9 +210,9 @@ fn share<'a>(of: impl Iterator<Item = &'a Second>, seconds: u64) -> Option<f64> 
     (timed > 0).then(|| busy_ns / timed as f64 * count as f64 / (seconds as f64 * 1e9))
 }
 
-/// True where most operations are told by sketches alone; those of which records come may be any.
-fn are_few(records: u64, operations: u64) -> bool {
-    records < operations / 2
+/// True where the times of most operations are told by sketches alone; those of which records tell them may be any.
+fn are_few(timed: u64, sketched: &Sketched) -> bool {
+    timed < sketched.stamped / 2
 }
 
 /// A sum in which absent is not zero.
@@ -245,10 +245,10 @@ pub struct Sample {
 impl Class {
     /// Takes what a node's sketch tells; `counts` says whether it is the one of all nodes' that counts operations.
     pub(super) fn take(&mut self, s: &Sketch, counts: bool) {
-        let count = self.count;
+        let timed = self.timed;
         let sketched = self.sketched.get_or_insert_with(|| Box::new(Sketched::new(s.func)));
         sketched.take(s, counts);
-        if are_few(count, sketched.count) {
+        if are_few(timed, sketched) {
             sketched.learn(s);
         }
     }
@@ -354,7 +354,7 @@ impl Class {
 
     /// What was learned of each kind of its transfers.
     pub fn trends(&self) -> impl Iterator<Item = (&Transfer, &Trend)> {
-        let sketched = self.sketched.as_deref().filter(|s| are_few(self.count, s.count));
+        let sketched = self.sketched.as_deref().filter(|s| are_few(self.timed, s));
         let sketched = sketched.and_then(Sketched::trend);
         let of_records = sketched.is_none().then(|| self.trends.iter());
         sketched.into_iter().chain(of_records.into_iter().flatten())
