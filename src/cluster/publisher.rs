@@ -26,6 +26,8 @@ const IN_DOUBT_NS: u64 = S;
 /// Operations beyond the oldest that is not over, of a rank, that are told with it: they tell a wrong call from one too
 /// many.
 const AHEAD: usize = 4;
+/// Operations that are not over, of a rank of a communicator that stands still, that are told at most.
+const OPEN_MAX: usize = 256;
 /// What moves on within an operation that stands still is told again after this, in ns.
 const AGAIN_NS: u64 = S;
 /// A process none of whose ranks moved on for so long, in ns, is asked what it does.
@@ -390,6 +392,9 @@ impl Publisher {
         self.announce_late(join, second);
         self.announce_pauses(join, second);
         self.tell_wished(join);
+        if new_second {
+            self.tell_idle(join, now.mono_ns);
+        }
         self.tell_finished(join, finished, second);
         self.busiest = self.busiest.max(join.busiest());
         let dropped = join.finished_dropped();

@@ -1,10 +1,10 @@
 //! How far the ranks are: beats, signatures, and what stands still.
 
-use super::{AGAIN_NS, AHEAD, IN_DOUBT_NS, Publisher, REFRESH_NS, STANDS_NS, Sent};
+use super::{AGAIN_NS, AHEAD, IDLE_NS, IN_DOUBT_NS, OPEN_MAX, Publisher, REFRESH_NS, STANDS_NS, Sent};
 use crate::cluster::message as m;
 use crate::cluster::subject::{Topic, bucket};
 use crate::join::{Communicator, Exchanged, Join, Launches, Part, signature, types};
-use crate::model::{Beat, CommId, OpState, PairBeat, Rank, Track};
+use crate::model::{Beat, CommId, OpState, PairBeat, Rank, SegmentId, Track};
 use prost::Message as _;
 use std::collections::{BTreeMap, HashSet};
 
@@ -23,9 +23,20 @@ impl Publisher {
         for c in join.communicators().filter(|c| !c.closed()) {
             for track in [Track::Collective, Track::Replay] {
                 let Some((first, _)) = c.incomplete_of(track).next() else { continue };
+                // The first one that ranks here run in different ways proves a fault, wherever they stand. How the ranks of
+                // other nodes run it says who is wrong.
+                if let Some((order, instance)) = c.split().find(|(t, ..)| *t == track).map(|(_, o, i)| (o, i))
+                {
+                    if !self.standing.keys().any(|k| (k.0, k.1, k.2) == (c.id, track, order)) {
+                        self.announce(vec![(c.id, track, order)]);
+                    }
+                    for rank in instance.parts.keys() {
+                        self.tell_open(c, (track, order), *rank, now_ns, moved, true);
+                    }
+                }
                 for rank in c.members().keys() {
                     for order in standing_of(c, track, first, *rank, now_ns, all) {
-                        self.tell_open(c, track, order, *rank, now_ns, moved);
+                        self.tell_open(c, (track, order), *rank, now_ns, moved, true);
                     }
                 }
             }
@@ -39,7 +50,37 @@ impl Publisher {
                 }
                 *n += 1;
                 for rank in instance.parts.iter().filter(|(_, p)| !p.finished).map(|(r, _)| *r) {
-                    self.tell_open(c, track, order, rank, now_ns, moved);
+                    self.tell_open(c, (track, order), rank, now_ns, moved, true);
+                }
+            }
+        }
+    }
+
+    /// All operations that are not over of the processes that are idle, as far as there is room: any of them may tell who
+    /// waits for whom.
+    pub(super) fn tell_idle(&mut self, join: &Join, now_ns: u64) {
+        let is_idle = |t: &u64| now_ns >= t.saturating_add(IDLE_NS);
+        let idle: HashSet<SegmentId> =
+            self.moved.iter().filter(|(_, t)| is_idle(t)).map(|(s, _)| *s).collect();
+        if idle.is_empty() {
+            return;
+        }
+        // Their beats are told.
+        let mut moved = HashSet::new();
+        for c in join.communicators().filter(|c| !c.closed()) {
+            let mut told: BTreeMap<Rank, usize> = BTreeMap::new();
+            for (track, order, instance) in c.incomplete() {
+                // What was asked for was told.
+                if self.asked.contains(&(c.id, track, order)) {
+                    continue;
+                }
+                let waits = |p: &Part| !p.finished && idle.contains(&p.op.segment);
+                for rank in instance.parts.iter().filter(|(_, p)| waits(p)).map(|(r, _)| *r) {
+                    let n = told.entry(rank).or_default();
+                    if *n < OPEN_MAX {
+                        *n += 1;
+                        self.tell_open(c, (track, order), rank, now_ns, &mut moved, false);
+                    }
                 }
             }
         }
@@ -49,11 +90,11 @@ impl Publisher {
     fn tell_open(
         &mut self,
         c: &Communicator,
-        track: Track,
-        order: u64,
+        (track, order): (Track, u64),
         rank: Rank,
         now_ns: u64,
         moved: &mut HashSet<(CommId, Rank)>,
+        urgent: bool,
     ) {
         let Some(part) = c.instance(track, order).and_then(|i| i.parts.get(&rank)) else { return };
         let (print, started) = (print(part), part.started_ns.is_some());
@@ -66,7 +107,7 @@ impl Publisher {
             return;
         }
         moved.insert((c.id, rank));
-        if self.tell_record(c.id, &part.told(), true) {
+        if self.tell_record(c.id, &part.told(), urgent) {
             self.standing.insert(key, Sent { what: (print, started), at_ns: now_ns });
         }
     }

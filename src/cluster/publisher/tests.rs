@@ -1,6 +1,6 @@
 use super::*;
 use crate::join::testing::{all_reduce, member, process};
-use crate::model::{DataType, Lane, OpRecord, Sketch, Update};
+use crate::model::{Algo, DataType, Lane, OpRecord, Proto, Sketch, Update};
 
 fn feed(join: &mut Join, rank: u32, order: u64, at: u64, change: impl Fn(&mut OpRecord)) {
     let mut op = all_reduce(rank, order, at, Some((at + 5_000, Some(at + 105_000))));
@@ -142,6 +142,44 @@ fn a_late_arrival_is_announced_with_its_neighbors_once() {
     assert_eq!(orders(&first), [19, 20, 21]);
     assert!([19, 20, 21].iter().all(|o| first.records.iter().filter(|r| r.order == Some(*o)).count() == 3));
     assert_eq!(orders(&published(&mut p, &mut join, 5 * S)), [0; 0]);
+}
+
+/// Three ranks issue ten operations that nothing times, and then stop; what is published until four seconds later.
+fn untimed(mut change: impl FnMut(&mut crate::model::OpRecord)) -> m::Envelope {
+    let (mut join, mut p) = (node(0..3, 3), Publisher::new("a", 1, 65_536));
+    published(&mut p, &mut join, S);
+    for order in 0..10 {
+        for rank in 0..3 {
+            let mut op = all_reduce(rank, order, 2 * S + order * 1_000_000, None);
+            op.timing = crate::model::Timing::Not(crate::model::Untimed::Budget);
+            change(&mut op);
+            join.feed(Update::Op(Box::new(op)));
+        }
+    }
+    let mut all = published(&mut p, &mut join, 2 * S + 20_000_000);
+    for second in 3..7 {
+        all.records.extend(published(&mut p, &mut join, second * S).records);
+    }
+    all
+}
+
+#[test]
+fn all_that_a_process_has_not_ended_is_told_once_it_is_idle() {
+    let all = untimed(|_| ());
+    for order in 0..10 {
+        assert_eq!(all.records.iter().filter(|r| r.order == Some(order)).count(), 3, "operation {order}");
+    }
+}
+
+#[test]
+fn an_operation_that_ranks_run_in_different_ways_is_told_at_once_and_announced() {
+    let all = untimed(|op| {
+        let wrong = (op.rank, op.order) == (Rank(1), Some(5));
+        op.algo = Some(if wrong { Algo::Tree } else { Algo::Ring });
+        op.proto = Some(Proto::Simple);
+    });
+    assert_eq!(all.announced.iter().map(|k| k.order).collect::<Vec<_>>(), [5]);
+    assert!(all.records.iter().filter(|r| r.order == Some(5)).count() >= 3);
 }
 
 #[test]
