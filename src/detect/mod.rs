@@ -96,7 +96,7 @@ pub struct Settings {
     #[serde(rename = "late_at_once_ms", with = "ms")]
     #[schemars(with = "u64")]
     pub late_at_once_ns: u64,
-    /// Lateness that is told when it repeats, in ns.
+    /// Lateness in ns that is told when it repeats; less is told where it costs enough for a warning.
     #[serde(rename = "late_often_ms", with = "ms")]
     #[schemars(with = "u64")]
     pub late_often_ns: u64,

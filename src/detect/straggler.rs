@@ -184,16 +184,15 @@ impl StragglerRule {
         };
         let mut found = find(self.settings.late_often_ns);
         if c.late().any(|e| e.by_ns < self.settings.late_often_ns) {
-            let is_new =
-                |f: &Finding| !found.iter().any(|known| known.ranks.iter().any(|r| f.ranks.contains(r)));
-            let dear = find(0).into_iter().filter(|f| f.severity >= Severity::Warning && is_new(f));
-            let dear: Vec<Finding> = dear.collect();
-            found.extend(dear);
+            let told: Vec<Rank> = found.iter().flat_map(|f| f.ranks.iter().copied()).collect();
+            let is_dear =
+                |f: &Finding| f.severity >= Severity::Warning && !f.ranks.iter().any(|r| told.contains(r));
+            found.extend(find(0).into_iter().filter(is_dear));
         }
         found
     }
 
-    /// What is told of a suspect; nothing where it is not worth it.
+    /// The finding about a suspect, with its price; absent where chance explains it and it costs little.
     fn told(&self, join: &Join, c: &Communicator, s: &Suspect<'_>, now_ns: u64) -> Option<Finding> {
         let last_ns = s.events.iter().map(|e| e.at_ns).max()?;
         let cost = cost(join, c, s, now_ns);

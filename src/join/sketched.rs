@@ -119,8 +119,7 @@ pub(super) struct Sketched {
     pub(super) count: u64,
     /// Operations of which some rank's time was told, whether it is a transfer time or not.
     pub(super) stamped: u64,
-    /// Operations whose transfer time is known, and those of them that CUDA events timed on some rank.
-    pub(super) timed: u64,
+    /// Operations whose transfer time is known and that CUDA events timed on some rank.
     pub(super) by_events: u64,
     /// Sum of all message sizes; absent once one was not known.
     pub(super) bytes: Option<u64>,
@@ -142,7 +141,6 @@ impl Sketched {
         Sketched {
             count: 0,
             stamped: 0,
-            timed: 0,
             by_events: 0,
             bytes: Some(0),
             times: Vec::new(),
@@ -189,9 +187,8 @@ impl Sketched {
             self.bytes = self.bytes.zip(s.bytes).map(|(sum, b)| sum.saturating_add(b));
         }
         if self.parted {
-            (self.times, self.timed, self.by_events) = (Vec::new(), 0, 0);
+            (self.times, self.by_events) = (Vec::new(), 0);
         } else if counts {
-            self.timed = self.timed.saturating_add(s.timed);
             self.by_events = self.by_events.saturating_add(s.by_events);
             for (bucket, n) in &s.times {
                 match self.times.binary_search_by_key(bucket, |t| t.0) {
@@ -245,6 +242,11 @@ impl Sketched {
             below > rank
         });
         bucket.map(|(b, _)| Sketch::middle_ns(*b))
+    }
+
+    /// Operations whose transfer time is known.
+    pub(super) fn timed(&self) -> u64 {
+        if self.parted { 0 } else { self.stamped }
     }
 
     /// True while all its operations' transfer times are told.
@@ -442,7 +444,7 @@ mod tests {
         let load = all.load(now, 120).expect("busy");
         assert_eq!(load.seconds, 120);
         assert!((load.share.expect("timed") - 0.2).abs() < 1e-6, "{load:?}");
-        assert_eq!((all.count, all.timed, all.bytes), (26_000, 26_000, Some(26_000 << 20)));
+        assert_eq!((all.count, all.timed(), all.bytes), (26_000, 26_000, Some(26_000 << 20)));
         assert!((all.quantile(0.5).expect("timed") / 100_000.0 - 1.0).abs() < 0.05);
         assert_eq!(all.mean_bytes(), Some(1 << 20));
         assert!(all.rates(now + 8 * S).is_none(), "silent");
@@ -515,7 +517,7 @@ mod tests {
             all.take(&other, false);
         }
         assert_eq!(
-            (all.count, all.timed, all.quantile(0.5)),
+            (all.count, all.timed(), all.quantile(0.5)),
             (100, 0, None),
             "nobody knows the transfer times"
         );

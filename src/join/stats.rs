@@ -275,7 +275,7 @@ impl Class {
 
     /// Operations whose transfer time is known.
     pub fn timed(&self) -> u64 {
-        self.told_times().map_or(self.timed, |s| s.timed)
+        self.told_times().map_or(self.timed, Sketched::timed)
     }
 
     /// Those of them that CUDA events timed on some rank.

@@ -23,17 +23,7 @@ impl Publisher {
         for c in join.communicators().filter(|c| !c.closed()) {
             for track in [Track::Collective, Track::Replay] {
                 let Some((first, _)) = c.incomplete_of(track).next() else { continue };
-                // The first one that ranks here run in different ways proves a fault, wherever they stand. How the ranks of
-                // other nodes run it says who is wrong.
-                if let Some((order, instance)) = c.split().find(|(t, ..)| *t == track).map(|(_, o, i)| (o, i))
-                {
-                    if !self.standing.keys().any(|k| (k.0, k.1, k.2) == (c.id, track, order)) {
-                        self.announce(vec![(c.id, track, order)]);
-                    }
-                    for rank in instance.parts.keys() {
-                        self.tell_open(c, (track, order), *rank, now_ns, moved, true);
-                    }
-                }
+                self.tell_split(c, track, now_ns, moved);
                 for rank in c.members().keys() {
                     for order in standing_of(c, track, first, *rank, now_ns, all) {
                         self.tell_open(c, (track, order), *rank, now_ns, moved, true);
@@ -56,6 +46,25 @@ impl Publisher {
         }
     }
 
+    /// The first operation that ranks of this node run in different ways: it proves a fault, wherever they stand. It is
+    /// announced, because those of other nodes tell who is wrong.
+    fn tell_split(
+        &mut self,
+        c: &Communicator,
+        track: Track,
+        now_ns: u64,
+        moved: &mut HashSet<(CommId, Rank)>,
+    ) {
+        let Some((_, order, instance)) = c.split().find(|(t, ..)| *t == track) else { return };
+        let is_told = |rank: &Rank| self.standing.contains_key(&(c.id, track, order, *rank));
+        if !instance.parts.keys().any(is_told) {
+            self.announce(vec![(c.id, track, order)]);
+        }
+        for rank in instance.parts.keys() {
+            self.tell_open(c, (track, order), *rank, now_ns, moved, true);
+        }
+    }
+
     /// All operations that are not over of the processes that are idle, as far as there is room: any of them may tell who
     /// waits for whom.
     pub(super) fn tell_idle(&mut self, join: &Join, now_ns: u64) {
@@ -65,12 +74,12 @@ impl Publisher {
         if idle.is_empty() {
             return;
         }
-        // Their beats are told.
+        // The beats of idle processes are told already: who moves here is of no interest.
         let mut moved = HashSet::new();
         for c in join.communicators().filter(|c| !c.closed()) {
             let mut told: BTreeMap<Rank, usize> = BTreeMap::new();
             for (track, order, instance) in c.incomplete() {
-                // What was asked for was told.
+                // Operations that somebody asked for are told on their own.
                 if self.asked.contains(&(c.id, track, order)) {
                     continue;
                 }
