@@ -140,7 +140,22 @@ fn parse(text: &str, origin: &str) -> Result<Config, Error> {
     if !said {
         return Ok(Config::default());
     }
+    if let Some(line) = too_many_brackets(text) {
+        return Err(Error::Text { message: format!("{origin}:{line}: {BRACKETS}") });
+    }
     serde_yaml::from_str(text).map_err(|e| Error::Text { message: shown(text, origin, &e) })
+}
+
+/// Brackets that settings may have: `serde_yaml` refuses those that are nested deep, but only after a scan whose time grows
+/// with the square of their number. 90,000 take 19 s.
+const BRACKETS_MAX: usize = 1024;
+const BRACKETS: &str = "more than 1024 brackets; write a list or a map on lines of its own, without brackets";
+
+/// The line in which brackets become too many, from 1; absent where they do not. Those in lines of comments do not count.
+fn too_many_brackets(text: &str) -> Option<usize> {
+    let lines = text.lines().enumerate().filter(|(_, l)| !l.trim_start().starts_with('#'));
+    let mut all = lines.flat_map(|(n, l)| l.bytes().filter(|c| matches!(c, b'{' | b'[')).map(move |_| n + 1));
+    all.nth(BRACKETS_MAX)
 }
 
 /// An error as people read it: file, line, what, and the line with a mark below.
@@ -159,6 +174,9 @@ fn shown(text: &str, origin: &str, e: &serde_yaml::Error) -> String {
 fn apply(config: &Config, origin: &str, keys: &[String], value: &str) -> Result<Config, Error> {
     let wrong = |why: String| Error::Override { origin: origin.to_owned(), why };
     let invalid = |e: serde_yaml::Error| wrong(masked(&e.to_string(), ""));
+    if too_many_brackets(value).is_some() {
+        return Err(wrong(BRACKETS.to_owned()));
+    }
     let value: Value = serde_yaml::from_str(value).map_err(invalid)?;
     let all = serialize_exposed(|| serde_yaml::to_value(config));
     let mut all = all.map_err(|e| Error::Write(e.to_string()))?;
@@ -212,6 +230,15 @@ mod tests {
         for text in ["", "# nothing\n", "---\n", "tags: {}\n", "detect:\n  late_times: 5\n"] {
             assert_eq!(parse(text, "x").expect("fine"), Config::default(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn brackets_without_number_are_refused_before_they_cost_time() {
+        let many = "{".repeat(BRACKETS_MAX + 1);
+        assert_eq!(wrong(&format!("node: a\ntags: {many}")), format!("agent.yaml:2: {BRACKETS}"));
+        let said = apply(&Config::default(), "--set node", &["node".to_owned()], &many);
+        assert_eq!(said.expect_err("refused").to_string(), format!("--set node: {BRACKETS}"));
+        assert!(parse(&format!("# {many}\nnode: a"), "agent.yaml").is_ok(), "a comment");
     }
 
     #[test]
