@@ -903,6 +903,9 @@ impl Communicator {
                 _ => {}
             }
         }
+        if fresh {
+            self.exchanges.add_copy(&op, ranks);
+        }
         let timed = kernel.is_some() || op.event_ns.is_some();
         self.coverage.operations += u64::from(fresh);
         self.coverage.timed += u64::from(timed && !was_timed);

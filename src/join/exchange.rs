@@ -5,11 +5,11 @@
 //! waits in every step.
 
 use super::instance::{LATE_NS, Late, Measure, Part};
-use crate::model::{Func, Rank, Track};
+use crate::model::{Func, Lane, OpRecord, Rank, Track};
 use std::collections::{HashMap, VecDeque};
 
-/// Transfers of incomplete launches that are kept at most, 8 bytes each. A tick may bring many launches at once.
-const TRANSFERS_KEPT: usize = 1 << 18;
+/// Incomplete launches and their transfers that are kept at most. A tick may bring many launches at once.
+const KEPT: usize = 1 << 18;
 /// Complete launches that may be left in the order beyond the incomplete ones.
 const ORDER_SLACK: usize = 64;
 /// Larger communicators are not followed: few of their exchanges would fit.
@@ -49,7 +49,8 @@ pub(super) struct Exchanges {
     incomplete: HashMap<LaunchKey, ExchangeLaunch>,
     /// Oldest first; some may be complete.
     order: VecDeque<LaunchKey>,
-    transfers: usize,
+    /// The launches in `order` and the transfers of those that are incomplete.
+    kept: usize,
     /// One was complete.
     seen: bool,
 }
@@ -74,12 +75,20 @@ impl Exchanges {
             return [None; 2];
         }
         if from == to {
-            // Two ranks of a pipeline look like an exchange, but send nothing to themselves.
-            let Some(plan) = sent.op.plan.filter(|_| ranks == 2) else { return [None; 2] };
-            self.launch((from, plan)).with_itself = true;
-            return [self.late((from, plan), ranks), None];
+            return [None; 2];
         }
         [self.add_end(from, sent, received, context), self.add_end(to, received, sent, context)]
+    }
+
+    /// Takes what a rank issued to itself. Two ranks of a pipeline look like an exchange, but send nothing to themselves.
+    /// That it is over is told by nothing: NCCL 2.28 stamps no such copy.
+    pub(super) fn add_copy(&mut self, op: &OpRecord, ranks: Option<u32>) {
+        if let (Lane::Send(to), Some(plan), Some(2)) = (op.lane, op.plan, ranks)
+            && to == op.rank
+        {
+            self.launch((op.rank, plan)).with_itself = true;
+            self.forget();
+        }
     }
 
     fn add_end(
@@ -96,7 +105,7 @@ impl Exchanges {
             true => own.start_ns.checked_signed_diff(peer.start_ns)?,
             false => peer.duration_ns.checked_signed_diff(own_ns)?,
         };
-        self.transfers += 1;
+        self.kept += 1;
         let launch = self.launch(key);
         if own_func == Func::Send {
             launch.sent += 1;
@@ -108,24 +117,30 @@ impl Exchanges {
             launch.shortest_ns = Some(launch.shortest_ns.map_or(own_ns, |s| s.min(own_ns)));
         }
         let late = self.late(key, context.ranks);
-        while self.transfers > TRANSFERS_KEPT
+        self.forget();
+        late
+    }
+
+    fn forget(&mut self) {
+        while self.kept > KEPT
             && let Some(oldest) = self.order.pop_front()
         {
+            self.kept -= 1;
             self.remove(oldest);
         }
-        late
     }
 
     fn launch(&mut self, key: LaunchKey) -> &mut ExchangeLaunch {
         self.incomplete.entry(key).or_insert_with(|| {
             self.order.push_back(key);
+            self.kept += 1;
             ExchangeLaunch::default()
         })
     }
 
     fn remove(&mut self, key: LaunchKey) {
         if let Some(launch) = self.incomplete.remove(&key) {
-            self.transfers -= launch.waited_for_ns.len();
+            self.kept -= launch.waited_for_ns.len();
         }
     }
 
@@ -136,7 +151,9 @@ impl Exchanges {
         self.seen = true;
         self.remove(key);
         if self.order.len() > 2 * self.incomplete.len() + ORDER_SLACK {
+            let before = self.order.len();
             self.order.retain(|key| self.incomplete.contains_key(key));
+            self.kept -= before - self.order.len();
         }
         late
     }
@@ -200,7 +217,11 @@ mod tests {
                 for (rank, peer, func) in [(from, to, Func::Send), (to, from, Func::Recv)] {
                     // As NCCL 2.28 reports it.
                     let end_ns = if with_itself { start_ns(rank) + 30_000 } else { both_ns };
-                    let op = end(rank, peer, func, order, order, (start_ns(rank), end_ns));
+                    let mut op = end(rank, peer, func, order, order, (start_ns(rank), end_ns));
+                    if rank == peer {
+                        op.stamps.clear();
+                        (op.started, op.stopped) = (0, 0);
+                    }
                     j.feed(Update::Op(Box::new(op)));
                 }
             }
