@@ -8,7 +8,7 @@ use crate::support::{
     Meanwhile, PATIENCE, Play, Players, as_user, assert_missing_rank, findings, run, until,
 };
 use crate::unread::followed;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -154,4 +154,29 @@ fn requests_that_want_an_answer_in_a_million_years_lock_nobody_out() {
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     assert_eq!(agent.end().1, Some(0));
     ground.assert_memory_held();
+}
+
+#[test]
+fn who_hangs_up_gives_the_place_back() {
+    let Some(ground) = Ground::of("who_hangs_up_gives_the_place_back") else { return };
+    let agent = ground.agent(&[&ground.directory("of-user", USER)], "");
+    let answered = || {
+        as_user(ATTACKER, || {
+            let mut s = UnixStream::connect(socket(&ground.room)).expect("it listens");
+            s.set_read_timeout(Some(PATIENCE)).expect("a socket");
+            // One that has no place may be closed before it has asked.
+            drop(s.write_all(b"{\"ringwatch\":1,\"want\":\"snapshot\",\"every_ms\":60000}\n"));
+            let mut answer = String::new();
+            drop(BufReader::new(&s).read_line(&mut answer));
+            answer.starts_with("{\"snapshot\"").then_some(s)
+        })
+    };
+    let held: Vec<UnixStream> = (0..64).map_while(|_| answered()).collect();
+    assert!((1..64).contains(&held.len()), "{} answered of one user", held.len());
+    drop(held);
+    // The agent writes to none of them for a minute.
+    let began = Instant::now();
+    until("a place is free", answered);
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    assert_eq!(agent.end().1, Some(0));
 }

@@ -23,6 +23,14 @@ fn assert_diagnosed(ground: &Ground, agent: &Agent) {
     ground.assert_memory_held();
 }
 
+/// Cuts a segment behind its header, which stays, so that the segment remains one.
+fn spoil(file: &File) {
+    file.set_len(HEADER_BYTES as u64).expect("shrinks");
+    // Operations that are new again and again make the reader look behind the end.
+    let at = 8 * ringwatch_wire::layout::head::NEXT_OP as u64;
+    std::os::unix::fs::FileExt::write_all_at(file, &(1u64 << 20).to_le_bytes(), at).expect("written");
+}
+
 fn open_to_write(path: &Path) -> File {
     File::options().write(true).open(path).expect("its own file")
 }
@@ -58,22 +66,43 @@ fn segments_cut_page_by_page_do_not_kill_the_agent() {
             .collect();
         for (file, length) in &files {
             let pages = length.div_ceil(4096);
-            // The header stays, so that the segment remains one. Two thousand steps are as bad as one.
+            // Two thousand steps are as bad as one.
             let step = (pages / 2000).max(1);
             (1..=pages).rev().step_by(step as usize).for_each(|n| file.set_len(n * 4096).expect("shrinks"));
-            file.set_len(HEADER_BYTES as u64).expect("shrinks");
         }
-        // Operations that are new again and again make the reader look behind the end.
-        for (file, _) in &files {
-            let at = 8 * ringwatch_wire::layout::head::NEXT_OP as u64;
-            std::os::unix::fs::FileExt::write_all_at(file, &(1u64 << 20).to_le_bytes(), at).expect("written");
-        }
+        files.iter().for_each(|(file, _)| spoil(file));
     });
     let given_up = || ["damaged", "limits", "not-a-segment"].map(|r| unread(&agent, r)).iter().sum::<f64>();
     until("all are given up", || (given_up() >= 15.0).then_some(()));
     assert_eq!(given_up(), 15.0, "each once");
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", agent.child.id())).expect("its mappings");
     assert!(maps.lines().count() < 5000, "{} mappings", maps.lines().count());
+    assert_diagnosed(&ground, &agent);
+}
+
+#[test]
+fn who_spoils_segments_gets_no_new_ones_read() {
+    let Some(ground) = Ground::of("who_spoils_segments_gets_no_new_ones_read") else { return };
+    let directory = ground.directory("of-attacker", ATTACKER);
+    let idle = ground.idle(ATTACKER);
+    let writer = Writer::running(idle.0.id());
+    let agent = ground.agent(&[&ground.room.segments(), &directory], "");
+    // As many as one may spoil; what comes then is told and left alone.
+    const SPOILT: usize = 16;
+    let put = || {
+        let geometry = Geometry::full();
+        let forged = Forged::new(geometry, writer);
+        forged.claims_operations(1 << geometry.shift(Region::Op));
+        forged.put(&directory)
+    };
+    let all: Vec<PathBuf> = as_user(ATTACKER, || (0..SPOILT).map(|_| put()).collect());
+    until("they are read", || (followed(&agent) >= SPOILT as f64).then_some(()));
+    as_user(ATTACKER, || all.iter().for_each(|path| spoil(&open_to_write(path))));
+    until("they are given up", || (unread(&agent, "damaged") >= SPOILT as f64).then_some(()));
+    as_user(ATTACKER, || (0..4).for_each(|_| drop(put())));
+    until("new ones are counted", || (unread(&agent, "limits") >= 4.0).then_some(()));
+    assert_eq!((followed(&agent), unread(&agent, "limits")), (SPOILT as f64, 4.0));
+    agent.says("of this user were spoilt while they were read");
     assert_diagnosed(&ground, &agent);
 }
 
