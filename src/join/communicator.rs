@@ -904,7 +904,7 @@ impl Communicator {
             }
         }
         if fresh {
-            self.exchanges.add_copy(&op, ranks);
+            self.exchanges.issue(&op, ranks);
         }
         let timed = kernel.is_some() || op.event_ns.is_some();
         self.coverage.operations += u64::from(fresh);

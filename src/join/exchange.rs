@@ -1,15 +1,18 @@
-//! Exchanges: launches in which a rank sends to all others and receives from all of them, as in an all-to-all.
+//! Exchanges: launches in which a rank sends to all others and receives from all of them, as in an all-to-all, or to and from
+//! several neighbours, as in a ring or at the edges of a grid.
 //!
 //! Each transfer of such a launch waits for its two ends. A rank that starts later than its peers do, or whose ends are
-//! shorter where their clocks differ, keeps them waiting. Transfers of other launches say less: in a pipeline one end
-//! waits in every step.
+//! shorter where their clocks differ, keeps them waiting. Among neighbours who waits for a late rank is late for its next
+//! neighbour: the one that all its peers wait for is late. Launches with one peer say less: in a pipeline one end waits in
+//! every step.
 
 use super::instance::{LATE_NS, Late, Measure, Part};
 use crate::model::{Func, Lane, OpRecord, Rank, Track};
 use std::collections::{HashMap, VecDeque};
 
-/// Incomplete launches and their transfers that are kept at most. A tick may bring many launches at once.
-const KEPT: usize = 1 << 18;
+/// Incomplete launches and their transfers that are kept at most, 120 and 8 bytes each. A tick may bring many at once.
+const LAUNCHES_KEPT: usize = 1 << 14;
+const TRANSFERS_KEPT: usize = 1 << 18;
 /// Complete launches that may be left in the order beyond the incomplete ones.
 const ORDER_SLACK: usize = 64;
 /// Larger communicators are not followed: few of their exchanges would fit.
@@ -18,12 +21,17 @@ const RANKS_MAX: usize = 128;
 /// A rank, and the number of its launch.
 type LaunchKey = (Rank, u64);
 
-/// The finished transfers of one launch so far.
+/// What was issued with one launch, and its finished transfers so far.
 #[derive(Debug, Clone, Default)]
 struct ExchangeLaunch {
+    /// Transfers with others that were issued.
+    issued: usize,
     sent: usize,
     received: usize,
     with_itself: bool,
+    /// The peer of its last finished transfer, and whether there were others.
+    peer: Option<Rank>,
+    has_several_peers: bool,
     /// Time that each peer waited for the rank, in ns; negative where the rank waited for the peer.
     waited_for_ns: Vec<i64>,
     /// The shortest of its own ends, where these are what is compared.
@@ -49,14 +57,13 @@ pub(super) struct Exchanges {
     incomplete: HashMap<LaunchKey, ExchangeLaunch>,
     /// Oldest first; some may be complete.
     order: VecDeque<LaunchKey>,
-    /// The launches in `order` and the transfers of those that are incomplete.
-    kept: usize,
-    /// One was complete.
+    transfers: usize,
+    /// One with all others was complete.
     seen: bool,
 }
 
 impl Exchanges {
-    /// True where the communicator's transfers are those of exchanges.
+    /// True where the communicator's transfers are those of exchanges between all ranks.
     pub(super) fn are_usual(&self) -> bool {
         self.seen
     }
@@ -80,15 +87,20 @@ impl Exchanges {
         [self.add_end(from, sent, received, context), self.add_end(to, received, sent, context)]
     }
 
-    /// Takes what a rank issued to itself. Two ranks of a pipeline look like an exchange, but send nothing to themselves.
-    /// That it is over is told by nothing: NCCL 2.28 stamps no such copy.
-    pub(super) fn add_copy(&mut self, op: &OpRecord, ranks: Option<u32>) {
-        if let (Lane::Send(to), Some(plan), Some(2)) = (op.lane, op.plan, ranks)
-            && to == op.rank
-        {
-            self.launch((op.rank, plan)).with_itself = true;
-            self.forget();
+    /// Takes a transfer that a rank issued. Two ranks of a pipeline look like an exchange, but send nothing to themselves; when
+    /// such a copy is over is told by nothing, as NCCL 2.28 does not stamp it.
+    pub(super) fn issue(&mut self, op: &OpRecord, ranks: Option<u32>) {
+        let (Lane::Send(peer) | Lane::Recv(peer), Some(plan)) = (op.lane, op.plan) else { return };
+        if ranks.is_none_or(|n| n as usize > RANKS_MAX) {
+            return;
         }
+        let launch = self.launch((op.rank, plan));
+        if peer == op.rank {
+            launch.with_itself = true;
+        } else {
+            launch.issued += 1;
+        }
+        self.forget();
     }
 
     fn add_end(
@@ -99,14 +111,16 @@ impl Exchanges {
         context: ExchangeContext,
     ) -> Option<LateExchange> {
         let key = (rank, own.op.plan?);
-        let (own, own_func, peer) = (own.kernel?, own.op.func, peer.kernel?);
+        let (own, own_func, peer, peer_rank) = (own.kernel?, own.op.func, peer.kernel?, peer.op.rank);
         let own_ns = own.duration_ns;
         let waited_for_ns = match context.one_clock {
             true => own.start_ns.checked_signed_diff(peer.start_ns)?,
             false => peer.duration_ns.checked_signed_diff(own_ns)?,
         };
-        self.kept += 1;
+        self.transfers += 1;
         let launch = self.launch(key);
+        launch.has_several_peers |= launch.peer.is_some_and(|p| p != peer_rank);
+        launch.peer = Some(peer_rank);
         if own_func == Func::Send {
             launch.sent += 1;
         } else {
@@ -122,10 +136,9 @@ impl Exchanges {
     }
 
     fn forget(&mut self) {
-        while self.kept > KEPT
+        while (self.transfers > TRANSFERS_KEPT || self.incomplete.len() > LAUNCHES_KEPT)
             && let Some(oldest) = self.order.pop_front()
         {
-            self.kept -= 1;
             self.remove(oldest);
         }
     }
@@ -133,42 +146,51 @@ impl Exchanges {
     fn launch(&mut self, key: LaunchKey) -> &mut ExchangeLaunch {
         self.incomplete.entry(key).or_insert_with(|| {
             self.order.push_back(key);
-            self.kept += 1;
             ExchangeLaunch::default()
         })
     }
 
     fn remove(&mut self, key: LaunchKey) {
         if let Some(launch) = self.incomplete.remove(&key) {
-            self.kept -= launch.waited_for_ns.len();
+            self.transfers -= launch.waited_for_ns.len();
         }
     }
 
     /// The rank of a launch, where the launch is a complete exchange and its peers waited for it.
     fn late(&mut self, key: LaunchKey, ranks: usize) -> Option<LateExchange> {
-        let launch = self.incomplete.get_mut(&key).filter(|l| l.is_complete(ranks))?;
-        let late = launch.late(key.0);
-        self.seen = true;
+        let launch = self.incomplete.get_mut(&key)?;
+        let with_all = launch.is_with_all(ranks);
+        if !with_all && !launch.is_with_neighbours() {
+            return None;
+        }
+        let late = launch.late(key.0, with_all);
+        self.seen |= with_all;
         self.remove(key);
         if self.order.len() > 2 * self.incomplete.len() + ORDER_SLACK {
-            let before = self.order.len();
             self.order.retain(|key| self.incomplete.contains_key(key));
-            self.kept -= before - self.order.len();
         }
         late
     }
 }
 
 impl ExchangeLaunch {
-    fn is_complete(&self, ranks: usize) -> bool {
+    fn is_with_all(&self, ranks: usize) -> bool {
         let others = ranks.saturating_sub(1);
         others > 0 && self.sent == others && self.received == others && (ranks > 2 || self.with_itself)
     }
 
-    /// Its rank is late by what the median of its peers waited for it.
-    fn late(&mut self, rank: Rank) -> Option<LateExchange> {
+    fn is_with_neighbours(&self) -> bool {
+        self.has_several_peers
+            && self.sent > 0
+            && self.received > 0
+            && self.sent + self.received == self.issued
+    }
+
+    /// Its rank is late by what the median of all others waited for it, or each of its neighbours.
+    fn late(&mut self, rank: Rank, with_all: bool) -> Option<LateExchange> {
         let half = self.waited_for_ns.len().checked_sub(1)? / 2;
-        let waited_ns = u64::try_from(*self.waited_for_ns.select_nth_unstable(half).1).ok()?;
+        let at = if with_all { half } else { 0 };
+        let waited_ns = u64::try_from(*self.waited_for_ns.select_nth_unstable(at).1).ok()?;
         let late = Late { rank, by_ns: waited_ns, measure: Measure::Gpu };
         (waited_ns >= LATE_NS).then_some((late, self.shortest_ns))
     }
@@ -176,6 +198,7 @@ impl ExchangeLaunch {
 
 #[cfg(test)]
 mod tests {
+    use super::{Exchanges, LAUNCHES_KEPT};
     use crate::join::Join;
     use crate::join::testing::{all_reduce, member, process};
     use crate::model::{Func, Lane, OpRecord, Rank, Update};
@@ -195,12 +218,25 @@ mod tests {
     /// The late ranks and by how many ms they were, after ten rounds in which each of `ranks` ranks sends to those that
     /// `peers` gives and receives from those that send to it; rank 1 comes 50 ms late in each.
     fn late(ranks: u32, with_itself: bool, peers: impl Fn(u32, u32) -> bool) -> Vec<(u32, u64)> {
-        let j = job(ranks, &[1], with_itself, peers);
+        late_of(&job(ranks, &[1], with_itself, peers))
+    }
+
+    fn late_of(j: &Join) -> Vec<(u32, u64)> {
         let c = j.communicators().next().expect("one");
         c.late().map(|e| (e.rank.0, e.by_ns / 1_000_000)).collect()
     }
 
     fn job(ranks: u32, late: &[u32], with_itself: bool, peers: impl Fn(u32, u32) -> bool) -> Join {
+        job_of(ranks, |r| if late.contains(&r) { 50 } else { 0 }, with_itself, peers)
+    }
+
+    /// The same with ranks that are behind by so many ms.
+    fn job_of(
+        ranks: u32,
+        behind_ms: impl Fn(u32) -> u64,
+        with_itself: bool,
+        peers: impl Fn(u32, u32) -> bool,
+    ) -> Join {
         let mut j = Join::new();
         for r in 0..ranks {
             j.feed(process(r));
@@ -208,7 +244,7 @@ mod tests {
         }
         for order in 0..10 {
             let begin_ns = (order + 1) * S;
-            let start_ns = |r: u32| begin_ns + if late.contains(&r) { 50_000_000 } else { 0 };
+            let start_ns = |r: u32| begin_ns + behind_ms(r) * 1_000_000;
             for (from, to) in (0..ranks).flat_map(|a| (0..ranks).map(move |b| (a, b))) {
                 if !(from != to && peers(from, to) || from == to && with_itself) {
                     continue;
@@ -259,7 +295,20 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_is_no_exchange() {
-        assert_eq!(late(4, false, |from, to| (from + 1) % 4 == to), []);
+    fn among_neighbours_the_one_that_all_its_peers_wait_for_is_late() {
+        // Of 7 in a row rank 3 is slow: each of the others waits 50 ms for its neighbour on that side.
+        let next_to = |a: u32, b: u32| a.abs_diff(b) == 1;
+        let late = late_of(&job_of(7, |r| 150 - 50 * u64::from(r.abs_diff(3)), false, next_to));
+        assert_eq!(late.len(), 10, "{late:?}");
+        assert!(late.iter().all(|l| *l == (3, 50)), "{late:?}");
+    }
+
+    #[test]
+    fn what_nobody_stamped_is_forgotten() {
+        let mut e = Exchanges::default();
+        for plan in 0..3 * LAUNCHES_KEPT as u64 {
+            e.issue(&end(0, 1, Func::Send, plan, plan, (10_000, 20_000)), Some(2));
+        }
+        assert_eq!((e.incomplete.len(), e.order.len()), (LAUNCHES_KEPT, LAUNCHES_KEPT));
     }
 }
