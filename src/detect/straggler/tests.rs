@@ -212,6 +212,14 @@ fn ranks_that_are_behind_for_seconds_in_turn_are_noise() {
 }
 
 #[test]
+fn cheap_seconds_do_not_hide_a_rank_that_becomes_slow() {
+    // Each of two ranks is a little late for a second by turns, then one of them is late by much more.
+    let little = |n: u64| (u32::from(n / 10 % 2 == 1), 2_000_000);
+    let found = ten_a_second(28, |n| if n < 140 { little(n) } else { (1, 30_000_000) });
+    assert_eq!(found.iter().map(|f| f.ranks.as_slice()).collect::<Vec<_>>(), [[Rank(1)]]);
+}
+
+#[test]
 fn a_rank_that_costs_little_more_than_the_other_is_not_accused() {
     // Both are late by turns within every second, and only rank 1 by enough to count.
     let with = |other: u64| ten_a_second(60, |n| if n % 2 == 1 { (1, 8_000_000) } else { (0, other) });
