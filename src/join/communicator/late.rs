@@ -237,12 +237,22 @@ impl Communicator {
         let context = ExchangeContext { ranks, one_clock: self.one_clock() };
         let parts = &self.instances.get(&key)?.parts;
         let ends = [parts.get(&from)?, parts.get(&to)?];
-        let found = self.exchanges.add(key.0, ends, context);
-        for (late, transfer_ns) in found.into_iter().flatten() {
+        let found = self.exchanges.add(key, ends, context);
+        for e in found.into_iter().flatten() {
+            let part = self.instances.get(&e.transfer).and_then(|i| i.parts.get(&e.late.rank));
+            let came_ns = part.and_then(|p| p.started_ns.or(p.op.issued_ns));
+            if !e.with_all && came_ns.is_some_and(|t| self.is_told(e.late.rank, t, e.late.by_ns)) {
+                continue;
+            }
             self.judged += 1;
-            self.tell_late(key, late, transfer_ns, Manner { in_exchange: true, ..Manner::default() });
+            self.tell_late(
+                e.transfer,
+                e.late,
+                e.transfer_ns,
+                Manner { in_exchange: true, ..Manner::default() },
+            );
         }
-        found.into_iter().flatten().map(|(late, _)| late).next()
+        found.into_iter().flatten().find(|e| e.with_all).map(|e| e.late)
     }
 
     /// What a transfer that is over says about its two ranks. In a pipeline one of them waits for the other in every step,
@@ -280,13 +290,7 @@ impl Communicator {
             return None;
         }
         let late = Late { rank, by_ns, measure: Measure::Gpu };
-        // Several peers may have waited for it at once.
-        let is_same = |e: &LateEvent| {
-            e.rank == rank
-                && e.came_ns.saturating_sub(e.by_ns) < came_ns
-                && came_ns.saturating_sub(by_ns) < e.came_ns
-        };
-        if !self.late.iter().rev().take(LATE_NEAR).any(is_same) {
+        if !self.is_told(rank, came_ns, by_ns) {
             self.tell_late(
                 key,
                 late,
@@ -295,6 +299,16 @@ impl Communicator {
             );
         }
         Some(late)
+    }
+
+    /// True where a rank was told as late for about the same time: several peers may have waited for it at once.
+    fn is_told(&self, rank: Rank, came_ns: u64, by_ns: u64) -> bool {
+        let is_same = |e: &LateEvent| {
+            e.rank == rank
+                && e.came_ns.saturating_sub(e.by_ns) < came_ns
+                && came_ns.saturating_sub(by_ns) < e.came_ns
+        };
+        self.late.iter().rev().take(LATE_NEAR).any(is_same)
     }
 
     /// True when the times of all ranks seen are of one host's one boot.
