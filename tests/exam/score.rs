@@ -181,6 +181,11 @@ fn job_ranks(exam: &Exam, f: &Finding) -> BTreeSet<u32> {
     f.ranks.iter().filter_map(|r| members.get(r.0 as usize).copied()).collect()
 }
 
+/// True where a finding is as severe as its truth: of a job that stands still somebody has to be told.
+fn is_severe_enough(truth: &Truth, v: &Version) -> bool {
+    truth.kind.is_slow() || v.finding.severity >= Severity::Warning
+}
+
 /// Whether a finding says what is true, apart from the operation and the time.
 fn says(truth: &Truth, v: &Version, exam: &Exam) -> bool {
     let f = &v.finding;
@@ -260,7 +265,8 @@ fn judge(exam: &Exam, truths: &[Truth], happened: &[Stay], way: Way, versions: &
     let unknowable = |t: &Truth| way == Way::Records && t.kind == FaultKind::NodeLost;
     for truth in truths.iter().filter(|t| t.need == Need::Required && !unknowable(t)) {
         count.required += 1;
-        let hits: Vec<&Version> = versions.iter().filter(|v| says(truth, v, exam)).collect();
+        let hits: Vec<&Version> =
+            versions.iter().filter(|v| says(truth, v, exam) && is_severe_enough(truth, v)).collect();
         let Some(first) = hits.first() else {
             count.missed += 1;
             flaws.push(format!("missed: {}", truth.kind.as_str()));
@@ -281,15 +287,16 @@ fn judge(exam: &Exam, truths: &[Truth], happened: &[Stay], way: Way, versions: &
         }
     }
     for versions in by_id.values() {
-        let bad = |v: &&&Version| v.finding.severity >= Severity::Warning;
-        let Some(worst) = versions.iter().find(bad) else { continue };
-        let explained = versions.iter().any(|v| {
-            is_worth_it(happened, exam, v)
-                || truths.iter().any(|t| t.need != Need::Nothing && says(t, v, exam))
-        });
-        if !explained && !(truths.iter().any(unknowable)) {
+        let is_bad = |v: &&&Version| v.finding.severity >= Severity::Warning;
+        // Each of its versions that wakes somebody has to be true.
+        let is_false = |v: &&&Version| {
+            let is_said = |t: &Truth| t.need != Need::Nothing && says(t, v, exam);
+            !is_worth_it(happened, exam, v) && !truths.iter().any(is_said)
+        };
+        let found = versions.iter().filter(is_bad).find(is_false);
+        if let Some(v) = found.filter(|_| !truths.iter().any(unknowable)) {
             count.wrong += 1;
-            flaws.push(format!("false: {}", line(worst)));
+            flaws.push(format!("false: {}", line(v)));
         }
     }
     let found = by_id.values().filter_map(|all| {
