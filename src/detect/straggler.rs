@@ -40,9 +40,9 @@ fn by_chance(times: usize, all: usize, one: f64, of: usize) -> f64 {
 }
 
 /// True where a rank is among the worst in more of the last minute's seconds than chance makes one of equal ranks, or in more
-/// of those that cost most, and cost much more than the others did. Who is behind stays so for a while: a host that others disturb, a collection of garbage.
-/// The operations of one second say little more than one of them. Where all are late alike, some cost more than others. Where
-/// nobody else was late, nothing is compared.
+/// of those that cost most, and cost much more than the others did. Who is behind stays so for a while: a host that others
+/// disturb, a collection of garbage. The operations of one second say little more than one of them. Where all are late alike,
+/// some cost more than others. Where nobody else was late, nothing is compared.
 fn stands_out(c: &Communicator, rank: Rank, ranks: usize) -> bool {
     let lately = c.lately(rank);
     let chance = |bad: usize, of: usize| by_chance(bad, of, 1.0 / ranks as f64, ranks);

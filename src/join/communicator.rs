@@ -960,6 +960,7 @@ impl Communicator {
             + self.pairs.len() * PAIR
             + self.late.len() * LATE
             + self.class_bytes
+            + self.exchanges.weight()
     }
 
     /// Takes how far a rank is, where not every record of it comes.

@@ -22,7 +22,7 @@ const RANKS_MAX: usize = 128;
 /// A rank, and the number of its launch.
 type LaunchKey = (Rank, u64);
 
-/// What was issued with one launch, and its finished transfers so far.
+/// One launch: how many transfers were issued with it, and what is known of those that are finished.
 #[derive(Debug, Clone, Default)]
 struct ExchangeLaunch {
     /// Transfers with others that were issued.
@@ -82,6 +82,14 @@ impl Exchanges {
     /// True where the communicator's transfers are those of exchanges between all ranks.
     pub(super) fn are_usual(&self) -> bool {
         self.seen
+    }
+
+    /// Memory that it takes, in bytes, as an estimate.
+    pub(super) fn weight(&self) -> usize {
+        const LAUNCH: usize = 2 * size_of::<(LaunchKey, ExchangeLaunch)>();
+        self.incomplete.len() * LAUNCH
+            + self.order.len() * size_of::<LaunchKey>()
+            + self.transfers * size_of::<i64>()
     }
 
     /// Takes a finished transfer of a communicator. Returns the late ranks of the exchanges that are known to be complete.
@@ -190,7 +198,9 @@ impl Exchanges {
         }
         let late = launch.late(key.0, with_all);
         self.seen |= with_all;
-        self.pending.retain(|rank, plan| (*rank, *plan) != key);
+        if self.pending.get(&key.0) == Some(&key.1) {
+            self.pending.remove(&key.0);
+        }
         self.remove(key);
         if self.order.len() > 2 * self.incomplete.len() + ORDER_SLACK {
             self.order.retain(|key| self.incomplete.contains_key(key));
@@ -337,5 +347,6 @@ mod tests {
             e.issue(&end(0, 1, Func::Send, plan, plan, (10_000, 20_000)), Some(2));
         }
         assert_eq!((e.incomplete.len(), e.order.len()), (LAUNCHES_KEPT, LAUNCHES_KEPT));
+        assert!(e.weight() > 100 * LAUNCHES_KEPT, "what it takes is accounted: {}", e.weight());
     }
 }

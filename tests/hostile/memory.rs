@@ -23,6 +23,13 @@ fn assert_diagnosed(ground: &Ground, agent: &Agent) {
     ground.assert_memory_held();
 }
 
+/// Puts a segment there of which the reader wants every page of the operations.
+fn put_whole(geometry: Geometry, writer: Writer, directory: &Path) -> PathBuf {
+    let forged = Forged::new(geometry, writer);
+    forged.claims_operations(1 << geometry.shift(Region::Op));
+    forged.put(directory)
+}
+
 /// Cuts a segment behind its header, which stays, so that the segment remains one.
 fn spoil(file: &File) {
     file.set_len(HEADER_BYTES as u64).expect("shrinks");
@@ -45,15 +52,7 @@ fn segments_cut_page_by_page_do_not_kill_the_agent() {
     // Of 50 MB, in which seven have more pages than the kernel allows mappings, and as large as a plugin makes them.
     let (large, usual) = (Geometry::new([2, 18, 4, 6, 4]), Geometry::full());
     let cut = |geometry: Geometry, n: usize| -> Vec<PathBuf> {
-        as_user(ATTACKER, || {
-            let forged = || {
-                let f = Forged::new(geometry, writer);
-                // The reader wants every page of the operations.
-                f.claims_operations(1 << geometry.shift(Region::Op));
-                f.put(&directory)
-            };
-            (0..n).map(|_| forged()).collect()
-        })
+        as_user(ATTACKER, || (0..n).map(|_| put_whole(geometry, writer, &directory)).collect())
     };
     let all = [cut(large, 7), cut(usual, 8)].concat();
     until("they are found", || (followed(&agent) + unread(&agent, "limits") >= 15.0).then_some(()));
@@ -89,12 +88,7 @@ fn who_spoils_segments_gets_no_new_ones_read() {
     let agent = ground.agent(&[&ground.room.segments(), &directory], "");
     // As many as one may spoil; what comes then is told and left alone.
     const SPOILT: usize = 16;
-    let put = || {
-        let geometry = Geometry::full();
-        let forged = Forged::new(geometry, writer);
-        forged.claims_operations(1 << geometry.shift(Region::Op));
-        forged.put(&directory)
-    };
+    let put = || put_whole(Geometry::full(), writer, &directory);
     let all: Vec<PathBuf> = as_user(ATTACKER, || (0..SPOILT).map(|_| put()).collect());
     until("they are read", || (followed(&agent) >= SPOILT as f64).then_some(()));
     as_user(ATTACKER, || all.iter().for_each(|path| spoil(&open_to_write(path))));
