@@ -46,7 +46,7 @@ fn why(all: &BTreeSet<Throttle>) -> String {
 pub(super) struct Throttling {
     pub(super) since_ns: u64,
     pub(super) why: String,
-    /// Clocks in MHz before and since.
+    /// Clocks in MHz before, while nothing held it down, and since.
     pub(super) from_mhz: Option<u32>,
     pub(super) to_mhz: Option<u32>,
     pub(super) hottest_c: Option<f64>,
@@ -60,6 +60,17 @@ impl Throttling {
             (None, Some(to)) => format!("{}, {to} MHz", self.why),
             _ => self.why.clone(),
         }
+    }
+
+    /// The clock since as a share of the clock before.
+    fn share(&self) -> Option<f64> {
+        let from_mhz = self.from_mhz.filter(|n| *n > 0)?;
+        Some(f64::from(self.to_mhz?) / f64::from(from_mhz))
+    }
+
+    /// A GPU that runs as fast as before slows nobody down.
+    fn severity(&self) -> Severity {
+        if self.share().is_some_and(|s| s >= HELD) { Severity::Info } else { Severity::Warning }
     }
 }
 
@@ -81,7 +92,7 @@ pub(super) fn throttling<'a>(
     let since_ns = run.first()?.at_ns;
     let reasons: BTreeSet<Throttle> =
         run.iter().filter_map(|m| m.throttled.as_ref()).flatten().copied().collect();
-    let before = until().filter(|m| m.at_ns < since_ns && at_work(m)).filter_map(|m| m.sm_mhz);
+    let before = until().filter(|m| m.at_ns < since_ns && at_work(m) && !bad(m)).filter_map(|m| m.sm_mhz);
     let hottest = run
         .iter()
         .filter_map(|m| m.temperature_c)
@@ -99,8 +110,7 @@ fn throttled(hardware: &Hardware, read: Read<'_>, now_ns: u64) -> Option<Told> {
     let t = throttling(read.moments(), read.gpu.sm_max_mhz, now_ns)?;
     let (host, who) = (read.host, named(hardware, read.host, &read.device()));
     let mut evidence = vec![fact(format!("{who} of host {host} throttles: {}", t.words()))];
-    if let (Some(from), Some(to)) = (t.from_mhz.filter(|n| *n > 0), t.to_mhz) {
-        let share = f64::from(to) / f64::from(from);
+    if let Some(share) = t.share() {
         evidence.push(number(format!("it runs at {:.0} % of its clock", share * 100.0), rounded(share), "1"));
     }
     if let Some(c) = t.hottest_c {
@@ -117,7 +127,7 @@ fn throttled(hardware: &Hardware, read: Read<'_>, now_ns: u64) -> Option<Told> {
     };
     Some(Told {
         kind: Kind::ThrottledGpu,
-        severity: Severity::Warning,
+        severity: t.severity(),
         about: "clocks".to_owned(),
         since_ns: t.since_ns,
         evidence,

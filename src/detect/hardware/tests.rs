@@ -126,6 +126,22 @@ fn a_power_cap_is_told_only_when_it_takes_much() {
 }
 
 #[test]
+fn heat_wakes_nobody_while_the_clock_stays_what_it_was() {
+    // A power cap holds the clock already when the GPU gets hot.
+    let told = |hot_mhz: u32| {
+        let mut j = job();
+        run(&mut j, 100..150, |s, g| {
+            g.sm_mhz = Some(if s < 130 { 1665 } else { hot_mhz });
+            g.throttled =
+                Some(if s < 130 { [Throttle::PowerCap] } else { [Throttle::ThermalSoftware] }.into());
+        });
+        check(&j, 150).into_iter().map(|f| (f.kind, f.severity)).collect::<Vec<_>>()
+    };
+    assert_eq!(told(1650), [(Kind::ThrottledGpu, Severity::Info)]);
+    assert_eq!(told(1350), [(Kind::ThrottledGpu, Severity::Warning)]);
+}
+
+#[test]
 fn what_flickers_is_one_finding() {
     let mut j = job();
     let mut d = Detector::new(Settings::default());
