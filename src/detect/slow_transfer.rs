@@ -7,11 +7,12 @@
 
 use super::cost::{Cost, Lost, RECENT_NS, wall_ns};
 use super::{Rule, Settings, fact, number, rounded, wall, who};
-use crate::join::{Change, ClassKey, Communicator, Join, Transfer, median, spread};
+use crate::join::{Change, ClassKey, Communicator, Join, Member, Transfer, median, spread};
 use crate::model::{
     Algo, CommId, Confidence, Evidence, Finding, Func, Kind, OperationRef, Proto, Rank, Track, size_text,
 };
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// What was silent for so long, in ns, is not judged any more.
 const SILENT_NS: u64 = 60_000_000_000;
@@ -195,6 +196,9 @@ impl SlowTransferRule {
                 s.against = Some((should, Against::Benchmark));
             }
         }
+        for s in all.iter_mut().filter(|s| s.against.is_some()) {
+            s.against = s.against.filter(|_| !take_turns(s.comm));
+        }
     }
 
     /// What a benchmark says of a size, between the sizes that it measured.
@@ -209,6 +213,13 @@ impl SlowTransferRule {
         let part = if span == 0 { 0.0 } else { (bytes - below.bytes) as f64 / span as f64 };
         Some(below.time_ns + (above.time_ns - below.time_ns) * part)
     }
+}
+
+/// True where two ranks have one GPU: it runs them by turns, and a transfer lasts until the turns of both its ends meet.
+fn take_turns(c: &Communicator) -> bool {
+    let mut gpus = BTreeSet::new();
+    let gpu = |m: &Member| Some((m.record.host_clock, Arc::clone(m.record.gpu.as_ref()?)));
+    !c.members().values().filter_map(|m| gpu(m)).all(|g| gpus.insert(g))
 }
 
 /// The hosts of some ranks.
