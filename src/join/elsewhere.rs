@@ -91,7 +91,8 @@ impl Join {
         for (comm, rank) in late.map_or(&[][..], |late| self.roster.seats(late)) {
             let Some(c) = self.comms.get(comm) else { continue };
             let own = (*comm == id).then_some((e.track, e.operation.order));
-            let inside = c.inside(*rank, own, from_ns, came_ns);
+            let lead_ns = |s: SegmentId| self.processes.get(&s).map(|p| p.issuing.lead_ns());
+            let inside = c.inside(*rank, own, (from_ns, came_ns), &lead_ns);
             all.timed_ns = all.timed_ns.saturating_add(inside.timed_ns);
             // What is before it on its own track has ended.
             all.untimed |= inside.untimed && *comm != id || inside.in_launch;

@@ -3,8 +3,11 @@
 use super::super::instance::{Instance, Part};
 use super::super::stats::{Class, ClassKey};
 use super::{Communicator, Key};
-use crate::model::{Rank, Track};
+use crate::model::{Rank, SegmentId, Track};
 use std::collections::BTreeMap;
+
+/// Operations of a track that are looked at for a timed one, before and behind an untimed one.
+const NEAR: u64 = 64;
 
 /// How long a rank was in operations within some time, in ns, and whether it may have been in untimed ones.
 #[derive(Debug, Clone, Copy, Default)]
@@ -42,23 +45,37 @@ impl Communicator {
         self.instances().filter_map(excess).sum()
     }
 
-    /// How long a rank was in operations between two moments, but for one of them.
-    pub(in crate::join) fn inside(&self, rank: Rank, but: Option<Key>, from_ns: u64, to_ns: u64) -> Inside {
+    /// How long a rank was in operations between two moments, but for one of them. `lead_ns` says how far a process's host was
+    /// ahead of its GPU at most.
+    pub(in crate::join) fn inside(
+        &self,
+        rank: Rank,
+        but: Option<Key>,
+        (from_ns, to_ns): (u64, u64),
+        lead_ns: &dyn Fn(SegmentId) -> Option<u64>,
+    ) -> Inside {
         let mut inside = Inside::default();
-        // The track of an untimed operation, and those of one track come in their order: a timed one that started before
-        // ends the doubt.
-        let mut doubt: Option<Track> = None;
+        // The newest untimed operation of a track. Those of one track come in their order: a timed one that started before ends
+        // the doubt.
+        let mut doubt: Option<(Key, &Instance)> = None;
         let half_ns = from_ns + to_ns.saturating_sub(from_ns) / 2;
-        for (track, _, instance) in self.instances().filter(|(t, o, _)| Some((*t, *o)) != but) {
+        let settle = |inside: &mut Inside, (key, instance): (Key, &Instance)| match self
+            .all_came_ns(key, instance, lead_ns)
+            .filter(|t| *t <= half_ns)
+        {
+            Some(all_came_ns) => inside.timed_ns += all_came_ns.saturating_sub(from_ns),
+            None => inside.untimed = true,
+        };
+        for (track, order, instance) in self.instances().filter(|(t, o, _)| Some((*t, *o)) != but) {
             let Some(part) = instance.parts.get(&rank) else { continue };
-            if doubt.is_some_and(|t| t != track) {
-                inside.untimed = true;
+            if let Some(other) = doubt.take_if(|((t, _), _)| *t != track) {
+                settle(&mut inside, other);
             }
             let Some(kernel) = part.kernel else {
                 let ended = part.ended_seen_ns.is_some_and(|t| t <= from_ns);
                 // An operation issued later held it for the lesser part of the time.
                 if !ended && part.op.issued_ns.is_some_and(|t| t < half_ns) {
-                    doubt = Some(track);
+                    doubt = Some(((track, order), instance));
                 }
                 continue;
             };
@@ -68,9 +85,52 @@ impl Communicator {
             let within = kernel.end_ns().min(to_ns).saturating_sub(kernel.start_ns.max(from_ns));
             inside.timed_ns = inside.timed_ns.saturating_add(within);
         }
-        inside.untimed |= doubt.is_some();
+        if let Some(last) = doubt {
+            settle(&mut inside, last);
+        }
         inside.in_launch = self.may_be_in_launch(rank, from_ns, to_ns);
         inside
+    }
+
+    /// When all its ranks had come to an untimed operation at the latest, host monotonic ns: from then on nobody waited for anybody
+    /// in it. A graph's operation is issued when the GPU comes to it; others may be issued as early as a host is ahead of its
+    /// GPU.
+    fn all_came_ns(
+        &self,
+        (track, order): Key,
+        instance: &Instance,
+        lead_ns: &dyn Fn(SegmentId) -> Option<u64>,
+    ) -> Option<u64> {
+        let all = match track {
+            Track::Pair(a, b) if a == b => 1,
+            Track::Pair(..) => 2,
+            _ => self.expected(),
+        };
+        if instance.parts.len() != all || !self.one_clock() {
+            return None;
+        }
+        let came = |(rank, part): (&Rank, &Part)| {
+            let lead_ns = match track {
+                Track::Replay => 0,
+                _ => self
+                    .lead_near(track, order, *rank)
+                    .or_else(|| lead_ns(self.members.get(rank)?.record.segment))?,
+            };
+            part.kernel.map(|k| k.start_ns).or(part.op.issued_ns?.checked_add(lead_ns))
+        };
+        instance.parts.iter().map(came).try_fold(0, |last, t| Some(t?.max(last)))
+    }
+
+    /// How far a rank's host was ahead of its GPU in the nearest timed operation of a track, in ns.
+    fn lead_near(&self, track: Track, order: u64, rank: Rank) -> Option<u64> {
+        let lead_ns = |order: u64| {
+            let part = self.instance(track, order)?.parts.get(&rank)?;
+            Some(part.kernel?.start_ns.saturating_sub(part.op.issued_ns?))
+        };
+        (1..=NEAR).find_map(|d| {
+            let before = order.checked_sub(d).and_then(lead_ns);
+            before.max(lead_ns(order.saturating_add(d)))
+        })
     }
 
     /// True where a rank may have been in a launch of several transfers for more than half of some time. NCCL 2.28 tells one
