@@ -120,10 +120,10 @@ impl StragglerRule {
         }
         // One that has long been at work in others is warm in a communicator that is seldom used.
         let order = e.operation.order.max(e.finished / SEVERAL);
-        // A host may issue a little late without its GPU having been idle.
+        // A host may issue a little late without its GPU having been idle. A graph issues when the GPU comes to it.
         let least = match e.measure {
-            Measure::Gpu => self.least_ns(order, often_ns),
-            Measure::Host => self.settings.late_at_once_ns,
+            Measure::Host if e.track != Track::Replay => self.settings.late_at_once_ns,
+            _ => self.least_ns(order, often_ns),
         };
         e.by_ns >= least && order >= self.settings.warm_up
     }
@@ -349,6 +349,14 @@ fn finding(join: &Join, c: &Communicator, s: &Suspect<'_>) -> Option<Finding> {
     if worst.unsure {
         evidence.push(fact(
             "it may have been held in an operation that is not timed: this lateness is in no cost",
+        ));
+    }
+    if events.iter().any(|e| e.speaks_for > 1.0) {
+        let of = events.iter().map(|e| e.speaks_for).sum::<f64>();
+        evidence.push(number(
+            format!("not every operation is timed: in its cost these speak for {of:.0} of them"),
+            of.round(),
+            "count",
         ));
     }
     if worst.track == Track::Replay {

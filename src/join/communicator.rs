@@ -4,6 +4,7 @@ mod elsewhere;
 mod late;
 mod lately;
 mod settle;
+mod unjudged;
 
 pub(super) use elsewhere::Inside;
 pub use lately::Lately;
@@ -29,6 +30,7 @@ use crate::model::{
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
+use unjudged::Unjudged;
 
 /// Operations that ranks run in different ways, kept at most.
 const SPLIT_KEPT: usize = 64;
@@ -77,6 +79,9 @@ pub struct LateEvent {
     pub by_host: bool,
     /// True where only the hosts' calls say so: its GPU may have had work left meanwhile.
     pub by_calls: bool,
+    /// How many operations it speaks for: itself, and its share of those before it whose lateness is not known, as they are
+    /// not timed.
+    pub speaks_for: f64,
 }
 
 impl LateEvent {
@@ -90,13 +95,13 @@ impl LateEvent {
         self.is_for_all() || self.by_host
     }
 
-    /// Wall time that the job lost by it, in ns. Of time in which the rank may have been held elsewhere nobody knows whose
-    /// it is.
+    /// Wall time that the job lost by it and by those that it speaks for, in ns. Of time in which the rank may have been held
+    /// elsewhere nobody knows whose it is.
     pub fn cost_ns(&self) -> u64 {
         if self.unsure || self.held_elsewhere != Some(false) || !self.costs() {
             return 0;
         }
-        self.by_ns.saturating_sub(self.elsewhere_ns)
+        (self.by_ns.saturating_sub(self.elsewhere_ns) as f64 * self.speaks_for) as u64
     }
 
     /// Wall time that the job lost by several, in ns.
@@ -259,6 +264,8 @@ pub struct Communicator {
     finished: u64,
     /// Collectives of which is known which rank came last.
     judged: u64,
+    /// Collectives, and transfers, of which nobody knows who came last.
+    unjudged: [Unjudged; 2],
     coverage: Coverage,
     /// Members by the number of ranks that they say it has.
     sizes: BTreeMap<Option<u32>, usize>,
@@ -310,6 +317,7 @@ impl Communicator {
             accounted_bytes: 0,
             finished: 0,
             judged: 0,
+            unjudged: [Unjudged::default(); 2],
             coverage: Coverage::default(),
             sizes: BTreeMap::new(),
             begun: 0,

@@ -21,11 +21,18 @@ const LATE_AS_WELL: usize = 8;
 const LATE_NEAR: usize = 16;
 
 /// The manner in which a rank was late; see the fields of [`LateEvent`].
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 struct Manner {
     in_exchange: bool,
     by_host: bool,
     by_calls: bool,
+    speaks_for: f64,
+}
+
+impl Default for Manner {
+    fn default() -> Self {
+        Manner { in_exchange: false, by_host: false, by_calls: false, speaks_for: 1.0 }
+    }
 }
 
 impl Communicator {
@@ -108,7 +115,7 @@ impl Communicator {
         (track, order): (Track, u64),
         late: Late,
         transfer_ns: Option<u64>,
-        Manner { in_exchange, by_host, by_calls }: Manner,
+        Manner { in_exchange, by_host, by_calls, speaks_for }: Manner,
     ) {
         let Some(instance) = self.instances.get_mut(&(track, order)) else { return };
         instance.late_told = Some(late);
@@ -126,7 +133,10 @@ impl Communicator {
         if self.late.len() == LATE_KEPT {
             self.late.pop_front();
         }
+        // Whoever is very late is found by the hosts' times where nothing is timed.
+        let is_one_of_many = late.measure == Measure::Gpu && late.by_ns < VERY_LATE_NS;
         self.late.push_back(LateEvent {
+            speaks_for: if is_one_of_many { speaks_for } else { 1.0 },
             track,
             operation,
             rank: late.rank,
@@ -224,9 +234,17 @@ impl Communicator {
         let is_more = |l: &Late| l.by_ns >= VERY_LATE_NS && l.by_ns / 2 >= by_gpu_ns.max(longest_ns);
         let waited_before = || host().filter(|l| order >= WARM_UP && is_more(l));
         let late = waited_before().or(gpu).or_else(host);
-        self.judged += u64::from(late.is_some());
-        if let Some(late) = late.filter(|l| l.by_ns >= LATE_NS) {
-            self.tell_late(key, late, transfer_ns, Manner::default());
+        let at_ns = instance.began_ns().unwrap_or(0);
+        let [unjudged, _] = &mut self.unjudged;
+        let Some(found) = late else {
+            unjudged.add(1.0);
+            return None;
+        };
+        self.judged += 1;
+        unjudged.judged(at_ns, 1.0);
+        let speaks_for = unjudged.speaks_for(1.0);
+        if found.by_ns >= LATE_NS {
+            self.tell_late(key, found, transfer_ns, Manner { speaks_for, ..Manner::default() });
         }
         late
     }
@@ -235,8 +253,17 @@ impl Communicator {
     pub(super) fn judge_exchanges(&mut self, key: Key, ranks: usize) -> Option<Late> {
         let Track::Pair(from, to) = key.0 else { return None };
         let context = ExchangeContext { ranks, one_clock: self.one_clock() };
-        let parts = &self.instances.get(&key)?.parts;
+        let instance = self.instances.get(&key)?;
+        let (parts, at_ns) = (&instance.parts, instance.began_ns().unwrap_or(0));
         let ends = [parts.get(&from)?, parts.get(&to)?];
+        let transfers = (ranks * ranks.saturating_sub(1)).max(1) as f64;
+        let [_, unjudged] = &mut self.unjudged;
+        if from != to && ends.iter().any(|p| p.kernel.is_none()) {
+            unjudged.add(1.0);
+        } else if from != to {
+            unjudged.judged(at_ns, 1.0 / transfers);
+        }
+        let speaks_for = unjudged.speaks_for(transfers);
         let found = self.exchanges.add(key, ends, context);
         for e in found.into_iter().flatten() {
             let part = self.instances.get(&e.transfer).and_then(|i| i.parts.get(&e.late.rank));
@@ -245,12 +272,10 @@ impl Communicator {
                 continue;
             }
             self.judged += 1;
-            self.tell_late(
-                e.transfer,
-                e.late,
-                e.transfer_ns,
-                Manner { in_exchange: true, ..Manner::default() },
-            );
+            // How many transfers one with neighbours has is not known.
+            let speaks_for = if e.with_all { speaks_for } else { 1.0 };
+            let manner = Manner { in_exchange: true, speaks_for, ..Manner::default() };
+            self.tell_late(e.transfer, e.late, e.transfer_ns, manner);
         }
         found.into_iter().flatten().find(|e| e.with_all).map(|e| e.late)
     }
