@@ -30,6 +30,9 @@ pub(crate) struct Version {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Count {
     pub(crate) jobs: u32,
+    /// Faults, and those of them that cost enough to be a finding, but show too little or too late for it to be required.
+    pub(crate) planted: u32,
+    pub(crate) allowed: u32,
     pub(crate) required: u32,
     pub(crate) right: u32,
     pub(crate) wrong: u32,
@@ -41,6 +44,8 @@ pub(crate) struct Count {
 impl Count {
     pub(crate) fn add(&mut self, o: &Count) {
         self.jobs += o.jobs;
+        self.planted += o.planted;
+        self.allowed += o.allowed;
         self.required += o.required;
         self.right += o.right;
         self.wrong += o.wrong;
@@ -189,7 +194,7 @@ fn is_severe_enough(truth: &Truth, v: &Version) -> bool {
 /// Whether a finding says what is true, apart from the operation and the time.
 fn says(truth: &Truth, v: &Version, exam: &Exam) -> bool {
     let f = &v.finding;
-    if !truth.named.contains(&f.kind) {
+    if !truth.named.contains(&f.kind) || v.at_ns < truth.planted_ns {
         return false;
     }
     if truth.kind == FaultKind::NodeLost && f.kind == Kind::SilentNode {
@@ -203,7 +208,11 @@ fn says(truth: &Truth, v: &Version, exam: &Exam) -> bool {
     let culprits = &truth.culprits;
     let within = v.ranks.is_subset(culprits);
     match truth.kind {
-        k if k.is_data() => !v.ranks.is_disjoint(culprits),
+        // One end of what is slow lies on the host.
+        FaultKind::NicSlow if f.kind != Kind::SlowNode => !v.ranks.is_disjoint(culprits),
+        // The ranks of all the groups whose data are slow, or some of them.
+        FaultKind::NicSlow | FaultKind::NetworkSlow => within,
+        FaultKind::PairSlow if f.kind == Kind::ChangePoint => v.ranks.is_superset(culprits),
         FaultKind::NodeLost | FaultKind::NodeSlow => within,
         FaultKind::DataStuck | FaultKind::LinkBroken => {
             // Without stamps and network events nothing says where data is stuck.
@@ -255,7 +264,9 @@ fn is_worth_it(happened: &[Stay], exam: &Exam, v: &Version) -> bool {
 }
 
 fn judge(exam: &Exam, truths: &[Truth], happened: &[Stay], way: Way, versions: &[Version]) -> Verdict {
-    let mut count = Count { jobs: 1, ..Count::default() };
+    let needs = |need: Need| truths.iter().filter(|t| t.need == need).count() as u32;
+    let mut count =
+        Count { jobs: 1, planted: truths.len() as u32, allowed: needs(Need::Allowed), ..Count::default() };
     let mut flaws = Vec::new();
     let mut by_id: BTreeMap<u64, Vec<&Version>> = BTreeMap::new();
     for v in versions {

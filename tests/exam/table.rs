@@ -44,15 +44,28 @@ impl fmt::Display for Table {
             writeln!(f, "\n{way:?}")?;
             writeln!(
                 f,
-                "{:18} {:>6} {:>8} {:>6} {:>6} {:>6} {:>8} {:>5}  {:>9} {:>6}",
-                "", "jobs", "planted", "true", "false", "missed", "wrong op", "late", "precision", "recall"
+                "{:18} {:>6} {:>8} {:>8} {:>8} {:>6} {:>6} {:>6} {:>8} {:>5}  {:>9} {:>6}",
+                "",
+                "jobs",
+                "planted",
+                "allowed",
+                "required",
+                "true",
+                "false",
+                "missed",
+                "wrong op",
+                "late",
+                "precision",
+                "recall"
             )?;
             for ((_, name), row) in &self.rows {
                 let c = &row[i];
                 writeln!(
                     f,
-                    "{name:18} {:6} {:8} {:6} {:6} {:6} {:8} {:5}  {:9.3} {:6.3}",
+                    "{name:18} {:6} {:8} {:8} {:8} {:6} {:6} {:6} {:8} {:5}  {:9.3} {:6.3}",
                     c.jobs,
+                    c.planted,
+                    c.allowed,
                     c.required,
                     c.right,
                     c.wrong,

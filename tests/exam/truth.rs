@@ -49,6 +49,8 @@ pub(crate) struct Truth {
     pub(crate) named: &'static [Kind],
     /// Where others are held first; empty where any operation will do in which a culprit came last.
     pub(crate) operations: BTreeSet<OpKey>,
+    /// Nobody can have found it before.
+    pub(crate) planted_ns: u64,
     pub(crate) since_ns: u64,
     pub(crate) deadline_ns: u64,
     /// Share of the job's time since then that it lost.
@@ -102,6 +104,8 @@ fn one(
         involved: p.involved.clone(),
         named: names(p.kind, spec.reads_load),
         operations: BTreeSet::new(),
+        // A communicator may be made before the moment that was drawn.
+        planted_ns: if p.kind == FaultKind::NeverJoined { 0 } else { p.at_ns },
         since_ns: p.at_ns,
         deadline_ns: 0,
         cost: 0.0,
