@@ -5,7 +5,8 @@ LOOP is one of ddp, fsdp, tensor, pipeline, experts, inference. FAULT is one of
     healthy   nothing is planted; the loop runs for SECONDS
     missing   the last rank stays in host code and makes no further call
     stop      the last rank is stopped by a signal (SIGSTOP)
-    late      the last rank spends 50 ms of each step in host code before its first call of the step
+    late      the last rank spends 50 ms of each step in host code before its first call of the step; where ranks share
+              GPUs, as long as a step takes: hosts are ahead of such GPUs, and 50 ms would hold nobody up
 
 The moment of the fault (Unix time) is written to DIR/fault. More ranks than GPUs share them by turns: then every rank
 group that covers the GPUs once is a node of its own for NCCL (NCCL_HOSTID).
@@ -215,6 +216,11 @@ def run(step):
     if FAULT == "healthy":
         return
     torch.cuda.synchronize()
+    began = time.time()
+    for _ in range(3 if SIZE > GPUS else 0):
+        step(0)
+        torch.cuda.synchronize()
+    delay = max(0.05, (time.time() - began) / 3)
     if RANK == LAST:
         planted()
         if FAULT == "missing":
@@ -224,7 +230,7 @@ def run(step):
     end = time.time() + SECONDS
     while time.time() < end or FAULT == "late":
         if FAULT == "late" and RANK == LAST:
-            time.sleep(0.05)
+            time.sleep(delay)
         step(0)
 
 

@@ -175,6 +175,8 @@ def run(ringwatch, plugin, loop, fault, port):
 
 
 def main():
+    # Whoever ends this program ends its jobs and agents.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     ringwatch = str(pathlib.Path(sys.argv[1]).resolve())
     if torch.cuda.device_count() < (1 if "RANKS" in os.environ else 2):
         print(f"SKIPPED loops: needs 2 GPUs (or RANKS and at least one), found {torch.cuda.device_count()}")
