@@ -174,6 +174,7 @@ fn whole() -> Envelope {
             level: 3,
             last: true,
             unread: 0,
+            unsearched: false,
         }),
         announced: vec![m::OperationKey { comm: 0xc0ffee, track: 3, from: 1, to: 0, order: 6, owner: None }],
         // Told of since; the golden message of what was told with it is another one.

@@ -435,6 +435,39 @@ fn a_node_whose_agent_is_killed_is_named_and_no_verdict_rests_on_it() {
         let said = run(&mut room.ringwatch(["diagnose", "--json", "--cluster", &nats.url()]));
         (!said.out.contains("silent-node")).then_some(())
     });
+    // What is over is told to who asks for it.
+    for more in [&["--all"][..], &["--since", "24h"]] {
+        let said = run(room.ringwatch(["diagnose", "--json", "--cluster", &nats.url()]).args(more));
+        let over = said.out.lines().map(parsed).find(|f| f.get("kind").text() == "silent-node");
+        assert_eq!(over.expect("it is kept").get("close_reason").text(), "resolved");
+    }
+}
+
+#[test]
+fn what_an_agent_does_not_read_keeps_no_findings_from_being_the_clusters_last_word() {
+    let test = "what_an_agent_does_not_read_keeps_no_findings_from_being_the_clusters_last_word";
+    if !there(test) {
+        return;
+    }
+    let room = Room::new();
+    let nats = Nats::start(&room);
+    let _analyser = analyser(&room, "one", &nats);
+    let _agents = ["a", "b"].map(|n| agent(&room, n, &nats));
+    let _job = job(&room, "mixed", 120);
+    let said = |code| {
+        until("the exit code is the wanted one", || {
+            let said = run(&mut room.ringwatch(["diagnose", "--cluster", &nats.url()]));
+            (said.code == Some(code)).then_some(said)
+        })
+    };
+    said(0);
+    let noise = segments(&room, "a").join("noise.seg");
+    std::fs::write(&noise, [7; 8192]).expect("written");
+    let unread = said(2);
+    assert!(unread.err.contains("the agent of a does not read 1 segments"), "{unread:?}");
+    assert!(unread.out.contains("not everything was"), "{unread:?}");
+    std::fs::remove_file(&noise).expect("it is there");
+    said(0);
 }
 
 #[test]

@@ -301,6 +301,10 @@ fn a_finding_counts_once_while_it_is_open_and_again_when_it_comes_back() {
     let body = text(&hand, &mut metrics, &open, 41 * S, None);
     assert_eq!(value(&body, "ringwatch_findings_opened_total"), "1.0");
     assert_eq!(value(&body, "ringwatch_findings"), "1.0");
+    metrics.events(&hand.join, &[event(Change::Updated, &open[0])]);
+    let body = text(&hand, &mut metrics, &open, 41 * S, None);
+    assert_eq!(value(&body, "ringwatch_findings_updated_total"), "1.0");
+    assert_eq!(value(&body, "ringwatch_findings_opened_total"), "1.0");
     let mut closed = open.clone();
     closed[0].open = false;
     closed[0].close_reason = Some(CloseReason::JobEnded);

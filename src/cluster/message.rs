@@ -492,6 +492,10 @@ pub struct Books {
     /// Segments and directories of segments that the agent does not read now.
     #[prost(uint64, tag = "7")]
     pub unread: u64,
+    /// True while there may be segments on the node that the agent has not found yet; releases that did not tell count as
+    /// those that have searched everything.
+    #[prost(bool, tag = "8")]
+    pub unsearched: bool,
 }
 
 /// One operation's name.

@@ -123,6 +123,7 @@ pub struct Publisher {
     shares_communicators: bool,
     /// Segments and directories that are not read.
     unread: u64,
+    unsearched: bool,
     node: String,
     run: u64,
     rate: u64,
@@ -194,6 +195,7 @@ impl Publisher {
             pauses_announced_ns: HashMap::new(),
             shares_communicators: false,
             unread: 0,
+            unsearched: false,
             processes: HashMap::new(),
             members: HashMap::new(),
             beats: HashMap::new(),
@@ -227,9 +229,9 @@ impl Publisher {
         Sampling { level: self.level, whole: self.bursts.keys().copied().collect() }
     }
 
-    /// Takes how many segments and directories are not read now.
-    pub fn set_unread(&mut self, unread: u64) {
-        self.unread = unread;
+    /// Takes how many segments and directories are not read now, and whether there may be some that are not found yet.
+    pub fn set_unread(&mut self, unread: u64, unsearched: bool) {
+        (self.unread, self.unsearched) = (unread, unsearched);
     }
 
     /// From now on tells that communicators are shared by users, or that they are not.
@@ -651,6 +653,7 @@ impl Publisher {
             level: self.level,
             last,
             unread: self.unread,
+            unsearched: self.unsearched,
         };
         let bytes = books.encoded_len();
         self.pay(bytes, true);

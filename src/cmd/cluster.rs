@@ -114,10 +114,20 @@ fn ask_for(at: &ClusterAt, patience: Duration) -> anyhow::Result<Cluster> {
 /// Findings of the whole cluster, and what keeps "none" from being the last word.
 pub(super) fn verdict(at: &ClusterAt) -> anyhow::Result<diagnose::Verdict> {
     let answer = ask_for(at, TAKEN_OVER)?;
-    if answer.findings.is_empty() && !answer.unspoken.is_empty() {
-        bail!("whether anything is wrong is not known: no analyser speaks for all of the cluster");
-    }
+    let unseen = unseen(&answer);
+    let findings = answer.findings.into_iter().chain(answer.closed).collect();
+    Ok(diagnose::Verdict { findings, unseen })
+}
+
+/// What keeps "no findings" from being the last word.
+fn unseen(answer: &Cluster) -> Vec<String> {
     let mut unseen = Vec::new();
+    if !answer.unspoken.is_empty() {
+        unseen.push(format!("no analyser speaks for partitions {:?} of the cluster", answer.unspoken));
+    }
+    if answer.more_findings > 0 {
+        unseen.push(format!("{} more findings do not fit into an answer", answer.more_findings));
+    }
     let silent = answer.nodes.iter().filter(|n| n.silent && !n.ended).count();
     if silent > 0 {
         unseen.push(format!("nothing is received from {silent} nodes: what their ranks do is not known"));
@@ -128,6 +138,10 @@ pub(super) fn verdict(at: &ClusterAt) -> anyhow::Result<diagnose::Verdict> {
             n.name, n.unread
         ));
     }
+    let unsearched = answer.nodes.iter().filter(|n| n.unsearched && !n.ended).count();
+    if unsearched > 0 {
+        unseen.push(format!("the agents of {unsearched} nodes have not searched all of their hosts yet; try again"));
+    }
     let hidden: u64 = answer.nodes.iter().map(|n| n.hidden).sum();
     if hidden > 0 {
         unseen.push(format!(
@@ -137,8 +151,7 @@ pub(super) fn verdict(at: &ClusterAt) -> anyhow::Result<diagnose::Verdict> {
     if answer.ranks == 0 {
         unseen.push("no process with the plugin is known to the analysers".to_owned());
     }
-    let findings = answer.findings.into_iter().chain(answer.closed).collect();
-    Ok(diagnose::Verdict { findings, unseen })
+    unseen
 }
 
 /// Where the bus is; absent where none is named.
@@ -243,5 +256,40 @@ impl Drop for Server {
     fn drop(&mut self) {
         drop(self.0.kill());
         drop(self.0.wait());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::analyser::NodeRow;
+
+    type Change = fn(&mut Cluster, &mut NodeRow);
+
+    fn said(change: Change) -> Vec<String> {
+        let (mut cluster, mut node) = (Cluster { ranks: 8, ..Cluster::default() }, NodeRow::default());
+        node.name = "a".to_owned();
+        change(&mut cluster, &mut node);
+        cluster.nodes.push(node);
+        unseen(&cluster)
+    }
+
+    #[test]
+    fn whatever_is_not_seen_of_a_cluster_is_said() {
+        assert_eq!(said(|_, _| ()), Vec::<String>::new());
+        assert_eq!(said(|_, n| (n.silent, n.ended) = (true, true)), Vec::<String>::new());
+        let cases: [(Change, &str); 7] = [
+            (|c, _| c.unspoken = vec![3], "partitions [3]"),
+            (|c, _| c.more_findings = 2, "2 more findings"),
+            (|_, n| n.silent = true, "from 1 nodes"),
+            (|_, n| n.unread = 4, "agent of a does not read 4"),
+            (|_, n| n.unsearched = true, "agents of 1 nodes have not searched"),
+            (|_, n| n.hidden = 5, "records of 5 operations"),
+            (|c, _| c.ranks = 0, "no process"),
+        ];
+        for (change, text) in cases {
+            let said = said(change);
+            assert!(matches!(said.as_slice(), [one] if one.contains(text)), "{text}: {said:?}");
+        }
     }
 }

@@ -272,6 +272,28 @@ mod tests {
     const S: u64 = 1_000_000_000;
 
     #[test]
+    fn a_rank_that_two_nodes_claim_is_told_as_a_conflict_until_one_gives_it_up() {
+        let mut join = Join::new();
+        (0..2).for_each(|r| join.feed(process(r)));
+        join.feed(member(0, 2, 0));
+        let mut detector = Detector::new(Settings::default());
+        let claim = |nodes: &[&str]| Update::Disputed {
+            comm: CommId::unowned(7),
+            rank: Rank(1),
+            nodes: nodes.iter().map(|n| (*n).to_owned()).collect(),
+        };
+        join.feed(claim(&["a", "b"]));
+        let found = detector.opened(&join, 10 * S);
+        let [f] = found.as_slice() else { panic!("{found:#?}") };
+        assert_eq!(f.kind, Kind::RankConflict);
+        assert!(f.evidence[0].text.contains("the agents of a and b"), "{f:#?}");
+        join.feed(claim(&[]));
+        detector.opened(&join, 14 * S);
+        detector.opened(&join, 17 * S);
+        assert!(!detector.findings()[0].open);
+    }
+
+    #[test]
     fn a_node_that_is_not_heard_is_named_until_it_is_heard_again() {
         let mut join = Join::new();
         for r in 0..2 {

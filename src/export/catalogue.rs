@@ -193,6 +193,8 @@ catalogue! {
         "Findings that are open; 0 for those that were.";
     FINDINGS_TOTAL = Counter "ringwatch_findings_opened" None, ["node", "job_name", "uid", "kind", "severity"],
         "Findings opened so far.";
+    FINDINGS_UPDATED = Counter "ringwatch_findings_updated" None, ["node", "job_name", "uid", "kind", "severity"],
+        "Changes of open findings so far, by what they changed to: severity, ranks, cause.";
     FINDINGS_CLOSED = Counter "ringwatch_findings_closed" None, ["node", "job_name", "uid", "kind", "severity", "reason"],
         "Findings closed so far, by reason: resolved, job-ended, superseded, unobserved (while no agent ran).";
     LOST = Counter "ringwatch_lost_records" None, ["node", "job_name", "uid", "reason"],

@@ -72,7 +72,7 @@ fn a_flood_of_whole_requests_keeps_no_probe_no_watchdog_and_no_scraper_out() {
         });
         let (began, mut asked) = (Instant::now(), 0);
         let mut slowest = [Duration::ZERO; 2];
-        while began.elapsed() < Duration::from_secs(12) {
+        while asked < 5 || began.elapsed() < Duration::from_secs(12) {
             for (path, slowest) in ["/livez", "/metrics"].into_iter().zip(&mut slowest) {
                 let at = Instant::now();
                 let status = as_user(USER, || get(address, path).0);
@@ -85,7 +85,6 @@ fn a_flood_of_whole_requests_keeps_no_probe_no_watchdog_and_no_scraper_out() {
         // What Kubernetes waits for a probe, and Prometheus for a scrape.
         println!("{asked} times; the slowest probe and scrape: {slowest:?}");
         assert!(slowest[0] < Duration::from_secs(5) && slowest[1] < Duration::from_secs(10), "{slowest:?}");
-        assert!(asked >= 5, "{asked}");
     });
     watchdog.served_within(Duration::from_secs(10));
     assert!(answered.load(Ordering::Relaxed) > 500, "{answered:?} answers are no flood");

@@ -168,7 +168,7 @@ impl Ground {
 
     fn contained_as(&self, uid: u32, namespaces: &str, script: &str, arguments: &[&str]) -> Command {
         let mut command = self.as_user(uid, "unshare");
-        command.args([namespaces, "--kill-child", "sh", "-c", script]).args(arguments);
+        command.args([namespaces, "--net", "--kill-child", "sh", "-c", script]).args(arguments);
         command
     }
 

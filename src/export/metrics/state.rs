@@ -90,10 +90,17 @@ pub(super) fn processes(out: &mut Families, join: &Join) {
 
 type FindingKey = (ScopeId, Kind, Severity);
 
-/// Findings, counted when they are opened and when they are closed.
+/// Findings of a key: how many were opened, and how many open ones changed to what it says.
+#[derive(Debug, Clone, Copy, Default)]
+struct Count {
+    opened: u64,
+    updated: u64,
+}
+
+/// Findings, counted when they are opened, change and are closed.
 #[derive(Debug)]
 pub(super) struct Findings {
-    opened: Store<FindingKey, u64>,
+    opened: Store<FindingKey, Count>,
     closed: Store<(FindingKey, CloseReason), u64>,
     /// As what those that are open were counted: a job that has ended is not known any more when they are closed.
     keys: BTreeMap<FindingId, FindingKey>,
@@ -109,7 +116,7 @@ impl Findings {
         match event.change {
             Change::Opened => {
                 let key = key(scopes, join, f);
-                *self.opened.at(key) += 1;
+                self.opened.at(key).opened += 1;
                 self.keys.insert(f.id, key);
                 if self.keys.len() > COUNTED {
                     self.keys.pop_first();
@@ -118,7 +125,7 @@ impl Findings {
             // What it is now has a series, which stays and becomes 0 when it is closed.
             Change::Updated => {
                 let scope = self.keys.get(&f.id).map_or_else(|| key(scopes, join, f).0, |k| k.0);
-                self.opened.at((scope, f.kind, f.severity));
+                self.opened.at((scope, f.kind, f.severity)).updated += 1;
             }
             Change::Closed => {
                 let key = self.keys.remove(&f.id).unwrap_or_else(|| key(scopes, join, f));
@@ -155,7 +162,7 @@ impl Findings {
             *now.entry(key).or_default() += 1;
         }
         let mut folded = 0;
-        let counted: HashMap<FindingKey, u64> = self.opened.iter().map(|(k, n)| (*k, *n)).collect();
+        let counted: HashMap<FindingKey, Count> = self.opened.iter().map(|(k, n)| (*k, *n)).collect();
         // One that was found before this agent was started is open, and none that it has opened.
         for (k, n) in now.iter().filter(|(k, _)| !counted.contains_key(k)) {
             if counted.len() < self.opened.budget() {
@@ -168,7 +175,8 @@ impl Findings {
         for (k, n) in &counted {
             let s = scopes.get(k.0);
             let labels = [&*s.node, &*s.job, &*s.uid, k.1.as_str(), k.2.as_str()];
-            out.number(c::FINDINGS_TOTAL, &labels, *n as f64);
+            out.number(c::FINDINGS_TOTAL, &labels, n.opened as f64);
+            out.number(c::FINDINGS_UPDATED, &labels, n.updated as f64);
             out.number(c::FINDINGS, &labels, now.get(k).copied().unwrap_or(0) as f64);
         }
         // A counter that begins with its first event hides that from every rate.
@@ -181,7 +189,8 @@ impl Findings {
             out.number(c::FINDINGS_CLOSED, &labels, n as f64);
         }
         if let Some(n) = self.opened.overflow() {
-            out.overflow(c::FINDINGS_TOTAL, Value::Number(*n as f64));
+            out.overflow(c::FINDINGS_TOTAL, Value::Number(n.opened as f64));
+            out.overflow(c::FINDINGS_UPDATED, Value::Number(n.updated as f64));
             out.overflow(c::FINDINGS, Value::Number(folded as f64));
         }
         if let Some(n) = self.closed.overflow() {

@@ -249,10 +249,11 @@ impl State {
     /// Tells the cluster.
     fn publish(&mut self, finished: &[Finished], events: &[FindingEvent]) {
         let readings = self.monitor.source_mut().take_readings();
-        let unread = self.monitor.source().segments.unread_counts().values().sum();
+        let segments = &self.monitor.source().segments;
+        let (unread, unsearched) = (segments.unread_counts().values().sum(), !segments.is_searched());
         let Some((publisher, outbox)) = &mut self.bus else { return };
         readings.iter().for_each(|r| publisher.reading(r));
-        publisher.set_unread(unread);
+        publisher.set_unread(unread, unsearched);
         let all = self.told.is_none_or(|t| t.elapsed() >= TELL_EVERY);
         let changed = || events.iter().map(|e| e.finding.clone()).collect();
         let findings: Vec<Finding> = if all { self.monitor.findings() } else { changed() };

@@ -192,6 +192,9 @@ pub struct NodeRow {
     /// Segments and directories that its agent does not read now.
     #[serde(default)]
     pub unread: u64,
+    /// True while there may be segments that its agent has not found yet.
+    #[serde(default)]
+    pub unsearched: bool,
     /// Operations of its running processes of which nothing is known, since their records were lost.
     #[serde(default)]
     pub hidden: u64,

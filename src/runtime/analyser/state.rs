@@ -531,16 +531,11 @@ impl State {
                 *hidden.entry(node).or_default() += p.hidden();
             }
         }
-        let books = |n: &crate::cluster::Node| {
-            let b = n.books.clone().unwrap_or_default();
-            let left_out = b.left_out.iter().map(|l| l.count).sum();
-            (b.observed, b.published, left_out, b.unread)
-        };
         let mut nodes: Vec<super::NodeRow> = reader
             .nodes()
             .iter()
             .map(|(name, n)| {
-                let (observed, published, left_out, unread) = books(n);
+                let books = n.books.clone().unwrap_or_default();
                 super::NodeRow {
                     name: name.clone(),
                     silent: n.silent_ns.is_some(),
@@ -548,16 +543,17 @@ impl State {
                     messages: n.messages,
                     bytes: n.bytes,
                     missed: n.missed,
-                    observed,
-                    published,
-                    left_out,
-                    unread,
+                    observed: books.observed,
+                    published: books.published,
+                    left_out: books.left_out.iter().map(|l| l.count).sum(),
+                    unread: books.unread,
+                    unsearched: books.unsearched,
                     hidden: hidden.get(name.as_str()).copied().unwrap_or(0),
                 }
             })
             .collect();
         let messages = nodes.iter().map(|n| n.messages).sum();
-        let amiss = |n: &super::NodeRow| (n.silent && !n.ended, n.unread > 0, n.missed > 0, n.left_out > 0);
+        let amiss = |n: &super::NodeRow| (n.silent && !n.ended, n.unread > 0 || n.unsearched, n.missed > 0, n.left_out > 0);
         if nodes.len() > NODES {
             nodes.sort_by_key(|n| Reverse(amiss(n)));
         }
