@@ -26,9 +26,8 @@ use support::{Room, until};
 
 /// How long it takes, in seconds, where `RINGWATCH_SOAK_SECONDS` says nothing else.
 const USUAL_SECONDS: u64 = 60;
-/// Operations a second of each player, where `RINGWATCH_SOAK_RATE` says nothing else. Two cores play and read a fifth of
-/// it without optimization.
-const USUAL_RATE: u64 = if cfg!(debug_assertions) { 1_000 } else { 5_000 };
+/// Operations a second of each player, where `RINGWATCH_SOAK_RATE` says nothing else.
+const USUAL_RATE: u64 = 5_000;
 const RANKS: usize = 4;
 /// Operations that a host issues in a row, as in a training step.
 const BURST: u64 = 10;
@@ -38,9 +37,9 @@ const LENGTH_NS: u64 = 2_000_000_000;
 const MEMORY_KIB: u64 = 96 << 10;
 /// What operations may take of the agent's memory, in MiB: so little that it is full before the second third begins.
 const HISTORY: &str = "limits.memory_mib=8";
-/// What memory may grow by, in KiB, from one third of the time to the next, beside a twentieth. In the short form some 5,000
-/// records of ranks come a second, and between the middles of the two thirds lie 20 s: to keep 64 bytes of each is too much.
-/// In the long form, between whose middles lie 600 s, a byte of each is too much.
+/// What memory may grow by, in KiB, from one third of the time to the next, beside a twentieth. In the short form some 30,000
+/// records of ranks come a second, and between the middles of the two thirds lie 20 s: to keep 8 bytes of each is too much.
+/// In the long form, between whose middles lie 600 s, a byte of every third one is too much.
 const ROOM_KIB: u64 = 4 << 10;
 /// What a job did is counted so long after its end, though the machine is busy.
 const COUNTED_AFTER: Duration = Duration::from_secs(30);

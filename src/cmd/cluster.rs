@@ -140,7 +140,9 @@ fn unseen(answer: &Cluster) -> Vec<String> {
     }
     let unsearched = answer.nodes.iter().filter(|n| n.unsearched && !n.ended).count();
     if unsearched > 0 {
-        unseen.push(format!("the agents of {unsearched} nodes have not searched all of their hosts yet; try again"));
+        unseen.push(format!(
+            "the agents of {unsearched} nodes have not searched all of their hosts yet; try again"
+        ));
     }
     let hidden: u64 = answer.nodes.iter().map(|n| n.hidden).sum();
     if hidden > 0 {

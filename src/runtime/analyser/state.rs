@@ -553,7 +553,9 @@ impl State {
             })
             .collect();
         let messages = nodes.iter().map(|n| n.messages).sum();
-        let amiss = |n: &super::NodeRow| (n.silent && !n.ended, n.unread > 0 || n.unsearched, n.missed > 0, n.left_out > 0);
+        let amiss = |n: &super::NodeRow| {
+            (n.silent && !n.ended, n.unread > 0 || n.unsearched, n.missed > 0, n.left_out > 0)
+        };
         if nodes.len() > NODES {
             nodes.sort_by_key(|n| Reverse(amiss(n)));
         }
