@@ -60,6 +60,9 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Hold
         if let Some(out_of_order) = out_of_order(scene, at, missing) {
             return Hold::Explained(Box::new(out_of_order));
         }
+        if is_seen_in_circle(scene, at, &missing.ranks) || waits_for_others(scene, at, &missing.ranks) {
+            return Hold::None;
+        }
         if is_in_untimed(scene, at, &missing.ranks) {
             return Hold::Untimed;
         }
@@ -154,6 +157,47 @@ pub(super) fn busy_with(
     (!scene.is_shared(host, gpu)).then_some(busy)
 }
 
+/// True where all missing ranks are seen to wait in timed operations of the circle that they hold up: nothing else keeps them.
+fn is_seen_in_circle(scene: &Scene<'_>, at: Place<'_>, missing: &[Rank]) -> bool {
+    let all = || at.origin.circle.iter().filter_map(|i| scene.standing.stall(*i));
+    let is_in = |s: &Stall, actor: u32| {
+        let Some((rank, _)) = s.waiting.iter().find(|(_, p)| *p == actor) else { return false };
+        let instance = scene.join.communicator(s.comm).and_then(|c| c.instance(s.track, s.order));
+        instance.and_then(|i| i.parts.get(rank)).is_some_and(Part::is_in_it)
+    };
+    let lacking = |r: &Rank| {
+        let own = all().filter(|s| s.comm == at.comm.id);
+        own.flat_map(|s| &s.lacking).find(|(l, _)| l == r).map(|(_, p)| *p)
+    };
+    missing.iter().all(|r| lacking(r).is_some_and(|p| all().any(|s| is_in(s, p))))
+}
+
+/// True where nothing else stands still and the untimed operations of all missing ranks wait for ranks whose GPUs are seen in
+/// timed ones: what holds these is this place.
+fn waits_for_others(scene: &Scene<'_>, at: Place<'_>, missing: &[Rank]) -> bool {
+    let is_seen = |comm: &Communicator, rank: Rank| {
+        open_parts(scene, Place { comm, ..at }, rank).any(|(_, p)| p.is_in_it())
+    };
+    let is_explained = |rank: &Rank| {
+        let actor = scene.process(at.comm, *rank).map(|p| p.record.id);
+        let mut comms: Vec<CommId> =
+            open_parts(scene, at, *rank).filter(|(_, p)| p.is_silent()).map(|((comm, _), _)| comm).collect();
+        comms.dedup();
+        let is_of_others = |id: &CommId| {
+            let Some(comm) = scene.join.communicator(*id) else { return false };
+            let mut others = comm
+                .members()
+                .iter()
+                .filter(|(_, m)| Some(m.record.segment) != actor)
+                .take(RANKS_MAX)
+                .peekable();
+            others.peek().is_some() && others.all(|(r, _)| is_seen(comm, *r))
+        };
+        !comms.is_empty() && comms.iter().all(is_of_others)
+    };
+    scene.standing.origins().len() == 1 && missing.iter().take(RANKS_MAX).all(is_explained)
+}
+
 /// True when a missing rank is in an operation that stands still and is not timed.
 fn is_in_untimed(scene: &Scene<'_>, at: Place<'_>, missing: &[Rank]) -> bool {
     let actors: HashSet<u32> =
@@ -181,6 +225,7 @@ fn out_of_order(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Option<F
         .collect::<Option<_>>()?;
     // Most of them are right; of as many nobody knows who is.
     let mut ranks = match waiting.len().cmp(&missing.ranks.len()) {
+        _ if waiting.iter().all(|r| missing.ranks.contains(r)) => missing.ranks.clone(),
         Ordering::Greater => missing.ranks.clone(),
         Ordering::Equal => [missing.ranks.as_slice(), waiting].concat(),
         Ordering::Less => waiting.to_vec(),
@@ -344,6 +389,44 @@ mod tests {
         assert_eq!(left_out(14, 15), [both], "of two nobody knows who is wrong");
         assert_eq!(left_out(11, 14), [], "the next reading tells");
         assert_eq!(left_out(9, 15)[0].0, Kind::MissingRank, "nobody reads the GPUs any more");
+    }
+
+    #[test]
+    fn who_waits_for_ranks_that_are_seen_elsewhere_is_not_held_by_its_gpu() {
+        // Rank 0 waits for rank 1, which is in an untimed operation with rank 2; that one is seen to wait for rank 0, or not.
+        let told = |seen: bool| {
+            let mut j = Join::new();
+            (0..3).for_each(|r| j.feed(process(r)));
+            let mut issue =
+                |comm: u64, all: [u32; 2], order, at_ns: u64, timing, ended: [Option<Option<u64>>; 2]| {
+                    for ((here, r), ended) in (0..).zip(all).zip(ended) {
+                        let called = order + u64::from(ended.is_some());
+                        let Update::Comm(mut record) = member(r, 2, called) else { unreachable!("a member") };
+                        record.gpu = Some(format!("0000:{r:02x}:00.0").into());
+                        (record.comm, record.rank) = (CommId::unowned(comm), Rank(here));
+                        j.feed(Update::Comm(record));
+                        let Some(ended) = ended else { continue };
+                        let kernel = (timing == Timing::Kernel).then_some((at_ns + 5_000, ended));
+                        let mut op = all_reduce(r, order, at_ns, kernel.filter(|_| (comm, r) != (9, 0)));
+                        (op.comm, op.rank, op.timing) = (CommId::unowned(comm), Rank(here), timing);
+                        j.feed(Update::Op(Box::new(op)));
+                    }
+                };
+            let untimed = Timing::Not(Untimed::Budget);
+            issue(7, [0, 1], 0, S, Timing::Kernel, [Some(Some(S + 50_000)); 2]);
+            issue(7, [0, 1], 1, 10 * S, Timing::Kernel, [Some(None), None]);
+            let of_2 = if seen { Timing::Kernel } else { untimed };
+            issue(9, [2, 0], 0, 10 * S + 1_000, of_2, [Some(None); 2]);
+            issue(8, [1, 2], 0, 10 * S + 10_000, untimed, [Some(None); 2]);
+            for (r, at_s) in (0..3u32).flat_map(|r| (8..=14).map(move |at_s| (r, at_s))) {
+                j.feed(gpu_reading(&format!("0000:{r:02x}:00.0"), at_s * S, WAITS));
+            }
+            j.tick(14 * S);
+            let found = HangRule::new(Settings::default()).check(&j, 14 * S);
+            found.into_iter().map(|f| (f.kind, f.communicator, f.ranks)).collect::<Vec<_>>()
+        };
+        assert_eq!(told(true), [(Kind::MissingRank, CommId::unowned(7), vec![Rank(1)])]);
+        assert_eq!(told(false), []);
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let at = Place { stall, comm, instance: comm.instance(stall.track, stall.order)?, waited, ..at };
     if circle.iter().all(|s| matches!(s.track, Track::Pair(..))) {
         let alone = Origin { circle: Vec::new(), ..at.origin.clone() };
-        let origin = if left_out(&circle).is_some() { &alone } else { at.origin };
+        let origin = if left_out(&circle).is_some_and(|s| went_on(scene, s)) { &alone } else { at.origin };
         return transfers::judge(scene, Place { origin, ..at });
     }
     // Ranks come slowly to the first operation of a communicator, unless they are at work in others.
@@ -74,6 +74,15 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
 fn left_out<'a>(circle: &[&'a Stall]) -> Option<&'a Stall> {
     let mut all = circle.iter().filter(|s| s.lack == Lack::Issue);
     all.next().copied().filter(|_| all.next().is_none())
+}
+
+/// True where the ranks that an operation lacks issued more after the others began to wait. A rank that did not may stand in
+/// what it issued before, as hosts do that wait for each step, and have left out nothing.
+fn went_on(scene: &Scene<'_>, stall: &Stall) -> bool {
+    let Some(waited) = scene.join.waited(stall, scene.now_ns) else { return false };
+    let Some(comm) = scene.join.communicator(stall.comm) else { return false };
+    let last_ns = |r: &Rank| scene.process(comm, *r)?.issuing.last_ns();
+    stall.lacking.iter().all(|(r, _)| last_ns(r).is_some_and(|t| t > waited.since_ns))
 }
 
 /// The processes that are out of order. Everything that waits in a circle goes through them, and of those that this is true of,

@@ -44,8 +44,8 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     )}));
     let mut ranks: Vec<Rank> = vec![there];
     // Ends that wait for each other in a circle are equally wrong.
-    for other in at.origin.circle.iter().filter(|i| **i != at.origin.first) {
-        let stall = scene.standing.stall(*other)?;
+    let circle = at.origin.circle.iter().filter_map(|i| scene.standing.stall(*i));
+    for stall in circle.filter(|s| *s != at.stall) {
         evidence.push(fact(format!(
             "at the same time transfer {} of {} waits for rank {}",
             stall.order,
@@ -175,6 +175,24 @@ mod tests {
         assert_eq!(told(Some(None)), [(Kind::SendWithoutReceive, vec![Rank(1)], 0)]);
         let in_it = Some((10 * S + 60_000, None));
         assert_eq!(told(Some(in_it)), [(Kind::SendWithoutReceive, vec![Rank(1)], 1)]);
+    }
+
+    #[test]
+    fn of_two_that_wait_for_each_other_the_one_that_went_on_left_a_call_out() {
+        // Each sends before it receives; rank 0 has issued its receive as well.
+        let in_it = Some((10 * S + 5_000, None));
+        let told = |more: &[OpRecord]| {
+            let ends = [end(0, (0, 1), in_it), end(1, (1, 0), in_it), end(0, (1, 0), None)];
+            let found = found(ends.into_iter().chain(more.iter().cloned()).collect(), 14 * S);
+            found.into_iter().map(|f| (f.kind, f.ranks)).collect::<Vec<_>>()
+        };
+        let both = vec![Rank(0), Rank(1)];
+        assert_eq!(told(&[]), [(Kind::SendWithoutReceive, both)], "of two nobody knows who is wrong");
+        let later = |rank| {
+            let op = end(rank, (1, 2), Some((11 * S + 5_000, Some(11 * S + 50_000))));
+            OpRecord { issued_ns: Some(11 * S), ..op }
+        };
+        assert_eq!(told(&[1, 2].map(later)), [(Kind::SendWithoutReceive, vec![Rank(1)])]);
     }
 
     #[test]
