@@ -308,6 +308,7 @@ fn finding(join: &Join, c: &Communicator, s: &Suspect<'_>) -> Option<Finding> {
                 worst.rank,
                 seconds(worst.by_ns),
                 match worst.track {
+                    Track::Pair(..) if worst.by_own_work => "later than when it worked as it used to",
                     Track::Pair(..) if !worst.in_exchange => "later than its peer is usually kept waiting",
                     _ => "after the median of the others",
                 }
@@ -329,6 +330,11 @@ fn finding(join: &Join, c: &Communicator, s: &Suspect<'_>) -> Option<Finding> {
     ];
     if events.iter().any(|e| e.by_host) {
         evidence.push(fact("its GPU began as soon as its host had issued the operation: the host was late"));
+    }
+    if events.iter().any(|e| e.by_own_work) {
+        evidence.push(fact(
+            "since its last transfer it worked by itself for longer than it used to: its GPU or its work, and no other rank",
+        ));
     }
     if let Some(t) = worst.transfer_ns {
         evidence.push(number(

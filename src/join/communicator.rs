@@ -3,6 +3,7 @@
 mod elsewhere;
 mod late;
 mod lately;
+mod own_work;
 mod settle;
 mod unjudged;
 
@@ -27,6 +28,7 @@ use crate::model::{
     OpState, OperationRef, PairBeat, Proto, Rank, Returned, SegmentId, Signatures, Spare, Track,
     message_bytes,
 };
+use own_work::OwnWork;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -77,6 +79,8 @@ pub struct LateEvent {
     pub in_exchange: bool,
     /// True where its GPU began as soon as its host had issued the operation: nothing but the host held it.
     pub by_host: bool,
+    /// True where it worked by itself for so much longer than it used to, since its last transfer.
+    pub by_own_work: bool,
     /// True where only the hosts' calls say so: its GPU may have had work left meanwhile.
     pub by_calls: bool,
     /// How many operations it speaks for: itself, and its share of those before it whose lateness is not known, as they are
@@ -90,9 +94,9 @@ impl LateEvent {
         self.in_exchange || !matches!(self.track, Track::Pair(..))
     }
 
-    /// True where the job waits: all ranks for the late one, or a peer in a transfer for its host.
+    /// True where the job waits: all ranks for the late one, or a peer in a transfer for its host or for its work.
     pub fn costs(&self) -> bool {
-        self.is_for_all() || self.by_host
+        self.is_for_all() || self.by_host || self.by_own_work
     }
 
     /// Wall time that the job lost by it and by those that it speaks for, in ns. Of time in which the rank may have been held
@@ -245,6 +249,7 @@ pub struct Communicator {
     /// Transfers issued by rank pair: sends and receives, and the first order that was seen.
     pairs: BTreeMap<(Rank, Rank), PairCount>,
     exchanges: Exchanges,
+    own_work: OwnWork,
     /// Of collectives and replays, the greatest order below which some rank has told that all are done.
     told_done: [u64; 2],
     /// The longest that one of its ranks came after another, in ns.
@@ -306,6 +311,7 @@ impl Communicator {
             mismatch_seen_ns: 0,
             pairs: BTreeMap::new(),
             exchanges: Exchanges::default(),
+            own_work: OwnWork::default(),
             told_done: [0; 2],
             longest_ns: 0,
             parts_kept: 0,
@@ -576,6 +582,16 @@ impl Communicator {
     /// Of how many operations the GPU time is known.
     pub fn coverage(&self) -> Coverage {
         self.coverage
+    }
+
+    /// True where a rank has issued anything here.
+    pub fn has_issued(&self, rank: Rank) -> bool {
+        let by_itself = self.members.get(&rank).is_some_and(|m| m.issued_in_all() > 0);
+        by_itself
+            || self
+                .pairs
+                .iter()
+                .any(|((from, to), n)| *from == rank && n.sent > 0 || *to == rank && n.received > 0)
     }
 
     /// Collectives of which is known which rank came last.
@@ -965,6 +981,7 @@ impl Communicator {
             + self.instances.weight()
             + (self.parts_kept + self.parts_open) * PART
             + self.attached_bytes
+            + self.own_work.bytes()
             + self.pairs.len() * PAIR
             + self.late.len() * LATE
             + self.class_bytes

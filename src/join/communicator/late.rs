@@ -25,13 +25,14 @@ const LATE_NEAR: usize = 16;
 struct Manner {
     in_exchange: bool,
     by_host: bool,
+    by_own_work: bool,
     by_calls: bool,
     speaks_for: f64,
 }
 
 impl Default for Manner {
     fn default() -> Self {
-        Manner { in_exchange: false, by_host: false, by_calls: false, speaks_for: 1.0 }
+        Manner { in_exchange: false, by_host: false, by_own_work: false, by_calls: false, speaks_for: 1.0 }
     }
 }
 
@@ -115,7 +116,7 @@ impl Communicator {
         (track, order): (Track, u64),
         late: Late,
         transfer_ns: Option<u64>,
-        Manner { in_exchange, by_host, by_calls, speaks_for }: Manner,
+        Manner { in_exchange, by_host, by_own_work, by_calls, speaks_for }: Manner,
     ) {
         let Some(instance) = self.instances.get_mut(&(track, order)) else { return };
         instance.late_told = Some(late);
@@ -151,6 +152,7 @@ impl Communicator {
             finished: 0,
             in_exchange,
             by_host,
+            by_own_work,
             by_calls,
         });
     }
@@ -301,27 +303,36 @@ impl Communicator {
         let came = instance.parts.get(&rank)?;
         let after_issue_ns = came.kernel?.start_ns.saturating_sub(came.op.issued_ns?);
         let came_ns = came.started_ns.or(came.op.issued_ns)?;
+        let transfer_ns = sent.duration_ns.min(received.duration_ns);
+        // Exchanges are judged as a whole.
+        let is_by_itself = from != to && !self.exchanges.are_usual();
+        let ends = if is_by_itself { [Some(from), Some(to)] } else { [None; 2] };
+        let longer = ends.map(|r| self.note_own_work(key, r?));
+        let longer_ns = longer[usize::from(rank == to)].unwrap_or(0).min(wait_ns);
         let both = &mut self.pairs.get_mut(&(from, to)).filter(|_| from != to && key.1 > 0)?.waits;
         let judged = both.iter().map(|w| w.times).sum::<u32>();
         let waits = &mut both[waiting];
         let by_ns = wait_ns.saturating_sub(waits.usual_ns());
-        // Exchanges are judged as a whole.
         let by_host = waits.times >= USUAL_WAITS_MANY
             && by_ns >= LATE_NS
             && after_issue_ns <= by_ns / AT_ONCE
-            && !self.exchanges.are_usual();
+            && is_by_itself;
+        let by_own_work = !by_host && longer_ns >= LATE_NS;
+        if by_own_work {
+            waits.add(wait_ns);
+            let late = Late { rank, by_ns: longer_ns, measure: Measure::Gpu };
+            if !self.is_told(rank, came_ns, longer_ns) {
+                self.tell_late(key, late, Some(transfer_ns), Manner { by_own_work, ..Manner::default() });
+            }
+            return Some(late);
+        }
         if !by_host && (judged < USUAL_WAITS || by_ns < VERY_LATE_NS) {
             waits.add(wait_ns);
             return None;
         }
         let late = Late { rank, by_ns, measure: Measure::Gpu };
         if !self.is_told(rank, came_ns, by_ns) {
-            self.tell_late(
-                key,
-                late,
-                Some(sent.duration_ns.min(received.duration_ns)),
-                Manner { by_host, ..Manner::default() },
-            );
+            self.tell_late(key, late, Some(transfer_ns), Manner { by_host, ..Manner::default() });
         }
         Some(late)
     }
