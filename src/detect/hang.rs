@@ -275,6 +275,11 @@ impl<'a> Scene<'a> {
         is_first && !self.join.was_made_at_work(at.comm)
     }
 
+    /// True where a rank has issued nothing at all in a communicator of a job that begins.
+    pub(super) fn is_first_of(&self, at: Place<'_>, rank: Rank) -> bool {
+        !at.comm.has_issued(rank) && !self.join.was_made_at_work(at.comm)
+    }
+
     pub(super) fn process(&self, comm: &Communicator, rank: Rank) -> Option<&'a Process> {
         self.join.process(comm.members().get(&rank)?.record.segment)
     }

@@ -40,6 +40,10 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     if !proven && at.waited.is_by_hosts() && is_computed_before(scene, at) {
         return None;
     }
+    // Whoever else is missing may be on its way: a rank that writes a checkpoint while another one is killed.
+    let is_over = |r: &Rank| scene.gone(at.comm, *r) || scene.aborted(at.comm, *r);
+    let over: Vec<Rank> = missing.iter().copied().filter(is_over).collect();
+    let missing = if proven && !scene.enough(at.waited, patience(scene, at)) { &over } else { missing };
     let order = at.stall.order;
     let kind = match at.stall.track {
         _ if aborted => Kind::AbortedRank,
@@ -354,6 +358,25 @@ mod tests {
         let f = &rule.check(&j, 10 * S + 200_000_000)[0];
         assert_eq!(f.cause, Some(Cause::ProcessGone(Some(Exit::Signal(9)))));
         assert_eq!(f.victims[0].ranks, vec![Rank(0), Rank(1), Rank(2)]);
+    }
+
+    #[test]
+    fn who_is_away_while_another_is_killed_may_be_on_its_way() {
+        // Ranks 1 and 2 have not issued the second operation; rank 2 is gone, and rank 1 writes a checkpoint.
+        let mut j = Join::new();
+        for r in 0..3 {
+            let Update::Segment(mut record) = process(r) else { unreachable!("a process") };
+            if r == 2 {
+                record.liveness = Liveness::Gone(Some(10 * S));
+            }
+            j.feed(Update::Segment(record));
+            j.feed(member(r, 3, if r == 0 { 2 } else { 1 }));
+            j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
+        }
+        j.feed(Update::Op(Box::new(all_reduce(0, 1, 10 * S, Some((10 * S + 5_000, None))))));
+        let named = |now_ns| HangRule::new(Settings::default()).check(&j, now_ns)[0].ranks.clone();
+        assert_eq!(named(11 * S), [Rank(2)]);
+        assert_eq!(named(14 * S), [Rank(1), Rank(2)]);
     }
 
     #[test]

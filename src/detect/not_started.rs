@@ -18,7 +18,7 @@ fn behind_untimed(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let first = at.comm.incomplete_of(at.stall.track).next().map_or(at.stall.order, |(o, _)| o);
     // Hosts that run ahead issue minutes of work; what is not timed takes its time as well.
     let rhythm = scene.join.rhythm(at.comm)?;
-    let queue_ns = rhythm.step_ns.saturating_mul(at.stall.order - first);
+    let queue_ns = rhythm.step_ns.max(rhythm.pace_ns).saturating_mul(at.stall.order - first);
     let patience = scene.settings.patience_blind_ns.max(scene.patience(at.comm));
     let patience = patience.max(rhythm.longest_ns.saturating_mul(2)).max(queue_ns.saturating_mul(3));
     let waited = at.waited.for_ns.filter(|w| *w >= patience && at.stall.order > 0)?;
@@ -246,6 +246,34 @@ mod tests {
         assert_eq!(job(true, elsewhere(11 * S)), vec![], "a second is not enough");
         let found = job(true, elsewhere(13 * S + 500_000_000));
         assert_eq!((found.len(), found[0].kind), (1, Kind::NotStarted));
+    }
+
+    #[test]
+    fn what_is_queued_behind_operations_in_bursts_takes_its_time() {
+        // Bursts of three operations, a second apart, of which the first ten are timed; the last of 40 is to be timed as well.
+        let found = |now_ns| {
+            let mut j = Join::new();
+            for r in 0..2 {
+                j.feed(process(r));
+                j.feed(member(r, 2, 40));
+                for o in 0..40 {
+                    let t = (1 + o / 3) * S + o % 3 * 1_000_000;
+                    let mut op = all_reduce(r, o, S + o, (o < 10).then_some((t + 5_000, Some(t + 50_000))));
+                    if (10..39).contains(&o) {
+                        op.timing = Timing::Not(Untimed::Budget);
+                    }
+                    j.feed(Update::Op(Box::new(op)));
+                }
+            }
+            j.tick(now_ns);
+            HangRule::new(Settings::default())
+                .check(&j, now_ns)
+                .into_iter()
+                .map(|f| f.kind)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(found(16 * S), [], "its turn comes at 14 s");
+        assert_eq!(found(60 * S), [Kind::NotStarted]);
     }
 
     #[test]

@@ -89,7 +89,9 @@ fn queue_ns(scene: &Scene<'_>, at: Place<'_>) -> u64 {
     let open = || at.comm.incomplete_of(at.stall.track).map(|(order, _)| order);
     let many = open().next_back().zip(open().next()).map_or(0, |(last, first)| last - first);
     let rhythm = scene.join.rhythm(at.comm);
-    rhythm.map_or(0, |r| r.step_ns.saturating_mul(many).saturating_mul(3).max(r.longest_ns.saturating_mul(2)))
+    rhythm.map_or(0, |r| {
+        r.step_ns.max(r.pace_ns).saturating_mul(many).saturating_mul(3).max(r.longest_ns.saturating_mul(2))
+    })
 }
 
 /// The last operation that was issued before one that is timed and that a GPU has not started. Absent where the stall's own

@@ -19,6 +19,10 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let is_gone = scene.gone(at.comm, peer) && !scene.join.all_gone();
     let gone = is_gone || scene.aborted(at.comm, peer);
     let settle = scene.settings.patience_gone_ns;
+    let patience = match scene.is_first_of(at, peer) {
+        true => s.patience_unsure_ns,
+        false => patience,
+    };
     let enough = match gone {
         true => scene.gone_for(at.comm, peer).is_none_or(|g| g >= settle) && scene.enough(at.waited, settle),
         false => scene.enough(at.waited, patience),
@@ -175,6 +179,24 @@ mod tests {
         assert_eq!(told(Some(None)), [(Kind::SendWithoutReceive, vec![Rank(1)], 0)]);
         let in_it = Some((10 * S + 60_000, None));
         assert_eq!(told(Some(in_it)), [(Kind::SendWithoutReceive, vec![Rank(1)], 1)]);
+    }
+
+    #[test]
+    fn a_rank_that_has_issued_nothing_yet_may_still_be_starting() {
+        let told = |issued: u64, now_ns| {
+            let mut j = Join::new();
+            for r in 0..2 {
+                j.feed(process(r));
+                j.feed(member(r, 2, issued));
+                (0..issued).for_each(|o| {
+                    j.feed(Update::Op(Box::new(all_reduce(r, o, S, Some((S + 5_000, Some(S + 50_000)))))));
+                });
+            }
+            j.feed(Update::Op(Box::new(end(0, (0, 1), Some((10 * S + 5_000, None))))));
+            j.tick(now_ns);
+            HangRule::new(Settings::default()).check(&j, now_ns).len()
+        };
+        assert_eq!((told(1, 14 * S), told(0, 14 * S), told(0, 41 * S)), (1, 0, 1));
     }
 
     #[test]

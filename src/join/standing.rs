@@ -5,6 +5,7 @@ use super::communicator::Communicator;
 use super::instance::{Instance, Part};
 use super::waits::{Lack, Origin, Stall};
 use crate::model::{CommId, Liveness, Rank, SegmentId, Track};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Operations without a record that are named at once.
@@ -90,6 +91,8 @@ pub struct Rhythm {
     pub longest_ns: u64,
     /// The usual time from one start to the next operation's, in ns.
     pub step_ns: u64,
+    /// The mean of these times, in ns: operations may come in bursts, as all-gathers that are called ahead do.
+    pub pace_ns: u64,
 }
 
 impl Join {
@@ -117,6 +120,7 @@ impl Join {
         let mut moments: Vec<u64> = Vec::new();
         let mut steps: Vec<u64> = Vec::new();
         let mut before: Option<(Track, u64, u64)> = None;
+        let mut ends: BTreeMap<Track, [(u64, u64); 2]> = BTreeMap::new();
         for (track, order, i) in c.instances() {
             let started = i.parts.values().filter_map(|p| p.started_ns).min();
             moments.extend(i.parts.values().filter_map(|p| p.kernel.map(|k| k.end_ns()).or(p.started_ns)));
@@ -127,13 +131,18 @@ impl Join {
                         .map(|(.., then)| at.saturating_sub(then)),
                 );
                 before = Some((track, order, at));
+                ends.entry(track).or_insert([(order, at); 2])[1] = (order, at);
             }
         }
         moments.sort_unstable();
         steps.sort_unstable();
         let longest_ns = moments.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
         let step_ns = steps.get(steps.len() / 2).copied().unwrap_or(0);
-        Some(Rhythm { last_ns: *moments.last()?, longest_ns, step_ns })
+        let pace = |[(first, from_ns), (last, to_ns)]: &[(u64, u64); 2]| {
+            to_ns.saturating_sub(*from_ns).checked_div(last.saturating_sub(*first))
+        };
+        let pace_ns = ends.values().filter_map(pace).max().unwrap_or(0);
+        Some(Rhythm { last_ns: *moments.last()?, longest_ns, step_ns, pace_ns })
     }
 
     /// The last moment of which a process wrote something down, host monotonic ns: a black box lived until then.
