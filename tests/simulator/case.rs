@@ -387,6 +387,9 @@ pub(crate) struct Fault {
     /// A kernel runs before it on its stream.
     #[serde(default)]
     pub(crate) occupy: Option<Ns>,
+    /// From there on all that the rank computes takes so many times as long.
+    #[serde(default)]
+    pub(crate) slower: Option<f64>,
     /// Another call in its place.
     #[serde(default)]
     pub(crate) change: Option<Call>,

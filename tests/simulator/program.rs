@@ -100,6 +100,7 @@ impl Case {
         let mut actions = Vec::new();
         let mut calls: BTreeMap<String, usize> = BTreeMap::new();
         let mut swapped: Option<(u32, Action)> = None;
+        let mut slower = 1.0;
         for (number, mut action) in (0..).step_by(16).zip(healthy) {
             let mut before = Vec::new();
             let mut keep = true;
@@ -114,9 +115,13 @@ impl Case {
                     for f in self.faults.iter().filter(|f| f.hits(rank, &comm, at)) {
                         keep &= !f.skip;
                         swap |= f.swap;
+                        slower *= f.slower.unwrap_or(1.0);
                         f.apply(p, stream, &mut before);
                     }
                 }
+            }
+            if let Action::Compute(took, _) = &mut action {
+                *took = Ns((took.0 as f64 * slower) as u64);
             }
             actions.extend((number + 1..).zip(before));
             let is_call = matches!(action, Action::Calls(..) | Action::Replay(..));

@@ -303,6 +303,8 @@ fn fill(
             let every = period(healthy, stay, 0.25);
             Fault { delay: Some(times(0.004, 0.12)), every: Some(every), ..fault }
         }
+        // A GPU that throttles is slower in all that it computes; one that somebody shares, now and then.
+        FaultKind::GpuSlow if f.luck.is_multiple_of(2) => Fault { slower: Some(1.1 + f.size), ..fault },
         FaultKind::GpuSlow => {
             let every = period(healthy, stay, 0.25);
             Fault { occupy: Some(times(0.004, 0.12)), every: Some(every), ..fault }
@@ -310,8 +312,11 @@ fn fill(
         FaultKind::NodeSlow => {
             made.culprits = on_node(spec, stay.rank / spec.a_node);
             made.involved = made.culprits.clone();
-            let every = period(healthy, stay, 0.25);
             let ranks = made.culprits.iter().copied().collect();
+            if f.luck.is_multiple_of(2) {
+                return Some(Fault { ranks, slower: Some(1.1 + f.size), ..fault });
+            }
+            let every = period(healthy, stay, 0.25);
             Fault { ranks, occupy: Some(times(0.01, 0.12)), every: Some(every), ..fault }
         }
         _ => return None,
