@@ -112,33 +112,44 @@ fn ranks_behind(scene: &Scene<'_>, at: Place<'_>) -> Vec<Rank> {
     behind.map(|(r, _)| *r).collect()
 }
 
+/// Whether a rank made one call more than the others.
+#[derive(Debug)]
+pub(super) enum OneMore {
+    No,
+    /// It looks so, and it is too early to say.
+    Unclear,
+    Yes(Box<Finding>),
+}
+
 /// One rank waits in an operation that all others stopped short of: it made one call more than they did. At the end of a
 /// job they are gone; else they wait for it in something that is not seen, as the making of a communicator.
-pub(super) fn one_call_more(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
+pub(super) fn one_call_more(scene: &Scene<'_>, at: Place<'_>) -> OneMore {
     let order = at.stall.order;
-    let [one] = at.waited.ranks.as_slice() else { return None };
+    let [one] = at.waited.ranks.as_slice() else { return OneMore::No };
     let others = &ranks_behind(scene, at);
     let stopped_short =
         |r: &Rank| at.comm.members().get(r).and_then(|m| m.issued(at.stall.track)) == Some(order);
     let all = at.origin.ranks.len() >= MANY && others.len() + 1 == at.comm.expected();
     if matches!(at.stall.track, Track::Pair(..)) || !all || !others.iter().all(stopped_short) {
-        return None;
+        return OneMore::No;
     }
     let ended = ended(scene, at.comm, others);
     let patience = match ended {
         Ended::InOrder => scene.settings.patience_gone_ns,
-        Ended::Failed => return None,
+        Ended::Failed => return OneMore::No,
         Ended::Unknown | Ended::No => scene.patience(at.comm),
     };
     let lost = || others.iter().any(|r| scene.gone(at.comm, *r) || scene.aborted(at.comm, *r));
     // Where some live and some do not, those that are gone are what the others wait for.
     if ended == Ended::No && (order == 0 || lost()) {
-        return None;
+        return OneMore::No;
     }
     let gone_for = others.iter().filter_map(|r| scene.gone_for(at.comm, *r)).min();
     if !scene.enough(at.waited, patience) || gone_for.is_some_and(|g| g < patience) {
-        return None;
+        // All the others have ended: that they were missed would be said at once.
+        return if ended == Ended::No { OneMore::No } else { OneMore::Unclear };
     }
+    let Some(first) = at.instance.first() else { return OneMore::No };
     let mut evidence = scene.wait_evidence(at.waited);
     let rest = if ended == Ended::No { "all issued no more" } else { "ended after these" };
     evidence.push(number(
@@ -152,8 +163,8 @@ pub(super) fn one_call_more(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding>
         evidence.push(number(text, seconds(ago), "s"));
     }
     evidence.extend(who(scene.join, at.comm, *one));
-    let operation = at.comm.describe(at.stall.track, order, &at.instance.first()?.op);
-    Some(Finding {
+    let operation = at.comm.describe(at.stall.track, order, &first.op);
+    OneMore::Yes(Box::new(Finding {
         evidence,
         cause: Some(Cause::Unknown),
         confidence: if ended == Ended::InOrder { Confidence::Proven } else { Confidence::Likely },
@@ -162,7 +173,7 @@ pub(super) fn one_call_more(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding>
             order.saturating_sub(1)
         ),
         ..Finding::new(Kind::ShiftedOrder, at.comm.id, vec![*one], operation)
-    })
+    }))
 }
 
 #[cfg(test)]
@@ -346,6 +357,7 @@ mod tests {
         };
         let in_order = Some(Exit::Code(0));
         assert_eq!(of(in_order, 10 * S + S / 2), [(Kind::ShiftedOrder, 1, Confidence::Proven)]);
+        assert_eq!(of(None, 10 * S + S / 2), [], "nobody says how they ended");
         assert_eq!(of(None, 14 * S), [(Kind::ShiftedOrder, 1, Confidence::Likely)]);
         let killed = Some(Exit::Signal(9));
         assert_eq!(of(killed, 10 * S + S / 2), [(Kind::MissingRank, 3, Confidence::Proven)]);

@@ -18,8 +18,10 @@ const OUTLIVED_NS: u64 = 50_000_000;
 const RECENT_NS: u64 = 1_000_000_000;
 
 pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
-    if let Some(finding) = endings::one_call_more(scene, at) {
-        return Some(finding);
+    match endings::one_call_more(scene, at) {
+        endings::OneMore::No => {}
+        endings::OneMore::Unclear => return None,
+        endings::OneMore::Yes(finding) => return Some(*finding),
     }
     let missing = &at.origin.ranks;
     let gone = missing.iter().any(|r| scene.gone(at.comm, *r));

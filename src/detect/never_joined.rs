@@ -4,10 +4,12 @@
 //! communicator when all its ranks have met. Ranks that a hang elsewhere keeps from it are no finding of their own.
 
 use super::{HangRule, Rule, Settings, fact, names, number, seconds, victims, wall, who};
-use crate::join::{Communicator, Join, Member};
+use crate::join::{Communicator, Join, Member, Stall, Standing};
 use crate::model::{
-    COMM_INIT, Cause, CommId, Confidence, Finding, Kind, Liveness, Making, OperationRef, Rank, Track,
+    COMM_INIT, Cause, CommId, Confidence, Finding, Kind, Liveness, Making, OperationRef, Rank, SegmentId,
+    Track,
 };
+use std::collections::BTreeSet;
 
 /// Ranks that can be named; of a larger communicator this says nothing.
 const RANKS_MAX: u32 = 65_536;
@@ -48,6 +50,24 @@ impl NeverJoinedRule {
         let seen = stalls.filter_map(|s| Some((s.comm, join.waited(s, now_ns)?.since_ns)));
         let shown = HangRule::new(self.settings).check(join, now_ns);
         seen.chain(shown.into_iter().map(|f| (f.communicator, f.since_ns))).collect()
+    }
+
+    /// True where one of the ranks that never joined waits in an operation: that tells why, as where a rank made the communicator
+    /// instead of what the others wait for. Who these ranks are is known where they are all the others of the job.
+    fn waits_elsewhere(&self, join: &Join, standing: &Standing, f: &Finding, now_ns: u64) -> bool {
+        let Some(c) = join.communicator(f.communicator) else { return false };
+        let segments = |c: &Communicator| c.members().values().map(|m| m.record.segment).collect::<Vec<_>>();
+        let here: BTreeSet<SegmentId> = segments(c).into_iter().collect();
+        let near = victims::connected(join, f.communicator);
+        let all = near.iter().filter_map(|id| join.communicator(*id)).flat_map(segments);
+        let others: BTreeSet<SegmentId> = all.filter(|s| !here.contains(s)).collect();
+        let waits = |s: &Stall| {
+            let Some(of) = join.communicator(s.comm).filter(|of| near.contains(&of.id)) else { return false };
+            let segment = |(r, _): &(Rank, u32)| Some(of.members().get(r)?.record.segment);
+            let is_other = s.waiting.iter().filter_map(segment).any(|s| others.contains(&s));
+            is_other && join.waited(s, now_ns).is_some_and(|w| w.at_least_ns >= self.settings.patience_ns)
+        };
+        others.len() == f.ranks.len() && (0..).map_while(|i| standing.stall(i)).any(waits)
     }
 
     fn judge(&self, join: &Join, c: &Communicator, now_ns: u64) -> Option<Finding> {
@@ -122,7 +142,10 @@ impl Rule for NeverJoinedRule {
             return found;
         }
         let hangs = self.hangs(join, now_ns);
-        found.into_iter().filter(|f| !is_held_up(join, f, &hangs)).collect()
+        let standing = join.standing(now_ns);
+        let is_elsewhere =
+            |f: &Finding| is_held_up(join, f, &hangs) || self.waits_elsewhere(join, &standing, f, now_ns);
+        found.into_iter().filter(|f| !is_elsewhere(f)).collect()
     }
 }
 
@@ -209,6 +232,32 @@ mod tests {
             rule.check(&j, 40 * S).len()
         };
         assert_eq!((found(S / 2), found(5 * S)), (0, 1));
+    }
+
+    #[test]
+    fn ranks_that_wait_for_the_one_that_makes_it_are_no_finding() {
+        let rule = NeverJoinedRule::new(Settings::default());
+        // Rank 0 makes the communicator, and the others are in an operation that it has not issued, or in none.
+        let found = |waits: bool| {
+            let mut j = join(&[0], Some(Making::Begun));
+            for rank in 0..4 {
+                j.feed(process(rank));
+                let issued = 1 + u64::from(waits && rank > 0);
+                let Update::Comm(mut record) = member(rank, 4, issued) else { unreachable!("a member") };
+                record.comm = CommId::unowned(8);
+                j.feed(Update::Comm(record));
+                for order in 0..issued {
+                    let at_ns = S / 2 + order * 2 * S;
+                    let mut op =
+                        all_reduce(rank, order, at_ns, Some((at_ns, (order == 0).then_some(at_ns + 1_000))));
+                    op.comm = CommId::unowned(8);
+                    j.feed(Update::Op(Box::new(op)));
+                }
+            }
+            j.tick(40 * S);
+            rule.check(&j, 40 * S).len()
+        };
+        assert_eq!((found(true), found(false)), (0, 1));
     }
 
     #[test]
