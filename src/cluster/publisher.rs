@@ -123,6 +123,7 @@ pub struct Publisher {
     shares_communicators: bool,
     /// Segments and directories that are not read.
     unread: u64,
+    /// There may be some that are not found yet.
     unsearched: bool,
     node: String,
     run: u64,

@@ -60,7 +60,7 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Hold
         if let Some(out_of_order) = out_of_order(scene, at, missing) {
             return Hold::Explained(Box::new(out_of_order));
         }
-        if is_seen_in_circle(scene, at, &missing.ranks) || waits_for_others(scene, at, &missing.ranks) {
+        if waits_for_others(scene, at, &missing.ranks) {
             return Hold::None;
         }
         if is_in_untimed(scene, at, &missing.ranks) {
@@ -155,21 +155,6 @@ pub(super) fn busy_with(
     let since_ns = since_ns.saturating_add(SETTLES_NS);
     let busy = scene.join.hardware().busy_since(host, gpu, since_ns, scene.now_ns)?;
     (!scene.is_shared(host, gpu)).then_some(busy)
-}
-
-/// True where all missing ranks are seen to wait in timed operations of the circle that they hold up: nothing else keeps them.
-fn is_seen_in_circle(scene: &Scene<'_>, at: Place<'_>, missing: &[Rank]) -> bool {
-    let all = || at.origin.circle.iter().filter_map(|i| scene.standing.stall(*i));
-    let is_in = |s: &Stall, actor: u32| {
-        let Some((rank, _)) = s.waiting.iter().find(|(_, p)| *p == actor) else { return false };
-        let instance = scene.join.communicator(s.comm).and_then(|c| c.instance(s.track, s.order));
-        instance.and_then(|i| i.parts.get(rank)).is_some_and(Part::is_in_it)
-    };
-    let lacking = |r: &Rank| {
-        let own = all().filter(|s| s.comm == at.comm.id);
-        own.flat_map(|s| &s.lacking).find(|(l, _)| l == r).map(|(_, p)| *p)
-    };
-    missing.iter().all(|r| lacking(r).is_some_and(|p| all().any(|s| is_in(s, p))))
 }
 
 /// True where nothing else stands still and the untimed operations of all missing ranks wait for ranks whose GPUs are seen in

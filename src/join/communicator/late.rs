@@ -306,33 +306,29 @@ impl Communicator {
         let transfer_ns = sent.duration_ns.min(received.duration_ns);
         // Exchanges are judged as a whole.
         let is_by_itself = from != to && !self.exchanges.are_usual();
-        let ends = if is_by_itself { [Some(from), Some(to)] } else { [None; 2] };
-        let longer = ends.map(|r| self.note_own_work(key, r?));
+        let longer = [from, to].map(|r| is_by_itself.then(|| self.note_own_work(key, r)).flatten());
         let longer_ns = longer[usize::from(rank == to)].unwrap_or(0).min(wait_ns);
         let both = &mut self.pairs.get_mut(&(from, to)).filter(|_| from != to && key.1 > 0)?.waits;
         let judged = both.iter().map(|w| w.times).sum::<u32>();
         let waits = &mut both[waiting];
-        let by_ns = wait_ns.saturating_sub(waits.usual_ns());
+        let longer_wait_ns = wait_ns.saturating_sub(waits.usual_ns());
         let by_host = waits.times >= USUAL_WAITS_MANY
-            && by_ns >= LATE_NS
-            && after_issue_ns <= by_ns / AT_ONCE
+            && longer_wait_ns >= LATE_NS
+            && after_issue_ns <= longer_wait_ns / AT_ONCE
             && is_by_itself;
         let by_own_work = !by_host && longer_ns >= LATE_NS;
-        if by_own_work {
+        let by_ns = if by_own_work { longer_ns } else { longer_wait_ns };
+        let is_late = by_host || by_own_work || judged >= USUAL_WAITS && by_ns >= VERY_LATE_NS;
+        if by_own_work || !is_late {
             waits.add(wait_ns);
-            let late = Late { rank, by_ns: longer_ns, measure: Measure::Gpu };
-            if !self.is_told(rank, came_ns, longer_ns) {
-                self.tell_late(key, late, Some(transfer_ns), Manner { by_own_work, ..Manner::default() });
-            }
-            return Some(late);
         }
-        if !by_host && (judged < USUAL_WAITS || by_ns < VERY_LATE_NS) {
-            waits.add(wait_ns);
+        if !is_late {
             return None;
         }
         let late = Late { rank, by_ns, measure: Measure::Gpu };
         if !self.is_told(rank, came_ns, by_ns) {
-            self.tell_late(key, late, Some(transfer_ns), Manner { by_host, ..Manner::default() });
+            let manner = Manner { by_host, by_own_work, ..Manner::default() };
+            self.tell_late(key, late, Some(transfer_ns), manner);
         }
         Some(late)
     }

@@ -120,8 +120,12 @@ pub(super) struct OwnWork(BTreeMap<Rank, Worker>);
 impl OwnWork {
     /// Its memory in bytes.
     pub(super) fn bytes(&self) -> usize {
-        let spans: usize = self.0.values().map(|w| w.spans.len()).sum();
-        self.0.len() * size_of::<Worker>() + spans * size_of::<((Track, Track), Span)>()
+        let of = |w: &Worker| {
+            size_of::<Worker>()
+                + w.newest.len() * size_of::<(Track, u64)>()
+                + w.spans.len() * size_of::<((Track, Track), Span)>()
+        };
+        self.0.values().map(of).sum()
     }
 
     fn others_ratio(&self, rank: Rank) -> f64 {
