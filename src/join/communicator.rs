@@ -14,7 +14,7 @@ use super::agenda;
 use super::clock::ClockMap;
 use super::exchange::Exchanges;
 use super::held::{Held, Key};
-use super::instance::{Instance, Late, Measure, Part};
+use super::instance::{Instance, LATE_NS, Late, Measure, Part};
 use super::member::{Called, Member, Seat};
 use super::memory::Payer;
 use super::roster::Roster;
@@ -182,15 +182,35 @@ struct Waited {
     /// The longest of the last waits, and of as many before them, in ns.
     longest_ns: u64,
     before_ns: u64,
+    /// When waits began to be much longer than usual, host monotonic ns, the longest of these, and the waits up to the last one.
+    longer_from_ns: Option<u64>,
+    longer_ns: u64,
+    last_longer: u32,
 }
 
 impl Waited {
     /// Waits of which the longest is taken.
     const OF: u32 = 64;
 
-    fn add(&mut self, ns: u64) {
-        self.longest_ns = self.longest_ns.max(ns);
+    /// Waits that are much longer again and again are not usual before they have been so for this long, in ns: a host may be so
+    /// far ahead of its GPU, and before it is not any more nobody knows that it was the host that became slower.
+    const ADOPTED_AFTER_NS: u64 = 5_000_000_000;
+
+    /// Takes a wait that ended at a moment, host monotonic ns.
+    fn add(&mut self, ns: u64, moment_ns: u64) {
         self.times = self.times.saturating_add(1);
+        if self.times > 2 * Self::OF && ns >= self.usual_ns().saturating_add(LATE_NS) {
+            let from_ns = *self.longer_from_ns.get_or_insert(moment_ns);
+            (self.longer_ns, self.last_longer) = (self.longer_ns.max(ns), self.times);
+            if moment_ns.saturating_sub(from_ns) < Self::ADOPTED_AFTER_NS {
+                return;
+            }
+        } else if self.longer_from_ns.is_some() && self.times - self.last_longer >= Self::OF {
+            // It was a single one, as there may be now and then.
+            self.longest_ns = self.longest_ns.max(std::mem::take(&mut self.longer_ns));
+            self.longer_from_ns = None;
+        }
+        self.longest_ns = self.longest_ns.max(ns);
         if self.times.is_multiple_of(Self::OF) {
             self.before_ns = std::mem::take(&mut self.longest_ns);
         }
@@ -930,6 +950,9 @@ impl Communicator {
         if fresh {
             self.exchanges.issue(&op, ranks);
         }
+        if let (Some(plan), Some(start_ns), Track::Pair(..)) = (op.plan, started_ns, track) {
+            self.exchanges.start(rank, plan, start_ns);
+        }
         let timed = kernel.is_some() || op.event_ns.is_some();
         self.coverage.operations += u64::from(fresh);
         self.coverage.timed += u64::from(timed && !was_timed);
@@ -1120,7 +1143,7 @@ pub(super) fn state_of(
 ) -> OpState {
     match (part, issued) {
         (Some(p), _) if p.finished => OpState::Finished,
-        (Some(p), _) if p.op.net.iter().any(|n| n.stop_ns.is_none() && n.bytes > 0) => OpState::Progressing,
+        (Some(p), _) if p.op.net.iter().any(NetProgress::shows_gpu_in_it) => OpState::Progressing,
         (Some(p), _) if p.started_ns.is_some() && p.ended_seen_ns.is_none() => OpState::Started,
         // Nothing tells of its start or end but a later one; or what does cannot be true.
         (Some(p), _) if p.op.timing.is_silent() || p.op.started > 0 => OpState::InDoubt,

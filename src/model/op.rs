@@ -240,6 +240,14 @@ pub struct NetProgress {
     pub waiting: Option<(NetPhase, u64)>,
 }
 
+impl NetProgress {
+    /// True where it is open and its GPU is in the operation: a send got data from it, a receive gave some to it. What comes for a
+    /// receive before its GPU is there lies in NCCL's buffers.
+    pub fn shows_gpu_in_it(&self) -> bool {
+        self.stop_ns.is_none() && if self.is_send { self.bytes > 0 } else { self.done > 0 }
+    }
+}
+
 /// Everything one rank's segment says about one operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpRecord {

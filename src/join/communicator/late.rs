@@ -11,7 +11,7 @@ const WARM_UP: u64 = 8;
 const VERY_LATE_NS: u64 = 100_000_000;
 /// Transfers between two ranks after which a very late transfer of theirs is told.
 const USUAL_WAITS: u32 = 8;
-/// Waits after which a host that is a little late is told: these show the rhythm of several steps.
+/// The same of a host that is a little late: these show the rhythm of several steps.
 const USUAL_WAITS_MANY: u32 = 2 * Waited::OF;
 /// A GPU that begins within this share of what its peer waited was waiting for its host.
 const AT_ONCE: u64 = 8;
@@ -134,8 +134,11 @@ impl Communicator {
         if self.late.len() == LATE_KEPT {
             self.late.pop_front();
         }
-        // Whoever is very late is found by the hosts' times where nothing is timed.
-        let is_one_of_many = late.measure == Measure::Gpu && late.by_ns < VERY_LATE_NS;
+        // Whoever is very late in a collective is found by the hosts' times where nothing is timed. In an exchange it is one of many
+        // once it was so before.
+        let is_again = |e: &LateEvent| e.in_exchange && e.rank == late.rank && e.by_ns >= VERY_LATE_NS;
+        let is_one_of_many = late.measure == Measure::Gpu
+            && (late.by_ns < VERY_LATE_NS || in_exchange && self.late.iter().any(is_again));
         self.late.push_back(LateEvent {
             speaks_for: if is_one_of_many { speaks_for } else { 1.0 },
             track,
@@ -260,10 +263,10 @@ impl Communicator {
         let ends = [parts.get(&from)?, parts.get(&to)?];
         let transfers = (ranks * ranks.saturating_sub(1)).max(1) as f64;
         let [_, unjudged] = &mut self.unjudged;
-        if from != to && ends.iter().any(|p| p.kernel.is_none()) {
-            unjudged.add(1.0);
-        } else if from != to {
+        if from != to && self.exchanges.is_timed(ends, context) {
             unjudged.judged(at_ns, 1.0 / transfers);
+        } else if from != to {
+            unjudged.add(1.0);
         }
         let speaks_for = unjudged.speaks_for(transfers);
         let found = self.exchanges.add(key, ends, context);
@@ -312,7 +315,7 @@ impl Communicator {
         let judged = both.iter().map(|w| w.times).sum::<u32>();
         let waits = &mut both[waiting];
         let longer_wait_ns = wait_ns.saturating_sub(waits.usual_ns());
-        let by_host = waits.times >= USUAL_WAITS_MANY
+        let by_host = judged >= USUAL_WAITS_MANY
             && longer_wait_ns >= LATE_NS
             && after_issue_ns <= longer_wait_ns / AT_ONCE
             && is_by_itself;
@@ -320,7 +323,7 @@ impl Communicator {
         let by_ns = if by_own_work { longer_ns } else { longer_wait_ns };
         let is_late = by_host || by_own_work || judged >= USUAL_WAITS && by_ns >= VERY_LATE_NS;
         if by_own_work || !is_late {
-            waits.add(wait_ns);
+            waits.add(wait_ns, came_ns);
         }
         if !is_late {
             return None;
@@ -385,6 +388,11 @@ mod tests {
     /// sends, `usual_ms` in each of 300 steps and `wait_ms` in each of 20 more. Rank 1's GPU starts `after_ms` after its host
     /// has issued. As NCCL 2.28 reports it, the receive ends at once.
     fn late(usual_ms: u64, wait_ms: u64, after_ms: u64) -> (usize, u64) {
+        late_while_ahead(usual_ms, wait_ms, |_| after_ms)
+    }
+
+    /// The same with a host that is ahead of its GPU by so many ms at each of the transfers.
+    fn late_while_ahead(usual_ms: u64, wait_ms: u64, after_ms: impl Fn(u64) -> u64) -> (usize, u64) {
         let mut j = Join::new();
         for r in 0..2 {
             j.feed(process(r));
@@ -397,7 +405,7 @@ mod tests {
                 let mut op = all_reduce(
                     rank,
                     order,
-                    start_ns - after_ms * MS - 1_000,
+                    start_ns - after_ms(order) * MS - 1_000,
                     Some((start_ns, Some(start_ns + 20_000))),
                 );
                 op.func = func;
@@ -417,6 +425,12 @@ mod tests {
         assert_eq!(late(6, 9, 0), (0, 0), "steps differ by a half");
         assert_eq!(late(50, 50, 0), (0, 0), "this is how it always was");
         assert_eq!(late(6, 56, 30), (0, 0), "the GPU was busy when the host issued it");
+    }
+
+    #[test]
+    fn a_host_that_was_ahead_when_it_became_late_is_told_once_it_is_not() {
+        let ahead_ms = |order: u64| 300_u64.saturating_sub(30 * order.saturating_sub(300));
+        assert_eq!(late_while_ahead(6, 56, ahead_ms), (10, 10 * 47));
     }
 
     #[test]

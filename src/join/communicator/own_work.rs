@@ -1,12 +1,15 @@
 //! How long ranks work by themselves before transfers: a stage of a pipeline that becomes slow keeps its peers waiting, and so
 //! do bubbles, in which it waits itself.
 //!
-//! A rank works by itself from the end of its last transfer to the start of the next one. How long that usually takes is learned
-//! for each two transfers that follow each other, from medians of a few. It counts as longer only where it grew more than that
-//! of the other ranks: batches and sequences grow for all of them.
+//! A rank works by itself from the end of its last transfer to the start of the next one, where all transfers between are timed
+//! and no other rank computes on its GPU. How long that usually takes is learned for each two transfers that follow each other,
+//! from medians of a few. It counts as longer only where it grew more than that of the other ranks: batches and sequences grow
+//! for all of them.
 
-use super::{Communicator, Key};
-use crate::join::trend::median;
+use super::super::instance::Part;
+use super::super::timing::Kernel;
+use super::super::trend::median;
+use super::{Communicator, Key, Member, PairCount};
 use crate::model::{Rank, Track};
 use std::collections::BTreeMap;
 
@@ -15,9 +18,10 @@ use std::collections::BTreeMap;
 const RANKS: usize = 64;
 const TRACKS: usize = 8;
 const SPANS: usize = 16;
-/// Operations of a track that are looked at for the last one before a moment: ahead of the newest one judged, and back.
-const AHEAD: u64 = 4;
-const BACK: u64 = 16;
+/// Operations of a track before a moment of which the last one that is over is looked for.
+const BACK: usize = 16;
+/// Operations between the one that was looked at and that moment.
+const STEPS: usize = 1024;
 /// Spans before anything is learned, spans of a block, and of the shorter blocks that tell what is usual: a pipeline has few a
 /// second. So many of these do.
 const WARM_UP: u8 = 4;
@@ -100,8 +104,8 @@ fn middle(all: &[f32]) -> f32 {
 /// One rank's work.
 #[derive(Debug, Clone, Default)]
 struct Worker {
-    /// The newest operation that was judged of each track.
-    newest: BTreeMap<Track, u64>,
+    /// The operation of each track that was last looked at. Many are judged at once, one track after the other.
+    looked_at: BTreeMap<Track, u64>,
     spans: BTreeMap<(Track, Track), Span>,
 }
 
@@ -122,7 +126,7 @@ impl OwnWork {
     pub(super) fn bytes(&self) -> usize {
         let of = |w: &Worker| {
             size_of::<Worker>()
-                + w.newest.len() * size_of::<(Track, u64)>()
+                + w.looked_at.len() * size_of::<(Track, u64)>()
                 + w.spans.len() * size_of::<((Track, Track), Span)>()
         };
         self.0.values().map(of).sum()
@@ -136,28 +140,87 @@ impl OwnWork {
 }
 
 impl Communicator {
+    /// True where another rank computes on the same GPU: whatever one of them does takes longer while the others compute.
+    pub(super) fn shares_gpu(&self, rank: Rank) -> bool {
+        let place = |m: &Member| Some((m.record.host_clock, m.record.gpu.clone()?));
+        let Some(own) = self.members.get(&rank).and_then(|m| place(m)) else { return false };
+        self.members.iter().any(|(r, m)| *r != rank && place(m).as_ref() == Some(&own))
+    }
+
+    fn kernel(&self, (track, order): Key, rank: Rank) -> Option<Kernel> {
+        self.instance(track, order)?.parts.get(&rank)?.kernel
+    }
+
+    /// The last operation of a rank's track that started before a moment, looked for from a near one on, and when the last one
+    /// ended that was over by then: 0 where none was or that is long ago, absent where it is not known, as one of them is left out
+    /// of GPU times. NCCL 2.28 tells one end for all transfers of a launch: none is over before its peer has come.
+    fn last_before(&self, (track, mut order): Key, rank: Rank, moment_ns: u64) -> (u64, Option<u64>) {
+        let is_after =
+            |order: u64| self.kernel((track, order), rank).is_some_and(|k| k.start_ns >= moment_ns);
+        let is_known = |order: u64| self.instance(track, order).is_some();
+        for _ in 0..STEPS {
+            match order.checked_add(1).filter(|next| is_known(*next) && !is_after(*next)) {
+                Some(next) => order = next,
+                None => break,
+            }
+        }
+        for _ in 0..STEPS {
+            match order.checked_sub(1).filter(|before| is_after(order) && is_known(*before)) {
+                Some(before) => order = before,
+                None => break,
+            }
+        }
+        // Over the bus not every operation is known.
+        let is_last =
+            order.checked_add(1).is_some_and(|next| is_after(next) || !self.is_issued(track, next, rank));
+        // What has no stamps that can be believed mostly ran beside others of its launch.
+        let ended_ns = |order: u64| {
+            let Some(part) = self.instance(track, order).map(|i| i.parts.get(&rank)) else {
+                return Some(Some(0));
+            };
+            let Some(own_ns) = part.and_then(|p| p.kernel).map(|k| k.end_ns()) else {
+                return part.is_none_or(Part::is_silent).then_some(None);
+            };
+            let peers = self.instance(track, order).into_iter().flat_map(|i| i.parts.iter());
+            let peers = peers.filter(|(r, _)| **r != rank && self.one_clock());
+            let peer_came_ns = peers.filter_map(|(_, p)| Some(p.kernel?.start_ns)).max();
+            Some(Some(own_ns.max(peer_came_ns.unwrap_or(0))))
+        };
+        let mut ends = (0..=order).rev().skip_while(|o| is_after(*o)).take(BACK).filter_map(ended_ns);
+        let mut over = || ends.find(|ns| ns.is_none_or(|ns| ns <= moment_ns)).unwrap_or(Some(0));
+        (order, if is_last { over() } else { None })
+    }
+
+    /// True where a rank is known to have issued a transfer of this order.
+    fn is_issued(&self, track: Track, order: u64, rank: Rank) -> bool {
+        let Track::Pair(from, to) = track else { return false };
+        let issued = |n: &PairCount| if rank == from { n.sent } else { n.received };
+        self.pairs.get(&(from, to)).is_some_and(|n| issued(n) > order)
+    }
+
     /// Learns how long a rank worked by itself before a transfer; returns by how much longer than usual that was, in ns, where
     /// its work has become longer, or was far longer this once.
     pub(super) fn note_own_work(&mut self, key: Key, rank: Rank) -> Option<u64> {
-        let start_ns = self.instance(key.0, key.1)?.parts.get(&rank)?.kernel?.start_ns;
+        let start_ns = self.kernel(key, rank)?.start_ns;
         let has_room = self.own_work.0.len() < RANKS;
         if !has_room && !self.own_work.0.contains_key(&rank) {
             return None;
         }
         let worker = self.own_work.0.entry(rank).or_default();
-        if worker.newest.len() >= TRACKS && !worker.newest.contains_key(&key.0) {
+        if worker.looked_at.len() >= TRACKS && !worker.looked_at.contains_key(&key.0) {
             return None;
         }
-        let newest = worker.newest.entry(key.0).or_default();
-        *newest = key.1.max(*newest);
-        let tracks: Vec<Key> = worker.newest.iter().map(|(t, o)| (*t, *o)).collect();
-        let before = tracks.into_iter().filter_map(|(track, newest)| {
-            let orders = (newest.saturating_sub(BACK)..=newest.saturating_add(AHEAD)).rev();
-            let ends =
-                orders.filter_map(|o| Some(self.instance(track, o)?.parts.get(&rank)?.kernel?.end_ns()));
-            Some((ends.into_iter().find(|ns| *ns <= start_ns)?, track))
-        });
-        let (ended_ns, track) = before.max()?;
+        worker.looked_at.insert(key.0, key.1);
+        let tracks: Vec<Key> = worker.looked_at.iter().map(|(t, o)| (*t, *o)).collect();
+        let mut before = None;
+        for near in tracks {
+            let (order, ended_ns) = self.last_before(near, rank, start_ns);
+            if let Some(w) = self.own_work.0.get_mut(&rank) {
+                w.looked_at.insert(near.0, order);
+            }
+            before = before.max(Some((ended_ns?, near.0)));
+        }
+        let (ended_ns, track) = before.filter(|(ns, _)| *ns > 0)?;
         let own_ns = start_ns - ended_ns;
         let worker = self.own_work.0.get_mut(&rank)?;
         if worker.spans.len() >= SPANS && !worker.spans.contains_key(&(track, key.0)) {
@@ -167,7 +230,8 @@ impl Communicator {
         span.add(own_ns as f32);
         let (usual_ns, ratio, longest_ns) = (span.usual_ns()?, span.ratio()?, span.longest);
         let is_far = own_ns as f32 > longest_ns * FAR;
-        if !span.is_longer && !is_far {
+        // Ranks that share a GPU work for as long as the others' turns make it.
+        if !span.is_longer && !is_far || self.shares_gpu(rank) {
             return None;
         }
         let of_others = self.own_work.others_ratio(rank);
@@ -186,7 +250,7 @@ mod tests {
     use crate::join::Join;
     use crate::join::communicator::LateEvent;
     use crate::join::testing::{all_reduce, member, process};
-    use crate::model::{Func, Lane, Update};
+    use crate::model::{Func, Lane, Timing, Untimed, Update};
 
     fn taught(spans: &[f32]) -> Span {
         let mut span = Span::default();
@@ -222,11 +286,24 @@ mod tests {
 
     /// Two ranks that send to each other in turn and work 2 ms before each send; rank 1 does so for longer in the last rounds.
     fn in_turn(longer_ns: u64, rounds: std::ops::Range<u64>) -> Vec<(Rank, u64)> {
+        in_turn_on(longer_ns, rounds, ["0000:01:00.0", "0000:02:00.0"], 1, |_| true)
+    }
+
+    /// The same on these GPUs, looked at every so many rounds, where the transfers of some rounds alone are timed.
+    fn in_turn_on(
+        longer_ns: u64,
+        rounds: std::ops::Range<u64>,
+        gpus: [&str; 2],
+        looked_at_every: u64,
+        is_timed: impl Fn(u64) -> bool,
+    ) -> Vec<(Rank, u64)> {
         const MS: u64 = 1_000_000;
         let mut join = Join::new();
-        for r in 0..2 {
+        for (r, gpu) in (0..2).zip(gpus) {
             join.feed(process(r));
-            join.feed(member(r, 2, 0));
+            let Update::Comm(mut own) = member(r, 2, 0) else { unreachable!("a member") };
+            own.gpu = Some(gpu.into());
+            join.feed(Update::Comm(own));
         }
         let mut t = 1_000 * MS;
         let mut ticket = 0;
@@ -242,10 +319,16 @@ mod tests {
                     op.lane = if is_send { Lane::Send(Rank(to)) } else { Lane::Recv(Rank(from)) };
                     ticket += 1;
                     op.ticket = ticket;
+                    if !is_timed(round) {
+                        op.stamps.clear();
+                        (op.timing, op.started, op.stopped) = (Timing::Not(Untimed::Budget), 0, 0);
+                    }
                     join.feed(Update::Op(Box::new(op)));
                 }
                 t = sent_ns + MS / 10;
-                join.tick(t);
+                if round % looked_at_every == looked_at_every - 1 {
+                    join.tick(t);
+                }
             }
         }
         let own = |e: &&LateEvent| e.by_own_work;
@@ -259,6 +342,20 @@ mod tests {
         assert!(late.len() > 20 && late.iter().all(|l| *l == (Rank(1), 4)), "{late:?}");
         assert_eq!(in_turn(0, 50..100), []);
         assert_eq!(in_turn(400_000, 50..100), [], "as much varies by itself");
+    }
+
+    #[test]
+    fn many_rounds_that_are_looked_at_together_say_the_same() {
+        const GPUS: [&str; 2] = ["0000:01:00.0", "0000:02:00.0"];
+        let late = in_turn_on(4_000_000, 50..100, GPUS, 20, |_| true);
+        assert!(late.len() > 20 && late.iter().all(|l| *l == (Rank(1), 4)), "{late:?}");
+        // What is left out of GPU times lies between the others.
+        assert_eq!(in_turn_on(0, 50..100, GPUS, 20, |round| round < 50 || round % 7 == 0), []);
+    }
+
+    #[test]
+    fn ranks_that_share_a_gpu_work_as_long_as_their_turns_make_it() {
+        assert_eq!(in_turn_on(4_000_000, 50..100, ["0000:01:00.0"; 2], 1, |_| true), []);
     }
 
     #[test]
