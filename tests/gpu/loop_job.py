@@ -6,7 +6,7 @@ LOOP is one of ddp, fsdp, tensor, pipeline, experts, inference. FAULT is one of
     missing   the last rank stays in host code and makes no further call
     stop      the last rank is stopped by a signal (SIGSTOP)
     late      the last rank spends 50 ms of each step in host code before its first call of the step; where ranks share
-              GPUs, as long as a step takes: hosts are ahead of such GPUs, and 50 ms would hold nobody up
+              GPUs, twice as long as a step takes: hosts are ahead of such GPUs, and less would hold nobody up
 
 The moment of the fault (Unix time) is written to DIR/fault. More ranks than GPUs share them by turns: then every rank
 group that covers the GPUs once is a node of its own for NCCL (NCCL_HOSTID).
@@ -145,8 +145,10 @@ def experts():
 
 def inference():
     """Tensor-parallel decoding: a captured step replayed for each token, and an eager prefill for each request."""
-    up = [torch.randn(WIDTH, 4 * WIDTH // SIZE, device=DEVICE) / WIDTH for _ in range(16)]
-    down = [torch.randn(4 * WIDTH // SIZE, WIDTH, device=DEVICE) / WIDTH for _ in range(16)]
+    # Where ranks take turns on a GPU an operation takes some hundred times as long: a smaller model, and fewer tokens.
+    depth, share = (16, 1) if SIZE <= GPUS else (4, 16)
+    up = [torch.randn(WIDTH, 4 * WIDTH // SIZE, device=DEVICE) / WIDTH for _ in range(depth)]
+    down = [torch.randn(4 * WIDTH // SIZE, WIDTH, device=DEVICE) / WIDTH for _ in range(depth)]
 
     def layers(x):
         for u, d in zip(up, down):
@@ -166,7 +168,7 @@ def inference():
 
     def step(n):
         layers(batch(n))
-        for _ in range(32 + 8 * (n % 7)):
+        for _ in range((32 + 8 * (n % 7)) // share):
             graph.replay()
         decoded.sum().item()
 
@@ -204,9 +206,10 @@ def evaluate():
 
 def run(step):
     warm, plan = time.time() + 3, time.time() + 3 + SECONDS
+    asked_every = 20 if SIZE <= GPUS else 4
     for n in range(1 << 30):
         step(n)
-        if n % 20 == 19:
+        if n % asked_every == asked_every - 1:
             if not goes_on(plan if FAULT == "healthy" else warm):
                 break
             if LOOP != "inference" and n % 400 == 399:
@@ -220,7 +223,7 @@ def run(step):
     for _ in range(3 if SIZE > GPUS else 0):
         step(0)
         torch.cuda.synchronize()
-    delay = max(0.05, (time.time() - began) / 3)
+    delay = max(0.05, 2 * (time.time() - began) / 3)
     if RANK == LAST:
         planted()
         if FAULT == "missing":
