@@ -20,6 +20,9 @@ const UNSHOWN_PATIENCES: u64 = 2;
 /// So many times the farthest that a host was ahead of its GPU, it is not ahead.
 const LEADS: u64 = 4;
 
+/// Ranks that are asked for what they did before.
+const ASKED: usize = 4;
+
 /// The rule.
 #[derive(Debug)]
 pub struct HangRule {
@@ -269,10 +272,21 @@ impl<'a> Scene<'a> {
     }
 
     /// True in the first operation of a communicator, which waits for slow starts: compilation, data, connections. A job
-    /// that makes a communicator in the middle of its work has those behind it.
+    /// that makes a communicator in the middle of its work has those behind it, and so have ranks that were at work elsewhere.
     pub(super) fn is_slow_start(&self, at: Place<'_>) -> bool {
         let is_first = at.stall.order == 0 && !matches!(at.stall.track, Track::Pair(..));
-        is_first && !self.join.was_made_at_work(at.comm)
+        is_first && !self.join.was_made_at_work(at.comm) && !self.came_from_work(at)
+    }
+
+    /// True where the ranks that an operation lacks were at work until it began.
+    fn came_from_work(&self, at: Place<'_>) -> bool {
+        let segment = |r: &Rank| Some(at.comm.members().get(r)?.record.segment);
+        let was_at_work = |r: &Rank| {
+            let began = at.instance.began_ns().zip(segment(r));
+            began.is_some_and(|(began_ns, segment)| self.join.was_at_work(segment, began_ns))
+        };
+        let ranks = &at.origin.ranks;
+        !ranks.is_empty() && ranks.iter().take(ASKED).all(was_at_work)
     }
 
     /// True where a rank has issued nothing at all in a communicator of a job that begins.

@@ -182,9 +182,11 @@ struct Waited {
     /// The longest of the last waits, and of as many before them, in ns.
     longest_ns: u64,
     before_ns: u64,
-    /// When waits began to be much longer than usual, host monotonic ns, the longest of these, and the waits up to the last one.
+    /// When waits began to be much longer than usual, host monotonic ns.
     longer_from_ns: Option<u64>,
+    /// The longest of these, in ns.
     longer_ns: u64,
+    /// How many waits there were up to the last of these.
     last_longer: u32,
 }
 
@@ -192,8 +194,8 @@ impl Waited {
     /// Waits of which the longest is taken.
     const OF: u32 = 64;
 
-    /// Waits that are much longer again and again are not usual before they have been so for this long, in ns: a host may be so
-    /// far ahead of its GPU, and before it is not any more nobody knows that it was the host that became slower.
+    /// Waits that become much longer are usual after this time, in ns, if no late host explains them. A host that becomes slow
+    /// shows it only when its GPU has no work of before left.
     const ADOPTED_AFTER_NS: u64 = 5_000_000_000;
 
     /// Takes a wait that ended at a moment, host monotonic ns.
@@ -950,8 +952,10 @@ impl Communicator {
         if fresh {
             self.exchanges.issue(&op, ranks);
         }
-        if let (Some(plan), Some(start_ns), Track::Pair(..)) = (op.plan, started_ns, track) {
-            self.exchanges.start(rank, plan, start_ns);
+        if let (Some(plan), Some(start_ns), Track::Pair(..)) = (op.plan, started_ns, track)
+            && (stamped || said.is_some())
+        {
+            self.exchanges.start(rank, plan, start_ns, kernel.is_some());
         }
         let timed = kernel.is_some() || op.event_ns.is_some();
         self.coverage.operations += u64::from(fresh);
@@ -997,7 +1001,7 @@ impl Communicator {
     pub(super) fn weight(&self) -> usize {
         const MEMBER: usize = 1024;
         const PART: usize = size_of::<Part>() + size_of::<OpRecord>() + 64;
-        const PAIR: usize = 64;
+        const PAIR: usize = 2 * size_of::<((Rank, Rank), PairCount)>();
         const LATE: usize = size_of::<LateEvent>() + 128;
         size_of::<Self>()
             + self.members.len() * MEMBER

@@ -15,7 +15,7 @@ use crate::model::{Func, Lane, OpRecord, Rank, Track};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-/// Incomplete launches and their transfers that are kept at most, 120 and 24 bytes each. A tick may bring many at once. Of so
+/// Incomplete launches and their transfers that are kept at most, 120 and 32 bytes each. A tick may bring many at once. Of so
 /// many launches the starts are known.
 const LAUNCHES_KEPT: usize = 1 << 14;
 const TRANSFERS_KEPT: usize = 1 << 18;
@@ -55,6 +55,14 @@ struct PeerEnd {
     longer_ns: Option<i64>,
 }
 
+/// When the first known transfer of a launch started, host monotonic ns.
+#[derive(Debug, Clone, Copy)]
+struct LaunchStart {
+    ns: u64,
+    /// Its end is believed as well.
+    is_whole: bool,
+}
+
 /// The size of a communicator, and whether its members' times can be compared.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ExchangeContext {
@@ -73,6 +81,8 @@ pub(super) struct LateExchange {
     pub(super) transfer_ns: Option<u64>,
     /// One of the rank's transfers in it.
     pub(super) transfer: Key,
+    /// When its launch started, host monotonic ns, where that is known.
+    pub(super) came_ns: Option<u64>,
     /// All ranks take part in it.
     pub(super) with_all: bool,
 }
@@ -88,8 +98,8 @@ pub(super) struct Exchanges {
     /// The launch of each rank that is complete if nothing more of it comes.
     pending: BTreeMap<Rank, u64>,
     transfers: usize,
-    /// When the first known transfer of a launch started, host monotonic ns; the oldest launches first.
-    starts: HashMap<LaunchKey, u64>,
+    starts: HashMap<LaunchKey, LaunchStart>,
+    /// Their launches, oldest first.
     started: VecDeque<LaunchKey>,
     /// One with all others was complete.
     seen: bool,
@@ -106,7 +116,7 @@ impl Exchanges {
         const LAUNCH: usize = 2 * size_of::<(LaunchKey, ExchangeLaunch)>();
         self.incomplete.len() * LAUNCH
             + (self.order.len() + self.started.len()) * size_of::<LaunchKey>()
-            + self.starts.len() * 2 * size_of::<(LaunchKey, u64)>()
+            + self.starts.len() * 2 * size_of::<(LaunchKey, LaunchStart)>()
             + self.transfers * size_of::<PeerEnd>()
     }
 
@@ -144,16 +154,23 @@ impl Exchanges {
         self.forget();
     }
 
-    /// Takes when a transfer of a rank's launch started, host monotonic ns.
-    pub(super) fn start(&mut self, rank: Rank, plan: u64, start_ns: u64) {
+    /// Takes when a transfer of a rank's launch started, host monotonic ns. One of which the end is believed too is believed
+    /// before others.
+    pub(super) fn start(&mut self, rank: Rank, plan: u64, ns: u64, is_whole: bool) {
         let key = (rank, plan);
         if !self.newest.contains_key(&rank) {
             return;
         }
+        let start = LaunchStart { ns, is_whole };
         match self.starts.entry(key) {
-            Entry::Occupied(mut known) => *known.get_mut() = start_ns.min(*known.get()),
+            Entry::Occupied(mut known) => {
+                let known = known.get_mut();
+                if (is_whole, known.ns) > (known.is_whole, ns) {
+                    *known = start;
+                }
+            }
             Entry::Vacant(new) => {
-                new.insert(start_ns);
+                new.insert(start);
                 self.started.push_back(key);
                 if self.started.len() > LAUNCHES_KEPT
                     && let Some(oldest) = self.started.pop_front()
@@ -258,9 +275,10 @@ impl Exchanges {
         with_all: bool,
         context: ExchangeContext,
     ) -> Option<LateExchange> {
-        let own_ns = self.starts.get(&key);
+        let start_ns = |key: &LaunchKey| self.starts.get(key).map(|s| s.ns);
+        let came_ns = start_ns(&key);
         let waited_for_ns = |end: &PeerEnd| match context.one_clock {
-            true => own_ns?.checked_signed_diff(*self.starts.get(&end.launch)?),
+            true => came_ns?.checked_signed_diff(start_ns(&end.launch)?),
             false => end.longer_ns,
         };
         let mut waited: Vec<i64> = launch.ends.iter().filter_map(waited_for_ns).collect();
@@ -271,7 +289,7 @@ impl Exchanges {
         let waited_ns = u64::try_from(*waited.select_nth_unstable(at).1).ok()?;
         let late = Late { rank: key.0, by_ns: waited_ns, measure: Measure::Gpu };
         let (transfer, transfer_ns) = (launch.transfer?, launch.shortest_ns);
-        (waited_ns >= LATE_NS).then_some(LateExchange { late, transfer_ns, transfer, with_all })
+        (waited_ns >= LATE_NS).then_some(LateExchange { late, transfer_ns, transfer, came_ns, with_all })
     }
 }
 
@@ -410,8 +428,8 @@ mod tests {
                 for (rank, peer, func) in [(from, to, Func::Send), (to, from, Func::Recv)] {
                     let times_ns = (start_ns(rank), start_ns(rank) + 60_000_000);
                     let mut op = end(rank, peer, func, order, order, times_ns);
-                    if (rank + peer) % 4 != 0 {
-                        op.stamps.iter_mut().for_each(|s| s.start_gpu_ns = None);
+                    if (rank + peer) % 4 != 1 {
+                        op.stamps.clear();
                     }
                     j.feed(Update::Op(Box::new(op)));
                 }

@@ -29,6 +29,11 @@ const STARTED_ORDERS: u64 = 2;
 /// Ranks that are asked for what they did before.
 const FEW: usize = 4;
 
+/// Of so many seconds, in how many a process that is at work issues operations: one that compiles or loads its data does not.
+const WORKED_SECONDS: usize = 5;
+const WORKED_IN: usize = 4;
+const SECOND_NS: u64 = 1_000_000_000;
+
 /// Everything that stands still, and where it begins.
 #[derive(Debug, Clone, Default)]
 pub struct Standing {
@@ -182,6 +187,23 @@ impl Join {
             let others = self.memberships(m.record.segment).iter().filter(|(id, _)| *id != c.id);
             others.filter_map(|(id, r)| Some((self.communicator(*id)?, *r))).any(|(o, r)| worked(m, o, r))
         })
+    }
+
+    /// True where a process issued operations in most of the seconds before a moment, host monotonic ns: its job had begun.
+    pub fn was_at_work(&self, segment: SegmentId, moment_ns: u64) -> bool {
+        let parts = |(id, rank): &(CommId, Rank)| {
+            let instances = self.communicator(*id).into_iter().flat_map(Communicator::instances);
+            let rank = *rank;
+            instances.filter_map(move |(.., i)| i.parts.get(&rank)?.op.issued_ns)
+        };
+        let mut seconds = [false; WORKED_SECONDS];
+        for issued_ns in self.memberships(segment).iter().flat_map(parts) {
+            let ago = moment_ns.checked_sub(issued_ns).and_then(|ns| usize::try_from(ns / SECOND_NS).ok());
+            if let Some(second) = ago.and_then(|ago| seconds.get_mut(ago)) {
+                *second = true;
+            }
+        }
+        seconds.iter().filter(|s| **s).count() >= WORKED_IN
     }
 
     /// Since when an operation stands still, host monotonic ns, for the order among all of them; absent where nobody waits
@@ -347,4 +369,30 @@ fn waiting_in<'a>(instance: &'a Instance, stall: &'a Stall) -> impl Iterator<Ite
         .iter()
         .filter(move |(r, p)| !lacks(**r) && (!p.finished || waits(**r)))
         .map(|(r, p)| (*r, p))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::SECOND_NS;
+    use crate::join::Join;
+    use crate::join::testing::{all_reduce, member, process};
+    use crate::model::{Rank, Update};
+
+    #[test]
+    fn a_process_is_at_work_that_issued_something_in_most_of_the_last_seconds() {
+        let was_at_work = |issued_s: &[u64]| {
+            let mut j = Join::new();
+            j.feed(process(0));
+            j.feed(member(0, 2, 1));
+            for (order, s) in (0..).zip(issued_s) {
+                j.feed(Update::Op(Box::new(all_reduce(0, order, s * SECOND_NS, None))));
+            }
+            j.tick(20 * SECOND_NS);
+            let c = j.communicators().next().expect("one");
+            j.was_at_work(c.members()[&Rank(0)].record.segment, 20 * SECOND_NS - 1)
+        };
+        assert!(was_at_work(&[15, 16, 17, 19]));
+        assert!(!was_at_work(&[1, 2, 3, 4, 5, 18, 19]), "it compiled");
+        assert!(!was_at_work(&[19, 19, 19, 19, 19, 20, 21]));
+    }
 }

@@ -241,8 +241,8 @@ pub struct NetProgress {
 }
 
 impl NetProgress {
-    /// True where it is open and its GPU is in the operation: a send got data from it, a receive gave some to it. What comes for a
-    /// receive before its GPU is there lies in NCCL's buffers.
+    /// True where it is open and its GPU is in the operation: a send got data from it, or a receive gave data to it. Before the GPU
+    /// of a receive is there, NCCL keeps what comes in its buffers.
     pub fn shows_gpu_in_it(&self) -> bool {
         self.stop_ns.is_none() && if self.is_send { self.bytes > 0 } else { self.done > 0 }
     }
@@ -383,5 +383,32 @@ pub fn size_text(n: u64) -> String {
         format!("{} {unit}", n / one)
     } else {
         format!("{:.1} {unit}", n as f64 / one as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_that_no_gpu_took_shows_no_gpu() {
+        let open = |is_send, bytes, done| NetProgress {
+            channel: 0,
+            peer: Rank(1),
+            is_send,
+            steps: 16,
+            started: 4,
+            done,
+            bytes,
+            start_ns: 1,
+            stop_ns: None,
+            waited_ns: [0; 4],
+            waiting: Some((NetPhase::Gpu, 1)),
+        };
+        assert!(!open(false, 1 << 20, 0).shows_gpu_in_it());
+        assert!(open(false, 1 << 20, 1).shows_gpu_in_it());
+        assert!(open(true, 1 << 20, 0).shows_gpu_in_it());
+        assert!(!open(true, 0, 0).shows_gpu_in_it());
+        assert!(!NetProgress { stop_ns: Some(9), ..open(true, 1 << 20, 1) }.shows_gpu_in_it());
     }
 }

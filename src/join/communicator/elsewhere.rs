@@ -66,8 +66,12 @@ impl Communicator {
             Some(all_came_ns) => inside.timed_ns += all_came_ns.saturating_sub(from_ns),
             None => inside.untimed = true,
         };
+        let launch = but.and_then(|(t, o)| Some(self.instance(t, o)?.parts.get(&rank)?.op.launch()));
         for (track, order, instance) in self.instances().filter(|(t, o, _)| Some((*t, *o)) != but) {
             let Some(part) = instance.parts.get(&rank) else { continue };
+            if launch.is_some_and(|l| l.shared_with(part.op.launch())) {
+                continue;
+            }
             if let Some(other) = doubt.take_if(|((t, _), _)| *t != track) {
                 settle(&mut inside, other);
             }

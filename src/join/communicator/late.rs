@@ -2,6 +2,7 @@
 
 use super::super::exchange::ExchangeContext;
 use super::super::instance::{Instance, LATE_NS, Late, Measure, Part};
+use super::unjudged::SPEAKS_FOR_NS;
 use super::{Communicator, Key, LATE_KEPT, LateEvent, Suspicion, Waited};
 use crate::model::{Rank, Track};
 
@@ -11,7 +12,7 @@ const WARM_UP: u64 = 8;
 const VERY_LATE_NS: u64 = 100_000_000;
 /// Transfers between two ranks after which a very late transfer of theirs is told.
 const USUAL_WAITS: u32 = 8;
-/// The same of a host that is a little late: these show the rhythm of several steps.
+/// Waits after which a host that is a little late is told: these show the rhythm of several steps.
 const USUAL_WAITS_MANY: u32 = 2 * Waited::OF;
 /// A GPU that begins within this share of what its peer waited was waiting for its host.
 const AT_ONCE: u64 = 8;
@@ -28,11 +29,20 @@ struct Manner {
     by_own_work: bool,
     by_calls: bool,
     speaks_for: f64,
+    /// When it came, where its own part does not say so.
+    came_ns: Option<u64>,
 }
 
 impl Default for Manner {
     fn default() -> Self {
-        Manner { in_exchange: false, by_host: false, by_own_work: false, by_calls: false, speaks_for: 1.0 }
+        Manner {
+            in_exchange: false,
+            by_host: false,
+            by_own_work: false,
+            by_calls: false,
+            speaks_for: 1.0,
+            came_ns: None,
+        }
     }
 }
 
@@ -116,14 +126,17 @@ impl Communicator {
         (track, order): (Track, u64),
         late: Late,
         transfer_ns: Option<u64>,
-        Manner { in_exchange, by_host, by_own_work, by_calls, speaks_for }: Manner,
+        manner: Manner,
     ) {
+        let Manner { in_exchange, by_host, by_own_work, by_calls, speaks_for, came_ns } = manner;
         let Some(instance) = self.instances.get_mut(&(track, order)) else { return };
         instance.late_told = Some(late);
         let at_ns = instance.began_ns().unwrap_or(0);
-        let came_ns = instance.parts.get(&late.rank).and_then(|p| match late.measure {
-            Measure::Gpu => p.started_ns.or(p.op.issued_ns),
-            Measure::Host => p.op.issued_ns,
+        let came_ns = came_ns.or_else(|| {
+            instance.parts.get(&late.rank).and_then(|p| match late.measure {
+                Measure::Gpu => p.started_ns.or(p.op.issued_ns),
+                Measure::Host => p.op.issued_ns,
+            })
         });
         let Some(first) = instance.first().map(|p| p.op.clone()) else { return };
         let operation = self.describe(track, order, &first);
@@ -134,9 +147,15 @@ impl Communicator {
         if self.late.len() == LATE_KEPT {
             self.late.pop_front();
         }
-        // Whoever is very late in a collective is found by the hosts' times where nothing is timed. In an exchange it is one of many
-        // once it was so before.
-        let is_again = |e: &LateEvent| e.in_exchange && e.rank == late.rank && e.by_ns >= VERY_LATE_NS;
+        // A rank that is very late in a collective is found by the hosts' times where nothing is timed. In an exchange it speaks for
+        // others only if it was very late shortly before.
+        let is_again = |e: &LateEvent| {
+            e.in_exchange
+                && e.rank == late.rank
+                && e.by_ns >= VERY_LATE_NS
+                && e.held_elsewhere != Some(true)
+                && at_ns.saturating_sub(e.at_ns) < SPEAKS_FOR_NS
+        };
         let is_one_of_many = late.measure == Measure::Gpu
             && (late.by_ns < VERY_LATE_NS || in_exchange && self.late.iter().any(is_again));
         self.late.push_back(LateEvent {
@@ -272,14 +291,14 @@ impl Communicator {
         let found = self.exchanges.add(key, ends, context);
         for e in found.into_iter().flatten() {
             let part = self.instances.get(&e.transfer).and_then(|i| i.parts.get(&e.late.rank));
-            let came_ns = part.and_then(|p| p.started_ns.or(p.op.issued_ns));
+            let came_ns = e.came_ns.or_else(|| part.and_then(|p| p.started_ns.or(p.op.issued_ns)));
             if !e.with_all && came_ns.is_some_and(|t| self.is_told(e.late.rank, t, e.late.by_ns)) {
                 continue;
             }
             self.judged += 1;
             // How many transfers one with neighbours has is not known.
             let speaks_for = if e.with_all { speaks_for } else { 1.0 };
-            let manner = Manner { in_exchange: true, speaks_for, ..Manner::default() };
+            let manner = Manner { in_exchange: true, speaks_for, came_ns, ..Manner::default() };
             self.tell_late(e.transfer, e.late, e.transfer_ns, manner);
         }
         found.into_iter().flatten().find(|e| e.with_all).map(|e| e.late)
@@ -315,7 +334,7 @@ impl Communicator {
         let judged = both.iter().map(|w| w.times).sum::<u32>();
         let waits = &mut both[waiting];
         let longer_wait_ns = wait_ns.saturating_sub(waits.usual_ns());
-        let by_host = judged >= USUAL_WAITS_MANY
+        let by_host = waits.times >= USUAL_WAITS_MANY
             && longer_wait_ns >= LATE_NS
             && after_issue_ns <= longer_wait_ns / AT_ONCE
             && is_by_itself;
@@ -324,6 +343,9 @@ impl Communicator {
         let is_late = by_host || by_own_work || judged >= USUAL_WAITS && by_ns >= VERY_LATE_NS;
         if by_own_work || !is_late {
             waits.add(wait_ns, came_ns);
+        }
+        if by_host {
+            waits.longer_from_ns = None;
         }
         if !is_late {
             return None;

@@ -1,12 +1,11 @@
 //! How long ranks work by themselves before transfers: a stage of a pipeline that becomes slow keeps its peers waiting, and so
 //! do bubbles, in which it waits itself.
 //!
-//! A rank works by itself from the end of its last transfer to the start of the next one, where all transfers between are timed
-//! and no other rank computes on its GPU. How long that usually takes is learned for each two transfers that follow each other,
+//! A rank works by itself from the end of its last transfer to the start of the next one, where none between is left out of GPU
+//! times, and no other rank of the communicator computes on its GPU. How long that usually takes is learned for each two transfers that follow each other,
 //! from medians of a few. It counts as longer only where it grew more than that of the other ranks: batches and sequences grow
 //! for all of them.
 
-use super::super::instance::Part;
 use super::super::timing::Kernel;
 use super::super::trend::median;
 use super::{Communicator, Key, Member, PairCount};
@@ -20,8 +19,8 @@ const TRACKS: usize = 8;
 const SPANS: usize = 16;
 /// Operations of a track before a moment of which the last one that is over is looked for.
 const BACK: usize = 16;
-/// Operations between the one that was looked at and that moment.
-const STEPS: usize = 1024;
+/// Operations that are passed in that search, of all tracks.
+const STEPS: usize = 2048;
 /// Spans before anything is learned, spans of a block, and of the shorter blocks that tell what is usual: a pipeline has few a
 /// second. So many of these do.
 const WARM_UP: u8 = 4;
@@ -104,8 +103,9 @@ fn middle(all: &[f32]) -> f32 {
 /// One rank's work.
 #[derive(Debug, Clone, Default)]
 struct Worker {
-    /// The operation of each track that was last looked at. Many are judged at once, one track after the other.
-    looked_at: BTreeMap<Track, u64>,
+    /// The operation of each track near which the last one before a moment is looked for, and when that one ended, host monotonic
+    /// ns. Many are judged at once, one track after the other.
+    near: BTreeMap<Track, (u64, u64)>,
     spans: BTreeMap<(Track, Track), Span>,
 }
 
@@ -126,7 +126,7 @@ impl OwnWork {
     pub(super) fn bytes(&self) -> usize {
         let of = |w: &Worker| {
             size_of::<Worker>()
-                + w.looked_at.len() * size_of::<(Track, u64)>()
+                + w.near.len() * size_of::<(Track, u64, u64)>()
                 + w.spans.len() * size_of::<((Track, Track), Span)>()
         };
         self.0.values().map(of).sum()
@@ -151,74 +151,93 @@ impl Communicator {
         self.instance(track, order)?.parts.get(&rank)?.kernel
     }
 
-    /// The last operation of a rank's track that started before a moment, looked for from a near one on, and when the last one
-    /// ended that was over by then: 0 where none was or that is long ago, absent where it is not known, as one of them is left out
-    /// of GPU times. NCCL 2.28 tells one end for all transfers of a launch: none is over before its peer has come.
-    fn last_before(&self, (track, mut order): Key, rank: Rank, moment_ns: u64) -> (u64, Option<u64>) {
+    /// The last operation of a rank's track that started before a moment, searched from a near one on, and when the last one ended
+    /// that was over by then: 0 where none was, absent where it is not known, as one of them is left out of GPU times or was
+    /// forgotten. NCCL 2.28 tells one end for all transfers of a launch: that of one whose peer came later is not believed.
+    fn last_before(
+        &self,
+        (track, (mut order, known_ns)): (Track, (u64, u64)),
+        rank: Rank,
+        moment_ns: u64,
+        steps: &mut usize,
+    ) -> (u64, Option<u64>) {
         let is_after =
             |order: u64| self.kernel((track, order), rank).is_some_and(|k| k.start_ns >= moment_ns);
         let is_known = |order: u64| self.instance(track, order).is_some();
-        for _ in 0..STEPS {
-            match order.checked_add(1).filter(|next| is_known(*next) && !is_after(*next)) {
-                Some(next) => order = next,
-                None => break,
-            }
+        if !is_known(order) {
+            return (order, Some(known_ns).filter(|ns| *ns <= moment_ns));
         }
-        for _ in 0..STEPS {
-            match order.checked_sub(1).filter(|before| is_after(order) && is_known(*before)) {
-                Some(before) => order = before,
-                None => break,
-            }
+        let mut step = || {
+            *steps = steps.saturating_sub(1);
+            *steps > 0
+        };
+        while let Some(next) = order.checked_add(1).filter(|next| is_known(*next) && !is_after(*next))
+            && step()
+        {
+            order = next;
+        }
+        while let Some(before) = order.checked_sub(1).filter(|before| is_after(order) && is_known(*before))
+            && step()
+        {
+            order = before;
+        }
+        if is_after(order) {
+            return (order, (order == 0).then_some(0));
         }
         // Over the bus not every operation is known.
         let is_last =
             order.checked_add(1).is_some_and(|next| is_after(next) || !self.is_issued(track, next, rank));
-        // What has no stamps that can be believed mostly ran beside others of its launch.
+        let one_clock = self.one_clock();
+        // Absent: it says nothing, as neither its start nor its end is believed.
         let ended_ns = |order: u64| {
             let Some(part) = self.instance(track, order).map(|i| i.parts.get(&rank)) else {
-                return Some(Some(0));
+                return Some(None);
             };
             let Some(own_ns) = part.and_then(|p| p.kernel).map(|k| k.end_ns()) else {
-                return part.is_none_or(Part::is_silent).then_some(None);
+                return part.is_none_or(|p| p.is_silent() || p.started_ns.is_some()).then_some(None);
             };
             let peers = self.instance(track, order).into_iter().flat_map(|i| i.parts.iter());
-            let peers = peers.filter(|(r, _)| **r != rank && self.one_clock());
+            let peers = peers.filter(|(r, _)| **r != rank && one_clock);
             let peer_came_ns = peers.filter_map(|(_, p)| Some(p.kernel?.start_ns)).max();
             Some(Some(own_ns.max(peer_came_ns.unwrap_or(0))))
         };
-        let mut ends = (0..=order).rev().skip_while(|o| is_after(*o)).take(BACK).filter_map(ended_ns);
-        let mut over = || ends.find(|ns| ns.is_none_or(|ns| ns <= moment_ns)).unwrap_or(Some(0));
-        (order, if is_last { over() } else { None })
+        let mut ends = (0..=order).rev().take(BACK).filter_map(ended_ns);
+        let over = ends.find(|ns| ns.is_none_or(|ns| ns <= moment_ns)).unwrap_or(None);
+        (order, over.filter(|_| is_last))
     }
 
-    /// True where a rank is known to have issued a transfer of this order.
+    /// True where a rank is known to have issued a transfer of this order, or may have.
     fn is_issued(&self, track: Track, order: u64, rank: Rank) -> bool {
         let Track::Pair(from, to) = track else { return false };
         let issued = |n: &PairCount| if rank == from { n.sent } else { n.received };
-        self.pairs.get(&(from, to)).is_some_and(|n| issued(n) > order)
+        self.pairs.get(&(from, to)).is_none_or(|n| issued(n) > order)
     }
 
     /// Learns how long a rank worked by itself before a transfer; returns by how much longer than usual that was, in ns, where
     /// its work has become longer, or was far longer this once.
     pub(super) fn note_own_work(&mut self, key: Key, rank: Rank) -> Option<u64> {
-        let start_ns = self.kernel(key, rank)?.start_ns;
+        let kernel = self.kernel(key, rank)?;
+        let start_ns = kernel.start_ns;
         let has_room = self.own_work.0.len() < RANKS;
         if !has_room && !self.own_work.0.contains_key(&rank) {
             return None;
         }
         let worker = self.own_work.0.entry(rank).or_default();
-        if worker.looked_at.len() >= TRACKS && !worker.looked_at.contains_key(&key.0) {
+        if worker.near.len() >= TRACKS && !worker.near.contains_key(&key.0) {
             return None;
         }
-        worker.looked_at.insert(key.0, key.1);
-        let tracks: Vec<Key> = worker.looked_at.iter().map(|(t, o)| (*t, *o)).collect();
-        let mut before = None;
+        let tracks: Vec<(Track, (u64, u64))> = worker.near.iter().map(|(t, o)| (*t, *o)).collect();
+        let mut steps = STEPS;
+        let mut before = Some((0, key.0));
         for near in tracks {
-            let (order, ended_ns) = self.last_before(near, rank, start_ns);
-            if let Some(w) = self.own_work.0.get_mut(&rank) {
-                w.looked_at.insert(near.0, order);
+            let (order, ended_ns) = self.last_before(near, rank, start_ns, &mut steps);
+            if let (Some(w), Some(ns)) = (self.own_work.0.get_mut(&rank), ended_ns) {
+                w.near.insert(near.0, (order, ns));
             }
-            before = before.max(Some((ended_ns?, near.0)));
+            before = before.zip(ended_ns).map(|(b, ns)| b.max((ns, near.0)));
+        }
+        if let Some(w) = self.own_work.0.get_mut(&rank) {
+            w.near.insert(key.0, (key.1, kernel.end_ns()));
         }
         let (ended_ns, track) = before.filter(|(ns, _)| *ns > 0)?;
         let own_ns = start_ns - ended_ns;

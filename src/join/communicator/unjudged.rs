@@ -3,7 +3,7 @@
 /// The plugin times operations in runs of so many.
 const RUN: f64 = 32.0;
 /// Operations speak for those of so long before them, in ns.
-const SPEAKS_FOR_NS: u64 = 10_000_000_000;
+pub(super) const SPEAKS_FOR_NS: u64 = 10_000_000_000;
 
 /// Operations that nothing speaks for yet.
 #[derive(Debug, Clone, Copy, Default)]
