@@ -186,7 +186,7 @@ struct Waited {
     longer_from_ns: Option<u64>,
     /// The longest of these, in ns.
     longer_ns: u64,
-    /// How many waits there were up to the last of these.
+    /// The number of the last of these, counted among all waits.
     last_longer: u32,
 }
 
@@ -195,7 +195,7 @@ impl Waited {
     const OF: u32 = 64;
 
     /// Waits that become much longer are usual after this time, in ns, if no late host explains them. A host that becomes slow
-    /// shows it only when its GPU has no work of before left.
+    /// delays its peers only after its GPU has done all earlier work.
     const ADOPTED_AFTER_NS: u64 = 5_000_000_000;
 
     /// Takes a wait that ended at a moment, host monotonic ns.

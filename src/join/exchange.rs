@@ -50,8 +50,8 @@ struct ExchangeLaunch {
 #[derive(Debug, Clone, Copy)]
 struct PeerEnd {
     launch: LaunchKey,
-    /// How much longer it took than the rank's own, in ns: the time that it waited for the rank. Absent where starts are compared,
-    /// or where an end is not known.
+    /// The time that it waited for the rank, in ns: it took so much longer than the rank's own end. Absent where starts are
+    /// compared, or where an end is not known.
     longer_ns: Option<i64>,
 }
 

@@ -368,7 +368,7 @@ mod tests {
         const GPUS: [&str; 2] = ["0000:01:00.0", "0000:02:00.0"];
         let late = in_turn_on(4_000_000, 50..100, GPUS, 20, |_| true);
         assert!(late.len() > 20 && late.iter().all(|l| *l == (Rank(1), 4)), "{late:?}");
-        // What is left out of GPU times lies between the others.
+        // Rounds that are left out of GPU times lie between the others.
         assert_eq!(in_turn_on(0, 50..100, GPUS, 20, |round| round < 50 || round % 7 == 0), []);
     }
 
