@@ -319,9 +319,22 @@ fn rows(join: &Join, c: &Communicator, track: Track, over: bool, room: &mut Room
             open.into_iter().flat_map(|(_, i)| i.parts.iter().filter(|(r, _)| is_alive(r))).peekable();
         parts.peek().is_some() && parts.all(|(_, p)| !p.finished && p.is_silent())
     };
+    // Who has freed the communicator is through, unless others are seen to wait in what it has not started.
+    let is_in = |r: &Row| r.front.stage == Stage::Started && !r.out;
+    let mut waited_in: Vec<u64> = Vec::new();
+    if rows.iter().any(|r| r.through) {
+        waited_in.extend(rows.iter().filter(|r| is_in(r)).map(|r| r.front.done));
+        waited_in.sort_unstable();
+        let needs_all = |o: &u64| {
+            let first = c.instance(track, *o).and_then(Instance::first);
+            first.is_some_and(|p| !p.op.func.is_rooted())
+        };
+        waited_in.retain(needs_all);
+    }
     for row in rows.iter_mut() {
         let f = &mut row.front;
-        if row.through {
+        let is_waited_for = f.stage == Stage::Issued && waited_in.binary_search(&f.done).is_ok();
+        if row.through && !is_waited_for {
             f.done = f.issued;
         }
         // Who is gone or stopped, or has aborted, will not finish what it began: it is waited for as if it had not issued it.

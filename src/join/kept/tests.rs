@@ -51,7 +51,13 @@ fn defined(j: &Join, c: &Communicator, track: Track, over: bool, now_ns: u64) ->
         j.process(m.record.segment).filter(|p| !Process::unsure(p))?;
         let mut issued = m.issued(track)?;
         let (mut done, stage) = fronts.get(rank).copied().unwrap_or((issued, Stage::InDoubt));
-        if m.record.finalized_ns.is_some() {
+        let waits_for = |(r, (order, waits)): (&Rank, &(u64, Stage))| {
+            *waits == Stage::Started && *order == done && !is_gone(r)
+        };
+        let needs_all =
+            || !c.instance(track, done).and_then(Instance::first).is_some_and(|p| p.op.func.is_rooted());
+        let waited_for = || stage == Stage::Issued && needs_all() && fronts.iter().any(waits_for);
+        if m.record.finalized_ns.is_some() && !waited_for() {
             done = issued;
         }
         if done < issued && is_gone(rank) {
@@ -289,6 +295,23 @@ fn a_look_between_two_ticks_sees_what_came_since() {
     assert_eq!(j.standing(120 * MS).origins().len(), 1, "it became old without a tick");
     j.tick(120 * MS);
     assert!(Arc::ptr_eq(&j.standing(120 * MS), &j.standing(121 * MS)), "nothing is made anew");
+}
+
+#[test]
+fn who_frees_a_communicator_is_waited_for_in_what_it_has_not_started() {
+    let mut j = Join::new();
+    for (r, kernel) in [(0, Some((MS, None))), (1, None)] {
+        j.feed(process(r));
+        let Update::Comm(mut record) = member(r, 2, 1) else { unreachable!("a member") };
+        record.finalized_ns = (r == 1).then_some(2 * MS);
+        j.feed(Update::Comm(record));
+        // Rank 0 is in it; rank 1 has issued it behind something else.
+        j.feed(Update::Op(Box::new(all_reduce(r, 0, MS, kernel))));
+    }
+    j.tick(100 * MS);
+    let standing = j.standing(100 * MS);
+    let origins: Vec<_> = standing.origins().iter().map(|o| o.ranks.clone()).collect();
+    assert_eq!(origins, [[Rank(1)]]);
 }
 
 #[test]
