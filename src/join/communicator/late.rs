@@ -334,7 +334,8 @@ impl Communicator {
         let judged = both.iter().map(|w| w.times).sum::<u32>();
         let waits = &mut both[waiting];
         let longer_wait_ns = wait_ns.saturating_sub(waits.usual_ns());
-        let by_host = waits.times >= USUAL_WAITS_MANY
+        // An end that did not wait in so many transfers usually does not.
+        let by_host = judged >= USUAL_WAITS_MANY
             && longer_wait_ns >= LATE_NS
             && after_issue_ns <= longer_wait_ns / AT_ONCE
             && is_by_itself;
@@ -447,6 +448,31 @@ mod tests {
         assert_eq!(late(6, 9, 0), (0, 0), "steps differ by a half");
         assert_eq!(late(50, 50, 0), (0, 0), "this is how it always was");
         assert_eq!(late(6, 56, 30), (0, 0), "the GPU was busy when the host issued it");
+    }
+
+    #[test]
+    fn an_end_that_never_waited_tells_of_a_late_host_as_well() {
+        // Rank 1 sends to rank 0, which waits 6 ms for it in each of 300 steps. In 20 more rank 0 is 50 ms late.
+        let mut j = Join::new();
+        for r in 0..2 {
+            j.feed(process(r));
+            j.feed(member(r, 2, 1));
+        }
+        for order in 0..320 {
+            let both_ns = (1_006 + order * 200) * MS;
+            let receiver_ns = if order < 300 { both_ns - 6 * MS } else { both_ns + 50 * MS };
+            let end_ns = both_ns.max(receiver_ns) + 20_000;
+            for (rank, func, start_ns) in [(0, Func::Recv, receiver_ns), (1, Func::Send, both_ns)] {
+                let mut op = all_reduce(rank, order, start_ns - 1_000, Some((start_ns, Some(end_ns))));
+                op.func = func;
+                op.lane = if rank == 1 { Lane::Send(Rank(0)) } else { Lane::Recv(Rank(1)) };
+                j.feed(Update::Op(Box::new(op)));
+            }
+        }
+        j.tick(100_000 * MS);
+        let c = j.communicators().next().expect("one");
+        assert_eq!(c.late().filter(|e| e.rank == Rank(0) && e.by_host && e.costs()).count(), 20);
+        assert_eq!(c.late().count(), 20);
     }
 
     #[test]
