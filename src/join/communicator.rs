@@ -218,9 +218,14 @@ impl Waited {
         }
     }
 
+    /// The longest wait known, in ns.
+    fn longest_known_ns(&self) -> u64 {
+        self.longest_ns.max(self.before_ns)
+    }
+
     /// The longest wait that is still usual, in ns: half more than the longest one known.
     fn usual_ns(&self) -> u64 {
-        let longest = self.longest_ns.max(self.before_ns);
+        let longest = self.longest_known_ns();
         longest + longest / 2
     }
 }

@@ -340,7 +340,12 @@ impl Communicator {
             && after_issue_ns <= longer_wait_ns / AT_ONCE
             && is_by_itself;
         let by_own_work = !by_host && longer_ns >= LATE_NS;
-        let by_ns = if by_own_work { longer_ns } else { longer_wait_ns };
+        // What a late host costs is all that its peer waited beyond the longest wait known.
+        let by_ns = match (by_own_work, by_host) {
+            (true, _) => longer_ns,
+            (_, true) => wait_ns.saturating_sub(waits.longest_known_ns()),
+            _ => longer_wait_ns,
+        };
         let is_late = by_host || by_own_work || judged >= USUAL_WAITS && by_ns >= VERY_LATE_NS;
         if by_own_work || !is_late {
             waits.add(wait_ns, came_ns);
@@ -444,7 +449,7 @@ mod tests {
 
     #[test]
     fn a_stage_whose_host_is_late_is_told_beyond_the_pipelines_bubbles() {
-        assert_eq!(late(6, 56, 0), (20, 20 * 47));
+        assert_eq!(late(6, 56, 0), (20, 20 * 50));
         assert_eq!(late(6, 9, 0), (0, 0), "steps differ by a half");
         assert_eq!(late(50, 50, 0), (0, 0), "this is how it always was");
         assert_eq!(late(6, 56, 30), (0, 0), "the GPU was busy when the host issued it");
@@ -478,7 +483,7 @@ mod tests {
     #[test]
     fn a_host_that_was_ahead_when_it_became_late_is_told_once_it_is_not() {
         let ahead_ms = |order: u64| 300_u64.saturating_sub(30 * order.saturating_sub(300));
-        assert_eq!(late_while_ahead(6, 56, ahead_ms), (10, 10 * 47));
+        assert_eq!(late_while_ahead(6, 56, ahead_ms), (10, 10 * 50));
     }
 
     #[test]
