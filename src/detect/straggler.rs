@@ -47,7 +47,7 @@ fn by_chance_t(t: f64, of: usize) -> f64 {
 }
 
 /// True where a rank is among the worst in more of the last minute's seconds than chance makes one of equal ranks, or in more
-/// of those that cost most, and cost much more than the others did. Who is behind stays so for a while: a host that others
+/// of those that cost most, or costs more in each of them than their differences explain, and cost much more than the others did. Who is behind stays so for a while: a host that others
 /// disturb, a collection of garbage. The operations of one second say little more than one of them. Where all are late alike,
 /// some cost more than others. Where nobody else was late, nothing is compared.
 fn stands_out(c: &Communicator, rank: Rank, ranks: usize) -> bool {
@@ -55,6 +55,7 @@ fn stands_out(c: &Communicator, rank: Rank, ranks: usize) -> bool {
     let chance = |bad: usize, of: usize| by_chance(bad, of, 1.0 / ranks as f64, ranks);
     let chance_of_all = chance(lately.bad_seconds, lately.seconds);
     let chance_of_dear = chance(lately.bad_dear_seconds, lately.dear_seconds);
+    // Each of the three tests may find half as much by chance.
     let chance_of_excess = by_chance_t(lately.excess_t, lately.seconds) * ranks as f64;
     let often = chance_of_all.min(chance_of_dear).min(chance_of_excess) < CHANCE / 2.0;
     lately.alone || often && lately.cost_ns / STANDS_OUT >= lately.cost_of_others_ns
