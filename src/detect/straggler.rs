@@ -8,7 +8,6 @@ use super::cost::{Cost, Lost, RECENT_NS, wall_ns};
 use super::{Rule, Settings, add_host_facts, fact, names, number, seconds, wall, who};
 use crate::join::{Communicator, Join, LateEvent, Measure, Track};
 use crate::model::{CommId, Confidence, Finding, Kind, Rank, SegmentId, Severity};
-use statrs::distribution::{ContinuousCDF as _, StudentsT};
 use std::collections::BTreeMap;
 
 /// How likely it may be at most that some rank of equal ones is late so often.
@@ -40,14 +39,8 @@ fn by_chance(times: usize, all: usize, one: f64, of: usize) -> f64 {
     (tail * of as f64).min(1.0)
 }
 
-/// How likely it is that Student's t of so many differences without a tendency is at least so much.
-fn by_chance_t(t: f64, of: usize) -> f64 {
-    let freedom = of.saturating_sub(1) as f64;
-    StudentsT::new(0.0, 1.0, freedom).map_or(1.0, |d| d.sf(t))
-}
-
 /// True where a rank is among the worst in more of the last minute's seconds than chance makes one of equal ranks, or in more
-/// of those that cost most, or costs more in each of them than their differences explain, and cost much more than the others did. Who is behind stays so for a while: a host that others
+/// of those that cost most, and cost much more than the others did. Who is behind stays so for a while: a host that others
 /// disturb, a collection of garbage. The operations of one second say little more than one of them. Where all are late alike,
 /// some cost more than others. Where nobody else was late, nothing is compared.
 fn stands_out(c: &Communicator, rank: Rank, ranks: usize) -> bool {
@@ -55,9 +48,8 @@ fn stands_out(c: &Communicator, rank: Rank, ranks: usize) -> bool {
     let chance = |bad: usize, of: usize| by_chance(bad, of, 1.0 / ranks as f64, ranks);
     let chance_of_all = chance(lately.bad_seconds, lately.seconds);
     let chance_of_dear = chance(lately.bad_dear_seconds, lately.dear_seconds);
-    // Each of the three tests may find half as much by chance.
-    let chance_of_excess = by_chance_t(lately.excess_t, lately.seconds) * ranks as f64;
-    let often = chance_of_all.min(chance_of_dear).min(chance_of_excess) < CHANCE / 2.0;
+    // Each of two tests may find half as much by chance.
+    let often = chance_of_all.min(chance_of_dear) < CHANCE / 2.0;
     lately.alone || often && lately.cost_ns / STANDS_OUT >= lately.cost_of_others_ns
 }
 

@@ -761,7 +761,6 @@ impl Communicator {
                     finished: 0,
                     counted_by_beats: false,
                     newest_call: None,
-                    newest_launch: None,
                     waiting_ns: None,
                     late: 0,
                     worst_late_ns: None,
@@ -907,7 +906,6 @@ impl Communicator {
             None => None,
         });
         if let (Some(k), None) = (&kernel, was_kernel) {
-            member.newest_launch = member.newest_launch.max(op.plan);
             busy.add(k);
             issuing.leads(k.start_ns.saturating_sub(op.issued_ns.unwrap_or(k.start_ns)));
             if self.metered {

@@ -320,7 +320,7 @@ fn rows(join: &Join, c: &Communicator, track: Track, over: bool, room: &mut Room
         parts.peek().is_some() && parts.all(|(_, p)| !p.finished && p.is_silent())
     };
     // Who has freed the communicator is through, unless others are seen to wait in what it has not started.
-    let is_in = |r: &Row| r.front.stage == Stage::Started && !r.out;
+    let is_in = |r: &Row| r.front.stage == Stage::Started && !r.out && !r.through && r.sure;
     let mut waited_in: Vec<u64> = Vec::new();
     if rows.iter().any(|r| r.through) {
         waited_in.extend(rows.iter().filter(|r| is_in(r)).map(|r| r.front.done));

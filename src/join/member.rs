@@ -96,8 +96,6 @@ pub struct Member {
     pub(super) seen_below: [u64; 2],
     /// The youngest collective that it issued by a call, and when, host monotonic ns.
     pub(super) newest_call: Option<(u64, u64)>,
-    /// Its newest launch that is believed to have started.
-    pub(super) newest_launch: Option<u64>,
     /// Ticket of the first operation that a CUDA graph captured or replayed.
     pub(super) graphs_from: u64,
     /// Start of the latest believed kernel by channel, GPU clock.

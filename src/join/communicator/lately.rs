@@ -6,7 +6,7 @@ use crate::model::Rank;
 use std::collections::BTreeMap;
 
 /// One rank's late arrivals of about the last minute beside those of the others.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lately {
     /// The number of seconds in which a late arrival of any rank cost something.
     pub seconds: usize,
@@ -22,20 +22,6 @@ pub struct Lately {
     pub cost_of_others_ns: u64,
     /// True where no other rank's late arrivals cost anything.
     pub alone: bool,
-    /// How many standard errors this rank's cost of a second lies above the median of the others' (Student's t), over
-    /// `seconds`.
-    pub excess_t: f64,
-}
-
-/// Student's t of some differences: how many standard errors their mean lies above zero; zero where there are too few.
-fn student_t(differences: &[f64]) -> f64 {
-    let n = differences.len() as f64;
-    if n < 2.0 {
-        return 0.0;
-    }
-    let mean = differences.iter().sum::<f64>() / n;
-    let variance = differences.iter().map(|d| (d - mean).powi(2)).sum::<f64>() / (n - 1.0);
-    mean / (variance / n).sqrt().max(f64::MIN_POSITIVE)
 }
 
 impl Communicator {
@@ -65,21 +51,6 @@ impl Communicator {
         others.sort_unstable();
         let cost_of_others_ns = others.get(others.len().saturating_sub(1) / 2).copied().unwrap_or(0);
         let alone = others.last().is_none_or(|most| *most == 0);
-        let mut by_second: BTreeMap<u64, (u64, Vec<u64>)> = BTreeMap::new();
-        for (r, m) in &self.members {
-            for (second, ns) in m.late_lately().filter(|(second, _)| worst.contains_key(second)) {
-                let (own, others) = by_second.entry(second).or_default();
-                if *r == rank { *own = ns } else { others.push(ns) }
-            }
-        }
-        let difference = |(own, others): &mut (u64, Vec<u64>)| {
-            // Those who cost nothing are not in the list.
-            others.resize(self.members.len().saturating_sub(1), 0);
-            others.sort_unstable();
-            let median = others.get(others.len().saturating_sub(1) / 2).copied().unwrap_or(0);
-            *own as f64 - median as f64
-        };
-        let differences: Vec<f64> = by_second.values_mut().map(difference).collect();
         Lately {
             seconds: worst.len(),
             bad_seconds,
@@ -88,7 +59,6 @@ impl Communicator {
             cost_ns,
             cost_of_others_ns,
             alone,
-            excess_t: student_t(&differences),
         }
     }
 }

@@ -6,7 +6,7 @@ use super::super::finished::{Finished, FinishedPart, Operation, Outbox};
 use super::super::instance::{Instance, Part, busbw};
 use super::super::stats::{Class, ClassKey, Sample, size_class};
 use super::{Communicator, HELD, Key, attached_bytes};
-use crate::model::{Func, Rank, Spare, Track};
+use crate::model::{Func, Spare, Track};
 use std::collections::BTreeMap;
 
 /// Complete operations kept for screens.
@@ -95,17 +95,9 @@ impl Communicator {
             return self.given_up(key, instance, now_ns);
         }
         let mut ready = Ready::Now;
-        // When a copy to itself is over may be told by nothing, and nobody waits for it.
-        let is_copy = matches!(key.0, Track::Pair(a, b) if a == b);
-        for (rank, p) in instance.parts.iter() {
-            if !p.finished && !is_copy && !self.is_behind(key.0, *rank, p) {
-                // Stamps that tell of another operation will not be corrected; a later launch says that it is over.
-                let is_told = p.op.stopped > 0 && matches!(key.0, Track::Pair(..));
-                return if is_told {
-                    Ready::At(now_ns.saturating_add(STAMPS_GRACE_NS))
-                } else {
-                    Ready::NotYet
-                };
+        for p in instance.parts.values() {
+            if !p.finished {
+                return Ready::NotYet;
             }
             // The network's threads tell the last bytes after the kernel has stopped.
             let moved = p.op.issued_ns.is_none() || p.op.net.iter().all(|n| n.stop_ns.is_some());
@@ -120,13 +112,6 @@ impl Communicator {
             }
         }
         ready
-    }
-
-    /// True for a rank's end of a transfer where the rank's GPU has started a later launch of the communicator: launches run
-    /// one after the other.
-    fn is_behind(&self, track: Track, rank: Rank, part: &Part) -> bool {
-        let started = self.members.get(&rank).and_then(|m| m.newest_launch);
-        matches!(track, Track::Pair(..)) && part.op.plan.is_some_and(|plan| started > Some(plan))
     }
 
     /// Where not every record comes, an operation that all are through with is counted as it is after a while.
@@ -333,59 +318,5 @@ impl Communicator {
     /// Keeps the younger half of what was counted, and no room for more.
     pub(in crate::join) fn halve(&mut self) {
         self.forget_counted(self.counted().div_ceil(2), None);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::join::Join;
-    use crate::join::testing::{all_reduce, member, process};
-    use crate::model::{Func, Lane, Rank, Update};
-
-    #[test]
-    fn copies_to_itself_whose_end_nobody_tells_leave_room_for_others() {
-        const MS: u64 = 1_000_000;
-        let mut j = Join::new();
-        j.feed(process(0));
-        j.feed(member(0, 1, 0));
-        for order in 0..5_000 {
-            let mut op = all_reduce(0, order, order * MS, None);
-            (op.func, op.lane) = (Func::Send, Lane::Send(Rank(0)));
-            j.feed(Update::Op(Box::new(op)));
-            if order % 100 == 99 {
-                j.tick(order * MS);
-            }
-        }
-        let c = j.communicators().next().expect("one");
-        let open = c.incomplete_transfers().count();
-        assert!((1..=1_100).contains(&open), "those of the last second: {open}");
-    }
-    #[test]
-    fn transfers_with_stamps_of_another_operation_are_over_once_a_later_launch_runs() {
-        const MS: u64 = 1_000_000;
-        let mut j = Join::new();
-        for r in 0..3 {
-            j.feed(process(r));
-            j.feed(member(r, 3, 0));
-        }
-        for order in 0..20 {
-            let at_ns = (order + 1) * 100 * MS;
-            for (from, to) in [(0, 1), (1, 2), (2, 0)] {
-                for (rank, func) in [(from, Func::Send), (to, Func::Recv)] {
-                    // What the stamps of the first pair say was over before the call.
-                    let start_ns = if from == 0 { at_ns - 50 * MS } else { at_ns };
-                    let kernel = Some((start_ns, Some(start_ns + MS)));
-                    let mut op = all_reduce(rank, order, at_ns - 1_000, kernel);
-                    op.ticket = 2 * order + u64::from(func == Func::Send);
-                    (op.func, op.plan) = (func, Some(order));
-                    op.lane = if rank == from { Lane::Send(Rank(to)) } else { Lane::Recv(Rank(from)) };
-                    j.feed(Update::Op(Box::new(op)));
-                }
-            }
-        }
-        (20..60).for_each(|n| j.tick(n * 100 * MS));
-        let c = j.communicators().next().expect("one");
-        let open: Vec<_> = c.incomplete_transfers().map(|(_, order, _)| order).collect();
-        assert_eq!(open, [19], "nothing says that the last one is over");
     }
 }

@@ -51,8 +51,12 @@ fn defined(j: &Join, c: &Communicator, track: Track, over: bool, now_ns: u64) ->
         j.process(m.record.segment).filter(|p| !Process::unsure(p))?;
         let mut issued = m.issued(track)?;
         let (mut done, stage) = fronts.get(rank).copied().unwrap_or((issued, Stage::InDoubt));
+        let is_there = |r: &Rank| {
+            let m = c.members().get(r).filter(|m| m.record.finalized_ns.is_none());
+            m.and_then(|m| j.process(m.record.segment)).is_some_and(|p| !p.unsure()) && !is_gone(r)
+        };
         let waits_for = |(r, (order, waits)): (&Rank, &(u64, Stage))| {
-            *waits == Stage::Started && *order == done && !is_gone(r)
+            *waits == Stage::Started && *order == done && is_there(r)
         };
         let needs_all =
             || !c.instance(track, done).and_then(Instance::first).is_some_and(|p| p.op.func.is_rooted());
