@@ -319,7 +319,8 @@ fn rows(join: &Join, c: &Communicator, track: Track, over: bool, room: &mut Room
             open.into_iter().flat_map(|(_, i)| i.parts.iter().filter(|(r, _)| is_alive(r))).peekable();
         parts.peek().is_some() && parts.all(|(_, p)| !p.finished && p.is_silent())
     };
-    // Who has freed the communicator is through, unless others are seen to wait in what it has not started.
+    // A rank that has freed the communicator has finished everything in it, unless another rank waits in an operation that it has
+    // not started.
     let is_in = |r: &Row| r.front.stage == Stage::Started && !r.out && !r.through && r.sure;
     let mut waited_in: Vec<u64> = Vec::new();
     if rows.iter().any(|r| r.through) {

@@ -228,8 +228,7 @@ pub(crate) fn describe_open(exam: &Exam, happened: &[Stay]) -> Vec<String> {
 /// time is taken of it. Of a replay that waits behind a kernel, the records are those of one that is never launched.
 fn is_hidden(p: &Planted, exam: &Exam, happened: &[Stay], until: u64) -> bool {
     let occupied = p.kind == FaultKind::GpuOccupied;
-    let leaves_records =
-        !matches!(p.kind, FaultKind::LinkBroken | FaultKind::DataStuck | FaultKind::GpuOccupied);
+    let may_be_hidden = occupied || matches!(p.kind, FaultKind::LinkBroken | FaultKind::DataStuck);
     let untold = |(key, parts): (&Key, &Vec<&Stay>)| {
         let all = match key.1 {
             Track::Pair(a, b) if a != b => 2,
@@ -240,7 +239,7 @@ fn is_hidden(p: &Planted, exam: &Exam, happened: &[Stay], until: u64) -> bool {
         complete && !parts.iter().any(|s| s.timed)
     };
     let open = open_at_end(happened, until);
-    !leaves_records && open.iter().all(untold)
+    may_be_hidden && open.iter().all(untold)
 }
 
 /// Whether a culprit is a member of an operation: of a transfer, one of its two ends.

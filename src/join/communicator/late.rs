@@ -341,7 +341,7 @@ impl Communicator {
             && after_issue_ns <= longer_wait_ns / AT_ONCE
             && is_by_itself;
         let by_own_work = !by_host && longer_ns >= LATE_NS;
-        // What a late host costs is all that its peer waited beyond the longest wait known.
+        // A late host costs all that its peer waited beyond the longest wait known.
         let by_ns = match (by_own_work, by_host) {
             (true, _) => longer_ns,
             (_, true) => wait_ns.saturating_sub(waits.longest_known_ns()),
