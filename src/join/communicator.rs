@@ -179,6 +179,9 @@ struct PairCount {
 #[derive(Debug, Clone, Copy, Default)]
 struct Waited {
     times: u32,
+    /// Transfers of the pair, and waits among them, since the longest wait was last set aside.
+    transfers: u32,
+    waits: u32,
     /// The longest of the last waits, and of as many before them, in ns.
     longest_ns: u64,
     before_ns: u64,
@@ -193,6 +196,10 @@ struct Waited {
 impl Waited {
     /// Waits of which the longest is taken.
     const OF: u32 = 64;
+
+    /// Transfers after which it is taken from fewer waits. An end that waits once a step would otherwise remember for minutes how
+    /// long the start of the job took.
+    const OF_TRANSFERS: u32 = 8 * Self::OF;
 
     /// Waits that become much longer are usual after this time, in ns, if no late host explains them. A host that becomes slow
     /// delays its peers only after its GPU has done all earlier work.
@@ -213,8 +220,20 @@ impl Waited {
             self.longer_from_ns = None;
         }
         self.longest_ns = self.longest_ns.max(ns);
-        if self.times.is_multiple_of(Self::OF) {
+        self.waits += 1;
+        self.set_aside();
+    }
+
+    /// Takes a transfer of the pair, whoever waited in it.
+    fn pass(&mut self) {
+        self.transfers += 1;
+        self.set_aside();
+    }
+
+    fn set_aside(&mut self) {
+        if self.waits >= Self::OF || self.transfers >= Self::OF_TRANSFERS {
             self.before_ns = std::mem::take(&mut self.longest_ns);
+            (self.waits, self.transfers) = (0, 0);
         }
     }
 
@@ -761,6 +780,7 @@ impl Communicator {
                     finished: 0,
                     counted_by_beats: false,
                     newest_call: None,
+                    newest_begun: None,
                     waiting_ns: None,
                     late: 0,
                     worst_late_ns: None,
@@ -934,6 +954,9 @@ impl Communicator {
         };
         // A record that comes late may be of an operation that is known to be done already.
         let stopped = said.map_or(stopped, |s| s.finished);
+        if started_ns.is_some() {
+            member.has_begun(&op);
+        }
         let done_below = match track {
             Track::Pair(from, to) => {
                 self.pairs.get(&(from, to)).and_then(|n| n.done_of(from, rank)).unwrap_or(0)

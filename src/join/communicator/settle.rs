@@ -5,8 +5,8 @@ use super::super::exchange::Exchanges;
 use super::super::finished::{Finished, FinishedPart, Operation, Outbox};
 use super::super::instance::{Instance, Part, busbw};
 use super::super::stats::{Class, ClassKey, Sample, size_class};
-use super::{Communicator, HELD, Key, attached_bytes};
-use crate::model::{Func, Spare, Track};
+use super::{Communicator, HELD, Key, all_stopped, attached_bytes};
+use crate::model::{Func, Rank, Spare, Track};
 use std::collections::BTreeMap;
 
 /// Complete operations kept for screens.
@@ -27,6 +27,12 @@ enum Ready {
     /// Time alone makes it so, at the latest then, host monotonic ns.
     At(u64),
     NotYet,
+}
+
+/// Since when all channels have reported an end though no stamp can be of this operation, host monotonic ns. NCCL 2.28 counts
+/// the operations of a channel wrongly after a rank sent to itself.
+fn foreign_stamps_since(part: &Part) -> Option<u64> {
+    part.ended_seen_ns.filter(|_| all_stopped(&part.op) && part.duration_ns().is_none())
 }
 
 impl Communicator {
@@ -95,9 +101,16 @@ impl Communicator {
             return self.given_up(key, instance, now_ns);
         }
         let mut ready = Ready::Now;
-        for p in instance.parts.values() {
-            if !p.finished {
-                return Ready::NotYet;
+        // Nothing may report when a copy to itself has ended, and nobody waits for it.
+        let is_copy = matches!(key.0, Track::Pair(a, b) if a == b);
+        for (rank, p) in instance.parts.iter() {
+            if !p.finished && !is_copy {
+                let foreign_since_ns = foreign_stamps_since(p).filter(|_| matches!(key.0, Track::Pair(..)));
+                let Some(since_ns) = foreign_since_ns else { return Ready::NotYet };
+                let trusted_ns = since_ns.saturating_add(STAMPS_GRACE_NS);
+                if now_ns < trusted_ns || !self.has_passed(*rank, p) {
+                    return Ready::At(trusted_ns.max(now_ns.saturating_add(STAMPS_GRACE_NS)));
+                }
             }
             // The network's threads tell the last bytes after the kernel has stopped.
             let moved = p.op.issued_ns.is_none() || p.op.net.iter().all(|n| n.stop_ns.is_some());
@@ -112,6 +125,15 @@ impl Communicator {
             }
         }
         ready
+    }
+
+    /// True where the rank's GPU has started what the rank issued later, in another launch. NCCL runs the launches of a
+    /// communicator one after the other, so this one has ended.
+    fn has_passed(&self, rank: Rank, part: &Part) -> bool {
+        let begun = self.members.get(&rank).and_then(|m| m.newest_begun);
+        begun.zip(part.op.issued_ns).is_some_and(|((later_ns, launch), issued_ns)| {
+            later_ns > issued_ns && !part.op.launch().shared_with(launch)
+        })
     }
 
     /// Where not every record comes, an operation that all are through with is counted as it is after a while.
@@ -318,5 +340,72 @@ impl Communicator {
     /// Keeps the younger half of what was counted, and no room for more.
     pub(in crate::join) fn halve(&mut self) {
         self.forget_counted(self.counted().div_ceil(2), None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::join::Join;
+    use crate::join::testing::{all_reduce, member, process};
+    use crate::model::{Func, Lane, Rank, Track, Update};
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn copies_to_itself_without_stamps_leave_room_for_others() {
+        let mut j = Join::new();
+        j.feed(process(0));
+        j.feed(member(0, 1, 0));
+        for order in 0..5_000 {
+            let mut op = all_reduce(0, order, order * MS, None);
+            (op.func, op.lane) = (Func::Send, Lane::Send(Rank(0)));
+            j.feed(Update::Op(Box::new(op)));
+            if order % 100 == 99 {
+                j.tick(order * MS);
+            }
+        }
+        let c = j.communicators().next().expect("one");
+        let open = c.incomplete_transfers().count();
+        assert!((1..=1_100).contains(&open), "those of the last second: {open}");
+    }
+
+    /// Three ranks exchange in a ring every 100 ms. The stamps of the first pair say that it ended 50 ms before each call; of
+    /// launch `hangs` the other pairs are never stamped.
+    fn ring(launches: u64, hangs: Option<u64>) -> Vec<u64> {
+        let mut j = Join::new();
+        for r in 0..3 {
+            j.feed(process(r));
+            j.feed(member(r, 3, 0));
+        }
+        for order in 0..launches {
+            let at_ns = (order + 1) * 100 * MS;
+            for (from, to) in [(0, 1), (1, 2), (2, 0)] {
+                for (rank, func) in [(from, Func::Send), (to, Func::Recv)] {
+                    let start_ns = if from == 0 { at_ns - 50 * MS } else { at_ns };
+                    let is_stamped = from == 0 || hangs.is_none_or(|h| order < h);
+                    let kernel = is_stamped.then_some((start_ns, Some(start_ns + MS)));
+                    let mut op = all_reduce(rank, order, at_ns - 1_000, kernel);
+                    op.ticket = 2 * order + u64::from(func == Func::Send);
+                    // The numbers of plans wrap.
+                    (op.func, op.plan) = (func, Some((order + 20) % 32));
+                    op.lane = if rank == from { Lane::Send(Rank(to)) } else { Lane::Recv(Rank(from)) };
+                    j.feed(Update::Op(Box::new(op)));
+                }
+            }
+        }
+        (launches..launches + 50).for_each(|n| j.tick(n * 100 * MS));
+        let c = j.communicators().next().expect("one");
+        let first = |(track, order, _)| (track == Track::Pair(Rank(0), Rank(1))).then_some(order);
+        c.incomplete_transfers().filter_map(first).collect()
+    }
+
+    #[test]
+    fn transfers_with_stamps_of_another_operation_end_once_a_later_launch_runs() {
+        assert_eq!(ring(20, None), [19], "nothing reports the end of the last one");
+    }
+
+    #[test]
+    fn stamps_of_an_earlier_launch_do_not_end_the_one_that_hangs() {
+        assert_eq!(ring(20, Some(18)), [17, 18, 19], "no launch after 17 is known to run");
     }
 }
