@@ -38,6 +38,7 @@ mod shm;
 pub mod state;
 mod sys;
 mod timing;
+pub mod tuner;
 
 // What a library without std and without unwinding owes the linker.
 #[cfg(all(panic = "abort", not(test)))]

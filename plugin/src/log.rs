@@ -153,10 +153,23 @@ impl Log {
     }
 
     pub(crate) fn say(&self, message: Message) {
+        self.write(message.level(), message.text());
+    }
+
+    /// Writes a warning that was put together.
+    pub(crate) fn warn(&self, text: &CStr) {
+        self.write(WARN, text);
+    }
+
+    /// Writes a remark that was put together.
+    pub(crate) fn inform(&self, text: &CStr) {
+        self.write(INFO, text);
+    }
+
+    fn write(&self, level: c_int, text: &CStr) {
         if let Some(f) = self.function {
-            let text = message.text().as_ptr();
-            // SAFETY: NCCL's logger, called as NCCL documents it, from init: constant format and texts.
-            unsafe { f(message.level(), FLAGS, c"ringwatch".as_ptr(), 0, c"%s".as_ptr(), text) };
+            // SAFETY: NCCL's logger, called as NCCL documents it, from init: a constant format and a C string.
+            unsafe { f(level, FLAGS, c"ringwatch".as_ptr(), 0, c"%s".as_ptr(), text.as_ptr()) };
         }
     }
 }

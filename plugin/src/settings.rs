@@ -9,6 +9,9 @@
 //! | `RINGWATCH_DETAIL` | `auto`: GPU times within the budget; `full`: of every operation, whatever it costs; `calls`: none | `auto` |
 //! | `RINGWATCH_GRAPHS` | CUDA graphs. `watch`: captures, and replays where NCCL tells of them; `full`: GPU times of every replay too, 5 us a captured operation; `off`: nothing of them, and up to NCCL 2.30 no kernel events, so that no capture can find them on | `watch` |
 //! | `RINGWATCH_CHAIN` | another profiler plugin, which gets what it asks for as well; named as NCCL_PROFILER_PLUGIN names one | none |
+//! | `RINGWATCH_TUNE` | compiled rules for NCCL's tuner, which `ringwatch tune` writes; the same on all ranks | none |
+//! | `RINGWATCH_TUNE_REQUIRE` | `1`: a communicator whose ranks do not agree on the rules is not made | `0` |
+//! | `RINGWATCH_TUNE_WAIT_MS` | longest wait for the other ranks' rules while a communicator is made, in ms, up to 600000 | 10000 |
 
 use crate::log::{Log, Message};
 use crate::sys::variable;
@@ -111,6 +114,19 @@ pub(crate) fn chain() -> Option<&'static CStr> {
     // NCCL itself takes `none` for none.
     let none = |name: &&CStr| name.to_bytes().eq_ignore_ascii_case(b"none");
     variable(c"RINGWATCH_CHAIN").filter(|name| !none(name))
+}
+
+/// Longest wait for the other ranks' rules. Read where it is needed, as the process may be open long before.
+pub(crate) fn tune_wait_ns() -> u64 {
+    const USUAL_MS: u64 = 10_000;
+    const LONGEST_MS: u64 = 600_000;
+    let asked = variable(c"RINGWATCH_TUNE_WAIT_MS").and_then(number);
+    asked.unwrap_or(USUAL_MS).min(LONGEST_MS) * 1_000_000
+}
+
+/// Whether a communicator without agreement on the rules must not be made.
+pub(crate) fn tune_is_required() -> bool {
+    variable(c"RINGWATCH_TUNE_REQUIRE") == Some(c"1")
 }
 
 impl Settings {

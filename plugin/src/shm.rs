@@ -42,7 +42,7 @@ const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 const ON_DISK: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0x794c_7630];
 
 /// Says whether stores to a file here can harm the job. A server's file system can end it by SIGBUS.
-fn suitable(fs: &FileSystem, log: &Log) -> Result<(), Message> {
+pub(crate) fn suitable(fs: &FileSystem, log: &Log) -> Result<(), Message> {
     if IN_MEMORY.contains(&fs.kind) {
         return Ok(());
     }

@@ -19,7 +19,7 @@ use crate::pairs::{self, Pairs};
 use crate::record::Comm;
 use crate::settings::{self, Settings};
 use crate::sys::{self, InChild};
-use crate::{calls, nccl, prefetch, process, shm};
+use crate::{calls, nccl, prefetch, process, shm, tuner};
 use core::ffi::{c_char, c_int};
 use ringwatch_wire::codes::{Loss, call};
 use ringwatch_wire::layout::{Geometry, HEADER_WORDS, comm, head};
@@ -215,10 +215,11 @@ pub fn open_comm(version: u32, args: &InitArgs, mask: Mask) -> Opened {
         Some(ticket) => Ok(ticket),
         None => enter_comm(live, args),
     };
-    if let Ok(ticket) = outcome
-        && live.governor.events()
-    {
-        live.events.open(ticket);
+    if let Ok(ticket) = outcome {
+        tuner::note(ticket);
+        if live.governor.events() {
+            live.events.open(ticket);
+        }
     }
     live.segment.book(call::INIT, outcome.map(|_| ()));
     let value = outcome.unwrap_or_else(|why| {

@@ -66,6 +66,38 @@ pub(crate) fn create(dir: &Fd, name: &CStr) -> Option<Fd> {
     fd(unsafe { libc::openat(dir.0, name.as_ptr(), flags, OWNER_READS) })
 }
 
+/// Opens a file whose every write goes to its end, and makes it where it is not there.
+pub(crate) fn open_to_append(dir: &Fd, name: &CStr) -> Option<Fd> {
+    let flags = libc::O_RDWR | libc::O_CREAT | libc::O_APPEND | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // A name may be a pipe, whose open must not wait.
+    let flags = flags | libc::O_NONBLOCK;
+    let mode: libc::mode_t = 0o600;
+    // SAFETY: a NUL-terminated name and an open directory.
+    fd(unsafe { libc::openat(dir.0, name.as_ptr(), flags, mode) })
+}
+
+/// Writes all bytes at once to the end of a file; false where it cannot.
+pub(crate) fn append(file: &Fd, bytes: &[u8]) -> bool {
+    // SAFETY: the buffer is ours and as long as said.
+    let write = || unsafe { libc::syscall(libc::SYS_write, file.0, bytes.as_ptr(), bytes.len()) };
+    without_file_size_signal(|| usize::try_from(write()) == Ok(bytes.len()))
+}
+
+/// Reads up to the buffer's length from an offset on; 0 on any error.
+pub(crate) fn read_at(file: &Fd, into: &mut [u8], offset: u64) -> usize {
+    // SAFETY: the buffer is ours and as long as said.
+    let n = unsafe { libc::syscall(libc::SYS_pread64, file.0, into.as_mut_ptr(), into.len(), offset) };
+    usize::try_from(n).unwrap_or(0)
+}
+
+/// Reserves blocks for writes to come, without making the file longer.
+pub(crate) fn reserve_behind(file: &Fd, bytes: u64) -> bool {
+    let Ok(length) = libc::off_t::try_from(bytes) else { return false };
+    // SAFETY: our own descriptor.
+    let grow = || unsafe { libc::fallocate(file.0, libc::FALLOC_FL_KEEP_SIZE, 0, length) == 0 };
+    without_file_size_signal(grow)
+}
+
 /// Makes a directory for its owner alone; true also when it is there already.
 pub(crate) fn make_dir(path: &CStr) -> bool {
     // SAFETY: a NUL-terminated path.

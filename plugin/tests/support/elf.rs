@@ -153,7 +153,8 @@ pub fn exports(library: &Path) -> BTreeSet<String> {
         .collect()
 }
 
-/// The names of the profiler's tables.
+/// The names of the profiler's and the tuner's tables.
 pub fn tables() -> BTreeSet<String> {
-    (1..=7).map(|v| format!("ncclProfiler_v{v}")).collect()
+    let profilers = (1..=7).map(|v| format!("ncclProfiler_v{v}"));
+    profilers.chain((1..=6).map(|v| format!("ncclTunerPlugin_v{v}"))).collect()
 }

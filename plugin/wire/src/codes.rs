@@ -52,6 +52,32 @@ pub mod made {
     pub const ABORTED: u8 = 4;
 }
 
+/// What became of a communicator's tuner rules.
+pub mod tuned {
+    /// No tuner was loaded.
+    pub const UNKNOWN: u8 = 0;
+    /// The tuner was loaded, and the user named no rules.
+    pub const NO_RULES: u8 = 1;
+    /// The rules are on: all ranks have the same.
+    pub const AGREED: u8 = 2;
+    /// Off: ranks have different rules, or some have none.
+    pub const DIFFERENT: u8 = 3;
+    /// Off: this rank cannot read its file.
+    pub const MISSING: u8 = 4;
+    /// Off: this rank refuses its file.
+    pub const REFUSED: u8 = 5;
+    /// Off: a rank did not take part in time.
+    pub const ABSENT_RANK: u8 = 6;
+    /// Off: its ranks are on several nodes, or are too many to agree.
+    pub const NOT_AGREED: u8 = 7;
+    /// Off: NCCL before 2.22 does not say what is possible.
+    pub const OLD_NCCL: u8 = 8;
+    /// Off: NCCL did not say which communicator it is.
+    pub const NO_ID: u8 = 9;
+    /// Off: there is no directory in which ranks can meet.
+    pub const NO_DIRECTORY: u8 = 10;
+}
+
 /// Kinds of operation.
 pub mod kind {
     /// A collective issued by a call, or called and not yet issued.

@@ -39,6 +39,8 @@ pub mod head {
     pub const HOST_WORDS: usize = 8;
     pub const PROGRAM: usize = 34;
     pub const PROGRAM_WORDS: usize = 2;
+    /// Content hash of the tuner's rules (see [`crate::tuning`]); 0 without rules, and in files of older writers.
+    pub const RULES: usize = 36;
     /// Next ticket of each ring, each on a cache line of its own: op, group, channel, proxy.
     pub const NEXT_OP: usize = 64;
     pub const NEXT_GROUP: usize = 72;
@@ -70,7 +72,8 @@ pub mod comm {
     pub const ID: usize = 1;
     /// rank (low 32), ranks (high 32; 0 unknown).
     pub const RANK: usize = 2;
-    /// nodes (low 32; 0 unknown), flags (high 32): bit 0 = id and rank are known.
+    /// nodes (low 32; 0 unknown), flags (high 32): bit 0 = id and rank are known; bits 8 to 15 = what became of the tuner's
+    /// rules ([`crate::codes::tuned`]), 0 in files of older writers.
     pub const NODES: usize = 3;
     pub const INIT_NS: usize = 4;
     /// 0 while alive.
@@ -113,6 +116,8 @@ pub mod comm {
     pub const SHOT: usize = 31;
     /// Word 3, bit 32: ID and RANK are known.
     pub const KNOWN: u64 = 1 << 32;
+    /// Word 3, from this bit on: what became of the tuner's rules, in eight bits.
+    pub const TUNED_SHIFT: u32 = 40;
 }
 
 /// Words of an operation slot.

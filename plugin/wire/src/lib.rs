@@ -7,3 +7,4 @@ pub mod layout;
 pub mod reader;
 pub mod ring;
 pub mod sync;
+pub mod tuning;

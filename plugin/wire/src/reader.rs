@@ -83,6 +83,8 @@ pub struct CommSlot {
     pub failed: Option<u8>,
     /// When it was ready, host monotonic ns.
     pub ready_ns: Option<u64>,
+    /// What became of the tuner's rules: [`crate::codes::tuned`].
+    pub tuned: u8,
 }
 
 /// An operation slot.
@@ -339,6 +341,11 @@ impl<'a> Reader<'a> {
         some(u64::from(high(self.header(head::NCCL)))).map(low)
     }
 
+    /// Content hash of the tuner's rules.
+    pub fn rules(&self) -> Option<u64> {
+        some(self.header(head::RULES))
+    }
+
     /// Callbacks of a kind that were seen.
     pub fn seen(&self, kind: usize) -> u64 {
         let first = if kind < call::COUNT { self.header(head::REFUSED + kind) } else { 0 };
@@ -475,6 +482,7 @@ fn decode_comm(ticket: u64, w: &[u64; comm::WORDS]) -> CommSlot {
         made: Some(byte(state, 0)).filter(|s| *s != made::UNKNOWN),
         failed: (byte(state, 0) == made::FAILED).then(|| byte(state, 8)),
         ready_ns: some(w[comm::READY_NS]),
+        tuned: byte(w[comm::NODES], comm::TUNED_SHIFT),
     }
 }
 

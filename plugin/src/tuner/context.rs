@@ -1,0 +1,134 @@
+//! A tuner context for each communicator, and the rules selected for each size of communicator.
+//!
+//! Contexts are places in a static array: whatever NCCL passes later is compared with their addresses and never followed.
+
+#![expect(unsafe_code, reason = "selections are mappings that live as long as the process")]
+
+use super::decision::{Choice, Choices};
+use crate::sys;
+use core::ffi::c_void;
+use ringwatch_wire::sync::Word;
+use ringwatch_wire::tuning::Rules;
+
+/// Most communicators at once. Others get a context that decides nothing.
+const CONTEXTS_MAX: usize = 1024;
+/// Most sizes of communicators in one process.
+const SIZES_MAX: usize = 64;
+
+/// What NCCL gets for a communicator.
+#[derive(Debug)]
+pub(super) struct Context {
+    /// 1 while a communicator has it.
+    taken: Word,
+    /// Address of its [`Choices`]; 0 while no rules apply.
+    choices: Word,
+}
+
+impl Context {
+    const fn new() -> Self {
+        Context { taken: Word::new(0), choices: Word::new(0) }
+    }
+}
+
+static CONTEXTS: [Context; CONTEXTS_MAX] = [const { Context::new() }; CONTEXTS_MAX];
+/// The context of communicators for which no rules apply. NCCL takes NULL for a tuner that failed.
+static IDLE: Context = Context::new();
+
+/// The rules selected for communicators of one size.
+#[derive(Debug)]
+struct Selection {
+    /// Ranks (low 32 bits) and nodes; 0 while it is free.
+    size: Word,
+    /// Address of its [`Choices`]; 0 until they are selected.
+    choices: Word,
+}
+
+static SELECTIONS: [Selection; SIZES_MAX] =
+    [const { Selection { size: Word::new(0), choices: Word::new(0) } }; SIZES_MAX];
+
+/// The context of a communicator for which no rules apply.
+pub(super) fn idle() -> *mut c_void {
+    (&raw const IDLE).cast_mut().cast()
+}
+
+/// A context for a communicator, in which no rules apply yet; `None` where none is left.
+pub(super) fn open() -> Option<*mut c_void> {
+    let free = CONTEXTS.iter().find(|c| c.taken.get() == 0 && c.taken.replace(0, 1))?;
+    Some((&raw const *free).cast_mut().cast())
+}
+
+/// From now on a communicator's calls are decided by these choices.
+pub(super) fn activate(context: *mut c_void, choices: &'static Choices<'static>) {
+    if let Some(context) = find(context) {
+        context.choices.set_last((&raw const *choices).expose_provenance() as u64);
+    }
+}
+
+/// Takes a communicator's context back.
+pub(super) fn close(context: *mut c_void) {
+    if let Some(context) = find(context) {
+        context.choices.set_last(0);
+        context.taken.set_last(0);
+    }
+}
+
+/// The choices of a context; `None` where no rules apply, and for what is no context of ours.
+#[inline]
+pub(super) fn choices(context: *mut c_void) -> Option<&'static Choices<'static>> {
+    at(find(context)?.choices.get_first())
+}
+
+#[inline]
+fn find(context: *mut c_void) -> Option<&'static Context> {
+    let offset = context.addr().wrapping_sub((&raw const CONTEXTS).addr());
+    if offset % size_of::<Context>() == 0 { CONTEXTS.get(offset / size_of::<Context>()) } else { None }
+}
+
+#[inline]
+fn at(address: u64) -> Option<&'static Choices<'static>> {
+    // SAFETY: 0, or the address of choices that were written before it was stored, and that are never unmapped.
+    unsafe { core::ptr::with_exposed_provenance::<Choices<'static>>(address as usize).as_ref() }
+}
+
+/// The rules for communicators of this size; `None` where they cannot be selected.
+pub(super) fn select(rules: &Rules<'static>, ranks: u32, nodes: u32) -> Option<&'static Choices<'static>> {
+    let size = u64::from(ranks) | u64::from(nodes) << 32;
+    let selection = SELECTIONS.iter().find(|s| {
+        s.size.get_first() == size || s.size.replace(0, size) || {
+            // Another thread may have taken it for the same size.
+            s.size.get_first() == size
+        }
+    })?;
+    if selection.choices.get_first() == 0 {
+        let (address, mapping) = make(rules, ranks, nodes)?;
+        if !selection.choices.replace(0, address) {
+            // SAFETY: another thread was first, so that nobody knows this mapping.
+            unsafe { sys::unmap(mapping.0, mapping.1) };
+        }
+    }
+    at(selection.choices.get_first())
+}
+
+/// Selects rules into a mapping of their own: the choices, and behind them their rows.
+fn make(rules: &Rules<'static>, ranks: u32, nodes: u32) -> Option<(u64, (*mut c_void, usize))> {
+    let count = rules.rows_for(ranks, nodes).count();
+    let bytes = size_of::<Choices<'static>>() + count * size_of::<Choice>();
+    let mapping = sys::map(None, bytes)?;
+    let header = mapping.cast::<Choices<'static>>();
+    // SAFETY: the mapping has room for one `Choices`, whose size is a multiple of a row's alignment, and `count` rows.
+    let rows = unsafe { header.add(1).cast::<Choice>() };
+    for (i, row) in rules.rows_for(ranks, nodes).take(count).enumerate() {
+        // SAFETY: `i` is below `count`.
+        unsafe { rows.add(i).write(Choice::of(&row)) };
+    }
+    // SAFETY: `count` rows were written, and the mapping is never undone once its address is known.
+    let rows = unsafe { core::slice::from_raw_parts(rows, count) };
+    let Some(choices) = Choices::new(rows, rules.rows_for(ranks, nodes), nodes) else {
+        // SAFETY: nobody else knows this mapping.
+        unsafe { sys::unmap(mapping, bytes) };
+        return None;
+    };
+    // SAFETY: as above, with room for one `Choices`.
+    unsafe { header.write(choices) };
+    Some((header.expose_provenance() as u64, (mapping, bytes)))
+}
