@@ -63,6 +63,12 @@ pub enum Verb {
     Bench(Box<Bench>),
     /// Put the plugin into a directory and print how to load it into any job
     Plugin(Plugin),
+    /// Check rules for NCCL's tuner, compile them, or write them as the CSV of NVIDIA's example tuner
+    ///
+    /// Rules are YAML, or that CSV where the name ends in .csv or .conf. `run --tune` and `plugin --tune` apply them.
+    ///
+    /// Exit code 0: the rules are right; 2: what is wrong, with file and line.
+    Tune(Tune),
     /// Play one rank of a recorded job on a plugin (what demo starts)
     #[command(hide = true)]
     Replay(Replay),
@@ -249,6 +255,9 @@ pub struct Run {
     /// reduction operations
     #[arg(long)]
     pub preload: bool,
+    /// Which rules NCCL's tuner follows
+    #[command(flatten)]
+    pub tuning: Tuning,
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     pub command: Vec<OsString>,
@@ -488,6 +497,35 @@ pub struct Plugin {
     /// Print how to load the library that sees NCCL's calls as well (LD_PRELOAD), which is the plugin too
     #[arg(long)]
     pub preload: bool,
+    /// Which rules NCCL's tuner follows
+    #[command(flatten)]
+    pub tuning: Tuning,
+}
+
+/// Which rules NCCL's tuner follows in a job.
+#[derive(Debug, Args)]
+pub struct Tuning {
+    /// Let NCCL's tuner follow the rules in a file, where all ranks of a communicator agree on them. Any tuner also ends
+    /// NCCL's own policy for the number of channels
+    #[arg(long, value_name = "FILE")]
+    pub tune: Option<PathBuf>,
+    /// With --tune: make no communicator whose ranks do not agree. Without it NCCL's defaults apply there
+    #[arg(long, requires = "tune")]
+    pub tune_require: bool,
+}
+
+/// Options of `tune`.
+#[derive(Debug, Args)]
+pub struct Tune {
+    /// The rules
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Print them as the CSV of NVIDIA's example tuner, with a row for every size
+    #[arg(long)]
+    pub csv: bool,
+    /// Write the compiled table, which RINGWATCH_TUNE names to the plugin
+    #[arg(long, short, value_name = "PATH", conflicts_with = "csv")]
+    pub output: Option<PathBuf>,
 }
 
 /// Options of `replay`.

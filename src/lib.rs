@@ -7,6 +7,7 @@ pub mod explain;
 pub mod model;
 pub mod replay;
 pub mod secret;
+pub mod tune;
 
 pub mod ingest;
 

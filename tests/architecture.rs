@@ -21,6 +21,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("bench", &[]),
     ("explain", &[]),
     ("secret", &[]),
+    ("tune", &[]),
     ("ingest", &["model"]),
     ("join", &["model"]),
     ("detect", &["model", "join"]),
@@ -52,7 +53,7 @@ const IMPURE: &[&[&str]] = &[
 /// Foreign crates that belong to few.
 const OWNED: &[(&str, &[&str])] = &[
     ("clap", &["cli", "cmd", "main"]),
-    ("ringwatch_wire", &["ingest"]),
+    ("ringwatch_wire", &["ingest", "tune"]),
     ("nvml_wrapper", &["ingest"]),
     ("async_nats", &["cluster", "runtime"]),
     ("nvml_wrapper_sys", &["ingest"]),

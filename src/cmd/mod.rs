@@ -17,6 +17,7 @@ mod replay;
 mod report;
 mod run;
 mod top;
+mod tune;
 
 use crate::bench::{Collective, Report, SCHEMA};
 use crate::cli::{Cli, LogLevel, Scenario, Verb};
@@ -53,6 +54,7 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Verb::Demo(o) => demo::run(&o),
         Verb::Bench(o) => bench::run(&o),
         Verb::Plugin(o) => plugin::run(&o),
+        Verb::Tune(o) => tune::run(&o),
         Verb::Replay(o) => replay::run(&o),
         Verb::Probe => probe().map(|()| 0).context("this verb is started by ringwatch itself"),
     }

@@ -1,5 +1,6 @@
 //! `ringwatch plugin`: the plugin for jobs that ringwatch does not start.
 
+use super::tune;
 use crate::bundle;
 use crate::cli::Plugin;
 use anyhow::Context;
@@ -22,6 +23,8 @@ pub(super) fn run(o: &Plugin) -> anyhow::Result<u8> {
     let dir = o.dir.clone().unwrap_or_else(default_dir);
     let path = bundle::install(&dir).context("cannot write the plugin; name another directory")?;
     let dir = std::path::absolute(path.parent().unwrap_or(&dir))?;
+    let library = if o.preload { bundle::PRELOAD_FILE_NAME } else { bundle::FILE_NAME };
+    let tuning = tune::variables(&o.tuning, library, &dir)?;
     let mut out = io::stdout().lock();
     let preload = quoted(&preload(&dir).to_string_lossy());
     let dir = quoted(&dir.to_string_lossy());
@@ -31,6 +34,9 @@ pub(super) fn run(o: &Plugin) -> anyhow::Result<u8> {
         writeln!(out, "export LD_PRELOAD={preload}\"${{LD_PRELOAD:+:$LD_PRELOAD}}\"")?;
     } else {
         writeln!(out, "export NCCL_PROFILER_PLUGIN={}", bundle::FILE_NAME)?;
+    }
+    for (name, value) in tuning {
+        writeln!(out, "export {name}={}", quoted(&value.to_string_lossy()))?;
     }
     out.flush()?;
     Ok(0)

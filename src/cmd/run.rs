@@ -1,6 +1,6 @@
 //! `ringwatch run -- CMD`: a job with the plugin loaded, watched to its end.
 
-use super::{baselines, block_on, plugin};
+use super::{baselines, block_on, plugin, tune};
 use crate::bundle;
 use crate::cli::Run;
 use crate::detect::{Settings, where_it_is};
@@ -74,6 +74,7 @@ fn prepare(o: &Run) -> anyhow::Result<Surroundings> {
         ("LD_LIBRARY_PATH", path),
         ("RINGWATCH_JOB", OsString::from(&job)),
     ];
+    variables.extend(tune::variables(&o.tuning, own, &dir)?);
     if let Some(other) = other.filter(|_| o.chain) {
         variables.push((CHAIN_VARIABLE, other));
     }

@@ -4,11 +4,11 @@
 
 #![expect(unsafe_code, reason = "selections are mappings that live as long as the process")]
 
-use super::decision::{Choice, Choices};
+use super::decision::{Choice, Choices, Ends};
 use crate::sys;
 use core::ffi::c_void;
 use ringwatch_wire::sync::Word;
-use ringwatch_wire::tuning::Rules;
+use ringwatch_wire::tuning::{COLLECTIVES, Rules};
 
 /// Most communicators at once. Others get a context that decides nothing.
 const CONTEXTS_MAX: usize = 1024;
@@ -109,26 +109,39 @@ pub(super) fn select(rules: &Rules<'static>, ranks: u32, nodes: u32) -> Option<&
     at(selection.choices.get_first())
 }
 
-/// Selects rules into a mapping of their own: the choices, and behind them their rows.
+/// Choices, and what they refer to, in one mapping. The rows follow it.
+#[repr(C)]
+struct Selected {
+    choices: Choices<'static>,
+    ends: [Ends; COLLECTIVES],
+}
+
+/// Selects rules into a mapping of their own.
 fn make(rules: &Rules<'static>, ranks: u32, nodes: u32) -> Option<(u64, (*mut c_void, usize))> {
     let count = rules.rows_for(ranks, nodes).count();
-    let bytes = size_of::<Choices<'static>>() + count * size_of::<Choice>();
+    let bytes = size_of::<Selected>() + count * size_of::<Choice>();
     let mapping = sys::map(None, bytes)?;
-    let header = mapping.cast::<Choices<'static>>();
-    // SAFETY: the mapping has room for one `Choices`, whose size is a multiple of a row's alignment, and `count` rows.
-    let rows = unsafe { header.add(1).cast::<Choice>() };
+    let selected = mapping.cast::<Selected>();
+    // SAFETY: the mapping has room for one `Selected`, whose size is a multiple of a row's alignment, and `count` rows.
+    let rows = unsafe { selected.add(1).cast::<Choice>() };
     for (i, row) in rules.rows_for(ranks, nodes).take(count).enumerate() {
         // SAFETY: `i` is below `count`.
         unsafe { rows.add(i).write(Choice::of(&row)) };
     }
     // SAFETY: `count` rows were written, and the mapping is never undone once its address is known.
     let rows = unsafe { core::slice::from_raw_parts(rows, count) };
-    let Some(choices) = Choices::new(rows, rules.rows_for(ranks, nodes), nodes) else {
+    // SAFETY: zeroed memory of the mapping, which holds valid numbers, and which nobody else refers to.
+    let ends = unsafe { &mut *(&raw mut (*selected).ends) };
+    let Some(choices) = Choices::new(rows, ends, rules.rows_for(ranks, nodes), nodes) else {
         // SAFETY: nobody else knows this mapping.
         unsafe { sys::unmap(mapping, bytes) };
         return None;
     };
     // SAFETY: as above, with room for one `Choices`.
-    unsafe { header.write(choices) };
-    Some((header.expose_provenance() as u64, (mapping, bytes)))
+    let choices = unsafe {
+        let place = &raw mut (*selected).choices;
+        place.write(choices);
+        place
+    };
+    Some((choices.expose_provenance() as u64, (mapping, bytes)))
 }

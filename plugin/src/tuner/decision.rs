@@ -3,7 +3,11 @@
 //!
 //! A decision depends on the call, the rules and the communicator's size alone, which are the same on all ranks.
 
-use ringwatch_wire::tuning::{ANY_PIPE_OPS, CANDIDATES, COLLECTIVES, PROTOCOLS, Registered, Row, entries_of};
+#![expect(unsafe_code, reason = "compares four costs at once")]
+
+use ringwatch_wire::tuning::{
+    ALGORITHMS, ANY_PIPE_OPS, CANDIDATES, COLLECTIVES, PROTOCOLS, ROWS_MAX, Registered, Row, entries_of,
+};
 
 /// The cost of a forbidden entry, in us. It is above every real cost, and below the 3.6e9 from which on NCCL takes no entry
 /// at all. A negative cost would win from NCCL 2.31 on.
@@ -31,12 +35,12 @@ pub struct Call {
 #[derive(Debug, Clone, Copy)]
 pub struct Choice {
     min_bytes: u64,
-    max_bytes: u64,
     prefer: u32,
     forbid: u32,
     pipe_ops: u32,
     channels: u8,
-    registered: Registered,
+    /// Bit 0: for buffers that are not registered; bit 1: for registered ones.
+    registered: u8,
 }
 
 impl Choice {
@@ -44,20 +48,22 @@ impl Choice {
     pub fn of(row: &Row) -> Self {
         Choice {
             min_bytes: row.min_bytes,
-            max_bytes: row.max_bytes,
             prefer: row.prefer,
             forbid: row.forbid,
             pipe_ops: row.pipe_ops,
             channels: row.channels,
-            registered: row.registered,
+            registered: match row.registered {
+                Registered::No => 1,
+                Registered::Yes => 2,
+                Registered::Any => 3,
+            },
         }
     }
 
     #[inline]
     fn matches(&self, call: &Call) -> bool {
         (self.pipe_ops == ANY_PIPE_OPS || self.pipe_ops == call.pipe_ops)
-            && (self.registered == Registered::Any
-                || (self.registered == Registered::Yes) == call.is_registered)
+            && self.registered >> u8::from(call.is_registered) & 1 != 0
     }
 }
 
@@ -67,13 +73,28 @@ pub struct Choices<'a> {
     all: &'a [Choice],
     /// Where the rows of each collective begin and, one further, end.
     starts: [u16; COLLECTIVES + 1],
+    /// Where their ranges end.
+    ends: &'a [Ends; COLLECTIVES],
     /// Entries for which NCCL would take more channels than there are.
     unlimited: u32,
 }
 
+/// Rows of a collective that have been counted so far.
+fn before_collective(starts: &[u16; COLLECTIVES + 1], collective: usize) -> usize {
+    let at = |i: usize| starts.get(i).copied().unwrap_or(0);
+    usize::from(at(collective + 1).saturating_sub(at(collective)))
+}
+
 impl<'a> Choices<'a> {
-    /// `None` where more than [`CANDIDATES`] rows have one range. `all` holds the rows of `rows`, in their order.
-    pub fn new(all: &'a [Choice], rows: impl Iterator<Item = Row>, nodes: u32) -> Option<Self> {
+    /// `None` where more than [`CANDIDATES`] rows have one range. `all` holds the rows of `rows`, in their order; `ends` is
+    /// filled.
+    pub fn new(
+        all: &'a [Choice],
+        ends: &'a mut [Ends; COLLECTIVES],
+        rows: impl Iterator<Item = Row>,
+        nodes: u32,
+    ) -> Option<Self> {
+        *ends = [[u64::MAX; ENDS]; COLLECTIVES];
         let mut starts = [0u16; COLLECTIVES + 1];
         let mut of_range = 0;
         let mut before: Option<Row> = None;
@@ -86,12 +107,18 @@ impl<'a> Choices<'a> {
                 return None;
             }
             before = Some(row);
+            let of_collective = before_collective(&starts, usize::from(row.collective));
+            if let Some(end) =
+                ends.get_mut(usize::from(row.collective)).and_then(|e| e.get_mut(of_collective))
+            {
+                *end = row.max_bytes;
+            }
             for start in starts.iter_mut().skip(usize::from(row.collective) + 1) {
                 *start += 1;
             }
         }
         let unlimited = if nodes > 1 { UNLIMITED | UNLIMITED_BETWEEN_NODES } else { UNLIMITED };
-        Some(Choices { all, starts, unlimited })
+        Some(Choices { all, starts, ends, unlimited })
     }
 
     fn of(&self, collective: usize) -> &'a [Choice] {
@@ -104,10 +131,11 @@ impl<'a> Choices<'a> {
     ///
     /// The first row decides that matches, and whose preferred entries, if it has any, are possible.
     #[inline]
-    pub fn decide(&self, call: &Call, table: &mut [f32]) -> u8 {
+    pub fn decide<const N: usize>(&self, call: &Call, table: &mut [f32; N]) -> u8 {
         let of_collective = self.of(call.collective);
-        // Ranges are sorted and disjoint, or the same: this is the first row of the only range that can hold the size.
-        let first = of_collective.partition_point(|c| c.max_bytes < call.bytes);
+        let possible = possible(table);
+        let Some(ends) = self.ends.get(call.collective) else { return 0 };
+        let first = first_that_ends_at(ends, call.bytes);
         for choice in of_collective.iter().skip(first).take(CANDIDATES) {
             if choice.min_bytes > call.bytes {
                 break;
@@ -116,10 +144,12 @@ impl<'a> Choices<'a> {
                 continue;
             }
             if choice.prefer == 0 {
-                return self.without_preference(choice, table);
+                forbid(table, choice.forbid & possible);
+                // NCCL may choose any entry, so that a number of channels has to be right for all of them.
+                return if self.unlimited & possible == 0 { choice.channels } else { 0 };
             }
-            if let Some(entry) = cheapest(table, choice.prefer) {
-                forbid(table, choice.forbid);
+            if choice.prefer & possible != 0 {
+                let entry = cheapest(table, choice.prefer & possible);
                 if let Some(cost) = table.get_mut(entry) {
                     *cost = 0.0;
                 }
@@ -128,59 +158,142 @@ impl<'a> Choices<'a> {
         }
         0
     }
-
-    fn without_preference(&self, choice: &Choice, table: &mut [f32]) -> u8 {
-        forbid(table, choice.forbid);
-        // NCCL may choose any entry, so that a number of channels has to be right for all of them.
-        let is_unlimited = choice.channels != 0 && cheapest(table, self.unlimited).is_some();
-        if is_unlimited { 0 } else { choice.channels }
-    }
 }
 
-/// The possible entry of the least cost among those whose bits are set. NCCL marks impossible ones by a negative cost.
+/// Where the ranges of one collective end, and behind them the largest size.
+pub type Ends = [u64; ENDS];
+/// One more than there are rows, and a power of two.
+const ENDS: usize = 1024;
+const _: () = assert!(ENDS == ROWS_MAX + 1);
+
+/// The first row whose range ends at this size or above. Ranges are sorted, and disjoint or the same, so that no other
+/// range can hold the size. All tables take the same ten steps, which the compiler writes out.
 #[inline]
-fn cheapest(table: &[f32], entries: u32) -> Option<usize> {
-    let mut rest = entries;
-    let mut best = None;
-    let mut least = f32::INFINITY;
+fn first_that_ends_at(ends: &Ends, bytes: u64) -> usize {
+    let mut first = 0;
+    let mut step = ENDS / 2;
+    while step > 0 {
+        let end = ends.get((first + step - 1) % ENDS).copied().unwrap_or(u64::MAX);
+        first += if end < bytes { step } else { 0 };
+        step /= 2;
+    }
+    first
+}
+
+/// The entries that NCCL holds for possible: impossible ones have a negative cost.
+#[inline]
+fn possible<const N: usize>(table: &[f32; N]) -> u32 {
+    let (fours, rest) = table.as_chunks::<4>();
+    let mut bits = 0;
+    for (n, four) in fours.iter().enumerate() {
+        bits |= not_negative(four) << (4 * n);
+    }
+    for (n, cost) in rest.iter().enumerate() {
+        bits |= u32::from(*cost >= 0.0) << (4 * fours.len() + n);
+    }
+    bits
+}
+
+/// A bit for each number that is 0 or more. The compiler makes 20 comparisons of it by itself.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn not_negative(four: &[f32; 4]) -> u32 {
+    use core::arch::x86_64::{_mm_cmpge_ps, _mm_loadu_ps, _mm_movemask_ps, _mm_setzero_ps};
+    // SAFETY: every x86-64 processor has these instructions, and four numbers are read from an array of four.
+    unsafe { _mm_movemask_ps(_mm_cmpge_ps(_mm_loadu_ps(four.as_ptr()), _mm_setzero_ps())) as u32 }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+#[inline]
+fn not_negative(four: &[f32; 4]) -> u32 {
+    four.iter().enumerate().fold(0, |bits, (n, cost)| bits | u32::from(*cost >= 0.0) << n)
+}
+
+/// The entry of the least cost among those whose bits are set, of which there is one at least.
+#[inline]
+fn cheapest<const N: usize>(table: &[f32; N], entries: u32) -> usize {
+    let mut best = entries.trailing_zeros() as usize;
+    let mut rest = entries & entries.wrapping_sub(1);
     while rest != 0 {
         let entry = rest.trailing_zeros() as usize;
         rest &= rest - 1;
-        if let Some(cost) = table.get(entry)
-            && *cost >= 0.0
-            && *cost < least
+        if let (Some(cost), Some(least)) = (table.get(entry), table.get(best))
+            && cost < least
         {
-            least = *cost;
-            best = Some(entry);
+            best = entry;
         }
     }
     best
 }
 
-/// Makes entries too expensive. Impossible ones stay impossible.
+/// Makes entries too expensive.
 #[inline]
-fn forbid(table: &mut [f32], entries: u32) {
-    let mut rest = entries;
-    while rest != 0 {
-        let entry = rest.trailing_zeros() as usize;
-        rest &= rest - 1;
-        if let Some(cost) = table.get_mut(entry)
-            && *cost >= 0.0
-        {
+fn forbid<const N: usize>(table: &mut [f32; N], entries: u32) {
+    let (fours, rest) = table.as_chunks_mut::<4>();
+    let in_fours = 4 * fours.len();
+    for (n, four) in fours.iter_mut().enumerate() {
+        forbid_of_four(four, entries >> (4 * n));
+    }
+    for (n, cost) in rest.iter_mut().enumerate() {
+        if entries >> (in_fours + n) & 1 != 0 {
             *cost = FORBIDDEN_US;
         }
     }
 }
 
-/// The length of a cost table with these numbers of algorithms and protocols; `None` for a shape that no known NCCL has.
+/// Makes those of four entries too expensive whose bits are set among the lowest four.
+#[cfg(target_arch = "x86_64")]
 #[inline]
-pub fn table_length(algorithms: i32, protocols: i32) -> Option<usize> {
-    /// Rows name entries by three protocols. No NCCL has had another number.
-    const SHAPE: i32 = PROTOCOLS as i32;
-    if protocols == SHAPE && (1..=16).contains(&algorithms) {
-        Some((algorithms * SHAPE) as usize)
-    } else {
-        None
+fn forbid_of_four(four: &mut [f32; 4], entries: u32) {
+    use core::arch::x86_64::{
+        _mm_and_ps, _mm_and_si128, _mm_andnot_ps, _mm_castsi128_ps, _mm_cmpeq_epi32, _mm_loadu_ps, _mm_or_ps,
+        _mm_set_epi32, _mm_set1_epi32, _mm_set1_ps, _mm_storeu_ps,
+    };
+    // SAFETY: every x86-64 processor has these instructions; four numbers are read and written in an array of four.
+    unsafe {
+        let bits = _mm_set_epi32(8, 4, 2, 1);
+        let asked = _mm_and_si128(_mm_set1_epi32(entries.cast_signed()), bits);
+        let is_asked = _mm_castsi128_ps(_mm_cmpeq_epi32(asked, bits));
+        let kept = _mm_andnot_ps(is_asked, _mm_loadu_ps(four.as_ptr()));
+        let raised = _mm_and_ps(is_asked, _mm_set1_ps(FORBIDDEN_US));
+        _mm_storeu_ps(four.as_mut_ptr(), _mm_or_ps(kept, raised));
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+#[inline]
+fn forbid_of_four(four: &mut [f32; 4], entries: u32) {
+    for (n, cost) in four.iter_mut().enumerate() {
+        if entries >> n & 1 != 0 {
+            *cost = FORBIDDEN_US;
+        }
+    }
+}
+
+/// Entries of the cost table from NCCL 2.23 on.
+pub const ENTRIES: usize = ALGORITHMS * PROTOCOLS;
+/// Entries before, without PAT.
+pub const ENTRIES_OF_OLD: usize = ENTRIES - PROTOCOLS;
+
+/// Which part of a cost table with these numbers of algorithms and protocols rules can name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    /// The first [`ENTRIES`] entries: later algorithms are left alone.
+    Full,
+    /// The first [`ENTRIES_OF_OLD`] entries.
+    WithoutPat,
+}
+
+impl Shape {
+    /// `None` for a shape that no known NCCL has. Rows name entries by three protocols.
+    #[inline]
+    pub fn of(algorithms: i32, protocols: i32) -> Option<Self> {
+        match algorithms {
+            _ if protocols != PROTOCOLS as i32 => None,
+            7..=64 => Some(Shape::Full),
+            6 => Some(Shape::WithoutPat),
+            _ => None,
+        }
     }
 }
 
@@ -214,6 +327,10 @@ mod tests {
         }
     }
 
+    fn no_ends() -> Box<[Ends; COLLECTIVES]> {
+        Box::new([[0; ENDS]; COLLECTIVES])
+    }
+
     fn call(bytes: u64) -> Call {
         Call { collective: usize::from(ALL_REDUCE), bytes, pipe_ops: 1, is_registered: false }
     }
@@ -229,7 +346,8 @@ mod tests {
 
     fn decided(rows: &[Row], nodes: u32, call: &Call) -> ([f32; 21], u8) {
         let all: Vec<Choice> = rows.iter().map(Choice::of).collect();
-        let choices = Choices::new(&all, rows.iter().copied(), nodes).expect("few candidates");
+        let mut ends = no_ends();
+        let choices = Choices::new(&all, &mut ends, rows.iter().copied(), nodes).expect("few candidates");
         let mut table = costs();
         let channels = choices.decide(call, &mut table);
         (table, channels)
@@ -290,7 +408,8 @@ mod tests {
         assert_eq!(decided(&collnet, 1, &call(1)).1, 0);
         let nvls = [Row { prefer: entries_of(5), channels: 64, ..row(0, 99) }];
         assert_eq!(decided(&nvls, 2, &call(1)).1, 64, "NVLS_TREE is limited");
-        let unlimited = |nodes| Choices::new(&[], std::iter::empty(), nodes).expect("empty").unlimited;
+        let unlimited =
+            |nodes| Choices::new(&[], &mut no_ends(), std::iter::empty(), nodes).expect("empty").unlimited;
         assert_eq!((unlimited(1) >> 12 & 7, unlimited(2) >> 12 & 7), (0, 7));
     }
 
@@ -308,21 +427,41 @@ mod tests {
     }
 
     #[test]
+    fn every_size_finds_its_row_in_a_full_table() {
+        let rows: Vec<Row> = (0..ROWS_MAX as u64)
+            .map(|n| Row {
+                prefer: entry(RING, LL),
+                channels: (n % 100) as u8 + 1,
+                ..row(n * 10, n * 10 + 8)
+            })
+            .collect();
+        for n in 0..ROWS_MAX as u64 {
+            let channels = (n % 100) as u8 + 1;
+            for (bytes, wanted) in [(n * 10, channels), (n * 10 + 8, channels), (n * 10 + 9, 0)] {
+                assert_eq!(decided(&rows, 1, &call(bytes)).1, wanted, "{bytes}");
+            }
+        }
+        assert_eq!(decided(&rows, 1, &call(u64::MAX)).1, 0);
+    }
+
+    #[test]
     fn more_rows_of_a_range_than_candidates_are_refused() {
         let rows = vec![row(0, 9); CANDIDATES + 1];
         let all: Vec<Choice> = rows.iter().map(Choice::of).collect();
-        assert!(Choices::new(&all, rows.into_iter(), 1).is_none());
+        assert!(Choices::new(&all, &mut no_ends(), rows.into_iter(), 1).is_none());
     }
 
     #[test]
     fn only_known_shapes_of_the_table_are_edited() {
-        assert_eq!((table_length(7, 3), table_length(6, 3)), (Some(21), Some(18)));
-        for (algorithms, protocols) in [(7, 4), (7, 2), (0, 3), (-1, 3), (17, 3), (i32::MAX, 3)] {
-            assert_eq!(table_length(algorithms, protocols), None);
+        assert_eq!((Shape::of(7, 3), Shape::of(8, 3)), (Some(Shape::Full), Some(Shape::Full)));
+        assert_eq!(Shape::of(6, 3), Some(Shape::WithoutPat));
+        for (algorithms, protocols) in [(7, 4), (7, 2), (0, 3), (-1, 3), (5, 3), (i32::MAX, 3)] {
+            assert_eq!(Shape::of(algorithms, protocols), None);
         }
         let rows = [Row { prefer: entries_of(6), ..row(0, 99) }];
         let all: Vec<Choice> = rows.iter().map(Choice::of).collect();
-        let choices = Choices::new(&all, rows.into_iter(), 1).expect("one row");
+        let mut ends = no_ends();
+        let choices = Choices::new(&all, &mut ends, rows.into_iter(), 1).expect("one row");
         let mut six = [1.0f32; 18];
         assert_eq!(choices.decide(&call(1), &mut six), 0, "NCCL before 2.23 has no PAT");
         assert_eq!(six, [1.0; 18]);

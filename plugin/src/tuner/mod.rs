@@ -21,7 +21,7 @@ use crate::segment_name::Text;
 use crate::{settings, state};
 use agreement::{Outcome, Party};
 use core::ffi::{c_char, c_int, c_void};
-use decision::{Call, Choices};
+use decision::{Call, Choices, ENTRIES, ENTRIES_OF_OLD, Shape};
 use ringwatch_wire::codes::tuned;
 use ringwatch_wire::layout::head;
 use ringwatch_wire::tuning::Rules;
@@ -238,19 +238,22 @@ unsafe extern "C" fn get_coll_info_v4(
     channels: *mut c_int,
 ) -> c_int {
     let Some(choices) = context::choices(context) else { return SUCCESS };
-    let (Some(length), Ok(collective)) =
-        (decision::table_length(algorithms, protocols), usize::try_from(collective))
+    let (Some(shape), Ok(collective)) = (Shape::of(algorithms, protocols), usize::try_from(collective))
     else {
         return SUCCESS;
     };
-    if table.is_null() {
-        return SUCCESS;
-    }
-    // SAFETY: NCCL passes one contiguous array of that many floats, whatever its declaration says, for this call alone.
-    let costs = unsafe { core::slice::from_raw_parts_mut(table.cast::<f32>(), length) };
     let call =
         Call { collective, bytes: bytes as u64, pipe_ops: pipe_ops as u32, is_registered: registered != 0 };
-    let count = choices.decide(&call, costs);
+    // SAFETY: NCCL passes one contiguous array of that many floats, whatever its declaration says, for this call alone.
+    let count = unsafe {
+        match shape {
+            Shape::Full => table.cast::<[f32; ENTRIES]>().as_mut().map(|t| choices.decide(&call, t)),
+            Shape::WithoutPat => {
+                table.cast::<[f32; ENTRIES_OF_OLD]>().as_mut().map(|t| choices.decide(&call, t))
+            }
+        }
+    };
+    let count = count.unwrap_or(0);
     if count != 0 && !channels.is_null() {
         // SAFETY: NCCL passes a place for one int.
         unsafe { channels.write(c_int::from(count)) };

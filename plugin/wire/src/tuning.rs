@@ -9,7 +9,7 @@ pub const HEADER_BYTES: usize = 64;
 /// Length of a row in bytes.
 pub const ROW_BYTES: usize = 48;
 /// Most rows of a table.
-pub const ROWS_MAX: usize = 4096;
+pub const ROWS_MAX: usize = 1023;
 /// Length of the longest table in bytes.
 pub const BYTES_MAX: usize = HEADER_BYTES + ROWS_MAX * ROW_BYTES;
 /// Collectives that NCCL asks a tuner about: Broadcast, Reduce, AllGather, ReduceScatter, AllReduce.
@@ -200,7 +200,8 @@ impl Row {
             && self.min_ranks <= self.max_ranks
             && self.min_nodes <= self.max_nodes
             && (self.prefer | self.forbid) & !ALL_ENTRIES == 0
-            && self.prefer & self.forbid == 0
+            && (self.prefer == 0 || self.forbid == 0)
+            && self.prefer.count_ones() as usize <= ALGORITHMS
             && (self.collective as usize) < COLLECTIVES
             && self.channels <= CHANNELS_MAX
     }

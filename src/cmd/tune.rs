@@ -1,0 +1,68 @@
+//! `ringwatch tune`: rules for NCCL's tuner, checked, compiled and converted; and what a job needs to follow them.
+
+use crate::cli::{Tune, Tuning};
+use crate::tune::{self, Rules};
+use anyhow::{Context, bail};
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::Path;
+
+/// The library that NCCL loads as its tuner.
+const PLUGIN_VARIABLE: &str = "NCCL_TUNER_PLUGIN";
+/// The compiled rules.
+const RULES_VARIABLE: &str = "RINGWATCH_TUNE";
+const REQUIRE_VARIABLE: &str = "RINGWATCH_TUNE_REQUIRE";
+
+pub(super) fn run(o: &Tune) -> anyhow::Result<u8> {
+    let rules = load(&o.file)?;
+    let compiled = rules.compile()?;
+    let mut out = io::stdout().lock();
+    if o.csv {
+        out.write_all(rules.to_csv()?.as_bytes())?;
+    } else {
+        let (count, rows) = (rules.all().len(), compiled.rows());
+        writeln!(out, "{}: {count} rules, {rows} rows, hash {:016x}", o.file.display(), compiled.hash())?;
+    }
+    if let Some(path) = &o.output {
+        tune::write(&compiled, path).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    out.flush()?;
+    Ok(0)
+}
+
+/// Reads rules. What people should know about them goes to standard error.
+fn load(path: &Path) -> anyhow::Result<Rules> {
+    let rules = Rules::load(path)?;
+    for warning in rules.warnings() {
+        // A closed standard error is no reason to stop.
+        writeln!(io::stderr(), "ringwatch: {warning}").ok();
+    }
+    Ok(rules)
+}
+
+/// The variables by which a job follows rules; none where nobody asked for any. `library` is the file name of the plugin,
+/// and the compiled rules go to `directory`.
+pub(super) fn variables(
+    o: &Tuning,
+    library: &str,
+    directory: &Path,
+) -> anyhow::Result<Vec<(&'static str, OsString)>> {
+    let Some(file) = &o.tune else { return Ok(Vec::new()) };
+    let own = |v: &OsString| v.is_empty() || v == library;
+    if let Some(other) = std::env::var_os(PLUGIN_VARIABLE).filter(|v| !own(v)) {
+        bail!(
+            "{PLUGIN_VARIABLE} is set to {}: NCCL takes one tuner plugin; unset it to follow the rules in {}",
+            other.display(),
+            file.display()
+        );
+    }
+    let compiled = load(file)?.compile()?;
+    let path = tune::install(&compiled, directory)
+        .with_context(|| format!("cannot write the compiled rules to {}", directory.display()))?;
+    let mut variables =
+        vec![(PLUGIN_VARIABLE, OsString::from(library)), (RULES_VARIABLE, std::path::absolute(path)?.into())];
+    if o.tune_require {
+        variables.push((REQUIRE_VARIABLE, "1".into()));
+    }
+    Ok(variables)
+}

@@ -1,0 +1,205 @@
+//! Rules as people write them, in YAML.
+
+use super::names::{ALGORITHMS, COLLECTIVES, PROTOCOLS, number};
+use super::{Fault, Range, Rule, Selection};
+use serde::Deserialize;
+use serde::de::{self, Deserializer, Visitor};
+use serde_saphyr::Spanned;
+use std::fmt;
+
+/// The file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    rules: Vec<Spanned<Written>>,
+}
+
+/// A rule as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    operation: String,
+    #[serde(default)]
+    min_bytes: Option<Size>,
+    #[serde(default)]
+    max_bytes: Option<Size>,
+    #[serde(default)]
+    ranks: Option<Numbers>,
+    #[serde(default)]
+    nodes: Option<Numbers>,
+    #[serde(default)]
+    registered: Option<bool>,
+    #[serde(default)]
+    pipe_ops: Option<u32>,
+    #[serde(default)]
+    algorithm: Option<String>,
+    #[serde(default)]
+    protocol: Option<String>,
+    #[serde(default)]
+    channels: Option<u8>,
+    #[serde(default)]
+    forbid: Vec<Forbidden>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Forbidden {
+    #[serde(default)]
+    algorithm: Option<String>,
+    #[serde(default)]
+    protocol: Option<String>,
+}
+
+pub(super) fn read(text: &str) -> Result<Vec<Rule>, Fault> {
+    // Where people see the line, the parser's own excerpt would come twice.
+    let options = serde_saphyr::options! { with_snippet: false };
+    let file: File = serde_saphyr::from_str_with_options(text, options).map_err(|e| {
+        let line = e.location().map_or(1, |l| usize::try_from(l.line()).unwrap_or(1).max(1));
+        Fault { line, why: message(&e) }
+    })?;
+    file.rules
+        .into_iter()
+        .map(|rule| {
+            let line = usize::try_from(rule.defined.line()).unwrap_or(1).max(1);
+            rule.value.meant(line).map_err(|why| Fault { line, why })
+        })
+        .collect()
+}
+
+/// The parser's message, on one line and without the place, which stands before it.
+fn message(error: &serde_saphyr::Error) -> String {
+    let text = error.to_string();
+    let first = text.lines().next().unwrap_or_default();
+    let first = first.rsplit_once(" at line ").map_or(first, |(before, _)| before);
+    let what = first.split_once(": ").filter(|(place, _)| place.starts_with("error: line "));
+    what.map_or(first, |(_, what)| what).chars().filter(|c| !c.is_control()).collect()
+}
+
+impl Written {
+    fn meant(self, line: usize) -> Result<Rule, String> {
+        let any = Range::<u64>::ANY;
+        Ok(Rule {
+            line,
+            collective: number(&COLLECTIVES, "operation with rules", &self.operation)?,
+            bytes: Range {
+                min: self.min_bytes.map_or(any.min, |s| s.0),
+                max: self.max_bytes.map_or(any.max, |s| s.0),
+            },
+            ranks: self.ranks.map_or(Range::<u32>::ANY, |n| n.0),
+            nodes: self.nodes.map_or(Range::<u32>::ANY, |n| n.0),
+            is_registered: self.registered,
+            pipe_ops: self.pipe_ops,
+            choose: selection(self.algorithm.as_deref(), self.protocol.as_deref())?,
+            forbid: self
+                .forbid
+                .iter()
+                .map(|f| selection(f.algorithm.as_deref(), f.protocol.as_deref()))
+                .collect::<Result<_, _>>()?,
+            channels: self.channels,
+        })
+    }
+}
+
+fn selection(algorithm: Option<&str>, protocol: Option<&str>) -> Result<Selection, String> {
+    Ok(Selection {
+        algorithm: algorithm.map(|a| number(&ALGORITHMS, "algorithm", a)).transpose()?,
+        protocol: protocol.map(|p| number(&PROTOCOLS, "protocol", p)).transpose()?,
+    })
+}
+
+/// A size: `65536`, `64K`, `64KiB`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Size(u64);
+
+/// A number, or several: `8`, `2-8`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Numbers(Range<u32>);
+
+fn size(text: &str) -> Option<u64> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let factor = match unit.trim().to_ascii_lowercase().trim_end_matches("ib") {
+        "" | "b" => 1,
+        "k" => 1 << 10,
+        "m" => 1 << 20,
+        "g" => 1u64 << 30,
+        "t" => 1 << 40,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(factor)
+}
+
+fn numbers(text: &str) -> Option<Range<u32>> {
+    let (min, max) = text.split_once('-').unwrap_or((text, text));
+    Some(Range { min: min.trim().parse().ok()?, max: max.trim().parse().ok()? })
+}
+
+/// Reads a number or a text.
+struct Either<T> {
+    expected: &'static str,
+    read: fn(&str) -> Option<T>,
+}
+
+impl<T> Visitor<'_> for Either<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.expected)
+    }
+
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<T, E> {
+        self.visit_str(&value.to_string())
+    }
+
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<T, E> {
+        self.visit_str(&value.to_string())
+    }
+
+    fn visit_str<E: de::Error>(self, value: &str) -> Result<T, E> {
+        (self.read)(value).ok_or_else(|| E::invalid_value(de::Unexpected::Str(value), &self))
+    }
+}
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let expected = "a size like 65536, 64K or 1M";
+        deserializer.deserialize_str(Either { expected, read: |text| size(text).map(Size) })
+    }
+}
+
+impl<'de> Deserialize<'de> for Numbers {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let expected = "a number like 8, or a range like 2-8";
+        deserializer.deserialize_str(Either { expected, read: |text| numbers(text).map(Numbers) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_numbers_are_read_as_people_write_them() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("65536", 65_536),
+            ("64K", 65_536),
+            ("64KiB", 65_536),
+            ("64 kib", 65_536),
+            ("1M", 1 << 20),
+            ("4G", 4 << 30),
+            ("1T", 1 << 40),
+            ("12b", 12),
+        ] {
+            assert_eq!(size(text), Some(bytes), "{text}");
+        }
+        for wrong in ["", "K", "-1", "1.5M", "1X", "99999999999999999999", "99999999T"] {
+            assert_eq!(size(wrong), None, "{wrong}");
+        }
+        assert_eq!(numbers("8"), Some(Range { min: 8, max: 8 }));
+        assert_eq!(numbers("2 - 8"), Some(Range { min: 2, max: 8 }));
+        for wrong in ["", "-", "-1", "2-", "a", "1-2-3", "4294967296"] {
+            assert_eq!(numbers(wrong), None, "{wrong}");
+        }
+    }
+}
