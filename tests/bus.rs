@@ -53,6 +53,8 @@ fn whole() -> Envelope {
             result: 0,
             finalized_ns: Some(68_000_000_000),
             left: false,
+            rules: 0,
+            rules_hash: None,
         }],
         beats: vec![m::Beat {
             segment: 11,

@@ -180,6 +180,7 @@ fn member() -> impl Strategy<Value = CommRecord> {
             replayed,
             init_ns: issued,
             making: ranks.map(|n| if n == 4 { Making::Begun } else { Making::Ready(None) }),
+            rules: None,
             finalized_ns,
         },
     )
@@ -246,6 +247,7 @@ fn member_of(rank: u32, issued: u64) -> CommRecord {
         replayed: 0,
         init_ns: 0,
         making: None,
+        rules: None,
         finalized_ns: None,
     }
 }

@@ -5,7 +5,8 @@ use super::texts::clipped as text;
 use crate::model::{
     Algo, BEYOND_MEMORY, Beat, CommId, CommRecord, DataType, Exchange, Exit, Flags, Func, HostFact, Job,
     Lane, Liveness, Making, NetPhase, NetProgress, OpRecord, PairBeat, ProcessState, Proto, Rank, RedOp,
-    Returned, SegmentId, SegmentRecord, Signatures, Sketch, Timing, Told, Track, Untimed,
+    Returned, RulesState, SegmentId, SegmentRecord, Signatures, Sketch, Timing, Told, Track, TunerRules,
+    Untimed,
 };
 use std::path::PathBuf;
 
@@ -171,6 +172,14 @@ impl m::Member {
             result,
             finalized_ns: c.finalized_ns,
             left: false,
+            rules: match c.rules.map(|r| r.state) {
+                None => 0,
+                Some(RulesState::Applied) => 1,
+                Some(RulesState::Different) => 2,
+                Some(RulesState::AbsentRank) => 3,
+                Some(RulesState::Off) => 4,
+            },
+            rules_hash: c.rules.and_then(|r| r.hash),
         }
     }
 
@@ -195,6 +204,14 @@ impl m::Member {
                 4 => Some(Making::Aborted),
                 _ => None,
             },
+            rules: match self.rules {
+                1 => Some(RulesState::Applied),
+                2 => Some(RulesState::Different),
+                3 => Some(RulesState::AbsentRank),
+                4 => Some(RulesState::Off),
+                _ => None,
+            }
+            .map(|state| TunerRules { state, hash: self.rules_hash }),
             finalized_ns: self.finalized_ns,
         }
     }

@@ -166,6 +166,12 @@ pub struct Member {
     /// True when the rank is not in it after all.
     #[prost(bool, tag = "16")]
     pub left: bool,
+    /// Rules for NCCL's tuner: 0 none, 1 applied, 2 different, 3 a rank is absent, 4 off.
+    #[prost(uint32, tag = "17")]
+    pub rules: u32,
+    /// Their content hash.
+    #[prost(fixed64, optional, tag = "18")]
+    pub rules_hash: Option<u64>,
 }
 
 /// How far a rank is in a communicator. What it lacks to the count issued is in flight.

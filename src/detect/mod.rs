@@ -22,6 +22,7 @@ mod standstill;
 mod straggler;
 mod stuck_transfer;
 mod transfers;
+mod tuner_rules;
 mod usage;
 mod victims;
 
@@ -294,6 +295,7 @@ fn fast_rules(settings: Settings) -> Vec<Box<dyn Rule>> {
         Box::new(HangRule::new(settings)),
         Box::new(NeverJoinedRule::new(settings)),
         Box::new(SplitChoiceRule::new(settings)),
+        Box::new(tuner_rules::TunerRulesRule),
     ]
 }
 

@@ -24,7 +24,7 @@ pub(super) fn read_comms(
             unknown += 1;
             continue;
         }
-        let Some(record) = decode::comm(segment, owner, host_clock, &slot) else { continue };
+        let Some(record) = decode::comm(segment, owner, host_clock, reader.rules(), &slot) else { continue };
         if let Some((_, was)) = known.get(&key)
             && (was.comm, was.rank) != (record.comm, record.rank)
             && was.init_ns == record.init_ns

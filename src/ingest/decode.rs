@@ -2,9 +2,9 @@
 
 use crate::model::{
     Algo, ChannelStamp, CommId, CommRecord, DataType, Flags, Func, Job, Lane, Making, NetPhase, NetProgress,
-    OpRecord, Proto, Rank, RedOp, Returned, SegmentId, Timing, Untimed, steers,
+    OpRecord, Proto, Rank, RedOp, Returned, RulesState, SegmentId, Timing, TunerRules, Untimed, steers,
 };
-use ringwatch_wire::codes::{self, flag, kind, made, phase, timed};
+use ringwatch_wire::codes::{self, flag, kind, made, phase, timed, tuned};
 use ringwatch_wire::layout::head;
 use ringwatch_wire::reader::{ChannelSlot, CommSlot, OpSlot, ProxySlot, Reader, Text};
 use std::sync::LazyLock;
@@ -125,11 +125,24 @@ fn making(slot: &CommSlot) -> Option<Making> {
     }
 }
 
-/// A communicator; `None` until its id is known.
+/// A communicator's rules for NCCL's tuner. `hash` is that of the process's rules.
+fn rules(slot: &CommSlot, hash: Option<u64>) -> Option<TunerRules> {
+    let state = match slot.tuned {
+        tuned::UNKNOWN | tuned::NO_RULES => return None,
+        tuned::AGREED => RulesState::Applied,
+        tuned::DIFFERENT => RulesState::Different,
+        tuned::ABSENT_RANK => RulesState::AbsentRank,
+        _ => RulesState::Off,
+    };
+    Some(TunerRules { state, hash })
+}
+
+/// A communicator; `None` until its id is known. `rules_hash` is that of the process's rules for NCCL's tuner.
 pub(super) fn comm(
     segment: SegmentId,
     owner: Option<u32>,
     host_clock: u64,
+    rules_hash: Option<u64>,
     slot: &CommSlot,
 ) -> Option<CommRecord> {
     let (id, rank) = slot.id?;
@@ -146,6 +159,7 @@ pub(super) fn comm(
         replayed: slot.replayed,
         init_ns: slot.init_ns,
         making: making(slot),
+        rules: rules(slot, rules_hash),
         finalized_ns: slot.finalized_ns,
     })
 }

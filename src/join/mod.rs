@@ -948,6 +948,7 @@ pub(crate) mod testing {
             replayed: 0,
             init_ns: 0,
             making: None,
+            rules: None,
             finalized_ns: None,
         })
     }

@@ -73,6 +73,8 @@ spelled! {
         CommunicationShare = "communication-share",
         /// Ranks have very different amounts to exchange.
         Imbalance = "imbalance",
+        /// Ranks have different rules for NCCL's tuner, which are off therefore.
+        TunerRulesDiffer = "tuner-rules-differ",
         /// The driver reported an error of a GPU.
         Xid = "xid",
         /// A GPU's memory has errors.

@@ -46,6 +46,7 @@ pub use unread::{Unread, UnreadReason};
 #[cfg(test)]
 pub(crate) use update::UNRECORDED;
 pub use update::{
-    BEYOND_MEMORY, Beat, CommRecord, Exchange, Job, Liveness, Making, OPERATIONS, PairBeat, SegmentRecord,
-    Signatures, Sink, Sketch, Source, Told, UNCOUNTED, Update, hides_operations, missed_reason,
+    BEYOND_MEMORY, Beat, CommRecord, Exchange, Job, Liveness, Making, OPERATIONS, PairBeat, RulesState,
+    SegmentRecord, Signatures, Sink, Sketch, Source, Told, TunerRules, UNCOUNTED, Update, hides_operations,
+    missed_reason,
 };

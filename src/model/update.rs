@@ -73,6 +73,28 @@ pub enum Making {
     Aborted,
 }
 
+/// The rules for NCCL's tuner, as one rank has them in a communicator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TunerRules {
+    /// What became of them.
+    pub state: RulesState,
+    /// Their content hash; absent where the rank has none.
+    pub hash: Option<u64>,
+}
+
+/// What became of a communicator's rules for NCCL's tuner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RulesState {
+    /// All ranks follow them.
+    Applied,
+    /// They are off: ranks have different ones, or some have none.
+    Different,
+    /// They are off: a rank took no part in the agreement.
+    AbsentRank,
+    /// They are off for another reason, which is the same on all ranks.
+    Off,
+}
+
 /// One process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SegmentRecord {
@@ -131,6 +153,8 @@ pub struct CommRecord {
     pub init_ns: u64,
     /// How far its making is, where somebody looked.
     pub making: Option<Making>,
+    /// Its rules for NCCL's tuner, where the rank was given any.
+    pub rules: Option<TunerRules>,
     /// When NCCL freed it, host monotonic ns.
     pub finalized_ns: Option<u64>,
 }

@@ -118,6 +118,13 @@ fn too_many_rules_of_one_size_are_refused_unless_their_communicators_differ() {
     assert!(wrong(&lines(1024)).contains("more than 1023 rules"));
 }
 
+#[test]
+fn the_sample_is_right() {
+    let rules = Rules::from_yaml(include_str!("../../config/tune.yaml"), "config/tune.yaml").expect("rules");
+    assert_eq!((rules.all().len(), rows(&rules).len()), (3, 3));
+    assert!(rules.warnings().is_empty(), "{:?}", rules.warnings());
+}
+
 const NVIDIAS: &str = "\
 # collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff
 allreduce,0,65536,tree,simple,2,1,-1,-1,1

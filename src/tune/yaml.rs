@@ -72,7 +72,9 @@ fn message(error: &serde_saphyr::Error) -> String {
     let first = text.lines().next().unwrap_or_default();
     let first = first.rsplit_once(" at line ").map_or(first, |(before, _)| before);
     let what = first.split_once(": ").filter(|(place, _)| place.starts_with("error: line "));
-    what.map_or(first, |(_, what)| what).chars().filter(|c| !c.is_control()).collect()
+    // It quotes the file, of which nothing may steer a terminal.
+    let plain = |c: char| if c == ' ' || c.is_ascii_graphic() || c.is_alphanumeric() { c } else { '?' };
+    what.map_or(first, |(_, what)| what).chars().map(plain).collect()
 }
 
 impl Written {

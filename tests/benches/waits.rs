@@ -111,6 +111,7 @@ fn beat(comm: u64, rank: u32, issued: u64) -> Update {
         replayed: 0,
         init_ns: 0,
         making: None,
+        rules: None,
         finalized_ns: None,
     })
 }

@@ -119,6 +119,7 @@ impl Hand {
             replayed: 0,
             init_ns: 0,
             making: None,
+            rules: None,
             finalized_ns: None,
         }));
     }
@@ -172,6 +173,7 @@ impl Hand {
             replayed: 0,
             init_ns: 0,
             making: None,
+            rules: None,
             finalized_ns: None,
         };
         self.join.feed(Update::Comm(record(1)));

@@ -160,6 +160,7 @@ impl Simulation {
             replayed: c.replayed[own as usize],
             init_ns: self.mono(rank, c.entered[own as usize].unwrap_or(self.begin)),
             making: c.making[own as usize],
+            rules: None,
             finalized_ns: c.freed[own as usize].map(|t| self.mono(rank, t)),
         })
     }

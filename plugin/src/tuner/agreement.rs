@@ -66,10 +66,8 @@ pub(super) fn agree(party: &Party) -> Outcome {
         return Outcome::new(tuned::NO_DIRECTORY);
     }
     let code = decide(party, &roll);
-    // The rank that comes last has no successor that could look for the file.
-    if code == tuned::ABSENT_RANK || Tally::of(&roll).arrivals >= party.ranks {
-        sys::unlink(&dir, name.as_c());
-    }
+    // Ranks that are here have it open. One that comes later waits in a roll of its own, in vain.
+    sys::unlink(&dir, name.as_c());
     Outcome { code, causes: causes(party, &roll, code) }
 }
 

@@ -297,11 +297,12 @@ fn open(args: &InitArgs) -> Result<*mut c_void, c_int> {
         None => Outcome::new(tuned::NO_ID),
         Some(comm_id) => agreement::agree(&Party { comm_id, ranks, own }),
     };
-    if let Some(m) = member {
-        inits::record(m.ticket, outcome.code);
-    }
+    // The hash comes first: a reader takes it as that of the rules of which it reads the outcome.
     if let Some(live) = state::live() {
         live.segment.set(head::RULES, own.hash);
+    }
+    if let Some(m) = member {
+        inits::record(m.ticket, outcome.code);
     }
     report(&args.log, comm_id, &outcome, own.hash);
     match prepared {

@@ -37,6 +37,7 @@ impl Job {
                     replayed: 0,
                     init_ns: 0,
                     making: None,
+                    rules: None,
                     finalized_ns: None,
                 }));
             }

@@ -15,6 +15,7 @@ mod stacks;
 mod subject;
 mod trace;
 mod trace_log;
+mod tune;
 
 use crate::{budget, plain};
 
@@ -60,5 +61,7 @@ pub(crate) const ALL: &[Target] = &[
     target("subject", subject::check),
     target("trace", trace::check),
     target("trace_log", trace_log::check),
+    target("tune", tune::text),
+    target("tune_table", tune::table),
     target("verdicts", replies::verdicts),
 ];

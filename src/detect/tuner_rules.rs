@@ -1,0 +1,130 @@
+//! `tuner-rules-differ`: ranks of a communicator have different rules for NCCL's tuner, or some have none, so that NCCL's
+//! defaults apply on all of them.
+
+use super::{Rule, fact, names, wall, who};
+use crate::join::{Communicator, Join};
+use crate::model::{COMM_INIT, Evidence, Finding, Kind, OperationRef, Rank, RulesState, Track};
+use std::collections::BTreeMap;
+
+/// Members that are asked whether the ranks agreed. All that took part know it.
+const ASKED: usize = 8;
+/// Ranks that are described one by one.
+const DESCRIBED: usize = 8;
+/// Ranks that can be named; of a larger communicator this reports nothing.
+const RANKS_MAX: u32 = 65_536;
+
+/// The rule.
+#[derive(Debug)]
+pub(super) struct TunerRulesRule;
+
+impl Rule for TunerRulesRule {
+    fn check(&self, join: &Join, _now_ns: u64) -> Vec<Finding> {
+        join.communicators().filter_map(|c| judge(join, c)).collect()
+    }
+}
+
+fn judge(join: &Join, c: &Communicator) -> Option<Finding> {
+    let is_refused = |state| matches!(state, RulesState::Different | RulesState::AbsentRank);
+    let mut asked = c.members().values().take(ASKED).filter_map(|m| m.record.rules);
+    asked.find(|r| is_refused(r.state))?;
+    let ranks = c.ranks().filter(|n| *n <= RANKS_MAX)?;
+    let camps = camps(c, ranks);
+    let most =
+        camps.iter().filter(|(hash, _)| hash.is_some()).map(|(_, ranks)| ranks.len()).max().unwrap_or(0);
+    let usual: Vec<Option<u64>> = camps
+        .iter()
+        .filter(|(hash, ranks)| hash.is_some() && ranks.len() == most)
+        .map(|(hash, _)| *hash)
+        .collect();
+    // Where as many ranks have one set of rules as another, nobody knows which is right, and all are named.
+    let usual = if let [one] = usual.as_slice() { Some(*one) } else { None };
+    let mut culprits: Vec<Rank> =
+        camps.iter().filter(|(hash, _)| Some(**hash) != usual).flat_map(|(_, ranks)| ranks.clone()).collect();
+    culprits.sort();
+    if culprits.is_empty() {
+        return None;
+    }
+    let since_ns = c.members().values().map(|m| m.record.init_ns).min().unwrap_or(0);
+    let mut evidence: Vec<Evidence> =
+        camps.iter().map(|(hash, ranks)| fact(described(*hash, ranks))).collect();
+    evidence.extend(culprits.iter().take(DESCRIBED).filter_map(|r| who(join, c, *r)));
+    Some(Finding {
+        since: wall(join, since_ns),
+        since_ns,
+        evidence,
+        advice: "no rank follows the rules, and NCCL's defaults apply. Give every rank the same rules (RINGWATCH_TUNE, or ringwatch run --tune), in a file that all of them can read; NCCL's log (NCCL_DEBUG=WARN) says what each rank found".to_owned(),
+        ..Finding::new(Kind::TunerRulesDiffer, c.id, culprits, OperationRef::named(COMM_INIT, Track::Collective, 0))
+    })
+}
+
+/// The ranks by their rules; `None` for those that have none, or that are not seen.
+fn camps(c: &Communicator, ranks: u32) -> BTreeMap<Option<u64>, Vec<Rank>> {
+    let mut camps: BTreeMap<Option<u64>, Vec<Rank>> = BTreeMap::new();
+    for rank in (0..ranks).map(Rank) {
+        let hash = c.members().get(&rank).and_then(|m| m.record.rules?.hash);
+        camps.entry(hash).or_default().push(rank);
+    }
+    camps
+}
+
+fn described(hash: Option<u64>, ranks: &[Rank]) -> String {
+    let have = if ranks.len() == 1 { "has" } else { "have" };
+    match hash {
+        Some(hash) => format!("{} {have} the rules {hash:016x}", names(ranks)),
+        None => format!("{} {have} no rules that can be read", names(ranks)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::join::testing::{member, process};
+    use crate::model::{Severity, TunerRules, Update};
+
+    fn found(rules: &[Option<(RulesState, Option<u64>)>]) -> Vec<Finding> {
+        let mut join = Join::new();
+        for (rank, rules) in (0..).zip(rules) {
+            join.feed(process(rank));
+            let Update::Comm(mut record) = member(rank, 4, 0) else { unreachable!("a membership") };
+            record.rules = rules.map(|(state, hash)| TunerRules { state, hash });
+            join.feed(Update::Comm(record));
+        }
+        TunerRulesRule.check(&join, 1_000_000_000)
+    }
+
+    fn ranks(found: &[Finding]) -> Vec<u32> {
+        assert!(found.iter().all(|f| (f.kind, f.severity) == (Kind::TunerRulesDiffer, Severity::Warning)));
+        found.iter().flat_map(|f| f.ranks.iter().map(|r| r.0)).collect()
+    }
+
+    const DIFFERENT: RulesState = RulesState::Different;
+
+    #[test]
+    fn the_rank_whose_rules_differ_is_named() {
+        let of = |hash| Some((DIFFERENT, hash));
+        let found = found(&[of(Some(5)), of(Some(5)), of(Some(9)), of(Some(5))]);
+        assert_eq!(ranks(&found), [2]);
+        let told = |text: &str| found[0].evidence.iter().any(|e| e.text.contains(text));
+        assert!(told("ranks 0, 1, 3 have the rules 0000000000000005"), "{found:?}");
+        assert!(told("rank 2 has the rules 0000000000000009"), "{found:?}");
+    }
+
+    #[test]
+    fn a_rank_without_rules_is_named_and_of_two_halves_all_are() {
+        let of = |hash| Some((DIFFERENT, hash));
+        assert_eq!(ranks(&found(&[of(Some(5)), of(None), of(None), of(None)])), [1, 2, 3]);
+        assert_eq!(ranks(&found(&[of(Some(5)), of(Some(9)), of(Some(9)), of(Some(5))])), [0, 1, 2, 3]);
+        assert_eq!(ranks(&found(&[of(None), of(None), of(None), of(None)])), [0, 1, 2, 3]);
+        let absent = Some((RulesState::AbsentRank, Some(5)));
+        assert_eq!(ranks(&found(&[absent, None, absent, absent])), [1], "it was not asked to follow any");
+        assert_eq!(ranks(&found(&[absent, absent, absent])), [3], "it is not seen at all");
+    }
+
+    #[test]
+    fn rules_that_apply_or_are_off_alike_are_no_finding() {
+        for state in [RulesState::Applied, RulesState::Off] {
+            assert_eq!(found(&[Some((state, Some(5))); 4]), []);
+        }
+        assert_eq!(found(&[None; 4]), []);
+    }
+}
