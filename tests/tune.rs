@@ -35,7 +35,7 @@ fn rules_are_checked_and_compiled() {
     let file = written(&room, "tune.yaml", RULES);
     let compiled = room.path("compiled");
     let said = tune(&room, &file, &["--output", compiled.to_str().expect("text")]);
-    let wanted = format!("{}: 1 rules, 1 rows, hash {:016x}\n", file.display(), hash(&compiled));
+    let wanted = format!("{}: 1 rule, 1 row, hash {:016x}\n", file.display(), hash(&compiled));
     assert_eq!((said.code, said.out, said.err.as_str()), (Some(0), wanted, ""));
     let sample = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/tune.yaml");
     assert_eq!(tune(&room, &sample, &[]).code, Some(0));

@@ -388,3 +388,42 @@ fn threads_of_one_process_agree_as_well() {
     let segment = ran.segments().into_iter().find(|p| p.extension().is_some_and(|e| e == "seg")).unwrap();
     assert!(comms(&segment).iter().all(|t| *t == tuned::AGREED));
 }
+
+#[test]
+fn answers_make_no_system_call() {
+    let test = "answers_make_no_system_call";
+    let Some(ran) = support::child::run_with(test, |command, folder| {
+        command.env("RINGWATCH_TUNE", write_rules(&folder.join("rules"), &rules()));
+    }) else {
+        let (tuner, plugin) = (Tuner::built(), Plugin::built());
+        let rank = move |rank| {
+            plugin.init_with(5, COMM, c"pg", 2, rank, None);
+            tuner.init(5, COMM, 2, 1, None).1
+        };
+        let other = std::thread::spawn(move || rank(1));
+        let context = rank(0);
+        other.join().unwrap();
+        let (mut tuned, mut default) = (Asked::all_reduce(4096), Asked::all_reduce(1 << 40));
+        for call in [
+            libc::SYS_openat,
+            libc::SYS_read,
+            libc::SYS_pread64,
+            libc::SYS_write,
+            libc::SYS_mmap,
+            libc::SYS_munmap,
+            libc::SYS_nanosleep,
+            libc::SYS_clock_nanosleep,
+            libc::SYS_clock_gettime,
+            libc::SYS_futex,
+            libc::SYS_gettid,
+            libc::SYS_sched_yield,
+        ] {
+            support::seccomp::on(call, None, support::seccomp::Then::Kill);
+        }
+        tuner.ask(5, context, &mut tuned);
+        tuner.ask(5, context, &mut default);
+        tuner.finalize(5, context);
+        support::child::exit_at_once(if (tuned.channels, default.channels) == (4, 0) { 0 } else { 3 });
+    };
+    ran.succeeded();
+}

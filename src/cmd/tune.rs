@@ -20,8 +20,9 @@ pub(super) fn run(o: &Tune) -> anyhow::Result<u8> {
     if o.csv {
         out.write_all(rules.to_csv()?.as_bytes())?;
     } else {
-        let (count, rows) = (rules.all().len(), compiled.rows());
-        writeln!(out, "{}: {count} rules, {rows} rows, hash {:016x}", o.file.display(), compiled.hash())?;
+        let several = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+        let (count, rows) = (several(rules.all().len(), "rule"), several(compiled.rows(), "row"));
+        writeln!(out, "{}: {count}, {rows}, hash {:016x}", o.file.display(), compiled.hash())?;
     }
     if let Some(path) = &o.output {
         tune::write(&compiled, path).with_context(|| format!("cannot write {}", path.display()))?;

@@ -24,6 +24,7 @@ use core::ffi::{c_char, c_int, c_void};
 use decision::{Call, Choices, ENTRIES, ENTRIES_OF_OLD, Shape};
 use ringwatch_wire::codes::tuned;
 use ringwatch_wire::layout::head;
+use ringwatch_wire::sync::Word;
 use ringwatch_wire::tuning::Rules;
 use roll::{Arrival, NO_RANK};
 use rule_file::RuleFile;
@@ -350,6 +351,16 @@ const fn reason(code: u8) -> &'static [u8] {
     }
 }
 
+/// Outcomes that were reported, a bit each.
+static REPORTED: Word = Word::new(0);
+
+/// True once for each outcome. A job makes hundreds of communicators, and what holds for all is one warning.
+fn is_first(code: u8) -> bool {
+    let bit = 1 << (code & 63);
+    let before = REPORTED.get();
+    before & bit == 0 && REPORTED.replace(before, before | bit)
+}
+
 fn report(log: &Log, comm_id: Option<u64>, outcome: &Outcome, hash: u64) {
     let mut text = Text::<768>::new();
     text.push(b"ringwatch: ");
@@ -371,7 +382,12 @@ fn report(log: &Log, comm_id: Option<u64>, outcome: &Outcome, hash: u64) {
         b"; NCCL's defaults apply. Give every rank the same RINGWATCH_TUNE."
     };
     text.push(end);
-    log.warn(text.as_c());
+    let names_ranks = matches!(outcome.code, tuned::DIFFERENT | tuned::ABSENT_RANK);
+    if names_ranks || settings::tune_is_required() || is_first(outcome.code) {
+        log.warn(text.as_c());
+    } else {
+        log.inform(text.as_c());
+    }
 }
 
 /// Exports the table of one version.
