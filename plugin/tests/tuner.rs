@@ -400,9 +400,10 @@ fn answers_make_no_system_call() {
             plugin.init_with(5, COMM, c"pg", 2, rank, None);
             tuner.init(5, COMM, 2, 1, None).1
         };
-        let other = std::thread::spawn(move || rank(1));
-        let context = rank(0);
-        other.join().unwrap();
+        let context = std::thread::scope(|s| {
+            s.spawn(move || rank(1));
+            rank(0)
+        });
         let (mut tuned, mut default) = (Asked::all_reduce(4096), Asked::all_reduce(1 << 40));
         for call in [
             libc::SYS_openat,

@@ -7,6 +7,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -226,10 +227,36 @@ static Comm *make(uint64_t h, int ranks, int rank) {
   *c = (Comm){.hash = h, .rank = rank, .ranks = ranks, .state = IN_PROGRESS};
   return c;
 }
+// The tuner of the version that this NCCL has: its init, and what it makes of one all-reduce.
+static void tuner_init(Comm *c) {
+  const char *name = getenv("NCCL_TUNER_PLUGIN");
+  void *lib = name && abi() ? dlopen(name, RTLD_NOW | RTLD_LOCAL) : NULL;
+  int version = abi() == 1 ? 3 : abi() <= 4 ? 4 : 5, result, channels = 0;
+  char symbol[] = "ncclTunerPlugin_v0";
+  symbol[17] += version;
+  void **tuner = lib ? dlsym(lib, symbol) : NULL, *ctx = NULL;
+  if (!tuner) return;
+  float costs[21];
+  for (int i = 0; i < 21; i++) costs[i] = 10 + i;
+  if (version >= 5)
+    result = ((int (*)(void **, uint64_t, size_t, size_t, Log, void *, void *))tuner[1])(
+        &ctx, c->hash, c->ranks, 1, quiet, NULL, NULL);
+  else
+    result = ((int (*)(size_t, size_t, Log, void **))tuner[1])(c->ranks, 1, quiet, &ctx);
+  if (version == 3)
+    ((int (*)(void *, int, size_t, int, float *, int, int, int *))tuner[2])(ctx, 4, 1024, 1, costs, 7, 3, &channels);
+  else
+    ((int (*)(void *, int, size_t, int, float *, int, int, int, int *))tuner[2])(
+        ctx, 4, 1024, 1, costs, 7, 3, 0, &channels);
+  printf("tuner v%d: result %d, channels %d, cost %g\n", version, result, channels, costs[0]);
+  fflush(stdout);
+}
+
 static void *connect_(void *arg) {
   Comm *c = arg;
   if (getenv("FAKE_HANG")) for (;;) pause();
   profiler_init(c);
+  tuner_init(c);
   __atomic_store_n(&c->state, OK, __ATOMIC_RELEASE);
   return NULL;
 }

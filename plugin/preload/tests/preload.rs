@@ -16,6 +16,7 @@ mod support;
 use ringwatch_wire::codes::{Flaw, Loss, flag, kind, made, timed};
 use ringwatch_wire::layout::Region;
 use ringwatch_wire::reader::{CommSlot, OpSlot};
+use ringwatch_wire::tuning::{ANY_PIPE_OPS, Registered, Row, entry};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -65,7 +66,7 @@ fn it_needs_libc_alone_stays_mapped_and_exports_nccls_names() {
     let exports = elf::exports(preload());
     assert!(exports.is_superset(&elf::tables()), "{exports:?}");
     let calls: BTreeSet<&str> =
-        exports.iter().map(String::as_str).filter(|n| !n.starts_with("ncclProfiler")).collect();
+        exports.iter().map(String::as_str).filter(|n| !elf::tables().contains(*n)).collect();
     assert!(calls.iter().all(|n| n.starts_with("nccl")), "{calls:?}");
     assert_eq!(calls.len(), 25, "{calls:?}");
 }
@@ -518,6 +519,50 @@ fn failed_and_aborted_communicators_say_so() {
         let c = &comms(&r)[0];
         assert_eq!((c.made, c.failed), (Some(made::ABORTED), None));
         assert!(c.finalized_ns.is_some());
+    }
+}
+
+/// NCCL before 2.28 does not tell a tuner which communicator it is.
+#[test]
+fn the_tuner_learns_the_communicator_from_the_call() {
+    let folder = tempfile::Builder::new().tempdir_in("/dev/shm").unwrap();
+    let row = Row {
+        min_bytes: 0,
+        max_bytes: 4096,
+        min_ranks: 3,
+        max_ranks: 3,
+        min_nodes: 1,
+        max_nodes: 1,
+        prefer: entry(0, 0),
+        forbid: 0,
+        pipe_ops: ANY_PIPE_OPS,
+        collective: 4,
+        channels: 4,
+        registered: Registered::Any,
+    };
+    let rules = support::tuner::write_rules(&folder.path().join("rules"), &[row]);
+    for (abi, version) in [(1, 3), (4, 4), (5, 5), (7, 5)] {
+        if built().is_none() {
+            return support::skip::skipped(
+                "the_tuner_learns_the_communicator_from_the_call",
+                "a C compiler (cc)",
+            );
+        }
+        let (rules, folder) = (&rules, &folder);
+        let rank = |rank: u32| {
+            let mut job = job("linked", abi, "redop")?
+                .env("RANK", &rank.to_string())
+                .env("FAKE_ID", &abi.to_string())
+                .env("NCCL_TUNER_PLUGIN", "libringwatch-preload.so");
+            job.command.env("RINGWATCH_TUNE", rules).env("RINGWATCH_DIR", folder.path().join("segments"));
+            Some(job.run().good().out)
+        };
+        let outputs: Vec<_> = std::thread::scope(|s| {
+            let ranks: Vec<_> = (0..3).map(|r| s.spawn(move || rank(r))).collect();
+            ranks.into_iter().map(|r| r.join().unwrap().unwrap()).collect()
+        });
+        let wanted = format!("tuner v{version}: result 0, channels 4, cost 0\n");
+        assert!(outputs.iter().all(|o| o.contains(&wanted)), "ABI {abi}: {outputs:?}");
     }
 }
 

@@ -81,7 +81,11 @@ pub(super) fn choices(context: *mut c_void) -> Option<&'static Choices<'static>>
 #[inline]
 fn find(context: *mut c_void) -> Option<&'static Context> {
     let offset = context.addr().wrapping_sub((&raw const CONTEXTS).addr());
-    if offset % size_of::<Context>() == 0 { CONTEXTS.get(offset / size_of::<Context>()) } else { None }
+    if offset.is_multiple_of(size_of::<Context>()) {
+        CONTEXTS.get(offset / size_of::<Context>())
+    } else {
+        None
+    }
 }
 
 #[inline]
@@ -131,7 +135,7 @@ fn make(rules: &Rules<'static>, ranks: u32, nodes: u32) -> Option<(u64, (*mut c_
     // SAFETY: `count` rows were written, and the mapping is never undone once its address is known.
     let rows = unsafe { core::slice::from_raw_parts(rows, count) };
     // SAFETY: zeroed memory of the mapping, which holds valid numbers, and which nobody else refers to.
-    let ends = unsafe { &mut *(&raw mut (*selected).ends) };
+    let ends = unsafe { &mut (*selected).ends };
     let Some(choices) = Choices::new(rows, ends, rules.rows_for(ranks, nodes), nodes) else {
         // SAFETY: nobody else knows this mapping.
         unsafe { sys::unmap(mapping, bytes) };
