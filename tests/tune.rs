@@ -10,6 +10,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 use support::{Room, Said, run};
 
 const RULES: &str = "rules:\n- {operation: AllReduce, max_bytes: 64K, algorithm: TREE, protocol: LL}\n";
@@ -202,6 +203,8 @@ fn a_rank_whose_rules_differ_is_found() {
     for out in &mut outs {
         assert!(out.lines().map_while(Result::ok).any(|l| l.ends_with("ready")), "a rank failed");
     }
+    // The ranks are compared a moment after the last one's init.
+    std::thread::sleep(Duration::from_millis(200));
     let said = run(room.ringwatch(["diagnose", "--json"]).arg(room.segments()));
     for mut rank in ranks {
         drop(rank.stdin.take());

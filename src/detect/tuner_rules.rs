@@ -8,36 +8,40 @@ use std::collections::BTreeMap;
 
 /// Members that are asked whether the ranks agreed. All that took part know it.
 const ASKED: usize = 8;
-/// Ranks that are described one by one.
+/// Ranks, and sets of rules, that are described one by one.
 const DESCRIBED: usize = 8;
-/// Ranks that can be named; of a larger communicator this reports nothing.
-const RANKS_MAX: u32 = 65_536;
+/// Ranks that can be named though nothing is seen of them.
+const UNSEEN_MAX: usize = 64;
+
+/// How long after the last rank's init the ranks are compared: each enters the outcome a moment after the others, in ns.
+const SETTLE_NS: u64 = 100_000_000;
 
 /// The rule.
 #[derive(Debug)]
 pub(super) struct TunerRulesRule;
 
 impl Rule for TunerRulesRule {
-    fn check(&self, join: &Join, _now_ns: u64) -> Vec<Finding> {
-        join.communicators().filter_map(|c| judge(join, c)).collect()
+    fn check(&self, join: &Join, now_ns: u64) -> Vec<Finding> {
+        join.communicators().filter_map(|c| judge(join, c, now_ns)).collect()
     }
 }
 
-fn judge(join: &Join, c: &Communicator) -> Option<Finding> {
+fn judge(join: &Join, c: &Communicator, now_ns: u64) -> Option<Finding> {
     let is_refused = |state| matches!(state, RulesState::Different | RulesState::AbsentRank);
     let mut asked = c.members().values().take(ASKED).filter_map(|m| m.record.rules);
-    asked.find(|r| is_refused(r.state))?;
-    let ranks = c.ranks().filter(|n| *n <= RANKS_MAX)?;
-    let camps = camps(c, ranks);
-    let most =
-        camps.iter().filter(|(hash, _)| hash.is_some()).map(|(_, ranks)| ranks.len()).max().unwrap_or(0);
-    let usual: Vec<Option<u64>> = camps
-        .iter()
-        .filter(|(hash, ranks)| hash.is_some() && ranks.len() == most)
-        .map(|(hash, _)| *hash)
-        .collect();
-    // Where as many ranks have one set of rules as another, nobody knows which is right, and all are named.
-    let usual = if let [one] = usual.as_slice() { Some(*one) } else { None };
+    let state = asked.find(|r| is_refused(r.state))?.state;
+    let last_ns = c.members().values().map(|m| m.record.init_ns).max()?;
+    if now_ns.saturating_sub(last_ns) < SETTLE_NS {
+        return None;
+    }
+    let mut camps = camps(c);
+    let usual = usual(&camps);
+    if state == RulesState::AbsentRank || camps.len() == 1 {
+        let unseen = unseen(c);
+        if !unseen.is_empty() {
+            camps.entry(None).or_default().extend(unseen);
+        }
+    }
     let mut culprits: Vec<Rank> =
         camps.iter().filter(|(hash, _)| Some(**hash) != usual).flat_map(|(_, ranks)| ranks.clone()).collect();
     culprits.sort();
@@ -46,7 +50,7 @@ fn judge(join: &Join, c: &Communicator) -> Option<Finding> {
     }
     let since_ns = c.members().values().map(|m| m.record.init_ns).min().unwrap_or(0);
     let mut evidence: Vec<Evidence> =
-        camps.iter().map(|(hash, ranks)| fact(described(*hash, ranks))).collect();
+        camps.iter().take(DESCRIBED).map(|(hash, ranks)| fact(described(*hash, ranks))).collect();
     evidence.extend(culprits.iter().take(DESCRIBED).filter_map(|r| who(join, c, *r)));
     Some(Finding {
         since: wall(join, since_ns),
@@ -57,14 +61,27 @@ fn judge(join: &Join, c: &Communicator) -> Option<Finding> {
     })
 }
 
-/// The ranks by their rules; `None` for those that have none, or that are not seen.
-fn camps(c: &Communicator, ranks: u32) -> BTreeMap<Option<u64>, Vec<Rank>> {
+/// The ranks that are seen, by their rules; `None` for those that have none.
+fn camps(c: &Communicator) -> BTreeMap<Option<u64>, Vec<Rank>> {
     let mut camps: BTreeMap<Option<u64>, Vec<Rank>> = BTreeMap::new();
-    for rank in (0..ranks).map(Rank) {
-        let hash = c.members().get(&rank).and_then(|m| m.record.rules?.hash);
-        camps.entry(hash).or_default().push(rank);
+    for (rank, member) in c.members() {
+        camps.entry(member.record.rules.and_then(|r| r.hash)).or_default().push(*rank);
     }
     camps
+}
+
+/// The rules of most ranks. Where as many have others, nobody knows which are right.
+fn usual(camps: &BTreeMap<Option<u64>, Vec<Rank>>) -> Option<Option<u64>> {
+    let with_rules = || camps.iter().filter(|(hash, _)| hash.is_some());
+    let most = with_rules().map(|(_, ranks)| ranks.len()).max()?;
+    let mut all = with_rules().filter(|(_, ranks)| ranks.len() == most).map(|(hash, _)| *hash);
+    all.next().filter(|_| all.next().is_none())
+}
+
+/// Ranks of which nothing is seen, the first of them.
+fn unseen(c: &Communicator) -> Vec<Rank> {
+    let ranks = (0..c.ranks().unwrap_or(0)).map(Rank);
+    ranks.filter(|r| !c.members().contains_key(r)).take(UNSEEN_MAX).collect()
 }
 
 fn described(hash: Option<u64>, ranks: &[Rank]) -> String {

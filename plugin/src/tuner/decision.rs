@@ -3,7 +3,7 @@
 //!
 //! A decision depends on the call, the rules and the communicator's size alone, which are the same on all ranks.
 
-#![expect(unsafe_code, reason = "compares four costs at once")]
+#![cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "compares four costs at once"))]
 
 use ringwatch_wire::tuning::{
     ALGORITHMS, ANY_PIPE_OPS, CANDIDATES, COLLECTIVES, PROTOCOLS, ROWS_MAX, Registered, Row, entries_of,
