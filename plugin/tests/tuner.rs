@@ -11,7 +11,7 @@ use ringwatch_wire::tuning::{ANY_PIPE_OPS, Registered, Row, entries_of, entry};
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::{offset_of, size_of};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use support::library::{LogFn, Plugin};
 use support::tuner::{Asked, CTable, Tuner, write_rules};
@@ -177,10 +177,20 @@ impl Job {
         self.folder.path().join(name)
     }
 
-    /// Starts so many ranks, with the same rules; `change` makes one differ.
+    /// Runs so many ranks, with the same rules; `change` makes one differ. What each wrote.
     fn run(&self, test: &str, ranks: usize, change: impl Fn(usize, &mut Command)) -> Vec<String> {
+        self.start(test, ranks, change).into_iter().map(|(child, _folder)| written(child)).collect()
+    }
+
+    /// Starts them. Each has a folder, which goes with it.
+    fn start(
+        &self,
+        test: &str,
+        ranks: usize,
+        change: impl Fn(usize, &mut Command),
+    ) -> Vec<(Child, tempfile::TempDir)> {
         let rules = write_rules(&self.path("rules"), &rules());
-        let children: Vec<_> = (0..ranks)
+        (0..ranks)
             .map(|rank| {
                 let (mut command, folder) = support::child::command(test, &[]);
                 command
@@ -195,9 +205,7 @@ impl Job {
                 change(rank, &mut command);
                 (command.spawn().unwrap(), folder)
             })
-            .collect();
-        let said = |o: Output| String::from_utf8(o.stderr).unwrap();
-        children.into_iter().map(|(child, _folder)| said(child.wait_with_output().unwrap())).collect()
+            .collect()
     }
 
     /// What each rank's segment says of the rules.
@@ -213,6 +221,11 @@ impl Job {
         let rolls: Vec<_> = left.filter(|n| n.to_string_lossy().ends_with(".roll")).collect();
         assert!(rolls.is_empty(), "{rolls:?}");
     }
+}
+
+/// What a rank wrote until its end.
+fn written(child: Child) -> String {
+    String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap()
 }
 
 fn comms(path: &Path) -> Vec<u8> {
@@ -294,6 +307,30 @@ fn a_rank_without_rules_or_dead_is_waited_for_in_vain_and_not_long() {
         if !dies {
             all_say(&outputs[1..2], &[DEFAULTS, "result 0 after 0 s"]);
         }
+        job.left_no_roll();
+    }
+}
+
+/// Whenever a rank is killed, before it has come, while it waits or after the verdict, the others decide alike.
+#[test]
+fn whenever_a_rank_is_killed_the_others_decide_alike() {
+    let test = "whenever_a_rank_is_killed_the_others_decide_alike";
+    if support::child::is_child(test) {
+        return be_rank();
+    }
+    for after_ms in (0..40).step_by(5) {
+        let job = Job::new(5);
+        let mut ranks = job.start(test, 4, |_, command| {
+            command.env("RINGWATCH_TUNE_WAIT_MS", "300");
+        });
+        std::thread::sleep(Duration::from_millis(after_ms));
+        let mut killed = ranks.remove(2);
+        killed.0.kill().unwrap();
+        killed.0.wait().unwrap();
+        let outputs: Vec<_> = ranks.into_iter().map(|(child, _folder)| written(child)).collect();
+        let follow = outputs.iter().filter(|o| o.contains(TUNED)).count();
+        let refuse = outputs.iter().filter(|o| o.contains(DEFAULTS)).count();
+        assert!((follow, refuse) == (3, 0) || (follow, refuse) == (0, 3), "after {after_ms} ms: {outputs:?}");
         job.left_no_roll();
     }
 }
