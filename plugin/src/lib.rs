@@ -7,6 +7,8 @@
 //! The way of a callback: [`abi`] turns the descriptor of any ABI version into one [`event::Event`],
 //! [`record`] writes it into the segment, [`handle`] makes the number that NCCL gets back.
 //!
+//! The same library is NCCL's [`tuner`], where the user asks for one: rules choose algorithm, protocol and channels.
+//!
 //! Built with `panic = "abort"` (the `plugin` profile) the library is `no_std`, has no allocator and links
 //! no panicking code; in test builds it is an ordinary library with the same sources.
 
