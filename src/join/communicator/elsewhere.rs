@@ -1,6 +1,6 @@
 //! How long a rank was in a communicator's operations, while others waited for it in another one.
 
-use super::super::instance::{Instance, Part};
+use super::super::instance::{Instance, LATE_NS, Part};
 use super::super::stats::{Class, ClassKey};
 use super::{Communicator, Key};
 use crate::model::{Rank, SegmentId, Track};
@@ -85,6 +85,11 @@ impl Communicator {
             };
             if kernel.start_ns <= from_ns {
                 doubt = None;
+            }
+            // The rank came while this operation still ran, so it was in another stream and held nobody. A kernel may start beside
+            // the last blocks of the one before it.
+            if kernel.end_ns() > to_ns.saturating_add(LATE_NS) {
+                continue;
             }
             let within = kernel.end_ns().min(to_ns).saturating_sub(kernel.start_ns.max(from_ns));
             inside.timed_ns = inside.timed_ns.saturating_add(within);

@@ -545,6 +545,41 @@ mod tests {
         assert_eq!((count(2), count(3)), (1, 0));
     }
 
+    /// Whether rank 1 counts as held elsewhere, which comes 100 ms late to the last of 21 operations: from before until `left_ms`
+    /// after it came, it is in a receive of another communicator.
+    fn held_by_receive(left_ms: i64) -> Option<bool> {
+        let mut j = Join::new();
+        for r in 0..2 {
+            j.feed(process(r));
+            j.feed(member(r, 2, 21));
+            for order in 0..21 {
+                let at_ns = (1_000 + order * 200) * MS;
+                let late_ns = if order == 20 { 100 * MS } else { 0 };
+                let start_ns = at_ns + if r == 1 { late_ns } else { 0 };
+                let kernel = Some((start_ns, Some(at_ns + late_ns + 20_000)));
+                j.feed(Update::Op(Box::new(all_reduce(r, order, at_ns - 1_000, kernel))));
+            }
+        }
+        let Update::Comm(mut own) = member(1, 2, 1) else { unreachable!("a member") };
+        (own.comm, own.rank) = (CommId::unowned(8), Rank(1));
+        j.feed(Update::Comm(own));
+        let came_ns = 5_100 * MS;
+        let kernel = Some((came_ns - 150 * MS, Some(came_ns.strict_add_signed(left_ms * MS as i64))));
+        let mut receive = all_reduce(1, 0, came_ns - 200 * MS, kernel);
+        (receive.comm, receive.rank, receive.func, receive.lane) =
+            (CommId::unowned(8), Rank(1), Func::Recv, Lane::Recv(Rank(0)));
+        j.feed(Update::Op(Box::new(receive)));
+        j.tick(100_000 * MS);
+        let c = j.communicator(CommId::unowned(7)).expect("that of both");
+        c.late().find(|e| e.operation.order == 20 && e.rank == Rank(1)).expect("it is late").held_elsewhere
+    }
+
+    #[test]
+    fn what_still_runs_when_a_rank_comes_did_not_hold_it() {
+        assert_eq!(held_by_receive(-1), Some(true));
+        assert_eq!(held_by_receive(50), Some(false), "a receive in another stream");
+    }
+
     #[test]
     fn a_host_that_was_away_is_late_though_the_gpus_come_together() {
         // Hosts see each operation end before they issue the next. Rank 1 issues the last one a second late; before it, an
