@@ -18,6 +18,9 @@ pub(super) struct Held {
     over: Option<(Rank, u32)>,
     /// It stands still only where one of its launches does for another reason.
     unproven: bool,
+    /// One end is over, and the rank's GPU has started something later: the other end is over unless its launch runs on for
+    /// another reason.
+    pub(super) is_past: bool,
 }
 
 /// What is found out about all of a communicator's operations when it is first needed.
@@ -101,7 +104,12 @@ impl<'a> Launches<'a> {
             let part = instance.parts.get(rank).filter(|p| p.op.launch().is_known());
             part.is_some_and(|p| self.is_newest(*rank, p))
         };
-        Some(Held { stall, over: over.filter(may_run), unproven })
+        let is_past = stall.lack == Lack::End
+            && over.is_some_and(|(rank, _)| {
+                let part = instance.parts.get(&rank).filter(|p| p.op.launch().is_known());
+                part.is_some_and(|p| !self.is_newest(rank, p))
+            });
+        Some(Held { stall, over: over.filter(may_run), unproven, is_past })
     }
 
     /// What stands still by itself, and what waits for a launch in which another transfer waits for somebody: `stalls` are those

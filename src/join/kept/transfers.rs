@@ -33,16 +33,23 @@ pub(super) fn stalls(join: &Join, c: &Communicator, over: bool, now_ns: u64) -> 
     for (track, order, instance) in c.incomplete_transfers() {
         let Track::Pair(from, to) = track else { continue };
         let is_later = oldest.get(&track).is_some_and(|(o, _)| *o <= order);
-        if from == to || instance.parts.len() < 2 || is_later || !looked_at.insert(track) {
+        if from == to || instance.parts.len() < 2 || is_later || looked_at.contains(&track) {
             continue;
         }
         let issued = instance.parts.values().filter_map(|p| p.op.issued_ns).max();
         match issued.map(|t| t.saturating_add(YOUNG_NS)).filter(|t| !over && now_ns < *t) {
-            Some(t) => earliest(&mut all.due_ns, t),
+            Some(t) => {
+                looked_at.insert(track);
+                earliest(&mut all.due_ns, t);
+            }
             None => {
                 let may_run =
                     |rank| is_said_to_be_over(c, &launches, (track, order, rank), now_ns, &mut all.due_ns);
                 let held = issued_by_both(join, c, (from, to), (order, instance), &launches, may_run);
+                // What its rank waits in is a later transfer of the pair.
+                if !held.as_ref().is_some_and(|h| h.is_past) {
+                    looked_at.insert(track);
+                }
                 // A rank that has not issued the later one either is told of by that.
                 let known = oldest.get(&track).map(|(_, lacking)| lacking);
                 in_front.extend(held.filter(|h| known != Some(&h.stall.lacking)));
