@@ -5,7 +5,7 @@
 
 use super::hang::{Place, Scene};
 use super::{fact, missing_rank, names, who};
-use crate::join::{Activity, Communicator, Part, Stall};
+use crate::join::{Activity, Communicator, Instance, Part, Stall};
 use crate::model::{Cause, CommId, Confidence, Finding, Kind, Rank, Track};
 use std::cmp::Ordering;
 use std::collections::HashSet;
@@ -42,6 +42,9 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Hold
     if !may_be || is_known {
         return Hold::None;
     }
+    if are_seen_in_circle(scene, at, missing) {
+        return Hold::None;
+    }
     let Some(at) = place_of(scene, at, missing) else { return Hold::None };
     if missing.ranks.iter().take(RANKS_MAX).any(|r| awaits_reading(scene, at, *r)) {
         return Hold::Unclear;
@@ -69,7 +72,9 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Hold
         match missing.kind {
             Kind::MissingReplay => {}
             // A rank that left out a call waits in what it issued after it.
-            Kind::SendWithoutReceive | Kind::ReceiveWithoutSend if went_on(scene, at, &missing.ranks) => {
+            Kind::SendWithoutReceive | Kind::ReceiveWithoutSend
+                if went_on(scene, at, &missing.ranks) || came_past(at, &missing.ranks) =>
+            {
                 return Hold::None;
             }
             _ => return Hold::Untimed,
@@ -81,6 +86,21 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Hold
     let all = || activities.iter().map(|(r, _)| *r).collect();
     let ranks = if computing.is_empty() { all() } else { computing };
     Hold::Explained(Box::new(finding(scene, at, missing, ranks)))
+}
+
+/// True where the GPUs of all missing ranks are seen in other operations of the circle: that is what keeps them busy.
+fn are_seen_in_circle(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> bool {
+    let Some(comm) = scene.join.communicator(missing.communicator) else { return false };
+    let segment = |comm: &Communicator, r: &Rank| Some(comm.members().get(r)?.record.segment);
+    let is_seen_in = |s: &Stall, rank: &Rank| {
+        let Some(c) = scene.join.communicator(s.comm) else { return false };
+        let part = |r: &Rank| c.instance(s.track, s.order)?.parts.get(r);
+        let is_in_it = |r: &Rank| segment(c, r) == segment(comm, rank) && part(r).is_some_and(Part::is_in_it);
+        s.waiting.iter().any(|(r, _)| is_in_it(r))
+    };
+    let circle: Vec<&Stall> = at.origin.circle.iter().filter_map(|i| scene.standing.stall(*i)).collect();
+    let is_seen = |rank: &Rank| circle.iter().any(|s| is_seen_in(s, rank));
+    !circle.is_empty() && !missing.ranks.is_empty() && missing.ranks.iter().all(is_seen)
 }
 
 /// The place of a finding about missing ranks: in a circle it is one of several.
@@ -195,6 +215,18 @@ fn is_in_untimed(scene: &Scene<'_>, at: Place<'_>, missing: &[Rank]) -> bool {
 fn went_on(scene: &Scene<'_>, at: Place<'_>, ranks: &[Rank]) -> bool {
     let last_ns = |r: &Rank| scene.process(at.comm, *r)?.issuing.last_ns();
     ranks.iter().any(|r| last_ns(r).is_some_and(|t| t > at.waited.since_ns))
+}
+
+/// True where all missing ranks issued something that a waiting rank issued after the operation that they lack: their hosts are
+/// not held before it.
+fn came_past(at: Place<'_>, missing: &[Rank]) -> bool {
+    let Some(first) = at.waited.ranks.first() else { return false };
+    let Some(since_ns) = at.instance.parts.get(first).and_then(|p| p.op.issued_ns) else { return false };
+    let is_shared_later = |(.., i): (Track, u64, &Instance), rank: &Rank| {
+        let issued_ns = i.parts.get(first).and_then(|p| p.op.issued_ns);
+        i.parts.contains_key(rank) && issued_ns.is_some_and(|t| t > since_ns)
+    };
+    missing.iter().all(|r| at.comm.incomplete().any(|op| is_shared_later(op, r)))
 }
 
 /// Ranks that are in what others issued after the operation in which these wait for them: a call was left out, or made once
@@ -330,11 +362,8 @@ mod tests {
         assert_eq!(of(WAITS, false, 13), [], "it is too early to say what stands still");
         assert_eq!(of(WAITS, false, 20), [(Kind::NotStarted, both.clone(), CommId::unowned(8))]);
         assert_eq!(of(IDLE, false, 14)[0].0, Kind::MissingRank, "their hosts do something else");
-        assert_eq!(
-            of(WAITS, true, 14)[0].0,
-            Kind::MissingRank,
-            "whose kernel is on a shared GPU is not known"
-        );
+        assert_eq!(of(WAITS, true, 14), [], "whose kernel is on a shared GPU is not known");
+        assert_eq!(of(WAITS, true, 21), [(Kind::NotStarted, both, CommId::unowned(8))]);
     }
 
     /// Rank 0 issues an untimed operation at 10 s and one of another communicator 0.1 s later; rank 1 issues the second one
