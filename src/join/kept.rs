@@ -189,7 +189,10 @@ fn leave_out_unheard_ends(join: &Join, stalls: &mut Vec<Arc<Stall>>) {
     let is_unheard = |s: &Stall| {
         let is_in = |r: &Rank| s.waiting.iter().any(|(w, _)| w == r);
         let instance = join.communicator(s.comm).and_then(|c| c.instance(s.track, s.order));
-        let is_through = |(r, p): (&Rank, &Part)| is_in(r) || p.finished && !p.op.func.is_rooted();
+        // A stopped process reports no end at all, so that the others' ends count for a rooted operation as well.
+        let are_out = s.waiting.iter().all(|(_, p)| join.roster.condition(*p).is_out());
+        let is_through =
+            |(r, p): (&Rank, &Part)| is_in(r) || p.finished && (are_out || !p.op.func.is_rooted());
         instance.is_some_and(|i| i.parts.len() > s.waiting.len() && i.parts.iter().all(is_through))
     };
     let lack_elsewhere = |s: &Stall| s.waiting.iter().all(|(_, p)| lacks.contains(p));
