@@ -227,9 +227,17 @@ fn says(truth: &Truth, v: &Version, exam: &Exam) -> bool {
         _ if f.kind == Kind::InterleavedCommunicators => v.ranks.len() <= 2 && v.ranks.is_superset(culprits),
         // So has a transfer whose ends wait for each other.
         FaultKind::TransferSkipped if is_between(f, exam, &v.ranks) => v.ranks.is_superset(culprits),
+        // One call more of the one rank leaves the same counts as one call less of the other.
+        FaultKind::CallExtra if size == 2 && is_member(f, exam, culprits) => true,
         // Of two that disagree nobody knows who is wrong.
         _ => v.ranks == *culprits || size == 2 && !v.ranks.is_disjoint(culprits),
     }
+}
+
+/// True where all these ranks belong to the communicator of a finding.
+fn is_member(f: &Finding, exam: &Exam, ranks: &BTreeSet<u32>) -> bool {
+    let members = exam.members.iter().find(|(id, _)| *id == f.communicator).map(|(_, m)| m);
+    members.is_some_and(|m| ranks.iter().all(|r| m.contains(r)))
 }
 
 /// True for a finding about a transfer between these two ranks.
