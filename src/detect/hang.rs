@@ -5,7 +5,7 @@
 
 use super::{
     Rule, Settings, choice, endings, fact, held_by_gpu, interleaved, missing_rank, names, not_started,
-    number, seconds, stuck_transfer, transfers,
+    number, seconds, standstill, stuck_transfer, transfers,
 };
 use crate::join::{
     Activity, Communicator, Instance, Join, Lack, Origin, Part, Process, Stall, Standing, Waited,
@@ -121,18 +121,22 @@ impl<'a> Scene<'a> {
     fn judge_place(&self, origin: &Origin) -> Option<Outcome> {
         let stall = self.standing.stall(origin.first)?;
         let comm = self.join.communicator(stall.comm)?;
+        let instance = comm.instance(stall.track, stall.order)?;
+        if let Some(other) = standstill::instead_of_cause(self, origin, stall, instance) {
+            return self.judge_place(&other);
+        }
         // Behind a mismatch every rank is lost; the mismatch itself is the finding.
         if self.behind_mismatch(comm, stall) {
             return None;
         }
-        let instance = comm.instance(stall.track, stall.order)?;
         // Ranks that run one operation in different ways do not finish it; that is the finding.
         if !matches!(stall.track, Track::Pair(..)) && !choice::alike(instance) {
             return None;
         }
         let behind =
             (stall.lack == Lack::Start).then(|| self.join.waited_behind(stall, self.now_ns)).flatten();
-        let in_it = self.join.waited(stall, self.now_ns);
+        let in_it = standstill::waited_behind(self, origin, stall, instance)
+            .or_else(|| self.join.waited(stall, self.now_ns));
         let waited = &match &in_it {
             Some(waited) => waited.clone(),
             None => self.held_up(origin, behind.as_ref())?,
@@ -145,6 +149,12 @@ impl<'a> Scene<'a> {
             return None;
         }
         let origin = aborted.as_ref().unwrap_or(origin);
+        let told = self.told_by_gpus(origin, stall, comm);
+        if told.as_ref().is_some_and(Vec::is_empty) {
+            return None;
+        }
+        let told = told.map(|ranks| Origin { ranks, ..origin.clone() });
+        let origin = told.as_ref().unwrap_or(origin);
         let place = Place { origin, stall, comm, instance, waited };
         if self.went_on(place) {
             return None;
@@ -159,6 +169,7 @@ impl<'a> Scene<'a> {
             (Lack::Issue, Track::Pair(..)) => transfers::judge(self, place),
             (Lack::Issue, _) => missing_rank::judge(self, place),
             (Lack::Start, _) => not_started::judge(self, place),
+            (Lack::End, _) if standstill::is_untimed(stall, instance) => standstill::judge_cause(self, place),
             (Lack::End, _) => stuck_transfer::judge(self, place),
         }?;
         endings::explain_by_abort(self, place, &mut finding);
@@ -181,6 +192,20 @@ impl<'a> Scene<'a> {
         super::add_host_facts(&mut finding, self.join, comm, waited.since_ns, self.now_ns);
         let finding = Box::new(finding);
         Some(if behind_untimed { Outcome::BehindUntimed(finding) } else { Outcome::Found(finding) })
+    }
+
+    /// The ranks that an operation lacks, where several untimed operations explain why some of them do not go on: those of which
+    /// their GPUs tell more. Absent where nobody is in doubt.
+    fn told_by_gpus(&self, origin: &Origin, stall: &Stall, comm: &Communicator) -> Option<Vec<Rank>> {
+        let process = |r: &Rank| stall.lacking.binary_search_by_key(r, |(l, _)| *l).ok();
+        let is_unclear =
+            |r: &Rank| process(r).is_some_and(|at| self.standing.is_unclear(stall.lacking[at].1));
+        let tells = |r: &Rank| self.activity(comm, *r).is_some_and(|a| a != Activity::Waiting);
+        let is_sure = |r: &Rank| !is_unclear(r) || tells(r);
+        if !origin.circle.is_empty() || origin.ranks.iter().all(is_sure) {
+            return None;
+        }
+        Some(origin.ranks.iter().copied().filter(is_sure).collect())
     }
 
     /// The ranks of an operation that is in progress which have aborted its communicator, as where the first of such

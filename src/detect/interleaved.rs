@@ -6,12 +6,19 @@
 
 use super::hang::{Place, Scene};
 use super::{circle, fact, names, transfers, who};
-use crate::join::{Lack, Origin, Stall};
+use crate::join::{Activity, Lack, Origin, Part, Stall};
 use crate::model::{Confidence, Evidence, Finding, Kind, Rank, Track};
 use std::collections::BTreeSet;
 
+/// Ranks of an operation of which the GPUs are looked at.
+const FEW: usize = 64;
+
 pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let circle: Vec<&Stall> = at.origin.circle.iter().filter_map(|i| scene.standing.stall(*i)).collect();
+    let inferred = circle.iter().any(|s| is_inferred(scene, s));
+    if inferred && (circle.iter().any(|s| computes(scene, s)) || !is_seen(scene, at)) {
+        return None;
+    }
     let culprits = culprits(&circle);
     // It is told where most of them are, and where others wait for them.
     let many = |side: &[(Rank, u32)]| side.iter().filter(|(_, p)| culprits.contains(p)).count();
@@ -30,7 +37,7 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     if is_first && !scene.enough(at.waited, scene.settings.patience_unsure_ns) {
         return None;
     }
-    let proven = circle.iter().all(|s| s.lack == Lack::Start) && is_inverted(scene, &circle);
+    let proven = !inferred && circle.iter().all(|s| s.lack == Lack::Start) && is_inverted(scene, &circle);
     let patience = if proven { scene.settings.settle_circle_ns } else { scene.patience(at.comm) };
     // All of them: a circle is as old as its youngest part.
     let old =
@@ -70,6 +77,28 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     })
 }
 
+/// True for an operation that ranks have not started and in which no GPU is seen: who waits there is inferred.
+fn is_inferred(scene: &Scene<'_>, stall: &Stall) -> bool {
+    let instance = scene.join.communicator(stall.comm).and_then(|c| c.instance(stall.track, stall.order));
+    let is_in_it = |(r, _): &(Rank, u32)| instance.and_then(|i| i.parts.get(r)).is_some_and(Part::is_in_it);
+    stall.lack == Lack::Start && !stall.waiting.iter().any(is_in_it)
+}
+
+/// True where the GPU of a rank that is said to wait in an operation computes: it waits in nothing.
+fn computes(scene: &Scene<'_>, stall: &Stall) -> bool {
+    let Some(comm) = scene.join.communicator(stall.comm) else { return false };
+    let mut few = stall.waiting.iter().take(FEW);
+    few.any(|(r, _)| scene.activity(comm, *r) == Some(Activity::Computing))
+}
+
+/// True where somebody is seen to wait for long enough in a circle, or behind it.
+fn is_seen(scene: &Scene<'_>, at: Place<'_>) -> bool {
+    let patience = scene.patience(at.comm);
+    let stalls = at.origin.circle.iter().chain(&at.origin.held_up).filter_map(|i| scene.standing.stall(*i));
+    let mut waited = stalls.filter_map(|s| scene.join.waited(s, scene.now_ns));
+    waited.any(|w| w.on_gpu && scene.enough(&w, patience))
+}
+
 /// The only operation of the circle that ranks have not issued. What all others of it lack is queued behind something.
 fn left_out<'a>(circle: &[&'a Stall]) -> Option<&'a Stall> {
     let mut all = circle.iter().filter(|s| s.lack == Lack::Issue);
@@ -96,9 +125,12 @@ fn culprits(circle: &[&Stall]) -> BTreeSet<u32> {
     let all: BTreeSet<u32> = camps.iter().flatten().copied().collect();
     let is_few = |few: &BTreeSet<u32>| !few.is_empty() && few.len() < all.len();
     // Of two nobody knows who is wrong.
-    let left_out = left_out(circle).filter(|_| all.len() > 2).map(|s| &s.lacking);
-    let left_out: BTreeSet<u32> =
-        left_out.into_iter().flatten().map(|(_, p)| *p).filter(|p| all.contains(p)).collect();
+    let left_out = left_out(circle).filter(|_| all.len() > 2);
+    // Nor does anybody of as many that called a collective as did not.
+    let is_even = |s: &&Stall| !matches!(s.track, Track::Pair(..)) && s.waiting.len() == s.lacking.len();
+    let callers = left_out.filter(is_even).map(|s| &s.waiting);
+    let left_out = left_out.map(|s| &s.lacking).into_iter().chain(callers);
+    let left_out: BTreeSet<u32> = left_out.flatten().map(|(_, p)| *p).filter(|p| all.contains(p)).collect();
     let through: BTreeSet<u32> =
         circle::through_all(circle).into_iter().filter(|p| all.contains(p)).collect();
     let minority = || {
@@ -129,7 +161,10 @@ fn is_inverted(scene: &Scene<'_>, circle: &[&Stall]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::CommId;
+    use crate::detect::{HangRule, Rule, Settings};
+    use crate::join::Join;
+    use crate::join::testing::{all_reduce, member, process};
+    use crate::model::{CommId, Timing, Untimed, Update};
 
     /// An operation that lacks the second process's issue or start, and in which the first one waits.
     fn stall(lack: Lack, waiting: u32, lacking: u32) -> Stall {
@@ -150,14 +185,51 @@ mod tests {
     }
 
     #[test]
-    fn who_left_out_the_only_operation_that_was_is_out_of_order() {
+    fn a_rank_that_is_ahead_elsewhere_may_be_in_an_untimed_operation_before() {
+        // Of an untimed operation and a timed one, rank 0 issues the untimed one first and rank 1 the timed one. Rank 0 has issued
+        // one more of the untimed ones.
+        const S: u64 = 1_000_000_000;
+        const OTHER: CommId = CommId::unowned(8);
+        let found = |now_ns: u64| {
+            let mut j = Join::new();
+            for r in 0..2u32 {
+                j.feed(process(r));
+                j.feed(member(r, 2, 2));
+                let Update::Comm(mut record) = member(r, 2, 2 - u64::from(r)) else {
+                    unreachable!("a member")
+                };
+                record.comm = OTHER;
+                j.feed(Update::Comm(record));
+                j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
+                let kernel = (r == 1).then_some((10 * S + 5_000, None));
+                j.feed(Update::Op(Box::new(all_reduce(r, 1, 10 * S, kernel))));
+                for order in 0..2 - u64::from(r) {
+                    let mut op = all_reduce(r, order, 10 * S - 1 + u64::from(r) * 2 + order * S, None);
+                    (op.comm, op.timing) = (OTHER, Timing::Not(Untimed::Budget));
+                    j.feed(Update::Op(Box::new(op)));
+                }
+            }
+            j.tick(now_ns);
+            let found = HangRule::new(Settings::default()).check(&j, now_ns);
+            found.into_iter().map(|f| (f.kind, f.confidence, f.ranks)).collect::<Vec<_>>()
+        };
+        let both = vec![Rank(0), Rank(1)];
+        assert_eq!(found(11 * S), [], "that rank 0 waits in it is inferred");
+        assert_eq!(found(14 * S), [(Kind::InterleavedCommunicators, Confidence::Likely, both)]);
+    }
+
+    #[test]
+    fn who_disagrees_about_the_only_operation_that_was_left_out_is_out_of_order() {
         let circle = [
             stall(Lack::Start, 0, 1),
             stall(Lack::Issue, 1, 2),
             stall(Lack::Start, 2, 3),
             stall(Lack::Start, 3, 0),
         ];
-        assert_eq!(named(&circle), [2]);
+        assert_eq!(named(&circle), [1, 2], "or rank 1 called it too often");
+        let mut many = circle.clone();
+        many[1].waiting.push((Rank(9), 9));
+        assert_eq!(named(&many), [2]);
         let two = [stall(Lack::Issue, 0, 1), stall(Lack::Start, 1, 0)];
         assert_eq!(named(&two), [0, 1], "of two nobody knows who is wrong");
     }

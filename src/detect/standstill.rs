@@ -7,7 +7,7 @@ use super::hang::{Place, Scene};
 use super::held_by_gpu::{busy_with, open_parts};
 use super::victims::connected;
 use super::{fact, names, number, seconds, who};
-use crate::join::{Activity, Instance, Stall};
+use crate::join::{Activity, Instance, Lack, Origin, Stall, Waited};
 use crate::model::{Confidence, Finding, Kind, Rank, Track};
 use std::collections::BTreeSet;
 
@@ -75,13 +75,105 @@ pub(super) fn judge<'p, 'a: 'p>(scene: &Scene<'a>, at: Place<'p>) -> Option<Find
     evidence.extend(suspects.iter().take(DESCRIBED).filter_map(|r| who(scene.join, at.comm, *r)));
     Some(Finding {
         evidence,
-        advice: format!(
-            "look at what runs on the GPUs of {}: a kernel before the operation that does not end, and links between them (nvidia-smi nvlink -e, dmesg for Xid); RINGWATCH_OVERHEAD_BUDGET=100% times every operation and names the rank",
-            names(&suspects)
-        ),
+        advice: advice(&suspects),
         confidence: Confidence::Likely,
         ..Finding::new(Kind::NotStarted, at.comm.id, suspects, operation)
     })
+}
+
+/// Since when others are seen to wait behind an operation that explains their wait: it is not timed, so that nothing shows who
+/// waits in it. Absent for other operations.
+pub(super) fn waited_behind(
+    scene: &Scene<'_>,
+    origin: &Origin,
+    stall: &Stall,
+    instance: &Instance,
+) -> Option<Waited> {
+    if !is_untimed(stall, instance) {
+        return None;
+    }
+    let held_up = origin.held_up.iter().filter_map(|i| scene.standing.stall(*i));
+    let waited = held_up.filter_map(|s| scene.join.waited(s, scene.now_ns)).filter(|w| !w.is_by_hosts());
+    waited.min_by_key(|w| w.since_ns)
+}
+
+/// What is judged instead of an operation that explains a wait: where others wait for a rank of it whose GPU is idle or computes, or
+/// where they waited before its ranks had issued it.
+pub(super) fn instead_of_cause(
+    scene: &Scene<'_>,
+    origin: &Origin,
+    stall: &Stall,
+    instance: &Instance,
+) -> Option<Origin> {
+    let comm = scene.join.communicator(stall.comm).filter(|_| is_untimed(stall, instance))?;
+    let tells = |(r, _): &&(Rank, u32)| scene.activity(comm, *r).is_some_and(|a| a != Activity::Waiting);
+    let telling: BTreeSet<u32> = stall.waiting.iter().filter(tells).map(|(_, p)| *p).collect();
+    let all: BTreeSet<u32> = stall.waiting.iter().map(|(_, p)| *p).collect();
+    let of = if telling.is_empty() { &all } else { &telling };
+    let seen = |i: &usize| {
+        let s = scene.standing.stall(*i)?;
+        let waited = scene.join.waited(s, scene.now_ns).filter(|w| !w.is_by_hosts())?;
+        s.lacking.iter().any(|(_, p)| of.contains(p)).then_some((waited.since_ns, *i))
+    };
+    let (since_ns, first) = origin.held_up.iter().filter_map(seen).min()?;
+    let issued_ns = instance.parts.values().filter_map(|p| p.op.issued_ns).max();
+    if telling.is_empty() && issued_ns.is_some_and(|t| t <= since_ns) {
+        return None;
+    }
+    let lacking = &scene.standing.stall(first)?.lacking;
+    let ranks = lacking.iter().filter(|(_, p)| of.contains(p)).map(|(r, _)| *r).collect();
+    let held_up = origin.held_up.iter().copied().filter(|i| *i != first).collect();
+    Some(Origin { first, ranks, circle: Vec::new(), held_up })
+}
+
+/// True for an operation that does not end, though no GPU is seen in it.
+pub(super) fn is_untimed(stall: &Stall, instance: &Instance) -> bool {
+    stall.lack == Lack::End && instance.parts.values().all(|p| !p.finished && p.is_silent())
+}
+
+/// An untimed operation in which all its ranks may be, and which explains whatever else stands still.
+pub(super) fn judge_cause(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
+    let mut patience = scene.settings.patience_blind_ns.max(scene.patience(at.comm));
+    if at.waited.is_by_hosts() {
+        patience = patience.max(queue_ns(scene, at));
+    }
+    let ranks: Vec<Rank> = at.instance.parts.keys().copied().collect();
+    let silent_for = |r: &Rank| scene.now_ns.checked_sub(scene.process(at.comm, *r)?.issuing.last_ns()?);
+    let are_silent = ranks.iter().all(|r| silent_for(r).is_some_and(|ns| ns >= patience));
+    let patience = if are_silent { scene.patience(at.comm) } else { patience };
+    let waited_ns = at.waited.for_ns.filter(|w| *w >= patience)?;
+    let is = |r: &Rank, activity| scene.activity(at.comm, *r) == Some(activity);
+    if ranks.iter().any(|r| is(r, Activity::Idle)) {
+        return None;
+    }
+    let computing: Vec<Rank> = ranks.iter().copied().filter(|r| is(r, Activity::Computing)).collect();
+    let suspects = if computing.is_empty() { ranks.clone() } else { computing };
+    let mut evidence = vec![
+        number(
+            format!("others have waited {:.1} s for what {} do next", seconds(waited_ns), names(&ranks)),
+            seconds(waited_ns),
+            "s",
+        ),
+        fact(
+            "all of them issued this operation, and GPU times do not cover it: nothing reports that it has ended",
+        ),
+        fact("it is the only operation in which all of them and those that wait for them can be held up"),
+    ];
+    evidence.extend(suspects.iter().take(DESCRIBED).filter_map(|r| who(scene.join, at.comm, *r)));
+    let operation = at.comm.describe(at.stall.track, at.stall.order, &at.instance.first()?.op);
+    Some(Finding {
+        evidence,
+        advice: advice(&suspects),
+        confidence: Confidence::Likely,
+        ..Finding::new(Kind::NotStarted, at.comm.id, suspects, operation)
+    })
+}
+
+fn advice(suspects: &[Rank]) -> String {
+    format!(
+        "look at what runs on the GPUs of {}: a kernel before the operation that does not end, and links between them (nvidia-smi nvlink -e, dmesg for Xid); RINGWATCH_OVERHEAD_BUDGET=100% times every operation and names the rank",
+        names(suspects)
+    )
 }
 
 /// Time that the operations up to the newest one may take, in ns: hosts that run ahead issue minutes of work.
@@ -227,6 +319,32 @@ mod tests {
         assert_eq!(of([IDLE, WAITS]), [(Kind::NotStarted, vec![Rank(0)], 1)]);
         assert_eq!(of([IDLE, IDLE]), []);
         assert_eq!(of([COMPUTES, COMPUTES]), []);
+    }
+
+    #[test]
+    fn the_only_operation_that_explains_all_is_named_though_nobody_reads_the_gpus() {
+        // Ranks 2 and 3 issue an untimed operation of their own, and do not start what ranks 0 and 1 wait in.
+        let found = |now_s: u64| {
+            let mut j = Join::new();
+            (0..4).for_each(|r| j.feed(process(r)));
+            for (comm, ranks, started) in [(1, [2, 3], None), (2, [0, 2], Some(0)), (3, [1, 3], Some(1))] {
+                for (here, r) in (0..).zip(ranks) {
+                    let Update::Comm(mut record) = member(r, 2, 1) else { unreachable!("a member") };
+                    (record.comm, record.rank) = (CommId::unowned(comm), Rank(here));
+                    j.feed(Update::Comm(record));
+                    let at_ns = 10 * S + comm;
+                    let mut op = all_reduce(r, 0, at_ns, (started == Some(r)).then_some((at_ns, None)));
+                    (op.comm, op.rank) = (CommId::unowned(comm), Rank(here));
+                    op.timing = if started.is_some() { op.timing } else { Timing::Not(Untimed::Budget) };
+                    j.feed(Update::Op(Box::new(op)));
+                }
+            }
+            j.tick(now_s * S);
+            let found = HangRule::new(Settings::default()).check(&j, now_s * S);
+            found.into_iter().map(|f| (f.kind, f.communicator, f.ranks)).collect::<Vec<_>>()
+        };
+        assert_eq!(found(15), []);
+        assert_eq!(found(21), [(Kind::NotStarted, CommId::unowned(1), vec![Rank(0), Rank(1)])]);
     }
 
     #[test]

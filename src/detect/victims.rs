@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn who_waits_behind_a_mismatch_accuses_nobody() {
         let kinds = |found: &[Finding]| found.iter().map(|f| f.kind).collect::<Vec<_>>();
-        assert_eq!(kinds(&job(1_000, 11 * S)), [Kind::MissingRank], "nothing else holds it up");
+        assert_eq!(kinds(&job(1_000, 11 * S)), [Kind::NotStarted], "nothing else holds it up");
         assert_eq!(kinds(&job(1_001, 11 * S)), []);
         assert_eq!(kinds(&job(1_001, 2 * S)), [Kind::MissingRank], "it stood still long before");
     }

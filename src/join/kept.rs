@@ -18,6 +18,7 @@ use untimed::Standstill;
 pub use launches::Launches;
 
 mod behind;
+mod common_cause;
 mod held_before;
 mod launches;
 mod transfers;
@@ -154,8 +155,7 @@ impl Kept {
         let gone = if self.over { Vec::new() } else { join.roster.out(self.waits.processes()) };
         let mut stalls = self.waits.stalls();
         leave_out_unheard_ends(join, &mut stalls);
-        let held_before = held_before::stalls(join, &stalls);
-        stalls.extend(held_before.into_iter().map(Arc::new));
+        let unclear = held_before::explain(join, &mut stalls);
         let apart = held_before::set_apart(join, &stalls, self.waits.processes());
         let origins_known = origins(apart.as_deref().unwrap_or(&stalls), since, &gone);
         // Ranks that are known to wait elsewhere are not in what is not timed.
@@ -174,7 +174,7 @@ impl Kept {
         let mut untimed = origins(&queued, since, &[]);
         untimed.iter_mut().for_each(|o| o.shift(known));
         stalls.extend(queued);
-        self.standing = Arc::new(Standing { stalls, origins: origins_known, untimed });
+        self.standing = Arc::new(Standing { stalls, origins: origins_known, untimed, unclear });
     }
 }
 

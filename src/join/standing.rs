@@ -40,6 +40,8 @@ pub struct Standing {
     pub(super) stalls: Vec<Arc<Stall>>,
     pub(super) origins: Vec<Origin>,
     pub(super) untimed: Vec<Origin>,
+    /// Processes by their numbers in stalls, in rising order.
+    pub(super) unclear: Vec<u32>,
 }
 
 impl Standing {
@@ -52,6 +54,12 @@ impl Standing {
     /// of their ranks is known to wait elsewhere.
     pub fn untimed(&self) -> &[Origin] {
         &self.untimed
+    }
+
+    /// True for a process that others wait for and that may wait in one of several untimed operations, each of which explains
+    /// everything that is known.
+    pub fn is_unclear(&self, process: u32) -> bool {
+        self.unclear.binary_search(&process).is_ok()
     }
 
     /// An operation that cannot complete.
@@ -229,8 +237,10 @@ impl Join {
             let later = if started.is_some() { QUEUED_NS / 2 } else { LAST_NS };
             return started.or(issued).map(|t| t.saturating_add(later));
         }
+        // That somebody waits in what no GPU is seen to start is inferred from what others wait in.
         // Agents tell again at once where a GPU comes to an operation that stands still.
-        let is_queued = waiting().any(|p| !p.is_silent())
+        let is_queued = stall.lack == Lack::Start
+            || waiting().any(|p| !p.is_silent())
             || waiting_in(instance, stall).take(FEW).any(|(rank, p)| c.is_behind_queued(rank, p));
         started.or_else(|| issued.map(|t| if is_queued { t.saturating_add(QUEUED_NS) } else { t }))
     }

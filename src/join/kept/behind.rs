@@ -20,6 +20,10 @@ impl At {
         Some(At { issued_ns: part.op.issued_ns?, launch: part.op.launch() })
     }
 
+    pub(super) fn issued_ns(self) -> u64 {
+        self.issued_ns
+    }
+
     pub(super) fn is_before(self, other: At) -> bool {
         self.issued_ns < other.issued_ns && !self.launch.shared_with(other.launch)
     }

@@ -10,8 +10,9 @@ use super::super::communicator::Communicator;
 use super::super::instance::{Instance, Part};
 use super::super::waits::{Lack, Stall};
 use super::behind::At;
+use super::common_cause;
 use crate::model::{CommId, Rank, Track};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 /// Operations that are looked at in one solving of the graph: a job with more is explained in part.
@@ -30,8 +31,10 @@ struct Idle {
 
 /// What each process waits in: of several, what it issued first.
 #[derive(Default)]
-struct Waiting {
+pub(super) struct Waiting {
     first: HashMap<u32, At>,
+    /// The first operation that each process is known not to have started.
+    not_started: HashMap<u32, At>,
     /// Of these it is not known when they issued something in which they wait.
     unknown: HashSet<u32>,
 }
@@ -44,9 +47,32 @@ impl Waiting {
         }
     }
 
-    /// True where a process waits in something that it issued before this part.
+    fn add_not_started(&mut self, actor: u32, at: At) {
+        let known = self.not_started.entry(actor).or_insert(at);
+        if at.is_before(*known) {
+            *known = at;
+        }
+    }
+
+    /// True where a process waits in something that it issued before this part, or has not started that.
     fn is_before(&self, actor: u32, part: &Part) -> bool {
-        self.first.get(&actor).zip(At::of(part)).is_some_and(|(known, at)| known.is_before(at))
+        let mut known = self.first.get(&actor).into_iter().chain(self.not_started.get(&actor));
+        At::of(part).is_some_and(|at| known.any(|known| known.is_before(at)))
+    }
+
+    /// The first operation that a process waits in or has not started, and whether it waits there.
+    pub(super) fn limit(&self, actor: u32) -> (Option<At>, bool) {
+        let (first, not_started) = (self.first.get(&actor).copied(), self.not_started.get(&actor).copied());
+        match (first, not_started) {
+            (Some(first), Some(earlier)) if earlier.is_before(first) => (Some(earlier), false),
+            (Some(first), _) => (Some(first), true),
+            (None, limit) => (limit, self.unknown.contains(&actor)),
+        }
+    }
+
+    /// True where a process does not wait in anything that it issued before this.
+    fn is_nowhere_before(&self, actor: u32, at: At) -> bool {
+        self.first.get(&actor).is_none_or(|known| at.is_before(*known))
     }
 
     /// True where all that a process waits in was issued after this.
@@ -57,6 +83,23 @@ impl Waiting {
 
 fn part<'a>(join: &'a Join, s: &Stall, rank: Rank) -> Option<&'a Part> {
     join.communicator(s.comm)?.instance(s.track, s.order)?.parts.get(&rank)
+}
+
+/// The processes that operations lack and that wait in nothing that they issued before, each with one of its ranks.
+fn roots(join: &Join, known: &[Arc<Stall>], waiting: &Waiting) -> BTreeMap<u32, (CommId, Rank)> {
+    let mut roots = BTreeMap::new();
+    for s in known.iter().filter(|s| !s.is_unseen() && s.lacking.len() <= FEW) {
+        for (rank, actor) in &s.lacking {
+            let is_free = match (s.lack, part(join, s, *rank).and_then(At::of)) {
+                (Lack::Start, Some(at)) => waiting.is_nowhere_before(*actor, at),
+                _ => !waiting.first.contains_key(actor),
+            };
+            if is_free && !join.roster.condition(*actor).is_out() {
+                roots.entry(*actor).or_insert((s.comm, *rank));
+            }
+        }
+    }
+    roots
 }
 
 /// The first operations in which processes wait.
@@ -78,8 +121,11 @@ fn waiting(join: &Join, known: &[Arc<Stall>]) -> Waiting {
 /// True where a rank has not started this operation nor a later one of its track: the stamps of one may be lost.
 fn is_queued(join: &Join, s: &Stall, rank: Rank) -> bool {
     let Some(c) = join.communicator(s.comm).filter(|_| s.track != Track::Replay) else { return false };
-    let queued = c.queued(s.track, |r| *r == rank);
-    queued.contains(&s.order) && queued.iter().any(|o| *o > s.order)
+    let waits = |i: &Instance| {
+        i.parts.get(&rank).is_some_and(|p| !p.is_silent() && !p.finished && p.started_ns.is_none())
+    };
+    c.instance(s.track, s.order).is_some_and(waits)
+        && c.incomplete_of(s.track).rev().take_while(|(o, _)| *o > s.order).any(|(_, i)| waits(i))
 }
 
 /// The same stalls, for the graph: a process that does not start an operation, though all that it waits in was issued later,
@@ -112,28 +158,56 @@ pub(super) fn set_apart(join: &Join, known: &[Arc<Stall>], processes: usize) -> 
     any.then_some(all)
 }
 
-/// More operations that cannot complete: each is where a rank is that does not start an operation of `known`.
-pub(super) fn stalls(join: &Join, known: &[Arc<Stall>]) -> Vec<Stall> {
-    let may_be_idle = |s: &&Arc<Stall>| s.lack == Lack::Start && !s.waiting.is_empty();
-    if !known.iter().any(|s| may_be_idle(&s)) {
+fn may_be_idle(s: &Stall) -> bool {
+    s.lack == Lack::Start && !s.waiting.is_empty()
+}
+
+/// Adds the operations in which ranks are that others wait for, as far as that follows from what stands still. Returns the
+/// processes of which several operations would explain it.
+pub(super) fn explain(join: &Join, known: &mut Vec<Arc<Stall>>) -> Vec<u32> {
+    let of_few = known.iter().filter(|s| s.lacking.len() <= FEW);
+    let lacked: BTreeSet<u32> = of_few.flat_map(|s| &s.lacking).map(|(_, p)| *p).collect();
+    let waits: usize = known.iter().map(|s| s.waiting.len()).sum();
+    let has_several = lacked.len() > 1 && waits <= LOOKED_AT;
+    if !has_several && !known.iter().any(|s| may_be_idle(s)) {
         return Vec::new();
     }
     let mut waiting = waiting(join, known);
-    let mut idle: Vec<Idle> = Vec::new();
-    for s in known.iter().filter(may_be_idle) {
+    let held = stalls(join, known, &mut waiting);
+    known.extend(held.into_iter().map(Arc::new));
+    if !has_several {
+        return Vec::new();
+    }
+    let found = common_cause::find(join, &waiting, &roots(join, known, &waiting));
+    known.extend(found.stalls.into_iter().map(Arc::new));
+    found.unclear
+}
+
+/// More operations that cannot complete: each is where a rank is that does not start an operation of `known`. `waiting` learns
+/// of them.
+fn stalls(join: &Join, known: &[Arc<Stall>], waiting: &mut Waiting) -> Vec<Stall> {
+    let mut first_idle: BTreeMap<u32, Idle> = BTreeMap::new();
+    for s in known.iter().filter(|s| may_be_idle(s)) {
         for (rank, actor) in &s.lacking {
-            let at = part(join, s, *rank).and_then(At::of);
-            if let Some(at) = at.filter(|_| !waiting.first.contains_key(actor)) {
-                idle.push(Idle { comm: s.comm, rank: *rank, actor: *actor, at });
+            let Some(at) = part(join, s, *rank).and_then(At::of) else { continue };
+            if !waiting.is_nowhere_before(*actor, at) {
+                continue;
+            }
+            if s.lacking.len() <= FEW && is_queued(join, s, *rank) {
+                waiting.add_not_started(*actor, at);
+            }
+            if first_idle.get(actor).is_none_or(|known| at.is_before(known.at)) {
+                first_idle.insert(*actor, Idle { comm: s.comm, rank: *rank, actor: *actor, at });
             }
         }
     }
+    let mut idle: Vec<Idle> = first_idle.into_values().collect();
     let mut found = Vec::new();
     let mut room = LOOKED_AT;
     loop {
         let before = found.len();
         idle.retain(|i| {
-            let Some((stall, at)) = held(join, i, &waiting, &mut room) else { return true };
+            let Some((stall, at)) = held(join, i, waiting, &mut room) else { return true };
             waiting.add(i.actor, at);
             found.push(stall);
             false
