@@ -217,16 +217,14 @@ fn went_on(scene: &Scene<'_>, at: Place<'_>, ranks: &[Rank]) -> bool {
     ranks.iter().any(|r| last_ns(r).is_some_and(|t| t > at.waited.since_ns))
 }
 
-/// True where all missing ranks issued something that a waiting rank issued after the operation that they lack: their hosts are
-/// not held before it.
+/// True where all missing ranks issued something that a waiting rank issued after what they lack: their hosts came past it.
 fn came_past(at: Place<'_>, missing: &[Rank]) -> bool {
     let Some(first) = at.waited.ranks.first() else { return false };
-    let Some(since_ns) = at.instance.parts.get(first).and_then(|p| p.op.issued_ns) else { return false };
-    let is_shared_later = |(.., i): (Track, u64, &Instance), rank: &Rank| {
-        let issued_ns = i.parts.get(first).and_then(|p| p.op.issued_ns);
-        i.parts.contains_key(rank) && issued_ns.is_some_and(|t| t > since_ns)
-    };
-    missing.iter().all(|r| at.comm.incomplete().any(|op| is_shared_later(op, r)))
+    let issued_ns = |i: &Instance| i.parts.get(first)?.op.issued_ns;
+    let Some(since_ns) = issued_ns(at.instance) else { return false };
+    let is_later = |i: &Instance| issued_ns(i).is_some_and(|t| t > since_ns);
+    let came = |r: &Rank| at.comm.incomplete().any(|(.., i)| i.parts.contains_key(r) && is_later(i));
+    missing.iter().all(came)
 }
 
 /// Ranks that are in what others issued after the operation in which these wait for them: a call was left out, or made once
@@ -314,7 +312,7 @@ mod tests {
     use crate::detect::{HangRule, Rule, Settings};
     use crate::join::Join;
     use crate::join::testing::{all_reduce, gpu_reading, member, process};
-    use crate::model::{CommId, Finding, Kind, Rank, Severity, Timing, Untimed, Update};
+    use crate::model::{CommId, Finding, Func, Kind, Lane, Rank, Severity, Timing, Untimed, Update};
 
     const S: u64 = 1_000_000_000;
     const WAITS: (f64, f64) = (1.0, 0.0);
@@ -403,6 +401,52 @@ mod tests {
         assert_eq!(left_out(14, 15), [both], "of two nobody knows who is wrong");
         assert_eq!(left_out(11, 14), [], "the next reading tells");
         assert_eq!(left_out(9, 15)[0].0, Kind::MissingRank, "nobody reads the GPUs any more");
+    }
+
+    /// Rank 0 sends to rank 1, which does not receive, and both GPUs wait. `elsewhere` are more sends and collectives: the rank, both
+    /// ends of a send, when it was issued, and whether its GPU is in it.
+    fn transfers(timed: bool, elsewhere: &[(u32, Option<(u32, u32)>, u64, bool)]) -> Vec<(Kind, Vec<Rank>)> {
+        let mut j = Join::new();
+        for r in 0..2u32 {
+            let gpu = format!("0000:{r:02x}:00.0");
+            j.feed(process(r));
+            let calls = elsewhere.iter().filter(|(rank, lane, ..)| *rank == r && lane.is_none()).count();
+            let Update::Comm(mut record) = member(r, 2, 1 + calls as u64) else { unreachable!("a member") };
+            record.gpu = Some(gpu.clone().into());
+            j.feed(Update::Comm(record));
+            j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
+            (8..=14).for_each(|at_s| j.feed(gpu_reading(&gpu, at_s * S, WAITS)));
+        }
+        for (rank, lane, at_ns, is_in_it) in
+            [(0, Some((0, 1)), 10 * S, timed)].iter().chain(elsewhere).copied()
+        {
+            let kernel = is_in_it.then_some((at_ns + 5_000, None));
+            let mut op = all_reduce(rank, u64::from(lane.is_none()), at_ns, kernel);
+            if let Some((_, to)) = lane {
+                (op.func, op.lane) = (Func::Send, Lane::Send(Rank(to)));
+            }
+            if !timed {
+                op.timing = Timing::Not(Untimed::Budget);
+            }
+            j.feed(Update::Op(Box::new(op)));
+        }
+        j.tick(15 * S);
+        HangRule::new(Settings::default()).check(&j, 15 * S).into_iter().map(|f| (f.kind, f.ranks)).collect()
+    }
+
+    #[test]
+    fn gpus_that_are_seen_in_a_circle_of_transfers_wait_for_that() {
+        let told = transfers(true, &[(1, Some((1, 0)), 10 * S, true)]);
+        assert_eq!(told, [(Kind::SendWithoutReceive, vec![Rank(0), Rank(1)])]);
+    }
+
+    #[test]
+    fn who_called_what_comes_after_a_transfer_has_left_it_out() {
+        let call = |rank, at_ns| (rank, None, at_ns, false);
+        let after = transfers(false, &[call(0, 10 * S + 1_000), call(1, 10 * S)]);
+        assert_eq!(after, [(Kind::SendWithoutReceive, vec![Rank(1)])]);
+        let before = transfers(false, &[call(0, 9 * S), call(1, 9 * S)]);
+        assert_eq!(before, [], "what it called before may hold it up");
     }
 
     #[test]

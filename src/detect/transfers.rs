@@ -247,6 +247,30 @@ mod tests {
     }
 
     #[test]
+    fn a_receive_that_is_open_because_of_its_launch_hides_no_later_one() {
+        // Rank 1's launch has received from rank 0 and waits for rank 2. Rank 0 is in the next send to rank 1.
+        let of_launch = |op: OpRecord, plan, order| OpRecord {
+            plan: Some(plan),
+            order: Some(order),
+            ticket: order,
+            issued_ns: Some(10 * S + order),
+            ..op
+        };
+        let in_it = Some((10 * S + 5_000, None));
+        let ends = vec![
+            of_launch(end(0, (0, 1), Some((10 * S + 5_000, Some(10 * S + 50_000)))), 7, 0),
+            of_launch(end(0, (0, 1), Some((10 * S + 60_000, None))), 8, 1),
+            of_launch(end(1, (0, 1), in_it), 7, 0),
+            of_launch(end(1, (2, 1), in_it), 7, 0),
+            of_launch(end(1, (0, 1), None), 8, 1),
+        ];
+        let [f] = found(ends, 25 * S).try_into().expect("one");
+        assert_eq!((f.kind, f.ranks), (Kind::ReceiveWithoutSend, vec![Rank(2)]));
+        let victims: Vec<_> = f.victims.iter().map(|v| (v.order, v.ranks.clone())).collect();
+        assert!(victims.contains(&(1, vec![Rank(0)])), "{victims:?}");
+    }
+
+    #[test]
     fn who_is_behind_a_rank_that_waits_waits_as_well_though_nothing_is_timed() {
         // Rank 1 is in a call that it makes alone. Rank 0 sends to it, and then to rank 2, which calls the same afterwards.
         let untimed = |op: OpRecord, issued_ns: u64| OpRecord {

@@ -3,7 +3,9 @@
 use super::*;
 use crate::join::testing::{all_reduce, member, process};
 use crate::join::{Member, PARTS_KEPT, Process};
-use crate::model::{Lane, Liveness, Making, SegmentId, Timing, Untimed, Update};
+use crate::model::{
+    Func, HostFact, Lane, Liveness, Making, OpRecord, ProcessState, SegmentId, Timing, Untimed, Update,
+};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::collections::HashMap;
@@ -316,6 +318,29 @@ fn who_frees_a_communicator_is_waited_for_in_what_it_has_not_started() {
     let standing = j.standing(100 * MS);
     let origins: Vec<_> = standing.origins().iter().map(|o| o.ranks.clone()).collect();
     assert_eq!(origins, [[Rank(1)]]);
+}
+
+#[test]
+fn a_stopped_rank_is_waited_for_after_a_broadcast_that_the_others_left() {
+    let mut j = Join::new();
+    for r in 0..3 {
+        j.feed(process(r));
+        j.feed(member(r, 3, if r == 2 { 1 } else { 2 }));
+        let end_ns = (r < 2).then_some(2 * MS);
+        let broadcast = OpRecord { func: Func::Broadcast, ..all_reduce(r, 0, MS, Some((MS, end_ns))) };
+        j.feed(Update::Op(Box::new(broadcast)));
+        if r < 2 {
+            j.feed(Update::Op(Box::new(all_reduce(r, 1, 3 * MS, Some((3 * MS, None))))));
+        }
+    }
+    let mut fact = HostFact::new(SegmentId(3), 3 * MS);
+    fact.state = Some(ProcessState::Stopped { traced: false });
+    j.feed(Update::Host(Box::new(fact)));
+    j.tick(100 * MS);
+    let standing = j.standing(100 * MS);
+    let stall = |o: &crate::join::Origin| standing.stall(o.first).map(|s| s.order);
+    let origins: Vec<_> = standing.origins().iter().map(|o| (stall(o), o.ranks.clone())).collect();
+    assert_eq!(origins, [(Some(1), vec![Rank(2)])]);
 }
 
 #[test]
