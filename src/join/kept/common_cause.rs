@@ -14,7 +14,7 @@ use crate::model::{CommId, Rank, SegmentId, Track};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Steps of one search: a job that needs more is not explained.
-const STEPS: usize = 1 << 18;
+const STEPS: usize = 1 << 20;
 
 /// What is found out about the ranks that others wait for.
 #[derive(Default)]
