@@ -403,9 +403,11 @@ mod tests {
         assert_eq!(left_out(9, 15)[0].0, Kind::MissingRank, "nobody reads the GPUs any more");
     }
 
-    /// Rank 0 sends to rank 1, which does not receive, and both GPUs wait. `elsewhere` are more sends and collectives: the rank, both
-    /// ends of a send, when it was issued, and whether its GPU is in it.
-    fn transfers(timed: bool, elsewhere: &[(u32, Option<(u32, u32)>, u64, bool)]) -> Vec<(Kind, Vec<Rank>)> {
+    /// A send or a collective: the rank, both ends of a send, when it was issued, host monotonic ns, and whether its GPU is in it.
+    type Issued = (u32, Option<(u32, u32)>, u64, bool);
+
+    /// Rank 0 sends to rank 1, which does not receive, and both GPUs wait. `elsewhere` are more sends and collectives.
+    fn transfers(timed: bool, elsewhere: &[Issued]) -> Vec<(Kind, Vec<Rank>)> {
         let mut j = Join::new();
         for r in 0..2u32 {
             let gpu = format!("0000:{r:02x}:00.0");
