@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use support::agent::Agent;
 use support::prometheus::{Prometheus, program};
-use support::{Play, Players, Room, opened, until};
+use support::{ENDED_IN_MIXED, Play, Players, Room, opened, until};
 
 /// What is counted of operations that are over.
 const COUNTS: [&str; 6] = [
@@ -23,11 +23,6 @@ const COUNTS: [&str; 6] = [
     "ringwatch_network_bytes_total",
     "ringwatch_collective_transfer_seconds_count",
 ];
-
-/// Operations of the recording over two nodes that are known to have ended: 37 of 38 collectives of all ranks, 4 of two halves,
-/// 16 transfers and 4 copies of a rank to itself. After such a copy the stamps of each operation are those of the one before.
-/// That the last transfers have ended is known as a later collective has started.
-const OVER: f64 = 61.0;
 
 fn counts(agent: &Agent) -> Vec<Vec<(String, f64)>> {
     COUNTS.iter().map(|m| agent.series(m)).collect()
@@ -57,14 +52,14 @@ fn an_agent_that_is_killed_in_mid_run_counts_what_one_that_lived_counts() {
     for _ in 0..200 {
         last = vec![counts(&again), counts(&lived)];
         let over: f64 = last[1][0].iter().map(|(_, n)| n).sum();
-        if over >= OVER && last[0] == last[1] {
+        if over >= ENDED_IN_MIXED && last[0] == last[1] {
             break;
         }
         std::thread::sleep(Duration::from_millis(100));
     }
     assert_eq!(last[0], last[1], "who was killed, and who lived");
-    assert_eq!(last[0][0].iter().map(|(_, n)| n).sum::<f64>(), OVER, "{:#?}", last[0]);
-    assert!(before < OVER, "it was killed in the middle: {before}");
+    assert_eq!(last[0][0].iter().map(|(_, n)| n).sum::<f64>(), ENDED_IN_MIXED, "{:#?}", last[0]);
+    assert!(before < ENDED_IN_MIXED, "it was killed in the middle: {before}");
     assert!(again.series("ringwatch_lost_records_total").iter().all(|(_, n)| *n == 0.0));
     // What was found before it was killed is found again, as the same thing.
     let told = |agent: Agent| -> BTreeSet<String> {

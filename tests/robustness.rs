@@ -14,10 +14,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use support::agent::{Agent, diagnosed};
-use support::{Json, Play, Players, Room, assert_missing_rank, files, findings, opened, run, skipped, until};
-
-/// Operations of the recording over two nodes that are known to have ended, as `tests/restarts.rs` counts them.
-const OVER: f64 = 61.0;
+use support::{
+    ENDED_IN_MIXED, Json, Play, Players, Room, assert_missing_rank, files, findings, opened, run, skipped,
+    until,
+};
 
 fn counted(agent: &Agent) -> f64 {
     agent.sum("ringwatch_operations_total")
@@ -29,7 +29,7 @@ fn lost(agent: &Agent) -> f64 {
 
 /// Waits until all that the players did was counted, and nothing was lost.
 fn assert_all_counted(agent: &Agent, loops: u32) {
-    let all = OVER * f64::from(loops);
+    let all = ENDED_IN_MIXED * f64::from(loops);
     until("all operations", || (counted(agent) >= all).then_some(()));
     assert_eq!((counted(agent), lost(agent)), (all, 0.0));
 }
@@ -261,7 +261,7 @@ fn where_the_segments_disk_is_full_jobs_go_on_and_what_is_lost_is_counted() {
         let all = files(&disk.0).into_iter().filter(|f| f.extension().is_some_and(|e| e == "seg"));
         all.map(|f| fs::metadata(f).unwrap().len()).collect()
     };
-    let all = OVER * f64::from(LOOPS);
+    let all = ENDED_IN_MIXED * f64::from(LOOPS);
     // What a segment needs it has from its beginning on: here the disk becomes full while it is written.
     let mut before = play("before", Play::of("mixed"));
     until("operations", || (over("before") > 0.0).then_some(()));

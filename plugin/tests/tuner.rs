@@ -223,7 +223,7 @@ impl Job {
     }
 }
 
-/// What a rank wrote until its end.
+/// The text that a rank wrote until its end.
 fn written(child: Child) -> String {
     String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap()
 }

@@ -97,8 +97,8 @@ pub(super) fn waited_behind(
     waited.min_by_key(|w| w.since_ns)
 }
 
-/// What is judged instead of an operation that explains a wait: where others wait for a rank of it whose GPU is idle or computes, or
-/// where they waited before its ranks had issued it.
+/// Returns the place to judge instead of an operation that explains a wait: where others wait for a rank of it whose GPU is
+/// idle or computes, or where they waited before its ranks had issued it.
 pub(super) fn instead_of_cause(
     scene: &Scene<'_>,
     origin: &Origin,

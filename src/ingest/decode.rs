@@ -128,7 +128,7 @@ fn making(slot: &CommSlot) -> Option<Making> {
 /// A communicator's rules for NCCL's tuner. `hash` is that of the process's rules.
 fn rules(slot: &CommSlot, hash: Option<u64>) -> Option<TunerRules> {
     let state = match slot.tuned {
-        tuned::UNKNOWN | tuned::NO_RULES => return None,
+        tuned::UNKNOWN => return None,
         tuned::AGREED => RulesState::Applied,
         tuned::DIFFERENT => RulesState::Different,
         tuned::ABSENT_RANK => RulesState::AbsentRank,

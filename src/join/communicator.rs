@@ -955,7 +955,7 @@ impl Communicator {
         // A record that comes late may be of an operation that is known to be done already.
         let stopped = said.map_or(stopped, |s| s.finished);
         if started_ns.is_some() {
-            member.has_begun(&op);
+            member.note_begun(&op);
         }
         let done_below = match track {
             Track::Pair(from, to) => {

@@ -2,7 +2,7 @@
 
 use super::signature::Signature;
 use super::timing::Kernel;
-use crate::model::{Algo, Func, OpRecord, Proto, Rank, Told, Track, bus_factor, message_bytes};
+use crate::model::{Algo, Func, Launch, OpRecord, Proto, Rank, Told, Track, bus_factor, message_bytes};
 
 /// One rank's part.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,9 +49,42 @@ impl Part {
         }
     }
 
+    /// When it was issued, and with what it was launched; absent where that is not known.
+    pub(super) fn issued_at(&self) -> Option<IssuedAt> {
+        IssuedAt::of(&self.op)
+    }
+
     /// How long it took on the GPU, in ns, however that was measured; the waiting for other ranks is in it.
     pub fn duration_ns(&self) -> Option<u64> {
         self.kernel.map(|k| k.duration_ns).or(self.op.event_ns)
+    }
+}
+
+/// When a rank issued an operation, and with what it was launched.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct IssuedAt {
+    issued_ns: u64,
+    launch: Launch,
+}
+
+impl IssuedAt {
+    pub(super) fn of(op: &OpRecord) -> Option<Self> {
+        Some(IssuedAt { issued_ns: op.issued_ns?, launch: op.launch() })
+    }
+
+    /// Host monotonic ns.
+    pub(super) fn issued_ns(self) -> u64 {
+        self.issued_ns
+    }
+
+    /// True where the operation was issued earlier than another one, and in another launch.
+    pub(super) fn is_before(self, other: IssuedAt) -> bool {
+        self.issued_ns < other.issued_ns && !self.launch.shared_with(other.launch)
+    }
+
+    /// True where the other operation's start proves that this one has started as well.
+    pub(super) fn starts_with(self, other: IssuedAt) -> bool {
+        self.issued_ns < other.issued_ns || self.launch.shared_with(other.launch)
     }
 }
 

@@ -1,7 +1,8 @@
 //! One rank of a communicator.
 
+use super::instance::IssuedAt;
 use super::usage::Exchanged;
-use crate::model::{CommRecord, Func, Launch, Making, OpRecord, Rank, Track};
+use crate::model::{CommRecord, Func, Lane, Making, OpRecord, Rank, Track};
 
 /// A call that NCCL has not issued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,8 +97,8 @@ pub struct Member {
     pub(super) seen_below: [u64; 2],
     /// The youngest collective that it issued by a call, and when, host monotonic ns.
     pub(super) newest_call: Option<(u64, u64)>,
-    /// The operation that it issued last of those that its GPU has started: when, host monotonic ns, and its launch.
-    pub(super) newest_begun: Option<(u64, Launch)>,
+    /// The operation that it issued last of those that its GPU has started; replays aside.
+    pub(super) newest_begun: Option<IssuedAt>,
     /// Ticket of the first operation that a CUDA graph captured or replayed.
     pub(super) graphs_from: u64,
     /// Start of the latest believed kernel by channel, GPU clock.
@@ -190,11 +191,10 @@ impl Member {
     }
 
     /// Notes an operation that its GPU has started.
-    pub(super) fn has_begun(&mut self, op: &OpRecord) {
-        let Some(issued_ns) = op.issued_ns else { return };
-        if self.newest_begun.is_none_or(|(newest_ns, _)| newest_ns < issued_ns) {
-            self.newest_begun = Some((issued_ns, op.launch()));
-        }
+    pub(super) fn note_begun(&mut self, op: &OpRecord) {
+        let is_newer = |at: &IssuedAt| self.newest_begun.is_none_or(|n| n.issued_ns() < at.issued_ns());
+        let newer = IssuedAt::of(op).filter(|at| op.lane != Lane::Replay && is_newer(at));
+        self.newest_begun = newer.or(self.newest_begun);
     }
 
     pub(super) fn has_seen(&mut self, track: Track, order: u64) {

@@ -76,13 +76,13 @@ pub enum Making {
 /// The rules for NCCL's tuner, as one rank has them in a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TunerRules {
-    /// What became of them.
+    /// The outcome of the agreement on them.
     pub state: RulesState,
     /// Their content hash; absent where the rank has none.
     pub hash: Option<u64>,
 }
 
-/// What became of a communicator's rules for NCCL's tuner.
+/// The outcome of the agreement on a communicator's tuner rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RulesState {
     /// All ranks follow them.

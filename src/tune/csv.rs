@@ -42,7 +42,7 @@ fn rule(line: usize, row: &str) -> Result<Rule, String> {
         let text = field(i).unwrap_or_default();
         text.parse::<u64>().map_err(|_| format!("{name} {text:?} is no number of bytes"))
     };
-    // What is absent, as in older files, is any.
+    // A column that is absent, as in older files, matches anything.
     let number_or_any = |i: usize, name: &str| match field(i).map(str::parse::<i64>) {
         None | Some(Ok(ANY)) => Ok(None),
         Some(Ok(n)) => {

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 /// Longest file of rules that is read, in bytes.
 const TEXT_MAX: u64 = 1 << 20;
 
-/// What is wrong with rules.
+/// An error in rules.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file cannot be read.
@@ -40,7 +40,7 @@ pub enum Error {
         origin: String,
         /// The line, from 1.
         line: usize,
-        /// What is wrong, and what to do.
+        /// The error, and the remedy.
         why: String,
     },
 }
@@ -108,16 +108,16 @@ pub struct Rule {
     pub is_registered: Option<bool>,
     /// Number of pipelined operations; absent for any.
     pub pipe_ops: Option<u32>,
-    /// What is chosen. Of a selection of nothing the choice stays NCCL's.
+    /// The choice. An empty selection leaves it to NCCL.
     pub choose: Selection,
-    /// What must not be chosen.
+    /// Selections that NCCL must not choose.
     pub forbid: Vec<Selection>,
     /// Number of channels; absent for NCCL's own.
     pub channels: Option<u8>,
 }
 
 impl Rule {
-    /// What is wrong with the rule by itself.
+    /// Checks the rule by itself.
     fn check(&self) -> Result<(), String> {
         let chooses = self.choose != Selection::default();
         let all = self.forbid.iter().fold(0, |all, s| all | s.entries());
@@ -152,7 +152,7 @@ impl Rules {
     /// Reads a file: NVIDIA's CSV where its name ends in `.csv` or `.conf`, YAML otherwise.
     ///
     /// # Errors
-    /// What is wrong, with file and line.
+    /// The first error, with file and line.
     pub fn load(path: &Path) -> Result<Self, Error> {
         let read = |why| Error::Read { path: path.to_owned(), why };
         let length = fs::metadata(path).map_err(read)?.len();
@@ -168,7 +168,7 @@ impl Rules {
     /// Reads YAML. `origin` names it in errors.
     ///
     /// # Errors
-    /// What is wrong, with the line.
+    /// The first error, with the line.
     pub fn from_yaml(text: &str, origin: &str) -> Result<Self, Error> {
         Self::checked(yaml::read(text), origin)
     }
@@ -176,7 +176,7 @@ impl Rules {
     /// Reads the CSV of NVIDIA's example tuner. `origin` names it in errors.
     ///
     /// # Errors
-    /// What is wrong, with the line.
+    /// The first error, with the line.
     pub fn from_csv(text: &str, origin: &str) -> Result<Self, Error> {
         Self::checked(csv::read(text), origin)
     }
@@ -218,7 +218,7 @@ impl Rules {
         csv::write(&self.all).map_err(|f| self.error(f))
     }
 
-    /// What people should know about these rules.
+    /// Warnings about these rules.
     pub fn warnings(&self) -> Vec<String> {
         let of = |r: &Rule, what: &str| format!("{}:{}: {what}", self.origin, r.line);
         let registered = self.all.iter().filter(|r| r.is_registered.is_some()).map(|r| {
@@ -235,7 +235,7 @@ impl Rules {
     }
 }
 
-/// What is wrong in a line, before the file's name is known.
+/// An error in a line, before the file's name is known.
 #[derive(Debug)]
 struct Fault {
     line: usize,

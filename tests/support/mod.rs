@@ -211,6 +211,11 @@ pub(crate) struct Play {
     pub(crate) hold: u32,
 }
 
+/// Operations that are known to have ended after the recording `mixed` over two nodes: 37 of 38 collectives of all ranks, 4 of two
+/// halves, 16 transfers and 4 copies of a rank to itself. After such a copy the stamps of each operation are those of the one
+/// before. That the last transfers have ended is known as a later collective has started.
+pub(crate) const ENDED_IN_MIXED: f64 = 61.0;
+
 impl Play {
     /// All ranks of a one-node recording at its own pace, by the ABI it was recorded with.
     pub(crate) fn of(scenario: &'static str) -> Self {

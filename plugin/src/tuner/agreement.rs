@@ -114,7 +114,7 @@ fn decide(party: &Party, roll: &Fd) -> u8 {
     }
 }
 
-/// What the arrivals amount to; `None` while that is open.
+/// Derives the verdict from the arrivals; `None` while it is open.
 fn conclusion(ranks: u32, tally: &Tally, waited_ns: u64, wait_ns: u64) -> Option<u8> {
     let is_complete = tally.arrivals >= ranks;
     if tally.arrivals == 0 {

@@ -15,7 +15,7 @@ const CONTEXTS_MAX: usize = 1024;
 /// Most sizes of communicators in one process.
 const SIZES_MAX: usize = 64;
 
-/// What NCCL gets for a communicator.
+/// The context that NCCL gets for a communicator.
 #[derive(Debug)]
 pub(super) struct Context {
     /// 1 while a communicator has it.

@@ -18,7 +18,7 @@ pub const FORBIDDEN_US: f32 = 1.0e9;
 const UNLIMITED: u32 = entries_of(2) | entries_of(3);
 const UNLIMITED_BETWEEN_NODES: u32 = entries_of(4);
 
-/// What NCCL asks about.
+/// One question of NCCL's.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
     /// The collective, NCCL's number.

@@ -133,7 +133,7 @@ pub type DestroyV1 = unsafe extern "C" fn() -> c_int;
 /// `destroy` of v2 to v4, `finalize` of v5 and v6.
 pub type Finalize = unsafe extern "C" fn(*mut c_void) -> c_int;
 
-/// What an init of any version says.
+/// The arguments that the init of every version has in common.
 struct InitArgs {
     version: u32,
     comm_id: Option<u64>,
@@ -336,7 +336,7 @@ fn prepare(file: &RuleFile, ranks: u32, nodes: u32) -> Result<Prepared, u8> {
     Ok(Prepared { hash: rules.hash(), choices, context })
 }
 
-/// What happened, for NCCL's log. The ranks that are the cause follow where they are known.
+/// Describes an outcome for NCCL's log. The ranks that are the cause follow where they are known.
 const fn reason(code: u8) -> &'static [u8] {
     match code {
         tuned::AGREED => b"all ranks agree on the tuner's rules ",

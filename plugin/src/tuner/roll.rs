@@ -28,7 +28,7 @@ pub(super) enum Record {
     Verdict(u8),
 }
 
-/// What a rank enters.
+/// The record by which a rank enters the roll.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Arrival {
     /// The rank, or [`NO_RANK`].
@@ -87,7 +87,7 @@ pub(super) fn records(file: &Fd, mut each: impl FnMut(Record) -> bool) {
     }
 }
 
-/// What a roll says so far.
+/// The sum of a roll's records so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tally {
     /// Ranks that have come.

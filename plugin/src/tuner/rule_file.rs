@@ -14,7 +14,7 @@ const FILE: &CStr = c"RINGWATCH_TUNE";
 /// A name may be a pipe, whose open must not wait for a writer.
 const FLAGS: c_int = libc::O_RDONLY | libc::O_NONBLOCK;
 
-/// What became of the rules of this process.
+/// The state of this process's rule file.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum RuleFile {
     /// The user has named no file.

@@ -68,7 +68,7 @@ unsafe impl Send for Tuner {}
 // SAFETY: as above.
 unsafe impl Sync for Tuner {}
 
-/// What one call asks, and what came of it.
+/// One call, and its result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Asked {
     pub collective: c_int,

@@ -52,12 +52,10 @@ pub mod made {
     pub const ABORTED: u8 = 4;
 }
 
-/// What became of a communicator's tuner rules.
+/// Outcomes of the agreement on a communicator's tuner rules. 1 is free.
 pub mod tuned {
     /// No tuner was loaded.
     pub const UNKNOWN: u8 = 0;
-    /// The tuner was loaded, and the user named no rules.
-    pub const NO_RULES: u8 = 1;
     /// The rules are on: all ranks have the same.
     pub const AGREED: u8 = 2;
     /// Off: ranks have different rules, or some have none.

@@ -83,7 +83,7 @@ pub struct CommSlot {
     pub failed: Option<u8>,
     /// When it was ready, host monotonic ns.
     pub ready_ns: Option<u64>,
-    /// What became of the tuner's rules: [`crate::codes::tuned`].
+    /// The outcome of the agreement on the tuner's rules: [`crate::codes::tuned`].
     pub tuned: u8,
 }
 

@@ -131,9 +131,7 @@ impl Communicator {
     /// communicator one after the other, so this one has ended.
     fn has_passed(&self, rank: Rank, part: &Part) -> bool {
         let begun = self.members.get(&rank).and_then(|m| m.newest_begun);
-        begun.zip(part.op.issued_ns).is_some_and(|((later_ns, launch), issued_ns)| {
-            later_ns > issued_ns && !part.op.launch().shared_with(launch)
-        })
+        begun.zip(part.issued_at()).is_some_and(|(newest, own)| own.is_before(newest))
     }
 
     /// Where not every record comes, an operation that all are through with is counted as it is after a while.

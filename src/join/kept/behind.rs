@@ -2,41 +2,20 @@
 //! the order in which it issued them: where it waits in one, its later transfers have not started, and their other ends wait.
 
 use super::super::communicator::Communicator;
+use super::super::instance::{IssuedAt, Part};
 use super::super::waits::{Lack, Stall};
 use super::launches::Launches;
-use crate::join::instance::Part;
-use crate::model::{Launch, Rank, Track};
+use crate::model::{Rank, Track};
 use std::collections::{BTreeMap, HashMap};
-
-/// An operation in which a rank waits, and behind which it starts nothing.
-#[derive(Clone, Copy)]
-pub(super) struct At {
-    issued_ns: u64,
-    launch: Launch,
-}
-
-impl At {
-    pub(super) fn of(part: &Part) -> Option<At> {
-        Some(At { issued_ns: part.op.issued_ns?, launch: part.op.launch() })
-    }
-
-    pub(super) fn issued_ns(self) -> u64 {
-        self.issued_ns
-    }
-
-    pub(super) fn is_before(self, other: At) -> bool {
-        self.issued_ns < other.issued_ns && !self.launch.shared_with(other.launch)
-    }
-}
 
 /// A transfer that both ends issued and neither has finished, as one of them sees it.
 struct Open {
     track: Track,
     order: u64,
-    own: At,
+    own: IssuedAt,
     peer: Rank,
     /// Where its peer is, if nothing tells that it has not started it.
-    peer_in: Option<At>,
+    peer_in: Option<IssuedAt>,
 }
 
 /// The open transfers of each rank.
@@ -49,9 +28,9 @@ fn open(c: &Communicator, launches: &Launches<'_>) -> HashMap<Rank, Vec<Open>> {
             continue;
         }
         for (rank, part, peer, other) in [(from, a, to, b), (to, b, from, a)] {
-            let Some(own) = At::of(part) else { continue };
+            let Some(own) = part.issued_at() else { continue };
             let may_be_in = (other.is_silent() || other.is_in_it()) && !launches.is_behind(peer, other);
-            let peer_in = At::of(other).filter(|_| may_be_in);
+            let peer_in = other.issued_at().filter(|_| may_be_in);
             open.entry(rank).or_default().push(Open { track, order, own, peer, peer_in });
         }
     }
@@ -65,8 +44,8 @@ pub(super) fn stalls(
     known: &[Stall],
     actor: impl Fn(Rank) -> Option<u32>,
 ) -> Vec<Stall> {
-    let mut held: BTreeMap<Rank, At> = BTreeMap::new();
-    let earliest = |held: &mut BTreeMap<Rank, At>, rank: Rank, at: At| {
+    let mut held: BTreeMap<Rank, IssuedAt> = BTreeMap::new();
+    let earliest = |held: &mut BTreeMap<Rank, IssuedAt>, rank: Rank, at: IssuedAt| {
         let is_new = held.get(&rank).is_none_or(|known| at.is_before(*known));
         if is_new {
             held.insert(rank, at);
@@ -76,7 +55,7 @@ pub(super) fn stalls(
     for stall in known.iter().filter(|s| !s.queued) {
         let Some(instance) = c.instance(stall.track, stall.order) else { continue };
         for (rank, _) in &stall.waiting {
-            let at = instance.parts.get(rank).and_then(At::of);
+            let at = instance.parts.get(rank).and_then(Part::issued_at);
             if let Some(at) = at {
                 earliest(&mut held, *rank, at);
             }

@@ -6,9 +6,8 @@
 
 use super::super::Join;
 use super::super::communicator::Communicator;
-use super::super::instance::Instance;
+use super::super::instance::{Instance, IssuedAt, Part};
 use super::super::waits::{Lack, Stall};
-use super::behind::At;
 use super::held_before::Waiting;
 use crate::model::{CommId, Rank, SegmentId, Track};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -16,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 /// Steps of one search: a job that needs more is not explained.
 const STEPS: usize = 1 << 20;
 
-/// What is found out about the ranks that others wait for.
+/// The search's result for the ranks that others wait for.
 #[derive(Default)]
 pub(super) struct Found {
     /// The operation that explains them, and the waits through which it does.
@@ -39,7 +38,7 @@ struct End {
     rank: Rank,
     /// Its process, as a place in the search's list.
     process: usize,
-    at: At,
+    at: IssuedAt,
     /// Its GPU is not known to have started anything later.
     may_run: bool,
 }
@@ -49,11 +48,11 @@ struct Process {
     actor: u32,
     segment: SegmentId,
     /// It has not started this, or waits in it.
-    limit: Option<At>,
+    limit: Option<IssuedAt>,
     /// It waits in its limit.
     waits: bool,
     /// The operations in which it may be, and those behind its limit.
-    ops: Vec<(usize, At)>,
+    ops: Vec<(usize, IssuedAt)>,
 }
 
 impl Process {
@@ -69,15 +68,13 @@ struct Search<'a> {
     places: HashMap<u32, usize>,
     ops: Vec<Op>,
     known: HashMap<(CommId, Track, u64), Option<usize>>,
-    /// By communicator: the last operation that each rank's GPU has started.
-    begun: HashMap<CommId, HashMap<Rank, At>>,
     steps: usize,
 }
 
 /// How far each process can have come, and the operation that keeps it there.
 #[derive(Clone)]
 struct Reached {
-    limits: Vec<Option<At>>,
+    limits: Vec<Option<IssuedAt>>,
     held_in: Vec<Option<usize>>,
 }
 
@@ -87,8 +84,8 @@ pub(super) fn find(join: &Join, waiting: &Waiting, roots: &BTreeMap<u32, (CommId
         return Found::default();
     }
     let (processes, places) = (Vec::new(), HashMap::new());
-    let (ops, known, begun) = (Vec::new(), HashMap::new(), HashMap::new());
-    let mut search = Search { join, waiting, processes, places, ops, known, begun, steps: STEPS };
+    let (ops, known) = (Vec::new(), HashMap::new());
+    let mut search = Search { join, waiting, processes, places, ops, known, steps: STEPS };
     search.run(roots).unwrap_or_default()
 }
 
@@ -146,16 +143,16 @@ impl Search<'_> {
             .filter_map(|(comm, rank)| Some((join.communicator(*comm)?, *rank)))
             .filter(|(c, rank)| c.seat(*rank).is_some_and(|s| s.actor == actor))
             .collect();
-        let mut newest: Option<At> = None;
+        let mut newest: Option<IssuedAt> = None;
         for (c, rank) in &of_actor {
-            let begun = self.begun(c)?.get(rank).copied();
+            let begun = c.members().get(rank).and_then(|m| m.newest_begun);
             newest = begun.filter(|at| newest.is_none_or(|known| known.is_before(*at))).or(newest);
         }
         for (c, rank) in of_actor {
             for (track, order, instance) in c.open() {
                 self.steps = self.steps.checked_sub(1)?;
                 let part = instance.parts.get(&rank).filter(|p| !p.finished && p.is_silent());
-                let Some(at) = part.and_then(At::of) else { continue };
+                let Some(at) = part.and_then(Part::issued_at) else { continue };
                 if newest.is_some_and(|newest| !newest.is_before(at)) {
                     continue;
                 }
@@ -167,25 +164,6 @@ impl Search<'_> {
             }
         }
         Some(())
-    }
-
-    /// The last operation of a communicator that each rank's GPU has started.
-    fn begun(&mut self, c: &Communicator) -> Option<&HashMap<Rank, At>> {
-        if !self.begun.contains_key(&c.id) {
-            let mut begun: HashMap<Rank, At> = HashMap::new();
-            for (_, _, instance) in c.instances().filter(|(t, ..)| *t != Track::Replay) {
-                self.steps = self.steps.checked_sub(instance.parts.len())?;
-                for (rank, part) in instance.parts.iter().filter(|(_, p)| p.started_ns.is_some()) {
-                    let Some(at) = At::of(part) else { continue };
-                    let known = begun.entry(*rank).or_insert(at);
-                    if known.is_before(at) {
-                        *known = at;
-                    }
-                }
-            }
-            self.begun.insert(c.id, begun);
-        }
-        self.begun.get(&c.id)
     }
 
     /// An operation that all its ranks issued, and that none of them is known to have left.
@@ -218,7 +196,7 @@ impl Search<'_> {
             let counts = condition.known && !condition.unsure && !condition.is_out() && !seat.aborted;
             let segment = c.members().get(rank).filter(|_| counts)?.record.segment;
             let process = self.place(seat.actor, segment);
-            ends.push(End { rank: *rank, process, at: At::of(part)?, may_run: false });
+            ends.push(End { rank: *rank, process, at: part.issued_at()?, may_run: false });
         }
         Some(ends)
     }
@@ -268,7 +246,7 @@ impl Search<'_> {
         Some(causes)
     }
 
-    /// What follows where an operation does not end, if that explains all these processes.
+    /// Follows the waits from an operation that does not end; `None` where these do not explain all these processes.
     fn explains(&mut self, op: usize, certain: &Reached, unexplained: &[usize]) -> Option<Option<Reached>> {
         let mut reached = certain.clone();
         self.steps = self.steps.checked_sub(reached.limits.len())?;

@@ -7,9 +7,8 @@
 
 use super::super::Join;
 use super::super::communicator::Communicator;
-use super::super::instance::{Instance, Part};
+use super::super::instance::{Instance, IssuedAt, Part};
 use super::super::waits::{Lack, Stall};
-use super::behind::At;
 use super::common_cause;
 use crate::model::{CommId, Rank, Track};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -26,28 +25,28 @@ struct Idle {
     comm: CommId,
     rank: Rank,
     actor: u32,
-    at: At,
+    at: IssuedAt,
 }
 
 /// What each process waits in: of several, what it issued first.
 #[derive(Default)]
 pub(super) struct Waiting {
-    first: HashMap<u32, At>,
+    first: HashMap<u32, IssuedAt>,
     /// The first operation that each process is known not to have started.
-    not_started: HashMap<u32, At>,
+    not_started: HashMap<u32, IssuedAt>,
     /// Of these it is not known when they issued something in which they wait.
     unknown: HashSet<u32>,
 }
 
 impl Waiting {
-    fn add(&mut self, actor: u32, at: At) {
+    fn add(&mut self, actor: u32, at: IssuedAt) {
         let known = self.first.entry(actor).or_insert(at);
         if at.is_before(*known) {
             *known = at;
         }
     }
 
-    fn add_not_started(&mut self, actor: u32, at: At) {
+    fn add_not_started(&mut self, actor: u32, at: IssuedAt) {
         let known = self.not_started.entry(actor).or_insert(at);
         if at.is_before(*known) {
             *known = at;
@@ -57,11 +56,11 @@ impl Waiting {
     /// True where a process waits in something that it issued before this part, or has not started that.
     fn is_before(&self, actor: u32, part: &Part) -> bool {
         let mut known = self.first.get(&actor).into_iter().chain(self.not_started.get(&actor));
-        At::of(part).is_some_and(|at| known.any(|known| known.is_before(at)))
+        part.issued_at().is_some_and(|at| known.any(|known| known.is_before(at)))
     }
 
     /// The first operation that a process waits in or has not started, and whether it waits there.
-    pub(super) fn limit(&self, actor: u32) -> (Option<At>, bool) {
+    pub(super) fn limit(&self, actor: u32) -> (Option<IssuedAt>, bool) {
         let (first, not_started) = (self.first.get(&actor).copied(), self.not_started.get(&actor).copied());
         match (first, not_started) {
             (Some(first), Some(earlier)) if earlier.is_before(first) => (Some(earlier), false),
@@ -71,12 +70,12 @@ impl Waiting {
     }
 
     /// True where a process does not wait in anything that it issued before this.
-    fn is_nowhere_before(&self, actor: u32, at: At) -> bool {
+    fn is_nowhere_before(&self, actor: u32, at: IssuedAt) -> bool {
         self.first.get(&actor).is_none_or(|known| at.is_before(*known))
     }
 
     /// True where all that a process waits in was issued after this.
-    fn is_after(&self, actor: u32, at: At) -> bool {
+    fn is_after(&self, actor: u32, at: IssuedAt) -> bool {
         !self.unknown.contains(&actor) && self.first.get(&actor).is_some_and(|known| at.is_before(*known))
     }
 }
@@ -90,7 +89,7 @@ fn roots(join: &Join, known: &[Arc<Stall>], waiting: &Waiting) -> BTreeMap<u32, 
     let mut roots = BTreeMap::new();
     for s in known.iter().filter(|s| !s.is_unseen() && s.lacking.len() <= FEW) {
         for (rank, actor) in &s.lacking {
-            let is_free = match (s.lack, part(join, s, *rank).and_then(At::of)) {
+            let is_free = match (s.lack, part(join, s, *rank).and_then(Part::issued_at)) {
                 (Lack::Start, Some(at)) => waiting.is_nowhere_before(*actor, at),
                 _ => !waiting.first.contains_key(actor),
             };
@@ -107,7 +106,7 @@ fn waiting(join: &Join, known: &[Arc<Stall>]) -> Waiting {
     let mut waiting = Waiting::default();
     for s in known.iter().filter(|s| !s.queued) {
         for (rank, actor) in &s.waiting {
-            let at = part(join, s, *rank).and_then(At::of);
+            let at = part(join, s, *rank).and_then(Part::issued_at);
             at.into_iter().for_each(|at| waiting.add(*actor, at));
             // A graph's operations are recorded when a GPU comes to them, not when the host launches the graph.
             if at.is_none() || s.track == Track::Replay {
@@ -137,7 +136,7 @@ pub(super) fn set_apart(join: &Join, known: &[Arc<Stall>], processes: usize) -> 
     }
     let waiting = waiting(join, known);
     let is_apart = |s: &Stall, (rank, actor): (Rank, u32)| {
-        let at = part(join, s, rank).and_then(At::of);
+        let at = part(join, s, rank).and_then(Part::issued_at);
         at.is_some_and(|at| waiting.is_after(actor, at)) && is_queued(join, s, rank)
     };
     let mut any = false;
@@ -189,7 +188,7 @@ fn stalls(join: &Join, known: &[Arc<Stall>], waiting: &mut Waiting) -> Vec<Stall
     let mut first_idle: BTreeMap<u32, Idle> = BTreeMap::new();
     for s in known.iter().filter(|s| may_be_idle(s)) {
         for (rank, actor) in &s.lacking {
-            let Some(at) = part(join, s, *rank).and_then(At::of) else { continue };
+            let Some(at) = part(join, s, *rank).and_then(Part::issued_at) else { continue };
             if !waiting.is_nowhere_before(*actor, at) {
                 continue;
             }
@@ -219,9 +218,9 @@ fn stalls(join: &Join, known: &[Arc<Stall>], waiting: &mut Waiting) -> Vec<Stall
 }
 
 /// The first operation that a rank issued before the one that it does not start, and that cannot end.
-fn held(join: &Join, idle: &Idle, waiting: &Waiting, room: &mut usize) -> Option<(Stall, At)> {
+fn held(join: &Join, idle: &Idle, waiting: &Waiting, room: &mut usize) -> Option<(Stall, IssuedAt)> {
     let segment = join.communicator(idle.comm)?.members().get(&idle.rank)?.record.segment;
-    let mut first: Option<(Stall, At)> = None;
+    let mut first: Option<(Stall, IssuedAt)> = None;
     for (comm, rank) in join.roster.seats(segment) {
         let Some(c) = join.communicator(*comm) else { continue };
         if c.seat(*rank).is_none_or(|s| s.actor != idle.actor) {
@@ -234,7 +233,7 @@ fn held(join: &Join, idle: &Idle, waiting: &Waiting, room: &mut usize) -> Option
             else {
                 continue;
             };
-            let Some(at) = At::of(part).filter(|at| at.is_before(idle.at)) else { continue };
+            let Some(at) = part.issued_at().filter(|at| at.is_before(idle.at)) else { continue };
             if first.as_ref().is_some_and(|(_, known)| !at.is_before(*known)) {
                 continue;
             }

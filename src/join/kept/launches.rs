@@ -33,8 +33,6 @@ pub struct Launches<'a> {
     open: Lazy<'a, HashMap<(Rank, Launch), usize>>,
     /// When each rank's newest kernel started, host monotonic ns, and its launch.
     newest: Lazy<'a, HashMap<Rank, (u64, Launch)>>,
-    /// The operation that each rank issued last of those that its GPU has started: when, host monotonic ns, and its launch.
-    begun: Lazy<'a, HashMap<Rank, (u64, Launch)>>,
     /// When each rank issued its first transfer that its GPU has not started, host monotonic ns.
     queued: Lazy<'a, HashMap<Rank, u64>>,
 }
@@ -52,7 +50,6 @@ impl<'a> Launches<'a> {
             c,
             open: LazyCell::new(Box::new(|| open(c))),
             newest: LazyCell::new(Box::new(|| newest(c))),
-            begun: LazyCell::new(Box::new(|| begun(c))),
             queued: LazyCell::new(Box::new(|| queued(c))),
         }
     }
@@ -82,8 +79,8 @@ impl<'a> Launches<'a> {
     /// True where a rank's GPU has come to an operation, though no stamp of it says so: to others of its launch, or to what was
     /// issued later.
     pub(super) fn has_begun(&self, rank: Rank, part: &Part) -> bool {
-        let is_later = |t: u64| part.op.issued_ns.is_some_and(|own| own < t);
-        self.begun.get(&rank).is_some_and(|(t, launch)| is_later(*t) || part.op.launch().shared_with(*launch))
+        let begun = self.c.members().get(&rank).and_then(|m| m.newest_begun);
+        begun.is_some_and(|newest| part.issued_at().is_some_and(|own| own.starts_with(newest)))
     }
 
     /// True where a rank's GPU started nothing of the communicator after this operation's launch.
@@ -173,20 +170,6 @@ fn newest(c: &Communicator) -> HashMap<Rank, (u64, Launch)> {
         }
     }
     newest
-}
-
-fn begun(c: &Communicator) -> HashMap<Rank, (u64, Launch)> {
-    let mut last: HashMap<Rank, (u64, Launch)> = HashMap::new();
-    let in_order = c.instances().filter(|(track, ..)| *track != Track::Replay);
-    for (rank, part) in in_order.flat_map(|(.., i)| &i.parts).filter(|(_, p)| p.started_ns.is_some()) {
-        let Some(issued_ns) = part.op.issued_ns else { continue };
-        let own = (issued_ns, part.op.launch());
-        let known = last.entry(*rank).or_insert(own);
-        if own.0 > known.0 {
-            *known = own;
-        }
-    }
-    last
 }
 
 fn queued(c: &Communicator) -> HashMap<Rank, u64> {

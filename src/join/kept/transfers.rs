@@ -46,7 +46,7 @@ pub(super) fn stalls(join: &Join, c: &Communicator, over: bool, now_ns: u64) -> 
                 let may_run =
                     |rank| is_said_to_be_over(c, &launches, (track, order, rank), now_ns, &mut all.due_ns);
                 let held = issued_by_both(join, c, (from, to), (order, instance), &launches, may_run);
-                // What its rank waits in is a later transfer of the pair.
+                // Its rank waits in a later transfer of the pair.
                 if !held.as_ref().is_some_and(|h| h.is_past) {
                     looked_at.insert(track);
                 }

@@ -28,7 +28,7 @@ pub(super) fn text(bytes: &[u8]) {
     }
 }
 
-/// What is written as CSV is read, and is written the same.
+/// Rules that are written as CSV are read again, and written the same.
 fn written_as_csv(rules: &Rules) {
     let Ok(csv) = rules.to_csv() else { return };
     let again = Rules::from_csv(&csv, "rules");
