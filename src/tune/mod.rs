@@ -26,7 +26,7 @@ const TEXT_MAX: u64 = 1 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file cannot be read.
-    #[error("{}: {why}", path.display())]
+    #[error("cannot read rules from {}: {why}; config/tune.yaml is a sample", path.display())]
     Read {
         /// The file.
         path: PathBuf,

@@ -83,6 +83,19 @@ fn what_is_wrong_is_told_with_file_line_and_remedy() {
         ),
         ("rules:\n- {operation: AllReduce}\n", "tune.yaml:2: the rule changes nothing"),
         ("rules:\n- {operation: AllReduce, channels: 0}\n", "tune.yaml:2: channels is not from 1 to 127"),
+        ("rules:\n- {operation: AllReduce, channels: 900}\n", "tune.yaml:2: channels is not from 1 to 127"),
+        (
+            "rules:\n- {operation: AllReduce, channels: -1}\n",
+            "tune.yaml:2: invalid value: string \"-1\", expected channels: a number from 1 to 127",
+        ),
+        (
+            "rules:\n- {operation: AllReduce, pipe_ops: x, channels: 2}\n",
+            "tune.yaml:2: invalid value: string \"x\", expected pipe_ops: a number",
+        ),
+        (
+            "rules:\n- {operation: AllReduce, registered: maybe, channels: 2}\n",
+            "tune.yaml:2: invalid value: string \"maybe\", expected registered: true or false",
+        ),
         (
             "rules:\n- {operation: AllReduce, min_bytes: 2, max_bytes: 1, channels: 1}\n",
             "tune.yaml:2: min_bytes is above",

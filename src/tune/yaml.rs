@@ -28,15 +28,15 @@ struct Written {
     #[serde(default)]
     nodes: Option<Numbers>,
     #[serde(default)]
-    registered: Option<bool>,
+    registered: Option<Flag>,
     #[serde(default)]
-    pipe_ops: Option<u32>,
+    pipe_ops: Option<Count>,
     #[serde(default)]
     algorithm: Option<String>,
     #[serde(default)]
     protocol: Option<String>,
     #[serde(default)]
-    channels: Option<u8>,
+    channels: Option<Channels>,
     #[serde(default)]
     forbid: Vec<Forbidden>,
 }
@@ -89,15 +89,15 @@ impl Written {
             },
             ranks: self.ranks.map_or(Range::<u32>::ANY, |n| n.0),
             nodes: self.nodes.map_or(Range::<u32>::ANY, |n| n.0),
-            is_registered: self.registered,
-            pipe_ops: self.pipe_ops,
+            is_registered: self.registered.map(|f| f.0),
+            pipe_ops: self.pipe_ops.map(|n| n.0),
             choose: selection(self.algorithm.as_deref(), self.protocol.as_deref())?,
             forbid: self
                 .forbid
                 .iter()
                 .map(|f| selection(f.algorithm.as_deref(), f.protocol.as_deref()))
                 .collect::<Result<_, _>>()?,
-            channels: self.channels,
+            channels: self.channels.map(|c| c.0),
         })
     }
 }
@@ -116,6 +116,22 @@ struct Size(u64);
 /// A number, or several: `8`, `2-8`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Numbers(Range<u32>);
+
+/// True or false.
+#[derive(Debug, Clone, Copy)]
+struct Flag(bool);
+
+/// A number of operations.
+#[derive(Debug, Clone, Copy)]
+struct Count(u32);
+
+/// A number of channels. One that is too large for any NCCL is [`u8::MAX`].
+#[derive(Debug, Clone, Copy)]
+struct Channels(u8);
+
+fn channels(text: &str) -> Option<Channels> {
+    text.parse::<u32>().ok().map(|n| Channels(u8::try_from(n).unwrap_or(u8::MAX)))
+}
 
 fn size(text: &str) -> Option<u64> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
@@ -162,19 +178,22 @@ impl<T> Visitor<'_> for Either<T> {
     }
 }
 
-impl<'de> Deserialize<'de> for Size {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let expected = "a size like 65536, 64K or 1M";
-        deserializer.deserialize_str(Either { expected, read: |text| size(text).map(Size) })
-    }
+/// Reads a type from the text of a value, and says in an error what it should have been.
+macro_rules! from_text {
+    ($type:ident, $expected:literal, $read:expr) => {
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_str(Either { expected: $expected, read: $read })
+            }
+        }
+    };
 }
 
-impl<'de> Deserialize<'de> for Numbers {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let expected = "a number like 8, or a range like 2-8";
-        deserializer.deserialize_str(Either { expected, read: |text| numbers(text).map(Numbers) })
-    }
-}
+from_text!(Size, "a size like 65536, 64K or 1M", |text| size(text).map(Size));
+from_text!(Numbers, "a number like 8, or a range like 2-8", |text| numbers(text).map(Numbers));
+from_text!(Flag, "registered: true or false", |text| text.parse().ok().map(Flag));
+from_text!(Count, "pipe_ops: a number of operations", |text| text.parse().ok().map(Count));
+from_text!(Channels, "channels: a number from 1 to 127", channels);
 
 #[cfg(test)]
 mod tests {
