@@ -5,8 +5,8 @@ LOOP is one of ddp, fsdp, tensor, pipeline, experts, inference. FAULT is one of
     healthy   nothing is planted; the loop runs for SECONDS
     missing   the last rank stays in host code and makes no further call
     stop      the last rank is stopped by a signal (SIGSTOP)
-    late      the last rank spends 50 ms of each step in host code before its first call of the step; where ranks share
-              GPUs, twice as long as a step takes: hosts are ahead of such GPUs, and less would hold nobody up
+    late      the last rank spends time in host code before its first call of each step: twice as long as a step takes,
+              and at least 50 ms. Hosts are ahead of their GPUs, and less would hold nobody up
 
 The moment of the fault (Unix time) is written to DIR/fault. More ranks than GPUs share them by turns: then every rank
 group that covers the GPUs once is a node of its own for NCCL (NCCL_HOSTID).
@@ -31,7 +31,9 @@ GPUS = torch.cuda.device_count()
 if SIZE > GPUS:
     os.environ["NCCL_HOSTID"] = f"node{RANK // GPUS}"
 DEVICE = torch.device("cuda", RANK % GPUS)
-WIDTH, TOKENS = 2048, 4096
+# A step on a GPU takes several times as long as its calls on the host. Otherwise the slowest host is late in every step
+# of a healthy job, and Ringwatch reports it. Ranks that take turns on a GPU need less work for that.
+WIDTH, TOKENS, MICROBATCH = (2048, 16384, 4096) if SIZE <= GPUS else (2048, 4096, 512)
 torch.set_default_dtype(torch.bfloat16)
 
 
@@ -54,7 +56,7 @@ def blocks(count):
 
 def batch(step):
     """A batch; steps differ in length by a quarter, as sentences do."""
-    return torch.randn(TOKENS - 256 * (step % 5), WIDTH, device=DEVICE)
+    return torch.randn(TOKENS - TOKENS // 16 * (step % 5), WIDTH, device=DEVICE)
 
 
 def train(model, optimizer):
@@ -120,7 +122,7 @@ def pipeline():
     optimizer = torch.optim.AdamW(layers.parameters(), fused=True)
 
     def step(_):
-        x = torch.randn(microbatches * 512, WIDTH, device=DEVICE)
+        x = torch.randn(microbatches * MICROBATCH, WIDTH, device=DEVICE)
         if RANK == 0:
             schedule.step(x)
         elif RANK == LAST:
@@ -237,7 +239,7 @@ def run(step):
         return
     torch.cuda.synchronize()
     began = time.time()
-    for _ in range(3 if SIZE > GPUS else 0):
+    for _ in range(3):
         step(0)
         torch.cuda.synchronize()
     delay = max(0.05, 2 * (time.time() - began) / 3)

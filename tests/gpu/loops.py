@@ -16,6 +16,7 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -131,7 +132,14 @@ def watched(agent, job, seconds, name, place):
     return job.poll()
 
 
-def run(ringwatch, plugin, loop, fault, port):
+def free_port():
+    """A port for a job's rendezvous; other jobs of this machine may have taken any fixed one."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def run(ringwatch, plugin, loop, fault):
     place = pathlib.Path(tempfile.mkdtemp(prefix=f"loop-{loop}-{fault}-", dir="/dev/shm"))
     (place / "segments").mkdir()
     (place / "job").mkdir()
@@ -142,7 +150,7 @@ def run(ringwatch, plugin, loop, fault, port):
         "OMP_NUM_THREADS": "2", **({"NCCL_SOCKET_IFNAME": "lo"} if RANKS > torch.cuda.device_count() else {}),
     }
     job = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "--master-port", str(port),
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "--master-port", str(free_port()),
          str(HERE / "loop_job.py"), loop, fault, str(place / "job"), str(seconds)],
         env=environment, stdout=open(place / "job.out", "w"), stderr=subprocess.STDOUT, start_new_session=True,
     )
@@ -189,17 +197,17 @@ def main():
     plugin = f"{library}/libnccl-profiler-ringwatch.so"
     failed = 0
 
-    def one(at, name):
+    def one(name):
         loop, fault = name.split(":")
-        good, text = run(ringwatch, plugin, loop, fault, 29600 + at)
+        good, text = run(ringwatch, plugin, loop, fault)
         print(f"{'ok' if good else 'FAILED'} {loop} {fault} ({RANKS} ranks): {text}", flush=True)
         return good
 
-    healthy = [(i, c) for i, c in enumerate(chosen) if ":healthy" in c]
-    faulty = [(i, c) for i, c in enumerate(chosen) if ":healthy" not in c]
+    healthy = [c for c in chosen if ":healthy" in c]
+    faulty = [c for c in chosen if ":healthy" not in c]
     with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("PARALLEL", "1"))) as pool:
-        failed += sum(not good for good in pool.map(lambda a: one(*a), healthy))
-    failed += sum(not one(*a) for a in faulty)
+        failed += sum(not good for good in pool.map(one, healthy))
+    failed += sum(not one(c) for c in faulty)
     shutil.rmtree(library)
     return 1 if failed else 0
 
