@@ -35,6 +35,12 @@ pub enum Verb {
     Diagnose(Diagnose),
     /// Sum up each job on one page: who is in it, what it ran and how fast, who was late, what was found, what was lost
     Report(Report),
+    /// Check this machine before a job runs: libraries, GPUs, links, network, limits and NCCL's variables
+    ///
+    /// Each check has an id and returns PASS, WARN, FAIL or SKIP, what it saw and how to fix it.
+    ///
+    /// Exit code 0: nothing fails; 1: something does; 2: error.
+    Doctor(Doctor),
     /// Say what an error text of NCCL, PyTorch or the driver means, why it comes and what to do
     ///
     /// Exit code 0: something in it is known; 1: nothing; 2: error.
@@ -526,6 +532,38 @@ pub struct Tune {
     /// Write the compiled table, which RINGWATCH_TUNE names to the plugin
     #[arg(long, short, value_name = "PATH", conflicts_with = "csv")]
     pub output: Option<PathBuf>,
+}
+
+/// Options of `doctor`.
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Only these checks
+    #[arg(value_name = "CHECK")]
+    pub checks: Vec<String>,
+    /// Print the ids of all checks
+    #[arg(long)]
+    pub list: bool,
+    /// Print the report as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Print all that checks saw, also where something else is wrong
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// Write the report and the facts that it rests on into a compressed tar file, without secrets
+    #[arg(long, value_name = "FILE")]
+    pub bundle: Option<PathBuf>,
+    /// A check that takes longer fails
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
+    pub limit: u64,
+    /// The agent's settings [default: /etc/ringwatch/agent.yaml]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// NVML's library, where it is not libnvidia-ml.so.1 on the loader's path
+    #[arg(long, value_name = "PATH")]
+    pub nvml: Option<PathBuf>,
+    /// CUDA's library, where it is not libcuda.so.1 on the loader's path
+    #[arg(long, value_name = "PATH")]
+    pub cuda: Option<PathBuf>,
 }
 
 /// Options of `replay`.

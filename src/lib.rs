@@ -15,6 +15,8 @@ pub mod join;
 
 pub mod detect;
 
+pub mod doctor;
+
 pub mod cluster;
 
 pub mod export;

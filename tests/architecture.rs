@@ -31,6 +31,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("cluster", &["model", "join", "secret"]),
     ("config", &["ingest", "detect", "export", "cluster", "secret"]),
     ("runtime", &["model", "ingest", "join", "detect", "export", "cluster", "config", "secret"]),
+    ("doctor", &["model", "ingest", "config", "runtime", "bench", "replay", "bundle"]),
     ("cli", &["secret"]),
     ("cmd", &["*"]),
     ("main", &["cli", "cmd", "secret"]),

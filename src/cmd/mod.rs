@@ -9,6 +9,7 @@ mod compare;
 mod config;
 mod demo;
 mod diagnose;
+mod doctor;
 mod explain;
 mod log;
 mod players;
@@ -46,6 +47,7 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Verb::Run(o) => run::run(&o),
         Verb::Diagnose(o) => diagnose::run(&o),
         Verb::Report(o) => report::run(&o),
+        Verb::Doctor(o) => doctor::run(&o),
         Verb::Explain(o) => explain::run(&o),
         Verb::Agent(o) => agent::run(&o),
         Verb::Analyser(o) => analyser::run(&o),

@@ -225,7 +225,7 @@ def run(step):
     # What is usual in a job has to be learned before a fault; GPUs that ranks share take seconds for a step.
     warm_seconds = 10 if SIZE <= GPUS else 25
     warm, plan = time.time() + warm_seconds, time.time() + 3 + SECONDS
-    asked_every = 20 if SIZE <= GPUS else 4
+    asked_every = 20 if SIZE <= GPUS else 8
     for n in range(1 << 30):
         step(n)
         if n % asked_every == asked_every - 1:

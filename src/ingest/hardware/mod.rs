@@ -13,7 +13,7 @@ mod recorded;
 
 pub use interfaces::Interfaces;
 pub use node::Node;
-pub use nvml::Nvml;
+pub use nvml::{GpuState, Inventory, Nvml, inventory};
 pub use pods::Pods;
 pub use rdma::Rdma;
 pub use recorded::{Recorded, Recorder, RecordingError};

@@ -171,6 +171,12 @@ fn look(
     }
 }
 
+/// Everything of a GPU, for who asks once.
+pub(super) fn look_once(library: &Arc<Library>, gpu: &Gpu, d: &Device<'_>, batch: &mut Batch) -> GpuFact {
+    let all = Wanted { states: true, counters: true };
+    look(library, gpu, d, &mut Before::default(), all, batch)
+}
+
 impl Sampler for Sampled {
     fn name(&self) -> &'static str {
         "gpu"

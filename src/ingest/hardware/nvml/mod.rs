@@ -2,9 +2,12 @@
 
 mod errors;
 mod health;
+mod inventory;
 mod links;
 mod raw;
 mod traffic;
+
+pub use inventory::{GpuState, Inventory, inventory};
 
 use super::{Absent, Batch, Sampler};
 use crate::ingest::files::number;

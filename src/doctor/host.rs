@@ -1,0 +1,220 @@
+//! What checks read of a host: below which root, with which environment, within which limits.
+
+use rustix::process::{Resource, getrlimit};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// More than this of a file of the kernel is not read, in bytes.
+const READ_MAX: u64 = 1 << 20;
+/// Beginnings of variables that checks read. Others may hold secrets and are not even kept.
+const READ: &[&str] = &["NCCL_", "TORCH_NCCL_", "RINGWATCH_", "CUDA_", "LD_", "OMPI_", "FI_", "UCX_"];
+/// Variables that are read by name: where Python's packages and a user's NCCL settings are.
+const READ_NAMES: &[&str] = &["HOME", "PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "WORLD_SIZE", "SLURM_NTASKS"];
+
+/// Limits of this process. Absent is unlimited.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes that it may lock in memory, soft.
+    pub memlock_bytes: Option<u64>,
+    /// Files that it may have open, hard: NCCL raises the soft limit.
+    pub files: Option<u64>,
+    /// Bytes of the largest file that it may write, soft.
+    pub file_bytes: Option<u64>,
+}
+
+impl Limits {
+    fn of_this_process() -> Self {
+        Limits {
+            memlock_bytes: getrlimit(Resource::Memlock).current,
+            files: getrlimit(Resource::Nofile).maximum,
+            file_bytes: getrlimit(Resource::Fsize).current,
+        }
+    }
+}
+
+/// A network interface with an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// Its first address.
+    pub address: String,
+    /// True if it is up and has a carrier.
+    pub is_up: bool,
+    /// True for the loopback.
+    pub is_loopback: bool,
+}
+
+/// What checks read.
+#[derive(Debug, Clone, Default)]
+pub struct Host {
+    /// Where /proc, /sys, /dev and /etc are.
+    pub root: PathBuf,
+    /// The environment, as far as checks may see it.
+    pub variables: BTreeMap<String, String>,
+    /// Limits of this process.
+    pub limits: Limits,
+    /// Interfaces with an address, in the kernel's order.
+    pub interfaces: Vec<Interface>,
+    /// NVML's library, where it is not `libnvidia-ml.so.1` on the loader's path.
+    pub nvml: Option<PathBuf>,
+    /// CUDA's library, where it is not `libcuda.so.1` on the loader's path.
+    pub cuda: Option<PathBuf>,
+    /// The settings of the agent, where they are not the default's.
+    pub config: Option<PathBuf>,
+    /// This program, which plays a recorded job on the plugin.
+    pub program: Option<PathBuf>,
+}
+
+impl Host {
+    /// This host, as this process sees it.
+    #[must_use]
+    pub fn here() -> Self {
+        let kept = |name: &str| READ.iter().any(|b| name.starts_with(b)) || READ_NAMES.contains(&name);
+        let variables = std::env::vars_os()
+            .filter_map(|(k, v)| Some((k.into_string().ok()?, v.to_string_lossy().into_owned())))
+            .filter(|(name, _)| kept(name))
+            .collect();
+        Host {
+            root: PathBuf::from("/"),
+            variables,
+            limits: Limits::of_this_process(),
+            interfaces: interfaces(),
+            program: std::env::current_exe().ok(),
+            ..Host::default()
+        }
+    }
+
+    /// True if this is the machine that the process runs on, and no copy of a part of one.
+    #[must_use]
+    pub fn is_here(&self) -> bool {
+        self.root == Path::new("/")
+    }
+
+    /// A file below the root.
+    #[must_use]
+    pub fn path(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
+    }
+
+    /// A file below the root as text, without the space around it.
+    #[must_use]
+    pub fn text(&self, path: &str) -> Option<String> {
+        text(&self.path(path))
+    }
+
+    /// What a directory below the root holds, sorted by name.
+    #[must_use]
+    pub fn entries(&self, path: &str) -> Vec<(String, PathBuf)> {
+        let Ok(all) = std::fs::read_dir(self.path(path)) else { return Vec::new() };
+        let mut all: Vec<_> =
+            all.flatten().map(|e| (e.file_name().to_string_lossy().into_owned(), e.path())).collect();
+        all.sort();
+        all
+    }
+
+    /// A variable that is set and not empty.
+    #[must_use]
+    pub fn variable(&self, name: &str) -> Option<&str> {
+        self.variables.get(name).map(String::as_str).filter(|v| !v.is_empty())
+    }
+
+    /// The PCI addresses of NVIDIA's GPUs, whether a driver has them or not.
+    #[must_use]
+    pub fn gpu_addresses(&self) -> Vec<String> {
+        let is_gpu = |dir: &Path| {
+            text(&dir.join("vendor")).as_deref() == Some("0x10de")
+                && text(&dir.join("class")).is_some_and(|c| c.starts_with("0x03"))
+        };
+        let all = self.entries("sys/bus/pci/devices").into_iter();
+        all.filter(|(_, dir)| is_gpu(dir)).map(|(name, _)| name).collect()
+    }
+
+    /// The names of RDMA devices.
+    #[must_use]
+    pub fn rdma_devices(&self) -> Vec<String> {
+        self.entries("sys/class/infiniband").into_iter().map(|(name, _)| name).collect()
+    }
+
+    /// The wall clock, Unix time in ms.
+    #[must_use]
+    pub fn unix_ms(&self) -> u64 {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// A file as text, without the space around it.
+pub(super) fn text(path: &Path) -> Option<String> {
+    let mut bytes = Vec::new();
+    File::open(path).ok()?.take(READ_MAX).read_to_end(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(&bytes).trim().to_owned())
+}
+
+/// Bytes as people write them.
+pub(super) fn bytes(n: u64) -> String {
+    const UNITS: &[(u64, &str)] = &[(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match UNITS.iter().find(|(unit, _)| n >= *unit) {
+        Some((unit, name)) if n.is_multiple_of(*unit) => format!("{} {name}", n / unit),
+        Some((unit, name)) => format!("{:.1} {name}", n as f64 / *unit as f64),
+        None => format!("{n} B"),
+    }
+}
+
+/// The interfaces that have an address, as NCCL asks for them.
+fn interfaces() -> Vec<Interface> {
+    #![expect(unsafe_code, reason = "getifaddrs has no safe name in the packages that are here")]
+    let mut first = std::ptr::null_mut();
+    // SAFETY: a place for the head of a list, which is freed below.
+    if unsafe { libc::getifaddrs(&mut first) } != 0 {
+        return Vec::new();
+    }
+    let mut all: Vec<Interface> = Vec::new();
+    let mut at = first;
+    // SAFETY: `at` is NULL or an entry of the list.
+    while let Some(entry) = unsafe { at.as_ref() } {
+        at = entry.ifa_next;
+        // SAFETY: the name is a C string of the list; the address is NULL or has its family in front.
+        let (name, address) = unsafe { (std::ffi::CStr::from_ptr(entry.ifa_name), address(entry.ifa_addr)) };
+        let (Some(address), name) = (address, name.to_string_lossy().into_owned()) else { continue };
+        if all.iter().any(|i| i.name == name) {
+            continue;
+        }
+        let has = |flag: libc::c_int| entry.ifa_flags & flag.cast_unsigned() != 0;
+        all.push(Interface {
+            name,
+            address,
+            is_up: has(libc::IFF_UP) && has(libc::IFF_RUNNING),
+            is_loopback: has(libc::IFF_LOOPBACK),
+        });
+    }
+    // SAFETY: the list is freed once, and nothing of it is kept.
+    unsafe { libc::freeifaddrs(first) };
+    all
+}
+
+/// An IP address as text.
+///
+/// # Safety
+/// `at` is NULL or a socket address of the size that its family says.
+#[expect(unsafe_code, reason = "reads what getifaddrs returned")]
+unsafe fn address(at: *const libc::sockaddr) -> Option<String> {
+    // SAFETY: as the caller says.
+    let family = i32::from(unsafe { at.as_ref() }?.sa_family);
+    match family {
+        libc::AF_INET => {
+            // SAFETY: as the caller says; the read needs no alignment.
+            let a = unsafe { at.cast::<libc::sockaddr_in>().read_unaligned() };
+            Some(std::net::Ipv4Addr::from(a.sin_addr.s_addr.to_ne_bytes()).to_string())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let a = unsafe { at.cast::<libc::sockaddr_in6>().read_unaligned() };
+            Some(std::net::Ipv6Addr::from(a.sin6_addr.s6_addr).to_string())
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,225 @@
+//! What differs between the ranks of a job that should be alike.
+
+use super::host::Host;
+use super::libraries::Libraries;
+use super::{Area, Outcome, Report, Seen, Status};
+use crate::ingest::hardware::inventory;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// Variables that differ from rank to rank by right.
+const OWN: &[&str] =
+    &["CUDA_VISIBLE_DEVICES", "NCCL_HOSTID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"];
+/// Beginnings of variables that all ranks should have alike.
+const ALIKE: &[&str] = &["NCCL_", "TORCH_NCCL_", "CUDA_", "RINGWATCH_", "LD_"];
+/// Clocks that are further from the median are wrong, in ms: greetings of ranks take less.
+const CLOCK_OFF_MAX_MS: u64 = 100;
+
+/// What one rank says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankFacts {
+    /// Its number.
+    pub rank: u32,
+    /// Its own checks.
+    pub report: Report,
+    /// What all ranks should have alike, by name.
+    pub alike: BTreeMap<String, String>,
+    /// Its wall clock at the common moment, Unix time in ms.
+    pub clock_ms: u64,
+}
+
+impl RankFacts {
+    /// What this process says.
+    #[must_use]
+    pub fn gather(rank: u32, host: &Host, report: Report) -> Self {
+        let is_alike = |name: &str| ALIKE.iter().any(|b| name.starts_with(b)) && !OWN.contains(&name);
+        let mut alike: BTreeMap<String, String> =
+            host.variables.iter().filter(|(n, _)| is_alike(n)).map(|(n, v)| (n.clone(), v.clone())).collect();
+        let mut put = |name: &str, value: Option<String>| {
+            alike.insert(name.to_owned(), value.unwrap_or_else(|| "-".to_owned()));
+        };
+        let gpus = inventory(host.nvml.as_ref()).ok();
+        let libraries = Libraries::find(host);
+        put("the NCCL that a job loads", libraries.of_job().map(|l| l.version().to_owned()));
+        put("the GPU driver", gpus.as_ref().and_then(|g| g.driver.clone()));
+        put("the GPU", gpus.as_ref().and_then(|g| g.gpus.first()?.fact.name.clone()));
+        put("ringwatch", Some(env!("CARGO_PKG_VERSION").to_owned()));
+        put(
+            "RLIMIT_MEMLOCK",
+            Some(host.limits.memlock_bytes.map_or("unlimited".to_owned(), super::host::bytes)),
+        );
+        RankFacts { rank, report, alike, clock_ms: host.unix_ms() }
+    }
+}
+
+/// One thing in which ranks differ.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// What.
+    pub name: String,
+    /// The value that most ranks have; absent where it is not set.
+    pub usual: Option<String>,
+    /// Other values, and the ranks that have them.
+    pub others: Vec<(Option<String>, Vec<u32>)>,
+}
+
+/// What differs between ranks that should be alike.
+#[must_use]
+pub fn differences(all: &[RankFacts]) -> Vec<Difference> {
+    let names: BTreeSet<&String> = all.iter().flat_map(|r| r.alike.keys()).collect();
+    let mut found = Vec::new();
+    for name in names {
+        let mut by_value: BTreeMap<Option<&String>, Vec<u32>> = BTreeMap::new();
+        for r in all {
+            by_value.entry(r.alike.get(name)).or_default().push(r.rank);
+        }
+        // Of two values that as many ranks have, rank 0's is the usual one.
+        let usual =
+            by_value.iter().max_by_key(|(_, ranks)| (ranks.len(), ranks.contains(&0))).map(|(v, _)| *v);
+        if let Some(usual) = usual
+            && by_value.len() > 1
+        {
+            let others = by_value.iter().filter(|(v, _)| **v != usual);
+            found.push(Difference {
+                name: name.clone(),
+                usual: usual.cloned(),
+                others: others.map(|(v, ranks)| (v.cloned(), ranks.clone())).collect(),
+            });
+        }
+    }
+    found
+}
+
+/// Ranks as people write them: `1, 4-7`.
+fn ranks(list: &[u32]) -> String {
+    let mut parts: Vec<(u32, u32)> = Vec::new();
+    for r in list {
+        match parts.last_mut() {
+            Some((_, last)) if *last + 1 == *r => *last = *r,
+            _ => parts.push((*r, *r)),
+        }
+    }
+    let text = |(a, b): &(u32, u32)| if a == b { a.to_string() } else { format!("{a}-{b}") };
+    let noun = if list.len() == 1 { "rank" } else { "ranks" };
+    format!("{noun} {}", parts.iter().map(text).collect::<Vec<_>>().join(", "))
+}
+
+impl Difference {
+    fn seen(&self) -> Seen {
+        let value = |v: &Option<String>| v.clone().unwrap_or_else(|| "not set".to_owned());
+        let others: Vec<String> =
+            self.others.iter().map(|(v, list)| format!("{} on {}", value(v), ranks(list))).collect();
+        let seen = format!("{} is {}, but {}", self.name, value(&self.usual), others.join("; "));
+        Seen::fail(
+            seen,
+            "give all ranks the same: NCCL ranks that differ hang or fail at the first operation",
+        )
+    }
+}
+
+fn clock(all: &[RankFacts]) -> Vec<Seen> {
+    let mut times: Vec<u64> = all.iter().map(|r| r.clock_ms).collect();
+    times.sort_unstable();
+    let median = times.get(times.len() / 2).copied().unwrap_or(0);
+    let off = |r: &RankFacts| r.clock_ms.abs_diff(median);
+    let mut wrong: Vec<Seen> = Vec::new();
+    for r in all.iter().filter(|r| off(r) > CLOCK_OFF_MAX_MS) {
+        let seconds = off(r) as f64 / 1e3;
+        let seen =
+            format!("the clock of {} (rank {}) is {seconds:.1} s off the others'", r.report.host, r.rank);
+        wrong.push(Seen::fail(seen, "set it: chronyc makestep, or timedatectl set-ntp true"));
+    }
+    if wrong.is_empty() {
+        let most = all.iter().map(off).max().unwrap_or(0);
+        wrong.push(Seen::pass(format!("the ranks' clocks differ by at most {most} ms")));
+    }
+    wrong
+}
+
+/// Puts the checks of all ranks together: each host's worst outcome of every check, what differs, and the clocks.
+#[must_use]
+pub fn together(all: &[RankFacts]) -> Vec<Outcome> {
+    let mut outcomes: Vec<Outcome> = Vec::new();
+    let mut hosts = BTreeMap::new();
+    for r in all {
+        hosts.entry(r.report.host.clone()).or_insert_with(Vec::new).push(r.rank);
+        for o in &r.report.outcomes {
+            let worse: Vec<Seen> = o.results.iter().filter(|s| s.status >= Status::Warn).cloned().collect();
+            match outcomes.iter_mut().find(|known| known.id == o.id) {
+                Some(known) => {
+                    let fresh = worse.into_iter().map(|mut s| {
+                        s.seen = format!("{} (rank {}): {}", r.report.host, r.rank, s.seen);
+                        s
+                    });
+                    // What rank 0 says counts for all who say the same.
+                    let fresh: Vec<Seen> =
+                        fresh.filter(|s| !known.results.iter().any(|k| s.seen.ends_with(&k.seen))).collect();
+                    let results = known.results.drain(..).chain(fresh).collect();
+                    *known = Outcome::new(
+                        &o.id,
+                        o.area,
+                        Duration::from_millis(known.took_ms.max(o.took_ms)),
+                        results,
+                    );
+                }
+                None => outcomes.push(o.clone()),
+            }
+        }
+    }
+    let mut differ: Vec<Seen> = differences(all).iter().map(Difference::seen).collect();
+    if differ.is_empty() {
+        let n = all.len();
+        differ.push(Seen::pass(format!(
+            "{n} ranks on {} hosts have the same variables, libraries and GPUs",
+            hosts.len()
+        )));
+    }
+    outcomes.push(Outcome::new("ranks-alike", Area::Ranks, Duration::ZERO, differ));
+    outcomes.push(Outcome::new("ranks-clock", Area::Ranks, Duration::ZERO, clock(all)));
+    outcomes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rank(rank: u32, variables: &[(&str, &str)]) -> RankFacts {
+        let report = Report {
+            schema: 1,
+            ringwatch_version: String::new(),
+            host: format!("node{}", rank / 2),
+            kernel: String::new(),
+            at_unix_ms: 0,
+            outcomes: Vec::new(),
+        };
+        let alike = variables.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        RankFacts { rank, report, alike, clock_ms: 1_000_000 }
+    }
+
+    #[test]
+    fn the_rank_that_differs_is_named_and_not_the_others() {
+        let all: Vec<_> =
+            (0..4).map(|r| if r == 2 { rank(r, &[("NCCL_PROTO", "LL")]) } else { rank(r, &[]) }).collect();
+        let found = differences(&all);
+        assert_eq!(found.len(), 1);
+        let seen = found[0].seen().seen;
+        assert_eq!(seen, "NCCL_PROTO is not set, but LL on rank 2");
+        assert_eq!(ranks(&[0, 1, 2, 5]), "ranks 0-2, 5");
+    }
+
+    #[test]
+    fn of_two_ranks_the_first_one_is_right() {
+        let all = [rank(0, &[("LD_PRELOAD", "a")]), rank(1, &[("LD_PRELOAD", "b")])];
+        assert_eq!(differences(&all)[0].others, [(Some("b".to_owned()), vec![1])]);
+    }
+
+    #[test]
+    fn a_clock_that_is_off_is_named_with_its_host() {
+        let mut all: Vec<_> = (0..4).map(|r| rank(r, &[])).collect();
+        all[3].clock_ms += 5_000;
+        let seen = clock(&all);
+        assert_eq!(seen.len(), 1);
+        assert_eq!(seen[0].seen, "the clock of node1 (rank 3) is 5.0 s off the others'");
+    }
+}

@@ -1,0 +1,323 @@
+//! Drivers and libraries, the plugin, and Ringwatch's own agent and settings.
+
+use super::host::{Host, text};
+use super::libraries::{Libraries, NCCL, needed_by};
+use super::{Area, Check, Seen, elf};
+use crate::bench::cuda::Cuda;
+use crate::bundle;
+use crate::config::{self, Config, Overrides};
+use crate::ingest::hardware::inventory;
+use crate::replay::Abi;
+use crate::runtime;
+use rustix::fs::{StatVfsMountFlags, statvfs};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+pub(super) const CHECKS: &[Check] = &[
+    Check { id: "driver", area: Area::Software, run: driver },
+    Check { id: "cuda", area: Area::Software, run: cuda },
+    Check { id: "nccl", area: Area::Software, run: nccl },
+    Check { id: "nccl-versions", area: Area::Software, run: nccl_versions },
+    Check { id: "plugin", area: Area::Software, run: plugin },
+    Check { id: "job-plugins", area: Area::Software, run: job_plugins },
+    Check { id: "settings", area: Area::Software, run: settings },
+    Check { id: "agent", area: Area::Software, run: agent },
+    Check { id: "bus", area: Area::Software, run: bus },
+    Check { id: "permissions", area: Area::Software, run: permissions },
+];
+
+/// The agent's settings, when no file is named.
+const SETTINGS: &str = "/etc/ringwatch/agent.yaml";
+
+fn driver(host: &Host) -> Vec<Seen> {
+    let addresses = host.gpu_addresses();
+    match inventory(host.nvml.as_ref()) {
+        Ok(i) => {
+            let (driver, cuda) = (i.driver.as_deref().unwrap_or("-"), i.cuda.as_deref().unwrap_or("-"));
+            vec![Seen::pass(format!("driver {driver}, for CUDA up to {cuda}, {} GPUs", i.gpus.len()))]
+        }
+        Err(_) if addresses.is_empty() => vec![Seen::skip("this host has no GPU of NVIDIA")],
+        Err(why) => {
+            let loaded = host.text("proc/driver/nvidia/version");
+            let loaded =
+                loaded.as_deref().and_then(|v| v.lines().next()).unwrap_or("no kernel module is loaded");
+            let seen = format!("{} GPUs on PCI, and NVML cannot be used: {why} ({loaded})", addresses.len());
+            let fix = "load the driver (modprobe nvidia); after an update of the driver restart the host; in a container \
+                       start it with --gpus all";
+            vec![Seen::fail(seen, fix)]
+        }
+    }
+}
+
+fn cuda(host: &Host) -> Vec<Seen> {
+    let found = Cuda::open(host.cuda.as_deref()).and_then(|c| Ok((c.driver_version()?, c.device_count())));
+    let visible = host.variables.get("CUDA_VISIBLE_DEVICES");
+    let there = inventory(host.nvml.as_ref()).map_or(0, |i| i.gpus.len());
+    match found {
+        Ok((version, count)) => {
+            let seen = format!("CUDA {}.{}, {count} devices", version / 1000, version % 1000 / 10);
+            vec![match visible {
+                Some(v) if count < there => {
+                    Seen::pass(format!("{seen} of {there} (CUDA_VISIBLE_DEVICES={v})"))
+                }
+                None if count < there => Seen::fail(
+                    format!("{seen}, and NVML has {there}"),
+                    "the control group of this process denies the others: see the devices of its container",
+                ),
+                _ => Seen::pass(seen),
+            }]
+        }
+        Err(_) if there == 0 && host.gpu_addresses().is_empty() => {
+            vec![Seen::skip("this host has no GPU of NVIDIA")]
+        }
+        Err(e) => vec![Seen::fail(e.to_string(), "put libcuda.so.1 of the driver on the loader's path")],
+    }
+}
+
+fn nccl(host: &Host) -> Vec<Seen> {
+    let libraries = Libraries::find(host);
+    let mut results = Vec::new();
+    for library in libraries.all() {
+        let who = match &libraries {
+            l if l.of_torch.as_ref().is_some_and(|(_, t)| t == library) => "PyTorch loads",
+            l if l.by_name.as_ref() == Some(library) => "a program that asks by name loads",
+            _ => "is there as well:",
+        };
+        results.push(match &library.facts {
+            Ok(facts) => {
+                let cuda = facts.cuda.as_deref().unwrap_or("-");
+                Seen::pass(format!(
+                    "{who} {} (NCCL {}, CUDA {cuda})",
+                    library.path.display(),
+                    library.version()
+                ))
+            }
+            Err(why) => Seen::fail(
+                format!("{who} {}, which is no library: {why}", library.path.display()),
+                "install it again; a file of Git LFS or a link to nowhere looks like this",
+            ),
+        });
+    }
+    if results.is_empty() {
+        let seen = format!("{NCCL} is neither on the loader's path nor among Python's packages");
+        results.push(if host.gpu_addresses().is_empty() {
+            Seen::skip(seen)
+        } else {
+            let fix = "install it (pip install nvidia-nccl-cu12), or add its directory to LD_LIBRARY_PATH; a program may \
+                       have NCCL inside";
+            Seen::warn(seen, fix)
+        });
+    }
+    results
+}
+
+fn nccl_versions(host: &Host) -> Vec<Seen> {
+    let libraries = Libraries::find(host);
+    let (Some(by_name), Some((torch, of_torch))) = (&libraries.by_name, &libraries.of_torch) else {
+        return vec![Seen::skip("there are not two that a job could mix")];
+    };
+    let (first, second) = (of_torch.version(), by_name.version());
+    vec![if first == second {
+        Seen::pass(format!("PyTorch and programs that ask by name both load NCCL {first}"))
+    } else {
+        let seen = format!(
+            "two versions: PyTorch ({}) loads NCCL {first} from {}, programs that ask by name {second} from {}",
+            torch.display(),
+            of_torch.path.display(),
+            by_name.path.display()
+        );
+        let fix = "let all ranks and extensions use one: take the directory of one of them out of LD_LIBRARY_PATH, or \
+                   name PyTorch's there";
+        Seen::warn(seen, fix)
+    }]
+}
+
+/// Plays one rank of a recorded job on the plugin, with one version of NCCL's interface.
+fn played(program: &Path, plugin: &Path, segments: &Path, abi: Abi) -> Result<(), String> {
+    let mut command = Command::new(program);
+    command.args(["replay", "--scenario", "mixed", "--rank", "0", "--unpaced", "--abi"]);
+    command.arg(abi.number().to_string()).arg("--plugin").arg(plugin);
+    command.env_remove("RINGWATCH_DISABLE").env("RINGWATCH_DIR", segments);
+    let said = command.stdin(Stdio::null()).output().map_err(|e| format!("cannot start: {e}"))?;
+    if !said.status.success() {
+        let text = String::from_utf8_lossy(&said.stderr);
+        return Err(text.lines().last().map_or_else(|| said.status.to_string(), str::to_owned));
+    }
+    let is_segment = |e: std::fs::DirEntry| e.path().extension().is_some_and(|x| x == "seg");
+    let there = std::fs::read_dir(segments).is_ok_and(|d| d.flatten().any(is_segment));
+    if there { Ok(()) } else { Err("it recorded nothing".to_owned()) }
+}
+
+fn plugin(host: &Host) -> Vec<Seen> {
+    let Some(program) = &host.program else { return vec![Seen::skip("this program's own file is unknown")] };
+    let fix = "see the text of the error; report it with the bundle (doctor --bundle FILE) if nothing on this host explains it";
+    let place = match tempfile::tempdir() {
+        Ok(place) => place,
+        Err(e) => return vec![Seen::fail(format!("no temporary directory: {e}"), "make room in TMPDIR")],
+    };
+    let file = match bundle::install(&place.path().join("plugin")) {
+        Ok(file) => file,
+        Err(e) => {
+            return vec![Seen::fail(format!("the plugin cannot be written: {e}"), "make room in TMPDIR")];
+        }
+    };
+    let mut results = Vec::new();
+    for abi in Abi::ALL {
+        let segments = place.path().join(abi.to_string());
+        let made = std::fs::create_dir(&segments).map_err(|e| e.to_string());
+        if let Err(why) = made.and_then(|()| played(program, &file, &segments, abi)) {
+            results.push(Seen::fail(format!("with interface {abi} it does not work: {why}"), fix));
+        }
+    }
+    if results.is_empty() {
+        results.push(Seen::pass(format!(
+            "loaded, and recorded a job, with interfaces v1 to v{}",
+            Abi::ALL.len()
+        )));
+    }
+    results
+}
+
+/// The file that NCCL opens for the value of a variable that names a plugin.
+fn plugin_file(host: &Host, value: &str, kind: &str) -> Option<PathBuf> {
+    let spelled = [value.to_owned(), format!("libnccl-{kind}-{value}.so")];
+    if value.contains('/') {
+        return Some(PathBuf::from(value)).filter(|p| p.is_file());
+    }
+    let path = host.variable("LD_LIBRARY_PATH").unwrap_or_default();
+    let directories: Vec<PathBuf> =
+        std::env::split_paths(path).chain(["usr/lib", "usr/local/lib"].map(|d| host.path(d))).collect();
+    spelled.iter().flat_map(|n| directories.iter().map(move |d| d.join(n))).find(|p| p.is_file())
+}
+
+/// What NCCL would find where a variable names a plugin.
+fn job_plugin(host: &Host, variable: &str, value: &str, kind: &str, symbol: &str) -> Seen {
+    let named = format!("{variable}={value}");
+    let fix =
+        "eval \"$(ringwatch plugin)\" prints what Ringwatch's plugin needs; NCCL itself says nothing of this";
+    let Some(file) = plugin_file(host, value, kind) else {
+        return Seen::fail(format!("{named}: no such file on LD_LIBRARY_PATH; NCCL goes on without it"), fix);
+    };
+    let shown = file.display();
+    let is_noexec = |p: &Path| statvfs(p).is_ok_and(|v| v.f_flag.contains(StatVfsMountFlags::NOEXEC));
+    if is_noexec(&file) {
+        let fix = "move it to a directory that is not mounted noexec (often /dev/shm and /tmp are)";
+        return Seen::fail(
+            format!("{named}: {shown} is on a file system without leave to execute (noexec)"),
+            fix,
+        );
+    }
+    let missing: Vec<String> =
+        needed_by(&file).into_iter().filter(|(_, path)| path.is_none()).map(|(name, _)| name).collect();
+    match elf::exports(&file, symbol) {
+        Err(why) => Seen::fail(format!("{named}: {why}; NCCL goes on without it"), fix),
+        Ok(_) if !missing.is_empty() => {
+            let seen = format!("{named}: {shown} needs {}, which is not found", missing.join(", "));
+            Seen::fail(seen, "add the directories of these libraries to LD_LIBRARY_PATH")
+        }
+        Ok(names) if names.is_empty() => {
+            Seen::fail(format!("{named}: {shown} exports no {symbol}*: it is no {kind} of NCCL's"), fix)
+        }
+        Ok(names) => Seen::pass(format!("{named}: {shown} ({})", names.join(", "))),
+    }
+}
+
+fn job_plugins(host: &Host) -> Vec<Seen> {
+    let kinds = [
+        ("NCCL_PROFILER_PLUGIN", "profiler", "ncclProfiler_v"),
+        ("NCCL_TUNER_PLUGIN", "tuner", "ncclTunerPlugin_v"),
+        ("NCCL_NET_PLUGIN", "net", "ncclNetPlugin_v"),
+    ];
+    let is_file =
+        |v: &str| !v.eq_ignore_ascii_case("none") && !"STATIC_PLUGIN".starts_with(&v.to_uppercase());
+    let mut results: Vec<Seen> = kinds
+        .iter()
+        .filter_map(|(variable, kind, symbol)| {
+            let value = host.variable(variable).filter(|v| is_file(v))?;
+            Some(job_plugin(host, variable, value, kind, symbol))
+        })
+        .collect();
+    let preload = host.variable("LD_PRELOAD").unwrap_or_default();
+    for file in preload.split([':', ' ']).filter(|f| f.contains('/')) {
+        if !Path::new(file).is_file() {
+            let seen =
+                format!("LD_PRELOAD names {file}, which is not there; every program says so and goes on");
+            results.push(Seen::fail(seen, "correct the path, or unset it"));
+        }
+    }
+    if results.is_empty() {
+        results
+            .push(Seen::skip("the environment names no plugin; `ringwatch run` sets what it needs itself"));
+    }
+    results
+}
+
+/// The agent's settings, and the file they are of.
+fn load(host: &Host) -> Result<(Config, Option<PathBuf>), config::Error> {
+    let file = host.config.clone().or_else(|| Some(host.path(SETTINGS)).filter(|p| p.exists()));
+    let variables = host.variables.clone().into_iter();
+    let config = config::load(file.as_deref(), &Overrides::default().environment(variables))?;
+    Ok((config, file))
+}
+
+fn settings(host: &Host) -> Vec<Seen> {
+    match load(host) {
+        Ok((_, Some(file))) => vec![Seen::pass(format!("{} is right", file.display()))],
+        Ok((_, None)) => vec![Seen::pass("no file: the defaults")],
+        Err(e) => vec![Seen::fail(e.to_string(), "correct it: ringwatch config check says when it is right")],
+    }
+}
+
+fn agent(host: &Host) -> Vec<Seen> {
+    let Ok((config, _)) = load(host) else { return vec![Seen::skip("the settings cannot be read")] };
+    let Some(path) = &config.socket.path else {
+        return vec![Seen::skip("the agent's socket is switched off")];
+    };
+    let path = host.path(&path.display().to_string());
+    if !path.exists() {
+        return vec![Seen::skip(format!("no agent runs here: {} does not exist", path.display()))];
+    }
+    vec![match runtime::ask(&path) {
+        Ok(s) => Seen::pass(format!("{}; {} communicators", s.source, s.comms.len())),
+        Err(e) => Seen::fail(e.to_string(), "systemctl status ringwatch-agent, or start `ringwatch agent`"),
+    }]
+}
+
+fn bus(host: &Host) -> Vec<Seen> {
+    let Ok((config, _)) = load(host) else { return vec![Seen::skip("the settings cannot be read")] };
+    if config.cluster.servers.is_empty() {
+        return vec![Seen::skip("the settings name no bus (cluster.servers)")];
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let asked = match runtime {
+        Ok(r) => r.block_on(runtime::cluster::ask(&config.cluster)).map_err(|e| e.to_string()),
+        Err(e) => Err(e.to_string()),
+    };
+    vec![match asked {
+        Ok(c) if c.analysers == 0 => Seen::warn(
+            format!(
+                "the bus answers, with {} nodes and no analyser: nobody judges what spans hosts",
+                c.nodes.len()
+            ),
+            "start `ringwatch analyser` somewhere",
+        ),
+        Ok(c) => Seen::pass(format!("{} analysers, {} nodes", c.analysers, c.nodes.len())),
+        Err(e) => {
+            Seen::fail(e, "see cluster.servers in the settings, the server's log, and firewalls between")
+        }
+    }]
+}
+
+fn permissions(host: &Host) -> Vec<Seen> {
+    let euid = rustix::process::geteuid();
+    if euid.is_root() {
+        return vec![Seen::pass("root: the agent can see the jobs of all users")];
+    }
+    let ptrace = text(&host.path("proc/sys/kernel/yama/ptrace_scope")).and_then(|t| t.parse::<u32>().ok());
+    let mut results = vec![Seen::pass(format!("user {}: Ringwatch sees this user's jobs", euid.as_raw()))];
+    if ptrace.is_some_and(|level| level >= 2) {
+        let seen = "kernel.yama.ptrace_scope forbids reading the stacks of this user's own processes";
+        results.push(Seen::warn(seen, "sysctl kernel.yama.ptrace_scope=1, or run the agent as root"));
+    }
+    results
+}

@@ -1,0 +1,502 @@
+//! The variables that NCCL reads: from the environment, and from its configuration files.
+//!
+//! Which names a libnccl knows is read from the file that a job would load, so that no list here can be out of date. What a
+//! value means is in tables below, for those variables that people get wrong.
+
+use super::host::Host;
+use super::libraries::{Libraries, packages};
+use super::{Area, Check, Seen, elf};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+pub(super) const CHECKS: &[Check] = &[
+    Check { id: "variable-names", area: Area::Variables, run: names },
+    Check { id: "variable-values", area: Area::Variables, run: values },
+    Check { id: "variable-effects", area: Area::Variables, run: effects },
+];
+
+/// Variables whose value names a library of its own, which reads variables too.
+const PLUGINS: &[&str] =
+    &["NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_ENV_PLUGIN", "NCCL_GIN_PLUGIN"];
+/// A name that differs by no more letters is taken for a misspelling.
+const MISSPELT_MAX: usize = 2;
+
+/// A value, and where it was set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Setting {
+    value: String,
+    /// `the environment`, or a file.
+    origin: String,
+}
+
+/// All settings of NCCL's, as NCCL resolves them: the environment comes before the user's file, that before the system's.
+#[derive(Debug, Default)]
+struct Settings {
+    all: BTreeMap<String, Setting>,
+    /// Settings that another one of the same name hides, and files that cannot be read.
+    notes: Vec<Seen>,
+}
+
+impl Settings {
+    fn read(host: &Host) -> Self {
+        let mut s = Settings::default();
+        for (name, value) in &host.variables {
+            if name.starts_with("NCCL_") || name.starts_with("TORCH_NCCL_") {
+                let setting = Setting { value: value.clone(), origin: "the environment".to_owned() };
+                s.all.insert(name.clone(), setting);
+            }
+        }
+        let own = match host.variable("NCCL_CONF_FILE") {
+            Some(file) => {
+                if !Path::new(file).is_file() {
+                    let seen = format!("NCCL_CONF_FILE names {file}, which cannot be read");
+                    s.notes.push(Seen::warn(seen, "name a file that every rank can read, or unset it"));
+                }
+                Some(PathBuf::from(file))
+            }
+            None => host.variable("HOME").map(|h| Path::new(h).join(".nccl.conf")),
+        };
+        for file in own.into_iter().chain([host.path("etc/nccl.conf")]) {
+            s.add_file(&file);
+        }
+        s
+    }
+
+    fn add_file(&mut self, file: &Path) {
+        let text = super::host::text(file).unwrap_or_default();
+        for line in text.lines().map(str::trim).filter(|l| !l.starts_with('#')) {
+            let Some((name, value)) = line.split_once('=') else { continue };
+            let origin = file.display().to_string();
+            let setting = Setting { value: value.trim().to_owned(), origin };
+            match self.all.get(name.trim()) {
+                Some(first) if first.value != setting.value => {
+                    let seen = format!(
+                        "{} is {} in {}, and {} in {}, which counts",
+                        name.trim(),
+                        setting.value,
+                        setting.origin,
+                        first.value,
+                        first.origin
+                    );
+                    self.notes.push(Seen::warn(seen, "set it in one place"));
+                }
+                Some(_) => {}
+                None => drop(self.all.insert(name.trim().to_owned(), setting)),
+            }
+        }
+    }
+
+    fn get(&self, name: &str) -> Option<&str> {
+        self.all.get(name).map(|s| s.value.as_str()).filter(|v| !v.is_empty())
+    }
+
+    /// The value as NCCL reads a number.
+    fn number(&self, name: &str) -> Option<i64> {
+        self.get(name).map(|v| number(v).0)
+    }
+
+    fn is_on(&self, name: &str) -> bool {
+        self.number(name).is_some_and(|n| n != 0)
+    }
+}
+
+/// A number as C's strtoll reads it with base 0, and what is left of the text behind it.
+fn number(text: &str) -> (i64, &str) {
+    let trimmed = text.trim_start();
+    let (sign, digits) = match trimmed.strip_prefix('-') {
+        Some(rest) => (-1, rest),
+        None => (1, trimmed.strip_prefix('+').unwrap_or(trimmed)),
+    };
+    let hex = digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X"));
+    let (digits, base) = match hex {
+        Some(rest) => (rest, 16),
+        None if digits.starts_with('0') => (digits, 8),
+        None => (digits, 10),
+    };
+    let end = digits.find(|c: char| !c.is_digit(base)).unwrap_or(digits.len());
+    let (number, rest) = digits.split_at(end);
+    (i64::from_str_radix(number, base).map_or(0, |n| sign * n), rest)
+}
+
+/// How many letters have to be changed, added or left out to make one name of the other.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = i;
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let changed = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = changed.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+/// The names that somebody in a job knows: NCCL, its plugins, PyTorch.
+struct Known {
+    /// NCCL's version, to be shown.
+    version: String,
+    names: BTreeSet<String>,
+    of_torch: BTreeSet<String>,
+}
+
+impl Known {
+    fn find(host: &Host) -> Option<Self> {
+        let libraries = Libraries::find(host);
+        let nccl = libraries.of_job()?;
+        let facts = nccl.facts.as_ref().ok()?;
+        let mut names = facts.variables.clone();
+        let plugins = PLUGINS.iter().filter_map(|v| host.variable(v)).filter(|v| v.contains(".so"));
+        let path = host.variable("LD_LIBRARY_PATH").unwrap_or_default();
+        for plugin in plugins {
+            let found = std::env::split_paths(path).map(|d| d.join(plugin)).find(|p| p.is_file());
+            let file = found.unwrap_or_else(|| PathBuf::from(plugin));
+            // A plugin that cannot be read is told by a check of its own.
+            names.extend(elf::nccl(&file).unwrap_or_default().variables);
+        }
+        let torch = packages(host)
+            .into_iter()
+            .flat_map(|p| ["libtorch_cuda.so", "libtorch_cpu.so"].map(|f| p.join("torch/lib").join(f)));
+        let of_torch =
+            torch.filter(|p| p.is_file()).filter_map(|p| elf::torch_variables(&p).ok()).flatten().collect();
+        Some(Known { version: nccl.version().to_owned(), names, of_torch })
+    }
+
+    /// The known name that is nearest to an unknown one, if it is near.
+    fn nearest(&self, name: &str) -> Option<&String> {
+        let all = self.names.iter().map(|n| (distance(name, n), n));
+        all.filter(|(d, _)| *d <= MISSPELT_MAX).min().map(|(_, n)| n)
+    }
+}
+
+fn names(host: &Host) -> Vec<Seen> {
+    let settings = Settings::read(host);
+    let of_nccl: Vec<&String> = settings.all.keys().filter(|n| n.starts_with("NCCL_")).collect();
+    if of_nccl.is_empty() {
+        return vec![Seen::pass("no NCCL_ variable is set")];
+    }
+    let Some(known) = Known::find(host) else {
+        return vec![Seen::skip(format!(
+            "{} are set; which of them NCCL knows is unknown, since no libnccl was found",
+            of_nccl.len()
+        ))];
+    };
+    let mut all: Vec<Seen> = Vec::new();
+    for name in of_nccl.iter().filter(|n| !known.names.contains(**n)) {
+        let in_torch = format!("TORCH_{name}");
+        let is = format!("{name} is unknown to NCCL {}, which ignores it", known.version);
+        all.push(if known.of_torch.contains(&in_torch) {
+            Seen::warn(format!("{name} was renamed: PyTorch reads {in_torch}"), format!("set {in_torch}"))
+        } else if let Some(near) = known.nearest(name) {
+            Seen::warn(is, format!("it is near to {near}: correct the name, or unset it"))
+        } else {
+            Seen::warn(is, "unset it; it is of another release, or of another program")
+        });
+    }
+    if all.is_empty() {
+        let names: Vec<&str> = of_nccl.iter().map(|n| n.as_str()).collect();
+        all.push(Seen::pass(format!("NCCL {} knows all that are set: {}", known.version, names.join(", "))));
+    }
+    all
+}
+
+/// Variables whose value is one of a few words.
+const WORDS: &[(&str, &[&str])] = &[
+    ("NCCL_DEBUG", &["NONE", "VERSION", "WARN", "INFO", "ABORT", "TRACE"]),
+    ("NCCL_SOCKET_FAMILY", &["AF_INET", "AF_INET6"]),
+    ("NCCL_IB_ADDR_FAMILY", &["AF_INET", "AF_INET6"]),
+    ("NCCL_LAUNCH_MODE", &["PARALLEL", "GROUP"]),
+    ("NCCL_P2P_LEVEL", &["LOC", "NVL", "PIX", "PXB", "PXN", "P2C", "PHB", "SYS"]),
+    ("NCCL_NET_GDR_LEVEL", &["LOC", "NVL", "PIX", "PXB", "PXN", "P2C", "PHB", "SYS"]),
+];
+/// Of those the ones that may be a number as well.
+const OR_NUMBER: &[&str] = &["NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL"];
+/// Names of algorithms and protocols, as lists of NCCL_ALGO and NCCL_PROTO hold them.
+const ALGORITHMS: &[&str] = &["TREE", "RING", "COLLNETDIRECT", "COLLNETCHAIN", "NVLS", "NVLSTREE", "PAT"];
+const PROTOCOLS: &[&str] = &["LL", "LL128", "SIMPLE"];
+/// Ends of the names of variables that are numbers.
+const NUMBERS: &[&str] = &[
+    "_DISABLE",
+    "_ENABLE",
+    "NTHREADS",
+    "NCHANNELS",
+    "NRINGS",
+    "_CTAS",
+    "BUFFSIZE",
+    "CHUNKSIZE",
+    "_TIMEOUT",
+    "_RETRY_CNT",
+    "_IB_TC",
+    "_IB_SL",
+    "GID_INDEX",
+    "QPS_PER_CONNECTION",
+    "CROSS_NIC",
+    "GDR_READ",
+    "NSOCKS_PERTHREAD",
+    "CHECK_POINTERS",
+    "COMM_BLOCKING",
+    "IGNORE_CPU_AFFINITY",
+];
+
+fn is_word(value: &str, words: &[&str]) -> bool {
+    words.iter().any(|w| w.eq_ignore_ascii_case(value))
+}
+
+/// The parts of a list like `ring,tree`, `^LL128` or `allreduce:tree,ring;broadcast:ring` that are none of `words`.
+fn strangers<'v>(value: &'v str, words: &[&str]) -> Vec<&'v str> {
+    let lists = value.split(';').map(|l| l.rsplit_once(':').map_or(l, |(_, list)| list));
+    let parts = lists.flat_map(|l| l.trim().trim_start_matches('^').split(','));
+    parts.map(str::trim).filter(|w| !w.is_empty() && !is_word(w, words)).collect()
+}
+
+fn value(name: &str, setting: &Setting) -> Option<Seen> {
+    let v = setting.value.trim();
+    let wrong = |why: String, fix: String| {
+        let seen = format!("{name}={v} ({}): {why}", setting.origin);
+        Some(Seen::warn(seen, fix))
+    };
+    if v.is_empty() {
+        return None;
+    }
+    if let Some((_, words)) = WORDS.iter().find(|(n, _)| *n == name) {
+        let is_number = OR_NUMBER.contains(&name) && number(v).1.is_empty();
+        if !is_number && !is_word(v, words) {
+            return wrong("NCCL does not know this value".to_owned(), format!("one of {}", words.join(", ")));
+        }
+    }
+    for (list, words) in [("NCCL_ALGO", ALGORITHMS), ("NCCL_PROTO", PROTOCOLS)] {
+        let strange = strangers(v, words);
+        if name == list && !strange.is_empty() {
+            let why = format!("{} is none that NCCL knows; communicators fail with it", strange.join(", "));
+            let fix = format!("names of {}, with commas between them", words.join(", "));
+            return Some(Seen::fail(format!("{name}={v} ({}): {why}", setting.origin), fix));
+        }
+    }
+    if NUMBERS.iter().any(|end| name.ends_with(end)) {
+        let (n, rest) = number(v);
+        if !rest.is_empty() {
+            return wrong(
+                format!("NCCL reads a number and takes {n}"),
+                "write the whole number, without a unit or a word".to_owned(),
+            );
+        }
+    }
+    None
+}
+
+fn values(host: &Host) -> Vec<Seen> {
+    let settings = Settings::read(host);
+    let mut all: Vec<Seen> = settings.all.iter().filter_map(|(name, s)| value(name, s)).collect();
+    if all.is_empty() {
+        all.push(Seen::pass(match settings.all.len() {
+            0 => "none is set".to_owned(),
+            n => format!("{n} are set, and nothing is wrong with their values"),
+        }));
+    }
+    all
+}
+
+/// Something that settings do which their user may not want.
+struct Effect {
+    applies: fn(&Settings, &Host) -> bool,
+    status: fn(String, &'static str) -> Seen,
+    /// The variables that are shown.
+    names: &'static [&'static str],
+    what: &'static str,
+    fix: &'static str,
+}
+
+fn warn(seen: String, fix: &'static str) -> Seen {
+    Seen::warn(seen, fix)
+}
+
+fn fail(seen: String, fix: &'static str) -> Seen {
+    Seen::fail(seen, fix)
+}
+
+fn has_rdma(host: &Host) -> bool {
+    !host.rdma_devices().is_empty()
+}
+
+fn is_set(s: &Settings, name: &str) -> bool {
+    s.get(name).is_some()
+}
+
+fn debugs(s: &Settings) -> bool {
+    s.get("NCCL_DEBUG").is_some_and(|v| is_word(v, &["INFO", "TRACE", "ABORT"]))
+}
+
+const EFFECTS: &[Effect] = &[
+    Effect {
+        applies: |s, _| {
+            s.get("NCCL_PROTO").is_some_and(|v| !v.starts_with('^') && v.to_uppercase().contains("LL128"))
+        },
+        status: warn,
+        names: &["NCCL_PROTO"],
+        what: "LL128 is forced also where NCCL knows that the links do not keep its 128 bytes together, and data are wrong",
+        fix: "unset it; NCCL chooses LL128 itself where it is safe",
+    },
+    Effect {
+        applies: |s, _| {
+            s.get("NCCL_PROTO").is_some_and(|v| !v.to_uppercase().contains("LL128")) || is_set(s, "NCCL_ALGO")
+        },
+        status: warn,
+        names: &["NCCL_ALGO", "NCCL_PROTO"],
+        what: "the choice is the same for all sizes, and slow for most of them",
+        fix: "unset it, or write rules for sizes: ringwatch tune",
+    },
+    Effect {
+        applies: |s, _| s.is_on("NCCL_P2P_DISABLE"),
+        status: warn,
+        names: &["NCCL_P2P_DISABLE"],
+        what: "GPUs of a host do not use NVLink or PCIe between them, but the host's memory",
+        fix: "unset it; see the check p2p for what is wrong with peer access",
+    },
+    Effect {
+        applies: |s, _| s.is_on("NCCL_SHM_DISABLE"),
+        status: warn,
+        names: &["NCCL_SHM_DISABLE"],
+        what: "ranks of a host without peer access use the network between them",
+        fix: "unset it, and give /dev/shm more room",
+    },
+    Effect {
+        applies: |s, h| s.is_on("NCCL_IB_DISABLE") && has_rdma(h),
+        status: warn,
+        names: &["NCCL_IB_DISABLE"],
+        what: "there are RDMA devices, and NCCL uses sockets",
+        fix: "unset it",
+    },
+    Effect {
+        applies: |s, h| {
+            let ib = |n: &String| n.starts_with("NCCL_IB_") && n != "NCCL_IB_DISABLE";
+            s.all.keys().any(ib) && (s.is_on("NCCL_IB_DISABLE") || !has_rdma(h))
+        },
+        status: warn,
+        names: &["NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_TC", "NCCL_IB_DISABLE"],
+        what: "variables NCCL_IB_* are set, and NCCL ignores them: RDMA is off, or there is no RDMA device",
+        fix: "unset them here, or see the check rdma for why no device is there",
+    },
+    Effect {
+        applies: |s, _| debugs(s),
+        status: warn,
+        names: &["NCCL_DEBUG"],
+        what: "every rank writes what it does; that was for a search, and was left on",
+        fix: "unset it, or set it to WARN",
+    },
+    Effect {
+        applies: |s, _| is_set(s, "NCCL_DEBUG_SUBSYS") && !debugs(s),
+        status: warn,
+        names: &["NCCL_DEBUG_SUBSYS"],
+        what: "it is ignored: it selects lines of NCCL_DEBUG=INFO, which is not set",
+        fix: "unset it",
+    },
+    Effect {
+        applies: |s, _| s.get("NCCL_DEBUG_FILE").is_some_and(|f| !f.contains("%p")),
+        status: warn,
+        names: &["NCCL_DEBUG_FILE"],
+        what: "all ranks of a host write over each other's lines in one file",
+        fix: "put %h and %p into the name",
+    },
+    Effect {
+        applies: |s, _| {
+            let n = |name| s.number(name);
+            n("NCCL_MIN_NCHANNELS").zip(n("NCCL_MAX_NCHANNELS")).is_some_and(|(min, max)| min > max)
+        },
+        status: fail,
+        names: &["NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"],
+        what: "the least number of channels is above the largest one",
+        fix: "unset one of them",
+    },
+    Effect {
+        applies: |s, _| {
+            let n = |name| s.number(name).unwrap_or(1);
+            n("NCCL_SOCKET_NTHREADS").saturating_mul(n("NCCL_NSOCKS_PERTHREAD")) > 64
+        },
+        status: fail,
+        names: &["NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"],
+        what: "their product is above 64, which NCCL does not allow",
+        fix: "lower one of them",
+    },
+    Effect {
+        applies: |s, _| s.is_on("NCCL_P2P_DISABLE") && is_set(s, "NCCL_P2P_LEVEL"),
+        status: warn,
+        names: &["NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"],
+        what: "they contradict each other",
+        fix: "unset one of them",
+    },
+    Effect {
+        applies: |s, _| ["NRINGS", "NCHANNELS"].iter().all(|n| is_set(s, &format!("NCCL_MAX_{n}"))),
+        status: warn,
+        names: &["NCCL_MAX_NRINGS", "NCCL_MAX_NCHANNELS"],
+        what: "they are two names of one setting",
+        fix: "unset NCCL_MAX_NRINGS, the old one",
+    },
+    Effect {
+        applies: |s, _| s.is_on("NCCL_CHECK_POINTERS"),
+        status: warn,
+        names: &["NCCL_CHECK_POINTERS"],
+        what: "every call asks the driver about its buffers",
+        fix: "unset it",
+    },
+    Effect {
+        applies: |_, h| h.variable("CUDA_LAUNCH_BLOCKING").is_some_and(|v| v != "0"),
+        status: warn,
+        names: &[],
+        what: "CUDA_LAUNCH_BLOCKING is set: nothing overlaps, and operations of several communicators can hang",
+        fix: "unset it",
+    },
+];
+
+fn effects(host: &Host) -> Vec<Seen> {
+    let settings = Settings::read(host);
+    let shown = |names: &[&str]| -> String {
+        let set = names.iter().filter_map(|n| Some(format!("{n}={}", settings.get(n)?)));
+        set.collect::<Vec<_>>().join(" ")
+    };
+    let of = |e: &Effect| {
+        let shown = shown(e.names);
+        let colon = if shown.is_empty() { "" } else { ": " };
+        (e.status)(format!("{shown}{colon}{}", e.what), e.fix)
+    };
+    let mut all: Vec<Seen> = EFFECTS.iter().filter(|e| (e.applies)(&settings, host)).map(of).collect();
+    all.extend(settings.notes);
+    if all.is_empty() {
+        all.push(Seen::pass("none forces, switches off or contradicts anything"));
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_as_nccl_reads_them() {
+        assert_eq!(number("4"), (4, ""));
+        assert_eq!(number("4M"), (4, "M"));
+        assert_eq!(number("0x10"), (16, ""));
+        assert_eq!(number("010"), (8, ""));
+        assert_eq!(number("-2"), (-2, ""));
+        assert_eq!(number("yes"), (0, "yes"));
+    }
+
+    #[test]
+    fn a_misspelling_is_near() {
+        assert_eq!(distance("NCCL_SOCKET_IFNAM", "NCCL_SOCKET_IFNAME"), 1);
+        assert_eq!(distance("NCCL_IB_HAC", "NCCL_IB_HCA"), 2);
+        assert_eq!(distance("", "abc"), 3);
+    }
+
+    #[test]
+    fn lists_of_algorithms_are_read_in_both_ways_of_writing_them() {
+        for good in
+            ["ring", "^tree", "Tree,NVLS", "allreduce:tree,ring;broadcast:ring", "ring;allreduce:^pat"]
+        {
+            assert!(strangers(good, ALGORITHMS).is_empty(), "{good}");
+        }
+        assert_eq!(strangers("ring,rign", ALGORITHMS), ["rign"]);
+        assert_eq!(strangers("allreduce:LL127", PROTOCOLS), ["LL127"]);
+    }
+}
