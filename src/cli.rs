@@ -540,6 +540,10 @@ pub struct Doctor {
     /// Only these checks
     #[arg(value_name = "CHECK")]
     pub checks: Vec<String>,
+    /// Check all ranks of a job: what differs between them, and short real collectives over all and between pairs. Started by
+    /// torchrun or srun, or by itself with one rank for each GPU of this host; rank 0 prints
+    #[arg(long)]
+    pub ranks: bool,
     /// Print the ids of all checks
     #[arg(long)]
     pub list: bool,
@@ -564,6 +568,9 @@ pub struct Doctor {
     /// CUDA's library, where it is not libcuda.so.1 on the loader's path
     #[arg(long, value_name = "PATH")]
     pub cuda: Option<PathBuf>,
+    /// NCCL's library for the collectives of --ranks [default: as `bench` finds it]
+    #[arg(long, value_name = "PATH", requires = "ranks")]
+    pub nccl: Option<PathBuf>,
 }
 
 /// Options of `replay`.

@@ -1,10 +1,13 @@
 //! `ringwatch doctor`: what is wrong for NCCL on this machine, and how to fix it.
 
 use super::{BROKEN, FINDINGS};
+use crate::bench::{self, Launch};
 use crate::cli::Doctor;
-use crate::doctor::{self, Area, Host, Outcome, Report, Status};
+use crate::doctor::{self, Area, Host, Outcome, Report, Seen, Status};
 use anyhow::{Context, bail};
 use std::io::{self, Write};
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,8 +32,61 @@ pub(super) fn run(o: &Doctor) -> anyhow::Result<u8> {
         }
     }
     checks.retain(|c| o.checks.is_empty() || o.checks.iter().any(|id| id == c.id));
-    let report = doctor::run(&host, &checks, Duration::from_secs(o.limit));
-    finish(o, &host, &report)
+    let limit = Duration::from_secs(o.limit);
+    if !o.ranks {
+        return finish(o, &host, &doctor::run(&host, &checks, limit));
+    }
+    let launch = Launch::read(|name| std::env::var(name).ok(), 0)?;
+    let Some(launch) = launch else {
+        return match doctor::devices(&host) {
+            0 | 1 => {
+                let mut report = doctor::run(&host, &checks, limit);
+                let seen = Seen {
+                    status: Status::Skip,
+                    seen: "there are no two GPUs here, and neither torchrun nor srun has started this"
+                        .to_owned(),
+                    fix: None,
+                };
+                report.outcomes.push(Outcome::new("collectives", Area::Ranks, Duration::ZERO, vec![seen]));
+                finish(o, &host, &report)
+            }
+            n => one_each(n),
+        };
+    };
+    let (report, is_stuck) = doctor::run_ranks(&host, &checks, limit, &launch, o.nccl.clone())?;
+    let code = report.map_or(Ok(0), |report| finish(o, &host, &report));
+    if is_stuck {
+        // Ending in the usual way would wait for the thread that does not come back.
+        bench::leave(code.unwrap_or(BROKEN));
+    }
+    code
+}
+
+/// Starts this command once for each GPU of the host, as torchrun would. Rank 0 prints and has the exit code.
+fn one_each(gpus: usize) -> anyhow::Result<u8> {
+    let program = std::env::current_exe().context("cannot find ringwatch's own program")?;
+    let port =
+        TcpListener::bind(("127.0.0.1", 0)).and_then(|l| l.local_addr()).context("no free port")?.port();
+    // The rendezvous listens behind the port that it is told.
+    let port = port.clamp(1024, u16::MAX - 64) - 1;
+    let mut ranks = Vec::new();
+    for rank in 0..gpus {
+        let mut command = Command::new(&program);
+        command.args(std::env::args_os().skip(1)).stdin(Stdio::null());
+        command.envs([
+            ("WORLD_SIZE", gpus.to_string()),
+            ("RANK", rank.to_string()),
+            ("LOCAL_RANK", rank.to_string()),
+        ]);
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+        ranks.push(command.spawn().with_context(|| format!("cannot start rank {rank}"))?);
+    }
+    let mut codes = Vec::new();
+    for child in &mut ranks {
+        codes.push(child.wait().context("a rank's process cannot be waited for")?.code());
+    }
+    let first = codes.first().copied().flatten();
+    Ok(first.and_then(|c| u8::try_from(c).ok()).unwrap_or(BROKEN))
 }
 
 /// Prints a report, writes the bundle, and makes an exit code of it.
@@ -48,10 +104,8 @@ fn finish(o: &Doctor, host: &Host, report: &Report) -> anyhow::Result<u8> {
         out.write_all(text.as_bytes())?;
     }
     out.flush()?;
-    let code = if report.has_failed() { FINDINGS } else { 0 };
-    debug_assert_ne!(code, BROKEN);
-    // A check that hangs still runs on a thread of this process, and must not keep it.
-    Ok(code)
+    // A check that hangs still runs on a thread of this process, which does not keep it.
+    Ok(if report.has_failed() { FINDINGS } else { 0 })
 }
 
 /// A report as people read it: an area after the other, what is wrong with its remedy.

@@ -5,9 +5,11 @@
 //! [`Host`] holds what checks read, so that tests plant a fault in a directory of their own.
 
 mod bundle;
+mod collectives;
 mod elf;
 mod gpus;
 mod host;
+mod job;
 mod libraries;
 mod limits;
 mod network;
@@ -16,7 +18,9 @@ mod software;
 mod variables;
 
 pub use bundle::write as write_bundle;
+pub use collectives::{Exchange, Measured, judge};
 pub use host::{Host, Interface, Limits};
+pub use job::{JobError, devices, run_ranks};
 pub use ranks::{Difference, RankFacts, differences, together};
 
 use serde::{Deserialize, Serialize};
