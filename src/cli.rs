@@ -568,7 +568,7 @@ pub struct Doctor {
     /// CUDA's library, where it is not libcuda.so.1 on the loader's path
     #[arg(long, value_name = "PATH")]
     pub cuda: Option<PathBuf>,
-    /// NCCL's library for the collectives of --ranks [default: as `bench` finds it]
+    /// NCCL's library for the collectives of --ranks [default: the one that a job would load]
     #[arg(long, value_name = "PATH", requires = "ranks")]
     pub nccl: Option<PathBuf>,
 }

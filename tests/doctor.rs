@@ -191,7 +191,7 @@ fn a_sick_gpu_is_named_and_its_healthy_neighbor_is_not() {
     let p2p = text(&r, "p2p");
     assert!(p2p.contains("no peer access (not supported): 0000:1a:00.0 and 0000:1b:00.0"), "{p2p}");
     let topology = text(&r, "topology");
-    assert!(topology.contains("GPU0") && topology.contains("NV"), "{topology}");
+    assert!(topology.contains("GPU0  GPU1") && topology.contains("NV"), "{topology}");
 }
 
 /// Directory of a fake libcuda.so.1 and libnccl.so.2 whose GPUs are the host's memory.

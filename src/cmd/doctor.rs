@@ -12,12 +12,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(super) fn run(o: &Doctor) -> anyhow::Result<u8> {
-    let host = Arc::new(Host {
-        nvml: o.nvml.clone(),
-        cuda: o.cuda.clone(),
-        config: o.config.clone(),
-        ..Host::here()
-    });
+    let mut host = Host::here();
+    (host.nvml, host.cuda, host.config) = (o.nvml.clone(), o.cuda.clone(), o.config.clone());
+    let host = Arc::new(host);
     let mut checks = doctor::checks();
     if o.list {
         let mut out = io::stdout().lock();

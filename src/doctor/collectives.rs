@@ -375,29 +375,76 @@ fn host_path(all: &[Measured], pairs: &[Pair]) -> Vec<Seen> {
             ));
         }
     }
+    let mut through_host: Vec<String> = Vec::new();
     for p in pairs.iter().filter(|p| p.is_within) {
-        let ends = [p.ranks.0, p.ranks.1].map(|r| all.get(r as usize));
-        if !ends.iter().flatten().all(|m| m.has_nvlink) {
-            continue;
+        let ends: Vec<&Measured> =
+            [p.ranks.0, p.ranks.1].iter().filter_map(|r| all.get(*r as usize)).collect();
+        let to_host = ends.iter().map(|m| rate(TO_HOST as u64, m.to_host_ns)).fold(0.0, f64::max);
+        let own = rate(LARGE, p.time_ns);
+        if ends.iter().all(|m| m.has_nvlink) && own < OVER_HOST * to_host {
+            through_host.push(format!(
+                "ranks {} and {} {own:.1} GB/s (to the host {to_host:.1})",
+                p.ranks.0, p.ranks.1
+            ));
         }
-        let to_host = ends.iter().flatten().map(|m| rate(TO_HOST as u64, m.to_host_ns)).fold(0.0, f64::max);
-        if rate(LARGE, p.time_ns) < OVER_HOST * to_host {
-            let seen = format!(
-                "{} and {}: {:.1} GB/s each way, hardly more than the way through the host ({to_host:.1} GB/s), although \
-                 both have NVLink",
-                place(p.ranks.0, all),
-                place(p.ranks.1, all),
-                rate(LARGE, p.time_ns)
-            );
-            let fix = "NCCL does not use NVLink there: see NCCL_P2P_DISABLE, NCCL_P2P_LEVEL and the checks p2p and nvlink";
-            wrong.push(Seen::warn(seen, fix));
-        }
+    }
+    if !through_host.is_empty() {
+        let seen = format!(
+            "pairs with NVLink that are hardly faster than the way through the host: {}",
+            through_host.join("; ")
+        );
+        let fix = "NCCL does not use NVLink there: see NCCL_P2P_DISABLE, NCCL_P2P_LEVEL and the checks p2p and nvlink";
+        wrong.push(Seen::warn(seen, fix));
     }
     if wrong.is_empty() {
         let usual = rate(TO_HOST as u64, median(&times));
         wrong.push(Seen::pass(format!("{usual:.1} GB/s from a GPU to its host")));
     }
     wrong
+}
+
+/// The lines below a heading of RAS's status, up to the next heading.
+fn section<'t>(text: &'t str, heading: &str) -> Vec<&'t str> {
+    let mut lines = text.lines().map(str::trim).skip_while(|l| *l != heading).skip(2).peekable();
+    let mut found = Vec::new();
+    while let Some(line) = lines.next() {
+        // A heading is underlined.
+        if lines.peek().is_some_and(|next| next.starts_with("====")) {
+            break;
+        }
+        if !line.is_empty() {
+            found.push(line);
+        }
+    }
+    found
+}
+
+/// What NCCL's own RAS says: the lines that name something wrong, or that there are none.
+fn of_ras(text: &str) -> Seen {
+    let fix = "NCCL's own RAS says so: see the section on RAS in NVIDIA's guide";
+    let checks: Vec<&str> = text.lines().filter_map(|l| Some(&l[l.find(" NCCL DIAG [")? + 11..])).collect();
+    if !checks.is_empty() {
+        let is_good = |l: &&str| l.starts_with("[OK]") || l.starts_with("[INFO]");
+        let bad: Vec<&str> = checks.iter().copied().filter(|l| !is_good(l)).collect();
+        return if bad.is_empty() {
+            let good = checks.iter().filter(|l| l.starts_with("[OK]")).count();
+            Seen::pass(format!(
+                "NCCL's diagnostics: {good} checks are OK, {} do not apply",
+                checks.len() - good
+            ))
+        } else {
+            Seen::warn(bad.join("\n"), fix)
+        };
+    }
+    let mut bad = section(text, "Errors");
+    bad.extend(section(text, "Warnings"));
+    if text.contains("Job summary") && bad.is_empty() {
+        Seen::pass("NCCL's RAS has neither errors nor warnings")
+    } else if text.contains("Job summary") {
+        Seen::warn(bad.join("\n"), fix)
+    } else {
+        Seen::skip(text.lines().next().unwrap_or("RAS says nothing").to_owned())
+    }
 }
 
 /// What the measurements of all ranks say, by rank.
@@ -428,13 +475,7 @@ pub fn judge(all: &[Measured]) -> Vec<Outcome> {
         outcome("host-path", host_path(all, &pairs)),
     ];
     if let Some(text) = &first.ras {
-        let is_bad = ["ERROR", "WARNING", "does not answer", "FAIL"].iter().any(|w| text.contains(w));
-        let result = if is_bad {
-            Seen::warn(text.clone(), "NCCL's own RAS says so: see the section on RAS in NVIDIA's guide")
-        } else {
-            Seen::pass(text.clone())
-        };
-        outcomes.push(outcome("nccl-ras", vec![result]));
+        outcomes.push(outcome("nccl-ras", vec![of_ras(text)]));
     }
     outcomes
 }
@@ -513,12 +554,31 @@ mod tests {
     }
 
     #[test]
+    fn what_nccls_ras_says_is_reduced_to_what_is_wrong() {
+        let diagnostics = "h:1 NCCL DIAG === RAS Diagnostics ===\nh:1 NCCL DIAG [OK]   ECC: none\n\
+                           h:1 NCCL DIAG [INFO] ATS state: unknown\nh:1 NCCL DIAG RAS diagnostics completed in 3 ms";
+        assert_eq!(of_ras(diagnostics).seen, "NCCL's diagnostics: 1 checks are OK, 1 do not apply");
+        let bad = diagnostics.replace("[INFO] ATS state: unknown", "[WARN] NVLink: 17 links on rank 2");
+        assert_eq!(
+            (of_ras(&bad).status, of_ras(&bad).seen.as_str()),
+            (Status::Warn, "[WARN] NVLink: 17 links on rank 2")
+        );
+        let status = "Job summary\n===========\n\n 1 2\n\nErrors\n======\n\nWarnings\n========\n";
+        assert_eq!(of_ras(status).status, Status::Pass);
+        let bad =
+            status.replace("Errors\n======\n", "Errors\n======\n\n#0-0 (1) INCOMPLETE\n  Missing rank 3\n");
+        assert_eq!(of_ras(&bad).seen, "#0-0 (1) INCOMPLETE\nMissing rank 3");
+        assert_eq!(of_ras("RAS does not answer: refused").status, Status::Skip);
+    }
+
+    #[test]
     fn nvlink_that_is_not_used_is_named_even_for_two_ranks() {
         let mut two = measured(2, |_, _| 6.0);
         let all = judge(&two);
         let path = of(&all, "host-path");
         assert!(
-            path.status == Status::Warn && path.results[0].seen.contains("although both have NVLink"),
+            path.status == Status::Warn
+                && path.results[0].seen.contains("ranks 0 and 1 55.9 GB/s (to the host 55.9)"),
             "{path:?}"
         );
         two.iter_mut().for_each(|m| m.has_nvlink = false);

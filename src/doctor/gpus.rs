@@ -2,7 +2,7 @@
 
 use super::host::Host;
 use super::{Area, Check, Seen};
-use crate::ingest::hardware::{GpuState, Inventory, inventory};
+use crate::ingest::hardware::{GpuState, Inventory};
 use crate::model::{GpuFact, Throttle, pci_address};
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
@@ -32,8 +32,8 @@ const ACS_REDIRECTS: u16 = 0b0001_1100;
 
 /// Runs a check on what the driver says; without a driver there is nothing to check.
 fn with(host: &Host, check: impl FnOnce(&Inventory) -> Vec<Seen>) -> Vec<Seen> {
-    match inventory(host.nvml.as_ref()) {
-        Ok(i) => check(&i),
+    match host.gpus() {
+        Ok(i) => check(i),
         Err(_) => vec![Seen::skip("no GPU answers here (see the check driver)")],
     }
 }
@@ -140,7 +140,7 @@ fn topology(host: &Host) -> Vec<Seen> {
             return vec![Seen::skip("there is one GPU")];
         }
         let number = |g: &GpuState| g.fact.index.map_or("-".to_owned(), |i| format!("GPU{i}"));
-        let mut text = format!("{:<6}", "");
+        let mut text = format!("as nvidia-smi topo -m has it\n{:<6}", "");
         i.gpus.iter().for_each(|g| text.push_str(&format!("{:>6}", number(g))));
         for from in &i.gpus {
             text.push_str(&format!("\n{:<6}", number(from)));

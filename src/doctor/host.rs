@@ -1,10 +1,12 @@
 //! What checks read of a host: below which root, with which environment, within which limits.
 
+use crate::ingest::hardware::{Inventory, inventory};
 use rustix::process::{Resource, getrlimit};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// More than this of a file of the kernel is not read, in bytes.
@@ -67,6 +69,8 @@ pub struct Host {
     pub config: Option<PathBuf>,
     /// This program, which plays a recorded job on the plugin.
     pub program: Option<PathBuf>,
+    /// What the driver says; asked once, since NVML does not bear to be opened and closed by several threads.
+    pub(super) gpus: OnceLock<Result<Inventory, String>>,
 }
 
 impl Host {
@@ -131,6 +135,15 @@ impl Host {
         };
         let all = self.entries("sys/bus/pci/devices").into_iter();
         all.filter(|(_, dir)| is_gpu(dir)).map(|(name, _)| name).collect()
+    }
+
+    /// What the GPUs' driver says, or why it says nothing.
+    ///
+    /// # Errors
+    /// Why there is no driver or no GPU.
+    pub fn gpus(&self) -> Result<&Inventory, &str> {
+        let asked = self.gpus.get_or_init(|| inventory(self.nvml.as_ref()).map_err(|e| e.to_string()));
+        asked.as_ref().map_err(String::as_str)
     }
 
     /// The names of RDMA devices.

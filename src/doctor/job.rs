@@ -2,12 +2,12 @@
 
 use super::collectives::{Measured, Ready, Step, judge, measure};
 use super::host::Host;
+use super::libraries::Libraries;
 use super::ranks::{RankFacts, together};
 use super::{Area, Check, Outcome, Report, Seen, run};
 use crate::bench::cuda::Cuda;
 use crate::bench::rendezvous::{Launch, Rendezvous};
 use crate::bench::{BenchError, RendezvousError};
-use crate::ingest::hardware::inventory;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -60,6 +60,8 @@ pub fn run_ranks(
     let all = exchange(&mut meeting, &own)?;
     let mut report = own.report.clone();
     report.outcomes = together(&all);
+    // The library that a job would load, which is PyTorch's where there is one.
+    let nccl = nccl.or_else(|| Libraries::find(host).of_job().map(|l| l.path.clone()));
     let ready = Ready::new(launch, host.cuda.as_deref(), nccl.as_deref());
     let refusals: Vec<Option<String>> =
         exchange(&mut meeting, &ready.as_ref().err().map(ToString::to_string))?;
@@ -135,7 +137,7 @@ fn measured(host: &Arc<Host>, ready: Ready, mut meeting: Rendezvous) -> (Vec<Out
 fn complete(m: &mut Measured, host: &Host) {
     m.host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let is_own = |address: &str| crate::model::pci_address(&m.gpu).as_deref() == Some(address);
-    let gpus = inventory(host.nvml.as_ref()).map(|i| i.gpus).unwrap_or_default();
+    let gpus = host.gpus().map_or(&[][..], |i| &i.gpus);
     m.has_nvlink =
         gpus.iter().any(|g| is_own(&g.fact.gpu) && g.fact.links.iter().any(|l| l.up == Some(true)));
 }

@@ -3,7 +3,6 @@
 use super::host::Host;
 use super::libraries::Libraries;
 use super::{Area, Outcome, Report, Seen, Status};
-use crate::ingest::hardware::inventory;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,6 +12,9 @@ const OWN: &[&str] =
     &["CUDA_VISIBLE_DEVICES", "NCCL_HOSTID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"];
 /// Beginnings of variables that all ranks should have alike.
 const ALIKE: &[&str] = &["NCCL_", "TORCH_NCCL_", "CUDA_", "RINGWATCH_", "LD_"];
+/// Beginnings of names of what NCCL needs alike on all ranks. With NCCL 2.28.3 an all-reduce of two H100s hung when
+/// NCCL_BUFFSIZE was set on one of them.
+const MATTERS: &[&str] = &["NCCL_", "the NCCL"];
 /// Clocks that are further from the median are wrong, in ms: greetings of ranks take less.
 const CLOCK_OFF_MAX_MS: u64 = 100;
 
@@ -39,11 +41,11 @@ impl RankFacts {
         let mut put = |name: &str, value: Option<String>| {
             alike.insert(name.to_owned(), value.unwrap_or_else(|| "-".to_owned()));
         };
-        let gpus = inventory(host.nvml.as_ref()).ok();
+        let gpus = host.gpus().ok();
         let libraries = Libraries::find(host);
         put("the NCCL that a job loads", libraries.of_job().map(|l| l.version().to_owned()));
-        put("the GPU driver", gpus.as_ref().and_then(|g| g.driver.clone()));
-        put("the GPU", gpus.as_ref().and_then(|g| g.gpus.first()?.fact.name.clone()));
+        put("the GPU driver", gpus.and_then(|g| g.driver.clone()));
+        put("the GPU", gpus.and_then(|g| g.gpus.first()?.fact.name.clone()));
         put("ringwatch", Some(env!("CARGO_PKG_VERSION").to_owned()));
         put(
             "RLIMIT_MEMLOCK",

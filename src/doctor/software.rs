@@ -6,7 +6,6 @@ use super::{Area, Check, Seen, elf};
 use crate::bench::cuda::Cuda;
 use crate::bundle;
 use crate::config::{self, Config, Overrides};
-use crate::ingest::hardware::inventory;
 use crate::replay::Abi;
 use crate::runtime;
 use rustix::fs::{StatVfsMountFlags, statvfs};
@@ -31,7 +30,7 @@ const SETTINGS: &str = "/etc/ringwatch/agent.yaml";
 
 fn driver(host: &Host) -> Vec<Seen> {
     let addresses = host.gpu_addresses();
-    match inventory(host.nvml.as_ref()) {
+    match host.gpus() {
         Ok(i) => {
             let (driver, cuda) = (i.driver.as_deref().unwrap_or("-"), i.cuda.as_deref().unwrap_or("-"));
             vec![Seen::pass(format!("driver {driver}, for CUDA up to {cuda}, {} GPUs", i.gpus.len()))]
@@ -52,7 +51,7 @@ fn driver(host: &Host) -> Vec<Seen> {
 fn cuda(host: &Host) -> Vec<Seen> {
     let found = Cuda::open(host.cuda.as_deref()).and_then(|c| Ok((c.driver_version()?, c.device_count())));
     let visible = host.variables.get("CUDA_VISIBLE_DEVICES");
-    let there = inventory(host.nvml.as_ref()).map_or(0, |i| i.gpus.len());
+    let there = host.gpus().map_or(0, |i| i.gpus.len());
     match found {
         Ok((version, count)) => {
             let seen = format!("CUDA {}.{}, {count} devices", version / 1000, version % 1000 / 10);
@@ -70,7 +69,13 @@ fn cuda(host: &Host) -> Vec<Seen> {
         Err(_) if there == 0 && host.gpu_addresses().is_empty() => {
             vec![Seen::skip("this host has no GPU of NVIDIA")]
         }
-        Err(e) => vec![Seen::fail(e.to_string(), "put libcuda.so.1 of the driver on the loader's path")],
+        Err(e) => vec![match visible {
+            Some(v) => Seen::fail(
+                format!("{e} (CUDA_VISIBLE_DEVICES={v:?})"),
+                "unset CUDA_VISIBLE_DEVICES, or name GPUs that are there: numbers from 0, or UUIDs",
+            ),
+            None => Seen::fail(e.to_string(), "put libcuda.so.1 of the driver on the loader's path"),
+        }],
     }
 }
 

@@ -18,6 +18,8 @@ pub(super) const CHECKS: &[Check] = &[
 /// Variables whose value names a library of its own, which reads variables too.
 const PLUGINS: &[&str] =
     &["NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_ENV_PLUGIN", "NCCL_GIN_PLUGIN"];
+/// What images of containers say of the NCCL inside them; it is no setting.
+const DESCRIPTION: &str = "NCCL_VERSION";
 /// A name that differs by no more letters is taken for a misspelling.
 const MISSPELT_MAX: usize = 2;
 
@@ -173,7 +175,8 @@ impl Known {
 
 fn names(host: &Host) -> Vec<Seen> {
     let settings = Settings::read(host);
-    let of_nccl: Vec<&String> = settings.all.keys().filter(|n| n.starts_with("NCCL_")).collect();
+    let of_nccl: Vec<&String> =
+        settings.all.keys().filter(|n| n.starts_with("NCCL_") && *n != DESCRIPTION).collect();
     if of_nccl.is_empty() {
         return vec![Seen::pass("no NCCL_ variable is set")];
     }
