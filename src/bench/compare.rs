@@ -183,56 +183,12 @@ fn timing<'a>(report: &'a Report, key: &(u64, Placement)) -> Option<&'a Timing> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::{Collective, DType, Environment, RedOp, Settings, SizeResult, Step};
+    use crate::bench::{Collective, fixtures};
 
     fn report(time_ns: f64) -> Report {
-        let settings = Settings {
-            collective: Collective::SendRecv,
-            dtype: DType::Float,
-            redop: RedOp::Sum,
-            root: 0,
-            min_bytes: 8,
-            max_bytes: 8,
-            step: Step::Factor(2),
-            iters: 1,
-            warmup_iters: 0,
-            millis: None,
-            check: true,
-            threads: 1,
-            gpus: 1,
-            graph: None,
-            batch: 1,
-            blocking: false,
-            pin: false,
-            events: false,
-            repeat: 1,
-            timeout_s: 5,
-            nccl: None,
-            cuda: None,
-        };
-        let environment = Environment {
-            ringwatch_version: String::new(),
-            nccl_version: 0,
-            nccl_path: "".into(),
-            cuda_driver_version: 0,
-            processes: 1,
-            ranks: Vec::new(),
-            variables: Default::default(),
-        };
-        let out_of_place = Timing {
-            operations: 1,
-            repeats_ns: vec![time_ns],
-            time_ns,
-            algbw_gb_per_s: 0.0,
-            busbw_gb_per_s: 0.0,
-            wrong: Some(1),
-            events: None,
-        };
-        Report::new(
-            settings,
-            environment,
-            vec![SizeResult { size_bytes: 8, count: 2, out_of_place, in_place: None }],
-        )
+        let mut report = fixtures::report(Collective::SendRecv, &[(8, &[time_ns / 1e3])]);
+        report.sizes[0].out_of_place.wrong = Some(1);
+        Report::new(report.settings, report.environment, report.sizes)
     }
 
     fn variant(name: &str, floor: Option<&str>) -> VariantSummary {

@@ -46,10 +46,7 @@ pub fn run(
     let cuda = Cuda::open(settings.cuda.as_deref())?;
     let nccl = Nccl::open(settings.nccl.as_deref())?;
     let mut settings = settings.clone();
-    if settings.threads == 0 {
-        settings.threads =
-            if launch.is_some() { 1 } else { u32::try_from(cuda.device_count()).unwrap_or(1).max(1) };
-    }
+    settings.threads = threads(&settings, launch, &cuda);
     let first = first_device(&settings, launch, cuda.device_count())?;
     let mut rendezvous = match launch {
         Some(l) => Some(Rendezvous::join(l, patience(&settings))?),
@@ -72,6 +69,25 @@ pub fn run(
     Ok(Report::new(shared.settings.clone(), shared.environment.clone(), sizes))
 }
 
+/// How many ranks a benchmark with these settings has, all processes together.
+///
+/// # Errors
+/// The CUDA driver's, which knows how many GPUs there are.
+pub fn count_ranks(settings: &Settings, launch: Option<&Launch>) -> Result<u32, BenchError> {
+    let cuda = Cuda::open(settings.cuda.as_deref())?;
+    let processes = launch.map_or(1, |l| l.world);
+    Ok(threads(settings, launch, &cuda).saturating_mul(settings.gpus).saturating_mul(processes))
+}
+
+/// Threads of a process: those that are asked for, else one a launched process, else one a visible GPU.
+fn threads(s: &Settings, launch: Option<&Launch>, cuda: &Cuda) -> u32 {
+    match (s.threads, launch) {
+        (0, None) => u32::try_from(cuda.device_count()).unwrap_or(1).max(1),
+        (0, Some(_)) => 1,
+        (threads, _) => threads,
+    }
+}
+
 /// Ends the process at once, without the usual clearing up, which could wait for ever for threads that are inside
 /// CUDA or NCCL.
 pub fn leave(code: u8) -> ! {
@@ -82,7 +98,7 @@ pub fn leave(code: u8) -> ! {
 
 fn validate(s: &Settings, launch: Option<&Launch>) -> Result<(), BenchError> {
     let wrong = |text: String| Err(BenchError::Settings(text));
-    sizes::sweep(s.min_bytes, s.max_bytes, s.step)?;
+    sizes::of(s)?;
     for (name, value) in
         [("--iters", s.iters), ("--gpus", s.gpus), ("--batch", s.batch), ("--repeat", s.repeat)]
     {
@@ -306,34 +322,7 @@ fn supervise(shared: &Arc<Shared>, on: &mut dyn FnMut(&Progress<'_>)) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::{Collective, DType, RedOp, Step};
-
-    fn settings() -> Settings {
-        Settings {
-            collective: Collective::AllReduce,
-            dtype: DType::Float,
-            redop: RedOp::Sum,
-            root: 0,
-            min_bytes: 8,
-            max_bytes: 64,
-            step: Step::Factor(2),
-            iters: 1,
-            warmup_iters: 0,
-            millis: None,
-            check: true,
-            threads: 1,
-            gpus: 1,
-            graph: None,
-            batch: 1,
-            blocking: false,
-            pin: false,
-            events: false,
-            repeat: 1,
-            timeout_s: 5,
-            nccl: None,
-            cuda: None,
-        }
-    }
+    use crate::bench::fixtures::settings;
 
     fn launch(local_rank: u32) -> Launch {
         Launch {

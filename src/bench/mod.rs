@@ -9,23 +9,32 @@ mod compare;
 pub mod cuda;
 mod engine;
 mod error;
+#[cfg(test)]
+pub(crate) mod fixtures;
+mod measurements;
 pub mod nccl;
 pub mod op;
+mod rank_test;
+mod regression;
 pub mod rendezvous;
 mod result;
 mod shared;
 pub mod sizes;
+pub mod targets;
 mod turns;
 mod worker;
 
 pub use compare::{Cell, Comparison, Ratio, Row, Trial, VariantSummary, order, parse_mask, summarise};
-pub use engine::{Progress, leave, run};
+pub use engine::{Progress, count_ranks, leave, run};
 pub use error::BenchError;
+pub use measurements::{Measurements, MeasurementsError};
 pub use nccl::version_text;
 pub use op::{Collective, DType, Placement, RedOp};
+pub use regression::{CONFIDENCE, Change, Changes, Difference, Trend, compare};
 pub use rendezvous::{Launch, RendezvousError};
 pub use result::{
     Environment, KernelLaunch, RankEvents, RankInfo, Report, SCHEMA, Settings, SizeResult, Timing, median,
 };
 pub use sizes::{Step, parse_bytes};
+pub use targets::{TargetError, Targets};
 pub use turns::Turns;

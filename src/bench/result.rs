@@ -3,7 +3,7 @@
 use super::op::{Collective, DType, RedOp};
 use super::sizes::Step;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 /// Version of the JSON of [`Report`] and of [`super::Comparison`]. A field that goes or changes its meaning
@@ -27,6 +27,9 @@ pub struct Settings {
     pub max_bytes: u64,
     /// From one size to the next.
     pub step: Step,
+    /// The sizes themselves, ascending, in place of a step from the smallest to the largest.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sizes: Vec<u64>,
     /// Operations that are timed together (groups of them with `batch`), at least 1.
     pub iters: u32,
     /// Operations before that.
@@ -96,6 +99,15 @@ pub struct Environment {
     pub ranks: Vec<RankInfo>,
     /// Variables of rank 0's process that NCCL or the plugin looks at.
     pub variables: BTreeMap<String, String>,
+}
+
+impl Environment {
+    /// How many hosts the ranks are on.
+    #[must_use]
+    pub fn nodes(&self) -> u32 {
+        let hosts: BTreeSet<&str> = self.ranks.iter().map(|r| r.host.as_str()).collect();
+        u32::try_from(hosts.len()).unwrap_or(u32::MAX)
+    }
 }
 
 /// Durations of single operations by CUDA events, of one rank. The GPU is kept busy before each for as long as the host

@@ -126,7 +126,7 @@ impl Shared {
             let text = format!("--root {}: the ranks go from 0 to {}", settings.root, ranks - 1);
             return Err(BenchError::Settings(text));
         }
-        let sweep = sizes::sweep(settings.min_bytes, settings.max_bytes, settings.step)?;
+        let sweep = sizes::of(&settings)?;
         let mut shapes: Vec<Shape> =
             sweep.iter().filter_map(|b| settings.collective.shape(*b, settings.dtype, ranks)).collect();
         shapes.dedup();

@@ -1,6 +1,7 @@
 //! Message sizes: how they are written, and the sweep from the smallest to the largest.
 
 use super::error::BenchError;
+use super::result::Settings;
 use serde::{Deserialize, Serialize};
 
 /// How a sweep goes from one size to the next.
@@ -43,6 +44,14 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         u64::try_from(p.parse::<u128>().ok()? * u128::from(unit) / tenths).ok()
     });
     part.and_then(|p| whole.checked_add(p)).ok_or_else(wrong)
+}
+
+/// The sizes of a benchmark in bytes, ascending: those that its settings list, else the sweep that they describe.
+///
+/// # Errors
+/// As [`sweep`].
+pub fn of(s: &Settings) -> Result<Vec<u64>, BenchError> {
+    if s.sizes.is_empty() { sweep(s.min_bytes, s.max_bytes, s.step) } else { Ok(s.sizes.clone()) }
 }
 
 /// The sizes of a sweep in bytes, ascending; both ends belong to it where the step hits them.
