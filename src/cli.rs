@@ -234,7 +234,8 @@ pub struct Top {
     /// Directory of the segments [default: $RINGWATCH_DIR, else every job on this host that may be read]
     #[arg(long, value_name = "DIR", conflicts_with = "cluster")]
     pub dir: Option<PathBuf>,
-    /// What `ringwatch bench --json` wrote on this machine: transfers are judged by it as well
+    /// What `ringwatch bench --json` or --save wrote on this machine, or a file of targets: transfers are judged by it as
+    /// well
     #[arg(long, value_name = "FILE", conflicts_with = "cluster")]
     pub baseline: Vec<PathBuf>,
     /// Width of the frame that --once prints, in columns
@@ -248,7 +249,8 @@ pub struct Run {
     /// Keep the segments (black boxes) even when all went well
     #[arg(long)]
     pub keep: bool,
-    /// What `ringwatch bench --json` wrote on this machine: transfers are judged by it as well
+    /// What `ringwatch bench --json` or --save wrote on this machine, or a file of targets: transfers are judged by it as
+    /// well
     #[arg(long, value_name = "FILE")]
     pub baseline: Vec<PathBuf>,
     /// Replace another profiler plugin that NCCL_PROFILER_PLUGIN names
@@ -282,7 +284,8 @@ pub struct Diagnose {
     /// Print findings as JSON, one object a line
     #[arg(long)]
     pub json: bool,
-    /// What `ringwatch bench --json` wrote on this machine: transfers are judged by it as well
+    /// What `ringwatch bench --json` or --save wrote on this machine, or a file of targets: transfers are judged by it as
+    /// well
     #[arg(long, value_name = "FILE")]
     pub baseline: Vec<PathBuf>,
     /// A log of the job: what is known of the errors in it is told behind the findings
@@ -310,7 +313,8 @@ pub struct Report {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
-    /// What `ringwatch bench --json` wrote on this machine: transfers are judged by it as well
+    /// What `ringwatch bench --json` or --save wrote on this machine, or a file of targets: transfers are judged by it as
+    /// well
     #[arg(long, value_name = "FILE")]
     pub baseline: Vec<PathBuf>,
     /// Directories of segments, live or left by dead processes [default: $RINGWATCH_DIR, else this host's jobs]
@@ -421,9 +425,9 @@ pub struct Bench {
     /// Time single operations by CUDA events as well; --json has every sample
     #[arg(long)]
     pub events: bool,
-    /// Measure each size R times and report the median
-    #[arg(long, value_name = "R", default_value_t = 1)]
-    pub repeat: u32,
+    /// Measure each size R times and report the median [default: 1; 10 with --targets, --save, --against or --rounds]
+    #[arg(long, value_name = "R")]
+    pub repeat: Option<u32>,
     /// Abort all communicators when work stands still for so long
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub timeout: u64,
@@ -445,6 +449,23 @@ pub struct Bench {
     /// Which of several benchmarks of one job (what --compare starts)
     #[arg(long, value_name = "N", hide = true, default_value_t = 0)]
     pub epoch: u64,
+    /// Measure what a file of targets (YAML) asks for, and print which are reached: exit code 0 if all are, 1 if one is
+    /// missed, 2 if one could not be judged
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["collective", "min_bytes", "max_bytes", "step_factor", "step_bytes", "dtype", "compare", "turns", "result"])]
+    pub targets: Option<PathBuf>,
+    /// Write what was measured to a file, every repeat of it, for --against and --baseline
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["compare", "turns", "result"])]
+    pub save: Option<PathBuf>,
+    /// Compare with a saved file (--save, --json): changes in per cent, how sure they are, and exit code 1 where something
+    /// is slower
+    #[arg(long, value_name = "OLD", conflicts_with_all = ["compare", "turns", "result"])]
+    pub against: Option<PathBuf>,
+    /// With --against: changes up to so many per cent do not count [default: 5]
+    #[arg(long, value_name = "PERCENT", requires = "against", value_parser = percent)]
+    pub threshold: Option<f64>,
+    /// NVML's library
+    #[arg(long, value_name = "PATH", hide = true)]
+    pub nvml: Option<PathBuf>,
     /// Run the sweep under several variants of the environment in turn, and print what each costs
     #[arg(long)]
     pub compare: bool,
@@ -456,8 +477,9 @@ pub struct Bench {
     /// With --compare: one more variant, with another profiler plugin, and variables of its own
     #[arg(long, value_name = "NAME=PATH[,VAR=VALUE...]", requires = "compare")]
     pub with: Vec<String>,
-    /// With --compare: how often each variant runs, in turn [default: 5]
-    #[arg(long, value_name = "R", requires = "compare", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    /// Measure everything so many times, with new communicators each time; with --compare: each variant, in turn
+    /// [default: 1; 5 with --compare]
+    #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub rounds: Option<u32>,
     /// With --compare: the events that the null plugin asks for [default: 0x42, collectives and kernels on channels]
     #[arg(long, value_name = "MASK", requires = "compare")]
@@ -465,6 +487,13 @@ pub struct Bench {
     /// With --compare: end a variant whose set-up or turn takes longer than this [default: 600]
     #[arg(long, value_name = "SECONDS", requires = "compare", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub variant_timeout: Option<u64>,
+}
+
+/// Reads a number of per cent.
+fn percent(text: &str) -> Result<f64, String> {
+    let number = text.trim().trim_end_matches('%').trim_end().parse::<f64>().ok();
+    let number = number.filter(|n| (0.0..=1000.0).contains(n));
+    number.ok_or_else(|| "give per cent from 0 to 1000, as in 5".to_owned())
 }
 
 fn operations() -> impl clap::builder::TypedValueParser<Value = String> {

@@ -1,6 +1,6 @@
 //! `ringwatch bench`: what was typed becomes settings, what was measured a table or JSON.
 
-use super::{BROKEN, FINDINGS, compare};
+use super::{BROKEN, FINDINGS, compare, series};
 use crate::bench::{
     self, BenchError, Collective, Environment, Launch, Progress, RankEvents, Report, Settings, SizeResult,
     Step, Timing, Turns, median, parse_bytes, version_text,
@@ -22,6 +22,9 @@ pub(super) fn run(o: &Bench) -> anyhow::Result<u8> {
     let launch = Launch::read(variable, o.epoch).map_err(BenchError::from)?;
     if o.compare {
         return compare::run(o, &settings, launch.as_ref());
+    }
+    if series::is_requested(o) {
+        return series::run(o, &settings, launch.as_ref());
     }
     if o.result.is_some() {
         // Whoever compares must not leave its children behind.
@@ -99,7 +102,7 @@ fn settings(o: &Bench) -> anyhow::Result<Settings> {
         blocking: o.blocking,
         pin: o.pin || o.compare,
         events: o.events,
-        repeat: o.repeat,
+        repeat: o.repeat.unwrap_or(if series::is_requested(o) { series::REPEATS } else { 1 }),
         timeout_s: o.timeout,
         nccl: o.nccl.clone(),
         cuda: o.cuda.clone(),
@@ -110,7 +113,7 @@ fn word<T: FromStr<Err = String>>(text: &str) -> anyhow::Result<T> {
     text.parse().map_err(anyhow::Error::msg)
 }
 
-fn show(p: &Progress<'_>) -> io::Result<()> {
+pub(super) fn show(p: &Progress<'_>) -> io::Result<()> {
     let text = match p {
         Progress::Begin(settings, environment) => head(settings, environment),
         Progress::Size(settings, size) => row(settings, size),
@@ -139,11 +142,16 @@ pub(super) fn head(s: &Settings, e: &Environment) -> String {
 
 /// Settings and surroundings.
 pub(super) fn facts(s: &Settings, e: &Environment) -> String {
+    let first = format!("# ringwatch {}: {} with {}\n", e.ringwatch_version, s.collective, summary(s));
+    first + &surroundings(e)
+}
+
+/// NCCL, the driver and the ranks.
+pub(super) fn surroundings(e: &Environment) -> String {
     let mut t = String::new();
     let driver = e.cuda_driver_version;
     // Writing into a text cannot fail.
     let mut line = |text: std::fmt::Arguments<'_>| writeln!(t, "# {text}").unwrap_or_default();
-    line(format_args!("ringwatch {}: {} with {}", e.ringwatch_version, s.collective, summary(s)));
     line(format_args!("NCCL {} ({})", version_text(e.nccl_version), e.nccl_path.display()));
     line(format_args!("CUDA driver API {}.{}", driver / 1000, driver % 1000 / 10));
     for r in &e.ranks {
@@ -181,7 +189,8 @@ pub(super) fn number(n: f64) -> String {
     }
 }
 
-fn tail(r: &Report) -> String {
+/// What stands below the table.
+pub(super) fn tail(r: &Report) -> String {
     let wrong = match r.wrong {
         Some(0) => "# wrong elements: 0\n".to_owned(),
         Some(w) => format!("# wrong elements: {w}, FAILED\n"),

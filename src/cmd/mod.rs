@@ -3,6 +3,7 @@
 mod agent;
 mod analyser;
 mod audit;
+mod baselines;
 mod bench;
 mod cluster;
 mod compare;
@@ -17,16 +18,16 @@ mod plugin;
 mod replay;
 mod report;
 mod run;
+mod series;
 mod top;
 mod tune;
 
-use crate::bench::{Collective, Report, SCHEMA};
 use crate::cli::{Cli, LogLevel, Scenario, Verb};
-use crate::detect::{Baseline, Settings};
+use crate::detect::Settings;
 use crate::ingest::{Place, ProbeCommand, Segments, places, probe};
-use crate::model::Func;
 use crate::runtime::Monitor;
-use anyhow::{Context, bail};
+use anyhow::Context;
+use baselines::baselines;
 use std::path::PathBuf;
 
 /// Exit code for findings.
@@ -90,43 +91,6 @@ fn own_segments(directory: PathBuf) -> Segments {
 /// This program as the process that touches what other users can block.
 fn probe_command() -> ProbeCommand {
     ProbeCommand::of_this_program(&["probe"])
-}
-
-/// What `ringwatch bench --json` wrote, as what transfers should take.
-fn baselines(files: &[PathBuf]) -> anyhow::Result<Vec<Baseline>> {
-    let mut all = Vec::new();
-    for path in files {
-        let what = || format!("--baseline {}", path.display());
-        let text = std::fs::read(path).with_context(what)?;
-        let report: Report = serde_json::from_slice(&text)
-            .with_context(|| format!("{}: not what ringwatch bench --json writes", what()))?;
-        if report.schema != SCHEMA {
-            bail!("{}: schema {}, and this ringwatch reads {SCHEMA}", what(), report.schema);
-        }
-        if report.settings.batch > 1 || report.settings.graph.is_some() {
-            bail!(
-                "{}: batches and graphs leave out launches that a job has; measure without -G and --batch",
-                what()
-            );
-        }
-        let func = match report.settings.collective {
-            Collective::AllReduce => Func::AllReduce,
-            Collective::Broadcast => Func::Broadcast,
-            Collective::Reduce => Func::Reduce,
-            Collective::AllGather => Func::AllGather,
-            Collective::ReduceScatter => Func::ReduceScatter,
-            Collective::AllToAll => Func::AlltoAll,
-            Collective::SendRecv => Func::SendRecv,
-        };
-        let ranks = u32::try_from(report.environment.ranks.len()).context("too many ranks")?;
-        all.extend(report.sizes.iter().map(|s| Baseline {
-            func,
-            ranks,
-            bytes: s.size_bytes,
-            time_ns: s.out_of_place.time_ns,
-        }));
-    }
-    Ok(all)
 }
 
 /// A runtime for the verbs that wait for several things at once.
