@@ -149,7 +149,7 @@ impl RedOp {
 }
 
 /// Where an operation's result goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Placement {
     /// Into another buffer.
     OutOfPlace,

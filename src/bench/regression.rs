@@ -8,7 +8,7 @@ use super::rank_test;
 use super::result::{Report, Timing, median};
 use super::version_text;
 use serde::Serialize;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// From this confidence on a change counts.
 pub const CONFIDENCE: f64 = 0.95;
@@ -99,7 +99,7 @@ impl Changes {
 }
 
 /// What has to be equal for times to be compared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
     collective: Collective,
     dtype: DType,
@@ -135,15 +135,33 @@ const PROPERTIES: &[Property] = &[
     (|a, b| a.placement == b.placement, |k| k.placement.to_string()),
 ];
 
-/// The timings of one key, one of each report.
-type Group<'a> = (Key, Vec<&'a Timing>);
+/// The timings of each key, one of each report, in the order measured.
+#[derive(Debug, Default)]
+struct Groups<'a> {
+    all: Vec<(Key, Vec<&'a Timing>)>,
+    at: HashMap<Key, usize>,
+}
+
+impl<'a> Groups<'a> {
+    fn add(&mut self, key: Key, timing: &'a Timing) {
+        let at = *self.at.entry(key).or_insert(self.all.len());
+        match self.all.get_mut(at) {
+            Some((_, timings)) => timings.push(timing),
+            None => self.all.push((key, vec![timing])),
+        }
+    }
+
+    fn get(&self, key: &Key) -> Option<&[&'a Timing]> {
+        self.at.get(key).and_then(|at| self.all.get(*at)).map(|(_, timings)| timings.as_slice())
+    }
+}
 
 /// Compares. `file` says where `old` is from, `threshold` is a share.
 #[must_use]
 pub fn compare(old: &Measurements, new: &[Report], file: &str, threshold: f64) -> Changes {
     let (saved, fresh) = (groups(&old.reports), groups(new));
-    let rows = fresh.iter().map(|(key, timings)| match saved.iter().find(|(k, _)| k == key) {
-        Some((_, before)) => change(key, &samples(before), &samples(timings), threshold),
+    let rows = fresh.all.iter().map(|(key, timings)| match saved.get(key) {
+        Some(before) => change(key, &samples(before), &samples(timings), threshold),
         None => blank(key, &[], &samples(timings), Trend::NotComparable, Some(why_missing(key, &saved))),
     });
     Changes {
@@ -151,12 +169,12 @@ pub fn compare(old: &Measurements, new: &[Report], file: &str, threshold: f64) -
         threshold,
         differences: differences(&old.reports, new),
         rows: rows.collect(),
-        not_measured: saved.iter().filter(|(key, _)| fresh.iter().all(|(k, _)| k != key)).count(),
+        not_measured: saved.all.iter().filter(|(key, _)| fresh.get(key).is_none()).count(),
     }
 }
 
-fn groups(reports: &[Report]) -> Vec<Group<'_>> {
-    let mut all: Vec<Group<'_>> = Vec::new();
+fn groups(reports: &[Report]) -> Groups<'_> {
+    let mut all = Groups::default();
     for r in reports {
         let s = &r.settings;
         for size in &r.sizes {
@@ -172,14 +190,9 @@ fn groups(reports: &[Report]) -> Vec<Group<'_>> {
                 size_bytes: size.size_bytes,
                 placement,
             };
-            let in_place = size.in_place.as_ref().map(|t| (key(Placement::InPlace), t));
-            for (key, timing) in
-                std::iter::once((key(Placement::OutOfPlace), &size.out_of_place)).chain(in_place)
-            {
-                match all.iter_mut().find(|(k, _)| *k == key) {
-                    Some((_, timings)) => timings.push(timing),
-                    None => all.push((key, vec![timing])),
-                }
+            all.add(key(Placement::OutOfPlace), &size.out_of_place);
+            if let Some(timing) = &size.in_place {
+                all.add(key(Placement::InPlace), timing);
             }
         }
     }
@@ -246,8 +259,8 @@ fn change(key: &Key, old: &[f64], new: &[f64], threshold: f64) -> Change {
 }
 
 /// The first property by which nothing saved is like this key, and what was saved in its place.
-fn why_missing(key: &Key, saved: &[Group<'_>]) -> String {
-    let mut like: Vec<&Key> = saved.iter().map(|(k, _)| k).collect();
+fn why_missing(key: &Key, saved: &Groups<'_>) -> String {
+    let mut like: Vec<&Key> = saved.all.iter().map(|(k, _)| k).collect();
     for (is_equal, words) in PROPERTIES {
         let rest: Vec<&Key> = like.iter().copied().filter(|k| is_equal(k, key)).collect();
         if rest.is_empty() {
@@ -266,29 +279,33 @@ fn why_missing(key: &Key, saved: &[Group<'_>]) -> String {
     "not in the saved file".to_owned()
 }
 
+/// A fact about a measurement that may differ, with its values.
+type Fact = (&'static str, fn(&Report) -> Vec<String>);
+
+const FACTS: &[Fact] = &[
+    ("NCCL", |r| vec![version_text(r.environment.nccl_version)]),
+    ("GPU", |r| r.environment.ranks.iter().map(|r| r.name.clone()).collect()),
+    ("host", |r| r.environment.ranks.iter().map(|r| r.host.clone()).collect()),
+    ("CUDA driver API", |r| {
+        let v = r.environment.cuda_driver_version;
+        vec![format!("{}.{}", v / 1000, v % 1000 / 10)]
+    }),
+    ("ringwatch", |r| vec![r.environment.ringwatch_version.clone()]),
+    ("--iters", |r| vec![r.settings.iters.to_string()]),
+    ("--warmup-iters", |r| vec![r.settings.warmup_iters.to_string()]),
+    ("--millis", |r| vec![r.settings.millis.map_or("-".to_owned(), |m| m.to_string())]),
+    ("--pin", |r| vec![r.settings.pin.to_string()]),
+];
+
 /// What differs though it is compared: versions, GPUs, hosts, variables, and how it was measured.
 fn differences(old: &[Report], new: &[Report]) -> Vec<Difference> {
-    let facts: [(&str, fn(&Report) -> Vec<String>); 9] = [
-        ("NCCL", |r| vec![version_text(r.environment.nccl_version)]),
-        ("GPU", |r| r.environment.ranks.iter().map(|r| r.name.clone()).collect()),
-        ("host", |r| r.environment.ranks.iter().map(|r| r.host.clone()).collect()),
-        ("CUDA driver API", |r| {
-            let v = r.environment.cuda_driver_version;
-            vec![format!("{}.{}", v / 1000, v % 1000 / 10)]
-        }),
-        ("ringwatch", |r| vec![r.environment.ringwatch_version.clone()]),
-        ("--iters", |r| vec![r.settings.iters.to_string()]),
-        ("--warmup-iters", |r| vec![r.settings.warmup_iters.to_string()]),
-        ("--millis", |r| vec![r.settings.millis.map_or("-".to_owned(), |m| m.to_string())]),
-        ("--pin", |r| vec![r.settings.pin.to_string()]),
-    ];
     let mut all = Vec::new();
     let mut differ = |what: &str, old: String, new: String| {
         if old != new {
             all.push(Difference { what: what.to_owned(), old, new });
         }
     };
-    for (what, of) in facts {
+    for (what, of) in FACTS {
         let values = |reports: &[Report]| {
             let values: BTreeSet<String> = reports.iter().flat_map(of).collect();
             values.into_iter().collect::<Vec<_>>().join(", ")

@@ -191,12 +191,17 @@ pub(super) fn number(n: f64) -> String {
 
 /// What stands below the table.
 pub(super) fn tail(r: &Report) -> String {
-    let wrong = match r.wrong {
+    let wrong = wrong_elements(r.wrong);
+    format!("{}{wrong}# average bus bandwidth: {:.3} GB/s\n", by_events(r), r.average_busbw_gb_per_s)
+}
+
+/// What the check of the data came to.
+pub(super) fn wrong_elements(wrong: Option<u64>) -> String {
+    match wrong {
         Some(0) => "# wrong elements: 0\n".to_owned(),
         Some(w) => format!("# wrong elements: {w}, FAILED\n"),
         None => "# wrong elements: not checked\n".to_owned(),
-    };
-    format!("{}{wrong}# average bus bandwidth: {:.3} GB/s\n", by_events(r), r.average_busbw_gb_per_s)
+    }
 }
 
 /// Single operations by CUDA events, out of place: the medians of all ranks, and what of them is no operation's.

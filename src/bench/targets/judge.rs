@@ -106,7 +106,7 @@ pub fn judge(
                 (None, None) => (Verdict::Unknown, Some(not_measured.unwrap_or("not measured").to_owned())),
                 (None, Some(m)) => {
                     row.measured = Some(m.of(*goal)).filter(|v| v.is_finite() && *v > 0.0);
-                    decide(&row, *goal, m, &link)
+                    decide(&row, *goal, m)
                 }
             };
             rows.push(row);
@@ -151,7 +151,7 @@ fn blank(t: &Target, goal: Goal, link: &Link) -> TargetRow {
 }
 
 /// The verdict on a row that was measured.
-fn decide(row: &TargetRow, goal: Goal, m: &Measured, link: &Link) -> (Verdict, Option<String>) {
+fn decide(row: &TargetRow, goal: Goal, m: &Measured) -> (Verdict, Option<String>) {
     if m.wrong > 0 {
         return (Verdict::Fail, Some(format!("{} wrong elements", m.wrong)));
     }
@@ -159,7 +159,7 @@ fn decide(row: &TargetRow, goal: Goal, m: &Measured, link: &Link) -> (Verdict, O
         return (Verdict::Unknown, Some("no time was measured".to_owned()));
     };
     let Some(limit) = row.limit else {
-        return (Verdict::Unknown, Some(format!("the link is not known: {}", link.source)));
+        return (Verdict::Unknown, Some("the link is not known".to_owned()));
     };
     let is_latency = goal.expected_ns().is_some();
     let missed_by = if is_latency { measured / limit - 1.0 } else { 1.0 - measured / limit };
@@ -210,7 +210,8 @@ fn time_text(ns: f64) -> String {
     match ns {
         n if n >= 1e9 => format!("{} s", short(n / 1e9)),
         n if n >= 1e6 => format!("{} ms", short(n / 1e6)),
-        n => format!("{} us", short(n / 1e3)),
+        n if n >= 1e3 => format!("{} us", short(n / 1e3)),
+        n => format!("{} ns", short(n)),
     }
 }
 

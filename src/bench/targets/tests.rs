@@ -122,6 +122,9 @@ fn errors_name_file_line_and_remedy() {
         assert!(parts.iter().all(|p| said.contains(p)), "{text}\n{said}");
         assert!(!said.contains(['\n', '\u{1b}']), "{said:?}");
     }
+    let many = "- {operation: reduce, size: 1K, max_latency: 1 s}\n".repeat(257);
+    let said = Targets::from_yaml(&format!("targets:\n{many}"), "t.yaml").unwrap_err().to_string();
+    assert_eq!(said, "t.yaml:258: more than 256 targets; split the file");
     let missing = Targets::load(Path::new("/nowhere/t.yaml")).unwrap_err().to_string();
     assert!(missing.contains("/nowhere/t.yaml") && missing.contains("config/targets.yaml"), "{missing}");
 }
@@ -190,7 +193,7 @@ fn what_is_not_known_is_neither_passed_nor_failed() {
     let j = judge(&targets(text), &reports, 2, link(None), Some("not measured: rank 1 is lost"));
     let said = |i: usize| (j.rows[i].verdict, j.rows[i].reason.clone().unwrap_or_default());
     assert_eq!(j.rows[0].verdict, Verdict::Pass);
-    assert_eq!(said(1), (Verdict::Unknown, "the link is not known: NVML says nothing".to_owned()));
+    assert_eq!(said(1), (Verdict::Unknown, "the link is not known".to_owned()));
     assert_eq!((j.rows[1].limit, j.rows[1].measured.is_some()), (None, true));
     assert_eq!(said(2), (Verdict::Unknown, "not measured: rank 1 is lost".to_owned()));
     assert_eq!(said(3), (Verdict::Skipped, "for 8 ranks; this run has 2".to_owned()));

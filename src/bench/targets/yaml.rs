@@ -11,6 +11,9 @@ use std::fmt;
 /// What `about_latency` allows where the file does not say it: longer by a fifth.
 const TOLERANCE: f64 = 0.2;
 
+/// No file has more targets: detection compares every transfer with all of them.
+const TARGETS_MAX: usize = 256;
+
 /// An error in a line, before the file's name is known.
 #[derive(Debug)]
 pub(super) struct Fault {
@@ -82,6 +85,12 @@ pub(super) fn read(text: &str) -> Result<Meant, Fault> {
     if file.targets.value.is_empty() {
         let why = "there are no targets; give at least one, with operation, size and max_latency".to_owned();
         return Err(Fault { line: line(&file.targets), why });
+    }
+    if let Some(first) = file.targets.value.get(TARGETS_MAX) {
+        return Err(Fault {
+            line: line(first),
+            why: format!("more than {TARGETS_MAX} targets; split the file"),
+        });
     }
     let targets = file.targets.value.iter().map(|t| t.value.meant(line(t), &defaults));
     Ok(Meant { link_gb_per_s, targets: targets.collect::<Result<_, _>>()? })

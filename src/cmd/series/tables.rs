@@ -1,8 +1,8 @@
 //! Verdicts on targets and changes since a saved run, as tables that people read.
 
-use super::super::bench::{number, surroundings};
+use super::super::bench::{number, surroundings, wrong_elements};
 use crate::bench::targets::{Judgement, TargetRow, Verdict};
-use crate::bench::{CONFIDENCE, Change, Changes, Report, Trend, median};
+use crate::bench::{CONFIDENCE, Change, Changes, Report, Trend};
 use std::fmt::Write as _;
 
 /// Writes into a text, which cannot fail.
@@ -17,9 +17,16 @@ pub(super) fn targets(j: &Judgement, reports: &[Report]) -> String {
     let mut t = String::new();
     if let Some(report) = reports.first() {
         let s = &report.settings;
-        let repeats = median(&reports.iter().map(|r| f64::from(r.settings.repeat)).collect::<Vec<_>>());
+        let is_same = |r: &&Report| (r.settings.collective, r.settings.dtype) == (s.collective, s.dtype);
+        let rounds = reports.iter().filter(is_same).count();
         line!(t, "# ringwatch {}: targets of {}", report.environment.ringwatch_version, j.file);
-        line!(t, "# {} warm-up and {} timed operations, median of {repeats}", s.warmup_iters, s.iters);
+        line!(
+            t,
+            "# {} warm-up and {} timed operations, median of {} repeats, rounds: {rounds}",
+            s.warmup_iters,
+            s.iters,
+            s.repeat
+        );
         t.push_str(&surroundings(&report.environment));
     }
     let nodes = j.nodes.map_or("-".to_owned(), |n| n.to_string());
@@ -27,11 +34,12 @@ pub(super) fn targets(j: &Judgement, reports: &[Report]) -> String {
     let link = j.link.gb_per_s.map_or("-".to_owned(), |gb| format!("{gb:.1} GB/s"));
     line!(t, "# link: {link} ({})", j.link.source);
     line!(t, "#");
-    let head = ["operation", "size (B)", "type"];
-    let [operation, size, dtype] = head;
     line!(
         t,
-        "#{operation:>14}  {size:>13}  {dtype:>9}  {:<28}  {:>12}  {:>12}  verdict",
+        "#{:>14}  {:>13}  {:>9}  {:<28}  {:>12}  {:>12}  verdict",
+        "operation",
+        "size (B)",
+        "type",
         "target",
         "limit",
         "measured"
@@ -40,6 +48,7 @@ pub(super) fn targets(j: &Judgement, reports: &[Report]) -> String {
         t.push_str(target(row).trim_end());
         t.push('\n');
     }
+    t.push_str(&wrong_elements(reports.iter().filter_map(|r| r.wrong).reduce(|a, b| a + b)));
     let count = |v| j.count(v);
     line!(
         t,
@@ -64,9 +73,9 @@ fn target(row: &TargetRow) -> String {
         Verdict::Unknown => "unknown",
         Verdict::Skipped => "-",
     };
-    let reason = row.reason.as_ref().map(|r| format!(": {r}")).unwrap_or_default();
+    let verdict = explained(verdict, row.reason.as_deref());
     format!(
-        " {:>14}  {:>13}  {:>9}  {:<28}  {:>12}  {:>12}  {verdict}{reason}",
+        " {:>14}  {:>13}  {:>9}  {:<28}  {:>12}  {:>12}  {verdict}",
         row.operation,
         row.size_bytes,
         row.dtype,
@@ -74,6 +83,15 @@ fn target(row: &TargetRow) -> String {
         value(row.limit),
         value(row.measured)
     )
+}
+
+/// A verdict with its reason.
+fn explained(verdict: &str, reason: Option<&str>) -> String {
+    match reason {
+        None => verdict.to_owned(),
+        Some(reason) if verdict == "-" => format!("- ({reason})"),
+        Some(reason) => format!("{verdict}: {reason}"),
+    }
 }
 
 /// The table of changes.
@@ -136,9 +154,9 @@ fn change(row: &Change) -> String {
         Trend::Unknown => "unknown",
         Trend::NotComparable => "-",
     };
-    let reason = row.reason.as_ref().map(|r| format!(": {r}")).unwrap_or_default();
+    let verdict = explained(verdict, row.reason.as_deref());
     format!(
-        " {:>14}  {:>13}  {:>9}  {:>3}  {:>9}  {:>9}  {:>9}  {:>19}  {:>10}  {verdict}{reason}",
+        " {:>14}  {:>13}  {:>9}  {:>3}  {:>9}  {:>9}  {:>9}  {:>19}  {:>10}  {verdict}",
         row.operation,
         row.size_bytes,
         row.dtype,
