@@ -5,39 +5,9 @@
 mod support;
 
 use ringwatch::bench::Report;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
-use support::{Room, Said, finish, run, skipped};
-
-/// Directory of a fake libcuda.so.1 and a fake libnccl.so.2, built once. `None` without a
-/// C compiler, and the test counts as skipped.
-fn fake(test: &str) -> Option<&'static Path> {
-    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let built = BUILT.get_or_init(|| {
-        Command::new("cc").arg("--version").output().ok()?;
-        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-gpu");
-        std::fs::create_dir_all(&dir).unwrap();
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/fake_gpu.c");
-        for (which, name) in [("-DFAKE_CUDA", "libcuda.so.1"), ("-DFAKE_NCCL", "libnccl.so.2")] {
-            let mut cc = Command::new("cc");
-            cc.args(["-shared", "-fPIC", "-O2", "-Wall", "-Werror", which, "-o"]).arg(dir.join(name));
-            cc.arg(&source).arg(format!("-Wl,-soname,{name}"));
-            if which == "-DFAKE_NCCL" {
-                cc.arg("-L").arg(&dir).args(["-l:libcuda.so.1", "-ldl"]);
-            }
-            let said = cc.output().unwrap();
-            assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
-        }
-        Some(dir)
-    });
-    if built.is_none() {
-        skipped(test, "a C compiler (cc)");
-    }
-    built.as_deref()
-}
+use support::fake_gpu::{bench, fake, processes};
+use support::{Room, Said, run};
 
 /// A name for the test that calls this.
 macro_rules! fake_or_skip {
@@ -47,17 +17,6 @@ macro_rules! fake_or_skip {
             None => return,
         }
     };
-}
-
-fn bench(room: &Room, fake: &Path, arguments: &str) -> Command {
-    let mut command = room.ringwatch(["bench"]);
-    command.args(arguments.split_whitespace());
-    command.arg("--cuda").arg(fake.join("libcuda.so.1")).arg("--nccl").arg(fake.join("libnccl.so.2"));
-    command.env("LD_LIBRARY_PATH", fake);
-    for name in ["LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"] {
-        command.env_remove(name);
-    }
-    command
 }
 
 fn report(said: &Said) -> Report {
@@ -309,42 +268,6 @@ fn combinations_that_make_no_sense_are_exit_code_2() {
         assert_eq!((said.code, said.out.as_str()), (Some(2), ""), "{arguments}");
         assert!(said.err.contains(named), "{arguments}: {}", said.err);
     }
-}
-
-/// One process a rank, as torchrun starts them.
-fn processes(room: &Room, fake: &Path, arguments: &str, world: u32, more: &[(&str, &str)]) -> Vec<Said> {
-    let port = free_port();
-    let start = |rank: u32| -> Child {
-        let mut command = bench(room, fake, arguments);
-        command
-            .envs(
-                [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", world)]
-                    .map(|(k, v)| (k, v.to_string())),
-            )
-            .env("MASTER_ADDR", "127.0.0.1")
-            .env("MASTER_PORT", port.to_string())
-            .env("TORCHELASTIC_RUN_ID", room.path(""))
-            .env("FAKE_ARENA", room.path("arena"))
-            .env("FAKE_GPUS", "8")
-            .envs(more.iter().copied())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        command.spawn().unwrap()
-    };
-    let children: Vec<Child> = (0..world).map(start).collect();
-    let said = children.into_iter().map(finish).map(|o| Said {
-        code: o.status.code(),
-        out: String::from_utf8(o.stdout).unwrap(),
-        err: String::from_utf8(o.stderr).unwrap(),
-    });
-    said.collect()
-}
-
-/// A port behind which 32 belong to one test alone, below those that the system gives away.
-fn free_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let process = u16::try_from(std::process::id() % 8).unwrap();
-    31_200 + process * 165 + NEXT.fetch_add(1, Ordering::Relaxed) * 33
 }
 
 #[test]

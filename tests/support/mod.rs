@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub(crate) mod agent;
+pub(crate) mod fake_gpu;
 mod json;
 pub(crate) mod machine;
 pub(crate) mod nats;

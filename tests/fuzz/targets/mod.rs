@@ -1,6 +1,7 @@
 //! The targets: what each parser is given, and what has to be true of what comes out.
 
 mod accept;
+mod bench;
 mod bus;
 mod environment;
 mod explain;
@@ -42,6 +43,8 @@ const fn target(name: &'static str, check: fn(&[u8])) -> Target {
 pub(crate) const ALL: &[Target] = &[
     target("accept", accept::check),
     target("agent_answer", replies::agent),
+    target("bench_measurements", bench::measurements),
+    target("bench_targets", bench::targets),
     target("bus", bus::check),
     target("environment", environment::check),
     target("eu_stack", stacks::eu_stack),
