@@ -23,7 +23,7 @@ pub struct Config {
     pub detect: detect::Settings,
     /// How far into the process of a hang's culprit is looked: off, python or native.
     pub stacks: StackKind,
-    /// Files of `ringwatch bench --json`, by which transfers are judged as well.
+    /// Files of `ringwatch bench --json` or `--save`, or of targets, by which transfers are judged as well.
     pub baselines: Vec<PathBuf>,
     /// Where findings are kept across restarts.
     pub findings: FindingSettings,
