@@ -66,7 +66,7 @@ pub enum BenchError {
     },
     /// A GPU has no room for the buffers.
     #[error(
-        "device {device} has no room for two buffers of {bytes} bytes ({free} bytes are free): lower --max-bytes or --batch"
+        "device {device} has no room for two buffers of {bytes} bytes ({free} bytes are free): take smaller sizes (--max-bytes, or in the file of targets) or a lower --batch"
     )]
     Memory {
         /// CUDA's number of the device.
