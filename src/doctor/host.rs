@@ -1,13 +1,13 @@
 //! What checks read of a host: below which root, with which environment, within which limits.
 
 use crate::ingest::hardware::{Inventory, inventory};
+use crate::ingest::unix_ns;
 use rustix::process::{Resource, getrlimit};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// More than this of a file of the kernel is not read, in bytes.
 const READ_MAX: u64 = 1 << 20;
@@ -155,8 +155,7 @@ impl Host {
     /// The wall clock, Unix time in ms.
     #[must_use]
     pub fn unix_ms(&self) -> u64 {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+        unix_ns() / 1_000_000
     }
 }
 

@@ -147,7 +147,7 @@ fn a_clock_before_the_programs_own_date() {
     let mut host = host(dir.path());
     let file = dir.path().join("ringwatch");
     std::fs::write(&file, "").unwrap();
-    let ahead = std::time::SystemTime::now() + Duration::from_secs(86_400);
+    let ahead = std::time::UNIX_EPOCH + Duration::from_millis(host.unix_ms()) + Duration::from_secs(86_400);
     std::fs::File::options().write(true).open(&file).unwrap().set_modified(ahead).unwrap();
     host.program = Some(file);
     let (status, text) = say(&host, "time");
@@ -202,7 +202,9 @@ fn gpudirect_without_its_module() {
 
 #[test]
 fn values_and_effects_of_variables() {
-    let cases: &[(&[(&str, &str)], &str, Status, &str)] = &[
+    /// Variables, the check, what it returns, and a part of its text.
+    type Case = (&'static [(&'static str, &'static str)], &'static str, Status, &'static str);
+    let cases: &[Case] = &[
         (&[("NCCL_BUFFSIZE", "4M")], "variable-values", Status::Warn, "takes 4"),
         (&[("NCCL_DEBUG", "VERBOSE")], "variable-values", Status::Warn, "does not know this value"),
         (&[("NCCL_P2P_LEVEL", "NVLINK")], "variable-values", Status::Warn, "one of LOC, NVL"),
