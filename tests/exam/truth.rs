@@ -110,6 +110,11 @@ fn one(
         deadline_ns: 0,
         cost: 0.0,
     };
+    // A host that has no room in its queue dies before it waits for some, and so before the healthy job made the call.
+    let last_ns = happened.iter().filter(|s| p.culprits.contains(&s.rank)).map(|s| s.issued_ns).max();
+    if matches!(p.kind, FaultKind::Killed | FaultKind::Exits) {
+        truth.planted_ns = truth.planted_ns.min(last_ns.unwrap_or(p.at_ns));
+    }
     if p.kind == FaultKind::NeverJoined {
         truth.since_ns = entered.iter().flatten().max().copied().unwrap_or(p.at_ns);
         truth.cost = 1.0;
