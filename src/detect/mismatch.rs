@@ -9,8 +9,8 @@ use crate::join::{Communicator, Instance, Join, Signature, Track};
 use crate::model::{COMM_INIT, Evidence, Finding, Kind, OperationRef, Rank, Victims};
 use std::collections::BTreeMap;
 
-/// As long as ranks are still to come, a tie between those that came says nothing about who is wrong. After
-/// this, in ns, it is told as it is.
+/// As long as ranks are still to come, a tie between those that came says nothing about who is wrong. So long after the last of
+/// them came, in ns, it is told as it is.
 const TIE_NS: u64 = 1_000_000_000;
 /// Operations behind a mismatch that are compared with the others' shifted by one.
 const LOOKED_AT: u64 = 16;
@@ -101,8 +101,8 @@ impl MismatchRule {
         let majority: Vec<&Signature> =
             camps.iter().filter(|(_, r)| r.len() == most).map(|(s, _)| s).collect();
         let to_come = instance.parts.len() < c.expected() && !matches!(track, Track::Pair(..));
-        let began = instance.began_ns().unwrap_or(0);
-        if majority.len() > 1 && to_come && now_ns < began.saturating_add(TIE_NS) {
+        let last_ns = instance.parts.values().filter_map(|p| p.op.issued_ns).max().unwrap_or(0);
+        if majority.len() > 1 && to_come && now_ns < last_ns.saturating_add(TIE_NS) {
             return None;
         }
         let right = if majority.len() == 1 { majority.first().copied().copied() } else { None };
@@ -355,12 +355,12 @@ mod tests {
         for r in 0..2 {
             j.feed(process(r));
             j.feed(member(r, 4, 1));
-            let mut o = all_reduce(r, 0, 1_000_000, None);
+            let mut o = all_reduce(r, 0, 1_000_000 + u64::from(r) * 5_000_000_000, None);
             o.count += u64::from(r);
             j.feed(Update::Op(Box::new(o)));
         }
-        assert_eq!(MismatchRule::new(Settings::default()).check(&j, 200_000_000), vec![]);
-        assert_eq!(MismatchRule::new(Settings::default()).check(&j, 1_001_000_000).len(), 1);
+        let found = |now_ns| MismatchRule::new(Settings::default()).check(&j, now_ns).len();
+        assert_eq!((found(5_200_000_000), found(6_001_000_000)), (0, 1), "the others follow the second one");
     }
 
     #[test]
