@@ -214,7 +214,7 @@ fn rivals<'a>(scene: &Scene<'a>, at: Place<'_>) -> Vec<&'a Stall> {
     let processes = processes(at.stall);
     let others = scene.standing.untimed().iter().filter_map(|o| scene.standing.stall(o.first));
     let mut rivals: Vec<&Stall> = others
-        .filter(|s| s.comm != at.comm.id)
+        .filter(|s| s.comm != at.comm.id && !is_over(scene, s))
         .filter(|s| key(s) < own || !s.lacking.iter().any(|(_, p)| processes.contains(p)))
         .collect();
     if !rivals.is_empty() {
@@ -222,6 +222,18 @@ fn rivals<'a>(scene: &Scene<'a>, at: Place<'_>) -> Vec<&'a Stall> {
         rivals.retain(|s| job.contains(&s.comm));
     }
     rivals
+}
+
+/// True where ranks of an operation's communicator have gone on in others, or the GPUs of all are idle: they are through with it.
+fn is_over(scene: &Scene<'_>, stall: &Stall) -> bool {
+    let Some(comm) = scene.join.communicator(stall.comm) else { return false };
+    if stall.lacking.iter().all(|(r, _)| scene.activity(comm, *r) == Some(Activity::Idle)) {
+        return true;
+    }
+    let issued_ns = |(_, _, i): (_, _, &Instance)| i.began_ns();
+    let Some(newest_ns) = comm.incomplete().filter_map(issued_ns).max() else { return false };
+    let last_ns = |(r, _): &(Rank, u32)| scene.process(comm, *r)?.issuing.last_ns();
+    stall.lacking.iter().filter_map(last_ns).any(|t| t > newest_ns.saturating_add(STEP_NS))
 }
 
 fn processes(stall: &Stall) -> BTreeSet<u32> {

@@ -130,13 +130,14 @@ impl Join {
 
     /// How a communicator's operations followed each other, as far as stamps say; `None` without any.
     pub fn rhythm(&self, c: &Communicator) -> Option<Rhythm> {
-        let mut moments: Vec<u64> = Vec::new();
+        let mut moments: Vec<(u64, Track, u64)> = Vec::new();
         let mut steps: Vec<u64> = Vec::new();
         let mut before: Option<(Track, u64, u64)> = None;
         let mut ends: BTreeMap<Track, [(u64, u64); 2]> = BTreeMap::new();
         for (track, order, i) in c.instances() {
             let started = i.parts.values().filter_map(|p| p.started_ns).min();
-            moments.extend(i.parts.values().filter_map(|p| p.kernel.map(|k| k.end_ns()).or(p.started_ns)));
+            let moment = |p: &Part| p.kernel.map(|k| k.end_ns()).or(p.started_ns);
+            moments.extend(i.parts.values().filter_map(|p| Some((moment(p)?, track, order))));
             if let Some(at) = started {
                 steps.extend(
                     before
@@ -149,13 +150,18 @@ impl Join {
         }
         moments.sort_unstable();
         steps.sort_unstable();
-        let longest_ns = moments.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
+        // Operations between two that are not timed share the time.
+        let pause_ns = |w: &[(u64, Track, u64)]| {
+            let many = if w[0].1 == w[1].1 { w[1].2.abs_diff(w[0].2).max(1) } else { 1 };
+            (w[1].0 - w[0].0) / many
+        };
+        let longest_ns = moments.windows(2).map(pause_ns).max().unwrap_or(0);
         let step_ns = steps.get(steps.len() / 2).copied().unwrap_or(0);
         let pace = |[(first, from_ns), (last, to_ns)]: &[(u64, u64); 2]| {
             to_ns.saturating_sub(*from_ns).checked_div(last.saturating_sub(*first))
         };
         let pace_ns = ends.values().filter_map(pace).max().unwrap_or(0);
-        Some(Rhythm { last_ns: *moments.last()?, longest_ns, step_ns, pace_ns })
+        Some(Rhythm { last_ns: moments.last()?.0, longest_ns, step_ns, pace_ns })
     }
 
     /// The last moment of which a process wrote something down, host monotonic ns: a black box lived until then.
