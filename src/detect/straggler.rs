@@ -18,6 +18,11 @@ const CHANCE_OF_INFO: f64 = 0.0001;
 /// A rank that is a little late and often has to cost so many times as much as the median of the others. In a healthy loop
 /// of two ranks whose hosts can barely keep up, one cost 1.8 times as much as the other.
 const STANDS_OUT: u64 = 3;
+/// A rank that costs so many times as much as the median of the others is late whatever chance makes of two ranks in a few
+/// seconds, if it was among the worst in all of the seconds that cost most.
+const FAR_OUT: u64 = 2 * STANDS_OUT;
+/// Seconds in which ranks were late, without which the cost may be that of one event: a host is behind for some seconds.
+const SECONDS: usize = 6;
 /// Communicators that a process may work in before its operations in all of them count for one.
 const SEVERAL: u64 = 4;
 /// Ranks of a host that are described one by one.
@@ -51,6 +56,15 @@ fn stands_out(c: &Communicator, rank: Rank, ranks: usize) -> bool {
     // Each of two tests may find half as much by chance.
     let often = chance_of_all.min(chance_of_dear) < CHANCE / 2.0;
     lately.alone || often && lately.cost_ns / STANDS_OUT >= lately.cost_of_others_ns
+}
+
+/// True where a rank costs many times as much as the others, and in every second that cost most. Of two ranks, each of which is
+/// the worse one by chance in half of the seconds, too few seconds are bad for a test of their number alone.
+fn is_far_out(c: &Communicator, rank: Rank) -> bool {
+    let lately = c.lately(rank);
+    lately.seconds >= SECONDS
+        && lately.bad_dear_seconds == lately.dear_seconds
+        && lately.cost_ns / FAR_OUT >= lately.cost_of_others_ns
 }
 
 /// Who is late: one rank, or the ranks of one host.
@@ -230,6 +244,8 @@ impl StragglerRule {
             let worst = events_of.iter().map(|e| e.by_ns).max().unwrap_or(0);
             let repeats = self.often(events_of.len(), events.len(), 1.0 / ranks as f64, ranks);
             let repeats = repeats.filter(|_| stands_out(c, rank, ranks));
+            let is_dear = || events_of.len() >= self.settings.late_times && is_far_out(c, rank);
+            let repeats = repeats.or_else(|| is_dear().then_some(CHANCE));
             let is_far = worst >= self.settings.late_at_once_ns;
             if repeats.is_some() || is_far {
                 let chance = repeats.filter(|_| !is_far && events_of.len() < events.len());
@@ -265,6 +281,10 @@ impl StragglerRule {
                 (ranks.iter().map(times).sum::<usize>(), ranks.iter().map(times).max().unwrap_or(0));
             let share = |n: usize, of: usize| n as f64 / of.max(1) as f64;
             if ranks.len() * 2 <= here || here >= expected {
+                continue;
+            }
+            // One of them may be slow, and hold up its neighbors first.
+            if self.often(worst, sum, share(1, here), here).is_some() {
                 continue;
             }
             let together = self.often(sum, all, share(here, expected), sizes.len());

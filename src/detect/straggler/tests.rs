@@ -228,6 +228,23 @@ fn a_rank_that_costs_little_more_than_the_other_is_not_accused() {
 }
 
 #[test]
+fn of_two_ranks_the_one_that_costs_many_times_as_much_is_late() {
+    // Rank 0 is a little late once a second, and rank 1 by much more in all other operations.
+    let with = |seconds: u64, other: u64| {
+        ten_a_second(seconds, |n| if n % 10 == 0 { (0, other) } else { (1, 80_000_000) })
+    };
+    assert_eq!(with(7, 20_000_000).len(), 1);
+    assert_eq!(with(5, 20_000_000), vec![], "it may be behind for some seconds");
+}
+
+#[test]
+fn a_slow_rank_that_holds_up_its_neighbor_is_not_a_slow_host() {
+    let late: Vec<(u32, u64)> = (0..40).map(|i| (2 + u32::from(i % 8 == 0), 8_000_000)).collect();
+    let found = run_on(2, 30, &late);
+    assert_eq!(found.iter().map(|f| f.ranks.as_slice()).collect::<Vec<_>>(), [[Rank(2)]]);
+}
+
+#[test]
 fn the_ranks_of_a_slow_host_are_one_finding() {
     let late: Vec<(u32, u64)> = (0..40).map(|i| (2 + i % 2, 8_000_000)).collect();
     let found = run_on(2, 30, &late);
