@@ -42,11 +42,12 @@ impl Rule for HangRule {
         let gpu_users = OnceCell::new();
         let scene =
             Scene { join, standing: &standing, settings: self.settings, now_ns, gpu_users: &gpu_users };
-        let (mut found, mut behind_untimed) = (Vec::new(), Vec::new());
+        let (mut found, mut behind_untimed, mut unclear) = (Vec::new(), Vec::new(), Vec::new());
         for origin in standing.origins() {
             match scene.judge(origin) {
                 Outcome::Pending => {}
                 Outcome::BehindUntimed(missing) => behind_untimed.push(*missing),
+                Outcome::Unclear(finding) => unclear.push(*finding),
                 Outcome::Found(finding) => found.push(*finding),
             }
         }
@@ -67,6 +68,10 @@ impl Rule for HangRule {
             }
             found.extend(untimed);
         }
+        // Where nothing else is known, the only operation that ranks do not start is.
+        if found.is_empty() && standing.origins().iter().filter(|o| scene.is_unclear(o)).count() == 1 {
+            found.extend(unclear);
+        }
         super::victims::leave_out(join, self.settings, found)
     }
 }
@@ -78,6 +83,9 @@ enum Outcome {
     Pending,
     /// The ranks that it waits for, which this finding calls missing, are in an operation that is not timed.
     BehindUntimed(Box<Finding>),
+    /// Ranks do not start an operation, and several untimed ones explain that: one of these ranks is where the job stands still, or
+    /// waits there.
+    Unclear(Box<Finding>),
     Found(Box<Finding>),
 }
 
@@ -85,7 +93,7 @@ impl Outcome {
     fn found(self) -> Option<Finding> {
         match self {
             Outcome::Found(finding) => Some(*finding),
-            Outcome::Pending | Outcome::BehindUntimed(_) => None,
+            Outcome::Pending | Outcome::BehindUntimed(_) | Outcome::Unclear(_) => None,
         }
     }
 }
@@ -150,10 +158,11 @@ impl<'a> Scene<'a> {
         }
         let origin = aborted.as_ref().unwrap_or(origin);
         let told = self.told_by_gpus(origin, stall, comm);
-        if told.as_ref().is_some_and(Vec::is_empty) {
+        let unclear = told.as_ref().is_some_and(Vec::is_empty);
+        if unclear && (stall.lack != Lack::Start || !self.enough(waited, self.settings.patience_blind_ns)) {
             return None;
         }
-        let told = told.map(|ranks| Origin { ranks, ..origin.clone() });
+        let told = told.filter(|_| !unclear).map(|ranks| Origin { ranks, ..origin.clone() });
         let origin = told.as_ref().unwrap_or(origin);
         let place = Place { origin, stall, comm, instance, waited };
         if self.went_on(place) {
@@ -191,7 +200,19 @@ impl<'a> Scene<'a> {
         let comm = self.join.communicator(finding.communicator)?;
         super::add_host_facts(&mut finding, self.join, comm, waited.since_ns, self.now_ns);
         let finding = Box::new(finding);
-        Some(if behind_untimed { Outcome::BehindUntimed(finding) } else { Outcome::Found(finding) })
+        Some(match () {
+            () if behind_untimed => Outcome::BehindUntimed(finding),
+            () if unclear => Outcome::Unclear(finding),
+            () => Outcome::Found(finding),
+        })
+    }
+
+    /// True where several untimed operations explain why ranks do not start one, and nothing tells more of any of these ranks.
+    fn is_unclear(&self, origin: &Origin) -> bool {
+        let stall = self.standing.stall(origin.first).filter(|s| s.lack == Lack::Start);
+        let place = stall.and_then(|s| Some((s, self.join.communicator(s.comm)?)));
+        let told = place.and_then(|(stall, comm)| self.told_by_gpus(origin, stall, comm));
+        told.is_some_and(|ranks| ranks.is_empty())
     }
 
     /// The ranks that an operation lacks, where several untimed operations explain why some of them do not go on: those of which

@@ -93,13 +93,24 @@ fn is_held_up(scene: &Scene<'_>, at: Place<'_>) -> bool {
     let others = scene.standing.origins().iter().filter_map(|o| scene.standing.stall(o.first));
     let earlier = |s: &&Stall| {
         let waited = scene.join.waited(s, scene.now_ns);
-        s.lack == Lack::Issue && waited.is_some_and(|w| w.since_ns < at.waited.since_ns)
+        s.lack == Lack::Issue
+            && waited.is_some_and(|w| w.since_ns < at.waited.since_ns)
+            && !s.waiting.iter().all(|w| is_queued_behind(scene, at, s, *w))
     };
     let mut earlier = others.filter(earlier).peekable();
     earlier.peek().is_some() && {
         let comms = victims::connected(scene.join, at.comm.id);
         earlier.any(|s| comms.contains(&s.comm))
     }
+}
+
+/// True where a rank of another operation has issued it after this one, which its GPU does not start: it does not wait there.
+fn is_queued_behind(scene: &Scene<'_>, at: Place<'_>, other: &Stall, (rank, process): (Rank, u32)) -> bool {
+    let own = at.stall.lacking.iter().find(|(_, p)| *p == process);
+    let own_ns = own.and_then(|(r, _)| at.instance.parts.get(r)?.op.issued_ns);
+    let comm = scene.join.communicator(other.comm);
+    let part = comm.and_then(|c| c.instance(other.track, other.order)?.parts.get(&rank));
+    own_ns.zip(part.and_then(|p| p.op.issued_ns)).is_some_and(|(own, later)| own < later)
 }
 
 /// True where the GPUs of the ranks wait in a kernel, most likely in an operation that is not timed, and something else of
@@ -157,6 +168,11 @@ pub(super) fn judge<'p, 'a: 'p>(scene: &Scene<'a>, at: Place<'p>) -> Option<Find
         scene.now_ns.saturating_sub(issued.max(free).unwrap_or(0))
     };
     if ranks.iter().all(|r| waits_for(r) < scene.patience(at.comm)) {
+        return None;
+    }
+    // Ranks that a stopped process has held are on their way once it goes on: NCCL may have reported their ends before.
+    let runs = at.waited.for_ns.is_some();
+    if runs && at.comm.members().keys().take(FEW).any(|r| scene.just_released(at, *r)) {
         return None;
     }
     let doubtful = ranks.iter().any(|r| may_be_elsewhere(scene, at, *r));
