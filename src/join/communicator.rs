@@ -7,7 +7,7 @@ mod own_work;
 mod settle;
 mod unjudged;
 
-pub(super) use elsewhere::Inside;
+pub(super) use elsewhere::{Inside, Passed};
 pub use lately::Lately;
 
 use super::agenda;

@@ -1,8 +1,9 @@
 //! Where a rank was that came late: whoever was held by others is not late itself.
 
 use super::Join;
-use super::communicator::{Inside, LateEvent};
-use crate::model::{CommId, Rank, SegmentId};
+use super::communicator::{Inside, LateEvent, Passed};
+use super::instance::{Measure, Part};
+use crate::model::{CommId, Rank, SegmentId, Track};
 
 /// Where a rank was that came late.
 #[derive(Debug, Clone, Copy)]
@@ -87,17 +88,36 @@ impl Join {
         (by_ns, came_ns): (u64, u64),
     ) -> Inside {
         let from_ns = came_ns.saturating_sub(by_ns);
+        let passed = late.map_or_else(Passed::new, |late| self.passed(late, id, e, came_ns));
         let mut all = Inside::default();
         for (comm, rank) in late.map_or(&[][..], |late| self.roster.seats(late)) {
             let Some(c) = self.comms.get(comm) else { continue };
             let own = (*comm == id).then_some((e.track, e.operation.order));
             let lead_ns = |s: SegmentId| self.processes.get(&s).map(|p| p.issuing.lead_ns());
-            let inside = c.inside(*rank, own, (from_ns, came_ns), &lead_ns);
+            let inside = c.inside(*rank, own, (from_ns, came_ns), (&lead_ns, &passed));
             all.timed_ns = all.timed_ns.saturating_add(inside.timed_ns);
             // What is before it on its own track has ended.
             all.untimed |= inside.untimed && *comm != id || inside.in_launch;
         }
         all
+    }
+
+    /// When each other process came to the operation to which a rank came late, and when it had issued that. Kernels of one
+    /// operation end together: the longer one ran, the earlier it came.
+    fn passed(&self, late: SegmentId, id: CommId, e: &LateEvent, came_ns: u64) -> Passed {
+        let Some(c) = self.comms.get(&id) else { return Passed::new() };
+        let Some(instance) = c.instance(e.track, e.operation.order) else { return Passed::new() };
+        let segment = |r: &Rank| c.members().get(r).map(|m| m.record.segment);
+        let own = instance.parts.iter().find(|(r, _)| segment(r) == Some(late)).map(|(_, p)| p);
+        let is_rooted = instance.first().is_none_or(|p| p.op.func.is_rooted());
+        let ends_together = !matches!(e.track, Track::Pair(..)) && !is_rooted;
+        let own_ns = own.and_then(Part::duration_ns).filter(|_| ends_together && e.measure == Measure::Gpu);
+        let Some(own_ns) = own_ns else { return Passed::new() };
+        let passed = |(rank, part): (&Rank, &Part)| {
+            let earlier_ns = part.duration_ns()?.saturating_sub(own_ns);
+            Some((segment(rank)?, (part.issued_at()?, came_ns.saturating_sub(earlier_ns))))
+        };
+        instance.parts.iter().filter_map(passed).filter(|(s, _)| *s != late).collect()
     }
 
     /// How many collectives a process has finished, in all its communicators.

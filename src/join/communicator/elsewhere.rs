@@ -1,6 +1,6 @@
 //! How long a rank was in a communicator's operations, while others waited for it in another one.
 
-use super::super::instance::{Instance, LATE_NS, Part};
+use super::super::instance::{Instance, IssuedAt, LATE_NS, Part};
 use super::super::stats::{Class, ClassKey};
 use super::{Communicator, Key};
 use crate::model::{Rank, SegmentId, Track};
@@ -17,6 +17,10 @@ pub(in crate::join) struct Inside {
     /// It may have been in a launch of several transfers, of which the first that is over tells one end for all.
     pub(in crate::join) in_launch: bool,
 }
+
+/// When processes started an operation, host monotonic ns, and when they had issued it: by then they were through with whatever
+/// they had issued before.
+pub(in crate::join) type Passed = BTreeMap<SegmentId, (IssuedAt, u64)>;
 
 impl Communicator {
     /// For how long, in ns, a rank was in operations beyond what their transfers usually take, of those that ended
@@ -46,25 +50,26 @@ impl Communicator {
     }
 
     /// How long a rank was in operations between two moments, but for one of them. `lead_ns` says how far a process's host was
-    /// ahead of its GPU at most.
+    /// ahead of its GPU at most, and `passed` when others were through with earlier operations.
     pub(in crate::join) fn inside(
         &self,
         rank: Rank,
         but: Option<Key>,
         (from_ns, to_ns): (u64, u64),
-        lead_ns: &dyn Fn(SegmentId) -> Option<u64>,
+        (lead_ns, passed): (&dyn Fn(SegmentId) -> Option<u64>, &Passed),
     ) -> Inside {
         let mut inside = Inside::default();
         // The newest untimed operation of a track. Those of one track come in their order: a timed one that started before ends
         // the doubt.
         let mut doubt: Option<(Key, &Instance)> = None;
         let half_ns = from_ns + to_ns.saturating_sub(from_ns) / 2;
-        let settle = |inside: &mut Inside, (key, instance): (Key, &Instance)| match self
-            .all_came_ns(key, instance, lead_ns)
-            .filter(|t| *t <= half_ns)
-        {
-            Some(all_came_ns) => inside.timed_ns += all_came_ns.saturating_sub(from_ns),
-            None => inside.untimed = true,
+        let settle = |inside: &mut Inside, (key, instance): (Key, &Instance)| {
+            let left_ns = instance.parts.iter().filter_map(|end| self.left_ns(rank, end, passed)).min();
+            let until_ns = self.all_came_ns(key, instance, lead_ns).into_iter().chain(left_ns).min();
+            match until_ns.filter(|t| *t <= half_ns) {
+                Some(until_ns) => inside.timed_ns += until_ns.saturating_sub(from_ns),
+                None => inside.untimed = true,
+            }
         };
         let launch = but.and_then(|(t, o)| Some(self.instance(t, o)?.parts.get(&rank)?.op.launch()));
         for (track, order, instance) in self.instances().filter(|(t, o, _)| Some((*t, *o)) != but) {
@@ -97,8 +102,16 @@ impl Communicator {
         if let Some(last) = doubt {
             settle(&mut inside, last);
         }
-        inside.in_launch = self.may_be_in_launch(rank, from_ns, to_ns);
+        inside.in_launch = self.may_be_in_launch(rank, (from_ns, to_ns), passed);
         inside
+    }
+
+    /// When another rank was through with an operation at the latest, host monotonic ns: it has started what it issued later. From
+    /// then on it kept nobody in there.
+    fn left_ns(&self, rank: Rank, (other, part): (&Rank, &Part), passed: &Passed) -> Option<u64> {
+        let (later, came_ns) = passed.get(&self.members.get(other)?.record.segment)?;
+        let is_past = *other != rank && !part.op.func.is_rooted() && part.issued_at()?.is_before(*later);
+        is_past.then_some(*came_ns)
     }
 
     /// When all its ranks had come to an untimed operation at the latest, host monotonic ns: from then on nobody waited for anybody
@@ -144,9 +157,10 @@ impl Communicator {
 
     /// True where a rank may have been in a launch of several transfers for more than half of some time. NCCL 2.28 tells one
     /// end for all of them, by the first that is over: the launch lasts up to what the GPU started next, at most.
-    fn may_be_in_launch(&self, rank: Rank, from_ns: u64, to_ns: u64) -> bool {
+    fn may_be_in_launch(&self, rank: Rank, (from_ns, to_ns): (u64, u64), passed: &Passed) -> bool {
         let parts = || self.instances().filter_map(|(track, _, i)| Some((track, i.parts.get(&rank)?)));
         let transfers = || parts().filter(|(t, p)| matches!(t, Track::Pair(..)) && p.op.launch().is_known());
+        let half_ns = to_ns.saturating_sub(from_ns) / 2;
         let last = transfers().filter(|(_, p)| p.kernel.is_some_and(|k| k.start_ns < to_ns));
         let Some((track, last)) = last.max_by_key(|(_, p)| p.kernel.map(|k| k.start_ns)) else {
             return false;
@@ -159,6 +173,20 @@ impl Communicator {
         let started =
             parts().filter_map(|(_, p)| p.kernel.map(|k| k.start_ns)).filter(|t| *t > kernel.end_ns());
         let next_ns = started.min().unwrap_or(to_ns).min(to_ns);
-        is_one_end && next_ns.saturating_sub(kernel.end_ns().max(from_ns)) > to_ns.saturating_sub(from_ns) / 2
+        let may_be = is_one_end && next_ns.saturating_sub(kernel.end_ns().max(from_ns)) > half_ns;
+        may_be && !self.left_launch_ns(rank, last, passed).is_some_and(|t| t <= from_ns + half_ns)
+    }
+
+    /// When all peers of a rank's launch were through with their ends of it, host monotonic ns; absent where that is not known.
+    fn left_launch_ns(&self, rank: Rank, of_launch: &Part, passed: &Passed) -> Option<u64> {
+        let is_of_launch = |i: &&Instance| {
+            i.parts.get(&rank).is_some_and(|p| p.op.launch().shared_with(of_launch.op.launch()))
+        };
+        let of_it = self.instances().map(|(.., i)| i).filter(is_of_launch);
+        let left_ns = |i: &Instance| {
+            let peer = i.parts.iter().find(|(r, _)| **r != rank)?;
+            self.left_ns(rank, peer, passed)
+        };
+        of_it.map(left_ns).try_fold(0, |last, t| Some(t?.max(last)))
     }
 }

@@ -410,7 +410,7 @@ impl Communicator {
 mod tests {
     use crate::join::testing::{all_reduce, member, process};
     use crate::join::{Join, Measure};
-    use crate::model::{CommId, Func, Lane, Rank, Update};
+    use crate::model::{CommId, Func, Lane, Rank, Timing, Untimed, Update};
 
     const MS: u64 = 1_000_000;
 
@@ -572,6 +572,43 @@ mod tests {
         j.tick(100_000 * MS);
         let c = j.communicator(CommId::unowned(7)).expect("that of both");
         c.late().find(|e| e.operation.order == 20 && e.rank == Rank(1)).expect("it is late").held_elsewhere
+    }
+
+    #[test]
+    fn whoever_came_before_held_nobody_in_what_it_issued_earlier() {
+        // Rank 1 comes 100 ms late to the last of 21 operations. Before it, it issued an untimed one together with another rank.
+        let is_unsure = |other: u32| {
+            let mut j = Join::new();
+            for r in 0..4 {
+                j.feed(process(r));
+                j.feed(member(r, 4, 21));
+                for order in 0..21 {
+                    let at_ns = (1_000 + order * 200) * MS;
+                    let late_ns = if order == 20 { 100 * MS } else { 0 };
+                    let start_ns = match r {
+                        1 => at_ns + late_ns,
+                        2 if other == 2 => at_ns + late_ns / 100 * 99,
+                        _ => at_ns,
+                    };
+                    let kernel = Some((start_ns, Some(at_ns + late_ns + 20_000)));
+                    j.feed(Update::Op(Box::new(all_reduce(r, order, at_ns - 1_000, kernel))));
+                }
+            }
+            for (rank, p) in (0..).zip([1, other]) {
+                let Update::Comm(mut own) = member(p, 2, 1) else { unreachable!("a member") };
+                (own.comm, own.rank) = (CommId::unowned(8), Rank(rank));
+                j.feed(Update::Comm(own));
+                let mut op = all_reduce(p, 0, 4_990 * MS, None);
+                (op.comm, op.rank) = (CommId::unowned(8), Rank(rank));
+                op.timing = Timing::Not(Untimed::Budget);
+                j.feed(Update::Op(Box::new(op)));
+            }
+            j.tick(100_000 * MS);
+            let c = j.communicator(CommId::unowned(7)).expect("that of all");
+            c.late().find(|e| e.operation.order == 20).map(|e| e.unsure)
+        };
+        assert_eq!(is_unsure(0), Some(false), "rank 0 was through with it");
+        assert_eq!(is_unsure(2), Some(true), "rank 2 comes together with it");
     }
 
     #[test]
