@@ -425,7 +425,7 @@ pub struct Bench {
     /// Time single operations by CUDA events as well; --json has every sample
     #[arg(long)]
     pub events: bool,
-    /// Measure each size R times and report the median [default: 1; 10 with --targets, --save, --against or --rounds]
+    /// Measure each size R times and report the median [default: 1; 10 with --targets, 3 with several rounds]
     #[arg(long, value_name = "R")]
     pub repeat: Option<u32>,
     /// Abort all communicators when work stands still for so long
@@ -478,7 +478,7 @@ pub struct Bench {
     #[arg(long, value_name = "NAME=PATH[,VAR=VALUE...]", requires = "compare")]
     pub with: Vec<String>,
     /// Measure everything so many times, with new communicators each time; with --compare: each variant, in turn
-    /// [default: 1; 5 with --compare]
+    /// [default: 1; 5 with --compare, --save or --against]
     #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub rounds: Option<u32>,
     /// With --compare: the events that the null plugin asks for [default: 0x42, collectives and kernels on channels]

@@ -163,13 +163,13 @@ fn the_link_is_the_nvlinks_by_nvml() {
 fn what_was_measured_is_saved_and_compared_with() {
     let Some(dir) = fake("what_was_measured_is_saved_and_compared_with") else { return };
     let room = Room::new();
-    let options = format!("all_reduce -b 1K -e 4K -f 4 {QUICK} -t 2");
+    let options = format!("all_reduce -b 1K -e 4K -f 4 {QUICK} -t 2 --rounds 4");
     let saved = room.path("saved.json");
     let said = run(bench(&room, dir, &options).arg("--save").arg(&saved));
     exits(&said, 0);
     assert!(said.out.contains("# average bus bandwidth: "), "{}", said.out);
     let all = Measurements::load(&saved).unwrap();
-    assert_eq!((all.schema, all.reports.len(), all.reports[0].sizes.len()), (1, 1, 2));
+    assert_eq!((all.schema, all.reports.len(), all.reports[0].sizes.len()), (1, 4, 2));
     assert!(all.reports[0].sizes.iter().all(|s| s.out_of_place.repeats_ns.len() == 4));
 
     let against = |old: &Path, options: &str| run(bench(&room, dir, options).arg("--against").arg(old));
@@ -184,8 +184,8 @@ fn what_was_measured_is_saved_and_compared_with() {
     let said = against(&slow, &options);
     exits(&said, 0);
     assert!(said.out.contains("# changes: 0 slower, 4 faster, "), "{}", said.out);
-    // One repeat is no comparison.
-    let said = against(&saved, "all_reduce -b 1K -e 4K -f 4 -n 2 --repeat 1 -t 2");
+    // One round is no comparison, however many repeats it has.
+    let said = against(&saved, "all_reduce -b 1K -e 4K -f 4 -n 2 --repeat 10 --rounds 1 -t 2");
     exits(&said, 2);
     assert!(said.err.contains("nothing can be compared: samples: 4 saved, 1 new"), "{}", said.err);
     // Another number of ranks is another measurement; another NCCL is the point of one.
@@ -194,7 +194,7 @@ fn what_was_measured_is_saved_and_compared_with() {
     assert!(said.err.contains("ranks: 4, and the saved file has ranks: 2"), "{}", said.err);
     assert!(said.out.contains("# 4 rows of "), "{}", said.out);
     let mut other = Measurements::load(&slow).unwrap();
-    other.reports[0].environment.nccl_version = 22_703;
+    other.reports.iter_mut().for_each(|r| r.environment.nccl_version = 22_703);
     other.save(&slow).unwrap();
     let said = against(&slow, &options);
     exits(&said, 0);
@@ -233,7 +233,7 @@ fn json_holds_the_verdicts_the_changes_and_every_report() {
         assert!(row["confidence"].is_number() && row["trend"] == "improvement", "{row}");
     }
     // With one operation and nothing to judge the document stays what it was.
-    let mut command = bench(&room, dir, &format!("{QUICK} -b 8 -e 8 -t 2 --json --save {path}"));
+    let mut command = bench(&room, dir, &format!("{QUICK} -b 8 -e 8 -t 2 --json --rounds 1 --save {path}"));
     let said = run(&mut command);
     exits(&said, 0);
     let report: Report = serde_json::from_str(&said.out).unwrap();
@@ -276,7 +276,7 @@ fn processes_measure_targets_together_and_rank_0_alone_prints_and_saves() {
         json["targets"]["rows"].as_array().unwrap().iter().map(|r| &r["verdict"]).collect();
     assert_eq!(verdicts, ["pass", "skipped", "pass"]);
     assert_eq!((&json["targets"]["ranks"], &json["targets"]["nodes"]), (&2.into(), &1.into()));
-    assert_eq!(Measurements::load(&saved).unwrap().reports.len(), 2);
+    assert_eq!(Measurements::load(&saved).unwrap().reports.len(), 10, "5 rounds of two operations");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 use super::*;
 use crate::bench::fixtures::report;
 
-/// Ten repeats around a time in us, as many times longer as `by`.
+/// Ten times around one in us, as many times longer as `by`.
 fn around(us: f64, by: f64) -> Vec<f64> {
     (0..10).map(|i| us * by * (1.0 + f64::from(i) / 1000.0)).collect()
 }
@@ -10,8 +10,13 @@ fn all_reduce(repeats_us: &[f64]) -> Report {
     report(Collective::AllReduce, &[(1 << 20, repeats_us)])
 }
 
-fn compared(old: Report, new: Report) -> Changes {
-    compare(&Measurements::new(vec![old]), &[new], "old.json", 0.05)
+/// One round for each time.
+fn rounds(times_us: &[f64]) -> Vec<Report> {
+    times_us.iter().map(|us| all_reduce(&[*us])).collect()
+}
+
+fn compared(old: Vec<Report>, new: Vec<Report>) -> Changes {
+    compare(&Measurements::new(old), &new, "old.json", 0.05)
 }
 
 #[test]
@@ -26,29 +31,29 @@ fn a_change_counts_beyond_the_threshold_and_with_confidence() {
         // Four of each can say it, three cannot.
         (around(100.0, 1.10)[..4].to_vec(), Trend::Regression),
     ] {
-        let c = compared(all_reduce(&around(100.0, 1.0)), all_reduce(&new));
+        let c = compared(rounds(&around(100.0, 1.0)), rounds(&new));
         let row = &c.rows[0];
         assert_eq!((c.rows.len(), row.trend), (1, trend), "{row:?}");
         assert!(row.confidence.is_some() && row.reason.is_none(), "{row:?}");
         assert_eq!((c.differences.len(), c.not_measured, c.count(trend)), (0, 0, 1));
     }
-    let row = &compared(all_reduce(&around(100.0, 1.0)), all_reduce(&around(100.0, 1.10))).rows[0];
+    let row = &compared(rounds(&around(100.0, 1.0)), rounds(&around(100.0, 1.10))).rows[0];
     let (low, high) = row.interval.unwrap();
     assert!((row.change.unwrap() - 0.10).abs() < 1e-9 && low < 0.10 && 0.10 < high, "{row:?}");
 }
 
 #[test]
-fn too_few_repeats_are_unknown_and_say_so() {
+fn too_few_rounds_are_unknown_and_say_so() {
     for (old, new, said) in [
         (10, 1, "samples: 10 saved, 1 new;"),
         (1, 10, "samples: 1 saved, 10 new;"),
         (3, 3, "3 and 3 samples give 90 % at most"),
     ] {
-        let c = compared(all_reduce(&around(100.0, 1.0)[..old]), all_reduce(&around(100.0, 2.0)[..new]));
+        let c = compared(rounds(&around(100.0, 1.0)[..old]), rounds(&around(100.0, 2.0)[..new]));
         let row = &c.rows[0];
         assert_eq!(row.trend, Trend::Unknown);
         let reason = row.reason.as_ref().unwrap();
-        assert!(reason.starts_with(said) && reason.contains("--repeat"), "{reason}");
+        assert!(reason.starts_with(said) && reason.contains("--rounds"), "{reason}");
         // The change is known, how sure it is may not be.
         assert!(row.change.is_some());
         assert_eq!(row.confidence.is_some(), old == new);
@@ -78,7 +83,7 @@ fn what_is_not_alike_is_not_compared_and_says_why() {
         ),
         (new(|r| r.sizes[0].size_bytes = 4), "4 bytes, and the saved file has 1048576 bytes"),
     ] {
-        let c = compared(old(), new);
+        let c = compared(vec![old()], vec![new]);
         let row = &c.rows[0];
         assert_eq!((row.trend, row.reason.as_deref()), (Trend::NotComparable, Some(reason)));
         assert_eq!((row.change, row.old_ns, c.not_measured), (None, None, 1));
@@ -87,12 +92,14 @@ fn what_is_not_alike_is_not_compared_and_says_why() {
 
 #[test]
 fn versions_gpus_and_variables_are_compared_and_named() {
-    let mut new = all_reduce(&around(100.0, 1.0));
-    new.environment.nccl_version = 23_004;
-    new.environment.ranks[1].name = "Other".to_owned();
-    new.environment.variables.insert("NCCL_ALGO".to_owned(), "Tree".to_owned());
-    new.settings.iters = 100;
-    let c = compared(all_reduce(&around(100.0, 1.0)), new);
+    let mut new = rounds(&around(100.0, 1.0));
+    for r in &mut new {
+        r.environment.nccl_version = 23_004;
+        r.environment.ranks[1].name = "Other".to_owned();
+        r.environment.variables.insert("NCCL_ALGO".to_owned(), "Tree".to_owned());
+        r.settings.iters = 100;
+    }
+    let c = compared(rounds(&around(100.0, 1.0)), new);
     assert_eq!(c.rows[0].trend, Trend::WithinThreshold);
     let named = |d: &Difference| format!("{}: {} -> {}", d.what, d.old, d.new);
     assert_eq!(

@@ -102,7 +102,7 @@ fn settings(o: &Bench) -> anyhow::Result<Settings> {
         blocking: o.blocking,
         pin: o.pin || o.compare,
         events: o.events,
-        repeat: o.repeat.unwrap_or(if series::is_requested(o) { series::REPEATS } else { 1 }),
+        repeat: if series::is_requested(o) { series::repeats(o) } else { o.repeat.unwrap_or(1) },
         timeout_s: o.timeout,
         nccl: o.nccl.clone(),
         cuda: o.cuda.clone(),

@@ -14,8 +14,10 @@ use crate::cli::Bench;
 use serde::Serialize;
 use std::io::{self, Write};
 
-/// Repeats of each size where nobody says how many: enough for a comparison that is sure of something.
-pub(super) const REPEATS: u32 = 10;
+/// Rounds where measurements are saved or compared and nobody says how many: a comparison takes four at least.
+const ROUNDS: u32 = 5;
+/// Repeats of each size where nobody says how many, in one round and in each of several.
+const REPEATS: (u32, u32) = (10, 3);
 /// Changes from this many per cent on count, where nobody says how many.
 const THRESHOLD_PERCENT: f64 = 5.0;
 
@@ -43,6 +45,16 @@ struct Measured {
 /// True where the options ask for more than one table.
 pub(super) fn is_requested(o: &Bench) -> bool {
     !o.compare && (o.targets.is_some() || o.save.is_some() || o.against.is_some() || o.rounds.is_some())
+}
+
+/// How often everything is measured with new communicators.
+fn rounds(o: &Bench) -> u32 {
+    o.rounds.unwrap_or(if o.save.is_some() || o.against.is_some() { ROUNDS } else { 1 })
+}
+
+/// How often each size is measured in a round.
+pub(super) fn repeats(o: &Bench) -> u32 {
+    o.repeat.unwrap_or(if rounds(o) > 1 { REPEATS.1 } else { REPEATS.0 })
 }
 
 pub(super) fn run(o: &Bench, settings: &Settings, launch: Option<&Launch>) -> anyhow::Result<u8> {
@@ -104,7 +116,7 @@ fn measure(
     // A single process is on one node. Of several the first report says it.
     let mut nodes = launch.is_none().then_some(1);
     let mut epoch = o.epoch;
-    for _ in 0..o.rounds.unwrap_or(1) {
+    for _ in 0..rounds(o) {
         let mut done: Vec<Settings> = Vec::new();
         loop {
             let plan = targets.map_or_else(|| vec![settings.clone()], |t| t.plan(settings, ranks, nodes));
