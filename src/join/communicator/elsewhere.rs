@@ -174,7 +174,7 @@ impl Communicator {
             parts().filter_map(|(_, p)| p.kernel.map(|k| k.start_ns)).filter(|t| *t > kernel.end_ns());
         let next_ns = started.min().unwrap_or(to_ns).min(to_ns);
         let may_be = is_one_end && next_ns.saturating_sub(kernel.end_ns().max(from_ns)) > half_ns;
-        may_be && !self.left_launch_ns(rank, last, passed).is_some_and(|t| t <= from_ns + half_ns)
+        may_be && self.left_launch_ns(rank, last, passed).is_none_or(|t| t > from_ns + half_ns)
     }
 
     /// When all peers of a rank's launch were through with their ends of it, host monotonic ns; absent where that is not known.
