@@ -3,10 +3,13 @@
 use super::result::{Report, SCHEMA};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, Permissions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
+
+/// A file that is longer is none of ours, in bytes: some thousand sizes with hundreds of repeats.
+const BYTES_MAX: u64 = 256 << 20;
 
 /// An error with a file of measurements.
 #[derive(Debug, thiserror::Error)]
@@ -69,8 +72,15 @@ impl Measurements {
     /// What is wrong with the file, and what it should be.
     pub fn load(path: &Path) -> Result<Self, MeasurementsError> {
         let path = path.to_owned();
-        match fs::read(&path) {
-            Ok(text) => Self::read(&text, path),
+        let mut text = Vec::new();
+        let read = fs::File::open(&path).and_then(|f| f.take(BYTES_MAX + 1).read_to_end(&mut text));
+        match read {
+            Ok(n) if n as u64 > BYTES_MAX => {
+                let why =
+                    io::Error::other(format!("longer than {BYTES_MAX} bytes, too long for measurements"));
+                Err(MeasurementsError::Read { path, why })
+            }
+            Ok(_) => Self::read(&text, path),
             Err(why) => Err(MeasurementsError::Read { path, why }),
         }
     }

@@ -35,7 +35,7 @@ pub(super) fn run(o: &Doctor) -> anyhow::Result<u8> {
     }
     let launch = Launch::read(|name| std::env::var(name).ok(), 0)?;
     let Some(launch) = launch else {
-        return match doctor::devices(&host) {
+        return match doctor::devices(&host, limit) {
             0 | 1 => {
                 let mut report = doctor::run(&host, &checks, limit);
                 let seen = Seen {

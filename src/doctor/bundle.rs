@@ -19,7 +19,7 @@ const FILES: &[&str] = &[
     "etc/os-release",
 ];
 /// Parts of the names of variables whose values are masked.
-const SECRET: &[&str] = &["TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL", "HEADER"];
+const SECRET: &[&str] = &["TOKEN", "SECRET", "PASSW", "KEY", "CREDENTIAL", "HEADER", "AUTH"];
 const MASK: &str = "***";
 
 /// Writes a bundle, a compressed tar file. It holds the report as JSON and as text, the variables that NCCL, CUDA and
@@ -55,8 +55,9 @@ pub fn write(to: impl Write, host: &Host, report: &Report, text: &str) -> io::Re
     tar.into_inner()?.finish()?.flush()
 }
 
-/// A value, or a mask in its place: where its name speaks of a secret, or where it holds a user and a password.
-fn shown<'v>(name: &str, value: &'v str) -> &'v str {
-    let is_url = value.split_once("://").is_some_and(|(_, rest)| rest.contains('@'));
+/// A value, or a mask in its place: where its name speaks of a secret, or where it is a URL with a user or a query.
+pub(super) fn shown<'v>(name: &str, value: &'v str) -> &'v str {
+    let is_url = value.split_once("://").is_some_and(|(_, rest)| rest.contains(['@', '?']));
+    let name = name.to_uppercase();
     if is_url || SECRET.iter().any(|s| name.contains(s)) { MASK } else { value }
 }

@@ -6,7 +6,7 @@ use crate::bench::nccl::{Call, Failed, ID_BYTES, Nccl, UniqueId};
 use crate::bench::rendezvous::{Launch, Rendezvous};
 use crate::bench::{BenchError, median, version_text};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -39,6 +39,12 @@ const FLOAT: i32 = 7;
 const SUM: i32 = 0;
 const FLOAT_BYTES: u64 = 4;
 
+/// The kind of a pair that is connected by NVLink.
+pub(super) const NVLINK: &str = "over NVLink";
+/// Kinds of pairs of which no more is known.
+const WITHIN: &str = "within a host";
+const BETWEEN: &str = "between hosts";
+
 /// One exchange of a pair of ranks, as one of them saw it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Exchange {
@@ -55,15 +61,15 @@ pub struct Measured {
     pub host: String,
     /// Its GPU, by PCI address.
     pub gpu: String,
-    /// True if the GPU has NVLinks that are up.
-    pub has_nvlink: bool,
+    /// Over what it reaches the other GPUs of its host, by their PCI address, as far as the driver says.
+    pub paths: BTreeMap<String, String>,
     /// NCCL's version code.
     pub nccl: i32,
     /// An all-reduce of 8 bytes, in ns.
     pub small_ns: f64,
-    /// An all-reduce of [`LARGE`] bytes, in ns.
+    /// An all-reduce of 64 MiB, in ns.
     pub large_ns: f64,
-    /// A copy of [`TO_HOST`] bytes to the host, in ns.
+    /// A copy of 32 MiB to the host, in ns.
     pub to_host_ns: f64,
     /// The exchanges of both rounds; a rank without a partner has none.
     pub exchanges: Vec<Exchange>,
@@ -269,21 +275,30 @@ fn rate(bytes: u64, ns: f64) -> f64 {
     bytes as f64 / ns
 }
 
-/// A pair of ranks, the slower end's time, and whether both are on one host.
-#[derive(Debug, Clone, Copy)]
+/// A pair of ranks, the slower end's time, and over what they are connected.
+#[derive(Debug, Clone)]
 struct Pair {
     ranks: (u32, u32),
     time_ns: f64,
-    is_within: bool,
+    kind: String,
+}
+
+/// Over what two ranks are connected. Ranks that share a GPU have no path.
+fn kind(a: &Measured, b: &Measured) -> String {
+    if a.host != b.host {
+        return BETWEEN.to_owned();
+    }
+    a.paths.get(&b.gpu).cloned().unwrap_or_else(|| WITHIN.to_owned())
 }
 
 fn pairs(all: &[Measured]) -> Vec<Pair> {
     let mut found: BTreeMap<(u32, u32), Pair> = BTreeMap::new();
     for (rank, m) in (0..).zip(all) {
         for e in &m.exchanges {
+            let Some(peer) = all.get(e.peer as usize) else { continue };
             let ranks = (rank.min(e.peer), rank.max(e.peer));
-            let is_within = all.get(e.peer as usize).is_some_and(|o| o.host == m.host);
-            let pair = found.entry(ranks).or_insert(Pair { ranks, time_ns: 0.0, is_within });
+            let new = || Pair { ranks, time_ns: 0.0, kind: kind(m, peer) };
+            let pair = found.entry(ranks).or_insert_with(new);
             pair.time_ns = pair.time_ns.max(e.time_ns);
         }
     }
@@ -376,12 +391,11 @@ fn host_path(all: &[Measured], pairs: &[Pair]) -> Vec<Seen> {
         }
     }
     let mut through_host: Vec<String> = Vec::new();
-    for p in pairs.iter().filter(|p| p.is_within) {
-        let ends: Vec<&Measured> =
-            [p.ranks.0, p.ranks.1].iter().filter_map(|r| all.get(*r as usize)).collect();
-        let to_host = ends.iter().map(|m| rate(TO_HOST as u64, m.to_host_ns)).fold(0.0, f64::max);
+    for p in pairs.iter().filter(|p| p.kind == NVLINK) {
+        let ends = [p.ranks.0, p.ranks.1].into_iter().filter_map(|r| all.get(r as usize));
+        let to_host = ends.map(|m| rate(TO_HOST as u64, m.to_host_ns)).fold(0.0, f64::max);
         let own = rate(LARGE, p.time_ns);
-        if ends.iter().all(|m| m.has_nvlink) && own < OVER_HOST * to_host {
+        if own < OVER_HOST * to_host {
             through_host.push(format!(
                 "ranks {} and {} {own:.1} GB/s (to the host {to_host:.1})",
                 p.ranks.0, p.ranks.1
@@ -464,10 +478,9 @@ pub fn judge(all: &[Measured]) -> Vec<Outcome> {
         took(large)
     );
     let pairs = pairs(all);
-    let of_kind =
-        |is_within: bool| pairs.iter().filter(|p| p.is_within == is_within).copied().collect::<Vec<_>>();
-    let mut of_pairs = slow_pairs(&of_kind(true), all, "within a host");
-    of_pairs.extend(slow_pairs(&of_kind(false), all, "between hosts"));
+    let kinds: BTreeSet<&str> = pairs.iter().map(|p| p.kind.as_str()).collect();
+    let of_kind = |kind: &str| pairs.iter().filter(|p| p.kind == kind).cloned().collect::<Vec<_>>();
+    let of_pairs: Vec<Seen> = kinds.into_iter().flat_map(|k| slow_pairs(&of_kind(k), all, k)).collect();
     let outcome = |id, results| Outcome::new(id, Area::Ranks, Duration::ZERO, results);
     let mut outcomes = vec![
         outcome("collectives", vec![Seen::pass(seen)]),
@@ -490,7 +503,7 @@ mod tests {
         let of = |rank: u32| Measured {
             host: format!("node{}", rank / 4),
             gpu: format!("0000:{rank:02x}:00.0"),
-            has_nvlink: true,
+            paths: (0..world).map(|r| (format!("0000:{r:02x}:00.0"), NVLINK.to_owned())).collect(),
             nccl: 22_809,
             small_ns: 1e4,
             large_ns: 1e6,
@@ -528,7 +541,10 @@ mod tests {
         let all = judge(&measured(8, |_, _| 1.0));
         assert!(all.iter().all(|o| o.status == Status::Pass), "{all:#?}");
         let pairs = of(&all, "pairs");
-        assert!(pairs.results[0].seen.starts_with("6 pairs within a host: 335.5 GB/s"), "{pairs:?}");
+        assert!(
+            pairs.results.iter().any(|r| r.seen.starts_with("6 pairs over NVLink: 335.5 GB/s")),
+            "{pairs:?}"
+        );
         assert!(of(&all, "collectives").results[0].seen.contains("bus bandwidth 117.4 GB/s"));
     }
 
@@ -581,7 +597,7 @@ mod tests {
                 && path.results[0].seen.contains("ranks 0 and 1 55.9 GB/s (to the host 55.9)"),
             "{path:?}"
         );
-        two.iter_mut().for_each(|m| m.has_nvlink = false);
+        two.iter_mut().for_each(|m| m.paths.clear());
         assert_eq!(of(&judge(&two), "host-path").status, Status::Pass);
         two[1].to_host_ns *= 2.0;
         let all = judge(&two);

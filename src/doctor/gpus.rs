@@ -51,8 +51,8 @@ fn all_or(wrong: Vec<Seen>, well: impl FnOnce() -> String) -> Vec<Seen> {
 fn gpus(host: &Host) -> Vec<Seen> {
     with(host, |i| {
         let known: Vec<&str> = i.gpus.iter().map(|g| g.fact.gpu.as_str()).collect();
-        let on_pci = host.gpu_addresses();
-        let lost = on_pci.iter().filter(|a| pci_address(a).is_some_and(|a| !known.contains(&a.as_str())));
+        let own = host.own_gpu_addresses();
+        let lost = own.iter().filter(|a| pci_address(a).is_some_and(|a| !known.contains(&a.as_str())));
         let wrong = lost.map(|address| {
             let seen = format!("{address} is on PCIe, and the driver does not answer for it");
             Seen::fail(seen, "see dmesg for its Xid (79: fallen off the bus); reset it or restart the host")
@@ -82,6 +82,10 @@ fn nvlink(host: &Host) -> Vec<Seen> {
                 g.fact.links.iter().filter(|l| l.up == Some(false)).map(|l| l.link.to_string()).collect();
             (up, down)
         };
+        // Products have links that are not wired: GPUs of one product are compared.
+        let most_of = |product: &Option<String>| {
+            i.gpus.iter().filter(|g| g.fact.name == *product).map(|g| of(g).0).max().unwrap_or(0)
+        };
         let most = i.gpus.iter().map(|g| of(g).0).max().unwrap_or(0);
         if most == 0 {
             return vec![Seen::skip("no GPU has an NVLink that is up")];
@@ -89,7 +93,7 @@ fn nvlink(host: &Host) -> Vec<Seen> {
         let mut wrong = Vec::new();
         for g in &i.gpus {
             let (up, down) = of(g);
-            // Products have links that are not wired; all GPUs of a host have the same ones.
+            let most = most_of(&g.fact.name);
             if up < most {
                 let seen = format!(
                     "{}: {up} NVLinks are up, others have {most}; down: {}",
@@ -97,7 +101,8 @@ fn nvlink(host: &Host) -> Vec<Seen> {
                     down.join(", ")
                 );
                 let fix = "see dmesg for Xid 74, nvidia-smi nvlink -s, and the fabric manager's log; reseat or reset";
-                wrong.push(Seen::fail(seen, fix));
+                // A GPU without a bridge, beside some that have one, is no fault by itself.
+                wrong.push(if up == 0 { Seen::warn(seen, fix) } else { Seen::fail(seen, fix) });
             }
             let errors: u64 = g.fact.links.iter().filter_map(|l| l.recoveries).sum();
             if errors > 0 {
@@ -255,9 +260,8 @@ fn acs_iommu(host: &Host) -> Vec<Seen> {
     bridges.sort();
     bridges.dedup();
     let is_virtual = host.text("proc/cpuinfo").is_some_and(|t| t.contains(" hypervisor"));
-    let groups = host.entries("sys/kernel/iommu_groups");
-    let types = groups.iter().filter_map(|(n, _)| host.text(&format!("sys/kernel/iommu_groups/{n}/type")));
-    let translating = types.filter(|t| t.starts_with("DMA")).count();
+    let kind = |address: &String| host.text(&format!("sys/bus/pci/devices/{address}/iommu_group/type"));
+    let translating = addresses.iter().filter_map(kind).filter(|t| t.starts_with("DMA")).count();
     let mut wrong = Vec::new();
     if !bridges.is_empty() && !is_virtual {
         let seen = format!(
@@ -270,9 +274,7 @@ fn acs_iommu(host: &Host) -> Vec<Seen> {
         ));
     }
     if translating > 0 && !is_virtual {
-        let seen = format!(
-            "the IOMMU translates for {translating} groups of devices: GPUs reach each other through it"
-        );
+        let seen = format!("the IOMMU translates for {translating} GPUs: they reach each other through it");
         wrong.push(Seen::warn(seen, "boot with iommu=pt, or switch the IOMMU off in the BIOS"));
     }
     if wrong.is_empty() && !is_readable {

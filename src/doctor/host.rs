@@ -6,8 +6,11 @@ use rustix::process::{Resource, getrlimit};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// More than this of a file of the kernel is not read, in bytes.
 const READ_MAX: u64 = 1 << 20;
@@ -25,6 +28,18 @@ pub struct Limits {
     pub files: Option<u64>,
     /// Bytes of the largest file that it may write, soft.
     pub file_bytes: Option<u64>,
+    /// True if the process has CAP_IPC_LOCK, for which the first limit does not count.
+    pub may_lock: bool,
+}
+
+/// CAP_IPC_LOCK's bit.
+const IPC_LOCK: u32 = 14;
+
+/// True if this process has CAP_IPC_LOCK, by the line `CapEff` of its status.
+fn may_lock() -> bool {
+    let status = text(Path::new("/proc/self/status")).unwrap_or_default();
+    let effective = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    effective.and_then(|c| u64::from_str_radix(c.trim(), 16).ok()).is_some_and(|c| c >> IPC_LOCK & 1 == 1)
 }
 
 impl Limits {
@@ -33,6 +48,7 @@ impl Limits {
             memlock_bytes: getrlimit(Resource::Memlock).current,
             files: getrlimit(Resource::Nofile).maximum,
             file_bytes: getrlimit(Resource::Fsize).current,
+            may_lock: may_lock(),
         }
     }
 }
@@ -137,6 +153,27 @@ impl Host {
         all.filter(|(_, dir)| is_gpu(dir)).map(|(name, _)| name).collect()
     }
 
+    /// Those of them that the driver has and whose device this process can reach: a container sees all GPUs of its host on PCI.
+    #[must_use]
+    pub fn own_gpu_addresses(&self) -> Vec<String> {
+        let is_own = |address: &String| {
+            let driver = std::fs::read_link(self.path(&format!("sys/bus/pci/devices/{address}/driver"))).ok();
+            let facts = self.text(&format!("proc/driver/nvidia/gpus/{address}/information"));
+            let minor =
+                facts.as_deref().and_then(|t| t.lines().find_map(|l| l.strip_prefix("Device Minor:")));
+            driver.is_some_and(|d| d.ends_with("nvidia"))
+                && minor.is_some_and(|m| self.path(&format!("dev/nvidia{}", m.trim())).exists())
+        };
+        self.gpu_addresses().into_iter().filter(is_own).collect()
+    }
+
+    /// True inside a container, as its runtime marks it.
+    #[must_use]
+    pub fn is_container(&self) -> bool {
+        let marks = [".dockerenv", "run/.containerenv", "var/run/secrets/kubernetes.io"];
+        marks.iter().any(|m| self.path(m).exists())
+    }
+
     /// What the GPUs' driver says, or why it says nothing.
     ///
     /// # Errors
@@ -146,9 +183,19 @@ impl Host {
         asked.as_ref().map_err(String::as_str)
     }
 
-    /// The names of RDMA devices.
+    /// The same, absent also where the driver does not answer in time.
+    #[must_use]
+    pub fn gpus_within(self: &Arc<Self>, limit: Duration) -> Option<Inventory> {
+        let host = self.clone();
+        within(limit, move || host.gpus().ok().cloned()).flatten()
+    }
+
+    /// The names of RDMA devices that this process can reach: a container sees those of its host as well.
     #[must_use]
     pub fn rdma_devices(&self) -> Vec<String> {
+        if !self.entries("dev/infiniband").iter().any(|(name, _)| name.starts_with("uverbs")) {
+            return Vec::new();
+        }
         self.entries("sys/class/infiniband").into_iter().map(|(name, _)| name).collect()
     }
 
@@ -161,9 +208,27 @@ impl Host {
 
 /// A file as text, without the space around it.
 pub(super) fn text(path: &Path) -> Option<String> {
+    // A pipe in a file's place must not hold up who reads it.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+    if !file.metadata().ok()?.is_file() {
+        return None;
+    }
     let mut bytes = Vec::new();
-    File::open(path).ok()?.take(READ_MAX).read_to_end(&mut bytes).ok()?;
+    file.take(READ_MAX).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).trim().to_owned())
+}
+
+/// Does something on a thread of its own, which is left alone where it takes too long.
+pub(super) fn within<T: Send + 'static>(
+    limit: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let (send, receive) = channel();
+    let spawned = std::thread::Builder::new().name("limited".to_owned()).spawn(move || {
+        // Nobody receives what comes after the limit.
+        send.send(work()).ok();
+    });
+    spawned.ok().and_then(|_| receive.recv_timeout(limit).ok())
 }
 
 /// Bytes as people write them.

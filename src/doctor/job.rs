@@ -1,7 +1,7 @@
 //! The checks of all ranks of a job together: each rank's own, what differs between them, and real collectives.
 
-use super::collectives::{Measured, Ready, Step, judge, measure};
-use super::host::Host;
+use super::collectives::{Measured, NVLINK, Ready, Step, judge, measure};
+use super::host::{Host, within};
 use super::libraries::Libraries;
 use super::ranks::{RankFacts, together};
 use super::{Area, Check, Outcome, Report, Seen, run};
@@ -15,6 +15,8 @@ use std::time::Duration;
 
 /// How long ranks wait for each other.
 const MEETING: Duration = Duration::from_secs(60);
+/// How long the driver may take to begin, less than ranks wait for each other.
+const LOADING: Duration = Duration::from_secs(30);
 /// How long the collectives may take in all.
 const COLLECTIVES: Duration = Duration::from_secs(120);
 
@@ -34,10 +36,11 @@ pub enum JobError {
     },
 }
 
-/// How many GPUs this host's CUDA has; 0 where there is none.
+/// How many GPUs this host's CUDA has; 0 where there is none, or where it does not answer in time.
 #[must_use]
-pub fn devices(host: &Host) -> usize {
-    Cuda::open(host.cuda.as_deref()).map_or(0, |c| c.device_count())
+pub fn devices(host: &Host, limit: Duration) -> usize {
+    let path = host.cuda.clone();
+    within(limit, move || Cuda::open(path.as_deref()).map_or(0, |c| c.device_count())).unwrap_or(0)
 }
 
 /// Runs the checks on this rank and puts them together with the others'. Rank 0 gets the report. The flag is true if a
@@ -53,7 +56,7 @@ pub fn run_ranks(
     nccl: Option<PathBuf>,
 ) -> Result<(Option<Report>, bool), JobError> {
     let report = run(host, checks, limit);
-    let mut own = RankFacts::gather(launch.rank, host, report);
+    let mut own = RankFacts::gather(launch.rank, host, report, limit);
     let mut meeting = Rendezvous::join(launch, MEETING)?;
     meeting.start_together()?;
     own.clock_ms = host.unix_ms();
@@ -62,12 +65,18 @@ pub fn run_ranks(
     report.outcomes = together(&all);
     // The library that a job would load, which is PyTorch's where there is one.
     let nccl = nccl.or_else(|| Libraries::find(host).of_job().map(|l| l.path.clone()));
-    let ready = Ready::new(launch, host.cuda.as_deref(), nccl.as_deref());
+    let (place, cuda) = (launch.clone(), host.cuda.clone());
+    let loaded = within(LOADING, move || Ready::new(&place, cuda.as_deref(), nccl.as_deref()));
+    let is_late = loaded.is_none();
+    let ready = loaded.unwrap_or_else(|| {
+        let text = format!("CUDA and NCCL were not loaded within {} s", LOADING.as_secs());
+        Err(BenchError::Settings(text))
+    });
     let refusals: Vec<Option<String>> =
         exchange(&mut meeting, &ready.as_ref().err().map(ToString::to_string))?;
     let (outcomes, is_stuck) = match ready {
         Ok(ready) if refusals.iter().all(Option::is_none) => measured(host, ready, meeting),
-        _ => (vec![refused(&refusals)], false),
+        _ => (vec![refused(&refusals)], is_late),
     };
     report.outcomes.extend(outcomes);
     Ok(((launch.rank == 0).then_some(report), is_stuck))
@@ -134,12 +143,27 @@ fn measured(host: &Arc<Host>, ready: Ready, mut meeting: Rendezvous) -> (Vec<Out
 }
 
 /// Adds what only the driver and the kernel know.
-fn complete(m: &mut Measured, host: &Host) {
+fn complete(m: &mut Measured, host: &Arc<Host>) {
     m.host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let is_own = |address: &str| crate::model::pci_address(&m.gpu).as_deref() == Some(address);
-    let gpus = host.gpus().map_or(&[][..], |i| &i.gpus);
-    m.has_nvlink =
-        gpus.iter().any(|g| is_own(&g.fact.gpu) && g.fact.links.iter().any(|l| l.up == Some(true)));
+    m.gpu = crate::model::pci_address(&m.gpu).unwrap_or_else(|| m.gpu.clone());
+    let gpus = host.gpus_within(LOADING).unwrap_or_default().gpus;
+    if let Some(own) = gpus.into_iter().find(|g| g.fact.gpu == m.gpu) {
+        m.paths = own
+            .fact
+            .peers
+            .into_iter()
+            .filter_map(|p| Some((p.gpu, path_kind(p.nvlink, p.path.as_deref())?)))
+            .collect();
+    }
+}
+
+/// Over what a GPU reaches another one.
+fn path_kind(nvlink: Option<bool>, path: Option<&str>) -> Option<String> {
+    match (nvlink, path) {
+        (Some(true), _) => Some(NVLINK.to_owned()),
+        (_, Some(path)) => Some(format!("over PCIe ({path})")),
+        _ => None,
+    }
 }
 
 /// Everybody gives something and gets everybody's, by rank.

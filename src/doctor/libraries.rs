@@ -2,10 +2,11 @@
 
 use super::elf;
 use super::host::Host;
+use super::process;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 /// The name under which programs ask for NCCL.
 pub(super) const NCCL: &str = "libnccl.so.2";
@@ -105,25 +106,27 @@ fn by_name(host: &Host) -> Option<PathBuf> {
     if let Some(path) = preloaded.filter(|p| p.is_absolute() && is_nccl(p)).find(|p| p.is_file()) {
         return Some(path.to_owned());
     }
-    let path = of_list("LD_LIBRARY_PATH");
-    let own = path.split([':', ';']).filter(|d| !d.is_empty()).map(PathBuf::from);
-    if let Some(found) = own.map(|d| d.join(NCCL)).find(|p| p.is_file()) {
-        return Some(found);
-    }
-    if let Some(found) = cached(host) {
-        return Some(found);
-    }
-    DEFAULT_DIRECTORIES.iter().map(|d| host.path(d).join(NCCL)).find(|p| p.is_file())
+    found(host, NCCL)
 }
 
-/// NCCL's entry in the dynamic linker's cache, as `ldconfig` lists it.
-fn cached(host: &Host) -> Option<PathBuf> {
+/// The file that the dynamic linker finds for a name: in LD_LIBRARY_PATH, in its cache, in its own directories.
+pub(super) fn found(host: &Host, name: &str) -> Option<PathBuf> {
+    let path = host.variable("LD_LIBRARY_PATH").unwrap_or_default();
+    let own = path.split([':', ';']).filter(|d| !d.is_empty()).map(|d| Path::new(d).join(name));
+    own.into_iter()
+        .find(|p| p.is_file())
+        .or_else(|| cached(host, name))
+        .or_else(|| DEFAULT_DIRECTORIES.iter().map(|d| host.path(d).join(name)).find(|p| p.is_file()))
+}
+
+/// A library's entry in the dynamic linker's cache, as `ldconfig` lists it.
+fn cached(host: &Host, name: &str) -> Option<PathBuf> {
     if !host.is_here() {
         return None;
     }
     let program = ["/sbin/ldconfig", "/usr/sbin/ldconfig"].into_iter().find(|p| Path::new(p).is_file())?;
     let text = output(Command::new(program).arg("-p"))?;
-    let line = text.lines().find(|l| l.trim_start().starts_with(NCCL))?;
+    let line = text.lines().find(|l| l.split_whitespace().next() == Some(name))?;
     Some(PathBuf::from(line.split_once("=> ")?.1.trim()))
 }
 
@@ -174,24 +177,7 @@ fn needed(line: &str) -> Option<(String, Option<PathBuf>)> {
 
 /// What a program of the system prints, if it ends in time. A failure of its own is no matter: what it printed counts.
 fn output(command: &mut Command) -> Option<String> {
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = command.spawn().ok()?;
-    let mut out = child.stdout.take()?;
-    let reader = std::thread::spawn(move || {
-        let mut text = Vec::new();
-        std::io::Read::read_to_end(&mut out, &mut text).map(|_| text)
-    });
-    let begun = Instant::now();
-    while child.try_wait().ok()?.is_none() {
-        if begun.elapsed() > LISTING {
-            child.kill().ok()?;
-            child.wait().ok()?;
-            return None;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let text = reader.join().ok()?.ok()?;
-    Some(String::from_utf8_lossy(&text).into_owned())
+    process::run(command, LISTING).ok().map(|ended| ended.out)
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ mod job;
 mod libraries;
 mod limits;
 mod network;
+mod process;
 mod ranks;
 mod software;
 mod variables;
@@ -204,7 +205,11 @@ pub fn run(host: &Arc<Host>, checks: &[Check], limit: Duration) -> Report {
     for check in checks.iter().copied() {
         let (host, send) = (host.clone(), send.clone());
         let work = move || {
-            let results = (check.run)(&host);
+            let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (check.run)(&host)));
+            let results = ran.unwrap_or_else(|_| {
+                let fix = "it is a defect of ringwatch: report it with what stands above, and a bundle";
+                vec![Seen::fail("the check itself broke off", fix)]
+            });
             // Nobody receives what comes after the limit.
             send.send((check.id, begun.elapsed(), results)).ok();
         };

@@ -108,13 +108,18 @@ fn port(host: &Host, device: &str, number: &str) -> Seen {
     let (state, physical, rate, layer) =
         (read("state"), read("phys_state"), read("rate"), read("link_layer"));
     let seen = format!("{device} port {number}: {state}, {rate}, {layer}");
+    if !state.contains("ACTIVE") && !physical.contains("LinkUp") {
+        // Many devices have a port without a cable, which NCCL leaves alone.
+        return Seen::pass(format!("{seen}; nothing is connected, and NCCL leaves it alone"));
+    }
     if !state.contains("ACTIVE") {
         let fix = format!(
             "physically it is {physical}: check cable and switch, and for InfiniBand the subnet manager"
         );
         return Seen::warn(seen, fix);
     }
-    if layer == "InfiniBand" {
+    // Other layers than Ethernet (InfiniBand, Amazon's EFA) have no choice of GIDs.
+    if layer != "Ethernet" {
         return Seen::pass(seen);
     }
     let gids = gids(host, &at);
@@ -156,29 +161,34 @@ fn port(host: &Host, device: &str, number: &str) -> Seen {
 }
 
 fn rdma(host: &Host) -> Vec<Seen> {
+    let devices = host.rdma_devices();
+    let as_interface = |name: &String| Interface {
+        name: name.clone(),
+        address: String::new(),
+        is_up: true,
+        is_loopback: false,
+    };
+    let all: Vec<Interface> = devices.iter().map(as_interface).collect();
+    let list = host.variable("NCCL_IB_HCA");
+    // Devices that NCCL was told to leave alone are nobody's trouble.
+    let used = list.map_or_else(|| all.iter().collect(), |list| selected(list, &all));
     let mut results = Vec::new();
-    for device in host.rdma_devices() {
-        for (number, _) in host.entries(&format!("sys/class/infiniband/{device}/ports")) {
-            results.push(port(host, &device, &number));
+    for device in &used {
+        for (number, _) in host.entries(&format!("sys/class/infiniband/{}/ports", device.name)) {
+            results.push(port(host, &device.name, &number));
         }
     }
-    if results.is_empty() {
+    if all.is_empty() {
         return vec![Seen::skip("there is no RDMA device: between hosts NCCL uses sockets")];
     }
-    if let Some(list) = host.variable("NCCL_IB_HCA") {
-        let devices: Vec<Interface> = host
-            .rdma_devices()
-            .into_iter()
-            .map(|name| Interface { name, address: String::new(), is_up: true, is_loopback: false })
-            .collect();
-        if selected(list, &devices).is_empty() {
-            let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
-            let seen = format!("NCCL_IB_HCA={list} selects none of the devices {}", names.join(", "));
-            results.push(Seen::fail(
-                seen,
-                "correct it, or unset it; without a device NCCL falls back to sockets",
-            ));
-        }
+    let is_active = |r: &Seen| r.seen.contains("ACTIVE");
+    if let Some(list) = list.filter(|_| used.is_empty()) {
+        let seen = format!("NCCL_IB_HCA={list} selects none of the devices {}", devices.join(", "));
+        results
+            .push(Seen::fail(seen, "correct it, or unset it; without a device NCCL falls back to sockets"));
+    } else if !results.iter().any(is_active) {
+        let fix = "check cables and switch, and for InfiniBand the subnet manager";
+        results.push(Seen::warn("no port of an RDMA device is active: between hosts NCCL uses sockets", fix));
     }
     results
 }
@@ -195,7 +205,7 @@ fn gpudirect(host: &Host) -> Vec<Seen> {
     }
     let modules = host.text("proc/modules").unwrap_or_default();
     let has = |name: &str| modules.lines().any(|l| l.split(' ').next() == Some(name));
-    if has("nvidia_peermem") || has("nv_peer_mem") {
+    if has("nvidia_peermem") || has("nv_peer_mem") || has("efa_nv_peermem") {
         return vec![Seen::pass("nvidia-peermem is loaded")];
     }
     // DMA-BUF takes Linux 5.12 and the driver's open kernel modules.

@@ -1,10 +1,12 @@
 //! What differs between the ranks of a job that should be alike.
 
+use super::bundle::shown;
 use super::host::Host;
 use super::libraries::Libraries;
 use super::{Area, Outcome, Report, Seen, Status};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Variables that differ from rank to rank by right.
@@ -15,6 +17,19 @@ const ALIKE: &[&str] = &["NCCL_", "TORCH_NCCL_", "CUDA_", "RINGWATCH_", "LD_"];
 /// Beginnings of names of what NCCL needs alike on all ranks. With NCCL 2.28.3 an all-reduce of two H100s hung when
 /// NCCL_BUFFSIZE was set on one of them.
 const MATTERS: &[&str] = &["NCCL_", "the NCCL"];
+/// Of NCCL's settings those that name what a host has of its own.
+const OF_HOST: &[&str] = &[
+    "NCCL_DEBUG",
+    "NCCL_IB_HCA",
+    "NCCL_IB_GID_INDEX",
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_OOB_NET_IFNAME",
+    "NCCL_TOPO_",
+    "NCCL_GRAPH_DUMP",
+    "NCCL_CONF_FILE",
+    "NCCL_IGNORE_CPU_AFFINITY",
+    "NCCL_PROFILER_PLUGIN",
+];
 /// Clocks that are further from the median are wrong, in ms: greetings of ranks take less.
 const CLOCK_OFF_MAX_MS: u64 = 100;
 
@@ -34,18 +49,22 @@ pub struct RankFacts {
 impl RankFacts {
     /// What this process says.
     #[must_use]
-    pub fn gather(rank: u32, host: &Host, report: Report) -> Self {
+    pub fn gather(rank: u32, host: &Arc<Host>, report: Report, limit: Duration) -> Self {
         let is_alike = |name: &str| ALIKE.iter().any(|b| name.starts_with(b)) && !OWN.contains(&name);
-        let mut alike: BTreeMap<String, String> =
-            host.variables.iter().filter(|(n, _)| is_alike(n)).map(|(n, v)| (n.clone(), v.clone())).collect();
+        let mut alike: BTreeMap<String, String> = host
+            .variables
+            .iter()
+            .filter(|(n, _)| is_alike(n))
+            .map(|(n, v)| (n.clone(), shown(n, v).to_owned()))
+            .collect();
         let mut put = |name: &str, value: Option<String>| {
             alike.insert(name.to_owned(), value.unwrap_or_else(|| "-".to_owned()));
         };
-        let gpus = host.gpus().ok();
+        let gpus = host.gpus_within(limit);
         let libraries = Libraries::find(host);
         put("the NCCL that a job loads", libraries.of_job().map(|l| l.version().to_owned()));
-        put("the GPU driver", gpus.and_then(|g| g.driver.clone()));
-        put("the GPU", gpus.and_then(|g| g.gpus.first()?.fact.name.clone()));
+        put("the GPU driver", gpus.as_ref().and_then(|g| g.driver.clone()));
+        put("the GPU", gpus.as_ref().and_then(|g| g.gpus.first()?.fact.name.clone()));
         put("ringwatch", Some(env!("CARGO_PKG_VERSION").to_owned()));
         put(
             "RLIMIT_MEMLOCK",
@@ -113,7 +132,8 @@ impl Difference {
         let others: Vec<String> =
             self.others.iter().map(|(v, list)| format!("{} on {}", value(v), ranks(list))).collect();
         let seen = format!("{} is {}, but {}", self.name, value(&self.usual), others.join("; "));
-        if MATTERS.iter().any(|b| self.name.starts_with(b)) && !self.name.starts_with("NCCL_DEBUG") {
+        let is = |beginnings: &[&str]| beginnings.iter().any(|b| self.name.starts_with(b));
+        if is(MATTERS) && !is(OF_HOST) {
             Seen::fail(
                 seen,
                 "give all ranks the same: ranks whose settings differ hang or fail in an operation",
@@ -143,36 +163,44 @@ fn clock(all: &[RankFacts]) -> Vec<Seen> {
     wrong
 }
 
-/// Puts the checks of all ranks together: each host's worst outcome of every check, what differs, and the clocks.
-#[must_use]
-pub fn together(all: &[RankFacts]) -> Vec<Outcome> {
-    let mut outcomes: Vec<Outcome> = Vec::new();
-    let mut hosts = BTreeMap::new();
+/// What all ranks saw in one check. What all say stands once; other things name their ranks and hosts.
+fn merged(all: &[RankFacts], id: &str, area: Area) -> Outcome {
+    let mut results: Vec<(Seen, Vec<&RankFacts>)> = Vec::new();
+    let mut took_ms = 0;
     for r in all {
-        hosts.entry(r.report.host.clone()).or_insert_with(Vec::new).push(r.rank);
-        for o in &r.report.outcomes {
-            let worse: Vec<Seen> = o.results.iter().filter(|s| s.status >= Status::Warn).cloned().collect();
-            match outcomes.iter_mut().find(|known| known.id == o.id) {
-                Some(known) => {
-                    let fresh = worse.into_iter().map(|mut s| {
-                        s.seen = format!("{} (rank {}): {}", r.report.host, r.rank, s.seen);
-                        s
-                    });
-                    // What rank 0 says counts for all who say the same.
-                    let fresh: Vec<Seen> =
-                        fresh.filter(|s| !known.results.iter().any(|k| s.seen.ends_with(&k.seen))).collect();
-                    let results = known.results.drain(..).chain(fresh).collect();
-                    *known = Outcome::new(
-                        &o.id,
-                        o.area,
-                        Duration::from_millis(known.took_ms.max(o.took_ms)),
-                        results,
-                    );
+        for o in r.report.outcomes.iter().filter(|o| o.id == id) {
+            took_ms = took_ms.max(o.took_ms);
+            for seen in &o.results {
+                match results.iter_mut().find(|(known, _)| known == seen) {
+                    Some((_, who)) => who.push(r),
+                    None => results.push((seen.clone(), vec![r])),
                 }
-                None => outcomes.push(o.clone()),
             }
         }
     }
+    // What passes may differ in a number; the first rank's speaks for all.
+    let is_told = |(seen, who): &(Seen, Vec<&RankFacts>)| {
+        seen.status >= Status::Warn || who.iter().any(|r| all.first().is_some_and(|f| f.rank == r.rank))
+    };
+    let told = results.into_iter().filter(is_told).map(|(mut seen, who)| {
+        if who.len() < all.len() && seen.status >= Status::Warn {
+            let hosts: BTreeSet<&str> = who.iter().map(|r| r.report.host.as_str()).collect();
+            let hosts: Vec<&str> = hosts.into_iter().collect();
+            let list: Vec<u32> = who.iter().map(|r| r.rank).collect();
+            seen.seen = format!("{} ({}): {}", hosts.join(", "), ranks(&list), seen.seen);
+        }
+        seen
+    });
+    Outcome::new(id, area, Duration::from_millis(took_ms), told.collect())
+}
+
+/// Puts the checks of all ranks together: what each saw, what differs, and the clocks.
+#[must_use]
+pub fn together(all: &[RankFacts]) -> Vec<Outcome> {
+    let Some(first) = all.first() else { return Vec::new() };
+    let mut outcomes: Vec<Outcome> =
+        first.report.outcomes.iter().map(|o| merged(all, &o.id, o.area)).collect();
+    let hosts: BTreeSet<&str> = all.iter().map(|r| r.report.host.as_str()).collect();
     let mut differ: Vec<Seen> = differences(all).iter().map(Difference::seen).collect();
     if differ.is_empty() {
         let n = all.len();

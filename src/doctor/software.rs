@@ -1,8 +1,8 @@
 //! Drivers and libraries, the plugin, and Ringwatch's own agent and settings.
 
 use super::host::{Host, text};
-use super::libraries::{Libraries, NCCL, needed_by};
-use super::{Area, Check, Seen, elf};
+use super::libraries::{Libraries, NCCL, found, needed_by};
+use super::{Area, Check, Seen, elf, process};
 use crate::bench::cuda::Cuda;
 use crate::bundle;
 use crate::config::{self, Config, Overrides};
@@ -10,7 +10,8 @@ use crate::replay::Abi;
 use crate::runtime;
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::Duration;
 
 pub(super) const CHECKS: &[Check] = &[
     Check { id: "driver", area: Area::Software, run: driver },
@@ -25,6 +26,8 @@ pub(super) const CHECKS: &[Check] = &[
     Check { id: "permissions", area: Area::Software, run: permissions },
 ];
 
+/// A recorded job takes less than a second; all seven interfaces have to be tried within a check's time.
+const PLAYING: Duration = Duration::from_secs(5);
 /// The agent's settings, when no file is named.
 const SETTINGS: &str = "/etc/ringwatch/agent.yaml";
 
@@ -36,6 +39,9 @@ fn driver(host: &Host) -> Vec<Seen> {
             vec![Seen::pass(format!("driver {driver}, for CUDA up to {cuda}, {} GPUs", i.gpus.len()))]
         }
         Err(_) if addresses.is_empty() => vec![Seen::skip("this host has no GPU of NVIDIA")],
+        Err(_) if host.is_container() && host.own_gpu_addresses().is_empty() => {
+            vec![Seen::skip("this container was given none of the host's GPUs")]
+        }
         Err(why) => {
             let loaded = host.text("proc/driver/nvidia/version");
             let loaded =
@@ -59,15 +65,13 @@ fn cuda(host: &Host) -> Vec<Seen> {
                 Some(v) if count < there => {
                     Seen::pass(format!("{seen} of {there} (CUDA_VISIBLE_DEVICES={v})"))
                 }
-                None if count < there => Seen::fail(
-                    format!("{seen}, and NVML has {there}"),
-                    "the control group of this process denies the others: see the devices of its container",
-                ),
+                // One MIG instance, or those that the control group leaves.
+                None if count < there => Seen::pass(format!("{seen}, NVML has {there} GPUs")),
                 _ => Seen::pass(seen),
             }]
         }
-        Err(_) if there == 0 && host.gpu_addresses().is_empty() => {
-            vec![Seen::skip("this host has no GPU of NVIDIA")]
+        Err(_) if there == 0 && (host.gpu_addresses().is_empty() || host.is_container()) => {
+            vec![Seen::skip("no GPU of NVIDIA is here (see the check driver)")]
         }
         Err(e) => vec![match visible {
             Some(v) => Seen::fail(
@@ -142,11 +146,12 @@ fn played(program: &Path, plugin: &Path, segments: &Path, abi: Abi) -> Result<()
     let mut command = Command::new(program);
     command.args(["replay", "--scenario", "mixed", "--rank", "0", "--unpaced", "--abi"]);
     command.arg(abi.number().to_string()).arg("--plugin").arg(plugin);
-    command.env_remove("RINGWATCH_DISABLE").env("RINGWATCH_DIR", segments);
-    let said = command.stdin(Stdio::null()).output().map_err(|e| format!("cannot start: {e}"))?;
+    for (name, _) in std::env::vars_os().filter(|(n, _)| n.to_string_lossy().starts_with("RINGWATCH_")) {
+        command.env_remove(name);
+    }
+    let said = process::run(command.env("RINGWATCH_DIR", segments), PLAYING).map_err(|e| e.to_string())?;
     if !said.status.success() {
-        let text = String::from_utf8_lossy(&said.stderr);
-        return Err(text.lines().last().map_or_else(|| said.status.to_string(), str::to_owned));
+        return Err(said.err.lines().last().map_or_else(|| said.status.to_string(), str::to_owned));
     }
     let is_segment = |e: std::fs::DirEntry| e.path().extension().is_some_and(|x| x == "seg");
     let there = std::fs::read_dir(segments).is_ok_and(|d| d.flatten().any(is_segment));
@@ -156,9 +161,14 @@ fn played(program: &Path, plugin: &Path, segments: &Path, abi: Abi) -> Result<()
 fn plugin(host: &Host) -> Vec<Seen> {
     let Some(program) = &host.program else { return vec![Seen::skip("this program's own file is unknown")] };
     let fix = "see the text of the error; report it with the bundle (doctor --bundle FILE) if nothing on this host explains it";
-    let place = match tempfile::tempdir() {
-        Ok(place) => place,
-        Err(e) => return vec![Seen::fail(format!("no temporary directory: {e}"), "make room in TMPDIR")],
+    let is_noexec = |p: &Path| statvfs(p).is_ok_and(|v| v.f_flag.contains(StatVfsMountFlags::NOEXEC));
+    // Where temporary files may not be executed, the user's cache, where the plugin goes otherwise.
+    let cache = host.variable("HOME").map(|h| Path::new(h).join(".cache"));
+    let places = [Some(std::env::temp_dir()), cache].into_iter().flatten();
+    let Some(place) = places.filter(|p| !is_noexec(p)).find_map(|p| tempfile::tempdir_in(p).ok()) else {
+        let seen =
+            "neither the directory for temporary files nor ~/.cache takes a library that can be loaded";
+        return vec![Seen::skip(seen)];
     };
     let file = match bundle::install(&place.path().join("plugin")) {
         Ok(file) => file,
@@ -184,15 +194,11 @@ fn plugin(host: &Host) -> Vec<Seen> {
 }
 
 /// The file that NCCL opens for the value of a variable that names a plugin.
-fn plugin_file(host: &Host, value: &str, kind: &str) -> Option<PathBuf> {
-    let spelled = [value.to_owned(), format!("libnccl-{kind}-{value}.so")];
+pub(super) fn plugin_file(host: &Host, value: &str, kind: &str) -> Option<PathBuf> {
     if value.contains('/') {
         return Some(PathBuf::from(value)).filter(|p| p.is_file());
     }
-    let path = host.variable("LD_LIBRARY_PATH").unwrap_or_default();
-    let directories: Vec<PathBuf> =
-        std::env::split_paths(path).chain(["usr/lib", "usr/local/lib"].map(|d| host.path(d))).collect();
-    spelled.iter().flat_map(|n| directories.iter().map(move |d| d.join(n))).find(|p| p.is_file())
+    found(host, value).or_else(|| found(host, &format!("libnccl-{kind}-{value}.so")))
 }
 
 /// What NCCL would find where a variable names a plugin.
@@ -201,7 +207,10 @@ fn job_plugin(host: &Host, variable: &str, value: &str, kind: &str, symbol: &str
     let fix =
         "eval \"$(ringwatch plugin)\" prints what Ringwatch's plugin needs; NCCL itself says nothing of this";
     let Some(file) = plugin_file(host, value, kind) else {
-        return Seen::fail(format!("{named}: no such file on LD_LIBRARY_PATH; NCCL goes on without it"), fix);
+        return Seen::fail(
+            format!("{named}: the dynamic linker finds no such file; NCCL goes on without it"),
+            fix,
+        );
     };
     let shown = file.display();
     let is_noexec = |p: &Path| statvfs(p).is_ok_and(|v| v.f_flag.contains(StatVfsMountFlags::NOEXEC));
@@ -237,9 +246,14 @@ fn job_plugins(host: &Host) -> Vec<Seen> {
         |v: &str| !v.eq_ignore_ascii_case("none") && !"STATIC_PLUGIN".starts_with(&v.to_uppercase());
     let mut results: Vec<Seen> = kinds
         .iter()
-        .filter_map(|(variable, kind, symbol)| {
-            let value = host.variable(variable).filter(|v| is_file(v))?;
-            Some(job_plugin(host, variable, value, kind, symbol))
+        .flat_map(|(variable, kind, symbol)| {
+            // For the network it is a list.
+            let values = host
+                .variable(variable)
+                .unwrap_or_default()
+                .split(',')
+                .filter(|v| !v.is_empty() && is_file(v));
+            values.map(|value| job_plugin(host, variable, value, kind, symbol)).collect::<Vec<_>>()
         })
         .collect();
     let preload = host.variable("LD_PRELOAD").unwrap_or_default();

@@ -5,6 +5,7 @@
 
 use super::host::Host;
 use super::libraries::{Libraries, packages};
+use super::software::plugin_file;
 use super::{Area, Check, Seen, elf};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -16,10 +17,26 @@ pub(super) const CHECKS: &[Check] = &[
 ];
 
 /// Variables whose value names a library of its own, which reads variables too.
-const PLUGINS: &[&str] =
-    &["NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_ENV_PLUGIN", "NCCL_GIN_PLUGIN"];
-/// What images of containers say of the NCCL inside them; it is no setting.
-const DESCRIPTION: &str = "NCCL_VERSION";
+const PLUGINS: &[(&str, &str)] = &[
+    ("NCCL_NET_PLUGIN", "net"),
+    ("NCCL_TUNER_PLUGIN", "tuner"),
+    ("NCCL_PROFILER_PLUGIN", "profiler"),
+    ("NCCL_ENV_PLUGIN", "env"),
+    ("NCCL_GIN_PLUGIN", "gin"),
+];
+/// What images of containers, modules and builds say of where NCCL is and which; these are no settings.
+const DESCRIPTIONS: &[&str] = &[
+    "NCCL_VERSION",
+    "NCCL_HOME",
+    "NCCL_ROOT",
+    "NCCL_DIR",
+    "NCCL_PATH",
+    "NCCL_INCLUDE_DIR",
+    "NCCL_INCLUDE_DIRS",
+    "NCCL_LIB_DIR",
+    "NCCL_LIBRARY",
+    "NCCL_LIBRARIES",
+];
 /// A name that differs by no more letters is taken for a misspelling.
 const MISSPELT_MAX: usize = 2;
 
@@ -150,13 +167,14 @@ impl Known {
         let nccl = libraries.of_job()?;
         let facts = nccl.facts.as_ref().ok()?;
         let mut names = facts.variables.clone();
-        let plugins = PLUGINS.iter().filter_map(|v| host.variable(v)).filter(|v| v.contains(".so"));
-        let path = host.variable("LD_LIBRARY_PATH").unwrap_or_default();
-        for plugin in plugins {
-            let found = std::env::split_paths(path).map(|d| d.join(plugin)).find(|p| p.is_file());
-            let file = found.unwrap_or_else(|| PathBuf::from(plugin));
-            // A plugin that cannot be read is told by a check of its own.
-            names.extend(elf::nccl(&file).unwrap_or_default().variables);
+        for (variable, kind) in PLUGINS {
+            // Without the variable NCCL looks for a plugin of this name.
+            let usual = format!("libnccl-{kind}.so");
+            let values = host.variable(variable).unwrap_or(&usual).split(',');
+            for file in values.filter_map(|v| plugin_file(host, v, kind)) {
+                // A plugin that cannot be read is told by a check of its own.
+                names.extend(elf::nccl(&file).unwrap_or_default().variables);
+            }
         }
         let torch = packages(host)
             .into_iter()
@@ -175,8 +193,11 @@ impl Known {
 
 fn names(host: &Host) -> Vec<Seen> {
     let settings = Settings::read(host);
-    let of_nccl: Vec<&String> =
-        settings.all.keys().filter(|n| n.starts_with("NCCL_") && *n != DESCRIPTION).collect();
+    let of_nccl: Vec<&String> = settings
+        .all
+        .keys()
+        .filter(|n| n.starts_with("NCCL_") && !DESCRIPTIONS.contains(&n.as_str()))
+        .collect();
     if of_nccl.is_empty() {
         return vec![Seen::pass("no NCCL_ variable is set")];
     }
@@ -211,11 +232,13 @@ const WORDS: &[(&str, &[&str])] = &[
     ("NCCL_SOCKET_FAMILY", &["AF_INET", "AF_INET6"]),
     ("NCCL_IB_ADDR_FAMILY", &["AF_INET", "AF_INET6"]),
     ("NCCL_LAUNCH_MODE", &["PARALLEL", "GROUP"]),
-    ("NCCL_P2P_LEVEL", &["LOC", "NVL", "PIX", "PXB", "PXN", "P2C", "PHB", "SYS"]),
-    ("NCCL_NET_GDR_LEVEL", &["LOC", "NVL", "PIX", "PXB", "PXN", "P2C", "PHB", "SYS"]),
+    ("NCCL_P2P_LEVEL", PATHS),
+    ("NCCL_NET_GDR_LEVEL", PATHS),
 ];
-/// Of those the ones that may be a number as well.
-const OR_NUMBER: &[&str] = &["NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL"];
+/// Kinds of paths between two devices, as NCCL writes them: here capital letters matter.
+const PATHS: &[&str] = &["LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "PXN", "P2C", "PHB", "SYS"];
+/// Of those the ones that are a kind of path, or a number.
+const OF_PATHS: &[&str] = &["NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL"];
 /// Names of algorithms and protocols, as lists of NCCL_ALGO and NCCL_PROTO hold them.
 const ALGORITHMS: &[&str] = &["TREE", "RING", "COLLNETDIRECT", "COLLNETCHAIN", "NVLS", "NVLSTREE", "PAT"];
 const PROTOCOLS: &[&str] = &["LL", "LL128", "SIMPLE"];
@@ -264,8 +287,9 @@ fn value(name: &str, setting: &Setting) -> Option<Seen> {
         return None;
     }
     if let Some((_, words)) = WORDS.iter().find(|(n, _)| *n == name) {
-        let is_number = OR_NUMBER.contains(&name) && number(v).1.is_empty();
-        if !is_number && !is_word(v, words) {
+        let is_path = OF_PATHS.contains(&name);
+        let is_known = if is_path { words.contains(&v) || number(v).1.is_empty() } else { is_word(v, words) };
+        if !is_known {
             return wrong("NCCL does not know this value".to_owned(), format!("one of {}", words.join(", ")));
         }
     }
@@ -304,19 +328,10 @@ fn values(host: &Host) -> Vec<Seen> {
 /// Something that settings do which their user may not want.
 struct Effect {
     applies: fn(&Settings, &Host) -> bool,
-    status: fn(String, &'static str) -> Seen,
     /// The variables that are shown.
     names: &'static [&'static str],
     what: &'static str,
     fix: &'static str,
-}
-
-fn warn(seen: String, fix: &'static str) -> Seen {
-    Seen::warn(seen, fix)
-}
-
-fn fail(seen: String, fix: &'static str) -> Seen {
-    Seen::fail(seen, fix)
 }
 
 fn has_rdma(host: &Host) -> bool {
@@ -336,37 +351,34 @@ const EFFECTS: &[Effect] = &[
         applies: |s, _| {
             s.get("NCCL_PROTO").is_some_and(|v| !v.starts_with('^') && v.to_uppercase().contains("LL128"))
         },
-        status: warn,
         names: &["NCCL_PROTO"],
         what: "LL128 is forced also where NCCL knows that the links do not keep its 128 bytes together, and data are wrong",
         fix: "unset it; NCCL chooses LL128 itself where it is safe",
     },
     Effect {
         applies: |s, _| {
-            s.get("NCCL_PROTO").is_some_and(|v| !v.to_uppercase().contains("LL128")) || is_set(s, "NCCL_ALGO")
+            // An exclusion or a list leaves NCCL a choice.
+            let is_one = |v: &str| !v.contains(['^', ',', ';', ':']) && !v.to_uppercase().contains("LL128");
+            ["NCCL_ALGO", "NCCL_PROTO"].iter().any(|n| s.get(n).is_some_and(is_one))
         },
-        status: warn,
         names: &["NCCL_ALGO", "NCCL_PROTO"],
         what: "the choice is the same for all sizes, and slow for most of them",
         fix: "unset it, or write rules for sizes: ringwatch tune",
     },
     Effect {
         applies: |s, _| s.is_on("NCCL_P2P_DISABLE"),
-        status: warn,
         names: &["NCCL_P2P_DISABLE"],
         what: "GPUs of a host do not use NVLink or PCIe between them, but the host's memory",
         fix: "unset it; see the check p2p for what is wrong with peer access",
     },
     Effect {
         applies: |s, _| s.is_on("NCCL_SHM_DISABLE"),
-        status: warn,
         names: &["NCCL_SHM_DISABLE"],
         what: "ranks of a host without peer access use the network between them",
         fix: "unset it, and give /dev/shm more room",
     },
     Effect {
         applies: |s, h| s.is_on("NCCL_IB_DISABLE") && has_rdma(h),
-        status: warn,
         names: &["NCCL_IB_DISABLE"],
         what: "there are RDMA devices, and NCCL uses sockets",
         fix: "unset it",
@@ -376,76 +388,59 @@ const EFFECTS: &[Effect] = &[
             let ib = |n: &String| n.starts_with("NCCL_IB_") && n != "NCCL_IB_DISABLE";
             s.all.keys().any(ib) && (s.is_on("NCCL_IB_DISABLE") || !has_rdma(h))
         },
-        status: warn,
         names: &["NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_TC", "NCCL_IB_DISABLE"],
         what: "variables NCCL_IB_* are set, and NCCL ignores them: RDMA is off, or there is no RDMA device",
         fix: "unset them here, or see the check rdma for why no device is there",
     },
     Effect {
         applies: |s, _| debugs(s),
-        status: warn,
         names: &["NCCL_DEBUG"],
         what: "every rank writes what it does; that was for a search, and was left on",
         fix: "unset it, or set it to WARN",
     },
     Effect {
         applies: |s, _| is_set(s, "NCCL_DEBUG_SUBSYS") && !debugs(s),
-        status: warn,
         names: &["NCCL_DEBUG_SUBSYS"],
         what: "it is ignored: it selects lines of NCCL_DEBUG=INFO, which is not set",
         fix: "unset it",
     },
     Effect {
-        applies: |s, _| s.get("NCCL_DEBUG_FILE").is_some_and(|f| !f.contains("%p")),
-        status: warn,
+        applies: |s, _| {
+            s.get("NCCL_DEBUG_FILE").is_some_and(|f| !f.contains("%p") && !f.starts_with("/dev/"))
+        },
         names: &["NCCL_DEBUG_FILE"],
         what: "all ranks of a host write over each other's lines in one file",
         fix: "put %h and %p into the name",
     },
     Effect {
         applies: |s, _| {
-            let n = |name| s.number(name);
-            n("NCCL_MIN_NCHANNELS").zip(n("NCCL_MAX_NCHANNELS")).is_some_and(|(min, max)| min > max)
-        },
-        status: fail,
-        names: &["NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"],
-        what: "the least number of channels is above the largest one",
-        fix: "unset one of them",
-    },
-    Effect {
-        applies: |s, _| {
             let n = |name| s.number(name).unwrap_or(1);
             n("NCCL_SOCKET_NTHREADS").saturating_mul(n("NCCL_NSOCKS_PERTHREAD")) > 64
         },
-        status: fail,
         names: &["NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"],
-        what: "their product is above 64, which NCCL does not allow",
+        what: "their product is above 64, and NCCL lowers the sockets of a thread",
         fix: "lower one of them",
     },
     Effect {
         applies: |s, _| s.is_on("NCCL_P2P_DISABLE") && is_set(s, "NCCL_P2P_LEVEL"),
-        status: warn,
         names: &["NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"],
         what: "they contradict each other",
         fix: "unset one of them",
     },
     Effect {
         applies: |s, _| ["NRINGS", "NCHANNELS"].iter().all(|n| is_set(s, &format!("NCCL_MAX_{n}"))),
-        status: warn,
         names: &["NCCL_MAX_NRINGS", "NCCL_MAX_NCHANNELS"],
         what: "they are two names of one setting",
         fix: "unset NCCL_MAX_NRINGS, the old one",
     },
     Effect {
         applies: |s, _| s.is_on("NCCL_CHECK_POINTERS"),
-        status: warn,
         names: &["NCCL_CHECK_POINTERS"],
         what: "every call asks the driver about its buffers",
         fix: "unset it",
     },
     Effect {
         applies: |_, h| h.variable("CUDA_LAUNCH_BLOCKING").is_some_and(|v| v != "0"),
-        status: warn,
         names: &[],
         what: "CUDA_LAUNCH_BLOCKING is set: nothing overlaps, and operations of several communicators can hang",
         fix: "unset it",
@@ -461,7 +456,7 @@ fn effects(host: &Host) -> Vec<Seen> {
     let of = |e: &Effect| {
         let shown = shown(e.names);
         let colon = if shown.is_empty() { "" } else { ": " };
-        (e.status)(format!("{shown}{colon}{}", e.what), e.fix)
+        Seen::warn(format!("{shown}{colon}{}", e.what), e.fix)
     };
     let mut all: Vec<Seen> = EFFECTS.iter().filter(|e| (e.applies)(&settings, host)).map(of).collect();
     all.extend(settings.notes);

@@ -13,7 +13,7 @@ pub use judge::{Judgement, Link, TargetRow, Verdict, judge};
 use super::op::{Collective, DType};
 use super::result::Settings;
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// Longest file of targets that is read, in bytes.
@@ -175,13 +175,16 @@ impl Targets {
     /// The first error, with file and line.
     pub fn load(path: &Path) -> Result<Self, TargetError> {
         let read = |why| TargetError::Read { path: path.to_owned(), why };
-        let length = fs::metadata(path).map_err(read)?.len();
-        if length > TEXT_MAX {
+        let mut text = String::new();
+        // A device has no length of its own.
+        let file = fs::File::open(path).map_err(read)?;
+        let length = file.take(TEXT_MAX + 1).read_to_string(&mut text).map_err(read)?;
+        if length as u64 > TEXT_MAX {
             return Err(read(io::Error::other(format!(
                 "longer than {TEXT_MAX} bytes, too long for targets"
             ))));
         }
-        Self::from_yaml(&fs::read_to_string(path).map_err(read)?, &path.display().to_string())
+        Self::from_yaml(&text, &path.display().to_string())
     }
 
     /// Reads YAML. `origin` names it in errors.
