@@ -161,7 +161,7 @@ impl Publisher {
             if all {
                 self.tell_signatures(c);
             }
-            self.tell_pairs(join, c, now_ns, all, moved);
+            self.tell_pairs(c, now_ns, all, moved);
         }
     }
 
@@ -195,15 +195,8 @@ impl Publisher {
         }
     }
 
-    fn tell_pairs(
-        &mut self,
-        join: &Join,
-        c: &Communicator,
-        now_ns: u64,
-        all: bool,
-        moved: &HashSet<(CommId, Rank)>,
-    ) {
-        let launches = Launches::of(join, c);
+    fn tell_pairs(&mut self, c: &Communicator, now_ns: u64, all: bool, moved: &HashSet<(CommId, Rank)>) {
+        let launches = Launches::of(c);
         for ((from, to), sent, received, first) in c.pairs() {
             for (own, peer, sent, received) in [(from, to, sent, 0), (to, from, 0, received)] {
                 let Some(member) = c.members().get(&own) else { continue };

@@ -1,7 +1,6 @@
 //! Transfers that were launched together. NCCL tells one end for all of them, when any of them has ended: so one that seems
 //! not to end may have, and one that seems to have ended may not.
 
-use super::super::Join;
 use super::super::communicator::{Communicator, state_of};
 use super::super::instance::{Instance, Part};
 use super::super::waits::{Lack, Stall};
@@ -11,9 +10,6 @@ use std::collections::{HashMap, HashSet};
 
 /// What nothing contradicts for so long, in ns, holds: records of other nodes take a while.
 pub(super) const NEWS_NS: u64 = 2_000_000_000;
-
-/// Open operations of another communicator that are looked through for the next one of a rank.
-const OPEN_MAX: usize = 256;
 
 /// A transfer that both ends issued and that seems to stand still.
 pub(super) struct Held {
@@ -32,7 +28,6 @@ type Lazy<'a, T> = LazyCell<T, Box<dyn FnOnce() -> T + 'a>>;
 
 /// The launches of a communicator's transfers.
 pub struct Launches<'a> {
-    join: &'a Join,
     c: &'a Communicator,
     /// How many transfers of each launch are not finished.
     open: Lazy<'a, HashMap<(Rank, Launch), usize>>,
@@ -50,9 +45,8 @@ impl std::fmt::Debug for Launches<'_> {
 
 impl<'a> Launches<'a> {
     /// Those of a communicator.
-    pub fn of(join: &'a Join, c: &'a Communicator) -> Self {
+    pub fn of(c: &'a Communicator) -> Self {
         Launches {
-            join,
             c,
             open: LazyCell::new(Box::new(|| open(c))),
             newest: LazyCell::new(Box::new(|| newest(c))),
@@ -66,22 +60,9 @@ impl<'a> Launches<'a> {
     pub fn may_run_since(&self, track: Track, order: u64, rank: Rank) -> Option<u64> {
         let Track::Pair(from, _) = track else { return None };
         let part = self.c.instance(track, order)?.parts.get(&rank)?;
-        let may_run = part.finished
-            && self.is_newest(rank, part)
-            && (rank != from || self.queued.contains_key(&rank) || self.holds_up_others(rank, part));
+        let may_run =
+            part.finished && self.is_newest(rank, part) && (rank != from || self.queued.contains_key(&rank));
         part.ended_seen_ns.filter(|_| may_run)
-    }
-
-    /// True where a rank's GPU has not started what its process issued next in another communicator.
-    fn holds_up_others(&self, rank: Rank, part: &Part) -> bool {
-        let (Some(m), Some(own)) = (self.c.members().get(&rank), part.issued_at()) else { return false };
-        let others = self.join.roster.seats(m.record.segment).iter().filter(|(id, _)| *id != self.c.id);
-        let mut others = others.filter_map(|(id, r)| Some((self.join.communicator(*id)?, *r)));
-        others.any(|(c, r)| {
-            let is_next = |p: &&Part| p.issued_at().is_some_and(|at| own.is_before(at));
-            let next = c.open().take(OPEN_MAX).filter_map(|(.., i)| i.parts.get(&r)).find(is_next);
-            next.is_some_and(|p| !p.finished && !p.is_silent() && p.started_ns.is_none())
-        })
     }
 
     /// The same, where nothing was heard for long enough since.

@@ -19,7 +19,7 @@ pub(super) struct Transfers {
 
 /// The transfers of a communicator that cannot complete yet. Younger ones are left out while a process runs.
 pub(super) fn stalls(join: &Join, c: &Communicator, over: bool, now_ns: u64) -> Transfers {
-    let launches = Launches::of(join, c);
+    let launches = Launches::of(c);
     let mut all = unmatched(join, c, &launches, now_ns);
     all.stalls.extend(broken_off(join, c, &launches));
     // Of each pair the oldest in each direction: the later ones wait for it.
