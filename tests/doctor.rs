@@ -68,7 +68,8 @@ fn outcome<'r>(report: &'r Report, id: &str) -> &'r Outcome {
 
 /// All that a check saw, with its remedies.
 fn text(report: &Report, id: &str) -> String {
-    let one = |r: &ringwatch::doctor::Seen| format!("{} -> {}", r.seen, r.fix.as_deref().unwrap_or("-"));
+    let one =
+        |r: &ringwatch::doctor::Observation| format!("{} -> {}", r.seen, r.fix.as_deref().unwrap_or("-"));
     outcome(report, id).results.iter().map(one).collect::<Vec<_>>().join("\n")
 }
 

@@ -69,7 +69,7 @@ pub fn run(
     Ok(Report::new(shared.settings.clone(), shared.environment.clone(), sizes))
 }
 
-/// How many ranks a benchmark with these settings has, all processes together.
+/// Counts the ranks of a benchmark with these settings, all processes together.
 ///
 /// # Errors
 /// The CUDA driver's, which knows how many GPUs there are.

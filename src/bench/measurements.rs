@@ -1,4 +1,4 @@
-//! What benchmarks measured, as a file: several reports in one JSON document, or a single report.
+//! A file holds what benchmarks measured: several reports in one JSON document, or a single report.
 
 use super::result::{Report, SCHEMA};
 use serde::{Deserialize, Serialize};
@@ -37,7 +37,7 @@ pub enum MeasurementsError {
     Content {
         /// The file.
         path: PathBuf,
-        /// What it holds, and the remedy.
+        /// The text says what the file holds, and the remedy.
         why: String,
     },
     /// The file cannot be written.
@@ -69,7 +69,7 @@ impl Measurements {
     /// Reads what `--save` or `--json` wrote.
     ///
     /// # Errors
-    /// What is wrong with the file, and what it should be.
+    /// The error says what is wrong with the file, and what it should be.
     pub fn load(path: &Path) -> Result<Self, MeasurementsError> {
         let path = path.to_owned();
         let mut text = Vec::new();
@@ -88,7 +88,7 @@ impl Measurements {
     /// Reads a file's content. `path` names it in errors.
     ///
     /// # Errors
-    /// What is wrong with the file, and what it should be.
+    /// The error says what is wrong with the file, and what it should be.
     pub fn read(text: &[u8], path: PathBuf) -> Result<Self, MeasurementsError> {
         let content = |why: String| MeasurementsError::Content { path: path.clone(), why };
         let json = |why| MeasurementsError::Json { path: path.clone(), why };

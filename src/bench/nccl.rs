@@ -16,9 +16,9 @@ pub const SUCCESS: c_int = 0;
 /// `ncclInProgress`: no failure, only not done yet.
 pub const IN_PROGRESS: c_int = 7;
 /// The name under which the library is found.
-const FILE_NAME: &str = "libnccl.so.2";
+pub const FILE_NAME: &str = "libnccl.so.2";
 /// Where NVIDIA's wheels put it, below a site-packages directory.
-const IN_WHEEL: &str = "nvidia/nccl/lib/libnccl.so.2";
+pub const IN_WHEEL: &str = "nvidia/nccl/lib/libnccl.so.2";
 /// Bytes of an id.
 pub const ID_BYTES: usize = 128;
 
@@ -333,6 +333,12 @@ fn candidates() -> Vec<PathBuf> {
 
 /// The libraries that wheels have put below a Python's prefix, the newest Python's first.
 fn wheels(prefix: &Path) -> Vec<PathBuf> {
+    packages(prefix).into_iter().map(|p| p.join(IN_WHEEL)).filter(|f| f.is_file()).collect()
+}
+
+/// The directories of packages below a Python's prefix, the newest Python's first.
+#[must_use]
+pub fn packages(prefix: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(prefix.join("lib")) else { return Vec::new() };
     let mut pythons: Vec<PathBuf> = entries
         .flatten()
@@ -341,14 +347,8 @@ fn wheels(prefix: &Path) -> Vec<PathBuf> {
         .collect();
     // python3.9 comes before python3.10: by length, then by name.
     pythons.sort_by_key(|p| (p.as_os_str().len(), p.clone()));
-    let mut found = Vec::new();
-    for python in pythons.iter().rev() {
-        for packages in ["site-packages", "dist-packages"] {
-            found.push(python.join(packages).join(IN_WHEEL));
-        }
-    }
-    found.retain(|f| f.is_file());
-    found
+    let below = |python: &PathBuf| ["site-packages", "dist-packages"].map(|d| python.join(d));
+    pythons.iter().rev().flat_map(below).filter(|d| d.is_dir()).collect()
 }
 
 /// The file behind the library that the dynamic linker has found, as the kernel has it mapped.

@@ -9,7 +9,7 @@ const PAIRS_MAX: usize = 1_000_000;
 /// The confidence of the interval.
 const INTERVAL_CONFIDENCE: f64 = 0.95;
 
-/// What two samples say about each other.
+/// A comparison says how much two samples differ, and how sure it is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Comparison {
     /// One less the two-sided p-value, 0 to 1.

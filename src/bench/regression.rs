@@ -48,9 +48,9 @@ pub struct Change {
     pub old_ns: Option<f64>,
     /// The median of the new ones.
     pub new_ns: Option<f64>,
-    /// How many samples were saved.
+    /// The number of samples that were saved.
     pub old_samples: usize,
-    /// How many are new.
+    /// The number of new samples.
     pub new_samples: usize,
     /// Ratio of the medians less one: 0.05 is 5 % slower.
     pub change: Option<f64>,

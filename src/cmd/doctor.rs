@@ -3,7 +3,7 @@
 use super::{BROKEN, FINDINGS};
 use crate::bench::{self, Launch};
 use crate::cli::Doctor;
-use crate::doctor::{self, Area, Host, Outcome, Report, Seen, Status};
+use crate::doctor::{self, Area, Host, Observation, Outcome, Report, Status};
 use anyhow::{Context, bail};
 use std::io::{self, Write};
 use std::net::TcpListener;
@@ -38,7 +38,7 @@ pub(super) fn run(o: &Doctor) -> anyhow::Result<u8> {
         return match doctor::devices(&host, limit) {
             0 | 1 => {
                 let mut report = doctor::run(&host, &checks, limit);
-                let seen = Seen {
+                let seen = Observation {
                     status: Status::Skip,
                     seen: "there are no two GPUs here, and neither torchrun nor srun has started this"
                         .to_owned(),

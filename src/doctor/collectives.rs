@@ -1,14 +1,12 @@
 //! Short real collectives over all ranks of a job and between pairs of them, and what the slowest ones say.
 
-use super::{Area, Outcome, Seen};
+use super::{Area, Observation, Outcome, ras};
 use crate::bench::cuda::{Buffer, Context, Cuda, HostBuffer, Stream};
 use crate::bench::nccl::{Call, Failed, ID_BYTES, Nccl, UniqueId};
 use crate::bench::rendezvous::{Launch, Rendezvous};
 use crate::bench::{BenchError, median, version_text};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -27,13 +25,6 @@ const SLOW: f64 = 1.3;
 const OVER_HOST: f64 = 1.5;
 /// One operation may take so long.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The first release of NCCL with RAS, and the first one whose RAS runs diagnostics of its own.
-const RAS_FROM: i32 = 22_400;
-const DIAGNOSTICS_FROM: i32 = 23_100;
-/// Where RAS listens unless NCCL_RAS_ADDR says otherwise.
-const RAS_ADDRESS: &str = "localhost:28028";
-/// More than this of RAS's answer is not read, in bytes.
-const RAS_MAX: u64 = 1 << 20;
 /// `ncclFloat` and `ncclSum`, of which the all-reduce is.
 const FLOAT: i32 = 7;
 const SUM: i32 = 0;
@@ -245,29 +236,12 @@ fn sweep(
     step.set("a copy to the host");
     let mut host = HostBuffer::new(context, TO_HOST)?;
     m.to_host_ns = r.time("copy to the host", || r.stream.copy_out(&mut host, &r.send, 0, TO_HOST))?;
-    if r.rank == 0 && r.nccl.version() >= RAS_FROM {
+    if r.rank == 0 && r.nccl.version() >= ras::FROM {
         step.set("asking NCCL's RAS");
-        m.ras = Some(ras(r.nccl.version()).unwrap_or_else(|e| format!("RAS does not answer: {e}")));
+        m.ras = Some(ras::ask(r.nccl.version()).unwrap_or_else(|e| format!("RAS does not answer: {e}")));
     }
     meeting.barrier()?;
     Ok(m)
-}
-
-/// What NCCL's own RAS says of the job: its diagnostics, or its status where it has none.
-fn ras(version: i32) -> std::io::Result<String> {
-    let address = std::env::var("NCCL_RAS_ADDR").unwrap_or_else(|_| RAS_ADDRESS.to_owned());
-    let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.write_all(b"CLIENT PROTOCOL 2\n")?;
-    let mut greeting = [0; 256];
-    let n = stream.read(&mut greeting)?;
-    if !greeting.get(..n).unwrap_or_default().starts_with(b"SERVER PROTOCOL") {
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, "it is no RAS"));
-    }
-    stream.write_all(if version >= DIAGNOSTICS_FROM { b"DIAGNOSTICS\n" } else { b"STATUS\n" })?;
-    let mut text = Vec::new();
-    stream.take(RAS_MAX).read_to_end(&mut text)?;
-    Ok(String::from_utf8_lossy(&text).trim().to_owned())
 }
 
 /// GB/s of so many bytes in so many ns.
@@ -311,7 +285,7 @@ fn place(rank: u32, all: &[Measured]) -> String {
 }
 
 /// Judges the pairs of one kind: those within hosts, or those between.
-fn slow_pairs(pairs: &[Pair], all: &[Measured], kind: &str) -> Vec<Seen> {
+fn slow_pairs(pairs: &[Pair], all: &[Measured], kind: &str) -> Vec<Observation> {
     let times: Vec<f64> = pairs.iter().map(|p| p.time_ns).collect();
     let of_others = |skip: &dyn Fn(&Pair) -> bool| {
         median(&pairs.iter().filter(|p| !skip(p)).map(|p| p.time_ns).collect::<Vec<_>>())
@@ -338,7 +312,7 @@ fn slow_pairs(pairs: &[Pair], all: &[Measured], kind: &str) -> Vec<Seen> {
             rate(LARGE, own),
             rate(LARGE, others)
         );
-        wrong.push(Seen::warn(
+        wrong.push(Observation::warn(
             seen,
             "look at this GPU's links, clocks and PCIe slot (checks nvlink, clocks, pcie)",
         ));
@@ -353,14 +327,14 @@ fn slow_pairs(pairs: &[Pair], all: &[Measured], kind: &str) -> Vec<Seen> {
             p.time_ns / others,
             rate(LARGE, others)
         );
-        wrong.push(Seen::warn(
+        wrong.push(Observation::warn(
             seen,
             "look at the way between these two: NVLink, PCIe switch, cable, or switch port",
         ));
     }
     if wrong.is_empty() && !times.is_empty() {
         let slowest = times.iter().copied().fold(0.0, f64::max);
-        wrong.push(Seen::pass(format!(
+        wrong.push(Observation::pass(format!(
             "{} pairs {kind}: {:.1} GB/s each way, the slowest {:.1}",
             times.len(),
             rate(LARGE, median(&times)),
@@ -371,7 +345,7 @@ fn slow_pairs(pairs: &[Pair], all: &[Measured], kind: &str) -> Vec<Seen> {
 }
 
 /// The way through the host's memory: of each GPU against the median of the others, and against the pairs' way.
-fn host_path(all: &[Measured], pairs: &[Pair]) -> Vec<Seen> {
+fn host_path(all: &[Measured], pairs: &[Pair]) -> Vec<Observation> {
     let mut wrong = Vec::new();
     let times: Vec<f64> = all.iter().map(|m| m.to_host_ns).collect();
     for (i, m) in all.iter().enumerate() {
@@ -384,7 +358,7 @@ fn host_path(all: &[Measured], pairs: &[Pair]) -> Vec<Seen> {
                 rate(TO_HOST as u64, m.to_host_ns),
                 rate(TO_HOST as u64, usual)
             );
-            wrong.push(Seen::warn(
+            wrong.push(Observation::warn(
                 seen,
                 "look at its PCIe lanes (check pcie) and at its NUMA node (check numa)",
             ));
@@ -408,57 +382,13 @@ fn host_path(all: &[Measured], pairs: &[Pair]) -> Vec<Seen> {
             through_host.join("; ")
         );
         let fix = "NCCL does not use NVLink there: see NCCL_P2P_DISABLE, NCCL_P2P_LEVEL and the checks p2p and nvlink";
-        wrong.push(Seen::warn(seen, fix));
+        wrong.push(Observation::warn(seen, fix));
     }
     if wrong.is_empty() {
         let usual = rate(TO_HOST as u64, median(&times));
-        wrong.push(Seen::pass(format!("{usual:.1} GB/s from a GPU to its host")));
+        wrong.push(Observation::pass(format!("{usual:.1} GB/s from a GPU to its host")));
     }
     wrong
-}
-
-/// The lines below a heading of RAS's status, up to the next heading.
-fn section<'t>(text: &'t str, heading: &str) -> Vec<&'t str> {
-    let mut lines = text.lines().map(str::trim).skip_while(|l| *l != heading).skip(2).peekable();
-    let mut found = Vec::new();
-    while let Some(line) = lines.next() {
-        // A heading is underlined.
-        if lines.peek().is_some_and(|next| next.starts_with("====")) {
-            break;
-        }
-        if !line.is_empty() {
-            found.push(line);
-        }
-    }
-    found
-}
-
-/// What NCCL's own RAS says: the lines that name something wrong, or that there are none.
-fn of_ras(text: &str) -> Seen {
-    let fix = "NCCL's own RAS says so: see the section on RAS in NVIDIA's guide";
-    let checks: Vec<&str> = text.lines().filter_map(|l| Some(&l[l.find(" NCCL DIAG [")? + 11..])).collect();
-    if !checks.is_empty() {
-        let is_good = |l: &&str| l.starts_with("[OK]") || l.starts_with("[INFO]");
-        let bad: Vec<&str> = checks.iter().copied().filter(|l| !is_good(l)).collect();
-        return if bad.is_empty() {
-            let good = checks.iter().filter(|l| l.starts_with("[OK]")).count();
-            Seen::pass(format!(
-                "NCCL's diagnostics: {good} checks are OK, {} do not apply",
-                checks.len() - good
-            ))
-        } else {
-            Seen::warn(bad.join("\n"), fix)
-        };
-    }
-    let mut bad = section(text, "Errors");
-    bad.extend(section(text, "Warnings"));
-    if text.contains("Job summary") && bad.is_empty() {
-        Seen::pass("NCCL's RAS has neither errors nor warnings")
-    } else if text.contains("Job summary") {
-        Seen::warn(bad.join("\n"), fix)
-    } else {
-        Seen::skip(text.lines().next().unwrap_or("RAS says nothing").to_owned())
-    }
 }
 
 /// What the measurements of all ranks say, by rank.
@@ -480,15 +410,16 @@ pub fn judge(all: &[Measured]) -> Vec<Outcome> {
     let pairs = pairs(all);
     let kinds: BTreeSet<&str> = pairs.iter().map(|p| p.kind.as_str()).collect();
     let of_kind = |kind: &str| pairs.iter().filter(|p| p.kind == kind).cloned().collect::<Vec<_>>();
-    let of_pairs: Vec<Seen> = kinds.into_iter().flat_map(|k| slow_pairs(&of_kind(k), all, k)).collect();
+    let of_pairs: Vec<Observation> =
+        kinds.into_iter().flat_map(|k| slow_pairs(&of_kind(k), all, k)).collect();
     let outcome = |id, results| Outcome::new(id, Area::Ranks, Duration::ZERO, results);
     let mut outcomes = vec![
-        outcome("collectives", vec![Seen::pass(seen)]),
+        outcome("collectives", vec![Observation::pass(seen)]),
         outcome("pairs", of_pairs),
         outcome("host-path", host_path(all, &pairs)),
     ];
     if let Some(text) = &first.ras {
-        outcomes.push(outcome("nccl-ras", vec![of_ras(text)]));
+        outcomes.push(outcome("nccl-ras", vec![ras::judge(text)]));
     }
     outcomes
 }
@@ -567,24 +498,6 @@ mod tests {
             "{pairs:#?}"
         );
         assert_eq!(pairs.results.iter().filter(|r| r.status == Status::Warn).count(), 1);
-    }
-
-    #[test]
-    fn what_nccls_ras_says_is_reduced_to_what_is_wrong() {
-        let diagnostics = "h:1 NCCL DIAG === RAS Diagnostics ===\nh:1 NCCL DIAG [OK]   ECC: none\n\
-                           h:1 NCCL DIAG [INFO] ATS state: unknown\nh:1 NCCL DIAG RAS diagnostics completed in 3 ms";
-        assert_eq!(of_ras(diagnostics).seen, "NCCL's diagnostics: 1 checks are OK, 1 do not apply");
-        let bad = diagnostics.replace("[INFO] ATS state: unknown", "[WARN] NVLink: 17 links on rank 2");
-        assert_eq!(
-            (of_ras(&bad).status, of_ras(&bad).seen.as_str()),
-            (Status::Warn, "[WARN] NVLink: 17 links on rank 2")
-        );
-        let status = "Job summary\n===========\n\n 1 2\n\nErrors\n======\n\nWarnings\n========\n";
-        assert_eq!(of_ras(status).status, Status::Pass);
-        let bad =
-            status.replace("Errors\n======\n", "Errors\n======\n\n#0-0 (1) INCOMPLETE\n  Missing rank 3\n");
-        assert_eq!(of_ras(&bad).seen, "#0-0 (1) INCOMPLETE\nMissing rank 3");
-        assert_eq!(of_ras("RAS does not answer: refused").status, Status::Skip);
     }
 
     #[test]

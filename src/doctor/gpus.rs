@@ -1,7 +1,7 @@
 //! GPUs and the links between them, as the driver and PCIe report them.
 
 use super::host::Host;
-use super::{Area, Check, Seen};
+use super::{Area, Check, Observation};
 use crate::ingest::hardware::{GpuState, Inventory};
 use crate::model::{GpuFact, Throttle, pci_address};
 use rustix::fs::{Mode, OFlags};
@@ -31,10 +31,10 @@ const ACS: u16 = 0x000d;
 const ACS_REDIRECTS: u16 = 0b0001_1100;
 
 /// Runs a check on what the driver says; without a driver there is nothing to check.
-fn with(host: &Host, check: impl FnOnce(&Inventory) -> Vec<Seen>) -> Vec<Seen> {
+fn with(host: &Host, check: impl FnOnce(&Inventory) -> Vec<Observation>) -> Vec<Observation> {
     match host.gpus() {
         Ok(i) => check(i),
-        Err(_) => vec![Seen::skip("no GPU answers here (see the check driver)")],
+        Err(_) => vec![Observation::skip("no GPU answers here (see the check driver)")],
     }
 }
 
@@ -44,27 +44,30 @@ fn name(f: &GpuFact) -> String {
 }
 
 /// One result for each thing that is wrong, or one that says that all is well.
-fn all_or(wrong: Vec<Seen>, well: impl FnOnce() -> String) -> Vec<Seen> {
-    if wrong.is_empty() { vec![Seen::pass(well())] } else { wrong }
+fn all_or(wrong: Vec<Observation>, well: impl FnOnce() -> String) -> Vec<Observation> {
+    if wrong.is_empty() { vec![Observation::pass(well())] } else { wrong }
 }
 
-fn gpus(host: &Host) -> Vec<Seen> {
+fn gpus(host: &Host) -> Vec<Observation> {
     with(host, |i| {
         let known: Vec<&str> = i.gpus.iter().map(|g| g.fact.gpu.as_str()).collect();
         let own = host.own_gpu_addresses();
         let lost = own.iter().filter(|a| pci_address(a).is_some_and(|a| !known.contains(&a.as_str())));
         let wrong = lost.map(|address| {
             let seen = format!("{address} is on PCIe, and the driver does not answer for it");
-            Seen::fail(seen, "see dmesg for its Xid (79: fallen off the bus); reset it or restart the host")
+            Observation::fail(
+                seen,
+                "see dmesg for its Xid (79: fallen off the bus); reset it or restart the host",
+            )
         });
         let mut by_product: BTreeMap<String, usize> = BTreeMap::new();
         for g in &i.gpus {
             *by_product.entry(g.fact.name.clone().unwrap_or_else(|| "-".to_owned())).or_default() += 1;
         }
-        let mut wrong: Vec<Seen> = wrong.collect();
+        let mut wrong: Vec<Observation> = wrong.collect();
         if by_product.len() > 1 {
             let seen = format!("GPUs of several products: {}", counted(&by_product));
-            wrong.push(Seen::warn(seen, "let a job use GPUs of one product: CUDA_VISIBLE_DEVICES"));
+            wrong.push(Observation::warn(seen, "let a job use GPUs of one product: CUDA_VISIBLE_DEVICES"));
         }
         all_or(wrong, || counted(&by_product))
     })
@@ -74,7 +77,7 @@ fn counted(by_product: &BTreeMap<String, usize>) -> String {
     by_product.iter().map(|(name, n)| format!("{n} x {name}")).collect::<Vec<_>>().join(", ")
 }
 
-fn nvlink(host: &Host) -> Vec<Seen> {
+fn nvlink(host: &Host) -> Vec<Observation> {
     with(host, |i| {
         let of = |g: &GpuState| {
             let up = g.fact.links.iter().filter(|l| l.up == Some(true)).count();
@@ -88,7 +91,7 @@ fn nvlink(host: &Host) -> Vec<Seen> {
         };
         let most = i.gpus.iter().map(|g| of(g).0).max().unwrap_or(0);
         if most == 0 {
-            return vec![Seen::skip("no GPU has an NVLink that is up")];
+            return vec![Observation::skip("no GPU has an NVLink that is up")];
         }
         let mut wrong = Vec::new();
         for g in &i.gpus {
@@ -102,12 +105,12 @@ fn nvlink(host: &Host) -> Vec<Seen> {
                 );
                 let fix = "see dmesg for Xid 74, nvidia-smi nvlink -s, and the fabric manager's log; reseat or reset";
                 // A GPU without a bridge, beside some that have one, is no fault by itself.
-                wrong.push(if up == 0 { Seen::warn(seen, fix) } else { Seen::fail(seen, fix) });
+                wrong.push(if up == 0 { Observation::warn(seen, fix) } else { Observation::fail(seen, fix) });
             }
             let errors: u64 = g.fact.links.iter().filter_map(|l| l.recoveries).sum();
             if errors > 0 {
                 let seen = format!("{}: its NVLinks had to recover {errors} times", name(&g.fact));
-                wrong.push(Seen::warn(
+                wrong.push(Observation::warn(
                     seen,
                     "watch it: a link that recovers again and again breaks soon (nvidia-smi nvlink -e)",
                 ));
@@ -139,10 +142,10 @@ fn path(from: &GpuFact, to: &GpuFact) -> String {
     .to_owned()
 }
 
-fn topology(host: &Host) -> Vec<Seen> {
+fn topology(host: &Host) -> Vec<Observation> {
     with(host, |i| {
         if i.gpus.len() < 2 {
-            return vec![Seen::skip("there is one GPU")];
+            return vec![Observation::skip("there is one GPU")];
         }
         let number = |g: &GpuState| g.fact.index.map_or("-".to_owned(), |i| format!("GPU{i}"));
         let mut text = format!("as nvidia-smi topo -m has it\n{:<6}", "");
@@ -155,14 +158,14 @@ fn topology(host: &Host) -> Vec<Seen> {
                 text.push_str(&format!("{cell:>6}"));
             }
         }
-        vec![Seen::pass(text)]
+        vec![Observation::pass(text)]
     })
 }
 
-fn p2p(host: &Host) -> Vec<Seen> {
+fn p2p(host: &Host) -> Vec<Observation> {
     with(host, |i| {
         if i.gpus.len() < 2 {
-            return vec![Seen::skip("there is one GPU")];
+            return vec![Observation::skip("there is one GPU")];
         }
         let mut by_reason: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for g in &i.gpus {
@@ -177,13 +180,13 @@ fn p2p(host: &Host) -> Vec<Seen> {
             let shown = if which.len() > 4 { format!("{} pairs", which.len()) } else { which.join("; ") };
             let fix = "NCCL copies through the host's memory there. With NVLink it is a fault: reset the GPUs, restart the \
                        fabric manager. On PCIe see the check acs-iommu";
-            Seen::warn(format!("no peer access ({reason}): {shown} of {pairs}"), fix)
+            Observation::warn(format!("no peer access ({reason}): {shown} of {pairs}"), fix)
         });
         all_or(wrong.collect(), || format!("all {pairs} pairs read each other's memory"))
     })
 }
 
-fn pcie(host: &Host) -> Vec<Seen> {
+fn pcie(host: &Host) -> Vec<Observation> {
     with(host, |i| {
         let mut wrong = Vec::new();
         let mut kinds = BTreeMap::new();
@@ -197,14 +200,14 @@ fn pcie(host: &Host) -> Vec<Seen> {
                 && width < max
             {
                 let seen = format!("{}: {width} of {max} lanes", name(&g.fact));
-                wrong.push(Seen::warn(
+                wrong.push(Observation::warn(
                     seen,
                     "reseat it; look at the slot, the riser and the BIOS's bifurcation",
                 ));
             }
         }
         if kinds.is_empty() {
-            return vec![Seen::skip("the driver does not say (a virtual machine, for example)")];
+            return vec![Observation::skip("the driver does not say (a virtual machine, for example)")];
         }
         all_or(wrong, || counted(&kinds))
     })
@@ -244,10 +247,10 @@ fn acs_control(config: &[u8]) -> Option<u16> {
     None
 }
 
-fn acs_iommu(host: &Host) -> Vec<Seen> {
+fn acs_iommu(host: &Host) -> Vec<Observation> {
     let addresses = host.gpu_addresses();
     if addresses.len() < 2 {
-        return vec![Seen::skip("there are no two GPUs")];
+        return vec![Observation::skip("there are no two GPUs")];
     }
     let mut bridges = Vec::new();
     let mut is_readable = false;
@@ -268,17 +271,17 @@ fn acs_iommu(host: &Host) -> Vec<Seen> {
             "access control (ACS) of PCIe bridges {} sends traffic between GPUs through the CPU",
             bridges.join(", ")
         );
-        wrong.push(Seen::warn(
+        wrong.push(Observation::warn(
             seen,
             "switch ACS off in the BIOS, or with setpci at boot (NVIDIA's guide for GPUDirect)",
         ));
     }
     if translating > 0 && !is_virtual {
         let seen = format!("the IOMMU translates for {translating} GPUs: they reach each other through it");
-        wrong.push(Seen::warn(seen, "boot with iommu=pt, or switch the IOMMU off in the BIOS"));
+        wrong.push(Observation::warn(seen, "boot with iommu=pt, or switch the IOMMU off in the BIOS"));
     }
     if wrong.is_empty() && !is_readable {
-        return vec![Seen::skip("the bridges' configuration can be read by root alone")];
+        return vec![Observation::skip("the bridges' configuration can be read by root alone")];
     }
     all_or(wrong, || {
         let of = if is_virtual { " that this virtual machine shows" } else { "" };
@@ -286,7 +289,7 @@ fn acs_iommu(host: &Host) -> Vec<Seen> {
     })
 }
 
-fn numa(host: &Host) -> Vec<Seen> {
+fn numa(host: &Host) -> Vec<Observation> {
     with(host, |i| {
         let nodes = host.entries("sys/devices/system/node");
         let nodes: Vec<&str> = nodes
@@ -297,43 +300,43 @@ fn numa(host: &Host) -> Vec<Seen> {
         let on: BTreeMap<&str, Option<u32>> =
             i.gpus.iter().map(|g| (g.fact.gpu.as_str(), g.fact.numa)).collect();
         if nodes.len() < 2 {
-            return vec![Seen::pass("the host has one NUMA node")];
+            return vec![Observation::pass("the host has one NUMA node")];
         }
         let unknown = on.values().filter(|n| n.is_none()).count();
         if unknown > 0 {
             let seen = format!("{unknown} GPUs belong to no NUMA node, on a host with {}", nodes.len());
             let fix = "NCCL cannot bind its threads near to them: see the BIOS, or the virtual machine's topology; or give \
                        NCCL_TOPO_FILE";
-            return vec![Seen::warn(seen, fix)];
+            return vec![Observation::warn(seen, fix)];
         }
         let shown: Vec<String> = on.iter().map(|(gpu, n)| format!("{gpu} on {}", n.unwrap_or(0))).collect();
-        vec![Seen::pass(format!("{} NUMA nodes: {}", nodes.len(), shown.join(", ")))]
+        vec![Observation::pass(format!("{} NUMA nodes: {}", nodes.len(), shown.join(", ")))]
     })
 }
 
-fn memory_errors(host: &Host) -> Vec<Seen> {
+fn memory_errors(host: &Host) -> Vec<Observation> {
     with(host, |i| {
         let mut wrong = Vec::new();
         for g in &i.gpus {
             let f = &g.fact;
             if f.remap_failed == Some(true) {
-                wrong.push(Seen::fail(
+                wrong.push(Observation::fail(
                     format!("{}: a row of memory could not be replaced", name(f)),
                     "replace the GPU",
                 ));
             }
             if f.remap_pending == Some(true) {
                 let seen = format!("{}: a row of memory waits to be replaced", name(f));
-                wrong.push(Seen::warn(seen, "reset the GPU when no job runs on it (nvidia-smi -r)"));
+                wrong.push(Observation::warn(seen, "reset the GPU when no job runs on it (nvidia-smi -r)"));
             }
             if let Some(n) = f.ecc_uncorrected.filter(|n| *n > 0) {
                 let seen =
                     format!("{}: {n} memory errors since the driver was loaded were not corrected", name(f));
-                wrong.push(Seen::fail(seen, "reset the GPU; replace it if they come again"));
+                wrong.push(Observation::fail(seen, "reset the GPU; replace it if they come again"));
             }
             if g.has_ecc == Some(false) {
                 let seen = format!("{}: its memory does not correct errors (ECC is off)", name(f));
-                wrong.push(Seen::warn(seen, "nvidia-smi -e 1, and a reset"));
+                wrong.push(Observation::warn(seen, "nvidia-smi -e 1, and a reset"));
             }
         }
         all_or(wrong, || {
@@ -375,25 +378,28 @@ fn kernel_log(path: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&text).into_owned())
 }
 
-fn xid(host: &Host) -> Vec<Seen> {
+fn xid(host: &Host) -> Vec<Observation> {
     if host.gpu_addresses().is_empty() {
-        return vec![Seen::skip("this host has no GPU of NVIDIA")];
+        return vec![Observation::skip("this host has no GPU of NVIDIA")];
     }
     let Some(log) = kernel_log(&host.path("dev/kmsg")) else {
-        return vec![Seen::skip("the kernel's log can be read by root alone")];
+        return vec![Observation::skip("the kernel's log can be read by root alone")];
     };
     let found = xids(&log);
     let wrong =
         found.iter().filter(|((code, _), _)| !XIDS_OF_PROGRAMS.contains(code)).map(|((code, gpu), n)| {
             let seen = format!("{gpu}: Xid {code}, {n} times in the kernel's log");
-            Seen::warn(seen, format!("ringwatch explain \"Xid {code}\" says what it means and what to do"))
+            Observation::warn(
+                seen,
+                format!("ringwatch explain \"Xid {code}\" says what it means and what to do"),
+            )
         });
     let of_programs: usize =
         found.iter().filter(|((c, _), _)| XIDS_OF_PROGRAMS.contains(c)).map(|(_, n)| n).sum();
     all_or(wrong.collect(), || format!("none of the hardware in the kernel's log; {of_programs} of programs"))
 }
 
-fn clocks(host: &Host) -> Vec<Seen> {
+fn clocks(host: &Host) -> Vec<Observation> {
     with(host, |i| {
         let mut wrong = Vec::new();
         for g in &i.gpus {
@@ -417,23 +423,25 @@ fn clocks(host: &Host) -> Vec<Seen> {
                     name(&g.fact),
                     names.join(", ")
                 );
-                wrong.push(Seen::warn(seen, "look at fans, air flow and power supplies of this host"));
+                wrong.push(Observation::warn(seen, "look at fans, air flow and power supplies of this host"));
             }
         }
         all_or(wrong, || "nothing holds them down".to_owned())
     })
 }
 
-fn persistence(host: &Host) -> Vec<Seen> {
+fn persistence(host: &Host) -> Vec<Observation> {
     with(host, |i| {
         let is_daemon = host.path("var/run/nvidia-persistenced/socket").exists();
         let off: Vec<String> =
             i.gpus.iter().filter(|g| g.is_persistent == Some(false)).map(|g| name(&g.fact)).collect();
         vec![if off.is_empty() || is_daemon {
-            Seen::pass("the driver keeps GPUs initialized")
+            Observation::pass("the driver keeps GPUs initialized")
         } else {
             let seen = format!("{}: the driver takes them down when nobody uses them", off.join(", "));
-            Seen::pass(format!("{seen}; the first call of a job takes seconds (start nvidia-persistenced)"))
+            Observation::pass(format!(
+                "{seen}; the first call of a job takes seconds (start nvidia-persistenced)"
+            ))
         }]
     })
 }

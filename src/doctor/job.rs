@@ -4,7 +4,7 @@ use super::collectives::{Measured, NVLINK, Ready, Step, judge, measure};
 use super::host::{Host, within};
 use super::libraries::Libraries;
 use super::ranks::{RankFacts, together};
-use super::{Area, Check, Outcome, Report, Seen, run};
+use super::{Area, Check, Observation, Outcome, Report, run};
 use crate::bench::cuda::Cuda;
 use crate::bench::rendezvous::{Launch, Rendezvous};
 use crate::bench::{BenchError, RendezvousError};
@@ -86,7 +86,7 @@ pub fn run_ranks(
 fn refused(refusals: &[Option<String>]) -> Outcome {
     let result = match refusals.iter().flatten().next() {
         Some(why) if refusals.iter().all(Option::is_some) => {
-            Seen::skip(format!("no rank has what they take: {why}"))
+            Observation::skip(format!("no rank has what they take: {why}"))
         }
         first => {
             let who: Vec<String> = (0..)
@@ -95,7 +95,7 @@ fn refused(refusals: &[Option<String>]) -> Outcome {
                 .map(|(i, _): (usize, _)| i.to_string())
                 .collect();
             let why = first.map_or("", String::as_str);
-            Seen::fail(
+            Observation::fail(
                 format!("ranks {} cannot take part: {why}", who.join(", ")),
                 "give them what the others have",
             )
@@ -108,7 +108,7 @@ fn refused(refusals: &[Option<String>]) -> Outcome {
 fn measured(host: &Arc<Host>, ready: Ready, mut meeting: Rendezvous) -> (Vec<Outcome>, bool) {
     let failed = |text: String| {
         let fix = "see the variables, links and ranks above; NCCL_DEBUG=WARN says more";
-        vec![Outcome::new("collectives", Area::Ranks, Duration::ZERO, vec![Seen::fail(text, fix)])]
+        vec![Outcome::new("collectives", Area::Ranks, Duration::ZERO, vec![Observation::fail(text, fix)])]
     };
     let (send, receive) = channel();
     let step = Step::default();

@@ -3,15 +3,12 @@
 use super::elf;
 use super::host::Host;
 use super::process;
+use crate::bench::nccl::{self, FILE_NAME as NCCL, IN_WHEEL};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// The name under which programs ask for NCCL.
-pub(super) const NCCL: &str = "libnccl.so.2";
-/// Where NVIDIA's wheels put NCCL, below a directory of packages.
-const IN_WHEEL: &str = "nvidia/nccl/lib/libnccl.so.2";
 /// Where PyTorch's wheel has the library that uses NCCL.
 const TORCH: &str = "torch/lib/libtorch_cuda.so";
 /// The dynamic linkers of the architectures that NCCL is built for.
@@ -139,25 +136,9 @@ pub(super) fn packages(host: &Host) -> Vec<PathBuf> {
     prefixes.extend(python.as_deref().and_then(Path::parent).map(Path::to_owned));
     prefixes.extend(["usr", "usr/local"].map(|p| host.path(p)));
     prefixes.extend(host.variable("HOME").map(|h| Path::new(h).join(".local")));
-    let mut found: Vec<PathBuf> = Vec::new();
-    for prefix in prefixes {
-        let Ok(entries) = std::fs::read_dir(prefix.join("lib")) else { continue };
-        let mut pythons: Vec<PathBuf> = entries
-            .flatten()
-            .filter(|e| e.file_name().to_string_lossy().starts_with("python3"))
-            .map(|e| e.path())
-            .collect();
-        // python3.9 comes before python3.10: by length, then by name.
-        pythons.sort_by_key(|p| (p.as_os_str().len(), p.clone()));
-        for python in pythons.iter().rev() {
-            found.extend(
-                ["site-packages", "dist-packages"].map(|d| python.join(d)).into_iter().filter(|d| d.is_dir()),
-            );
-        }
-    }
     let mut known = BTreeSet::new();
-    found.retain(|d| known.insert(real(d)));
-    found
+    let all = prefixes.iter().flat_map(|p| nccl::packages(p));
+    all.filter(|d| known.insert(real(d))).collect()
 }
 
 /// The libraries that a library needs and the file that the dynamic linker gives for each; absent where it finds none.

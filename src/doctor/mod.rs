@@ -15,6 +15,7 @@ mod limits;
 mod network;
 mod process;
 mod ranks;
+mod ras;
 mod software;
 mod variables;
 
@@ -93,7 +94,7 @@ impl fmt::Display for Area {
 
 /// One thing that a check saw.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Seen {
+pub struct Observation {
     /// What it means.
     pub status: Status,
     /// What was seen, with its subject.
@@ -102,21 +103,21 @@ pub struct Seen {
     pub fix: Option<String>,
 }
 
-impl Seen {
+impl Observation {
     fn pass(seen: impl Into<String>) -> Self {
-        Seen { status: Status::Pass, seen: seen.into(), fix: None }
+        Observation { status: Status::Pass, seen: seen.into(), fix: None }
     }
 
     fn skip(seen: impl Into<String>) -> Self {
-        Seen { status: Status::Skip, seen: seen.into(), fix: None }
+        Observation { status: Status::Skip, seen: seen.into(), fix: None }
     }
 
     fn warn(seen: impl Into<String>, fix: impl Into<String>) -> Self {
-        Seen { status: Status::Warn, seen: seen.into(), fix: Some(fix.into()) }
+        Observation { status: Status::Warn, seen: seen.into(), fix: Some(fix.into()) }
     }
 
     fn fail(seen: impl Into<String>, fix: impl Into<String>) -> Self {
-        Seen { status: Status::Fail, seen: seen.into(), fix: Some(fix.into()) }
+        Observation { status: Status::Fail, seen: seen.into(), fix: Some(fix.into()) }
     }
 }
 
@@ -127,7 +128,7 @@ pub struct Check {
     pub id: &'static str,
     /// What it is about.
     pub area: Area,
-    run: fn(&Host) -> Vec<Seen>,
+    run: fn(&Host) -> Vec<Observation>,
 }
 
 /// What a check returned.
@@ -142,15 +143,15 @@ pub struct Outcome {
     /// How long it took, in ms.
     pub took_ms: u64,
     /// Its results, worst first.
-    pub results: Vec<Seen>,
+    pub results: Vec<Observation>,
 }
 
 impl Outcome {
     /// Puts results in order and sums them up.
     #[must_use]
-    pub fn new(id: &str, area: Area, took: Duration, mut results: Vec<Seen>) -> Self {
+    pub fn new(id: &str, area: Area, took: Duration, mut results: Vec<Observation>) -> Self {
         if results.is_empty() {
-            results.push(Seen::skip("there is nothing to check"));
+            results.push(Observation::skip("there is nothing to check"));
         }
         results.sort_by_key(|r| std::cmp::Reverse(r.status));
         let status = results.first().map_or(Status::Skip, |r| r.status);
@@ -208,7 +209,7 @@ pub fn run(host: &Arc<Host>, checks: &[Check], limit: Duration) -> Report {
             let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (check.run)(&host)));
             let results = ran.unwrap_or_else(|_| {
                 let fix = "it is a defect of ringwatch: report it with what stands above, and a bundle";
-                vec![Seen::fail("the check itself broke off", fix)]
+                vec![Observation::fail("the check itself broke off", fix)]
             });
             // Nobody receives what comes after the limit.
             send.send((check.id, begun.elapsed(), results)).ok();
@@ -229,7 +230,7 @@ pub fn run(host: &Arc<Host>, checks: &[Check], limit: Duration) -> Report {
             let seen = format!("the check did not end within {} s", limit.as_secs());
             let fix = "something that it asks hangs (a driver, a file system, the dynamic linker): see dmesg, and \
                        processes in state D";
-            Outcome::new(check.id, check.area, begun.elapsed(), vec![Seen::fail(seen, fix)])
+            Outcome::new(check.id, check.area, begun.elapsed(), vec![Observation::fail(seen, fix)])
         }
     };
     let name = rustix::system::uname();

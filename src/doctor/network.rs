@@ -1,7 +1,7 @@
 //! The network between hosts: the interface that NCCL chooses, RDMA ports, and GPUDirect RDMA.
 
 use super::host::{Host, Interface};
-use super::{Area, Check, Seen};
+use super::{Area, Check, Observation};
 
 pub(super) const CHECKS: &[Check] = &[
     Check { id: "socket-interface", area: Area::Network, run: socket_interface },
@@ -47,7 +47,7 @@ fn is_of_this_host(i: &Interface) -> bool {
     i.is_loopback || OF_THIS_HOST.iter().any(|p| i.name.starts_with(p))
 }
 
-fn socket_interface(host: &Host) -> Vec<Seen> {
+fn socket_interface(host: &Host) -> Vec<Observation> {
     let all = &host.interfaces;
     let fix = "name the interface that reaches the other hosts: NCCL_SOCKET_IFNAME=eth0 for example";
     let up: Vec<&Interface> = all.iter().filter(|i| i.is_up).collect();
@@ -58,11 +58,14 @@ fn socket_interface(host: &Host) -> Vec<Seen> {
         let seen = format!("{variable}={list} selects {}", shown(&found));
         results.push(if found.is_empty() {
             let there = shown(&up);
-            Seen::fail(format!("{variable}={list} selects no interface that is up; there are {there}"), fix)
+            Observation::fail(
+                format!("{variable}={list} selects no interface that is up; there are {there}"),
+                fix,
+            )
         } else if found.iter().all(|i| is_of_this_host(i)) && !up.iter().all(|i| is_of_this_host(i)) {
-            Seen::warn(format!("{seen}, which reaches no other host"), fix)
+            Observation::warn(format!("{seen}, which reaches no other host"), fix)
         } else {
-            Seen::pass(seen)
+            Observation::pass(seen)
         });
     }
     if !results.is_empty() {
@@ -71,18 +74,18 @@ fn socket_interface(host: &Host) -> Vec<Seen> {
     let found = by_default(all);
     let outside: Vec<&Interface> = found.iter().copied().filter(|i| !is_of_this_host(i)).collect();
     vec![if found.is_empty() {
-        Seen::fail(
+        Observation::fail(
             "no interface is up: NCCL cannot make a communicator",
             "bring one up; the loopback is enough on one host",
         )
     } else if outside.is_empty() {
         let seen = format!("NCCL would choose {}, which reaches no other host", shown(&found));
-        Seen::pass(format!("{seen}; that is enough for jobs of one host"))
+        Observation::pass(format!("{seen}; that is enough for jobs of one host"))
     } else if let Some(first) = found.first().filter(|i| is_of_this_host(i)) {
         let seen = format!("NCCL would begin with {}, which reaches no other host", shown(&[first]));
-        Seen::warn(seen, fix)
+        Observation::warn(seen, fix)
     } else {
-        Seen::pass(format!("NCCL would choose {}", shown(&found)))
+        Observation::pass(format!("NCCL would choose {}", shown(&found)))
     }]
 }
 
@@ -102,7 +105,7 @@ fn gids(host: &Host, port: &str) -> Vec<(u32, String, bool)> {
 }
 
 /// What is wrong with one port, and what it is.
-fn port(host: &Host, device: &str, number: &str) -> Seen {
+fn port(host: &Host, device: &str, number: &str) -> Observation {
     let at = format!("sys/class/infiniband/{device}/ports/{number}");
     let read = |name: &str| host.text(&format!("{at}/{name}")).unwrap_or_default();
     let (state, physical, rate, layer) =
@@ -110,17 +113,17 @@ fn port(host: &Host, device: &str, number: &str) -> Seen {
     let seen = format!("{device} port {number}: {state}, {rate}, {layer}");
     if !state.contains("ACTIVE") && !physical.contains("LinkUp") {
         // Many devices have a port without a cable, which NCCL leaves alone.
-        return Seen::pass(format!("{seen}; nothing is connected, and NCCL leaves it alone"));
+        return Observation::pass(format!("{seen}; nothing is connected, and NCCL leaves it alone"));
     }
     if !state.contains("ACTIVE") {
         let fix = format!(
             "physically it is {physical}: check cable and switch, and for InfiniBand the subnet manager"
         );
-        return Seen::warn(seen, fix);
+        return Observation::warn(seen, fix);
     }
     // Other layers than Ethernet (InfiniBand, Amazon's EFA) have no choice of GIDs.
     if layer != "Ethernet" {
-        return Seen::pass(seen);
+        return Observation::pass(seen);
     }
     let gids = gids(host, &at);
     let best = gids.iter().find(|(_, kind, is_v4)| kind == "RoCE v2" && *is_v4);
@@ -131,14 +134,14 @@ fn port(host: &Host, device: &str, number: &str) -> Seen {
                 let there: Vec<String> = gids.iter().map(|(i, kind, _)| format!("{i} ({kind})")).collect();
                 let seen =
                     format!("{seen}; NCCL_IB_GID_INDEX={index} is empty, there are {}", there.join(", "));
-                Seen::fail(seen, "unset it: NCCL 2.21 and later choose the index themselves")
+                Observation::fail(seen, "unset it: NCCL 2.21 and later choose the index themselves")
             }
             Some((_, kind, _)) if kind != "RoCE v2" => {
                 let seen =
                     format!("{seen}; NCCL_IB_GID_INDEX={index} is of {kind}, which no router forwards");
-                Seen::warn(seen, "unset it, or name the index of RoCE v2")
+                Observation::warn(seen, "unset it, or name the index of RoCE v2")
             }
-            Some(_) => Seen::pass(format!("{seen}; GID {index}")),
+            Some(_) => Observation::pass(format!("{seen}; GID {index}")),
         };
     }
     let net = host.entries(&format!("sys/class/infiniband/{device}/device/net"));
@@ -147,20 +150,20 @@ fn port(host: &Host, device: &str, number: &str) -> Seen {
     match (best, mtu) {
         (None, _) => {
             let fix = "give the interface an IPv4 address, and load a driver with RoCE v2";
-            Seen::warn(format!("{seen}; no GID of RoCE v2 with an IPv4 address"), fix)
+            Observation::warn(format!("{seen}; no GID of RoCE v2 with an IPv4 address"), fix)
         }
         (Some((index, ..)), Some(mtu)) if mtu < MTU_OF_JUMBO => {
             let fix = format!("set the MTU to 9000 on hosts and switches: ip link set {} mtu 9000", net[0].0);
-            Seen::warn(
+            Observation::warn(
                 format!("{seen}; GID {index} (RoCE v2), MTU {mtu}: RDMA sends 1,024 bytes a packet"),
                 fix,
             )
         }
-        (Some((index, ..)), _) => Seen::pass(format!("{seen}; GID {index} (RoCE v2)")),
+        (Some((index, ..)), _) => Observation::pass(format!("{seen}; GID {index} (RoCE v2)")),
     }
 }
 
-fn rdma(host: &Host) -> Vec<Seen> {
+fn rdma(host: &Host) -> Vec<Observation> {
     let devices = host.rdma_devices();
     let as_interface = |name: &String| Interface {
         name: name.clone(),
@@ -179,16 +182,21 @@ fn rdma(host: &Host) -> Vec<Seen> {
         }
     }
     if all.is_empty() {
-        return vec![Seen::skip("there is no RDMA device: between hosts NCCL uses sockets")];
+        return vec![Observation::skip("there is no RDMA device: between hosts NCCL uses sockets")];
     }
-    let is_active = |r: &Seen| r.seen.contains("ACTIVE");
+    let is_active = |r: &Observation| r.seen.contains("ACTIVE");
     if let Some(list) = list.filter(|_| used.is_empty()) {
         let seen = format!("NCCL_IB_HCA={list} selects none of the devices {}", devices.join(", "));
-        results
-            .push(Seen::fail(seen, "correct it, or unset it; without a device NCCL falls back to sockets"));
+        results.push(Observation::fail(
+            seen,
+            "correct it, or unset it; without a device NCCL falls back to sockets",
+        ));
     } else if !results.iter().any(is_active) {
         let fix = "check cables and switch, and for InfiniBand the subnet manager";
-        results.push(Seen::warn("no port of an RDMA device is active: between hosts NCCL uses sockets", fix));
+        results.push(Observation::warn(
+            "no port of an RDMA device is active: between hosts NCCL uses sockets",
+            fix,
+        ));
     }
     results
 }
@@ -199,24 +207,24 @@ fn kernel(release: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-fn gpudirect(host: &Host) -> Vec<Seen> {
+fn gpudirect(host: &Host) -> Vec<Observation> {
     if host.rdma_devices().is_empty() || host.gpu_addresses().is_empty() {
-        return vec![Seen::skip("it takes a GPU and an RDMA device")];
+        return vec![Observation::skip("it takes a GPU and an RDMA device")];
     }
     let modules = host.text("proc/modules").unwrap_or_default();
     let has = |name: &str| modules.lines().any(|l| l.split(' ').next() == Some(name));
     if has("nvidia_peermem") || has("nv_peer_mem") || has("efa_nv_peermem") {
-        return vec![Seen::pass("nvidia-peermem is loaded")];
+        return vec![Observation::pass("nvidia-peermem is loaded")];
     }
     // DMA-BUF takes Linux 5.12 and the driver's open kernel modules.
     let release = host.text("proc/sys/kernel/osrelease").unwrap_or_default();
     let is_open = host.text("proc/driver/nvidia/version").is_some_and(|v| v.contains("Open Kernel Module"));
     vec![if is_open && kernel(&release).is_some_and(|k| k >= (5, 12)) {
-        Seen::pass(format!("by DMA-BUF: Linux {release} and the driver's open kernel modules"))
+        Observation::pass(format!("by DMA-BUF: Linux {release} and the driver's open kernel modules"))
     } else {
         let seen =
             "neither nvidia-peermem nor DMA-BUF: what goes over RDMA is copied through the host's memory";
-        Seen::warn(
+        Observation::warn(
             seen,
             "modprobe nvidia-peermem, or install the driver's open kernel modules (Linux 5.12 and later)",
         )

@@ -3,7 +3,7 @@
 use super::bundle::shown;
 use super::host::Host;
 use super::libraries::Libraries;
-use super::{Area, Outcome, Report, Seen, Status};
+use super::{Area, Observation, Outcome, Report, Status};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -127,45 +127,45 @@ fn ranks(list: &[u32]) -> String {
 }
 
 impl Difference {
-    fn seen(&self) -> Seen {
+    fn seen(&self) -> Observation {
         let value = |v: &Option<String>| v.clone().unwrap_or_else(|| "not set".to_owned());
         let others: Vec<String> =
             self.others.iter().map(|(v, list)| format!("{} on {}", value(v), ranks(list))).collect();
         let seen = format!("{} is {}, but {}", self.name, value(&self.usual), others.join("; "));
         let is = |beginnings: &[&str]| beginnings.iter().any(|b| self.name.starts_with(b));
         if is(MATTERS) && !is(OF_HOST) {
-            Seen::fail(
+            Observation::fail(
                 seen,
                 "give all ranks the same: ranks whose settings differ hang or fail in an operation",
             )
         } else {
-            Seen::warn(seen, "give all ranks the same, if nothing speaks against it")
+            Observation::warn(seen, "give all ranks the same, if nothing speaks against it")
         }
     }
 }
 
-fn clock(all: &[RankFacts]) -> Vec<Seen> {
+fn clock(all: &[RankFacts]) -> Vec<Observation> {
     let mut times: Vec<u64> = all.iter().map(|r| r.clock_ms).collect();
     times.sort_unstable();
     let median = times.get(times.len() / 2).copied().unwrap_or(0);
     let off = |r: &RankFacts| r.clock_ms.abs_diff(median);
-    let mut wrong: Vec<Seen> = Vec::new();
+    let mut wrong: Vec<Observation> = Vec::new();
     for r in all.iter().filter(|r| off(r) > CLOCK_OFF_MAX_MS) {
         let seconds = off(r) as f64 / 1e3;
         let seen =
             format!("the clock of {} (rank {}) is {seconds:.1} s off the others'", r.report.host, r.rank);
-        wrong.push(Seen::fail(seen, "set it: chronyc makestep, or timedatectl set-ntp true"));
+        wrong.push(Observation::fail(seen, "set it: chronyc makestep, or timedatectl set-ntp true"));
     }
     if wrong.is_empty() {
         let most = all.iter().map(off).max().unwrap_or(0);
-        wrong.push(Seen::pass(format!("the ranks' clocks differ by at most {most} ms")));
+        wrong.push(Observation::pass(format!("the ranks' clocks differ by at most {most} ms")));
     }
     wrong
 }
 
 /// What all ranks saw in one check. What all say stands once; other things name their ranks and hosts.
 fn merged(all: &[RankFacts], id: &str, area: Area) -> Outcome {
-    let mut results: Vec<(Seen, Vec<&RankFacts>)> = Vec::new();
+    let mut results: Vec<(Observation, Vec<&RankFacts>)> = Vec::new();
     let mut took_ms = 0;
     for r in all {
         for o in r.report.outcomes.iter().filter(|o| o.id == id) {
@@ -179,7 +179,7 @@ fn merged(all: &[RankFacts], id: &str, area: Area) -> Outcome {
         }
     }
     // What passes may differ in a number; the first rank's speaks for all.
-    let is_told = |(seen, who): &(Seen, Vec<&RankFacts>)| {
+    let is_told = |(seen, who): &(Observation, Vec<&RankFacts>)| {
         seen.status >= Status::Warn || who.iter().any(|r| all.first().is_some_and(|f| f.rank == r.rank))
     };
     let told = results.into_iter().filter(is_told).map(|(mut seen, who)| {
@@ -201,10 +201,10 @@ pub fn together(all: &[RankFacts]) -> Vec<Outcome> {
     let mut outcomes: Vec<Outcome> =
         first.report.outcomes.iter().map(|o| merged(all, &o.id, o.area)).collect();
     let hosts: BTreeSet<&str> = all.iter().map(|r| r.report.host.as_str()).collect();
-    let mut differ: Vec<Seen> = differences(all).iter().map(Difference::seen).collect();
+    let mut differ: Vec<Observation> = differences(all).iter().map(Difference::seen).collect();
     if differ.is_empty() {
         let n = all.len();
-        differ.push(Seen::pass(format!(
+        differ.push(Observation::pass(format!(
             "{n} ranks on {} hosts have the same variables, libraries and GPUs",
             hosts.len()
         )));

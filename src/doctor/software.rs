@@ -1,9 +1,10 @@
 //! Drivers and libraries, the plugin, and Ringwatch's own agent and settings.
 
 use super::host::{Host, text};
-use super::libraries::{Libraries, NCCL, found, needed_by};
-use super::{Area, Check, Seen, elf, process};
+use super::libraries::{Libraries, found, needed_by};
+use super::{Area, Check, Observation, elf, process};
 use crate::bench::cuda::Cuda;
+use crate::bench::nccl::FILE_NAME as NCCL;
 use crate::bundle;
 use crate::config::{self, Config, Overrides};
 use crate::replay::Abi;
@@ -31,16 +32,16 @@ const PLAYING: Duration = Duration::from_secs(5);
 /// The agent's settings, when no file is named.
 const SETTINGS: &str = "/etc/ringwatch/agent.yaml";
 
-fn driver(host: &Host) -> Vec<Seen> {
+fn driver(host: &Host) -> Vec<Observation> {
     let addresses = host.gpu_addresses();
     match host.gpus() {
         Ok(i) => {
             let (driver, cuda) = (i.driver.as_deref().unwrap_or("-"), i.cuda.as_deref().unwrap_or("-"));
-            vec![Seen::pass(format!("driver {driver}, for CUDA up to {cuda}, {} GPUs", i.gpus.len()))]
+            vec![Observation::pass(format!("driver {driver}, for CUDA up to {cuda}, {} GPUs", i.gpus.len()))]
         }
-        Err(_) if addresses.is_empty() => vec![Seen::skip("this host has no GPU of NVIDIA")],
+        Err(_) if addresses.is_empty() => vec![Observation::skip("this host has no GPU of NVIDIA")],
         Err(_) if host.is_container() && host.own_gpu_addresses().is_empty() => {
-            vec![Seen::skip("this container was given none of the host's GPUs")]
+            vec![Observation::skip("this container was given none of the host's GPUs")]
         }
         Err(why) => {
             let loaded = host.text("proc/driver/nvidia/version");
@@ -49,12 +50,12 @@ fn driver(host: &Host) -> Vec<Seen> {
             let seen = format!("{} GPUs on PCI, and NVML cannot be used: {why} ({loaded})", addresses.len());
             let fix = "load the driver (modprobe nvidia); after an update of the driver restart the host; in a container \
                        start it with --gpus all";
-            vec![Seen::fail(seen, fix)]
+            vec![Observation::fail(seen, fix)]
         }
     }
 }
 
-fn cuda(host: &Host) -> Vec<Seen> {
+fn cuda(host: &Host) -> Vec<Observation> {
     let found = Cuda::open(host.cuda.as_deref()).and_then(|c| Ok((c.driver_version()?, c.device_count())));
     let visible = host.variables.get("CUDA_VISIBLE_DEVICES");
     let there = host.gpus().map_or(0, |i| i.gpus.len());
@@ -63,27 +64,27 @@ fn cuda(host: &Host) -> Vec<Seen> {
             let seen = format!("CUDA {}.{}, {count} devices", version / 1000, version % 1000 / 10);
             vec![match visible {
                 Some(v) if count < there => {
-                    Seen::pass(format!("{seen} of {there} (CUDA_VISIBLE_DEVICES={v})"))
+                    Observation::pass(format!("{seen} of {there} (CUDA_VISIBLE_DEVICES={v})"))
                 }
                 // One MIG instance, or those that the control group leaves.
-                None if count < there => Seen::pass(format!("{seen}, NVML has {there} GPUs")),
-                _ => Seen::pass(seen),
+                None if count < there => Observation::pass(format!("{seen}, NVML has {there} GPUs")),
+                _ => Observation::pass(seen),
             }]
         }
         Err(_) if there == 0 && (host.gpu_addresses().is_empty() || host.is_container()) => {
-            vec![Seen::skip("no GPU of NVIDIA is here (see the check driver)")]
+            vec![Observation::skip("no GPU of NVIDIA is here (see the check driver)")]
         }
         Err(e) => vec![match visible {
-            Some(v) => Seen::fail(
+            Some(v) => Observation::fail(
                 format!("{e} (CUDA_VISIBLE_DEVICES={v:?})"),
                 "unset CUDA_VISIBLE_DEVICES, or name GPUs that are there: numbers from 0, or UUIDs",
             ),
-            None => Seen::fail(e.to_string(), "put libcuda.so.1 of the driver on the loader's path"),
+            None => Observation::fail(e.to_string(), "put libcuda.so.1 of the driver on the loader's path"),
         }],
     }
 }
 
-fn nccl(host: &Host) -> Vec<Seen> {
+fn nccl(host: &Host) -> Vec<Observation> {
     let libraries = Libraries::find(host);
     let mut results = Vec::new();
     for library in libraries.all() {
@@ -95,13 +96,13 @@ fn nccl(host: &Host) -> Vec<Seen> {
         results.push(match &library.facts {
             Ok(facts) => {
                 let cuda = facts.cuda.as_deref().unwrap_or("-");
-                Seen::pass(format!(
+                Observation::pass(format!(
                     "{who} {} (NCCL {}, CUDA {cuda})",
                     library.path.display(),
                     library.version()
                 ))
             }
-            Err(why) => Seen::fail(
+            Err(why) => Observation::fail(
                 format!("{who} {}, which is no library: {why}", library.path.display()),
                 "install it again; a file of Git LFS or a link to nowhere looks like this",
             ),
@@ -110,24 +111,24 @@ fn nccl(host: &Host) -> Vec<Seen> {
     if results.is_empty() {
         let seen = format!("{NCCL} is neither on the loader's path nor among Python's packages");
         results.push(if host.gpu_addresses().is_empty() {
-            Seen::skip(seen)
+            Observation::skip(seen)
         } else {
             let fix = "install it (pip install nvidia-nccl-cu12), or add its directory to LD_LIBRARY_PATH; a program may \
                        have NCCL inside";
-            Seen::warn(seen, fix)
+            Observation::warn(seen, fix)
         });
     }
     results
 }
 
-fn nccl_versions(host: &Host) -> Vec<Seen> {
+fn nccl_versions(host: &Host) -> Vec<Observation> {
     let libraries = Libraries::find(host);
     let (Some(by_name), Some((torch, of_torch))) = (&libraries.by_name, &libraries.of_torch) else {
-        return vec![Seen::skip("there are not two that a job could mix")];
+        return vec![Observation::skip("there are not two that a job could mix")];
     };
     let (first, second) = (of_torch.version(), by_name.version());
     vec![if first == second {
-        Seen::pass(format!("PyTorch and programs that ask by name both load NCCL {first}"))
+        Observation::pass(format!("PyTorch and programs that ask by name both load NCCL {first}"))
     } else {
         let seen = format!(
             "two versions: PyTorch ({}) loads NCCL {first} from {}, programs that ask by name {second} from {}",
@@ -137,7 +138,7 @@ fn nccl_versions(host: &Host) -> Vec<Seen> {
         );
         let fix = "let all ranks and extensions use one: take the directory of one of them out of LD_LIBRARY_PATH, or \
                    name PyTorch's there";
-        Seen::warn(seen, fix)
+        Observation::warn(seen, fix)
     }]
 }
 
@@ -158,8 +159,10 @@ fn played(program: &Path, plugin: &Path, segments: &Path, abi: Abi) -> Result<()
     if there { Ok(()) } else { Err("it recorded nothing".to_owned()) }
 }
 
-fn plugin(host: &Host) -> Vec<Seen> {
-    let Some(program) = &host.program else { return vec![Seen::skip("this program's own file is unknown")] };
+fn plugin(host: &Host) -> Vec<Observation> {
+    let Some(program) = &host.program else {
+        return vec![Observation::skip("this program's own file is unknown")];
+    };
     let fix = "see the text of the error; report it with the bundle (doctor --bundle FILE) if nothing on this host explains it";
     let is_noexec = |p: &Path| statvfs(p).is_ok_and(|v| v.f_flag.contains(StatVfsMountFlags::NOEXEC));
     // Where temporary files may not be executed, the user's cache, where the plugin goes otherwise.
@@ -168,12 +171,15 @@ fn plugin(host: &Host) -> Vec<Seen> {
     let Some(place) = places.filter(|p| !is_noexec(p)).find_map(|p| tempfile::tempdir_in(p).ok()) else {
         let seen =
             "neither the directory for temporary files nor ~/.cache takes a library that can be loaded";
-        return vec![Seen::skip(seen)];
+        return vec![Observation::skip(seen)];
     };
     let file = match bundle::install(&place.path().join("plugin")) {
         Ok(file) => file,
         Err(e) => {
-            return vec![Seen::fail(format!("the plugin cannot be written: {e}"), "make room in TMPDIR")];
+            return vec![Observation::fail(
+                format!("the plugin cannot be written: {e}"),
+                "make room in TMPDIR",
+            )];
         }
     };
     let mut results = Vec::new();
@@ -181,11 +187,11 @@ fn plugin(host: &Host) -> Vec<Seen> {
         let segments = place.path().join(abi.to_string());
         let made = std::fs::create_dir(&segments).map_err(|e| e.to_string());
         if let Err(why) = made.and_then(|()| played(program, &file, &segments, abi)) {
-            results.push(Seen::fail(format!("with interface {abi} it does not work: {why}"), fix));
+            results.push(Observation::fail(format!("with interface {abi} it does not work: {why}"), fix));
         }
     }
     if results.is_empty() {
-        results.push(Seen::pass(format!(
+        results.push(Observation::pass(format!(
             "loaded, and recorded a job, with interfaces v1 to v{}",
             Abi::ALL.len()
         )));
@@ -202,12 +208,12 @@ pub(super) fn plugin_file(host: &Host, value: &str, kind: &str) -> Option<PathBu
 }
 
 /// What NCCL would find where a variable names a plugin.
-fn job_plugin(host: &Host, variable: &str, value: &str, kind: &str, symbol: &str) -> Seen {
+fn job_plugin(host: &Host, variable: &str, value: &str, kind: &str, symbol: &str) -> Observation {
     let named = format!("{variable}={value}");
     let fix =
         "eval \"$(ringwatch plugin)\" prints what Ringwatch's plugin needs; NCCL itself says nothing of this";
     let Some(file) = plugin_file(host, value, kind) else {
-        return Seen::fail(
+        return Observation::fail(
             format!("{named}: the dynamic linker finds no such file; NCCL goes on without it"),
             fix,
         );
@@ -216,7 +222,7 @@ fn job_plugin(host: &Host, variable: &str, value: &str, kind: &str, symbol: &str
     let is_noexec = |p: &Path| statvfs(p).is_ok_and(|v| v.f_flag.contains(StatVfsMountFlags::NOEXEC));
     if is_noexec(&file) {
         let fix = "move it to a directory that is not mounted noexec (often /dev/shm and /tmp are)";
-        return Seen::fail(
+        return Observation::fail(
             format!("{named}: {shown} is on a file system without leave to execute (noexec)"),
             fix,
         );
@@ -224,19 +230,20 @@ fn job_plugin(host: &Host, variable: &str, value: &str, kind: &str, symbol: &str
     let missing: Vec<String> =
         needed_by(&file).into_iter().filter(|(_, path)| path.is_none()).map(|(name, _)| name).collect();
     match elf::exports(&file, symbol) {
-        Err(why) => Seen::fail(format!("{named}: {why}; NCCL goes on without it"), fix),
+        Err(why) => Observation::fail(format!("{named}: {why}; NCCL goes on without it"), fix),
         Ok(_) if !missing.is_empty() => {
             let seen = format!("{named}: {shown} needs {}, which is not found", missing.join(", "));
-            Seen::fail(seen, "add the directories of these libraries to LD_LIBRARY_PATH")
+            Observation::fail(seen, "add the directories of these libraries to LD_LIBRARY_PATH")
         }
-        Ok(names) if names.is_empty() => {
-            Seen::fail(format!("{named}: {shown} exports no {symbol}*: it is no {kind} of NCCL's"), fix)
-        }
-        Ok(names) => Seen::pass(format!("{named}: {shown} ({})", names.join(", "))),
+        Ok(names) if names.is_empty() => Observation::fail(
+            format!("{named}: {shown} exports no {symbol}*: it is no {kind} of NCCL's"),
+            fix,
+        ),
+        Ok(names) => Observation::pass(format!("{named}: {shown} ({})", names.join(", "))),
     }
 }
 
-fn job_plugins(host: &Host) -> Vec<Seen> {
+fn job_plugins(host: &Host) -> Vec<Observation> {
     let kinds = [
         ("NCCL_PROFILER_PLUGIN", "profiler", "ncclProfiler_v"),
         ("NCCL_TUNER_PLUGIN", "tuner", "ncclTunerPlugin_v"),
@@ -244,7 +251,7 @@ fn job_plugins(host: &Host) -> Vec<Seen> {
     ];
     let is_file =
         |v: &str| !v.eq_ignore_ascii_case("none") && !"STATIC_PLUGIN".starts_with(&v.to_uppercase());
-    let mut results: Vec<Seen> = kinds
+    let mut results: Vec<Observation> = kinds
         .iter()
         .flat_map(|(variable, kind, symbol)| {
             // For the network it is a list.
@@ -261,12 +268,13 @@ fn job_plugins(host: &Host) -> Vec<Seen> {
         if !Path::new(file).is_file() {
             let seen =
                 format!("LD_PRELOAD names {file}, which is not there; every program says so and goes on");
-            results.push(Seen::fail(seen, "correct the path, or unset it"));
+            results.push(Observation::fail(seen, "correct the path, or unset it"));
         }
     }
     if results.is_empty() {
-        results
-            .push(Seen::skip("the environment names no plugin; `ringwatch run` sets what it needs itself"));
+        results.push(Observation::skip(
+            "the environment names no plugin; `ringwatch run` sets what it needs itself",
+        ));
     }
     results
 }
@@ -279,33 +287,37 @@ fn load(host: &Host) -> Result<(Config, Option<PathBuf>), config::Error> {
     Ok((config, file))
 }
 
-fn settings(host: &Host) -> Vec<Seen> {
+fn settings(host: &Host) -> Vec<Observation> {
     match load(host) {
-        Ok((_, Some(file))) => vec![Seen::pass(format!("{} is right", file.display()))],
-        Ok((_, None)) => vec![Seen::pass("no file: the defaults")],
-        Err(e) => vec![Seen::fail(e.to_string(), "correct it: ringwatch config check says when it is right")],
+        Ok((_, Some(file))) => vec![Observation::pass(format!("{} is right", file.display()))],
+        Ok((_, None)) => vec![Observation::pass("no file: the defaults")],
+        Err(e) => {
+            vec![Observation::fail(e.to_string(), "correct it: ringwatch config check says when it is right")]
+        }
     }
 }
 
-fn agent(host: &Host) -> Vec<Seen> {
-    let Ok((config, _)) = load(host) else { return vec![Seen::skip("the settings cannot be read")] };
+fn agent(host: &Host) -> Vec<Observation> {
+    let Ok((config, _)) = load(host) else { return vec![Observation::skip("the settings cannot be read")] };
     let Some(path) = &config.socket.path else {
-        return vec![Seen::skip("the agent's socket is switched off")];
+        return vec![Observation::skip("the agent's socket is switched off")];
     };
     let path = host.path(&path.display().to_string());
     if !path.exists() {
-        return vec![Seen::skip(format!("no agent runs here: {} does not exist", path.display()))];
+        return vec![Observation::skip(format!("no agent runs here: {} does not exist", path.display()))];
     }
     vec![match runtime::ask(&path) {
-        Ok(s) => Seen::pass(format!("{}; {} communicators", s.source, s.comms.len())),
-        Err(e) => Seen::fail(e.to_string(), "systemctl status ringwatch-agent, or start `ringwatch agent`"),
+        Ok(s) => Observation::pass(format!("{}; {} communicators", s.source, s.comms.len())),
+        Err(e) => {
+            Observation::fail(e.to_string(), "systemctl status ringwatch-agent, or start `ringwatch agent`")
+        }
     }]
 }
 
-fn bus(host: &Host) -> Vec<Seen> {
-    let Ok((config, _)) = load(host) else { return vec![Seen::skip("the settings cannot be read")] };
+fn bus(host: &Host) -> Vec<Observation> {
+    let Ok((config, _)) = load(host) else { return vec![Observation::skip("the settings cannot be read")] };
     if config.cluster.servers.is_empty() {
-        return vec![Seen::skip("the settings name no bus (cluster.servers)")];
+        return vec![Observation::skip("the settings name no bus (cluster.servers)")];
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let asked = match runtime {
@@ -313,30 +325,32 @@ fn bus(host: &Host) -> Vec<Seen> {
         Err(e) => Err(e.to_string()),
     };
     vec![match asked {
-        Ok(c) if c.analysers == 0 => Seen::warn(
+        Ok(c) if c.analysers == 0 => Observation::warn(
             format!(
                 "the bus answers, with {} nodes and no analyser: nobody judges what spans hosts",
                 c.nodes.len()
             ),
             "start `ringwatch analyser` somewhere",
         ),
-        Ok(c) => Seen::pass(format!("{} analysers, {} nodes", c.analysers, c.nodes.len())),
-        Err(e) => {
-            Seen::fail(e, "see cluster.servers in the settings, the server's log, and firewalls between")
-        }
+        Ok(c) => Observation::pass(format!("{} analysers, {} nodes", c.analysers, c.nodes.len())),
+        Err(e) => Observation::fail(
+            e,
+            "see cluster.servers in the settings, the server's log, and firewalls between",
+        ),
     }]
 }
 
-fn permissions(host: &Host) -> Vec<Seen> {
+fn permissions(host: &Host) -> Vec<Observation> {
     let euid = rustix::process::geteuid();
     if euid.is_root() {
-        return vec![Seen::pass("root: the agent can see the jobs of all users")];
+        return vec![Observation::pass("root: the agent can see the jobs of all users")];
     }
     let ptrace = text(&host.path("proc/sys/kernel/yama/ptrace_scope")).and_then(|t| t.parse::<u32>().ok());
-    let mut results = vec![Seen::pass(format!("user {}: Ringwatch sees this user's jobs", euid.as_raw()))];
+    let mut results =
+        vec![Observation::pass(format!("user {}: Ringwatch sees this user's jobs", euid.as_raw()))];
     if ptrace.is_some_and(|level| level >= 2) {
         let seen = "kernel.yama.ptrace_scope forbids reading the stacks of this user's own processes";
-        results.push(Seen::warn(seen, "sysctl kernel.yama.ptrace_scope=1, or run the agent as root"));
+        results.push(Observation::warn(seen, "sysctl kernel.yama.ptrace_scope=1, or run the agent as root"));
     }
     results
 }

@@ -81,12 +81,12 @@ fn a_host_with_nothing_wrong_and_without_gpus_has_no_warning() {
 
 #[test]
 fn a_check_that_hangs_fails_and_hides_no_other() {
-    fn hangs(_: &Host) -> Vec<Seen> {
+    fn hangs(_: &Host) -> Vec<Observation> {
         std::thread::sleep(Duration::from_secs(3600));
         Vec::new()
     }
-    fn passes(_: &Host) -> Vec<Seen> {
-        vec![Seen::pass("well")]
+    fn passes(_: &Host) -> Vec<Observation> {
+        vec![Observation::pass("well")]
     }
     let both = [
         Check { id: "hangs", area: Area::Limits, run: hangs },
@@ -162,7 +162,7 @@ fn a_pipe_in_place_of_a_file_holds_nothing_up() {
 
 #[test]
 fn a_check_that_breaks_off_fails() {
-    fn breaks(_: &Host) -> Vec<Seen> {
+    fn breaks(_: &Host) -> Vec<Observation> {
         panic!("planted")
     }
     let one = [Check { id: "breaks", area: Area::Limits, run: breaks }];

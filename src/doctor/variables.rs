@@ -6,7 +6,7 @@
 use super::host::Host;
 use super::libraries::{Libraries, packages};
 use super::software::plugin_file;
-use super::{Area, Check, Seen, elf};
+use super::{Area, Check, Observation, elf};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -50,15 +50,15 @@ struct Setting {
 
 /// All settings of NCCL's, as NCCL resolves them: the environment comes before the user's file, that before the system's.
 #[derive(Debug, Default)]
-struct Settings {
+struct NcclSettings {
     all: BTreeMap<String, Setting>,
-    /// Settings that another one of the same name hides, and files that cannot be read.
-    notes: Vec<Seen>,
+    /// NcclSettings that another one of the same name hides, and files that cannot be read.
+    notes: Vec<Observation>,
 }
 
-impl Settings {
+impl NcclSettings {
     fn read(host: &Host) -> Self {
-        let mut s = Settings::default();
+        let mut s = NcclSettings::default();
         for (name, value) in &host.variables {
             if name.starts_with("NCCL_") || name.starts_with("TORCH_NCCL_") {
                 let setting = Setting { value: value.clone(), origin: "the environment".to_owned() };
@@ -69,7 +69,8 @@ impl Settings {
             Some(file) => {
                 if !Path::new(file).is_file() {
                     let seen = format!("NCCL_CONF_FILE names {file}, which cannot be read");
-                    s.notes.push(Seen::warn(seen, "name a file that every rank can read, or unset it"));
+                    s.notes
+                        .push(Observation::warn(seen, "name a file that every rank can read, or unset it"));
                 }
                 Some(PathBuf::from(file))
             }
@@ -97,7 +98,7 @@ impl Settings {
                         first.value,
                         first.origin
                     );
-                    self.notes.push(Seen::warn(seen, "set it in one place"));
+                    self.notes.push(Observation::warn(seen, "set it in one place"));
                 }
                 Some(_) => {}
                 None => drop(self.all.insert(name.trim().to_owned(), setting)),
@@ -191,37 +192,44 @@ impl Known {
     }
 }
 
-fn names(host: &Host) -> Vec<Seen> {
-    let settings = Settings::read(host);
+fn names(host: &Host) -> Vec<Observation> {
+    let settings = NcclSettings::read(host);
     let of_nccl: Vec<&String> = settings
         .all
         .keys()
         .filter(|n| n.starts_with("NCCL_") && !DESCRIPTIONS.contains(&n.as_str()))
         .collect();
     if of_nccl.is_empty() {
-        return vec![Seen::pass("no NCCL_ variable is set")];
+        return vec![Observation::pass("no NCCL_ variable is set")];
     }
     let Some(known) = Known::find(host) else {
-        return vec![Seen::skip(format!(
+        return vec![Observation::skip(format!(
             "{} are set; which of them NCCL knows is unknown, since no libnccl was found",
             of_nccl.len()
         ))];
     };
-    let mut all: Vec<Seen> = Vec::new();
+    let mut all: Vec<Observation> = Vec::new();
     for name in of_nccl.iter().filter(|n| !known.names.contains(**n)) {
         let in_torch = format!("TORCH_{name}");
         let is = format!("{name} is unknown to NCCL {}, which ignores it", known.version);
         all.push(if known.of_torch.contains(&in_torch) {
-            Seen::warn(format!("{name} was renamed: PyTorch reads {in_torch}"), format!("set {in_torch}"))
+            Observation::warn(
+                format!("{name} was renamed: PyTorch reads {in_torch}"),
+                format!("set {in_torch}"),
+            )
         } else if let Some(near) = known.nearest(name) {
-            Seen::warn(is, format!("it is near to {near}: correct the name, or unset it"))
+            Observation::warn(is, format!("it is near to {near}: correct the name, or unset it"))
         } else {
-            Seen::warn(is, "unset it; it is of another release, or of another program")
+            Observation::warn(is, "unset it; it is of another release, or of another program")
         });
     }
     if all.is_empty() {
         let names: Vec<&str> = of_nccl.iter().map(|n| n.as_str()).collect();
-        all.push(Seen::pass(format!("NCCL {} knows all that are set: {}", known.version, names.join(", "))));
+        all.push(Observation::pass(format!(
+            "NCCL {} knows all that are set: {}",
+            known.version,
+            names.join(", ")
+        )));
     }
     all
 }
@@ -277,11 +285,11 @@ fn strangers<'v>(value: &'v str, words: &[&str]) -> Vec<&'v str> {
     parts.map(str::trim).filter(|w| !w.is_empty() && !is_word(w, words)).collect()
 }
 
-fn value(name: &str, setting: &Setting) -> Option<Seen> {
+fn value(name: &str, setting: &Setting) -> Option<Observation> {
     let v = setting.value.trim();
     let wrong = |why: String, fix: String| {
         let seen = format!("{name}={v} ({}): {why}", setting.origin);
-        Some(Seen::warn(seen, fix))
+        Some(Observation::warn(seen, fix))
     };
     if v.is_empty() {
         return None;
@@ -298,7 +306,7 @@ fn value(name: &str, setting: &Setting) -> Option<Seen> {
         if name == list && !strange.is_empty() {
             let why = format!("{} is none that NCCL knows; communicators fail with it", strange.join(", "));
             let fix = format!("names of {}, with commas between them", words.join(", "));
-            return Some(Seen::fail(format!("{name}={v} ({}): {why}", setting.origin), fix));
+            return Some(Observation::fail(format!("{name}={v} ({}): {why}", setting.origin), fix));
         }
     }
     if NUMBERS.iter().any(|end| name.ends_with(end)) {
@@ -313,11 +321,11 @@ fn value(name: &str, setting: &Setting) -> Option<Seen> {
     None
 }
 
-fn values(host: &Host) -> Vec<Seen> {
-    let settings = Settings::read(host);
-    let mut all: Vec<Seen> = settings.all.iter().filter_map(|(name, s)| value(name, s)).collect();
+fn values(host: &Host) -> Vec<Observation> {
+    let settings = NcclSettings::read(host);
+    let mut all: Vec<Observation> = settings.all.iter().filter_map(|(name, s)| value(name, s)).collect();
     if all.is_empty() {
-        all.push(Seen::pass(match settings.all.len() {
+        all.push(Observation::pass(match settings.all.len() {
             0 => "none is set".to_owned(),
             n => format!("{n} are set, and nothing is wrong with their values"),
         }));
@@ -327,7 +335,7 @@ fn values(host: &Host) -> Vec<Seen> {
 
 /// Something that settings do which their user may not want.
 struct Effect {
-    applies: fn(&Settings, &Host) -> bool,
+    applies: fn(&NcclSettings, &Host) -> bool,
     /// The variables that are shown.
     names: &'static [&'static str],
     what: &'static str,
@@ -338,11 +346,11 @@ fn has_rdma(host: &Host) -> bool {
     !host.rdma_devices().is_empty()
 }
 
-fn is_set(s: &Settings, name: &str) -> bool {
+fn is_set(s: &NcclSettings, name: &str) -> bool {
     s.get(name).is_some()
 }
 
-fn debugs(s: &Settings) -> bool {
+fn debugs(s: &NcclSettings) -> bool {
     s.get("NCCL_DEBUG").is_some_and(|v| is_word(v, &["INFO", "TRACE", "ABORT"]))
 }
 
@@ -447,8 +455,8 @@ const EFFECTS: &[Effect] = &[
     },
 ];
 
-fn effects(host: &Host) -> Vec<Seen> {
-    let settings = Settings::read(host);
+fn effects(host: &Host) -> Vec<Observation> {
+    let settings = NcclSettings::read(host);
     let shown = |names: &[&str]| -> String {
         let set = names.iter().filter_map(|n| Some(format!("{n}={}", settings.get(n)?)));
         set.collect::<Vec<_>>().join(" ")
@@ -456,12 +464,12 @@ fn effects(host: &Host) -> Vec<Seen> {
     let of = |e: &Effect| {
         let shown = shown(e.names);
         let colon = if shown.is_empty() { "" } else { ": " };
-        Seen::warn(format!("{shown}{colon}{}", e.what), e.fix)
+        Observation::warn(format!("{shown}{colon}{}", e.what), e.fix)
     };
-    let mut all: Vec<Seen> = EFFECTS.iter().filter(|e| (e.applies)(&settings, host)).map(of).collect();
+    let mut all: Vec<Observation> = EFFECTS.iter().filter(|e| (e.applies)(&settings, host)).map(of).collect();
     all.extend(settings.notes);
     if all.is_empty() {
-        all.push(Seen::pass("none forces, switches off or contradicts anything"));
+        all.push(Observation::pass("none forces, switches off or contradicts anything"));
     }
     all
 }
