@@ -1,8 +1,7 @@
 //! Every version of the profiler's ABI against every recording: what the segments say afterwards is what the
 //! recording holds, as far as that version tells, and the plugin's books balance.
 
-mod support;
-
+use crate::support::{Play, Players, Room};
 use ringwatch::ingest::{Place, Segments, now_ns};
 use ringwatch::join::{Join, Track};
 use ringwatch::model::{
@@ -15,7 +14,6 @@ use ringwatch_wire::reader::{ChannelSlot, Found, ProxySlot, Reader};
 use ringwatch_wire::sync::Word;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
-use support::{Play, Players, Room};
 
 /// One operation, as the recording has it and as the segment should.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,15 +1,12 @@
 //! The agent, as a daemon: a recorded job through the real plugin, and everybody who may ask about it.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod support;
-
+use crate::support;
+use crate::support::agent::{Agent, diagnosed, socket};
+use crate::support::{Play, Players, Room, assert_missing_rank, findings, opened, run, until};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::time::Duration;
-use support::agent::{Agent, diagnosed, socket};
-use support::{Play, Players, Room, assert_missing_rank, findings, opened, run, until};
 
 #[test]
 fn a_hang_is_told_and_shown_to_who_asks() {

@@ -1,11 +1,5 @@
 //! The edges between the modules, as `src/ARCHITECTURE.md` draws them, held against the sources themselves.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "support/skip.rs"]
-#[allow(dead_code, reason = "the list is for tests/skipped")]
-mod skip;
-#[path = "architecture/skips.rs"]
 mod skips;
 
 use std::collections::BTreeSet;
@@ -445,7 +439,10 @@ fn the_top_of_the_repository_holds_only_what_belongs_there() {
         .current_dir(root())
         .output();
     let Some(listed) = listed.ok().filter(|o| o.status.success()) else {
-        skip::skipped("the_top_of_the_repository_holds_only_what_belongs_there", "git, and a checkout of it");
+        crate::support::skip::skipped(
+            "the_top_of_the_repository_holds_only_what_belongs_there",
+            "git, and a checkout of it",
+        );
         return;
     };
     let listed = String::from_utf8(listed.stdout).unwrap();

@@ -1,13 +1,9 @@
 //! `ringwatch bench`: the whole engine against a GPU that is the host's memory, and what is said where there is none.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod support;
-
+use crate::support::fake_gpu::{bench, fake, processes};
+use crate::support::{Room, Said, run};
 use ringwatch::bench::Report;
 use std::time::{Duration, Instant};
-use support::fake_gpu::{bench, fake, processes};
-use support::{Room, Said, run};
 
 /// A name for the test that calls this.
 macro_rules! fake_or_skip {

@@ -1,16 +1,12 @@
 //! `ringwatch bench` against targets and against saved measurements, over a GPU that is the host's memory.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod support;
-
+use crate::support::fake_gpu::{bench, fake, processes};
+use crate::support::{Room, Said, run};
 use ringwatch::bench::{Measurements, Report};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::fake_gpu::{bench, fake, processes};
-use support::{Room, Said, run};
 
 /// Few operations: what is tested here is no time.
 const QUICK: &str = "-n 2 -w 1 --repeat 4";

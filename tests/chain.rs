@@ -1,7 +1,7 @@
 //! The recordings played on the plugin alone and with another one behind it: the segments say the same.
 
-mod support;
-
+use crate::support;
+use crate::support::{Play, Players, Room, skipped};
 use ringwatch::ingest::{Place, Segments, now_ns};
 use ringwatch::model::{CommRecord, Lane, OpRecord, Source, Update};
 use ringwatch::replay::Scenario;
@@ -12,7 +12,6 @@ use ringwatch_wire::sync::Word;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{Play, Players, Room, skipped};
 
 /// What the segments of one job hold, by rank, apart from the moments.
 #[derive(Debug, PartialEq)]

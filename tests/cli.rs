@@ -1,11 +1,10 @@
 //! The command line as people meet it: help, versions, exit codes.
 
-mod support;
-
+use crate::support;
+use crate::support::{Room, Said};
 use clap::CommandFactory;
 use std::path::Path;
 use std::process::Command;
-use support::{Room, Said};
 
 /// Runs it in a terminal of no particular width.
 fn say(arguments: &[&str]) -> Said {

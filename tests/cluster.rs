@@ -1,22 +1,19 @@
 //! The cluster on one machine: agents with segments of their own, a real NATS server, and analysers.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::disallowed_methods, reason = "the receiver has tasks of its own")]
 
-mod receiver;
-mod support;
-
+use crate::receiver::{Receiver, Wants};
+use crate::support;
+use crate::support::nats::{Nats, there};
+use crate::support::{Json, Room, run, until};
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::logs::v1::LogRecord;
-use receiver::{Receiver, Wants};
 use ringwatch::export::otlp::Protocol;
 use ringwatch::replay::monotonic_ns;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use support::nats::{Nats, there};
-use support::{Json, Room, run, until};
 
 /// A process that ends with this value, if not before.
 struct Daemon(Child);

@@ -1,16 +1,14 @@
 //! Traces at the other end: what our own receiver gets of a late rank, and what a collector that others wrote decodes.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::disallowed_methods, reason = "these tests have servers and a clock of their own")]
 
-mod exported;
-mod receiver;
-mod support;
-
-use exported::{COMM, Hand, S, event};
+use crate::exported;
+use crate::exported::{COMM, Hand, S, event};
+use crate::receiver::{Receiver, Wants};
+use crate::support::agent::Agent;
+use crate::support::{Play, Players, Room, skipped, until};
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
-use receiver::{Receiver, Wants};
 use ringwatch::export::otlp::{Exporter, Protocol, Settings, Tracer};
 use ringwatch::export::prometheus::{self, Metrics, Own};
 use ringwatch::export::trace_id;
@@ -19,8 +17,6 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use support::agent::Agent;
-use support::{Play, Players, Room, skipped, until};
 
 fn settings(port: u16, protocol: Protocol) -> Settings {
     Settings {

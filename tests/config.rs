@@ -1,14 +1,10 @@
 //! The agent's settings: the file that comes with the program, its schema, and what is told of wrong ones.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod support;
-
+use crate::support::Room;
 use ringwatch::config::{self, Config, Overrides};
 use serde_yaml::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
-use support::Room;
 
 fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)

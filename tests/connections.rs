@@ -1,9 +1,10 @@
 //! What many connections do to an agent: half-sent requests, slow readers, and users who take every place.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod support;
-
+use crate::support;
+use crate::support::agent::{Agent, diagnosed, socket};
+use crate::support::{
+    Json, PATIENCE, Play, Players, Room, as_user, assert_missing_rank, findings, skipped, until,
+};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -12,8 +13,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use support::agent::{Agent, diagnosed, socket};
-use support::{Json, PATIENCE, Play, Players, Room, as_user, assert_missing_rank, findings, skipped, until};
 
 /// So many that none is left over for segments if connections may take what they want.
 const DESCRIPTORS: u64 = 256;

@@ -1,18 +1,18 @@
 //! Dashboards and alert rules: held against the catalogue, and asked of a real Prometheus.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::disallowed_methods, reason = "these tests have servers and a clock of their own")]
 
-mod exported;
-mod receiver;
-mod support;
-
+use crate::exported;
+use crate::exported::{Hand, S};
+use crate::receiver::{Receiver, Wants};
+use crate::support::agent::Agent;
+use crate::support::nats::{self, Nats};
+use crate::support::prometheus::{Prometheus, program};
+use crate::support::{Play, Players, Room, machine, until};
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
-use exported::{Hand, S};
 use promql_parser::parser::{self, Expr, LabelModifier, VectorSelector};
 use promql_parser::util::{ExprVisitor, walk_expr};
-use receiver::{Receiver, Wants};
 use ringwatch::cluster::Refusal;
 use ringwatch::detect::{self, Detector};
 use ringwatch::export::catalogue::{self, CLUSTER, CONTAINER, Kind, Metric, OVERFLOW};
@@ -28,10 +28,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use support::agent::Agent;
-use support::nats::{self, Nats};
-use support::prometheus::{Prometheus, program};
-use support::{Play, Players, Room, machine, until};
 use tokio::net::TcpListener;
 
 const BOARDS: [&str; 4] = ["cluster", "job", "node", "agent"];

@@ -1,12 +1,13 @@
 //! The demo: six recorded jobs through the real plugin in real processes, and the verdict on each.
 
-mod support;
-
+use crate::support;
+use crate::support::{
+    Json, Room, assert_mismatch, assert_missing_rank, evidence, files, findings, finish, ranks,
+};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use support::{Json, Room, assert_mismatch, assert_missing_rank, evidence, files, findings, finish, ranks};
 
 /// Parent of a process, from procfs.
 fn parent(pid: &str) -> Option<u32> {

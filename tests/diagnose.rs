@@ -1,18 +1,17 @@
 //! `ringwatch diagnose` and `top --once`: the verdict on live segments and on what dead processes left, and
 //! what lies about in the same folder.
 
-mod support;
-
+use crate::support;
+use crate::support::{
+    Json, Play, Players, Room, Said, assert_mismatch, assert_missing_rank, evidence, findings, run, skipped,
+    until,
+};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
-use support::{
-    Json, Play, Players, Room, Said, assert_mismatch, assert_missing_rank, evidence, findings, run, skipped,
-    until,
-};
 
 /// Of a directory by name: what lies in it, live or dead.
 fn diagnose(room: &Room) -> Said {

@@ -1,14 +1,10 @@
 //! `ringwatch doctor` as people run it: on this machine, against a driver's library of two GPUs, against libraries of NCCL
 //! that `cc` builds here, and with one process a rank.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod support;
-
+use crate::support::{Room, Said, finish, run, skipped};
 use ringwatch::doctor::{Outcome, Report, Status};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use support::{Room, Said, finish, run, skipped};
 
 /// Builds a shared library; `None` without a C compiler, and the test counts as skipped.
 fn library(test: &str, to: &Path, source: &Path, more: &[&str]) -> Option<()> {

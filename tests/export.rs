@@ -1,10 +1,7 @@
 //! What other programs get, as they get it.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod exported;
-
-use exported::{COMM, Hand, S, event};
+use crate::exported;
+use crate::exported::{COMM, Hand, S, event};
 use ringwatch::export::catalogue;
 use ringwatch::export::metrics::{Analysis, Bus, Counts};
 use ringwatch::export::prometheus::{Metrics, Own, Settings, negotiated};

@@ -1,11 +1,7 @@
 //! The life of a finding at an agent: it is opened, it ends with its job, and it is there after a restart.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod support;
-
-use support::agent::{Agent, diagnosed, socket};
-use support::{Json, Play, Players, Room, Said, assert_missing_rank, changes, findings, run, until};
+use crate::support::agent::{Agent, diagnosed, socket};
+use crate::support::{Json, Play, Players, Room, Said, assert_missing_rank, changes, findings, run, until};
 
 /// `ringwatch diagnose --json --agent` with more options.
 fn diagnose(room: &Room, more: &[&str]) -> Said {

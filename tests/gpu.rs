@@ -1,4 +1,4 @@
-//! Real NCCL on real GPUs. `cargo test --test gpu -- --ignored` where there are some.
+//! Real NCCL on real GPUs. `cargo test --test all gpu:: -- --ignored` where there are some.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,12 +1,7 @@
 //! The samplers as they are run: against a driver's library of two GPUs that `cc` builds here, and pieces of /proc and
 //! /sys.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "support/skip.rs"]
-#[allow(dead_code, reason = "the list is for tests/skipped")]
-mod skip;
-
+use crate::support::skipped;
 use futures_util::stream::unfold;
 use ringwatch::ingest::hardware::{Pods, Samplers, Settings};
 use ringwatch::ingest::now_ns;
@@ -14,7 +9,6 @@ use ringwatch::model::{
     AlarmKind, Fact, GpuFact, Holder, InterfaceFact, NodeFact, PodsFact, PortFact, Reading, SamplerFact,
     Throttle, Traffic,
 };
-use skip::skipped;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -404,7 +398,7 @@ fn hostile_files_are_absent_facts() {
     }
 }
 
-/// `cargo test --test hardware -- --ignored --nocapture` where there are GPUs: prints what the samplers of this machine
+/// `cargo test --test all hardware:: -- --ignored --nocapture` where there are GPUs: prints what the samplers of this machine
 /// say, and what asking costs.
 #[test]
 #[ignore = "needs GPUs and their driver"]
@@ -439,7 +433,7 @@ fn drivers_of_interfaces_are_asked_for_their_own_counters() {
     let made = "ip link add rwa type veth peer name rwb && ip link set rwa up && ip link set rwb up && exec \"$0\" \"$@\"";
     let mut inside = Command::new("unshare");
     inside.args(["-n", "sh", "-c", made]).arg(std::env::current_exe().unwrap());
-    inside.args(["--exact", "a_pair_of_veth", "--ignored", "--nocapture"]);
+    inside.args(["--exact", "hardware::a_pair_of_veth", "--ignored", "--nocapture"]);
     let probe = "ip link add rwp type veth peer name rwq";
     if !Command::new("unshare").args(["-n", "sh", "-c", probe]).output().is_ok_and(|o| o.status.success()) {
         skipped(test, "unshare and ip, and the right to make a veth in a network namespace (root)");

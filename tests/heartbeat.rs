@@ -1,18 +1,15 @@
 //! What `/livez` and the service manager hear of the thread that owns the state: nothing while it hangs, and all is well
 //! however many ask.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(unsafe_code, reason = "one thread of another process is stopped by ptrace")]
 
-mod support;
-
+use crate::support::agent::Agent;
+use crate::support::watchdog::Watchdog;
+use crate::support::{Meanwhile, Play, Players, Room, until};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use support::agent::Agent;
-use support::watchdog::Watchdog;
-use support::{Meanwhile, Play, Players, Room, until};
 
 /// A thread of a child that does not run until this value is dropped.
 struct Stopped(i32);

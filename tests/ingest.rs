@@ -1,14 +1,10 @@
 //! How segments are read: in turns, side by side, and to the same end as all at once.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod support;
-
+use crate::support::{Room, run};
 use ringwatch::ingest::{Place, Segments, now_ns};
 use ringwatch::join::{Communicator, Finished, Join};
 use ringwatch::model::{OPERATIONS, OpRecord, SegmentId, Sink, Source, Spare, Timing, Update};
 use std::collections::{BTreeMap, BTreeSet};
-use support::{Room, run};
 
 const RANKS: u32 = 4;
 /// What one segment may tell in a turn: what is new, and what waited for its rest.

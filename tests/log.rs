@@ -1,15 +1,11 @@
 //! The log of the daemons: its lines, what it says of settings that were read again, and of GPUs that are not there.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod support;
-
+use crate::support::agent::Agent;
+use crate::support::{Room, run, until};
 use serde_json::Value;
 use std::fs;
 use std::io::Read;
 use std::os::fd::AsFd;
-use support::agent::Agent;
-use support::{Room, run, until};
 
 /// An agent that cannot start, once it has said what it is.
 const FAILS: [&str; 5] = ["agent", "--set", "socket.path=null", "--set", "http.listen=\"[fe80::1]:1\""];

@@ -1,8 +1,5 @@
 //! The mutations of the exam still apply to the sources; `tests/exam/mutations/run` measures them.
 
-#[path = "support/skip.rs"]
-mod skip;
-
 use std::path::Path;
 use std::process::Command;
 
@@ -10,7 +7,7 @@ use std::process::Command;
 fn every_mutation_of_the_exam_applies() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     if Command::new("git").arg("--version").output().is_err() {
-        skip::skipped("every_mutation_of_the_exam_applies", "git");
+        crate::support::skip::skipped("every_mutation_of_the_exam_applies", "git");
         return;
     }
     let files = std::fs::read_dir(root.join("tests/exam/mutations")).expect("the mutations");

@@ -1,8 +1,9 @@
 //! Four hosts on one machine: network namespaces, three NATS servers, two analysers, an agent on each host, and a job of
 //! four ranks, one a host, played from the two-node recording. What fails is really killed, cut off, skewed or filled.
 
-mod support;
-
+use crate::support;
+use crate::support::nats::{MAPPINGS, program, there};
+use crate::support::{Json, Room, run, skipped, until};
 use ringwatch::replay::monotonic_ns;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,8 +12,6 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
-use support::nats::{MAPPINGS, program, there};
-use support::{Json, Room, run, skipped, until};
 
 fn ip(arguments: &str) -> bool {
     let mut command = Command::new("ip");

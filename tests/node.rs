@@ -1,18 +1,13 @@
 //! The name of a node: one setting, and the same name in metrics, in OTLP and on the bus.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod receiver;
-mod support;
-
+use crate::receiver::{Receiver, Wants};
+use crate::support::agent::{Agent, diagnosed};
+use crate::support::nats::{Nats, there};
+use crate::support::{Play, Players, Room, run, until};
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use receiver::{Receiver, Wants};
 use ringwatch::export::otlp::Protocol;
 use std::collections::BTreeSet;
-use support::agent::{Agent, diagnosed};
-use support::nats::{Nats, there};
-use support::{Play, Players, Room, run, until};
 
 /// Not the name of any machine that this runs on.
 const NODE: &str = "gpu-node-7.example";

@@ -1,18 +1,14 @@
 //! Traces, logs and metrics by OTLP, as real receivers get them.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod exported;
-mod receiver;
-
-use exported::{COMM, Hand, S, TRANSFER_NS, event};
+use crate::exported;
+use crate::exported::{COMM, Hand, S, TRANSFER_NS, event};
+use crate::receiver::{Receiver, Wants};
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use opentelemetry_proto::tonic::metrics::v1::{Metric, number_data_point};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
-use receiver::{Receiver, Wants};
 use ringwatch::export::otlp::{Batch, Compression, Error, Exporter, Protocol, Settings, Tracer};
 use ringwatch::export::prometheus::{self, Metrics, Own};
 use ringwatch::export::trace_id::{self, Piece};

@@ -1,13 +1,9 @@
 //! A job with the preloaded library, from its calls to a finding. The job and its NCCL are those of
 //! `plugin/preload/tests`, in C: without a compiler this says so and passes.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod support;
-
+use crate::support::{Room, run, skipped};
 use std::path::Path;
 use std::process::Command;
-use support::{Room, run, skipped};
 
 /// Compiles the fake NCCL and the job; false without a compiler.
 fn built(dir: &Path) -> bool {

@@ -1,22 +1,16 @@
 //! The recordings, their compact form, and the player, watched by a plugin written in C.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "support/skip.rs"]
-#[allow(dead_code, reason = "the list is for tests/skipped")]
-mod skip;
-
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
+use crate::support::skipped;
 use proptest::prelude::*;
 use ringwatch::replay::{
     Abi, Call, Descriptor, Event, Pace, PlayReport, Player, PlayerOptions, RankTrace, ReplayError, Scenario,
     Trace, fixture, fixture_bytes, monotonic_ns,
 };
-use skip::skipped;
 
 const JOBS: [(Scenario, bool); 6] = [
     (Scenario::Mixed, false),

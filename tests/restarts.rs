@@ -1,18 +1,13 @@
 //! Agent, receiver and Prometheus, each killed in the middle of a job and started again: nothing is lost that segments
 //! still hold, and what is lost is said. An agent that nobody killed says what there was.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod receiver;
-mod support;
-
-use receiver::{Got, Receiver, Wants};
+use crate::receiver::{Got, Receiver, Wants};
+use crate::support::agent::Agent;
+use crate::support::prometheus::{Prometheus, program};
+use crate::support::{ENDED_IN_MIXED, Play, Players, Room, opened, until};
 use ringwatch::export::otlp::Protocol;
 use std::collections::BTreeSet;
 use std::time::Duration;
-use support::agent::Agent;
-use support::prometheus::{Prometheus, program};
-use support::{ENDED_IN_MIXED, Play, Players, Room, opened, until};
 
 /// What is counted of operations that are over.
 const COUNTS: [&str; 6] = [

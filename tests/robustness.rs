@@ -1,10 +1,12 @@
 //! What a machine does to an agent: clocks that step, kills and stops in mid-run, a thousand segments, full disks. What
 //! was seen and what was lost add up to what the jobs did.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod support;
-
+use crate::support;
+use crate::support::agent::{Agent, diagnosed};
+use crate::support::{
+    ENDED_IN_MIXED, Json, Play, Players, Room, assert_missing_rank, files, findings, opened, run, skipped,
+    until,
+};
 use ringwatch::ingest::now_ns;
 use ringwatch_wire::layout::head;
 use rustix::process::Signal;
@@ -13,11 +15,6 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use support::agent::{Agent, diagnosed};
-use support::{
-    ENDED_IN_MIXED, Json, Play, Players, Room, assert_missing_rank, files, findings, opened, run, skipped,
-    until,
-};
 
 fn counted(agent: &Agent) -> f64 {
     agent.sum("ringwatch_operations_total")

@@ -1,14 +1,13 @@
 //! `ringwatch run -- CMD`: the job's own output, signals and exit code, and what is told beside them.
 
-mod support;
-
+use crate::support;
+use crate::support::{PROGRAM, Room, Said, finish, output, run};
 use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use support::{PROGRAM, Room, Said, finish, output, run};
 
 const PLUGIN: &str = "libnccl-profiler-ringwatch.so";
 

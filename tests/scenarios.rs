@@ -1,20 +1,16 @@
 //! The corpus: every case of tests/scenarios through a simulated job, and the verdict on each. All planted causes
 //! have to be found with the right kind and ranks, and nothing else.
 
-#[allow(dead_code, unused_imports, reason = "each test uses a part of the simulator")]
-mod simulator;
-mod support;
-mod watch;
-
+use crate::simulator::{AHEAD_NS, BEGIN, Case, Expected, Simulation};
+use crate::support;
+use crate::watch::{Watcher, Way};
 use ringwatch::detect::{Detector, Settings};
 use ringwatch::join::Join;
 use ringwatch::model::{Change, CommId, Confidence, Finding, FindingEvent, Kind, Making, Rank, Update};
-use simulator::{AHEAD_NS, BEGIN, Case, Expected, Simulation};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
-use watch::{Watcher, Way};
 
 const MS: u64 = 1_000_000;
 

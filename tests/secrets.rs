@@ -1,17 +1,13 @@
 //! Secrets are planted wherever settings come from, and searched for in everything that the program prints.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod receiver;
-mod support;
-
-use receiver::{Receiver, Wants};
+use crate::receiver::{Receiver, Wants};
+use crate::support;
+use crate::support::agent::{Agent, socket};
+use crate::support::nats::{Nats, free_port, there};
+use crate::support::{Room, Said, run, until};
 use ringwatch::config::{self, Overrides};
 use ringwatch::export::otlp::Protocol;
 use std::fs;
-use support::agent::{Agent, socket};
-use support::nats::{Nats, free_port, there};
-use support::{Room, Said, run, until};
 
 /// Part of every planted secret. No output may hold it.
 const PLANTED: &str = "pL4nt3d";

@@ -1,7 +1,5 @@
 //! The files that come with the program: what people copy has to be right, and safe, as it is.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use serde_yaml::Value;
 use std::fs;
 use std::net::IpAddr;

@@ -3,12 +3,11 @@
 //!
 //! `RINGWATCH_SOAK_SECONDS=1800 cargo test --release --test soak -- --nocapture` is the long form.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod receiver;
-mod support;
-
-use receiver::{Receiver, Wants};
+use crate::receiver::{Receiver, Wants};
+use crate::support::agent::Agent;
+use crate::support::nats::{self, Nats};
+use crate::support::prometheus::{Prometheus, program};
+use crate::support::{Room, until};
 use ringwatch::export::otlp::Protocol;
 use ringwatch::model::hides_operations;
 use ringwatch::replay::{Call, Descriptor, Event, PlayReport, RankTrace, Trace, monotonic_ns};
@@ -19,10 +18,6 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
-use support::agent::Agent;
-use support::nats::{self, Nats};
-use support::prometheus::{Prometheus, program};
-use support::{Room, until};
 
 /// How long it takes, in seconds, where `RINGWATCH_SOAK_SECONDS` says nothing else.
 const USUAL_SECONDS: u64 = 60;

@@ -2,8 +2,8 @@
 
 #![allow(unsafe_code, reason = "plays NCCL's part of a C interface")]
 
-mod support;
-
+use crate::support;
+use crate::support::{Room, Said, run};
 use ringwatch_wire::tuning;
 use std::ffi::{c_char, c_int, c_void};
 use std::fs;
@@ -11,7 +11,6 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use support::{Room, Said, run};
 
 const RULES: &str = "rules:\n- {operation: AllReduce, max_bytes: 64K, algorithm: TREE, protocol: LL}\n";
 
@@ -169,7 +168,7 @@ fn be_rank(plugin: &Path) {
 
 #[test]
 fn a_rank_whose_rules_differ_is_found() {
-    const TEST: &str = "a_rank_whose_rules_differ_is_found";
+    const TEST: &str = "tune::a_rank_whose_rules_differ_is_found";
     if let Some(plugin) = std::env::var_os("TEST_PLUGIN") {
         return be_rank(Path::new(&plugin));
     }

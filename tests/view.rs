@@ -1,5 +1,4 @@
 //! The screens as text, from hand-made snapshots, at the size of a small terminal and of a wall.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::Terminal;

@@ -82,8 +82,14 @@ fn what_is_wrong_is_told_with_file_line_and_remedy() {
             "tune.yaml:5: a range of ranks",
         ),
         ("rules:\n- {operation: AllReduce}\n", "tune.yaml:2: the rule changes nothing"),
-        ("rules:\n- {operation: AllReduce, channels: 0}\n", "tune.yaml:2: channels is not from 1 to 127"),
-        ("rules:\n- {operation: AllReduce, channels: 900}\n", "tune.yaml:2: channels is not from 1 to 127"),
+        (
+            "rules:\n- operation: AllReduce\n  channels: 0\n",
+            "tune.yaml:3: invalid value: string \"0\", expected channels: a number from 1 to 127",
+        ),
+        (
+            "rules:\n- operation: AllReduce\n  channels: 900\n",
+            "tune.yaml:3: invalid value: string \"900\", expected channels: a number from 1 to 127",
+        ),
         (
             "rules:\n- {operation: AllReduce, channels: -1}\n",
             "tune.yaml:2: invalid value: string \"-1\", expected channels: a number from 1 to 127",

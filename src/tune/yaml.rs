@@ -2,6 +2,7 @@
 
 use super::names::{ALGORITHMS, COLLECTIVES, PROTOCOLS, number};
 use super::{Fault, Range, Rule, Selection};
+use ringwatch_wire::tuning;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 use serde_saphyr::Spanned;
@@ -125,12 +126,12 @@ struct Flag(bool);
 #[derive(Debug, Clone, Copy)]
 struct Count(u32);
 
-/// A number of channels. One that is too large for any NCCL is [`u8::MAX`].
+/// A number of channels.
 #[derive(Debug, Clone, Copy)]
 struct Channels(u8);
 
 fn channels(text: &str) -> Option<Channels> {
-    text.parse::<u32>().ok().map(|n| Channels(u8::try_from(n).unwrap_or(u8::MAX)))
+    text.parse().ok().filter(|n| (1..=tuning::CHANNELS_MAX).contains(n)).map(Channels)
 }
 
 fn size(text: &str) -> Option<u64> {

@@ -1,13 +1,13 @@
 //! Files, directories and processes of an attacker that never answer: the agent serves everybody else, also after a restart.
 
-use crate::forged::{ALL_REDUCE, Forged, Writer};
-use crate::fuse::{Attack, Hanging};
-use crate::ground::{ATTACKER, Ground, USER, alone};
+use super::forged::{ALL_REDUCE, Forged, Writer};
+use super::fuse::{Attack, Hanging};
+use super::ground::{ATTACKER, Ground, USER, alone};
+use super::unread::{followed, unread};
 use crate::support::agent::{Agent, diagnosed, socket};
 use crate::support::{
     Json, PROGRAM, Play, Players, as_user, assert_missing_rank, findings, ranks, run, until,
 };
-use crate::unread::{followed, unread};
 use ringwatch::ingest::{Place, ProbeCommand, Segments, now_ns};
 use ringwatch::model::{Source as _, Update};
 use ringwatch_wire::layout::head;

@@ -1,13 +1,13 @@
 //! Floods of HTTP requests and of requests to the socket.
 
-use crate::forged::{Forged, Writer};
-use crate::ground::{ATTACKER, Ground, USER, program_for_all};
+use super::forged::{Forged, Writer};
+use super::ground::{ATTACKER, Ground, USER, program_for_all};
+use super::unread::followed;
 use crate::support::agent::{diagnosed, get, socket};
 use crate::support::watchdog::Watchdog;
 use crate::support::{
     Meanwhile, PATIENCE, Play, Players, as_user, assert_missing_rank, findings, run, until,
 };
-use crate::unread::followed;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;

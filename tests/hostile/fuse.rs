@@ -7,7 +7,7 @@
 
 #![expect(unsafe_code, reason = "mounts, and a server between fork and exec")]
 
-use crate::ground::{ATTACKER, Ground, Running};
+use super::ground::{ATTACKER, Ground, Running};
 use crate::support::{skipped, until};
 use std::ffi::{CStr, CString};
 use std::fs::{self, File};

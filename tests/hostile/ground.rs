@@ -1,6 +1,6 @@
 //! What every attack begins with: a root agent in its cgroup, and an attacker without rights.
 
-use crate::cgroup::Cgroup;
+use super::cgroup::Cgroup;
 use crate::support::agent::Agent;
 use crate::support::{PROGRAM, Room, skipped, until};
 use std::fs::{self, File};

@@ -1,10 +1,10 @@
 //! Segments that say to be somebody else's.
 
-use crate::forged::{ALL_GATHER, ALL_REDUCE, Forged, Writer};
-use crate::ground::{ATTACKER, Ground, program_for_all};
+use super::forged::{ALL_GATHER, ALL_REDUCE, Forged, Writer};
+use super::ground::{ATTACKER, Ground, program_for_all};
+use super::unread::{followed, unread};
 use crate::support::agent::{diagnosed, socket};
 use crate::support::{Json, Play, Players, as_user, findings, run, until};
-use crate::unread::{followed, unread};
 use ringwatch_wire::layout::head;
 use ringwatch_wire::reader::Reader;
 use ringwatch_wire::sync::Word;

@@ -1,9 +1,9 @@
 //! As many segments as a large node has, of processes that live.
 
-use crate::forged::{ALL_REDUCE, Forged, Writer, next_nonce};
-use crate::ground::{ATTACKER, Ground, Running, USER};
+use super::forged::{ALL_REDUCE, Forged, Writer, next_nonce};
+use super::ground::{ATTACKER, Ground, Running, USER};
+use super::unread::{followed, unread};
 use crate::support::{as_user, until};
-use crate::unread::{followed, unread};
 use rustix::process::Signal;
 use std::path::{Path, PathBuf};
 

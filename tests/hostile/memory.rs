@@ -1,10 +1,10 @@
 //! Segments that are made to use up the agent's memory or its mappings.
 
-use crate::forged::{ALL_REDUCE, Forged, Writer, next_nonce};
-use crate::ground::{ATTACKER, Ground};
+use super::forged::{ALL_REDUCE, Forged, Writer, next_nonce};
+use super::ground::{ATTACKER, Ground};
+use super::unread::{followed, unread};
 use crate::support::agent::{Agent, diagnosed};
 use crate::support::{Play, Players, as_user, assert_missing_rank, findings, until};
-use crate::unread::{followed, unread};
 use ringwatch_wire::layout::{Geometry, HEADER_BYTES, Region};
 use std::fs::File;
 use std::path::{Path, PathBuf};

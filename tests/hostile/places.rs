@@ -1,11 +1,11 @@
 //! Mounts and links in place of /dev/shm: nothing of anybody else is deleted, and nobody waits for them.
 
-use crate::forged::{Forged, Writer};
-use crate::fuse::{Attack, Hanging};
-use crate::ground::{ATTACKER, Ground, Running, USER, alone, program_for_all};
+use super::forged::{Forged, Writer};
+use super::fuse::{Attack, Hanging};
+use super::ground::{ATTACKER, Ground, Running, USER, alone, program_for_all};
+use super::unread::{followed, unread};
 use crate::support::agent::{Agent, diagnosed};
 use crate::support::{Play, Players, Room, as_user, assert_missing_rank, findings, run, until, wait};
-use crate::unread::{followed, unread};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

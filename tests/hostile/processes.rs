@@ -1,10 +1,10 @@
 //! Whether a writer lives: not what a child inherits, and not what a segment says of others' processes.
 
-use crate::forged::{ALL_GATHER, ALL_REDUCE, Forged, Writer};
-use crate::ground::{ATTACKER, Ground, USER, alone, program_for_all};
+use super::forged::{ALL_GATHER, ALL_REDUCE, Forged, Writer};
+use super::ground::{ATTACKER, Ground, USER, alone, program_for_all};
+use super::unread::followed;
 use crate::support::agent::{Agent, diagnosed, socket};
 use crate::support::{Json, Players, as_user, findings, machine, run, until};
-use crate::unread::followed;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};

@@ -2,11 +2,11 @@
 
 #![expect(unsafe_code, reason = "maps files")]
 
-use crate::forged::{Forged, Writer};
-use crate::ground::{ATTACKER, Ground};
+use super::forged::{Forged, Writer};
+use super::ground::{ATTACKER, Ground};
+use super::unread::followed;
 use crate::support::agent::diagnosed;
 use crate::support::{Play, Players, as_user, findings, ranks, until};
-use crate::unread::followed;
 use ringwatch_wire::layout::{Geometry, Region};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::fs::File;

@@ -1,7 +1,7 @@
 //! Segments that cannot be read are counted by reason and logged once.
 
-use crate::forged::{Forged, Writer};
-use crate::ground::{ATTACKER, Ground, USER};
+use super::forged::{Forged, Writer};
+use super::ground::{ATTACKER, Ground, USER};
 use crate::support::agent::Agent;
 use crate::support::{as_user, until};
 use std::fs;

@@ -1,7 +1,5 @@
 //! An OTLP receiver in the test's own process, built on the protocol's own definitions.
 
-#![allow(dead_code, reason = "each test uses its part")]
-
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};

@@ -109,11 +109,6 @@ impl Agent {
         rustix::process::kill_process(pid, signal).expect("our own child");
     }
 
-    /// The next line on its standard error.
-    pub(crate) fn next_error(&self) -> String {
-        self.err.recv_timeout(PATIENCE).expect("the agent says something")
-    }
-
     /// The lines on its standard error that nobody has taken yet.
     pub(crate) fn said_so_far(&self) -> Vec<String> {
         self.err.try_iter().collect()

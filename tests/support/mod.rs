@@ -1,8 +1,6 @@
 //! What the tests of the whole program share: a room of their own to write in, players of recordings that end
 //! with the test, processes that end in time, and JSON that keeps the order of its keys.
 
-#![allow(dead_code, reason = "each test binary uses its part")]
-
 pub(crate) mod agent;
 pub(crate) mod fake_gpu;
 mod json;

@@ -16,6 +16,4 @@ mod memory;
 mod places;
 mod processes;
 mod shares;
-#[path = "../support/mod.rs"]
-mod support;
 mod unread;

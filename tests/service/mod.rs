@@ -2,15 +2,10 @@
 //!
 //! systemd is process 1 of namespaces of its own, so that the sandbox and the limits are the ones that it makes.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "../support/mod.rs"]
-mod support;
-
+use crate::support::{PROGRAM, Room, Said, run, skipped, until};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use support::{PROGRAM, Room, Said, run, skipped, until};
 
 const UNIT: &str = include_str!("../../config/deploy/ringwatch-agent.service");
 const SOCKET: &str = include_str!("../../config/deploy/ringwatch-agent.socket");

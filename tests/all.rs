@@ -1,0 +1,51 @@
+//! The tests of the whole program, in one binary: each further one would link the program again.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod abi;
+mod agent;
+mod architecture;
+mod bench;
+mod bench_targets;
+mod bus;
+mod chain;
+mod cli;
+mod cluster;
+mod collectors;
+mod config;
+mod connections;
+mod dashboards;
+mod demo;
+mod diagnose;
+mod doctor;
+mod export;
+mod exported;
+mod findings;
+mod gpu;
+mod hardware;
+mod heartbeat;
+mod hostile;
+mod ingest;
+mod join;
+mod log;
+mod mutations;
+mod namespaces;
+mod node;
+mod otlp;
+mod preload;
+mod receiver;
+mod replay;
+mod restarts;
+mod robustness;
+mod run;
+mod scenarios;
+mod secrets;
+mod service;
+mod shipped;
+#[allow(dead_code, reason = "the exam uses the rest")]
+mod simulator;
+mod soak;
+mod support;
+mod tune;
+mod view;
+mod watch;
