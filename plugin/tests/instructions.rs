@@ -22,7 +22,7 @@ const GATES: [(&str, u64); 4] = [("kernel", 250), ("coll", 400), ("call", 1200),
 /// Questions to the tuner, with as many rules as a table may have: how many instructions an answer may have, and how many
 /// it has at least.
 const TUNER_GATES: [(&str, u64, u64); 5] = [
-    ("tuner-off", 20, 2),
+    ("tuner-off", 24, 2),
     ("tuner-none", 300, 20),
     ("tuner-prefer", 300, 20),
     ("tuner-forbid", 300, 20),

@@ -465,3 +465,38 @@ fn answers_make_no_system_call() {
     };
     ran.succeeded();
 }
+
+#[test]
+fn predicted_times_are_noted_where_no_rules_apply() {
+    use ringwatch_wire::cost_log::{FILE_BYTES, RECORDS_MAX, records};
+    let test = "predicted_times_are_noted_where_no_rules_apply";
+    let Some(ran) = support::child::run_with(test, |command, folder| {
+        let file = folder.join("costs");
+        std::fs::write(&file, vec![0; FILE_BYTES]).unwrap();
+        command.env("RINGWATCH_TUNE_COSTS", &file);
+    }) else {
+        let tuner = Tuner::built();
+        let (_, context) = tuner.init(5, COMM, 2, 1, None);
+        let mut old = Asked::all_reduce(4096);
+        old.costs.truncate(18);
+        tuner.ask(3, context, &mut old);
+        let mut odd = Asked::all_reduce(77);
+        odd.costs.truncate(15);
+        tuner.ask(5, context, &mut odd);
+        for nth in 0..RECORDS_MAX {
+            let mut asked = Asked::all_reduce(8192 + nth);
+            tuner.ask(5, context, &mut asked);
+            assert_eq!(asked, Asked::all_reduce(8192 + nth), "nothing is changed");
+        }
+        return;
+    };
+    let ran = ran.succeeded();
+    let file = ran.bytes("costs");
+    let noted: Vec<_> = records(&file).collect();
+    assert_eq!(noted.len(), RECORDS_MAX, "a full file takes no more");
+    let usual = Asked::all_reduce(0).costs;
+    assert_eq!((noted[0].collective, noted[0].bytes, &noted[0].costs_us[..18]), (4, 4096, &usual[..18]));
+    assert_eq!(noted[0].costs_us[18..], [-1.0; 3], "NCCL before 2.23 has no PAT");
+    assert_eq!((noted[1].bytes, &noted[1].costs_us[..]), (8192, &usual[..]));
+    assert_eq!(records(&file[1..]).count(), 0, "no cost log");
+}

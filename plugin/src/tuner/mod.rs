@@ -8,6 +8,7 @@
 
 mod agreement;
 mod context;
+mod cost_log;
 pub mod decision;
 mod inits;
 mod roll;
@@ -238,7 +239,17 @@ unsafe extern "C" fn get_coll_info_v4(
     registered: c_int,
     channels: *mut c_int,
 ) -> c_int {
-    let Some(choices) = context::choices(context) else { return SUCCESS };
+    let Some(choices) = context::choices(context) else {
+        if !cost_log::is_open() {
+            return SUCCESS;
+        }
+        // SAFETY: as NCCL calls this. The same arguments in the same places make this a jump.
+        return unsafe {
+            note_costs(
+                context, collective, bytes, pipe_ops, table, algorithms, protocols, registered, channels,
+            )
+        };
+    };
     let (Some(shape), Ok(collective)) = (Shape::of(algorithms, protocols), usize::try_from(collective))
     else {
         return SUCCESS;
@@ -262,6 +273,36 @@ unsafe extern "C" fn get_coll_info_v4(
     SUCCESS
 }
 
+/// Notes NCCL's predicted times for a call, whose arguments these are.
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn note_costs(
+    _context: *mut c_void,
+    collective: c_int,
+    bytes: usize,
+    _pipe_ops: c_int,
+    table: *mut *mut f32,
+    algorithms: c_int,
+    protocols: c_int,
+    _registered: c_int,
+    _channels: *mut c_int,
+) -> c_int {
+    let (Some(shape), Ok(collective)) = (Shape::of(algorithms, protocols), usize::try_from(collective))
+    else {
+        return SUCCESS;
+    };
+    let count = match shape {
+        Shape::Full => ENTRIES,
+        Shape::WithoutPat => ENTRIES_OF_OLD,
+    };
+    if !table.is_null() {
+        // SAFETY: NCCL passes one contiguous array of at least this many floats, whatever its declaration says.
+        let costs = unsafe { core::slice::from_raw_parts(table.cast::<f32>(), count) };
+        cost_log::note(collective, bytes as u64, costs);
+    }
+    SUCCESS
+}
+
 unsafe extern "C" fn destroy_v1() -> c_int {
     SUCCESS
 }
@@ -273,6 +314,7 @@ unsafe extern "C" fn finalize(context: *mut c_void) -> c_int {
 
 /// The context of a communicator, or NCCL's error where its ranks must agree and do not.
 fn open(args: &InitArgs) -> Result<*mut c_void, c_int> {
+    cost_log::open();
     let file = rule_file::rule_file();
     if matches!(file, RuleFile::Unset) && !settings::tune_is_required() {
         return Ok(context::idle());

@@ -30,6 +30,12 @@ impl Ran {
         std::fs::read_to_string(self.folder.path().join(name)).unwrap()
     }
 
+    /// The bytes of such a file.
+    #[track_caller]
+    pub fn bytes(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.folder.path().join(name)).unwrap()
+    }
+
     pub fn signal(&self) -> Option<i32> {
         self.status.signal()
     }

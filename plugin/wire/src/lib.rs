@@ -3,6 +3,7 @@
 #![deny(missing_docs)]
 
 pub mod codes;
+pub mod cost_log;
 pub mod layout;
 pub mod reader;
 pub mod ring;

@@ -1,0 +1,64 @@
+//! NCCL's predicted times, noted in a file that `RINGWATCH_TUNE_COSTS` names, where no rules apply.
+//!
+//! `ringwatch tune --search` makes the file. It is mapped once, while a communicator is made; a call is then noted by
+//! stores alone.
+
+#![expect(unsafe_code, reason = "the file is a mapping that lives as long as the process")]
+
+use crate::sys;
+use core::ffi::CStr;
+use ringwatch_wire::cost_log::{
+    COSTS_WORD, ENTRIES, FILE_BYTES, HEADER_WORDS, MAGIC, RECORD_WORDS, RECORDS_MAX,
+};
+use ringwatch_wire::sync::Word;
+
+const FILE: &CStr = c"RINGWATCH_TUNE_COSTS";
+const WORDS: usize = FILE_BYTES / 8;
+
+/// Address of the mapping; 0 without one.
+static LOG: Word = Word::new(0);
+
+/// Maps the file, where one is named. A file of another length is left alone.
+pub(super) fn open() {
+    if LOG.get() != 0 {
+        return;
+    }
+    let Some(path) = sys::variable(FILE) else { return };
+    let Some(file) = sys::open(path, libc::O_RDWR | libc::O_NONBLOCK) else { return };
+    let is_log = sys::facts(&file).is_some_and(|f| f.is_regular && f.bytes == FILE_BYTES as u64);
+    let Some(at) = is_log.then(|| sys::map(Some(&file), FILE_BYTES)).flatten() else { return };
+    if !LOG.replace(0, at.expose_provenance() as u64) {
+        // SAFETY: another thread was first, so that nobody knows this mapping.
+        unsafe { sys::unmap(at, FILE_BYTES) };
+    }
+}
+
+/// True where calls are noted.
+#[inline]
+pub(super) fn is_open() -> bool {
+    LOG.get_first() != 0
+}
+
+/// Notes a call and its cost table.
+#[cold]
+pub(super) fn note(collective: usize, bytes: u64, costs: &[f32]) {
+    let at = core::ptr::with_exposed_provenance::<[Word; WORDS]>(LOG.get_first() as usize);
+    // SAFETY: 0, or the address of a mapping of this length, which is never undone.
+    let Some(words) = (unsafe { at.as_ref() }) else { return };
+    let [magic, begun, ..] = words;
+    magic.set(MAGIC);
+    let nth = begun.add(1) as usize;
+    if nth >= RECORDS_MAX {
+        return;
+    }
+    let start = HEADER_WORDS + nth * RECORD_WORDS;
+    let Some([kind, size, rest @ ..]) = words.get(start..start + RECORD_WORDS) else { return };
+    size.set(bytes);
+    let cost = |i: usize| u64::from(costs.get(i).copied().unwrap_or(-1.0).to_bits());
+    for (i, word) in rest.iter().enumerate().take(ENTRIES.div_ceil(2)) {
+        word.set(cost(2 * i) | cost(2 * i + 1) << 32);
+    }
+    kind.set_last(collective as u64 + 1);
+}
+
+const _: () = assert!(COSTS_WORD == 2, "the costs follow the size");
