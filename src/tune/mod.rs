@@ -6,12 +6,14 @@
 mod compile;
 mod csv;
 mod names;
+pub mod search;
 #[cfg(test)]
 mod tests;
 mod yaml;
 
 pub use compile::Compiled;
 pub use names::{ALGORITHMS, COLLECTIVES, PROTOCOLS};
+pub use ringwatch_wire::cost_log;
 
 use ringwatch_wire::tuning::{self, entries_of, entry};
 use std::fs;
@@ -179,6 +181,14 @@ impl Rules {
     /// The first error, with the line.
     pub fn from_csv(text: &str, origin: &str) -> Result<Self, Error> {
         Self::checked(csv::read(text), origin)
+    }
+
+    /// Takes rules that a program made. `origin` names them in errors.
+    ///
+    /// # Errors
+    /// The first rule that is wrong.
+    pub fn of(all: Vec<Rule>, origin: &str) -> Result<Self, Error> {
+        Self::checked(Ok(all), origin)
     }
 
     fn checked(read: Result<Vec<Rule>, Fault>, origin: &str) -> Result<Self, Error> {

@@ -67,6 +67,65 @@ pub(super) fn read(text: &str) -> Result<Vec<Rule>, Fault> {
         .collect()
 }
 
+/// A rule and what stands above it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Commented {
+    pub(super) comments: Vec<String>,
+    pub(super) rule: Rule,
+}
+
+/// Writes rules with comments, so that [`read`] finds the same rules.
+pub(super) fn write(head: &[String], rules: &[Commented]) -> String {
+    let mut text: String = head.iter().map(|line| format!("# {line}\n")).collect();
+    if rules.is_empty() {
+        return text + "rules: []\n";
+    }
+    text.push_str("rules:\n");
+    for Commented { comments, rule } in rules {
+        text.extend(comments.iter().map(|line| format!("  # {line}\n")));
+        for (i, (key, value)) in fields(rule).iter().enumerate() {
+            let mark = if i == 0 { "- " } else { "  " };
+            text.push_str(&format!("  {mark}{key}: {value}\n"));
+        }
+        text.extend(rule.forbid.first().map(|_| "    forbid:\n"));
+        for forbidden in &rule.forbid {
+            let pairs: Vec<String> = entry(*forbidden).iter().map(|(k, v)| format!("{k}: {v}")).collect();
+            text.push_str(&format!("      - {{{}}}\n", pairs.join(", ")));
+        }
+    }
+    text
+}
+
+/// The keys of a rule that are not left out, but for `forbid`.
+fn fields(rule: &Rule) -> Vec<(&'static str, String)> {
+    let mut all = vec![("operation", COLLECTIVES.get(rule.collective).copied().unwrap_or("?").to_owned())];
+    let any = Range::<u64>::ANY;
+    let numbers =
+        |r: Range<u32>| if r.min == r.max { r.min.to_string() } else { format!("{}-{}", r.min, r.max) };
+    if rule.bytes.min != any.min {
+        all.push(("min_bytes", rule.bytes.min.to_string()));
+    }
+    if rule.bytes.max != any.max {
+        all.push(("max_bytes", rule.bytes.max.to_string()));
+    }
+    for (key, range) in [("ranks", rule.ranks), ("nodes", rule.nodes)] {
+        if range != Range::<u32>::ANY {
+            all.push((key, numbers(range)));
+        }
+    }
+    all.extend(rule.is_registered.map(|r| ("registered", r.to_string())));
+    all.extend(rule.pipe_ops.map(|n| ("pipe_ops", n.to_string())));
+    all.extend(entry(rule.choose));
+    all.extend(rule.channels.map(|n| ("channels", n.to_string())));
+    all
+}
+
+fn entry(selection: Selection) -> Vec<(&'static str, String)> {
+    let name = |names: &[&str], i: Option<usize>| Some((*names.get(i?)?).to_owned());
+    let algorithm = name(&ALGORITHMS, selection.algorithm).map(|a| ("algorithm", a));
+    algorithm.into_iter().chain(name(&PROTOCOLS, selection.protocol).map(|p| ("protocol", p))).collect()
+}
+
 /// The parser's message, on one line and without the place, which stands before it.
 fn message(error: &serde_saphyr::Error) -> String {
     let text = error.to_string();
@@ -199,6 +258,24 @@ from_text!(Channels, "channels: a number from 1 to 127", channels);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn written_rules_are_read_as_the_same_rules() {
+        let sample = "rules:\n- {operation: AllReduce, max_bytes: 64K, ranks: 2-8, nodes: 1, algorithm: TREE}\n\
+                      - {operation: Reduce, min_bytes: 1M, registered: true, pipe_ops: 4, protocol: LL, channels: 8}\n\
+                      - {operation: AllGather, forbid: [{algorithm: NVLS, protocol: LL}, {protocol: LL128}]}\n";
+        let rules = read(sample).unwrap_or_default();
+        let commented: Vec<Commented> = rules
+            .iter()
+            .map(|r| Commented { comments: vec!["why: so".to_owned()], rule: r.clone() })
+            .collect();
+        let text = write(&["head".to_owned()], &commented);
+        let again = read(&text).unwrap_or_default();
+        let without_line =
+            |all: Vec<Rule>| all.into_iter().map(|r| Rule { line: 0, ..r }).collect::<Vec<_>>();
+        assert_eq!(without_line(again), without_line(rules), "{text}");
+        assert_eq!(read(&write(&[], &[])).map(|r| r.len()).unwrap_or(9), 0);
+    }
 
     #[test]
     fn sizes_and_numbers_are_read_as_people_write_them() {

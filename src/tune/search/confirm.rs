@@ -1,0 +1,159 @@
+//! Arms against NCCL's default in many rounds, until it is decided which sizes they make faster.
+
+use super::signed_rank::{bounds, rounds_min};
+use super::{Arm, GAIN_RATIO, Goal, HARM_RATIO, Machine, Progress, Stage, Times};
+use crate::tune::search::stages::Pace;
+
+/// Repeats of each size in a round.
+const REPEATS: u32 = 5;
+/// How often it is asked whether everything is decided. Each time has an equal part of the probability of error.
+const LOOKS: usize = 2;
+/// A choice whose median ratio is above this is given up before the last look.
+const HOPELESS: f64 = 0.99;
+/// The probability of error for harm, which is reported rather than missed.
+const HARM_ALPHA: f64 = 0.05;
+
+/// The rounds of one arm at one size.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Sample {
+    /// The arm's median time of each round, in ns.
+    pub times_ns: Vec<f64>,
+    /// The median of the ratios to the default in each round.
+    pub ratios: Vec<f64>,
+}
+
+impl Sample {
+    /// Adds a round in which both were measured.
+    pub(super) fn add(&mut self, own: &[f64], default: &[f64]) {
+        let pairs = own.iter().zip(default).filter(|(a, b)| **a > 0.0 && **b > 0.0);
+        let ratios: Vec<f64> = pairs.map(|(a, b)| a / b).collect();
+        if !ratios.is_empty() {
+            self.times_ns.push(median(own));
+            self.ratios.push(median(&ratios));
+        }
+    }
+
+    /// The median ratio; 1 of no rounds.
+    pub fn ratio(&self) -> f64 {
+        if self.ratios.is_empty() { 1.0 } else { median(&self.ratios) }
+    }
+}
+
+/// The middle of some numbers.
+pub(super) fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let at = |i: usize| sorted.get(i).copied().unwrap_or(0.0);
+    let half = sorted.len() / 2;
+    if sorted.len().is_multiple_of(2) { f64::midpoint(at(half.wrapping_sub(1)), at(half)) } else { at(half) }
+}
+
+/// The measurements of one size.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Evidence {
+    /// NCCL's default: median times of the rounds, in ns.
+    pub default_ns: Vec<f64>,
+    /// The arm with rules.
+    pub tuned: Sample,
+    /// The same without rules, the tuner loaded.
+    pub idle: Sample,
+    /// The environment alone, without a tuner, where it differs from the default's.
+    pub environment: Sample,
+    /// True once the gain is proven.
+    pub is_proven: bool,
+    /// True once it is proven that a tuner without rules makes this size too slow, and that the rules do not.
+    pub is_guarded: bool,
+    /// The tuned ratio is below this, with the confidence of the search.
+    pub upper: Option<f64>,
+}
+
+impl Evidence {
+    /// True where this size takes longer than it may, with the rule or without it.
+    pub fn is_harmed(&self, has_rule: bool) -> bool {
+        let sample = if has_rule { &self.tuned } else { &self.idle };
+        bounds(&sample.ratios, HARM_ALPHA).lower.is_some_and(|lower| lower > HARM_RATIO)
+    }
+
+    /// True where more rounds may prove something.
+    fn is_promising(&self) -> bool {
+        let may_guard = self.idle.ratio() > HARM_RATIO && self.tuned.ratio() < HARM_RATIO;
+        self.tuned.ratio() < HOPELESS || may_guard
+    }
+
+    fn look(&mut self, alpha: f64) {
+        self.upper = bounds(&self.tuned.ratios, alpha).upper;
+        self.is_proven |= self.upper.is_some_and(|upper| upper < GAIN_RATIO);
+        let idle = bounds(&self.idle.ratios, alpha).lower;
+        let is_slow = idle.is_some_and(|lower| lower > HARM_RATIO);
+        self.is_guarded |= is_slow && self.upper.is_some_and(|upper| upper < HARM_RATIO);
+    }
+}
+
+/// What is compared, and for which sizes a decision is needed.
+#[derive(Debug)]
+pub(super) struct Contest {
+    /// The arm with rules.
+    pub(super) tuned: Arm,
+    /// Whether each size has a rule that is to be proven.
+    pub(super) is_asked: Vec<bool>,
+}
+
+/// The rounds after which a contest is looked at.
+pub(super) fn looks(goal: &Goal) -> [usize; LOOKS] {
+    let first = rounds_min(goal.alpha() / LOOKS as f64);
+    [first, 2 * first]
+}
+
+/// Measures until all sizes are decided, the looks are used up or the time is over. False where the time was over first.
+pub(super) fn confirm<M: Machine>(
+    machine: &mut M,
+    contest: &Contest,
+    goal: &Goal,
+    pace: &mut Pace,
+    on: &mut dyn FnMut(&Progress),
+) -> Result<(Vec<Evidence>, bool, Vec<String>), M::Error> {
+    let environment = contest.tuned.min_channels;
+    let idle = Arm { rules: Vec::new(), ..contest.tuned.clone() };
+    let mut arms = vec![Arm::default_of_nccl(), contest.tuned.clone(), idle];
+    if environment.is_some() {
+        arms.push(Arm { min_channels: environment, ..Arm::default_of_nccl() });
+    }
+    let mut evidence = vec![Evidence::default(); contest.is_asked.len()];
+    let mut failures = Vec::new();
+    let looks = looks(goal);
+    let last = looks.last().copied().unwrap_or(0);
+    for round in 1..=last {
+        if !pace.has_time(machine, arms.len(), goal.deadline) {
+            return Ok((evidence, false, failures));
+        }
+        let results = pace.timed(machine, arms.len(), |m| m.round(&arms, REPEATS, true))?;
+        add(&mut evidence, &results, &mut failures);
+        on(&pace.progress(Stage::Confirm, round, last, machine.elapsed(), arms.len()));
+        if looks.contains(&round) {
+            let alpha = goal.alpha() / LOOKS as f64;
+            evidence.iter_mut().for_each(|e| e.look(alpha));
+            let is_open =
+                |(e, asked): (&Evidence, &bool)| *asked && !e.is_proven && !e.is_guarded && e.is_promising();
+            if !evidence.iter().zip(&contest.is_asked).any(is_open) {
+                break;
+            }
+        }
+    }
+    Ok((evidence, true, failures))
+}
+
+fn add(evidence: &mut [Evidence], results: &[Result<Times, String>], failures: &mut Vec<String>) {
+    failures.extend(results.iter().filter_map(|r| r.as_ref().err()).cloned());
+    let of = |arm: usize, size: usize| {
+        results.get(arm).and_then(|r| r.as_ref().ok()).and_then(|t| t.get(size)).map(Vec::as_slice)
+    };
+    for (i, e) in evidence.iter_mut().enumerate() {
+        let Some(default) = of(0, i) else { continue };
+        e.default_ns.push(median(default));
+        for (arm, sample) in [(1, &mut e.tuned), (2, &mut e.idle), (3, &mut e.environment)] {
+            if let Some(own) = of(arm, i) {
+                sample.add(own, default);
+            }
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! The search for rules: candidates are measured on the real machine against NCCL's default, coarse to fine.
+//!
+//! A [`Machine`] measures; everything here decides. The last stage measures the chosen rules once more with fresh samples,
+//! since the best of many candidates looks better than it is. All sizes are tested together: the probability that a search
+//! writes any rule whose gain is not real is at most one less the confidence.
+
+mod candidates;
+mod confirm;
+mod signed_rank;
+#[cfg(test)]
+pub(crate) mod simulated;
+mod stages;
+#[cfg(test)]
+mod tests;
+mod verify;
+mod write;
+
+pub use candidates::candidates;
+pub use confirm::{Evidence, Sample};
+pub use stages::{Expected, expected, search};
+pub use verify::{Judged, Kept, sizes_of, verify};
+pub use write::{Surroundings, file_of, file_of_kept};
+
+use super::{ALGORITHMS, PROTOCOLS, Range, Rule, Selection};
+use std::fmt;
+use std::time::Duration;
+
+/// A rule is written only where the tuned time is below this share of the default's.
+pub const GAIN_RATIO: f64 = 0.98;
+/// No size may take longer than this share of the default's time.
+pub const HARM_RATIO: f64 = 1.0 / 0.99;
+
+/// One way to run an operation of one size.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Choice {
+    /// Algorithm and protocol; an empty selection leaves them to NCCL.
+    pub entry: Selection,
+    /// Number of channels; absent for NCCL's own.
+    pub channels: Option<u8>,
+}
+
+impl Choice {
+    /// A loaded tuner that decides nothing.
+    pub const NONE: Self = Choice { entry: Selection { algorithm: None, protocol: None }, channels: None };
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::NONE {
+            return f.write_str("no rule");
+        }
+        let name = |names: &[&'static str], i: Option<usize>| i.and_then(|i| names.get(i).copied());
+        let algorithm = name(&ALGORITHMS, self.entry.algorithm).unwrap_or("any");
+        let protocol = name(&PROTOCOLS, self.entry.protocol).unwrap_or("any");
+        write!(f, "{algorithm}/{protocol}")?;
+        match self.channels {
+            Some(n) => write!(f, ", {n} channels"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What one set of processes runs under.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Arm {
+    /// Whether the plugin is loaded as NCCL's tuner.
+    pub has_tuner: bool,
+    /// `NCCL_MIN_NCHANNELS`, where it is set.
+    pub min_channels: Option<u32>,
+    /// The rules; none leave everything to NCCL.
+    pub rules: Vec<Rule>,
+}
+
+impl Arm {
+    /// NCCL's default: no tuner, and nothing set.
+    pub fn default_of_nccl() -> Self {
+        Self::default()
+    }
+}
+
+/// Repeats of each size in ns. Those of all arms of a round that have the same index lie side by side in time.
+pub type Times = Vec<Vec<f64>>;
+
+/// Something that measures.
+pub trait Machine {
+    /// An error that ends the search.
+    type Error;
+
+    /// Measures each arm with communicators of its own, in turns, `repeats` times. An arm that fails has its reason.
+    ///
+    /// # Errors
+    /// What makes measuring impossible.
+    fn round(
+        &mut self,
+        arms: &[Arm],
+        repeats: u32,
+        is_checked: bool,
+    ) -> Result<Vec<Result<Times, String>>, Self::Error>;
+
+    /// The time since the search began.
+    fn elapsed(&self) -> Duration;
+}
+
+/// What is searched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Space {
+    /// The operation, NCCL's number.
+    pub collective: usize,
+    /// The sizes as NCCL counts them, ascending.
+    pub sizes: Vec<u64>,
+    /// Candidates of each size, the most promising first.
+    pub candidates: Vec<Vec<Choice>>,
+    /// Values of `NCCL_MIN_NCHANNELS`; absent is not set.
+    pub environments: Vec<Option<u32>>,
+    /// Ranks of the communicator.
+    pub ranks: u32,
+    /// Its nodes.
+    pub nodes: u32,
+}
+
+impl Space {
+    /// A rule that holds for one size, or for a range of them.
+    fn rule(&self, choice: Choice, bytes: Range<u64>) -> Rule {
+        let only = |n| Range { min: n, max: n };
+        Rule {
+            line: 0,
+            collective: self.collective,
+            bytes,
+            ranks: only(self.ranks),
+            nodes: only(self.nodes),
+            is_registered: None,
+            pipe_ops: None,
+            choose: choice.entry,
+            forbid: Vec::new(),
+            channels: choice.channels,
+        }
+    }
+
+    /// An arm in which each size has a choice of its own.
+    fn arm(&self, environment: Option<u32>, choices: &[Choice]) -> Arm {
+        let of_size = |(bytes, choice): (&u64, &Choice)| {
+            (*choice != Choice::NONE).then(|| self.rule(*choice, Range { min: *bytes, max: *bytes }))
+        };
+        let rules = self.sizes.iter().zip(choices).filter_map(of_size).collect();
+        Arm { has_tuner: true, min_channels: environment, rules }
+    }
+}
+
+/// When the search is content.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Goal {
+    /// The probability that no rule is written whose gain is not real, 0 to 1.
+    pub confidence: f64,
+    /// The sizes of all operations that are searched for one file.
+    pub tests: usize,
+    /// The point in time, counted as [`Machine::elapsed`] does, at which measuring ends.
+    pub deadline: Duration,
+}
+
+impl Goal {
+    /// The probability of error that one test of one size may have.
+    fn alpha(&self) -> f64 {
+        (1.0 - self.confidence) / self.tests.max(1) as f64
+    }
+}
+
+/// The parts of a search.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Every candidate, a few rounds.
+    Coarse,
+    /// The best ones of each size, and numbers of channels between theirs.
+    Fine,
+    /// The chosen rules against the default, with fresh samples.
+    Confirm,
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Stage::Coarse => "coarse",
+            Stage::Fine => "fine",
+            Stage::Confirm => "confirm",
+        })
+    }
+}
+
+/// How far a search is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// The stage.
+    pub stage: Stage,
+    /// Batches of the stage that are measured.
+    pub done: usize,
+    /// Batches of the stage, at most.
+    pub all: usize,
+    /// The time since the search began.
+    pub elapsed: Duration,
+    /// The time that is left, by the batches so far.
+    pub remaining: Duration,
+}
+
+/// The result of one size.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SizeOutcome {
+    /// The size in bytes.
+    pub bytes: u64,
+    /// The choice that was tested; [`Choice::NONE`] where none was promising.
+    pub choice: Choice,
+    /// How it came out.
+    pub verdict: Verdict,
+    /// The measurements behind it.
+    pub evidence: Evidence,
+}
+
+/// How a choice came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The gain is proven.
+    Gain,
+    /// Any loaded tuner makes this size slower, and the choice undoes it.
+    Guard,
+    /// There may be a gain, and it is not proven.
+    NotProven,
+    /// No candidate was promising.
+    NoCandidate,
+}
+
+impl Verdict {
+    /// True where a rule is written.
+    pub fn is_kept(self) -> bool {
+        matches!(self, Verdict::Gain | Verdict::Guard)
+    }
+}
+
+/// The result of a search for one operation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outcome {
+    /// `NCCL_MIN_NCHANNELS`, where the rules need it.
+    pub min_channels: Option<u32>,
+    /// Every size, ascending.
+    pub sizes: Vec<SizeOutcome>,
+    /// Notes for the reader: limits that were reached, candidates that failed.
+    pub notes: Vec<String>,
+}
+
+impl Outcome {
+    /// Sizes that take longer under these rules than they may.
+    pub fn harmed(&self) -> impl Iterator<Item = &SizeOutcome> {
+        self.sizes.iter().filter(|s| s.evidence.is_harmed(s.verdict.is_kept()))
+    }
+
+    /// True where there is a rule to write.
+    pub fn has_rules(&self) -> bool {
+        self.sizes.iter().any(|s| s.verdict.is_kept())
+    }
+}

@@ -1,0 +1,137 @@
+//! Found rules as a file, each with its evidence beside it.
+
+use super::confirm::{Evidence, median};
+use super::{Choice, Judged, Kept, Outcome, Space, Verdict};
+use crate::tune::yaml::{self, Commented};
+use crate::tune::{COLLECTIVES, Range};
+
+/// Where the rules were measured, in words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Surroundings {
+    /// `2.28.9`.
+    pub nccl: String,
+    /// `4 x NVIDIA H100 80GB HBM3`.
+    pub gpus: String,
+    /// The confidence as people write it: `99 %`.
+    pub confidence: String,
+}
+
+/// Neighboring sizes with the same kept choice, as indexes of the first and the last.
+fn runs(outcome: &Outcome) -> Vec<(usize, usize)> {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for (i, size) in outcome.sizes.iter().enumerate().filter(|(_, s)| s.verdict.is_kept()) {
+        let is_same = |last: usize| {
+            last + 1 == i && outcome.sizes.get(last).is_some_and(|before| before.choice == size.choice)
+        };
+        match runs.last_mut() {
+            Some((_, last)) if is_same(*last) => *last = i,
+            _ => runs.push((i, i)),
+        }
+    }
+    runs
+}
+
+/// The sizes that a run stands for: up to the geometric middle of it and the next measured size. Beyond the smallest and
+/// the largest measured size nothing is known.
+pub(super) fn range(sizes: &[u64], first: usize, last: usize) -> Range<u64> {
+    let at = |i: usize| sizes.get(i).copied();
+    let middle = |a: u64, b: u64| ((a as f64) * (b as f64)).sqrt() as u64;
+    let min = match (first.checked_sub(1).and_then(at), at(first)) {
+        (Some(before), Some(own)) => middle(before, own) + 1,
+        (None, own) => own.unwrap_or(0),
+        (Some(before), None) => before,
+    };
+    let max = match (at(last), at(last + 1)) {
+        (Some(own), Some(next)) => middle(own, next),
+        (own, _) => own.unwrap_or(u64::MAX),
+    };
+    Range { min, max }
+}
+
+/// Words for the measurements of one size.
+pub(super) fn evidence(bytes: u64, e: &Evidence, verdict: Verdict, around: &Surroundings) -> String {
+    let us = |times: &[f64]| format!("{:.1} us", median(times) / 1000.0);
+    let mut text = format!(
+        "{bytes} bytes: default {}, tuned {}, ratio {:.3}",
+        us(&e.default_ns),
+        us(&e.tuned.times_ns),
+        e.tuned.ratio()
+    );
+    if let Some(upper) = e.upper {
+        text.push_str(&format!(", below {upper:.3} with {} confidence", around.confidence));
+    }
+    text.push_str(&format!(", {} rounds", e.tuned.ratios.len()));
+    if verdict == Verdict::Guard {
+        text.push_str(&format!("; any loaded tuner without this rule: ratio {:.3}", e.idle.ratio()));
+    }
+    if !e.environment.ratios.is_empty() {
+        text.push_str(&format!("; the variable alone: ratio {:.3}", e.environment.ratio()));
+    }
+    text
+}
+
+fn head(around: &Surroundings, environment: Option<u32>, space: Option<&Space>) -> Vec<String> {
+    let mut lines = vec![format!(
+        "Measured by ringwatch {} tune, against NCCL's default without a tuner.",
+        env!("CARGO_PKG_VERSION")
+    )];
+    let size = space.map_or(String::new(), |s| format!(", {} ranks, {} node(s)", s.ranks, s.nodes));
+    lines.push(format!("NCCL {}, {}{size}.", around.nccl, around.gpus));
+    lines.push(format!(
+        "The probability that any of these gains is not real is at most one less the confidence ({}).",
+        around.confidence
+    ));
+    if let Some(n) = environment {
+        lines.push(format!("environment: {}", environment_text(n)));
+        lines.push("The rules hold only in a job with this variable, which rules cannot set.".to_owned());
+    }
+    lines
+}
+
+/// The variable that rules cannot set.
+pub(super) fn environment_text(min_channels: u32) -> String {
+    format!("NCCL_MIN_NCHANNELS={min_channels}")
+}
+
+/// The file of rules that a search found for one or several operations.
+pub fn file_of(found: &[(Space, Outcome)], around: &Surroundings) -> String {
+    let environment = found.iter().find_map(|(_, o)| o.min_channels.filter(|_| o.has_rules()));
+    let mut rules = Vec::new();
+    for (space, outcome) in found.iter().filter(|(_, o)| o.min_channels == environment || !o.has_rules()) {
+        for (first, last) in runs(outcome) {
+            let sizes = outcome.sizes.get(first..=last).unwrap_or(&[]);
+            let choice = sizes.first().map_or(Choice::NONE, |s| s.choice);
+            rules.push(Commented {
+                comments: sizes.iter().map(|s| evidence(s.bytes, &s.evidence, s.verdict, around)).collect(),
+                rule: space.rule(choice, range(&space.sizes, first, last)),
+            });
+        }
+    }
+    yaml::write(&head(around, environment, found.first().map(|(s, _)| s)), &rules)
+}
+
+/// The file without the rules that were dropped.
+pub fn file_of_kept(
+    judged: &[Judged],
+    environment: Option<u32>,
+    space: &Space,
+    around: &Surroundings,
+) -> String {
+    let mut lines = head(around, environment, Some(space));
+    let dropped = judged.iter().filter(|j| !j.kept.is_kept()).count();
+    lines.push(format!("Verified; {dropped} of {} rules were dropped.", judged.len()));
+    let comments = |kept: &Kept| match kept {
+        Kept::Proven(sizes) | Kept::Dropped(sizes) => {
+            let verdict = |e: &Evidence| if e.is_proven { Verdict::Gain } else { Verdict::Guard };
+            sizes.iter().map(|(b, e)| evidence(*b, e, verdict(e), around)).collect()
+        }
+        Kept::NotMeasured => {
+            let name = COLLECTIVES.get(space.collective).unwrap_or(&"this operation");
+            vec![format!("not verified: nothing of {name} on {} ranks is for it", space.ranks)]
+        }
+    };
+    let kept = judged.iter().filter(|j| j.kept.is_kept());
+    let rules: Vec<Commented> =
+        kept.map(|j| Commented { comments: comments(&j.kept), rule: j.rule.clone() }).collect();
+    yaml::write(&lines, &rules)
+}
