@@ -1,5 +1,9 @@
 //! The command line, as clap sees it.
 
+mod tune;
+
+pub use tune::{Measuring, Tune};
+
 use crate::secret::SecretText;
 use clap::builder::PossibleValue;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -69,12 +73,17 @@ pub enum Verb {
     Bench(Box<Bench>),
     /// Put the plugin into a directory and print how to load it into any job
     Plugin(Plugin),
-    /// Check rules for NCCL's tuner, compile them, or write them as the CSV of NVIDIA's example tuner
+    /// Check rules for NCCL's tuner, or search for them on these GPUs
     ///
-    /// Rules are YAML, or that CSV where the name ends in .csv or .conf. `run --tune` and `plugin --tune` apply them.
+    /// `tune FILE` checks and compiles rules. They are YAML, or the CSV of NVIDIA's example tuner where the name ends in .csv
+    /// or .conf. `run --tune` and `plugin --tune` apply them.
     ///
-    /// Exit code 0: the rules are right; 2: what is wrong, with file and line.
-    Tune(Tune),
+    /// `tune --search` measures what NCCL offers against its default and writes rules with their evidence. `tune --verify`
+    /// measures rules again.
+    ///
+    /// Exit code 0: the rules are right, or were measured; 1: --verify has dropped rules, or rules would make a size slower;
+    /// 2: error.
+    Tune(Box<Tune>),
     /// Play one rank of a recorded job on a plugin (what demo starts)
     #[command(hide = true)]
     Replay(Replay),
@@ -446,6 +455,9 @@ pub struct Bench {
     /// Measure when told to on standard input, a socket (what --compare starts)
     #[arg(long, hide = true)]
     pub turns: bool,
+    /// The sizes in bytes, ascending (what tune starts)
+    #[arg(long, value_name = "A,B,...", value_delimiter = ',', hide = true, conflicts_with_all = ["min_bytes", "max_bytes", "step_factor", "step_bytes", "targets"])]
+    pub sizes: Vec<u64>,
     /// Which of several benchmarks of one job (what --compare starts)
     #[arg(long, value_name = "N", hide = true, default_value_t = 0)]
     pub epoch: u64,
@@ -547,20 +559,6 @@ pub struct Tuning {
     /// With --tune: make no communicator whose ranks do not agree. Without it NCCL's defaults apply there
     #[arg(long, requires = "tune")]
     pub tune_require: bool,
-}
-
-/// Options of `tune`.
-#[derive(Debug, Args)]
-pub struct Tune {
-    /// The rules
-    #[arg(value_name = "FILE")]
-    pub file: PathBuf,
-    /// Print them as the CSV of NVIDIA's example tuner, with a row for every size
-    #[arg(long)]
-    pub csv: bool,
-    /// Write the compiled table, which RINGWATCH_TUNE names to the plugin
-    #[arg(long, short, value_name = "PATH", conflicts_with = "csv")]
-    pub output: Option<PathBuf>,
 }
 
 /// Options of `doctor`.

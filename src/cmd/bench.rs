@@ -90,7 +90,7 @@ fn settings(o: &Bench) -> anyhow::Result<Settings> {
         min_bytes: min.unwrap_or_else(|| max.unwrap_or(DEFAULT_BYTES).min(DEFAULT_BYTES)),
         max_bytes: max.unwrap_or_else(|| min.unwrap_or(DEFAULT_BYTES).max(DEFAULT_BYTES)),
         step,
-        sizes: Vec::new(),
+        sizes: o.sizes.clone(),
         iters: o.iters,
         warmup_iters: o.warmup_iters,
         millis: o.millis,

@@ -21,6 +21,7 @@ mod run;
 mod series;
 mod top;
 mod tune;
+mod tune_search;
 
 use crate::cli::{Cli, LogLevel, Scenario, Verb};
 use crate::detect::Settings;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 pub(super) const PLUGIN_VARIABLE: &str = "NCCL_PROFILER_PLUGIN";
-const PATH_VARIABLE: &str = "LD_LIBRARY_PATH";
+pub(super) const PATH_VARIABLE: &str = "LD_LIBRARY_PATH";
 const OWN_VARIABLES: &str = "RINGWATCH_";
 /// A child that was given its last turn has so long to end.
 const ENDING: Duration = Duration::from_secs(30);
@@ -54,12 +54,7 @@ impl Variant {
         if let Some((dir, file)) = &self.plugin {
             command.env(PLUGIN_VARIABLE, file);
             if let Some(dir) = dir {
-                let mut path = dir.clone().into_os_string();
-                if let Some(old) = std::env::var_os(PATH_VARIABLE).filter(|p| !p.is_empty()) {
-                    path.push(":");
-                    path.push(old);
-                }
-                command.env(PATH_VARIABLE, path);
+                command.env(PATH_VARIABLE, library_path(dir));
             }
         }
         if self.segments {
@@ -67,6 +62,16 @@ impl Variant {
         }
         command.envs(self.variables.iter().map(|(k, v)| (k, v)));
     }
+}
+
+/// The library path with a directory in front of it.
+pub(super) fn library_path(dir: &Path) -> OsString {
+    let mut path = dir.as_os_str().to_owned();
+    if let Some(old) = std::env::var_os(PATH_VARIABLE).filter(|p| !p.is_empty()) {
+        path.push(":");
+        path.push(old);
+    }
+    path
 }
 
 /// What one variant came to in one round: its report, which another rank's process may have, or why it failed; and
@@ -151,8 +156,7 @@ impl Player {
             self.look();
             if start.elapsed() > self.limit {
                 self.playing = false;
-                self.failure =
-                    Some(anyhow::anyhow!("it did not end in {} s (--variant-timeout)", self.limit.as_secs()));
+                self.failure = Some(anyhow::anyhow!("it did not end in {} s", self.limit.as_secs()));
                 self.child.kill().ok();
                 return;
             }
@@ -268,11 +272,17 @@ fn arguments(s: &Settings) -> Vec<OsString> {
         a.push(name.into());
         a.push(value.as_ref().to_owned());
     };
-    option("--min-bytes", &s.min_bytes.to_string());
-    option("--max-bytes", &s.max_bytes.to_string());
-    match s.step {
-        Step::Factor(f) => option("--step-factor", &f.to_string()),
-        Step::Bytes(b) => option("--step-bytes", &b.to_string()),
+    match (s.sizes.is_empty(), s.step) {
+        (false, _) => {
+            let sizes: Vec<String> = s.sizes.iter().map(u64::to_string).collect();
+            option("--sizes", &sizes.join(","));
+        }
+        (true, Step::Factor(f)) => option("--step-factor", &f.to_string()),
+        (true, Step::Bytes(b)) => option("--step-bytes", &b.to_string()),
+    }
+    if s.sizes.is_empty() {
+        option("--min-bytes", &s.min_bytes.to_string());
+        option("--max-bytes", &s.max_bytes.to_string());
     }
     for (name, value) in [
         ("--iters", s.iters),

@@ -1,5 +1,6 @@
 //! `ringwatch tune`: rules for NCCL's tuner, checked, compiled and converted; and what a job needs to follow them.
 
+use super::tune_search;
 use crate::cli::{Tune, Tuning};
 use crate::tune::{self, Rules};
 use anyhow::{Context, bail};
@@ -14,7 +15,8 @@ const RULES_VARIABLE: &str = "RINGWATCH_TUNE";
 const REQUIRE_VARIABLE: &str = "RINGWATCH_TUNE_REQUIRE";
 
 pub(super) fn run(o: &Tune) -> anyhow::Result<u8> {
-    let rules = load(&o.file)?;
+    let Some(file) = &o.file else { return tune_search::run(o) };
+    let rules = load(file)?;
     let compiled = rules.compile()?;
     let mut out = io::stdout().lock();
     if o.csv {
@@ -22,7 +24,7 @@ pub(super) fn run(o: &Tune) -> anyhow::Result<u8> {
     } else {
         let several = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
         let (count, rows) = (several(rules.all().len(), "rule"), several(compiled.rows(), "row"));
-        writeln!(out, "{}: {count}, {rows}, hash {:016x}", o.file.display(), compiled.hash())?;
+        writeln!(out, "{}: {count}, {rows}, hash {:016x}", file.display(), compiled.hash())?;
     }
     if let Some(path) = &o.output {
         tune::write(&compiled, path).with_context(|| format!("cannot write {}", path.display()))?;

@@ -11,6 +11,8 @@
  *   FAKE_ASYNC=1             a communicator reports an error while its stream is busy
  *   FAKE_LOG=FILE            a line with the plugin's variables, and whether it loads, for each id
  *   FAKE_WRONG=RANK          one element of this rank's every result is wrong
+ *   FAKE_TUNING=1            operations take a time that depends on algorithm, protocol and channels, and a tuner
+ *                            (NCCL_TUNER_PLUGIN) is asked about each: see tuned()
  *
  * A process that ends with a module still loaded says so on stderr.
  */
@@ -296,7 +298,7 @@ typedef struct {
     Stream *stream;
     uint64_t send, recv;
     size_t count;
-    int kind, type, op, root;
+    int kind, type, op, root, us;
 } Post;
 
 typedef struct {
@@ -317,7 +319,16 @@ typedef struct {
     int rank;
     atomic_int busy; /* posted on a stream and not done */
     Stream *stream;
+    const struct Tuner *tuner;
+    void *tuner_context;
 } Comm;
+
+typedef struct Tuner {
+    const char *name;
+    int (*init)(void **, uint64_t, size_t, size_t, void *, void *, void *);
+    int (*get_coll_info)(void *, int, size_t, int, float *, int, int, int, int *);
+    int (*finalize)(void *);
+} Tuner;
 
 typedef struct { unsigned long long number; char rest[120]; } Id;
 
@@ -335,6 +346,36 @@ static int blocks(const char *name, Comm *c) {
 }
 
 static size_t width(int type) { return (const size_t[]){1, 1, 4, 4, 8, 8, 2, 4, 8, 2}[type]; }
+
+/* Opens the tuner for a communicator whose ranks are all there, as NCCL 2.28 does. Those of one thread's group have none:
+ * the plugin waits for the other ranks, which NCCL opens on threads of their own. */
+static int open_tuner(Comm *c, unsigned long long id) {
+    const char *name = getenv("NCCL_TUNER_PLUGIN");
+    static int domains[3] = {1, 8, 8};
+    static double constants[144];
+    void *library = name && !depth ? dlopen(name, RTLD_NOW | RTLD_LOCAL) : 0;
+    c->tuner = library ? dlsym(library, "ncclTunerPlugin_v5") : 0;
+    if (!c->tuner) return 0;
+    return c->tuner->init(&c->tuner_context, id, c->world->ranks, 1, 0, domains, constants);
+}
+
+/* How long an operation takes, in us. NCCL's own choice is TREE/LL. From 32 KiB on RING/LL128 is faster, and RING/SIMPLE
+ * with 16 channels still more; a communicator has 8, and more where NCCL_MIN_NCHANNELS says so. */
+static int tuned(Comm *c, int kind, size_t bytes) {
+    static const int numbers[] = {4, 0, 1, 2, 3};
+    const char *raised = getenv("NCCL_MIN_NCHANNELS");
+    int most = raised && atoi(raised) > 8 ? atoi(raised) : 8, channels = 0, best = -1;
+    float costs[21];
+    if (!getenv("FAKE_TUNING")) return 0;
+    for (int i = 0; i < 21; i++) costs[i] = i == 0 ? 10 : i == 4 ? 11 : i == 5 ? 12 : -1;
+    if (c->tuner) c->tuner->get_coll_info(c->tuner_context, numbers[kind], bytes, 1, costs, 7, 3, 0, &channels);
+    for (int i = 0; i < 21; i++)
+        if (costs[i] >= 0 && (best < 0 || costs[i] < costs[best])) best = i;
+    if (channels <= 0 || channels > most) channels = most;
+    if (bytes >= 32 << 10 && best == 5 && channels >= 16) return 400;
+    if (bytes >= 32 << 10 && best == 4) return 1200;
+    return 2000;
+}
 
 static double get(const void *p, int type, size_t i) {
     switch (type) {
@@ -386,6 +427,7 @@ static void perform(World *w, Post **p) {
     int n = w->ranks, kind = p[0]->kind, type = p[0]->type;
     size_t each = p[0]->count, bytes = each * width(type), total = bytes * (kind == ALL_GATHER || kind == REDUCE_SCATTER ? n : 1);
     char *out = malloc(total + 8);
+    if (p[0]->us) usleep(p[0]->us);
     if (kind == BROADCAST) {
         memcpy(out, (void *)p[p[0]->root]->send, bytes);
     } else if (kind == ALL_GATHER) {
@@ -438,7 +480,9 @@ static void post(Node *n) {
     atomic_fetch_add(&s->busy, 1);
     c->stream = s;
     if (named("FAKE_HANG", NAMES[n->kind], &hang) && hang == c->rank) return;
-    Post made = {s, n->send, n->recv, n->count, n->kind, n->type, n->op, n->peer};
+    int each = n->kind == ALL_GATHER || n->kind == REDUCE_SCATTER ? w->ranks : 1;
+    int us = n->kind < SEND ? tuned(c, n->kind, n->count * width(n->type) * each) : 0;
+    Post made = {s, n->send, n->recv, n->count, n->kind, n->type, n->op, n->peer, us};
     for (;;) {
         take(&w->lock);
         if (atomic_load(&w->aborted)) break;
@@ -550,7 +594,7 @@ int ncclCommInitRank(Comm **out, int ranks, Id id, int rank) {
     *out = c;
     if (!(named("FAKE_BLOCK", "ncclCommInitRank", &missing) && missing == rank)) atomic_fetch_add(&c->world->joined, 1);
     if (depth) { entering = c->world; return 0; }
-    return entered(c->world);
+    return entered(c->world) || open_tuner(c, id.number) ? 5 : 0;
 }
 int ncclGroupStart(void) { FAILS(ncclGroupStart); depth++; return 0; }
 int ncclGroupEnd(void) {
@@ -565,6 +609,7 @@ int ncclGroupEnd(void) {
 }
 int ncclCommDestroy(Comm *c) {
     FAILS(ncclCommDestroy);
+    if (c->tuner) c->tuner->finalize(c->tuner_context);
     free(c);
     return 0;
 }

@@ -35,7 +35,12 @@ pub(crate) fn fake(test: &str) -> Option<&'static Path> {
 
 /// `bench` with these options over the fake libraries.
 pub(crate) fn bench(room: &Room, fake: &Path, arguments: &str) -> Command {
-    let mut command = room.ringwatch(["bench"]);
+    over_fake(room, fake, "bench", arguments)
+}
+
+/// A verb with these options over the fake libraries.
+pub(crate) fn over_fake(room: &Room, fake: &Path, verb: &str, arguments: &str) -> Command {
+    let mut command = room.ringwatch([verb]);
     command.args(arguments.split_whitespace());
     command.arg("--cuda").arg(fake.join("libcuda.so.1")).arg("--nccl").arg(fake.join("libnccl.so.2"));
     command.env("LD_LIBRARY_PATH", fake);
@@ -53,9 +58,19 @@ pub(crate) fn processes(
     world: u32,
     more: &[(&str, &str)],
 ) -> Vec<Said> {
+    processes_of(&|| bench(room, fake, arguments), room, world, more)
+}
+
+/// The same of any command.
+pub(crate) fn processes_of(
+    command: &dyn Fn() -> Command,
+    room: &Room,
+    world: u32,
+    more: &[(&str, &str)],
+) -> Vec<Said> {
     let port = free_port();
     let start = |rank: u32| -> Child {
-        let mut command = bench(room, fake, arguments);
+        let mut command = command();
         command
             .envs(
                 [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", world)]

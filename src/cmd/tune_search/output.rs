@@ -1,0 +1,274 @@
+//! What a search prints: a plan, progress, tables and the file.
+
+use super::super::bench::number;
+use crate::bench::{Collective, median};
+use crate::tune::search::{Choice, Evidence, Judged, Kept, Outcome, Progress, Space, Surroundings, Verdict};
+use anyhow::Context;
+use std::io::{self, IsTerminal, Write};
+use std::path::Path;
+use std::time::Duration;
+
+/// Writes a line for whoever watches. A closed standard error is no reason to stop.
+pub(super) fn say(text: &str) {
+    writeln!(io::stderr(), "ringwatch: {text}").ok();
+}
+
+/// A time of seconds or minutes.
+pub(super) fn time(t: Duration) -> String {
+    let seconds = t.as_secs();
+    if seconds < 100 { format!("{seconds} s") } else { format!("{} min", seconds.div_ceil(60)) }
+}
+
+/// A confidence as people write it.
+pub(super) fn percent(share: f64) -> String {
+    let text = format!("{:.3}", share * 100.0);
+    format!("{} %", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
+/// Shows how far a search is: one line that changes on a terminal, a line for each batch elsewhere.
+#[derive(Debug)]
+pub(super) struct Meter {
+    collective: Collective,
+    is_terminal: bool,
+    is_begun: bool,
+}
+
+impl Meter {
+    pub(super) fn new(collective: Collective) -> Self {
+        Meter { collective, is_terminal: io::stderr().is_terminal(), is_begun: false }
+    }
+
+    pub(super) fn show(&mut self, p: &Progress) {
+        let text = format!(
+            "{}: {} {} of {}, {} so far, at most {} to the end of this stage",
+            self.collective,
+            p.stage,
+            p.done,
+            p.all,
+            time(p.elapsed),
+            time(p.remaining)
+        );
+        if self.is_terminal {
+            write!(io::stderr(), "\r\x1b[Kringwatch: {text}").ok();
+        } else {
+            say(&text);
+        }
+        self.is_begun = true;
+    }
+
+    pub(super) fn finish(&mut self) {
+        if self.is_terminal && self.is_begun {
+            writeln!(io::stderr()).ok();
+        }
+    }
+}
+
+/// Where the rules go: to a file, and the table to standard output; or the rules to standard output.
+#[derive(Debug)]
+pub(super) struct Destination<'a>(Option<&'a Path>);
+
+impl<'a> Destination<'a> {
+    /// Checks that the file can be written, before minutes are spent on what it should hold.
+    pub(super) fn check(path: Option<&'a Path>) -> anyhow::Result<Self> {
+        if let Some(path) = path {
+            let directory = path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            tempfile::tempfile_in(directory).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(Destination(path))
+    }
+
+    pub(super) fn write(&self, table: &str, rules: &str) -> anyhow::Result<()> {
+        self.table(table)?;
+        match self.0 {
+            Some(path) => {
+                std::fs::write(path, rules).with_context(|| format!("cannot write {}", path.display()))?;
+                say(&format!("wrote {}", path.display()));
+                Ok(())
+            }
+            None => Ok(io::stdout().lock().write_all(rules.as_bytes())?),
+        }
+    }
+
+    /// The table alone. Beside rules on standard output it goes to standard error.
+    pub(super) fn table(&self, table: &str) -> anyhow::Result<()> {
+        if self.0.is_some() {
+            io::stdout().lock().write_all(table.as_bytes())?;
+        } else {
+            io::stderr().lock().write_all(table.as_bytes()).ok();
+        }
+        Ok(())
+    }
+}
+
+/// Prints the candidates, and the time that measuring them would take.
+pub(super) fn plan(
+    collective: Collective,
+    space: &Space,
+    expected: Duration,
+    limit: Duration,
+) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "# {collective} on {} ranks: candidates of each size", space.ranks)?;
+    for (bytes, candidates) in space.sizes.iter().zip(&space.candidates) {
+        writeln!(out, "{bytes:>14}  {} candidates", candidates.len())?;
+        let mut entries: Vec<String> = Vec::new();
+        for choice in candidates.iter().filter(|c| **c != Choice::NONE) {
+            let entry = Choice { channels: None, ..*choice };
+            match (entries.last_mut(), choice.channels) {
+                (Some(text), Some(n)) => text.push_str(&format!(" {n}")),
+                _ => entries.push(format!("{entry}; channels: NCCL's own")),
+            }
+        }
+        for entry in entries {
+            writeln!(out, "{:>16}{entry}", "")?;
+        }
+    }
+    for n in space.environments.iter().flatten() {
+        writeln!(out, "# all of them also with NCCL_MIN_NCHANNELS={n}")?;
+    }
+    writeln!(out, "# expected time: about {}, limit: {}", time(expected), time(limit))
+}
+
+fn head(title: &str, around: &Surroundings) -> String {
+    let mut t = format!("# {title}, NCCL {}, {}\n", around.nccl, around.gpus);
+    t.push_str("# ratio: tuned by default, the median of the rounds; below: its bound with ");
+    t.push_str(&format!("{} confidence for all sizes together\n", around.confidence));
+    t.push_str(&format!(
+        "#{:>13}  {:>9}  {:>9}  {:>6}  {:>6}  {:>6}  {:>7}  rule\n",
+        "size (B)", "default", "tuned", "ratio", "below", "rounds", "no rule"
+    ));
+    t
+}
+
+fn row(bytes: u64, e: &Evidence, rule: &str) -> String {
+    let us = |times: &[f64]| if times.is_empty() { "-".to_owned() } else { number(median(times) / 1000.0) };
+    let upper = e.upper.map_or("-".to_owned(), |u| format!("{u:.3}"));
+    let ratio = |sample: &crate::tune::search::Sample| {
+        if sample.ratios.is_empty() { "-".to_owned() } else { format!("{:.3}", sample.ratio()) }
+    };
+    format!(
+        " {bytes:>13}  {:>9}  {:>9}  {:>6}  {upper:>6}  {:>6}  {:>7}  {rule}\n",
+        us(&e.default_ns),
+        us(&e.tuned.times_ns),
+        ratio(&e.tuned),
+        e.tuned.ratios.len(),
+        ratio(&e.idle),
+    )
+}
+
+/// Words for a verdict.
+fn verdict(v: Verdict, choice: Choice) -> String {
+    match v {
+        Verdict::Gain => choice.to_string(),
+        Verdict::Guard => format!("{choice}, which undoes what any loaded tuner costs"),
+        Verdict::NotProven => format!("none: {choice} is not proven to gain 2 %"),
+        Verdict::NoCandidate => "none: no candidate was promising".to_owned(),
+    }
+}
+
+/// The geometric mean of default by tuned over sizes.
+fn gain<'a>(ratios: impl Iterator<Item = &'a crate::tune::search::Sample>) -> Option<f64> {
+    let logs: Vec<f64> = ratios.filter(|s| !s.ratios.is_empty()).map(|s| s.ratio().ln()).collect();
+    (!logs.is_empty()).then(|| (-logs.iter().sum::<f64>() / logs.len() as f64).exp())
+}
+
+/// The table of a search.
+pub(super) fn outcomes(found: &[(Space, Outcome)], around: &Surroundings) -> String {
+    let mut t = String::new();
+    for (space, outcome) in found {
+        let name = super::collective_of(space.collective).map_or("?", Collective::as_str);
+        t.push_str(&head(&format!("{name} on {} ranks of {} node(s)", space.ranks, space.nodes), around));
+        for s in &outcome.sizes {
+            t.push_str(&row(s.bytes, &s.evidence, &verdict(s.verdict, s.choice)));
+        }
+        let rules = outcome.sizes.iter().filter(|s| s.verdict.is_kept()).count();
+        let sample = |s: &crate::tune::search::SizeOutcome| -> crate::tune::search::Sample {
+            if s.verdict.is_kept() { s.evidence.tuned.clone() } else { s.evidence.idle.clone() }
+        };
+        let samples: Vec<_> = outcome.sizes.iter().map(sample).collect();
+        t.push_str(&format!("# sizes with a rule: {rules} of {}", outcome.sizes.len()));
+        if let Some(gain) = gain(samples.iter()) {
+            t.push_str(&format!("; default by tuned, geometric mean of all sizes: {gain:.3}"));
+        }
+        t.push('\n');
+        if let Some(n) = outcome.min_channels {
+            t.push_str(&environment(n, outcome));
+        }
+        for note in &outcome.notes {
+            t.push_str(&format!("# note: {}\n", note.replace('\n', "\n#   ")));
+        }
+    }
+    t
+}
+
+/// Words about the variable that rules cannot set.
+fn environment(n: u32, outcome: &Outcome) -> String {
+    let mut t =
+        format!("# these rules need NCCL_MIN_NCHANNELS={n} in the job's environment, which rules cannot set");
+    if let Some(gain) = gain(outcome.sizes.iter().map(|s| &s.evidence.environment)) {
+        t.push_str(&format!("\n# the variable alone, without a tuner: {gain:.3}"));
+    }
+    t + "\n"
+}
+
+/// A line for each size that becomes slower.
+pub(super) fn harm(outcome: &Outcome) -> Vec<String> {
+    let line = |s: &crate::tune::search::SizeOutcome| harm_line(s.bytes, &s.evidence, s.verdict.is_kept());
+    outcome.harmed().map(line).collect()
+}
+
+fn harm_line(bytes: u64, e: &Evidence, has_rule: bool) -> String {
+    let (sample, why) = if has_rule {
+        (&e.tuned, "its rule makes it slower")
+    } else {
+        (&e.idle, "it has no rule, and any loaded tuner changes NCCL's policy for channels")
+    };
+    format!("{bytes} bytes take {:.3} of the default's time: {why}", sample.ratio())
+}
+
+/// The table of a verification.
+pub(super) fn verified(
+    collective: Collective,
+    judged: &[Judged],
+    all: &[(u64, Evidence)],
+    around: &Surroundings,
+) -> String {
+    let mut t = head(&format!("{collective}: rules against NCCL's default"), around);
+    let rule_of = |bytes: u64| {
+        judged.iter().find(|j| match &j.kept {
+            Kept::Proven(sizes) | Kept::Dropped(sizes) => sizes.iter().any(|(b, _)| *b == bytes),
+            Kept::NotMeasured => false,
+        })
+    };
+    let name = |j: &Judged| {
+        let choice = Choice { entry: j.rule.choose, channels: j.rule.channels };
+        format!("line {}: {choice}", j.rule.line)
+    };
+    for (bytes, e) in all {
+        let rule = match rule_of(*bytes) {
+            Some(j) if j.kept.is_kept() => format!("{} holds", name(j)),
+            Some(j) => format!("{} does not hold", name(j)),
+            None => "-".to_owned(),
+        };
+        t.push_str(&row(*bytes, e, &rule));
+    }
+    for j in judged {
+        if let Kept::Dropped(sizes) = &j.kept {
+            let why: Vec<String> =
+                sizes.iter().map(|(b, e)| format!("{b} bytes: {:.3}", e.tuned.ratio())).collect();
+            t.push_str(&format!("# dropped {}: no gain of 2 % is proven ({})\n", name(j), why.join(", ")));
+        }
+    }
+    t
+}
+
+/// A line for each size that the rules make slower.
+pub(super) fn harm_of_verified(judged: &[Judged], all: &[(u64, Evidence)]) -> Vec<String> {
+    let is_kept = |bytes: u64| {
+        judged
+            .iter()
+            .any(|j| matches!(&j.kept, Kept::Proven(sizes) if sizes.iter().any(|(b, _)| *b == bytes)))
+    };
+    let harmed = all.iter().filter(|(b, e)| e.is_harmed(is_kept(*b)));
+    harmed.map(|(b, e)| harm_line(*b, e, is_kept(*b))).collect()
+}
