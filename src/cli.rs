@@ -79,7 +79,7 @@ pub enum Verb {
     /// or .conf. `run --tune` and `plugin --tune` apply them.
     ///
     /// `tune --search` measures what NCCL offers against its default and writes rules with their evidence. `tune --verify`
-    /// measures rules again.
+    /// measures rules again. `tune --advise` says what a job should change in its use of NCCL.
     ///
     /// Exit code 0: the rules are right, or were measured; 1: --verify has dropped rules, or rules would make a size slower;
     /// 2: error.

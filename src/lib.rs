@@ -1,6 +1,7 @@
 //! Ringwatch tells the people who run NCCL jobs which rank, which operation, and why.
 #![doc = include_str!("ARCHITECTURE.md")]
 
+pub mod advise;
 pub mod bench;
 pub mod bundle;
 pub mod explain;

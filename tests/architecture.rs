@@ -16,6 +16,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("explain", &[]),
     ("secret", &[]),
     ("tune", &[]),
+    ("advise", &["model"]),
     ("ingest", &["model"]),
     ("join", &["model"]),
     ("detect", &["model", "join"]),

@@ -63,7 +63,7 @@ fn a_search_finds_the_fastest_choice_and_writes_it_with_its_evidence() {
     ] {
         assert!(said.out.contains(part), "{part}: {}", said.out);
     }
-    for part in ["all_reduce: coarse 1 of ", "all_reduce: confirm 1 of ", "to the end of this stage"] {
+    for part in ["all_reduce: coarse 1 of ", "all_reduce: confirm 1 of ", " left\n"] {
         assert!(said.err.contains(part), "{part}: {}", said.err);
     }
 }

@@ -9,14 +9,14 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 pub struct Tune {
     /// The rules to check and compile
-    #[arg(value_name = "FILE", required_unless_present = "measure", conflicts_with = "measure")]
+    #[arg(value_name = "FILE", required_unless_present_any = ["measure", "advise"], conflicts_with_all = ["measure", "advise"])]
     pub file: Option<PathBuf>,
     /// Print them as the CSV of NVIDIA's example tuner, with a row for every size
-    #[arg(long, conflicts_with = "measure")]
+    #[arg(long, conflicts_with_all = ["measure", "advise"])]
     pub csv: bool,
     /// Write the compiled table, which RINGWATCH_TUNE names to the plugin; with --search and --verify the rules (YAML), which
     /// go to standard output otherwise
-    #[arg(long, short, value_name = "PATH", conflicts_with = "csv")]
+    #[arg(long, short, value_name = "PATH", conflicts_with_all = ["csv", "advise"])]
     pub output: Option<PathBuf>,
     /// Search for rules: measure what NCCL offers against its default on these GPUs, alone or under torchrun or srun
     #[arg(long, group = "measure")]
@@ -24,6 +24,13 @@ pub struct Tune {
     /// Measure a file of rules against NCCL's default once more, and write it without the rules that do not hold
     #[arg(long, value_name = "RULES", group = "measure")]
     pub verify: Option<PathBuf>,
+    /// Advise on what a job should change, by its recorded operations in directories of segments [default: $RINGWATCH_DIR, else
+    /// this host's jobs]
+    #[arg(long, value_name = "DIR", num_args = 0.., conflicts_with = "measure")]
+    pub advise: Option<Vec<PathBuf>>,
+    /// With --advise: what `ringwatch bench --save` wrote on this machine, from which gains are estimated
+    #[arg(long, value_name = "FILE", requires = "advise")]
+    pub curves: Vec<PathBuf>,
     /// What is measured, and how
     #[command(flatten)]
     pub measuring: Measuring,

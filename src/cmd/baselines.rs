@@ -61,7 +61,8 @@ fn of_targets(targets: &Targets) -> anyhow::Result<Vec<Baseline>> {
     Ok(expected.into_iter().map(baseline).collect())
 }
 
-fn func(collective: Collective) -> Func {
+/// The operation as segments name it.
+pub(super) fn func(collective: Collective) -> Func {
     match collective {
         Collective::AllReduce => Func::AllReduce,
         Collective::Broadcast => Func::Broadcast,

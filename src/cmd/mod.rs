@@ -1,5 +1,6 @@
 //! One file a verb: from what was typed to what is done, and to an exit code.
 
+mod advise;
 mod agent;
 mod analyser;
 mod audit;

@@ -1,6 +1,6 @@
 //! `ringwatch tune`: rules for NCCL's tuner, checked, compiled and converted; and what a job needs to follow them.
 
-use super::tune_search;
+use super::{advise, tune_search};
 use crate::cli::{Tune, Tuning};
 use crate::tune::{self, Rules};
 use anyhow::{Context, bail};
@@ -15,6 +15,9 @@ const RULES_VARIABLE: &str = "RINGWATCH_TUNE";
 const REQUIRE_VARIABLE: &str = "RINGWATCH_TUNE_REQUIRE";
 
 pub(super) fn run(o: &Tune) -> anyhow::Result<u8> {
+    if let Some(dirs) = &o.advise {
+        return advise::run(dirs, &o.curves);
+    }
     let Some(file) = &o.file else { return tune_search::run(o) };
     let rules = load(file)?;
     let compiled = rules.compile()?;

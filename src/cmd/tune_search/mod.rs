@@ -138,10 +138,10 @@ impl Session<'_> {
         self.o.measuring.time_limit.unwrap_or(TIME_LIMIT)
     }
 
-    fn goal(&self, tests: usize, operations_left: u32) -> Goal {
+    fn goal(&self, operations: usize, operations_left: u32) -> Goal {
         let elapsed = self.begun.elapsed();
         let share = self.limit().saturating_sub(elapsed) / operations_left.max(1);
-        Goal { confidence: self.confidence(), tests, deadline: elapsed + share }
+        Goal { confidence: self.confidence(), operations, deadline: elapsed + share }
     }
 
     fn surroundings(&self, e: &Environment) -> Surroundings {
@@ -205,7 +205,7 @@ impl Session<'_> {
             };
             around.get_or_insert_with(|| self.surroundings(&offers.environment));
             let left = u32::try_from(operations.len() - i).unwrap_or(1);
-            let goal = self.goal(sizes.len() * operations.len(), left);
+            let goal = self.goal(operations.len(), left);
             let time = expected(&space, &goal, &self.expected_times(&offers));
             if m.dry_run {
                 output::plan(*collective, &space, time, self.limit())?;
@@ -311,7 +311,7 @@ impl Session<'_> {
         let offers = self.offers(collective, wanted)?;
         space.sizes = offers.records.iter().map(|r| r.bytes).collect();
         let around = self.surroundings(&offers.environment);
-        let goal = self.goal(space.sizes.len() * operations, left);
+        let goal = self.goal(operations, left);
         let mut meter = Meter::new(collective);
         let mut machine = self.gpus(&space, collective);
         let (judged, all, notes) =

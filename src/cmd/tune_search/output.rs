@@ -40,7 +40,7 @@ impl Meter {
 
     pub(super) fn show(&mut self, p: &Progress) {
         let text = format!(
-            "{}: {} {} of {}, {} so far, at most {} to the end of this stage",
+            "{}: {} {} of {}, {} so far, about {} left",
             self.collective,
             p.stage,
             p.done,
@@ -132,7 +132,7 @@ pub(super) fn plan(
 fn head(title: &str, around: &Surroundings) -> String {
     let mut t = format!("# {title}, NCCL {}, {}\n", around.nccl, around.gpus);
     t.push_str("# ratio: tuned by default, the median of the rounds; below: its bound with ");
-    t.push_str(&format!("{} confidence for all sizes together\n", around.confidence));
+    t.push_str(&format!("{} confidence for all rules together\n", around.confidence));
     t.push_str(&format!(
         "#{:>13}  {:>9}  {:>9}  {:>6}  {:>6}  {:>6}  {:>7}  rule\n",
         "size (B)", "default", "tuned", "ratio", "below", "rounds", "no rule"
@@ -269,6 +269,6 @@ pub(super) fn harm_of_verified(judged: &[Judged], all: &[(u64, Evidence)]) -> Ve
             .iter()
             .any(|j| matches!(&j.kept, Kept::Proven(sizes) if sizes.iter().any(|(b, _)| *b == bytes)))
     };
-    let harmed = all.iter().filter(|(b, e)| e.is_harmed(is_kept(*b)));
+    let harmed = all.iter().filter(|(b, e)| e.is_harmed(is_kept(*b), all.len()));
     harmed.map(|(b, e)| harm_line(*b, e, is_kept(*b))).collect()
 }

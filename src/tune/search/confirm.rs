@@ -10,7 +10,7 @@ const REPEATS: u32 = 5;
 const LOOKS: usize = 2;
 /// A choice whose median ratio is above this is given up before the last look.
 const HOPELESS: f64 = 0.99;
-/// The probability of error for harm, which is reported rather than missed.
+/// The probability of error for harm at any size. It is reported rather than missed.
 const HARM_ALPHA: f64 = 0.05;
 
 /// The rounds of one arm at one size.
@@ -68,10 +68,10 @@ pub struct Evidence {
 }
 
 impl Evidence {
-    /// True where this size takes longer than it may, with the rule or without it.
-    pub fn is_harmed(&self, has_rule: bool) -> bool {
+    /// True where this size, one of so many, takes longer than it may, with the rule or without it.
+    pub fn is_harmed(&self, has_rule: bool, sizes: usize) -> bool {
         let sample = if has_rule { &self.tuned } else { &self.idle };
-        bounds(&sample.ratios, HARM_ALPHA).lower.is_some_and(|lower| lower > HARM_RATIO)
+        bounds(&sample.ratios, HARM_ALPHA / sizes.max(1) as f64).lower.is_some_and(|lower| lower > HARM_RATIO)
     }
 
     /// True where more rounds may prove something.
@@ -98,9 +98,9 @@ pub(super) struct Contest {
     pub(super) is_asked: Vec<bool>,
 }
 
-/// The rounds after which a contest is looked at.
-pub(super) fn looks(goal: &Goal) -> [usize; LOOKS] {
-    let first = rounds_min(goal.alpha() / LOOKS as f64);
+/// The rounds after which a contest about so many sizes is looked at.
+pub(super) fn looks(goal: &Goal, sizes: usize) -> [usize; LOOKS] {
+    let first = rounds_min(goal.alpha(sizes) / LOOKS as f64);
     [first, 2 * first]
 }
 
@@ -120,7 +120,8 @@ pub(super) fn confirm<M: Machine>(
     }
     let mut evidence = vec![Evidence::default(); contest.is_asked.len()];
     let mut failures = Vec::new();
-    let looks = looks(goal);
+    let asked = contest.is_asked.iter().filter(|a| **a).count();
+    let looks = looks(goal, asked);
     let last = looks.last().copied().unwrap_or(0);
     for round in 1..=last {
         if !pace.has_time(machine, arms.len(), goal.deadline) {
@@ -128,9 +129,10 @@ pub(super) fn confirm<M: Machine>(
         }
         let results = pace.timed(machine, arms.len(), |m| m.round(&arms, REPEATS, true))?;
         add(&mut evidence, &results, &mut failures);
-        on(&pace.progress(Stage::Confirm, round, last, machine.elapsed(), arms.len()));
+        let step = (Stage::Confirm, round, last);
+        on(&pace.progress(step, machine.elapsed(), arms.len(), 0, goal.deadline));
         if looks.contains(&round) {
-            let alpha = goal.alpha() / LOOKS as f64;
+            let alpha = goal.alpha(asked) / LOOKS as f64;
             evidence.iter_mut().for_each(|e| e.look(alpha));
             let is_open =
                 |(e, asked): (&Evidence, &bool)| *asked && !e.is_proven && !e.is_guarded && e.is_promising();

@@ -1,7 +1,7 @@
 //! The search for rules: candidates are measured on the real machine against NCCL's default, coarse to fine.
 //!
 //! A [`Machine`] measures; everything here decides. The last stage measures the chosen rules once more with fresh samples,
-//! since the best of many candidates looks better than it is. All sizes are tested together: the probability that a search
+//! since the best of many candidates looks better than it is. All rules are tested together: the probability that a search
 //! writes any rule whose gain is not real is at most one less the confidence.
 
 mod candidates;
@@ -151,16 +151,16 @@ impl Space {
 pub struct Goal {
     /// The probability that no rule is written whose gain is not real, 0 to 1.
     pub confidence: f64,
-    /// The sizes of all operations that are searched for one file.
-    pub tests: usize,
+    /// Operations that are searched for one file.
+    pub operations: usize,
     /// The point in time, counted as [`Machine::elapsed`] does, at which measuring ends.
     pub deadline: Duration,
 }
 
 impl Goal {
-    /// The probability of error that one test of one size may have.
-    fn alpha(&self) -> f64 {
-        (1.0 - self.confidence) / self.tests.max(1) as f64
+    /// The probability of error that the test of one size may have, of so many sizes.
+    fn alpha(&self, sizes: usize) -> f64 {
+        (1.0 - self.confidence) / self.operations.max(1) as f64 / sizes.max(1) as f64
     }
 }
 
@@ -196,7 +196,7 @@ pub struct Progress {
     pub all: usize,
     /// The time since the search began.
     pub elapsed: Duration,
-    /// The time that is left, by the batches so far.
+    /// The time that is expected to be left for the operation, by the batches so far.
     pub remaining: Duration,
 }
 
@@ -247,7 +247,8 @@ pub struct Outcome {
 impl Outcome {
     /// Sizes that take longer under these rules than they may.
     pub fn harmed(&self) -> impl Iterator<Item = &SizeOutcome> {
-        self.sizes.iter().filter(|s| s.evidence.is_harmed(s.verdict.is_kept()))
+        let sizes = self.sizes.len();
+        self.sizes.iter().filter(move |s| s.evidence.is_harmed(s.verdict.is_kept(), sizes))
     }
 
     /// True where there is a rule to write.

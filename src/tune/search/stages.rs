@@ -47,20 +47,25 @@ impl Expected {
 /// The time that a search is expected to take without a limit.
 pub fn expected(space: &Space, goal: &Goal, times: &Expected) -> Duration {
     let tables = space.candidates.iter().map(Vec::len).max().unwrap_or(0) * space.environments.len();
-    let fine = (SURVIVORS + 2) * space.environments.len();
     let stage = |tables: usize, effort: Effort| {
         let batches = u32::try_from(tables.div_ceil(BATCH) * effort.rounds).unwrap_or(u32::MAX);
         times.batch(BATCH + 1, effort.repeats) * batches
     };
-    let rounds = u32::try_from(looks(goal)[0]).unwrap_or(u32::MAX);
-    stage(tables, COARSE) + stage(fine, FINE) + times.batch(4, 5) * rounds
+    let rounds = u32::try_from(looks(goal, space.sizes.len())[0]).unwrap_or(u32::MAX);
+    stage(tables, COARSE) + stage(fine_tables(space), FINE) + times.batch(4, 5) * rounds
+}
+
+/// Tables of the second stage, about.
+fn fine_tables(space: &Space) -> usize {
+    (SURVIVORS + 2) * space.environments.len()
 }
 
 /// How fast a search gets on.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// Time of one arm in a batch, of those so far.
-    arm: Option<Duration>,
+    /// Time of all batches so far, and their arms.
+    spent: Duration,
+    arms: u32,
 }
 
 impl Pace {
@@ -70,7 +75,7 @@ impl Pace {
     }
 
     fn of(&self, arms: usize) -> Duration {
-        self.arm.unwrap_or_default() * u32::try_from(arms).unwrap_or(u32::MAX)
+        self.spent.mul_f64(arms as f64 / f64::from(self.arms.max(1)))
     }
 
     /// Measures a batch and its time.
@@ -82,21 +87,23 @@ impl Pace {
     ) -> Result<T, M::Error> {
         let before = machine.elapsed();
         let result = batch(machine)?;
-        let took = machine.elapsed().saturating_sub(before);
-        self.arm = Some(took / u32::try_from(arms.max(1)).unwrap_or(u32::MAX));
+        self.spent += machine.elapsed().saturating_sub(before);
+        self.arms = self.arms.saturating_add(u32::try_from(arms).unwrap_or(u32::MAX));
         Ok(result)
     }
 
+    /// The progress of a stage (with the batches that are done and all of them), `later` arms being left for later stages.
     pub(super) fn progress(
         &self,
-        stage: Stage,
-        done: usize,
-        all: usize,
+        (stage, done, all): (Stage, usize, usize),
         elapsed: Duration,
         arms: usize,
+        later: usize,
+        deadline: Duration,
     ) -> Progress {
-        let left = u32::try_from(all.saturating_sub(done)).unwrap_or(u32::MAX);
-        Progress { stage, done, all, elapsed, remaining: self.of(arms) * left }
+        let remaining = self.of(arms * all.saturating_sub(done) + later);
+        let remaining = remaining.min(deadline.saturating_sub(elapsed));
+        Progress { stage, done, all, elapsed, remaining }
     }
 }
 
@@ -141,7 +148,7 @@ pub fn search<M: Machine>(
     goal: &Goal,
     on: &mut dyn FnMut(&Progress),
 ) -> Result<Outcome, M::Error> {
-    let mut run = Run { space, pace: Pace::default(), notes: Vec::new(), on };
+    let mut run = Run { space, goal, pace: Pace::default(), notes: Vec::new(), on };
     let start = machine.elapsed();
     let until = |effort: Effort| start + goal.deadline.saturating_sub(start).mul_f64(effort.share);
     let mut fields: Vec<Field> =
@@ -177,6 +184,7 @@ pub fn search<M: Machine>(
 /// A search that is under way.
 struct Run<'a> {
     space: &'a Space,
+    goal: &'a Goal,
     pace: Pace,
     notes: Vec<String>,
     on: &'a mut dyn FnMut(&Progress),
@@ -213,10 +221,23 @@ impl Run<'_> {
                 let results = self.pace.timed(machine, arms.len(), |m| m.round(&arms, repeats, false))?;
                 self.add(fields, batch, &results);
                 done += 1;
-                (self.on)(&self.pace.progress(stage, done, all, machine.elapsed(), arms.len()));
+                let step = (stage, done, all);
+                let later = self.later(stage);
+                let progress =
+                    self.pace.progress(step, machine.elapsed(), arms.len(), later, self.goal.deadline);
+                (self.on)(&progress);
             }
         }
         Ok(())
+    }
+
+    /// The arms that later stages are expected to measure.
+    fn later(&self, stage: Stage) -> usize {
+        let proof = 4 * looks(self.goal, self.space.sizes.len())[0];
+        match stage {
+            Stage::Coarse => fine_tables(self.space) * FINE.rounds + proof,
+            _ => proof,
+        }
     }
 
     fn arms(&self, fields: &[Field], batch: &[(usize, usize)]) -> Vec<Arm> {

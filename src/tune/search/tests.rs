@@ -29,7 +29,7 @@ fn space(environments: &[Option<u32>]) -> Space {
 }
 
 fn goal(minutes: u64) -> Goal {
-    Goal { confidence: 0.99, tests: SIZES.len(), deadline: Duration::from_secs(60 * minutes) }
+    Goal { confidence: 0.99, operations: 1, deadline: Duration::from_secs(60 * minutes) }
 }
 
 fn searched(machine: &mut Simulated, space: &Space, goal: &Goal) -> Outcome {
@@ -92,7 +92,7 @@ fn rules_are_written_with_their_evidence_and_mean_what_was_measured() {
     for part in [
         "# environment: NCCL_MIN_NCHANNELS=32\n",
         "4194304 bytes: default ",
-        ", ratio 0.85",
+        ", ratio 0.8",
         " with 99 % confidence, ",
         " rounds; the variable alone: ratio 0.9",
         "NCCL 2.28.9, 4 x GPU, 4 ranks",
@@ -121,7 +121,7 @@ fn a_choice_that_fits_several_sizes_is_one_rule() {
 #[test]
 fn pure_noise_gives_no_rules_more_often_than_promised() {
     // Noise that is much larger than the gain that counts, so that the best of the candidates always look promising.
-    const SEARCHES: u64 = 300;
+    const SEARCHES: u64 = 1000;
     let space = space(&[None, Some(32)]);
     let mut tested = 0;
     let wrong = (0..SEARCHES).filter(|seed| {
@@ -131,9 +131,9 @@ fn pure_noise_gives_no_rules_more_often_than_promised() {
         outcome.has_rules()
     });
     let wrong = wrong.count();
-    // 1 % of 300 are 3; 9 or more come by chance in one of 300 such tests.
-    assert!(wrong < 9, "{wrong} of {SEARCHES} searches wrote a rule");
-    assert!(tested > 250, "only {tested} searches had something to test");
+    // 1 % of 1000 are 10; 20 or more come by chance in one of 300 such tests.
+    assert!(wrong < 20, "{wrong} of {SEARCHES} searches wrote a rule");
+    assert!(tested > 900, "only {tested} searches had something to test");
 }
 
 #[test]
@@ -199,7 +199,9 @@ fn progress_counts_to_the_end_of_each_stage() {
     let Ok(_) = search(&mut machine, &space(&[None]), &goal(60), &mut |p| all.push(*p));
     for stage in [Stage::Coarse, Stage::Fine] {
         let last = all.iter().rfind(|p| p.stage == stage).expect("progress");
-        assert_eq!((last.done, last.remaining), (last.all, Duration::ZERO));
+        assert_eq!(last.done, last.all);
+        let first = all.iter().find(|p| p.stage == stage).expect("progress");
+        assert!(first.remaining > last.remaining && last.remaining > Duration::ZERO);
     }
     assert!(all.is_sorted_by_key(|p| p.elapsed));
 }
@@ -220,8 +222,8 @@ fn verify_keeps_what_holds_and_drops_what_does_not() {
     assert_eq!(space.sizes.len(), 2, "the second rule gets a size of its own: {:?}", space.sizes);
     space.sizes[1] = 4 * MIB;
     let mut machine = Simulated::new(&space.sizes, like_h100, (0.01, 0.003), 8);
-    let goal = Goal { tests: 2, ..goal(60) };
-    let Ok((judged, all, notes)) = verify(&mut machine, &space, rules.all(), Some(32), &goal, &mut |_| {});
+    let Ok((judged, all, notes)) =
+        verify(&mut machine, &space, rules.all(), Some(32), &goal(60), &mut |_| {});
     let kinds: Vec<(bool, bool)> =
         judged.iter().map(|j| (j.kept.is_kept(), j.kept == Kept::NotMeasured)).collect();
     assert_eq!(kinds, [(false, false), (true, false), (true, true), (true, true)], "{judged:?}");
