@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use support::fake_gpu::{fake, over_fake, processes_of};
-use support::{Room, Said, run};
+use support::{Play, Players, Room, Said, run};
 
 /// A name for the test that calls this.
 macro_rules! fake_or_skip {
@@ -55,7 +55,7 @@ fn a_search_finds_the_fastest_choice_and_writes_it_with_its_evidence() {
     assert_eq!(rule.bytes, Range { min: (8 << 10) + 1, max: 64 << 10 }, "{}", said.out);
     assert_eq!((rule.ranks, rule.nodes), (Range { min: 2, max: 2 }, Range { min: 1, max: 1 }));
     for part in [
-        "# NCCL 2.28.9, 2 x Fake GPU, 2 ranks, 1 node(s).",
+        "# NCCL 2.28.9, 2 x Fake GPU, 2 ranks on 1 node.",
         "# environment: NCCL_MIN_NCHANNELS=32",
         "  # 65536 bytes: default ",
         " confidence, ",
@@ -145,6 +145,28 @@ fn what_cannot_be_measured_is_exit_code_2_with_a_reason() {
 }
 
 #[test]
+fn advice_comes_from_the_segments_of_a_job() {
+    let room = Room::new();
+    let advise = |more: &[&str]| run(room.ringwatch(["tune", "--advise"]).arg(room.segments()).args(more));
+    let nothing = advise(&[]);
+    assert_eq!((nothing.code, nothing.out.as_str()), (Some(2), ""), "{}", nothing.err);
+    let mut players = Players::start(&room, Play::of("mixed").unpaced().loops(5));
+    players.played();
+    players.end();
+    let said = advise(&[]);
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{}", said.out);
+    assert!(
+        said.out.contains("use fewer communicators: 5 have the same 4 processes\n   why:  "),
+        "{}",
+        said.out
+    );
+    assert!(said.out.contains("\n   gain: not estimated: "), "{}", said.out);
+    let missing = advise(&["--curves", "/nowhere/curves.json"]);
+    assert_eq!(missing.code, Some(2), "{}", missing.err);
+    assert!(missing.err.contains("/nowhere/curves.json"), "{}", missing.err);
+}
+
+#[test]
 fn options_that_make_no_sense_together_are_exit_code_2() {
     let room = Room::new();
     for arguments in [
@@ -158,6 +180,8 @@ fn options_that_make_no_sense_together_are_exit_code_2() {
         &["tune", "--search", "--channels", "0"],
         &["tune", "--search", "--time-limit", "soon"],
         &["tune", "--search", "--csv"],
+        &["tune", "--search", "--advise"],
+        &["tune", "rules.yaml", "--curves", "curves.json"],
     ] {
         let said = run(&mut room.ringwatch(arguments));
         assert_eq!((said.code, said.out.as_str()), (Some(2), ""), "{arguments:?}");

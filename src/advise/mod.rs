@@ -197,11 +197,16 @@ fn communicators(s: &Snapshot) -> Vec<Advice> {
         same.entry(own).or_default().push(*comm);
     }
     let advice = |(own, comms): (&&BTreeSet<(&str, u32)>, &Vec<CommId>)| {
-        let issued = |id: &CommId| s.comms.iter().find(|c| c.id == *id).map_or(0, |c| c.issued);
-        let few = comms.iter().filter(|id| issued(id) < OPERATIONS_MIN).count();
+        let row = |id: &CommId| s.comms.iter().find(|c| c.id == *id);
+        let few = comms.iter().filter(|id| row(id).is_none_or(|c| c.issued < OPERATIONS_MIN)).count();
+        let freed = comms.iter().filter(|id| row(id).is_some_and(|c| c.closed)).count();
+        let lives = match freed {
+            0 => String::new(),
+            n => format!("; {n} of them were freed, so fewer may have lived at the same time"),
+        };
         Advice {
             what: format!("use fewer communicators: {} have the same {} processes", comms.len(), own.len()),
-            why: format!("{few} of them issued fewer than {OPERATIONS_MIN} operations"),
+            why: format!("{few} of them issued fewer than {OPERATIONS_MIN} operations{lives}"),
             how: "share one process group where operations need not run at the same time; each communicator takes GPU \
                   memory for its channels and time to be made",
             gain: Gain::Unknown("memory and the time of init are not recorded".to_owned()),

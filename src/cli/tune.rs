@@ -29,7 +29,7 @@ pub struct Tune {
     #[arg(long, value_name = "DIR", num_args = 0.., conflicts_with = "measure")]
     pub advise: Option<Vec<PathBuf>>,
     /// With --advise: what `ringwatch bench --save` wrote on this machine, from which gains are estimated
-    #[arg(long, value_name = "FILE", requires = "advise")]
+    #[arg(long, value_name = "FILE", requires = "advise", conflicts_with = "file")]
     pub curves: Vec<PathBuf>,
     /// What is measured, and how
     #[command(flatten)]

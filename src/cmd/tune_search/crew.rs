@@ -16,8 +16,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// The longest that a follower waits for rank 0.
-const PATIENCE: Duration = Duration::from_secs(3600);
+/// The longest that ranks wait for each other: longer than all arms of a batch can hang.
+const PATIENCE: Duration = Duration::from_secs(900);
 
 /// The environment of one child, as all ranks have to dress it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -43,7 +43,6 @@ pub(super) fn run(o: &Tune) -> anyhow::Result<u8> {
         bail!("NCCL_TUNER_PLUGIN is set to {}: unset it; the default has no tuner", other.display());
     }
     let launch = Launch::read(|name| std::env::var(name).ok(), 0)?;
-    let rules = o.verify.as_deref().map(Rules::load).transpose()?;
     let nccl = Nccl::open(base.nccl.as_deref())?.version();
     if nccl < OLDEST_NCCL {
         bail!("NCCL {}: a search needs 2.27 or later, where ranks can agree on rules", version_text(nccl));
@@ -52,17 +51,13 @@ pub(super) fn run(o: &Tune) -> anyhow::Result<u8> {
     if ranks < 2 {
         bail!("there is one rank, about which NCCL asks no tuner; a search needs two GPUs");
     }
-    let destination = Destination::check(o.output.as_deref())?;
     let mut crew = Crew::gather(base, launch, nccl < NCCL_WITH_ID)?;
     if !crew.is_leader() {
         return crew.follow().map(|()| 0);
     }
-    let mut session = Session { o, crew, ranks, begun: Instant::now(), destination };
-    let result = match (&rules, &o.verify) {
-        (Some(rules), Some(path)) => session.verify(rules, path),
-        _ => session.search(),
-    };
-    match result {
+    let mut session = Session { o, crew, ranks, begun: Instant::now() };
+    // The others wait: what fails from here on has to reach them.
+    match session.lead() {
         Ok(code) => session.crew.dismiss().map(|()| code),
         Err(e) => {
             session.crew.give_up(&format!("{e:#}"));
@@ -126,10 +121,17 @@ struct Session<'a> {
     crew: Crew,
     ranks: u32,
     begun: Instant,
-    destination: Destination<'a>,
 }
 
-impl Session<'_> {
+impl<'a> Session<'a> {
+    fn lead(&mut self) -> anyhow::Result<u8> {
+        let destination = Destination::check(self.o.output.as_deref())?;
+        match &self.o.verify {
+            Some(path) => self.verify(&Rules::load(path)?, path, &destination),
+            None => self.search(&destination),
+        }
+    }
+
     fn confidence(&self) -> f64 {
         self.o.measuring.confidence.unwrap_or(CONFIDENCE_PERCENT) / 100.0
     }
@@ -180,7 +182,7 @@ impl Session<'_> {
         Gpus { sizes: space.sizes.clone(), collective, begun: self.begun, crew: &mut self.crew }
     }
 
-    fn search(&mut self) -> anyhow::Result<u8> {
+    fn search(&mut self, destination: &Destination<'a>) -> anyhow::Result<u8> {
         let m = &self.o.measuring;
         for name in BINDING.iter().filter(|n| std::env::var_os(n).is_some()) {
             say(&format!("{name} is set, for the default and for all candidates"));
@@ -222,25 +224,30 @@ impl Session<'_> {
             found.push((space, outcome));
         }
         match around {
-            Some(around) if !m.dry_run => self.finish_search(&found, &around),
+            Some(around) if !m.dry_run => self.finish_search(&found, &around, destination),
             _ => Ok(0),
         }
     }
 
-    fn finish_search(&self, found: &[(Space, Outcome)], around: &Surroundings) -> anyhow::Result<u8> {
+    fn finish_search(
+        &self,
+        found: &[(Space, Outcome)],
+        around: &Surroundings,
+        destination: &Destination<'a>,
+    ) -> anyhow::Result<u8> {
         let table = output::outcomes(found, around);
         let harmed: Vec<String> = found.iter().flat_map(|(_, o)| output::harm(o)).collect();
         let has_rules = found.iter().any(|(_, o)| o.has_rules());
         let is_refused = has_rules && !harmed.is_empty() && !self.o.measuring.accept_slower;
         if is_refused {
-            self.destination.table(&table)?;
+            destination.table(&table)?;
             harmed.iter().for_each(|line| say(line));
             say(
                 "nothing is written: these rules make a size slower; --accept-slower writes them all the same",
             );
             return Ok(FINDINGS);
         }
-        self.destination.write(&table, &file_of(found, around))?;
+        destination.write(&table, &file_of(found, around))?;
         harmed.iter().for_each(|line| say(line));
         Ok(0)
     }
@@ -256,7 +263,7 @@ impl Session<'_> {
         Expected { start: START, repeat: Duration::from_secs_f64(repeat_ms / 1000.0) }
     }
 
-    fn verify(&mut self, rules: &Rules, path: &Path) -> anyhow::Result<u8> {
+    fn verify(&mut self, rules: &Rules, path: &Path, destination: &Destination<'a>) -> anyhow::Result<u8> {
         let environment = self.environment_of(path)?;
         let asked: BTreeSet<usize> =
             self.o.measuring.operation.iter().filter_map(|w| w.parse().ok().and_then(number_of)).collect();
@@ -284,7 +291,7 @@ impl Session<'_> {
             last = Some((space, around));
         }
         let Some((space, around)) = last else { bail!("{}: no rule to measure", path.display()) };
-        self.destination.write(&table, &file_of_kept(&judged, environment, &space, &around))?;
+        destination.write(&table, &file_of_kept(&judged, environment, &space, &around))?;
         harmed.iter().for_each(|line| say(line));
         let is_dropped = judged.iter().any(|j| !j.kept.is_kept());
         Ok(if is_dropped || !harmed.is_empty() { FINDINGS } else { 0 })

@@ -177,7 +177,7 @@ pub(super) fn outcomes(found: &[(Space, Outcome)], around: &Surroundings) -> Str
     let mut t = String::new();
     for (space, outcome) in found {
         let name = super::collective_of(space.collective).map_or("?", Collective::as_str);
-        t.push_str(&head(&format!("{name} on {} ranks of {} node(s)", space.ranks, space.nodes), around));
+        t.push_str(&head(&format!("{name} on {} ranks of {}", space.ranks, space.nodes_text()), around));
         for s in &outcome.sizes {
             t.push_str(&row(s.bytes, &s.evidence, &verdict(s.verdict, s.choice)));
         }

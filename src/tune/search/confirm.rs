@@ -127,7 +127,9 @@ pub(super) fn confirm<M: Machine>(
         if !pace.has_time(machine, arms.len(), goal.deadline) {
             return Ok((evidence, false, failures));
         }
-        let results = pace.timed(machine, arms.len(), |m| m.round(&arms, REPEATS, true))?;
+        // Wrong data of a choice show in any round.
+        let is_checked = round == 1;
+        let results = pace.timed(machine, arms.len(), |m| m.round(&arms, REPEATS, is_checked))?;
         add(&mut evidence, &results, &mut failures);
         let step = (Stage::Confirm, round, last);
         on(&pace.progress(step, machine.elapsed(), arms.len(), 0, goal.deadline));

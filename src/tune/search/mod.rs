@@ -119,6 +119,11 @@ pub struct Space {
 }
 
 impl Space {
+    /// `1 node`, `2 nodes`.
+    pub fn nodes_text(&self) -> String {
+        format!("{} node{}", self.nodes, if self.nodes == 1 { "" } else { "s" })
+    }
+
     /// A rule that holds for one size, or for a range of them.
     fn rule(&self, choice: Choice, bytes: Range<u64>) -> Rule {
         let only = |n| Range { min: n, max: n };

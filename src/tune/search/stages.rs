@@ -15,6 +15,8 @@ const FINE: Effort = Effort { rounds: 3, repeats: 4, share: 0.7 };
 /// Candidates of a size that come into the second stage, and how far behind the best one they may be.
 const SURVIVORS: usize = 4;
 const SURVIVOR_RATIO: f64 = 1.03;
+/// After the first round a candidate that takes longer than the best one by this factor is given up.
+const FAR_BEHIND: f64 = 1.2;
 /// A choice is tested where its ratio to the default is below this.
 const PROMISING_RATIO: f64 = GAIN_RATIO * 1.003;
 /// An environment variable is asked for where it makes this difference over all sizes.
@@ -133,6 +135,14 @@ impl Field {
         self.sizes.iter().map(|c| c.get(place).map_or(Choice::NONE, |c| c.choice)).collect()
     }
 
+    /// Gives up what is far behind the best candidate of its size. The first candidate stays.
+    fn drop_slow(&mut self) {
+        for candidates in &mut self.sizes {
+            let best = ranked(candidates).first().map_or(1.0, |(_, ratio)| *ratio);
+            candidates.retain(|c| c.choice == Choice::NONE || c.sample.ratio() <= best * FAR_BEHIND);
+        }
+    }
+
     fn places(&self) -> usize {
         self.sizes.iter().map(Vec::len).max().unwrap_or(0)
     }
@@ -191,7 +201,8 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Measures all candidates of all fields in batches, round by round.
+    /// Measures all candidates of all fields in batches, round by round. In the first stage those that are far behind get one
+    /// round.
     fn measure<M: Machine>(
         &mut self,
         machine: &mut M,
@@ -200,15 +211,11 @@ impl Run<'_> {
         effort: Effort,
         until: Duration,
     ) -> Result<(), M::Error> {
-        // The most promising candidates of all environments come first: the time may end.
-        let most = fields.iter().map(Field::places).max().unwrap_or(0);
-        let tables: Vec<(usize, usize)> = (0..most)
-            .flat_map(|place| (0..fields.len()).map(move |field| (field, place)))
-            .filter(|(field, place)| fields.get(*field).is_some_and(|f| *place < f.places()))
-            .collect();
-        let all = tables.len().div_ceil(BATCH) * effort.rounds;
         let mut done = 0;
-        for _ in 0..effort.rounds {
+        for round in 1..=effort.rounds {
+            let tables = tables(fields);
+            let batches = tables.len().div_ceil(BATCH);
+            let all = done + batches * (effort.rounds - round + 1);
             for batch in tables.chunks(BATCH) {
                 let arms = self.arms(fields, batch);
                 if done > 0 && !self.pace.has_time(machine, arms.len(), until) {
@@ -221,11 +228,13 @@ impl Run<'_> {
                 let results = self.pace.timed(machine, arms.len(), |m| m.round(&arms, repeats, false))?;
                 self.add(fields, batch, &results);
                 done += 1;
-                let step = (stage, done, all);
-                let later = self.later(stage);
+                let (step, later) = ((stage, done, all), self.later(stage));
                 let progress =
                     self.pace.progress(step, machine.elapsed(), arms.len(), later, self.goal.deadline);
                 (self.on)(&progress);
+            }
+            if stage == Stage::Coarse {
+                fields.iter_mut().for_each(Field::drop_slow);
             }
         }
         Ok(())
@@ -259,6 +268,13 @@ impl Run<'_> {
             }
         }
     }
+}
+
+/// Every place of every field, the most promising candidates of all environments first: the time may end.
+fn tables(fields: &[Field]) -> Vec<(usize, usize)> {
+    let most = fields.iter().map(Field::places).max().unwrap_or(0);
+    let places = (0..most).flat_map(|place| (0..fields.len()).map(move |field| (field, place)));
+    places.filter(|(field, place)| fields.get(*field).is_some_and(|f| *place < f.places())).collect()
 }
 
 /// The candidates that were measured, best first.

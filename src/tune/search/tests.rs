@@ -95,7 +95,7 @@ fn rules_are_written_with_their_evidence_and_mean_what_was_measured() {
         ", ratio 0.8",
         " with 99 % confidence, ",
         " rounds; the variable alone: ratio 0.9",
-        "NCCL 2.28.9, 4 x GPU, 4 ranks",
+        "NCCL 2.28.9, 4 x GPU, 4 ranks on 1 node",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }

@@ -75,7 +75,7 @@ fn head(around: &Surroundings, environment: Option<u32>, space: Option<&Space>) 
         "Measured by ringwatch {} tune, against NCCL's default without a tuner.",
         env!("CARGO_PKG_VERSION")
     )];
-    let size = space.map_or(String::new(), |s| format!(", {} ranks, {} node(s)", s.ranks, s.nodes));
+    let size = space.map_or(String::new(), |s| format!(", {} ranks on {}", s.ranks, s.nodes_text()));
     lines.push(format!("NCCL {}, {}{size}.", around.nccl, around.gpus));
     lines.push(format!(
         "The probability that any of these gains is not real is at most one less the confidence ({}).",
