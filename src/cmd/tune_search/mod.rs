@@ -115,6 +115,14 @@ fn sizes(o: &Tune) -> anyhow::Result<Vec<u64>> {
     )?)
 }
 
+/// NCCL's variables that may change its choices.
+fn variables(e: &Environment) -> Vec<String> {
+    let is_other =
+        |name: &str| ["NCCL_TUNER", "NCCL_PROFILER", "NCCL_DEBUG"].iter().any(|p| name.starts_with(p));
+    let own = e.variables.iter().filter(|(name, _)| name.starts_with("NCCL_") && !is_other(name));
+    own.map(|(name, value)| format!("{name}={}", value.escape_debug())).collect()
+}
+
 /// A search or a verification on rank 0.
 struct Session<'a> {
     o: &'a Tune,
@@ -152,6 +160,7 @@ impl<'a> Session<'a> {
             nccl: version_text(e.nccl_version),
             gpus: format!("{} x {name}", e.ranks.len()),
             confidence: output::percent(self.confidence()),
+            variables: variables(e),
         }
     }
 

@@ -8,6 +8,9 @@ use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::time::Duration;
 
+/// A variable that alone reaches this share of the gain with rules makes the rules needless.
+const ALONE: f64 = 0.995;
+
 /// Writes a line for whoever watches. A closed standard error is no reason to stop.
 pub(super) fn say(text: &str) {
     writeln!(io::stderr(), "ringwatch: {text}").ok();
@@ -192,7 +195,7 @@ pub(super) fn outcomes(found: &[(Space, Outcome)], around: &Surroundings) -> Str
         }
         t.push('\n');
         if let Some(n) = outcome.min_channels {
-            t.push_str(&environment(n, outcome));
+            t.push_str(&environment(n, outcome, gain(samples.iter())));
         }
         for note in &outcome.notes {
             t.push_str(&format!("# note: {}\n", note.replace('\n', "\n#   ")));
@@ -202,11 +205,14 @@ pub(super) fn outcomes(found: &[(Space, Outcome)], around: &Surroundings) -> Str
 }
 
 /// Words about the variable that rules cannot set.
-fn environment(n: u32, outcome: &Outcome) -> String {
+fn environment(n: u32, outcome: &Outcome, tuned: Option<f64>) -> String {
     let mut t =
         format!("# these rules need NCCL_MIN_NCHANNELS={n} in the job's environment, which rules cannot set");
-    if let Some(gain) = gain(outcome.sizes.iter().map(|s| &s.evidence.environment)) {
-        t.push_str(&format!("\n# the variable alone, without a tuner: {gain:.3}"));
+    if let Some(alone) = gain(outcome.sizes.iter().map(|s| &s.evidence.environment)) {
+        t.push_str(&format!("\n# the variable alone, without a tuner: {alone:.3}"));
+        if tuned.is_some_and(|tuned| alone >= tuned * ALONE) {
+            t.push_str(", as much as with the rules: set it alone");
+        }
     }
     t + "\n"
 }

@@ -38,7 +38,12 @@ fn searched(machine: &mut Simulated, space: &Space, goal: &Goal) -> Outcome {
 }
 
 fn around() -> Surroundings {
-    Surroundings { nccl: "2.28.9".to_owned(), gpus: "4 x GPU".to_owned(), confidence: "99 %".to_owned() }
+    Surroundings {
+        nccl: "2.28.9".to_owned(),
+        gpus: "4 x GPU".to_owned(),
+        confidence: "99 %".to_owned(),
+        variables: vec!["NCCL_NVLS_ENABLE=0".to_owned()],
+    }
 }
 
 fn is(c: &Conditions, algorithm: usize, protocol: usize) -> bool {
@@ -91,6 +96,8 @@ fn rules_are_written_with_their_evidence_and_mean_what_was_measured() {
     assert_eq!(rules.all()[1].bytes.max, 16 * MIB, "nothing is known beyond the largest size");
     for part in [
         "# environment: NCCL_MIN_NCHANNELS=32\n",
+        "# Set for the default and the rules alike: NCCL_NVLS_ENABLE=0.\n",
+        "  # only with NCCL_MIN_NCHANNELS=32 in the job's environment\n  # 4194304 bytes: ",
         "4194304 bytes: default ",
         ", ratio 0.8",
         " with 99 % confidence, ",

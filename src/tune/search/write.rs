@@ -14,6 +14,8 @@ pub struct Surroundings {
     pub gpus: String,
     /// The confidence as people write it: `99 %`.
     pub confidence: String,
+    /// NCCL's variables that were set for the default and the rules alike, as `NAME=VALUE`.
+    pub variables: Vec<String>,
 }
 
 /// Neighboring sizes with the same kept choice, as indexes of the first and the last.
@@ -77,6 +79,9 @@ fn head(around: &Surroundings, environment: Option<u32>, space: Option<&Space>) 
     )];
     let size = space.map_or(String::new(), |s| format!(", {} ranks on {}", s.ranks, s.nodes_text()));
     lines.push(format!("NCCL {}, {}{size}.", around.nccl, around.gpus));
+    if !around.variables.is_empty() {
+        lines.push(format!("Set for the default and the rules alike: {}.", around.variables.join(" ")));
+    }
     lines.push(format!(
         "The probability that any of these gains is not real is at most one less the confidence ({}).",
         around.confidence
@@ -84,6 +89,7 @@ fn head(around: &Surroundings, environment: Option<u32>, space: Option<&Space>) 
     if let Some(n) = environment {
         lines.push(format!("environment: {}", environment_text(n)));
         lines.push("The rules hold only in a job with this variable, which rules cannot set.".to_owned());
+        lines.push("More channels take more multiprocessors from computation at the same time.".to_owned());
     }
     lines
 }
@@ -101,8 +107,11 @@ pub fn file_of(found: &[(Space, Outcome)], around: &Surroundings) -> String {
         for (first, last) in runs(outcome) {
             let sizes = outcome.sizes.get(first..=last).unwrap_or(&[]);
             let choice = sizes.first().map_or(Choice::NONE, |s| s.choice);
+            let needs =
+                environment.map(|n| format!("only with {} in the job's environment", environment_text(n)));
+            let measured = sizes.iter().map(|s| evidence(s.bytes, &s.evidence, s.verdict, around));
             rules.push(Commented {
-                comments: sizes.iter().map(|s| evidence(s.bytes, &s.evidence, s.verdict, around)).collect(),
+                comments: needs.into_iter().chain(measured).collect(),
                 rule: space.rule(choice, range(&space.sizes, first, last)),
             });
         }
