@@ -69,6 +69,21 @@ fn a_search_finds_the_fastest_choice_and_writes_it_with_its_evidence() {
 }
 
 #[test]
+fn rules_that_would_make_a_size_slower_are_not_written() {
+    let dir = fake_or_skip!("rules_that_would_make_a_size_slower_are_not_written");
+    let room = Room::new();
+    let file = room.path("rules.yaml");
+    let arguments = "--search -t 2 -b 1K -e 64K -f 64 --channels 16 --raise-channels 0 --output";
+    let mut command = tune(&room, dir, &format!("{arguments} {}", file.display()));
+    let said = run(command.env("FAKE_TUNING", "slow"));
+    assert_eq!((said.code, file.exists()), (Some(1), false), "{} {}", said.out, said.err);
+    assert!(said.out.contains("RING/LL128"), "the table is printed all the same: {}", said.out);
+    for part in ["1024 bytes take ", "any loaded tuner changes", "nothing is written", "--accept-slower"] {
+        assert!(said.err.contains(part), "{part}: {}", said.err);
+    }
+}
+
+#[test]
 fn a_dry_run_prints_what_nccl_offers_and_measures_nothing() {
     let dir = fake_or_skip!("a_dry_run_prints_what_nccl_offers_and_measures_nothing");
     let room = Room::new();

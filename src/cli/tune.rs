@@ -69,10 +69,10 @@ pub struct Measuring {
     /// Numbers of channels to try beside NCCL's own; the second stage tries those between the best [default: 4,16,32]
     #[arg(long, value_name = "N,...", value_delimiter = ',', requires = "measure", conflicts_with = "verify", value_parser = clap::value_parser!(u8).range(1..=127))]
     pub channels: Vec<u8>,
-    /// Also measure with NCCL_MIN_NCHANNELS set to this, since rules cannot raise the channels of a communicator; 0 leaves it
+    /// Also measure with NCCL_MIN_NCHANNELS set to these, since rules cannot raise the channels of a communicator; 0 leaves it
     /// out [default: 32; with --verify as the file says]
-    #[arg(long, value_name = "N", requires = "measure", value_parser = clap::value_parser!(u32).range(0..=127))]
-    pub raise_channels: Option<u32>,
+    #[arg(long, value_name = "N,...", value_delimiter = ',', requires = "measure", value_parser = clap::value_parser!(u32).range(0..=127))]
+    pub raise_channels: Vec<u32>,
     /// Time about so many milliseconds of operations in each turn [default: 10]
     #[arg(long, value_name = "MS", requires = "measure", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub millis: Option<u32>,

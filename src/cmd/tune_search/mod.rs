@@ -166,9 +166,14 @@ impl<'a> Session<'a> {
 
     /// Values of `NCCL_MIN_NCHANNELS` to search under.
     fn environments(&self) -> Vec<Option<u32>> {
-        let raised = self.o.measuring.raise_channels.unwrap_or(RAISED_CHANNELS);
+        let asked = &self.o.measuring.raise_channels;
+        let raised: BTreeSet<u32> = if asked.is_empty() {
+            BTreeSet::from([RAISED_CHANNELS])
+        } else {
+            asked.iter().copied().collect()
+        };
         let is_set = std::env::var_os("NCCL_MIN_NCHANNELS").is_some();
-        let raised = Some(raised).filter(|n| *n > 0 && !is_set);
+        let raised = raised.into_iter().filter(|n| *n > 0 && !is_set);
         std::iter::once(None).chain(raised.map(Some)).collect()
     }
 
@@ -339,8 +344,8 @@ impl<'a> Session<'a> {
 
     /// The variable that a file of rules asks for, or the option.
     fn environment_of(&self, path: &Path) -> anyhow::Result<Option<u32>> {
-        if let Some(n) = self.o.measuring.raise_channels {
-            return Ok(Some(n).filter(|n| *n > 0));
+        if let Some(n) = self.o.measuring.raise_channels.first() {
+            return Ok(Some(*n).filter(|n| *n > 0));
         }
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;

@@ -71,7 +71,7 @@ impl Evidence {
     /// True where this size, one of so many, takes longer than it may, with the rule or without it.
     pub fn is_harmed(&self, has_rule: bool, sizes: usize) -> bool {
         let sample = if has_rule { &self.tuned } else { &self.idle };
-        bounds(&sample.ratios, HARM_ALPHA / sizes.max(1) as f64).lower.is_some_and(|lower| lower > HARM_RATIO)
+        bounds(&sample.ratios, harm_alpha(sizes)).lower.is_some_and(|lower| lower > HARM_RATIO)
     }
 
     /// True where more rounds may prove something.
@@ -98,10 +98,15 @@ pub(super) struct Contest {
     pub(super) is_asked: Vec<bool>,
 }
 
-/// The rounds after which a contest about so many sizes is looked at.
-pub(super) fn looks(goal: &Goal, sizes: usize) -> [usize; LOOKS] {
-    let first = rounds_min(goal.alpha(sizes) / LOOKS as f64);
+/// The rounds after which a contest is looked at, about gain at `asked` sizes and harm at all `sizes`.
+pub(super) fn looks(goal: &Goal, asked: usize, sizes: usize) -> [usize; LOOKS] {
+    let first = rounds_min(goal.alpha(asked) / LOOKS as f64).max(rounds_min(harm_alpha(sizes)));
     [first, 2 * first]
+}
+
+/// The probability of error for harm at one of so many sizes.
+fn harm_alpha(sizes: usize) -> f64 {
+    HARM_ALPHA / sizes.max(1) as f64
 }
 
 /// Measures until all sizes are decided, the looks are used up or the time is over. False where the time was over first.
@@ -121,7 +126,7 @@ pub(super) fn confirm<M: Machine>(
     let mut evidence = vec![Evidence::default(); contest.is_asked.len()];
     let mut failures = Vec::new();
     let asked = contest.is_asked.iter().filter(|a| **a).count();
-    let looks = looks(goal, asked);
+    let looks = looks(goal, asked, contest.is_asked.len());
     let last = looks.last().copied().unwrap_or(0);
     for round in 1..=last {
         if !pace.has_time(machine, arms.len(), goal.deadline) {

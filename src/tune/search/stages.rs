@@ -53,7 +53,7 @@ pub fn expected(space: &Space, goal: &Goal, times: &Expected) -> Duration {
         let batches = u32::try_from(tables.div_ceil(BATCH) * effort.rounds).unwrap_or(u32::MAX);
         times.batch(BATCH + 1, effort.repeats) * batches
     };
-    let rounds = u32::try_from(looks(goal, space.sizes.len())[0]).unwrap_or(u32::MAX);
+    let rounds = u32::try_from(looks(goal, space.sizes.len(), space.sizes.len())[0]).unwrap_or(u32::MAX);
     stage(tables, COARSE) + stage(fine_tables(space), FINE) + times.batch(4, 5) * rounds
 }
 
@@ -242,7 +242,7 @@ impl Run<'_> {
 
     /// The arms that later stages are expected to measure.
     fn later(&self, stage: Stage) -> usize {
-        let proof = 4 * looks(self.goal, self.space.sizes.len())[0];
+        let proof = 4 * looks(self.goal, self.space.sizes.len(), self.space.sizes.len())[0];
         match stage {
             Stage::Coarse => fine_tables(self.space) * FINE.rounds + proof,
             _ => proof,
