@@ -82,14 +82,14 @@ fn name(c: &CommRow) -> String {
 
 /// The operations of one kind in one communicator.
 #[derive(Debug, Default)]
-struct Load {
+struct SizeLoad {
     count: u64,
     bytes: f64,
 }
 
 /// Fuses small operations and enlarges middling ones.
 fn sizes(s: &Snapshot, c: &CommRow, curves: &[Curve]) -> Vec<Advice> {
-    let mut loads: BTreeMap<(Func, bool), Load> = BTreeMap::new();
+    let mut loads: BTreeMap<(Func, bool), SizeLoad> = BTreeMap::new();
     for class in s.classes.iter().filter(|r| r.comm == c.id && can_be_fused(r.func)) {
         let Some(mean) = mean_bytes(class) else { continue };
         let load = loads.entry((class.func, mean < SMALL_BYTES)).or_default();
@@ -124,7 +124,7 @@ const FUSE: &str = "reduce one flattened tensor in place of many (torch._foreach
 const ENLARGE: &str = "raise DDP's bucket_cap_mb, or wrap larger units in FSDP; larger buckets begin later, so measure a \
                        step before and after";
 
-fn facts(func: Func, load: &Load, mean: f64) -> String {
+fn facts(func: Func, load: &SizeLoad, mean: f64) -> String {
     format!("{} operations {} of {} on average", load.count, func.as_str(), size_text(mean as u64))
 }
 
@@ -133,7 +133,7 @@ fn enlarge(
     c: &CommRow,
     func: Func,
     is_small: bool,
-    load: &Load,
+    load: &SizeLoad,
     curve: &Curve,
 ) -> Option<Advice> {
     let mean = load.bytes / load.count as f64;
@@ -163,7 +163,7 @@ fn enlarge(
     })
 }
 
-fn unmeasured(c: &CommRow, func: Func, load: &Load) -> Advice {
+fn unmeasured(c: &CommRow, func: Func, load: &SizeLoad) -> Advice {
     let mean = load.bytes / load.count as f64;
     let word = operation(func);
     let ranks = c.ranks.map_or_else(|| "its".to_owned(), |n| n.to_string());

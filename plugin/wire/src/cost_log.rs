@@ -34,7 +34,7 @@ pub const COSTS_WORD: usize = 2;
 
 /// One call and NCCL's predicted times.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Record {
+pub struct CostRecord {
     /// The collective, NCCL's number.
     pub collective: usize,
     /// Size in bytes.
@@ -44,7 +44,7 @@ pub struct Record {
 }
 
 /// Reads the whole records of a file; none where it is no cost log.
-pub fn records(file: &[u8]) -> impl Iterator<Item = Record> + '_ {
+pub fn records(file: &[u8]) -> impl Iterator<Item = CostRecord> + '_ {
     let (words, _) = file.as_chunks::<8>();
     let is_log = words.first().is_some_and(|w| u64::from_le_bytes(*w) == MAGIC);
     let (records, _) = words.get(HEADER_WORDS..).unwrap_or(&[]).as_chunks::<RECORD_WORDS>();
@@ -52,7 +52,7 @@ pub fn records(file: &[u8]) -> impl Iterator<Item = Record> + '_ {
     records.iter().take(count).filter_map(record)
 }
 
-fn record(words: &[[u8; 8]; RECORD_WORDS]) -> Option<Record> {
+fn record(words: &[[u8; 8]; RECORD_WORDS]) -> Option<CostRecord> {
     let word = |i: usize| words.get(i).map_or(0, |w| u64::from_le_bytes(*w));
     let collective = usize::try_from(word(0).checked_sub(1)?).ok().filter(|c| *c < COLLECTIVES)?;
     let mut costs_us = [-1.0; ENTRIES];
@@ -60,5 +60,5 @@ fn record(words: &[[u8; 8]; RECORD_WORDS]) -> Option<Record> {
         let half = word(COSTS_WORD + i / 2) >> (32 * (i % 2));
         *cost = f32::from_bits(half as u32);
     }
-    Some(Record { collective, bytes: word(1), costs_us })
+    Some(CostRecord { collective, bytes: word(1), costs_us })
 }

@@ -1,17 +1,17 @@
 //! The real machine, as the search sees it.
 
-use super::crew::{Batch, Crew, Dress};
+use super::processes::{ArmBatch, ArmEnvironment, RankProcesses};
 use crate::bench::{Collective, Environment, Report, SizeResult};
-use crate::tune::cost_log::{self, Record};
-use crate::tune::search::{Arm, Choice, Machine, Times};
+use crate::tune::cost_log::{self, CostRecord};
+use crate::tune::search::{Arm, Machine, Times, TunerChoice};
 use crate::tune::{COLLECTIVES, Rules};
 use anyhow::{Context, bail};
 use std::time::{Duration, Instant};
 
 /// Measures one operation at some sizes.
 #[derive(Debug)]
-pub(super) struct Gpus<'a> {
-    pub(super) crew: &'a mut Crew,
+pub(super) struct GpuMachine<'a> {
+    pub(super) processes: &'a mut RankProcesses,
     pub(super) collective: Collective,
     /// The sizes as NCCL counts them.
     pub(super) sizes: Vec<u64>,
@@ -22,7 +22,7 @@ pub(super) struct Gpus<'a> {
 #[derive(Debug)]
 pub(super) struct Offers {
     /// One for each size that NCCL asked its tuner about.
-    pub(super) records: Vec<Record>,
+    pub(super) records: Vec<CostRecord>,
     pub(super) environment: Environment,
     /// Sizes about which it did not.
     pub(super) unasked: Vec<u64>,
@@ -40,17 +40,21 @@ pub(super) fn collective_of(number: usize) -> Option<Collective> {
 }
 
 /// Issues one operation of each size, to learn what NCCL offers its tuner.
-pub(super) fn offers(crew: &mut Crew, collective: Collective, sizes: Vec<u64>) -> anyhow::Result<Offers> {
-    let arms = vec![Dress { has_tuner: true, is_noted: true, ..Dress::default() }];
-    let batch = Batch { collective, sizes, arms, repeats: 1, is_checked: false, is_single: true };
-    let report = match crew.order(&batch)?.into_iter().next() {
+pub(super) fn offers(
+    processes: &mut RankProcesses,
+    collective: Collective,
+    sizes: Vec<u64>,
+) -> anyhow::Result<Offers> {
+    let arms = vec![ArmEnvironment { has_tuner: true, is_noted: true, ..ArmEnvironment::default() }];
+    let batch = ArmBatch { collective, sizes, arms, repeats: 1, is_checked: false, is_single: true };
+    let report = match processes.order(&batch)?.into_iter().next() {
         Some(Ok(report)) => report,
         Some(Err(why)) => bail!("one {collective} of each size failed: {why}"),
         None => bail!("one {collective} of each size left no report"),
     };
-    let path = crew.cost_log();
+    let path = processes.cost_log();
     let file = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let noted: Vec<Record> =
+    let noted: Vec<CostRecord> =
         cost_log::records(&file).filter(|r| Some(r.collective) == number_of(collective)).collect();
     if noted.is_empty() {
         bail!(
@@ -68,10 +72,16 @@ pub(super) fn offers(crew: &mut Crew, collective: Collective, sizes: Vec<u64>) -
     })
 }
 
-impl Gpus<'_> {
+impl GpuMachine<'_> {
     fn times(&self, report: &Report) -> Result<Times, String> {
         if let Some(wrong) = report.wrong.filter(|w| *w > 0) {
-            return Err(format!("{wrong} elements were wrong"));
+            let is_wrong = |s: &&SizeResult| {
+                let both = std::iter::once(&s.out_of_place).chain(&s.in_place);
+                both.filter_map(|t| t.wrong).any(|w| w > 0)
+            };
+            let sizes: Vec<String> =
+                report.sizes.iter().filter(is_wrong).map(|s| s.size_bytes.to_string()).collect();
+            return Err(format!("{wrong} elements were wrong, at {} bytes", sizes.join(", ")));
         }
         let repeats = |bytes: &u64| -> Result<Vec<f64>, String> {
             let size = report.sizes.iter().find(|s| s.size_bytes == *bytes);
@@ -85,10 +95,10 @@ impl Gpus<'_> {
 
 /// An arm in a few words.
 fn describe(arm: &Arm) -> String {
-    let mut choices: Vec<Choice> =
-        arm.rules.iter().map(|r| Choice { entry: r.choose, channels: r.channels }).collect();
+    let mut choices: Vec<TunerChoice> =
+        arm.rules.iter().map(|r| TunerChoice { entry: r.choose, channels: r.channels }).collect();
     choices.dedup();
-    let mut text: Vec<String> = choices.iter().map(Choice::to_string).collect();
+    let mut text: Vec<String> = choices.iter().map(TunerChoice::to_string).collect();
     if text.is_empty() {
         text.push(if arm.has_tuner { "a tuner without rules" } else { "NCCL's default" }.to_owned());
     }
@@ -96,16 +106,16 @@ fn describe(arm: &Arm) -> String {
     text.join("; ")
 }
 
-fn dress(arm: &Arm) -> anyhow::Result<Dress> {
+fn environment_of_arm(arm: &Arm) -> anyhow::Result<ArmEnvironment> {
     let table = if arm.rules.is_empty() {
         None
     } else {
         Some(Rules::of(arm.rules.clone(), "the candidates")?.compile()?.bytes().to_vec())
     };
-    Ok(Dress { has_tuner: arm.has_tuner, min_channels: arm.min_channels, table, is_noted: false })
+    Ok(ArmEnvironment { has_tuner: arm.has_tuner, min_channels: arm.min_channels, table, is_noted: false })
 }
 
-impl Machine for Gpus<'_> {
+impl Machine for GpuMachine<'_> {
     type Error = anyhow::Error;
 
     fn round(
@@ -114,10 +124,11 @@ impl Machine for Gpus<'_> {
         repeats: u32,
         is_checked: bool,
     ) -> anyhow::Result<Vec<Result<Times, String>>> {
-        let dressed = arms.iter().map(dress).collect::<anyhow::Result<Vec<Dress>>>()?;
+        let environments =
+            arms.iter().map(environment_of_arm).collect::<anyhow::Result<Vec<ArmEnvironment>>>()?;
         let (collective, sizes) = (self.collective, self.sizes.clone());
-        let batch = Batch { collective, sizes, arms: dressed, repeats, is_checked, is_single: false };
-        let results = self.crew.order(&batch)?;
+        let batch = ArmBatch { collective, sizes, arms: environments, repeats, is_checked, is_single: false };
+        let results = self.processes.order(&batch)?;
         let results = arms.iter().zip(results).map(|(arm, result)| {
             let times = result.and_then(|report| self.times(&report));
             times.map_err(|why| format!("{}: {why}", describe(arm)))

@@ -1,8 +1,8 @@
 //! `ringwatch tune --search` and `--verify`: rules measured against NCCL's default on these GPUs.
 
-mod crew;
 mod machine;
 mod output;
+mod processes;
 
 use super::FINDINGS;
 use crate::bench::nccl::Nccl;
@@ -12,14 +12,14 @@ use crate::bench::{
 };
 use crate::cli::Tune;
 use crate::tune::search::{
-    Expected, Goal, Judged, Kept, Outcome, Space, Surroundings, candidates, expected, file_of, file_of_kept,
-    search, sizes_of, verify,
+    Expected, JudgedRule, MeasuredOn, RuleStatus, SearchGoal, SearchResult, Space, candidates, expected,
+    rule_file, search, sizes_of, verified_file, verify,
 };
 use crate::tune::{Rule, Rules};
 use anyhow::{Context, bail};
-use crew::Crew;
-use machine::{Gpus, Offers, collective_of, number_of, offers};
-use output::{Destination, Meter, say};
+use machine::{GpuMachine, Offers, collective_of, number_of, offers};
+use output::{Destination, ProgressLine, print_line};
+use processes::RankProcesses;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -51,16 +51,16 @@ pub(super) fn run(o: &Tune) -> anyhow::Result<u8> {
     if ranks < 2 {
         bail!("there is one rank, about which NCCL asks no tuner; a search needs two GPUs");
     }
-    let mut crew = Crew::gather(base, launch, nccl < NCCL_WITH_ID)?;
-    if !crew.is_leader() {
-        return crew.follow().map(|()| 0);
+    let mut processes = RankProcesses::gather(base, launch, nccl < NCCL_WITH_ID)?;
+    if !processes.is_leader() {
+        return processes.follow().map(|()| 0);
     }
-    let mut session = Session { o, crew, ranks, begun: Instant::now() };
+    let mut session = MeasuringRun { o, processes, ranks, begun: Instant::now() };
     // The others wait: what fails from here on has to reach them.
     match session.lead() {
-        Ok(code) => session.crew.dismiss().map(|()| code),
+        Ok(code) => session.processes.dismiss().map(|()| code),
         Err(e) => {
-            session.crew.give_up(&format!("{e:#}"));
+            session.processes.give_up(&format!("{e:#}"));
             Err(e)
         }
     }
@@ -124,14 +124,14 @@ fn variables(e: &Environment) -> Vec<String> {
 }
 
 /// A search or a verification on rank 0.
-struct Session<'a> {
+struct MeasuringRun<'a> {
     o: &'a Tune,
-    crew: Crew,
+    processes: RankProcesses,
     ranks: u32,
     begun: Instant,
 }
 
-impl<'a> Session<'a> {
+impl<'a> MeasuringRun<'a> {
     fn lead(&mut self) -> anyhow::Result<u8> {
         let destination = Destination::check(self.o.output.as_deref())?;
         match &self.o.verify {
@@ -148,15 +148,15 @@ impl<'a> Session<'a> {
         self.o.measuring.time_limit.unwrap_or(TIME_LIMIT)
     }
 
-    fn goal(&self, operations: usize, operations_left: u32) -> Goal {
+    fn goal(&self, operations: usize, operations_left: u32) -> SearchGoal {
         let elapsed = self.begun.elapsed();
         let share = self.limit().saturating_sub(elapsed) / operations_left.max(1);
-        Goal { confidence: self.confidence(), operations, deadline: elapsed + share }
+        SearchGoal { confidence: self.confidence(), operations, deadline: elapsed + share }
     }
 
-    fn surroundings(&self, e: &Environment) -> Surroundings {
+    fn surroundings(&self, e: &Environment) -> MeasuredOn {
         let name = e.ranks.first().map_or("GPU", |r| r.name.as_str());
-        Surroundings {
+        MeasuredOn {
             nccl: version_text(e.nccl_version),
             gpus: format!("{} x {name}", e.ranks.len()),
             confidence: output::percent(self.confidence()),
@@ -179,9 +179,9 @@ impl<'a> Session<'a> {
 
     /// Learns what NCCL offers at some sizes.
     fn offers(&mut self, collective: Collective, sizes: Vec<u64>) -> anyhow::Result<Offers> {
-        let offers = offers(&mut self.crew, collective, sizes)?;
+        let offers = offers(&mut self.processes, collective, sizes)?;
         for bytes in &offers.unasked {
-            say(&format!("NCCL asks no tuner about {collective} of {bytes} bytes; it is left out"));
+            print_line(&format!("NCCL asks no tuner about {collective} of {bytes} bytes; it is left out"));
         }
         let nodes = offers.environment.nodes();
         if nodes > 1 {
@@ -192,21 +192,26 @@ impl<'a> Session<'a> {
         Ok(offers)
     }
 
-    fn gpus(&mut self, space: &Space, collective: Collective) -> Gpus<'_> {
-        Gpus { sizes: space.sizes.clone(), collective, begun: self.begun, crew: &mut self.crew }
+    fn machine(&mut self, space: &Space, collective: Collective) -> GpuMachine<'_> {
+        GpuMachine {
+            sizes: space.sizes.clone(),
+            collective,
+            begun: self.begun,
+            processes: &mut self.processes,
+        }
     }
 
     fn search(&mut self, destination: &Destination<'a>) -> anyhow::Result<u8> {
         let m = &self.o.measuring;
         for name in BINDING.iter().filter(|n| std::env::var_os(n).is_some()) {
-            say(&format!("{name} is set, for the default and for all candidates"));
+            print_line(&format!("{name} is set, for the default and for all candidates"));
         }
         let words = if m.operation.is_empty() { vec!["all_reduce".to_owned()] } else { m.operation.clone() };
         let operations: Vec<Collective> =
             words.iter().map(|w| w.parse()).collect::<Result<_, String>>().map_err(anyhow::Error::msg)?;
         let channels = if m.channels.is_empty() { vec![4, 16, 32] } else { m.channels.clone() };
         let sizes = sizes(self.o)?;
-        let mut found: Vec<(Space, Outcome)> = Vec::new();
+        let mut found: Vec<(Space, SearchResult)> = Vec::new();
         let mut around = None;
         let mut environments = self.environments();
         for (i, collective) in operations.iter().enumerate() {
@@ -227,10 +232,11 @@ impl<'a> Session<'a> {
                 output::plan(*collective, &space, time, self.limit())?;
                 continue;
             }
-            say(&format!("{collective}: about {} without a limit", output::time(time)));
-            let mut meter = Meter::new(*collective);
-            let outcome = search(&mut self.gpus(&space, *collective), &space, &goal, &mut |p| meter.show(p))?;
-            meter.finish();
+            print_line(&format!("{collective}: about {} without a limit", output::time(time)));
+            let mut line = ProgressLine::new(*collective);
+            let outcome =
+                search(&mut self.machine(&space, *collective), &space, &goal, &mut |p| line.show(p))?;
+            line.finish();
             if outcome.has_rules() {
                 // All operations of a job have one environment.
                 environments = vec![outcome.min_channels];
@@ -245,8 +251,8 @@ impl<'a> Session<'a> {
 
     fn finish_search(
         &self,
-        found: &[(Space, Outcome)],
-        around: &Surroundings,
+        found: &[(Space, SearchResult)],
+        around: &MeasuredOn,
         destination: &Destination<'a>,
     ) -> anyhow::Result<u8> {
         let table = output::outcomes(found, around);
@@ -255,20 +261,20 @@ impl<'a> Session<'a> {
         let is_refused = has_rules && !harmed.is_empty() && !self.o.measuring.accept_slower;
         if is_refused {
             destination.table(&table)?;
-            harmed.iter().for_each(|line| say(line));
-            say(
+            harmed.iter().for_each(|line| print_line(line));
+            print_line(
                 "nothing is written: these rules make a size slower; --accept-slower writes them all the same",
             );
             return Ok(FINDINGS);
         }
-        destination.write(&table, &file_of(found, around))?;
-        harmed.iter().for_each(|line| say(line));
+        destination.write(&table, &rule_file(found, around))?;
+        harmed.iter().for_each(|line| print_line(line));
         Ok(0)
     }
 
     fn expected_times(&self, offers: &Offers) -> Expected {
         let millis = f64::from(self.o.measuring.millis.unwrap_or(MILLIS));
-        let best = |r: &crate::tune::cost_log::Record| {
+        let best = |r: &crate::tune::cost_log::CostRecord| {
             r.costs_us.iter().copied().filter(|c| *c >= 0.0).reduce(f32::min).unwrap_or(0.0)
         };
         // In and out of place, with 5 operations before.
@@ -287,8 +293,11 @@ impl<'a> Session<'a> {
             .filter(|n| asked.is_empty() || asked.contains(n))
             .filter_map(collective_of)
             .collect();
-        let mut judged: Vec<Judged> =
-            rules.all().iter().map(|r| Judged { rule: r.clone(), kept: Kept::NotMeasured }).collect();
+        let mut judged: Vec<JudgedRule> = rules
+            .all()
+            .iter()
+            .map(|r| JudgedRule { rule: r.clone(), status: RuleStatus::NotMeasured })
+            .collect();
         let mut last = None;
         let (mut table, mut harmed) = (String::new(), Vec::new());
         for (i, collective) in operations.iter().enumerate() {
@@ -305,9 +314,9 @@ impl<'a> Session<'a> {
             last = Some((space, around));
         }
         let Some((space, around)) = last else { bail!("{}: no rule to measure", path.display()) };
-        destination.write(&table, &file_of_kept(&judged, environment, &space, &around))?;
-        harmed.iter().for_each(|line| say(line));
-        let is_dropped = judged.iter().any(|j| !j.kept.is_kept());
+        destination.write(&table, &verified_file(&judged, environment, &space, &around))?;
+        harmed.iter().for_each(|line| print_line(line));
+        let is_dropped = judged.iter().any(|j| !j.status.has_rule());
         Ok(if is_dropped || !harmed.is_empty() { FINDINGS } else { 0 })
     }
 
@@ -319,7 +328,8 @@ impl<'a> Session<'a> {
         environment: Option<u32>,
         operations: usize,
         left: u32,
-    ) -> anyhow::Result<(Space, Surroundings, Vec<Judged>, Vec<(u64, crate::tune::search::Evidence)>)> {
+    ) -> anyhow::Result<(Space, MeasuredOn, Vec<JudgedRule>, Vec<(u64, crate::tune::search::SizeEvidence)>)>
+    {
         let mut space = Space {
             collective: number_of(collective).context("NCCL asks no tuner about this operation")?,
             sizes: sizes(self.o)?,
@@ -333,12 +343,12 @@ impl<'a> Session<'a> {
         space.sizes = offers.records.iter().map(|r| r.bytes).collect();
         let around = self.surroundings(&offers.environment);
         let goal = self.goal(operations, left);
-        let mut meter = Meter::new(collective);
-        let mut machine = self.gpus(&space, collective);
+        let mut line = ProgressLine::new(collective);
+        let mut machine = self.machine(&space, collective);
         let (judged, all, notes) =
-            verify(&mut machine, &space, rules, environment, &goal, &mut |p| meter.show(p))?;
-        meter.finish();
-        notes.iter().for_each(|n| say(n));
+            verify(&mut machine, &space, rules, environment, &goal, &mut |p| line.show(p))?;
+        line.finish();
+        notes.iter().for_each(|n| print_line(n));
         Ok((space, around, judged, all))
     }
 

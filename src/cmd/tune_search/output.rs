@@ -2,7 +2,10 @@
 
 use super::super::bench::number;
 use crate::bench::{Collective, median};
-use crate::tune::search::{Choice, Evidence, Judged, Kept, Outcome, Progress, Space, Surroundings, Verdict};
+use crate::tune::search::{
+    JudgedRule, MeasuredOn, RuleStatus, RuleVerdict, SearchProgress, SearchResult, SizeEvidence, Space,
+    TunerChoice,
+};
 use anyhow::Context;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
@@ -12,7 +15,7 @@ use std::time::Duration;
 const ALONE: f64 = 0.995;
 
 /// Writes a line for whoever watches. A closed standard error is no reason to stop.
-pub(super) fn say(text: &str) {
+pub(super) fn print_line(text: &str) {
     writeln!(io::stderr(), "ringwatch: {text}").ok();
 }
 
@@ -30,18 +33,18 @@ pub(super) fn percent(share: f64) -> String {
 
 /// Shows how far a search is: one line that changes on a terminal, a line for each batch elsewhere.
 #[derive(Debug)]
-pub(super) struct Meter {
+pub(super) struct ProgressLine {
     collective: Collective,
     is_terminal: bool,
     is_begun: bool,
 }
 
-impl Meter {
+impl ProgressLine {
     pub(super) fn new(collective: Collective) -> Self {
-        Meter { collective, is_terminal: io::stderr().is_terminal(), is_begun: false }
+        ProgressLine { collective, is_terminal: io::stderr().is_terminal(), is_begun: false }
     }
 
-    pub(super) fn show(&mut self, p: &Progress) {
+    pub(super) fn show(&mut self, p: &SearchProgress) {
         let text = format!(
             "{}: {} {} of {}, {} so far, about {} left",
             self.collective,
@@ -54,7 +57,7 @@ impl Meter {
         if self.is_terminal {
             write!(io::stderr(), "\r\x1b[Kringwatch: {text}").ok();
         } else {
-            say(&text);
+            print_line(&text);
         }
         self.is_begun = true;
     }
@@ -85,7 +88,7 @@ impl<'a> Destination<'a> {
         match self.0 {
             Some(path) => {
                 std::fs::write(path, rules).with_context(|| format!("cannot write {}", path.display()))?;
-                say(&format!("wrote {}", path.display()));
+                print_line(&format!("wrote {}", path.display()));
                 Ok(())
             }
             None => Ok(io::stdout().lock().write_all(rules.as_bytes())?),
@@ -115,8 +118,8 @@ pub(super) fn plan(
     for (bytes, candidates) in space.sizes.iter().zip(&space.candidates) {
         writeln!(out, "{bytes:>14}  {} candidates", candidates.len())?;
         let mut entries: Vec<String> = Vec::new();
-        for choice in candidates.iter().filter(|c| **c != Choice::NONE) {
-            let entry = Choice { channels: None, ..*choice };
+        for choice in candidates.iter().filter(|c| **c != TunerChoice::NONE) {
+            let entry = TunerChoice { channels: None, ..*choice };
             match (entries.last_mut(), choice.channels) {
                 (Some(text), Some(n)) => text.push_str(&format!(" {n}")),
                 _ => entries.push(format!("{entry}; channels: NCCL's own")),
@@ -132,7 +135,7 @@ pub(super) fn plan(
     writeln!(out, "# expected time: about {}, limit: {}", time(expected), time(limit))
 }
 
-fn head(title: &str, around: &Surroundings) -> String {
+fn head(title: &str, around: &MeasuredOn) -> String {
     let mut t = format!("# {title}, NCCL {}, {}\n", around.nccl, around.gpus);
     t.push_str("# ratio: tuned by default, the median of the rounds; below: its bound with ");
     t.push_str(&format!("{} confidence for all rules together\n", around.confidence));
@@ -143,10 +146,10 @@ fn head(title: &str, around: &Surroundings) -> String {
     t
 }
 
-fn row(bytes: u64, e: &Evidence, rule: &str) -> String {
+fn row(bytes: u64, e: &SizeEvidence, rule: &str) -> String {
     let us = |times: &[f64]| if times.is_empty() { "-".to_owned() } else { number(median(times) / 1000.0) };
     let upper = e.upper.map_or("-".to_owned(), |u| format!("{u:.3}"));
-    let ratio = |sample: &crate::tune::search::Sample| {
+    let ratio = |sample: &crate::tune::search::RatioSample| {
         if sample.ratios.is_empty() { "-".to_owned() } else { format!("{:.3}", sample.ratio()) }
     };
     format!(
@@ -160,23 +163,23 @@ fn row(bytes: u64, e: &Evidence, rule: &str) -> String {
 }
 
 /// Words for a verdict.
-fn verdict(v: Verdict, choice: Choice) -> String {
+fn verdict(v: RuleVerdict, choice: TunerChoice) -> String {
     match v {
-        Verdict::Gain => choice.to_string(),
-        Verdict::Guard => format!("{choice}, which undoes what any loaded tuner costs"),
-        Verdict::NotProven => format!("none: {choice} is not proven to gain 2 %"),
-        Verdict::NoCandidate => "none: no candidate was promising".to_owned(),
+        RuleVerdict::Gain => choice.to_string(),
+        RuleVerdict::Guard => format!("{choice}, which undoes what any loaded tuner costs"),
+        RuleVerdict::NotProven => format!("none: {choice} is not proven to gain 2 %"),
+        RuleVerdict::NoCandidate => "none: no candidate was promising".to_owned(),
     }
 }
 
 /// The geometric mean of default by tuned over sizes.
-fn gain<'a>(ratios: impl Iterator<Item = &'a crate::tune::search::Sample>) -> Option<f64> {
+fn gain<'a>(ratios: impl Iterator<Item = &'a crate::tune::search::RatioSample>) -> Option<f64> {
     let logs: Vec<f64> = ratios.filter(|s| !s.ratios.is_empty()).map(|s| s.ratio().ln()).collect();
     (!logs.is_empty()).then(|| (-logs.iter().sum::<f64>() / logs.len() as f64).exp())
 }
 
 /// The table of a search.
-pub(super) fn outcomes(found: &[(Space, Outcome)], around: &Surroundings) -> String {
+pub(super) fn outcomes(found: &[(Space, SearchResult)], around: &MeasuredOn) -> String {
     let mut t = String::new();
     for (space, outcome) in found {
         let name = super::collective_of(space.collective).map_or("?", Collective::as_str);
@@ -184,9 +187,9 @@ pub(super) fn outcomes(found: &[(Space, Outcome)], around: &Surroundings) -> Str
         for s in &outcome.sizes {
             t.push_str(&row(s.bytes, &s.evidence, &verdict(s.verdict, s.choice)));
         }
-        let rules = outcome.sizes.iter().filter(|s| s.verdict.is_kept()).count();
-        let sample = |s: &crate::tune::search::SizeOutcome| -> crate::tune::search::Sample {
-            if s.verdict.is_kept() { s.evidence.tuned.clone() } else { s.evidence.idle.clone() }
+        let rules = outcome.sizes.iter().filter(|s| s.verdict.has_rule()).count();
+        let sample = |s: &crate::tune::search::TunedSize| -> crate::tune::search::RatioSample {
+            if s.verdict.has_rule() { s.evidence.tuned.clone() } else { s.evidence.idle.clone() }
         };
         let samples: Vec<_> = outcome.sizes.iter().map(sample).collect();
         t.push_str(&format!("# sizes with a rule: {rules} of {}", outcome.sizes.len()));
@@ -205,7 +208,7 @@ pub(super) fn outcomes(found: &[(Space, Outcome)], around: &Surroundings) -> Str
 }
 
 /// Words about the variable that rules cannot set.
-fn environment(n: u32, outcome: &Outcome, tuned: Option<f64>) -> String {
+fn environment(n: u32, outcome: &SearchResult, tuned: Option<f64>) -> String {
     let mut t =
         format!("# these rules need NCCL_MIN_NCHANNELS={n} in the job's environment, which rules cannot set");
     if let Some(alone) = gain(outcome.sizes.iter().map(|s| &s.evidence.environment)) {
@@ -218,12 +221,12 @@ fn environment(n: u32, outcome: &Outcome, tuned: Option<f64>) -> String {
 }
 
 /// A line for each size that becomes slower.
-pub(super) fn harm(outcome: &Outcome) -> Vec<String> {
-    let line = |s: &crate::tune::search::SizeOutcome| harm_line(s.bytes, &s.evidence, s.verdict.is_kept());
+pub(super) fn harm(outcome: &SearchResult) -> Vec<String> {
+    let line = |s: &crate::tune::search::TunedSize| harm_line(s.bytes, &s.evidence, s.verdict.has_rule());
     outcome.harmed().map(line).collect()
 }
 
-fn harm_line(bytes: u64, e: &Evidence, has_rule: bool) -> String {
+fn harm_line(bytes: u64, e: &SizeEvidence, has_rule: bool) -> String {
     let (sample, why) = if has_rule {
         (&e.tuned, "its rule makes it slower")
     } else {
@@ -235,31 +238,31 @@ fn harm_line(bytes: u64, e: &Evidence, has_rule: bool) -> String {
 /// The table of a verification.
 pub(super) fn verified(
     collective: Collective,
-    judged: &[Judged],
-    all: &[(u64, Evidence)],
-    around: &Surroundings,
+    judged: &[JudgedRule],
+    all: &[(u64, SizeEvidence)],
+    around: &MeasuredOn,
 ) -> String {
     let mut t = head(&format!("{collective}: rules against NCCL's default"), around);
     let rule_of = |bytes: u64| {
-        judged.iter().find(|j| match &j.kept {
-            Kept::Proven(sizes) | Kept::Dropped(sizes) => sizes.iter().any(|(b, _)| *b == bytes),
-            Kept::NotMeasured => false,
+        judged.iter().find(|j| match &j.status {
+            RuleStatus::Proven(sizes) | RuleStatus::Dropped(sizes) => sizes.iter().any(|(b, _)| *b == bytes),
+            RuleStatus::NotMeasured => false,
         })
     };
-    let name = |j: &Judged| {
-        let choice = Choice { entry: j.rule.choose, channels: j.rule.channels };
+    let name = |j: &JudgedRule| {
+        let choice = TunerChoice { entry: j.rule.choose, channels: j.rule.channels };
         format!("line {}: {choice}", j.rule.line)
     };
     for (bytes, e) in all {
         let rule = match rule_of(*bytes) {
-            Some(j) if j.kept.is_kept() => format!("{} holds", name(j)),
+            Some(j) if j.status.has_rule() => format!("{} holds", name(j)),
             Some(j) => format!("{} does not hold", name(j)),
             None => "-".to_owned(),
         };
         t.push_str(&row(*bytes, e, &rule));
     }
     for j in judged {
-        if let Kept::Dropped(sizes) = &j.kept {
+        if let RuleStatus::Dropped(sizes) = &j.status {
             let why: Vec<String> =
                 sizes.iter().map(|(b, e)| format!("{b} bytes: {:.3}", e.tuned.ratio())).collect();
             t.push_str(&format!("# dropped {}: no gain of 2 % is proven ({})\n", name(j), why.join(", ")));
@@ -269,11 +272,11 @@ pub(super) fn verified(
 }
 
 /// A line for each size that the rules make slower.
-pub(super) fn harm_of_verified(judged: &[Judged], all: &[(u64, Evidence)]) -> Vec<String> {
+pub(super) fn harm_of_verified(judged: &[JudgedRule], all: &[(u64, SizeEvidence)]) -> Vec<String> {
     let is_kept = |bytes: u64| {
         judged
             .iter()
-            .any(|j| matches!(&j.kept, Kept::Proven(sizes) if sizes.iter().any(|(b, _)| *b == bytes)))
+            .any(|j| matches!(&j.status, RuleStatus::Proven(sizes) if sizes.iter().any(|(b, _)| *b == bytes)))
     };
     let harmed = all.iter().filter(|(b, e)| e.is_harmed(is_kept(*b), all.len()));
     harmed.map(|(b, e)| harm_line(*b, e, is_kept(*b))).collect()

@@ -1,28 +1,28 @@
 //! Arms against NCCL's default in many rounds, until it is decided which sizes they make faster.
 
 use super::signed_rank::{bounds, rounds_min};
-use super::{Arm, GAIN_RATIO, Goal, HARM_RATIO, Machine, Progress, Stage, Times};
-use crate::tune::search::stages::Pace;
+use super::{Arm, GAIN_RATIO, HARM_RATIO, Machine, SearchGoal, SearchProgress, SearchStage, Times};
+use crate::tune::search::stages::BatchTiming;
 
 /// Repeats of each size in a round.
 const REPEATS: u32 = 5;
-/// How often it is asked whether everything is decided. Each time has an equal part of the probability of error.
-const LOOKS: usize = 2;
-/// A choice whose median ratio is above this is given up before the last look.
+/// How often the ratios are tested. Each test has an equal part of the probability of error.
+const INTERIM_TESTS: usize = 2;
+/// A choice whose median ratio is above this is given up after the first test.
 const HOPELESS: f64 = 0.99;
 /// The probability of error for harm at any size. It is reported rather than missed.
 const HARM_ALPHA: f64 = 0.05;
 
 /// The rounds of one arm at one size.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Sample {
+pub struct RatioSample {
     /// The arm's median time of each round, in ns.
     pub times_ns: Vec<f64>,
     /// The median of the ratios to the default in each round.
     pub ratios: Vec<f64>,
 }
 
-impl Sample {
+impl RatioSample {
     /// Adds a round in which both were measured.
     pub(super) fn add(&mut self, own: &[f64], default: &[f64]) {
         let pairs = own.iter().zip(default).filter(|(a, b)| **a > 0.0 && **b > 0.0);
@@ -50,15 +50,15 @@ pub(super) fn median(values: &[f64]) -> f64 {
 
 /// The measurements of one size.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Evidence {
+pub struct SizeEvidence {
     /// NCCL's default: median times of the rounds, in ns.
     pub default_ns: Vec<f64>,
     /// The arm with rules.
-    pub tuned: Sample,
+    pub tuned: RatioSample,
     /// The same without rules, the tuner loaded.
-    pub idle: Sample,
+    pub idle: RatioSample,
     /// The environment alone, without a tuner, where it differs from the default's.
-    pub environment: Sample,
+    pub environment: RatioSample,
     /// True once the gain is proven.
     pub is_proven: bool,
     /// True once it is proven that a tuner without rules makes this size too slow, and that the rules do not.
@@ -67,7 +67,7 @@ pub struct Evidence {
     pub upper: Option<f64>,
 }
 
-impl Evidence {
+impl SizeEvidence {
     /// True where this size, one of so many, takes longer than it may, with the rule or without it.
     pub fn is_harmed(&self, has_rule: bool, sizes: usize) -> bool {
         let sample = if has_rule { &self.tuned } else { &self.idle };
@@ -80,7 +80,7 @@ impl Evidence {
         self.tuned.ratio() < HOPELESS || may_guard
     }
 
-    fn look(&mut self, alpha: f64) {
+    fn test_ratios(&mut self, alpha: f64) {
         self.upper = bounds(&self.tuned.ratios, alpha).upper;
         self.is_proven |= self.upper.is_some_and(|upper| upper < GAIN_RATIO);
         let idle = bounds(&self.idle.ratios, alpha).lower;
@@ -91,16 +91,16 @@ impl Evidence {
 
 /// What is compared, and for which sizes a decision is needed.
 #[derive(Debug)]
-pub(super) struct Contest {
+pub(super) struct ProofPlan {
     /// The arm with rules.
     pub(super) tuned: Arm,
     /// Whether each size has a rule that is to be proven.
     pub(super) is_asked: Vec<bool>,
 }
 
-/// The rounds after which a contest is looked at, about gain at `asked` sizes and harm at all `sizes`.
-pub(super) fn looks(goal: &Goal, asked: usize, sizes: usize) -> [usize; LOOKS] {
-    let first = rounds_min(goal.alpha(asked) / LOOKS as f64).max(rounds_min(harm_alpha(sizes)));
+/// The rounds after which a plan is tested for gain at `asked` sizes and for harm at all `sizes`.
+pub(super) fn test_rounds(goal: &SearchGoal, asked: usize, sizes: usize) -> [usize; INTERIM_TESTS] {
+    let first = rounds_min(goal.alpha(asked) / INTERIM_TESTS as f64).max(rounds_min(harm_alpha(sizes)));
     [first, 2 * first]
 }
 
@@ -109,41 +109,47 @@ fn harm_alpha(sizes: usize) -> f64 {
     HARM_ALPHA / sizes.max(1) as f64
 }
 
-/// Measures until all sizes are decided, the looks are used up or the time is over. False where the time was over first.
+/// Measures until all sizes are decided, the last test is done or the time is over. False where the time was over first.
 pub(super) fn confirm<M: Machine>(
     machine: &mut M,
-    contest: &Contest,
-    goal: &Goal,
-    pace: &mut Pace,
-    on: &mut dyn FnMut(&Progress),
-) -> Result<(Vec<Evidence>, bool, Vec<String>), M::Error> {
-    let environment = contest.tuned.min_channels;
-    let idle = Arm { rules: Vec::new(), ..contest.tuned.clone() };
-    let mut arms = vec![Arm::default_of_nccl(), contest.tuned.clone(), idle];
+    plan: &ProofPlan,
+    goal: &SearchGoal,
+    timing: &mut BatchTiming,
+    on: &mut dyn FnMut(&SearchProgress),
+) -> Result<(Vec<SizeEvidence>, bool, Vec<String>), M::Error> {
+    let environment = plan.tuned.min_channels;
+    let idle = Arm { rules: Vec::new(), ..plan.tuned.clone() };
+    let mut arms = vec![Arm::default_of_nccl(), plan.tuned.clone(), idle];
     if environment.is_some() {
         arms.push(Arm { min_channels: environment, ..Arm::default_of_nccl() });
     }
-    let mut evidence = vec![Evidence::default(); contest.is_asked.len()];
+    let mut evidence = vec![SizeEvidence::default(); plan.is_asked.len()];
     let mut failures = Vec::new();
-    let asked = contest.is_asked.iter().filter(|a| **a).count();
-    let looks = looks(goal, asked, contest.is_asked.len());
-    let last = looks.last().copied().unwrap_or(0);
+    let asked = plan.is_asked.iter().filter(|a| **a).count();
+    let test_rounds =
+        if asked == 0 { [1; INTERIM_TESTS] } else { test_rounds(goal, asked, plan.is_asked.len()) };
+    let last = test_rounds.last().copied().unwrap_or(0);
     for round in 1..=last {
-        if !pace.has_time(machine, arms.len(), goal.deadline) {
+        if !timing.has_time(machine, arms.len(), goal.deadline) {
             return Ok((evidence, false, failures));
         }
-        // Wrong data of a choice show in any round.
+        // Wrong data show in any round.
         let is_checked = round == 1;
-        let results = pace.timed(machine, arms.len(), |m| m.round(&arms, REPEATS, is_checked))?;
+        let results = timing.timed(machine, arms.len(), |m| m.round(&arms, REPEATS, is_checked))?;
         add(&mut evidence, &results, &mut failures);
-        let step = (Stage::Confirm, round, last);
-        on(&pace.progress(step, machine.elapsed(), arms.len(), 0, goal.deadline));
-        if looks.contains(&round) {
-            let alpha = goal.alpha(asked) / LOOKS as f64;
-            evidence.iter_mut().for_each(|e| e.look(alpha));
-            let is_open =
-                |(e, asked): (&Evidence, &bool)| *asked && !e.is_proven && !e.is_guarded && e.is_promising();
-            if !evidence.iter().zip(&contest.is_asked).any(is_open) {
+        if is_checked && results.get(1).is_some_and(Result::is_err) {
+            // Later rounds, which are not checked, must not prove these rules.
+            return Ok((evidence, true, failures));
+        }
+        let step = (SearchStage::Confirm, round, last);
+        on(&timing.progress(step, machine.elapsed(), arms.len(), 0, goal.deadline));
+        if test_rounds.contains(&round) {
+            let alpha = goal.alpha(asked) / INTERIM_TESTS as f64;
+            evidence.iter_mut().for_each(|e| e.test_ratios(alpha));
+            let is_open = |(e, asked): (&SizeEvidence, &bool)| {
+                *asked && !e.is_proven && !e.is_guarded && e.is_promising()
+            };
+            if !evidence.iter().zip(&plan.is_asked).any(is_open) {
                 break;
             }
         }
@@ -151,7 +157,7 @@ pub(super) fn confirm<M: Machine>(
     Ok((evidence, true, failures))
 }
 
-fn add(evidence: &mut [Evidence], results: &[Result<Times, String>], failures: &mut Vec<String>) {
+fn add(evidence: &mut [SizeEvidence], results: &[Result<Times, String>], failures: &mut Vec<String>) {
     failures.extend(results.iter().filter_map(|r| r.as_ref().err()).cloned());
     let of = |arm: usize, size: usize| {
         results.get(arm).and_then(|r| r.as_ref().ok()).and_then(|t| t.get(size)).map(Vec::as_slice)

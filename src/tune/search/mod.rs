@@ -16,10 +16,10 @@ mod verify;
 mod write;
 
 pub use candidates::candidates;
-pub use confirm::{Evidence, Sample};
+pub use confirm::{RatioSample, SizeEvidence};
 pub use stages::{Expected, expected, search};
-pub use verify::{Judged, Kept, sizes_of, verify};
-pub use write::{Surroundings, file_of, file_of_kept};
+pub use verify::{JudgedRule, RuleStatus, sizes_of, verify};
+pub use write::{MeasuredOn, rule_file, verified_file};
 
 use super::{ALGORITHMS, PROTOCOLS, Range, Rule, Selection};
 use std::fmt;
@@ -32,19 +32,20 @@ pub const HARM_RATIO: f64 = 1.0 / 0.99;
 
 /// One way to run an operation of one size.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct Choice {
+pub struct TunerChoice {
     /// Algorithm and protocol; an empty selection leaves them to NCCL.
     pub entry: Selection,
     /// Number of channels; absent for NCCL's own.
     pub channels: Option<u8>,
 }
 
-impl Choice {
+impl TunerChoice {
     /// A loaded tuner that decides nothing.
-    pub const NONE: Self = Choice { entry: Selection { algorithm: None, protocol: None }, channels: None };
+    pub const NONE: Self =
+        TunerChoice { entry: Selection { algorithm: None, protocol: None }, channels: None };
 }
 
-impl fmt::Display for Choice {
+impl fmt::Display for TunerChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if *self == Self::NONE {
             return f.write_str("no rule");
@@ -109,7 +110,7 @@ pub struct Space {
     /// The sizes as NCCL counts them, ascending.
     pub sizes: Vec<u64>,
     /// Candidates of each size, the most promising first.
-    pub candidates: Vec<Vec<Choice>>,
+    pub candidates: Vec<Vec<TunerChoice>>,
     /// Values of `NCCL_MIN_NCHANNELS`; absent is not set.
     pub environments: Vec<Option<u32>>,
     /// Ranks of the communicator.
@@ -125,7 +126,7 @@ impl Space {
     }
 
     /// A rule that holds for one size, or for a range of them.
-    fn rule(&self, choice: Choice, bytes: Range<u64>) -> Rule {
+    fn rule(&self, choice: TunerChoice, bytes: Range<u64>) -> Rule {
         let only = |n| Range { min: n, max: n };
         Rule {
             line: 0,
@@ -142,9 +143,9 @@ impl Space {
     }
 
     /// An arm in which each size has a choice of its own.
-    fn arm(&self, environment: Option<u32>, choices: &[Choice]) -> Arm {
-        let of_size = |(bytes, choice): (&u64, &Choice)| {
-            (*choice != Choice::NONE).then(|| self.rule(*choice, Range { min: *bytes, max: *bytes }))
+    fn arm(&self, environment: Option<u32>, choices: &[TunerChoice]) -> Arm {
+        let of_size = |(bytes, choice): (&u64, &TunerChoice)| {
+            (*choice != TunerChoice::NONE).then(|| self.rule(*choice, Range { min: *bytes, max: *bytes }))
         };
         let rules = self.sizes.iter().zip(choices).filter_map(of_size).collect();
         Arm { has_tuner: true, min_channels: environment, rules }
@@ -153,7 +154,7 @@ impl Space {
 
 /// When the search is content.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Goal {
+pub struct SearchGoal {
     /// The probability that no rule is written whose gain is not real, 0 to 1.
     pub confidence: f64,
     /// Operations that are searched for one file.
@@ -162,7 +163,7 @@ pub struct Goal {
     pub deadline: Duration,
 }
 
-impl Goal {
+impl SearchGoal {
     /// The probability of error that the test of one size may have, of so many sizes.
     fn alpha(&self, sizes: usize) -> f64 {
         (1.0 - self.confidence) / self.operations.max(1) as f64 / sizes.max(1) as f64
@@ -171,7 +172,7 @@ impl Goal {
 
 /// The parts of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub enum SearchStage {
     /// Every candidate, a few rounds.
     Coarse,
     /// The best ones of each size, and numbers of channels between theirs.
@@ -180,21 +181,21 @@ pub enum Stage {
     Confirm,
 }
 
-impl fmt::Display for Stage {
+impl fmt::Display for SearchStage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Stage::Coarse => "coarse",
-            Stage::Fine => "fine",
-            Stage::Confirm => "confirm",
+            SearchStage::Coarse => "coarse",
+            SearchStage::Fine => "fine",
+            SearchStage::Confirm => "confirm",
         })
     }
 }
 
 /// How far a search is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Progress {
+pub struct SearchProgress {
     /// The stage.
-    pub stage: Stage,
+    pub stage: SearchStage,
     /// Batches of the stage that are measured.
     pub done: usize,
     /// Batches of the stage, at most.
@@ -207,20 +208,20 @@ pub struct Progress {
 
 /// The result of one size.
 #[derive(Debug, Clone, PartialEq)]
-pub struct SizeOutcome {
+pub struct TunedSize {
     /// The size in bytes.
     pub bytes: u64,
-    /// The choice that was tested; [`Choice::NONE`] where none was promising.
-    pub choice: Choice,
+    /// The choice that was tested; [`TunerChoice::NONE`] where none was promising.
+    pub choice: TunerChoice,
     /// How it came out.
-    pub verdict: Verdict,
+    pub verdict: RuleVerdict,
     /// The measurements behind it.
-    pub evidence: Evidence,
+    pub evidence: SizeEvidence,
 }
 
 /// How a choice came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum RuleVerdict {
     /// The gain is proven.
     Gain,
     /// Any loaded tuner makes this size slower, and the choice undoes it.
@@ -231,33 +232,33 @@ pub enum Verdict {
     NoCandidate,
 }
 
-impl Verdict {
+impl RuleVerdict {
     /// True where a rule is written.
-    pub fn is_kept(self) -> bool {
-        matches!(self, Verdict::Gain | Verdict::Guard)
+    pub fn has_rule(self) -> bool {
+        matches!(self, RuleVerdict::Gain | RuleVerdict::Guard)
     }
 }
 
 /// The result of a search for one operation.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Outcome {
+pub struct SearchResult {
     /// `NCCL_MIN_NCHANNELS`, where the rules need it.
     pub min_channels: Option<u32>,
     /// Every size, ascending.
-    pub sizes: Vec<SizeOutcome>,
+    pub sizes: Vec<TunedSize>,
     /// Notes for the reader: limits that were reached, candidates that failed.
     pub notes: Vec<String>,
 }
 
-impl Outcome {
+impl SearchResult {
     /// Sizes that take longer under these rules than they may.
-    pub fn harmed(&self) -> impl Iterator<Item = &SizeOutcome> {
+    pub fn harmed(&self) -> impl Iterator<Item = &TunedSize> {
         let sizes = self.sizes.len();
-        self.sizes.iter().filter(move |s| s.evidence.is_harmed(s.verdict.is_kept(), sizes))
+        self.sizes.iter().filter(move |s| s.evidence.is_harmed(s.verdict.has_rule(), sizes))
     }
 
     /// True where there is a rule to write.
     pub fn has_rules(&self) -> bool {
-        self.sizes.iter().any(|s| s.verdict.is_kept())
+        self.sizes.iter().any(|s| s.verdict.has_rule())
     }
 }

@@ -8,24 +8,24 @@ pub(super) const ROUNDS_MAX: usize = 60;
 
 /// Bounds of a ratio.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Bounds {
+pub(super) struct RatioBounds {
     /// The ratio is above this, with the confidence asked for; absent where there are too few rounds.
     pub(super) lower: Option<f64>,
     /// The ratio is below this, with the confidence asked for.
     pub(super) upper: Option<f64>,
 }
 
-/// Bounds of the ratio, each of which is wrong with a probability of at most `alpha`.
-pub(super) fn bounds(ratios: &[f64], alpha: f64) -> Bounds {
+/// Returns bounds of the ratio, each of which is wrong with a probability of at most `alpha`.
+pub(super) fn bounds(ratios: &[f64], alpha: f64) -> RatioBounds {
     let ratios = ratios.get(..ROUNDS_MAX).unwrap_or(ratios);
     let logs: Vec<f64> = ratios.iter().map(|r| r.ln()).collect();
-    let Some(critical) = critical(logs.len(), alpha) else { return Bounds { lower: None, upper: None } };
+    let Some(critical) = critical(logs.len(), alpha) else { return RatioBounds { lower: None, upper: None } };
     // The statistic of a ratio is the number of these means above its logarithm (Tukey).
     let mut means: Vec<f64> =
         logs.iter().enumerate().flat_map(|(i, a)| logs.iter().skip(i).map(move |b| (a + b) / 2.0)).collect();
     means.sort_by(f64::total_cmp);
     let upper = means.len().checked_sub(critical + 1).and_then(|i| means.get(i));
-    Bounds { lower: means.get(critical).map(|m| m.exp()), upper: upper.map(|m| m.exp()) }
+    RatioBounds { lower: means.get(critical).map(|m| m.exp()), upper: upper.map(|m| m.exp()) }
 }
 
 /// The fewest rounds that can give bounds.
@@ -74,11 +74,11 @@ mod tests {
         let ratios = |n: usize| (0..n).map(|i| 0.9 + 0.01 * (i % 5) as f64).collect::<Vec<f64>>();
         let few = bounds(&ratios(10), 0.01);
         let many = bounds(&ratios(50), 0.01);
-        let width = |b: Bounds| b.upper.unwrap() - b.lower.unwrap();
+        let width = |b: RatioBounds| b.upper.unwrap() - b.lower.unwrap();
         assert!(few.lower.unwrap() < 0.92 && 0.92 < few.upper.unwrap(), "{few:?}");
         assert!(width(many) < width(few), "{few:?} {many:?}");
-        assert_eq!(bounds(&ratios(3), 0.01), Bounds { lower: None, upper: None });
-        assert_eq!(bounds(&[], 0.01), Bounds { lower: None, upper: None });
+        assert_eq!(bounds(&ratios(3), 0.01), RatioBounds { lower: None, upper: None });
+        assert_eq!(bounds(&[], 0.01), RatioBounds { lower: None, upper: None });
     }
 
     #[test]

@@ -47,13 +47,24 @@ pub(crate) struct Simulated {
     pub(crate) rounds: usize,
     /// An arm with this number of channels fails.
     pub(crate) fails: Option<u8>,
+    /// Rules give wrong data, where data are checked.
+    pub(crate) spoils: bool,
 }
 
 impl Simulated {
     pub(crate) fn new(sizes: &[u64], time_us: fn(&Conditions) -> f64, noise: (f64, f64), seed: u64) -> Self {
         let random = Random::new(seed);
         let elapsed = Duration::ZERO;
-        Simulated { sizes: sizes.to_vec(), time_us, noise, random, elapsed, rounds: 0, fails: None }
+        Simulated {
+            sizes: sizes.to_vec(),
+            time_us,
+            noise,
+            random,
+            elapsed,
+            rounds: 0,
+            fails: None,
+            spoils: false,
+        }
     }
 
     fn times(&mut self, arm: &Arm, repeats: u32) -> Result<Times, String> {
@@ -86,11 +97,16 @@ impl Machine for Simulated {
         &mut self,
         arms: &[Arm],
         repeats: u32,
-        _is_checked: bool,
+        is_checked: bool,
     ) -> Result<Vec<Result<Times, String>>, Self::Error> {
         self.rounds += 1;
         self.elapsed += Duration::from_secs(3) + Duration::from_millis(500) * arms.len() as u32;
-        Ok(arms.iter().map(|a| self.times(a, repeats)).collect())
+        let is_wrong = |a: &Arm| is_checked && self.spoils && !a.rules.is_empty();
+        let wrong: Vec<bool> = arms.iter().map(is_wrong).collect();
+        let times = |(arm, is_wrong): (&Arm, bool)| {
+            if is_wrong { Err("5 elements were wrong".to_owned()) } else { self.times(arm, repeats) }
+        };
+        Ok(arms.iter().zip(wrong).map(times).collect())
     }
 
     fn elapsed(&self) -> Duration {

@@ -1,9 +1,9 @@
 //! The stages of a search: all candidates, the best of each size, and the proof.
 
-use super::confirm::{Contest, Sample, confirm, looks};
+use super::confirm::{ProofPlan, RatioSample, confirm, test_rounds};
 use super::{
-    Arm, Choice, GAIN_RATIO, Goal, HARM_RATIO, Machine, Outcome, Progress, SizeOutcome, Space, Stage, Times,
-    Verdict,
+    Arm, GAIN_RATIO, HARM_RATIO, Machine, RuleVerdict, SearchGoal, SearchProgress, SearchResult, SearchStage,
+    Space, Times, TunedSize, TunerChoice,
 };
 use std::time::Duration;
 
@@ -47,13 +47,14 @@ impl Expected {
 }
 
 /// The time that a search is expected to take without a limit.
-pub fn expected(space: &Space, goal: &Goal, times: &Expected) -> Duration {
+pub fn expected(space: &Space, goal: &SearchGoal, times: &Expected) -> Duration {
     let tables = space.candidates.iter().map(Vec::len).max().unwrap_or(0) * space.environments.len();
     let stage = |tables: usize, effort: Effort| {
         let batches = u32::try_from(tables.div_ceil(BATCH) * effort.rounds).unwrap_or(u32::MAX);
         times.batch(BATCH + 1, effort.repeats) * batches
     };
-    let rounds = u32::try_from(looks(goal, space.sizes.len(), space.sizes.len())[0]).unwrap_or(u32::MAX);
+    let rounds =
+        u32::try_from(test_rounds(goal, space.sizes.len(), space.sizes.len())[0]).unwrap_or(u32::MAX);
     stage(tables, COARSE) + stage(fine_tables(space), FINE) + times.batch(4, 5) * rounds
 }
 
@@ -64,13 +65,13 @@ fn fine_tables(space: &Space) -> usize {
 
 /// How fast a search gets on.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub(super) struct BatchTiming {
     /// Time of all batches so far, and their arms.
     spent: Duration,
     arms: u32,
 }
 
-impl Pace {
+impl BatchTiming {
     /// True where another batch of so many arms fits before the deadline.
     pub(super) fn has_time<M: Machine>(&self, machine: &M, arms: usize, deadline: Duration) -> bool {
         machine.elapsed() + self.of(arms) <= deadline
@@ -97,49 +98,49 @@ impl Pace {
     /// The progress of a stage (with the batches that are done and all of them), `later` arms being left for later stages.
     pub(super) fn progress(
         &self,
-        (stage, done, all): (Stage, usize, usize),
+        (stage, done, all): (SearchStage, usize, usize),
         elapsed: Duration,
         arms: usize,
         later: usize,
         deadline: Duration,
-    ) -> Progress {
+    ) -> SearchProgress {
         let remaining = self.of(arms * all.saturating_sub(done) + later);
         let remaining = remaining.min(deadline.saturating_sub(elapsed));
-        Progress { stage, done, all, elapsed, remaining }
+        SearchProgress { stage, done, all, elapsed, remaining }
     }
 }
 
 /// One choice of one size under one environment.
 #[derive(Debug, Clone, Default)]
 struct Candidate {
-    choice: Choice,
-    sample: Sample,
+    choice: TunerChoice,
+    sample: RatioSample,
 }
 
 /// The candidates of each size under one environment.
 #[derive(Debug, Clone)]
-struct Field {
+struct CandidateSet {
     environment: Option<u32>,
     sizes: Vec<Vec<Candidate>>,
 }
 
-impl Field {
-    fn new(environment: Option<u32>, choices: Vec<Vec<Choice>>) -> Self {
-        let candidate = |choice| Candidate { choice, sample: Sample::default() };
+impl CandidateSet {
+    fn new(environment: Option<u32>, choices: Vec<Vec<TunerChoice>>) -> Self {
+        let candidate = |choice| Candidate { choice, sample: RatioSample::default() };
         let sizes = choices.into_iter().map(|all| all.into_iter().map(candidate).collect()).collect();
-        Field { environment, sizes }
+        CandidateSet { environment, sizes }
     }
 
     /// The choice of each size that comes at this place; none where a size has fewer.
-    fn choices(&self, place: usize) -> Vec<Choice> {
-        self.sizes.iter().map(|c| c.get(place).map_or(Choice::NONE, |c| c.choice)).collect()
+    fn choices(&self, place: usize) -> Vec<TunerChoice> {
+        self.sizes.iter().map(|c| c.get(place).map_or(TunerChoice::NONE, |c| c.choice)).collect()
     }
 
     /// Gives up what is far behind the best candidate of its size. The first candidate stays.
     fn drop_slow(&mut self) {
         for candidates in &mut self.sizes {
             let best = ranked(candidates).first().map_or(1.0, |(_, ratio)| *ratio);
-            candidates.retain(|c| c.choice == Choice::NONE || c.sample.ratio() <= best * FAR_BEHIND);
+            candidates.retain(|c| c.choice == TunerChoice::NONE || c.sample.ratio() <= best * FAR_BEHIND);
         }
     }
 
@@ -155,22 +156,23 @@ impl Field {
 pub fn search<M: Machine>(
     machine: &mut M,
     space: &Space,
-    goal: &Goal,
-    on: &mut dyn FnMut(&Progress),
-) -> Result<Outcome, M::Error> {
-    let mut run = Run { space, goal, pace: Pace::default(), notes: Vec::new(), on };
+    goal: &SearchGoal,
+    on: &mut dyn FnMut(&SearchProgress),
+) -> Result<SearchResult, M::Error> {
+    let mut run = RunningSearch { space, goal, timing: BatchTiming::default(), notes: Vec::new(), on };
     let start = machine.elapsed();
     let until = |effort: Effort| start + goal.deadline.saturating_sub(start).mul_f64(effort.share);
-    let mut fields: Vec<Field> =
-        space.environments.iter().map(|e| Field::new(*e, space.candidates.clone())).collect();
-    run.measure(machine, &mut fields, Stage::Coarse, COARSE, until(COARSE))?;
-    let mut fields: Vec<Field> = fields.iter().map(|f| Field::new(f.environment, survivors(f))).collect();
-    run.measure(machine, &mut fields, Stage::Fine, FINE, until(FINE))?;
-    let (environment, choices) = chosen(&fields);
+    let mut sets: Vec<CandidateSet> =
+        space.environments.iter().map(|e| CandidateSet::new(*e, space.candidates.clone())).collect();
+    run.measure(machine, &mut sets, SearchStage::Coarse, COARSE, until(COARSE))?;
+    let mut sets: Vec<CandidateSet> =
+        sets.iter().map(|f| CandidateSet::new(f.environment, survivors(f))).collect();
+    run.measure(machine, &mut sets, SearchStage::Fine, FINE, until(FINE))?;
+    let (environment, choices) = chosen(&sets);
     let tuned = space.arm(environment, &choices);
-    let is_asked: Vec<bool> = choices.iter().map(|c| *c != Choice::NONE).collect();
-    let contest = Contest { tuned, is_asked };
-    let (evidence, is_complete, failures) = confirm(machine, &contest, goal, &mut run.pace, run.on)?;
+    let is_asked: Vec<bool> = choices.iter().map(|c| *c != TunerChoice::NONE).collect();
+    let plan = ProofPlan { tuned, is_asked };
+    let (evidence, is_complete, failures) = confirm(machine, &plan, goal, &mut run.timing, run.on)?;
     run.notes.extend(failures);
     if !is_complete {
         run.notes.push("the time limit ended the last stage early; a longer one may prove more".to_owned());
@@ -178,90 +180,95 @@ pub fn search<M: Machine>(
     let sizes = space.sizes.iter().zip(choices).zip(evidence);
     let sizes = sizes.map(|((bytes, choice), evidence)| {
         let verdict = match choice {
-            Choice::NONE => Verdict::NoCandidate,
-            _ if evidence.is_proven => Verdict::Gain,
-            _ if evidence.is_guarded => Verdict::Guard,
-            _ => Verdict::NotProven,
+            TunerChoice::NONE => RuleVerdict::NoCandidate,
+            _ if evidence.is_proven => RuleVerdict::Gain,
+            _ if evidence.is_guarded => RuleVerdict::Guard,
+            _ => RuleVerdict::NotProven,
         };
-        SizeOutcome { bytes: *bytes, choice, verdict, evidence }
+        TunedSize { bytes: *bytes, choice, verdict, evidence }
     });
     let mut notes = run.notes;
     notes.sort();
     notes.dedup();
-    Ok(Outcome { min_channels: environment, sizes: sizes.collect(), notes })
+    Ok(SearchResult { min_channels: environment, sizes: sizes.collect(), notes })
 }
 
 /// A search that is under way.
-struct Run<'a> {
+struct RunningSearch<'a> {
     space: &'a Space,
-    goal: &'a Goal,
-    pace: Pace,
+    goal: &'a SearchGoal,
+    timing: BatchTiming,
     notes: Vec<String>,
-    on: &'a mut dyn FnMut(&Progress),
+    on: &'a mut dyn FnMut(&SearchProgress),
 }
 
-impl Run<'_> {
-    /// Measures all candidates of all fields in batches, round by round. In the first stage those that are far behind get one
+impl RunningSearch<'_> {
+    /// Measures all candidates of all sets in batches, round by round. In the first stage those that are far behind get one
     /// round.
     fn measure<M: Machine>(
         &mut self,
         machine: &mut M,
-        fields: &mut [Field],
-        stage: Stage,
+        sets: &mut [CandidateSet],
+        stage: SearchStage,
         effort: Effort,
         until: Duration,
     ) -> Result<(), M::Error> {
         let mut done = 0;
         for round in 1..=effort.rounds {
-            let tables = tables(fields);
+            let tables = tables(sets);
             let batches = tables.len().div_ceil(BATCH);
             let all = done + batches * (effort.rounds - round + 1);
             for batch in tables.chunks(BATCH) {
-                let arms = self.arms(fields, batch);
-                if done > 0 && !self.pace.has_time(machine, arms.len(), until) {
+                let arms = self.arms(sets, batch);
+                if done > 0 && !self.timing.has_time(machine, arms.len(), until) {
                     let text =
                         format!("the time limit ended the {stage} stage after {done} of {all} batches");
                     self.notes.push(text);
                     return Ok(());
                 }
                 let repeats = effort.repeats;
-                let results = self.pace.timed(machine, arms.len(), |m| m.round(&arms, repeats, false))?;
-                self.add(fields, batch, &results);
+                let results = self.timing.timed(machine, arms.len(), |m| m.round(&arms, repeats, false))?;
+                self.add(sets, batch, &results);
                 done += 1;
                 let (step, later) = ((stage, done, all), self.later(stage));
                 let progress =
-                    self.pace.progress(step, machine.elapsed(), arms.len(), later, self.goal.deadline);
+                    self.timing.progress(step, machine.elapsed(), arms.len(), later, self.goal.deadline);
                 (self.on)(&progress);
             }
-            if stage == Stage::Coarse {
-                fields.iter_mut().for_each(Field::drop_slow);
+            if stage == SearchStage::Coarse {
+                sets.iter_mut().for_each(CandidateSet::drop_slow);
             }
         }
         Ok(())
     }
 
     /// The arms that later stages are expected to measure.
-    fn later(&self, stage: Stage) -> usize {
-        let proof = 4 * looks(self.goal, self.space.sizes.len(), self.space.sizes.len())[0];
+    fn later(&self, stage: SearchStage) -> usize {
+        let proof = 4 * test_rounds(self.goal, self.space.sizes.len(), self.space.sizes.len())[0];
         match stage {
-            Stage::Coarse => fine_tables(self.space) * FINE.rounds + proof,
+            SearchStage::Coarse => fine_tables(self.space) * FINE.rounds + proof,
             _ => proof,
         }
     }
 
-    fn arms(&self, fields: &[Field], batch: &[(usize, usize)]) -> Vec<Arm> {
-        let of = |(field, place): &(usize, usize)| {
-            fields.get(*field).map(|f| self.space.arm(f.environment, &f.choices(*place)))
+    fn arms(&self, sets: &[CandidateSet], batch: &[(usize, usize)]) -> Vec<Arm> {
+        let of = |(set, place): &(usize, usize)| {
+            sets.get(*set).map(|f| self.space.arm(f.environment, &f.choices(*place)))
         };
         std::iter::once(Arm::default_of_nccl()).chain(batch.iter().filter_map(of)).collect()
     }
 
-    fn add(&mut self, fields: &mut [Field], batch: &[(usize, usize)], results: &[Result<Times, String>]) {
+    fn add(
+        &mut self,
+        sets: &mut [CandidateSet],
+        batch: &[(usize, usize)],
+        results: &[Result<Times, String>],
+    ) {
         self.notes.extend(results.iter().filter_map(|r| r.as_ref().err()).cloned());
         let Some(Ok(default)) = results.first() else { return };
-        for ((field, place), times) in batch.iter().zip(results.iter().skip(1)) {
-            let (Some(field), Ok(times)) = (fields.get_mut(*field), times) else { continue };
-            for ((candidates, own), default) in field.sizes.iter_mut().zip(times).zip(default) {
+        for ((set, place), times) in batch.iter().zip(results.iter().skip(1)) {
+            let (Some(set), Ok(times)) = (sets.get_mut(*set), times) else { continue };
+            for ((candidates, own), default) in set.sizes.iter_mut().zip(times).zip(default) {
                 if let Some(candidate) = candidates.get_mut(*place) {
                     candidate.sample.add(own, default);
                 }
@@ -270,39 +277,39 @@ impl Run<'_> {
     }
 }
 
-/// Every place of every field, the most promising candidates of all environments first: the time may end.
-fn tables(fields: &[Field]) -> Vec<(usize, usize)> {
-    let most = fields.iter().map(Field::places).max().unwrap_or(0);
-    let places = (0..most).flat_map(|place| (0..fields.len()).map(move |field| (field, place)));
-    places.filter(|(field, place)| fields.get(*field).is_some_and(|f| *place < f.places())).collect()
+/// Every place of every set, the most promising candidates of all environments first: the time may end.
+fn tables(sets: &[CandidateSet]) -> Vec<(usize, usize)> {
+    let most = sets.iter().map(CandidateSet::places).max().unwrap_or(0);
+    let places = (0..most).flat_map(|place| (0..sets.len()).map(move |set| (set, place)));
+    places.filter(|(set, place)| sets.get(*set).is_some_and(|f| *place < f.places())).collect()
 }
 
 /// The candidates that were measured, best first.
-fn ranked(candidates: &[Candidate]) -> Vec<(Choice, f64)> {
+fn ranked(candidates: &[Candidate]) -> Vec<(TunerChoice, f64)> {
     let measured = candidates.iter().filter(|c| !c.sample.ratios.is_empty());
-    let mut all: Vec<(Choice, f64)> = measured.map(|c| (c.choice, c.sample.ratio())).collect();
+    let mut all: Vec<(TunerChoice, f64)> = measured.map(|c| (c.choice, c.sample.ratio())).collect();
     all.sort_by(|a, b| a.1.total_cmp(&b.1));
     all
 }
 
 /// The choices of each size for the second stage. The first decides nothing.
-fn survivors(field: &Field) -> Vec<Vec<Choice>> {
+fn survivors(set: &CandidateSet) -> Vec<Vec<TunerChoice>> {
     let of_size = |candidates: &Vec<Candidate>| {
         let all = ranked(candidates);
         let best = all.first().map_or(1.0, |(_, ratio)| *ratio);
-        let near = all.iter().filter(|(c, ratio)| *c != Choice::NONE && *ratio <= best * SURVIVOR_RATIO);
-        let mut choices: Vec<Choice> =
-            std::iter::once(Choice::NONE).chain(near.map(|(c, _)| *c).take(SURVIVORS)).collect();
-        if let Some((first, _)) = all.iter().find(|(c, _)| *c != Choice::NONE) {
+        let near = all.iter().filter(|(c, ratio)| *c != TunerChoice::NONE && *ratio <= best * SURVIVOR_RATIO);
+        let mut choices: Vec<TunerChoice> =
+            std::iter::once(TunerChoice::NONE).chain(near.map(|(c, _)| *c).take(SURVIVORS)).collect();
+        if let Some((first, _)) = all.iter().find(|(c, _)| *c != TunerChoice::NONE) {
             choices.extend(between(*first, candidates));
         }
         choices
     };
-    field.sizes.iter().map(of_size).collect()
+    set.sizes.iter().map(of_size).collect()
 }
 
 /// The same entry with numbers of channels half-way to the next ones that were measured.
-fn between(choice: Choice, candidates: &[Candidate]) -> Vec<Choice> {
+fn between(choice: TunerChoice, candidates: &[Candidate]) -> Vec<TunerChoice> {
     let Some(channels) = choice.channels else { return Vec::new() };
     let others = candidates.iter().filter(|c| c.choice.entry == choice.entry);
     let others: Vec<u8> = others.filter_map(|c| c.choice.channels).collect();
@@ -310,32 +317,32 @@ fn between(choice: Choice, candidates: &[Candidate]) -> Vec<Choice> {
     let above = others.iter().copied().filter(|n| *n > channels).min();
     let middle = |other: u8| other.midpoint(channels);
     let new = [below, above].into_iter().flatten().map(middle).filter(|n| !others.contains(n));
-    new.map(|n| Choice { channels: Some(n), ..choice }).collect()
+    new.map(|n| TunerChoice { channels: Some(n), ..choice }).collect()
 }
 
 /// The environment and the choice of each size that are worth a proof.
-fn chosen(fields: &[Field]) -> (Option<u32>, Vec<Choice>) {
-    let mut best: Option<(f64, Option<u32>, Vec<Choice>)> = None;
-    for field in fields {
-        let picked: Vec<(Choice, f64)> = field.sizes.iter().map(|c| pick(c)).collect();
+fn chosen(sets: &[CandidateSet]) -> (Option<u32>, Vec<TunerChoice>) {
+    let mut best: Option<(f64, Option<u32>, Vec<TunerChoice>)> = None;
+    for set in sets {
+        let picked: Vec<(TunerChoice, f64)> = set.sizes.iter().map(|c| pick(c)).collect();
         let sum: f64 = picked.iter().map(|(_, ratio)| ratio.ln()).sum();
         let score = (sum / picked.len().max(1) as f64).exp();
-        // The first field sets nothing. A job that has to set a variable gets something for it.
+        // The first set sets nothing. A job that has to set a variable gets something for it.
         if best.as_ref().is_none_or(|(least, ..)| score < least * ENVIRONMENT_RATIO) {
-            best = Some((score, field.environment, picked.iter().map(|(c, _)| *c).collect()));
+            best = Some((score, set.environment, picked.iter().map(|(c, _)| *c).collect()));
         }
     }
     best.map_or((None, Vec::new()), |(_, environment, choices)| (environment, choices))
 }
 
 /// The choice for one size, and the ratio that is expected of it.
-fn pick(candidates: &[Candidate]) -> (Choice, f64) {
+fn pick(candidates: &[Candidate]) -> (TunerChoice, f64) {
     let all = ranked(candidates);
-    let idle = all.iter().find(|(c, _)| *c == Choice::NONE).map_or(1.0, |(_, ratio)| *ratio);
-    let Some((choice, ratio)) = all.iter().find(|(c, _)| *c != Choice::NONE) else {
-        return (Choice::NONE, idle);
+    let idle = all.iter().find(|(c, _)| *c == TunerChoice::NONE).map_or(1.0, |(_, ratio)| *ratio);
+    let Some((choice, ratio)) = all.iter().find(|(c, _)| *c != TunerChoice::NONE) else {
+        return (TunerChoice::NONE, idle);
     };
     let is_gain = *ratio < PROMISING_RATIO;
     let is_guard = idle > HARM_RATIO && *ratio < idle * GAIN_RATIO && *ratio < HARM_RATIO;
-    if is_gain || is_guard { (*choice, *ratio) } else { (Choice::NONE, idle) }
+    if is_gain || is_guard { (*choice, *ratio) } else { (TunerChoice::NONE, idle) }
 }

@@ -1,7 +1,7 @@
 use super::simulated::{Conditions, Simulated};
 use super::*;
 use crate::tune::Rules;
-use ringwatch_wire::cost_log::Record;
+use ringwatch_wire::cost_log::CostRecord;
 
 const ALL_REDUCE: usize = 4;
 const KIB: u64 = 1024;
@@ -16,8 +16,9 @@ fn space(environments: &[Option<u32>]) -> Space {
     for (entry, cost) in [(0, 20.0), (2, 21.0), (3, 15.0), (4, 12.0), (5, 14.0)] {
         costs_us[entry] = cost;
     }
-    let of_size =
-        |bytes: &u64| candidates(&Record { collective: ALL_REDUCE, bytes: *bytes, costs_us }, &[8, 16, 32]);
+    let of_size = |bytes: &u64| {
+        candidates(&CostRecord { collective: ALL_REDUCE, bytes: *bytes, costs_us }, &[8, 16, 32])
+    };
     Space {
         collective: ALL_REDUCE,
         sizes: SIZES.to_vec(),
@@ -28,17 +29,17 @@ fn space(environments: &[Option<u32>]) -> Space {
     }
 }
 
-fn goal(minutes: u64) -> Goal {
-    Goal { confidence: 0.99, operations: 1, deadline: Duration::from_secs(60 * minutes) }
+fn goal(minutes: u64) -> SearchGoal {
+    SearchGoal { confidence: 0.99, operations: 1, deadline: Duration::from_secs(60 * minutes) }
 }
 
-fn searched(machine: &mut Simulated, space: &Space, goal: &Goal) -> Outcome {
+fn searched(machine: &mut Simulated, space: &Space, goal: &SearchGoal) -> SearchResult {
     let Ok(outcome) = search(machine, space, goal, &mut |_| {});
     outcome
 }
 
-fn around() -> Surroundings {
-    Surroundings {
+fn around() -> MeasuredOn {
+    MeasuredOn {
         nccl: "2.28.9".to_owned(),
         gpus: "4 x GPU".to_owned(),
         confidence: "99 %".to_owned(),
@@ -72,7 +73,7 @@ fn the_best_entry_of_each_size_is_found_with_the_variable_that_it_needs() {
         let space = space(&[None, Some(32)]);
         let outcome = searched(&mut machine, &space, &goal(60));
         assert_eq!(outcome.min_channels, Some(32), "seed {seed}");
-        let verdicts: Vec<bool> = outcome.sizes.iter().map(|s| s.verdict.is_kept()).collect();
+        let verdicts: Vec<bool> = outcome.sizes.iter().map(|s| s.verdict.has_rule()).collect();
         assert_eq!(verdicts, [false, false, false, true, true], "seed {seed}: {:?}", outcome.sizes);
         let entry = |i: usize| outcome.sizes[i].choice.entry;
         assert_eq!(entry(3), Selection { algorithm: Some(RING), protocol: Some(LL128) }, "seed {seed}");
@@ -87,7 +88,7 @@ fn rules_are_written_with_their_evidence_and_mean_what_was_measured() {
     let mut machine = Simulated::new(&SIZES, like_h100, (0.02, 0.006), 1);
     let space = space(&[None, Some(32)]);
     let outcome = searched(&mut machine, &space, &goal(60));
-    let text = file_of(&[(space, outcome)], &around());
+    let text = rule_file(&[(space, outcome)], &around());
     let rules = Rules::from_yaml(&text, "found").expect("rules");
     let four = &rules.all()[0];
     // The geometric middle of 1 and 4 MiB, and of 4 and 16 MiB.
@@ -117,7 +118,7 @@ fn a_choice_that_fits_several_sizes_is_one_rule() {
     let mut machine = Simulated::new(&SIZES, fast, (0.01, 0.003), 5);
     let space = space(&[None]);
     let outcome = searched(&mut machine, &space, &goal(60));
-    let text = file_of(&[(space, outcome)], &around());
+    let text = rule_file(&[(space, outcome)], &around());
     let rules = Rules::from_yaml(&text, "found").expect("rules");
     assert_eq!(rules.all().len(), 1, "{text}");
     assert_eq!(rules.all()[0].bytes, Range { min: 512 * KIB + 1, max: 16 * MIB });
@@ -134,7 +135,7 @@ fn pure_noise_gives_no_rules_more_often_than_promised() {
     let wrong = (0..SEARCHES).filter(|seed| {
         let mut machine = Simulated::new(&SIZES, |_| 100.0, (0.05, 0.06), *seed);
         let outcome = searched(&mut machine, &space, &goal(600));
-        tested += usize::from(outcome.sizes.iter().any(|s| s.choice != Choice::NONE));
+        tested += usize::from(outcome.sizes.iter().any(|s| s.choice != TunerChoice::NONE));
         outcome.has_rules()
     });
     let wrong = wrong.count();
@@ -168,11 +169,11 @@ fn what_a_loaded_tuner_costs_is_undone_or_reported() {
     let mut machine = Simulated::new(&SIZES, tuned_is_slow, (0.01, 0.003), 2);
     let space = space(&[None]);
     let outcome = searched(&mut machine, &space, &goal(60));
-    let verdicts: Vec<Verdict> = outcome.sizes.iter().map(|s| s.verdict).collect();
-    assert_eq!(verdicts[..3], [Verdict::Guard, Verdict::NoCandidate, Verdict::Gain]);
+    let verdicts: Vec<RuleVerdict> = outcome.sizes.iter().map(|s| s.verdict).collect();
+    assert_eq!(verdicts[..3], [RuleVerdict::Guard, RuleVerdict::NoCandidate, RuleVerdict::Gain]);
     let harmed: Vec<u64> = outcome.harmed().map(|s| s.bytes).collect();
     assert_eq!(harmed, [256 * KIB]);
-    let text = file_of(&[(space, outcome)], &around());
+    let text = rule_file(&[(space, outcome)], &around());
     assert!(text.contains("any loaded tuner without this rule: ratio 1.08"), "{text}");
 }
 
@@ -181,7 +182,7 @@ fn a_search_respects_its_time_and_says_so() {
     let space = space(&[None, Some(32)]);
     for seconds in [10, 60, 150] {
         let mut machine = Simulated::new(&SIZES, like_h100, (0.02, 0.006), 4);
-        let goal = Goal { deadline: Duration::from_secs(seconds), ..goal(0) };
+        let goal = SearchGoal { deadline: Duration::from_secs(seconds), ..goal(0) };
         let outcome = searched(&mut machine, &space, &goal);
         // A batch that was begun is ended; each of the three stages measures at least one.
         assert!(machine.elapsed < Duration::from_secs(seconds + 20), "{seconds} s: {:?}", machine.elapsed);
@@ -196,7 +197,19 @@ fn candidates_that_fail_are_left_out_and_named() {
     let space = space(&[None, Some(32)]);
     let outcome = searched(&mut machine, &space, &goal(60));
     assert_eq!(outcome.notes, ["the communicator was not made"]);
-    assert!(outcome.sizes[3].verdict == Verdict::Gain, "LL128 with NCCL's own channels is left: {outcome:?}");
+    assert!(
+        outcome.sizes[3].verdict == RuleVerdict::Gain,
+        "LL128 with NCCL's own channels is left: {outcome:?}"
+    );
+}
+
+#[test]
+fn rules_that_give_wrong_data_are_not_written() {
+    let mut machine = Simulated::new(&SIZES, like_h100, (0.01, 0.003), 6);
+    machine.spoils = true;
+    let outcome = searched(&mut machine, &space(&[None, Some(32)]), &goal(60));
+    assert!(!outcome.has_rules(), "{outcome:?}");
+    assert_eq!(outcome.notes, ["5 elements were wrong"]);
 }
 
 #[test]
@@ -204,7 +217,7 @@ fn progress_counts_to_the_end_of_each_stage() {
     let mut machine = Simulated::new(&SIZES, like_h100, (0.01, 0.003), 6);
     let mut all = Vec::new();
     let Ok(_) = search(&mut machine, &space(&[None]), &goal(60), &mut |p| all.push(*p));
-    for stage in [Stage::Coarse, Stage::Fine] {
+    for stage in [SearchStage::Coarse, SearchStage::Fine] {
         let last = all.iter().rfind(|p| p.stage == stage).expect("progress");
         assert_eq!(last.done, last.all);
         let first = all.iter().find(|p| p.stage == stage).expect("progress");
@@ -232,10 +245,10 @@ fn verify_keeps_what_holds_and_drops_what_does_not() {
     let Ok((judged, all, notes)) =
         verify(&mut machine, &space, rules.all(), Some(32), &goal(60), &mut |_| {});
     let kinds: Vec<(bool, bool)> =
-        judged.iter().map(|j| (j.kept.is_kept(), j.kept == Kept::NotMeasured)).collect();
+        judged.iter().map(|j| (j.status.has_rule(), j.status == RuleStatus::NotMeasured)).collect();
     assert_eq!(kinds, [(false, false), (true, false), (true, true), (true, true)], "{judged:?}");
     assert_eq!((all.len(), notes.len()), (2, 0));
-    let text = file_of_kept(&judged, Some(32), &space, &around());
+    let text = verified_file(&judged, Some(32), &space, &around());
     let kept = Rules::from_yaml(&text, "kept").expect("rules");
     assert_eq!(kept.all().len(), 3, "{text}");
     assert!(text.contains("1 of 4 rules were dropped") && text.contains("not verified"), "{text}");

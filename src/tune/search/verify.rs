@@ -1,34 +1,34 @@
 //! A file of rules against NCCL's default once more: which of its rules hold.
 
-use super::confirm::{Contest, Evidence, confirm};
-use super::stages::Pace;
-use super::{Arm, Goal, Machine, Progress, Space};
+use super::confirm::{ProofPlan, SizeEvidence, confirm};
+use super::stages::BatchTiming;
+use super::{Arm, Machine, SearchGoal, SearchProgress, Space};
 use crate::tune::Rule;
 
 /// One rule after the proof.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Judged {
+pub struct JudgedRule {
     /// The rule.
     pub rule: Rule,
     /// Whether it stays.
-    pub kept: Kept,
+    pub status: RuleStatus,
 }
 
 /// Why a rule stays or goes.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Kept {
+pub enum RuleStatus {
     /// Its gain is proven at every size that was measured.
-    Proven(Vec<(u64, Evidence)>),
+    Proven(Vec<(u64, SizeEvidence)>),
     /// It is not proven at the first of these sizes.
-    Dropped(Vec<(u64, Evidence)>),
+    Dropped(Vec<(u64, SizeEvidence)>),
     /// Nothing that was measured is for it.
     NotMeasured,
 }
 
-impl Kept {
+impl RuleStatus {
     /// True where the rule stays in the file.
-    pub fn is_kept(&self) -> bool {
-        !matches!(self, Kept::Dropped(_))
+    pub fn has_rule(&self) -> bool {
+        !matches!(self, RuleStatus::Dropped(_))
     }
 }
 
@@ -72,28 +72,28 @@ pub fn verify<M: Machine>(
     space: &Space,
     rules: &[Rule],
     environment: Option<u32>,
-    goal: &Goal,
-    on: &mut dyn FnMut(&Progress),
-) -> Result<(Vec<Judged>, Vec<(u64, Evidence)>, Vec<String>), M::Error> {
+    goal: &SearchGoal,
+    on: &mut dyn FnMut(&SearchProgress),
+) -> Result<(Vec<JudgedRule>, Vec<(u64, SizeEvidence)>, Vec<String>), M::Error> {
     let first = |bytes: u64| rules.iter().position(|r| is_for(r, space) && contains(r, bytes));
     let by_size: Vec<Option<usize>> = space.sizes.iter().map(|s| first(*s)).collect();
     let tuned = Arm { has_tuner: true, min_channels: environment, rules: rules.to_vec() };
-    let contest = Contest { tuned, is_asked: by_size.iter().map(Option::is_some).collect() };
-    let (evidence, is_complete, mut notes) = confirm(machine, &contest, goal, &mut Pace::default(), on)?;
+    let plan = ProofPlan { tuned, is_asked: by_size.iter().map(Option::is_some).collect() };
+    let (evidence, is_complete, mut notes) = confirm(machine, &plan, goal, &mut BatchTiming::default(), on)?;
     if !is_complete {
         notes.push("the time limit ended measuring early; a longer one may prove more".to_owned());
     }
-    let all: Vec<(u64, Evidence)> = space.sizes.iter().copied().zip(evidence).collect();
+    let all: Vec<(u64, SizeEvidence)> = space.sizes.iter().copied().zip(evidence).collect();
     let judged = rules.iter().enumerate().map(|(i, rule)| {
         let own = all.iter().zip(&by_size).filter(|(_, first)| **first == Some(i));
         let (good, bad): (Vec<_>, Vec<_>) =
             own.map(|(e, _)| e.clone()).partition(|(_, e)| e.is_proven || e.is_guarded);
-        let kept = match (good.is_empty(), bad.is_empty()) {
-            (_, false) => Kept::Dropped(bad),
-            (false, true) => Kept::Proven(good),
-            (true, true) => Kept::NotMeasured,
+        let status = match (good.is_empty(), bad.is_empty()) {
+            (_, false) => RuleStatus::Dropped(bad),
+            (false, true) => RuleStatus::Proven(good),
+            (true, true) => RuleStatus::NotMeasured,
         };
-        Judged { rule: rule.clone(), kept }
+        JudgedRule { rule: rule.clone(), status }
     });
     Ok((judged.collect(), all, notes))
 }

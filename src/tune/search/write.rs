@@ -1,13 +1,13 @@
 //! Found rules as a file, each with its evidence beside it.
 
-use super::confirm::{Evidence, median};
-use super::{Choice, Judged, Kept, Outcome, Space, Verdict};
+use super::confirm::{SizeEvidence, median};
+use super::{JudgedRule, RuleStatus, RuleVerdict, SearchResult, Space, TunerChoice};
 use crate::tune::yaml::{self, Commented};
 use crate::tune::{COLLECTIVES, Range};
 
 /// Where the rules were measured, in words.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Surroundings {
+pub struct MeasuredOn {
     /// `2.28.9`.
     pub nccl: String,
     /// `4 x NVIDIA H100 80GB HBM3`.
@@ -19,9 +19,9 @@ pub struct Surroundings {
 }
 
 /// Neighboring sizes with the same kept choice, as indexes of the first and the last.
-fn runs(outcome: &Outcome) -> Vec<(usize, usize)> {
+fn runs(outcome: &SearchResult) -> Vec<(usize, usize)> {
     let mut runs: Vec<(usize, usize)> = Vec::new();
-    for (i, size) in outcome.sizes.iter().enumerate().filter(|(_, s)| s.verdict.is_kept()) {
+    for (i, size) in outcome.sizes.iter().enumerate().filter(|(_, s)| s.verdict.has_rule()) {
         let is_same = |last: usize| {
             last + 1 == i && outcome.sizes.get(last).is_some_and(|before| before.choice == size.choice)
         };
@@ -51,7 +51,7 @@ pub(super) fn range(sizes: &[u64], first: usize, last: usize) -> Range<u64> {
 }
 
 /// Words for the measurements of one size.
-pub(super) fn evidence(bytes: u64, e: &Evidence, verdict: Verdict, around: &Surroundings) -> String {
+pub(super) fn evidence(bytes: u64, e: &SizeEvidence, verdict: RuleVerdict, around: &MeasuredOn) -> String {
     let us = |times: &[f64]| format!("{:.1} us", median(times) / 1000.0);
     let mut text = format!(
         "{bytes} bytes: default {}, tuned {}, ratio {:.3}",
@@ -63,7 +63,7 @@ pub(super) fn evidence(bytes: u64, e: &Evidence, verdict: Verdict, around: &Surr
         text.push_str(&format!(", below {upper:.3} with {} confidence", around.confidence));
     }
     text.push_str(&format!(", {} rounds", e.tuned.ratios.len()));
-    if verdict == Verdict::Guard {
+    if verdict == RuleVerdict::Guard {
         text.push_str(&format!("; any loaded tuner without this rule: ratio {:.3}", e.idle.ratio()));
     }
     if !e.environment.ratios.is_empty() {
@@ -72,7 +72,7 @@ pub(super) fn evidence(bytes: u64, e: &Evidence, verdict: Verdict, around: &Surr
     text
 }
 
-fn head(around: &Surroundings, environment: Option<u32>, space: Option<&Space>) -> Vec<String> {
+fn head(around: &MeasuredOn, environment: Option<u32>, space: Option<&Space>) -> Vec<String> {
     let mut lines = vec![format!(
         "Measured by ringwatch {} tune, against NCCL's default without a tuner.",
         env!("CARGO_PKG_VERSION")
@@ -100,13 +100,13 @@ pub(super) fn environment_text(min_channels: u32) -> String {
 }
 
 /// The file of rules that a search found for one or several operations.
-pub fn file_of(found: &[(Space, Outcome)], around: &Surroundings) -> String {
+pub fn rule_file(found: &[(Space, SearchResult)], around: &MeasuredOn) -> String {
     let environment = found.iter().find_map(|(_, o)| o.min_channels.filter(|_| o.has_rules()));
     let mut rules = Vec::new();
     for (space, outcome) in found.iter().filter(|(_, o)| o.min_channels == environment || !o.has_rules()) {
         for (first, last) in runs(outcome) {
             let sizes = outcome.sizes.get(first..=last).unwrap_or(&[]);
-            let choice = sizes.first().map_or(Choice::NONE, |s| s.choice);
+            let choice = sizes.first().map_or(TunerChoice::NONE, |s| s.choice);
             let needs =
                 environment.map(|n| format!("only with {} in the job's environment", environment_text(n)));
             let measured = sizes.iter().map(|s| evidence(s.bytes, &s.evidence, s.verdict, around));
@@ -120,27 +120,27 @@ pub fn file_of(found: &[(Space, Outcome)], around: &Surroundings) -> String {
 }
 
 /// The file without the rules that were dropped.
-pub fn file_of_kept(
-    judged: &[Judged],
+pub fn verified_file(
+    judged: &[JudgedRule],
     environment: Option<u32>,
     space: &Space,
-    around: &Surroundings,
+    around: &MeasuredOn,
 ) -> String {
     let mut lines = head(around, environment, Some(space));
-    let dropped = judged.iter().filter(|j| !j.kept.is_kept()).count();
+    let dropped = judged.iter().filter(|j| !j.status.has_rule()).count();
     lines.push(format!("Verified; {dropped} of {} rules were dropped.", judged.len()));
-    let comments = |kept: &Kept| match kept {
-        Kept::Proven(sizes) | Kept::Dropped(sizes) => {
-            let verdict = |e: &Evidence| if e.is_proven { Verdict::Gain } else { Verdict::Guard };
+    let comments = |kept: &RuleStatus| match kept {
+        RuleStatus::Proven(sizes) | RuleStatus::Dropped(sizes) => {
+            let verdict = |e: &SizeEvidence| if e.is_proven { RuleVerdict::Gain } else { RuleVerdict::Guard };
             sizes.iter().map(|(b, e)| evidence(*b, e, verdict(e), around)).collect()
         }
-        Kept::NotMeasured => {
+        RuleStatus::NotMeasured => {
             let name = COLLECTIVES.get(space.collective).unwrap_or(&"this operation");
             vec![format!("not verified: nothing of {name} on {} ranks is for it", space.ranks)]
         }
     };
-    let kept = judged.iter().filter(|j| j.kept.is_kept());
+    let kept = judged.iter().filter(|j| j.status.has_rule());
     let rules: Vec<Commented> =
-        kept.map(|j| Commented { comments: comments(&j.kept), rule: j.rule.clone() }).collect();
+        kept.map(|j| Commented { comments: comments(&j.status), rule: j.rule.clone() }).collect();
     yaml::write(&lines, &rules)
 }

@@ -19,9 +19,9 @@ use tempfile::TempDir;
 /// The longest that ranks wait for each other: longer than all arms of a batch can hang.
 const PATIENCE: Duration = Duration::from_secs(900);
 
-/// The environment of one child, as all ranks have to dress it.
+/// The environment of one child, the same on all ranks.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Dress {
+pub(super) struct ArmEnvironment {
     pub(super) has_tuner: bool,
     pub(super) min_channels: Option<u32>,
     /// The compiled rules.
@@ -32,10 +32,10 @@ pub(super) struct Dress {
 
 /// What all ranks do next.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Batch {
+pub(super) struct ArmBatch {
     pub(super) collective: Collective,
     pub(super) sizes: Vec<u64>,
-    pub(super) arms: Vec<Dress>,
+    pub(super) arms: Vec<ArmEnvironment>,
     pub(super) repeats: u32,
     pub(super) is_checked: bool,
     /// One operation of each size is issued, and nothing is measured.
@@ -44,7 +44,7 @@ pub(super) struct Batch {
 
 /// This process's part.
 #[derive(Debug)]
-pub(super) struct Crew {
+pub(super) struct RankProcesses {
     base: Settings,
     launch: Option<Launch>,
     others: Option<Rendezvous>,
@@ -56,7 +56,7 @@ pub(super) struct Crew {
     turn: u32,
 }
 
-impl Crew {
+impl RankProcesses {
     pub(super) fn gather(
         base: Settings,
         launch: Option<Launch>,
@@ -65,7 +65,7 @@ impl Crew {
         let directory = tempfile::tempdir().context("cannot make a temporary directory for the plugin")?;
         bundle::install(directory.path()).context("cannot write the plugin")?;
         let others = launch.as_ref().map(|l| Rendezvous::join(l, PATIENCE)).transpose()?;
-        Ok(Crew { base, launch, others, directory, needs_profiler, epoch: 0, turn: 0 })
+        Ok(RankProcesses { base, launch, others, directory, needs_profiler, epoch: 0, turn: 0 })
     }
 
     /// True for the process that decides and prints.
@@ -74,7 +74,7 @@ impl Crew {
     }
 
     /// Orders a batch and takes part in it. The results are of the arms, in their order.
-    pub(super) fn order(&mut self, batch: &Batch) -> anyhow::Result<Vec<Result<Report, String>>> {
+    pub(super) fn order(&mut self, batch: &ArmBatch) -> anyhow::Result<Vec<Result<Report, String>>> {
         self.send(Some(batch))?;
         let results = self.play(batch)?;
         let missing = || "rank 0's process has no report".to_owned();
@@ -93,20 +93,20 @@ impl Crew {
         }
     }
 
-    /// Does what rank 0 orders, until it dismisses its crew.
+    /// Does what rank 0 orders, until rank 0 dismisses the others.
     pub(super) fn follow(&mut self) -> anyhow::Result<()> {
         loop {
             let Some(others) = &mut self.others else { return Ok(()) };
             let all = others.all_gather(&[])?;
             let order = all.first().map(Vec::as_slice).unwrap_or_default();
-            let batch: Option<Batch> =
+            let batch: Option<ArmBatch> =
                 serde_json::from_slice(order).context("rank 0 has sent what this rank cannot read")?;
             let Some(batch) = batch else { return Ok(()) };
             self.play(&batch)?;
         }
     }
 
-    fn send(&mut self, batch: Option<&Batch>) -> anyhow::Result<()> {
+    fn send(&mut self, batch: Option<&ArmBatch>) -> anyhow::Result<()> {
         if let Some(others) = &mut self.others {
             others.all_gather(&serde_json::to_vec(&batch)?)?;
         }
@@ -114,7 +114,7 @@ impl Crew {
     }
 
     /// This process's children of a batch, from start to end.
-    fn play(&mut self, batch: &Batch) -> anyhow::Result<Vec<Result<Option<Report>, String>>> {
+    fn play(&mut self, batch: &ArmBatch) -> anyhow::Result<Vec<Result<Option<Report>, String>>> {
         let settings = self.settings(batch);
         let limit = Duration::from_secs(self.base.timeout_s.saturating_add(30));
         let mut players = Vec::new();
@@ -130,7 +130,7 @@ impl Crew {
         Ok(players.into_iter().map(|p| p.finish().0.map_err(|e| format!("{e:#}"))).collect())
     }
 
-    fn settings(&self, batch: &Batch) -> Settings {
+    fn settings(&self, batch: &ArmBatch) -> Settings {
         let mut s = Settings {
             collective: batch.collective,
             sizes: batch.sizes.clone(),
@@ -144,7 +144,7 @@ impl Crew {
         s
     }
 
-    fn variant(&self, arm: &Dress, nth: usize) -> anyhow::Result<Variant> {
+    fn variant(&self, arm: &ArmEnvironment, nth: usize) -> anyhow::Result<Variant> {
         let directory = self.directory.path();
         let mut variables = Vec::new();
         let mut set = |name: &str, value: OsString| {
