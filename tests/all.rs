@@ -47,5 +47,6 @@ mod simulator;
 mod soak;
 mod support;
 mod tune;
+mod tune_search;
 mod view;
 mod watch;

@@ -1,14 +1,12 @@
 //! `ringwatch tune --search` and `--verify`: the whole search with the real plugin, against an NCCL of host memory whose times
 //! depend on the tuner's choice.
 
-mod support;
-
+use crate::support::fake_gpu::{fake, over_fake, processes_of};
+use crate::support::{Play, Players, Room, Said, run};
 use ringwatch::tune::{Range, Rules, Selection};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::fake_gpu::{fake, over_fake, processes_of};
-use support::{Play, Players, Room, Said, run};
 
 /// A name for the test that calls this.
 macro_rules! fake_or_skip {
