@@ -42,7 +42,7 @@ mod scenarios;
 mod secrets;
 mod service;
 mod shipped;
-#[allow(dead_code, reason = "the exam uses the rest")]
+#[allow(dead_code, unused_imports, reason = "the exam uses the rest")]
 mod simulator;
 mod soak;
 mod support;

@@ -27,7 +27,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check { id: "permissions", area: Area::Software, run: permissions },
 ];
 
-/// A recorded job takes less than a second; all seven interfaces have to be tried within a check's time.
+/// A recorded job takes less than a second; this is half of a check's time.
 const PLAYING: Duration = Duration::from_secs(5);
 /// The agent's settings, when no file is named.
 const SETTINGS: &str = "/etc/ringwatch/agent.yaml";
@@ -182,14 +182,18 @@ fn plugin(host: &Host) -> Vec<Observation> {
             )];
         }
     };
-    let mut results = Vec::new();
-    for abi in Abi::ALL {
+    let try_one = |abi: Abi| {
         let segments = place.path().join(abi.to_string());
         let made = std::fs::create_dir(&segments).map_err(|e| e.to_string());
-        if let Err(why) = made.and_then(|()| played(program, &file, &segments, abi)) {
-            results.push(Observation::fail(format!("with interface {abi} it does not work: {why}"), fix));
-        }
-    }
+        let why = made.and_then(|()| played(program, &file, &segments, abi)).err()?;
+        Some(Observation::fail(format!("with interface {abi} it does not work: {why}"), fix))
+    };
+    // At the same time: one after the other they take the check's whole time on a busy host.
+    let mut results: Vec<Observation> = std::thread::scope(|scope| {
+        let tried: Vec<_> = Abi::ALL.iter().map(|abi| scope.spawn(|| try_one(*abi))).collect();
+        let joined = tried.into_iter().map(|t| t.join().unwrap_or_else(|e| std::panic::resume_unwind(e)));
+        joined.flatten().collect()
+    });
     if results.is_empty() {
         results.push(Observation::pass(format!(
             "loaded, and recorded a job, with interfaces v1 to v{}",
