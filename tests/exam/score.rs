@@ -12,6 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 const MS: u64 = 1_000_000;
 /// The share of the job's time from which on what it lost is a warning.
 const WORTH_A_WARNING: f64 = 0.03;
+/// The hosts' clocks, by which records come, are at most so far off: what was found so long before its cause is about it.
+const CLOCKS_NS: u64 = MS;
 /// What the bus and the beats of the agents may take.
 const ON_THE_WAY: u64 = 1_200 * MS;
 
@@ -194,7 +196,7 @@ fn is_severe_enough(truth: &Truth, v: &Version) -> bool {
 /// Whether a finding says what is true, apart from the operation and the time.
 fn says(truth: &Truth, v: &Version, exam: &Exam) -> bool {
     let f = &v.finding;
-    if !truth.named.contains(&f.kind) || v.at_ns < truth.planted_ns {
+    if !truth.named.contains(&f.kind) || v.at_ns.saturating_add(CLOCKS_NS) < truth.planted_ns {
         return false;
     }
     if truth.kind == FaultKind::NodeLost && f.kind == Kind::SilentNode {
