@@ -311,7 +311,8 @@ fn promtool_accepts_the_rules_their_tests_and_the_metrics() {
     let mut feed = Feed::new();
     feed.step(20 * S);
     feed.step(21 * S);
-    let body = feed.answer(21 * S, Some("text/plain")).1;
+    // As curl asks.
+    let body = feed.answer(21 * S, Some("*/*")).1;
     let mut child = Command::new(&promtool)
         .args(["check", "metrics"])
         .stdin(Stdio::piped())

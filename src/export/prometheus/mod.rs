@@ -1,4 +1,5 @@
-//! `/metrics`: OpenMetrics text, Prometheus' older text, or its protobuf with native histograms, as was asked for.
+//! `/metrics`: OpenMetrics text, Prometheus' older text, or its protobuf with native histograms, as was asked for;
+//! the older text where nothing was.
 
 mod negotiate;
 mod protobuf;

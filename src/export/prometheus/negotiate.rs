@@ -24,8 +24,8 @@ impl Format {
     }
 }
 
-/// The wanted format that is offered: the one of highest weight, the first of equals. Who asks for nothing we have, or
-/// for anything, gets OpenMetrics.
+/// The wanted format that is offered: the one of highest weight, the first of equals. A scraper that names none of them, as
+/// curl does not, gets Prometheus' text, which every tool reads (`promtool check metrics` reads nothing else).
 pub fn negotiated(accept: Option<&str>, protobuf: bool) -> Format {
     let mut best: Option<(f64, Format)> = None;
     for part in accept.unwrap_or("").split(',') {
@@ -53,7 +53,7 @@ pub fn negotiated(accept: Option<&str>, protobuf: bool) -> Format {
             best = Some((weight, format));
         }
     }
-    best.map_or(Format::OpenMetrics, |(_, f)| f)
+    best.map_or(Format::Text, |(_, f)| f)
 }
 
 #[cfg(test)]
@@ -74,11 +74,11 @@ mod tests {
             (Some(classic), true, Format::OpenMetrics),
             (Some("text/plain;q=0.5"), true, Format::Text),
             (Some("application/vnd.google.protobuf;encoding=text, text/plain"), true, Format::Text),
-            (Some("text/plain;q=0, */*"), true, Format::OpenMetrics),
-            (Some("*/*"), true, Format::OpenMetrics),
-            (Some("text/html"), true, Format::OpenMetrics),
-            (Some(";;=,,q="), true, Format::OpenMetrics),
-            (None, true, Format::OpenMetrics),
+            (Some("text/plain;q=0, */*"), true, Format::Text),
+            (Some("*/*"), true, Format::Text),
+            (Some("text/html"), true, Format::Text),
+            (Some(";;=,,q="), true, Format::Text),
+            (None, true, Format::Text),
         ] {
             assert_eq!(negotiated(accept, offered), want, "{accept:?}");
         }
