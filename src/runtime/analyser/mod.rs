@@ -29,6 +29,7 @@ use crate::ingest::{now_ns, unix_ns};
 use crate::model::{Finding, FindingEvent};
 use async_nats::{Client, Subscriber};
 use futures_util::StreamExt;
+use futures_util::stream::{PollNext, select, select_with_strategy};
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,7 +37,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tracing::{info, warn};
 
 /// Messages that wait for the state at most.
@@ -215,11 +215,11 @@ fn run_id(node: &str) -> String {
 /// Hands over what was said lately, and then what is said, which waits in the subscriptions until then.
 async fn hear(
     client: Client,
-    subscriptions: Vec<Subscriber>,
+    [of_nodes, of_communicators, of_partitions]: [Subscriber; 3],
     send: mpsc::SyncSender<Hearing>,
     room: Arc<Room>,
 ) {
-    let put = move |message, recorded| {
+    let put = |message, recorded| {
         let at = Moment { mono_ns: now_ns(), unix_ns: unix_ns() };
         room.put(&send, Hearing { message, at, recorded });
     };
@@ -228,16 +228,13 @@ async fn hear(
     }
     // Whoever listens from now on knows nothing of what is older: agents tell all.
     drop(client.publish(format!("{}.wish.all", subject::ROOT), everything().encode_to_vec().into()).await);
-    let mut tasks = JoinSet::new();
-    for mut heard in subscriptions {
-        let put = put.clone();
-        tasks.spawn(async move {
-            while let Some(message) = heard.next().await {
-                put(message, false);
-            }
-        });
+    // Messages arrive in the order in which an agent sent them, and each subscription has a queue of its own. An agent
+    // announces a process before it sends what the process did: the queue of nodes comes first, or that is refused.
+    let of_communicators = select(of_communicators, of_partitions);
+    let mut heard = select_with_strategy(of_nodes, of_communicators, |(): &mut ()| PollNext::Left);
+    while let Some(message) = heard.next().await {
+        put(message, false);
     }
-    while tasks.join_next().await.is_some() {}
 }
 
 /// Logs what happens to the connection, and asks agents for everything when it is there again.
@@ -299,15 +296,15 @@ pub async fn run(
         state.send_to(receiver.outgoing());
     }
     let started = state.started_unix_ns();
-    let mut subscriptions = Vec::new();
-    for topic in ["comm.>", "node.>", "part.>"] {
-        let heard = client.subscribe(format!("{}.{topic}", subject::ROOT)).await;
+    let subscribed = async |topic: &str| {
         let why = |e: async_nats::client::SubscribeError| crate::cluster::Error::Connect {
             servers: settings.named_servers(),
             why: e.to_string(),
         };
-        subscriptions.push(heard.map_err(why)?);
-    }
+        client.subscribe(format!("{}.{topic}", subject::ROOT)).await.map_err(why)
+    };
+    let subscriptions =
+        [subscribed("node.>").await?, subscribed("comm.>").await?, subscribed("part.>").await?];
     let mut tasks = vec![tokio::spawn(hear(client.clone(), subscriptions, send, room))];
     let thread = StateThread::start(state.heartbeat(), move |queue| state.run(queue, &told_state))?;
     tasks.push(tokio::spawn(speak::speak(client.clone(), id, known, sayings, tell_state, told)));
