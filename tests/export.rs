@@ -67,6 +67,9 @@ fn fed(settings: Settings) -> (Hand, Metrics, Vec<Finding>) {
     (hand, metrics, open)
 }
 
+/// What Prometheus asks for.
+const OPEN_METRICS: &str = "application/openmetrics-text";
+
 fn text(hand: &Hand, metrics: &mut Metrics, open: &[Finding], now_ns: u64, accept: Option<&str>) -> String {
     let (_, body) = metrics.render(&hand.join, open, &own(now_ns), negotiated(accept, true)).unwrap();
     String::from_utf8(body).unwrap()
@@ -75,7 +78,7 @@ fn text(hand: &Hand, metrics: &mut Metrics, open: &[Finding], now_ns: u64, accep
 #[test]
 fn the_metrics_of_a_known_job_are_these() {
     let (hand, mut metrics, open) = fed(Settings { cluster: Some("lab".into()), ..Settings::default() });
-    insta::assert_snapshot!(text(&hand, &mut metrics, &open, 41 * S, None));
+    insta::assert_snapshot!(text(&hand, &mut metrics, &open, 41 * S, Some(OPEN_METRICS)));
 }
 
 #[test]
@@ -100,7 +103,7 @@ fn jobs_of_two_users_with_the_same_names_have_series_of_their_own() {
         OperationRef::named("AllReduce", Track::Collective, order),
     );
     metrics.events(&hand.join, &[event(Change::Opened, &hang)]);
-    let text = text(&hand, &mut metrics, &[hang], 41 * S, None);
+    let text = text(&hand, &mut metrics, &[hang], 41 * S, Some(OPEN_METRICS));
     let of_user = |metric: &str, uid: &str| -> Option<f64> {
         let (begin, label) = (format!("{metric}{{"), format!("uid=\"{uid}\""));
         let lines = text.lines().filter(|l| l.starts_with(&begin) && l.contains(&label));
@@ -141,7 +144,7 @@ fn a_finding_that_becomes_critical_is_counted_where_it_is_now() {
     let mut series = |change, severity| {
         let now = f(severity, change != Change::Closed);
         metrics.events(&hand.join, &[event(change, &now)]);
-        let text = text(&hand, &mut metrics, &[now], 41 * S, None);
+        let text = text(&hand, &mut metrics, &[now], 41 * S, Some(OPEN_METRICS));
         let of = |severity: &str| {
             let label = format!("severity=\"{severity}\"");
             let line = |l: &&str| {
@@ -242,7 +245,7 @@ fn the_list_for_people_is_the_catalogue() {
 #[test]
 fn exemplars_lead_to_the_trace_of_their_operation_and_only_where_one_is_kept() {
     let (hand, mut metrics, _) = fed(Settings::default());
-    let body = text(&hand, &mut metrics, &[], 41 * S, None);
+    let body = text(&hand, &mut metrics, &[], 41 * S, Some(OPEN_METRICS));
     let trace = trace_id::of_operation(COMM, Track::Collective, 19);
     let line = body.lines().find(|l| l.contains("transfer_seconds_bucket") && l.contains('#')).unwrap();
     assert!(line.contains(&format!("# {{trace_id=\"{trace:032x}\",span_id=")), "{line}");
@@ -256,13 +259,13 @@ fn exemplars_lead_to_the_trace_of_their_operation_and_only_where_one_is_kept() {
     again.round(10 * S, None);
     let taken = again.join.take_finished();
     none.finished(&again.join, &taken);
-    assert!(!text(&again, &mut none, &[], 11 * S, None).contains("trace_id"));
+    assert!(!text(&again, &mut none, &[], 11 * S, Some(OPEN_METRICS)).contains("trace_id"));
 }
 
 #[test]
 fn what_the_budget_has_no_room_for_is_folded_and_told() {
     let (hand, mut metrics, _) = fed(Settings { series_budget: 1, ..Settings::default() });
-    let body = text(&hand, &mut metrics, &[], 41 * S, None);
+    let body = text(&hand, &mut metrics, &[], 41 * S, Some(OPEN_METRICS));
     let waiting: Vec<_> =
         body.lines().filter(|l| l.starts_with("ringwatch_rank_waiting_seconds_total")).collect();
     assert_eq!(waiting.len(), 2, "{waiting:?}");
@@ -276,7 +279,7 @@ fn what_the_budget_has_no_room_for_is_folded_and_told() {
 fn series_of_what_is_gone_go_after_a_while_and_come_back() {
     let (mut hand, mut metrics, open) = fed(Settings { idle_seconds: 60, ..Settings::default() });
     let has = |body: &str| body.contains("ringwatch_operations_total{");
-    assert!(has(&text(&hand, &mut metrics, &open, 41 * S, None)));
+    assert!(has(&text(&hand, &mut metrics, &open, 41 * S, Some(OPEN_METRICS))));
     assert!(has(&text(&hand, &mut metrics, &open, 101 * S, None)));
     let late = text(&hand, &mut metrics, &open, 102 * S, None);
     assert!(!has(&late));
@@ -295,11 +298,11 @@ fn a_finding_counts_once_while_it_is_open_and_again_when_it_comes_back() {
         let line = body.lines().find(|l| l.starts_with(&format!("{name}{{"))).unwrap();
         line.rsplit(' ').next().unwrap().to_owned()
     };
-    let body = text(&hand, &mut metrics, &open, 41 * S, None);
+    let body = text(&hand, &mut metrics, &open, 41 * S, Some(OPEN_METRICS));
     assert_eq!(value(&body, "ringwatch_findings_opened_total"), "1.0");
     assert_eq!(value(&body, "ringwatch_findings"), "1.0");
     metrics.events(&hand.join, &[event(Change::Updated, &open[0])]);
-    let body = text(&hand, &mut metrics, &open, 41 * S, None);
+    let body = text(&hand, &mut metrics, &open, 41 * S, Some(OPEN_METRICS));
     assert_eq!(value(&body, "ringwatch_findings_updated_total"), "1.0");
     assert_eq!(value(&body, "ringwatch_findings_opened_total"), "1.0");
     let mut closed = open.clone();
@@ -318,7 +321,7 @@ fn a_finding_counts_once_while_it_is_open_and_again_when_it_comes_back() {
 #[test]
 fn inspectors_names_are_given_only_where_they_are_asked_for_and_for_one_period() {
     let (hand, mut metrics, _) = fed(Settings { inspector_names: true, ..Settings::default() });
-    let body = text(&hand, &mut metrics, &[], 41 * S, None);
+    let body = text(&hand, &mut metrics, &[], 41 * S, Some(OPEN_METRICS));
     let line = body
         .lines()
         .find(|l| l.starts_with("nccl_collective_exec_time_microseconds{") && l.contains("GPU2"))
@@ -331,7 +334,7 @@ fn inspectors_names_are_given_only_where_they_are_asked_for_and_for_one_period()
     );
     assert!(!text(&hand, &mut metrics, &[], 42 * S, None).contains("\nnccl_"), "nothing new, nothing told");
     let (hand, mut metrics, _) = fed(Settings::default());
-    assert!(!text(&hand, &mut metrics, &[], 41 * S, None).contains("\nnccl_"));
+    assert!(!text(&hand, &mut metrics, &[], 41 * S, Some(OPEN_METRICS)).contains("\nnccl_"));
 }
 
 #[test]
