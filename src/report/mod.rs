@@ -8,7 +8,8 @@ use crate::model::{Change, Finding, FindingEvent, Snapshot, size_text};
 use serde::Serialize;
 use std::io::{self, Write};
 
-/// Writes findings as JSON, one object a line. The schema is in the README and does not change silently.
+/// Writes findings as JSON, one object a line. Their fields are in the README beside this file and do not change
+/// silently.
 ///
 /// # Errors
 /// Those of the writer.
