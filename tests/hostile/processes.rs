@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
 use std::time::Duration;
 
-/// What the README promises.
+/// The delay that `src/detect/README.md` gives for a rank whose process is gone.
 const SOON: Duration = Duration::from_millis(200);
 
 /// Tries until one is not delayed by whatever else the machine does.
