@@ -236,6 +236,18 @@ fn says(truth: &Truth, v: &Version, exam: &Exam) -> bool {
     }
 }
 
+/// True for a mismatch of two ranks while nobody else has issued the operation: which of them is wrong cannot be known yet.
+fn is_between_first_two(truth: &Truth, v: &Version, happened: &[Stay]) -> bool {
+    let f = &v.finding;
+    let key: OpKey = (f.communicator, f.operation.track, f.operation.order);
+    let is_there = |s: &&Stay| (s.id, s.track, s.order) == key && s.issued_ns <= v.at_ns;
+    f.kind == Kind::Mismatch
+        && truth.named.contains(&f.kind)
+        && v.ranks.len() == 2
+        && v.ranks.is_superset(&truth.culprits)
+        && happened.iter().filter(is_there).all(|s| v.ranks.contains(&s.rank))
+}
+
 /// True where all these ranks belong to the communicator of a finding.
 fn is_member(f: &Finding, exam: &Exam, ranks: &BTreeSet<u32>) -> bool {
     let members = exam.members.iter().find(|(id, _)| *id == f.communicator).map(|(_, m)| m);
@@ -311,7 +323,9 @@ fn judge(exam: &Exam, truths: &[Truth], happened: &[Stay], way: Way, versions: &
         let is_bad = |v: &&&Version| v.finding.severity >= Severity::Warning;
         // Each of its versions that wakes somebody has to be true.
         let is_false = |v: &&&Version| {
-            let is_said = |t: &Truth| t.need != Need::Nothing && says(t, v, exam);
+            let is_said = |t: &Truth| {
+                t.need != Need::Nothing && (says(t, v, exam) || is_between_first_two(t, v, happened))
+            };
             !is_worth_it(happened, exam, v) && !truths.iter().any(is_said)
         };
         let found = versions.iter().filter(is_bad).find(is_false);

@@ -110,9 +110,9 @@ fn one(
         deadline_ns: 0,
         cost: 0.0,
     };
-    // A host that has no room in its queue dies before it waits for some, and so before the healthy job made the call.
+    // A host that has no room in its queue ends before it waits for some, and so before the healthy job made the call.
     let last_ns = happened.iter().filter(|s| p.culprits.contains(&s.rank)).map(|s| s.issued_ns).max();
-    if matches!(p.kind, FaultKind::Killed | FaultKind::Exits) {
+    if matches!(p.kind, FaultKind::Killed | FaultKind::Exits | FaultKind::Aborted) {
         truth.planted_ns = truth.planted_ns.min(last_ns.unwrap_or(p.at_ns));
     }
     if p.kind == FaultKind::NeverJoined {
