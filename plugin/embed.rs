@@ -12,11 +12,12 @@ use std::process::Command;
 const LIBRARIES: &[(&str, &str, &str)] = &[
     ("ringwatch-plugin", "libringwatch_plugin.so", "RINGWATCH_PLUGIN_LIBRARY"),
     ("ringwatch-null", "libringwatch_null.so", "RINGWATCH_NULL_LIBRARY"),
+    ("ringwatch-shim", "libringwatch_shim.so", "RINGWATCH_SHIM_LIBRARY"),
     ("ringwatch-preload", "libringwatch_preload.so", "RINGWATCH_PRELOAD_LIBRARY"),
 ];
 
 fn main() {
-    for dir in ["plugin", "plugin/null", "plugin/preload", "plugin/wire"] {
+    for dir in ["plugin", "plugin/null", "plugin/preload", "plugin/shim", "plugin/wire"] {
         for path in ["src", "Cargo.toml", "build.rs"] {
             if Path::new(dir).join(path).exists() {
                 println!("cargo::rerun-if-changed={dir}/{path}");

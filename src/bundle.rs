@@ -17,6 +17,12 @@ pub const NULL_FILE_NAME: &str = "libnccl-profiler-ringwatch-null.so";
 /// The bytes of the plugin that does nothing, which only benchmarks load.
 pub const NULL_PLUGIN: &[u8] = include_bytes!(env!("RINGWATCH_NULL_LIBRARY"));
 
+/// The bytes of the plugin that stands before another one and switches it, for `bench --cost`.
+pub const SHIM: &[u8] = include_bytes!(env!("RINGWATCH_SHIM_LIBRARY"));
+
+/// Versions of the profiler ABI, from 1.
+pub const PROFILER_VERSIONS: std::ops::RangeInclusive<u32> = 1..=7;
+
 /// The file name of the library for LD_PRELOAD, which is the plugin too; NCCL finds it by this name.
 pub const PRELOAD_FILE_NAME: &str = "libringwatch-preload.so";
 
@@ -40,6 +46,32 @@ pub fn install(dir: &Path) -> io::Result<PathBuf> {
 /// As [`install`].
 pub fn install_null(dir: &Path) -> io::Result<PathBuf> {
     put(dir, NULL_FILE_NAME, NULL_PLUGIN)
+}
+
+/// Puts the plugin that switches another one into a directory, as [`install`] does with the real one. NCCL finds only the
+/// tables of these ABI versions in it: it has to choose the version that it would choose of the other plugin.
+///
+/// # Errors
+/// As [`install`].
+pub fn install_shim(dir: &Path, name: &str, versions: &[u32]) -> io::Result<PathBuf> {
+    let mut bytes = SHIM.to_vec();
+    for version in PROFILER_VERSIONS.filter(|v| !versions.contains(v)) {
+        // The hash table finds a symbol by its old name, and then compares it with the new one, which differs.
+        rename(&mut bytes, &format!("ncclProfiler_v{version}\0"), &format!("ncclProfiler_-{version}\0"));
+    }
+    put(dir, name, &bytes)
+}
+
+/// Replaces a text wherever it is by another one of the same length.
+fn rename(bytes: &mut [u8], old: &str, new: &str) {
+    let (old, new) = (old.as_bytes(), new.as_bytes());
+    let places: Vec<usize> =
+        bytes.windows(old.len()).enumerate().filter(|(_, w)| *w == old).map(|(i, _)| i).collect();
+    for at in places {
+        if let Some(there) = bytes.get_mut(at..at + new.len()) {
+            there.copy_from_slice(new);
+        }
+    }
 }
 
 fn put(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<PathBuf> {
