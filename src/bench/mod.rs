@@ -19,6 +19,7 @@ mod regression;
 pub mod rendezvous;
 mod result;
 mod shared;
+pub mod signed_rank;
 pub mod sizes;
 pub mod targets;
 mod turns;

@@ -1,7 +1,7 @@
 //! Arms against NCCL's default in many rounds, until it is decided which sizes they make faster.
 
-use super::signed_rank::{bounds, rounds_min};
 use super::{Arm, GAIN_RATIO, HARM_RATIO, Machine, SearchGoal, SearchProgress, SearchStage, Times};
+use crate::bench::signed_rank::{bounds, rounds_min};
 use crate::tune::search::stages::BatchTiming;
 
 /// Repeats of each size in a round.

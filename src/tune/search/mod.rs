@@ -6,7 +6,6 @@
 
 mod candidates;
 mod confirm;
-mod signed_rank;
 #[cfg(test)]
 pub(crate) mod simulated;
 mod stages;
