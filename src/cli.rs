@@ -489,8 +489,20 @@ pub struct Bench {
     /// With --compare: one more variant, with another profiler plugin, and variables of its own
     #[arg(long, value_name = "NAME=PATH[,VAR=VALUE...]", requires = "compare")]
     pub with: Vec<String>,
-    /// Measure everything so many times, with new communicators each time; with --compare: each variant, in turn
-    /// [default: 1; 5 with --compare, --save or --against]
+    /// Measure what a profiler plugin costs an operation, by phases with and without events beside each other in the
+    /// same processes. Prints the time without events, and NCCL's own price and the plugin's with intervals of 95 %. The
+    /// data are not checked
+    #[arg(long, conflicts_with_all = ["compare", "targets", "save", "against", "events", "iters", "warmup_iters", "millis", "repeat", "turns", "result"])]
+    pub cost: bool,
+    /// With --cost: measure this profiler plugin [default: Ringwatch's own]
+    #[arg(long, value_name = "FILE", requires = "cost")]
+    pub plugin: Option<PathBuf>,
+    /// With --cost: operations that each phase times [default: 1500]
+    #[arg(long, value_name = "N", requires = "cost")]
+    pub calls: Option<u32>,
+    /// Measure everything so many times, with new communicators each time; with --compare: each variant, in turn; with
+    /// --cost: phases of each kind, with the same communicators [default: 1; 5 with --compare, --save or --against; 60
+    /// with --cost]
     #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub rounds: Option<u32>,
     /// With --compare: the events that the null plugin asks for [default: 0x42, collectives and kernels on channels]

@@ -3,12 +3,14 @@
 //! Every thread drives its GPUs and meets the others at barriers. The calling thread only watches: it hands on
 //! results, and where a thread is too long in one call, it aborts that thread's communicators from outside.
 
+use super::cost::ROUNDS_MIN;
 use super::cuda::Cuda;
 use super::error::BenchError;
 use super::nccl::{ID_BYTES, Nccl, UniqueId};
 use super::rendezvous::{Launch, Rendezvous, RendezvousError};
 use super::result::{Environment, RankInfo, Report, Settings, SizeResult};
 use super::shared::{GRACE, Shared, lock};
+use super::signed_rank::ROUNDS_MAX;
 use super::sizes;
 use super::turns::Turns;
 use super::worker::Worker;
@@ -120,6 +122,15 @@ fn validate(s: &Settings, launch: Option<&Launch>) -> Result<(), BenchError> {
             "--cuda-graph and --blocking exclude each other: in a graph the host waits for nothing"
                 .to_owned(),
         );
+    }
+    if let Some(plan) = s.cost {
+        let most = u32::try_from(ROUNDS_MAX).unwrap_or(u32::MAX);
+        if plan.rounds < ROUNDS_MIN || plan.rounds > most {
+            return wrong(format!("--rounds {}: with --cost from {ROUNDS_MIN} to {most}", plan.rounds));
+        }
+        if plan.calls == 0 || plan.calls > MOST_ITERS {
+            return wrong(format!("--calls {}: from 1 to {MOST_ITERS}", plan.calls));
+        }
     }
     if s.graph.is_some() && s.events {
         return wrong("--cuda-graph and --events exclude each other: events time single calls".to_owned());
@@ -322,6 +333,7 @@ fn supervise(shared: &Arc<Shared>, on: &mut dyn FnMut(&Progress<'_>)) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::CostPlan;
     use crate::bench::fixtures::settings;
 
     fn launch(local_rank: u32) -> Launch {
@@ -349,6 +361,13 @@ mod tests {
             (Settings { graph: Some(2), blocking: true, ..settings() }, false, "--blocking"),
             (Settings { graph: Some(2), events: true, ..settings() }, false, "--events"),
             (Settings { threads: 2, ..settings() }, true, "--threads"),
+            (Settings { cost: Some(CostPlan { rounds: 5, calls: 9 }), ..settings() }, false, "--rounds 5"),
+            (
+                Settings { cost: Some(CostPlan { rounds: 401, calls: 9 }), ..settings() },
+                false,
+                "--rounds 401",
+            ),
+            (Settings { cost: Some(CostPlan { rounds: 6, calls: 0 }), ..settings() }, false, "--calls"),
         ] {
             let launch = launch(0);
             let said = validate(&wrong, launched.then_some(&launch)).unwrap_err().to_string();

@@ -79,6 +79,9 @@ pub enum BenchError {
     /// Whoever gives the turns is gone.
     #[error("whoever compares this benchmark with others has gone; nothing more is measured")]
     TurnsOver,
+    /// Events cannot be switched; the text says why.
+    #[error("{0}")]
+    Shim(String),
     /// A call of NCCL failed.
     #[error("rank {rank}: {call}: {text} ({code}){}{}", during(.operation), last_words(.last))]
     Nccl {

@@ -26,6 +26,7 @@ pub(crate) fn settings() -> Settings {
         pin: false,
         events: false,
         repeat: 1,
+        cost: None,
         timeout_s: 5,
         nccl: None,
         cuda: None,
@@ -67,6 +68,7 @@ pub(crate) fn timing(size_bytes: u64, repeats_us: &[f64]) -> Timing {
         busbw_gb_per_s: bw,
         wrong: Some(0),
         events: None,
+        phases: None,
     }
 }
 

@@ -6,6 +6,7 @@
 
 pub mod check;
 mod compare;
+mod cost;
 pub mod cuda;
 mod engine;
 mod error;
@@ -19,6 +20,7 @@ mod regression;
 pub mod rendezvous;
 mod result;
 mod shared;
+mod shim;
 pub mod signed_rank;
 pub mod sizes;
 pub mod targets;
@@ -26,6 +28,7 @@ mod turns;
 mod worker;
 
 pub use compare::{Cell, Comparison, Ratio, Row, Trial, VariantSummary, order, parse_mask, summarise};
+pub use cost::{CostPlan, CostReport, CostRow, ModeCost, Phase, PhaseTimes, PluginShare, ROUNDS_MIN};
 pub use engine::{Progress, count_ranks, leave, run};
 pub use error::BenchError;
 pub use measurements::{Measurements, MeasurementsError};
@@ -36,6 +39,8 @@ pub use rendezvous::{Launch, RendezvousError};
 pub use result::{
     Environment, KernelLaunch, RankEvents, RankInfo, Report, SCHEMA, Settings, SizeResult, Timing, median,
 };
+pub use shim::{MINIMUM_NCCL, SHIM_FILE_NAME, ShimFacts};
+pub use signed_rank::Interval;
 pub use sizes::{Step, parse_bytes};
 pub use targets::{TargetError, Targets};
 pub use turns::Turns;

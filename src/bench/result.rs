@@ -1,5 +1,6 @@
 //! What a benchmark gives back; `ringwatch bench --json` prints it.
 
+use super::cost::{CostPlan, PhaseTimes};
 use super::op::{Collective, DType, RedOp};
 use super::sizes::Step;
 use serde::{Deserialize, Serialize};
@@ -55,6 +56,9 @@ pub struct Settings {
     pub events: bool,
     /// How often each size is measured, at least 1; the median counts.
     pub repeat: u32,
+    /// Phases with and without events, in place of repeats.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<CostPlan>,
     /// How long work may stand still before everything is aborted.
     pub timeout_s: u64,
     /// NCCL's library, where it is not to be searched for.
@@ -166,6 +170,9 @@ pub struct Timing {
     pub wrong: Option<u64>,
     /// With [`Settings::events`]: every rank's samples.
     pub events: Option<Vec<RankEvents>>,
+    /// With [`Settings::cost`]: all phases. The repeats are those without events then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phases: Option<PhaseTimes>,
 }
 
 /// One row of the table.

@@ -1,5 +1,7 @@
 //! One thread and its GPUs: communicators, the sweep, the stopwatch, the check.
 
+mod phases;
+
 use super::check::{self, Rule};
 use super::cuda::{Buffer, Context, EmptyKernel, Event, Graph, HostBuffer, Stream};
 use super::error::BenchError;
@@ -8,6 +10,7 @@ use super::op::{OneRank, Placement, Shape, algbw_gb_per_s};
 use super::rendezvous::Rendezvous;
 use super::result::{KernelLaunch, RankEvents, SizeResult, Timing, median};
 use super::shared::{Beat, GRACE, SPINS, Shared, lock};
+use super::shim::Shim;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -58,6 +61,8 @@ pub(super) struct Worker<'a> {
     lanes: Vec<Lane>,
     /// Turns taken so far.
     turns: u64,
+    /// In the first thread of each process, with [`super::result::Settings::cost`].
+    shim: Option<Shim>,
 }
 
 /// Aborts whatever communicators of the thread are left, on every way out.
@@ -102,7 +107,7 @@ fn pin(index: usize) {
 impl<'a> Worker<'a> {
     /// One thread's part of the benchmark, to its end, which a failure may be.
     pub(super) fn run(shared: &'a Shared, thread: usize, on: &mut dyn FnMut(SizeResult)) {
-        let mut worker = Worker { shared, thread, lanes: Vec::new(), turns: 0 };
+        let mut worker = Worker { shared, thread, lanes: Vec::new(), turns: 0, shim: None };
         // Made after the worker, so that it goes before the buffers do, a panic's way out included.
         let guard = Guard { shared, thread };
         if let Err(e) = worker.sweep(on) {
@@ -123,6 +128,10 @@ impl<'a> Worker<'a> {
         self.set_up()?;
         self.connect()?;
         shared.end_turn(thread)?;
+        if let Some(plan) = shared.settings.cost {
+            self.sweep_phases(plan, on)?;
+            return self.disconnect();
+        }
         for shape in &shared.shapes {
             let out_of_place = self.measure(shape, Placement::OutOfPlace)?;
             let in_place = if shared.settings.collective.works_in_place() {
@@ -358,14 +367,18 @@ impl<'a> Worker<'a> {
         Ok(ranks)
     }
 
+    fn job<'j>(&self, shape: &'j Shape, placement: Placement) -> Job<'j> {
+        let stride = self.stride(shape);
+        let room = self.lanes.first().map_or(0, |l| l.send.bytes());
+        let places = (room / (stride * u64::from(self.shared.settings.batch))).max(1);
+        Job { shape, placement, stride, places }
+    }
+
     /// All that is done for one row and one placement.
     fn measure(&mut self, shape: &Shape, placement: Placement) -> Result<Timing, BenchError> {
         let shared = self.shared;
         let s = &shared.settings;
-        let stride = self.stride(shape);
-        let room = self.lanes.first().map_or(0, |l| l.send.bytes());
-        let places = (room / (stride * u64::from(s.batch))).max(1);
-        let job = Job { shape, placement, stride, places };
+        let job = self.job(shape, placement);
         let what = format!("{} of {} bytes, {placement}", s.collective, shape.size_bytes);
         self.beat().doing(what.clone());
         // NCCL connects the ranks in the first operation of a kind, which is no business of a capture.
@@ -409,10 +422,24 @@ impl<'a> Worker<'a> {
         }
         drop(graphs);
         let operations = u64::from(rounds) * u64::from(each) * u64::from(s.batch);
+        Ok(Timing { wrong, events, ..self.timing(shape, operations, repeats_ns) })
+    }
+
+    /// What repeats come to, unchecked.
+    fn timing(&self, shape: &Shape, operations: u64, repeats_ns: Vec<f64>) -> Timing {
         let time_ns = median(&repeats_ns);
         let algbw_gb_per_s = algbw_gb_per_s(shape.size_bytes, time_ns);
-        let busbw_gb_per_s = algbw_gb_per_s * s.collective.bus_factor(shared.ranks);
-        Ok(Timing { operations, repeats_ns, time_ns, algbw_gb_per_s, busbw_gb_per_s, wrong, events })
+        let busbw_gb_per_s = algbw_gb_per_s * self.shared.settings.collective.bus_factor(self.shared.ranks);
+        Timing {
+            operations,
+            repeats_ns,
+            time_ns,
+            algbw_gb_per_s,
+            busbw_gb_per_s,
+            wrong: None,
+            events: None,
+            phases: None,
+        }
     }
 
     /// Issues so many batches, or launches so many graphs, and waits for the last.

@@ -1,6 +1,6 @@
 //! `ringwatch bench`: what was typed becomes settings, what was measured a table or JSON.
 
-use super::{BROKEN, FINDINGS, compare, series};
+use super::{BROKEN, FINDINGS, compare, cost, series};
 use crate::bench::{
     self, BenchError, Collective, Environment, Launch, Progress, RankEvents, Report, Settings, SizeResult,
     Step, Timing, Turns, median, parse_bytes, version_text,
@@ -22,6 +22,9 @@ pub(super) fn run(o: &Bench) -> anyhow::Result<u8> {
     let launch = Launch::read(variable, o.epoch).map_err(BenchError::from)?;
     if o.compare {
         return compare::run(o, &settings, launch.as_ref());
+    }
+    if o.cost {
+        return cost::run(o, &settings, launch.as_ref());
     }
     if series::is_requested(o) {
         return series::run(o, &settings, launch.as_ref());
@@ -94,15 +97,16 @@ fn settings(o: &Bench) -> anyhow::Result<Settings> {
         iters: o.iters,
         warmup_iters: o.warmup_iters,
         millis: o.millis,
-        check: o.check == 1,
+        check: o.check == 1 && !o.cost,
         threads: o.threads.unwrap_or(u32::from(o.gpus.is_some())),
         gpus: o.gpus.unwrap_or(1),
         graph: o.cuda_graph,
         batch: o.batch,
         blocking: o.blocking,
-        pin: o.pin || o.compare,
+        pin: o.pin || o.compare || o.cost,
         events: o.events,
         repeat: if series::is_requested(o) { series::repeats(o) } else { o.repeat.unwrap_or(1) },
+        cost: o.cost.then(|| cost::plan(o)),
         timeout_s: o.timeout,
         nccl: o.nccl.clone(),
         cuda: o.cuda.clone(),

@@ -9,6 +9,7 @@ mod bench;
 mod cluster;
 mod compare;
 mod config;
+mod cost;
 mod demo;
 mod diagnose;
 mod doctor;

@@ -255,7 +255,7 @@ fn last_lines(bytes: &[u8]) -> String {
 }
 
 /// A directory in memory that goes with the child.
-fn scratch() -> anyhow::Result<tempfile::TempDir> {
+pub(super) fn scratch() -> anyhow::Result<tempfile::TempDir> {
     let shm = PathBuf::from("/dev/shm");
     let base = if shm.is_dir() { shm } else { std::env::temp_dir() };
     tempfile::Builder::new()

@@ -44,7 +44,9 @@ struct Measured {
 
 /// True where the options ask for more than one table.
 pub(super) fn is_requested(o: &Bench) -> bool {
-    !o.compare && (o.targets.is_some() || o.save.is_some() || o.against.is_some() || o.rounds.is_some())
+    !o.compare
+        && !o.cost
+        && (o.targets.is_some() || o.save.is_some() || o.against.is_some() || o.rounds.is_some())
 }
 
 /// How often everything is measured with new communicators.
@@ -237,7 +239,7 @@ fn undecided(judgement: Option<&Judgement>, changes: Option<&Changes>) -> Vec<St
 }
 
 /// Ends with the error, where there is one.
-fn finish(failure: Option<BenchError>, code: u8) -> anyhow::Result<u8> {
+pub(super) fn finish(failure: Option<BenchError>, code: u8) -> anyhow::Result<u8> {
     match failure {
         Some(e @ BenchError::Stuck(_)) => {
             // Ending in the usual way would wait for the threads that do not come back.

@@ -93,6 +93,7 @@ fn settings(o: &Tune) -> anyhow::Result<Settings> {
         pin: true,
         events: false,
         repeat: 1,
+        cost: None,
         timeout_s: m.timeout.unwrap_or(60),
         nccl: m.nccl.clone(),
         cuda: m.cuda.clone(),
