@@ -101,6 +101,15 @@ pub fn leave(code: u8) -> ! {
 fn validate(s: &Settings, launch: Option<&Launch>) -> Result<(), BenchError> {
     let wrong = |text: String| Err(BenchError::Settings(text));
     sizes::of(s)?;
+    if let Some(plan) = s.cost {
+        let most = u32::try_from(ROUNDS_MAX).unwrap_or(u32::MAX);
+        if plan.rounds < ROUNDS_MIN || plan.rounds > most {
+            return wrong(format!("--rounds {}: with --cost from {ROUNDS_MIN} to {most}", plan.rounds));
+        }
+        if plan.calls == 0 || plan.calls > MOST_ITERS {
+            return wrong(format!("--calls {}: from 1 to {MOST_ITERS}", plan.calls));
+        }
+    }
     for (name, value) in
         [("--iters", s.iters), ("--gpus", s.gpus), ("--batch", s.batch), ("--repeat", s.repeat)]
     {
@@ -122,15 +131,6 @@ fn validate(s: &Settings, launch: Option<&Launch>) -> Result<(), BenchError> {
             "--cuda-graph and --blocking exclude each other: in a graph the host waits for nothing"
                 .to_owned(),
         );
-    }
-    if let Some(plan) = s.cost {
-        let most = u32::try_from(ROUNDS_MAX).unwrap_or(u32::MAX);
-        if plan.rounds < ROUNDS_MIN || plan.rounds > most {
-            return wrong(format!("--rounds {}: with --cost from {ROUNDS_MIN} to {most}", plan.rounds));
-        }
-        if plan.calls == 0 || plan.calls > MOST_ITERS {
-            return wrong(format!("--calls {}: from 1 to {MOST_ITERS}", plan.calls));
-        }
     }
     if s.graph.is_some() && s.events {
         return wrong("--cuda-graph and --events exclude each other: events time single calls".to_owned());

@@ -94,7 +94,7 @@ impl Shim {
             (_, 3) => format!("it exports no ncclProfiler_v{}, which this NCCL uses", facts.abi),
             (_, 4) => "its init returned an error".to_owned(),
             (_, 5) => "this NCCL has too many event masks".to_owned(),
-            _ => "NCCL has made no communicator with it".to_owned(),
+            _ => "NCCL has not initialized it, and may know none of its ABI versions".to_owned(),
         };
         Err(BenchError::Shim(format!("the plugin under test cannot be measured: {problem}")))
     }

@@ -85,6 +85,7 @@ fn settings(o: &Bench) -> anyhow::Result<Settings> {
         (_, Some(b)) => Step::Bytes(b),
         (f, None) => Step::Factor(f.unwrap_or(2)),
     };
+    let cost = o.cost.then(|| cost::plan(o));
     Ok(Settings {
         collective: word(&o.collective)?,
         dtype: word(&o.dtype)?,
@@ -94,8 +95,8 @@ fn settings(o: &Bench) -> anyhow::Result<Settings> {
         max_bytes: max.unwrap_or_else(|| min.unwrap_or(DEFAULT_BYTES).max(DEFAULT_BYTES)),
         step,
         sizes: o.sizes.clone(),
-        iters: o.iters,
-        warmup_iters: o.warmup_iters,
+        iters: cost.map_or(o.iters, |c| c.calls),
+        warmup_iters: cost.map_or(o.warmup_iters, |c| c.warmup()),
         millis: o.millis,
         check: o.check == 1 && !o.cost,
         threads: o.threads.unwrap_or(u32::from(o.gpus.is_some())),
@@ -106,7 +107,7 @@ fn settings(o: &Bench) -> anyhow::Result<Settings> {
         pin: o.pin || o.compare || o.cost,
         events: o.events,
         repeat: if series::is_requested(o) { series::repeats(o) } else { o.repeat.unwrap_or(1) },
-        cost: o.cost.then(|| cost::plan(o)),
+        cost,
         timeout_s: o.timeout,
         nccl: o.nccl.clone(),
         cuda: o.cuda.clone(),

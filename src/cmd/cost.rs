@@ -159,9 +159,10 @@ fn head(s: &Settings, e: &Environment, plugin: &str) -> String {
     // A file's name is absolute.
     let plugin = if plugin == OWN { "Ringwatch's own" } else { plugin };
     let mut t = format!("{first}\n{}# plugin: {plugin}\n", surroundings(e));
-    for (name, value) in
-        e.variables.iter().filter(|(k, _)| k.starts_with("RINGWATCH_") && *k != SHIM_VARIABLE)
-    {
+    // The other two are of every measurement.
+    let is_told =
+        |name: &str| name.starts_with("RINGWATCH_") && ![SHIM_VARIABLE, DIR_VARIABLE].contains(&name);
+    for (name, value) in e.variables.iter().filter(|(name, _)| is_told(name)) {
         // Writing into a text cannot fail.
         writeln!(t, "# {name}={value}").unwrap_or_default();
     }
