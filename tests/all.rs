@@ -6,6 +6,7 @@ mod abi;
 mod agent;
 mod architecture;
 mod bench;
+mod bench_cost;
 mod bench_targets;
 mod bus;
 mod chain;

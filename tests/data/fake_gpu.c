@@ -13,6 +13,9 @@
  *   FAKE_WRONG=RANK          one element of this rank's every result is wrong
  *   FAKE_TUNING=1            operations take a time that depends on algorithm, protocol and channels, and a tuner
  *                            (NCCL_TUNER_PLUGIN) is asked about each: see tuned(); "slow": any tuner costs small ones time
+ *   FAKE_PROFILER=1          a profiler plugin (NCCL_PROFILER_PLUGIN, ABI v5) gets the events of collectives: see report()
+ *   FAKE_EVENTS=FILE         a line for each freed communicator with the events that this process has started
+ *   FAKE_VERSION=N           NCCL's version code (22809)
  *
  * A process that ends with a module still loaded says so on stderr.
  */
@@ -321,6 +324,8 @@ typedef struct {
     Stream *stream;
     const struct Tuner *tuner;
     void *tuner_context;
+    const struct Profiler *profiler;
+    void *profiler_context;
 } Comm;
 
 typedef struct Tuner {
@@ -329,6 +334,37 @@ typedef struct Tuner {
     int (*get_coll_info)(void *, int, size_t, int, float *, int, int, int, int *);
     int (*finalize)(void *);
 } Tuner;
+
+typedef struct Profiler {
+    const char *name;
+    int (*init)(void **, uint64_t, int *, const char *, int, int, int, void *);
+    int (*start)(void *, void **, void *);
+    int (*stop)(void *);
+    int (*record)(void *, int, void *);
+    int (*finalize)(void *);
+} Profiler;
+
+/* The descriptor of ABI v5: an event's type, parent and rank, and the arms of a call and of a collective. */
+typedef struct {
+    uint64_t type;
+    void *parent;
+    int rank;
+    union {
+        struct { const char *func; size_t count; const char *datatype; int root; void *stream; char captured; } call;
+        struct {
+            uint64_t seq;
+            const char *func;
+            const void *send;
+            void *recv;
+            size_t count;
+            int root;
+            const char *datatype;
+            uint8_t channels, warps;
+            const char *algo, *proto;
+            void *group;
+        } coll;
+    } arm;
+} Descriptor;
 
 typedef struct { unsigned long long number; char rest[120]; } Id;
 
@@ -357,6 +393,53 @@ static int open_tuner(Comm *c, unsigned long long id) {
     c->tuner = library ? dlsym(library, "ncclTunerPlugin_v5") : 0;
     if (!c->tuner) return 0;
     return c->tuner->init(&c->tuner_context, id, c->world->ranks, 1, 0, domains, constants);
+}
+
+enum { COLL = 2, COLL_API = 0x200, CALLS_WITH = 0x72da, COLLS_WITH = 0xda };
+
+/* One for all communicators, as NCCL has it: plugins get its address. */
+static int event_mask;
+static atomic_ullong events_started;
+
+/* Opens the profiler as NCCL 2.28 does, at each communicator. */
+static int open_profiler(Comm *c, unsigned long long id) {
+    const char *name = getenv("NCCL_PROFILER_PLUGIN");
+    void *library = name && getenv("FAKE_PROFILER") ? dlopen(name, RTLD_NOW | RTLD_LOCAL) : 0;
+    c->profiler = library ? dlsym(library, "ncclProfiler_v5") : 0;
+    if (!c->profiler) return 0;
+    return c->profiler->init(&c->profiler_context, id, &event_mask, 0, 1, c->world->ranks, c->rank, 0);
+}
+
+static void close_profiler(Comm *c) {
+    const char *log = getenv("FAKE_EVENTS");
+    if (c->profiler) c->profiler->finalize(c->profiler_context);
+    FILE *f = log ? fopen(log, "a") : 0;
+    if (f) fprintf(f, "%llu\n", (unsigned long long)atomic_load(&events_started)), fclose(f);
+}
+
+static void *start(Comm *c, Descriptor *d) {
+    void *handle = (void *)-1;
+    atomic_fetch_add(&events_started, 1);
+    c->profiler->start(c->profiler_context, &handle, d);
+    return handle;
+}
+
+/* Reports a collective: its call and, below it, the collective. The mask is that of the call's begin. As NCCL 2.28 does,
+ * it stops the last call's handle again where the mask has become 0, and passes it as a parent. */
+static void report(Comm *c, int kind, uint64_t send, uint64_t recv, size_t count, int root, Stream *s) {
+    static _Thread_local void *call;
+    static const char *const funcs[] = {"AllReduce", "Broadcast", "Reduce", "AllGather", "ReduceScatter"};
+    int mask = __atomic_load_n(&event_mask, __ATOMIC_RELAXED);
+    void *coll = 0;
+    if (!c->profiler || kind >= SEND) return;
+    Descriptor d = {COLL, call, c->rank, {.coll = {0, funcs[kind], (void *)send, (void *)recv, count, root, "ncclFloat32", 1, 1, "RING", "LL", 0}}};
+    if (mask & CALLS_WITH) {
+        Descriptor api = {COLL_API, 0, c->rank, {.call = {funcs[kind], count, "ncclFloat32", root, s, 0}}};
+        d.parent = call = start(c, &api);
+    }
+    if (mask & COLLS_WITH) coll = start(c, &d);
+    if (coll) c->profiler->stop(coll);
+    if (call) c->profiler->stop(call);
 }
 
 /* How long an operation takes, in us. NCCL's own choice is TREE/LL. From 32 KiB on RING/LL128 is faster, and RING/SIMPLE
@@ -521,6 +604,7 @@ static void post(Node *n) {
 static int issue(int kind, uint64_t send, uint64_t recv, size_t count, int type, int op, int peer, Comm *c, Stream *s) {
     Node n = {post, 0, c, s, send, recv, count, kind, type, op, peer};
     if (!c || !s || type < 0 || type > 9) return 4;
+    report(c, kind, send, recv, count, peer, s);
     if (s->capturing) {
         *s->last = malloc(sizeof n);
         **s->last = n;
@@ -534,7 +618,11 @@ static int issue(int kind, uint64_t send, uint64_t recv, size_t count, int type,
 #define FAILS(name) \
     if (fails(#name)) return 2
 
-int ncclGetVersion(int *v) { *v = 22809; return 0; }
+int ncclGetVersion(int *v) {
+    const char *version = getenv("FAKE_VERSION");
+    *v = version ? atoi(version) : 22809;
+    return 0;
+}
 const char *ncclGetErrorString(int code) { return code == 2 ? "unhandled system error" : code == 6 ? "remote process exited or there was a network error" : "some other result"; }
 const char *ncclGetLastError(void *c) { return c || getenv("FAKE_FAIL") ? "the fake was told to fail" : ""; }
 
@@ -594,6 +682,7 @@ int ncclCommInitRank(Comm **out, int ranks, Id id, int rank) {
     if (!c->world || ranks > RANKS) return 3;
     *out = c;
     if (!(named("FAKE_BLOCK", "ncclCommInitRank", &missing) && missing == rank)) atomic_fetch_add(&c->world->joined, 1);
+    if (open_profiler(c, id.number)) return 5;
     if (depth) { entering = c->world; return 0; }
     return entered(c->world) || open_tuner(c, id.number) ? 5 : 0;
 }
@@ -611,6 +700,7 @@ int ncclGroupEnd(void) {
 int ncclCommDestroy(Comm *c) {
     FAILS(ncclCommDestroy);
     if (c->tuner) c->tuner->finalize(c->tuner_context);
+    close_profiler(c);
     free(c);
     return 0;
 }
