@@ -207,7 +207,9 @@ pub unsafe extern "C" fn ringwatch_shim(request: c_uint, facts: *mut Facts) -> c
         }
         SWITCH_FORWARD => {
             HOT.callbacks.store(FORWARD, Ordering::Release);
-            HOT.applied.store(word, Ordering::Relaxed);
+            // A late callback may have changed the mask when the phase had ended.
+            let before = HOT.applied.swap(word, Ordering::Relaxed);
+            TAKEN_BACK.fetch_or(before & !word, Ordering::Relaxed);
             locked.write_masks(word);
             true
         }
