@@ -217,7 +217,8 @@ fn what_cannot_be_measured_is_exit_code_2_with_the_reason() {
 #[test]
 fn work_that_hangs_ends_with_its_name() {
     let dir = fake_or_skip!("work_that_hangs_ends_with_its_name");
-    let mut command = bench(&Room::new(), dir, &format!("-b 8 -e 8 -t 2 --timeout 1 {SHORT}"));
+    let room = Room::new();
+    let mut command = bench(&room, dir, &format!("-b 8 -e 8 -t 2 --timeout 1 {SHORT}"));
     let said = run(command.env("FAKE_PROFILER", "1").env("FAKE_HANG", "allreduce:1"));
     assert_eq!(said.code, Some(2), "{}", said.out);
     assert!(said.err.contains("all_reduce of 8 bytes, with and without events"), "{}", said.err);
