@@ -32,7 +32,7 @@ const SHARE: f64 = 0.3;
 /// One thing that the job should change.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Advice {
-    /// What to change.
+    /// The change, in words.
     pub what: String,
     /// The facts.
     pub why: String,

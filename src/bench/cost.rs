@@ -1,4 +1,4 @@
-//! What a plugin's events cost an operation: the arithmetic of phases that were measured beside each other.
+//! The cost of a plugin's events for an operation: the arithmetic of phases that were measured beside each other.
 //!
 //! Each measured phase is between two phases without events, in the same process, with the same communicators, threads and
 //! buffers. Its ratio and its difference are to the mean of these two, so that what changes slowly (clocks, temperature)
@@ -14,7 +14,7 @@ pub const ROUNDS_MIN: u32 = 6;
 /// The probability that a value is outside its interval of 95 %, on one side.
 const ALPHA: f64 = 0.025;
 
-/// How many phases there are, and how long they are.
+/// The number of phases and their length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CostPlan {
     /// Rounds that count; one more goes before them.
@@ -75,7 +75,7 @@ impl PhaseTimes {
     }
 }
 
-/// What the events of one mode cost.
+/// The cost of the events of one mode.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ModeCost {
     /// To an operation without events.

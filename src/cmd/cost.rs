@@ -1,4 +1,4 @@
-//! `ringwatch bench --cost`: what a plugin's events cost an operation.
+//! `ringwatch bench --cost` measures the cost of a plugin's events for an operation.
 //!
 //! NCCL loads one plugin a process and the dynamic linker reads its path when a process begins, so this process starts
 //! itself again with the environment that loads the shim. That one measures, alone or as a rank of a job.
@@ -27,7 +27,7 @@ const CALLS: u32 = 1500;
 /// The name of this program's own plugin in the JSON.
 const OWN: &str = "ringwatch";
 
-/// How many phases are asked for, and how long they are.
+/// The number of phases and their length, as the options ask for them.
 pub(super) fn plan(o: &Bench) -> CostPlan {
     CostPlan { rounds: o.rounds.unwrap_or(ROUNDS), calls: o.calls.unwrap_or(CALLS) }
 }

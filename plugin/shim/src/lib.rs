@@ -7,7 +7,8 @@
 //!
 //! The benchmark ends each phase with a synchronization of its streams and a barrier, and switches only then. Handles of
 //! one kind of callback therefore end before the other kind begins, except those that NCCL keeps or reports late. The
-//! callbacks sort these out: the handle of the empty callbacks never reaches the plugin, and the plugin's handles are dropped in other phases.
+//! callbacks sort these out: the handle of the empty callbacks never reaches the plugin, and the plugin's handles are
+//! dropped in other phases.
 //!
 //! As in the real plugin, a callback makes no system call and no allocation, and cannot panic.
 

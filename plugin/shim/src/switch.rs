@@ -31,7 +31,8 @@ pub(crate) const INIT_FAILED: i32 = 4;
 /// NCCL has more event masks than the shim can keep.
 const TOO_MANY_MASKS: i32 = 5;
 
-/// What callbacks read: one cache line, which nothing writes while a phase is timed, except a plugin that changes its mask.
+/// The state that callbacks read. It is one cache line, and nothing writes it while a phase is timed, except a plugin that
+/// changes its mask.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct Hot {
@@ -39,7 +40,7 @@ pub(crate) struct Hot {
     pub(crate) callbacks: AtomicU32,
     /// The plugin's mask. The plugin has its address and may write it at any time.
     word: AtomicI32,
-    /// What of `word` NCCL's mask has in a phase of the plugin.
+    /// The value of `word` that NCCL's mask has in a phase of the plugin.
     applied: AtomicI32,
     /// Addresses of the plugin's functions; 0 until it is loaded.
     pub(crate) start: AtomicUsize,
@@ -61,7 +62,7 @@ const MASKS: usize = 64;
 
 /// Guards what follows. Nothing in a timed loop takes it, unless the plugin changes its mask.
 static LOCK: AtomicBool = AtomicBool::new(false);
-/// What was requested last.
+/// The last request.
 static REQUESTED: AtomicU32 = AtomicU32::new(SWITCH_OFF);
 /// Addresses of NCCL's masks.
 static MASK_AT: [AtomicUsize; MASKS] = [const { AtomicUsize::new(0) }; MASKS];
@@ -80,7 +81,7 @@ pub(crate) fn empty_handle() -> *mut c_void {
     (&raw const EMPTY).cast_mut().cast()
 }
 
-/// What the benchmark reads.
+/// The facts that the benchmark reads.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Facts {

@@ -1,6 +1,7 @@
 //! Arms against NCCL's default in many rounds, until it is decided which sizes they make faster.
 
 use super::{Arm, GAIN_RATIO, HARM_RATIO, Machine, SearchGoal, SearchProgress, SearchStage, Times};
+use crate::bench::median;
 use crate::bench::signed_rank::{bounds, rounds_min};
 use crate::tune::search::stages::BatchTiming;
 
@@ -37,15 +38,6 @@ impl RatioSample {
     pub fn ratio(&self) -> f64 {
         if self.ratios.is_empty() { 1.0 } else { median(&self.ratios) }
     }
-}
-
-/// The middle of some numbers.
-pub(super) fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let at = |i: usize| sorted.get(i).copied().unwrap_or(0.0);
-    let half = sorted.len() / 2;
-    if sorted.len().is_multiple_of(2) { f64::midpoint(at(half.wrapping_sub(1)), at(half)) } else { at(half) }
 }
 
 /// The measurements of one size.

@@ -1,7 +1,8 @@
 //! Found rules as a file, each with its evidence beside it.
 
-use super::confirm::{SizeEvidence, median};
+use super::confirm::SizeEvidence;
 use super::{JudgedRule, RuleStatus, RuleVerdict, SearchResult, Space, TunerChoice};
+use crate::bench::median;
 use crate::tune::yaml::{self, Commented};
 use crate::tune::{COLLECTIVES, Range};
 
