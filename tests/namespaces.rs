@@ -369,6 +369,7 @@ fn balanced(books: &[(String, [u64; 3])]) {
 
 #[test]
 fn faults_over_four_hosts_are_named_in_time_and_all_books_balance() {
+    let _alone = crate::alone();
     if !possible("faults_over_four_hosts_are_named_in_time_and_all_books_balance") {
         return;
     }
@@ -386,6 +387,7 @@ fn faults_over_four_hosts_are_named_in_time_and_all_books_balance() {
 
 #[test]
 fn an_agent_is_killed() {
+    let _alone = crate::alone();
     if !possible("an_agent_is_killed") {
         return;
     }
@@ -407,6 +409,7 @@ fn an_agent_is_killed() {
 
 #[test]
 fn an_analyser_is_killed() {
+    let _alone = crate::alone();
     if !possible("an_analyser_is_killed") {
         return;
     }
@@ -438,6 +441,7 @@ fn leader(c: &Cluster) -> usize {
 
 #[test]
 fn the_leader_of_the_servers_is_killed() {
+    let _alone = crate::alone();
     if !possible("the_leader_of_the_servers_is_killed") {
         return;
     }
@@ -455,6 +459,7 @@ fn the_leader_of_the_servers_is_killed() {
 
 #[test]
 fn a_host_is_cut_off_for_half_a_minute() {
+    let _alone = crate::alone();
     if !possible("a_host_is_cut_off_for_half_a_minute") {
         return;
     }
@@ -478,6 +483,7 @@ fn a_host_is_cut_off_for_half_a_minute() {
 
 #[test]
 fn a_hosts_clock_is_two_seconds_off_and_drifts() {
+    let _alone = crate::alone();
     let library = ["x86_64-linux-gnu", "aarch64-linux-gnu"]
         .map(|a| format!("/usr/lib/{a}/faketime/libfaketime.so.1"))
         .into_iter()
@@ -506,6 +512,7 @@ fn a_hosts_clock_is_two_seconds_off_and_drifts() {
 
 #[test]
 fn a_servers_disk_is_full() {
+    let _alone = crate::alone();
     if !possible("a_servers_disk_is_full") {
         return;
     }

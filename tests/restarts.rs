@@ -32,6 +32,7 @@ fn beside(room: &Room, settings: &[&str]) -> Agent {
 
 #[test]
 fn an_agent_that_is_killed_in_mid_run_counts_what_one_that_lived_counts() {
+    let _alone = crate::alone();
     let room = Room::new();
     let lived = beside(&room, &[]);
     let killed = Agent::start(&room, &[]);
@@ -85,6 +86,7 @@ fn set(settings: &[String]) -> Vec<&str> {
 
 #[test]
 fn a_receiver_that_is_killed_in_mid_run_gets_all_spans_or_it_is_said_how_many_are_lost() {
+    let _alone = crate::alone();
     for protocol in [Protocol::Grpc, Protocol::Http] {
         let room = Room::new();
         let protocol_set =
@@ -136,6 +138,7 @@ fn a_receiver_that_is_killed_in_mid_run_gets_all_spans_or_it_is_said_how_many_ar
 
 #[test]
 fn a_prometheus_that_is_killed_goes_on_with_what_it_had_and_counters_continue() {
+    let _alone = crate::alone();
     let test = "a_prometheus_that_is_killed_goes_on_with_what_it_had_and_counters_continue";
     let Some(program) = program("prometheus", test) else { return };
     let room = Room::new();
@@ -147,7 +150,7 @@ fn a_prometheus_that_is_killed_goes_on_with_what_it_had_and_counters_continue() 
     // Two more scrapes.
     std::thread::sleep(Duration::from_secs(2));
     let at = ringwatch::ingest::unix_ns() as f64 / 1e9;
-    let had = first.query_at(counted, at);
+    let had = first.query_at(counted, Some(at));
     drop(first);
     std::thread::sleep(Duration::from_secs(2));
     let second = Prometheus::start(&program, &room.path("prometheus"), &[&agent.address], None);
@@ -157,7 +160,7 @@ fn a_prometheus_that_is_killed_goes_on_with_what_it_had_and_counters_continue() 
         (second.query(counted) == [all]).then_some(all)
     });
     assert!(had[0] < all, "it was killed in the middle");
-    assert_eq!(second.query_at(counted, at), had, "what it had is still there");
+    assert_eq!(second.query_at(counted, Some(at)), had, "what it had is still there");
     assert_eq!(second.query("sum(resets(ringwatch_operations_total[5m]))"), [0.0]);
     assert_eq!(agent.end().1, Some(0));
 }

@@ -1,7 +1,7 @@
 //! A soak: two jobs of four players come and go without a pause, and what the daemons talk to comes and goes as well.
 //! Memory and descriptors of agent and analyser stay flat, and what the players issued is what the agent counted.
 //!
-//! `RINGWATCH_SOAK_SECONDS=1800 cargo test --release --test all soak:: -- --nocapture` is the long form.
+//! `RINGWATCH_SOAK_SECONDS=1800 cargo test --release --test serial soak:: -- --nocapture` is the long form.
 
 use crate::receiver::{Receiver, Wants};
 use crate::support::agent::Agent;
@@ -363,6 +363,7 @@ impl Peers {
 
 #[test]
 fn memory_and_descriptors_stay_flat_while_everything_comes_and_goes() {
+    let _alone = crate::alone();
     let test = "memory_and_descriptors_stay_flat_while_everything_comes_and_goes";
     let Some(program) = program("prometheus", test).filter(|_| nats::there(test)) else { return };
     let seconds = setting("RINGWATCH_SOAK_SECONDS", USUAL_SECONDS);

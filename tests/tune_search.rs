@@ -51,6 +51,7 @@ fn measured(measure: impl Fn() -> Said, is_decided: impl Fn(&Said) -> bool) -> S
 
 #[test]
 fn a_search_finds_the_fastest_choice_and_writes_it_with_its_evidence() {
+    let _alone = crate::alone();
     let dir = fake_or_skip!("a_search_finds_the_fastest_choice_and_writes_it_with_its_evidence");
     let room = Room::new();
     let search = || run(&mut tune(&room, dir, "--search -t 2 -b 1K -e 64K -f 64 --channels 16"));
@@ -81,6 +82,7 @@ fn a_search_finds_the_fastest_choice_and_writes_it_with_its_evidence() {
 
 #[test]
 fn rules_that_would_make_a_size_slower_are_not_written() {
+    let _alone = crate::alone();
     let dir = fake_or_skip!("rules_that_would_make_a_size_slower_are_not_written");
     let room = Room::new();
     let file = room.path("rules.yaml");
@@ -100,6 +102,7 @@ fn rules_that_would_make_a_size_slower_are_not_written() {
 
 #[test]
 fn a_dry_run_prints_what_nccl_offers_and_measures_nothing() {
+    let _alone = crate::alone();
     let dir = fake_or_skip!("a_dry_run_prints_what_nccl_offers_and_measures_nothing");
     let room = Room::new();
     let arguments = "--search --dry-run --operation all_reduce,all_gather -t 2 -b 64K -e 64K --channels 4,8";
@@ -120,6 +123,7 @@ const OLD_RULES: &str = "rules:\n\
 
 #[test]
 fn verify_drops_the_rule_that_does_not_hold() {
+    let _alone = crate::alone();
     let dir = fake_or_skip!("verify_drops_the_rule_that_does_not_hold");
     let room = Room::new();
     let file = written(&room, "old.yaml", OLD_RULES);
@@ -143,6 +147,7 @@ fn verify_drops_the_rule_that_does_not_hold() {
 
 #[test]
 fn the_ranks_of_a_job_measure_together() {
+    let _alone = crate::alone();
     let dir = fake_or_skip!("the_ranks_of_a_job_measure_together");
     let room = Room::new();
     let file = written(&room, "old.yaml", &OLD_RULES.replace("8K", "512"));
@@ -157,6 +162,7 @@ fn the_ranks_of_a_job_measure_together() {
 
 #[test]
 fn what_cannot_be_measured_is_exit_code_2_with_a_reason() {
+    let _alone = crate::alone();
     let dir = fake_or_skip!("what_cannot_be_measured_is_exit_code_2_with_a_reason");
     let room = Room::new();
     for (arguments, reason) in [
@@ -179,6 +185,7 @@ fn what_cannot_be_measured_is_exit_code_2_with_a_reason() {
 
 #[test]
 fn advice_comes_from_the_segments_of_a_job() {
+    let _alone = crate::alone();
     let room = Room::new();
     let advise = |more: &[&str]| run(room.ringwatch(["tune", "--advise"]).arg(room.segments()).args(more));
     let nothing = advise(&[]);
@@ -201,6 +208,7 @@ fn advice_comes_from_the_segments_of_a_job() {
 
 #[test]
 fn options_that_make_no_sense_together_are_exit_code_2() {
+    let _alone = crate::alone();
     let room = Room::new();
     for arguments in [
         &["tune"][..],

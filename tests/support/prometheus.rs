@@ -78,15 +78,12 @@ impl Prometheus {
 
     /// The values of an instant query that are numbers.
     pub(crate) fn query(&self, query: &str) -> Vec<f64> {
-        self.instant(query, String::new())
+        self.query_at(query, None)
     }
 
-    /// The same as of a moment, in seconds since the epoch.
-    pub(crate) fn query_at(&self, query: &str, unix: f64) -> Vec<f64> {
-        self.instant(query, format!("&time={unix:.3}"))
-    }
-
-    fn instant(&self, query: &str, more: String) -> Vec<f64> {
+    /// The same as of a moment, in seconds since the epoch, or of now.
+    pub(crate) fn query_at(&self, query: &str, unix: Option<f64>) -> Vec<f64> {
+        let more = unix.map_or_else(String::new, |t| format!("&time={t:.3}"));
         let encoded: String = query.bytes().map(|b| format!("%{b:02x}")).collect();
         let answer = self.ask(&format!("/api/v1/query?query={encoded}{more}"));
         let result = answer.and_then(|a| a["data"]["result"].as_array().cloned()).unwrap_or_default();
