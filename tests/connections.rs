@@ -1,6 +1,5 @@
 //! What many connections do to an agent: half-sent requests, slow readers, and users who take every place.
 
-use crate::support;
 use crate::support::agent::{Agent, diagnosed, socket};
 use crate::support::{
     Json, PATIENCE, Play, Players, Room, as_user, assert_missing_rank, findings, skipped, until,
@@ -8,7 +7,7 @@ use crate::support::{
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -118,11 +117,7 @@ fn a_socket_of_the_service_manager_is_served_and_no_other_program_gets_it() {
     let room = Room::new();
     let port = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = port.local_addr().unwrap().to_string();
-    // As systemd does it: the socket is descriptor 3 of the process that LISTEN_PID names.
-    let commands = format!("exec 3<&{} && export LISTEN_FDS=1 LISTEN_PID=$$ &&", port.as_raw_fd());
-    rustix::io::fcntl_setfd(&port, rustix::io::FdFlags::empty()).unwrap();
-    let agent = Agent::prepared(&room, Path::new(support::PROGRAM), &commands, &[]);
-    rustix::io::fcntl_setfd(&port, rustix::io::FdFlags::CLOEXEC).unwrap();
+    let agent = Agent::handed(&room, OwnedFd::from(port.try_clone().unwrap()));
     assert_eq!(agent.address, address);
     until("it is ready", || (agent.get("/readyz").0 == 200).then_some(()));
     let info = fs::read_to_string(format!("/proc/{}/fdinfo/3", agent.child.id())).unwrap();

@@ -44,6 +44,15 @@ impl Agent {
         Self::run(command.args(arguments(room)).args(more))
     }
 
+    /// One that the service manager hands a socket, as systemd does it: the socket is descriptor 3 of the process that
+    /// `LISTEN_PID` names.
+    pub(crate) fn handed(room: &Room, socket: impl Into<Stdio>) -> Self {
+        let mut command = room.command("sh");
+        let commands = "exec 3<&0 </dev/null && export LISTEN_FDS=1 LISTEN_PID=$$ && exec \"$0\" \"$@\"";
+        command.args(["-c", commands, super::PROGRAM]).stdin(socket);
+        Self::run(command.args(arguments(room)))
+    }
+
     /// An analyser, which is asked in the same ways.
     pub(crate) fn analyser(room: &Room, more: &[&str]) -> Self {
         let set = ["analyser", "--json", "--set", "http.listen=127.0.0.1:0"];
