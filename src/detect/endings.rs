@@ -182,8 +182,8 @@ mod tests {
     use crate::join::Join;
     use crate::join::testing::{all_reduce, member, op, process};
     use crate::model::{
-        CommId, Confidence, Exit, Finding, HostFact, Kind, Lane, Liveness, Making, ProcessState, Rank,
-        SegmentId, Timing, Untimed, Update,
+        CommId, Confidence, Exit, Finding, Func, HostFact, Kind, Lane, Liveness, Making, OpRecord,
+        ProcessState, Rank, SegmentId, Timing, Untimed, Update,
     };
 
     const S: u64 = 1_000_000_000;
@@ -308,6 +308,42 @@ mod tests {
         }
         let [f] = HangRule::new(Settings::default()).check(&j, 6 * S).try_into().expect("one");
         assert_eq!((f.kind, f.ranks, f.communicator), (Kind::AbortedRank, vec![Rank(0)], CommId::unowned(8)));
+    }
+
+    #[test]
+    fn who_aborted_what_it_was_in_is_named_though_its_transfer_stands_still_too() {
+        // Rank 1 issued two sends to rank 0, and then an operation with rank 2 whose communicator it aborts.
+        let mut j = Join::new();
+        (0..3).for_each(|r| j.feed(process(r)));
+        let feed = |j: &mut Join, comm: u64, here: u32, mut op: OpRecord| {
+            (op.comm, op.rank) = (CommId::unowned(comm), Rank(here));
+            j.feed(Update::Op(Box::new(op)));
+        };
+        for (comm, here, r) in [(7, 0, 0), (7, 1, 1), (8, 0, 1), (8, 1, 2)] {
+            let Update::Comm(mut record) = member(r, 2, if comm == 8 { 1 } else { 0 }) else {
+                unreachable!("a member")
+            };
+            (record.comm, record.rank) = (CommId::unowned(comm), Rank(here));
+            record.making = (comm == 8 && r == 1).then_some(Making::Aborted);
+            j.feed(Update::Comm(record));
+            if comm == 8 {
+                let at = 2 * S + S / 2;
+                feed(&mut j, comm, here, all_reduce(r, 0, at, Some((at + 5_000, None))));
+                continue;
+            }
+            for order in 0..2 {
+                let starts = (r == 0 && order == 0).then_some((2 * S + 5_000, None));
+                let mut op = all_reduce(r, order, 2 * S + order, starts);
+                (op.func, op.lane) = match here {
+                    0 => (Func::Recv, Lane::Recv(Rank(1))),
+                    _ => (Func::Send, Lane::Send(Rank(0))),
+                };
+                feed(&mut j, comm, here, op);
+            }
+        }
+        let found = HangRule::new(Settings::default()).check(&j, 14 * S);
+        let named: Vec<_> = found.iter().map(|f| (f.kind, f.communicator, f.ranks.clone())).collect();
+        assert_eq!(named, [(Kind::AbortedRank, CommId::unowned(8), vec![Rank(0)])]);
     }
 
     #[test]

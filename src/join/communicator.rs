@@ -691,6 +691,7 @@ impl Communicator {
             (None, Some(issued)) if order == issued && member.called.is_some() => OpState::Called,
             (_, issued) => {
                 let told = self.seats.get(member.seat as usize).map_or(0, |s| s.done(track));
+                let told = told.max(member.done_below(track));
                 state_of(part, order, issued, told, || member.finished == 0)
             }
         }

@@ -142,18 +142,16 @@ impl Kept {
             return;
         }
         // A rank that aborted a communicator is missed there first, and elsewhere because of that.
-        let is_aborted = |s: &Stall| {
-            let comm = join.communicator(s.comm).filter(|c| c.was_aborted);
-            let has = |r: &Rank| comm.and_then(|c| c.seat(*r)).is_some_and(|s| s.aborted);
-            comm.is_some() && s.lacking.iter().any(|(r, _)| has(r))
-        };
+        let is_aborted = |s: &Stall| aborted_in(join, s).next().is_some();
         let since = |s: &Stall| {
             let kept = self.since.get(&(s.comm, s.track, s.order)).copied();
             (!is_aborted(s), kept.or_else(|| join.since_ns(s)).unwrap_or(u64::MAX))
         };
         // Where all are gone, what they waited for is the question.
-        let gone = if self.over { Vec::new() } else { join.roster.out(self.waits.processes()) };
+        let mut gone = if self.over { Vec::new() } else { join.roster.out(self.waits.processes()) };
         let mut stalls = self.waits.stalls();
+        // Who has aborted a communicator that others wait in waits for nobody elsewhere.
+        gone.extend(stalls.iter().flat_map(|s| aborted_in(join, s)));
         leave_out_unheard_ends(join, &mut stalls);
         let unclear = held_before::explain(join, &mut stalls);
         let apart = held_before::set_apart(join, &stalls, self.waits.processes());
@@ -176,6 +174,13 @@ impl Kept {
         stalls.extend(queued);
         self.standing = Arc::new(Standing { stalls, origins: origins_known, untimed, unclear });
     }
+}
+
+/// The processes of ranks that an operation lacks and that have aborted its communicator.
+fn aborted_in<'a>(join: &'a Join, s: &'a Stall) -> impl Iterator<Item = u32> {
+    let comm = join.communicator(s.comm).filter(|c| c.was_aborted);
+    let has = move |r: &Rank| comm.and_then(|c| c.seat(*r)).is_some_and(|s| s.aborted);
+    s.lacking.iter().filter(move |(r, _)| comm.is_some() && has(r)).map(|(_, p)| *p)
 }
 
 /// Leaves out operations whose end nobody told, as of a process that is stopped: all others are through with them, and those
@@ -398,6 +403,11 @@ fn advance(c: &Communicator, track: Track, Room { rows, left }: &mut Room) {
         if order < least && instance.parts.values().all(|p| p.finished) && *all_were_in {
             continue;
         }
+        // A record that was lost says nothing, but its rank's GPU may be seen in later ones.
+        let told = |row: &Row, part: Option<&Part>| match part {
+            Some(_) => row.told,
+            None => c.members().get(&row.rank).map_or(row.told, |m| m.done_below(track).max(row.told)),
+        };
         let mut parts = parts(instance, left.len());
         left.retain(|at| {
             let Some(row) = rows.get_mut(*at as usize) else { return false };
@@ -406,7 +416,7 @@ fn advance(c: &Communicator, track: Track, Room { rows, left }: &mut Room) {
             let in_it = |p: &Part| !p.finished && p.started_ns.is_some() && p.ended_seen_ns.is_none();
             let state = match part {
                 Some(p) if in_it(p) => OpState::Started,
-                _ => state_of(part, order, Some(row.front.issued), row.told, || {
+                _ => state_of(part, order, Some(row.front.issued), told(row, part), || {
                     c.members().get(&row.rank).is_some_and(|m| m.finished == 0)
                 }),
             };

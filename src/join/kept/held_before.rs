@@ -9,6 +9,7 @@ use super::super::Join;
 use super::super::communicator::Communicator;
 use super::super::instance::{Instance, IssuedAt, Part};
 use super::super::waits::{Lack, Stall};
+use super::aborted_in;
 use super::common_cause;
 use crate::model::{CommId, Rank, Track};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -135,7 +136,11 @@ pub(super) fn set_apart(join: &Join, known: &[Arc<Stall>], processes: usize) -> 
         return None;
     }
     let waiting = waiting(join, known);
+    let aborted: BTreeSet<u32> = known.iter().flat_map(|s| aborted_in(join, s)).collect();
     let is_apart = |s: &Stall, (rank, actor): (Rank, u32)| {
+        if aborted.contains(&actor) {
+            return false;
+        }
         let at = part(join, s, rank).and_then(Part::issued_at);
         at.is_some_and(|at| waiting.is_after(actor, at)) && is_queued(join, s, rank)
     };

@@ -344,6 +344,37 @@ fn a_stopped_rank_is_waited_for_after_a_broadcast_that_the_others_left() {
 }
 
 #[test]
+fn a_lost_record_hides_nothing_that_comes_after_it() {
+    let mut j = Join::new();
+    for r in 0..2 {
+        j.feed(process(r));
+        j.feed(member(r, 2, 5));
+        for order in 0..5 {
+            let at = order * 100 * MS;
+            let stamps = match (order, r) {
+                // The last one does not start on rank 1.
+                (4, 0) => Some((at + MS, None)),
+                (4, _) => None,
+                _ => Some((at + MS, Some(at + 2 * MS))),
+            };
+            let mut op = all_reduce(r, order, at, stamps);
+            if order == 1 {
+                // Rank 0 gives, and may be through alone.
+                (op.func, op.root) = (Func::Broadcast, Some(Rank(0)));
+            }
+            if (order, r) != (1, 1) {
+                j.feed(Update::Op(Box::new(op)));
+            }
+        }
+    }
+    j.tick(900 * MS);
+    let standing = j.standing(900 * MS);
+    let stalls: Vec<&Stall> = (0..).map_while(|i| standing.stall(i)).collect();
+    let named: Vec<_> = stalls.iter().map(|s| (s.order, s.lack, s.lacking[0].0)).collect();
+    assert_eq!(named, [(4, Lack::Start, Rank(1))]);
+}
+
+#[test]
 fn a_job_that_makes_communicators_again_and_again_leaves_nothing() {
     let mut j = Join::new();
     j.feed(process(0));
