@@ -1,6 +1,5 @@
-//! The tests that promise a time or a machine's whole attention: one after the other, with nothing beside them.
-//!
-//! Cargo runs test binaries in the order of their names, so these come when the others are over.
+//! Tests that hold a limit of time or need most of a machine. They run one after the other, and cargo runs no other test
+//! beside them. In the gate the exam, fuzzing and loom may still run, at the lowest priority.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

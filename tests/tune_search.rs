@@ -43,7 +43,7 @@ fn rules(said: &Said) -> Rules {
         .unwrap_or_else(|e| panic!("{e}: {} {}", said.out, said.err))
 }
 
-/// Measures until it is decided: where other tests take the CPUs, nothing can be proven in a few rounds.
+/// Measures until it is decided: where background jobs take the CPUs, nothing can be proven in a few rounds.
 fn measured(measure: impl Fn() -> Said, is_decided: impl Fn(&Said) -> bool) -> Said {
     let again = || Some(measure()).filter(&is_decided);
     (1..ATTEMPTS).find_map(|_| again()).unwrap_or_else(measure)
