@@ -1,7 +1,7 @@
 //! `choice-differs`: NCCL chose another algorithm, protocol or number of channels than before, or than on other
 //! ranks.
 
-use super::{Rule, Settings, fact, names, number, wall};
+use super::{Rule, Settings, fact, names, number, verb, wall};
 use crate::join::{ClassKey, Communicator, Instance, Join, Seen, Track};
 use crate::model::{Confidence, Evidence, Finding, Kind, OperationRef, Rank, Severity, Victims, size_text};
 use std::collections::BTreeMap;
@@ -73,7 +73,9 @@ fn between_ranks(join: &Join, c: &Communicator, due_ns: u64) -> Option<Finding> 
     waiting.sort();
     let victims = Victims { communicator: c.id, ranks: waiting, order, track };
     let op = &instance.first()?.op;
-    let chose = |(text, ranks): (&String, &Vec<Rank>)| fact(format!("{} run it by {text}", names(ranks)));
+    let chose = |(text, ranks): (&String, &Vec<Rank>)| {
+        fact(format!("{} {} it by {text}", names(ranks), verb(ranks, "runs", "run")))
+    };
     Some(Finding {
         since: wall(join, began_ns),
         since_ns: began_ns,
@@ -214,7 +216,7 @@ mod tests {
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].kind, found[0].severity), (Kind::ChoiceDiffers, Severity::Critical));
         assert_eq!(found[0].ranks, vec![Rank(2)]);
-        assert!(found[0].evidence.iter().any(|e| e.text.contains("rank 2 run it by RING and LL")));
+        assert!(found[0].evidence.iter().any(|e| e.text.contains("rank 2 runs it by RING and LL")));
         let of = |found: &[Finding]| {
             let v: Vec<_> = found[0].victims.iter().map(|v| (v.order, v.ranks.clone())).collect();
             (found[0].ranks.len(), v)

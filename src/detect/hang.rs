@@ -5,7 +5,7 @@
 
 use super::{
     Rule, Settings, choice, endings, fact, held_by_gpu, interleaved, missing_rank, names, not_started,
-    number, seconds, standstill, stuck_transfer, transfers,
+    number, seconds, standstill, stuck_transfer, transfers, verb,
 };
 use crate::join::{
     Activity, Communicator, Instance, Join, Lack, Origin, Part, Process, Stall, Standing, Waited,
@@ -427,7 +427,8 @@ impl<'a> Scene<'a> {
         let who = names(&waited.ranks);
         let mut evidence = vec![match waited.for_ns {
             Some(w) => {
-                number(format!("{who} issued it and have waited {:.1} s", seconds(w)), seconds(w), "s")
+                let have = verb(&waited.ranks, "has", "have");
+                number(format!("{who} issued it and {have} waited {:.1} s", seconds(w)), seconds(w), "s")
             }
             None => fact(format!(
                 "{who} issued it and did not finish; for how long is not known, as all processes were gone before ringwatch looked",

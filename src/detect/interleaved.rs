@@ -5,7 +5,7 @@
 //! transfers alone is a send or a receive that comes before its counterpart on both sides.
 
 use super::hang::{Place, Scene};
-use super::{circle, fact, names, transfers, who};
+use super::{circle, fact, names, transfers, verb, who};
 use crate::join::{Activity, Lack, Origin, Part, Stall};
 use crate::model::{Confidence, Evidence, Finding, Kind, Rank, Track};
 use std::collections::BTreeSet;
@@ -49,14 +49,16 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     for s in &circle {
         let c = scene.join.communicator(s.comm)?;
         let func = c.instance(s.track, s.order)?.first()?.op.func;
-        let of = |side: &[(Rank, u32)]| names(&side.iter().map(|(r, _)| *r).collect::<Vec<_>>());
-        let lack = if s.lack == Lack::Issue { "have not issued it" } else { "have it queued behind" };
+        let of = |side: &[(Rank, u32)]| side.iter().map(|(r, _)| *r).collect::<Vec<_>>();
+        let lacking = of(&s.lacking);
+        let have = verb(&lacking, "has", "have");
+        let lack = if s.lack == Lack::Issue { "not issued it" } else { "it queued behind" };
         evidence.push(fact(format!(
-            "communicator {}: {} in {func} (order {}), {} {lack}",
+            "communicator {}: {} in {func} (order {}), {} {have} {lack}",
             s.comm,
-            of(&s.waiting),
+            names(&of(&s.waiting)),
             s.order,
-            of(&s.lacking),
+            names(&lacking),
         )));
     }
     let of_comm = stall.waiting.iter().chain(&stall.lacking).filter(|(_, p)| culprits.contains(p));

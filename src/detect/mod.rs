@@ -357,6 +357,11 @@ fn names(ranks: &[Rank]) -> String {
     format!("{} {}", if ranks.len() == 1 { "rank" } else { "ranks" }, rank_list(ranks))
 }
 
+/// A verb that agrees with the number of ranks: the first form where there is one.
+fn verb<'a>(ranks: &[Rank], one: &'a str, several: &'a str) -> &'a str {
+    if ranks.len() == 1 { one } else { several }
+}
+
 /// Which process a rank is: `rank 3 is job rank 3, pid 1136 on host a`.
 fn who(join: &Join, comm: &Communicator, rank: Rank) -> Option<Evidence> {
     let member = comm.members().get(&rank)?;

@@ -3,7 +3,7 @@
 //! Seen only where the job's calls are seen from outside (the preloaded library): a profiler is told of a
 //! communicator when all its ranks have met. Ranks that a hang elsewhere keeps from it are no finding of their own.
 
-use super::{HangRule, Rule, Settings, fact, names, number, seconds, victims, wall, who};
+use super::{HangRule, Rule, Settings, fact, names, number, seconds, verb, victims, wall, who};
 use crate::join::{Communicator, Join, Member, Stall, Standing};
 use crate::model::{
     COMM_INIT, Cause, CommId, Confidence, Finding, Kind, Liveness, Making, OperationRef, Rank, SegmentId,
@@ -97,7 +97,12 @@ impl NeverJoinedRule {
         let waiters: Vec<Rank> = waiting.iter().map(|(r, _)| *r).collect();
         let mut evidence = vec![
             number(
-                format!("{} began to make it and have waited {:.1} s", names(&waiters), seconds(waited)),
+                format!(
+                    "{} began to make it and {} waited {:.1} s",
+                    names(&waiters),
+                    verb(&waiters, "has", "have"),
+                    seconds(waited)
+                ),
                 seconds(waited),
                 "s",
             ),

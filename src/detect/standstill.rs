@@ -150,7 +150,11 @@ pub(super) fn judge_cause(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let suspects = if computing.is_empty() { ranks.clone() } else { computing };
     let mut evidence = vec![
         number(
-            format!("others have waited {:.1} s for what {} do next", seconds(waited_ns), names(&ranks)),
+            format!(
+                "others have waited {:.1} s for the next operation of {}",
+                seconds(waited_ns),
+                names(&ranks)
+            ),
             seconds(waited_ns),
             "s",
         ),
