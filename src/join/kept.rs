@@ -179,8 +179,10 @@ impl Kept {
 /// The processes of ranks that an operation lacks and that have aborted its communicator.
 fn aborted_in<'a>(join: &'a Join, s: &'a Stall) -> impl Iterator<Item = u32> {
     let comm = join.communicator(s.comm).filter(|c| c.was_aborted);
-    let has = move |r: &Rank| comm.and_then(|c| c.seat(*r)).is_some_and(|s| s.aborted);
-    s.lacking.iter().filter(move |(r, _)| comm.is_some() && has(r)).map(|(_, p)| *p)
+    comm.into_iter().flat_map(|c| {
+        let has = |(r, _): &&(Rank, u32)| c.seat(*r).is_some_and(|seat| seat.aborted);
+        s.lacking.iter().filter(has).map(|(_, p)| *p)
+    })
 }
 
 /// Leaves out operations whose end nobody told, as of a process that is stopped: all others are through with them, and those
@@ -405,8 +407,8 @@ fn advance(c: &Communicator, track: Track, Room { rows, left }: &mut Room) {
         }
         // A record that was lost says nothing, but its rank's GPU may be seen in later ones.
         let told = |row: &Row, part: Option<&Part>| match part {
-            Some(_) => row.told,
-            None => c.members().get(&row.rank).map_or(row.told, |m| m.done_below(track).max(row.told)),
+            None if order >= row.told => c.members().get(&row.rank).map_or(0, |m| m.done_below(track)),
+            _ => row.told,
         };
         let mut parts = parts(instance, left.len());
         left.retain(|at| {
