@@ -11,6 +11,9 @@ pub(super) const RECENT_NS: u64 = 60_000_000_000;
 /// limit does not change the severity again and again.
 const HELD_SHARE: f64 = 0.5;
 
+/// While a job is younger than this its ranks wait for each other in turn, and what that costs is set beside so much time.
+const YOUNG: Duration = Duration::from_secs(10);
+
 /// Time that a job lost, in ns, of some of its time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Lost {
@@ -53,6 +56,14 @@ impl Cost {
         f.severity = self.severity(settings);
         f.cost = Some(JobCost { last_minute: self.recent.loss(), in_all: self.in_all.loss() });
         f.evidence.extend(f.cost.map(evidence));
+    }
+}
+
+impl Settings {
+    /// True where something cost as much of the last minute as makes a warning; of a job younger than that, as much of its time.
+    pub(super) fn is_dear(&self, cost: JobCost) -> bool {
+        let Loss { lost_s, of_s, .. } = cost.last_minute;
+        lost_s / of_s.max(YOUNG.as_secs_f64()) * 100.0 >= f64::from(self.warning_cost_percent)
     }
 }
 

@@ -1,71 +1,25 @@
 //! `straggler`: a rank arrives late and the others wait for it.
 //!
-//! Told at once when one arrival is very late, else when the same rank, or the ranks of the same host, are late more
-//! often than chance makes them. What it costs the job decides whether it is a warning. A communicator's first operation
+//! Reported at once when one arrival is very late, else when the cost of late arrivals sets a rank apart from the others
+//! ([`apart`]), or when the ranks of a host are late more often than chance makes them. What it costs the job decides whether it is a warning. A communicator's first operation
 //! never counts (the join leaves it out).
+
+mod apart;
 
 use super::cost::{Cost, Lost, RECENT_NS, wall_ns};
 use super::{Rule, Settings, add_host_facts, fact, names, number, seconds, wall, who};
 use crate::join::{Communicator, Join, LateEvent, Measure, Track};
 use crate::model::{CommId, Confidence, Finding, Kind, Rank, SegmentId, Severity};
+use apart::{Apart, CHANCE, by_chance};
 use std::collections::BTreeMap;
 
-/// How likely it may be at most that some rank of equal ones is late so often.
-const CHANCE: f64 = 0.01;
 /// The same where it costs too little for a warning and others are late as well: it is asked anew with every arrival, and of
 /// every communicator.
 const CHANCE_OF_INFO: f64 = 0.0001;
-/// A rank that is a little late and often has to cost so many times as much as the median of the others. In a healthy loop
-/// of two ranks whose hosts can barely keep up, one cost 1.8 times as much as the other.
-const STANDS_OUT: u64 = 3;
-/// A rank that costs so many times as much as the median of the others is late whatever chance makes of two ranks in a few
-/// seconds, if it was among the worst in all of the seconds that cost most.
-const FAR_OUT: u64 = 2 * STANDS_OUT;
-/// Seconds in which ranks were late, without which the cost may be that of one event: a host is behind for some seconds.
-const SECONDS: usize = 6;
 /// Communicators that a process may work in before its operations in all of them count for one.
 const SEVERAL: u64 = 4;
 /// Ranks of a host that are described one by one.
 const DESCRIBED: usize = 4;
-
-/// How likely it is that one of `of` equal candidates, each of which is the late one with the chance `one`, is so in at
-/// least `times` of `all` operations.
-fn by_chance(times: usize, all: usize, one: f64, of: usize) -> f64 {
-    let odds = one / (1.0 - one);
-    // The terms of the binomial distribution, from none upwards.
-    let mut term = (1.0 - one).powf(all as f64);
-    let mut tail = 0.0;
-    for k in 0..=all {
-        if k >= times {
-            tail += term;
-        }
-        term *= (all - k) as f64 / (k + 1) as f64 * odds;
-    }
-    (tail * of as f64).min(1.0)
-}
-
-/// True where a rank is among the worst in more of the last minute's seconds than chance makes one of equal ranks, or in more
-/// of those that cost most, and cost much more than the others did. Who is behind stays so for a while: a host that others
-/// disturb, a collection of garbage. The operations of one second say little more than one of them. Where all are late alike,
-/// some cost more than others. Where nobody else was late, nothing is compared.
-fn stands_out(c: &Communicator, rank: Rank, ranks: usize) -> bool {
-    let lately = c.lately(rank);
-    let chance = |bad: usize, of: usize| by_chance(bad, of, 1.0 / ranks as f64, ranks);
-    let chance_of_all = chance(lately.bad_seconds, lately.seconds);
-    let chance_of_dear = chance(lately.bad_dear_seconds, lately.dear_seconds);
-    // Each of two tests may find half as much by chance.
-    let often = chance_of_all.min(chance_of_dear) < CHANCE / 2.0;
-    lately.alone || often && lately.cost_ns / STANDS_OUT >= lately.cost_of_others_ns
-}
-
-/// True where a rank costs many times as much as the others, and in every second that cost most. Of two ranks, each of which is
-/// the worse one by chance in half of the seconds, too few seconds are bad for a test of their number alone.
-fn is_far_out(c: &Communicator, rank: Rank) -> bool {
-    let lately = c.lately(rank);
-    lately.seconds >= SECONDS
-        && lately.bad_dear_seconds == lately.dear_seconds
-        && lately.cost_ns / FAR_OUT >= lately.cost_of_others_ns
-}
 
 /// Who is late: one rank, or the ranks of one host.
 #[derive(Debug)]
@@ -76,6 +30,8 @@ struct Suspect<'a> {
     /// How likely it is that chance alone made them late so often; absent where they came very late once, or nobody else
     /// was late at all.
     chance: Option<f64>,
+    /// True where it may be chance after all: the finding is an info, whatever it costs.
+    is_unsure: bool,
 }
 
 /// The rule.
@@ -203,11 +159,17 @@ impl StragglerRule {
         let mut found = find(self.settings.late_often_ns);
         if c.late().any(|e| e.by_ns < self.settings.late_often_ns) {
             let told: Vec<Rank> = found.iter().flat_map(|f| f.ranks.iter().copied()).collect();
-            let is_dear =
-                |f: &Finding| f.severity >= Severity::Warning && !f.ranks.iter().any(|r| told.contains(r));
-            found.extend(find(0).into_iter().filter(is_dear));
+            let is_dear = |f: &Finding| f.severity >= Severity::Warning || self.is_dear(f);
+            let is_new = |f: &Finding| !f.ranks.iter().any(|r| told.contains(r));
+            found.extend(find(0).into_iter().filter(|f| is_dear(f) && is_new(f)));
         }
         found
+    }
+
+    /// True where a single rank costs the job much for its age. A pair or a network that is slow holds up all ranks of a host
+    /// alike.
+    fn is_dear(&self, f: &Finding) -> bool {
+        f.ranks.len() == 1 && f.cost.is_some_and(|c| self.settings.is_dear(c))
     }
 
     /// The finding about a suspect, with its price; absent where chance explains it and it costs little.
@@ -217,10 +179,11 @@ impl StragglerRule {
         let mut f = finding(join, c, s)?;
         cost.put_on(&mut f, &self.settings);
         // A pipeline's bubbles and drain look the same as a rank of a transfer whose GPU is late: nobody is woken by these.
-        if !s.events.iter().any(|e| e.costs()) {
+        if s.is_unsure || !s.events.iter().any(|e| e.costs()) {
             f.severity = Severity::Info;
         }
-        if f.severity == Severity::Info && s.chance.is_some_and(|c| c >= CHANCE_OF_INFO) {
+        if f.severity == Severity::Info && !self.is_dear(&f) && s.chance.is_some_and(|c| c >= CHANCE_OF_INFO)
+        {
             return None;
         }
         f.open = now_ns.saturating_sub(last_ns) < self.settings.late_over_ns;
@@ -243,14 +206,20 @@ impl StragglerRule {
         for (rank, events_of) in by_rank {
             let worst = events_of.iter().map(|e| e.by_ns).max().unwrap_or(0);
             let repeats = self.often(events_of.len(), events.len(), 1.0 / ranks as f64, ranks);
-            let repeats = repeats.filter(|_| stands_out(c, rank, ranks));
-            let is_dear = || events_of.len() >= self.settings.late_times && is_far_out(c, rank);
-            let repeats = repeats.or_else(|| is_dear().then_some(CHANCE));
+            let is_late_often = events_of.len() >= self.settings.late_times;
+            let apart = if is_late_often {
+                apart::judge(&c.lately(rank), ranks, repeats.is_some())
+            } else {
+                Apart::No
+            };
             let is_far = worst >= self.settings.late_at_once_ns;
-            if repeats.is_some() || is_far {
-                let chance = repeats.filter(|_| !is_far && events_of.len() < events.len());
-                found.push(Suspect { ranks: vec![rank], host: None, events: events_of, chance });
+            if apart == Apart::No && !is_far {
+                continue;
             }
+            let is_only_one = repeats.is_some() && events_of.len() == events.len();
+            let chance = (!is_far && !is_only_one).then(|| repeats.unwrap_or(CHANCE));
+            let is_unsure = !is_far && apart == Apart::Lately;
+            found.push(Suspect { ranks: vec![rank], host: None, events: events_of, chance, is_unsure });
         }
         found
     }
@@ -292,7 +261,8 @@ impl StragglerRule {
             let Some((one, other)) = together.zip(but_worst) else { continue };
             let events = ranks.iter().filter_map(|r| by_rank.remove(r)).flatten().collect();
             let of_host = c.members().keys().filter(|r| host(r) == Some(name)).copied().collect();
-            found.push(Suspect { ranks: of_host, host: Some(name), events, chance: Some(one.max(other)) });
+            let chance = Some(one.max(other));
+            found.push(Suspect { ranks: of_host, host: Some(name), events, chance, is_unsure: false });
         }
         found
     }
