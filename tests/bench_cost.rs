@@ -96,7 +96,7 @@ fn a_plugin_that_switches_its_mask_does_so_in_its_own_phases() {
     assert_eq!((count[1], count[3], events), (phases, 0, 2 * phases));
     let facts = report.rows[0].phases.facts;
     assert!(facts.mask_changes > 0, "{facts:?}");
-    // What it takes back is not NCCL's price.
+    // The time that the plugin takes back is not NCCL's price.
     assert_eq!((facts.nccl_mask, facts.stray_events), (2, 0), "{facts:?}");
     // A plugin that asks for nothing costs nothing, and the table says so.
     let room = Room::new();

@@ -157,9 +157,9 @@ pub struct CostReport {
     pub schema: u32,
     /// The plugin under test: a file, or `ringwatch` for the program's own.
     pub plugin: String,
-    /// What was asked for, with the threads that came of it.
+    /// The options of the run, with the number of threads that they gave.
     pub settings: Settings,
-    /// Where it was measured.
+    /// The machine of the measurement.
     pub environment: Environment,
     /// One for each size, ascending.
     pub rows: Vec<CostRow>,

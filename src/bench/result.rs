@@ -86,7 +86,7 @@ pub struct RankInfo {
     pub pci: String,
 }
 
-/// Where it was measured.
+/// The machine of a measurement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Environment {
     /// Version of this program.
@@ -193,9 +193,9 @@ pub struct SizeResult {
 pub struct Report {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// What was asked for, with the threads that came of it.
+    /// The options of the run, with the number of threads that they gave.
     pub settings: Settings,
-    /// Where it was measured.
+    /// The machine of the measurement.
     pub environment: Environment,
     /// One for each size, ascending.
     pub sizes: Vec<SizeResult>,

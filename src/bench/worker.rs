@@ -425,7 +425,7 @@ impl<'a> Worker<'a> {
         Ok(Timing { wrong, events, ..self.timing(shape, operations, repeats_ns) })
     }
 
-    /// What repeats come to, unchecked.
+    /// The results of repeats, unchecked.
     fn timing(&self, shape: &Shape, operations: u64, repeats_ns: Vec<f64>) -> Timing {
         let time_ns = median(&repeats_ns);
         let algbw_gb_per_s = algbw_gb_per_s(shape.size_bytes, time_ns);

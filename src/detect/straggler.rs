@@ -1,8 +1,8 @@
 //! `straggler`: a rank arrives late and the others wait for it.
 //!
 //! Reported at once when one arrival is very late, else when the cost of late arrivals sets a rank apart from the others
-//! ([`apart`]), or when the ranks of a host are late more often than chance makes them. What it costs the job decides whether it is a warning. A communicator's first operation
-//! never counts (the join leaves it out).
+//! ([`apart`]), or when the ranks of a host are late more often than chance makes them. The cost to the job decides whether it
+//! is a warning. A communicator's first operation never counts (the join leaves it out).
 
 mod apart;
 
@@ -13,8 +13,8 @@ use crate::model::{CommId, Confidence, Finding, Kind, Rank, SegmentId, Severity}
 use apart::{Apart, CHANCE, by_chance};
 use std::collections::BTreeMap;
 
-/// The same where it costs too little for a warning and others are late as well: it is asked anew with every arrival, and of
-/// every communicator.
+/// The greatest chance where the cost is too small for a warning and others are late as well: the rule tests every
+/// communicator again with every arrival.
 const CHANCE_OF_INFO: f64 = 0.0001;
 /// Communicators that a process may work in before its operations in all of them count for one.
 const SEVERAL: u64 = 4;
@@ -159,9 +159,9 @@ impl StragglerRule {
         let mut found = find(self.settings.late_often_ns);
         if c.late().any(|e| e.by_ns < self.settings.late_often_ns) {
             let told: Vec<Rank> = found.iter().flat_map(|f| f.ranks.iter().copied()).collect();
-            let is_dear = |f: &Finding| f.severity >= Severity::Warning || self.is_dear(f);
+            let matters = |f: &Finding| f.severity >= Severity::Warning || self.is_dear(f);
             let is_new = |f: &Finding| !f.ranks.iter().any(|r| told.contains(r));
-            found.extend(find(0).into_iter().filter(|f| is_dear(f) && is_new(f)));
+            found.extend(find(0).into_iter().filter(|f| matters(f) && is_new(f)));
         }
         found
     }
@@ -218,7 +218,7 @@ impl StragglerRule {
             }
             let is_only_one = repeats.is_some() && events_of.len() == events.len();
             let chance = (!is_far && !is_only_one).then(|| repeats.unwrap_or(CHANCE));
-            let is_unsure = !is_far && apart == Apart::Lately;
+            let is_unsure = !is_far && apart == Apart::Possibly;
             found.push(Suspect { ranks: vec![rank], host: None, events: events_of, chance, is_unsure });
         }
         found

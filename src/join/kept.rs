@@ -150,7 +150,7 @@ impl Kept {
         // Where all are gone, what they waited for is the question.
         let mut gone = if self.over { Vec::new() } else { join.roster.out(self.waits.processes()) };
         let mut stalls = self.waits.stalls();
-        // Who has aborted a communicator that others wait in waits for nobody elsewhere.
+        // A rank that has aborted a communicator in which others wait for it waits for nobody elsewhere.
         gone.extend(stalls.iter().flat_map(|s| aborted_in(join, s)));
         leave_out_unheard_ends(join, &mut stalls);
         let unclear = held_before::explain(join, &mut stalls);

@@ -1,7 +1,7 @@
 //! Decides whether the lateness of a rank sets it apart from the others.
 //!
-//! Who is behind stays so for a while: a host that others disturb, a collection of garbage. The operations of one second say
-//! little more than one of them, so that seconds are compared, weighed by what they cost.
+//! A rank that is behind stays so for a while: others disturb its host, or it collects garbage. The operations of one second
+//! say little more than one of them, so that seconds are compared, weighed by their cost.
 
 use crate::join::{LateSecond, Lately};
 
@@ -16,7 +16,7 @@ const FAR_OUT: f64 = 6.0;
 /// The seconds of equal cost that such a rank needs: with fewer, its host may be behind for some seconds.
 const EQUAL_SECONDS: f64 = 6.0;
 /// The same for a rank that is reported as an info.
-const EQUAL_SECONDS_LATELY: f64 = 2.0;
+const EQUAL_SECONDS_POSSIBLY: f64 = 2.0;
 /// The share of the cost that lies in the seconds in which the rank is among the worst.
 const BAD_SHARE: f64 = 0.9;
 
@@ -26,7 +26,7 @@ pub(super) enum Apart {
     /// Others are late as well.
     No,
     /// It alone was late since some moment, though possibly by chance.
-    Lately,
+    Possibly,
     /// It is late more often than chance makes one of equal ranks, or costs many times as much.
     Surely,
 }
@@ -150,8 +150,8 @@ impl Sum {
         let is_far = self.own >= FAR_OUT * self.others;
         if is_far && equal_seconds >= EQUAL_SECONDS || chance < least_chance {
             Apart::Surely
-        } else if is_far && equal_seconds >= EQUAL_SECONDS_LATELY {
-            Apart::Lately
+        } else if is_far && equal_seconds >= EQUAL_SECONDS_POSSIBLY {
+            Apart::Possibly
         } else {
             Apart::No
         }
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn one_of_two_ranks_is_apart_if_it_costs_many_times_as_much_for_some_seconds() {
         assert_eq!(of_two(&[(70, 10); 6]), Apart::Surely);
-        assert_eq!(of_two(&[(70, 10); 5]), Apart::Lately);
+        assert_eq!(of_two(&[(70, 10); 5]), Apart::Possibly);
         assert_eq!(of_two(&[(40, 10); 6]), Apart::No, "four times as much");
         assert_eq!(
             of_two(&[(40, 10); 14]),
@@ -201,7 +201,7 @@ mod tests {
     fn a_dear_second_counts_for_one() {
         assert_eq!(of_two(&[(9, 1), (9, 1), (9, 1), (900, 1)]), Apart::No);
         assert_eq!(of_two(&[(9, 1), (9, 1), (500, 1), (900, 1)]), Apart::No, "nearly two");
-        assert_eq!(of_two(&[(9, 1), (900, 1), (900, 1), (900, 1)]), Apart::Lately);
+        assert_eq!(of_two(&[(9, 1), (900, 1), (900, 1), (900, 1)]), Apart::Possibly);
     }
 
     #[test]
