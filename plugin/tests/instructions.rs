@@ -15,10 +15,44 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use support::bare::Bare;
 use support::library::{Plugin, plugin_library};
+use support::trace::{self, Executed, Price};
 use support::tuner::{Asked, Tuner};
 
-/// What is counted, and how much of it there may be.
-const GATES: [(&str, u64); 4] = [("kernel", 250), ("coll", 400), ("call", 1200), ("call-and-launch", 1300)];
+/// What is counted, and how many instructions it may have.
+const GATES: [(&str, u64); 2] = [("kernel", 250), ("coll", 400)];
+
+/// What a bare collective may take at most.
+struct Limit {
+    detail: &'static str,
+    instructions: u64,
+    locked: u64,
+    counter_reads: u64,
+    code_lines: u64,
+    data_lines: usize,
+}
+
+/// With GPU times (the launch is an event as well) and without.
+const LIMITS: [Limit; 2] = [
+    Limit {
+        detail: "auto",
+        instructions: 1500,
+        locked: 8,
+        counter_reads: 2,
+        code_lines: 110,
+        data_lines: 33,
+    },
+    Limit {
+        detail: "calls",
+        instructions: 1210,
+        locked: 7,
+        counter_reads: 2,
+        code_lines: 100,
+        data_lines: 30,
+    },
+];
+/// Calls before and between the marks, where data lines are counted.
+const FIRST: u64 = 100;
+const TRACED: u64 = 100;
 /// Questions to the tuner, with as many rules as a table may have: how many instructions an answer may have, and how many
 /// it has at least.
 const TUNER_GATES: [(&str, u64, u64); 5] = [
@@ -35,7 +69,9 @@ const HOW_OFTEN: &str = "RINGWATCH_COUNT_TIMES";
 /// In the child: the calls.
 fn make_calls(what: &str, times: u64) {
     let plugin = Plugin::built();
-    let mut bare = Bare::new(&plugin, plugin.init(5, 7).context);
+    let always = matches!(what, "coll" | "kernel");
+    let context = if always { plugin.init(5, 7).context } else { plugin.init_switched(7) };
+    let mut bare = Bare::new(&plugin, context);
     let coll = bare.coll();
     for _ in 0..times {
         match what {
@@ -43,13 +79,24 @@ fn make_calls(what: &str, times: u64) {
                 bare.coll();
             }
             "kernel" => bare.kernel(coll),
-            "call" => {
-                bare.call(false);
-            }
-            _ => {
-                bare.call(true);
+            what => {
+                bare.call(what == "auto");
             }
         }
+    }
+}
+
+/// In the child: bare calls, each between two marks.
+fn make_marked_calls(detail: &str) {
+    let plugin = Plugin::built();
+    let mut bare = Bare::new(&plugin, plugin.init_switched(7));
+    for _ in 0..FIRST {
+        bare.call(detail == "auto");
+    }
+    trace::announce();
+    for _ in 0..TRACED {
+        bare.call(detail == "auto");
+        trace::mark();
     }
 }
 
@@ -128,23 +175,25 @@ fn many_rules() -> Vec<Row> {
     rows
 }
 
-fn instructions(test: &str, dir: &Path, what: &str, times: u64) -> u64 {
-    let out = dir.join("callgrind.out");
-    let ran = Command::new("valgrind")
-        .args(["--tool=callgrind", "--compress-strings=no", "--compress-pos=no"])
-        .arg(format!("--callgrind-out-file={}", out.display()))
-        .arg(std::env::current_exe().unwrap())
+/// The child that does `what` so often.
+fn child(test: &str, dir: &Path, what: &str, times: u64) -> Command {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child
         .args(["--exact", test, "--test-threads=1", "--nocapture"])
         .env(WHAT, what)
         .env(HOW_OFTEN, times.to_string())
         .env("RINGWATCH_PLUGIN_SO", plugin_library())
         .env("RINGWATCH_DIR", dir)
-        .env("RINGWATCH_TUNE", dir.join("rules"))
-        .output()
-        .unwrap();
-    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        .env("RINGWATCH_DETAIL", if what == "calls" { "calls" } else { "auto" })
+        // Valgrind's calls are so slow that all would be timed.
+        .env("RINGWATCH_OVERHEAD_BUDGET", "0.0001%")
+        .env("RINGWATCH_TUNE", dir.join("rules"));
+    child
+}
+
+fn executed(test: &str, dir: &Path, what: &str, times: u64) -> Executed {
     let counts = if what.starts_with("tuner") { is_of_answer } else { is_of_callback };
-    own(&std::fs::read_to_string(&out).unwrap(), counts)
+    trace::executed(&mut child(test, dir, what, times), &dir.join("callgrind.out"), counts)
 }
 
 /// The clock is tied anew by time, which is the machine's and not the callback's.
@@ -155,30 +204,6 @@ fn is_of_callback(function: &str) -> bool {
 /// The ranks' agreement polls, and so takes as long as it takes.
 fn is_of_answer(function: &str) -> bool {
     ["get_coll_info", "decision", "context", "partition_point"].iter().any(|name| function.contains(name))
-}
-
-/// Instructions of the library's own functions, as far as they count, from callgrind's file: lines of `position cost` under
-/// the object that an `ob=` line names; the line after `calls=` holds what the called function cost.
-fn own(text: &str, counts: fn(&str) -> bool) -> u64 {
-    let library = plugin_library().file_name().unwrap().to_str().unwrap();
-    let (mut ours, mut counted, mut of_call, mut sum) = (false, false, false, 0);
-    for line in text.lines() {
-        if let Some(object) = line.strip_prefix("ob=") {
-            ours = object.ends_with(library);
-        } else if let Some(function) = line.strip_prefix("fn=") {
-            counted = counts(function);
-        } else if line.starts_with("calls=") {
-            of_call = true;
-        } else if let Some((_, cost)) =
-            line.split_once(' ').filter(|_| line.starts_with(|c: char| c.is_ascii_digit()))
-        {
-            if ours && counted && !of_call {
-                sum += cost.trim().parse::<u64>().unwrap();
-            }
-            of_call = false;
-        }
-    }
-    sum
 }
 
 /// True where Valgrind is there; otherwise the test counts as skipped.
@@ -192,10 +217,10 @@ fn can_count(test: &str) -> bool {
     can
 }
 
-/// Instructions of one time, by the difference between many and twice as many.
-fn each(test: &str, dir: &Path, what: &str) -> u64 {
-    let count = |times| instructions(test, dir, what, times);
-    (count(2 * TIMES) - count(TIMES)) / TIMES
+/// The price of one time.
+fn price(test: &str, dir: &Path, what: &str) -> Price {
+    let run = |times| executed(test, dir, what, times);
+    Price::of(&run(TIMES), &run(2 * TIMES), TIMES)
 }
 
 #[test]
@@ -209,10 +234,36 @@ fn callbacks_cost_few_instructions() {
     }
     let dir = tempfile::Builder::new().tempdir_in("/dev/shm").unwrap();
     for (what, most) in GATES {
-        let each = each(test, dir.path(), what);
+        let each = price(test, dir.path(), what).instructions;
         eprintln!("{what}: {each} instructions, at most {most}");
         assert!(each <= most, "{what}: {each} instructions, more than {most}");
         assert!(each > 20, "{what}: {each} instructions: nothing was counted");
+    }
+}
+
+#[test]
+fn a_bare_collective_stays_within_its_limits() {
+    let test = "a_bare_collective_stays_within_its_limits";
+    if let Ok(what) = std::env::var(WHAT) {
+        return match std::env::var(HOW_OFTEN).unwrap().parse().unwrap() {
+            0 => make_marked_calls(&what),
+            times => make_calls(&what, times),
+        };
+    }
+    if !can_count(test) {
+        return;
+    }
+    let dir = tempfile::Builder::new().tempdir_in("/dev/shm").unwrap();
+    for limit in LIMITS {
+        let price = price(test, dir.path(), limit.detail);
+        let data_lines = trace::data_lines(&mut child(test, dir.path(), limit.detail, 0));
+        eprintln!("{}: {price:?}, {data_lines} lines of data", limit.detail);
+        assert!(price.instructions > 20 && data_lines > 2, "nothing was counted");
+        assert!(price.instructions <= limit.instructions, "instructions");
+        assert!(price.locked <= limit.locked, "locked instructions");
+        assert!(price.counter_reads <= limit.counter_reads, "reads of the counter");
+        assert!(price.code_lines <= limit.code_lines, "lines of code");
+        assert!(data_lines <= limit.data_lines, "lines of data");
     }
 }
 
@@ -228,7 +279,7 @@ fn the_tuner_answers_in_300_instructions() {
     let dir = tempfile::Builder::new().tempdir_in("/dev/shm").unwrap();
     support::tuner::write_rules(&dir.path().join("rules"), &many_rules());
     for (what, most, least) in TUNER_GATES {
-        let each = each(test, dir.path(), what);
+        let each = price(test, dir.path(), what).instructions;
         eprintln!("{what}: {each} instructions, at most {most}");
         assert!(each <= most, "{what}: {each} instructions, more than {most}");
         assert!(each >= least, "{what}: {each} instructions: nothing was counted");

@@ -43,14 +43,20 @@ impl Bare {
         out
     }
 
+    /// NCCL 2.28 and later stop nothing that has no handle.
     fn stop(&self, handle: *mut c_void) {
-        // SAFETY: any number is a handle.
-        unsafe { (self.table.stop)(handle) };
+        if !handle.is_null() {
+            // SAFETY: any number is a handle.
+            unsafe { (self.table.stop)(handle) };
+        }
     }
 
+    /// As [`Self::stop`].
     fn state(&self, handle: *mut c_void, state: i32, arg: *const c_void) {
-        // SAFETY: NULL or the state arguments of this version.
-        unsafe { (self.table.record)(handle, state, arg) };
+        if !handle.is_null() {
+            // SAFETY: NULL or the state arguments of this version.
+            unsafe { (self.table.record)(handle, state, arg) };
+        }
     }
 
     /// Start and stop of the Coll event alone.
@@ -79,9 +85,7 @@ impl Bare {
         if launch {
             self.launch.parent(group as u64);
             let launch = self.start(&self.launch);
-            if !launch.is_null() {
-                self.stop(launch);
-            }
+            self.stop(launch);
         }
         let plan = self.start(&self.group);
         self.coll.parent(call as u64);

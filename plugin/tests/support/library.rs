@@ -1,6 +1,7 @@
 //! The plugin as NCCL meets it: a table of C functions, of the built library or of the crate linked in.
 
 use super::abi::Descriptor;
+use ringwatch_wire::sync::Word;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -198,6 +199,21 @@ impl Plugin {
         assert_eq!(rc, 0, "init always succeeds");
         assert!(!context.is_null(), "a context is never NULL");
         Opened { context: context as u64, mask }
+    }
+
+    /// Init of version 5 with a mask that the plugin may write later on, as NCCL's.
+    pub fn init_switched(&self, id: u64) -> u64 {
+        static MASK: Word = Word::new(0);
+        // The lower half of a word.
+        let mask = std::ptr::from_ref(&MASK).cast_mut().cast();
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the signature of this version, and a place for the mask that stays.
+        let rc = unsafe {
+            let init = std::mem::transmute::<*const c_void, Init5>(self.table(5).init);
+            init(&mut context, id, mask, c"pg".as_ptr(), 1, 8, 3, None)
+        };
+        assert_eq!(rc, 0, "init always succeeds");
+        context as u64
     }
 
     pub fn init(&self, version: usize, id: u64) -> Opened {

@@ -15,6 +15,7 @@ pub mod seccomp;
 pub mod segment;
 #[path = "../../../tests/support/skip.rs"]
 pub mod skip;
+pub mod trace;
 pub mod tuner;
 
 use abi::{COLL_DEFAULT, Coll, Descriptor, P2P_DEFAULT, P2p, ty};
