@@ -119,6 +119,10 @@ pub(crate) const LARGE: u64 = 2;
 const WORTH: u64 = AFTER_PAUSE | LARGE;
 /// It is not the only one that was called since the last launch.
 pub(crate) const TOGETHER: u64 = 4;
+/// A bare call that needs no handles has begun, or was called: see [`crate::record`].
+pub(crate) const BARE_BEGUN: u64 = 8;
+/// NCCL got no handle of the call, which is not issued yet.
+pub(crate) const WITHHELD: u64 = 16;
 /// Above these bits: the number of the group it was called in.
 pub(crate) const HINT_BITS: u32 = 8;
 

@@ -13,6 +13,7 @@ use ringwatch_wire::codes::{Loss, phase};
 use ringwatch_wire::layout::{head, proxy};
 
 pub(crate) fn transfer(live: &'static Live, context: u64, parent: u64, p: &ProxyOp) -> Result<u64, Loss> {
+    live.handles.set(1);
     // PXN: another rank's operation, done by this process. Its context and parent are that process's own
     // numbers; its pid may by chance be ours in another namespace, its nonce is not.
     let own = live.segment.get(head::PID) & 0xffff_ffff;

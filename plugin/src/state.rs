@@ -38,6 +38,8 @@ pub struct Live {
     pub(crate) pairs: Pairs,
     pub(crate) governor: Governor,
     pub(crate) events: Events,
+    /// Not 0 once every event needs a handle: a graph was captured, or a transfer of the network was seen.
+    pub(crate) handles: &'static Word,
 }
 
 /// What NCCL said at init.
@@ -93,6 +95,8 @@ struct Page {
     chaining: Word,
     /// Contexts given out that no communicator slot stands behind.
     spare_contexts: Word,
+    /// See [`Live::handles`].
+    handles: Word,
     live: core::cell::UnsafeCell<core::mem::MaybeUninit<Live>>,
     chain: core::cell::UnsafeCell<core::mem::MaybeUninit<Chain>>,
     /// A header to count in where there is no segment.
@@ -323,7 +327,7 @@ fn open_process(page: &'static Page, version: Option<u32>, mask_at: usize, log: 
     let governor = Governor::new(&page.governor, &segment, &facts, &settings);
     governor.begin(now_ns());
     let pairs = Pairs::new(&page.pairs);
-    let live = Live { segment, nonce: nonce.max(1), nccl, pairs, governor, events };
+    let live = Live { segment, nonce: nonce.max(1), nccl, pairs, governor, events, handles: &page.handles };
     // SAFETY: the phase is OPENING, set by this thread, and nobody reads `live` before OPEN.
     unsafe { (*page.live.get()).write(live) };
     page.phase.set_last(OPEN);
@@ -385,7 +389,8 @@ impl Live {
         let geometry = Geometry::full();
         let segment = Segment::new(words(geometry.bytes() as usize / 8), &geometry);
         let pairs = Pairs::new(words(pairs::WORDS));
-        Box::leak(Box::new(Live { segment, nonce: 1, nccl: 0, pairs, governor, events }))
+        let handles = Box::leak(Box::new(Word::new(0)));
+        Box::leak(Box::new(Live { segment, nonce: 1, nccl: 0, pairs, governor, events, handles }))
     }
 }
 

@@ -2,11 +2,11 @@
 //! and what the governor is asked on the way.
 
 use crate::events::{Binding, Shot, told};
-use crate::governor::{AFTER_PAUSE, HINT_BITS, LARGE, LARGE_BYTES, PAUSE_NS, TOGETHER};
+use crate::governor::{AFTER_PAUSE, BARE_BEGUN, HINT_BITS, LARGE, LARGE_BYTES, PAUSE_NS, TOGETHER, WITHHELD};
 use crate::handle::{Handle, Kind, group};
 use crate::record::Comm;
 use crate::state::Live;
-use ringwatch_wire::codes::timed;
+use ringwatch_wire::codes::{Loss, timed};
 use ringwatch_wire::layout::{comm, op};
 
 /// What the parent of an issued operation says about it.
@@ -33,6 +33,7 @@ pub(crate) fn bytes_of(dtype: u8, count: u64) -> u64 {
 pub(crate) fn note_capture(live: &Live, c: &Comm, ticket: u64, captured: bool) {
     if captured {
         live.governor.captured();
+        live.handles.set(1);
         if c.word(comm::CAPTURING) == 0 {
             c.set(comm::CAPTURING, ticket + 1);
         }
@@ -40,9 +41,9 @@ pub(crate) fn note_capture(live: &Live, c: &Comm, ticket: u64, captured: bool) {
 }
 
 /// Notes what the timing of a call's launch rests on. `in_group` is the number of the call's group, 0 where it is bare or
-/// there is none.
+/// there is none; `withheld` is true where NCCL gets no handle of the call.
 #[inline(always)]
-pub(crate) fn note_call(c: &Comm, ticket: u64, now: u64, bytes: u64, in_group: u64) {
+pub(crate) fn note_call(c: &Comm, ticket: u64, now: u64, bytes: u64, in_group: u64, withheld: bool) {
     let pause = now.saturating_sub(c.word(comm::CALLED_NS)) > PAUSE_NS;
     let large = bytes >= LARGE_BYTES;
     // Another one of the same group was called since the last launch: it will be launched with this one.
@@ -50,7 +51,7 @@ pub(crate) fn note_call(c: &Comm, ticket: u64, now: u64, bytes: u64, in_group: u
         c.word(comm::CALLED) != c.word(comm::LAUNCHED) && c.word(comm::HINT) >> HINT_BITS == in_group;
     let hint = |set, bit| if set { bit } else { 0 };
     let why = hint(pause, AFTER_PAUSE) | hint(large, LARGE) | hint(together, TOGETHER);
-    c.set(comm::HINT, why | in_group << HINT_BITS);
+    c.set(comm::HINT, why | hint(withheld, WITHHELD) | in_group << HINT_BITS);
     c.set(comm::CALLED_NS, now);
     c.set(comm::CALLED, ticket + 1);
 }
@@ -63,6 +64,32 @@ pub(crate) fn begin_bare(c: &Comm) {
     }
 }
 
+/// Notes that a bare call has begun of which NCCL gets no handles.
+#[inline(always)]
+pub(crate) fn withhold(c: &Comm) {
+    c.set(comm::HINT, c.word(comm::HINT) | BARE_BEGUN);
+}
+
+/// True where NCCL got no handle of the bare call that began last.
+#[inline(always)]
+pub(crate) fn withholds(c: &Comm) -> bool {
+    c.word(comm::HINT) & BARE_BEGUN != 0
+}
+
+/// The ticket of the call that NCCL got no handle of and has not issued yet.
+#[inline(always)]
+pub(crate) fn withheld(c: &Comm) -> Option<u64> {
+    if c.word(comm::HINT) & WITHHELD != 0 { c.word(comm::CALLED).checked_sub(1) } else { None }
+}
+
+/// The same, when it is issued.
+#[inline(always)]
+pub(crate) fn take_withheld(c: &Comm) -> Option<u64> {
+    let ticket = withheld(c)?;
+    c.set(comm::HINT, c.word(comm::HINT) & !WITHHELD);
+    Some(ticket)
+}
+
 /// What was called and not launched never will be, or was launched untold: NCCL tells of no launch of symmetric kernels,
 /// copy engines and some broadcasts.
 #[cold]
@@ -73,7 +100,12 @@ fn forget_calls(c: &Comm) {
 
 /// A kernel is about to be launched for what was called: times it by CUDA events if it is to be.
 pub(crate) fn launch(live: &'static Live, c: Comm, parent: u64, stream: u64) -> Option<Shot> {
-    let group = Handle::unpack(parent, live.nonce).ok().filter(|h| h.kind == Kind::Group)?.value;
+    let group = match Handle::unpack(parent, live.nonce) {
+        Ok(Handle { kind: Kind::Group, value }) => value,
+        // NCCL got no handle of a bare call's group, which may be a send as well.
+        Err(Loss::Null) => group::BARE,
+        _ => return None,
+    };
     launching(live, c, group & (group::CAPTURED | group::KERNEL) == 0, stream)
 }
 

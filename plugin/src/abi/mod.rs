@@ -59,6 +59,8 @@ pub trait Taker {
 struct Recorder {
     live: &'static Live,
     context: u64,
+    /// No other plugin gets the event.
+    alone: bool,
 }
 
 impl Taker for Recorder {
@@ -67,7 +69,7 @@ impl Taker for Recorder {
     #[inline(always)]
     fn take(self, event: &Event) -> u64 {
         let call = (event.bit as usize).min(call::START_UNKNOWN);
-        match record::start(self.live, self.context, event) {
+        match record::start(self.live, self.context, event, self.alone) {
             Ok(Started { handle, booked }) => {
                 if booked {
                     self.live.segment.book(call, Ok(()));
@@ -201,7 +203,7 @@ unsafe extern "C" fn start<A: Abi>(
         match seen.filter(|_| !out.is_null()) {
             Some(d) => {
                 let context = handle::to_number(context);
-                given = A::tell(d, live.nccl, Recorder { live, context });
+                given = A::tell(d, live.nccl, Recorder { live, context, alone: true });
             }
             None => live.segment.book(call::START_UNKNOWN, Err(Loss::BadCall)),
         }
@@ -230,7 +232,7 @@ fn start_chained<A: Abi>(context: *mut c_void, out: *mut *mut c_void, descriptor
                 Ok(own) => {
                     // SAFETY: a copy of a descriptor of this version, whose parents alone were changed.
                     let own = unsafe { own.at::<A>().as_ref() };
-                    own.map_or(0, |d| A::tell(d, live.nccl, Recorder { live, context }))
+                    own.map_or(0, |d| A::tell(d, live.nccl, Recorder { live, context, alone: false }))
                 }
                 Err(loss) => refuse(live, said.bit() as usize, loss),
             };

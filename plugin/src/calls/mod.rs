@@ -348,6 +348,7 @@ fn take(call: &Op, grouped: bool) -> Option<Taken> {
                     now,
                     timing::bytes_of(numbered(call.dtype, TYPES), call.count as u64),
                     0,
+                    false,
                 );
             }
         }

@@ -152,7 +152,9 @@ struct Nccl(&'static Live);
 impl Nccl {
     fn start(&self, bit: u32, parent: u64, body: Body) -> u64 {
         let comm = Handle { kind: Kind::Comm, value: 0 }.pack(self.0.nonce);
-        record::start(self.0, comm, &event::Event { bit, parent, rank: 0, body }).expect("recorded").handle
+        record::start(self.0, comm, &event::Event { bit, parent, rank: 0, body }, true)
+            .expect("recorded")
+            .handle
     }
 
     fn group(&self, depth: i32) -> u64 {

@@ -11,15 +11,26 @@ use crate::timing;
 use ringwatch_wire::codes::{Loss, flag, kind, timed};
 use ringwatch_wire::layout::op;
 
-/// An API call: the group's value, and the ticket of its operation.
+/// A recorded call.
+pub(super) struct Called {
+    /// The value of its group's handle.
+    pub(super) group: u64,
+    /// The ticket of its operation.
+    pub(super) ticket: u64,
+    /// NCCL needs no handle of it.
+    pub(super) withheld: bool,
+}
+
+/// Records an API call.
 #[inline(always)]
-pub(super) fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Result<(u64, u64), Loss> {
+pub(super) fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Result<Called, Loss> {
     let group = if Kind::Group.is(parent, live.nonce) { parent & VALUE_MASK } else { group::BARE };
     if calls::seen()
         && let Some(again) = called_again(live, c, group, api)
     {
         return Ok(again);
     }
+    let withheld = parent == 0 && api.collective && !api.captured && timing::withholds(&c);
     let (ticket, slot) = live.segment.op.claim()?;
     let kind = match (api.collective, api.func) {
         (true, _) => kind::COLLECTIVE,
@@ -43,15 +54,15 @@ pub(super) fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Re
         r.set(op::TIMED, u64::from(timed::KERNEL));
     }
     r.publish(slot);
-    timing::note_call(&c, ticket, now, timing::bytes_of(api.dtype, api.count), in_group);
+    timing::note_call(&c, ticket, now, timing::bytes_of(api.dtype, api.count), in_group, withheld);
     timing::note_capture(live, &c, ticket, api.captured);
-    Ok((group, ticket))
+    Ok(Called { group, ticket, withheld })
 }
 
 /// A call that the preloaded library saw before: what NCCL says beside it.
 #[cold]
 #[inline(never)]
-fn called_again(live: &'static Live, c: Comm, group: u64, api: &Api) -> Option<(u64, u64)> {
+fn called_again(live: &'static Live, c: Comm, group: u64, api: &Api) -> Option<Called> {
     let seen = calls::told(live, c.ticket, api.func)?;
     let slot = live.segment.op.claim_again(seen.op)?;
     let now = now_ns();
@@ -71,7 +82,8 @@ fn called_again(live: &'static Live, c: Comm, group: u64, api: &Api) -> Option<(
         now,
         timing::bytes_of((seen.what >> 32 & 0xff) as u8, api.count),
         in_group,
+        false,
     );
     timing::note_capture(live, &c, seen.op, api.captured);
-    Some((group, seen.op))
+    Some(Called { group, ticket: seen.op, withheld: false })
 }

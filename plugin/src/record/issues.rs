@@ -1,7 +1,7 @@
 //! Operations that are issued: called ones, and those that nobody was seen to call.
 
 use super::operation::{Record, What, root_word};
-use super::{Comm, RECV, Started, learn, parent_ticket, word};
+use super::{Comm, RECV, Started, learn, parent_ticket, plan_number, word};
 use crate::calls;
 use crate::clock::now_ns;
 use crate::event::{Coll, P2p};
@@ -106,10 +106,18 @@ fn plan_of(live: &Live, plan: u64, parent: u64) -> u64 {
         .map_or(0, |t| t + 1)
 }
 
+/// A communicator's first collectives have handles, which transfers of the network would name. Where they bring none,
+/// and the communicator is on one node, later ones bring none either.
+const FIRST_WITH_HANDLES: u64 = 64;
+/// The low half of [`comm::NODES`].
+const NODES: u64 = 0xffff_ffff;
+
 /// An operation that was issued.
 pub(super) enum Issued {
     /// And has this ticket.
     Recorded(u64),
+    /// And NCCL needs no handle of it.
+    Withheld,
     /// Into a graph: nothing runs. This is the ticket of its call.
     Captured(u64),
     /// And is not wanted.
@@ -126,15 +134,17 @@ impl Issued {
         one: u64,
         pack: impl Fn(u64) -> u64,
     ) -> Started {
-        match self {
-            Issued::Recorded(t) if one == 0 => Started::booked(pack(t)),
-            Issued::Recorded(t) => {
-                c.book(live, comm::ISSUES, one);
-                Started::quiet(pack(t))
-            }
-            Issued::Captured(t) => Started::quiet(pack(t)),
-            Issued::Unwanted => Started::quiet(0),
+        let handle = match self {
+            Issued::Recorded(t) => pack(t),
+            Issued::Withheld => 0,
+            Issued::Captured(t) => return Started::quiet(pack(t)),
+            Issued::Unwanted => return Started::quiet(0),
+        };
+        if one == 0 {
+            return Started::booked(handle);
         }
+        c.book(live, comm::ISSUES, one);
+        Started::quiet(handle)
     }
 }
 
@@ -160,7 +170,8 @@ pub(super) fn issued(
     coll: &Coll,
 ) -> Result<Issued, Loss> {
     learn(live, c, coll.comm, rank);
-    let mut origin = origin(live, parent);
+    let withheld = if parent == 0 { timing::take_withheld(&c) } else { None };
+    let mut origin = withheld.map_or_else(|| origin(live, parent), Origin::Called);
     if matches!(origin, Origin::Unknown)
         && calls::seen()
         && let Some(ticket) = calls::pending(c.ticket, coll.func, coll.dtype, coll.count, -1)
@@ -204,7 +215,11 @@ pub(super) fn issued(
         root: root_word(coll.root, coll.channels, coll.warps),
         issued_ns: now,
         seq: coll.seq,
-        plan: plan_of(live, coll.plan, parent),
+        plan: match withheld {
+            Some(_) if coll.copy_engine => 0,
+            Some(_) => plan_number(&c, c.word(comm::PLANS).wrapping_sub(1)) + 1,
+            None => plan_of(live, coll.plan, parent),
+        },
         variant: coll.variant,
         timing,
         stream: coll.stream,
@@ -215,7 +230,8 @@ pub(super) fn issued(
         let number = (governor::COLLECTIVES, order);
         live.governor.issued(&c, number, coll.channels, timing == u64::from(timed::KERNEL), now);
     }
-    Ok(Issued::Recorded(ticket))
+    let spared = withheld.is_some() && order >= FIRST_WITH_HANDLES && c.word(comm::NODES) & NODES == 1;
+    Ok(if spared { Issued::Withheld } else { Issued::Recorded(ticket) })
 }
 
 #[inline(never)]

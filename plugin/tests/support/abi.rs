@@ -285,6 +285,7 @@ impl Descriptor {
 /// NCCL's own numbers.
 pub mod func {
     pub const ALL_GATHER: usize = 2;
+    pub const BROADCAST: usize = 0;
     pub const ALL_REDUCE: usize = 4;
     pub const SEND: usize = 6;
     pub const RECV: usize = 7;
