@@ -21,7 +21,7 @@ const OTHER: u32 = 12_345;
 /// What is in a `/dev/shm` of its own after a command has prepared it and so many processes have opened a segment at once:
 /// the entries by name, each with kind, owner and mode as `find` prints them. Absent in the processes themselves, and where
 /// such a test cannot be had.
-fn made(test: &str, prepare: &str, processes: u32) -> Option<BTreeMap<String, String>> {
+fn made(test: &str, prepare: &str, processes: usize) -> Option<BTreeMap<String, String>> {
     if is_child(test) {
         Plugin::built().init(5, 1);
         return None;
@@ -61,6 +61,9 @@ fn assert_beside(made: &BTreeMap<String, String>, before: &str, segments: usize)
     (*own).clone()
 }
 
+/// Processes that begin together: no more than whose segments stay after their end.
+const TOGETHER: usize = 12;
+
 #[test]
 fn somebody_elses_directory_of_ones_name_costs_nobody_their_segment() {
     let test = "somebody_elses_directory_of_ones_name_costs_nobody_their_segment";
@@ -85,8 +88,8 @@ fn processes_that_begin_together_share_one_directory() {
         "mkdir ringwatch-0 ringwatch-0-0000000000000000 ringwatch-0-short; touch ringwatch-0-0000000000000001;
          chown {OTHER} ringwatch-0 ringwatch-0-0000000000000000; chmod 755 ringwatch-0 ringwatch-0-short;"
     );
-    let Some(made) = made(test, &prepare, 16) else { return };
-    assert_beside(&made, &format!("d {OTHER} 755"), 16);
+    let Some(made) = made(test, &prepare, TOGETHER) else { return };
+    assert_beside(&made, &format!("d {OTHER} 755"), TOGETHER);
 }
 
 #[test]

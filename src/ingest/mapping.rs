@@ -304,7 +304,10 @@ fn is_young(facts: &FileFacts) -> bool {
 /// Memory is bounded by what a plugin can write, not by what a file can say.
 fn is_larger_than_any(reader: &Reader<'_>) -> bool {
     let most = Geometry::full();
+    let lines = most.lines();
     Region::ALL.iter().any(|r| reader.ring(*r).slots() > 1 << most.shift(*r))
+        || reader.line_rings() > lines.rings() as usize
+        || reader.line_ring(0).slots() > 1 << lines.shift()
 }
 
 impl Drop for Mapping {

@@ -47,7 +47,20 @@ impl Recording {
 
     pub fn ops(&self) -> Vec<OpSlot> {
         let r = self.reader();
-        (0..r.ring(Region::Op).next()).filter_map(|t| is(r.op(t))).collect()
+        let mut all: Vec<_> = (0..r.ring(Region::Op).next()).filter_map(|t| is(r.op(t))).collect();
+        let lines = self.lines();
+        if !lines.is_empty() {
+            all.extend(lines);
+            all.sort_by_key(|o| o.called_ns.or(o.issued_ns));
+        }
+        all
+    }
+
+    /// The operations in lines, ring by ring.
+    pub fn lines(&self) -> Vec<OpSlot> {
+        let r = self.reader();
+        let ring = |n: usize| (0..r.line_ring(n).next()).filter_map(move |t| is(r.line(n, t)));
+        (0..r.line_rings()).flat_map(ring).collect()
     }
 
     pub fn groups(&self) -> Vec<GroupSlot> {

@@ -3,7 +3,7 @@
 /// `RINGWSEG` as little-endian bytes.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"RINGWSEG");
 /// The version of this format. It changes with any change of layout or meaning.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 /// The oldest format version that the reader knows.
 pub const OLDEST_VERSION: u32 = 1;
 /// Words of the header.
@@ -41,6 +41,9 @@ pub mod head {
     pub const PROGRAM_WORDS: usize = 2;
     /// Content hash of the tuner's rules (see [`crate::tuning`]); 0 without rules, and in files of older writers.
     pub const RULES: usize = 36;
+    /// The rings of lines: byte offset; lines of a ring (low 32) and rings (high 32). Both 0 where there are none.
+    pub const LINES: usize = 37;
+    pub const LINES_SHAPE: usize = 38;
     /// Next ticket of each ring, each on a cache line of its own: op, group, channel, proxy.
     pub const NEXT_OP: usize = 64;
     pub const NEXT_GROUP: usize = 72;
@@ -167,6 +170,48 @@ pub mod op {
     pub const NO_ORDER: u64 = u64::MAX;
 }
 
+/// Words of a line: one bare collective that was recorded by the thread which has its ring.
+pub mod line {
+    #![allow(missing_docs, reason = "the table in the crate's documentation says what each is")]
+    pub const WORDS: usize = 8;
+    /// comm slot (16 bits), func (8), dtype (8), root (i32, high 32).
+    pub const WHAT: usize = 1;
+    pub const COUNT: usize = 2;
+    pub const CALLED_NS: usize = 3;
+    pub const STREAM: usize = 4;
+    /// Mark: NCCL's sequence number.
+    pub const SEQ: usize = 5;
+    /// Mark: issue order.
+    pub const ORDER: usize = 6;
+    /// Mark: algo, proto, channels and warps, a byte each, then what an operation's flags and its word TIMED say, eight
+    /// bits both.
+    pub const ISSUE: usize = 7;
+}
+
+/// Words of the head of a ring of lines.
+pub mod lines {
+    #![allow(missing_docs, reason = "the table in the crate's documentation says what each is")]
+    pub const WORDS: usize = 8;
+    /// The next ticket of the ring, which is how many calls it has recorded.
+    pub const NEXT: usize = 0;
+    /// Issues recorded in the ring.
+    pub const ISSUES: usize = 1;
+    /// Plans of its calls.
+    pub const PLANS: usize = 2;
+    /// The writer's own notes, of no meaning to a reader. The thread that has the ring; 0 none yet.
+    pub const OWNER: usize = 3;
+    /// The bare call that the thread is making.
+    pub const CALL: usize = 4;
+    /// Which names the codes in CODES are of, by their addresses.
+    pub const CALL_NAMES: usize = 5;
+    pub const ISSUE_NAMES: usize = 6;
+    pub const CODES: usize = 7;
+    /// A line's ticket in one number with its ring's and this bit, where operations of both kinds are named.
+    pub const NUMBER: u64 = 1 << 43;
+    /// The ring's number in it.
+    pub const RING_SHIFT: u32 = 38;
+}
+
 /// Words of a group slot (one outermost ncclGroup, or one bare call).
 pub mod group {
     #![allow(missing_docs, reason = "the table in the crate's documentation says what each is")]
@@ -285,19 +330,73 @@ impl Region {
     }
 }
 
-/// How many slots each region has, as powers of two.
+/// How many slots each region has, as powers of two, and how many rings of lines there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     shifts: [u32; 5],
+    lines: LineRings,
+}
+
+/// The rings of lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LineRings {
+    rings: u32,
+    shift: u32,
+}
+
+impl LineRings {
+    /// None, as in formats 1 and 2.
+    pub const NONE: Self = LineRings { rings: 0, shift: 0 };
+    /// Rings that the default geometry has, and lines of each as a power of two.
+    const USUAL: Self = LineRings { rings: 16, shift: 10 };
+    /// Rings with fewer lines are not worth their memory.
+    const LEAST_SHIFT: u32 = 6;
+    /// A reader accepts no more rings.
+    pub const MOST: u32 = 32;
+
+    /// So many rings of `1 << shift` lines.
+    pub const fn new(rings: u32, shift: u32) -> Self {
+        LineRings { rings, shift }
+    }
+
+    /// How many rings.
+    pub const fn rings(&self) -> u32 {
+        self.rings
+    }
+
+    /// The power of two of a ring's lines.
+    pub const fn shift(&self) -> u32 {
+        self.shift
+    }
+
+    /// Words of all rings: their heads first, then their lines.
+    pub const fn words(&self) -> usize {
+        self.rings as usize * (lines::WORDS + (line::WORDS << self.shift))
+    }
+
+    const fn halved(times: u32) -> Self {
+        let shift = Self::USUAL.shift.saturating_sub(times);
+        if shift < Self::LEAST_SHIFT { Self::NONE } else { LineRings { shift, ..Self::USUAL } }
+    }
 }
 
 impl Geometry {
-    /// The geometry with these powers of two, in the order of [`Region::ALL`].
+    /// The geometry with these powers of two, in the order of [`Region::ALL`], without lines.
     pub const fn new(shifts: [u32; 5]) -> Self {
-        Geometry { shifts }
+        Geometry { shifts, lines: LineRings::NONE }
     }
 
-    /// The default: about 4 MiB.
+    /// The same with rings of lines.
+    pub const fn with_lines(self, lines: LineRings) -> Self {
+        Geometry { lines, ..self }
+    }
+
+    /// The rings of lines.
+    pub const fn lines(&self) -> LineRings {
+        self.lines
+    }
+
+    /// The default: about 5 MiB.
     pub const fn full() -> Self {
         Self::halved(0)
     }
@@ -316,7 +415,7 @@ impl Geometry {
             shifts[i] = if shift < r.least_shift() { r.least_shift() } else { shift };
             i += 1;
         }
-        Geometry { shifts }
+        Geometry { shifts, lines: LineRings::halved(times) }
     }
 
     /// The power of two of a region's slots.
@@ -335,9 +434,14 @@ impl Geometry {
         at
     }
 
+    /// First word of the rings of lines, which follow the regions.
+    pub const fn lines_start(&self) -> usize {
+        let last = Region::Proxy;
+        self.start(last) + (last.words() << self.shift(last))
+    }
+
     /// Length of the whole segment in bytes.
     pub const fn bytes(&self) -> u64 {
-        let last = Region::Proxy;
-        (self.start(last) as u64 + ((last.words() as u64) << self.shift(last))) * 8
+        (self.lines_start() as u64 + self.lines.words() as u64) * 8
     }
 }

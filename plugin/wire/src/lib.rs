@@ -5,6 +5,7 @@
 pub mod codes;
 pub mod cost_log;
 pub mod layout;
+pub mod lines;
 pub mod reader;
 pub mod ring;
 pub mod sync;

@@ -3,11 +3,12 @@
 //! Nothing here trusts an index, a length or a text of the segment; the worst that a segment can do is to
 //! say untrue things about its own job.
 
-use crate::codes::{Flaw, Loss, UNKNOWN, call, made};
+use crate::codes::{Flaw, Loss, UNKNOWN, call, kind, made};
 use crate::layout::{
-    FORMAT_VERSION, Geometry, HEADER_WORDS, MAGIC, MAX_BYTES, OLDEST_VERSION, Region, channel, comm, group,
-    head, op, proxy,
+    FORMAT_VERSION, Geometry, HEADER_WORDS, LineRings, MAGIC, MAX_BYTES, OLDEST_VERSION, Region, channel,
+    comm, group, head, line, lines, op, proxy,
 };
+use crate::lines::LineRing;
 use crate::ring::{Extent, Ring, Segment};
 use crate::sync::{self, Seen, Word};
 
@@ -287,7 +288,9 @@ impl<'a> Reader<'a> {
             }
             *shift = slots.trailing_zeros();
         }
-        let geometry = Geometry::new(shifts);
+        let lines = if low(version) < 3 { Some(LineRings::NONE) } else { line_rings(at(head::LINES_SHAPE)) };
+        let geometry = Geometry::new(shifts).with_lines(lines.ok_or(OpenError::Geometry)?);
+        let lines_at = if geometry.lines().rings() > 0 { geometry.lines_start() as u64 * 8 } else { 0 };
         let fits = high(version) as usize == HEADER_WORDS
             && geometry.bytes() <= MAX_BYTES
             && geometry.bytes() == at(head::BYTES)
@@ -295,7 +298,8 @@ impl<'a> Reader<'a> {
             && Region::ALL
                 .iter()
                 .enumerate()
-                .all(|(i, r)| at(head::REGIONS + i * 2) == geometry.start(*r) as u64 * 8);
+                .all(|(i, r)| at(head::REGIONS + i * 2) == geometry.start(*r) as u64 * 8)
+            && (low(version) < 3 || at(head::LINES) == lines_at);
         if !fits {
             return Err(OpenError::Geometry);
         }
@@ -363,6 +367,11 @@ impl<'a> Reader<'a> {
             slots.fold(0u64, |sum, w| sum.wrapping_add(w.get() >> shift & bits))
         };
         const HALF: u64 = 0xffff_ffff;
+        let header = header.wrapping_add(match kind {
+            call::COLL_CALL => self.segment.lines.sum(lines::NEXT),
+            call::COLL => self.segment.lines.sum(lines::ISSUES),
+            _ => 0,
+        });
         match kind {
             call::COLL_CALL if self.format() >= 2 => header.wrapping_add(own(comm::CALLS, 0, HALF)),
             call::P2P_CALL if self.format() >= 2 => header.wrapping_add(own(comm::CALLS, 32, HALF)),
@@ -370,7 +379,8 @@ impl<'a> Reader<'a> {
             call::P2P if self.format() >= 2 => header.wrapping_add(own(comm::ISSUES, 32, HALF)),
             // Their numbers count them.
             call::PLAN if self.format() >= 2 => {
-                self.header(head::NEXT_PLAN).wrapping_add(own(comm::PLANS, 0, u64::MAX))
+                let lines = self.segment.lines.sum(lines::PLANS);
+                self.header(head::NEXT_PLAN).wrapping_add(own(comm::PLANS, 0, u64::MAX)).wrapping_add(lines)
             }
             call::KERNEL if self.format() >= 2 => self.header(head::NEXT_CHANNEL),
             _ => header,
@@ -396,6 +406,22 @@ impl<'a> Reader<'a> {
             Region::Channel => self.segment.channel.extent(),
             Region::Proxy => self.segment.proxy.extent(),
         }
+    }
+
+    /// How many rings of lines there are.
+    pub fn line_rings(&self) -> usize {
+        self.segment.lines.rings()
+    }
+
+    /// How far a ring of lines is.
+    pub fn line_ring(&self, ring: usize) -> Extent {
+        self.segment.lines.ring(ring).map_or(Extent::default(), |r| Extent::of(r.slots(), r.next()))
+    }
+
+    /// The operation in the line of a ticket. Its ticket there is a number of its own: see [`lines::NUMBER`].
+    pub fn line(&self, ring: usize, ticket: u64) -> Found<OpSlot> {
+        let Some(lines) = self.segment.lines.ring(ring) else { return Found::NotYet };
+        find_line(&lines, ticket).map(|w| decode_line(ring as u64, ticket, lines.lap(ticket), &w))
     }
 
     /// Every communicator in the table.
@@ -455,6 +481,27 @@ fn find<const W: usize>(ring: &Ring<'_, W>, ticket: u64) -> Found<[u64; W]> {
         _ if ring.next() > ticket.saturating_add(ring.slots()) => Found::Overwritten,
         _ => Found::NotYet,
     }
+}
+
+fn find_line(ring: &LineRing<'_>, ticket: u64) -> Found<[u64; line::WORDS]> {
+    let mut words = [0; line::WORDS];
+    let Some(slot) = ring.line(ticket) else { return Found::NotYet };
+    match sync::read(slot, &mut words) {
+        Seen::Whole(t) if t == ticket => Found::Is(words),
+        Seen::Whole(t) if t > ticket => Found::Overwritten,
+        _ if ring.next() > ticket.saturating_add(ring.slots()) => Found::Overwritten,
+        _ => Found::NotYet,
+    }
+}
+
+/// The shape in a header word; `None` for one that cannot be.
+fn line_rings(word: u64) -> Option<LineRings> {
+    if word == 0 {
+        return Some(LineRings::NONE);
+    }
+    let (slots, rings) = (low(word), high(word));
+    let possible = slots.is_power_of_two() && slots <= 1 << 24 && (1..=LineRings::MOST).contains(&rings);
+    possible.then(|| LineRings::new(rings, slots.trailing_zeros()))
 }
 
 fn text_at<const N: usize>(w: &[u64], at: usize) -> Text<N> {
@@ -525,6 +572,39 @@ fn decode_op(ticket: u64, lap: u64, w: &[u64; op::WORDS]) -> OpSlot {
         returned: sync::marked(w[op::RETURNED], lap)
             .and_then(|r| Some(((r & 0xf) as u8, some(w[op::CALLED_NS])?.saturating_add(r >> 4)))),
     }
+}
+
+fn decode_line(ring: u64, ticket: u64, lap: u64, w: &[u64; line::WORDS]) -> OpSlot {
+    let what = w[line::WHAT];
+    let number = lines::NUMBER | ring << lines::RING_SHIFT | ticket & ((1 << lines::RING_SHIFT) - 1);
+    let mut op = OpSlot {
+        ticket: number,
+        comm: short(what),
+        kind: kind::COLLECTIVE,
+        func: byte(what, 16),
+        dtype: byte(what, 24),
+        root: high(what) as i32,
+        count: w[line::COUNT],
+        called_ns: some(w[line::CALLED_NS]),
+        stream: w[line::STREAM],
+        ..OpSlot::default()
+    };
+    // The three are written one after the other: what is not whole yet is whole at a later look.
+    let marks = [line::SEQ, line::ORDER, line::ISSUE].map(|i| sync::marked(w[i], lap));
+    if let [Some(seq), Some(order), Some(issue)] = marks {
+        op.seq = Some(seq);
+        op.order = Some(order);
+        op.algo = byte(issue, 0);
+        op.proto = byte(issue, 8);
+        op.channels = byte(issue, 16);
+        op.warps = byte(issue, 24);
+        op.flags = byte(issue, 32);
+        op.timed = byte(issue, 40);
+        // It is issued within its call, which has one stamp; and launched alone.
+        op.issued_ns = op.called_ns;
+        op.plan = number + 1;
+    }
+    op
 }
 
 fn decode_group(ticket: u64, lap: u64, w: &[u64; group::WORDS]) -> GroupSlot {

@@ -2,6 +2,7 @@
 
 use crate::codes::{Flaw, Loss, call};
 use crate::layout::{self, FORMAT_VERSION, Geometry, HEADER_WORDS, MAGIC, Region, head};
+use crate::lines::Lines;
 use crate::sync::{self, Claim, Word};
 
 /// One region: slots of `W` words, a power of two of them, that tickets walk round.
@@ -14,13 +15,17 @@ pub struct Ring<'a, const W: usize> {
 }
 
 /// How far a region is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Extent {
     slots: u64,
     next: u64,
 }
 
 impl Extent {
+    pub(crate) fn of(slots: u64, next: u64) -> Self {
+        Extent { slots, next }
+    }
+
     /// How many slots it has.
     pub fn slots(&self) -> u64 {
         self.slots
@@ -43,6 +48,11 @@ impl<'a, const W: usize> Ring<'a, W> {
     /// How far it is.
     pub fn extent(&self) -> Extent {
         Extent { slots: self.slots(), next: self.next() }
+    }
+
+    /// All of its slots.
+    pub fn all(&self) -> &'a [[Word; W]] {
+        self.slots
     }
 
     /// How many slots it has.
@@ -130,6 +140,8 @@ pub struct Segment<'a> {
     pub channel: Ring<'a, { layout::channel::WORDS }>,
     /// Network transfers.
     pub proxy: Ring<'a, { layout::proxy::WORDS }>,
+    /// Bare collectives, by thread.
+    pub lines: Lines<'a>,
 }
 
 impl<'a> Segment<'a> {
@@ -149,6 +161,7 @@ impl<'a> Segment<'a> {
             group: ring(words, geometry, Region::Group),
             channel: ring(words, geometry, Region::Channel),
             proxy: ring(words, geometry, Region::Proxy),
+            lines: Lines::new(words, geometry),
         }
     }
 
@@ -160,6 +173,13 @@ impl<'a> Segment<'a> {
             self.set(head::REGIONS + i * 2, geometry.start(*r) as u64 * 8);
             self.set(head::REGIONS + i * 2 + 1, r.words() as u64 | (1u64 << (32 + geometry.shift(*r))));
         }
+        let lines = geometry.lines();
+        let (at, shape) = match lines.rings() {
+            0 => (0, 0),
+            rings => (geometry.lines_start() as u64 * 8, 1 << lines.shift() | u64::from(rings) << 32),
+        };
+        self.set(head::LINES, at);
+        self.set(head::LINES_SHAPE, shape);
     }
 
     /// Stores the magic: from here on readers accept the segment.

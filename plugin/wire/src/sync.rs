@@ -166,6 +166,25 @@ pub fn claim_again<const W: usize>(slot: &[Word; W], ticket: u64) -> Option<Clai
     Some(Claim { slot, next: stamp_of(ticket, next_version(seen)) })
 }
 
+/// Takes a slot for a new ticket, by the one thread that ever writes to the slot: plain stores are enough. Returns the
+/// stamp for [`publish_alone`].
+#[inline(always)]
+pub fn begin_alone<const W: usize>(slot: &[Word; W], ticket: u64) -> u64 {
+    if let Some(stamp) = slot.first() {
+        stamp.set(stamp_of(ticket, 0) | BUSY);
+    }
+    fence(Ordering::Release); // SYNC reuse
+    stamp_of(ticket, 2)
+}
+
+/// Makes a slot readable that [`begin_alone`] took.
+#[inline(always)]
+pub fn publish_alone<const W: usize>(slot: &[Word; W], stamp: u64) {
+    if let Some(word) = slot.first() {
+        word.set_last(stamp); // SYNC publish
+    }
+}
+
 /// True while `ticket` has the slot, published or being written again.
 #[inline]
 pub fn holds(slot: &[Word], ticket: u64) -> bool {

@@ -11,7 +11,10 @@
 mod support;
 
 use ringwatch_wire::codes::{Flaw, Loss, call, flag, kind, made, phase, timed};
-use ringwatch_wire::layout::{FORMAT_VERSION, Geometry, Region, channel, comm, group, head, op, proxy};
+use ringwatch_wire::layout::{
+    FORMAT_VERSION, Geometry, LineRings, Region, channel, comm, group, head, lines as layout_lines, op, proxy,
+};
+use ringwatch_wire::lines;
 use ringwatch_wire::reader::{ChannelSlot, Found, GroupSlot, OpSlot, ProxySlot, Reader, Text};
 use ringwatch_wire::ring::{Segment, text_word};
 use ringwatch_wire::sync::{Claim, Word, mark, mark_add, mark_once};
@@ -28,7 +31,7 @@ fn what(comm: u64, kind: u8, func: u8, dtype: u8, algo: u8, proto: u8, flags: u8
 }
 
 fn write() -> Vec<u8> {
-    let geometry = Geometry::within(0x4000).unwrap();
+    let geometry = Geometry::within(0x3c00).unwrap().with_lines(LineRings::new(2, 2));
     let words: Vec<Word> = (0..geometry.bytes() / 8).map(|_| Word::new(0)).collect();
     let s = Segment::new(&words, &geometry);
     s.format(&geometry);
@@ -138,6 +141,22 @@ fn write() -> Vec<u8> {
     }
     slot[proxy::LIVE + 3].set(mark(lap, 500 << 4 | u64::from(phase::WIRE)));
 
+    // Five calls in four lines, of which the last was not issued.
+    let ring = s.lines.ring(1).unwrap();
+    assert!(lines::take(ring.head(), 0x7f00_0000_1000));
+    for n in 0..5u64 {
+        let what = 5 << 16 | 8 << 24 | u64::from(-1i32 as u32) << 32;
+        let recorded = lines::Call { what, count: 100 + n, called_ns: 6_000_004_000 + n, stream: 0xabc0 };
+        lines::call(ring.head(), ring.line(n).unwrap(), n, &recorded);
+        ring.head()[layout_lines::PLANS].set(n + 1);
+        if n < 4 {
+            let bytes = [2, 3, 4, 16, flag::IN_PLACE, timed::NOT_BUDGET, 0, 0];
+            let recorded = lines::Issue { seq: 200 + n, order: 30 + n, issue: u64::from_le_bytes(bytes) };
+            lines::issue(ring.line(n).unwrap(), ring.lap(n), &recorded);
+            ring.head()[layout_lines::ISSUES].set(n + 1);
+        }
+    }
+
     s.book(call::INIT, Ok(()));
     s.book(1, Ok(()));
     s.book(call::STOP, Err(Loss::Stale));
@@ -174,6 +193,48 @@ fn text<const N: usize>(t: Text<N>) -> String {
     String::from_utf8(t.bytes().collect()).unwrap()
 }
 
+fn check_lines(version: u32, r: &Reader<'_>) {
+    if version < 3 {
+        assert_eq!((r.line_rings(), r.line(0, 0)), (0, Found::NotYet));
+        return;
+    }
+    let sizes = [0, 1, 2].map(|ring| (r.line_ring(ring).slots(), r.line_ring(ring).next()));
+    assert_eq!((r.line_rings(), sizes), (2, [(4, 0), (4, 5), (0, 0)]));
+    assert_eq!((r.recorded(call::COLL_CALL), r.recorded(call::PLAN)), (5, 5));
+    assert_eq!(
+        (r.line(1, 0), r.line(1, 5), r.line(0, 0)),
+        (Found::Overwritten, Found::NotYet, Found::NotYet)
+    );
+    for n in 1..5 {
+        let number = layout_lines::NUMBER | 1 << layout_lines::RING_SHIFT | n;
+        let called = OpSlot {
+            ticket: number,
+            kind: kind::COLLECTIVE,
+            func: 5,
+            dtype: 8,
+            count: 100 + n,
+            root: -1,
+            called_ns: Some(6_000_004_000 + n),
+            stream: 0xabc0,
+            ..OpSlot::default()
+        };
+        let issued = OpSlot {
+            algo: 2,
+            proto: 3,
+            channels: 4,
+            warps: 16,
+            flags: flag::IN_PLACE,
+            timed: timed::NOT_BUDGET,
+            seq: Some(200 + n),
+            order: Some(30 + n),
+            issued_ns: called.called_ns,
+            plan: number + 1,
+            ..called
+        };
+        assert_eq!(r.line(1, n), Found::Is(if n < 4 { issued } else { called }));
+    }
+}
+
 #[test]
 fn every_version_says_what_was_written() {
     for version in 1..=FORMAT_VERSION {
@@ -183,7 +244,7 @@ fn every_version_says_what_was_written() {
 
 fn check(version: u32) {
     let golden = std::fs::read(file(version)).unwrap();
-    assert_eq!(golden.len(), 15_360);
+    assert_eq!(golden.len(), if version < 3 { 15_360 } else { 16_000 });
     assert_eq!(&golden[..8], b"RINGWSEG");
     let words = support::words(&golden);
     let r = Reader::open(&words).unwrap();
@@ -303,7 +364,11 @@ fn check(version: u32) {
         live,
     };
     assert_eq!(r.proxy(0), Found::Is(want));
-    assert_eq!((r.seen(call::INIT), r.recorded(call::INIT), r.seen(1), r.recorded(1)), (1, 1, 1, 1));
+    check_lines(version, &r);
+    // The lines are counted by their rings.
+    let issued = if version < 3 { 1 } else { 5 };
+    assert_eq!((r.seen(call::INIT), r.recorded(call::INIT)), (1, 1));
+    assert_eq!((r.seen(call::COLL), r.recorded(call::COLL)), (issued, issued));
     assert_eq!((r.seen(call::STOP), r.recorded(call::STOP), r.lost(Loss::Stale)), (1, 0, 1));
     assert_eq!((r.lost(Loss::BadParent), r.lost(Loss::Foreign), r.flaws(Flaw::PairOrder)), (1, 0, 1));
 }

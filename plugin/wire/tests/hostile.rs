@@ -7,7 +7,7 @@
 mod support;
 
 use proptest::prelude::*;
-use ringwatch_wire::layout::{FORMAT_VERSION, Geometry, HEADER_WORDS, MAGIC, Region, head};
+use ringwatch_wire::layout::{FORMAT_VERSION, Geometry, HEADER_WORDS, LineRings, MAGIC, Region, head};
 use ringwatch_wire::reader::{OpenError, Reader};
 use ringwatch_wire::ring::Segment;
 use ringwatch_wire::sync::Word;
@@ -57,7 +57,7 @@ fn a_geometry_that_lies_is_refused() {
         Reader::open(&words).err()
     };
     assert_eq!(lie(head::MAGIC, 0), Some(OpenError::NotReady));
-    assert_eq!(lie(head::VERSION, 3 | 512 << 32), Some(OpenError::Version(3)));
+    assert_eq!(lie(head::VERSION, 4 | 512 << 32), Some(OpenError::Version(4)));
     assert_eq!(lie(head::VERSION, 512 << 32), Some(OpenError::Version(0)));
     assert_eq!(lie(head::VERSION, 1 | 513 << 32), Some(OpenError::Geometry));
     for value in [0, 1, u64::MAX, 1 << 63, GOLDEN.len() as u64 - 1, GOLDEN.len() as u64 + 8] {
@@ -73,6 +73,28 @@ fn a_geometry_that_lies_is_refused() {
             assert_eq!(lie(at + 1, stride | slots << 32), Some(OpenError::Geometry), "{slots} slots");
         }
         assert_eq!(lie(at + 1, (stride + 1) | 16 << 32), Some(OpenError::Geometry));
+    }
+}
+
+#[test]
+fn rings_of_lines_that_lie_are_refused() {
+    let geometry = Geometry::new([2, 4, 4, 6, 4]).with_lines(LineRings::new(2, 3));
+    let words: Vec<Word> = (0..geometry.bytes() / 8).map(|_| Word::new(0)).collect();
+    let segment = Segment::new(&words, &geometry);
+    segment.format(&geometry);
+    segment.open_for_readers();
+    assert!(quick(&words).is_ok());
+    for (i, lies) in [
+        (head::LINES, [0, 1, u64::MAX, geometry.bytes()]),
+        (head::LINES_SHAPE, [8 | 1 << 32, 7 | 2 << 32, 8 | 33 << 32, u64::MAX]),
+        (head::LINES_SHAPE, [0, 8, 2 << 32, 1 << 31 | 2 << 32]),
+    ] {
+        let honest = words[i].get();
+        for lie in lies {
+            words[i].set(lie);
+            assert_eq!(Reader::open(&words).err(), Some(OpenError::Geometry), "word {i} is {lie:x}");
+        }
+        words[i].set(honest);
     }
 }
 
@@ -96,8 +118,10 @@ proptest! {
         shifts in prop::array::uniform5(0..5u32),
         words in prop::collection::vec(word(), 700..1500),
         next in prop::collection::vec(word(), 5),
+        rings in 0..4u32,
     ) {
-        let geometry = Geometry::new(shifts);
+        let lines = if rings == 0 { LineRings::NONE } else { LineRings::new(rings, shifts[0]) };
+        let geometry = Geometry::new(shifts).with_lines(lines);
         let len = (geometry.bytes() / 8) as usize;
         let words: Vec<Word> = words.into_iter().cycle().take(len).map(Word::new).collect();
         let segment = Segment::new(&words, &geometry);

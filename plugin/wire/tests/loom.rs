@@ -14,6 +14,7 @@ use loom::sync::Arc;
 use loom::thread;
 use ringwatch_wire::codes::Loss;
 use ringwatch_wire::layout::{Geometry, head};
+use ringwatch_wire::lines::{self, LineRing};
 use ringwatch_wire::reader::{OpenError, Reader};
 use ringwatch_wire::ring::{Ring, Segment};
 use ringwatch_wire::sync::{self, Seen, Word};
@@ -377,6 +378,159 @@ fn additions_of_two_threads_add_up() {
         if sum == 1 | 1 << 16 {
             MET.meet("both");
         }
+    });
+}
+
+/// A ring of two lines.
+struct TinyLines {
+    head: lines::Head,
+    lines: Vec<lines::Line>,
+    /// Where loom is to try both orders, see [`Tiny::turn`].
+    turn: Word,
+}
+
+impl TinyLines {
+    fn new() -> Self {
+        let line = || std::array::from_fn(|_| Word::new(0));
+        TinyLines {
+            head: std::array::from_fn(|_| Word::new(0)),
+            lines: (0..1 << SHIFT).map(|_| line()).collect(),
+            turn: Word::new(0),
+        }
+    }
+
+    fn ring(&self) -> LineRing<'_> {
+        LineRing::new(&self.head, &self.lines, SHIFT)
+    }
+
+    fn call(&self, ticket: u64) {
+        let n = 10 + ticket;
+        let call = lines::Call { what: n, count: n, called_ns: n, stream: n };
+        lines::call(&self.head, self.ring().line(ticket).unwrap(), ticket, &call);
+    }
+
+    fn issue(&self, ticket: u64) {
+        let n = 20 + ticket;
+        let issue = lines::Issue { seq: n, order: n, issue: n };
+        lines::issue(self.ring().line(ticket).unwrap(), self.ring().lap(ticket), &issue);
+    }
+
+    /// The line of tickets 0 and 2.
+    fn read(&self) -> (Seen, [u64; 8]) {
+        self.turn.add(0);
+        let mut out = [0; 8];
+        let seen = sync::read(self.ring().line(0).unwrap(), &mut out);
+        (seen, out)
+    }
+}
+
+/// Writes a slot as the one thread that ever does: with plain stores.
+fn write_alone<const W: usize>(t: &Tiny<W>, ticket: u64, value: u64) {
+    let stamp = sync::begin_alone(t.slot(), ticket);
+    t.slot()[1..].iter().for_each(|w| w.set(value));
+    sync::publish_alone(t.slot(), stamp);
+}
+
+#[test]
+fn a_slot_of_plain_stores_is_never_torn() {
+    static MET: Met = Met::of(&["empty", "busy", "first", "later"]);
+    explore("alone", &MET, || {
+        let t = Arc::new(Tiny::<STRIDE>::new());
+        let w = t.clone();
+        let writer = thread::spawn(move || {
+            w.turn();
+            write_alone(&w, 0, 10);
+            write_alone(&w, 2, 12);
+        });
+        match t.read() {
+            (Seen::Whole(ticket @ (0 | 2)), out) => {
+                assert_eq!(out[1..], [10 + ticket; 2]);
+                MET.meet(if ticket == 0 { "first" } else { "later" });
+            }
+            (Seen::Whole(other), _) => panic!("ticket {other} never had this slot"),
+            (Seen::Busy, _) => MET.meet("busy"),
+            (Seen::Empty, _) => MET.meet("empty"),
+        }
+        writer.join().unwrap();
+        assert_eq!(t.read().0, Seen::Whole(2));
+    });
+}
+
+/// A call's mark is its own or absent, also once its line has another call's.
+#[test]
+fn an_issue_in_a_line_is_of_its_own_call() {
+    static MET: Met = Met::of(&["called", "issued", "next"]);
+    explore("issue", &MET, || {
+        let t = Arc::new(Tiny::<2>::new());
+        write_alone(&t, 0, 0);
+        let w = t.clone();
+        let writer = thread::spawn(move || {
+            w.turn();
+            sync::mark_put(w.mark_word(), w.ring().lap(0), 7);
+            write_alone(&w, 2, 0);
+        });
+        if let (Seen::Whole(ticket), out) = t.read() {
+            match (ticket, sync::marked(out[1], t.ring().lap(ticket))) {
+                (0, None) => MET.meet("called"),
+                (0, Some(7)) => MET.meet("issued"),
+                (2, None) => MET.meet("next"),
+                other => panic!("{other:?}"),
+            }
+        }
+        writer.join().unwrap();
+    });
+}
+
+/// What the next ticket says is there, or was there.
+#[test]
+fn a_ring_of_lines_names_no_line_before_it_is_whole() {
+    static MET: Met = Met::of(&["none", "one"]);
+    explore("next line", &MET, || {
+        let t = Arc::new(TinyLines::new());
+        let w = t.clone();
+        let writer = thread::spawn(move || {
+            w.turn.add(0);
+            w.call(0);
+        });
+        t.turn.add(0);
+        if t.ring().next() == 1 {
+            assert_eq!(t.read().0, Seen::Whole(0));
+            MET.meet("one");
+        } else {
+            MET.meet("none");
+        }
+        writer.join().unwrap();
+    });
+}
+
+/// Two threads want one ring of lines: one gets it, and the other goes to the shared ring.
+#[test]
+fn a_ring_of_lines_belongs_to_one_thread() {
+    static MET: Met = Met::of(&["first", "second"]);
+    explore("owner", &MET, || {
+        let t = Arc::new((TinyLines::new(), Tiny::<STRIDE>::new()));
+        let record = |thread: u64| {
+            let t = t.clone();
+            thread::spawn(move || {
+                let own = lines::take(&t.0.head, thread);
+                if own {
+                    t.0.call(0);
+                    t.0.issue(0);
+                } else {
+                    t.1.write(thread).unwrap();
+                }
+                assert_eq!(lines::take(&t.0.head, thread), own, "it stays so");
+                own
+            })
+        };
+        let (first, second) = (record(1), record(2));
+        let (first, second) = (first.join().unwrap(), second.join().unwrap());
+        assert!(first != second, "exactly one gets it");
+        MET.meet(if first { "first" } else { "second" });
+        let (seen, out) = t.0.read();
+        assert_eq!((seen, &out[1..5]), (Seen::Whole(0), &[10; 4][..]));
+        let other = if first { 2 } else { 1 };
+        assert_eq!(t.1.read().1[1..], [other, other]);
     });
 }
 

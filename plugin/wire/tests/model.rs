@@ -5,7 +5,8 @@
 
 use proptest::prelude::*;
 use ringwatch_wire::codes::{Flaw, Loss, call};
-use ringwatch_wire::layout::{Geometry, HEADER_WORDS, Region, channel};
+use ringwatch_wire::layout::{Geometry, HEADER_WORDS, LineRings, Region, channel};
+use ringwatch_wire::lines;
 use ringwatch_wire::reader::{Found, Reader};
 use ringwatch_wire::ring::{Ring, Segment};
 use ringwatch_wire::sync::{self, Claim, Seen, Word};
@@ -242,6 +243,41 @@ proptest! {
                 }
             }
             prop_assert_eq!(reader.ring(Region::Channel).next(), given);
+        }
+    }
+
+    /// The same of a ring of lines, where issues come after calls or never.
+    #[test]
+    fn a_reader_sees_the_newest_lines(shift in 0..4u32, issues in prop::collection::vec(any::<bool>(), 1..40)) {
+        let geometry = Geometry::new([0; 5]).with_lines(LineRings::new(2, shift));
+        let words: Vec<Word> = (0..geometry.bytes() / 8).map(|_| Word::new(0)).collect();
+        let segment = Segment::new(&words, &geometry);
+        segment.format(&geometry);
+        segment.open_for_readers();
+        let reader = Reader::open(&words).unwrap();
+        let ring = segment.lines.ring(1).unwrap();
+        for (n, issued) in (0u64..).zip(&issues) {
+            let recorded = lines::Call { what: 7 << 16, count: n * 3, called_ns: n + 1, stream: n };
+            lines::call(ring.head(), ring.line(n).unwrap(), n, &recorded);
+            if *issued {
+                let recorded = lines::Issue { seq: n, order: n * 2, issue: n & 0xff };
+                lines::issue(ring.line(n).unwrap(), ring.lap(n), &recorded);
+            }
+            let oldest = (n + 1).saturating_sub(ring.slots());
+            for ticket in 0..n + 3 {
+                match reader.line(1, ticket) {
+                    Found::Is(o) => {
+                        prop_assert!((oldest..=n).contains(&ticket));
+                        let was = issues[usize::try_from(ticket).unwrap()];
+                        prop_assert_eq!((o.func, o.count, o.called_ns), (7, ticket * 3, Some(ticket + 1)));
+                        prop_assert_eq!((o.order, o.seq), (was.then_some(ticket * 2), was.then_some(ticket)));
+                        prop_assert_eq!(o.issued_ns, o.called_ns.filter(|_| was));
+                    }
+                    Found::Overwritten => prop_assert!(ticket < oldest),
+                    Found::NotYet => prop_assert!(ticket > n),
+                }
+            }
+            prop_assert_eq!((reader.line_ring(1).next(), reader.line_ring(0).next()), (n + 1, 0));
         }
     }
 

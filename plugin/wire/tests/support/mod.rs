@@ -56,6 +56,14 @@ pub fn walk(words: &[Word]) -> Result<usize, OpenError> {
             };
         }
     }
+    for ring in 0..reader.line_rings() + 1 {
+        let next = reader.line_ring(ring).next();
+        let slots = reader.line_ring(ring).slots();
+        for t in (0..20).flat_map(|d| [d, next.wrapping_sub(d), next.wrapping_sub(slots).wrapping_add(d), !d])
+        {
+            found += one(reader.line(ring, t).map(|o| o.variant.bytes().count()));
+        }
+    }
     Ok(found)
 }
 
