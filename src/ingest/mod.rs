@@ -17,6 +17,7 @@ mod follow;
 pub mod hardware;
 mod host;
 mod life;
+mod line_rings;
 mod lock;
 mod look;
 mod mapping;

@@ -4,6 +4,7 @@
 //! at hand: all that is new at once would have left the processor's caches by then.
 
 use super::decode;
+use super::line_rings::LineRings;
 use super::window::{Open, Window};
 use crate::model::{BEYOND_MEMORY, ChannelStamp, OPERATIONS, Timing};
 use ringwatch_wire::codes::{flag, kind, timed};
@@ -31,26 +32,26 @@ const SETTLED_TICKETS: u64 = 4096;
 pub(super) struct Cursor {
     /// Overwritten tickets count as lost: from the first look on, or from the process's beginning where that was seen.
     counts: bool,
-    next: u64,
+    pub(super) next: u64,
     /// What this look reads up to.
-    until: u64,
+    pub(super) until: u64,
     /// What the next look looks at again.
     open: Vec<u64>,
     /// What this look has yet to look at again.
-    again: Vec<u64>,
-    missed: u64,
+    pub(super) again: Vec<u64>,
+    pub(super) missed: u64,
     /// How much of the ring was new at the last look; 1 is all of it.
-    fill: f64,
+    pub(super) fill: f64,
 }
 
 impl Cursor {
     /// A ring of which nothing was read yet, of a process whose beginning was seen or not.
-    fn of(is_new: bool) -> Self {
+    pub(super) fn of(is_new: bool) -> Self {
         Cursor { counts: is_new, ..Cursor::default() }
     }
 
     /// Begins a look: at the open tickets and the new ones. Those that were overwritten unread are counted.
-    fn begin(&mut self, ring: Extent) {
+    pub(super) fn begin(&mut self, ring: Extent) {
         let (head, slots) = (ring.next(), ring.slots());
         let first = head.saturating_sub(slots);
         if !self.counts {
@@ -70,7 +71,7 @@ impl Cursor {
     }
 
     /// Gives the oldest tickets up that are to be looked at again, where they are more than this.
-    fn shed(&mut self, most: usize) {
+    pub(super) fn shed(&mut self, most: usize) {
         let surplus = self.open.len().saturating_sub(most);
         if surplus > 0 {
             self.missed += surplus as u64;
@@ -79,7 +80,7 @@ impl Cursor {
     }
 
     /// Looks at a ticket again at the next look where that is asked for.
-    fn keep(&mut self, ticket: u64, open: bool) {
+    pub(super) fn keep(&mut self, ticket: u64, open: bool) {
         if open {
             self.open.push(ticket);
         }
@@ -124,6 +125,7 @@ pub(super) struct Rings {
     op: Cursor,
     channel: Cursor,
     proxy: Cursor,
+    lines: LineRings,
     /// Operations that were let go for want of memory.
     shed: u64,
 }
@@ -132,7 +134,7 @@ impl Rings {
     /// The rings of a process that began while it could be seen, or of one that ran before.
     pub(super) fn of(is_new: bool) -> Self {
         let ring = || Cursor::of(is_new);
-        Rings { op: ring(), channel: ring(), proxy: ring(), shed: 0 }
+        Rings { op: ring(), channel: ring(), proxy: ring(), lines: LineRings::of(is_new), shed: 0 }
     }
 
     /// Begins a look at all that is there by now.
@@ -141,6 +143,12 @@ impl Rings {
         self.op.begin(reader.ring(Region::Op));
         self.channel.begin(reader.ring(Region::Channel));
         self.proxy.begin(reader.ring(Region::Proxy));
+        self.lines.begin(reader);
+    }
+
+    /// The rings of lines.
+    pub(super) fn lines(&mut self) -> &mut LineRings {
+        &mut self.lines
     }
 
     /// Reads some of it; true when there is more. Where transfers of the network came, all at once: nothing orders those of
@@ -168,6 +176,7 @@ impl Rings {
         self.op.missed = before;
         self.channel.shed(share.saturating_mul(TICKETS_AN_OPERATION));
         self.proxy.shed(share.saturating_mul(TICKETS_AN_OPERATION));
+        self.lines.shed(share);
         !read.last
     }
 
@@ -183,25 +192,27 @@ impl Rings {
 
     /// How much of the fullest one was new at the last look.
     pub(super) fn fill(&self) -> f64 {
-        [&self.op, &self.channel, &self.proxy].iter().fold(0.0, |most, c| most.max(c.fill))
+        [&self.op, &self.channel, &self.proxy].iter().fold(self.lines.fill(), |most, c| most.max(c.fill))
     }
 
     /// Records that were read so far, or overwritten before that.
     pub(super) fn passed(&self) -> u64 {
         // A file may name any ticket.
-        self.op.next.saturating_add(self.channel.next).saturating_add(self.proxy.next)
+        let rings = self.op.next.saturating_add(self.channel.next).saturating_add(self.proxy.next);
+        rings.saturating_add(self.lines.passed())
     }
 
     /// The same at the end of this look.
     pub(super) fn until(&self) -> u64 {
-        self.op.until.saturating_add(self.channel.until).saturating_add(self.proxy.until)
+        let rings = self.op.until.saturating_add(self.channel.until).saturating_add(self.proxy.until);
+        rings.saturating_add(self.lines.until())
     }
 
     /// Records that were overwritten before they were read, or let go, by kind.
     pub(super) fn missed(&self) -> [(&'static str, u64); 4] {
         [
             (BEYOND_MEMORY, self.shed),
-            (OPERATIONS, self.op.missed),
+            (OPERATIONS, self.op.missed.saturating_add(self.lines.missed())),
             ("channel stamps", self.channel.missed),
             ("network transfers", self.proxy.missed),
         ]

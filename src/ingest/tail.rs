@@ -334,6 +334,15 @@ impl Tail {
         let comms = &self.comms;
         let late = if self.more { self.rings.next_op().saturating_sub(LAG) } else { u64::MAX };
         let mut waits = false;
+        let (reader, lines) = (self.file.mapping.reader(), self.rings.lines());
+        let mut tell_lines = |until_ns: u64, shared: &mut Shared, out: &mut dyn Sink| {
+            let Some(reader) = &reader else { return };
+            lines.tell(reader, until_ns, |slot| {
+                let Some((_, comm)) = comms.get(&slot.comm) else { return false };
+                out.operation(shared.spare.put(decode::op(comm, slot)));
+                true
+            });
+        };
         self.ops.tell(|open| {
             if waits {
                 return Told::Later;
@@ -345,11 +354,16 @@ impl Tail {
             if waits {
                 return Told::Later;
             }
+            // A rank's operations are told in the order of their calls, from whichever ring.
+            tell_lines(open.slot.called_ns.or(open.slot.issued_ns).unwrap_or(0), shared, out);
             let room = shared.spare.stamps();
             let stamps = if whole { open.stamps.hand_over(room) } else { copied(open.stamps.values(), room) };
             out.operation(shared.spare.put(assemble(comm, open, stamps)));
             if whole { Told::Whole } else { Told::SoFar }
         });
+        if !self.more {
+            tell_lines(u64::MAX, shared, out);
+        }
         self.ops.lend(&mut shared.opens);
         self.more
     }
