@@ -205,3 +205,74 @@ fn what_a_process_lost_before_the_first_look_is_counted_unless_it_ran_before() {
     let (told, lost) = operations(&mut Segments::new(place()));
     assert_eq!((told.last().copied(), lost), (Some(last), 0), "it ran before anybody looked");
 }
+
+/// What one rank of two calls, as a recorder writes it: bare all-reduces, and now and then a group of two.
+fn calls_of(rank: u32, groups: u64) -> String {
+    let mut log = format!("0 1 init ctx=1 id=a name=- nn=1 nr=2 r={rank}\n");
+    let (mut handle, mut seq) = (1, 0);
+    let mut start = |log: &mut String, parent: u64, what: &str| {
+        handle += 1;
+        *log += &format!("{handle} 1 start h={handle} c=1 p={parent} {what}\n");
+        handle
+    };
+    let call = "CollApi AllReduce n=8 dt=ncclFloat32 root=0 st=0x7f graph=0";
+    for n in 0..groups {
+        let (depth, calls) = if n % 50 == 49 { (2, 2) } else { (1, 1) };
+        let group = start(&mut log, 0, &format!("GroupApi depth={depth} graph=0"));
+        let called: Vec<u64> = (0..calls).map(|_| start(&mut log, group, call)).collect();
+        start(&mut log, 0, "Group");
+        for parent in called {
+            let issue = "AllReduce n=8 root=0 dt=ncclFloat32 nch=2 nw=16 algo=RING proto=LL";
+            start(&mut log, parent, &format!("Coll rank={rank} seq={seq} {issue}"));
+            seq += 1;
+        }
+    }
+    log
+}
+
+/// What is told of collectives, in this order.
+#[derive(Default)]
+struct Told {
+    orders: BTreeMap<u32, Vec<Option<u64>>>,
+    /// How many of them were in lines.
+    lines: u64,
+    join: Join,
+}
+
+impl Sink for Told {
+    fn take(&mut self, update: Update) {
+        if let Update::Op(op) = &update {
+            self.orders.entry(op.rank.0).or_default().push(op.order);
+            self.lines += op.ticket >> 43;
+        }
+        self.join.feed(update);
+    }
+
+    fn rest(&mut self, _: &mut Spare) {}
+}
+
+#[test]
+fn bare_collectives_are_told_with_all_others_in_the_order_of_their_issue() {
+    const GROUPS: u64 = 800;
+    let room = Room::new();
+    let plugin = room.plugin();
+    for rank in 0..2 {
+        let trace = room.path(&format!("log{rank}"));
+        std::fs::write(&trace, calls_of(rank, GROUPS)).unwrap();
+        let mut command =
+            room.ringwatch(["replay", "--scenario", "mixed", "--rank", "0", "--unpaced", "--trace"]);
+        let said = run(command.arg(trace).arg("--plugin").arg(&plugin).env("RINGWATCH_DETAIL", "calls"));
+        assert_eq!(said.code, Some(0), "{}", said.err);
+    }
+    let mut told = Told::default();
+    Segments::new(vec![Place::Dir(room.segments())]).poll_each(now_ns(), &mut told);
+    let issued = GROUPS + GROUPS / 50;
+    for orders in told.orders.values() {
+        assert!(orders.iter().copied().eq((0..issued).map(Some)), "{orders:?}");
+    }
+    assert_eq!(told.orders.len(), 2);
+    // The first 64 have operation slots, and the groups.
+    assert!(told.lines > GROUPS && told.lines < 2 * GROUPS, "{} lines", told.lines);
+    let seen: Vec<_> = told.join.communicators().map(|c| c.members().len()).collect();
+    assert_eq!(seen, [2], "both ranks are of one communicator");
+}

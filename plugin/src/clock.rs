@@ -7,22 +7,8 @@
 
 #![expect(unsafe_code, reason = "reads the processor's counter")]
 
+use crate::statics::STATICS;
 use crate::sys;
-use ringwatch_wire::sync::Word;
-
-/// What ties the counter to the clock.
-struct Tie {
-    /// ns a tick, times 2^32; 0 while not measured.
-    rate: Word,
-    /// ns to add to the counter's own ns.
-    offset: Word,
-    /// Counter at the last tie.
-    tied: Word,
-    /// Ticks after which it is tied anew; 0 while not measured.
-    window: Word,
-}
-
-static TIE: Tie = Tie { rate: Word::new(0), offset: Word::new(0), tied: Word::new(0), window: Word::new(0) };
 
 /// How long the rate is measured, at the first init of a process.
 const MEASURE_NS: u64 = 1_000_000;
@@ -38,23 +24,23 @@ fn scaled(ticks: u64, rate: u64) -> u64 {
 pub(crate) fn now_ns() -> u64 {
     let ticks = counter();
     // A counter of another core that is a little behind counts as far ahead, and ties.
-    if ticks.wrapping_sub(TIE.tied.get()) < TIE.window.get() {
-        return TIE.offset.get().wrapping_add(scaled(ticks, TIE.rate.get()));
+    if ticks.wrapping_sub(STATICS.tie.tied.get()) < STATICS.tie.window.get() {
+        return STATICS.tie.offset.get().wrapping_add(scaled(ticks, STATICS.tie.rate.get()));
     }
     asked()
 }
 
 #[cold]
 fn asked() -> u64 {
-    let rate = TIE.rate.get();
+    let rate = STATICS.tie.rate.get();
     if rate == 0 { sys::clock_ns(sys::MONOTONIC) } else { tie(rate) }
 }
 
 fn tie(rate: u64) -> u64 {
     let (ticks, ns) = pair();
     // Two threads that tie at once store pairs of the same line; a mix of the two is one of them.
-    TIE.offset.set(ns.wrapping_sub(scaled(ticks, rate)));
-    TIE.tied.set(ticks);
+    STATICS.tie.offset.set(ns.wrapping_sub(scaled(ticks, rate)));
+    STATICS.tie.tied.set(ticks);
     ns
 }
 
@@ -74,7 +60,7 @@ fn pair() -> (u64, u64) {
 
 /// Measures the counter's rate, for a millisecond, where the kernel keeps time by the counter. Called at init.
 pub(crate) fn measure() {
-    if TIE.rate.get() != 0 || !kernel_uses_counter() {
+    if STATICS.tie.rate.get() != 0 || !kernel_uses_counter() {
         return;
     }
     let (t0, n0) = pair();
@@ -90,8 +76,8 @@ pub(crate) fn measure() {
         return;
     }
     tie(rate);
-    TIE.rate.set(rate);
-    TIE.window.set((u128::from(WINDOW_NS) << 32).checked_div(u128::from(rate)).unwrap_or(0) as u64);
+    STATICS.tie.rate.set(rate);
+    STATICS.tie.window.set((u128::from(WINDOW_NS) << 32).checked_div(u128::from(rate)).unwrap_or(0) as u64);
 }
 
 fn kernel_uses_counter() -> bool {

@@ -20,6 +20,7 @@ mod mask;
 mod tests;
 mod turns;
 
+use crate::bare::{self, KERNEL, Turns};
 use crate::event::bit;
 use crate::settings::{Detail, Graphs, Settings};
 use ringwatch_wire::codes::timed;
@@ -35,7 +36,7 @@ const CHANNELS: u8 = 8;
 const WAKE_COST_NS: u64 = 30_000;
 /// Operations are timed in runs of `1 << RUN_SHIFT` issue orders.
 const RUN_SHIFT: u32 = 5;
-const RUN_MASK: u64 = (1 << RUN_SHIFT) - 1;
+pub(crate) const RUN_MASK: u64 = (1 << RUN_SHIFT) - 1;
 /// After so long without a timed operation NCCL's progress thread sleeps, in ns.
 const ASLEEP_NS: u64 = 50_000;
 /// What a pair of CUDA events costs, in ns: measured about 5,000, and the reading of their times.
@@ -101,8 +102,10 @@ const WANTED_EVENTS: usize = 13;
 const RAISED_NS: usize = 14;
 /// When it was last looked whether more can be due, in ns.
 const LOOKED_NS: usize = 15;
+/// Not 0 while a reader wants detail.
+const WISHED: usize = 16;
 /// Words it needs.
-pub(crate) const WORDS: usize = 16;
+pub(crate) const WORDS: usize = 17;
 
 /// Bits of the word [`ringwatch_wire::layout::comm::WANTS`]: for which of its next operations the communicator waits.
 /// Collectives and transfers have runs of their own, so that neither breaks off a run of the other.
@@ -119,10 +122,8 @@ pub(crate) const LARGE: u64 = 2;
 const WORTH: u64 = AFTER_PAUSE | LARGE;
 /// It is not the only one that was called since the last launch.
 pub(crate) const TOGETHER: u64 = 4;
-/// A bare call that needs no handles has begun, or was called: see [`crate::record`].
-pub(crate) const BARE_BEGUN: u64 = 8;
-/// NCCL got no handle of the call, which is not issued yet.
-pub(crate) const WITHHELD: u64 = 16;
+/// It is a collective that was called outside of groups.
+pub(crate) const BARE: u64 = 8;
 /// Above these bits: the number of the group it was called in.
 pub(crate) const HINT_BITS: u32 = 8;
 
@@ -142,6 +143,7 @@ pub(crate) struct Governor {
     stamped: bool,
     /// Until when a reader wants detail, and of which communicator.
     wish: Option<(&'static Word, &'static Word)>,
+    bare: &'static bare::Process,
 }
 
 /// What decides how this process is timed.
@@ -189,6 +191,7 @@ impl Governor {
     pub(crate) fn new(
         words: &'static [Word],
         segment: &Segment<'static>,
+        bare: &'static bare::Process,
         facts: &Facts,
         settings: &Settings,
     ) -> Self {
@@ -196,6 +199,7 @@ impl Governor {
         Governor {
             wish: segment.word(head::WANTED_UNTIL).zip(segment.word(head::WANTED_COMM)),
             words,
+            bare,
             kernel,
             events: facts.events && !matches!(kernel, Kernel::Unwanted | Kernel::Always),
             budget_ppm: settings.budget_ppm,
@@ -213,6 +217,31 @@ impl Governor {
         if let Some(w) = self.words.get(i) {
             w.set(value);
         }
+    }
+
+    /// Switches kernel events, as far as this process is concerned.
+    fn set_on(&self, on: bool) {
+        self.set(ON, u64::from(on));
+        // Another thread may switch them at the same time.
+        loop {
+            let on = self.kernel_on();
+            self.bare.set_blocked(KERNEL, on);
+            if self.kernel_on() == on {
+                return;
+            }
+        }
+    }
+
+    /// Says how often the hot path is to leave an operation to the governor.
+    fn set_turns(&self) {
+        let timed_by_events = self.events && (self.kernel != Kernel::Switched || self.get(ENDED) != 0);
+        let why = self.why_not(false);
+        self.bare.set_turns(match self.kernel {
+            Kernel::Unwanted => Turns::none(why),
+            Kernel::Refused if !self.events => Turns::none(why),
+            _ if timed_by_events => Turns::every(self.get(EVENT_SHIFT), why),
+            _ => Turns::every(u64::from(RUN_SHIFT), why),
+        });
     }
 
     /// True when a call that begins now is timed by kernel events.

@@ -38,10 +38,16 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// What is above the value of a handle of this kind, of the process with this nonce.
+    #[inline]
+    pub const fn prefix(self, nonce: u16) -> u32 {
+        (nonce as u32) << 4 | self as u32
+    }
+
     /// True for a number that is a handle of this kind and of the process with this nonce.
     #[inline]
     pub const fn is(self, raw: u64, nonce: u16) -> bool {
-        raw >> VALUE_BITS == (nonce as u64) << 4 | self as u64
+        raw >> VALUE_BITS == self.prefix(nonce) as u64
     }
 }
 
@@ -79,7 +85,8 @@ pub mod group {
     pub const TICKET: u64 = CAPTURED - 1;
 }
 
-const VALUE_BITS: u32 = 44;
+/// Bits of a handle's value.
+pub const VALUE_BITS: u32 = 44;
 /// The largest value.
 pub const VALUE_MASK: u64 = (1 << VALUE_BITS) - 1;
 

@@ -5,7 +5,8 @@
 //! happens. What cannot be recorded is counted, by reason, in the segment's books.
 //!
 //! The way of a callback: [`abi`] turns the descriptor of any ABI version into one [`event::Event`],
-//! [`record`] writes it into the segment, [`handle`] makes the number that NCCL gets back.
+//! [`record`] writes it into the segment, [`handle`] makes the number that NCCL gets back. Bare collectives have a shorter
+//! way, through `bare`.
 //!
 //! The same library is NCCL's [`tuner`], where the user asks for one: rules choose algorithm, protocol and channels.
 //!
@@ -15,6 +16,7 @@
 #![cfg_attr(all(panic = "abort", not(test)), no_std)]
 
 pub mod abi;
+mod bare;
 pub mod calls;
 mod chain;
 mod clock;
@@ -38,6 +40,7 @@ mod segment_name;
 mod settings;
 mod shm;
 pub mod state;
+mod statics;
 mod sys;
 mod timing;
 pub mod tuner;

@@ -3,6 +3,7 @@
 //! A transfer's callbacks come from one thread, its process's proxy; marks are changed all the same so that a
 //! proxy which slept while its slot was given away cannot touch the next transfer's.
 
+use crate::bare::HANDLES;
 use crate::clock::now_ns;
 use crate::event::{ProxyOp, StateArg, state};
 use crate::handle::Handle;
@@ -13,7 +14,7 @@ use ringwatch_wire::codes::{Loss, phase};
 use ringwatch_wire::layout::{head, proxy};
 
 pub(crate) fn transfer(live: &'static Live, context: u64, parent: u64, p: &ProxyOp) -> Result<u64, Loss> {
-    live.handles.set(1);
+    live.bare.block(HANDLES);
     // PXN: another rank's operation, done by this process. Its context and parent are that process's own
     // numbers; its pid may by chance be ours in another namespace, its nonce is not.
     let own = live.segment.get(head::PID) & 0xffff_ffff;

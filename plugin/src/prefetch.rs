@@ -31,6 +31,17 @@ pub(crate) fn look() {
     KNOWN.set(1);
 }
 
+/// True where the processor knows the instruction.
+pub(crate) fn is_known() -> bool {
+    KNOWN.get() != 0
+}
+
+/// Asks for the one cache line of a slot, where the processor knows the instruction.
+#[inline(always)]
+pub(crate) fn line_for_writing(slot: &[Word; 8]) {
+    ask(core::ptr::from_ref(slot).cast());
+}
+
 /// Asks for a slot's lines, which are going to be written.
 #[inline(always)]
 pub(crate) fn for_writing<const W: usize>(slot: Option<&[Word; W]>) {

@@ -19,7 +19,7 @@ use crate::held::Held;
 use crate::network;
 use crate::state::Live;
 use crate::timing;
-use called::{Called, called};
+use called::called;
 use communicator::learn;
 pub(crate) use communicator::{Comm, comm_of, end};
 use groups::{begin_group, end_group, group_end_called};
@@ -80,39 +80,34 @@ pub enum Carried {
     Nothing,
 }
 
-/// Records a started event and returns its handle; `alone` is false where another plugin gets the same events.
-///
-/// A bare eager collective outside timed windows gets no handles (NULL), so that NCCL calls neither its stops nor its
-/// states: they would carry nothing. Then its Group, Coll and KernelLaunch name no parents, and belong to the call that
-/// its communicator made last: NCCL issues it before the same thread makes another. That is not so once graphs are
-/// captured, where a host callback may issue; from then on every event has a handle.
+/// Records a started event and returns its handle.
 ///
 /// # Errors
 /// The reason why nothing was recorded; the handle is then NULL.
 #[inline(always)]
-pub fn start(live: &'static Live, context: u64, event: &Event, alone: bool) -> Result<Started, Loss> {
+pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<Started, Loss> {
     let pack = |kind, value| Handle { kind, value }.pack(live.nonce);
     match &event.body {
         Body::Group => {
             // Its number counts it, and names its communicator.
-            let (plan, withheld) = match comm_of(live, context) {
-                Ok(c) => (plan_number(&c, c.add(comm::PLANS, 1)), timing::withheld(&c).is_some()),
-                Err(_) => (NO_COMM_PLAN | live.segment.add(head::NEXT_PLAN, 1) & PLAN_MASK, false),
+            let plan = match comm_of(live, context) {
+                Ok(c) => (c.ticket & 0xffff) << PLAN_BITS | c.add(comm::PLANS, 1) & PLAN_MASK,
+                Err(_) => NO_COMM_PLAN | live.segment.add(head::NEXT_PLAN, 1) & PLAN_MASK,
             };
-            Ok(Started::quiet(if withheld { 0 } else { pack(Kind::Plan, plan) }))
+            Ok(Started::quiet(pack(Kind::Plan, plan)))
         }
         Body::GroupApi { depth, captured } => {
-            let value = begin_group(live, context, *depth, *captured, alone)?;
-            Ok(Started::quiet(value.map_or(0, |v| pack(Kind::Group, v))))
+            let value = begin_group(live, context, *depth, *captured)?;
+            Ok(Started::quiet(pack(Kind::Group, value)))
         }
         Body::Api(api) => {
             let c = comm_of(live, context)?;
-            let Called { group, ticket, withheld } = called(live, c, event.parent, api)?;
+            let (group, ticket) = called(live, c, event.parent, api)?;
             c.book(live, comm::CALLS, if api.collective { 1 } else { 1 << 32 });
-            Ok(Started::quiet(match (withheld, api.captured) {
-                (true, _) => 0,
-                (false, true) => pack(Kind::Captured, ticket & group::TICKET | group & group::KERNEL),
-                (false, false) => pack(Kind::Called, ticket),
+            Ok(Started::quiet(if api.captured {
+                pack(Kind::Captured, ticket & group::TICKET | group & group::KERNEL)
+            } else {
+                pack(Kind::Called, ticket)
             }))
         }
         Body::Coll(coll) => {
@@ -246,12 +241,6 @@ pub fn finalize(live: &'static Live, context: u64) -> Result<(), Loss> {
 const PLAN_BITS: u32 = 26;
 const PLAN_MASK: u64 = (1 << PLAN_BITS) - 1;
 const NO_COMM_PLAN: u64 = 1 << 42;
-
-/// The number of a communicator's plan, of which it has had `count` before.
-#[inline]
-fn plan_number(c: &Comm, count: u64) -> u64 {
-    (c.ticket & 0xffff) << PLAN_BITS | count & PLAN_MASK
-}
 
 #[inline]
 fn word(slot: &[Word], i: usize) -> u64 {

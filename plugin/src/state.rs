@@ -6,6 +6,7 @@
 #![expect(unsafe_code, reason = "one mapping is shared by all threads of the process")]
 
 use crate::abi::LogFn;
+use crate::bare;
 use crate::chain::Chain;
 use crate::clock::{self, now_ns};
 use crate::event::bit;
@@ -18,6 +19,7 @@ use crate::nccl::Linker;
 use crate::pairs::{self, Pairs};
 use crate::record::Comm;
 use crate::settings::{self, Settings};
+use crate::statics::STATICS;
 use crate::sys::{self, InChild};
 use crate::{calls, nccl, prefetch, process, shm, tuner};
 use core::ffi::{c_char, c_int};
@@ -38,8 +40,7 @@ pub struct Live {
     pub(crate) pairs: Pairs,
     pub(crate) governor: Governor,
     pub(crate) events: Events,
-    /// Not 0 once every event needs a handle: a graph was captured, or a transfer of the network was seen.
-    pub(crate) handles: &'static Word,
+    pub(crate) bare: &'static bare::Process,
 }
 
 /// What NCCL said at init.
@@ -89,14 +90,13 @@ pub struct Opened {
 /// The wiped pages.
 #[repr(C)]
 struct Page {
+    bare: bare::Process,
     /// UNOPENED, OPENING, OPEN or CHAINED.
     phase: Word,
     /// Whether there is another plugin: UNOPENED, OPENING or, when that is decided, OPEN.
     chaining: Word,
     /// Contexts given out that no communicator slot stands behind.
     spare_contexts: Word,
-    /// See [`Live::handles`].
-    handles: Word,
     live: core::cell::UnsafeCell<core::mem::MaybeUninit<Live>>,
     chain: core::cell::UnsafeCell<core::mem::MaybeUninit<Chain>>,
     /// A header to count in where there is no segment.
@@ -115,14 +115,12 @@ const CHAINED: u64 = 3;
 /// Longest wait for another thread's opening, which takes a few system calls and lines of NCCL's log.
 const OPENING_NS_MAX: u64 = 10_000_000_000;
 
-/// Address of the page; 0 until the first init.
-static PAGE: Word = Word::new(0);
-
 /// A context of last resort: not 0 and of no process.
 const NO_CONTEXT: u64 = 1;
 
+#[inline(always)]
 fn page() -> Option<&'static Page> {
-    let at = PAGE.get_first();
+    let at = STATICS.page.get_first();
     // SAFETY: a non-zero address is of a mapping of a whole `Page` that is never unmapped. All bytes of a
     // page, zero at first, are valid for its type, and what changes is behind `Word` or `UnsafeCell`.
     unsafe { core::ptr::with_exposed_provenance::<Page>(at as usize).as_ref() }
@@ -139,7 +137,13 @@ pub fn live() -> Option<&'static Live> {
     Some(unsafe { (*page.live.get()).assume_init_ref() })
 }
 
-/// The same, and `None` as well where another plugin gets the same callbacks.
+/// What the hot path reads of the process; `None` before the first init, and where nothing could be mapped.
+#[inline(always)]
+pub(crate) fn bare() -> Option<&'static bare::Process> {
+    page().map(|p| &p.bare)
+}
+
+/// The process's state; `None` as well where another plugin gets the same callbacks.
 #[inline]
 pub(crate) fn live_alone() -> Option<&'static Live> {
     let page = page()?;
@@ -174,6 +178,7 @@ fn load_chain(page: &'static Page, version: u32, log: &Log) {
         if let Some(chain) = settings::chain().and_then(|library| Chain::load(library, version, log)) {
             // SAFETY: `chaining` is OPENING, set by this thread, and nobody reads `chain` before CHAINED.
             unsafe { (*page.chain.get()).write(chain) };
+            page.bare.block(bare::CHAINED);
             page.phase.set_last(CHAINED);
         }
         page.chaining.set_last(OPEN);
@@ -200,7 +205,7 @@ fn map_page() -> Option<&'static Page> {
     // segment: rather do nothing at all.
     // SAFETY: our own fresh mapping, whole.
     let wiped = unsafe { sys::on_fork(at, bytes, InChild::Wiped) };
-    if !wiped || !PAGE.replace(0, at.expose_provenance() as u64) {
+    if !wiped || !STATICS.page.replace(0, at.expose_provenance() as u64) {
         // SAFETY: nobody else knows this mapping.
         unsafe { sys::unmap(at, bytes) };
     }
@@ -215,6 +220,7 @@ pub fn open_comm(version: u32, args: &InitArgs, mask: Mask) -> Opened {
     let Some((page, live)) = open(Some(version), mask.place, &log) else {
         return Opened { context: NO_CONTEXT, mask: 0 };
     };
+    bare::forget_names(&live.segment);
     let outcome = match calls::adopt(live, version, args) {
         Some(ticket) => Ok(ticket),
         None => enter_comm(live, args),
@@ -324,13 +330,16 @@ fn open_process(page: &'static Page, version: Option<u32>, mask_at: usize, log: 
         switchable: version.is_none() || Linker::get().is_some_and(|l| l.is_static(mask_at)),
         events: events.available(),
     };
-    let governor = Governor::new(&page.governor, &segment, &facts, &settings);
+    let governor = Governor::new(&page.governor, &segment, &page.bare, &facts, &settings);
     governor.begin(now_ns());
     let pairs = Pairs::new(&page.pairs);
-    let live = Live { segment, nonce: nonce.max(1), nccl, pairs, governor, events, handles: &page.handles };
+    let nonce = nonce.max(1);
+    page.bare.prepare(&segment, nonce, nccl);
+    let live = Live { segment, nonce, nccl, pairs, governor, events, bare: &page.bare };
     // SAFETY: the phase is OPENING, set by this thread, and nobody reads `live` before OPEN.
     unsafe { (*page.live.get()).write(live) };
     page.phase.set_last(OPEN);
+    page.bare.open();
 }
 
 /// NCCL's set-up of kernel events makes files of 34 MB in /dev/shm, and crashes when it cannot. 64 MiB, in bytes, is
@@ -389,8 +398,8 @@ impl Live {
         let geometry = Geometry::full();
         let segment = Segment::new(words(geometry.bytes() as usize / 8), &geometry);
         let pairs = Pairs::new(words(pairs::WORDS));
-        let handles = Box::leak(Box::new(Word::new(0)));
-        Box::leak(Box::new(Live { segment, nonce: 1, nccl: 0, pairs, governor, events, handles }))
+        let bare = bare::Process::sample();
+        Box::leak(Box::new(Live { segment, nonce: 1, nccl: 0, pairs, governor, events, bare }))
     }
 }
 

@@ -1,8 +1,9 @@
 //! How an operation's GPU time is measured: what a call leaves for its launch, a launch for what is issued behind it,
 //! and what the governor is asked on the way.
 
+use crate::bare::HANDLES;
 use crate::events::{Binding, Shot, told};
-use crate::governor::{AFTER_PAUSE, BARE_BEGUN, HINT_BITS, LARGE, LARGE_BYTES, PAUSE_NS, TOGETHER, WITHHELD};
+use crate::governor::{AFTER_PAUSE, BARE, HINT_BITS, LARGE, LARGE_BYTES, PAUSE_NS, TOGETHER};
 use crate::handle::{Handle, Kind, group};
 use crate::record::Comm;
 use crate::state::Live;
@@ -28,12 +29,18 @@ pub(crate) fn bytes_of(dtype: u8, count: u64) -> u64 {
     count.saturating_mul(TYPE_BYTES.get(usize::from(dtype)).map_or(1, |b| *b))
 }
 
+/// The first NCCL that brings kernel events on a thread of its own, as a version code.
+const PROFILER_THREAD: u32 = 23_100;
+
 /// Notes that a call is captured into a graph.
 #[inline(always)]
 pub(crate) fn note_capture(live: &Live, c: &Comm, ticket: u64, captured: bool) {
     if captured {
         live.governor.captured();
-        live.handles.set(1);
+        // Up to NCCL 2.30 a host callback issues only what has work for the proxy, which is seen by itself.
+        if !(1..PROFILER_THREAD).contains(&live.nccl) {
+            live.bare.block(HANDLES);
+        }
         if c.word(comm::CAPTURING) == 0 {
             c.set(comm::CAPTURING, ticket + 1);
         }
@@ -41,9 +48,9 @@ pub(crate) fn note_capture(live: &Live, c: &Comm, ticket: u64, captured: bool) {
 }
 
 /// Notes what the timing of a call's launch rests on. `in_group` is the number of the call's group, 0 where it is bare or
-/// there is none; `withheld` is true where NCCL gets no handle of the call.
+/// there is none.
 #[inline(always)]
-pub(crate) fn note_call(c: &Comm, ticket: u64, now: u64, bytes: u64, in_group: u64, withheld: bool) {
+pub(crate) fn note_call(c: &Comm, ticket: u64, now: u64, bytes: u64, in_group: u64, collective: bool) {
     let pause = now.saturating_sub(c.word(comm::CALLED_NS)) > PAUSE_NS;
     let large = bytes >= LARGE_BYTES;
     // Another one of the same group was called since the last launch: it will be launched with this one.
@@ -51,7 +58,8 @@ pub(crate) fn note_call(c: &Comm, ticket: u64, now: u64, bytes: u64, in_group: u
         c.word(comm::CALLED) != c.word(comm::LAUNCHED) && c.word(comm::HINT) >> HINT_BITS == in_group;
     let hint = |set, bit| if set { bit } else { 0 };
     let why = hint(pause, AFTER_PAUSE) | hint(large, LARGE) | hint(together, TOGETHER);
-    c.set(comm::HINT, why | hint(withheld, WITHHELD) | in_group << HINT_BITS);
+    let why = why | hint(collective && in_group == 0, BARE);
+    c.set(comm::HINT, why | in_group << HINT_BITS);
     c.set(comm::CALLED_NS, now);
     c.set(comm::CALLED, ticket + 1);
 }
@@ -62,32 +70,6 @@ pub(crate) fn begin_bare(c: &Comm) {
     if c.word(comm::CALLED) != c.word(comm::LAUNCHED) {
         forget_calls(c);
     }
-}
-
-/// Notes that a bare call has begun of which NCCL gets no handles.
-#[inline(always)]
-pub(crate) fn withhold(c: &Comm) {
-    c.set(comm::HINT, c.word(comm::HINT) | BARE_BEGUN);
-}
-
-/// True where NCCL got no handle of the bare call that began last.
-#[inline(always)]
-pub(crate) fn withholds(c: &Comm) -> bool {
-    c.word(comm::HINT) & BARE_BEGUN != 0
-}
-
-/// The ticket of the call that NCCL got no handle of and has not issued yet.
-#[inline(always)]
-pub(crate) fn withheld(c: &Comm) -> Option<u64> {
-    if c.word(comm::HINT) & WITHHELD != 0 { c.word(comm::CALLED).checked_sub(1) } else { None }
-}
-
-/// The same, when it is issued.
-#[inline(always)]
-pub(crate) fn take_withheld(c: &Comm) -> Option<u64> {
-    let ticket = withheld(c)?;
-    c.set(comm::HINT, c.word(comm::HINT) & !WITHHELD);
-    Some(ticket)
 }
 
 /// What was called and not launched never will be, or was launched untold: NCCL tells of no launch of symmetric kernels,
@@ -102,7 +84,7 @@ fn forget_calls(c: &Comm) {
 pub(crate) fn launch(live: &'static Live, c: Comm, parent: u64, stream: u64) -> Option<Shot> {
     let group = match Handle::unpack(parent, live.nonce) {
         Ok(Handle { kind: Kind::Group, value }) => value,
-        // NCCL got no handle of a bare call's group, which may be a send as well.
+        // NCCL got no handle of a bare call's group.
         Err(Loss::Null) => group::BARE,
         _ => return None,
     };

@@ -19,7 +19,7 @@ use support::trace::{self, Executed, Price};
 use support::tuner::{Asked, Tuner};
 
 /// What is counted, and how many instructions it may have.
-const GATES: [(&str, u64); 2] = [("kernel", 250), ("coll", 460)];
+const GATES: [(&str, u64); 3] = [("kernel", 265), ("coll", 470), ("with-handles", 1330)];
 
 /// What a bare collective may take at most.
 struct Limit {
@@ -62,7 +62,7 @@ const TUNER_GATES: [(&str, u64, u64); 5] = [
     ("tuner-forbid", 300, 20),
     ("tuner-protocol", 300, 20),
 ];
-const TIMES: u64 = 1000;
+const TIMES: u64 = 1024;
 const WHAT: &str = "RINGWATCH_COUNT_WHAT";
 const HOW_OFTEN: &str = "RINGWATCH_COUNT_TIMES";
 
@@ -72,6 +72,10 @@ fn make_calls(what: &str, times: u64) {
     let always = matches!(what, "coll" | "kernel");
     let context = if always { plugin.init(5, 7).context } else { plugin.init_switched(7) };
     let mut bare = Bare::new(&plugin, context);
+    match what {
+        "with-handles" => bare.capture(),
+        _ => bare.in_plan(),
+    }
     let coll = bare.coll();
     for _ in 0..times {
         match what {
@@ -184,7 +188,7 @@ fn child(test: &str, dir: &Path, what: &str, times: u64) -> Command {
         .env(HOW_OFTEN, times.to_string())
         .env("RINGWATCH_PLUGIN_SO", plugin_library())
         .env("RINGWATCH_DIR", dir)
-        .env("RINGWATCH_DETAIL", if what == "calls" { "calls" } else { "auto" })
+        .env("RINGWATCH_DETAIL", if matches!(what, "calls" | "with-handles") { "calls" } else { "auto" })
         // Valgrind's calls are so slow that all would be timed.
         .env("RINGWATCH_OVERHEAD_BUDGET", "0.0001%")
         .env("RINGWATCH_TUNE", dir.join("rules"));
@@ -254,9 +258,10 @@ fn a_bare_collective_stays_within_its_limits() {
         return;
     }
     let dir = tempfile::Builder::new().tempdir_in("/dev/shm").unwrap();
+    // Lackey's calls are so slow that each comes after a pause: their lines are counted where that makes no difference.
+    let data_lines = trace::data_lines(&mut child(test, dir.path(), "calls", 0));
     for limit in LIMITS {
         let price = price(test, dir.path(), limit.detail);
-        let data_lines = trace::data_lines(&mut child(test, dir.path(), limit.detail, 0));
         eprintln!("{}: {price:?}, {data_lines} lines of data", limit.detail);
         assert!(price.instructions > 20 && data_lines > 2, "nothing was counted");
         assert!(price.instructions <= limit.instructions, "instructions");

@@ -292,3 +292,47 @@ fn a_million_callbacks_with_a_strict_plugin() {
         assert!(heard >= least, "{what}: heard {heard}");
     }
 }
+
+/// More threads than there are rings of lines call two communicators at once, and some operations are never issued.
+#[test]
+fn every_bare_call_of_many_threads_is_counted() {
+    const CALLERS: u64 = 24;
+    const EACH: u64 = 2_000;
+    let Some(ran) = run_with("every_bare_call_of_many_threads_is_counted", |c, _| {
+        c.env("RINGWATCH_DETAIL", "calls");
+    }) else {
+        let plugin = Plugin::built();
+        let contexts = [1, 2].map(|id| plugin.init(5, id).context);
+        std::thread::scope(|s| {
+            for n in 0..CALLERS {
+                s.spawn(move || (0..EACH).for_each(|i| call_bare(&plugin, contexts, n + i)));
+            }
+        });
+        return;
+    };
+    let recording = support::segment::only(&ran.succeeded().dir);
+    recording.balanced();
+    let (reader, all) = (recording.reader(), CALLERS * EACH);
+    assert_eq!(recording.losses(), []);
+    let unissued = (0..CALLERS).flat_map(|n| (0..EACH).map(move |i| n + i)).filter(|n| n % 50 == 0).count();
+    assert_eq!(reader.recorded(call::COLL_CALL), all);
+    assert_eq!(reader.recorded(call::PLAN), all);
+    assert_eq!(reader.recorded(call::COLL), all - unissued as u64);
+    let rings: Vec<u64> = (0..reader.line_rings()).map(|n| reader.line_ring(n).next()).collect();
+    assert!(rings.iter().all(|next| *next > 0), "each ring has a thread: {rings:?}");
+    assert!(rings.iter().sum::<u64>() < all, "some threads have none");
+    for line in recording.lines() {
+        assert!(line.comm < 2 && line.count == 64 && line.func == 5, "{line:?}");
+    }
+}
+
+/// One bare all-reduce as NCCL 2.28 brings it; every fiftieth is not issued.
+fn call_bare(plugin: &Plugin, contexts: [u64; 2], n: u64) {
+    let context = contexts[(n % 2) as usize];
+    let group = plugin.start(5, context, &abi::group_api(5, false, 1));
+    let call = plugin.start(5, context, &abi::coll_api(5, group, abi::func::ALL_REDUCE, 64, false));
+    let plan = plugin.start(5, context, &abi::group(5));
+    if !n.is_multiple_of(50) {
+        plugin.start(5, context, &Coll { parent: call, plan, ..COLL_DEFAULT }.at(5));
+    }
+}

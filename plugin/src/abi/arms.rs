@@ -1,6 +1,7 @@
 //! The arms of the descriptors that several versions share, and what they mean.
 
 use super::Abi;
+use crate::bare::BareCall;
 use crate::event::{self, Api, Body, Coll, StateArg, bit};
 use crate::names;
 use core::ffi::{c_char, c_int, c_void};
@@ -145,6 +146,20 @@ impl GroupApi {
 }
 
 impl CollApi {
+    /// What the hot path needs of it.
+    #[inline(always)]
+    pub(super) fn bare(&self, user_tag: u64) -> BareCall {
+        BareCall {
+            func: self.func,
+            dtype: self.datatype,
+            count: self.count as u64,
+            root: self.root,
+            stream: self.stream.addr() as u64,
+            captured: self.graph_captured != 0,
+            user_tag,
+        }
+    }
+
     #[inline(always)]
     pub(super) fn body(&self, user_tag: u64) -> Body {
         Body::Api(Api {
@@ -241,7 +256,10 @@ pub(super) use p2p_event;
 
 /// One version: its number, its state arguments, and what each of its types says, given the arms.
 macro_rules! abi {
-    ($name:ident = $version:literal, $state:ty, |$arms:ident, $nccl:ident| { $($bit:ident => $body:expr),+ $(,)? }) => {
+    (
+        $name:ident = $version:literal, $state:ty, |$arms:ident, $nccl:ident| { $($bit:ident => $body:expr),+ $(,)? }
+        $(, bare { call: $call:expr, tag: $tag:expr, coll: $coll:expr, symmetric: $symmetric:expr $(,)? })?
+    ) => {
         #[doc = concat!("ABI v", stringify!($version), ".")]
         #[derive(Debug)]
         pub struct $name;
@@ -251,6 +269,11 @@ macro_rules! abi {
             const MASK: core::ffi::c_int = $crate::abi::arms::mask::<$name>();
             type Descriptor = Descriptor;
             type StateArgs = $state;
+
+            #[inline(always)]
+            fn kind(d: &Descriptor) -> (u64, bool) {
+                (u64::from(d.kind), d.parent.is_null())
+            }
 
             #[inline(always)]
             fn tell<T: $crate::abi::Taker>(d: &Descriptor, $nccl: u32, taker: T) -> T::Out {
@@ -274,6 +297,29 @@ macro_rules! abi {
                     }
                 }
             }
+
+            $(
+                #[inline(always)]
+                fn bare_call(d: &Descriptor, here: &$crate::bare::Here) -> bool {
+                    let ($arms, $nccl) = (&d.arms, here.nccl());
+                    // SAFETY: as in `tell`.
+                    here.call(&unsafe { $call.bare($tag) })
+                }
+
+                #[inline(always)]
+                fn bare_issue(d: &Descriptor, here: &$crate::bare::Here) -> bool {
+                    let ($arms, $nccl) = (&d.arms, here.nccl());
+                    // SAFETY: as in `tell`.
+                    here.issue(&unsafe { $coll.bare($symmetric) })
+                }
+
+                #[inline(always)]
+                fn bare_group(d: &Descriptor, here: &$crate::bare::Here) -> bool {
+                    // SAFETY: as in `tell`.
+                    let group = unsafe { d.arms.group_api };
+                    here.group(group.group_depth, group.graph_captured != 0)
+                }
+            )?
 
             #[inline]
             fn state(args: &$state) -> $crate::event::StateArg {

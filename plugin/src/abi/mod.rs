@@ -16,13 +16,15 @@ pub mod v7;
 
 pub use arms::{CollApi, CollApiTagged, GroupApi, KernelCh, KernelChBare, P2pApi, P2pApiTagged, ProxyOp};
 
+use crate::bare::{self, Entry, Here};
 use crate::chain::Said;
-use crate::event::{Event, StateArg};
+use crate::event::{Event, StateArg, bit};
 use crate::record::{Carried, Started};
 use crate::state::{InitArgs, Live, Mask};
 use crate::{handle, record, state};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use ringwatch_wire::codes::{Loss, call};
+use ringwatch_wire::lines::Head;
 
 /// NCCL's logger: level, flags, file, line, format, arguments.
 pub type LogFn = unsafe extern "C" fn(c_int, u64, *const c_char, c_int, *const c_char, ...);
@@ -43,6 +45,23 @@ pub trait Abi {
     /// Hands on the descriptor as one event, as NCCL of this version (0 unknown) fills it. What follows is compiled
     /// for each type of event by itself: an event is large, and is never copied.
     fn tell<T: Taker>(descriptor: &Self::Descriptor, nccl: u32, taker: T) -> T::Out;
+    /// The type of the event, and whether it has no parent.
+    fn kind(descriptor: &Self::Descriptor) -> (u64, bool);
+    /// Records a bare collective's call; false for any other, which has to go through [`Abi::tell`].
+    #[inline(always)]
+    fn bare_call(_descriptor: &Self::Descriptor, _here: &Here) -> bool {
+        false
+    }
+    /// The same for its issue.
+    #[inline(always)]
+    fn bare_issue(_descriptor: &Self::Descriptor, _here: &Here) -> bool {
+        false
+    }
+    /// The same for its group.
+    #[inline(always)]
+    fn bare_group(_descriptor: &Self::Descriptor, _here: &Here) -> bool {
+        false
+    }
     /// The state argument as one value.
     fn state(args: &Self::StateArgs) -> StateArg;
 }
@@ -59,8 +78,6 @@ pub trait Taker {
 struct Recorder {
     live: &'static Live,
     context: u64,
-    /// No other plugin gets the event.
-    alone: bool,
 }
 
 impl Taker for Recorder {
@@ -69,7 +86,7 @@ impl Taker for Recorder {
     #[inline(always)]
     fn take(self, event: &Event) -> u64 {
         let call = (event.bit as usize).min(call::START_UNKNOWN);
-        match record::start(self.live, self.context, event, self.alone) {
+        match record::start(self.live, self.context, event) {
             Ok(Started { handle, booked }) => {
                 if booked {
                     self.live.segment.book(call, Ok(()));
@@ -83,6 +100,9 @@ impl Taker for Recorder {
 
 /// The name in every table.
 pub(crate) const NAME: &CStr = c"Ringwatch";
+
+/// The first version whose NCCL tells of calls.
+const FIRST_WITH_CALLS: u32 = 5;
 
 /// Slots behind the last one that NCCL knows: forks look for extra functions there and must find NULL.
 const SPARE: usize = 8;
@@ -196,14 +216,123 @@ unsafe extern "C" fn start<A: Abi>(
     out: *mut *mut c_void,
     descriptor: *const c_void,
 ) -> c_int {
+    // SAFETY: NCCL passes a descriptor of the version whose table it called, valid for this call.
+    let seen = unsafe { descriptor.cast::<A::Descriptor>().as_ref() };
+    if A::VERSION >= FIRST_WITH_CALLS
+        && let Some(d) = seen
+        && let (kind, true) = A::kind(d)
+        && !out.is_null()
+        && let Some(process) = state::bare()
+    {
+        match bare::enter(process, handle::to_number(context)) {
+            Entry::Here(here) => {
+                // The larger ones are functions of their own, so that the small ones save no registers for them.
+                // A table of all five would be one more cache line.
+                let recorded = if kind & (COLL_API | COLL) != 0 {
+                    match kind {
+                        COLL_API => {
+                            return start_call::<A>(context, out, d, here.process, here.head, here.ring);
+                        }
+                        COLL => return start_issue::<A>(context, out, d, here.process, here.head, here.ring),
+                        _ => false,
+                    }
+                } else {
+                    match kind {
+                        GROUP_API => A::bare_group(d, &here),
+                        GROUP => here.plan(),
+                        KERNEL_LAUNCH => here.launch(),
+                        _ => false,
+                    }
+                };
+                if recorded {
+                    return no_handle(out);
+                }
+            }
+            Entry::Elsewhere => return start_elsewhere::<A>(context, out, d, process),
+            Entry::Closed => {}
+        }
+    }
+    start_any::<A>(context, out, seen)
+}
+
+const COLL_API: u64 = 1 << bit::COLL_API;
+const COLL: u64 = 1 << bit::COLL;
+const GROUP_API: u64 = 1 << bit::GROUP_API;
+const GROUP: u64 = 1 << bit::GROUP;
+const KERNEL_LAUNCH: u64 = 1 << bit::KERNEL_LAUNCH;
+
+/// NCCL gets no handle.
+#[inline(always)]
+fn no_handle(out: *mut *mut c_void) -> c_int {
+    // SAFETY: NCCL passes a place for one handle.
+    unsafe { out.write(core::ptr::null_mut()) };
+    SUCCESS
+}
+
+/// The call of what may be a bare collective.
+#[inline(never)]
+extern "C" fn start_call<A: Abi>(
+    context: *mut c_void,
+    out: *mut *mut c_void,
+    d: &A::Descriptor,
+    process: &'static bare::Process,
+    head: &'static Head,
+    ring: u32,
+) -> c_int {
+    // In registers as far as here.
+    let here = Here { process, context: handle::to_number(context), head, ring };
+    if A::bare_call(d, &here) { no_handle(out) } else { start_any::<A>(context, out, Some(d)) }
+}
+
+/// The issue of what may be one.
+#[inline(never)]
+extern "C" fn start_issue<A: Abi>(
+    context: *mut c_void,
+    out: *mut *mut c_void,
+    d: &A::Descriptor,
+    process: &'static bare::Process,
+    head: &'static Head,
+    ring: u32,
+) -> c_int {
+    // In registers as far as here.
+    let here = Here { process, context: handle::to_number(context), head, ring };
+    if A::bare_issue(d, &here) { no_handle(out) } else { start_any::<A>(context, out, Some(d)) }
+}
+
+/// An event on a thread whose ring is not where it is looked for first.
+#[cold]
+#[inline(never)]
+extern "C" fn start_elsewhere<A: Abi>(
+    context: *mut c_void,
+    out: *mut *mut c_void,
+    d: &A::Descriptor,
+    process: &'static bare::Process,
+) -> c_int {
+    let recorded =
+        bare::elsewhere(process, handle::to_number(context)).is_some_and(|here| match A::kind(d).0 {
+            COLL_API => A::bare_call(d, &here),
+            COLL => A::bare_issue(d, &here),
+            GROUP_API => A::bare_group(d, &here),
+            GROUP => here.plan(),
+            KERNEL_LAUNCH => here.launch(),
+            _ => false,
+        });
+    if recorded { no_handle(out) } else { start_any::<A>(context, out, Some(d)) }
+}
+
+/// Any event that has not gone the way of bare collectives.
+#[inline(never)]
+extern "C" fn start_any<A: Abi>(
+    context: *mut c_void,
+    out: *mut *mut c_void,
+    seen: Option<&A::Descriptor>,
+) -> c_int {
     if let Some(live) = state::live_alone() {
         let mut given = 0;
-        // SAFETY: NCCL passes a descriptor of the version whose table it called, valid for this call.
-        let seen = unsafe { descriptor.cast::<A::Descriptor>().as_ref() };
         match seen.filter(|_| !out.is_null()) {
             Some(d) => {
                 let context = handle::to_number(context);
-                given = A::tell(d, live.nccl, Recorder { live, context, alone: true });
+                given = A::tell(d, live.nccl, Recorder { live, context });
             }
             None => live.segment.book(call::START_UNKNOWN, Err(Loss::BadCall)),
         }
@@ -213,16 +342,14 @@ unsafe extern "C" fn start<A: Abi>(
         }
         return SUCCESS;
     }
-    start_chained::<A>(context, out, descriptor)
+    start_chained::<A>(context, out, seen)
 }
 
 /// An event that another plugin gets as well: ours names our handles, theirs names theirs. Or one of nobody, where
 /// nothing is open.
 #[cold]
 #[inline(never)]
-fn start_chained<A: Abi>(context: *mut c_void, out: *mut *mut c_void, descriptor: *const c_void) -> c_int {
-    // SAFETY: as in `start`.
-    let seen = unsafe { descriptor.cast::<A::Descriptor>().as_ref() };
+fn start_chained<A: Abi>(context: *mut c_void, out: *mut *mut c_void, seen: Option<&A::Descriptor>) -> c_int {
     let given = match (state::live().zip(state::chain()), seen) {
         (None, _) => 0,
         (Some((live, chain)), Some(d)) if !out.is_null() => {
@@ -232,7 +359,7 @@ fn start_chained<A: Abi>(context: *mut c_void, out: *mut *mut c_void, descriptor
                 Ok(own) => {
                     // SAFETY: a copy of a descriptor of this version, whose parents alone were changed.
                     let own = unsafe { own.at::<A>().as_ref() };
-                    own.map_or(0, |d| A::tell(d, live.nccl, Recorder { live, context, alone: false }))
+                    own.map_or(0, |d| A::tell(d, live.nccl, Recorder { live, context }))
                 }
                 Err(loss) => refuse(live, said.bit() as usize, loss),
             };

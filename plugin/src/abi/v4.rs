@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "a C union is read by the arm that its type names")]
 
 use super::arms::{self, KernelCh, ProxyOp, StateArgs};
+use crate::bare::BareIssue;
 use crate::event::{Body, Coll as CollEvent, P2p as P2pEvent};
 use core::ffi::{c_char, c_int, c_void};
 
@@ -53,6 +54,20 @@ pub union Arms {
 arms::descriptor!(u8);
 
 impl Coll {
+    /// What the hot path needs of it, in later versions.
+    #[inline(always)]
+    pub(super) fn bare(&self, symmetric: bool) -> BareIssue {
+        BareIssue {
+            seq: self.seq_number,
+            algo: self.algo,
+            proto: self.proto,
+            channels: self.n_channels,
+            warps: self.n_warps,
+            in_place: core::ptr::eq(self.send_buff, self.recv_buff),
+            symmetric,
+        }
+    }
+
     /// What v4 says, and every later version with it.
     #[inline(always)]
     pub(super) fn event(&self) -> CollEvent {

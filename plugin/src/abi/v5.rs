@@ -70,4 +70,9 @@ arms::abi!(V5 = 5, StateArgs, |a, _nccl| {
     KERNEL_LAUNCH => Body::KernelLaunch { stream: a.kernel_launch.addr() as u64 },
     COLL_API => a.coll_api.body(0),
     P2P_API => a.p2p_api.body(0),
+}, bare {
+    call: a.coll_api,
+    tag: 0,
+    coll: a.coll.base,
+    symmetric: false,
 });

@@ -77,4 +77,9 @@ arms::abi!(V6 = 6, StateArgs, |a, _nccl| {
     COLL_API => a.coll_api.body(0),
     P2P_API => a.p2p_api.body(0),
     CE_COLL => Body::Coll(a.ce_coll.event()),
+}, bare {
+    call: a.coll_api,
+    tag: 0,
+    coll: a.coll.base,
+    symmetric: false,
 });

@@ -114,4 +114,9 @@ arms::abi!(V7 = 7, StateArgs, |a, nccl| {
     COLL_API => a.coll_api.call.body(if official(nccl) { a.coll_api.user_tag } else { 0 }),
     P2P_API => a.p2p_api.call.body(if official(nccl) { a.p2p_api.user_tag } else { 0 }),
     CE_COLL => Body::Coll(if official(nccl) { a.ce_coll.event() } else { a.ce_coll.base.event() }),
+}, bare {
+    call: a.coll_api.call,
+    tag: if official(nccl) { a.coll_api.user_tag } else { 0 },
+    coll: a.coll.base.base,
+    symmetric: official(nccl) && a.coll.is_sym_coll != 0,
 });

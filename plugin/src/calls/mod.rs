@@ -25,6 +25,7 @@ pub use groups::{group_end, group_start};
 pub use real::Real;
 pub use thread::take_key;
 
+use crate::bare::PRELOAD;
 use crate::clock::now_ns;
 use crate::events::Shot;
 use crate::held::Held;
@@ -207,6 +208,7 @@ impl Calls {
         }
         let page = page()?;
         page.phase.set_last(OPEN);
+        live.bare.block(PRELOAD);
         Some(Calls { page, live })
     }
 
@@ -348,7 +350,7 @@ fn take(call: &Op, grouped: bool) -> Option<Taken> {
                     now,
                     timing::bytes_of(numbered(call.dtype, TYPES), call.count as u64),
                     0,
-                    false,
+                    !is_pair(call.func),
                 );
             }
         }

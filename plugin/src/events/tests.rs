@@ -1,4 +1,5 @@
 use super::*;
+use crate::bare;
 use crate::event::{self, Api, Body, Coll, bit};
 use crate::governor::{self, Facts, Governor};
 use crate::handle::{Handle, Kind, VALUE_MASK};
@@ -58,7 +59,7 @@ fn live() -> &'static Live {
     let (detail, graphs) = (Detail::Auto, Graphs::Watch);
     let settings = Settings { dir: None, bytes: None, budget_ppm: 10_000, detail, graphs };
     let nobody = Segment::new(&[], &Geometry::full());
-    let governor = Governor::new(words(governor::WORDS), &nobody, &facts, &settings);
+    let governor = Governor::new(words(governor::WORDS), &nobody, bare::Process::sample(), &facts, &settings);
     let live = Live::sample(governor, Events::new(Some(driver), words(WORDS)));
     live.governor.begin(now_ns());
     live.segment.comm.claim().expect("a slot is free").1.publish();
@@ -152,9 +153,7 @@ struct Nccl(&'static Live);
 impl Nccl {
     fn start(&self, bit: u32, parent: u64, body: Body) -> u64 {
         let comm = Handle { kind: Kind::Comm, value: 0 }.pack(self.0.nonce);
-        record::start(self.0, comm, &event::Event { bit, parent, rank: 0, body }, true)
-            .expect("recorded")
-            .handle
+        record::start(self.0, comm, &event::Event { bit, parent, rank: 0, body }).expect("recorded").handle
     }
 
     fn group(&self, depth: i32) -> u64 {

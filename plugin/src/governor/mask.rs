@@ -31,7 +31,7 @@ impl Governor {
         self.set(OWN, own as u32 as u64);
         self.set(BASE, base as u32 as u64);
         self.set(MASK_AT, place as u64);
-        self.set(ON, u64::from(may || base & KERNEL_CH != 0 && self.stamped));
+        self.set_on(may || base & KERNEL_CH != 0 && self.stamped);
         if may { base | KERNEL_CH } else { base }
     }
 
@@ -42,16 +42,17 @@ impl Governor {
         self.set(BASE, joined(self.get(OWN) as u32 as c_int, theirs) as u32 as u64);
         match (was, self.forced()) {
             // NCCL's stamps are wrong after kernel events were off for a while, but where they are switched.
-            (false, true) if self.stamped && self.get(ENDED) == 0 => self.set(ON, 1),
+            (false, true) if self.stamped && self.get(ENDED) == 0 => self.set_on(true),
             (true, false) => {
                 let stays = match self.kernel {
                     Kernel::Always => true,
                     Kernel::Once => self.get(ENDED) == 0,
                     Kernel::Refused | Kernel::Unwanted | Kernel::Switched => false,
                 };
-                self.set(ON, u64::from(stays));
+                self.set_on(stays);
                 if !stays && self.kernel != Kernel::Switched {
                     self.set(ENDED, 1);
+                    self.set_turns();
                 }
             }
             _ => {}
@@ -71,7 +72,7 @@ impl Governor {
         if place == 0 || self.kernel_on() == on || self.forced() {
             return;
         }
-        self.set(ON, u64::from(on));
+        self.set_on(on);
         self.sync();
     }
 
@@ -109,6 +110,7 @@ impl Governor {
     #[cold]
     pub(super) fn end(&self) {
         self.set(ENDED, 1);
+        self.set_turns();
         self.switch(false);
     }
 

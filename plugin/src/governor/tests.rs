@@ -21,7 +21,7 @@ fn governor(facts: &Facts, settings: &Settings) -> Governor {
     let words = Vec::leak((0..WORDS).map(|_| Word::new(0)).collect());
     let geometry = Geometry::full();
     let all = Vec::leak((0..geometry.bytes() / 8).map(|_| Word::new(0)).collect());
-    let g = Governor::new(words, &Segment::new(all, &geometry), facts, settings);
+    let g = Governor::new(words, &Segment::new(all, &geometry), bare::Process::sample(), facts, settings);
     g.begin(0);
     g
 }

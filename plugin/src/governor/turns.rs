@@ -1,10 +1,11 @@
 //! Whose turn it is to be timed, and what it costs.
 
 use super::{
-    ASLEEP_NS, CHANNEL_COST_NS, CHANNELS, COLLECTIVES, DEEP_NS, ENDED, EVENT_COST_NS, EVENT_DECIDED,
+    ASLEEP_NS, BARE, CHANNEL_COST_NS, CHANNELS, COLLECTIVES, DEEP_NS, ENDED, EVENT_COST_NS, EVENT_DECIDED,
     EVENT_SHIFT, Governor, KIND_BITS, KINDS, Kernel, RUN_DECIDED, RUN_MASK, RUN_SHIFT, SHIFT, SHIFT_MAX,
-    TOKENS, WAKE_COST_NS, WANTED, WANTED_EVENTS, WANTED_SHIFT, WISH_NS, WORTH,
+    TOKENS, WAKE_COST_NS, WANTED, WANTED_EVENTS, WANTED_SHIFT, WISH_NS, WISHED, WORTH,
 };
+use crate::bare::Turns;
 use crate::clock::now_ns;
 use crate::record::Comm;
 use ringwatch_wire::layout::comm;
@@ -45,18 +46,32 @@ impl Governor {
     fn wished(&self, c: &Comm) -> Option<bool> {
         let (until, comm) = self.wish?;
         match until.get() {
-            0 => None,
-            t => Self::wish(t, until, comm, c),
+            0 if self.get(WISHED) == 0 => None,
+            0 => {
+                self.end_wish();
+                None
+            }
+            t => self.wish(t, until, comm, c),
         }
     }
 
     #[cold]
-    fn wish(until_ns: u64, until: &Word, comm: &Word, c: &Comm) -> Option<bool> {
+    fn end_wish(&self) {
+        self.set(WISHED, 0);
+        self.set_turns();
+    }
+
+    #[cold]
+    fn wish(&self, until_ns: u64, until: &Word, comm: &Word, c: &Comm) -> Option<bool> {
         // Anything may have been written there.
         if until_ns.wrapping_sub(now_ns()) > WISH_NS {
             until.replace(until_ns, 0);
+            self.end_wish();
             return None;
         }
+        // Every operation is looked at meanwhile.
+        self.set(WISHED, 1);
+        self.bare.set_turns(Turns::every(0, self.why_not(false)));
         Some(comm.get() == c.word(comm::ID))
     }
 
@@ -184,8 +199,9 @@ impl Governor {
     fn turn(&self, c: &Comm, order: u64) -> Option<u64> {
         // Where kernel events are switched, they are for the regular ones.
         let regular = self.kernel != Kernel::Switched || self.get(ENDED) != 0;
-        // Plans count what has no issue order: sends and receives.
-        let number = order.wrapping_add(c.word(comm::PLANS));
+        // Plans count what has no issue order: sends and receives. The hot path knows the issue order alone.
+        let bare = c.word(comm::HINT) & BARE != 0;
+        let number = order.wrapping_add(if bare { 1 } else { c.word(comm::PLANS) });
         let due = |n: u64| match self.wished(c) {
             Some(ours) => ours && self.due(n, WANTED_EVENTS),
             None => self.due(n, EVENT_SHIFT),

@@ -11,26 +11,19 @@ use crate::timing;
 use ringwatch_wire::codes::{Loss, flag, kind, timed};
 use ringwatch_wire::layout::op;
 
-/// A recorded call.
-pub(super) struct Called {
-    /// The value of its group's handle.
-    pub(super) group: u64,
-    /// The ticket of its operation.
-    pub(super) ticket: u64,
-    /// NCCL needs no handle of it.
-    pub(super) withheld: bool,
-}
-
-/// Records an API call.
+/// An API call: the group's value, and the ticket of its operation.
 #[inline(always)]
-pub(super) fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Result<Called, Loss> {
+pub(super) fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Result<(u64, u64), Loss> {
     let group = if Kind::Group.is(parent, live.nonce) { parent & VALUE_MASK } else { group::BARE };
     if calls::seen()
         && let Some(again) = called_again(live, c, group, api)
     {
         return Ok(again);
     }
-    let withheld = parent == 0 && api.collective && !api.captured && timing::withholds(&c);
+    // The group of a bare collective may have gone the hot path, which leaves this undone.
+    if parent == 0 && api.collective {
+        timing::begin_bare(&c);
+    }
     let (ticket, slot) = live.segment.op.claim()?;
     let kind = match (api.collective, api.func) {
         (true, _) => kind::COLLECTIVE,
@@ -54,15 +47,15 @@ pub(super) fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Re
         r.set(op::TIMED, u64::from(timed::KERNEL));
     }
     r.publish(slot);
-    timing::note_call(&c, ticket, now, timing::bytes_of(api.dtype, api.count), in_group, withheld);
+    timing::note_call(&c, ticket, now, timing::bytes_of(api.dtype, api.count), in_group, api.collective);
     timing::note_capture(live, &c, ticket, api.captured);
-    Ok(Called { group, ticket, withheld })
+    Ok((group, ticket))
 }
 
 /// A call that the preloaded library saw before: what NCCL says beside it.
 #[cold]
 #[inline(never)]
-fn called_again(live: &'static Live, c: Comm, group: u64, api: &Api) -> Option<Called> {
+fn called_again(live: &'static Live, c: Comm, group: u64, api: &Api) -> Option<(u64, u64)> {
     let seen = calls::told(live, c.ticket, api.func)?;
     let slot = live.segment.op.claim_again(seen.op)?;
     let now = now_ns();
@@ -82,8 +75,8 @@ fn called_again(live: &'static Live, c: Comm, group: u64, api: &Api) -> Option<C
         now,
         timing::bytes_of((seen.what >> 32 & 0xff) as u8, api.count),
         in_group,
-        false,
+        api.collective,
     );
     timing::note_capture(live, &c, seen.op, api.captured);
-    Some(Called { group, ticket: seen.op, withheld: false })
+    Some((group, seen.op))
 }

@@ -1,7 +1,6 @@
 //! Outermost groups of calls.
 
 use super::{Carried, Comm, comm_of};
-use crate::calls;
 use crate::clock::now_ns;
 use crate::handle::group;
 use crate::held::Held;
@@ -12,15 +11,13 @@ use ringwatch_wire::codes::Loss;
 use ringwatch_wire::layout::{comm, group as layout};
 
 /// An outermost group begins. A bare call is a group of its own and gets no record: its value says all there is.
-/// Returns that value, `None` for a bare call of which NCCL needs no handles; `alone` is false beside another plugin.
 #[inline]
 pub(super) fn begin_group(
     live: &'static Live,
     context: u64,
     depth: i32,
     captured: bool,
-    alone: bool,
-) -> Result<Option<u64>, Loss> {
+) -> Result<u64, Loss> {
     let ring = &live.segment.op;
     prefetch::for_writing(ring.slot(ring.next()));
     let comm = comm_of(live, context)?;
@@ -31,11 +28,7 @@ pub(super) fn begin_group(
     }
     if depth <= 1 {
         timing::begin_bare(&comm);
-        if value == 0 && alone && live.handles.get() == 0 && !calls::seen() {
-            timing::withhold(&comm);
-            return Ok(None);
-        }
-        return Ok(Some(value | group::BARE | comm.ticket & group::TICKET));
+        return Ok(value | group::BARE | comm.ticket & group::TICKET);
     }
     let (ticket, slot) = live.segment.group.claim()?;
     let depth = depth.clamp(0, 0xffff) as u64;
@@ -45,7 +38,7 @@ pub(super) fn begin_group(
         slot.set(i, 0);
     }
     slot.publish();
-    Ok(Some(value | ticket & group::TICKET))
+    Ok(value | ticket & group::TICKET)
 }
 
 #[inline(never)]

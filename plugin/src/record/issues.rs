@@ -1,7 +1,8 @@
 //! Operations that are issued: called ones, and those that nobody was seen to call.
 
 use super::operation::{Record, What, root_word};
-use super::{Comm, RECV, Started, learn, parent_ticket, plan_number, word};
+use super::{Comm, RECV, Started, learn, parent_ticket, word};
+use crate::bare;
 use crate::calls;
 use crate::clock::now_ns;
 use crate::event::{Coll, P2p};
@@ -11,6 +12,7 @@ use crate::state::Live;
 use crate::timing::{self, Origin};
 use ringwatch_wire::codes::{Flaw, Loss, UNKNOWN, flag, kind, timed};
 use ringwatch_wire::layout::{comm, op};
+use ringwatch_wire::lines::Issue;
 use ringwatch_wire::sync::Claim;
 
 #[inline(always)]
@@ -45,7 +47,7 @@ fn issue_slot(
 }
 
 /// What an issue says of an operation.
-struct Issue {
+struct SlotIssue {
     what: u64,
     order: u64,
     count: u64,
@@ -59,7 +61,7 @@ struct Issue {
     user_tag: u64,
 }
 
-impl Issue {
+impl SlotIssue {
     /// Writes it; `again` when the operation's call was recorded in this slot.
     #[inline(always)]
     fn publish(&self, slot: Claim<'_, { op::WORDS }>, again: bool, origin: &Origin) {
@@ -106,18 +108,12 @@ fn plan_of(live: &Live, plan: u64, parent: u64) -> u64 {
         .map_or(0, |t| t + 1)
 }
 
-/// A communicator's first collectives have handles, which transfers of the network would name. Where they bring none,
-/// and the communicator is on one node, later ones bring none either.
-const FIRST_WITH_HANDLES: u64 = 64;
-/// The low half of [`comm::NODES`].
-const NODES: u64 = 0xffff_ffff;
-
 /// An operation that was issued.
 pub(super) enum Issued {
     /// And has this ticket.
     Recorded(u64),
-    /// And NCCL needs no handle of it.
-    Withheld,
+    /// In the line of its call: NCCL needs no handle of it.
+    InLine,
     /// Into a graph: nothing runs. This is the ticket of its call.
     Captured(u64),
     /// And is not wanted.
@@ -136,7 +132,7 @@ impl Issued {
     ) -> Started {
         let handle = match self {
             Issued::Recorded(t) => pack(t),
-            Issued::Withheld => 0,
+            Issued::InLine => 0,
             Issued::Captured(t) => return Started::quiet(pack(t)),
             Issued::Unwanted => return Started::quiet(0),
         };
@@ -161,6 +157,28 @@ fn of_graph(live: &'static Live, c: Comm, origin: &Origin) -> Option<Issued> {
     live.governor.graphs_off().then_some(Issued::Unwanted)
 }
 
+fn flags_of(coll: &Coll) -> u8 {
+    [
+        (coll.in_place, flag::IN_PLACE),
+        (coll.copy_engine, flag::COPY_ENGINE),
+        (coll.symmetric, flag::SYMMETRIC),
+    ]
+    .iter()
+    .fold(0, |flags, (set, bit)| if *set { flags | bit } else { flags })
+}
+
+/// Records the issue of a call that is in a line, see [`crate::bare`].
+#[inline(never)]
+fn issued_in_line(live: &'static Live, c: Comm, coll: &Coll) -> Option<Issued> {
+    let context = Handle { kind: Kind::Comm, value: c.ticket }.pack(live.nonce);
+    let called = live.bare.take_call(context)?;
+    let order = c.slot.get(comm::ISSUED).map_or(op::NO_ORDER, |w| w.add(1));
+    let bytes = [coll.algo, coll.proto, coll.channels, coll.warps, flags_of(coll)];
+    let issue = bare::issue_word(bytes, u64::from(live.governor.why_not(false)));
+    called.issue(&Issue { seq: coll.seq, order, issue });
+    Some(Issued::InLine)
+}
+
 #[inline(always)]
 pub(super) fn issued(
     live: &'static Live,
@@ -170,8 +188,12 @@ pub(super) fn issued(
     coll: &Coll,
 ) -> Result<Issued, Loss> {
     learn(live, c, coll.comm, rank);
-    let withheld = if parent == 0 { timing::take_withheld(&c) } else { None };
-    let mut origin = withheld.map_or_else(|| origin(live, parent), Origin::Called);
+    if parent == 0
+        && let Some(issued) = issued_in_line(live, c, coll)
+    {
+        return Ok(issued);
+    }
+    let mut origin = origin(live, parent);
     if matches!(origin, Origin::Unknown)
         && calls::seen()
         && let Some(ticket) = calls::pending(c.ticket, coll.func, coll.dtype, coll.count, -1)
@@ -195,31 +217,18 @@ pub(super) fn issued(
     let called = called.map(|s| ((word(s, op::WHAT) >> 32 & 0xff) as u8, word(s, op::COUNT)));
     let (ticket, slot, again) = issue_slot(live, &origin)?;
     let (dtype, count) = called.filter(|c| again && c.0 != UNKNOWN).unwrap_or((coll.dtype, coll.count));
-    let mut flags = 0;
-    for (set, bit) in [
-        (coll.in_place, flag::IN_PLACE),
-        (coll.copy_engine, flag::COPY_ENGINE),
-        (coll.symmetric, flag::SYMMETRIC),
-    ] {
-        if set {
-            flags |= bit;
-        }
-    }
+    let flags = flags_of(coll);
     let what = What { kind, func: coll.func, dtype, algo: coll.algo, proto: coll.proto, flags };
     let now = now_ns();
     let timing = timing::of_issue(live, c, &origin, ticket);
-    let issue = Issue {
+    let issue = SlotIssue {
         what: what.word(c.ticket),
         order,
         count,
         root: root_word(coll.root, coll.channels, coll.warps),
         issued_ns: now,
         seq: coll.seq,
-        plan: match withheld {
-            Some(_) if coll.copy_engine => 0,
-            Some(_) => plan_number(&c, c.word(comm::PLANS).wrapping_sub(1)) + 1,
-            None => plan_of(live, coll.plan, parent),
-        },
+        plan: plan_of(live, coll.plan, parent),
         variant: coll.variant,
         timing,
         stream: coll.stream,
@@ -230,8 +239,7 @@ pub(super) fn issued(
         let number = (governor::COLLECTIVES, order);
         live.governor.issued(&c, number, coll.channels, timing == u64::from(timed::KERNEL), now);
     }
-    let spared = withheld.is_some() && order >= FIRST_WITH_HANDLES && c.word(comm::NODES) & NODES == 1;
-    Ok(if spared { Issued::Withheld } else { Issued::Recorded(ticket) })
+    Ok(Issued::Recorded(ticket))
 }
 
 #[inline(never)]
@@ -264,7 +272,7 @@ pub(super) fn paired(
     let what = What { kind, func: p2p.func, dtype: p2p.dtype, algo: 0, proto: 0, flags };
     let now = now_ns();
     let timing = timing::of_issue(live, c, &origin, ticket);
-    let issue = Issue {
+    let issue = SlotIssue {
         what: what.word(c.ticket),
         order: order.unwrap_or(op::NO_ORDER),
         count: p2p.count,

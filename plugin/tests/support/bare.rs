@@ -59,6 +59,19 @@ impl Bare {
         }
     }
 
+    /// Captures a call into a graph, after which everything has a handle.
+    pub fn capture(&mut self) {
+        let mut call = abi::coll_api(VERSION, 0, abi::func::ALL_REDUCE, 1024, true);
+        call.parent(self.start(&abi::group_api(VERSION, true, 1)) as u64);
+        self.start(&call);
+    }
+
+    /// Makes a plan the parent of the Coll events, as up to NCCL 2.27.
+    pub fn in_plan(&mut self) {
+        let plan = self.start(&self.group);
+        self.coll.parent(plan as u64);
+    }
+
     /// Start and stop of the Coll event alone.
     pub fn coll(&self) -> *mut c_void {
         let coll = self.start(&self.coll);

@@ -1,0 +1,246 @@
+//! Whether the hot path is open, and what it reads of the process.
+
+#![expect(unsafe_code, reason = "a state that is written once, and slots by number")]
+
+use super::CALLED;
+use crate::governor::RUN_MASK;
+use crate::handle::Kind;
+use crate::prefetch;
+use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
+#[cfg(doc)]
+use ringwatch_wire::codes::timed;
+use ringwatch_wire::layout::{comm, lines};
+use ringwatch_wire::lines::{Head, Issue, Line};
+use ringwatch_wire::ring::Segment;
+use ringwatch_wire::sync::{self, Word};
+
+/// Why the hot path is closed, by bits of [`Process::gate`]. It is open where none is set but [`OPEN`].
+pub(crate) const OPEN: u64 = 1;
+/// Kernel events are on.
+pub(crate) const KERNEL: u64 = 2;
+/// Every event needs a handle: a graph was captured, or a transfer of the network was seen.
+pub(crate) const HANDLES: u64 = 4;
+/// The preloaded library sees calls as well.
+pub(crate) const PRELOAD: u64 = 8;
+/// Another plugin gets the same events.
+pub(crate) const CHAINED: u64 = 16;
+
+/// The segment is too small for lines, or there is none.
+const NO_LINES: u64 = 32;
+
+/// What the hot path reads of the process: one cache line, on the page that is wiped in forked children.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Process {
+    gate: Word,
+    /// See [`Turns`].
+    turns: Word,
+    ready: UnsafeCell<MaybeUninit<Ready>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ready {
+    comms: *const [Word; comm::WORDS],
+    heads: *const Head,
+    lines: *const Line,
+    /// Communicators and rings, powers of two, less one each.
+    comm_mask: u32,
+    pub(super) ring_mask: u32,
+    /// The power of two of a ring's lines, and that less one.
+    pub(super) shift: u8,
+    pub(super) prefetches: bool,
+    line_mask: u32,
+    /// What is above the value of a context.
+    pub(super) prefix: u32,
+    /// NCCL's version code; 0 unknown.
+    pub(super) nccl: u32,
+}
+
+/// The process's state and the gate are in one cache line.
+const _: () = assert!(size_of::<Process>() == 64);
+
+impl Ready {
+    fn new(segment: &Segment<'static>, nonce: u16, nccl: u32) -> Option<Self> {
+        let (comms, lines) = (segment.comm.all(), segment.lines);
+        let mask = |n: usize| u32::try_from(n).ok().filter(|n| n.is_power_of_two()).map(|n| n - 1);
+        let (comm_mask, ring_mask) = (mask(comms.len())?, mask(lines.rings())?);
+        if lines.all().len() != lines.rings() << lines.shift() || lines.shift() > 16 {
+            return None;
+        }
+        let line_mask = (1 << lines.shift()) - 1;
+        let (heads, shift) = (lines.heads().as_ptr(), lines.shift() as u8);
+        let (comms, lines) = (comms.as_ptr(), lines.all().as_ptr());
+        let (prefix, prefetches) = (Kind::Comm.prefix(nonce), prefetch::is_known());
+        Some(Ready { comms, heads, lines, comm_mask, ring_mask, shift, prefetches, line_mask, prefix, nccl })
+    }
+
+    /// A communicator's slot, whoever has it now.
+    #[inline(always)]
+    pub(super) fn comm(&self, ticket: u64) -> &'static [Word; comm::WORDS] {
+        // SAFETY: the slots are as many as the mask says, and are never unmapped.
+        unsafe { &*self.comms.add((ticket as u32 & self.comm_mask) as usize) }
+    }
+
+    /// The number of a ring; numbers go round.
+    #[inline(always)]
+    pub(super) fn ring(&self, number: u32) -> u32 {
+        number & self.ring_mask
+    }
+
+    /// The head of a ring.
+    #[inline(always)]
+    pub(super) fn head(&self, ring: u32) -> &'static Head {
+        // SAFETY: the heads are as many as the mask says, and are never unmapped.
+        unsafe { &*self.heads.add(self.ring(ring) as usize) }
+    }
+
+    /// The line of a ticket in a ring.
+    #[inline(always)]
+    pub(super) fn line(&self, ring: u32, ticket: u64) -> &'static Line {
+        let at = ticket as u32 & self.line_mask | self.ring(ring) << (self.shift & 31);
+        // SAFETY: the lines are as many as both masks say together, and are never unmapped.
+        unsafe { &*self.lines.add(at as usize) }
+    }
+}
+
+// SAFETY: `ready` is written once, before the gate opens, and read after that.
+unsafe impl Sync for Process {}
+
+/// Which operations the governor looks at, and why the others have no GPU time.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Turns(u64);
+
+impl Turns {
+    const NONE: u64 = u32::MAX as u64;
+
+    /// The last of each `1 << shift` issue orders; `why` is a code of [`timed`].
+    pub(crate) fn every(shift: u64, why: u8) -> Self {
+        Turns(((1 << (shift & 31)) - 1) & RUN_MASK | u64::from(why) << 32)
+    }
+
+    /// None.
+    pub(crate) fn none(why: u8) -> Self {
+        Turns(Self::NONE | u64::from(why) << 32)
+    }
+
+    /// True where the governor looks at some.
+    #[inline(always)]
+    pub(super) fn any(self) -> bool {
+        self.0 & Self::NONE != Self::NONE
+    }
+
+    /// True where it looks at the operation of this issue order.
+    #[inline(always)]
+    pub(super) fn takes(self, order: u64) -> bool {
+        self.any() && order.wrapping_add(1) & self.0 & Self::NONE == 0
+    }
+
+    #[inline(always)]
+    pub(super) fn why(self) -> u64 {
+        self.0 >> 32
+    }
+}
+
+impl Process {
+    /// One that is not open.
+    #[cfg(test)]
+    pub(crate) fn sample() -> &'static Self {
+        let ready = UnsafeCell::new(MaybeUninit::uninit());
+        Box::leak(Box::new(Process { gate: Word::new(0), turns: Word::new(0), ready }))
+    }
+
+    /// Takes what the hot path needs. Called once, before it is opened.
+    pub(crate) fn prepare(&self, segment: &Segment<'static>, nonce: u16, nccl: u32) {
+        match Ready::new(segment, nonce, nccl) {
+            // SAFETY: nobody reads it before OPEN, and it is written only once.
+            Some(ready) => unsafe {
+                (*self.ready.get()).write(ready);
+            },
+            None => self.block(NO_LINES),
+        }
+    }
+
+    /// Opens the hot path, as far as nothing else stands in its way.
+    pub(crate) fn open(&self) {
+        self.change(OPEN, true);
+    }
+
+    /// Closes the hot path for good.
+    #[inline]
+    pub(crate) fn block(&self, why: u64) {
+        if self.gate.get() & why == 0 {
+            self.change(why, true);
+        }
+    }
+
+    /// Closes the hot path for a reason, or opens it as far as this reason is concerned.
+    pub(crate) fn set_blocked(&self, why: u64, is: bool) {
+        self.change(why, is);
+    }
+
+    fn change(&self, bit: u64, set: bool) {
+        loop {
+            let seen = self.gate.get();
+            let new = if set { seen | bit } else { seen & !bit };
+            if seen == new || self.gate.replace(seen, new) {
+                return;
+            }
+        }
+    }
+
+    /// Says which operations the governor looks at.
+    pub(crate) fn set_turns(&self, turns: Turns) {
+        self.turns.set(turns.0);
+    }
+
+    /// Takes the call of a context that its thread has recorded in a line and NCCL issues elsewhere: on another thread, as
+    /// for communicators that do not block, or by a copy engine.
+    pub(crate) fn take_call(&self, context: u64) -> Option<CalledLine> {
+        if self.gate.get_first() & (OPEN | NO_LINES) != OPEN {
+            return None;
+        }
+        let ready = self.seen_open();
+        let called = context ^ CALLED;
+        let ring = (0..=ready.ring_mask).find(|r| super::get(ready.head(*r), lines::CALL) == called)?;
+        let head = ready.head(ring);
+        let ticket = super::get(head, lines::NEXT).wrapping_sub(1);
+        let taken = head.get(lines::CALL).is_some_and(|c| c.replace(called, 0));
+        let lap = sync::lap(ticket, u32::from(ready.shift));
+        if taken { Some(CalledLine { line: ready.line(ring, ticket), lap }) } else { None }
+    }
+
+    #[inline(always)]
+    pub(super) fn turns(&self) -> Turns {
+        Turns(self.turns.get())
+    }
+
+    /// For whoever has seen the gate open.
+    #[inline(always)]
+    pub(super) fn seen_open(&self) -> &Ready {
+        // SAFETY: OPEN is set after it was written.
+        unsafe { (*self.ready.get()).assume_init_ref() }
+    }
+
+    #[inline(always)]
+    pub(super) fn ready(&self) -> Option<&Ready> {
+        if self.gate.get_first() != OPEN {
+            return None;
+        }
+        Some(self.seen_open())
+    }
+}
+
+/// A call in a line that is not issued yet.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CalledLine {
+    line: &'static Line,
+    lap: u64,
+}
+
+impl CalledLine {
+    /// Records its issue. A line that was overwritten meanwhile is of another lap.
+    pub(crate) fn issue(&self, issue: &Issue) {
+        ringwatch_wire::lines::issue(self.line, self.lap, issue);
+    }
+}
