@@ -348,7 +348,7 @@ impl LineRings {
     /// None, as in formats 1 and 2.
     pub const NONE: Self = LineRings { rings: 0, shift: 0 };
     /// Rings that the default geometry has, and lines of each as a power of two.
-    const USUAL: Self = LineRings { rings: 16, shift: 10 };
+    const USUAL: Self = LineRings { rings: 8, shift: 12 };
     /// Rings with fewer lines are not worth their memory.
     const LEAST_SHIFT: u32 = 6;
     /// A reader accepts no more rings.
@@ -396,7 +396,7 @@ impl Geometry {
         self.lines
     }
 
-    /// The default: about 5 MiB.
+    /// The default: about 6 MiB.
     pub const fn full() -> Self {
         Self::halved(0)
     }
