@@ -304,9 +304,16 @@ fn every_bare_call_of_many_threads_is_counted() {
     }) else {
         let plugin = Plugin::built();
         let contexts = [1, 2].map(|id| plugin.init(5, id).context);
+        // All of them live at once: the next thread may have the address, and so the ring, of one that is gone.
+        let all = std::sync::Barrier::new(CALLERS as usize);
         std::thread::scope(|s| {
             for n in 0..CALLERS {
-                s.spawn(move || (0..EACH).for_each(|i| call_bare(&plugin, contexts, n + i)));
+                let all = &all;
+                s.spawn(move || {
+                    all.wait();
+                    (0..EACH).for_each(|i| call_bare(&plugin, contexts, n + i));
+                    all.wait();
+                });
             }
         });
         return;
