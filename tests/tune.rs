@@ -108,6 +108,27 @@ fn plugin_prints_what_a_job_needs_to_follow_rules() {
 }
 
 #[test]
+fn a_job_gets_the_variable_of_its_rules_and_no_tuner_without_rules() {
+    let room = Room::new();
+    let alone = written(&room, "alone.yaml", "environment: {NCCL_MIN_NCHANNELS: 32}\nrules: []\n");
+    let both = written(&room, "both.yaml", &format!("environment: {{NCCL_MIN_NCHANNELS: 32}}\n{RULES}"));
+    const BOTH: &str = "echo \"$NCCL_MIN_NCHANNELS\"; echo \"$NCCL_TUNER_PLUGIN\"";
+    for (file, library) in [(&alone, ""), (&both, "libnccl-profiler-ringwatch.so")] {
+        let job = run(room.ringwatch(["run", "--tune"]).arg(file).args(["--", "sh", "-c", BOTH]));
+        assert_eq!((job.code, job.out), (Some(0), format!("32\n{library}\n")), "{}", job.err);
+        let lines = run(room.ringwatch(["plugin", "--tune"]).arg(file).arg(room.path("plugin")));
+        let shell = run(room.command("sh").arg("-c").arg(format!("{}\n{BOTH}", lines.out)));
+        assert_eq!(shell.out, format!("32\n{library}\n"), "{}", lines.out);
+        let mut other = room.ringwatch(["run", "--tune"]);
+        let refused = run(other.arg(file).args(["--", "echo", "started"]).env("NCCL_MIN_NCHANNELS", "4"));
+        assert_eq!((refused.code, refused.out.as_str()), (Some(2), ""));
+        assert!(refused.err.contains("NCCL_MIN_NCHANNELS is set to 4"), "{}", refused.err);
+    }
+    assert!(tune(&room, &alone, &[]).out.contains(", NCCL_MIN_NCHANNELS=32\n"));
+    assert!(tune(&room, &alone, &["--csv"]).out.contains("# needs NCCL_MIN_NCHANNELS=32"));
+}
+
+#[test]
 fn another_tuner_is_not_replaced() {
     let room = Room::new();
     let file = written(&room, "tune.yaml", RULES);

@@ -68,7 +68,7 @@ fn a_search_finds_the_fastest_choice_and_writes_it_with_its_evidence() {
     assert_eq!((rule.ranks, rule.nodes), (Range { min: 2, max: 2 }, Range { min: 1, max: 1 }));
     for part in [
         "# NCCL 2.28.9, 2 x Fake GPU, 2 ranks on 1 node.",
-        "# environment: NCCL_MIN_NCHANNELS=32",
+        "environment:\n  NCCL_MIN_NCHANNELS: 32\n",
         "  # 65536 bytes: default ",
         " confidence, ",
         "; the variable alone: ratio ",

@@ -12,6 +12,7 @@ use std::path::Path;
 const PLUGIN_VARIABLE: &str = "NCCL_TUNER_PLUGIN";
 /// The compiled rules.
 const RULES_VARIABLE: &str = "RINGWATCH_TUNE";
+const MIN_CHANNELS_VARIABLE: &str = "NCCL_MIN_NCHANNELS";
 const REQUIRE_VARIABLE: &str = "RINGWATCH_TUNE_REQUIRE";
 
 pub(super) fn run(o: &Tune) -> anyhow::Result<u8> {
@@ -23,11 +24,16 @@ pub(super) fn run(o: &Tune) -> anyhow::Result<u8> {
     let compiled = rules.compile()?;
     let mut out = io::stdout().lock();
     if o.csv {
+        if let Some(n) = rules.min_channels() {
+            writeln!(out, "# needs {MIN_CHANNELS_VARIABLE}={n} in the job's environment")?;
+        }
         out.write_all(rules.to_csv()?.as_bytes())?;
     } else {
         let several = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
         let (count, rows) = (several(rules.all().len(), "rule"), several(compiled.rows(), "row"));
-        writeln!(out, "{}: {count}, {rows}, hash {:016x}", file.display(), compiled.hash())?;
+        let environment =
+            rules.min_channels().map_or(String::new(), |n| format!(", {MIN_CHANNELS_VARIABLE}={n}"));
+        writeln!(out, "{}: {count}, {rows}, hash {:016x}{environment}", file.display(), compiled.hash())?;
     }
     if let Some(path) = &o.output {
         tune::write(&compiled, path).with_context(|| format!("cannot write {}", path.display()))?;
@@ -62,11 +68,28 @@ pub(super) fn variables(
             file.display()
         );
     }
-    let compiled = load(file)?.compile()?;
+    let rules = load(file)?;
+    let mut variables = Vec::new();
+    if let Some(n) = rules.min_channels() {
+        let wanted = OsString::from(n.to_string());
+        if let Some(set) = std::env::var_os(MIN_CHANNELS_VARIABLE).filter(|v| *v != wanted) {
+            bail!(
+                "{MIN_CHANNELS_VARIABLE} is set to {}, and {} was measured with {n}: unset the variable, or change the file",
+                set.display(),
+                file.display()
+            );
+        }
+        variables.push((MIN_CHANNELS_VARIABLE, wanted));
+    }
+    // Any loaded tuner changes NCCL's policy for channels, so none is loaded for nothing.
+    if rules.all().is_empty() {
+        return Ok(variables);
+    }
+    let compiled = rules.compile()?;
     let path = tune::install(&compiled, directory)
         .with_context(|| format!("cannot write the compiled rules to {}", directory.display()))?;
-    let mut variables =
-        vec![(PLUGIN_VARIABLE, OsString::from(library)), (RULES_VARIABLE, std::path::absolute(path)?.into())];
+    variables.push((PLUGIN_VARIABLE, OsString::from(library)));
+    variables.push((RULES_VARIABLE, std::path::absolute(path)?.into()));
     if o.tune_require {
         variables.push((REQUIRE_VARIABLE, "1".into()));
     }

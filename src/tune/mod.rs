@@ -148,6 +148,7 @@ impl Rule {
 pub struct Rules {
     origin: String,
     all: Vec<Rule>,
+    min_channels: Option<u32>,
 }
 
 impl Rules {
@@ -180,7 +181,7 @@ impl Rules {
     /// # Errors
     /// The first error, with the line.
     pub fn from_csv(text: &str, origin: &str) -> Result<Self, Error> {
-        Self::checked(csv::read(text), origin)
+        Self::checked(csv::read(text).map(|all| (all, None)), origin)
     }
 
     /// Takes rules that a program made. `origin` names them in errors.
@@ -188,21 +189,21 @@ impl Rules {
     /// # Errors
     /// The first rule that is wrong.
     pub fn of(all: Vec<Rule>, origin: &str) -> Result<Self, Error> {
-        Self::checked(Ok(all), origin)
+        Self::checked(Ok((all, None)), origin)
     }
 
-    fn checked(read: Result<Vec<Rule>, Fault>, origin: &str) -> Result<Self, Error> {
-        let all = read.and_then(|all| {
+    fn checked(read: Result<(Vec<Rule>, Option<u32>), Fault>, origin: &str) -> Result<Self, Error> {
+        let checked = read.and_then(|(all, min_channels)| {
             if let Some(first) = all.get(tuning::ROWS_MAX) {
                 let why = format!("more than {} rules; merge some of them", tuning::ROWS_MAX);
                 return Err(Fault { line: first.line, why });
             }
             let wrong = all.iter().find_map(|r| r.check().err().map(|why| Fault { line: r.line, why }));
-            wrong.map_or(Ok(all), Err)
+            wrong.map_or(Ok((all, min_channels)), Err)
         });
         let origin = origin.to_owned();
-        match all {
-            Ok(all) => Ok(Rules { origin, all }),
+        match checked {
+            Ok((all, min_channels)) => Ok(Rules { origin, all, min_channels }),
             Err(Fault { line, why }) => Err(Error::Rule { origin, line, why }),
         }
     }
@@ -210,6 +211,11 @@ impl Rules {
     /// The rules, in order.
     pub fn all(&self) -> &[Rule] {
         &self.all
+    }
+
+    /// The least number of channels that a job's communicators need (`NCCL_MIN_NCHANNELS`), which no rule can set.
+    pub fn min_channels(&self) -> Option<u32> {
+        self.min_channels
     }
 
     /// Compiles the rules to the table that the plugin reads.

@@ -83,6 +83,11 @@ fn what_is_wrong_is_told_with_file_line_and_remedy() {
         ),
         ("rules:\n- {operation: AllReduce}\n", "tune.yaml:2: the rule changes nothing"),
         (
+            "environment:\n  NCCL_MIN_NCHANNELS: 65\nrules: []\n",
+            "tune.yaml:2: invalid value: string \"65\", expected NCCL_MIN_NCHANNELS: a number from 1 to 64",
+        ),
+        ("environment: {NCCL_ALGO: Ring}\nrules: []\n", "tune.yaml:1: unknown field `NCCL_ALGO`"),
+        (
             "rules:\n- operation: AllReduce\n  channels: 0\n",
             "tune.yaml:3: invalid value: string \"0\", expected channels: a number from 1 to 127",
         ),

@@ -12,7 +12,17 @@ use std::fmt;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
+    #[serde(default)]
+    environment: Variables,
     rules: Vec<Spanned<Written>>,
+}
+
+/// Variables that a job needs beside its rules. NCCL has no others that a search tries.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Variables {
+    #[serde(rename = "NCCL_MIN_NCHANNELS", default)]
+    min_channels: Option<MinChannels>,
 }
 
 /// A rule as it is written.
@@ -51,20 +61,20 @@ struct Forbidden {
     protocol: Option<String>,
 }
 
-pub(super) fn read(text: &str) -> Result<Vec<Rule>, Fault> {
+/// The rules of a file, and its `NCCL_MIN_NCHANNELS`.
+pub(super) fn read(text: &str) -> Result<(Vec<Rule>, Option<u32>), Fault> {
     // Where people see the line, the parser's own excerpt would come twice.
     let options = serde_saphyr::options! { with_snippet: false };
     let file: File = serde_saphyr::from_str_with_options(text, options).map_err(|e| {
         let line = e.location().map_or(1, |l| usize::try_from(l.line()).unwrap_or(1).max(1));
         Fault { line, why: message(&e) }
     })?;
-    file.rules
-        .into_iter()
-        .map(|rule| {
-            let line = usize::try_from(rule.defined.line()).unwrap_or(1).max(1);
-            rule.value.meant(line).map_err(|why| Fault { line, why })
-        })
-        .collect()
+    let min_channels = file.environment.min_channels.map(|n| n.0);
+    let rules = file.rules.into_iter().map(|rule| {
+        let line = usize::try_from(rule.defined.line()).unwrap_or(1).max(1);
+        rule.value.meant(line).map_err(|why| Fault { line, why })
+    });
+    Ok((rules.collect::<Result<_, _>>()?, min_channels))
 }
 
 /// A rule and what stands above it.
@@ -75,8 +85,9 @@ pub(super) struct Commented {
 }
 
 /// Writes rules with comments, so that [`read`] finds the same rules.
-pub(super) fn write(head: &[String], rules: &[Commented]) -> String {
+pub(super) fn write(head: &[String], min_channels: Option<u32>, rules: &[Commented]) -> String {
     let mut text: String = head.iter().map(|line| format!("# {line}\n")).collect();
+    text.extend(min_channels.map(|n| format!("environment:\n  NCCL_MIN_NCHANNELS: {n}\n")));
     if rules.is_empty() {
         return text + "rules: []\n";
     }
@@ -189,6 +200,17 @@ struct Count(u32);
 #[derive(Debug, Clone, Copy)]
 struct Channels(u8);
 
+/// The least number of channels of a communicator.
+#[derive(Debug, Clone, Copy)]
+struct MinChannels(u32);
+
+/// NCCL makes no more channels.
+const NCCL_CHANNELS_MAX: u32 = 64;
+
+fn min_channels(text: &str) -> Option<MinChannels> {
+    text.parse().ok().filter(|n| (1..=NCCL_CHANNELS_MAX).contains(n)).map(MinChannels)
+}
+
 fn channels(text: &str) -> Option<Channels> {
     text.parse().ok().filter(|n| (1..=tuning::CHANNELS_MAX).contains(n)).map(Channels)
 }
@@ -254,6 +276,7 @@ from_text!(Numbers, "a number like 8, or a range like 2-8", |text| numbers(text)
 from_text!(Flag, "registered: true or false", |text| text.parse().ok().map(Flag));
 from_text!(Count, "pipe_ops: a number of operations", |text| text.parse().ok().map(Count));
 from_text!(Channels, "channels: a number from 1 to 127", channels);
+from_text!(MinChannels, "NCCL_MIN_NCHANNELS: a number from 1 to 64", min_channels);
 
 #[cfg(test)]
 mod tests {
@@ -264,17 +287,19 @@ mod tests {
         let sample = "rules:\n- {operation: AllReduce, max_bytes: 64K, ranks: 2-8, nodes: 1, algorithm: TREE}\n\
                       - {operation: Reduce, min_bytes: 1M, registered: true, pipe_ops: 4, protocol: LL, channels: 8}\n\
                       - {operation: AllGather, forbid: [{algorithm: NVLS, protocol: LL}, {protocol: LL128}]}\n";
-        let rules = read(sample).unwrap_or_default();
+        let (rules, _) = read(sample).unwrap_or_default();
         let commented: Vec<Commented> = rules
             .iter()
             .map(|r| Commented { comments: vec!["why: so".to_owned()], rule: r.clone() })
             .collect();
-        let text = write(&["head".to_owned()], &commented);
-        let again = read(&text).unwrap_or_default();
+        let text = write(&["head".to_owned()], Some(32), &commented);
+        let (again, min_channels) = read(&text).unwrap_or_default();
         let without_line =
             |all: Vec<Rule>| all.into_iter().map(|r| Rule { line: 0, ..r }).collect::<Vec<_>>();
         assert_eq!(without_line(again), without_line(rules), "{text}");
-        assert_eq!(read(&write(&[], &[])).map(|r| r.len()).unwrap_or(9), 0);
+        assert_eq!(min_channels, Some(32));
+        assert_eq!(read(&write(&[], None, &[])).unwrap_or_default(), (Vec::new(), None));
+        assert_eq!(read(&write(&[], Some(8), &[])).unwrap_or_default(), (Vec::new(), Some(8)));
     }
 
     #[test]

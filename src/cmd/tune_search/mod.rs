@@ -12,8 +12,8 @@ use crate::bench::{
 };
 use crate::cli::Tune;
 use crate::tune::search::{
-    Expected, JudgedRule, MeasuredOn, RuleStatus, SearchGoal, SearchResult, Space, candidates, expected,
-    rule_file, search, sizes_of, verified_file, verify,
+    Expected, JudgedRule, MeasuredOn, RuleStatus, SearchGoal, SearchResult, Space, Verified, candidates,
+    expected, rule_file, search, sizes_of, verified_file, verify,
 };
 use crate::tune::{Rule, Rules};
 use anyhow::{Context, bail};
@@ -238,9 +238,9 @@ impl<'a> MeasuringRun<'a> {
             let outcome =
                 search(&mut self.machine(&space, *collective), &space, &goal, &mut |p| line.show(p))?;
             line.finish();
-            if outcome.has_rules() {
+            if outcome.changes_anything() {
                 // All operations of a job have one environment.
-                environments = vec![outcome.min_channels];
+                environments = vec![outcome.written_min_channels()];
             }
             found.push((space, outcome));
         }
@@ -258,13 +258,12 @@ impl<'a> MeasuringRun<'a> {
     ) -> anyhow::Result<u8> {
         let table = output::outcomes(found, around);
         let harmed: Vec<String> = found.iter().flat_map(|(_, o)| output::harm(o)).collect();
-        let has_rules = found.iter().any(|(_, o)| o.has_rules());
-        let is_refused = has_rules && !harmed.is_empty() && !self.o.measuring.accept_slower;
+        let is_refused = !harmed.is_empty() && !self.o.measuring.accept_slower;
         if is_refused {
             destination.table(&table)?;
             harmed.iter().for_each(|line| print_line(line));
             print_line(
-                "nothing is written: these rules make a size slower; --accept-slower writes them all the same",
+                "nothing is written, as a size would become slower; --accept-slower writes it all the same",
             );
             return Ok(FINDINGS);
         }
@@ -285,43 +284,56 @@ impl<'a> MeasuringRun<'a> {
     }
 
     fn verify(&mut self, rules: &Rules, path: &Path, destination: &Destination<'a>) -> anyhow::Result<u8> {
-        let environment = self.environment_of(path)?;
+        let environment = match self.o.measuring.raise_channels.first() {
+            Some(n) => Some(*n).filter(|n| *n > 0),
+            None => rules.min_channels(),
+        };
+        if let Some(set) = environment.and_then(|_| std::env::var_os("NCCL_MIN_NCHANNELS")) {
+            bail!(
+                "NCCL_MIN_NCHANNELS is set to {}: unset it; it is measured against the default",
+                set.display()
+            );
+        }
         let asked: BTreeSet<usize> =
             self.o.measuring.operation.iter().filter_map(|w| w.parse().ok().and_then(number_of)).collect();
         let numbers: BTreeSet<usize> = rules.all().iter().map(|r| r.collective).collect();
-        let operations: Vec<Collective> = numbers
-            .into_iter()
-            .filter(|n| asked.is_empty() || asked.contains(n))
-            .filter_map(collective_of)
-            .collect();
+        // The environment is for all operations.
+        let measured = if numbers.is_empty() && environment.is_some() {
+            if asked.is_empty() { number_of(Collective::AllReduce).into_iter().collect() } else { asked }
+        } else {
+            numbers.into_iter().filter(|n| asked.is_empty() || asked.contains(n)).collect::<BTreeSet<usize>>()
+        };
+        let operations: Vec<Collective> = measured.into_iter().filter_map(collective_of).collect();
         let mut judged: Vec<JudgedRule> = rules
             .all()
             .iter()
             .map(|r| JudgedRule { rule: r.clone(), status: RuleStatus::NotMeasured })
             .collect();
-        let mut last = None;
+        let mut around = None;
+        let mut all: Vec<(Space, Verified)> = Vec::new();
         let (mut table, mut harmed) = (String::new(), Vec::new());
         for (i, collective) in operations.iter().enumerate() {
             let left = u32::try_from(operations.len() - i).unwrap_or(1);
-            let (space, around, own, all) =
+            let (space, measured_on, own) =
                 self.verify_one(*collective, rules.all(), environment, operations.len(), left)?;
-            table.push_str(&output::verified(*collective, &own, &all, &around));
-            harmed.extend(output::harm_of_verified(&own, &all));
-            for (place, own) in
-                judged.iter_mut().zip(own).filter(|(_, own)| own.rule.collective == space.collective)
-            {
-                *place = own;
+            table.push_str(&output::verified(*collective, &own, &measured_on));
+            harmed.extend(output::harm_of_verified(&own));
+            let of_operation = |own: &&JudgedRule| own.rule.collective == space.collective;
+            for (place, own) in judged.iter_mut().zip(&own.judged).filter(|(_, own)| of_operation(own)) {
+                *place = own.clone();
             }
-            last = Some((space, around));
+            around = Some(measured_on);
+            all.push((space, own));
         }
-        let Some((space, around)) = last else { bail!("{}: no rule to measure", path.display()) };
-        destination.write(&table, &verified_file(&judged, environment, &space, &around))?;
+        let Some(around) = around else { bail!("{}: nothing to measure", path.display()) };
+        let text = verified_file(&all, &judged, &around);
+        destination.write(&table, &text)?;
         harmed.iter().for_each(|line| print_line(line));
-        let is_dropped = judged.iter().any(|j| !j.status.has_rule());
+        let kept = Rules::from_yaml(&text, "what is written")?.min_channels();
+        let is_dropped = judged.iter().any(|j| !j.status.has_rule()) || kept != environment;
         Ok(if is_dropped || !harmed.is_empty() { FINDINGS } else { 0 })
     }
 
-    #[expect(clippy::type_complexity, reason = "what one operation came to, for one caller")]
     fn verify_one(
         &mut self,
         collective: Collective,
@@ -329,8 +341,7 @@ impl<'a> MeasuringRun<'a> {
         environment: Option<u32>,
         operations: usize,
         left: u32,
-    ) -> anyhow::Result<(Space, MeasuredOn, Vec<JudgedRule>, Vec<(u64, crate::tune::search::SizeEvidence)>)>
-    {
+    ) -> anyhow::Result<(Space, MeasuredOn, Verified)> {
         let mut space = Space {
             collective: number_of(collective).context("NCCL asks no tuner about this operation")?,
             sizes: sizes(self.o)?,
@@ -346,21 +357,9 @@ impl<'a> MeasuringRun<'a> {
         let goal = self.goal(operations, left);
         let mut line = ProgressLine::new(collective);
         let mut machine = self.machine(&space, collective);
-        let (judged, all, notes) =
-            verify(&mut machine, &space, rules, environment, &goal, &mut |p| line.show(p))?;
+        let verified = verify(&mut machine, &space, rules, environment, &goal, &mut |p| line.show(p))?;
         line.finish();
-        notes.iter().for_each(|n| print_line(n));
-        Ok((space, around, judged, all))
-    }
-
-    /// The variable that a file of rules asks for, or the option.
-    fn environment_of(&self, path: &Path) -> anyhow::Result<Option<u32>> {
-        if let Some(n) = self.o.measuring.raise_channels.first() {
-            return Ok(Some(*n).filter(|n| *n > 0));
-        }
-        let text =
-            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let value = |line: &str| line.strip_prefix("# environment: NCCL_MIN_NCHANNELS=")?.trim().parse().ok();
-        Ok(text.lines().find_map(value))
+        verified.notes.iter().for_each(|n| print_line(n));
+        Ok((space, around, verified))
     }
 }

@@ -3,16 +3,13 @@
 use super::super::bench::number;
 use crate::bench::{Collective, median};
 use crate::tune::search::{
-    JudgedRule, MeasuredOn, RuleStatus, RuleVerdict, SearchProgress, SearchResult, SizeEvidence, Space,
-    TunerChoice,
+    Applied, JudgedRule, MeasuredOn, RatioSample, RuleStatus, RuleVerdict, SearchProgress, SearchResult,
+    SizeEvidence, Space, TunedSize, TunerChoice, Verified,
 };
 use anyhow::Context;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::time::Duration;
-
-/// A variable that alone reaches this share of the gain with rules makes the rules needless.
-const ALONE: f64 = 0.995;
 
 /// Writes a line for whoever watches. A closed standard error is no reason to stop.
 pub(super) fn print_line(text: &str) {
@@ -137,8 +134,9 @@ pub(super) fn plan(
 
 fn head(title: &str, around: &MeasuredOn) -> String {
     let mut t = format!("# {title}, NCCL {}, {}\n", around.nccl, around.gpus);
-    t.push_str("# ratio: tuned by default, the median of the rounds; below: its bound with ");
-    t.push_str(&format!("{} confidence for all rules together\n", around.confidence));
+    t.push_str("# times in us; ratio: tuned by default, the median of the rounds; below: its bound with ");
+    t.push_str(&format!("{} confidence for all sizes together\n", around.confidence));
+    t.push_str("# tuned: with what is written; no rule: ratio with a loaded tuner that decides nothing\n");
     t.push_str(&format!(
         "#{:>13}  {:>9}  {:>9}  {:>6}  {:>6}  {:>6}  {:>7}  rule\n",
         "size (B)", "default", "tuned", "ratio", "below", "rounds", "no rule"
@@ -146,18 +144,19 @@ fn head(title: &str, around: &MeasuredOn) -> String {
     t
 }
 
-fn row(bytes: u64, e: &SizeEvidence, rule: &str) -> String {
+fn row(bytes: u64, e: &SizeEvidence, applied: Applied, rule: &str) -> String {
     let us = |times: &[f64]| if times.is_empty() { "-".to_owned() } else { number(median(times) / 1000.0) };
     let upper = e.upper.map_or("-".to_owned(), |u| format!("{u:.3}"));
-    let ratio = |sample: &crate::tune::search::RatioSample| {
+    let ratio = |sample: &RatioSample| {
         if sample.ratios.is_empty() { "-".to_owned() } else { format!("{:.3}", sample.ratio()) }
     };
+    let tuned = e.sample(applied);
     format!(
         " {bytes:>13}  {:>9}  {:>9}  {:>6}  {upper:>6}  {:>6}  {:>7}  {rule}\n",
         us(&e.default_ns),
-        us(&e.tuned.times_ns),
-        ratio(&e.tuned),
-        e.tuned.ratios.len(),
+        us(&tuned.times_ns),
+        ratio(tuned),
+        tuned.ratios.len(),
         ratio(&e.idle),
     )
 }
@@ -167,13 +166,14 @@ fn verdict(v: RuleVerdict, choice: TunerChoice) -> String {
     match v {
         RuleVerdict::Gain => choice.to_string(),
         RuleVerdict::Guard => format!("{choice}, which undoes what any loaded tuner costs"),
+        RuleVerdict::Environment => "none: the variable alone gains as much".to_owned(),
         RuleVerdict::NotProven => format!("none: {choice} is not proven to gain 2 %"),
         RuleVerdict::NoCandidate => "none: no candidate was promising".to_owned(),
     }
 }
 
 /// The geometric mean of default by tuned over sizes.
-fn gain<'a>(ratios: impl Iterator<Item = &'a crate::tune::search::RatioSample>) -> Option<f64> {
+fn gain<'a>(ratios: impl Iterator<Item = &'a RatioSample>) -> Option<f64> {
     let logs: Vec<f64> = ratios.filter(|s| !s.ratios.is_empty()).map(|s| s.ratio().ln()).collect();
     (!logs.is_empty()).then(|| (-logs.iter().sum::<f64>() / logs.len() as f64).exp())
 }
@@ -185,21 +185,16 @@ pub(super) fn outcomes(found: &[(Space, SearchResult)], around: &MeasuredOn) -> 
         let name = super::collective_of(space.collective).map_or("?", Collective::as_str);
         t.push_str(&head(&format!("{name} on {} ranks of {}", space.ranks, space.nodes_text()), around));
         for s in &outcome.sizes {
-            t.push_str(&row(s.bytes, &s.evidence, &verdict(s.verdict, s.choice)));
+            t.push_str(&row(s.bytes, &s.evidence, outcome.applied(s), &verdict(s.verdict, s.choice)));
         }
         let rules = outcome.sizes.iter().filter(|s| s.verdict.has_rule()).count();
-        let sample = |s: &crate::tune::search::TunedSize| -> crate::tune::search::RatioSample {
-            if s.verdict.has_rule() { s.evidence.tuned.clone() } else { s.evidence.idle.clone() }
-        };
-        let samples: Vec<_> = outcome.sizes.iter().map(sample).collect();
         t.push_str(&format!("# sizes with a rule: {rules} of {}", outcome.sizes.len()));
-        if let Some(gain) = gain(samples.iter()) {
+        let tuned = outcome.sizes.iter().map(|s| s.evidence.sample(outcome.applied(s)));
+        if let Some(gain) = gain(tuned) {
             t.push_str(&format!("; default by tuned, geometric mean of all sizes: {gain:.3}"));
         }
         t.push('\n');
-        if let Some(n) = outcome.min_channels {
-            t.push_str(&environment(n, outcome, gain(samples.iter())));
-        }
+        t.push_str(&environment(outcome));
         for note in &outcome.notes {
             t.push_str(&format!("# note: {}\n", note.replace('\n', "\n#   ")));
         }
@@ -208,60 +203,57 @@ pub(super) fn outcomes(found: &[(Space, SearchResult)], around: &MeasuredOn) -> 
 }
 
 /// Words about the variable that rules cannot set.
-fn environment(n: u32, outcome: &SearchResult, tuned: Option<f64>) -> String {
-    let mut t =
-        format!("# these rules need NCCL_MIN_NCHANNELS={n} in the job's environment, which rules cannot set");
+fn environment(outcome: &SearchResult) -> String {
+    let Some(n) = outcome.min_channels else { return String::new() };
+    if outcome.written_min_channels().is_none() {
+        return format!("# NCCL_MIN_NCHANNELS={n} was tried, and no gain is proven\n");
+    }
+    let what = if outcome.has_rules() { "the rules need" } else { "no rule and no tuner, but" };
+    let mut t = format!("# {what} NCCL_MIN_NCHANNELS={n}; `ringwatch run --tune` sets it");
     if let Some(alone) = gain(outcome.sizes.iter().map(|s| &s.evidence.environment)) {
-        t.push_str(&format!("\n# the variable alone, without a tuner: {alone:.3}"));
-        if tuned.is_some_and(|tuned| alone >= tuned * ALONE) {
-            t.push_str(", as much as with the rules: set it alone");
-        }
+        t.push_str(&format!("; the variable alone: {alone:.3}"));
     }
     t + "\n"
 }
 
 /// A line for each size that becomes slower.
 pub(super) fn harm(outcome: &SearchResult) -> Vec<String> {
-    let line = |s: &crate::tune::search::TunedSize| harm_line(s.bytes, &s.evidence, s.verdict.has_rule());
+    let line = |s: &TunedSize| harm_line(s.bytes, &s.evidence, outcome.applied(s));
     outcome.harmed().map(line).collect()
 }
 
-fn harm_line(bytes: u64, e: &SizeEvidence, has_rule: bool) -> String {
-    let (sample, why) = if has_rule {
-        (&e.tuned, "its rule makes it slower")
-    } else {
-        (&e.idle, "it has no rule, and any loaded tuner changes NCCL's policy for channels")
+fn harm_line(bytes: u64, e: &SizeEvidence, applied: Applied) -> String {
+    let why = match applied {
+        Applied::Rule => "its rule makes it slower",
+        Applied::OtherRules => "it has no rule, and any loaded tuner changes NCCL's policy for channels",
+        Applied::Environment => "NCCL_MIN_NCHANNELS makes it slower",
     };
-    format!("{bytes} bytes take {:.3} of the default's time: {why}", sample.ratio())
+    format!("{bytes} bytes take {:.3} of the default's time: {why}", e.sample(applied).ratio())
 }
 
 /// The table of a verification.
-pub(super) fn verified(
-    collective: Collective,
-    judged: &[JudgedRule],
-    all: &[(u64, SizeEvidence)],
-    around: &MeasuredOn,
-) -> String {
-    let mut t = head(&format!("{collective}: rules against NCCL's default"), around);
-    let rule_of = |bytes: u64| {
-        judged.iter().find(|j| match &j.status {
-            RuleStatus::Proven(sizes) | RuleStatus::Dropped(sizes) => sizes.iter().any(|(b, _)| *b == bytes),
-            RuleStatus::NotMeasured => false,
-        })
-    };
+pub(super) fn verified(collective: Collective, v: &Verified, around: &MeasuredOn) -> String {
+    let mut t = head(&format!("{collective}: what the file asks for against NCCL's default"), around);
     let name = |j: &JudgedRule| {
         let choice = TunerChoice { entry: j.rule.choose, channels: j.rule.channels };
         format!("line {}: {choice}", j.rule.line)
     };
-    for (bytes, e) in all {
-        let rule = match rule_of(*bytes) {
+    for (bytes, e, rule) in &v.sizes {
+        let words = match rule.and_then(|i| v.judged.get(i)) {
             Some(j) if j.status.has_rule() => format!("{} holds", name(j)),
             Some(j) => format!("{} does not hold", name(j)),
+            None if e.is_proven => "none: the variable alone gains".to_owned(),
             None => "-".to_owned(),
         };
-        t.push_str(&row(*bytes, e, &rule));
+        // What was measured of a rule stands here, whether it stays or not.
+        let applied = if rule.is_some() { Applied::Rule } else { v.applied(None) };
+        t.push_str(&row(*bytes, e, applied, &words));
     }
-    for j in judged {
+    let tuned = v.sizes.iter().map(|(_, e, rule)| e.sample(v.applied(*rule)));
+    if let Some(gain) = gain(tuned) {
+        t.push_str(&format!("# default by what stays, geometric mean of all sizes: {gain:.3}\n"));
+    }
+    for j in &v.judged {
         if let RuleStatus::Dropped(sizes) = &j.status {
             let why: Vec<String> =
                 sizes.iter().map(|(b, e)| format!("{b} bytes: {:.3}", e.tuned.ratio())).collect();
@@ -271,13 +263,7 @@ pub(super) fn verified(
     t
 }
 
-/// A line for each size that the rules make slower.
-pub(super) fn harm_of_verified(judged: &[JudgedRule], all: &[(u64, SizeEvidence)]) -> Vec<String> {
-    let is_kept = |bytes: u64| {
-        judged
-            .iter()
-            .any(|j| matches!(&j.status, RuleStatus::Proven(sizes) if sizes.iter().any(|(b, _)| *b == bytes)))
-    };
-    let harmed = all.iter().filter(|(b, e)| e.is_harmed(is_kept(*b), all.len()));
-    harmed.map(|(b, e)| harm_line(*b, e, is_kept(*b))).collect()
+/// A line for each size that what stays makes slower.
+pub(super) fn harm_of_verified(v: &Verified) -> Vec<String> {
+    v.harmed().map(|(bytes, e, applied)| harm_line(bytes, e, applied)).collect()
 }

@@ -45,49 +45,117 @@ impl RatioSample {
 pub struct SizeEvidence {
     /// NCCL's default: median times of the rounds, in ns.
     pub default_ns: Vec<f64>,
-    /// The arm with rules.
+    /// The arm with rules; empty where no size has one.
     pub tuned: RatioSample,
     /// The same without rules, the tuner loaded.
     pub idle: RatioSample,
     /// The environment alone, without a tuner, where it differs from the default's.
     pub environment: RatioSample,
-    /// True once the gain is proven.
+    /// True once the gain of the rule, or of the environment where the size has no rule, is proven.
     pub is_proven: bool,
     /// True once it is proven that a tuner without rules makes this size too slow, and that the rules do not.
     pub is_guarded: bool,
-    /// The tuned ratio is below this, with the confidence of the search.
+    /// The ratio that was tested is below this, with the confidence of the search.
     pub upper: Option<f64>,
 }
 
+/// What a size runs under, of what was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Applied {
+    /// A rule.
+    Rule,
+    /// Rules of other sizes: the tuner is loaded.
+    OtherRules,
+    /// The environment alone, without a tuner.
+    Environment,
+}
+
 impl SizeEvidence {
-    /// True where this size, one of so many, takes longer than it may, with the rule or without it.
-    pub fn is_harmed(&self, has_rule: bool, sizes: usize) -> bool {
-        let sample = if has_rule { &self.tuned } else { &self.idle };
-        bounds(&sample.ratios, harm_alpha(sizes)).lower.is_some_and(|lower| lower > HARM_RATIO)
+    /// What was measured of it.
+    pub fn sample(&self, applied: Applied) -> &RatioSample {
+        match applied {
+            Applied::Rule => &self.tuned,
+            Applied::OtherRules => &self.idle,
+            Applied::Environment => &self.environment,
+        }
+    }
+
+    /// True where this size, one of so many, takes longer than it may.
+    pub fn is_harmed(&self, applied: Applied, sizes: usize) -> bool {
+        bounds(&self.sample(applied).ratios, harm_alpha(sizes)).lower.is_some_and(|lower| lower > HARM_RATIO)
     }
 
     /// True where more rounds may prove something.
-    fn is_promising(&self) -> bool {
-        let may_guard = self.idle.ratio() > HARM_RATIO && self.tuned.ratio() < HARM_RATIO;
-        self.tuned.ratio() < HOPELESS || may_guard
+    fn is_promising(&self, question: Question) -> bool {
+        match question {
+            Question::None => false,
+            Question::Environment => self.environment.ratio() < HOPELESS,
+            Question::Rule => {
+                let may_guard = self.idle.ratio() > HARM_RATIO && self.tuned.ratio() < HARM_RATIO;
+                self.tuned.ratio() < HOPELESS || may_guard
+            }
+        }
     }
 
-    fn test_ratios(&mut self, alpha: f64) {
-        self.upper = bounds(&self.tuned.ratios, alpha).upper;
+    fn test_ratios(&mut self, question: Question, alpha: f64) {
+        let sample = match question {
+            Question::None => return,
+            Question::Environment => &self.environment,
+            Question::Rule => &self.tuned,
+        };
+        self.upper = bounds(&sample.ratios, alpha).upper;
         self.is_proven |= self.upper.is_some_and(|upper| upper < GAIN_RATIO);
+        if question != Question::Rule {
+            return;
+        }
         let idle = bounds(&self.idle.ratios, alpha).lower;
         let is_slow = idle.is_some_and(|lower| lower > HARM_RATIO);
         self.is_guarded |= is_slow && self.upper.is_some_and(|upper| upper < HARM_RATIO);
     }
 }
 
-/// What is compared, and for which sizes a decision is needed.
+/// What is compared, and what is to be proven of each size.
 #[derive(Debug)]
 pub(super) struct ProofPlan {
-    /// The arm with rules.
+    /// The arm with rules, or with the environment alone where it has none.
     pub(super) tuned: Arm,
-    /// Whether each size has a rule that is to be proven.
-    pub(super) is_asked: Vec<bool>,
+    /// One for each size.
+    pub(super) questions: Vec<Question>,
+}
+
+/// What is to be proven of a size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Question {
+    /// Nothing.
+    None,
+    /// The gain of the environment alone.
+    Environment,
+    /// The gain of its rule.
+    Rule,
+}
+
+/// The arms of a proof, beside the default.
+#[derive(Debug, Clone, Copy)]
+enum Role {
+    Tuned,
+    Idle,
+    Environment,
+}
+
+impl ProofPlan {
+    /// Without rules no tuner is needed.
+    fn arms(&self) -> Vec<(Role, Arm)> {
+        let mut arms = Vec::new();
+        if !self.tuned.rules.is_empty() {
+            arms.push((Role::Tuned, self.tuned.clone()));
+            arms.push((Role::Idle, Arm { rules: Vec::new(), ..self.tuned.clone() }));
+        }
+        if self.tuned.min_channels.is_some() {
+            let min_channels = self.tuned.min_channels;
+            arms.push((Role::Environment, Arm { min_channels, ..Arm::default_of_nccl() }));
+        }
+        arms
+    }
 }
 
 /// The rounds after which a plan is tested for gain at `asked` sizes and for harm at all `sizes`.
@@ -109,17 +177,13 @@ pub(super) fn confirm<M: Machine>(
     timing: &mut BatchTiming,
     on: &mut dyn FnMut(&SearchProgress),
 ) -> Result<(Vec<SizeEvidence>, bool, Vec<String>), M::Error> {
-    let environment = plan.tuned.min_channels;
-    let idle = Arm { rules: Vec::new(), ..plan.tuned.clone() };
-    let mut arms = vec![Arm::default_of_nccl(), plan.tuned.clone(), idle];
-    if environment.is_some() {
-        arms.push(Arm { min_channels: environment, ..Arm::default_of_nccl() });
-    }
-    let mut evidence = vec![SizeEvidence::default(); plan.is_asked.len()];
+    let (roles, others): (Vec<Role>, Vec<Arm>) = plan.arms().into_iter().unzip();
+    let arms: Vec<Arm> = std::iter::once(Arm::default_of_nccl()).chain(others).collect();
+    let sizes = plan.questions.len();
+    let mut evidence = vec![SizeEvidence::default(); sizes];
     let mut failures = Vec::new();
-    let asked = plan.is_asked.iter().filter(|a| **a).count();
-    let test_rounds =
-        if asked == 0 { [1; INTERIM_TESTS] } else { test_rounds(goal, asked, plan.is_asked.len()) };
+    let asked = plan.questions.iter().filter(|q| **q != Question::None).count();
+    let test_rounds = if asked == 0 { [1; INTERIM_TESTS] } else { test_rounds(goal, asked, sizes) };
     let last = test_rounds.last().copied().unwrap_or(0);
     for round in 1..=last {
         if !timing.has_time(machine, arms.len(), goal.deadline) {
@@ -128,7 +192,7 @@ pub(super) fn confirm<M: Machine>(
         // Wrong data show in any round.
         let is_checked = round == 1;
         let results = timing.timed(machine, arms.len(), |m| m.round(&arms, REPEATS, is_checked))?;
-        add(&mut evidence, &results, &mut failures);
+        add(&mut evidence, &roles, &results, &mut failures);
         if is_checked && results.get(1).is_some_and(Result::is_err) {
             // Later rounds, which are not checked, must not prove these rules.
             return Ok((evidence, true, failures));
@@ -137,11 +201,12 @@ pub(super) fn confirm<M: Machine>(
         on(&timing.progress(step, machine.elapsed(), arms.len(), 0, goal.deadline));
         if test_rounds.contains(&round) {
             let alpha = goal.alpha(asked) / INTERIM_TESTS as f64;
-            evidence.iter_mut().for_each(|e| e.test_ratios(alpha));
-            let is_open = |(e, asked): (&SizeEvidence, &bool)| {
-                *asked && !e.is_proven && !e.is_guarded && e.is_promising()
+            let questions = || plan.questions.iter().copied();
+            evidence.iter_mut().zip(questions()).for_each(|(e, question)| e.test_ratios(question, alpha));
+            let is_open = |(e, question): (&SizeEvidence, Question)| {
+                !e.is_proven && !e.is_guarded && e.is_promising(question)
             };
-            if !evidence.iter().zip(&plan.is_asked).any(is_open) {
+            if !evidence.iter().zip(questions()).any(is_open) {
                 break;
             }
         }
@@ -149,7 +214,12 @@ pub(super) fn confirm<M: Machine>(
     Ok((evidence, true, failures))
 }
 
-fn add(evidence: &mut [SizeEvidence], results: &[Result<Times, String>], failures: &mut Vec<String>) {
+fn add(
+    evidence: &mut [SizeEvidence],
+    roles: &[Role],
+    results: &[Result<Times, String>],
+    failures: &mut Vec<String>,
+) {
     failures.extend(results.iter().filter_map(|r| r.as_ref().err()).cloned());
     let of = |arm: usize, size: usize| {
         results.get(arm).and_then(|r| r.as_ref().ok()).and_then(|t| t.get(size)).map(Vec::as_slice)
@@ -157,8 +227,13 @@ fn add(evidence: &mut [SizeEvidence], results: &[Result<Times, String>], failure
     for (i, e) in evidence.iter_mut().enumerate() {
         let Some(default) = of(0, i) else { continue };
         e.default_ns.push(median(default));
-        for (arm, sample) in [(1, &mut e.tuned), (2, &mut e.idle), (3, &mut e.environment)] {
-            if let Some(own) = of(arm, i) {
+        for (arm, role) in roles.iter().enumerate() {
+            let sample = match role {
+                Role::Tuned => &mut e.tuned,
+                Role::Idle => &mut e.idle,
+                Role::Environment => &mut e.environment,
+            };
+            if let Some(own) = of(arm + 1, i) {
                 sample.add(own, default);
             }
         }

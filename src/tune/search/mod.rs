@@ -15,9 +15,9 @@ mod verify;
 mod write;
 
 pub use candidates::candidates;
-pub use confirm::{RatioSample, SizeEvidence};
+pub use confirm::{Applied, RatioSample, SizeEvidence};
 pub use stages::{Expected, expected, search};
-pub use verify::{JudgedRule, RuleStatus, sizes_of, verify};
+pub use verify::{JudgedRule, RuleStatus, Verified, sizes_of, verify};
 pub use write::{MeasuredOn, rule_file, verified_file};
 
 use super::{ALGORITHMS, PROTOCOLS, Range, Rule, Selection};
@@ -223,6 +223,8 @@ pub struct TunedSize {
 pub enum RuleVerdict {
     /// The gain is proven.
     Gain,
+    /// The gain of the environment alone is proven, and no rule gains more.
+    Environment,
     /// Any loaded tuner makes this size slower, and the choice undoes it.
     Guard,
     /// There may be a gain, and it is not proven.
@@ -241,7 +243,7 @@ impl RuleVerdict {
 /// The result of a search for one operation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SearchResult {
-    /// `NCCL_MIN_NCHANNELS`, where the rules need it.
+    /// `NCCL_MIN_NCHANNELS`, where it was tested.
     pub min_channels: Option<u32>,
     /// Every size, ascending.
     pub sizes: Vec<TunedSize>,
@@ -250,10 +252,31 @@ pub struct SearchResult {
 }
 
 impl SearchResult {
-    /// Sizes that take longer under these rules than they may.
+    /// What a size runs under with the file that is written.
+    pub fn applied(&self, size: &TunedSize) -> Applied {
+        match size.verdict.has_rule() {
+            true => Applied::Rule,
+            false if self.has_rules() => Applied::OtherRules,
+            false => Applied::Environment,
+        }
+    }
+
+    /// Sizes that take longer with the file that is written than they may.
     pub fn harmed(&self) -> impl Iterator<Item = &TunedSize> {
         let sizes = self.sizes.len();
-        self.sizes.iter().filter(move |s| s.evidence.is_harmed(s.verdict.has_rule(), sizes))
+        let is_harmed = move |s: &&TunedSize| s.evidence.is_harmed(self.applied(s), sizes);
+        self.sizes.iter().filter(|_| self.changes_anything()).filter(is_harmed)
+    }
+
+    /// True where the file that is written changes anything.
+    pub fn changes_anything(&self) -> bool {
+        self.has_rules() || self.written_min_channels().is_some()
+    }
+
+    /// `NCCL_MIN_NCHANNELS`, where the file asks for it.
+    pub fn written_min_channels(&self) -> Option<u32> {
+        let is_proven = self.sizes.iter().any(|s| s.verdict == RuleVerdict::Environment);
+        self.min_channels.filter(|_| is_proven || self.has_rules())
     }
 
     /// True where there is a rule to write.

@@ -1,6 +1,6 @@
 //! The stages of a search: all candidates, the best of each size, and the proof.
 
-use super::confirm::{ProofPlan, RatioSample, confirm, test_rounds};
+use super::confirm::{ProofPlan, Question, RatioSample, confirm, test_rounds};
 use super::{
     Arm, GAIN_RATIO, HARM_RATIO, Machine, RuleVerdict, SearchGoal, SearchProgress, SearchResult, SearchStage,
     Space, Times, TunedSize, TunerChoice,
@@ -168,10 +168,15 @@ pub fn search<M: Machine>(
     let mut sets: Vec<CandidateSet> =
         sets.iter().map(|f| CandidateSet::new(f.environment, survivors(f))).collect();
     run.measure(machine, &mut sets, SearchStage::Fine, FINE, until(FINE))?;
-    let (environment, choices) = chosen(&sets);
+    let (environment, picked) = chosen(&sets);
+    let choices: Vec<TunerChoice> = picked.iter().map(|(choice, _)| *choice).collect();
+    let question = |(choice, ratio): &(TunerChoice, f64)| match *choice {
+        TunerChoice::NONE if environment.is_some() && *ratio < PROMISING_RATIO => Question::Environment,
+        TunerChoice::NONE => Question::None,
+        _ => Question::Rule,
+    };
     let tuned = space.arm(environment, &choices);
-    let is_asked: Vec<bool> = choices.iter().map(|c| *c != TunerChoice::NONE).collect();
-    let plan = ProofPlan { tuned, is_asked };
+    let plan = ProofPlan { tuned, questions: picked.iter().map(question).collect() };
     let (evidence, is_complete, failures) = confirm(machine, &plan, goal, &mut run.timing, run.on)?;
     run.notes.extend(failures);
     if !is_complete {
@@ -180,6 +185,7 @@ pub fn search<M: Machine>(
     let sizes = space.sizes.iter().zip(choices).zip(evidence);
     let sizes = sizes.map(|((bytes, choice), evidence)| {
         let verdict = match choice {
+            TunerChoice::NONE if evidence.is_proven => RuleVerdict::Environment,
             TunerChoice::NONE => RuleVerdict::NoCandidate,
             _ if evidence.is_proven => RuleVerdict::Gain,
             _ if evidence.is_guarded => RuleVerdict::Guard,
@@ -220,6 +226,8 @@ impl RunningSearch<'_> {
             let all = done + batches * (effort.rounds - round + 1);
             for batch in tables.chunks(BATCH) {
                 let arms = self.arms(sets, batch);
+                let reserve = self.timing.of(self.later(stage));
+                let until = until.min(self.goal.deadline.saturating_sub(reserve));
                 if done > 0 && !self.timing.has_time(machine, arms.len(), until) {
                     let text =
                         format!("the time limit ended the {stage} stage after {done} of {all} batches");
@@ -321,28 +329,31 @@ fn between(choice: TunerChoice, candidates: &[Candidate]) -> Vec<TunerChoice> {
 }
 
 /// The environment and the choice of each size that are worth a proof.
-fn chosen(sets: &[CandidateSet]) -> (Option<u32>, Vec<TunerChoice>) {
-    let mut best: Option<(f64, Option<u32>, Vec<TunerChoice>)> = None;
+fn chosen(sets: &[CandidateSet]) -> (Option<u32>, Vec<(TunerChoice, f64)>) {
+    let mut best: Option<(f64, Option<u32>, Vec<(TunerChoice, f64)>)> = None;
     for set in sets {
-        let picked: Vec<(TunerChoice, f64)> = set.sizes.iter().map(|c| pick(c)).collect();
+        let picked: Vec<(TunerChoice, f64)> =
+            set.sizes.iter().map(|c| pick(c, set.environment.is_some())).collect();
         let sum: f64 = picked.iter().map(|(_, ratio)| ratio.ln()).sum();
         let score = (sum / picked.len().max(1) as f64).exp();
         // The first set sets nothing. A job that has to set a variable gets something for it.
         if best.as_ref().is_none_or(|(least, ..)| score < least * ENVIRONMENT_RATIO) {
-            best = Some((score, set.environment, picked.iter().map(|(c, _)| *c).collect()));
+            best = Some((score, set.environment, picked));
         }
     }
-    best.map_or((None, Vec::new()), |(_, environment, choices)| (environment, choices))
+    best.map_or((None, Vec::new()), |(_, environment, picked)| (environment, picked))
 }
 
-/// The choice for one size, and the ratio that is expected of it.
-fn pick(candidates: &[Candidate]) -> (TunerChoice, f64) {
+/// The choice for one size, and the ratio that is expected of it. Where an environment gains by itself, a rule is worth what
+/// it gains beyond that.
+fn pick(candidates: &[Candidate], has_environment: bool) -> (TunerChoice, f64) {
     let all = ranked(candidates);
     let idle = all.iter().find(|(c, _)| *c == TunerChoice::NONE).map_or(1.0, |(_, ratio)| *ratio);
     let Some((choice, ratio)) = all.iter().find(|(c, _)| *c != TunerChoice::NONE) else {
         return (TunerChoice::NONE, idle);
     };
-    let is_gain = *ratio < PROMISING_RATIO;
+    let without_rule = if has_environment { idle.min(1.0) } else { 1.0 };
+    let is_gain = *ratio < PROMISING_RATIO * without_rule;
     let is_guard = idle > HARM_RATIO && *ratio < idle * GAIN_RATIO && *ratio < HARM_RATIO;
     if is_gain || is_guard { (*choice, *ratio) } else { (TunerChoice::NONE, idle) }
 }

@@ -96,9 +96,8 @@ fn rules_are_written_with_their_evidence_and_mean_what_was_measured() {
     assert_eq!((four.ranks, four.nodes), (Range { min: 4, max: 4 }, Range { min: 1, max: 1 }));
     assert_eq!(rules.all()[1].bytes.max, 16 * MIB, "nothing is known beyond the largest size");
     for part in [
-        "# environment: NCCL_MIN_NCHANNELS=32\n",
+        "environment:\n  NCCL_MIN_NCHANNELS: 32\nrules:\n",
         "# Set for the default and the rules alike: NCCL_NVLS_ENABLE=0.\n",
-        "  # only with NCCL_MIN_NCHANNELS=32 in the job's environment\n  # 4194304 bytes: ",
         "4194304 bytes: default ",
         ", ratio 0.8",
         " with 99 % confidence, ",
@@ -242,16 +241,56 @@ fn verify_keeps_what_holds_and_drops_what_does_not() {
     assert_eq!(space.sizes.len(), 2, "the second rule gets a size of its own: {:?}", space.sizes);
     space.sizes[1] = 4 * MIB;
     let mut machine = Simulated::new(&space.sizes, like_h100, (0.01, 0.003), 8);
-    let Ok((judged, all, notes)) =
-        verify(&mut machine, &space, rules.all(), Some(32), &goal(60), &mut |_| {});
+    let Ok(verified) = verify(&mut machine, &space, rules.all(), Some(32), &goal(60), &mut |_| {});
     let kinds: Vec<(bool, bool)> =
-        judged.iter().map(|j| (j.status.has_rule(), j.status == RuleStatus::NotMeasured)).collect();
-    assert_eq!(kinds, [(false, false), (true, false), (true, true), (true, true)], "{judged:?}");
-    assert_eq!((all.len(), notes.len()), (2, 0));
-    let text = verified_file(&judged, Some(32), &space, &around());
+        verified.judged.iter().map(|j| (j.status.has_rule(), j.status == RuleStatus::NotMeasured)).collect();
+    assert_eq!(kinds, [(false, false), (true, false), (true, true), (true, true)], "{verified:?}");
+    assert_eq!((verified.sizes.len(), verified.notes.len()), (2, 0));
+    let judged = verified.judged.clone();
+    let text = verified_file(&[(space, verified)], &judged, &around());
     let kept = Rules::from_yaml(&text, "kept").expect("rules");
     assert_eq!(kept.all().len(), 3, "{text}");
     assert!(text.contains("1 of 4 rules were dropped") && text.contains("not verified"), "{text}");
+}
+
+/// From 1 MiB on, 32 channels alone are faster, and LL128 gains nothing beyond that.
+fn channels_alone(c: &Conditions) -> f64 {
+    let is_raised = c.bytes >= MIB && c.min_channels.is_some() && c.channels.is_none_or(|n| n >= 32);
+    let is_worse = c.entry != Selection::default() && !is(c, RING, LL128);
+    if is_raised && !is_worse { 90.0 } else { 100.0 }
+}
+
+#[test]
+fn a_variable_that_gains_as_much_as_rules_is_written_without_rules() {
+    let space = space(&[None, Some(32)]);
+    for seed in 0..20 {
+        let mut machine = Simulated::new(&SIZES, channels_alone, (0.01, 0.003), seed);
+        let outcome = searched(&mut machine, &space, &goal(60));
+        let verdicts: Vec<RuleVerdict> = outcome.sizes.iter().map(|s| s.verdict).collect();
+        let (none, alone) = (RuleVerdict::NoCandidate, RuleVerdict::Environment);
+        assert_eq!(verdicts, [none, none, alone, alone, alone], "seed {seed}");
+        assert_eq!((outcome.has_rules(), outcome.harmed().count()), (false, 0), "seed {seed}");
+        let text = rule_file(&[(space.clone(), outcome)], &around());
+        let written = Rules::from_yaml(&text, "found").expect("rules");
+        assert_eq!((written.all().len(), written.min_channels()), (0, Some(32)), "{text}");
+        assert!(text.contains("# AllReduce, 4194304 bytes: default "), "{text}");
+        assert!(text.contains(" us, the variable alone "), "{text}");
+
+        let Ok(held) = verify(&mut machine, &space, &[], Some(32), &goal(60), &mut |_| {});
+        assert_eq!((held.gains_alone().count(), held.harmed().count()), (3, 0), "seed {seed}");
+        let text = verified_file(&[(space.clone(), held)], &[], &around());
+        assert_eq!(Rules::from_yaml(&text, "kept").expect("rules").min_channels(), Some(32), "{text}");
+    }
+}
+
+#[test]
+fn a_variable_that_gains_nothing_is_dropped_by_verify() {
+    let space = space(&[None]);
+    let mut machine = Simulated::new(&SIZES, |_| 100.0, (0.01, 0.003), 3);
+    let Ok(verified) = verify(&mut machine, &space, &[], Some(32), &goal(60), &mut |_| {});
+    let text = verified_file(&[(space, verified)], &[], &around());
+    assert_eq!(Rules::from_yaml(&text, "kept").expect("rules").min_channels(), None, "{text}");
+    assert!(text.contains("NCCL_MIN_NCHANNELS=32 was dropped as well."), "{text}");
 }
 
 #[test]

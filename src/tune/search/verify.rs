@@ -1,6 +1,6 @@
 //! A file of rules against NCCL's default once more: which of its rules hold.
 
-use super::confirm::{ProofPlan, SizeEvidence, confirm};
+use super::confirm::{Applied, ProofPlan, Question, SizeEvidence, confirm};
 use super::stages::BatchTiming;
 use super::{Arm, Machine, SearchGoal, SearchProgress, Space};
 use crate::tune::Rule;
@@ -29,6 +29,46 @@ impl RuleStatus {
     /// True where the rule stays in the file.
     pub fn has_rule(&self) -> bool {
         !matches!(self, RuleStatus::Dropped(_))
+    }
+}
+
+/// What a verification of one operation came to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Verified {
+    /// `NCCL_MIN_NCHANNELS`, where the file asks for it.
+    pub min_channels: Option<u32>,
+    /// All rules of the file.
+    pub judged: Vec<JudgedRule>,
+    /// Every size, ascending, with the place of the rule that is for it.
+    pub sizes: Vec<(u64, SizeEvidence, Option<usize>)>,
+    /// Notes for the reader.
+    pub notes: Vec<String>,
+}
+
+impl Verified {
+    /// Sizes without a rule of which the gain of the environment alone is proven.
+    pub fn gains_alone(&self) -> impl Iterator<Item = (u64, &SizeEvidence)> {
+        self.sizes.iter().filter(|(_, e, rule)| rule.is_none() && e.is_proven).map(|(b, e, _)| (*b, e))
+    }
+
+    /// The rule of a size, if it stays.
+    fn kept(&self, rule: Option<usize>) -> bool {
+        rule.and_then(|i| self.judged.get(i)).is_some_and(|j| j.status.has_rule())
+    }
+
+    /// What a size runs under with what stays of the file.
+    pub fn applied(&self, rule: Option<usize>) -> Applied {
+        match self.kept(rule) {
+            true => Applied::Rule,
+            false if self.sizes.iter().any(|(.., rule)| self.kept(*rule)) => Applied::OtherRules,
+            false => Applied::Environment,
+        }
+    }
+
+    /// Sizes that take longer than they may.
+    pub fn harmed(&self) -> impl Iterator<Item = (u64, &SizeEvidence, Applied)> {
+        let with = self.sizes.iter().map(|(b, e, rule)| (*b, e, self.applied(*rule)));
+        with.filter(|(_, e, applied)| e.is_harmed(*applied, self.sizes.len()))
     }
 }
 
@@ -62,11 +102,10 @@ fn contains(rule: &Rule, bytes: u64) -> bool {
     (rule.bytes.min..=rule.bytes.max).contains(&bytes)
 }
 
-/// Measures the rules of one operation, and judges them. Also returns every size's evidence, and notes.
+/// Measures the rules of one operation, and judges them.
 ///
 /// # Errors
 /// The machine's.
-#[expect(clippy::type_complexity, reason = "three results that belong together")]
 pub fn verify<M: Machine>(
     machine: &mut M,
     space: &Space,
@@ -74,20 +113,25 @@ pub fn verify<M: Machine>(
     environment: Option<u32>,
     goal: &SearchGoal,
     on: &mut dyn FnMut(&SearchProgress),
-) -> Result<(Vec<JudgedRule>, Vec<(u64, SizeEvidence)>, Vec<String>), M::Error> {
+) -> Result<Verified, M::Error> {
     let first = |bytes: u64| rules.iter().position(|r| is_for(r, space) && contains(r, bytes));
     let by_size: Vec<Option<usize>> = space.sizes.iter().map(|s| first(*s)).collect();
     let tuned = Arm { has_tuner: true, min_channels: environment, rules: rules.to_vec() };
-    let plan = ProofPlan { tuned, is_asked: by_size.iter().map(Option::is_some).collect() };
+    let question = |rule: &Option<usize>| match rule {
+        Some(_) => Question::Rule,
+        None if environment.is_some() => Question::Environment,
+        None => Question::None,
+    };
+    let plan = ProofPlan { tuned, questions: by_size.iter().map(question).collect() };
     let (evidence, is_complete, mut notes) = confirm(machine, &plan, goal, &mut BatchTiming::default(), on)?;
     if !is_complete {
         notes.push("the time limit ended measuring early; a longer one may prove more".to_owned());
     }
-    let all: Vec<(u64, SizeEvidence)> = space.sizes.iter().copied().zip(evidence).collect();
+    let sizes = space.sizes.iter().copied().zip(evidence).zip(by_size).map(|((b, e), rule)| (b, e, rule));
+    let sizes: Vec<(u64, SizeEvidence, Option<usize>)> = sizes.collect();
     let judged = rules.iter().enumerate().map(|(i, rule)| {
-        let own = all.iter().zip(&by_size).filter(|(_, first)| **first == Some(i));
-        let (good, bad): (Vec<_>, Vec<_>) =
-            own.map(|(e, _)| e.clone()).partition(|(_, e)| e.is_proven || e.is_guarded);
+        let own = sizes.iter().filter(|(.., own)| *own == Some(i)).map(|(b, e, _)| (*b, e.clone()));
+        let (good, bad): (Vec<_>, Vec<_>) = own.partition(|(_, e)| e.is_proven || e.is_guarded);
         let status = match (good.is_empty(), bad.is_empty()) {
             (_, false) => RuleStatus::Dropped(bad),
             (false, true) => RuleStatus::Proven(good),
@@ -95,5 +139,5 @@ pub fn verify<M: Machine>(
         };
         JudgedRule { rule: rule.clone(), status }
     });
-    Ok((judged.collect(), all, notes))
+    Ok(Verified { min_channels: environment, judged: judged.collect(), sizes, notes })
 }

@@ -1,7 +1,7 @@
 //! Found rules as a file, each with its evidence beside it.
 
 use super::confirm::SizeEvidence;
-use super::{JudgedRule, RuleStatus, RuleVerdict, SearchResult, Space, TunerChoice};
+use super::{JudgedRule, RuleStatus, RuleVerdict, SearchResult, Space, TunerChoice, Verified};
 use crate::bench::median;
 use crate::tune::yaml::{self, Commented};
 use crate::tune::{COLLECTIVES, Range};
@@ -54,26 +54,28 @@ pub(super) fn range(sizes: &[u64], first: usize, last: usize) -> Range<u64> {
 /// Words for the measurements of one size.
 pub(super) fn evidence(bytes: u64, e: &SizeEvidence, verdict: RuleVerdict, around: &MeasuredOn) -> String {
     let us = |times: &[f64]| format!("{:.1} us", median(times) / 1000.0);
+    let is_alone = verdict == RuleVerdict::Environment;
+    let (name, sample) = if is_alone { ("the variable alone", &e.environment) } else { ("tuned", &e.tuned) };
     let mut text = format!(
-        "{bytes} bytes: default {}, tuned {}, ratio {:.3}",
+        "{bytes} bytes: default {}, {name} {}, ratio {:.3}",
         us(&e.default_ns),
-        us(&e.tuned.times_ns),
-        e.tuned.ratio()
+        us(&sample.times_ns),
+        sample.ratio()
     );
     if let Some(upper) = e.upper {
         text.push_str(&format!(", below {upper:.3} with {} confidence", around.confidence));
     }
-    text.push_str(&format!(", {} rounds", e.tuned.ratios.len()));
+    text.push_str(&format!(", {} rounds", sample.ratios.len()));
     if verdict == RuleVerdict::Guard {
         text.push_str(&format!("; any loaded tuner without this rule: ratio {:.3}", e.idle.ratio()));
     }
-    if !e.environment.ratios.is_empty() {
+    if !is_alone && !e.environment.ratios.is_empty() {
         text.push_str(&format!("; the variable alone: ratio {:.3}", e.environment.ratio()));
     }
     text
 }
 
-fn head(around: &MeasuredOn, environment: Option<u32>, space: Option<&Space>) -> Vec<String> {
+fn head(around: &MeasuredOn, space: Option<&Space>) -> Vec<String> {
     let mut lines = vec![format!(
         "Measured by ringwatch {} tune, against NCCL's default without a tuner.",
         env!("CARGO_PKG_VERSION")
@@ -87,61 +89,76 @@ fn head(around: &MeasuredOn, environment: Option<u32>, space: Option<&Space>) ->
         "The probability that any of these gains is not real is at most one less the confidence ({}).",
         around.confidence
     ));
-    if let Some(n) = environment {
-        lines.push(format!("environment: {}", environment_text(n)));
-        lines.push("The rules hold only in a job with this variable, which rules cannot set.".to_owned());
-        lines.push("More channels take more multiprocessors from computation at the same time.".to_owned());
-    }
     lines
 }
 
-/// The variable that rules cannot set.
-pub(super) fn environment_text(min_channels: u32) -> String {
-    format!("NCCL_MIN_NCHANNELS={min_channels}")
+/// Words above the environment: what it costs elsewhere, and the sizes of each operation that gain by it alone.
+fn environment_comments<'a>(
+    collective: usize,
+    sizes: impl Iterator<Item = (u64, &'a SizeEvidence)>,
+    around: &MeasuredOn,
+) -> Vec<String> {
+    let name = COLLECTIVES.get(collective).unwrap_or(&"?");
+    sizes.map(|(b, e)| format!("{name}, {}", evidence(b, e, RuleVerdict::Environment, around))).collect()
 }
+
+const ENVIRONMENT_PRICE: &str = "Everything below is for jobs with this variable. More channels take more multiprocessors from computation at the same time.";
 
 /// The file of rules that a search found for one or several operations.
 pub fn rule_file(found: &[(Space, SearchResult)], around: &MeasuredOn) -> String {
-    let environment = found.iter().find_map(|(_, o)| o.min_channels.filter(|_| o.has_rules()));
+    let environment = found.iter().find_map(|(_, o)| o.written_min_channels());
     let mut rules = Vec::new();
-    for (space, outcome) in found.iter().filter(|(_, o)| o.min_channels == environment || !o.has_rules()) {
+    let mut lines = head(around, found.first().map(|(s, _)| s));
+    lines.extend(environment.map(|_| ENVIRONMENT_PRICE.to_owned()));
+    for (space, outcome) in
+        found.iter().filter(|(_, o)| o.min_channels == environment || !o.changes_anything())
+    {
+        let alone = outcome.sizes.iter().filter(|s| s.verdict == RuleVerdict::Environment);
+        lines.extend(environment_comments(space.collective, alone.map(|s| (s.bytes, &s.evidence)), around));
         for (first, last) in runs(outcome) {
             let sizes = outcome.sizes.get(first..=last).unwrap_or(&[]);
             let choice = sizes.first().map_or(TunerChoice::NONE, |s| s.choice);
-            let needs =
-                environment.map(|n| format!("only with {} in the job's environment", environment_text(n)));
             let measured = sizes.iter().map(|s| evidence(s.bytes, &s.evidence, s.verdict, around));
             rules.push(Commented {
-                comments: needs.into_iter().chain(measured).collect(),
+                comments: measured.collect(),
                 rule: space.rule(choice, range(&space.sizes, first, last)),
             });
         }
     }
-    yaml::write(&head(around, environment, found.first().map(|(s, _)| s)), &rules)
+    yaml::write(&lines, environment, &rules)
 }
 
 /// The file without the rules that were dropped.
-pub fn verified_file(
-    judged: &[JudgedRule],
-    environment: Option<u32>,
-    space: &Space,
-    around: &MeasuredOn,
-) -> String {
-    let mut lines = head(around, environment, Some(space));
+pub fn verified_file(all: &[(Space, Verified)], judged: &[JudgedRule], around: &MeasuredOn) -> String {
+    let mut lines = head(around, all.first().map(|(s, _)| s));
     let dropped = judged.iter().filter(|j| !j.status.has_rule()).count();
     lines.push(format!("Verified; {dropped} of {} rules were dropped.", judged.len()));
+    let has_rules = judged.iter().any(|j| j.status.has_rule());
+    let asked = all.iter().find_map(|(_, v)| v.min_channels);
+    let environment =
+        asked.filter(|_| has_rules || all.iter().any(|(_, v)| v.gains_alone().next().is_some()));
+    match (asked, environment) {
+        (Some(n), None) => lines.push(format!("NCCL_MIN_NCHANNELS={n} was dropped as well.")),
+        (Some(_), Some(_)) => lines.push(ENVIRONMENT_PRICE.to_owned()),
+        _ => {}
+    }
+    if environment.is_some() {
+        lines.extend(
+            all.iter().flat_map(|(s, v)| environment_comments(s.collective, v.gains_alone(), around)),
+        );
+    }
+    let ranks = all.first().map_or(0, |(s, _)| s.ranks);
     let comments = |kept: &RuleStatus| match kept {
         RuleStatus::Proven(sizes) | RuleStatus::Dropped(sizes) => {
             let verdict = |e: &SizeEvidence| if e.is_proven { RuleVerdict::Gain } else { RuleVerdict::Guard };
             sizes.iter().map(|(b, e)| evidence(*b, e, verdict(e), around)).collect()
         }
         RuleStatus::NotMeasured => {
-            let name = COLLECTIVES.get(space.collective).unwrap_or(&"this operation");
-            vec![format!("not verified: nothing of {name} on {} ranks is for it", space.ranks)]
+            vec![format!("not verified: nothing that was measured on {ranks} ranks is for it")]
         }
     };
     let kept = judged.iter().filter(|j| j.status.has_rule());
     let rules: Vec<Commented> =
         kept.map(|j| Commented { comments: comments(&j.status), rule: j.rule.clone() }).collect();
-    yaml::write(&lines, &rules)
+    yaml::write(&lines, environment, &rules)
 }
