@@ -52,6 +52,7 @@ extern "C" fn construct() {
 type Comm = *mut c_void;
 type Stream = *mut c_void;
 type Config = *mut c_void;
+type CallConfig = *const c_void;
 
 /// One of NCCL's functions: its own arguments, and what is done around the real one, which `$real` calls. The real
 /// one's address is kept in a module of the function's name.
@@ -125,6 +126,32 @@ function!(ncclScatter(send: Send, recv: Recv, count: usize, dtype: c_int, root: 
     calls::around(&Op { root, ..op(func::SCATTER, count, dtype, comm, stream) }, real)
 });
 
+// NCCL 2.31 and later: the same with a configuration, which is NCCL's affair.
+function!(ncclAllReduceConfig(send: Send, recv: Recv, count: usize, dtype: c_int, redop: c_int, comm: Comm, stream: Stream, config: CallConfig), |real| {
+    calls::around(&Op { redop, in_place: send.addr() == recv.addr(), ..op(func::ALL_REDUCE, count, dtype, comm, stream) }, real)
+});
+function!(ncclBroadcastConfig(send: Send, recv: Recv, count: usize, dtype: c_int, root: c_int, comm: Comm, stream: Stream, config: CallConfig), |real| {
+    calls::around(&Op { root, in_place: send.addr() == recv.addr(), ..op(func::BROADCAST, count, dtype, comm, stream) }, real)
+});
+function!(ncclReduceConfig(send: Send, recv: Recv, count: usize, dtype: c_int, redop: c_int, root: c_int, comm: Comm, stream: Stream, config: CallConfig), |real| {
+    calls::around(&Op { redop, root, in_place: send.addr() == recv.addr(), ..op(func::REDUCE, count, dtype, comm, stream) }, real)
+});
+function!(ncclAllGatherConfig(send: Send, recv: Recv, count: usize, dtype: c_int, comm: Comm, stream: Stream, config: CallConfig), |real| {
+    calls::around(&op(func::ALL_GATHER, count, dtype, comm, stream), real)
+});
+function!(ncclReduceScatterConfig(send: Send, recv: Recv, count: usize, dtype: c_int, redop: c_int, comm: Comm, stream: Stream, config: CallConfig), |real| {
+    calls::around(&Op { redop, ..op(func::REDUCE_SCATTER, count, dtype, comm, stream) }, real)
+});
+function!(ncclAlltoAllConfig(send: Send, recv: Recv, count: usize, dtype: c_int, comm: Comm, stream: Stream, config: CallConfig), |real| {
+    calls::around(&op(func::ALL_TO_ALL, count, dtype, comm, stream), real)
+});
+function!(ncclGatherConfig(send: Send, recv: Recv, count: usize, dtype: c_int, root: c_int, comm: Comm, stream: Stream, config: CallConfig), |real| {
+    calls::around(&Op { root, ..op(func::GATHER, count, dtype, comm, stream) }, real)
+});
+function!(ncclScatterConfig(send: Send, recv: Recv, count: usize, dtype: c_int, root: c_int, comm: Comm, stream: Stream, config: CallConfig), |real| {
+    calls::around(&Op { root, ..op(func::SCATTER, count, dtype, comm, stream) }, real)
+});
+
 function!(ncclGroupStart(), |real| calls::group_start(real));
 function!(ncclGroupEnd(), |real| calls::group_end(true, real));
 function!(ncclGroupSimulateEnd(info: *mut c_void), |real| calls::group_end(false, real));
@@ -189,6 +216,14 @@ static HOT: &[&Real] = &[
     &ncclAlltoAll::REAL,
     &ncclGather::REAL,
     &ncclScatter::REAL,
+    &ncclAllReduceConfig::REAL,
+    &ncclBroadcastConfig::REAL,
+    &ncclReduceConfig::REAL,
+    &ncclAllGatherConfig::REAL,
+    &ncclReduceScatterConfig::REAL,
+    &ncclAlltoAllConfig::REAL,
+    &ncclGatherConfig::REAL,
+    &ncclScatterConfig::REAL,
     &ncclGroupStart::REAL,
     &ncclGroupEnd::REAL,
     &ncclGroupSimulateEnd::REAL,

@@ -34,6 +34,15 @@ int ncclReduceScatter(const void *, void *, size_t, int, int, Comm *, void *);
 int ncclSend(const void *, size_t, int, int, Comm *, void *), ncclRecv(void *, size_t, int, int, Comm *, void *);
 int ncclAlltoAll(const void *, void *, size_t, int, Comm *, void *) __attribute__((weak));
 int ncclScatter(const void *, void *, size_t, int, int, Comm *, void *) __attribute__((weak));
+#define WEAK __attribute__((weak))
+int ncclAllReduceConfig(const void *, void *, size_t, int, int, Comm *, void *, const void *) WEAK;
+int ncclBroadcastConfig(const void *, void *, size_t, int, int, Comm *, void *, const void *) WEAK;
+int ncclReduceConfig(const void *, void *, size_t, int, int, int, Comm *, void *, const void *) WEAK;
+int ncclAllGatherConfig(const void *, void *, size_t, int, Comm *, void *, const void *) WEAK;
+int ncclReduceScatterConfig(const void *, void *, size_t, int, int, Comm *, void *, const void *) WEAK;
+int ncclAlltoAllConfig(const void *, void *, size_t, int, Comm *, void *, const void *) WEAK;
+int ncclGatherConfig(const void *, void *, size_t, int, int, Comm *, void *, const void *) WEAK;
+int ncclScatterConfig(const void *, void *, size_t, int, int, Comm *, void *, const void *) WEAK;
 uint64_t fake_hash(Comm *);
 int fake_mask(void);
 
@@ -141,6 +150,19 @@ int job(const char *what) {
     c = init(2, 0);
     WANT(ncclAlltoAll(a, b, 32, F32, c, S), 0);
     WANT(ncclAllReduce(a, b, 1, F32, 0, c, S), 0);
+  }
+  if (IS("config")) {
+    const void *config = (void *)0xc0f1;
+    c = init(2, 0);
+    WANT(ncclAllReduceConfig(a, b, 10, F32, 3, c, S, config), 0);
+    WANT(ncclBroadcastConfig(a, a, 20, F32, 1, c, S, config), 0);
+    WANT(ncclReduceConfig(a, b, 30, F64, 2, 1, c, S, config), 0);
+    WANT(ncclAllGatherConfig(a, b, 40, U8, c, S, config), 0);
+    WANT(ncclReduceScatterConfig(a, b, 50, F32, 4, c, S, config), 0);
+    WANT(ncclAlltoAllConfig(a, b, 60, F32, c, S, config), 0);
+    WANT(ncclGatherConfig(a, b, 70, F32, 1, c, S, config), 0);
+    WANT(ncclScatterConfig(a, b, 80, F32, 0, c, S, config), 0);
+    WANT(ncclAllReduceConfig(a, b, 90, F32, 0, c, S, NULL), 4);
   }
   if (IS("missing")) {
     // Newer than this NCCL.

@@ -35,6 +35,8 @@ const ALL_REDUCE: u8 = 5;
 const SEND: u8 = 7;
 const RECV: u8 = 8;
 const ALL_TO_ALL: u8 = 9;
+const SCATTER: u8 = 10;
+const GATHER: u8 = 11;
 
 fn preload() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
@@ -68,7 +70,7 @@ fn it_needs_libc_alone_stays_mapped_and_exports_nccls_names() {
     let calls: BTreeSet<&str> =
         exports.iter().map(String::as_str).filter(|n| !elf::tables().contains(*n)).collect();
     assert!(calls.iter().all(|n| n.starts_with("nccl")), "{calls:?}");
-    assert_eq!(calls.len(), 25, "{calls:?}");
+    assert_eq!(calls.len(), 33, "{calls:?}");
 }
 
 // --- jobs
@@ -367,6 +369,32 @@ fn an_all_to_all_is_a_call_and_its_parts() {
             assert_eq!(call.order, None, "its parts are what NCCL issues");
             assert_eq!(issued(&ops), [(ALL_REDUCE, 1, Some(1))]);
         }
+    }
+}
+
+/// NCCL 2.31 and later: `ncclAllReduceConfig` and its like.
+#[test]
+fn a_call_with_a_configuration_is_recorded_as_the_call_without_it() {
+    for abi in [0, 7] {
+        let Some(job) = job("linked", abi, "config") else { return };
+        let ops = job.run().good().recording().ops();
+        let calls: Vec<_> = ops.iter().filter(|o| o.preloaded).collect();
+        let root = |o: &OpSlot| [BROADCAST, REDUCE, GATHER, SCATTER].contains(&o.func).then_some(o.root);
+        let told: Vec<_> =
+            calls.iter().map(|o| (o.func, o.count, root(o), o.redop, o.returned.unwrap().0)).collect();
+        let wanted = [
+            (ALL_REDUCE, 10, None, Some(4), 0),
+            (BROADCAST, 20, Some(1), None, 0),
+            (REDUCE, 30, Some(1), Some(3), 0),
+            (ALL_GATHER, 40, None, None, 0),
+            (4, 50, None, Some(5), 0),
+            (ALL_TO_ALL, 60, None, None, 0),
+            (GATHER, 70, Some(1), None, 0),
+            (SCATTER, 80, Some(0), None, 0),
+            (ALL_REDUCE, 90, None, Some(1), 4),
+        ];
+        assert_eq!(told, wanted, "ABI v{abi}");
+        assert_ne!(calls[1].flags & flag::IN_PLACE, 0);
     }
 }
 
