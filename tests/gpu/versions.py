@@ -52,6 +52,19 @@ def read(path):
         how = TIMED[slot[19] & 0xFF]
         known = event is not None or channels[ticket] > 0
         ops.append((FUNCS[func] if func < len(FUNCS) else func, slot[6] != 0, how, known, slot[21] & 0xFF))
+    # Lines, from format 3 on: operations without a time. A mark of this lap in the last word says that it was issued.
+    heads, slots, rings = words[37] // 8, words[38] & 0xFFFFFFFF, words[38] >> 32
+    shift = slots.bit_length() - 1
+    for ring in range(rings):
+        first = heads + 8 * rings + (ring << shift) * 8
+        for i in range(slots):
+            line = words[first + 8 * i:first + 8 * i + 8]
+            if line[0] == 0:
+                continue
+            lap = (((line[0] >> 16) - 1) >> shift) % 65535 + 1
+            issued = line[7] != 0 and line[7] & 0xFFFF == lap
+            func, how = line[1] >> 16 & 0xFF, TIMED[line[7] >> 56 & 0xFF] if issued else "unknown"
+            ops.append((FUNCS[func] if func < len(FUNCS) else func, issued, how, False, 0))
     lost = sum(words[192 + i] for i in range(13) if i not in (2, 4, 6))
     flaws = {name: words[224 + i] for i, name in enumerate(FLAWS) if words[224 + i]}
     return ops, words[18] & 0xFFFFFFFF, words[18] >> 32, lost, flaws
