@@ -564,13 +564,21 @@ pub struct Plugin {
 /// Which rules NCCL's tuner follows in a job.
 #[derive(Debug, Args)]
 pub struct Tuning {
-    /// Let NCCL's tuner follow the rules in a file, where all ranks of a communicator agree on them. Any tuner also ends
-    /// NCCL's own policy for the number of channels
-    #[arg(long, value_name = "FILE")]
+    /// Let NCCL's tuner follow the rules in a file, where all ranks of a communicator agree on them. `observe` follows
+    /// none: transfers that take twice as long as NCCL predicts are findings. Any tuner also ends NCCL's own policy for the
+    /// number of channels
+    #[arg(long, value_name = "FILE|observe")]
     pub tune: Option<PathBuf>,
     /// With --tune: make no communicator whose ranks do not agree. Without it NCCL's defaults apply there
     #[arg(long, requires = "tune")]
     pub tune_require: bool,
+}
+
+impl Tuning {
+    /// True where NCCL's predictions are wanted, and no rules.
+    pub fn observes(&self) -> bool {
+        self.tune.as_deref() == Some(std::path::Path::new("observe"))
+    }
 }
 
 /// Options of `doctor`.

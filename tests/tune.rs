@@ -129,6 +129,30 @@ fn a_job_gets_the_variable_of_its_rules_and_no_tuner_without_rules() {
 }
 
 #[test]
+fn a_job_that_is_observed_has_a_tuner_a_file_and_no_rules() {
+    let room = Room::new();
+    const SEEN: &str = "echo \"$NCCL_TUNER_PLUGIN\"; echo \"$RINGWATCH_TUNE\"; stat -c '%s %a' \"$RINGWATCH_TUNE_COSTS\"; \
+                        echo \"$RINGWATCH_TUNE_COSTS\"";
+    let length = ringwatch::tune::cost_log::FILE_BYTES;
+    let job = run(&mut room.ringwatch(["run", "--tune", "observe", "--", "sh", "-c", SEEN]));
+    let lines: Vec<&str> = job.out.lines().collect();
+    let wanted = ["libnccl-profiler-ringwatch.so", "", &format!("{length} 600")];
+    assert_eq!((job.code, &lines[..3]), (Some(0), &wanted[..]), "{}", job.err);
+    assert!(!Path::new(lines[3]).exists(), "the file goes with the job");
+
+    let printed = run(room.ringwatch(["plugin", "--tune", "observe"]).arg(room.path("plugin")));
+    let shell = run(room.command("sh").arg("-c").arg(format!("{}\n{SEEN}", printed.out)));
+    let lines: Vec<&str> = shell.out.lines().collect();
+    assert_eq!(&lines[..3], &wanted[..], "{}{}", printed.err, shell.err);
+    std::fs::remove_file(lines[3]).expect("the file stays for the job");
+
+    let both =
+        run(&mut room.ringwatch(["run", "--tune", "observe", "--tune-require", "--", "echo", "started"]));
+    assert_eq!((both.code, both.out.as_str()), (Some(2), ""));
+    assert!(both.err.contains("--tune-require is for rules"), "{}", both.err);
+}
+
+#[test]
 fn another_tuner_is_not_replaced() {
     let room = Room::new();
     let file = written(&room, "tune.yaml", RULES);

@@ -12,7 +12,7 @@
 //! | `RINGWATCH_TUNE` | compiled rules for NCCL's tuner, which `ringwatch tune` writes; the same on all ranks | none |
 //! | `RINGWATCH_TUNE_REQUIRE` | `1`: a communicator whose ranks do not agree on the rules is not made | `0` |
 //! | `RINGWATCH_TUNE_WAIT_MS` | longest wait for the other ranks' rules while a communicator is made, in ms, up to 600000 | 10000 |
-//! | `RINGWATCH_TUNE_COSTS` | a file for NCCL's predicted times where no rules apply, which `ringwatch tune --search` makes | none |
+//! | `RINGWATCH_TUNE_COSTS` | a file for NCCL's predicted times where no rules apply, which `ringwatch tune --search` and `run --tune observe` make | none |
 
 use crate::log::{Log, Message};
 use crate::sys::variable;

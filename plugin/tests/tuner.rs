@@ -469,6 +469,7 @@ fn answers_make_no_system_call() {
 #[test]
 fn predicted_times_are_noted_where_no_rules_apply() {
     use ringwatch_wire::cost_log::{FILE_BYTES, RECORDS_MAX, records};
+    use std::collections::BTreeSet;
     let test = "predicted_times_are_noted_where_no_rules_apply";
     let Some(ran) = support::child::run_with(test, |command, folder| {
         let file = folder.join("costs");
@@ -477,6 +478,10 @@ fn predicted_times_are_noted_where_no_rules_apply() {
     }) else {
         let tuner = Tuner::built();
         let (_, context) = tuner.init(5, COMM, 2, 1, None);
+        let (_, larger) = tuner.init(5, COMM + 1, 8, 1, None);
+        for context in [context, context, larger, context] {
+            tuner.ask(5, context, &mut Asked::all_reduce(64));
+        }
         let mut old = Asked::all_reduce(4096);
         old.costs.truncate(18);
         tuner.ask(3, context, &mut old);
@@ -493,10 +498,16 @@ fn predicted_times_are_noted_where_no_rules_apply() {
     let ran = ran.succeeded();
     let file = ran.bytes("costs");
     let noted: Vec<_> = records(&file).collect();
-    assert_eq!(noted.len(), RECORDS_MAX, "a full file takes no more");
+    let classes: BTreeSet<_> = noted.iter().map(|r| (r.collective, r.bytes, r.ranks, r.nodes)).collect();
+    assert_eq!(classes.len(), noted.len(), "a class has one record");
+    assert!(classes.contains(&(4, 64, 2, 1)) && classes.contains(&(4, 64, 8, 1)), "{classes:?}");
+    let lost = u64::from_le_bytes(file[16..24].try_into().unwrap()) as usize;
+    assert_eq!((noted.len() + lost, lost > 0), (RECORDS_MAX + 3, true), "what finds no room is counted");
+    assert!(noted.len() > RECORDS_MAX / 2, "{} records", noted.len());
     let usual = Asked::all_reduce(0).costs;
-    assert_eq!((noted[0].collective, noted[0].bytes, &noted[0].costs_us[..18]), (4, 4096, &usual[..18]));
-    assert_eq!(noted[0].costs_us[18..], [-1.0; 3], "NCCL before 2.23 has no PAT");
-    assert_eq!((noted[1].bytes, &noted[1].costs_us[..]), (8192, &usual[..]));
+    let of = |bytes: u64| noted.iter().find(|r| r.bytes == bytes).expect("a record");
+    assert_eq!((of(4096).collective, &of(4096).costs_us[..18]), (4, &usual[..18]));
+    assert_eq!(of(4096).costs_us[18..], [-1.0; 3], "NCCL before 2.23 has no PAT");
+    assert_eq!(&of(8192).costs_us[..], &usual[..]);
     assert_eq!(records(&file[1..]).count(), 0, "no cost log");
 }

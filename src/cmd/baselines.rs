@@ -1,18 +1,23 @@
-//! `--baseline FILE`: what transfers should take, from a benchmark's measurements or from a file of targets.
+//! `--baseline FILE`: what transfers should take, from a benchmark's measurements, from a file of targets, or as NCCL
+//! predicts it (`--tune observe`).
 
+use super::tune_search::collective_of;
 use crate::bench::{Collective, Measurements, Report, Targets};
-use crate::detect::Baseline;
+use crate::detect::{Baseline, BaselineSource};
 use crate::model::Func;
+use crate::tune::cost_log;
 use anyhow::{Context, bail};
 use std::path::{Path, PathBuf};
 
-/// Reads files that `ringwatch bench --json` or `--save` wrote, and files of targets in YAML.
+/// Reads files that `ringwatch bench --json` or `--save` wrote, files of targets in YAML, and NCCL's predicted times.
 pub(super) fn baselines(files: &[PathBuf]) -> anyhow::Result<Vec<Baseline>> {
     let mut all = Vec::new();
     for path in files {
         let what = || format!("--baseline {}", path.display());
         let text = std::fs::read(path).with_context(what)?;
-        if is_json(path, &text) {
+        if text.starts_with(&cost_log::MAGIC.to_le_bytes()) {
+            all.extend(predicted(&text));
+        } else if is_json(path, &text) {
             let measured = Measurements::read(&text, path.clone()).with_context(|| "--baseline")?;
             for report in &measured.reports {
                 all.extend(of_report(report, path)?);
@@ -22,6 +27,19 @@ pub(super) fn baselines(files: &[PathBuf]) -> anyhow::Result<Vec<Baseline>> {
         }
     }
     Ok(all)
+}
+
+/// What NCCL predicts for the classes of calls in a cost log.
+pub(super) fn predicted(file: &[u8]) -> impl Iterator<Item = Baseline> + '_ {
+    cost_log::records(file).filter_map(|r| {
+        Some(Baseline {
+            source: BaselineSource::Predicted,
+            func: func(collective_of(r.collective)?),
+            ranks: r.ranks,
+            bytes: r.bytes,
+            time_ns: f64::from(r.best_us()?) * 1e3,
+        })
+    })
 }
 
 /// YAML is known by the file's name, else by its first character, which in JSON is a bracket.
@@ -39,8 +57,8 @@ fn of_report(report: &Report, path: &Path) -> anyhow::Result<Vec<Baseline>> {
         );
     }
     let ranks = u32::try_from(report.environment.ranks.len()).context("too many ranks")?;
-    let baseline =
-        |bytes, time_ns| Baseline { func: func(report.settings.collective), ranks, bytes, time_ns };
+    let (source, func) = (BaselineSource::Benchmark, func(report.settings.collective));
+    let baseline = |bytes, time_ns| Baseline { source, func, ranks, bytes, time_ns };
     Ok(report.sizes.iter().map(|s| baseline(s.size_bytes, s.out_of_place.time_ns)).collect())
 }
 
@@ -53,6 +71,7 @@ fn of_targets(targets: &Targets) -> anyhow::Result<Vec<Baseline>> {
         );
     }
     let baseline = |e: crate::bench::targets::Expectation| Baseline {
+        source: BaselineSource::Benchmark,
         func: func(e.collective),
         ranks: e.ranks,
         bytes: e.size_bytes,

@@ -15,6 +15,7 @@ mod diagnose;
 mod doctor;
 mod explain;
 mod log;
+mod observe;
 mod players;
 mod plugin;
 mod replay;

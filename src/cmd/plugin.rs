@@ -1,6 +1,6 @@
 //! `ringwatch plugin`: the plugin for jobs that ringwatch does not start.
 
-use super::tune;
+use super::{observe, tune};
 use crate::bundle;
 use crate::cli::Plugin;
 use anyhow::Context;
@@ -24,7 +24,7 @@ pub(super) fn run(o: &Plugin) -> anyhow::Result<u8> {
     let path = bundle::install(&dir).context("cannot write the plugin; name another directory")?;
     let dir = std::path::absolute(path.parent().unwrap_or(&dir))?;
     let library = if o.preload { bundle::PRELOAD_FILE_NAME } else { bundle::FILE_NAME };
-    let tuning = tune::variables(&o.tuning, library, &dir)?;
+    let tuning = tune::variables(&o.tuning, library, &dir, observe::shared)?;
     let mut out = io::stdout().lock();
     let preload = quoted(&preload(&dir).to_string_lossy());
     let dir = quoted(&dir.to_string_lossy());

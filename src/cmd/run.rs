@@ -1,9 +1,10 @@
 //! `ringwatch run -- CMD`: a job with the plugin loaded, watched to its end.
 
+use super::observe::CostLog;
 use super::{baselines, block_on, plugin, tune};
 use crate::bundle;
 use crate::cli::Run;
-use crate::detect::{Settings, where_it_is};
+use crate::detect::{Baseline, Settings, where_it_is};
 use crate::ingest::{Segments, default_dir, now_ns};
 use crate::model::{Change, FindingEvent, FindingId};
 use crate::report;
@@ -33,6 +34,8 @@ struct Surroundings {
     segments: PathBuf,
     job: String,
     variables: Vec<(&'static str, OsString)>,
+    /// NCCL's predictions, where they are wanted.
+    costs: Option<CostLog>,
 }
 
 /// The plugin that the user has in NCCL's one slot, where ours, `own`, goes now.
@@ -74,7 +77,9 @@ fn prepare(o: &Run) -> anyhow::Result<Surroundings> {
         ("LD_LIBRARY_PATH", path),
         ("RINGWATCH_JOB", OsString::from(&job)),
     ];
-    variables.extend(tune::variables(&o.tuning, own, &dir)?);
+    let costs = if o.tuning.observes() { Some(CostLog::of_job()?) } else { None };
+    let path = || costs.as_ref().map(|c| c.path().to_owned()).context("no file for predictions");
+    variables.extend(tune::variables(&o.tuning, own, &dir, path)?);
     if let Some(other) = other.filter(|_| o.chain) {
         variables.push((CHAIN_VARIABLE, other));
     }
@@ -86,15 +91,15 @@ fn prepare(o: &Run) -> anyhow::Result<Surroundings> {
         }
         variables.push(("LD_PRELOAD", preload));
     }
-    Ok(Surroundings { segments, job, variables })
+    Ok(Surroundings { segments, job, variables, costs })
 }
 
 pub(super) fn run(o: &Run) -> anyhow::Result<u8> {
     let baselines = baselines(&o.baseline)?;
-    let s = prepare(o)?;
+    let mut s = prepare(o)?;
     let segments = super::own_segments(s.segments.clone()).only_job(&s.job, now_ns());
-    let mut monitor = Monitor::new(segments, Settings::default()).with_baselines(baselines);
-    let (status, broken) = block_on(watch(o, &s, &mut monitor))?;
+    let mut monitor = Monitor::new(segments, Settings::default()).with_baselines(baselines.clone());
+    let (status, broken) = block_on(watch(o, &mut s, &mut monitor, &baselines))?;
     if !broken {
         // When nobody reads stderr there is nobody to tell.
         sum_up(o, &s, &mut monitor, status).ok();
@@ -138,8 +143,9 @@ fn sum_up(o: &Run, s: &Surroundings, monitor: &mut Monitor<Segments>, status: Ex
 
 async fn watch(
     o: &Run,
-    s: &Surroundings,
+    s: &mut Surroundings,
     monitor: &mut Monitor<Segments>,
+    baselines: &[Baseline],
 ) -> anyhow::Result<(ExitStatus, bool)> {
     let mut signals = Signals::new()?;
     let (program, arguments) = o.command.split_first().context("no command")?;
@@ -179,6 +185,9 @@ async fn watch(
                 next = tokio::time::Instant::now();
             }
             () = tokio::time::sleep_until(next), if !broken => {
+                if let Some(predicted) = s.costs.as_mut().and_then(CostLog::news) {
+                    monitor.set_baselines(baselines.iter().copied().chain(predicted).collect());
+                }
                 // The job comes first: whatever happens to its observer, it runs on and keeps its exit code.
                 let step = std::panic::AssertUnwindSafe(|| monitor.step(now_ns()));
                 let stepped = std::panic::catch_unwind(step);

@@ -6,13 +6,14 @@ use crate::tune::{self, Rules};
 use anyhow::{Context, bail};
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The library that NCCL loads as its tuner.
 const PLUGIN_VARIABLE: &str = "NCCL_TUNER_PLUGIN";
 /// The compiled rules.
 const RULES_VARIABLE: &str = "RINGWATCH_TUNE";
 const MIN_CHANNELS_VARIABLE: &str = "NCCL_MIN_NCHANNELS";
+const COSTS_VARIABLE: &str = "RINGWATCH_TUNE_COSTS";
 const REQUIRE_VARIABLE: &str = "RINGWATCH_TUNE_REQUIRE";
 
 pub(super) fn run(o: &Tune) -> anyhow::Result<u8> {
@@ -52,21 +53,28 @@ fn load(path: &Path) -> anyhow::Result<Rules> {
     Ok(rules)
 }
 
-/// The variables by which a job follows rules; none where nobody asked for any. `library` is the file name of the plugin,
-/// and the compiled rules go to `directory`.
+/// The variables by which a job follows rules, or notes NCCL's predictions in the file that `costs` makes; none where nobody
+/// asked for any. `library` is the file name of the plugin, and the compiled rules go to `directory`.
 pub(super) fn variables(
     o: &Tuning,
     library: &str,
     directory: &Path,
+    costs: impl FnOnce() -> anyhow::Result<PathBuf>,
 ) -> anyhow::Result<Vec<(&'static str, OsString)>> {
     let Some(file) = &o.tune else { return Ok(Vec::new()) };
     let own = |v: &OsString| v.is_empty() || v == library;
     if let Some(other) = std::env::var_os(PLUGIN_VARIABLE).filter(|v| !own(v)) {
         bail!(
-            "{PLUGIN_VARIABLE} is set to {}: NCCL takes one tuner plugin; unset it to follow the rules in {}",
+            "{PLUGIN_VARIABLE} is set to {}: NCCL takes one tuner plugin; unset it for --tune {}",
             other.display(),
             file.display()
         );
+    }
+    if o.observes() {
+        if o.tune_require {
+            bail!("--tune-require is for rules; leave it out with --tune observe");
+        }
+        return Ok(vec![(PLUGIN_VARIABLE, OsString::from(library)), (COSTS_VARIABLE, costs()?.into())]);
     }
     let rules = load(file)?;
     let mut variables = Vec::new();

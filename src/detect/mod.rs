@@ -31,7 +31,7 @@ pub use hang::HangRule;
 pub use host::where_it_is;
 pub use mismatch::MismatchRule;
 pub use never_joined::NeverJoinedRule;
-pub use slow_transfer::{Baseline, SlowTransferRule};
+pub use slow_transfer::{Baseline, BaselineSource, SlowTransferRule};
 pub use straggler::StragglerRule;
 pub use usage::UsageRule;
 

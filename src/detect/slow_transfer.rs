@@ -25,14 +25,36 @@ const SPREADS: f64 = 6.0;
 const SPREAD_LEAST: f64 = 0.02;
 /// Slow from this ratio to a benchmark on: it measures under the best of circumstances.
 const BASELINE_RATIO: f64 = 1.5;
+/// Slow from this ratio to NCCL's own prediction on, which is a model.
+const PREDICTED_RATIO: f64 = 2.0;
 /// Below this many bytes a benchmark's times, which are of one operation after the other, are mostly launches.
 const BASELINE_BYTES: u64 = 1 << 20;
 /// Lines of evidence about single transfers.
 const TOLD: usize = 6;
 
-/// What a benchmark measured.
+/// Who says what a transfer should take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BaselineSource {
+    /// A benchmark, or a target.
+    Benchmark,
+    /// NCCL's cost model.
+    Predicted,
+}
+
+impl BaselineSource {
+    fn ratio(self) -> f64 {
+        match self {
+            BaselineSource::Benchmark => BASELINE_RATIO,
+            BaselineSource::Predicted => PREDICTED_RATIO,
+        }
+    }
+}
+
+/// What a transfer should take.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Baseline {
+    /// Who says so.
+    pub source: BaselineSource,
     /// The operation.
     pub func: Func,
     /// Ranks that took part.
@@ -68,7 +90,7 @@ struct Speed<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Against {
     Peers(usize),
-    Benchmark,
+    Baseline(BaselineSource),
     Before,
 }
 
@@ -117,7 +139,8 @@ impl Speed<'_> {
         let (should, against) = self.against?;
         let what = match against {
             Against::Peers(n) => format!("{n} other transfers of its kind in this job"),
-            Against::Benchmark => "the benchmark".to_owned(),
+            Against::Baseline(BaselineSource::Benchmark) => "the benchmark".to_owned(),
+            Against::Baseline(BaselineSource::Predicted) => "NCCL predicts".to_owned(),
             Against::Before => "itself before".to_owned(),
         };
         Some(number(
@@ -191,22 +214,25 @@ impl SlowTransferRule {
             }
         }
         for s in all.iter_mut().filter(|s| s.against.is_none()) {
-            let should = s.comm.ranks().and_then(|n| self.expected(s.key.func, n, s.transfer.bytes));
-            if let Some(should) = should.filter(|t| s.least_ns > t * BASELINE_RATIO) {
-                s.against = Some((should, Against::Benchmark));
-            }
+            let Some(ranks) = s.comm.ranks() else { continue };
+            let is_slow = |source: BaselineSource| {
+                let should = self.expected(source, s.key.func, ranks, s.transfer.bytes)?;
+                (s.least_ns > should * source.ratio()).then_some((should, Against::Baseline(source)))
+            };
+            s.against = is_slow(BaselineSource::Benchmark).or_else(|| is_slow(BaselineSource::Predicted));
         }
         for s in all.iter_mut().filter(|s| s.against.is_some()) {
             s.against = s.against.filter(|_| !take_turns(s.comm));
         }
     }
 
-    /// What a benchmark says of a size, between the sizes that it measured.
-    fn expected(&self, func: Func, ranks: u32, bytes: u64) -> Option<f64> {
+    /// What somebody says of a size, between the sizes that they know.
+    fn expected(&self, source: BaselineSource, func: Func, ranks: u32, bytes: u64) -> Option<f64> {
         if bytes < BASELINE_BYTES {
             return None;
         }
-        let ours = || self.baselines.iter().filter(|b| b.func == func && b.ranks == ranks);
+        let is_ours = |b: &&Baseline| b.source == source && b.func == func && b.ranks == ranks;
+        let ours = || self.baselines.iter().filter(is_ours);
         let below = ours().filter(|b| b.bytes <= bytes).max_by_key(|b| b.bytes)?;
         let above = ours().filter(|b| b.bytes >= bytes).min_by_key(|b| b.bytes)?;
         let span = above.bytes - below.bytes;

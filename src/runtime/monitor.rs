@@ -58,8 +58,13 @@ impl<S: Source> Monitor<S> {
     /// Judges transfers by what benchmarks said as well.
     #[must_use]
     pub fn with_baselines(mut self, baselines: Vec<Baseline>) -> Self {
-        self.detector.set_baselines(baselines);
+        self.set_baselines(baselines);
         self
+    }
+
+    /// Judges transfers by these from now on.
+    pub fn set_baselines(&mut self, baselines: Vec<Baseline>) {
+        self.detector.set_baselines(baselines);
     }
 
     /// Puts all times on one clock, where hosts have their own.

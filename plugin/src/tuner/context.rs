@@ -22,11 +22,13 @@ pub(super) struct Context {
     taken: Word,
     /// Address of its [`Choices`]; 0 while no rules apply.
     choices: Word,
+    /// Ranks and nodes of a communicator whose calls are noted.
+    size: Word,
 }
 
 impl Context {
     const fn new() -> Self {
-        Context { taken: Word::new(0), choices: Word::new(0) }
+        Context { taken: Word::new(0), choices: Word::new(0), size: Word::new(0) }
     }
 }
 
@@ -57,6 +59,20 @@ pub(super) fn open() -> Option<*mut c_void> {
     Some((&raw const *free).cast_mut().cast())
 }
 
+/// A context for a communicator of this size, whose calls are noted; one that has no size where none is left.
+pub(super) fn open_noted(size: u64) -> *mut c_void {
+    let Some(context) = open() else { return idle() };
+    if let Some(context) = find(context) {
+        context.size.set_last(size);
+    }
+    context
+}
+
+/// The size of the communicator of a context whose calls are noted; 0 unknown.
+pub(super) fn size(context: *mut c_void) -> u64 {
+    find(context).map_or(0, |c| c.size.get_first())
+}
+
 /// From now on a communicator's calls are decided by these choices.
 pub(super) fn activate(context: *mut c_void, choices: &'static Choices<'static>) {
     if let Some(context) = find(context) {
@@ -68,6 +84,7 @@ pub(super) fn activate(context: *mut c_void, choices: &'static Choices<'static>)
 pub(super) fn close(context: *mut c_void) {
     if let Some(context) = find(context) {
         context.choices.set_last(0);
+        context.size.set_last(0);
         context.taken.set_last(0);
     }
 }

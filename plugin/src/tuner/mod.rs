@@ -24,6 +24,7 @@ use agreement::{Outcome, Party};
 use core::ffi::{c_char, c_int, c_void};
 use decision::{Call, Choices, ENTRIES, ENTRIES_OF_OLD, Shape};
 use ringwatch_wire::codes::tuned;
+use ringwatch_wire::cost_log::size_word;
 use ringwatch_wire::layout::head;
 use ringwatch_wire::sync::Word;
 use ringwatch_wire::tuning::Rules;
@@ -277,7 +278,7 @@ unsafe extern "C" fn get_coll_info_v4(
 #[cold]
 #[inline(never)]
 unsafe extern "C" fn note_costs(
-    _context: *mut c_void,
+    context: *mut c_void,
     collective: c_int,
     bytes: usize,
     _pipe_ops: c_int,
@@ -298,7 +299,7 @@ unsafe extern "C" fn note_costs(
     if !table.is_null() {
         // SAFETY: NCCL passes one contiguous array of at least this many floats, whatever its declaration says.
         let costs = unsafe { core::slice::from_raw_parts(table.cast::<f32>(), count) };
-        cost_log::note(collective, bytes as u64, costs);
+        cost_log::note(collective, bytes as u64, context::size(context), costs);
     }
     SUCCESS
 }
@@ -317,7 +318,11 @@ fn open(args: &InitArgs) -> Result<*mut c_void, c_int> {
     cost_log::open();
     let file = rule_file::rule_file();
     if matches!(file, RuleFile::Unset) && !settings::tune_is_required() {
-        return Ok(context::idle());
+        let (ranks, nodes) = (u32::try_from(args.ranks), u32::try_from(args.nodes));
+        return Ok(match (cost_log::is_open(), ranks, nodes) {
+            (true, Ok(ranks), Ok(nodes)) => context::open_noted(size_word(ranks, nodes)),
+            _ => context::idle(),
+        });
     }
     // NCCL asks no tuner about a communicator of one rank.
     let (Ok(ranks), Ok(nodes)) = (u32::try_from(args.ranks), u32::try_from(args.nodes)) else {

@@ -35,7 +35,7 @@ pub(super) fn number_of(collective: Collective) -> Option<usize> {
 }
 
 /// The operation of NCCL's number.
-pub(super) fn collective_of(number: usize) -> Option<Collective> {
+pub(in crate::cmd) fn collective_of(number: usize) -> Option<Collective> {
     Collective::ALL.iter().copied().find(|c| number_of(*c) == Some(number))
 }
 

@@ -17,7 +17,8 @@ use crate::tune::search::{
 };
 use crate::tune::{Rule, Rules};
 use anyhow::{Context, bail};
-use machine::{GpuMachine, Offers, collective_of, number_of, offers};
+pub(super) use machine::collective_of;
+use machine::{GpuMachine, Offers, number_of, offers};
 use output::{Destination, ProgressLine, print_line};
 use processes::RankProcesses;
 use std::collections::BTreeSet;
@@ -274,9 +275,7 @@ impl<'a> MeasuringRun<'a> {
 
     fn expected_times(&self, offers: &Offers) -> Expected {
         let millis = f64::from(self.o.measuring.millis.unwrap_or(MILLIS));
-        let best = |r: &crate::tune::cost_log::CostRecord| {
-            r.costs_us.iter().copied().filter(|c| *c >= 0.0).reduce(f32::min).unwrap_or(0.0)
-        };
+        let best = |r: &crate::tune::cost_log::CostRecord| r.best_us().unwrap_or(0.0);
         // In and out of place, with 5 operations before.
         let of_size = |us: f32| 2.0 * (millis + 2.0 + 5.0 * f64::from(us) / 1000.0);
         let repeat_ms: f64 = offers.records.iter().map(|r| of_size(best(r))).sum();

@@ -143,7 +143,13 @@ fn a_pair_is_named_where_other_pairs_are_fast() {
 fn a_benchmark_says_what_a_transfer_should_take() {
     let mut job = Job::new(2, &[&[0, 1]]);
     job.run(200, |_| 200 * US);
-    let at = |bytes, us: f64| Baseline { func: Func::AllReduce, ranks: 2, bytes, time_ns: us * 1e3 };
+    let at = |bytes, us: f64| Baseline {
+        source: BaselineSource::Benchmark,
+        func: Func::AllReduce,
+        ranks: 2,
+        bytes,
+        time_ns: us * 1e3,
+    };
     // 4 MiB lie between what was measured.
     let rule = SlowTransferRule::new(vec![at(2 << 20, 50.0), at(6 << 20, 150.0)], Settings::default());
     let found = rule.check(&job.join, job.at);
@@ -153,6 +159,16 @@ fn a_benchmark_says_what_a_transfer_should_take() {
     assert_eq!(close.check(&job.join, job.at), vec![]);
     let other = SlowTransferRule::new(vec![Baseline { ranks: 4, ..at(4 << 20, 10.0) }], Settings::default());
     assert_eq!(other.check(&job.join, job.at), vec![], "of other numbers of ranks it says nothing");
+    // NCCL's own prediction is a model: it has to be missed by more.
+    let predicted = |bytes, us| Baseline { source: BaselineSource::Predicted, ..at(bytes, us) };
+    let near = SlowTransferRule::new(vec![predicted(4 << 20, 110.0)], Settings::default());
+    assert_eq!(near.check(&job.join, job.at), vec![]);
+    let far = SlowTransferRule::new(vec![predicted(4 << 20, 80.0)], Settings::default());
+    let found = far.check(&job.join, job.at);
+    assert!(
+        found[0].evidence.iter().any(|e| e.text.contains("2.50 times as long as NCCL predicts")),
+        "{found:?}"
+    );
 }
 
 #[test]

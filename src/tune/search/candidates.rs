@@ -31,7 +31,7 @@ mod tests {
     fn only_entries_that_nccl_offers_are_candidates() {
         let mut costs_us = [-1.0; 21];
         (costs_us[0], costs_us[3], costs_us[5]) = (20.0, 10.0, 100.0);
-        let record = CostRecord { collective: 4, bytes: 1024, costs_us };
+        let record = CostRecord { collective: 4, bytes: 1024, ranks: 2, nodes: 1, costs_us };
         let all: Vec<String> = candidates(&record, &[4]).iter().map(TunerChoice::to_string).collect();
         assert_eq!(all, ["no rule", "RING/LL", "RING/LL, 4 channels", "TREE/LL", "TREE/LL, 4 channels"]);
         let nothing = CostRecord { costs_us: [-1.0; 21], ..record };

@@ -170,7 +170,7 @@ pub fn search<M: Machine>(
     run.measure(machine, &mut sets, SearchStage::Fine, FINE, until(FINE))?;
     let (environment, picked) = chosen(&sets);
     let choices: Vec<TunerChoice> = picked.iter().map(|(choice, _)| *choice).collect();
-    let question = |(choice, ratio): &(TunerChoice, f64)| match *choice {
+    let question = |(choice, ratio): &Picked| match *choice {
         TunerChoice::NONE if environment.is_some() && *ratio < PROMISING_RATIO => Question::Environment,
         TunerChoice::NONE => Question::None,
         _ => Question::Rule,
@@ -328,12 +328,14 @@ fn between(choice: TunerChoice, candidates: &[Candidate]) -> Vec<TunerChoice> {
     new.map(|n| TunerChoice { channels: Some(n), ..choice }).collect()
 }
 
+/// The choice for a size, and the ratio to the default that is expected of it.
+type Picked = (TunerChoice, f64);
+
 /// The environment and the choice of each size that are worth a proof.
-fn chosen(sets: &[CandidateSet]) -> (Option<u32>, Vec<(TunerChoice, f64)>) {
-    let mut best: Option<(f64, Option<u32>, Vec<(TunerChoice, f64)>)> = None;
+fn chosen(sets: &[CandidateSet]) -> (Option<u32>, Vec<Picked>) {
+    let mut best: Option<(f64, Option<u32>, Vec<Picked>)> = None;
     for set in sets {
-        let picked: Vec<(TunerChoice, f64)> =
-            set.sizes.iter().map(|c| pick(c, set.environment.is_some())).collect();
+        let picked: Vec<Picked> = set.sizes.iter().map(|c| pick(c, set.environment.is_some())).collect();
         let sum: f64 = picked.iter().map(|(_, ratio)| ratio.ln()).sum();
         let score = (sum / picked.len().max(1) as f64).exp();
         // The first set sets nothing. A job that has to set a variable gets something for it.
@@ -346,7 +348,7 @@ fn chosen(sets: &[CandidateSet]) -> (Option<u32>, Vec<(TunerChoice, f64)>) {
 
 /// The choice for one size, and the ratio that is expected of it. Where an environment gains by itself, a rule is worth what
 /// it gains beyond that.
-fn pick(candidates: &[Candidate], has_environment: bool) -> (TunerChoice, f64) {
+fn pick(candidates: &[Candidate], has_environment: bool) -> Picked {
     let all = ranked(candidates);
     let idle = all.iter().find(|(c, _)| *c == TunerChoice::NONE).map_or(1.0, |(_, ratio)| *ratio);
     let Some((choice, ratio)) = all.iter().find(|(c, _)| *c != TunerChoice::NONE) else {

@@ -17,7 +17,10 @@ fn space(environments: &[Option<u32>]) -> Space {
         costs_us[entry] = cost;
     }
     let of_size = |bytes: &u64| {
-        candidates(&CostRecord { collective: ALL_REDUCE, bytes: *bytes, costs_us }, &[8, 16, 32])
+        candidates(
+            &CostRecord { collective: ALL_REDUCE, bytes: *bytes, ranks: 4, nodes: 1, costs_us },
+            &[8, 16, 32],
+        )
     };
     Space {
         collective: ALL_REDUCE,
