@@ -8,9 +8,10 @@ mod apart;
 
 use super::cost::{Cost, Lost, RECENT_NS, wall_ns};
 use super::{Rule, Settings, add_host_facts, fact, names, number, seconds, wall, who};
-use crate::join::{Communicator, Join, LateEvent, Measure, Track};
+use crate::join::{Communicator, Join, LateCosts, LateEvent, Measure, Track};
 use crate::model::{CommId, Confidence, Finding, Kind, Rank, SegmentId, Severity};
 use apart::{Apart, CHANCE, by_chance};
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
 /// The greatest chance where the cost is too small for a warning and others are late as well: the rule tests every
@@ -150,10 +151,12 @@ impl StragglerRule {
         let own = |e: &&LateEvent| {
             !held_up(join, c, e, known) && !told_before(c.id, e.track, e.operation.order, e.rank)
         };
+        let costs = OnceCell::new();
+        let costs = || costs.get_or_init(|| c.late_costs());
         let find = |often_ns: u64| -> Vec<Finding> {
             let events = c.late().filter(before_mismatch).filter(|e| self.significant(e, often_ns));
             let events: Vec<&LateEvent> = events.filter(own).collect();
-            let suspects = self.suspects(join, c, &events);
+            let suspects = self.suspects(join, c, &events, &costs);
             suspects.into_iter().filter_map(|s| self.told(join, c, &s, now_ns)).collect()
         };
         let mut found = find(self.settings.late_often_ns);
@@ -198,7 +201,13 @@ impl StragglerRule {
 
     /// Who is late once very much, or too often. Each is tested for itself: several may be slow, and each of them is
     /// the last one only now and then.
-    fn suspects<'a>(&self, join: &'a Join, c: &Communicator, events: &[&'a LateEvent]) -> Vec<Suspect<'a>> {
+    fn suspects<'a, 'b>(
+        &self,
+        join: &'a Join,
+        c: &Communicator,
+        events: &[&'a LateEvent],
+        costs: &dyn Fn() -> &'b LateCosts,
+    ) -> Vec<Suspect<'a>> {
         let mut by_rank: BTreeMap<Rank, Vec<&LateEvent>> = BTreeMap::new();
         events.iter().for_each(|e| by_rank.entry(e.rank).or_default().push(e));
         let mut found = self.hosts(join, c, &mut by_rank, events.len());
@@ -208,7 +217,7 @@ impl StragglerRule {
             let repeats = self.often(events_of.len(), events.len(), 1.0 / ranks as f64, ranks);
             let is_late_often = events_of.len() >= self.settings.late_times;
             let apart = if is_late_often {
-                apart::judge(&c.lately(rank), ranks, repeats.is_some())
+                apart::judge(&costs().of(rank), ranks, repeats.is_some())
             } else {
                 Apart::No
             };

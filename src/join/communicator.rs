@@ -8,7 +8,7 @@ mod settle;
 mod unjudged;
 
 pub(super) use elsewhere::{Inside, Passed};
-pub use lately::{LateSecond, Lately};
+pub use lately::{LateCosts, LateSecond, Lately};
 
 use super::agenda;
 use super::clock::ClockMap;

@@ -39,7 +39,7 @@ pub use crate::model::Track;
 pub use attribution::{Share, WireTotals, WireWindow};
 pub use clock::ClockMap;
 use communicator::{Around, Said, Taken};
-pub use communicator::{Communicator, LateEvent, LateSecond, Lately};
+pub use communicator::{Communicator, LateCosts, LateEvent, LateSecond, Lately};
 pub use finished::{Finished, FinishedPart, Operation, Sampling};
 pub use hardware::{Activity, Device, Hardware, Incident, LinkError, Moment, Trouble};
 pub use host_clock::ClockPair;

@@ -39,12 +39,46 @@ pub struct Lately {
 /// The costs of ranks by seconds, in ns. Ranks without any may be left out.
 type Costs = BTreeMap<Rank, BTreeMap<u64, u64>>;
 
+/// The costs of late arrivals of about the last minute, by rank and second.
+#[derive(Debug, Clone, Default)]
+pub struct LateCosts {
+    by_rank: Costs,
+    /// The ranks, with those that cost nothing.
+    ranks: usize,
+}
+
+impl LateCosts {
+    /// From the costs of so many ranks by seconds, in ns.
+    pub fn new(by_rank: BTreeMap<Rank, BTreeMap<u64, u64>>, ranks: usize) -> Self {
+        LateCosts { by_rank, ranks }
+    }
+
+    /// Sets a rank beside the others.
+    pub fn of(&self, rank: Rank) -> Lately {
+        compare(&self.by_rank, rank, self.ranks.saturating_sub(1))
+    }
+
+    /// The costs of groups of ranks, each as those of one rank: the first group is rank 0.
+    pub fn of_groups<'a>(&self, groups: impl IntoIterator<Item = &'a [Rank]>) -> LateCosts {
+        let mut sums = LateCosts::default();
+        for group in groups {
+            let at = Rank(u32::try_from(sums.ranks).unwrap_or(u32::MAX));
+            sums.ranks += 1;
+            for (second, ns) in group.iter().filter_map(|r| self.by_rank.get(r)).flatten() {
+                let sum = sums.by_rank.entry(at).or_default().entry(*second).or_default();
+                *sum = sum.saturating_add(*ns);
+            }
+        }
+        sums
+    }
+}
+
 impl Communicator {
-    /// Sets a rank's late arrivals of about the last minute beside those of the others.
-    pub fn lately(&self, rank: Rank) -> Lately {
+    /// The costs of its late arrivals of about the last minute.
+    pub fn late_costs(&self) -> LateCosts {
         let late = self.members.iter().map(|(r, m)| (*r, m.late_lately().collect::<BTreeMap<u64, u64>>()));
-        let costs: Costs = late.filter(|(_, costs)| !costs.is_empty()).collect();
-        compare(&costs, rank, self.members.len().saturating_sub(1))
+        let by_rank = late.filter(|(_, costs)| !costs.is_empty()).collect();
+        LateCosts::new(by_rank, self.members.len())
     }
 }
 
@@ -120,6 +154,19 @@ mod tests {
         assert_eq!(b.seconds, [second(30, 40, 0), second(0, 50, 10)]);
         assert_eq!((b.seconds[0].is_bad(), b.seconds[1].is_bad()), (true, false));
         assert_eq!((b.cost_ns, b.cost_of_others_ns), (30, 50));
+    }
+
+    #[test]
+    fn groups_are_compared_by_the_sums_of_their_ranks() {
+        let of = |costs: &[(u64, u64)]| costs.iter().copied().collect::<BTreeMap<u64, u64>>();
+        let [a, b, c, d] = [0, 1, 2, 3].map(Rank);
+        let by_rank: Costs =
+            [(a, of(&[(70, 10), (71, 40)])), (b, of(&[(70, 30)])), (c, of(&[(71, 50)]))].into();
+        let costs = LateCosts { by_rank, ranks: 4 };
+        let groups = costs.of_groups([[a, b].as_slice(), &[c, d]]);
+        let second = |own_ns, worst_ns, others_ns| LateSecond { own_ns, worst_ns, others_ns };
+        assert_eq!(groups.of(Rank(0)).seconds, [second(40, 50, 50), second(40, 40, 0)]);
+        assert_eq!(groups.of(Rank(1)).seconds, [second(50, 50, 40), second(0, 40, 40)]);
     }
 
     #[test]
