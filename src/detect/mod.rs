@@ -237,8 +237,11 @@ impl Detector {
         let every_ns = SLOW_EVERY_NS.saturating_mul((join.class_count() / SLOW_CLASSES).max(1) as u64);
         if self.of_classes_ns.is_none_or(|t| now_ns.saturating_sub(t) >= every_ns) {
             self.of_classes_ns = Some(now_ns);
-            let of_classes: Vec<Finding> =
+            let mut of_classes: Vec<Finding> =
                 self.of_classes.iter().flat_map(|r| r.check(join, now_ns)).collect();
+            let known: Vec<&Finding> = given.iter().chain(&of_classes).collect();
+            let of_work = straggler::longer_work(join, now_ns, &known);
+            of_classes.extend(of_work);
             self.given = of_classes.iter().map(Finding::named).collect();
             given.extend(of_classes);
         } else {

@@ -2,9 +2,11 @@
 //!
 //! Reported at once when one arrival is very late, else when the cost of late arrivals sets a rank apart from the others
 //! ([`apart`]), or when the ranks of a host are late more often than chance makes them. The cost to the job decides whether it
-//! is a warning. A communicator's first operation never counts (the join leaves it out).
+//! is a warning. A communicator's first operation never counts (the join leaves it out). Ranks that work longer than they used
+//! to are an info ([`work`]).
 
 mod apart;
+mod work;
 
 use super::cost::{Cost, Lost, RECENT_NS, wall_ns};
 use super::{Rule, Settings, add_host_facts, fact, names, number, seconds, wall, who};
@@ -13,6 +15,7 @@ use crate::model::{CommId, Confidence, Finding, Kind, Rank, SegmentId, Severity}
 use apart::{Apart, CHANCE, by_chance};
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
+pub(super) use work::longer_work;
 
 /// The greatest chance where the cost is too small for a warning and others are late as well: the rule tests every
 /// communicator again with every arrival.

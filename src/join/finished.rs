@@ -3,6 +3,7 @@
 use super::attribution::Carried;
 use super::hosts::Ends;
 use super::instance::{Late, Part};
+use super::work::Passed;
 use crate::model::{
     Algo, CommId, DataType, Func, NetProgress, OpRecord, Proto, Rank, RedOp, SegmentId, Spare, Timing, Told,
     Track,
@@ -165,6 +166,8 @@ pub(super) struct Outbox {
     carried: BTreeMap<(SegmentId, Arc<str>), Vec<Carried>>,
     crossed: Vec<(SegmentId, Carried)>,
     ends: Vec<Ends>,
+    /// Operations that are over, by process.
+    passed: Vec<Passed>,
     /// Records of what was forgotten.
     spare: Spare,
 }
@@ -213,6 +216,15 @@ impl Outbox {
 
     pub(super) fn take_ends(&mut self) -> Vec<Ends> {
         std::mem::take(&mut self.ends)
+    }
+
+    /// Takes that a process is through with an operation.
+    pub(super) fn pass(&mut self, passed: Passed) {
+        self.passed.push(passed);
+    }
+
+    pub(super) fn passed(&mut self) -> impl Iterator<Item = Passed> {
+        self.passed.drain(..)
     }
 
     pub(super) fn want(&mut self) {

@@ -34,6 +34,7 @@ mod unread;
 mod usage;
 mod waits;
 mod wire;
+mod work;
 
 pub use crate::model::Track;
 pub use attribution::{Share, WireTotals, WireWindow};
@@ -60,6 +61,7 @@ pub use trend::{Block, Change, Trend, median, spread};
 pub use usage::{Busy, Exchanged, Issuing};
 pub use waits::{Front, Lack, Origin, Stage, Stall, Waits, origins};
 pub use wire::{Shape, Wire, crossing, expected, transfer};
+pub use work::{Work, WorkSecond};
 
 use crate::model::{
     BEYOND_MEMORY, CommId, CommRecord, Holder, HostFact, Liveness, OpRecord, ProcessState, Rank, SegmentId,
@@ -101,6 +103,8 @@ pub struct Process {
     pub busy: Busy,
     /// When it issued operations.
     pub issuing: Issuing,
+    /// How long it works between operations.
+    pub work: Work,
     /// Since when nothing is heard of it, by the observer's clock; absent where somebody follows it.
     pub silent_ns: Option<u64>,
     /// What is added to its times to have them on the observer's clock.
@@ -429,6 +433,7 @@ impl Join {
                     strains: Strains::default(),
                     busy: Busy::default(),
                     issuing: Issuing::default(),
+                    work: Work::default(),
                     silent_ns: None,
                     shift_ns,
                 };
@@ -526,6 +531,11 @@ impl Join {
             }
             self.parts = self.parts + comm.parts_kept() - parts;
             account(&mut self.memory, comm);
+        }
+        for passed in self.outbox.passed() {
+            if let Some(p) = self.processes.get_mut(&passed.segment) {
+                p.work.take(passed);
+            }
         }
     }
 

@@ -5,9 +5,11 @@ use super::super::exchange::Exchanges;
 use super::super::finished::{Finished, FinishedPart, Operation, Outbox};
 use super::super::instance::{Instance, Part, busbw};
 use super::super::stats::{Class, ClassKey, Sample, size_class};
+use super::super::work::Passed;
 use super::{Communicator, HELD, Key, all_stopped, attached_bytes};
 use crate::model::{Func, Rank, Spare, Track};
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Complete operations kept for screens.
 const KEPT: usize = 256;
@@ -223,6 +225,7 @@ impl Communicator {
         if collective && agreed && transfer_ns.is_some() && !self.one_clock() {
             self.tell_ends(key, outbox);
         }
+        self.tell_passed(key, outbox);
         let late = match track {
             _ if !agreed => None,
             Track::Pair(from, to) => {
@@ -250,6 +253,30 @@ impl Communicator {
             parts,
             told,
         });
+    }
+
+    /// Reports that processes are through with an operation. Nobody is before all ranks have started it.
+    fn tell_passed(&self, key: Key, outbox: &mut Outbox) {
+        let Some(instance) = self.instances.get(&key) else { return };
+        let starts = instance.parts.values().filter_map(|p| Some(p.kernel?.start_ns));
+        let is_for_all = self.one_clock() && instance.first().is_some_and(|p| !p.op.func.is_rooted());
+        let last_start_ns = starts.max().filter(|_| is_for_all).unwrap_or(0);
+        for part in instance.parts.values() {
+            let mut what = DefaultHasher::new();
+            (self.id, key.0, part.op.func).hash(&mut what);
+            outbox.pass(Passed {
+                segment: part.op.segment,
+                ticket: part.op.ticket,
+                what: what.finish(),
+                comm: self.id,
+                track: key.0,
+                order: key.1,
+                func: part.op.func,
+                launch: part.op.launch(),
+                reported_end_ns: part.kernel.map_or(0, |k| k.end_ns()),
+                kernel: part.kernel.map(|k| (k.start_ns, k.end_ns().max(last_start_ns))),
+            });
+        }
     }
 
     /// Adds an operation to the statistics of its class.
