@@ -56,7 +56,7 @@ const TRACED: u64 = 100;
 /// Questions to the tuner, with as many rules as a table may have: how many instructions an answer may have, and how many
 /// it has at least.
 const TUNER_GATES: [(&str, u64, u64); 5] = [
-    ("tuner-off", 24, 2),
+    ("tuner-off", 26, 2),
     ("tuner-none", 300, 20),
     ("tuner-prefer", 300, 20),
     ("tuner-forbid", 300, 20),

@@ -18,17 +18,15 @@ const SIZES_MAX: usize = 64;
 /// The context that NCCL gets for a communicator.
 #[derive(Debug)]
 pub(super) struct Context {
-    /// 1 while a communicator has it.
+    /// While a communicator has it: 1, and above that bit its ranks and nodes, if its calls are noted.
     taken: Word,
     /// Address of its [`Choices`]; 0 while no rules apply.
     choices: Word,
-    /// Ranks and nodes of a communicator whose calls are noted.
-    size: Word,
 }
 
 impl Context {
     const fn new() -> Self {
-        Context { taken: Word::new(0), choices: Word::new(0), size: Word::new(0) }
+        Context { taken: Word::new(0), choices: Word::new(0) }
     }
 }
 
@@ -63,14 +61,14 @@ pub(super) fn open() -> Option<*mut c_void> {
 pub(super) fn open_noted(size: u64) -> *mut c_void {
     let Some(context) = open() else { return idle() };
     if let Some(context) = find(context) {
-        context.size.set_last(size);
+        context.taken.set_last(size << 1 | 1);
     }
     context
 }
 
 /// The size of the communicator of a context whose calls are noted; 0 unknown.
 pub(super) fn size(context: *mut c_void) -> u64 {
-    find(context).map_or(0, |c| c.size.get_first())
+    find(context).map_or(0, |c| c.taken.get_first() >> 1)
 }
 
 /// From now on a communicator's calls are decided by these choices.
@@ -84,7 +82,6 @@ pub(super) fn activate(context: *mut c_void, choices: &'static Choices<'static>)
 pub(super) fn close(context: *mut c_void) {
     if let Some(context) = find(context) {
         context.choices.set_last(0);
-        context.size.set_last(0);
         context.taken.set_last(0);
     }
 }
