@@ -56,7 +56,7 @@ const FIRST_WITH_HANDLES: u64 = 64;
 /// The low half of [`comm::NODES`].
 const NODES: u64 = 0xffff_ffff;
 
-/// What a ring's word [`lines::CALL`] says beside a context: a bare call of it has begun, or was called. Contexts have
+/// Marks beside the context in a ring's word [`lines::CALL`]: a bare call of it has begun, or was called. Contexts have
 /// none of these bits.
 const BEGUN: u64 = 4 << VALUE_BITS;
 const CALLED: u64 = 8 << VALUE_BITS;

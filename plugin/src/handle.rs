@@ -38,7 +38,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// What is above the value of a handle of this kind, of the process with this nonce.
+    /// The bits above the value of a handle of this kind, of the process with this nonce.
     #[inline]
     pub const fn prefix(self, nonce: u16) -> u32 {
         (nonce as u32) << 4 | self as u32

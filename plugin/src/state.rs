@@ -137,7 +137,7 @@ pub fn live() -> Option<&'static Live> {
     Some(unsafe { (*page.live.get()).assume_init_ref() })
 }
 
-/// What the hot path reads of the process; `None` before the first init, and where nothing could be mapped.
+/// The state of the process that the hot path reads; `None` before the first init, and where nothing could be mapped.
 #[inline(always)]
 pub(crate) fn bare() -> Option<&'static bare::Process> {
     page().map(|p| &p.bare)

@@ -1,4 +1,4 @@
-//! What every callback reads outside of the process's pages, in one cache line.
+//! The statics that every callback reads outside of the process's pages, in one cache line.
 
 use ringwatch_wire::sync::Word;
 

@@ -50,7 +50,7 @@ impl BaselineSource {
     }
 }
 
-/// What a transfer should take.
+/// The time that a transfer should take.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Baseline {
     /// Who says so.

@@ -146,7 +146,7 @@ impl GroupApi {
 }
 
 impl CollApi {
-    /// What the hot path needs of it.
+    /// The part that the hot path needs.
     #[inline(always)]
     pub(super) fn bare(&self, user_tag: u64) -> BareCall {
         BareCall {

@@ -54,7 +54,7 @@ pub union Arms {
 arms::descriptor!(u8);
 
 impl Coll {
-    /// What the hot path needs of it, in later versions.
+    /// The part that the hot path needs, in later versions.
     #[inline(always)]
     pub(super) fn bare(&self, symmetric: bool) -> BareIssue {
         BareIssue {

@@ -29,7 +29,7 @@ pub(crate) const CHAINED: u64 = 16;
 /// The segment is too small for lines, or there is none.
 const NO_LINES: u64 = 32;
 
-/// What the hot path reads of the process: one cache line, on the page that is wiped in forked children.
+/// The state of the process that the hot path reads: one cache line, on the page that is wiped in forked children.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Process {
@@ -51,7 +51,7 @@ pub(super) struct Ready {
     pub(super) shift: u8,
     pub(super) prefetches: bool,
     line_mask: u32,
-    /// What is above the value of a context.
+    /// The bits above the value of a context.
     pub(super) prefix: u32,
     /// NCCL's version code; 0 unknown.
     pub(super) nccl: u32,

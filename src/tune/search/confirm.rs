@@ -59,7 +59,7 @@ pub struct SizeEvidence {
     pub upper: Option<f64>,
 }
 
-/// What a size runs under, of what was measured.
+/// The measured arm that a size runs under.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Applied {
     /// A rule.
@@ -71,7 +71,7 @@ pub enum Applied {
 }
 
 impl SizeEvidence {
-    /// What was measured of it.
+    /// The rounds of an arm.
     pub fn sample(&self, applied: Applied) -> &RatioSample {
         match applied {
             Applied::Rule => &self.tuned,
@@ -114,7 +114,7 @@ impl SizeEvidence {
     }
 }
 
-/// What is compared, and what is to be proven of each size.
+/// The arms that are compared, and the claim of each size.
 #[derive(Debug)]
 pub(super) struct ProofPlan {
     /// The arm with rules, or with the environment alone where it has none.
@@ -123,7 +123,7 @@ pub(super) struct ProofPlan {
     pub(super) questions: Vec<Question>,
 }
 
-/// What is to be proven of a size.
+/// The claim that is to be proven of a size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Question {
     /// Nothing.

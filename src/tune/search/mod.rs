@@ -252,7 +252,7 @@ pub struct SearchResult {
 }
 
 impl SearchResult {
-    /// What a size runs under with the file that is written.
+    /// The measured arm that a size runs under with the file that is written.
     pub fn applied(&self, size: &TunedSize) -> Applied {
         match size.verdict.has_rule() {
             true => Applied::Rule,

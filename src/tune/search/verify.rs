@@ -32,7 +32,7 @@ impl RuleStatus {
     }
 }
 
-/// What a verification of one operation came to.
+/// The verification of one operation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Verified {
     /// `NCCL_MIN_NCHANNELS`, where the file asks for it.
@@ -56,7 +56,7 @@ impl Verified {
         rule.and_then(|i| self.judged.get(i)).is_some_and(|j| j.status.has_rule())
     }
 
-    /// What a size runs under with what stays of the file.
+    /// The measured arm that a size runs under with what stays of the file.
     pub fn applied(&self, rule: Option<usize>) -> Applied {
         match self.kept(rule) {
             true => Applied::Rule,
