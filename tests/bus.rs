@@ -245,23 +245,36 @@ fn types_and_reductions_of_version_1_mean_what_they_meant() {
     assert_eq!((DataType::Float32 as u8 + 1) | ((RedOp::Sum as u8 + 1) << 4), 0x18);
 }
 
-#[test]
-fn ends_of_version_1_that_may_still_run_mean_what_they_meant() {
+/// Writes or reads a golden message with these marks of transfers' ends, and checks that it still means the same.
+fn check_ends(name: &str, (sent_may_run, received_may_run, sent_is_newest): (bool, bool, bool)) {
     let mut with = whole();
     with.sequence += 1;
-    let pairs = with.pairs.iter_mut();
-    pairs.for_each(|p| (p.sent_may_run, p.received_may_run) = (true, false));
-    let bytes = golden("envelope-1-ends.bin", &with.encode_to_vec());
+    for p in &mut with.pairs {
+        (p.sent_may_run, p.received_may_run, p.sent_is_newest) =
+            (sent_may_run, received_may_run, sent_is_newest);
+    }
+    let bytes = golden(name, &with.encode_to_vec());
     assert_eq!(Envelope::decode(bytes.as_slice()).expect("a message"), with);
     let mut reader = Reader::new(std::time::Duration::from_secs(3));
     let mut told = Vec::new();
     reader.read("ringwatch.v1.comm.node-a.3", &bytes, Moment::default(), true, &mut told);
     let pairs = told.iter().filter_map(|u| match u {
-        Update::Pair(p) => Some((p.sent_may_run, p.received_may_run)),
+        Update::Pair(p) => Some((p.sent_may_run, p.received_may_run, p.sent_is_newest)),
         _ => None,
     });
     let pairs: Vec<_> = pairs.collect();
-    assert!(!pairs.is_empty() && pairs.iter().all(|p| *p == (true, false)), "{pairs:?}");
+    let expected = (sent_may_run, received_may_run, sent_is_newest);
+    assert!(!pairs.is_empty() && pairs.iter().all(|p| *p == expected), "{pairs:?}");
+}
+
+#[test]
+fn ends_of_version_1_that_may_still_run_mean_what_they_meant() {
+    check_ends("envelope-1-ends.bin", (true, false, false));
+}
+
+#[test]
+fn newest_sends_of_version_1_mean_what_they_meant() {
+    check_ends("envelope-1-newest.bin", (false, false, true));
 }
 
 #[test]

@@ -269,6 +269,7 @@ impl m::Pair {
             received_done: p.received_done,
             sent_may_run: p.sent_may_run,
             received_may_run: p.received_may_run,
+            sent_is_newest: p.sent_is_newest,
         }
     }
 
@@ -285,6 +286,7 @@ impl m::Pair {
             received_done: self.received_done,
             sent_may_run: self.sent_may_run,
             received_may_run: self.received_may_run,
+            sent_is_newest: self.sent_is_newest,
         }
     }
 }

@@ -264,6 +264,8 @@ pub struct Pair {
     pub sent_may_run: bool,
     #[prost(bool, tag = "11")]
     pub received_may_run: bool,
+    #[prost(bool, tag = "12")]
+    pub sent_is_newest: bool,
 }
 
 /// One rank's part of an operation.

@@ -56,6 +56,10 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
             stall.track,
             stall.lacking.first()?.0
         )));
+        // Two ranks may have several communicators, as stages of a pipeline have.
+        let is_lacking = |process: u32| stall.lacking.iter().any(|(_, p)| *p == process);
+        let ends = at.stall.waiting.iter().chain(&at.stall.lacking);
+        ranks.extend(ends.filter(|(_, process)| is_lacking(*process)).map(|(r, _)| *r));
         if stall.comm == at.comm.id {
             ranks.extend(stall.lacking.iter().map(|(r, _)| *r));
         }
@@ -247,6 +251,30 @@ mod tests {
     }
 
     #[test]
+    fn a_send_that_seems_over_holds_its_rank_before_what_its_gpu_does_not_start() {
+        // Ranks 0 and 1 sent to each other in launches. Then rank 1's launch also sends to rank 2, which goes on to the
+        // collective without receiving. NCCL reported the end of the whole launch of rank 1 when its receive had ended.
+        let ended = Some((10 * S + 5_000, Some(10 * S + 50_000)));
+        let of_launch = |op: OpRecord| OpRecord { plan: Some(7), ..op };
+        let call = |rank: u32, kernel| all_reduce(rank, 1, 10 * S + 9_000, kernel);
+        let in_it = Some((10 * S + 60_000, None));
+        let told = |receives: bool| {
+            let mut ends = vec![
+                end(0, (0, 1), ended),
+                of_launch(end(1, (0, 1), ended)),
+                of_launch(end(1, (1, 2), ended)),
+                call(0, in_it),
+                call(1, None),
+                call(2, in_it),
+            ];
+            ends.extend(receives.then(|| end(2, (1, 2), ended)));
+            found(ends, 14 * S).into_iter().map(|f| (f.kind, f.ranks)).collect::<Vec<_>>()
+        };
+        assert_eq!(told(false), [(Kind::InterleavedCommunicators, vec![Rank(1), Rank(2)])]);
+        assert_eq!(told(true), [(Kind::NotStarted, vec![Rank(1)])]);
+    }
+
+    #[test]
     fn a_receive_that_is_open_because_of_its_launch_hides_no_later_one() {
         // Rank 1's launch has received from rank 0 and waits for rank 2. Rank 0 is in the next send to rank 1.
         let of_launch = |op: OpRecord, plan, order| OpRecord {
@@ -353,6 +381,7 @@ mod tests {
                     received_done: done.filter(|_| r == 1).map(|n| if may_run { 0 } else { n }),
                     sent_may_run: may_run && r == 0,
                     received_may_run: false,
+                    sent_is_newest: false,
                 }));
             }
             j.tick(15 * S);

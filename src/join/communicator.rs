@@ -173,6 +173,8 @@ struct PairCount {
     /// the last of them may still run.
     done: [Option<u64>; 2],
     may_run: [bool; 2],
+    /// The sender's agent said of the last send that is finished that it is the sender's newest transfer.
+    sent_is_newest: bool,
 }
 
 /// How long one end of transfers usually waits for the other.
@@ -566,6 +568,13 @@ impl Communicator {
         let end = usize::from(rank != from);
         let of = self.pairs.get(&(from, to));
         of.is_some_and(|n| n.may_run[end] && n.done[end] == order.checked_add(1))
+    }
+
+    /// True where the sender's agent said that nothing of the communicator started on its GPU since this send was over by its
+    /// stamps.
+    pub(super) fn reported_newest(&self, from: Rank, to: Rank, order: u64) -> bool {
+        let of = self.pairs.get(&(from, to));
+        of.is_some_and(|n| n.sent_is_newest && n.done[0] == order.checked_add(1))
     }
 
     /// The longest that a rank came after another so far, in ns: the job's own rhythm.
@@ -1108,8 +1117,10 @@ impl Communicator {
             } else {
                 (1, beat.received_done, beat.received_may_run)
             };
-
             n.may_run[end] = may_run;
+            if end == 0 {
+                n.sent_is_newest = beat.sent_is_newest;
+            }
             let before = n.done[end].unwrap_or(0);
             let issued = if end == 0 { n.sent } else { n.received };
             n.done[end] = n.done[end].max(done.map(|d| d.min(issued)));

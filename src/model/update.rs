@@ -214,10 +214,12 @@ pub struct PairBeat {
     pub sent_done: Option<u64>,
     /// Receives from it below this order are finished; absent where an older agent does not say.
     pub received_done: Option<u64>,
-    /// The last send that is finished may still run: since its stamps said that it ended, nothing started.
+    /// The last send that is finished may still run: it is the newest one, and the rank's GPU does not start a later transfer.
     pub sent_may_run: bool,
     /// The same of the last receive.
     pub received_may_run: bool,
+    /// Since the stamps said that the last send that is finished ended, nothing of the communicator started on the rank's GPU.
+    pub sent_is_newest: bool,
 }
 
 /// What a rank's collectives that calls issued are, each in one number: equal where ranks issued the same.

@@ -212,10 +212,10 @@ impl Publisher {
                 let done = |track, issued: u64| (issued > 0).then(|| c.transfers_done(track, own, issued));
                 let (to_peer, from_peer) = (Track::Pair(own, peer), Track::Pair(peer, own));
                 let (sent_done, received_done) = (done(to_peer, sent), done(from_peer, received));
-                let may_run = |track, done: Option<u64>| {
-                    done.and_then(|d| d.checked_sub(1))
-                        .is_some_and(|order| launches.may_run(track, order, own, now_ns))
-                };
+                let last = |done: Option<u64>| done.and_then(|d| d.checked_sub(1));
+                let may_run =
+                    |track, done| last(done).is_some_and(|order| launches.may_run(track, order, own, now_ns));
+                let is_newest = |order| launches.is_newest_for_long(to_peer, order, own, now_ns);
                 let beat = PairBeat {
                     segment,
                     comm: c.id,
@@ -228,6 +228,7 @@ impl Publisher {
                     received_done,
                     sent_may_run: may_run(to_peer, sent_done),
                     received_may_run: may_run(from_peer, received_done),
+                    sent_is_newest: last(sent_done).is_some_and(is_newest),
                 };
                 let beat = m::Pair::of(&beat);
                 if was != Some(&beat) && self.pay(beat.encoded_len(), true) {

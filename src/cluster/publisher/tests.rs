@@ -260,3 +260,16 @@ fn agents_say_which_ends_may_still_run() {
     receive(&mut join, 1, 6 * S);
     assert_eq!(told(&mut p, &mut join, 7 * S), [(Some(2), false, false)], "it did, and the next one is new");
 }
+
+#[test]
+fn agents_report_a_send_that_stays_the_newest() {
+    let (mut join, mut p) = (node(0..1, 2), Publisher::new("a", 1, 65_536));
+    published(&mut p, &mut join, S);
+    feed(&mut join, 0, 0, 2 * S, |o| (o.lane, o.func) = (Lane::Send(Rank(1)), Func::Send));
+    let mut newest = |at: u64| {
+        let pairs = published(&mut p, &mut join, at).pairs;
+        pairs.iter().map(|b| (b.sent_done, b.sent_may_run, b.sent_is_newest)).collect::<Vec<_>>()
+    };
+    assert_eq!(newest(3 * S), [(Some(1), false, false)]);
+    assert_eq!(newest(5 * S), [(Some(1), false, true)]);
+}

@@ -9,8 +9,7 @@ use super::super::Join;
 use super::super::communicator::Communicator;
 use super::super::instance::{Instance, IssuedAt, Part};
 use super::super::waits::{Lack, Stall};
-use super::aborted_in;
-use super::common_cause;
+use super::{aborted_in, common_cause, transfers};
 use crate::model::{CommId, Rank, Track};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -248,6 +247,11 @@ fn held(join: &Join, idle: &Idle, waiting: &Waiting, room: &mut usize) -> Option
                 let lack = Lack::Start;
                 first =
                     Some((Stall { comm: *comm, track, order, lack, waiting, lacking, queued: false }, at));
+            }
+        }
+        for (stall, at) in transfers::unreceived(join, c, *rank) {
+            if at.is_before(idle.at) && first.as_ref().is_none_or(|(_, known)| at.is_before(*known)) {
+                first = Some((stall, at));
             }
         }
     }

@@ -59,15 +59,26 @@ impl<'a> Launches<'a> {
     /// often through before its receive, so that it may run only where something that was issued does not start.
     pub fn may_run_since(&self, track: Track, order: u64, rank: Rank) -> Option<u64> {
         let Track::Pair(from, _) = track else { return None };
-        let part = self.c.instance(track, order)?.parts.get(&rank)?;
-        let may_run =
-            part.finished && self.is_newest(rank, part) && (rank != from || self.queued.contains_key(&rank));
-        part.ended_seen_ns.filter(|_| may_run)
+        let since_ns = self.last_ended_ns(track, order, rank)?;
+        (rank != from || self.queued.contains_key(&rank)).then_some(since_ns)
     }
 
-    /// The same, where nothing was heard for long enough since.
+    /// When stamps say that an end of a transfer is over, host monotonic ns, if nothing of the communicator has started on the
+    /// rank's GPU since.
+    pub(super) fn last_ended_ns(&self, track: Track, order: u64, rank: Rank) -> Option<u64> {
+        let part = self.c.instance(track, order)?.parts.get(&rank)?;
+        part.ended_seen_ns.filter(|_| part.finished && self.is_newest(rank, part))
+    }
+
+    /// The same as [`Self::may_run_since`], where nothing was heard for long enough since.
     pub fn may_run(&self, track: Track, order: u64, rank: Rank, now_ns: u64) -> bool {
         self.may_run_since(track, order, rank).is_some_and(|t| now_ns >= t.saturating_add(NEWS_NS))
+    }
+
+    /// True where stamps say that an end of a transfer is over, and nothing of the communicator has started on the rank's GPU
+    /// for long enough since.
+    pub fn is_newest_for_long(&self, track: Track, order: u64, rank: Rank, now_ns: u64) -> bool {
+        self.last_ended_ns(track, order, rank).is_some_and(|t| now_ns >= t.saturating_add(NEWS_NS))
     }
 
     /// True where a rank issued a transfer after one that its GPU has not started: those of a communicator start in the order of

@@ -2,7 +2,7 @@
 
 use super::super::Join;
 use super::super::communicator::{Communicator, state_of};
-use super::super::instance::{Instance, Part};
+use super::super::instance::{Instance, IssuedAt, Part};
 use super::super::waits::{Lack, Stall};
 use super::YOUNG_NS;
 use super::behind;
@@ -159,20 +159,49 @@ fn unmatched(join: &Join, c: &Communicator, launches: &Launches<'_>, now_ns: u64
         let Some(order) = waits_in.or_else(|| Some(later()?.0)) else { continue };
         let part = part_of(order);
         let issued_ns = part.and_then(|p| p.op.issued_ns).unwrap_or(0);
-        let side = |rank: Rank| {
-            let process = join.process(c.members().get(&rank)?.record.segment)?;
-            // Transfers are counted by their records alone.
-            let actor = c.seat(rank)?.actor;
-            let known = !process.unsure() && !process.may_lack_since(issued_ns);
-            known.then_some((rank, actor))
-        };
-        if let (Some(w), Some(l)) = (side(here), side(there)) {
-            let (waiting, lacking) = (vec![w], vec![l]);
-            let queued = part.is_some_and(|p| !p.finished && p.started_ns.is_none() && !p.is_silent());
-            out.stalls.push(Stall { comm: c.id, track, order, lack: Lack::Issue, waiting, lacking, queued });
-        }
+        let queued = part.is_some_and(|p| !p.finished && p.started_ns.is_none() && !p.is_silent());
+        let place = (c, track, order);
+        out.stalls.extend(not_issued(join, place, (here, there), issued_ns).map(|s| Stall { queued, ..s }));
     }
     out
+}
+
+/// A transfer that one end issued at a moment, and the other end did not, where the counts of both can be relied on.
+fn not_issued(
+    join: &Join,
+    (c, track, order): (&Communicator, Track, u64),
+    (here, there): (Rank, Rank),
+    issued_ns: u64,
+) -> Option<Stall> {
+    let side = |rank: Rank| {
+        let process = join.process(c.members().get(&rank)?.record.segment)?;
+        // Transfers are counted by their records alone.
+        let actor = c.seat(rank)?.actor;
+        let known = !process.unsure() && !process.may_lack_since(issued_ns);
+        known.then_some((rank, actor))
+    };
+    let (waiting, lacking) = (vec![side(here)?], vec![side(there)?]);
+    Some(Stall { comm: c.id, track, order, lack: Lack::Issue, waiting, lacking, queued: false })
+}
+
+/// The last sends of a rank, where stamps say that they are over and the other end did not issue the receive. Such a send may
+/// still run: of a launch of several transfers NCCL reports one end when any of them has ended. Each comes with its issue.
+pub(super) fn unreceived(join: &Join, c: &Communicator, rank: Rank) -> Vec<(Stall, IssuedAt)> {
+    let mut all = c.unmatched().filter(|((from, _), _, sent)| *sent && *from == rank).peekable();
+    if all.peek().is_none() {
+        return Vec::new();
+    }
+    let launches = Launches::of(c);
+    let stall = |((from, to), order, _)| {
+        let track = Track::Pair(from, to);
+        let part = c.instance(track, order)?.parts.get(&from)?;
+        if launches.last_ended_ns(track, order, from).is_none() && !c.reported_newest(from, to, order) {
+            return None;
+        }
+        let stall = not_issued(join, (c, track, order), (from, to), part.op.issued_ns?)?;
+        part.op.launch().is_known().then_some((stall, part.issued_at()?))
+    };
+    all.filter_map(stall).collect()
 }
 
 /// Transfers that both ends issued and that one of them, which is gone, stopped or aborted, will not finish. Of each pair the
