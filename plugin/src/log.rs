@@ -4,6 +4,7 @@
 
 use crate::abi::LogFn;
 use core::ffi::{CStr, c_int};
+use ringwatch_wire::sync::Word;
 
 const WARN: c_int = 2;
 const INFO: c_int = 3;
@@ -136,6 +137,9 @@ impl Message {
     }
 }
 
+/// Address of the logger that was kept last; 0 for none.
+static KEPT: Word = Word::new(0);
+
 /// The logger of one init; absent for ABI v1 to v3.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Log {
@@ -150,6 +154,23 @@ impl Log {
     /// The logger's address, which lies in libnccl.
     pub(crate) fn address(&self) -> usize {
         self.function.map_or(0, |f| f as usize)
+    }
+
+    /// Keeps the logger for calls of the job's, which bring none.
+    pub(crate) fn keep(&self) {
+        if self.address() != 0 {
+            KEPT.set(self.address() as u64);
+        }
+    }
+
+    /// The logger that was kept last.
+    pub(crate) fn kept() -> Self {
+        let at = KEPT.get() as usize;
+        if at == 0 {
+            return Log::new(None);
+        }
+        // SAFETY: the address of NCCL's own logger. A process that unloads NCCL makes no communicators with it.
+        Log::new(Some(unsafe { core::mem::transmute::<usize, LogFn>(at) }))
     }
 
     pub(crate) fn say(&self, message: Message) {

@@ -11,7 +11,8 @@
 //! | `RINGWATCH_CHAIN` | another profiler plugin, which gets what it asks for as well; named as NCCL_PROFILER_PLUGIN names one | none |
 //! | `RINGWATCH_TUNE` | compiled rules for NCCL's tuner, which `ringwatch tune` writes; the same on all ranks | none |
 //! | `RINGWATCH_TUNE_REQUIRE` | `1`: a communicator whose ranks do not agree on the rules is not made | `0` |
-//! | `RINGWATCH_TUNE_WAIT_MS` | longest wait for the other ranks' rules while a communicator is made, in ms, up to 600000 | 10000 |
+//! | `RINGWATCH_TUNE_WAIT_MS` | longest wait for the other ranks' rules while a communicator is made, in ms, up to 600000 | 10000; 60000 with an all-gather |
+//! | `RINGWATCH_TUNE_NODES` | `1`: ranks agree on the rules by an all-gather in each communicator's init; every rank has to set it and to preload the library | `0` |
 //! | `RINGWATCH_TUNE_COSTS` | a file for NCCL's predicted times where no rules apply, which `ringwatch tune --search` and `run --tune observe` make | none |
 
 use crate::log::{Log, Message};
@@ -119,15 +120,28 @@ pub(crate) fn chain() -> Option<&'static CStr> {
 
 /// Longest wait for the other ranks' rules. Read where it is needed, as the process may be open long before.
 pub(crate) fn tune_wait_ns() -> u64 {
-    const USUAL_MS: u64 = 10_000;
+    wait_ns(10_000)
+}
+
+/// The same for an all-gather. It is longer, as a wait in vain costs the communicator.
+pub(crate) fn all_gather_wait_ns() -> u64 {
+    wait_ns(60_000)
+}
+
+fn wait_ns(usual_ms: u64) -> u64 {
     const LONGEST_MS: u64 = 600_000;
     let asked = variable(c"RINGWATCH_TUNE_WAIT_MS").and_then(number);
-    asked.unwrap_or(USUAL_MS).min(LONGEST_MS) * 1_000_000
+    asked.unwrap_or(usual_ms).min(LONGEST_MS) * 1_000_000
 }
 
 /// Whether a communicator without agreement on the rules must not be made.
 pub(crate) fn tune_is_required() -> bool {
     variable(c"RINGWATCH_TUNE_REQUIRE") == Some(c"1")
+}
+
+/// Whether ranks agree on the rules by an all-gather of the preloaded library's, on one node and on several.
+pub(crate) fn tune_by_all_gather() -> bool {
+    variable(c"RINGWATCH_TUNE_NODES") == Some(c"1")
 }
 
 impl Settings {

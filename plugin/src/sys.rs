@@ -83,6 +83,16 @@ pub(crate) fn append(file: &Fd, bytes: &[u8]) -> bool {
     without_file_size_signal(|| usize::try_from(write()) == Ok(bytes.len()))
 }
 
+/// Writes a line to standard error. Nothing could be done about an error.
+pub(crate) fn complain(text: &CStr) {
+    let bytes = text.to_bytes();
+    // SAFETY: the buffers are as long as said.
+    unsafe {
+        libc::syscall(libc::SYS_write, 2, bytes.as_ptr(), bytes.len());
+        libc::syscall(libc::SYS_write, 2, c"\n".as_ptr(), 1);
+    }
+}
+
 /// Reads up to the buffer's length from an offset on; 0 on any error.
 pub(crate) fn read_at(file: &Fd, into: &mut [u8], offset: u64) -> usize {
     // SAFETY: the buffer is ours and as long as said.
@@ -354,6 +364,21 @@ fn without_file_size_signal(grow: impl FnOnce() -> bool) -> bool {
     }
     change(libc::SIG_SETMASK, mask, core::ptr::null_mut());
     grown
+}
+
+/// Runs `f` with all signals of this thread blocked. A thread that it starts inherits that.
+pub(crate) fn without_signals<T>(f: impl FnOnce() -> T) -> T {
+    let (all, mut before) = (u64::MAX, 0u64);
+    let none = core::ptr::null_mut::<u64>();
+    let bytes = size_of::<u64>();
+    // SAFETY: the kernel's signal set is one word; it is read, and the other one filled.
+    unsafe {
+        libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const all, &raw mut before, bytes)
+    };
+    let out = f();
+    // SAFETY: as above.
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const before, none, bytes) };
+    out
 }
 
 /// Maps a whole file shared, or (without one) fresh private memory; the pages are made at once.

@@ -159,19 +159,22 @@ function!(ncclGroupSimulateEnd(info: *mut c_void), |real| calls::group_end(false
 function!(ncclCommInitRank(new: *mut Comm, ranks: c_int, id: UniqueId, rank: c_int), |real| {
     let id = Some(calls::unique_id_hash(&id.bytes));
     find_all();
-    calls::init(new, Made::Rank { id, rank, ranks }, real)
+    // SAFETY: the caller's own configuration.
+    unsafe { calls::init(new, Made::Rank { id, rank, ranks }, core::ptr::null(), real) }
 });
 function!(ncclCommInitRankConfig(new: *mut Comm, ranks: c_int, id: UniqueId, rank: c_int, config: Config), |real| {
     let id = Some(calls::unique_id_hash(&id.bytes));
     find_all();
-    calls::init(new, Made::Rank { id, rank, ranks }, real)
+    // SAFETY: the caller's own configuration.
+    unsafe { calls::init(new, Made::Rank { id, rank, ranks }, config, real) }
 });
 function!(ncclCommInitRankScalable(new: *mut Comm, ranks: c_int, rank: c_int, count: c_int, ids: *const UniqueId, config: Config), |real| {
     // SAFETY: the caller passes NCCL as many ids as it says.
     let first = if count > 0 { unsafe { ids.as_ref() } } else { None };
     let id = first.map(|id| calls::unique_id_hash(&id.bytes));
     find_all();
-    calls::init(new, Made::Rank { id, rank, ranks }, real)
+    // SAFETY: the caller's own configuration.
+    unsafe { calls::init(new, Made::Rank { id, rank, ranks }, config, real) }
 });
 function!(ncclCommInitAll(new: *mut Comm, ranks: c_int, devices: *const c_int), |real| {
     find_all();
@@ -179,16 +182,19 @@ function!(ncclCommInitAll(new: *mut Comm, ranks: c_int, devices: *const c_int), 
 });
 function!(ncclCommSplit(comm: Comm, color: c_int, key: c_int, new: *mut Comm, config: Config), |real| {
     find_all();
-    calls::init(new, Made::Child { parent: comm.addr(), color }, real)
+    // SAFETY: the caller's own configuration.
+    unsafe { calls::init(new, Made::Child { parent: comm.addr(), color }, config, real) }
 });
 function!(ncclCommShrink(comm: Comm, excluded: *mut c_int, count: c_int, new: *mut Comm, config: Config, flags: c_int), |real| {
     find_all();
-    calls::init(new, Made::Child { parent: comm.addr(), color: SHRUNK }, real)
+    // SAFETY: the caller's own configuration.
+    unsafe { calls::init(new, Made::Child { parent: comm.addr(), color: SHRUNK }, config, real) }
 });
 function!(ncclCommGrow(comm: Comm, ranks: c_int, id: *const UniqueId, rank: c_int, new: *mut Comm, config: Config), |real| {
     // The ranks that are added have no parent, so that no id of ours would be the same on all.
     find_all();
-    calls::init(new, Made::Child { parent: 0, color: GROWN }, real)
+    // SAFETY: the caller's own configuration.
+    unsafe { calls::init(new, Made::Child { parent: 0, color: GROWN }, config, real) }
 });
 function!(ncclCommGetAsyncError(comm: Comm, answer: *mut c_int), |real| {
     // SAFETY: the caller's own place for NCCL's answer.

@@ -1,11 +1,15 @@
 // Stands for libnccl.so.2 where there is no GPU: the public calls, and the profiler's callbacks in the order in
 // which NCCL of the ABI that FAKE_ABI names makes them (0: an NCCL without profiler). Nothing is moved.
 //
+// FAKE_MEET names a directory in which the ranks of several processes exchange what they gather on streams of the fake
+// driver; FAKE_CONNECT=1: the call waits for the other ranks, as where NCCL connects them late. FAKE_NODES: nodes of a
+// communicator. FAKE_ASK=1: each all-reduce asks the tuner, and prints its answer. FAKE_LOG=1: prints NCCL's log.
 // count 666 fails with ncclInvalidArgument; count 777 never returns; FAKE_HANG=1 lets inits hang.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,9 +19,9 @@
 typedef struct { char bytes[128]; } Id;
 typedef struct Comm {
   uint64_t hash;
-  int rank, ranks, state, splits;
+  int rank, ranks, state, splits, gathered, aborted;
   uint64_t seq[16];
-  void *ctx;
+  void *ctx, **tuner, *tuner_ctx;
 } Comm;
 typedef struct { size_t size; unsigned magic, version; int blocking; } Config;
 
@@ -61,9 +65,16 @@ static void load(void) {
   pthread_mutex_unlock(&loading);
 }
 
-static void quiet(int a, unsigned long b, const char *c, int d, const char *e, ...) {
-  (void)a, (void)b, (void)c, (void)d, (void)e;
+static void quiet(int level, unsigned long b, const char *c, int d, const char *format, ...) {
+  if (!getenv("FAKE_LOG")) return;
+  char text[2000];
+  va_list rest;
+  va_start(rest, format);
+  vsnprintf(text, sizeof text, format, rest);
+  va_end(rest);
+  fprintf(stderr, "log %d %s\n", level, text);
 }
+static int nodes(void) { return getenv("FAKE_NODES") ? atoi(getenv("FAKE_NODES")) : 1; }
 
 static void profiler_init(Comm *c) {
   load();
@@ -72,10 +83,10 @@ static void profiler_init(Comm *c) {
     ((int (*)(void **, int *))table->init)(&c->ctx, &mask);
   else if (abi() == 4)
     ((int (*)(void **, int *, const char *, uint64_t, int, int, int, Log))table->init)(
-        &c->ctx, &mask, "name", c->hash, 1, c->ranks, c->rank, quiet);
+        &c->ctx, &mask, "name", c->hash, nodes(), c->ranks, c->rank, quiet);
   else
     ((int (*)(void **, uint64_t, int *, const char *, int, int, int, Log))table->init)(
-        &c->ctx, c->hash, &mask, "name", 1, c->ranks, c->rank, quiet);
+        &c->ctx, c->hash, &mask, "name", nodes(), c->ranks, c->rank, quiet);
 }
 
 // A descriptor, field by field at the offsets of its version.
@@ -170,10 +181,69 @@ static void issue_all(void) {
   n_tasks = 0;
 }
 
+// Asks the tuner for one all-reduce.
+static int tuner_version(void) { return abi() == 1 ? 3 : abi() <= 4 ? 4 : 5; }
+static void ask_tuner(Comm *c, const char *what) {
+  float costs[21];
+  int channels = 0;
+  for (int i = 0; i < 21; i++) costs[i] = 10 + i;
+  if (tuner_version() == 3)
+    ((int (*)(void *, int, size_t, int, float *, int, int, int *))c->tuner[2])(
+        c->tuner_ctx, 4, 1024, 1, costs, 7, 3, &channels);
+  else
+    ((int (*)(void *, int, size_t, int, float *, int, int, int, int *))c->tuner[2])(
+        c->tuner_ctx, 4, 1024, 1, costs, 7, 3, 0, &channels);
+  printf("%s, channels %d, cost %g\n", what, channels, costs[0]);
+  fflush(stdout);
+}
+
+// What a rank brings to the operation of this number.
+static void bring(Comm *c, int number, const void *data, size_t bytes) {
+  char path[2][600];
+  for (int i = 0; i < 2; i++)
+    snprintf(path[i], 600, "%s/%s%016lx-%d-%d", getenv("FAKE_MEET"), i ? "" : ".", c->hash, number, c->rank);
+  FILE *f = fopen(path[0], "w");
+  fwrite(data, 1, bytes, f), fclose(f), rename(path[0], path[1]);
+}
+typedef struct { Comm *c; char *to; size_t bytes; int number, *stream; } Gather;
+static void *gather(void *arg) {
+  Gather g = *(Gather *)arg;
+  for (int rank = 0; rank < g.c->ranks; rank++) {
+    char path[600];
+    snprintf(path, 600, "%s/%016lx-%d-%d", getenv("FAKE_MEET"), g.c->hash, g.number, rank);
+    FILE *f;
+    while (!(f = fopen(path, "r"))) {
+      if (__atomic_load_n(&g.c->aborted, __ATOMIC_ACQUIRE)) return NULL;
+      usleep(500);
+    }
+    fread(g.to + rank * g.bytes, 1, g.bytes, f), fclose(f);
+  }
+  __atomic_sub_fetch(g.stream, 1, __ATOMIC_ACQ_REL);
+  return NULL;
+}
+static __thread Gather gathers[64];
+static __thread int n_gathers;
+static void gather_all(void) {
+  pthread_t t[64];
+  for (int i = 0; i < n_gathers; i++) {
+    Gather *g = malloc(sizeof *g);
+    *g = gathers[i];
+    g->number = g->c->gathered++;
+    bring(g->c, g->number, g->to + g->c->rank * g->bytes, g->bytes);
+    __atomic_add_fetch(g->stream, 1, __ATOMIC_ACQ_REL);
+    pthread_create(&t[i], NULL, gather, g);
+  }
+  for (int i = 0; i < n_gathers; i++) getenv("FAKE_CONNECT") ? pthread_join(t[i], NULL) : pthread_detach(t[i]);
+  n_gathers = 0;
+}
+
 static int call(int func, size_t count, int type, int peer, Comm *c, void *stream) {
   if (!c || c->state != OK || count == 666) return BAD_ARGUMENT;
   if (count == 777) for (;;) pause();
   if (count == 0 || c->ranks == 1) return OK;
+  if (func == 4 && c->tuner && getenv("FAKE_ASK")) ask_tuner(c, "asked");
+  // It meets what other ranks do first.
+  if (func == 4 && getenv("FAKE_MEET") && c->gathered == 0) bring(c, c->gathered++, FUNC, 64);
   Task *t = &tasks[n_tasks++ % 4096];
   *t = (Task){c, func, type, peer, count, NULL, stream};
   tell_call(t);
@@ -189,7 +259,14 @@ __attribute__((weak)) int ncclBroadcast(const void *s, void *r, size_t n, int t,
 // As in NCCL, by way of the public function.
 int ncclBcast(void *b, size_t n, int t, int root, STREAM) { return ncclBroadcast(b, b, n, t, root, c, stream); }
 int ncclReduce(const void *s, void *r, size_t n, int t, int op, int root, STREAM) { return call(1, n, t, root, c, stream); }
-int ncclAllGather(const void *s, void *r, size_t n, int t, STREAM) { return call(2, n, t, 0, c, stream); }
+int ncclAllGather(const void *s, void *r, size_t n, int t, STREAM) {
+  if (getenv("FAKE_MEET") && (uintptr_t)stream > 0x10000) {
+    if ((char *)s != (char *)r + c->rank * n * SIZE[t]) return BAD_ARGUMENT;
+    gathers[n_gathers++] = (Gather){c, r, n * SIZE[t], 0, stream};
+    if (depth == 0) gather_all();
+  }
+  return call(2, n, t, 0, c, stream);
+}
 int ncclReduceScatter(const void *s, void *r, size_t n, int t, int op, STREAM) { return call(3, n, t, 0, c, stream); }
 int ncclSend(const void *s, size_t n, int t, int peer, STREAM) { return call(6, n, t, peer, c, stream); }
 int ncclRecv(void *r, size_t n, int t, int peer, STREAM) { return call(7, n, t, peer, c, stream); }
@@ -261,25 +338,19 @@ static Comm *make(uint64_t h, int ranks, int rank) {
 static void tuner_init(Comm *c) {
   const char *name = getenv("NCCL_TUNER_PLUGIN");
   void *lib = name && abi() ? dlopen(name, RTLD_NOW | RTLD_LOCAL) : NULL;
-  int version = abi() == 1 ? 3 : abi() <= 4 ? 4 : 5, result, channels = 0;
-  char symbol[] = "ncclTunerPlugin_v0";
+  int version = tuner_version(), result;
+  char symbol[] = "ncclTunerPlugin_v0", what[60];
   symbol[17] += version;
-  void **tuner = lib ? dlsym(lib, symbol) : NULL, *ctx = NULL;
+  void **tuner = lib ? dlsym(lib, symbol) : NULL;
   if (!tuner) return;
-  float costs[21];
-  for (int i = 0; i < 21; i++) costs[i] = 10 + i;
   if (version >= 5)
     result = ((int (*)(void **, uint64_t, size_t, size_t, Log, void *, void *))tuner[1])(
-        &ctx, c->hash, c->ranks, 1, quiet, NULL, NULL);
+        &c->tuner_ctx, c->hash, c->ranks, nodes(), quiet, NULL, NULL);
   else
-    result = ((int (*)(size_t, size_t, Log, void **))tuner[1])(c->ranks, 1, quiet, &ctx);
-  if (version == 3)
-    ((int (*)(void *, int, size_t, int, float *, int, int, int *))tuner[2])(ctx, 4, 1024, 1, costs, 7, 3, &channels);
-  else
-    ((int (*)(void *, int, size_t, int, float *, int, int, int, int *))tuner[2])(
-        ctx, 4, 1024, 1, costs, 7, 3, 0, &channels);
-  printf("tuner v%d: result %d, channels %d, cost %g\n", version, result, channels, costs[0]);
-  fflush(stdout);
+    result = ((int (*)(size_t, size_t, Log, void **))tuner[1])(c->ranks, nodes(), quiet, &c->tuner_ctx);
+  c->tuner = tuner;
+  snprintf(what, sizeof what, "tuner v%d: result %d", version, result);
+  ask_tuner(c, what);
 }
 
 static void *connect_(void *arg) {
@@ -333,6 +404,7 @@ __attribute__((weak)) int ncclGroupEnd(void) {
   for (int i = n_inits; i-- > 0;) pthread_create(&t[i], NULL, connect_, inits[i].c);
   for (int i = 0; i < n_inits; i++) pthread_join(t[i], NULL), *inits[i].place = inits[i].c;
   n_inits = 0;
+  gather_all();
   issue_all();
   return OK;
 }
@@ -369,6 +441,11 @@ int ncclCommDestroy(Comm *c) {
   free(c);
   return OK;
 }
-int ncclCommAbort(Comm *c) { return ncclCommDestroy(c); }
+int ncclCommAbort(Comm *c) {
+  // A gather that waits for other ranks still looks at it.
+  __atomic_store_n(&c->aborted, 1, __ATOMIC_RELEASE);
+  if (getenv("FAKE_MEET")) return printf("aborted\n"), fflush(stdout), OK;
+  return ncclCommDestroy(c);
+}
 uint64_t fake_hash(Comm *c) { return c->hash; }
 int fake_mask(void) { return mask; }

@@ -119,6 +119,43 @@ static void forbid_system_calls(void) {
   WANT(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
 }
 
+// One rank of a job over several nodes: makes communicators as HOW says, and reduces once on each.
+static void on_nodes(void) {
+  int rank = atoi(getenv("RANK")), ranks = atoi(getenv("RANKS")), result;
+  const char *how = getenv("HOW");
+  Comm *made[3] = {0};
+  Id id, other;
+  Config waits = {sizeof waits, 0, 0, 1}, returns = {sizeof returns, 0, 0, 0};
+  ncclGetUniqueId(&id);
+  other = id;
+  other.bytes[7]++;
+  if (strcmp(how, "group") == 0) {
+    // Some ranks make the second communicator first.
+    WANT(ncclGroupStart(), 0);
+    WANT(ncclCommInitRank(&made[rank % 2], ranks, rank % 2 ? other : id, rank), 0);
+    WANT(ncclGroupStart(), 0);
+    WANT(ncclCommInitRankConfig(&made[1 - rank % 2], ranks, rank % 2 ? id : other, rank, &waits), 0);
+    WANT(ncclGroupEnd(), 0);
+    result = ncclGroupEnd();
+  } else if (strcmp(how, "nonblocking") == 0) {
+    result = ncclCommInitRankConfig(&made[0], ranks, id, rank, &returns);
+    for (int state = result; state == 7; usleep(1000)) WANT(ncclCommGetAsyncError(made[0], &state), 0);
+    if (result == 7) result = 0;
+  } else if (strcmp(how, "all") == 0) {
+    result = ncclCommInitAll(made, 3, NULL);
+  } else {
+    result = ncclCommInitRank(&made[0], ranks, id, rank);
+    if (strcmp(how, "split") == 0 && result == 0) {
+      WANT(ncclCommSplit(made[0], -1, 0, &made[1], NULL), 0);
+      result = ncclCommSplit(made[0], rank % 2, 0, &made[1], NULL);
+    }
+  }
+  printf("init %d%s%s%s\n", result, made[0] ? " A" : "", made[1] ? " B" : "", made[2] ? " C" : "");
+  fflush(stdout);
+  if (result != 0) return;
+  for (int i = 0; i < 3; i++) if (made[i]) WANT(ncclAllReduce(a, b, 256, F32, 0, made[i], S), 0);
+}
+
 // Counted where the program itself is what defines malloc (see main.c).
 long allocations(void) __attribute__((weak));
 
@@ -139,6 +176,7 @@ int job(const char *what) {
     every(c);
     WANT(ncclCommDestroy(c), 0);
   }
+  if (IS("nodes")) on_nodes();
   if (IS("mask")) {
     c = init(2, 0);
     printf("%x ", fake_mask());

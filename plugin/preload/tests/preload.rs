@@ -10,6 +10,8 @@
 )]
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
+#[path = "cases/nodes.rs"]
+mod nodes;
 #[path = "../../tests/support/mod.rs"]
 mod support;
 

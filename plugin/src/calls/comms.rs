@@ -7,7 +7,8 @@
 
 use super::thread::{Thread, take_key};
 use super::{
-    Calls, IN_PROGRESS, Mode, SUCCESS, accepted, entry, get, groups, inside, mode, pending, real, set, table,
+    Calls, IN_PROGRESS, Mode, SUCCESS, accepted, entry, exchange, get, groups, inside, mode, pending, real,
+    set, table,
 };
 use crate::clock::now_ns;
 use crate::names;
@@ -58,12 +59,30 @@ fn mixed(a: u64, b: u64, c: u64) -> u64 {
 }
 
 /// Makes a communicator by NCCL's function.
-pub fn init(place: Place, what: Made, real: impl FnOnce() -> c_int) -> c_int {
+///
+/// # Safety
+/// `config` is NULL or NCCL's configuration.
+pub unsafe fn init(place: Place, what: Made, config: *const c_void, real: impl FnOnce() -> c_int) -> c_int {
     let thread = Thread::get();
     if thread.inside {
         return real();
     }
     take_key();
+    if !exchange::is_on() {
+        return init_recorded(place, what, thread, real);
+    }
+    let (id, parent) = match what {
+        Made::Rank { id, .. } => (id, 0),
+        Made::Child { parent, .. } => (None, parent),
+    };
+    // SAFETY: as the caller promises.
+    let blocks = unsafe { exchange::blocks(config, parent) };
+    let new = exchange::New { place: place.expose_provenance(), id, blocks };
+    // The group's mark on the thread may be new.
+    exchange::around(new, || init_recorded(place, what, Thread::get(), real))
+}
+
+fn init_recorded(place: Place, what: Made, thread: Thread, real: impl FnOnce() -> c_int) -> c_int {
     let begun = Calls::open().and_then(|calls| Some((calls, begin(&calls, place, what)?)));
     let result = inside(thread, real);
     if let Some((calls, ticket)) = begun {
@@ -79,6 +98,14 @@ pub fn init_all(places: Place, ranks: c_int, real: impl FnOnce() -> c_int) -> c_
         return real();
     }
     take_key();
+    // NCCL refuses this call in a group.
+    if !exchange::is_on() || thread.depth > 0 {
+        return init_all_recorded(places, ranks, thread, real);
+    }
+    exchange::around_all(places.expose_provenance(), ranks, || init_all_recorded(places, ranks, thread, real))
+}
+
+fn init_all_recorded(places: Place, ranks: c_int, thread: Thread, real: impl FnOnce() -> c_int) -> c_int {
     let calls = if places.is_null() { None } else { Calls::open() };
     // Their tickets, last first, linked as those of a group are.
     let mut first = 0;
@@ -349,6 +376,7 @@ pub fn destroy(pointer: usize, aborted: bool, real: impl FnOnce() -> c_int) -> c
     if thread.inside {
         return real();
     }
+    exchange::forget(pointer);
     let calls = Calls::get();
     let known = calls.and_then(|calls| calls.comm(pointer).map(|(ticket, _)| (calls, ticket)));
     if let Some((calls, ticket)) = known {

@@ -1,7 +1,9 @@
 //! Groups: what was called in one is issued, and what was begun in one is made, when the outermost has ended.
 
 use super::thread::Thread;
-use super::{Calls, Mode, Op, Taken, accepted, comms, ended, entry, get, inside, order, returned, set};
+use super::{
+    Calls, Mode, Op, Taken, accepted, comms, ended, entry, exchange, get, inside, order, returned, set,
+};
 use crate::clock::now_ns;
 use core::ffi::c_int;
 use ringwatch_wire::codes::Flaw;
@@ -116,7 +118,7 @@ pub fn group_end(launches: bool, real: impl FnOnce() -> c_int) -> c_int {
     if let Some((calls, r)) = group {
         finish(&calls, r, launches, result);
     }
-    result
+    if thread.agrees { exchange::end_of_group(launches, result) } else { result }
 }
 
 /// The calls of a group that are still there, the last one first, each with its order.

@@ -14,6 +14,7 @@
 #![expect(unsafe_code, reason = "one mapping is shared by all threads of the process")]
 
 mod comms;
+mod exchange;
 mod groups;
 mod pending;
 mod real;
@@ -23,6 +24,7 @@ mod thread;
 pub use comms::{Made, asked, destroy, init, init_all, revoke, unique_id_hash};
 pub use groups::{group_end, group_start};
 pub use real::Real;
+pub(crate) use thread::is_preloaded;
 pub use thread::take_key;
 
 use crate::bare::PRELOAD;

@@ -31,6 +31,8 @@ pub(super) struct Thread {
     pub(super) depth: u8,
     /// Inside a function of NCCL's: what it calls is its own business.
     pub(super) inside: bool,
+    /// Its group makes communicators whose ranks have to agree on the tuner's rules.
+    pub(super) agrees: bool,
     /// Record of its outermost group plus one; 0 for none.
     pub(super) group: u16,
     /// The record's tag, by which one that was given away is recognised.
@@ -41,6 +43,7 @@ impl Thread {
     const fn pack(self) -> usize {
         self.depth as usize
             | (self.inside as usize) << 8
+            | (self.agrees as usize) << 9
             | (self.group as usize) << 16
             | (self.tag as usize) << 32
     }
@@ -49,6 +52,7 @@ impl Thread {
         Thread {
             depth: (word & 0xff) as u8,
             inside: word >> 8 & 1 == 1,
+            agrees: word >> 9 & 1 == 1,
             group: (word >> 16 & 0xffff) as u16,
             tag: (word >> 32) as u32,
         }
@@ -81,6 +85,11 @@ impl Thread {
     }
 }
 
+/// True where the library was preloaded, and groups can be followed.
+pub(crate) fn is_preloaded() -> bool {
+    KEY.get_first() != 0
+}
+
 /// Takes the key, once. The earlier in the process's life, the lower it is.
 pub fn take_key() {
     // Once: a key that is not used is never given back.
@@ -111,7 +120,7 @@ mod tests {
     #[test]
     fn a_threads_word_is_its_own() {
         take_key();
-        let mine = Thread { depth: 200, inside: true, group: 128, tag: u32::MAX };
+        let mine = Thread { depth: 200, inside: true, agrees: true, group: 128, tag: u32::MAX };
         assert_eq!(Thread::unpack(mine.pack()), mine);
         mine.set();
         std::thread::scope(|s| {

@@ -68,7 +68,15 @@ pub(super) fn agree(party: &Party) -> Outcome {
     let code = decide(party, &roll);
     // Ranks that are here have it open. One that comes later waits in a roll of its own, in vain.
     sys::unlink(&dir, name.as_c());
-    Outcome { code, causes: causes(party, &roll, code) }
+    let arrivals = |each: &mut dyn FnMut(Arrival)| {
+        records(&roll, |record| {
+            if let Record::Arrival(a) = record {
+                each(a);
+            }
+            true
+        });
+    };
+    Outcome { code, causes: causes(party.ranks, code, &arrivals) }
 }
 
 /// Opens the roll, which the first rank makes.
@@ -131,15 +139,19 @@ fn conclusion(ranks: u32, tally: &Tally, waited_ns: u64, wait_ns: u64) -> Option
     }
 }
 
+/// Calls a function with each rank's entry, in any order.
+type Arrivals<'a> = &'a dyn Fn(&mut dyn FnMut(Arrival));
+
 /// Names the ranks that are the cause, as far as they are known: `rank 3 has no rule file, rank 5 has other rules`.
-fn causes(party: &Party, roll: &Fd, code: u8) -> Text<256> {
+pub(super) fn causes(ranks: u32, code: u8, arrivals: Arrivals<'_>) -> Text<256> {
     let mut text = Text::new();
-    let usual = Tally::of(roll).usual_hash;
+    let mut tally = Tally::new();
+    arrivals(&mut |a| tally.add(Record::Arrival(a)));
+    let usual = tally.usual_hash;
     let mut has_come = [0u64; RANKS_MAX as usize / 64];
     let mut all_known = true;
     let mut named = 0;
-    records(roll, |record| {
-        let Record::Arrival(a) = record else { return true };
+    arrivals(&mut |a| {
         match has_come.get_mut((a.rank / 64) as usize) {
             Some(word) => *word |= 1 << (a.rank % 64),
             None => all_known = false,
@@ -147,14 +159,14 @@ fn causes(party: &Party, roll: &Fd, code: u8) -> Text<256> {
         let what: &[u8] = match a.lack {
             tuned::MISSING => b" cannot read its rule file",
             tuned::REFUSED => b" refuses its rule file",
+            tuned::NO_ID => b" has no tuner that knows the communicator",
             _ if a.hash != usual => b" has other rules",
-            _ => return true,
+            _ => return,
         };
         name_rank(&mut text, a.rank, &mut named).push(what);
-        true
     });
     if code == tuned::ABSENT_RANK && all_known {
-        for rank in 0..party.ranks.min(RANKS_MAX) {
+        for rank in 0..ranks.min(RANKS_MAX) {
             let word = has_come.get((rank / 64) as usize).copied().unwrap_or(0);
             if word >> (rank % 64) & 1 == 0 {
                 name_rank(&mut text, rank, &mut named).push(b" takes no part");

@@ -34,6 +34,25 @@ static CONTEXTS: [Context; CONTEXTS_MAX] = [const { Context::new() }; CONTEXTS_M
 /// The context of communicators for which no rules apply. NCCL takes NULL for a tuner that failed.
 static IDLE: Context = Context::new();
 
+/// Choices that wait for an agreement, by the index of their context. They are no part of the contexts, which every call
+/// reads.
+#[derive(Debug)]
+struct Waiting {
+    /// FREE, KEPT or CLAIMED.
+    state: Word,
+    comm_id: Word,
+    /// Address of the [`Choices`].
+    choices: Word,
+}
+
+const FREE: u64 = 0;
+const KEPT: u64 = 1;
+const CLAIMED: u64 = 2;
+
+static WAITING: [Waiting; CONTEXTS_MAX] =
+    [const { Waiting { state: Word::new(FREE), comm_id: Word::new(0), choices: Word::new(0) } };
+        CONTEXTS_MAX];
+
 /// The rules selected for communicators of one size.
 #[derive(Debug)]
 struct Selection {
@@ -78,8 +97,46 @@ pub(super) fn activate(context: *mut c_void, choices: &'static Choices<'static>)
     }
 }
 
+/// Keeps choices until the ranks of the communicator have agreed on them.
+pub(super) fn wait(context: *mut c_void, comm_id: u64, choices: &'static Choices<'static>) {
+    if let Some(waiting) = index(context).and_then(|i| WAITING.get(i)) {
+        waiting.comm_id.set(comm_id);
+        waiting.choices.set((&raw const *choices).expose_provenance() as u64);
+        waiting.state.set_last(KEPT);
+    }
+}
+
+/// Takes one of the contexts that wait for the agreement of this communicator. Those of several ranks in one process are
+/// alike, so that it does not matter which rank gets which.
+pub(super) fn claim(comm_id: u64) -> Option<Claimed> {
+    let is_of = |w: &&Waiting| w.state.get_first() == KEPT && w.comm_id.get() == comm_id;
+    let index = WAITING.iter().position(|w| is_of(&w) && w.state.replace(KEPT, CLAIMED))?;
+    Some(Claimed { index })
+}
+
+/// A context that one rank has taken for the agreement.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Claimed {
+    index: usize,
+}
+
+impl Claimed {
+    /// Lets the rules apply from now on.
+    pub(super) fn activate(self) {
+        // One that was closed meanwhile stays closed.
+        if let (Some(w), Some(context)) = (WAITING.get(self.index), CONTEXTS.get(self.index))
+            && w.state.replace(CLAIMED, FREE)
+        {
+            context.choices.set_last(w.choices.get());
+        }
+    }
+}
+
 /// Takes a communicator's context back.
 pub(super) fn close(context: *mut c_void) {
+    if let Some(waiting) = index(context).and_then(|i| WAITING.get(i)) {
+        waiting.state.set_last(FREE);
+    }
     if let Some(context) = find(context) {
         context.choices.set_last(0);
         context.taken.set_last(0);
@@ -94,12 +151,13 @@ pub(super) fn choices(context: *mut c_void) -> Option<&'static Choices<'static>>
 
 #[inline]
 fn find(context: *mut c_void) -> Option<&'static Context> {
+    CONTEXTS.get(index(context)?)
+}
+
+#[inline]
+fn index(context: *mut c_void) -> Option<usize> {
     let offset = context.addr().wrapping_sub((&raw const CONTEXTS).addr());
-    if offset.is_multiple_of(size_of::<Context>()) {
-        CONTEXTS.get(offset / size_of::<Context>())
-    } else {
-        None
-    }
+    if offset.is_multiple_of(size_of::<Context>()) { Some(offset / size_of::<Context>()) } else { None }
 }
 
 #[inline]

@@ -7,10 +7,12 @@
 #![expect(unsafe_code, reason = "the C boundary")]
 
 mod agreement;
+pub(crate) mod all_gather;
 mod context;
 mod cost_log;
 pub mod decision;
 mod inits;
+mod report;
 mod roll;
 mod rule_file;
 
@@ -18,15 +20,14 @@ pub(crate) use inits::note;
 
 use crate::abi::{LogFn, NAME, SUCCESS};
 use crate::log::Log;
-use crate::segment_name::Text;
-use crate::{settings, state};
+use crate::{calls, settings, state};
 use agreement::{Outcome, Party};
 use core::ffi::{c_char, c_int, c_void};
 use decision::{Call, Choices, ENTRIES, ENTRIES_OF_OLD, Shape};
+use report::{Report, report};
 use ringwatch_wire::codes::tuned;
 use ringwatch_wire::cost_log::size_word;
 use ringwatch_wire::layout::head;
-use ringwatch_wire::sync::Word;
 use ringwatch_wire::tuning::Rules;
 use roll::{Arrival, NO_RANK};
 use rule_file::RuleFile;
@@ -339,8 +340,11 @@ fn open(args: &InitArgs) -> Result<*mut c_void, c_int> {
         lack: prepared.as_ref().err().copied().unwrap_or(0),
     };
     let comm_id = args.comm_id.or(member.map(|m| m.comm_id));
+    let by_all_gather = settings::tune_by_all_gather();
     let outcome = match comm_id {
         _ if args.version < 3 => Outcome::new(tuned::OLD_NCCL),
+        _ if by_all_gather && !calls::is_preloaded() => Outcome::new(tuned::NO_PRELOAD),
+        Some(_) if by_all_gather => Outcome::new(tuned::UNDECIDED),
         _ if nodes != 1 => Outcome::new(tuned::NOT_AGREED),
         None => Outcome::new(tuned::NO_ID),
         Some(comm_id) => agreement::agree(&Party { comm_id, ranks, own }),
@@ -352,16 +356,23 @@ fn open(args: &InitArgs) -> Result<*mut c_void, c_int> {
     if let Some(m) = member {
         inits::record(m.ticket, outcome.code);
     }
-    report(&args.log, comm_id, &outcome, own.hash);
-    match prepared {
-        Ok(p) if outcome.code == tuned::AGREED => {
+    // With an all-gather, ranks that took no part would wait for one whose init fails here. They all fail after it.
+    let fails = settings::tune_is_required() && (!by_all_gather || outcome.code == tuned::NO_PRELOAD);
+    args.log.keep();
+    report(&args.log, &Report { comm_id, outcome: &outcome, hash: own.hash, fails });
+    match (prepared, comm_id) {
+        (Ok(p), _) if outcome.code == tuned::AGREED => {
             context::activate(p.context, p.choices);
             return Ok(p.context);
         }
-        Ok(p) => context::close(p.context),
-        Err(_) => {}
+        (Ok(p), Some(comm_id)) if outcome.code == tuned::UNDECIDED => {
+            context::wait(p.context, comm_id, p.choices);
+            return Ok(p.context);
+        }
+        (Ok(p), _) => context::close(p.context),
+        (Err(_), _) => {}
     }
-    if settings::tune_is_required() { Err(INVALID_USAGE) } else { Ok(context::idle()) }
+    if fails { Err(INVALID_USAGE) } else { Ok(context::idle()) }
 }
 
 /// All that a communicator needs for its rules to apply, before its ranks agree on that.
@@ -381,60 +392,6 @@ fn prepare(file: &RuleFile, ranks: u32, nodes: u32) -> Result<Prepared, u8> {
     let choices = context::select(rules, ranks, nodes).ok_or(tuned::REFUSED)?;
     let context = context::open().ok_or(tuned::REFUSED)?;
     Ok(Prepared { hash: rules.hash(), choices, context })
-}
-
-/// Describes an outcome for NCCL's log. The ranks that are the cause follow where they are known.
-const fn reason(code: u8) -> &'static [u8] {
-    match code {
-        tuned::AGREED => b"all ranks agree on the tuner's rules ",
-        tuned::DIFFERENT => b"the tuner's rules are off, as they are not the same on all ranks",
-        tuned::ABSENT_RANK => b"the tuner's rules are off, as a rank took no part in the agreement in time",
-        tuned::NOT_AGREED => b"the tuner's rules are off, as ranks on several nodes cannot agree on them yet",
-        tuned::OLD_NCCL => b"the tuner's rules are off, as NCCL before 2.22 does not tell what is possible",
-        tuned::NO_ID => {
-            b"the tuner's rules are off, as NCCL before 2.28 tells the communicator to the profiler alone: load it, before 2.27 with the preloaded library"
-        }
-        _ => b"the tuner's rules are off, as ranks cannot meet in the segment directory; set RINGWATCH_DIR to one on tmpfs",
-    }
-}
-
-/// Outcomes that were reported, a bit each.
-static REPORTED: Word = Word::new(0);
-
-/// True once for each outcome. A job makes hundreds of communicators, and what holds for all is one warning.
-fn is_first(code: u8) -> bool {
-    let bit = 1 << (code & 63);
-    let before = REPORTED.get();
-    before & bit == 0 && REPORTED.replace(before, before | bit)
-}
-
-fn report(log: &Log, comm_id: Option<u64>, outcome: &Outcome, hash: u64) {
-    let mut text = Text::<768>::new();
-    text.push(b"ringwatch: ");
-    if let Some(id) = comm_id {
-        text.push(b"communicator ").push_digits(id).push(b": ");
-    }
-    text.push(reason(outcome.code));
-    if outcome.code == tuned::AGREED {
-        text.push_digits(hash);
-        return log.inform(text.as_c());
-    }
-    let causes = outcome.causes.as_c().to_bytes();
-    if !causes.is_empty() {
-        text.push(b" (").push(causes).push(b")");
-    }
-    let end: &[u8] = if settings::tune_is_required() {
-        b"; RINGWATCH_TUNE_REQUIRE is set, so the communicator is not made. Give every rank the same RINGWATCH_TUNE."
-    } else {
-        b"; NCCL's defaults apply. Give every rank the same RINGWATCH_TUNE."
-    };
-    text.push(end);
-    let names_ranks = matches!(outcome.code, tuned::DIFFERENT | tuned::ABSENT_RANK);
-    if names_ranks || settings::tune_is_required() || is_first(outcome.code) {
-        log.warn(text.as_c());
-    } else {
-        log.inform(text.as_c());
-    }
 }
 
 /// Exports the table of one version.

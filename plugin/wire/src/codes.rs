@@ -74,6 +74,10 @@ pub mod tuned {
     pub const NO_ID: u8 = 9;
     /// Off: there is no directory in which ranks can meet.
     pub const NO_DIRECTORY: u8 = 10;
+    /// Off until the ranks have agreed by an all-gather, which non-blocking communicators never do.
+    pub const UNDECIDED: u8 = 11;
+    /// Off: ranks are to agree by an all-gather, and this process has not preloaded the library.
+    pub const NO_PRELOAD: u8 = 12;
 }
 
 /// Kinds of operation.
