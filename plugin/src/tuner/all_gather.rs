@@ -116,7 +116,7 @@ pub(crate) enum Failure {
     OtherOperation,
     /// Not all ranks took part in time.
     AbsentRank,
-    /// A group makes more communicators than can agree at once, or this thread's groups cannot be followed.
+    /// A group makes more communicators than can agree at once.
     TooMany,
     /// CUDA or the kernel refused memory, a stream or a thread, so that this rank cannot take part.
     NoResources,

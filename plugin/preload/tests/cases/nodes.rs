@@ -74,14 +74,14 @@ impl Nodes {
         self.path(&format!("node{node}"))
     }
 
-    /// Runs all ranks; `change` makes some differ. `None` without a compiler.
+    /// Runs all ranks; `change` makes some differ. It needs what [`built`] returns.
     #[track_caller]
-    fn run(&self, ranks: usize, change: impl Fn(usize, &mut Command)) -> Option<Said> {
+    fn run(&self, ranks: usize, change: impl Fn(usize, &mut Command)) -> Said {
         let rules = support::tuner::write_rules(&self.path("rules"), &[row(4)]);
         let begun = Instant::now();
-        let started: Option<Vec<Child>> = (0..ranks)
+        let started: Vec<Child> = (0..ranks)
             .map(|rank| {
-                let mut command = job("linked", self.abi, "nodes")?.variant("cuda").command;
+                let mut command = job("linked", self.abi, "nodes").unwrap().variant("cuda").command;
                 command
                     .env("HOW", self.how)
                     .env("RANK", rank.to_string())
@@ -99,11 +99,11 @@ impl Nodes {
                     .stdout(Stdio::piped())
                     .stderr(Stdio::piped());
                 change(rank, &mut command);
-                Some(command.spawn().unwrap())
+                command.spawn().unwrap()
             })
             .collect();
-        let ranks: Vec<String> = started?.into_iter().map(|c| text(c.wait_with_output().unwrap())).collect();
-        Some(Said { ranks, seconds: begun.elapsed().as_secs_f64() })
+        let ranks: Vec<String> = started.into_iter().map(|c| text(c.wait_with_output().unwrap())).collect();
+        Said { ranks, seconds: begun.elapsed().as_secs_f64() }
     }
 
     /// What became of the rules, as all segments say.
@@ -120,9 +120,15 @@ fn text(out: Output) -> String {
 
 #[test]
 fn ranks_on_several_nodes_agree_before_the_first_operation() {
+    if built().is_none() {
+        return support::skip::skipped(
+            "ranks_on_several_nodes_agree_before_the_first_operation",
+            "a C compiler (cc)",
+        );
+    }
     for (abi, version) in [(1, 3), (4, 4), (5, 5), (7, 5)] {
         let nodes = Nodes::new(abi, "plain");
-        let Some(said) = nodes.run(RANKS, |_, _| {}) else { return };
+        let said = nodes.run(RANKS, |_, _| {});
         said.all(&format!("tuner v{version}: result 0, channels 0, cost 10\n"));
         said.all("init 0 A\n");
         said.all(TUNED);
@@ -133,6 +139,12 @@ fn ranks_on_several_nodes_agree_before_the_first_operation() {
 
 #[test]
 fn a_rank_that_differs_is_named_and_no_node_applies_rules() {
+    if built().is_none() {
+        return support::skip::skipped(
+            "a_rank_that_differs_is_named_and_no_node_applies_rules",
+            "a C compiler (cc)",
+        );
+    }
     type File = fn(&Nodes) -> PathBuf;
     let other: File = |n| support::tuner::write_rules(&n.path("other"), &[row(5)]);
     let broken: File = |n| {
@@ -152,7 +164,7 @@ fn a_rank_that_differs_is_named_and_no_node_applies_rules() {
                 command.env("RINGWATCH_TUNE", &file);
             }
         };
-        let Some(said) = nodes.run(RANKS, change) else { return };
+        let said = nodes.run(RANKS, change);
         said.all("init 0 A\n");
         said.all(DEFAULT);
         said.all(named);
@@ -162,6 +174,12 @@ fn a_rank_that_differs_is_named_and_no_node_applies_rules() {
 
 #[test]
 fn a_rank_without_rules_or_without_the_tuner_takes_part_all_the_same() {
+    if built().is_none() {
+        return support::skip::skipped(
+            "a_rank_without_rules_or_without_the_tuner_takes_part_all_the_same",
+            "a C compiler (cc)",
+        );
+    }
     for variable in ["RINGWATCH_TUNE", "NCCL_TUNER_PLUGIN"] {
         let nodes = Nodes::new(5, "plain");
         let change = |rank, command: &mut Command| {
@@ -169,7 +187,7 @@ fn a_rank_without_rules_or_without_the_tuner_takes_part_all_the_same() {
                 command.env_remove(variable);
             }
         };
-        let Some(said) = nodes.run(RANKS, change) else { return };
+        let said = nodes.run(RANKS, change);
         said.all("init 0 A\n");
         said.none(TUNED);
         for other in &said.ranks[1..] {
@@ -181,19 +199,28 @@ fn a_rank_without_rules_or_without_the_tuner_takes_part_all_the_same() {
 /// Without a segment there is no record of the communicator, and the other ranks wait for this one all the same.
 #[test]
 fn a_rank_without_a_segment_takes_part_all_the_same() {
+    if built().is_none() {
+        return support::skip::skipped(
+            "a_rank_without_a_segment_takes_part_all_the_same",
+            "a C compiler (cc)",
+        );
+    }
     let nodes = Nodes::new(5, "plain");
     let change = |rank, command: &mut Command| {
         if rank == 2 {
             command.env("RINGWATCH_DIR", "/proc/nowhere");
         }
     };
-    let Some(said) = nodes.run(RANKS, change) else { return };
+    let said = nodes.run(RANKS, change);
     said.all("init 0 A\n");
     said.all(TUNED);
 }
 
 #[test]
 fn a_required_agreement_fails_init_on_all_nodes() {
+    if built().is_none() {
+        return support::skip::skipped("a_required_agreement_fails_init_on_all_nodes", "a C compiler (cc)");
+    }
     let nodes = Nodes::new(5, "plain");
     let change = |rank, command: &mut Command| {
         // One rank requires it, and another one differs.
@@ -204,7 +231,7 @@ fn a_required_agreement_fails_init_on_all_nodes() {
             command.env("RINGWATCH_TUNE", nodes.path("nowhere"));
         }
     };
-    let Some(said) = nodes.run(RANKS, change) else { return };
+    let said = nodes.run(RANKS, change);
     said.all("init 5\n");
     said.all("aborted\n");
     said.all("the communicator is not made");
@@ -213,12 +240,18 @@ fn a_required_agreement_fails_init_on_all_nodes() {
     let said = nodes.run(RANKS, |_, c| {
         c.env("RINGWATCH_TUNE_REQUIRE", "1");
     });
-    said.unwrap().all(TUNED);
+    said.all(TUNED);
 }
 
 /// The other ranks end with an error that says what to do; nobody waits for ever, wherever NCCL waits.
 #[test]
 fn a_rank_without_the_preloaded_library_hangs_nobody() {
+    if built().is_none() {
+        return support::skip::skipped(
+            "a_rank_without_the_preloaded_library_hangs_nobody",
+            "a C compiler (cc)",
+        );
+    }
     // By the all-gather itself, and in the call while NCCL connects.
     for (connects, lacks) in [(false, "LD_PRELOAD"), (true, "LD_PRELOAD"), (false, "RINGWATCH_TUNE_NODES")] {
         let nodes = Nodes::new(5, "plain");
@@ -231,7 +264,7 @@ fn a_rank_without_the_preloaded_library_hangs_nobody() {
                 command.env_remove(lacks).env_remove("FAKE_MEET");
             }
         };
-        let Some(said) = nodes.run(RANKS, change) else { return };
+        let said = nodes.run(RANKS, change);
         assert!(said.seconds < 30.0, "{} s", said.seconds);
         assert!(said.ranks[1].contains("init 0 A\n") && !said.ranks[1].contains(TUNED), "{}", said.ranks[1]);
         for rank in [0, 2, 3] {
@@ -248,13 +281,19 @@ fn a_rank_without_the_preloaded_library_hangs_nobody() {
 
 #[test]
 fn another_operation_in_the_place_of_the_agreement_is_an_error() {
+    if built().is_none() {
+        return support::skip::skipped(
+            "another_operation_in_the_place_of_the_agreement_is_an_error",
+            "a C compiler (cc)",
+        );
+    }
     let nodes = Nodes::new(5, "plain");
     let change = |rank, command: &mut Command| {
         if rank == 1 {
             command.env_remove("LD_PRELOAD");
         }
     };
-    let Some(said) = nodes.run(RANKS, change) else { return };
+    let said = nodes.run(RANKS, change);
     for rank in [0, 2, 3] {
         let text = &said.ranks[rank];
         assert!(text.contains("init 5\n") && text.contains("made another operation"), "{text}");
@@ -263,13 +302,19 @@ fn another_operation_in_the_place_of_the_agreement_is_an_error() {
 
 #[test]
 fn a_rank_without_memory_for_the_agreement_fails_and_hangs_nobody() {
+    if built().is_none() {
+        return support::skip::skipped(
+            "a_rank_without_memory_for_the_agreement_fails_and_hangs_nobody",
+            "a C compiler (cc)",
+        );
+    }
     let nodes = Nodes::new(5, "plain");
     let change = |rank, command: &mut Command| {
         if rank == 2 {
             command.env("FAKE_NO_MEMORY", "1");
         }
     };
-    let Some(said) = nodes.run(RANKS, change) else { return };
+    let said = nodes.run(RANKS, change);
     said.all("init 2\n");
     said.all("the communicator is not made");
     assert!(said.ranks[2].contains("got no GPU memory"), "{}", said.ranks[2]);
@@ -277,12 +322,17 @@ fn a_rank_without_memory_for_the_agreement_fails_and_hangs_nobody() {
 
 #[test]
 fn a_plugin_without_the_preloaded_library_keeps_rules_off() {
+    if built().is_none() {
+        return support::skip::skipped(
+            "a_plugin_without_the_preloaded_library_keeps_rules_off",
+            "a C compiler (cc)",
+        );
+    }
     let nodes = Nodes::new(5, "plain");
     let stock = library::build(concat!(env!("CARGO_MANIFEST_DIR"), "/.."), "libringwatch_plugin.so");
     let said = nodes.run(RANKS, |_, command| {
         command.env_remove("LD_PRELOAD").env("NCCL_TUNER_PLUGIN", &stock).env("NCCL_PROFILER_PLUGIN", &stock);
     });
-    let Some(said) = said else { return };
     said.all("init 0 A\n");
     said.all(DEFAULT);
     said.all("needs the preloaded library");
@@ -292,6 +342,12 @@ fn a_plugin_without_the_preloaded_library_keeps_rules_off() {
 /// The ranks make two communicators in one group, in different orders.
 #[test]
 fn communicators_of_a_group_agree_when_the_group_has_ended() {
+    if built().is_none() {
+        return support::skip::skipped(
+            "communicators_of_a_group_agree_when_the_group_has_ended",
+            "a C compiler (cc)",
+        );
+    }
     for connects in [false, true] {
         let nodes = Nodes::new(5, "group");
         let said = nodes.run(RANKS, |_, command| {
@@ -299,7 +355,6 @@ fn communicators_of_a_group_agree_when_the_group_has_ended() {
                 command.env("FAKE_CONNECT", "1");
             }
         });
-        let Some(said) = said else { return };
         said.all("init 0 A B\n");
         for text in &said.ranks {
             assert_eq!(text.matches(TUNED).count(), 2, "{text}");
@@ -310,9 +365,12 @@ fn communicators_of_a_group_agree_when_the_group_has_ended() {
 
 #[test]
 fn children_agree_on_their_own() {
+    if built().is_none() {
+        return support::skip::skipped("children_agree_on_their_own", "a C compiler (cc)");
+    }
     for abi in [4, 5] {
         let nodes = Nodes::new(abi, "split");
-        let Some(said) = nodes.run(RANKS, |_, _| {}) else { return };
+        let said = nodes.run(RANKS, |_, _| {});
         said.all("init 0 A B\n");
         for text in &said.ranks {
             assert_eq!(text.matches(TUNED).count(), 2, "ABI v{abi}: {text}");
@@ -322,9 +380,12 @@ fn children_agree_on_their_own() {
 
 #[test]
 fn ranks_of_one_process_agree() {
+    if built().is_none() {
+        return support::skip::skipped("ranks_of_one_process_agree", "a C compiler (cc)");
+    }
     for abi in [4, 5] {
         let nodes = Nodes::new(abi, "all");
-        let Some(said) = nodes.run(1, |_, _| {}) else { return };
+        let said = nodes.run(1, |_, _| {});
         said.all("init 0 A B C\n");
         assert_eq!(said.ranks[0].matches(TUNED).count(), 3, "ABI v{abi}: {}", said.ranks[0]);
     }
@@ -332,8 +393,14 @@ fn ranks_of_one_process_agree() {
 
 #[test]
 fn communicators_that_do_not_block_follow_no_rules() {
+    if built().is_none() {
+        return support::skip::skipped(
+            "communicators_that_do_not_block_follow_no_rules",
+            "a C compiler (cc)",
+        );
+    }
     let nodes = Nodes::new(5, "nonblocking");
-    let Some(said) = nodes.run(RANKS, |_, _| {}) else { return };
+    let said = nodes.run(RANKS, |_, _| {});
     said.all("init 0 A\n");
     said.all(DEFAULT);
     assert_eq!(nodes.recorded(), [tuned::UNDECIDED; RANKS]);
@@ -341,12 +408,11 @@ fn communicators_that_do_not_block_follow_no_rules() {
     let said = nodes.run(RANKS, |_, c| {
         c.env("NCCL_COMM_BLOCKING", "0");
     });
-    said.unwrap().all(DEFAULT);
+    said.all(DEFAULT);
     let nodes = Nodes::new(5, "nonblocking");
     let said = nodes.run(RANKS, |_, c| {
         c.env("RINGWATCH_TUNE_REQUIRE", "1");
     });
-    let said = said.unwrap();
     said.all("init 5\n");
     said.all("a communicator that does not block");
 }
