@@ -36,14 +36,20 @@ fn judge(join: &Join, c: &Communicator, now_ns: u64) -> Option<Finding> {
     }
     let mut camps = camps(c);
     let usual = usual(&camps);
+    let mut elsewhere = Vec::new();
     if state == RulesState::AbsentRank || camps.len() == 1 {
         let unseen = unseen(c);
-        if !unseen.is_empty() {
+        if state == RulesState::Different && spans_nodes(c) {
+            // Their hashes are on other nodes: no rank that is seen here is known to be right.
+            elsewhere = unseen;
+        } else if !unseen.is_empty() {
             camps.entry(None).or_default().extend(unseen);
         }
     }
+    let is_culprit = |hash: &Option<u64>| Some(*hash) != usual || !elsewhere.is_empty();
     let mut culprits: Vec<Rank> =
-        camps.iter().filter(|(hash, _)| Some(**hash) != usual).flat_map(|(_, ranks)| ranks.clone()).collect();
+        camps.iter().filter(|(hash, _)| is_culprit(hash)).flat_map(|(_, ranks)| ranks.clone()).collect();
+    culprits.extend(&elsewhere);
     culprits.sort();
     if culprits.is_empty() {
         return None;
@@ -51,6 +57,12 @@ fn judge(join: &Join, c: &Communicator, now_ns: u64) -> Option<Finding> {
     let since_ns = c.members().values().map(|m| m.record.init_ns).min().unwrap_or(0);
     let mut evidence: Vec<Evidence> =
         camps.iter().take(DESCRIBED).map(|(hash, ranks)| fact(described(*hash, ranks))).collect();
+    if !elsewhere.is_empty() {
+        let ranks = names(&elsewhere);
+        evidence.push(fact(format!(
+            "{ranks} are on other nodes, and not all have these rules; NCCL's log names them"
+        )));
+    }
     evidence.extend(culprits.iter().take(DESCRIBED).filter_map(|r| who(join, c, *r)));
     Some(Finding {
         since: wall(join, since_ns),
@@ -78,6 +90,11 @@ fn usual(camps: &BTreeMap<Option<u64>, Vec<Rank>>) -> Option<Option<u64>> {
     all.next().filter(|_| all.next().is_none())
 }
 
+/// True where its ranks are known to be on several nodes.
+fn spans_nodes(c: &Communicator) -> bool {
+    c.members().values().any(|m| m.record.nodes.is_some_and(|n| n > 1))
+}
+
 /// Ranks of which nothing is seen, the first of them.
 fn unseen(c: &Communicator) -> Vec<Rank> {
     let ranks = (0..c.ranks().unwrap_or(0)).map(Rank);
@@ -99,11 +116,16 @@ mod tests {
     use crate::model::{Severity, TunerRules, Update};
 
     fn found(rules: &[Option<(RulesState, Option<u64>)>]) -> Vec<Finding> {
+        found_on(1, rules)
+    }
+
+    fn found_on(nodes: u32, rules: &[Option<(RulesState, Option<u64>)>]) -> Vec<Finding> {
         let mut join = Join::new();
         for (rank, rules) in (0..).zip(rules) {
             join.feed(process(rank));
             let Update::Comm(mut record) = member(rank, 4, 0) else { unreachable!("a membership") };
             record.rules = rules.map(|(state, hash)| TunerRules { state, hash });
+            record.nodes = Some(nodes);
             join.feed(Update::Comm(record));
         }
         TunerRulesRule.check(&join, 1_000_000_000)
@@ -135,6 +157,17 @@ mod tests {
         let absent = Some((RulesState::AbsentRank, Some(5)));
         assert_eq!(ranks(&found(&[absent, None, absent, absent])), [1], "it was not asked to follow any");
         assert_eq!(ranks(&found(&[absent, absent, absent])), [3], "it is not seen at all");
+    }
+
+    #[test]
+    fn of_ranks_on_other_nodes_none_is_accused_alone() {
+        let same = Some((DIFFERENT, Some(5)));
+        let found = found_on(2, &[same, same]);
+        assert_eq!(ranks(&found), [0, 1, 2, 3], "each half may be wrong");
+        let told = |text: &str| found[0].evidence.iter().any(|e| e.text.contains(text));
+        assert!(told("ranks 2, 3 are on other nodes"), "{found:?}");
+        let without = Some((DIFFERENT, None));
+        assert_eq!(ranks(&found_on(2, &[same, without])), [1], "its node knows it");
     }
 
     #[test]
