@@ -572,6 +572,10 @@ pub struct Tuning {
     /// With --tune: make no communicator whose ranks do not agree. Without it NCCL's defaults apply there
     #[arg(long, requires = "tune")]
     pub tune_require: bool,
+    /// With --tune and --preload: rules apply over several nodes as well. Ranks agree by an all-gather in the init of each
+    /// communicator, so every rank of the job has to be started with this option. Where one is not, init fails
+    #[arg(long, requires_all = ["tune", "preload"])]
+    pub tune_nodes: bool,
 }
 
 impl Tuning {

@@ -71,7 +71,7 @@ fn wrong_rules_are_exit_code_2_with_file_and_line() {
 }
 
 /// What a shell in the job sees of the tuner.
-const SHOW: &str = "echo \"$NCCL_TUNER_PLUGIN\"; echo \"$RINGWATCH_TUNE\"; echo \"$RINGWATCH_TUNE_REQUIRE\"";
+const SHOW: &str = "echo \"$NCCL_TUNER_PLUGIN\"; echo \"$RINGWATCH_TUNE\"; echo \"$RINGWATCH_TUNE_REQUIRE$RINGWATCH_TUNE_NODES\"";
 
 #[test]
 fn a_job_follows_rules_only_when_asked_to() {
@@ -83,6 +83,7 @@ fn a_job_follows_rules_only_when_asked_to() {
         (&[][..], "libnccl-profiler-ringwatch.so", ""),
         (&["--tune-require"], "libnccl-profiler-ringwatch.so", "1"),
         (&["--preload"], "libringwatch-preload.so", ""),
+        (&["--preload", "--tune-nodes"], "libringwatch-preload.so", "1"),
     ] {
         let mut command = room.ringwatch(["run", "--tune"]);
         let said = run(command.arg(&file).args(options).args(["--", "sh", "-c", SHOW]));
@@ -150,6 +151,24 @@ fn a_job_that_is_observed_has_a_tuner_a_file_and_no_rules() {
         run(&mut room.ringwatch(["run", "--tune", "observe", "--tune-require", "--", "echo", "started"]));
     assert_eq!((both.code, both.out.as_str()), (Some(2), ""));
     assert!(both.err.contains("--tune-require is for rules"), "{}", both.err);
+}
+
+#[test]
+fn rules_over_several_nodes_need_the_preloaded_library() {
+    let room = Room::new();
+    let file = written(&room, "tune.yaml", RULES);
+    let refused = |command: &mut Command, reason: &str| {
+        let said = run(command);
+        assert_eq!((said.code, said.out.as_str()), (Some(2), ""), "{}", said.err);
+        assert!(said.err.contains(reason), "{}", said.err);
+    };
+    let mut without = room.ringwatch(["run", "--tune-nodes", "--tune"]);
+    refused(without.arg(&file).args(["--", "echo", "started"]), "--preload");
+    refused(room.ringwatch(["plugin", "--tune-nodes", "--tune"]).arg(&file), "--preload");
+    let observe = ["run", "--preload", "--tune", "observe", "--tune-nodes", "--", "echo", "started"];
+    refused(&mut room.ringwatch(observe), "--tune-nodes is for rules");
+    let lines = run(room.ringwatch(["plugin", "--preload", "--tune-nodes", "--tune"]).arg(&file));
+    assert!(lines.out.contains("export RINGWATCH_TUNE_NODES=1\n"), "{} {}", lines.out, lines.err);
 }
 
 #[test]

@@ -15,6 +15,8 @@ const RULES_VARIABLE: &str = "RINGWATCH_TUNE";
 const MIN_CHANNELS_VARIABLE: &str = "NCCL_MIN_NCHANNELS";
 const COSTS_VARIABLE: &str = "RINGWATCH_TUNE_COSTS";
 const REQUIRE_VARIABLE: &str = "RINGWATCH_TUNE_REQUIRE";
+/// Ranks agree by an all-gather of the preloaded library's.
+const NODES_VARIABLE: &str = "RINGWATCH_TUNE_NODES";
 
 pub(super) fn run(o: &Tune) -> anyhow::Result<u8> {
     if let Some(dirs) = &o.advise {
@@ -74,6 +76,9 @@ pub(super) fn variables(
         if o.tune_require {
             bail!("--tune-require is for rules; leave it out with --tune observe");
         }
+        if o.tune_nodes {
+            bail!("--tune-nodes is for rules; leave it out with --tune observe");
+        }
         return Ok(vec![(PLUGIN_VARIABLE, OsString::from(library)), (COSTS_VARIABLE, costs()?.into())]);
     }
     let rules = load(file)?;
@@ -98,8 +103,10 @@ pub(super) fn variables(
         .with_context(|| format!("cannot write the compiled rules to {}", directory.display()))?;
     variables.push((PLUGIN_VARIABLE, OsString::from(library)));
     variables.push((RULES_VARIABLE, std::path::absolute(path)?.into()));
-    if o.tune_require {
-        variables.push((REQUIRE_VARIABLE, "1".into()));
+    for (name, _) in
+        [(REQUIRE_VARIABLE, o.tune_require), (NODES_VARIABLE, o.tune_nodes)].iter().filter(|v| v.1)
+    {
+        variables.push((name, "1".into()));
     }
     Ok(variables)
 }
