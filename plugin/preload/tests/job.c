@@ -119,6 +119,19 @@ static void forbid_system_calls(void) {
   WANT(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
 }
 
+// A rank that is a thread: communicator after communicator.
+static void *rank_of_nodes(void *rank) {
+  Id id;
+  ncclGetUniqueId(&id);
+  for (int i = 0; i < 20; i++) {
+    Comm *c = NULL;
+    id.bytes[7]++;
+    WANT(ncclCommInitRank(&c, 4, id, (int)(intptr_t)rank), 0);
+    WANT(ncclAllReduce(a, b, 256, F32, 0, c, S), 0);
+  }
+  return NULL;
+}
+
 // One rank of a job over several nodes: makes communicators as HOW says, and reduces once on each.
 static void on_nodes(void) {
   int rank = atoi(getenv("RANK")), ranks = atoi(getenv("RANKS")), result;
@@ -129,6 +142,12 @@ static void on_nodes(void) {
   ncclGetUniqueId(&id);
   other = id;
   other.bytes[7]++;
+  if (strcmp(how, "threads") == 0) {
+    pthread_t t[4];
+    for (intptr_t i = 0; i < 4; i++) pthread_create(&t[i], NULL, rank_of_nodes, (void *)i);
+    for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
+    return;
+  }
   if (strcmp(how, "group") == 0) {
     // Some ranks make the second communicator first.
     WANT(ncclGroupStart(), 0);

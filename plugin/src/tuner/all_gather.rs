@@ -5,7 +5,7 @@
 //! that all decide alike.
 
 use super::agreement::{Outcome, causes};
-use super::context::{self, Claimed};
+use super::context;
 use super::report::{Report, report};
 use super::roll::Arrival;
 use super::rule_file::{RuleFile, rule_file};
@@ -32,7 +32,6 @@ pub(crate) struct Part {
     /// Its slot in the segment, where it has one.
     ticket: Option<u64>,
     rank: u32,
-    context: Option<Claimed>,
     hash: u64,
     lack: u8,
 }
@@ -41,14 +40,14 @@ impl Part {
     /// Takes the context in which this rank's rules wait, if there is one.
     pub(crate) fn take(comm_id: Option<u64>, ticket: Option<u64>, rank: u32) -> Self {
         let file = rule_file();
-        let context = comm_id.and_then(context::claim);
-        let (hash, lack) = match (file, context) {
-            (RuleFile::Loaded(rules), Some(_)) => (rules.hash(), 0),
-            (RuleFile::Loaded(_), None) => (0, tuned::NO_ID),
+        let has_context = comm_id.is_some_and(context::claim);
+        let (hash, lack) = match (file, has_context) {
+            (RuleFile::Loaded(rules), true) => (rules.hash(), 0),
+            (RuleFile::Loaded(_), false) => (0, tuned::NO_ID),
             (RuleFile::Refused, _) => (0, tuned::REFUSED),
             (RuleFile::Unset | RuleFile::Missing, _) => (0, tuned::MISSING),
         };
-        Part { comm_id, ticket, rank, context, hash, lack }
+        Part { comm_id, ticket, rank, hash, lack }
     }
 
     /// The contribution.
@@ -79,9 +78,8 @@ impl Part {
         let fails = is_required && !is_unanimous;
         self.record(code);
         report(&Log::kept(), &Report { comm_id: self.comm_id, outcome: &outcome, hash: self.hash, fails });
-        match self.context {
-            Some(context) if is_unanimous => context.activate(),
-            _ => {}
+        if let Some(comm_id) = self.comm_id.filter(|_| is_unanimous) {
+            context::activate_claimed(comm_id);
         }
         if fails { Err(Failure::Required) } else { Ok(()) }
     }
@@ -164,7 +162,7 @@ mod tests {
     use super::*;
 
     fn part(rank: u32, hash: u64, lack: u8) -> Part {
-        Part { comm_id: Some(7), ticket: None, rank, context: None, hash, lack }
+        Part { comm_id: Some(7), ticket: None, rank, hash, lack }
     }
 
     #[test]

@@ -38,7 +38,7 @@ static IDLE: Context = Context::new();
 /// reads.
 #[derive(Debug)]
 struct Waiting {
-    /// FREE, KEPT or CLAIMED.
+    /// FREE, KEPT, or CLAIMED until the context is closed.
     state: Word,
     comm_id: Word,
     /// Address of the [`Choices`].
@@ -106,28 +106,19 @@ pub(super) fn wait(context: *mut c_void, comm_id: u64, choices: &'static Choices
     }
 }
 
-/// Takes one of the contexts that wait for the agreement of this communicator. Those of several ranks in one process are
-/// alike, so that it does not matter which rank gets which.
-pub(super) fn claim(comm_id: u64) -> Option<Claimed> {
+/// Takes one of the contexts that wait for the agreement of this communicator; false where none is left. Each rank in the
+/// process takes one, whichever it is.
+pub(super) fn claim(comm_id: u64) -> bool {
     let is_of = |w: &&Waiting| w.state.get_first() == KEPT && w.comm_id.get() == comm_id;
-    let index = WAITING.iter().position(|w| is_of(&w) && w.state.replace(KEPT, CLAIMED))?;
-    Some(Claimed { index })
+    WAITING.iter().filter(is_of).any(|w| w.state.replace(KEPT, CLAIMED))
 }
 
-/// A context that one rank has taken for the agreement.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Claimed {
-    index: usize,
-}
-
-impl Claimed {
-    /// Lets the rules apply from now on.
-    pub(super) fn activate(self) {
-        // One that was closed meanwhile stays closed.
-        if let (Some(w), Some(context)) = (WAITING.get(self.index), CONTEXTS.get(self.index))
-            && w.state.replace(CLAIMED, FREE)
-        {
-            context.choices.set_last(w.choices.get());
+/// Lets the rules apply from now on in all contexts of this communicator. All its ranks in the process have agreed: a rank
+/// that goes on before the others must find its own context active, whichever it has taken.
+pub(super) fn activate_claimed(comm_id: u64) {
+    for (waiting, context) in WAITING.iter().zip(&CONTEXTS) {
+        if waiting.state.get_first() == CLAIMED && waiting.comm_id.get() == comm_id {
+            context.choices.set_last(waiting.choices.get());
         }
     }
 }

@@ -391,6 +391,22 @@ fn ranks_of_one_process_agree() {
     }
 }
 
+/// A thread may go on while another one still reads the contributions.
+#[test]
+fn ranks_that_are_threads_follow_the_rules_from_their_first_operation_on() {
+    if built().is_none() {
+        return support::skip::skipped(
+            "ranks_that_are_threads_follow_the_rules_from_their_first_operation_on",
+            "a C compiler (cc)",
+        );
+    }
+    for abi in [4, 5, 7] {
+        let said = Nodes::new(abi, "threads").run(1, |_, _| {});
+        said.none(DEFAULT);
+        assert_eq!(said.ranks[0].matches(TUNED).count(), 80, "ABI v{abi}: {}", said.ranks[0]);
+    }
+}
+
 #[test]
 fn communicators_that_do_not_block_follow_no_rules() {
     if built().is_none() {
