@@ -109,7 +109,9 @@ def judged_fault(agent, fault, planted):
         time.sleep(0.05)
     took = time.time() - planted
     time.sleep(1.5)
-    seen = agent.warnings()
+    # Ranks that take turns on a GPU are late now and then, whatever is planted.
+    takes_turns = RANKS > torch.cuda.device_count() and "straggler" not in kinds
+    seen = [e for e in agent.warnings() if not (takes_turns and e["kind"] == "straggler")]
     good = bool(right) and took <= limit and all(e["kind"] in kinds and e["ranks"] == [RANKS - 1] for e in seen)
     shown = seen or agent.events()
     return good, f"{took:.2f} s; " + (" | ".join(map(text_of, shown[:4])) or "nothing")
