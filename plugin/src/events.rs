@@ -12,6 +12,7 @@
 #![expect(unsafe_code, reason = "calls the CUDA driver")]
 
 use crate::clock::now_ns;
+use crate::cuda::{self, Contexts, NOT_READY, SUCCESS};
 use crate::held::Held;
 use crate::nccl::Linker;
 use crate::state::Live;
@@ -22,14 +23,9 @@ use ringwatch_wire::sync::Word;
 
 type Event = usize;
 type Stream = usize;
-type Context = usize;
 
-const SUCCESS: c_int = 0;
-const NOT_READY: c_int = 600;
 /// CU_STREAM_CAPTURE_STATUS_NONE.
 const NOT_CAPTURING: c_int = 0;
-/// CU_STREAM_CAPTURE_MODE_RELAXED.
-const RELAXED: c_int = 2;
 
 /// The driver's functions.
 #[derive(Debug, Clone, Copy)]
@@ -39,26 +35,21 @@ pub(crate) struct Driver {
     query: unsafe extern "C" fn(Event) -> c_int,
     elapsed: unsafe extern "C" fn(*mut f32, Event, Event) -> c_int,
     capturing: unsafe extern "C" fn(Stream, *mut c_int) -> c_int,
-    exchange: unsafe extern "C" fn(*mut c_int) -> c_int,
-    context: unsafe extern "C" fn(*mut Context) -> c_int,
-    /// From CUDA 12 on: the number of a context, which no other one ever has.
-    number: Option<unsafe extern "C" fn(Context, *mut u64) -> c_int>,
+    contexts: Contexts,
 }
 
 impl Driver {
     /// The driver that the process has loaded; `None` without one, or without a function.
     pub(crate) fn find() -> Option<Self> {
         let linker = Linker::get()?;
-        let find = |name| Some(linker.find(c"libcuda.so.1", name)).filter(|a| *a != 0);
+        let find = |name| cuda::function(&linker, name);
         let create = find(c"cuEventCreate")?;
         let record = find(c"cuEventRecord")?;
         let query = find(c"cuEventQuery")?;
         // The second version of this function is for events of graphs; the first is in every driver.
         let elapsed = find(c"cuEventElapsedTime")?;
         let capturing = find(c"cuStreamIsCapturing")?;
-        let exchange = find(c"cuThreadExchangeStreamCaptureMode")?;
-        let context = find(c"cuCtxGetCurrent")?;
-        let number = find(c"cuCtxGetId");
+        let contexts = Contexts::find(&linker)?;
         // SAFETY: the CUDA driver's functions of these names and signatures.
         Some(unsafe {
             use core::mem::transmute;
@@ -68,35 +59,9 @@ impl Driver {
                 query: transmute::<usize, unsafe extern "C" fn(Event) -> c_int>(query),
                 elapsed: transmute::<usize, unsafe extern "C" fn(*mut f32, Event, Event) -> c_int>(elapsed),
                 capturing: transmute::<usize, unsafe extern "C" fn(Stream, *mut c_int) -> c_int>(capturing),
-                exchange: transmute::<usize, unsafe extern "C" fn(*mut c_int) -> c_int>(exchange),
-                context: transmute::<usize, unsafe extern "C" fn(*mut Context) -> c_int>(context),
-                number: number
-                    .map(|n| transmute::<usize, unsafe extern "C" fn(Context, *mut u64) -> c_int>(n)),
+                contexts,
             }
         })
-    }
-
-    /// The number of a context; 0 where the driver tells none.
-    fn number_of(&self, context: Context) -> u64 {
-        let mut number = 0;
-        // SAFETY: the current context; stores one number.
-        match self.number.map(|ask| unsafe { ask(context, &mut number) }) {
-            Some(SUCCESS) => number,
-            _ => 0,
-        }
-    }
-
-    /// Runs `f` with this thread's capture mode relaxed.
-    fn relaxed<T>(&self, f: impl FnOnce() -> T) -> T {
-        let mut mode = RELAXED;
-        // SAFETY: swaps this thread's capture mode with ours; it needs no context.
-        let swapped = unsafe { (self.exchange)(&mut mode) } == SUCCESS;
-        let out = f();
-        if swapped {
-            // SAFETY: as above; `mode` is what it was before.
-            unsafe { (self.exchange)(&mut mode) };
-        }
-        out
     }
 }
 
@@ -348,15 +313,13 @@ impl Events {
     /// Makes the events of a communicator, in the CUDA context that is current. Called at its init.
     pub(crate) fn open(&self, comm_ticket: u64) {
         let Some(pool) = self.pool(Self::index(comm_ticket)) else { return };
-        let mut context: Context = 0;
-        // SAFETY: stores one pointer.
-        if unsafe { (pool.driver.context)(&mut context) } != SUCCESS || context == 0 {
+        let Some(context) = pool.driver.contexts.current() else {
             pool.set(HEALTH, BROKEN);
             return;
-        }
+        };
         // An earlier communicator's events serve again where they are of the same context. Its address does not say
         // so: after cudaDeviceReset a new one may have it. Where nothing else does, the old events are left.
-        let number = pool.driver.number_of(context);
+        let number = pool.driver.contexts.number_of(context);
         let same = pool.get(CONTEXT) == context as u64 && pool.get(CONTEXT_NUMBER) == number;
         let ready = pool.get(HEALTH) == READY && number != 0 && same;
         for i in 0..SHOTS {
@@ -398,7 +361,7 @@ impl Events {
             return None;
         }
         let stream = stream as Stream;
-        pool.driver.relaxed(|| {
+        pool.driver.contexts.relaxed(|| {
             let mut status: c_int = -1;
             // SAFETY: the stream that NCCL is about to launch on.
             let asked = unsafe { (pool.driver.capturing)(stream, &mut status) };
@@ -475,7 +438,7 @@ impl Events {
         if let Some(pool) = self.pool(Self::index(comm_ticket))
             && pool.get(HEALTH) == READY
         {
-            pool.driver.relaxed(|| pool.harvest(live));
+            pool.driver.contexts.relaxed(|| pool.harvest(live));
         }
     }
 }

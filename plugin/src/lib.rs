@@ -20,6 +20,7 @@ mod bare;
 pub mod calls;
 mod chain;
 mod clock;
+mod cuda;
 mod directory;
 pub mod event;
 mod events;

@@ -54,7 +54,7 @@ pub(super) fn around(new: New, real: impl FnOnce() -> c_int) -> c_int {
     }
     let thread = Thread::get();
     if thread.depth > 0 {
-        // What cannot be kept could take no part at the end of the group.
+        // A communicator that is not kept could take no part at the end of the group.
         if !keep(&new) {
             return refuse(Failure::TooMany);
         }
@@ -271,7 +271,7 @@ impl Batch {
 fn agree<'a>(batch: &mut Batch, all: impl Iterator<Item = &'a New>) -> Result<(), Failure> {
     let until_ns = now_ns().saturating_add(settings::all_gather_wait_ns());
     let driver = Driver::find().ok_or(Failure::NoResources)?;
-    driver.relaxed(|| {
+    driver.contexts.relaxed(|| {
         let mut places = batch.members.iter_mut();
         for new in all {
             if let Some(member) = prepare(&driver, new)? {

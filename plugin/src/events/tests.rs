@@ -42,7 +42,7 @@ extern "C" fn capturing(_: Stream, status: *mut c_int) -> c_int {
 extern "C" fn exchange(_: *mut c_int) -> c_int {
     SUCCESS
 }
-extern "C" fn context(context: *mut Context) -> c_int {
+extern "C" fn context(context: *mut cuda::Context) -> c_int {
     // SAFETY: a place for one context.
     unsafe { *context = 1 };
     SUCCESS
@@ -54,7 +54,8 @@ fn words(n: usize) -> &'static [Word] {
 
 /// A process with one communicator's pool.
 fn live() -> &'static Live {
-    let driver = Driver { create, record, query, elapsed, capturing, exchange, context, number: None };
+    let contexts = Contexts::of(context, exchange);
+    let driver = Driver { create, record, query, elapsed, capturing, contexts };
     let facts = Facts { abi: 5, nccl: 22_809, refused: true, switchable: true, events: true };
     let (detail, graphs) = (Detail::Auto, Graphs::Watch);
     let settings = Settings { dir: None, bytes: None, budget_ppm: 10_000, detail, graphs };

@@ -134,7 +134,7 @@ impl Failure {
         }
     }
 
-    /// What became of the rules, for the segment.
+    /// The outcome of the agreement, for the segment.
     pub(crate) const fn code(self) -> u8 {
         match self {
             Failure::Required => tuned::DIFFERENT,

@@ -1,4 +1,4 @@
-//! What NCCL's log says about an agreement.
+//! Lines in NCCL's log about an agreement.
 
 use super::agreement::Outcome;
 use crate::log::Log;

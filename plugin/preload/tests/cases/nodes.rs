@@ -8,7 +8,7 @@ use std::process::Output;
 
 const RANKS: usize = 4;
 const WAIT_MS: &str = "1500";
-/// What the fake NCCL prints where the rule applies, and where it does not.
+/// The fake NCCL prints the first where the rule applies, and the second where it does not.
 const TUNED: &str = "asked, channels 4, cost 0\n";
 const DEFAULT: &str = "asked, channels 0, cost 10\n";
 
@@ -36,7 +36,7 @@ struct Nodes {
     how: &'static str,
 }
 
-/// What each rank wrote, and how long the slowest one took.
+/// The ranks' output, and the seconds that the slowest one took.
 struct Said {
     ranks: Vec<String>,
     seconds: f64,
@@ -106,7 +106,7 @@ impl Nodes {
         Said { ranks, seconds: begun.elapsed().as_secs_f64() }
     }
 
-    /// What became of the rules, as all segments say.
+    /// The outcomes of the agreement in all segments.
     fn recorded(&self) -> Vec<u8> {
         let files = (0..2).flat_map(|node| in_dir(&self.segments(node)));
         files.flat_map(|f| comms(&Recording::read(&f))).filter(|c| c.id.is_some()).map(|c| c.tuned).collect()

@@ -3,16 +3,13 @@
 //! A buffer and its stream are kept for later communicators of the same device: to free memory would wait for all that the job
 //! has under way on it.
 
+use crate::cuda::{self, Contexts, NOT_READY, SUCCESS};
 use crate::nccl::Linker;
 use core::ffi::{c_int, c_uint, c_void};
 use ringwatch_wire::sync::Word;
 
-const SUCCESS: c_int = 0;
-const NOT_READY: c_int = 600;
 /// CU_STREAM_NON_BLOCKING: it never waits for the job's default stream, nor that one for it.
 const NON_BLOCKING: c_uint = 1;
-/// CU_STREAM_CAPTURE_MODE_RELAXED.
-const RELAXED: c_int = 2;
 /// Least length of a buffer that is kept, so that it serves most communicators.
 const KEPT_BYTES: usize = 64 << 10;
 
@@ -24,25 +21,20 @@ pub(super) struct Driver {
     to_host: unsafe extern "C" fn(*mut c_void, u64, usize, usize) -> c_int,
     create: unsafe extern "C" fn(*mut usize, c_uint) -> c_int,
     query: unsafe extern "C" fn(usize) -> c_int,
-    context: unsafe extern "C" fn(*mut usize) -> c_int,
-    exchange: unsafe extern "C" fn(*mut c_int) -> c_int,
-    /// From CUDA 12 on: the number of a context, which no other one ever has.
-    number: Option<unsafe extern "C" fn(usize, *mut u64) -> c_int>,
+    pub(super) contexts: Contexts,
 }
 
 impl Driver {
     /// The driver that the process has loaded; `None` without one, or without a function.
     pub(super) fn find() -> Option<Self> {
         let linker = Linker::get()?;
-        let find = |name| Some(linker.find(c"libcuda.so.1", name)).filter(|a| *a != 0);
+        let find = |name| cuda::function(&linker, name);
         let allocate = find(c"cuMemAlloc_v2")?;
         let to_device = find(c"cuMemcpyHtoDAsync_v2")?;
         let to_host = find(c"cuMemcpyDtoHAsync_v2")?;
         let create = find(c"cuStreamCreate")?;
         let query = find(c"cuStreamQuery")?;
-        let context = find(c"cuCtxGetCurrent")?;
-        let exchange = find(c"cuThreadExchangeStreamCaptureMode")?;
-        let number = find(c"cuCtxGetId");
+        let contexts = Contexts::find(&linker)?;
         // SAFETY: the CUDA driver's functions of these names and signatures.
         Some(unsafe {
             use core::mem::transmute;
@@ -56,43 +48,14 @@ impl Driver {
                 ),
                 create: transmute::<usize, unsafe extern "C" fn(*mut usize, c_uint) -> c_int>(create),
                 query: transmute::<usize, unsafe extern "C" fn(usize) -> c_int>(query),
-                context: transmute::<usize, unsafe extern "C" fn(*mut usize) -> c_int>(context),
-                exchange: transmute::<usize, unsafe extern "C" fn(*mut c_int) -> c_int>(exchange),
-                number: number.map(|n| transmute::<usize, unsafe extern "C" fn(usize, *mut u64) -> c_int>(n)),
+                contexts,
             }
         })
     }
 
-    /// Runs `f` with this thread's capture mode relaxed: a capture of the job's on another thread stays whole.
-    pub(super) fn relaxed<T>(&self, f: impl FnOnce() -> T) -> T {
-        let mut mode = RELAXED;
-        // SAFETY: swaps this thread's capture mode with ours; it needs no context.
-        let swapped = unsafe { (self.exchange)(&mut mode) } == SUCCESS;
-        let out = f();
-        if swapped {
-            // SAFETY: as above; `mode` is what it was before.
-            unsafe { (self.exchange)(&mut mode) };
-        }
-        out
-    }
-
-    /// The number of the current context; 0 where the driver gives none.
-    fn context_number(&self) -> u64 {
-        let (mut context, mut number) = (0, 0);
-        // SAFETY: stores one context.
-        if unsafe { (self.context)(&mut context) } != SUCCESS {
-            return 0;
-        }
-        // SAFETY: the current context; stores one number.
-        match self.number.map(|ask| unsafe { ask(context, &mut number) }) {
-            Some(SUCCESS) => number,
-            _ => 0,
-        }
-    }
-
     /// A buffer of this length and a stream, in the current context.
     pub(super) fn take(&self, bytes: usize) -> Option<Buffer> {
-        let context = self.context_number();
+        let context = self.contexts.current().map_or(0, |c| self.contexts.number_of(c));
         let fits =
             |k: &&Kept| context != 0 && k.context.get_first() == context && k.bytes.get() >= bytes as u64;
         if let Some(i) = KEPT.iter().position(|k| fits(&k) && k.state.replace(IDLE, TAKEN))

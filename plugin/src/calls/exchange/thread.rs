@@ -10,7 +10,7 @@ type Start = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
 type Create = unsafe extern "C" fn(*mut usize, *const c_void, Start, *mut c_void) -> c_int;
 type Detach = unsafe extern "C" fn(usize) -> c_int;
 
-/// What became of a call.
+/// The outcome of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Returned {
     /// It returned this result.
