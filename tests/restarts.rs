@@ -4,10 +4,10 @@
 use crate::receiver::{Got, Receiver, Wants};
 use crate::support::agent::Agent;
 use crate::support::prometheus::{Prometheus, program};
-use crate::support::{ENDED_IN_MIXED, Play, Players, Room, opened, until};
+use crate::support::{ENDED_IN_MIXED, PATIENCE, Play, Players, Room, opened, until};
 use ringwatch::export::otlp::Protocol;
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What is counted of operations that are over.
 const COUNTS: [&str; 6] = [
@@ -104,7 +104,9 @@ fn a_receiver_that_is_killed_in_mid_run_gets_all_spans_or_it_is_said_how_many_ar
         let sends_all = start(&whole, &["--set", "socket.path=null"]);
         let waits = start(&first, &["--set", "socket.path=null"]);
         // It has hardly any room for what waits.
-        let loses = start(&narrow, &["--set", "socket.path=null", "--set", "otlp.queue=50"]);
+        const ROOM: usize = 50;
+        let queue = format!("otlp.queue={ROOM}");
+        let loses = start(&narrow, &["--set", "socket.path=null", "--set", &queue]);
         let mut players = Players::start(&room, Play::of("mixed").hold(60));
         until("spans", || (!first.got().spans.is_empty() && !narrow.got().spans.is_empty()).then_some(()));
         let (ports, had, had_narrow) = ((first.port, narrow.port), first.stop(), narrow.stop());
@@ -119,14 +121,32 @@ fn a_receiver_that_is_killed_in_mid_run_gets_all_spans_or_it_is_said_how_many_ar
             all.iter().filter(|(labels, _)| labels.contains("signal=\"spans\"")).map(|(_, n)| n).sum()
         };
         // An empty queue alone does not tell the end: each agent learns in its own time which operations are over.
-        until(&format!("the same spans over {protocol:?}, and a number for those that are missing"), || {
+        // The receiver that was killed may have kept one request that it did not answer; an agent counts those spans as
+        // lost when it has no room for them.
+        let ended = Instant::now() + PATIENCE;
+        loop {
             let all = spans(&whole.got());
             let resumed: BTreeSet<_> = &spans(&had) | &spans(&second.got());
             let short: BTreeSet<_> = &spans(&had_narrow) | &spans(&narrow.got());
             let missing = all.difference(&short).count();
-            let empty = [&sends_all, &waits, &loses].iter().all(|a| a.sum("ringwatch_export_queue") == 0.0);
-            (empty && resumed == all && missing > 0 && lost(&loses) == missing as f64).then_some(())
-        });
+            let queues = [&sends_all, &waits, &loses].map(|a| a.sum("ringwatch_export_queue"));
+            let said = lost(&loses) as usize;
+            if queues == [0.0; 3]
+                && resumed == all
+                && missing > 0
+                && (missing..=missing + ROOM).contains(&said)
+            {
+                break;
+            }
+            assert!(
+                Instant::now() < ended,
+                "{protocol:?}, after {PATIENCE:?}: of {} spans {} are at one of the two receivers; the narrow one misses \
+                 {missing}, and {said} are said to be lost; queues {queues:?}",
+                all.len(),
+                resumed.len()
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
         assert!(had.spans.len() < whole.got().spans.len(), "it was killed in the middle");
         assert_eq!((lost(&sends_all), lost(&waits)), (0.0, 0.0));
         loses.says("spans are lost");

@@ -44,6 +44,8 @@ pub(super) struct Searching {
     is_complete: bool,
     /// Places were changed, or something new is expected, since it began.
     is_stale: bool,
+    /// When the last complete search began, host monotonic ns; 0 before there was one.
+    complete_ns: u64,
 }
 
 impl Searching {
@@ -71,6 +73,14 @@ impl Searching {
         let pause = u64::try_from(SEARCH.next(self.took).as_nanos()).unwrap_or(u64::MAX);
         self.due_ns = Some(began_ns.saturating_add(pause));
         self.is_complete = self.is_listed && !self.has_backlog;
+        if self.is_complete {
+            self.complete_ns = began_ns;
+        }
+    }
+
+    /// When the last complete search began, host monotonic ns; 0 before there was one.
+    pub(super) fn complete_ns(&self) -> u64 {
+        self.complete_ns
     }
 
     fn is_late(&self) -> bool {

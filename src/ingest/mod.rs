@@ -430,6 +430,10 @@ impl Source for Segments {
         Segments::is_searched(self)
     }
 
+    fn searched_ns(&self) -> Option<u64> {
+        Some(self.searching.complete_ns())
+    }
+
     /// So many at most, of each owner in turn: nobody's are hidden behind those of another.
     fn unread(&self, uid: Option<u32>) -> Vec<Unread> {
         let mut of_owner: BTreeMap<Option<u32>, usize> = BTreeMap::new();

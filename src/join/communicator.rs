@@ -277,6 +277,8 @@ pub struct Communicator {
     touched: Vec<Key>,
     /// All that are not counted are to be looked at: what a rank does that comes or goes changes for each of them.
     rescan: bool,
+    /// When the first collective was complete without all ranks that the communicator has, host monotonic ns.
+    first_ended_ns: Option<u64>,
     /// Those that time alone makes ready, by when they are to be looked at, host monotonic ns.
     due: BTreeSet<(u64, Key)>,
     /// When the timed ones began on the first GPU and ended on the last, host monotonic ns.
@@ -347,6 +349,7 @@ impl Communicator {
             instances: Held::default(),
             touched: Vec::new(),
             rescan: false,
+            first_ended_ns: None,
             due: BTreeSet::new(),
             timed: BTreeMap::new(),
             metered: false,

@@ -198,6 +198,8 @@ pub struct Join {
     live: bool,
     /// Processes of which records are there unread, since when.
     unread: BTreeMap<SegmentId, u64>,
+    /// Processes that were there at this moment are known; absent where all are.
+    searched_ns: Option<u64>,
 }
 
 impl Join {
@@ -525,7 +527,7 @@ impl Join {
         for id in comms {
             let Some(comm) = self.comms.get_mut(id) else { continue };
             let (held, parts) = (comm.held(), comm.parts_kept());
-            comm.settle(now_ns, &mut self.classes, &mut self.outbox);
+            comm.settle(now_ns, self.searched_ns, &mut self.classes, &mut self.outbox);
             if comm.held() != held {
                 comm.stale = true;
             }
@@ -537,6 +539,13 @@ impl Join {
                 p.work.take(passed);
             }
         }
+    }
+
+    /// Tells that every process that was there at a moment (host monotonic ns) was found; `None` where nobody searches. The
+    /// first operations of a communicator wait for a search that began after them, so that they count with all ranks of
+    /// this host.
+    pub fn set_searched(&mut self, searched_ns: Option<u64>) {
+        self.searched_ns = searched_ns;
     }
 
     /// Limits what communicators take, as an estimate. Beyond, who takes most is held to a share, and what is left out is

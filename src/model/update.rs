@@ -350,6 +350,11 @@ pub trait Source {
     fn is_searched(&self) -> bool {
         true
     }
+    /// Everything that was there at this moment (host monotonic ns) was found, or is reported as unread; absent where there
+    /// is nothing to search for.
+    fn searched_ns(&self) -> Option<u64> {
+        None
+    }
     /// What it does not read now, and why; or what of that concerns one user.
     fn unread(&self, uid: Option<u32>) -> Vec<Unread> {
         let _ = uid;

@@ -87,6 +87,7 @@ impl<S: Source> Monitor<S> {
     /// Takes in what is new and asks the rules. Returns the changes of findings, each once.
     pub fn step(&mut self, now_ns: u64) -> Vec<FindingEvent> {
         let Monitor { source, join, asked, stacks, .. } = self;
+        join.set_searched(source.searched_ns());
         source.poll_each(now_ns, &mut Taking { now_ns, join, asked, stacks });
         self.join.tick(now_ns);
         self.join.set_unread(self.source.behind(), now_ns);
@@ -239,6 +240,7 @@ mod tests {
     struct Given {
         updates: Vec<Update>,
         asked: Vec<SegmentId>,
+        searched_ns: Option<u64>,
     }
 
     impl Source for Given {
@@ -248,9 +250,42 @@ mod tests {
         fn inspect(&mut self, segment: SegmentId, _now_ns: u64) {
             self.asked.push(segment);
         }
+        fn searched_ns(&self) -> Option<u64> {
+            self.searched_ns
+        }
         fn describe(&self) -> String {
             String::new()
         }
+    }
+
+    #[test]
+    fn first_operations_wait_for_the_processes_that_were_not_found_yet() {
+        // Ranks 0 and 1 of 4 are found, and both are through with an operation.
+        let found = |r: u32| {
+            let Update::Comm(mut c) = member(r, 4, 1) else { unreachable!("a member") };
+            c.init_ns = S;
+            let op = all_reduce(r, 0, 2 * S, Some((2 * S + 5_000, Some(2 * S + 50_000))));
+            [process(r), Update::Comm(c), Update::Op(Box::new(op))]
+        };
+        let ranks = |searched_ns: Option<u64>, later: &[(u32, u64)], until_ns: u64| {
+            let updates = (0..2).flat_map(found).collect();
+            let given = Given { updates, searched_ns, ..Given::default() };
+            let mut monitor = Monitor::new(given, Settings::default());
+            monitor.keep_finished();
+            monitor.step(3 * S);
+            for (rank, at_ns) in later {
+                monitor.source_mut().updates = found(*rank).into();
+                monitor.source_mut().searched_ns = Some(*at_ns - S / 2);
+                monitor.step(*at_ns);
+            }
+            monitor.step(until_ns);
+            monitor.take_finished().iter().map(|f| f.parts.len()).collect::<Vec<_>>()
+        };
+        assert_eq!(ranks(None, &[], 3 * S), [2], "where nobody searches all are there");
+        assert_eq!(ranks(Some(3 * S + 1), &[], 3 * S), [2], "they are on other hosts");
+        assert_eq!(ranks(Some(S), &[], 4 * S), [0; 0]);
+        assert_eq!(ranks(Some(S), &[(2, 4 * S)], 4 * S + S / 4), [3]);
+        assert_eq!(ranks(Some(S), &[], 13 * S), [2], "it is not waited for long");
     }
 
     #[test]

@@ -53,6 +53,10 @@ impl Source for Node {
         self.segments.is_searched()
     }
 
+    fn searched_ns(&self) -> Option<u64> {
+        self.segments.searched_ns()
+    }
+
     fn unread(&self, uid: Option<u32>) -> Vec<Unread> {
         self.segments.unread(uid)
     }

@@ -270,8 +270,11 @@ impl Receiver {
 
 impl Drop for Receiver {
     fn drop(&mut self) {
+        // Until the last of its threads has ended, it takes requests and answers them. Where a runtime runs, it may not
+        // be waited for, so another thread does.
         if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
+            let end = std::thread::spawn(|| runtime.shutdown_timeout(std::time::Duration::from_secs(30)));
+            end.join().unwrap();
         }
     }
 }

@@ -22,6 +22,13 @@ const STAMPS_GRACE_NS: u64 = 1_000_000_000;
 /// Records of other ranks that have not come by then, in ns, will not come.
 const RECORDS_GRACE_NS: u64 = 5_000_000_000;
 
+/// While processes may be missing, it is asked again so often, in ns.
+const SEARCHED_AGAIN_NS: u64 = 50_000_000;
+
+/// The processes of a communicator are found by then, in ns after it was made or after an operation was issued; or they are
+/// not waited for.
+const SEARCHED_BY_NS: u64 = 10_000_000_000;
+
 /// Whether an operation can be counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ready {
@@ -42,12 +49,17 @@ impl Communicator {
     pub(in crate::join) fn settle(
         &mut self,
         now_ns: u64,
+        searched_ns: Option<u64>,
         classes: &mut BTreeMap<ClassKey, Box<Class>>,
         outbox: &mut Outbox,
     ) {
         let expected = self.expected();
         let mut fresh = self.fresh(now_ns);
         fresh.retain(|key| match self.ready(*key, now_ns) {
+            Ready::Now if self.may_lack_ranks(*key, searched_ns, now_ns) => {
+                self.due.insert((now_ns.saturating_add(SEARCHED_AGAIN_NS), *key));
+                true
+            }
             Ready::Now => {
                 self.count(*key, expected, classes, outbox);
                 false
@@ -127,6 +139,24 @@ impl Communicator {
             }
         }
         ready
+    }
+
+    /// True while processes of this host may take part that were not found yet. All of them were there when a collective
+    /// ended, and a search that began after that finds them.
+    fn may_lack_ranks(&mut self, key: Key, searched_ns: Option<u64>, now_ns: u64) -> bool {
+        let Some(searched_ns) = searched_ns else { return false };
+        if matches!(key.0, Track::Pair(..)) || self.members.len() >= self.expected() {
+            return false;
+        }
+        let ended_ns = *self.first_ended_ns.get_or_insert(now_ns);
+        if searched_ns > ended_ns || self.instances.open_len() > HELD / 2 {
+            return false;
+        }
+        let made_ns = self.members.values().map(|m| m.record.init_ns).max().unwrap_or(0);
+        let issued = |i: &Instance| i.parts.values().filter_map(|p| p.op.issued_ns).max();
+        let issued_ns = self.instances.get(&key).and_then(issued).unwrap_or(0);
+        let is_young = |since_ns: u64, at_ns: u64| at_ns < since_ns.saturating_add(SEARCHED_BY_NS);
+        is_young(made_ns, issued_ns) && is_young(issued_ns, now_ns)
     }
 
     /// True where the rank's GPU has started what the rank issued later, in another launch. NCCL runs the launches of a
