@@ -317,4 +317,41 @@ mod tests {
         let found: Vec<_> = found.into_iter().map(|f| (f.kind, f.ranks, f.operation.order)).collect();
         assert_eq!(found, [(Kind::NotStarted, vec![Rank(1)], 1)]);
     }
+
+    /// Ranks 0 and 1 issue an operation at 10 s that rank 1's GPU does not start; rank 0 is in it from 10.5 s on. Rank 2
+    /// waits from `other_ns` on for rank 1 in another communicator.
+    fn host_that_waits_for_its_gpu(other_ns: u64) -> Vec<(Kind, CommId, Vec<Rank>)> {
+        const OTHER: CommId = CommId::unowned(8);
+        let mut j = Join::new();
+        (0..3).for_each(|r| j.feed(process(r)));
+        for r in 0..2 {
+            j.feed(member(r, 2, 2));
+            j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
+            let kernel = (r == 0).then_some((10 * S + 500_000_000, None));
+            j.feed(Update::Op(Box::new(all_reduce(r, 1, 10 * S, kernel))));
+        }
+        for (r, own) in [(1, 0), (2, 1)] {
+            let Update::Comm(mut other) = member(r, 2, u64::from(r)) else { unreachable!("a member") };
+            (other.comm, other.rank) = (OTHER, Rank(own));
+            j.feed(Update::Comm(other));
+            let first = all_reduce(r, 0, 2 * S, Some((2 * S + 5_000, Some(2 * S + 50_000))));
+            let second = (r == 2).then(|| all_reduce(r, 1, other_ns, Some((other_ns + 5_000, None))));
+            for mut op in [Some(first), second].into_iter().flatten() {
+                (op.comm, op.rank) = (OTHER, Rank(own));
+                j.feed(Update::Op(Box::new(op)));
+            }
+        }
+        j.tick(20 * S);
+        let found = HangRule::new(Settings::default()).check(&j, 20 * S);
+        found.into_iter().map(|f| (f.kind, f.communicator, f.ranks)).collect()
+    }
+
+    #[test]
+    fn a_host_that_waits_for_its_gpu_is_missing_elsewhere_because_of_that() {
+        let own = all_reduce(0, 0, S, None).comm;
+        let held = host_that_waits_for_its_gpu(10 * S + 200_000_000);
+        assert_eq!(held, [(Kind::NotStarted, own, vec![Rank(1)])]);
+        let was_missing_before = host_that_waits_for_its_gpu(9 * S);
+        assert_eq!(was_missing_before, [(Kind::MissingRank, CommId::unowned(8), vec![Rank(0)])]);
+    }
 }

@@ -10,7 +10,7 @@ use super::waits::{Front, Lack, Stage, Stall, Waits, origins};
 use super::{Join, Standing};
 use crate::model::{CommId, OpState, Rank, Track};
 use std::cell::LazyCell;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::iter::Peekable;
 use std::sync::Arc;
 use untimed::Standstill;
@@ -143,9 +143,9 @@ impl Kept {
         }
         // A rank that aborted a communicator is missed there first, and elsewhere because of that.
         let is_aborted = |s: &Stall| aborted_in(join, s).next().is_some();
-        let since = |s: &Stall| {
+        let since_ns = |s: &Stall| {
             let kept = self.since.get(&(s.comm, s.track, s.order)).copied();
-            (!is_aborted(s), kept.or_else(|| join.since_ns(s)).unwrap_or(u64::MAX))
+            kept.or_else(|| join.since_ns(s)).unwrap_or(u64::MAX)
         };
         // Where all are gone, what they waited for is the question.
         let mut gone = if self.over { Vec::new() } else { join.roster.out(self.waits.processes()) };
@@ -155,6 +155,15 @@ impl Kept {
         leave_out_unheard_ends(join, &mut stalls);
         let unclear = held_before::explain(join, &mut stalls);
         let apart = held_before::set_apart(join, &stalls, self.waits.processes());
+        let held = held_on_gpu(join, &stalls);
+        let follows = |s: &Stall, since_ns: u64| {
+            let is_held = |p: &u32| held.get(p).is_some_and(|issued_ns| *issued_ns <= since_ns);
+            s.lack == Lack::Issue && s.lacking.iter().all(|(_, p)| is_held(p))
+        };
+        let since = |s: &Stall| {
+            let since_ns = since_ns(s);
+            (!is_aborted(s), follows(s, since_ns), since_ns)
+        };
         let origins_known = origins(apart.as_deref().unwrap_or(&stalls), since, &gone);
         // Ranks that are known to wait elsewhere are not in what is not timed.
         let mut waiting: Vec<bool> = Vec::new();
@@ -169,7 +178,7 @@ impl Kept {
         let queued = untimed::newest(self.queued.values().filter(is_free));
         let queued: Vec<Arc<Stall>> = queued.into_iter().cloned().map(Arc::new).collect();
         let known = stalls.len();
-        let mut untimed = origins(&queued, since, &[]);
+        let mut untimed = origins(&queued, |s| (!is_aborted(s), since_ns(s)), &[]);
         untimed.iter_mut().for_each(|o| o.shift(known));
         stalls.extend(queued);
         self.standing = Arc::new(Standing { stalls, origins: origins_known, untimed, unclear });
@@ -183,6 +192,25 @@ fn aborted_in<'a>(join: &'a Join, s: &'a Stall) -> impl Iterator<Item = u32> {
         let has = |(r, _): &&(Rank, u32)| c.seat(*r).is_some_and(|seat| seat.aborted);
         s.lacking.iter().filter(has).map(|(_, p)| *p)
     })
+}
+
+/// Running processes whose GPUs do not start an operation in which others are seen to wait, each with the moment at which it
+/// issued the first one. A host that waits for its GPU issues nothing more, and others wait for that as well.
+fn held_on_gpu(join: &Join, stalls: &[Arc<Stall>]) -> HashMap<u32, u64> {
+    let mut held = HashMap::new();
+    for s in stalls.iter().filter(|s| s.lack == Lack::Start && !s.waiting.is_empty()) {
+        let Some(instance) = join.communicator(s.comm).and_then(|c| c.instance(s.track, s.order)) else {
+            continue;
+        };
+        for (rank, p) in s.lacking.iter().filter(|(_, p)| !join.roster.condition(*p).is_out()) {
+            let Some(issued_ns) = instance.parts.get(rank).and_then(|part| part.op.issued_ns) else {
+                continue;
+            };
+            let first = held.entry(*p).or_insert(issued_ns);
+            *first = issued_ns.min(*first);
+        }
+    }
+    held
 }
 
 /// Leaves out operations whose end nobody told, as of a process that is stopped: all others are through with them, and those

@@ -50,7 +50,7 @@ fn passages(stays: &[Stay]) -> BTreeMap<Key, Passage> {
             first_ns: started.iter().map(|(t, _)| *t).min()?,
             last_ns,
             last,
-            ended_ns: parts.iter().map(|s| s.ended_ns).min()??,
+            ended_ns: parts.iter().map(|s| s.reported_end_ns).min()??,
             timed: parts.iter().all(|s| s.timed),
         })
     };
@@ -75,7 +75,8 @@ pub(crate) fn is_visible(
         let later = |p: &Passage, o: &Passage| p.last_ns - p.first_ns >= o.last_ns - o.first_ns + by_ns;
         return both.filter(|(p, o)| culprits.contains(&p.last) && later(p, o)).count() >= times;
     }
-    let data_ns = |p: &Passage| (p.ended_ns - p.last_ns) as f64;
+    // The end that was reported may be of another transfer, which ended before this one began.
+    let data_ns = |p: &Passage| p.ended_ns.saturating_sub(p.last_ns) as f64;
     let mut slow: BTreeMap<Kind, usize> = BTreeMap::new();
     for (p, _) in both.filter(|(p, o)| data_ns(p) >= data_ns(o) * SLOWER) {
         *slow.entry(p.kind).or_default() += 1;

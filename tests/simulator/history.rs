@@ -21,6 +21,8 @@ pub(crate) struct Stay {
     pub(crate) issued_ns: u64,
     pub(crate) started_ns: Option<u64>,
     pub(crate) ended_ns: Option<u64>,
+    /// When it ended by its record: of a launch of several transfers NCCL reports one end.
+    pub(crate) reported_end_ns: Option<u64>,
     pub(crate) stream: u8,
     /// The launch that carried it together with others.
     pub(crate) plan: Option<u64>,
@@ -53,6 +55,7 @@ impl Simulation {
                     issued_ns: part.issued,
                     started_ns: part.started,
                     ended_ns: part.ended,
+                    reported_end_ns: part.told_end(),
                     stream: part.stream,
                     plan: part.plan,
                     timed: part.timed && part.stamped,

@@ -196,6 +196,7 @@ impl Simulation {
             p.state = State::Dead(how);
             p.died_ns = Some(t);
             p.streams.clear();
+            p.launches.clear();
             self.load_changed(rank, t);
             self.kill_ops(rank, None);
         }

@@ -66,6 +66,8 @@ struct Stream {
     queue: VecDeque<Item>,
     /// Parts of what runs that have not ended.
     running: usize,
+    /// The communicators of the launch that runs.
+    launched: Vec<usize>,
     /// Items that were issued to it, and those of them that are finished.
     issued: u64,
     finished: u64,
@@ -96,6 +98,8 @@ struct Process {
     mute_until: u64,
     told_dead: bool,
     streams: BTreeMap<u8, Stream>,
+    /// By communicator: its launches that have not ended, in the order of the calls, each by its first operation.
+    launches: HashMap<usize, VecDeque<Key>>,
     tickets: u64,
     losses: u64,
     missed: u64,
@@ -269,6 +273,7 @@ impl Simulation {
                 mute_until: 0,
                 told_dead: false,
                 streams: BTreeMap::new(),
+                launches: HashMap::new(),
                 tickets: 0,
                 losses: 0,
                 missed: 0,

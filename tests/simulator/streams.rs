@@ -1,13 +1,41 @@
 //! The streams of a job: what starts when, and when operations end.
 
 use super::case::{Call, FOREVER, Ns};
-use super::{Event, Item, Key, MS, Simulation, State, Stream, US, noise};
+use super::{Event, Item, Key, MS, Process, Simulation, State, Stream, US, noise};
 use ringwatch::model::{Func, Lane, Track};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+
+/// The communicators of a launch.
+fn comms_of(keys: &[Key]) -> Vec<usize> {
+    let mut comms: Vec<usize> = keys.iter().map(|k| k.0).collect();
+    comms.sort_unstable();
+    comms.dedup();
+    comms
+}
+
+/// Whether all launches of the same communicators that were issued before this one have ended.
+fn is_next(launches: &HashMap<usize, VecDeque<Key>>, keys: &[Key]) -> bool {
+    let first = keys.first();
+    comms_of(keys).iter().all(|c| launches.get(c).and_then(VecDeque::front) == first)
+}
+
+impl Process {
+    fn queue_launch(&mut self, keys: &[Key]) {
+        let Some(first) = keys.first() else { return };
+        for comm in comms_of(keys) {
+            self.launches.entry(comm).or_default().push_back(*first);
+        }
+    }
+}
 
 impl Simulation {
     pub(super) fn enqueue(&mut self, rank: u32, stream: u8, item: Item, t: u64) {
-        let s = self.processes[rank as usize].streams.entry(stream).or_default();
+        let p = &mut self.processes[rank as usize];
+        if let Item::Ops(keys) = &item {
+            p.queue_launch(keys);
+        }
+        let s = p.streams.entry(stream).or_default();
         s.queue.push_back(item);
         s.issued += 1;
         self.advance(rank, stream, t);
@@ -35,7 +63,10 @@ impl Simulation {
                 self.load_changed(rank, t);
                 self.wake(rank, t);
             }
+            // NCCL runs the launches of a communicator one after the other, on whatever streams they are.
+            Some(Item::Ops(keys)) if !is_next(&p.launches, &keys) => s.queue.push_front(Item::Ops(keys)),
             Some(Item::Ops(keys)) => {
+                s.launched = comms_of(&keys);
                 s.running = keys.len();
                 s.computes = false;
                 self.load_changed(rank, t);
@@ -59,7 +90,9 @@ impl Simulation {
             Some(Item::Replay(planned)) => {
                 let keys: Vec<Key> =
                     planned.into_iter().map(|p| self.issue(rank, p, stream, t, true)).collect();
-                let s = self.processes[rank as usize].streams.entry(stream).or_default();
+                let p = &mut self.processes[rank as usize];
+                keys.iter().for_each(|k| p.queue_launch(std::slice::from_ref(k)));
+                let s = p.streams.entry(stream).or_default();
                 // Its last operation finishes it.
                 s.finished = s.finished.wrapping_sub(keys.len() as u64 - 1);
                 keys.into_iter().rev().for_each(|k| s.queue.push_front(Item::Ops(vec![k])));
@@ -242,13 +275,39 @@ impl Simulation {
     }
 
     pub(super) fn part_ends(&mut self, rank: u32, stream: u8, t: u64) {
-        if let Some(s) = self.processes[rank as usize].streams.get_mut(&stream) {
+        let p = &mut self.processes[rank as usize];
+        let mut over = Vec::new();
+        if let Some(s) = p.streams.get_mut(&stream) {
             s.running = s.running.saturating_sub(1);
-            s.finished = s.finished.wrapping_add(u64::from(s.running == 0));
+            if s.running == 0 {
+                s.finished = s.finished.wrapping_add(1);
+                over = std::mem::take(&mut s.launched);
+            }
+        }
+        for comm in &over {
+            p.launches.get_mut(comm).map(VecDeque::pop_front);
         }
         self.load_changed(rank, t);
         self.advance(rank, stream, t);
         self.release(rank, stream, t);
+        if !over.is_empty() {
+            self.launch_next(rank, stream, t);
+        }
+    }
+
+    /// Starts launches on other streams that waited for one on this stream.
+    fn launch_next(&mut self, rank: u32, stream: u8, t: u64) {
+        let p = &self.processes[rank as usize];
+        let may_start = |s: &Stream| {
+            s.running == 0 && matches!(s.queue.front(), Some(Item::Ops(keys)) if is_next(&p.launches, keys))
+        };
+        let next: Vec<u8> = p
+            .streams
+            .iter()
+            .filter(|(other, s)| **other != stream && may_start(s))
+            .map(|(o, _)| *o)
+            .collect();
+        next.into_iter().for_each(|other| self.advance(rank, other, t));
     }
 
     /// Lets the streams go on that wait for this one.
