@@ -262,7 +262,20 @@ impl<'a> Scene<'a> {
     }
 
     fn behind_mismatch(&self, comm: &Communicator, stall: &Stall) -> bool {
-        comm.mismatch().is_some_and(|(t, o, _)| (t, o) <= (stall.track, stall.order))
+        let Some((track, order, _)) = comm.mismatch() else { return false };
+        if track == stall.track {
+            return order <= stall.order;
+        }
+        // Tracks have no order among each other, but each rank's calls have.
+        let (Some(wrong), Some(instance)) =
+            (comm.instance(track, order), comm.instance(stall.track, stall.order))
+        else {
+            return true;
+        };
+        let is_before = |(rank, part): (&Rank, &Part)| {
+            part.op.issued_ns.zip(wrong.parts.get(rank)?.op.issued_ns).map(|(own, wrong)| own < wrong)
+        };
+        !instance.parts.iter().filter_map(is_before).any(|before| before)
     }
 
     /// Where all that started an operation are through with it: who waits behind it for those that have not, for longest.

@@ -275,6 +275,19 @@ mod tests {
     }
 
     #[test]
+    fn a_transfer_that_was_issued_before_a_wrong_call_is_not_behind_it() {
+        // Rank 1 receives from rank 0, which sends nothing. Ranks 1 and 2 disagree about the next collective.
+        let told = |called_ns: u64| {
+            let wrong = OpRecord { func: Func::AllGather, ..all_reduce(2, 1, called_ns, None) };
+            let ends =
+                vec![end(1, (0, 1), Some((10 * S + 5_000, None))), all_reduce(1, 1, called_ns, None), wrong];
+            found(ends, 20 * S).into_iter().map(|f| (f.kind, f.ranks)).collect::<Vec<_>>()
+        };
+        assert_eq!(told(16 * S), [(Kind::ReceiveWithoutSend, vec![Rank(0)])]);
+        assert_eq!(told(9 * S), [], "the wrong call explains all that comes after it");
+    }
+
+    #[test]
     fn a_receive_that_is_open_because_of_its_launch_hides_no_later_one() {
         // Rank 1's launch has received from rank 0 and waits for rank 2. Rank 0 is in the next send to rank 1.
         let of_launch = |op: OpRecord, plan, order| OpRecord {

@@ -87,6 +87,19 @@ pub(crate) fn of(spec: &Spec, exam: &Exam, happened: &[Stay], entered: &[Option<
         .collect()
 }
 
+/// The place of the communicator that a rank never joins.
+fn not_joined(p: &Planted, exam: &Exam) -> Option<usize> {
+    (0..exam.members.len()).find(|at| !left_out(*at, exam).is_disjoint(&p.culprits))
+}
+
+/// The ranks that never join a communicator.
+fn left_out(at: usize, exam: &Exam) -> BTreeSet<u32> {
+    let name = exam.comm_name(at);
+    let members = name.split('/').next().and_then(|name| exam.case.comms.get(name));
+    let is_left_out = |r: &&u32| members.is_some_and(|m| m.without.contains(r));
+    exam.members[at].1.iter().filter(is_left_out).copied().collect()
+}
+
 fn one(
     spec: &Spec,
     exam: &Exam,
@@ -116,10 +129,18 @@ fn one(
         truth.planted_ns = truth.planted_ns.min(last_ns.unwrap_or(p.at_ns));
     }
     if p.kind == FaultKind::NeverJoined {
-        truth.since_ns = entered.iter().flatten().max().copied().unwrap_or(p.at_ns);
+        let at = not_joined(p, exam);
+        let entered_ns = at.and_then(|at| *entered.get(at)?);
+        // All that never join it are missed alike.
+        truth.culprits = at.map_or_else(|| p.culprits.clone(), |at| left_out(at, exam));
+        truth.involved.clone_from(&truth.culprits);
+        truth.since_ns = entered_ns.unwrap_or(p.at_ns);
         truth.cost = 1.0;
+        // Another fault may keep its ranks from it, so that nobody waits in it, or nobody waits because of this fault.
+        let is_used = other.iter().any(|s| Some(s.comm) == at && p.culprits.contains(&s.rank));
+        let is_held_up = entered_ns.is_some() && (is_used || exam.planted.len() == 1);
         // Without the library that sees its making begin, nothing is known of it.
-        truth.need = if spec.preloaded { Need::Required } else { Need::Allowed };
+        truth.need = if spec.preloaded && is_held_up { Need::Required } else { Need::Allowed };
     } else if p.kind.is_slow() {
         truth.cost = lost(happened, other, until, p.at_ns);
         truth.need = match truth.cost {
