@@ -9,6 +9,7 @@ use super::member::Seat;
 use super::waits::{Front, Lack, Stage, Stall, Waits, origins};
 use super::{Join, Standing};
 use crate::model::{CommId, OpState, Rank, Track};
+use held_before::FEW;
 use std::cell::LazyCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::iter::Peekable;
@@ -198,7 +199,9 @@ fn aborted_in<'a>(join: &'a Join, s: &'a Stall) -> impl Iterator<Item = u32> {
 /// issued the first one. A host that waits for its GPU issues nothing more, and others wait for that as well.
 fn held_on_gpu(join: &Join, stalls: &[Arc<Stall>]) -> HashMap<u32, u64> {
     let mut held = HashMap::new();
-    for s in stalls.iter().filter(|s| s.lack == Lack::Start && !s.waiting.is_empty()) {
+    let is_of_few =
+        |s: &&Arc<Stall>| s.lack == Lack::Start && !s.waiting.is_empty() && s.lacking.len() <= FEW;
+    for s in stalls.iter().filter(is_of_few) {
         let Some(instance) = join.communicator(s.comm).and_then(|c| c.instance(s.track, s.order)) else {
             continue;
         };

@@ -18,7 +18,7 @@ use std::sync::Arc;
 const LOOKED_AT: usize = 65_536;
 
 /// An operation that more ranks lack is looked at as a whole.
-const FEW: usize = 64;
+pub(super) const FEW: usize = 64;
 
 /// A rank whose GPU does not start an operation, by its process's number in the graph, and that operation.
 struct Idle {
