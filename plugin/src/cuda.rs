@@ -30,7 +30,7 @@ pub(crate) struct Contexts {
 }
 
 impl Contexts {
-    /// Those of the driver that the process has loaded; `None` without one, or without a function.
+    /// Finds the functions of the driver that the process has loaded; `None` without a driver, or without a function.
     pub(crate) fn find(linker: &Linker) -> Option<Self> {
         let exchange = function(linker, c"cuThreadExchangeStreamCaptureMode")?;
         let current = function(linker, c"cuCtxGetCurrent")?;
