@@ -3,6 +3,7 @@
 mod elsewhere;
 mod late;
 mod lately;
+mod leads;
 mod own_work;
 mod settle;
 mod unjudged;
@@ -28,6 +29,7 @@ use crate::model::{
     OpState, OperationRef, PairBeat, Proto, Rank, Returned, SegmentId, Signatures, Spare, Track,
     message_bytes,
 };
+use leads::Leads;
 use own_work::OwnWork;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -71,6 +73,8 @@ pub struct LateEvent {
     pub held_elsewhere: Option<bool>,
     /// For how long, in ns, it was in other operations while the others waited for it.
     pub elsewhere_ns: u64,
+    /// How much of its lateness it had in the operation before already, where the others go on meanwhile, in ns.
+    pub carried_ns: u64,
     /// True where it may have been in one that is not timed.
     pub unsure: bool,
     /// How many collectives its process had finished by then, in all its communicators.
@@ -105,7 +109,8 @@ impl LateEvent {
         if self.unsure || self.held_elsewhere != Some(false) || !self.costs() {
             return 0;
         }
-        (self.by_ns.saturating_sub(self.elsewhere_ns) as f64 * self.speaks_for) as u64
+        let new_ns = self.by_ns.saturating_sub(self.elsewhere_ns).saturating_sub(self.carried_ns);
+        (new_ns as f64 * self.speaks_for) as u64
     }
 
     /// Wall time that the job lost by several, in ns.
@@ -321,6 +326,7 @@ pub struct Communicator {
     judged: u64,
     /// Collectives, and transfers, of which nobody knows who came last.
     unjudged: [Unjudged; 2],
+    leads: Leads,
     coverage: Coverage,
     /// Members by the number of ranks that they say it has.
     sizes: BTreeMap<Option<u32>, usize>,
@@ -375,6 +381,7 @@ impl Communicator {
             finished: 0,
             judged: 0,
             unjudged: [Unjudged::default(); 2],
+            leads: Leads::default(),
             coverage: Coverage::default(),
             sizes: BTreeMap::new(),
             begun: 0,

@@ -55,6 +55,9 @@ fn simpler(spec: &Spec) -> Vec<Spec> {
     add(&|s| s.layers = 1);
     add(&|s| s.micro = s.outer.max(1));
     add(&|s| s.variant = false);
+    add(&|s| s.gpus_differ = 0.0);
+    add(&|s| s.hosts_differ = 0.0);
+    add(&|s| s.host_share = 0.0);
     add(&|s| s.checkpoint_ms = 0);
     add(&|s| s.evaluation = false);
     add(&|s| s.compile_ms = 0);

@@ -129,6 +129,11 @@ pub(crate) struct Spec {
     /// Elements of one operation.
     pub(crate) count: u64,
     pub(crate) noise: f64,
+    /// By how much GPUs differ in speed, and not by any fault.
+    pub(crate) gpus_differ: f64,
+    /// What a host does before each call, as a share of a piece of computing, and by how much hosts differ in that.
+    pub(crate) host_share: f64,
+    pub(crate) hosts_differ: f64,
     pub(crate) tail_share: f64,
     pub(crate) tail_factor: f64,
     pub(crate) disturbed: f64,
@@ -168,8 +173,12 @@ impl Spec {
         let family = r.pick(&Family::ALL);
         let (ranks, a_node, inner, outer) = sizes(&mut r, family);
         let old = r.chance(0.12);
-        let noise = r.spread(0.02, 0.5);
+        // Drawn apart, so that seeds stay nearly the jobs that they were: many loops compute the same in each step.
+        let mut apart = Random::new(seed ^ 0x6770_7573);
+        let noise = r.spread(0.02, 0.5) * if apart.chance(0.3) { 0.1 } else { 1.0 };
+        let gpus_differ = if apart.chance(0.5) { apart.spread(0.003, 0.025) } else { 0.0 };
         let tails = r.chance(0.5);
+        let busy_hosts = apart.chance(0.3);
         let mut spec = Spec {
             seed,
             family,
@@ -183,6 +192,9 @@ impl Spec {
             unit_us: r.spread(2_000.0, 25_000.0) as u64,
             count: r.spread(4_096.0, 60_000_000.0) as u64,
             noise,
+            gpus_differ,
+            host_share: if busy_hosts { apart.spread(0.02, 0.4) } else { 0.0 },
+            hosts_differ: if busy_hosts { apart.spread(0.05, 0.6) } else { 0.0 },
             tail_share: if tails { r.spread(0.000_1, 0.01) } else { 0.0 },
             tail_factor: if tails { r.spread(1.0, 8.0) } else { 0.0 },
             disturbed: if r.chance(0.3) { r.spread(0.001, 0.05) } else { 0.0 },

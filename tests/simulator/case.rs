@@ -69,6 +69,12 @@ pub(crate) struct Case {
     /// How much of each time of work is random, 0 to 1.
     #[serde(default = "noise")]
     pub(crate) noise: f64,
+    /// GPUs differ for good: each takes longer for what it computes, by a share between none and this one.
+    #[serde(default)]
+    pub(crate) gpus_differ: f64,
+    /// The same of hosts, for what they do themselves.
+    #[serde(default)]
+    pub(crate) hosts_differ: f64,
     /// Time of an operation without data.
     #[serde(default = "latency")]
     pub(crate) latency: Ns,

@@ -32,6 +32,7 @@ impl Simulation {
             match action {
                 Action::Sync => {}
                 Action::Host(ns) => {
+                    let ns = Ns((ns.0 as f64 * self.pace(rank, self.case.hosts_differ, 1)) as u64);
                     let took = self.noisy(ns, noise::of_action(rank, number, 0));
                     self.push(t + took, Event::Host(rank));
                     return;
@@ -46,6 +47,7 @@ impl Simulation {
                     let took = if ns >= FOREVER {
                         ns
                     } else {
+                        let ns = Ns((ns.0 as f64 * self.pace(rank, self.case.gpus_differ, 0)) as u64);
                         Ns(self.noisy(ns, noise::of_action(rank, number, 0)))
                     };
                     self.enqueue(rank, stream, Item::Kernel(took), t);

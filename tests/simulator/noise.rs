@@ -43,6 +43,11 @@ impl Simulation {
         self.draw(key) % n.max(1)
     }
 
+    /// How many times as long a rank takes as the fastest one may, where they differ by a share. `salt` says in what.
+    pub(super) fn pace(&self, rank: u32, differ: f64, salt: u64) -> f64 {
+        1.0 + differ * (mix(self.seed ^ of_action(rank, u32::MAX - 1, salt)) as f64 / u64::MAX as f64)
+    }
+
     /// A time with its noise: even up to the case's share, and now and then several times as long.
     pub(super) fn noisy(&mut self, t: Ns, key: u64) -> u64 {
         let wide = (t.0 as f64 * self.case.noise) as u64;

@@ -29,6 +29,7 @@ struct Manner {
     by_own_work: bool,
     by_calls: bool,
     speaks_for: f64,
+    carried_ns: u64,
     /// When it came, where its own part does not say so.
     came_ns: Option<u64>,
 }
@@ -41,6 +42,7 @@ impl Default for Manner {
             by_own_work: false,
             by_calls: false,
             speaks_for: 1.0,
+            carried_ns: 0,
             came_ns: None,
         }
     }
@@ -128,7 +130,7 @@ impl Communicator {
         transfer_ns: Option<u64>,
         manner: Manner,
     ) {
-        let Manner { in_exchange, by_host, by_own_work, by_calls, speaks_for, came_ns } = manner;
+        let Manner { in_exchange, by_host, by_own_work, by_calls, speaks_for, carried_ns, came_ns } = manner;
         let Some(instance) = self.instances.get_mut(&(track, order)) else { return };
         instance.late_told = Some(late);
         let at_ns = instance.began_ns().unwrap_or(0);
@@ -170,6 +172,7 @@ impl Communicator {
             came_ns: came_ns.unwrap_or(at_ns),
             held_elsewhere: None,
             elsewhere_ns: 0,
+            carried_ns,
             unsure: false,
             finished: 0,
             in_exchange,
@@ -267,8 +270,10 @@ impl Communicator {
         self.judged += 1;
         unjudged.judged(at_ns, 1.0);
         let speaks_for = unjudged.speaks_for(1.0);
+        let is_seen = found.measure == Measure::Gpu;
+        let carried_ns = if is_seen { self.leads.carried_ns(key, found) } else { 0 };
         if found.by_ns >= LATE_NS {
-            self.tell_late(key, found, transfer_ns, Manner { speaks_for, ..Manner::default() });
+            self.tell_late(key, found, transfer_ns, Manner { speaks_for, carried_ns, ..Manner::default() });
         }
         late
     }

@@ -32,6 +32,9 @@ pub(super) fn of(spec: &Spec) -> Layout {
         Family::Inference => inference(spec),
         Family::Rooted => mixed(spec),
     };
+    if spec.host_share > 0.0 {
+        made.step = launched(made.step, spec.host_share);
+    }
     if spec.sync {
         made.step.push(sync());
     }
@@ -39,6 +42,19 @@ pub(super) fn of(spec: &Spec) -> Layout {
         members.preloaded = spec.preloaded;
     }
     made
+}
+
+/// The same steps with a host that takes this share of what a GPU computes to launch it.
+fn launched(steps: Vec<Step>, share: f64) -> Vec<Step> {
+    let mut all = Vec::new();
+    for mut step in steps {
+        step.steps = launched(std::mem::take(&mut step.steps), share);
+        if let Some(ns) = step.compute {
+            all.push(Step { ranks: step.ranks.clone(), ..host((ns.0 as f64 * share) as u64) });
+        }
+        all.push(step);
+    }
+    all
 }
 
 /// Gradients are reduced in buckets while the backward pass goes on.

@@ -41,6 +41,8 @@ pub(super) fn empty_case(spec: &Spec) -> Case {
             _ => 200 * MS,
         }),
         noise: spec.noise,
+        gpus_differ: spec.gpus_differ,
+        hosts_differ: spec.hosts_differ,
         latency: Ns(15_000),
         disturbed: spec.disturbed,
         depth: spec.depth,
