@@ -146,7 +146,8 @@ fn head(title: &str, around: &MeasuredOn) -> String {
 
 fn row(bytes: u64, e: &SizeEvidence, applied: Applied, rule: &str) -> String {
     let us = |times: &[f64]| if times.is_empty() { "-".to_owned() } else { number(median(times) / 1000.0) };
-    let upper = e.upper.map_or("-".to_owned(), |u| format!("{u:.3}"));
+    let upper = e.tested.filter(|(arm, _)| *arm == applied);
+    let upper = upper.map_or("-".to_owned(), |(_, u)| format!("{u:.3}"));
     let ratio = |sample: &RatioSample| {
         if sample.ratios.is_empty() { "-".to_owned() } else { format!("{:.3}", sample.ratio()) }
     };

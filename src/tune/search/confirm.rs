@@ -11,7 +11,7 @@ const REPEATS: u32 = 5;
 const INTERIM_TESTS: usize = 2;
 /// A choice whose median ratio is above this is given up after the first test.
 const HOPELESS: f64 = 0.99;
-/// The probability of error for harm at any size. It is reported rather than missed.
+/// The probability of error for harm, at each size. It is reported rather than missed.
 const HARM_ALPHA: f64 = 0.05;
 
 /// The rounds of one arm at one size.
@@ -55,8 +55,8 @@ pub struct SizeEvidence {
     pub is_proven: bool,
     /// True once it is proven that a tuner without rules makes this size too slow, and that the rules do not.
     pub is_guarded: bool,
-    /// The ratio that was tested is below this, with the confidence of the search.
-    pub upper: Option<f64>,
+    /// The arm that was tested, and what its ratio is below with the confidence of the search.
+    pub tested: Option<(Applied, f64)>,
 }
 
 /// The measured arm that a size runs under.
@@ -80,9 +80,9 @@ impl SizeEvidence {
         }
     }
 
-    /// True where this size, one of so many, takes longer than it may.
-    pub fn is_harmed(&self, applied: Applied, sizes: usize) -> bool {
-        bounds(&self.sample(applied).ratios, harm_alpha(sizes)).lower.is_some_and(|lower| lower > HARM_RATIO)
+    /// True where this size takes longer than it may.
+    pub fn is_harmed(&self, applied: Applied) -> bool {
+        bounds(&self.sample(applied).ratios, HARM_ALPHA).lower.is_some_and(|lower| lower > HARM_RATIO)
     }
 
     /// True where more rounds may prove something.
@@ -98,19 +98,20 @@ impl SizeEvidence {
     }
 
     fn test_ratios(&mut self, question: Question, alpha: f64) {
-        let sample = match question {
+        let arm = match question {
             Question::None => return,
-            Question::Environment => &self.environment,
-            Question::Rule => &self.tuned,
+            Question::Environment => Applied::Environment,
+            Question::Rule => Applied::Rule,
         };
-        self.upper = bounds(&sample.ratios, alpha).upper;
-        self.is_proven |= self.upper.is_some_and(|upper| upper < GAIN_RATIO);
+        let upper = bounds(&self.sample(arm).ratios, alpha).upper;
+        self.tested = upper.map(|upper| (arm, upper));
+        self.is_proven |= upper.is_some_and(|upper| upper < GAIN_RATIO);
         if question != Question::Rule {
             return;
         }
         let idle = bounds(&self.idle.ratios, alpha).lower;
         let is_slow = idle.is_some_and(|lower| lower > HARM_RATIO);
-        self.is_guarded |= is_slow && self.upper.is_some_and(|upper| upper < HARM_RATIO);
+        self.is_guarded |= is_slow && upper.is_some_and(|upper| upper < HARM_RATIO);
     }
 }
 
@@ -158,15 +159,10 @@ impl ProofPlan {
     }
 }
 
-/// The rounds after which a plan is tested for gain at `asked` sizes and for harm at all `sizes`.
-pub(super) fn test_rounds(goal: &SearchGoal, asked: usize, sizes: usize) -> [usize; INTERIM_TESTS] {
-    let first = rounds_min(goal.alpha(asked) / INTERIM_TESTS as f64).max(rounds_min(harm_alpha(sizes)));
+/// The rounds after which a plan is tested for gain at `asked` sizes, and for harm.
+pub(super) fn test_rounds(goal: &SearchGoal, asked: usize) -> [usize; INTERIM_TESTS] {
+    let first = rounds_min(goal.alpha(asked) / INTERIM_TESTS as f64).max(rounds_min(HARM_ALPHA));
     [first, 2 * first]
-}
-
-/// The probability of error for harm at one of so many sizes.
-fn harm_alpha(sizes: usize) -> f64 {
-    HARM_ALPHA / sizes.max(1) as f64
 }
 
 /// Measures until all sizes are decided, the last test is done or the time is over. False where the time was over first.
@@ -183,7 +179,7 @@ pub(super) fn confirm<M: Machine>(
     let mut evidence = vec![SizeEvidence::default(); sizes];
     let mut failures = Vec::new();
     let asked = plan.questions.iter().filter(|q| **q != Question::None).count();
-    let test_rounds = if asked == 0 { [1; INTERIM_TESTS] } else { test_rounds(goal, asked, sizes) };
+    let test_rounds = if asked == 0 { [1; INTERIM_TESTS] } else { test_rounds(goal, asked) };
     let last = test_rounds.last().copied().unwrap_or(0);
     for round in 1..=last {
         if !timing.has_time(machine, arms.len(), goal.deadline) {

@@ -263,8 +263,7 @@ impl SearchResult {
 
     /// Sizes that take longer with the file that is written than they may.
     pub fn harmed(&self) -> impl Iterator<Item = &TunedSize> {
-        let sizes = self.sizes.len();
-        let is_harmed = move |s: &&TunedSize| s.evidence.is_harmed(self.applied(s), sizes);
+        let is_harmed = |s: &&TunedSize| s.evidence.is_harmed(self.applied(s));
         self.sizes.iter().filter(|_| self.changes_anything()).filter(is_harmed)
     }
 

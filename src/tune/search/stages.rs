@@ -53,8 +53,7 @@ pub fn expected(space: &Space, goal: &SearchGoal, times: &Expected) -> Duration 
         let batches = u32::try_from(tables.div_ceil(BATCH) * effort.rounds).unwrap_or(u32::MAX);
         times.batch(BATCH + 1, effort.repeats) * batches
     };
-    let rounds =
-        u32::try_from(test_rounds(goal, space.sizes.len(), space.sizes.len())[0]).unwrap_or(u32::MAX);
+    let rounds = u32::try_from(test_rounds(goal, space.sizes.len())[0]).unwrap_or(u32::MAX);
     stage(tables, COARSE) + stage(fine_tables(space), FINE) + times.batch(4, 5) * rounds
 }
 
@@ -252,7 +251,7 @@ impl RunningSearch<'_> {
 
     /// The arms that later stages are expected to measure.
     fn later(&self, stage: SearchStage) -> usize {
-        let proof = 4 * test_rounds(self.goal, self.space.sizes.len(), self.space.sizes.len())[0];
+        let proof = 4 * test_rounds(self.goal, self.space.sizes.len())[0];
         match stage {
             SearchStage::Coarse => fine_tables(self.space) * FINE.rounds + proof,
             _ => proof,

@@ -68,7 +68,7 @@ impl Verified {
     /// Sizes that take longer than they may.
     pub fn harmed(&self) -> impl Iterator<Item = (u64, &SizeEvidence, Applied)> {
         let with = self.sizes.iter().map(|(b, e, rule)| (*b, e, self.applied(*rule)));
-        with.filter(|(_, e, applied)| e.is_harmed(*applied, self.sizes.len()))
+        with.filter(|(_, e, applied)| e.is_harmed(*applied))
     }
 }
 

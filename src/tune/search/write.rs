@@ -62,7 +62,7 @@ pub(super) fn evidence(bytes: u64, e: &SizeEvidence, verdict: RuleVerdict, aroun
         us(&sample.times_ns),
         sample.ratio()
     );
-    if let Some(upper) = e.upper {
+    if let Some((_, upper)) = e.tested {
         text.push_str(&format!(", below {upper:.3} with {} confidence", around.confidence));
     }
     text.push_str(&format!(", {} rounds", sample.ratios.len()));
