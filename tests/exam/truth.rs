@@ -68,7 +68,9 @@ fn without(case: &Case, planted: &Planted) -> Case {
     }
     match planted.kind {
         FaultKind::NodeLost => case.node_loss = None,
-        FaultKind::OtherChoice => case.choices.clear(),
+        FaultKind::OtherChoice => {
+            case.choices.retain(|c| !c.ranks.iter().flatten().any(|r| planted.culprits.contains(r)));
+        }
         FaultKind::NeverJoined => case.comms.values_mut().for_each(|m| m.without.clear()),
         _ => {}
     }
