@@ -131,7 +131,7 @@ pub(crate) struct Spec {
     pub(crate) noise: f64,
     /// By how much GPUs differ in speed, and not by any fault.
     pub(crate) gpus_differ: f64,
-    /// What a host does before each call, as a share of a piece of computing, and by how much hosts differ in that.
+    /// How long a host takes to launch computing, as a share of it, and by how much hosts differ in that.
     pub(crate) host_share: f64,
     pub(crate) hosts_differ: f64,
     pub(crate) tail_share: f64,
