@@ -73,7 +73,8 @@ pub struct LateEvent {
     pub held_elsewhere: Option<bool>,
     /// For how long, in ns, it was in other operations while the others waited for it.
     pub elsewhere_ns: u64,
-    /// How much of its lateness it had in the operation before already, where the others go on meanwhile, in ns.
+    /// The part of its lateness that it had in the operation before already, in ns. It costs nothing more, as the others went on
+    /// meanwhile.
     pub carried_ns: u64,
     /// True where it may have been in one that is not timed.
     pub unsure: bool,

@@ -129,9 +129,9 @@ pub(crate) struct Spec {
     /// Elements of one operation.
     pub(crate) count: u64,
     pub(crate) noise: f64,
-    /// By how much GPUs differ in speed, and not by any fault.
+    /// GPUs differ in speed by up to this share, and not by any fault.
     pub(crate) gpus_differ: f64,
-    /// How long a host takes to launch computing, as a share of it, and by how much hosts differ in that.
+    /// Hosts take this share of computing's time to launch it, and differ in that by up to `hosts_differ`.
     pub(crate) host_share: f64,
     pub(crate) hosts_differ: f64,
     pub(crate) tail_share: f64,

@@ -124,24 +124,25 @@ def keep_segments(name, place):
 
 
 def clocks():
-    """The clock of each GPU's multiprocessors in MHz."""
+    """Returns the clock of each GPU's multiprocessors in MHz."""
     query = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"]
     return [float(line) for line in subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()]
 
 
-def watched(agent, job, seconds, name, place, seen_clocks):
-    """Waits for a healthy job's end, keeps its segments at the first warning, and returns its exit code (None: no end).
-    Adds the GPUs' clocks every ten seconds."""
-    until, warned, next_clocks = time.time() + seconds, False, time.time()
+def watched(agent, job, seconds, name, place):
+    """Waits for a healthy job's end and keeps its segments at the first warning. Returns its exit code (None: no end), and the
+    GPUs' mean clocks in MHz, read every ten seconds."""
+    until, warned, seen = time.time() + seconds, False, [clocks()]
+    next_clocks = time.time() + 10
     while job.poll() is None and time.time() < until:
         if time.time() >= next_clocks:
-            seen_clocks.append(clocks())
+            seen.append(clocks())
             next_clocks += 10
         if not warned and agent.warnings():
             warned = True
             keep_segments(name, place)
         time.sleep(0.2)
-    return job.poll()
+    return job.poll(), [round(sum(of) / len(of)) for of in zip(*seen)]
 
 
 def free_port():
@@ -174,15 +175,14 @@ def run(ringwatch, plugin, loop, fault):
             return False, "the job did not start: " + (place / "job.out").read_text()[-1500:]
         if fault != "healthy":
             return judged_fault(agent, fault, float(moment.read_text()))
-        seen_clocks = []
-        code = watched(agent, job, seconds + START_SECONDS, f"{loop}-{fault}", place, seen_clocks)
+        code, mhz = watched(agent, job, seconds + START_SECONDS, f"{loop}-{fault}", place)
         if code is None:
             return False, "the job did not end"
         time.sleep(1)
         seen = agent.warnings()
-        mean = [round(sum(of) / len(of)) for of in zip(*seen_clocks)]
         opened = [e for e in agent.events() if e.get("change") == "opened"]
-        text = f"{len(seen)} warnings, {len(opened)} findings, exit code {code}; mean clocks in MHz {mean}; " + " | ".join(map(text_of, (seen or opened)[:4]))
+        text = f"{len(seen)} warnings, {len(opened)} findings, exit code {code}, GPUs at {mhz} MHz; "
+        text += " | ".join(map(text_of, (seen or opened)[:4]))
         return not seen and code == 0, text
     finally:
         end(job, place)

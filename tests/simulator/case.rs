@@ -72,7 +72,7 @@ pub(crate) struct Case {
     /// GPUs differ for good: each takes longer for what it computes, by a share between none and this one.
     #[serde(default)]
     pub(crate) gpus_differ: f64,
-    /// The same of hosts, for what they do themselves.
+    /// Hosts differ in the same way, in what they do themselves.
     #[serde(default)]
     pub(crate) hosts_differ: f64,
     /// Time of an operation without data.

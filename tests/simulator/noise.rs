@@ -43,7 +43,7 @@ impl Simulation {
         self.draw(key) % n.max(1)
     }
 
-    /// How many times as long a rank takes as the fastest one may, where they differ by a share. `salt` says in what.
+    /// The factor by which a rank takes longer than the fastest one may, where ranks differ by up to a share. `salt` says in what.
     pub(super) fn pace(&self, rank: u32, differ: f64, salt: u64) -> f64 {
         1.0 + differ * (mix(self.seed ^ of_action(rank, u32::MAX - 1, salt)) as f64 / u64::MAX as f64)
     }

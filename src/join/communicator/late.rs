@@ -9,7 +9,7 @@ use crate::model::{Rank, Track};
 /// Operations of a communicator before its rhythm is learned.
 const WARM_UP: u64 = 8;
 /// Lateness by the hosts' times that is told before the operation is known to have ended, in ns.
-const VERY_LATE_NS: u64 = 100_000_000;
+pub(super) const VERY_LATE_NS: u64 = 100_000_000;
 /// Transfers between two ranks after which a very late transfer of theirs is told.
 const USUAL_WAITS: u32 = 8;
 /// Waits after which a host that is a little late is told: these show the rhythm of several steps.
@@ -213,6 +213,9 @@ impl Communicator {
         let is_it = |l: &&mut LateEvent| place(l) == place(e) && l.held_elsewhere.is_none();
         let Some(event) = self.late.iter_mut().find(is_it) else { return };
         (event.rank, event.by_ns, event.came_ns) = (rank, by_ns, came_ns);
+        if rank != e.rank {
+            event.carried_ns = 0;
+        }
         explain(event);
         let cost_ns = event.cost_ns();
         if rank != e.rank {
@@ -270,8 +273,8 @@ impl Communicator {
         self.judged += 1;
         unjudged.judged(at_ns, 1.0);
         let speaks_for = unjudged.speaks_for(1.0);
-        let is_seen = found.measure == Measure::Gpu;
-        let carried_ns = if is_seen { self.leads.carried_ns(key, found) } else { 0 };
+        let is_by_gpu = found.measure == Measure::Gpu;
+        let carried_ns = if is_by_gpu { self.leads.carried_ns(key, found) } else { 0 };
         if found.by_ns >= LATE_NS {
             self.tell_late(key, found, transfer_ns, Manner { speaks_for, carried_ns, ..Manner::default() });
         }

@@ -1,10 +1,11 @@
-//! Whether ranks stay the last ones from operation to operation, as they do where operations run beside computing.
+//! Finds out whether ranks stay the last ones from operation to operation, as they do where operations run beside computing.
 //!
 //! There a rank that waits in an operation goes on meanwhile, and comes to the next one as early as before: both show the same
 //! lateness, and the job lost it once at most. Where a rank goes on only after each operation, every lateness is new.
 
 use super::super::instance::Late;
 use super::Key;
+use super::late::VERY_LATE_NS;
 use crate::model::Rank;
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ const TURNS: f64 = 0.2;
 /// They stay the last ones where they take turns in less than this share of that.
 const STAY: f64 = 0.5;
 
-/// Who came last to the latest operations.
+/// The ranks that came last to the latest operations, and how often they took turns.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Leads {
     last: Option<(Key, Late)>,
@@ -24,9 +25,9 @@ pub(super) struct Leads {
     times: BTreeMap<Rank, u32>,
     turns: u32,
     pairs: u32,
-    /// What the pairs before these said.
+    /// True where the pairs before these said that ranks stay the last ones.
     persist: bool,
-    /// Of the lateness of all pairs lately, how much was carried over, and all of it, in ns.
+    /// The lateness that was carried over in the pairs lately, and all lateness in them, in ns.
     carried: f64,
     lateness: f64,
 }
@@ -37,8 +38,9 @@ impl Leads {
         let before = self.last.replace((key, late));
         let is_next = |(k, _): &(Key, Late)| k.0 == key.0 && k.1.checked_add(1) == Some(key.1);
         let Some((_, before)) = before.filter(is_next) else {
-            // The operation before it is not timed: it is like the others.
-            let share = if self.persist { self.carried / self.lateness.max(1.0) } else { 0.0 };
+            // The operation before it is not timed: it is like the others, which carry over a little each.
+            let is_usual = self.persist && late.by_ns < VERY_LATE_NS;
+            let share = if is_usual { self.carried / self.lateness.max(1.0) } else { 0.0 };
             return (late.by_ns as f64 * share) as u64;
         };
         let stays = before.rank == late.rank;
@@ -71,7 +73,7 @@ mod tests {
     use crate::join::{Late, Measure};
     use crate::model::{Rank, Track};
 
-    /// What is carried over in all, of as many operations as two rounds need, with these ranks last by 5 us.
+    /// Sums up what is carried over in as many operations as two rounds need, with these ranks last by 5 us.
     fn carried(last: impl Fn(u64) -> u32) -> u64 {
         let mut leads = Leads::default();
         let of = |order| {
@@ -103,5 +105,6 @@ mod tests {
         assert_eq!(leads.carried_ns((Track::Collective, 8), late(8_000)), 8_000);
         assert_eq!(leads.carried_ns((Track::Collective, 9), late(9_000)), 8_000);
         assert_eq!(leads.carried_ns((Track::Collective, 11), late(17_000)), 16_000);
+        assert_eq!(leads.carried_ns((Track::Collective, 13), late(200_000_000)), 0, "a stall is new");
     }
 }
