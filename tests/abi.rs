@@ -453,6 +453,7 @@ fn check(abi: u8, scenario: Scenario, two_node: bool) {
                 Lane::Send(peer) => Track::Pair(rank, peer),
                 Lane::Recv(peer) if peer == rank => continue,
                 Lane::Recv(peer) => Track::Pair(peer, rank),
+                Lane::Call => continue,
             };
             *joined.entry((CommId::unowned(o.comm), track, o.order)).or_default() += 1;
         }

@@ -368,6 +368,7 @@ impl m::Record {
             Lane::Replay => (2, 0),
             Lane::Send(peer) => (3, peer.0),
             Lane::Recv(peer) => (4, peer.0),
+            Lane::Call => (5, 0),
         };
         let f = o.flags;
         let flags = [f.captured, f.in_place, f.copy_engine, f.symmetric, f.preloaded, f.grouped];
@@ -420,6 +421,7 @@ impl m::Record {
             2 => Lane::Replay,
             3 => Lane::Send(Rank(self.peer)),
             4 => Lane::Recv(Rank(self.peer)),
+            5 => Lane::Call,
             _ => return None,
         };
         let flag = |bit: u32| self.flags >> bit & 1 == 1;

@@ -171,6 +171,7 @@ pub(super) fn op(comm: &CommRecord, slot: &OpSlot) -> OpRecord {
         kind::REPLAY => Lane::Replay,
         kind::SEND => Lane::Send(peer),
         kind::RECV => Lane::Recv(peer),
+        kind::CALL => Lane::Call,
         _ => Lane::Collective,
     };
     let some = |n: u8| if n == 0 { None } else { Some(n) };
@@ -184,7 +185,7 @@ pub(super) fn op(comm: &CommRecord, slot: &OpSlot) -> OpRecord {
         func: func(slot.func),
         dtype: dtype(slot.dtype),
         count: slot.count,
-        root: if lane.is_collective() { rank(slot.root) } else { None },
+        root: if lane.is_collective() || lane == Lane::Call { rank(slot.root) } else { None },
         algo: algo(slot.algo, slot.flags),
         proto: proto(slot.proto),
         channels: some(slot.channels),

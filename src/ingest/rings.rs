@@ -332,6 +332,9 @@ fn settled(slot: &OpSlot) -> bool {
     if slot.preloaded && slot.returned.is_none() {
         return false;
     }
+    if slot.kind == kind::CALL {
+        return true;
+    }
     let channels = u16::from(slot.channels);
     slot.issued_ns.is_some()
         && match slot.timed {
@@ -346,6 +349,9 @@ fn settled(slot: &OpSlot) -> bool {
 pub(super) fn whole(open: &Open) -> bool {
     if !settled(&open.slot) || open.net.values().iter().any(|n| n.stop_ns.is_none()) {
         return false;
+    }
+    if open.slot.kind == kind::CALL {
+        return true;
     }
     match decode::timing(open.slot.timed) {
         Timing::Kernel => {

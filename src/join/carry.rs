@@ -173,5 +173,6 @@ fn wire(comm: &Communicator, rank: Rank, part: &Part, nodes: Option<u32>) -> Opt
             nodes,
             is_root: op.func.is_rooted() && op.root == Some(rank),
         }),
+        Lane::Call => None,
     }
 }

@@ -860,13 +860,14 @@ impl Communicator {
                 clock.observe(stop, seen);
             }
         }
-        let Some(order) = op.order else {
+        let is_call = op.lane == Lane::Call;
+        let Some(order) = op.order.filter(|_| !is_call) else {
             // What NCCL refused, what does nothing, and a bare call that has returned is not waited for: of some,
             // NCCL makes other operations, or tells nothing.
-            let bare = op.flags.preloaded && !op.flags.grouped && op.returned.is_some();
+            let bare = op.flags.preloaded && (is_call || !op.flags.grouped) && op.returned.is_some();
             let issues = !op.flags.captured
                 && !bare
-                && op.count > 0
+                && (is_call || op.count > 0)
                 && op.returned.is_none_or(Returned::accepted)
                 && op.ticket >= member.issued_below;
             if let (Some(at_ns), true) = (op.called_ns, issues) {
@@ -887,6 +888,7 @@ impl Communicator {
             Lane::Send(peer) => Track::Pair(rank, peer),
             // A rank's transfer to itself is one operation, told by its send.
             Lane::Recv(peer) if peer == rank => return Taken::Yes,
+            Lane::Call => return Taken::Yes,
             Lane::Recv(peer) => Track::Pair(peer, rank),
         };
         member.has_seen(track, order);

@@ -261,6 +261,35 @@ impl Member {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use crate::join::{Join, testing};
+    use crate::model::{Flags, Returned, Update};
+
+    /// Nobody issues a one-sided operation, so that it is waited for only until its call has returned.
+    #[test]
+    fn a_call_without_an_order_is_waited_for_until_it_returns_and_matched_with_nothing() {
+        let mut join = Join::default();
+        join.feed(testing::process(0));
+        join.feed(testing::member(0, 2, 0));
+        let mut op = testing::op(Lane::Call, 5);
+        (op.order, op.func, op.count, op.called_ns) = (None, Func::WaitSignal, 0, Some(1_000));
+        op.flags = Flags { preloaded: true, grouped: true, ..Flags::default() };
+        let called = |join: &Join| {
+            let c = join.communicator(op.comm).expect("its member is known");
+            assert_eq!(c.incomplete().count(), 0);
+            c.members()[&Rank(0)].called
+        };
+        join.feed(Update::Op(Box::new(op.clone())));
+        let open = Called { ticket: 5, func: Func::WaitSignal, at_ns: 1_000, returned: Some(false) };
+        assert_eq!(called(&join), Some(open));
+        let returned = Some(Returned { at_ns: 2_000, result: 0 });
+        join.feed(Update::Op(Box::new(OpRecord { returned, ..op.clone() })));
+        assert_eq!(called(&join), None);
+        // A forged order makes nothing of it either.
+        join.feed(Update::Op(Box::new(OpRecord { order: Some(0), returned, ..op.clone() })));
+        assert_eq!(called(&join), None);
+    }
+
     use super::{RECENT_PART_NS, RecentCost};
 
     #[test]

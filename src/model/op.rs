@@ -44,7 +44,7 @@ named! {
         Broadcast = "Broadcast", Reduce = "Reduce", AllGather = "AllGather", ReduceScatter = "ReduceScatter",
         AllReduce = "AllReduce", SendRecv = "SendRecv", Send = "Send", Recv = "Recv", AlltoAll = "AlltoAll",
         Scatter = "Scatter", Gather = "Gather", AllGatherV = "AllGatherV", PutSignal = "PutSignal",
-        Signal = "Signal", WaitSignal = "WaitSignal", Unknown = "Unknown",
+        Signal = "Signal", WaitSignal = "WaitSignal", Unknown = "Unknown", DevCommCreate = "DevCommCreate",
     }
 }
 named! {
@@ -111,6 +111,8 @@ pub enum Lane {
     Send(Rank),
     /// Receives from a peer.
     Recv(Rank),
+    /// Calls that have no order: one-sided operations, and device communicators that are made. Nothing is matched with them.
+    Call,
 }
 
 impl Lane {
@@ -269,7 +271,7 @@ pub struct OpRecord {
     pub dtype: Option<DataType>,
     /// NCCL's count in elements of `dtype`.
     pub count: u64,
-    /// Root of a rooted collective, as NCCL gives it.
+    /// Root of a rooted collective, as NCCL gives it, or the peer of a one-sided operation.
     pub root: Option<Rank>,
     /// Algorithm.
     pub algo: Option<Algo>,

@@ -107,6 +107,7 @@ pub(super) fn order(lane: Lane, order: u64) -> String {
         Lane::Replay => format!("replay #{order}"),
         Lane::Send(peer) => format!("to {peer} #{order}"),
         Lane::Recv(peer) => format!("from {peer} #{order}"),
+        Lane::Call => format!("call #{order}"),
     }
 }
 

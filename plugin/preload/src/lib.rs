@@ -11,7 +11,7 @@
 #![expect(unsafe_code, reason = "the C boundary")]
 #![allow(non_snake_case, reason = "NCCL's names")]
 
-use core::ffi::{CStr, c_int, c_void};
+use core::ffi::{CStr, c_int, c_uint, c_void};
 use ringwatch_plugin::calls::{self, Made, Op, Real, func};
 
 /// NCCL's 128 bytes that a communicator is made from; passed by value.
@@ -152,6 +152,39 @@ function!(ncclScatterConfig(send: Send, recv: Recv, count: usize, dtype: c_int, 
     calls::around(&Op { root, ..op(func::SCATTER, count, dtype, comm, stream) }, real)
 });
 
+/// One of the ranks whose signals are waited for.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct WaitSignalDesc {
+    signals: c_int,
+    peer: c_int,
+    index: c_int,
+    context: c_int,
+}
+
+type Window = *mut c_void;
+
+/// In place of a data type where a call has none.
+const NO_TYPE: c_int = -1;
+
+// NCCL 2.29 and later: one-sided operations. NCCL counts a signal as no element.
+function!(ncclPutSignal(local: Send, count: usize, dtype: c_int, peer: c_int, window: Window, offset: usize, index: c_int, context: c_int, flags: c_uint, comm: Comm, stream: Stream), |real| {
+    calls::around_unordered(&Op { root: peer, ..op(func::PUT_SIGNAL, count, dtype, comm, stream) }, real)
+});
+function!(ncclSignal(peer: c_int, index: c_int, context: c_int, flags: c_uint, comm: Comm, stream: Stream), |real| {
+    calls::around_unordered(&Op { root: peer, ..op(func::SIGNAL, 0, NO_TYPE, comm, stream) }, real)
+});
+function!(ncclWaitSignal(count: c_int, descs: *const WaitSignalDesc, comm: Comm, stream: Stream), |real| {
+    // SAFETY: the caller passes NCCL as many as it says.
+    let only = if count == 1 { unsafe { descs.as_ref() } } else { None };
+    let root = only.map_or(-1, |desc| desc.peer);
+    calls::around_unordered(&Op { root, ..op(func::WAIT_SIGNAL, 0, NO_TYPE, comm, stream) }, real)
+});
+// NCCL 2.28 and later: what kernels of the job's own communicate by.
+function!(ncclDevCommCreate(comm: Comm, requirements: *const c_void, new: *mut c_void), |real| {
+    calls::around_unordered(&op(func::DEV_COMM_CREATE, 0, NO_TYPE, comm, core::ptr::null_mut()), real)
+});
+
 function!(ncclGroupStart(), |real| calls::group_start(real));
 function!(ncclGroupEnd(), |real| calls::group_end(true, real));
 function!(ncclGroupSimulateEnd(info: *mut c_void), |real| calls::group_end(false, real));
@@ -230,6 +263,10 @@ static HOT: &[&Real] = &[
     &ncclAlltoAllConfig::REAL,
     &ncclGatherConfig::REAL,
     &ncclScatterConfig::REAL,
+    &ncclPutSignal::REAL,
+    &ncclSignal::REAL,
+    &ncclWaitSignal::REAL,
+    &ncclDevCommCreate::REAL,
     &ncclGroupStart::REAL,
     &ncclGroupEnd::REAL,
     &ncclGroupSimulateEnd::REAL,

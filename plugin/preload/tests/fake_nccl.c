@@ -313,6 +313,26 @@ int ncclScatterConfig(const void *s, void *r, size_t n, int t, int root, CONFIG)
 }
 #endif
 
+#ifndef OLD
+// They return what the job passed, so that it sees whether all of it came through.
+int ncclPutSignal(const void *local, size_t n, int t, int peer, void *window, size_t at, int index, int context,
+                  unsigned flags, STREAM) {
+  return n == 100 && t == 7 && window == (void *)0x31 && at == 32 && index == 3 && context == 4 && flags == 0x80000005
+             ? OK : BAD_ARGUMENT;
+}
+int ncclSignal(int peer, int index, int context, unsigned flags, STREAM) {
+  return index == 3 && context == 4 && flags == 0x80000005 ? OK : BAD_ARGUMENT;
+}
+typedef struct { int signals, peer, index, context; } WaitDesc;
+int ncclWaitSignal(int n, WaitDesc *of, STREAM) {
+  return n > 0 && of[n - 1].signals == n + 1 && of[n - 1].context == 4 ? OK : BAD_ARGUMENT;
+}
+int ncclDevCommCreate(Comm *c, const void *requirements, void *made) {
+  *(const void **)made = requirements;
+  return c->ranks == 2 ? OK : BAD_ARGUMENT;
+}
+#endif
+
 int ncclGetVersion(int *v) {
   static const int version[] = {21903, 22304, 22403, 22603, 22703, 22809, 22907, 23102};
   *v = version[abi()];

@@ -43,6 +43,10 @@ int ncclReduceScatterConfig(const void *, void *, size_t, int, int, Comm *, void
 int ncclAlltoAllConfig(const void *, void *, size_t, int, Comm *, void *, const void *) WEAK;
 int ncclGatherConfig(const void *, void *, size_t, int, int, Comm *, void *, const void *) WEAK;
 int ncclScatterConfig(const void *, void *, size_t, int, int, Comm *, void *, const void *) WEAK;
+typedef struct { int signals, peer, index, context; } WaitDesc;
+int ncclPutSignal(const void *, size_t, int, int, void *, size_t, int, int, unsigned, Comm *, void *) WEAK;
+int ncclSignal(int, int, int, unsigned, Comm *, void *) WEAK, ncclWaitSignal(int, WaitDesc *, Comm *, void *) WEAK;
+int ncclDevCommCreate(Comm *, const void *, void *) WEAK;
 uint64_t fake_hash(Comm *);
 int fake_mask(void);
 
@@ -221,10 +225,28 @@ int job(const char *what) {
     WANT(ncclScatterConfig(a, b, 80, F32, 0, c, S, config), 0);
     WANT(ncclAllReduceConfig(a, b, 90, F32, 0, c, S, NULL), 4);
   }
+  if (IS("unordered")) {
+    WaitDesc descs[2] = {{2, 1, 0, 4}, {3, 1, 0, 4}};
+    void *made = NULL;
+    c = init(2, 0);
+    WANT(ncclAllReduce(a, b, 1, F32, 0, c, S), 0);
+    WANT(ncclDevCommCreate(c, a, &made), 0);
+    if (made != a) return 9;
+    WANT(ncclPutSignal(a, 100, F32, 1, (void *)0x31, 32, 3, 4, 0x80000005, c, S), 0);
+    WANT(ncclPutSignal(a, 101, F32, 1, (void *)0x31, 32, 3, 4, 0x80000005, c, S), 4);
+    WANT(ncclGroupStart(), 0);
+    WANT(ncclSignal(1, 3, 4, 0x80000005, c, S), 0);
+    WANT(ncclWaitSignal(1, descs, c, S), 0);
+    WANT(ncclGroupEnd(), 0);
+    WANT(ncclWaitSignal(2, descs, c, S), 0);
+    WANT(ncclAllReduce(a, b, 2, F32, 0, c, S), 0);
+  }
   if (IS("missing")) {
     // Newer than this NCCL.
     c = init(2, 0);
     WANT(ncclScatter(a, b, 1, F32, 0, c, S), 5);
+    WANT(ncclSignal(1, 0, 0, 0, c, S), 5);
+    WANT(ncclDevCommCreate(c, a, b), 5);
   }
   if (IS("hang-init")) c = init(8, 5);
   if (IS("hang-call")) {

@@ -39,6 +39,10 @@ const RECV: u8 = 8;
 const ALL_TO_ALL: u8 = 9;
 const SCATTER: u8 = 10;
 const GATHER: u8 = 11;
+const PUT_SIGNAL: u8 = 13;
+const SIGNAL: u8 = 14;
+const WAIT_SIGNAL: u8 = 15;
+const DEV_COMM_CREATE: u8 = 16;
 
 fn preload() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
@@ -72,7 +76,7 @@ fn it_needs_libc_alone_stays_mapped_and_exports_nccls_names() {
     let calls: BTreeSet<&str> =
         exports.iter().map(String::as_str).filter(|n| !elf::tables().contains(*n)).collect();
     assert!(calls.iter().all(|n| n.starts_with("nccl")), "{calls:?}");
-    assert_eq!(calls.len(), 33, "{calls:?}");
+    assert_eq!(calls.len(), 37, "{calls:?}");
 }
 
 // --- jobs
@@ -397,6 +401,33 @@ fn a_call_with_a_configuration_is_recorded_as_the_call_without_it() {
         ];
         assert_eq!(told, wanted, "ABI v{abi}");
         assert_ne!(calls[1].flags & flag::IN_PLACE, 0);
+    }
+}
+
+/// NCCL 2.29 and later: one-sided operations, and a device communicator.
+#[test]
+fn a_call_without_an_order_is_recorded_and_counts_in_no_order() {
+    for abi in ABIS {
+        let Some(job) = job("linked", abi, "unordered") else { return };
+        let r = job.run().good().recording();
+        assert_eq!(r.losses(), [], "ABI v{abi}");
+        let ops = r.ops();
+        let calls: Vec<_> = ops.iter().filter(|o| o.kind == kind::CALL).collect();
+        let told: Vec<_> = calls
+            .iter()
+            .map(|o| (o.func, o.root, o.count, o.dtype, o.grouped, o.returned.unwrap().0))
+            .collect();
+        let wanted = [
+            (DEV_COMM_CREATE, -1, 0, 0, false, 0),
+            (PUT_SIGNAL, 1, 100, 8, false, 0),
+            (PUT_SIGNAL, 1, 101, 8, false, 4),
+            (SIGNAL, 1, 0, 0, true, 0),
+            (WAIT_SIGNAL, 1, 0, 0, true, 0),
+            (WAIT_SIGNAL, -1, 0, 0, false, 0),
+        ];
+        assert_eq!(told, wanted, "ABI v{abi}");
+        assert!(calls.iter().all(|o| o.preloaded && o.order.is_none() && o.issued_ns.is_none()));
+        assert_eq!(issued(&ops), [(ALL_REDUCE, 1, Some(1)), (ALL_REDUCE, 2, Some(1))], "ABI v{abi}");
     }
 }
 

@@ -56,7 +56,8 @@ macro_rules! funcs {
 funcs! {
     ALL_REDUCE = "AllReduce", BROADCAST = "Broadcast", REDUCE = "Reduce", ALL_GATHER = "AllGather",
     REDUCE_SCATTER = "ReduceScatter", SEND = "Send", RECV = "Recv", ALL_TO_ALL = "AlltoAll",
-    SCATTER = "Scatter", GATHER = "Gather",
+    SCATTER = "Scatter", GATHER = "Gather", PUT_SIGNAL = "PutSignal", SIGNAL = "Signal",
+    WAIT_SIGNAL = "WaitSignal", DEV_COMM_CREATE = "DevCommCreate",
 }
 
 /// One call of an operation.
@@ -292,6 +293,41 @@ pub fn around(op: &Op, real: impl FnOnce() -> c_int) -> c_int {
     result
 }
 
+/// Makes a call that has no issue order, and records it. NCCL reports nothing of it, launches it in a way of its own, and
+/// gives no order that ranks share. NCCL's result is handed back as it is.
+#[inline]
+pub fn around_unordered(op: &Op, real: impl FnOnce() -> c_int) -> c_int {
+    let thread = Thread::get();
+    if thread.inside {
+        return real();
+    }
+    let taken = take_unordered(op, thread.depth > 0);
+    let result = inside(thread, real);
+    if let Some((calls, comm, ticket)) = taken {
+        returned(calls.live, ticket, result, now_ns());
+        if accepted(result) {
+            comms::used(&calls, comm);
+        }
+    }
+    result
+}
+
+fn take_unordered(call: &Op, grouped: bool) -> Option<(Calls, u64, u64)> {
+    let calls = Calls::get()?;
+    let (comm, e) = calls.comm(call.comm)?;
+    if comms::settled(&calls, e) == Mode::Apart {
+        return None;
+    }
+    let captured = is_one_sided(call.func) && calls.live.events.captures(call.stream as u64);
+    if captured {
+        calls.live.governor.captured();
+    }
+    let from = if grouped { op::GROUPED } else { 0 } | op::PRELOADED;
+    let made = called(&calls, comm, call, captured, from, now_ns());
+    calls.live.segment.book(call_kind::API, made.map(|_| ()));
+    Some((calls, comm, made.ok()?))
+}
+
 /// Begins a pair of CUDA events before a launch that NCCL does not tell of, if that is to be timed.
 fn begin_shot(calls: &Calls, e: &[Word], stream: u64) -> u64 {
     let untold = matches!(mode(e), Mode::Alone | Mode::Events);
@@ -383,6 +419,10 @@ const fn is_pair(func: u8) -> bool {
     func == func::SEND || func == func::RECV
 }
 
+const fn is_one_sided(func: u8) -> bool {
+    matches!(func, func::PUT_SIGNAL | func::SIGNAL | func::WAIT_SIGNAL)
+}
+
 fn called(calls: &Calls, comm: u64, call: &Op, captured: bool, from: u64, now: u64) -> Result<u64, Loss> {
     let (ticket, slot) = calls.live.segment.op.claim()?;
     let mut words = [0; op::WORDS - 1];
@@ -391,10 +431,12 @@ fn called(calls: &Calls, comm: u64, call: &Op, captured: bool, from: u64, now: u
             *w = value;
         }
     };
-    let kind = match (is_pair(call.func), is_send(call.func)) {
-        (false, _) => kind::COLLECTIVE,
-        (true, true) => kind::SEND,
-        (true, false) => kind::RECV,
+    let kind = match call.func {
+        func::SEND => kind::SEND,
+        func::RECV => kind::RECV,
+        func::DEV_COMM_CREATE => kind::CALL,
+        f if is_one_sided(f) => kind::CALL,
+        _ => kind::COLLECTIVE,
     };
     let flags = if call.in_place { flag::IN_PLACE } else { 0 } | if captured { flag::CAPTURED } else { 0 };
     set(

@@ -13,10 +13,10 @@ macro_rules! codes {
 }
 
 codes! {
-    /// Operations: NCCL's own number plus one.
+    /// Operations: NCCL's own number plus one. The last one is a call that is no operation of NCCL's.
     pub FUNCS: 1 "Broadcast", 2 "Reduce", 3 "AllGather", 4 "ReduceScatter", 5 "AllReduce", 6 "SendRecv",
     7 "Send", 8 "Recv", 9 "AlltoAll", 10 "Scatter", 11 "Gather", 12 "AllGatherV", 13 "PutSignal",
-    14 "Signal", 15 "WaitSignal"
+    14 "Signal", 15 "WaitSignal", 16 "DevCommCreate"
 }
 codes! {
     /// Data types: NCCL's own number plus one.
@@ -90,6 +90,9 @@ pub mod kind {
     pub const SEND: u8 = 3;
     /// A receive.
     pub const RECV: u8 = 4;
+    /// A call that has no issue order: one-sided operations, and a device communicator that is made. Only the preloaded
+    /// library sees them.
+    pub const CALL: u8 = 5;
 }
 
 /// Flags of an operation.
