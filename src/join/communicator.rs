@@ -810,7 +810,7 @@ impl Communicator {
                     called: None,
                     exchanged: None,
                     seat,
-                    issued_below: 0,
+                    issued_after_ns: 0,
                     seen_below: [0; 2],
                     graphs_from: u64::MAX,
                     channels: Vec::new(),
@@ -869,7 +869,7 @@ impl Communicator {
                 && !bare
                 && (is_call || op.count > 0)
                 && op.returned.is_none_or(Returned::accepted)
-                && op.ticket >= member.issued_below;
+                && op.called_ns.is_some_and(|called_ns| called_ns >= member.issued_after_ns);
             if let (Some(at_ns), true) = (op.called_ns, issues) {
                 let returned = op.flags.preloaded.then_some(op.returned.is_some());
                 member.called = Some(Called { ticket: op.ticket, func: op.func, at_ns, returned });
@@ -878,8 +878,9 @@ impl Communicator {
             }
             return Taken::Yes;
         };
-        member.issued_below = member.issued_below.max(op.ticket.saturating_add(1));
-        if member.called.is_some_and(|c| c.ticket <= op.ticket) {
+        let called_ns = op.called_ns.or(op.issued_ns).unwrap_or(0);
+        member.issued_after_ns = member.issued_after_ns.max(called_ns.saturating_add(1));
+        if member.called.is_some_and(|c| c.ticket == op.ticket || c.at_ns <= called_ns) {
             member.called = None;
         }
         let track = match op.lane {

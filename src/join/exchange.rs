@@ -93,8 +93,9 @@ pub(super) struct Exchanges {
     incomplete: HashMap<LaunchKey, ExchangeLaunch>,
     /// Oldest first; some may be complete.
     order: VecDeque<LaunchKey>,
-    /// The newest launch of each rank. Of older ones all transfers are known.
-    newest: BTreeMap<Rank, u64>,
+    /// When the newest launch of each rank was issued, host monotonic ns, and that launch. Of older ones all transfers are
+    /// known. Numbers of launches in lines and in operation slots do not compare.
+    newest: BTreeMap<Rank, (u64, u64)>,
     /// The launch of each rank that is complete if nothing more of it comes.
     pending: BTreeMap<Rank, u64>,
     transfers: usize,
@@ -144,7 +145,7 @@ impl Exchanges {
             return;
         }
         let newest = self.newest.entry(op.rank).or_default();
-        *newest = plan.max(*newest);
+        *newest = (op.issued_ns.unwrap_or(0), plan).max(*newest);
         let launch = self.launch((op.rank, plan));
         if peer == op.rank {
             launch.with_itself = true;
@@ -249,7 +250,7 @@ impl Exchanges {
             if !launch.is_with_neighbours() {
                 return None;
             }
-            if self.newest.get(&key.0) == Some(&key.1) {
+            if self.newest.get(&key.0).is_some_and(|newest| newest.1 == key.1) {
                 self.pending.insert(key.0, key.1);
                 return None;
             }

@@ -91,8 +91,9 @@ pub struct Member {
     pub(super) exchanged: Option<Box<Exchanged>>,
     /// Where its [`Seat`] is.
     pub(super) seat: u32,
-    /// Ticket + 1 of the youngest operation that NCCL has issued.
-    pub(super) issued_below: u64,
+    /// When the youngest operation that NCCL has issued was called, plus one, host monotonic ns. Tickets of lines and of
+    /// operation slots do not compare.
+    pub(super) issued_after_ns: u64,
     /// Of collectives and replays, the youngest order that was seen, plus one.
     pub(super) seen_below: [u64; 2],
     /// The youngest collective that it issued by a call, and when, host monotonic ns.
@@ -291,6 +292,29 @@ mod tests {
     }
 
     use super::{RECENT_PART_NS, RecentCost};
+
+    /// Tickets of lines are larger than those of all operation slots.
+    #[test]
+    fn a_call_in_an_operation_slot_is_younger_than_an_issue_in_a_line() {
+        let mut join = Join::default();
+        join.feed(testing::process(0));
+        join.feed(testing::member(0, 2, 1));
+        let called = |join: &Join| {
+            let c = join.communicators().next().expect("its member is known");
+            c.members()[&Rank(0)].called.map(|c| c.at_ns)
+        };
+        let mut line = testing::all_reduce(0, 0, 10_000, None);
+        line.ticket = 1 << 43;
+        let mut slot = testing::all_reduce(0, 1, 0, None);
+        (slot.ticket, slot.order, slot.issued_ns, slot.called_ns) = (7, None, None, Some(20_000));
+        join.feed(Update::Op(Box::new(line)));
+        join.feed(Update::Op(Box::new(slot.clone())));
+        assert_eq!(called(&join), Some(20_000));
+        // One that was called before is issued as another operation, or never.
+        slot.called_ns = Some(4_000);
+        join.feed(Update::Op(Box::new(slot)));
+        assert_eq!(called(&join), None);
+    }
 
     #[test]
     fn what_it_cost_lately_is_summed_by_parts() {
