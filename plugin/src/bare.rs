@@ -1,4 +1,5 @@
-//! The hot path: bare eager collectives, in lines of the calling thread's own.
+//! The hot path: eager operations, in lines of the calling thread's own. Here are bare collectives; groups, sends and
+//! receives are in [`groups`].
 //!
 //! Such a collective is called and issued by one thread at once, outside of groups, captures and timed runs, on a
 //! communicator of one node. NCCL gets NULL handles of it, so that it calls neither stops nor states, which would carry
@@ -10,6 +11,7 @@
 #![expect(unsafe_code, reason = "reads the thread pointer")]
 
 mod gate;
+mod groups;
 
 use crate::clock::now_ns;
 use crate::governor::{LARGE_BYTES, PAUSE_NS};
@@ -20,9 +22,10 @@ use crate::timing::bytes_of;
 use core::ffi::c_char;
 use gate::Ready;
 pub(crate) use gate::{CHAINED, HANDLES, KERNEL, PRELOAD, Process, Turns};
+pub(crate) use groups::{PairIssue, Wanted, group_of_call, group_of_launch, order_flags};
 use ringwatch_wire::codes::flag;
-use ringwatch_wire::layout::{comm, lines};
-use ringwatch_wire::lines::{Call, Head, Issue};
+use ringwatch_wire::layout::{comm, line, lines};
+use ringwatch_wire::lines::{Call, Head, Issue, IssueBits};
 use ringwatch_wire::ring::Segment;
 use ringwatch_wire::sync::{self, Word};
 
@@ -42,12 +45,23 @@ pub(crate) struct BareCall {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BareIssue {
     pub(crate) seq: u64,
+    pub(crate) func: *const c_char,
+    pub(crate) dtype: *const c_char,
+    pub(crate) count: u64,
+    pub(crate) root: i32,
     pub(crate) algo: *const c_char,
     pub(crate) proto: *const c_char,
     pub(crate) channels: u8,
     pub(crate) warps: u8,
     pub(crate) in_place: bool,
     pub(crate) symmetric: bool,
+}
+
+impl BareIssue {
+    #[inline(always)]
+    fn flags(&self) -> u8 {
+        (if self.in_place { flag::IN_PLACE } else { 0 }) | if self.symmetric { flag::SYMMETRIC } else { 0 }
+    }
 }
 
 /// A communicator's first collectives have handles, which transfers of the network would name. Where they bring none,
@@ -173,7 +187,7 @@ impl Here {
     /// A collective is called.
     #[inline(always)]
     pub(crate) fn call(&self, call: &BareCall) -> bool {
-        if !self.is(BEGUN) || call.captured || call.user_tag != 0 {
+        if !self.is(BEGUN) || call.captured || call.user_tag != 0 || call.count > line::COUNT_MASK {
             return false;
         }
         let comm = self.comm();
@@ -230,11 +244,17 @@ impl Here {
         let comm = self.comm();
         let order = get(comm, comm::ISSUED);
         count(comm, comm::ISSUED);
-        let flags = if issue.in_place { flag::IN_PLACE } else { 0 }
-            | if issue.symmetric { flag::SYMMETRIC } else { 0 };
-        let word = issue_word([algo, proto, issue.channels, issue.warps, flags], self.process.turns().why());
+        let bits = IssueBits {
+            algo,
+            proto,
+            channels: issue.channels,
+            warps: issue.warps,
+            flags: issue.flags(),
+            timed: self.process.turns().why() as u8,
+            launch: 0,
+        };
         let ticket = get(self.head, lines::NEXT).wrapping_sub(1);
-        let recorded = Issue { seq: issue.seq, order, issue: word };
+        let recorded = Issue { seq: issue.seq, order, issue: bits.word() };
         let lap = sync::lap(ticket, u32::from(self.ready().shift));
         ringwatch_wire::lines::issue(self.ready().line(self.ring, ticket), lap, &recorded);
         count(self.head, lines::ISSUES);
@@ -285,18 +305,6 @@ impl Here {
         set(self.head, lines::CODES, known | (u64::from(a) | u64::from(b) << 8) << shift);
         set(self.head, at, key);
     }
-}
-
-/// The word [`ringwatch_wire::layout::line::ISSUE`] of algorithm, protocol, channels, warps and flags, and why the
-/// operation has no GPU time.
-#[inline(always)]
-pub(crate) fn issue_word([algo, proto, channels, warps, flags]: [u8; 5], why_untimed: u64) -> u64 {
-    u64::from(algo)
-        | u64::from(proto) << 8
-        | u64::from(channels) << 16
-        | u64::from(warps) << 24
-        | u64::from(flags) << 32
-        | why_untimed << 40
 }
 
 /// The addresses of two texts of one library, by their low halves: it is smaller than what these can tell apart.

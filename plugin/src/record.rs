@@ -22,7 +22,8 @@ use crate::timing;
 use called::called;
 use communicator::learn;
 pub(crate) use communicator::{Comm, comm_of, end};
-use groups::{begin_group, end_group, group_end_called};
+pub(crate) use groups::begin_group;
+use groups::{end_group, group_end_called};
 use issues::{issued, paired};
 use kernels::{kernel, kernel_stop};
 use ringwatch_wire::codes::{FUNCS, Loss, phase};
@@ -30,7 +31,7 @@ use ringwatch_wire::layout::{comm, head, proxy};
 use ringwatch_wire::sync::Word;
 
 const SEND: u8 = code_of("Send");
-const RECV: u8 = code_of("Recv");
+pub(crate) const RECV: u8 = code_of("Recv");
 
 pub(crate) const fn code_of(name: &str) -> u8 {
     let mut i = 0;

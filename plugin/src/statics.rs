@@ -22,9 +22,12 @@ pub(crate) struct Statics {
     /// Address of the process's page, see [`crate::state`]; 0 until the first init.
     pub(crate) page: Word,
     pub(crate) tie: Tie,
+    /// Not 0 once a thread has issued what another one had called in a group, see [`crate::bare`].
+    pub(crate) groups_elsewhere: Word,
 }
 
 pub(crate) static STATICS: Statics = Statics {
     page: Word::new(0),
     tie: Tie { rate: Word::new(0), offset: Word::new(0), tied: Word::new(0), window: Word::new(0) },
+    groups_elsewhere: Word::new(0),
 };

@@ -1,7 +1,8 @@
 //! How an operation's GPU time is measured: what a call leaves for its launch, a launch for what is issued behind it,
 //! and what the governor is asked on the way.
 
-use crate::bare::HANDLES;
+use crate::bare::{self, HANDLES};
+use crate::event::Api;
 use crate::events::{Binding, Shot, told};
 use crate::governor::{AFTER_PAUSE, BARE, HINT_BITS, LARGE, LARGE_BYTES, PAUSE_NS, TOGETHER};
 use crate::handle::{Handle, Kind, group};
@@ -34,11 +35,12 @@ const PROFILER_THREAD: u32 = 23_100;
 
 /// Notes that a call is captured into a graph.
 #[inline(always)]
-pub(crate) fn note_capture(live: &Live, c: &Comm, ticket: u64, captured: bool) {
-    if captured {
+pub(crate) fn note_capture(live: &Live, c: &Comm, ticket: u64, api: &Api) {
+    if api.captured {
         live.governor.captured();
-        // Up to NCCL 2.30 a host callback issues only what has work for the proxy, which is seen by itself.
-        if !(1..PROFILER_THREAD).contains(&live.nccl) {
+        // Up to NCCL 2.30 a host callback issues only what has work for the proxy, which is seen by itself. Orders of pairs
+        // are counted without a lock while no other thread may issue the same pair's.
+        if !api.collective || !(1..PROFILER_THREAD).contains(&live.nccl) {
             live.bare.block(HANDLES);
         }
         if c.word(comm::CAPTURING) == 0 {
@@ -84,8 +86,11 @@ fn forget_calls(c: &Comm) {
 pub(crate) fn launch(live: &'static Live, c: Comm, parent: u64, stream: u64) -> Option<Shot> {
     let group = match Handle::unpack(parent, live.nonce) {
         Ok(Handle { kind: Kind::Group, value }) => value,
-        // NCCL got no handle of a bare call's group.
-        Err(Loss::Null) => group::BARE,
+        // NCCL got no handle of its group, which is a bare call's if it has no record.
+        Err(Loss::Null) => {
+            let context = Handle { kind: Kind::Comm, value: c.ticket }.pack(live.nonce);
+            bare::group_of_launch(live, context).unwrap_or(group::BARE)
+        }
         _ => return None,
     };
     launching(live, c, group & (group::CAPTURED | group::KERNEL) == 0, stream)

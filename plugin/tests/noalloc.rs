@@ -7,6 +7,7 @@ mod support;
 use ringwatch_plugin::abi;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use support::bare::Bare;
 use support::library::{CTable, Plugin};
 
 struct Counting;
@@ -63,7 +64,14 @@ fn linked() -> Plugin {
 fn in_child() {
     let plugin = linked();
     let contexts = [1, 2, 3, 4, 5, 6, 7].map(|v| plugin.init(v, v as u64).context);
+    let mut calls = Bare::new(&plugin, contexts[4]);
     let before = CALLS.with(Cell::get);
+    // Most of these have no handles: no transfer was seen yet.
+    for _ in 0..200 {
+        calls.group();
+        calls.pair();
+        calls.call(true);
+    }
     for (i, context) in contexts.iter().enumerate() {
         support::every_callback(&plugin, i + 1, *context);
     }
@@ -75,9 +83,14 @@ fn in_child() {
 
 #[test]
 fn nothing_is_allocated_after_init() {
-    let Some(ran) = support::child::run("nothing_is_allocated_after_init") else { return in_child() };
+    let Some(ran) = support::child::run_with("nothing_is_allocated_after_init", |c, _| {
+        c.env("RINGWATCH_DETAIL", "calls");
+    }) else {
+        return in_child();
+    };
     let recording = support::segment::only(&ran.succeeded().dir);
     assert!(recording.balanced() > 7 * 60);
+    assert!(recording.lines().len() > 600, "{} lines", recording.lines().len());
 }
 
 #[test]

@@ -78,7 +78,7 @@ impl LineRing {
     /// Looks again at what was not issued before. What was overwritten since was told as far as it was known.
     fn look_again(&mut self, reader: &Reader<'_>, number: usize, tell: &mut impl FnMut(&OpSlot) -> bool) {
         for ticket in std::mem::take(&mut self.cursor.again) {
-            if let Found::Is(slot) = reader.line(number, ticket) {
+            if let Found::Is(Some(slot)) = reader.line(number, ticket) {
                 self.tell(ticket, &slot, tell);
             }
         }
@@ -90,7 +90,9 @@ impl LineRing {
             let ticket = self.cursor.next;
             self.cursor.next += 1;
             match reader.line(number, ticket) {
-                Found::Is(slot) => self.first = Some((ticket, slot)),
+                Found::Is(Some(slot)) => self.first = Some((ticket, slot)),
+                // A launch is told by its operations.
+                Found::Is(None) => {}
                 Found::NotYet => self.cursor.keep(ticket, true),
                 Found::Overwritten => self.cursor.missed += 1,
             }
@@ -113,8 +115,8 @@ impl LineRing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringwatch_wire::layout::{Geometry, LineRings as Shape};
-    use ringwatch_wire::lines::{self, Call, Issue};
+    use ringwatch_wire::layout::{Geometry, LineRings as Shape, line};
+    use ringwatch_wire::lines::{self, Call, Head, Issue, IssueBits, Line};
     use ringwatch_wire::ring::Segment;
     use ringwatch_wire::sync::Word;
 
@@ -139,14 +141,29 @@ mod tests {
         }
 
         fn call(&self, ring: usize, called_ns: u64) {
-            let ring = Segment::new(&self.words, &self.geometry).lines.ring(ring).expect("there are two");
-            let (ticket, recorded) = (ring.next(), Call { what: 0, count: 1, called_ns, stream: 0 });
-            lines::call(ring.head(), ring.line(ticket).expect("it goes round"), ticket, &recorded);
+            let recorded = Call { what: 0, count: 1, called_ns, stream: 0 };
+            self.write(ring, |head, line, ticket| lines::call(head, line, ticket, &recorded));
+        }
+
+        fn launch(&self, ring: usize, called_ns: u64) {
+            let count = line::LAUNCH << line::KIND_SHIFT;
+            let recorded = Call { what: 0, count, called_ns, stream: 0 };
+            self.write(ring, |head, line, ticket| lines::launch(head, line, ticket, &recorded));
+        }
+
+        fn write(&self, ring: usize, record: impl FnOnce(&Head, &Line, u64)) {
+            let lines = Segment::new(&self.words, &self.geometry).lines;
+            let (head, ring) = (&lines.heads()[ring], lines.ring(ring).expect("there are two"));
+            let ticket = ring.next();
+            record(head, ring.line(ticket).expect("it goes round"), ticket);
         }
 
         fn issue(&self, ring: usize, ticket: u64) {
+            self.issue_as(ring, ticket, Issue { seq: 0, order: ticket, issue: 0 });
+        }
+
+        fn issue_as(&self, ring: usize, ticket: u64, recorded: Issue) {
             let ring = Segment::new(&self.words, &self.geometry).lines.ring(ring).expect("there are two");
-            let recorded = Issue { seq: 0, order: ticket, issue: 0 };
             lines::issue(ring.line(ticket).expect("it goes round"), ring.lap(ticket), &recorded);
         }
     }
@@ -182,6 +199,29 @@ mod tests {
         w.issue(1, 1);
         assert_eq!(look(&mut rings, &w, &[0]), [[(18, true)]], "what was not issued is looked at again");
         assert_eq!(look(&mut rings, &w, &[u64::MAX]), [[]]);
+    }
+
+    #[test]
+    fn a_launch_is_told_by_its_operations() {
+        let (w, mut rings) = (Written::new(), LineRings::of(true));
+        w.call(0, 10);
+        w.call(0, 11);
+        assert_eq!(look(&mut rings, &w, &[u64::MAX]), [[(10, false), (11, false)]]);
+        w.launch(0, 99);
+        for ticket in [1, 0] {
+            let issue = IssueBits { launch: 2 - ticket, ..IssueBits::default() }.word();
+            w.issue_as(0, ticket, Issue { seq: 0, order: ticket, issue });
+        }
+        let reader = w.reader();
+        rings.begin(&reader);
+        let mut told = Vec::new();
+        rings.tell(&reader, u64::MAX, |slot| {
+            told.push((slot.called_ns, slot.issued_ns, slot.plan));
+            true
+        });
+        let plan = (ringwatch_wire::layout::lines::NUMBER | 2) + 1;
+        assert_eq!(told, [(Some(10), Some(99), plan), (Some(11), Some(99), plan)]);
+        assert_eq!((rings.passed(), rings.missed()), (3, 0));
     }
 
     #[test]

@@ -176,6 +176,20 @@ impl CollApi {
 }
 
 impl P2pApi {
+    /// The part that the hot path needs. The peer comes with the issue.
+    #[inline(always)]
+    pub(super) fn bare(&self, user_tag: u64) -> BareCall {
+        BareCall {
+            func: self.func,
+            dtype: self.datatype,
+            count: self.count as u64,
+            root: -1,
+            stream: self.stream.addr() as u64,
+            captured: self.graph_captured != 0,
+            user_tag,
+        }
+    }
+
     #[inline(always)]
     pub(super) fn body(&self, user_tag: u64) -> Body {
         Body::Api(Api {
@@ -258,7 +272,10 @@ pub(super) use p2p_event;
 macro_rules! abi {
     (
         $name:ident = $version:literal, $state:ty, |$arms:ident, $nccl:ident| { $($bit:ident => $body:expr),+ $(,)? }
-        $(, bare { call: $call:expr, tag: $tag:expr, coll: $coll:expr, symmetric: $symmetric:expr $(,)? })?
+        $(, bare {
+            call: $call:expr, tag: $tag:expr, coll: $coll:expr, symmetric: $symmetric:expr,
+            pair_call: $pair_call:expr, pair_tag: $pair_tag:expr, pair: $pair:expr $(,)?
+        })?
     ) => {
         #[doc = concat!("ABI v", stringify!($version), ".")]
         #[derive(Debug)]
@@ -311,6 +328,41 @@ macro_rules! abi {
                     let ($arms, $nccl) = (&d.arms, here.nccl());
                     // SAFETY: as in `tell`.
                     here.issue(&unsafe { $coll.bare($symmetric) })
+                }
+
+                #[inline(always)]
+                fn group_in_lines(d: &Descriptor, here: &$crate::bare::Here) -> bool {
+                    // SAFETY: as in `tell`.
+                    let group = unsafe { d.arms.group_api };
+                    here.begin_group(group.group_depth, group.graph_captured != 0)
+                }
+
+                #[inline(always)]
+                fn call_in_group(d: &Descriptor, here: &$crate::bare::Here) -> bool {
+                    let ($arms, $nccl) = (&d.arms, here.nccl());
+                    // SAFETY: as in `tell`.
+                    here.call_in_group(&unsafe { $call.bare($tag) })
+                }
+
+                #[inline(always)]
+                fn issue_in_group(d: &Descriptor, here: &$crate::bare::Here) -> bool {
+                    let ($arms, $nccl) = (&d.arms, here.nccl());
+                    // SAFETY: as in `tell`.
+                    here.issue_in_group(|| unsafe { $coll.bare($symmetric) })
+                }
+
+                #[inline(always)]
+                fn pair_call(d: &Descriptor, here: &$crate::bare::Here) -> bool {
+                    let ($arms, $nccl) = (&d.arms, here.nccl());
+                    // SAFETY: as in `tell`.
+                    here.pair_call(&unsafe { $pair_call.bare($pair_tag) })
+                }
+
+                #[inline(always)]
+                fn pair_issue(d: &Descriptor, here: &$crate::bare::Here) -> bool {
+                    let $arms = &d.arms;
+                    // SAFETY: as in `tell`.
+                    here.pair_issue(|| unsafe { $pair.bare() })
                 }
 
                 #[inline(always)]

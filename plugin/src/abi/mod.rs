@@ -62,6 +62,31 @@ pub trait Abi {
     fn bare_group(_descriptor: &Self::Descriptor, _here: &Here) -> bool {
         false
     }
+    /// The same for a group that is not a bare collective's.
+    #[inline(always)]
+    fn group_in_lines(_descriptor: &Self::Descriptor, _here: &Here) -> bool {
+        false
+    }
+    /// Records a collective's call in a group; false where it has to go through [`Abi::tell`].
+    #[inline(always)]
+    fn call_in_group(_descriptor: &Self::Descriptor, _here: &Here) -> bool {
+        false
+    }
+    /// The same for its issue.
+    #[inline(always)]
+    fn issue_in_group(_descriptor: &Self::Descriptor, _here: &Here) -> bool {
+        false
+    }
+    /// Records the call of a send or receive; false where it has to go through [`Abi::tell`].
+    #[inline(always)]
+    fn pair_call(_descriptor: &Self::Descriptor, _here: &Here) -> bool {
+        false
+    }
+    /// The same for its issue.
+    #[inline(always)]
+    fn pair_issue(_descriptor: &Self::Descriptor, _here: &Here) -> bool {
+        false
+    }
     /// The state argument as one value.
     fn state(args: &Self::StateArgs) -> StateArg;
 }
@@ -226,14 +251,13 @@ unsafe extern "C" fn start<A: Abi>(
     {
         match bare::enter(process, handle::to_number(context)) {
             Entry::Here(here) => {
+                let Here { process, head, ring, .. } = here;
                 // The larger ones are functions of their own, so that the small ones save no registers for them.
                 // A table of all five would be one more cache line.
                 let recorded = if kind & (COLL_API | COLL) != 0 {
                     match kind {
-                        COLL_API => {
-                            return start_call::<A>(context, out, d, here.process, here.head, here.ring);
-                        }
-                        COLL => return start_issue::<A>(context, out, d, here.process, here.head, here.ring),
+                        COLL_API => return start_call::<A>(context, out, d, process, head, ring),
+                        COLL => return start_issue::<A>(context, out, d, process, head, ring),
                         _ => false,
                     }
                 } else {
@@ -247,6 +271,7 @@ unsafe extern "C" fn start<A: Abi>(
                 if recorded {
                     return no_handle(out);
                 }
+                return start_not_bare::<A>(context, out, d, process, head, ring);
             }
             Entry::Elsewhere => return start_elsewhere::<A>(context, out, d, process),
             Entry::Closed => {}
@@ -257,6 +282,8 @@ unsafe extern "C" fn start<A: Abi>(
 
 const COLL_API: u64 = 1 << bit::COLL_API;
 const COLL: u64 = 1 << bit::COLL;
+const P2P_API: u64 = 1 << bit::P2P_API;
+const P2P: u64 = 1 << bit::P2P;
 const GROUP_API: u64 = 1 << bit::GROUP_API;
 const GROUP: u64 = 1 << bit::GROUP;
 const KERNEL_LAUNCH: u64 = 1 << bit::KERNEL_LAUNCH;
@@ -281,7 +308,10 @@ extern "C" fn start_call<A: Abi>(
 ) -> c_int {
     // In registers as far as here.
     let here = Here { process, context: handle::to_number(context), head, ring };
-    if A::bare_call(d, &here) { no_handle(out) } else { start_any::<A>(context, out, Some(d)) }
+    if A::bare_call(d, &here) {
+        return no_handle(out);
+    }
+    start_call_in_group::<A>(context, out, d, process, head, ring)
 }
 
 /// The issue of what may be one.
@@ -296,7 +326,103 @@ extern "C" fn start_issue<A: Abi>(
 ) -> c_int {
     // In registers as far as here.
     let here = Here { process, context: handle::to_number(context), head, ring };
-    if A::bare_issue(d, &here) { no_handle(out) } else { start_any::<A>(context, out, Some(d)) }
+    if A::bare_issue(d, &here) {
+        return no_handle(out);
+    }
+    start_issue_in_group::<A>(context, out, d, process, head, ring)
+}
+
+/// An event of a group, or of a send or receive.
+#[inline(never)]
+extern "C" fn start_not_bare<A: Abi>(
+    context: *mut c_void,
+    out: *mut *mut c_void,
+    d: &A::Descriptor,
+    process: &'static bare::Process,
+    head: &'static Head,
+    ring: u32,
+) -> c_int {
+    match A::kind(d).0 {
+        P2P_API => start_pair_call::<A>(context, out, d, process, head, ring),
+        P2P => start_pair_issue::<A>(context, out, d, process, head, ring),
+        GROUP_API | GROUP | KERNEL_LAUNCH => start_of_group::<A>(context, out, d, process, head, ring),
+        _ => start_any::<A>(context, out, Some(d)),
+    }
+}
+
+/// A group, a plan or a launch.
+#[inline(never)]
+extern "C" fn start_of_group<A: Abi>(
+    context: *mut c_void,
+    out: *mut *mut c_void,
+    d: &A::Descriptor,
+    process: &'static bare::Process,
+    head: &'static Head,
+    ring: u32,
+) -> c_int {
+    let here = Here { process, context: handle::to_number(context), head, ring };
+    let recorded = match A::kind(d).0 {
+        GROUP_API => A::group_in_lines(d, &here),
+        GROUP => here.plan_in_group(),
+        _ => here.launch_in_group(),
+    };
+    if recorded { no_handle(out) } else { start_any::<A>(context, out, Some(d)) }
+}
+
+/// The call of a collective in a group.
+#[inline(never)]
+extern "C" fn start_call_in_group<A: Abi>(
+    context: *mut c_void,
+    out: *mut *mut c_void,
+    d: &A::Descriptor,
+    process: &'static bare::Process,
+    head: &'static Head,
+    ring: u32,
+) -> c_int {
+    let here = Here { process, context: handle::to_number(context), head, ring };
+    if A::call_in_group(d, &here) { no_handle(out) } else { start_any::<A>(context, out, Some(d)) }
+}
+
+/// The issue of a collective in a group.
+#[inline(never)]
+extern "C" fn start_issue_in_group<A: Abi>(
+    context: *mut c_void,
+    out: *mut *mut c_void,
+    d: &A::Descriptor,
+    process: &'static bare::Process,
+    head: &'static Head,
+    ring: u32,
+) -> c_int {
+    let here = Here { process, context: handle::to_number(context), head, ring };
+    if A::issue_in_group(d, &here) { no_handle(out) } else { start_any::<A>(context, out, Some(d)) }
+}
+
+/// The call of a send or receive.
+#[inline(never)]
+extern "C" fn start_pair_call<A: Abi>(
+    context: *mut c_void,
+    out: *mut *mut c_void,
+    d: &A::Descriptor,
+    process: &'static bare::Process,
+    head: &'static Head,
+    ring: u32,
+) -> c_int {
+    let here = Here { process, context: handle::to_number(context), head, ring };
+    if A::pair_call(d, &here) { no_handle(out) } else { start_any::<A>(context, out, Some(d)) }
+}
+
+/// The issue of a send or receive.
+#[inline(never)]
+extern "C" fn start_pair_issue<A: Abi>(
+    context: *mut c_void,
+    out: *mut *mut c_void,
+    d: &A::Descriptor,
+    process: &'static bare::Process,
+    head: &'static Head,
+    ring: u32,
+) -> c_int {
+    let here = Here { process, context: handle::to_number(context), head, ring };
+    if A::pair_issue(d, &here) { no_handle(out) } else { start_any::<A>(context, out, Some(d)) }
 }
 
 /// An event on a thread whose ring is not where it is looked for first.
@@ -308,16 +434,24 @@ extern "C" fn start_elsewhere<A: Abi>(
     d: &A::Descriptor,
     process: &'static bare::Process,
 ) -> c_int {
-    let recorded =
-        bare::elsewhere(process, handle::to_number(context)).is_some_and(|here| match A::kind(d).0 {
-            COLL_API => A::bare_call(d, &here),
-            COLL => A::bare_issue(d, &here),
-            GROUP_API => A::bare_group(d, &here),
-            GROUP => here.plan(),
-            KERNEL_LAUNCH => here.launch(),
-            _ => false,
-        });
-    if recorded { no_handle(out) } else { start_any::<A>(context, out, Some(d)) }
+    let Some(here) = bare::elsewhere(process, handle::to_number(context)) else {
+        return start_any::<A>(context, out, Some(d));
+    };
+    let recorded = match A::kind(d).0 {
+        COLL_API => A::bare_call(d, &here),
+        COLL => A::bare_issue(d, &here),
+        GROUP_API => A::bare_group(d, &here),
+        GROUP => here.plan(),
+        KERNEL_LAUNCH => here.launch(),
+        _ => false,
+    };
+    let Here { process, head, ring, .. } = here;
+    match A::kind(d).0 {
+        _ if recorded => no_handle(out),
+        COLL_API => start_call_in_group::<A>(context, out, d, process, head, ring),
+        COLL => start_issue_in_group::<A>(context, out, d, process, head, ring),
+        _ => start_not_bare::<A>(context, out, d, process, head, ring),
+    }
 }
 
 /// Any event that has not gone the way of bare collectives.

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "a C union is read by the arm that its type names")]
 
 use super::arms::{self, KernelCh, ProxyOp, StateArgs};
-use crate::bare::BareIssue;
+use crate::bare::{BareIssue, PairIssue};
 use crate::event::{Body, Coll as CollEvent, P2p as P2pEvent};
 use core::ffi::{c_char, c_int, c_void};
 
@@ -59,6 +59,10 @@ impl Coll {
     pub(super) fn bare(&self, symmetric: bool) -> BareIssue {
         BareIssue {
             seq: self.seq_number,
+            func: self.func,
+            dtype: self.datatype,
+            count: self.count as u64,
+            root: self.root,
             algo: self.algo,
             proto: self.proto,
             channels: self.n_channels,
@@ -76,6 +80,18 @@ impl Coll {
 }
 
 impl P2p {
+    /// The part that the hot path needs, in later versions.
+    #[inline(always)]
+    pub(super) fn bare(&self) -> PairIssue {
+        PairIssue {
+            func: self.func,
+            dtype: self.datatype,
+            count: self.count as u64,
+            peer: self.peer,
+            channels: self.n_channels,
+        }
+    }
+
     /// What v4 says, and every later version with it.
     #[inline(always)]
     pub(super) fn event(&self) -> P2pEvent {

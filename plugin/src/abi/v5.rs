@@ -75,4 +75,7 @@ arms::abi!(V5 = 5, StateArgs, |a, _nccl| {
     tag: 0,
     coll: a.coll.base,
     symmetric: false,
+    pair_call: a.p2p_api,
+    pair_tag: 0,
+    pair: a.p2p.base,
 });

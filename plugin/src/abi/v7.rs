@@ -119,4 +119,7 @@ arms::abi!(V7 = 7, StateArgs, |a, nccl| {
     tag: if official(nccl) { a.coll_api.user_tag } else { 0 },
     coll: a.coll.base.base,
     symmetric: official(nccl) && a.coll.is_sym_coll != 0,
+    pair_call: a.p2p_api.call,
+    pair_tag: if official(nccl) { a.p2p_api.user_tag } else { 0 },
+    pair: a.p2p.base.base,
 });

@@ -11,7 +11,7 @@ use core::mem::MaybeUninit;
 #[cfg(doc)]
 use ringwatch_wire::codes::timed;
 use ringwatch_wire::layout::{comm, lines};
-use ringwatch_wire::lines::{Head, Issue, Line};
+use ringwatch_wire::lines::{Head, Issue, IssueBits, Line};
 use ringwatch_wire::ring::Segment;
 use ringwatch_wire::sync::{self, Word};
 
@@ -197,17 +197,21 @@ impl Process {
     /// Takes the call of a context that its thread has recorded in a line and NCCL issues elsewhere: on another thread, as
     /// for communicators that do not block, or by a copy engine.
     pub(crate) fn take_call(&self, context: u64) -> Option<CalledLine> {
-        if self.gate.get_first() & (OPEN | NO_LINES) != OPEN {
-            return None;
-        }
-        let ready = self.seen_open();
+        let ready = self.ready_for_calls()?;
         let called = context ^ CALLED;
         let ring = (0..=ready.ring_mask).find(|r| super::get(ready.head(*r), lines::CALL) == called)?;
         let head = ready.head(ring);
         let ticket = super::get(head, lines::NEXT).wrapping_sub(1);
         let taken = head.get(lines::CALL).is_some_and(|c| c.replace(called, 0));
-        let lap = sync::lap(ticket, u32::from(ready.shift));
-        if taken { Some(CalledLine { line: ready.line(ring, ticket), lap }) } else { None }
+        if taken { Some(CalledLine::new(ready, ring, ticket, 0)) } else { None }
+    }
+
+    /// For whoever issues a call that is in a line: whether the hot path was opened, though it may be closed by now.
+    pub(super) fn ready_for_calls(&self) -> Option<&Ready> {
+        if self.gate.get_first() & (OPEN | NO_LINES) != OPEN {
+            return None;
+        }
+        Some(self.seen_open())
     }
 
     #[inline(always)]
@@ -236,11 +240,19 @@ impl Process {
 pub(crate) struct CalledLine {
     line: &'static Line,
     lap: u64,
+    /// See [`IssueBits::launch`].
+    launch: u64,
 }
 
 impl CalledLine {
+    pub(super) fn new(ready: &Ready, ring: u32, ticket: u64, launch: u64) -> Self {
+        let lap = sync::lap(ticket, u32::from(ready.shift));
+        CalledLine { line: ready.line(ring, ticket), lap, launch }
+    }
+
     /// Records its issue. A line that was overwritten meanwhile is of another lap.
-    pub(crate) fn issue(&self, issue: &Issue) {
-        ringwatch_wire::lines::issue(self.line, self.lap, issue);
+    pub(crate) fn issue(&self, seq: u64, order: u64, bits: IssueBits) {
+        let issue = IssueBits { launch: self.launch, ..bits }.word();
+        ringwatch_wire::lines::issue(self.line, self.lap, &Issue { seq, order, issue });
     }
 }

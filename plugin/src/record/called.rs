@@ -2,10 +2,11 @@
 
 use super::operation::{Record, What, root_word};
 use super::{Comm, SEND};
+use crate::bare;
 use crate::calls;
 use crate::clock::now_ns;
 use crate::event::Api;
-use crate::handle::{Kind, VALUE_MASK, group};
+use crate::handle::{Handle, Kind, VALUE_MASK, group};
 use crate::state::Live;
 use crate::timing;
 use ringwatch_wire::codes::{Loss, flag, kind, timed};
@@ -14,14 +15,19 @@ use ringwatch_wire::layout::op;
 /// An API call: the group's value, and the ticket of its operation.
 #[inline(always)]
 pub(super) fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Result<(u64, u64), Loss> {
-    let group = if Kind::Group.is(parent, live.nonce) { parent & VALUE_MASK } else { group::BARE };
+    let group = match parent {
+        0 => bare::group_of_call(live, Handle { kind: Kind::Comm, value: c.ticket }.pack(live.nonce)),
+        _ => Some(parent & VALUE_MASK).filter(|_| Kind::Group.is(parent, live.nonce)),
+    };
+    let is_bare = parent == 0 && group.is_none();
+    let group = group.unwrap_or(group::BARE);
     if calls::seen()
         && let Some(again) = called_again(live, c, group, api)
     {
         return Ok(again);
     }
     // The group of a bare collective may have gone the hot path, which leaves this undone.
-    if parent == 0 && api.collective {
+    if is_bare && api.collective {
         timing::begin_bare(&c);
     }
     let (ticket, slot) = live.segment.op.claim()?;
@@ -48,7 +54,7 @@ pub(super) fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Re
     }
     r.publish(slot);
     timing::note_call(&c, ticket, now, timing::bytes_of(api.dtype, api.count), in_group, api.collective);
-    timing::note_capture(live, &c, ticket, api.captured);
+    timing::note_capture(live, &c, ticket, api);
     Ok((group, ticket))
 }
 
@@ -77,6 +83,6 @@ fn called_again(live: &'static Live, c: Comm, group: u64, api: &Api) -> Option<(
         in_group,
         api.collective,
     );
-    timing::note_capture(live, &c, seen.op, api.captured);
+    timing::note_capture(live, &c, seen.op, api);
     Some((group, seen.op))
 }

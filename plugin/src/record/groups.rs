@@ -12,7 +12,7 @@ use ringwatch_wire::layout::{comm, group as layout};
 
 /// An outermost group begins. A bare call is a group of its own and gets no record: its value says all there is.
 #[inline]
-pub(super) fn begin_group(
+pub(crate) fn begin_group(
     live: &'static Live,
     context: u64,
     depth: i32,

@@ -2,7 +2,7 @@
 
 use super::operation::{Record, What, root_word};
 use super::{Comm, RECV, Started, learn, parent_ticket, word};
-use crate::bare;
+use crate::bare::{self, Wanted};
 use crate::calls;
 use crate::clock::now_ns;
 use crate::event::{Coll, P2p};
@@ -12,7 +12,7 @@ use crate::state::Live;
 use crate::timing::{self, Origin};
 use ringwatch_wire::codes::{Flaw, Loss, UNKNOWN, flag, kind, timed};
 use ringwatch_wire::layout::{comm, op};
-use ringwatch_wire::lines::Issue;
+use ringwatch_wire::lines::IssueBits;
 use ringwatch_wire::sync::Claim;
 
 #[inline(always)]
@@ -171,11 +171,31 @@ fn flags_of(coll: &Coll) -> u8 {
 #[inline(never)]
 fn issued_in_line(live: &'static Live, c: Comm, coll: &Coll) -> Option<Issued> {
     let context = Handle { kind: Kind::Comm, value: c.ticket }.pack(live.nonce);
-    let called = live.bare.take_call(context)?;
+    let wanted = Wanted::collective(c.ticket, coll.func, coll.dtype, coll.count, coll.root);
+    let called = live.bare.take_call(context).or_else(|| live.bare.take_call_of_group(&wanted))?;
     let order = c.slot.get(comm::ISSUED).map_or(op::NO_ORDER, |w| w.add(1));
-    let bytes = [coll.algo, coll.proto, coll.channels, coll.warps, flags_of(coll)];
-    let issue = bare::issue_word(bytes, u64::from(live.governor.why_not(false)));
-    called.issue(&Issue { seq: coll.seq, order, issue });
+    let bits = IssueBits {
+        algo: coll.algo,
+        proto: coll.proto,
+        channels: coll.channels,
+        warps: coll.warps,
+        flags: flags_of(coll),
+        timed: live.governor.why_not(false),
+        launch: 0,
+    };
+    called.issue(coll.seq, order, bits);
+    Some(Issued::InLine)
+}
+
+/// The same for a send or receive.
+#[inline(never)]
+fn paired_in_line(live: &'static Live, c: Comm, p2p: &P2p) -> Option<Issued> {
+    let wanted = Wanted::pair(c.ticket, p2p.func, p2p.dtype, p2p.count);
+    let called = live.bare.take_call_of_group(&wanted)?;
+    let order = live.pairs.next(c.ticket, p2p.peer, p2p.func != RECV);
+    let (flags, timed) = (bare::order_flags(live, order), live.governor.why_not(false));
+    let bits = IssueBits { channels: p2p.channels, flags, timed, ..IssueBits::default() };
+    called.issue(u64::from(p2p.peer as u32), order.unwrap_or(op::NO_ORDER), bits);
     Some(Issued::InLine)
 }
 
@@ -251,6 +271,11 @@ pub(super) fn paired(
     p2p: &P2p,
 ) -> Result<Issued, Loss> {
     learn(live, c, p2p.comm, rank);
+    if parent == 0
+        && let Some(issued) = paired_in_line(live, c, p2p)
+    {
+        return Ok(issued);
+    }
     let mut origin = origin(live, parent);
     if matches!(origin, Origin::Unknown)
         && calls::seen()

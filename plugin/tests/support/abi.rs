@@ -243,6 +243,16 @@ impl Descriptor {
         self.put(104, &plan.to_le_bytes());
     }
 
+    /// The same of P2p events.
+    pub fn pair_plan(&mut self, plan: u64) {
+        self.put(64, &plan.to_le_bytes());
+    }
+
+    /// The call of a send or receive, captured into a graph.
+    pub fn captured(self) -> Self {
+        self.set8(P2P_API, "graph_captured", 1)
+    }
+
     pub fn as_ptr(&self) -> *const u8 {
         self.bytes.as_ptr()
     }

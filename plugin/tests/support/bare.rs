@@ -1,7 +1,7 @@
 //! One operation as NCCL 2.28 and later bring it, on prepared descriptors: nothing but the calls is in the way
 //! of what is measured.
 
-use super::abi::{self, COLL_DEFAULT, Coll, Descriptor};
+use super::abi::{self, COLL_DEFAULT, Coll, Descriptor, P2P_DEFAULT, P2p};
 use super::library::{CTable, Plugin};
 use std::ffi::c_void;
 
@@ -16,6 +16,9 @@ pub struct Bare {
     group: Descriptor,
     coll: Descriptor,
     kernel: Descriptor,
+    outer: Descriptor,
+    pair_apis: [Descriptor; 2],
+    pairs: [Descriptor; 2],
     stamp: [u64; 2],
 }
 
@@ -32,6 +35,10 @@ impl Bare {
             group: abi::group(VERSION),
             coll: Coll { channels: 1, ..COLL_DEFAULT }.at(VERSION),
             kernel: abi::kernel_ch(VERSION, 0, 0, 1000),
+            outer: abi::group_api(VERSION, false, 2),
+            pair_apis: [abi::func::SEND, abi::func::RECV].map(|f| abi::p2p_api(VERSION, 0, f, 512)),
+            pairs: [abi::func::RECV, abi::func::SEND]
+                .map(|func| P2p { func, peer: 1, channels: 1, ..P2P_DEFAULT }.at(VERSION)),
             stamp: [2000, 0],
         }
     }
@@ -85,6 +92,46 @@ impl Bare {
         let kernel = self.start(&self.kernel);
         self.state(kernel, 22, self.stamp.as_ptr().cast());
         self.stop(kernel);
+    }
+
+    /// A group of two all-reduces, launched together.
+    pub fn group(&mut self) {
+        let group = self.start(&self.outer);
+        self.state(group, 23, std::ptr::null());
+        self.coll_api.parent(group as u64);
+        let calls = [(); 2].map(|()| {
+            let call = self.start(&self.coll_api);
+            self.stop(call);
+            call
+        });
+        self.state(group, 24, std::ptr::null());
+        let plan = self.start(&self.group);
+        self.coll.plan(plan as u64);
+        let colls = calls.map(|call| {
+            self.coll.parent(call as u64);
+            self.start(&self.coll)
+        });
+        colls.into_iter().chain([plan, group]).for_each(|handle| self.stop(handle));
+    }
+
+    /// A group of a send and a receive, which NCCL issues in its own order.
+    pub fn pair(&mut self) {
+        let group = self.start(&self.outer);
+        self.state(group, 23, std::ptr::null());
+        let calls = [0, 1].map(|i| {
+            self.pair_apis[i].parent(group as u64);
+            let call = self.start(&self.pair_apis[i]);
+            self.stop(call);
+            call
+        });
+        self.state(group, 24, std::ptr::null());
+        let plan = self.start(&self.group);
+        let pairs = [0, 1].map(|i| {
+            self.pairs[i].pair_plan(plan as u64);
+            self.pairs[i].parent(calls[1 - i] as u64);
+            self.start(&self.pairs[i])
+        });
+        pairs.into_iter().chain([plan, group]).for_each(|handle| self.stop(handle));
     }
 
     /// Everything that NCCL says about a bare call, as far as the mask asks for it.

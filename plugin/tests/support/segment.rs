@@ -59,7 +59,7 @@ impl Recording {
     /// The operations in lines, ring by ring.
     pub fn lines(&self) -> Vec<OpSlot> {
         let r = self.reader();
-        let ring = |n: usize| (0..r.line_ring(n).next()).filter_map(move |t| is(r.line(n, t)));
+        let ring = |n: usize| (0..r.line_ring(n).next()).filter_map(move |t| is(r.line(n, t)).flatten());
         (0..r.line_rings()).flat_map(ring).collect()
     }
 

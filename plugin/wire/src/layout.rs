@@ -3,7 +3,7 @@
 /// `RINGWSEG` as little-endian bytes.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"RINGWSEG");
 /// The version of this format. It changes with any change of layout or meaning.
-pub const FORMAT_VERSION: u32 = 3;
+pub const FORMAT_VERSION: u32 = 4;
 /// The oldest format version that the reader knows.
 pub const OLDEST_VERSION: u32 = 1;
 /// Words of the header.
@@ -170,42 +170,66 @@ pub mod op {
     pub const NO_ORDER: u64 = u64::MAX;
 }
 
-/// Words of a line: one bare collective that was recorded by the thread which has its ring.
+/// Words of a line: one operation that was recorded by the thread which has its ring, or the launch of a group's.
 pub mod line {
     #![allow(missing_docs, reason = "the table in the crate's documentation says what each is")]
     pub const WORDS: usize = 8;
     /// comm slot (16 bits), func (8), dtype (8), root (i32, high 32).
     pub const WHAT: usize = 1;
+    /// Elements (low 48 bits), kind (next 4). In version 3 elements alone, and the kind is a collective.
     pub const COUNT: usize = 2;
     pub const CALLED_NS: usize = 3;
     pub const STREAM: usize = 4;
-    /// Mark: NCCL's sequence number.
+    /// Mark: NCCL's sequence number; of a send or a receive the peer.
     pub const SEQ: usize = 5;
     /// Mark: issue order.
     pub const ORDER: usize = 6;
-    /// Mark: algo, proto, channels and warps, a byte each, then what an operation's flags and its word TIMED say, eight
-    /// bits both.
+    /// Mark: see [`crate::lines::IssueBits`].
     pub const ISSUE: usize = 7;
+    /// The kind's place in word COUNT.
+    pub const KIND_SHIFT: u32 = 48;
+    /// The count of elements in it.
+    pub const COUNT_MASK: u64 = (1 << KIND_SHIFT) - 1;
+    /// Kinds: a collective.
+    pub const COLLECTIVE: u64 = 0;
+    /// A send.
+    pub const SEND: u64 = 1;
+    /// A receive.
+    pub const RECV: u64 = 2;
+    /// The launch of operations that were called before in the same group. It has a communicator and a time.
+    pub const LAUNCH: u64 = 3;
 }
 
 /// Words of the head of a ring of lines.
 pub mod lines {
     #![allow(missing_docs, reason = "the table in the crate's documentation says what each is")]
-    pub const WORDS: usize = 8;
-    /// The next ticket of the ring, which is how many calls it has recorded.
+    pub const WORDS: usize = 16;
+    /// Words of a head in version 3: the first half.
+    pub const WORDS_OF_VERSION_3: usize = 8;
+    /// The next ticket of the ring, which is how many calls and launches it has recorded.
     pub const NEXT: usize = 0;
-    /// Issues recorded in the ring.
+    /// Issues of collectives recorded in the ring.
     pub const ISSUES: usize = 1;
     /// Plans of its calls.
     pub const PLANS: usize = 2;
     /// The writer's own notes, of no meaning to a reader. The thread that has the ring; 0 none yet.
     pub const OWNER: usize = 3;
-    /// The bare call that the thread is making.
+    /// The bare call or the group that the thread is making.
     pub const CALL: usize = 4;
     /// Which names the codes in CODES are of, by their addresses.
     pub const CALL_NAMES: usize = 5;
     pub const ISSUE_NAMES: usize = 6;
     pub const CODES: usize = 7;
+    /// Launches, calls of sends and receives, and issues of these, recorded in the ring.
+    pub const LAUNCHES: usize = 8;
+    pub const PAIR_CALLS: usize = 9;
+    pub const PAIR_ISSUES: usize = 10;
+    /// The writer's own notes. The first line of the group that may not have been issued.
+    pub const PENDING: usize = 11;
+    /// The ticket + 1 of the group's last launch; 0 none yet.
+    pub const LAUNCHED: usize = 12;
+    /// The same group among the groups with records, as its handle's value + 1; 0 none.
+    pub const RECORDED: usize = 13;
     /// A line's ticket in one number with its ring's and this bit, where operations of both kinds are named.
     pub const NUMBER: u64 = 1 << 43;
     /// The ring's number in it.
@@ -342,13 +366,14 @@ pub struct Geometry {
 pub struct LineRings {
     rings: u32,
     shift: u32,
+    head_words: usize,
 }
 
 impl LineRings {
     /// None, as in formats 1 and 2.
-    pub const NONE: Self = LineRings { rings: 0, shift: 0 };
+    pub const NONE: Self = LineRings::new(0, 0);
     /// Rings that the default geometry has, and lines of each as a power of two.
-    const USUAL: Self = LineRings { rings: 8, shift: 12 };
+    const USUAL: Self = LineRings::new(8, 12);
     /// Rings with fewer lines are not worth their memory.
     const LEAST_SHIFT: u32 = 6;
     /// A reader accepts no more rings.
@@ -356,7 +381,17 @@ impl LineRings {
 
     /// So many rings of `1 << shift` lines.
     pub const fn new(rings: u32, shift: u32) -> Self {
-        LineRings { rings, shift }
+        LineRings { rings, shift, head_words: lines::WORDS }
+    }
+
+    /// The same as version 3 has them.
+    pub const fn of_version_3(self) -> Self {
+        LineRings { head_words: lines::WORDS_OF_VERSION_3, ..self }
+    }
+
+    /// Words of a ring's head.
+    pub const fn head_words(&self) -> usize {
+        self.head_words
     }
 
     /// How many rings.
@@ -371,7 +406,7 @@ impl LineRings {
 
     /// Words of all rings: their heads first, then their lines.
     pub const fn words(&self) -> usize {
-        self.rings as usize * (lines::WORDS + (line::WORDS << self.shift))
+        self.rings as usize * (self.head_words + (line::WORDS << self.shift))
     }
 
     const fn halved(times: u32) -> Self {

@@ -3,12 +3,12 @@
 //! Nothing here trusts an index, a length or a text of the segment; the worst that a segment can do is to
 //! say untrue things about its own job.
 
-use crate::codes::{Flaw, Loss, UNKNOWN, call, kind, made};
+use crate::codes::{Flaw, Loss, UNKNOWN, call, flag, kind, made};
 use crate::layout::{
     FORMAT_VERSION, Geometry, HEADER_WORDS, LineRings, MAGIC, MAX_BYTES, OLDEST_VERSION, Region, channel,
     comm, group, head, line, lines, op, proxy,
 };
-use crate::lines::LineRing;
+use crate::lines::{IssueBits, LineRing};
 use crate::ring::{Extent, Ring, Segment};
 use crate::sync::{self, Seen, Word};
 
@@ -288,7 +288,11 @@ impl<'a> Reader<'a> {
             }
             *shift = slots.trailing_zeros();
         }
-        let lines = if low(version) < 3 { Some(LineRings::NONE) } else { line_rings(at(head::LINES_SHAPE)) };
+        let lines = match low(version) {
+            ..3 => Some(LineRings::NONE),
+            3 => line_rings(at(head::LINES_SHAPE)).map(LineRings::of_version_3),
+            _ => line_rings(at(head::LINES_SHAPE)),
+        };
         let geometry = Geometry::new(shifts).with_lines(lines.ok_or(OpenError::Geometry)?);
         let lines_at = if geometry.lines().rings() > 0 { geometry.lines_start() as u64 * 8 } else { 0 };
         let fits = high(version) as usize == HEADER_WORDS
@@ -367,9 +371,16 @@ impl<'a> Reader<'a> {
             slots.fold(0u64, |sum, w| sum.wrapping_add(w.get() >> shift & bits))
         };
         const HALF: u64 = 0xffff_ffff;
+        let sum = |i| self.segment.lines.sum(i);
         let header = header.wrapping_add(match kind {
-            call::COLL_CALL => self.segment.lines.sum(lines::NEXT),
-            call::COLL => self.segment.lines.sum(lines::ISSUES),
+            // The tickets are those of all lines. They are read last, as they grow first.
+            call::COLL_CALL => {
+                let others = sum(lines::LAUNCHES).wrapping_add(sum(lines::PAIR_CALLS));
+                sum(lines::NEXT).saturating_sub(others)
+            }
+            call::P2P_CALL => sum(lines::PAIR_CALLS),
+            call::COLL => sum(lines::ISSUES),
+            call::P2P => sum(lines::PAIR_ISSUES),
             _ => 0,
         });
         match kind {
@@ -418,10 +429,19 @@ impl<'a> Reader<'a> {
         self.segment.lines.ring(ring).map_or(Extent::default(), |r| Extent::of(r.slots(), r.next()))
     }
 
-    /// The operation in the line of a ticket. Its ticket there is a number of its own: see [`lines::NUMBER`].
-    pub fn line(&self, ring: usize, ticket: u64) -> Found<OpSlot> {
+    /// The operation in the line of a ticket; `None` in the line of a launch, which its operations show. Its ticket there is
+    /// a number of its own: see [`lines::NUMBER`].
+    pub fn line(&self, ring: usize, ticket: u64) -> Found<Option<OpSlot>> {
         let Some(lines) = self.segment.lines.ring(ring) else { return Found::NotYet };
-        find_line(&lines, ticket).map(|w| decode_line(ring as u64, ticket, lines.lap(ticket), &w))
+        let launched_ns = |ticket| match find_line(&lines, ticket) {
+            Found::Is(w) if line_kind(&w) == line::LAUNCH => Some(w[line::CALLED_NS]),
+            _ => None,
+        };
+        let number = |ticket| line_number(ring as u64, ticket);
+        find_line(&lines, ticket).map(|w| match self.format() {
+            ..4 => Some(decode_line_of_version_3(number(ticket), lines.lap(ticket), &w)),
+            _ => decode_line(ticket, number, lines.lap(ticket), &w, launched_ns),
+        })
     }
 
     /// Every communicator in the table.
@@ -574,10 +594,19 @@ fn decode_op(ticket: u64, lap: u64, w: &[u64; op::WORDS]) -> OpSlot {
     }
 }
 
-fn decode_line(ring: u64, ticket: u64, lap: u64, w: &[u64; line::WORDS]) -> OpSlot {
+/// A line's ticket as a number among those of both kinds of operation.
+fn line_number(ring: u64, ticket: u64) -> u64 {
+    lines::NUMBER | ring << lines::RING_SHIFT | ticket & ((1 << lines::RING_SHIFT) - 1)
+}
+
+fn line_kind(w: &[u64; line::WORDS]) -> u64 {
+    w[line::COUNT] >> line::KIND_SHIFT & 0xf
+}
+
+/// The call of a line.
+fn called_in_line(number: u64, w: &[u64; line::WORDS]) -> OpSlot {
     let what = w[line::WHAT];
-    let number = lines::NUMBER | ring << lines::RING_SHIFT | ticket & ((1 << lines::RING_SHIFT) - 1);
-    let mut op = OpSlot {
+    OpSlot {
         ticket: number,
         comm: short(what),
         kind: kind::COLLECTIVE,
@@ -588,23 +617,67 @@ fn decode_line(ring: u64, ticket: u64, lap: u64, w: &[u64; line::WORDS]) -> OpSl
         called_ns: some(w[line::CALLED_NS]),
         stream: w[line::STREAM],
         ..OpSlot::default()
-    };
-    // The three are written one after the other: what is not whole yet is whole at a later look.
-    let marks = [line::SEQ, line::ORDER, line::ISSUE].map(|i| sync::marked(w[i], lap));
-    if let [Some(seq), Some(order), Some(issue)] = marks {
-        op.seq = Some(seq);
-        op.order = Some(order);
-        op.algo = byte(issue, 0);
-        op.proto = byte(issue, 8);
-        op.channels = byte(issue, 16);
-        op.warps = byte(issue, 24);
-        op.flags = byte(issue, 32);
-        op.timed = byte(issue, 40);
+    }
+}
+
+/// The three marks of an issue. They are written one after the other: what is not whole yet is whole at a later look.
+fn issue_marks(lap: u64, w: &[u64; line::WORDS]) -> Option<[u64; 3]> {
+    let [seq, order, issue] = [line::SEQ, line::ORDER, line::ISSUE].map(|i| sync::marked(w[i], lap));
+    Some([seq?, order?, issue?])
+}
+
+fn set_issue(op: &mut OpSlot, issue: IssueBits) {
+    (op.algo, op.proto, op.channels, op.warps) = (issue.algo, issue.proto, issue.channels, issue.warps);
+    (op.flags, op.timed) = (issue.flags, issue.timed);
+}
+
+fn decode_line_of_version_3(number: u64, lap: u64, w: &[u64; line::WORDS]) -> OpSlot {
+    let mut op = called_in_line(number, w);
+    if let Some([seq, order, issue]) = issue_marks(lap, w) {
+        (op.seq, op.order) = (Some(seq), Some(order));
+        set_issue(&mut op, IssueBits::of_version_3(issue));
         // It is issued within its call, which has one stamp; and launched alone.
         op.issued_ns = op.called_ns;
         op.plan = number + 1;
     }
     op
+}
+
+/// A line; `launched_ns` returns when the launch in another line of the ring was.
+fn decode_line(
+    ticket: u64,
+    number: impl Fn(u64) -> u64,
+    lap: u64,
+    w: &[u64; line::WORDS],
+    launched_ns: impl Fn(u64) -> Option<u64>,
+) -> Option<OpSlot> {
+    let mut op = called_in_line(number(ticket), w);
+    op.count &= line::COUNT_MASK;
+    op.kind = match line_kind(w) {
+        line::COLLECTIVE => kind::COLLECTIVE,
+        line::SEND => kind::SEND,
+        line::RECV => kind::RECV,
+        _ => return None,
+    };
+    let Some([seq, order, issue]) = issue_marks(lap, w) else { return Some(op) };
+    let issue = IssueBits::of(issue);
+    set_issue(&mut op, issue);
+    op.order = Some(order).filter(|_| issue.flags & flag::ORDER_UNKNOWN == 0);
+    match op.kind {
+        kind::COLLECTIVE => op.seq = Some(seq),
+        _ => op.root = low(seq) as i32,
+    }
+    // Alone, it is issued within its call, which has one stamp.
+    op.issued_ns = op.called_ns;
+    if issue.launch == IssueBits::NO_LAUNCH {
+        return Some(op);
+    }
+    let launch = ticket.wrapping_add(issue.launch);
+    op.plan = number(launch) + 1;
+    if issue.launch > 0 {
+        op.issued_ns = launched_ns(launch).or(op.called_ns);
+    }
+    Some(op)
 }
 
 fn decode_group(ticket: u64, lap: u64, w: &[u64; group::WORDS]) -> GroupSlot {

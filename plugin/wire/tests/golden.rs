@@ -12,9 +12,10 @@ mod support;
 
 use ringwatch_wire::codes::{Flaw, Loss, call, flag, kind, made, phase, timed};
 use ringwatch_wire::layout::{
-    FORMAT_VERSION, Geometry, LineRings, Region, channel, comm, group, head, lines as layout_lines, op, proxy,
+    FORMAT_VERSION, Geometry, LineRings, Region, channel, comm, group, head, line, lines as layout_lines, op,
+    proxy,
 };
-use ringwatch_wire::lines;
+use ringwatch_wire::lines::{self, IssueBits};
 use ringwatch_wire::reader::{ChannelSlot, Found, GroupSlot, OpSlot, ProxySlot, Reader, Text};
 use ringwatch_wire::ring::{Segment, text_word};
 use ringwatch_wire::sync::{Claim, Word, mark, mark_add, mark_once};
@@ -28,6 +29,64 @@ fn texts<const W: usize>(claim: &Claim<'_, W>, at: usize, count: usize, text: &s
 
 fn what(comm: u64, kind: u8, func: u8, dtype: u8, algo: u8, proto: u8, flags: u8) -> u64 {
     [kind, func, dtype, algo, proto, flags].iter().rev().fold(0, |w, b| w << 8 | u64::from(*b)) << 16 | comm
+}
+
+/// Five calls in the four lines of ring 1, of which the last was not issued.
+fn write_bare(s: &Segment<'_>) {
+    let (head, ring) = (&s.lines.heads()[1], s.lines.ring(1).unwrap());
+    assert!(lines::take(head, 0x7f00_0000_1000));
+    for n in 0..5u64 {
+        let what = 5 << 16 | 8 << 24 | u64::from(-1i32 as u32) << 32;
+        let recorded = lines::Call { what, count: 100 + n, called_ns: 6_000_004_000 + n, stream: 0xabc0 };
+        lines::call(head, ring.line(n).unwrap(), n, &recorded);
+        head[layout_lines::PLANS].set(n + 1);
+        if n < 4 {
+            let issue = IssueBits {
+                algo: 2,
+                proto: 3,
+                channels: 4,
+                warps: 16,
+                flags: flag::IN_PLACE,
+                timed: timed::NOT_BUDGET,
+                launch: 0,
+            };
+            let recorded = lines::Issue { seq: 200 + n, order: 30 + n, issue: issue.word() };
+            lines::issue(ring.line(n).unwrap(), ring.lap(n), &recorded);
+            head[layout_lines::ISSUES].set(n + 1);
+        }
+    }
+}
+
+/// A group in ring 0: a send, a receive and a collective, and the launch of the first two.
+fn write_group(s: &Segment<'_>) {
+    let (head, ring) = (&s.lines.heads()[0], s.lines.ring(0).unwrap());
+    assert!(lines::take(head, 0x7f00_0000_2000));
+    let kinds = [(7, line::SEND), (8, line::RECV), (5, line::COLLECTIVE)];
+    for ((func, kind), n) in kinds.into_iter().zip(0u64..) {
+        let (what, count) = (func << 16 | 7 << 24 | 2 << 32, 512 | kind << line::KIND_SHIFT);
+        let recorded = lines::Call { what, count, called_ns: 6_000_005_000 + n, stream: 0xabc0 };
+        lines::call(head, ring.line(n).unwrap(), n, &recorded);
+    }
+    let (count, called_ns) = (line::LAUNCH << line::KIND_SHIFT, 6_000_005_900);
+    lines::launch(head, ring.line(3).unwrap(), 3, &lines::Call { what: 0, count, called_ns, stream: 0 });
+    let issue = |n: u64, order: u64, flags: u8| {
+        let bits =
+            IssueBits { channels: 2, flags, timed: timed::NOT_ASKED, launch: 3 - n, ..IssueBits::default() };
+        let recorded = lines::Issue { seq: 6, order, issue: bits.word() };
+        lines::issue(ring.line(n).unwrap(), ring.lap(n), &recorded);
+    };
+    issue(1, op::NO_ORDER, flag::ORDER_UNKNOWN);
+    issue(0, 40, 0);
+    for (word, n) in [
+        (layout_lines::PLANS, 1),
+        (layout_lines::LAUNCHES, 1),
+        (layout_lines::PAIR_CALLS, 2),
+        (layout_lines::PAIR_ISSUES, 2),
+        (layout_lines::PENDING, 2),
+        (layout_lines::LAUNCHED, 4),
+    ] {
+        head[word].set(n);
+    }
 }
 
 fn write() -> Vec<u8> {
@@ -113,6 +172,21 @@ fn write() -> Vec<u8> {
     texts(&c, op::VARIANT, op::VARIANT_WORDS, "AllReduce_AGxLL_R");
     c.publish();
 
+    let (t, c) = s.op.claim().unwrap();
+    for i in 1..op::WORDS {
+        c.set(i, 0);
+    }
+    c.set(op::WHAT, what(0, kind::CALL, 13, 8, 0, 0, 0));
+    c.set(op::ORDER, op::NO_ORDER);
+    c.set(op::SEQ, op::NO_ORDER);
+    c.set(op::COUNT, 256);
+    c.set(op::ROOT, 6);
+    c.set(op::CALLED_NS, 6_000_000_500);
+    c.set(op::REDOP, op::PRELOADED);
+    c.publish();
+    let slot = s.op.held(t).unwrap();
+    assert!(mark_once(&slot[op::RETURNED], s.op.lap(t), 1_000 << 4, || true));
+
     for (ch, ns) in [(0u64, 12_345i64), (31, -7)] {
         let (t, c) = s.channel.claim().unwrap();
         c.set(channel::OP, 18 | ch << 56);
@@ -141,21 +215,8 @@ fn write() -> Vec<u8> {
     }
     slot[proxy::LIVE + 3].set(mark(lap, 500 << 4 | u64::from(phase::WIRE)));
 
-    // Five calls in four lines, of which the last was not issued.
-    let ring = s.lines.ring(1).unwrap();
-    assert!(lines::take(ring.head(), 0x7f00_0000_1000));
-    for n in 0..5u64 {
-        let what = 5 << 16 | 8 << 24 | u64::from(-1i32 as u32) << 32;
-        let recorded = lines::Call { what, count: 100 + n, called_ns: 6_000_004_000 + n, stream: 0xabc0 };
-        lines::call(ring.head(), ring.line(n).unwrap(), n, &recorded);
-        ring.head()[layout_lines::PLANS].set(n + 1);
-        if n < 4 {
-            let bytes = [2, 3, 4, 16, flag::IN_PLACE, timed::NOT_BUDGET, 0, 0];
-            let recorded = lines::Issue { seq: 200 + n, order: 30 + n, issue: u64::from_le_bytes(bytes) };
-            lines::issue(ring.line(n).unwrap(), ring.lap(n), &recorded);
-            ring.head()[layout_lines::ISSUES].set(n + 1);
-        }
-    }
+    write_bare(&s);
+    write_group(&s);
 
     s.book(call::INIT, Ok(()));
     s.book(1, Ok(()));
@@ -199,12 +260,12 @@ fn check_lines(version: u32, r: &Reader<'_>) {
         return;
     }
     let sizes = [0, 1, 2].map(|ring| (r.line_ring(ring).slots(), r.line_ring(ring).next()));
-    assert_eq!((r.line_rings(), sizes), (2, [(4, 0), (4, 5), (0, 0)]));
-    assert_eq!((r.recorded(call::COLL_CALL), r.recorded(call::PLAN)), (5, 5));
-    assert_eq!(
-        (r.line(1, 0), r.line(1, 5), r.line(0, 0)),
-        (Found::Overwritten, Found::NotYet, Found::NotYet)
-    );
+    let group = if version < 4 { 0 } else { 1 };
+    assert_eq!((r.line_rings(), sizes), (2, [(4, 4 * group), (4, 5), (0, 0)]));
+    assert_eq!((r.recorded(call::COLL_CALL), r.recorded(call::PLAN)), (5 + group, 5 + group));
+    assert_eq!((r.recorded(call::P2P_CALL), r.recorded(call::P2P)), (2 * group, 2 * group));
+    assert_eq!((r.line(1, 0), r.line(1, 5)), (Found::Overwritten, Found::NotYet));
+    check_group(version, r);
     for n in 1..5 {
         let number = layout_lines::NUMBER | 1 << layout_lines::RING_SHIFT | n;
         let called = OpSlot {
@@ -231,7 +292,39 @@ fn check_lines(version: u32, r: &Reader<'_>) {
             plan: number + 1,
             ..called
         };
-        assert_eq!(r.line(1, n), Found::Is(if n < 4 { issued } else { called }));
+        assert_eq!(r.line(1, n), Found::Is(Some(if n < 4 { issued } else { called })));
+    }
+}
+
+fn check_group(version: u32, r: &Reader<'_>) {
+    if version < 4 {
+        assert_eq!(r.line(0, 0), Found::NotYet);
+        return;
+    }
+    let op = |n: u64, kind, func| OpSlot {
+        ticket: layout_lines::NUMBER | n,
+        kind,
+        func,
+        dtype: 7,
+        count: 512,
+        root: 2,
+        called_ns: Some(6_000_005_000 + n),
+        stream: 0xabc0,
+        ..OpSlot::default()
+    };
+    let issued = |op| OpSlot {
+        channels: 2,
+        timed: timed::NOT_ASKED,
+        root: 6,
+        issued_ns: Some(6_000_005_900),
+        plan: (layout_lines::NUMBER | 3) + 1,
+        ..op
+    };
+    let send = OpSlot { order: Some(40), ..issued(op(0, kind::SEND, 7)) };
+    let receive = OpSlot { flags: flag::ORDER_UNKNOWN, ..issued(op(1, kind::RECV, 8)) };
+    let called = op(2, kind::COLLECTIVE, 5);
+    for (n, want) in (0..).zip([Some(send), Some(receive), Some(called), None]) {
+        assert_eq!(r.line(0, n), Found::Is(want), "line {n}");
     }
 }
 
@@ -244,7 +337,7 @@ fn every_version_says_what_was_written() {
 
 fn check(version: u32) {
     let golden = std::fs::read(file(version)).unwrap();
-    assert_eq!(golden.len(), if version < 3 { 15_360 } else { 16_000 });
+    assert_eq!(golden.len(), [15_360, 15_360, 16_000, 16_128][version as usize - 1]);
     assert_eq!(&golden[..8], b"RINGWSEG");
     let words = support::words(&golden);
     let r = Reader::open(&words).unwrap();
@@ -268,12 +361,18 @@ fn check(version: u32) {
     assert_eq!((text(c.name), text(c.gpu)), ("default_pg".into(), "0000:4b:00.0".into()));
 
     let sizes = Region::ALL.map(|region| (r.ring(region).slots(), r.ring(region).next()));
-    assert_eq!(sizes, [(4, 1), (16, 20), (16, 1), (64, 2), (16, 1)]);
-    for t in 0..4 {
+    let ops = if version < 4 { 20 } else { 21 };
+    assert_eq!(sizes, [(4, 1), (16, ops), (16, 1), (64, 2), (16, 1)]);
+    for t in 0..ops - 16 {
         assert_eq!(r.op(t), Found::Overwritten, "operation {t}");
     }
-    assert_eq!(r.op(20), Found::NotYet);
-    for n in 4..19 {
+    assert_eq!(r.op(ops), Found::NotYet);
+    if version >= 4 {
+        let Found::Is(o) = r.op(20) else { panic!("the call without an order") };
+        assert_eq!((o.kind, o.func, o.count, o.root, o.order), (kind::CALL, 13, 256, 6, None));
+        assert_eq!((o.issued_ns, o.returned), (None, Some((0, 6_000_001_500))));
+    }
+    for n in ops - 16..19 {
         let Found::Is(o) = r.op(n) else { panic!("operation {n}") };
         assert_eq!(text(o.variant), "");
         let want = OpSlot {

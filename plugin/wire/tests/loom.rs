@@ -481,6 +481,53 @@ fn an_issue_in_a_line_is_of_its_own_call() {
     });
 }
 
+/// A call that several threads want to issue is issued by one, and its marks are that one's.
+#[test]
+fn a_call_in_a_line_is_taken_by_one_thread() {
+    static MET: Met = Met::of(&["first", "second"]);
+    explore("taken call", &MET, || {
+        let t = Arc::new(TinyLines::new());
+        t.call(0);
+        let issue = |value: u64| {
+            let t = t.clone();
+            thread::spawn(move || {
+                let line = t.ring().line(0).unwrap();
+                let taken = lines::is_pending(line) && lines::take_call(line);
+                if taken {
+                    let issue = lines::Issue { seq: value, order: value, issue: value };
+                    lines::issue(line, t.ring().lap(0), &issue);
+                }
+                taken
+            })
+        };
+        let (first, second) = (issue(1), issue(2));
+        let marks = |out: [u64; 8]| [5, 6, 7].map(|i: usize| sync::marked(out[i], t.ring().lap(0)));
+        // The last mark is there only behind the others, or is absent: it is read after them.
+        if let [_, _, Some(issue)] = marks(t.read().1) {
+            assert!(issue == 1 || issue == 2);
+        }
+        let (first, second) = (first.join().unwrap(), second.join().unwrap());
+        assert!(first != second, "exactly one takes it");
+        let value = if first { 1 } else { 2 };
+        assert_eq!(marks(t.read().1), [Some(value); 3]);
+        MET.meet(if first { "first" } else { "second" });
+    });
+}
+
+/// The line of a launch is never taken for a call.
+#[test]
+fn a_launch_in_a_line_is_no_pending_call() {
+    let launch = || {
+        let t = TinyLines::new();
+        let call = lines::Call { what: 0, count: 0, called_ns: 5, stream: 0 };
+        lines::launch(&t.head, t.ring().line(0).unwrap(), 0, &call);
+        let line = t.ring().line(0).unwrap();
+        assert!(!lines::is_pending(line) && !lines::take_call(line));
+        assert_eq!(t.ring().next(), 1);
+    };
+    loom::model(launch);
+}
+
 /// What the next ticket says is there, or was there.
 #[test]
 fn a_ring_of_lines_names_no_line_before_it_is_whole() {

@@ -255,10 +255,10 @@ proptest! {
         segment.format(&geometry);
         segment.open_for_readers();
         let reader = Reader::open(&words).unwrap();
-        let ring = segment.lines.ring(1).unwrap();
+        let (head, ring) = (&segment.lines.heads()[1], segment.lines.ring(1).unwrap());
         for (n, issued) in (0u64..).zip(&issues) {
             let recorded = lines::Call { what: 7 << 16, count: n * 3, called_ns: n + 1, stream: n };
-            lines::call(ring.head(), ring.line(n).unwrap(), n, &recorded);
+            lines::call(head, ring.line(n).unwrap(), n, &recorded);
             if *issued {
                 let recorded = lines::Issue { seq: n, order: n * 2, issue: n & 0xff };
                 lines::issue(ring.line(n).unwrap(), ring.lap(n), &recorded);
@@ -267,6 +267,7 @@ proptest! {
             for ticket in 0..n + 3 {
                 match reader.line(1, ticket) {
                     Found::Is(o) => {
+                        let o = o.expect("no launch");
                         prop_assert!((oldest..=n).contains(&ticket));
                         let was = issues[usize::try_from(ticket).unwrap()];
                         prop_assert_eq!((o.func, o.count, o.called_ns), (7, ticket * 3, Some(ticket + 1)));

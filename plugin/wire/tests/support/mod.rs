@@ -61,7 +61,7 @@ pub fn walk(words: &[Word]) -> Result<usize, OpenError> {
         let slots = reader.line_ring(ring).slots();
         for t in (0..20).flat_map(|d| [d, next.wrapping_sub(d), next.wrapping_sub(slots).wrapping_add(d), !d])
         {
-            found += one(reader.line(ring, t).map(|o| o.variant.bytes().count()));
+            found += one(reader.line(ring, t).map(|o| o.map(|o| o.variant.bytes().count())));
         }
     }
     Ok(found)
