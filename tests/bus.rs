@@ -3,7 +3,7 @@
 use prost::Message as _;
 use ringwatch::cluster::message::{self as m, Envelope, Wish};
 use ringwatch::cluster::{Moment, Reader};
-use ringwatch::model::{DataType, RedOp, Update};
+use ringwatch::model::{DataType, Rank, RedOp, Track, Update};
 use std::path::Path;
 
 /// Every field of every item, none with its default.
@@ -181,6 +181,7 @@ fn whole() -> Envelope {
         announced: vec![m::OperationKey { comm: 0xc0ffee, track: 3, from: 1, to: 0, order: 6, owner: None }],
         // Told of since; the golden message of what was told with it is another one.
         types: Vec::new(),
+        calls: Vec::new(),
     }
 }
 
@@ -243,6 +244,34 @@ fn types_and_reductions_of_version_1_mean_what_they_meant() {
     // ncclFloat32 and ncclSum, and one of which nothing is known.
     assert_eq!(types, Some((39, vec![0x18, 0], 0)));
     assert_eq!((DataType::Float32 as u8 + 1) | ((RedOp::Sum as u8 + 1) << 4), 0x18);
+}
+
+#[test]
+fn departures_of_version_1_mean_what_they_meant() {
+    let call = |track, order| {
+        let operation = m::OperationKey { comm: 0xc0ffee, track, from: 1, to: 0, order, owner: None };
+        Some(m::Call { operation: Some(operation), func: 1, issued_ns: 70_000_000_000 })
+    };
+    let left =
+        m::Departure { call: call(1, 40), usual: call(3, 6), times: 12, left_out: true, loop_ns: 1_000_000 };
+    let mut with = whole();
+    with.sequence += 1;
+    with.calls = vec![m::Calls { segment: 11, left: Some(left), usual_ns: Some(69_000_000_000) }];
+    let bytes = golden("envelope-1-calls.bin", &with.encode_to_vec());
+    assert_eq!(Envelope::decode(bytes.as_slice()).expect("a message"), with);
+    let mut reader = Reader::new(std::time::Duration::from_secs(3));
+    let mut told = Vec::new();
+    reader.read("ringwatch.v1.comm.node-a.3", &bytes, Moment::default(), true, &mut told);
+    let state = told.iter().find_map(|u| match u {
+        Update::Calls(state) => Some(*state.as_ref()),
+        _ => None,
+    });
+    let state = state.expect("a departure");
+    let left = state.left.expect("where it left its order");
+    assert_eq!((left.call.kind.track, left.call.order), (Track::Collective, 40));
+    assert_eq!((left.usual.kind.track, left.usual.order), (Track::Pair(Rank(1), Rank(0)), 6));
+    assert_eq!((left.times, left.left_out, left.loop_ns), (12, true, 1_000_000));
+    assert_eq!(left.call.kind.comm.nccl_hash(), 0xc0ffee);
 }
 
 /// Writes or reads a golden message with these marks of transfers' ends, and checks that it still means the same.

@@ -3,10 +3,10 @@
 use super::message as m;
 use super::texts::clipped as text;
 use crate::model::{
-    Algo, BEYOND_MEMORY, Beat, CommId, CommRecord, DataType, Exchange, Exit, Flags, Func, HostFact, Job,
-    Lane, Liveness, Making, NetPhase, NetProgress, OpRecord, PairBeat, ProcessState, Proto, Rank, RedOp,
-    Returned, RulesState, SegmentId, SegmentRecord, Signatures, Sketch, Timing, Told, Track, TunerRules,
-    Untimed,
+    Algo, BEYOND_MEMORY, Beat, Call, CallKind, CallState, CommId, CommRecord, DataType, Departure, Exchange,
+    Exit, Flags, Func, HostFact, Job, Lane, Liveness, Making, NetPhase, NetProgress, OpRecord, PairBeat,
+    ProcessState, Proto, Rank, RedOp, Returned, RulesState, SegmentId, SegmentRecord, Signatures, Sketch,
+    Timing, Told, Track, TunerRules, Untimed,
 };
 use std::path::PathBuf;
 
@@ -251,6 +251,49 @@ impl m::Beat {
                 peers: self.peers,
             },
         }
+    }
+}
+
+impl m::Call {
+    fn of(c: &Call) -> Self {
+        m::Call {
+            operation: Some(m::OperationKey::of(c.kind.comm, c.kind.track, c.order)),
+            func: number(Func::ALL, Some(c.kind.func)),
+            issued_ns: c.issued_ns,
+        }
+    }
+
+    fn call(&self) -> Option<Call> {
+        let (comm, track, order) = self.operation?.key()?;
+        let kind = CallKind { comm, track, func: word(Func::ALL, self.func)? };
+        Some(Call { kind, order, issued_ns: self.issued_ns })
+    }
+}
+
+impl m::Calls {
+    /// What is told of the order of a process's calls.
+    pub fn of(state: &CallState) -> Self {
+        let left = state.left.map(|d| m::Departure {
+            call: Some(m::Call::of(&d.call)),
+            usual: Some(m::Call::of(&d.usual)),
+            times: d.times.into(),
+            left_out: d.left_out,
+            loop_ns: d.loop_ns,
+        });
+        m::Calls { segment: state.segment.0, left, usual_ns: state.usual_ns }
+    }
+
+    pub(super) fn state(&self, segment: SegmentId) -> CallState {
+        let left = self.left.and_then(|d| {
+            Some(Departure {
+                call: d.call?.call()?,
+                usual: d.usual?.call()?,
+                times: short(d.times),
+                left_out: d.left_out,
+                loop_ns: d.loop_ns,
+            })
+        });
+        CallState { segment, left, usual_ns: self.usual_ns }
     }
 }
 

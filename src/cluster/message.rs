@@ -66,6 +66,9 @@ pub struct Envelope {
     /// Data types and reductions of ranks' latest collectives, as far as they are known.
     #[prost(message, repeated, tag = "22")]
     pub types: Vec<Types>,
+    /// Where processes that stand still left the order of their calls.
+    #[prost(message, repeated, tag = "23")]
+    pub calls: Vec<Calls>,
     /// Operations that were found interesting here, for the other nodes to send their parts.
     #[prost(message, repeated, tag = "20")]
     pub announced: Vec<OperationKey>,
@@ -504,6 +507,46 @@ pub struct Books {
     /// those that have searched everything.
     #[prost(bool, tag = "8")]
     pub unsearched: bool,
+}
+
+/// How a process keeps to the order of its calls.
+#[derive(Clone, Copy, PartialEq, Message)]
+#[expect(missing_docs, reason = "the fields are those of model::CallState")]
+pub struct Calls {
+    #[prost(fixed64, tag = "1")]
+    pub segment: u64,
+    #[prost(message, optional, tag = "2")]
+    pub left: Option<Departure>,
+    #[prost(fixed64, optional, tag = "3")]
+    pub usual_ns: Option<u64>,
+}
+
+/// A call that came in the place of another one.
+#[derive(Clone, Copy, PartialEq, Message)]
+#[expect(missing_docs, reason = "the fields are those of model::Departure")]
+pub struct Departure {
+    #[prost(message, optional, tag = "1")]
+    pub call: Option<Call>,
+    #[prost(message, optional, tag = "2")]
+    pub usual: Option<Call>,
+    #[prost(uint32, tag = "3")]
+    pub times: u32,
+    #[prost(bool, tag = "4")]
+    pub left_out: bool,
+    #[prost(uint64, tag = "5")]
+    pub loop_ns: u64,
+}
+
+/// One call.
+#[derive(Clone, Copy, PartialEq, Message)]
+#[expect(missing_docs, reason = "the fields are those of model::Call")]
+pub struct Call {
+    #[prost(message, optional, tag = "1")]
+    pub operation: Option<OperationKey>,
+    #[prost(uint32, tag = "2")]
+    pub func: u32,
+    #[prost(fixed64, tag = "3")]
+    pub issued_ns: u64,
 }
 
 /// One operation's name.

@@ -11,7 +11,8 @@ use super::message::{self as m, OperationKey};
 use super::subject::{Topic, bucket};
 use crate::join::{Finished, Join, Sampling};
 use crate::model::{
-    CommId, CommRecord, Fact, Finding, Func, HostFact, ProcessState, Rank, Reading, SegmentId, Told, Track,
+    CallState, CommId, CommRecord, Fact, Finding, Func, HostFact, ProcessState, Rank, Reading, SegmentId,
+    Told, Track,
 };
 use progress::Stood;
 use prost::Message as _;
@@ -153,6 +154,7 @@ pub struct Publisher {
     signed: HashMap<(CommId, Rank), u64>,
     pairs: HashMap<(CommId, Rank, Rank), m::Pair>,
     hosts: HashMap<SegmentId, Sent<HostFact>>,
+    calls: HashMap<SegmentId, CallState>,
     /// When a rank of a process was last seen to move on.
     moved: HashMap<SegmentId, u64>,
     findings: HashMap<u64, bool>,
@@ -203,6 +205,7 @@ impl Publisher {
             signed: HashMap::new(),
             pairs: HashMap::new(),
             hosts: HashMap::new(),
+            calls: HashMap::new(),
             moved: HashMap::new(),
             findings: HashMap::new(),
             standing: HashMap::new(),
@@ -377,6 +380,7 @@ impl Publisher {
             self.standing.clear();
             self.findings.clear();
             self.hosts.clear();
+            self.calls.clear();
         }
         let mut moved = HashSet::new();
         self.tell_processes(join, now.mono_ns, &mut moved);
@@ -392,6 +396,7 @@ impl Publisher {
         let released = finished.iter().any(stood);
         self.tell_beats(join, now.mono_ns, new_second || released, &moved);
         self.tell_hosts(join, now.mono_ns);
+        self.tell_calls(join, now.mono_ns);
         self.announce_late(join, second);
         self.announce_pauses(join, second);
         self.tell_wished(join);
@@ -573,6 +578,23 @@ impl Publisher {
         }
     }
 
+    /// How processes keep to the order of their calls, once they issue nothing for a while.
+    fn tell_calls(&mut self, join: &Join, now_ns: u64) {
+        for p in join.processes() {
+            let state = p.call_order.state(p.record.id);
+            let last_ns = p.issuing.last_ns().filter(|t| now_ns >= t + S);
+            if last_ns.is_none() || state.usual_ns.is_none() || self.calls.get(&p.record.id) == Some(&state) {
+                continue;
+            }
+            let told = m::Calls::of(&state);
+            let bytes = told.encoded_len();
+            if self.pay(bytes, true) {
+                self.draft(Topic::Node, bytes).calls.push(told);
+                self.calls.insert(p.record.id, state);
+            }
+        }
+    }
+
     fn tell_wished(&mut self, join: &Join) {
         for (comm, track, order) in std::mem::take(&mut self.wished) {
             let instance = join.communicator(comm).and_then(|c| c.instance(track, order));
@@ -686,6 +708,7 @@ impl Publisher {
         self.pairs.retain(|(c, ..), _| join.communicator(*c).is_some());
         self.processes.retain(|s, _| join.process(*s).is_some());
         self.hosts.retain(|s, _| join.process(*s).is_some());
+        self.calls.retain(|s, _| join.process(*s).is_some());
         self.moved.retain(|s, _| join.process(*s).is_some());
         if self.findings.len() > 4096 {
             self.findings.retain(|_, open| *open);

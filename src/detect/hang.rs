@@ -5,7 +5,7 @@
 
 use super::{
     Rule, Settings, choice, endings, fact, held_by_gpu, interleaved, missing_rank, names, not_started,
-    number, seconds, standstill, stuck_transfer, transfers, verb,
+    number, out_of_order, seconds, standstill, stuck_transfer, transfers, verb,
 };
 use crate::join::{
     Activity, Communicator, Instance, Join, Lack, Origin, Part, Process, Stall, Standing, Waited,
@@ -71,6 +71,10 @@ impl Rule for HangRule {
         // Where nothing else is known, the only operation that ranks do not start is.
         if found.is_empty() && standing.origins().iter().filter(|o| scene.is_unclear(o)).count() == 1 {
             found.extend(unclear);
+        }
+        if found.is_empty() {
+            let alone = standing.origins().iter().filter_map(|o| scene.out_of_order(o));
+            found.extend(alone.min_by_key(|f| f.since_ns));
         }
         super::victims::leave_out(join, self.settings, found)
     }
@@ -189,6 +193,9 @@ impl<'a> Scene<'a> {
             held_by_gpu::Hold::Unclear => return None,
             held_by_gpu::Hold::Explained(held) => finding = *held,
         }
+        if let Some(out_of_order) = out_of_order::judge(self, place) {
+            (finding, behind_untimed) = (out_of_order, false);
+        }
         if proof == endings::Proof::Likely {
             finding.confidence = Confidence::Likely;
         }
@@ -205,6 +212,23 @@ impl<'a> Scene<'a> {
             () if unclear => Outcome::Unclear(finding),
             () => Outcome::Found(finding),
         })
+    }
+
+    /// Where nothing else explains a standstill: a process of it that left the order of its calls.
+    fn out_of_order(&self, origin: &Origin) -> Option<Finding> {
+        let stall = self.standing.stall(origin.first)?;
+        let comm = self.join.communicator(stall.comm)?;
+        let instance = comm.instance(stall.track, stall.order)?;
+        let waited = &self.join.waited(stall, self.now_ns)?;
+        let place = Place { origin, stall, comm, instance, waited };
+        if self.is_slow_start(place) || !self.enough(waited, self.settings.patience_blind_ns) {
+            return None;
+        }
+        let mut finding = out_of_order::judge(self, place)?;
+        finding.since_ns = waited.since_ns;
+        finding.since = super::wall(self.join, waited.since_ns);
+        finding.victims = self.victims(origin, Some(waited), None);
+        Some(finding)
     }
 
     /// True where several untimed operations explain why ranks do not start one, and nothing tells more of any of these ranks.

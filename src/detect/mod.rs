@@ -17,6 +17,7 @@ mod missing_rank;
 mod never_joined;
 mod nodes;
 mod not_started;
+mod out_of_order;
 mod slow_transfer;
 mod standstill;
 mod straggler;

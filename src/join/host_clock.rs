@@ -67,6 +67,12 @@ pub(super) fn shift(update: &mut Update, by: i64) {
             }
         }
         Update::Sketch(s) => at(&mut s.from_ns, by),
+        Update::Calls(c) => {
+            may_be(&mut c.usual_ns, by);
+            for call in c.left.iter_mut().flat_map(|d| [&mut d.call, &mut d.usual]) {
+                at(&mut call.issued_ns, by);
+            }
+        }
         // Silence is by the observer's own clock.
         Update::Left { .. }
         | Update::Missed { .. }

@@ -5,6 +5,7 @@
 
 mod agenda;
 mod attribution;
+mod call_order;
 mod carry;
 mod clock;
 mod communicator;
@@ -38,6 +39,7 @@ mod work;
 
 pub use crate::model::Track;
 pub use attribution::{Share, WireTotals, WireWindow};
+pub use call_order::CallOrder;
 pub use clock::ClockMap;
 use communicator::{Around, Said, Taken};
 pub use communicator::{Communicator, LateCosts, LateEvent, LateSecond, Lately};
@@ -103,6 +105,8 @@ pub struct Process {
     pub busy: Busy,
     /// When it issued operations.
     pub issuing: Issuing,
+    /// The order of its calls.
+    pub call_order: CallOrder,
     /// How long it works between operations.
     pub work: Work,
     /// Since when nothing is heard of it, by the observer's clock; absent where somebody follows it.
@@ -196,6 +200,8 @@ pub struct Join {
     relieved_ns: u64,
     /// Processes are followed while they run: what one leaves behind is not in flight any more.
     live: bool,
+    /// Processes of which calls are to be taken.
+    calling: Vec<SegmentId>,
     /// Processes of which records are there unread, since when.
     unread: BTreeMap<SegmentId, u64>,
     /// Processes that were there at this moment are known; absent where all are.
@@ -269,6 +275,11 @@ impl Join {
                 let sure = self.processes.get(&s.segment).is_some_and(|p| !p.unsure());
                 if let Some(c) = self.touched(s.comm).filter(|_| sure) {
                     c.signed(&s);
+                }
+            }
+            Update::Calls(state) => {
+                if let Some(p) = self.processes.get_mut(&state.segment) {
+                    p.call_order.told(&state);
                 }
             }
             Update::Sketch(s) => self.sketch(*s),
@@ -368,6 +379,7 @@ impl Join {
         let Some(p) = self.processes.get_mut(&segment) else { return };
         let missed = p.missed.entry(what).or_default();
         *missed = missed.saturating_add(count);
+        p.call_order.lose();
         if (what == COUNTED || what == BEYOND_MEMORY) && p.missed_ns != Some(now_ns) {
             p.missed_ns = Some(now_ns);
             self.mark(segment);
@@ -388,6 +400,13 @@ impl Join {
         };
         let unsure = process.unsure();
         op.issued_ns.into_iter().for_each(|t| process.issuing.add(t));
+        if said.is_none() {
+            let was_fresh = process.call_order.is_fresh();
+            process.call_order.add(&op);
+            if !was_fresh && process.call_order.is_fresh() {
+                self.calling.push(op.segment);
+            }
+        }
         let gpu = comm.members().get(&op.rank).map_or(&None, |m| &m.record.gpu);
         if !process.clocks.contains_key(gpu) {
             process.clocks.insert(gpu.clone(), ClockMap::default());
@@ -435,6 +454,7 @@ impl Join {
                     strains: Strains::default(),
                     busy: Busy::default(),
                     issuing: Issuing::default(),
+                    call_order: CallOrder::default(),
                     work: Work::default(),
                     silent_ns: None,
                     shift_ns,
@@ -491,6 +511,7 @@ impl Join {
             Update::Op(o) => o.segment,
             Update::Told(t) => t.op.segment,
             Update::Sketch(s) => s.segment,
+            Update::Calls(c) => c.segment,
             Update::Left { segment, .. } | Update::Missed { segment, .. } => *segment,
             Update::Host(h) => h.segment,
             Update::Beat(_)
@@ -612,6 +633,7 @@ impl Join {
     pub fn tick(&mut self, now_ns: u64) {
         self.rebuild();
         self.now_ns = now_ns;
+        self.take_calls();
         let due = if self.all_gone() == self.kept.is_over() {
             self.agenda.due(now_ns)
         } else {
@@ -649,6 +671,16 @@ impl Join {
             self.agenda.looked_at(c, over_ns);
         }
         self.forget_closed();
+    }
+
+    /// Takes the calls of which all earlier ones are known.
+    fn take_calls(&mut self) {
+        let Join { calling, processes, now_ns, .. } = self;
+        calling.retain(|id| {
+            let Some(p) = processes.get_mut(id) else { return false };
+            p.call_order.settle(*now_ns);
+            p.call_order.is_fresh()
+        });
     }
 
     /// Brings the hosts' clocks together, by the ends of collectives that several hosts were in.

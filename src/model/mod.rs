@@ -3,6 +3,7 @@
 //! The model knows nobody. Ingest fills it from segments, join matches it across ranks, detect
 //! judges it, and views and exporters show it.
 
+mod call;
 mod cost;
 mod finding;
 mod fleet;
@@ -18,6 +19,7 @@ mod text;
 mod unread;
 mod update;
 
+pub use call::{Call, CallKind, CallState, Departure};
 pub use cost::{JobCost, Loss};
 pub use finding::{
     COMM_INIT, Cause, Evidence, Finding, FindingEvent, FindingId, OperationRef, Place, TimedFinding, Victims,

@@ -1,6 +1,8 @@
 //! What a source says: the one stream that live segments, black boxes and (later) recordings share.
 
-use super::{Algo, CommId, Func, HostFact, OpRecord, Proto, Rank, Reading, SegmentId, Spare, Unread};
+use super::{
+    Algo, CallState, CommId, Func, HostFact, OpRecord, Proto, Rank, Reading, SegmentId, Spare, Unread,
+};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -401,6 +403,8 @@ pub enum Update {
     Pair(PairBeat),
     /// What a rank's latest collectives are, in short.
     Signatures(Box<Signatures>),
+    /// How a process keeps to the order of its calls, where not every record comes.
+    Calls(Box<CallState>),
     /// What happened of a class of operations on a node, where not every record comes.
     Sketch(Box<Sketch>),
     /// An operation, as the agent of its node understood it.

@@ -5,7 +5,7 @@ use crate::simulator::{BEGIN, Simulation, Stay};
 use crate::spec::{FaultKind, Spec};
 use crate::truth::{self, Need, OpKey, Truth};
 use crate::watch::{Watcher, Way};
-use ringwatch::join::{Origin, Stall, Standing};
+use ringwatch::join::{Join, Origin, Process, Stall, Standing};
 use ringwatch::model::{Change, Finding, Kind, Rank, Severity, Track};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -123,7 +123,11 @@ pub(crate) fn examine(spec: &Spec) -> Report {
             }
             if asked_ns.is_some_and(|t| now < t && t <= now + look) {
                 let stands = watcher.join.standing(BEGIN + now);
-                let all = describe_stalls(&stands).into_iter().chain(describe_origins(*way, &stands));
+                let all = describe_stalls(&stands).into_iter().chain(describe_origins(
+                    *way,
+                    &watcher.join,
+                    &stands,
+                ));
                 all.for_each(|line| println!("    seed {} {way:?} then: {line}", spec.seed));
             }
         }
@@ -134,8 +138,10 @@ pub(crate) fn examine(spec: &Spec) -> Report {
     let truths = truth::of(spec, &exam, &happened, &sim.entered());
     let open = truth::describe_open(&exam, &happened);
     let end_ns = BEGIN + exam.case.until.0;
-    let origins =
-        watchers.iter().flat_map(|(way, w, _)| describe_origins(*way, &w.join.standing(end_ns))).collect();
+    let origins = watchers
+        .iter()
+        .flat_map(|(way, w, _)| describe_origins(*way, &w.join, &w.join.standing(end_ns)))
+        .collect();
     let verdicts = watchers
         .into_iter()
         .map(|(way, watcher, mut versions)| {
@@ -169,15 +175,20 @@ fn describe_stalls(standing: &Standing) -> Vec<String> {
     (0..).map_while(|i| standing.stall(i)).map(|s| format!("stands: {}", describe(s))).collect()
 }
 
-/// Describes where standing still begins, a line each.
-fn describe_origins(way: Way, standing: &Standing) -> Vec<String> {
+/// Describes where standing still begins, and which processes left the order of their calls, a line each.
+fn describe_origins(way: Way, join: &Join, standing: &Standing) -> Vec<String> {
     let stall = |i: &usize| standing.stall(*i).map(describe);
     let line = |o: &Origin| {
         let circle: Vec<String> = o.circle.iter().filter_map(stall).collect();
         let circle = if circle.is_empty() { String::new() } else { format!(", circle {circle:?}") };
         Some(format!("{way:?} {}{circle}", stall(&o.first)?))
     };
-    standing.origins().iter().filter_map(line).collect()
+    let left = |p: &Process| {
+        let left = p.call_order.left()?;
+        Some(format!("{way:?} job rank {:?} left the order of its calls: {left:?}", p.record.job.rank))
+    };
+    let left = join.processes().filter_map(left);
+    standing.origins().iter().filter_map(line).chain(left).collect()
 }
 
 /// The ranks of the job that a finding names.

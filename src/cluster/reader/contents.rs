@@ -181,6 +181,10 @@ impl Reader {
             let sketch = of.and_then(|(id, comm)| s.sketch(id, comm).ok_or(Refusal::Garbage));
             put(sketch.map(|s| Update::Sketch(Box::new(s))));
         }
+        for c in &e.calls {
+            let id = own.known.get(&c.segment).map(Told::id).ok_or(Refusal::Process);
+            put(id.map(|id| Update::Calls(Box::new(c.state(id)))));
+        }
         for h in std::mem::take(&mut e.hosts) {
             let id = own.known.get(&h.segment).map(Told::id).ok_or(Refusal::Process);
             put(id.map(|id| Update::Host(Box::new(h.fact(id)))));

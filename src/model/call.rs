@@ -1,0 +1,64 @@
+//! What a process calls, and where it left its usual order.
+
+use super::{CommId, Func, SegmentId, Track};
+
+/// A call of one kind: the same function on the same track of the same communicator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CallKind {
+    /// The communicator.
+    pub comm: CommId,
+    /// The track.
+    pub track: Track,
+    /// The function.
+    pub func: Func,
+}
+
+/// One call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    /// What it is.
+    pub kind: CallKind,
+    /// Its issue order on the track.
+    pub order: u64,
+    /// When it was issued, host monotonic ns.
+    pub issued_ns: u64,
+}
+
+/// A call that came in the place of another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Departure {
+    /// The call.
+    pub call: Call,
+    /// What always came here before; its issue order is the one that it would have had.
+    pub usual: Call,
+    /// So often.
+    pub times: u16,
+    /// True where the call is what usually follows the one that did not come.
+    pub left_out: bool,
+    /// The time since this place in the loop was last passed, in ns.
+    pub loop_ns: u64,
+}
+
+impl Departure {
+    /// The call that is wrong: the one that was left out, or the one that was issued instead of it.
+    pub fn wrong(&self) -> &Call {
+        if self.left_out { &self.usual } else { &self.call }
+    }
+
+    /// Until when what stands still may stand still because of it: operations that were called before are still to run, and
+    /// calls of the same kind make up for each other until the loop ends.
+    pub fn until_ns(&self) -> u64 {
+        self.call.issued_ns.saturating_add(self.loop_ns.saturating_mul(2))
+    }
+}
+
+/// How a process keeps to the order of its calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CallState {
+    /// The process.
+    pub segment: SegmentId,
+    /// Where it left its usual order; absent where it did not.
+    pub left: Option<Departure>,
+    /// When it last issued the call that usually comes next, host monotonic ns.
+    pub usual_ns: Option<u64>,
+}
