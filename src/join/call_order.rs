@@ -230,7 +230,7 @@ fn place(runs: &VecDeque<Run>, many: usize) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::join::testing::op;
-    use crate::model::{CommId, Func, Rank};
+    use crate::model::{CommId, Rank};
     use std::collections::HashMap;
 
     const MS: u64 = 1_000_000;
