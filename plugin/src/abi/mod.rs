@@ -296,40 +296,53 @@ fn no_handle(out: *mut *mut c_void) -> c_int {
     SUCCESS
 }
 
-/// The call of what may be a bare collective.
-#[inline(never)]
-extern "C" fn start_call<A: Abi>(
-    context: *mut c_void,
-    out: *mut *mut c_void,
-    d: &A::Descriptor,
-    process: &'static bare::Process,
-    head: &'static Head,
-    ring: u32,
-) -> c_int {
-    // In registers as far as here.
-    let here = Here { process, context: handle::to_number(context), head, ring };
-    if A::bare_call(d, &here) {
-        return no_handle(out);
-    }
-    start_call_in_group::<A>(context, out, d, process, head, ring)
+/// Parts of the hot path that are functions of their own, so that small ones save no registers for larger ones. Each records
+/// an event in a line where it can. Otherwise the event goes to another part, or to [`start_any`].
+macro_rules! parts {
+    ($($(#[$doc:meta])* $name:ident = |$d:ident, $here:ident| $recorded:expr $(, else $next:ident)?;)+) => {$(
+        $(#[$doc])*
+        #[inline(never)]
+        extern "C" fn $name<A: Abi>(
+            context: *mut c_void,
+            out: *mut *mut c_void,
+            $d: &A::Descriptor,
+            process: &'static bare::Process,
+            head: &'static Head,
+            ring: u32,
+        ) -> c_int {
+            // In registers as far as here.
+            let $here = Here { process, context: handle::to_number(context), head, ring };
+            if $recorded {
+                return no_handle(out);
+            }
+            parts!(@next (context, out, $d, process, head, ring) $($next)?)
+        }
+    )+};
+    (@next $arguments:tt $next:ident) => { $next::<A> $arguments };
+    (@next ($context:ident, $out:ident, $d:ident, $($rest:ident),+)) => {
+        start_any::<A>($context, $out, Some($d))
+    };
 }
 
-/// The issue of what may be one.
-#[inline(never)]
-extern "C" fn start_issue<A: Abi>(
-    context: *mut c_void,
-    out: *mut *mut c_void,
-    d: &A::Descriptor,
-    process: &'static bare::Process,
-    head: &'static Head,
-    ring: u32,
-) -> c_int {
-    // In registers as far as here.
-    let here = Here { process, context: handle::to_number(context), head, ring };
-    if A::bare_issue(d, &here) {
-        return no_handle(out);
-    }
-    start_issue_in_group::<A>(context, out, d, process, head, ring)
+parts! {
+    /// The call of what may be a bare collective.
+    start_call = |d, here| A::bare_call(d, &here), else start_call_in_group;
+    /// The issue of what may be one.
+    start_issue = |d, here| A::bare_issue(d, &here), else start_issue_in_group;
+    /// A group, a plan or a launch.
+    start_of_group = |d, here| match A::kind(d).0 {
+        GROUP_API => A::group_in_lines(d, &here),
+        GROUP => here.plan_in_group(),
+        _ => here.launch_in_group(),
+    };
+    /// The call of a collective in a group.
+    start_call_in_group = |d, here| A::call_in_group(d, &here);
+    /// The issue of a collective in a group.
+    start_issue_in_group = |d, here| A::issue_in_group(d, &here);
+    /// The call of a send or receive.
+    start_pair_call = |d, here| A::pair_call(d, &here);
+    /// The issue of a send or receive.
+    start_pair_issue = |d, here| A::pair_issue(d, &here);
 }
 
 /// An event of a group, or of a send or receive.
@@ -348,81 +361,6 @@ extern "C" fn start_not_bare<A: Abi>(
         GROUP_API | GROUP | KERNEL_LAUNCH => start_of_group::<A>(context, out, d, process, head, ring),
         _ => start_any::<A>(context, out, Some(d)),
     }
-}
-
-/// A group, a plan or a launch.
-#[inline(never)]
-extern "C" fn start_of_group<A: Abi>(
-    context: *mut c_void,
-    out: *mut *mut c_void,
-    d: &A::Descriptor,
-    process: &'static bare::Process,
-    head: &'static Head,
-    ring: u32,
-) -> c_int {
-    let here = Here { process, context: handle::to_number(context), head, ring };
-    let recorded = match A::kind(d).0 {
-        GROUP_API => A::group_in_lines(d, &here),
-        GROUP => here.plan_in_group(),
-        _ => here.launch_in_group(),
-    };
-    if recorded { no_handle(out) } else { start_any::<A>(context, out, Some(d)) }
-}
-
-/// The call of a collective in a group.
-#[inline(never)]
-extern "C" fn start_call_in_group<A: Abi>(
-    context: *mut c_void,
-    out: *mut *mut c_void,
-    d: &A::Descriptor,
-    process: &'static bare::Process,
-    head: &'static Head,
-    ring: u32,
-) -> c_int {
-    let here = Here { process, context: handle::to_number(context), head, ring };
-    if A::call_in_group(d, &here) { no_handle(out) } else { start_any::<A>(context, out, Some(d)) }
-}
-
-/// The issue of a collective in a group.
-#[inline(never)]
-extern "C" fn start_issue_in_group<A: Abi>(
-    context: *mut c_void,
-    out: *mut *mut c_void,
-    d: &A::Descriptor,
-    process: &'static bare::Process,
-    head: &'static Head,
-    ring: u32,
-) -> c_int {
-    let here = Here { process, context: handle::to_number(context), head, ring };
-    if A::issue_in_group(d, &here) { no_handle(out) } else { start_any::<A>(context, out, Some(d)) }
-}
-
-/// The call of a send or receive.
-#[inline(never)]
-extern "C" fn start_pair_call<A: Abi>(
-    context: *mut c_void,
-    out: *mut *mut c_void,
-    d: &A::Descriptor,
-    process: &'static bare::Process,
-    head: &'static Head,
-    ring: u32,
-) -> c_int {
-    let here = Here { process, context: handle::to_number(context), head, ring };
-    if A::pair_call(d, &here) { no_handle(out) } else { start_any::<A>(context, out, Some(d)) }
-}
-
-/// The issue of a send or receive.
-#[inline(never)]
-extern "C" fn start_pair_issue<A: Abi>(
-    context: *mut c_void,
-    out: *mut *mut c_void,
-    d: &A::Descriptor,
-    process: &'static bare::Process,
-    head: &'static Head,
-    ring: u32,
-) -> c_int {
-    let here = Here { process, context: handle::to_number(context), head, ring };
-    if A::pair_issue(d, &here) { no_handle(out) } else { start_any::<A>(context, out, Some(d)) }
 }
 
 /// An event on a thread whose ring is not where it is looked for first.
