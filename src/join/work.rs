@@ -16,6 +16,8 @@ const BEFORE: usize = 3;
 const WAITING: usize = 128;
 /// Kinds of spans that are learned of a process.
 const KINDS: usize = 32;
+/// Tickets of different rings of a process are so far from each other, and do not compare.
+const FAR: u64 = 1 << 40;
 /// Spans of a kind before it is learned, and from which is learned what is usual.
 const WARM_UP: u8 = 2;
 const LEARNED: usize = 6;
@@ -125,6 +127,15 @@ pub struct Work {
 impl Work {
     /// Takes an operation that is over.
     pub(super) fn take(&mut self, passed: Passed) {
+        // What is not timed is in other rings, and what is timed comes in runs: nothing is known of the work between.
+        if passed.ticket.abs_diff(self.next) >= FAR {
+            (self.before, self.last) = ([0; BEFORE], None);
+            if passed.kernel.is_some() {
+                self.waiting.clear();
+                self.follow(passed);
+            }
+            return;
+        }
         if passed.ticket < self.next {
             return;
         }
@@ -320,6 +331,20 @@ mod tests {
         steps.many(2 * WAITING as u32, 20, 0);
         assert!(steps.work.waiting.len() <= WAITING);
         assert!(steps.work.seconds().next().is_some());
+    }
+
+    #[test]
+    fn untimed_operations_of_another_ring_end_no_measuring() {
+        let mut steps = Steps::new();
+        for n in 0..20 {
+            steps.many(10, 20, 0);
+            let line = Passed { ticket: (1 << 43) + n, kernel: None, ..steps.next(20, 0) };
+            steps.ticket -= 1;
+            steps.work.take(line);
+            steps.at_ns += 300 * MS;
+        }
+        let (work, _) = steps.factors();
+        assert!((work - 1.0).abs() < 0.01, "the time between two runs is no work: {work}");
     }
 
     #[test]
