@@ -233,18 +233,11 @@ impl Here {
         called
     }
 
-    /// A collective is issued.
+    /// The facts of a collective's issue, without the launch.
     #[inline(always)]
-    pub(crate) fn issue(&self, issue: &BareIssue) -> bool {
-        if !self.is(CALLED) {
-            return false;
-        }
+    fn issue_bits(&self, issue: &BareIssue) -> IssueBits {
         let (algo, proto) = self.issue_codes(issue.algo, issue.proto);
-        // Plain: NCCL issues a communicator's collectives one after the other, or ranks could have no common order.
-        let comm = self.comm();
-        let order = get(comm, comm::ISSUED);
-        count(comm, comm::ISSUED);
-        let bits = IssueBits {
+        IssueBits {
             algo,
             proto,
             channels: issue.channels,
@@ -252,7 +245,20 @@ impl Here {
             flags: issue.flags(),
             timed: self.process.turns().why() as u8,
             launch: 0,
-        };
+        }
+    }
+
+    /// A collective is issued.
+    #[inline(always)]
+    pub(crate) fn issue(&self, issue: &BareIssue) -> bool {
+        if !self.is(CALLED) {
+            return false;
+        }
+        // Plain: NCCL issues a communicator's collectives one after the other, or ranks could have no common order.
+        let comm = self.comm();
+        let order = get(comm, comm::ISSUED);
+        count(comm, comm::ISSUED);
+        let bits = self.issue_bits(issue);
         let ticket = get(self.head, lines::NEXT).wrapping_sub(1);
         let recorded = Issue { seq: issue.seq, order, issue: bits.word() };
         let lap = sync::lap(ticket, u32::from(self.ready().shift));

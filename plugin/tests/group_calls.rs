@@ -69,7 +69,7 @@ fn has_none(handles: &[u64]) -> bool {
     handles.iter().all(|h| *h == 0)
 }
 
-/// What is played before a communicator's operations are in lines.
+/// The calls before those of a test: so many that a communicator's operations are in lines.
 fn warm_up(p: &Plugin, ctx: u64, members: &[Member]) {
     let order: Vec<usize> = (0..members.len()).collect();
     (0..64).for_each(|_| drop(play(p, ctx, 2, members, &order, 0)));
@@ -239,7 +239,7 @@ fn a_group_that_is_issued_elsewhere_brings_the_handles_back() {
     assert_eq!(r.ops().len(), 64 + 5);
 }
 
-/// What NCCL issues looks like no call: the calls of later groups have handles, by which they are known.
+/// NCCL issues something that looks like no call: the calls of later groups have handles, by which they are known.
 #[test]
 fn an_issue_that_looks_like_no_call_brings_the_handles_back() {
     let test = "an_issue_that_looks_like_no_call_brings_the_handles_back";

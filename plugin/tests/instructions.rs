@@ -18,7 +18,7 @@ use support::library::{Plugin, plugin_library};
 use support::trace::{self, Executed, Price};
 use support::tuner::{Asked, Tuner};
 
-/// What is counted, and how many instructions it may have. A group has two collectives, a pair a send and a receive.
+/// The kinds of operations that are counted, and their limits. A group has two collectives, a pair a send and a receive.
 const GATES: [(&str, u64); 5] =
     [("kernel", 265), ("coll", 470), ("with-handles", 1330), ("group", 1430), ("pair", 1435)];
 

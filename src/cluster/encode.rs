@@ -271,7 +271,7 @@ impl m::Call {
 }
 
 impl m::Calls {
-    /// What is told of the order of a process's calls.
+    /// The message about the order of a process's calls.
     pub fn of(state: &CallState) -> Self {
         let left = state.left.map(|d| m::Departure {
             call: Some(m::Call::of(&d.call)),

@@ -578,12 +578,12 @@ impl Publisher {
         }
     }
 
-    /// How processes keep to the order of their calls, once they issue nothing for a while.
+    /// Tells how processes keep to the order of their calls, once they issue nothing for a second.
     fn tell_calls(&mut self, join: &Join, now_ns: u64) {
         for p in join.processes() {
             let state = p.call_order.state(p.record.id);
-            let last_ns = p.issuing.last_ns().filter(|t| now_ns >= t + S);
-            if last_ns.is_none() || state.usual_ns.is_none() || self.calls.get(&p.record.id) == Some(&state) {
+            let stands = p.issuing.last_ns().is_some_and(|t| now_ns >= t + S);
+            if !stands || state.usual_ns.is_none() || self.calls.get(&p.record.id) == Some(&state) {
                 continue;
             }
             let told = m::Calls::of(&state);

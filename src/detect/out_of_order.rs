@@ -1,10 +1,10 @@
 //! A process of a standstill that left the usual order of its calls: it left one out, made one too many or swapped two.
 //!
-//! Who waits for whom tells this where all other ranks agree. Where a rank shares each communicator with few others, each of
+//! The wait-for graph tells this where all other ranks agree. Where a rank shares each communicator with few others, each of
 //! both could be wrong; then it counts that one keeps to the order in which it always called, and the other does not.
 
 use super::hang::{Place, Scene};
-use super::{fact, verb, who};
+use super::{fact, who};
 use crate::join::{Communicator, Process, Stall};
 use crate::model::{Call, Confidence, Departure, Finding, Kind, OperationRef, Rank};
 
@@ -33,13 +33,12 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
             call.kind.func, call.order, call.kind.comm, call.kind.track
         )
     };
-    let times = departure.times;
+    let times = if departure.times == 1 { "once".to_owned() } else { format!("{} times", departure.times) };
     let mut evidence = scene.wait_evidence(at.waited);
     evidence.push(fact(format!(
-        "rank {rank} called {} where it had always called {}, {times} {}; the others kept to their order",
+        "rank {rank} called {} where it had always called {}, {times}; the others kept to their order",
         name(&departure.call),
         name(&departure.usual),
-        verb(&vec![rank; usize::from(times.min(2))], "time", "times"),
     )));
     evidence.extend(who(scene.join, comm, rank));
     let wrong = departure.wrong();

@@ -41,8 +41,8 @@ struct Next {
 /// See the module.
 #[derive(Debug, Clone, Default)]
 pub struct CallOrder {
-    /// Calls that were not taken yet, with the numbers of their records.
-    fresh: Vec<(u64, u64, Call)>,
+    /// Calls that were not taken yet, behind the numbers of their records.
+    fresh: Vec<(u64, Call)>,
     /// What was issued before is taken, host monotonic ns.
     taken_ns: u64,
     first_ns: Option<u64>,
@@ -72,7 +72,7 @@ impl Hasher for Direct {
 }
 
 impl CallOrder {
-    /// Where it left its usual order; absent where it did not, or keeps to a new one.
+    /// The departure from its usual order that counts; absent where it never left it.
     pub fn left(&self) -> Option<&Departure> {
         self.left.as_ref()
     }
@@ -82,7 +82,7 @@ impl CallOrder {
         self.usual_ns
     }
 
-    /// What is told of it where not every record comes. Of a process that goes on, what it did a moment ago says nothing.
+    /// The state that agents tell where not every record comes.
     pub fn state(&self, segment: SegmentId) -> CallState {
         CallState { segment, left: self.left, usual_ns: self.usual_ns }
     }
@@ -100,7 +100,7 @@ impl CallOrder {
             self.lose();
         }
         let kind = CallKind { comm: op.comm, track, func: op.func };
-        self.fresh.push((issued_ns, op.ticket, Call { kind, order, issued_ns }));
+        self.fresh.push((op.ticket, Call { kind, order, issued_ns }));
     }
 
     /// Takes that records are lost: what comes next is not what came next.
@@ -117,10 +117,10 @@ impl CallOrder {
     /// Takes the calls of which all earlier ones are known.
     pub(super) fn settle(&mut self, now_ns: u64) {
         self.taken_ns = now_ns.saturating_sub(SETTLE_NS);
-        self.fresh.sort_unstable_by_key(|(issued_ns, ticket, _)| (*issued_ns, *ticket));
-        self.fresh.dedup_by_key(|(_, ticket, _)| *ticket);
-        let n = self.fresh.partition_point(|(issued_ns, ..)| *issued_ns < self.taken_ns);
-        let due: Vec<Call> = self.fresh.drain(..n).map(|(.., call)| call).collect();
+        self.fresh.sort_unstable_by_key(|(ticket, call)| (call.issued_ns, *ticket));
+        self.fresh.dedup_by_key(|(ticket, _)| *ticket);
+        let n = self.fresh.partition_point(|(_, call)| call.issued_ns < self.taken_ns);
+        let due: Vec<Call> = self.fresh.drain(..n).map(|(_, call)| call).collect();
         due.into_iter().for_each(|c| self.take(c));
     }
 

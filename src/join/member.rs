@@ -291,8 +291,6 @@ mod tests {
         assert_eq!(called(&join), None);
     }
 
-    use super::{RECENT_PART_NS, RecentCost};
-
     /// Tickets of lines are larger than those of all operation slots.
     #[test]
     fn a_call_in_an_operation_slot_is_younger_than_an_issue_in_a_line() {

@@ -47,7 +47,7 @@ pub(crate) struct PairIssue {
     pub(crate) channels: u8,
 }
 
-/// What an issue says of its call.
+/// The call of an issue, as far as the issue tells it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wanted {
     /// The words [`line::WHAT`] and [`line::COUNT`].
@@ -338,17 +338,7 @@ impl Here {
         let order = get(comm, comm::ISSUED);
         count(comm, comm::ISSUED);
         let turns = self.process.turns();
-        let (algo, proto) = self.issue_codes(issue.algo, issue.proto);
-        let bits = IssueBits {
-            algo,
-            proto,
-            channels: issue.channels,
-            warps: issue.warps,
-            flags: issue.flags(),
-            timed: turns.why() as u8,
-            launch: 0,
-        };
-        self.issue_at(ticket, issue.seq, order, bits);
+        self.issue_at(ticket, issue.seq, order, self.issue_bits(&issue));
         count(self.head, lines::ISSUES);
         if turns.any() && order.wrapping_add(1) & RUN_MASK == 0 {
             self.govern(governor::COLLECTIVES, order, issue.channels);

@@ -105,7 +105,7 @@ pub struct Issue {
     pub issue: u64,
 }
 
-/// What the last mark of an issue says.
+/// The facts in the last mark of an issue.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IssueBits {
     /// Algorithm and protocol; codes below 16.
@@ -120,7 +120,7 @@ pub struct IssueBits {
     pub flags: u8,
     /// See [`crate::codes::timed`]; below 16.
     pub timed: u8,
-    /// How many tickets behind its line its launch is; 0 for one that was launched alone within its call.
+    /// The distance from the line to its launch, in tickets; 0 for one that was launched alone within its call.
     pub launch: u64,
 }
 
