@@ -4,7 +4,7 @@
 use crate::receiver::{Got, Receiver, Wants};
 use crate::support::agent::Agent;
 use crate::support::prometheus::{Prometheus, program};
-use crate::support::{ENDED_IN_MIXED, PATIENCE, Play, Players, Room, opened, until};
+use crate::support::{ENDED_IN_MIXED, PATIENCE, Play, Players, Room, opened, ranks, until};
 use ringwatch::export::otlp::Protocol;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -57,11 +57,14 @@ fn an_agent_that_is_killed_in_mid_run_counts_what_one_that_lived_counts() {
     assert_eq!(last[0][0].iter().map(|(_, n)| n).sum::<f64>(), ENDED_IN_MIXED, "{:#?}", last[0]);
     assert!(before < ENDED_IN_MIXED, "it was killed in the middle: {before}");
     assert!(again.series("ringwatch_lost_records_total").iter().all(|(_, n)| *n == 0.0));
-    // What was found before it was killed is found again, as the same thing.
-    let told = |agent: Agent| -> BTreeSet<String> {
-        opened(&agent.end().0).iter().map(|f| f.get("id").text().to_owned()).collect()
+    // What was found before it was killed is found again, as the same thing. Where processor time is short, players come late
+    // that nobody planted.
+    let planted = |agent: Agent| -> Vec<String> {
+        let all = opened(&agent.end().0);
+        let of_rank_3 = all.iter().filter(|f| ranks(f) == [3]);
+        of_rank_3.map(|f| f.get("id").text().to_owned()).collect()
     };
-    let (lived, again) = (told(lived), told(again));
+    let (lived, again) = (planted(lived), planted(again));
     assert_eq!(lived, again);
     assert_eq!(lived.len(), 1, "the planted straggler");
 }

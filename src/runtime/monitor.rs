@@ -232,6 +232,7 @@ fn answer(fact: &HostFact, join: &Join, asked: &mut BTreeMap<SegmentId, (CommId,
 mod tests {
     use super::*;
     use crate::join::testing::{all_reduce, member, process};
+    use crate::model::{Func, Lane, Rank};
 
     const S: u64 = 1_000_000_000;
 
@@ -286,6 +287,27 @@ mod tests {
         assert_eq!(ranks(Some(S), &[], 4 * S), [0; 0]);
         assert_eq!(ranks(Some(S), &[(2, 4 * S)], 4 * S + S / 4), [3]);
         assert_eq!(ranks(Some(S), &[], 13 * S), [2], "it is not waited for long");
+    }
+
+    #[test]
+    fn a_transfer_waits_for_its_other_end_while_processes_are_searched() {
+        let found = |r: u32| {
+            let Update::Comm(mut c) = member(r, 4, 0) else { unreachable!("a member") };
+            c.init_ns = S;
+            let mut op = all_reduce(r, 0, 2 * S, Some((2 * S + 5_000, Some(2 * S + 50_000))));
+            (op.func, op.lane) =
+                if r == 0 { (Func::Send, Lane::Send(Rank(1))) } else { (Func::Recv, Lane::Recv(Rank(0))) };
+            [process(r), Update::Comm(c), Update::Op(Box::new(op))]
+        };
+        let given = Given { updates: found(0).into(), searched_ns: Some(S), ..Given::default() };
+        let mut monitor = Monitor::new(given, Settings::default());
+        monitor.keep_finished();
+        monitor.step(3 * S);
+        assert_eq!(monitor.take_finished(), [], "rank 1 may be on this host");
+        monitor.source_mut().updates = found(1).into();
+        monitor.step(3 * S + S / 4);
+        let over = monitor.take_finished();
+        assert_eq!(over.iter().map(|f| f.parts.len()).collect::<Vec<_>>(), [2]);
     }
 
     #[test]

@@ -141,11 +141,16 @@ impl Communicator {
         ready
     }
 
-    /// True while processes of this host may take part that were not found yet. All of them were there when a collective
-    /// ended, and a search that began after that finds them.
+    /// True while processes of this host may take part that were not found yet. All of them were there when an operation of
+    /// the communicator ended, and a search that began after that finds them.
     fn may_lack_ranks(&mut self, key: Key, searched_ns: Option<u64>, now_ns: u64) -> bool {
         let Some(searched_ns) = searched_ns else { return false };
-        if matches!(key.0, Track::Pair(..)) || self.members.len() >= self.expected() {
+        let is_known = |rank: &Rank| self.members.contains_key(rank);
+        let all_known = match key.0 {
+            Track::Pair(from, to) => is_known(&from) && is_known(&to),
+            _ => self.members.len() >= self.expected(),
+        };
+        if all_known {
             return false;
         }
         let ended_ns = *self.first_ended_ns.get_or_insert(now_ns);
