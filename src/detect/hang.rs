@@ -14,9 +14,6 @@ use crate::model::{Confidence, Evidence, Finding, Kind, Liveness, Making, Rank, 
 use std::cell::OnceCell;
 use std::collections::{BTreeSet, HashMap};
 
-/// So many times the patience for untimed operations, a standstill is reported that the GPUs do not show.
-const UNSHOWN_PATIENCES: u64 = 2;
-
 /// So many times the farthest that a host was ahead of its GPU, it is not ahead.
 const LEADS: u64 = 4;
 
@@ -58,13 +55,10 @@ impl Rule for HangRule {
             let mut named = BTreeSet::new();
             let untimed = untimed.filter_map(Outcome::found).filter(|f| named.insert(f.named()));
             let untimed: Vec<Finding> = untimed.collect();
-            // Where the GPUs do not show which untimed operation it is, the ranks are reported as missing after all.
-            let is_old = |f: &Finding| {
-                now_ns.saturating_sub(f.since_ns)
-                    >= self.settings.patience_blind_ns.saturating_mul(UNSHOWN_PATIENCES)
-            };
+            // Nothing shows which untimed operation it is.
+            let is_old = |f: &Finding| now_ns.saturating_sub(f.since_ns) >= self.settings.patience_blind_ns;
             if untimed.is_empty() {
-                found.extend(behind_untimed.into_iter().filter(is_old));
+                found.extend(behind_untimed.into_iter().filter(is_old).map(standstill::behind));
             }
             found.extend(untimed);
         }

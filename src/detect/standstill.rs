@@ -11,6 +11,8 @@ use crate::join::{Activity, Instance, Lack, Origin, Stall, Waited};
 use crate::model::{Confidence, Finding, Kind, Rank, Track};
 use std::collections::BTreeSet;
 
+const ADVICE: &str = "look at the links and GPUs of the job (nvidia-smi nvlink -e, dmesg for Xid) and at NCCL's own view (ncclras); the next run names the rank if RINGWATCH_OVERHEAD_BUDGET=100% times every operation";
+
 /// Ranks that are described one by one.
 const DESCRIBED: usize = 8;
 /// A communicator whose newest operation was issued so long before its processes' last one, in ns, had no part in their
@@ -44,10 +46,11 @@ pub(super) fn judge<'p, 'a: 'p>(scene: &Scene<'a>, at: Place<'p>) -> Option<Find
     }
     let rivals = if others.is_empty() { rivals(scene, at) } else { Vec::new() };
     if !rivals.is_empty() {
-        let wide = of_all(scene, at, &rivals)?;
-        if wide.comm.id != at.comm.id {
+        match of_all(scene, at, &rivals) {
             // Each is wider than the one before, so this ends.
-            return judge(scene, wide);
+            Some(wide) if wide.comm.id != at.comm.id => return judge(scene, wide),
+            Some(_) => {}
+            None => return somewhere(scene, at, &rivals, waited),
         }
     }
     let waiting: Vec<Rank> = ranks.iter().copied().filter(|r| !others.contains(r)).collect();
@@ -207,6 +210,88 @@ fn before_what_is_queued<'a>(
     at.comm.incomplete_of(at.stall.track).rev().find(|(_, i)| !is_later(i))
 }
 
+/// `standstill`: one of several operations does not end, and nothing tells which. It is reported at the one that was issued
+/// first, if the GPUs of all their ranks wait and their hosts are silent.
+fn somewhere(scene: &Scene<'_>, at: Place<'_>, rivals: &[&Stall], waited_ns: u64) -> Option<Finding> {
+    let issued_ns = |s: &Stall| {
+        let began = scene.join.communicator(s.comm)?.instance(s.track, s.order)?.began_ns()?;
+        Some((began, s.comm))
+    };
+    let own = issued_ns(at.stall)?;
+    if rivals.iter().any(|s| issued_ns(s).is_none_or(|other| other < own)) {
+        return None;
+    }
+    let patience = scene.settings.patience_blind_ns;
+    let stands = |s: &Stall| {
+        let Some(comm) = scene.join.communicator(s.comm) else { return false };
+        s.lacking.iter().all(|(r, _)| {
+            let last_ns = scene.process(comm, *r).and_then(|p| p.issuing.last_ns());
+            let is_silent =
+                last_ns.and_then(|t| scene.now_ns.checked_sub(t)).is_some_and(|ns| ns >= patience);
+            is_silent && scene.activity(comm, *r) == Some(Activity::Waiting)
+        })
+    };
+    if !rivals.iter().all(|s| stands(s)) {
+        return None;
+    }
+    let several: BTreeSet<u32> =
+        rivals.iter().flat_map(|s| processes(s)).chain(processes(at.stall)).collect();
+    let describe = |s: &Stall| {
+        let comm = scene.join.communicator(s.comm)?;
+        let func = comm.instance(s.track, s.order)?.first()?.op.func;
+        let ranks: Vec<Rank> = s.lacking.iter().map(|(r, _)| *r).collect();
+        // Of a step's transfers the first is known, of its collectives the last.
+        let which = if matches!(s.track, Track::Pair(..)) { "from order" } else { "up to order" };
+        let (order, track) = (s.order, s.track);
+        Some(fact(format!(
+            "it may be {func} of {} ({which} {order}, communicator {}, {track})",
+            names(&ranks),
+            s.comm
+        )))
+    };
+    let mut evidence = vec![
+        number(
+            format!("{} processes issued nothing for {:.1} s", several.len(), seconds(waited_ns)),
+            seconds(waited_ns),
+            "s",
+        ),
+        fact("the GPUs of all of them are busy and use no memory: kernels wait there"),
+        fact(format!(
+            "GPU times cover none of the {} operations that may stand still: nothing tells which of them it is",
+            rivals.len() + 1
+        )),
+    ];
+    evidence
+        .extend([at.stall].into_iter().chain(rivals.iter().copied()).take(DESCRIBED).filter_map(describe));
+    let operation = at.comm.describe(at.stall.track, at.stall.order, &at.instance.first()?.op);
+    Some(Finding {
+        evidence,
+        advice: ADVICE.to_owned(),
+        confidence: Confidence::Likely,
+        ..Finding::new(Kind::Standstill, at.comm.id, Vec::new(), operation)
+    })
+}
+
+/// `standstill` where ranks seem to be missing, as this finding says, while kernels wait on their GPUs: what they wait in is not
+/// timed, and nothing tells which operation it is.
+pub(super) fn behind(missing: Finding) -> Finding {
+    let mut evidence = missing.evidence;
+    evidence.push(fact(format!(
+        "the GPUs of {} are busy: they wait in an operation that GPU times do not cover, and nothing tells which it is",
+        names(&missing.ranks)
+    )));
+    Finding {
+        evidence,
+        advice: ADVICE.to_owned(),
+        confidence: Confidence::Likely,
+        severity: Kind::Standstill.severity(),
+        kind: Kind::Standstill,
+        ranks: Vec::new(),
+        cause: None,
+        ..missing
+    }
+}
+
 /// Other operations of the same job that may as well be what does not end: they were issued earlier, or none of their processes
 /// is in this one.
 fn rivals<'a>(scene: &Scene<'a>, at: Place<'_>) -> Vec<&'a Stall> {
@@ -322,6 +407,40 @@ mod tests {
         let found = HangRule::new(Settings::default()).check(&j, 21 * S);
         let named: Vec<_> = found.iter().map(|f| (f.kind, f.communicator, f.operation.order)).collect();
         assert_eq!(named, [(Kind::NotStarted, CommId::unowned(2), 1)]);
+    }
+
+    #[test]
+    fn where_nothing_tells_the_place_all_of_the_job_stands_still() {
+        // Ranks 0 and 1, 1 and 2, and 2 and 3 share a communicator each, and all issued an untimed operation.
+        let of = |gpus: [(f64, f64); 4]| {
+            let mut j = Join::new();
+            (0..4).for_each(|r| j.feed(process(r)));
+            for first in 0..3u32 {
+                for (here, r) in [(0, first), (1, first + 1)] {
+                    let Update::Comm(mut record) = member(r, 2, 1) else { unreachable!("a member") };
+                    (record.comm, record.rank) = (CommId::unowned(first.into()), Rank(here));
+                    record.gpu = Some(format!("0000:{r:02x}:00.0").into());
+                    j.feed(Update::Comm(record));
+                    let mut op = all_reduce(r, 0, 10 * S + u64::from(first), None);
+                    (op.comm, op.rank) = (CommId::unowned(first.into()), Rank(here));
+                    op.timing = Timing::Not(Untimed::Budget);
+                    j.feed(Update::Op(Box::new(op)));
+                }
+            }
+            for at_s in 12..=20 {
+                let readings = (0..).zip(gpus).map(|(r, gpu)| (format!("0000:{r:02x}:00.0"), gpu));
+                readings.for_each(|(name, gpu)| j.feed(gpu_reading(&name, at_s * S, gpu)));
+            }
+            j.tick(21 * S);
+            let found = HangRule::new(Settings::default()).check(&j, 21 * S);
+            let told = |f: &Finding| f.evidence.iter().filter(|e| e.text.starts_with("it may be")).count();
+            found.iter().map(|f| (f.kind, f.communicator, f.ranks.clone(), told(f))).collect::<Vec<_>>()
+        };
+        let anywhere = (Kind::Standstill, CommId::unowned(0), Vec::new(), 2);
+        assert_eq!(of([WAITS; 4]), [anywhere], "ranks 1 and 2 are in an earlier one before theirs");
+        let named = of([WAITS, WAITS, WAITS, COMPUTES]);
+        assert_eq!(named, [(Kind::NotStarted, CommId::unowned(2), vec![Rank(1)], 0)]);
+        assert_eq!(of([IDLE; 4]), []);
     }
 
     #[test]

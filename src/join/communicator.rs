@@ -552,6 +552,21 @@ impl Communicator {
         self.incomplete_of(track).filter(|(_, i)| is_queued(i)).map(|(order, _)| order).collect()
     }
 
+    /// True where others' ends prove that a rank's GPU has gone past an operation: they are through with something that the rank
+    /// issued later, and that does not end without it.
+    pub(super) fn is_proven_past(&self, rank: Rank, part: &Part) -> bool {
+        let Some(issued) = part.issued_at() else { return false };
+        let needs_it = |track: Track, i: &Instance, later: &Part| match track {
+            Track::Pair(from, to) => from == rank && i.parts.get(&to).is_some_and(|p| p.finished),
+            Track::Collective => !later.op.func.is_rooted() && i.parts.values().any(|p| p.finished),
+            Track::Replay => false,
+        };
+        self.instances.open().any(|((track, _), i)| {
+            let later = i.parts.get(&rank).filter(|p| p.issued_at().is_some_and(|l| issued.is_before(l)));
+            later.is_some_and(|later| needs_it(*track, i, later))
+        })
+    }
+
     /// True where a rank issued an operation after a timed one that its GPU has not started.
     pub(super) fn is_behind_queued(&self, rank: Rank, part: &Part) -> bool {
         let waits = |p: &Part| !p.is_silent() && !p.finished && p.started_ns.is_none();

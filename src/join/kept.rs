@@ -153,7 +153,7 @@ impl Kept {
         let mut stalls = self.waits.stalls();
         // A rank that has aborted a communicator in which others wait for it waits for nobody elsewhere.
         gone.extend(stalls.iter().flat_map(|s| aborted_in(join, s)));
-        leave_out_unheard_ends(join, &mut stalls);
+        leave_out_unheard(join, &mut stalls);
         let unclear = held_before::explain(join, &mut stalls);
         let apart = held_before::set_apart(join, &stalls, self.waits.processes());
         let held = held_on_gpu(join, &stalls);
@@ -216,25 +216,35 @@ fn held_on_gpu(join: &Join, stalls: &[Arc<Stall>]) -> HashMap<u32, u64> {
     held
 }
 
-/// Leaves out operations whose end nobody told, as of a process that is stopped: all others are through with them, and those
-/// whose end is not known are lacking elsewhere.
-fn leave_out_unheard_ends(join: &Join, stalls: &mut Vec<Arc<Stall>>) {
-    if !stalls.iter().any(|s| s.lack == Lack::End) {
+/// Leaves out operations of which nobody told that ranks started or ended them, as where a process is stopped, and which these
+/// ranks have left behind: they are lacking elsewhere.
+fn leave_out_unheard(join: &Join, stalls: &mut Vec<Arc<Stall>>) {
+    if !stalls.iter().any(|s| s.lack != Lack::Issue) {
         return;
     }
     let not_issued = stalls.iter().filter(|s| s.lack == Lack::Issue).flat_map(|s| &s.lacking);
     let lacks: HashSet<u32> = not_issued.map(|(_, p)| *p).collect();
-    let is_unheard = |s: &Stall| {
+    let are_all_through = |s: &Stall, instance: &Instance| {
         let is_in = |r: &Rank| s.waiting.iter().any(|(w, _)| w == r);
-        let instance = join.communicator(s.comm).and_then(|c| c.instance(s.track, s.order));
         // A stopped process reports no end at all, so that the others' ends count for a rooted operation as well.
         let are_out = s.waiting.iter().all(|(_, p)| join.roster.condition(*p).is_out());
         let is_through =
             |(r, p): (&Rank, &Part)| is_in(r) || p.finished && (are_out || !p.op.func.is_rooted());
-        instance.is_some_and(|i| i.parts.len() > s.waiting.len() && i.parts.iter().all(is_through))
+        instance.parts.len() > s.waiting.len() && instance.parts.iter().all(is_through)
     };
-    let lack_elsewhere = |s: &Stall| s.waiting.iter().all(|(_, p)| lacks.contains(p));
-    stalls.retain(|s| s.lack != Lack::End || !lack_elsewhere(s) || !is_unheard(s));
+    stalls.retain(|s| {
+        let held_up_by = match s.lack {
+            Lack::Issue => return true,
+            Lack::Start => &s.lacking,
+            Lack::End => &s.waiting,
+        };
+        let Some(c) = join.communicator(s.comm) else { return true };
+        let Some(instance) = c.instance(s.track, s.order) else { return true };
+        let lack_elsewhere = held_up_by.iter().all(|(_, p)| lacks.contains(p));
+        let is_past = |(r, _): &(Rank, u32)| instance.parts.get(r).is_some_and(|p| c.is_proven_past(*r, p));
+        let are_past = || held_up_by.len() <= FEW && held_up_by.iter().all(is_past);
+        !(lack_elsewhere && (s.lack == Lack::End && are_all_through(s, instance) || are_past()))
+    });
 }
 
 /// Forgets since when a track's operations stand still.

@@ -55,6 +55,8 @@ spelled! {
         MissingReplay = "missing-replay",
         /// A rank aborted the communicator while others wait in it.
         AbortedRank = "aborted-rank",
+        /// All of a job stands still, and nothing tells in which operation.
+        Standstill = "standstill",
         /// A rank arrives late and the others wait for it.
         Straggler = "straggler",
         /// Transfers are slower than they were learned to be: the fabric, not a rank.

@@ -207,14 +207,15 @@ fn is_severe_enough(truth: &Truth, v: &Version) -> bool {
 /// Whether a finding says what is true, apart from the operation and the time.
 fn says(truth: &Truth, v: &Version, exam: &Exam) -> bool {
     let f = &v.finding;
-    if !truth.named.contains(&f.kind) || v.at_ns.saturating_add(CLOCKS_NS) < truth.planted_ns {
+    let is_named = truth.named.contains(&f.kind) || f.kind == Kind::Standstill && truth.is_anywhere;
+    if !is_named || v.at_ns.saturating_add(CLOCKS_NS) < truth.planted_ns {
         return false;
     }
     if truth.kind == FaultKind::NodeLost && f.kind == Kind::SilentNode {
         return true;
     }
     if v.ranks.is_empty() {
-        return truth.kind.is_data();
+        return truth.kind.is_data() || f.kind == Kind::Standstill;
     }
     let blind = exam.case.timed_of.is_some() || exam.case.abi < 3;
     let size = exam.members.iter().find(|(id, _)| *id == f.communicator).map_or(0, |(_, m)| m.len());
@@ -278,6 +279,11 @@ fn in_right_operation(truth: &Truth, v: &Version, happened: &[Stay]) -> bool {
     let key: OpKey = (f.communicator, f.operation.track, f.operation.order);
     match truth.kind {
         FaultKind::NeverJoined => true,
+        // It names a communicator, of which one operation stands still.
+        _ if f.kind == Kind::Standstill => {
+            let is_of_it = |s: &&Stay| (s.id, s.track) == (key.0, key.1);
+            happened.iter().filter(is_of_it).any(|s| s.ended_ns.is_none_or(|t| t > v.at_ns))
+        }
         k if k.is_data() => true,
         k if k.is_slow() => truth::came_last(happened, key, &truth.culprits),
         FaultKind::NodeLost if f.kind == Kind::SilentNode => true,
@@ -337,7 +343,10 @@ fn judge(exam: &Exam, truths: &[Truth], happened: &[Stay], way: Way, versions: &
             let is_said = |t: &Truth| {
                 t.need != Need::Nothing && (says(t, v, exam) || is_between_first_two(t, v, happened))
             };
-            !is_worth_it(happened, exam, v) && !truths.iter().any(is_said)
+            // It names nobody, and is no lie where the job does stand still; that does not find the fault.
+            let stands = |t: &Truth| t.cost >= 1.0 && t.since_ns <= v.at_ns.saturating_add(CLOCKS_NS);
+            let is_true_standstill = v.finding.kind == Kind::Standstill && truths.iter().any(stands);
+            !is_true_standstill && !is_worth_it(happened, exam, v) && !truths.iter().any(is_said)
         };
         let found = versions.iter().filter(is_bad).find(is_false);
         if let Some(v) = found.filter(|_| !truths.iter().any(unknowable)) {

@@ -55,6 +55,8 @@ pub(crate) struct Truth {
     pub(crate) deadline_ns: u64,
     /// Share of the job's time since then that it lost.
     pub(crate) cost: f64,
+    /// No GPU time tells which of several operations stands still, and no host has left one out.
+    pub(crate) is_anywhere: bool,
 }
 
 /// The case without one of its faults.
@@ -124,6 +126,7 @@ fn one(
         since_ns: p.at_ns,
         deadline_ns: 0,
         cost: 0.0,
+        is_anywhere: is_anywhere(p, happened, until),
     };
     // A host that has no room in its queue ends before it waits for some, and so before the healthy job made the call.
     let last_ns = happened.iter().filter(|s| p.culprits.contains(&s.rank)).map(|s| s.issued_ns).max();
@@ -250,6 +253,17 @@ pub(crate) fn describe_open(exam: &Exam, happened: &[Stay]) -> Vec<String> {
         )
     };
     all.into_iter().map(line).collect()
+}
+
+/// True for a GPU or a link at fault where several communicators have operations that stand still and none of these is timed: no
+/// record tells with which it began.
+fn is_anywhere(p: &Planted, happened: &[Stay], until: u64) -> bool {
+    if !matches!(p.kind, FaultKind::GpuOccupied | FaultKind::LinkBroken | FaultKind::DataStuck) {
+        return false;
+    }
+    let open = open_at_end(happened, until);
+    let comms: BTreeSet<usize> = open.keys().map(|(comm, ..)| *comm).collect();
+    comms.len() > 1 && !open.values().flatten().any(|s| s.timed)
 }
 
 /// True for a standstill that leaves the same records as a pause of all hosts: all ranks issued what is open, and no GPU

@@ -344,6 +344,39 @@ fn a_stopped_rank_is_waited_for_after_a_broadcast_that_the_others_left() {
 }
 
 #[test]
+fn a_rank_that_others_left_an_operation_with_is_not_in_an_earlier_one() {
+    // Rank 2 is stopped: nothing reports that it has started the broadcast, or anything after it.
+    let stalls = |second: Func| {
+        let mut j = Join::new();
+        for r in 0..3 {
+            j.feed(process(r));
+            j.feed(member(r, 3, if r < 2 { 4 } else { 3 }));
+            for (order, func) in (0..).zip([Func::AllReduce, Func::Broadcast, second, Func::AllReduce]) {
+                let at = (order + 1) * MS;
+                let stamps = match (r, order) {
+                    (2, 1..) => None,
+                    (_, 3) => Some((at + MS, None)),
+                    _ => Some((at + MS, Some(at + 2 * MS))),
+                };
+                if (r, order) != (2, 3) {
+                    let op = all_reduce(r, order, at, stamps);
+                    j.feed(Update::Op(Box::new(OpRecord { func, ..op })));
+                }
+            }
+        }
+        j.tick(100 * MS);
+        let standing = j.standing(100 * MS);
+        (0..).map_while(|i| standing.stall(i)).map(|s| (s.order, s.lack)).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        stalls(Func::AllReduce),
+        [(3, Lack::Issue)],
+        "what the others left does not end without rank 2"
+    );
+    assert_eq!(stalls(Func::Broadcast), [(1, Lack::Start), (3, Lack::Issue)]);
+}
+
+#[test]
 fn a_lost_record_hides_nothing_that_comes_after_it() {
     let mut j = Join::new();
     for r in 0..2 {
