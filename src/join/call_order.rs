@@ -17,6 +17,8 @@ const RUNS: [usize; 2] = [32, 8];
 const SETTLE_NS: u64 = 100_000_000;
 /// Places in a loop that are remembered, and calls that have not been taken yet.
 const REMEMBERED: usize = 4096;
+/// Calls that have not been taken yet, of a process that issues few.
+const FEW: usize = 64;
 /// Times are kept in these units, in ns.
 const UNIT_NS: u64 = 1_000_000;
 
@@ -97,7 +99,11 @@ impl CallOrder {
         let (Some(order), Some(issued_ns)) = (op.order, op.issued_ns) else { return };
         let Some(track) = track(op).filter(|_| issued_ns >= self.taken_ns) else { return };
         if self.fresh.len() >= REMEMBERED {
-            self.lose();
+            // A record comes again whenever its operation has moved on.
+            self.sort();
+            if self.fresh.len() > REMEMBERED / 2 {
+                self.lose();
+            }
         }
         let kind = CallKind { comm: op.comm, track, func: op.func };
         self.fresh.push((op.ticket, Call { kind, order, issued_ns }));
@@ -109,6 +115,20 @@ impl CallOrder {
         self.runs.clear();
     }
 
+    /// Forgets what it has learned, and keeps what it has found.
+    pub(super) fn rest(&mut self) {
+        let (taken_ns, left, usual_ns) = (self.taken_ns, self.left, self.usual_ns);
+        *self = CallOrder { taken_ns, left, usual_ns, ..CallOrder::default() };
+    }
+
+    /// About what it takes, in bytes.
+    pub(super) fn weight(&self) -> usize {
+        self.fresh.capacity() * size_of::<(u64, Call)>()
+            + self.next.capacity() * size_of::<(u64, Next)>()
+            + self.kinds.capacity() * size_of::<(CallKind, u64)>()
+            + self.numbers.capacity() * size_of::<(CallKind, u16)>()
+    }
+
     /// True where calls are to be taken.
     pub(super) fn is_fresh(&self) -> bool {
         !self.fresh.is_empty()
@@ -117,11 +137,20 @@ impl CallOrder {
     /// Takes the calls of which all earlier ones are known.
     pub(super) fn settle(&mut self, now_ns: u64) {
         self.taken_ns = now_ns.saturating_sub(SETTLE_NS);
-        self.fresh.sort_unstable_by_key(|(ticket, call)| (call.issued_ns, *ticket));
-        self.fresh.dedup_by_key(|(ticket, _)| *ticket);
+        self.sort();
         let n = self.fresh.partition_point(|(_, call)| call.issued_ns < self.taken_ns);
         let due: Vec<Call> = self.fresh.drain(..n).map(|(_, call)| call).collect();
         due.into_iter().for_each(|c| self.take(c));
+        let room = 2 * n.max(FEW);
+        if self.fresh.capacity() > 4 * room {
+            self.fresh.shrink_to(room);
+        }
+    }
+
+    /// Brings the calls that were not taken yet into their order, each once.
+    fn sort(&mut self) {
+        self.fresh.sort_unstable_by_key(|(ticket, call)| (call.issued_ns, *ticket));
+        self.fresh.dedup_by_key(|(ticket, _)| *ticket);
     }
 
     fn take(&mut self, call: Call) {
@@ -279,6 +308,22 @@ mod tests {
     }
 
     const LOOP: &str = "aabsabrcabsabrabd";
+
+    #[test]
+    fn records_that_come_again_take_no_room() {
+        let mut order = CallOrder::default();
+        let mut record = op(Lane::Collective, 0);
+        for n in 0..1_000u64 {
+            (record.order, record.ticket, record.issued_ns) = (Some(n), n, Some(n * MS));
+            (0..8).for_each(|_| order.add(&record));
+        }
+        assert_eq!(order.runs.len(), 0);
+        order.settle(2_000 * MS);
+        assert_eq!(order.runs.back().map(|r| r.calls), Some(1_000), "none was lost");
+        assert!(order.weight() > 0);
+        order.rest();
+        assert_eq!((order.weight(), order.runs.len()), (0, 0));
+    }
 
     #[test]
     fn a_loop_keeps_to_its_order() {

@@ -1,6 +1,6 @@
 //! Memory by who fills it: what one user's processes, or one node, say must not take what the others need.
 //!
-//! Every communicator is accounted to its payer by an estimate of what it takes. As long as all payers together stay below
+//! Every communicator, and what is learned of a process's calls, is accounted to its payer by an estimate of what it takes. As long as all payers together stay below
 //! the limit nobody is held to anything; above it those that take most are, down to a fair share. From three quarters of
 //! the limit on, those that take most give up what is kept to be shown, so that history costs nobody new records.
 
@@ -54,6 +54,14 @@ impl Memory {
                 if before.is_none_or(|p| p == own) { own } else { Payer::Nobody }
             }
             _ => Payer::User(comm.owner()),
+        }
+    }
+
+    /// Who pays for what is kept of a process beside its communicators.
+    pub(super) fn payer_of_process(&self, owner: Option<u32>, node: &str) -> Payer {
+        match self.limit {
+            Some(MemoryLimit::OfEachNode(_)) => Payer::Node(hash(node)),
+            _ => Payer::User(owner),
         }
     }
 

@@ -75,7 +75,7 @@ use kept::{COUNTED, Kept};
 use memory::Memory;
 pub use memory::MemoryLimit;
 use roster::{Condition, Roster};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Ranks' parts of operations that are over and kept, of all communicators; beyond, the older half of each
@@ -107,6 +107,8 @@ pub struct Process {
     pub issuing: Issuing,
     /// The order of its calls.
     pub call_order: CallOrder,
+    /// What that takes, as it was accounted.
+    calls_bytes: usize,
     /// How long it works between operations.
     pub work: Work,
     /// Since when nothing is heard of it, by the observer's clock; absent where somebody follows it.
@@ -154,6 +156,9 @@ impl Process {
     }
 }
 
+/// So long after a process has ended its records may still be read, in ns.
+const LAST_RECORDS_NS: u64 = 10_000_000_000;
+
 /// Between two times that memory is made, in ns.
 const RELIEVE_NS: u64 = 100_000_000;
 
@@ -162,6 +167,16 @@ fn account(memory: &mut Memory, comm: &mut Communicator) {
     let Some(payer) = comm.payer else { return };
     let weight = comm.weight();
     memory.account(payer, std::mem::replace(&mut comm.accounted_bytes, weight), weight);
+}
+
+/// Accounts what is learned of a process's calls; nothing more is learned of who takes too much.
+fn account_calls(memory: &mut Memory, p: &mut Process) {
+    let payer = memory.payer_of_process(p.record.owner, &p.record.host);
+    if !memory.may_grow(payer) {
+        p.call_order.rest();
+    }
+    let weight = p.call_order.weight();
+    memory.account(payer, std::mem::replace(&mut p.calls_bytes, weight), weight);
 }
 
 /// True where there is no process that could do anything.
@@ -202,6 +217,8 @@ pub struct Join {
     live: bool,
     /// Processes of which calls are to be taken.
     calling: Vec<SegmentId>,
+    /// Processes that have ended, and when that was said, host monotonic ns. Their last records may be on their way.
+    ended: VecDeque<(u64, SegmentId)>,
     /// Processes of which records are there unread, since when.
     unread: BTreeMap<SegmentId, u64>,
     /// Processes that were there at this moment are known; absent where all are.
@@ -439,6 +456,9 @@ impl Join {
                 if !is_alive {
                     p.clocks.values_mut().for_each(ClockMap::retire);
                 }
+                if !is_alive && p.record.liveness == Liveness::Alive {
+                    self.ended.push_back((self.now_ns, id));
+                }
                 self.alive -= usize::from(p.record.liveness == Liveness::Alive);
                 p.record = record;
                 // Somebody follows it, or this would not have come.
@@ -455,6 +475,7 @@ impl Join {
                     busy: Busy::default(),
                     issuing: Issuing::default(),
                     call_order: CallOrder::default(),
+                    calls_bytes: 0,
                     work: Work::default(),
                     silent_ns: None,
                     shift_ns,
@@ -675,12 +696,20 @@ impl Join {
 
     /// Takes the calls of which all earlier ones are known.
     fn take_calls(&mut self) {
-        let Join { calling, processes, now_ns, .. } = self;
+        let Join { calling, ended, processes, memory, now_ns, .. } = self;
         calling.retain(|id| {
             let Some(p) = processes.get_mut(id) else { return false };
             p.call_order.settle(*now_ns);
+            account_calls(memory, p);
             p.call_order.is_fresh()
         });
+        while ended.front().is_some_and(|(at_ns, _)| at_ns.saturating_add(LAST_RECORDS_NS) <= *now_ns) {
+            let process = ended.pop_front().and_then(|(_, id)| processes.get_mut(&id));
+            if let Some(p) = process.filter(|p| p.record.liveness != Liveness::Alive) {
+                p.call_order.rest();
+                account_calls(memory, p);
+            }
+        }
     }
 
     /// Brings the hosts' clocks together, by the ends of collectives that several hosts were in.
@@ -727,11 +756,13 @@ impl Join {
             self.remove(id);
         }
         if self.processes.len() > PROCESSES_KEPT && self.alive < self.processes.len() {
-            let roster = &mut self.roster;
+            let (roster, memory) = (&mut self.roster, &mut self.memory);
             self.processes.retain(|id, p| {
                 let kept = p.record.liveness == Liveness::Alive || !roster.seats(*id).is_empty();
                 if !kept {
                     roster.tell(*id, Condition::default());
+                    p.call_order = CallOrder::default();
+                    account_calls(memory, p);
                 }
                 kept
             });
