@@ -1,8 +1,10 @@
 //! Memory by who fills it: what one user's processes, or one node, say must not take what the others need.
 //!
-//! Every communicator, and what is learned of a process's calls, is accounted to its payer by an estimate of what it takes. As long as all payers together stay below
+//! Every communicator is accounted to its payer by an estimate of what it takes. As long as all payers together stay below
 //! the limit nobody is held to anything; above it those that take most are, down to a fair share. From three quarters of
 //! the limit on, those that take most give up what is kept to be shown, so that history costs nobody new records.
+//!
+//! What is learned of processes' calls is accounted in the same way, against a limit of its own.
 
 use crate::model::CommId;
 use std::collections::{HashMap, HashSet};
@@ -25,6 +27,16 @@ pub enum MemoryLimit {
     OfUsers(usize),
     /// Each node of a cluster, in bytes.
     OfEachNode(usize),
+}
+
+impl MemoryLimit {
+    /// A quarter of it.
+    pub(super) fn quarter(self) -> Self {
+        match self {
+            MemoryLimit::OfUsers(most) => MemoryLimit::OfUsers(most / 4),
+            MemoryLimit::OfEachNode(most) => MemoryLimit::OfEachNode(most / 4),
+        }
+    }
 }
 
 /// What payers' communicators take, and what they may.

@@ -208,6 +208,8 @@ pub struct Join {
     /// The moment of the last tick.
     now_ns: u64,
     memory: Memory,
+    /// What is learned of processes' calls. It never keeps a record out.
+    calls_memory: Memory,
     disputes: BTreeMap<CommId, Dispute>,
     /// Communicators with a rank in dispute that is still in them.
     to_rebuild: BTreeSet<CommId>,
@@ -594,6 +596,7 @@ impl Join {
     /// counted as lost. To be called before anything is fed, or with the same kind of limit as before.
     pub fn limit_memory(&mut self, limit: MemoryLimit) {
         self.memory.set_limit(limit);
+        self.calls_memory.set_limit(limit.quarter());
     }
 
     /// Makes room: near the limit by what is only kept to be shown, above it also by operations that go on.
@@ -696,7 +699,7 @@ impl Join {
 
     /// Takes the calls of which all earlier ones are known.
     fn take_calls(&mut self) {
-        let Join { calling, ended, processes, memory, now_ns, .. } = self;
+        let Join { calling, ended, processes, calls_memory: memory, now_ns, .. } = self;
         calling.retain(|id| {
             let Some(p) = processes.get_mut(id) else { return false };
             p.call_order.settle(*now_ns);
@@ -756,7 +759,7 @@ impl Join {
             self.remove(id);
         }
         if self.processes.len() > PROCESSES_KEPT && self.alive < self.processes.len() {
-            let (roster, memory) = (&mut self.roster, &mut self.memory);
+            let (roster, memory) = (&mut self.roster, &mut self.calls_memory);
             self.processes.retain(|id, p| {
                 let kept = p.record.liveness == Liveness::Alive || !roster.seats(*id).is_empty();
                 if !kept {
