@@ -369,7 +369,7 @@ fn balanced(books: &[(String, [u64; 3])]) {
 
 #[test]
 fn faults_over_four_hosts_are_named_in_time_and_all_books_balance() {
-    let _turn = crate::beside_others();
+    let _alone = crate::alone();
     if !possible("faults_over_four_hosts_are_named_in_time_and_all_books_balance") {
         return;
     }
@@ -387,7 +387,7 @@ fn faults_over_four_hosts_are_named_in_time_and_all_books_balance() {
 
 #[test]
 fn an_agent_is_killed() {
-    let _turn = crate::beside_others();
+    let _alone = crate::alone();
     if !possible("an_agent_is_killed") {
         return;
     }
@@ -409,7 +409,7 @@ fn an_agent_is_killed() {
 
 #[test]
 fn an_analyser_is_killed() {
-    let _turn = crate::beside_others();
+    let _alone = crate::alone();
     if !possible("an_analyser_is_killed") {
         return;
     }
@@ -441,7 +441,7 @@ fn leader(c: &Cluster) -> usize {
 
 #[test]
 fn the_leader_of_the_servers_is_killed() {
-    let _turn = crate::beside_others();
+    let _alone = crate::alone();
     if !possible("the_leader_of_the_servers_is_killed") {
         return;
     }
@@ -459,7 +459,7 @@ fn the_leader_of_the_servers_is_killed() {
 
 #[test]
 fn a_host_is_cut_off_for_half_a_minute() {
-    let _turn = crate::beside_others();
+    let _alone = crate::alone();
     if !possible("a_host_is_cut_off_for_half_a_minute") {
         return;
     }
@@ -483,7 +483,7 @@ fn a_host_is_cut_off_for_half_a_minute() {
 
 #[test]
 fn a_hosts_clock_is_two_seconds_off_and_drifts() {
-    let _turn = crate::beside_others();
+    let _alone = crate::alone();
     let library = ["x86_64-linux-gnu", "aarch64-linux-gnu"]
         .map(|a| format!("/usr/lib/{a}/faketime/libfaketime.so.1"))
         .into_iter()
@@ -512,7 +512,7 @@ fn a_hosts_clock_is_two_seconds_off_and_drifts() {
 
 #[test]
 fn a_servers_disk_is_full() {
-    let _turn = crate::beside_others();
+    let _alone = crate::alone();
     if !possible("a_servers_disk_is_full") {
         return;
     }

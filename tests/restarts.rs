@@ -32,7 +32,7 @@ fn beside(room: &Room, settings: &[&str]) -> Agent {
 
 #[test]
 fn an_agent_that_is_killed_in_mid_run_counts_what_one_that_lived_counts() {
-    let _turn = crate::beside_others();
+    let _alone = crate::alone();
     let room = Room::new();
     let lived = beside(&room, &[]);
     let killed = Agent::start(&room, &[]);
@@ -89,7 +89,7 @@ fn set(settings: &[String]) -> Vec<&str> {
 
 #[test]
 fn a_receiver_that_is_killed_in_mid_run_gets_all_spans_or_it_is_said_how_many_are_lost() {
-    let _turn = crate::beside_others();
+    let _alone = crate::alone();
     for protocol in [Protocol::Grpc, Protocol::Http] {
         let room = Room::new();
         let protocol_set =
@@ -161,7 +161,7 @@ fn a_receiver_that_is_killed_in_mid_run_gets_all_spans_or_it_is_said_how_many_ar
 
 #[test]
 fn a_prometheus_that_is_killed_goes_on_with_what_it_had_and_counters_continue() {
-    let _turn = crate::beside_others();
+    let _alone = crate::alone();
     let test = "a_prometheus_that_is_killed_goes_on_with_what_it_had_and_counters_continue";
     let Some(program) = program("prometheus", test) else { return };
     let room = Room::new();

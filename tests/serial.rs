@@ -1,6 +1,5 @@
-//! Tests that hold a limit of time or need most of a machine. Cargo runs no other test binary beside them. Those that mostly wait
-//! for processes run a few at a time, the others alone. In the gate the exam, fuzzing and loom may still run, at the lowest
-//! priority.
+//! Tests that hold a limit of time or need most of a machine. They run one after the other, and cargo runs no other test
+//! beside them. In the gate the exam, fuzzing and loom may still run, at the lowest priority.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,41 +13,11 @@ mod receiver;
 #[allow(dead_code, reason = "each test binary uses a part of it")]
 mod support;
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Tests that mostly wait for processes and may run at one time.
-const SIDE_BY_SIDE: usize = 3;
-
-/// How many of them run now. One that runs alone counts as all of them.
-static RUNNING: Mutex<usize> = Mutex::new(0);
-static ENDED: Condvar = Condvar::new();
-
-/// A test's turn, which ends with this value.
-pub(crate) struct Turn(usize);
-
-impl Turn {
-    fn wait(size: usize) -> Self {
-        // A test that failed has left nothing here that the next one could find broken.
-        let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_full = |running: &mut usize| *running + size > SIDE_BY_SIDE;
-        *ENDED.wait_while(running, is_full).unwrap_or_else(PoisonError::into_inner) += size;
-        Turn(size)
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        *RUNNING.lock().unwrap_or_else(PoisonError::into_inner) -= self.0;
-        ENDED.notify_all();
-    }
-}
-
-/// Waits until no other test of this binary runs, and keeps them waiting while the turn lives.
-pub(crate) fn alone() -> Turn {
-    Turn::wait(SIDE_BY_SIDE)
-}
-
-/// Waits until few tests of this binary run, none of them alone: for tests that mostly wait for processes.
-pub(crate) fn beside_others() -> Turn {
-    Turn::wait(1)
+/// Waits until no other test of this binary runs, and keeps them waiting while the guard lives.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    // A test that failed has left nothing here that the next one could find broken.
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
