@@ -57,8 +57,7 @@ fn an_agent_that_is_killed_in_mid_run_counts_what_one_that_lived_counts() {
     assert_eq!(last[0][0].iter().map(|(_, n)| n).sum::<f64>(), ENDED_IN_MIXED, "{:#?}", last[0]);
     assert!(before < ENDED_IN_MIXED, "it was killed in the middle: {before}");
     assert!(again.series("ringwatch_lost_records_total").iter().all(|(_, n)| *n == 0.0));
-    // What was found before it was killed is found again, as the same thing. Where processor time is short, players come late
-    // that nobody planted.
+    // The restarted agent finds the planted straggler again, as the same finding. Under load other players come late as well.
     let planted = |agent: Agent| -> Vec<String> {
         let all = opened(&agent.end().0);
         let of_rank_3 = all.iter().filter(|f| ranks(f) == [3]);

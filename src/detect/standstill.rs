@@ -7,10 +7,11 @@ use super::hang::{Place, Scene};
 use super::held_by_gpu::{busy_with, open_parts};
 use super::victims::connected;
 use super::{fact, names, number, seconds, who};
-use crate::join::{Activity, Instance, Lack, Origin, Stall, Waited};
-use crate::model::{Confidence, Finding, Kind, Rank, Track};
+use crate::join::{Activity, Communicator, Instance, Lack, Origin, Stall, Waited};
+use crate::model::{CommId, Confidence, Finding, Kind, Rank, Track};
 use std::collections::BTreeSet;
 
+/// The next step where the place is not known.
 const ADVICE: &str = "look at the links and GPUs of the job (nvidia-smi nvlink -e, dmesg for Xid) and at NCCL's own view (ncclras); the next run names the rank if RINGWATCH_OVERHEAD_BUDGET=100% times every operation";
 
 /// Ranks that are described one by one.
@@ -22,8 +23,7 @@ const STEP_NS: u64 = 2_000_000_000;
 pub(super) fn judge<'p, 'a: 'p>(scene: &Scene<'a>, at: Place<'p>) -> Option<Finding> {
     let patience = scene.settings.patience_blind_ns.max(scene.patience(at.comm));
     let ranks: Vec<Rank> = at.comm.members().keys().copied().collect();
-    // A host whose clock is ahead says nothing about now.
-    let silent_for = |r: &Rank| scene.now_ns.checked_sub(scene.process(at.comm, *r)?.issuing.last_ns()?);
+    let silent_for = |r: &Rank| silent_ns(scene, at.comm, *r);
     let quiet = patience.max(queue_ns(scene, at));
     let silent = ranks.iter().filter_map(silent_for).min().filter(|w| *w >= quiet);
     // Hosts that run ahead issue more while their GPUs stand still, and GPUs that have work left do not only wait.
@@ -141,8 +141,7 @@ pub(super) fn judge_cause(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
         patience = patience.max(queue_ns(scene, at));
     }
     let ranks: Vec<Rank> = at.instance.parts.keys().copied().collect();
-    let silent_for = |r: &Rank| scene.now_ns.checked_sub(scene.process(at.comm, *r)?.issuing.last_ns()?);
-    let are_silent = ranks.iter().all(|r| silent_for(r).is_some_and(|ns| ns >= patience));
+    let are_silent = ranks.iter().all(|r| silent_ns(scene, at.comm, *r).is_some_and(|ns| ns >= patience));
     let patience = if are_silent { scene.patience(at.comm) } else { patience };
     let waited_ns = at.waited.for_ns.filter(|w| *w >= patience)?;
     let is = |r: &Rank, activity| scene.activity(at.comm, *r) == Some(activity);
@@ -213,21 +212,15 @@ fn before_what_is_queued<'a>(
 /// `standstill`: one of several operations does not end, and nothing tells which. It is reported at the one that was issued
 /// first, if the GPUs of all their ranks wait and their hosts are silent.
 fn somewhere(scene: &Scene<'_>, at: Place<'_>, rivals: &[&Stall], waited_ns: u64) -> Option<Finding> {
-    let issued_ns = |s: &Stall| {
-        let began = scene.join.communicator(s.comm)?.instance(s.track, s.order)?.began_ns()?;
-        Some((began, s.comm))
-    };
-    let own = issued_ns(at.stall)?;
-    if rivals.iter().any(|s| issued_ns(s).is_none_or(|other| other < own)) {
+    let own = issued(scene, at.stall)?;
+    if rivals.iter().any(|s| issued(scene, s).is_none_or(|other| other < own)) {
         return None;
     }
     let patience = scene.settings.patience_blind_ns;
     let stands = |s: &Stall| {
         let Some(comm) = scene.join.communicator(s.comm) else { return false };
         s.lacking.iter().all(|(r, _)| {
-            let last_ns = scene.process(comm, *r).and_then(|p| p.issuing.last_ns());
-            let is_silent =
-                last_ns.and_then(|t| scene.now_ns.checked_sub(t)).is_some_and(|ns| ns >= patience);
+            let is_silent = silent_ns(scene, comm, *r).is_some_and(|ns| ns >= patience);
             is_silent && scene.activity(comm, *r) == Some(Activity::Waiting)
         })
     };
@@ -295,16 +288,12 @@ pub(super) fn behind(missing: Finding) -> Finding {
 /// Other operations of the same job that may as well be what does not end: they were issued earlier, or none of their processes
 /// is in this one.
 fn rivals<'a>(scene: &Scene<'a>, at: Place<'_>) -> Vec<&'a Stall> {
-    let key = |s: &Stall| {
-        let began = scene.join.communicator(s.comm)?.instance(s.track, s.order)?.began_ns()?;
-        Some((began, s.comm))
-    };
-    let own = key(at.stall);
+    let own = issued(scene, at.stall);
     let processes = processes(at.stall);
     let others = scene.standing.untimed().iter().filter_map(|o| scene.standing.stall(o.first));
     let mut rivals: Vec<&Stall> = others
         .filter(|s| s.comm != at.comm.id && !is_over(scene, s))
-        .filter(|s| key(s) < own || !s.lacking.iter().any(|(_, p)| processes.contains(p)))
+        .filter(|s| issued(scene, s) < own || !s.lacking.iter().any(|(_, p)| processes.contains(p)))
         .collect();
     if !rivals.is_empty() {
         let job = connected(scene.join, at.comm.id);
@@ -323,6 +312,17 @@ fn is_over(scene: &Scene<'_>, stall: &Stall) -> bool {
     let Some(newest_ns) = comm.incomplete().filter_map(issued_ns).max() else { return false };
     let last_ns = |(r, _): &(Rank, u32)| scene.process(comm, *r)?.issuing.last_ns();
     stall.lacking.iter().filter_map(last_ns).any(|t| t > newest_ns.saturating_add(STEP_NS))
+}
+
+/// The place of an operation in the order of their issues: its moment, host monotonic ns, and its communicator.
+fn issued(scene: &Scene<'_>, stall: &Stall) -> Option<(u64, CommId)> {
+    let began_ns = scene.join.communicator(stall.comm)?.instance(stall.track, stall.order)?.began_ns()?;
+    Some((began_ns, stall.comm))
+}
+
+/// The time since a rank's process issued anything, in ns; absent where its host's clock is ahead and says nothing about now.
+fn silent_ns(scene: &Scene<'_>, comm: &Communicator, rank: Rank) -> Option<u64> {
+    scene.now_ns.checked_sub(scene.process(comm, rank)?.issuing.last_ns()?)
 }
 
 fn processes(stall: &Stall) -> BTreeSet<u32> {

@@ -117,7 +117,7 @@ impl CallOrder {
         *self = CallOrder { taken_ns, left, usual_ns, ..CallOrder::default() };
     }
 
-    /// About what it takes, in bytes.
+    /// An estimate of the memory behind it, in bytes.
     pub(super) fn weight(&self) -> usize {
         self.fresh.capacity() * size_of::<(u64, Call)>()
             + self.next.capacity() * size_of::<(u64, Next)>()
@@ -133,7 +133,8 @@ impl CallOrder {
     /// Takes the calls of which all earlier ones are known.
     pub(super) fn settle(&mut self, now_ns: u64) {
         self.taken_ns = now_ns.saturating_sub(SETTLE_NS);
-        self.sort();
+        self.fresh.sort_unstable_by_key(|(ticket, call)| (call.issued_ns, *ticket));
+        self.fresh.dedup_by_key(|(ticket, _)| *ticket);
         let n = self.fresh.partition_point(|(_, call)| call.issued_ns < self.taken_ns);
         let due: Vec<Call> = self.fresh.drain(..n).map(|(_, call)| call).collect();
         due.into_iter().for_each(|c| self.take(c));
@@ -141,12 +142,6 @@ impl CallOrder {
         if self.fresh.capacity() > 4 * room {
             self.fresh.shrink_to(room);
         }
-    }
-
-    /// Brings the calls that were not taken yet into their order, each once.
-    fn sort(&mut self) {
-        self.fresh.sort_unstable_by_key(|(ticket, call)| (call.issued_ns, *ticket));
-        self.fresh.dedup_by_key(|(ticket, _)| *ticket);
     }
 
     fn take(&mut self, call: Call) {
@@ -319,6 +314,12 @@ mod tests {
         assert!(order.weight() > 0);
         order.rest();
         assert_eq!((order.weight(), order.runs.len()), (0, 0));
+        let mut job = Job::new();
+        (0..20).for_each(|_| job.call(LOOP));
+        job.call("aabsarb");
+        let left = job.left();
+        job.order.rest();
+        assert!(left.is_some() && job.left() == left, "{left:?}");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! the limit nobody is held to anything; above it those that take most are, down to a fair share. From three quarters of
 //! the limit on, those that take most give up what is kept to be shown, so that history costs nobody new records.
 //!
-//! What is learned of processes' calls is accounted in the same way, against a limit of its own.
+//! The order of processes' calls is accounted in the same way, against a limit of its own.
 
 use crate::model::CommId;
 use std::collections::{HashMap, HashSet};
@@ -69,7 +69,7 @@ impl Memory {
         }
     }
 
-    /// Who pays for what is kept of a process beside its communicators.
+    /// The payer of the memory that belongs to a process and to none of its communicators.
     pub(super) fn payer_of_process(&self, owner: Option<u32>, node: &str) -> Payer {
         match self.limit {
             Some(MemoryLimit::OfEachNode(_)) => Payer::Node(hash(node)),

@@ -107,7 +107,7 @@ pub struct Process {
     pub issuing: Issuing,
     /// The order of its calls.
     pub call_order: CallOrder,
-    /// What that takes, as it was accounted.
+    /// Its memory in bytes, as it was accounted last.
     calls_bytes: usize,
     /// How long it works between operations.
     pub work: Work,
@@ -169,7 +169,7 @@ fn account(memory: &mut Memory, comm: &mut Communicator) {
     memory.account(payer, std::mem::replace(&mut comm.accounted_bytes, weight), weight);
 }
 
-/// Accounts what is learned of a process's calls; nothing more is learned of who takes too much.
+/// Accounts the order of a process's calls. A process whose payer takes too much forgets what it has learned.
 fn account_calls(memory: &mut Memory, p: &mut Process) {
     let payer = memory.payer_of_process(p.record.owner, &p.record.host);
     if !memory.may_grow(payer) {
@@ -208,7 +208,7 @@ pub struct Join {
     /// The moment of the last tick.
     now_ns: u64,
     memory: Memory,
-    /// What is learned of processes' calls. It never keeps a record out.
+    /// The accounts of the order of processes' calls, apart: it must not keep a record out.
     calls_memory: Memory,
     disputes: BTreeMap<CommId, Dispute>,
     /// Communicators with a rank in dispute that is still in them.
