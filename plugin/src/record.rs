@@ -98,7 +98,7 @@ pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<Started
             Ok(Started::quiet(pack(Kind::Plan, plan)))
         }
         Body::GroupApi { depth, captured } => {
-            let value = begin_group(live, context, *depth, *captured)?;
+            let value = begin_group(live, context, *depth, *captured, true)?;
             Ok(Started::quiet(pack(Kind::Group, value)))
         }
         Body::Api(api) => {

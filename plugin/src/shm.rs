@@ -23,7 +23,16 @@ pub(crate) fn create(
     log: &Log,
     format: impl Fn(&[Word], &Geometry),
 ) -> Option<(&'static [Word], Geometry)> {
-    match make(settings, identity, log, &format) {
+    // A directory beside the usual one is removed again where another process has made an older one meanwhile.
+    let is_removed = |made: &Result<_, Message>| matches!(made, Err(Message::NoFile));
+    let mut made = make(settings, identity, log, &format);
+    for _ in 0..RETRIES {
+        if !is_removed(&made) {
+            break;
+        }
+        made = make(settings, identity, log, &format);
+    }
+    match made {
         Ok(made) => {
             log.say(Message::Opened);
             Some(made)
@@ -34,6 +43,9 @@ pub(crate) fn create(
         }
     }
 }
+
+/// How often a segment is tried again.
+const RETRIES: u32 = 3;
 
 /// File systems in memory: a store never waits for anything.
 const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];

@@ -50,9 +50,16 @@ pub(crate) fn note_capture(live: &Live, c: &Comm, ticket: u64, api: &Api) {
 }
 
 /// Notes what the timing of a call's launch rests on. `in_group` is the number of the call's group, 0 where it is bare or
-/// there is none.
+/// there is none. False where another one of the group was called before.
 #[inline(always)]
-pub(crate) fn note_call(c: &Comm, ticket: u64, now: u64, bytes: u64, in_group: u64, collective: bool) {
+pub(crate) fn note_call(
+    c: &Comm,
+    ticket: u64,
+    now: u64,
+    bytes: u64,
+    in_group: u64,
+    collective: bool,
+) -> bool {
     let pause = now.saturating_sub(c.word(comm::CALLED_NS)) > PAUSE_NS;
     let large = bytes >= LARGE_BYTES;
     // Another one of the same group was called since the last launch: it will be launched with this one.
@@ -64,6 +71,7 @@ pub(crate) fn note_call(c: &Comm, ticket: u64, now: u64, bytes: u64, in_group: u
     c.set(comm::HINT, why | in_group << HINT_BITS);
     c.set(comm::CALLED_NS, now);
     c.set(comm::CALLED, ticket + 1);
+    !together
 }
 
 /// A bare call begins.

@@ -10,8 +10,8 @@
 use super::gate::{CalledLine, Process, Ready};
 use super::{BEGUN, BareCall, BareIssue, FIRST_WITH_HANDLES, Here, NODES, count, get, set};
 use crate::clock::now_ns;
-use crate::governor::{self, LARGE_BYTES, PAUSE_NS, RUN_MASK};
-use crate::handle::{VALUE_BITS, VALUE_MASK};
+use crate::governor::{self, LARGE_BYTES, PAUSE_NS, RUN_MASK, TOGETHER};
+use crate::handle::{self, VALUE_BITS, VALUE_MASK};
 use crate::names;
 use crate::prefetch;
 use crate::record::{self, Comm, RECV, code_of};
@@ -20,8 +20,8 @@ use crate::statics::STATICS;
 use crate::timing::bytes_of;
 use core::ffi::c_char;
 use ringwatch_wire::codes::{Flaw, flag};
-use ringwatch_wire::layout::{comm, line, lines, op};
-use ringwatch_wire::lines::{Call, Issue, IssueBits, Line, is_pending, take_call};
+use ringwatch_wire::layout::{comm, group, line, lines, op};
+use ringwatch_wire::lines::{Call, Head, Issue, IssueBits, Line, is_pending, take_call};
 use ringwatch_wire::sync::{self, Word};
 
 /// The word [`lines::CALL`] of a thread in a group: how far it is, and the depth of the group above. No context is so small.
@@ -34,6 +34,10 @@ const IN_RECORDS: u64 = 3;
 const STATE: u64 = 0xff;
 const DEPTH_SHIFT: u32 = 8;
 const DEPTH_MAX: i32 = 0xffff;
+/// The calls of a group take no longer than that, and what they write is seen earlier, in ns.
+const LATELY_NS: u64 = 100_000;
+/// Of launches that carry several operations, one in so many and one is looked at.
+const OFTEN_TOGETHER: u64 = 63;
 /// Larger groups have records, since each issue looks for its call.
 const CALLS_MAX: u64 = 256;
 
@@ -246,8 +250,10 @@ impl Here {
         let (comm, turns) = (self.comm(), self.process.turns());
         // The number by which the governor's turns go, see there.
         let number = get(comm, comm::ISSUED).wrapping_add(get(comm, comm::PLANS));
+        // Where the last recorded launch carried several, the next one will: it is looked at now and then.
+        let is_likely_alone = get(comm, comm::HINT) & TOGETHER == 0 || number & OFTEN_TOGETHER == 0;
         turns.any()
-            && (turns.takes(number.wrapping_sub(1))
+            && (is_likely_alone && turns.takes(number.wrapping_sub(1))
                 || now.saturating_sub(get(comm, comm::CALLED_NS)) > PAUSE_NS
                 || bytes_of(dtype, elements) >= LARGE_BYTES)
     }
@@ -395,7 +401,7 @@ impl Here {
             known => return known.checked_sub(1),
         }
         let depth = (state >> DEPTH_SHIFT) as i32;
-        let value = record::begin_group(live, self.context, depth, false).ok()?;
+        let value = record::begin_group(live, self.context, depth, false, false).ok()?;
         set(self.head, lines::RECORDED, value.wrapping_add(1));
         Some(value)
     }
@@ -424,6 +430,15 @@ fn owned_ring(process: &'static Process, context: u64) -> Option<Here> {
     Some(Here { process, context, ring, head: ready.head(ring) })
 }
 
+/// When the group in records of a ring's thread began.
+fn recorded_at(head: &Head) -> u64 {
+    let slot = get(head, lines::RECORDED)
+        .checked_sub(1)
+        .zip(state::live_alone())
+        .and_then(|(value, live)| live.segment.group.held(value & handle::group::TICKET));
+    slot.map_or(0, |s| get(s, group::START_NS))
+}
+
 /// The flags of a send or receive of this order.
 pub(crate) fn order_flags(live: &Live, order: Option<u64>) -> u8 {
     if order.is_some() {
@@ -434,6 +449,39 @@ pub(crate) fn order_flags(live: &Live, order: Option<u64>) -> u8 {
 }
 
 impl Process {
+    fn is_any_group(&self, is: impl Fn(u32, &Head, u64) -> bool) -> bool {
+        let Some(ready) = self.ready_for_calls() else { return false };
+        (0..=ready.ring_mask).any(|ring| {
+            let head = ready.head(ring);
+            let state = get(head, lines::CALL);
+            let is_group = state >> VALUE_BITS == 0 && state >> DEPTH_SHIFT > 1;
+            is_group && is(ring, head, state & STATE)
+        })
+    }
+
+    /// True where a thread is between the calls of a group that is in lines. What another thread launched was left so.
+    pub(crate) fn is_group_in_lines(&self) -> bool {
+        STATICS.groups_elsewhere.get() == 0
+            && self.is_any_group(|_, head, state| {
+                matches!(state, GROUP_BEGUN | IN_LINES) && get(head, lines::LAUNCHED) == 0
+            })
+    }
+
+    /// True where a thread has lately been in a group of which nothing tells whether all was called: its end is not told,
+    /// or what it wrote last may not be seen yet.
+    pub(crate) fn is_group_of_late(&self, now: u64) -> bool {
+        let Some(ready) = self.ready_for_calls() else { return false };
+        let me = super::thread_address();
+        self.is_any_group(|ring, head, state| {
+            let last = ready.line(ring, get(head, lines::NEXT).wrapping_sub(1));
+            let called = match state {
+                IN_RECORDS => recorded_at(head),
+                _ => get(last, line::CALLED_NS),
+            };
+            get(head, lines::OWNER) != me && now.saturating_sub(called) < LATELY_NS
+        })
+    }
+
     /// Takes a call of a group that its thread has recorded in a line and that is issued elsewhere: on another thread, as for
     /// communicators that do not block, or by a copy engine, or after the hot path was closed.
     pub(crate) fn take_call_of_group(&self, wanted: &Wanted) -> Option<CalledLine> {

@@ -2,7 +2,8 @@
 
 #![expect(unsafe_code, reason = "writes NCCL's event mask through the pointer that init got")]
 
-use super::{BASE, ENDED, Governor, KERNEL_CH, KERNEL_PHASE, Kernel, MASK_AT, ON, OWN};
+use super::{BASE, ENDED, Governor, KERNEL_CH, KERNEL_PHASE, Kernel, MASK_AT, ON, OWN, SWITCHED_NS};
+use crate::clock::now_ns;
 use crate::event::bit;
 use core::ffi::c_int;
 
@@ -25,7 +26,9 @@ impl Governor {
                 Kernel::Refused | Kernel::Unwanted => false,
                 Kernel::Always => true,
                 // A communicator's first operation is timed: NCCL makes the connections for it then, and not later.
-                Kernel::Switched | Kernel::Once => self.get(ENDED) == 0,
+                Kernel::Switched | Kernel::Once => {
+                    self.get(ENDED) == 0 && (self.kernel_on() || self.may_switch())
+                }
             };
         let base = joined(own, theirs);
         self.set(OWN, own as u32 as u64);
@@ -69,9 +72,18 @@ impl Governor {
     #[cold]
     pub(super) fn switch(&self, on: bool) {
         let place = self.get(MASK_AT);
-        if place == 0 || self.kernel_on() == on || self.forced() {
+        if place == 0 || self.kernel_on() == on || self.forced() || !self.may_switch() {
             return;
         }
+        let groups_so_far = self.groups_so_far();
+        self.write_on(on);
+        if self.came_too_late(on, groups_so_far) {
+            self.write_on(!on);
+        }
+    }
+
+    fn write_on(&self, on: bool) {
+        self.set(SWITCHED_NS, now_ns());
         self.set_on(on);
         self.sync();
     }

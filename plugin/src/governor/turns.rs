@@ -87,7 +87,12 @@ impl Governor {
         by_kernel: bool,
         now_ns: u64,
     ) {
-        if !matches!(self.kernel, Kernel::Switched | Kernel::Once) || self.get(ENDED) != 0 {
+        if !matches!(self.kernel, Kernel::Switched | Kernel::Once) {
+            return;
+        }
+        if self.get(ENDED) != 0 {
+            // A group was in the way.
+            self.switch(false);
             return;
         }
         let run = order.wrapping_add(1) >> RUN_SHIFT;

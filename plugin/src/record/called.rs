@@ -1,7 +1,7 @@
 //! Calls of the API, which make operations.
 
 use super::operation::{Record, What, root_word};
-use super::{Comm, SEND};
+use super::{Comm, RECV, SEND};
 use crate::bare;
 use crate::calls;
 use crate::clock::now_ns;
@@ -53,7 +53,9 @@ pub(super) fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Re
         r.set(op::TIMED, u64::from(timed::KERNEL));
     }
     r.publish(slot);
-    timing::note_call(&c, ticket, now, timing::bytes_of(api.dtype, api.count), in_group, api.collective);
+    let bytes = timing::bytes_of(api.dtype, api.count);
+    let is_first = timing::note_call(&c, ticket, now, bytes, in_group, api.collective);
+    note_transfer(live, api, in_group, is_first);
     timing::note_capture(live, &c, ticket, api);
     Ok((group, ticket))
 }
@@ -75,7 +77,7 @@ fn called_again(live: &'static Live, c: Comm, group: u64, api: &Api) -> Option<(
         slot.set(op::TIMED, u64::from(timed::KERNEL));
     }
     slot.publish();
-    timing::note_call(
+    let is_first = timing::note_call(
         &c,
         seen.op,
         now,
@@ -83,6 +85,15 @@ fn called_again(live: &'static Live, c: Comm, group: u64, api: &Api) -> Option<(
         in_group,
         api.collective,
     );
+    note_transfer(live, api, in_group, is_first);
     timing::note_capture(live, &c, seen.op, api);
     Some((group, seen.op))
+}
+
+/// Tells the governor of a call that sends or receives.
+#[inline(always)]
+fn note_transfer(live: &Live, api: &Api, in_group: u64, is_first: bool) {
+    if !api.collective {
+        live.governor.saw_transfer(api.func != RECV, in_group != 0 && is_first);
+    }
 }

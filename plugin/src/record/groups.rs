@@ -10,13 +10,14 @@ use crate::timing;
 use ringwatch_wire::codes::Loss;
 use ringwatch_wire::layout::{comm, group as layout};
 
-/// An outermost group begins. A bare call is a group of its own and gets no record: its value says all there is.
+/// An outermost group begins; `is_told` where its end will be told. A bare call is a group of its own and gets no record: its value says all there is.
 #[inline]
 pub(crate) fn begin_group(
     live: &'static Live,
     context: u64,
     depth: i32,
     captured: bool,
+    is_told: bool,
 ) -> Result<u64, Loss> {
     let ring = &live.segment.op;
     prefetch::for_writing(ring.slot(ring.next()));
@@ -32,7 +33,8 @@ pub(crate) fn begin_group(
     }
     let (ticket, slot) = live.segment.group.claim()?;
     let depth = depth.clamp(0, 0xffff) as u64;
-    slot.set(layout::WHAT, comm.ticket & 0xffff | depth << 16 | u64::from(captured) << 32);
+    let untold = if is_told { 0 } else { layout::UNTOLD };
+    slot.set(layout::WHAT, comm.ticket & 0xffff | depth << 16 | u64::from(captured) << 32 | untold);
     slot.set(layout::START_NS, now_ns());
     for i in [layout::END_CALLED, layout::LAUNCH_START, layout::LAUNCH_STOP, layout::STOP] {
         slot.set(i, 0);
