@@ -335,7 +335,7 @@ fn first_ring(thread: u64) -> u32 {
 
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-fn thread_address() -> u64 {
+pub(crate) fn thread_address() -> u64 {
     let address;
     // SAFETY: reads the first word of the thread's control block, which holds its own address.
     unsafe {
@@ -346,7 +346,7 @@ fn thread_address() -> u64 {
 
 #[cfg(target_arch = "aarch64")]
 #[inline(always)]
-fn thread_address() -> u64 {
+pub(crate) fn thread_address() -> u64 {
     let address;
     // SAFETY: reads the register that holds the address of the thread's control block.
     unsafe {

@@ -25,8 +25,8 @@ use crate::bare::{self, KERNEL, Turns};
 use crate::event::bit;
 use crate::settings::{Detail, Graphs, Settings};
 use ringwatch_wire::codes::timed;
-use ringwatch_wire::layout::{group, head};
-use ringwatch_wire::ring::{Ring, Segment};
+use ringwatch_wire::layout::head;
+use ringwatch_wire::ring::Segment;
 use ringwatch_wire::sync::Word;
 
 /// What kernel events are taken to cost a collective on each channel, in ns.
@@ -111,8 +111,10 @@ const TRANSFERRED: usize = 17;
 const FIRST_CALLS: usize = 18;
 /// When kernel events were last switched, in ns.
 const SWITCHED_NS: usize = 19;
+/// From here on: which thread calls a group.
+const NOTES: usize = 20;
 /// Words it needs.
-pub(crate) const WORDS: usize = 20;
+pub(crate) const WORDS: usize = NOTES + 2 * groups::THREADS;
 
 /// Bits of the word [`ringwatch_wire::layout::comm::WANTS`]: for which of its next operations the communicator waits.
 /// Collectives and transfers have runs of their own, so that neither breaks off a run of the other.
@@ -134,9 +136,6 @@ pub(crate) const BARE: u64 = 8;
 /// Above these bits: the number of the group it was called in.
 pub(crate) const HINT_BITS: u32 = 8;
 
-/// The records of groups.
-type Groups = Ring<'static, { group::WORDS }>;
-
 /// The process's governor.
 #[derive(Debug)]
 pub(crate) struct Governor {
@@ -151,7 +150,6 @@ pub(crate) struct Governor {
     graphs: Graphs,
     /// Kernel events bring the GPU's times in this ABI version.
     stamped: bool,
-    groups: Groups,
     /// Until when a reader wants detail, and of which communicator.
     wish: Option<(&'static Word, &'static Word)>,
     bare: &'static bare::Process,
@@ -217,7 +215,6 @@ impl Governor {
             filled_after_ns: Self::filled_after_ns(settings.budget_ppm),
             graphs: settings.graphs,
             stamped: facts.abi >= 4,
-            groups: segment.group,
         }
     }
 

@@ -227,6 +227,9 @@ pub fn open_comm(version: u32, args: &InitArgs, mask: Mask) -> Opened {
     };
     if let Ok(ticket) = outcome {
         tuner::note(ticket);
+        if is_beside_another(live, ticket) {
+            live.governor.has_several_ranks();
+        }
         if live.governor.events() {
             live.events.open(ticket);
         }
@@ -253,6 +256,22 @@ pub fn open_comm(version: u32, args: &InitArgs, mask: Mask) -> Opened {
         None => live.governor.mask(wanted, 0, mask.place),
     };
     Opened { context: Handle { kind: Kind::Comm, value }.pack(live.nonce), mask }
+}
+
+/// True where the process has another rank of the communicator.
+fn is_beside_another(live: &Live, ticket: u64) -> bool {
+    let ring = &live.segment.comm;
+    let word = |slot: &[Word; comm::WORDS], i: usize| slot.get(i).map_or(0, Word::get);
+    let Some(own) = ring.held(ticket) else { return false };
+    let id = word(own, comm::ID);
+    word(own, comm::NODES) & comm::KNOWN != 0
+        && (0..ring.slots()).filter_map(|i| ring.slot(i)).any(|other| {
+            !core::ptr::eq(own, other)
+                && word(other, 0) != 0
+                && word(other, comm::NODES) & comm::KNOWN != 0
+                && word(other, comm::ID) == id
+                && word(other, comm::FINALIZED_NS) == 0
+        })
 }
 
 /// What costs NCCL nothing and comes with every operation.

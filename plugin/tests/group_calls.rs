@@ -14,6 +14,8 @@ use support::library::Plugin;
 use support::segment::Recording;
 
 const V: usize = 5;
+/// The state of a group at its end.
+const GROUP_END_CALLED: i32 = 24;
 
 /// A member of a group.
 #[derive(Debug, Clone, Copy)]
@@ -357,4 +359,75 @@ fn every_group_of_many_threads_is_counted() {
         assert_eq!((o.count, if o.kind == kind::COLLECTIVE { 0 } else { o.root }), wanted);
         assert!(o.plan != 0 && o.order.is_some_and(|n| n < EACH));
     }
+}
+
+/// Groups that one thread calls, each of a send and a receive: how often the mask was switched between the two so that NCCL
+/// waits for a mark that never comes, and how often it was switched at all.
+fn call_groups(p: &Plugin, ctx: u64, members: [Member; 2], groups: u64) -> (u64, u64) {
+    let (mut harmed, mut switched, mut last) = (0, 0, p.asks_for_kernels());
+    for seq in 0..groups {
+        let first = p.asks_for_kernels();
+        let group = p.start(V, ctx, &abi::group_api(V, false, 2));
+        let one = call(p, ctx, group, members[0]);
+        let second = p.asks_for_kernels();
+        let other = call(p, ctx, group, members[1]);
+        let of = |wanted: fn(&Member) -> bool| if wanted(&members[0]) { first } else { second };
+        let (send, receive) = (of(|m| matches!(m, Send(_))), of(|m| matches!(m, Recv(_))));
+        harmed += u64::from(send && !receive);
+        switched += u64::from(first != last);
+        last = first;
+        if group != 0 {
+            p.record(V, group, GROUP_END_CALLED, None);
+        }
+        let launch = p.start(V, ctx, &abi::kernel_launch(V, group));
+        let plan = p.start(V, ctx, &abi::group(V));
+        let issued = [(one, members[0]), (other, members[1])].map(|(c, m)| issue(p, ctx, c, plan, m, seq));
+        stop(p, &[issued[0], issued[1], launch, plan, one, other, group]);
+    }
+    (harmed, switched)
+}
+
+#[test]
+fn threads_in_groups_at_once_do_not_switch_kernel_events_between_a_send_and_a_receive() {
+    let test = "threads_in_groups_at_once_do_not_switch_kernel_events_between_a_send_and_a_receive";
+    for (order, members) in [("send", [Send(1), Recv(1)]), ("receive", [Recv(1), Send(1)])] {
+        let ran = run_with(test, |c, _| {
+            c.env("ORDER", order).env("RINGWATCH_OVERHEAD_BUDGET", "20%");
+        });
+        if ran.is_none() && std::env::var("ORDER").unwrap() != order {
+            continue;
+        }
+        let Some(ran) = ran else {
+            let p = Plugin::built();
+            let contexts = [1, 2].map(|id| p.init_switched(id));
+            let all: Vec<_> = std::thread::scope(|s| {
+                let threads = contexts.map(|ctx| s.spawn(move || call_groups(&p, ctx, members, 100_000)));
+                threads.into_iter().map(|t| t.join().unwrap()).collect()
+            });
+            // A thread that loses its processor between its look at the mask and the callback may meet a switch.
+            assert!(all.iter().map(|(harmed, _)| harmed).sum::<u64>() <= 2, "{all:?}");
+            assert!(all.iter().any(|(_, switched)| *switched > 0), "nothing was switched: {all:?}");
+            return;
+        };
+        ran.succeeded();
+    }
+}
+
+#[test]
+fn kernel_events_stay_off_where_a_process_has_several_ranks_of_a_communicator() {
+    let test = "kernel_events_stay_off_where_a_process_has_several_ranks_of_a_communicator";
+    let Some(ran) = run_with(test, |_, _| {}) else {
+        let p = Plugin::built();
+        let contexts = [1, 2].map(|id| p.init_switched(id));
+        assert!(p.asks_for_kernels(), "one rank of each");
+        p.finalize(V, contexts[1]);
+        p.init_switched(2);
+        assert!(p.asks_for_kernels(), "one is gone");
+        p.init_switched(1);
+        assert!(!p.asks_for_kernels());
+        p.init_switched(3);
+        assert!(!p.asks_for_kernels());
+        return;
+    };
+    ran.succeeded();
 }

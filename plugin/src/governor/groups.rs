@@ -9,13 +9,13 @@
 //! the mask, so the governor looks again after a switch. A group that shows up then may have read the mask before. If
 //! it sends first, what follows has to read "on", and if it receives first "off".
 
-use super::{ENDED, FIRST_CALLS, Governor, Kernel, SWITCHED_NS, TRANSFERRED};
+use super::{ENDED, FIRST_CALLS, Governor, Kernel, NOTES, SWITCHED_NS, TRANSFERRED};
+use crate::bare::thread_address;
 use crate::clock::now_ns;
-use ringwatch_wire::layout::group;
 use ringwatch_wire::sync::Word;
 
-/// Records of groups that are looked at, from the newest on: there are not more threads in groups at once.
-const LOOKED_AT: u64 = 16;
+/// Threads whose groups are noted, with two words each: the thread, and when its group began, 0 where it calls none.
+pub(super) const THREADS: usize = 32;
 /// An older group was left by its thread without an end, in ns.
 const LEFT_NS: u64 = 1_000_000_000;
 /// A thread that has read the mask shows its group within that time, in ns.
@@ -38,10 +38,6 @@ enum Amid {
     Group,
 }
 
-fn word(slot: &[Word], i: usize) -> u64 {
-    slot.get(i).map_or(0, Word::get)
-}
-
 impl Governor {
     /// A send or receive was seen; `is_first` where it was called in a group as the first.
     #[inline]
@@ -52,14 +48,44 @@ impl Governor {
         }
     }
 
-    /// Whether the group of a record is being called. One that has no record yet may be.
-    fn amid_record(&self, ticket: u64, now_ns: u64) -> Amid {
-        let Some(slot) = self.groups.held(ticket) else { return Amid::Unknown };
-        let is_called = word(slot, group::WHAT) & group::UNTOLD == 0
-            && word(slot, group::END_CALLED) == 0
-            && word(slot, group::STOP) == 0
-            && now_ns.saturating_sub(word(slot, group::START_NS)) < LEFT_NS;
-        if is_called { Amid::Group } else { Amid::Nothing }
+    /// The calling thread's note of the group that it calls; `None` where there are too many threads.
+    fn note(&self) -> Option<&Word> {
+        let (notes, _) = self.words.get(NOTES..)?.as_chunks::<2>();
+        let me = thread_address();
+        let first = (me >> 12) as usize;
+        (0..THREADS).find_map(|i| {
+            let [thread, group] = notes.get((first + i) % THREADS)?;
+            let is_mine = thread.get() == me || thread.get() == 0 && thread.replace(0, me);
+            is_mine.then_some(group)
+        })
+    }
+
+    /// A group begins to be called, the end of which will be told.
+    #[inline]
+    pub(crate) fn group_begins(&self) {
+        if let Some(note) = self.note() {
+            note.set(now_ns());
+        }
+    }
+
+    /// All calls of the thread's group were made.
+    #[inline]
+    pub(crate) fn group_was_called(&self) {
+        if let Some(note) = self.note() {
+            note.set(0);
+        }
+    }
+
+    /// True where a thread is between the calls of a group with a record.
+    fn is_group_in_records(&self, now_ns: u64) -> bool {
+        let (notes, _) = self.words.get(NOTES..).unwrap_or(&[]).as_chunks::<2>();
+        notes.iter().any(|[_, since]| now_ns.saturating_sub(since.get()) < LEFT_NS)
+    }
+
+    /// True where a group that is being called can be seen; in lines only before kernel events were on.
+    pub(super) fn is_amid_group(&self, now_ns: u64, on: bool) -> bool {
+        self.get(TRANSFERRED) != 0
+            && (self.is_group_in_records(now_ns) || on && self.bare.is_group_in_lines())
     }
 
     fn amid(&self) -> Amid {
@@ -67,15 +93,11 @@ impl Governor {
             return Amid::Nothing;
         }
         let now = now_ns();
-        let next = self.groups.next();
-        let in_records = |wanted| {
-            (next.saturating_sub(LOOKED_AT)..next).any(|ticket| self.amid_record(ticket, now) == wanted)
-        };
         // The hot path is closed while kernel events are on. What it was left with then tells nothing.
-        let in_lines = !self.kernel_on() || now.saturating_sub(self.get(SWITCHED_NS)) < LEFT_NS;
-        if in_records(Amid::Group) || in_lines && self.bare.is_group_in_lines() {
+        let has_lines = !self.kernel_on() || now.saturating_sub(self.get(SWITCHED_NS)) < LEFT_NS;
+        if self.is_amid_group(now, has_lines) {
             Amid::Group
-        } else if in_records(Amid::Unknown) || self.bare.is_group_of_late(now) {
+        } else if self.bare.is_group_of_late(now) {
             Amid::Unknown
         } else {
             Amid::Nothing
@@ -92,22 +114,18 @@ impl Governor {
         amid == Amid::Nothing
     }
 
-    /// How many groups had records before a switch.
-    pub(super) fn groups_so_far(&self) -> u64 {
-        self.groups.next()
-    }
-
     /// True where a switch has to be taken back: a group shows up that may have read the mask before.
-    pub(super) fn came_too_late(&self, on: bool, groups_so_far: u64) -> bool {
+    pub(super) fn came_too_late(&self, on: bool) -> bool {
         if self.get(FIRST_CALLS) != if on { RECEIVE } else { SEND } {
             return false;
         }
         let from = now_ns();
         for _ in 0..LOOKS {
-            if self.groups.next() != groups_so_far || on && self.bare.is_group_in_lines() {
+            let now = now_ns();
+            if self.is_amid_group(now, on) {
                 return true;
             }
-            if now_ns().saturating_sub(from) >= SHOWN_NS {
+            if now.saturating_sub(from) >= SHOWN_NS {
                 break;
             }
             core::hint::spin_loop();

@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "writes NCCL's event mask through the pointer that init got")]
 
 use super::{BASE, ENDED, Governor, KERNEL_CH, KERNEL_PHASE, Kernel, MASK_AT, ON, OWN, SWITCHED_NS};
+use crate::bare::KERNEL;
 use crate::clock::now_ns;
 use crate::event::bit;
 use core::ffi::c_int;
@@ -10,6 +11,13 @@ use core::ffi::c_int;
 /// What NCCL is asked for with another plugin's wishes. NCCL brings no phases of kernels without the kernels.
 fn joined(own: c_int, theirs: c_int) -> c_int {
     own | theirs | if theirs & KERNEL_PHASE != 0 { KERNEL_CH } else { 0 }
+}
+
+fn write_mask(place: u64, mask: c_int) {
+    let place = core::ptr::with_exposed_provenance_mut::<c_int>(place as usize);
+    // SAFETY: NCCL's own static int, which lives as long as NCCL is loaded; other threads read it with atomic loads while
+    // this one whole word is written.
+    unsafe { core::ptr::write_volatile(place, mask) };
 }
 
 impl Governor {
@@ -75,17 +83,25 @@ impl Governor {
         if place == 0 || self.kernel_on() == on || self.forced() || !self.may_switch() {
             return;
         }
-        let groups_so_far = self.groups_so_far();
-        self.write_on(on);
-        if self.came_too_late(on, groups_so_far) {
-            self.write_on(!on);
+        let now = now_ns();
+        self.set(SWITCHED_NS, now);
+        // The hot path is closed while the mask is written, so that whoever reads it meanwhile is seen.
+        self.set(ON, u64::from(on));
+        self.bare.set_blocked(KERNEL, true);
+        // Nothing may come between this look, the store and the next look: a group's next call is not far.
+        let stays = !self.is_amid_group(now, on) && {
+            write_mask(place, self.mask_with(on));
+            !self.came_too_late(on)
+        };
+        if !stays {
+            write_mask(place, self.mask_with(!on));
         }
+        self.set_on(on == stays);
+        self.sync();
     }
 
-    fn write_on(&self, on: bool) {
-        self.set(SWITCHED_NS, now_ns());
-        self.set_on(on);
-        self.sync();
+    fn mask_with(&self, on: bool) -> c_int {
+        self.get(BASE) as u32 as c_int | if on { KERNEL_CH } else { 0 }
     }
 
     /// Writes NCCL's mask where it is switched: an init writes it too, and two threads may switch at once.
@@ -104,17 +120,22 @@ impl Governor {
         if place == 0 {
             return;
         }
-        let mask_at = core::ptr::with_exposed_provenance_mut::<c_int>(place as usize);
         for _ in 0..8 {
             let (now, least) = (on.get(), base.get());
-            let mask = least as u32 as c_int | if now != 0 { KERNEL_CH } else { 0 };
-            // SAFETY: NCCL's own static int, which lives as long as NCCL is loaded; other threads read it with atomic
-            // loads while this one whole word is written.
-            unsafe { core::ptr::write_volatile(mask_at, mask) };
+            write_mask(place, self.mask_with(now != 0));
             // Adding nothing orders the looks behind the store.
             if on.add(0) == now && base.add(0) == least {
                 return;
             }
+        }
+    }
+
+    /// The process has several ranks of one communicator, and most likely a thread for each: kernel events, which are switched for the
+    /// whole process, stay off.
+    #[cold]
+    pub(crate) fn has_several_ranks(&self) {
+        if self.kernel == Kernel::Switched && self.get(ENDED) == 0 {
+            self.end();
         }
     }
 

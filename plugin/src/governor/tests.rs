@@ -6,7 +6,7 @@ use crate::events::Events;
 use crate::record::{self, Comm};
 use crate::state::{self, InitArgs, Live};
 use core::ffi::c_int;
-use ringwatch_wire::layout::{Geometry, comm, group};
+use ringwatch_wire::layout::{Geometry, comm};
 
 const FACTS: Facts = Facts { abi: 5, nccl: 22_809, refused: false, switchable: true, events: true };
 const ASKED: c_int = 0xf5f;
@@ -372,48 +372,14 @@ fn a_slot_that_is_given_on_waits_for_nothing() {
     assert_eq!(g.get(WANTED), 0);
 }
 
-/// A governor and the records of groups that it looks at.
-struct Process {
-    g: &'static Governor,
-    groups: Groups,
-}
-
-impl Process {
-    /// A group begins to be called.
-    fn begin_group(&self) -> u64 {
-        let (ticket, slot) = self.groups.claim().expect("a fresh segment");
-        slot.set(group::WHAT, 2 << 16);
-        slot.set(group::START_NS, now_ns());
-        slot.set(group::END_CALLED, 0);
-        slot.set(group::STOP, 0);
-        slot.publish();
-        ticket
-    }
-
-    fn end_group(&self, ticket: u64) {
-        self.groups.held(ticket).expect("it is there")[group::END_CALLED].set(1);
-    }
-}
-
-/// A governor of a process, NCCL's mask, and a communicator.
-fn process() -> (Process, &'static c_int, Comm) {
-    let geometry = Geometry::full();
-    let words: &'static [Word] = Vec::leak((0..geometry.bytes() / 8).map(|_| Word::new(0)).collect());
-    let segment = Segment::new(words, &geometry);
-    let g = governor(&FACTS, &settings());
-    let g = Box::leak(Box::new(Governor { groups: segment.group, ..g }));
-    let (mask, c) = stage(g);
-    (Process { g, groups: segment.group }, mask, c)
-}
-
 #[test]
 fn kernel_events_are_never_switched_amid_a_group_that_sends_and_receives() {
     for on in [true, false] {
-        let (p, mask, c) = process();
-        let g = p.g;
+        let g = governor(&FACTS, &settings());
+        let (mask, c) = stage(&g);
         g.switch(on);
         // Nothing was sent or received: a group of collectives is in nobody's way.
-        let group = p.begin_group();
+        g.group_begins();
         g.switch(!on);
         assert_eq!(asks(mask), !on);
         g.switch(on);
@@ -423,26 +389,11 @@ fn kernel_events_are_never_switched_amid_a_group_that_sends_and_receives() {
         g.switch(!on);
         assert_eq!(asks(mask), on);
         assert_ne!(g.get(ENDED), 0, "threads that meet once meet again");
-        p.end_group(group);
+        g.group_was_called();
         g.issued(&c, (TRANSFERS, 1), 2, on, 0);
         assert!(!asks(mask), "they end with the first chance");
         assert_eq!(g.mask(ASKED, 0, std::ptr::from_ref(mask).expose_provenance()) & KERNEL_CH, 0);
     }
-}
-
-#[test]
-fn a_group_that_has_no_record_yet_is_waited_for() {
-    let (p, mask, _) = process();
-    p.g.saw_transfer(true, true);
-    let claimed = p.groups.claim().expect("a fresh segment");
-    p.g.switch(false);
-    assert!(asks(mask));
-    assert_eq!(p.g.get(ENDED), 0, "it may be one of collectives");
-    claimed.1.set(group::WHAT, 2 << 16);
-    claimed.1.set(group::END_CALLED, 1);
-    claimed.1.publish();
-    p.g.switch(false);
-    assert!(!asks(mask));
 }
 
 #[test]
@@ -451,42 +402,46 @@ fn a_group_that_shows_up_at_a_switch_decides_by_its_first_call() {
     for (first_calls, taken_back) in
         [([true].as_slice(), [false, true]), (&[false], [true, false]), (&[true, false], [false, false])]
     {
-        let (p, _, _) = process();
+        let g = governor(&FACTS, &settings());
+        stage(&g);
         for is_send in first_calls {
-            p.g.saw_transfer(*is_send, true);
+            g.saw_transfer(*is_send, true);
         }
         for (on, taken_back) in [true, false].into_iter().zip(taken_back) {
-            let before = p.g.groups_so_far();
-            assert!(!p.g.came_too_late(on, before), "nothing shows up");
-            p.begin_group();
-            assert_eq!(p.g.came_too_late(on, before), taken_back, "{first_calls:?}, {on}");
+            assert!(!g.came_too_late(on), "nothing shows up");
+            g.group_begins();
+            assert_eq!(g.came_too_late(on), taken_back, "{first_calls:?}, {on}");
+            g.group_was_called();
         }
     }
 }
 
 #[test]
 fn groups_one_after_the_other_leave_kernel_events_alone() {
-    let (p, mask, c) = process();
+    let g = governor(&FACTS, &settings());
+    let (mask, c) = stage(&g);
     let timed = (0..20_000u64).filter(|n| {
-        p.g.saw_transfer(true, true);
-        p.end_group(p.begin_group());
+        g.saw_transfer(true, true);
+        g.group_begins();
+        g.group_was_called();
         let timed = asks(mask);
-        p.g.issued(&c, (TRANSFERS, *n), 2, timed, n * 50_000);
+        g.issued(&c, (TRANSFERS, *n), 2, timed, n * 50_000);
         timed
     });
     let count = timed.count();
     assert!(count > 100 && count < 20_000, "{count}");
-    assert_eq!(p.g.get(ENDED), 0);
+    assert_eq!(g.get(ENDED), 0);
 }
 
 #[test]
 fn a_capture_in_a_group_waits_for_the_end_of_the_group() {
-    let (p, mask, c) = process();
-    let group = p.begin_group();
-    p.g.saw_transfer(true, true);
-    p.g.captured();
+    let g = governor(&FACTS, &settings());
+    let (mask, c) = stage(&g);
+    g.group_begins();
+    g.saw_transfer(true, true);
+    g.captured();
     assert!(asks(mask), "its first call has read the mask");
-    p.end_group(group);
-    p.g.issued(&c, (TRANSFERS, 0), 2, true, 0);
+    g.group_was_called();
+    g.issued(&c, (TRANSFERS, 0), 2, true, 0);
     assert!(!asks(mask));
 }

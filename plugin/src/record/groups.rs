@@ -19,10 +19,13 @@ pub(crate) fn begin_group(
     captured: bool,
     is_told: bool,
 ) -> Result<u64, Loss> {
+    // First of all: NCCL has looked at its mask a moment ago.
+    if is_told && depth > 1 {
+        live.governor.group_begins();
+    }
     let ring = &live.segment.op;
     prefetch::for_writing(ring.slot(ring.next()));
     let comm = comm_of(live, context)?;
-    // NCCL has looked at its mask a moment ago.
     let mut value = if live.governor.kernel_on() { group::KERNEL } else { 0 };
     if captured {
         value |= group::CAPTURED;
@@ -33,8 +36,7 @@ pub(crate) fn begin_group(
     }
     let (ticket, slot) = live.segment.group.claim()?;
     let depth = depth.clamp(0, 0xffff) as u64;
-    let untold = if is_told { 0 } else { layout::UNTOLD };
-    slot.set(layout::WHAT, comm.ticket & 0xffff | depth << 16 | u64::from(captured) << 32 | untold);
+    slot.set(layout::WHAT, comm.ticket & 0xffff | depth << 16 | u64::from(captured) << 32);
     slot.set(layout::START_NS, now_ns());
     for i in [layout::END_CALLED, layout::LAUNCH_START, layout::LAUNCH_STOP, layout::STOP] {
         slot.set(i, 0);
@@ -45,6 +47,7 @@ pub(crate) fn begin_group(
 
 #[inline(never)]
 pub(super) fn group_end_called(live: &'static Live, raw: u64) -> Result<Carried, Loss> {
+    live.governor.group_was_called();
     let group = Held::of(&live.segment.group, raw & group::TICKET)?;
     group.once_since(layout::END_CALLED, layout::START_NS).map(|()| Carried::Something)
 }

@@ -105,6 +105,9 @@ pub struct Opened {
     pub mask: i32,
 }
 
+/// The mask of [`Plugin::init_switched`].
+static MASK: Word = Word::new(0);
+
 /// Seven tables.
 #[derive(Debug, Clone, Copy)]
 pub struct Plugin {
@@ -201,9 +204,13 @@ impl Plugin {
         Opened { context: context as u64, mask }
     }
 
+    /// Whether kernel events are asked for by the mask of [`Self::init_switched`].
+    pub fn asks_for_kernels(&self) -> bool {
+        MASK.get() & 1 << 6 != 0
+    }
+
     /// Init of version 5 with a mask that the plugin may write later on, as NCCL's.
     pub fn init_switched(&self, id: u64) -> u64 {
-        static MASK: Word = Word::new(0);
         // The lower half of a word.
         let mask = std::ptr::from_ref(&MASK).cast_mut().cast();
         let mut context = std::ptr::null_mut();

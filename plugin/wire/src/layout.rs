@@ -240,10 +240,8 @@ pub mod lines {
 pub mod group {
     #![allow(missing_docs, reason = "the table in the crate's documentation says what each is")]
     pub const WORDS: usize = 8;
-    /// comm slot (16 bits), depth (16), captured (1), and UNTOLD.
+    /// comm slot (16 bits), depth (16), captured (1).
     pub const WHAT: usize = 1;
-    /// NCCL tells of neither its end nor its launches.
-    pub const UNTOLD: u64 = 1 << 33;
     pub const START_NS: usize = 2;
     /// Marks: ns after START_NS.
     pub const END_CALLED: usize = 3;
