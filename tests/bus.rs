@@ -182,6 +182,7 @@ fn whole() -> Envelope {
         // Told of since; the golden message of what was told with it is another one.
         types: Vec::new(),
         calls: Vec::new(),
+        work: Vec::new(),
     }
 }
 

@@ -6,9 +6,12 @@ use crate::model::{
     Algo, BEYOND_MEMORY, Beat, Call, CallKind, CallState, CommId, CommRecord, DataType, Departure, Exchange,
     Exit, Flags, Func, HostFact, Job, Lane, Liveness, Making, NetPhase, NetProgress, OpRecord, PairBeat,
     ProcessState, Proto, Rank, RedOp, Returned, RulesState, SegmentId, SegmentRecord, Signatures, Sketch,
-    Timing, Told, Track, TunerRules, Untimed,
+    Timing, Told, Track, TunerRules, Untimed, WorkSecond, WorkState,
 };
 use std::path::PathBuf;
+
+/// Seconds of work of a process that one message may tell.
+const SECONDS_OF_WORK: usize = 32;
 
 /// Labels of a process, reasons of losses and frames of a stack that are kept.
 const LIST: usize = 64;
@@ -267,6 +270,43 @@ impl m::Call {
         let (comm, track, order) = self.operation?.key()?;
         let kind = CallKind { comm, track, func: word(Func::ALL, self.func)? };
         Some(Call { kind, order, issued_ns: self.issued_ns })
+    }
+}
+
+impl m::Work {
+    /// The message about how long a process works.
+    pub fn of(state: &WorkState) -> Self {
+        let second = |s: &WorkSecond| m::WorkSecond {
+            second: s.second,
+            took_ns: s.took_ns,
+            usual_ns: s.usual_ns,
+            error_ns: s.error_ns,
+            step_ns: s.step_ns,
+            usual_step_ns: s.usual_step_ns,
+        };
+        m::Work {
+            segment: state.segment.0,
+            seconds: state.seconds.iter().map(second).collect(),
+            long: state.long.as_ref().map(m::Call::of),
+        }
+    }
+
+    /// The same for the join; times that cannot be are left out.
+    pub(super) fn state(&self, segment: SegmentId) -> WorkState {
+        let is_time = |ns: &f32| ns.is_finite() && *ns >= 0.0;
+        let can_be = |s: &&m::WorkSecond| {
+            [s.took_ns, s.usual_ns, s.error_ns, s.step_ns, s.usual_step_ns].iter().all(is_time)
+        };
+        let second = |s: &m::WorkSecond| WorkSecond {
+            second: s.second,
+            took_ns: s.took_ns,
+            usual_ns: s.usual_ns,
+            error_ns: s.error_ns,
+            step_ns: s.step_ns,
+            usual_step_ns: s.usual_step_ns,
+        };
+        let seconds = self.seconds.iter().take(SECONDS_OF_WORK).filter(can_be).map(second).collect();
+        WorkState { segment, seconds, long: self.long.and_then(|c| c.call()) }
     }
 }
 

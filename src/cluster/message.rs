@@ -69,6 +69,9 @@ pub struct Envelope {
     /// Where processes that stand still left the order of their calls.
     #[prost(message, repeated, tag = "23")]
     pub calls: Vec<Calls>,
+    /// How long processes work between operations, where not every record is sent.
+    #[prost(message, repeated, tag = "24")]
+    pub work: Vec<Work>,
     /// Operations that were found interesting here, for the other nodes to send their parts.
     #[prost(message, repeated, tag = "20")]
     pub announced: Vec<OperationKey>,
@@ -507,6 +510,36 @@ pub struct Books {
     /// those that have searched everything.
     #[prost(bool, tag = "8")]
     pub unsearched: bool,
+}
+
+/// How long a process works between operations.
+#[derive(Clone, PartialEq, Message)]
+#[expect(missing_docs, reason = "the fields are those of model::WorkState")]
+pub struct Work {
+    #[prost(fixed64, tag = "1")]
+    pub segment: u64,
+    #[prost(message, repeated, tag = "2")]
+    pub seconds: Vec<WorkSecond>,
+    #[prost(message, optional, tag = "3")]
+    pub long: Option<Call>,
+}
+
+/// The work of one second.
+#[derive(Clone, Copy, PartialEq, Message)]
+#[expect(missing_docs, reason = "the fields are those of model::WorkSecond")]
+pub struct WorkSecond {
+    #[prost(uint64, tag = "1")]
+    pub second: u64,
+    #[prost(float, tag = "2")]
+    pub took_ns: f32,
+    #[prost(float, tag = "3")]
+    pub usual_ns: f32,
+    #[prost(float, tag = "4")]
+    pub error_ns: f32,
+    #[prost(float, tag = "5")]
+    pub step_ns: f32,
+    #[prost(float, tag = "6")]
+    pub usual_step_ns: f32,
 }
 
 /// How a process keeps to the order of its calls.

@@ -155,6 +155,8 @@ pub struct Publisher {
     pairs: HashMap<(CommId, Rank, Rank), m::Pair>,
     hosts: HashMap<SegmentId, Sent<HostFact>>,
     calls: HashMap<SegmentId, CallState>,
+    /// The second from which on the work of a process is to be told.
+    work: HashMap<SegmentId, u64>,
     /// When a rank of a process was last seen to move on.
     moved: HashMap<SegmentId, u64>,
     findings: HashMap<u64, bool>,
@@ -206,6 +208,7 @@ impl Publisher {
             pairs: HashMap::new(),
             hosts: HashMap::new(),
             calls: HashMap::new(),
+            work: HashMap::new(),
             moved: HashMap::new(),
             findings: HashMap::new(),
             standing: HashMap::new(),
@@ -381,6 +384,7 @@ impl Publisher {
             self.findings.clear();
             self.hosts.clear();
             self.calls.clear();
+            self.work.clear();
         }
         let mut moved = HashSet::new();
         self.tell_processes(join, now.mono_ns, &mut moved);
@@ -397,6 +401,9 @@ impl Publisher {
         self.tell_beats(join, now.mono_ns, new_second || released, &moved);
         self.tell_hosts(join, now.mono_ns);
         self.tell_calls(join, now.mono_ns);
+        if new_second && self.level > 0 {
+            self.tell_work(join, now.mono_ns);
+        }
         self.announce_late(join, second);
         self.announce_pauses(join, second);
         self.tell_wished(join);
@@ -595,6 +602,21 @@ impl Publisher {
         }
     }
 
+    /// Tells how long processes work between operations: where operations are sampled, nobody else sees each of them.
+    fn tell_work(&mut self, join: &Join, now_ns: u64) {
+        for p in join.processes() {
+            let from = self.work.get(&p.record.id).copied().unwrap_or(0);
+            let state = p.work.state(p.record.id, from, now_ns);
+            let Some(last) = state.seconds.last().map(|s| s.second) else { continue };
+            let told = m::Work::of(&state);
+            let bytes = told.encoded_len();
+            if self.pay(bytes, false) {
+                self.draft(Topic::Node, bytes).work.push(told);
+                self.work.insert(p.record.id, last + 1);
+            }
+        }
+    }
+
     fn tell_wished(&mut self, join: &Join) {
         for (comm, track, order) in std::mem::take(&mut self.wished) {
             let instance = join.communicator(comm).and_then(|c| c.instance(track, order));
@@ -709,6 +731,7 @@ impl Publisher {
         self.processes.retain(|s, _| join.process(*s).is_some());
         self.hosts.retain(|s, _| join.process(*s).is_some());
         self.calls.retain(|s, _| join.process(*s).is_some());
+        self.work.retain(|s, _| join.process(*s).is_some());
         self.moved.retain(|s, _| join.process(*s).is_some());
         if self.findings.len() > 4096 {
             self.findings.retain(|_, open| *open);

@@ -6,6 +6,8 @@
 
 use crate::model::{CommRecord, Fact, Liveness, Making, OpRecord, SegmentRecord, Update};
 
+const SECOND_NS: u64 = 1_000_000_000;
+
 /// Pairs that differ by less than this, in ns, are of one clock: a wall clock is set now and then.
 const SAME_NS: i64 = 2_000_000_000;
 
@@ -71,6 +73,14 @@ pub(super) fn shift(update: &mut Update, by: i64) {
             may_be(&mut c.usual_ns, by);
             for call in c.left.iter_mut().flat_map(|d| [&mut d.call, &mut d.usual]) {
                 at(&mut call.issued_ns, by);
+            }
+        }
+        Update::Work(w) => {
+            w.long.iter_mut().for_each(|call| at(&mut call.issued_ns, by));
+            for s in &mut w.seconds {
+                let mut middle_ns = s.second.saturating_mul(SECOND_NS).saturating_add(SECOND_NS / 2);
+                at(&mut middle_ns, by);
+                s.second = middle_ns / SECOND_NS;
             }
         }
         // Silence is by the observer's own clock.

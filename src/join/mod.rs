@@ -63,7 +63,7 @@ pub use trend::{Block, Change, Trend, median, spread};
 pub use usage::{Busy, Exchanged, Issuing};
 pub use waits::{Front, Lack, Origin, Stage, Stall, Waits, origins};
 pub use wire::{Shape, Wire, crossing, expected, transfer};
-pub use work::{Work, WorkSecond};
+pub use work::Work;
 
 use crate::model::{
     BEYOND_MEMORY, CommId, CommRecord, Holder, HostFact, Liveness, OpRecord, ProcessState, Rank, SegmentId,
@@ -301,6 +301,12 @@ impl Join {
                     p.call_order.told(&state);
                 }
             }
+            Update::Work(state) => {
+                let now_ns = self.now_ns;
+                if let Some(p) = self.processes.get_mut(&state.segment) {
+                    p.work.told(&state, now_ns);
+                }
+            }
             Update::Sketch(s) => self.sketch(*s),
             Update::Silent { segment, since_ns } => {
                 if let Some(p) = self.processes.get_mut(&segment) {
@@ -535,6 +541,7 @@ impl Join {
             Update::Told(t) => t.op.segment,
             Update::Sketch(s) => s.segment,
             Update::Calls(c) => c.segment,
+            Update::Work(w) => w.segment,
             Update::Left { segment, .. } | Update::Missed { segment, .. } => *segment,
             Update::Host(h) => h.segment,
             Update::Beat(_)

@@ -7,7 +7,7 @@
 //! came before.
 
 use super::trend::median;
-use crate::model::{CommId, Func, Launch, SegmentId, Track};
+use crate::model::{Call, CallKind, CommId, Func, Launch, SegmentId, Track, WorkSecond, WorkState};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Operations before a span of work that have to be the same for two spans to be compared.
@@ -26,6 +26,12 @@ const MOST: f32 = 4.0;
 /// Seconds that are kept.
 const SECONDS: usize = 16;
 const SECOND_NS: u64 = 1_000_000_000;
+/// Seconds until nothing is added to one any more.
+const LAG: u64 = 3;
+/// Seconds that an agent may be ahead of the observer.
+const AHEAD: u64 = 2;
+/// Seconds after which an agent that tells no more is not waited for.
+const SILENT: u64 = 8;
 
 /// An operation that is over, as one process was in it.
 #[derive(Debug, Clone, Copy)]
@@ -44,22 +50,6 @@ pub(super) struct Passed {
     pub(super) kernel: Option<(u64, u64)>,
     /// When NCCL reports that it ended, host monotonic ns.
     pub(super) reported_end_ns: u64,
-}
-
-/// The work of one second.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct WorkSecond {
-    /// The second, by the host's monotonic clock.
-    pub second: u64,
-    /// How long the process worked, in ns.
-    pub took_ns: f32,
-    /// How long that usually takes it, in ns.
-    pub usual_ns: f32,
-    /// By how much the usual time may be wrong, as a standard deviation in ns.
-    pub error_ns: f32,
-    /// The same two times from the start of the operation before the work, with what the process waited in that.
-    pub step_ns: f32,
-    pub usual_step_ns: f32,
 }
 
 /// A span of work, and the time that passed since the operation before it started, both in ns.
@@ -121,12 +111,45 @@ pub struct Work {
     kinds: BTreeMap<(u64, u64), Kind>,
     seconds: VecDeque<WorkSecond>,
     /// The operation before which the newest long span was.
-    long: Option<(CommId, Track, u64, Func)>,
+    long: Option<Call>,
+    /// Up to this second it is told of by its agent, which has all records.
+    told_until: u64,
 }
 
 impl Work {
+    /// Takes what its agent told. What was learned here is of the few records that came.
+    pub(super) fn told(&mut self, state: &WorkState, now_ns: u64) {
+        if self.told_until == 0 {
+            self.seconds.clear();
+        }
+        self.long = state.long.or(self.long);
+        for s in state.seconds.iter().filter(|s| s.second <= now_ns / SECOND_NS + AHEAD) {
+            if self.seconds.back().is_none_or(|last| last.second < s.second) {
+                self.add(*s);
+                self.told_until = s.second;
+            }
+        }
+    }
+
+    /// What its agent tells of the seconds from one on: of those that are over.
+    pub(crate) fn state(&self, segment: SegmentId, from: u64, now_ns: u64) -> WorkState {
+        let over = now_ns / SECOND_NS;
+        let is_new = |s: &&WorkSecond| s.second >= from && s.second + LAG <= over;
+        WorkState { segment, seconds: self.seconds.iter().filter(is_new).copied().collect(), long: self.long }
+    }
+
+    fn add(&mut self, second: WorkSecond) {
+        if self.seconds.len() == SECONDS {
+            self.seconds.pop_front();
+        }
+        self.seconds.push_back(second);
+    }
+
     /// Takes an operation that is over.
     pub(super) fn take(&mut self, passed: Passed) {
+        if passed.kernel.is_some_and(|(start_ns, _)| start_ns / SECOND_NS < self.told_until + SILENT) {
+            return;
+        }
         // What is not timed is in other rings, and what is timed comes in runs: nothing is known of the work between.
         if passed.ticket.abs_diff(self.next) >= FAR {
             (self.before, self.last) = ([0; BEFORE], None);
@@ -162,7 +185,7 @@ impl Work {
     }
 
     /// The operation before which the newest span was that was longer than usual.
-    pub fn long(&self) -> Option<(CommId, Track, u64, Func)> {
+    pub fn long(&self) -> Option<Call> {
         self.long
     }
 
@@ -201,14 +224,12 @@ impl Work {
         let ((usual_ns, error_ns), (usual_step_ns, _)) =
             (kind.usual(|s| s.took_ns), kind.usual(|s| s.step_ns));
         if span.took_ns > usual_ns + error_ns {
-            self.long = Some((passed.comm, passed.track, passed.order, passed.func));
+            let kind = CallKind { comm: passed.comm, track: passed.track, func: passed.func };
+            self.long = Some(Call { kind, order: passed.order, issued_ns: start_ns });
         }
         let second = start_ns / SECOND_NS;
         if self.seconds.back().is_none_or(|s| s.second < second) {
-            if self.seconds.len() == SECONDS {
-                self.seconds.pop_front();
-            }
-            self.seconds.push_back(WorkSecond { second, ..WorkSecond::default() });
+            self.add(WorkSecond { second, ..WorkSecond::default() });
         }
         if let Some(s) = self.seconds.back_mut() {
             s.took_ns += span.took_ns.min(usual_ns * MOST);

@@ -19,7 +19,7 @@ mod text;
 mod unread;
 mod update;
 
-pub use call::{Call, CallKind, CallState, Departure};
+pub use call::{Call, CallKind, CallState, Departure, WorkSecond, WorkState};
 pub use cost::{JobCost, Loss};
 pub use finding::{
     COMM_INIT, Cause, Evidence, Finding, FindingEvent, FindingId, OperationRef, Place, TimedFinding, Victims,

@@ -2,6 +2,7 @@
 
 use super::{
     Algo, CallState, CommId, Func, HostFact, OpRecord, Proto, Rank, Reading, SegmentId, Spare, Unread,
+    WorkState,
 };
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -405,6 +406,8 @@ pub enum Update {
     Signatures(Box<Signatures>),
     /// How a process keeps to the order of its calls, where not every record comes.
     Calls(Box<CallState>),
+    /// How long a process works between operations, where not every record comes.
+    Work(Box<WorkState>),
     /// What happened of a class of operations on a node, where not every record comes.
     Sketch(Box<Sketch>),
     /// An operation, as the agent of its node understood it.

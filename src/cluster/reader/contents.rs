@@ -185,6 +185,10 @@ impl Reader {
             let id = own.known.get(&c.segment).map(Told::id).ok_or(Refusal::Process);
             put(id.map(|id| Update::Calls(Box::new(c.state(id)))));
         }
+        for w in &e.work {
+            let id = own.known.get(&w.segment).map(Told::id).ok_or(Refusal::Process);
+            put(id.map(|id| Update::Work(Box::new(w.state(id)))));
+        }
         for h in std::mem::take(&mut e.hosts) {
             let id = own.known.get(&h.segment).map(Told::id).ok_or(Refusal::Process);
             put(id.map(|id| Update::Host(Box::new(h.fact(id)))));

@@ -5,8 +5,8 @@
 use super::DESCRIBED;
 use super::apart::{self, Apart};
 use crate::detect::{names, number, rounded, verb, wall, who};
-use crate::join::{Communicator, Join, LateCosts, Member, Process, WorkSecond};
-use crate::model::{Confidence, Finding, Kind, OperationRef, Rank, SegmentId, Severity};
+use crate::join::{Communicator, Join, LateCosts, Member, Process};
+use crate::model::{Confidence, Finding, Kind, OperationRef, Rank, SegmentId, Severity, WorkSecond};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Seconds of work that are judged.
@@ -186,7 +186,8 @@ fn finding(
     kind: Kind,
     is_culprit: &dyn Fn(&Process) -> bool,
 ) -> Option<Finding> {
-    let (comm, track, order, func) = r.process.work.long()?;
+    let long = r.process.work.long()?;
+    let (comm, track, order, func) = (long.kind.comm, long.kind.track, long.order, long.kind.func);
     let c = join.communicator(comm)?;
     let process = |m: &Member| join.process(m.record.segment);
     let culprits = c.members().iter().filter(|(_, m)| process(m).is_some_and(is_culprit));
