@@ -355,3 +355,33 @@ fn what_is_not_known_yet_is_skipped() {
     bytes.extend([0x9a, 0x06, 3, b'n', b'e', b'w']);
     assert_eq!(Envelope::decode(bytes.as_slice()).expect("a message"), whole());
 }
+
+#[test]
+fn work_of_version_1_means_what_it_meant() {
+    let second = |second, took_ns| m::WorkSecond {
+        second,
+        took_ns,
+        usual_ns: 2.0e8,
+        error_ns: 1.0e6,
+        step_ns: took_ns + 1.0e8,
+        usual_step_ns: 3.0e8,
+    };
+    let operation =
+        Some(m::OperationKey { comm: 0xc0ffee, track: 1, from: 0, to: 0, order: 41, owner: None });
+    let long = m::Call { operation, func: 1, issued_ns: 69_000_000_000 };
+    let seconds = vec![second(68, 2.5e8), second(69, f32::NAN), second(70, -1.0), second(71, 3.0e8)];
+    let mut with = whole();
+    with.sequence += 3;
+    with.work = vec![m::Work { segment: 11, seconds, long: Some(long) }];
+    let bytes = golden("envelope-1-work.bin", &with.encode_to_vec());
+    let mut reader = Reader::new(std::time::Duration::from_secs(3));
+    let mut told = Vec::new();
+    reader.read("ringwatch.v1.comm.node-a.3", &bytes, Moment::default(), true, &mut told);
+    assert_eq!(reader.refused().len(), 0, "{:?}", reader.refused());
+    let work =
+        told.iter().find_map(|u| if let Update::Work(w) = u { Some(w) } else { None }).expect("it is told");
+    let seconds: Vec<_> = work.seconds.iter().map(|s| (s.second, s.took_ns, s.usual_ns)).collect();
+    assert_eq!(seconds, [(68, 2.5e8, 2.0e8), (71, 3.0e8, 2.0e8)], "times that cannot be are left out");
+    let long = work.long.expect("it is told");
+    assert_eq!((long.order, long.issued_ns, long.kind.track), (41, 69_000_000_000, Track::Collective));
+}

@@ -401,7 +401,7 @@ impl Publisher {
         self.tell_beats(join, now.mono_ns, new_second || released, &moved);
         self.tell_hosts(join, now.mono_ns);
         self.tell_calls(join, now.mono_ns);
-        if new_second && self.level > 0 {
+        if new_second && join.is_sampled() {
             self.tell_work(join, now.mono_ns);
         }
         self.announce_late(join, second);

@@ -231,6 +231,11 @@ impl Outbox {
         self.wanted = true;
     }
 
+    /// True where not all are told whole.
+    pub(super) fn is_sampled(&self) -> bool {
+        self.sampling.as_ref().is_none_or(|s| s.level > 0)
+    }
+
     pub(super) fn sample(&mut self, sampling: Option<Sampling>) {
         (self.sampling, self.busiest) = (sampling, 0.0);
     }

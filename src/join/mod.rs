@@ -858,6 +858,11 @@ impl Join {
         self.outbox.sample(sampling);
     }
 
+    /// True where not all of them are told whole.
+    pub fn is_sampled(&self) -> bool {
+        self.outbox.is_sampled()
+    }
+
     /// The most operations a second of one communicator, of those that were over since [`Join::sample`] was last called.
     pub fn busiest(&self) -> f64 {
         self.outbox.busiest()

@@ -147,7 +147,8 @@ impl Work {
 
     /// Takes an operation that is over.
     pub(super) fn take(&mut self, passed: Passed) {
-        if passed.kernel.is_some_and(|(start_ns, _)| start_ns / SECOND_NS < self.told_until + SILENT) {
+        let is_told = |(start_ns, _)| start_ns / SECOND_NS < self.told_until + SILENT;
+        if self.told_until > 0 && passed.kernel.is_some_and(is_told) {
             return;
         }
         // What is not timed is in other rings, and what is timed comes in runs: nothing is known of the work between.
@@ -321,6 +322,35 @@ mod tests {
         steps.many(20, 20, 0);
         steps.many(1, 10_000, 0);
         assert!(steps.work.seconds().all(|s| s.took_ns <= s.usual_ns * MOST), "{:?}", steps.work);
+    }
+
+    #[test]
+    fn what_its_agent_tells_replaces_what_a_sample_teaches() {
+        let mut whole = Steps::new();
+        whole.many(200, 20, 0);
+        let now_ns = whole.at_ns;
+        let told = whole.work.state(SegmentId(1), 0, now_ns);
+        assert!(told.seconds.iter().all(|s| s.second + LAG <= now_ns / SECOND_NS), "seconds that are over");
+        let mut here = Steps::new();
+        here.many(20, 20, 0);
+        here.many(100, 60, 0);
+        here.work.told(&told, now_ns);
+        assert!(here.work.seconds().eq(&told.seconds));
+        // A few operations that come late teach nothing more; the same seconds count once.
+        here.at_ns = now_ns;
+        here.many(10, 60, 0);
+        here.work.told(&told, now_ns);
+        assert!(here.work.seconds().eq(&told.seconds));
+        let more = whole.work.state(SegmentId(1), told.seconds[1].second, now_ns);
+        assert_eq!(more.seconds, told.seconds[1..]);
+        let far =
+            WorkState { seconds: vec![WorkSecond { second: 1_000, ..told.seconds[0] }], ..told.clone() };
+        here.work.told(&far, now_ns);
+        assert!(here.work.seconds().eq(&told.seconds), "no agent is so far ahead");
+        // Of an agent that went away nothing more comes.
+        here.at_ns = now_ns + 20 * SECOND_NS;
+        here.many(200, 60, 0);
+        assert_ne!(here.work.seconds().last(), told.seconds.last());
     }
 
     #[test]
