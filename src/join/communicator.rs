@@ -1282,7 +1282,7 @@ fn stamped(op: &OpRecord, clock: &ClockMap, member: &mut Member) -> Option<Kerne
 }
 
 /// True when every channel has stopped, as far as the ABI can tell.
-fn all_stopped(op: &OpRecord) -> bool {
+pub(super) fn all_stopped(op: &OpRecord) -> bool {
     if op.all_channels_stopped() || op.event_ns.is_some() {
         return true;
     }

@@ -421,6 +421,10 @@ impl Join {
     fn operation(&mut self, op: Box<OpRecord>, said: Option<Said>) {
         let (Some(comm), Some(process)) = (self.comms.get_mut(&op.comm), self.processes.get_mut(&op.segment))
         else {
+            // Its communicator was forgotten for want of memory. A record comes again until its times are complete.
+            if said.is_none() && (communicator::all_stopped(&op) || op.timing.is_silent()) {
+                self.missed(op.segment, BEYOND_MEMORY, 1);
+            }
             return;
         };
         let unsure = process.unsure();
@@ -512,6 +516,16 @@ impl Join {
                 self.agenda.touch(c);
             }
         }
+    }
+
+    /// Forgets a communicator that is over. What was not complete is counted as it is.
+    fn close(&mut self, comm: CommId) {
+        if let Some(c) = self.comms.get_mut(&comm) {
+            let parts = c.parts_kept();
+            c.count_open(&mut self.classes, &mut self.outbox);
+            self.parts = self.parts + c.parts_kept() - parts;
+        }
+        self.remove(comm);
     }
 
     /// Forgets a communicator, with its statistics.
@@ -645,7 +659,7 @@ impl Join {
             self.halve(&all);
         }
         if self.memory.is_near() {
-            over.iter().take(over.len().div_ceil(2)).for_each(|id| self.remove(*id));
+            over.iter().take(over.len().div_ceil(2)).for_each(|id| self.close(*id));
         }
     }
 
@@ -763,7 +777,7 @@ impl Join {
     /// for longest go, with their statistics.
     fn forget_closed(&mut self) {
         for id in self.agenda.surplus(CLOSED_KEPT) {
-            self.remove(id);
+            self.close(id);
         }
         if self.processes.len() > PROCESSES_KEPT && self.alive < self.processes.len() {
             let (roster, memory) = (&mut self.roster, &mut self.calls_memory);
