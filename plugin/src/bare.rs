@@ -18,6 +18,7 @@ use crate::governor::{LARGE_BYTES, PAUSE_NS};
 use crate::handle::{VALUE_BITS, VALUE_MASK};
 use crate::names;
 use crate::prefetch;
+use crate::record;
 use crate::timing::bytes_of;
 use core::ffi::c_char;
 use gate::Ready;
@@ -283,6 +284,9 @@ impl Here {
     #[inline(never)]
     fn learn_call(&self, key: u64, func: *const c_char, dtype: *const c_char) -> (u8, u8) {
         let codes = (names::func(func), names::dtype(dtype));
+        if codes.0 == record::BROADCAST {
+            record::broadcast_in_line();
+        }
         self.learn(lines::CALL_NAMES, key, 0, codes);
         codes
     }

@@ -10,7 +10,8 @@
 //!
 //! NCCL looks at the plugin's event mask when a call begins, before the plugin hears of it, so whether the *next*
 //! call is timed by kernel events is decided when this one is issued, by writing the mask through the pointer that
-//! init got. That is right on NCCL 2.28 to 2.30 as long as nothing was captured into a graph. From 2.31 on NCCL's
+//! init got. That is right on NCCL 2.28 to 2.30 as long as nothing was captured into a graph, no rank has sent to
+//! itself, and no group is being called that sends and receives ([`groups`]). From 2.31 on NCCL's
 //! counters drift when kernel events are switched on again, so there they stay on until the bucket runs dry and then
 //! off for good; what is timed after that is timed by CUDA events.
 

@@ -19,11 +19,12 @@ use crate::held::Held;
 use crate::network;
 use crate::state::Live;
 use crate::timing;
+pub(crate) use called::broadcast_in_line;
 use called::called;
 use communicator::learn;
 pub(crate) use communicator::{Comm, comm_of, end};
 pub(crate) use groups::begin_group;
-use groups::{end_group, group_end_called};
+use groups::{begin_told_group, end_group, group_end_called};
 use issues::{issued, paired};
 use kernels::{kernel, kernel_stop};
 use ringwatch_wire::codes::{FUNCS, Loss, phase};
@@ -32,6 +33,7 @@ use ringwatch_wire::sync::Word;
 
 const SEND: u8 = code_of("Send");
 pub(crate) const RECV: u8 = code_of("Recv");
+pub(crate) const BROADCAST: u8 = code_of("Broadcast");
 
 pub(crate) const fn code_of(name: &str) -> u8 {
     let mut i = 0;
@@ -98,7 +100,7 @@ pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<Started
             Ok(Started::quiet(pack(Kind::Plan, plan)))
         }
         Body::GroupApi { depth, captured } => {
-            let value = begin_group(live, context, *depth, *captured, true)?;
+            let value = begin_told_group(live, context, *depth, *captured)?;
             Ok(Started::quiet(pack(Kind::Group, value)))
         }
         Body::Api(api) => {
@@ -184,11 +186,12 @@ pub fn state(live: &'static Live, raw: u64, value: i32, arg: Option<StateArg>) -
         return kernel_stop(live, raw & VALUE_MASK, Some(stamp)).map(|()| Carried::Nothing);
     }
     if matches!(value, state::GROUP_START_DONE | state::GROUP_END_CALLED) && Kind::Group.is(raw, live.nonce) {
-        // A bare call is a group without a record.
-        if value == state::GROUP_START_DONE || raw & group::BARE != 0 {
+        if value == state::GROUP_START_DONE {
             return Ok(Carried::Nothing);
         }
-        return group_end_called(live, raw);
+        live.governor.group_was_called();
+        // A bare call is a group without a record.
+        return if raw & group::BARE != 0 { Ok(Carried::Nothing) } else { group_end_called(live, raw) };
     }
     state_of_transfer(live, raw, value, arg)
 }

@@ -228,7 +228,8 @@ pub fn open_comm(version: u32, args: &InitArgs, mask: Mask) -> Opened {
     if let Ok(ticket) = outcome {
         tuner::note(ticket);
         if is_beside_another(live, ticket) {
-            live.governor.has_several_ranks();
+            // Most likely a thread for each, and the mask is one for all.
+            live.governor.stop_switching();
         }
         if live.governor.events() {
             live.events.open(ticket);

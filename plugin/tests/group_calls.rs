@@ -57,6 +57,9 @@ fn stop(p: &Plugin, handles: &[u64]) {
 fn play(p: &Plugin, ctx: u64, depth: i32, members: &[Member], order: &[usize], seq: u64) -> Vec<u64> {
     let group = p.start(V, ctx, &abi::group_api(V, false, depth));
     let calls: Vec<u64> = members.iter().map(|m| call(p, ctx, group, *m)).collect();
+    if group != 0 {
+        p.record(V, group, GROUP_END_CALLED, None);
+    }
     let mut all = vec![group, p.start(V, ctx, &abi::kernel_launch(V, group))];
     let plan = p.start(V, ctx, &abi::group(V));
     let issued = order.iter().zip(seq..).map(|(i, seq)| issue(p, ctx, calls[*i], plan, members[*i], seq));
@@ -363,11 +366,11 @@ fn every_group_of_many_threads_is_counted() {
 
 /// Groups that one thread calls, each of a send and a receive: how often the mask was switched between the two so that NCCL
 /// waits for a mark that never comes, and how often it was switched at all.
-fn call_groups(p: &Plugin, ctx: u64, members: [Member; 2], groups: u64) -> (u64, u64) {
+fn call_groups(p: &Plugin, ctx: u64, (depth, members): (i32, [Member; 2]), groups: u64) -> (u64, u64) {
     let (mut harmed, mut switched, mut last) = (0, 0, p.asks_for_kernels());
     for seq in 0..groups {
         let first = p.asks_for_kernels();
-        let group = p.start(V, ctx, &abi::group_api(V, false, 2));
+        let group = p.start(V, ctx, &abi::group_api(V, false, depth));
         let one = call(p, ctx, group, members[0]);
         let second = p.asks_for_kernels();
         let other = call(p, ctx, group, members[1]);
@@ -390,7 +393,12 @@ fn call_groups(p: &Plugin, ctx: u64, members: [Member; 2], groups: u64) -> (u64,
 #[test]
 fn threads_in_groups_at_once_do_not_switch_kernel_events_between_a_send_and_a_receive() {
     let test = "threads_in_groups_at_once_do_not_switch_kernel_events_between_a_send_and_a_receive";
-    for (order, members) in [("send", [Send(1), Recv(1)]), ("receive", [Recv(1), Send(1)])] {
+    // The last is ncclAlltoAll, a bare call that makes several.
+    for (order, members) in [
+        ("send", (2, [Send(1), Recv(1)])),
+        ("receive", (2, [Recv(1), Send(1)])),
+        ("all-to-all", (1, [Send(1), Recv(1)])),
+    ] {
         let ran = run_with(test, |c, _| {
             c.env("ORDER", order).env("RINGWATCH_OVERHEAD_BUDGET", "20%");
         });
@@ -405,7 +413,7 @@ fn threads_in_groups_at_once_do_not_switch_kernel_events_between_a_send_and_a_re
                 threads.into_iter().map(|t| t.join().unwrap()).collect()
             });
             // A thread that loses its processor between its look at the mask and the callback may meet a switch.
-            assert!(all.iter().map(|(harmed, _)| harmed).sum::<u64>() <= 2, "{all:?}");
+            assert!(all.iter().map(|(harmed, _)| harmed).sum::<u64>() <= 2, "{order}: {all:?}");
             assert!(all.iter().any(|(_, switched)| *switched > 0), "nothing was switched: {all:?}");
             return;
         };
@@ -427,6 +435,37 @@ fn kernel_events_stay_off_where_a_process_has_several_ranks_of_a_communicator() 
         assert!(!p.asks_for_kernels());
         p.init_switched(3);
         assert!(!p.asks_for_kernels());
+        return;
+    };
+    ran.succeeded();
+}
+
+#[test]
+fn kernel_events_end_once_a_rank_sends_to_itself() {
+    let test = "kernel_events_end_once_a_rank_sends_to_itself";
+    let Some(ran) = run_with(test, |_, _| {}) else {
+        let p = Plugin::built();
+        let ctx = p.init_switched(1);
+        play(&p, ctx, 2, &[Send(1), Recv(1)], &[0, 1], 0);
+        assert!(p.asks_for_kernels());
+        // The rank that issues.
+        play(&p, ctx, 2, &[Send(0), Recv(0)], &[0, 1], 1);
+        assert!(!p.asks_for_kernels());
+        return;
+    };
+    ran.succeeded();
+}
+
+#[test]
+fn a_group_of_a_communicator_without_a_slot_is_in_nobodys_way() {
+    let test = "a_group_of_a_communicator_without_a_slot_is_in_nobodys_way";
+    let Some(ran) = run_with(test, |_, _| {}) else {
+        let p = Plugin::built();
+        let ctx = p.init_switched(1);
+        play(&p, ctx, 2, &[Send(1), Recv(1)], &[0, 1], 0);
+        assert_eq!(p.start(V, 0x1234, &abi::group_api(V, false, 2)), 0, "no communicator of ours");
+        p.init_switched(1);
+        assert!(!p.asks_for_kernels(), "they are switched off");
         return;
     };
     ran.succeeded();

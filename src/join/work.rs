@@ -119,11 +119,22 @@ pub struct Work {
 impl Work {
     /// Takes what its agent told. What was learned here is of the few records that came.
     pub(super) fn told(&mut self, state: &WorkState, now_ns: u64) {
+        // A span counts as a few at most; the sums are rounded.
+        let is_within = |ns: f32, usual_ns: f32| ns <= usual_ns * MOST * 1.01;
+        let can_be = |s: &&WorkSecond| {
+            s.second <= now_ns / SECOND_NS + AHEAD
+                && is_within(s.took_ns, s.usual_ns)
+                && is_within(s.step_ns, s.usual_step_ns)
+        };
+        let told: Vec<&WorkSecond> = state.seconds.iter().filter(can_be).collect();
+        if told.is_empty() {
+            return;
+        }
         if self.told_until == 0 {
             self.seconds.clear();
         }
         self.long = state.long.or(self.long);
-        for s in state.seconds.iter().filter(|s| s.second <= now_ns / SECOND_NS + AHEAD) {
+        for s in told {
             if self.seconds.back().is_none_or(|last| last.second < s.second) {
                 self.add(*s);
                 self.told_until = s.second;
@@ -343,10 +354,16 @@ mod tests {
         assert!(here.work.seconds().eq(&told.seconds));
         let more = whole.work.state(SegmentId(1), told.seconds[1].second, now_ns);
         assert_eq!(more.seconds, told.seconds[1..]);
-        let far =
-            WorkState { seconds: vec![WorkSecond { second: 1_000, ..told.seconds[0] }], ..told.clone() };
-        here.work.told(&far, now_ns);
-        assert!(here.work.seconds().eq(&told.seconds), "no agent is so far ahead");
+        let first = told.seconds[0];
+        let newer = told.seconds.last().expect("some").second + 1;
+        for wrong in [
+            WorkSecond { second: 1_000, ..first },
+            WorkSecond { second: newer, took_ns: first.usual_ns * 5.0, ..first },
+            WorkSecond { second: newer, step_ns: first.usual_step_ns * 5.0, ..first },
+        ] {
+            here.work.told(&WorkState { seconds: vec![wrong], ..told.clone() }, now_ns);
+            assert!(here.work.seconds().eq(&told.seconds), "{wrong:?} cannot be");
+        }
         // Of an agent that went away nothing more comes.
         here.at_ns = now_ns + 20 * SECOND_NS;
         here.many(200, 60, 0);

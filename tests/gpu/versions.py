@@ -54,16 +54,18 @@ def read(path):
         ops.append((FUNCS[func] if func < len(FUNCS) else func, slot[6] != 0, how, known, slot[21] & 0xFF))
     # Lines, from format 3 on: operations without a time. A mark of this lap in the last word says that it was issued.
     heads, slots, rings = words[37] // 8, words[38] & 0xFFFFFFFF, words[38] >> 32
+    version = words[1] & 0xFFFFFFFF
+    head_words, timed_at = (8, 56) if version == 3 else (16, 48)
     shift = slots.bit_length() - 1
     for ring in range(rings):
-        first = heads + 8 * rings + (ring << shift) * 8
+        first = heads + head_words * rings + (ring << shift) * 8
         for i in range(slots):
             line = words[first + 8 * i:first + 8 * i + 8]
             if line[0] == 0:
                 continue
             lap = (((line[0] >> 16) - 1) >> shift) % 65535 + 1
             issued = line[7] != 0 and line[7] & 0xFFFF == lap
-            func, how = line[1] >> 16 & 0xFF, TIMED[line[7] >> 56 & 0xFF] if issued else "unknown"
+            func, how = line[1] >> 16 & 0xFF, TIMED[line[7] >> timed_at & 0xF] if issued else "unknown"
             ops.append((FUNCS[func] if func < len(FUNCS) else func, issued, how, False, 0))
     lost = sum(words[192 + i] for i in range(13) if i not in (2, 4, 6))
     flaws = {name: words[224 + i] for i, name in enumerate(FLAWS) if words[224 + i]}

@@ -193,7 +193,13 @@ impl Here {
     pub(crate) fn call_in_group(&self, call: &BareCall) -> bool {
         match self.group_state() {
             0 => false,
-            state => self.call_of(state, call, names::func(call.func), line::COLLECTIVE),
+            state => {
+                let func = names::func(call.func);
+                if func == record::BROADCAST {
+                    record::broadcast_in_line();
+                }
+                self.call_of(state, call, func, line::COLLECTIVE)
+            }
         }
     }
 
@@ -367,6 +373,9 @@ impl Here {
         // As above.
         let issue = issue();
         let Some(live) = state::live_alone() else { return false };
+        if issue.peer as u32 == get(self.comm(), comm::RANK) as u32 {
+            live.governor.stop_switching();
+        }
         let order = live.pairs.next_of_one(self.context & VALUE_MASK, issue.peer, func != RECV);
         let turns = self.process.turns();
         let bits = IssueBits { channels: issue.channels, timed: turns.why() as u8, ..IssueBits::default() };
@@ -401,7 +410,7 @@ impl Here {
             known => return known.checked_sub(1),
         }
         let depth = (state >> DEPTH_SHIFT) as i32;
-        let value = record::begin_group(live, self.context, depth, false, false).ok()?;
+        let value = record::begin_group(live, self.context, depth, false).ok()?;
         set(self.head, lines::RECORDED, value.wrapping_add(1));
         Some(value)
     }
@@ -454,9 +463,14 @@ impl Process {
         (0..=ready.ring_mask).any(|ring| {
             let head = ready.head(ring);
             let state = get(head, lines::CALL);
-            let is_group = state >> VALUE_BITS == 0 && state >> DEPTH_SHIFT > 1;
-            is_group && is(ring, head, state & STATE)
+            state != 0 && state >> VALUE_BITS == 0 && is(ring, head, state & STATE)
         })
+    }
+
+    /// True where a send or receive is in lines.
+    pub(crate) fn has_transferred(&self) -> bool {
+        self.ready_for_calls()
+            .is_some_and(|ready| (0..=ready.ring_mask).any(|r| get(ready.head(r), lines::PAIR_CALLS) != 0))
     }
 
     /// True where a thread is between the calls of a group that is in lines. What another thread launched was left so.
@@ -469,7 +483,7 @@ impl Process {
 
     /// True where a thread has lately been in a group of which nothing tells whether all was called: its end is not told,
     /// or what it wrote last may not be seen yet.
-    pub(crate) fn is_group_of_late(&self, now: u64) -> bool {
+    pub(crate) fn is_recently_in_group(&self, now: u64) -> bool {
         let Some(ready) = self.ready_for_calls() else { return false };
         let me = super::thread_address();
         self.is_any_group(|ring, head, state| {

@@ -17,7 +17,7 @@ use ringwatch_wire::sync::Word;
 /// Threads whose groups are noted, with two words each: the thread, and when its group began, 0 where it calls none.
 pub(super) const THREADS: usize = 32;
 /// An older group was left by its thread without an end, in ns.
-const LEFT_NS: u64 = 1_000_000_000;
+const LEFT_NS: u64 = 10_000_000_000;
 /// A thread that has read the mask shows its group within that time, in ns.
 const SHOWN_NS: u64 = 1_000;
 /// Looks that take longer than that, whatever the clock says.
@@ -48,6 +48,11 @@ impl Governor {
         }
     }
 
+    /// True where the process has sent or received.
+    pub(super) fn has_transferred(&self) -> bool {
+        self.get(TRANSFERRED) != 0 || self.bare.has_transferred()
+    }
+
     /// The calling thread's note of the group that it calls; `None` where there are too many threads.
     fn note(&self) -> Option<&Word> {
         let (notes, _) = self.words.get(NOTES..)?.as_chunks::<2>();
@@ -61,16 +66,35 @@ impl Governor {
     }
 
     /// A group begins to be called, the end of which will be told.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn group_begins(&self) {
-        if let Some(note) = self.note() {
-            note.set(now_ns());
+        if self.kernel == Kernel::Switched {
+            self.note_group();
+        }
+    }
+
+    #[inline(never)]
+    fn note_group(&self) {
+        if self.get(ENDED) != 0 && !self.kernel_on() {
+            return;
+        }
+        match self.note() {
+            Some(note) => note.set(now_ns()),
+            // More threads than can be looked after.
+            None => self.stop_switching(),
         }
     }
 
     /// All calls of the thread's group were made.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn group_was_called(&self) {
+        if self.kernel == Kernel::Switched {
+            self.clear_group();
+        }
+    }
+
+    #[inline(never)]
+    fn clear_group(&self) {
         if let Some(note) = self.note() {
             note.set(0);
         }
@@ -84,12 +108,11 @@ impl Governor {
 
     /// True where a group that is being called can be seen; in lines only before kernel events were on.
     pub(super) fn is_amid_group(&self, now_ns: u64, on: bool) -> bool {
-        self.get(TRANSFERRED) != 0
-            && (self.is_group_in_records(now_ns) || on && self.bare.is_group_in_lines())
+        self.has_transferred() && (self.is_group_in_records(now_ns) || on && self.bare.is_group_in_lines())
     }
 
     fn amid(&self) -> Amid {
-        if self.get(TRANSFERRED) == 0 {
+        if !self.has_transferred() {
             return Amid::Nothing;
         }
         let now = now_ns();
@@ -97,7 +120,7 @@ impl Governor {
         let has_lines = !self.kernel_on() || now.saturating_sub(self.get(SWITCHED_NS)) < LEFT_NS;
         if self.is_amid_group(now, has_lines) {
             Amid::Group
-        } else if self.bare.is_group_of_late(now) {
+        } else if self.bare.is_recently_in_group(now) {
             Amid::Unknown
         } else {
             Amid::Nothing

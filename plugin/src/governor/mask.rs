@@ -35,7 +35,7 @@ impl Governor {
                 Kernel::Always => true,
                 // A communicator's first operation is timed: NCCL makes the connections for it then, and not later.
                 Kernel::Switched | Kernel::Once => {
-                    self.get(ENDED) == 0 && (self.kernel_on() || self.may_switch())
+                    self.get(ENDED) == 0 && (self.kernel_on() || !self.has_transferred())
                 }
             };
         let base = joined(own, theirs);
@@ -130,10 +130,9 @@ impl Governor {
         }
     }
 
-    /// The process has several ranks of one communicator, and most likely a thread for each: kernel events, which are switched for the
-    /// whole process, stay off.
+    /// Kernel events end where they are switched. Those that call say why it would do harm.
     #[cold]
-    pub(crate) fn has_several_ranks(&self) {
+    pub(crate) fn stop_switching(&self) {
         if self.kernel == Kernel::Switched && self.get(ENDED) == 0 {
             self.end();
         }

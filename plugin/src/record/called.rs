@@ -1,13 +1,13 @@
 //! Calls of the API, which make operations.
 
 use super::operation::{Record, What, root_word};
-use super::{Comm, RECV, SEND};
+use super::{BROADCAST, Comm, RECV, SEND};
 use crate::bare;
 use crate::calls;
 use crate::clock::now_ns;
 use crate::event::Api;
 use crate::handle::{Handle, Kind, VALUE_MASK, group};
-use crate::state::Live;
+use crate::state::{self, Live};
 use crate::timing;
 use ringwatch_wire::codes::{Loss, flag, kind, timed};
 use ringwatch_wire::layout::op;
@@ -56,6 +56,7 @@ pub(super) fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Re
     let bytes = timing::bytes_of(api.dtype, api.count);
     let is_first = timing::note_call(&c, ticket, now, bytes, in_group, api.collective);
     note_transfer(live, api, in_group, is_first);
+    note_broadcast(live, api.func, in_group == 0);
     timing::note_capture(live, &c, ticket, api);
     Ok((group, ticket))
 }
@@ -86,6 +87,7 @@ fn called_again(live: &'static Live, c: Comm, group: u64, api: &Api) -> Option<(
         api.collective,
     );
     note_transfer(live, api, in_group, is_first);
+    note_broadcast(live, api.func, in_group == 0);
     timing::note_capture(live, &c, seen.op, api);
     Some((group, seen.op))
 }
@@ -94,6 +96,38 @@ fn called_again(live: &'static Live, c: Comm, group: u64, api: &Api) -> Option<(
 #[inline(always)]
 fn note_transfer(live: &Live, api: &Api, in_group: u64, is_first: bool) {
     if !api.collective {
-        live.governor.saw_transfer(api.func != RECV, in_group != 0 && is_first);
+        // A bare call that makes several is an all-to-all, which sends first.
+        let is_send = api.func != RECV || in_group == 0;
+        live.governor.saw_transfer(is_send, is_first == (in_group != 0));
     }
+}
+
+/// NCCL 2.29 and 2.30 count broadcasts on the GPU alone.
+const UNCOUNTED_BROADCASTS: core::ops::Range<u32> = 22_900..23_100;
+
+/// A broadcast is called that is in a line.
+#[cold]
+pub(crate) fn broadcast_in_line() {
+    if let Some(live) = state::live_alone() {
+        note_broadcast(live, BROADCAST, false);
+    }
+}
+
+#[inline(always)]
+fn note_broadcast(live: &Live, func: u8, is_bare: bool) {
+    if func == BROADCAST {
+        stop_at_broadcast(live, is_bare);
+    }
+}
+
+#[cold]
+fn stop_at_broadcast(live: &Live, is_bare: bool) {
+    if !UNCOUNTED_BROADCASTS.contains(&live.nccl) {
+        return;
+    }
+    // Nothing else is called with it.
+    if is_bare {
+        live.governor.group_was_called();
+    }
+    live.governor.stop_switching();
 }

@@ -10,19 +10,32 @@ use crate::timing;
 use ringwatch_wire::codes::Loss;
 use ringwatch_wire::layout::{comm, group as layout};
 
-/// An outermost group begins; `is_told` where its end will be told. A bare call is a group of its own and gets no record: its value says all there is.
+/// An outermost group begins, and NCCL will tell its end.
+#[inline(always)]
+pub(super) fn begin_told_group(
+    live: &'static Live,
+    context: u64,
+    depth: i32,
+    captured: bool,
+) -> Result<u64, Loss> {
+    // First of all: NCCL has looked at its mask a moment ago.
+    live.governor.group_begins();
+    let begun = begin_group(live, context, depth, captured);
+    if begun.is_err() {
+        // Without a handle no end is told.
+        live.governor.group_was_called();
+    }
+    begun
+}
+
+/// An outermost group begins. A bare call is a group of its own and gets no record: its value says all there is.
 #[inline]
 pub(crate) fn begin_group(
     live: &'static Live,
     context: u64,
     depth: i32,
     captured: bool,
-    is_told: bool,
 ) -> Result<u64, Loss> {
-    // First of all: NCCL has looked at its mask a moment ago.
-    if is_told && depth > 1 {
-        live.governor.group_begins();
-    }
     let ring = &live.segment.op;
     prefetch::for_writing(ring.slot(ring.next()));
     let comm = comm_of(live, context)?;
@@ -47,7 +60,6 @@ pub(crate) fn begin_group(
 
 #[inline(never)]
 pub(super) fn group_end_called(live: &'static Live, raw: u64) -> Result<Carried, Loss> {
-    live.governor.group_was_called();
     let group = Held::of(&live.segment.group, raw & group::TICKET)?;
     group.once_since(layout::END_CALLED, layout::START_NS).map(|()| Carried::Something)
 }
@@ -65,6 +77,8 @@ pub(super) fn end_group(live: &'static Live, value: u64) -> Result<Carried, Loss
     if value & group::CAPTURED != 0 {
         end_capture(live);
     }
+    // Where the end of its calls was not told.
+    live.governor.group_was_called();
     Held::of(&live.segment.group, value & group::TICKET)?.once_since(layout::STOP, layout::START_NS)?;
     Ok(Carried::Something)
 }

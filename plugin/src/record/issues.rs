@@ -271,6 +271,10 @@ pub(super) fn paired(
     p2p: &P2p,
 ) -> Result<Issued, Loss> {
     learn(live, c, p2p.comm, rank);
+    if p2p.peer == rank {
+        // NCCL counts it on the GPU alone.
+        live.governor.stop_switching();
+    }
     if parent == 0
         && let Some(issued) = paired_in_line(live, c, p2p)
     {

@@ -192,6 +192,10 @@ fn finding(
     let process = |m: &Member| join.process(m.record.segment);
     let culprits = c.members().iter().filter(|(_, m)| process(m).is_some_and(is_culprit));
     let ranks: Vec<Rank> = culprits.map(|(rank, _)| *rank).collect();
+    // What it told of another job's communicator says nothing.
+    if ranks.is_empty() {
+        return None;
+    }
     let since_ns = r.seconds.first()?.second.saturating_mul(SECOND_NS as u64);
     let mut evidence = vec![number(
         format!(

@@ -462,7 +462,7 @@ mod tests {
         let segment =
             |r: u32| j.communicator(id).and_then(|c| c.members().get(&Rank(r))).map(|m| m.record.segment);
         let late = segment(1).expect("a member");
-        j.close(id);
+        j.give_up(id);
         assert_eq!(j.take_finished().len(), 10);
         assert!(j.communicator(id).is_none());
         for order in 7..10 {
