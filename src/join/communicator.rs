@@ -26,7 +26,7 @@ use super::timing::{self, Kernel, Limit};
 use super::usage::{Busy, Issuing};
 use crate::model::{
     Algo, Beat, CommId, CommRecord, Coverage, Exchange, Func, Lane, Launch, Making, NetProgress, OpRecord,
-    OpState, OperationRef, PairBeat, Proto, Rank, Returned, SegmentId, Signatures, Spare, Timing, Track,
+    OpState, OperationRef, PairBeat, Proto, Rank, Returned, SegmentId, Signatures, Spare, Track,
     message_bytes,
 };
 use leads::Leads;
@@ -1279,16 +1279,6 @@ fn stamped(op: &OpRecord, clock: &ClockMap, member: &mut Member) -> Option<Kerne
         }
     }
     Some(kernel)
-}
-
-/// True for the record of an operation that comes last: it comes again until its times are complete.
-pub(super) fn is_last_record(op: &OpRecord) -> bool {
-    let is_operation = match op.lane {
-        Lane::Call => false,
-        Lane::Recv(peer) => peer != op.rank,
-        Lane::Collective | Lane::Replay | Lane::Send(_) => true,
-    };
-    is_operation && !op.flags.captured && (all_stopped(op) || matches!(op.timing, Timing::Not(_)))
 }
 
 /// True when every channel has stopped, as far as the ABI can tell.

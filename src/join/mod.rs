@@ -159,8 +159,6 @@ impl Process {
 /// So long after a process has ended its records may still be read, in ns.
 const LAST_RECORDS_NS: u64 = 10_000_000_000;
 
-/// Communicators of which it is known that they were forgotten for want of memory.
-const GIVEN_UP: usize = 1024;
 /// Between two times that memory is made, in ns.
 const RELIEVE_NS: u64 = 100_000_000;
 
@@ -212,8 +210,6 @@ pub struct Join {
     memory: Memory,
     /// The accounts of the order of processes' calls, apart: it must not keep a record out.
     calls_memory: Memory,
-    /// Communicators that were forgotten for want of memory.
-    given_up: BTreeSet<CommId>,
     disputes: BTreeMap<CommId, Dispute>,
     /// Communicators with a rank in dispute that is still in them.
     to_rebuild: BTreeSet<CommId>,
@@ -425,9 +421,6 @@ impl Join {
     fn operation(&mut self, op: Box<OpRecord>, said: Option<Said>) {
         let (Some(comm), Some(process)) = (self.comms.get_mut(&op.comm), self.processes.get_mut(&op.segment))
         else {
-            if said.is_none() && self.given_up.contains(&op.comm) && communicator::is_last_record(&op) {
-                self.missed(op.segment, BEYOND_MEMORY, 1);
-            }
             return;
         };
         let unsure = process.unsure();
@@ -519,20 +512,6 @@ impl Join {
                 self.agenda.touch(c);
             }
         }
-    }
-
-    /// Forgets a communicator that is over for want of memory. What was not complete is counted as it is.
-    fn give_up(&mut self, comm: CommId) {
-        if let Some(c) = self.comms.get_mut(&comm) {
-            if self.given_up.len() >= GIVEN_UP {
-                self.given_up.pop_first();
-            }
-            self.given_up.insert(comm);
-            let parts = c.parts_kept();
-            c.count_open(&mut self.classes, &mut self.outbox);
-            self.parts = self.parts + c.parts_kept() - parts;
-        }
-        self.remove(comm);
     }
 
     /// Forgets a communicator, with its statistics.
@@ -666,7 +645,7 @@ impl Join {
             self.halve(&all);
         }
         if self.memory.is_near() {
-            over.iter().take(over.len().div_ceil(2)).for_each(|id| self.give_up(*id));
+            over.iter().take(over.len().div_ceil(2)).for_each(|id| self.remove(*id));
         }
     }
 

@@ -385,28 +385,16 @@ impl Communicator {
         classes: &mut BTreeMap<ClassKey, Box<Class>>,
         outbox: &mut Outbox,
     ) {
-        self.count_oldest(self.instances.open_len().div_ceil(2), classes, outbox);
+        let expected = self.expected();
+        let half = self.instances.open_len().div_ceil(2);
+        let oldest: Vec<Key> = self.instances.open().take(half).map(|(key, _)| *key).collect();
+        for key in oldest {
+            self.count(key, expected, classes, outbox);
+        }
         self.halve();
         self.late.drain(..self.late.len() / 2);
         self.pairs.clear();
         self.exchanges = Exchanges::default();
-    }
-
-    /// Counts what is not complete as it is.
-    pub(in crate::join) fn count_open(
-        &mut self,
-        classes: &mut BTreeMap<ClassKey, Box<Class>>,
-        outbox: &mut Outbox,
-    ) {
-        self.count_oldest(self.instances.open_len(), classes, outbox);
-    }
-
-    fn count_oldest(&mut self, n: usize, classes: &mut BTreeMap<ClassKey, Box<Class>>, outbox: &mut Outbox) {
-        let expected = self.expected();
-        let oldest: Vec<Key> = self.instances.open().take(n).map(|(key, _)| *key).collect();
-        for key in oldest {
-            self.count(key, expected, classes, outbox);
-        }
     }
 
     /// Keeps the younger half of what was counted, and no room for more.
@@ -419,7 +407,7 @@ impl Communicator {
 mod tests {
     use crate::join::Join;
     use crate::join::testing::{all_reduce, member, process};
-    use crate::model::{BEYOND_MEMORY, Func, Lane, Rank, Track, Update};
+    use crate::model::{Func, Lane, Rank, Track, Update};
 
     const MS: u64 = 1_000_000;
 
@@ -439,37 +427,6 @@ mod tests {
         let c = j.communicators().next().expect("one");
         let open = c.incomplete_transfers().count();
         assert!((1..=1_100).contains(&open), "those of the last second: {open}");
-    }
-
-    #[test]
-    fn what_goes_for_want_of_memory_is_counted_or_counted_as_lost() {
-        let mut j = Join::new();
-        j.keep_finished();
-        for r in 0..2 {
-            j.feed(process(r));
-            j.feed(member(r, 2, 0));
-        }
-        let record = |rank: u32, order: u64, ends: bool| {
-            let at_ns = (order + 1) * 100 * MS;
-            let kernel = Some((at_ns + MS, ends.then_some(at_ns + 2 * MS)));
-            Update::Op(Box::new(all_reduce(rank, order, at_ns, kernel)))
-        };
-        // Of the last three one rank's records do not come before the communicator goes.
-        (0..10).for_each(|order| j.feed(record(0, order, true)));
-        (0..7).for_each(|order| j.feed(record(1, order, true)));
-        j.tick(2_000 * MS);
-        let id = j.communicators().next().expect("one").id;
-        let segment =
-            |r: u32| j.communicator(id).and_then(|c| c.members().get(&Rank(r))).map(|m| m.record.segment);
-        let late = segment(1).expect("a member");
-        j.give_up(id);
-        assert_eq!(j.take_finished().len(), 10);
-        assert!(j.communicator(id).is_none());
-        for order in 7..10 {
-            j.feed(record(1, order, false));
-            j.feed(record(1, order, true));
-        }
-        assert_eq!(j.process(late).expect("it is known").missed.get(BEYOND_MEMORY), Some(&3));
     }
 
     /// Three ranks exchange in a ring every 100 ms. The stamps of the first pair say that it ended 50 ms before each call; of
