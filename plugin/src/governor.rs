@@ -108,7 +108,7 @@ const LOOKED_NS: usize = 15;
 const WISHED: usize = 16;
 /// Not 0 once a send or receive was seen.
 const TRANSFERRED: usize = 17;
-/// What groups that send and receive begin with.
+/// The kinds of call with which groups that send and receive begin.
 const FIRST_CALLS: usize = 18;
 /// When kernel events were last switched, in ns.
 const SWITCHED_NS: usize = 19;

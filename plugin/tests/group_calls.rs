@@ -9,7 +9,7 @@ use ringwatch_wire::codes::{FUNCS, call, kind, timed};
 use ringwatch_wire::reader::OpSlot;
 use std::collections::BTreeSet;
 use support::abi::{self, COLL_DEFAULT, Coll, P2P_DEFAULT, P2p, func};
-use support::child::run_with;
+use support::child::{run, run_with};
 use support::library::Plugin;
 use support::segment::Recording;
 
@@ -421,10 +421,18 @@ fn threads_in_groups_at_once_do_not_switch_kernel_events_between_a_send_and_a_re
     }
 }
 
+/// Plays in a process of its own, which has to succeed.
+fn in_a_child(test: &str, play: impl Fn()) {
+    match run(test) {
+        Some(ran) => drop(ran.succeeded()),
+        None => play(),
+    }
+}
+
 #[test]
 fn kernel_events_stay_off_where_a_process_has_several_ranks_of_a_communicator() {
     let test = "kernel_events_stay_off_where_a_process_has_several_ranks_of_a_communicator";
-    let Some(ran) = run_with(test, |_, _| {}) else {
+    in_a_child(test, || {
         let p = Plugin::built();
         let contexts = [1, 2].map(|id| p.init_switched(id));
         assert!(p.asks_for_kernels(), "one rank of each");
@@ -435,15 +443,13 @@ fn kernel_events_stay_off_where_a_process_has_several_ranks_of_a_communicator() 
         assert!(!p.asks_for_kernels());
         p.init_switched(3);
         assert!(!p.asks_for_kernels());
-        return;
-    };
-    ran.succeeded();
+    });
 }
 
 #[test]
 fn kernel_events_end_once_a_rank_sends_to_itself() {
     let test = "kernel_events_end_once_a_rank_sends_to_itself";
-    let Some(ran) = run_with(test, |_, _| {}) else {
+    in_a_child(test, || {
         let p = Plugin::built();
         let ctx = p.init_switched(1);
         play(&p, ctx, 2, &[Send(1), Recv(1)], &[0, 1], 0);
@@ -451,22 +457,18 @@ fn kernel_events_end_once_a_rank_sends_to_itself() {
         // The rank that issues.
         play(&p, ctx, 2, &[Send(0), Recv(0)], &[0, 1], 1);
         assert!(!p.asks_for_kernels());
-        return;
-    };
-    ran.succeeded();
+    });
 }
 
 #[test]
 fn a_group_of_a_communicator_without_a_slot_is_in_nobodys_way() {
     let test = "a_group_of_a_communicator_without_a_slot_is_in_nobodys_way";
-    let Some(ran) = run_with(test, |_, _| {}) else {
+    in_a_child(test, || {
         let p = Plugin::built();
         let ctx = p.init_switched(1);
         play(&p, ctx, 2, &[Send(1), Recv(1)], &[0, 1], 0);
         assert_eq!(p.start(V, 0x1234, &abi::group_api(V, false, 2)), 0, "no communicator of ours");
         p.init_switched(1);
         assert!(!p.asks_for_kernels(), "they are switched off");
-        return;
-    };
-    ran.succeeded();
+    });
 }

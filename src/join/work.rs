@@ -142,7 +142,7 @@ impl Work {
         }
     }
 
-    /// What its agent tells of the seconds from one on: of those that are over.
+    /// The message of its agent about the seconds from one on that are over.
     pub(crate) fn state(&self, segment: SegmentId, from: u64, now_ns: u64) -> WorkState {
         let over = now_ns / SECOND_NS;
         let is_new = |s: &&WorkSecond| s.second >= from && s.second + LAG <= over;

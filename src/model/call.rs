@@ -1,4 +1,4 @@
-//! What a process calls, where it left its usual order, and how long it works in between.
+//! What a process calls, and where it left its usual order.
 
 use super::{CommId, Func, SegmentId, Track};
 
@@ -50,33 +50,6 @@ impl Departure {
     pub fn until_ns(&self) -> u64 {
         self.call.issued_ns.saturating_add(self.loop_ns.saturating_mul(2))
     }
-}
-
-/// The work of one second.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct WorkSecond {
-    /// The second, by the host's monotonic clock.
-    pub second: u64,
-    /// How long the process worked, in ns.
-    pub took_ns: f32,
-    /// How long that usually takes it, in ns.
-    pub usual_ns: f32,
-    /// By how much the usual time may be wrong, as a standard deviation in ns.
-    pub error_ns: f32,
-    /// The same two times from the start of the operation before the work, with what the process waited in that.
-    pub step_ns: f32,
-    pub usual_step_ns: f32,
-}
-
-/// How long a process works between operations.
-#[derive(Debug, Clone, PartialEq)]
-pub struct WorkState {
-    /// The process.
-    pub segment: SegmentId,
-    /// Seconds that are over, rising.
-    pub seconds: Vec<WorkSecond>,
-    /// The operation before which it last worked longer than usual, and when that started.
-    pub long: Option<Call>,
 }
 
 /// How a process keeps to the order of its calls.

@@ -18,8 +18,9 @@ mod spare;
 mod text;
 mod unread;
 mod update;
+mod work;
 
-pub use call::{Call, CallKind, CallState, Departure, WorkSecond, WorkState};
+pub use call::{Call, CallKind, CallState, Departure};
 pub use cost::{JobCost, Loss};
 pub use finding::{
     COMM_INIT, Cause, Evidence, Finding, FindingEvent, FindingId, OperationRef, Place, TimedFinding, Victims,
@@ -52,3 +53,4 @@ pub use update::{
     SegmentRecord, Signatures, Sink, Sketch, Source, Told, TunerRules, UNCOUNTED, Update, hides_operations,
     missed_reason,
 };
+pub use work::{WorkSecond, WorkState};

@@ -398,7 +398,7 @@ fn kernel_events_are_never_switched_amid_a_group_that_sends_and_receives() {
 
 #[test]
 fn a_group_that_shows_up_at_a_switch_decides_by_its_first_call() {
-    // What groups begin with, and whether a switch on and one off have to be taken back for one that shows up.
+    // Each row holds the first calls of groups, and whether a switch on and one off are taken back for a group that shows up.
     for (first_calls, taken_back) in
         [([true].as_slice(), [false, true]), (&[false], [true, false]), (&[true, false], [false, false])]
     {

@@ -192,7 +192,7 @@ fn finding(
     let process = |m: &Member| join.process(m.record.segment);
     let culprits = c.members().iter().filter(|(_, m)| process(m).is_some_and(is_culprit));
     let ranks: Vec<Rank> = culprits.map(|(rank, _)| *rank).collect();
-    // What it told of another job's communicator says nothing.
+    // An agent may have named a communicator of another job.
     if ranks.is_empty() {
         return None;
     }
