@@ -297,10 +297,24 @@ impl Cluster {
         let f = self.diagnosed("missing-rank");
         assert_eq!(numbers(f.get("ranks")), [3.0], "{f:?}");
         let late = after(&f);
-        assert!(late >= 2.5, "{late} s after the others began to wait");
+        assert!(late >= 2.5, "{late} s after the others began to wait: {f:?}\n{}", self.logs());
         drop(job);
         until("it is over with its job", || self.is_over("missing-rank"));
         late
+    }
+
+    /// The last lines of what agents and analysers printed, for a test that fails.
+    fn logs(&self) -> String {
+        let mut names: Vec<String> = (1..=2).map(|n| format!("analyser{n}")).collect();
+        names.extend((1..=4).map(|n| format!("agent{n}")));
+        let files = names.iter().flat_map(|name| [format!("{name}.out"), format!("{name}.err")]);
+        let last = |name: String| {
+            let text = std::fs::read_to_string(self.room.path(&name)).unwrap_or_default();
+            let lines: Vec<&str> = text.lines().rev().take(15).collect();
+            let lines: String = lines.into_iter().rev().map(|l| format!("{l}\n")).collect();
+            format!("--- {name}\n{lines}")
+        };
+        files.map(last).collect()
     }
 
     /// How often analysers have printed that a verdict of a kind was opened, together.
@@ -375,7 +389,7 @@ fn faults_over_four_hosts_are_named_in_time_and_all_books_balance() {
     }
     let mut c = Cluster::start(None, &[], &[]);
     let late = c.a_fault_is_named();
-    assert!(late < 5.0, "{late} s after the others began to wait");
+    assert!(late < 5.0, "{late} s after the others began to wait\n{}", c.logs());
     let job = c.job("mismatch");
     let f = c.diagnosed("mismatch");
     assert_eq!(numbers(f.get("ranks")), [1.0], "{f:?}");

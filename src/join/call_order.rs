@@ -7,7 +7,7 @@
 //! What comes next is looked up by the last runs of equal calls ([`RUNS`]) and by the place in the present run. Calls are taken
 //! when all that were issued before are known.
 
-use crate::model::{Call, CallKind, CallState, Departure, Lane, OpRecord, SegmentId, Track};
+use crate::model::{Call, CallKind, CallState, Departure, OpRecord, SegmentId, Track};
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -214,13 +214,7 @@ impl CallOrder {
 
 /// The track of an operation that a call issued.
 fn track(op: &OpRecord) -> Option<Track> {
-    match op.lane {
-        Lane::Collective => Some(Track::Collective),
-        Lane::Replay | Lane::Call => None,
-        Lane::Send(peer) => Some(Track::Pair(op.rank, peer)),
-        Lane::Recv(peer) if peer == op.rank => None,
-        Lane::Recv(peer) => Some(Track::Pair(peer, op.rank)),
-    }
+    op.track().filter(|t| *t != Track::Replay)
 }
 
 /// Goes on by a call.
@@ -250,7 +244,7 @@ fn place(runs: &VecDeque<Run>, many: usize) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::join::testing::op;
-    use crate::model::{CommId, Rank};
+    use crate::model::{CommId, Lane, Rank};
     use std::collections::HashMap;
 
     const MS: u64 = 1_000_000;

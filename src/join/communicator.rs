@@ -13,8 +13,9 @@ pub use lately::{LateCosts, LateSecond, Lately};
 
 use super::agenda;
 use super::clock::ClockMap;
+use super::evicted::Evicted;
 use super::exchange::Exchanges;
-use super::held::{Held, Key};
+use super::held::{self, Held, Key};
 use super::instance::{Instance, LATE_NS, Late, Measure, Part};
 use super::member::{Called, Member, Seat};
 use super::memory::Payer;
@@ -898,15 +899,7 @@ impl Communicator {
         if member.called.is_some_and(|c| c.ticket == op.ticket || c.at_ns <= called_ns) {
             member.called = None;
         }
-        let track = match op.lane {
-            Lane::Collective => Track::Collective,
-            Lane::Replay => Track::Replay,
-            Lane::Send(peer) => Track::Pair(rank, peer),
-            // A rank's transfer to itself is one operation, told by its send.
-            Lane::Recv(peer) if peer == rank => return Taken::Yes,
-            Lane::Call => return Taken::Yes,
-            Lane::Recv(peer) => Track::Pair(peer, rank),
-        };
+        let Some(track) = op.track() else { return Taken::Yes };
         member.has_seen(track, order);
         if let (Track::Collective, Some(issued_ns), None) = (track, op.issued_ns, said)
             && member.resumes(order, issued_ns)
@@ -916,7 +909,6 @@ impl Communicator {
             }
             self.resumed.push_back((issued_ns, order));
         }
-        // NCCL resends nothing after an operation was counted and dropped from memory.
         let key = (track, order);
         // Where not every record comes, transfers are counted by beats.
         if let (Track::Pair(from, to), None) = (track, said)
@@ -937,7 +929,11 @@ impl Communicator {
         if !may_grow && self.instances.get(&key).is_none() {
             return Taken::NoRoom;
         }
-        let Some(instance) = self.instances.entry(key, |held| held >= HELD) else { return Taken::Yes };
+        let instance = match self.instances.entry(key, |held| held >= HELD) {
+            held::Entry::There(instance) => instance,
+            held::Entry::Evicted => return Taken::Yes,
+            held::Entry::Refused => return Taken::NoRoom,
+        };
         if instance.counted {
             if instance.parts.contains_key(&rank) {
                 return Taken::Yes;
@@ -1062,6 +1058,16 @@ impl Communicator {
             self.imply_done(track, order, rank, launch);
         }
         Taken::Yes
+    }
+
+    /// Takes the orders that were counted before the communicator was evicted.
+    pub(super) fn resume(&mut self, evicted: Evicted) {
+        self.instances.resume(evicted);
+    }
+
+    /// The orders of all operations that were counted, once the communicator itself is evicted.
+    pub(super) fn into_evicted(self) -> Evicted {
+        self.instances.into_evicted()
     }
 
     /// Memory that it takes, in bytes, as an estimate: what a hostile segment could make grow is in it.

@@ -3,6 +3,7 @@
 //!
 //! What is forgotten is used again: a steady job costs no allocation here.
 
+use super::evicted::{Evicted, Fate};
 use super::instance::Instance;
 use crate::model::Track;
 use std::collections::{BTreeMap, VecDeque};
@@ -22,6 +23,16 @@ struct Place {
     instance: Box<Instance>,
 }
 
+/// The place of an operation's record.
+#[derive(Debug)]
+pub(super) enum Entry<'a> {
+    There(&'a mut Instance),
+    /// The operation was counted and evicted.
+    Evicted,
+    /// There is no place left for one that is so old.
+    Refused,
+}
+
 /// Operations by track and order.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Held {
@@ -30,6 +41,7 @@ pub(super) struct Held {
     open: usize,
     #[expect(clippy::vec_box, reason = "the boxes are what is used again")]
     spare: Vec<Box<Instance>>,
+    evicted: Evicted,
 }
 
 /// Where an order is, or where it belongs.
@@ -63,22 +75,41 @@ impl Held {
         Some(&mut queue.get_mut(at)?.instance)
     }
 
-    /// The operation, a new one where there is none; `None` where `refuse` says so of a new one that would be older than
-    /// all of its track.
-    pub(super) fn entry(&mut self, key: Key, refuse: impl FnOnce(usize) -> bool) -> Option<&mut Instance> {
-        let queue = self.tracks.entry(key.0).or_default();
-        let at = match find(queue, key.1) {
+    /// The operation, a new one where there is none. One that was counted and evicted is not made again, and where `refuse`
+    /// holds, none that would be older than all of its track.
+    pub(super) fn entry(&mut self, key: Key, refuse: impl FnOnce(usize) -> bool) -> Entry<'_> {
+        let queue = self.tracks.get(&key.0);
+        let at = match queue.map_or(Err(0), |q| find(q, key.1)) {
             Ok(at) => at,
-            Err(0) if !queue.is_empty() && refuse(self.len) => return None,
             Err(at) => {
+                let is_oldest = at == 0 && queue.is_some();
+                match self.evicted.fate(key) {
+                    Fate::Counted => return Entry::Evicted,
+                    Fate::Unknown => return Entry::Refused,
+                    Fate::New if is_oldest && refuse(self.len) => return Entry::Refused,
+                    Fate::New => {}
+                }
                 let instance = self.spare.pop().unwrap_or_default();
-                queue.insert(at, Place { key, open: true, instance });
+                self.tracks.entry(key.0).or_default().insert(at, Place { key, open: true, instance });
                 self.len += 1;
                 self.open += 1;
                 at
             }
         };
-        Some(&mut queue.get_mut(at)?.instance)
+        let place = self.tracks.get_mut(&key.0).and_then(|q| q.get_mut(at));
+        place.map_or(Entry::Refused, |p| Entry::There(&mut p.instance))
+    }
+
+    /// The orders that were counted, in memory or not, once nothing is kept here any more.
+    pub(super) fn into_evicted(self) -> Evicted {
+        let mut evicted = self.evicted;
+        self.tracks.values().flatten().filter(|p| !p.open).for_each(|p| evicted.add(p.key));
+        evicted
+    }
+
+    /// Takes what was counted before, where the communicator itself was evicted.
+    pub(super) fn resume(&mut self, evicted: Evicted) {
+        self.evicted = evicted;
     }
 
     /// All, by track and order.
@@ -140,6 +171,7 @@ impl Held {
         const TRACK: usize = 256;
         (self.len + self.spare.len()) * (size_of::<Place>() + size_of::<Instance>())
             + self.tracks.len() * TRACK
+            + self.evicted.bytes()
     }
 
     /// How many there are.
@@ -166,10 +198,11 @@ impl Held {
         if !again {
             *spare = Vec::new();
         }
-        let len = &mut self.len;
+        let (len, evicted) = (&mut self.len, &mut self.evicted);
         self.tracks.retain(|_, queue| {
             let mut drop = |mut p: Place| {
                 gone(&p.key, &mut p.instance);
+                evicted.add(p.key);
                 *len -= 1;
                 if again && spare.len() < SPARE {
                     p.instance.clear();
@@ -208,7 +241,7 @@ mod tests {
     fn held(orders: &[(Track, u64)]) -> Held {
         let mut h = Held::default();
         for key in orders {
-            assert!(h.entry(*key, |_| false).is_some());
+            assert!(matches!(h.entry(*key, |_| false), Entry::There(_)));
         }
         h
     }
@@ -235,9 +268,9 @@ mod tests {
     fn an_older_one_than_all_can_be_refused() {
         let c = Track::Collective;
         let mut h = held(&[(c, 5), (c, 7)]);
-        assert!(h.entry((c, 4), |n| n >= 2).is_none());
-        assert!(h.entry((c, 6), |n| n >= 2).is_some(), "it is not older than all");
-        assert!(h.entry((PAIR, 0), |n| n >= 2).is_some(), "it is the first of its track");
+        assert!(matches!(h.entry((c, 4), |n| n >= 2), Entry::Refused));
+        assert!(matches!(h.entry((c, 6), |n| n >= 2), Entry::There(_)), "it is not older than all");
+        assert!(matches!(h.entry((PAIR, 0), |n| n >= 2), Entry::There(_)), "it is the first of its track");
     }
 
     #[test]
@@ -255,6 +288,12 @@ mod tests {
         assert_eq!((keys(&h), h.len()), (vec![(c, 1), (c, 3), (PAIR, 0)], 3));
         h.forget(9, None, true, |_, _| {});
         assert_eq!(keys(&h), [(c, 1)]);
-        assert!(h.entry((c, 9), |_| false).is_some_and(|i| !i.counted), "what is used again is new");
+        assert!(
+            matches!(h.entry((c, 9), |_| false), Entry::There(i) if !i.counted),
+            "what is used again is new"
+        );
+        assert!(matches!(h.entry((c, 4), |_| false), Entry::Evicted), "it was counted");
+        assert!(matches!(h.entry((PAIR, 0), |_| false), Entry::Evicted), "its whole track is gone");
+        assert_eq!(keys(&h), [(c, 1), (c, 9)], "and makes no empty track");
     }
 }

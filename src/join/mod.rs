@@ -10,6 +10,7 @@ mod carry;
 mod clock;
 mod communicator;
 mod elsewhere;
+mod evicted;
 mod exchange;
 mod finished;
 mod hardware;
@@ -70,6 +71,7 @@ use crate::model::{
     SegmentRecord, Spare, UNCOUNTED, Update, hides_operations, missed_reason,
 };
 use agenda::Agenda;
+use evicted::Retired;
 use finished::Outbox;
 use kept::{COUNTED, Kept};
 use memory::Memory;
@@ -189,6 +191,8 @@ fn is_away(c: Condition) -> bool {
 pub struct Join {
     processes: BTreeMap<SegmentId, Process>,
     comms: BTreeMap<CommId, Communicator>,
+    /// Communicators that had to make room.
+    retired: Retired,
     /// Boxed: a third of a tree's places is empty, and there are very many.
     classes: BTreeMap<ClassKey, Box<Class>>,
     tallies: Tallies,
@@ -346,7 +350,11 @@ impl Join {
             self.missed(record.segment, BEYOND_MEMORY, 1);
             return;
         }
-        let comm = self.comms.entry(record.comm).or_insert_with(|| Communicator::new(record.comm));
+        let comm = self.comms.entry(record.comm).or_insert_with(|| {
+            let mut comm = Communicator::new(record.comm);
+            self.retired.take(record.comm).into_iter().for_each(|evicted| comm.resume(evicted));
+            comm
+        });
         if let Some(before) = comm.payer.replace(payer).filter(|p| *p != payer) {
             self.memory.account(before, std::mem::take(&mut comm.accounted_bytes), 0);
         }
@@ -419,10 +427,14 @@ impl Join {
     }
 
     fn operation(&mut self, op: Box<OpRecord>, said: Option<Said>) {
-        let (Some(comm), Some(process)) = (self.comms.get_mut(&op.comm), self.processes.get_mut(&op.segment))
-        else {
+        let Some(comm) = self.comms.get_mut(&op.comm) else {
+            let key = op.track().zip(op.order);
+            if key.is_some_and(|key| self.retired.loses(op.comm, key)) {
+                self.missed(op.segment, BEYOND_MEMORY, 1);
+            }
             return;
         };
+        let Some(process) = self.processes.get_mut(&op.segment) else { return };
         let unsure = process.unsure();
         op.issued_ns.into_iter().for_each(|t| process.issuing.add(t));
         if said.is_none() {
@@ -514,9 +526,20 @@ impl Join {
         }
     }
 
+    /// Evicts a communicator: what is incomplete is counted as it is, and what comes later is counted as lost.
+    fn retire(&mut self, comm: CommId) {
+        let Some(c) = self.comms.get_mut(&comm) else { return };
+        let parts = c.parts_kept();
+        c.count_open(usize::MAX, &mut self.classes, &mut self.outbox);
+        self.parts = self.parts + c.parts_kept() - parts;
+        if let Some(c) = self.remove(comm) {
+            self.retired.put(comm, c.into_evicted());
+        }
+    }
+
     /// Forgets a communicator, with its statistics.
-    fn remove(&mut self, comm: CommId) {
-        let Some(c) = self.comms.remove(&comm) else { return };
+    fn remove(&mut self, comm: CommId) -> Option<Communicator> {
+        let c = self.comms.remove(&comm)?;
         self.agenda.forget(&c);
         self.parts -= c.parts_kept();
         if let Some(payer) = c.payer {
@@ -529,6 +552,7 @@ impl Join {
         }
         self.classes.retain(|k, _| k.comm != comm);
         self.kept.forget(comm);
+        Some(c)
     }
 
     /// What has to be added to an update's times.
@@ -645,7 +669,7 @@ impl Join {
             self.halve(&all);
         }
         if self.memory.is_near() {
-            over.iter().take(over.len().div_ceil(2)).for_each(|id| self.remove(*id));
+            over.iter().take(over.len().div_ceil(2)).for_each(|id| self.retire(*id));
         }
     }
 
@@ -763,7 +787,7 @@ impl Join {
     /// for longest go, with their statistics.
     fn forget_closed(&mut self) {
         for id in self.agenda.surplus(CLOSED_KEPT) {
-            self.remove(id);
+            self.retire(id);
         }
         if self.processes.len() > PROCESSES_KEPT && self.alive < self.processes.len() {
             let (roster, memory) = (&mut self.roster, &mut self.calls_memory);

@@ -1,6 +1,6 @@
 //! One operation on one rank, and the words NCCL uses for it.
 
-use super::{CommId, Rank, SegmentId};
+use super::{CommId, Rank, SegmentId, Track};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -333,6 +333,18 @@ impl OpRecord {
     /// Message size as nccl-tests defines it; absent without a data type or rank count.
     pub fn bytes(&self, ranks: Option<u32>) -> Option<u64> {
         message_bytes(self.func, self.dtype?, self.count, ranks)
+    }
+
+    /// Its track, where it is an operation that ranks wait for. A rank's transfer to itself is one operation, reported by its
+    /// send.
+    pub fn track(&self) -> Option<Track> {
+        match self.lane {
+            Lane::Collective => Some(Track::Collective),
+            Lane::Replay => Some(Track::Replay),
+            Lane::Send(peer) => Some(Track::Pair(self.rank, peer)),
+            Lane::Recv(peer) if peer != self.rank => Some(Track::Pair(peer, self.rank)),
+            Lane::Recv(_) | Lane::Call => None,
+        }
     }
 
     /// What it was launched with.

@@ -385,16 +385,25 @@ impl Communicator {
         classes: &mut BTreeMap<ClassKey, Box<Class>>,
         outbox: &mut Outbox,
     ) {
-        let expected = self.expected();
-        let half = self.instances.open_len().div_ceil(2);
-        let oldest: Vec<Key> = self.instances.open().take(half).map(|(key, _)| *key).collect();
-        for key in oldest {
-            self.count(key, expected, classes, outbox);
-        }
+        self.count_open(self.instances.open_len().div_ceil(2), classes, outbox);
         self.halve();
         self.late.drain(..self.late.len() / 2);
         self.pairs.clear();
         self.exchanges = Exchanges::default();
+    }
+
+    /// Counts the oldest incomplete operations as they are.
+    pub(in crate::join) fn count_open(
+        &mut self,
+        most: usize,
+        classes: &mut BTreeMap<ClassKey, Box<Class>>,
+        outbox: &mut Outbox,
+    ) {
+        let expected = self.expected();
+        let oldest: Vec<Key> = self.instances.open().take(most).map(|(key, _)| *key).collect();
+        for key in oldest {
+            self.count(key, expected, classes, outbox);
+        }
     }
 
     /// Keeps the younger half of what was counted, and no room for more.
