@@ -2,7 +2,7 @@
 
 mod skips;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -30,6 +30,55 @@ const EDGES: &[(&str, &[&str])] = &[
     ("cli", &["secret"]),
     ("cmd", &["*"]),
     ("main", &["cli", "cmd", "secret"]),
+];
+
+/// The plugin's modules, from the bottom: each uses those before it alone.
+const PLUGIN_LAYERS: &[&str] = &[
+    "ffi",
+    "runtime",
+    "event",
+    "handle",
+    "slot_ref",
+    "pair_orders",
+    "gate",
+    "communicator",
+    "event_pairs",
+    "governor",
+    "chain",
+    "live",
+    "opening",
+    "preloaded",
+    "timing",
+    "network",
+    "bare",
+    "record",
+    "tuner",
+    "calls",
+    "abi",
+    "forward",
+    "callbacks",
+];
+
+/// Folders whose modules use each other in no circle. What a module takes from its parent counts for the module that the
+/// parent has it from.
+const WITHOUT_CIRCLES: &[&str] = &[
+    "plugin/src",
+    "plugin/src/calls",
+    "plugin/src/governor",
+    "plugin/src/record",
+    "plugin/src/runtime",
+    "plugin/src/tuner",
+    "src",
+    "src/cluster",
+    "src/detect",
+    "src/doctor",
+    "src/export",
+    "src/join",
+    "src/join/communicator",
+    "src/join/hardware",
+    "src/join/kept",
+    "src/model",
+    "src/tune",
 ];
 
 /// Modules that may do nothing but think: no I/O, no clock, no thread.
@@ -328,6 +377,79 @@ fn violations(module: &[&str], source: &str) -> Vec<String> {
     wrong.into_iter().collect()
 }
 
+/// A path from the crate's root, as a module names it; absent where it begins elsewhere.
+fn absolute(module: &[&str], path: &[&str]) -> Option<Vec<String>> {
+    let ups = path.iter().take_while(|p| **p == "super").count();
+    let (from, rest) = match path.first().copied()? {
+        "crate" => (&module[..0], &path[1..]),
+        "self" => (module, &path[1..]),
+        "super" => (&module[..module.len().checked_sub(ups)?], &path[ups..]),
+        _ => return None,
+    };
+    Some(from.iter().chain(rest).map(|p| (*p).to_owned()).collect())
+}
+
+/// What a source names, from the crate's root.
+fn named(module: &[String], source: &str) -> Vec<Vec<String>> {
+    let module: Vec<&str> = module.iter().map(String::as_str).collect();
+    let of = |p: Vec<String>| absolute(&module, &p.iter().map(String::as_str).collect::<Vec<_>>());
+    paths(&without_tests(&tokens(source))).into_iter().filter_map(of).collect()
+}
+
+/// The names that a module takes from its children, with the child of each.
+fn taken_from(children: &BTreeSet<String>, source: &str) -> BTreeMap<String, String> {
+    let of = |mut p: Vec<String>| {
+        if p.first().is_some_and(|p| p == "self") {
+            p.remove(0);
+        }
+        let child = p.first().filter(|c| p.len() > 1 && children.contains(*c))?.clone();
+        Some((p.pop()?, child))
+    };
+    paths(&without_tests(&tokens(source))).into_iter().filter_map(of).collect()
+}
+
+/// Which of its siblings each module of a folder uses.
+fn siblings(folder: &str, crate_root: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let dir = root().join(folder);
+    let parent = module_in(crate_root, &dir.with_extension("rs"));
+    let is_test = |f: &Path| f.components().any(|c| c.as_os_str() == "tests.rs" || c.as_os_str() == "tests");
+    let files: Vec<(Vec<String>, String)> = sources(&dir)
+        .into_iter()
+        .filter(|f| !is_test(f.strip_prefix(&dir).unwrap()))
+        .map(|f| (module_in(crate_root, &f), fs::read_to_string(&f).unwrap()))
+        .collect();
+    let children: BTreeSet<String> =
+        files.iter().filter_map(|(module, _)| module.get(parent.len()).cloned()).collect();
+    let own = [dir.join("mod.rs"), dir.join("lib.rs"), dir.with_extension("rs")];
+    let own = own.iter().find_map(|f| fs::read_to_string(f).ok()).unwrap();
+    let taken = taken_from(&children, &own);
+    let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (module, source) in &files {
+        let Some(child) = module.get(parent.len()) else { continue };
+        let of = uses.entry(child.clone()).or_default();
+        for path in named(module, source).iter().filter_map(|p| p.strip_prefix(parent.as_slice())) {
+            let Some(used) = path.first() else { continue };
+            let used = children.get(used).or_else(|| taken.get(used));
+            of.extend(used.filter(|u| *u != child).cloned());
+        }
+    }
+    uses
+}
+
+/// A module that is in a circle, with what it uses of it; none where there is no circle.
+fn circle(uses: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
+    let mut left = uses.clone();
+    loop {
+        let done: BTreeSet<String> =
+            left.iter().filter(|(_, u)| u.is_empty()).map(|(m, _)| m.clone()).collect();
+        if done.is_empty() {
+            return left.into_iter().map(|(m, u)| format!("{m} uses {u:?}")).collect();
+        }
+        left.retain(|m, _| !done.contains(m));
+        left.values_mut().for_each(|u| u.retain(|m| !done.contains(m)));
+    }
+}
+
 /// The top module that a path leads to, when it begins at the crate's root.
 fn used_module<'a>(module: &[&str], path: &[&'a str]) -> Option<&'a str> {
     match path.first().copied()? {
@@ -364,7 +486,13 @@ fn sources(dir: &Path) -> Vec<PathBuf> {
 
 /// `src/view/widgets/help.rs` as `[view, widgets, help]`.
 fn module_of(file: &Path) -> Vec<String> {
-    let relative = file.strip_prefix(root().join("src")).unwrap().with_extension("");
+    module_in("src", file)
+}
+
+/// The same below the folder of another crate's sources.
+fn module_in(crate_root: &str, file: &Path) -> Vec<String> {
+    let relative = file.with_extension("");
+    let Ok(relative) = relative.strip_prefix(root().join(crate_root)) else { return Vec::new() };
     let mut parts: Vec<String> =
         relative.components().map(|c| c.as_os_str().to_string_lossy().into_owned()).collect();
     if parts.last().is_some_and(|p| p == "mod" || p == "lib") {
@@ -389,6 +517,44 @@ fn modules_use_only_what_they_may() {
     // A table that fits no module any more would hold nothing.
     let known: BTreeSet<String> = EDGES.iter().map(|(m, _)| (*m).to_owned()).collect();
     assert_eq!(seen, known, "modules in src and in the table");
+}
+
+#[test]
+fn modules_of_the_plugin_use_those_below_them_alone() {
+    let uses = siblings("plugin/src", "plugin/src");
+    let known: BTreeSet<&str> = PLUGIN_LAYERS.iter().copied().collect();
+    assert_eq!(uses.keys().map(String::as_str).collect::<BTreeSet<_>>(), known, "modules and the table");
+    let layer = |m: &str| PLUGIN_LAYERS.iter().position(|l| *l == m);
+    for (module, used) in &uses {
+        let above: Vec<&String> = used.iter().filter(|u| layer(u) >= layer(module)).collect();
+        assert!(above.is_empty(), "{module} uses {above:?}, which are above it");
+    }
+}
+
+#[test]
+fn modules_of_a_folder_use_each_other_in_no_circle() {
+    for folder in WITHOUT_CIRCLES {
+        let crate_root = if folder.starts_with("plugin") { "plugin/src" } else { "src" };
+        let circle = circle(&siblings(folder, crate_root));
+        assert!(
+            circle.is_empty(),
+            "{folder}: these modules are in a circle, or above one:\n{}",
+            circle.join("\n")
+        );
+    }
+}
+
+#[test]
+fn a_circle_is_seen() {
+    let set = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<BTreeSet<String>>();
+    let uses = |of: &[(&str, &[&str])]| of.iter().map(|(m, u)| ((*m).to_owned(), set(u))).collect();
+    assert!(circle(&uses(&[("a", &["b", "c"]), ("b", &["c"]), ("c", &[])])).is_empty());
+    assert_eq!(circle(&uses(&[("a", &["b"]), ("b", &["c"]), ("c", &["b"])])).len(), 3);
+    // A name that the parent has from a sibling is a use of that sibling.
+    let taken = taken_from(&set(&["clock"]), "mod clock; pub use clock::{Map, self as c}; use std::fmt;");
+    assert_eq!(taken.get("Map").map(String::as_str), Some("clock"));
+    let module = ["join".to_owned(), "late".to_owned()];
+    assert_eq!(named(&module, "use super::clock::Map; // crate::no"), [["join", "clock", "Map"]]);
 }
 
 #[test]

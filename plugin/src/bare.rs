@@ -8,21 +8,18 @@
 //!
 //! A thread is known by its own address (its control block's), which no other living thread has.
 
-#![expect(unsafe_code, reason = "reads the thread pointer")]
-
-mod gate;
 mod groups;
 
-use crate::clock::now_ns;
+use crate::gate::{BEGUN, CALLED, Process, Ready, count, get, set};
 use crate::governor::{LARGE_BYTES, PAUSE_NS};
 use crate::handle::{VALUE_BITS, VALUE_MASK};
-use crate::names;
-use crate::prefetch;
-use crate::record;
-use crate::timing::bytes_of;
+use crate::runtime::clock::now_ns;
+use crate::runtime::names;
+use crate::runtime::names::bytes_of;
+use crate::runtime::prefetch;
+use crate::runtime::sys::thread_address;
+use crate::timing;
 use core::ffi::c_char;
-use gate::Ready;
-pub(crate) use gate::{CHAINED, HANDLES, KERNEL, PRELOAD, Process, Turns};
 pub(crate) use groups::{PairIssue, Wanted, group_of_call, group_of_launch, order_flags};
 use ringwatch_wire::codes::flag;
 use ringwatch_wire::layout::{comm, line, lines};
@@ -71,11 +68,6 @@ const FIRST_WITH_HANDLES: u64 = 64;
 /// The low half of [`comm::NODES`].
 const NODES: u64 = 0xffff_ffff;
 
-/// Marks beside the context in a ring's word [`lines::CALL`]: a bare call of it has begun, or was called. Contexts have
-/// none of these bits.
-const BEGUN: u64 = 4 << VALUE_BITS;
-const CALLED: u64 = 8 << VALUE_BITS;
-
 /// A callback on a thread that has a ring.
 #[derive(Debug, Clone, Copy)]
 pub struct Here {
@@ -120,23 +112,6 @@ pub(crate) fn elsewhere(process: &'static Process, context: u64) -> Option<Here>
     let owned = all().find(|r| get(ready.head(*r), lines::OWNER) == thread);
     let ring = owned.or_else(|| all().find(|r| ringwatch_wire::lines::take(ready.head(*r), thread)))?;
     Some(Here { process, context, ring, head: ready.head(ring) })
-}
-
-#[inline(always)]
-fn get(words: &[Word], i: usize) -> u64 {
-    words.get(i).map_or(0, Word::get)
-}
-
-#[inline(always)]
-fn set(words: &[Word], i: usize, value: u64) {
-    if let Some(w) = words.get(i) {
-        w.set(value);
-    }
-}
-
-#[inline(always)]
-fn count(words: &[Word], i: usize) {
-    set(words, i, get(words, i).wrapping_add(1));
 }
 
 /// Each function records an event and returns true, or returns false where the event has to go the other way. The handle of
@@ -284,8 +259,8 @@ impl Here {
     #[inline(never)]
     fn learn_call(&self, key: u64, func: *const c_char, dtype: *const c_char) -> (u8, u8) {
         let codes = (names::func(func), names::dtype(dtype));
-        if codes.0 == record::BROADCAST {
-            record::broadcast_in_line();
+        if codes.0 == names::BROADCAST {
+            timing::broadcast_in_line();
         }
         self.learn(lines::CALL_NAMES, key, 0, codes);
         codes
@@ -335,26 +310,4 @@ pub(crate) fn forget_names(segment: &Segment<'static>) {
 #[inline(always)]
 fn first_ring(thread: u64) -> u32 {
     (thread.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32 >> 16
-}
-
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-pub(crate) fn thread_address() -> u64 {
-    let address;
-    // SAFETY: reads the first word of the thread's control block, which holds its own address.
-    unsafe {
-        core::arch::asm!("mov {}, fs:0", out(reg) address, options(nostack, readonly, pure, preserves_flags));
-    }
-    address
-}
-
-#[cfg(target_arch = "aarch64")]
-#[inline(always)]
-pub(crate) fn thread_address() -> u64 {
-    let address;
-    // SAFETY: reads the register that holds the address of the thread's control block.
-    unsafe {
-        core::arch::asm!("mrs {}, tpidr_el0", out(reg) address, options(nostack, nomem, pure, preserves_flags));
-    }
-    address
 }

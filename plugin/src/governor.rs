@@ -22,9 +22,9 @@ mod mask;
 mod tests;
 mod turns;
 
-use crate::bare::{self, KERNEL, Turns};
 use crate::event::bit;
-use crate::settings::{Detail, Graphs, Settings};
+use crate::gate::{self, KERNEL, RUN_SHIFT, Turns};
+use crate::runtime::settings::{Detail, Graphs, Settings};
 use ringwatch_wire::codes::timed;
 use ringwatch_wire::layout::head;
 use ringwatch_wire::ring::Segment;
@@ -36,9 +36,6 @@ const CHANNEL_COST_NS: u64 = 1_000;
 const CHANNELS: u8 = 8;
 /// What the first of a run is taken to cost beyond that, in ns: NCCL's progress thread is woken.
 const WAKE_COST_NS: u64 = 30_000;
-/// Operations are timed in runs of `1 << RUN_SHIFT` issue orders.
-const RUN_SHIFT: u32 = 5;
-pub(crate) const RUN_MASK: u64 = (1 << RUN_SHIFT) - 1;
 /// After so long without a timed operation NCCL's progress thread sleeps, in ns.
 const ASLEEP_NS: u64 = 50_000;
 /// What a pair of CUDA events costs, in ns: measured about 5,000, and the reading of their times.
@@ -153,7 +150,7 @@ pub(crate) struct Governor {
     stamped: bool,
     /// Until when a reader wants detail, and of which communicator.
     wish: Option<(&'static Word, &'static Word)>,
-    bare: &'static bare::Process,
+    bare: &'static gate::Process,
 }
 
 /// What decides how this process is timed.
@@ -201,7 +198,7 @@ impl Governor {
     pub(crate) fn new(
         words: &'static [Word],
         segment: &Segment<'static>,
-        bare: &'static bare::Process,
+        bare: &'static gate::Process,
         facts: &Facts,
         settings: &Settings,
     ) -> Self {

@@ -137,3 +137,30 @@ pub fn to_pointer(raw: u64) -> *mut c_void {
 pub fn to_number(pointer: *const c_void) -> u64 {
     pointer.addr() as u64
 }
+
+/// Contexts without a slot count down from the largest value.
+const SPARE_CONTEXTS: u64 = 1 << 20;
+
+/// The value of a context without a slot.
+pub(crate) fn spare_context(n: u64) -> u64 {
+    VALUE_MASK - n % SPARE_CONTEXTS
+}
+
+/// The number of a context without a slot; `None` for a communicator's ticket.
+pub(crate) fn spare_number(value: u64) -> Option<u64> {
+    let n = VALUE_MASK.wrapping_sub(value);
+    if n < SPARE_CONTEXTS { Some(n) } else { None }
+}
+
+/// The ticket of a handle of this kind and of the process with this nonce.
+///
+/// # Errors
+/// Why it is none.
+#[inline]
+pub(crate) fn ticket_of(raw: u64, kind: Kind, nonce: u16) -> Result<u64, Loss> {
+    if kind.is(raw, nonce) {
+        return Ok(raw & VALUE_MASK);
+    }
+    Handle::unpack(raw, nonce)?;
+    Err(Loss::BadParent)
+}

@@ -4,7 +4,7 @@
 //! allocation, no system call (the clock is read through the vDSO), no panic, and `ncclSuccess` whatever
 //! happens. What cannot be recorded is counted, by reason, in the segment's books.
 //!
-//! The way of a callback: [`abi`] turns the descriptor of any ABI version into one [`event::Event`],
+//! The way of a callback: `callbacks` takes it, [`abi`] turns the descriptor of any ABI version into one [`event::Event`],
 //! [`record`] writes it into the segment, [`handle`] makes the number that NCCL gets back. Bare collectives have a shorter
 //! way, through `bare`.
 //!
@@ -15,36 +15,32 @@
 
 #![cfg_attr(all(panic = "abort", not(test)), no_std)]
 
+// From the bottom: a module uses those above it in this list, and none below. `tests/architecture.rs` holds this.
 pub mod abi;
 mod bare;
+pub mod callbacks;
 pub mod calls;
 mod chain;
-mod clock;
-mod cuda;
-mod directory;
+mod communicator;
 pub mod event;
-mod events;
+mod event_pairs;
+pub mod ffi;
+mod forward;
+mod gate;
 mod governor;
 pub mod handle;
-mod held;
-mod log;
-mod names;
-mod nccl;
+mod live;
 mod network;
-mod pairs;
-pub mod parsers;
-mod prefetch;
-mod process;
-mod reap;
+mod opening;
+mod pair_orders;
+mod preloaded;
 pub mod record;
-mod segment_name;
-mod settings;
-mod shm;
-pub mod state;
-mod statics;
-mod sys;
+mod runtime;
+mod slot_ref;
 mod timing;
 pub mod tuner;
+
+pub use runtime::parsers;
 
 // What a library without std and without unwinding owes the linker.
 #[cfg(all(panic = "abort", not(test)))]

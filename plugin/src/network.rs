@@ -3,13 +3,13 @@
 //! A transfer's callbacks come from one thread, its process's proxy; marks are changed all the same so that a
 //! proxy which slept while its slot was given away cannot touch the next transfer's.
 
-use crate::bare::HANDLES;
-use crate::clock::now_ns;
+use crate::communicator::comm_of;
 use crate::event::{ProxyOp, StateArg, state};
+use crate::gate::HANDLES;
 use crate::handle::Handle;
-use crate::held::Held;
-use crate::record::comm_of;
-use crate::state::Live;
+use crate::live::Live;
+use crate::runtime::clock::now_ns;
+use crate::slot_ref::SlotRef;
 use ringwatch_wire::codes::{Loss, phase};
 use ringwatch_wire::layout::{head, proxy};
 
@@ -20,7 +20,7 @@ pub(crate) fn transfer(live: &'static Live, context: u64, parent: u64, p: &Proxy
     let own = live.segment.get(head::PID) & 0xffff_ffff;
     let foreign =
         u64::from(p.pid as u32) != own || matches!(Handle::unpack(parent, live.nonce), Err(Loss::Foreign));
-    let comm = match comm_of(live, context) {
+    let comm = match comm_of(&live.segment, live.nonce, context) {
         Ok(c) if !foreign => c.ticket & 0xffff,
         _ => proxy::NO_COMM,
     };
@@ -50,7 +50,7 @@ pub(crate) fn transfer_state(
     value: i32,
     arg: StateArg,
 ) -> Result<(), Loss> {
-    let transfer = Held::of(&live.segment.proxy, ticket)?;
+    let transfer = SlotRef::of(&live.segment.proxy, ticket)?;
     let steps = u64::from(u32::try_from(arg.steps).unwrap_or(0));
     match value {
         state::SEND_POSTED | state::RECV_POSTED => transfer.set(proxy::STARTED, steps),
@@ -66,7 +66,7 @@ pub(crate) fn transfer_state(
 const LIVE_NS_MAX: u64 = (1 << 44) - 1;
 
 pub(crate) fn step_start(live: &'static Live, ticket: u64, step: u64) -> Result<(), Loss> {
-    let transfer = Held::of(&live.segment.proxy, ticket)?;
+    let transfer = SlotRef::of(&live.segment.proxy, ticket)?;
     let at = proxy::LIVE + step as usize;
     let was = transfer.mark(at).unwrap_or(0);
     if was & 0xf != u64::from(phase::NONE) {
@@ -85,7 +85,7 @@ pub(crate) fn step_change(
     to: u8,
     bytes: u64,
 ) -> Result<(), Loss> {
-    let transfer = Held::of(&live.segment.proxy, ticket)?;
+    let transfer = SlotRef::of(&live.segment.proxy, ticket)?;
     let at = proxy::LIVE + step as usize;
     let was = transfer.mark(at).unwrap_or(0);
     let from = (was & 0xf) as u8;

@@ -5,55 +5,26 @@
 //! and keep their own slots, since a kernel's stamps may be wrong channel by channel and are judged later.
 
 mod called;
-mod communicator;
 mod groups;
 mod issues;
 mod kernels;
 mod operation;
 
-use crate::chain;
+use crate::communicator::{self, Comm};
 use crate::event::{Body, Event, StateArg, bit, state};
-use crate::events::Shot;
-use crate::handle::{Handle, Kind, VALUE_MASK, group};
-use crate::held::Held;
+use crate::event_pairs::EventPair;
+use crate::handle::{Handle, Kind, VALUE_MASK, group, ticket_of};
+use crate::live::Live;
 use crate::network;
-use crate::state::Live;
-use crate::timing;
-pub(crate) use called::broadcast_in_line;
+use crate::runtime::clock::now_ns;
+use crate::slot_ref::SlotRef;
 use called::called;
-use communicator::learn;
-pub(crate) use communicator::{Comm, comm_of, end};
-pub(crate) use groups::begin_group;
-use groups::{begin_told_group, end_group, group_end_called};
+use groups::{begin_group, begin_told_group, end_group, group_end_called, launched};
 use issues::{issued, paired};
 use kernels::{kernel, kernel_stop};
-use ringwatch_wire::codes::{FUNCS, Loss, phase};
+use ringwatch_wire::codes::{Loss, phase};
 use ringwatch_wire::layout::{comm, head, proxy};
 use ringwatch_wire::sync::Word;
-
-const SEND: u8 = code_of("Send");
-pub(crate) const RECV: u8 = code_of("Recv");
-pub(crate) const BROADCAST: u8 = code_of("Broadcast");
-
-pub(crate) const fn code_of(name: &str) -> u8 {
-    let mut i = 0;
-    while i < FUNCS.len() {
-        let (code, text) = FUNCS[i];
-        if text.len() == name.len() && text.as_bytes()[0] == name.as_bytes()[0] {
-            let mut same = true;
-            let mut k = 0;
-            while k < text.len() {
-                same &= text.as_bytes()[k] == name.as_bytes()[k];
-                k += 1;
-            }
-            if same {
-                return code;
-            }
-        }
-        i += 1;
-    }
-    0
-}
 
 /// A started event.
 #[derive(Debug, Clone, Copy)]
@@ -106,7 +77,7 @@ pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<Started
         Body::Api(api) => {
             let c = comm_of(live, context)?;
             let (group, ticket) = called(live, c, event.parent, api)?;
-            c.book(live, comm::CALLS, if api.collective { 1 } else { 1 << 32 });
+            c.book(&live.segment, comm::CALLS, if api.collective { 1 } else { 1 << 32 });
             Ok(Started::quiet(if api.captured {
                 pack(Kind::Captured, ticket & group::TICKET | group & group::KERNEL)
             } else {
@@ -127,7 +98,7 @@ pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<Started
         }
         Body::KernelLaunch { stream } => {
             // Without a shot NCCL need not tell the end of the launch.
-            let shot = timing::launch(live, comm_of(live, context)?, event.parent, *stream);
+            let shot = launched(live, comm_of(live, context)?, event.parent, *stream);
             Ok(shot.map_or(Started::quiet(0), |s| Started::booked(pack(Kind::Launch, s.number()))))
         }
         Body::KernelCh { channel, gpu_ns } => {
@@ -152,22 +123,19 @@ pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<Started
 /// The reason why nothing was recorded.
 #[inline]
 pub fn stop(live: &'static Live, raw: u64) -> Result<Carried, Loss> {
-    let handle = match Handle::unpack(raw, live.nonce) {
-        Ok(h) => h,
-        Err(loss) => return chain::stop(live, raw, loss),
-    };
+    let handle = Handle::unpack(raw, live.nonce)?;
     let s = &live.segment;
     match handle.kind {
         // See `handle::has_no_end`.
         Kind::Issued | Kind::Plan | Kind::Called | Kind::Captured => return Ok(Carried::Nothing),
         Kind::Group => return end_group(live, handle.value),
         Kind::Launch => {
-            let shot = Shot::from_number(handle.value).ok_or(Loss::Foreign)?;
-            live.events.end(live, shot);
+            let shot = EventPair::from_number(handle.value).ok_or(Loss::Foreign)?;
+            live.events.end(&live.segment, shot);
             Ok(())
         }
         Kind::Channel => kernel_stop(live, handle.value, None),
-        Kind::Transfer => Held::of(&s.proxy, handle.value)?.once_since(proxy::STOP, proxy::START_NS),
+        Kind::Transfer => SlotRef::of(&s.proxy, handle.value)?.once_since(proxy::STOP, proxy::START_NS),
         Kind::Step => network::step_change(live, handle.value >> 3, handle.value & 7, phase::NONE, 0),
         Kind::Comm | Kind::Chained => Err(Loss::BadParent),
     }
@@ -205,13 +173,10 @@ fn state_of_transfer(
     value: i32,
     arg: Option<StateArg>,
 ) -> Result<Carried, Loss> {
-    let handle = match Handle::unpack(raw, live.nonce) {
-        Ok(h) => h,
-        Err(loss) => return chain::state(live, raw, value, arg, loss),
-    };
+    let handle = Handle::unpack(raw, live.nonce)?;
     let s = &live.segment;
     match (handle.kind, value) {
-        (Kind::Transfer, state::IN_PROGRESS) => Held::of(&s.proxy, handle.value).map(|_| ()),
+        (Kind::Transfer, state::IN_PROGRESS) => SlotRef::of(&s.proxy, handle.value).map(|_| ()),
         (Kind::Transfer, state::SEND_POSTED..=state::RECV_DONE) => {
             network::transfer_state(live, handle.value, value, arg.ok_or(Loss::BadCall)?)
         }
@@ -253,9 +218,25 @@ fn word(slot: &[Word], i: usize) -> u64 {
 
 #[inline]
 fn parent_ticket(live: &Live, raw: u64, kind: Kind) -> Result<u64, Loss> {
-    if kind.is(raw, live.nonce) {
-        return Ok(raw & VALUE_MASK);
+    ticket_of(raw, kind, live.nonce)
+}
+
+#[inline(always)]
+fn comm_of(live: &'static Live, context: u64) -> Result<Comm, Loss> {
+    communicator::comm_of(&live.segment, live.nonce, context)
+}
+
+/// Ends a communicator; false where that was done before. What it holds is given back first: once its slot is free, an
+/// init of another one may take it.
+pub(crate) fn end(live: &'static Live, c: &Comm) -> bool {
+    if c.word(comm::FINALIZED_NS) != 0 {
+        return false;
     }
-    Handle::unpack(raw, live.nonce)?;
-    Err(Loss::BadParent)
+    communicator::settle(&live.segment, c.slot);
+    live.pairs.free(c.ticket);
+    live.governor.finalized(c);
+    if live.governor.events() {
+        live.events.read(&live.segment, c.ticket);
+    }
+    c.slot.get(comm::FINALIZED_NS).is_some_and(|w| w.replace(0, now_ns()))
 }

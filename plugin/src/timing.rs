@@ -1,14 +1,15 @@
 //! How an operation's GPU time is measured: what a call leaves for its launch, a launch for what is issued behind it,
 //! and what the governor is asked on the way.
 
-use crate::bare::{self, HANDLES};
+use crate::communicator::Comm;
 use crate::event::Api;
-use crate::events::{Binding, Shot, told};
+use crate::event_pairs::{Binding, EventPair, told};
+use crate::gate::HANDLES;
 use crate::governor::{AFTER_PAUSE, BARE, HINT_BITS, LARGE, LARGE_BYTES, PAUSE_NS, TOGETHER};
-use crate::handle::{Handle, Kind, group};
-use crate::record::Comm;
-use crate::state::Live;
-use ringwatch_wire::codes::{Loss, timed};
+use crate::handle::group;
+use crate::live::{self, Live};
+use crate::runtime::names::BROADCAST;
+use ringwatch_wire::codes::timed;
 use ringwatch_wire::layout::{comm, op};
 
 /// What the parent of an issued operation says about it.
@@ -19,15 +20,6 @@ pub(crate) enum Origin {
     Replay { ticket: u64, kernel: bool },
     /// No call is known.
     Unknown,
-}
-
-/// Bytes of an element, by code of its type.
-const TYPE_BYTES: [u64; 16] = [1, 1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1, 1, 1, 1];
-
-/// Bytes of so many elements of a type.
-#[inline]
-pub(crate) fn bytes_of(dtype: u8, count: u64) -> u64 {
-    count.saturating_mul(TYPE_BYTES.get(usize::from(dtype)).map_or(1, |b| *b))
 }
 
 /// The first NCCL that brings kernel events on a thread of its own, as a version code.
@@ -90,29 +82,21 @@ fn forget_calls(c: &Comm) {
     c.set(comm::SHOT, 0);
 }
 
-/// A kernel is about to be launched for what was called: times it by CUDA events if it is to be.
-pub(crate) fn launch(live: &'static Live, c: Comm, parent: u64, stream: u64) -> Option<Shot> {
-    let group = match Handle::unpack(parent, live.nonce) {
-        Ok(Handle { kind: Kind::Group, value }) => value,
-        // NCCL got no handle of its group, which is a bare call's if it has no record.
-        Err(Loss::Null) => {
-            let context = Handle { kind: Kind::Comm, value: c.ticket }.pack(live.nonce);
-            bare::group_of_launch(live, context).unwrap_or(group::BARE)
-        }
-        _ => return None,
-    };
+/// A kernel is about to be launched for what was called: times it by CUDA events if it is to be. `group` is the value of its
+/// group's handle.
+pub(crate) fn launch(live: &'static Live, c: Comm, group: u64, stream: u64) -> Option<EventPair> {
     launching(live, c, group & (group::CAPTURED | group::KERNEL) == 0, stream)
 }
 
 /// The same, for a launch that NCCL does not tell of.
 #[inline(never)]
-pub(crate) fn launch_of_call(live: &'static Live, c: Comm, stream: u64) -> Option<Shot> {
+pub(crate) fn launch_of_call(live: &'static Live, c: Comm, stream: u64) -> Option<EventPair> {
     launching(live, c, true, stream)
 }
 
 /// `free` is false where events must not be used.
 #[inline(always)]
-fn launching(live: &'static Live, c: Comm, free: bool, stream: u64) -> Option<Shot> {
+fn launching(live: &'static Live, c: Comm, free: bool, stream: u64) -> Option<EventPair> {
     let (called, launched) = (c.word(comm::CALLED), c.word(comm::LAUNCHED));
     c.set(comm::LAUNCHED, called);
     c.set(comm::SHOT, 0);
@@ -121,21 +105,21 @@ fn launching(live: &'static Live, c: Comm, free: bool, stream: u64) -> Option<Sh
     }
     // The time of the last call is time enough.
     let now = c.word(comm::CALLED_NS);
-    live.events.look(live, c.ticket, now);
+    live.events.look(&live.segment, c.ticket, now);
     // A second launch of one group carries calls that cannot be told from the first one's.
     if called == launched || !live.governor.wants(&c, c.word(comm::ISSUED)) {
         return None;
     }
     // The time of a launch that carries several operations is none of theirs.
     if c.word(comm::HINT) & TOGETHER != 0 {
-        c.set(comm::SHOT, launched << Shot::NUMBER_BITS | Shot::NO_NUMBER);
+        c.set(comm::SHOT, launched << EventPair::NUMBER_BITS | EventPair::NO_NUMBER);
         return None;
     }
     if !live.governor.launch(&c, c.word(comm::ISSUED), now) {
         return None;
     }
-    let shot = live.events.begin(live, c.ticket, stream, now)?;
-    c.set(comm::SHOT, launched << Shot::NUMBER_BITS | shot.number());
+    let shot = live.events.begin(&live.segment, c.ticket, stream, now)?;
+    c.set(comm::SHOT, launched << EventPair::NUMBER_BITS | shot.number());
     Some(shot)
 }
 
@@ -154,7 +138,7 @@ pub(crate) fn of_issue(live: &'static Live, c: Comm, origin: &Origin, ticket: u6
             }
             let shot = c.word(comm::SHOT);
             // Called after the launch before, and not after this one.
-            if shot != 0 && t + 1 > shot >> Shot::NUMBER_BITS && t < c.word(comm::LAUNCHED) {
+            if shot != 0 && t + 1 > shot >> EventPair::NUMBER_BITS && t < c.word(comm::LAUNCHED) {
                 return shot_for(live, shot & SHOT_NUMBER, ticket);
             }
             u64::from(live.governor.why_not(false))
@@ -172,16 +156,47 @@ pub(crate) fn of_call(live: &'static Live, c: Comm, ticket: u64) -> u64 {
     of_issue(live, c, &Origin::Called(ticket), ticket)
 }
 
-const SHOT_NUMBER: u64 = (1 << Shot::NUMBER_BITS) - 1;
+const SHOT_NUMBER: u64 = (1 << EventPair::NUMBER_BITS) - 1;
 
 #[inline(never)]
 fn shot_for(live: &'static Live, number: u64, ticket: u64) -> u64 {
-    if number == Shot::NO_NUMBER {
+    if number == EventPair::NO_NUMBER {
         return u64::from(timed::NOT_ALONE);
     }
-    match Shot::from_number(number).map(|shot| live.events.bind(shot, ticket)) {
+    match EventPair::from_number(number).map(|shot| live.events.bind(shot, ticket)) {
         Some(Binding::Bound) => told(number),
         Some(Binding::Shared) => u64::from(timed::NOT_ALONE),
         Some(Binding::Late) | None => u64::from(timed::NOT_FREE),
     }
+}
+
+/// NCCL 2.29 and 2.30 count broadcasts on the GPU alone.
+const UNCOUNTED_BROADCASTS: core::ops::Range<u32> = 22_900..23_100;
+
+/// A broadcast is called that is in a line.
+#[cold]
+pub(crate) fn broadcast_in_line() {
+    if let Some(live) = live::live_alone() {
+        note_broadcast(live, BROADCAST, false);
+    }
+}
+
+/// Notes that a broadcast is called.
+#[inline(always)]
+pub(crate) fn note_broadcast(live: &Live, func: u8, is_bare: bool) {
+    if func == BROADCAST {
+        stop_at_broadcast(live, is_bare);
+    }
+}
+
+#[cold]
+fn stop_at_broadcast(live: &Live, is_bare: bool) {
+    if !UNCOUNTED_BROADCASTS.contains(&live.nccl) {
+        return;
+    }
+    // Nothing else is called with it.
+    if is_bare {
+        live.governor.group_was_called();
+    }
+    live.governor.stop_switching();
 }

@@ -221,8 +221,8 @@ fn kernels_calls_and_copy_engine() {
 #[test]
 fn tables_have_six_slots_and_nothing_behind_them() {
     assert_eq!(offset_of!(CTable, spare), VTABLE_SIZE);
-    assert_eq!(size_of_val(&abi::ncclProfiler_v1), VTABLE_SIZE + 64);
-    assert_eq!(size_of_val(&abi::ncclProfiler_v7), VTABLE_SIZE + 64);
+    assert_eq!(size_of_val(&ringwatch_plugin::callbacks::ncclProfiler_v1), VTABLE_SIZE + 64);
+    assert_eq!(size_of_val(&ringwatch_plugin::callbacks::ncclProfiler_v7), VTABLE_SIZE + 64);
     let plugin = Plugin::built();
     for v in 1..=7 {
         let t = plugin.table(v);

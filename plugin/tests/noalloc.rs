@@ -4,7 +4,7 @@
 
 mod support;
 
-use ringwatch_plugin::abi;
+use ringwatch_plugin::callbacks;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use support::bare::Bare;
@@ -46,18 +46,18 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 fn linked() -> Plugin {
-    fn table<I>(t: &'static abi::Table<I>) -> &'static CTable {
+    fn table<I>(t: &'static callbacks::Table<I>) -> &'static CTable {
         // SAFETY: the table has this shape: `tests/layout.rs`.
         unsafe { &*std::ptr::from_ref(t).cast() }
     }
     Plugin::from_tables([
-        table(&abi::ncclProfiler_v1),
-        table(&abi::ncclProfiler_v2),
-        table(&abi::ncclProfiler_v3),
-        table(&abi::ncclProfiler_v4),
-        table(&abi::ncclProfiler_v5),
-        table(&abi::ncclProfiler_v6),
-        table(&abi::ncclProfiler_v7),
+        table(&callbacks::ncclProfiler_v1),
+        table(&callbacks::ncclProfiler_v2),
+        table(&callbacks::ncclProfiler_v3),
+        table(&callbacks::ncclProfiler_v4),
+        table(&callbacks::ncclProfiler_v5),
+        table(&callbacks::ncclProfiler_v6),
+        table(&callbacks::ncclProfiler_v7),
     ])
 }
 

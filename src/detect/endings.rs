@@ -3,7 +3,7 @@
 //! A job ends when its processes do, one after the other, and the last records of each may be missing. So a process
 //! that is gone proves something only where others are known to wait for it.
 
-use super::hang::{Place, Scene};
+use super::scene::{Place, Scene};
 use super::{fact, names, number, seconds, who};
 use crate::join::Communicator;
 use crate::model::{Cause, CommId, Confidence, Exit, Finding, Kind, Making, Rank, Track};

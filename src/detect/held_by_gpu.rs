@@ -3,7 +3,7 @@
 //! The GPU of a rank whose host does something else runs out of work and is idle. A busy one waits in an operation that is
 //! not timed, or runs a kernel that does not end, and the host waits for it or for room in a full launch queue.
 
-use super::hang::{Place, Scene};
+use super::scene::{Place, Scene};
 use super::{fact, missing_rank, names, who};
 use crate::join::{Activity, Communicator, Instance, Part, Stall};
 use crate::model::{Cause, CommId, Confidence, Finding, Kind, Rank, Track};

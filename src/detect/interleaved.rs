@@ -4,7 +4,7 @@
 //! issued, is a proof: the GPUs' order is the hosts'. Where operations are lacking it takes patience. A circle of
 //! transfers alone is a send or a receive that comes before its counterpart on both sides.
 
-use super::hang::{Place, Scene};
+use super::scene::{Place, Scene};
 use super::{circle, fact, names, transfers, verb, who};
 use crate::join::{Activity, Lack, Origin, Part, Stall};
 use crate::model::{Confidence, Evidence, Finding, Kind, Rank, Track};

@@ -3,7 +3,7 @@
 //! The culprit looks healthy: it has finished all that it issued. What gives it away is that its issue count
 //! stands still at the order in which the others wait, and that it waits for nothing itself.
 
-use super::hang::{Place, Scene};
+use super::scene::{Place, Scene};
 use super::{endings, fact, names, number, seconds, who};
 use crate::join::{Activity, Process};
 use crate::model::{

@@ -18,6 +18,7 @@ mod never_joined;
 mod nodes;
 mod not_started;
 mod out_of_order;
+mod scene;
 mod slow_transfer;
 mod standstill;
 mod straggler;

@@ -2,8 +2,8 @@
 //!
 //! The others wait on their GPUs.
 
-use super::hang::{Place, Scene};
 use super::held_by_gpu::{self, open_parts};
+use super::scene::{Place, Scene};
 use super::stuck_transfer::REPORTED_LATE_NS;
 use super::{fact, names, number, seconds, standstill, victims, who};
 use crate::join::{Activity, Lack, Part, Stall};

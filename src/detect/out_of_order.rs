@@ -3,7 +3,7 @@
 //! The wait-for graph tells this where all other ranks agree. Where a rank shares each communicator with few others, each of
 //! both could be wrong; then it counts that one keeps to the order in which it always called, and the other does not.
 
-use super::hang::{Place, Scene};
+use super::scene::{Place, Scene};
 use super::{fact, who};
 use crate::join::{Communicator, Process, Stall};
 use crate::model::{Call, Confidence, Departure, Finding, Kind, OperationRef, Rank};

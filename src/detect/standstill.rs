@@ -3,8 +3,8 @@
 //! From records alone this looks like a pause of all hosts. The GPUs tell the two apart: the kernel of an operation that
 //! does not end keeps its GPU busy and uses no memory, and a paused GPU is idle.
 
-use super::hang::{Place, Scene};
 use super::held_by_gpu::{busy_with, open_parts};
+use super::scene::{Place, Scene};
 use super::victims::connected;
 use super::{fact, names, number, seconds, who};
 use crate::join::{Activity, Communicator, Instance, Lack, Origin, Stall, Waited};

@@ -3,7 +3,7 @@
 //! With a network it is stuck where data is on the wire and does not move; without one a GPU or a link between GPUs
 //! is suspected. A transfer that moves on, however slowly, is not stuck.
 
-use super::hang::{Place, Scene};
+use super::scene::{Place, Scene};
 use super::{fact, number, seconds, who};
 use crate::model::{Confidence, Evidence, Finding, Kind, NetPhase, NetProgress, Rank, Track};
 

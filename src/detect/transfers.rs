@@ -3,7 +3,7 @@
 //! Orders are counted a pair and a direction. A send that its GPU could finish alone, into NCCL's buffers, waits for
 //! nobody and is no finding.
 
-use super::hang::{Place, Scene};
+use super::scene::{Place, Scene};
 use super::{fact, missing_rank, names, who};
 use crate::model::{Cause, Confidence, Finding, Kind, Rank, Track};
 

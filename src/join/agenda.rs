@@ -3,24 +3,9 @@
 //! What the join is fed lists the communicators that it says something about, and each look says when the next is due
 //! though nothing is heard. A tick goes through these alone; rules go through those that they may have something to say of.
 
-use super::communicator::Communicator;
+use super::communicator::{AgendaEntry, Communicator};
 use crate::model::CommId;
 use std::collections::BTreeSet;
-
-/// What the agenda holds of a communicator, kept with it.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Entry {
-    /// Something was heard of it since it was last looked at.
-    touched: bool,
-    /// Rules may have something to say of it.
-    notable: bool,
-    /// It is freed on all its ranks.
-    closed: bool,
-    /// When it is to be looked at though nothing is heard, host monotonic ns.
-    due_ns: Option<u64>,
-    /// When it was freed on its last rank, or 0, once it was freed everywhere or all its processes are gone.
-    over_ns: Option<u64>,
-}
 
 /// All communicators' entries, by what they are asked for.
 #[derive(Debug, Clone, Default)]
@@ -76,7 +61,7 @@ impl Agenda {
     /// A communicator was looked at; it is over since then, if it is.
     pub(super) fn looked_at(&mut self, c: &mut Communicator, over_ns: Option<u64>) {
         let id = c.id;
-        let new = Entry {
+        let new = AgendaEntry {
             touched: false,
             notable: c.is_notable(),
             closed: c.closed(),

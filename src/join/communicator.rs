@@ -1,5 +1,7 @@
 //! One communicator: its ranks, and its operations by issue order.
 
+mod agenda_entry;
+mod carry;
 mod elsewhere;
 mod late;
 mod lately;
@@ -8,10 +10,11 @@ mod own_work;
 mod settle;
 mod unjudged;
 
+pub(super) use agenda_entry::AgendaEntry;
 pub(super) use elsewhere::{Inside, Passed};
 pub use lately::{LateCosts, LateSecond, Lately};
 
-use super::agenda;
+use super::class_key::{ClassKey, size_class};
 use super::clock::ClockMap;
 use super::evicted::Evicted;
 use super::exchange::Exchanges;
@@ -22,7 +25,6 @@ use super::memory::Payer;
 use super::roster::Roster;
 use super::signature::Signature;
 use super::signed::Signed;
-use super::stats::{ClassKey, size_class};
 use super::timing::{self, Kernel, Limit};
 use super::usage::{Busy, Issuing};
 use crate::model::{
@@ -345,7 +347,7 @@ pub struct Communicator {
     /// Since when sketches of it come, by the observer's clock.
     pub(super) sketched_ns: Option<u64>,
     /// What the agenda holds of it.
-    pub(super) agenda: agenda::Entry,
+    pub(super) agenda: AgendaEntry,
 }
 
 impl Communicator {
@@ -392,7 +394,7 @@ impl Communicator {
             was_aborted: false,
             due_ns: None,
             sketched_ns: None,
-            agenda: agenda::Entry::default(),
+            agenda: AgendaEntry::default(),
         }
     }
 

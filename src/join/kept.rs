@@ -24,6 +24,7 @@ mod held_before;
 mod launches;
 mod transfers;
 mod untimed;
+mod waiting;
 
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@
 //! lowest. How long its ranks were inside is told by each for its own ranks. Nothing is kept of single nodes, and little
 //! of single seconds: a cluster has as many classes as communicators.
 
-use super::stats::{ClassKey, Load, Rates, Transfer};
+use super::class_key::{ClassKey, Load, Rates, Transfer};
 use super::trend::Trend;
 use super::{Join, Member};
 use crate::model::{Func, Sketch};

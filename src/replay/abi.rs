@@ -431,7 +431,7 @@ mod tests {
 
     /// The plugin's own table, by which it decides what another one behind it hears.
     mod plugin {
-        include!(concat!(env!("CARGO_MANIFEST_DIR"), "/plugin/src/chain/asked.rs"));
+        include!(concat!(env!("CARGO_MANIFEST_DIR"), "/plugin/src/forward/implied.rs"));
 
         pub(super) fn table(version: u32, bit: u32) -> u64 {
             implied_by(version, bit).into()

@@ -3,7 +3,7 @@
 use super::Abi;
 use crate::bare::BareCall;
 use crate::event::{self, Api, Body, Coll, StateArg, bit};
-use crate::names;
+use crate::runtime::names;
 use core::ffi::{c_char, c_int, c_void};
 
 /// Network transfer, v1 to v7.
@@ -235,10 +235,10 @@ macro_rules! coll_event {
         $crate::event::Coll {
             comm: $comm,
             seq: c.seq_number,
-            func: $crate::names::func(c.func),
-            dtype: $crate::names::dtype(c.datatype),
-            algo: $crate::names::algo(c.algo),
-            proto: $crate::names::proto(c.proto),
+            func: $crate::runtime::names::func(c.func),
+            dtype: $crate::runtime::names::dtype(c.datatype),
+            algo: $crate::runtime::names::algo(c.algo),
+            proto: $crate::runtime::names::proto(c.proto),
             count: c.count as u64,
             root: c.root,
             channels: $channels,
@@ -256,8 +256,8 @@ macro_rules! p2p_event {
         let p = $p2p;
         $crate::event::P2p {
             comm: $comm,
-            func: $crate::names::func(p.func),
-            dtype: $crate::names::dtype(p.datatype),
+            func: $crate::runtime::names::func(p.func),
+            dtype: $crate::runtime::names::dtype(p.datatype),
             count: p.count as u64,
             peer: p.peer,
             channels: $channels,

@@ -4,7 +4,7 @@
 
 use super::arms::{self, ProxyOp, StateArgsLong};
 use crate::event::{Body, Coll as CollEvent, P2p as P2pEvent};
-use crate::names;
+use crate::runtime::names;
 use core::ffi::{c_char, c_int, c_void};
 use ringwatch_wire::codes::{ALGOS, FUNCS, PROTOS, TYPES};
 

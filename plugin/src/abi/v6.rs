@@ -5,7 +5,7 @@
 use super::arms::{self, CollApi, GroupApi, KernelCh, P2pApi, ProxyOp, StateArgs};
 use super::v5;
 use crate::event::{Body, Coll as CollEvent};
-use crate::names;
+use crate::runtime::names;
 use core::ffi::{c_char, c_int, c_void};
 
 /// A copy-engine collective.

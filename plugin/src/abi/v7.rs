@@ -5,7 +5,7 @@
 use super::arms::{self, CollApiTagged, GroupApi, KernelCh, P2pApiTagged, ProxyOp, StateArgs};
 use super::{v5, v6};
 use crate::event::{Body, Coll as CollEvent, P2p as P2pEvent};
-use crate::names;
+use crate::runtime::names;
 use core::ffi::{c_char, c_int, c_void};
 
 /// A collective: v5, the symmetric kernel and the tag.

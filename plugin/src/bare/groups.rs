@@ -7,17 +7,19 @@
 //! The first call decides for the whole group. A group in which something may be timed by CUDA events has a record instead
 //! and its calls have handles, as has the rest of a group in which a call cannot be in a line.
 
-use super::gate::{CalledLine, Process, Ready};
-use super::{BEGUN, BareCall, BareIssue, FIRST_WITH_HANDLES, Here, NODES, count, get, set};
-use crate::clock::now_ns;
-use crate::governor::{self, LARGE_BYTES, PAUSE_NS, RUN_MASK, TOGETHER};
+use super::{BareCall, BareIssue, FIRST_WITH_HANDLES, Here, NODES, first_ring};
+use crate::communicator::Comm;
+use crate::gate::{BEGUN, CalledLine, Process, RUN_MASK, Ready, count, get, set};
+use crate::governor::{self, LARGE_BYTES, PAUSE_NS, TOGETHER};
 use crate::handle::{self, VALUE_BITS, VALUE_MASK};
-use crate::names;
-use crate::prefetch;
-use crate::record::{self, Comm, RECV, code_of};
-use crate::state::{self, Live};
-use crate::statics::STATICS;
-use crate::timing::bytes_of;
+use crate::live::{self, Live};
+use crate::runtime::clock::now_ns;
+use crate::runtime::names;
+use crate::runtime::names::{BROADCAST, RECV, bytes_of, code_of};
+use crate::runtime::prefetch;
+use crate::runtime::statics::STATICS;
+use crate::runtime::sys::thread_address;
+use crate::timing;
 use core::ffi::c_char;
 use ringwatch_wire::codes::{Flaw, flag};
 use ringwatch_wire::layout::{comm, group, line, lines, op};
@@ -195,8 +197,8 @@ impl Here {
             0 => false,
             state => {
                 let func = names::func(call.func);
-                if func == record::BROADCAST {
-                    record::broadcast_in_line();
+                if func == BROADCAST {
+                    timing::broadcast_in_line();
                 }
                 self.call_of(state, call, func, line::COLLECTIVE)
             }
@@ -372,7 +374,7 @@ impl Here {
         let Some(ticket) = self.find(&wanted) else { return false };
         // As above.
         let issue = issue();
-        let Some(live) = state::live_alone() else { return false };
+        let Some(live) = live::live_alone() else { return false };
         if issue.peer as u32 == get(self.comm(), comm::RANK) as u32 {
             live.governor.stop_switching();
         }
@@ -393,47 +395,48 @@ impl Here {
     #[cold]
     #[inline(never)]
     fn govern(&self, kind: u64, order: u64, channels: u8) {
-        if let Some(live) = state::live_alone() {
+        if let Some(live) = live::live_alone() {
             let comm = Comm::new(self.context & VALUE_MASK, self.comm());
             live.governor.issued(&comm, (kind, order), channels, false, now_ns());
         }
     }
 
     /// The value of the handle of the thread's group among those with records.
-    fn recorded_group(&self, live: &'static Live, make: bool) -> Option<u64> {
+    fn recorded_group(&self, make: Option<impl FnOnce(i32) -> Option<u64>>) -> Option<u64> {
         let state = self.group_state();
         if state == 0 {
             return None;
         }
-        match get(self.head, lines::RECORDED) {
-            0 if make => {}
-            known => return known.checked_sub(1),
-        }
-        let depth = (state >> DEPTH_SHIFT) as i32;
-        let value = record::begin_group(live, self.context, depth, false).ok()?;
+        let known = get(self.head, lines::RECORDED);
+        let Some(make) = make.filter(|_| known == 0) else { return known.checked_sub(1) };
+        let value = make((state >> DEPTH_SHIFT) as i32)?;
         set(self.head, lines::RECORDED, value.wrapping_add(1));
         Some(value)
     }
 }
 
 /// The value of the handle that a call has as its parent, where NCCL got none of its group: a call that is not in a line
-/// makes a record of the group. The hot path may be closed by now.
+/// makes a record of the group, of which `make` gets the depth. The hot path may be closed by now.
 #[inline(never)]
-pub(crate) fn group_of_call(live: &'static Live, context: u64) -> Option<u64> {
-    owned_ring(live.bare, context)?.recorded_group(live, true)
+pub(crate) fn group_of_call(
+    live: &'static Live,
+    context: u64,
+    make: impl FnOnce(i32) -> Option<u64>,
+) -> Option<u64> {
+    owned_ring(live.bare, context)?.recorded_group(Some(make))
 }
 
 /// The same for a launch, which makes none.
 #[inline(never)]
 pub(crate) fn group_of_launch(live: &'static Live, context: u64) -> Option<u64> {
-    owned_ring(live.bare, context)?.recorded_group(live, false)
+    owned_ring(live.bare, context)?.recorded_group(None::<fn(i32) -> Option<u64>>)
 }
 
 /// The calling thread's ring, if it has one.
 fn owned_ring(process: &'static Process, context: u64) -> Option<Here> {
     let ready = process.ready_for_calls()?;
-    let thread = super::thread_address();
-    let first = super::first_ring(thread);
+    let thread = thread_address();
+    let first = first_ring(thread);
     let mut rings = (0..=ready.ring_mask).map(|i| first.wrapping_add(i));
     let ring = rings.find(|ring| get(ready.head(*ring), lines::OWNER) == thread)?;
     Some(Here { process, context, ring, head: ready.head(ring) })
@@ -443,7 +446,7 @@ fn owned_ring(process: &'static Process, context: u64) -> Option<Here> {
 fn recorded_at(head: &Head) -> u64 {
     let slot = get(head, lines::RECORDED)
         .checked_sub(1)
-        .zip(state::live_alone())
+        .zip(live::live_alone())
         .and_then(|(value, live)| live.segment.group.held(value & handle::group::TICKET));
     slot.map_or(0, |s| get(s, group::START_NS))
 }
@@ -485,7 +488,7 @@ impl Process {
     /// or what it wrote last may not be seen yet.
     pub(crate) fn is_recently_in_group(&self, now: u64) -> bool {
         let Some(ready) = self.ready_for_calls() else { return false };
-        let me = super::thread_address();
+        let me = thread_address();
         self.is_any_group(|ring, head, state| {
             let last = ready.line(ring, get(head, lines::NEXT).wrapping_sub(1));
             let called = match state {
@@ -515,7 +518,7 @@ impl Process {
                     && take_call(line)
             };
             let ticket = pending(ready, head, next).find(is_wanted)?;
-            let is_own = get(head, lines::OWNER) == super::thread_address();
+            let is_own = get(head, lines::OWNER) == thread_address();
             let launch = if is_own { distance(head, ticket) } else { IssueBits::NO_LAUNCH };
             Some((is_own, CalledLine::new(ready, ring, ticket, launch)))
         });

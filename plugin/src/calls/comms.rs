@@ -5,24 +5,24 @@
 
 #![expect(unsafe_code, reason = "reads where NCCL stores its pointers")]
 
-use super::thread::{Thread, take_key};
-use super::{
-    Calls, IN_PROGRESS, Mode, SUCCESS, accepted, entry, exchange, get, groups, inside, mode, pending, real,
-    set, table,
-};
-use crate::clock::now_ns;
-use crate::names;
-use crate::nccl;
-use crate::record::{self, Comm};
-use crate::state::{self, InitArgs};
-use crate::sys;
+use super::{IN_PROGRESS, SUCCESS, accepted, groups, inside, real};
+use crate::communicator::Comm;
+use crate::ffi::InitArgs;
+use crate::opening::{enter_comm, place_on};
+use crate::preloaded::{Calls, Mode, entry, get, mode, pending, set, table};
+use crate::record;
+use crate::runtime::clock::now_ns;
+use crate::runtime::names;
+use crate::runtime::nccl;
+use crate::runtime::sys;
+use crate::runtime::thread_word::Thread;
 use core::ffi::{c_char, c_int, c_void};
 use ringwatch_wire::codes::{call, made};
 use ringwatch_wire::layout::{comm, head};
 use ringwatch_wire::sync::Word;
 
 /// Where NCCL stores the pointer of what it makes.
-type Place = *mut *mut c_void;
+pub(super) type Place = *mut *mut c_void;
 
 /// What a call makes.
 #[derive(Debug, Clone, Copy)]
@@ -58,31 +58,8 @@ fn mixed(a: u64, b: u64, c: u64) -> u64 {
     })
 }
 
-/// Makes a communicator by NCCL's function.
-///
-/// # Safety
-/// `config` is NULL or NCCL's configuration.
-pub unsafe fn init(place: Place, what: Made, config: *const c_void, real: impl FnOnce() -> c_int) -> c_int {
-    let thread = Thread::get();
-    if thread.inside {
-        return real();
-    }
-    take_key();
-    if !exchange::is_on() {
-        return init_recorded(place, what, thread, real);
-    }
-    let (id, parent) = match what {
-        Made::Rank { id, .. } => (id, 0),
-        Made::Child { parent, .. } => (None, parent),
-    };
-    // SAFETY: as the caller promises.
-    let blocks = unsafe { exchange::blocks(config, parent) };
-    let new = exchange::New { place: place.expose_provenance(), id, blocks };
-    // The group's mark on the thread may be new.
-    exchange::around(new, || init_recorded(place, what, Thread::get(), real))
-}
-
-fn init_recorded(place: Place, what: Made, thread: Thread, real: impl FnOnce() -> c_int) -> c_int {
+/// Makes a communicator by NCCL's function, and records it.
+pub(super) fn init_recorded(place: Place, what: Made, thread: Thread, real: impl FnOnce() -> c_int) -> c_int {
     let begun = Calls::open().and_then(|calls| Some((calls, begin(&calls, place, what)?)));
     let result = inside(thread, real);
     if let Some((calls, ticket)) = begun {
@@ -91,26 +68,18 @@ fn init_recorded(place: Place, what: Made, thread: Thread, real: impl FnOnce() -
     result
 }
 
-/// Makes all ranks of a communicator in this process by NCCL's function.
-pub fn init_all(places: Place, ranks: c_int, real: impl FnOnce() -> c_int) -> c_int {
-    let thread = Thread::get();
-    if thread.inside {
-        return real();
-    }
-    take_key();
-    // NCCL refuses this call in a group.
-    if !exchange::is_on() || thread.depth > 0 {
-        return init_all_recorded(places, ranks, thread, real);
-    }
-    exchange::around_all(places.expose_provenance(), ranks, || init_all_recorded(places, ranks, thread, real))
-}
-
-fn init_all_recorded(places: Place, ranks: c_int, thread: Thread, real: impl FnOnce() -> c_int) -> c_int {
+/// The same for all ranks of a communicator in this process.
+pub(super) fn init_all_recorded(
+    places: Place,
+    ranks: c_int,
+    thread: Thread,
+    real: impl FnOnce() -> c_int,
+) -> c_int {
     let calls = if places.is_null() { None } else { Calls::open() };
     // Their tickets, last first, linked as those of a group are.
     let mut first = 0;
     if let Some(calls) = calls {
-        for rank in 0..ranks.clamp(0, super::COMMS as c_int) {
+        for rank in 0..ranks.clamp(0, crate::preloaded::COMMS as c_int) {
             let place = places.wrapping_add(rank as usize);
             if let Some(ticket) = begin(&calls, place, Made::Rank { id: None, rank, ranks })
                 && let Some(e) = calls.entry(ticket)
@@ -125,7 +94,7 @@ fn init_all_recorded(places: Place, ranks: c_int, thread: Thread, real: impl FnO
         // NCCL has made up the unique id itself: one of our own for all of them, where nobody tells another.
         let made = calls.page.made.add(1);
         let id = mixed(calls.live.segment.get(head::NONCE), made, 0);
-        for _ in 0..super::COMMS {
+        for _ in 0..crate::preloaded::COMMS {
             let Some(e) = first.checked_sub(1).and_then(|t| calls.entry(t)) else { break };
             let ticket = first - 1;
             first = get(e, entry::NEXT);
@@ -142,7 +111,7 @@ fn begin(calls: &Calls, place: Place, what: Made) -> Option<u64> {
         Made::Child { parent, color } => (false, child_id(calls, parent, color), -1, 0),
     };
     let args = InitArgs { known, id, name: core::ptr::null(), nodes: 0, ranks, rank, log: None };
-    let opened = state::enter_comm(calls.live, &args);
+    let opened = enter_comm(calls.live, &args);
     calls.live.segment.book(call::API, opened.map(|_| ()));
     let ticket = opened.ok()?;
     let e = calls.page.comms.get(calls.index(ticket))?;
@@ -325,7 +294,7 @@ fn tell(calls: &Calls, ticket: u64, e: &[Word], place: Option<(c_int, c_int)>, p
         claim.set(comm::NODES, comm::KNOWN);
     }
     if gpu.iter().any(|w| *w != 0) {
-        state::place_on(&claim, &gpu);
+        place_on(&claim, &gpu);
     }
     claim.publish();
     if calls.live.governor.events() {
@@ -340,7 +309,7 @@ fn close(calls: &Calls, ticket: u64) {
         w.replace(u64::from(made::INITIALISING), u64::from(made::UNKNOWN));
     }
     // The profiler may have said so before.
-    if let Some(c) = Comm::of(calls.live, ticket) {
+    if let Some(c) = Comm::of(&calls.live.segment, ticket) {
         record::end(calls.live, &c);
     }
 }
@@ -370,13 +339,12 @@ pub unsafe fn asked(pointer: usize, answer: *const c_int, real: impl FnOnce() ->
     result
 }
 
-/// Frees a communicator by NCCL's function.
-pub fn destroy(pointer: usize, aborted: bool, real: impl FnOnce() -> c_int) -> c_int {
+/// Frees a communicator by NCCL's function, and records it.
+pub(super) fn destroy_recorded(pointer: usize, aborted: bool, real: impl FnOnce() -> c_int) -> c_int {
     let thread = Thread::get();
     if thread.inside {
         return real();
     }
-    exchange::forget(pointer);
     let calls = Calls::get();
     let known = calls.and_then(|calls| calls.comm(pointer).map(|(ticket, _)| (calls, ticket)));
     if let Some((calls, ticket)) = known {
@@ -453,7 +421,7 @@ pub(super) fn adopt(calls: &Calls, version: u32, args: &InitArgs) -> Option<u64>
         }
     }
     // NCCL's thread is on the communicator's own GPU.
-    state::place_on(&claim, &nccl::gpu_address());
+    place_on(&claim, &nccl::gpu_address());
     claim.publish();
     let mode = if version >= 5 { Mode::Calls } else { Mode::Events };
     set(e, entry::MODE, mode as u64);

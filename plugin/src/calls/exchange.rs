@@ -13,13 +13,14 @@ mod driver;
 mod thread;
 
 use super::real::{self, Real};
-use super::thread::{Thread, is_preloaded};
-use super::{Calls, IN_PROGRESS, SUCCESS, accepted, comms};
-use crate::clock::now_ns;
-use crate::log::Log;
-use crate::segment_name::Text;
+use super::{IN_PROGRESS, SUCCESS, accepted, comms};
+use crate::preloaded::Calls;
+use crate::runtime::clock::now_ns;
+use crate::runtime::log::Log;
+use crate::runtime::segment_name::Text;
+use crate::runtime::thread_word::{Thread, is_preloaded};
+use crate::runtime::{nccl, settings, sys};
 use crate::tuner::all_gather::{Failure, Part, WORDS, Words};
-use crate::{nccl, settings, sys};
 use core::ffi::{CStr, c_int, c_void};
 use driver::{Buffer, Driver};
 use ringwatch_wire::layout::comm;
@@ -432,7 +433,8 @@ fn fail(all: &[New], batch: Option<&mut Batch>, why: Failure) -> c_int {
         if pointer == 0 {
             continue;
         }
-        comms::destroy(pointer, true, || match &mut doom {
+        forget(pointer);
+        comms::destroy_recorded(pointer, true, || match &mut doom {
             // A thread is inside NCCL with it, and it has nothing on the GPU: it is left alone.
             _ if is_left_behind => SUCCESS,
             Some(doom) => abort(doom, pointer),

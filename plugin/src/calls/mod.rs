@@ -11,35 +11,35 @@
 //!
 //! The promises are the plugin's, from a communicator's init on: no lock, no heap, no system call, no waiting.
 
-#![expect(unsafe_code, reason = "one mapping is shared by all threads of the process")]
+#![expect(unsafe_code, reason = "the C boundary")]
 
 mod comms;
 mod exchange;
+mod group_calls;
 mod groups;
-mod pending;
+mod making;
 mod real;
-mod table;
-mod thread;
 
-pub use comms::{Made, asked, destroy, init, init_all, revoke, unique_id_hash};
-pub use groups::{group_end, group_start};
+pub use crate::runtime::thread_word::take_key;
+pub use comms::{Made, asked, revoke, unique_id_hash};
+pub use group_calls::{group_end, group_start};
+pub use making::{destroy, init, init_all};
 pub use real::Real;
-pub(crate) use thread::is_preloaded;
-pub use thread::take_key;
 
-use crate::bare::PRELOAD;
-use crate::clock::now_ns;
-use crate::events::Shot;
-use crate::held::Held;
-use crate::record::{Comm, code_of};
-use crate::state::{self, InitArgs, Live};
-use crate::sys::{self, InChild};
+use crate::communicator::Comm;
+use crate::event_pairs::EventPair;
+use crate::ffi::InitArgs;
+use crate::live::Live;
+use crate::preloaded::{Calls, Mode, entry, get, mode, pending, set};
+use crate::runtime::clock::now_ns;
+use crate::runtime::names::{bytes_of, code_of};
+use crate::runtime::thread_word::Thread;
+use crate::slot_ref::SlotRef;
 use crate::timing;
 use core::ffi::c_int;
 use ringwatch_wire::codes::{Flaw, Loss, REDOPS, TYPES, UNKNOWN, call as call_kind, flag, kind};
 use ringwatch_wire::layout::{comm, head, op};
 use ringwatch_wire::sync::Word;
-use thread::Thread;
 
 const SUCCESS: c_int = 0;
 const IN_PROGRESS: c_int = 7;
@@ -79,177 +79,6 @@ pub struct Op {
     pub stream: usize,
     /// Send and receive buffer are the same.
     pub in_place: bool,
-}
-
-/// Who else tells of a communicator's operations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-enum Mode {
-    /// Not known yet: it is being made.
-    Unknown = 0,
-    /// The profiler, inside the calls.
-    Calls = 1,
-    /// The profiler, when NCCL issues.
-    Events = 2,
-    /// Nobody.
-    Alone = 3,
-    /// The profiler, under a communicator that could not be told to be this one: all is left to it.
-    Apart = 4,
-}
-
-/// Communicators at most, as the segment has.
-const COMMS: usize = 256;
-/// Operations of a full segment.
-const OPS: usize = 8192;
-
-/// Words of a communicator.
-mod entry {
-    /// Its ticket plus one; 0 for none.
-    pub(super) const TICKET: usize = 0;
-    pub(super) const MODE: usize = 1;
-    /// The profiler's init has come.
-    pub(super) const ADOPTED: usize = 2;
-    /// Ticket plus one of the call that its thread is inside of.
-    pub(super) const OPEN_CALL: usize = 3;
-    pub(super) const POINTER: usize = 4;
-    /// Where the job wants its pointer.
-    pub(super) const PLACE: usize = 5;
-    /// Children made of it.
-    pub(super) const CHILDREN: usize = 6;
-    /// Id to be told once it is ready; 0 none.
-    pub(super) const ID: usize = 7;
-    /// 1: its rank is not known from the call.
-    pub(super) const RANK_UNKNOWN: usize = 8;
-    /// Next of the group that makes it, plus one.
-    pub(super) const NEXT: usize = 9;
-    /// The pair of CUDA events of the launch that is under way, as a number; 0 none.
-    pub(super) const SHOT: usize = 10;
-    /// Tag of the group that its calls are in.
-    pub(super) const GROUP: usize = 11;
-    /// Thread that makes it.
-    pub(super) const THREAD: usize = 12;
-    /// 1: its calls return before NCCL has launched anything.
-    pub(super) const ASYNC: usize = 13;
-    /// 1: it was found to be ready.
-    pub(super) const READY: usize = 14;
-    /// Next communicator whose calls are in the same group, index plus one.
-    pub(super) const NEXT_CALLED: usize = 15;
-    /// Stream of its first call in the group.
-    pub(super) const STREAM: usize = 16;
-    /// Collectives of the group that have an order and are not issued.
-    pub(super) const WAITING: usize = 17;
-    pub(super) const WORDS: usize = 18;
-}
-
-/// Private memory, empty in a forked child.
-#[repr(C)]
-struct Page {
-    /// 0 or OPEN.
-    phase: Word,
-    /// The profiler's ABI; 0 while there was no init.
-    abi: Word,
-    /// Groups begun, for their tags.
-    tags: Word,
-    /// Communicators made whose id nobody gives.
-    made: Word,
-    comms: [[Word; entry::WORDS]; COMMS],
-    pending: [[Word; pending::WORDS]; COMMS],
-    groups: [[Word; groups::WORDS]; groups::GROUPS],
-    /// By the operation's slot: the one before it in its group, ticket plus one, and its order.
-    chain: [[Word; 2]; OPS],
-    table: [Word; table::WORDS],
-}
-
-const OPEN: u64 = 1;
-
-/// Address of the page; 0 until the first communicator is made by a call that was seen.
-static PAGE: Word = Word::new(0);
-
-/// What a call works with.
-#[derive(Clone, Copy)]
-struct Calls {
-    page: &'static Page,
-    live: &'static Live,
-}
-
-fn page() -> Option<&'static Page> {
-    let at = PAGE.get_first();
-    // SAFETY: a non-zero address is of a mapping of a whole `Page` that is never unmapped; all bytes, zero at
-    // first, are valid for its words.
-    unsafe { core::ptr::with_exposed_provenance::<Page>(at as usize).as_ref() }
-}
-
-/// True where a call was ever seen: without the preloaded library the rest costs nothing.
-#[inline(always)]
-pub(crate) fn seen() -> bool {
-    PAGE.get() != 0
-}
-
-impl Calls {
-    /// `None` before the first communicator, in a forked child, and where nothing could be mapped.
-    #[inline]
-    fn get() -> Option<Self> {
-        let page = page()?;
-        if page.phase.get_first() != OPEN {
-            return None;
-        }
-        Some(Calls { page, live: state::live()? })
-    }
-
-    /// The same, opened if need be. This is init: it may take its time.
-    fn open() -> Option<Self> {
-        let live = state::open_for_calls()?;
-        if page().is_none() {
-            let bytes = size_of::<Page>();
-            let at = sys::map(None, bytes)?;
-            // SAFETY: our own fresh mapping, whole.
-            let wiped = unsafe { sys::on_fork(at, bytes, InChild::Wiped) };
-            if !wiped || !PAGE.replace(0, at.expose_provenance() as u64) {
-                // SAFETY: nobody else knows this mapping.
-                unsafe { sys::unmap(at, bytes) };
-            }
-        }
-        let page = page()?;
-        page.phase.set_last(OPEN);
-        live.bare.block(PRELOAD);
-        Some(Calls { page, live })
-    }
-
-    fn entry(&self, ticket: u64) -> Option<&'static [Word; entry::WORDS]> {
-        let e = self.page.comms.get(self.index(ticket))?;
-        if get(e, entry::TICKET) == ticket + 1 { Some(e) } else { None }
-    }
-
-    fn index(&self, ticket: u64) -> usize {
-        (ticket & self.live.segment.comm.slots().wrapping_sub(1)) as usize
-    }
-
-    /// The communicator of a pointer: its ticket and its words.
-    #[inline]
-    fn comm(&self, pointer: usize) -> Option<(u64, &'static [Word; entry::WORDS])> {
-        let ticket = table::find(&self.page.table, pointer as u64)?;
-        Some((ticket, self.entry(ticket)?))
-    }
-}
-
-fn get(words: &[Word], i: usize) -> u64 {
-    words.get(i).map_or(0, Word::get)
-}
-
-fn set(words: &[Word], i: usize, value: u64) {
-    if let Some(w) = words.get(i) {
-        w.set(value);
-    }
-}
-
-fn mode(e: &[Word]) -> Mode {
-    match get(e, entry::MODE) {
-        1 => Mode::Calls,
-        2 => Mode::Events,
-        3 => Mode::Alone,
-        4 => Mode::Apart,
-        _ => Mode::Unknown,
-    }
 }
 
 /// Runs a function of NCCL's inside of which nothing else is looked at.
@@ -334,8 +163,8 @@ fn begin_shot(calls: &Calls, e: &[Word], stream: u64) -> u64 {
     if !untold || get(e, entry::ASYNC) != 0 || !calls.live.governor.events() {
         return 0;
     }
-    let comm = Comm::of(calls.live, get(e, entry::TICKET).wrapping_sub(1));
-    comm.and_then(|c| timing::launch_of_call(calls.live, c, stream)).map_or(0, Shot::number)
+    let comm = Comm::of(&calls.live.segment, get(e, entry::TICKET).wrapping_sub(1));
+    comm.and_then(|c| timing::launch_of_call(calls.live, c, stream)).map_or(0, EventPair::number)
 }
 
 /// Ends it behind the launch. A communicator that does not block launches later, on a thread of NCCL's: nothing of
@@ -344,11 +173,11 @@ fn end_shot(calls: &Calls, e: &[Word], result: c_int) {
     if result == IN_PROGRESS {
         set(e, entry::ASYNC, 1);
     }
-    let Some(shot) = Shot::from_number(get(e, entry::SHOT)) else { return };
+    let Some(shot) = EventPair::from_number(get(e, entry::SHOT)) else { return };
     set(e, entry::SHOT, 0);
     if result == SUCCESS {
-        calls.live.events.end(calls.live, shot);
-    } else if let Some(c) = Comm::of(calls.live, get(e, entry::TICKET).wrapping_sub(1)) {
+        calls.live.events.end(&calls.live.segment, shot);
+    } else if let Some(c) = Comm::of(&calls.live.segment, get(e, entry::TICKET).wrapping_sub(1)) {
         c.set(comm::SHOT, 0);
     }
 }
@@ -379,14 +208,19 @@ fn take(call: &Op, grouped: bool) -> Option<Taken> {
         Mode::Calls => set(e, entry::OPEN_CALL, ticket + 1),
         Mode::Alone | Mode::Events if runs => {
             if mode == Mode::Events {
-                pending::push(&calls, comm, ticket, pending::key(call));
+                pending::push(
+                    &calls,
+                    comm,
+                    ticket,
+                    pending::key_of(call.func, numbered(call.dtype, TYPES), call.count as u64, call.root),
+                );
             }
-            if let Some(c) = Comm::of(calls.live, comm) {
+            if let Some(c) = Comm::of(&calls.live.segment, comm) {
                 timing::note_call(
                     &c,
                     ticket,
                     now,
-                    timing::bytes_of(numbered(call.dtype, TYPES), call.count as u64),
+                    bytes_of(numbered(call.dtype, TYPES), call.count as u64),
                     0,
                     !is_pair(call.func),
                 );
@@ -464,7 +298,7 @@ const RETURNED_NS_MAX: u64 = (1 << 44) - 1;
 
 /// Notes that a call came back, and how.
 fn returned(live: &Live, ticket: u64, result: c_int, now: u64) {
-    if let Ok(held) = Held::of(&live.segment.op, ticket) {
+    if let Ok(held) = SlotRef::of(&live.segment.op, ticket) {
         let ns = now.saturating_sub(held.word(op::CALLED_NS)).min(RETURNED_NS_MAX);
         let result = result.clamp(0, 15) as u64;
         held.put(op::RETURNED, ns << 4 | result);
@@ -561,7 +395,7 @@ fn issue(calls: &Calls, e: &[Word], ticket: u64, order: u64, plan: u64, now: u64
     let live = calls.live;
     let Some(slot) = live.segment.op.held(ticket).filter(|_| order != UNCOUNTED) else { return };
     let comm = get(e, entry::TICKET).wrapping_sub(1);
-    let timed = Comm::of(live, comm).map_or(0, |c| timing::of_call(live, c, ticket));
+    let timed = Comm::of(&live.segment, comm).map_or(0, |c| timing::of_call(live, c, ticket));
     let unknown = if order == op::NO_ORDER { u64::from(flag::ORDER_UNKNOWN) << 56 } else { 0 };
     let what = get(slot, op::WHAT) | unknown;
     if let Some(claim) = live.segment.op.claim_again(ticket) {
@@ -571,58 +405,6 @@ fn issue(calls: &Calls, e: &[Word], ticket: u64, order: u64, plan: u64, now: u64
         claim.set(op::PLAN, plan);
         claim.set(op::TIMED, timed);
         claim.publish();
-    }
-}
-
-/// A call that the preloaded library saw.
-#[derive(Clone, Copy)]
-pub(crate) struct Seen {
-    /// Its operation's ticket.
-    pub(crate) op: u64,
-    /// Its operation's word [`op::WHAT`].
-    pub(crate) what: u64,
-}
-
-/// The call that the profiler's event of a call is of, when the preloaded library saw it.
-pub(crate) fn told(live: &Live, comm: u64, func: u8) -> Option<Seen> {
-    let calls = Calls::get()?;
-    let open = calls.entry(comm)?.get(entry::OPEN_CALL)?;
-    let ticket = open.get().checked_sub(1)?;
-    let slot = live.segment.op.held(ticket)?;
-    let what = get(slot, op::WHAT);
-    // What NCCL makes of an all-to-all are operations of their own.
-    if (what >> 24 & 0xff) as u8 != func || !open.replace(ticket + 1, 0) {
-        return None;
-    }
-    Some(Seen { op: ticket, what })
-}
-
-/// The oldest call that a profiler's event of an issue can be of, where NCCL does not tell of calls.
-#[cold]
-#[inline(never)]
-pub(crate) fn pending(comm: u64, func: u8, dtype: u8, count: u64, peer: i32) -> Option<u64> {
-    let calls = Calls::get()?;
-    if mode(calls.entry(comm)?) != Mode::Events {
-        return None;
-    }
-    pending::take(&calls, comm, pending::key_of(func, dtype, count, peer))
-}
-
-/// The ABI by which this NCCL will drive a profiler, if that is to be this library; 0 if not.
-pub(crate) fn abi_to_come(nccl: u32) -> u32 {
-    let named = sys::variable(c"NCCL_PROFILER_PLUGIN").map_or(&[][..], |v| v.to_bytes());
-    if !named.ends_with(b"libringwatch-preload.so") && !named.ends_with(b"libnccl-profiler-ringwatch.so") {
-        return 0;
-    }
-    match nccl / 100 {
-        ..223 => 0,
-        223 => 1,
-        224 | 225 => 2,
-        226 => 3,
-        227 => 4,
-        228 => 5,
-        229 | 230 => 6,
-        231.. => 7,
     }
 }
 

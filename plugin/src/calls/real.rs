@@ -3,8 +3,8 @@
 #![expect(unsafe_code, reason = "calls NCCL's functions")]
 
 use super::inside;
-use super::thread::Thread;
-use crate::nccl::Linker;
+use crate::runtime::nccl::Linker;
+use crate::runtime::thread_word::Thread;
 use core::ffi::{CStr, c_int, c_void};
 use ringwatch_wire::sync::Word;
 

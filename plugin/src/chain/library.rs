@@ -2,10 +2,9 @@
 
 #![expect(unsafe_code, reason = "reads another library's tables")]
 
-use crate::abi::{self, InitBare, InitV4, InitV5};
-use crate::log::Message;
-use crate::nccl::{Linker, Loaded};
-use crate::state::InitArgs;
+use crate::ffi::{InitArgs, InitBare, InitV4, InitV5, NAME};
+use crate::runtime::log::Message;
+use crate::runtime::nccl::{Linker, Loaded};
 use core::ffi::{CStr, c_char, c_int, c_void};
 
 /// Versions of the ABI.
@@ -45,14 +44,14 @@ enum Init {
 
 /// One version of the other plugin.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Plugin {
+pub(crate) struct Plugin {
     /// The version that its functions understand.
-    pub(super) version: u32,
+    pub(crate) version: u32,
     init: Init,
-    pub(super) start: Start,
-    pub(super) stop: Stop,
-    pub(super) record: Record,
-    pub(super) finalize: Stop,
+    pub(crate) start: Start,
+    pub(crate) stop: Stop,
+    pub(crate) record: Record,
+    pub(crate) finalize: Stop,
 }
 
 impl Plugin {
@@ -98,7 +97,7 @@ fn plugin(library: &Loaded<'_>, version: u32) -> Option<Plugin> {
 }
 
 /// True for a library that is this one, or a copy of it, which would record everything once more.
-fn is_own(library: &Loaded<'_>, version: u32) -> bool {
+fn is_own(library: &Loaded<'_>, version: u32, own_table: fn(u32) -> usize) -> bool {
     let at = symbol(library, version);
     if at == 0 {
         return false;
@@ -107,7 +106,7 @@ fn is_own(library: &Loaded<'_>, version: u32) -> bool {
     let name = unsafe { core::ptr::with_exposed_provenance::<Table>(at).as_ref() }
         .map_or(core::ptr::null(), |t| t.name);
     // SAFETY: a table's name is NULL or a C string.
-    at == abi::own_table(version) || !name.is_null() && unsafe { CStr::from_ptr(name) } == abi::NAME
+    at == own_table(version) || !name.is_null() && unsafe { CStr::from_ptr(name) } == NAME
 }
 
 /// The versions into which callbacks of a version can be turned, itself first: since v4 what one adds lies behind
@@ -148,11 +147,15 @@ fn open<'a>(linker: &'a Linker, name: &CStr) -> Option<Loaded<'a>> {
 ///
 /// # Errors
 /// What is to be said, when callbacks of `version` cannot be passed on to it.
-pub(super) fn load(name: &CStr, version: u32) -> Result<[Option<Plugin>; VERSIONS], Message> {
+pub(super) fn load(
+    name: &CStr,
+    version: u32,
+    own_table: fn(u32) -> usize,
+) -> Result<[Option<Plugin>; VERSIONS], Message> {
     let linker = Linker::get().ok_or(Message::ChainNotLoaded)?;
     let library = open(&linker, name).ok_or(Message::ChainNotLoaded)?;
     let all = 1..=VERSIONS as u32;
-    if all.clone().any(|v| is_own(&library, v)) {
+    if all.clone().any(|v| is_own(&library, v, own_table)) {
         return Err(Message::ChainOwn);
     }
     let mut found = [None; VERSIONS];

@@ -3,23 +3,23 @@
 //! `shelf (3 bits) | ticket (41)`. Each shelf is a ring of slots like the segment's, in private memory: a pair is kept
 //! until its slot is taken again, and who comes later finds by the ticket that it is gone. Nothing is freed.
 
-use crate::sys::{self, InChild};
+use crate::runtime::sys::{self, InChild};
 use ringwatch_wire::codes::Loss;
 use ringwatch_wire::ring::Ring;
 use ringwatch_wire::sync::{self, Seen, Word};
 
 /// A pair of handles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Pair {
+pub(crate) struct Pair {
     /// 0 where we have none.
-    pub(super) ours: u64,
-    pub(super) theirs: u64,
+    pub(crate) ours: u64,
+    pub(crate) theirs: u64,
     /// NCCL's ABI version.
-    pub(super) abi: u32,
+    pub(crate) abi: u32,
     /// The other plugin's mask when NCCL decided about the event: it holds for what hangs on it as well.
-    pub(super) mask: u32,
+    pub(crate) mask: u32,
     /// NCCL tells no states of it.
-    pub(super) mute: bool,
+    pub(crate) mute: bool,
 }
 
 impl Pair {
@@ -36,7 +36,7 @@ impl Pair {
 
 /// Kinds of events that are kept apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Shelf {
+pub(crate) enum Shelf {
     Op,
     /// Calls that a graph captures: named by every replay, for as long as the job lives.
     Captured,
@@ -59,7 +59,7 @@ const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
 const LINE: usize = 8;
 
 /// Words that the pairs need: 6 MiB.
-pub(super) const WORDS: usize = {
+pub(crate) const WORDS: usize = {
     let mut words = SHELVES.len() * LINE;
     let mut i = 0;
     while i < SHELVES.len() {
@@ -71,7 +71,7 @@ pub(super) const WORDS: usize = {
 
 /// Memory of this process alone, of which a forked child has nothing.
 #[expect(unsafe_code, reason = "maps memory for good")]
-pub(super) fn memory(words: usize) -> Option<&'static [Word]> {
+pub(crate) fn memory(words: usize) -> Option<&'static [Word]> {
     let bytes = words.checked_mul(size_of::<Word>())?;
     let at = sys::map(None, bytes)?;
     // SAFETY: our own fresh mapping, whole. Where the kernel refuses, a child just has the memory as well.
@@ -82,17 +82,17 @@ pub(super) fn memory(words: usize) -> Option<&'static [Word]> {
 
 /// All pairs.
 #[derive(Debug)]
-pub(super) struct Pairs {
+pub(crate) struct Pairs {
     shelves: [Ring<'static, PAIR_WORDS>; SHELVES.len()],
 }
 
 /// The shelf that a handle's value names.
-pub(super) fn shelf_of(value: u64) -> Option<Shelf> {
+pub(crate) fn shelf_of(value: u64) -> Option<Shelf> {
     SHELVES.get((value >> TICKET_BITS) as usize).copied()
 }
 
 impl Pairs {
-    pub(super) fn new(words: &'static [Word]) -> Self {
+    pub(crate) fn new(words: &'static [Word]) -> Self {
         let mut at = SHELVES.len() * LINE;
         let mut i = 0;
         let shelves = SHIFTS.map(|shift| {
@@ -105,7 +105,7 @@ impl Pairs {
     }
 
     /// Keeps a pair; gives back its number.
-    pub(super) fn keep(&self, shelf: Shelf, pair: Pair) -> Option<u64> {
+    pub(crate) fn keep(&self, shelf: Shelf, pair: Pair) -> Option<u64> {
         let (ticket, slot) = self.shelves.get(shelf as usize)?.claim().ok()?;
         slot.set_all(1, [pair.ours, pair.theirs, pair.about()]);
         slot.publish();
@@ -113,7 +113,7 @@ impl Pairs {
     }
 
     /// The pair of a number.
-    pub(super) fn find(&self, value: u64) -> Result<Pair, Loss> {
+    pub(crate) fn find(&self, value: u64) -> Result<Pair, Loss> {
         let shelf = shelf_of(value).ok_or(Loss::Foreign)?;
         let ticket = value & TICKET_MASK;
         let slot = self.shelves.get(shelf as usize).and_then(|s| s.slot(ticket)).ok_or(Loss::Foreign)?;

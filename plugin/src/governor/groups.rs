@@ -10,8 +10,8 @@
 //! it sends first, what follows has to read "on", and if it receives first "off".
 
 use super::{ENDED, FIRST_CALLS, Governor, Kernel, NOTES, SWITCHED_NS, TRANSFERRED};
-use crate::bare::thread_address;
-use crate::clock::now_ns;
+use crate::runtime::clock::now_ns;
+use crate::runtime::sys::thread_address;
 use ringwatch_wire::sync::Word;
 
 /// Threads whose groups are noted, with two words each: the thread, and when its group began, 0 where it calls none.

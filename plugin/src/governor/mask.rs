@@ -3,9 +3,9 @@
 #![expect(unsafe_code, reason = "writes NCCL's event mask through the pointer that init got")]
 
 use super::{BASE, ENDED, Governor, KERNEL_CH, KERNEL_PHASE, Kernel, MASK_AT, ON, OWN, SWITCHED_NS};
-use crate::bare::KERNEL;
-use crate::clock::now_ns;
 use crate::event::bit;
+use crate::gate::KERNEL;
+use crate::runtime::clock::now_ns;
 use core::ffi::c_int;
 
 /// What NCCL is asked for with another plugin's wishes. NCCL brings no phases of kernels without the kernels.

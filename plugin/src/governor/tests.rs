@@ -1,10 +1,14 @@
 #![expect(unsafe_code, reason = "looks at a mask that the governor writes")]
 
 use super::*;
-use crate::clock::now_ns;
-use crate::events::Events;
-use crate::record::{self, Comm};
-use crate::state::{self, InitArgs, Live};
+use crate::communicator::Comm;
+use crate::event_pairs::EventPairs;
+use crate::ffi::InitArgs;
+use crate::gate::RUN_MASK;
+use crate::live::Live;
+use crate::opening::enter_comm;
+use crate::record;
+use crate::runtime::clock::now_ns;
 use core::ffi::c_int;
 use ringwatch_wire::layout::{Geometry, comm};
 
@@ -21,7 +25,7 @@ fn governor(facts: &Facts, settings: &Settings) -> Governor {
     let words = Vec::leak((0..WORDS).map(|_| Word::new(0)).collect());
     let geometry = Geometry::full();
     let all = Vec::leak((0..geometry.bytes() / 8).map(|_| Word::new(0)).collect());
-    let g = Governor::new(words, &Segment::new(all, &geometry), bare::Process::sample(), facts, settings);
+    let g = Governor::new(words, &Segment::new(all, &geometry), gate::Process::sample(), facts, settings);
     g.begin(0);
     g
 }
@@ -349,10 +353,10 @@ fn nothing_is_written_where_nccls_mask_cannot_be() {
 
 #[test]
 fn a_slot_that_is_given_on_waits_for_nothing() {
-    let live = Live::sample(governor(&FACTS, &settings()), Events::new(None, &[]));
+    let live = Live::sample(governor(&FACTS, &settings()), EventPairs::new(None, &[]));
     let g = &live.governor;
-    let ticket = state::enter_comm(live, &InitArgs::unknown()).expect("there is room");
-    let c = Comm::of(live, ticket).expect("it is there");
+    let ticket = enter_comm(live, &InitArgs::unknown()).expect("there is room");
+    let c = Comm::of(&live.segment, ticket).expect("it is there");
     let wait = || {
         c.set(comm::WANTS, 1);
         g.words[WANTED].add(1);
@@ -365,7 +369,7 @@ fn a_slot_that_is_given_on_waits_for_nothing() {
     assert!(record::end(live, &c));
     wait();
     let again = (0..live.segment.comm.slots()).find(|_| {
-        let next = state::enter_comm(live, &InitArgs::unknown()).expect("there is room");
+        let next = enter_comm(live, &InitArgs::unknown()).expect("there is room");
         next % live.segment.comm.slots() == ticket
     });
     assert!(again.is_some(), "the slot was taken again");

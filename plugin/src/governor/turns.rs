@@ -2,12 +2,12 @@
 
 use super::{
     ASLEEP_NS, BARE, CHANNEL_COST_NS, CHANNELS, COLLECTIVES, DEEP_NS, ENDED, EVENT_COST_NS, EVENT_DECIDED,
-    EVENT_SHIFT, Governor, KIND_BITS, KINDS, Kernel, RUN_DECIDED, RUN_MASK, RUN_SHIFT, SHIFT, SHIFT_MAX,
-    TOKENS, WAKE_COST_NS, WANTED, WANTED_EVENTS, WANTED_SHIFT, WISH_NS, WISHED, WORTH,
+    EVENT_SHIFT, Governor, KIND_BITS, KINDS, Kernel, RUN_DECIDED, SHIFT, SHIFT_MAX, TOKENS, WAKE_COST_NS,
+    WANTED, WANTED_EVENTS, WANTED_SHIFT, WISH_NS, WISHED, WORTH,
 };
-use crate::bare::Turns;
-use crate::clock::now_ns;
-use crate::record::Comm;
+use crate::communicator::Comm;
+use crate::gate::{RUN_MASK, RUN_SHIFT, Turns};
+use crate::runtime::clock::now_ns;
 use ringwatch_wire::layout::comm;
 use ringwatch_wire::sync::Word;
 

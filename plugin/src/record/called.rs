@@ -1,13 +1,15 @@
 //! Calls of the API, which make operations.
 
+use super::begin_group;
 use super::operation::{Record, What, root_word};
-use super::{BROADCAST, Comm, RECV, SEND};
 use crate::bare;
-use crate::calls;
-use crate::clock::now_ns;
+use crate::communicator::Comm;
 use crate::event::Api;
 use crate::handle::{Handle, Kind, VALUE_MASK, group};
-use crate::state::{self, Live};
+use crate::live::Live;
+use crate::preloaded;
+use crate::runtime::clock::now_ns;
+use crate::runtime::names::{RECV, SEND, bytes_of};
 use crate::timing;
 use ringwatch_wire::codes::{Loss, flag, kind, timed};
 use ringwatch_wire::layout::op;
@@ -16,12 +18,15 @@ use ringwatch_wire::layout::op;
 #[inline(always)]
 pub(super) fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Result<(u64, u64), Loss> {
     let group = match parent {
-        0 => bare::group_of_call(live, Handle { kind: Kind::Comm, value: c.ticket }.pack(live.nonce)),
+        0 => {
+            let context = Handle { kind: Kind::Comm, value: c.ticket }.pack(live.nonce);
+            bare::group_of_call(live, context, |depth| begin_group(live, context, depth, false).ok())
+        }
         _ => Some(parent & VALUE_MASK).filter(|_| Kind::Group.is(parent, live.nonce)),
     };
     let is_bare = parent == 0 && group.is_none();
     let group = group.unwrap_or(group::BARE);
-    if calls::seen()
+    if preloaded::seen()
         && let Some(again) = called_again(live, c, group, api)
     {
         return Ok(again);
@@ -53,10 +58,10 @@ pub(super) fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Re
         r.set(op::TIMED, u64::from(timed::KERNEL));
     }
     r.publish(slot);
-    let bytes = timing::bytes_of(api.dtype, api.count);
+    let bytes = bytes_of(api.dtype, api.count);
     let is_first = timing::note_call(&c, ticket, now, bytes, in_group, api.collective);
     note_transfer(live, api, in_group, is_first);
-    note_broadcast(live, api.func, in_group == 0);
+    timing::note_broadcast(live, api.func, in_group == 0);
     timing::note_capture(live, &c, ticket, api);
     Ok((group, ticket))
 }
@@ -65,7 +70,7 @@ pub(super) fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Re
 #[cold]
 #[inline(never)]
 fn called_again(live: &'static Live, c: Comm, group: u64, api: &Api) -> Option<(u64, u64)> {
-    let seen = calls::told(live, c.ticket, api.func)?;
+    let seen = preloaded::told(live, c.ticket, api.func)?;
     let slot = live.segment.op.claim_again(seen.op)?;
     let now = now_ns();
     let captured = if api.captured { flag::CAPTURED } else { 0 };
@@ -82,12 +87,12 @@ fn called_again(live: &'static Live, c: Comm, group: u64, api: &Api) -> Option<(
         &c,
         seen.op,
         now,
-        timing::bytes_of((seen.what >> 32 & 0xff) as u8, api.count),
+        bytes_of((seen.what >> 32 & 0xff) as u8, api.count),
         in_group,
         api.collective,
     );
     note_transfer(live, api, in_group, is_first);
-    note_broadcast(live, api.func, in_group == 0);
+    timing::note_broadcast(live, api.func, in_group == 0);
     timing::note_capture(live, &c, seen.op, api);
     Some((group, seen.op))
 }
@@ -100,34 +105,4 @@ fn note_transfer(live: &Live, api: &Api, in_group: u64, is_first: bool) {
         let is_send = api.func != RECV || in_group == 0;
         live.governor.saw_transfer(is_send, is_first == (in_group != 0));
     }
-}
-
-/// NCCL 2.29 and 2.30 count broadcasts on the GPU alone.
-const UNCOUNTED_BROADCASTS: core::ops::Range<u32> = 22_900..23_100;
-
-/// A broadcast is called that is in a line.
-#[cold]
-pub(crate) fn broadcast_in_line() {
-    if let Some(live) = state::live_alone() {
-        note_broadcast(live, BROADCAST, false);
-    }
-}
-
-#[inline(always)]
-fn note_broadcast(live: &Live, func: u8, is_bare: bool) {
-    if func == BROADCAST {
-        stop_at_broadcast(live, is_bare);
-    }
-}
-
-#[cold]
-fn stop_at_broadcast(live: &Live, is_bare: bool) {
-    if !UNCOUNTED_BROADCASTS.contains(&live.nccl) {
-        return;
-    }
-    // Nothing else is called with it.
-    if is_bare {
-        live.governor.group_was_called();
-    }
-    live.governor.stop_switching();
 }

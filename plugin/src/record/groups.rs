@@ -1,11 +1,14 @@
 //! Outermost groups of calls.
 
-use super::{Carried, Comm, comm_of};
-use crate::clock::now_ns;
-use crate::handle::group;
-use crate::held::Held;
-use crate::prefetch;
-use crate::state::Live;
+use super::{Carried, comm_of};
+use crate::bare;
+use crate::communicator::Comm;
+use crate::event_pairs::EventPair;
+use crate::handle::{Handle, Kind, group};
+use crate::live::Live;
+use crate::runtime::clock::now_ns;
+use crate::runtime::prefetch;
+use crate::slot_ref::SlotRef;
 use crate::timing;
 use ringwatch_wire::codes::Loss;
 use ringwatch_wire::layout::{comm, group as layout};
@@ -58,9 +61,23 @@ pub(crate) fn begin_group(
     Ok(value | ticket & group::TICKET)
 }
 
+/// A kernel is about to be launched.
+pub(super) fn launched(live: &'static Live, c: Comm, parent: u64, stream: u64) -> Option<EventPair> {
+    let group = match Handle::unpack(parent, live.nonce) {
+        Ok(Handle { kind: Kind::Group, value }) => value,
+        // NCCL got no handle of its group, which is a bare call's if it has no record.
+        Err(Loss::Null) => {
+            let context = Handle { kind: Kind::Comm, value: c.ticket }.pack(live.nonce);
+            bare::group_of_launch(live, context).unwrap_or(group::BARE)
+        }
+        _ => return None,
+    };
+    timing::launch(live, c, group, stream)
+}
+
 #[inline(never)]
 pub(super) fn group_end_called(live: &'static Live, raw: u64) -> Result<Carried, Loss> {
-    let group = Held::of(&live.segment.group, raw & group::TICKET)?;
+    let group = SlotRef::of(&live.segment.group, raw & group::TICKET)?;
     group.once_since(layout::END_CALLED, layout::START_NS).map(|()| Carried::Something)
 }
 
@@ -70,7 +87,7 @@ pub(super) fn end_group(live: &'static Live, value: u64) -> Result<Carried, Loss
         if value & group::CAPTURED != 0
             && let Some(slot) = live.segment.comm.held(value & group::TICKET)
         {
-            Comm { ticket: value & group::TICKET, slot }.set(comm::CAPTURING, 0);
+            Comm::new(value & group::TICKET, slot).set(comm::CAPTURING, 0);
         }
         return Ok(Carried::Nothing);
     }
@@ -79,7 +96,7 @@ pub(super) fn end_group(live: &'static Live, value: u64) -> Result<Carried, Loss
     }
     // Where the end of its calls was not told.
     live.governor.group_was_called();
-    Held::of(&live.segment.group, value & group::TICKET)?.once_since(layout::STOP, layout::START_NS)?;
+    SlotRef::of(&live.segment.group, value & group::TICKET)?.once_since(layout::STOP, layout::START_NS)?;
     Ok(Carried::Something)
 }
 

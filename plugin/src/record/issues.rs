@@ -1,14 +1,16 @@
 //! Operations that are issued: called ones, and those that nobody was seen to call.
 
 use super::operation::{Record, What, root_word};
-use super::{Comm, RECV, Started, learn, parent_ticket, word};
+use super::{Started, parent_ticket, word};
 use crate::bare::{self, Wanted};
-use crate::calls;
-use crate::clock::now_ns;
+use crate::communicator::{Comm, learn};
 use crate::event::{Coll, P2p};
 use crate::governor;
 use crate::handle::{Handle, Kind, group};
-use crate::state::Live;
+use crate::live::Live;
+use crate::preloaded;
+use crate::runtime::clock::now_ns;
+use crate::runtime::names::RECV;
 use crate::timing::{self, Origin};
 use ringwatch_wire::codes::{Flaw, Loss, UNKNOWN, flag, kind, timed};
 use ringwatch_wire::layout::{comm, op};
@@ -139,7 +141,7 @@ impl Issued {
         if one == 0 {
             return Started::booked(handle);
         }
-        c.book(live, comm::ISSUES, one);
+        c.book(&live.segment, comm::ISSUES, one);
         Started::quiet(handle)
     }
 }
@@ -207,7 +209,7 @@ pub(super) fn issued(
     rank: i32,
     coll: &Coll,
 ) -> Result<Issued, Loss> {
-    learn(live, c, coll.comm, rank);
+    learn(&live.segment, c, coll.comm, rank);
     if parent == 0
         && let Some(issued) = issued_in_line(live, c, coll)
     {
@@ -215,8 +217,8 @@ pub(super) fn issued(
     }
     let mut origin = origin(live, parent);
     if matches!(origin, Origin::Unknown)
-        && calls::seen()
-        && let Some(ticket) = calls::pending(c.ticket, coll.func, coll.dtype, coll.count, -1)
+        && preloaded::seen()
+        && let Some(ticket) = preloaded::pending(c.ticket, coll.func, coll.dtype, coll.count, -1)
     {
         origin = Origin::Called(ticket);
     }
@@ -270,7 +272,7 @@ pub(super) fn paired(
     rank: i32,
     p2p: &P2p,
 ) -> Result<Issued, Loss> {
-    learn(live, c, p2p.comm, rank);
+    learn(&live.segment, c, p2p.comm, rank);
     if p2p.peer == rank {
         // NCCL counts it on the GPU alone.
         live.governor.stop_switching();
@@ -282,8 +284,8 @@ pub(super) fn paired(
     }
     let mut origin = origin(live, parent);
     if matches!(origin, Origin::Unknown)
-        && calls::seen()
-        && let Some(ticket) = calls::pending(c.ticket, p2p.func, p2p.dtype, p2p.count, p2p.peer)
+        && preloaded::seen()
+        && let Some(ticket) = preloaded::pending(c.ticket, p2p.func, p2p.dtype, p2p.count, p2p.peer)
     {
         origin = Origin::Called(ticket);
     }

@@ -1,10 +1,10 @@
 //! Kernels of operations, a channel each.
 
 use super::parent_ticket;
-use crate::clock::now_ns;
 use crate::handle::Kind;
-use crate::held::Held;
-use crate::state::Live;
+use crate::live::Live;
+use crate::runtime::clock::now_ns;
+use crate::slot_ref::SlotRef;
 use ringwatch_wire::codes::Loss;
 use ringwatch_wire::layout::channel;
 
@@ -21,7 +21,7 @@ pub(super) fn kernel(live: &'static Live, parent: u64, ch: u8, gpu_ns: u64) -> R
 
 #[inline]
 pub(super) fn kernel_stop(live: &'static Live, ticket: u64, stamp: Option<u64>) -> Result<(), Loss> {
-    let kernel = Held::of(&live.segment.channel, ticket)?;
+    let kernel = SlotRef::of(&live.segment.channel, ticket)?;
     // NCCL 2.27 to 2.30 may send the stop of a later operation to a kernel that stopped long ago.
     if kernel.mark(channel::STOP_SEEN).is_some() {
         return Err(Loss::Repeated);

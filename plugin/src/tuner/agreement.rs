@@ -4,13 +4,13 @@
 //! the user asked for rules.
 
 use super::roll::{Arrival, NO_RANK, RANKS_MAX, RECORD_BYTES, RECORDS_MAX, Record, Tally, records};
-use crate::clock::now_ns;
-use crate::log::Log;
-use crate::process::Identity;
-use crate::segment_name::Text;
-use crate::settings::{self, Settings};
-use crate::sys::{self, Fd};
-use crate::{directory, shm};
+use crate::runtime::clock::now_ns;
+use crate::runtime::log::Log;
+use crate::runtime::process::Identity;
+use crate::runtime::segment_name::Text;
+use crate::runtime::settings::{self, Settings};
+use crate::runtime::sys::{self, Fd};
+use crate::runtime::{directory, shm};
 use ringwatch_wire::codes::tuned;
 use ringwatch_wire::sync::Word;
 

@@ -10,8 +10,8 @@ use super::report::{Report, report};
 use super::roll::Arrival;
 use super::rule_file::{RuleFile, rule_file};
 use super::{INVALID_USAGE, inits};
-use crate::log::Log;
-use crate::settings;
+use crate::runtime::log::Log;
+use crate::runtime::settings;
 use core::ffi::c_int;
 use ringwatch_wire::codes::tuned;
 

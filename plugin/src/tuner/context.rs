@@ -5,7 +5,7 @@
 #![expect(unsafe_code, reason = "selections are mappings that live as long as the process")]
 
 use super::decision::{Choice, Choices, Ends};
-use crate::sys;
+use crate::runtime::sys;
 use core::ffi::c_void;
 use ringwatch_wire::sync::Word;
 use ringwatch_wire::tuning::{COLLECTIVES, Rules};

@@ -5,7 +5,7 @@
 
 #![expect(unsafe_code, reason = "the file is a mapping that lives as long as the process")]
 
-use crate::sys;
+use crate::runtime::sys;
 use core::ffi::CStr;
 use ringwatch_wire::cost_log::{
     COSTS_WORD, ENTRIES, FILE_BYTES, HEADER_WORDS, KEY_WORD, MAGIC, RECORD_WORDS, RECORDS_MAX, SIZE_WORD,

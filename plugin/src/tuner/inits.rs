@@ -1,8 +1,8 @@
 //! Which rank a tuner's init belongs to. NCCL does not tell a tuner its rank, but it makes a communicator's profiler and
 //! tuner on one thread, the profiler first.
 
-use crate::state;
-use crate::sys;
+use crate::live;
+use crate::runtime::sys;
 use ringwatch_wire::layout::comm;
 use ringwatch_wire::sync::Word;
 
@@ -49,7 +49,7 @@ pub(super) struct Member {
 pub(super) fn member(comm_id: Option<u64>, ranks: u32) -> Option<Member> {
     let thread = sys::thread();
     let ticket = RECENT.iter().find(|i| i.thread.get_first() == thread)?.ticket.get();
-    let slot = state::live()?.segment.comm.held(ticket)?;
+    let slot = live::live()?.segment.comm.held(ticket)?;
     let word = |i: usize| slot.get(i).map_or(0, Word::get);
     let (rank, of) = (word(comm::RANK) as u32, (word(comm::RANK) >> 32) as u32);
     let is_it = word(comm::NODES) & comm::KNOWN != 0
@@ -61,7 +61,7 @@ pub(super) fn member(comm_id: Option<u64>, ranks: u32) -> Option<Member> {
 
 /// Enters in the segment what became of a communicator's rules.
 pub(super) fn record(ticket: u64, code: u8) {
-    let Some(slot) = state::live().and_then(|l| l.segment.comm.held(ticket)) else { return };
+    let Some(slot) = live::live().and_then(|l| l.segment.comm.held(ticket)) else { return };
     if let Some(word) = slot.get(comm::NODES) {
         let others = word.get() & !(0xff << comm::TUNED_SHIFT);
         word.set(others | u64::from(code) << comm::TUNED_SHIFT);

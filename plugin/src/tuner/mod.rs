@@ -18,9 +18,10 @@ mod rule_file;
 
 pub(crate) use inits::note;
 
-use crate::abi::{LogFn, NAME, SUCCESS};
-use crate::log::Log;
-use crate::{calls, settings, state};
+use crate::ffi::{LogFn, NAME, SUCCESS};
+use crate::live;
+use crate::runtime::log::Log;
+use crate::runtime::{settings, thread_word};
 use agreement::{Outcome, Party};
 use core::ffi::{c_char, c_int, c_void};
 use decision::{Call, Choices, ENTRIES, ENTRIES_OF_OLD, Shape};
@@ -343,14 +344,14 @@ fn open(args: &InitArgs) -> Result<*mut c_void, c_int> {
     let by_all_gather = settings::tune_by_all_gather();
     let outcome = match comm_id {
         _ if args.version < 3 => Outcome::new(tuned::OLD_NCCL),
-        _ if by_all_gather && !calls::is_preloaded() => Outcome::new(tuned::NO_PRELOAD),
+        _ if by_all_gather && !thread_word::is_preloaded() => Outcome::new(tuned::NO_PRELOAD),
         Some(_) if by_all_gather => Outcome::new(tuned::UNDECIDED),
         _ if nodes != 1 => Outcome::new(tuned::NOT_AGREED),
         None => Outcome::new(tuned::NO_ID),
         Some(comm_id) => agreement::agree(&Party { comm_id, ranks, own }),
     };
     // The hash comes first: a reader takes it as that of the rules of which it reads the outcome.
-    if let Some(live) = state::live() {
+    if let Some(live) = live::live() {
         live.segment.set(head::RULES, own.hash);
     }
     if let Some(m) = member {

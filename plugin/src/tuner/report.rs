@@ -1,8 +1,8 @@
 //! Lines in NCCL's log about an agreement.
 
 use super::agreement::Outcome;
-use crate::log::Log;
-use crate::segment_name::Text;
+use crate::runtime::log::Log;
+use crate::runtime::segment_name::Text;
 use ringwatch_wire::codes::tuned;
 use ringwatch_wire::sync::Word;
 

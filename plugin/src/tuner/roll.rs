@@ -5,7 +5,7 @@
 //! all readers see. So ranks agree without a lock that a stopped process could hold, and without a shared mapping that a
 //! shorter file would turn into SIGBUS.
 
-use crate::sys::{self, Fd};
+use crate::runtime::sys::{self, Fd};
 
 /// Length of a record in bytes.
 pub(super) const RECORD_BYTES: usize = 64;

@@ -4,8 +4,8 @@
 
 #![expect(unsafe_code, reason = "the copy is a mapping that lives as long as the process")]
 
-use crate::clock::now_ns;
-use crate::sys::{self, Fd};
+use crate::runtime::clock::now_ns;
+use crate::runtime::sys::{self, Fd};
 use core::ffi::{CStr, c_int};
 use ringwatch_wire::sync::Word;
 use ringwatch_wire::tuning::{BYTES_MAX, Rules};

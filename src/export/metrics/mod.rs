@@ -8,6 +8,7 @@ mod inspector;
 mod operations;
 mod own;
 mod scope;
+mod settings;
 mod state;
 mod store;
 
@@ -16,8 +17,8 @@ pub use family::{Family, Sample, Value};
 pub use histogram::{BOUNDS, Exemplar, Histogram, ZERO};
 pub use inspector::Foreign;
 pub use own::{Exported, Own};
+pub use settings::Settings;
 
-use super::prometheus::Settings;
 use crate::join::{Finished, Join};
 use crate::model::{Finding, FindingEvent};
 use family::Families;

@@ -1,7 +1,8 @@
 //! How long a rank was in a communicator's operations, while others waited for it in another one.
 
+use super::super::class_key::ClassKey;
 use super::super::instance::{Instance, IssuedAt, LATE_NS, Part};
-use super::super::stats::{Class, ClassKey};
+use super::super::stats::Class;
 use super::{Communicator, Key};
 use crate::model::{Rank, SegmentId, Track};
 use std::collections::BTreeMap;

@@ -1,11 +1,12 @@
 //! What becomes of a communicator's operations: complete ones are counted and judged, old ones forgotten.
 
-use super::super::carry::{carried, crossed};
+use super::super::class_key::{ClassKey, size_class};
 use super::super::exchange::Exchanges;
 use super::super::finished::{Finished, FinishedPart, Operation, Outbox};
 use super::super::instance::{Instance, Part, busbw};
-use super::super::stats::{Class, ClassKey, Sample, size_class};
+use super::super::stats::{Class, Sample};
 use super::super::work::Passed;
+use super::carry::{carried, crossed};
 use super::{Communicator, HELD, Key, all_stopped, attached_bytes};
 use crate::model::{Func, Rank, Spare, Track};
 use std::collections::BTreeMap;

@@ -8,7 +8,7 @@ use super::super::Join;
 use super::super::communicator::Communicator;
 use super::super::instance::{Instance, IssuedAt, Part};
 use super::super::waits::{Lack, Stall};
-use super::held_before::Waiting;
+use super::waiting::Waiting;
 use crate::model::{CommId, Rank, SegmentId, Track};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -3,8 +3,8 @@
 //! A buffer and its stream are kept for later communicators of the same device: to free memory would wait for all that the job
 //! has under way on it.
 
-use crate::cuda::{self, Contexts, NOT_READY, SUCCESS};
-use crate::nccl::Linker;
+use crate::runtime::cuda::{self, Contexts, NOT_READY, SUCCESS};
+use crate::runtime::nccl::Linker;
 use core::ffi::{c_int, c_uint, c_void};
 use ringwatch_wire::sync::Word;
 

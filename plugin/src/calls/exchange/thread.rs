@@ -1,8 +1,8 @@
 //! A call of NCCL's that may never return, on a thread of its own.
 
-use crate::clock::now_ns;
-use crate::nccl::Linker;
-use crate::sys;
+use crate::runtime::clock::now_ns;
+use crate::runtime::nccl::Linker;
+use crate::runtime::sys;
 use core::ffi::{CStr, c_int, c_void};
 use ringwatch_wire::sync::Word;
 
