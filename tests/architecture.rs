@@ -76,7 +76,7 @@ const WITHOUT_CIRCLES: &[&str] = &[
     "src/join",
     "src/join/communicator",
     "src/join/hardware",
-    "src/join/kept",
+    "src/join/wait_graph/cache",
     "src/model",
     "src/tune",
 ];

@@ -62,7 +62,7 @@ pub(crate) fn count(words: &[Word], i: usize) {
 #[repr(C, align(64))]
 pub(crate) struct Process {
     gate: Word,
-    /// See [`Turns`].
+    /// See [`Schedule`].
     turns: Word,
     ready: UnsafeCell<MaybeUninit<Ready>>,
 }
@@ -137,19 +137,19 @@ unsafe impl Sync for Process {}
 
 /// Which operations the governor looks at, and why the others have no GPU time.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Turns(u64);
+pub(crate) struct Schedule(u64);
 
-impl Turns {
+impl Schedule {
     const NONE: u64 = u32::MAX as u64;
 
     /// The last of each `1 << shift` issue orders; `why` is a code of [`timed`].
     pub(crate) fn every(shift: u64, why: u8) -> Self {
-        Turns(((1 << (shift & 31)) - 1) & RUN_MASK | u64::from(why) << 32)
+        Schedule(((1 << (shift & 31)) - 1) & RUN_MASK | u64::from(why) << 32)
     }
 
     /// None.
     pub(crate) fn none(why: u8) -> Self {
-        Turns(Self::NONE | u64::from(why) << 32)
+        Schedule(Self::NONE | u64::from(why) << 32)
     }
 
     /// True where the governor looks at some.
@@ -218,7 +218,7 @@ impl Process {
     }
 
     /// Says which operations the governor looks at.
-    pub(crate) fn set_turns(&self, turns: Turns) {
+    pub(crate) fn set_turns(&self, turns: Schedule) {
         self.turns.set(turns.0);
     }
 
@@ -243,8 +243,8 @@ impl Process {
     }
 
     #[inline(always)]
-    pub(crate) fn turns(&self) -> Turns {
-        Turns(self.turns.get())
+    pub(crate) fn turns(&self) -> Schedule {
+        Schedule(self.turns.get())
     }
 
     /// For whoever has seen the gate open.

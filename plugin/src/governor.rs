@@ -18,12 +18,12 @@
 mod bucket;
 mod groups;
 mod mask;
+mod schedule;
 #[cfg(test)]
 mod tests;
-mod turns;
 
 use crate::event::bit;
-use crate::gate::{self, KERNEL, RUN_SHIFT, Turns};
+use crate::gate::{self, KERNEL, RUN_SHIFT, Schedule};
 use crate::runtime::settings::{Detail, Graphs, Settings};
 use ringwatch_wire::codes::timed;
 use ringwatch_wire::layout::head;
@@ -244,10 +244,10 @@ impl Governor {
         let timed_by_events = self.events && (self.kernel != Kernel::Switched || self.get(ENDED) != 0);
         let why = self.why_not(false);
         self.bare.set_turns(match self.kernel {
-            Kernel::Unwanted => Turns::none(why),
-            Kernel::Refused if !self.events => Turns::none(why),
-            _ if timed_by_events => Turns::every(self.get(EVENT_SHIFT), why),
-            _ => Turns::every(u64::from(RUN_SHIFT), why),
+            Kernel::Unwanted => Schedule::none(why),
+            Kernel::Refused if !self.events => Schedule::none(why),
+            _ if timed_by_events => Schedule::every(self.get(EVENT_SHIFT), why),
+            _ => Schedule::every(u64::from(RUN_SHIFT), why),
         });
     }
 

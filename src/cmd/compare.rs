@@ -1,9 +1,9 @@
 //! `ringwatch bench --compare`: the same sweep under several environments, each in a process of its own, since NCCL
 //! loads a plugin once a process. The processes of a round live together and measure in turns, size by size.
 
-use super::audit::Audit;
 use super::bench::{facts, number};
-use super::players::{PLUGIN_VARIABLE, Player, Variant, give_turns};
+use super::demo_workers::{PLUGIN_VARIABLE, Player, Variant, give_turns};
+use super::self_check::Audit;
 use super::{BROKEN, FINDINGS};
 use crate::bench::{Comparison, Launch, Ratio, Row, Settings, Trial, VariantSummary, parse_mask, summarise};
 use crate::bundle;

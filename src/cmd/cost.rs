@@ -4,7 +4,7 @@
 //! itself again with the environment that loads the shim. That one measures, alone or as a rank of a job.
 
 use super::bench::{number, surroundings};
-use super::players::{PATH_VARIABLE, PLUGIN_VARIABLE, library_path, scratch};
+use super::demo_workers::{PATH_VARIABLE, PLUGIN_VARIABLE, library_path, scratch};
 use super::{BROKEN, series};
 use crate::bench::{
     self, CostPlan, CostReport, CostRow, Environment, Interval, Launch, ModeCost, Progress, Report,

@@ -102,7 +102,7 @@ impl<'a> Circle<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::join::Lack;
+    use crate::join::WaitingFor;
     use crate::model::{CommId, Rank, Track};
 
     /// An operation in which the first processes wait for the second ones.
@@ -112,7 +112,7 @@ mod tests {
             comm: CommId::unowned(1),
             track: Track::Collective,
             order: 0,
-            lack: Lack::Issue,
+            lack: WaitingFor::Issue,
             waiting: of(waiting),
             lacking: of(lacking),
             queued: false,

@@ -3,7 +3,7 @@
 //! A job ends when its processes do, one after the other, and the last records of each may be missing. So a process
 //! that is gone proves something only where others are known to wait for it.
 
-use super::scene::{Place, Scene};
+use super::hang_context::{HangContext, StallSite};
 use super::{fact, names, number, seconds, who};
 use crate::join::Communicator;
 use crate::model::{Cause, CommId, Confidence, Exit, Finding, Kind, Making, Rank, Track};
@@ -26,7 +26,7 @@ enum Ended {
     Unknown,
 }
 
-fn ended(scene: &Scene<'_>, comm: &Communicator, ranks: &[Rank]) -> Ended {
+fn ended(scene: &HangContext<'_>, comm: &Communicator, ranks: &[Rank]) -> Ended {
     let exit = |r: &Rank| scene.process(comm, *r)?.host.as_ref()?.exit();
     if ranks.is_empty() || !ranks.iter().all(|r| scene.gone(comm, *r) && !scene.aborted(comm, *r)) {
         return Ended::No;
@@ -49,7 +49,7 @@ pub(super) enum Proof {
 }
 
 /// What the processes prove that an operation lacks.
-pub(super) fn proof(scene: &Scene<'_>, at: Place<'_>) -> Proof {
+pub(super) fn proof(scene: &HangContext<'_>, at: StallSite<'_>) -> Proof {
     let ranks = &at.origin.ranks;
     let unproven = scene.join.is_unproven(at.comm, at.instance, at.stall);
     let aborted = || ranks.iter().any(|r| scene.aborted(at.comm, *r));
@@ -74,7 +74,7 @@ pub(super) fn proof(scene: &Scene<'_>, at: Place<'_>) -> Proof {
 }
 
 /// A rank that has aborted another communicator is missing because of that.
-pub(super) fn explain_by_abort(scene: &Scene<'_>, at: Place<'_>, finding: &mut Finding) {
+pub(super) fn explain_by_abort(scene: &HangContext<'_>, at: StallSite<'_>, finding: &mut Finding) {
     let is_missing = matches!(
         finding.kind,
         Kind::MissingRank | Kind::MissingReplay | Kind::SendWithoutReceive | Kind::ReceiveWithoutSend
@@ -98,7 +98,7 @@ pub(super) fn explain_by_abort(scene: &Scene<'_>, at: Place<'_>, finding: &mut F
 
 /// The ranks that stopped short of an operation and wait for nothing, or for a rank that is in it: a call too many
 /// shifts what that rank does elsewhere.
-fn ranks_behind(scene: &Scene<'_>, at: Place<'_>) -> Vec<Rank> {
+fn ranks_behind(scene: &HangContext<'_>, at: StallSite<'_>) -> Vec<Rank> {
     let one = at.stall.waiting.first().map(|(_, p)| *p);
     let waits_for_it = |p: u32| {
         let is_in = |side: &[(Rank, u32)], p: u32| side.iter().any(|(_, q)| *q == p);
@@ -123,7 +123,7 @@ pub(super) enum OneMore {
 
 /// One rank waits in an operation that all others stopped short of: it made one call more than they did. At the end of a
 /// job they are gone; else they wait for it in something that is not seen, as the making of a communicator.
-pub(super) fn one_call_more(scene: &Scene<'_>, at: Place<'_>) -> OneMore {
+pub(super) fn one_call_more(scene: &HangContext<'_>, at: StallSite<'_>) -> OneMore {
     let order = at.stall.order;
     let [one] = at.waited.ranks.as_slice() else { return OneMore::No };
     let others = &ranks_behind(scene, at);

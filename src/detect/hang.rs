@@ -3,12 +3,12 @@
 //! The wait-for graph says where it begins; what lies there says which kind of hang it is. Each kind has a file of
 //! its own; what they share is the scene.
 
-use super::scene::{Place, Scene};
+use super::hang_context::{HangContext, StallSite};
 use super::{
     Rule, Settings, choice, endings, held_by_gpu, interleaved, missing_rank, not_started, out_of_order,
     standstill, stuck_transfer, transfers,
 };
-use crate::join::{Join, Lack, Origin};
+use crate::join::{Join, Origin, WaitingFor};
 use crate::model::{Confidence, Finding, Kind, Track};
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -31,7 +31,7 @@ impl Rule for HangRule {
         let standing = join.standing(now_ns);
         let gpu_users = OnceCell::new();
         let scene =
-            Scene { join, standing: &standing, settings: self.settings, now_ns, gpu_users: &gpu_users };
+            HangContext { join, standing: &standing, settings: self.settings, now_ns, gpu_users: &gpu_users };
         let (mut found, mut behind_untimed, mut unclear) = (Vec::new(), Vec::new(), Vec::new());
         for origin in standing.origins() {
             match scene.judge(origin) {
@@ -89,7 +89,7 @@ impl Outcome {
     }
 }
 
-impl Scene<'_> {
+impl HangContext<'_> {
     fn judge(&self, origin: &Origin) -> Outcome {
         self.judge_place(origin).unwrap_or(Outcome::Pending)
     }
@@ -110,7 +110,7 @@ impl Scene<'_> {
             return None;
         }
         let behind =
-            (stall.lack == Lack::Start).then(|| self.join.waited_behind(stall, self.now_ns)).flatten();
+            (stall.lack == WaitingFor::Start).then(|| self.join.waited_behind(stall, self.now_ns)).flatten();
         let in_it = standstill::waited_behind(self, origin, stall, instance)
             .or_else(|| self.join.waited(stall, self.now_ns));
         let waited = &match &in_it {
@@ -127,12 +127,14 @@ impl Scene<'_> {
         let origin = aborted.as_ref().unwrap_or(origin);
         let told = self.told_by_gpus(origin, stall, comm);
         let unclear = told.as_ref().is_some_and(Vec::is_empty);
-        if unclear && (stall.lack != Lack::Start || !self.enough(waited, self.settings.patience_blind_ns)) {
+        if unclear
+            && (stall.lack != WaitingFor::Start || !self.enough(waited, self.settings.patience_blind_ns))
+        {
             return None;
         }
         let told = told.filter(|_| !unclear).map(|ranks| Origin { ranks, ..origin.clone() });
         let origin = told.as_ref().unwrap_or(origin);
-        let place = Place { origin, stall, comm, instance, waited };
+        let place = StallSite { origin, stall, comm, instance, waited };
         if self.went_on(place) {
             return None;
         }
@@ -143,11 +145,13 @@ impl Scene<'_> {
         let mut finding = match (stall.lack, stall.track) {
             _ if !origin.circle.is_empty() => interleaved::judge(self, place),
             _ if aborted.is_some() => missing_rank::judge(self, place),
-            (Lack::Issue, Track::Pair(..)) => transfers::judge(self, place),
-            (Lack::Issue, _) => missing_rank::judge(self, place),
-            (Lack::Start, _) => not_started::judge(self, place),
-            (Lack::End, _) if standstill::is_untimed(stall, instance) => standstill::judge_cause(self, place),
-            (Lack::End, _) => stuck_transfer::judge(self, place),
+            (WaitingFor::Issue, Track::Pair(..)) => transfers::judge(self, place),
+            (WaitingFor::Issue, _) => missing_rank::judge(self, place),
+            (WaitingFor::Start, _) => not_started::judge(self, place),
+            (WaitingFor::End, _) if standstill::is_untimed(stall, instance) => {
+                standstill::judge_cause(self, place)
+            }
+            (WaitingFor::End, _) => stuck_transfer::judge(self, place),
         }?;
         endings::explain_by_abort(self, place, &mut finding);
         let mut behind_untimed = false;
@@ -184,7 +188,7 @@ impl Scene<'_> {
         let comm = self.join.communicator(stall.comm)?;
         let instance = comm.instance(stall.track, stall.order)?;
         let waited = &self.join.waited(stall, self.now_ns)?;
-        let place = Place { origin, stall, comm, instance, waited };
+        let place = StallSite { origin, stall, comm, instance, waited };
         if self.is_slow_start(place) || !self.enough(waited, self.settings.patience_blind_ns) {
             return None;
         }
@@ -197,7 +201,7 @@ impl Scene<'_> {
 
     /// True where several untimed operations explain why ranks do not start one, and nothing tells more of any of these ranks.
     fn is_unclear(&self, origin: &Origin) -> bool {
-        let stall = self.standing.stall(origin.first).filter(|s| s.lack == Lack::Start);
+        let stall = self.standing.stall(origin.first).filter(|s| s.lack == WaitingFor::Start);
         let place = stall.and_then(|s| Some((s, self.join.communicator(s.comm)?)));
         let told = place.and_then(|(stall, comm)| self.told_by_gpus(origin, stall, comm));
         told.is_some_and(|ranks| ranks.is_empty())

@@ -3,7 +3,7 @@
 //! The GPU of a rank whose host does something else runs out of work and is idle. A busy one waits in an operation that is
 //! not timed, or runs a kernel that does not end, and the host waits for it or for room in a full launch queue.
 
-use super::scene::{Place, Scene};
+use super::hang_context::{HangContext, StallSite};
 use super::{fact, missing_rank, names, who};
 use crate::join::{Activity, Communicator, Instance, Part, Stall};
 use crate::model::{Cause, CommId, Confidence, Finding, Kind, Rank, Track};
@@ -30,7 +30,7 @@ pub(super) enum Hold {
     Explained(Box<Finding>),
 }
 
-pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Hold {
+pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>, missing: &Finding) -> Hold {
     let may_be = matches!(
         missing.kind,
         Kind::MissingRank | Kind::MissingReplay | Kind::SendWithoutReceive | Kind::ReceiveWithoutSend
@@ -89,7 +89,7 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Hold
 }
 
 /// True where the GPUs of all missing ranks are seen in other operations of the circle: that is what keeps them busy.
-fn are_seen_in_circle(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> bool {
+fn are_seen_in_circle(scene: &HangContext<'_>, at: StallSite<'_>, missing: &Finding) -> bool {
     let Some(comm) = scene.join.communicator(missing.communicator) else { return false };
     let segment = |comm: &Communicator, r: &Rank| Some(comm.members().get(r)?.record.segment);
     let is_seen_in = |s: &Stall, rank: &Rank| {
@@ -104,7 +104,7 @@ fn are_seen_in_circle(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> bo
 }
 
 /// The place of a finding about missing ranks: in a circle it is one of several.
-fn place_of<'a>(scene: &'a Scene<'_>, at: Place<'a>, missing: &Finding) -> Option<Place<'a>> {
+fn place_of<'a>(scene: &'a HangContext<'_>, at: StallSite<'a>, missing: &Finding) -> Option<StallSite<'a>> {
     if at.origin.circle.is_empty() {
         return (!missing.ranks.is_empty()).then_some(at);
     }
@@ -114,10 +114,10 @@ fn place_of<'a>(scene: &'a Scene<'_>, at: Place<'a>, missing: &Finding) -> Optio
     };
     let stall = at.origin.circle.iter().filter_map(|i| scene.standing.stall(*i)).find(lacks)?;
     let comm = scene.join.communicator(stall.comm)?;
-    Some(Place { stall, comm, instance: comm.instance(stall.track, stall.order)?, ..at })
+    Some(StallSite { stall, comm, instance: comm.instance(stall.track, stall.order)?, ..at })
 }
 
-fn finding(scene: &Scene<'_>, at: Place<'_>, missing: &Finding, ranks: Vec<Rank>) -> Finding {
+fn finding(scene: &HangContext<'_>, at: StallSite<'_>, missing: &Finding, ranks: Vec<Rank>) -> Finding {
     let mut evidence = scene.wait_evidence(at.waited);
     for rank in ranks.iter().take(DESCRIBED) {
         evidence.push(fact(format!(
@@ -140,7 +140,7 @@ fn finding(scene: &Scene<'_>, at: Place<'_>, missing: &Finding, ranks: Vec<Rank>
 }
 
 /// True where only hosts were seen to issue what is waited for, and all GPUs still compute earlier work.
-fn is_nobody_waiting(scene: &Scene<'_>, at: Place<'_>) -> bool {
+fn is_nobody_waiting(scene: &HangContext<'_>, at: StallSite<'_>) -> bool {
     at.waited.is_by_hosts()
         && !scene.enough(at.waited, scene.settings.patience_most_ns)
         && activities(scene, at, &at.waited.ranks)
@@ -148,13 +148,13 @@ fn is_nobody_waiting(scene: &Scene<'_>, at: Place<'_>) -> bool {
 }
 
 /// The activity of each rank's GPU since the others began to wait. Absent where one is idle, or where nobody knows.
-fn activities(scene: &Scene<'_>, at: Place<'_>, ranks: &[Rank]) -> Option<Vec<(Rank, Activity)>> {
+fn activities(scene: &HangContext<'_>, at: StallSite<'_>, ranks: &[Rank]) -> Option<Vec<(Rank, Activity)>> {
     let one = |r: &Rank| Some((*r, busy_with(scene, at.comm, *r, at.waited.since_ns)?));
     ranks.iter().take(RANKS_MAX).map(one).collect()
 }
 
 /// True where the next reading of a rank's GPU tells what it has done since others began to wait.
-fn awaits_reading(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> bool {
+fn awaits_reading(scene: &HangContext<'_>, at: StallSite<'_>, rank: Rank) -> bool {
     let gpu = at.comm.members().get(&rank).and_then(|m| m.record.gpu.as_ref());
     let Some((gpu, process)) = gpu.zip(scene.process(at.comm, rank)) else { return false };
     let since_ns = at.waited.since_ns.saturating_add(SETTLES_NS);
@@ -164,7 +164,7 @@ fn awaits_reading(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> bool {
 /// The activity of a rank's busy GPU since others began to wait. Absent where it is idle or was not read since then, and
 /// where other processes use it as well.
 pub(super) fn busy_with(
-    scene: &Scene<'_>,
+    scene: &HangContext<'_>,
     comm: &Communicator,
     rank: Rank,
     since_ns: u64,
@@ -179,9 +179,9 @@ pub(super) fn busy_with(
 
 /// True where nothing else stands still and the untimed operations of all missing ranks wait for ranks whose GPUs are seen in
 /// timed ones: what holds these is this place.
-fn waits_for_others(scene: &Scene<'_>, at: Place<'_>, missing: &[Rank]) -> bool {
+fn waits_for_others(scene: &HangContext<'_>, at: StallSite<'_>, missing: &[Rank]) -> bool {
     let is_seen = |comm: &Communicator, rank: Rank| {
-        open_parts(scene, Place { comm, ..at }, rank).any(|(_, p)| p.is_in_it())
+        open_parts(scene, StallSite { comm, ..at }, rank).any(|(_, p)| p.is_in_it())
     };
     let is_explained = |rank: &Rank| {
         let actor = scene.process(at.comm, *rank).map(|p| p.record.id);
@@ -204,7 +204,7 @@ fn waits_for_others(scene: &Scene<'_>, at: Place<'_>, missing: &[Rank]) -> bool 
 }
 
 /// True when a missing rank is in an operation that stands still and is not timed.
-fn is_in_untimed(scene: &Scene<'_>, at: Place<'_>, missing: &[Rank]) -> bool {
+fn is_in_untimed(scene: &HangContext<'_>, at: StallSite<'_>, missing: &[Rank]) -> bool {
     let actors: HashSet<u32> =
         at.stall.lacking.iter().filter(|(r, _)| missing.contains(r)).map(|(_, p)| *p).collect();
     let mut untimed = scene.standing.untimed().iter().filter_map(|o| scene.standing.stall(o.first));
@@ -212,13 +212,13 @@ fn is_in_untimed(scene: &Scene<'_>, at: Place<'_>, missing: &[Rank]) -> bool {
 }
 
 /// True when ranks issued something after others began to wait for them.
-fn went_on(scene: &Scene<'_>, at: Place<'_>, ranks: &[Rank]) -> bool {
+fn went_on(scene: &HangContext<'_>, at: StallSite<'_>, ranks: &[Rank]) -> bool {
     let last_ns = |r: &Rank| scene.process(at.comm, *r)?.issuing.last_ns();
     ranks.iter().any(|r| last_ns(r).is_some_and(|t| t > at.waited.since_ns))
 }
 
 /// True where all missing ranks issued something that a waiting rank issued after what they lack: their hosts came past it.
-fn came_past(at: Place<'_>, missing: &[Rank]) -> bool {
+fn came_past(at: StallSite<'_>, missing: &[Rank]) -> bool {
     let Some(first) = at.waited.ranks.first() else { return false };
     let issued_ns = |i: &Instance| i.parts.get(first)?.op.issued_ns;
     let Some(since_ns) = issued_ns(at.instance) else { return false };
@@ -229,7 +229,7 @@ fn came_past(at: Place<'_>, missing: &[Rank]) -> bool {
 
 /// Ranks that are in what others issued after the operation in which these wait for them: a call was left out, or made once
 /// too often.
-fn out_of_order(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Option<Finding> {
+fn out_of_order(scene: &HangContext<'_>, at: StallSite<'_>, missing: &Finding) -> Option<Finding> {
     let waiting = at.waited.ranks.as_slice();
     let first = *waiting.first()?;
     let since_ns = at.instance.parts.get(&first)?.op.issued_ns?;
@@ -266,8 +266,8 @@ fn out_of_order(scene: &Scene<'_>, at: Place<'_>, missing: &Finding) -> Option<F
 
 /// An unfinished operation of another communicator that two ranks of this one issued, and the second of them after a moment.
 fn issued_after(
-    scene: &Scene<'_>,
-    at: Place<'_>,
+    scene: &HangContext<'_>,
+    at: StallSite<'_>,
     rank: Rank,
     (other, since_ns): (Rank, u64),
 ) -> Option<(CommId, u64)> {
@@ -288,14 +288,14 @@ fn issued_after(
 }
 
 /// True when a rank's process issued an operation of which nobody knows whether it is finished.
-fn is_in_any(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> bool {
+fn is_in_any(scene: &HangContext<'_>, at: StallSite<'_>, rank: Rank) -> bool {
     open_parts(scene, at, rank).next().is_some()
 }
 
 /// What a rank's process issued and what is not known to be finished there, with the communicator and track of each.
 pub(super) fn open_parts<'a>(
-    scene: &Scene<'a>,
-    at: Place<'_>,
+    scene: &HangContext<'a>,
+    at: StallSite<'_>,
     rank: Rank,
 ) -> impl Iterator<Item = ((CommId, Track), &'a Part)> {
     let join = scene.join;

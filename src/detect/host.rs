@@ -1,7 +1,7 @@
 //! What the host knows of a culprit, as evidence: its state, what it went without, how it ended, and where it is.
 
 use super::{fact, number};
-use crate::join::{Process, Strain};
+use crate::join::{HostPressure, Process};
 use crate::model::{Evidence, Exit, HostFact, Liveness, ProcessState, Rank};
 
 /// From this share of the time on a want is evidence.
@@ -28,7 +28,7 @@ pub(super) struct Suspect<'a> {
 }
 
 impl Suspect<'_> {
-    fn strain(&self) -> Strain {
+    fn strain(&self) -> HostPressure {
         self.process.strains.worst(self.from_ns, self.to_ns.saturating_add(AFTER_NS))
     }
 

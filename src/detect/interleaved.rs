@@ -4,16 +4,16 @@
 //! issued, is a proof: the GPUs' order is the hosts'. Where operations are lacking it takes patience. A circle of
 //! transfers alone is a send or a receive that comes before its counterpart on both sides.
 
-use super::scene::{Place, Scene};
+use super::hang_context::{HangContext, StallSite};
 use super::{circle, fact, names, transfers, verb, who};
-use crate::join::{Activity, Lack, Origin, Part, Stall};
+use crate::join::{Activity, Origin, Part, Stall, WaitingFor};
 use crate::model::{Confidence, Evidence, Finding, Kind, Rank, Track};
 use std::collections::BTreeSet;
 
 /// Ranks of an operation of which the GPUs are looked at.
 const FEW: usize = 64;
 
-pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
+pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Finding> {
     let circle: Vec<&Stall> = at.origin.circle.iter().filter_map(|i| scene.standing.stall(*i)).collect();
     let inferred = circle.iter().any(|s| is_inferred(scene, s));
     if inferred && (circle.iter().any(|s| computes(scene, s)) || !is_seen(scene, at)) {
@@ -22,22 +22,24 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
     let culprits = culprits(&circle);
     // It is told where most of them are, and where others wait for them.
     let many = |side: &[(Rank, u32)]| side.iter().filter(|(_, p)| culprits.contains(p)).count();
-    let key = |s: &&Stall| (many(&s.waiting) + many(&s.lacking), many(&s.lacking), s.lack == Lack::Issue);
+    let key =
+        |s: &&Stall| (many(&s.waiting) + many(&s.lacking), many(&s.lacking), s.lack == WaitingFor::Issue);
     let stall = circle.iter().copied().rev().max_by_key(key)?;
     let comm = scene.join.communicator(stall.comm)?;
     let waited = &scene.join.waited(stall, scene.now_ns)?;
-    let at = Place { stall, comm, instance: comm.instance(stall.track, stall.order)?, waited, ..at };
+    let at = StallSite { stall, comm, instance: comm.instance(stall.track, stall.order)?, waited, ..at };
     if circle.iter().all(|s| matches!(s.track, Track::Pair(..))) {
         let alone = Origin { circle: Vec::new(), ..at.origin.clone() };
         let origin = if left_out(&circle).is_some_and(|s| went_on(scene, s)) { &alone } else { at.origin };
-        return transfers::judge(scene, Place { origin, ..at });
+        return transfers::judge(scene, StallSite { origin, ..at });
     }
     // Ranks come slowly to the first operation of a communicator, unless they are at work in others.
-    let is_first = circle.iter().all(|s| s.order == 0 && s.lack == Lack::Issue);
+    let is_first = circle.iter().all(|s| s.order == 0 && s.lack == WaitingFor::Issue);
     if is_first && !scene.enough(at.waited, scene.settings.patience_unsure_ns) {
         return None;
     }
-    let proven = !inferred && circle.iter().all(|s| s.lack == Lack::Start) && is_inverted(scene, &circle);
+    let proven =
+        !inferred && circle.iter().all(|s| s.lack == WaitingFor::Start) && is_inverted(scene, &circle);
     let patience = if proven { scene.settings.settle_circle_ns } else { scene.patience(at.comm) };
     // All of them: a circle is as old as its youngest part.
     let old =
@@ -52,7 +54,7 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
         let of = |side: &[(Rank, u32)]| side.iter().map(|(r, _)| *r).collect::<Vec<_>>();
         let lacking = of(&s.lacking);
         let have = verb(&lacking, "has", "have");
-        let lack = if s.lack == Lack::Issue { "not issued it" } else { "it queued behind" };
+        let lack = if s.lack == WaitingFor::Issue { "not issued it" } else { "it queued behind" };
         evidence.push(fact(format!(
             "communicator {}: {} in {func} (order {}), {} {have} {lack}",
             s.comm,
@@ -80,21 +82,21 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
 }
 
 /// True for an operation that ranks have not started and in which no GPU is seen: who waits there is inferred.
-fn is_inferred(scene: &Scene<'_>, stall: &Stall) -> bool {
+fn is_inferred(scene: &HangContext<'_>, stall: &Stall) -> bool {
     let instance = scene.join.communicator(stall.comm).and_then(|c| c.instance(stall.track, stall.order));
     let is_in_it = |(r, _): &(Rank, u32)| instance.and_then(|i| i.parts.get(r)).is_some_and(Part::is_in_it);
-    stall.lack == Lack::Start && !stall.waiting.iter().any(is_in_it)
+    stall.lack == WaitingFor::Start && !stall.waiting.iter().any(is_in_it)
 }
 
 /// True where the GPU of a rank that is said to wait in an operation computes: it waits in nothing.
-fn computes(scene: &Scene<'_>, stall: &Stall) -> bool {
+fn computes(scene: &HangContext<'_>, stall: &Stall) -> bool {
     let Some(comm) = scene.join.communicator(stall.comm) else { return false };
     let mut few = stall.waiting.iter().take(FEW);
     few.any(|(r, _)| scene.activity(comm, *r) == Some(Activity::Computing))
 }
 
 /// True where somebody is seen to wait for long enough in a circle, or behind it.
-fn is_seen(scene: &Scene<'_>, at: Place<'_>) -> bool {
+fn is_seen(scene: &HangContext<'_>, at: StallSite<'_>) -> bool {
     let patience = scene.patience(at.comm);
     let stalls = at.origin.circle.iter().chain(&at.origin.held_up).filter_map(|i| scene.standing.stall(*i));
     let mut waited = stalls.filter_map(|s| scene.join.waited(s, scene.now_ns));
@@ -103,13 +105,13 @@ fn is_seen(scene: &Scene<'_>, at: Place<'_>) -> bool {
 
 /// The only operation of the circle that ranks have not issued. What all others of it lack is queued behind something.
 fn left_out<'a>(circle: &[&'a Stall]) -> Option<&'a Stall> {
-    let mut all = circle.iter().filter(|s| s.lack == Lack::Issue);
+    let mut all = circle.iter().filter(|s| s.lack == WaitingFor::Issue);
     all.next().copied().filter(|_| all.next().is_none())
 }
 
 /// True where the ranks that an operation lacks issued more after the others began to wait. A rank that did not may stand in
 /// what it issued before, as hosts do that wait for each step, and have left out nothing.
-fn went_on(scene: &Scene<'_>, stall: &Stall) -> bool {
+fn went_on(scene: &HangContext<'_>, stall: &Stall) -> bool {
     let Some(waited) = scene.join.waited(stall, scene.now_ns) else { return false };
     let Some(comm) = scene.join.communicator(stall.comm) else { return false };
     let last_ns = |r: &Rank| scene.process(comm, *r)?.issuing.last_ns();
@@ -145,7 +147,7 @@ fn culprits(circle: &[&Stall]) -> BTreeSet<u32> {
 }
 
 /// True when every process of the circle issued what it is in before what it lacks.
-fn is_inverted(scene: &Scene<'_>, circle: &[&Stall]) -> bool {
+fn is_inverted(scene: &HangContext<'_>, circle: &[&Stall]) -> bool {
     let issued = |s: &Stall, rank: Rank| {
         scene.join.communicator(s.comm)?.instance(s.track, s.order)?.parts.get(&rank)?.op.issued_ns
     };
@@ -169,7 +171,7 @@ mod tests {
     use crate::model::{CommId, Timing, Untimed, Update};
 
     /// An operation that lacks the second process's issue or start, and in which the first one waits.
-    fn stall(lack: Lack, waiting: u32, lacking: u32) -> Stall {
+    fn stall(lack: WaitingFor, waiting: u32, lacking: u32) -> Stall {
         let of = |p: u32| vec![(Rank(p), p)];
         Stall {
             comm: CommId::unowned(u64::from(waiting)),
@@ -223,16 +225,16 @@ mod tests {
     #[test]
     fn who_disagrees_about_the_only_operation_that_was_left_out_is_out_of_order() {
         let circle = [
-            stall(Lack::Start, 0, 1),
-            stall(Lack::Issue, 1, 2),
-            stall(Lack::Start, 2, 3),
-            stall(Lack::Start, 3, 0),
+            stall(WaitingFor::Start, 0, 1),
+            stall(WaitingFor::Issue, 1, 2),
+            stall(WaitingFor::Start, 2, 3),
+            stall(WaitingFor::Start, 3, 0),
         ];
         assert_eq!(named(&circle), [1, 2], "or rank 1 called it too often");
         let mut many = circle.clone();
         many[1].waiting.push((Rank(9), 9));
         assert_eq!(named(&many), [2]);
-        let two = [stall(Lack::Issue, 0, 1), stall(Lack::Start, 1, 0)];
+        let two = [stall(WaitingFor::Issue, 0, 1), stall(WaitingFor::Start, 1, 0)];
         assert_eq!(named(&two), [0, 1], "of two nobody knows who is wrong");
     }
 }

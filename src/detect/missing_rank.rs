@@ -3,7 +3,7 @@
 //! The culprit looks healthy: it has finished all that it issued. What gives it away is that its issue count
 //! stands still at the order in which the others wait, and that it waits for nothing itself.
 
-use super::scene::{Place, Scene};
+use super::hang_context::{HangContext, StallSite};
 use super::{endings, fact, names, number, seconds, who};
 use crate::join::{Activity, Process};
 use crate::model::{
@@ -17,7 +17,7 @@ const OUTLIVED_NS: u64 = 50_000_000;
 /// An operation issued within this time, in ns, says that its rank is at work in that communicator.
 const RECENT_NS: u64 = 1_000_000_000;
 
-pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
+pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Finding> {
     match endings::one_call_more(scene, at) {
         endings::OneMore::No => {}
         endings::OneMore::Unclear => return None,
@@ -93,13 +93,13 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
 }
 
 /// True where a GPU of the ranks that issued an operation computes: their hosts run ahead of it, and nobody waits yet.
-fn is_computed_before(scene: &Scene<'_>, at: Place<'_>) -> bool {
+fn is_computed_before(scene: &HangContext<'_>, at: StallSite<'_>) -> bool {
     let mut ranks = at.waited.ranks.iter().take(DESCRIBED);
     ranks.any(|r| scene.activity(at.comm, *r) == Some(Activity::Computing))
 }
 
 /// How long the others have to have waited.
-fn patience(scene: &Scene<'_>, at: Place<'_>) -> u64 {
+fn patience(scene: &HangContext<'_>, at: StallSite<'_>) -> u64 {
     let s = scene.settings;
     match at.waited {
         _ if scene.is_slow_start(at) => s.patience_unsure_ns,
@@ -111,18 +111,18 @@ fn patience(scene: &Scene<'_>, at: Place<'_>) -> u64 {
 }
 
 /// How far ahead of their GPUs the hosts of those that wait have been, in ns.
-fn lead_ns(scene: &Scene<'_>, at: Place<'_>) -> u64 {
+fn lead_ns(scene: &HangContext<'_>, at: StallSite<'_>) -> u64 {
     let leads = at.waited.ranks.iter().filter_map(|r| Some(scene.process(at.comm, *r)?.issuing.lead_ns()));
     leads.max().unwrap_or(0)
 }
 
-fn severity(scene: &Scene<'_>, at: Place<'_>, kind: Kind, cause: &Cause) -> Severity {
+fn severity(scene: &HangContext<'_>, at: StallSite<'_>, kind: Kind, cause: &Cause) -> Severity {
     let is_away = kind == Kind::MissingRank && *cause == Cause::InHostCode;
     if is_away { severity_of_away(scene, at, kind) } else { kind.severity() }
 }
 
 /// A rank that is away in its own code may be in a checkpoint: it is a warning until it outlasts what the job is used to.
-pub(super) fn severity_of_away(scene: &Scene<'_>, at: Place<'_>, kind: Kind) -> Severity {
+pub(super) fn severity_of_away(scene: &HangContext<'_>, at: StallSite<'_>, kind: Kind) -> Severity {
     match at.waited.for_ns {
         Some(waited_ns) if waited_ns < used_to_ns(scene, at) => Severity::Warning,
         _ => kind.severity(),
@@ -131,13 +131,13 @@ pub(super) fn severity_of_away(scene: &Scene<'_>, at: Place<'_>, kind: Kind) -> 
 
 /// How long a rank may be away in its own code, in ns: for as long again as it takes to be missing, and for twice the
 /// longest that a rank was away before.
-fn used_to_ns(scene: &Scene<'_>, at: Place<'_>) -> u64 {
+fn used_to_ns(scene: &HangContext<'_>, at: StallSite<'_>) -> u64 {
     let rhythm_ns = at.comm.longest_ns().max(scene.patience(at.comm));
     scene.settings.patience_away_ns.max(rhythm_ns.saturating_mul(2))
 }
 
 /// True when somebody still waited when the missing ranks' processes were gone: a launcher ends the others soon after.
-fn others_outlived(scene: &Scene<'_>, at: Place<'_>) -> bool {
+fn others_outlived(scene: &HangContext<'_>, at: StallSite<'_>) -> bool {
     let missing = at.origin.ranks.iter().filter_map(|r| scene.gone_for(at.comm, *r)).max();
     at.waited.ranks.iter().any(|r| {
         let gone = scene.gone_for(at.comm, *r);
@@ -146,7 +146,7 @@ fn others_outlived(scene: &Scene<'_>, at: Place<'_>) -> bool {
 }
 
 /// True when a process is gone for long enough that the others are not on their way out as well.
-fn is_settled(scene: &Scene<'_>, at: Place<'_>) -> bool {
+fn is_settled(scene: &HangContext<'_>, at: StallSite<'_>) -> bool {
     let settle = scene.settings.patience_gone_ns;
     if at.waited.ranks.iter().all(|r| scene.gone(at.comm, *r)) {
         return true;
@@ -156,7 +156,7 @@ fn is_settled(scene: &Scene<'_>, at: Place<'_>) -> bool {
 }
 
 /// What is known of a call that has not been issued.
-fn call(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> Option<Evidence> {
+fn call(scene: &HangContext<'_>, at: StallSite<'_>, rank: Rank) -> Option<Evidence> {
     if at.comm.state(at.stall.track, at.stall.order, rank) != OpState::Called {
         return None;
     }
@@ -178,7 +178,7 @@ fn call(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> Option<Evidence> {
 }
 
 /// What its segment says of a rank's process.
-fn condition(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> Vec<Evidence> {
+fn condition(scene: &HangContext<'_>, at: StallSite<'_>, rank: Rank) -> Vec<Evidence> {
     let mut evidence = Vec::new();
     if scene.aborted(at.comm, rank) {
         evidence.push(fact(format!("rank {rank} aborted the communicator")));
@@ -190,7 +190,7 @@ fn condition(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> Vec<Evidence> {
 }
 
 /// Why a rank is missing.
-fn cause(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> Cause {
+fn cause(scene: &HangContext<'_>, at: StallSite<'_>, rank: Rank) -> Cause {
     let host = scene.process(at.comm, rank).and_then(|p| p.host.as_ref());
     if scene.gone(at.comm, rank) {
         return Cause::ProcessGone(host.and_then(crate::model::HostFact::exit));
@@ -205,7 +205,7 @@ fn cause(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> Cause {
 }
 
 /// The other communicator in which a rank's GPU or host is at work.
-fn busy_in(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> Option<CommId> {
+fn busy_in(scene: &HangContext<'_>, at: StallSite<'_>, rank: Rank) -> Option<CommId> {
     let me = &at.comm.members().get(&rank)?.record;
     let mut looked_at = None;
     scene.join.memberships(me.segment).iter().filter(|(id, _)| *id != at.comm.id).find_map(|(id, there)| {
@@ -251,7 +251,7 @@ pub(super) fn let_go_on(ranks: &[Rank], processes: &[&Process]) -> String {
     )
 }
 
-fn advice(scene: &Scene<'_>, at: Place<'_>, cause: &Cause, kind: Kind) -> String {
+fn advice(scene: &HangContext<'_>, at: StallSite<'_>, cause: &Cause, kind: Kind) -> String {
     let missing = names(&at.origin.ranks);
     let processes: Vec<_> =
         at.origin.ranks.iter().take(DESCRIBED).filter_map(|r| scene.process(at.comm, *r)).collect();

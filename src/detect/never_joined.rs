@@ -4,7 +4,7 @@
 //! communicator when all its ranks have met. Ranks that a hang elsewhere keeps from it are no finding of their own.
 
 use super::{HangRule, Rule, Settings, fact, names, number, seconds, verb, victims, wall, who};
-use crate::join::{Communicator, Join, Member, Stall, Standing};
+use crate::join::{Communicator, Join, Member, Stall, Standstills};
 use crate::model::{
     COMM_INIT, Cause, CommId, Confidence, Finding, Kind, Liveness, Making, OperationRef, Rank, SegmentId,
     Track,
@@ -54,7 +54,7 @@ impl NeverJoinedRule {
 
     /// True where one of the ranks that never joined waits in an operation: that tells why, as where a rank made the communicator
     /// instead of what the others wait for. Who these ranks are is known where they are all the others of the job.
-    fn waits_elsewhere(&self, join: &Join, standing: &Standing, f: &Finding, now_ns: u64) -> bool {
+    fn waits_elsewhere(&self, join: &Join, standing: &Standstills, f: &Finding, now_ns: u64) -> bool {
         let Some(c) = join.communicator(f.communicator) else { return false };
         let segments = |c: &Communicator| c.members().values().map(|m| m.record.segment).collect::<Vec<_>>();
         let here: BTreeSet<SegmentId> = segments(c).into_iter().collect();

@@ -2,11 +2,11 @@
 //!
 //! The others wait on their GPUs.
 
+use super::hang_context::{HangContext, StallSite};
 use super::held_by_gpu::{self, open_parts};
-use super::scene::{Place, Scene};
 use super::stuck_transfer::REPORTED_LATE_NS;
 use super::{fact, names, number, seconds, standstill, victims, who};
-use crate::join::{Activity, Lack, Part, Stall};
+use crate::join::{Activity, Part, Stall, WaitingFor};
 use crate::model::{CommId, Confidence, Evidence, Finding, Kind, Rank, Track};
 
 /// Ranks of which the GPUs are looked at.
@@ -14,7 +14,7 @@ const FEW: usize = 64;
 
 /// All ranks issued it and it started nowhere; what lies before it was left out of GPU times. Something of that is not
 /// done, and nobody saw what.
-fn behind_untimed(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
+fn behind_untimed(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Finding> {
     let first = at.comm.incomplete_of(at.stall.track).next().map_or(at.stall.order, |(o, _)| o);
     // Hosts that run ahead issue minutes of work; what is not timed takes its time as well.
     let rhythm = scene.join.rhythm(at.comm)?;
@@ -55,7 +55,7 @@ fn behind_untimed(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
 }
 
 /// True where roots or leaves are through with a rooted operation that all issued, and what the others' GPUs do is told.
-fn rooted_and_known(scene: &Scene<'_>, at: Place<'_>) -> bool {
+fn rooted_and_known(scene: &HangContext<'_>, at: StallSite<'_>) -> bool {
     let timed = |r: &Rank| {
         let part = at.instance.parts.get(r);
         part.is_some_and(|p| !p.is_silent() && !scene.gone(at.comm, *r) && !scene.aborted(at.comm, *r))
@@ -66,7 +66,7 @@ fn rooted_and_known(scene: &Scene<'_>, at: Place<'_>) -> bool {
 }
 
 /// Who waits behind a rooted operation that all but the culprits are through with.
-fn through_with_it(at: Place<'_>) -> Vec<Evidence> {
+fn through_with_it(at: StallSite<'_>) -> Vec<Evidence> {
     let waited = seconds(at.waited.at_least_ns);
     vec![
         fact("all other ranks are through with it, as roots and leaves of such an operation may be"),
@@ -80,7 +80,7 @@ fn through_with_it(at: Place<'_>) -> Vec<Evidence> {
 
 /// True when a rank's process issued an operation before this one, in another track, of which nobody knows whether it is
 /// finished. Those before it in its own track are: other ranks came past them.
-fn may_be_elsewhere(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> bool {
+fn may_be_elsewhere(scene: &HangContext<'_>, at: StallSite<'_>, rank: Rank) -> bool {
     let issued_ns = at.instance.parts.get(&rank).and_then(|p| p.op.issued_ns);
     let own = (at.comm.id, at.stall.track);
     let in_doubt =
@@ -89,11 +89,11 @@ fn may_be_elsewhere(scene: &Scene<'_>, at: Place<'_>, rank: Rank) -> bool {
 }
 
 /// True when another operation of the same processes stands still since before this one, and lacks ranks.
-fn is_held_up(scene: &Scene<'_>, at: Place<'_>) -> bool {
+fn is_held_up(scene: &HangContext<'_>, at: StallSite<'_>) -> bool {
     let others = scene.standing.origins().iter().filter_map(|o| scene.standing.stall(o.first));
     let earlier = |s: &&Stall| {
         let waited = scene.join.waited(s, scene.now_ns);
-        s.lack == Lack::Issue
+        s.lack == WaitingFor::Issue
             && waited.is_some_and(|w| w.since_ns < at.waited.since_ns)
             && !s.waiting.iter().all(|w| is_queued_behind(scene, at, s, *w))
     };
@@ -105,7 +105,12 @@ fn is_held_up(scene: &Scene<'_>, at: Place<'_>) -> bool {
 }
 
 /// True where a rank of another operation has issued it after this one, which its GPU does not start: it does not wait there.
-fn is_queued_behind(scene: &Scene<'_>, at: Place<'_>, other: &Stall, (rank, process): (Rank, u32)) -> bool {
+fn is_queued_behind(
+    scene: &HangContext<'_>,
+    at: StallSite<'_>,
+    other: &Stall,
+    (rank, process): (Rank, u32),
+) -> bool {
     let own = at.stall.lacking.iter().find(|(_, p)| *p == process);
     let own_ns = own.and_then(|(r, _)| at.instance.parts.get(r)?.op.issued_ns);
     let comm = scene.join.communicator(other.comm);
@@ -115,7 +120,7 @@ fn is_queued_behind(scene: &Scene<'_>, at: Place<'_>, other: &Stall, (rank, proc
 
 /// True where the GPUs of the ranks wait in a kernel, most likely in an operation that is not timed, and something else of
 /// the job is the likelier place where it stands still: one whose ranks compute or are idle, or the first one.
-fn waits_elsewhere(scene: &Scene<'_>, at: Place<'_>) -> bool {
+fn waits_elsewhere(scene: &HangContext<'_>, at: StallSite<'_>) -> bool {
     let waits = |s: &Stall| {
         let comm = scene.join.communicator(s.comm)?;
         let since_ns = scene.join.waited(s, scene.now_ns)?.since_ns;
@@ -129,7 +134,7 @@ fn waits_elsewhere(scene: &Scene<'_>, at: Place<'_>) -> bool {
     }
     let others = scene.standing.origins().iter().filter_map(|o| scene.standing.stall(o.first));
     let likelier = |s: &&Stall| {
-        s.lack == Lack::Start
+        s.lack == WaitingFor::Start
             && waits(s).is_some_and(|(waits, since, id)| !waits || (since, id) < (since_ns, comm))
     };
     let mut likelier = others.filter(likelier).peekable();
@@ -139,7 +144,7 @@ fn waits_elsewhere(scene: &Scene<'_>, at: Place<'_>) -> bool {
     }
 }
 
-pub(super) fn judge<'p, 'a: 'p>(scene: &Scene<'a>, at: Place<'p>) -> Option<Finding> {
+pub(super) fn judge<'p, 'a: 'p>(scene: &HangContext<'a>, at: StallSite<'p>) -> Option<Finding> {
     let ranks = &at.origin.ranks;
     let nowhere = at.comm.started_nowhere(at.stall.track, at.stall.order, at.instance);
     if at.stall.waiting.is_empty() && nowhere {

@@ -3,7 +3,7 @@
 //! The wait-for graph tells this where all other ranks agree. Where a rank shares each communicator with few others, each of
 //! both could be wrong; then it counts that one keeps to the order in which it always called, and the other does not.
 
-use super::scene::{Place, Scene};
+use super::hang_context::{HangContext, StallSite};
 use super::{fact, who};
 use crate::join::{Communicator, Process, Stall};
 use crate::model::{Call, Confidence, Departure, Finding, Kind, OperationRef, Rank};
@@ -11,7 +11,7 @@ use crate::model::{Call, Confidence, Departure, Finding, Kind, OperationRef, Ran
 /// Ranks of an operation that are looked at.
 const FEW: usize = 64;
 
-pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
+pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Finding> {
     let is_away = |(r, _): &(Rank, u32)| {
         let p = scene.process(at.comm, *r);
         scene.gone(at.comm, *r) || scene.aborted(at.comm, *r) || p.is_some_and(Process::is_stopped)
@@ -58,13 +58,13 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
 }
 
 /// The processes in an operation or lacking in it.
-fn of<'a>(scene: &Scene<'a>, stall: &Stall) -> Vec<&'a Process> {
+fn of<'a>(scene: &HangContext<'a>, stall: &Stall) -> Vec<&'a Process> {
     let Some(comm) = scene.join.communicator(stall.comm) else { return Vec::new() };
     let all = stall.lacking.iter().take(FEW).chain(stall.waiting.iter().take(FEW));
     all.filter_map(|(r, _)| scene.process(comm, *r)).collect()
 }
 
-fn rank_of(scene: &Scene<'_>, comm: &Communicator, process: &Process) -> Option<Rank> {
+fn rank_of(scene: &HangContext<'_>, comm: &Communicator, process: &Process) -> Option<Rank> {
     let all = scene.join.memberships(process.record.id);
     all.iter().find(|(id, _)| *id == comm.id).map(|(_, rank)| *rank)
 }
@@ -78,7 +78,7 @@ fn left_too(departure: &Departure, process: &Process, other: &Process) -> bool {
 
 /// True where the others of the communicator are seen to have kept to their order when this process left its own: loops pause for
 /// an evaluation, and all ranks leave their order together.
-fn is_alone(scene: &Scene<'_>, departure: &Departure, process: &Process) -> bool {
+fn is_alone(scene: &HangContext<'_>, departure: &Departure, process: &Process) -> bool {
     let call = &departure.call;
     let Some(comm) = scene.join.communicator(call.kind.comm) else { return false };
     let issued_ns =

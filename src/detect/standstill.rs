@@ -3,11 +3,11 @@
 //! From records alone this looks like a pause of all hosts. The GPUs tell the two apart: the kernel of an operation that
 //! does not end keeps its GPU busy and uses no memory, and a paused GPU is idle.
 
+use super::hang_context::{HangContext, StallSite};
 use super::held_by_gpu::{busy_with, open_parts};
-use super::scene::{Place, Scene};
 use super::victims::connected;
 use super::{fact, names, number, seconds, who};
-use crate::join::{Activity, Communicator, Instance, Lack, Origin, Stall, Waited};
+use crate::join::{Activity, Communicator, Instance, Origin, Stall, Waited, WaitingFor};
 use crate::model::{CommId, Confidence, Finding, Kind, Rank, Track};
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ const DESCRIBED: usize = 8;
 /// last step: hosts issue a step at once, and nodes report once a second what they issued.
 const STEP_NS: u64 = 2_000_000_000;
 
-pub(super) fn judge<'p, 'a: 'p>(scene: &Scene<'a>, at: Place<'p>) -> Option<Finding> {
+pub(super) fn judge<'p, 'a: 'p>(scene: &HangContext<'a>, at: StallSite<'p>) -> Option<Finding> {
     let patience = scene.settings.patience_blind_ns.max(scene.patience(at.comm));
     let ranks: Vec<Rank> = at.comm.members().keys().copied().collect();
     let silent_for = |r: &Rank| silent_ns(scene, at.comm, *r);
@@ -87,7 +87,7 @@ pub(super) fn judge<'p, 'a: 'p>(scene: &Scene<'a>, at: Place<'p>) -> Option<Find
 /// Since when others are seen to wait behind an operation that explains their wait: it is not timed, so that nothing shows who
 /// waits in it. Absent for other operations.
 pub(super) fn waited_behind(
-    scene: &Scene<'_>,
+    scene: &HangContext<'_>,
     origin: &Origin,
     stall: &Stall,
     instance: &Instance,
@@ -103,7 +103,7 @@ pub(super) fn waited_behind(
 /// Returns the place to judge instead of an operation that explains a wait: where others wait for a rank of it whose GPU is
 /// idle or computes, or where they waited before its ranks had issued it.
 pub(super) fn instead_of_cause(
-    scene: &Scene<'_>,
+    scene: &HangContext<'_>,
     origin: &Origin,
     stall: &Stall,
     instance: &Instance,
@@ -131,11 +131,11 @@ pub(super) fn instead_of_cause(
 
 /// True for an operation that does not end, though no GPU is seen in it.
 pub(super) fn is_untimed(stall: &Stall, instance: &Instance) -> bool {
-    stall.lack == Lack::End && instance.parts.values().all(|p| !p.finished && p.is_silent())
+    stall.lack == WaitingFor::End && instance.parts.values().all(|p| !p.finished && p.is_silent())
 }
 
 /// An untimed operation in which all its ranks may be, and which explains whatever else stands still.
-pub(super) fn judge_cause(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
+pub(super) fn judge_cause(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Finding> {
     let mut patience = scene.settings.patience_blind_ns.max(scene.patience(at.comm));
     if at.waited.is_by_hosts() {
         patience = patience.max(queue_ns(scene, at));
@@ -183,7 +183,7 @@ fn advice(suspects: &[Rank]) -> String {
 }
 
 /// Time that the operations up to the newest one may take, in ns: hosts that run ahead issue minutes of work.
-fn queue_ns(scene: &Scene<'_>, at: Place<'_>) -> u64 {
+fn queue_ns(scene: &HangContext<'_>, at: StallSite<'_>) -> u64 {
     let open = || at.comm.incomplete_of(at.stall.track).map(|(order, _)| order);
     let many = open().next_back().zip(open().next()).map_or(0, |(last, first)| last - first);
     let rhythm = scene.join.rhythm(at.comm);
@@ -195,8 +195,8 @@ fn queue_ns(scene: &Scene<'_>, at: Place<'_>) -> u64 {
 /// The last operation that was issued before one that is timed and that a GPU has not started. Absent where the stall's own
 /// is no later than that.
 fn before_what_is_queued<'a>(
-    scene: &Scene<'_>,
-    at: Place<'a>,
+    scene: &HangContext<'_>,
+    at: StallSite<'a>,
     ranks: &[Rank],
 ) -> Option<(u64, &'a Instance)> {
     let parts = ranks.iter().flat_map(|r| open_parts(scene, at, *r)).map(|(_, part)| part);
@@ -211,7 +211,12 @@ fn before_what_is_queued<'a>(
 
 /// `standstill`: one of several operations does not end, and nothing tells which. It is reported at the one that was issued
 /// first, if the GPUs of all their ranks wait and their hosts are silent.
-fn somewhere(scene: &Scene<'_>, at: Place<'_>, rivals: &[&Stall], waited_ns: u64) -> Option<Finding> {
+fn somewhere(
+    scene: &HangContext<'_>,
+    at: StallSite<'_>,
+    rivals: &[&Stall],
+    waited_ns: u64,
+) -> Option<Finding> {
     let own = issued(scene, at.stall)?;
     if rivals.iter().any(|s| issued(scene, s).is_none_or(|other| other < own)) {
         return None;
@@ -287,7 +292,7 @@ pub(super) fn behind(missing: Finding) -> Finding {
 
 /// Other operations of the same job that may as well be what does not end: they were issued earlier, or none of their processes
 /// is in this one.
-fn rivals<'a>(scene: &Scene<'a>, at: Place<'_>) -> Vec<&'a Stall> {
+fn rivals<'a>(scene: &HangContext<'a>, at: StallSite<'_>) -> Vec<&'a Stall> {
     let own = issued(scene, at.stall);
     let processes = processes(at.stall);
     let others = scene.standing.untimed().iter().filter_map(|o| scene.standing.stall(o.first));
@@ -303,7 +308,7 @@ fn rivals<'a>(scene: &Scene<'a>, at: Place<'_>) -> Vec<&'a Stall> {
 }
 
 /// True where ranks of an operation's communicator have gone on in others, or the GPUs of all are idle: they are through with it.
-fn is_over(scene: &Scene<'_>, stall: &Stall) -> bool {
+fn is_over(scene: &HangContext<'_>, stall: &Stall) -> bool {
     let Some(comm) = scene.join.communicator(stall.comm) else { return false };
     if stall.lacking.iter().all(|(r, _)| scene.activity(comm, *r) == Some(Activity::Idle)) {
         return true;
@@ -315,13 +320,13 @@ fn is_over(scene: &Scene<'_>, stall: &Stall) -> bool {
 }
 
 /// The place of an operation in the order of their issues: its moment, host monotonic ns, and its communicator.
-fn issued(scene: &Scene<'_>, stall: &Stall) -> Option<(u64, CommId)> {
+fn issued(scene: &HangContext<'_>, stall: &Stall) -> Option<(u64, CommId)> {
     let began_ns = scene.join.communicator(stall.comm)?.instance(stall.track, stall.order)?.began_ns()?;
     Some((began_ns, stall.comm))
 }
 
 /// The time since a rank's process issued anything, in ns; absent where its host's clock is ahead and says nothing about now.
-fn silent_ns(scene: &Scene<'_>, comm: &Communicator, rank: Rank) -> Option<u64> {
+fn silent_ns(scene: &HangContext<'_>, comm: &Communicator, rank: Rank) -> Option<u64> {
     scene.now_ns.checked_sub(scene.process(comm, rank)?.issuing.last_ns()?)
 }
 
@@ -331,7 +336,11 @@ fn processes(stall: &Stall) -> BTreeSet<u32> {
 
 /// Where several operations may be what does not end: one in which all their processes wait, if there is one of a communicator
 /// to which the last calls of all belong. It says what is known: that all of them stand still.
-fn of_all<'p, 'a: 'p>(scene: &Scene<'a>, at: Place<'p>, rivals: &[&Stall]) -> Option<Place<'p>> {
+fn of_all<'p, 'a: 'p>(
+    scene: &HangContext<'a>,
+    at: StallSite<'p>,
+    rivals: &[&Stall],
+) -> Option<StallSite<'p>> {
     let all: BTreeSet<u32> = rivals.iter().flat_map(|s| processes(s)).chain(processes(at.stall)).collect();
     let has_last_calls = |s: &Stall| {
         let Some(c) = scene.join.communicator(s.comm) else { return false };
@@ -345,7 +354,7 @@ fn of_all<'p, 'a: 'p>(scene: &Scene<'a>, at: Place<'p>, rivals: &[&Stall]) -> Op
     // The same one for each of them.
     let stall = (0..).map_while(|i| scene.standing.stall(i)).find(is_wide)?;
     let comm = scene.join.communicator(stall.comm)?;
-    Some(Place { stall, comm, instance: comm.instance(stall.track, stall.order)?, ..at })
+    Some(StallSite { stall, comm, instance: comm.instance(stall.track, stall.order)?, ..at })
 }
 
 #[cfg(test)]

@@ -3,14 +3,14 @@
 //! With a network it is stuck where data is on the wire and does not move; without one a GPU or a link between GPUs
 //! is suspected. A transfer that moves on, however slowly, is not stuck.
 
-use super::scene::{Place, Scene};
+use super::hang_context::{HangContext, StallSite};
 use super::{fact, number, seconds, who};
 use crate::model::{Confidence, Evidence, Finding, Kind, NetPhase, NetProgress, Rank, Track};
 
 /// A node that is gone is known to be silent by then, in ns. Nodes report once a second.
 pub(super) const REPORTED_LATE_NS: u64 = 1_000_000_000;
 
-pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
+pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Finding> {
     let by_beats = at.comm.members().values().any(|m| m.is_counted_by_beats());
     let is_pair = matches!(at.stall.track, Track::Pair(..));
     let mut patience = scene.patience(at.comm).saturating_add(if by_beats { REPORTED_LATE_NS } else { 0 });
@@ -63,7 +63,7 @@ pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
 }
 
 /// The transfer that holds the others up: a send whose data is on the wire, or else what waits for longest.
-fn stuck<'a>(at: Place<'a>) -> Option<(Rank, &'a NetProgress)> {
+fn stuck<'a>(at: StallSite<'a>) -> Option<(Rank, &'a NetProgress)> {
     let open = at.instance.parts.iter().flat_map(|(r, p)| p.op.net.iter().map(move |t| (*r, t)));
     open.filter(|(_, t)| t.stop_ns.is_none() && t.waiting.is_some()).min_by_key(|(r, t)| {
         let (phase, since) = t.waiting.unwrap_or((NetPhase::Posted, u64::MAX));
@@ -78,7 +78,7 @@ fn stuck<'a>(at: Place<'a>) -> Option<(Rank, &'a NetProgress)> {
     })
 }
 
-fn tell(scene: &Scene<'_>, rank: Rank, t: &NetProgress) -> Evidence {
+fn tell(scene: &HangContext<'_>, rank: Rank, t: &NetProgress) -> Evidence {
     let (phase, since) = t.waiting.unwrap_or((NetPhase::Posted, t.start_ns));
     let ago = seconds(scene.now_ns.saturating_sub(since));
     let what = match phase {

@@ -3,11 +3,11 @@
 //! Orders are counted a pair and a direction. A send that its GPU could finish alone, into NCCL's buffers, waits for
 //! nobody and is no finding.
 
-use super::scene::{Place, Scene};
+use super::hang_context::{HangContext, StallSite};
 use super::{fact, missing_rank, names, who};
 use crate::model::{Cause, Confidence, Finding, Kind, Rank, Track};
 
-pub(super) fn judge(scene: &Scene<'_>, at: Place<'_>) -> Option<Finding> {
+pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Finding> {
     let Track::Pair(from, to) = at.stall.track else { return None };
     let s = scene.settings;
     let patience = match at.waited {

@@ -1,8 +1,8 @@
 //! One communicator: its ranks, and its operations by issue order.
 
-mod agenda_entry;
-mod carry;
+mod dirty_entry;
 mod elsewhere;
+mod expected_traffic;
 mod late;
 mod lately;
 mod leads;
@@ -10,23 +10,23 @@ mod own_work;
 mod settle;
 mod unjudged;
 
-pub(super) use agenda_entry::AgendaEntry;
+pub(super) use dirty_entry::DirtyEntry;
 pub(super) use elsewhere::{Inside, Passed};
 pub use lately::{LateCosts, LateSecond, Lately};
 
+use super::call_hashes::CallHashes;
 use super::class_key::{ClassKey, size_class};
 use super::clock::ClockMap;
 use super::evicted::Evicted;
 use super::exchange::Exchanges;
-use super::held::{self, Held, Key};
 use super::instance::{Instance, LATE_NS, Late, Measure, Part};
 use super::member::{Called, Member, Seat};
 use super::memory::Payer;
+use super::op_queue::{self, Key, OpQueue};
 use super::roster::Roster;
 use super::signature::Signature;
-use super::signed::Signed;
+use super::time_shares::{Busy, Issuing};
 use super::timing::{self, Kernel, Limit};
-use super::usage::{Busy, Issuing};
 use crate::model::{
     Algo, Beat, CommId, CommRecord, Coverage, Exchange, Func, Lane, Launch, Making, NetProgress, OpRecord,
     OpState, OperationRef, PairBeat, Proto, Rank, Returned, SegmentId, Signatures, Spare, Track,
@@ -281,7 +281,7 @@ pub struct Communicator {
     members: BTreeMap<Rank, Box<Member>>,
     /// Theirs, in no order until they are sorted.
     seats: Vec<Seat>,
-    instances: Held,
+    instances: OpQueue,
     /// Those of which something new was heard since they were last looked at.
     touched: Vec<Key>,
     /// All that are not counted are to be looked at: what a rank does that comes or goes changes for each of them.
@@ -301,7 +301,7 @@ pub struct Communicator {
     suspected_late: Option<Suspicion>,
     /// The latest collectives before which a rank issued nothing for long: when, host monotonic ns, and their orders.
     resumed: VecDeque<(u64, u64)>,
-    signed: Signed,
+    signed: CallHashes,
     mismatch: Option<(Track, u64)>,
     /// When that was seen, host monotonic ns.
     mismatch_seen_ns: u64,
@@ -347,7 +347,7 @@ pub struct Communicator {
     /// Since when sketches of it come, by the observer's clock.
     pub(super) sketched_ns: Option<u64>,
     /// What the agenda holds of it.
-    pub(super) agenda: AgendaEntry,
+    pub(super) dirty: DirtyEntry,
 }
 
 impl Communicator {
@@ -356,7 +356,7 @@ impl Communicator {
             id,
             members: BTreeMap::new(),
             seats: Vec::new(),
-            instances: Held::default(),
+            instances: OpQueue::default(),
             touched: Vec::new(),
             rescan: false,
             first_ended_ns: None,
@@ -367,7 +367,7 @@ impl Communicator {
             late: VecDeque::new(),
             suspected_late: None,
             resumed: VecDeque::new(),
-            signed: Signed::default(),
+            signed: CallHashes::default(),
             mismatch: None,
             mismatch_seen_ns: 0,
             pairs: BTreeMap::new(),
@@ -394,7 +394,7 @@ impl Communicator {
             was_aborted: false,
             due_ns: None,
             sketched_ns: None,
-            agenda: AgendaEntry::default(),
+            dirty: DirtyEntry::default(),
         }
     }
 
@@ -932,9 +932,9 @@ impl Communicator {
             return Taken::NoRoom;
         }
         let instance = match self.instances.entry(key, |held| held >= HELD) {
-            held::Entry::There(instance) => instance,
-            held::Entry::Evicted => return Taken::Yes,
-            held::Entry::Refused => return Taken::NoRoom,
+            op_queue::Entry::There(instance) => instance,
+            op_queue::Entry::Evicted => return Taken::Yes,
+            op_queue::Entry::Refused => return Taken::NoRoom,
         };
         if instance.counted {
             if instance.parts.contains_key(&rank) {

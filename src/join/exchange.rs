@@ -9,8 +9,8 @@
 //! A launch is one kernel: when one of its transfers starts is when all of them do. NCCL 2.28.9 stamps few of the transfers of
 //! an all-to-all of eight ranks so that their ends can be believed, and one start in two.
 
-use super::held::Key;
 use super::instance::{LATE_NS, Late, Measure, Part};
+use super::op_queue::Key;
 use crate::model::{Func, Lane, OpRecord, Rank, Track};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};

@@ -1,7 +1,7 @@
 //! One rank of a communicator.
 
 use super::instance::IssuedAt;
-use super::usage::Exchanged;
+use super::time_shares::Exchanged;
 use crate::model::{CommRecord, Func, Lane, Making, OpRecord, Rank, Track};
 
 /// A call that NCCL has not issued.

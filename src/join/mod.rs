@@ -3,67 +3,66 @@
 //! Pure: it is fed updates and told the time; it reads no clock and no file. One owner feeds it; rules and
 //! screens read it.
 
-mod agenda;
 mod attribution;
+mod call_hashes;
 mod call_order;
 mod class_key;
+mod class_totals;
 mod clock;
+mod cluster_rows;
 mod communicator;
+mod dirty_comms;
 mod elsewhere;
 mod evicted;
 mod exchange;
 mod finished;
 mod hardware;
-mod held;
 mod host_clock;
+mod host_pressure;
 mod hosts;
 mod instance;
-mod kept;
 mod member;
 mod memory;
-mod narrowed;
+mod op_queue;
 mod roster;
 mod signature;
-mod signed;
-mod sketched;
 mod snapshot;
-mod standing;
 mod stats;
-mod strain;
+mod time_shares;
 mod timing;
 mod trend;
 mod unread;
-mod usage;
-mod waits;
+mod wait_graph;
 mod wire;
 mod work;
 
 pub use crate::model::Track;
 pub use attribution::{Share, WireTotals, WireWindow};
+pub use call_hashes::{signature, types};
 pub use call_order::CallOrder;
 pub use class_key::{ClassKey, Load, Rates, Transfer, size_class};
+pub use class_totals::{Tallies, Tally};
 pub use clock::ClockMap;
+pub use cluster_rows::{ClusterRows, Pace, RowLimits};
 use communicator::{Around, Said, Taken};
 pub use communicator::{Communicator, LateCosts, LateEvent, LateSecond, Lately};
 pub use finished::{Finished, FinishedPart, Operation, Sampling};
 pub use hardware::{Activity, Device, Hardware, Incident, LinkError, Moment, Trouble};
 pub use host_clock::ClockPair;
+pub use host_pressure::{HostPressure, HostPressures};
 pub use hosts::{HostClock, Hosts};
 pub use instance::{Instance, Late, Measure, Part, Parts, algbw, busbw};
-pub use kept::Launches;
 pub use member::{Called, Member};
-pub use narrowed::{Narrow, Narrowed, Pace};
 pub use signature::Signature;
-pub use signed::{signature, types};
-pub use sketched::{Tallies, Tally};
 pub use snapshot::View;
-pub use standing::{Rhythm, Standing, Waited};
 pub use stats::{Class, Sample, Seen};
-pub use strain::{Strain, Strains};
+pub use time_shares::{Busy, Exchanged, Issuing};
 pub use timing::{Kernel, Limit, kernel, not_before, started};
 pub use trend::{Block, Change, Trend, median, spread};
-pub use usage::{Busy, Exchanged, Issuing};
-pub use waits::{Front, Lack, Origin, Stage, Stall, Waits, origins};
+pub use wait_graph::{
+    Launches, OpPhase, Origin, RankProgress, Rhythm, Stall, Standstills, WaitGraph, Waited, WaitingFor,
+    origins,
+};
 pub use wire::{Shape, Wire, crossing, expected, transfer};
 pub use work::Work;
 
@@ -71,15 +70,15 @@ use crate::model::{
     BEYOND_MEMORY, CommId, CommRecord, Holder, HostFact, Liveness, OpRecord, ProcessState, Rank, SegmentId,
     SegmentRecord, Spare, UNCOUNTED, Update, hides_operations, missed_reason,
 };
-use agenda::Agenda;
+use dirty_comms::DirtyComms;
 use evicted::Retired;
 use finished::Outbox;
-use kept::{COUNTED, Kept};
 use memory::Memory;
 pub use memory::MemoryLimit;
 use roster::{Condition, Roster};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
+use wait_graph::{COUNTED, GraphCache};
 
 /// Ranks' parts of operations that are over and kept, of all communicators; beyond, the older half of each
 /// communicator's goes. A cluster has a hundred thousand communicators, and each of them keeps some.
@@ -103,7 +102,7 @@ pub struct Process {
     /// What the operating system last said about it.
     pub host: Option<HostFact>,
     /// What it went without over the last minute.
-    pub strains: Strains,
+    pub strains: HostPressures,
     /// Time inside its kernels, as far as they are timed.
     pub busy: Busy,
     /// When it issued operations.
@@ -204,8 +203,8 @@ pub struct Join {
     outbox: Outbox,
     hardware: Hardware,
     roster: Roster,
-    kept: Kept,
-    agenda: Agenda,
+    wait_graph: GraphCache,
+    dirty: DirtyComms,
     /// Ranks' parts of operations that are over and kept, of all communicators.
     parts: usize,
     /// Processes that are not gone.
@@ -359,7 +358,7 @@ impl Join {
         if let Some(before) = comm.payer.replace(payer).filter(|p| *p != payer) {
             self.memory.account(before, std::mem::take(&mut comm.accounted_bytes), 0);
         }
-        self.agenda.touch(comm);
+        self.dirty.touch(comm);
         comm.join(record, &mut self.roster);
         account(&mut self.memory, comm);
     }
@@ -423,7 +422,7 @@ impl Join {
     /// A communicator of which something is heard.
     fn touched(&mut self, comm: CommId) -> Option<&mut Communicator> {
         let c = self.comms.get_mut(&comm)?;
-        self.agenda.touch(c);
+        self.dirty.touch(c);
         Some(c)
     }
 
@@ -451,7 +450,7 @@ impl Join {
         }
         let Some(clock) = process.clocks.get_mut(gpu) else { return };
         comm.stale |= op.order.is_some();
-        self.agenda.touch(comm);
+        self.dirty.touch(comm);
         comm.metered = self.outbox.metered() || self.outbox.networked() && comm.spans_nodes();
         let parts = comm.parts_kept();
         let (busy, issuing, spare) = (&mut process.busy, &mut process.issuing, self.outbox.spare());
@@ -492,7 +491,7 @@ impl Join {
                     missed: BTreeMap::new(),
                     missed_ns: None,
                     host: None,
-                    strains: Strains::default(),
+                    strains: HostPressures::default(),
                     busy: Busy::default(),
                     issuing: Issuing::default(),
                     call_order: CallOrder::default(),
@@ -522,7 +521,7 @@ impl Join {
         for (comm, _) in self.roster.seats(segment) {
             if let Some(c) = self.comms.get_mut(comm) {
                 c.stale = true;
-                self.agenda.touch(c);
+                self.dirty.touch(c);
             }
         }
     }
@@ -541,7 +540,7 @@ impl Join {
     /// Forgets a communicator, with its statistics.
     fn remove(&mut self, comm: CommId) -> Option<Communicator> {
         let c = self.comms.remove(&comm)?;
-        self.agenda.forget(&c);
+        self.dirty.forget(&c);
         self.parts -= c.parts_kept();
         if let Some(payer) = c.payer {
             self.memory.account(payer, c.accounted_bytes, 0);
@@ -552,7 +551,7 @@ impl Join {
             }
         }
         self.classes.retain(|k, _| k.comm != comm);
-        self.kept.forget(comm);
+        self.wait_graph.forget(comm);
         Some(c)
     }
 
@@ -595,7 +594,7 @@ impl Join {
 
     /// Counts what is complete of what was fed since the last tick, which does the same and all that is left to do.
     pub fn settle(&mut self, now_ns: u64) {
-        let touched = self.agenda.touched();
+        let touched = self.dirty.touched();
         self.count(&touched, now_ns);
     }
 
@@ -658,12 +657,8 @@ impl Join {
     fn forget_history(&mut self) {
         let largest = self.memory.largest();
         let is_large = |c: &Communicator| c.payer.is_some_and(|p| largest.contains(&p));
-        let over: Vec<CommId> = self
-            .agenda
-            .surplus(0)
-            .into_iter()
-            .filter(|id| self.comms.get(id).is_some_and(is_large))
-            .collect();
+        let over: Vec<CommId> =
+            self.dirty.surplus(0).into_iter().filter(|id| self.comms.get(id).is_some_and(is_large)).collect();
         self.halve(&over);
         if self.memory.is_near() {
             let all: Vec<CommId> = self.comms.values().filter(|c| is_large(c)).map(|c| c.id).collect();
@@ -690,12 +685,12 @@ impl Join {
         self.rebuild();
         self.now_ns = now_ns;
         self.take_calls();
-        let due = if self.all_gone() == self.kept.is_over() {
-            self.agenda.due(now_ns)
+        let due = if self.all_gone() == self.wait_graph.is_over() {
+            self.dirty.due(now_ns)
         } else {
             self.comms.keys().copied().collect()
         };
-        self.agenda.turn();
+        self.dirty.start_pass();
         self.count(&due, now_ns);
         if self.parts > PARTS_KEPT {
             for comm in self.comms.values_mut() {
@@ -724,7 +719,7 @@ impl Join {
             let deserted = || c.seats().iter().all(|s| is_away(self.roster.condition(s.actor)));
             let freed = || c.members().values().filter_map(|m| m.record.finalized_ns).max().unwrap_or(0);
             let over_ns = (c.closed() || deserted()).then(freed);
-            self.agenda.looked_at(c, over_ns);
+            self.dirty.looked_at(c, over_ns);
         }
         self.forget_closed();
     }
@@ -787,7 +782,7 @@ impl Join {
     /// A job that makes communicators again and again must not make us grow: the closed ones that have been so
     /// for longest go, with their statistics.
     fn forget_closed(&mut self) {
-        for id in self.agenda.surplus(CLOSED_KEPT) {
+        for id in self.dirty.surplus(CLOSED_KEPT) {
             self.retire(id);
         }
         if self.processes.len() > PROCESSES_KEPT && self.alive < self.processes.len() {
@@ -831,12 +826,12 @@ impl Join {
 
     /// The communicators that rules may have something to say of beside what stands still.
     pub fn notable(&self) -> impl Iterator<Item = &Communicator> {
-        self.agenda.notable().into_iter().filter_map(|id| self.comms.get(&id))
+        self.dirty.notable().into_iter().filter_map(|id| self.comms.get(&id))
     }
 
     /// How many communicators are not freed yet, as of the last tick.
     pub fn open(&self) -> usize {
-        self.comms.len().saturating_sub(self.agenda.closed())
+        self.comms.len().saturating_sub(self.dirty.closed())
     }
 
     /// A communicator as somebody names it who may not know whose it is.

@@ -1,7 +1,7 @@
 //! Statistics by class of operation: communicator, operation, size class, algorithm, protocol.
 
 use super::class_key::{Load, Rates, Transfer};
-use super::sketched::Sketched;
+use super::class_totals::ClassTotals;
 use super::trend::Trend;
 use crate::model::{Rank, Sketch};
 use sketches_ddsketch::{Config, DDSketch};
@@ -103,7 +103,7 @@ pub struct Class {
     trends: Few<Transfer, Trend>,
     sizes: Few<u64, Seen>,
     /// All operations, where sketches tell of them: their records are a sample then, and count for nothing but trends.
-    sketched: Option<Box<Sketched>>,
+    sketched: Option<Box<ClassTotals>>,
 }
 
 impl Class {
@@ -161,7 +161,7 @@ fn share<'a>(of: impl Iterator<Item = &'a Second>, seconds: u64) -> Option<f64> 
 }
 
 /// True where the times of most operations are told by sketches alone; those of which records tell them may be any.
-fn are_few(timed: u64, sketched: &Sketched) -> bool {
+fn are_few(timed: u64, sketched: &ClassTotals) -> bool {
     timed < sketched.stamped / 2
 }
 
@@ -196,7 +196,7 @@ impl Class {
     /// Takes what a node's sketch tells; `counts` says whether it is the one of all nodes' that counts operations.
     pub(super) fn take(&mut self, s: &Sketch, counts: bool) {
         let timed = self.timed;
-        let sketched = self.sketched.get_or_insert_with(|| Box::new(Sketched::new(s.func)));
+        let sketched = self.sketched.get_or_insert_with(|| Box::new(ClassTotals::new(s.func)));
         sketched.take(s, counts);
         if are_few(timed, sketched) {
             sketched.learn(s);
@@ -214,7 +214,7 @@ impl Class {
     }
 
     /// What sketches say of transfer times, where they know these.
-    fn told_times(&self) -> Option<&Sketched> {
+    fn told_times(&self) -> Option<&ClassTotals> {
         self.sketched.as_deref().filter(|s| s.is_timed())
     }
 
@@ -225,7 +225,7 @@ impl Class {
 
     /// Operations whose transfer time is known.
     pub fn timed(&self) -> u64 {
-        self.told_times().map_or(self.timed, Sketched::timed)
+        self.told_times().map_or(self.timed, ClassTotals::timed)
     }
 
     /// Those of them that CUDA events timed on some rank.
@@ -305,7 +305,7 @@ impl Class {
     /// What was learned of each kind of its transfers.
     pub fn trends(&self) -> impl Iterator<Item = (&Transfer, &Trend)> {
         let sketched = self.sketched.as_deref().filter(|s| are_few(self.timed, s));
-        let sketched = sketched.and_then(Sketched::trend);
+        let sketched = sketched.and_then(ClassTotals::trend);
         let of_records = sketched.is_none().then(|| self.trends.iter());
         sketched.into_iter().chain(of_records.into_iter().flatten())
     }

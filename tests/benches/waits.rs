@@ -5,7 +5,7 @@
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use ringwatch::detect::{Detector, Settings};
-use ringwatch::join::{Front, Join, Stage, Waits, origins};
+use ringwatch::join::{Join, OpPhase, RankProgress, WaitGraph, origins};
 use ringwatch::model::{
     Algo, ChannelStamp, CommId, CommRecord, DataType, Fact, Finding, Flags, Func, GpuFact, Job, Kind, Lane,
     LinkFact, Liveness, OpRecord, PcieFact, Proto, Rank, Reading, SegmentId, SegmentRecord, Throttle, Timing,
@@ -19,13 +19,13 @@ const RANKS: u32 = 16_384;
 const COMMS: u64 = 64;
 
 /// Rank 77 is missing in all of them; everybody else has issued one more and waits.
-fn front(rank: u32, order: u64) -> Front {
+fn front(rank: u32, order: u64) -> RankProgress {
     let missing = rank == 77;
-    let stage = if missing { Stage::InDoubt } else { Stage::Started };
-    Front { process: rank, issued: order + u64::from(!missing), done: order, stage }
+    let stage = if missing { OpPhase::InDoubt } else { OpPhase::Started };
+    RankProgress { process: rank, issued: order + u64::from(!missing), done: order, stage }
 }
 
-fn fill(w: &mut Waits, order: u64) {
+fn fill(w: &mut WaitGraph, order: u64) {
     for comm in 0..COMMS {
         for rank in 0..RANKS {
             w.set(CommId::unowned(comm), Track::Collective, Rank(rank), Some(front(rank, order)));
@@ -34,7 +34,7 @@ fn fill(w: &mut Waits, order: u64) {
 }
 
 fn waits(c: &mut Criterion) {
-    let mut w = Waits::new();
+    let mut w = WaitGraph::new();
     let mut order = 0;
     c.bench_function("16,384 ranks x 64 communicators: every row changes, solve", |b| {
         b.iter(|| {
@@ -53,7 +53,7 @@ fn waits(c: &mut Criterion) {
         });
     });
     // A rank is in 64 communicators of 256: as many rows, many more operations.
-    let mut w = Waits::new();
+    let mut w = WaitGraph::new();
     c.bench_function("16,384 ranks in 64 communicators of 256 each: every row changes, solve", |b| {
         b.iter(|| {
             order += 1;
@@ -61,7 +61,7 @@ fn waits(c: &mut Criterion) {
                 for rank in 0..256u32 {
                     // Communicators overlap: the same ranks never meet twice.
                     let process = (rank * 64 + (comm % 64) as u32 + rank * (comm / 64) as u32) % RANKS;
-                    let row = Front { process, ..front(process, order) };
+                    let row = RankProgress { process, ..front(process, order) };
                     w.set(CommId::unowned(comm), Track::Collective, Rank(rank), Some(row));
                 }
             }

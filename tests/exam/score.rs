@@ -5,7 +5,7 @@ use crate::simulator::{BEGIN, Simulation, Stay};
 use crate::spec::{FaultKind, Spec};
 use crate::truth::{self, Need, OpKey, Truth};
 use crate::watch::{Watcher, Way};
-use ringwatch::join::{Join, Origin, Process, Stall, Standing};
+use ringwatch::join::{Join, Origin, Process, Stall, Standstills};
 use ringwatch::model::{Change, Finding, Kind, Rank, Severity, Track};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -171,12 +171,12 @@ fn describe(s: &Stall) -> String {
     format!("{} {} {} {:?} waiting {waiting:?} lacking {lacking:?}", s.comm, s.track, s.order, s.lack)
 }
 
-fn describe_stalls(standing: &Standing) -> Vec<String> {
+fn describe_stalls(standing: &Standstills) -> Vec<String> {
     (0..).map_while(|i| standing.stall(i)).map(|s| format!("stands: {}", describe(s))).collect()
 }
 
 /// Describes where standing still begins, and which processes left the order of their calls, a line each.
-fn describe_origins(way: Way, join: &Join, standing: &Standing) -> Vec<String> {
+fn describe_origins(way: Way, join: &Join, standing: &Standstills) -> Vec<String> {
     let stall = |i: &usize| standing.stall(*i).map(describe);
     let line = |o: &Origin| {
         let circle: Vec<String> = o.circle.iter().filter_map(stall).collect();

@@ -3,7 +3,7 @@
 //! A job of one process has no others to order. NCCL reads its plugins' and most other variables once a process, hence a child
 //! for each arm; the children of a batch live together and measure in turns.
 
-use super::super::players::{PATH_VARIABLE, Player, Variant, give_turns, library_path};
+use super::super::demo_workers::{PATH_VARIABLE, Player, Variant, give_turns, library_path};
 use crate::bench::rendezvous::Rendezvous;
 use crate::bench::{Collective, Launch, Report, Settings};
 use crate::bundle;

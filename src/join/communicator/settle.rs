@@ -6,7 +6,7 @@ use super::super::finished::{Finished, FinishedPart, Operation, Outbox};
 use super::super::instance::{Instance, Part, busbw};
 use super::super::stats::{Class, Sample};
 use super::super::work::Passed;
-use super::carry::{carried, crossed};
+use super::expected_traffic::{carried, crossed};
 use super::{Communicator, HELD, Key, all_stopped, attached_bytes};
 use crate::model::{Func, Rank, Spare, Track};
 use std::collections::BTreeMap;

@@ -3,7 +3,7 @@
 //! A lease is a key with a time to live in a bucket of JetStream: who made it renews it, and when it is gone another
 //! makes it. What is written always expires, and only in the place of what was read, so that two never hold one.
 
-use super::keep;
+use super::kv_store;
 use async_nats::Client;
 use async_nats::connection::State;
 use async_nats::header::NATS_MARKER_REASON;
@@ -76,7 +76,7 @@ enum Written {
 
 impl Leases {
     pub(super) async fn open(client: &Client, js: &Context, id: String, replicas: usize) -> Option<Self> {
-        let store = keep::bucket(js, LEASES, replicas, Duration::ZERO).await?;
+        let store = kv_store::bucket(js, LEASES, replicas, Duration::ZERO).await?;
         let (client, js) = (client.clone(), js.clone());
         Some(Leases { client, js, store, id, held: BTreeMap::new(), others: BTreeMap::new(), unanswered: 0 })
     }

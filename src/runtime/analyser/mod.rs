@@ -6,18 +6,18 @@
 //! ```
 //! Any number of them run. All know everything; a lease decides which one speaks for a partition.
 
-mod glance;
-mod heard;
-mod keep;
-mod last_words;
+mod bus_source;
+mod cluster_query;
+mod kv_store;
 mod lease;
+mod pending_verdicts;
+mod publish;
 mod recorder;
-mod speak;
 mod state;
 
-pub use glance::{Answer, Question, Want};
-pub use heard::Heard;
-use heard::{Hearing, Room};
+pub use bus_source::Heard;
+use bus_source::{Hearing, Room};
+pub use cluster_query::{Answer, Question, Want};
 pub use state::State;
 
 use super::daemon::{self, Error, Reload, StateThread};
@@ -307,8 +307,8 @@ pub async fn run(
         [subscribed("node.>").await?, subscribed("comm.>").await?, subscribed("part.>").await?];
     let mut tasks = vec![tokio::spawn(hear(client.clone(), subscriptions, send, room))];
     let thread = StateThread::start(state.heartbeat(), move |queue| state.run(queue, &told_state))?;
-    tasks.push(tokio::spawn(speak::speak(client.clone(), id, known, sayings, tell_state, told)));
-    tasks.push(tokio::spawn(speak::answer(client, thread.sender())));
+    tasks.push(tokio::spawn(publish::speak(client.clone(), id, known, sayings, tell_state, told)));
+    tasks.push(tokio::spawn(publish::answer(client, thread.sender())));
     let sending = receiver.map(|r| r.start(started, thread.sender()));
     let bounds = daemon::Bounds::new(shares.http);
     let answers = thread.answers(&config);

@@ -1,6 +1,6 @@
 //! The thread that owns what is known of the cluster: it hears, judges, asks back, and answers.
 
-use super::heard::Heard;
+use super::bus_source::Heard;
 use super::{Reply, Right, Say, Told, Verdict};
 use crate::cluster::message::{self, OperationKey, Wish};
 use crate::cluster::{REASONS, Refusal};

@@ -207,7 +207,7 @@ async fn readyz(State(heartbeat): State<Arc<Heartbeat>>) -> (StatusCode, &'stati
 
 #[cfg(test)]
 mod tests {
-    use super::super::asked::{Asked, Rendered};
+    use super::super::requests::{Asked, Rendered};
     use super::super::state_queue::{Received, StateReceiver, state_queue};
     use super::*;
     use std::time::Instant;

@@ -1,6 +1,5 @@
 //! What agent and analyser share: the questions their state answers, HTTP, OTLP, and what they cost.
 
-mod asked;
 mod attend;
 mod connections;
 mod descriptors;
@@ -14,12 +13,12 @@ mod otlp;
 mod outgoing;
 mod own;
 mod reload;
+mod requests;
 mod shared_metrics;
 mod state_queue;
 mod state_thread;
 mod tcp_peer;
 
-pub(super) use asked::{Asked, Message, Rendered, ask};
 pub(super) use attend::attend;
 pub(super) use connections::{Closed, ClosedReport, Connections, is_exhausted};
 pub(super) use descriptors::raise as raise_descriptors;
@@ -32,6 +31,7 @@ pub(super) use otlp::Sender;
 pub(super) use outgoing::Outgoing;
 pub(super) use own::Costs;
 pub(super) use reload::Reload;
+pub(super) use requests::{Asked, Message, Rendered, ask};
 pub(super) use state_queue::{Lane, Received, StateReceiver, StateSender};
 pub(super) use state_thread::StateThread;
 

@@ -2,7 +2,7 @@
 //!
 //! A flood of scrapes costs the thread that owns the state no more than ten renders a second, and a tenth of its time.
 
-use super::asked::{Asked, Rendered, ask};
+use super::requests::{Asked, Rendered, ask};
 use super::state_queue::{Lane, StateSender};
 use crate::export::prometheus::{Format, negotiated};
 use crate::ingest::unix_ns;

@@ -3,7 +3,7 @@
 //! Messages cannot be displaced by questions, and questions of everybody cannot displace those of root, of the exporters and
 //! of the bus. Both lanes are served in turn, so neither starves the other.
 
-use super::asked::{Asked, Message};
+use super::requests::{Asked, Message};
 use crate::cluster::message::Wish;
 use crate::config::Config;
 use crate::export::otlp::Batch;

@@ -6,7 +6,7 @@ use super::{
     WANTED, WANTED_EVENTS, WANTED_SHIFT, WISH_NS, WISHED, WORTH,
 };
 use crate::communicator::Comm;
-use crate::gate::{RUN_MASK, RUN_SHIFT, Turns};
+use crate::gate::{RUN_MASK, RUN_SHIFT, Schedule};
 use crate::runtime::clock::now_ns;
 use ringwatch_wire::layout::comm;
 use ringwatch_wire::sync::Word;
@@ -71,7 +71,7 @@ impl Governor {
         }
         // Every operation is looked at meanwhile.
         self.set(WISHED, 1);
-        self.bare.set_turns(Turns::every(0, self.why_not(false)));
+        self.bare.set_turns(Schedule::every(0, self.why_not(false)));
         Some(comm.get() == c.word(comm::ID))
     }
 

@@ -1,6 +1,6 @@
 //! The bucket of findings: the last word on each is kept there, and whoever begins reads what was open before.
 
-use super::last_words::LastWords;
+use super::pending_verdicts::LastWords;
 use super::{TEXT, Told, Verdict};
 use crate::cluster::from_json;
 use async_nats::Client;

@@ -3,11 +3,11 @@
 //! Where they stand still, so does everything behind them. Two signs of that remain: a timed operation behind them that
 //! starts nowhere, and hosts that issue nothing more.
 
-use super::super::Join;
-use super::super::communicator::{Communicator, state_of};
-use super::super::instance::Instance;
-use super::super::waits::{Lack, Stall};
+use super::super::graph::{Stall, WaitingFor};
 use super::parts;
+use crate::join::Join;
+use crate::join::communicator::{Communicator, state_of};
+use crate::join::instance::Instance;
 use crate::model::{OpState, Rank, Track};
 use std::collections::BTreeMap;
 
@@ -154,7 +154,15 @@ fn unproven(join: &Join, c: &Communicator, step: Step) -> Option<Stall> {
     }
     lacking.sort_unstable();
     let Step { track, order, .. } = step;
-    Some(Stall { comm: c.id, track, order, lack: Lack::Start, waiting: Vec::new(), lacking, queued: false })
+    Some(Stall {
+        comm: c.id,
+        track,
+        order,
+        lack: WaitingFor::Start,
+        waiting: Vec::new(),
+        lacking,
+        queued: false,
+    })
 }
 
 /// The first operation that all ranks issued, that is timed, and that started nowhere, behind operations that are
@@ -184,5 +192,13 @@ fn queued(join: &Join, c: &Communicator) -> Option<Stall> {
         }
         lacking.push((*rank, seat.actor));
     }
-    Some(Stall { comm: c.id, track, order, lack: Lack::Start, waiting: Vec::new(), lacking, queued: false })
+    Some(Stall {
+        comm: c.id,
+        track,
+        order,
+        lack: WaitingFor::Start,
+        waiting: Vec::new(),
+        lacking,
+        queued: false,
+    })
 }

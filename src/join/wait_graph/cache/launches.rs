@@ -1,9 +1,9 @@
 //! Transfers that were launched together. NCCL tells one end for all of them, when any of them has ended: so one that seems
 //! not to end may have, and one that seems to have ended may not.
 
-use super::super::communicator::{Communicator, state_of};
-use super::super::instance::{Instance, Part};
-use super::super::waits::{Lack, Stall};
+use super::super::graph::{Stall, WaitingFor};
+use crate::join::communicator::{Communicator, state_of};
+use crate::join::instance::{Instance, Part};
 use crate::model::{Launch, OpState, Rank, Track};
 use std::cell::LazyCell;
 use std::collections::{HashMap, HashSet};
@@ -112,7 +112,7 @@ impl<'a> Launches<'a> {
             let part = instance.parts.get(rank).filter(|p| p.op.launch().is_known());
             part.is_some_and(|p| self.is_newest(*rank, p))
         };
-        let is_past = stall.lack == Lack::End
+        let is_past = stall.lack == WaitingFor::End
             && over.is_some_and(|(rank, _)| {
                 let part = instance.parts.get(&rank).filter(|p| p.op.launch().is_known());
                 part.is_some_and(|p| !self.is_newest(rank, p))
@@ -129,7 +129,7 @@ impl<'a> Launches<'a> {
         };
         let launches = |s: &'_ Stall| s.waiting.iter().filter_map(|w| launch(s, w)).collect::<Vec<_>>();
         let (mut ends, mut settled): (Vec<Held>, Vec<Held>) =
-            all.into_iter().partition(|h| h.stall.lack == Lack::End);
+            all.into_iter().partition(|h| h.stall.lack == WaitingFor::End);
         let mut held: HashSet<(Rank, Launch)> = stalls.iter().flat_map(launches).collect();
         held.extend(settled.iter().flat_map(|h| launches(&h.stall)));
         let mut out: Vec<Stall> = Vec::new();
@@ -143,7 +143,7 @@ impl<'a> Launches<'a> {
                     return true;
                 }
                 if !waiting.is_empty() {
-                    let stall = Stall { lack: Lack::Start, waiting, lacking, ..h.stall.clone() };
+                    let stall = Stall { lack: WaitingFor::Start, waiting, lacking, ..h.stall.clone() };
                     held.extend(launches(&stall));
                     out.push(stall);
                 }

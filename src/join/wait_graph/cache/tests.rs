@@ -15,7 +15,7 @@ const COMMS: u64 = 3;
 const RANKS: u32 = 4;
 
 /// Who can wait, and a row without its number.
-type Row = (Rank, (SegmentId, Option<Arc<str>>), (u64, u64, Stage));
+type Row = (Rank, (SegmentId, Option<Arc<str>>), (u64, u64, OpPhase));
 
 /// A track's rows as their definition says, rank by rank; none where nothing is old.
 fn defined(j: &Join, c: &Communicator, track: Track, over: bool, now_ns: u64) -> Vec<Row> {
@@ -23,7 +23,7 @@ fn defined(j: &Join, c: &Communicator, track: Track, over: bool, now_ns: u64) ->
     if c.closed() || !old.is_some_and(|t| over || now_ns.saturating_sub(t) >= YOUNG_NS) {
         return Vec::new();
     }
-    let mut fronts: HashMap<Rank, (u64, Stage)> = HashMap::new();
+    let mut fronts: HashMap<Rank, (u64, OpPhase)> = HashMap::new();
     let mut left: Vec<Rank> = c.members().keys().copied().collect();
     for (order, instance) in c.incomplete_of(track) {
         let started = instance.parts.values().any(|p| p.started_ns.is_some());
@@ -32,10 +32,10 @@ fn defined(j: &Join, c: &Communicator, track: Track, over: bool, now_ns: u64) ->
             let stage = match c.state(track, order, *rank) {
                 OpState::Finished => return true,
                 OpState::NotIssued | OpState::Called => return false,
-                OpState::Started | OpState::Progressing => Stage::Started,
+                OpState::Started | OpState::Progressing => OpPhase::Started,
                 OpState::Issued | OpState::InDoubt if all_were_in => return true,
-                OpState::Issued if started => Stage::Issued,
-                OpState::Issued | OpState::InDoubt => Stage::InDoubt,
+                OpState::Issued if started => OpPhase::Issued,
+                OpState::Issued | OpState::InDoubt => OpPhase::InDoubt,
             };
             fronts.insert(*rank, (order, stage));
             false
@@ -47,22 +47,22 @@ fn defined(j: &Join, c: &Communicator, track: Track, over: bool, now_ns: u64) ->
         !over && process.is_some_and(|p| p.record.liveness != Liveness::Alive)
             || m.is_some_and(|m| m.record.making == Some(Making::Aborted))
     };
-    let moving = fronts.iter().filter(|(r, (_, stage))| *stage != Stage::InDoubt && !is_gone(r));
+    let moving = fronts.iter().filter(|(r, (_, stage))| *stage != OpPhase::InDoubt && !is_gone(r));
     let open: BTreeSet<u64> = moving.map(|(_, (order, _))| *order).collect();
     let row = |rank: &Rank, m: &Member| {
         j.process(m.record.segment).filter(|p| !Process::unsure(p))?;
         let mut issued = m.issued(track)?;
-        let (mut done, stage) = fronts.get(rank).copied().unwrap_or((issued, Stage::InDoubt));
+        let (mut done, stage) = fronts.get(rank).copied().unwrap_or((issued, OpPhase::InDoubt));
         let is_there = |r: &Rank| {
             let m = c.members().get(r).filter(|m| m.record.finalized_ns.is_none());
             m.and_then(|m| j.process(m.record.segment)).is_some_and(|p| !p.unsure()) && !is_gone(r)
         };
-        let waits_for = |(r, (order, waits)): (&Rank, &(u64, Stage))| {
-            *waits == Stage::Started && *order == done && is_there(r)
+        let waits_for = |(r, (order, waits)): (&Rank, &(u64, OpPhase))| {
+            *waits == OpPhase::Started && *order == done && is_there(r)
         };
         let needs_all =
             || !c.instance(track, done).and_then(Instance::first).is_some_and(|p| p.op.func.is_rooted());
-        let waited_for = || stage == Stage::Issued && needs_all() && fronts.iter().any(waits_for);
+        let waited_for = || stage == OpPhase::Issued && needs_all() && fronts.iter().any(waits_for);
         if m.record.finalized_ns.is_some() && !waited_for() {
             done = issued;
         }
@@ -108,7 +108,7 @@ fn check(j: &Join, now_ns: u64) {
     for c in j.communicators() {
         for track in [Track::Collective, Track::Replay] {
             let kept: Vec<Row> = j
-                .kept
+                .wait_graph
                 .waits
                 .rows(c.id, track)
                 .iter()
@@ -121,19 +121,19 @@ fn check(j: &Join, now_ns: u64) {
     assert_eq!(j.open(), j.comms.len() - j.comms.values().filter(over).count());
     assert_eq!(j.parts, j.comms.values().map(Communicator::parts_kept).sum::<usize>());
     let notable: Vec<CommId> = j.comms.values().filter(|c| c.is_notable()).map(|c| c.id).collect();
-    assert_eq!(j.agenda.notable().into_iter().collect::<Vec<_>>(), notable);
+    assert_eq!(j.dirty.notable().into_iter().collect::<Vec<_>>(), notable);
     let late = j.comms.values().filter(|c| c.next_ns().is_some_and(|t| t <= now_ns)).map(|c| c.id);
-    let due = j.agenda.due(now_ns);
+    let due = j.dirty.due(now_ns);
     assert!(late.clone().all(|id| due.contains(&id)), "{:?} of {due:?}", late.collect::<Vec<_>>());
     let mut anew = j.clone();
-    anew.kept = Kept { changed: true, ..Kept::default() };
+    anew.wait_graph = GraphCache { changed: true, ..GraphCache::default() };
     anew.comms.values_mut().for_each(|c| c.stale = true);
     let all: Vec<CommId> = anew.comms.keys().copied().collect();
     anew.keep(now_ns, &all);
-    let (a, b) = (&anew.kept.standing, &j.kept.standing);
+    let (a, b) = (&anew.wait_graph.standing, &j.wait_graph.standing);
     assert_eq!((&a.stalls, &a.origins, &a.untimed), (&b.stalls, &b.origins, &b.untimed));
-    assert_eq!(anew.kept.queued, j.kept.queued);
-    assert_eq!(anew.kept.since, j.kept.since);
+    assert_eq!(anew.wait_graph.queued, j.wait_graph.queued);
+    assert_eq!(anew.wait_graph.since, j.wait_graph.since);
 }
 
 #[derive(Debug, Clone)]
@@ -370,10 +370,10 @@ fn a_rank_that_others_left_an_operation_with_is_not_in_an_earlier_one() {
     };
     assert_eq!(
         stalls(Func::AllReduce),
-        [(3, Lack::Issue)],
+        [(3, WaitingFor::Issue)],
         "what the others left does not end without rank 2"
     );
-    assert_eq!(stalls(Func::Broadcast), [(1, Lack::Start), (3, Lack::Issue)]);
+    assert_eq!(stalls(Func::Broadcast), [(1, WaitingFor::Start), (3, WaitingFor::Issue)]);
 }
 
 #[test]
@@ -404,7 +404,7 @@ fn a_lost_record_hides_nothing_that_comes_after_it() {
     let standing = j.standing(900 * MS);
     let stalls: Vec<&Stall> = (0..).map_while(|i| standing.stall(i)).collect();
     let named: Vec<_> = stalls.iter().map(|s| (s.order, s.lack, s.lacking[0].0)).collect();
-    assert_eq!(named, [(4, Lack::Start, Rank(1))]);
+    assert_eq!(named, [(4, WaitingFor::Start, Rank(1))]);
 }
 
 #[test]

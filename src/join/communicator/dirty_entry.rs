@@ -2,7 +2,7 @@
 
 /// What the agenda holds of a communicator, kept with it.
 #[derive(Debug, Clone, Default)]
-pub(in crate::join) struct AgendaEntry {
+pub(in crate::join) struct DirtyEntry {
     /// Something was heard of it since it was last looked at.
     pub(in crate::join) touched: bool,
     /// Rules may have something to say of it.

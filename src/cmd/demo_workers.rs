@@ -1,7 +1,7 @@
 //! The processes of a comparison: one a variant, alive together, measuring in turns.
 
 use super::FINDINGS;
-use super::audit::{Audit, Auditor};
+use super::self_check::{Audit, Auditor};
 use crate::bench::{Report, Settings, Step, order};
 use crate::bundle;
 use anyhow::{Context, bail};

@@ -12,7 +12,7 @@ const SAME_NS: u64 = 500_000_000;
 
 /// Shares of time in which a process could not work, 0 to 1. Absent is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Strain {
+pub struct HostPressure {
     /// It wanted a CPU and had none.
     pub cpu_starved: Option<f64>,
     /// One of NCCL's own threads wanted a CPU and had none.
@@ -23,9 +23,9 @@ pub struct Strain {
     pub memory_pressure: Option<f64>,
 }
 
-impl Strain {
+impl HostPressure {
     fn of(fact: &HostFact) -> Self {
-        Strain {
+        HostPressure {
             cpu_starved: fact.cpu_starved,
             nccl_starved: fact.nccl_starved,
             cpu_throttled: fact.cpu_throttled,
@@ -39,7 +39,7 @@ impl Strain {
             (Some(a), Some(b)) => Some(a.max(b)),
             (a, b) => a.or(b),
         };
-        Strain {
+        HostPressure {
             cpu_starved: max(self.cpu_starved, other.cpu_starved),
             nccl_starved: max(self.nccl_starved, other.nccl_starved),
             cpu_throttled: max(self.cpu_throttled, other.cpu_throttled),
@@ -50,15 +50,15 @@ impl Strain {
 
 /// The strains of a process over the last minute.
 #[derive(Debug, Clone, Default)]
-pub struct Strains {
-    looks: VecDeque<(u64, Strain)>,
+pub struct HostPressures {
+    looks: VecDeque<(u64, HostPressure)>,
     /// Processes of its cgroup that had been killed for want of memory at the last look.
     killed: Option<u64>,
     /// When that rose, and by how much.
     kills: VecDeque<(u64, u64)>,
 }
 
-impl Strains {
+impl HostPressures {
     /// Takes what the host says. Facts that come between two measurements say the same again.
     pub(super) fn take(&mut self, fact: &HostFact) {
         let more = fact.oom_kills.zip(self.killed).map_or(0, |(now, then)| now.saturating_sub(then));
@@ -69,9 +69,10 @@ impl Strains {
             }
             self.kills.push_back((fact.at_ns, more));
         }
-        let strain = Strain::of(fact);
-        let again = |(at, last): &(u64, Strain)| *last == strain && fact.at_ns.saturating_sub(*at) < SAME_NS;
-        if strain == Strain::default() || self.looks.back().is_some_and(again) {
+        let strain = HostPressure::of(fact);
+        let again =
+            |(at, last): &(u64, HostPressure)| *last == strain && fact.at_ns.saturating_sub(*at) < SAME_NS;
+        if strain == HostPressure::default() || self.looks.back().is_some_and(again) {
             return;
         }
         if self.looks.len() == KEPT {
@@ -81,9 +82,9 @@ impl Strains {
     }
 
     /// The worst of what was measured between two moments, host monotonic ns. A look tells of the second before it.
-    pub fn worst(&self, from_ns: u64, to_ns: u64) -> Strain {
+    pub fn worst(&self, from_ns: u64, to_ns: u64) -> HostPressure {
         let within = self.looks.iter().filter(|(t, _)| (from_ns..=to_ns).contains(t));
-        within.fold(Strain::default(), |worst, (_, s)| worst.worst(*s))
+        within.fold(HostPressure::default(), |worst, (_, s)| worst.worst(*s))
     }
 
     /// Processes of its cgroup whose killing for want of memory was counted between two moments, host monotonic ns. Those
@@ -105,7 +106,7 @@ mod tests {
 
     #[test]
     fn the_worst_of_a_span_is_told() {
-        let mut s = Strains::default();
+        let mut s = HostPressures::default();
         for (at, starved) in [(1, Some(0.1)), (2, Some(0.7)), (3, Some(0.2)), (4, None)] {
             s.take(&HostFact { memory_pressure: Some(0.05), ..look(at, starved, 3) });
         }
@@ -117,7 +118,7 @@ mod tests {
 
     #[test]
     fn kills_belong_to_the_moment_at_which_they_were_counted() {
-        let mut s = Strains::default();
+        let mut s = HostPressures::default();
         for (at, kills) in [(4, 3), (5, 4), (6, 4), (9, 6)] {
             s.take(&look(at, None, kills));
         }

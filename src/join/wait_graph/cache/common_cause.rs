@@ -4,11 +4,11 @@
 //! operation, and whoever waits behind them. Where exactly one such operation explains all ranks that are waited for, that is
 //! where the job stands still. Where several do, none of the ranks can be blamed.
 
-use super::super::Join;
-use super::super::communicator::Communicator;
-use super::super::instance::{Instance, IssuedAt, Part};
-use super::super::waits::{Lack, Stall};
+use super::super::graph::{Stall, WaitingFor};
 use super::waiting::Waiting;
+use crate::join::Join;
+use crate::join::communicator::Communicator;
+use crate::join::instance::{Instance, IssuedAt, Part};
 use crate::model::{CommId, Rank, SegmentId, Track};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -273,7 +273,7 @@ impl Search<'_> {
                 o.ends.iter().filter(behind).map(|e| (e.rank, self.processes[e.process].actor)).collect();
             let own = o.ends.iter().find(|e| e.process == place)?;
             let waiting = vec![(own.rank, self.processes[place].actor)];
-            let (comm, track, order, lack) = (o.comm, o.track, o.order, Lack::Start);
+            let (comm, track, order, lack) = (o.comm, o.track, o.order, WaitingFor::Start);
             (!lacking.is_empty()).then_some(Stall {
                 comm,
                 track,
@@ -291,7 +291,7 @@ impl Search<'_> {
     fn cause(&self, op: usize) -> Stall {
         let o = &self.ops[op];
         let waiting = o.ends.iter().map(|e| (e.rank, self.processes[e.process].actor)).collect();
-        let (comm, track, order, lack) = (o.comm, o.track, o.order, Lack::End);
+        let (comm, track, order, lack) = (o.comm, o.track, o.order, WaitingFor::End);
         Stall { comm, track, order, lack, waiting, lacking: Vec::new(), queued: false }
     }
 }
@@ -299,7 +299,7 @@ impl Search<'_> {
 #[cfg(test)]
 mod tests {
     use crate::join::testing::{all_reduce, member, process};
-    use crate::join::{Join, Lack};
+    use crate::join::{Join, WaitingFor};
     use crate::model::{CommId, Rank, Timing, Untimed, Update};
 
     const S: u64 = 1_000_000_000;
@@ -338,7 +338,7 @@ mod tests {
     }
 
     /// Where standing still begins, and how many ranks are unclear there.
-    fn origins(mut j: Join) -> Vec<(CommId, Lack, usize)> {
+    fn origins(mut j: Join) -> Vec<(CommId, WaitingFor, usize)> {
         j.tick(20 * S);
         let standing = j.standing(20 * S);
         let origin = |o: &crate::join::Origin| {
@@ -351,19 +351,19 @@ mod tests {
 
     #[test]
     fn the_only_operation_that_explains_all_is_where_it_begins() {
-        assert_eq!(origins(job()), [(CommId::unowned(1), Lack::End, 0)]);
+        assert_eq!(origins(job()), [(CommId::unowned(1), WaitingFor::End, 0)]);
         // Process 4 waits behind process 3 in another one, which alone does not explain process 2.
         let mut j = job();
         feed(&mut j, 5, &[3, 4], 1, None);
         feed(&mut j, 6, &[5, 4], 2, Some(&[5]));
-        assert_eq!(origins(j), [(CommId::unowned(1), Lack::End, 0)]);
+        assert_eq!(origins(j), [(CommId::unowned(1), WaitingFor::End, 0)]);
     }
 
     #[test]
     fn where_several_operations_explain_all_nobody_knows() {
         let mut j = job();
         feed(&mut j, 4, &[2, 3, 4], 1, None);
-        assert_eq!(origins(j), [2, 3].map(|comm| (CommId::unowned(comm), Lack::Start, 1)));
+        assert_eq!(origins(j), [2, 3].map(|comm| (CommId::unowned(comm), WaitingFor::Start, 1)));
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub(super) enum Entry<'a> {
 
 /// Operations by track and order.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Held {
+pub(super) struct OpQueue {
     tracks: BTreeMap<Track, VecDeque<Place>>,
     len: usize,
     open: usize,
@@ -63,7 +63,7 @@ fn find(queue: &VecDeque<Place>, order: u64) -> Result<usize, usize> {
     }
 }
 
-impl Held {
+impl OpQueue {
     pub(super) fn get(&self, key: &Key) -> Option<&Instance> {
         let queue = self.tracks.get(&key.0)?;
         Some(&queue.get(find(queue, key.1).ok()?)?.instance)
@@ -238,15 +238,15 @@ mod tests {
 
     const PAIR: Track = Track::Pair(Rank(0), Rank(1));
 
-    fn held(orders: &[(Track, u64)]) -> Held {
-        let mut h = Held::default();
+    fn held(orders: &[(Track, u64)]) -> OpQueue {
+        let mut h = OpQueue::default();
         for key in orders {
             assert!(matches!(h.entry(*key, |_| false), Entry::There(_)));
         }
         h
     }
 
-    fn keys(h: &Held) -> Vec<Key> {
+    fn keys(h: &OpQueue) -> Vec<Key> {
         h.iter().map(|(k, _)| *k).collect()
     }
 

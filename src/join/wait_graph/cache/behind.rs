@@ -1,10 +1,10 @@
 //! Transfers of which nothing tells whether they run, behind what stands still. A rank's operations in a communicator run in
 //! the order in which it issued them: where it waits in one, its later transfers have not started, and their other ends wait.
 
-use super::super::communicator::Communicator;
-use super::super::instance::{IssuedAt, Part};
-use super::super::waits::{Lack, Stall};
+use super::super::graph::{Stall, WaitingFor};
 use super::launches::Launches;
+use crate::join::communicator::Communicator;
+use crate::join::instance::{IssuedAt, Part};
 use crate::model::{Rank, Track};
 use std::collections::{BTreeMap, HashMap};
 
@@ -75,7 +75,7 @@ pub(super) fn stalls(
             };
             if earliest(&mut held, o.peer, peer_in) {
                 let (waiting, lacking) = (vec![(o.peer, peer)], vec![(rank, own)]);
-                let (comm, track, order, lack) = (c.id, o.track, o.order, Lack::Start);
+                let (comm, track, order, lack) = (c.id, o.track, o.order, WaitingFor::Start);
                 found.insert(o.peer, Stall { comm, track, order, lack, waiting, lacking, queued: false });
                 next.push(o.peer);
             }

@@ -3,11 +3,12 @@
 //! What the join is fed marks the communicators that it says something about; a tick looks at these, and at
 //! those whose oldest operation has just become old enough to be looked at.
 
-use super::communicator::{Communicator, state_of};
-use super::instance::{Instance, Part};
-use super::member::Seat;
-use super::waits::{Front, Lack, Stage, Stall, Waits, origins};
-use super::{Join, Standing};
+use super::graph::{OpPhase, RankProgress, Stall, WaitGraph, WaitingFor, origins};
+use super::stalls::Standstills;
+use crate::join::Join;
+use crate::join::communicator::{Communicator, state_of};
+use crate::join::instance::{Instance, Part};
+use crate::join::member::Seat;
 use crate::model::{CommId, OpState, Rank, Track};
 use held_before::FEW;
 use std::cell::LazyCell;
@@ -36,12 +37,12 @@ const YOUNG_NS: u64 = 20_000_000;
 const SPARSE: usize = 16;
 
 /// The records by which transfers are counted, as [`Update::Missed`](crate::model::Update::Missed) calls them.
-pub(super) use crate::model::OPERATIONS as COUNTED;
+pub(in crate::join) use crate::model::OPERATIONS as COUNTED;
 
 /// The graph, and what its solving needs beside it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Kept {
-    waits: Waits,
+pub(in crate::join) struct GraphCache {
+    waits: WaitGraph,
     /// Since when the tables' operations stand still, where only their own records say so.
     since: BTreeMap<(CommId, Track, u64), u64>,
     /// Untimed operations, and timed ones behind them, which may stand still where nothing else does.
@@ -49,7 +50,7 @@ pub(super) struct Kept {
     /// All processes were gone when it was last looked at.
     over: bool,
     changed: bool,
-    standing: Arc<Standing>,
+    standing: Arc<Standstills>,
 }
 
 /// How old the oldest operation of a track is that is not complete.
@@ -70,7 +71,7 @@ fn age(c: &Communicator, track: Track, over: bool, now_ns: u64) -> Age {
     oldest.began_ns().map_or(Age::None, |t| Age::Young(t.saturating_add(YOUNG_NS)))
 }
 
-impl Kept {
+impl GraphCache {
     /// True when a communicator has to be looked at.
     fn is_due(&self, c: &Communicator, over: bool, now_ns: u64) -> bool {
         over != self.over || c.stale || c.due_ns.is_some_and(|t| now_ns >= t)
@@ -124,12 +125,12 @@ impl Kept {
     }
 
     /// True when all processes were gone when it was last looked at.
-    pub(super) fn is_over(&self) -> bool {
+    pub(in crate::join) fn is_over(&self) -> bool {
         self.over
     }
 
     /// Takes a communicator out.
-    pub(super) fn forget(&mut self, comm: CommId) {
+    pub(in crate::join) fn forget(&mut self, comm: CommId) {
         // One that was freed was taken out before it is forgotten.
         self.changed |= self.waits.forget(comm);
         self.changed |= self.queued.remove(&comm).is_some();
@@ -160,7 +161,7 @@ impl Kept {
         let held = held_on_gpu(join, &stalls);
         let follows = |s: &Stall, since_ns: u64| {
             let is_held = |p: &u32| held.get(p).is_some_and(|issued_ns| *issued_ns <= since_ns);
-            s.lack == Lack::Issue && s.lacking.iter().all(|(_, p)| is_held(p))
+            s.lack == WaitingFor::Issue && s.lacking.iter().all(|(_, p)| is_held(p))
         };
         let since = |s: &Stall| {
             let since_ns = since_ns(s);
@@ -183,7 +184,7 @@ impl Kept {
         let mut untimed = origins(&queued, |s| (!is_aborted(s), since_ns(s)), &[]);
         untimed.iter_mut().for_each(|o| o.shift(known));
         stalls.extend(queued);
-        self.standing = Arc::new(Standing { stalls, origins: origins_known, untimed, unclear });
+        self.standing = Arc::new(Standstills { stalls, origins: origins_known, untimed, unclear });
     }
 }
 
@@ -201,7 +202,7 @@ fn aborted_in<'a>(join: &'a Join, s: &'a Stall) -> impl Iterator<Item = u32> {
 fn held_on_gpu(join: &Join, stalls: &[Arc<Stall>]) -> HashMap<u32, u64> {
     let mut held = HashMap::new();
     let is_of_few =
-        |s: &&Arc<Stall>| s.lack == Lack::Start && !s.waiting.is_empty() && s.lacking.len() <= FEW;
+        |s: &&Arc<Stall>| s.lack == WaitingFor::Start && !s.waiting.is_empty() && s.lacking.len() <= FEW;
     for s in stalls.iter().filter(is_of_few) {
         let Some(instance) = join.communicator(s.comm).and_then(|c| c.instance(s.track, s.order)) else {
             continue;
@@ -220,10 +221,10 @@ fn held_on_gpu(join: &Join, stalls: &[Arc<Stall>]) -> HashMap<u32, u64> {
 /// Leaves out operations of which nobody told that ranks started or ended them, as where a process is stopped, and which these
 /// ranks have left behind: they are lacking elsewhere.
 fn leave_out_unheard(join: &Join, stalls: &mut Vec<Arc<Stall>>) {
-    if !stalls.iter().any(|s| s.lack != Lack::Issue) {
+    if !stalls.iter().any(|s| s.lack != WaitingFor::Issue) {
         return;
     }
-    let not_issued = stalls.iter().filter(|s| s.lack == Lack::Issue).flat_map(|s| &s.lacking);
+    let not_issued = stalls.iter().filter(|s| s.lack == WaitingFor::Issue).flat_map(|s| &s.lacking);
     let lacks: HashSet<u32> = not_issued.map(|(_, p)| *p).collect();
     let are_all_through = |s: &Stall, instance: &Instance| {
         let is_in = |r: &Rank| s.waiting.iter().any(|(w, _)| w == r);
@@ -235,16 +236,16 @@ fn leave_out_unheard(join: &Join, stalls: &mut Vec<Arc<Stall>>) {
     };
     stalls.retain(|s| {
         let held_up_by = match s.lack {
-            Lack::Issue => return true,
-            Lack::Start => &s.lacking,
-            Lack::End => &s.waiting,
+            WaitingFor::Issue => return true,
+            WaitingFor::Start => &s.lacking,
+            WaitingFor::End => &s.waiting,
         };
         let Some(c) = join.communicator(s.comm) else { return true };
         let Some(instance) = c.instance(s.track, s.order) else { return true };
         let lack_elsewhere = held_up_by.iter().all(|(_, p)| lacks.contains(p));
         let is_past = |(r, _): &(Rank, u32)| instance.parts.get(r).is_some_and(|p| c.is_proven_past(*r, p));
         let are_past = || held_up_by.len() <= FEW && held_up_by.iter().all(is_past);
-        !(lack_elsewhere && (s.lack == Lack::End && are_all_through(s, instance) || are_past()))
+        !(lack_elsewhere && (s.lack == WaitingFor::End && are_all_through(s, instance) || are_past()))
     });
 }
 
@@ -260,41 +261,41 @@ fn forget(since: &mut BTreeMap<(CommId, Track, u64), u64>, comm: CommId, track: 
 
 impl Join {
     /// Brings the graph up to date, by the communicators that are to be looked at, and solves it.
-    pub(super) fn keep(&mut self, now_ns: u64, due: &[CommId]) {
+    pub(in crate::join) fn keep(&mut self, now_ns: u64, due: &[CommId]) {
         let over = self.all_gone();
-        let mut kept = std::mem::take(&mut self.kept);
+        let mut graph = std::mem::take(&mut self.wait_graph);
         let mut room = Room::default();
         for id in due {
-            if let Some(c) = self.comms.get_mut(id).filter(|c| kept.is_due(c, over, now_ns)) {
+            if let Some(c) = self.comms.get_mut(id).filter(|c| graph.is_due(c, over, now_ns)) {
                 c.sort_seats();
             } else {
                 continue;
             }
             let Some(c) = self.comms.get(id) else { continue };
-            let due_ns = kept.look(self, c, (over, now_ns), &mut room);
+            let due_ns = graph.look(self, c, (over, now_ns), &mut room);
             if let Some(c) = self.comms.get_mut(id) {
                 (c.stale, c.due_ns) = (false, due_ns);
             }
         }
-        kept.over = over;
-        kept.solve(self);
-        self.kept = kept;
+        graph.over = over;
+        graph.solve(self);
+        self.wait_graph = graph;
     }
 
     /// What stands still now. Where something was fed or became old since the last tick, that is looked at on a copy.
-    pub fn standing(&self, now_ns: u64) -> Arc<Standing> {
+    pub fn standing(&self, now_ns: u64) -> Arc<Standstills> {
         let over = self.all_gone();
-        let due = if over == self.kept.over {
-            self.agenda.due(now_ns)
+        let due = if over == self.wait_graph.over {
+            self.dirty.due(now_ns)
         } else {
             self.comms.keys().copied().collect()
         };
         let due = due.iter().filter_map(|id| self.comms.get(id));
-        let mut due = due.filter(|c| self.kept.is_due(c, over, now_ns)).peekable();
-        if due.peek().is_none() && !self.kept.changed {
-            return Arc::clone(&self.kept.standing);
+        let mut due = due.filter(|c| self.wait_graph.is_due(c, over, now_ns)).peekable();
+        if due.peek().is_none() && !self.wait_graph.changed {
+            return Arc::clone(&self.wait_graph.standing);
         }
-        let mut copy = self.kept.clone();
+        let mut copy = self.wait_graph.clone();
         let mut room = Room::default();
         for c in due {
             copy.look(self, c, (over, now_ns), &mut room);
@@ -307,7 +308,7 @@ impl Join {
 /// A row that is being made.
 struct Row {
     rank: Rank,
-    front: Front,
+    front: RankProgress,
     /// Its rank will not finish what it began, or nobody will tell.
     out: bool,
     /// The same, since its process is gone or has aborted the communicator.
@@ -329,13 +330,19 @@ struct Room {
 }
 
 /// The rows of a communicator's track.
-fn rows(join: &Join, c: &Communicator, track: Track, over: bool, room: &mut Room) -> Vec<(Rank, Front)> {
+fn rows(
+    join: &Join,
+    c: &Communicator,
+    track: Track,
+    over: bool,
+    room: &mut Room,
+) -> Vec<(Rank, RankProgress)> {
     let row = |seat: &Seat| {
         let condition = join.roster.condition(seat.actor);
         let issued = seat.issued(track)?;
         Some(Row {
             rank: seat.rank,
-            front: Front { process: seat.actor, issued, done: issued, stage: Stage::InDoubt },
+            front: RankProgress { process: seat.actor, issued, done: issued, stage: OpPhase::InDoubt },
             out: !over && condition.is_out() || seat.aborted,
             left: !over && condition.gone || seat.aborted,
             sure: condition.known && !condition.unsure,
@@ -352,7 +359,7 @@ fn rows(join: &Join, c: &Communicator, track: Track, over: bool, room: &mut Room
     let rows = &mut room.rows;
     // What a rank has finished, all were in: who is out then was through with it as well, told or not.
     let mut open: Vec<u64> = Vec::new();
-    for r in rows.iter().filter(|r| r.front.stage != Stage::InDoubt && !r.out) {
+    for r in rows.iter().filter(|r| r.front.stage != OpPhase::InDoubt && !r.out) {
         if open.last() != Some(&r.front.done) {
             open.push(r.front.done);
         }
@@ -373,7 +380,7 @@ fn rows(join: &Join, c: &Communicator, track: Track, over: bool, room: &mut Room
     };
     // A rank that has freed the communicator has finished everything in it, unless another rank waits in an operation that it has
     // not started.
-    let is_in = |r: &Row| r.front.stage == Stage::Started && !r.out && !r.through && r.sure;
+    let is_in = |r: &Row| r.front.stage == OpPhase::Started && !r.out && !r.through && r.sure;
     let mut waited_in: Vec<u64> = Vec::new();
     if rows.iter().any(|r| r.through) {
         waited_in.extend(rows.iter().filter(|r| is_in(r)).map(|r| r.front.done));
@@ -386,7 +393,7 @@ fn rows(join: &Join, c: &Communicator, track: Track, over: bool, room: &mut Room
     }
     for row in rows.iter_mut() {
         let f = &mut row.front;
-        let is_waited_for = f.stage == Stage::Issued && waited_in.binary_search(&f.done).is_ok();
+        let is_waited_for = f.stage == OpPhase::Issued && waited_in.binary_search(&f.done).is_ok();
         if row.through && !is_waited_for {
             f.done = f.issued;
         }
@@ -467,11 +474,11 @@ fn advance(c: &Communicator, track: Track, Room { rows, left }: &mut Room) {
             let stage = match state {
                 OpState::Finished => return true,
                 OpState::NotIssued | OpState::Called => return false,
-                OpState::Started | OpState::Progressing => Stage::Started,
+                OpState::Started | OpState::Progressing => OpPhase::Started,
                 // A rank that was in it and was not seen to start it has lost its times.
                 OpState::Issued | OpState::InDoubt if was_in(&row.rank, part) => return true,
-                OpState::Issued if *started => Stage::Issued,
-                OpState::Issued | OpState::InDoubt => Stage::InDoubt,
+                OpState::Issued if *started => OpPhase::Issued,
+                OpState::Issued | OpState::InDoubt => OpPhase::InDoubt,
             };
             (row.front.done, row.front.stage) = (order, stage);
             false

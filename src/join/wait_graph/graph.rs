@@ -1,6 +1,6 @@
 //! Who waits for whom: the wait-for graph over processes and operations.
 //!
-//! It is built from one small row a rank, communicator and track (a [`Front`]), so that it needs no operation
+//! It is built from one small row a rank, communicator and track (a [`RankProgress`]), so that it needs no operation
 //! records: a node's segments and a cluster's beats can feed it alike. A communicator's operations complete in
 //! order, so at most two of them matter: the first that some rank has not issued, and the oldest that all have
 //! issued and some have not finished. An operation waits for the ranks that lack it; a process waits for the
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// How far a rank's oldest unfinished operation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Stage {
+pub enum OpPhase {
     /// Issued, and known not to have started.
     Issued,
     /// Started on the GPU.
@@ -24,7 +24,7 @@ pub enum Stage {
 
 /// How far a rank is in one communicator and track.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Front {
+pub struct RankProgress {
     /// Its process, by a number that is the same in all communicators.
     pub process: u32,
     /// Operations issued: the next issue order.
@@ -32,12 +32,12 @@ pub struct Front {
     /// Orders below this are finished: its oldest unfinished operation, if it was issued.
     pub done: u64,
     /// How far that one is.
-    pub stage: Stage,
+    pub stage: OpPhase,
 }
 
 /// What an operation waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Lack {
+pub enum WaitingFor {
     /// Ranks have not issued it.
     Issue,
     /// All issued it; on some it has not started.
@@ -56,7 +56,7 @@ pub struct Stall {
     /// The issue order.
     pub order: u64,
     /// What it waits for.
-    pub lack: Lack,
+    pub lack: WaitingFor,
     /// The ranks that are in it, and their processes.
     pub waiting: Vec<(Rank, u32)>,
     /// The ranks it waits for, and their processes; empty where they all are in it.
@@ -69,12 +69,12 @@ pub struct Stall {
 impl Stall {
     /// True for what all ranks have to start, and in which nobody is seen to wait: none of them did, or those that did are
     /// through, as in rooted operations.
-    pub(super) fn is_unseen(&self) -> bool {
-        self.lack == Lack::Start && self.waiting.is_empty()
+    pub(in crate::join) fn is_unseen(&self) -> bool {
+        self.lack == WaitingFor::Start && self.waiting.is_empty()
     }
 
     /// The numbers of its processes are below this.
-    pub(super) fn processes(&self) -> usize {
+    pub(in crate::join) fn processes(&self) -> usize {
         self.waiting.iter().chain(&self.lacking).map(|(_, p)| *p as usize + 1).max().unwrap_or(0)
     }
 }
@@ -95,7 +95,7 @@ pub struct Origin {
 
 impl Origin {
     /// Its stalls come so much later in a longer list.
-    pub(super) fn shift(&mut self, by: usize) {
+    pub(in crate::join) fn shift(&mut self, by: usize) {
         self.first += by;
         self.circle.iter_mut().chain(&mut self.held_up).for_each(|i| *i += by);
     }
@@ -105,7 +105,7 @@ impl Origin {
 #[derive(Debug, Clone, Default)]
 struct Table {
     /// By rank. Ranks may be any numbers: what segments say is not to be trusted with memory.
-    fronts: Vec<(Rank, Front)>,
+    fronts: Vec<(Rank, RankProgress)>,
     changed: bool,
     stalls: Vec<Arc<Stall>>,
 }
@@ -123,7 +123,7 @@ impl Table {
             oldest = oldest.min(f.done);
         }
         let rows = || self.fronts.iter().copied();
-        let split = |waits: &dyn Fn(&Front) -> bool, lacks: &dyn Fn(&Front) -> bool| {
+        let split = |waits: &dyn Fn(&RankProgress) -> bool, lacks: &dyn Fn(&RankProgress) -> bool| {
             let (mut waiting, mut lacking) = (Vec::new(), Vec::new());
             for (rank, f) in rows() {
                 if lacks(&f) {
@@ -134,10 +134,10 @@ impl Table {
             }
             (waiting, lacking)
         };
-        if oldest < least && rows().all(|(_, f)| f.done > oldest || f.stage != Stage::InDoubt) {
-            let at = |f: &Front, stage| f.done == oldest && f.stage == stage;
-            let (waiting, lacking) = split(&|f| at(f, Stage::Started), &|f| at(f, Stage::Issued));
-            let lack = if lacking.is_empty() { Lack::End } else { Lack::Start };
+        if oldest < least && rows().all(|(_, f)| f.done > oldest || f.stage != OpPhase::InDoubt) {
+            let at = |f: &RankProgress, stage| f.done == oldest && f.stage == stage;
+            let (waiting, lacking) = split(&|f| at(f, OpPhase::Started), &|f| at(f, OpPhase::Issued));
+            let lack = if lacking.is_empty() { WaitingFor::End } else { WaitingFor::Start };
             self.stalls.push(Arc::new(Stall {
                 comm,
                 track,
@@ -150,7 +150,7 @@ impl Table {
         }
         if least < most {
             let (waiting, lacking) = split(&|f| f.issued > least, &|f| f.issued == least);
-            let lack = Lack::Issue;
+            let lack = WaitingFor::Issue;
             self.stalls.push(Arc::new(Stall {
                 comm,
                 track,
@@ -166,20 +166,20 @@ impl Table {
 
 /// The graph.
 #[derive(Debug, Clone, Default)]
-pub struct Waits {
+pub struct WaitGraph {
     tables: BTreeMap<(CommId, Track), Table>,
     single: BTreeMap<CommId, Vec<Arc<Stall>>>,
     processes: usize,
 }
 
-impl Waits {
+impl WaitGraph {
     /// An empty graph.
     pub fn new() -> Self {
         Self::default()
     }
 
     /// A rank's row, new or changed; `None` takes it away, where it is not to be relied on.
-    pub fn set(&mut self, comm: CommId, track: Track, rank: Rank, front: Option<Front>) {
+    pub fn set(&mut self, comm: CommId, track: Track, rank: Rank, front: Option<RankProgress>) {
         let table = self.tables.entry((comm, track)).or_default();
         let dense = rank.0 as usize;
         let at = match table.fronts.get(dense) {
@@ -203,7 +203,7 @@ impl Waits {
 
     /// All rows of a communicator's track, sorted by rank, in place of those that it had. Returns the operations of it
     /// that cannot complete yet.
-    pub fn replace(&mut self, comm: CommId, track: Track, rows: Vec<(Rank, Front)>) -> &[Arc<Stall>] {
+    pub fn replace(&mut self, comm: CommId, track: Track, rows: Vec<(Rank, RankProgress)>) -> &[Arc<Stall>] {
         if rows.is_empty() {
             self.tables.remove(&(comm, track));
             return &[];
@@ -220,7 +220,7 @@ impl Waits {
     }
 
     /// The rows of a communicator's track, by rank.
-    pub fn rows(&self, comm: CommId, track: Track) -> &[(Rank, Front)] {
+    pub fn rows(&self, comm: CommId, track: Track) -> &[(Rank, RankProgress)] {
         self.tables.get(&(comm, track)).map_or(&[], |t| &t.fronts)
     }
 
@@ -249,7 +249,7 @@ impl Waits {
     }
 
     /// The number of processes that are in the graph: theirs are below this.
-    pub(super) fn processes(&self) -> usize {
+    pub(in crate::join) fn processes(&self) -> usize {
         self.processes
     }
 
@@ -495,16 +495,16 @@ mod tests {
     const B: CommId = CommId::unowned(2);
     const C: CommId = CommId::unowned(3);
 
-    fn waits(rows: &[(CommId, u32, u32, u64, u64, Stage)]) -> Waits {
-        let mut w = Waits::new();
+    fn waits(rows: &[(CommId, u32, u32, u64, u64, OpPhase)]) -> WaitGraph {
+        let mut w = WaitGraph::new();
         for (comm, rank, process, issued, done, stage) in rows.iter().copied() {
-            let front = Front { process, issued, done, stage };
+            let front = RankProgress { process, issued, done, stage };
             w.set(comm, Track::Collective, Rank(rank), Some(front));
         }
         w
     }
 
-    use Stage::{InDoubt, Issued, Started};
+    use OpPhase::{InDoubt, Issued, Started};
 
     #[test]
     fn nobody_waits_where_all_are_equal() {
@@ -573,20 +573,20 @@ mod tests {
             comm: A,
             track: Track::Pair(Rank(from), Rank(to)),
             order: 0,
-            lack: Lack::Issue,
+            lack: WaitingFor::Issue,
             waiting: vec![(Rank(from), from)],
             lacking: vec![(Rank(to), to)],
             queued,
         };
         // Processes 1 and 2 wait for each other, and process 0 for process 1.
         let circle = |queued| {
-            let mut w = Waits::new();
+            let mut w = WaitGraph::new();
             [(1, 2), (2, 1), (0, 1)].into_iter().for_each(|pair| w.add(transfer(pair, false)));
             w.add(transfer((1, 0), queued));
             origins(&w.stalls(), |_| 0, &[])[0].circle.len()
         };
         assert_eq!((circle(true), circle(false)), (2, 4));
-        let mut w = Waits::new();
+        let mut w = WaitGraph::new();
         w.add(transfer((0, 1), false));
         w.add(transfer((1, 0), true));
         assert_eq!(origins(&w.stalls(), |_| 0, &[])[0].circle.len(), 2, "process 1 waits in nothing else");
@@ -619,7 +619,7 @@ mod tests {
         ]);
         let found = origins(&w.stalls(), |_| 0, &[]);
         assert_eq!(found.len(), 1, "{found:?}");
-        assert_eq!(w.stalls()[found[0].first].lack, Lack::End);
+        assert_eq!(w.stalls()[found[0].first].lack, WaitingFor::End);
         assert_eq!(found[0].held_up.len(), 1);
     }
 

@@ -1,6 +1,6 @@
 //! What each process waits in.
 
-use super::super::instance::{IssuedAt, Part};
+use crate::join::instance::{IssuedAt, Part};
 use std::collections::{HashMap, HashSet};
 
 /// What each process waits in: of several, what it issued first.

@@ -5,12 +5,12 @@
 //! and is not known to wait, may be in one that it issued before. That one cannot end where another rank waits in something
 //! that it issued earlier still.
 
-use super::super::Join;
-use super::super::communicator::Communicator;
-use super::super::instance::{Instance, IssuedAt, Part};
-use super::super::waits::{Lack, Stall};
+use super::super::graph::{Stall, WaitingFor};
 use super::waiting::Waiting;
 use super::{aborted_in, common_cause, transfers};
+use crate::join::Join;
+use crate::join::communicator::Communicator;
+use crate::join::instance::{Instance, IssuedAt, Part};
 use crate::model::{CommId, Rank, Track};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ fn roots(join: &Join, known: &[Arc<Stall>], waiting: &Waiting) -> BTreeMap<u32, 
     for s in known.iter().filter(|s| !s.is_unseen() && s.lacking.len() <= FEW) {
         for (rank, actor) in &s.lacking {
             let is_free = match (s.lack, part(join, s, *rank).and_then(Part::issued_at)) {
-                (Lack::Start, Some(at)) => waiting.is_nowhere_before(*actor, at),
+                (WaitingFor::Start, Some(at)) => waiting.is_nowhere_before(*actor, at),
                 _ => !waiting.first.contains_key(actor),
             };
             if is_free && !join.roster.condition(*actor).is_out() {
@@ -79,7 +79,7 @@ fn is_queued(join: &Join, s: &Stall, rank: Rank) -> bool {
 /// The same stalls, for the graph: a process that does not start an operation, though all that it waits in was issued later,
 /// is held there by nothing that is known. It counts as another process, which waits for nothing. `None` without such.
 pub(super) fn set_apart(join: &Join, known: &[Arc<Stall>], processes: usize) -> Option<Vec<Arc<Stall>>> {
-    let is_start = |s: &Arc<Stall>| s.lack == Lack::Start && s.lacking.len() <= FEW;
+    let is_start = |s: &Arc<Stall>| s.lack == WaitingFor::Start && s.lacking.len() <= FEW;
     if !known.iter().any(is_start) {
         return None;
     }
@@ -111,7 +111,7 @@ pub(super) fn set_apart(join: &Join, known: &[Arc<Stall>], processes: usize) -> 
 }
 
 fn may_be_idle(s: &Stall) -> bool {
-    s.lack == Lack::Start && !s.waiting.is_empty()
+    s.lack == WaitingFor::Start && !s.waiting.is_empty()
 }
 
 /// Adds the operations in which ranks are that others wait for, as far as that follows from what stands still. Returns the
@@ -193,7 +193,7 @@ fn held(join: &Join, idle: &Idle, waiting: &Waiting, room: &mut usize) -> Option
             let lacking = lacking(join, c, (track, instance), *rank, waiting);
             if !lacking.is_empty() {
                 let waiting = vec![(*rank, idle.actor)];
-                let lack = Lack::Start;
+                let lack = WaitingFor::Start;
                 first =
                     Some((Stall { comm: *comm, track, order, lack, waiting, lacking, queued: false }, at));
             }

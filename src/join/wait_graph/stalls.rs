@@ -1,9 +1,9 @@
 //! What stands still, and since when: what rules ask about it.
 
-use super::Join;
-use super::communicator::Communicator;
-use super::instance::{Instance, Part};
-use super::waits::{Lack, Origin, Stall};
+use super::graph::{Origin, Stall, WaitingFor};
+use crate::join::Join;
+use crate::join::communicator::Communicator;
+use crate::join::instance::{Instance, Part};
 use crate::model::{CommId, Liveness, Rank, SegmentId, Track};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,15 +36,15 @@ const SECOND_NS: u64 = 1_000_000_000;
 
 /// Everything that stands still, and where it begins.
 #[derive(Debug, Clone, Default)]
-pub struct Standing {
-    pub(super) stalls: Vec<Arc<Stall>>,
-    pub(super) origins: Vec<Origin>,
-    pub(super) untimed: Vec<Origin>,
+pub struct Standstills {
+    pub(in crate::join) stalls: Vec<Arc<Stall>>,
+    pub(in crate::join) origins: Vec<Origin>,
+    pub(in crate::join) untimed: Vec<Origin>,
     /// Processes by their numbers in stalls, in rising order.
-    pub(super) unclear: Vec<u32>,
+    pub(in crate::join) unclear: Vec<u32>,
 }
 
-impl Standing {
+impl Standstills {
     /// Where it begins.
     pub fn origins(&self) -> &[Origin] {
         &self.origins
@@ -111,7 +111,7 @@ pub struct Rhythm {
 impl Join {
     /// Operations that stand still, or in which ranks seem to disagree, and of which records lack, where not every record
     /// comes: the agents have them.
-    pub fn unknown(&self, standing: &Standing) -> Vec<(CommId, Track, u64)> {
+    pub fn unknown(&self, standing: &Standstills) -> Vec<(CommId, Track, u64)> {
         let lacks = |s: &&Arc<Stall>| {
             let c = self.communicator(s.comm);
             c.is_some_and(|c| c.instance(s.track, s.order).is_none_or(|i| i.parts.len() < s.waiting.len()))
@@ -166,7 +166,7 @@ impl Join {
 
     /// The last moment of which a process wrote something down, host monotonic ns: a black box lived until then.
     fn last_sign_ns(&self, segment: SegmentId) -> Option<u64> {
-        let of_part = |p: &super::Part| {
+        let of_part = |p: &Part| {
             let o = &p.op;
             let seen = o.stamps.iter().flat_map(|s| [Some(s.start_seen_ns), s.stop_seen_ns]);
             let all = seen.chain([o.called_ns, o.issued_ns, o.event_seen_ns, p.ended_seen_ns, p.moved_ns]);
@@ -191,7 +191,7 @@ impl Join {
 
     /// True for a communicator that a job at work made: ranks of it had been in operations elsewhere before.
     pub fn was_made_at_work(&self, c: &Communicator) -> bool {
-        let worked = |m: &super::Member, other: &Communicator, rank: Rank| {
+        let worked = |m: &crate::join::Member, other: &Communicator, rank: Rank| {
             let mut before = other.instances().filter(|(_, order, _)| *order >= STARTED_ORDERS);
             before.any(|(.., i)| {
                 i.parts.get(&rank).is_some_and(|p| p.op.issued_ns.is_some_and(|t| t < m.record.init_ns))
@@ -222,7 +222,7 @@ impl Join {
 
     /// Since when an operation stands still, host monotonic ns, for the order among all of them; absent where nobody waits
     /// in it. What waits behind something else comes after what is known to run, and what may have ended comes last.
-    pub(super) fn since_ns(&self, stall: &Stall) -> Option<u64> {
+    pub(in crate::join) fn since_ns(&self, stall: &Stall) -> Option<u64> {
         let c = self.communicator(stall.comm)?;
         let instance = c.instance(stall.track, stall.order)?;
         if let Some(since_ns) = self.since_unseen(c, instance, stall) {
@@ -245,7 +245,7 @@ impl Join {
         }
         // That somebody waits in what no GPU is seen to start is inferred from what others wait in.
         // Agents tell again at once where a GPU comes to an operation that stands still.
-        let is_queued = stall.lack == Lack::Start
+        let is_queued = stall.lack == WaitingFor::Start
             || waiting().any(|p| !p.is_silent())
             || waiting_in(instance, stall).take(FEW).any(|(rank, p)| c.is_behind_queued(rank, p));
         started.or_else(|| issued.map(|t| if is_queued { t.saturating_add(QUEUED_NS) } else { t }))
@@ -255,7 +255,7 @@ impl Join {
     /// have ended before they did.
     pub fn is_unproven(&self, c: &Communicator, instance: &Instance, stall: &Stall) -> bool {
         let issued = |r: &Rank| instance.parts.contains_key(r);
-        if stall.lack != Lack::Issue || !stall.lacking.iter().all(|(r, _)| issued(r)) {
+        if stall.lack != WaitingFor::Issue || !stall.lacking.iter().all(|(r, _)| issued(r)) {
             return false;
         }
         // Of transfers nobody tells later that they have ended, where not every record comes.
@@ -367,7 +367,9 @@ fn is_behind_others(c: &Communicator, stall: &Stall) -> bool {
     let is_open =
         |i: &Instance| i.parts.len() >= 2 && i.parts.values().all(|p| !p.finished && !p.is_silent());
     let mut earlier = c.incomplete_of(stall.track).take_while(|(order, _)| *order < stall.order);
-    matches!(stall.track, Track::Pair(..)) && stall.lack == Lack::Issue && earlier.any(|(_, i)| is_open(i))
+    matches!(stall.track, Track::Pair(..))
+        && stall.lack == WaitingFor::Issue
+        && earlier.any(|(_, i)| is_open(i))
 }
 
 /// The ranks that are in an operation and that it does not wait for.

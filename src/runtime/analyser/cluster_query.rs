@@ -4,7 +4,7 @@ use super::state::State;
 use crate::cluster::from_json;
 use crate::cluster::message::VERSION;
 use crate::ingest::now_ns;
-use crate::join::{Join, Narrow, Narrowed, View};
+use crate::join::{ClusterRows, Join, RowLimits, View};
 use crate::model::{
     At, CommId, Evidence, Finding, Fleet, NodeCell, NodeState, OpState, Rank, RankCell, Severity, Snapshot,
     Totals,
@@ -216,9 +216,14 @@ pub(super) struct Around<'a> {
 pub(super) fn answer(q: &Question, join: &Join, now_ns: u64, around: Around<'_>) -> Answer {
     let search: String = q.search.chars().take(SEARCH).collect();
     let words: Vec<String> = search.split_whitespace().map(str::to_lowercase).collect();
-    let narrow =
-        Narrow { at: &q.at, words: &words, findings: around.open, rates: around.rates, whole: around.whole };
-    let Narrowed { mut snapshot, mut rest, hosts, lost, processes } =
+    let narrow = RowLimits {
+        at: &q.at,
+        words: &words,
+        findings: around.open,
+        rates: around.rates,
+        whole: around.whole,
+    };
+    let ClusterRows { mut snapshot, mut rest, hosts, lost, processes } =
         View::new(join, now_ns).narrowed(&narrow);
     let totals = Totals {
         nodes: around.nodes.len(),

@@ -113,13 +113,13 @@ impl<T: Copy + Default> Said<T> {
 
 /// One communicator's numbers.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Signed {
+pub(super) struct CallHashes {
     numbers: Said<u32>,
     types: Said<u8>,
     suspects: Vec<u64>,
 }
 
-impl Signed {
+impl CallHashes {
     /// Takes a rank's numbers; so many ranks will say theirs.
     pub(super) fn take(&mut self, s: &Signatures, expected: usize) {
         let suspects = &mut self.suspects;
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
     use crate::model::{CommId, Rank, SegmentId};
 
-    fn said(signed: &mut Signed, rank: u32, signatures: &[u32], types: &[u8]) {
+    fn said(signed: &mut CallHashes, rank: u32, signatures: &[u32], types: &[u8]) {
         let (segment, comm, rank) = (SegmentId(u64::from(rank)), CommId::unowned(7), Rank(rank));
         let (signatures, types) = (signatures.to_vec(), types.to_vec());
         signed.take(&Signatures { segment, comm, rank, from: 10, signatures, types }, 4);
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn who_does_not_know_contradicts_nobody() {
-        let mut s = Signed::default();
+        let mut s = CallHashes::default();
         // With the preloaded library, without it, of an older version, and of an NCCL that names no type.
         said(&mut s, 0, &[5, 5], &[FLOAT | SUM, FLOAT | SUM]);
         said(&mut s, 1, &[5, 5], &[FLOAT, FLOAT]);
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn another_type_or_reduction_is_suspicious_even_past_one_who_does_not_know() {
         for wrong in [INT, FLOAT | MAX, MAX] {
-            let mut s = Signed::default();
+            let mut s = CallHashes::default();
             said(&mut s, 0, &[5, 5], &[FLOAT | SUM, FLOAT | SUM]);
             said(&mut s, 1, &[5, 5], &[FLOAT, 0]);
             said(&mut s, 2, &[5, 5], &[FLOAT, wrong]);

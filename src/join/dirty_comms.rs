@@ -3,13 +3,13 @@
 //! What the join is fed lists the communicators that it says something about, and each look says when the next is due
 //! though nothing is heard. A tick goes through these alone; rules go through those that they may have something to say of.
 
-use super::communicator::{AgendaEntry, Communicator};
+use super::communicator::{Communicator, DirtyEntry};
 use crate::model::CommId;
 use std::collections::BTreeSet;
 
 /// All communicators' entries, by what they are asked for.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Agenda {
+pub(super) struct DirtyComms {
     touched: Vec<CommId>,
     due: BTreeSet<(u64, CommId)>,
     notable: BTreeSet<CommId>,
@@ -30,11 +30,11 @@ fn book(set: &mut BTreeSet<(u64, CommId)>, id: CommId, from: Option<u64>, to: Op
     }
 }
 
-impl Agenda {
+impl DirtyComms {
     /// Something was heard of it.
     pub(super) fn touch(&mut self, c: &mut Communicator) {
-        if !c.agenda.touched {
-            c.agenda.touched = true;
+        if !c.dirty.touched {
+            c.dirty.touched = true;
             self.touched.push(c.id);
         }
     }
@@ -54,21 +54,21 @@ impl Agenda {
     }
 
     /// From here on those are listed of which something is heard from now on.
-    pub(super) fn turn(&mut self) {
+    pub(super) fn start_pass(&mut self) {
         self.touched.clear();
     }
 
     /// A communicator was looked at; it is over since then, if it is.
     pub(super) fn looked_at(&mut self, c: &mut Communicator, over_ns: Option<u64>) {
         let id = c.id;
-        let new = AgendaEntry {
+        let new = DirtyEntry {
             touched: false,
             notable: c.is_notable(),
             closed: c.closed(),
             due_ns: c.next_ns(),
             over_ns,
         };
-        let old = std::mem::replace(&mut c.agenda, new.clone());
+        let old = std::mem::replace(&mut c.dirty, new.clone());
         book(&mut self.due, id, old.due_ns, new.due_ns);
         book(&mut self.over, id, old.over_ns, new.over_ns);
         self.closed = self.closed + usize::from(new.closed) - usize::from(old.closed);
@@ -81,9 +81,9 @@ impl Agenda {
 
     /// A communicator is forgotten.
     pub(super) fn forget(&mut self, c: &Communicator) {
-        book(&mut self.due, c.id, c.agenda.due_ns, None);
-        book(&mut self.over, c.id, c.agenda.over_ns, None);
-        self.closed -= usize::from(c.agenda.closed);
+        book(&mut self.due, c.id, c.dirty.due_ns, None);
+        book(&mut self.over, c.id, c.dirty.over_ns, None);
+        self.closed -= usize::from(c.dirty.closed);
         self.notable.remove(&c.id);
     }
 

@@ -3,9 +3,9 @@
 //! A lease's number only grows, and is written with each verdict, so that whoever was asleep for longer than its lease
 //! cannot overwrite what its follower said. Without JetStream there are no leases, and every analyser speaks.
 
-use super::last_words::LastWords;
 use super::lease::{Leases, RENEW};
-use super::{Question, Reply, Say, Told, Verdict, keep};
+use super::pending_verdicts::LastWords;
+use super::{Question, Reply, Say, Told, Verdict, kv_store};
 use crate::cluster::message::VERSION;
 use crate::cluster::subject;
 use crate::model::{FindingEvent, FindingId};
@@ -45,11 +45,11 @@ const LOOK: Duration = Duration::from_millis(100);
 /// The leases, and the bucket of findings.
 async fn open(client: &Client, id: &str) -> Option<(Leases, Store)> {
     let mut js = jetstream::new(client.clone());
-    js.set_timeout(keep::PATIENCE);
+    js.set_timeout(kv_store::PATIENCE);
     // Three where there are so many servers, so that one may go.
     for replicas in [3, 1] {
         let leases = Leases::open(client, &js, id.to_owned(), replicas).await;
-        let findings = keep::bucket(&js, keep::FINDINGS, replicas, keep::KEEP).await;
+        let findings = kv_store::bucket(&js, kv_store::FINDINGS, replicas, kv_store::KEEP).await;
         if let (Some(leases), Some(findings)) = (leases, findings) {
             return Some((leases, findings));
         }
@@ -95,7 +95,7 @@ async fn hold(
     };
     bucket.send_replace(Some(findings.clone()));
     // Without a lease nothing is told, so what was told before is not told again.
-    timeout(BEFORE, tokio::spawn(keep::read_kept(findings, id, rights.clone()))).await.ok();
+    timeout(BEFORE, tokio::spawn(kv_store::read_kept(findings, id, rights.clone()))).await.ok();
     let mut tick = tokio::time::interval(RENEW);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -107,7 +107,7 @@ async fn hold(
         let kept = match room.load(Ordering::Relaxed) {
             _ if leases.unanswered >= UNANSWERED => Err(NO_LEASES),
             true => Ok(()),
-            false => Err(keep::NO_ROOM),
+            false => Err(kv_store::NO_ROOM),
         };
         if rights.send(Told::Leases(leases.rights())).is_err() || rights.send(Told::Kept(kept)).is_err() {
             return;
@@ -190,7 +190,7 @@ pub(super) async fn speak(
     let (publish, publishing) = tokio::sync::mpsc::unbounded_channel();
     let (bucket, findings) = watch::channel(None);
     let room = Arc::new(AtomicBool::new(true));
-    tokio::spawn(keep::keep_all(client.clone(), findings, keeping, Arc::clone(&room)));
+    tokio::spawn(kv_store::keep_all(client.clone(), findings, keeping, Arc::clone(&room)));
     tokio::spawn(publish_all(client.clone(), publishing));
     tokio::spawn(hold(client, id.clone(), known, rights, bucket, room));
     loop {

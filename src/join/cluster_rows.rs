@@ -24,7 +24,7 @@ const STILL_NS: u64 = 1_000_000_000;
 
 /// What is to be shown, and what the join itself does not know.
 #[derive(Debug, Clone, Copy)]
-pub struct Narrow<'a> {
+pub struct RowLimits<'a> {
     /// Where one looks.
     pub at: &'a At,
     /// Only rows that hold all these words, in small letters.
@@ -37,7 +37,7 @@ pub struct Narrow<'a> {
     pub whole: bool,
 }
 
-impl Narrow<'_> {
+impl RowLimits<'_> {
     /// True where every operation of a class is counted.
     fn counts(&self, class: &Class) -> bool {
         self.whole || class.is_sketched()
@@ -61,7 +61,7 @@ impl Narrow<'_> {
 
 /// What is shown of a cluster.
 #[derive(Debug, Clone, Default)]
-pub struct Narrowed {
+pub struct ClusterRows {
     /// The rows.
     pub snapshot: Snapshot,
     /// What there was no room for.
@@ -82,9 +82,9 @@ type Flying<'a> = (u64, &'a Communicator, Track, u64, &'a Instance);
 
 impl View<'_> {
     /// The rows of a part, the most important ones of each kind.
-    pub fn narrowed(&self, n: &Narrow<'_>) -> Narrowed {
+    pub fn narrowed(&self, n: &RowLimits<'_>) -> ClusterRows {
         let join = self.join;
-        let mut out = Narrowed::default();
+        let mut out = ClusterRows::default();
         for p in join.processes() {
             out.lost = out.lost.saturating_add(lost(p));
             out.processes += usize::from(p.record.liveness == Liveness::Alive);
@@ -153,7 +153,7 @@ impl View<'_> {
     }
 
     /// The communicators of what is looked at.
-    fn within(&self, n: &Narrow<'_>) -> Vec<&Communicator> {
+    fn within(&self, n: &RowLimits<'_>) -> Vec<&Communicator> {
         let join = self.join;
         if let Some(id) = n.at.communicator {
             return join.communicator(id).into_iter().collect();
@@ -175,7 +175,7 @@ impl View<'_> {
         join.communicators().filter(|c| n.at.job.is_none() || first(c)).collect()
     }
 
-    fn flying(&self, n: &Narrow<'_>, mut all: Vec<Flying<'_>>) -> (Vec<FlightRow>, usize) {
+    fn flying(&self, n: &RowLimits<'_>, mut all: Vec<Flying<'_>>) -> (Vec<FlightRow>, usize) {
         all.sort_by_key(|f| Reverse(f.0));
         let fits = |f: &FlightRow, c: &Communicator| {
             n.words.is_empty() || {
@@ -205,7 +205,7 @@ impl View<'_> {
     }
 
     /// The ranks of the communicator shown: those that are least far, and those of the node looked at, before the others.
-    fn ranks_of(&self, n: &Narrow<'_>, c: &Communicator) -> (Vec<RankRow>, usize) {
+    fn ranks_of(&self, n: &RowLimits<'_>, c: &Communicator) -> (Vec<RankRow>, usize) {
         let mut rows = self.rank_rows(c, WAITS_FOR);
         let name = name_of(c).unwrap_or_default();
         rows.retain(|r| {
@@ -237,7 +237,7 @@ impl View<'_> {
         (rows, more)
     }
 
-    fn classes_of(&self, n: &Narrow<'_>, within: &[&Communicator]) -> (Vec<ClassRow>, usize) {
+    fn classes_of(&self, n: &RowLimits<'_>, within: &[&Communicator]) -> (Vec<ClassRow>, usize) {
         let ids: BTreeSet<CommId> = within.iter().map(|c| c.id).collect();
         let fits = |k: &ClassKey| {
             let name = self.join.communicator(k.comm).and_then(name_of).unwrap_or_default();
@@ -272,7 +272,7 @@ impl View<'_> {
         (rows, more)
     }
 
-    fn jobs_of(&self, n: &Narrow<'_>) -> (Vec<JobRow>, usize) {
+    fn jobs_of(&self, n: &RowLimits<'_>) -> (Vec<JobRow>, usize) {
         let join = self.join;
         let mut jobs: BTreeMap<Option<&str>, (JobRow, BTreeSet<&str>)> = BTreeMap::new();
         for p in join.processes().filter(|p| n.job(p) && n.node(p)) {
@@ -328,7 +328,7 @@ impl View<'_> {
     }
 
     /// The processes of the node looked at.
-    fn segments_of(&self, n: &Narrow<'_>) -> (Vec<SegmentRow>, usize) {
+    fn segments_of(&self, n: &RowLimits<'_>) -> (Vec<SegmentRow>, usize) {
         if n.at.node.is_none() {
             return (Vec::new(), 0);
         }
@@ -347,7 +347,7 @@ impl View<'_> {
         (rows, more)
     }
 
-    fn hosts_of(&self, n: &Narrow<'_>) -> BTreeMap<String, usize> {
+    fn hosts_of(&self, n: &RowLimits<'_>) -> BTreeMap<String, usize> {
         let join = self.join;
         let mut hosts: BTreeMap<String, usize> = BTreeMap::new();
         let mut count = |p: &Process| {
@@ -431,8 +431,8 @@ mod tests {
 
     const S: u64 = 1_000_000_000;
 
-    fn narrow<'a>(at: &'a At, words: &'a [String], rates: &'a BTreeMap<CommId, f64>) -> Narrow<'a> {
-        Narrow { at, words, findings: &[], rates, whole: true }
+    fn narrow<'a>(at: &'a At, words: &'a [String], rates: &'a BTreeMap<CommId, f64>) -> RowLimits<'a> {
+        RowLimits { at, words, findings: &[], rates, whole: true }
     }
 
     /// Two hosts of two ranks, a communicator of all and one a host; rank 3 lacks the last operation of the first.
@@ -462,7 +462,7 @@ mod tests {
         let view = View::new(&join, 6 * S);
         let rates = BTreeMap::from([(CommId::unowned(9), 100.0)]);
         let all = view.narrowed(&narrow(&At::default(), &[], &rates));
-        let ids = |n: &Narrowed| n.snapshot.comms.iter().map(|c| c.id.nccl_hash()).collect::<Vec<_>>();
+        let ids = |n: &ClusterRows| n.snapshot.comms.iter().map(|c| c.id.nccl_hash()).collect::<Vec<_>>();
         assert_eq!(ids(&all), [7, 9, 8], "what stands still, then the busiest");
         assert_eq!((all.snapshot.ranks.len(), all.snapshot.in_flight.len()), (4, 1));
         assert_eq!(all.snapshot.ranks[0].waits_for, [Rank(3)]);
@@ -487,7 +487,7 @@ mod tests {
         let mut join = cluster();
         let (at, rates) = (At::default(), BTreeMap::new());
         let rows = |join: &Join, whole| {
-            let n = Narrow { whole, ..narrow(&at, &[], &rates) };
+            let n = RowLimits { whole, ..narrow(&at, &[], &rates) };
             let rows = View::new(join, 8 * S).narrowed(&n).snapshot.classes;
             rows.iter().map(|r| (r.count, r.sampled, r.ops_per_s)).collect::<Vec<_>>()
         };

@@ -2,7 +2,7 @@
 
 use super::{Settings, fact, names, number, seconds, verb};
 use crate::join::{
-    Activity, Communicator, Instance, Join, Lack, Origin, Part, Process, Stall, Standing, Waited,
+    Activity, Communicator, Instance, Join, Origin, Part, Process, Stall, Standstills, Waited, WaitingFor,
 };
 use crate::model::{Evidence, Liveness, Making, Rank, Track, Victims};
 use std::cell::OnceCell;
@@ -16,9 +16,9 @@ const ASKED: usize = 4;
 
 /// What a kind of hang is judged by.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Scene<'a> {
+pub(super) struct HangContext<'a> {
     pub(super) join: &'a Join,
-    pub(super) standing: &'a Standing,
+    pub(super) standing: &'a Standstills,
     pub(super) settings: Settings,
     pub(super) now_ns: u64,
     pub(super) gpu_users: &'a OnceCell<GpuUsers<'a>>,
@@ -29,7 +29,7 @@ pub(super) type GpuUsers<'a> = HashMap<(&'a str, &'a str), usize>;
 
 /// One place where standing still begins, and what lies there.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place<'a> {
+pub(super) struct StallSite<'a> {
     pub(super) origin: &'a Origin,
     pub(super) stall: &'a Stall,
     pub(super) comm: &'a Communicator,
@@ -37,7 +37,7 @@ pub(super) struct Place<'a> {
     pub(super) waited: &'a Waited,
 }
 
-impl<'a> Scene<'a> {
+impl<'a> HangContext<'a> {
     /// The ranks that an operation lacks, where several untimed operations explain why some of them do not go on: those of which
     /// their GPUs tell more. Absent where nobody is in doubt.
     pub(super) fn told_by_gpus(
@@ -69,11 +69,12 @@ impl<'a> Scene<'a> {
             i.parts.iter().filter(|(r, p)| !p.finished && self.aborted(comm, **r)).map(|(r, _)| *r).collect()
         };
         let ranks = aborted(instance);
-        if stall.lack != Lack::End || ranks.is_empty() {
+        if stall.lack != WaitingFor::End || ranks.is_empty() {
             return None;
         }
         let first = self.standing.origins().iter().find(|o| {
-            let other = self.standing.stall(o.first).filter(|s| s.comm == comm.id && s.lack == Lack::End);
+            let other =
+                self.standing.stall(o.first).filter(|s| s.comm == comm.id && s.lack == WaitingFor::End);
             let other = other.and_then(|s| comm.instance(s.track, s.order));
             other.is_some_and(|i| !aborted(i).is_empty())
         })?;
@@ -165,13 +166,13 @@ impl<'a> Scene<'a> {
 
     /// True in the first operation of a communicator, which waits for slow starts: compilation, data, connections. A job
     /// that makes a communicator in the middle of its work has those behind it, and so have ranks that were at work elsewhere.
-    pub(super) fn is_slow_start(&self, at: Place<'_>) -> bool {
+    pub(super) fn is_slow_start(&self, at: StallSite<'_>) -> bool {
         let is_first = at.stall.order == 0 && !matches!(at.stall.track, Track::Pair(..));
         is_first && !self.join.was_made_at_work(at.comm) && !self.came_from_work(at)
     }
 
     /// True where the ranks that an operation lacks were at work until it began.
-    pub(super) fn came_from_work(&self, at: Place<'_>) -> bool {
+    pub(super) fn came_from_work(&self, at: StallSite<'_>) -> bool {
         let segment = |r: &Rank| Some(at.comm.members().get(r)?.record.segment);
         let was_at_work = |r: &Rank| {
             let began = at.instance.began_ns().zip(segment(r));
@@ -182,7 +183,7 @@ impl<'a> Scene<'a> {
     }
 
     /// True where a rank has issued nothing at all in a communicator of a job that begins.
-    pub(super) fn is_first_of(&self, at: Place<'_>, rank: Rank) -> bool {
+    pub(super) fn is_first_of(&self, at: StallSite<'_>, rank: Rank) -> bool {
         !at.comm.has_issued(rank) && !self.join.was_made_at_work(at.comm)
     }
 
@@ -233,7 +234,7 @@ impl<'a> Scene<'a> {
 
     /// True while a rank's process goes on to issue operations. Hosts run ahead of their GPUs by seconds: where nothing
     /// says that a GPU waits, a process that is at work is behind, and not missing. It is no excuse for good.
-    pub(super) fn at_work(&self, at: Place<'_>, rank: Rank, patience_ns: u64) -> bool {
+    pub(super) fn at_work(&self, at: StallSite<'_>, rank: Rank, patience_ns: u64) -> bool {
         let last = self.process(at.comm, rank).and_then(|p| p.issuing.last_ns());
         let is_at_work = last.is_some_and(|t| self.now_ns.saturating_sub(t) < patience_ns);
         at.waited.is_by_hosts() && is_at_work && !self.enough(at.waited, self.settings.patience_most_ns)
@@ -241,7 +242,7 @@ impl<'a> Scene<'a> {
 
     /// True where the hosts of all ranks of an operation issue more, and are farther ahead of it than any was of its GPU so
     /// far: it has ended, and the news of that is lost.
-    pub(super) fn went_on(&self, at: Place<'_>) -> bool {
+    pub(super) fn went_on(&self, at: StallSite<'_>) -> bool {
         let is_ahead = |(rank, p): (&Rank, &Part)| {
             let issuing = self.process(at.comm, *rank).map(|p| p.issuing);
             let (last_ns, lead_ns) = issuing.map_or((None, 0), |i| (i.last_ns(), i.lead_ns()));
@@ -250,12 +251,14 @@ impl<'a> Scene<'a> {
                 lead_ns > 0 && is_at_work && last.saturating_sub(issued) > lead_ns.saturating_mul(LEADS)
             })
         };
-        at.stall.lack != Lack::Issue && at.origin.circle.is_empty() && at.instance.parts.iter().all(is_ahead)
+        at.stall.lack != WaitingFor::Issue
+            && at.origin.circle.is_empty()
+            && at.instance.parts.iter().all(is_ahead)
     }
 
     /// True when a rank came out of a long wait a moment ago, or issues operations again after a silence of half the time that
     /// the others have waited: what they wait for it may yet do.
-    pub(super) fn just_released(&self, at: Place<'_>, rank: Rank) -> bool {
+    pub(super) fn just_released(&self, at: StallSite<'_>, rank: Rank) -> bool {
         let Some(p) = self.process(at.comm, rank) else { return false };
         let waited_ns = self.now_ns.saturating_sub(at.waited.since_ns);
         let is_long = |(from, to): &(u64, u64)| to.saturating_sub(*from).saturating_mul(2) >= waited_ns;

@@ -1,12 +1,12 @@
 //! Transfers between two ranks in the wait-for graph: those that one end did not issue, and those that both issued.
 
-use super::super::Join;
-use super::super::communicator::{Communicator, state_of};
-use super::super::instance::{Instance, IssuedAt, Part};
-use super::super::waits::{Lack, Stall};
+use super::super::graph::{Stall, WaitingFor};
 use super::YOUNG_NS;
 use super::behind;
 use super::launches::{Held, Launches, NEWS_NS};
+use crate::join::Join;
+use crate::join::communicator::{Communicator, state_of};
+use crate::join::instance::{Instance, IssuedAt, Part};
 use crate::model::{OpState, Rank, Track};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -102,7 +102,7 @@ fn issued_by_both(
             OpState::NotIssued | OpState::Called | OpState::InDoubt => return None,
         }
     }
-    let lack = if lacking.is_empty() { Lack::End } else { Lack::Start };
+    let lack = if lacking.is_empty() { WaitingFor::End } else { WaitingFor::Start };
     // Without its other end it is not over.
     if !lacking.is_empty() && over.is_some_and(|(rank, _)| may_run(rank)) {
         waiting.extend(over.take());
@@ -181,7 +181,7 @@ fn not_issued(
         known.then_some((rank, actor))
     };
     let (waiting, lacking) = (vec![side(here)?], vec![side(there)?]);
-    Some(Stall { comm: c.id, track, order, lack: Lack::Issue, waiting, lacking, queued: false })
+    Some(Stall { comm: c.id, track, order, lack: WaitingFor::Issue, waiting, lacking, queued: false })
 }
 
 /// The last sends of a rank, where stamps say that they are over and the other end did not issue the receive. Such a send may
@@ -241,7 +241,7 @@ fn broken_off(join: &Join, c: &Communicator, launches: &Launches<'_>) -> Vec<Sta
         let (waiting, lacking) = (vec![w], vec![l]);
         let is_in_it = part.is_in_it() || part.finished;
         let queued = !is_in_it && !part.is_silent();
-        let stall = Stall { comm: c.id, track, order, lack: Lack::Issue, waiting, lacking, queued };
+        let stall = Stall { comm: c.id, track, order, lack: WaitingFor::Issue, waiting, lacking, queued };
         if is_in_it && !by_beats(&w.0) {
             known.entry((from, to)).or_insert(stall);
         } else if is_in_it {

@@ -115,7 +115,7 @@ struct Learned {
 
 /// What sketches told of a class.
 #[derive(Debug, Clone)]
-pub(super) struct Sketched {
+pub(super) struct ClassTotals {
     pub(super) count: u64,
     /// Operations of which some rank's time was told, whether it is a transfer time or not.
     pub(super) stamped: u64,
@@ -136,9 +136,9 @@ pub(super) struct Sketched {
     learned: Option<Box<Learned>>,
 }
 
-impl Sketched {
+impl ClassTotals {
     pub(super) fn new(func: Func) -> Self {
-        Sketched {
+        ClassTotals {
             count: 0,
             stamped: 0,
             by_events: 0,
@@ -432,7 +432,7 @@ mod tests {
 
     #[test]
     fn rates_and_shares_are_of_every_operation() {
-        let mut all = Sketched::new(Func::AllReduce);
+        let mut all = ClassTotals::new(Func::AllReduce);
         for second in 0..130 {
             all.take(&sketch(second, 1, 200), true);
         }
@@ -453,7 +453,7 @@ mod tests {
 
     #[test]
     fn sketches_teach_how_long_transfers_take() {
-        let mut all = Sketched::new(Func::AllReduce);
+        let mut all = ClassTotals::new(Func::AllReduce);
         for second in 0..30 {
             let ns = if second < 15 { 1_000_000 } else { 3_000_000 };
             // One node's ranks wait for those of the other.
@@ -495,7 +495,7 @@ mod tests {
 
     #[test]
     fn what_waited_for_room_is_spread_over_its_seconds() {
-        let mut all = Sketched::new(Func::AllReduce);
+        let mut all = ClassTotals::new(Func::AllReduce);
         all.take(&sketch(0, 7, 1001), true);
         assert_eq!(all.count, 1001);
         let r = all.rates(8 * S).expect("busy");
@@ -508,7 +508,7 @@ mod tests {
 
     #[test]
     fn other_nodes_tell_of_their_ranks_time_and_count_nothing_again() {
-        let mut all = Sketched::new(Func::AllReduce);
+        let mut all = ClassTotals::new(Func::AllReduce);
         for second in 0..10 {
             let first = Sketch { whole: false, ..sketch(second, 1, 10) };
             // Three times as many ranks, which wait half as long.
@@ -528,7 +528,7 @@ mod tests {
 
     #[test]
     fn what_is_not_known_stays_absent() {
-        let mut all = Sketched::new(Func::SendRecv);
+        let mut all = ClassTotals::new(Func::SendRecv);
         let untimed = Sketch { bytes: None, timed: 0, busy_ns: 0, times: Vec::new(), ..sketch(0, 5, 50) };
         all.take(&untimed, true);
         let r = all.rates(7 * S).expect("busy");
@@ -540,12 +540,12 @@ mod tests {
 
     #[test]
     fn a_class_takes_little() {
-        assert!(size_of::<Sketched>() <= 416, "{} bytes", size_of::<Sketched>());
+        assert!(size_of::<ClassTotals>() <= 416, "{} bytes", size_of::<ClassTotals>());
     }
 
     #[test]
     fn moments_far_apart_take_no_longer() {
-        let mut all = Sketched::new(Func::AllReduce);
+        let mut all = ClassTotals::new(Func::AllReduce);
         for from_ns in [0, u64::MAX, 5, u64::MAX / 2] {
             all.take(&Sketch { from_ns, ..sketch(0, 3600, 1) }, true);
         }

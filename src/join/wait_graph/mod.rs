@@ -1,0 +1,10 @@
+//! Who waits for whom, what stands still, and where that begins.
+
+mod cache;
+mod graph;
+mod stalls;
+
+pub use cache::Launches;
+pub(super) use cache::{COUNTED, GraphCache};
+pub use graph::{OpPhase, Origin, RankProgress, Stall, WaitGraph, WaitingFor, origins};
+pub use stalls::{Rhythm, Standstills, Waited};
