@@ -50,11 +50,11 @@ pub struct Event {
     pub parent: u64,
     /// The rank NCCL names, where it does.
     pub rank: i32,
-    /// What it says.
+    /// The content, by type.
     pub body: Body,
 }
 
-/// What an event says.
+/// The content of an event.
 #[derive(Debug, Clone, Copy)]
 pub enum Body {
     /// A plan begins.

@@ -1,12 +1,12 @@
 //! CUDA events around a kernel launch, by the driver's own functions: the second source of GPU times.
 //!
-//! A *shot* is a pair of events. It begins before a launch on the launch's stream, ends behind it, is bound to the one
-//! operation that the launch carries, and is read at a later call of the same communicator, when both events have
-//! happened. A launch of several operations gets none: its time is none of theirs. Pools are made when a communicator is opened; nothing here waits: a pool that another thread uses, or
-//! that has no free shot, gives none.
+//! An [`EventPair`] begins before a launch on the launch's stream and ends behind it. It is bound to the one operation that
+//! the launch carries, and is read at a later call of the same communicator, when both events have happened. A launch of
+//! several operations gets no pair, since its time is none of theirs. Pools are made when a communicator is opened. Nothing
+//! here waits: a pool that another thread uses, or that has no free pair, gives none.
 //!
 //! All of this runs on threads that call NCCL, never on CUDA's callback threads, where the driver may not be called.
-//! The stream's capture is asked for before each shot. A query of an event while another thread captures in CUDA's
+//! The stream's capture is asked for before each pair. A query of an event while another thread captures in CUDA's
 //! global mode would break that capture, so this thread's capture mode is relaxed around each use and put back.
 
 #![expect(unsafe_code, reason = "calls the CUDA driver")]
@@ -66,17 +66,17 @@ impl Driver {
 }
 
 /// Shots of a communicator: so many launches may be timed and not finished yet.
-const SHOTS: usize = 8;
+const PAIRS: usize = 8;
 
-// Words of a shot.
+// Words of a pair.
 const STATE: usize = 0;
 const START: usize = 1;
 const STOP: usize = 2;
 const BEGUN_NS: usize = 3;
 // 4: the stream.
-/// How often the shot was taken (above), and the ticket + 1 of the operation that is bound to it (low 48 bits).
+/// How often the pair was taken (above), and the ticket + 1 of the operation that is bound to it (low 48 bits).
 const BOUND: usize = 5;
-const SHOT_WORDS: usize = 8;
+const PAIR_WORDS: usize = 8;
 
 /// A bound operation's ticket + 1: 0 none yet, [`CLOSED`] none any more.
 const TICKET: u64 = (1 << 48) - 1;
@@ -86,7 +86,7 @@ const FREE: u64 = 0;
 const BEGUN: u64 = 1;
 const ENDED: u64 = 2;
 
-// Words of a pool, before its shots.
+// Words of a pool, before its pairs.
 const LOCK: usize = 0;
 /// NONE, READY or BROKEN.
 const HEALTH: usize = 1;
@@ -95,8 +95,8 @@ const PENDING: usize = 3;
 const LOOKED_NS: usize = 4;
 /// The context's number; 0 unknown.
 const CONTEXT_NUMBER: usize = 5;
-const SHOTS_AT: usize = 8;
-const POOL_WORDS: usize = SHOTS_AT + SHOTS * SHOT_WORDS;
+const PAIRS_AT: usize = 8;
+const POOL_WORDS: usize = PAIRS_AT + PAIRS * PAIR_WORDS;
 
 const READY: u64 = 1;
 const BROKEN: u64 = 2;
@@ -125,29 +125,29 @@ pub(crate) struct EventPair {
     generation: u64,
 }
 
-/// Bits of a shot's number: those that say which pair it is, and those of its generation.
+/// Bits of a pair's number: those that say which pair it is, and those of its generation.
 const PLACE_BITS: u32 = 12;
 const GENERATION_BITS: u32 = 12;
 const PLACE: u64 = (1 << PLACE_BITS) - 1;
 const GENERATION: u64 = (1 << GENERATION_BITS) - 1;
 
 impl EventPair {
-    /// Bits of a shot's number.
+    /// Bits of a pair's number.
     pub(crate) const NUMBER_BITS: u32 = PLACE_BITS + GENERATION_BITS;
 
-    /// The number of no shot, not 0.
+    /// The number of no pair, not 0.
     pub(crate) const NO_NUMBER: u64 = PLACE;
 
     /// As a number that is not 0, for a word of the communicator's.
     pub(crate) fn number(self) -> u64 {
-        ((self.pool * SHOTS + self.index) as u64 + 1) | self.generation << PLACE_BITS
+        ((self.pool * PAIRS + self.index) as u64 + 1) | self.generation << PLACE_BITS
     }
 
     /// From that number.
     pub(crate) fn from_number(n: u64) -> Option<Self> {
         let place = usize::try_from((n & PLACE).checked_sub(1)?).ok()?;
         let generation = n >> PLACE_BITS & GENERATION;
-        Some(EventPair { pool: place / SHOTS, index: place % SHOTS, generation }).filter(|s| s.pool < POOLS)
+        Some(EventPair { pool: place / PAIRS, index: place % PAIRS, generation }).filter(|s| s.pool < POOLS)
     }
 
     /// The word [`BOUND`] while nothing is bound to it.
@@ -156,7 +156,7 @@ impl EventPair {
     }
 }
 
-/// What a shot says to an operation that was issued after its launch.
+/// The result of binding an operation to an event pair after its launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Binding {
     /// The duration will be the operation's.
@@ -193,9 +193,9 @@ impl Pool<'_> {
         }
     }
 
-    fn shot(&self, i: usize) -> &[Word] {
-        let at = SHOTS_AT + i * SHOT_WORDS;
-        self.words.get(at..at + SHOT_WORDS).unwrap_or(&[])
+    fn pair(&self, i: usize) -> &[Word] {
+        let at = PAIRS_AT + i * PAIR_WORDS;
+        self.words.get(at..at + PAIR_WORDS).unwrap_or(&[])
     }
 
     fn break_off(&self, segment: &Segment<'static>) {
@@ -203,7 +203,7 @@ impl Pool<'_> {
         segment.flaw(Flaw::EventError);
     }
 
-    /// Gives every finished shot's duration to its operations.
+    /// Gives every finished pair's duration to its operations.
     fn harvest(&self, segment: &Segment<'static>) {
         // Not the time of the call that led here: what is said to have ended must have ended by then.
         let now_ns = now_ns();
@@ -211,9 +211,9 @@ impl Pool<'_> {
         if self.get(PENDING) == 0 {
             return;
         }
-        for i in 0..SHOTS {
-            let shot = self.shot(i);
-            let word = |k: usize| shot.get(k).map_or(0, Word::get);
+        for i in 0..PAIRS {
+            let pair = self.pair(i);
+            let word = |k: usize| pair.get(k).map_or(0, Word::get);
             if word(STATE) != ENDED {
                 continue;
             }
@@ -221,7 +221,7 @@ impl Pool<'_> {
             // SAFETY: an event that this pool made.
             match unsafe { (self.driver.query)(stop) } {
                 SUCCESS => {}
-                // Events of a stream happen in order, and a communicator's shots are mostly on one.
+                // Events of a stream happen in order, and a communicator's pairs are mostly on one.
                 // One question too many costs more than a result that comes later.
                 NOT_READY => return,
                 _ => return self.break_off(segment),
@@ -231,13 +231,13 @@ impl Pool<'_> {
             if unsafe { (self.driver.elapsed)(&mut ms, word(START) as Event, stop) } != SUCCESS {
                 return self.break_off(segment);
             }
-            if let Some(bound) = shot.get(BOUND) {
+            if let Some(bound) = pair.get(BOUND) {
                 let seen = close(bound);
                 let number = EventPair { pool: self.index, index: i, generation: seen >> 48 }.number();
                 let passed_ns = now_ns.saturating_sub(word(BEGUN_NS));
                 give(segment, number, seen & TICKET, ms, passed_ns, now_ns);
             }
-            if let Some(state) = shot.get(STATE) {
+            if let Some(state) = pair.get(STATE) {
                 state.set(FREE);
             }
             self.set(PENDING, self.get(PENDING).saturating_sub(1));
@@ -245,7 +245,7 @@ impl Pool<'_> {
     }
 }
 
-/// Closes a shot to further operations, and returns what was bound to it.
+/// Closes a pair to further operations, and returns what was bound to it.
 fn close(bound: &Word) -> u64 {
     for _ in 0..4 {
         let seen = bound.get();
@@ -256,9 +256,9 @@ fn close(bound: &Word) -> u64 {
     CLOSED
 }
 
-/// Gives a duration to the operation of a shot, if it can be true: not negative, and not longer than what has passed on
+/// Gives a duration to the operation of a pair, if it can be true: not negative, and not longer than what has passed on
 /// the host since before the first event was recorded. `bound` is 0 or [`CLOSED`] where there is no one operation.
-fn give(segment: &Segment<'static>, shot: u64, bound: u64, ms: f32, passed_ns: u64, now_ns: u64) {
+fn give(segment: &Segment<'static>, pair: u64, bound: u64, ms: f32, passed_ns: u64, now_ns: u64) {
     /// The resolution of event times is half a microsecond.
     const SLACK_NS: u64 = 1_000;
     if bound == CLOSED {
@@ -270,7 +270,7 @@ fn give(segment: &Segment<'static>, shot: u64, bound: u64, ms: f32, passed_ns: u
     let possible = ms >= 0.0 && ns <= passed_ns.saturating_add(SLACK_NS);
     // One that was overwritten needs no time.
     let Ok(record) = SlotRef::of(&segment.op, ticket) else { return };
-    if record.word(op::TIMED) != told(shot) {
+    if record.word(op::TIMED) != told(pair) {
         return;
     }
     if !possible {
@@ -282,9 +282,9 @@ fn give(segment: &Segment<'static>, shot: u64, bound: u64, ms: f32, passed_ns: u
     }
 }
 
-/// The word [`op::TIMED`] of an operation that a shot times.
-pub(crate) fn told(shot: u64) -> u64 {
-    u64::from(timed::EVENTS) | shot << 8
+/// The word [`op::TIMED`] of an operation that a pair times.
+pub(crate) fn told(pair: u64) -> u64 {
+    u64::from(timed::EVENTS) | pair << 8
 }
 
 impl EventPairs {
@@ -322,8 +322,8 @@ impl EventPairs {
         let number = pool.driver.contexts.number_of(context);
         let same = pool.get(CONTEXT) == context as u64 && pool.get(CONTEXT_NUMBER) == number;
         let ready = pool.get(HEALTH) == READY && number != 0 && same;
-        for i in 0..SHOTS {
-            let [state, start, stop, ..] = pool.shot(i) else { return };
+        for i in 0..PAIRS {
+            let [state, start, stop, ..] = pool.pair(i) else { return };
             state.set(FREE);
             for place in [start, stop] {
                 let mut event: Event = 0;
@@ -378,30 +378,30 @@ impl EventPairs {
             if pool.get(HEALTH) != READY {
                 return None;
             }
-            // A launch that never came back from NCCL leaves its shot begun: it is taken again.
-            let wanted = |state| (0..SHOTS).find(|i| pool.shot(*i).first().is_some_and(|w| w.get() == state));
+            // A launch that never came back from NCCL leaves its pair begun: it is taken again.
+            let wanted = |state| (0..PAIRS).find(|i| pool.pair(*i).first().is_some_and(|w| w.get() == state));
             let i = wanted(FREE).or_else(|| wanted(BEGUN))?;
-            let [state, start, _, begun, on, bound, ..] = pool.shot(i) else { return None };
+            let [state, start, _, begun, on, bound, ..] = pool.pair(i) else { return None };
             // SAFETY: an event of this pool, on the launch's stream of the same context.
             if unsafe { (pool.driver.record)(start.get() as Event, stream) } != SUCCESS {
                 pool.break_off(segment);
                 return None;
             }
             let generation = ((bound.get() >> 48) + 1) & GENERATION;
-            let shot = EventPair { pool: index, index: i, generation };
-            bound.set(shot.unbound());
+            let pair = EventPair { pool: index, index: i, generation };
+            bound.set(pair.unbound());
             on.set(stream as u64);
             begun.set(now_ns);
             state.set(BEGUN);
-            Some(shot)
+            Some(pair)
         })
     }
 
     /// Records the second event, behind the launch.
-    pub(crate) fn end(&self, segment: &Segment<'static>, shot: EventPair) {
-        let Some(pool) = self.pool(shot.pool) else { return };
-        let [state, _, stop, _, stream, bound, ..] = pool.shot(shot.index) else { return };
-        if state.get() != BEGUN || bound.get() & !TICKET != shot.unbound() || pool.get(HEALTH) != READY {
+    pub(crate) fn end(&self, segment: &Segment<'static>, pair: EventPair) {
+        let Some(pool) = self.pool(pair.pool) else { return };
+        let [state, _, stop, _, stream, bound, ..] = pool.pair(pair.index) else { return };
+        if state.get() != BEGUN || bound.get() & !TICKET != pair.unbound() || pool.get(HEALTH) != READY {
             return;
         }
         // SAFETY: an event of this pool, on the launch's stream of the same context.
@@ -412,16 +412,16 @@ impl EventPairs {
         pool.set(PENDING, pool.get(PENDING) + 1);
     }
 
-    /// Binds an operation to a shot: its duration will be the operation's, whose word [`op::TIMED`] is to be [`told`].
+    /// Binds an operation to a pair: its duration will be the operation's, whose word [`op::TIMED`] is to be [`told`].
     /// Any thread may do so, however late.
-    pub(crate) fn bind(&self, shot: EventPair, op_ticket: u64) -> Binding {
-        let at = shot.pool * POOL_WORDS + SHOTS_AT + shot.index * SHOT_WORDS;
+    pub(crate) fn bind(&self, pair: EventPair, op_ticket: u64) -> Binding {
+        let at = pair.pool * POOL_WORDS + PAIRS_AT + pair.index * PAIR_WORDS;
         let Some(bound) = self.words.get(at + BOUND) else { return Binding::Late };
-        if bound.replace(shot.unbound(), shot.unbound() | ((op_ticket + 1) & TICKET)) {
+        if bound.replace(pair.unbound(), pair.unbound() | ((op_ticket + 1) & TICKET)) {
             return Binding::Bound;
         }
         let seen = bound.get();
-        if seen & !TICKET != shot.unbound() || seen & TICKET == CLOSED || !bound.replace(seen, seen | CLOSED)
+        if seen & !TICKET != pair.unbound() || seen & TICKET == CLOSED || !bound.replace(seen, seen | CLOSED)
         {
             return Binding::Late;
         }

@@ -1,11 +1,11 @@
-//! What the interfaces of NCCL's plugins have in common: their C types, and what an init reports.
+//! The C types that the interfaces of NCCL's plugins have in common, and the arguments of an init.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
 /// NCCL's logger: level, flags, file, line, format, arguments.
 pub type LogFn = unsafe extern "C" fn(c_int, u64, *const c_char, c_int, *const c_char, ...);
 
-/// What NCCL gets back, always.
+/// The result that NCCL gets, always.
 pub(crate) const SUCCESS: c_int = 0;
 
 /// The name in every table.
@@ -33,7 +33,7 @@ pub(crate) type InitV5 = unsafe extern "C" fn(
     Option<LogFn>,
 ) -> c_int;
 
-/// What NCCL said at init.
+/// The arguments of an init.
 #[derive(Debug, Clone, Copy)]
 pub struct InitArgs {
     /// False for ABI v1 to v3, whose init says nothing.

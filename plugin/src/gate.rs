@@ -1,4 +1,4 @@
-//! Whether the hot path is open, and what it reads of the process.
+//! The gate of the hot path, and the state of the process that the hot path reads.
 
 #![expect(unsafe_code, reason = "a state that is written once, and slots by number")]
 
@@ -135,7 +135,7 @@ impl Ready {
 // SAFETY: `ready` is written once, before the gate opens, and read after that.
 unsafe impl Sync for Process {}
 
-/// Which operations the governor looks at, and why the others have no GPU time.
+/// The operations that the governor looks at, and the reason why the others have no GPU time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Schedule(u64);
 

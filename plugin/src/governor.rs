@@ -30,17 +30,17 @@ use ringwatch_wire::layout::head;
 use ringwatch_wire::ring::Segment;
 use ringwatch_wire::sync::Word;
 
-/// What kernel events are taken to cost a collective on each channel, in ns.
+/// The assumed price of kernel events for a collective on each channel, in ns.
 const CHANNEL_COST_NS: u64 = 1_000;
 /// Channels of an operation of which NCCL does not say how many it has.
 const CHANNELS: u8 = 8;
-/// What the first of a run is taken to cost beyond that, in ns: NCCL's progress thread is woken.
+/// The assumed price of the first of a run beyond that, in ns: NCCL's progress thread is woken.
 const WAKE_COST_NS: u64 = 30_000;
 /// After so long without a timed operation NCCL's progress thread sleeps, in ns.
 const ASLEEP_NS: u64 = 50_000;
-/// What a pair of CUDA events costs, in ns: measured about 5,000, and the reading of their times.
+/// The price of a pair of CUDA events, in ns: measured about 5,000, and the reading of their times.
 const EVENT_COST_NS: u64 = 8_000;
-/// What a run of an operation on 24 channels is taken to cost, in ns.
+/// The assumed price of a run of an operation on 24 channels, in ns.
 const RUN_COST_NS: u64 = WAKE_COST_NS + ((24 * CHANNEL_COST_NS) << RUN_SHIFT);
 /// A bucket holds at most this long a time's budget, in ns, or that of a run.
 const DEEP_NS: u64 = 200_000_000;
@@ -76,7 +76,7 @@ enum Kernel {
 
 // Words of the governor's private memory.
 const MASK_AT: usize = 0;
-/// What NCCL is asked for at any rate, the other plugin's wishes with it.
+/// The events that NCCL is asked for at any rate, with those of the other plugin.
 const BASE: usize = 1;
 const ON: usize = 2;
 const WANTED: usize = 3;
@@ -88,7 +88,7 @@ const FILLED_NS: usize = 6;
 const SHIFT: usize = 7;
 /// Every `1 << EVENT_SHIFT`-th operation is timed by CUDA events.
 const EVENT_SHIFT: usize = 8;
-/// What this plugin asks for by itself, kernel events apart.
+/// The events that this plugin asks for by itself, kernel events apart.
 const OWN: usize = 9;
 /// The run, and the operation, that was decided on last, and whether it is timed: communicators that go in step, the
 /// ranks of one process, are timed together or not at all.
@@ -153,7 +153,7 @@ pub(crate) struct Governor {
     bare: &'static gate::Process,
 }
 
-/// What decides how this process is timed.
+/// The facts that decide how this process is timed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Facts {
     /// Profiler ABI version; 0 for none.

@@ -7,7 +7,7 @@
 use core::ffi::c_void;
 use ringwatch_wire::codes::Loss;
 
-/// What a handle names.
+/// The kind of thing that a handle names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -67,13 +67,13 @@ pub const fn has_no_end(raw: u64, abi: u32) -> bool {
 /// A handle that carries this process's nonce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handle {
-    /// What it names.
+    /// The kind of thing that it names.
     pub kind: Kind,
     /// Its ticket.
     pub value: u64,
 }
 
-/// What the value of a [`Kind::Group`] or [`Kind::Captured`] says beside its ticket.
+/// The bits of the value of a [`Kind::Group`] or [`Kind::Captured`] beside its ticket.
 pub mod group {
     /// One bare call, which has no record of its own; the rest of the value is the communicator's ticket.
     pub const BARE: u64 = 1 << 43;

@@ -17,7 +17,7 @@ use ringwatch_wire::layout::HEADER_WORDS;
 use ringwatch_wire::ring::Segment;
 use ringwatch_wire::sync::Word;
 
-/// What the callbacks work with.
+/// The state that callbacks work with.
 #[derive(Debug)]
 pub struct Live {
     /// The segment, or a bare header in private memory that only counts.
@@ -38,7 +38,7 @@ pub(crate) struct Page {
     pub(crate) bare: gate::Process,
     /// UNOPENED, OPENING, OPEN or CHAINED.
     phase: Word,
-    /// Whether there is another plugin: UNOPENED, OPENING or, when that is decided, OPEN.
+    /// The search for another plugin: UNOPENED, OPENING or, when it has ended, OPEN.
     chaining: Word,
     /// Contexts given out that no communicator slot stands behind.
     pub(crate) spare_contexts: Word,

@@ -29,7 +29,7 @@ use ringwatch_wire::sync::Word;
 /// A started event.
 #[derive(Debug, Clone, Copy)]
 pub struct Started {
-    /// What NCCL gets.
+    /// The handle for NCCL.
     pub handle: u64,
     /// It is to be booked. Events that another counter of the segment tells, or that carry nothing, are not.
     pub booked: bool,
@@ -45,7 +45,7 @@ impl Started {
     }
 }
 
-/// What a stop or a state brought.
+/// The content of a stop or a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Carried {
     /// Something that was recorded.
@@ -97,9 +97,9 @@ pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<Started
             Ok(issued.started(live, &c, 1 << 32, |t| pack(Kind::Issued, t)))
         }
         Body::KernelLaunch { stream } => {
-            // Without a shot NCCL need not tell the end of the launch.
-            let shot = launched(live, comm_of(live, context)?, event.parent, *stream);
-            Ok(shot.map_or(Started::quiet(0), |s| Started::booked(pack(Kind::Launch, s.number()))))
+            // Without a pair of events NCCL need not tell the end of the launch.
+            let pair = launched(live, comm_of(live, context)?, event.parent, *stream);
+            Ok(pair.map_or(Started::quiet(0), |s| Started::booked(pack(Kind::Launch, s.number()))))
         }
         Body::KernelCh { channel, gpu_ns } => {
             // Its number counts it.
@@ -130,8 +130,8 @@ pub fn stop(live: &'static Live, raw: u64) -> Result<Carried, Loss> {
         Kind::Issued | Kind::Plan | Kind::Called | Kind::Captured => return Ok(Carried::Nothing),
         Kind::Group => return end_group(live, handle.value),
         Kind::Launch => {
-            let shot = EventPair::from_number(handle.value).ok_or(Loss::Foreign)?;
-            live.events.end(&live.segment, shot);
+            let pair = EventPair::from_number(handle.value).ok_or(Loss::Foreign)?;
+            live.events.end(&live.segment, pair);
             Ok(())
         }
         Kind::Channel => kernel_stop(live, handle.value, None),

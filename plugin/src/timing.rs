@@ -12,7 +12,7 @@ use crate::runtime::names::BROADCAST;
 use ringwatch_wire::codes::timed;
 use ringwatch_wire::layout::{comm, op};
 
-/// What the parent of an issued operation says about it.
+/// The origin of an issued operation, as its parent shows it.
 pub(crate) enum Origin {
     /// It was called and not yet issued: the same operation moves on.
     Called(u64),
@@ -74,8 +74,8 @@ pub(crate) fn begin_bare(c: &Comm) {
     }
 }
 
-/// What was called and not launched never will be, or was launched untold: NCCL tells of no launch of symmetric kernels,
-/// copy engines and some broadcasts.
+/// Forgets calls that were not launched: they never will be, or were launched untold. NCCL reports no launch of
+/// symmetric kernels, copy engines and some broadcasts.
 #[cold]
 fn forget_calls(c: &Comm) {
     c.set(comm::LAUNCHED, c.word(comm::CALLED));
@@ -118,9 +118,9 @@ fn launching(live: &'static Live, c: Comm, free: bool, stream: u64) -> Option<Ev
     if !live.governor.launch(&c, c.word(comm::ISSUED), now) {
         return None;
     }
-    let shot = live.events.begin(&live.segment, c.ticket, stream, now)?;
-    c.set(comm::SHOT, launched << EventPair::NUMBER_BITS | shot.number());
-    Some(shot)
+    let pair = live.events.begin(&live.segment, c.ticket, stream, now)?;
+    c.set(comm::SHOT, launched << EventPair::NUMBER_BITS | pair.number());
+    Some(pair)
 }
 
 /// How an operation is timed that is issued now, as the word [`op::TIMED`].
@@ -136,10 +136,10 @@ pub(crate) fn of_issue(live: &'static Live, c: Comm, origin: &Origin, ticket: u6
             {
                 return u64::from(timed::KERNEL);
             }
-            let shot = c.word(comm::SHOT);
+            let pair = c.word(comm::SHOT);
             // Called after the launch before, and not after this one.
-            if shot != 0 && t + 1 > shot >> EventPair::NUMBER_BITS && t < c.word(comm::LAUNCHED) {
-                return shot_for(live, shot & SHOT_NUMBER, ticket);
+            if pair != 0 && t + 1 > pair >> EventPair::NUMBER_BITS && t < c.word(comm::LAUNCHED) {
+                return pair_for(live, pair & PAIR_NUMBER, ticket);
             }
             u64::from(live.governor.why_not(false))
         }
@@ -156,14 +156,14 @@ pub(crate) fn of_call(live: &'static Live, c: Comm, ticket: u64) -> u64 {
     of_issue(live, c, &Origin::Called(ticket), ticket)
 }
 
-const SHOT_NUMBER: u64 = (1 << EventPair::NUMBER_BITS) - 1;
+const PAIR_NUMBER: u64 = (1 << EventPair::NUMBER_BITS) - 1;
 
 #[inline(never)]
-fn shot_for(live: &'static Live, number: u64, ticket: u64) -> u64 {
+fn pair_for(live: &'static Live, number: u64, ticket: u64) -> u64 {
     if number == EventPair::NO_NUMBER {
         return u64::from(timed::NOT_ALONE);
     }
-    match EventPair::from_number(number).map(|shot| live.events.bind(shot, ticket)) {
+    match EventPair::from_number(number).map(|pair| live.events.bind(pair, ticket)) {
         Some(Binding::Bound) => told(number),
         Some(Binding::Shared) => u64::from(timed::NOT_ALONE),
         Some(Binding::Late) | None => u64::from(timed::NOT_FREE),

@@ -1,4 +1,4 @@
-//! What something slow costs the job: this alone decides whether it is a warning.
+//! The cost of a slow operation to the job: this alone decides whether it is a warning.
 
 use super::{Settings, number};
 use crate::join::{Communicator, Join};
@@ -31,7 +31,7 @@ impl Lost {
     }
 }
 
-/// What something slow costs a job.
+/// The cost of something slow to a job.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Cost {
     /// In the last minute.

@@ -48,7 +48,7 @@ pub(super) enum Proof {
     Nothing,
 }
 
-/// What the processes prove that an operation lacks.
+/// Proves from the processes what an operation lacks.
 pub(super) fn proof(scene: &HangContext<'_>, at: StallSite<'_>) -> Proof {
     let ranks = &at.origin.ranks;
     let unproven = scene.join.is_unproven(at.comm, at.instance, at.stall);
@@ -112,7 +112,7 @@ fn ranks_behind(scene: &HangContext<'_>, at: StallSite<'_>) -> Vec<Rank> {
     behind.map(|(r, _)| *r).collect()
 }
 
-/// Whether a rank made one call more than the others.
+/// The answer to whether a rank made one call more than the others.
 #[derive(Debug)]
 pub(super) enum OneMore {
     No,

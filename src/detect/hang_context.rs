@@ -1,4 +1,4 @@
-//! What kinds of hang are judged by: the join as it stands still, one place in it, and what is asked of both.
+//! The facts by which kinds of hang are judged: the join as it stands still, one place in it, and questions to both.
 
 use super::{Settings, fact, names, number, seconds, verb};
 use crate::join::{
@@ -14,7 +14,7 @@ const LEADS: u64 = 4;
 /// Ranks that are asked for what they did before.
 const ASKED: usize = 4;
 
-/// What a kind of hang is judged by.
+/// The facts by which a kind of hang is judged.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HangContext<'a> {
     pub(super) join: &'a Join,
@@ -119,7 +119,7 @@ impl<'a> HangContext<'a> {
         elsewhere.chain(behind.map(|(_, w)| w.clone())).min_by_key(|w| w.since_ns)
     }
 
-    /// Who waits: first in the operation itself, then behind it, then in what is held up by it.
+    /// The waiting ranks: first in the operation itself, then behind it, then in operations that it holds up.
     pub(super) fn victims(
         &self,
         origin: &Origin,

@@ -292,7 +292,8 @@ fn is_in_any(scene: &HangContext<'_>, at: StallSite<'_>, rank: Rank) -> bool {
     open_parts(scene, at, rank).next().is_some()
 }
 
-/// What a rank's process issued and what is not known to be finished there, with the communicator and track of each.
+/// The operations that a rank's process issued and that are not known to be finished there, with communicator and
+/// track.
 pub(super) fn open_parts<'a>(
     scene: &HangContext<'a>,
     at: StallSite<'_>,

@@ -1,4 +1,4 @@
-//! What the host knows of a culprit, as evidence: its state, what it went without, how it ended, and where it is.
+//! The host's facts about a culprit, as evidence: its state, what it went without, how it ended, and where it is.
 
 use super::{fact, number};
 use crate::join::{HostPressure, Process};
@@ -14,7 +14,7 @@ const FRAMES: usize = 6;
 const PYTHON_FRAMES: usize = 3;
 /// Places in the kernel that are told.
 const PLACES: usize = 6;
-/// What was killed for want of memory so long before a process ended may be why it did, in ns.
+/// A kill for want of memory this long before a process ended may be the reason of its end, in ns.
 const BEFORE_ITS_END_NS: u64 = 60_000_000_000;
 
 /// One culprit's process, and the time in which it held the others up.
@@ -52,7 +52,7 @@ impl Suspect<'_> {
         waiting.max(own)
     }
 
-    /// What it does, or how it ended.
+    /// The state of the process, or how it ended.
     pub(super) fn state(&self) -> Option<Evidence> {
         let (rank, host) = (self.rank, self.process.host.as_ref()?);
         // What was seen before it ended says nothing any more.
@@ -84,7 +84,7 @@ impl Suspect<'_> {
         }))
     }
 
-    /// What it went without in that time.
+    /// The resources that it went without in that time.
     pub(super) fn wants(&self) -> Vec<Evidence> {
         let (rank, s) = (self.rank, self.strain());
         let shares = [
@@ -141,7 +141,7 @@ impl Suspect<'_> {
         self.state().into_iter().chain(self.wants()).chain(self.stack()).collect()
     }
 
-    /// What to do about what it went without, as the end of an advice.
+    /// The advice about the resources that it went without, as the end of an advice.
     pub(super) fn advice(&self) -> String {
         let s = self.strain();
         let much = |share: Option<f64>| share.is_some_and(|s| s >= SHARE);

@@ -157,7 +157,7 @@ impl MismatchRule {
     }
 }
 
-/// What the ranks say an operation is, those aside whose orders are not sure.
+/// The groups of ranks by what they take an operation for, without ranks whose orders are not sure.
 fn camps(join: &Join, c: &Communicator, instance: &Instance) -> BTreeMap<Signature, Vec<Rank>> {
     let mut camps: BTreeMap<Signature, Vec<Rank>> = BTreeMap::new();
     for (rank, part) in &instance.parts {
@@ -190,7 +190,7 @@ fn shifted(shift: &Shift, culprits: &[Rank], sure: bool) -> String {
     }
 }
 
-/// Whether one camp is a call ahead of the other or behind it; `None` while too little is known.
+/// Returns whether one camp is a call ahead of the other or behind it; `None` while too little is known.
 fn shift(
     c: &Communicator,
     track: Track,
@@ -232,7 +232,7 @@ fn shift(
     }
 }
 
-/// Who waits in other communicators because of what stands still in this one.
+/// The ranks that wait in other communicators because this one stands still.
 fn victims(join: &Join, c: &Communicator, now_ns: u64) -> Vec<Victims> {
     let standing = join.standing(now_ns);
     let of = |i: &usize| {

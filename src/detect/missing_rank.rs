@@ -12,7 +12,7 @@ use crate::model::{
 
 /// Ranks that are described one by one.
 const DESCRIBED: usize = 8;
-/// Who is gone so much earlier than another, in ns, went first: processes are looked at every 50 ms.
+/// A process that is gone so much earlier than another, in ns, went first: processes are looked at every 50 ms.
 const OUTLIVED_NS: u64 = 50_000_000;
 /// An operation issued within this time, in ns, says that its rank is at work in that communicator.
 const RECENT_NS: u64 = 1_000_000_000;
@@ -155,7 +155,7 @@ fn is_settled(scene: &HangContext<'_>, at: StallSite<'_>) -> bool {
     gone.is_none_or(|g| g >= settle) && scene.enough(at.waited, settle)
 }
 
-/// What is known of a call that has not been issued.
+/// The facts about a call that has not been issued.
 fn call(scene: &HangContext<'_>, at: StallSite<'_>, rank: Rank) -> Option<Evidence> {
     if at.comm.state(at.stall.track, at.stall.order, rank) != OpState::Called {
         return None;
@@ -177,7 +177,7 @@ fn call(scene: &HangContext<'_>, at: StallSite<'_>, rank: Rank) -> Option<Eviden
     })
 }
 
-/// What its segment says of a rank's process.
+/// The state of a rank's process, by its segment.
 fn condition(scene: &HangContext<'_>, at: StallSite<'_>, rank: Rank) -> Vec<Evidence> {
     let mut evidence = Vec::new();
     if scene.aborted(at.comm, rank) {
@@ -242,7 +242,7 @@ fn for_each(command: &str, processes: &[&Process]) -> String {
     each.join("; ")
 }
 
-/// What to do about ranks whose processes are stopped.
+/// The advice about ranks whose processes are stopped.
 pub(super) fn let_go_on(ranks: &[Rank], processes: &[&Process]) -> String {
     format!(
         "let {} go on ({}), and find out who stopped it",

@@ -47,7 +47,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// One way in which a job can be sick.
 pub trait Rule: std::fmt::Debug + Send {
-    /// What is wrong now.
+    /// The findings now.
     fn check(&self, join: &Join, now_ns: u64) -> Vec<Finding>;
 }
 
@@ -113,7 +113,7 @@ pub struct Settings {
     #[serde(rename = "late_over_ms", with = "ms")]
     #[schemars(with = "u64")]
     pub late_over_ns: u64,
-    /// What something slow has to cost of a minute of the job's time, in its last minute, to be a warning, in per cent.
+    /// Something slow is a warning from this share of the job's time in its last minute on, in per cent.
     pub warning_cost_percent: u32,
     /// A finding that its rule has not given again for this long is over, in ns.
     #[serde(rename = "settle_ms", with = "ms")]
@@ -163,7 +163,7 @@ mod ms {
 
 /// How often the slow kinds are looked for, in ns.
 const SLOW_EVERY_NS: u64 = 1_000_000_000;
-/// Those for which all classes of operations are gone through, so often for each so many classes.
+/// Rules that go through all classes of operations run once for each so many classes.
 const SLOW_CLASSES: usize = 65_536;
 /// Culprits that are described one by one.
 const DESCRIBED: usize = 8;
@@ -173,10 +173,10 @@ const DESCRIBED: usize = 8;
 pub struct Detector {
     rules: Vec<Box<dyn Rule>>,
     straggler: StragglerRule,
-    /// Those that look at what machines and nodes said, asked once a second.
+    /// Rules about machines and nodes, asked once a second.
     slow: Vec<Box<dyn Rule>>,
     slow_ns: Option<u64>,
-    /// Those that look at what was learned of classes of operations, asked as often, or more rarely where there are very
+    /// Rules about classes of operations, asked as often, or more rarely where there are very
     /// many; and what they gave last.
     of_classes: Vec<Box<dyn Rule>>,
     of_classes_ns: Option<u64>,
@@ -367,7 +367,7 @@ fn verb<'a>(ranks: &[Rank], one: &'a str, several: &'a str) -> &'a str {
     if ranks.len() == 1 { one } else { several }
 }
 
-/// Which process a rank is: `rank 3 is job rank 3, pid 1136 on host a`.
+/// The process of a rank: `rank 3 is job rank 3, pid 1136 on host a`.
 fn who(join: &Join, comm: &Communicator, rank: Rank) -> Option<Evidence> {
     let member = comm.members().get(&rank)?;
     let p = &join.process(member.record.segment)?.record;

@@ -20,7 +20,7 @@ const NODES_NAMED: usize = 8;
 const MANY: usize = 8;
 /// Of these so many are named.
 const NAMED_HOSTS: usize = 16;
-/// What stands in an operation's place.
+/// The name in an operation's place.
 const NO_OPERATION: &str = "Node";
 
 /// The rule.

@@ -65,7 +65,7 @@ fn rooted_and_known(scene: &HangContext<'_>, at: StallSite<'_>) -> bool {
         && at.origin.ranks.iter().all(timed)
 }
 
-/// Who waits behind a rooted operation that all but the culprits are through with.
+/// The ranks that wait behind a rooted operation that all but the culprits are through with.
 fn through_with_it(at: StallSite<'_>) -> Vec<Evidence> {
     let waited = seconds(at.waited.at_least_ns);
     vec![
@@ -245,7 +245,7 @@ mod tests {
         HangRule::new(Settings::default()).check(&j, 14 * S)
     }
 
-    /// What rank 0 did elsewhere at some moment.
+    /// Operations of rank 0 in another communicator at some moment.
     fn elsewhere(at: u64) -> Vec<Update> {
         let Update::Comm(mut record) = member(0, 1, 1) else { unreachable!("a member") };
         record.comm = CommId::unowned(8);

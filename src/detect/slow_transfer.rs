@@ -14,7 +14,7 @@ use crate::model::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// What was silent for so long, in ns, is not judged any more.
+/// A class that was silent for so long, in ns, is not judged any more.
 const SILENT_NS: u64 = 60_000_000_000;
 /// From so many others on, those that are like it say what is usual.
 const PEERS: usize = 3;
@@ -32,7 +32,7 @@ const BASELINE_BYTES: u64 = 1 << 20;
 /// Lines of evidence about single transfers.
 const TOLD: usize = 6;
 
-/// Who says what a transfer should take.
+/// The source of an expected transfer time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BaselineSource {
     /// A benchmark, or a target.
@@ -53,7 +53,7 @@ impl BaselineSource {
 /// The time that a transfer should take.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Baseline {
-    /// Who says so.
+    /// The source of the expectation.
     pub source: BaselineSource,
     /// The operation.
     pub func: Func,
@@ -65,7 +65,7 @@ pub struct Baseline {
     pub time_ns: f64,
 }
 
-/// What has to be equal for times to be compared.
+/// The properties that have to be equal for times to be compared.
 type Shape = (Func, Option<Algo>, Option<Proto>, Transfer, Option<u32>, Option<u32>);
 
 /// Transfers that follow each other: those of a communicator, or of a pair of its ranks.
@@ -83,7 +83,7 @@ struct Speed<'a> {
     change: Option<Change>,
     /// How many there are a second.
     per_s: f64,
-    /// What it should take, and who says so.
+    /// The expected time, and its source.
     against: Option<(f64, Against)>,
 }
 
@@ -99,7 +99,7 @@ impl Speed<'_> {
         self.against.map_or(1.0, |(should, _)| self.now_ns / should)
     }
 
-    /// What it cost the job in the last `wall_ns`, in ns: what its transfers took longer than they should.
+    /// The cost to the job in the last `wall_ns`, in ns: the time that its transfers took longer than they should.
     fn lost_ns(&self, wall_ns: u64, now_ns: u64) -> f64 {
         let slow_ns = self.change.map_or(wall_ns, |c| now_ns.saturating_sub(c.since_ns).min(wall_ns));
         let excess_ns = self.against.map_or(0.0, |(should, _)| (self.now_ns - should).max(0.0));
@@ -116,7 +116,7 @@ impl Speed<'_> {
         (self.key.func, self.key.algo, self.key.proto, any_pair, self.comm.ranks(), nodes)
     }
 
-    /// Who takes part.
+    /// The ranks that take part.
     fn ranks(&self) -> Vec<Rank> {
         match self.transfer.pair {
             Some((a, b)) if a != b => vec![a.min(b), a.max(b)],
@@ -226,7 +226,7 @@ impl SlowTransferRule {
         }
     }
 
-    /// What somebody says of a size, between the sizes that they know.
+    /// The expected time of a size, between the sizes that the source knows.
     fn expected(&self, source: BaselineSource, func: Func, ranks: u32, bytes: u64) -> Option<f64> {
         if bytes < BASELINE_BYTES {
             return None;
@@ -254,7 +254,7 @@ fn hosts<'a>(join: &'a Join, c: &Communicator, ranks: &[Rank]) -> BTreeSet<&'a s
     ranks.iter().filter_map(host).collect()
 }
 
-/// What all slow ones have and no fast one has.
+/// The members that all slow ones have and no fast one has.
 fn common<T: Ord + Copy>(slow: &[BTreeSet<T>], fast: &[BTreeSet<T>]) -> Option<T> {
     let mut rest: BTreeSet<T> = slow.first()?.clone();
     for s in slow {
@@ -266,12 +266,12 @@ fn common<T: Ord + Copy>(slow: &[BTreeSet<T>], fast: &[BTreeSet<T>]) -> Option<T
     only.next().is_none().then_some(one)
 }
 
-/// What some slow transfers cost the job, in its last minute and in all its time.
+/// The cost of slow transfers to the job, in its last minute and in all its time.
 fn cost(join: &Join, slow: &[&Speed<'_>], now_ns: u64) -> Cost {
     Cost { recent: lost(join, slow, RECENT_NS, now_ns), in_all: lost(join, slow, u64::MAX, now_ns) }
 }
 
-/// What they cost in the last `of_ns` of it, as often as they come now. Those of one communicator follow each other; those
+/// The cost in the last `of_ns` of it, as often as they come now. Those of one communicator follow each other; those
 /// of others, and those between other ranks, run beside them.
 fn lost(join: &Join, slow: &[&Speed<'_>], of_ns: u64, now_ns: u64) -> Lost {
     let mut lost: BTreeMap<Route, (f64, u64)> = BTreeMap::new();
@@ -316,7 +316,7 @@ impl Rule for SlowTransferRule {
 }
 
 impl SlowTransferRule {
-    /// What is slow, with the transfers that it rests on.
+    /// The slow classes, with the transfers that each rests on.
     fn judge<'a>(&self, all: &'a [Speed<'a>], join: &Join) -> Vec<(Finding, Vec<&'a Speed<'a>>)> {
         let (mut slow, fast): (Vec<&Speed<'_>>, Vec<&Speed<'_>>) =
             all.iter().partition(|s| s.against.is_some());

@@ -25,7 +25,7 @@ const SEVERAL: u64 = 4;
 /// Ranks of a host that are described one by one.
 const DESCRIBED: usize = 4;
 
-/// Who is late: one rank, or the ranks of one host.
+/// A late rank, or the late ranks of one host.
 #[derive(Debug)]
 struct Suspect<'a> {
     ranks: Vec<Rank>,
@@ -202,8 +202,8 @@ impl StragglerRule {
         (times >= self.settings.late_times && chance < CHANCE).then_some(chance)
     }
 
-    /// Who is late once very much, or too often. Each is tested for itself: several may be slow, and each of them is
-    /// the last one only now and then.
+    /// The ranks that are late once very much, or too often. Each is tested for itself: several may be slow, and each
+    /// of them is the last one only now and then.
     fn suspects<'a, 'b>(
         &self,
         join: &'a Join,
@@ -280,7 +280,7 @@ impl StragglerRule {
     }
 }
 
-/// What the late arrivals cost: in the minute that ended with the last of them, and since the job began.
+/// The cost of the late arrivals: in the minute that ended with the last of them, and since the job began.
 fn cost(join: &Join, c: &Communicator, s: &Suspect<'_>, now_ns: u64) -> Cost {
     let last_ns = s.events.iter().map(|e| e.came_ns).max().unwrap_or(now_ns);
     let since_ns = last_ns.saturating_sub(RECENT_NS);

@@ -15,7 +15,7 @@ const TOGETHER_NS: u64 = 1_000_000;
 /// Something that is known to hold up a communicator.
 struct Standstill {
     comm: CommId,
-    /// What begins to stand still within this time is held up by it, host monotonic ns.
+    /// A standstill that begins within this time is held up by it, host monotonic ns.
     victims_ns: RangeInclusive<u64>,
     /// In which of the communicator's operations. What was issued before it is not held up by it.
     at: Option<(Track, u64)>,

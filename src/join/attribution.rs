@@ -1,5 +1,5 @@
-//! What the wires of a GPU, or the network of a node, moved, held against what operations should have moved, second by
-//! second.
+//! The bytes that the wires of a GPU, or the network of a node, moved, compared with what operations should have
+//! moved, second by second.
 //!
 //! A reading and an operation are both spread evenly over their time; seconds are compared when late records have had
 //! their time to come. Nothing is kept of a single operation.
@@ -46,11 +46,11 @@ pub(super) struct Carried {
 pub struct WireWindow {
     /// Its number: seconds of the host's monotonic clock.
     pub second: u64,
-    /// What the counters moved.
+    /// The bytes that the counters moved.
     measured: Wire,
     /// For how much of it there were readings, in ns.
     covered_ns: f64,
-    /// What each communicator's operations should have moved.
+    /// The bytes that each communicator's operations should have moved.
     by: Vec<(CommId, Func, Wire)>,
     /// True where the time of an operation in it is a guess: the second may be another one.
     pub estimated: bool,
@@ -61,12 +61,12 @@ pub struct WireWindow {
 }
 
 impl WireWindow {
-    /// What the counters moved, where they were read for the whole of it.
+    /// The bytes that the counters moved, where they were read for the whole of it.
     pub fn measured(&self) -> Option<Wire> {
         (self.covered_ns >= WINDOW_NS as f64 * COVERED).then_some(self.measured)
     }
 
-    /// What its operations should have moved.
+    /// The bytes that its operations should have moved.
     pub fn expected(&self) -> Wire {
         self.by.iter().fold(Wire::default(), |sum, (.., w)| add(sum, *w))
     }
@@ -81,7 +81,7 @@ impl WireWindow {
         self.second.saturating_mul(WINDOW_NS)
     }
 
-    /// What should have been moved as a share of what was: near 1 where the wire carries these operations and no more.
+    /// The expected bytes as a share of the moved ones: near 1 where the wire carries these operations and no more.
     /// Absent where either is not known, or nothing was to be moved.
     pub fn efficiency(&self) -> Option<f64> {
         let (measured, expected) = (self.measured()?, self.expected());
@@ -90,7 +90,7 @@ impl WireWindow {
         (self.unknown == 0 && expected > NOISE_BYTES && measured > 0.0).then(|| expected / measured)
     }
 
-    /// What was moved by none of the operations that are known, beyond what is the wire's own.
+    /// The bytes that none of the known operations moved, beyond the wire's own.
     pub fn foreign(&self) -> Option<Wire> {
         let (measured, expected) = (self.measured().filter(|_| self.unknown == 0)?, self.expected());
         Some(Wire {
@@ -99,8 +99,8 @@ impl WireWindow {
         })
     }
 
-    /// What of the moved bytes belongs to an expectation, as a factor of it: all that was moved, as long as it is no more
-    /// than the wire's own beyond what was expected.
+    /// The share of the moved bytes that belongs to an expectation, as a factor of it: all that was moved, as long as
+    /// it is no more than the wire's own beyond what was expected.
     fn share(&self, measured: f64, expected: f64) -> f64 {
         if expected <= 0.0 {
             return 0.0;
@@ -119,25 +119,25 @@ fn add(a: Wire, b: Wire) -> Wire {
     Wire { tx_bytes: a.tx_bytes + b.tx_bytes, rx_bytes: a.rx_bytes + b.rx_bytes }
 }
 
-/// What a communicator's operations of one function did to a GPU's wires since the readings began.
+/// The bytes that a communicator's operations of one function moved on a GPU's wires since the readings began.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Share {
-    /// What they should have moved.
+    /// The bytes that they should have moved.
     pub expected: Wire,
-    /// What the counters moved for them, in seconds that were read.
+    /// The bytes that the counters moved for them, in seconds that were read.
     pub attributed: Wire,
-    /// What they should have moved in the seconds that were read.
+    /// The bytes that they should have moved in the seconds that were read.
     pub comparable: Wire,
 }
 
 /// One GPU's wires since its readings began.
 #[derive(Debug, Clone, Default)]
 pub struct WireTotals {
-    /// What the counters moved.
+    /// The bytes that the counters moved.
     pub measured: Wire,
-    /// What they moved for nobody who is known, in seconds that were compared.
+    /// The bytes that no known operation moved, in seconds that were compared.
     pub foreign: Wire,
-    /// What they moved in seconds with operations of which it is not known what they should move.
+    /// The bytes in seconds with operations of which it is not known what they should move.
     pub unknown: Wire,
     by: BTreeMap<(CommId, Func), Share>,
 }
@@ -165,7 +165,7 @@ pub(super) struct Books {
 }
 
 impl Books {
-    /// Those of a network.
+    /// Totals of a network.
     pub(super) fn of_network() -> Self {
         Books { network: true, ..Books::default() }
     }

@@ -1,4 +1,4 @@
-//! What ranks say their collectives are, one number each: compared long before a GPU would hang in a wrong one.
+//! Hashes of the collectives that ranks call: compared long before a GPU would hang in a wrong one.
 //!
 //! The numbers only give rise to suspicion: the records, which are asked for then, are the proof.
 
@@ -28,7 +28,7 @@ const _: () = assert!(DataType::ALL.len() < 16 && RedOp::ALL.len() < 8);
 const DTYPE: u8 = 0x0f;
 const REDOP: u8 = 0x70;
 
-/// What a rank knows of an operation's data type and reduction, each 0 where it does not know it: without the preloaded
+/// The code of an operation's data type and reduction, each 0 where it is not known: without the preloaded
 /// library there is no reduction, and not every NCCL tells the type. They are no part of the [`signature`], or ranks
 /// that know more would seem to have issued something else.
 pub fn types(op: &OpRecord) -> u8 {
@@ -39,7 +39,7 @@ pub fn types(op: &OpRecord) -> u8 {
     dtype | redop << 4
 }
 
-/// What two ranks know together; nothing where they contradict each other.
+/// The types that two ranks know together; nothing where they contradict each other.
 fn together(a: u8, b: u8) -> Option<u8> {
     let part = |of: u8| match (a & of, b & of) {
         (0, x) | (x, 0) => Some(x),
@@ -48,12 +48,12 @@ fn together(a: u8, b: u8) -> Option<u8> {
     Some(part(DTYPE)? | part(REDOP)?)
 }
 
-/// What ranks say of one order after the other.
+/// Values of ranks for one order after the other.
 #[derive(Debug, Clone)]
 struct Said<T> {
     /// The order of the first that waits.
     from: u64,
-    /// What was said so far, and by how many ranks.
+    /// The values so far, each with the number of its ranks.
     waiting: VecDeque<(T, u32)>,
 }
 

@@ -29,7 +29,7 @@ struct Run {
     calls: u16,
 }
 
-/// What came next at a place in the loop.
+/// The call that came next at a place in the loop.
 #[derive(Debug, Clone, Copy)]
 struct Next {
     kind: u16,
@@ -45,7 +45,7 @@ struct Next {
 pub struct CallOrder {
     /// Calls that were not taken yet, behind the numbers of their records.
     fresh: Vec<(u64, Call)>,
-    /// What was issued before is taken, host monotonic ns.
+    /// Calls that were issued before this moment are taken, host monotonic ns.
     taken_ns: u64,
     first_ns: Option<u64>,
     kinds: Vec<(CallKind, u64)>,

@@ -1,8 +1,8 @@
-//! What makes a class of operations, and the figures that its statistics give.
+//! The key of a class of operations, and the figures that its statistics give.
 
 use crate::model::{Algo, CommId, Func, Proto, Rank};
 
-/// What makes a class.
+/// The key of a class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClassKey {
     /// The communicator.
@@ -22,7 +22,7 @@ pub fn size_class(bytes: u64) -> Option<u8> {
     bytes.checked_ilog2().and_then(|n| u8::try_from(n).ok())
 }
 
-/// What makes transfers comparable in time: sizes of one class differ by up to two, and times with them.
+/// The properties that make transfers comparable in time: sizes of one class differ by up to two, and times with them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Transfer {
     /// Message size in bytes.

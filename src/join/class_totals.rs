@@ -1,4 +1,4 @@
-//! What sketches tell of a class: every operation counted, where only a sample of the records comes.
+//! Totals of a class from sketches: every operation counted, where only a sample of the records comes.
 //!
 //! A collective is told by every node that has ranks in it and counts once: by the sketches of the node whose rank is the
 //! lowest. How long its ranks were inside is told by each for its own ranks. Nothing is kept of single nodes, and little
@@ -92,7 +92,7 @@ impl Slot {
     }
 }
 
-/// What a quarter of some times do not exceed, in ns: in many operations others waited as well.
+/// The lower quartile of some times, in ns: in many operations others waited as well.
 fn quarter(times: &[(u16, u64)]) -> Option<f64> {
     let all: u64 = times.iter().fold(0, |sum, t| sum.saturating_add(t.1));
     let mut below = 0u64;
@@ -113,7 +113,7 @@ struct Learned {
     shortest: Option<(u64, f64, u64)>,
 }
 
-/// What sketches told of a class.
+/// The totals of a class, from sketches.
 #[derive(Debug, Clone)]
 pub(super) struct ClassTotals {
     pub(super) count: u64,
@@ -152,7 +152,7 @@ impl ClassTotals {
         }
     }
 
-    /// What was learned from sketches of how long its transfers take.
+    /// The trend of its transfer times, from sketches.
     pub(super) fn trend(&self) -> Option<(&Transfer, &Trend)> {
         let learned = self.learned.as_deref()?;
         Some((learned.transfer.as_ref()?, &learned.trend))
@@ -314,7 +314,7 @@ impl Tally {
 /// A job's name and its user.
 type JobOfUser = (String, Option<u32>);
 
-/// What jobs have done, as far as sketches tell.
+/// The totals of jobs, as far as sketches report them.
 #[derive(Debug, Clone, Default)]
 pub struct Tallies {
     /// By job, its user and operation, with the number in the order in which these came.

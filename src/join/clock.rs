@@ -30,7 +30,7 @@ struct Apex {
 }
 
 impl Apex {
-    /// What it bounds the offset to at another moment.
+    /// The bound of the offset at another moment.
     fn bound(&self, gpu_ns: u64) -> i64 {
         self.offset.saturating_add(cone(self.gpu_ns, gpu_ns))
     }

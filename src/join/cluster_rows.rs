@@ -19,17 +19,17 @@ const SEGMENTS: usize = 256;
 const LOSSES: usize = 64;
 /// Ranks that are named at most where one waits for many.
 const WAITS_FOR: usize = 8;
-/// What is in flight for longer, in ns, stands still.
+/// An operation in flight for longer, in ns, stands still.
 const STILL_NS: u64 = 1_000_000_000;
 
-/// What is to be shown, and what the join itself does not know.
+/// The limits of what is shown, and facts that the join itself does not know.
 #[derive(Debug, Clone, Copy)]
 pub struct RowLimits<'a> {
     /// Where one looks.
     pub at: &'a At,
     /// Only rows that hold all these words, in small letters.
     pub words: &'a [String],
-    /// What is wrong now.
+    /// The findings now.
     pub findings: &'a [Finding],
     /// Collectives a second, by communicator.
     pub rates: &'a BTreeMap<CommId, f64>,
@@ -59,12 +59,12 @@ impl RowLimits<'_> {
     }
 }
 
-/// What is shown of a cluster.
+/// The rows of a cluster.
 #[derive(Debug, Clone, Default)]
 pub struct ClusterRows {
     /// The rows.
     pub snapshot: Snapshot,
-    /// What there was no room for.
+    /// The rows that there was no room for.
     pub rest: Rest,
     /// Processes that run, by host, of the job and the communicator that are looked at.
     pub hosts: BTreeMap<String, usize>,
@@ -74,7 +74,8 @@ pub struct ClusterRows {
     pub processes: usize,
 }
 
-/// What decides which communicators are shown: findings first, then what stands still for the longest, then the busiest.
+/// The order in which communicators are shown: findings first, then what stands still for the longest, then the
+/// busiest.
 type Weight = (bool, Reverse<bool>, Reverse<u64>, Reverse<u64>, CommId);
 
 /// Operations in flight: since when, and which one.

@@ -49,7 +49,7 @@ const LATE_KEPT: usize = 512;
 
 /// Pauses of ranks remembered, until somebody asks for them.
 const RESUMED_KEPT: usize = 16;
-/// Who came late is looked at after this, in ns, when the records of what it was in before have come.
+/// A late arrival is explained after this, in ns, when the records of the operations before it have come.
 const EXPLAINED_AFTER_NS: u64 = 150_000_000;
 
 /// An operation in which a rank was late.
@@ -57,7 +57,7 @@ const EXPLAINED_AFTER_NS: u64 = 150_000_000;
 pub struct LateEvent {
     /// Its track.
     pub track: Track,
-    /// Which operation.
+    /// The operation.
     pub operation: OperationRef,
     /// The late rank.
     pub rank: Rank,
@@ -128,7 +128,7 @@ impl LateEvent {
     }
 }
 
-/// What the agent of a rank's node made of an operation's stamps.
+/// The times of an operation's stamps, as the agent of the rank's node derived them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Said {
     pub(super) started_ns: Option<u64>,
@@ -144,11 +144,11 @@ impl Said {
     }
 }
 
-/// What an operation is taken with.
+/// The state beside a communicator that an operation changes.
 pub(super) struct Around<'a> {
     /// The clock of its GPU.
     pub(super) clock: &'a mut ClockMap,
-    /// What its process's GPUs were busy with.
+    /// The busy time of its process's GPUs.
     pub(super) busy: &'a mut Busy,
     /// When its process issued operations.
     pub(super) issuing: &'a mut Issuing,
@@ -161,7 +161,7 @@ pub(super) struct Around<'a> {
     pub(super) now_ns: u64,
 }
 
-/// What became of an operation's record.
+/// The fate of an operation's record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Taken {
     Yes,
@@ -282,19 +282,19 @@ pub struct Communicator {
     /// Theirs, in no order until they are sorted.
     seats: Vec<Seat>,
     instances: OpQueue,
-    /// Those of which something new was heard since they were last looked at.
+    /// Operations with news since they were last looked at.
     touched: Vec<Key>,
     /// All that are not counted are to be looked at: what a rank does that comes or goes changes for each of them.
     rescan: bool,
     /// When the first collective was complete without all ranks that the communicator has, host monotonic ns.
     first_ended_ns: Option<u64>,
-    /// Those that time alone makes ready, by when they are to be looked at, host monotonic ns.
+    /// Operations that time alone makes ready, by when they are to be looked at, host monotonic ns.
     due: BTreeSet<(u64, Key)>,
     /// When the timed ones began on the first GPU and ended on the last, host monotonic ns.
     timed: BTreeMap<(Track, u64), (u64, u64)>,
     /// Somebody asks for these times.
     pub(super) metered: bool,
-    /// Those that ranks run in different ways.
+    /// Operations that ranks run in different ways.
     split: BTreeSet<(Track, u64)>,
     late: VecDeque<LateEvent>,
     /// A rank that may be late; the next operation tells.
@@ -313,7 +313,7 @@ pub struct Communicator {
     told_done: [u64; 2],
     /// The longest that one of its ranks came after another, in ns.
     longest_ns: u64,
-    /// What is kept of operations that were counted: ranks' parts of them.
+    /// The number of ranks' parts of counted operations that are kept.
     parts_kept: usize,
     /// The same of those that were not, and the memory of what hangs on these, in bytes.
     parts_open: usize,
@@ -321,7 +321,7 @@ pub struct Communicator {
     /// Its classes of operations, and the memory that these take, in bytes.
     classes: usize,
     class_bytes: usize,
-    /// Who pays for its memory, and for how much that was accounted, in bytes.
+    /// The payer of its memory, and the accounted memory in bytes.
     pub(super) payer: Option<Payer>,
     pub(super) accounted_bytes: usize,
     /// Collectives that are done on all ranks seen.
@@ -338,7 +338,7 @@ pub struct Communicator {
     begun: usize,
     /// Members on which NCCL has freed it.
     freed: usize,
-    /// What has to be looked at again for the wait-for graph.
+    /// True where the wait-for graph has to look at it again.
     pub(super) stale: bool,
     /// A rank of it has aborted it.
     pub(super) was_aborted: bool,
@@ -346,7 +346,7 @@ pub struct Communicator {
     pub(super) due_ns: Option<u64>,
     /// Since when sketches of it come, by the observer's clock.
     pub(super) sketched_ns: Option<u64>,
-    /// What the agenda holds of it.
+    /// Its entry among the dirty communicators.
     pub(super) dirty: DirtyEntry,
 }
 
@@ -752,7 +752,7 @@ impl Communicator {
         Some(seat.actor)
     }
 
-    /// What the wait-for graph asks of its members, sorted by rank since the last [`Self::sort_seats`].
+    /// The seats of its members for the wait-for graph, sorted by rank since the last [`Self::sort_seats`].
     pub(super) fn seats(&self) -> &[Seat] {
         &self.seats
     }
@@ -1253,7 +1253,7 @@ struct Suspicion {
     late: Late,
 }
 
-/// What members are counted by.
+/// The properties that members are counted by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Counted {
     /// The number of ranks that it says the communicator has.

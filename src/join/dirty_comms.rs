@@ -1,4 +1,4 @@
-//! Which communicators are to be looked at: a cluster has a hundred thousand, and most of them rest.
+//! The communicators that a pass looks at: a cluster has a hundred thousand, and most of them rest.
 //!
 //! What the join is fed lists the communicators that it says something about, and each look says when the next is due
 //! though nothing is heard. A tick goes through these alone; rules go through those that they may have something to say of.
@@ -39,7 +39,7 @@ impl DirtyComms {
         }
     }
 
-    /// Those to look at now: of which something was heard, or that are due.
+    /// The communicators to look at now: those with news, and those that are due.
     pub(super) fn due(&self, now_ns: u64) -> Vec<CommId> {
         let due = self.due.range(..=(now_ns, CommId::unowned(u64::MAX))).map(|(_, id)| *id);
         let mut all: Vec<CommId> = self.touched.iter().copied().chain(due).collect();
@@ -48,7 +48,7 @@ impl DirtyComms {
         all
     }
 
-    /// Those of which something was heard since the last turn.
+    /// The communicators with news since the last pass.
     pub(super) fn touched(&self) -> Vec<CommId> {
         self.touched.clone()
     }
@@ -87,13 +87,13 @@ impl DirtyComms {
         self.notable.remove(&c.id);
     }
 
-    /// Those that rules may have something to say of: as they were looked at last, and all of which something was heard
+    /// The communicators that a rule may report on: as of the last look, and all with news
     /// since.
     pub(super) fn notable(&self) -> BTreeSet<CommId> {
         self.notable.iter().chain(&self.touched).copied().collect()
     }
 
-    /// Those that are over beyond so many, for longest first.
+    /// The communicators that are closed beyond so many, those closed for longest first.
     pub(super) fn surplus(&self, most: usize) -> Vec<CommId> {
         self.over.iter().take(self.over.len().saturating_sub(most)).map(|(_, id)| *id).collect()
     }

@@ -16,7 +16,7 @@ const COMMUNICATORS_KEPT: usize = 1024;
 /// Tracks of all of these together. Beyond, those that were evicted first are not remembered any more.
 const TRACKS_KEPT_IN_ALL: usize = 65_536;
 
-/// What became of an operation that is not in memory.
+/// The fate of an operation that is not in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     /// It was not seen before.
@@ -97,7 +97,7 @@ pub(super) struct Evicted {
 }
 
 impl Evicted {
-    /// What became of an operation that is not in memory.
+    /// The fate of an operation that is not in memory.
     pub(super) fn fate(&self, (track, order): (Track, u64)) -> Fate {
         self.tracks.get(&track).map_or(Fate::New, |o| o.fate(order))
     }

@@ -21,9 +21,9 @@ pub struct Finished {
     pub comm: CommId,
     /// Its track.
     pub track: Track,
-    /// Which operation, as its first rank describes it.
+    /// The operation, as its first rank describes it.
     pub operation: Operation,
-    /// What it is; a transfer from rank to rank is a `SendRecv`.
+    /// The function; a transfer from rank to rank is a `SendRecv`.
     pub func: Func,
     /// The ranks its communicator has, where NCCL says so.
     pub ranks: Option<u32>,
@@ -37,7 +37,7 @@ pub struct Finished {
     pub transfer_ns: Option<u64>,
     /// Bus bandwidth in bytes a second, by nccl-tests' definition.
     pub busbw: Option<f64>,
-    /// Who came last, and how late.
+    /// The last rank, and how late it came.
     pub late: Option<Late>,
     /// Its ranks, as far as they are seen.
     pub parts: Vec<FinishedPart>,
@@ -45,12 +45,12 @@ pub struct Finished {
     pub told: Vec<Told>,
 }
 
-/// Which operation it is, as one of its ranks says. Absent is not known.
+/// The operation, as one of its ranks describes it. Absent is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Operation {
     /// Issue order in its track.
     pub order: u64,
-    /// What it is.
+    /// The function.
     pub func: Func,
     /// Message size in bytes as nccl-tests defines it.
     pub bytes: Option<u64>,
@@ -87,7 +87,7 @@ pub struct FinishedPart {
     pub started_ns: Option<u64>,
     /// How long it took on the GPU, in ns; waiting for other ranks is in it.
     pub duration_ns: Option<u64>,
-    /// What of that was waiting, in ns.
+    /// The waiting part of that, in ns.
     pub waiting_ns: Option<u64>,
     /// How that was measured, or why it was not.
     pub timing: Timing,
@@ -114,7 +114,7 @@ impl FinishedPart {
     }
 }
 
-/// Which operations are told whole: the same ones by every process that samples as much or more.
+/// The operations that are sent whole: the same ones by every process that samples as much or more.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sampling {
     /// Of a communicator one of `1 << level` operations, or `4096 >> level` a second where that is more.
@@ -150,7 +150,7 @@ impl Sampling {
     }
 }
 
-/// What waits to be taken.
+/// The finished operations that wait to be taken.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Outbox {
     wanted: bool,

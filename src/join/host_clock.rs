@@ -25,7 +25,7 @@ impl ClockPair {
         self.unix_ns.checked_signed_diff(self.mono_ns)
     }
 
-    /// What has to be added to a process's times to have them on this clock.
+    /// The number to add to a process's times to have them on this clock.
     pub(super) fn shift_of(self, process: &SegmentRecord) -> i64 {
         if process.created_unix_ns == 0 {
             return 0;

@@ -1,4 +1,5 @@
-//! What a process went without, second by second: lateness is held against the second in which it happened.
+//! The resources that a process went without, second by second: lateness is compared with the second in which it
+//! happened.
 
 use crate::model::HostFact;
 use std::collections::VecDeque;

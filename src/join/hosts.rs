@@ -19,11 +19,11 @@ const WRONG_NS: i64 = 20_000;
 /// One host's clock.
 #[derive(Debug, Clone, Default)]
 pub struct HostClock {
-    /// What has to be added to its monotonic times to have them on the observer's clock, in ns.
+    /// The number to add to its monotonic times to have them on the observer's clock, in ns.
     pub shift_ns: i64,
-    /// What its wall clock is ahead of the observer's by, in ns.
+    /// How far its wall clock is ahead of the observer's, in ns.
     pub wall_ahead_ns: i64,
-    /// What the ends of collectives have corrected that by, in ns.
+    /// The correction of that by the ends of collectives, in ns.
     pub corrected_ns: i64,
     /// How much the ends differ from each other, in ns: the mapping is no better than this. Absent before there are
     /// enough.
@@ -50,7 +50,7 @@ impl Hosts {
         self.by_name.get(host)
     }
 
-    /// What has to be added to a host's monotonic times; absent where nobody told.
+    /// The number to add to a host's monotonic times; absent where nobody reported it.
     pub(super) fn shift_ns(&self, host: &str) -> Option<i64> {
         self.by_name.get(host).map(|h| h.shift_ns.saturating_add(h.corrected_ns))
     }

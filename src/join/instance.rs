@@ -7,7 +7,7 @@ use crate::model::{Algo, Func, Launch, OpRecord, Proto, Rank, Told, Track, bus_f
 /// One rank's part.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Part {
-    /// What its segment says.
+    /// The record of its segment.
     pub op: Box<OpRecord>,
     /// Its kernel's time, once all its channels stopped and where the stamps can be believed.
     pub kernel: Option<Kernel>,
@@ -33,7 +33,7 @@ impl Part {
         !self.finished && self.started_ns.is_some() && self.ended_seen_ns.is_none()
     }
 
-    /// What another join is told of it.
+    /// The message about it for another join.
     pub fn told(&self) -> Told {
         // Whatever is not sent was made into the times beside it.
         let mut op = OpRecord { stamps: Vec::new(), ..(*self.op).clone() };
@@ -224,7 +224,7 @@ pub struct Instance {
     pub(super) touched: bool,
     /// How the first rank that says so runs it.
     pub(super) way: Option<(Algo, Proto)>,
-    /// What the first rank that was seen says it is, and which that was: all others are compared with it.
+    /// The first rank that was seen, and its signature: all others are compared with it.
     pub(super) said: Option<(Rank, Signature)>,
 }
 
@@ -260,7 +260,7 @@ impl Instance {
         self.parts.values().min_by_key(|p| p.op.issued_ns.or(p.op.called_ns).unwrap_or(u64::MAX))
     }
 
-    /// What another join is told of it.
+    /// The messages about it for another join.
     pub fn told(&self) -> Vec<Told> {
         self.parts.values().map(Part::told).collect()
     }

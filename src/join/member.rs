@@ -13,7 +13,7 @@ pub struct Called {
     pub func: Func,
     /// When it was called, host monotonic ns.
     pub at_ns: u64,
-    /// Whether the call has returned; absent where nobody looked.
+    /// True where the call has returned; absent where nobody looked.
     pub returned: Option<bool>,
 }
 
@@ -69,7 +69,7 @@ const PAUSE_NS: u64 = 200_000_000;
 /// One rank of a communicator.
 #[derive(Debug, Clone)]
 pub struct Member {
-    /// What its segment says.
+    /// The record of its segment.
     pub record: CommRecord,
     /// Collectives known to be done.
     pub finished: u64,
@@ -87,7 +87,7 @@ pub struct Member {
     pub(super) late_cost_lately: Option<Box<RecentCost>>,
     /// The latest call that NCCL has not issued yet.
     pub called: Option<Called>,
-    /// What it exchanged with single others.
+    /// The bytes that it exchanged with single others.
     pub(super) exchanged: Option<Box<Exchanged>>,
     /// Where its [`Seat`] is.
     pub(super) seat: u32,
@@ -108,8 +108,8 @@ pub struct Member {
     pub(super) done_below: [u64; 2],
 }
 
-/// What the wait-for graph asks of a member. Those of a communicator lie side by side: there may be a million in all,
-/// and members lie far apart.
+/// The state of a member for the wait-for graph. Those of a communicator lie side by side: there may be a million in
+/// all, and members lie far apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Seat {
     /// The rank.
@@ -163,7 +163,7 @@ impl Member {
         self.late_cost_lately.iter().flat_map(|l| l.parts())
     }
 
-    /// What it exchanged with single others; absent where nothing.
+    /// The bytes that it exchanged with single others; absent where nothing.
     pub fn exchanged(&self) -> Option<&Exchanged> {
         self.exchanged.as_deref()
     }

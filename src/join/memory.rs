@@ -9,7 +9,7 @@
 use crate::model::CommId;
 use std::collections::{HashMap, HashSet};
 
-/// Who pays for a communicator.
+/// The payer of a communicator's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Payer {
     /// The user whose it is.
@@ -20,7 +20,7 @@ pub(super) enum Payer {
     Nobody,
 }
 
-/// What is limited.
+/// The limit of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryLimit {
     /// All users of a node together, in bytes.
@@ -39,7 +39,7 @@ impl MemoryLimit {
     }
 }
 
-/// What payers' communicators take, and what they may.
+/// The memory that payers' communicators take, and their limits.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Memory {
     limit: Option<MemoryLimit>,
@@ -49,7 +49,7 @@ pub(super) struct Memory {
     over: usize,
     /// Payers above three quarters of the limit of each.
     near: usize,
-    /// What one user may take, in bytes, while all together take too much.
+    /// The memory that one user may take, in bytes, while all together take too much.
     share: Option<usize>,
 }
 
@@ -58,7 +58,7 @@ impl Memory {
         self.limit = Some(limit);
     }
 
-    /// Who pays for a communicator from now on that is joined by a rank of a node, and was paid by somebody before.
+    /// The payer of a communicator from now on that is joined by a rank of a node, and was paid by somebody before.
     pub(super) fn payer(&self, comm: CommId, before: Option<Payer>, node: &str) -> Payer {
         match self.limit {
             Some(MemoryLimit::OfEachNode(_)) => {

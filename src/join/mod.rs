@@ -1,4 +1,4 @@
-//! What all ranks did, matched: by communicator and issue order.
+//! The operations of all ranks, matched by communicator and issue order.
 //!
 //! Pure: it is fed updates and told the time; it reads no clock and no file. One owner feeds it; rules and
 //! screens read it.
@@ -91,7 +91,7 @@ const CLOSED_KEPT: usize = 256;
 /// One process, as the join knows it.
 #[derive(Debug, Clone)]
 pub struct Process {
-    /// What its segment says.
+    /// The record of its segment.
     pub record: SegmentRecord,
     /// The clocks of its GPUs, by PCI address; one without an address where NCCL's process does not say.
     pub clocks: BTreeMap<Option<Arc<str>>, ClockMap>,
@@ -99,9 +99,9 @@ pub struct Process {
     pub missed: BTreeMap<&'static str, u64>,
     /// When the last loss of a record of an operation was noticed, by the observer's clock.
     missed_ns: Option<u64>,
-    /// What the operating system last said about it.
+    /// The operating system's latest facts about it.
     pub host: Option<HostFact>,
-    /// What it went without over the last minute.
+    /// The resources that it went without over the last minute.
     pub strains: HostPressures,
     /// Time inside its kernels, as far as they are timed.
     pub busy: Busy,
@@ -115,7 +115,7 @@ pub struct Process {
     pub work: Work,
     /// Since when nothing is heard of it, by the observer's clock; absent where somebody follows it.
     pub silent_ns: Option<u64>,
-    /// What is added to its times to have them on the observer's clock.
+    /// The number that is added to its times to have them on the observer's clock.
     shift_ns: i64,
 }
 
@@ -237,7 +237,7 @@ impl Join {
         Self::default()
     }
 
-    /// Whose clock times are to be on, where processes of other hosts are fed.
+    /// Sets the clock that times are to be on, where processes of other hosts are fed.
     pub fn observe_from(&mut self, observer: ClockPair) {
         self.observer = Some(observer);
         // Of other hosts' operations only a part comes.
@@ -555,7 +555,7 @@ impl Join {
         Some(c)
     }
 
-    /// What has to be added to an update's times.
+    /// The number to add to an update's times.
     fn shift_of(&self, update: &Update) -> i64 {
         let Some(observer) = self.observer else { return 0 };
         let segment = match update {
@@ -764,7 +764,7 @@ impl Join {
         }
     }
 
-    /// What comes from a host's processes from now on is mapped by its clock as it is known now.
+    /// Maps what comes from a host's processes from now on by its clock as it is known now.
     fn map_anew(&mut self, host: &str) {
         let Some(shift) = self.hosts.shift_ns(host) else { return };
         for id in self.of_host.get(host).into_iter().flatten() {
@@ -893,12 +893,12 @@ impl Join {
         self.outbox.dropped()
     }
 
-    /// What the machines under the jobs said.
+    /// The facts about the machines under the jobs.
     pub fn hardware(&self) -> &Hardware {
         &self.hardware
     }
 
-    /// What is known of whose a process is, by OpenTelemetry's names where it has some: what its environment and its cgroup
+    /// The labels of a process's owner, by OpenTelemetry's names where it has some: what its environment and its cgroup
     /// say, and the pod that its GPUs were given to, where these name no other one.
     pub fn labels(&self, segment: SegmentId) -> BTreeMap<String, String> {
         let Some(process) = self.processes.get(&segment) else { return BTreeMap::new() };
@@ -933,7 +933,7 @@ impl Join {
         self.classes.len()
     }
 
-    /// What jobs have done so far, as far as sketches tell.
+    /// The totals of jobs so far, as far as sketches report them.
     pub fn tallies(&self) -> &Tallies {
         &self.tallies
     }

@@ -117,7 +117,7 @@ impl OpQueue {
         self.tracks.values().flatten().map(|p| (&p.key, &*p.instance))
     }
 
-    /// Those of a track from one order up to another.
+    /// The operations of a track from one order up to another.
     pub(super) fn range_mut(&mut self, keys: Range<Key>) -> impl Iterator<Item = (&Key, &mut Instance)> {
         let queue = self.tracks.get_mut(&keys.start.0);
         let from = queue.as_ref().map_or(0, |q| find(q, keys.start.1).unwrap_or_else(|at| at));
@@ -125,12 +125,12 @@ impl OpQueue {
         in_range.take_while(move |p| p.key < keys.end).map(|p| (&p.key, &mut *p.instance))
     }
 
-    /// Those that were not counted yet.
+    /// The operations that were not counted yet.
     pub(super) fn open(&self) -> impl Iterator<Item = (&Key, &Instance)> {
         self.tracks.values().flatten().filter(|p| p.open).map(|p| (&p.key, &*p.instance))
     }
 
-    /// Those of a track that were not counted yet.
+    /// The operations of a track that were not counted yet.
     pub(super) fn open_of(&self, track: Track) -> impl DoubleEndedIterator<Item = (&Key, &Instance)> {
         let queue = self.tracks.get(&track).into_iter().flatten();
         queue.filter(|p| p.open).map(|p| (&p.key, &*p.instance))

@@ -1,10 +1,10 @@
-//! Who is where: the memberships of every process, and a number for each that can wait or be waited for.
+//! The memberships of every process, and a number for each that can wait or be waited for.
 
 use crate::model::{CommId, Rank, SegmentId};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// What of a process matters to those that wait for it.
+/// The state of a process that matters to those that wait for it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Condition {
     /// Its segment was seen.
@@ -18,7 +18,8 @@ pub(super) struct Condition {
 }
 
 impl Condition {
-    /// What it began is not finished by it, or not told of: who waits for it waits for its process.
+    /// True where it will not finish what it began, or nothing reports that it did: who waits for it waits for its
+    /// process.
     pub(super) fn is_out(self) -> bool {
         self.gone || self.stopped
     }
@@ -53,7 +54,7 @@ pub(super) struct Roster {
 }
 
 impl Roster {
-    /// Those of the first so many numbers whose processes are gone or stopped.
+    /// The processes among the first so many numbers that are gone or stopped.
     pub(super) fn out(&self, numbers: usize) -> Vec<u32> {
         let all = (0u32..).zip(&self.conditions).take(numbers);
         all.filter(|(_, c)| c.known && c.is_out()).map(|(number, _)| number).collect()

@@ -1,8 +1,8 @@
-//! What ranks must agree on.
+//! The properties that ranks must agree on.
 
 use crate::model::{DataType, Func, OpRecord, Rank, RedOp};
 
-/// What must be equal on all ranks.
+/// The properties that must be equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Signature {
     /// The operation.

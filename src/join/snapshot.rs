@@ -111,7 +111,7 @@ impl<'a> View<'a> {
             .collect()
     }
 
-    /// What a job did since it was first seen.
+    /// The totals of a job since it was first seen.
     fn sums(&self, processes: &[&Process], comms: Vec<CommId>) -> JobSums {
         let hosts: BTreeSet<&str> = processes.iter().map(|p| p.record.host.as_str()).collect();
         let classes: Vec<(&ClassKey, &Class)> =

@@ -81,7 +81,7 @@ impl<K: Ord, V> Few<K, V> {
     }
 }
 
-/// What is known of a class.
+/// The statistics of a class.
 #[derive(Clone)]
 pub struct Class {
     /// Of operations whose records came: how many, those whose transfer time is known, and those of them that CUDA events
@@ -213,7 +213,7 @@ impl Class {
         self.sketched.as_ref().is_none_or(|s| u128::from(self.count) * 10 >= u128::from(s.count) * 9)
     }
 
-    /// What sketches say of transfer times, where they know these.
+    /// The transfer times from sketches, where they know these.
     fn told_times(&self) -> Option<&ClassTotals> {
         self.sketched.as_deref().filter(|s| s.is_timed())
     }
@@ -228,7 +228,7 @@ impl Class {
         self.told_times().map_or(self.timed, ClassTotals::timed)
     }
 
-    /// Those of them that CUDA events timed on some rank.
+    /// The number of these that CUDA events timed on some rank.
     pub fn by_events(&self) -> u64 {
         self.told_times().map_or(self.by_events, |s| s.by_events)
     }
@@ -302,7 +302,7 @@ impl Class {
         }
     }
 
-    /// What was learned of each kind of its transfers.
+    /// The trend of each kind of its transfers.
     pub fn trends(&self) -> impl Iterator<Item = (&Transfer, &Trend)> {
         let sketched = self.sketched.as_deref().filter(|s| are_few(self.timed, s));
         let sketched = sketched.and_then(ClassTotals::trend);

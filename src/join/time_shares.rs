@@ -1,4 +1,4 @@
-//! What a process spends its time on: how much of it lies inside collectives, and who exchanges how much with whom.
+//! The time of a process: how much of it is inside collectives, and who exchanges how much with whom.
 
 use super::timing::Kernel;
 use crate::model::{Exchange, Rank};
@@ -92,14 +92,14 @@ impl Busy {
         self.long_ns
     }
 
-    /// What is left of the kernels' time when what overlaps counts once: 1 where nothing does. Absent without any.
+    /// The share of the kernels' time that is left when overlaps count once: 1 where nothing does. Absent without any.
     pub fn overlap(&self) -> Option<f64> {
         let (sum, covered) = self.seconds.iter().fold((0.0, 0.0), |(a, b), s| (a + s.1, b + s.2));
         (sum > 0.0).then(|| covered / sum)
     }
 }
 
-/// What a rank exchanged with single others, by sends and receives.
+/// The bytes that a rank exchanged with single others, by sends and receives.
 #[derive(Debug, Clone, Default)]
 pub struct Exchanged {
     /// Bytes sent.
@@ -127,7 +127,7 @@ impl Exchanged {
         self.received_bytes = self.received_bytes.saturating_add(bytes);
     }
 
-    /// What another join is told of it.
+    /// The message about it for another join.
     pub fn told(&self) -> Exchange {
         Exchange {
             sent_bytes: self.sent_bytes,

@@ -1,4 +1,4 @@
-//! What an operation's stamps say on one rank, and which of them can be believed.
+//! The times of an operation's stamps on one rank, and which of them can be believed.
 //!
 //! NCCL's stamps are wrong after CUDA graphs ran on a communicator, and when its reader falls 64 operations
 //! behind: they then belong to another operation. A stamp is believed where the kernel starts after its
@@ -45,7 +45,7 @@ pub fn not_before(op: &OpRecord) -> Option<u64> {
     }
 }
 
-/// What the stamps of one operation are held against.
+/// The limits that the stamps of one operation are compared with.
 #[derive(Debug)]
 pub struct Limit<'a> {
     not_before: u64,

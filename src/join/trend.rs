@@ -60,9 +60,9 @@ pub struct Block {
 pub struct Change {
     /// Since when, host monotonic ns.
     pub since_ns: u64,
-    /// What was usual, in ns.
+    /// The usual time, in ns.
     pub before_ns: f64,
-    /// What it takes since, in ns.
+    /// The time since the change, in ns.
     pub after_ns: f64,
 }
 
@@ -82,13 +82,13 @@ enum Side {
     Fast,
 }
 
-/// What was learned of one kind of transfer.
+/// The trend of one kind of transfer.
 #[derive(Debug, Clone, Default)]
 pub struct Trend {
     skipped: u32,
     open: Vec<(u64, f64)>,
     blocks: VecDeque<Block>,
-    /// What is usual, and how much blocks vary by themselves, in ns.
+    /// The usual time, and how much blocks vary by themselves, in ns.
     usual: Option<(f64, f64)>,
     /// The first blocks, until enough is learned, and how many these were, in all.
     first: Vec<f64>,
@@ -183,12 +183,12 @@ impl Trend {
         }
     }
 
-    /// What it has changed to, as long as it stays so.
+    /// The change, as long as it lasts.
     pub fn change(&self) -> Option<Change> {
         self.change
     }
 
-    /// What it takes now: the median of the last blocks, where there are enough; and when the first of them began.
+    /// The time now: the median of the last blocks, where there are enough; and when the first of them began.
     pub fn now(&self) -> Option<Block> {
         let last: Vec<Block> = self.blocks.iter().rev().take(ROW).copied().collect();
         let medians: Vec<f64> = last.iter().map(|b| b.median_ns).collect();

@@ -1,4 +1,4 @@
-//! What an operation should put on the wire of one rank, from its algorithm, protocol, size and ranks.
+//! The bytes that an operation should put on the wire of one rank, from its algorithm, protocol, size and ranks.
 //!
 //! Where the way of the data is not certain, nothing is expected, which is not zero: NVLS and its like send once what
 //! others receive many times, and between nodes only some ranks of a ring meet a NIC. There the node as a whole is asked
@@ -30,7 +30,7 @@ impl Wire {
 /// A collective as one of its ranks runs it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shape {
-    /// What it is.
+    /// The function.
     pub func: Func,
     /// How it runs.
     pub algo: Option<Algo>,
@@ -56,7 +56,7 @@ fn overhead(proto: Option<Proto>) -> Option<f64> {
     })
 }
 
-/// What a rank of a collective sends and receives over NVLink. Known for communicators inside one node.
+/// The bytes that a rank of a collective sends and receives over NVLink. Known for communicators inside one node.
 ///
 /// With n ranks and S bytes:
 /// - A ring all-reduce is a reduce-scatter and an all-gather of n - 1 steps each, and every step moves S / n: 2 (n - 1) / n S
@@ -104,8 +104,8 @@ pub fn expected(shape: &Shape) -> Option<Wire> {
     Some(data.times(overhead(shape.proto)?))
 }
 
-/// What one node sends and receives over the network for a collective. `here` are the communicator's ranks on this node;
-/// `root_here` says whether the root of a rooted operation is among them.
+/// The bytes that one node sends and receives over the network for a collective. `here` are the communicator's ranks
+/// on this node; `root_here` says whether the root of a rooted operation is among them.
 ///
 /// With n ranks on N nodes and S bytes:
 /// - NCCL's rings go through all ranks of a node before they leave it: each ring enters each node once and leaves it once,
@@ -170,8 +170,8 @@ pub fn crossing(shape: &Shape, here: u32, root_here: Option<bool>) -> Option<Wir
     Some(data.times(overhead(shape.proto)?))
 }
 
-/// What a transfer from one rank to another puts on the wire: its size, once. NCCL tells no protocol of transfers; only
-/// the smallest go by LL, and those hardly count.
+/// The bytes that a transfer from one rank to another puts on the wire: its size, once. NCCL reports no protocol of
+/// transfers; only the smallest go by LL, and those hardly count.
 pub fn transfer(bytes: u64, sends: bool, to_itself: bool) -> Wire {
     let bytes = bytes as f64;
     match (to_itself, sends) {

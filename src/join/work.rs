@@ -59,7 +59,7 @@ struct Span {
     step_ns: f32,
 }
 
-/// What is known of one kind of span.
+/// The statistics of one kind of span.
 #[derive(Debug, Clone, Copy, Default)]
 struct Kind {
     skipped: u8,
@@ -81,7 +81,7 @@ impl Kind {
         false
     }
 
-    /// What is usual, and by how much that may be wrong, as a standard deviation.
+    /// The usual value, and by how much that may be wrong, as a standard deviation.
     fn usual(&self, of: fn(&Span) -> f32) -> (f32, f32) {
         let all: Vec<f64> = self.first.iter().map(|s| f64::from(of(s))).collect();
         let most = median(&all).unwrap_or(0.0) as f32 * MOST;
@@ -100,7 +100,7 @@ pub struct Work {
     waiting: BTreeMap<u64, Passed>,
     /// The ticket that comes next.
     next: u64,
-    /// What the last operations were, the newest one last.
+    /// The last operations, the newest one last.
     before: [u64; BEFORE],
     /// The last operation, and when the last launch started and ended of those that are timed.
     last: Option<Passed>,

@@ -79,7 +79,7 @@ pub trait Abi {
 
 /// Takes an event.
 pub trait Taker {
-    /// What it makes of it.
+    /// The result.
     type Out;
     /// Takes it. Implementations are to be inlined: see [`Abi::tell`].
     fn take(self, event: &Event) -> Self::Out;

@@ -72,7 +72,7 @@ impl Coll {
         }
     }
 
-    /// What v4 says, and every later version with it.
+    /// The event as v4 describes it. Every later version does the same.
     #[inline(always)]
     pub(super) fn event(&self) -> CollEvent {
         arms::coll_event!(self, comm: None, channels: self.n_channels)
@@ -92,7 +92,7 @@ impl P2p {
         }
     }
 
-    /// What v4 says, and every later version with it.
+    /// The event as v4 describes it. Every later version does the same.
     #[inline(always)]
     pub(super) fn event(&self) -> P2pEvent {
         arms::p2p_event!(self, comm: None, channels: self.n_channels)

@@ -45,7 +45,7 @@ pub union Arms {
 arms::descriptor!(u64);
 
 impl Coll {
-    /// What v5 says, and every later version with it.
+    /// The event as v5 describes it. Every later version does the same.
     #[inline(always)]
     pub(super) fn event(&self) -> CollEvent {
         CollEvent { plan: self.parent_group.addr() as u64, ..self.base.event() }
@@ -53,7 +53,7 @@ impl Coll {
 }
 
 impl P2p {
-    /// What v5 says, and every later version with it.
+    /// The event as v5 describes it. Every later version does the same.
     #[inline(always)]
     pub(super) fn event(&self) -> P2pEvent {
         P2pEvent { plan: self.parent_group.addr() as u64, ..self.base.event() }

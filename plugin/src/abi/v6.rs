@@ -49,7 +49,7 @@ pub union Arms {
 arms::descriptor!(u64);
 
 impl CeColl {
-    /// What v6 says, and v7 with it.
+    /// The event as v6 and v7 describe it.
     #[inline(always)]
     pub(super) fn event(&self) -> CollEvent {
         CollEvent {

@@ -28,7 +28,7 @@ pub(super) struct Mask {
     pub(super) place: usize,
 }
 
-/// What init gives back.
+/// The result of an init.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Opened {
     /// The context, never 0.
@@ -100,7 +100,7 @@ fn is_beside_another(live: &Live, ticket: u64) -> bool {
         })
 }
 
-/// What costs NCCL nothing and comes with every operation.
+/// Events that cost NCCL nothing and come with every operation.
 const HEARTBEAT: c_int = 1 << bit::COLL | 1 << bit::P2P;
 
 /// A place for NCCL's mask that may be written after init; 0 for one on a stack or a heap, which is a test's.

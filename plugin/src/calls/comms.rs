@@ -24,7 +24,7 @@ use ringwatch_wire::sync::Word;
 /// Where NCCL stores the pointer of what it makes.
 pub(super) type Place = *mut *mut c_void;
 
-/// What a call makes.
+/// The communicator that a call makes.
 #[derive(Debug, Clone, Copy)]
 pub enum Made {
     /// One rank of a new communicator.
@@ -40,7 +40,7 @@ pub enum Made {
     Child {
         /// NCCL's pointer of the other one, as a number.
         parent: usize,
-        /// What tells it from its siblings.
+        /// The number that distinguishes it from its siblings.
         color: c_int,
     },
 }
@@ -165,7 +165,7 @@ fn end(calls: &Calls, ticket: u64, thread: Thread, result: c_int) {
     ended(calls, ticket, result);
 }
 
-/// What makes a communicator is through, or goes on by itself.
+/// Ends the making of a communicator, or leaves it to go on by itself.
 pub(super) fn ended(calls: &Calls, ticket: u64, result: c_int) {
     let Some(e) = calls.entry(ticket) else { return };
     // What NCCL refused, it has stored nothing for, and the place may be a bad one.
@@ -246,7 +246,7 @@ fn tickets(calls: &Calls) -> impl Iterator<Item = u64> + '_ {
     calls.page.comms.iter().filter_map(|e| get(e, entry::TICKET).checked_sub(1))
 }
 
-/// Who else tells of its operations, once that is known.
+/// Decides who else reports its operations, once that is known.
 fn decide(calls: &Calls, e: &[Word]) -> Mode {
     let known = mode(e);
     if known != Mode::Unknown {

@@ -155,8 +155,8 @@ pub(super) fn forget(pointer: usize) {
     }
 }
 
-/// Whether the calls of a communicator block that is made with this configuration, NULL for none, from this parent, 0 for
-/// none.
+/// Returns whether the calls of a communicator block that is made with this configuration, NULL for none, from this
+/// parent, 0 for none.
 ///
 /// # Safety
 /// `config` is NULL or NCCL's configuration.

@@ -2,7 +2,7 @@
 //! has ended.
 
 use super::groups::{COMMS, COUNT, TAG, called, known, launch, ops, plan};
-use super::{SUCCESS, accepted, comms, end_shot, ended, exchange, inside, returned, take_back};
+use super::{SUCCESS, accepted, comms, end_pair, ended, exchange, inside, returned, take_back};
 use crate::preloaded::{COMMS as MOST_COMMS, Calls, GROUP_WORDS, Mode, entry, get, set};
 use crate::runtime::clock::now_ns;
 use crate::runtime::thread_word::Thread;
@@ -55,7 +55,7 @@ fn finish(calls: &Calls, r: &'static [Word; GROUP_WORDS], launches: bool, result
     let issues = launches && accepted(result);
     for e in called(calls, r) {
         if launches {
-            end_shot(calls, e, result);
+            end_pair(calls, e, result);
         }
         // Of what is not issued the orders are given again.
         let waiting = get(e, entry::WAITING);

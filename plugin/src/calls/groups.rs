@@ -1,4 +1,4 @@
-//! What was called in a group, and which communicators are begun in it, until it ends.
+//! The calls and the new communicators of a group, until it ends.
 
 use super::{Op, Taken, order};
 use crate::preloaded::{COMMS as MOST_COMMS, Calls, GROUP_WORDS as WORDS, Mode, OPS, entry, get, set};
@@ -105,6 +105,6 @@ pub(super) fn called<'a>(
 /// The group is about to be launched: on each communicator's stream, if it is to be timed.
 pub(super) fn launch(calls: &Calls, r: &'static [Word; WORDS]) {
     for e in called(calls, r) {
-        set(e, entry::SHOT, super::begin_shot(calls, e, get(e, entry::STREAM)));
+        set(e, entry::SHOT, super::begin_pair(calls, e, get(e, entry::STREAM)));
     }
 }

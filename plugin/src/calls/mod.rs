@@ -113,7 +113,7 @@ pub fn around(op: &Op, real: impl FnOnce() -> c_int) -> c_int {
         && thread.depth == 0
     {
         // A bare call is its own launch.
-        set(t.entry, entry::SHOT, begin_shot(&t.calls, t.entry, op.stream as u64));
+        set(t.entry, entry::SHOT, begin_pair(&t.calls, t.entry, op.stream as u64));
     }
     let result = inside(thread, real);
     if let Some(taken) = taken {
@@ -158,7 +158,7 @@ fn take_unordered(call: &Op, grouped: bool) -> Option<(Calls, u64, u64)> {
 }
 
 /// Begins a pair of CUDA events before a launch that NCCL does not tell of, if that is to be timed.
-fn begin_shot(calls: &Calls, e: &[Word], stream: u64) -> u64 {
+fn begin_pair(calls: &Calls, e: &[Word], stream: u64) -> u64 {
     let untold = matches!(mode(e), Mode::Alone | Mode::Events);
     if !untold || get(e, entry::ASYNC) != 0 || !calls.live.governor.events() {
         return 0;
@@ -169,14 +169,14 @@ fn begin_shot(calls: &Calls, e: &[Word], stream: u64) -> u64 {
 
 /// Ends it behind the launch. A communicator that does not block launches later, on a thread of NCCL's: nothing of
 /// it is timed from the first call on that says so.
-fn end_shot(calls: &Calls, e: &[Word], result: c_int) {
+fn end_pair(calls: &Calls, e: &[Word], result: c_int) {
     if result == IN_PROGRESS {
         set(e, entry::ASYNC, 1);
     }
-    let Some(shot) = EventPair::from_number(get(e, entry::SHOT)) else { return };
+    let Some(pair) = EventPair::from_number(get(e, entry::SHOT)) else { return };
     set(e, entry::SHOT, 0);
     if result == SUCCESS {
-        calls.live.events.end(&calls.live.segment, shot);
+        calls.live.events.end(&calls.live.segment, pair);
     } else if let Some(c) = Comm::of(&calls.live.segment, get(e, entry::TICKET).wrapping_sub(1)) {
         c.set(comm::SHOT, 0);
     }
@@ -312,7 +312,7 @@ const fn accepted(result: c_int) -> bool {
 fn leave(t: Taken, call: &Op, thread: Thread, result: c_int) {
     let Taken { calls, comm, entry: e, captured, mode, op } = t;
     if thread.depth == 0 {
-        end_shot(&calls, e, result);
+        end_pair(&calls, e, result);
     }
     if mode == Mode::Calls
         && let Some(w) = e.get(entry::OPEN_CALL)

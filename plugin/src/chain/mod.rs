@@ -41,7 +41,7 @@ pub(crate) struct Chain {
     mask_at: usize,
     /// The version of NCCL's ABI that its last init came by.
     version: &'static Word,
-    /// What it gets from each version of NCCL's ABI.
+    /// The events that it gets from each version of NCCL's ABI.
     by_version: [Option<Plugin>; VERSIONS],
 }
 
@@ -77,7 +77,7 @@ impl Chain {
         })
     }
 
-    /// What it gets from a version of NCCL's ABI.
+    /// The functions for a version of NCCL's ABI.
     pub(crate) fn plugin(&self, version: u32) -> Option<&Plugin> {
         self.by_version.get(version.checked_sub(1)? as usize)?.as_ref()
     }

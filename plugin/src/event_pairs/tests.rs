@@ -71,16 +71,16 @@ fn live() -> &'static Live {
 
 fn begin(live: &Live) -> EventPair {
     // Long enough ago.
-    live.events.begin(&live.segment, 0, 7, now_ns().saturating_sub(1_000_000_000)).expect("a shot is free")
+    live.events.begin(&live.segment, 0, 7, now_ns().saturating_sub(1_000_000_000)).expect("a pair is free")
 }
 
-/// An operation that was issued and is to be timed by a shot, if it is bound.
-fn issue(live: &Live, shot: EventPair) -> (u64, Binding) {
+/// An operation that was issued and is to be timed by a pair, if it is bound.
+fn issue(live: &Live, pair: EventPair) -> (u64, Binding) {
     let (ticket, slot) = live.segment.op.claim().expect("a slot is free");
-    let binding = live.events.bind(shot, ticket);
+    let binding = live.events.bind(pair, ticket);
     slot.set(op::WHAT, u64::from(kind::COLLECTIVE) << 16);
     slot.set(op::ISSUED_NS, now_ns());
-    slot.set(op::TIMED, told(shot.number()));
+    slot.set(op::TIMED, told(pair.number()));
     slot.publish();
     (ticket, binding)
 }
@@ -95,10 +95,10 @@ fn flaws(live: &Live, flaw: Flaw) -> u64 {
 
 #[test]
 fn a_number_says_which_shot_it_is() {
-    for shot in [(0, 0, 0), (0, 7, 1), (POOLS - 1, SHOTS - 1, GENERATION)] {
-        let shot = EventPair { pool: shot.0, index: shot.1, generation: shot.2 };
-        assert_eq!(EventPair::from_number(shot.number()), Some(shot));
-        assert!(shot.number() >> EventPair::NUMBER_BITS == 0);
+    for pair in [(0, 0, 0), (0, 7, 1), (POOLS - 1, PAIRS - 1, GENERATION)] {
+        let pair = EventPair { pool: pair.0, index: pair.1, generation: pair.2 };
+        assert_eq!(EventPair::from_number(pair.number()), Some(pair));
+        assert!(pair.number() >> EventPair::NUMBER_BITS == 0);
     }
     for none in [0, EventPair::NO_NUMBER, 1 << PLACE_BITS] {
         assert_eq!(EventPair::from_number(none), None);
@@ -108,21 +108,21 @@ fn a_number_says_which_shot_it_is() {
 #[test]
 fn a_launchs_time_is_its_one_operations() {
     let live = live();
-    let shot = begin(live);
-    live.events.end(&live.segment, shot);
-    let (ticket, binding) = issue(live, shot);
+    let pair = begin(live);
+    live.events.end(&live.segment, pair);
+    let (ticket, binding) = issue(live, pair);
     live.events.read(&live.segment, 0);
     assert_eq!((binding, time_of(live, ticket)), (Binding::Bound, Some(500)));
     // It was read: a later one comes too late.
-    assert_eq!(issue(live, shot).1, Binding::Late);
+    assert_eq!(issue(live, pair).1, Binding::Late);
 }
 
 #[test]
 fn the_time_of_several_operations_is_none_of_theirs() {
     let live = live();
-    let shot = begin(live);
-    live.events.end(&live.segment, shot);
-    let both = [issue(live, shot), issue(live, shot)];
+    let pair = begin(live);
+    live.events.end(&live.segment, pair);
+    let both = [issue(live, pair), issue(live, pair)];
     live.events.read(&live.segment, 0);
     assert_eq!(both.map(|(_, b)| b), [Binding::Bound, Binding::Shared]);
     assert_eq!(both.map(|(t, _)| time_of(live, t)), [None; 2]);
@@ -133,7 +133,7 @@ fn the_time_of_several_operations_is_none_of_theirs() {
 fn an_operation_that_is_issued_late_gets_no_other_launchs_time() {
     let live = live();
     let late = begin(live);
-    for _ in 1..SHOTS {
+    for _ in 1..PAIRS {
         begin(live);
     }
     let again = begin(live);
@@ -149,7 +149,7 @@ fn an_operation_that_is_issued_late_gets_no_other_launchs_time() {
     assert_eq!(Flaw::ALL.map(|f| flaws(live, f)), [0; Flaw::ALL.len()]);
 }
 
-/// What a communicator's NCCL says.
+/// The events of a communicator, as NCCL sends them.
 struct Nccl(&'static Live);
 
 impl Nccl {
@@ -234,8 +234,8 @@ fn calls_of_one_group_are_launched_together() {
 #[test]
 fn a_communicator_gives_back_what_it_holds_before_its_slot_is_free() {
     let live = live();
-    let shot = begin(live);
-    live.events.end(&live.segment, shot);
+    let pair = begin(live);
+    live.events.end(&live.segment, pair);
     let c = crate::communicator::Comm::of(&live.segment, 0).expect("it is there");
     let finalized = live.segment.comm.held(0).and_then(|s| s.get(comm::FINALIZED_NS)).expect("a word");
     LOOKED_AT.set((Some(finalized), u64::MAX));

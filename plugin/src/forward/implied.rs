@@ -20,7 +20,7 @@ const KERNEL_PHASE: u32 = 1 << 15;
 
 const CALLS: u32 = GROUP_API | COLL_API | P2P_API | KERNEL_LAUNCH;
 const COPIES: u32 = CE_COLL | CE_SYNC | CE_BATCH;
-/// What hangs on every operation.
+/// Events that hang on every operation.
 const BELOW: u32 = PROXY_OP | PROXY_STEP | KERNEL_CH | NET_PLUGIN;
 /// The same up to NCCL 2.25.
 const BELOW_OLD: u32 = PROXY_OP | PROXY_STEP;

@@ -70,7 +70,7 @@ fn pair(chain: &Chain, live: &Live, raw: u64) -> Option<Result<Pair, Loss>> {
     Kind::Chained.is(raw, live.nonce).then(|| chain.pairs.find(raw & VALUE_MASK))
 }
 
-/// What a parent is to us.
+/// Our handle of a parent.
 fn our_parent(chain: &Chain, live: &Live, raw: u64) -> Result<u64, Loss> {
     match pair(chain, live, raw) {
         None => Ok(raw),
@@ -83,7 +83,7 @@ fn our_parent(chain: &Chain, live: &Live, raw: u64) -> Result<u64, Loss> {
     }
 }
 
-/// What a parent is to the other plugin.
+/// The other plugin's handle of a parent.
 fn their_parent(chain: &Chain, live: &Live, raw: u64) -> u64 {
     match pair(chain, live, raw) {
         Some(Ok(pair)) => pair.theirs,

@@ -1,4 +1,4 @@
-//! Whether kernel events may be switched: never between the calls of a group that sends and receives.
+//! Decides whether kernel events may be switched: never between the calls of a group that sends and receives.
 //!
 //! Up to NCCL 2.30 a send and a receive of one group may be one piece of work for the GPU. It is marked for kernel events as
 //! the receive was called; but the progress thread waits for a mark if either was called with kernel events on. Called
@@ -27,7 +27,7 @@ const LOOKS: u32 = 200;
 const SEND: u64 = 1;
 const RECEIVE: u64 = 2;
 
-/// Whether a group is being called.
+/// The state of group calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Amid {
     /// None is, as far as can be seen.

@@ -8,7 +8,7 @@ use crate::gate::KERNEL;
 use crate::runtime::clock::now_ns;
 use core::ffi::c_int;
 
-/// What NCCL is asked for with another plugin's wishes. NCCL brings no phases of kernels without the kernels.
+/// Joins the events that both plugins ask for. NCCL brings no phases of kernels without the kernels.
 fn joined(own: c_int, theirs: c_int) -> c_int {
     own | theirs | if theirs & KERNEL_PHASE != 0 { KERNEL_CH } else { 0 }
 }
@@ -21,9 +21,9 @@ fn write_mask(place: u64, mask: c_int) {
 }
 
 impl Governor {
-    /// What a communicator's init is to ask for, of the events in `wanted`, and with what another plugin wants;
-    /// `place` is NCCL's mask, 0 when it may not be written later. Where the other one wants kernel events they are
-    /// on all the time, and what they cost is not in the budget.
+    /// The events that a communicator's init is to ask for, of the events in `wanted`, and with what another plugin
+    /// wants; `place` is NCCL's mask, 0 when it may not be written later. Where the other one wants kernel events
+    /// they are on all the time, and what they cost is not in the budget.
     pub(crate) fn mask(&self, wanted: c_int, theirs: c_int, place: usize) -> c_int {
         let mut own = wanted & !KERNEL_CH;
         if !self.events {

@@ -1,4 +1,4 @@
-//! Whose turn it is to be timed, and what it costs.
+//! The schedule of timed operations, and their price.
 
 use super::{
     ASLEEP_NS, BARE, CHANNEL_COST_NS, CHANNELS, COLLECTIVES, DEEP_NS, ENDED, EVENT_COST_NS, EVENT_DECIDED,
@@ -11,7 +11,7 @@ use crate::runtime::clock::now_ns;
 use ringwatch_wire::layout::comm;
 use ringwatch_wire::sync::Word;
 
-/// Whether it is a communicator's turn to be timed.
+/// The schedule's answer for a communicator.
 #[derive(Debug, Clone, Copy)]
 enum Turn {
     /// Its next run is due, as far as there are tokens; the word of the shift that says so.
@@ -41,7 +41,7 @@ impl Governor {
         number & ((1 << self.get(which).min(SHIFT_MAX)) - 1) == 0
     }
 
-    /// Whether it is this communicator of which a reader wants detail; absent while none wants any.
+    /// Returns whether it is this communicator of which a reader wants detail; absent while none wants any.
     #[inline]
     fn wished(&self, c: &Comm) -> Option<bool> {
         let (until, comm) = self.wish?;
@@ -192,8 +192,8 @@ impl Governor {
         }
     }
 
-    /// Whether the next launch of a communicator is to be timed by CUDA events, as far as it is its turn. `order` is the
-    /// issue order its first operation will get.
+    /// Returns whether the next launch of a communicator is to be timed by CUDA events, as far as it is its turn.
+    /// `order` is the issue order its first operation will get.
     #[inline]
     pub(crate) fn wants(&self, c: &Comm, order: u64) -> bool {
         self.events && (c.word(comm::HINT) & WORTH != 0 || self.turn(c, order).is_some())

@@ -1,4 +1,4 @@
-//! What is known of NCCL's own functions as the preloaded library sees them called: communicators, groups, and calls that
+//! Tables of NCCL's own functions as the preloaded library sees them called: communicators, groups, and calls that
 //! NCCL has yet to report. [`crate::calls`] fills these tables, and [`crate::record`] asks them.
 
 #![expect(unsafe_code, reason = "one mapping is shared by all threads of the process")]
@@ -18,7 +18,7 @@ pub(crate) const GROUPS: usize = 128;
 /// Words of a group.
 pub(crate) const GROUP_WORDS: usize = 5;
 
-/// Who else tells of a communicator's operations.
+/// The other source that reports a communicator's operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Mode {
@@ -102,7 +102,7 @@ const OPEN: u64 = 1;
 /// Address of the page; 0 until the first communicator is made by a call that was seen.
 static PAGE: Word = Word::new(0);
 
-/// What a call works with.
+/// The tables and the state that a call works with.
 #[derive(Clone, Copy)]
 pub(crate) struct Calls {
     pub(crate) page: &'static Page,

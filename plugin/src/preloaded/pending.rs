@@ -25,7 +25,7 @@ const fn size(dtype: u8) -> u64 {
     }
 }
 
-/// What a call and the event of its issue have in common.
+/// The key that a call and the event of its issue have in common.
 pub(crate) fn key_of(func: u8, dtype: u8, count: u64, peer: i32) -> u64 {
     let peer = if func == SEND || func == RECV { peer as u32 as u64 } else { 0 };
     let bytes = count.wrapping_mul(size(dtype));

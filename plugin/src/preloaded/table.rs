@@ -1,4 +1,4 @@
-//! Which communicator a pointer of NCCL's is. The pointers are compared and never followed.
+//! The communicators by NCCL's pointers. The pointers are compared and never followed.
 
 use ringwatch_wire::sync::Word;
 

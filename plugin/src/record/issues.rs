@@ -48,7 +48,7 @@ fn issue_slot(
     Ok((ticket, slot, false))
 }
 
-/// What an issue says of an operation.
+/// The facts of an operation's issue.
 struct SlotIssue {
     what: u64,
     order: u64,
@@ -146,7 +146,7 @@ impl Issued {
     }
 }
 
-/// What is to be done with an operation that a graph's capture brought: nothing, if so.
+/// Decides about an operation that a graph's capture brought; `None` where it is recorded like others.
 #[inline(always)]
 fn of_graph(live: &'static Live, c: Comm, origin: &Origin) -> Option<Issued> {
     let Origin::Replay { ticket, .. } = *origin else { return None };

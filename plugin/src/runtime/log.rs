@@ -40,7 +40,7 @@ pub(crate) enum Message {
     ChainInitFailed,
 }
 
-/// What is said of a plugin by the ABI version that it speaks.
+/// The message about a plugin, by the ABI version that it has.
 macro_rules! speaks {
     ($($version:literal),+) => {
         [$(match CStr::from_bytes_with_nul(

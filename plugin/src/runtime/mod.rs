@@ -1,4 +1,4 @@
-//! What the plugin needs of its process and its system: system calls, clock, settings, files in shared memory, NCCL's and
+//! The plugin's access to its process and its system: system calls, clock, settings, files in shared memory, NCCL's and
 //! CUDA's libraries. Nothing here knows an event or a communicator.
 
 pub(crate) mod clock;

@@ -1,4 +1,4 @@
-//! What only other libraries of the process can say: NCCL's exact version, the GPU's address.
+//! Facts that only other libraries of the process know: NCCL's exact version, the GPU's address.
 //!
 //! The dynamic linker's functions are taken weakly and by their first version: they moved from libdl to libc
 //! in glibc 2.34, under a new version, and neither a new version nor a missing symbol may keep the plugin from

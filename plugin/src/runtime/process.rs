@@ -1,4 +1,4 @@
-//! Who this process is.
+//! The identity of this process.
 
 use crate::runtime::clock::now_ns;
 use crate::runtime::segment_name::{SegmentName, Text};

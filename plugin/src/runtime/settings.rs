@@ -22,7 +22,7 @@ use core::ffi::CStr;
 /// Longest directory that is accepted, so that a file name still fits behind it.
 const DIR_MAX: usize = 3900;
 
-/// What the user asked for.
+/// The user's settings.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
     /// The directory, where the user named one.
@@ -31,13 +31,13 @@ pub(crate) struct Settings {
     pub(crate) bytes: Option<u64>,
     /// Overhead budget, in millionths of wall time.
     pub(crate) budget_ppm: u64,
-    /// Which operations get GPU times.
+    /// The operations that get GPU times.
     pub(crate) detail: Detail,
-    /// What is done with CUDA graphs.
+    /// The treatment of CUDA graphs.
     pub(crate) graphs: Graphs,
 }
 
-/// Which operations get GPU times.
+/// The operations that get GPU times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Detail {
     /// As many as the budget allows.
@@ -48,7 +48,7 @@ pub(crate) enum Detail {
     Calls,
 }
 
-/// What is done with CUDA graphs.
+/// The treatment of CUDA graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Graphs {
     /// Captures are recorded, and replays where NCCL tells of them.
@@ -134,12 +134,12 @@ fn wait_ns(usual_ms: u64) -> u64 {
     asked.unwrap_or(usual_ms).min(LONGEST_MS) * 1_000_000
 }
 
-/// Whether a communicator without agreement on the rules must not be made.
+/// Returns whether a communicator must not be made without agreement on the rules.
 pub(crate) fn tune_is_required() -> bool {
     variable(c"RINGWATCH_TUNE_REQUIRE") == Some(c"1")
 }
 
-/// Whether ranks agree on the rules by an all-gather of the preloaded library's, on one node and on several.
+/// Returns whether ranks agree on the rules by an all-gather of the preloaded library's, on one node and on several.
 pub(crate) fn tune_by_all_gather() -> bool {
     variable(c"RINGWATCH_TUNE_NODES") == Some(c"1")
 }

@@ -2,7 +2,7 @@
 
 use ringwatch_wire::sync::Word;
 
-/// What ties the processor's counter to the clock, see [`crate::runtime::clock`].
+/// The pair of values that ties the processor's counter to the clock, see [`crate::runtime::clock`].
 #[derive(Debug)]
 pub(crate) struct Tie {
     /// ns a tick, times 2^32; 0 while not measured.

@@ -20,7 +20,7 @@ impl Drop for Fd {
     }
 }
 
-/// What a directory entry of ours may be opened with.
+/// Flags for opening a directory.
 pub(crate) const DIRECTORY: c_int = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
 const NOFOLLOW: c_int = libc::O_NOFOLLOW;
 /// Only the descriptor that creates it may write to a new file: `truncate` or `cp` by the job's own user, which
@@ -150,7 +150,7 @@ pub(crate) fn read(file: &Fd, into: &mut [u8]) -> usize {
     usize::try_from(n).unwrap_or(0)
 }
 
-/// What is known of a file system.
+/// Facts about a file system.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FileSystem {
     /// Its magic number.
@@ -391,7 +391,7 @@ pub(crate) fn map(file: Option<&Fd>, len: usize) -> Option<*mut c_void> {
     if p == libc::MAP_FAILED { None } else { Some(p) }
 }
 
-/// What a forked child is to find in a mapping.
+/// The content of a mapping in a forked child.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum InChild {
     /// Zeros.

@@ -24,7 +24,7 @@ static TRIED: Word = Word::new(0);
 static GET: Word = Word::new(0);
 static SET: Word = Word::new(0);
 
-/// What a thread does.
+/// The state of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Thread {
     /// Groups begun and not ended.

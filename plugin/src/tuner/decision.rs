@@ -27,7 +27,7 @@ pub struct Call {
     pub bytes: u64,
     /// Number of pipelined operations.
     pub pipe_ops: u32,
-    /// Whether both buffers are registered.
+    /// True where both buffers are registered.
     pub is_registered: bool,
 }
 
@@ -275,7 +275,7 @@ pub const ENTRIES: usize = ALGORITHMS * PROTOCOLS;
 /// Entries before, without PAT.
 pub const ENTRIES_OF_OLD: usize = ENTRIES - PROTOCOLS;
 
-/// Which part of a cost table with these numbers of algorithms and protocols rules can name.
+/// The part of a cost table with these numbers of algorithms and protocols that rules can name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
     /// The first [`ENTRIES`] entries: later algorithms are left alone.

@@ -1,5 +1,5 @@
-//! Which rank a tuner's init belongs to. NCCL does not tell a tuner its rank, but it makes a communicator's profiler and
-//! tuner on one thread, the profiler first.
+//! The rank that a tuner's init belongs to. NCCL does not tell a tuner its rank, but it makes a communicator's
+//! profiler and tuner on one thread, the profiler first.
 
 use crate::live;
 use crate::runtime::sys;

@@ -19,7 +19,7 @@ const LOOKED_AT: usize = 256;
 /// Segments that TCP sent again, from which on it is evidence.
 const TCP_SEGMENTS: u64 = 1_000;
 
-/// What a driver of a network interface lost, from which on it is evidence.
+/// From so many losses on, a driver's counter of a network interface is evidence.
 const DRIVER_LOSSES: u64 = 100;
 
 /// Up to this weight a reason may be why something stands still.
@@ -194,7 +194,7 @@ fn of_network(hardware: &Hardware, host: &str, from_ns: u64, to_ns: u64) -> Vec<
     out
 }
 
-/// What a driver lost, by its own counters; a few packets are lost everywhere.
+/// The losses of a driver, by its own counters; a few packets are lost everywhere.
 fn losses(incidents: &[&Incident]) -> BTreeMap<(&'static str, NicTrouble), u64> {
     let mut by: BTreeMap<(&'static str, NicTrouble), u64> = BTreeMap::new();
     for i in incidents {

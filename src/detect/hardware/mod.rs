@@ -20,7 +20,7 @@ use crate::model::{
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// What stands in an operation's place: a device is about none.
+/// The name in an operation's place: a device is about none.
 const NO_OPERATION: &str = "Device";
 /// A reading older than this, in ns, says nothing about now.
 const FRESH_NS: u64 = 15_000_000_000;
@@ -49,7 +49,7 @@ impl Rule for HardwareRule {
     }
 }
 
-/// Which ranks of which communicators use each GPU, and each host's network. Few devices are told of at a time, so what a
+/// The ranks and communicators that use each GPU, and each host's network. Few devices are told of at a time, so what a
 /// host's processes are in is looked up when it is asked for.
 struct Users<'a> {
     join: &'a Join,
@@ -75,7 +75,7 @@ impl<'a> Users<'a> {
         })
     }
 
-    /// Who uses a GPU, or may send over the host's network.
+    /// The ranks that use a GPU, or may send over the host's network.
     fn of_device(&self, host: &str, device: &Device) -> Vec<User> {
         let is_gpu = matches!(device, Device::Gpu(_));
         let user = |(comm, rank): &(CommId, Rank)| {
@@ -136,11 +136,11 @@ fn named(hardware: &Hardware, host: &str, device: &Device) -> String {
     index.map_or_else(|| words(device), |i| format!("{} (index {i})", words(device)))
 }
 
-/// What a rule found of a device.
+/// A rule's result for a device.
 struct Told {
     kind: Kind,
     severity: Severity,
-    /// What sets it apart from others of its kind on the same device.
+    /// The text that distinguishes it from others of its kind on the same device.
     about: String,
     since_ns: u64,
     evidence: Vec<Evidence>,

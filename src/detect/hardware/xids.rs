@@ -1,4 +1,4 @@
-//! What the driver's error numbers mean.
+//! The meanings of the driver's error numbers.
 
 use crate::model::Severity;
 use serde::Deserialize;
@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 const TABLE: &str = include_str!("xids.yaml");
 
-/// Who is most likely at fault.
+/// The most likely cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Fault {
@@ -55,7 +55,7 @@ struct Row {
     advice: String,
 }
 
-/// What is known of one number.
+/// The meaning of one number.
 #[derive(Debug, Clone)]
 pub(super) struct Meaning {
     pub(super) means: String,
@@ -85,7 +85,7 @@ fn table() -> &'static BTreeMap<u64, Meaning> {
     })
 }
 
-/// What a number means, if it is one of those that are known.
+/// The meaning of a number, if it is a known one.
 pub(super) fn meaning(code: u64) -> Option<&'static Meaning> {
     table().get(&code)
 }

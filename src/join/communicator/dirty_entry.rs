@@ -1,6 +1,6 @@
-//! What the agenda holds of a communicator.
+//! A communicator's entry among the dirty ones.
 
-/// What the agenda holds of a communicator, kept with it.
+/// A communicator's entry among the dirty ones, kept with it.
 #[derive(Debug, Clone, Default)]
 pub(in crate::join) struct DirtyEntry {
     /// Something was heard of it since it was last looked at.

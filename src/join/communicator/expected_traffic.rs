@@ -1,4 +1,4 @@
-//! What each rank of an operation that is over should have moved, and when.
+//! The traffic that each rank of a finished operation should have caused, and when.
 
 use super::super::attribution::Carried;
 use super::super::instance::Part;
@@ -28,8 +28,8 @@ pub(in crate::join) fn carried(
     }
 }
 
-/// What the nodes whose ranks are seen should have moved between them: a collective once for a node, a transfer once for
-/// each end of it. Each with a process of the node.
+/// The traffic that the nodes whose ranks are seen should have caused between them: a collective once for a node, a
+/// transfer once for each end of it. Each with a process of the node.
 pub(in crate::join) fn crossed(
     comm: &Communicator,
     (track, order): (Track, u64),
@@ -86,7 +86,7 @@ impl OnNode {
         OnNode { host, here, each, nodes }
     }
 
-    /// What it should send and receive for a collective. Where nodes have unequal numbers of ranks it is not known whether
+    /// The traffic of a collective on this rank. Where nodes have unequal numbers of ranks it is not known whether
     /// all of this one are seen. Where more ranks are here than a node has, NCCL takes this host for
     /// several nodes, and what goes between these may never meet a counter; where fewer are, those of transfers between
     /// all are not all known.
@@ -112,7 +112,7 @@ impl OnNode {
         crossing(&shape, self.here, root_here)
     }
 
-    /// What a rank of it should send or receive for a transfer: nothing over the network where the other one is here.
+    /// The traffic of a transfer on a rank: nothing over the network where the other one is here.
     fn transfer(&self, comm: &Communicator, rank: Rank, part: &Part) -> Option<Wire> {
         let op = &part.op;
         let (Lane::Send(peer) | Lane::Recv(peer)) = op.lane else { return None };

@@ -1,4 +1,4 @@
-//! Who came late: to a collective, to an exchange, or to a transfer.
+//! Late ranks of collectives, exchanges and transfers.
 
 use super::super::exchange::ExchangeContext;
 use super::super::instance::{Instance, LATE_NS, Late, Measure, Part};
@@ -230,7 +230,7 @@ impl Communicator {
         self.add_late_cost(rank, came_ns, cost_ns);
     }
 
-    /// What a collective that is over says about its ranks: their waiting, the job's rhythm, and who came late.
+    /// Judges the ranks of a finished collective: their waiting, the job's rhythm, and who came late.
     pub(super) fn judge(
         &mut self,
         key: (Track, u64),
@@ -312,8 +312,8 @@ impl Communicator {
         found.into_iter().flatten().find(|e| e.with_all).map(|e| e.late)
     }
 
-    /// What a transfer that is over says about its two ranks. In a pipeline one of them waits for the other in every step,
-    /// and that is nobody's fault: late is who keeps the other waiting for much longer than usual, where the host is the
+    /// Judges the two ranks of a finished transfer. In a pipeline one of them waits for the other in every step, and
+    /// that is nobody's fault: late is who keeps the other waiting for much longer than usual, where the host is the
     /// reason or the wait very long.
     pub(super) fn judge_transfer(&mut self, key: Key, from: Rank, to: Rank) -> Option<Late> {
         let instance = self.instances.get(&key)?;

@@ -1,4 +1,4 @@
-//! What becomes of a communicator's operations: complete ones are counted and judged, old ones forgotten.
+//! The end of a communicator's operations: complete ones are counted and judged, old ones evicted.
 
 use super::super::class_key::{ClassKey, size_class};
 use super::super::exchange::Exchanges;
@@ -30,7 +30,7 @@ const SEARCHED_AGAIN_NS: u64 = 50_000_000;
 /// not waited for.
 const SEARCHED_BY_NS: u64 = 10_000_000_000;
 
-/// Whether an operation can be counted.
+/// The answer to whether an operation can be counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ready {
     Now,
@@ -103,7 +103,7 @@ impl Communicator {
         fresh
     }
 
-    /// Whether an operation can be counted.
+    /// Returns whether an operation can be counted.
     fn ready(&self, key: Key, now_ns: u64) -> Ready {
         let Some(instance) = self.instances.get(&key) else { return Ready::NotYet };
         let parts = match key.0 {
@@ -375,7 +375,7 @@ impl Communicator {
         });
     }
 
-    /// What is kept of operations that were counted: ranks' parts of them.
+    /// The number of ranks' parts of counted operations that are kept.
     pub(in crate::join) fn parts_kept(&self) -> usize {
         self.parts_kept
     }

@@ -1,4 +1,4 @@
-//! Whether a GPU computes, only waits in a kernel, or is idle.
+//! The activity of a GPU: it computes, only waits in a kernel, or is idle.
 //!
 //! Measured on 2 x H200 (driver 580.159.04, NCCL 2.28): a GPU whose only kernel is an all-reduce that waits for another
 //! rank is busy 100 % of the time and uses 0 % of its memory's bandwidth. Matrix products use 15 % or more of it.
@@ -16,7 +16,7 @@ const BUSY: f64 = 0.95;
 /// A GPU that uses less than this share of its memory's bandwidth neither computes nor moves data.
 const UNUSED: f64 = 0.01;
 
-/// What a GPU does.
+/// The activity of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activity {
     /// A kernel is on it all the time and uses no memory: it waits for something.
@@ -55,7 +55,7 @@ impl Hardware {
         newest.is_some_and(|m| m.at_ns <= since_ns && now_ns < m.at_ns.saturating_add(FRESH_NS))
     }
 
-    /// What a GPU did in the last seconds. Absent where it was not read, or did more than one thing.
+    /// The activity of a GPU in the last seconds. Absent where it was not read, or did more than one thing.
     pub fn activity(&self, host: &str, gpu: &str, now_ns: u64) -> Option<Activity> {
         let newest_ns = self.moments(host, gpu).next_back()?.at_ns;
         // Another host's clock may be ahead of the observer's.

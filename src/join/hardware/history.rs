@@ -1,4 +1,4 @@
-//! What became of a device: its last minutes in short, and each time something about it got worse.
+//! The history of a device: its last minutes in short, and each time something about it got worse.
 
 use crate::model::{
     AlarmKind, GpuFact, InterfaceFact, LinkFact, NicTrouble, NodeFact, PortFact, Throttle, Xid, nic_counter,
@@ -51,7 +51,7 @@ pub enum Trouble {
     LinkDown {
         /// Its number.
         link: u32,
-        /// Whether it was seen up before.
+        /// True where it was seen up before.
         was_up: bool,
     },
     /// It came up.
@@ -80,7 +80,7 @@ pub enum Trouble {
     PcieReplays(u64),
     /// A port or interface lost its link, or had none when first seen (`was_up` is false then).
     PortDown {
-        /// Whether it was seen up before.
+        /// True where it was seen up before.
         was_up: bool,
     },
     /// It has one again.
@@ -93,7 +93,7 @@ pub enum Trouble {
     Driver {
         /// Its name, with `*` for the number of a queue.
         counter: &'static str,
-        /// What it means.
+        /// The meaning of the counter.
         means: NicTrouble,
         /// How many more.
         by: u64,
@@ -175,7 +175,7 @@ fn link_changes(before: Option<&LinkFact>, now: &LinkFact, out: &mut Vec<Trouble
     }
 }
 
-/// What changed from one reading of a GPU to the next.
+/// The changes from one reading of a GPU to the next.
 pub(super) fn of_gpu(before: Option<&GpuFact>, now: &GpuFact) -> Vec<Trouble> {
     let mut out = Vec::new();
     for link in &now.links {
@@ -246,7 +246,7 @@ pub(super) fn of_node(before: Option<&NodeFact>, now: &NodeFact) -> Vec<Trouble>
         .collect()
 }
 
-/// What a driver's error is.
+/// The trouble that a driver's error means.
 pub(super) fn of_xid(xid: &Xid) -> Trouble {
     Trouble::Xid(xid.code)
 }

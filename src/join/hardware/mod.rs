@@ -35,7 +35,7 @@ const COMPARED_BYTES: f64 = 1e6;
 /// One GPU of one host.
 type GpuKey = (String, String);
 
-/// What all samplers said.
+/// The readings of all samplers.
 #[derive(Debug, Clone, Default)]
 pub struct Hardware {
     gpus: BTreeMap<GpuKey, (u64, GpuFact)>,
@@ -191,7 +191,7 @@ impl Hardware {
         key.and_then(|k| self.moments.get(&k)).into_iter().flatten()
     }
 
-    /// What became of the devices of a host, oldest first.
+    /// The incidents of the devices of a host, oldest first.
     pub fn incidents<'a>(&'a self, host: &str) -> impl DoubleEndedIterator<Item = &'a Incident> + use<'a> {
         self.incidents.get(host).into_iter().flatten()
     }
@@ -201,7 +201,7 @@ impl Hardware {
         self.incidents.keys().map(String::as_str)
     }
 
-    /// What a GPU's wires moved, oldest first: when each reading ended, and the reading.
+    /// The bytes that a GPU's wires moved, oldest first: when each reading ended, and the reading.
     pub fn traffic(&self, host: &str, gpu: &str) -> impl Iterator<Item = (u64, &Traffic)> {
         let key = pci_address(gpu).map(|gpu| (host.to_owned(), gpu));
         let of = key.and_then(|k| self.traffic.get(&k));
@@ -213,8 +213,8 @@ impl Hardware {
         self.books.iter().map(|((host, gpu), b)| (host.as_str(), gpu.as_str(), b.totals()))
     }
 
-    /// What a GPU's wires moved second by second, against what its operations should have moved, oldest first. The last
-    /// three seconds are not among them: records of theirs may be on their way.
+    /// The bytes that a GPU's wires moved second by second, against what its operations should have moved, oldest
+    /// first. The last three seconds are not among them: records of theirs may be on their way.
     pub fn windows<'a>(
         &'a self,
         host: &str,

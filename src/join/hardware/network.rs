@@ -1,4 +1,4 @@
-//! What goes over a host's network, from the counters of its RDMA ports, or of its interfaces where it has none.
+//! The traffic of a host's network, from the counters of its RDMA ports, or of its interfaces where it has none.
 
 use super::Hardware;
 use crate::join::attribution::{Books, Carried, WireTotals, WireWindow};
@@ -11,7 +11,7 @@ const DEVICES: usize = 1_024;
 /// GPUs whose NVLink reaches other hosts: what NCCL calls nodes may then be one fabric, and no NIC is met.
 const FABRICS: &[&str] = &["GB200", "GB300", "GH200"];
 
-/// What is added up. NCCL uses RDMA where there is any.
+/// The counters that are added up. NCCL uses RDMA where there is any.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Over {
     #[default]
@@ -27,7 +27,7 @@ struct Round {
 }
 
 impl Round {
-    /// What moved since another one. Absent where a device came, went or began anew: what it moved is not known.
+    /// The traffic since another reading. Absent where a device came, went or began again: what it moved is not known.
     fn since(&self, before: &Round) -> Option<Wire> {
         if !self.bytes.keys().eq(before.bytes.keys()) {
             return None;
@@ -108,7 +108,7 @@ impl Hardware {
         }
     }
 
-    /// What is made of software moves what an interface of hardware moves as well.
+    /// Takes a reading of an interface. Interfaces of software move what those of hardware move as well.
     pub(super) fn interface_moved(&mut self, host: &str, at_ns: u64, i: &InterfaceFact) {
         let real = i.device.is_some() && i.up != Some(false);
         let Some(bytes) = i.tx_bytes.zip(i.rx_bytes).filter(|_| real) else { return };
@@ -142,8 +142,8 @@ impl Hardware {
         self.networks.iter().map(|(host, n)| (host.as_str(), n.books.totals()))
     }
 
-    /// What a host's network moved second by second, against what operations should have moved between it and other nodes,
-    /// oldest first, as [`Hardware::windows`].
+    /// The traffic of a host's network second by second, against what operations should have moved between it and
+    /// other nodes, oldest first, as [`Hardware::windows`].
     pub fn network_windows<'a>(
         &'a self,
         host: &str,

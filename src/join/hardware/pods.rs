@@ -1,9 +1,9 @@
-//! Whose a GPU is, where a kubelet gave it to a container.
+//! The owner of a GPU, where a kubelet gave it to a container.
 
 use super::Hardware;
 use crate::model::{GpuFact, Holder};
 
-/// What a kubelet said longer ago says nothing about now, in ns.
+/// A kubelet's answer of longer ago reports nothing about now, in ns.
 const FRESH_NS: u64 = 60_000_000_000;
 
 impl Hardware {
@@ -24,7 +24,7 @@ impl Hardware {
     }
 }
 
-/// Whether a device plugin's name is a GPU's. Where it shares a GPU out it adds `::` and a number.
+/// Returns whether a device plugin's name is a GPU's. Where it shares a GPU out it adds `::` and a number.
 fn names(device: &str, gpu: &GpuFact) -> bool {
     let device = device.split_once("::").map_or(device, |(d, _)| d);
     gpu.uuid.as_deref() == Some(device) || gpu.index.is_some_and(|i| device.parse() == Ok(i))

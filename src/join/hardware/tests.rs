@@ -232,7 +232,7 @@ fn a_process_gets_the_names_of_the_pod_that_its_gpus_were_given_to() {
 struct OnTwoNodes {
     times: f64,
     algo: Algo,
-    /// What is counted: ports of RDMA, or interfaces.
+    /// True where ports of RDMA are counted, false where interfaces are.
     rdma: bool,
     /// Ranks that are seen here.
     here: u32,

@@ -282,7 +282,7 @@ impl Join {
         self.wait_graph = graph;
     }
 
-    /// What stands still now. Where something was fed or became old since the last tick, that is looked at on a copy.
+    /// The standstills now. Where something was fed or became old since the last tick, that is looked at on a copy.
     pub fn standing(&self, now_ns: u64) -> Arc<Standstills> {
         let over = self.all_gone();
         let due = if over == self.wait_graph.over {
@@ -325,7 +325,7 @@ struct Row {
 #[derive(Default)]
 struct Room {
     rows: Vec<Row>,
-    /// Those whose first unfinished operation is not found yet, by index.
+    /// The ranks whose first unfinished operation is not found yet, by index.
     left: Vec<u32>,
 }
 

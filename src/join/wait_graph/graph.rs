@@ -1,4 +1,4 @@
-//! Who waits for whom: the wait-for graph over processes and operations.
+//! The wait-for graph over processes and operations.
 //!
 //! It is built from one small row a rank, communicator and track (a [`RankProgress`]), so that it needs no operation
 //! records: a node's segments and a cluster's beats can feed it alike. A communicator's operations complete in
@@ -35,7 +35,7 @@ pub struct RankProgress {
     pub stage: OpPhase,
 }
 
-/// What an operation waits for.
+/// The state of its ranks that an operation waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum WaitingFor {
     /// Ranks have not issued it.
@@ -55,7 +55,7 @@ pub struct Stall {
     pub track: Track,
     /// The issue order.
     pub order: u64,
-    /// What it waits for.
+    /// The state that it waits for.
     pub lack: WaitingFor,
     /// The ranks that are in it, and their processes.
     pub waiting: Vec<(Rank, u32)>,
@@ -344,7 +344,7 @@ impl<'a> Graph<'a> {
         }
     }
 
-    /// What a node waits for: nodes by number.
+    /// The nodes that a node waits for, by number.
     fn next(&self, node: usize, i: usize) -> Option<usize> {
         match self.stalls.get(node) {
             Some(s) => s.lacking.get(i).map(|(_, p)| self.stalls.len() + *p as usize),

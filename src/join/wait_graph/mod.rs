@@ -1,4 +1,4 @@
-//! Who waits for whom, what stands still, and where that begins.
+//! The wait-for graph, the operations that stand still, and where that begins.
 
 mod cache;
 mod graph;

@@ -1,4 +1,4 @@
-//! What stands still, and since when: what rules ask about it.
+//! The operations that stand still, and since when, for the rules.
 
 use super::graph::{Origin, Stall, WaitingFor};
 use crate::join::Join;
@@ -277,8 +277,8 @@ impl Join {
         })
     }
 
-    /// Who waits in a later operation of the same track, of those that an operation does not wait for, and in which:
-    /// ranks may be through with a rooted one before others have started it.
+    /// The ranks that wait in a later operation of the same track, of those that an operation does not wait for, and
+    /// in which: ranks may be through with a rooted one before others have started it.
     pub fn waited_behind(&self, stall: &Stall, now_ns: u64) -> Option<(u64, Waited)> {
         let c = self.communicator(stall.comm)?;
         let lacks = |r: &Rank| stall.lacking.binary_search_by_key(r, |(l, _)| *l).is_ok();

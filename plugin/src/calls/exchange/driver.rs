@@ -99,7 +99,7 @@ impl Driver {
         unsafe { (self.to_host)(to, buffer.device, bytes, buffer.stream) == SUCCESS }
     }
 
-    /// Whether a stream has done everything; `None` where that failed.
+    /// Returns whether a stream has done everything; `None` where that failed.
     pub(super) fn is_done(&self, buffer: Buffer) -> Option<bool> {
         // SAFETY: a stream of ours in the current context.
         match unsafe { (self.query)(buffer.stream) } {

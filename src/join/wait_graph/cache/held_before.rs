@@ -1,4 +1,4 @@
-//! What keeps a GPU from an operation that it issued and does not start: an earlier one of which nothing reports that it is
+//! The reason why a GPU does not start an operation that it issued: an earlier one of which nothing reports that it is
 //! finished.
 //!
 //! GPUs mostly run what a host issues in its order, whatever the communicator. So a rank that does not start an operation,

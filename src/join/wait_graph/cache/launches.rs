@@ -8,7 +8,7 @@ use crate::model::{Launch, OpState, Rank, Track};
 use std::cell::LazyCell;
 use std::collections::{HashMap, HashSet};
 
-/// What nothing contradicts for so long, in ns, holds: records of other nodes take a while.
+/// A fact that nothing contradicts for so long, in ns, holds: records of other nodes take a while.
 pub(super) const NEWS_NS: u64 = 2_000_000_000;
 
 /// A transfer that both ends issued and that seems to stand still.
@@ -23,7 +23,7 @@ pub(super) struct Held {
     pub(super) is_past: bool,
 }
 
-/// What is found out about all of a communicator's operations when it is first needed.
+/// A fact about all of a communicator's operations, found when it is first needed.
 type Lazy<'a, T> = LazyCell<T, Box<dyn FnOnce() -> T + 'a>>;
 
 /// The launches of a communicator's transfers.
@@ -44,7 +44,7 @@ impl std::fmt::Debug for Launches<'_> {
 }
 
 impl<'a> Launches<'a> {
-    /// Those of a communicator.
+    /// The launches of a communicator.
     pub fn of(c: &'a Communicator) -> Self {
         Launches {
             c,
@@ -120,8 +120,8 @@ impl<'a> Launches<'a> {
         Some(Held { stall, over: over.filter(may_run), unproven, is_past })
     }
 
-    /// What stands still by itself, and what waits for a launch in which another transfer waits for somebody: `stalls` are those
-    /// of which an end was not issued.
+    /// The stalls by themselves, and the waits for a launch in which another transfer waits for somebody: `stalls`
+    /// are those of which an end was not issued.
     pub(super) fn settle(&self, stalls: &[Stall], all: Vec<Held>) -> Vec<Stall> {
         let launch = |s: &Stall, (rank, _): &(Rank, u32)| {
             let part = self.c.instance(s.track, s.order)?.parts.get(rank)?;

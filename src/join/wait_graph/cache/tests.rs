@@ -1,4 +1,4 @@
-//! What is kept is what would be made from scratch, whatever comes in whatever order.
+//! The cached graph equals one made from scratch, whatever comes in whatever order.
 
 use super::*;
 use crate::join::testing::{all_reduce, member, process};
@@ -14,7 +14,7 @@ const MS: u64 = 1_000_000;
 const COMMS: u64 = 3;
 const RANKS: u32 = 4;
 
-/// Who can wait, and a row without its number.
+/// A process or GPU that can wait, and a row without its number.
 type Row = (Rank, (SegmentId, Option<Arc<str>>), (u64, u64, OpPhase));
 
 /// A track's rows as their definition says, rank by rank; none where nothing is old.

@@ -20,7 +20,7 @@ const STEP_NS: u64 = 1_000_000_000;
 /// Ranks that issued nothing for so long, in ns, may wait for what they issued.
 const SILENT_NS: u64 = 2_000_000_000;
 
-/// What of a communicator's untimed operations may stand still.
+/// The untimed operations of a communicator that may stand still.
 pub(super) struct Untimed {
     pub(super) stall: Option<Standstill>,
     /// When it has to be looked at again though nothing changes, host monotonic ns.

@@ -1,9 +1,9 @@
-//! What each process waits in.
+//! The operations that each process waits in.
 
 use crate::join::instance::{IssuedAt, Part};
 use std::collections::{HashMap, HashSet};
 
-/// What each process waits in: of several, what it issued first.
+/// The operation that each process waits in: of several, the one that it issued first.
 #[derive(Default)]
 pub(super) struct Waiting {
     pub(super) first: HashMap<u32, IssuedAt>,
