@@ -18,7 +18,7 @@ const SOCKET: &str = "/run/ringwatch/agent.sock";
 #[derive(Debug, Parser)]
 #[command(name = "ringwatch", version, max_term_width = 100, arg_required_else_help = true)]
 pub struct Cli {
-    /// What to do.
+    /// The verb.
     #[command(subcommand)]
     pub verb: Verb,
 }
@@ -100,7 +100,7 @@ pub struct Cluster {
     pub verb: ClusterVerb,
 }
 
-/// What can be done with a cluster.
+/// The verbs for a cluster.
 #[derive(Debug, Subcommand)]
 pub enum ClusterVerb {
     /// Start a NATS server for this host alone, and an analyser, until Ctrl-C
@@ -214,7 +214,7 @@ pub struct Config {
     pub verb: ConfigVerb,
 }
 
-/// What can be done with settings.
+/// The verbs for settings.
 #[derive(Debug, Subcommand)]
 pub enum ConfigVerb {
     /// Print the settings in force, every key
@@ -561,7 +561,7 @@ pub struct Plugin {
     pub tuning: Tuning,
 }
 
-/// Which rules NCCL's tuner follows in a job.
+/// The rules that NCCL's tuner follows in a job.
 #[derive(Debug, Args)]
 pub struct Tuning {
     /// Let NCCL's tuner follow the rules in a file, where all ranks of a communicator agree on them. `observe` follows

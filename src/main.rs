@@ -29,7 +29,7 @@ fn parsed() -> Cli {
     })
 }
 
-/// Whoever reads our output has seen enough: `ringwatch diagnose | head` is no failure.
+/// A reader that closes our output has seen enough: `ringwatch diagnose | head` is no failure.
 fn is_broken_pipe(e: &anyhow::Error) -> bool {
     e.chain().any(|c| {
         c.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::cell::Cell;
 use std::fmt;
 
-/// What stands in a secret's place.
+/// The text in a secret's place.
 pub const MASK: &str = "***";
 
 thread_local! {
@@ -148,7 +148,7 @@ impl fmt::Display for SecretText {
     }
 }
 
-/// What both kinds have: they print their mask, and come from any text.
+/// The parts that both kinds have: they print their mask, and come from any text.
 macro_rules! secret {
     ($name:ident) => {
         impl fmt::Debug for $name {

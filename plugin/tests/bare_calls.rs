@@ -125,7 +125,7 @@ fn a_bare_call_that_is_issued_elsewhere_is_one_operation() {
     assert_eq!((names(&lines[2])[0], lines[2].flags), ("AllGather", flag::COPY_ENGINE));
 }
 
-/// What a host callback may issue late keeps its handles.
+/// An issue that a host callback may bring late keeps its handles.
 #[test]
 fn captures_bring_the_handles_back() {
     let played = untimed("captures_bring_the_handles_back", |p| {

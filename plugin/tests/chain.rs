@@ -35,7 +35,7 @@ fn version() -> usize {
 
 // --- what a job says
 
-/// What NCCL does: it stops and names what it has a handle for.
+/// A player of NCCL: it stops and names what it has a handle for.
 struct Nccl {
     plugin: Plugin,
     v: usize,
@@ -202,7 +202,7 @@ fn loaded() -> Plugin {
     std::env::var_os(ALONE).map_or_else(Plugin::built, |path| Plugin::open(Path::new(&path)))
 }
 
-/// What a segment holds, apart from the moments.
+/// The content of a segment, apart from the moments.
 fn told(r: &Recording) -> String {
     let reader = r.reader();
     let comms: Vec<_> = reader
@@ -725,7 +725,7 @@ fn logger() -> LogFn {
     unsafe { std::mem::transmute::<Fixed, LogFn>(log) }
 }
 
-/// What is looked for in the log of a child.
+/// The variable with the text that is looked for in the log of a child.
 const SAYS: &str = "RINGWATCH_TEST_SAYS";
 
 /// In the child: whatever `RINGWATCH_CHAIN` is, the plugin works, and says once why it works alone.

@@ -18,9 +18,9 @@ use support::library::Plugin;
 /// Another user.
 const OTHER: u32 = 12_345;
 
-/// What is in a `/dev/shm` of its own after a command has prepared it and so many processes have opened a segment at once:
-/// the entries by name, each with kind, owner and mode as `find` prints them. Absent in the processes themselves, and where
-/// such a test cannot be had.
+/// The content of a `/dev/shm` of its own after a command has prepared it and so many processes have opened a segment
+/// at once: the entries by name, each with kind, owner and mode as `find` prints them. Absent in the processes
+/// themselves, and where such a test cannot be had.
 fn made(test: &str, prepare: &str, processes: usize) -> Option<BTreeMap<String, String>> {
     if is_child(test) {
         Plugin::built().init(5, 1);

@@ -22,7 +22,7 @@ use support::tuner::{Asked, Tuner};
 const GATES: [(&str, u64); 5] =
     [("kernel", 265), ("coll", 470), ("with-handles", 1340), ("group", 1430), ("pair", 1435)];
 
-/// What a bare collective may take at most.
+/// The limits of a bare collective.
 struct Limit {
     detail: &'static str,
     instructions: u64,

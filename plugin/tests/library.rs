@@ -26,7 +26,7 @@ use support::elf;
 use support::library::{Plugin, null_library, plugin_library};
 use support::segment::{Recording, in_dir, only};
 
-/// What v5's init asks for where there is no CUDA: launches are of use for CUDA events alone.
+/// The events that v5's init asks for where there is no CUDA: launches are of use for CUDA events alone.
 const MASK: i32 = 0x75f;
 
 // --- what it is made of
@@ -612,7 +612,7 @@ fn an_unwritable_directory_disarms() {
     nothing_made(ran);
 }
 
-/// Whether a test may have a mount namespace of its own; without one it counts as skipped.
+/// Returns whether a test may have a mount namespace of its own; without one it counts as skipped.
 fn may_mount(test: &str) -> bool {
     let out =
         std::process::Command::new("unshare").args(["-m", "mount", "-t", "tmpfs", "none", "/mnt"]).output();

@@ -1,4 +1,4 @@
-//! Whether a segment's writer lives: how others learn it, and which files of the dead are removed.
+//! The life of a segment's writer: how others learn it, and which files of the dead are removed.
 
 #![allow(unsafe_code, reason = "forks and kills")]
 #![allow(
@@ -45,7 +45,7 @@ fn waiting(work: impl FnOnce()) -> Waiting {
     Waiting { pid, _end: ours.take().unwrap() }
 }
 
-/// What a job's process does first.
+/// The first steps of a job's process.
 fn open_segment() {
     Plugin::built().init(5, 1);
 }
@@ -224,7 +224,7 @@ impl Planted {
     }
 }
 
-/// What the plugin leaves to dead segments here, in bytes.
+/// The room that the plugin leaves to dead segments here, in bytes.
 fn budget() -> u64 {
     let path = std::ffi::CString::new(dir().as_os_str().as_bytes()).unwrap();
     let mut fs = std::mem::MaybeUninit::<libc::statfs>::zeroed();

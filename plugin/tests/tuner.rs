@@ -208,7 +208,7 @@ impl Job {
             .collect()
     }
 
-    /// What each rank's segment says of the rules.
+    /// The outcome of the rules in each rank's segment.
     fn recorded(&self) -> Vec<u8> {
         let files = support::segment::in_dir(&self.path("segments"));
         let segments = files.iter().filter(|p| p.extension().is_some_and(|e| e == "seg"));

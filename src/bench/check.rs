@@ -9,13 +9,14 @@ use super::op::{Collective, DType, Placement, RedOp, Shape, previous};
 
 /// Elements after which a pattern repeats: a prime, so that no power of two is a multiple.
 pub const PERIOD: u64 = 4093;
-/// What lies where a result is to come: no value of any type's patterns, so that what was never written is wrong.
+/// The content of a place where a result is to come: no value of any type's patterns, so that what was never written
+/// is wrong.
 pub const STALE: u8 = 0xff;
 
-/// What the values depend on.
+/// The facts that the values depend on.
 #[derive(Debug, Clone, Copy)]
 pub struct Rule {
-    /// What is measured.
+    /// The operation that is measured.
     pub collective: Collective,
     /// The element type.
     pub dtype: DType,
@@ -126,7 +127,7 @@ impl Rule {
         self.region(at, count, 0.0, |i| self.source(rank, peer, nth, i) as f64)
     }
 
-    /// What a rank puts into its input before operation `nth` of a batch. In place the input lies in the
+    /// The values that a rank puts into its input before operation `nth` of a batch. In place the input lies in the
     /// receive buffer, else at the start of the send buffer.
     #[must_use]
     pub fn input(&self, shape: &Shape, placement: Placement, rank: u32, nth: u32) -> Vec<Region> {
@@ -142,7 +143,7 @@ impl Rule {
         }
     }
 
-    /// What must lie in a rank's receive buffer after operation `nth` of a batch; nothing where the rank
+    /// The values that must be in a rank's receive buffer after operation `nth` of a batch; nothing where the rank
     /// receives nothing.
     #[must_use]
     pub fn output(&self, shape: &Shape, placement: Placement, rank: u32, nth: u32) -> Vec<Region> {

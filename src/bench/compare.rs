@@ -15,7 +15,7 @@ pub struct Trial {
     pub variant: String,
     /// The round, from 0.
     pub round: u32,
-    /// What it measured; `None` where it failed, or where another process has the numbers.
+    /// The report; `None` where it failed, or where another process has the numbers.
     pub report: Option<Report>,
     /// Why it failed.
     pub failure: Option<String>,
@@ -72,7 +72,7 @@ pub struct Cell {
 pub struct Row {
     /// Bytes of the larger buffer.
     pub size_bytes: u64,
-    /// Whether the results lie over the input.
+    /// True where the results lie over the input.
     pub in_place: bool,
     /// One for each variant, in their order.
     pub cells: Vec<Cell>,
@@ -83,7 +83,7 @@ pub struct Row {
 pub struct VariantSummary {
     /// Its name.
     pub name: String,
-    /// What it sets in the environment.
+    /// The variables that it sets in the environment.
     pub variables: Vec<(String, String)>,
     /// The variant that it is compared with besides the baseline.
     pub floor: Option<String>,

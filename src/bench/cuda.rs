@@ -327,7 +327,7 @@ impl HostBuffer {
         Ok(buffer)
     }
 
-    /// What lies in it. Nobody may be copying into it.
+    /// The content. Nobody may be copying into it.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: ours, initialised when made, as long as said; copies into it need `&mut`, and whoever
@@ -371,7 +371,7 @@ impl Stream {
         self.raw
     }
 
-    /// Whether all its work is done.
+    /// Returns whether all its work is done.
     ///
     /// # Errors
     /// What went wrong on the GPU.
@@ -441,7 +441,7 @@ impl Stream {
         self.context.told("cuMemsetD8Async", code)
     }
 
-    /// What comes next in the stream waits until another stream has come to an event.
+    /// Makes what comes next in the stream wait until another stream has come to an event.
     ///
     /// # Errors
     /// CUDA's own.

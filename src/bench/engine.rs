@@ -24,7 +24,7 @@ const CLEARING: Duration = Duration::from_secs(15);
 /// No more operations in one loop than anybody waits for.
 const MOST_ITERS: u32 = 100_000_000;
 
-/// What happens while a benchmark runs. Every process hears of it.
+/// The events of a running benchmark. Every process receives them.
 #[derive(Debug)]
 pub enum Progress<'a> {
     /// All ranks are there.
@@ -171,7 +171,7 @@ fn patience(s: &Settings) -> Duration {
     Duration::from_secs(s.timeout_s.saturating_add(30))
 }
 
-/// What the ranks have to know of each other.
+/// Exchanges what the ranks have to know of each other.
 fn prepare(
     s: &Settings,
     cuda: &Arc<Cuda>,

@@ -1,4 +1,4 @@
-//! What can go wrong in a benchmark, in words that say where and what to do.
+//! The errors of a benchmark, in words that say where and what to do.
 
 use super::rendezvous::RendezvousError;
 use thiserror::Error;
@@ -29,7 +29,7 @@ pub enum BenchError {
         needed: usize,
         /// How many the driver shows.
         visible: usize,
-        /// What to look at.
+        /// The place to look at.
         hint: &'static str,
     },
     /// No NCCL library was found.
@@ -76,7 +76,7 @@ pub enum BenchError {
         /// Bytes that were free.
         free: u64,
     },
-    /// Whoever gives the turns is gone.
+    /// The process that gives the turns is gone.
     #[error("whoever compares this benchmark with others has gone; nothing more is measured")]
     TurnsOver,
     /// Events cannot be switched; the text says why.
@@ -93,9 +93,9 @@ pub enum BenchError {
         code: i32,
         /// NCCL's text for the code.
         text: String,
-        /// What `ncclGetLastError` says, where it says something.
+        /// The text of `ncclGetLastError`, where there is one.
         last: Option<String>,
-        /// What was being done, with its size; empty where the call says it.
+        /// The operation with its size; empty where the call says it.
         operation: String,
     },
     /// Work that was handed to the GPUs did not end in time.
@@ -105,7 +105,7 @@ pub enum BenchError {
     TimedOut {
         /// The ranks of this process whose streams were still busy.
         ranks: Vec<u32>,
-        /// What was being done, with its size.
+        /// The operation with its size.
         operation: String,
         /// The limit in seconds.
         seconds: u64,
@@ -117,7 +117,7 @@ pub enum BenchError {
     Blocked {
         /// The ranks of the thread that is in the call.
         ranks: Vec<u32>,
-        /// What was being done, with its size.
+        /// The operation with its size.
         operation: String,
         /// The limit in seconds.
         seconds: u64,
@@ -132,7 +132,7 @@ pub enum BenchError {
     /// The ranks cannot meet, or lost each other.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
-    /// What another rank sent is not what it should be.
+    /// A message of another rank is not as it should be.
     #[error("another rank sent what this one cannot read")]
     Exchange(#[from] serde_json::Error),
     /// A thread could not be started.

@@ -22,7 +22,7 @@ pub const IN_WHEEL: &str = "nvidia/nccl/lib/libnccl.so.2";
 /// Bytes of an id.
 pub const ID_BYTES: usize = 128;
 
-/// What names a communicator before it exists; NCCL passes it by value.
+/// The id that names a communicator before it exists; NCCL passes it by value.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct UniqueId(pub [u8; ID_BYTES]);
@@ -213,7 +213,7 @@ impl Nccl {
         told("ncclCommAbort", unsafe { (self.f.abort)(comm) })
     }
 
-    /// What went wrong in a communicator since its calls came back; fine while it is still at work.
+    /// The error of a communicator since its calls came back; fine while it is still at work.
     ///
     /// # Errors
     /// NCCL's own.

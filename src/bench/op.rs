@@ -43,7 +43,7 @@ macro_rules! words {
 }
 
 words! {
-    /// What is measured.
+    /// The operation that is measured.
     Collective {
         /// Every rank gets the reduction of all ranks' data.
         AllReduce = "all_reduce",
@@ -180,31 +180,31 @@ pub struct Shape {
 }
 
 impl Collective {
-    /// Whether values are reduced.
+    /// Returns whether values are reduced.
     #[must_use]
     pub fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
     }
 
-    /// Whether one rank is the root.
+    /// Returns whether one rank is the root.
     #[must_use]
     pub fn has_root(self) -> bool {
         matches!(self, Self::Broadcast | Self::Reduce)
     }
 
-    /// Whether it can be done in place.
+    /// Returns whether it can be done in place.
     #[must_use]
     pub fn works_in_place(self) -> bool {
         !matches!(self, Self::AllToAll | Self::SendRecv)
     }
 
-    /// Whether one operation is several calls, which need a group.
+    /// Returns whether one operation is several calls, which need a group.
     #[must_use]
     pub fn is_grouped(self) -> bool {
         matches!(self, Self::AllToAll | Self::SendRecv)
     }
 
-    /// Whether the larger buffer has a part for each rank.
+    /// Returns whether the larger buffer has a part for each rank.
     fn has_parts(self) -> bool {
         matches!(self, Self::AllGather | Self::ReduceScatter | Self::AllToAll)
     }
@@ -231,7 +231,7 @@ impl Collective {
         Some(Shape { size_bytes: send_count.max(recv_count) * size, count, send_count, recv_count })
     }
 
-    /// What algorithm bandwidth is multiplied with to give bus bandwidth: what the slowest link carries, whatever
+    /// The factor from algorithm bandwidth to bus bandwidth: what the slowest link carries, whatever
     /// the number of ranks.
     #[must_use]
     pub fn bus_factor(self, ranks: u32) -> f64 {
@@ -298,7 +298,7 @@ impl Collective {
     }
 }
 
-/// What one rank needs to know to issue one operation.
+/// The facts that one rank needs to issue one operation.
 #[derive(Debug, Clone, Copy)]
 pub struct OneRank<'a> {
     /// The counts.

@@ -42,7 +42,7 @@ pub struct Change {
     pub ranks: u32,
     /// The size in bytes.
     pub size_bytes: u64,
-    /// Whether the result is over the input.
+    /// True where the result is over the input.
     pub in_place: bool,
     /// The median of the saved samples, in ns.
     pub old_ns: Option<f64>,
@@ -64,14 +64,14 @@ pub struct Change {
     pub reason: Option<String>,
 }
 
-/// What is not the same in both measurements, though they are compared.
+/// A difference of two measurements that are compared all the same.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Difference {
-    /// What it is.
+    /// The property.
     pub what: String,
-    /// What was saved.
+    /// The saved value.
     pub old: String,
-    /// What it is now.
+    /// The value now.
     pub new: String,
 }
 
@@ -82,7 +82,7 @@ pub struct Changes {
     pub file: String,
     /// The share from which on a change counts.
     pub threshold: f64,
-    /// What else differs, and may be the cause.
+    /// Other differences, which may be the cause.
     pub differences: Vec<Difference>,
     /// In the order of the new measurements.
     pub rows: Vec<Change>,
@@ -98,7 +98,7 @@ impl Changes {
     }
 }
 
-/// What has to be equal for times to be compared.
+/// The properties that have to be equal for times to be compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
     collective: Collective,
@@ -294,7 +294,7 @@ const FACTS: &[Fact] = &[
     ("--pin", |r| vec![r.settings.pin.to_string()]),
 ];
 
-/// What differs though it is compared: versions, GPUs, hosts, variables, and how it was measured.
+/// The differences of measurements that are compared: versions, GPUs, hosts, variables, and how each was measured.
 fn differences(old: &[Report], new: &[Report]) -> Vec<Difference> {
     let mut all = Vec::new();
     let mut differ = |what: &str, old: String, new: String| {

@@ -47,7 +47,7 @@ pub enum RendezvousError {
         "after {seconds} s ranks {missing:?} have not come to rank 0 (port {port}); they need the same MASTER_ADDR and MASTER_PORT"
     )]
     Missing {
-        /// Who is missing.
+        /// The missing ranks.
         missing: Vec<u32>,
         /// Where rank 0 listens.
         port: u16,
@@ -59,7 +59,7 @@ pub enum RendezvousError {
         "rank {rank} has not found rank 0 at {master}, ports {first} to {last}, in {seconds} s: {last_answer}"
     )]
     NotFound {
-        /// Who looked.
+        /// The rank that looked.
         rank: u32,
         /// Where.
         master: String,
@@ -69,7 +69,7 @@ pub enum RendezvousError {
         last: u16,
         /// How long it looked.
         seconds: u64,
-        /// What the last try came to.
+        /// The result of the last try.
         last_answer: String,
     },
     /// A rank's process is gone, or its connection.
@@ -86,7 +86,7 @@ pub enum RendezvousError {
     /// A rank is silent.
     #[error("ranks {ranks:?} have sent nothing for {seconds} s")]
     Silent {
-        /// Who is waited for.
+        /// The ranks that are waited for.
         ranks: Vec<u32>,
         /// How long.
         seconds: u64,
@@ -99,7 +99,7 @@ pub enum RendezvousError {
     },
 }
 
-/// What comes from a peer.
+/// A message of a peer.
 #[derive(Debug)]
 enum Message {
     Data { seq: u32, bytes: Vec<u8> },
@@ -118,7 +118,7 @@ pub struct Rendezvous {
     /// By rank; rank 0 has everybody's, the others have rank 0's.
     peers: Vec<Option<TcpStream>>,
     inbox: Receiver<(u32, Message)>,
-    /// What came while nobody waited for it.
+    /// Messages that came while nobody waited for them.
     early: VecDeque<(u32, u32, Vec<u8>)>,
     seq: u32,
     limit: Duration,
@@ -337,7 +337,7 @@ fn unpack(mut packed: &[u8]) -> Option<Vec<Vec<u8>>> {
     Some(all)
 }
 
-/// What tells one running kernel from every other.
+/// The id that distinguishes one running kernel from every other.
 fn boot_id() -> [u8; 16] {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     // Where it cannot be read nobody is on the same host: a process's own.

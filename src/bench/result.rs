@@ -1,4 +1,4 @@
-//! What a benchmark gives back; `ringwatch bench --json` prints it.
+//! The result of a benchmark; `ringwatch bench --json` prints it.
 
 use super::cost::{CostPlan, PhaseTimes};
 use super::op::{Collective, DType, RedOp};
@@ -11,10 +11,10 @@ use std::path::PathBuf;
 /// raises it; a new field does not.
 pub const SCHEMA: u32 = 1;
 
-/// What is to be measured, and how.
+/// The settings of a measurement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// What is measured.
+    /// The operation that is measured.
     pub collective: Collective,
     /// The element type.
     pub dtype: DType,
@@ -38,7 +38,7 @@ pub struct Settings {
     /// Where the operations are to take so many milliseconds in all; `iters` is the most then.
     #[serde(default)]
     pub millis: Option<u32>,
-    /// Whether results are compared with what they must be.
+    /// Results are compared with what they must be.
     pub check: bool,
     /// Threads a process; 0 is one for each visible GPU.
     pub threads: u32,
@@ -48,11 +48,11 @@ pub struct Settings {
     pub graph: Option<u32>,
     /// Operations in one group, at least 1.
     pub batch: u32,
-    /// Whether the host waits after each operation.
+    /// The host waits after each operation.
     pub blocking: bool,
-    /// Whether each thread gets a CPU of its own once its communicators are made.
+    /// Each thread gets a CPU of its own once its communicators are made.
     pub pin: bool,
-    /// Whether single operations are timed by CUDA events as well.
+    /// Single operations are timed by CUDA events as well.
     pub events: bool,
     /// How often each size is measured, at least 1; the median counts.
     pub repeat: u32,
@@ -153,7 +153,7 @@ pub struct KernelLaunch {
     pub records: u32,
 }
 
-/// What one size came to, in place or out of place.
+/// The times of one size, in place or out of place.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Timing {
     /// Operations that each repeat timed.

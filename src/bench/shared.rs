@@ -1,4 +1,4 @@
-//! What the threads of a benchmark share: what each is doing, where they meet, and the first failure.
+//! The state that the threads of a benchmark share: what each is doing, where they meet, and the first failure.
 
 use super::cuda::Cuda;
 use super::error::BenchError;
@@ -17,7 +17,7 @@ pub(super) const SPINS: u32 = 4000;
 /// A call that does not come back is given this much more than work that does not end.
 pub(super) const GRACE: Duration = Duration::from_secs(3);
 
-/// What the watching thread sees of a working one.
+/// The state of a working thread, as the watching one sees it.
 #[derive(Debug, Default)]
 pub(super) struct Beat {
     /// Moves on with every call.
@@ -45,7 +45,7 @@ pub(super) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the threads of a process share.
+/// The state that the threads of a process share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) settings: Settings,
@@ -223,7 +223,7 @@ impl Shared {
         met
     }
 
-    /// What the other processes say; with several of them this one has one thread.
+    /// Exchanges values with the other processes; with several of them this one has one thread.
     pub(super) fn exchange<T>(
         &self,
         thread: usize,

@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Between looks at whether something else has failed.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What was told so far.
+/// The turns that were told so far.
 #[derive(Debug, Default)]
 struct Told {
     turns: u64,

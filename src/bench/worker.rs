@@ -33,7 +33,7 @@ const PROBES: u32 = 20;
 /// Pairs of events without an operation, of which the median is taken.
 const FLOOR_SAMPLES: usize = 51;
 
-/// What events measure without an operation between them.
+/// The times that events measure without an operation between them.
 #[derive(Debug, Clone, Copy)]
 struct Floor {
     empty_ns: f64,
@@ -78,7 +78,7 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// What is measured now.
+/// The measurement that runs now.
 #[derive(Debug, Clone, Copy)]
 struct Job<'a> {
     shape: &'a Shape,
@@ -583,8 +583,8 @@ impl<'a> Worker<'a> {
         Ok(all)
     }
 
-    /// What events measure on a lane with nothing between them, and with a kernel that is launched as another one is and
-    /// does nothing.
+    /// Measures the time between events on a lane with nothing between them, and with a kernel that is launched as
+    /// another one is and does nothing.
     fn floor(
         &self,
         lane: &Lane,

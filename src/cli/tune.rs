@@ -36,7 +36,7 @@ pub struct Tune {
     pub measuring: Measuring,
 }
 
-/// What `--search` and `--verify` measure, and how.
+/// The measurement of `--search` and `--verify`.
 #[derive(Debug, Args)]
 pub struct Measuring {
     /// Operations [default: all_reduce; with --verify those of the rules]

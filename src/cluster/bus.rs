@@ -23,9 +23,9 @@ pub enum Error {
     /// An address is none.
     #[error("cluster.servers: {address:?}: {why}; write nats://host:4222 or tls://host:4222")]
     Address {
-        /// What was given.
+        /// The address as it was given.
         address: SecretUrl,
-        /// What is wrong with it.
+        /// The fault in it.
         why: String,
     },
     /// A file cannot be used.
@@ -35,7 +35,7 @@ pub enum Error {
         key: &'static str,
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault in it.
         why: String,
     },
     /// Nobody answers, or not to us.
@@ -48,7 +48,7 @@ pub enum Error {
     },
 }
 
-/// What happens to a connection.
+/// A change of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// It is there, again.
@@ -222,7 +222,7 @@ impl Outbox {
         self.connected.store(up, Ordering::Relaxed);
     }
 
-    /// Whether a server can be reached.
+    /// True where a server can be reached.
     pub fn connected(&self) -> bool {
         self.connected.load(Ordering::Relaxed)
     }

@@ -41,7 +41,7 @@ fn reason(what: &str) -> &'static str {
     KNOWN.iter().find(|k| **k == what).copied().unwrap_or("lost for another reason")
 }
 
-/// What segments and readers lose, in their words.
+/// The names of losses of segments and readers, in their words.
 const KNOWN: &[&str] = &[
     "slot being written",
     "unknown communicator",
@@ -75,7 +75,7 @@ impl m::OperationKey {
         m::OperationKey { comm: comm.nccl_hash(), track, from, to, order, owner: comm.owner() }
     }
 
-    /// Which operation it names; absent where it names none.
+    /// The operation that it names; absent where it names none.
     pub fn key(&self) -> Option<(CommId, Track, u64)> {
         let track = match self.track {
             1 => Track::Collective,
@@ -88,7 +88,7 @@ impl m::OperationKey {
 }
 
 impl m::Process {
-    /// What is told of a process.
+    /// The message about a process.
     pub fn of(p: &SegmentRecord, missed: impl Iterator<Item = (&'static str, u64)>) -> Self {
         let loss = |(what, count): (&'static str, u64)| m::Loss { what: what.to_owned(), count };
         m::Process {
@@ -142,14 +142,14 @@ impl m::Process {
         }
     }
 
-    /// What its reader missed, in this reader's words.
+    /// The losses of its reader, in this reader's words.
     pub(super) fn missed(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.missed.iter().take(LIST).map(|l| (reason(&l.what), l.count))
     }
 }
 
 impl m::Member {
-    /// What is told of a membership.
+    /// The message about a membership.
     pub fn of(c: &CommRecord) -> Self {
         let (making, ready_ns, result) = match c.making {
             None => (0, None, 0),
@@ -221,7 +221,7 @@ impl m::Member {
 }
 
 impl m::Beat {
-    /// What is told of how far a rank is.
+    /// The message about how far a rank is.
     pub fn of(b: &Beat) -> Self {
         m::Beat {
             segment: b.segment.0,
@@ -338,7 +338,7 @@ impl m::Calls {
 }
 
 impl m::Pair {
-    /// What is told of a rank's transfers to and from another.
+    /// The message about a rank's transfers to and from another.
     pub fn of(p: &PairBeat) -> Self {
         m::Pair {
             segment: p.segment.0,
@@ -404,7 +404,7 @@ impl m::Types {
 const COUNTED: u64 = 1 << 40;
 
 impl m::Sketch {
-    /// What happened on a node, as its rank's process tells; absent where that cannot be.
+    /// The sketch of a node, from its rank's process; absent where that cannot be.
     pub(super) fn sketch(self, segment: SegmentId, comm: CommId) -> Option<Sketch> {
         let sane = (1..=COUNTED).contains(&self.count)
             && self.timed <= self.count
@@ -443,7 +443,7 @@ impl m::Sketch {
 }
 
 impl m::Record {
-    /// What is told of an operation.
+    /// The message about an operation.
     pub fn of(t: &Told) -> Self {
         let o = &t.op;
         let (lane, peer) = match o.lane {
@@ -597,7 +597,7 @@ fn net(n: m::Net) -> NetProgress {
 }
 
 impl m::Host {
-    /// What is told of what the operating system says.
+    /// The message about the operating system's facts.
     pub fn of(h: &HostFact) -> Self {
         let (state, wchan) = match &h.state {
             None => (0, None),

@@ -1,4 +1,4 @@
-//! What travels on the bus: the envelope and its items, in Protocol Buffers.
+//! The messages on the bus: the envelope and its items, in Protocol Buffers.
 //!
 //! Fields are only ever added: a reader skips what it does not know, and what is left out has its default. The numbers
 //! of words (operations, types, ...) are their places in the model's lists plus one; 0 is absent. A change that an older
@@ -45,13 +45,13 @@ pub struct Envelope {
     /// Operations.
     #[prost(message, repeated, tag = "14")]
     pub records: Vec<Record>,
-    /// What happened of each class.
+    /// Sketches of classes.
     #[prost(message, repeated, tag = "15")]
     pub sketches: Vec<Sketch>,
-    /// What the operating system says about processes.
+    /// The operating system's facts about processes.
     #[prost(message, repeated, tag = "16")]
     pub hosts: Vec<Host>,
-    /// What samplers read, each a JSON object as in a recording of them.
+    /// The readings of samplers, each a JSON object as in a recording of them.
     #[prost(bytes = "vec", repeated, tag = "17")]
     pub readings: Vec<Vec<u8>>,
     /// Findings of the node itself, each a JSON object as `diagnose --json` prints them.
@@ -60,7 +60,7 @@ pub struct Envelope {
     /// The agent's books, once a second.
     #[prost(message, optional, tag = "19")]
     pub books: Option<Books>,
-    /// What ranks' latest collectives are, in short.
+    /// The hashes of ranks' latest collectives.
     #[prost(message, repeated, tag = "21")]
     pub signatures: Vec<Signatures>,
     /// Data types and reductions of ranks' latest collectives, as far as they are known.
@@ -121,7 +121,7 @@ pub struct Process {
     pub shares_communicators: bool,
 }
 
-/// What was lost, or not read in time, and how often.
+/// Records that were lost, or not read in time, and how often.
 #[derive(Clone, PartialEq, Message)]
 pub struct Loss {
     /// In words.
@@ -211,7 +211,7 @@ pub struct Beat {
     pub peers: u64,
 }
 
-/// What a rank's collectives are, each in one number.
+/// The hashes of a rank's collectives, a number each.
 #[derive(Clone, PartialEq, Message)]
 #[expect(missing_docs, reason = "the fields are those of model::Signatures")]
 pub struct Signatures {
@@ -227,8 +227,8 @@ pub struct Signatures {
     pub signatures: Vec<u32>,
 }
 
-/// What is known of the data types and reductions of a rank's collectives: a byte each. Beside the signatures and not in
-/// them, since ranks may know more or less, and analysers of before read the signatures alone.
+/// The data types and reductions of a rank's collectives, as far as they are known: a byte each. Beside the
+/// signatures and not in them, since ranks may know more or less, and analysers of before read the signatures alone.
 #[derive(Clone, PartialEq, Message)]
 #[expect(missing_docs, reason = "the fields are those of model::Signatures")]
 pub struct Types {
@@ -380,7 +380,7 @@ pub struct Net {
     pub waiting_since_ns: u64,
 }
 
-/// What happened of a class of operations on one node in about a second. A transfer from one rank to another is in the
+/// The operations of a class on one node in about a second. A transfer from one rank to another is in the
 /// sketch of its sender's node.
 #[derive(Clone, PartialEq, Message)]
 pub struct Sketch {
@@ -402,7 +402,7 @@ pub struct Sketch {
     /// Operations that were over on the node's ranks.
     #[prost(uint64, tag = "6")]
     pub count: u64,
-    /// Those of them that were timed on all of these.
+    /// The number of them that were timed on all of these.
     #[prost(uint64, tag = "7")]
     pub timed: u64,
     /// Message bytes of all of them; absent where a size is not known.
@@ -432,7 +432,7 @@ pub struct Sketch {
     /// True where all ranks of each operation are the node's: the shortest time is the transfer time.
     #[prost(bool, tag = "16")]
     pub whole: bool,
-    /// Those of the timed ones that CUDA events timed on some rank.
+    /// The number of the timed ones that CUDA events timed on some rank.
     #[prost(uint64, tag = "17")]
     pub by_events: u64,
     /// The process of the rank that speaks for the node; absent from releases that did not tell.
@@ -445,7 +445,7 @@ impl Sketch {
     pub const SECONDS: u32 = 3600;
 }
 
-/// What the operating system says about a process.
+/// The operating system's facts about a process.
 #[derive(Clone, PartialEq, Message)]
 #[expect(missing_docs, reason = "the fields are those of model::HostFact")]
 pub struct Host {
@@ -482,16 +482,16 @@ pub struct Host {
     pub nccl_busy: Option<f64>,
 }
 
-/// What an agent saw and what became of it, since it began: `observed = published + left_out`.
+/// An agent's accounting since it began: `observed = published + left_out`.
 #[derive(Clone, PartialEq, Message)]
 pub struct Books {
     /// Operations that were over, each rank's part being one.
     #[prost(uint64, tag = "1")]
     pub observed: u64,
-    /// Those of them that were published.
+    /// The number of them that were published.
     #[prost(uint64, tag = "2")]
     pub published: u64,
-    /// Those that were not, by reason.
+    /// The others, by reason.
     #[prost(message, repeated, tag = "3")]
     pub left_out: Vec<Loss>,
     /// Bytes published.
@@ -600,12 +600,12 @@ pub struct OperationKey {
     /// The issue order.
     #[prost(uint64, tag = "5")]
     pub order: u64,
-    /// Whose the communicator is; absent where that is not known, and from releases that did not tell.
+    /// The owner of the communicator; absent where that is not known, and from releases that did not report it.
     #[prost(uint32, optional, tag = "6")]
     pub owner: Option<u32>,
 }
 
-/// What an analyser, or an operator through one, asks of agents.
+/// A request of an analyser, or of an operator through one, to agents.
 #[derive(Clone, PartialEq, Message)]
 pub struct Wish {
     /// [`VERSION`].
@@ -634,7 +634,7 @@ pub struct Burst {
     /// For how long.
     #[prost(uint32, tag = "2")]
     pub seconds: u32,
-    /// Whose the communicator is, as in [`OperationKey`].
+    /// The owner of the communicator, as in [`OperationKey`].
     #[prost(uint32, optional, tag = "3")]
     pub owner: Option<u32>,
 }

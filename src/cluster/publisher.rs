@@ -1,4 +1,4 @@
-//! What a node tells the others: picked from its own join, within a budget of bytes.
+//! The messages of a node to the others: picked from its own join, within a budget of bytes.
 //!
 //! What cannot be done without goes first and may run into debt: processes, memberships, what stands still. Then come
 //! beats, what was asked for, what is sampled, and sketches; of these, what does not fit is left out and counted. Pure:
@@ -29,11 +29,11 @@ const IN_DOUBT_NS: u64 = S;
 const AHEAD: usize = 4;
 /// Operations that are not over, of a rank of a communicator that stands still, that are told at most.
 const OPEN_MAX: usize = 256;
-/// What moves on within an operation that stands still is told again after this, in ns.
+/// Progress within an operation that stands still is sent again after this, in ns.
 const AGAIN_NS: u64 = S;
 /// A process none of whose ranks moved on for so long, in ns, is asked what it does.
 const IDLE_NS: u64 = S;
-/// What does not change is told again after this, in ns, for those who began to listen since.
+/// Facts that do not change are sent again after this, in ns, for those who began to listen since.
 const REFRESH_NS: u64 = 30 * S;
 /// A message is not made larger than this, in bytes.
 const MESSAGE: usize = 128 << 10;
@@ -84,14 +84,14 @@ pub struct Outgoing {
     pub operations: u64,
 }
 
-/// What an agent saw and what became of it.
+/// An agent's accounting.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Books {
     /// Operations that were over, each rank's part being one.
     pub observed: u64,
-    /// Those of them that were published.
+    /// The number of them that were published.
     pub published: u64,
-    /// Those that were not, by reason.
+    /// The others, by reason.
     pub left_out: BTreeMap<&'static str, u64>,
     /// Bytes published.
     pub bytes: u64,
@@ -231,7 +231,7 @@ impl Publisher {
         &self.books
     }
 
-    /// Which operations the join is to tell whole from now on.
+    /// The operations that the join is to give whole from now on.
     pub fn sampling(&self) -> Sampling {
         Sampling { level: self.level, whole: self.bursts.keys().copied().collect() }
     }
@@ -351,7 +351,7 @@ impl Publisher {
         self.refresh = true;
     }
 
-    /// What was to be published could not be: its operations are counted as left out.
+    /// Counts operations as left out that could not be published.
     pub fn unsent(&mut self, operations: u64) {
         let n = operations.min(self.books.published);
         self.books.published -= n;
@@ -559,7 +559,7 @@ impl Publisher {
         }
     }
 
-    /// What the operating system says, where it tells something: want, a stack, an end; and what an idle process does.
+    /// Sends the operating system's facts where they matter: want, a stack, an end; and what an idle process does.
     fn tell_hosts(&mut self, join: &Join, now_ns: u64) {
         for p in join.processes() {
             let Some(fact) = &p.host else { continue };
@@ -717,7 +717,7 @@ impl Publisher {
         }
     }
 
-    /// What is over and gone needs no memory.
+    /// Forgets what is finished and gone.
     fn forget(&mut self, join: &Join) {
         let open = |c: CommId, t: Track, o: u64| {
             join.communicator(c).and_then(|c| c.instance(t, o)).is_some_and(|i| !i.counted)

@@ -1,4 +1,4 @@
-//! What agents say, read without trust: from messages to the stream that a join takes.
+//! Messages of agents, read without trust: from messages to the stream that a join takes.
 //!
 //! A node is who its subject says, since the servers let nobody publish another's; what a message says beyond its
 //! node's own processes and ranks is refused and counted. Messages that come twice, late or of an earlier run are too.
@@ -93,10 +93,10 @@ impl Refusal {
     }
 }
 
-/// What is known of a node.
+/// The state of a node.
 #[derive(Debug, Clone, Default)]
 pub struct Node {
-    /// Which run of its agent is heard.
+    /// The run of its agent that is heard.
     pub run: u64,
     /// When it was last heard, observer's monotonic ns.
     pub heard_ns: u64,
@@ -121,10 +121,10 @@ pub struct Node {
     second: (u64, usize),
     /// The partitions to which servers map what it says of communicators, by bucket.
     mapped: [Option<u32>; subject::BUCKETS as usize],
-    /// What readers of its processes have missed so far.
+    /// The losses of its processes' readers so far.
     lost: HashMap<(u64, &'static str), u64>,
     members: usize,
-    /// What its readings are of.
+    /// The devices of its readings.
     devices: admission::Devices,
     /// Memory that is kept of its processes, in bytes.
     process_bytes: usize,
@@ -152,7 +152,7 @@ struct Quickest {
 impl Quickest {
     /// Clocks drift: what a message told is forgotten after one to two of these, in ns.
     const WINDOW_NS: u64 = 30_000_000_000;
-    /// What differs by less, in ns, is not told again.
+    /// A shift that differs by less, in ns, is not sent again.
     const SAME_NS: u64 = 200_000;
 
     /// Takes a message; gives the distances where they are new.
@@ -192,7 +192,7 @@ impl Node {
 #[derive(Debug)]
 pub struct Reader {
     nodes: BTreeMap<String, Node>,
-    /// Whose a rank is.
+    /// The process of each rank.
     ranks: HashMap<(CommId, Rank), SegmentId>,
     /// The node of a process.
     of: HashMap<SegmentId, String>,

@@ -1,4 +1,4 @@
-//! What can be set about the bus.
+//! The settings of the bus.
 
 use crate::secret::SecretUrl;
 use schemars::JsonSchema;
@@ -32,7 +32,7 @@ pub struct Settings {
     pub bytes_per_second: u64,
     /// Bytes that wait at most while no server can be reached; the oldest go first, and are counted.
     pub waiting_bytes: u64,
-    /// Whether analysers may ask for stacks of this node's processes.
+    /// Lets analysers ask for stacks of this node's processes.
     pub stacks: bool,
     /// An analyser calls a node silent that it has not heard for so long; agents speak once a second.
     pub silent_ms: u64,

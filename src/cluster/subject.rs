@@ -1,4 +1,4 @@
-//! Who says what where: the names of subjects.
+//! The names of subjects: who publishes what where.
 //!
 //! ```text
 //! ringwatch.v1.comm.NODE.BUCKET      an agent, about communicators of a bucket
@@ -15,12 +15,12 @@
 use crate::model::CommId;
 use std::fmt::Write;
 
-/// What all subjects begin with; the version is that of the envelope.
+/// The beginning of all subjects; the version is that of the envelope.
 pub const ROOT: &str = "ringwatch.v1";
 /// Communicators are spread over so many subjects a node.
 pub const BUCKETS: u64 = 16;
 
-/// What an agent publishes goes here.
+/// The topic of a message of an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Topic {
     /// Its node's processes and devices.
@@ -75,7 +75,7 @@ impl Topic {
     }
 }
 
-/// What a subject says of a message: the partition, where servers map to some; the node's token; the topic.
+/// The parts of a message's subject: the partition, where servers map to some; the node's token; the topic.
 pub fn parse(subject: &str) -> Option<(Option<u32>, &str, Topic)> {
     let mut rest = subject.strip_prefix(ROOT)?.strip_prefix('.')?;
     let mut partition = None;

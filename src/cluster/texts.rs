@@ -28,7 +28,7 @@ pub fn from_json<T: DeserializeOwned>(bytes: &[u8], text_max: usize) -> Option<T
     serde_json::from_str(json).ok()
 }
 
-/// Whether all texts in JSON can be shown and are no longer than this. Of what is no JSON it says anything.
+/// Returns whether all texts in JSON can be shown and are no longer than this. It returns anything for what is no JSON.
 fn is_plain(json: &str, text_max: usize) -> bool {
     let mut chars = json.char_indices();
     // Where the text begins that is being read.

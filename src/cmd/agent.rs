@@ -11,7 +11,7 @@ pub(super) fn run(o: &Agent) -> anyhow::Result<u8> {
     logged(serve(o))
 }
 
-/// What keeps a daemon from its work is in its log, in its format.
+/// Logs what keeps a daemon from its work, in the log's format.
 pub(super) fn logged(ended: anyhow::Result<u8>) -> anyhow::Result<u8> {
     ended.or_else(|e| {
         error!("{e:#}");

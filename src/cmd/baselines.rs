@@ -29,7 +29,7 @@ pub(super) fn baselines(files: &[PathBuf]) -> anyhow::Result<Vec<Baseline>> {
     Ok(all)
 }
 
-/// What NCCL predicts for the classes of calls in a cost log.
+/// NCCL's predictions for the classes of calls in a cost log.
 pub(super) fn predicted(file: &[u8]) -> impl Iterator<Item = Baseline> + '_ {
     cost_log::records(file).filter_map(|r| {
         Some(Baseline {

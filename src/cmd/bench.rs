@@ -129,7 +129,7 @@ pub(super) fn show(p: &Progress<'_>) -> io::Result<()> {
     out.flush()
 }
 
-/// What stands above the table.
+/// The lines above the table.
 pub(super) fn head(s: &Settings, e: &Environment) -> String {
     let mut t = facts(s, e);
     t.push_str("#\n");
@@ -194,13 +194,13 @@ pub(super) fn number(n: f64) -> String {
     }
 }
 
-/// What stands below the table.
+/// The lines below the table.
 pub(super) fn tail(r: &Report) -> String {
     let wrong = wrong_elements(r.wrong);
     format!("{}{wrong}# average bus bandwidth: {:.3} GB/s\n", by_events(r), r.average_busbw_gb_per_s)
 }
 
-/// What the check of the data came to.
+/// The result of the check of the data.
 pub(super) fn wrong_elements(wrong: Option<u64>) -> String {
     match wrong {
         Some(0) => "# wrong elements: 0\n".to_owned(),

@@ -30,7 +30,7 @@ pub(super) fn run(verb: &ClusterVerb) -> anyhow::Result<u8> {
     }
 }
 
-/// Who is on the bus, and what became of what they saw.
+/// Prints who is on the bus, and what became of what they saw.
 fn status(at: &ClusterAt) -> anyhow::Result<u8> {
     let c = ask(at)?;
     let mut out = io::stdout().lock();
@@ -119,7 +119,7 @@ pub(super) fn verdict(at: &ClusterAt) -> anyhow::Result<diagnose::Verdict> {
     Ok(diagnose::Verdict { findings, unseen })
 }
 
-/// What keeps "no findings" from being the last word.
+/// The reasons why "no findings" is not the last word.
 fn unseen(answer: &Cluster) -> Vec<String> {
     let mut unseen = Vec::new();
     if !answer.unspoken.is_empty() {

@@ -19,7 +19,7 @@ use std::time::Duration;
 const ROUNDS: u32 = 5;
 const VARIANT_TIMEOUT_S: u64 = 600;
 
-/// What is printed as JSON: the comparison, and what the segments held.
+/// The JSON output: the comparison, and what the segments held.
 #[derive(Debug, Serialize)]
 struct Output<'a> {
     #[serde(flatten)]
@@ -27,7 +27,7 @@ struct Output<'a> {
     audits: &'a [VariantAudit],
 }
 
-/// What the segments of one variant held in one round.
+/// The content of the segments of one variant in one round.
 #[derive(Debug, Serialize)]
 struct VariantAudit {
     variant: String,

@@ -23,22 +23,22 @@ const ENDING: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(1);
 /// Lines of a failed child that are told.
 const LAST_LINES: usize = 8;
-/// What is kept of a child's output, in bytes.
+/// The part of a child's output that is kept, in bytes.
 const KEPT: usize = 64 << 10;
 
-/// What a child gets in its environment.
+/// The environment of a child.
 #[derive(Debug)]
 pub(super) struct Variant {
     pub(super) name: String,
     /// A directory in front of the library path, and the plugin's name there.
     pub(super) plugin: Option<(Option<PathBuf>, OsString)>,
     pub(super) variables: Vec<(String, String)>,
-    /// Whether it may write segments.
+    /// It may write segments.
     pub(super) segments: bool,
 }
 
 impl Variant {
-    /// Whether it loads this program's own plugin.
+    /// Returns whether it loads this program's own plugin.
     pub(super) fn is_ours(&self) -> bool {
         self.plugin.as_ref().is_some_and(|(_, file)| file == bundle::FILE_NAME)
     }
@@ -74,7 +74,7 @@ pub(super) fn library_path(dir: &Path) -> OsString {
     path
 }
 
-/// What one variant came to in one round: its report, which another rank's process may have, or why it failed; and
+/// The result of one variant in one round: its report, which another rank's process may have, or why it failed; and
 /// what its segments held.
 pub(super) type Outcome = (anyhow::Result<Option<Report>>, Option<Audit>);
 
@@ -171,7 +171,7 @@ impl Player {
         }
     }
 
-    /// What it came to. It ends by itself, now that it has had its turns.
+    /// Waits for the result. The child ends by itself, now that it has had its turns.
     pub(super) fn finish(mut self) -> Outcome {
         let ended = self.wait();
         let audit = self.auditor.take().and_then(Auditor::finish);

@@ -20,7 +20,7 @@ const SEARCH_MAX: Duration = Duration::from_secs(10);
 /// Findings of a job that has ended are still printed for this long: who was woken by them asks after the job is gone.
 const ENDED: Duration = Duration::from_secs(3600);
 
-/// What was found, and what that does not cover.
+/// The findings, and what they do not cover.
 pub(super) struct Verdict {
     pub(super) findings: Vec<Finding>,
     /// Why no findings would not mean that all is well; empty where everything was seen.
@@ -73,8 +73,8 @@ fn exit_code(verdict: &Verdict) -> u8 {
     }
 }
 
-/// Whether a finding is printed: open ones, those closed since a moment that was asked for, and those whose job ended a
-/// short time ago.
+/// Returns whether a finding is printed: open ones, those closed since a moment that was asked for, and those whose
+/// job ended a short time ago.
 fn is_wanted(f: &Finding, since: Option<Duration>, now_unix_ns: i128) -> bool {
     let within = |time: Duration| {
         let at = f.closed_at.as_deref().and_then(|t| OffsetDateTime::parse(t, &Rfc3339).ok());
@@ -84,7 +84,7 @@ fn is_wanted(f: &Finding, since: Option<Duration>, now_unix_ns: i128) -> bool {
     f.open || since.map_or(ended, within)
 }
 
-/// What an agent says, and what it does not see.
+/// The verdict of an agent, and what it does not see.
 fn of_agent(s: Snapshot) -> Verdict {
     let mut unseen: Vec<String> = s.unread.iter().map(|u| format!("not read by the agent: {u}")).collect();
     unseen.extend(hidden(&s));
@@ -103,7 +103,7 @@ fn more(findings: u64) -> Option<String> {
     (findings > 0).then(|| format!("{findings} more findings are left out: a user has too many open ones"))
 }
 
-/// What lost records keep from sight, a line for each reason.
+/// The operations that lost records keep from sight, a line for each reason.
 fn hidden(s: &Snapshot) -> impl Iterator<Item = String> {
     s.hidden().into_iter().map(|(reason, (records, processes))| {
         format!("records of {records} operations in {processes} running processes are lost: {reason}")
@@ -161,7 +161,7 @@ fn shown(path: &Path) -> String {
     path.display().to_string().escape_debug().to_string()
 }
 
-/// Whether a user misses something by what was not read: the segments of others are none of theirs.
+/// Returns whether a user misses something by what was not read: the segments of others are none of theirs.
 fn concerns(u: &Unread, own: u32) -> bool {
     own == 0 || u.owner.is_none_or(|owner| owner == own)
 }

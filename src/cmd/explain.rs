@@ -61,7 +61,7 @@ fn looks_like_a_file(text: &str) -> bool {
     }
 }
 
-/// What is known of a log.
+/// The known lines of a log.
 pub(super) fn of_file(texts: &Texts, path: &Path) -> anyhow::Result<Vec<Explained>> {
     let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
     texts.explain(BufReader::new(file)).with_context(|| format!("cannot read {}", path.display()))

@@ -118,7 +118,7 @@ fn escape(text: &str, out: &mut Writer<'_>) -> fmt::Result {
     Ok(())
 }
 
-/// What an event says, and what else it carries.
+/// The message of an event, and its other fields.
 #[derive(Debug, Default)]
 struct Fields {
     message: String,

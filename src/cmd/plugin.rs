@@ -42,7 +42,7 @@ pub(super) fn run(o: &Plugin) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// What LD_PRELOAD is to hold: the library's path, which is found whatever becomes of LD_LIBRARY_PATH, unless it
+/// The value for LD_PRELOAD: the library's path, which is found whatever becomes of LD_LIBRARY_PATH, unless it
 /// has what separates one entry from the next.
 pub(super) fn preload(dir: &Path) -> OsString {
     let path = dir.join(bundle::PRELOAD_FILE_NAME).into_os_string();

@@ -26,10 +26,10 @@ const REAP: Duration = Duration::from_secs(2);
 const BLACK_BOXES: u64 = 256 << 20;
 
 const PLUGIN_VARIABLE: &str = "NCCL_PROFILER_PLUGIN";
-/// What the plugin loads behind itself.
+/// The variable with the plugin that is loaded behind ours.
 const CHAIN_VARIABLE: &str = "RINGWATCH_CHAIN";
 
-/// What the job gets in its environment.
+/// The environment of the job.
 struct Surroundings {
     segments: PathBuf,
     job: String,

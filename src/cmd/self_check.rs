@@ -1,4 +1,4 @@
-//! What a benchmark's child leaves in its segments, read while it runs: what the plugin saw, and how much of it was
+//! The content of a benchmark's child's segments, read while it runs: what the plugin saw, and how much of it was
 //! timed.
 
 use crate::detect::Settings;
@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 /// meanwhile is not read.
 const STEP: Duration = Duration::from_millis(20);
 
-/// What one child's segments held.
+/// The content of one child's segments.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Audit {
     /// Operations that were read, each rank's part counted.
     pub(super) operations: u64,
-    /// Those among them whose GPU time is known.
+    /// The number of them whose GPU time is known.
     pub(super) timed: u64,
-    /// Those whose stamps cannot be true; they are not timed.
+    /// The number of them whose stamps cannot be true; they are not timed.
     pub(super) impossible: u64,
     /// Records lost, all reasons, those that were overwritten before they were read too.
     pub(super) lost: u64,
@@ -62,7 +62,7 @@ impl Auditor {
         }
     }
 
-    /// What was read, once the child has ended. `None` where there is no segment: the plugin was not loaded.
+    /// The result, once the child has ended. `None` where there is no segment: the plugin was not loaded.
     pub(super) fn finish(mut self) -> Option<Audit> {
         self.monitor.source_mut().look_anew();
         self.monitor.step(now_ns());

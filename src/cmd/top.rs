@@ -20,7 +20,7 @@ const FRAME: Duration = Duration::from_millis(250);
 /// How long --once watches before it prints: rates need a whole second.
 const ONCE: Duration = Duration::from_millis(2200);
 
-/// What the screen shows: what is read here, or what an agent or a cluster's analysers say.
+/// The source of the screen: what is read here, or what an agent or a cluster's analysers send.
 pub(super) enum Shown {
     Here(Box<Monitor<Segments>>),
     Agent(Box<Remote>),

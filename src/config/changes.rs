@@ -1,4 +1,4 @@
-//! What differs between two settings, key by key.
+//! The differences between two settings, key by key.
 
 use super::{Config, Error};
 use crate::secret::serialize_exposed;

@@ -1,4 +1,4 @@
-//! What an error may show of a file of settings: the line, the key, and a value only where no secret can be.
+//! The part of a file of settings that an error may show: the line, the key, and a value only where no secret can be.
 //!
 //! A broken file says little of where its secrets are: the faulty line may be a header's value, or a URL in the wrong
 //! section. So a value is shown only if its key is known, in a section without secrets, and its line is plain. A message
@@ -61,7 +61,7 @@ fn section(line: &str) -> Option<&str> {
     (is_name(key)).then_some(key)
 }
 
-/// What keys and variables look like, and URLs and most tokens do not.
+/// Returns whether a text looks like a key or a variable, and not like a URL or a token.
 pub(super) fn is_name(text: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
     (1..=64).contains(&text.len()) && text.chars().all(plain)

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// Variables that override a key begin so; `RINGWATCH_AGENT_HTTP__LISTEN` is `http.listen`.
 const PREFIX: &str = "RINGWATCH_AGENT_";
 
-/// What is wrong with the settings.
+/// The fault in the settings.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file cannot be read.
@@ -31,7 +31,7 @@ pub enum Error {
     Override {
         /// The variable or the option.
         origin: String,
-        /// What is wrong.
+        /// The fault.
         why: String,
     },
     /// A value is out of its range.
@@ -41,7 +41,7 @@ pub enum Error {
         origin: String,
         /// The key.
         key: &'static str,
-        /// What is wrong.
+        /// The fault.
         why: String,
     },
     /// The settings cannot be written as text.
@@ -90,7 +90,7 @@ impl Overrides {
     }
 }
 
-/// What was given as a key, unless it looks like a value: a URL without its key may hold a password.
+/// The key as it was given, unless it looks like a value: a URL without its key may hold a password.
 fn named(key: &str) -> &str {
     if is_name(key) { key } else { MASK }
 }

@@ -1,4 +1,4 @@
-//! What can be set.
+//! The settings.
 
 use crate::export::{otlp, prometheus};
 use crate::ingest::{StackKind, hardware};
@@ -27,13 +27,13 @@ pub struct Config {
     pub baselines: Vec<PathBuf>,
     /// Where findings are kept across restarts.
     pub findings: FindingSettings,
-    /// What is sampled of the machine, and how often.
+    /// The sampling of the machine.
     pub hardware: hardware::Settings,
     /// Where Prometheus and health checks ask.
     pub http: HttpSettings,
-    /// What Prometheus is told.
+    /// The metrics for Prometheus.
     pub prometheus: prometheus::Settings,
-    /// What is sent to an OpenTelemetry receiver.
+    /// The telemetry for an OpenTelemetry receiver.
     pub otlp: otlp::Settings,
     /// The cluster's bus, on which this node tells the others how far it is.
     pub cluster: cluster::Settings,
@@ -41,7 +41,7 @@ pub struct Config {
     pub socket: SocketSettings,
     /// Names and values that every exported thing carries, `cluster: east` for example.
     pub tags: BTreeMap<String, String>,
-    /// What the agent may use itself.
+    /// The limits of the agent itself.
     pub limits: LimitSettings,
 }
 
@@ -152,7 +152,7 @@ impl Default for LimitSettings {
 }
 
 impl Config {
-    /// What no type tells: values that are out of their range.
+    /// Checks what no type says: values that are out of their range.
     pub(super) fn check(&self) -> Result<(), (&'static str, String)> {
         let named = |name: &String| name.is_empty() || name.len() > 253 || name.chars().any(char::is_control);
         if let Some(name) = self.node.as_ref().filter(|n| named(n)) {

@@ -19,7 +19,7 @@ const TO_HOST: usize = 32 << 20;
 const WARM_UP: u32 = 3;
 /// Operations that are timed.
 const TIMED: u32 = 10;
-/// What is slower than the median of the others by this factor is named.
+/// A figure that is slower than the median of the others by this factor is named.
 const SLOW: f64 = 1.3;
 /// Peer access over NVLink is at least so much faster than the way through the host.
 const OVER_HOST: f64 = 1.5;
@@ -45,7 +45,7 @@ pub struct Exchange {
     pub time_ns: f64,
 }
 
-/// What one rank measured.
+/// The measurements of one rank.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
     /// Its host.
@@ -64,7 +64,7 @@ pub struct Measured {
     pub to_host_ns: f64,
     /// The exchanges of both rounds; a rank without a partner has none.
     pub exchanges: Vec<Exchange>,
-    /// What NCCL's own RAS says, on rank 0.
+    /// The answer of NCCL's own RAS, on rank 0.
     pub ras: Option<String>,
 }
 
@@ -391,7 +391,7 @@ fn host_path(all: &[Measured], pairs: &[Pair]) -> Vec<Observation> {
     wrong
 }
 
-/// What the measurements of all ranks say, by rank.
+/// Judges the measurements of all ranks, by rank.
 #[must_use]
 pub fn judge(all: &[Measured]) -> Vec<Outcome> {
     let Some(first) = all.first() else { return Vec::new() };

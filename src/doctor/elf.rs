@@ -11,7 +11,7 @@ const DATA_MAX: u64 = 256 << 20;
 /// The longest name of a variable.
 const NAME_MAX: usize = 64;
 
-/// What a file of libnccl says of itself.
+/// The facts that a file of libnccl holds about itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Nccl {
     /// The version, `2.28.9`.

@@ -1,4 +1,4 @@
-//! What checks read of a host: below which root, with which environment, within which limits.
+//! The host that checks read: below which root, with which environment, within which limits.
 
 use crate::ingest::hardware::{Inventory, inventory};
 use crate::ingest::unix_ns;
@@ -66,7 +66,7 @@ pub struct Interface {
     pub is_loopback: bool,
 }
 
-/// What checks read.
+/// The host that checks read.
 #[derive(Debug, Clone, Default)]
 pub struct Host {
     /// Where /proc, /sys, /dev and /etc are.
@@ -85,7 +85,7 @@ pub struct Host {
     pub config: Option<PathBuf>,
     /// This program, which plays a recorded job on the plugin.
     pub program: Option<PathBuf>,
-    /// What the driver says; asked once, since NVML does not bear to be opened and closed by several threads.
+    /// The driver's answer; asked once, since NVML does not bear to be opened and closed by several threads.
     pub(super) gpus: OnceLock<Result<Inventory, String>>,
 }
 
@@ -126,7 +126,7 @@ impl Host {
         text(&self.path(path))
     }
 
-    /// What a directory below the root holds, sorted by name.
+    /// The entries of a directory below the root, sorted by name.
     #[must_use]
     pub fn entries(&self, path: &str) -> Vec<(String, PathBuf)> {
         let Ok(all) = std::fs::read_dir(self.path(path)) else { return Vec::new() };
@@ -153,7 +153,8 @@ impl Host {
         all.filter(|(_, dir)| is_gpu(dir)).map(|(name, _)| name).collect()
     }
 
-    /// Those of them that the driver has and whose device this process can reach: a container sees all GPUs of its host on PCI.
+    /// The addresses that the driver has and whose device this process can reach: a container sees all GPUs of its
+    /// host on PCI.
     #[must_use]
     pub fn own_gpu_addresses(&self) -> Vec<String> {
         let is_own = |address: &String| {
@@ -174,7 +175,7 @@ impl Host {
         marks.iter().any(|m| self.path(m).exists())
     }
 
-    /// What the GPUs' driver says, or why it says nothing.
+    /// The answer of the GPUs' driver, or why there is none.
     ///
     /// # Errors
     /// Why there is no driver or no GPU.

@@ -29,9 +29,9 @@ pub enum JobError {
     /// A rank sent what is no report.
     #[error("rank {rank} sent something else than a report ({why}): do all ranks run the same version?")]
     Strange {
-        /// Which rank.
+        /// The rank.
         rank: usize,
-        /// What is wrong with it.
+        /// The fault in it.
         why: String,
     },
 }

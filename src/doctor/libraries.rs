@@ -1,4 +1,4 @@
-//! Which shared libraries a job on this host would load: NCCL's, and those of PyTorch.
+//! The shared libraries that a job on this host would load: NCCL's, and those of PyTorch.
 
 use super::elf;
 use super::host::Host;
@@ -32,7 +32,7 @@ const LISTING: Duration = Duration::from_secs(8);
 pub(super) struct Library {
     /// The file.
     pub(super) path: PathBuf,
-    /// What it says of itself, or why it cannot be read.
+    /// The facts that it holds about itself, or why it cannot be read.
     pub(super) facts: Result<elf::Nccl, String>,
 }
 
@@ -156,7 +156,8 @@ fn needed(line: &str) -> Option<(String, Option<PathBuf>)> {
     Some((name.to_owned(), (path != "not found").then(|| PathBuf::from(path))))
 }
 
-/// What a program of the system prints, if it ends in time. A failure of its own is no matter: what it printed counts.
+/// The output of a program of the system, if it ends in time. A failure of its own is no matter: what it printed
+/// counts.
 fn output(command: &mut Command) -> Option<String> {
     process::run(command, LISTING).ok().map(|ended| ended.out)
 }

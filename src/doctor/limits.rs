@@ -154,7 +154,7 @@ fn clock_source(host: &Host) -> Vec<Observation> {
     }]
 }
 
-/// What the kernel says of its clock: true if nothing has set it, and the error that it knows of.
+/// The kernel's clock: true if nothing has set it, and the error that it knows of.
 fn kernel_clock() -> Option<(bool, i64)> {
     #![expect(unsafe_code, reason = "adjtimex has no safe name in the packages that are here")]
     // SAFETY: all zeros is a valid timex, and asks for nothing to be changed.

@@ -36,7 +36,7 @@ pub const SCHEMA: u32 = 1;
 /// How long a check may take, unless its user says otherwise.
 pub const LIMIT: Duration = Duration::from_secs(10);
 
-/// What a result means, from good to bad.
+/// The meaning of a result, from good to bad.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Status {
@@ -61,7 +61,7 @@ impl fmt::Display for Status {
     }
 }
 
-/// What a check is about.
+/// The area of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Area {
@@ -75,7 +75,7 @@ pub enum Area {
     Limits,
     /// Variables of the environment that NCCL reads.
     Variables,
-    /// What differs between the ranks of a job, and what real collectives show.
+    /// Differences between the ranks of a job, and real collectives.
     Ranks,
 }
 
@@ -95,9 +95,9 @@ impl fmt::Display for Area {
 /// One thing that a check saw.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observation {
-    /// What it means.
+    /// The meaning.
     pub status: Status,
-    /// What was seen, with its subject.
+    /// The observation, with its subject.
     pub seen: String,
     /// How to fix it; absent where nothing has to be fixed.
     pub fix: Option<String>,
@@ -126,12 +126,12 @@ impl Observation {
 pub struct Check {
     /// Names it for good: scripts and the documentation refer to it.
     pub id: &'static str,
-    /// What it is about.
+    /// The area.
     pub area: Area,
     run: fn(&Host) -> Vec<Observation>,
 }
 
-/// What a check returned.
+/// The outcome of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
     /// [`Check::id`].

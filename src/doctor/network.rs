@@ -14,7 +14,8 @@ const OF_THIS_HOST: &[&str] = &["docker", "lo", "virbr", "veth", "br-", "cni", "
 /// The RDMA header takes a part of a frame, so that 4,096 bytes of data need an Ethernet MTU above that.
 const MTU_OF_JUMBO: u64 = 4200;
 
-/// What a list like NCCL_SOCKET_IFNAME selects: names by their beginning, `=` for whole names, `^` for all others.
+/// The interfaces that a list like NCCL_SOCKET_IFNAME selects: names by their beginning, `=` for whole names, `^` for
+/// all others.
 fn selected<'h>(list: &str, all: &'h [Interface]) -> Vec<&'h Interface> {
     let (is_excluding, list) = match list.strip_prefix('^') {
         Some(rest) => (true, rest),
@@ -104,7 +105,7 @@ fn gids(host: &Host, port: &str) -> Vec<(u32, String, bool)> {
     all
 }
 
-/// What is wrong with one port, and what it is.
+/// Checks one port, and describes it.
 fn port(host: &Host, device: &str, number: &str) -> Observation {
     let at = format!("sys/class/infiniband/{device}/ports/{number}");
     let read = |name: &str| host.text(&format!("{at}/{name}")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What differs between the ranks of a job that should be alike.
+//! The differences between the ranks of a job that should be alike.
 
 use super::bundle::shown;
 use super::host::Host;
@@ -33,21 +33,21 @@ const OF_HOST: &[&str] = &[
 /// Clocks that are further from the median are wrong, in ms: greetings of ranks take less.
 const CLOCK_OFF_MAX_MS: u64 = 100;
 
-/// What one rank says of itself.
+/// The facts of one rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankFacts {
     /// Its number.
     pub rank: u32,
     /// Its own checks.
     pub report: Report,
-    /// What all ranks should have alike, by name.
+    /// The facts that all ranks should have alike, by name.
     pub alike: BTreeMap<String, String>,
     /// Its wall clock at the common moment, Unix time in ms.
     pub clock_ms: u64,
 }
 
 impl RankFacts {
-    /// What this process says.
+    /// Gathers the facts of this process.
     #[must_use]
     pub fn gather(rank: u32, host: &Arc<Host>, report: Report, limit: Duration) -> Self {
         let is_alike = |name: &str| ALIKE.iter().any(|b| name.starts_with(b)) && !OWN.contains(&name);
@@ -85,7 +85,7 @@ pub struct Difference {
     pub others: Vec<(Option<String>, Vec<u32>)>,
 }
 
-/// What differs between ranks that should be alike.
+/// The differences between ranks that should be alike.
 #[must_use]
 pub fn differences(all: &[RankFacts]) -> Vec<Difference> {
     let names: BTreeSet<&String> = all.iter().flat_map(|r| r.alike.keys()).collect();
@@ -163,7 +163,7 @@ fn clock(all: &[RankFacts]) -> Vec<Observation> {
     wrong
 }
 
-/// What all ranks saw in one check. What all say stands once; other things name their ranks and hosts.
+/// Merges what all ranks saw in one check. What all say is there once; other things name their ranks and hosts.
 fn merged(all: &[RankFacts], id: &str, area: Area) -> Outcome {
     let mut results: Vec<(Observation, Vec<&RankFacts>)> = Vec::new();
     let mut took_ms = 0;

@@ -15,7 +15,7 @@ const BYTES_MAX: u64 = 1 << 20;
 /// It has to answer within this.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What NCCL's own RAS says of the job: its diagnostics, or its status where it has none.
+/// Asks NCCL's own RAS about the job: its diagnostics, or its status where it has none.
 pub(super) fn ask(version: i32) -> std::io::Result<String> {
     let address = std::env::var("NCCL_RAS_ADDR").unwrap_or_else(|_| ADDRESS.to_owned());
     let mut stream = TcpStream::connect(address)?;
@@ -48,7 +48,7 @@ fn section<'t>(text: &'t str, heading: &str) -> Vec<&'t str> {
     found
 }
 
-/// What NCCL's own RAS says: the lines that name something wrong, or that there are none.
+/// Judges the answer of NCCL's own RAS: the lines that name something wrong, or that there are none.
 pub(super) fn judge(text: &str) -> Observation {
     let fix = "NCCL's own RAS says so: see the section on RAS in NVIDIA's guide";
     let checks: Vec<&str> = text.lines().filter_map(|l| Some(&l[l.find(" NCCL DIAG [")? + 11..])).collect();

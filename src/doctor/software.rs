@@ -211,7 +211,7 @@ pub(super) fn plugin_file(host: &Host, value: &str, kind: &str) -> Option<PathBu
     found(host, value).or_else(|| found(host, &format!("libnccl-{kind}-{value}.so")))
 }
 
-/// What NCCL would find where a variable names a plugin.
+/// The plugin that NCCL would find where a variable names one.
 fn job_plugin(host: &Host, variable: &str, value: &str, kind: &str, symbol: &str) -> Observation {
     let named = format!("{variable}={value}");
     let fix =

@@ -27,7 +27,7 @@ fn put(dir: &Path, file: &str, text: &str) {
     std::fs::write(path, text).unwrap();
 }
 
-/// What a check says; the text and the remedy of each result that is no pass.
+/// The result of a check; the text and the remedy of each result that is no pass.
 fn say(host: &Host, id: &str) -> (Status, String) {
     let check = *checks().iter().find(|c| c.id == id).unwrap();
     let report = run(&Arc::new(host.clone()), &[check], LIMIT);

@@ -24,7 +24,7 @@ const PLUGINS: &[(&str, &str)] = &[
     ("NCCL_ENV_PLUGIN", "env"),
     ("NCCL_GIN_PLUGIN", "gin"),
 ];
-/// What images of containers, modules and builds say of where NCCL is and which; these are no settings.
+/// Variables by which images of containers, modules and builds describe NCCL; these are no settings.
 const DESCRIPTIONS: &[&str] = &[
     "NCCL_VERSION",
     "NCCL_HOME",

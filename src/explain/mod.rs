@@ -22,23 +22,23 @@ pub struct Known {
     /// Regular expressions; one of them matches a line of it.
     #[serde(skip_serializing)]
     patterns: Vec<String>,
-    /// What it says, in other words.
+    /// The meaning, in other words.
     pub means: String,
     /// Why it comes.
     pub cause: String,
-    /// What to do, the most promising first.
+    /// The remedies, the most promising first.
     pub remedy: Vec<String>,
 }
 
 /// A known text that was found, and where.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Explained {
-    /// What it is.
+    /// The known text.
     #[serde(flatten)]
     pub known: Known,
     /// The first line with it, from 1.
     pub line: u64,
-    /// That line, or the beginning of a long one.
+    /// The line, or the beginning of a long one.
     pub text: String,
     /// How many lines have it.
     pub count: u64,
@@ -90,13 +90,13 @@ impl Texts {
         &self.known
     }
 
-    /// What one line is, if it is known.
+    /// The known text of one line, if there is one.
     pub fn of_line(&self, line: &str) -> Option<&Known> {
         let first = self.set.matches(line.as_bytes()).into_iter().filter_map(|p| self.owners.get(p)).min()?;
         self.known.get(*first)
     }
 
-    /// What is known of a text, by the first line of each.
+    /// Explains the known lines of a text, by the first line of each.
     ///
     /// # Errors
     /// The reader's.

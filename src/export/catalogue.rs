@@ -57,7 +57,7 @@ pub struct Convention {
     pub instrument: Instrument,
     /// Its unit as UCUM writes it.
     pub unit: &'static str,
-    /// What it says, in the conventions' words.
+    /// The help text, in the conventions' words.
     pub help: &'static str,
 }
 
@@ -66,13 +66,13 @@ pub struct Convention {
 pub struct Metric {
     /// The family's name, with its unit and without a kind's suffix.
     pub name: &'static str,
-    /// What it is.
+    /// The kind.
     pub kind: Kind,
     /// The base unit its name ends with; absent for numbers of things.
     pub unit: Option<&'static str>,
     /// Its labels, in the order in which their values are given. A label without a value is left out.
     pub labels: &'static [&'static str],
-    /// What it says.
+    /// The help text.
     pub help: &'static str,
     /// The same thing by OpenTelemetry's conventions for hardware, where they have it: OTLP carries it under both names.
     pub convention: Option<Convention>,

@@ -1,4 +1,4 @@
-//! What other programs get: metrics for Prometheus, and traces, logs and metrics by OTLP.
+//! The output for other programs: metrics for Prometheus, and traces, logs and metrics by OTLP.
 //!
 //! [`metrics`] turns what is over and what goes on into families of samples, by the one list in [`catalogue`];
 //! [`prometheus`] and [`otlp`] write the same families in their formats. Nothing here reads a clock or starts a task:

@@ -1,4 +1,4 @@
-//! Whose a process is: user, container, pod, batch job, and the user's own tags.
+//! The owner of a process: user, container, pod, batch job, and the user's own tags.
 //!
 //! Only what is on a list here is taken from an environment, and its values are cut: nothing secret becomes a label.
 

@@ -20,7 +20,7 @@ pub(super) struct Groups {
     by_path: BTreeMap<PathBuf, Group>,
 }
 
-/// What is known of a group. What is not known is absent.
+/// The state of a group. What is not known is absent.
 #[derive(Debug, Default)]
 pub(super) struct Group {
     dir: Option<OwnedFd>,
@@ -35,7 +35,7 @@ pub(super) struct Group {
 }
 
 impl Groups {
-    /// What a group says, as it was at most a second ago.
+    /// The state of a group, at most a second old.
     pub(super) fn look(&mut self, path: &Path, now_ns: u64) -> &Group {
         let group = self.at(path, now_ns);
         if group.looked_ns.is_none_or(|t| now_ns.saturating_sub(t) >= LOOK_NS) {

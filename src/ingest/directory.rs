@@ -57,7 +57,7 @@ pub(super) struct Folder {
     pub(super) path: Bytes,
     /// The user whose files it may hold; `None` where an administrator named it, and everybody may.
     pub(super) owner: Option<u32>,
-    /// Who may mount something in it.
+    /// The users who may mount something in it.
     pub(super) mounts: Mounts,
     pub(super) id: FileId,
 }
@@ -80,14 +80,14 @@ impl Folder {
     }
 }
 
-/// Who may mount file systems in a directory.
+/// The users who may mount file systems in a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Mounts {
-    /// Whoever the administrator lets, who has named the directory.
+    /// The administrator's choice, who has named the directory.
     Named,
     /// The administrator of this process's own mount namespace, and users by FUSE.
     Own,
-    /// Whoever made the container.
+    /// The maker of the container.
     Foreign,
 }
 

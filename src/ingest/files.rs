@@ -20,8 +20,8 @@ const USUAL: usize = 4096;
 /// Room for a usual file.
 pub(super) const ROOM: [u8; USUAL] = [0; USUAL];
 
-/// What a file holds, by its name in an open directory; no more than there is room for. For what is asked for again and
-/// again: nothing is allocated, and the kernel has no long path to walk. `None` where it cannot be read.
+/// The content of a file, by its name in an open directory; no more than there is room for. For what is asked for
+/// again and again: nothing is allocated, and the kernel has no long path to walk. `None` where it cannot be read.
 ///
 /// # Errors
 /// Nothing can be said of it: there is no descriptor or memory to open it.
@@ -70,7 +70,7 @@ pub(super) fn sum(dir: &Path, names: &[&str]) -> Option<u64> {
     numbers.fold(None, |sum: Option<u64>, n| Some(sum.unwrap_or(0).saturating_add(n)))
 }
 
-/// What a directory holds, by name. Names that could steer a terminal are left out.
+/// The entries of a directory, by name. Names that could steer a terminal are left out.
 pub(super) fn entries(dir: &Path) -> Option<Vec<(String, PathBuf)>> {
     let mut all: Vec<(String, PathBuf)> = std::fs::read_dir(dir)
         .ok()?

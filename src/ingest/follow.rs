@@ -106,7 +106,7 @@ impl Searching {
     }
 }
 
-/// What is followed, by what limits it.
+/// The segments that are followed, with their limits.
 #[derive(Debug, Default)]
 pub(super) struct Followed {
     alive: usize,
@@ -136,7 +136,7 @@ impl Followed {
         }
     }
 
-    /// Whether there is room for one more.
+    /// Returns whether there is room for one more.
     fn accept(&self, tail: &Tail) -> Result<(), MapError> {
         // Of two files that say to be one process only one can be its own.
         if self.ids.contains(&tail.id()) {

@@ -1,4 +1,4 @@
-//! What is known of a watched process from outside, as readings come in.
+//! The facts about a watched process from outside, as readings come in.
 
 use super::process_reading::Reading;
 use super::stacks::Answer;

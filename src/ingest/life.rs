@@ -1,4 +1,4 @@
-//! Whether the process behind a segment lives: how a probe finds out, and how it is seen to end.
+//! The life of the process behind a segment: how a probe finds out, and how it is seen to end.
 
 use super::descriptors::{held, is_shortage};
 use super::directory::Failure;
@@ -13,7 +13,7 @@ use std::fs::{self, File};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-/// What a segment says of its process.
+/// The identity of a process, by its segment.
 #[derive(Debug)]
 pub(super) struct Identity {
     pub(super) pid: u32,
@@ -132,7 +132,7 @@ impl Life {
         }
     }
 
-    /// What the kernel tells its end by, where it does: [`super::process::ended`] asks.
+    /// The descriptor by which the kernel reports its end, where it does: [`super::process::ended`] asks.
     pub(super) fn end(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Life::Process(.., end) => end.as_ref().map(AsFd::as_fd),

@@ -1,4 +1,4 @@
-//! Whether a segment's writer lives, by the lock that it holds.
+//! The lock that a segment's writer holds while it lives.
 //!
 //! The writer holds a POSIX record lock, which no child inherits, and which names its holder as this process sees it. The
 //! plugins of 0.1 before that held an flock; both are looked at.
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
-/// Who holds a segment's lock.
+/// The holder of a segment's lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Lock {
     /// Nobody: its process is gone.
@@ -72,7 +72,8 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::process::{Command, Stdio};
 
-    /// What a test says to the process that it starts from its own program: which file, and which kind of lock.
+    /// The variable by which a test names the file and the kind of lock to the process that it starts from its own
+    /// program.
     const FILE: &str = "RINGWATCH_TEST_LOCKED";
     const RECORD: &str = "RINGWATCH_TEST_RECORD_LOCK";
 

@@ -20,7 +20,7 @@ const COMMS_MAX: usize = 16_384;
 /// A slice of a look that is shorter lets nobody read.
 const SLICE_MIN: Duration = Duration::from_micros(50);
 
-/// Whose turn it is.
+/// The order in which users are read.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     /// How long root's segments, and those of all others, are read in one look; without limit where it is absent.
@@ -37,12 +37,12 @@ impl Turns {
     }
 }
 
-/// What one user's segments need in a look.
+/// The segments of one user in a poll.
 struct UserLook<'t> {
     tails: Vec<&'t mut Tail>,
     /// How many of them were begun.
     begun: usize,
-    /// Those begun have more.
+    /// True where those begun have more.
     more: bool,
     /// How many communicators of running processes there is room for.
     comms_room: usize,
@@ -50,7 +50,7 @@ struct UserLook<'t> {
     open_share: usize,
 }
 
-/// What all share that read in a look.
+/// The context that all share that read in a poll.
 struct Context<'c> {
     now_ns: u64,
     shared: &'c mut Shared,
@@ -200,7 +200,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// What is left to read, in ms, and the time that went into it.
+    /// A reader for tests: what is left to read, in ms, and the time that went into it.
     #[derive(Debug, Default)]
     struct Fake {
         left: u32,

@@ -38,9 +38,9 @@ pub(super) enum MapError {
     /// Of another user than its directory.
     #[error("it belongs to user {file}, and its directory to user {owner}")]
     ForeignOwner {
-        /// Whose it is.
+        /// The owner of the file.
         file: u32,
-        /// Whose the directory is.
+        /// The owner of the directory.
         owner: u32,
     },
     /// The same process as another segment, which is followed.
@@ -240,12 +240,12 @@ impl Mapping {
         }
     }
 
-    /// Whose file it is.
+    /// The owner of the file.
     pub(super) fn owner(&self) -> u32 {
         self.owner
     }
 
-    /// Which file it is.
+    /// The identity of the file.
     pub(super) fn file(&self) -> FileId {
         self.file
     }
@@ -263,7 +263,7 @@ impl Mapping {
         self.give_back();
     }
 
-    /// Who holds its lock now. To ask for that waits for nobody.
+    /// The holder of its lock now. The question waits for nobody.
     pub(super) fn lock(&self) -> Lock {
         self.open.as_ref().map_or(Lock::Free, lock::holder)
     }

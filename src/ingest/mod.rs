@@ -286,7 +286,7 @@ impl Segments {
         self.survey.order(Order::Reap { keep_bytes, keep_for });
     }
 
-    /// What was removed since the last call.
+    /// The files that were removed since the last call.
     pub fn take_removed(&mut self) -> Vec<PathBuf> {
         std::mem::take(&mut self.removed)
     }

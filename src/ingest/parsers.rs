@@ -43,7 +43,7 @@ pub fn pressure(text: &str) -> Option<f64> {
     cgroup::pressure(text)
 }
 
-/// Who holds which GPUs, in an answer of the kubelet's PodResourcesLister; nothing where it is none.
+/// The holders of GPUs in an answer of the kubelet's PodResourcesLister; nothing where it is none.
 pub fn gpu_holders(answer: &[u8]) -> Option<PodsFact> {
     hardware::pods::decode(answer).ok()
 }

@@ -18,7 +18,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// Processes that are listed at most.
 const PROCESSES_MAX: usize = 65_536;
 
-/// What the processes of this host are called in their own pid namespaces.
+/// The processes of this host by their numbers in their own pid namespaces.
 #[derive(Debug, Default)]
 pub(super) struct PidNamespaces {
     /// Pids as this process sees them, by the innermost one.
@@ -29,11 +29,11 @@ pub(super) struct PidNamespaces {
 #[derive(Debug, Clone, Copy)]
 struct Listed {
     at: Instant,
-    /// What began before was listed, where it still ran.
+    /// Processes that began before this were listed, where they still ran.
     ticks: u64,
 }
 
-/// What is known of a process by its inner pid.
+/// The answer about a process by its inner pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Inner {
     /// It runs, and this process sees it by this pid.
@@ -89,7 +89,7 @@ impl PidNamespaces {
     }
 }
 
-/// What a process is called in its own pid namespace, where that is another one than this process's.
+/// The number of a process in its own pid namespace, where that is another one than this process's.
 fn inner_pid(proc: BorrowedFd<'_>, pid: u32) -> Result<Option<u32>, Errno> {
     let mut room = ROOM;
     Ok(read(proc, &format!("{pid}/status"), &mut room)?.and_then(innermost))

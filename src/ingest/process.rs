@@ -22,7 +22,7 @@ pub fn unix_ns() -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What /proc says of a process in one line.
+/// The line of /proc about a process.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Stat {
     /// Its state's letter.
@@ -83,8 +83,8 @@ pub(super) fn runs(pid: u32, start_ticks: u64) -> Result<bool, Errno> {
     Ok(stat(pid)?.is_some_and(|s| s.start_ticks == start_ticks && !matches!(s.state, b'Z' | b'X')))
 }
 
-/// Which of these processes have ended, waited for or not. One question to the kernel for all of them, where the line in
-/// /proc of a single one takes twenty times as long.
+/// Returns which of these processes have ended, waited for or not. One question to the kernel for all of them, where
+/// the line in /proc of a single one takes twenty times as long.
 pub(super) fn ended(processes: &[Option<BorrowedFd<'_>>]) -> Vec<bool> {
     let mut asked: Vec<PollFd<'_>> =
         processes.iter().flatten().map(|p| PollFd::from_borrowed_fd(*p, PollFlags::IN)).collect();

@@ -1,4 +1,4 @@
-//! What the operating system says about a process: its state, whether it gets its CPU, and memory's pressure.
+//! The operating system's facts about a process: its state, whether it gets its CPU, and memory's pressure.
 //!
 //! Everything here is read from /proc and /sys, whose files may be absent or forbidden: then the fact is absent. A process
 //! can keep whoever reads its `stat` or `wchan` waiting for ever: it holds `exec_update_lock` while its exec closes a file
@@ -20,7 +20,7 @@ const SLOW_NS: u64 = 1_000_000_000;
 /// Threads of a process that are asked how long they waited for a CPU; NCCL's and Python's own come first.
 const THREADS_MAX: usize = 128;
 
-/// What was read of a process.
+/// A reading of a process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Reading {
     /// `Gone` without an exit where it is not there.
@@ -70,7 +70,7 @@ impl ProcessReader {
         }
     }
 
-    /// What the process is doing; nothing without a free descriptor.
+    /// Reads what the process is doing; nothing without a free descriptor.
     pub(super) fn read(&mut self, now_ns: u64, groups: &mut Groups) -> Option<Reading> {
         // A directory that is opened later may be of another process: the start time tells. Without a free descriptor the
         // process's state is not known.
@@ -103,7 +103,7 @@ impl ProcessReader {
         Some(reading)
     }
 
-    /// What shares of the time its threads ran, and were ready to run and had no CPU.
+    /// Reads the shares of the time that its threads ran, and were ready to run and had no CPU.
     fn watch_threads(&mut self, dir: Option<BorrowedFd<'_>>, since_ns: Option<u64>) -> Load {
         std::mem::swap(&mut self.threads, &mut self.before);
         self.threads.clear();
@@ -196,7 +196,7 @@ fn is_nccl(name: &str) -> bool {
     name.starts_with("NCCL ") || name.starts_with("ncclProxy")
 }
 
-/// What `wait` would say, as a way of ending.
+/// The result of `wait`, as a way of ending.
 fn exit(status: i32) -> Option<Exit> {
     match (status & 0x7f, status >> 8 & 0xff) {
         (0, code) => Some(Exit::Code(code)),

@@ -20,12 +20,12 @@ struct Dead {
     bytes: u64,
 }
 
-/// What is kept.
+/// The limits of what is kept.
 #[derive(Debug)]
 pub(super) struct Kept<'a> {
     /// The bytes of the newest ones.
     pub(super) bytes: u64,
-    /// What was written since.
+    /// The newest write of a segment that is kept may be so long ago.
     pub(super) time: Option<Duration>,
     /// The files of these users.
     pub(super) spared: &'a [u32],

@@ -26,7 +26,7 @@ pub(super) struct Watched {
     pub(super) owner: u32,
 }
 
-/// What a started program may do.
+/// The rights of a started program.
 #[derive(Debug, Clone, Copy)]
 struct Rights {
     memory: u64,

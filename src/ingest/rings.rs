@@ -33,11 +33,11 @@ pub(super) struct Cursor {
     /// Overwritten tickets count as lost: from the first look on, or from the process's beginning where that was seen.
     counts: bool,
     pub(super) next: u64,
-    /// What this look reads up to.
+    /// The ticket that this poll reads up to.
     pub(super) until: u64,
-    /// What the next look looks at again.
+    /// The tickets that the next poll looks at again.
     open: Vec<u64>,
-    /// What this look has yet to look at again.
+    /// The tickets that this poll has yet to look at again.
     pub(super) again: Vec<u64>,
     pub(super) missed: u64,
     /// How much of the ring was new at the last look; 1 is all of it.
@@ -108,7 +108,7 @@ impl Cursor {
     }
 }
 
-/// What was made of a ticket.
+/// The outcome of reading a ticket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Read {
     /// It needs no other look.
@@ -219,7 +219,7 @@ impl Rings {
     }
 }
 
-/// Which operations were read by now.
+/// The operations that were read by now.
 struct Seen {
     /// The newest ones: they are read again for what comes late.
     recent: Range<u64>,
@@ -228,7 +228,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// What becomes of a record whose operation is not held.
+    /// Decides about a record whose operation is not held.
     fn without(&self, op: u64) -> Read {
         match op >= self.recent.end {
             false => Read::Done,

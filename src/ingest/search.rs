@@ -59,7 +59,7 @@ pub(super) struct Search {
     turn: u64,
 }
 
-/// What one search has found so far.
+/// The results of one search so far.
 #[derive(Debug, Default)]
 struct Found {
     directories: BTreeMap<FileId, Arc<Directory>>,
@@ -289,7 +289,7 @@ fn unread(path: &Path, why: Failure) -> Unread {
     Unread { path: shown(path), reason, detail: format!("{why}{advice}"), owner: None }
 }
 
-/// What an error of the system means for a segment, and what to do about it.
+/// The meaning of an error of the system for a segment, and what to do about it.
 pub(super) fn reason_of(errno: Errno) -> (UnreadReason, &'static str) {
     match errno {
         Errno::ACCESS | Errno::PERM => {

@@ -42,7 +42,7 @@ impl SegmentFile {
         (self.file.clone(), self.mapping.file())
     }
 
-    /// Who holds its lock now, where that is what shows that its process lives.
+    /// The holder of its lock now, where that is what shows that its process lives.
     pub(super) fn lock(&self) -> Lock {
         self.mapping.lock()
     }

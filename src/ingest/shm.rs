@@ -15,7 +15,7 @@ use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-/// What the plugin's own directories in /dev/shm are called.
+/// The beginning of the names of the plugin's own directories in /dev/shm.
 const PREFIX: &str = "ringwatch-";
 /// Directories of one user in one /dev/shm: the plugin makes one.
 const DIRECTORIES_OF_OWNER_MAX: usize = 4;

@@ -1,4 +1,4 @@
-//! Which process's stack is read next, each by a probe of its own.
+//! The queue of processes whose stacks are read, each by a probe of its own.
 //!
 //! A tool may take seconds, and the watched process decides for how long. One runs at a time, since a control group has
 //! room for one; users have their turns, and a tool that cannot be ended keeps the next one of its user alone waiting.

@@ -253,7 +253,7 @@ pub(super) mod tests {
         there.is_ok()
     }
 
-    /// What the real tools say of a real process, once it is where it is to be.
+    /// The answer of the real tools about a real process, once it is where it is to be.
     fn really(kind: StackKind, pid: u32, wanted: &str) -> Answer {
         let until = Instant::now() + Duration::from_secs(30);
         loop {

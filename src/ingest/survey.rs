@@ -53,7 +53,7 @@ pub(super) struct Running {
     pub(super) start_ticks: u64,
 }
 
-/// What is to be done.
+/// An order to the survey.
 #[derive(Debug)]
 pub(super) enum Order {
     /// Search these places.
@@ -70,7 +70,7 @@ pub(super) enum Order {
     Stack { segment: SegmentId, watched: Watched, kind: StackKind },
 }
 
-/// What came of an order.
+/// The outcome of an order.
 #[derive(Debug)]
 pub(super) enum Report {
     /// A search, and the time that it took.
@@ -84,7 +84,7 @@ pub(super) enum Report {
     /// Why a segment cannot be written to.
     Unwritten(Failure),
     Stack(SegmentId, Answer),
-    /// Who does not answer now, in full.
+    /// The parties that do not answer now, in full.
     Silent(Vec<Unread>),
 }
 
@@ -176,7 +176,7 @@ struct Surveyor {
     /// Where orders come from, apart.
     incoming: Option<Receiver<Order>>,
     waiting: VecDeque<Order>,
-    /// Who did not answer the last time that this was told.
+    /// The parties that did not answer the last time that this was reported.
     silent: Vec<Unread>,
 }
 

@@ -38,7 +38,7 @@ const QUIET_LOOK_NS: u64 = 50_000_000;
 /// How often where it issues operations, in ns.
 const MOVING_LOOK_NS: u64 = 1_000_000_000;
 
-/// What all that are followed use together.
+/// The state that all followed segments share.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     /// Room for records.
@@ -75,7 +75,7 @@ pub(super) struct Tail {
     rings: Rings,
     told_missed: [u64; 4],
     host_clock: u64,
-    /// What changed of the segment's record, or its end, since it was last told.
+    /// True where the segment's record, or its end, changed since it was last reported.
     changed: bool,
     /// Its owner made something else of it.
     spoilt: bool,
@@ -217,12 +217,12 @@ impl Tail {
         self.record.created_ns
     }
 
-    /// Which file it is.
+    /// The identity of the file.
     pub(super) fn file(&self) -> FileId {
         self.file.mapping.file()
     }
 
-    /// Whose file it is.
+    /// The owner of the file.
     pub(super) fn owner(&self) -> u32 {
         self.file.mapping.owner()
     }
@@ -246,7 +246,7 @@ impl Tail {
         self.record.clone()
     }
 
-    /// What the kernel tells the end of its process by, where it lives and the kernel does.
+    /// The descriptor by which the kernel reports the end of its process, where it lives and the kernel does.
     pub(super) fn end(&self) -> Option<BorrowedFd<'_>> {
         self.life.as_ref().filter(|_| self.record.liveness == Liveness::Alive).and_then(Life::end)
     }

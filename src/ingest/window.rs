@@ -96,7 +96,7 @@ pub(super) struct Window {
     spare: Vec<Box<Open>>,
 }
 
-/// What was done with an operation that is to be told.
+/// The fate of an operation that is to be reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Told {
     /// It is told next time.

@@ -1,4 +1,4 @@
-//! What a process calls, and where it left its usual order.
+//! The calls of a process, and where it left its usual order.
 
 use super::{CommId, Func, SegmentId, Track};
 
@@ -16,7 +16,7 @@ pub struct CallKind {
 /// One call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
-    /// What it is.
+    /// The kind of call.
     pub kind: CallKind,
     /// Its issue order on the track.
     pub order: u64,
@@ -29,7 +29,7 @@ pub struct Call {
 pub struct Departure {
     /// The call.
     pub call: Call,
-    /// What always came here before; its issue order is the one that it would have had.
+    /// The call that always came here before; its issue order is the one that it would have had.
     pub usual: Call,
     /// So often.
     pub times: u16,

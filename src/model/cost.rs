@@ -1,4 +1,4 @@
-//! What something slow costs a job.
+//! The cost of something slow to a job.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

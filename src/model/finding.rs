@@ -112,7 +112,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// What stands for the making of a communicator in an operation's place.
+/// The name of the making of a communicator in an operation's place.
 pub const COMM_INIT: &str = "CommInit";
 
 /// A finding's name, which is the same in every process that sees the same facts.
@@ -131,12 +131,12 @@ pub struct Victims {
     /// The communicator: NCCL's number in 16 hexadecimal digits, and beside it its owner's, where that is known.
     #[serde(flatten, with = "communicator")]
     pub communicator: CommId,
-    /// Who waits, as that communicator numbers its ranks.
+    /// The waiting ranks, as that communicator numbers its ranks.
     #[serde(serialize_with = "as_numbers")]
     pub ranks: Vec<Rank>,
     /// The issue order in which they wait.
     pub order: u64,
-    /// Which count that order belongs to.
+    /// The track of that order.
     pub track: Track,
 }
 
@@ -157,7 +157,7 @@ pub struct OperationRef {
     pub proto: Option<String>,
     /// Reduction operation as NCCL names it.
     pub redop: Option<String>,
-    /// Which count the order belongs to.
+    /// The track of the order.
     pub track: Track,
 }
 
@@ -180,13 +180,13 @@ pub struct Evidence {
     pub unit: Option<Cow<'static, str>>,
 }
 
-/// What is wrong, in which communicator, because of which ranks, and what to do next.
+/// A finding: what is wrong, in which communicator, because of which ranks, and what to do next.
 ///
 /// Rules fill what they know of it, beginning with [`Finding::new`]; the detector gives it its id and keeps the
 /// times at which it was seen.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
-    /// What is wrong.
+    /// The kind.
     pub kind: Kind,
     /// The communicator: NCCL's number in 16 hexadecimal digits, and beside it its owner's, where that is known.
     #[serde(flatten, with = "communicator")]
@@ -200,7 +200,7 @@ pub struct Finding {
     pub since: Option<String>,
     /// The facts it rests on.
     pub evidence: Vec<Evidence>,
-    /// What to do next.
+    /// The next thing to do.
     pub advice: String,
     /// Its name, 16 hexadecimal digits.
     #[serde(serialize_with = "as_text", deserialize_with = "finding_id")]
@@ -211,7 +211,7 @@ pub struct Finding {
     /// one that uses the device, or 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<Place>,
-    /// Who waits because of it.
+    /// The ranks that wait because of it.
     pub victims: Vec<Victims>,
     /// How much it matters.
     pub severity: Severity,
@@ -229,13 +229,13 @@ pub struct Finding {
     /// Why it was closed; absent while it is open.
     #[serde(default)]
     pub close_reason: Option<CloseReason>,
-    /// What it costs the job; absent where nothing is slow, and where that is not known.
+    /// The cost to the job; absent where nothing is slow, and where that is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<JobCost>,
     /// How often it was opened: more than once where the same comes again, once a loop for example.
     #[serde(default = "once")]
     pub count: u64,
-    /// What it is about, where that is neither its communicator nor its ranks: a host.
+    /// The subject, where that is neither its communicator nor its ranks: a host.
     #[serde(skip)]
     pub subject: Option<String>,
     /// When it began on the host's monotonic clock, in ns.
@@ -295,7 +295,7 @@ impl TimedFinding<Finding> {
 /// A change of a finding, which is reported once.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FindingEvent {
-    /// What changed.
+    /// The change.
     pub change: Change,
     /// The finding as it is now.
     pub finding: Finding,

@@ -54,7 +54,7 @@ pub enum NodeState {
     Named,
     /// Nothing is heard of it.
     Silent,
-    /// What names it lets a job stand still.
+    /// A finding that names it lets a job stand still.
     Blamed,
 }
 
@@ -149,7 +149,7 @@ pub struct Totals {
     pub left_out: u64,
 }
 
-/// What an answer had no room for.
+/// The rows that an answer had no room for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Rest {
@@ -177,13 +177,13 @@ pub struct Rest {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Fleet {
-    /// What the rest of the snapshot is about.
+    /// The place that the rest of the snapshot is about.
     pub at: At,
     /// How much there is in all.
     pub totals: Totals,
     /// The nodes of what is looked at, by name.
     pub nodes: Vec<NodeCell>,
-    /// What there was no room for.
+    /// The rows that there was no room for.
     pub rest: Rest,
     /// Analysers that answered.
     pub analysers: usize,

@@ -1,16 +1,16 @@
-//! What the machine under a job says: GPUs, their links, network ports and the host. Absent is not known, never zero.
+//! The machine under a job: GPUs, their links, network ports and the host. Absent is not known, never zero.
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What one sampler read of one thing.
+/// The reading of one thing by one sampler.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Reading {
     /// The host it was read on.
     pub host: String,
     /// When, host monotonic ns.
     pub at_ns: u64,
-    /// What was read.
+    /// The fact that was read.
     pub fact: Fact,
 }
 
@@ -20,7 +20,7 @@ pub struct Reading {
 pub enum Fact {
     /// A GPU's identity, health and load.
     Gpu(Box<GpuFact>),
-    /// What went over a GPU's wires.
+    /// The bytes over a GPU's wires.
     Traffic(Traffic),
     /// The driver reported an error.
     Xid(Xid),
@@ -32,7 +32,7 @@ pub enum Fact {
     Interface(InterfaceFact),
     /// The host itself.
     Node(NodeFact),
-    /// Which containers were given which devices.
+    /// The devices that were given to containers.
     Pods(PodsFact),
     /// A sampler about itself.
     Sampler(SamplerFact),
@@ -112,7 +112,7 @@ pub struct LinkFact {
     pub speed_mb_per_s: Option<u64>,
     /// Generation of NVLink.
     pub version: Option<u32>,
-    /// What its other end is.
+    /// The kind of its other end.
     pub remote: Option<Remote>,
     /// Packets sent again.
     pub replays: Option<u64>,
@@ -137,7 +137,7 @@ pub struct Remote {
 pub struct PeerFact {
     /// PCI address of the other GPU as NCCL writes it.
     pub gpu: String,
-    /// What lies between the two on PCIe: `internal`, `switch`, `switches`, `host-bridge`, `numa-node`, `system`.
+    /// The distance of the two on PCIe: `internal`, `switch`, `switches`, `host-bridge`, `numa-node`, `system`.
     pub path: Option<String>,
     /// True where one may read the other's memory.
     pub p2p: Option<bool>,
@@ -292,7 +292,7 @@ pub struct InterfaceFact {
     pub errors: Option<u64>,
     /// Times the link went down.
     pub downs: Option<u64>,
-    /// What its driver counts of what went wrong, by the names of [`crate::model::nic_counter`]; absent in readings for
+    /// The errors that its driver counts, by the names of [`crate::model::nic_counter`]; absent in readings for
     /// which it was not asked, and where it counts nothing of that kind.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub driver: Option<BTreeMap<String, u64>>,
@@ -322,11 +322,11 @@ pub struct NodeFact {
     pub oom_kills: Option<u64>,
 }
 
-/// Which containers were given which devices, as the kubelet says: all of the host, each time.
+/// The devices that were given to containers, as the kubelet says: all of the host, each time.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PodsFact {
-    /// Who has what.
+    /// The holders of devices.
     pub holders: Vec<Holder>,
 }
 

@@ -1,9 +1,9 @@
-//! What the operating system says about a process: the facts that tell a stopped culprit from a busy one.
+//! The operating system's facts about a process, which distinguish a stopped culprit from a busy one.
 
 use super::SegmentId;
 use serde::{Deserialize, Serialize};
 
-/// What a process is doing, as far as the operating system tells.
+/// The activity of a process, as far as the operating system reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProcessState {
     /// It runs, or waits for a CPU.
@@ -45,7 +45,7 @@ pub struct HostFact {
     pub segment: SegmentId,
     /// When it was looked at, host monotonic ns.
     pub at_ns: u64,
-    /// What it does.
+    /// The activity.
     pub state: Option<ProcessState>,
     /// Share of the time since the look before in which its threads wanted a CPU and had none, 0 to 1.
     pub cpu_starved: Option<f64>,

@@ -120,7 +120,7 @@ impl fmt::Display for SegmentId {
     }
 }
 
-/// Which issue orders are compared: ranks share an order within a track.
+/// A track: the issue orders that are compared. Ranks share an order within a track.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Track {
     /// Collectives issued by calls.

@@ -65,7 +65,7 @@ spelled! {
         ChangePoint = "change-point",
         /// Transfers between two ranks are slow.
         SlowPair = "slow-pair",
-        /// What one node takes part in is slow.
+        /// The operations that one node takes part in are slow.
         SlowNode = "slow-node",
         /// NCCL chose another algorithm, protocol or channel count than before, or than on other ranks.
         ChoiceDiffers = "choice-differs",
@@ -121,7 +121,7 @@ spelled! {
 }
 
 spelled! {
-    /// What changed about a finding.
+    /// The change of a finding.
     Change {
         /// It was found, for the first time or again.
         Opened = "opened",

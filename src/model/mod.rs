@@ -1,4 +1,4 @@
-//! What Ringwatch knows, as plain data: no I/O, no clock reads, no threads.
+//! Ringwatch's facts as plain data: no I/O, no clock reads, no threads.
 //!
 //! The model knows nobody. Ingest fills it from segments, join matches it across ranks, detect
 //! judges it, and views and exporters show it.

@@ -1,7 +1,7 @@
-//! What network drivers count of what went wrong. Every driver has names of its own, hundreds of them; those that say
+//! The errors that network drivers count. Every driver has names of its own, hundreds of them; those that say
 //! something about a network are on a list here, and no others are kept.
 
-/// What it means when a counter of a network driver grows.
+/// The meaning of a growing counter of a network driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NicTrouble {
     /// Packets came and the host had no buffer for them.
@@ -166,8 +166,8 @@ const KNOWN: &[(&str, NicTrouble)] = &[
     ("vf_tx_dropped", Discarded),
 ];
 
-/// What a driver's counter means, under the name that stands for it on all queues. Absent for all that says nothing of
-/// a network's trouble.
+/// The meaning of a driver's counter, under the name that stands for it on all queues. Absent for all that says
+/// nothing of a network's trouble.
 pub fn nic_counter(name: &str) -> Option<(&'static str, NicTrouble)> {
     let folded = folded(name);
     KNOWN.iter().find(|(known, _)| *known == folded).copied()

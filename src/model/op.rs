@@ -100,7 +100,7 @@ impl DataType {
     }
 }
 
-/// Which count an issue order belongs to. Ranks share the order of a lane, not of a process.
+/// The lane of an issue order. Ranks share the order of a lane, not of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Lane {
     /// Collectives issued by a call.
@@ -152,7 +152,7 @@ impl Timing {
     }
 }
 
-/// What is true of an operation.
+/// The flags of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Flags {
     /// The API call was made while its stream was being captured: nothing ran.
@@ -200,7 +200,7 @@ pub struct ChannelStamp {
     pub stop_seen_ns: Option<u64>,
 }
 
-/// What a network step waits for.
+/// The thing that a network step waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum NetPhase {
     /// Posted and not yet in a named state.
@@ -238,7 +238,7 @@ pub struct NetProgress {
     pub stop_ns: Option<u64>,
     /// Time spent waiting for the GPU, the peer, the wire and the flush, in ns, over all steps.
     pub waited_ns: [u64; 4],
-    /// What the oldest unfinished step waits for, and since when (host monotonic ns).
+    /// The thing that the oldest unfinished step waits for, and since when (host monotonic ns).
     pub waiting: Option<(NetPhase, u64)>,
 }
 
@@ -261,7 +261,7 @@ pub struct OpRecord {
     pub comm: CommId,
     /// This process's rank in it.
     pub rank: Rank,
-    /// Which count the issue order belongs to.
+    /// The lane of the issue order.
     pub lane: Lane,
     /// Issue order in the lane, from 0. Absent while only the API call is known, or never given.
     pub order: Option<u64>,
@@ -285,7 +285,7 @@ pub struct OpRecord {
     pub seq: Option<u64>,
     /// The kernel launch that carried it; operations of one launch start together. Absent when not known.
     pub plan: Option<u64>,
-    /// What is true of it.
+    /// The flags.
     pub flags: Flags,
     /// When the API was called, host monotonic ns.
     pub called_ns: Option<u64>,
@@ -347,7 +347,7 @@ impl OpRecord {
         }
     }
 
-    /// What it was launched with.
+    /// The launch that it was part of.
     pub fn launch(&self) -> Launch {
         Launch { plan: self.plan }
     }

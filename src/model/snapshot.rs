@@ -1,4 +1,4 @@
-//! What a screen or a report shows at one moment. Absent is `None`, never 0.
+//! The content of a screen or a report at one moment. Absent is `None`, never 0.
 
 use super::{Algo, CommId, Finding, Fleet, Func, Lane, Proto, Rank, Unread, hides_operations};
 use serde::{Deserialize, Serialize};
@@ -82,12 +82,12 @@ pub struct JobRow {
     pub ops_per_s: Option<f64>,
     /// Share of wall time its ranks spent inside collectives, 0 to 1.
     pub comm_share: Option<f64>,
-    /// What a report says of it beyond.
+    /// The sums for a report.
     #[serde(default)]
     pub sums: JobSums,
 }
 
-/// What is known of a job since it was first seen: for a report. Empty where a screen of a cluster is told of it.
+/// The sums of a job since it was first seen, for a report. Empty on a screen of a cluster.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct JobSums {
@@ -109,9 +109,9 @@ pub struct JobSums {
 pub struct Coverage {
     /// Operations issued, as far as their records were read.
     pub operations: u64,
-    /// Those with a GPU time.
+    /// The number with a GPU time.
     pub timed: u64,
-    /// Those whose stamps cannot be true; they count as not timed.
+    /// The number whose stamps cannot be true; they count as not timed.
     pub impossible: u64,
 }
 
@@ -175,7 +175,7 @@ pub struct RankCell {
 pub struct FlightRow {
     /// The communicator.
     pub comm: CommId,
-    /// Which count the issue order belongs to.
+    /// The lane of the issue order.
     pub lane: Lane,
     /// Issue order.
     pub order: u64,
@@ -213,7 +213,7 @@ pub struct ClassRow {
     pub sampled: bool,
     /// Operations whose transfer time is known.
     pub timed: u64,
-    /// Those of them that CUDA events timed on some rank, in place of the kernels' own stamps.
+    /// The number of them that CUDA events timed on some rank, in place of the kernels' own stamps.
     #[serde(default)]
     pub by_events: u64,
     /// Message bytes of all operations seen; absent where the size of any is not known.
@@ -294,7 +294,7 @@ pub struct SegmentRow {
     pub lost: u64,
 }
 
-/// What was lost where, by reason.
+/// Records that were lost, where and by reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LossRow {
     /// Process id.

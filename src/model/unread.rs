@@ -1,4 +1,4 @@
-//! What could not be read, and why: a verdict is about everything only where this list is empty.
+//! Sources that could not be read, and why: a verdict is about everything only where this list is empty.
 
 use serde::{Deserialize, Serialize};
 
@@ -71,7 +71,7 @@ pub struct Unread {
     pub path: String,
     /// Why.
     pub reason: UnreadReason,
-    /// What happened and what to do about it.
+    /// The event, and what to do about it.
     pub detail: String,
     /// The user who owns it, where that is known.
     pub owner: Option<u32>,

@@ -1,4 +1,4 @@
-//! What a source says: the one stream that live segments, black boxes and (later) recordings share.
+//! The updates of a source: the one stream that live segments, black boxes and (later) recordings share.
 
 use super::{
     Algo, CallState, CommId, Func, HostFact, OpRecord, Proto, Rank, Reading, SegmentId, Spare, Unread,
@@ -37,7 +37,7 @@ pub fn hides_operations(reason: &str) -> bool {
     UNCOUNTED.contains(&reason) || UNRECORDED.contains(&reason) || of_reader.contains(&reason)
 }
 
-/// Whether the process behind a segment still runs.
+/// The life of the process behind a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Liveness {
     /// The process runs.
@@ -58,7 +58,7 @@ pub struct Job {
     pub size: Option<u32>,
     /// The number of them on this host.
     pub local: Option<u32>,
-    /// What else is known of whose it is, by OpenTelemetry's names where it has some: `user.name`,
+    /// Other labels of its owner, by OpenTelemetry's names where it has some: `user.name`,
     /// `container.id`, `k8s.pod.name`, `slurm.job.id`, and the user's own tags.
     pub labels: BTreeMap<String, String>,
 }
@@ -119,13 +119,13 @@ pub struct SegmentRecord {
     pub job: Job,
     /// The user whose it is, by number, as this host numbers users.
     pub owner: Option<u32>,
-    /// Whether it runs.
+    /// Its life.
     pub liveness: Liveness,
     /// Created, host monotonic ns.
     pub created_ns: u64,
     /// Created, wall clock ns since the epoch.
     pub created_unix_ns: u64,
-    /// What was lost, by reason.
+    /// The losses, by reason.
     pub losses: Vec<(&'static str, u64)>,
 }
 
@@ -146,7 +146,7 @@ pub struct CommRecord {
     pub name: Option<String>,
     /// PCI address of the rank's GPU.
     pub gpu: Option<Arc<str>>,
-    /// Which host clock its times are of: equal for processes of one boot of one host.
+    /// The host clock of its times: equal for processes of one boot of one host.
     pub host_clock: u64,
     /// Collectives issued by calls so far: the next issue order.
     pub issued: u64,
@@ -179,11 +179,11 @@ pub struct Beat {
     pub done: u64,
     /// Collectives issued by graph replays below this order are done, as far as is known.
     pub replays_done: u64,
-    /// What it has exchanged with single others.
+    /// The bytes that it has exchanged with single others.
     pub exchanged: Exchange,
 }
 
-/// What a rank has exchanged with single others, by sends and receives.
+/// The bytes that a rank has exchanged with single others, by sends and receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Exchange {
     /// Bytes sent.
@@ -225,7 +225,7 @@ pub struct PairBeat {
     pub sent_is_newest: bool,
 }
 
-/// What a rank's collectives that calls issued are, each in one number: equal where ranks issued the same.
+/// The hashes of a rank's collectives that calls issued, a number each: equal where ranks issued the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signatures {
     /// The process.
@@ -238,11 +238,12 @@ pub struct Signatures {
     pub from: u64,
     /// One for each issue order; none where the types alone are told.
     pub signatures: Vec<u32>,
-    /// What is known of data type and reduction, one for each issue order; none where they are not told.
+    /// The data type and reduction, as far as they are known, one for each issue order; none where they are not
+    /// reported.
     pub types: Vec<u8>,
 }
 
-/// What happened of a class of operations on one node over some seconds, each operation counted, as its agent says. A
+/// The operations of a class on one node over some seconds, each operation counted, as its agent says. A
 /// transfer from one rank to another is told by its sender's node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sketch {
@@ -250,7 +251,7 @@ pub struct Sketch {
     pub segment: SegmentId,
     /// The communicator.
     pub comm: CommId,
-    /// That rank: the node's lowest one in the communicator.
+    /// The node's lowest rank in the communicator.
     pub rank: Rank,
     /// How many ranks of the communicator the node has.
     pub ranks: u32,
@@ -264,9 +265,9 @@ pub struct Sketch {
     pub proto: Option<Proto>,
     /// Operations that were over on the node's ranks.
     pub count: u64,
-    /// Those of them that were timed on all of these.
+    /// The number of them that were timed on all of these.
     pub timed: u64,
-    /// Those of the timed ones that CUDA events timed on some rank.
+    /// The number of the timed ones that CUDA events timed on some rank.
     pub by_events: u64,
     /// Message bytes of all of them; absent where a size is not known.
     pub bytes: Option<u64>,
@@ -312,7 +313,7 @@ pub struct Told {
     pub finished: bool,
 }
 
-/// Who takes a source's stream.
+/// The consumer of a source's stream.
 pub trait Sink {
     /// Takes what comes next.
     fn take(&mut self, update: Update);
@@ -335,7 +336,7 @@ impl<F: FnMut(Update)> Sink for F {
 
 /// A stream of what happened. Live segments and black boxes are one; recordings and the cluster's bus will be.
 pub trait Source {
-    /// What is new since the last call. `now_ns` is the host's monotonic clock.
+    /// The updates since the last call. `now_ns` is the host's monotonic clock.
     fn poll(&mut self, now_ns: u64) -> Vec<Update>;
     /// The same, one after the other: what is taken at once needs no room.
     fn poll_each(&mut self, now_ns: u64, sink: &mut dyn Sink) {
@@ -358,7 +359,7 @@ pub trait Source {
     fn searched_ns(&self) -> Option<u64> {
         None
     }
-    /// What it does not read now, and why; or what of that concerns one user.
+    /// The sources that it does not read now, and why; or those of one user.
     fn unread(&self, uid: Option<u32>) -> Vec<Unread> {
         let _ = uid;
         Vec::new()
@@ -374,7 +375,7 @@ pub enum Update {
     Segment(SegmentRecord),
     /// A communicator appeared or changed on one rank.
     Comm(CommRecord),
-    /// What was said of a rank of a communicator was not so: its id turned out to be another.
+    /// A rank is not in a communicator, though that was reported: its id turned out to be another.
     Left {
         /// The segment it was read from.
         segment: SegmentId,
@@ -389,36 +390,36 @@ pub enum Update {
     Missed {
         /// The segment they were lost from.
         segment: SegmentId,
-        /// Which records, `operations` for example.
+        /// The kind of records, `operations` for example.
         what: &'static str,
         /// How many.
         count: u64,
     },
-    /// What the operating system says about a process.
+    /// The operating system's facts about a process.
     Host(Box<HostFact>),
-    /// What a sampler read of a machine.
+    /// A sampler's reading of a machine.
     Hardware(Box<Reading>),
     /// How far a rank is, where not every record of it comes.
     Beat(Beat),
     /// The same of its transfers to and from another rank.
     Pair(PairBeat),
-    /// What a rank's latest collectives are, in short.
+    /// The hashes of a rank's latest collectives.
     Signatures(Box<Signatures>),
     /// How a process keeps to the order of its calls, where not every record comes.
     Calls(Box<CallState>),
     /// How long a process works between operations, where not every record comes.
     Work(Box<WorkState>),
-    /// What happened of a class of operations on a node, where not every record comes.
+    /// The operations of a class on a node, where not every record comes.
     Sketch(Box<Sketch>),
     /// An operation, as the agent of its node understood it.
     Told(Box<Told>),
-    /// What messages tell of a host's clocks.
+    /// The clocks of a host, by its messages.
     Clock {
         /// The host.
         host: String,
-        /// What has to be added to its monotonic times to have them on the observer's clock, in ns.
+        /// The number to add to its monotonic times to have them on the observer's clock, in ns.
         shift_ns: i64,
-        /// What its wall clock is ahead of the observer's by, in ns.
+        /// How far its wall clock is ahead of the observer's, in ns.
         wall_ahead_ns: i64,
     },
     /// Processes of several nodes claim one rank, so that nothing can rest on it; of no nodes: not any more.

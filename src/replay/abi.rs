@@ -8,7 +8,7 @@ use super::trace::Descriptor;
 
 /// Words of the largest descriptor (136 bytes, v7).
 const WORDS: usize = 17;
-/// What lies in padding, behind the end, and everywhere once the call is over: a plugin that reads
+/// The bytes in padding, behind the end, and everywhere once the call is over: a plugin that reads
 /// what it should not, or keeps a pointer, shall notice.
 const POISON: u64 = 0xa5a5_a5a5_a5a5_a5a5;
 /// The recordings hold no buffer addresses; NCCL never gives NULL.
@@ -17,7 +17,7 @@ const RECV_BUFFER: u64 = 0x7f53_0000_0000;
 /// An id that NCCL does not have, for names that v1's numbers cannot express.
 const NO_ID: u8 = 0xff;
 
-/// What a descriptor says beyond its recorded fields.
+/// The parts of a descriptor beyond its recorded fields.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Setting {
     /// `parentObj`: what the plugin returned for the parent.
@@ -36,7 +36,7 @@ pub(super) struct Setting {
     pub(super) pid: i32,
 }
 
-/// Whether a version knows a type of event.
+/// Returns whether a version knows a type of event.
 pub(super) fn has_type(abi: Abi, type_bit: u64) -> bool {
     let since = match type_bit {
         0x1 | 0x2 | 0x4 | 0x8 | 0x10 | 0x20 => 1,
@@ -54,7 +54,7 @@ pub(super) fn known_bits(abi: Abi) -> u64 {
     (0..u64::BITS).map(|bit| 1 << bit).filter(|&bit| has_type(abi, bit)).sum()
 }
 
-/// Whether a version knows a state.
+/// Returns whether a version knows a state.
 pub(super) fn has_state(abi: Abi, state: u32) -> bool {
     let version = abi.number();
     match state {
@@ -296,7 +296,7 @@ impl DescriptorBytes {
 pub(super) struct StateBytes([u64; 2]);
 
 impl StateBytes {
-    /// What v4 and later give, and any version for the proxy's own states.
+    /// The argument that v4 and later give, and any version for the proxy's own states.
     pub(super) fn word(value: u64) -> Self {
         Self([value, 0])
     }

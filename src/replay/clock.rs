@@ -28,7 +28,7 @@ pub enum Pace {
 const TOLERANCE_NS: u64 = 300_000;
 /// A pause of this length is idle time, in ns.
 const IDLE_NS: u64 = 5_000_000;
-/// What is left of a pause that takes back slip, in ns.
+/// The part of a pause that is left when it takes back slip, in ns.
 const IDLE_LEFT_NS: u64 = 1_000_000;
 /// Shorter waits are spun, in ns: a sleep would not end in time.
 const SPIN_NS: u64 = 3_000;

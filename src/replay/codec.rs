@@ -84,7 +84,7 @@ impl Trace {
     }
 }
 
-/// What a value is told relative to; reset for each rank.
+/// The values that others are coded relative to; reset for each rank.
 #[derive(Default)]
 struct Before {
     at_ns: u64,

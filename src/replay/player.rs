@@ -18,7 +18,7 @@ use super::trace::{RankTrace, Timeline};
 pub struct PlayerOptions {
     /// The plugin's shared library.
     pub plugin: PathBuf,
-    /// Which of its tables to call, hence which NCCL to be.
+    /// The table to call, hence the NCCL to be.
     pub abi: Abi,
     /// How fast.
     pub pace: Pace,
@@ -63,7 +63,7 @@ pub enum ReplayError {
     Open {
         /// Its file.
         path: PathBuf,
-        /// What the loader says.
+        /// The loader's error.
         source: libloading::Error,
     },
     /// The plugin does not speak this version.
@@ -76,7 +76,7 @@ pub enum ReplayError {
         path: PathBuf,
         /// The version asked for.
         abi: Abi,
-        /// What the loader says.
+        /// The loader's error.
         source: libloading::Error,
     },
     /// The plugin's table lacks something that NCCL calls without asking.
@@ -103,7 +103,7 @@ pub enum ReplayError {
     Spawn(std::io::Error),
 }
 
-/// What a play amounted to.
+/// The result of a play.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlayReport {
     /// `init` calls made.
@@ -132,7 +132,7 @@ pub struct PlayReport {
     pub largest_lateness_ns: u64,
     /// From the first call to the last, in ns.
     pub elapsed_ns: u64,
-    /// What the plugin wrote through NCCL's logger at level WARN.
+    /// The lines that the plugin wrote through NCCL's logger at level WARN.
     pub warnings: Vec<String>,
 }
 
@@ -246,7 +246,7 @@ impl Play<'_> {
     }
 }
 
-/// Whose turn it is. Waiting threads are parked: a replay of four ranks has more threads than many a
+/// The turn of the ranks. Waiting threads are parked: a replay of four ranks has more threads than many a
 /// machine has cores, and spinning would take time from those that play.
 #[derive(Default)]
 struct Turn {
@@ -267,7 +267,7 @@ impl Turn {
         threads.iter().for_each(Thread::unpark);
     }
 
-    /// Whether the turn came, rather than the end.
+    /// Returns whether the turn came, rather than the end.
     fn wait(&self, number: u64) -> bool {
         loop {
             if self.aborted.load(Ordering::Acquire) {

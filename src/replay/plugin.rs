@@ -58,7 +58,7 @@ pub(super) fn c_string(name: &str) -> &'static CStr {
     text
 }
 
-/// What the plugin wrote through the logger at level WARN.
+/// The lines that the plugin wrote through the logger at level WARN.
 pub(super) type Warnings = Arc<Mutex<Vec<String>>>;
 
 thread_local! {
@@ -147,7 +147,7 @@ struct Table {
     finalize: Option<OneHandle>,
 }
 
-/// What an init tells the plugin.
+/// The arguments of an init.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Comm {
     pub(super) id: u64,

@@ -22,7 +22,7 @@ const KERNEL_CH_STOP: u32 = 22;
 const GROUP_START_API_STOP: u32 = 23;
 const GROUP_END_API_START: u32 = 24;
 
-/// What NCCL has in a handle's place where it does not initialise it.
+/// The value that NCCL has in a handle's place where it does not initialise it.
 const UNINITIALISED: usize = 0xa5a5_a5a5_a5a5_a5a5;
 
 /// Indices of the events of which a version makes a call.
@@ -67,7 +67,7 @@ fn old_state_of(step_state: u32) -> Option<u32> {
 const OLD_SEND_DONE: u32 = 3;
 const OLD_RECV_DONE: u32 = 7;
 
-/// What became of a recorded handle.
+/// The fate of a recorded handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Given {
     Handle(usize),
@@ -97,7 +97,7 @@ struct Slot {
 #[derive(Debug, Default)]
 struct Enqueuer {
     open_group: Option<u64>,
-    /// Whether a kernel was launched whose plan's group is not over.
+    /// True where a kernel was launched whose plan's group has not ended.
     launched: bool,
     /// Largest delay of the calls since the launch, in ns: the kernel's stamps may not move by less,
     /// or it might seem to start before the call that launched it.
@@ -278,7 +278,7 @@ impl<'a, C: Clock> Stage<'a, C> {
         if value == 0 { Given::Null } else { Given::Handle(value) }
     }
 
-    /// Whether NCCL leaves out a child because of what the plugin gave for its parent.
+    /// Returns whether NCCL leaves out a child because of what the plugin gave for its parent.
     fn suppresses(&self, parent: u64, child: u64) -> bool {
         match self.slots.get(&parent).map(|slot| (slot.given, slot.type_bit)) {
             Some((Given::Suppressed, _)) => true,
@@ -398,7 +398,7 @@ impl<'a, C: Clock> Stage<'a, C> {
         self.returned(code);
     }
 
-    /// What the plugin gave for a handle, however long ago; 0 for none.
+    /// The handle that the plugin gave, however long ago; 0 for none.
     fn value(&self, handle: u64) -> usize {
         match self.slots.get(&handle).map(|slot| slot.given) {
             Some(Given::Handle(value)) => value,

@@ -1,4 +1,4 @@
-//! What a recording holds.
+//! The content of a recording.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub struct Trace {
 /// Every callback of one rank's process, in the order in which the recorder saw them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RankTrace {
-    /// What the recording calls this rank (`rank0`).
+    /// The recording's name of this rank (`rank0`).
     pub label: String,
     /// Process id in the recorded job: the thread of the first callback, which is the main thread.
     pub pid: u32,
@@ -32,7 +32,7 @@ pub struct Event {
     pub at_ns: u64,
     /// Index into [`RankTrace::threads`].
     pub thread: u16,
-    /// What was called.
+    /// The call.
     pub call: Call,
 }
 
@@ -62,7 +62,7 @@ pub enum Call {
         ctx: u64,
         /// Parent's handle, 0 for none; may have been stopped long ago.
         parent: u64,
-        /// What it is.
+        /// The descriptor.
         descriptor: Descriptor,
     },
     /// An event ends.
@@ -86,7 +86,7 @@ pub enum Call {
     },
 }
 
-/// What an event is, with every field that the recorder wrote down.
+/// The content of an event, with every field that the recorder wrote down.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields carry NCCL's names and meanings")]
 pub enum Descriptor {
@@ -265,7 +265,7 @@ pub enum TraceError {
     /// The bytes make no sense.
     #[error("corrupt trace: {what} at byte {at} of the inflated body; fetch or convert the file again")]
     Corrupt {
-        /// What was being read.
+        /// The part that was being read.
         what: &'static str,
         /// Offset behind the compression, in bytes.
         at: usize,
@@ -276,11 +276,11 @@ pub enum TraceError {
     /// A log line makes no sense.
     #[error("{label}, line {line}: {what}: `{text}`; is this a log of the callback recorder?")]
     Line {
-        /// Which rank's log.
+        /// The rank's log.
         label: String,
         /// Line number, from 1.
         line: usize,
-        /// What is wrong.
+        /// The fault.
         what: &'static str,
         /// The line, or the beginning of a long one.
         text: String,

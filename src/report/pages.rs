@@ -58,7 +58,7 @@ pub struct Page {
     pub communicators: Vec<CommPage>,
     /// Ranks that were late, the latest first.
     pub stragglers: Vec<Late>,
-    /// What was found, open findings first.
+    /// The findings, open ones first.
     pub findings: Vec<Finding>,
     /// Records that were lost, by reason.
     pub losses: Vec<Loss>,
@@ -104,7 +104,7 @@ pub struct Operations {
     pub p99_ns: Option<f64>,
     /// Bus bandwidth at the median, in bytes a second, by nccl-tests' definition.
     pub busbw: Option<f64>,
-    /// Those whose transfer time is known.
+    /// The number of them whose transfer time is known.
     pub timed: u64,
     /// By what: `kernels`, `events`, or both.
     pub timed_by: Option<&'static str>,

@@ -3,13 +3,13 @@
 use crate::model::Snapshot;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
-/// What was last said, and why nothing newer is, where that is so.
+/// The latest answer, and the reason why there is nothing newer.
 #[derive(Debug)]
 pub(super) struct Latest {
     received: Receiver<Result<Snapshot, String>>,
     last: Snapshot,
     trouble: Option<String>,
-    /// Who is asked.
+    /// The source's name.
     who: &'static str,
 }
 
@@ -23,7 +23,7 @@ impl Latest {
         Latest { received, last: first, trouble: None, who }
     }
 
-    /// What was last said; that nobody answers is told in the place where the source is named.
+    /// The latest answer; that nobody answers is reported in the place where the source is named.
     pub(super) fn snapshot(&mut self) -> Snapshot {
         loop {
             match self.received.try_recv() {

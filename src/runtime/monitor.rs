@@ -128,7 +128,7 @@ impl<S: Source> Monitor<S> {
         &mut self.source
     }
 
-    /// What the ranks did.
+    /// The join of the ranks' operations.
     pub fn join(&self) -> &Join {
         &self.join
     }

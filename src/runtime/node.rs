@@ -11,7 +11,7 @@ pub struct Node {
     pub segments: Segments,
     /// Where readings come from, if any do.
     pub readings: Option<Receiver<Vec<Reading>>>,
-    /// What was read, for somebody who takes it too; absent where nobody does.
+    /// The readings for somebody who takes them too; absent where nobody does.
     pub kept: Option<Vec<Reading>>,
 }
 
@@ -19,7 +19,7 @@ pub struct Node {
 const KEPT: usize = 4096;
 
 impl Node {
-    /// What was read since the last call, where it is kept.
+    /// The readings since the last call, where they are kept.
     pub fn take_readings(&mut self) -> Vec<Reading> {
         self.kept.as_mut().map(std::mem::take).unwrap_or_default()
     }

@@ -38,7 +38,7 @@ pub enum Unreachable {
     Strange {
         /// The socket.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault in it.
         why: String,
     },
 }
@@ -129,7 +129,8 @@ impl Remote {
         Ok(Remote(Latest::new(first, received, "the agent")))
     }
 
-    /// What the agent last said; an agent that does not answer is told in the place where the source is named.
+    /// The latest answer of the agent; an agent that does not answer is reported in the place where the source is
+    /// named.
     pub fn snapshot(&mut self) -> Snapshot {
         self.0.snapshot()
     }

@@ -106,7 +106,7 @@ pub struct Rule {
     pub ranks: Range<u32>,
     /// Numbers of nodes.
     pub nodes: Range<u32>,
-    /// Whether both buffers are registered; absent for either.
+    /// True where both buffers are registered; absent for either.
     pub is_registered: Option<bool>,
     /// Number of pipelined operations; absent for any.
     pub pipe_ops: Option<u32>,

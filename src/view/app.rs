@@ -60,7 +60,7 @@ impl Screen {
     }
 }
 
-/// What can happen to the screens.
+/// An event of the screens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Msg {
     /// Leave.
@@ -113,7 +113,7 @@ pub enum Msg {
     FilterClear,
 }
 
-/// What the last frame could show; keys move within it.
+/// The extent of the last frame; keys move within it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Extent {
     /// Lines of one page.
@@ -127,7 +127,7 @@ pub(super) struct Extent {
 pub struct App {
     pub(super) theme: Theme,
     pub(super) snapshot: Snapshot,
-    /// What came in during a pause, shown when it ends.
+    /// The snapshot that came in during a pause, shown when it ends.
     pending: Option<Snapshot>,
     pub(super) paused: bool,
     pub(super) screen: Screen,
@@ -196,7 +196,7 @@ impl App {
         }
     }
 
-    /// What a cluster is to be asked: where the user looks, and for which words.
+    /// The question to a cluster: where the user looks, and for which words.
     pub fn question(&self) -> (&At, &str) {
         (&self.at, &self.filter)
     }

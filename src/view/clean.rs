@@ -89,7 +89,7 @@ pub(super) fn text(raw: &str, ascii: bool) -> String {
     if kept.is_empty() { ABSENT.to_owned() } else { kept.to_owned() }
 }
 
-/// What follows an escape sequence whose ESC has been read. An unfinished one swallows only the ESC.
+/// The text behind an escape sequence whose ESC has been read. An unfinished one swallows only the ESC.
 fn after_escape(s: &str) -> &str {
     match s.chars().next() {
         Some('[') => after_csi(&s[1..]),
@@ -108,7 +108,7 @@ fn after_escape(s: &str) -> &str {
     }
 }
 
-/// What follows a control sequence's parameters and its final byte.
+/// The text behind a control sequence's parameters and its final byte.
 fn after_csi(s: &str) -> &str {
     match s.find(|c: char| !('\u{20}'..='\u{3f}').contains(&c)) {
         Some(i) if matches!(s.as_bytes()[i], 0x40..=0x7e) => &s[i + 1..],

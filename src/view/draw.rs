@@ -15,7 +15,7 @@ use std::collections::HashMap;
 /// Smaller frames only say so: cut to less, the tables mislead.
 const LEAST: (u16, u16) = (40, 10);
 
-/// What surrounds the page.
+/// The surroundings of the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Chrome {
     /// Header, tabs and footer.

@@ -1,4 +1,4 @@
-//! Which rows a filter keeps: those that hold every word of it, in any case.
+//! The rows that a filter keeps: those that hold every word of it, in any case.
 
 use super::format;
 use crate::model::{

@@ -3,7 +3,7 @@
 use crate::model::{Algo, Lane, Proto, Rank, size_text};
 use std::fmt::Write;
 
-/// What stands for an absent value.
+/// The text for an absent value.
 pub(super) const ABSENT: &str = "-";
 
 /// An optional value, `-` when absent.

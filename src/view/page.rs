@@ -7,7 +7,7 @@ use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 use std::collections::HashMap;
 
-/// What a widget may look at.
+/// The state that a widget may look at.
 #[derive(Debug)]
 pub(super) struct Ctx<'a> {
     pub(super) app: &'a super::App,

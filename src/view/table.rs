@@ -17,7 +17,7 @@ pub(super) enum Align {
     Tail,
 }
 
-/// What a row is sorted by. Absent values come last, whichever way.
+/// The value that a row is sorted by. Absent values come last, whichever way.
 #[derive(Debug, Clone, PartialEq, PartialOrd)]
 pub(super) enum Key {
     Num(f64),
@@ -141,7 +141,7 @@ fn descends<R>(column: &Column<'_, R>, sort: Sort) -> bool {
     (column.align == Align::Right) != sort.reversed
 }
 
-/// What the title of a sorted section says.
+/// The words in the title of a sorted section.
 pub(super) fn sort_words<R>(columns: &[Column<'_, R>], sort: Option<Sort>) -> String {
     match sort.and_then(|s| Some((columns.get(s.column)?, s))) {
         Some((c, s)) => {

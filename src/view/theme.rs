@@ -2,7 +2,7 @@
 
 use ratatui::style::{Color, Modifier, Style};
 
-/// What a piece of text is; the theme decides how that looks.
+/// The role of a piece of text; the theme decides how that looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     /// Titles and names that lead.
@@ -23,7 +23,7 @@ pub(super) enum Role {
     Selected,
 }
 
-/// What the terminal can show.
+/// The abilities of the terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Theme {
     /// Colours may be used.

@@ -15,7 +15,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 /// NCCL's logger: level, flags, file, line, format, arguments.
 type LogFn = unsafe extern "C" fn(c_int, u64, *const c_char, c_int, *const c_char, ...);
 
-/// What NCCL gets back, always.
+/// The result that NCCL gets, always.
 const SUCCESS: c_int = 0;
 /// Collectives (bit 1) and kernels on channels (bit 6).
 const DEFAULT_MASK: c_int = 0x42;

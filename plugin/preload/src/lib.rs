@@ -241,8 +241,8 @@ function!(ncclCommRevoke(comm: Comm, flags: c_int), |real| calls::revoke(comm.ad
 const SHRUNK: c_int = -2;
 const GROWN: c_int = -3;
 
-/// What is called after a communicator was made, when nothing may be looked up any more: the dynamic linker takes
-/// locks and memory.
+/// Functions that are called after a communicator was made, when nothing may be looked up any more: the dynamic
+/// linker takes locks and memory.
 static HOT: &[&Real] = &[
     &ncclAllReduce::REAL,
     &ncclBroadcast::REAL,

@@ -230,7 +230,7 @@ unsafe extern "C" fn start(context: *mut c_void, out: *mut *mut c_void, descript
     SUCCESS
 }
 
-/// Whether a stop or a state is of the plugin's own event, in a phase of the plugin.
+/// True where a stop or a state is of the plugin's own event, in a phase of the plugin.
 #[inline]
 fn is_forwarded(event: *mut c_void) -> bool {
     HOT.callbacks.load(Ordering::Relaxed) == FORWARD && !core::ptr::eq(event, empty_handle())

@@ -7,7 +7,7 @@ use std::process::{Command, ExitStatus};
 
 const NAME: &str = "RINGWATCH_TEST_CHILD";
 
-/// What a child left behind.
+/// The output and the files of a child.
 #[derive(Debug)]
 pub struct Ran {
     pub status: ExitStatus,

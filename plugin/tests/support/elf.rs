@@ -1,4 +1,4 @@
-//! What a library that enters other people's processes is made of.
+//! The parts of a library that enters other people's processes.
 
 use object::elf;
 use object::read::elf::{Dyn as _, ElfFile64, FileHeader as _, SectionHeader as _};
@@ -6,7 +6,8 @@ use object::{Object as _, ObjectSymbol as _};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// What it may ask of libc: the system calls of init, the environment, the clock and what compilers assume.
+/// The functions that it may take from libc: the system calls of init, the environment, the clock and what compilers
+/// assume.
 const IMPORTS: &[&str] = &[
     "__errno_location",
     "clock_gettime",

@@ -98,7 +98,7 @@ pub fn recorder(test: &str, versions: u32, to: &Path) -> Option<()> {
     compile(test, include_str!("recorder.c"), &[&versions, "-lpthread"], to)
 }
 
-/// What init gave back.
+/// The result of an init.
 #[derive(Debug, Clone, Copy)]
 pub struct Opened {
     pub context: u64,
@@ -204,7 +204,7 @@ impl Plugin {
         Opened { context: context as u64, mask }
     }
 
-    /// Whether kernel events are asked for by the mask of [`Self::init_switched`].
+    /// Returns whether kernel events are asked for by the mask of [`Self::init_switched`].
     pub fn asks_for_kernels(&self) -> bool {
         MASK.get() & 1 << 6 != 0
     }

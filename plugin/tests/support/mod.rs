@@ -1,4 +1,4 @@
-//! What the plugin's tests share: the numbers of NCCL's ABI as published, descriptors built from them byte by
+//! The parts that the plugin's tests share: the numbers of NCCL's ABI as published, descriptors built from them byte by
 //! byte (never from the plugin's own structs), the built library, and tests that run in a process of their own.
 
 #![allow(dead_code, unreachable_pub, reason = "each test uses its part")]

@@ -1,6 +1,6 @@
 //! Filters of system calls, which make a kernel behave as another one would.
 
-/// What becomes of the calls that a filter names.
+/// The answer to the calls that a filter names.
 #[derive(Debug, Clone, Copy)]
 pub enum Then {
     Fail(libc::c_int),

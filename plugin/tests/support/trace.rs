@@ -1,4 +1,5 @@
-//! What a piece of code executes and touches, counted by Valgrind: a measure that no noise of a machine moves.
+//! The instructions and cache lines of a piece of code, counted by Valgrind: a measure that no noise of a machine
+//! moves.
 
 use super::library::plugin_library;
 use object::{Object as _, ObjectSegment as _};
@@ -64,7 +65,7 @@ fn own(text: &str, counts: fn(&str) -> bool) -> Executed {
     executed
 }
 
-/// What one time of a repeated piece of code executes.
+/// The price of one time of a repeated piece of code.
 #[derive(Debug, Clone, Copy)]
 pub struct Price {
     pub instructions: u64,

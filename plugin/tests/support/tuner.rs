@@ -54,7 +54,7 @@ type Get4 = unsafe extern "C" fn(
     *mut c_int,
 ) -> c_int;
 
-/// What NCCL puts into a communicator's place before it calls init.
+/// The value that NCCL puts into a communicator's place before it calls init.
 const UNTOUCHED: usize = 0xdead_beef;
 
 /// The tuner's six tables.

@@ -131,7 +131,7 @@ pub mod timed {
     pub const NOT_ALONE: u8 = 8;
 }
 
-/// What a callback was, for the books. Start events use NCCL's own bit number (0 to 15).
+/// The types of callbacks for the accounting. Start events use NCCL's own bit number (0 to 15).
 pub mod call {
     /// startEvent of a Group, NCCL's name for a plan.
     pub const PLAN: usize = 0;
@@ -279,7 +279,7 @@ impl Flaw {
     }
 }
 
-/// What a network step waits for, in the live-step words of a proxy slot.
+/// The thing that a network step waits for, in the live-step words of a proxy slot.
 pub mod phase {
     /// No step.
     pub const NONE: u8 = 0;

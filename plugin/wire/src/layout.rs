@@ -216,7 +216,7 @@ pub mod lines {
     pub const OWNER: usize = 3;
     /// The bare call or the group that the thread is making.
     pub const CALL: usize = 4;
-    /// Which names the codes in CODES are of, by their addresses.
+    /// The names that the codes in CODES are of, by their addresses.
     pub const CALL_NAMES: usize = 5;
     pub const ISSUE_NAMES: usize = 6;
     pub const CODES: usize = 7;

@@ -81,7 +81,7 @@ pub struct LineRing<'a> {
     shift: u32,
 }
 
-/// What a call is recorded as.
+/// The record of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
     /// See [`line::WHAT`].
@@ -94,7 +94,7 @@ pub struct Call {
     pub stream: u64,
 }
 
-/// What an issue is recorded as.
+/// The record of an issue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Issue {
     /// NCCL's sequence number, or the peer.

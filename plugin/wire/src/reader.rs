@@ -25,7 +25,7 @@ pub enum OpenError {
     Geometry,
 }
 
-/// What a look at one ticket found.
+/// The result of looking at one ticket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found<T> {
     /// The record, whole.

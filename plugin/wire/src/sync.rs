@@ -194,7 +194,7 @@ pub fn holds(slot: &[Word], ticket: u64) -> bool {
     })
 }
 
-/// What a reader found in a slot.
+/// The state of a slot, as a reader sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seen {
     /// Nobody has written it yet, or this ticket's writer has not published it.

@@ -27,7 +27,7 @@ pub const CANDIDATES: usize = 4;
 /// Any number of pipelined operations.
 pub const ANY_PIPE_OPS: u32 = u32::MAX;
 
-/// Whether a row asks for registered buffers.
+/// A row's condition on registered buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Registered {

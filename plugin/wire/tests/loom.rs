@@ -97,7 +97,7 @@ fn explore(name: &str, met: &'static Met, model: impl Fn() + Sync + Send + 'stat
 
 type Count = std::sync::Arc<AtomicUsize>;
 
-/// What a model's readers must meet in some execution.
+/// The states that a model's readers must meet in some execution.
 struct Met {
     wanted: &'static [&'static str],
     seen: Mutex<Vec<&'static str>>,
@@ -528,7 +528,7 @@ fn a_launch_in_a_line_is_no_pending_call() {
     loom::model(launch);
 }
 
-/// What the next ticket says is there, or was there.
+/// The next ticket names a line only when it is there, or was there.
 #[test]
 fn a_ring_of_lines_names_no_line_before_it_is_whole() {
     static MET: Met = Met::of(&["none", "one"]);

@@ -61,7 +61,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the model knows of a slot.
+/// The model's knowledge of a slot.
 #[derive(Debug, Clone, Default)]
 struct Slot {
     ticket: Option<u64>,

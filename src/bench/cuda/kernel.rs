@@ -93,8 +93,8 @@ impl EmptyKernel {
         Ok(kernel)
     }
 
-    /// What it has to wait for. To be called before [`EmptyKernel::launch`], outside of what is measured: NCCL's waits
-    /// too are for what is done long before.
+    /// Waits for what it has to wait for. To be called before [`EmptyKernel::launch`], outside of what is measured:
+    /// NCCL's waits too are for what is done long before.
     ///
     /// # Errors
     /// CUDA's own.

@@ -1,4 +1,4 @@
-//! What a launcher tells a process about its place among the others.
+//! The place of a process among the others, as a launcher reports it.
 
 use super::meeting::{MAGIC, VERSION};
 use super::{PORTS, RendezvousError};
@@ -6,7 +6,7 @@ use super::{PORTS, RendezvousError};
 /// Slurm's jobs have no port of their own by default: PyTorch's.
 pub(super) const DEFAULT_PORT: u16 = 29_500;
 
-/// What a launcher told this process about its place among the others.
+/// The place of this process among the others, as a launcher reported it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Launch {
     /// This process.
@@ -21,7 +21,7 @@ pub struct Launch {
     pub port: u16,
     /// Names the job: a hash of its launcher's id.
     pub key: u64,
-    /// Which of several benchmarks of one job.
+    /// The number among several benchmarks of one job.
     pub epoch: u64,
 }
 

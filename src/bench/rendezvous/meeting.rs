@@ -52,7 +52,7 @@ impl Answer {
     }
 }
 
-/// What a greeting deserves; with the rank where it is welcome, `None` where it is no greeting of ours.
+/// The answer to a greeting; with the rank where it is welcome, `None` where it is no greeting of ours.
 pub(super) fn judge(own: &Launch, greeting: &[u8; 40], here: &[Option<TcpStream>]) -> Option<(Answer, u32)> {
     let word =
         |at: usize| u32::from_be_bytes([greeting[at], greeting[at + 1], greeting[at + 2], greeting[at + 3]]);

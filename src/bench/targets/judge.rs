@@ -39,7 +39,7 @@ pub struct TargetRow {
     pub dtype: DType,
     /// The size in bytes.
     pub size_bytes: u64,
-    /// What is compared: `latency_ns`, `algbw_gb_per_s` or `busbw_gb_per_s`.
+    /// The compared figure: `latency_ns`, `algbw_gb_per_s` or `busbw_gb_per_s`.
     pub metric: &'static str,
     /// The target in words.
     pub target: String,
@@ -76,7 +76,7 @@ impl Judgement {
     }
 }
 
-/// What was measured of one target.
+/// The measurement of one target.
 #[derive(Debug, Clone, Copy)]
 struct Measured {
     time_ns: f64,

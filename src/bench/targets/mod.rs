@@ -109,7 +109,7 @@ impl Goal {
     }
 }
 
-/// What is asked of one operation at one size.
+/// The target of one operation at one size.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Target {
     /// The line that it begins in, from 1.
@@ -237,7 +237,7 @@ impl Targets {
         runs
     }
 
-    /// What detection may expect by the targets of latency: the time that a target states, of several for the same
+    /// The expectations for detection by the targets of latency: the time that a target states, of several for the same
     /// operation the longest. A target without `ranks` stands for 2 to 1,024 ranks. One with `nodes` is left out, since
     /// detection does not compare by nodes.
     #[must_use]

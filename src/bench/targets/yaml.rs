@@ -8,7 +8,7 @@ use serde::de::{self, Deserializer, Visitor};
 use serde_saphyr::Spanned;
 use std::fmt;
 
-/// What `about_latency` allows where the file does not say it: longer by a fifth.
+/// The tolerance of `about_latency` where the file does not state it: longer by a fifth.
 const TOLERANCE: f64 = 0.2;
 
 /// No file has more targets: detection compares every transfer with all of them.
@@ -21,7 +21,7 @@ pub(super) struct Fault {
     pub(super) why: String,
 }
 
-/// What a file means.
+/// The meaning of a file.
 #[derive(Debug)]
 pub(super) struct Meant {
     pub(super) link_gb_per_s: Option<f64>,
@@ -132,7 +132,7 @@ fn needed<T>(value: Option<T>, line: usize, example: &str) -> Result<T, Fault> {
         .ok_or_else(|| Fault { line, why: format!("the target has no {name}; give it one, as in {example}") })
 }
 
-/// What the file states for all its targets.
+/// The values that the file states for all its targets.
 #[derive(Debug)]
 struct Defaults {
     tolerance: f64,

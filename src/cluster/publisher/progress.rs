@@ -165,7 +165,7 @@ impl Publisher {
         }
     }
 
-    /// What ranks issued since the last time, in short.
+    /// Sends the hashes of what ranks issued since the last time.
     fn tell_signatures(&mut self, c: &Communicator) {
         let ranks = c.ranks();
         for (rank, member) in c.members() {
@@ -268,7 +268,7 @@ fn standing_of(c: &Communicator, track: Track, first: u64, rank: Rank, now_ns: u
     told
 }
 
-/// What tells whether a part has moved on.
+/// A number that changes when a part has moved on.
 fn print(part: &Part) -> u64 {
     let net = part.op.net.iter().map(|n| n.bytes.wrapping_add(u64::from(n.done) << 40));
     let all = [u64::from(part.op.started), u64::from(part.op.stopped), part.op.net.len() as u64];

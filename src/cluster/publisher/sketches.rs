@@ -1,4 +1,4 @@
-//! What operations of a class do in a second, told without their records.
+//! The operations of a class in a second, sent without their records.
 
 use super::{FAR_LONGER_NS, Publisher, SLOW, SLOW_BY_NS, USUAL, USUAL_FEW};
 use crate::cluster::message as m;

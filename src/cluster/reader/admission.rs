@@ -15,7 +15,7 @@ const PORTS: usize = 128;
 const INTERFACES: usize = 256;
 const SAMPLERS: usize = 64;
 
-/// What a node's readings are of.
+/// The devices of a node's readings.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Devices {
     gpus: HashSet<String>,

@@ -1,4 +1,4 @@
-//! What a message says: rows of a node's own processes and ranks, and nobody else's.
+//! The content of a message: rows of a node's own processes and ranks, and nobody else's.
 
 use super::admission::reading;
 use super::{ANNOUNCED, Claim, ENDED, MEMBERS, Node, PROCESS_BYTES, PROCESSES, Reader, Refusal, Told, mixed};
@@ -211,7 +211,7 @@ impl Reader {
     }
 }
 
-/// What is a node's own.
+/// The processes and ranks of a node.
 struct Own<'a> {
     known: &'a HashMap<u64, Told>,
     ranks: &'a HashMap<(CommId, Rank), SegmentId>,

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What shares of the link are taken of. NVML is asked only where a target needs it.
+/// The link that shares are taken of. NVML is asked only where a target needs it.
 pub(super) fn of(targets: &Targets, reports: &[Report], nvml: Option<&PathBuf>) -> Link {
     let unknown = |source: &str| Link { gb_per_s: None, source: source.to_owned() };
     if let Some(gb_per_s) = targets.link_gb_per_s {

@@ -21,7 +21,7 @@ const REPEATS: (u32, u32) = (10, 3);
 /// Changes from this many per cent on count, where nobody says how many.
 const THRESHOLD_PERCENT: f64 = 5.0;
 
-/// What is printed as JSON. `--against` and `--baseline` read it as well.
+/// The JSON output. `--against` and `--baseline` read it as well.
 #[derive(Debug, Serialize)]
 struct Output<'a> {
     schema: u32,
@@ -29,13 +29,13 @@ struct Output<'a> {
     targets: Option<&'a Judgement>,
     #[serde(skip_serializing_if = "Option::is_none")]
     against: Option<&'a Changes>,
-    /// What ended the measuring before its time.
+    /// The error that ended the measuring before its time.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     reports: &'a [Report],
 }
 
-/// What came of the runs: an error leaves the reports that were there before it.
+/// The result of the runs: an error leaves the reports that were there before it.
 #[derive(Debug)]
 struct Measured {
     reports: Vec<Report>,
@@ -217,7 +217,7 @@ fn code(reports: &[Report], judgement: Option<&Judgement>, changes: Option<&Chan
     }
 }
 
-/// What could not be judged, in words.
+/// The targets that could not be judged, in words.
 fn undecided(judgement: Option<&Judgement>, changes: Option<&Changes>) -> Vec<String> {
     let mut all = Vec::new();
     if let Some(j) = judgement {

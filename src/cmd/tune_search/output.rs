@@ -1,4 +1,4 @@
-//! What a search prints: a plan, progress, tables and the file.
+//! The output of a search: a plan, progress, tables and the file.
 
 use super::super::bench::number;
 use crate::bench::{Collective, median};

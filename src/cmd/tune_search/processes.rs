@@ -26,11 +26,11 @@ pub(super) struct ArmEnvironment {
     pub(super) min_channels: Option<u32>,
     /// The compiled rules.
     pub(super) table: Option<Vec<u8>>,
-    /// Whether rank 0's plugin notes NCCL's predicted times.
+    /// Rank 0's plugin notes NCCL's predicted times.
     pub(super) is_noted: bool,
 }
 
-/// What all ranks do next.
+/// The next measurements of all ranks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct ArmBatch {
     pub(super) collective: Collective,

@@ -10,10 +10,10 @@ use std::collections::{BTreeMap, HashMap};
 /// Reasons that are told apart at most: agents name them.
 const REASONS: usize = 16;
 
-/// What an agent does with its bus.
+/// The state of an agent's bus.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Bus {
-    /// Whether a server can be reached.
+    /// True where a server can be reached.
     pub connected: bool,
     /// Bytes published so far.
     pub bytes: u64,
@@ -40,7 +40,7 @@ impl Bus {
     }
 }
 
-/// What was counted about a node, by an analyser or by the node itself.
+/// The counts of a node, by an analyser or by the node itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Messages that came.
@@ -93,18 +93,18 @@ impl Sums {
     }
 }
 
-/// What an analyser knows, as far as numbers tell it: nothing grows with the cluster but the jobs.
+/// The figures of an analyser: nothing grows with the cluster but the jobs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Analysis {
     /// Open findings of the partitions that it speaks for, by job, its user, kind and severity.
     pub findings: BTreeMap<(String, Option<u32>, Kind, Severity), u64>,
-    /// What jobs have done, by job, its user and operation, in the order in which these came.
+    /// The totals of jobs, by job, its user and operation, in the order in which these came.
     pub operations: Vec<(String, Option<u32>, Func, Tally)>,
     /// The same of jobs that are not told apart.
     pub other_operations: Tally,
     /// Nodes that are heard, silent and ended.
     pub nodes: [u64; 3],
-    /// What all nodes counted.
+    /// The counts of all nodes.
     pub counts: Counts,
     /// Messages refused, by reason.
     pub refused: BTreeMap<&'static str, u64>,
@@ -112,13 +112,13 @@ pub struct Analysis {
     pub dropped: u64,
     /// Every partition, and whether it speaks for it.
     pub leases: BTreeMap<u32, bool>,
-    /// Whether JetStream keeps what it tells; absent where that is not known yet.
+    /// True where JetStream keeps verdicts; absent where that is not known yet.
     pub keeps: Option<bool>,
     /// Processes known.
     pub processes: u64,
     /// Communicators that are open.
     pub communicators: u64,
-    /// What the wall clock of a node is off by at most, in ns; absent where none is known.
+    /// The most that the wall clock of a node is off by, in ns; absent where none is known.
     pub clock_off_ns: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! What is given out: metrics with their samples.
+//! The output: metrics with their samples.
 
 use super::histogram::Histogram;
 use super::scope::Container;
@@ -7,7 +7,7 @@ use crate::export::catalogue::{CLUSTER, CONTAINER, Metric, OVERFLOW};
 /// A metric and its samples.
 #[derive(Debug, Clone)]
 pub struct Family {
-    /// Which metric.
+    /// The metric.
     pub metric: &'static Metric,
     /// Its samples; no two have the same labels.
     pub samples: Vec<Sample>,
@@ -47,12 +47,12 @@ impl Families {
         Families { cluster, ..Families::default() }
     }
 
-    /// What is added from now on is of this piece of hardware, as far as the conventions know the metric.
+    /// Adds the following samples to this piece of hardware, as far as the conventions know the metric.
     pub(super) fn of(&mut self, hardware: Vec<(&'static str, String)>) {
         self.hardware = hardware;
     }
 
-    /// What is added from now on is of this container: of its GPU, or of its rank.
+    /// Adds the following samples to this container: to its GPU, or to its rank.
     pub(super) fn inside(&mut self, container: Option<Container>) {
         self.container = container;
     }

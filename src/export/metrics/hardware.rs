@@ -98,7 +98,7 @@ fn of_interface(i: &InterfaceFact) -> Vec<(&'static str, String)> {
     ])
 }
 
-/// What moved, in both directions.
+/// The bytes in both directions.
 fn ways(out: &mut Families, metric: &'static c::Metric, labels: &[&str], moved: Wire) {
     for (direction, bytes) in [("transmit", moved.tx_bytes), ("receive", moved.rx_bytes)] {
         out.number(metric, &[labels, &[direction]].concat(), bytes);
@@ -260,7 +260,7 @@ fn bytes_per_second(mbit: Option<u64>) -> Option<f64> {
     mbit.map(|n| n as f64 * 125_000.0)
 }
 
-/// What is read as movements and given out as counters: they begin when the agent does.
+/// Movements that are read and given out as counters: they begin when the agent does.
 #[derive(Debug, Default)]
 pub(super) struct Wires {
     gpus: BTreeMap<(String, String), OfGpu>,

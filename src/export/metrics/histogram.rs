@@ -12,13 +12,13 @@ const EXPONENTIAL: usize = 160;
 const SCALE: i32 = 3;
 /// The coarsest there is.
 const COARSEST: i32 = -4;
-/// What is not larger than this counts as zero.
+/// A value that is not larger than this counts as zero.
 pub const ZERO: f64 = 1e-9;
 
 /// An observation that leads to a trace.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Exemplar {
-    /// What was observed.
+    /// The observed value.
     pub value: f64,
     /// The trace it was observed in.
     pub trace: u128,
@@ -120,7 +120,7 @@ impl Histogram {
 mod tests {
     use super::*;
 
-    /// Whether a value lies in an exponential bucket.
+    /// Returns whether a value is in an exponential bucket.
     fn holds(index: i32, scale: i32, value: f64) -> bool {
         let end = |i: i32| (f64::from(i) / f64::from(scale).exp2()).exp2();
         value > end(index - 1) * (1.0 - 1e-12) && value <= end(index) * (1.0 + 1e-12)

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 pub struct Foreign {
     /// Its name.
     pub name: &'static str,
-    /// What it says.
+    /// The help text.
     pub help: &'static str,
     /// Its labels and values.
     pub samples: Vec<(Vec<(&'static str, String)>, f64)>,
@@ -33,7 +33,7 @@ struct Mean {
     bus_log: f64,
 }
 
-/// What was over since the last scrape.
+/// The operations that were finished since the last scrape.
 #[derive(Debug)]
 pub(super) struct Inspector {
     budget: usize,

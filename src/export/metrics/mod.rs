@@ -116,7 +116,7 @@ impl Metrics {
         out.finish()
     }
 
-    /// What Inspector's names say since the last call, where they are wanted.
+    /// The metrics under Inspector's names since the last call, where they are wanted.
     pub(super) fn gather_inspector(&mut self) -> Option<Vec<Foreign>> {
         self.inspector.as_mut().map(Inspector::gather)
     }

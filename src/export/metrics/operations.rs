@@ -12,7 +12,7 @@ use crate::model::{Algo, CommId, Func, Proto, Rank, SegmentId, Timing, bus_facto
 /// A rank that comes later than the first by less than this, in ns, is not called late.
 const LATE_NS: u64 = 1_000_000;
 
-/// What distinguishes the series of operations.
+/// The labels that distinguish the series of operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Class {
     scope: ScopeId,
@@ -46,7 +46,7 @@ struct OfNetwork {
     waited_ns: [u64; 4],
 }
 
-/// What the network's steps wait for, in the order in which their times are kept.
+/// The things that the network's steps wait for, in the order in which their times are kept.
 const PHASES: [&str; 4] = ["gpu", "peer", "wire", "flush"];
 
 /// All of it.
@@ -62,7 +62,7 @@ pub(super) struct Operations {
     untimed_parts: Vec<((SegmentId, &'static str), u64)>,
 }
 
-/// What a rank did in some operations of a communicator.
+/// The operations of a rank in a communicator.
 #[derive(Debug)]
 struct RankInRow {
     comm: CommId,
@@ -73,7 +73,7 @@ struct RankInRow {
     sums: OfRank,
 }
 
-/// What the operations of a communicator that share a series have in common.
+/// The properties that the operations of a communicator in one series have in common.
 fn kind(f: &Finished) -> (Option<SegmentId>, Func, Option<Algo>, Option<Proto>, Option<u8>) {
     let process = f.parts.first().map(|p| p.segment);
     (process, f.func, f.operation.algo, f.operation.proto, f.size_class)

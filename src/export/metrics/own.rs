@@ -6,7 +6,7 @@ use crate::export::catalogue as c;
 use crate::model::UnreadReason;
 use std::collections::BTreeMap;
 
-/// What the agent knows of itself.
+/// The facts of the agent about itself.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Own {
     /// The moment that all of this is of, host monotonic ns.
@@ -33,13 +33,13 @@ pub struct Own {
     pub connections_closed: BTreeMap<(&'static str, &'static str), u64>,
     /// Attempts to listen for HTTP that failed.
     pub listen_failures: u64,
-    /// What it sent away.
+    /// The telemetry that it sent.
     pub exported: Vec<Exported>,
-    /// What it does with its bus, where it has one.
+    /// The state of its bus, where it has one.
     pub bus: Option<Bus>,
 }
 
-/// What became of one signal: spans, log records or metric points.
+/// The accounting of one signal: spans, log records or metric points.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Exported {
     /// Which: `spans`, `logs`, `metrics`.

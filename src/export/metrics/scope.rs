@@ -18,7 +18,7 @@ impl Container {
         [&self.pod, &self.namespace, &self.container]
     }
 
-    /// That of a process, where a pod is known.
+    /// The container of a process, where a pod is known.
     fn of_process(join: &Join, segment: SegmentId) -> Option<Self> {
         let mut labels = join.labels(segment);
         let mut take = |name| labels.remove(name);
@@ -70,7 +70,7 @@ type Asked = (Option<CommId>, Option<SegmentId>, bool);
 pub(super) struct Scopes {
     ids: HashMap<Scope, ScopeId>,
     scopes: HashMap<ScopeId, Scope>,
-    /// What was looked up since the last time that all was gathered; names may become known.
+    /// The scopes that were looked up since the last time that all was gathered; names may become known.
     known: HashMap<Asked, ScopeId>,
     next: u64,
 }

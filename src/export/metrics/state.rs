@@ -1,4 +1,4 @@
-//! What goes on: operations in flight, processes, findings, and what was lost on the way.
+//! The current state: operations in flight, processes, findings, and what was lost on the way.
 
 use super::family::{Families, Value};
 use super::scope::{ScopeId, Scopes, uid_text};
@@ -215,12 +215,12 @@ fn key(scopes: &mut Scopes, join: &Join, f: &Finding) -> FindingKey {
     (scope, f.kind, f.severity)
 }
 
-/// What was lost. Processes come and go; what they lost is added up.
+/// The losses. Processes come and go; what they lost is added up.
 #[derive(Debug)]
 pub(super) struct Losses {
     counts: Store<(ScopeId, &'static str), u64>,
     told: HashMap<(SegmentId, &'static str), u64>,
-    /// Those that have a series, or would have.
+    /// The scopes and reasons that have a series, or would have.
     known: HashSet<(ScopeId, &'static str)>,
 }
 

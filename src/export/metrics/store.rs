@@ -65,7 +65,7 @@ impl<K: Eq + Hash, V: Default> Store<K, V> {
         self.series.iter().map(|(k, s)| (k, &s.value))
     }
 
-    /// What the others share.
+    /// The series that the others share.
     pub(super) fn overflow(&self) -> Option<&V> {
         self.overflow.as_ref()
     }

@@ -75,7 +75,7 @@ pub(super) fn of_part(join: &Join, f: &Finished, part: &FinishedPart) -> Vec<Key
     a
 }
 
-/// What went over the GPU's NVLinks in the readings that overlap the kernel. These are longer than most operations, so
+/// The bytes over the GPU's NVLinks in the readings that overlap the kernel. These are longer than most operations, so
 /// their length is told too: what else ran in that time is in it.
 fn nvlink(join: &Join, host: &str, gpu: &str, part: &FinishedPart) -> Vec<KeyValue> {
     let Some((start, duration)) = part.started_ns.zip(part.duration_ns) else { return Vec::new() };

@@ -41,9 +41,9 @@ pub enum Error {
     /// The endpoint is no address.
     #[error("{endpoint} is no OTLP endpoint: {why}; http:// or https://, a host and a port are needed")]
     Endpoint {
-        /// What was given.
+        /// The endpoint as it was given.
         endpoint: SecretUrl,
-        /// What is wrong with it.
+        /// The fault in it.
         why: String,
     },
     /// A header has a name or a value that HTTP does not allow.
@@ -70,7 +70,7 @@ pub enum Error {
         endpoint: SecretUrl,
         /// Spans, logs or metrics.
         signal: &'static str,
-        /// What happened.
+        /// The event.
         why: String,
     },
     /// The receiver refuses them for good.
@@ -82,7 +82,7 @@ pub enum Error {
         signal: &'static str,
         /// How many.
         count: u64,
-        /// What happened.
+        /// The event.
         why: String,
     },
 }
@@ -120,7 +120,7 @@ pub struct Exporter {
     counts: [Count; 3],
 }
 
-/// What it is built of would print the headers.
+/// A derived output would print the headers.
 impl fmt::Debug for Exporter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Exporter").field("endpoint", &self.endpoint).finish_non_exhaustive()
@@ -347,7 +347,8 @@ impl Exporter {
         Ok(ExportMetricsServiceResponse::decode(answer.into_body()).unwrap_or_default())
     }
 
-    /// What was sent and refused so far, with what waits and was lost in the tracer: for the agent's own metrics.
+    /// The accounting of what was sent and refused so far, with what waits and was lost in the tracer: for the
+    /// agent's own metrics.
     pub fn exported(&self, of_tracer: Vec<Exported>) -> Vec<Exported> {
         let mut all: BTreeMap<&'static str, Exported> =
             of_tracer.into_iter().map(|e| (e.signal, e)).collect();

@@ -53,7 +53,7 @@ impl HttpClient for Http {
     }
 }
 
-/// What is trusted and who we are. The provider is named, since other crates may bring another one.
+/// The trusted certificates and our own. The provider is named, since other crates may bring another one.
 fn tls(settings: &Settings) -> Result<ClientConfig, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let wrong = |e: rustls::Error| Error::Tls(e.to_string());

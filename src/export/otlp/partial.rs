@@ -1,5 +1,5 @@
-//! What a receiver refuses of a request that it takes. gRPC's exporter says it in a warning alone, so that is listened to
-//! while it sends.
+//! The parts of a request that a receiver refuses though it takes the rest. gRPC's exporter reports it in a warning
+//! alone, so that is listened to while it sends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! What waits to be sent: bounded, and what did not fit is counted.
+//! The queue to the receiver: bounded, and what did not fit is counted.
 
 use crate::export::metrics::Exported;
 use opentelemetry::logs::{AnyValue, Severity};
@@ -14,7 +14,7 @@ pub struct LogEntry {
     pub severity: Severity,
     /// The event's name.
     pub event: &'static str,
-    /// What happened, for people.
+    /// The event, for people.
     pub body: String,
     /// The rest.
     pub attributes: Vec<(&'static str, AnyValue)>,
@@ -22,7 +22,7 @@ pub struct LogEntry {
     pub context: Option<(u128, u64)>,
 }
 
-/// What is sent together.
+/// The batch that is sent together.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Batch {
     /// Spans.

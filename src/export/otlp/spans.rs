@@ -29,7 +29,7 @@ pub(super) enum Mode {
     InFlight(u64),
 }
 
-/// What of an operation has room: every node must come to the same, knowing only the number of ranks.
+/// The parts of an operation that have room: every node must come to the same, knowing only the number of ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Room {
     /// Every how manieth rank is shown.

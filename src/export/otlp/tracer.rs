@@ -40,7 +40,7 @@ struct Kept {
     sent: bool,
 }
 
-/// What somebody found interesting about an operation.
+/// The reason why an operation is interesting.
 #[derive(Debug, Default)]
 struct Interest {
     findings: Vec<(FindingId, Vec<Rank>)>,
@@ -58,9 +58,9 @@ pub struct Tracer {
     order: VecDeque<Key>,
     interests: BTreeMap<Key, Interest>,
     interest_order: VecDeque<Key>,
-    /// What was asked for from elsewhere since the last look at the join.
+    /// The operations that were asked for from elsewhere since the last pass over the join.
     asked: Vec<Key>,
-    /// What was found interesting here, for others to be told.
+    /// The operations that are interesting here, for others to be told.
     announced: Vec<Key>,
     spans: Queue<SpanData>,
     logs: Queue<LogEntry>,
@@ -224,7 +224,7 @@ impl Tracer {
         }
     }
 
-    /// What is unusual about an operation.
+    /// The unusual property of an operation.
     fn tail(&self, join: &Join, f: &Finished) -> Option<&'static str> {
         if f.late.is_some_and(|l| l.by_ns >= self.settings.late_ms.saturating_mul(1_000_000)) {
             return Some(LATE);
@@ -303,7 +303,7 @@ impl Tracer {
         self.logs.put([LogEntry { unix_ns, severity, event: name, body, attributes, context }]);
     }
 
-    /// What is to be sent now; empty when nothing waits.
+    /// The batch to send now; empty when nothing waits.
     pub fn take(&mut self) -> Batch {
         Batch { spans: self.spans.take(self.settings.batch), logs: self.logs.take(self.settings.batch) }
     }
@@ -314,7 +314,7 @@ impl Tracer {
         self.logs.give_back(batch.logs);
     }
 
-    /// What waits and what was lost here, for the metrics.
+    /// The accounting of what waits and what was lost here, for the metrics.
     pub fn exported(&self) -> Vec<Exported> {
         vec![self.spans.exported("spans"), self.logs.exported(queue::LOGS)]
     }

@@ -1,4 +1,4 @@
-//! What lies under the exporters: a gRPC channel or an HTTP client, and what their failures mean.
+//! The transport under the exporters: a gRPC channel or an HTTP client, and the meaning of their failures.
 
 use super::exporter::Error;
 use super::http::{Http, read};
@@ -18,8 +18,8 @@ pub(super) enum Way {
     Http(Box<Http>),
 }
 
-/// What OTLP says may be sent again: a receiver that is not there, is busy or asks for patience. The exporters give
-/// the code in their words alone.
+/// Returns whether OTLP lets a request be sent again: a receiver that is not there, is busy or asks for patience. The
+/// exporters give the code in their words alone.
 pub(super) fn may_come_again(why: &str) -> bool {
     const GRPC: [&str; 7] = [
         "Cancelled",

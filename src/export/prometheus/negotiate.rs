@@ -1,4 +1,4 @@
-//! Which format a scraper wants, by its `Accept` header.
+//! The format that a scraper wants, by its `Accept` header.
 
 /// The formats there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,4 +1,4 @@
-//! What drivers of network interfaces count themselves, by the ETHTOOL ioctl. Netlink does not give these.
+//! The counters of network interfaces' drivers, by the ETHTOOL ioctl. Netlink does not give these.
 //!
 //! The crates for it are wrappers of netlink, and async; the three questions below are all that is needed.
 
@@ -37,14 +37,14 @@ struct Request {
     rest: [u64; 2],
 }
 
-/// Which of a driver's counters are wanted: their places, and the names that they are told under.
+/// The wanted counters of a driver: their places, and the names that they are reported under.
 #[derive(Debug)]
 struct Wanted {
     counters: usize,
     places: Vec<(usize, &'static str)>,
 }
 
-/// Who asks.
+/// The client of the ioctl.
 #[derive(Debug)]
 pub(super) struct Ethtool {
     socket: UnixDatagram,
@@ -59,7 +59,7 @@ impl Ethtool {
         Ok(Ethtool { socket: UnixDatagram::unbound()?, known: BTreeMap::new(), buffer: vec![0; WORDS] })
     }
 
-    /// What an interface's driver counts of what went wrong, as far as [`nic_counter`] knows it, summed up over queues.
+    /// The errors that an interface's driver counts, as far as [`nic_counter`] knows them, summed up over queues.
     /// Absent where the driver counts nothing of that kind, or may not be asked.
     pub(super) fn counters(&mut self, interface: &str) -> Option<BTreeMap<String, u64>> {
         let counters = self.size(interface).filter(|n| (1..=COUNTERS).contains(n))?;

@@ -53,7 +53,7 @@ fn line(text: &str) -> Option<InterfaceFact> {
     })
 }
 
-/// What sysfs knows beyond.
+/// Adds the facts of sysfs.
 fn complete(fact: &mut InterfaceFact, dir: &Path) {
     fact.up = match text(&dir.join("operstate")).as_deref() {
         Some("up") => Some(true),

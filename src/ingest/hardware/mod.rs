@@ -1,4 +1,4 @@
-//! What the machine under the jobs says: samplers behind one trait, in one loop, each with its own period.
+//! The readings of the machine under the jobs: samplers behind one trait, in one loop, each with its own period.
 //!
 //! Whatever is not there, or may not be asked, is said once; the other samplers go on. Drivers answer slowly, so that
 //! the loop belongs on a thread of its own: [`Samplers`] can be sent to one, and says when it is next due.
@@ -25,18 +25,18 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// What is absent is asked for again after this, in ns: drivers are loaded, modules come late.
+/// An absent source is asked for again after this, in ns: drivers are loaded, modules come late.
 const RETRY_NS: u64 = 60_000_000_000;
 /// Between two things that a sampler says about itself, in ns.
 const SELF_NS: u64 = 1_000_000_000;
 /// The shortest period there is.
 const SHORTEST: Duration = Duration::from_millis(10);
 
-/// What is sampled, and how often.
+/// The sources that are sampled, and their periods.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// Whether anything is sampled at all.
+    /// Turns sampling on.
     pub enabled: bool,
     /// Readings that were recorded, one JSON object a line, in place of this machine's: for tests and demonstrations.
     pub recording: Option<PathBuf>,
@@ -88,7 +88,7 @@ impl Default for Settings {
 #[error("{0}")]
 pub struct Absent(pub String);
 
-/// What one round of a sampler gave.
+/// The readings of one round of a sampler.
 #[derive(Debug)]
 pub struct Batch {
     host: String,
@@ -148,7 +148,7 @@ impl std::fmt::Debug for Samplers {
 }
 
 impl Samplers {
-    /// Those of this machine, or the recording that the settings name in their place.
+    /// The samplers of this machine, or the recording that the settings name in their place.
     pub fn new(settings: &Settings) -> Self {
         Self::with(settings, Path::new("/proc"), Path::new("/sys"), true)
     }

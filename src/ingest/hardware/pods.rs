@@ -1,4 +1,4 @@
-//! Which containers were given which GPUs: the kubelet's PodResourcesLister, v1, over its socket.
+//! The GPUs that were given to containers: the kubelet's PodResourcesLister, v1, over its socket.
 //!
 //! It is asked on a thread of its own, which ends with the answer or its time: a kubelet that hangs keeps no other sampler
 //! waiting.
@@ -22,7 +22,7 @@ const ANSWER: usize = 16 << 20;
 /// Holders that are told, and the longest name: Kubernetes allows 253 characters.
 const HOLDERS: usize = 4_096;
 const NAME: usize = 253;
-/// What gives no GPU is left out; drivers of other makes end in `/gpu` as well.
+/// Resources that are no GPUs are left out; drivers of other makes end in `/gpu` as well.
 const GPU: &str = "gpu";
 const MIG: &str = "/mig-";
 
@@ -64,7 +64,7 @@ mod message {
     }
 }
 
-/// What came of a question, or why nothing did.
+/// The answer to a question, or the reason why there is none.
 type Answer = Result<PodsFact, String>;
 
 /// The sampler.
@@ -155,7 +155,7 @@ fn words(e: &dyn std::error::Error) -> String {
     e.source().map_or_else(|| e.to_string(), |below| format!("{e}: {}", words(below)))
 }
 
-/// What an answer says, as it travels.
+/// Decodes an answer as it travels.
 pub(in crate::ingest) fn decode(answer: &[u8]) -> Result<PodsFact, prost::DecodeError> {
     prost::Message::decode(answer).map(fact)
 }

@@ -6,7 +6,8 @@ use crate::model::{Fact, PortFact, pci_address};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What a sender sent again, or noticed to be lost. Names differ by driver; what a device lacks is not counted.
+/// Counters of data that a sender sent again, or noticed to be lost. Names differ by driver; what a device lacks is
+/// not counted.
 const RETRANSMITS: &[&str] = &[
     "packet_seq_err",
     "local_ack_timeout_err",
@@ -17,7 +18,7 @@ const RETRANSMITS: &[&str] = &[
     "rdma_read_retransmits",
     "retransmit_tx_packets",
 ];
-/// What came out of order.
+/// Counters of data that came out of order.
 const OUT_OF_ORDER: &[&str] = &["out_of_sequence", "oos_drop_count", "rx_out_of_sequence"];
 /// Congestion: marks that came, notices that came, and notices that were sent.
 const CONGESTION: &[&str] =

@@ -23,9 +23,9 @@ pub enum RecordingError {
     /// The file cannot be read.
     #[error("cannot read the recording {path}: {source}")]
     Unreadable {
-        /// Which file.
+        /// The file.
         path: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A line is no reading.
@@ -33,11 +33,11 @@ pub enum RecordingError {
         "{path}, line {line}: not a reading: {why}; every line is one JSON object with host, at_ns and fact"
     )]
     BadLine {
-        /// Which file.
+        /// The file.
         path: String,
-        /// Which line, from 1.
+        /// The line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// The fault in it.
         why: String,
     },
 }
@@ -93,7 +93,7 @@ impl Recorded {
         Duration::from_nanos(self.readings.last().map_or(0, |r| r.at_ns))
     }
 
-    /// What is due at a moment; the first call begins it.
+    /// The readings that are due at a moment; the first call begins it.
     pub fn due(&mut self, now_ns: u64) -> Vec<Reading> {
         let begun = *self.begun_ns.get_or_insert(now_ns);
         let until = now_ns.saturating_sub(begun);

@@ -29,10 +29,10 @@ const CONTROL_GROUPS_MAX: u64 = 64 << 10;
 /// Processes of the host that are listed at most.
 const PROCESSES_MAX: usize = 65_536;
 
-/// What came of a task, and descriptors.
+/// The outcome of a task, and descriptors.
 pub(in crate::ingest) type Answered = (Outcome, Vec<OwnedFd>);
 
-/// What is remembered from one task to the next.
+/// The state between one task and the next.
 #[derive(Debug, Default)]
 pub(in crate::ingest) struct Answerer {
     groups: Groups,

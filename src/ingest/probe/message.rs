@@ -1,4 +1,4 @@
-//! What a probe is asked, and what it answers: JSON, beside the descriptors of a packet.
+//! The questions to a probe and its answers: JSON, beside the descriptors of a packet.
 
 use crate::ingest::directory::{Failure, FileId, Folder};
 use crate::ingest::lock::Lock;
@@ -52,7 +52,7 @@ pub(in crate::ingest) enum Task {
         /// The container's path, for people; absent for the host's own.
         container: Option<Bytes>,
         known: Vec<Folder>,
-        /// Which of too many names are taken.
+        /// The turn of too many names.
         turn: u64,
     },
     /// Opens a directory that the settings name.
@@ -94,7 +94,7 @@ pub(in crate::ingest) enum Task {
     ReadStack { pid: u32, owner: u32, kind: StackKind },
 }
 
-/// What came of a [`Task`].
+/// The outcome of a [`Task`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(in crate::ingest) enum Outcome {
     /// Nothing is to be told.
@@ -103,7 +103,7 @@ pub(in crate::ingest) enum Outcome {
     Users(Users),
     /// A directory that was named, whose descriptor comes with it.
     Folder(Folder),
-    /// Which directory the /dev/shm is whose descriptor comes with it.
+    /// The identity of the /dev/shm whose descriptor comes with it.
     Directory(FileId),
     /// The names of segments and their owners, where these are known, and whether there are more than are looked at.
     Names(Vec<(Bytes, Option<u32>)>, bool),
@@ -124,11 +124,11 @@ pub(in crate::ingest) enum Outcome {
 /// The users' directories in a /dev/shm.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(in crate::ingest) struct Users {
-    /// Which directory the /dev/shm itself is.
+    /// The identity of the /dev/shm itself.
     pub(in crate::ingest) shm: FileId,
-    /// Those that were known before and are there.
+    /// The folders that were known before and are there.
     pub(in crate::ingest) known: Vec<FileId>,
-    /// Those that were opened now; descriptors come in this order.
+    /// The folders that were opened now; descriptors come in this order.
     pub(in crate::ingest) opened: Vec<Folder>,
     pub(in crate::ingest) refused: Vec<RefusedFolder>,
     /// There are more, which the next request opens.
@@ -163,7 +163,7 @@ pub(in crate::ingest) enum FoundLife {
     Lock,
 }
 
-/// What the kernel says of a file.
+/// The kernel's facts about a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::ingest) struct FileFacts {
     pub(in crate::ingest) id: FileId,
@@ -184,7 +184,7 @@ pub(super) struct Request {
     pub(super) tasks: Vec<(Task, bool)>,
 }
 
-/// What came of the first tasks of a packet: the rest was not begun, since these took long.
+/// The outcomes of the first tasks of a packet: the rest was not begun, since these took long.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Answer {
     pub(super) outcomes: Vec<Timed>,

@@ -1,4 +1,4 @@
-//! Who may be asked about: users, and what belongs to root or to nobody, by how they answered before.
+//! The parties that may be asked about: users, and what belongs to root or to nobody, by how they answered before.
 
 use super::message::Bytes;
 use crate::ingest::directory::FileId;
@@ -21,14 +21,14 @@ const SLOW: Duration = Duration::from_millis(20);
 const SLOW_SHARE: u32 = 10;
 /// Users who never answered, or not the last time, have one in so many parts of the time together.
 const STRANGERS_SHARE: u32 = 4;
-/// That holds once so many of them took long, each within so much time of the one before.
+/// So many parties have to take long for that, each within so much time of the one before.
 const STRANGERS_MAX: u32 = 3;
 const FEW: Duration = Duration::from_secs(60);
 /// Parties that are remembered, and for how long one counts that was left out.
 const RECORDS_MAX: usize = 4096;
 const LEFT_OUT: Duration = Duration::from_secs(10);
 
-/// What a task is about.
+/// The subject of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::ingest) struct Subject {
     /// The user who can keep it from being done; none where that is the administrator.
@@ -36,7 +36,7 @@ pub(in crate::ingest) struct Subject {
     pub(in crate::ingest) object: Object,
 }
 
-/// What does or does not answer, by itself where it belongs to root or to nobody.
+/// The file or process that does or does not answer, by itself where it belongs to root or to nobody.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(in crate::ingest) enum Object {
     /// The host's own /dev/shm, in which everybody may rename and remove files of theirs.
@@ -63,7 +63,7 @@ impl fmt::Display for Object {
     }
 }
 
-/// Who is unresponsive when a subject does not answer.
+/// The party that is unresponsive when a subject does not answer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Party {
     User(u32),
@@ -101,11 +101,11 @@ pub(in crate::ingest) enum Unanswered {
     NoProbe,
 }
 
-/// What is known of a party.
+/// The state of a party.
 #[derive(Debug)]
 struct Record {
     has_answered: bool,
-    /// What did not answer the last time.
+    /// The object that did not answer the last time.
     silent: Option<Object>,
     /// The number of the probe that waits for it.
     stuck: Option<u64>,
@@ -159,7 +159,7 @@ pub(super) struct Parties {
 }
 
 impl Parties {
-    /// Whether a task about a subject may be done now, while these probes are stuck.
+    /// Returns whether a task about a subject may be done now, while these probes are stuck.
     pub(super) fn may_ask(
         &mut self,
         subject: &Subject,
@@ -254,7 +254,7 @@ impl Parties {
         silent.filter_map(|(party, _)| user(party)).collect()
     }
 
-    /// Who does not answer, or was left out.
+    /// The parties that do not answer, or were left out.
     pub(super) fn unread(&self, now: Instant) -> Vec<Unread> {
         let mut unread: Vec<Unread> =
             self.records.iter().filter_map(|(party, record)| party.unread(record, now)).collect();

@@ -195,7 +195,7 @@ impl Pool {
         self.parties.silent_users()
     }
 
-    /// Who does not answer, and why nobody can be asked.
+    /// The parties that do not answer, and why nobody can be asked.
     pub(in crate::ingest) fn unread(&self) -> Vec<Unread> {
         let mut unread = self.parties.unread(Instant::now());
         unread.extend(self.trouble.as_ref().map(|why| Unread {

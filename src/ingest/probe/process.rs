@@ -24,7 +24,7 @@ const RUNNABLE_MAX: u32 = 10;
 pub(in crate::ingest) struct Progress {
     pub(super) task: u32,
     pub(super) step: u32,
-    /// Whose file it is at, where the task is about files of several users.
+    /// The owner of the file it is at, where the task is about files of several users.
     pub(super) user: Option<u32>,
 }
 

@@ -7,7 +7,7 @@ use tracing::info;
 /// The samplers that ask the GPUs' driver.
 const GPU: [&str; 3] = ["gpu", "nvlink", "xid"];
 
-/// What was logged so far.
+/// The absences that were logged so far.
 #[derive(Debug, Default)]
 pub(super) struct Absences {
     logged: BTreeSet<(String, String)>,

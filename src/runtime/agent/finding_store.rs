@@ -41,7 +41,7 @@ struct Line<F> {
     finding: TimedFinding<F>,
 }
 
-/// What a file held.
+/// The content of a file.
 #[derive(Debug, Default)]
 pub struct Kept {
     /// The findings, each as it was last.

@@ -1,4 +1,4 @@
-//! Who is at the other end of a Unix socket, by the kernel's word.
+//! The user at the other end of a Unix socket, by the kernel's word.
 
 #![expect(unsafe_code, reason = "the groups of a peer have no safe name")]
 

@@ -1,5 +1,5 @@
-//! Who may have a connection to the socket, and how many bytes of answers may wait for their readers: so many in all, so many
-//! a user, and some that are kept for root.
+//! The limits of connections to the socket, and of bytes of answers that wait for their readers: so many in all, so
+//! many a user, and some that are kept for root.
 
 use crate::runtime::daemon::Closed;
 use std::collections::HashMap;

@@ -26,21 +26,21 @@ pub const PROTOCOL: u32 = 1;
 const QUESTION: u64 = 4096;
 /// The longest that a question may take to come, and an answer to be taken.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// What [`Question::every_ms`] may be.
+/// The limits of [`Question::every_ms`].
 const EVERY_MS: RangeInclusive<u64> = 100..=60_000;
 
-/// What is asked.
+/// A question.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Question {
     /// [`PROTOCOL`].
     pub ringwatch: u32,
-    /// What is wanted.
+    /// The wanted answer.
     pub want: Want,
     /// Time between two snapshots in ms, 100 to 60,000; one alone where it is left out.
     pub every_ms: Option<u64>,
 }
 
-/// What can be wanted.
+/// The kinds of answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Want {
@@ -52,7 +52,7 @@ pub enum Want {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Answer {
-    /// What was wanted.
+    /// The wanted snapshot.
     Snapshot(Box<Snapshot>),
     /// Why there is none.
     Refused(String),

@@ -350,7 +350,7 @@ impl State {
         ends.inspect_err(|e| warn!("ends of processes are seen at the next look only: {e}")).ok()
     }
 
-    /// Who asked and went away needs no answer.
+    /// Answers a question. A client that went away needs no answer.
     fn answer(&mut self, asked: Asked) {
         match asked {
             Asked::Snapshot { uid, reply } => {
@@ -461,7 +461,7 @@ fn places(config: &Config) -> Vec<Place> {
     if named.is_empty() { vec![Place::Host] } else { named.iter().cloned().map(Place::Dir).collect() }
 }
 
-/// What users' communicators may take together.
+/// The memory limit of users' communicators together.
 fn memory(config: &Config) -> MemoryLimit {
     let mib = usize::try_from(config.limits.memory_mib).unwrap_or(usize::MAX);
     MemoryLimit::OfUsers(mib.saturating_mul(1 << 20))

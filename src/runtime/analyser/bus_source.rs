@@ -1,4 +1,4 @@
-//! What agents say, as a source like any other.
+//! The messages of agents, as a source like any other.
 
 use crate::cluster::{Moment, Reader};
 use crate::model::{SegmentId, Sink, Source, Update};
@@ -21,7 +21,7 @@ pub(super) struct Hearing {
     pub(super) recorded: bool,
 }
 
-/// What messages may take that wait to be read.
+/// The limit of messages that wait to be read.
 #[derive(Debug, Default)]
 pub(super) struct Room {
     /// Messages for which there was none.
@@ -61,7 +61,7 @@ impl Heard {
         Heard { inbox, reader: Reader::new(silent), room, inspected: Vec::new(), behind: false }
     }
 
-    /// Who speaks, and what was refused.
+    /// The nodes that speak, and what was refused.
     pub(super) fn reader(&self) -> &Reader {
         &self.reader
     }

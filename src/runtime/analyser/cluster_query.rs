@@ -54,7 +54,7 @@ struct Bytes {
 /// The longest answer, in bytes: servers take 1 MiB by default.
 const ANSWER: usize = 896 << 10;
 
-/// What is wanted.
+/// The kinds of answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Want {
@@ -67,7 +67,7 @@ pub enum Want {
 pub struct Question {
     /// The version of what is spoken.
     pub ringwatch: u32,
-    /// What is wanted.
+    /// The wanted answer.
     pub want: Want,
     /// Where one looks.
     #[serde(default)]
@@ -83,7 +83,7 @@ impl Question {
         Question { ringwatch: VERSION, want: Want::Snapshot, at, search }
     }
 
-    /// What a reader sent; absent where it is no question that is understood.
+    /// Reads a question; absent where it is none that is understood.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         if bytes.len() > QUESTION {
             return None;
@@ -99,7 +99,7 @@ pub struct Answer {
     pub ringwatch: u32,
     /// All partitions that are known.
     pub partitions: Vec<u32>,
-    /// Those it speaks for: only their findings are in the answer.
+    /// The partitions it speaks for: only their findings are in the answer.
     pub speaks_for: Vec<u32>,
     /// Why JetStream does not keep what it tells, where it does not.
     #[serde(default)]
@@ -113,7 +113,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// What an analyser sent; absent where it is no answer of this version, or longer than any of ours.
+    /// Reads an answer; absent where it is none of this version, or longer than any of ours.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         if bytes.len() > ANSWER {
             return None;
@@ -198,7 +198,7 @@ pub(super) struct Known<'a> {
     pub(super) ended: bool,
 }
 
-/// What is known beside the join.
+/// The facts beside the join.
 #[derive(Debug)]
 pub(super) struct Around<'a> {
     pub(super) nodes: Vec<Known<'a>>,
@@ -368,7 +368,7 @@ fn shorten(f: &mut Finding) {
 }
 
 impl State {
-    /// What a reader's screen is told.
+    /// The answer to a reader's screen.
     pub(super) fn glance(&mut self, q: &Question) -> Answer {
         let now = now_ns();
         let mut open = self.monitor.findings();

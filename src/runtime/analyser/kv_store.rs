@@ -55,7 +55,7 @@ pub(super) async fn bucket(js: &Context, name: &str, replicas: usize, max_age: D
     }
 }
 
-/// What became of a verdict.
+/// The fate of a verdict.
 enum Kept {
     Yes,
     /// Another's word came in between.

@@ -39,13 +39,13 @@ pub(super) struct Leases {
     id: String,
     /// By partition: the lease's first number, which fences, and its last, by which it is renewed.
     held: BTreeMap<u32, (u64, u64)>,
-    /// Those of others: the number, and since when it has been this one.
+    /// The leases of others: the number, and since when it has been this one.
     others: BTreeMap<u32, (u64, Instant)>,
     /// Rounds, up to the last one, in which nothing was answered.
     pub(super) unanswered: u32,
 }
 
-/// What became of a lease.
+/// The fate of a lease.
 enum Lease {
     /// It is held: its first and its last number.
     Held(u64, u64),
@@ -55,16 +55,16 @@ enum Lease {
     Unknown,
 }
 
-/// What a lease's key holds.
+/// The content of a lease's key.
 enum Found {
     /// Nobody's: nothing, which has the number 0, or what says that it is gone, with its number.
     Free(u64),
-    /// What this analyser wrote.
+    /// The lease of this analyser.
     Own(u64),
     Others(u64),
 }
 
-/// What became of what was written.
+/// The fate of a write.
 enum Written {
     /// Its number.
     Yes(u64),
@@ -163,7 +163,7 @@ impl Leases {
         }
     }
 
-    /// What a lease's key holds, by whoever leads the bucket; absent where nobody answers.
+    /// Reads a lease's key, by whoever leads the bucket; absent where nobody answers.
     async fn read(&self, key: &str) -> Option<Found> {
         match timeout(RENEW, self.store.stream.get_last_raw_message_by_subject(key)).await.ok()? {
             Ok(m) if m.headers.get(NATS_MARKER_REASON).is_some() => Some(Found::Free(m.sequence)),

@@ -46,39 +46,39 @@ const TEXT: usize = 4096;
 /// The settings that the state takes over while it runs.
 const TAKEN_OVER: &[&str] = &["detect", "cluster.silent_ms"];
 
-/// What the state has to say.
+/// A message of the state.
 #[derive(Debug)]
 pub enum Say {
-    /// What is wrong, or no more.
+    /// A finding, or its end.
     Verdict {
         /// The finding.
         finding: Box<Finding>,
         /// By what right it is told.
         right: Right,
-        /// What changed about it; absent where it is repeated.
+        /// The change; absent where it is repeated.
         change: Option<crate::model::Change>,
     },
-    /// What agents are asked for: one node's, or all.
+    /// A request to agents: to one node's, or to all.
     Wish {
         /// The node.
         node: Option<String>,
-        /// What is wanted.
+        /// The request.
         wish: Wish,
     },
 }
 
-/// What the state is told.
+/// A message to the state.
 #[derive(Debug)]
 pub enum Told {
     /// The partitions this analyser speaks for, with its leases.
     Leases(BTreeMap<u32, u64>),
-    /// Whether JetStream keeps what is said, or why not.
+    /// The state of JetStream: it keeps what is published, or the reason why not.
     Kept(Result<(), &'static str>),
-    /// What somebody told, or told before this analyser began.
+    /// A verdict of another analyser, or of one before this began.
     Verdict(Box<Verdict>),
 }
 
-/// What gives the right to tell a finding: the lease of its partition.
+/// The right to publish a finding: the lease of its partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Right {
     /// The partition that the finding belongs to.
@@ -107,32 +107,32 @@ impl Right {
 pub struct Verdict {
     /// The version of what is spoken.
     pub ringwatch: u32,
-    /// Who tells it.
+    /// The analyser.
     pub analyser: String,
     /// By what right.
     #[serde(flatten)]
     pub right: Right,
-    /// What is wrong.
+    /// The finding.
     pub finding: Finding,
 }
 
 impl Verdict {
-    /// What an analyser sent or kept; absent where it is no verdict of this version.
+    /// Reads a verdict; absent where it is none of this version.
     fn read(bytes: &[u8]) -> Option<Self> {
         from_json::<Self>(bytes, TEXT).filter(|v| v.ringwatch == VERSION)
     }
 }
 
-/// What an analyser says to a reader.
+/// The reply of an analyser to a reader.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reply {
     /// The version of what is spoken.
     pub ringwatch: u32,
     /// All partitions that are known.
     pub partitions: Vec<u32>,
-    /// Those it speaks for.
+    /// The partitions it speaks for.
     pub speaks_for: Vec<u32>,
-    /// What is wrong there now, the worst first, as much as a message takes.
+    /// The findings there now, the worst first, as many as a message takes.
     pub findings: Vec<Finding>,
     /// Findings for which the message had no room.
     #[serde(default)]
@@ -148,7 +148,7 @@ pub struct Reply {
     /// Messages that came, of all nodes.
     #[serde(default)]
     pub messages: u64,
-    /// What it refused, by reason.
+    /// The refused messages, by reason.
     pub refused: BTreeMap<String, u64>,
     /// Messages that it had no room for.
     pub dropped: u64,
@@ -162,7 +162,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// What an analyser sent; absent where it is no reply of this version.
+    /// Reads a reply; absent where it is none of this version.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         from_json::<Self>(bytes, TEXT).filter(|r| r.ringwatch == VERSION)
     }
@@ -200,7 +200,7 @@ pub struct NodeRow {
     pub hidden: u64,
 }
 
-/// What asks agents for all they know.
+/// The request for everything that agents know.
 fn everything() -> Wish {
     Wish { version: VERSION, all: true, ..Wish::default() }
 }

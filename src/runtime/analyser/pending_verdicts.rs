@@ -11,9 +11,9 @@ const MOST: usize = 65_536;
 #[derive(Debug, Default)]
 pub(super) struct LastWords {
     words: BTreeMap<FindingId, Arc<Verdict>>,
-    /// Whose turn it is, who waits longest first: all that wait, but for those under way.
+    /// The order in which findings are published, the longest waiting first: all that wait, but for those under way.
     turns: VecDeque<FindingId>,
-    /// What is being said of these is not overtaken by a newer word.
+    /// Findings that are being published, which no newer verdict overtakes.
     under_way: BTreeSet<FindingId>,
 }
 
@@ -41,14 +41,14 @@ impl LastWords {
         self.words.remove(&id)
     }
 
-    /// What was taken has been said.
+    /// Notes that a verdict was published.
     pub(super) fn done(&mut self, id: FindingId) {
         if self.under_way.remove(&id) && self.words.contains_key(&id) {
             self.turns.push_back(id);
         }
     }
 
-    /// What was taken could not be said: it waits again, unless there is a newer word.
+    /// Notes that a verdict could not be published: it waits again, unless there is a newer one.
     pub(super) fn again(&mut self, verdict: Arc<Verdict>) {
         let id = verdict.finding.id;
         self.words.entry(id).or_insert(verdict);

@@ -1,4 +1,4 @@
-//! Who speaks for which partition, and what is said.
+//! The publication of verdicts: who holds which partition, and what is sent.
 //!
 //! A lease's number only grows, and is written with each verdict, so that whoever was asleep for longer than its lease
 //! cannot overwrite what its follower said. Without JetStream there are no leases, and every analyser speaks.
@@ -36,7 +36,7 @@ const NO_LEASES: &str = "JetStream renews no leases (no leader, or a full disk?)
 const UNANSWERED: u32 = 5;
 /// How soon JetStream is looked for again.
 const AGAIN: Duration = Duration::from_secs(5);
-/// What was told before is waited for so long before the first lease is taken; the rest is heard later.
+/// Earlier verdicts are waited for so long before the first lease is taken; the rest comes later.
 const BEFORE: Duration = Duration::from_secs(2);
 /// Questions to agents that wait for the bus at most, and how often one looks whether it is back.
 const WISHES: usize = 256;
@@ -115,7 +115,7 @@ async fn hold(
     }
 }
 
-/// What is published.
+/// A message that is published.
 enum Saying {
     /// A question to agents, and its subject.
     Wish(String, Vec<u8>),

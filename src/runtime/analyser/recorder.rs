@@ -1,4 +1,4 @@
-//! What was said before: a stream of JetStream keeps the last minutes of the bus, and who begins late hears them first.
+//! The last minutes of the bus, which a stream of JetStream keeps: an analyser that begins late reads them first.
 //!
 //! It is bound to the agents' subjects, so nobody writes to it by himself, and nothing that is live waits for it.
 
@@ -16,7 +16,7 @@ const STREAM: &str = "ringwatch";
 /// How long it keeps what was said, and how many bytes of it.
 const KEEP: Duration = Duration::from_secs(600);
 const KEEP_BYTES: i64 = 1 << 30;
-/// What is heard first: agents tell everything that does not change again within half a minute.
+/// The part that is read first: agents send everything that does not change again within half a minute.
 const BACK: Duration = Duration::from_secs(45);
 /// How long the recorder may take; then one goes on without.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 const ASK_EVERY: Duration = Duration::from_millis(500);
 /// How often what was told is told again where it has changed.
 const TELL_EVERY: Duration = Duration::from_secs(1);
-/// What is left open by others, or by an earlier run, and is not found in so long a time of speaking, is over.
+/// A finding that others, or an earlier run, left open, and that is not found in so long a time of speaking, is closed.
 const FOUND_AGAIN: Duration = Duration::from_secs(60);
 /// Such findings at most.
 const LEFT: usize = 65_536;
@@ -89,15 +89,15 @@ pub struct State {
     say: UnboundedSender<Say>,
     /// The partitions for which this analyser speaks; the lease's number is its right to.
     pub(super) leases: BTreeMap<u32, u64>,
-    /// Whether JetStream keeps what is told, or why not; absent until that is known.
+    /// The state of JetStream: it keeps what is published, or the reason why not; absent until that is known.
     kept: Option<Result<(), &'static str>>,
     /// By which lease it speaks for a partition, and since when.
     spoken: BTreeMap<u32, (u64, Instant)>,
     /// Findings as they were last told.
     told: BTreeMap<u64, Known>,
-    /// What others told last, or an earlier run did, that is open and was not found here; and when that was heard.
+    /// Open verdicts of others, or of an earlier run, that were not found here; and when each was received.
     left: BTreeMap<u64, (Verdict, Instant)>,
-    /// What other analysers, or an earlier run, have closed.
+    /// Findings that other analysers, or an earlier run, have closed.
     closed: BTreeMap<u64, Finding>,
     asked: BTreeMap<(CommId, Track, u64), u32>,
     asked_at: Option<Instant>,
@@ -220,7 +220,7 @@ impl State {
         }
     }
 
-    /// What those who hold leases, and the other analysers, have said.
+    /// Takes the messages of those who hold leases, and of the other analysers.
     fn hear(&mut self, told: &Receiver<Told>) {
         for t in told.try_iter() {
             match t {
@@ -461,7 +461,7 @@ impl State {
         all
     }
 
-    /// What is said in numbers.
+    /// The figures for metrics.
     fn analysis(&mut self) -> Analysis {
         let mut findings = BTreeMap::new();
         let join = self.monitor.join();
@@ -522,7 +522,7 @@ impl State {
         Some(self.kept?.err()?.to_owned())
     }
 
-    /// What is said to readers.
+    /// The reply to readers.
     fn reply(&mut self) -> Reply {
         let reader = self.monitor.source().reader();
         let mut hidden: BTreeMap<&str, u64> = BTreeMap::new();
@@ -593,7 +593,7 @@ impl State {
         }
     }
 
-    /// Who asked and went away needs no answer.
+    /// Answers a question. A client that went away needs no answer.
     fn answer(&mut self, asked: Asked) {
         match asked {
             Asked::Cluster(reply) => drop(reply.send(Box::new(self.reply()))),

@@ -68,7 +68,7 @@ fn unspoken(all: &[Answer]) -> Vec<u32> {
     known.difference(&spoken).copied().collect()
 }
 
-/// What the analysers say together: everything as the one sees it that heard most, and the findings of each.
+/// Joins the answers of the analysers: everything as the one sees it that received most, and the findings of each.
 pub fn together(all: Vec<Answer>, servers: &str) -> Option<Snapshot> {
     let (analysers, unspoken) = (all.len(), unspoken(&all));
     let most = all.iter().enumerate().max_by_key(|(_, a)| a.heard).map(|(i, _)| i)?;
@@ -162,7 +162,7 @@ impl Live {
         });
     }
 
-    /// What the analysers last said; that none answers is told in the place where the source is named.
+    /// The latest answer of the analysers; that none answers is reported in the place where the source is named.
     pub fn snapshot(&mut self) -> Snapshot {
         self.latest.snapshot()
     }

@@ -17,10 +17,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How long answers of others are waited for once every partition has one.
 const OTHERS: Duration = Duration::from_millis(200);
 
-/// What the analysers say together.
+/// The joined replies of the analysers.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Cluster {
-    /// What is wrong now.
+    /// The findings now.
     pub findings: Vec<Finding>,
     /// Findings that no answer had room for.
     pub more_findings: u64,
@@ -38,7 +38,7 @@ pub struct Cluster {
     pub communicators: u64,
     /// Processes known.
     pub ranks: u64,
-    /// What analysers refused, by reason.
+    /// The messages that analysers refused, by reason.
     pub refused: BTreeMap<String, u64>,
     /// Why JetStream does not keep what some analyser tells, where it does not.
     pub not_kept: Option<String>,
@@ -80,7 +80,7 @@ fn unspoken(all: &[Reply]) -> Vec<u32> {
 }
 
 impl Cluster {
-    /// What these replies say together.
+    /// Joins these replies.
     pub fn of(all: &[Reply]) -> Self {
         let mut findings: BTreeMap<FindingId, Finding> = BTreeMap::new();
         let mut closed: BTreeMap<FindingId, Finding> = BTreeMap::new();

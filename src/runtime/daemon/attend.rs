@@ -1,4 +1,4 @@
-//! What a daemon's main task does while the others work: it waits for signals, and keeps the service manager informed.
+//! The main task of a daemon while the others work: it waits for signals, and keeps the service manager informed.
 
 use super::{ClosedReport, Connections, Error, Reload, StateThread, notify};
 use crate::config::{self, Config};

@@ -1,9 +1,9 @@
-//! What keeps a daemon from starting or going on.
+//! The reasons that keep a daemon from starting or going on.
 
 use std::io;
 use std::path::PathBuf;
 
-/// What keeps a daemon from starting or going on.
+/// The reason that keeps a daemon from starting or going on.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The HTTP address cannot be had.
@@ -22,7 +22,7 @@ pub enum Error {
         /// Why, and what to do.
         why: String,
     },
-    /// What is sent away cannot be sent.
+    /// Telemetry cannot be sent.
     #[error("otlp")]
     Otlp(#[from] crate::export::otlp::Error),
     /// There is no way onto the bus.

@@ -1,4 +1,4 @@
-//! Whether the thread that owns a daemon's state is alive, without a question to it.
+//! The heartbeat of the thread that owns a daemon's state, which needs no question to it.
 //!
 //! The thread notes each step of its work in an atomic. `/livez`, `/readyz` and the service manager's watchdog read it, so
 //! no flood of questions makes a working thread look dead.

@@ -35,14 +35,14 @@ const EXHAUSTED: Duration = Duration::from_millis(100);
 /// The longest head of a request, in bytes.
 const HEAD: usize = 16 << 10;
 
-/// What answers are made of.
+/// The sources of HTTP answers.
 #[derive(Debug, Clone)]
 pub(in crate::runtime) struct Answers {
     /// The thread that owns the state.
     pub(in crate::runtime) state: StateSender,
     /// Its signs of life.
     pub(in crate::runtime) heartbeat: Arc<Heartbeat>,
-    /// Whether metrics may have native histograms.
+    /// Metrics may have native histograms.
     pub(in crate::runtime) native_histograms: bool,
 }
 
@@ -184,7 +184,7 @@ fn unanswered() -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, "the state does not answer\n").into_response()
 }
 
-/// Whether it is worth going on: the thread that owns the state does not hang.
+/// Answers whether it is worth going on: the thread that owns the state does not hang.
 async fn livez(State(heartbeat): State<Arc<Heartbeat>>) -> (StatusCode, &'static str) {
     if heartbeat.is_alive() {
         (StatusCode::OK, "ok\n")
@@ -193,7 +193,7 @@ async fn livez(State(heartbeat): State<Arc<Heartbeat>>) -> (StatusCode, &'static
     }
 }
 
-/// Whether it has data: the state reads its sources.
+/// Answers whether it has data: the state reads its sources.
 async fn readyz(State(heartbeat): State<Arc<Heartbeat>>) -> (StatusCode, &'static str) {
     if heartbeat.is_ready() {
         (StatusCode::OK, "ok\n")

@@ -32,7 +32,7 @@ impl Bounds {
     }
 }
 
-/// What is known of the open connections.
+/// The state of the open connections.
 #[derive(Debug)]
 pub(super) struct HttpConnections {
     pub(super) bounds: Bounds,

@@ -1,4 +1,4 @@
-//! What is lost on its way out, said as it grows: who reads the log need not look at the metrics to know.
+//! The losses on the way out, logged as they grow: a reader of the log need not look at the metrics to know.
 
 use crate::export::metrics::Exported;
 use crate::export::otlp::TOO_MANY;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// Between two times that it is said.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// What was said so far.
+/// The losses that were logged so far.
 #[derive(Debug, Default)]
 pub(super) struct Lost {
     said: BTreeMap<(&'static str, &'static str), u64>,
@@ -16,7 +16,7 @@ pub(super) struct Lost {
 }
 
 impl Lost {
-    /// What there is to say of what was lost so far, if it is time to.
+    /// The new lines about losses, if it is time to log them.
     pub(super) fn news(&mut self, exported: &[Exported], now: Instant) -> Vec<String> {
         if self.at.is_some_and(|t| now.saturating_duration_since(t) < AGAIN) {
             return Vec::new();
@@ -40,7 +40,7 @@ impl Lost {
     }
 }
 
-/// What there is to say at the end of what still waits, and of the spans and logs that are with the sender.
+/// The lines at the end about what still waits, and about the spans and logs that are with the sender.
 pub(super) fn unsent(exported: &[Exported], sending: [u64; 2]) -> Vec<String> {
     let of = |e: &Exported| {
         let more = ["spans", "logs"].iter().position(|s| *s == e.signal).and_then(|i| sending.get(i));

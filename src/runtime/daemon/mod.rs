@@ -1,4 +1,4 @@
-//! What agent and analyser share: the questions their state answers, HTTP, OTLP, and what they cost.
+//! The parts that agent and analyser share: the questions their state answers, HTTP, OTLP, and their overhead.
 
 mod attend;
 mod connections;

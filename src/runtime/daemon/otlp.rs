@@ -44,7 +44,7 @@ impl Sender {
         Ok(Some(Sender { exporter, settings: config.otlp.clone() }))
     }
 
-    /// What the owner of the state keeps for it.
+    /// The part that the owner of the state keeps.
     pub(in crate::runtime) fn outgoing(&self) -> Outgoing {
         Outgoing::new(&self.settings, Arc::clone(&self.exporter))
     }
@@ -72,7 +72,7 @@ impl Sending {
     }
 }
 
-/// Who sends, in OpenTelemetry's words, and the user's tags.
+/// The resource that sends, in OpenTelemetry's words, and the user's tags.
 fn resource(config: &Config, service: &str, instance: String) -> Vec<(String, String)> {
     let own = [
         ("service.name", service.to_owned()),
@@ -148,7 +148,7 @@ async fn spans(exporter: &Exporter, state: &StateSender, trouble: &mut Trouble) 
     }
 }
 
-/// What was last told to be wrong, so that it is told once.
+/// The trouble that was last logged, so that it is logged once.
 #[derive(Debug, Default)]
 struct Trouble(Option<String>);
 

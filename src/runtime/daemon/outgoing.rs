@@ -1,4 +1,5 @@
-//! What the owner of a state keeps for the sender of OTLP: what waits, what is on its way, and what was lost.
+//! The queue to the sender of OTLP, as the owner of a state keeps it: what waits, what is on its way, and what was
+//! lost.
 
 use super::lost::{Lost, unsent};
 use crate::export::metrics::Exported;
@@ -24,12 +25,12 @@ impl Outgoing {
         Outgoing { tracer: Tracer::new(settings), exporter, lost: Lost::default(), sending: [0; 2] }
     }
 
-    /// Who writes what is to go out.
+    /// The writer of what is to go out.
     pub(in crate::runtime) fn tracer(&mut self) -> &mut Tracer {
         &mut self.tracer
     }
 
-    /// What became of everything so far.
+    /// The accounting of everything so far.
     pub(in crate::runtime) fn exported(&self) -> Vec<Exported> {
         self.exporter.exported(self.tracer.exported())
     }

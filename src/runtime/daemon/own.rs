@@ -1,4 +1,4 @@
-//! What the agent itself costs, as the kernel counts it.
+//! The agent's own overhead, as the kernel counts it.
 
 use super::Connections;
 use crate::export::Own;

@@ -1,4 +1,4 @@
-//! What the log says of settings that were read again.
+//! The log lines about settings that were read again.
 
 use super::{Message, StateSender};
 use crate::config::{self, Change, Config};
@@ -9,13 +9,13 @@ use tracing::{error, info, warn};
 pub(in crate::runtime) struct Reload {
     /// Keys, or sections, that its state takes over while it runs.
     taken_over: &'static [&'static str],
-    /// Those that it started with: what needs a restart is still as in these.
+    /// The settings that it started with: what needs a restart is still as in these.
     started: Config,
-    /// Those that were read last.
+    /// The settings that were read last.
     last: Config,
 }
 
-/// What changed, by what becomes of it.
+/// The changes, by what becomes of each.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Changes {
     taken_over: Vec<String>,

@@ -1,4 +1,4 @@
-//! What the thread that owns a daemon's state can be asked and told, and how.
+//! The questions and messages to the thread that owns a daemon's state.
 
 use super::state_queue::{Lane, StateSender};
 use crate::cluster::message::Wish;
@@ -26,7 +26,7 @@ pub(in crate::runtime) struct Rendered {
 }
 
 impl Rendered {
-    /// What was written in so much time, or why it was not.
+    /// A rendering, with the time that it took, or the error in its place.
     pub(in crate::runtime) fn new(
         written: Result<(String, Vec<u8>), impl std::fmt::Display>,
         took: Duration,
@@ -36,7 +36,7 @@ impl Rendered {
     }
 }
 
-/// What the state can be asked.
+/// A question to the state.
 #[derive(Debug)]
 pub(in crate::runtime) enum Asked {
     /// Everything for a screen, of one user's jobs or of all.
@@ -57,7 +57,7 @@ pub(in crate::runtime) enum Asked {
     Families(oneshot::Sender<Vec<Family>>),
     /// Spans and log records that wait to be sent.
     Batch(oneshot::Sender<Box<Batch>>),
-    /// What is known of the cluster.
+    /// The state of the cluster.
     Cluster(oneshot::Sender<Box<Reply>>),
     /// The same for a screen: what a reader looks at.
     Glance {
@@ -82,7 +82,7 @@ impl Asked {
     }
 }
 
-/// What the state is told by other tasks of its process; no answer is expected.
+/// A message to the state from other tasks of its process; no answer is expected.
 #[derive(Debug)]
 pub(in crate::runtime) enum Message {
     /// Spans and log records that could not be sent.

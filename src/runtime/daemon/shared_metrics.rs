@@ -25,7 +25,7 @@ pub(super) struct Render {
     pub(super) number: u64,
     /// When it was made, wall clock ms since the epoch.
     pub(super) unix_ms: u64,
-    /// What was written; an outer error where the state does not answer.
+    /// The text that was written; an outer error where the state does not answer.
     pub(super) rendered: Result<Result<Rendered, String>, Unanswered>,
 }
 

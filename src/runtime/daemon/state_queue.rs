@@ -1,4 +1,4 @@
-//! What waits for the thread that owns a daemon's state: messages of its own process, and questions in two lanes.
+//! The queue of the thread that owns a daemon's state: messages of its own process, and questions in two lanes.
 //!
 //! Messages cannot be displaced by questions, and questions of everybody cannot displace those of root, of the exporters and
 //! of the bus. Both lanes are served in turn, so neither starves the other.
@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Who asks, which decides how many of their questions may wait.
+/// The lane of a client, which decides how many of its questions may wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::runtime) enum Lane {
     /// Root's screens, exporters and the bus: each waits for its answer before it asks again.
@@ -26,7 +26,7 @@ const PUBLIC: usize = 8;
 /// Analysers' requests that may wait: five seconds of what the bus lets through.
 const WISHES: usize = 256;
 
-/// What waits.
+/// The waiting messages and questions.
 #[derive(Debug, Default)]
 struct Waiting {
     /// Nobody takes anything any more.
@@ -66,7 +66,7 @@ pub(in crate::runtime) struct StateSender(Arc<Shared>);
 #[derive(Debug)]
 pub(in crate::runtime) struct StateReceiver(Arc<Shared>);
 
-/// What came first.
+/// The message or question that came first.
 #[derive(Debug)]
 pub(in crate::runtime) enum Received {
     /// A message of this process.
@@ -200,7 +200,7 @@ mod tests {
         (Asked::Snapshot { uid: Some(uid), reply }, answer)
     }
 
-    /// What waits, in the order in which it is taken.
+    /// The waiting entries, in the order in which they are taken.
     fn taken(receiver: &StateReceiver) -> Vec<String> {
         let mut all = Vec::new();
         loop {

@@ -34,7 +34,7 @@ impl StateThread {
         self.sender.clone()
     }
 
-    /// What HTTP answers are made of.
+    /// The sources of HTTP answers.
     pub(in crate::runtime) fn answers(&self, config: &Config) -> Answers {
         Answers {
             state: self.sender(),

@@ -1,4 +1,4 @@
-//! Who is at the other end of a TCP connection: the kernel knows the user of a socket of this host.
+//! The user at the other end of a TCP connection: the kernel knows the user of a socket of this host.
 //!
 //! Connections of one peer share one peer's places, so that a flood displaces its own connections.
 

@@ -60,10 +60,10 @@ impl fmt::Display for TunerChoice {
     }
 }
 
-/// What one set of processes runs under.
+/// The configuration that one set of processes runs under.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Arm {
-    /// Whether the plugin is loaded as NCCL's tuner.
+    /// True where the plugin is loaded as NCCL's tuner.
     pub has_tuner: bool,
     /// `NCCL_MIN_NCHANNELS`, where it is set.
     pub min_channels: Option<u32>,
@@ -101,7 +101,7 @@ pub trait Machine {
     fn elapsed(&self) -> Duration;
 }
 
-/// What is searched.
+/// The space that is searched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Space {
     /// The operation, NCCL's number.

@@ -10,7 +10,7 @@ use crate::tune::Rule;
 pub struct JudgedRule {
     /// The rule.
     pub rule: Rule,
-    /// Whether it stays.
+    /// The decision about it.
     pub status: RuleStatus,
 }
 

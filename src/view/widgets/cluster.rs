@@ -17,7 +17,7 @@ const LABEL: usize = 24;
 /// Marks stand in groups of so many.
 const GROUP: usize = 8;
 
-/// What the list leads to.
+/// The rows that the list leads to.
 #[derive(Debug, Default)]
 struct Ways<'a> {
     jobs: Vec<&'a JobRow>,
@@ -156,7 +156,7 @@ fn wrong(ctx: &Ctx<'_>, fleet: &Fleet, most: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// What can be gone into.
+/// The rows that can be gone into.
 fn list(ctx: &Ctx<'_>, fleet: &Fleet, page: &mut Page) {
     let ways = Ways::of(ctx, fleet);
     let last = ways.len().saturating_sub(1);

@@ -20,7 +20,7 @@ const STATES: [OpState; 7] = [
     OpState::InDoubt,
 ];
 
-/// What the marks mean.
+/// The meaning of the marks.
 pub(super) fn legend(ctx: &Ctx<'_>) -> Line<'static> {
     // The rarest one has no room on a narrow screen; the help names it.
     let shown = |s: &&OpState| **s != OpState::Progressing || ctx.width >= 100;

@@ -1,4 +1,4 @@
-//! What was lost, and the processes it was lost in.
+//! The losses, and the processes that they were in.
 
 use crate::model::{LossRow, SegmentRow};
 use crate::view::format::{self, ABSENT, or_absent};
@@ -67,7 +67,7 @@ pub(super) fn page(ctx: &Ctx<'_>) -> Page {
     page
 }
 
-/// What is not read, and why: nothing on any screen is about it.
+/// The sources that are not read, and why: nothing on any screen is about them.
 fn unread(ctx: &Ctx<'_>, page: &mut Page) {
     let all = &ctx.snap.unread;
     if all.is_empty() {

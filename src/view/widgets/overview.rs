@@ -14,7 +14,7 @@ struct Section {
     head: Vec<Line<'static>>,
     /// Items of one or several lines, the most important first.
     items: Vec<Vec<Line<'static>>>,
-    /// What one item is called, and the key of the screen that has them all.
+    /// The name of one item, and the key of the screen that has them all.
     noun: (&'static str, &'static str),
     /// Lines it gets before others get more than their least.
     least: usize,
@@ -199,7 +199,7 @@ fn tabled(
     s
 }
 
-/// What to do when nothing has been attached yet.
+/// The hints when nothing has been attached yet.
 fn newcomer(ctx: &Ctx<'_>) -> Vec<Line<'static>> {
     let mut lines = vec![ctx.rule("Nothing attached yet", ""), Line::default()];
     let mut say = |role: Role, indent: &str, text: &str| {

@@ -13,7 +13,8 @@ use std::time::Duration;
 const AT_ONCE: usize = 64;
 /// Xids.
 const XID: u64 = sys::nvmlEventTypeXidCriticalError as u64;
-/// What else means trouble. Single corrected errors, clocks and power states come too often to be told one by one.
+/// Other events that mean trouble. Single corrected errors, clocks and power states come too often to be told one by
+/// one.
 const ALARMS: &[(u64, AlarmKind)] = &[
     (sys::nvmlEventTypeDramRetirementEvent as u64, AlarmKind::MemoryRetired),
     (sys::nvmlEventTypeDramRetirementFailure as u64, AlarmKind::RetirementFailed),

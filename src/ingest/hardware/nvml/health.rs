@@ -18,15 +18,15 @@ use std::time::Duration;
 /// Metrics of the performance monitor, in per cent: multiprocessors, tensor cores and memory bandwidth in use.
 const ACTIVE: &[u32] = &[2, 5, 10];
 
-/// What is asked for less often than the rest, because the driver takes long to answer: how often, absent where it is left
-/// out.
+/// The facts that are asked for less often than the rest, because the driver takes long to answer: how often, absent
+/// where it is left out.
 #[derive(Debug, Clone, Copy)]
 struct Seldom {
     states: Option<Duration>,
     counters: Option<Duration>,
 }
 
-/// What is remembered of a GPU between two looks.
+/// The state of a GPU between two polls.
 #[derive(Default)]
 struct Before {
     sample: Option<GpmSample>,
@@ -39,7 +39,7 @@ struct Before {
 }
 
 impl Before {
-    /// What is due; it is asked for then.
+    /// The facts that are due; they are asked for then.
     fn wanted(&mut self, seldom: Seldom, now_ns: u64) -> Wanted {
         let due = |every: Option<Duration>, asked: &mut Option<u64>| {
             let every_ns = every.map(|d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));

@@ -16,7 +16,7 @@ pub struct Inventory {
     pub driver: Option<String>,
     /// The newest CUDA that the driver can run, `13.0`.
     pub cuda: Option<String>,
-    /// Those that answer, in NVML's order.
+    /// The GPUs that answer, in NVML's order.
     pub gpus: Vec<GpuState>,
 }
 

@@ -18,7 +18,7 @@ use nvml_wrapper_sys::bindings::field_id::{
 
 /// No GPU has more; the driver says earlier where they end.
 const MOST: u32 = 64;
-/// What is asked of each link.
+/// The fields that are asked of each link.
 const ASKED: &[u32] = &[REPLAYS, RECOVERIES, CRC, SPEED, RECOVERIES_FROM_5];
 
 /// How many links a GPU has, whether they are up or not: one after the other until the driver knows no more.
@@ -35,7 +35,7 @@ pub(super) fn count(device: &Device<'_>) -> u32 {
     last.map_or(0, |l| l + 1)
 }
 
-/// What is read of a GPU's links.
+/// The fields that are read of a GPU's links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) states: bool,
@@ -64,7 +64,7 @@ impl Links {
     }
 }
 
-/// What does not change.
+/// The facts that do not change.
 fn first(device: &Device<'_>, number: u32) -> LinkFact {
     let link = device.link_wrapper_for(number);
     let address = link.remote_pci_info().ok().and_then(|p| pci_address(&p.bus_id));

@@ -22,7 +22,7 @@ use std::time::Duration;
 /// The library's name.
 const NAME: &str = "libnvidia-ml.so.1";
 
-/// What is known of a GPU for as long as the driver lives.
+/// The facts of a GPU for as long as the driver lives.
 #[derive(Debug)]
 struct Gpu {
     index: u32,
@@ -165,7 +165,7 @@ impl Nvml {
         Nvml { driver: Arc::new(Driver { path, loaded: Mutex::new(None) }) }
     }
 
-    /// What goes over NVLink and PCIe.
+    /// The sampler of bytes over NVLink and PCIe.
     pub fn traffic(&self, period: Duration) -> Box<dyn Sampler> {
         Box::new(traffic::Sampled::new(self.driver.clone(), period))
     }

@@ -59,7 +59,7 @@ pub(super) fn remapped_rows(device: &Device<'_>) -> Result<(u32, u32, bool, bool
     Ok((corrected, uncorrected, pending != 0, failed != 0))
 }
 
-/// What the other end of a link is. (The wrapper throws the answer away.)
+/// The kind of a link's other end. (The wrapper throws the answer away.)
 pub(super) fn remote_kind(device: &Device<'_>, link: u32) -> Result<Option<&'static str>, NvmlError> {
     let get = *nvml_sym(device.nvml().lib().nvmlDeviceGetNvLinkRemoteDeviceType.as_ref())?;
     let mut kind = sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN;

@@ -38,7 +38,7 @@ enum Way {
     Neither,
 }
 
-/// What the counters of all links said.
+/// The sums of the counters of all links.
 #[derive(Debug, Clone, Copy)]
 struct Counted {
     at_ns: u64,
@@ -46,7 +46,7 @@ struct Counted {
     rx_kib: u64,
 }
 
-/// What the counters of each link said.
+/// The counters of each link.
 #[derive(Debug)]
 struct Each {
     at_ns: u64,
@@ -83,7 +83,7 @@ fn each(device: &Device<'_>, links: u32) -> Option<Each> {
     Some(Each { at_ns, links: (0..links).zip(values.chunks(2)).filter_map(link).collect() })
 }
 
-/// What moved between two counts of KiB; a counter that went back was reset, and says nothing.
+/// The bytes between two counts of KiB; a counter that went back was reset, and says nothing.
 fn moved(before: (u64, u64), now: (u64, u64)) -> Option<Moved> {
     let (tx, rx) = (now.0.checked_sub(before.0)?, now.1.checked_sub(before.1)?);
     Some(Moved { tx_bytes: tx as f64 * KIB, rx_bytes: rx as f64 * KIB })
@@ -103,7 +103,7 @@ impl Way {
         }
     }
 
-    /// What moved since the look before; `Err` where that cannot be said now.
+    /// The bytes since the poll before; `Err` where that cannot be said now.
     fn look(&mut self, library: &Arc<Library>, device: &Device<'_>) -> Result<Vec<(u64, Traffic)>, ()> {
         match self {
             Way::Monitor { before, links } => {
