@@ -32,33 +32,6 @@ const EDGES: &[(&str, &[&str])] = &[
     ("main", &["cli", "cmd", "secret"]),
 ];
 
-/// The plugin's modules, from the bottom: each uses those before it alone.
-const PLUGIN_LAYERS: &[&str] = &[
-    "ffi",
-    "runtime",
-    "event",
-    "handle",
-    "slot_ref",
-    "pair_orders",
-    "gate",
-    "communicator",
-    "event_pairs",
-    "governor",
-    "chain",
-    "live",
-    "opening",
-    "preloaded",
-    "timing",
-    "network",
-    "bare",
-    "record",
-    "tuner",
-    "calls",
-    "abi",
-    "forward",
-    "callbacks",
-];
-
 /// Folders whose modules use each other in no circle. What a module takes from its parent counts for the module that the
 /// parent has it from.
 const WITHOUT_CIRCLES: &[&str] = &[
@@ -519,16 +492,36 @@ fn modules_use_only_what_they_may() {
     assert_eq!(seen, known, "modules in src and in the table");
 }
 
-#[test]
-fn modules_of_the_plugin_use_those_below_them_alone() {
-    let uses = siblings("plugin/src", "plugin/src");
-    let known: BTreeSet<&str> = PLUGIN_LAYERS.iter().copied().collect();
-    assert_eq!(uses.keys().map(String::as_str).collect::<BTreeSet<_>>(), known, "modules and the table");
-    let layer = |m: &str| PLUGIN_LAYERS.iter().position(|l| *l == m);
-    for (module, used) in &uses {
-        let above: Vec<&String> = used.iter().filter(|u| layer(u) >= layer(module)).collect();
-        assert!(above.is_empty(), "{module} uses {above:?}, which are above it");
+/// The modules that a crate's root declares, with the layer of each: an empty line ends a layer.
+fn layers(source: &str) -> BTreeMap<String, usize> {
+    let mut of = BTreeMap::new();
+    let mut layer = 0;
+    for line in source.lines() {
+        let declared = line.strip_prefix("pub ").unwrap_or(line).strip_prefix("mod ");
+        match declared.and_then(|d| d.strip_suffix(';')) {
+            Some(module) => drop(of.insert(module.to_owned(), layer)),
+            None if line.is_empty() => layer += 1,
+            None => {}
+        }
     }
+    of
+}
+
+#[test]
+fn modules_of_the_plugin_use_those_of_lower_layers_alone() {
+    let layers = layers(&fs::read_to_string(root().join("plugin/src/lib.rs")).unwrap());
+    let uses = siblings("plugin/src", "plugin/src");
+    assert_eq!(uses.keys().collect::<Vec<_>>(), layers.keys().collect::<Vec<_>>(), "modules and the list");
+    for (module, used) in &uses {
+        let above: Vec<&String> = used.iter().filter(|u| layers[*u] >= layers[module]).collect();
+        assert!(above.is_empty(), "{module} uses {above:?}, which are not below it in plugin/src/lib.rs");
+    }
+}
+
+#[test]
+fn layers_end_with_an_empty_line() {
+    let of = layers("//! Text.\n\nmod a;\npub mod b;\n\n// Text.\nmod c;\n\nfn f() {}\n");
+    assert!(of.len() == 3 && of["a"] == of["b"] && of["b"] < of["c"], "{of:?}");
 }
 
 #[test]

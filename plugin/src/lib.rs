@@ -15,30 +15,45 @@
 
 #![cfg_attr(all(panic = "abort", not(test)), no_std)]
 
-// From the bottom: a module uses those above it in this list, and none below. `tests/architecture.rs` holds this.
-pub mod abi;
-mod bare;
-pub mod callbacks;
-pub mod calls;
-mod chain;
-mod communicator;
-pub mod event;
-mod event_pairs;
+// Layers, from the bottom, each after an empty line: a module uses those of the layers before its own. `tests/architecture.rs`
+// holds the modules against this list.
 pub mod ffi;
-mod forward;
-mod gate;
-mod governor;
-pub mod handle;
-mod live;
-mod network;
-mod opening;
-mod pair_orders;
-mod preloaded;
-pub mod record;
+
 mod runtime;
+
+pub mod event;
+pub mod handle;
+mod pair_orders;
 mod slot_ref;
+
+mod communicator;
+mod gate;
+
+mod event_pairs;
+mod governor;
+
+mod chain;
+
+mod live;
+
+mod opening;
+
+mod network;
+mod preloaded;
 mod timing;
+
+mod bare;
+
+pub mod record;
+
 pub mod tuner;
+
+pub mod abi;
+pub mod calls;
+
+mod forward;
+
+pub mod callbacks;
 
 pub use runtime::parsers;
 

@@ -315,6 +315,9 @@ pub struct Communicator {
     longest_ns: u64,
     /// The number of ranks' parts of counted operations that are kept.
     parts_kept: usize,
+    /// When the newest operation was issued, host monotonic ns. A rank that is made later is another communicator's of the same
+    /// id.
+    newest_issue_ns: u64,
     /// The same of those that were not, and the memory of what hangs on these, in bytes.
     parts_open: usize,
     attached_bytes: usize,
@@ -376,6 +379,7 @@ impl Communicator {
             told_done: [0; 2],
             longest_ns: 0,
             parts_kept: 0,
+            newest_issue_ns: 0,
             parts_open: 0,
             attached_bytes: 0,
             classes: 0,
@@ -779,6 +783,9 @@ impl Communicator {
             roster.enter(segment, &mut r.gpu, comm, rank)
         };
         self.stale = true;
+        if self.newest_issue_ns > 0 && record.init_ns > self.newest_issue_ns {
+            self.instances.begin_again();
+        }
         self.was_aborted |= record.making == Some(Making::Aborted);
         match self.members.entry(record.rank) {
             Entry::Occupied(entry) => {
@@ -928,6 +935,13 @@ impl Communicator {
                 n.received = n.received.max(next);
             }
         }
+        self.newest_issue_ns = self.newest_issue_ns.max(op.issued_ns.unwrap_or(0));
+        if said.is_some() {
+            self.instances.take_a_sample();
+        }
+        if self.instances.was_evicted(key) {
+            return Taken::Yes;
+        }
         if !may_grow && self.instances.get(&key).is_none() {
             return Taken::NoRoom;
         }
@@ -1062,14 +1076,16 @@ impl Communicator {
         Taken::Yes
     }
 
-    /// Takes the orders that were counted before the communicator was evicted.
-    pub(super) fn resume(&mut self, evicted: Evicted) {
+    /// Takes the orders that were counted before the communicator was evicted, and when its last operation was issued.
+    pub(super) fn resume(&mut self, (evicted, issued_ns): (Evicted, u64)) {
         self.instances.resume(evicted);
+        self.newest_issue_ns = issued_ns;
     }
 
-    /// The orders of all operations that were counted, once the communicator itself is evicted.
-    pub(super) fn into_evicted(self) -> Evicted {
-        self.instances.into_evicted()
+    /// The orders of all operations that were counted, once the communicator itself is evicted, and when its last operation
+    /// was issued.
+    pub(super) fn into_evicted(self) -> (Evicted, u64) {
+        (self.instances.into_evicted(), self.newest_issue_ns)
     }
 
     /// Memory that it takes, in bytes, as an estimate: what a hostile segment could make grow is in it.

@@ -9,8 +9,10 @@ use std::ops::Range;
 
 /// Ranges kept of a track. Beyond, the oldest ones become one, in which nothing is known for certain.
 const RANGES_KEPT: usize = 16;
-/// Tracks kept of a communicator: as many as there are pairs that are counted.
-const TRACKS_KEPT: usize = 65_536;
+/// Tracks kept of a communicator. What is counted in others is forgotten.
+const TRACKS_KEPT: usize = 16_384;
+/// Tracks kept of a communicator that has to make room, or was evicted itself.
+const TRACKS_LEFT: usize = 1024;
 /// Communicators that were evicted whole and are remembered.
 const COMMUNICATORS_KEPT: usize = 1024;
 /// Tracks of all of these together. Beyond, those that were evicted first are not remembered any more.
@@ -54,7 +56,8 @@ impl Orders {
     }
 
     fn add(&mut self, order: u64) {
-        let end = order.saturating_add(1);
+        // Nobody issues so many; a forged order of this size has no end.
+        let Some(end) = order.checked_add(1) else { return };
         if order == self.newest.end && !self.newest.is_empty() {
             self.newest.end = end;
             return;
@@ -113,26 +116,42 @@ impl Evicted {
         self.bytes = self.bytes + orders.bytes() - before;
     }
 
+    /// Forgets all but the first tracks: collectives, and some pairs.
+    pub(super) fn shorten(&mut self) {
+        let Some(first) = self.tracks.keys().nth(TRACKS_LEFT).copied() else { return };
+        self.tracks.split_off(&first);
+        self.bytes = self.tracks.values().map(Orders::bytes).sum();
+    }
+
     /// Memory that it takes, in bytes, as an estimate.
     pub(super) fn bytes(&self) -> usize {
         self.tracks.len() * size_of::<(Track, Orders)>() * 2 + self.bytes
     }
 }
 
+/// A communicator that was evicted.
+#[derive(Debug, Clone)]
+struct Gone {
+    evicted: Evicted,
+    /// When the last of its operations was issued, host monotonic ns.
+    issued_ns: u64,
+}
+
 /// Communicators that were evicted whole, with the orders that were counted of them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Retired {
-    comms: HashMap<CommId, Evicted>,
+    comms: HashMap<CommId, Gone>,
     oldest_first: VecDeque<CommId>,
     tracks: usize,
 }
 
 impl Retired {
-    /// Remembers a communicator.
-    pub(super) fn put(&mut self, comm: CommId, evicted: Evicted) {
+    /// Remembers a communicator whose last operation was issued at this moment.
+    pub(super) fn put(&mut self, comm: CommId, mut evicted: Evicted, issued_ns: u64) {
         self.take(comm);
+        evicted.shorten();
         self.tracks += evicted.tracks.len();
-        self.comms.insert(comm, evicted);
+        self.comms.insert(comm, Gone { evicted, issued_ns });
         self.oldest_first.push_back(comm);
         while self.comms.len() > COMMUNICATORS_KEPT || self.tracks > TRACKS_KEPT_IN_ALL {
             let Some(oldest) = self.oldest_first.front().copied() else { return };
@@ -140,23 +159,26 @@ impl Retired {
         }
     }
 
-    /// Gives back what is known of a communicator that is there again.
-    pub(super) fn take(&mut self, comm: CommId) -> Option<Evicted> {
-        let evicted = self.comms.remove(&comm)?;
-        self.tracks -= evicted.tracks.len();
+    /// Gives back what is known of a communicator that a rank is found in which was made at this moment. One that was made
+    /// after the last operation is another communicator of the same id.
+    pub(super) fn take_for(&mut self, comm: CommId, made_ns: u64) -> Option<(Evicted, u64)> {
+        self.take(comm).filter(|gone| made_ns <= gone.issued_ns).map(|gone| (gone.evicted, gone.issued_ns))
+    }
+
+    fn take(&mut self, comm: CommId) -> Option<Gone> {
+        let gone = self.comms.remove(&comm)?;
+        self.tracks -= gone.evicted.tracks.len();
         self.oldest_first.retain(|c| *c != comm);
-        Some(evicted)
+        Some(gone)
     }
 
     /// Takes a record of an operation whose communicator is not in memory. True where the operation was never counted: it is
-    /// lost. Its other records are the same loss.
+    /// lost. Its other records are the same loss, in a track that is known.
     pub(super) fn loses(&mut self, comm: CommId, key: (Track, u64)) -> bool {
-        let Some(evicted) = self.comms.get_mut(&comm) else { return false };
+        let Some(Gone { evicted, .. }) = self.comms.get_mut(&comm) else { return false };
         let is_lost = evicted.fate(key) != Fate::Counted;
-        if is_lost {
-            let before = evicted.tracks.len();
+        if is_lost && evicted.tracks.contains_key(&key.0) {
             evicted.add(key);
-            self.tracks += evicted.tracks.len() - before;
         }
         is_lost
     }
@@ -197,9 +219,12 @@ mod tests {
 
     #[test]
     fn orders_in_sequence_take_one_range_up_to_the_last_order() {
-        let e = of((0..1_000).chain([u64::MAX]));
+        let e = of((0..1_000).chain([u64::MAX, u64::MAX - 1, 50]));
         assert_eq!(e.tracks.get(&TRACK).map(|o| o.older.len()), Some(1));
-        assert_eq!(e.fate((TRACK, 1_000)), Fate::New);
+        assert_eq!(
+            [999, 1_000, u64::MAX - 1].map(|o| e.fate((TRACK, o))),
+            [Fate::Counted, Fate::New, Fate::Counted]
+        );
     }
 
     #[test]
@@ -207,10 +232,13 @@ mod tests {
         let comm = CommId::unowned(7);
         let mut r = Retired::default();
         assert!(!r.loses(comm, (TRACK, 3)), "nothing is known of it");
-        r.put(comm, of(0..3));
+        r.put(comm, of(0..3), 100);
         assert!(!r.loses(comm, (TRACK, 2)));
         assert!(r.loses(comm, (TRACK, 3)) && !r.loses(comm, (TRACK, 3)), "once");
-        assert_eq!(r.take(comm), Some(of(0..4)));
+        assert!(r.loses(comm, (Track::Replay, 0)) && r.loses(comm, (Track::Replay, 0)), "no track is added");
+        assert_eq!(r.take_for(comm, 100), Some((of(0..4), 100)));
+        r.put(comm, of(0..3), 100);
+        assert_eq!(r.take_for(comm, 101), None, "it was made later: another one of the same id");
     }
 
     #[test]
@@ -219,9 +247,14 @@ mod tests {
         for n in 0..2_000 {
             let mut evicted = Evicted::default();
             (0..100).for_each(|peer| evicted.add((Track::Pair(Rank(0), Rank(peer)), 0)));
-            r.put(CommId::unowned(n), evicted);
+            r.put(CommId::unowned(n), evicted, 0);
         }
         assert_eq!((r.comms.len(), r.oldest_first.len(), r.tracks), (655, 655, 65_500));
         assert!(r.take(CommId::unowned(1_999)).is_some() && r.take(CommId::unowned(0)).is_none());
+        let mut wide = Evicted::default();
+        (0..20_000).for_each(|peer| wide.add((Track::Pair(Rank(0), Rank(peer)), 0)));
+        assert_eq!(wide.tracks.len(), TRACKS_KEPT);
+        r.put(CommId::unowned(1), wide, 0);
+        assert_eq!(r.comms.get(&CommId::unowned(1)).map(|g| g.evicted.tracks.len()), Some(TRACKS_LEFT));
     }
 }

@@ -352,7 +352,7 @@ impl Join {
         }
         let comm = self.comms.entry(record.comm).or_insert_with(|| {
             let mut comm = Communicator::new(record.comm);
-            self.retired.take(record.comm).into_iter().for_each(|evicted| comm.resume(evicted));
+            self.retired.take_for(record.comm, record.init_ns).into_iter().for_each(|gone| comm.resume(gone));
             comm
         });
         if let Some(before) = comm.payer.replace(payer).filter(|p| *p != payer) {
@@ -526,14 +526,18 @@ impl Join {
         }
     }
 
-    /// Evicts a communicator: what is incomplete is counted as it is, and what comes later is counted as lost.
+    /// Evicts a communicator. What is incomplete is counted as it is first, and the communicator goes the next time, since
+    /// exporters look for the communicators of operations that are over. What comes later and was not counted is lost.
     fn retire(&mut self, comm: CommId) {
         let Some(c) = self.comms.get_mut(&comm) else { return };
-        let parts = c.parts_kept();
-        c.count_open(usize::MAX, &mut self.classes, &mut self.outbox);
-        self.parts = self.parts + c.parts_kept() - parts;
-        if let Some(c) = self.remove(comm) {
-            self.retired.put(comm, c.into_evicted());
+        if c.held().1 > 0 {
+            let parts = c.parts_kept();
+            c.count_open(usize::MAX, &mut self.classes, &mut self.outbox);
+            self.parts = self.parts + c.parts_kept() - parts;
+            account(&mut self.memory, c);
+        } else if let Some(c) = self.remove(comm) {
+            let (evicted, issued_ns) = c.into_evicted();
+            self.retired.put(comm, evicted, issued_ns);
         }
     }
 

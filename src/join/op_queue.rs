@@ -42,6 +42,8 @@ pub(super) struct OpQueue {
     #[expect(clippy::vec_box, reason = "the boxes are what is used again")]
     spare: Vec<Box<Instance>>,
     evicted: Evicted,
+    /// Records are a sample, of which nothing is counted here: what was evicted may come again.
+    is_sample: bool,
 }
 
 /// Where an order is, or where it belongs.
@@ -98,6 +100,29 @@ impl OpQueue {
         };
         let place = self.tracks.get_mut(&key.0).and_then(|q| q.get_mut(at));
         place.map_or(Entry::Refused, |p| Entry::There(&mut p.instance))
+    }
+
+    /// True where an operation was counted and evicted.
+    pub(super) fn was_evicted(&self, key: Key) -> bool {
+        self.evicted.fate(key) == Fate::Counted
+    }
+
+    /// From now on does not remember what is evicted.
+    pub(super) fn take_a_sample(&mut self) {
+        if !self.is_sample {
+            self.is_sample = true;
+            self.evicted = Evicted::default();
+        }
+    }
+
+    /// Forgets what was evicted of an earlier communicator of the same id.
+    pub(super) fn begin_again(&mut self) {
+        self.evicted = Evicted::default();
+    }
+
+    /// Makes room among the evicted orders.
+    pub(super) fn shorten_evicted(&mut self) {
+        self.evicted.shorten();
     }
 
     /// The orders that were counted, in memory or not, once nothing is kept here any more.
@@ -198,11 +223,14 @@ impl OpQueue {
         if !again {
             *spare = Vec::new();
         }
-        let (len, evicted) = (&mut self.len, &mut self.evicted);
+        let len = &mut self.len;
+        let mut evicted = (!self.is_sample).then_some(&mut self.evicted);
         self.tracks.retain(|_, queue| {
             let mut drop = |mut p: Place| {
                 gone(&p.key, &mut p.instance);
-                evicted.add(p.key);
+                if let Some(evicted) = &mut evicted {
+                    evicted.add(p.key);
+                }
                 *len -= 1;
                 if again && spare.len() < SPARE {
                     p.instance.clear();

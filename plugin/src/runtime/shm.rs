@@ -119,7 +119,7 @@ struct Draft {
 
 impl Draft {
     fn new(file: Fd, largest: Geometry) -> Option<Self> {
-        // SlotRef while this process lives, in every namespace; before the file has a name or a length, so that
+        // Held while this process lives, in every namespace; before the file has a name or a length, so that
         // nobody takes it for a dead one. Where the kernel refuses, readers still have the pid.
         sys::lock(&file);
         let mut geometry = largest;

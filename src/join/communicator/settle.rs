@@ -388,6 +388,7 @@ impl Communicator {
     ) {
         self.count_open(self.instances.open_len().div_ceil(2), classes, outbox);
         self.halve();
+        self.instances.shorten_evicted();
         self.late.drain(..self.late.len() / 2);
         self.pairs.clear();
         self.exchanges = Exchanges::default();
@@ -415,11 +416,100 @@ impl Communicator {
 
 #[cfg(test)]
 mod tests {
-    use crate::join::Join;
     use crate::join::testing::{all_reduce, member, process};
+    use crate::join::{Join, MemoryLimit, account};
     use crate::model::{Func, Lane, Rank, Track, Update};
 
     const MS: u64 = 1_000_000;
+
+    /// Two ranks of one communicator.
+    fn two_ranks() -> Join {
+        let mut j = Join::new();
+        (0..2).for_each(|rank| j.feed(process(rank)));
+        (0..2).for_each(|rank| j.feed(member(rank, 2, 0)));
+        j.keep_finished();
+        j
+    }
+
+    /// Feeds a rank's finished operations of these orders, one a millisecond.
+    fn feed(j: &mut Join, rank: u32, orders: std::ops::Range<u64>) {
+        for order in orders {
+            let at_ns = (order + 1) * MS;
+            j.feed(Update::Op(Box::new(all_reduce(rank, order, at_ns, Some((at_ns, Some(at_ns + 1_000)))))));
+        }
+    }
+
+    /// Counts open operations as they are and evicts them, as where memory is short.
+    fn make_room(j: &mut Join) {
+        let c = j.comms.values_mut().next().expect("one");
+        (0..16).for_each(|_| c.relieve(&mut j.classes, &mut j.outbox));
+        assert_eq!(c.held(), (0, 0));
+    }
+
+    fn lost(j: &Join) -> u64 {
+        j.processes().map(crate::join::Process::hidden).sum()
+    }
+
+    #[test]
+    fn an_operation_that_was_counted_and_evicted_counts_once_however_late_its_other_records_come() {
+        let mut j = two_ranks();
+        feed(&mut j, 0, 0..1_000);
+        make_room(&mut j);
+        assert_eq!(j.take_finished().len(), 1_000);
+        feed(&mut j, 1, 0..1_010);
+        feed(&mut j, 0, 1_000..1_010);
+        j.tick(60_000 * MS);
+        assert_eq!((j.take_finished().len(), lost(&j)), (10, 0));
+    }
+
+    #[test]
+    fn of_a_retired_communicator_nothing_is_lost_in_silence_and_nothing_counts_twice() {
+        let mut j = two_ranks();
+        feed(&mut j, 0, 0..100);
+        let id = j.communicators().next().expect("one").id;
+        j.retire(id);
+        assert_eq!((j.take_finished().len(), j.communicators().count()), (100, 1), "counted as they are");
+        j.retire(id);
+        assert_eq!(j.communicators().count(), 0);
+        feed(&mut j, 1, 0..103);
+        feed(&mut j, 0, 100..103);
+        assert_eq!(lost(&j), 3, "each lost operation once");
+        (0..2).for_each(|rank| j.feed(member(rank, 2, 0)));
+        feed(&mut j, 0, 0..105);
+        feed(&mut j, 1, 0..105);
+        j.tick(60_000 * MS);
+        assert_eq!((j.take_finished().len(), lost(&j)), (2, 3), "the communicator is found again");
+    }
+
+    #[test]
+    fn a_second_communicator_of_the_same_id_counts_by_itself() {
+        let mut j = two_ranks();
+        feed(&mut j, 0, 0..1_000);
+        make_room(&mut j);
+        assert_eq!(j.take_finished().len(), 1_000);
+        for rank in 0..2 {
+            let Update::Comm(mut again) = member(rank, 2, 0) else { unreachable!("a member") };
+            again.init_ns = 2_000 * MS;
+            j.feed(Update::Comm(again));
+        }
+        (0..2).for_each(|rank| feed(&mut j, rank, 0..700));
+        j.tick(120_000 * MS);
+        assert_eq!((j.take_finished().len(), lost(&j)), (700, 0), "it was made after all of them");
+    }
+
+    #[test]
+    fn records_of_counted_operations_are_not_lost_where_memory_is_short() {
+        let mut j = two_ranks();
+        feed(&mut j, 0, 0..100);
+        make_room(&mut j);
+        j.limit_memory(MemoryLimit::OfUsers(1));
+        let comm = j.comms.values_mut().next().expect("one");
+        comm.accounted_bytes = 0;
+        account(&mut j.memory, comm);
+        assert!(j.memory.is_short());
+        feed(&mut j, 1, 0..110);
+        assert_eq!((j.take_finished().len(), lost(&j)), (100, 10), "only what was never counted");
+    }
 
     #[test]
     fn copies_to_itself_without_stamps_leave_room_for_others() {
