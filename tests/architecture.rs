@@ -362,7 +362,7 @@ fn absolute(module: &[&str], path: &[&str]) -> Option<Vec<String>> {
     Some(from.iter().chain(rest).map(|p| (*p).to_owned()).collect())
 }
 
-/// What a source names, from the crate's root.
+/// The paths that a source names, from the crate's root.
 fn named(module: &[String], source: &str) -> Vec<Vec<String>> {
     let module: Vec<&str> = module.iter().map(String::as_str).collect();
     let of = |p: Vec<String>| absolute(&module, &p.iter().map(String::as_str).collect::<Vec<_>>());

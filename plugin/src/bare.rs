@@ -8,6 +8,8 @@
 //!
 //! A thread is known by its own address (its control block's), which no other living thread has.
 
+#![expect(unsafe_code, reason = "reads the state that an open gate stands for")]
+
 mod groups;
 
 use crate::gate::{BEGUN, CALLED, Process, Ready, count, get, set};
@@ -120,7 +122,8 @@ impl Here {
     /// Read only where the gate was open.
     #[inline(always)]
     fn ready(&self) -> &'static Ready {
-        self.process.seen_open()
+        // SAFETY: `enter`, `elsewhere` and `owned_ring` make a `Here` once the gate was seen open; others are of the parts of one.
+        unsafe { self.process.seen_open() }
     }
 
     /// NCCL's version code; 0 unknown.
@@ -168,14 +171,14 @@ impl Here {
         }
         let comm = self.comm();
         // The governor looks at some, and at those after a pause and large ones, which are worth timing.
-        let turns = self.process.turns();
-        if turns.takes(get(comm, comm::ISSUED)) {
+        let schedule = self.process.schedule();
+        if schedule.takes(get(comm, comm::ISSUED)) {
             return false;
         }
         let (func, dtype) = self.call_codes(call.func, call.dtype);
         let now = now_ns();
         let pause = now.saturating_sub(get(comm, comm::CALLED_NS)) > PAUSE_NS;
-        if turns.any() && (pause || bytes_of(dtype, call.count) >= LARGE_BYTES) {
+        if schedule.any() && (pause || bytes_of(dtype, call.count) >= LARGE_BYTES) {
             return false;
         }
         let what = self.context & 0xffff
@@ -219,7 +222,7 @@ impl Here {
             channels: issue.channels,
             warps: issue.warps,
             flags: issue.flags(),
-            timed: self.process.turns().why() as u8,
+            timed: self.process.schedule().why() as u8,
             launch: 0,
         }
     }

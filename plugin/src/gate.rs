@@ -63,7 +63,7 @@ pub(crate) fn count(words: &[Word], i: usize) {
 pub(crate) struct Process {
     gate: Word,
     /// See [`Schedule`].
-    turns: Word,
+    schedule: Word,
     ready: UnsafeCell<MaybeUninit<Ready>>,
 }
 
@@ -175,7 +175,7 @@ impl Process {
     #[cfg(test)]
     pub(crate) fn sample() -> &'static Self {
         let ready = UnsafeCell::new(MaybeUninit::uninit());
-        Box::leak(Box::new(Process { gate: Word::new(0), turns: Word::new(0), ready }))
+        Box::leak(Box::new(Process { gate: Word::new(0), schedule: Word::new(0), ready }))
     }
 
     /// Takes what the hot path needs. Called once, before it is opened.
@@ -218,8 +218,8 @@ impl Process {
     }
 
     /// Says which operations the governor looks at.
-    pub(crate) fn set_turns(&self, turns: Schedule) {
-        self.turns.set(turns.0);
+    pub(crate) fn set_schedule(&self, schedule: Schedule) {
+        self.schedule.set(schedule.0);
     }
 
     /// Takes the call of a context that its thread has recorded in a line and NCCL issues elsewhere: on another thread, as
@@ -239,18 +239,22 @@ impl Process {
         if self.gate.get_first() & (OPEN | NO_LINES) != OPEN {
             return None;
         }
-        Some(self.seen_open())
+        // SAFETY: it was seen above.
+        Some(unsafe { self.seen_open() })
     }
 
     #[inline(always)]
-    pub(crate) fn turns(&self) -> Schedule {
-        Schedule(self.turns.get())
+    pub(crate) fn schedule(&self) -> Schedule {
+        Schedule(self.schedule.get())
     }
 
-    /// For whoever has seen the gate open.
+    /// The state that the hot path reads.
+    ///
+    /// # Safety
+    /// The gate was seen with [`OPEN`], which is set after the state was written.
     #[inline(always)]
-    pub(crate) fn seen_open(&self) -> &Ready {
-        // SAFETY: OPEN is set after it was written.
+    pub(crate) unsafe fn seen_open(&self) -> &Ready {
+        // SAFETY: as the caller promises.
         unsafe { (*self.ready.get()).assume_init_ref() }
     }
 
@@ -259,7 +263,8 @@ impl Process {
         if self.gate.get_first() != OPEN {
             return None;
         }
-        Some(self.seen_open())
+        // SAFETY: it was seen above.
+        Some(unsafe { self.seen_open() })
     }
 }
 

@@ -240,10 +240,10 @@ impl Governor {
     }
 
     /// Says how often the hot path is to leave an operation to the governor.
-    fn set_turns(&self) {
+    fn set_schedule(&self) {
         let timed_by_events = self.events && (self.kernel != Kernel::Switched || self.get(ENDED) != 0);
         let why = self.why_not(false);
-        self.bare.set_turns(match self.kernel {
+        self.bare.set_schedule(match self.kernel {
             Kernel::Unwanted => Schedule::none(why),
             Kernel::Refused if !self.events => Schedule::none(why),
             _ if timed_by_events => Schedule::every(self.get(EVENT_SHIFT), why),

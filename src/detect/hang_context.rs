@@ -138,7 +138,7 @@ impl<'a> HangContext<'a> {
             all.any(|s| Some((s.comm, s.track, s.order)) == first.map(|f| (f.comm, f.track, order)))
         };
         let behind = behind.filter(|(order, _)| !held_up(*order)).and_then(|(order, w)| {
-            // Who waits in it is named already.
+            // The ranks that wait in it are named already.
             let own = |r: &Rank| waited.is_some_and(|w| w.ranks.contains(r));
             first.map(|s| (s, *order, w.ranks.iter().copied().filter(|r| !own(r)).collect::<Vec<_>>()))
         });

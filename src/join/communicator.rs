@@ -315,9 +315,6 @@ pub struct Communicator {
     longest_ns: u64,
     /// The number of ranks' parts of counted operations that are kept.
     parts_kept: usize,
-    /// When the newest operation was issued, host monotonic ns. A rank that is made later is another communicator's of the same
-    /// id.
-    newest_issue_ns: u64,
     /// The same of those that were not, and the memory of what hangs on these, in bytes.
     parts_open: usize,
     attached_bytes: usize,
@@ -327,6 +324,9 @@ pub struct Communicator {
     /// The payer of its memory, and the accounted memory in bytes.
     pub(super) payer: Option<Payer>,
     pub(super) accounted_bytes: usize,
+    /// When the newest operation was issued, host monotonic ns. A rank that is made later is another communicator's of the same
+    /// id.
+    newest_issue_ns: u64,
     /// Collectives that are done on all ranks seen.
     finished: u64,
     /// Collectives of which is known which rank came last.
@@ -939,13 +939,8 @@ impl Communicator {
         if said.is_some() {
             self.instances.take_a_sample();
         }
-        if self.instances.was_evicted(key) {
-            return Taken::Yes;
-        }
-        if !may_grow && self.instances.get(&key).is_none() {
-            return Taken::NoRoom;
-        }
-        let instance = match self.instances.entry(key, |held| held >= HELD) {
+        let refuse = |is_oldest, held| !may_grow || is_oldest && held >= HELD;
+        let instance = match self.instances.entry(key, refuse) {
             op_queue::Entry::There(instance) => instance,
             op_queue::Entry::Evicted => return Taken::Yes,
             op_queue::Entry::Refused => return Taken::NoRoom,

@@ -29,7 +29,7 @@ pub(super) enum Entry<'a> {
     There(&'a mut Instance),
     /// The operation was counted and evicted.
     Evicted,
-    /// There is no place left for one that is so old.
+    /// There is no place left for it.
     Refused,
 }
 
@@ -77,9 +77,9 @@ impl OpQueue {
         Some(&mut queue.get_mut(at)?.instance)
     }
 
-    /// The operation, a new one where there is none. One that was counted and evicted is not made again, and where `refuse`
-    /// holds, none that would be older than all of its track.
-    pub(super) fn entry(&mut self, key: Key, refuse: impl FnOnce(usize) -> bool) -> Entry<'_> {
+    /// The operation, a new one where there is none. One that was counted and evicted is not made again. `refuse` may refuse a
+    /// new one; it gets whether that would be older than all of its track, and how many operations there are.
+    pub(super) fn entry(&mut self, key: Key, refuse: impl FnOnce(bool, usize) -> bool) -> Entry<'_> {
         let queue = self.tracks.get(&key.0);
         let at = match queue.map_or(Err(0), |q| find(q, key.1)) {
             Ok(at) => at,
@@ -88,7 +88,7 @@ impl OpQueue {
                 match self.evicted.fate(key) {
                     Fate::Counted => return Entry::Evicted,
                     Fate::Unknown => return Entry::Refused,
-                    Fate::New if is_oldest && refuse(self.len) => return Entry::Refused,
+                    Fate::New if refuse(is_oldest, self.len) => return Entry::Refused,
                     Fate::New => {}
                 }
                 let instance = self.spare.pop().unwrap_or_default();
@@ -100,11 +100,6 @@ impl OpQueue {
         };
         let place = self.tracks.get_mut(&key.0).and_then(|q| q.get_mut(at));
         place.map_or(Entry::Refused, |p| Entry::There(&mut p.instance))
-    }
-
-    /// True where an operation was counted and evicted.
-    pub(super) fn was_evicted(&self, key: Key) -> bool {
-        self.evicted.fate(key) == Fate::Counted
     }
 
     /// From now on does not remember what is evicted.
@@ -269,7 +264,7 @@ mod tests {
     fn held(orders: &[(Track, u64)]) -> OpQueue {
         let mut h = OpQueue::default();
         for key in orders {
-            assert!(matches!(h.entry(*key, |_| false), Entry::There(_)));
+            assert!(matches!(h.entry(*key, |_, _| false), Entry::There(_)));
         }
         h
     }
@@ -296,9 +291,15 @@ mod tests {
     fn an_older_one_than_all_can_be_refused() {
         let c = Track::Collective;
         let mut h = held(&[(c, 5), (c, 7)]);
-        assert!(matches!(h.entry((c, 4), |n| n >= 2), Entry::Refused));
-        assert!(matches!(h.entry((c, 6), |n| n >= 2), Entry::There(_)), "it is not older than all");
-        assert!(matches!(h.entry((PAIR, 0), |n| n >= 2), Entry::There(_)), "it is the first of its track");
+        assert!(matches!(h.entry((c, 4), |is_oldest, n| is_oldest && n >= 2), Entry::Refused));
+        assert!(
+            matches!(h.entry((c, 6), |is_oldest, n| is_oldest && n >= 2), Entry::There(_)),
+            "it is not older than all"
+        );
+        assert!(
+            matches!(h.entry((PAIR, 0), |is_oldest, n| is_oldest && n >= 2), Entry::There(_)),
+            "it is the first of its track"
+        );
     }
 
     #[test]
@@ -317,11 +318,11 @@ mod tests {
         h.forget(9, None, true, |_, _| {});
         assert_eq!(keys(&h), [(c, 1)]);
         assert!(
-            matches!(h.entry((c, 9), |_| false), Entry::There(i) if !i.counted),
+            matches!(h.entry((c, 9), |_, _| false), Entry::There(i) if !i.counted),
             "what is used again is new"
         );
-        assert!(matches!(h.entry((c, 4), |_| false), Entry::Evicted), "it was counted");
-        assert!(matches!(h.entry((PAIR, 0), |_| false), Entry::Evicted), "its whole track is gone");
+        assert!(matches!(h.entry((c, 4), |_, _| false), Entry::Evicted), "it was counted");
+        assert!(matches!(h.entry((PAIR, 0), |_, _| false), Entry::Evicted), "its whole track is gone");
         assert_eq!(keys(&h), [(c, 1), (c, 9)], "and makes no empty track");
     }
 }

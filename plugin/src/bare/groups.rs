@@ -255,13 +255,13 @@ impl Here {
     /// True where a launch of the group, if it carries one operation alone, may be timed by CUDA events.
     #[inline(always)]
     fn is_worth_timing(&self, dtype: u8, elements: u64, now: u64) -> bool {
-        let (comm, turns) = (self.comm(), self.process.turns());
-        // The number by which the governor's turns go, see there.
+        let (comm, schedule) = (self.comm(), self.process.schedule());
+        // The number by which the governor's schedule go, see there.
         let number = get(comm, comm::ISSUED).wrapping_add(get(comm, comm::PLANS));
         // Where the last recorded launch carried several, the next one will: it is looked at now and then.
         let is_likely_alone = get(comm, comm::HINT) & TOGETHER == 0 || number & OFTEN_TOGETHER == 0;
-        turns.any()
-            && (is_likely_alone && turns.takes(number.wrapping_sub(1))
+        schedule.any()
+            && (is_likely_alone && schedule.takes(number.wrapping_sub(1))
                 || now.saturating_sub(get(comm, comm::CALLED_NS)) > PAUSE_NS
                 || bytes_of(dtype, elements) >= LARGE_BYTES)
     }
@@ -289,7 +289,7 @@ impl Here {
         ringwatch_wire::lines::launch(self.head, self.ready().line(self.ring, ticket), ticket, &launch);
         count(self.head, lines::LAUNCHES);
         set(self.head, lines::LAUNCHED, ticket.wrapping_add(1));
-        // The governor's turns go by launches where there is no issue order.
+        // The governor's schedule go by launches where there is no issue order.
         match get(first, line::COUNT) >> line::KIND_SHIFT {
             line::COLLECTIVE => count(self.head, lines::PLANS),
             _ => self.count_plan(),
@@ -351,10 +351,10 @@ impl Here {
         let comm = self.comm();
         let order = get(comm, comm::ISSUED);
         count(comm, comm::ISSUED);
-        let turns = self.process.turns();
+        let schedule = self.process.schedule();
         self.issue_at(ticket, issue.seq, order, self.issue_bits(&issue));
         count(self.head, lines::ISSUES);
-        if turns.any() && order.wrapping_add(1) & RUN_MASK == 0 {
+        if schedule.any() && order.wrapping_add(1) & RUN_MASK == 0 {
             self.govern(governor::COLLECTIVES, order, issue.channels);
         }
         true
@@ -379,13 +379,14 @@ impl Here {
             live.governor.stop_switching();
         }
         let order = live.pairs.next_of_one(self.context & VALUE_MASK, issue.peer, func != RECV);
-        let turns = self.process.turns();
-        let bits = IssueBits { channels: issue.channels, timed: turns.why() as u8, ..IssueBits::default() };
+        let schedule = self.process.schedule();
+        let bits =
+            IssueBits { channels: issue.channels, timed: schedule.why() as u8, ..IssueBits::default() };
         let bits = IssueBits { flags: order_flags(live, order), ..bits };
         self.issue_at(ticket, u64::from(issue.peer as u32), order.unwrap_or(op::NO_ORDER), bits);
         count(self.head, lines::PAIR_ISSUES);
         let order = order.unwrap_or(0);
-        if turns.any() && order.wrapping_add(1) & RUN_MASK == 0 {
+        if schedule.any() && order.wrapping_add(1) & RUN_MASK == 0 {
             self.govern(governor::TRANSFERS, order, issue.channels);
         }
         true

@@ -7,7 +7,7 @@ impl Governor {
     pub(crate) fn begin(&self, now_ns: u64) {
         self.set(TOKENS, self.income(FIRST_NS));
         self.set(FILLED_NS, now_ns);
-        self.set_turns();
+        self.set_schedule();
     }
 
     pub(super) fn income(&self, elapsed_ns: u64) -> u64 {
@@ -73,7 +73,7 @@ impl Governor {
             if self.income(now_ns.saturating_sub(self.get(RAISED_NS))) >= cost_ns {
                 self.set(RAISED_NS, now_ns);
                 self.set(which, (shift + 1).min(SHIFT_MAX));
-                self.set_turns();
+                self.set_schedule();
             }
             return false;
         }
@@ -86,7 +86,7 @@ impl Governor {
     /// More is due from now on.
     pub(super) fn more(&self, which: usize) {
         self.set(which, self.get(which).saturating_sub(1));
-        self.set_turns();
+        self.set_schedule();
     }
 
     /// True when it is time to look whether more can be due.

@@ -132,7 +132,7 @@ impl Governor {
         let amid = self.amid();
         if amid == Amid::Group && self.kernel == Kernel::Switched && self.get(ENDED) == 0 {
             self.set(ENDED, 1);
-            self.set_turns();
+            self.set_schedule();
         }
         amid == Amid::Nothing
     }

@@ -63,7 +63,7 @@ impl Governor {
                 self.set_on(stays);
                 if !stays && self.kernel != Kernel::Switched {
                     self.set(ENDED, 1);
-                    self.set_turns();
+                    self.set_schedule();
                 }
             }
             _ => {}
@@ -142,7 +142,7 @@ impl Governor {
     #[cold]
     pub(super) fn end(&self) {
         self.set(ENDED, 1);
-        self.set_turns();
+        self.set_schedule();
         self.switch(false);
     }
 

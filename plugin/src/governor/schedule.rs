@@ -58,7 +58,7 @@ impl Governor {
     #[cold]
     fn end_wish(&self) {
         self.set(WISHED, 0);
-        self.set_turns();
+        self.set_schedule();
     }
 
     #[cold]
@@ -71,7 +71,7 @@ impl Governor {
         }
         // Every operation is looked at meanwhile.
         self.set(WISHED, 1);
-        self.bare.set_turns(Schedule::every(0, self.why_not(false)));
+        self.bare.set_schedule(Schedule::every(0, self.why_not(false)));
         Some(comm.get() == c.word(comm::ID))
     }
 

@@ -205,7 +205,7 @@ pub(crate) fn told(live: &Live, comm: u64, func: u8) -> Option<Seen> {
     let ticket = open.get().checked_sub(1)?;
     let slot = live.segment.op.held(ticket)?;
     let what = get(slot, op::WHAT);
-    // What NCCL makes of an all-to-all are operations of their own.
+    // NCCL makes operations of their own of an all-to-all.
     if (what >> 24 & 0xff) as u8 != func || !open.replace(ticket + 1, 0) {
         return None;
     }
