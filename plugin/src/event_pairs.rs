@@ -2,8 +2,9 @@
 //!
 //! An [`EventPair`] begins before a launch on the launch's stream and ends behind it. It is bound to the one operation that
 //! the launch carries, and is read at a later call of the same communicator, when both events have happened. A launch of
-//! several operations gets no pair, since its time is none of theirs. Pools are made when a communicator is opened. Nothing
-//! here waits: a pool that another thread uses, or that has no free pair, gives none.
+//! several operations gets no pair, since its time is none of theirs, unless they are sends and receives: then the first of
+//! them that is issued is bound to it, and says that the time is the launch's. Pools are made when a communicator is opened.
+//! Nothing here waits: a pool that another thread uses, or that has no free pair, gives none.
 //!
 //! All of this runs on threads that call NCCL, never on CUDA's callback threads, where the driver may not be called.
 //! The stream's capture is asked for before each pair. A query of an event while another thread captures in CUDA's
@@ -270,7 +271,7 @@ fn give(segment: &Segment<'static>, pair: u64, bound: u64, ms: f32, passed_ns: u
     let possible = ms >= 0.0 && ns <= passed_ns.saturating_add(SLACK_NS);
     // One that was overwritten needs no time.
     let Ok(record) = SlotRef::of(&segment.op, ticket) else { return };
-    if record.word(op::TIMED) != told(pair) {
+    if record.word(op::TIMED) >> PAIR_SHIFT != pair {
         return;
     }
     if !possible {
@@ -282,9 +283,13 @@ fn give(segment: &Segment<'static>, pair: u64, bound: u64, ms: f32, passed_ns: u
     }
 }
 
-/// The word [`op::TIMED`] of an operation that a pair times.
-pub(crate) fn told(pair: u64) -> u64 {
-    u64::from(timed::EVENTS) | pair << 8
+/// The bits of the word [`op::TIMED`] below the number of a pair.
+const PAIR_SHIFT: u32 = 8;
+
+/// The word [`op::TIMED`] of an operation that a pair times, or of the one that stands for a launch that is timed as a whole.
+pub(crate) fn told(pair: u64, as_a_whole: bool) -> u64 {
+    let how = if as_a_whole { timed::LAUNCH } else { timed::EVENTS };
+    u64::from(how) | pair << PAIR_SHIFT
 }
 
 impl EventPairs {
@@ -413,19 +418,21 @@ impl EventPairs {
     }
 
     /// Binds an operation to a pair: its duration will be the operation's, whose word [`op::TIMED`] is to be [`told`].
-    /// Any thread may do so, however late.
-    pub(crate) fn bind(&self, pair: EventPair, op_ticket: u64) -> Binding {
+    /// Of a launch that is timed as a whole the first operation is bound. Any thread may do so, however late.
+    pub(crate) fn bind(&self, pair: EventPair, op_ticket: u64, as_a_whole: bool) -> Binding {
         let at = pair.pool * POOL_WORDS + PAIRS_AT + pair.index * PAIR_WORDS;
         let Some(bound) = self.words.get(at + BOUND) else { return Binding::Late };
         if bound.replace(pair.unbound(), pair.unbound() | ((op_ticket + 1) & TICKET)) {
             return Binding::Bound;
         }
         let seen = bound.get();
-        if seen & !TICKET != pair.unbound() || seen & TICKET == CLOSED || !bound.replace(seen, seen | CLOSED)
-        {
+        if seen & !TICKET != pair.unbound() || seen & TICKET == CLOSED {
             return Binding::Late;
         }
-        Binding::Shared
+        match as_a_whole || bound.replace(seen, seen | CLOSED) {
+            true => Binding::Shared,
+            false => Binding::Late,
+        }
     }
 
     /// Reads what has finished, now and then. `now_ns` may be a little old.

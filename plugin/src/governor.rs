@@ -6,7 +6,8 @@
 //! operation takes its price. While tokens last everything is timed; when they do not, every 2nd, 4th, 8th … run of 32
 //! operations by *issue order*, so that ranks which never speak with each other time the same collectives, and the
 //! thread is woken once a run. A bucket that is full makes twice as many runs due. Operations after a pause and large ones
-//! are timed by CUDA events whenever a token is left and nothing else is launched with them.
+//! are timed by CUDA events whenever a token is left and nothing else is launched with them. Sends and receives that are
+//! launched together are timed as one where kernel events cannot time them.
 //!
 //! NCCL looks at the plugin's event mask when a call begins, before the plugin hears of it, so whether the *next*
 //! call is timed by kernel events is decided when this one is issued, by writing the mask through the pointer that
@@ -131,6 +132,8 @@ const WORTH: u64 = AFTER_PAUSE | LARGE;
 pub(crate) const TOGETHER: u64 = 4;
 /// It is a collective that was called outside of groups.
 pub(crate) const BARE: u64 = 8;
+/// It is a send or receive that is launched with others, and the launch may be timed as a whole.
+pub(crate) const WHOLE: u64 = 16;
 /// Above these bits: the number of the group it was called in.
 pub(crate) const HINT_BITS: u32 = 8;
 
@@ -241,12 +244,11 @@ impl Governor {
 
     /// Says how often the hot path is to leave an operation to the governor.
     fn set_schedule(&self) {
-        let timed_by_events = self.events && (self.kernel != Kernel::Switched || self.get(ENDED) != 0);
         let why = self.why_not(false);
         self.bare.set_schedule(match self.kernel {
             Kernel::Unwanted => Schedule::none(why),
             Kernel::Refused if !self.events => Schedule::none(why),
-            _ if timed_by_events => Schedule::every(self.get(EVENT_SHIFT), why),
+            _ if self.times_regularly_by_events() => Schedule::every(self.get(EVENT_SHIFT), why),
             _ => Schedule::every(u64::from(RUN_SHIFT), why),
         });
     }
@@ -261,6 +263,12 @@ impl Governor {
     #[inline]
     pub(crate) fn events(&self) -> bool {
         self.events
+    }
+
+    /// True when regular operations are timed by CUDA events: kernel events are not switched, or not any more.
+    #[inline]
+    pub(crate) fn times_regularly_by_events(&self) -> bool {
+        self.events && (self.kernel != Kernel::Switched || self.get(ENDED) != 0)
     }
 
     /// True when what graphs replay is not to be recorded.

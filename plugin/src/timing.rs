@@ -5,7 +5,7 @@ use crate::communicator::Comm;
 use crate::event::Api;
 use crate::event_pairs::{Binding, EventPair, told};
 use crate::gate::HANDLES;
-use crate::governor::{AFTER_PAUSE, BARE, HINT_BITS, LARGE, LARGE_BYTES, PAUSE_NS, TOGETHER};
+use crate::governor::{AFTER_PAUSE, BARE, HINT_BITS, LARGE, LARGE_BYTES, PAUSE_NS, TOGETHER, WHOLE};
 use crate::handle::group;
 use crate::live::{self, Live};
 use crate::runtime::names::BROADCAST;
@@ -45,6 +45,7 @@ pub(crate) fn note_capture(live: &Live, c: &Comm, ticket: u64, api: &Api) {
 /// there is none. False where another one of the group was called before.
 #[inline(always)]
 pub(crate) fn note_call(
+    live: &Live,
     c: &Comm,
     ticket: u64,
     now: u64,
@@ -59,7 +60,8 @@ pub(crate) fn note_call(
         c.word(comm::CALLED) != c.word(comm::LAUNCHED) && c.word(comm::HINT) >> HINT_BITS == in_group;
     let hint = |set, bit| if set { bit } else { 0 };
     let why = hint(pause, AFTER_PAUSE) | hint(large, LARGE) | hint(together, TOGETHER);
-    let why = why | hint(collective && in_group == 0, BARE);
+    let whole = together && !collective && live.governor.times_regularly_by_events();
+    let why = why | hint(collective && in_group == 0, BARE) | hint(whole, WHOLE);
     c.set(comm::HINT, why | in_group << HINT_BITS);
     c.set(comm::CALLED_NS, now);
     c.set(comm::CALLED, ticket + 1);
@@ -110,16 +112,18 @@ fn launching(live: &'static Live, c: Comm, free: bool, stream: u64) -> Option<Ev
     if called == launched || !live.governor.wants(&c, c.word(comm::ISSUED)) {
         return None;
     }
+    let carries = c.word(comm::HINT) & (TOGETHER | WHOLE);
     // The time of a launch that carries several operations is none of theirs.
-    if c.word(comm::HINT) & TOGETHER != 0 {
-        c.set(comm::SHOT, launched << EventPair::NUMBER_BITS | EventPair::NO_NUMBER);
+    if carries == TOGETHER {
+        c.set(comm::SHOT, launched << LAUNCHED_SHIFT | EventPair::NO_NUMBER);
         return None;
     }
     if !live.governor.launch(&c, c.word(comm::ISSUED), now) {
         return None;
     }
     let pair = live.events.begin(&live.segment, c.ticket, stream, now)?;
-    c.set(comm::SHOT, launched << EventPair::NUMBER_BITS | pair.number());
+    let as_a_whole = if carries == 0 { 0 } else { AS_A_WHOLE };
+    c.set(comm::SHOT, launched << LAUNCHED_SHIFT | as_a_whole | pair.number());
     Some(pair)
 }
 
@@ -136,10 +140,10 @@ pub(crate) fn of_issue(live: &'static Live, c: Comm, origin: &Origin, ticket: u6
             {
                 return u64::from(timed::KERNEL);
             }
-            let pair = c.word(comm::SHOT);
+            let shot = c.word(comm::SHOT);
             // Called after the launch before, and not after this one.
-            if pair != 0 && t + 1 > pair >> EventPair::NUMBER_BITS && t < c.word(comm::LAUNCHED) {
-                return pair_for(live, pair & PAIR_NUMBER, ticket);
+            if shot != 0 && t + 1 > shot >> LAUNCHED_SHIFT && t < c.word(comm::LAUNCHED) {
+                return pair_for(live, shot, ticket);
             }
             u64::from(live.governor.why_not(false))
         }
@@ -156,15 +160,20 @@ pub(crate) fn of_call(live: &'static Live, c: Comm, ticket: u64) -> u64 {
     of_issue(live, c, &Origin::Called(ticket), ticket)
 }
 
+/// Bits of the word [`comm::SHOT`]: the number of the pair, whether it times the launch as a whole, and above that what the
+/// word [`comm::LAUNCHED`] was.
 const PAIR_NUMBER: u64 = (1 << EventPair::NUMBER_BITS) - 1;
+const AS_A_WHOLE: u64 = 1 << EventPair::NUMBER_BITS;
+const LAUNCHED_SHIFT: u32 = EventPair::NUMBER_BITS + 1;
 
 #[inline(never)]
-fn pair_for(live: &'static Live, number: u64, ticket: u64) -> u64 {
+fn pair_for(live: &'static Live, shot: u64, ticket: u64) -> u64 {
+    let (number, as_a_whole) = (shot & PAIR_NUMBER, shot & AS_A_WHOLE != 0);
     if number == EventPair::NO_NUMBER {
         return u64::from(timed::NOT_ALONE);
     }
-    match EventPair::from_number(number).map(|pair| live.events.bind(pair, ticket)) {
-        Some(Binding::Bound) => told(number),
+    match EventPair::from_number(number).map(|pair| live.events.bind(pair, ticket, as_a_whole)) {
+        Some(Binding::Bound) => told(number, as_a_whole),
         Some(Binding::Shared) => u64::from(timed::NOT_ALONE),
         Some(Binding::Late) | None => u64::from(timed::NOT_FREE),
     }

@@ -15,6 +15,8 @@ const SECONDS_OF_WORK: usize = 32;
 
 /// Labels of a process, reasons of losses and frames of a stack that are kept.
 const LIST: usize = 64;
+/// The number of [`Timing::Launch`]. Those from 3 on are reasons why an operation has no time.
+const LAUNCH_TIMED: u32 = 64;
 /// Network transfers of one operation that are kept: channels times peers.
 const TRANSFERS: usize = 512;
 
@@ -483,6 +485,7 @@ impl m::Record {
                 Timing::Unknown => 0,
                 Timing::Kernel => 1,
                 Timing::Events => 2,
+                Timing::Launch => LAUNCH_TIMED,
                 Timing::Not(why) => 2 + number(Untimed::ALL, Some(why)),
             },
             event_ns: o.event_ns,
@@ -540,6 +543,7 @@ impl m::Record {
             timing: match self.timing {
                 1 => Timing::Kernel,
                 2 => Timing::Events,
+                LAUNCH_TIMED => Timing::Launch,
                 n => word(Untimed::ALL, n.saturating_sub(2)).map_or(Timing::Unknown, Timing::Not),
             },
             event_ns: self.event_ns,

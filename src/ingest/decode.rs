@@ -65,6 +65,7 @@ pub(super) fn timing(code: u8) -> Timing {
     match code {
         timed::KERNEL => Timing::Kernel,
         timed::EVENTS => Timing::Events,
+        timed::LAUNCH => Timing::Launch,
         timed::NOT_BUDGET => Timing::Not(Untimed::Budget),
         timed::NOT_CAPTURED => Timing::Not(Untimed::Captured),
         timed::NOT_OFFERED => Timing::Not(Untimed::Offered),

@@ -340,7 +340,7 @@ fn settled(slot: &OpSlot) -> bool {
         && match slot.timed {
             // Version 1: the operation counts its channels.
             timed::UNKNOWN => channels > 0 && slot.stopped >= channels,
-            timed::EVENTS => slot.event_ns.is_some(),
+            timed::EVENTS | timed::LAUNCH => slot.event_ns.is_some(),
             _ => true,
         }
 }
@@ -372,7 +372,7 @@ pub(super) fn whole(open: &Open) -> bool {
                 && stamps.iter().all(stopped)
                 && stamps.iter().all(differs)
         }
-        Timing::Not(_) | Timing::Events => open.stamps.values().is_empty(),
+        Timing::Not(_) | Timing::Events | Timing::Launch => open.stamps.values().is_empty(),
         Timing::Unknown => false,
     }
 }

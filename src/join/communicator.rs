@@ -1031,7 +1031,10 @@ impl Communicator {
         {
             self.exchanges.start(rank, plan, start_ns, kernel.is_some());
         }
-        let timed = kernel.is_some() || op.event_ns.is_some();
+        if let (Some(plan), Some(lasted_ns)) = (op.plan, op.launch_ns()) {
+            self.exchanges.lasted(rank, plan, lasted_ns);
+        }
+        let timed = kernel.is_some() || op.own_event_ns().is_some();
         self.coverage.operations += u64::from(fresh);
         self.coverage.timed += u64::from(timed && !was_timed);
         self.coverage.impossible += u64::from(told && !was_told && stamped && !timed);

@@ -7,12 +7,12 @@
 //! every step.
 //!
 //! A launch is one kernel: when one of its transfers starts is when all of them do. NCCL 2.28.9 stamps few of the transfers of
-//! an all-to-all of eight ranks so that their ends can be believed, and one start in two.
+//! an all-to-all of eight ranks so that their ends can be believed, and one start in two. Where CUDA events time the launch as
+//! a whole, the one that is shorter than those of its peers is the late rank's.
 
 use super::instance::{LATE_NS, Late, Measure, Part};
 use super::op_queue::Key;
 use crate::model::{Func, Lane, OpRecord, Rank, Track};
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// Incomplete launches and their transfers that are kept at most, 120 and 32 bytes each. A tick may bring many at once. Of so
@@ -63,6 +63,14 @@ struct LaunchStart {
     is_whole: bool,
 }
 
+/// What is known of a launch's times.
+#[derive(Debug, Clone, Copy, Default)]
+struct LaunchTimes {
+    start: Option<LaunchStart>,
+    /// How long the whole launch took by CUDA events, in ns.
+    lasted_ns: Option<u64>,
+}
+
 /// The size of a communicator, and whether its members' times can be compared.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ExchangeContext {
@@ -99,9 +107,9 @@ pub(super) struct Exchanges {
     /// The launch of each rank that is complete if nothing more of it comes.
     pending: BTreeMap<Rank, u64>,
     transfers: usize,
-    starts: HashMap<LaunchKey, LaunchStart>,
+    times: HashMap<LaunchKey, LaunchTimes>,
     /// Their launches, oldest first.
-    started: VecDeque<LaunchKey>,
+    timed: VecDeque<LaunchKey>,
     /// One with all others was complete.
     seen: bool,
 }
@@ -116,8 +124,8 @@ impl Exchanges {
     pub(super) fn weight(&self) -> usize {
         const LAUNCH: usize = 2 * size_of::<(LaunchKey, ExchangeLaunch)>();
         self.incomplete.len() * LAUNCH
-            + (self.order.len() + self.started.len()) * size_of::<LaunchKey>()
-            + self.starts.len() * 2 * size_of::<(LaunchKey, LaunchStart)>()
+            + (self.order.len() + self.timed.len()) * size_of::<LaunchKey>()
+            + self.times.len() * 2 * size_of::<(LaunchKey, LaunchTimes)>()
             + self.transfers * size_of::<PeerEnd>()
     }
 
@@ -158,34 +166,44 @@ impl Exchanges {
     /// Takes when a transfer of a rank's launch started, host monotonic ns. One of which the end is believed too is believed
     /// before others.
     pub(super) fn start(&mut self, rank: Rank, plan: u64, ns: u64, is_whole: bool) {
-        let key = (rank, plan);
-        if !self.newest.contains_key(&rank) {
-            return;
+        let Some(times) = self.times_of((rank, plan)) else { return };
+        if times.start.is_none_or(|known| (is_whole, known.ns) > (known.is_whole, ns)) {
+            times.start = Some(LaunchStart { ns, is_whole });
         }
-        let start = LaunchStart { ns, is_whole };
-        match self.starts.entry(key) {
-            Entry::Occupied(mut known) => {
-                let known = known.get_mut();
-                if (is_whole, known.ns) > (known.is_whole, ns) {
-                    *known = start;
-                }
-            }
-            Entry::Vacant(new) => {
-                new.insert(start);
-                self.started.push_back(key);
-                if self.started.len() > LAUNCHES_KEPT
-                    && let Some(oldest) = self.started.pop_front()
-                {
-                    self.starts.remove(&oldest);
-                }
+    }
+
+    /// Takes how long a rank's launch took as a whole, in ns.
+    pub(super) fn lasted(&mut self, rank: Rank, plan: u64, ns: u64) {
+        if let Some(times) = self.times_of((rank, plan)) {
+            times.lasted_ns = Some(ns);
+        }
+    }
+
+    /// The times of a launch of a rank that transfers; those of the oldest launch are forgotten for a new one.
+    fn times_of(&mut self, key: LaunchKey) -> Option<&mut LaunchTimes> {
+        if !self.newest.contains_key(&key.0) {
+            return None;
+        }
+        if !self.times.contains_key(&key) {
+            self.timed.push_back(key);
+            if self.timed.len() > LAUNCHES_KEPT
+                && let Some(oldest) = self.timed.pop_front()
+            {
+                self.times.remove(&oldest);
             }
         }
+        Some(self.times.entry(key).or_default())
     }
 
     /// True where it is known which end of a transfer waited for the other one.
     pub(super) fn is_timed(&self, ends: [&Part; 2], context: ExchangeContext) -> bool {
-        let start = |p: &&Part| p.op.plan.is_some_and(|plan| self.starts.contains_key(&(p.op.rank, plan)));
-        ends.iter().all(|p| if context.one_clock { start(p) } else { p.kernel.is_some() })
+        let times = |p: &Part| self.times.get(&(p.op.rank, p.op.plan?)).copied();
+        let times = ends.map(|p| times(p).unwrap_or_default());
+        let compared = match context.one_clock {
+            true => times.iter().all(|t| t.start.is_some()),
+            false => ends.iter().all(|p| p.kernel.is_some()),
+        };
+        compared || times.iter().all(|t| t.lasted_ns.is_some())
     }
 
     fn add_end(
@@ -276,12 +294,15 @@ impl Exchanges {
         with_all: bool,
         context: ExchangeContext,
     ) -> Option<LateExchange> {
-        let start_ns = |key: &LaunchKey| self.starts.get(key).map(|s| s.ns);
-        let came_ns = start_ns(&key);
-        let waited_for_ns = |end: &PeerEnd| match context.one_clock {
+        let start_ns = |key: &LaunchKey| self.times.get(key)?.start.map(|s| s.ns);
+        let lasted_ns = |key: &LaunchKey| self.times.get(key)?.lasted_ns;
+        let (came_ns, own_ns) = (start_ns(&key), lasted_ns(&key));
+        let by_ends = |end: &PeerEnd| match context.one_clock {
             true => came_ns?.checked_signed_diff(start_ns(&end.launch)?),
             false => end.longer_ns,
         };
+        let by_launches = |end: &PeerEnd| lasted_ns(&end.launch)?.checked_signed_diff(own_ns?);
+        let waited_for_ns = |end: &PeerEnd| by_ends(end).or_else(|| by_launches(end));
         let mut waited: Vec<i64> = launch.ends.iter().filter_map(waited_for_ns).collect();
         let all = launch.ends.len();
         let is_enough = if with_all { waited.len() > all / 2 } else { waited.len() == all };
@@ -289,7 +310,7 @@ impl Exchanges {
         let at = if with_all { half } else { 0 };
         let waited_ns = u64::try_from(*waited.select_nth_unstable(at).1).ok()?;
         let late = Late { rank: key.0, by_ns: waited_ns, measure: Measure::Gpu };
-        let (transfer, transfer_ns) = (launch.transfer?, launch.shortest_ns);
+        let (transfer, transfer_ns) = (launch.transfer?, launch.shortest_ns.or(own_ns));
         (waited_ns >= LATE_NS).then_some(LateExchange { late, transfer_ns, transfer, came_ns, with_all })
     }
 }
@@ -313,7 +334,7 @@ mod tests {
     use super::{Exchanges, LAUNCHES_KEPT};
     use crate::join::Join;
     use crate::join::testing::{all_reduce, member, process};
-    use crate::model::{Func, Lane, OpRecord, Rank, Update};
+    use crate::model::{Func, Lane, OpRecord, Rank, Timing, Untimed, Update};
 
     const S: u64 = 1_000_000_000;
 
@@ -440,6 +461,43 @@ mod tests {
         j.tick(20 * S);
         let late = late_of(&j);
         assert!(late.len() > 8 && late.iter().all(|l| *l == (1, 50)), "{late:?}");
+    }
+
+    #[test]
+    fn the_times_of_whole_launches_show_the_late_rank() {
+        for ranks in [2, 4] {
+            let mut j = Join::new();
+            for r in 0..ranks {
+                j.feed(process(r));
+                j.feed(member(r, ranks, 1));
+            }
+            for order in 0..10 {
+                let start_ns = |r: u32| (order + 1) * S + if r == 1 { 50_000_000 } else { 0 };
+                let all = (0..ranks).flat_map(|a| (0..ranks).map(move |b| (a, b)));
+                for (from, to) in all {
+                    for (rank, peer, func) in [(from, to, Func::Send), (to, from, Func::Recv)] {
+                        let times_ns = (start_ns(rank), start_ns(1) + 2_000_000);
+                        let mut op = end(rank, peer, func, order, order, times_ns);
+                        op.stamps.clear();
+                        (op.started, op.stopped) = (0, 0);
+                        op.timing = Timing::Not(Untimed::Alone);
+                        // The copy to itself comes first.
+                        if rank == peer && func == Func::Send {
+                            op.timing = Timing::Launch;
+                            op.event_ns = Some(times_ns.1 - times_ns.0);
+                            op.event_seen_ns = Some(times_ns.1 + 1_000);
+                        }
+                        j.feed(Update::Op(Box::new(op)));
+                    }
+                }
+                j.tick((order + 2) * S);
+            }
+            j.tick(20 * S);
+            let late = late_of(&j);
+            assert!(late.len() > 7 && late.iter().all(|l| *l == (1, 50)), "{ranks} ranks: {late:?}");
+            let c = j.communicators().next().expect("one");
+            assert_eq!(c.coverage().timed, 0, "the time is no transfer's own");
+        }
     }
 
     #[test]

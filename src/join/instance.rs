@@ -56,7 +56,7 @@ impl Part {
 
     /// How long it took on the GPU, in ns, however that was measured; the waiting for other ranks is in it.
     pub fn duration_ns(&self) -> Option<u64> {
-        self.kernel.map(|k| k.duration_ns).or(self.op.event_ns)
+        self.kernel.map(|k| k.duration_ns).or_else(|| self.op.own_event_ns())
     }
 }
 

@@ -141,6 +141,8 @@ pub enum Timing {
     Kernel,
     /// By CUDA events around its launch.
     Events,
+    /// By CUDA events around its launch, which carries other sends and receives too: the time is the whole launch's.
+    Launch,
     /// Not at all.
     Not(Untimed),
 }
@@ -148,7 +150,7 @@ pub enum Timing {
 impl Timing {
     /// True when nothing will tell that the operation started or ended, until a later one does.
     pub const fn is_silent(self) -> bool {
-        matches!(self, Timing::Not(_) | Timing::Events)
+        matches!(self, Timing::Not(_) | Timing::Events | Timing::Launch)
     }
 }
 
@@ -297,7 +299,8 @@ pub struct OpRecord {
     pub issued_ns: Option<u64>,
     /// How its GPU time is measured, or why it is not.
     pub timing: Timing,
-    /// The time between the CUDA events around its launch, which carries it alone, in ns.
+    /// The time between the CUDA events around its launch, in ns. The launch carries it alone, or with others where `timing`
+    /// says so.
     pub event_ns: Option<u64>,
     /// When those were read, host monotonic ns: it had ended by then.
     pub event_seen_ns: Option<u64>,
@@ -330,6 +333,16 @@ impl Launch {
 }
 
 impl OpRecord {
+    /// How long it took by CUDA events around its launch, which carried it alone, in ns.
+    pub fn own_event_ns(&self) -> Option<u64> {
+        self.event_ns.filter(|_| self.timing != Timing::Launch)
+    }
+
+    /// How long the launch took that carried it together with others, in ns.
+    pub fn launch_ns(&self) -> Option<u64> {
+        self.event_ns.filter(|_| self.timing == Timing::Launch)
+    }
+
     /// Message size as nccl-tests defines it; absent without a data type or rank count.
     pub fn bytes(&self, ranks: Option<u32>) -> Option<u64> {
         message_bytes(self.func, self.dtype?, self.count, ranks)

@@ -73,6 +73,7 @@ fn simpler(spec: &Spec) -> Vec<Spec> {
     add(&|s| s.lost_records = 0);
     add(&|s| s.late_records_us = 60);
     add(&|s| s.one_end_a_launch = false);
+    add(&|s| s.launches_by_events = false);
     add(&|s| (s.gpu_drift, s.host_drift) = (0.0, 0.0));
     add(&|s| s.depth = 1_000);
     add(&|s| s.sync = true);

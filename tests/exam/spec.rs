@@ -143,6 +143,8 @@ pub(crate) struct Spec {
     pub(crate) timed_of: u64,
     /// NCCL tells one end for all transfers of a launch.
     pub(crate) one_end_a_launch: bool,
+    /// Exchanges are timed by CUDA events, each launch as a whole.
+    pub(crate) launches_by_events: bool,
     pub(crate) abi: u32,
     pub(crate) lost_stamps: f64,
     pub(crate) lost_records: u32,
@@ -204,6 +206,7 @@ impl Spec {
             abi: if old { 2 } else { r.pick(&[4, 5, 5, 5]) },
             // As in releases from 2.27 on.
             one_end_a_launch: !old && Random::new(seed ^ 0x0065_6e64).chance(0.8),
+            launches_by_events: !old && Random::new(seed ^ 0x6c61_756e).chance(0.7),
             lost_stamps: if r.chance(0.2) { r.spread(0.000_5, 0.05) } else { 0.0 },
             lost_records: if r.chance(0.1) { 1 + (r.next() % 4) as u32 } else { 0 },
             late_records_us: r.spread(60.0, 30_000.0) as u64,

@@ -34,6 +34,7 @@ struct Passage {
     last: u32,
     ended_ns: u64,
     timed: bool,
+    by_launch: bool,
 }
 
 /// The operations that ended, by place.
@@ -52,6 +53,7 @@ fn passages(stays: &[Stay]) -> BTreeMap<Key, Passage> {
             last,
             ended_ns: parts.iter().map(|s| s.reported_end_ns).min()??,
             timed: parts.iter().all(|s| s.timed),
+            by_launch: parts.iter().any(|s| s.by_launch),
         })
     };
     parts.into_iter().filter_map(|(key, parts)| Some((key, passage(parts)?))).collect()
@@ -75,6 +77,8 @@ pub(crate) fn is_visible(
         let later = |p: &Passage, o: &Passage| p.last_ns - p.first_ns >= o.last_ns - o.first_ns + by_ns;
         return both.filter(|(p, o)| culprits.contains(&p.last) && later(p, o)).count() >= times;
     }
+    // A launch that is timed as a whole shows nothing of its transfers' data.
+    let both = both.filter(|(p, _)| !p.by_launch);
     // The end that was reported may be of another transfer, which ended before this one began.
     let data_ns = |p: &Passage| p.ended_ns.saturating_sub(p.last_ns) as f64;
     let mut slow: BTreeMap<Kind, usize> = BTreeMap::new();

@@ -15,7 +15,8 @@ import sys
 import tempfile
 
 FUNCS = [None, "Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce", "SendRecv", "Send", "Recv"]
-TIMED = ["unknown", "kernel", "events", "budget", "captured", "not offered", "not asked", "not free", "with others"]
+TIMED = ["unknown", "kernel", "events", "budget", "captured", "not offered", "not asked", "not free", "with others",
+         "launch"]
 FLAWS = ["pair order", "progress", "impossible event time", "event error", "event of several", "overwritten"]
 # A time that is dropped because it cannot be true is no fault of the record.
 HARMLESS = {"impossible event time", "event of several"}

@@ -90,6 +90,9 @@ pub(crate) struct Case {
     /// NCCL tells one end for all transfers of a launch: when one of them, any, has ended.
     #[serde(default)]
     pub(crate) one_end_a_launch: bool,
+    /// Exchanges are timed by CUDA events, each launch as a whole, as the plugin does where ranks send to themselves.
+    #[serde(default)]
+    pub(crate) launches_by_events: bool,
     /// Of this many operations one is timed, in runs of 32; absent means all.
     #[serde(default)]
     pub(crate) timed_of: Option<u64>,

@@ -28,6 +28,8 @@ pub(crate) struct Stay {
     pub(crate) plan: Option<u64>,
     /// Its record has GPU times.
     pub(crate) timed: bool,
+    /// They are those of its whole launch.
+    pub(crate) by_launch: bool,
 }
 
 impl Stay {
@@ -58,7 +60,8 @@ impl Simulation {
                     reported_end_ns: part.told_end(),
                     stream: part.stream,
                     plan: part.plan,
-                    timed: part.timed && part.stamped,
+                    timed: part.timed && (part.stamped || part.by_events.is_some()),
+                    by_launch: part.by_events.is_some(),
                 });
             }
         }

@@ -179,6 +179,7 @@ impl Simulation {
             told_end: None,
             end_seen: 0,
             launch: None,
+            by_events: None,
             timed,
             stamped,
             dirty: true,

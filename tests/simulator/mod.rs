@@ -144,6 +144,8 @@ struct Part {
     end_seen: u64,
     /// The transfers of its launch, where one of them tells the end of all.
     launch: Option<Arc<[Key]>>,
+    /// The transfers of its launch, where CUDA events time it as a whole.
+    by_events: Option<Arc<[Key]>>,
     timed: bool,
     stamped: bool,
     dirty: bool,
@@ -153,7 +155,7 @@ struct Part {
 impl Part {
     /// When it ended, as NCCL tells it.
     fn told_end(&self) -> Option<u64> {
-        if self.launch.is_some() { self.told_end } else { self.ended }
+        if self.launch.is_some() || self.by_events.is_some() { self.told_end } else { self.ended }
     }
 }
 

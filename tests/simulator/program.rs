@@ -31,6 +31,8 @@ pub(crate) enum Action {
 #[derive(Debug, Clone)]
 pub(crate) struct Planned {
     pub(crate) call: Call,
+    /// It is one of an exchange with all others.
+    pub(crate) exchange: bool,
     pub(crate) stuck: Option<(u32, u32)>,
     pub(crate) takes: Option<Ns>,
     pub(crate) broken: bool,
@@ -42,6 +44,7 @@ impl Planned {
     fn of(call: &Call) -> Self {
         Planned {
             call: call.clone(),
+            exchange: false,
             stuck: None,
             takes: None,
             broken: false,
@@ -69,7 +72,8 @@ impl Case {
             let n = self.comms[&call.comm].groups(self.ranks).first().map_or(0, Vec::len) as i64;
             let one = |func, by| Call { func, by, ..call.clone() };
             let calls: Vec<Call> = (1..n).flat_map(|k| [one(Func::Send, k), one(Func::Recv, -k)]).collect();
-            into.push(Action::Calls(planned(&calls), step.stream));
+            let exchange = planned(&calls).into_iter().map(|p| Planned { exchange: true, ..p }).collect();
+            into.push(Action::Calls(exchange, step.stream));
         }
         into.extend(step.replay.as_ref().map(|c| Action::Replay(planned(c), step.stream)));
         into.extend(step.wait.map(|on| Action::Wait { stream: step.stream, on }));

@@ -179,7 +179,7 @@ impl Simulation {
 
     pub(super) fn record(
         &self,
-        (at, _, order): Key,
+        (at, track, order): Key,
         own: u32,
         rank: u32,
         part: &Part,
@@ -192,14 +192,20 @@ impl Simulation {
         let ended = part.told_end().filter(|_| part.end_seen <= now);
         let (algo, proto, channels) = part.way;
         let stamp = |channel| {
-            started.filter(|_| part.timed && part.stamped).map(|start| ChannelStamp {
-                channel,
-                start_gpu_ns: Some(self.gpu(rank, start)),
-                stop_gpu_ns: ended.map(|e| self.gpu(rank, e)),
-                start_seen_ns: self.mono(rank, part.start_seen),
-                stop_seen_ns: ended.map(|_| self.mono(rank, part.end_seen)),
+            started.filter(|_| part.timed && part.stamped && part.by_events.is_none()).map(|start| {
+                ChannelStamp {
+                    channel,
+                    start_gpu_ns: Some(self.gpu(rank, start)),
+                    stop_gpu_ns: ended.map(|e| self.gpu(rank, e)),
+                    start_seen_ns: self.mono(rank, part.start_seen),
+                    stop_seen_ns: ended.map(|_| self.mono(rank, part.end_seen)),
+                }
             })
         };
+        // A launch that CUDA events time as a whole has one time, which its first transfer tells.
+        let is_first = |launch: &[Key]| launch.first().is_some_and(|first| *first == (at, track, order));
+        let lasted = part.by_events.as_ref().filter(|launch| part.timed && is_first(launch));
+        let lasted = lasted.map(|_| ended.zip(started).map(|(end, start)| end - start));
         let stamps: Vec<ChannelStamp> = (0..channels).filter_map(stamp).collect();
         let lost = if part.lane == Lane::Collective { self.comms[at].lost[own as usize] } else { 0 };
         let lane = part.lane;
@@ -226,12 +232,14 @@ impl Simulation {
             redop: call.redop,
             issued_ns: Some(self.mono(rank, part.issued)),
             timing: match part.timed {
+                true if lasted.is_some() => Timing::Launch,
+                true if part.by_events.is_some() => Timing::Not(Untimed::Alone),
                 true => Timing::Kernel,
                 false if self.case.abi < 3 => Timing::Not(Untimed::Offered),
                 false => Timing::Not(Untimed::Budget),
             },
-            event_ns: None,
-            event_seen_ns: None,
+            event_ns: lasted.flatten(),
+            event_seen_ns: lasted.flatten().map(|_| self.mono(rank, part.end_seen)),
             started: stamps.len() as u16,
             stopped: stamps.iter().filter(|s| s.stop_seen_ns.is_some()).count() as u16,
             stamps,

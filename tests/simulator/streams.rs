@@ -236,19 +236,35 @@ impl Simulation {
 
     /// Transfers of one launch end together in what NCCL tells.
     fn launched(&mut self, rank: u32, keys: &[Key]) {
-        if !self.case.one_end_a_launch
-            || keys.len() < 2
-            || !keys.iter().all(|k| matches!(k.1, Track::Pair(..)))
-        {
+        if keys.len() < 2 || !keys.iter().all(|k| matches!(k.1, Track::Pair(..))) {
             return;
         }
         let all: Arc<[Key]> = keys.into();
         for key in keys {
             let own = self.own(key.0, rank);
             if let Some(part) = self.ops.get_mut(key).and_then(|o| o.parts.get_mut(&own)) {
-                part.launch = Some(Arc::clone(&all));
+                if self.case.launches_by_events && part.planned.exchange {
+                    part.by_events = Some(Arc::clone(&all));
+                } else if self.case.one_end_a_launch {
+                    part.launch = Some(Arc::clone(&all));
+                }
             }
         }
+    }
+
+    /// A transfer of a launch ends that is timed as a whole. With the last of them the launch ends: its first transfer tells.
+    fn launch_ends(&mut self, rank: u32, launch: &[Key], seen: u64) {
+        let own = |at: usize| self.own(at, rank);
+        let ends: Option<Vec<u64>> =
+            launch.iter().map(|k| self.ops.get(k)?.parts.get(&own(k.0))?.ended).collect();
+        let Some(last) = ends.and_then(|ends| ends.into_iter().max()) else { return };
+        for key in launch {
+            let own = self.own(key.0, rank);
+            if let Some(part) = self.ops.get_mut(key).and_then(|o| o.parts.get_mut(&own)) {
+                (part.told_end, part.end_seen) = (Some(last), seen.max(part.start_seen));
+            }
+        }
+        self.mark(launch[0], self.own(launch[0].0, rank));
     }
 
     /// A rank's part ends, and so does in the records what it speaks for.
@@ -257,6 +273,9 @@ impl Simulation {
         let seen = self.seen(rank, end, noise::of_op(key, own, 5));
         let Some(part) = self.ops.get_mut(&key).and_then(|o| o.parts.get_mut(&own)) else { return };
         part.ended = Some(end);
+        if let Some(launch) = part.by_events.clone() {
+            return self.launch_ends(rank, &launch, seen);
+        }
         let Some(launch) = part.launch.clone() else {
             part.end_seen = seen.max(part.start_seen);
             return self.mark(key, own);

@@ -10,7 +10,7 @@
 use super::{BareCall, BareIssue, FIRST_WITH_HANDLES, Here, NODES, first_ring};
 use crate::communicator::Comm;
 use crate::gate::{BEGUN, CalledLine, Process, RUN_MASK, Ready, count, get, set};
-use crate::governor::{self, LARGE_BYTES, PAUSE_NS, TOGETHER};
+use crate::governor::{self, LARGE_BYTES, PAUSE_NS, TOGETHER, WHOLE};
 use crate::handle::{self, VALUE_BITS, VALUE_MASK};
 use crate::live::{self, Live};
 use crate::runtime::clock::now_ns;
@@ -252,16 +252,18 @@ impl Here {
         }
     }
 
-    /// True where a launch of the group, if it carries one operation alone, may be timed by CUDA events.
+    /// True where a launch of the group may be timed by CUDA events: it carries one operation alone, or sends and receives
+    /// that are timed as a whole.
     #[inline(always)]
     fn is_worth_timing(&self, dtype: u8, elements: u64, now: u64) -> bool {
         let (comm, schedule) = (self.comm(), self.process.schedule());
         // The number by which the governor's schedule go, see there.
         let number = get(comm, comm::ISSUED).wrapping_add(get(comm, comm::PLANS));
         // Where the last recorded launch carried several, the next one will: it is looked at now and then.
-        let is_likely_alone = get(comm, comm::HINT) & TOGETHER == 0 || number & OFTEN_TOGETHER == 0;
+        let is_likely_timed =
+            get(comm, comm::HINT) & (TOGETHER | WHOLE) != TOGETHER || number & OFTEN_TOGETHER == 0;
         schedule.any()
-            && (is_likely_alone && schedule.takes(number.wrapping_sub(1))
+            && (is_likely_timed && schedule.takes(number.wrapping_sub(1))
                 || now.saturating_sub(get(comm, comm::CALLED_NS)) > PAUSE_NS
                 || bytes_of(dtype, elements) >= LARGE_BYTES)
     }

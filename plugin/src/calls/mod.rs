@@ -217,6 +217,7 @@ fn take(call: &Op, grouped: bool) -> Option<Taken> {
             }
             if let Some(c) = Comm::of(&calls.live.segment, comm) {
                 timing::note_call(
+                    calls.live,
                     &c,
                     ticket,
                     now,

@@ -5,6 +5,7 @@ use crate::governor::{self, Facts, Governor};
 use crate::handle::{Handle, Kind, VALUE_MASK};
 use crate::live::Live;
 use crate::record;
+use crate::runtime::names::{RECV, SEND};
 use crate::runtime::settings::{Detail, Graphs, Settings};
 use ringwatch_wire::codes::kind;
 use ringwatch_wire::layout::Geometry;
@@ -77,10 +78,10 @@ fn begin(live: &Live) -> EventPair {
 /// An operation that was issued and is to be timed by a pair, if it is bound.
 fn issue(live: &Live, pair: EventPair) -> (u64, Binding) {
     let (ticket, slot) = live.segment.op.claim().expect("a slot is free");
-    let binding = live.events.bind(pair, ticket);
+    let binding = live.events.bind(pair, ticket, false);
     slot.set(op::WHAT, u64::from(kind::COLLECTIVE) << 16);
     slot.set(op::ISSUED_NS, now_ns());
-    slot.set(op::TIMED, told(pair.number()));
+    slot.set(op::TIMED, told(pair.number(), false));
     slot.publish();
     (ticket, binding)
 }
@@ -229,6 +230,43 @@ fn calls_of_one_group_are_launched_together() {
         let one = nccl.group(2);
         assert_eq!(nccl.launch(one, &[nccl.call(one)]), [alone]);
     }
+}
+
+#[test]
+fn sends_and_receives_that_are_launched_together_are_timed_as_one_launch() {
+    let nccl = Nccl(live());
+    let transfer = |group, func: u8| {
+        let c = crate::communicator::Comm::of(&nccl.0.segment, 0).expect("it is there");
+        c.set(comm::CALLED_NS, 1);
+        let api = Api {
+            collective: false,
+            func,
+            dtype: 8,
+            count: 1,
+            root: 0,
+            stream: 7,
+            captured: false,
+            user_tag: 0,
+        };
+        nccl.start(bit::P2P_API, group, Body::Api(api))
+    };
+    let exchange = || {
+        let group = nccl.group(2);
+        let calls = [SEND, RECV, SEND, RECV].map(|func| transfer(group, func));
+        nccl.launch(group, &calls)
+    };
+    let none = (timed::NOT_ALONE, None);
+    for _ in 0..3 {
+        assert_eq!(exchange(), [(timed::LAUNCH, Some(500)), none, none, none]);
+        // One alone has its own time.
+        let group = nccl.group(2);
+        assert_eq!(nccl.launch(group, &[transfer(group, SEND)]), [(timed::EVENTS, Some(500))]);
+        // Collectives of one launch have no common time.
+        let two = nccl.group(2);
+        let calls = [nccl.call(two), nccl.call(two)];
+        assert_eq!(nccl.launch(two, &calls), [none; 2]);
+    }
+    assert_eq!(Flaw::ALL.map(|f| flaws(nccl.0, f)), [0; Flaw::ALL.len()]);
 }
 
 #[test]

@@ -203,7 +203,7 @@ impl Governor {
     #[inline]
     fn turn(&self, c: &Comm, order: u64) -> Option<u64> {
         // Where kernel events are switched, they are for the regular ones.
-        let regular = self.kernel != Kernel::Switched || self.get(ENDED) != 0;
+        let regular = self.times_regularly_by_events();
         // Plans count what has no issue order: sends and receives. The hot path knows the issue order alone.
         let bare = c.word(comm::HINT) & BARE != 0;
         let number = order.wrapping_add(if bare { 1 } else { c.word(comm::PLANS) });

@@ -59,7 +59,7 @@ pub(super) fn called(live: &'static Live, c: Comm, parent: u64, api: &Api) -> Re
     }
     r.publish(slot);
     let bytes = bytes_of(api.dtype, api.count);
-    let is_first = timing::note_call(&c, ticket, now, bytes, in_group, api.collective);
+    let is_first = timing::note_call(live, &c, ticket, now, bytes, in_group, api.collective);
     note_transfer(live, api, in_group, is_first);
     timing::note_broadcast(live, api.func, in_group == 0);
     timing::note_capture(live, &c, ticket, api);
@@ -84,6 +84,7 @@ fn called_again(live: &'static Live, c: Comm, group: u64, api: &Api) -> Option<(
     }
     slot.publish();
     let is_first = timing::note_call(
+        live,
         &c,
         seen.op,
         now,

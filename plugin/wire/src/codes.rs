@@ -129,6 +129,9 @@ pub mod timed {
     pub const NOT_FREE: u8 = 7;
     /// Not: CUDA events would have been used, and its launch carries other operations too.
     pub const NOT_ALONE: u8 = 8;
+    /// By CUDA events around its launch, which carries other sends and receives too: the time is the whole launch's. One
+    /// operation of a launch says so.
+    pub const LAUNCH: u8 = 9;
 }
 
 /// The types of callbacks for the accounting. Start events use NCCL's own bit number (0 to 15).

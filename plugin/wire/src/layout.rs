@@ -115,7 +115,7 @@ pub mod comm {
     /// The same at the last kernel launch.
     pub const LAUNCHED: usize = 30;
     /// Shot (a pair of CUDA events) of the last launch (low 24 bits; 0 none, 4095 none because it carries several
-    /// operations), and what LAUNCHED was before it.
+    /// operations), whether it times a launch of several as a whole (bit 24), and what LAUNCHED was before it.
     pub const SHOT: usize = 31;
     /// Word 3, bit 32: ID and RANK are known.
     pub const KNOWN: u64 = 1 << 32;
@@ -154,7 +154,7 @@ pub mod op {
     pub const PROGRESS: usize = 18;
     /// How its GPU time is measured, or why not (low 8 bits): [`crate::codes::timed`].
     pub const TIMED: usize = 19;
-    /// Mark: ns between the CUDA events around its launch, which carries it alone.
+    /// Mark: ns between the CUDA events around its launch, which carries it alone, or is timed as a whole.
     pub const EVENT_NS: usize = 20;
     /// Reduction operation: NCCL's number + 1, 6 for any that the user made, 0 unknown (8 bits); seen by the
     /// preloaded library (bit 8); called inside a group (bit 9).

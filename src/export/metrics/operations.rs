@@ -7,7 +7,7 @@ use super::store::Store;
 use crate::export::catalogue as c;
 use crate::export::trace_id::{self, Piece};
 use crate::join::{Finished, Join};
-use crate::model::{Algo, CommId, Func, Proto, Rank, SegmentId, Timing, bus_factor};
+use crate::model::{Algo, CommId, Func, Proto, Rank, SegmentId, Timing, Untimed, bus_factor};
 
 /// A rank that comes later than the first by less than this, in ns, is not called late.
 const LATE_NS: u64 = 1_000_000;
@@ -150,6 +150,7 @@ impl Operations {
                 let reason = match part.timing {
                     Timing::Not(why) => why.as_str(),
                     Timing::Kernel | Timing::Events => "no stamp that can be true",
+                    Timing::Launch => Untimed::Alone.as_str(),
                     Timing::Unknown => "not known",
                 };
                 let key = (part.segment, reason);

@@ -164,6 +164,7 @@ fn timing(t: Timing) -> &'static str {
         Timing::Unknown => "not known",
         Timing::Kernel => "kernel stamps",
         Timing::Events => "CUDA events",
+        Timing::Launch => "CUDA events around a launch of several",
         Timing::Not(why) => why.as_str(),
     }
 }
