@@ -1000,7 +1000,7 @@ impl Communicator {
         };
         // A record that comes late may be of an operation that is known to be done already.
         let stopped = said.map_or(stopped, |s| s.finished);
-        if started_ns.is_some() {
+        if started_ns.is_some() || op.event_ns.is_some() {
             member.note_begun(&op);
         }
         let done_below = match track {
@@ -1009,7 +1009,8 @@ impl Communicator {
             }
             _ => member.done_below(track),
         };
-        let finished = was_done || stopped || order < done_below;
+        let launch_is_over = || op.plan.is_some_and(|plan| self.exchanges.is_over(rank, plan));
+        let finished = was_done || stopped || order < done_below || launch_is_over();
         if finished && order == done_below {
             member.set_done_below(track, order.saturating_add(1));
         }
@@ -1031,9 +1032,10 @@ impl Communicator {
         {
             self.exchanges.start(rank, plan, start_ns, kernel.is_some());
         }
-        if let (Some(plan), Some(lasted_ns)) = (op.plan, op.launch_ns()) {
-            self.exchanges.lasted(rank, plan, lasted_ns);
-        }
+        let ended_with_it = match (op.plan, op.launch_ns()) {
+            (Some(plan), Some(lasted_ns)) => self.exchanges.lasted(rank, plan, lasted_ns),
+            _ => Vec::new(),
+        };
         let timed = kernel.is_some() || op.own_event_ns().is_some();
         self.coverage.operations += u64::from(fresh);
         self.coverage.timed += u64::from(timed && !was_timed);
@@ -1067,6 +1069,10 @@ impl Communicator {
         if open && !unsure && !instance.agrees(track, rank, signature) {
             self.mismatch = Some(key);
             self.mismatch_seen_ns = now_ns;
+        }
+        for (track, order) in ended_with_it {
+            self.finish_transfers(track, rank, order..order.saturating_add(1));
+            self.imply_done(track, order, rank, launch);
         }
         if started_ns.is_some() || stopped {
             self.imply_done(track, order, rank, launch);

@@ -35,6 +35,8 @@ struct ExchangeLaunch {
     sent: usize,
     received: usize,
     with_itself: bool,
+    /// Those transfers, until it is known that the launch is over.
+    transfers: Vec<Key>,
     /// The peer of its last finished transfer, and whether there were others.
     peer: Option<Rank>,
     has_several_peers: bool,
@@ -126,7 +128,7 @@ impl Exchanges {
         self.incomplete.len() * LAUNCH
             + (self.order.len() + self.timed.len()) * size_of::<LaunchKey>()
             + self.times.len() * 2 * size_of::<(LaunchKey, LaunchTimes)>()
-            + self.transfers * size_of::<PeerEnd>()
+            + self.transfers * size_of::<PeerEnd>().max(size_of::<Key>())
     }
 
     /// Takes a finished transfer of a communicator. Returns the late ranks of the exchanges that are known to be complete.
@@ -159,6 +161,9 @@ impl Exchanges {
             launch.with_itself = true;
         } else {
             launch.issued += 1;
+            let (from, to) = if op.func == Func::Send { (op.rank, peer) } else { (peer, op.rank) };
+            launch.transfers.extend(op.order.map(|order| (Track::Pair(from, to), order)));
+            self.transfers += 1;
         }
         self.forget();
     }
@@ -172,11 +177,21 @@ impl Exchanges {
         }
     }
 
-    /// Takes how long a rank's launch took as a whole, in ns.
-    pub(super) fn lasted(&mut self, rank: Rank, plan: u64, ns: u64) {
+    /// Takes how long a rank's launch took as a whole, in ns, and returns those of its transfers that are known: their ends on
+    /// this rank are over.
+    pub(super) fn lasted(&mut self, rank: Rank, plan: u64, ns: u64) -> Vec<Key> {
         if let Some(times) = self.times_of((rank, plan)) {
             times.lasted_ns = Some(ns);
         }
+        let over = self.incomplete.get_mut(&(rank, plan));
+        let over = over.map_or_else(Vec::new, |launch| std::mem::take(&mut launch.transfers));
+        self.transfers -= over.len();
+        over
+    }
+
+    /// True where a rank's launch was timed as a whole, and is over.
+    pub(super) fn is_over(&self, rank: Rank, plan: u64) -> bool {
+        self.times.get(&(rank, plan)).is_some_and(|t| t.lasted_ns.is_some())
     }
 
     /// The times of a launch of a rank that transfers; those of the oldest launch are forgotten for a new one.
@@ -256,7 +271,7 @@ impl Exchanges {
 
     fn remove(&mut self, key: LaunchKey) {
         if let Some(launch) = self.incomplete.remove(&key) {
-            self.transfers -= launch.ends.len();
+            self.transfers -= launch.ends.len() + launch.transfers.len();
         }
     }
 
