@@ -23,6 +23,8 @@ mod schedule;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use schedule::number_of_launch;
+
 use crate::event::bit;
 use crate::gate::{self, KERNEL, RUN_SHIFT, Schedule};
 use crate::runtime::settings::{Detail, Graphs, Settings};
@@ -130,8 +132,8 @@ pub(crate) const LARGE: u64 = 2;
 const WORTH: u64 = AFTER_PAUSE | LARGE;
 /// It is not the only one that was called since the last launch.
 pub(crate) const TOGETHER: u64 = 4;
-/// It is a collective that was called outside of groups.
-pub(crate) const BARE: u64 = 8;
+/// It is a collective.
+pub(crate) const COLLECTIVE: u64 = 8;
 /// It is a send or receive that is launched with others, and the launch may be timed as a whole.
 pub(crate) const WHOLE: u64 = 16;
 /// Above these bits: the number of the group it was called in.

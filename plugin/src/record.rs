@@ -13,6 +13,7 @@ mod operation;
 use crate::communicator::{self, Comm};
 use crate::event::{Body, Event, StateArg, bit, state};
 use crate::event_pairs::EventPair;
+use crate::governor::COLLECTIVE;
 use crate::handle::{Handle, Kind, VALUE_MASK, group, ticket_of};
 use crate::live::Live;
 use crate::network;
@@ -63,10 +64,12 @@ pub fn start(live: &'static Live, context: u64, event: &Event) -> Result<Started
     let pack = |kind, value| Handle { kind, value }.pack(live.nonce);
     match &event.body {
         Body::Group => {
-            // Its number counts it, and names its communicator.
+            // Its number counts it. That of sends and receives names its communicator, whose launches of them it counts.
             let plan = match comm_of(live, context) {
-                Ok(c) => (c.ticket & 0xffff) << PLAN_BITS | c.add(comm::PLANS, 1) & PLAN_MASK,
-                Err(_) => NO_COMM_PLAN | live.segment.add(head::NEXT_PLAN, 1) & PLAN_MASK,
+                Ok(c) if c.word(comm::HINT) & COLLECTIVE == 0 => {
+                    (c.ticket & 0xffff) << PLAN_BITS | c.add(comm::PLANS, 1) & PLAN_MASK
+                }
+                _ => NO_COMM_PLAN | live.segment.add(head::NEXT_PLAN, 1) & PLAN_MASK,
             };
             Ok(Started::quiet(pack(Kind::Plan, plan)))
         }
@@ -206,7 +209,7 @@ pub fn finalize(live: &'static Live, context: u64) -> Result<(), Loss> {
     if end(live, &c) { Ok(()) } else { Err(Loss::Repeated) }
 }
 
-/// Numbers of plans: the communicator's ticket, and its own count; or none of a communicator's.
+/// Numbers of plans: the communicator's ticket, and its own count; or those of collectives, and of no known communicator.
 const PLAN_BITS: u32 = 26;
 const PLAN_MASK: u64 = (1 << PLAN_BITS) - 1;
 const NO_COMM_PLAN: u64 = 1 << 42;

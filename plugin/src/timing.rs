@@ -5,7 +5,7 @@ use crate::communicator::Comm;
 use crate::event::Api;
 use crate::event_pairs::{Binding, EventPair, told};
 use crate::gate::HANDLES;
-use crate::governor::{AFTER_PAUSE, BARE, HINT_BITS, LARGE, LARGE_BYTES, PAUSE_NS, TOGETHER, WHOLE};
+use crate::governor::{AFTER_PAUSE, COLLECTIVE, HINT_BITS, LARGE, LARGE_BYTES, PAUSE_NS, TOGETHER, WHOLE};
 use crate::handle::group;
 use crate::live::{self, Live};
 use crate::runtime::names::BROADCAST;
@@ -61,7 +61,7 @@ pub(crate) fn note_call(
     let hint = |set, bit| if set { bit } else { 0 };
     let why = hint(pause, AFTER_PAUSE) | hint(large, LARGE) | hint(together, TOGETHER);
     let whole = together && !collective && live.governor.times_regularly_by_events();
-    let why = why | hint(collective && in_group == 0, BARE) | hint(whole, WHOLE);
+    let why = why | hint(collective, COLLECTIVE) | hint(whole, WHOLE);
     c.set(comm::HINT, why | in_group << HINT_BITS);
     c.set(comm::CALLED_NS, now);
     c.set(comm::CALLED, ticket + 1);

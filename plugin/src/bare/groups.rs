@@ -224,7 +224,10 @@ impl Here {
             && ticket.wrapping_sub(get(self.head, lines::PENDING)) < CALLS_MAX
             && self.has_lines();
         let begins = state & STATE == GROUP_BEGUN;
-        if state & STATE == IN_RECORDS || !fits || begins && self.is_worth_timing(dtype, call.count, now) {
+        if state & STATE == IN_RECORDS
+            || !fits
+            || begins && self.is_worth_timing(kind, dtype, call.count, now)
+        {
             if begins {
                 set(self.head, lines::CALL, state & !STATE | IN_RECORDS);
             }
@@ -255,17 +258,22 @@ impl Here {
     /// True where a launch of the group may be timed by CUDA events: it carries one operation alone, or sends and receives
     /// that are timed as a whole.
     #[inline(always)]
-    fn is_worth_timing(&self, dtype: u8, elements: u64, now: u64) -> bool {
+    fn is_worth_timing(&self, kind: u64, dtype: u8, elements: u64, now: u64) -> bool {
         let (comm, schedule) = (self.comm(), self.process.schedule());
-        // The number by which the governor's schedule go, see there.
-        let number = get(comm, comm::ISSUED).wrapping_add(get(comm, comm::PLANS));
+        if !schedule.any() {
+            return false;
+        }
+        // The number by which the governor's schedule goes, see there.
+        let number = match kind {
+            line::COLLECTIVE => get(comm, comm::ISSUED).wrapping_add(1),
+            _ => governor::number_of_launch(comm),
+        };
         // Where the last recorded launch carried several, the next one will: it is looked at now and then.
         let is_likely_timed =
             get(comm, comm::HINT) & (TOGETHER | WHOLE) != TOGETHER || number & OFTEN_TOGETHER == 0;
-        schedule.any()
-            && (is_likely_timed && schedule.takes(number.wrapping_sub(1))
-                || now.saturating_sub(get(comm, comm::CALLED_NS)) > PAUSE_NS
-                || bytes_of(dtype, elements) >= LARGE_BYTES)
+        is_likely_timed && schedule.takes(number.wrapping_sub(1))
+            || now.saturating_sub(get(comm, comm::CALLED_NS)) > PAUSE_NS
+            || bytes_of(dtype, elements) >= LARGE_BYTES
     }
 
     /// A kernel is launched for calls in lines.
@@ -291,7 +299,7 @@ impl Here {
         ringwatch_wire::lines::launch(self.head, self.ready().line(self.ring, ticket), ticket, &launch);
         count(self.head, lines::LAUNCHES);
         set(self.head, lines::LAUNCHED, ticket.wrapping_add(1));
-        // The governor's schedule go by launches where there is no issue order.
+        // The governor's schedule goes by launches where there is no issue order.
         match get(first, line::COUNT) >> line::KIND_SHIFT {
             line::COLLECTIVE => count(self.head, lines::PLANS),
             _ => self.count_plan(),

@@ -1,12 +1,12 @@
 //! The schedule of timed operations, and their price.
 
 use super::{
-    ASLEEP_NS, BARE, CHANNEL_COST_NS, CHANNELS, COLLECTIVES, DEEP_NS, ENDED, EVENT_COST_NS, EVENT_DECIDED,
-    EVENT_SHIFT, Governor, KIND_BITS, KINDS, Kernel, RUN_DECIDED, SHIFT, SHIFT_MAX, TOKENS, WAKE_COST_NS,
-    WANTED, WANTED_EVENTS, WANTED_SHIFT, WISH_NS, WISHED, WORTH,
+    ASLEEP_NS, CHANNEL_COST_NS, CHANNELS, COLLECTIVE, COLLECTIVES, DEEP_NS, ENDED, EVENT_COST_NS,
+    EVENT_DECIDED, EVENT_SHIFT, Governor, KIND_BITS, KINDS, Kernel, RUN_DECIDED, SHIFT, SHIFT_MAX, TOKENS,
+    WAKE_COST_NS, WANTED, WANTED_EVENTS, WANTED_SHIFT, WISH_NS, WISHED, WORTH,
 };
 use crate::communicator::Comm;
-use crate::gate::{RUN_MASK, RUN_SHIFT, Schedule};
+use crate::gate::{RUN_MASK, RUN_SHIFT, Schedule, get};
 use crate::runtime::clock::now_ns;
 use ringwatch_wire::layout::comm;
 use ringwatch_wire::sync::Word;
@@ -32,6 +32,13 @@ fn kept_waiting(waiting: u64, kind: u64, begins: bool) -> u64 {
         (true, 0) => other | other << KIND_BITS,
         (true, _) => 0,
     }
+}
+
+/// The number of a communicator's next launch of sends and receives. All ranks that take part in all of them count the same,
+/// whichever of them are recorded in lines.
+#[inline(always)]
+pub(crate) fn number_of_launch(comm: &[Word]) -> u64 {
+    get(comm, comm::ISSUED).wrapping_add(get(comm, comm::PLANS))
 }
 
 impl Governor {
@@ -204,9 +211,8 @@ impl Governor {
     fn turn(&self, c: &Comm, order: u64) -> Option<u64> {
         // Where kernel events are switched, they are for the regular ones.
         let regular = self.times_regularly_by_events();
-        // Plans count what has no issue order: sends and receives. The hot path knows the issue order alone.
-        let bare = c.word(comm::HINT) & BARE != 0;
-        let number = order.wrapping_add(if bare { 1 } else { c.word(comm::PLANS) });
+        let is_collective = c.word(comm::HINT) & COLLECTIVE != 0;
+        let number = if is_collective { order.wrapping_add(1) } else { number_of_launch(c.slot) };
         let due = |n: u64| match self.wished(c) {
             Some(ours) => ours && self.due(n, WANTED_EVENTS),
             None => self.due(n, EVENT_SHIFT),
