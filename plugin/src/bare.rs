@@ -222,7 +222,7 @@ impl Here {
             channels: issue.channels,
             warps: issue.warps,
             flags: issue.flags(),
-            timed: self.process.schedule().why() as u8,
+            timed: self.process.schedule().why(),
             launch: 0,
         }
     }

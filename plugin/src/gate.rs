@@ -135,16 +135,46 @@ impl Ready {
 // SAFETY: `ready` is written once, before the gate opens, and read after that.
 unsafe impl Sync for Process {}
 
-/// The operations that the governor looks at, and the reason why the others have no GPU time.
+/// True for one in `1 << shift` numbers, for 0 among them, and for those of any larger shift. They follow no period, so that a
+/// loop of any length has all its places chosen: multiples of a power of two would be the same few calls of a loop of 16, for
+/// ever.
+#[inline(always)]
+pub(crate) fn is_chosen(number: u64, shift: u64) -> bool {
+    mixed(number) & chosen_mask(shift) == 0
+}
+
+/// A number without a pattern for each number; 0 for 0.
+#[inline(always)]
+const fn mixed(number: u64) -> u64 {
+    const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+    let spread = number.wrapping_mul(GOLDEN);
+    (spread ^ spread >> 32).wrapping_mul(GOLDEN)
+}
+
+#[inline(always)]
+const fn chosen_mask(shift: u64) -> u64 {
+    !(u64::MAX >> (shift & 63))
+}
+
+/// The operations that the governor looks at, and the reason why the others have no GPU time (bits 32 to 39).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Schedule(u64);
 
 impl Schedule {
-    const NONE: u64 = u32::MAX as u64;
+    const NONE: u64 = 1;
+    /// Those that [`is_chosen`] names; otherwise the last of each run.
+    const CHOSEN: u64 = 2;
+    /// The bits that are 0 in what is made of a number that is looked at: as many as the logarithm of a run's length.
+    const MASK: u64 = chosen_mask(RUN_SHIFT as u64);
 
-    /// The last of each `1 << shift` issue orders; `why` is a code of [`timed`].
-    pub(crate) fn every(shift: u64, why: u8) -> Self {
-        Schedule(((1 << (shift & 31)) - 1) & RUN_MASK | u64::from(why) << 32)
+    /// The last of each run; `why` is a code of [`timed`].
+    pub(crate) fn runs(why: u8) -> Self {
+        Schedule(Self::MASK | u64::from(why) << 32)
+    }
+
+    /// Those that [`is_chosen`] names by `shift`, or by that of a run where it is larger.
+    pub(crate) fn chosen(shift: u64, why: u8) -> Self {
+        Schedule(chosen_mask(shift.min(u64::from(RUN_SHIFT))) | Self::CHOSEN | u64::from(why) << 32)
     }
 
     /// None.
@@ -155,18 +185,20 @@ impl Schedule {
     /// True where the governor looks at some.
     #[inline(always)]
     pub(crate) fn any(self) -> bool {
-        self.0 & Self::NONE != Self::NONE
+        self.0 & Self::NONE == 0
     }
 
     /// True where it looks at the operation of this issue order.
     #[inline(always)]
     pub(crate) fn takes(self, order: u64) -> bool {
-        self.any() && order.wrapping_add(1) & self.0 & Self::NONE == 0
+        let number = order.wrapping_add(1);
+        let made = if self.0 & Self::CHOSEN != 0 { mixed(number) } else { number << (64 - RUN_SHIFT) };
+        self.any() && made & self.0 & Self::MASK == 0
     }
 
     #[inline(always)]
-    pub(crate) fn why(self) -> u64 {
-        self.0 >> 32
+    pub(crate) fn why(self) -> u8 {
+        (self.0 >> 32) as u8
     }
 }
 
@@ -287,5 +319,55 @@ impl CalledLine {
     pub(crate) fn issue(&self, seq: u64, order: u64, bits: IssueBits) {
         let issue = IssueBits { launch: self.launch, ..bits }.word();
         ringwatch_wire::lines::issue(self.line, self.lap, &Issue { seq, order, issue });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{RUN_MASK, RUN_SHIFT, Schedule, is_chosen};
+
+    #[test]
+    fn one_in_so_many_numbers_is_chosen_and_those_of_a_larger_shift_among_them() {
+        for shift in 0..=16 {
+            let chosen = (0..1u64 << 20).filter(|n| is_chosen(*n, shift));
+            let expected = 1usize << (20 - shift);
+            let count = chosen.inspect(|n| assert!(shift == 0 || is_chosen(*n, shift - 1), "{n}")).count();
+            let chance = 4 * expected.isqrt();
+            assert!(count.abs_diff(expected) <= chance, "{count} of {expected} by {shift}");
+        }
+    }
+
+    #[test]
+    fn every_place_of_a_loop_is_chosen_sooner_or_later() {
+        const LOOPS: u64 = 4_000;
+        for length in [2, 6, 16, 24, 32, 34, 64, 100, 128, 256] {
+            for shift in 1..=7 {
+                let mut places = vec![0u32; length];
+                for n in (0..LOOPS * length as u64).filter(|n| is_chosen(*n, shift)) {
+                    places[n as usize % length] += 1;
+                }
+                let (least, most) = (places.iter().min().unwrap_or(&0), places.iter().max().unwrap_or(&0));
+                assert!(
+                    *least > 0 && u64::from(*most) <= LOOPS >> (shift - 1).min(5),
+                    "{length} by {shift}: {least} to {most}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_hot_path_leaves_to_the_governor_what_it_may_time() {
+        for shift in 0..12 {
+            let schedule = Schedule::chosen(shift, 3);
+            assert!((0..100_000).all(|n| schedule.takes(n) || !is_chosen(n + 1, shift)), "{shift}");
+            let taken = (0..100_000).filter(|n| schedule.takes(*n)).count();
+            let expected = 100_000usize >> shift.min(u64::from(RUN_SHIFT));
+            assert!(taken.abs_diff(expected) <= 4 * expected.isqrt(), "{taken} by {shift}");
+        }
+        let runs = Schedule::runs(3);
+        assert!((0..1_000).all(|n| runs.takes(n) == ((n + 1) & RUN_MASK == 0)));
+        assert_eq!((runs.why(), runs.any()), (3, true));
+        let none = Schedule::none(4);
+        assert_eq!((none.why(), none.any(), none.takes(31)), (4, false, false));
     }
 }

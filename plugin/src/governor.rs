@@ -3,9 +3,10 @@
 //! NCCL charges for a collective's kernel events (KernelCh), whoever listens. Each channel is taken to cost a microsecond,
 //! and more when NCCL's progress thread sleeps and has to be woken; a pair of CUDA events around a launch costs about
 //! five. A token bucket holds the time that may be spent: it fills by the budget's share of wall time, every timed
-//! operation takes its price. While tokens last everything is timed; when they do not, every 2nd, 4th, 8th … run of 32
+//! operation takes its price. While tokens last everything is timed; when they do not, one in 2, 4, 8 … runs of 32
 //! operations by *issue order*, so that ranks which never speak with each other time the same collectives, and the
-//! thread is woken once a run. A bucket that is full makes twice as many runs due. Operations after a pause and large ones
+//! thread is woken once a run. Which ones they are does not repeat ([`gate::is_chosen`]): a training loop's calls do.
+//! A bucket that is full makes twice as many runs due. Operations after a pause and large ones
 //! are timed by CUDA events whenever a token is left and nothing else is launched with them. Sends and receives that are
 //! launched together are timed as one where kernel events cannot time them.
 //!
@@ -250,8 +251,8 @@ impl Governor {
         self.bare.set_schedule(match self.kernel {
             Kernel::Unwanted => Schedule::none(why),
             Kernel::Refused if !self.events => Schedule::none(why),
-            _ if self.times_regularly_by_events() => Schedule::every(self.get(EVENT_SHIFT), why),
-            _ => Schedule::every(u64::from(RUN_SHIFT), why),
+            _ if self.times_regularly_by_events() => Schedule::chosen(self.get(EVENT_SHIFT), why),
+            _ => Schedule::runs(why),
         });
     }
 

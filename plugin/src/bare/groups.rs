@@ -390,8 +390,7 @@ impl Here {
         }
         let order = live.pairs.next_of_one(self.context & VALUE_MASK, issue.peer, func != RECV);
         let schedule = self.process.schedule();
-        let bits =
-            IssueBits { channels: issue.channels, timed: schedule.why() as u8, ..IssueBits::default() };
+        let bits = IssueBits { channels: issue.channels, timed: schedule.why(), ..IssueBits::default() };
         let bits = IssueBits { flags: order_flags(live, order), ..bits };
         self.issue_at(ticket, u64::from(issue.peer as u32), order.unwrap_or(op::NO_ORDER), bits);
         count(self.head, lines::PAIR_ISSUES);

@@ -6,7 +6,7 @@ use super::{
     WAKE_COST_NS, WANTED, WANTED_EVENTS, WANTED_SHIFT, WISH_NS, WISHED, WORTH,
 };
 use crate::communicator::Comm;
-use crate::gate::{RUN_MASK, RUN_SHIFT, Schedule, get};
+use crate::gate::{RUN_MASK, RUN_SHIFT, Schedule, get, is_chosen};
 use crate::runtime::clock::now_ns;
 use ringwatch_wire::layout::comm;
 use ringwatch_wire::sync::Word;
@@ -45,7 +45,7 @@ impl Governor {
     /// True for one in `1 << shift` numbers; the shift is in word `which`.
     #[inline]
     fn due(&self, number: u64, which: usize) -> bool {
-        number & ((1 << self.get(which).min(SHIFT_MAX)) - 1) == 0
+        is_chosen(number, self.get(which).min(SHIFT_MAX))
     }
 
     /// Returns whether it is this communicator of which a reader wants detail; absent while none wants any.
@@ -78,7 +78,7 @@ impl Governor {
         }
         // Every operation is looked at meanwhile.
         self.set(WISHED, 1);
-        self.bare.set_schedule(Schedule::every(0, self.why_not(false)));
+        self.bare.set_schedule(Schedule::chosen(0, self.why_not(false)));
         Some(comm.get() == c.word(comm::ID))
     }
 
