@@ -217,7 +217,7 @@ fn says(truth: &Truth, v: &Version, exam: &Exam) -> bool {
     if v.ranks.is_empty() {
         return truth.kind.is_data() || f.kind == Kind::Standstill;
     }
-    let blind = exam.case.timed_of.is_some() || exam.case.abi < 3;
+    let blind = exam.case.timed_of.is_some() || exam.case.abi < 3 || exam.case.launches_by_events;
     let size = exam.members.iter().find(|(id, _)| *id == f.communicator).map_or(0, |(_, m)| m.len());
     let culprits = &truth.culprits;
     let within = v.ranks.is_subset(culprits);

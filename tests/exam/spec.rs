@@ -170,6 +170,16 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
+    /// True where operations may stand still of which no stamp says so.
+    pub(crate) fn is_blind(&self) -> bool {
+        self.timed_of > 1 || self.abi < 3 || self.times_launches()
+    }
+
+    /// True where its exchanges are launches of sends and receives, each timed as a whole.
+    pub(crate) fn times_launches(&self) -> bool {
+        self.launches_by_events && self.family == Family::Experts && !self.variant && self.inner <= 8
+    }
+
     pub(crate) fn from_seed(seed: u64) -> Self {
         let mut r = Random::new(seed);
         let family = r.pick(&Family::ALL);
@@ -265,7 +275,7 @@ impl Spec {
         if self.faults.iter().any(|f| f.kind.is_data()) {
             self.calls = self.calls.max(2_500);
         }
-        let blind = self.timed_of > 1 || self.abi < 3;
+        let blind = self.is_blind();
         for f in &self.faults {
             let after = match f.kind {
                 FaultKind::NeverJoined => 34_000,

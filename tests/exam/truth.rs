@@ -463,7 +463,7 @@ fn unproven_before(p: &Planted, happened: &[Stay], first: &Open<'_>) -> BTreeSet
 
 /// How soon a fault has to be found, in ns after it holds somebody.
 fn patience(spec: &Spec, kind: FaultKind) -> u64 {
-    let blind = spec.timed_of > 1 || spec.abi < 3;
+    let blind = spec.is_blind();
     match kind {
         FaultKind::Killed
         | FaultKind::Exits

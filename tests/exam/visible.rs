@@ -52,7 +52,7 @@ fn passages(stays: &[Stay]) -> BTreeMap<Key, Passage> {
             last_ns,
             last,
             ended_ns: parts.iter().map(|s| s.reported_end_ns).min()??,
-            timed: parts.iter().all(|s| s.timed),
+            timed: parts.iter().all(|s| s.timed || s.by_launch),
             by_launch: parts.iter().any(|s| s.by_launch),
         })
     };

@@ -26,9 +26,9 @@ pub(crate) struct Stay {
     pub(crate) stream: u8,
     /// The launch that carried it together with others.
     pub(crate) plan: Option<u64>,
-    /// Its record has GPU times.
+    /// Its record has GPU times of its own.
     pub(crate) timed: bool,
-    /// They are those of its whole launch.
+    /// How long its whole launch took is known, once that is over.
     pub(crate) by_launch: bool,
 }
 
@@ -60,8 +60,8 @@ impl Simulation {
                     reported_end_ns: part.told_end(),
                     stream: part.stream,
                     plan: part.plan,
-                    timed: part.timed && (part.stamped || part.by_events.is_some()),
-                    by_launch: part.by_events.is_some(),
+                    timed: part.timed && part.stamped && part.by_events.is_none(),
+                    by_launch: part.timed && part.by_events.is_some(),
                 });
             }
         }

@@ -48,7 +48,7 @@ pub(super) fn empty_case(spec: &Spec) -> Case {
         depth: spec.depth,
         late_records: Some(Ns(spec.late_records_us * 1_000)),
         one_end_a_launch: spec.one_end_a_launch,
-        launches_by_events: spec.launches_by_events,
+        launches_by_events: spec.times_launches(),
         timed_of: (spec.timed_of > 1).then_some(spec.timed_of),
         lost_stamps: spec.lost_stamps,
         drift_ppm: spec.gpu_drift,
