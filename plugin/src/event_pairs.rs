@@ -66,8 +66,9 @@ impl Driver {
     }
 }
 
-/// Shots of a communicator: so many launches may be timed and not finished yet.
-const PAIRS: usize = 8;
+/// Pairs of a communicator: so many launches may be timed and not finished yet. A host may be a hundred launches ahead of its GPU;
+/// with few pairs the same few calls of a training step would be timed each time, and others on each rank.
+const PAIRS: usize = 64;
 
 // Words of a pair.
 const STATE: usize = 0;
@@ -96,6 +97,10 @@ const PENDING: usize = 3;
 const LOOKED_NS: usize = 4;
 /// The context's number; 0 unknown.
 const CONTEXT_NUMBER: usize = 5;
+/// The pair that is taken next, if it is free.
+const NEXT: usize = 6;
+/// The pair that was taken first of those that are not free.
+const OLDEST: usize = 7;
 const PAIRS_AT: usize = 8;
 const POOL_WORDS: usize = PAIRS_AT + PAIRS * PAIR_WORDS;
 
@@ -127,7 +132,7 @@ pub(crate) struct EventPair {
 }
 
 /// Bits of a pair's number: those that say which pair it is, and those of its generation.
-const PLACE_BITS: u32 = 12;
+const PLACE_BITS: u32 = 15;
 const GENERATION_BITS: u32 = 12;
 const PLACE: u64 = (1 << PLACE_BITS) - 1;
 const GENERATION: u64 = (1 << GENERATION_BITS) - 1;
@@ -209,12 +214,17 @@ impl Pool<'_> {
         // Not the time of the call that led here: what is said to have ended must have ended by then.
         let now_ns = now_ns();
         self.set(LOOKED_NS, now_ns);
-        if self.get(PENDING) == 0 {
-            return;
-        }
-        for i in 0..PAIRS {
+        let mut oldest = None;
+        for i in self.from(OLDEST) {
+            if self.get(PENDING) == 0 {
+                break;
+            }
             let pair = self.pair(i);
             let word = |k: usize| pair.get(k).map_or(0, Word::get);
+            if word(STATE) != FREE {
+                oldest = oldest.or(Some(i));
+                self.set(OLDEST, oldest.unwrap_or(i) as u64);
+            }
             if word(STATE) != ENDED {
                 continue;
             }
@@ -241,8 +251,34 @@ impl Pool<'_> {
             if let Some(state) = pair.get(STATE) {
                 state.set(FREE);
             }
+            if oldest == Some(i) {
+                oldest = None;
+            }
             self.set(PENDING, self.get(PENDING).saturating_sub(1));
         }
+        if oldest.is_none() {
+            self.set(OLDEST, self.get(NEXT));
+        }
+    }
+
+    /// All pairs in turn, from the one that a word names.
+    fn from(&self, word: usize) -> impl Iterator<Item = usize> {
+        let first = self.get(word) as usize;
+        (first..first + PAIRS).map(|i| i % PAIRS)
+    }
+
+    /// A pair for a launch: a free one, or one whose launch never came back from NCCL.
+    fn take(&self) -> Option<usize> {
+        let state = |i: usize| self.pair(i).first().map_or(ENDED, Word::get);
+        if self.get(PENDING) >= PAIRS as u64 {
+            return None;
+        }
+        let i = self
+            .from(NEXT)
+            .find(|i| state(*i) == FREE)
+            .or_else(|| self.from(NEXT).find(|i| state(*i) == BEGUN))?;
+        self.set(NEXT, (i as u64 + 1) % PAIRS as u64);
+        Some(i)
     }
 }
 
@@ -342,7 +378,9 @@ impl EventPairs {
                 }
             }
         }
-        pool.set(PENDING, 0);
+        for word in [PENDING, NEXT, OLDEST] {
+            pool.set(word, 0);
+        }
         pool.set(CONTEXT, context as u64);
         pool.set(CONTEXT_NUMBER, number);
         pool.set(HEALTH, READY);
@@ -383,9 +421,7 @@ impl EventPairs {
             if pool.get(HEALTH) != READY {
                 return None;
             }
-            // A launch that never came back from NCCL leaves its pair begun: it is taken again.
-            let wanted = |state| (0..PAIRS).find(|i| pool.pair(*i).first().is_some_and(|w| w.get() == state));
-            let i = wanted(FREE).or_else(|| wanted(BEGUN))?;
+            let i = pool.take()?;
             let [state, start, _, begun, on, bound, ..] = pool.pair(i) else { return None };
             // SAFETY: an event of this pool, on the launch's stream of the same context.
             if unsafe { (pool.driver.record)(start.get() as Event, stream) } != SUCCESS {

@@ -115,13 +115,16 @@ fn launching(live: &'static Live, c: Comm, free: bool, stream: u64) -> Option<Ev
     let carries = c.word(comm::HINT) & (TOGETHER | WHOLE);
     // The time of a launch that carries several operations is none of theirs.
     if carries == TOGETHER {
-        c.set(comm::SHOT, launched << LAUNCHED_SHIFT | EventPair::NO_NUMBER);
+        c.set(comm::SHOT, launched << LAUNCHED_SHIFT | SEVERAL);
         return None;
     }
     if !live.governor.launch(&c, c.word(comm::ISSUED), now) {
         return None;
     }
-    let pair = live.events.begin(&live.segment, c.ticket, stream, now)?;
+    let Some(pair) = live.events.begin(&live.segment, c.ticket, stream, now) else {
+        c.set(comm::SHOT, launched << LAUNCHED_SHIFT | NO_PAIR);
+        return None;
+    };
     let as_a_whole = if carries == 0 { 0 } else { AS_A_WHOLE };
     c.set(comm::SHOT, launched << LAUNCHED_SHIFT | as_a_whole | pair.number());
     Some(pair)
@@ -165,12 +168,15 @@ pub(crate) fn of_call(live: &'static Live, c: Comm, ticket: u64) -> u64 {
 const PAIR_NUMBER: u64 = (1 << EventPair::NUMBER_BITS) - 1;
 const AS_A_WHOLE: u64 = 1 << EventPair::NUMBER_BITS;
 const LAUNCHED_SHIFT: u32 = EventPair::NUMBER_BITS + 1;
+/// In their place: the launch carries several operations and has no pair; or none was free.
+const SEVERAL: u64 = EventPair::NO_NUMBER;
+const NO_PAIR: u64 = EventPair::NO_NUMBER | AS_A_WHOLE;
 
 #[inline(never)]
 fn pair_for(live: &'static Live, shot: u64, ticket: u64) -> u64 {
     let (number, as_a_whole) = (shot & PAIR_NUMBER, shot & AS_A_WHOLE != 0);
     if number == EventPair::NO_NUMBER {
-        return u64::from(timed::NOT_ALONE);
+        return u64::from(if as_a_whole { timed::NOT_FREE } else { timed::NOT_ALONE });
     }
     match EventPair::from_number(number).map(|pair| live.events.bind(pair, ticket, as_a_whole)) {
         Some(Binding::Bound) => told(number, as_a_whole),

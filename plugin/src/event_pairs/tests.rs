@@ -26,7 +26,13 @@ thread_local! {
     /// A communicator's word, and what it was when an event was asked for last.
     static LOOKED_AT: Cell<(Option<&'static Word>, u64)> = const { Cell::new((None, 0)) };
 }
+thread_local! {
+    /// The number of questions until events have not happened yet.
+    static HAPPENED: Cell<usize> = const { Cell::new(usize::MAX) };
+}
 extern "C" fn query(_: Event) -> c_int {
+    let Some(left) = HAPPENED.get().checked_sub(1) else { return NOT_READY };
+    HAPPENED.set(left);
     let (word, _) = LOOKED_AT.get();
     LOOKED_AT.set((word, word.map_or(0, Word::get)));
     SUCCESS
@@ -147,6 +153,29 @@ fn an_operation_that_is_issued_late_gets_no_other_launchs_time() {
     live.events.read(&live.segment, 0);
     assert_eq!((before.1, time_of(live, before.0)), (Binding::Late, None));
     assert_eq!((after.1, time_of(live, after.0)), (Binding::Bound, Some(500)));
+    assert_eq!(Flaw::ALL.map(|f| flaws(live, f)), [0; Flaw::ALL.len()]);
+}
+
+#[test]
+fn a_host_far_ahead_of_its_gpu_gets_pairs_as_launches_end_and_in_their_order() {
+    let live = live();
+    let launch = || {
+        let pair = live.events.begin(&live.segment, 0, 7, now_ns().saturating_sub(1_000_000_000))?;
+        live.events.end(&live.segment, pair);
+        Some(issue(live, pair).0)
+    };
+    HAPPENED.set(0);
+    let mut open: Vec<u64> = (0..PAIRS).map_while(|_| launch()).collect();
+    assert_eq!((open.len(), launch()), (PAIRS, None));
+    for ended in [1, 5, PAIRS - 1, PAIRS, 3] {
+        HAPPENED.set(ended);
+        let more: Vec<u64> = (0..PAIRS + 1).map_while(|_| launch()).collect();
+        assert_eq!((more.len(), HAPPENED.get()), (ended, 0));
+        let over: Vec<u64> = open.drain(..ended).collect();
+        assert!(over.iter().all(|t| time_of(live, *t) == Some(500)), "the oldest ended");
+        open.extend(more);
+        assert!(open.iter().all(|t| time_of(live, *t).is_none()));
+    }
     assert_eq!(Flaw::ALL.map(|f| flaws(live, f)), [0; Flaw::ALL.len()]);
 }
 

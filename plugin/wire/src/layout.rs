@@ -114,8 +114,9 @@ pub mod comm {
     pub const CALLED: usize = 29;
     /// The same at the last kernel launch.
     pub const LAUNCHED: usize = 30;
-    /// Shot (a pair of CUDA events) of the last launch (low 24 bits; 0 none, 4095 none because it carries several
-    /// operations), whether it times a launch of several as a whole (bit 24), and what LAUNCHED was before it.
+    /// Shot (a pair of CUDA events) of the last launch (low 27 bits; 0 none, 32767 none because it carries several
+    /// operations, or because none was free), whether it times a launch of several as a whole (bit 27), and what LAUNCHED was
+    /// before it.
     pub const SHOT: usize = 31;
     /// Word 3, bit 32: ID and RANK are known.
     pub const KNOWN: u64 = 1 << 32;
