@@ -32,6 +32,7 @@ mod log;
 mod mutations;
 mod node;
 mod otlp;
+mod packages;
 mod preload;
 mod receiver;
 mod replay;
