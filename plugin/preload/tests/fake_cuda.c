@@ -15,7 +15,8 @@ static double now_ms(void) {
   return t.tv_sec * 1e3 + t.tv_nsec / 1e6;
 }
 static int device;
-static double events[100000];
+// As many as the tests' communicators make, with some to spare.
+static double events[1 << 20];
 static int made;
 // Events made up to here went with the context that fake_reset has ended; the next one has the same address.
 static int dead;
@@ -36,7 +37,10 @@ int cuCtxPushCurrent_v2(void *c) { return device = (intptr_t)c & 0xff, 0; }
 int cuCtxPopCurrent_v2(void **c) { return device = 0, 0; }
 int cuThreadExchangeStreamCaptureMode(int *mode) { return *mode = 0, 0; }
 int cuStreamIsCapturing(void *s, int *status) { return *status = s == CAPTURED, 0; }
-int cuEventCreate(intptr_t *e, unsigned flags) { return *e = ++made, 0; }
+int cuEventCreate(intptr_t *e, unsigned flags) {
+  if (made + 1 >= sizeof events / sizeof *events) abort();
+  return *e = ++made, 0;
+}
 int cuEventRecord(intptr_t e, void *stream) {
   // NCCL itself must not be asked to wait for an event on a stream that is being captured.
   if (stream == CAPTURED) abort();

@@ -524,10 +524,10 @@ fn events_made(variants: &[&str]) -> Option<Vec<usize>> {
 fn events_do_not_outlive_their_context() {
     // The fake driver aborts where an event of the context that was reset is used.
     let Some(numbered) = events_made(&["cuda"]) else { return };
-    // A pool of events for each slot of the table of communicators, made again after the reset.
-    assert_eq!(numbered, [256 * 16, 512 * 16]);
+    // A pool of 64 pairs for each slot of the table of communicators, made again after the reset.
+    assert_eq!(numbered, [256 * 128, 512 * 128]);
     // Without a number of the context none is used twice.
-    assert_eq!(events_made(&["cuda11", "cuda"]), Some(vec![300 * 16, 600 * 16]));
+    assert_eq!(events_made(&["cuda11", "cuda"]), Some(vec![300 * 128, 600 * 128]));
 }
 
 #[test]
