@@ -112,6 +112,8 @@ const POOLS: usize = 256;
 /// Words of all pools.
 pub(crate) const WORDS: usize = POOLS * POOL_WORDS;
 
+/// So many pairs are read at one look at most.
+const READ_AT_ONCE: usize = 8;
 /// Results are looked for this long after the last look at the earliest, in ns.
 const LOOK_NS: u64 = 200_000;
 
@@ -214,10 +216,14 @@ impl Pool<'_> {
         // Not the time of the call that led here: what is said to have ended must have ended by then.
         let now_ns = now_ns();
         self.set(LOOKED_NS, now_ns);
-        let mut oldest = None;
+        let (mut oldest, mut read) = (None, 0);
         for i in self.from(OLDEST) {
             if self.get(PENDING) == 0 {
                 break;
+            }
+            // A callback of the job has no time for all of them.
+            if read == READ_AT_ONCE {
+                return;
             }
             let pair = self.pair(i);
             let word = |k: usize| pair.get(k).map_or(0, Word::get);
@@ -255,6 +261,7 @@ impl Pool<'_> {
                 oldest = None;
             }
             self.set(PENDING, self.get(PENDING).saturating_sub(1));
+            read += 1;
         }
         if oldest.is_none() {
             self.set(OLDEST, self.get(NEXT));

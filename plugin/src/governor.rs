@@ -88,9 +88,9 @@ const ENDED: usize = 4;
 /// Tokens in ns, as a signed number.
 const TOKENS: usize = 5;
 const FILLED_NS: usize = 6;
-/// Every `1 << SHIFT`-th run is timed by kernel events.
+/// One in `1 << SHIFT` runs is timed by kernel events.
 const SHIFT: usize = 7;
-/// Every `1 << EVENT_SHIFT`-th operation is timed by CUDA events.
+/// One in `1 << EVENT_SHIFT` operations is timed by CUDA events.
 const EVENT_SHIFT: usize = 8;
 /// The events that this plugin asks for by itself, kernel events apart.
 const OWN: usize = 9;
@@ -133,7 +133,7 @@ pub(crate) const LARGE: u64 = 2;
 const WORTH: u64 = AFTER_PAUSE | LARGE;
 /// It is not the only one that was called since the last launch.
 pub(crate) const TOGETHER: u64 = 4;
-/// It is a collective.
+/// It is a collective, or is launched with one.
 pub(crate) const COLLECTIVE: u64 = 8;
 /// It is a send or receive that is launched with others, and the launch may be timed as a whole.
 pub(crate) const WHOLE: u64 = 16;

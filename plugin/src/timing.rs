@@ -60,6 +60,8 @@ pub(crate) fn note_call(
         c.word(comm::CALLED) != c.word(comm::LAUNCHED) && c.word(comm::HINT) >> HINT_BITS == in_group;
     let hint = |set, bit| if set { bit } else { 0 };
     let why = hint(pause, AFTER_PAUSE) | hint(large, LARGE) | hint(together, TOGETHER);
+    // The group has a collective.
+    let collective = collective || together && c.word(comm::HINT) & COLLECTIVE != 0;
     let whole = together && !collective && live.governor.times_regularly_by_events();
     let why = why | hint(collective, COLLECTIVE) | hint(whole, WHOLE);
     c.set(comm::HINT, why | in_group << HINT_BITS);

@@ -785,6 +785,7 @@ impl Communicator {
         self.stale = true;
         if self.newest_issue_ns > 0 && record.init_ns > self.newest_issue_ns {
             self.instances.begin_again();
+            self.exchanges = Exchanges::default();
         }
         self.was_aborted |= record.making == Some(Making::Aborted);
         match self.members.entry(record.rank) {
@@ -873,6 +874,7 @@ impl Communicator {
         Around { clock, busy, issuing, spare, unsure, may_grow, now_ns }: Around<'_>,
     ) -> Taken {
         let (rank, ranks) = (op.rank, self.ranks());
+        self.take_launch(&op);
         let Some(member) = self.members.get_mut(&rank) else { return Taken::Yes };
         if op.flags.captured || op.lane == Lane::Replay {
             member.graphs_from = member.graphs_from.min(op.ticket);
@@ -1032,10 +1034,6 @@ impl Communicator {
         {
             self.exchanges.start(rank, plan, start_ns, kernel.is_some());
         }
-        let ended_with_it = match (op.plan, op.launch_ns()) {
-            (Some(plan), Some(lasted_ns)) => self.exchanges.lasted(rank, plan, lasted_ns),
-            _ => Vec::new(),
-        };
         let timed = kernel.is_some() || op.own_event_ns().is_some();
         self.coverage.operations += u64::from(fresh);
         self.coverage.timed += u64::from(timed && !was_timed);
@@ -1069,10 +1067,6 @@ impl Communicator {
         if open && !unsure && !instance.agrees(track, rank, signature) {
             self.mismatch = Some(key);
             self.mismatch_seen_ns = now_ns;
-        }
-        for (track, order) in ended_with_it {
-            self.finish_transfers(track, rank, order..order.saturating_add(1));
-            self.imply_done(track, order, rank, launch);
         }
         if started_ns.is_some() || stopped {
             self.imply_done(track, order, rank, launch);
@@ -1187,6 +1181,18 @@ impl Communicator {
             }
         }
         more
+    }
+
+    /// Takes the time of a launch from the record that has it, which may have been counted long before: a launch is over, with all
+    /// its transfers.
+    fn take_launch(&mut self, op: &OpRecord) {
+        let (Some(plan), Some(lasted_ns)) = (op.plan, op.launch_ns()) else { return };
+        let Some(member) = self.members.get_mut(&op.rank) else { return };
+        member.note_begun(op);
+        for (track, order) in self.exchanges.lasted(op.rank, plan, lasted_ns) {
+            self.finish_transfers(track, op.rank, order..order.saturating_add(1));
+            self.imply_done(track, order, op.rank, op.launch());
+        }
     }
 
     /// A rank's ends of these transfers are finished.

@@ -10,7 +10,7 @@
 use super::{BareCall, BareIssue, FIRST_WITH_HANDLES, Here, NODES, first_ring};
 use crate::communicator::Comm;
 use crate::gate::{BEGUN, CalledLine, Process, RUN_MASK, Ready, count, get, set};
-use crate::governor::{self, LARGE_BYTES, PAUSE_NS, TOGETHER, WHOLE};
+use crate::governor::{self, COLLECTIVE, LARGE_BYTES, PAUSE_NS, TOGETHER, WHOLE};
 use crate::handle::{self, VALUE_BITS, VALUE_MASK};
 use crate::live::{self, Live};
 use crate::runtime::clock::now_ns;
@@ -268,10 +268,12 @@ impl Here {
             line::COLLECTIVE => get(comm, comm::ISSUED).wrapping_add(1),
             _ => governor::number_of_launch(comm),
         };
-        // Where the last recorded launch carried several, the next one will: it is looked at now and then.
-        let is_likely_timed =
-            get(comm, comm::HINT) & (TOGETHER | WHOLE) != TOGETHER || number & OFTEN_TOGETHER == 0;
+        // Where the last recorded launch of its kind carried several and was not timed, the next one will not be either: it is
+        // looked at now and then.
+        let untimed = TOGETHER | if kind == line::COLLECTIVE { COLLECTIVE } else { 0 };
+        let is_likely_timed = get(comm, comm::HINT) & (TOGETHER | WHOLE | COLLECTIVE) != untimed;
         is_likely_timed && schedule.takes(number.wrapping_sub(1))
+            || number & OFTEN_TOGETHER == 0
             || now.saturating_sub(get(comm, comm::CALLED_NS)) > PAUSE_NS
             || bytes_of(dtype, elements) >= LARGE_BYTES
     }

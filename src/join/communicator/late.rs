@@ -97,15 +97,11 @@ impl Communicator {
             let issued = |i: Option<&Instance>| i?.parts.get(r)?.op.issued_ns;
             Some(issued(this)?.saturating_sub(issued(before)?))
         };
+        let unusual = late.by_ns >= VERY_LATE_NS && late.by_ns / 2 >= self.longest_ns;
         let others = || self.members.keys().filter(|r| **r != late.rank);
-        if self.is_unusual(&late) && others().all(|r| took(r).is_some_and(|ns| ns < late.by_ns)) {
+        if unusual && others().all(|r| took(r).is_some_and(|ns| ns < late.by_ns)) {
             self.suspected_late = Some(Suspicion { first: key, newest: key.1, late });
         }
-    }
-
-    /// True where a rank issued an operation much later than ranks ever did.
-    fn is_unusual(&self, late: &Late) -> bool {
-        late.by_ns >= VERY_LATE_NS && late.by_ns / 2 >= self.longest_ns
     }
 
     /// Reports the rank that is suspected to be late if the others issued nothing of this communicator until it came. Only
@@ -244,8 +240,11 @@ impl Communicator {
         let (track, order) = key;
         let instance = self.instances.get(&key)?;
         let issued = || instance.parts.values().filter_map(|p| p.op.issued_ns);
+        let longest_ns = self.longest_ns;
         // While a job gets going it has no rhythm yet.
-        let spread_ns = issued().max().zip(issued().min()).filter(|_| order >= WARM_UP).map(|(l, f)| l - f);
+        if let (true, Some(first), Some(last)) = (order >= WARM_UP, issued().min(), issued().max()) {
+            self.longest_ns = self.longest_ns.max(last - first);
+        }
         for (rank, ns) in transfer_ns.into_iter().flat_map(|t| instance.waiting_ns(t)) {
             if let Some(m) = self.members.get_mut(&rank) {
                 m.waiting_ns = Some(m.waiting_ns.unwrap_or(0).saturating_add(ns));
@@ -255,9 +254,7 @@ impl Communicator {
         if order == 0 {
             return None;
         }
-        let longest_ns = self.longest_ns;
         if let Some(told) = instance.late_told {
-            self.longest_ns = longest_ns.max(spread_ns.unwrap_or(0));
             return Some(told);
         }
         let gpu = instance.late_on_gpu(needed, self.one_clock());
@@ -268,7 +265,6 @@ impl Communicator {
         let waited_before = || host().filter(|l| order >= WARM_UP && is_more(l));
         let late = waited_before().or(gpu).or_else(host);
         let at_ns = instance.began_ns().unwrap_or(0);
-        self.longest_ns = longest_ns.max(spread_ns.unwrap_or(0));
         let [unjudged, _] = &mut self.unjudged;
         let Some(found) = late else {
             unjudged.add(1.0);
@@ -397,16 +393,14 @@ impl Communicator {
 
     /// Lateness by the hosts' issue times, where the GPUs' stamps cannot be believed. A host that issues late is
     /// late only if nothing of this track was still running: it need not run ahead of its GPU. Replays are
-    /// issued by callbacks in the stream, when the GPU comes to them. Of several hosts a rank is late only if it is so beyond
-    /// all that was seen: the usual spread has the error of their clocks in it.
+    /// issued by callbacks in the stream, when the GPU comes to them.
     fn late_on_host(&self, track: Track, order: u64, needed: usize) -> Option<Late> {
-        if matches!(track, Track::Pair(..)) {
+        if matches!(track, Track::Pair(..)) || !self.one_clock() {
             return None;
         }
-        let is_certain = |l: &Late| self.one_clock() || order >= WARM_UP && self.is_unusual(l);
         let this = self.instance(track, order)?;
         if track == Track::Replay {
-            return this.late_on_host(needed).filter(is_certain);
+            return this.late_on_host(needed);
         }
         let before = self.instance(track, order.checked_sub(1)?)?;
         let began = this.began_ns()?;
@@ -416,7 +410,7 @@ impl Communicator {
         let all = before.first().is_some_and(|p| !p.op.func.is_rooted());
         let idle = (all && by_itself.is_some_and(|e| e <= began))
             || before.ended_seen_ns().is_some_and(|e| e <= began);
-        this.late_on_host(needed).filter(|l| idle && is_certain(l))
+        if idle { this.late_on_host(needed) } else { None }
     }
 }
 

@@ -8,7 +8,7 @@ use super::super::stats::{Class, Sample};
 use super::super::work::Passed;
 use super::expected_traffic::{carried, crossed};
 use super::{Communicator, HELD, Key, all_stopped, attached_bytes};
-use crate::model::{Func, Rank, Spare, Track};
+use crate::model::{Func, Rank, Spare, Timing, Track};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -119,6 +119,13 @@ impl Communicator {
         // Nothing may report when a copy to itself has ended, and nobody waits for it.
         let is_copy = matches!(key.0, Track::Pair(a, b) if a == b);
         for (rank, p) in instance.parts.iter() {
+            // Its record may bring the time of the whole launch.
+            if is_copy && p.op.timing == Timing::Launch && p.op.event_ns.is_none() {
+                let grace_ns = p.op.issued_ns.unwrap_or(0).saturating_add(STAMPS_GRACE_NS);
+                if now_ns < grace_ns {
+                    return Ready::At(grace_ns);
+                }
+            }
             if !p.finished && !is_copy {
                 let foreign_since_ns = foreign_stamps_since(p).filter(|_| matches!(key.0, Track::Pair(..)));
                 let Some(since_ns) = foreign_since_ns else { return Ready::NotYet };
