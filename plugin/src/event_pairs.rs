@@ -112,7 +112,7 @@ const POOLS: usize = 256;
 /// Words of all pools.
 pub(crate) const WORDS: usize = POOLS * POOL_WORDS;
 
-/// So many pairs are read at one look at most.
+/// So many pairs are read at one look at most: a callback of the job has no time for all of them.
 const READ_AT_ONCE: usize = 8;
 /// Results are looked for this long after the last look at the earliest, in ns.
 const LOOK_NS: u64 = 200_000;
@@ -211,8 +211,8 @@ impl Pool<'_> {
         segment.flaw(Flaw::EventError);
     }
 
-    /// Gives every finished pair's duration to its operations.
-    fn harvest(&self, segment: &Segment<'static>) {
+    /// Gives the durations of finished pairs to their operations, `most` of them.
+    fn harvest(&self, segment: &Segment<'static>, most: usize) {
         // Not the time of the call that led here: what is said to have ended must have ended by then.
         let now_ns = now_ns();
         self.set(LOOKED_NS, now_ns);
@@ -221,8 +221,7 @@ impl Pool<'_> {
             if self.get(PENDING) == 0 {
                 break;
             }
-            // A callback of the job has no time for all of them.
-            if read == READ_AT_ONCE {
+            if read == most {
                 return;
             }
             let pair = self.pair(i);
@@ -424,7 +423,7 @@ impl EventPairs {
             if asked != SUCCESS || status != NOT_CAPTURING {
                 return None;
             }
-            pool.harvest(segment);
+            pool.harvest(segment, READ_AT_ONCE);
             if pool.get(HEALTH) != READY {
                 return None;
             }
@@ -484,17 +483,21 @@ impl EventPairs {
         let at = Self::index(comm_ticket) * POOL_WORDS;
         let word = |i: usize| self.words.get(at + i).map_or(0, Word::get);
         if word(PENDING) != 0 && now_ns.saturating_sub(word(LOOKED_NS)) > LOOK_NS {
-            self.read(segment, comm_ticket);
+            self.read_some(segment, comm_ticket, READ_AT_ONCE);
         }
     }
 
-    /// Reads what has finished.
-    #[inline(never)]
+    /// Reads all that has finished.
     pub(crate) fn read(&self, segment: &Segment<'static>, comm_ticket: u64) {
+        self.read_some(segment, comm_ticket, PAIRS);
+    }
+
+    #[inline(never)]
+    fn read_some(&self, segment: &Segment<'static>, comm_ticket: u64, most: usize) {
         if let Some(pool) = self.pool(Self::index(comm_ticket))
             && pool.get(HEALTH) == READY
         {
-            pool.driver.contexts.relaxed(|| pool.harvest(segment));
+            pool.driver.contexts.relaxed(|| pool.harvest(segment, most));
         }
     }
 }

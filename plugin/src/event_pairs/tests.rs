@@ -176,6 +176,10 @@ fn a_host_far_ahead_of_its_gpu_gets_pairs_as_launches_end_and_in_their_order() {
         open.extend(more);
         assert!(open.iter().all(|t| time_of(live, *t).is_none()));
     }
+    // A communicator that ends has the times of all that ended before.
+    HAPPENED.set(usize::MAX);
+    live.events.read(&live.segment, 0);
+    assert!(open.iter().all(|t| time_of(live, *t) == Some(500)));
     assert_eq!(Flaw::ALL.map(|f| flaws(live, f)), [0; Flaw::ALL.len()]);
 }
 
