@@ -78,7 +78,7 @@ fn build(room: &Room, scratch: &Path, output: &Path, packages: &[&str]) {
     assert_eq!(said.code, Some(0), "{}", said.err);
 }
 
-/// What `check` says of packages.
+/// Runs `check` on packages, and returns what it prints.
 fn check(room: &Room, scratch: &Path, output: &Path, packages: &[&str]) -> Said {
     run(script(room, "check", scratch).arg("--output").arg(output).args(packages))
 }

@@ -162,17 +162,17 @@ pub(crate) struct Schedule(u64);
 
 impl Schedule {
     const NONE: u64 = 1;
-    /// Those that [`is_chosen`] names; otherwise the last of each run.
+    /// The governor looks at the numbers that [`is_chosen`] returns; without this bit, at the last of each run.
     const CHOSEN: u64 = 2;
     /// The bits that are 0 in what is made of a number that is looked at: as many as the logarithm of a run's length.
     const MASK: u64 = chosen_mask(RUN_SHIFT as u64);
 
-    /// The last of each run; `why` is a code of [`timed`].
+    /// The governor looks at the last operation of each run. `why` is a code of [`timed`].
     pub(crate) fn runs(why: u8) -> Self {
         Schedule(Self::MASK | u64::from(why) << 32)
     }
 
-    /// Those that [`is_chosen`] names by `shift`, or by that of a run where it is larger.
+    /// The governor looks at the numbers that [`is_chosen`] returns for `shift`, or for a run's if that is smaller.
     pub(crate) fn chosen(shift: u64, why: u8) -> Self {
         Schedule(chosen_mask(shift.min(u64::from(RUN_SHIFT))) | Self::CHOSEN | u64::from(why) << 32)
     }

@@ -35,7 +35,7 @@ struct ExchangeLaunch {
     sent: usize,
     received: usize,
     with_itself: bool,
-    /// Those transfers, until it is known that the launch is over.
+    /// Its transfers with others. The list is emptied once the launch is known to be over.
     transfers: Vec<Key>,
     /// The peer of its last finished transfer, and whether there were others.
     peer: Option<Rank>,
@@ -65,7 +65,7 @@ struct LaunchStart {
     is_whole: bool,
 }
 
-/// What is known of a launch's times.
+/// The times of a launch, as far as they are known.
 #[derive(Debug, Clone, Copy, Default)]
 struct LaunchTimes {
     start: Option<LaunchStart>,
