@@ -96,7 +96,7 @@ impl StragglerRule {
         let order = e.operation.order.max(e.finished / SEVERAL);
         // A host may issue a little late without its GPU having been idle. A graph issues when the GPU comes to it.
         let least = match e.measure {
-            Measure::Host if e.track != Track::Replay => self.settings.late_at_once_ns,
+            Measure::Host | Measure::Standstill if e.track != Track::Replay => self.settings.late_at_once_ns,
             _ => self.least_ns(order, often_ns),
         };
         e.by_ns >= least && order >= self.settings.warm_up
@@ -311,6 +311,7 @@ fn finding(join: &Join, c: &Communicator, s: &Suspect<'_>) -> Option<Finding> {
                 seconds(worst.by_ns),
                 match worst.track {
                     Track::Pair(..) if worst.by_own_work => "later than when it worked as it used to",
+                    _ if worst.measure == Measure::Standstill => "after the others",
                     Track::Pair(..) if !worst.in_exchange => "later than its peer is usually kept waiting",
                     _ => "after the median of the others",
                 }
@@ -353,6 +354,7 @@ fn finding(join: &Join, c: &Communicator, s: &Suspect<'_>) -> Option<Finding> {
         Measure::Host => {
             "measured by the hosts' issue times: the GPUs' stamps of this operation cannot be believed or are absent"
         }
+        Measure::Standstill => "measured by how long the others stood still until it issued the operation",
     }));
     if worst.unsure {
         evidence.push(fact(

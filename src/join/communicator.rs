@@ -104,7 +104,7 @@ impl LateEvent {
 
     /// True where the job waits: all ranks for the late one, or a peer in a transfer for its host or for its work.
     pub fn costs(&self) -> bool {
-        self.is_for_all() || self.by_host || self.by_own_work
+        self.is_for_all() || self.by_host || self.by_own_work || self.measure == Measure::Standstill
     }
 
     /// Wall time that the job lost by it and by those that it speaks for, in ns. Of time in which the rank may have been held
@@ -828,6 +828,7 @@ impl Communicator {
                     counted_by_beats: false,
                     newest_call: None,
                     newest_begun: None,
+                    newest_start_ns: None,
                     waiting_ns: None,
                     late: 0,
                     worst_late_ns: None,
@@ -1005,6 +1006,7 @@ impl Communicator {
         if started_ns.is_some() || op.event_ns.is_some() {
             member.note_begun(&op);
         }
+        member.newest_start_ns = member.newest_start_ns.max(started_ns);
         let done_below = match track {
             Track::Pair(from, to) => {
                 self.pairs.get(&(from, to)).and_then(|n| n.done_of(from, rank)).unwrap_or(0)

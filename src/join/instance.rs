@@ -196,6 +196,8 @@ pub enum Measure {
     Gpu,
     /// By the times at which the hosts issued the operation: no stamp could be believed on some rank.
     Host,
+    /// By the wait-for graph: all stood still until the rank issued it.
+    Standstill,
 }
 
 /// The rank that came last and how long the first one waited for it.
@@ -207,6 +209,30 @@ pub struct Late {
     pub by_ns: u64,
     /// How that was measured.
     pub measure: Measure,
+}
+
+/// A standstill in which all waited for one rank, as far as ticks saw it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Awaited {
+    /// The rank that they waited for.
+    rank: Rank,
+    /// Since when they waited, host monotonic ns.
+    since_ns: u64,
+    /// When that was first and last seen, host monotonic ns.
+    seen_ns: (u64, u64),
+}
+
+/// Standstills shorter than this, in ns, say nothing: ticks see them too coarsely.
+const AWAITED_NS: u64 = 1_000_000_000;
+
+impl Awaited {
+    /// The lateness that it shows, if it was seen for most of its time.
+    fn late(&self) -> Option<Late> {
+        let (first_ns, last_ns) = self.seen_ns;
+        let by_ns = last_ns.saturating_sub(self.since_ns);
+        let is_known = by_ns >= AWAITED_NS && last_ns - first_ns >= by_ns / 2;
+        is_known.then_some(Late { rank: self.rank, by_ns, measure: Measure::Standstill })
+    }
 }
 
 /// An operation joined over its ranks.
@@ -226,6 +252,8 @@ pub struct Instance {
     pub(super) way: Option<(Algo, Proto)>,
     /// The first rank that was seen, and its signature: all others are compared with it.
     pub(super) said: Option<(Rank, Signature)>,
+    /// The rank that all waited for while it stood still.
+    awaited: Option<Box<Awaited>>,
 }
 
 impl Instance {
@@ -239,6 +267,19 @@ impl Instance {
     /// Something new was heard of it; true where it did not wait to be looked at already.
     pub(super) fn touch(&mut self) -> bool {
         !std::mem::replace(&mut self.touched, true)
+    }
+
+    /// All wait for a rank, since a moment and still now, host monotonic ns.
+    pub(super) fn wait_for(&mut self, rank: Rank, since_ns: u64, now_ns: u64) {
+        match self.awaited.as_deref_mut().filter(|a| a.rank == rank) {
+            Some(a) => a.seen_ns.1 = now_ns,
+            None => self.awaited = Some(Box::new(Awaited { rank, since_ns, seen_ns: (now_ns, now_ns) })),
+        }
+    }
+
+    /// The late rank, by how long all stood still until it issued the operation.
+    pub(super) fn late_by_standstill(&self) -> Option<Late> {
+        self.awaited.as_deref().and_then(Awaited::late)
     }
 
     /// Compares what a rank says it is with what the first one said.

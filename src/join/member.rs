@@ -100,6 +100,8 @@ pub struct Member {
     pub(super) newest_call: Option<(u64, u64)>,
     /// The operation that it issued last of those that its GPU has started; replays aside.
     pub(super) newest_begun: Option<IssuedAt>,
+    /// When its GPU last started one, host monotonic ns.
+    pub(super) newest_start_ns: Option<u64>,
     /// Ticket of the first operation that a CUDA graph captured or replayed.
     pub(super) graphs_from: u64,
     /// Start of the latest believed kernel by channel, GPU clock.

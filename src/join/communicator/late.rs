@@ -137,7 +137,7 @@ impl Communicator {
         let came_ns = came_ns.or_else(|| {
             instance.parts.get(&late.rank).and_then(|p| match late.measure {
                 Measure::Gpu => p.started_ns.or(p.op.issued_ns),
-                Measure::Host => p.op.issued_ns,
+                Measure::Host | Measure::Standstill => p.op.issued_ns,
             })
         });
         let Some(first) = instance.first().map(|p| p.op.clone()) else { return };
@@ -180,6 +180,13 @@ impl Communicator {
             by_own_work,
             by_calls,
         });
+    }
+
+    /// All wait for a rank in an operation, since a moment and still now, host monotonic ns.
+    pub(in crate::join) fn note_awaited(&mut self, key: Key, rank: Rank, since_ns: u64, now_ns: u64) {
+        if let Some(instance) = self.instances.get_mut(&key) {
+            instance.wait_for(rank, since_ns, now_ns);
+        }
     }
 
     /// The ranks that came to a collective at most half of its lateness before its late rank, the last one first: each with how
@@ -263,7 +270,7 @@ impl Communicator {
         let by_gpu_ns = gpu.map_or(0, |l| l.by_ns);
         let is_more = |l: &Late| l.by_ns >= VERY_LATE_NS && l.by_ns / 2 >= by_gpu_ns.max(longest_ns);
         let waited_before = || host().filter(|l| order >= WARM_UP && is_more(l));
-        let late = waited_before().or(gpu).or_else(host);
+        let late = waited_before().or(gpu).or_else(host).or_else(|| instance.late_by_standstill());
         let at_ns = instance.began_ns().unwrap_or(0);
         let [unjudged, _] = &mut self.unjudged;
         let Some(found) = late else {
@@ -318,7 +325,14 @@ impl Communicator {
     pub(super) fn judge_transfer(&mut self, key: Key, from: Rank, to: Rank) -> Option<Late> {
         let instance = self.instances.get(&key)?;
         let kernel = |r: Rank| instance.parts.get(&r)?.kernel;
-        let (sent, received) = (kernel(from)?, kernel(to)?);
+        let Some((sent, received)) = kernel(from).zip(kernel(to)) else {
+            let late = instance.late_by_standstill().filter(|_| key.1 > 0)?;
+            let came_ns = instance.parts.get(&late.rank)?.op.issued_ns?;
+            if !self.is_told(late.rank, came_ns, late.by_ns) {
+                self.tell_late(key, late, None, Manner::default());
+            }
+            return Some(late);
+        };
         // NCCL 2.28 tells the end of a launch by one thread: a receive may seem to end before its send began, though nothing
         // can have come by then. A send may really be over so soon, with what it sent in the receiver's buffer.
         let receiver_waited_ns = match self.one_clock() {

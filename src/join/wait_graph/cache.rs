@@ -33,6 +33,9 @@ mod tests;
 /// Operations younger than this, in ns, are not looked at: all ranks of a healthy job are on their way to them.
 const YOUNG_NS: u64 = 20_000_000;
 
+/// Origins of standstills that are remembered in their operations.
+const ORIGINS: usize = 64;
+
 /// From so many times as many parts as ranks on, the parts are looked up one by one.
 const SPARSE: usize = 16;
 
@@ -280,6 +283,34 @@ impl Join {
         graph.over = over;
         graph.solve(self);
         self.wait_graph = graph;
+        self.note_awaited(now_ns);
+    }
+
+    /// Notes in operations that stand still for one rank since when they do, and that they still do: nothing may tell later how
+    /// late it came.
+    fn note_awaited(&mut self, now_ns: u64) {
+        let standing = Arc::clone(&self.wait_graph.standing);
+        for origin in standing.origins().iter().filter(|o| o.circle.is_empty()).take(ORIGINS) {
+            let [rank] = origin.ranks[..] else { continue };
+            let Some(stall) = standing.stall(origin.first).filter(|s| s.lack == WaitingFor::Issue) else {
+                continue;
+            };
+            let Some(waited) = self.waited(stall, now_ns) else { continue };
+            // A host that is ahead of its GPU waits for nobody yet.
+            let ahead_ns = if waited.is_by_hosts() { self.lead_ns(stall) } else { 0 };
+            let since_ns = waited.since_ns.saturating_add(ahead_ns);
+            let Some(c) = self.comms.get_mut(&stall.comm).filter(|_| since_ns <= now_ns) else { continue };
+            c.note_awaited((stall.track, stall.order), rank, since_ns, now_ns);
+        }
+    }
+
+    /// How far the hosts that wait in an operation were ahead of their GPUs at most, in ns.
+    fn lead_ns(&self, stall: &Stall) -> u64 {
+        let Some(c) = self.communicator(stall.comm) else { return 0 };
+        let lead_ns = |(rank, _): &(Rank, u32)| {
+            Some(self.process(c.members().get(rank)?.record.segment)?.issuing.lead_ns())
+        };
+        stall.waiting.iter().take(FEW).filter_map(lead_ns).max().unwrap_or(0)
     }
 
     /// The standstills now. Where something was fed or became old since the last tick, that is looked at on a copy.

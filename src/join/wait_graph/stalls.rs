@@ -184,6 +184,13 @@ impl Join {
         seats.iter().filter_map(of_comm).max()
     }
 
+    /// When a process's newest kernel started, of all its communicators, host monotonic ns, as far as one is believed.
+    pub(in crate::join) fn newest_start_ns(&self, segment: SegmentId) -> Option<u64> {
+        let of =
+            |(comm, rank): &(CommId, Rank)| self.communicator(*comm)?.members().get(rank)?.newest_start_ns;
+        self.memberships(segment).iter().filter_map(of).max()
+    }
+
     /// The memberships of a process, by communicator.
     pub fn memberships(&self, segment: SegmentId) -> &[(CommId, Rank)] {
         self.roster.seats(segment)

@@ -43,8 +43,11 @@ pub(super) fn stalls(join: &Join, c: &Communicator, over: bool, now_ns: u64) -> 
                 earliest(&mut all.due_ns, t);
             }
             None => {
-                let may_run =
-                    |rank| is_said_to_be_over(c, &launches, (track, order, rank), now_ns, &mut all.due_ns);
+                let may_run = |over: Rank, lacks: Rank| {
+                    let due_ns = &mut all.due_ns;
+                    is_said_to_be_over(c, &launches, (track, order, over), now_ns, due_ns)
+                        && !goes_on(join, c, (track, order), over, lacks)
+                };
                 let held = issued_by_both(join, c, (from, to), (order, instance), &launches, may_run);
                 // Its rank waits in a later transfer of the pair.
                 if !held.as_ref().is_some_and(|h| h.is_past) {
@@ -78,7 +81,7 @@ fn issued_by_both(
     (from, to): (Rank, Rank),
     (order, instance): (u64, &Instance),
     launches: &Launches<'_>,
-    may_run: impl FnOnce(Rank) -> bool,
+    may_run: impl FnOnce(Rank, Rank) -> bool,
 ) -> Option<Held> {
     let track = Track::Pair(from, to);
     let (mut waiting, mut lacking, mut over) = (Vec::new(), Vec::new(), None);
@@ -104,7 +107,9 @@ fn issued_by_both(
     }
     let lack = if lacking.is_empty() { WaitingFor::End } else { WaitingFor::Start };
     // Without its other end it is not over.
-    if !lacking.is_empty() && over.is_some_and(|(rank, _)| may_run(rank)) {
+    if let (Some((here, _)), [(there, _)]) = (over, lacking.as_slice())
+        && may_run(here, *there)
+    {
         waiting.extend(over.take());
     }
     if waiting.is_empty() {
@@ -131,6 +136,14 @@ fn is_said_to_be_over(
     let believed_until_ns = launches.may_run_since(track, order, rank).map(|t| t.saturating_add(NEWS_NS));
     believed_until_ns.filter(|t| now_ns < *t).into_iter().for_each(|t| earliest(due_ns, t));
     believed_until_ns.is_some_and(|t| now_ns >= t) || c.reported_to_run(track, order, rank)
+}
+
+/// True where the GPU of an end without stamps goes on, in any communicator, long after the other end of its transfer was over:
+/// its stamps were lost.
+fn goes_on(join: &Join, c: &Communicator, (track, order): (Track, u64), over: Rank, lacks: Rank) -> bool {
+    let ended_ns = c.instance(track, order).and_then(|i| i.parts.get(&over)?.ended_seen_ns);
+    let newest_ns = c.members().get(&lacks).and_then(|m| join.newest_start_ns(m.record.segment));
+    ended_ns.zip(newest_ns).is_some_and(|(ended, newest)| newest > ended.saturating_add(NEWS_NS))
 }
 
 /// Sends without their receives, and the reverse.
