@@ -257,7 +257,8 @@ fn departures_of_version_1_mean_what_they_meant() {
         m::Departure { call: call(1, 40), usual: call(3, 6), times: 12, left_out: true, loop_ns: 1_000_000 };
     let mut with = whole();
     with.sequence += 1;
-    with.calls = vec![m::Calls { segment: 11, left: Some(left), usual_ns: Some(69_000_000_000) }];
+    with.calls =
+        vec![m::Calls { segment: 11, left: Some(left), usual_ns: Some(69_000_000_000), mixes: vec![] }];
     let bytes = golden("envelope-1-calls.bin", &with.encode_to_vec());
     assert_eq!(Envelope::decode(bytes.as_slice()).expect("a message"), with);
     let mut reader = Reader::new(std::time::Duration::from_secs(3));

@@ -4,7 +4,7 @@ use super::message as m;
 use super::texts::clipped as text;
 use crate::model::{
     Algo, BEYOND_MEMORY, Beat, Call, CallKind, CallState, CommId, CommRecord, DataType, Departure, Exchange,
-    Exit, Flags, Func, HostFact, Job, Lane, Liveness, Making, NetPhase, NetProgress, OpRecord, PairBeat,
+    Exit, Flags, Func, HostFact, Job, Lane, Liveness, Making, Mix, NetPhase, NetProgress, OpRecord, PairBeat,
     ProcessState, Proto, Rank, RedOp, Returned, RulesState, SegmentId, SegmentRecord, Signatures, Sketch,
     Timing, Told, Track, TunerRules, Untimed, WorkSecond, WorkState,
 };
@@ -322,7 +322,8 @@ impl m::Calls {
             left_out: d.left_out,
             loop_ns: d.loop_ns,
         });
-        m::Calls { segment: state.segment.0, left, usual_ns: state.usual_ns }
+        let mixes = state.mixes.iter().map(m::CallMix::of).collect();
+        m::Calls { segment: state.segment.0, left, usual_ns: state.usual_ns, mixes }
     }
 
     pub(super) fn state(&self, segment: SegmentId) -> CallState {
@@ -335,7 +336,20 @@ impl m::Calls {
                 loop_ns: d.loop_ns,
             })
         });
-        CallState { segment, left, usual_ns: self.usual_ns }
+        let mixes = self.mixes.iter().filter_map(m::CallMix::mix).collect();
+        CallState { segment, left, usual_ns: self.usual_ns, mixes }
+    }
+}
+
+impl m::CallMix {
+    fn of(mix: &Mix) -> Self {
+        let first = Some(m::OperationKey::of(mix.comm, Track::Collective, mix.first));
+        m::CallMix { first, before: mix.before.clone(), since: mix.since }
+    }
+
+    fn mix(&self) -> Option<Mix> {
+        let (comm, _, first) = self.first?.key()?;
+        Some(Mix { comm, first, before: self.before.clone(), since: self.since })
     }
 }
 

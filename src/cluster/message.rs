@@ -543,7 +543,7 @@ pub struct WorkSecond {
 }
 
 /// How a process keeps to the order of its calls.
-#[derive(Clone, Copy, PartialEq, Message)]
+#[derive(Clone, PartialEq, Message)]
 #[expect(missing_docs, reason = "the fields are those of model::CallState")]
 pub struct Calls {
     #[prost(fixed64, tag = "1")]
@@ -552,6 +552,21 @@ pub struct Calls {
     pub left: Option<Departure>,
     #[prost(fixed64, optional, tag = "3")]
     pub usual_ns: Option<u64>,
+    #[prost(message, repeated, tag = "4")]
+    pub mixes: Vec<CallMix>,
+}
+
+/// How a process mixes transfers and collectives of one communicator.
+#[derive(Clone, PartialEq, Message)]
+#[expect(missing_docs, reason = "the fields are those of model::Mix")]
+pub struct CallMix {
+    /// The first collective of `before`.
+    #[prost(message, optional, tag = "1")]
+    pub first: Option<OperationKey>,
+    #[prost(uint32, repeated, tag = "2")]
+    pub before: Vec<u32>,
+    #[prost(uint32, tag = "3")]
+    pub since: u32,
 }
 
 /// A call that came in the place of another one.

@@ -590,7 +590,8 @@ impl Publisher {
         for p in join.processes() {
             let state = p.call_order.state(p.record.id);
             let stands = p.issuing.last_ns().is_some_and(|t| now_ns >= t + S);
-            if !stands || state.usual_ns.is_none() || self.calls.get(&p.record.id) == Some(&state) {
+            let tells = state.usual_ns.is_some() || !state.mixes.is_empty();
+            if !stands || !tells || self.calls.get(&p.record.id) == Some(&state) {
                 continue;
             }
             let told = m::Calls::of(&state);

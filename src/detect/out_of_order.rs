@@ -2,14 +2,17 @@
 //!
 //! The wait-for graph tells this where all other ranks agree. Where a rank shares each communicator with few others, each of
 //! both could be wrong; then it counts that one keeps to the order in which it always called, and the other does not.
+//! Where all ranks of a communicator mix transfers and collectives alike, one that does not is out of order, whatever it did before.
 
 use super::hang_context::{HangContext, StallSite};
 use super::{fact, who};
 use crate::join::{Communicator, Process, Stall};
-use crate::model::{Call, Confidence, Departure, Finding, Kind, OperationRef, Rank};
+use crate::model::{Call, Confidence, Departure, Finding, Kind, Mix, OperationRef, Rank, Track};
 
 /// Ranks of an operation that are looked at.
 const FEW: usize = 64;
+/// Collectives before which all ranks issued as many transfers, before one in which they did not.
+const ALIKE: u32 = 4;
 
 pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Finding> {
     let is_away = |(r, _): &(Rank, u32)| {
@@ -24,7 +27,9 @@ pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Findin
     let left = |p: &Process| p.call_order.left().filter(|d| d.until_ns() >= at.waited.since_ns).copied();
     let candidates = here.iter().filter_map(|p| Some((left(p)?, *p)));
     let alone = candidates.filter(|(d, p)| !here.iter().any(|o| left_too(d, p, o)) && is_alone(scene, d, p));
-    let (departure, process) = alone.min_by_key(|(d, _)| d.call.issued_ns)?;
+    let Some((departure, process)) = alone.min_by_key(|(d, _)| d.call.issued_ns) else {
+        return mixed_otherwise(scene, at);
+    };
     let comm = scene.join.communicator(departure.wrong().kind.comm)?;
     let rank = rank_of(scene, comm, process)?;
     let name = |call: &Call| {
@@ -55,6 +60,109 @@ pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Findin
         confidence: Confidence::Likely,
         ..Finding::new(Kind::InterleavedCommunicators, comm.id, vec![rank], operation)
     })
+}
+
+/// The rank that alone mixes the transfers and collectives of a communicator in another order than all others.
+fn mixed_otherwise(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Finding> {
+    let mix = |r: &Rank| Some((*r, scene.process(at.comm, *r)?.call_order.mix(at.comm.id)?));
+    let mixes: Vec<(Rank, Mix)> = at.comm.members().keys().take(FEW).filter_map(mix).collect();
+    let Odd { rank, order, own, usual } =
+        odd_one_out(&mixes).filter(|_| mixes.len() == at.comm.expected())?;
+    let first = at.comm.instance(Track::Collective, order).and_then(|i| i.first());
+    let operation = match first {
+        Some(part) => at.comm.describe(Track::Collective, order, &part.op),
+        None => at.comm.describe(at.stall.track, at.stall.order, &at.instance.first()?.op),
+    };
+    let mut evidence = scene.wait_evidence(at.waited);
+    let at_least = |c: Count| if c.is_open { "at least " } else { "" };
+    evidence.push(fact(format!(
+        "rank {rank} issued {}{} transfers right before collective {order}, all others {}{}; before that all did alike",
+        at_least(own),
+        own.transfers,
+        at_least(usual),
+        usual.transfers,
+    )));
+    evidence.extend(who(scene.join, at.comm, rank));
+    Some(Finding {
+        evidence,
+        advice: format!(
+            "look at why rank {rank} calls in another order here: a branch on its own data, an exception, a race between its threads"
+        ),
+        confidence: Confidence::Likely,
+        ..Finding::new(Kind::InterleavedCommunicators, at.comm.id, vec![rank], operation)
+    })
+}
+
+/// The only rank that issued another number of transfers before a collective than all others, with that collective, its number and
+/// that of the others. Before that all did alike.
+fn odd_one_out(mixes: &[(Rank, Mix)]) -> Option<Odd> {
+    let first = mixes.iter().map(|(_, m)| m.first).max().filter(|_| mixes.len() > 2)?;
+    let last = mixes.iter().map(|(_, m)| end(m)).max()?;
+    let mut alike = 0;
+    for order in first..last {
+        let counts: Vec<Count> = mixes.iter().map(|(_, m)| Count::of(m, order)).collect::<Option<_>>()?;
+        let differs = |a: &Count| counts.iter().filter(|b| !a.may_be(b)).count();
+        let odd: Vec<usize> =
+            (0..counts.len()).filter(|i| differs(&counts[*i]) + 1 == counts.len()).collect();
+        let ([at], true) = (odd.as_slice(), alike >= ALIKE) else {
+            // Who has not issued it may still do alike.
+            if counts.iter().any(|c| c.is_open || *c != counts[0]) {
+                return None;
+            }
+            alike += 1;
+            continue;
+        };
+        let mut others = (0..counts.len()).filter(|i| i != at).map(|i| counts[i]);
+        let usual = others.next()?;
+        return others.all(|o| o.may_be(&usual)).then_some(Odd {
+            rank: mixes[*at].0,
+            order,
+            own: counts[*at],
+            usual,
+        });
+    }
+    None
+}
+
+/// A rank that issued another number of transfers before a collective than all others.
+#[derive(Debug, PartialEq, Eq)]
+struct Odd {
+    rank: Rank,
+    order: u64,
+    own: Count,
+    usual: Count,
+}
+
+/// Transfers before a collective; it may become more where that is not issued yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Count {
+    transfers: u32,
+    is_open: bool,
+}
+
+impl Count {
+    fn of(m: &Mix, order: u64) -> Option<Self> {
+        let at = usize::try_from(order.checked_sub(m.first)?).ok()?;
+        let issued = m.before.get(at).map(|n| Count { transfers: *n, is_open: false });
+        let open = || Count { transfers: m.since, is_open: true };
+        // Of a collective behind the next one nothing is known.
+        issued.or_else(|| Some(if order == end(m) { open() } else { Count { transfers: 0, is_open: true } }))
+    }
+
+    /// True where both may come to the same number.
+    fn may_be(&self, other: &Self) -> bool {
+        match (self.is_open, other.is_open) {
+            (false, false) => self.transfers == other.transfers,
+            (true, false) => self.transfers <= other.transfers,
+            (false, true) => other.transfers <= self.transfers,
+            (true, true) => true,
+        }
+    }
+}
+
+/// The order of the collective that comes next.
+fn end(m: &Mix) -> u64 {
+    m.first.saturating_add(m.before.len() as u64)
 }
 
 /// The processes in an operation or lacking in it.
@@ -106,6 +214,8 @@ mod tests {
     use crate::join::testing::{all_reduce, member, process};
     use crate::model::{CommId, Kind, Rank, Update};
 
+    use super::{Count, Mix, Odd, odd_one_out};
+
     const S: u64 = 1_000_000_000;
     const MS: u64 = 1_000_000;
     const OTHER: CommId = CommId::unowned(8);
@@ -149,5 +259,33 @@ mod tests {
         let order = Kind::InterleavedCommunicators;
         assert_eq!(found(["aaba", "baaa"]), [(order, vec![Rank(1)], 40)]);
         assert_eq!(found(["baaa", "aaba"]), [(order, vec![Rank(0)], 40)]);
+    }
+
+    #[test]
+    fn the_rank_that_mixes_transfers_and_collectives_otherwise_is_odd() {
+        let odd = |all: &[(&[u32], u32)]| {
+            let mix = |(before, since): &(&[u32], u32)| Mix {
+                comm: OTHER,
+                first: 7,
+                before: [&[2, 4, 2, 4], *before].concat(),
+                since: *since,
+            };
+            let mixes: Vec<(Rank, Mix)> = (0..).map(Rank).zip(all.iter().map(mix)).collect();
+            odd_one_out(&mixes).map(|Odd { rank, order, own, usual }| (rank.0, order, own, usual))
+        };
+        let (exact, open) =
+            (|transfers| Count { transfers, is_open: false }, |transfers| Count { transfers, is_open: true });
+        assert_eq!(odd(&[(&[2, 4], 0), (&[2, 4], 0), (&[2, 4], 2)]), None);
+        let swapped = odd(&[(&[2, 4], 0), (&[0, 6], 0), (&[2, 4], 0)]);
+        assert_eq!(swapped, Some((1, 11, exact(0), exact(2))));
+        // The others wait for their transfers, and it waits in the collective.
+        let swapped = odd(&[(&[], 2), (&[0], 0), (&[], 2)]);
+        assert_eq!(swapped, Some((1, 11, exact(0), open(2))));
+        // It waits for the transfers that the others issue after the collective.
+        let swapped = odd(&[(&[2], 0), (&[2], 0), (&[], 4)]);
+        assert_eq!(swapped, Some((2, 11, open(4), exact(2))));
+        assert_eq!(odd(&[(&[2], 0), (&[], 0), (&[2], 0)]), None, "it is late");
+        assert_eq!(odd(&[(&[2, 4], 0), (&[0, 6], 0)]), None, "of two nobody knows who is wrong");
+        assert_eq!(odd(&[(&[2], 0), (&[0], 0), (&[4], 0)]), None, "none of them does as others do");
     }
 }

@@ -7,7 +7,8 @@
 //! What comes next is looked up by the last runs of equal calls ([`RUNS`]) and by the place in the present run. Calls are taken
 //! when all that were issued before are known.
 
-use crate::model::{Call, CallKind, CallState, Departure, OpRecord, SegmentId, Track};
+use super::call_mix::CallMixes;
+use crate::model::{Call, CallKind, CallState, CommId, Departure, Mix, OpRecord, SegmentId, Track};
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -55,6 +56,7 @@ pub struct CallOrder {
     next: HashMap<u64, Next, BuildHasherDefault<Direct>>,
     left: Option<Departure>,
     usual_ns: Option<u64>,
+    mixes: CallMixes,
 }
 
 /// Keys are hashes already.
@@ -84,14 +86,20 @@ impl CallOrder {
         self.usual_ns
     }
 
+    /// How it mixes transfers and collectives of a communicator.
+    pub fn mix(&self, comm: CommId) -> Option<Mix> {
+        self.mixes.of(comm)
+    }
+
     /// The state that agents tell where not every record comes.
     pub fn state(&self, segment: SegmentId) -> CallState {
-        CallState { segment, left: self.left, usual_ns: self.usual_ns }
+        CallState { segment, left: self.left, usual_ns: self.usual_ns, mixes: self.mixes.all() }
     }
 
     /// Takes what was told of it.
     pub(super) fn told(&mut self, state: &CallState) {
         (self.left, self.usual_ns) = (state.left, state.usual_ns);
+        self.mixes = CallMixes::told(&state.mixes);
     }
 
     /// Takes that an operation was issued.
@@ -109,12 +117,14 @@ impl CallOrder {
     pub(super) fn lose(&mut self) {
         self.fresh.clear();
         self.runs.clear();
+        self.mixes.lose();
     }
 
     /// Forgets what it has learned, and keeps what it has found.
     pub(super) fn rest(&mut self) {
         let (taken_ns, left, usual_ns) = (self.taken_ns, self.left, self.usual_ns);
-        *self = CallOrder { taken_ns, left, usual_ns, ..CallOrder::default() };
+        let mixes = std::mem::take(&mut self.mixes);
+        *self = CallOrder { taken_ns, left, usual_ns, mixes, ..CallOrder::default() };
     }
 
     /// An estimate of the memory behind it, in bytes.
@@ -123,6 +133,7 @@ impl CallOrder {
             + self.next.capacity() * size_of::<(u64, Next)>()
             + self.kinds.capacity() * size_of::<(CallKind, u64)>()
             + self.numbers.capacity() * size_of::<(CallKind, u16)>()
+            + self.mixes.weight()
     }
 
     /// True where calls are to be taken.
@@ -145,6 +156,7 @@ impl CallOrder {
     }
 
     fn take(&mut self, call: Call) {
+        self.mixes.take(&call);
         let is_new = !self.numbers.contains_key(&call.kind);
         let Some(kind) = self.number(&call) else { return };
         let first_ns = *self.first_ns.get_or_insert(call.issued_ns);

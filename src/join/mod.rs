@@ -5,6 +5,7 @@
 
 mod attribution;
 mod call_hashes;
+mod call_mix;
 mod call_order;
 mod class_key;
 mod class_totals;

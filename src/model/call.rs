@@ -52,8 +52,21 @@ impl Departure {
     }
 }
 
+/// How a process mixes transfers and collectives of one communicator.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mix {
+    /// The communicator.
+    pub comm: CommId,
+    /// The order of the first collective of `before`.
+    pub first: u64,
+    /// For the last collectives, one after the other: how many transfers it issued between the one before and this one.
+    pub before: Vec<u32>,
+    /// How many it issued since the last one.
+    pub since: u32,
+}
+
 /// How a process keeps to the order of its calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallState {
     /// The process.
     pub segment: SegmentId,
@@ -61,4 +74,6 @@ pub struct CallState {
     pub left: Option<Departure>,
     /// When it last issued the call that usually comes next, host monotonic ns.
     pub usual_ns: Option<u64>,
+    /// Its communicators that have both transfers and collectives.
+    pub mixes: Vec<Mix>,
 }

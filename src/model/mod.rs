@@ -20,7 +20,7 @@ mod unread;
 mod update;
 mod work;
 
-pub use call::{Call, CallKind, CallState, Departure};
+pub use call::{Call, CallKind, CallState, Departure, Mix};
 pub use cost::{JobCost, Loss};
 pub use finding::{
     COMM_INIT, Cause, Evidence, Finding, FindingEvent, FindingId, OperationRef, Place, TimedFinding, Victims,
