@@ -81,7 +81,7 @@ pub struct LateEvent {
     pub carried_ns: u64,
     /// True where it may have been in one that is not timed.
     pub unsure: bool,
-    /// How many collectives its process had finished by then, and how many sends it had issued, in all its communicators.
+    /// How many collectives its process had finished by then, and how many sends to one peer it had issued, in all its communicators.
     pub finished: u64,
     /// True where a whole launch of transfers with all other ranks waited for it, as in an all-to-all.
     pub in_exchange: bool,
@@ -532,10 +532,10 @@ impl Communicator {
         !told && instance.parts.values().all(|p| !p.finished && p.started_ns.is_none())
     }
 
-    /// How many sends to others a rank has issued.
+    /// How many sends a rank has issued to the peer to which it issued most: an all-to-all has one to each.
     pub(super) fn sent_by(&self, rank: Rank) -> u64 {
         let of = self.pairs.range((rank, Rank(0))..=(rank, Rank(u32::MAX)));
-        of.filter(|((from, to), _)| from != to).map(|(_, n)| n.sent).sum()
+        of.filter(|((from, to), _)| from != to).map(|(_, n)| n.sent).max().unwrap_or(0)
     }
 
     /// How many transfers from one rank to another were issued: sends, receives, and the lowest order that was seen.

@@ -120,7 +120,7 @@ impl Join {
         instance.parts.iter().filter_map(passed).filter(|(s, _)| *s != late).collect()
     }
 
-    /// How many collectives a process has finished, and how many sends it has issued, in all its communicators.
+    /// How many collectives a process has finished, and how many sends to one peer it has issued, in all its communicators.
     fn finished_by(&self, process: Option<SegmentId>) -> u64 {
         let seats = process.map_or(&[][..], |p| self.roster.seats(p)).iter();
         let of = |(c, rank): &(CommId, Rank)| {
