@@ -14,8 +14,11 @@ fn is_timed(run: u64, timed_of: u64) -> bool {
 
 impl Simulation {
     pub(super) fn host(&mut self, rank: u32, mut t: u64) {
+        // Room may come free before the calls are over after which it had to wait.
+        t = t.max(self.processes[rank as usize].host_until);
         loop {
             let p = &mut self.processes[rank as usize];
+            p.host_until = t;
             if p.state != State::Runs {
                 return;
             }

@@ -96,6 +96,8 @@ struct Process {
     died_ns: Option<u64>,
     /// Until when it tells nothing: it is stopped.
     mute_until: u64,
+    /// Until when its host is at its last call.
+    host_until: u64,
     told_dead: bool,
     streams: BTreeMap<u8, Stream>,
     /// By communicator: its launches that have not ended, in the order of the calls, each by its first operation.
@@ -273,6 +275,7 @@ impl Simulation {
                 state: if stuck { State::Hangs } else { State::Runs },
                 died_ns: None,
                 mute_until: 0,
+                host_until: 0,
                 told_dead: false,
                 streams: BTreeMap::new(),
                 launches: HashMap::new(),
