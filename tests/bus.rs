@@ -265,7 +265,7 @@ fn departures_of_version_1_mean_what_they_meant() {
     let mut told = Vec::new();
     reader.read("ringwatch.v1.comm.node-a.3", &bytes, Moment::default(), true, &mut told);
     let state = told.iter().find_map(|u| match u {
-        Update::Calls(state) => Some(*state.as_ref()),
+        Update::Calls(state) => Some(state.as_ref().clone()),
         _ => None,
     });
     let state = state.expect("a departure");
@@ -274,6 +274,29 @@ fn departures_of_version_1_mean_what_they_meant() {
     assert_eq!((left.usual.kind.track, left.usual.order), (Track::Pair(Rank(1), Rank(0)), 6));
     assert_eq!((left.times, left.left_out, left.loop_ns), (12, true, 1_000_000));
     assert_eq!(left.call.kind.comm.nccl_hash(), 0xc0ffee);
+}
+
+#[test]
+fn mixes_of_transfers_and_collectives_of_version_1_mean_what_they_meant() {
+    let first = m::OperationKey { comm: 0xc0ffee, track: 1, order: 40, ..m::OperationKey::default() };
+    let mix = m::CallMix { first: Some(first), before: vec![4, 0, 4], since: 2 };
+    let mut with = whole();
+    with.sequence += 1;
+    with.calls = vec![m::Calls { segment: 11, left: None, usual_ns: None, mixes: vec![mix] }];
+    let bytes = golden("envelope-1-mixes.bin", &with.encode_to_vec());
+    assert_eq!(Envelope::decode(bytes.as_slice()).expect("a message"), with);
+    let mut reader = Reader::new(std::time::Duration::from_secs(3));
+    let mut told = Vec::new();
+    reader.read("ringwatch.v1.comm.node-a.3", &bytes, Moment::default(), true, &mut told);
+    let state = told.iter().find_map(|u| match u {
+        Update::Calls(state) => Some(state.as_ref()),
+        _ => None,
+    });
+    let mix = &state.expect("the state of its calls").mixes[0];
+    assert_eq!(
+        (mix.comm.nccl_hash(), mix.first, mix.before.as_slice(), mix.since),
+        (0xc0ffee, 40, [4, 0, 4].as_slice(), 2)
+    );
 }
 
 /// Writes or reads a golden message with these marks of transfers' ends, and checks that it still means the same.

@@ -99,8 +99,8 @@ mod tests {
     use crate::join::Join;
     use crate::join::testing::{all_reduce, member, process};
     use crate::model::{
-        Beat, Cause, Exchange, Finding, Func, HostFact, Kind, Lane, OpRecord, PairBeat, ProcessState, Rank,
-        SegmentId, Timing, Untimed, Update,
+        Beat, Cause, CommId, CommRecord, Exchange, Finding, Func, HostFact, Kind, Lane, OpRecord, PairBeat,
+        ProcessState, Rank, SegmentId, Timing, Untimed, Update,
     };
 
     const S: u64 = 1_000_000_000;
@@ -230,6 +230,32 @@ mod tests {
         };
         assert_eq!(told(11 * S), []);
         assert_eq!(told(14 * S), [(Kind::NotStarted, vec![Rank(0)])]);
+    }
+
+    #[test]
+    fn an_end_whose_stamps_were_lost_is_over_where_its_gpu_goes_on_elsewhere() {
+        let ended = Some((10 * S + 5_000, Some(10 * S + 50_000)));
+        let told = |later_s: u64| {
+            let mut j = Join::new();
+            const OTHER: CommId = CommId::unowned(8);
+            let started_ns = (10 + later_s) * S;
+            for r in 0..2 {
+                j.feed(process(r));
+                j.feed(member(r, 2, 1));
+                let Update::Comm(other) = member(r, 2, 1) else { unreachable!("a member") };
+                j.feed(Update::Comm(Box::new(CommRecord { comm: OTHER, ..*other })));
+                j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
+                j.feed(Update::Op(Box::new(end(r, (0, 1), ended.filter(|_| r == 1)))));
+                let kernel = Some((started_ns, Some(started_ns + 50_000)));
+                let op = all_reduce(r, 0, 10 * S + 10_000, kernel);
+                j.feed(Update::Op(Box::new(OpRecord { comm: OTHER, ..op })));
+            }
+            j.tick(17 * S);
+            let found = HangRule::new(Settings::default()).check(&j, 17 * S);
+            found.into_iter().map(|f| (f.kind, f.ranks)).collect::<Vec<_>>()
+        };
+        assert_eq!(told(1), [(Kind::NotStarted, vec![Rank(0)])], "its GPU stands still since");
+        assert_eq!(told(3), []);
     }
 
     #[test]

@@ -63,6 +63,49 @@ fn a_very_late_rank_is_told_at_once() {
     assert!(f.evidence.iter().any(|e| e.text.contains("on the GPUs")));
 }
 
+/// What is found of a rank of another host that comes so late to a broadcast, in ms, with a look every 100 ms.
+fn late_to_a_broadcast(late_ms: u64) -> Vec<Finding> {
+    const MS: u64 = 1_000_000;
+    let mut j = Join::new();
+    let op = |rank: u32, order: u64, at_ns: u64, end_ns: Option<u64>| {
+        let mut op = all_reduce(rank, order, at_ns, Some((at_ns + 10_000, end_ns)));
+        (op.func, op.root) = (Func::Broadcast, Some(Rank(0)));
+        Update::Op(Box::new(op))
+    };
+    for r in 0..3 {
+        j.feed(process(r));
+        let Update::Comm(mut c) = member(r, 3, 31 - u64::from(r == 2)) else { unreachable!("a member") };
+        c.host_clock = u64::from(r / 2);
+        j.feed(Update::Comm(c));
+        for order in 0..30 {
+            let at_ns = S + order * 100 * MS;
+            j.feed(op(r, order, at_ns, Some(at_ns + MS)));
+        }
+    }
+    let at_ns = 4 * S;
+    (0..2).for_each(|r| j.feed(op(r, 30, at_ns, None)));
+    (0..=late_ms / 100).for_each(|n| j.tick(at_ns + n * 100 * MS));
+    let came_ns = at_ns + late_ms * MS;
+    j.feed(member(2, 3, 31));
+    (0..3).for_each(|r| j.feed(op(r, 30, if r == 2 { came_ns } else { at_ns }, Some(came_ns + MS))));
+    j.tick(came_ns + 10 * S);
+    StragglerRule::new(Settings::default()).check(&j, came_ns + 10 * S)
+}
+
+#[test]
+fn where_no_time_tells_how_late_a_rank_was_the_standstill_does() {
+    let found = late_to_a_broadcast(2_500);
+    let [f] = found.as_slice() else { panic!("{found:?}") };
+    assert_eq!(
+        (f.ranks.as_slice(), f.operation.order, f.severity),
+        ([Rank(2)].as_slice(), 30, Severity::Warning)
+    );
+    let by_s = f.evidence[0].value.expect("seconds");
+    assert!((2.2..=2.5).contains(&by_s), "{by_s}");
+    assert!(f.evidence.iter().any(|e| e.text.contains("stood still")), "{f:?}");
+    assert_eq!(late_to_a_broadcast(800).len(), 0, "looks see it too coarsely");
+}
+
 #[test]
 fn a_late_rank_without_a_cpu_is_told_so() {
     let mut j = Join::new();
