@@ -12,7 +12,7 @@ use crate::model::{Call, Confidence, Departure, Finding, Kind, Mix, OperationRef
 /// Ranks of an operation that are looked at.
 const FEW: usize = 64;
 /// Collectives before which all ranks issued as many transfers, before one in which they did not.
-const ALIKE: u32 = 4;
+const ALIKE: u64 = 4;
 
 pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Finding> {
     let is_away = |(r, _): &(Rank, u32)| {
@@ -98,18 +98,16 @@ fn mixed_otherwise(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Finding
 fn odd_one_out(mixes: &[(Rank, Mix)]) -> Option<Odd> {
     let first = mixes.iter().map(|(_, m)| m.first).max().filter(|_| mixes.len() > 2)?;
     let last = mixes.iter().map(|(_, m)| end(m)).max()?;
-    let mut alike = 0;
     for order in first..last {
         let counts: Vec<Count> = mixes.iter().map(|(_, m)| Count::of(m, order)).collect::<Option<_>>()?;
         let differs = |a: &Count| counts.iter().filter(|b| !a.may_be(b)).count();
         let odd: Vec<usize> =
             (0..counts.len()).filter(|i| differs(&counts[*i]) + 1 == counts.len()).collect();
-        let ([at], true) = (odd.as_slice(), alike >= ALIKE) else {
+        let ([at], true) = (odd.as_slice(), order - first >= ALIKE) else {
             // Who has not issued it may still do alike.
             if counts.iter().any(|c| c.is_open || *c != counts[0]) {
                 return None;
             }
-            alike += 1;
             continue;
         };
         let mut others = (0..counts.len()).filter(|i| i != at).map(|i| counts[i]);

@@ -99,8 +99,8 @@ mod tests {
     use crate::join::Join;
     use crate::join::testing::{all_reduce, member, process};
     use crate::model::{
-        Beat, Cause, CommId, CommRecord, Exchange, Finding, Func, HostFact, Kind, Lane, OpRecord, PairBeat,
-        ProcessState, Rank, SegmentId, Timing, Untimed, Update,
+        Beat, Cause, CommId, Exchange, Finding, Func, HostFact, Kind, Lane, OpRecord, PairBeat, ProcessState,
+        Rank, SegmentId, Timing, Untimed, Update,
     };
 
     const S: u64 = 1_000_000_000;
@@ -242,8 +242,9 @@ mod tests {
             for r in 0..2 {
                 j.feed(process(r));
                 j.feed(member(r, 2, 1));
-                let Update::Comm(other) = member(r, 2, 1) else { unreachable!("a member") };
-                j.feed(Update::Comm(Box::new(CommRecord { comm: OTHER, ..*other })));
+                let Update::Comm(mut other) = member(r, 2, 1) else { unreachable!("a member") };
+                other.comm = OTHER;
+                j.feed(Update::Comm(other));
                 j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
                 j.feed(Update::Op(Box::new(end(r, (0, 1), ended.filter(|_| r == 1)))));
                 let kernel = Some((started_ns, Some(started_ns + 50_000)));
