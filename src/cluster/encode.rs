@@ -336,7 +336,7 @@ impl m::Calls {
                 loop_ns: d.loop_ns,
             })
         });
-        let mixes = self.mixes.iter().filter_map(m::CallMix::mix).collect();
+        let mixes = self.mixes.iter().take(LIST).filter_map(m::CallMix::mix).collect();
         CallState { segment, left, usual_ns: self.usual_ns, mixes }
     }
 }
@@ -349,7 +349,8 @@ impl m::CallMix {
 
     fn mix(&self) -> Option<Mix> {
         let (comm, _, first) = self.first?.key()?;
-        Some(Mix { comm, first, before: self.before.clone(), since: self.since })
+        let before = self.before.iter().take(LIST).copied().collect();
+        Some(Mix { comm, first, before, since: self.since })
     }
 }
 

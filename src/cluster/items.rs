@@ -3,16 +3,16 @@
 use prost::bytes::Buf;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
-/// The tag of records, which have items of their own.
-const RECORDS: u32 = 14;
+/// The tags of records and of calls, which have items of their own.
+const NESTED: [u32; 2] = [14, 23];
 
-/// How many items a message holds, and its records together; absent where it is no message.
+/// How many items a message holds, with those of its records and calls; absent where it is no message.
 pub(super) fn count(mut message: &[u8]) -> Option<usize> {
     let mut items = 0usize;
     while message.has_remaining() {
         let (tag, wire) = decode_key(&mut message).ok()?;
         items += 1;
-        if (tag, wire) == (RECORDS, WireType::LengthDelimited) {
+        if wire == WireType::LengthDelimited && NESTED.contains(&tag) {
             let length = usize::try_from(decode_varint(&mut message).ok()?).ok()?;
             let (mut record, rest) = message.split_at_checked(length)?;
             while record.has_remaining() {
@@ -31,7 +31,7 @@ pub(super) fn count(mut message: &[u8]) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::count;
-    use crate::cluster::message::{Beat, Envelope, Net, Record};
+    use crate::cluster::message::{Beat, CallMix, Calls, Envelope, Net, Record};
     use prost::Message as _;
 
     #[test]
@@ -39,6 +39,9 @@ mod tests {
         let record = Record { net: vec![Net::default(); 3], ..Record::default() };
         let e = Envelope { beats: vec![Beat::default(); 5], records: vec![record; 2], ..Envelope::default() };
         assert_eq!(count(&e.encode_to_vec()), Some(5 + 2 + 2 * 3));
+        let calls = Calls { mixes: vec![CallMix::default(); 7], ..Calls::default() };
+        let e = Envelope { calls: vec![calls; 2], ..Envelope::default() };
+        assert_eq!(count(&e.encode_to_vec()), Some(2 + 2 * 7));
         assert_eq!(count(&[]), Some(0));
         assert_eq!(count(&[0x72, 5, 0]), None, "a record that ends early");
         assert_eq!(count(&[0xff; 12]), None);

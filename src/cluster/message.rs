@@ -66,7 +66,7 @@ pub struct Envelope {
     /// Data types and reductions of ranks' latest collectives, as far as they are known.
     #[prost(message, repeated, tag = "22")]
     pub types: Vec<Types>,
-    /// Where processes that stand still left the order of their calls.
+    /// How processes that stand still kept to the order of their calls.
     #[prost(message, repeated, tag = "23")]
     pub calls: Vec<Calls>,
     /// How long processes work between operations, where not every record is sent.

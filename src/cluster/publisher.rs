@@ -588,10 +588,12 @@ impl Publisher {
     /// Tells how processes keep to the order of their calls, once they issue nothing for a second.
     fn tell_calls(&mut self, join: &Join, now_ns: u64) {
         for p in join.processes() {
+            if p.issuing.last_ns().is_none_or(|t| now_ns < t + S) {
+                continue;
+            }
             let state = p.call_order.state(p.record.id);
-            let stands = p.issuing.last_ns().is_some_and(|t| now_ns >= t + S);
             let tells = state.usual_ns.is_some() || !state.mixes.is_empty();
-            if !stands || !tells || self.calls.get(&p.record.id) == Some(&state) {
+            if !tells || self.calls.get(&p.record.id) == Some(&state) {
                 continue;
             }
             let told = m::Calls::of(&state);

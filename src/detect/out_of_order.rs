@@ -64,15 +64,21 @@ pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Findin
 
 /// The rank that alone mixes the transfers and collectives of a communicator in another order than all others.
 fn mixed_otherwise(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Finding> {
-    let mix = |r: &Rank| Some((*r, scene.process(at.comm, *r)?.call_order.mix(at.comm.id)?));
-    let mixes: Vec<(Rank, Mix)> = at.comm.members().keys().take(FEW).filter_map(mix).collect();
-    let Odd { rank, order, own, usual } =
-        odd_one_out(&mixes).filter(|_| mixes.len() == at.comm.expected())?;
-    let first = at.comm.instance(Track::Collective, order).and_then(|i| i.first());
-    let operation = match first {
-        Some(part) => at.comm.describe(Track::Collective, order, &part.op),
-        None => at.comm.describe(at.stall.track, at.stall.order, &at.instance.first()?.op),
+    if !(3..=FEW).contains(&at.comm.expected()) || at.comm.members().len() < at.comm.expected() {
+        return None;
+    }
+    let mix = |r: &Rank| {
+        let process = scene.process(at.comm, *r).filter(|p| !p.unsure() && !p.may_lack_since(0))?;
+        Some((*r, process.call_order.mix(at.comm.id)?))
     };
+    let mixes: Vec<(Rank, Mix)> = at.comm.members().keys().map(mix).collect::<Option<_>>()?;
+    let Odd { rank, order, own, usual } = odd_one_out(&mixes)?;
+    // Where a rank is through with it, or nothing of it is left, it holds up nobody.
+    let instance = at.comm.instance(Track::Collective, order)?;
+    if instance.parts.values().any(|p| p.finished) {
+        return None;
+    }
+    let operation = at.comm.describe(Track::Collective, order, &instance.first()?.op);
     let mut evidence = scene.wait_evidence(at.waited);
     let at_least = |c: Count| if c.is_open { "at least " } else { "" };
     evidence.push(fact(format!(

@@ -354,7 +354,7 @@ fn finding(join: &Join, c: &Communicator, s: &Suspect<'_>) -> Option<Finding> {
         Measure::Host => {
             "measured by the hosts' issue times: the GPUs' stamps of this operation cannot be believed or are absent"
         }
-        Measure::Standstill => "measured by how long the others stood still until it issued the operation",
+        Measure::Standstill => "measured by how long others stood still in the operation until it went on",
     }));
     if worst.unsure {
         evidence.push(fact(

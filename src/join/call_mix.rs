@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 const COMMS: usize = 64;
 const KEPT: usize = 32;
 
-/// One communicator's.
+/// The mix of one communicator.
 #[derive(Debug, Clone, Default)]
 struct CommMix {
     /// The order of the last collective; absent where the transfers since then are not all known.
@@ -43,24 +43,24 @@ impl CallMixes {
         }
     }
 
-    /// Takes that calls are lost.
+    /// Forgets everything, as calls are lost.
     pub(super) fn lose(&mut self) {
         self.0.clear();
     }
 
-    /// One communicator's.
+    /// The mix of a communicator, where anything is known of it.
     pub(super) fn of(&self, comm: CommId) -> Option<Mix> {
         let mix = self.0.get(&comm)?;
         let first = mix.last?.checked_sub((mix.before.len() as u64).checked_sub(1)?)?;
         Some(Mix { comm, first, before: mix.before.iter().copied().collect(), since: mix.since })
     }
 
-    /// Those of all communicators that have collectives as well.
+    /// The mixes of all communicators that have collectives as well.
     pub(super) fn all(&self) -> Vec<Mix> {
         self.0.keys().filter_map(|comm| self.of(*comm)).collect()
     }
 
-    /// What another join told.
+    /// Makes them of what another join knows.
     pub(super) fn told(mixes: &[Mix]) -> Self {
         let of = |m: &Mix| {
             let before: VecDeque<u32> = m.before.iter().take(KEPT).copied().collect();

@@ -81,7 +81,7 @@ pub struct LateEvent {
     pub carried_ns: u64,
     /// True where it may have been in one that is not timed.
     pub unsure: bool,
-    /// How many collectives its process had finished by then, and how many sends to one peer it had issued, in all its communicators.
+    /// How many collectives its process had finished, and transfers with one peer, in all its communicators, when it was judged.
     pub finished: u64,
     /// True where a whole launch of transfers with all other ranks waited for it, as in an all-to-all.
     pub in_exchange: bool,
@@ -174,6 +174,7 @@ pub(super) enum Taken {
 struct PairCount {
     sent: u64,
     received: u64,
+    finished: u64,
     /// The lowest order of which a record was seen.
     first: u64,
     /// How long the sender waited for the receiver, and the receiver for the sender.
@@ -532,10 +533,11 @@ impl Communicator {
         !told && instance.parts.values().all(|p| !p.finished && p.started_ns.is_none())
     }
 
-    /// How many sends a rank has issued to the peer to which it issued most: an all-to-all has one to each.
-    pub(super) fn sent_by(&self, rank: Rank) -> u64 {
-        let of = self.pairs.range((rank, Rank(0))..=(rank, Rank(u32::MAX)));
-        of.filter(|((from, to), _)| from != to).map(|(_, n)| n.sent).max().unwrap_or(0)
+    /// How many transfers of a rank with one peer, in one direction, are finished, where it has most: an all-to-all has one with
+    /// each.
+    pub(super) fn transfers_finished(&self, rank: Rank) -> u64 {
+        let of = self.pairs.iter().filter(|((from, to), _)| from != to && (*from == rank || *to == rank));
+        of.map(|(_, n)| n.finished).max().unwrap_or(0)
     }
 
     /// How many transfers from one rank to another were issued: sends, receives, and the lowest order that was seen.

@@ -120,13 +120,13 @@ impl Join {
         instance.parts.iter().filter_map(passed).filter(|(s, _)| *s != late).collect()
     }
 
-    /// How many collectives a process has finished, and how many sends to one peer it has issued, in all its communicators.
+    /// How many collectives a process has finished, and transfers with one peer, in all its communicators.
     fn finished_by(&self, process: Option<SegmentId>) -> u64 {
         let seats = process.map_or(&[][..], |p| self.roster.seats(p)).iter();
         let of = |(c, rank): &(CommId, Rank)| {
             let c = self.comms.get(c)?;
-            Some(c.members().get(rank)?.finished.saturating_add(c.sent_by(*rank)))
+            Some(c.members().get(rank)?.finished.saturating_add(c.transfers_finished(*rank)))
         };
-        seats.filter_map(of).sum()
+        seats.filter_map(of).fold(0, u64::saturating_add)
     }
 }

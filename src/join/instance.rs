@@ -196,7 +196,7 @@ pub enum Measure {
     Gpu,
     /// By the times at which the hosts issued the operation: no stamp could be believed on some rank.
     Host,
-    /// By the wait-for graph: all stood still until the rank issued it.
+    /// By the wait-for graph: others stood still until the rank went on.
     Standstill,
 }
 
@@ -211,29 +211,21 @@ pub struct Late {
     pub measure: Measure,
 }
 
-/// A standstill in which all waited for one rank, as far as ticks saw it.
+/// A standstill in which others waited for one rank, as ticks saw it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Awaited {
+struct Awaited {
     /// The rank that they waited for.
     rank: Rank,
     /// Since when they waited, host monotonic ns.
     since_ns: u64,
-    /// When that was first and last seen, host monotonic ns.
+    /// When a tick first saw that, and last, host monotonic ns.
     seen_ns: (u64, u64),
 }
 
 /// Standstills shorter than this, in ns, say nothing: ticks see them too coarsely.
 const AWAITED_NS: u64 = 1_000_000_000;
-
-impl Awaited {
-    /// The lateness that it shows, if it was seen for most of its time.
-    fn late(&self) -> Option<Late> {
-        let (first_ns, last_ns) = self.seen_ns;
-        let by_ns = last_ns.saturating_sub(self.since_ns);
-        let is_known = by_ns >= AWAITED_NS && last_ns - first_ns >= by_ns / 2;
-        is_known.then_some(Late { rank: self.rank, by_ns, measure: Measure::Standstill })
-    }
-}
+/// A standstill that no tick saw for so long, in ns, is another one.
+const UNSEEN_NS: u64 = 500_000_000;
 
 /// An operation joined over its ranks.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -269,17 +261,26 @@ impl Instance {
         !std::mem::replace(&mut self.touched, true)
     }
 
-    /// All wait for a rank, since a moment and still now, host monotonic ns.
+    /// Others wait for a rank, since a moment and still now, host monotonic ns.
     pub(super) fn wait_for(&mut self, rank: Rank, since_ns: u64, now_ns: u64) {
-        match self.awaited.as_deref_mut().filter(|a| a.rank == rank) {
-            Some(a) => a.seen_ns.1 = now_ns,
+        let is_same = |a: &&mut Awaited| a.rank == rank && now_ns.saturating_sub(a.seen_ns.1) < UNSEEN_NS;
+        match self.awaited.as_deref_mut().filter(is_same) {
+            // What is known later of when they began to wait is better.
+            Some(a) => (a.since_ns, a.seen_ns.1) = (a.since_ns.max(since_ns), now_ns),
             None => self.awaited = Some(Box::new(Awaited { rank, since_ns, seen_ns: (now_ns, now_ns) })),
         }
     }
 
-    /// The late rank, by how long all stood still until it issued the operation.
-    pub(super) fn late_by_standstill(&self) -> Option<Late> {
-        self.awaited.as_deref().and_then(Awaited::late)
+    /// The rank for which others stood still, by how long, if ticks saw it for most of that time; and when it went on, host
+    /// monotonic ns.
+    pub(super) fn late_by_standstill(&self) -> Option<(Late, u64)> {
+        let Awaited { rank, since_ns, seen_ns: (first_ns, last_ns) } = *self.awaited.as_deref()?;
+        let came = self.parts.get(&rank)?;
+        // A stopped process has issued it before, and goes on later.
+        let came_ns = came.op.issued_ns.filter(|t| *t > since_ns).map_or(last_ns, |t| t.min(last_ns));
+        let by_ns = came_ns.saturating_sub(since_ns);
+        let is_known = by_ns >= AWAITED_NS && last_ns.saturating_sub(first_ns) >= by_ns / 2;
+        is_known.then_some((Late { rank, by_ns, measure: Measure::Standstill }, came_ns))
     }
 
     /// Compares what a rank says it is with what the first one said.

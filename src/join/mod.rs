@@ -132,7 +132,7 @@ impl Process {
     }
 
     /// True where the record of an operation may be lost that it issued at this moment or later, host monotonic ns.
-    pub(super) fn may_lack_since(&self, issued_ns: u64) -> bool {
+    pub fn may_lack_since(&self, issued_ns: u64) -> bool {
         self.missed_ns.is_some_and(|t| t >= issued_ns)
     }
 
@@ -304,6 +304,7 @@ impl Join {
             Update::Calls(state) => {
                 if let Some(p) = self.processes.get_mut(&state.segment) {
                     p.call_order.told(&state);
+                    account_calls(&mut self.calls_memory, p);
                 }
             }
             Update::Work(state) => {

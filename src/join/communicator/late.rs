@@ -182,8 +182,8 @@ impl Communicator {
         });
     }
 
-    /// All wait for a rank in an operation, since a moment and still now, host monotonic ns.
-    pub(in crate::join) fn note_awaited(&mut self, key: Key, rank: Rank, since_ns: u64, now_ns: u64) {
+    /// Others wait for a rank in an operation, since a moment and still now, host monotonic ns.
+    pub(in crate::join) fn wait_for(&mut self, key: Key, rank: Rank, since_ns: u64, now_ns: u64) {
         if let Some(instance) = self.instances.get_mut(&key) {
             instance.wait_for(rank, since_ns, now_ns);
         }
@@ -270,7 +270,11 @@ impl Communicator {
         let by_gpu_ns = gpu.map_or(0, |l| l.by_ns);
         let is_more = |l: &Late| l.by_ns >= VERY_LATE_NS && l.by_ns / 2 >= by_gpu_ns.max(longest_ns);
         let waited_before = || host().filter(|l| order >= WARM_UP && is_more(l));
-        let late = waited_before().or(gpu).or_else(host).or_else(|| instance.late_by_standstill());
+        // Ranks of one host are compared by its clock.
+        let stood = || instance.late_by_standstill().filter(|_| !self.one_clock());
+        let known = waited_before().or(gpu).or_else(host);
+        let stood = if known.is_none() { stood() } else { None };
+        let late = known.or(stood.map(|(late, _)| late));
         let at_ns = instance.began_ns().unwrap_or(0);
         let [unjudged, _] = &mut self.unjudged;
         let Some(found) = late else {
@@ -283,7 +287,9 @@ impl Communicator {
         let is_by_gpu = found.measure == Measure::Gpu;
         let carried_ns = if is_by_gpu { self.leads.carried_ns(key, found) } else { 0 };
         if found.by_ns >= LATE_NS {
-            self.tell_late(key, found, transfer_ns, Manner { speaks_for, carried_ns, ..Manner::default() });
+            let came_ns = stood.map(|(_, came_ns)| came_ns);
+            let manner = Manner { speaks_for, carried_ns, came_ns, ..Manner::default() };
+            self.tell_late(key, found, transfer_ns, manner);
         }
         late
     }
@@ -326,12 +332,9 @@ impl Communicator {
         let instance = self.instances.get(&key)?;
         let kernel = |r: Rank| instance.parts.get(&r)?.kernel;
         let Some((sent, received)) = kernel(from).zip(kernel(to)) else {
-            let late = instance.late_by_standstill().filter(|_| key.1 > 0)?;
-            let came_ns = instance.parts.get(&late.rank)?.op.issued_ns?;
-            if !self.is_told(late.rank, came_ns, late.by_ns) {
-                self.tell_late(key, late, None, Manner::default());
-            }
-            return Some(late);
+            let (late, came_ns) =
+                instance.late_by_standstill().filter(|_| key.1 >= u64::from(USUAL_WAITS))?;
+            return self.judge_standstill(key, (from, to), late, came_ns);
         };
         // NCCL 2.28 tells the end of a launch by one thread: a receive may seem to end before its send began, though nothing
         // can have come by then. A send may really be over so soon, with what it sent in the receiver's buffer.
@@ -384,6 +387,29 @@ impl Communicator {
         if !self.is_told(rank, came_ns, by_ns) {
             let manner = Manner { by_host, by_own_work, ..Manner::default() };
             self.tell_late(key, late, Some(transfer_ns), manner);
+        }
+        Some(late)
+    }
+
+    /// Judges a transfer without times in which one end stood still: late is what it kept the other waiting for beyond what it
+    /// usually does.
+    fn judge_standstill(
+        &mut self,
+        key: Key,
+        (from, to): (Rank, Rank),
+        late: Late,
+        came_ns: u64,
+    ) -> Option<Late> {
+        let waiting = usize::from(late.rank == from);
+        let waits = &mut self.pairs.get_mut(&(from, to))?.waits[waiting];
+        let by_ns = late.by_ns.saturating_sub(waits.usual_ns());
+        waits.add(late.by_ns, came_ns);
+        let late = Late { by_ns, ..late };
+        if by_ns < VERY_LATE_NS {
+            return None;
+        }
+        if !self.is_told(late.rank, came_ns, by_ns) {
+            self.tell_late(key, late, None, Manner { came_ns: Some(came_ns), ..Manner::default() });
         }
         Some(late)
     }
@@ -526,6 +552,56 @@ mod tests {
     fn a_host_that_was_ahead_when_it_became_late_is_told_once_it_is_not() {
         let ahead_ms = |order: u64| 300_u64.saturating_sub(30 * order.saturating_sub(300));
         assert_eq!(late_while_ahead(6, 56, ahead_ms), (10, 10 * 50));
+    }
+
+    /// By how many tenths of a second rank 1 came late, for whose sends another host's receives wait so long, with a look every 100 ms.
+    /// Every second transfer is timed.
+    fn late_by_standstills(waits_ms: &[u64]) -> Vec<u64> {
+        let mut j = Join::new();
+        for r in 0..2 {
+            j.feed(process(r));
+            let Update::Comm(mut c) = member(r, 2, 1) else { unreachable!("a member") };
+            c.host_clock = u64::from(r);
+            j.feed(Update::Comm(c));
+        }
+        let mut at_ns = 1_000 * MS;
+        for (order, wait_ms) in (0..).zip(waits_ms) {
+            let end = |rank: u32, issued_ns: u64, ended_ns: Option<u64>| {
+                let is_timed = order % 2 == 0;
+                let kernel = is_timed.then_some((issued_ns + 1_000, ended_ns));
+                let mut op = all_reduce(rank, order, issued_ns, kernel);
+                (op.func, op.lane) = match rank {
+                    0 => (Func::Recv, Lane::Recv(Rank(1))),
+                    _ => (Func::Send, Lane::Send(Rank(0))),
+                };
+                if !is_timed {
+                    op.timing = Timing::Not(Untimed::Budget);
+                }
+                Update::Op(Box::new(op))
+            };
+            j.feed(end(0, at_ns, None));
+            (1..=wait_ms / 100).for_each(|n| j.tick(at_ns + n * 100 * MS));
+            let came_ns = at_ns + wait_ms * MS;
+            (0..2).for_each(|r| j.feed(end(r, if r == 0 { at_ns } else { came_ns }, Some(came_ns + MS))));
+            at_ns = came_ns + 50 * MS;
+        }
+        j.tick(at_ns + 60_000 * MS);
+        let c = j.communicators().next().expect("one");
+        let late = c.late().filter(|e| e.measure == Measure::Standstill);
+        late.inspect(|e| assert!(e.rank == Rank(1) && e.costs()))
+            .map(|e| e.by_ns.div_ceil(100 * MS))
+            .collect()
+    }
+
+    #[test]
+    fn a_transfer_without_times_that_stands_still_is_late_beyond_what_is_usual() {
+        let once =
+            |at: usize, ms: u64| -> Vec<u64> { (0..21).map(|n| if n == at { ms } else { 10 }).collect() };
+        assert_eq!(late_by_standstills(&once(15, 2_500)), [25]);
+        assert_eq!(late_by_standstills(&once(15, 900)), [0; 0], "looks see it too coarsely");
+        assert_eq!(late_by_standstills(&once(3, 2_500)), [0; 0], "the job gets going");
+        let often: Vec<u64> = (0..31).map(|n| if n > 10 && n % 2 == 1 { 1_300 } else { 10 }).collect();
+        assert_eq!(late_by_standstills(&often), [13], "it is usual from the second one on");
     }
 
     #[test]

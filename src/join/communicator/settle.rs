@@ -232,8 +232,13 @@ impl Communicator {
         let (track, order) = key;
         let described = outbox.wanted().then(|| Operation::of(first, order, ranks));
         let collective = !matches!(track, Track::Pair(..));
-        if collective && instance.parts.values().all(|p| p.finished) {
-            self.finished += 1;
+        if instance.parts.values().all(|p| p.finished) {
+            match track {
+                Track::Pair(from, to) => {
+                    self.pairs.entry((from, to)).and_modify(|n| n.finished = n.finished.saturating_add(1));
+                }
+                _ => self.finished += 1,
+            }
         }
         let needed = match track {
             Track::Pair(a, b) if a == b => 1,

@@ -3,7 +3,7 @@
 //! What the join is fed marks the communicators that it says something about; a tick looks at these, and at
 //! those whose oldest operation has just become old enough to be looked at.
 
-use super::graph::{OpPhase, RankProgress, Stall, WaitGraph, WaitingFor, origins};
+use super::graph::{OpPhase, Origin, RankProgress, Stall, WaitGraph, WaitingFor, origins};
 use super::stalls::Standstills;
 use crate::join::Join;
 use crate::join::communicator::{Communicator, state_of};
@@ -290,27 +290,32 @@ impl Join {
     /// late it came.
     fn note_awaited(&mut self, now_ns: u64) {
         let standing = Arc::clone(&self.wait_graph.standing);
-        for origin in standing.origins().iter().filter(|o| o.circle.is_empty()).take(ORIGINS) {
-            let [rank] = origin.ranks[..] else { continue };
-            let Some(stall) = standing.stall(origin.first).filter(|s| s.lack == WaitingFor::Issue) else {
-                continue;
-            };
+        let of_one = |o: &Origin| match o.ranks[..] {
+            [rank] if o.circle.is_empty() => {
+                Some((rank, standing.stall(o.first).filter(|s| s.lack == WaitingFor::Issue)?))
+            }
+            _ => None,
+        };
+        for (rank, stall) in standing.origins().iter().filter_map(of_one).take(ORIGINS) {
             let Some(waited) = self.waited(stall, now_ns) else { continue };
-            // A host that is ahead of its GPU waits for nobody yet.
-            let ahead_ns = if waited.is_by_hosts() { self.lead_ns(stall) } else { 0 };
-            let since_ns = waited.since_ns.saturating_add(ahead_ns);
+            // A host that is ahead of its GPU waits for nobody yet. How far it is ahead is not known where no kernel is timed.
+            let ahead_ns = match waited.is_by_hosts() {
+                true => self.lead_ns(stall),
+                false => Some(0),
+            };
+            let Some(since_ns) = ahead_ns.map(|ns| waited.since_ns.saturating_add(ns)) else { continue };
             let Some(c) = self.comms.get_mut(&stall.comm).filter(|_| since_ns <= now_ns) else { continue };
-            c.note_awaited((stall.track, stall.order), rank, since_ns, now_ns);
+            c.wait_for((stall.track, stall.order), rank, since_ns, now_ns);
         }
     }
 
-    /// How far the hosts that wait in an operation were ahead of their GPUs at most, in ns.
-    fn lead_ns(&self, stall: &Stall) -> u64 {
-        let Some(c) = self.communicator(stall.comm) else { return 0 };
+    /// How far the hosts that wait in an operation were ahead of their GPUs at most, in ns; absent where it is not known.
+    fn lead_ns(&self, stall: &Stall) -> Option<u64> {
+        let c = self.communicator(stall.comm)?;
         let lead_ns = |(rank, _): &(Rank, u32)| {
             Some(self.process(c.members().get(rank)?.record.segment)?.issuing.lead_ns())
         };
-        stall.waiting.iter().take(FEW).filter_map(lead_ns).max().unwrap_or(0)
+        stall.waiting.iter().take(FEW).filter_map(lead_ns).max().filter(|ns| *ns > 0)
     }
 
     /// The standstills now. Where something was fed or became old since the last tick, that is looked at on a copy.

@@ -184,10 +184,13 @@ impl Join {
         seats.iter().filter_map(of_comm).max()
     }
 
-    /// When a process's newest kernel started, of all its communicators, host monotonic ns, as far as one is believed.
-    pub(in crate::join) fn newest_start_ns(&self, segment: SegmentId) -> Option<u64> {
-        let of =
-            |(comm, rank): &(CommId, Rank)| self.communicator(*comm)?.members().get(rank)?.newest_start_ns;
+    /// When the newest kernel of a process's GPU started, of all its communicators, host monotonic ns, as far as one is believed.
+    pub(in crate::join) fn newest_start_ns(&self, segment: SegmentId, actor: u32) -> Option<u64> {
+        let of = |(comm, rank): &(CommId, Rank)| {
+            let c = self.communicator(*comm)?;
+            c.seat(*rank).filter(|s| s.actor == actor)?;
+            c.members().get(rank)?.newest_start_ns
+        };
         self.memberships(segment).iter().filter_map(of).max()
     }
 

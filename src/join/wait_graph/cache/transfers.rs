@@ -45,8 +45,12 @@ pub(super) fn stalls(join: &Join, c: &Communicator, over: bool, now_ns: u64) -> 
             None => {
                 let may_run = |over: Rank, lacks: Rank| {
                     let due_ns = &mut all.due_ns;
-                    is_said_to_be_over(c, &launches, (track, order, over), now_ns, due_ns)
-                        && !goes_on(join, c, (track, order), over, lacks)
+                    if !is_said_to_be_over(c, &launches, (track, order, over), now_ns, due_ns) {
+                        return false;
+                    }
+                    // Other communicators may tell soon that it goes on.
+                    earliest(due_ns, now_ns.saturating_add(NEWS_NS));
+                    !goes_on(join, c, (track, order), over, lacks)
                 };
                 let held = issued_by_both(join, c, (from, to), (order, instance), &launches, may_run);
                 // Its rank waits in a later transfer of the pair.
@@ -139,10 +143,14 @@ fn is_said_to_be_over(
 }
 
 /// True where the GPU of an end without stamps goes on, in any communicator, long after the other end of its transfer was over:
-/// its stamps were lost.
+/// its stamps were lost. Streams of one GPU are taken to wait for each other.
 fn goes_on(join: &Join, c: &Communicator, (track, order): (Track, u64), over: Rank, lacks: Rank) -> bool {
     let ended_ns = c.instance(track, order).and_then(|i| i.parts.get(&over)?.ended_seen_ns);
-    let newest_ns = c.members().get(&lacks).and_then(|m| join.newest_start_ns(m.record.segment));
+    let newest_ns = c
+        .members()
+        .get(&lacks)
+        .zip(c.seat(lacks))
+        .and_then(|(m, seat)| join.newest_start_ns(m.record.segment, seat.actor));
     ended_ns.zip(newest_ns).is_some_and(|(ended, newest)| newest > ended.saturating_add(NEWS_NS))
 }
 
