@@ -84,12 +84,33 @@ pub enum Verb {
     /// Exit code 0: the rules are right, or were measured; 1: --verify has dropped rules, or rules would make a size slower;
     /// 2: error.
     Tune(Box<Tune>),
+    /// Print a shell's completions of verbs and options
+    ///
+    /// For bash: `ringwatch completion bash > /etc/bash_completion.d/ringwatch`. Packages install those of bash, zsh and fish.
+    Completion(Completion),
+    /// Print the man page, or write those of all verbs into a directory
+    Man(Man),
     /// Play one rank of a recorded job on a plugin (what demo starts)
     #[command(hide = true)]
     Replay(Replay),
     /// Do what other users may block for the process on standard input (what the agent starts)
     #[command(hide = true)]
     Probe,
+}
+
+/// Options of `completion`.
+#[derive(Debug, Args)]
+pub struct Completion {
+    /// The shell
+    pub shell: clap_complete::Shell,
+}
+
+/// Options of `man`.
+#[derive(Debug, Args)]
+pub struct Man {
+    /// Write one page a verb into this directory
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
 }
 
 /// Options of `cluster`.

@@ -11,7 +11,7 @@ fn main() -> ExitCode {
         Err(e) if is_broken_pipe(&e) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("ringwatch: {e:#}");
-            ExitCode::from(cmd::BROKEN)
+            ExitCode::from(cmd::exit_code(&e))
         }
     }
 }

@@ -91,12 +91,17 @@ fn signals_reach_the_job() {
 }
 
 #[test]
-fn a_command_that_is_not_there_is_exit_code_2() {
+fn a_command_that_cannot_be_started_has_the_exit_code_of_a_shell() {
     let room = Room::new();
     let said = run(&mut room.ringwatch(["run", "--", "no-such-program-at-all", "--flag"]));
-    assert_eq!((said.code, said.out.as_str()), (Some(2), ""));
+    assert_eq!((said.code, said.out.as_str()), (Some(127), ""));
     let err = said.err;
     assert!(err.starts_with("ringwatch: cannot start no-such-program-at-all: No such file"), "{err}");
+    let said = run(&mut room.ringwatch(["run", "--", "/dev/null"]));
+    assert_eq!(
+        (said.code, said.err.as_str()),
+        (Some(126), "ringwatch: cannot start /dev/null: Permission denied (os error 13)\n")
+    );
     let none = run(&mut room.ringwatch(["run"]));
     assert_eq!(none.code, Some(2));
 }

@@ -14,6 +14,7 @@ mod demo_workers;
 mod diagnose;
 mod doctor;
 mod explain;
+mod generate;
 mod log;
 mod observe;
 mod plugin;
@@ -39,6 +40,11 @@ const FINDINGS: u8 = 1;
 /// Exit code for bad usage and broken surroundings.
 pub const BROKEN: u8 = 2;
 
+/// The exit code for an error.
+pub fn exit_code(e: &anyhow::Error) -> u8 {
+    e.downcast_ref::<run::CannotStart>().map_or(BROKEN, run::CannotStart::exit_code)
+}
+
 /// Does what was asked. The number is the exit code.
 ///
 /// # Errors
@@ -62,6 +68,8 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Verb::Bench(o) => bench::run(&o),
         Verb::Plugin(o) => plugin::run(&o),
         Verb::Tune(o) => tune::run(&o),
+        Verb::Completion(o) => generate::completion(&o),
+        Verb::Man(o) => generate::man(&o),
         Verb::Replay(o) => replay::run(&o),
         Verb::Probe => probe().map(|()| 0).context("this verb is started by ringwatch itself"),
     }

@@ -94,6 +94,26 @@ fn prepare(o: &Run) -> anyhow::Result<Surroundings> {
     Ok(Surroundings { segments, job, variables, costs })
 }
 
+/// The command that was to be run cannot be started.
+#[derive(Debug)]
+pub(super) struct CannotStart {
+    program: String,
+    kind: io::ErrorKind,
+}
+
+impl CannotStart {
+    /// The exit code that a shell, `env` and `nice` have for it.
+    pub(super) fn exit_code(&self) -> u8 {
+        if self.kind == io::ErrorKind::NotFound { 127 } else { 126 }
+    }
+}
+
+impl std::fmt::Display for CannotStart {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "cannot start {}", self.program)
+    }
+}
+
 pub(super) fn run(o: &Run) -> anyhow::Result<u8> {
     let baselines = baselines(&o.baseline)?;
     let mut s = prepare(o)?;
@@ -152,7 +172,10 @@ async fn watch(
     let mut command = Command::new(program);
     command.args(arguments).envs(s.variables.iter().map(|(k, v)| (k, v)));
     signals::release(&mut command);
-    let mut child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
+    let mut child = command.spawn().map_err(|e| {
+        let reason = CannotStart { program: program.display().to_string(), kind: e.kind() };
+        anyhow::Error::new(e).context(reason)
+    })?;
     let mut broken = false;
     let mut reporter = Reporter::default();
     let mut reaping = tokio::time::interval(REAP);
