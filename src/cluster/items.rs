@@ -6,7 +6,7 @@ use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_f
 /// The tags of records and of calls, which have items of their own.
 const NESTED: [u32; 2] = [14, 23];
 
-/// How many items a message holds, with those of its records and calls; absent where it is no message.
+/// Counts the items of a message, with those of its records and calls; absent where it is no message.
 pub(super) fn count(mut message: &[u8]) -> Option<usize> {
     let mut items = 0usize;
     while message.has_remaining() {

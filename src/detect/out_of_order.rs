@@ -110,7 +110,7 @@ fn odd_one_out(mixes: &[(Rank, Mix)]) -> Option<Odd> {
         let odd: Vec<usize> =
             (0..counts.len()).filter(|i| differs(&counts[*i]) + 1 == counts.len()).collect();
         let ([at], true) = (odd.as_slice(), order - first >= ALIKE) else {
-            // Who has not issued it may still do alike.
+            // A rank that has not issued it may still do alike.
             if counts.iter().any(|c| c.is_open || *c != counts[0]) {
                 return None;
             }

@@ -61,7 +61,7 @@ pub struct LateEvent {
     pub operation: OperationRef,
     /// The late rank.
     pub rank: Rank,
-    /// How long after the median of the other ranks, in ns.
+    /// How long after the median of the other ranks, in ns; by a standstill, after the first of them.
     pub by_ns: u64,
     /// How that was measured.
     pub measure: Measure,
@@ -81,7 +81,8 @@ pub struct LateEvent {
     pub carried_ns: u64,
     /// True where it may have been in one that is not timed.
     pub unsure: bool,
-    /// How many collectives its process had finished, and transfers with one peer, in all its communicators, when it was judged.
+    /// The number of collectives that its process had finished when this was judged, and of transfers with one peer, in all its
+    /// communicators.
     pub finished: u64,
     /// True where a whole launch of transfers with all other ranks waited for it, as in an all-to-all.
     pub in_exchange: bool,
@@ -533,8 +534,7 @@ impl Communicator {
         !told && instance.parts.values().all(|p| !p.finished && p.started_ns.is_none())
     }
 
-    /// How many transfers of a rank with one peer, in one direction, are finished, where it has most: an all-to-all has one with
-    /// each.
+    /// Counts the finished transfers of a rank with the peer, and in the direction, with most: an all-to-all has one with each.
     pub(super) fn transfers_finished(&self, rank: Rank) -> u64 {
         let of = self.pairs.iter().filter(|((from, to), _)| from != to && (*from == rank || *to == rank));
         of.map(|(_, n)| n.finished).max().unwrap_or(0)

@@ -120,7 +120,7 @@ impl Join {
         instance.parts.iter().filter_map(passed).filter(|(s, _)| *s != late).collect()
     }
 
-    /// How many collectives a process has finished, and transfers with one peer, in all its communicators.
+    /// Counts the collectives that a process has finished, and its transfers with one peer, in all its communicators.
     fn finished_by(&self, process: Option<SegmentId>) -> u64 {
         let seats = process.map_or(&[][..], |p| self.roster.seats(p)).iter();
         let of = |(c, rank): &(CommId, Rank)| {

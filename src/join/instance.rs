@@ -205,7 +205,8 @@ pub enum Measure {
 pub struct Late {
     /// The rank.
     pub rank: Rank,
-    /// How long after the median of the other ranks, in ns; after the first one where that is below a millisecond.
+    /// How long after the median of the other ranks, in ns; after the first one where that is below a millisecond, and by
+    /// a standstill.
     pub by_ns: u64,
     /// How that was measured.
     pub measure: Measure,
@@ -244,7 +245,7 @@ pub struct Instance {
     pub(super) way: Option<(Algo, Proto)>,
     /// The first rank that was seen, and its signature: all others are compared with it.
     pub(super) said: Option<(Rank, Signature)>,
-    /// The rank that all waited for while it stood still.
+    /// The rank that others waited for while it stood still.
     awaited: Option<Box<Awaited>>,
 }
 
@@ -265,7 +266,7 @@ impl Instance {
     pub(super) fn wait_for(&mut self, rank: Rank, since_ns: u64, now_ns: u64) {
         let is_same = |a: &&mut Awaited| a.rank == rank && now_ns.saturating_sub(a.seen_ns.1) < UNSEEN_NS;
         match self.awaited.as_deref_mut().filter(is_same) {
-            // What is known later of when they began to wait is better.
+            // A moment that becomes known later is the better one.
             Some(a) => (a.since_ns, a.seen_ns.1) = (a.since_ns.max(since_ns), now_ns),
             None => self.awaited = Some(Box::new(Awaited { rank, since_ns, seen_ns: (now_ns, now_ns) })),
         }

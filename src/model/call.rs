@@ -61,7 +61,7 @@ pub struct Mix {
     pub first: u64,
     /// For the last collectives, one after the other: how many transfers it issued between the one before and this one.
     pub before: Vec<u32>,
-    /// How many it issued since the last one.
+    /// The number of transfers since the last collective.
     pub since: u32,
 }
 

@@ -63,7 +63,7 @@ fn a_very_late_rank_is_told_at_once() {
     assert!(f.evidence.iter().any(|e| e.text.contains("on the GPUs")));
 }
 
-/// What is found of a rank of another host that comes so late to a broadcast, in ms, with a look every 100 ms.
+/// Returns what is found where a rank of another host comes so late to a broadcast, in ms. The job is looked at every 100 ms.
 fn late_to_a_broadcast(late_ms: u64) -> Vec<Finding> {
     const MS: u64 = 1_000_000;
     let mut j = Join::new();

@@ -270,10 +270,10 @@ impl Communicator {
         let by_gpu_ns = gpu.map_or(0, |l| l.by_ns);
         let is_more = |l: &Late| l.by_ns >= VERY_LATE_NS && l.by_ns / 2 >= by_gpu_ns.max(longest_ns);
         let waited_before = || host().filter(|l| order >= WARM_UP && is_more(l));
-        // Ranks of one host are compared by its clock.
-        let stood = || instance.late_by_standstill().filter(|_| !self.one_clock());
         let known = waited_before().or(gpu).or_else(host);
-        let stood = if known.is_none() { stood() } else { None };
+        // Ranks of one host are compared by its clock.
+        let needs_standstill = known.is_none() && !self.one_clock();
+        let stood = needs_standstill.then(|| instance.late_by_standstill()).flatten();
         let late = known.or(stood.map(|(late, _)| late));
         let at_ns = instance.began_ns().unwrap_or(0);
         let [unjudged, _] = &mut self.unjudged;
