@@ -255,15 +255,33 @@ pub(crate) fn describe_open(exam: &Exam, happened: &[Stay]) -> Vec<String> {
     all.into_iter().map(line).collect()
 }
 
-/// True for a GPU or a link at fault where several communicators have operations that stand still and none of these is timed: no
-/// record tells with which it began.
+/// True for a GPU or a link at fault where several communicators have operations that stand still, or of which no record says
+/// that they ended, in the same step, and none of these is timed: no record tells with which it began.
 fn is_anywhere(p: &Planted, happened: &[Stay], until: u64) -> bool {
     if !matches!(p.kind, FaultKind::GpuOccupied | FaultKind::LinkBroken | FaultKind::DataStuck) {
         return false;
     }
     let open = open_at_end(happened, until);
-    let comms: BTreeSet<usize> = open.keys().map(|(comm, ..)| *comm).collect();
-    comms.len() > 1 && !open.values().flatten().any(|s| s.timed)
+    let open = || open.values().flatten();
+    if open().any(|s| s.timed) {
+        return false;
+    }
+    let mut first_ns: BTreeMap<u32, u64> = BTreeMap::new();
+    for s in open() {
+        let known = first_ns.entry(s.rank).or_insert(s.issued_ns);
+        *known = s.issued_ns.min(*known);
+    }
+    // The last operation of each rank in each communicator before the first that is open.
+    let mut last: BTreeMap<(u32, usize), &Stay> = BTreeMap::new();
+    for s in happened.iter().filter(|s| first_ns.get(&s.rank).is_some_and(|t| s.issued_ns < *t)) {
+        last.entry((s.rank, s.comm))
+            .and_modify(|l| *l = if l.issued_ns < s.issued_ns { s } else { l })
+            .or_insert(s);
+    }
+    let is_unproven =
+        |s: &&&Stay| !s.timed && first_ns.get(&s.rank).is_some_and(|t| s.issued_ns + STEP_NS >= *t);
+    let unproven = last.values().filter(is_unproven).map(|s| s.comm);
+    open().map(|s| s.comm).chain(unproven).collect::<BTreeSet<_>>().len() > 1
 }
 
 /// True for a standstill that leaves the same records as a pause of all hosts: all ranks issued what is open, and no GPU

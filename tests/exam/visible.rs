@@ -3,7 +3,7 @@
 use crate::simulator::Stay;
 use crate::spec::FaultKind;
 use crate::truth::Key;
-use ringwatch::model::{Func, Track};
+use ringwatch::model::{Func, Rank, Track};
 use std::collections::{BTreeMap, BTreeSet};
 
 const MS: u64 = 1_000_000;
@@ -35,12 +35,21 @@ struct Passage {
     ended_ns: u64,
     timed: bool,
     by_launch: bool,
+    /// A transfer whose ends have no other peers in their launches: in a pipeline one of the two waits in every step.
+    is_by_itself: bool,
 }
 
 /// The operations that ended, by place.
 fn passages(stays: &[Stay]) -> BTreeMap<Key, Passage> {
     let mut parts: BTreeMap<Key, Vec<&Stay>> = BTreeMap::new();
     stays.iter().for_each(|s| parts.entry(s.key()).or_default().push(s));
+    let mut peers: BTreeMap<(u32, u64), BTreeSet<Rank>> = BTreeMap::new();
+    for s in stays {
+        if let (Track::Pair(a, b), Some(plan)) = (s.track, s.plan) {
+            peers.entry((s.rank, plan)).or_default().extend([a, b]);
+        }
+    }
+    let has_others = |s: &&Stay| s.plan.and_then(|p| peers.get(&(s.rank, p))).is_some_and(|p| p.len() > 2);
     let passage = |parts: Vec<&Stay>| {
         let started: Vec<(u64, u32)> =
             parts.iter().map(|s| Some((s.started_ns?, s.rank))).collect::<Option<_>>()?;
@@ -54,6 +63,7 @@ fn passages(stays: &[Stay]) -> BTreeMap<Key, Passage> {
             ended_ns: parts.iter().map(|s| s.reported_end_ns).min()??,
             timed: parts.iter().all(|s| s.timed || s.by_launch),
             by_launch: parts.iter().any(|s| s.by_launch),
+            is_by_itself: matches!(parts.first()?.track, Track::Pair(..)) && !parts.iter().any(has_others),
         })
     };
     parts.into_iter().filter_map(|(key, parts)| Some((key, passage(parts)?))).collect()
@@ -71,11 +81,19 @@ pub(crate) fn is_visible(
     let (with, without) = (passages(happened), passages(other));
     let within = |p: &Passage| p.timed && (from_ns..to_ns).contains(&p.ended_ns);
     let both = with.iter().filter_map(|(key, p)| Some((p, without.get(key)?))).filter(|(p, _)| within(p));
+    let mut earlier: BTreeMap<Kind, usize> = BTreeMap::new();
+    for p in with.values().filter(|p| p.timed && p.ended_ns < from_ns) {
+        *earlier.entry(p.kind).or_default() += 1;
+    }
+    let before = |kind: &Kind| earlier.get(kind).copied().unwrap_or(0);
     if !kind.is_data() {
         let both = both.filter(|(p, _)| p.order >= WARM_UP);
         let (times, by_ns) = once_ns.map_or((LATE, MS), |ns| (1, ns));
         let later = |p: &Passage, o: &Passage| p.last_ns - p.first_ns >= o.last_ns - o.first_ns + by_ns;
-        return both.filter(|(p, o)| culprits.contains(&p.last) && later(p, o)).count() >= times;
+        let is_unusual = |p: &Passage| once_ns.is_some() || !p.is_by_itself || before(&p.kind) >= A_RUN;
+        let late = both.filter(|(p, o)| culprits.contains(&p.last) && later(p, o) && is_unusual(p));
+        // A launch brings its rank late once, however many transfers it has.
+        return late.map(|(p, _)| (p.last, p.last_ns)).collect::<BTreeSet<_>>().len() >= times;
     }
     // A launch that is timed as a whole shows nothing of its transfers' data.
     let both = both.filter(|(p, _)| !p.by_launch);
@@ -85,7 +103,5 @@ pub(crate) fn is_visible(
     for (p, _) in both.filter(|(p, o)| data_ns(p) >= data_ns(o) * SLOWER) {
         *slow.entry(p.kind).or_default() += 1;
     }
-    let before =
-        |kind: &Kind| with.values().filter(|p| p.kind == *kind && p.timed && p.ended_ns < from_ns).count();
     slow.into_iter().any(|(kind, n)| n >= A_RUN && before(&kind) >= A_RUN)
 }

@@ -71,7 +71,11 @@ impl Case {
         if let Some(call) = &step.exchange {
             let n = self.comms[&call.comm].groups(self.ranks).first().map_or(0, Vec::len) as i64;
             let one = |func, by| Call { func, by, ..call.clone() };
-            let calls: Vec<Call> = (1..n).flat_map(|k| [one(Func::Send, k), one(Func::Recv, -k)]).collect();
+            // What a rank sends to itself it receives at the same place: one record stands for both. CUDA events time launches with
+            // such a copy.
+            let own = self.launches_by_events.then(|| one(Func::Send, 0));
+            let others = (1..n).flat_map(|k| [one(Func::Send, k), one(Func::Recv, -k)]);
+            let calls: Vec<Call> = own.into_iter().chain(others).collect();
             let exchange = planned(&calls).into_iter().map(|p| Planned { exchange: true, ..p }).collect();
             into.push(Action::Calls(exchange, step.stream));
         }
