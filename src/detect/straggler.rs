@@ -213,7 +213,7 @@ impl StragglerRule {
     ) -> Vec<Suspect<'a>> {
         let mut by_rank: BTreeMap<Rank, Vec<&LateEvent>> = BTreeMap::new();
         events.iter().for_each(|e| by_rank.entry(e.rank).or_default().push(e));
-        let mut found = self.hosts(join, c, &mut by_rank, events.len());
+        let mut found = self.hosts(join, c, &mut by_rank);
         let ranks = c.expected().max(2);
         for (rank, events_of) in by_rank {
             let worst = events_of.iter().map(|e| e.by_ns).max().unwrap_or(0);
@@ -236,47 +236,72 @@ impl StragglerRule {
         found
     }
 
-    /// Hosts of which most ranks are late in turn, too often even without the worst of them; takes out their ranks.
+    /// Hosts of which most ranks are late in turn, too often even without the worst of them; takes out their ranks. They may be
+    /// slow since some moment.
     fn hosts<'a>(
         &self,
         join: &'a Join,
         c: &Communicator,
         by_rank: &mut BTreeMap<Rank, Vec<&'a LateEvent>>,
-        all: usize,
     ) -> Vec<Suspect<'a>> {
         let host = |r: &Rank| Some(join.process(c.members().get(r)?.record.segment)?.record.host.as_str());
         let mut late: BTreeMap<&str, Vec<Rank>> = BTreeMap::new();
         by_rank.keys().for_each(|r| late.entry(host(r).unwrap_or_default()).or_default().push(*r));
         late.retain(|_, ranks| ranks.len() > 1);
+        let all = by_rank.values().map(Vec::len).sum::<usize>();
         if late.is_empty() || all < self.settings.late_times {
             return Vec::new();
         }
         let mut sizes: BTreeMap<&str, usize> = BTreeMap::new();
         c.members().keys().for_each(|r| *sizes.entry(host(r).unwrap_or_default()).or_default() += 1);
+        // The newest first.
+        let mut events: Vec<&LateEvent> = by_rank.values().flatten().copied().collect();
+        events.sort_by_key(|e| std::cmp::Reverse(e.came_ns));
         let expected = c.expected();
         let mut found = Vec::new();
         for (name, ranks) in late {
             let here = sizes.get(name).copied().unwrap_or(0);
-            let times = |r: &Rank| by_rank.get(r).map_or(0, Vec::len);
-            let (sum, worst) =
-                (ranks.iter().map(times).sum::<usize>(), ranks.iter().map(times).max().unwrap_or(0));
-            let share = |n: usize, of: usize| n as f64 / of.max(1) as f64;
             if ranks.len() * 2 <= here || here >= expected {
                 continue;
             }
-            // One of them may be slow, and hold up its neighbors first.
-            if self.often(worst, sum, share(1, here), here).is_some() {
-                continue;
-            }
-            let together = self.often(sum, all, share(here, expected), sizes.len());
-            let but_worst = self.often(sum - worst, all - worst, share(here - 1, expected - 1), sizes.len());
-            let Some((one, other)) = together.zip(but_worst) else { continue };
+            let of_host: Vec<Rank> = c.members().keys().filter(|r| host(r) == Some(name)).copied().collect();
+            let Some(chance) = self.late_in_turn(&events, &of_host, expected, sizes.len()) else { continue };
             let events = ranks.iter().filter_map(|r| by_rank.remove(r)).flatten().collect();
-            let of_host = c.members().keys().filter(|r| host(r) == Some(name)).copied().collect();
-            let chance = Some(one.max(other));
+            let chance = Some(chance);
             found.push(Suspect { ranks: of_host, host: Some(name), events, chance, is_unsure: false });
         }
         found
+    }
+
+    /// How likely it is that chance made some of a communicator's hosts late as often as one with these ranks was since some moment;
+    /// absent where it is late no more often than chance explains, or one of its ranks alone is. The newest event is the first.
+    fn late_in_turn(
+        &self,
+        events: &[&LateEvent],
+        of_host: &[Rank],
+        ranks: usize,
+        hosts: usize,
+    ) -> Option<f64> {
+        let share = |n: usize, of: usize| n as f64 / of.max(1) as f64;
+        let here = of_host.len();
+        let mut times: BTreeMap<Rank, usize> = BTreeMap::new();
+        let mut since = Vec::new();
+        for (all, e) in (1..).zip(events) {
+            if of_host.contains(&e.rank) {
+                *times.entry(e.rank).or_default() += 1;
+                let (sum, worst) =
+                    (times.values().sum::<usize>(), times.values().copied().max().unwrap_or(0));
+                since.push((by_chance(sum, all, share(here, ranks), hosts), all, sum, worst));
+            }
+        }
+        let moments = since.len() as f64;
+        let (chance, all, sum, worst) = since.into_iter().min_by(|a, b| a.0.total_cmp(&b.0))?;
+        let together = chance * moments;
+        // One of them may be slow, and hold up its neighbors first.
+        let is_one = self.often(worst, sum, share(1, here), here).is_some();
+        let but_worst = by_chance(sum - worst, all - worst, share(here - 1, ranks - 1), 1);
+        let is_late = sum >= self.settings.late_times && together < CHANCE && but_worst < CHANCE;
+        (is_late && !is_one).then_some(together)
     }
 }
 
@@ -284,8 +309,12 @@ impl StragglerRule {
 fn cost(join: &Join, c: &Communicator, s: &Suspect<'_>, now_ns: u64) -> Cost {
     let last_ns = s.events.iter().map(|e| e.came_ns).max().unwrap_or(now_ns);
     let since_ns = last_ns.saturating_sub(RECENT_NS);
-    let recent = LateEvent::sum_ns(s.events.iter().filter(|e| e.came_ns > since_ns).copied());
-    let remembered = LateEvent::sum_ns(s.events.iter().copied());
+    let of = |e: &&LateEvent| if s.host.is_some() { e.cost_of_host_ns() } else { e.cost_ns() };
+    let sum = |from_ns: u64| {
+        let since = s.events.iter().filter(|e| e.came_ns > from_ns);
+        since.map(of).fold(0, u64::saturating_add)
+    };
+    let (recent, remembered) = (sum(since_ns), sum(0));
     let add = |(recent, all): (u64, u64), rank: &Rank| {
         let (lately, ever) = c.forgotten_late_ns(*rank, since_ns);
         (recent.saturating_add(lately), all.saturating_add(ever))
@@ -356,7 +385,7 @@ fn finding(join: &Join, c: &Communicator, s: &Suspect<'_>) -> Option<Finding> {
         }
         Measure::Standstill => "measured by how long others stood still in the operation until it went on",
     }));
-    if worst.unsure {
+    if worst.unsure && !(s.host.is_some() && worst.on_host) {
         evidence.push(fact(
             "it may have been held in an operation that is not timed: this lateness is in no cost",
         ));

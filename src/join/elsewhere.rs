@@ -1,22 +1,35 @@
 //! Where a rank was that came late: whoever was held by others is not late itself.
 
 use super::Join;
-use super::communicator::{Inside, LateEvent, Passed};
+use super::communicator::{Communicator, Inside, LateEvent, Passed};
 use super::instance::{Measure, Part};
+use super::op_queue::Key;
 use crate::model::{CommId, Rank, SegmentId, Track};
 
 /// Where a rank was that came late.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Elsewhere {
     process: Option<SegmentId>,
     held: bool,
-    inside: Inside,
+    elsewhere_ns: u64,
+    doubt: Doubt,
+    on_host: bool,
+}
+
+/// Whether a rank may have been in an operation that is not timed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Doubt {
+    None,
+    /// In this one.
+    In((CommId, Key)),
+    /// In one of many, or in one that is not known.
+    Many,
 }
 
 impl Elsewhere {
     /// True where it was held by others, or may have been.
-    fn explains(self) -> bool {
-        self.held || self.inside.untimed
+    fn explains(&self) -> bool {
+        self.held || self.on_host || self.doubt != Doubt::None
     }
 }
 
@@ -35,6 +48,8 @@ impl Join {
         for (id, e) in waiting {
             let mut late = (e.rank, e.by_ns, e.came_ns);
             let mut elsewhere = self.elsewhere(id, &e, late);
+            let is_for_another = |c: &Communicator| !e.in_exchange && c.waited_for_another(&e);
+            elsewhere.held |= self.comms.get(&id).is_some_and(is_for_another);
             if elsewhere.explains() {
                 // Whoever came with it, and was not held elsewhere, is late itself.
                 let others = self.comms.get(&id).map_or(Vec::new(), |c| c.late_as_well(&e));
@@ -46,8 +61,13 @@ impl Join {
             let finished = self.finished_by(elsewhere.process);
             if let Some(c) = self.comms.get_mut(&id) {
                 c.explain_late(&e, late, |event| {
-                    event.elsewhere_ns = elsewhere.inside.timed_ns.min(event.by_ns);
-                    event.unsure = elsewhere.inside.untimed;
+                    event.elsewhere_ns = elsewhere.elsewhere_ns.min(event.by_ns);
+                    event.unsure = elsewhere.on_host || elsewhere.doubt != Doubt::None;
+                    event.on_host = elsewhere.on_host && elsewhere.doubt == Doubt::None;
+                    event.excuse = match elsewhere.doubt {
+                        Doubt::In(excuse) => Some(excuse),
+                        Doubt::None | Doubt::Many => None,
+                    };
                     event.finished = finished;
                     event.held_elsewhere = Some(elsewhere.held);
                 });
@@ -75,7 +95,25 @@ impl Join {
             let lead_ns = me.and_then(|me| self.processes.get(&me)).map_or(0, |p| p.issuing.lead_ns());
             inside.timed_ns = inside.timed_ns.max(lead_ns);
         }
-        Elsewhere { process: me, held: excess.max(inside.timed_ns) >= by_ns / 2, inside }
+        let doubt = self.doubt(id, (rank, came_ns.saturating_sub(by_ns)), &inside);
+        let elsewhere_ns = inside.timed_ns;
+        let held = excess.max(elsewhere_ns) >= by_ns / 2;
+        Elsewhere { process: me, held, elsewhere_ns, doubt, on_host: inside.on_host }
+    }
+
+    /// Chooses the untimed operation that may have held a rank of a communicator since some moment, host monotonic ns. One that
+    /// excused it before held it no more: whatever waited for it went on then.
+    fn doubt(&self, id: CommId, (rank, since_ns): (Rank, u64), inside: &Inside) -> Doubt {
+        if inside.has_more_doubts || inside.in_launch {
+            return Doubt::Many;
+        }
+        let late = || self.comms.get(&id).into_iter().flat_map(Communicator::late);
+        let is_used = |doubt: &(CommId, Key)| {
+            late().any(|e| e.rank == rank && e.excuse == Some(*doubt) && e.came_ns <= since_ns)
+        };
+        // What holds it was issued after what it was held by before.
+        let free = inside.doubts.iter().rev().find(|doubt| !is_used(doubt));
+        free.map_or(Doubt::None, |doubt| Doubt::In(*doubt))
     }
 
     /// How long a late rank was in other operations, of this communicator and of others, since the median of the others
@@ -89,15 +127,29 @@ impl Join {
     ) -> Inside {
         let from_ns = came_ns.saturating_sub(by_ns);
         let passed = late.map_or_else(Passed::new, |late| self.passed(late, id, e, came_ns));
+        let issued = self.comms.get(&id).and_then(|c| {
+            let instance = c.instance(e.track, e.operation.order)?;
+            instance
+                .parts
+                .iter()
+                .find(|(r, _)| c.members().get(r).map(|m| m.record.segment) == late)?
+                .1
+                .issued_at()
+        });
         let mut all = Inside::default();
         for (comm, rank) in late.map_or(&[][..], |late| self.roster.seats(late)) {
             let Some(c) = self.comms.get(comm) else { continue };
             let own = (*comm == id).then_some((e.track, e.operation.order));
             let lead_ns = |s: SegmentId| self.processes.get(&s).map(|p| p.issuing.lead_ns());
-            let inside = c.inside(*rank, own, (from_ns, came_ns), (&lead_ns, &passed));
+            let inside = c.inside(*rank, own, issued, (from_ns, came_ns), (&lead_ns, &passed));
             all.timed_ns = all.timed_ns.saturating_add(inside.timed_ns);
+            all.in_launch |= inside.in_launch;
+            all.on_host |= inside.on_host;
             // What is before it on its own track has ended.
-            all.untimed |= inside.untimed && *comm != id || inside.in_launch;
+            if *comm != id {
+                all.has_more_doubts |= inside.has_more_doubts;
+                all.doubts.extend(inside.doubts);
+            }
         }
         all
     }

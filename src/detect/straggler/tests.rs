@@ -296,6 +296,15 @@ fn the_ranks_of_a_slow_host_are_one_finding() {
 }
 
 #[test]
+fn a_host_may_be_slow_since_some_moment() {
+    // Others are late before, in turn; then ranks 2 and 3 alone are.
+    let before = (0..12).map(|i| (i % 2, 8_000_000));
+    let late: Vec<(u32, u64)> = before.chain((0..20).map(|i| (2 + i % 2, 150_000_000))).collect();
+    let found = run_on(2, 30, &late);
+    assert!(found.iter().any(|f| f.ranks == [Rank(2), Rank(3)]), "{found:?}");
+}
+
+#[test]
 fn what_it_costs_decides_whether_it_is_a_warning() {
     let of = |late: &[(u32, u64)]| run(late).remove(0);
     assert_eq!(of(&[(3, 300_000_000); 2]).severity, Severity::Info);

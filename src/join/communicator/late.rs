@@ -174,6 +174,8 @@ impl Communicator {
             elsewhere_ns: 0,
             carried_ns,
             unsure: false,
+            on_host: false,
+            excuse: None,
             finished: 0,
             in_exchange,
             by_host,
@@ -207,6 +209,24 @@ impl Communicator {
         all.sort_by_key(|(.., came_ns)| std::cmp::Reverse(*came_ns));
         all.truncate(LATE_AS_WELL);
         all
+    }
+
+    /// True where the peer of a late rank was in a launch with others of which one came much later than this rank: the launch
+    /// has one end, and that is whom it waited for.
+    pub(in crate::join) fn waited_for_another(&self, e: &LateEvent) -> bool {
+        let Track::Pair(from, to) = e.track else { return false };
+        let peer = if e.rank == from { to } else { from };
+        let of_peer = |i: &Instance| i.parts.get(&peer).map(|p| p.op.launch());
+        let launch = self.instance(e.track, e.operation.order).and_then(of_peer).filter(|l| l.is_known());
+        let Some(launch) = launch else { return false };
+        let is_much_later = |(r, p): (&Rank, &Part)| {
+            let came_ns = p.started_ns.or(p.kernel.map(|k| k.start_ns));
+            *r != peer && *r != e.rank && came_ns.is_some_and(|t| t > e.came_ns.saturating_add(e.by_ns / 2))
+        };
+        let transfers = self.instances().filter(|(track, ..)| matches!(track, Track::Pair(..)));
+        let of_launch =
+            transfers.map(|(.., i)| i).filter(|i| of_peer(i).is_some_and(|l| l.shared_with(launch)));
+        of_launch.flat_map(|i| i.parts.iter()).any(is_much_later)
     }
 
     /// Says of a late arrival whose it is, and what explains it.
@@ -672,41 +692,94 @@ mod tests {
         c.late().find(|e| e.operation.order == 20 && e.rank == Rank(1)).expect("it is late").held_elsewhere
     }
 
+    /// Of the operations to which rank 1 comes 100 ms late, 20, 22, and 24: whether it may have been held elsewhere. It issued an
+    /// untimed one, at this moment, together with another rank; rank 2 comes together with it.
+    fn is_unsure(other: u32, issued_ms: u64) -> Vec<bool> {
+        let mut j = Join::new();
+        for r in 0..4 {
+            j.feed(process(r));
+            j.feed(member(r, 4, 25));
+            for order in 0..25 {
+                let at_ns = (1_000 + order * 200) * MS;
+                let late_ns = if order >= 20 && order % 2 == 0 { 100 * MS } else { 0 };
+                let start_ns = match r {
+                    1 => at_ns + late_ns,
+                    2 if other == 2 => at_ns + late_ns / 100 * 99,
+                    _ => at_ns,
+                };
+                let kernel = Some((start_ns, Some(at_ns + late_ns + 20_000)));
+                j.feed(Update::Op(Box::new(all_reduce(r, order, at_ns - 1_000, kernel))));
+            }
+        }
+        for (rank, p) in (0..).zip([1, other]) {
+            let Update::Comm(mut own) = member(p, 2, 1) else { unreachable!("a member") };
+            (own.comm, own.rank) = (CommId::unowned(8), Rank(rank));
+            j.feed(Update::Comm(own));
+            let mut op = all_reduce(p, 0, issued_ms * MS, None);
+            (op.comm, op.rank) = (CommId::unowned(8), Rank(rank));
+            op.timing = Timing::Not(Untimed::Budget);
+            j.feed(Update::Op(Box::new(op)));
+        }
+        j.tick(100_000 * MS);
+        let c = j.communicator(CommId::unowned(7)).expect("that of all");
+        c.late().filter(|e| e.operation.order >= 20).map(|e| e.unsure).collect()
+    }
+
     #[test]
     fn whoever_came_before_held_nobody_in_what_it_issued_earlier() {
-        // Rank 1 comes 100 ms late to the last of 21 operations. Before it, it issued an untimed one together with another rank.
-        let is_unsure = |other: u32| {
-            let mut j = Join::new();
-            for r in 0..4 {
-                j.feed(process(r));
-                j.feed(member(r, 4, 21));
-                for order in 0..21 {
-                    let at_ns = (1_000 + order * 200) * MS;
-                    let late_ns = if order == 20 { 100 * MS } else { 0 };
-                    let start_ns = match r {
-                        1 => at_ns + late_ns,
-                        2 if other == 2 => at_ns + late_ns / 100 * 99,
-                        _ => at_ns,
-                    };
-                    let kernel = Some((start_ns, Some(at_ns + late_ns + 20_000)));
-                    j.feed(Update::Op(Box::new(all_reduce(r, order, at_ns - 1_000, kernel))));
+        assert_eq!(is_unsure(0, 4_990), [false; 3], "rank 0 was through with it");
+    }
+
+    #[test]
+    fn an_untimed_operation_holds_a_rank_once() {
+        assert_eq!(is_unsure(2, 4_990), [true, false, false]);
+    }
+
+    #[test]
+    fn an_operation_that_was_issued_later_holds_nobody() {
+        assert_eq!(
+            is_unsure(2, 5_010),
+            [false; 3],
+            "and both have come to it before the second of the three"
+        );
+    }
+
+    /// Which ranks of a ring of four came late for how many ms: rank 0 is slow. Each is on a host of its own, where NCCL tells one
+    /// end for a launch: that of the transfer with rank 0.
+    #[test]
+    fn of_the_peers_of_a_launch_with_one_end_the_last_one_kept_it_waiting() {
+        let mut j = Join::new();
+        for r in 0..4u32 {
+            j.feed(process(r));
+            let Update::Comm(mut c) = member(r, 4, 1) else { unreachable!("a member") };
+            c.host_clock = u64::from(r);
+            j.feed(Update::Comm(c));
+        }
+        for order in 0..20 {
+            let begin_ns = (order + 1) * 1_000 * MS;
+            let late_ns = if order >= 16 { 200 * MS } else { 0 };
+            let start_ns = |r: u32| begin_ns + if r == 0 { late_ns } else { 0 };
+            for (rank, peer) in (0..4u32).flat_map(|r| [(r, (r + 1) % 4), (r, (r + 3) % 4)]) {
+                // Rank 2 has no transfer with rank 0.
+                let end_ns = begin_ns + 1_000 + if rank == 2 { 0 } else { late_ns };
+                for (func, lane) in
+                    [(Func::Send, Lane::Send(Rank(peer))), (Func::Recv, Lane::Recv(Rank(peer)))]
+                {
+                    let kernel = Some((start_ns(rank), Some(end_ns)));
+                    let mut op = all_reduce(rank, order, start_ns(rank) - 1_000, kernel);
+                    (op.func, op.lane, op.plan) = (func, lane, Some(order));
+                    op.ticket = order << 8 | u64::from(peer) << 1 | u64::from(func == Func::Send);
+                    j.feed(Update::Op(Box::new(op)));
                 }
             }
-            for (rank, p) in (0..).zip([1, other]) {
-                let Update::Comm(mut own) = member(p, 2, 1) else { unreachable!("a member") };
-                (own.comm, own.rank) = (CommId::unowned(8), Rank(rank));
-                j.feed(Update::Comm(own));
-                let mut op = all_reduce(p, 0, 4_990 * MS, None);
-                (op.comm, op.rank) = (CommId::unowned(8), Rank(rank));
-                op.timing = Timing::Not(Untimed::Budget);
-                j.feed(Update::Op(Box::new(op)));
-            }
-            j.tick(100_000 * MS);
-            let c = j.communicator(CommId::unowned(7)).expect("that of all");
-            c.late().find(|e| e.operation.order == 20).map(|e| e.unsure)
-        };
-        assert_eq!(is_unsure(0), Some(false), "rank 0 was through with it");
-        assert_eq!(is_unsure(2), Some(true), "rank 2 comes together with it");
+            j.tick(begin_ns + 900 * MS);
+        }
+        j.tick(100_000 * MS);
+        let c = j.communicators().next().expect("one");
+        let guilty: Vec<u32> =
+            c.late().filter(|e| e.held_elsewhere == Some(false)).map(|e| e.rank.0).collect();
+        assert!(guilty.len() >= 3 && guilty.iter().all(|r| *r == 0), "{guilty:?}");
+        assert!(c.late().any(|e| e.rank == Rank(2)), "its end alone looks late as well");
     }
 
     #[test]
