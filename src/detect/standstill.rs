@@ -46,12 +46,7 @@ pub(super) fn judge<'p, 'a: 'p>(scene: &HangContext<'a>, at: StallSite<'p>) -> O
     }
     let rivals = if others.is_empty() { rivals(scene, at) } else { Vec::new() };
     if !rivals.is_empty() {
-        match of_all(scene, at, &rivals) {
-            // Each is wider than the one before, so this ends.
-            Some(wide) if wide.comm.id != at.comm.id => return judge(scene, wide),
-            Some(_) => {}
-            None => return somewhere(scene, at, &rivals, waited),
-        }
+        return somewhere(scene, at, &rivals, waited);
     }
     let waiting: Vec<Rank> = ranks.iter().copied().filter(|r| !others.contains(r)).collect();
     let how = if silent.is_some() { "nothing at all" } else { "no GPU did anything else" };
@@ -334,29 +329,6 @@ fn processes(stall: &Stall) -> BTreeSet<u32> {
     stall.lacking.iter().map(|(_, p)| *p).collect()
 }
 
-/// Where several operations may be what does not end: one in which all their processes wait, if there is one of a communicator
-/// to which the last calls of all belong. It says what is known: that all of them stand still.
-fn of_all<'p, 'a: 'p>(
-    scene: &HangContext<'a>,
-    at: StallSite<'p>,
-    rivals: &[&Stall],
-) -> Option<StallSite<'p>> {
-    let all: BTreeSet<u32> = rivals.iter().flat_map(|s| processes(s)).chain(processes(at.stall)).collect();
-    let has_last_calls = |s: &Stall| {
-        let Some(c) = scene.join.communicator(s.comm) else { return false };
-        let called_last = |r: &Rank| {
-            let own = c.incomplete().filter_map(|(.., i)| i.parts.get(r)?.op.issued_ns).max();
-            own.is_some() && own >= scene.process(c, *r).and_then(|p| p.issuing.last_ns())
-        };
-        s.lacking.iter().all(|(r, _)| called_last(r))
-    };
-    let is_wide = |s: &&Stall| s.waiting.is_empty() && processes(s).is_superset(&all) && has_last_calls(s);
-    // The same one for each of them.
-    let stall = (0..).map_while(|i| scene.standing.stall(i)).find(is_wide)?;
-    let comm = scene.join.communicator(stall.comm)?;
-    Some(StallSite { stall, comm, instance: comm.instance(stall.track, stall.order)?, ..at })
-}
-
 #[cfg(test)]
 mod tests {
     use crate::detect::{HangRule, Rule, Settings};
@@ -492,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_that_may_stand_still_the_one_of_all_ranks_is_named() {
+    fn of_several_that_may_stand_still_none_is_named_though_one_is_of_all_ranks() {
         let mut j = Join::new();
         for r in 0..4u32 {
             let gpu = format!("0000:{r:02x}:00.0");
@@ -517,6 +489,6 @@ mod tests {
         j.tick(61 * S);
         let found = HangRule::new(Settings::default()).check(&j, 61 * S);
         let named: Vec<_> = found.iter().map(|f| (f.kind, f.communicator, f.ranks.len())).collect();
-        assert_eq!(named, [(Kind::NotStarted, CommId::unowned(7), 4)]);
+        assert_eq!(named, [(Kind::Standstill, CommId::unowned(8), 0)]);
     }
 }

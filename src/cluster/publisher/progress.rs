@@ -230,10 +230,16 @@ impl Publisher {
                     received_may_run: may_run(from_peer, received_done),
                     sent_is_newest: last(sent_done).is_some_and(is_newest),
                 };
+                let newest = last(sent_done).filter(|_| beat.sent_is_newest);
                 let beat = m::Pair::of(&beat);
                 if was != Some(&beat) && self.pay(beat.encoded_len(), true) {
                     self.draft(Topic::Bucket(bucket(c.id)), beat.encoded_len()).pairs.push(beat);
                     self.pairs.insert(key, beat);
+                }
+                // That send may still run: its record tells in which launch it is.
+                let lacks_an_end = |order| c.instance(to_peer, order).is_some_and(|i| !i.counted);
+                if let Some(order) = newest.filter(|order| lacks_an_end(*order)) {
+                    self.tell_open(c, (to_peer, order), own, now_ns, &mut HashSet::new(), false);
                 }
             }
         }
