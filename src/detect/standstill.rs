@@ -286,14 +286,18 @@ pub(super) fn behind(missing: Finding) -> Finding {
 }
 
 /// Other operations of the same job that may as well be what does not end: they were issued earlier, or none of their processes
-/// is in this one.
+/// is in this one, or all of this one's are in them and others too.
 fn rivals<'a>(scene: &HangContext<'a>, at: StallSite<'_>) -> Vec<&'a Stall> {
     let own = issued(scene, at.stall);
     let processes = processes(at.stall);
     let others = scene.standing.untimed().iter().filter_map(|o| scene.standing.stall(o.first));
     let mut rivals: Vec<&Stall> = others
         .filter(|s| s.comm != at.comm.id && !is_over(scene, s))
-        .filter(|s| issued(scene, s) < own || !s.lacking.iter().any(|(_, p)| processes.contains(p)))
+        .filter(|s| {
+            let theirs = self::processes(s);
+            let is_wider = theirs.len() > processes.len() && theirs.is_superset(&processes);
+            issued(scene, s) < own || is_wider || theirs.is_disjoint(&processes)
+        })
         .collect();
     if !rivals.is_empty() {
         let job = connected(scene.join, at.comm.id);
@@ -463,15 +467,15 @@ mod tests {
         assert_eq!(found(21), [(Kind::NotStarted, CommId::unowned(1), vec![Rank(0), Rank(1)])]);
     }
 
-    #[test]
-    fn of_several_that_may_stand_still_none_is_named_though_one_is_of_all_ranks() {
+    /// What is found where four ranks issued an untimed operation of all, and those of so many pairs one of theirs before it.
+    fn found_behind(pairs: u32) -> Vec<(Kind, CommId, usize)> {
         let mut j = Join::new();
         for r in 0..4u32 {
             let gpu = format!("0000:{r:02x}:00.0");
             j.feed(process(r));
-            // Untimed: one of each pair of ranks, and then one of all.
-            let pair = (CommId::unowned(8 + u64::from(r / 2)), r % 2, 2, 10 * S);
-            for (comm, rank, ranks, at) in [pair, (CommId::unowned(7), r, 4, 10 * S + 1_000_000)] {
+            let of_pair = (CommId::unowned(8 + u64::from(r / 2)), r % 2, 2, 10 * S);
+            let of_all = (CommId::unowned(7), r, 4, 10 * S + 1_000_000);
+            for (comm, rank, ranks, at) in (r / 2 < pairs).then_some(of_pair).into_iter().chain([of_all]) {
                 let Update::Comm(mut record) = member(r, ranks, 2) else { unreachable!("a member") };
                 (record.comm, record.rank, record.gpu) = (comm, Rank(rank), Some(gpu.clone().into()));
                 j.feed(Update::Comm(record));
@@ -488,7 +492,14 @@ mod tests {
         }
         j.tick(61 * S);
         let found = HangRule::new(Settings::default()).check(&j, 61 * S);
-        let named: Vec<_> = found.iter().map(|f| (f.kind, f.communicator, f.ranks.len())).collect();
-        assert_eq!(named, [(Kind::Standstill, CommId::unowned(8), 0)]);
+        found.iter().map(|f| (f.kind, f.communicator, f.ranks.len())).collect()
+    }
+
+    #[test]
+    fn of_several_that_may_stand_still_none_is_named_though_one_is_of_all_ranks() {
+        assert_eq!(found_behind(0), [(Kind::NotStarted, CommId::unowned(7), 4)], "there is one");
+        for pairs in [1, 2] {
+            assert_eq!(found_behind(pairs), [(Kind::Standstill, CommId::unowned(8), 0)]);
+        }
     }
 }

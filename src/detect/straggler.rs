@@ -236,8 +236,8 @@ impl StragglerRule {
         found
     }
 
-    /// Hosts of which most ranks are late in turn, too often even without the worst of them; takes out their ranks. They may be
-    /// slow since some moment.
+    /// Hosts of which most ranks are late in turn since some moment, too often even without the worst of them; takes out their
+    /// ranks.
     fn hosts<'a>(
         &self,
         join: &'a Join,
@@ -252,56 +252,61 @@ impl StragglerRule {
         if late.is_empty() || all < self.settings.late_times {
             return Vec::new();
         }
-        let mut sizes: BTreeMap<&str, usize> = BTreeMap::new();
-        c.members().keys().for_each(|r| *sizes.entry(host(r).unwrap_or_default()).or_default() += 1);
+        let mut hosts: BTreeMap<&str, Vec<Rank>> = BTreeMap::new();
+        c.members().keys().for_each(|r| hosts.entry(host(r).unwrap_or_default()).or_default().push(*r));
         // The newest first.
         let mut events: Vec<&LateEvent> = by_rank.values().flatten().copied().collect();
         events.sort_by_key(|e| std::cmp::Reverse(e.came_ns));
-        let expected = c.expected();
         let mut found = Vec::new();
         for (name, ranks) in late {
-            let here = sizes.get(name).copied().unwrap_or(0);
-            if ranks.len() * 2 <= here || here >= expected {
+            let of_host = hosts.get(name).cloned().unwrap_or_default();
+            if ranks.len() * 2 <= of_host.len() || of_host.len() >= c.expected() {
                 continue;
             }
-            let of_host: Vec<Rank> = c.members().keys().filter(|r| host(r) == Some(name)).copied().collect();
-            let Some(chance) = self.late_in_turn(&events, &of_host, expected, sizes.len()) else { continue };
-            let events = ranks.iter().filter_map(|r| by_rank.remove(r)).flatten().collect();
+            let of_all = (c.expected(), hosts.len());
+            let Some((chance, many)) = self.late_in_turn(&events, &of_host, of_all) else { continue };
+            ranks.iter().for_each(|r| drop(by_rank.remove(r)));
+            let since = events.iter().take(many).filter(|e| of_host.contains(&e.rank)).copied().collect();
             let chance = Some(chance);
-            found.push(Suspect { ranks: of_host, host: Some(name), events, chance, is_unsure: false });
+            found.push(Suspect { ranks: of_host, host: Some(name), events: since, chance, is_unsure: false });
         }
         found
     }
 
-    /// How likely it is that chance made some of a communicator's hosts late as often as one with these ranks was since some moment;
-    /// absent where it is late no more often than chance explains, or one of its ranks alone is. The newest event is the first.
+    /// Says among how many of the newest late arrivals, the newest of which is the first, most ranks of a host are late in turn, and
+    /// how likely it is that chance does so to some host of a communicator of so many ranks and hosts. Absent where chance
+    /// explains it, or one of the ranks is late alone.
     fn late_in_turn(
         &self,
         events: &[&LateEvent],
         of_host: &[Rank],
-        ranks: usize,
-        hosts: usize,
-    ) -> Option<f64> {
+        (ranks, hosts): (usize, usize),
+    ) -> Option<(f64, usize)> {
         let share = |n: usize, of: usize| n as f64 / of.max(1) as f64;
         let here = of_host.len();
         let mut times: BTreeMap<Rank, usize> = BTreeMap::new();
-        let mut since = Vec::new();
-        for (all, e) in (1..).zip(events) {
-            if of_host.contains(&e.rank) {
-                *times.entry(e.rank).or_default() += 1;
-                let (sum, worst) =
-                    (times.values().sum::<usize>(), times.values().copied().max().unwrap_or(0));
-                since.push((by_chance(sum, all, share(here, ranks), hosts), all, sum, worst));
+        let (mut sum, mut moments) = (0, 0.0);
+        let mut best: Option<(f64, usize)> = None;
+        for (all, e) in (1..).zip(events).filter(|(_, e)| of_host.contains(&e.rank)) {
+            *times.entry(e.rank).or_default() += 1;
+            sum += 1;
+            if sum < self.settings.late_times {
+                continue;
+            }
+            moments += 1.0;
+            let chance = by_chance(sum, all, share(here, ranks), hosts);
+            if times.len() * 2 <= here || best.is_some_and(|(known, _)| known <= chance) {
+                continue;
+            }
+            let worst = times.values().copied().max().unwrap_or(0);
+            // One of them may be slow, and hold up its neighbors first.
+            let is_one = self.often(worst, sum, share(1, here), here).is_some();
+            let but_worst = by_chance(sum - worst, all - worst, share(here - 1, ranks.saturating_sub(1)), 1);
+            if !is_one && but_worst < CHANCE {
+                best = Some((chance, all));
             }
         }
-        let moments = since.len() as f64;
-        let (chance, all, sum, worst) = since.into_iter().min_by(|a, b| a.0.total_cmp(&b.0))?;
-        let together = chance * moments;
-        // One of them may be slow, and hold up its neighbors first.
-        let is_one = self.often(worst, sum, share(1, here), here).is_some();
-        let but_worst = by_chance(sum - worst, all - worst, share(here - 1, ranks - 1), 1);
-        let is_late = sum >= self.settings.late_times && together < CHANCE && but_worst < CHANCE;
-        (is_late && !is_one).then_some(together)
+        best.map(|(chance, all)| (chance * moments, all)).filter(|(chance, _)| *chance < CHANCE)
     }
 }
 
@@ -309,12 +314,8 @@ impl StragglerRule {
 fn cost(join: &Join, c: &Communicator, s: &Suspect<'_>, now_ns: u64) -> Cost {
     let last_ns = s.events.iter().map(|e| e.came_ns).max().unwrap_or(now_ns);
     let since_ns = last_ns.saturating_sub(RECENT_NS);
-    let of = |e: &&LateEvent| if s.host.is_some() { e.cost_of_host_ns() } else { e.cost_ns() };
-    let sum = |from_ns: u64| {
-        let since = s.events.iter().filter(|e| e.came_ns > from_ns);
-        since.map(of).fold(0, u64::saturating_add)
-    };
-    let (recent, remembered) = (sum(since_ns), sum(0));
+    let recent = LateEvent::sum_ns(s.events.iter().filter(|e| e.came_ns > since_ns).copied());
+    let remembered = LateEvent::sum_ns(s.events.iter().copied());
     let add = |(recent, all): (u64, u64), rank: &Rank| {
         let (lately, ever) = c.forgotten_late_ns(*rank, since_ns);
         (recent.saturating_add(lately), all.saturating_add(ever))
@@ -385,7 +386,7 @@ fn finding(join: &Join, c: &Communicator, s: &Suspect<'_>) -> Option<Finding> {
         }
         Measure::Standstill => "measured by how long others stood still in the operation until it went on",
     }));
-    if worst.unsure && !(s.host.is_some() && worst.on_host) {
+    if worst.unsure {
         evidence.push(fact(
             "it may have been held in an operation that is not timed: this lateness is in no cost",
         ));

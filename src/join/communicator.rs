@@ -81,9 +81,7 @@ pub struct LateEvent {
     pub carried_ns: u64,
     /// True where it may have been in one that is not timed.
     pub unsure: bool,
-    /// True where only ranks of its own host can have held it there: it is the host that is late.
-    pub on_host: bool,
-    /// That operation, where there is one that may have held it.
+    /// The untimed operation that may have held it: it excuses the rank for this time and for no later one.
     pub excuse: Option<(CommId, Key)>,
     /// The number of collectives that its process had finished when this was judged, and of transfers with one peer, in all its
     /// communicators.
@@ -115,25 +113,16 @@ impl LateEvent {
     /// Wall time that the job lost by it and by those that it speaks for, in ns. Of time in which the rank may have been held
     /// elsewhere nobody knows whose it is.
     pub fn cost_ns(&self) -> u64 {
-        if self.unsure { 0 } else { self.lost_ns() }
-    }
-
-    /// Wall time that the job lost by several, in ns.
-    pub(super) fn sum_ns<'a>(all: impl Iterator<Item = &'a LateEvent>) -> u64 {
-        all.fold(0, |sum, e| sum.saturating_add(e.cost_ns()))
-    }
-
-    /// What [`LateEvent::cost_ns`] says, for its host: time in which only ranks of the host can have held it is the host's.
-    pub fn cost_of_host_ns(&self) -> u64 {
-        if self.unsure && !self.on_host { 0 } else { self.lost_ns() }
-    }
-
-    fn lost_ns(&self) -> u64 {
-        if self.held_elsewhere != Some(false) || !self.costs() {
+        if self.unsure || self.held_elsewhere != Some(false) || !self.costs() {
             return 0;
         }
         let new_ns = self.by_ns.saturating_sub(self.elsewhere_ns).saturating_sub(self.carried_ns);
         (new_ns as f64 * self.speaks_for) as u64
+    }
+
+    /// Wall time that the job lost by several, in ns.
+    pub fn sum_ns<'a>(all: impl Iterator<Item = &'a LateEvent>) -> u64 {
+        all.fold(0, |sum, e| sum.saturating_add(e.cost_ns()))
     }
 
     /// When it is to be looked at whether it was held elsewhere, host monotonic ns; absent once it was.

@@ -5,6 +5,7 @@ use super::communicator::{Communicator, Inside, LateEvent, Passed};
 use super::instance::{Measure, Part};
 use super::op_queue::Key;
 use crate::model::{CommId, Rank, SegmentId, Track};
+use std::collections::BTreeMap;
 
 /// Where a rank was that came late.
 #[derive(Debug, Clone)]
@@ -13,7 +14,6 @@ struct Elsewhere {
     held: bool,
     elsewhere_ns: u64,
     doubt: Doubt,
-    on_host: bool,
 }
 
 /// Whether a rank may have been in an operation that is not timed.
@@ -22,14 +22,14 @@ enum Doubt {
     None,
     /// In this one.
     In((CommId, Key)),
-    /// In one of many, or in one that is not known.
-    Many,
+    /// In a launch of several transfers, of which nothing says when it ended.
+    InLaunch,
 }
 
 impl Elsewhere {
     /// True where it was held by others, or may have been.
     fn explains(&self) -> bool {
-        self.held || self.on_host || self.doubt != Doubt::None
+        self.held || self.doubt != Doubt::None
     }
 }
 
@@ -62,11 +62,10 @@ impl Join {
             if let Some(c) = self.comms.get_mut(&id) {
                 c.explain_late(&e, late, |event| {
                     event.elsewhere_ns = elsewhere.elsewhere_ns.min(event.by_ns);
-                    event.unsure = elsewhere.on_host || elsewhere.doubt != Doubt::None;
-                    event.on_host = elsewhere.on_host && elsewhere.doubt == Doubt::None;
+                    event.unsure = elsewhere.doubt != Doubt::None;
                     event.excuse = match elsewhere.doubt {
                         Doubt::In(excuse) => Some(excuse),
-                        Doubt::None | Doubt::Many => None,
+                        Doubt::None | Doubt::InLaunch => None,
                     };
                     event.finished = finished;
                     event.held_elsewhere = Some(elsewhere.held);
@@ -90,29 +89,38 @@ impl Join {
             .filter_map(|(c, rank)| Some((self.comms.get(c)?, *rank)))
             .map(|(c, rank)| c.excess_ns(rank, from, came_ns, &self.classes))
             .sum();
-        let mut inside = self.inside(me, id, e, (by_ns, came_ns));
+        let mut inside = self.inside(me, id, e, (rank, by_ns, came_ns));
         if e.by_calls {
             let lead_ns = me.and_then(|me| self.processes.get(&me)).map_or(0, |p| p.issuing.lead_ns());
             inside.timed_ns = inside.timed_ns.max(lead_ns);
         }
-        let doubt = self.doubt(id, (rank, came_ns.saturating_sub(by_ns)), &inside);
+        let doubt = self.doubt(me, came_ns.saturating_sub(by_ns), &inside);
         let elsewhere_ns = inside.timed_ns;
         let held = excess.max(elsewhere_ns) >= by_ns / 2;
-        Elsewhere { process: me, held, elsewhere_ns, doubt, on_host: inside.on_host }
+        Elsewhere { process: me, held, elsewhere_ns, doubt }
     }
 
-    /// Chooses the untimed operation that may have held a rank of a communicator since some moment, host monotonic ns. One that
-    /// excused it before held it no more: whatever waited for it went on then.
-    fn doubt(&self, id: CommId, (rank, since_ns): (Rank, u64), inside: &Inside) -> Doubt {
-        if inside.has_more_doubts || inside.in_launch {
-            return Doubt::Many;
+    /// Chooses the untimed operation that may have held a process since some moment, host monotonic ns. One that excused it before
+    /// held it no more, as little as those before it on its track: whatever waited for it went on then.
+    fn doubt(&self, process: Option<SegmentId>, since_ns: u64, inside: &Inside) -> Doubt {
+        if inside.in_launch {
+            return Doubt::InLaunch;
         }
-        let late = || self.comms.get(&id).into_iter().flat_map(Communicator::late);
-        let is_used = |doubt: &(CommId, Key)| {
-            late().any(|e| e.rank == rank && e.excuse == Some(*doubt) && e.came_ns <= since_ns)
-        };
-        // What holds it was issued after what it was held by before.
-        let free = inside.doubts.iter().rev().find(|doubt| !is_used(doubt));
+        if inside.doubts.is_empty() {
+            return Doubt::None;
+        }
+        let mut over: BTreeMap<(CommId, Track), u64> = BTreeMap::new();
+        for (comm, rank) in process.map_or(&[][..], |p| self.roster.seats(p)) {
+            let late = self.comms.get(comm).into_iter().flat_map(Communicator::late);
+            let of_rank = late.filter(|e| e.rank == *rank && e.came_ns <= since_ns);
+            for (of, (track, order)) in of_rank.filter_map(|e| e.excuse) {
+                let known = over.entry((of, track)).or_insert(order);
+                *known = order.max(*known);
+            }
+        }
+        let is_over = |(of, (track, order)): &(CommId, Key)| over.get(&(*of, *track)) >= Some(order);
+        // The oldest of a track is the first that may end.
+        let free = inside.doubts.iter().rev().find(|doubt| !is_over(doubt));
         free.map_or(Doubt::None, |doubt| Doubt::In(*doubt))
     }
 
@@ -123,19 +131,12 @@ impl Join {
         late: Option<SegmentId>,
         id: CommId,
         e: &LateEvent,
-        (by_ns, came_ns): (u64, u64),
+        (rank, by_ns, came_ns): (Rank, u64, u64),
     ) -> Inside {
         let from_ns = came_ns.saturating_sub(by_ns);
         let passed = late.map_or_else(Passed::new, |late| self.passed(late, id, e, came_ns));
-        let issued = self.comms.get(&id).and_then(|c| {
-            let instance = c.instance(e.track, e.operation.order)?;
-            instance
-                .parts
-                .iter()
-                .find(|(r, _)| c.members().get(r).map(|m| m.record.segment) == late)?
-                .1
-                .issued_at()
-        });
+        let instance = self.comms.get(&id).and_then(|c| c.instance(e.track, e.operation.order));
+        let issued = instance.and_then(|i| i.parts.get(&rank)?.issued_at());
         let mut all = Inside::default();
         for (comm, rank) in late.map_or(&[][..], |late| self.roster.seats(late)) {
             let Some(c) = self.comms.get(comm) else { continue };
@@ -144,10 +145,8 @@ impl Join {
             let inside = c.inside(*rank, own, issued, (from_ns, came_ns), (&lead_ns, &passed));
             all.timed_ns = all.timed_ns.saturating_add(inside.timed_ns);
             all.in_launch |= inside.in_launch;
-            all.on_host |= inside.on_host;
             // What is before it on its own track has ended.
             if *comm != id {
-                all.has_more_doubts |= inside.has_more_doubts;
                 all.doubts.extend(inside.doubts);
             }
         }

@@ -263,7 +263,7 @@ fn is_anywhere(p: &Planted, happened: &[Stay], until: u64) -> bool {
     }
     let open = open_at_end(happened, until);
     let open = || open.values().flatten();
-    if open().any(|s| s.timed) {
+    if open().any(|s| s.timed || s.by_launch) {
         return false;
     }
     let mut first_ns: BTreeMap<u32, u64> = BTreeMap::new();
@@ -278,8 +278,15 @@ fn is_anywhere(p: &Planted, happened: &[Stay], until: u64) -> bool {
             .and_modify(|l| *l = if l.issued_ns < s.issued_ns { s } else { l })
             .or_insert(s);
     }
-    let is_unproven =
-        |s: &&&Stay| !s.timed && first_ns.get(&s.rank).is_some_and(|t| s.issued_ns + STEP_NS >= *t);
+    let is_told = |s: &Stay| s.timed || s.by_launch;
+    // What is told of a later operation of its stream tells of it as well.
+    let is_proven = |s: &Stay| {
+        happened
+            .iter()
+            .any(|l| (l.rank, l.stream) == (s.rank, s.stream) && l.ticket >= s.ticket && is_told(l))
+    };
+    let is_recent = |s: &Stay| first_ns.get(&s.rank).is_some_and(|t| s.issued_ns + STEP_NS >= *t);
+    let is_unproven = |s: &&&Stay| is_recent(s) && !is_proven(s);
     let unproven = last.values().filter(is_unproven).map(|s| s.comm);
     open().map(|s| s.comm).chain(unproven).collect::<BTreeSet<_>>().len() > 1
 }

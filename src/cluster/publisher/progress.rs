@@ -3,7 +3,7 @@
 use super::{AGAIN_NS, AHEAD, IDLE_NS, IN_DOUBT_NS, OPEN_MAX, Publisher, REFRESH_NS, STANDS_NS, Sent};
 use crate::cluster::message as m;
 use crate::cluster::subject::{Topic, bucket};
-use crate::join::{Communicator, Exchanged, Join, Launches, Part, signature, types};
+use crate::join::{Communicator, Exchanged, Instance, Join, Launches, Part, signature, types};
 use crate::model::{Beat, CommId, OpState, PairBeat, Rank, SegmentId, Track};
 use prost::Message as _;
 use std::collections::{BTreeMap, HashSet};
@@ -232,14 +232,18 @@ impl Publisher {
                 };
                 let newest = last(sent_done).filter(|_| beat.sent_is_newest);
                 let beat = m::Pair::of(&beat);
-                if was != Some(&beat) && self.pay(beat.encoded_len(), true) {
-                    self.draft(Topic::Bucket(bucket(c.id)), beat.encoded_len()).pairs.push(beat);
-                    self.pairs.insert(key, beat);
+                let was_newest = was.is_some_and(|p| p.sent_is_newest && p.sent_done == beat.sent_done);
+                if was == Some(&beat) || !self.pay(beat.encoded_len(), true) {
+                    continue;
                 }
-                // That send may still run: its record tells in which launch it is.
-                let lacks_an_end = |order| c.instance(to_peer, order).is_some_and(|i| !i.counted);
-                if let Some(order) = newest.filter(|order| lacks_an_end(*order)) {
-                    self.tell_open(c, (to_peer, order), own, now_ns, &mut HashSet::new(), false);
+                self.draft(Topic::Bucket(bucket(c.id)), beat.encoded_len()).pairs.push(beat);
+                self.pairs.insert(key, beat);
+                // That send may still run, as far as its receive is not known to be over: its record tells in which launch it is.
+                let instance = newest.filter(|_| !was_newest).and_then(|order| c.instance(to_peer, order));
+                let is_received = |i: &Instance| i.parts.get(&peer).is_some_and(|p| p.finished);
+                let sent = instance.filter(|i| !is_received(i)).and_then(|i| i.parts.get(&own));
+                if let Some(part) = sent {
+                    self.tell_record(c.id, &part.told(), true);
                 }
             }
         }

@@ -35,14 +35,15 @@ pub(super) enum Apart {
 /// least `times` of `all` operations.
 pub(super) fn by_chance(times: usize, all: usize, one: f64, of: usize) -> f64 {
     let odds = one / (1.0 - one);
-    // The terms of the binomial distribution, from none upwards.
-    let mut term = (1.0 - one).powf(all as f64);
+    // The logarithms of the terms of the binomial distribution, from none upwards: of many operations the first terms are too small
+    // for a number.
+    let mut term = (1.0 - one).ln() * all as f64;
     let mut tail = 0.0;
     for k in 0..=all {
         if k >= times {
-            tail += term;
+            tail += term.exp();
         }
-        term *= (all - k) as f64 / (k + 1) as f64 * odds;
+        term += ((all - k) as f64 / (k + 1) as f64 * odds).ln();
     }
     (tail * of as f64).min(1.0)
 }
@@ -233,6 +234,8 @@ mod tests {
     fn chance_is_that_of_the_binomial_distribution() {
         assert!((by_chance(2, 2, 0.5, 1) - 0.25).abs() < 1e-12);
         assert!((by_chance(1, 3, 0.5, 1) - 0.875).abs() < 1e-12);
-        assert_eq!(by_chance(0, 3, 0.5, 8), 1.0);
+        assert!((by_chance(0, 3, 0.5, 8) - 1.0).abs() < 1e-12);
+        assert_eq!(by_chance(448, 512, 0.875, 8), 1.0, "as expected, though its first terms are too small");
+        assert!(by_chance(512, 512, 0.875, 8) > 0.0);
     }
 }

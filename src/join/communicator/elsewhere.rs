@@ -10,21 +10,18 @@ use std::collections::BTreeMap;
 /// Operations of a track that are looked at for a timed one, before and behind an untimed one.
 const NEAR: u64 = 64;
 
-/// Untimed operations that are counted at most. More are not told apart.
+/// Untimed operations of a track that may hold a rank, the newest ones, and ends of operations that are looked at for them.
 const DOUBTS: usize = 16;
+const LOOKS: usize = 4096;
 
 /// How long a rank was in operations within some time, in ns, and the untimed ones in which it may have been.
 #[derive(Debug, Clone, Default)]
 pub(in crate::join) struct Inside {
     pub(in crate::join) timed_ns: u64,
-    /// Each holds a rank once at most.
+    /// Each holds a rank once at most. Of a track the newest one is the first.
     pub(in crate::join) doubts: Vec<(CommId, Key)>,
-    /// There are more of them, or not all are known.
-    pub(in crate::join) has_more_doubts: bool,
     /// It may have been in a launch of several transfers, of which the first that is over tells one end for all.
     pub(in crate::join) in_launch: bool,
-    /// It may have been in an operation or a launch in which only ranks of its own host can have held it.
-    pub(in crate::join) on_host: bool,
 }
 
 /// When processes started an operation, host monotonic ns, and when they had issued it: by then they were through with whatever
@@ -73,33 +70,28 @@ impl Communicator {
         // the doubt.
         let mut doubt: Option<(Key, &Instance)> = None;
         let half_ns = from_ns + to_ns.saturating_sub(from_ns) / 2;
-        let over_ns = |(key, instance): (Key, &Instance)| {
-            let left_ns = instance.parts.iter().filter_map(|end| self.left_ns(rank, end, passed)).min();
-            let until_ns = self.all_came_ns(key, instance, lead_ns).into_iter().chain(left_ns).min();
-            until_ns.filter(|t| *t <= half_ns)
-        };
+        let left_ns = |i: &Instance| i.parts.iter().filter_map(|end| self.left_ns(rank, end, passed)).min();
         let settle = |inside: &mut Inside, (key, instance): (Key, &Instance)| {
-            if let Some(until_ns) = over_ns((key, instance)) {
+            let all_came_ns = self.all_came_ns(key, instance, lead_ns);
+            let until_ns = all_came_ns.into_iter().chain(left_ns(instance)).min();
+            if let Some(until_ns) = until_ns.filter(|t| *t <= half_ns) {
                 inside.timed_ns += until_ns.saturating_sub(from_ns);
                 return;
             }
-            if self.is_of_host(rank, key.0) {
-                inside.on_host = true;
-                return;
-            }
-            // The operations of a track come in their order: those before one that is over are over.
-            for order in (0..=key.1).rev() {
-                let known = self.instance(key.0, order);
-                let Some((before, part)) = known.and_then(|i| Some((i, i.parts.get(&rank)?))) else {
-                    inside.has_more_doubts = true;
-                    return;
+            inside.doubts.push((self.id, key));
+            // Those before one that is over are over as well: the operations of a track come in their order.
+            let mut looks = LOOKS;
+            for order in (0..key.1).rev().take(DOUBTS - 1) {
+                let Some(before) = self.instance(key.0, order) else { return };
+                let Some(left) = looks.checked_sub(before.parts.len()) else { return };
+                looks = left;
+                let may_be_in = |p: &Part| {
+                    let ended = p.ended_seen_ns.is_some_and(|t| t <= from_ns);
+                    p.kernel.is_none() && p.op.event_ns.is_none() && !ended
                 };
-                let is_over = part.kernel.is_some() || part.ended_seen_ns.is_some_and(|t| t <= from_ns);
-                if is_over || order < key.1 && over_ns(((key.0, order), before)).is_some() {
-                    return;
-                }
-                if inside.doubts.len() == DOUBTS {
-                    inside.has_more_doubts = true;
+                if !before.parts.get(&rank).is_some_and(may_be_in)
+                    || left_ns(before).is_some_and(|t| t <= half_ns)
+                {
                     return;
                 }
                 inside.doubts.push((self.id, (key.0, order)));
@@ -139,22 +131,8 @@ impl Communicator {
         if let Some(last) = doubt {
             settle(&mut inside, last);
         }
-        match self.may_be_in_launch(rank, (from_ns, to_ns), passed) {
-            Some(true) => inside.on_host = true,
-            Some(false) => inside.in_launch = true,
-            None => {}
-        }
+        inside.in_launch = self.may_be_in_launch(rank, (from_ns, to_ns), passed);
         inside
-    }
-
-    /// True where all other ranks of a track's operations are on a rank's host.
-    fn is_of_host(&self, rank: Rank, track: Track) -> bool {
-        let clock = |r: &Rank| self.members.get(r).map(|m| m.record.host_clock);
-        let is_near = |r: &Rank| clock(r).is_some() && clock(r) == clock(&rank);
-        match track {
-            Track::Pair(a, b) => is_near(&a) && is_near(&b),
-            _ => self.members.len() == self.expected() && self.one_clock(),
-        }
     }
 
     /// When another rank was through with an operation at the latest, host monotonic ns: it has started what it issued later. From
@@ -206,15 +184,17 @@ impl Communicator {
         })
     }
 
-    /// Says whether a rank may have been in a launch of several transfers for more than half of some time. NCCL 2.28 tells one
+    /// True where a rank may have been in a launch of several transfers for more than half of some time. NCCL 2.28 tells one
     /// end for all of them, by the first that is over: the launch lasts up to what the GPU started next, at most.
-    fn may_be_in_launch(&self, rank: Rank, (from_ns, to_ns): (u64, u64), passed: &Passed) -> Option<bool> {
+    fn may_be_in_launch(&self, rank: Rank, (from_ns, to_ns): (u64, u64), passed: &Passed) -> bool {
         let parts = || self.instances().filter_map(|(track, _, i)| Some((track, i.parts.get(&rank)?)));
         let transfers = || parts().filter(|(t, p)| matches!(t, Track::Pair(..)) && p.op.launch().is_known());
         let half_ns = to_ns.saturating_sub(from_ns) / 2;
         let last = transfers().filter(|(_, p)| p.kernel.is_some_and(|k| k.start_ns < to_ns));
-        let (track, last) = last.max_by_key(|(_, p)| p.kernel.map(|k| k.start_ns))?;
-        let kernel = last.kernel?;
+        let Some((track, last)) = last.max_by_key(|(_, p)| p.kernel.map(|k| k.start_ns)) else {
+            return false;
+        };
+        let Some(kernel) = last.kernel else { return false };
         let shared = |(t, p): &(Track, &Part)| *t != track && p.op.launch().shared_with(last.op.launch());
         let mut others = transfers().filter(shared).peekable();
         let is_one_end = others.peek().is_some()
@@ -223,28 +203,18 @@ impl Communicator {
             parts().filter_map(|(_, p)| p.kernel.map(|k| k.start_ns)).filter(|t| *t > kernel.end_ns());
         let next_ns = started.min().unwrap_or(to_ns).min(to_ns);
         let may_be = is_one_end && next_ns.saturating_sub(kernel.end_ns().max(from_ns)) > half_ns;
-        if !may_be
-            || self.left_launch_ns(rank, last, passed, |_| true).is_some_and(|t| t <= from_ns + half_ns)
-        {
-            return None;
-        }
-        let beyond_ns = self.left_launch_ns(rank, last, passed, |track| !self.is_of_host(rank, track));
-        Some(beyond_ns.is_some_and(|t| t <= from_ns + half_ns))
+        may_be && self.left_launch_ns(rank, last, passed).is_none_or(|t| t > from_ns + half_ns)
     }
 
-    /// When the peers of a rank's launch were through with their ends of it, in tracks that count, host monotonic ns; absent where
-    /// that is not known.
-    fn left_launch_ns(
-        &self,
-        rank: Rank,
-        of_launch: &Part,
-        passed: &Passed,
-        counts: impl Fn(Track) -> bool,
-    ) -> Option<u64> {
-        let is_of_launch = |i: &Instance| {
+    /// When all peers of a rank's launch were through with their ends of it, host monotonic ns; absent where that is not known.
+    fn left_launch_ns(&self, rank: Rank, of_launch: &Part, passed: &Passed) -> Option<u64> {
+        let is_of_launch = |i: &&Instance| {
             i.parts.get(&rank).is_some_and(|p| p.op.launch().shared_with(of_launch.op.launch()))
         };
-        let of_it = self.instances().filter(|(t, _, i)| is_of_launch(i) && counts(*t)).map(|(.., i)| i);
+        // A copy to itself has no peer.
+        let has_peer = |track: &Track| !matches!(track, Track::Pair(a, b) if a == b);
+        let of_it =
+            self.instances().filter(|(track, ..)| has_peer(track)).map(|(.., i)| i).filter(is_of_launch);
         let left_ns = |i: &Instance| {
             let peer = i.parts.iter().find(|(r, _)| **r != rank)?;
             self.left_ns(rank, peer, passed)

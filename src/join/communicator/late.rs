@@ -4,7 +4,7 @@ use super::super::exchange::ExchangeContext;
 use super::super::instance::{Instance, LATE_NS, Late, Measure, Part};
 use super::unjudged::SPEAKS_FOR_NS;
 use super::{Communicator, Key, LATE_KEPT, LateEvent, Suspicion, Waited};
-use crate::model::{Rank, Track};
+use crate::model::{Launch, Rank, Track};
 
 /// Operations of a communicator before its rhythm is learned.
 const WARM_UP: u64 = 8;
@@ -18,6 +18,8 @@ const USUAL_WAITS_MANY: u32 = 2 * Waited::OF;
 const AT_ONCE: u64 = 8;
 /// Ranks that may be late instead of the last one: more are not looked at.
 const LATE_AS_WELL: usize = 8;
+/// Launches of peers of a late rank that are looked at.
+const LAUNCHES_COMPARED: usize = 4;
 /// Late arrivals among which those of one moment lie.
 const LATE_NEAR: usize = 16;
 
@@ -174,7 +176,6 @@ impl Communicator {
             elsewhere_ns: 0,
             carried_ns,
             unsure: false,
-            on_host: false,
             excuse: None,
             finished: 0,
             in_exchange,
@@ -211,22 +212,48 @@ impl Communicator {
         all
     }
 
-    /// True where the peer of a late rank was in a launch with others of which one came much later than this rank: the launch
-    /// has one end, and that is whom it waited for.
+    /// True where all that waited for a late rank of a transfer waited for somebody else: a launch of several transfers has one end,
+    /// and that is of the peer that came last.
     pub(in crate::join) fn waited_for_another(&self, e: &LateEvent) -> bool {
-        let Track::Pair(from, to) = e.track else { return false };
-        let peer = if e.rank == from { to } else { from };
-        let of_peer = |i: &Instance| i.parts.get(&peer).map(|p| p.op.launch());
-        let launch = self.instance(e.track, e.operation.order).and_then(of_peer).filter(|l| l.is_known());
-        let Some(launch) = launch else { return false };
-        let is_much_later = |(r, p): (&Rank, &Part)| {
-            let came_ns = p.started_ns.or(p.kernel.map(|k| k.start_ns));
-            *r != peer && *r != e.rank && came_ns.is_some_and(|t| t > e.came_ns.saturating_add(e.by_ns / 2))
+        let Track::Pair(..) = e.track else { return false };
+        let own = self.instance(e.track, e.operation.order).and_then(|i| i.parts.get(&e.rank));
+        let Some((launch, own)) = own.map(|p| (p.op.launch(), p)).filter(|(l, _)| l.is_known()) else {
+            return false;
         };
+        let own_ns = own.kernel.map_or(0, |k| k.duration_ns);
+        let waited = |p: &Part| p.kernel.is_some_and(|k| k.duration_ns.saturating_sub(own_ns) >= e.by_ns / 2);
+        let peers = self.of_launch(e.rank, launch).filter_map(|i| {
+            let mut ends = i.parts.iter().filter(|(r, _)| **r != e.rank);
+            ends.find(|(_, p)| waited(p)).map(|(r, p)| (*r, p.op.launch()))
+        });
+        let mut peers = peers.take(LAUNCHES_COMPARED + 1).peekable();
+        let after_ns = e.came_ns.saturating_add(e.by_ns / 2);
+        peers.peek().is_some()
+            && (1..).zip(peers).all(|(n, (peer, of_peer))| {
+                n <= LAUNCHES_COMPARED && self.launch_waited_after(peer, of_peer, e.rank, after_ns)
+            })
+    }
+
+    /// True where a rank's launch has one end for all its transfers, and another of its peers than this one came after a moment.
+    fn launch_waited_after(&self, rank: Rank, launch: Launch, but: Rank, after_ns: u64) -> bool {
+        let end_ns = |i: &Instance| i.parts.get(&rank).and_then(|p| p.kernel).map(|k| k.end_ns());
+        let mut ends = self.of_launch(rank, launch).map(end_ns);
+        let first = ends.next().flatten();
+        let is_later = |(r, p): (&Rank, &Part)| {
+            let came_ns = p.started_ns.or(p.kernel.map(|k| k.start_ns));
+            *r != rank && *r != but && came_ns.is_some_and(|t| t > after_ns)
+        };
+        first.is_some()
+            && ends.all(|end| end == first)
+            && self.of_launch(rank, launch).flat_map(|i| i.parts.iter()).any(is_later)
+    }
+
+    /// The transfers of a rank's launch; none where it is not known.
+    fn of_launch(&self, rank: Rank, launch: Launch) -> impl Iterator<Item = &Instance> {
+        let is_of_it =
+            move |i: &&Instance| i.parts.get(&rank).is_some_and(|p| p.op.launch().shared_with(launch));
         let transfers = self.instances().filter(|(track, ..)| matches!(track, Track::Pair(..)));
-        let of_launch =
-            transfers.map(|(.., i)| i).filter(|i| of_peer(i).is_some_and(|l| l.shared_with(launch)));
-        of_launch.flat_map(|i| i.parts.iter()).any(is_much_later)
+        transfers.map(|(.., i)| i).filter(is_of_it)
     }
 
     /// Says of a late arrival whose it is, and what explains it.
@@ -696,9 +723,14 @@ mod tests {
     /// untimed one, at this moment, together with another rank; rank 2 comes together with it.
     fn is_unsure(other: u32, issued_ms: u64) -> Vec<bool> {
         let mut j = Join::new();
+        let of_host = |r: u32, ranks: u32, issued: u64| {
+            let Update::Comm(mut c) = member(r, ranks, issued) else { unreachable!("a member") };
+            c.host_clock = u64::from(r);
+            c
+        };
         for r in 0..4 {
             j.feed(process(r));
-            j.feed(member(r, 4, 25));
+            j.feed(Update::Comm(of_host(r, 4, 25)));
             for order in 0..25 {
                 let at_ns = (1_000 + order * 200) * MS;
                 let late_ns = if order >= 20 && order % 2 == 0 { 100 * MS } else { 0 };
@@ -712,7 +744,7 @@ mod tests {
             }
         }
         for (rank, p) in (0..).zip([1, other]) {
-            let Update::Comm(mut own) = member(p, 2, 1) else { unreachable!("a member") };
+            let mut own = of_host(p, 2, 1);
             (own.comm, own.rank) = (CommId::unowned(8), Rank(rank));
             j.feed(Update::Comm(own));
             let mut op = all_reduce(p, 0, issued_ms * MS, None);
@@ -722,7 +754,8 @@ mod tests {
         }
         j.tick(100_000 * MS);
         let c = j.communicator(CommId::unowned(7)).expect("that of all");
-        c.late().filter(|e| e.operation.order >= 20).map(|e| e.unsure).collect()
+        let late = c.late().filter(|e| e.operation.order >= 20);
+        late.inspect(|e| assert_eq!(e.excuse.is_some(), e.unsure)).map(|e| e.unsure).collect()
     }
 
     #[test]
@@ -737,11 +770,7 @@ mod tests {
 
     #[test]
     fn an_operation_that_was_issued_later_holds_nobody() {
-        assert_eq!(
-            is_unsure(2, 5_010),
-            [false; 3],
-            "and both have come to it before the second of the three"
-        );
+        assert_eq!(is_unsure(2, 5_010), [false, true, false], "it is issued after the first of the three");
     }
 
     /// Which ranks of a ring of four came late for how many ms: rank 0 is slow. Each is on a host of its own, where NCCL tells one
