@@ -267,9 +267,11 @@ fn agents_report_a_send_that_stays_the_newest() {
     published(&mut p, &mut join, S);
     feed(&mut join, 0, 0, 2 * S, |o| (o.lane, o.func) = (Lane::Send(Rank(1)), Func::Send));
     let mut newest = |at: u64| {
-        let pairs = published(&mut p, &mut join, at).pairs;
-        pairs.iter().map(|b| (b.sent_done, b.sent_may_run, b.sent_is_newest)).collect::<Vec<_>>()
+        let all = published(&mut p, &mut join, at);
+        let pairs = all.pairs.iter().map(|b| (b.sent_done, b.sent_may_run, b.sent_is_newest));
+        (pairs.collect::<Vec<_>>(), all.records.len())
     };
-    assert_eq!(newest(3 * S), [(Some(1), false, false)]);
-    assert_eq!(newest(5 * S), [(Some(1), false, true)]);
+    assert_eq!(newest(3 * S).0, [(Some(1), false, false)]);
+    assert_eq!(newest(5 * S), (vec![(Some(1), false, true)], 1), "its record tells in which launch it is");
+    assert_eq!(newest(6 * S).1 + newest(8 * S).1, 0, "once");
 }
