@@ -467,7 +467,8 @@ mod tests {
         assert_eq!(found(21), [(Kind::NotStarted, CommId::unowned(1), vec![Rank(0), Rank(1)])]);
     }
 
-    /// What is found where four ranks issued an untimed operation of all, and those of so many pairs one of theirs before it.
+    /// Returns what is found where four ranks issued an untimed operation of all, and so many pairs of them one of their own before
+    /// it.
     fn found_behind(pairs: u32) -> Vec<(Kind, CommId, usize)> {
         let mut j = Join::new();
         for r in 0..4u32 {

@@ -263,7 +263,8 @@ fn is_anywhere(p: &Planted, happened: &[Stay], until: u64) -> bool {
     }
     let open = open_at_end(happened, until);
     let open = || open.values().flatten();
-    if open().any(|s| s.timed || s.by_launch) {
+    let is_told = |s: &Stay| s.timed || s.by_launch;
+    if open().any(|s| is_told(s)) {
         return false;
     }
     let mut first_ns: BTreeMap<u32, u64> = BTreeMap::new();
@@ -278,13 +279,10 @@ fn is_anywhere(p: &Planted, happened: &[Stay], until: u64) -> bool {
             .and_modify(|l| *l = if l.issued_ns < s.issued_ns { s } else { l })
             .or_insert(s);
     }
-    let is_told = |s: &Stay| s.timed || s.by_launch;
-    // What is told of a later operation of its stream tells of it as well.
-    let is_proven = |s: &Stay| {
-        happened
-            .iter()
-            .any(|l| (l.rank, l.stream) == (s.rank, s.stream) && l.ticket >= s.ticket && is_told(l))
-    };
+    // A later operation of its stream starts when it has ended.
+    let is_later = |l: &Stay, s: &Stay| (l.rank, l.stream) == (s.rank, s.stream) && l.ticket >= s.ticket;
+    let is_proven =
+        |s: &Stay| happened.iter().any(|l| is_later(l, s) && is_told(l) && l.started_ns.is_some());
     let is_recent = |s: &Stay| first_ns.get(&s.rank).is_some_and(|t| s.issued_ns + STEP_NS >= *t);
     let is_unproven = |s: &&&Stay| is_recent(s) && !is_proven(s);
     let unproven = last.values().filter(is_unproven).map(|s| s.comm);

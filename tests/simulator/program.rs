@@ -71,8 +71,7 @@ impl Case {
         if let Some(call) = &step.exchange {
             let n = self.comms[&call.comm].groups(self.ranks).first().map_or(0, Vec::len) as i64;
             let one = |func, by| Call { func, by, ..call.clone() };
-            // What a rank sends to itself it receives at the same place: one record stands for both. CUDA events time launches with
-            // such a copy.
+            // A copy to itself has one record, as both of its ends have the same place. CUDA events time launches with such a copy.
             let own = self.launches_by_events.then(|| one(Func::Send, 0));
             let others = (1..n).flat_map(|k| [one(Func::Send, k), one(Func::Recv, -k)]);
             let calls: Vec<Call> = own.into_iter().chain(others).collect();

@@ -79,7 +79,7 @@ impl Communicator {
                 return;
             }
             inside.doubts.push((self.id, key));
-            // Those before one that is over are over as well: the operations of a track come in their order.
+            // The operations of a track come in their order: those before one that is over are over as well.
             let mut looks = LOOKS;
             for order in (0..key.1).rev().take(DOUBTS - 1) {
                 let Some(before) = self.instance(key.0, order) else { return };
@@ -108,7 +108,7 @@ impl Communicator {
             }
             let Some(kernel) = part.kernel else {
                 let ended = part.ended_seen_ns.is_some_and(|t| t <= from_ns);
-                // What was issued later keeps no stream from what was issued before.
+                // Streams wait for nothing that was issued later.
                 let may_hold = |own: IssuedAt| part.issued_at().is_some_and(|at| at.is_before(own));
                 // An operation issued later held it for the lesser part of the time.
                 let is_early = part.op.issued_ns.is_some_and(|t| t < half_ns);

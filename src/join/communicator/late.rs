@@ -719,8 +719,8 @@ mod tests {
         c.late().find(|e| e.operation.order == 20 && e.rank == Rank(1)).expect("it is late").held_elsewhere
     }
 
-    /// Of the operations to which rank 1 comes 100 ms late, 20, 22, and 24: whether it may have been held elsewhere. It issued an
-    /// untimed one, at this moment, together with another rank; rank 2 comes together with it.
+    /// Says whether rank 1 may have been held elsewhere when it came 100 ms late to operations 20, 22, and 24. It issued an untimed
+    /// one, at this moment, together with another rank; rank 2 comes together with it.
     fn is_unsure(other: u32, issued_ms: u64) -> Vec<bool> {
         let mut j = Join::new();
         let of_host = |r: u32, ranks: u32, issued: u64| {
@@ -773,10 +773,10 @@ mod tests {
         assert_eq!(is_unsure(2, 5_010), [false, true, false], "it is issued after the first of the three");
     }
 
-    /// Which ranks of a ring of four came late for how many ms: rank 0 is slow. Each is on a host of its own, where NCCL tells one
-    /// end for a launch: that of the transfer with rank 0.
     #[test]
     fn of_the_peers_of_a_launch_with_one_end_the_last_one_kept_it_waiting() {
+        // Rank 0 of a ring of four is slow. Each rank is on a host of its own. NCCL tells one end for a launch: that of the transfer
+        // with rank 0.
         let mut j = Join::new();
         for r in 0..4u32 {
             j.feed(process(r));
