@@ -278,9 +278,10 @@ fn standing_of(c: &Communicator, track: Track, first: u64, rank: Rank, now_ns: u
     told
 }
 
-/// A number that changes when a part has moved on.
+/// A number that changes when a part has moved on, or is timed in another way.
 fn print(part: &Part) -> u64 {
     let net = part.op.net.iter().map(|n| n.bytes.wrapping_add(u64::from(n.done) << 40));
-    let all = [u64::from(part.op.started), u64::from(part.op.stopped), part.op.net.len() as u64];
+    let is_silent = u64::from(part.op.timing.is_silent());
+    let all = [is_silent, u64::from(part.op.started), u64::from(part.op.stopped), part.op.net.len() as u64];
     all.into_iter().chain(net).fold(7, |h: u64, n| h.wrapping_mul(0x100_0000_01b3).wrapping_add(n))
 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::join::testing::{all_reduce, member, process};
-use crate::model::{Algo, DataType, Lane, OpRecord, Proto, Sketch, Update};
+use crate::model::{Algo, DataType, Lane, OpRecord, Proto, Sketch, Timing, Untimed, Update};
 
 fn feed(join: &mut Join, rank: u32, order: u64, at: u64, change: impl Fn(&mut OpRecord)) {
     let mut op = all_reduce(rank, order, at, Some((at + 5_000, Some(at + 105_000))));
@@ -274,4 +274,22 @@ fn agents_report_a_send_that_stays_the_newest() {
     assert_eq!(newest(3 * S).0, [(Some(1), false, false)]);
     assert_eq!(newest(5 * S), (vec![(Some(1), false, true)], 1), "its record tells in which launch it is");
     assert_eq!(newest(6 * S).1 + newest(8 * S).1, 0, "once");
+}
+
+#[test]
+fn an_open_record_is_told_again_when_it_turns_out_to_be_untimed() {
+    let (mut join, mut p) = (node(0..1, 2), Publisher::new("a", 1, 65_536));
+    published(&mut p, &mut join, S);
+    let mut told = |timing: Timing, at: u64| {
+        feed(&mut join, 0, 0, 2 * S, |o| {
+            (o.lane, o.func, o.timing) = (Lane::Send(Rank(1)), Func::Send, timing);
+            (o.started, o.stopped) = (0, 0);
+            o.stamps.clear();
+        });
+        published(&mut p, &mut join, at).records.len()
+    };
+    assert_eq!(told(Timing::Kernel, 3 * S), 1);
+    assert_eq!(told(Timing::Kernel, 6 * S), 0, "nothing is new");
+    assert_eq!(told(Timing::Not(Untimed::Alone), 9 * S), 1);
+    assert_eq!(told(Timing::Not(Untimed::Alone), 12 * S), 0);
 }
