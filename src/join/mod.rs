@@ -224,6 +224,8 @@ pub struct Join {
     live: bool,
     /// Processes of which calls are to be taken.
     calling: Vec<SegmentId>,
+    /// Processes of which records were lost since the last tick.
+    losing: BTreeSet<SegmentId>,
     /// Processes that have ended, and when that was said, host monotonic ns. Their last records may be on their way.
     ended: VecDeque<(u64, SegmentId)>,
     /// Processes of which records are there unread, since when.
@@ -410,13 +412,22 @@ impl Join {
 
     /// Takes that records of a process were lost.
     fn missed(&mut self, segment: SegmentId, what: &'static str, count: u64) {
-        let now_ns = self.now_ns;
         let Some(p) = self.processes.get_mut(&segment) else { return };
         let missed = p.missed.entry(what).or_default();
         *missed = missed.saturating_add(count);
         p.call_order.lose();
-        if (what == COUNTED || what == BEYOND_MEMORY) && p.missed_ns != Some(now_ns) {
-            p.missed_ns = Some(now_ns);
+        if what == COUNTED || what == BEYOND_MEMORY {
+            self.losing.insert(segment);
+        }
+    }
+
+    /// Takes that records of these processes may be lost that they issued up to now.
+    fn take_losses(&mut self) {
+        for segment in std::mem::take(&mut self.losing) {
+            let Some(p) = self.processes.get_mut(&segment) else { continue };
+            // Calls before the lost one and behind it were read together.
+            p.call_order.lose();
+            p.missed_ns = Some(self.now_ns);
             self.mark(segment);
         }
     }
@@ -690,6 +701,7 @@ impl Join {
     pub fn tick(&mut self, now_ns: u64) {
         self.rebuild();
         self.now_ns = now_ns;
+        self.take_losses();
         self.take_calls();
         let due = if self.all_gone() == self.wait_graph.is_over() {
             self.dirty.due(now_ns)
