@@ -227,8 +227,9 @@ impl Search<'_> {
     fn causes(&mut self, certain: &Reached, unexplained: &[usize]) -> Option<Vec<(usize, Reached)>> {
         let mut groups: BTreeMap<BTreeSet<usize>, Vec<usize>> = BTreeMap::new();
         for (op, o) in self.ops.iter().enumerate() {
-            let is_free =
-                |e: &End| certain.held_in[e.process].is_none() && self.processes[e.process].may_be_in(e);
+            // It has not come farther than that, and may have come less far.
+            let is_before = |e: &End| certain.limits[e.process].is_none_or(|limit| e.at.is_before(limit));
+            let is_free = |e: &End| is_before(e) && self.processes[e.process].may_be_in(e);
             if o.ends.iter().all(is_free) {
                 groups.entry(o.ends.iter().map(|e| e.process).collect()).or_default().push(op);
             }
@@ -238,16 +239,22 @@ impl Search<'_> {
             ops.sort_by_key(|op| self.ops[*op].ends.iter().map(|e| e.at.issued_ns()).max());
             let mut last = None;
             for op in ops {
-                let Some(reached) = self.explains(op, certain, unexplained)? else { break };
-                last = Some((op, reached));
+                let reached = self.reached_from(op, certain)?;
+                if !unexplained.iter().all(|p| reached.held_in[*p].is_some()) {
+                    break;
+                }
+                // Its own ranks may be kept in earlier ones by those that it keeps.
+                if self.ops[op].ends.iter().all(|e| reached.held_in[e.process] == Some(op)) {
+                    last = Some((op, reached));
+                }
             }
             causes.extend(last);
         }
         Some(causes)
     }
 
-    /// Follows the waits from an operation that does not end; `None` where these do not explain all these processes.
-    fn explains(&mut self, op: usize, certain: &Reached, unexplained: &[usize]) -> Option<Option<Reached>> {
+    /// Follows the waits from an operation that does not end.
+    fn reached_from(&mut self, op: usize, certain: &Reached) -> Option<Reached> {
         let mut reached = certain.clone();
         self.steps = self.steps.checked_sub(reached.limits.len())?;
         let mut next = Vec::new();
@@ -257,9 +264,7 @@ impl Search<'_> {
             next.push(end.process);
         }
         self.spread(&mut reached, next)?;
-        let all = unexplained.iter().all(|p| reached.held_in[*p].is_some());
-        let stands = self.ops[op].ends.iter().all(|e| reached.held_in[e.process] == Some(op));
-        Some((all && stands).then_some(reached))
+        Some(reached)
     }
 
     /// The waits of the processes that are kept somewhere by others.
