@@ -101,6 +101,9 @@ impl HangContext<'_> {
         if let Some(other) = standstill::instead_of_cause(self, origin, stall, instance) {
             return self.judge_place(&other);
         }
+        if let Some(other) = interleaved::instead_of_circle(self, origin) {
+            return self.judge_place(&other);
+        }
         // Behind a mismatch every rank is lost; the mismatch itself is the finding.
         if self.behind_mismatch(comm, stall) {
             return None;
@@ -111,8 +114,11 @@ impl HangContext<'_> {
         }
         let behind =
             (stall.lack == WaitingFor::Start).then(|| self.join.waited_behind(stall, self.now_ns)).flatten();
-        let in_it = standstill::waited_behind(self, origin, stall, instance)
-            .or_else(|| self.join.waited(stall, self.now_ns));
+        let in_it = if standstill::is_untimed(stall, instance) && !origin.held_up.is_empty() {
+            Some(standstill::waited_behind(self, origin, stall)?)
+        } else {
+            self.join.waited(stall, self.now_ns)
+        };
         let waited = &match &in_it {
             Some(waited) => waited.clone(),
             None => self.held_up(origin, behind.as_ref())?,
@@ -189,7 +195,8 @@ impl HangContext<'_> {
         let instance = comm.instance(stall.track, stall.order)?;
         let waited = &self.join.waited(stall, self.now_ns)?;
         let place = StallSite { origin, stall, comm, instance, waited };
-        if self.is_slow_start(place) || !self.enough(waited, self.settings.patience_blind_ns) {
+        let is_over = self.behind_mismatch(comm, stall) || self.went_on(place);
+        if is_over || self.is_slow_start(place) || !self.enough(waited, self.settings.patience_blind_ns) {
             return None;
         }
         let mut finding = out_of_order::judge(self, place)?;

@@ -5,7 +5,7 @@
 //! transfers alone is a send or a receive that comes before its counterpart on both sides.
 
 use super::hang_context::{HangContext, StallSite};
-use super::{circle, fact, names, transfers, verb, who};
+use super::{circle, fact, names, out_of_order, transfers, verb, who};
 use crate::join::{Activity, Origin, Part, Stall, WaitingFor};
 use crate::model::{Confidence, Evidence, Finding, Kind, Rank, Track};
 use std::collections::BTreeSet;
@@ -78,6 +78,42 @@ pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Findin
         ),
         confidence: if proven { Confidence::Proven } else { Confidence::Likely },
         ..Finding::new(Kind::InterleavedCommunicators, at.comm.id, ranks, operation)
+    })
+}
+
+/// Returns the place to judge instead of a circle of which a part is inferred, where all its processes called as they always do:
+/// they wait for a GPU.
+pub(super) fn instead_of_circle(scene: &HangContext<'_>, origin: &Origin) -> Option<Origin> {
+    let of = |i: &usize| Some((*i, scene.standing.stall(*i)?));
+    let circle: Vec<(usize, &Stall)> = origin.circle.iter().filter_map(of).collect();
+    let (inferred, seen): (Vec<_>, Vec<_>) = circle.iter().partition(|(_, s)| is_inferred(scene, s));
+    let (first, stall) = *seen.first().filter(|(_, s)| s.lack == WaitingFor::Start)?;
+    if inferred.is_empty() || !circle.iter().all(|(_, s)| is_usual(scene, s)) {
+        return None;
+    }
+    let comm = scene.join.communicator(stall.comm)?;
+    let instance = comm.instance(stall.track, stall.order)?;
+    let waited = &scene.join.waited(stall, scene.now_ns)?;
+    if out_of_order::is_likely(scene, StallSite { origin, stall, comm, instance, waited }) {
+        return None;
+    }
+    let others = circle.iter().map(|(i, _)| *i).chain(origin.held_up.iter().copied());
+    let held_up = others.filter(|i| *i != first).collect();
+    let ranks = stall.lacking.iter().map(|(r, _)| *r).collect();
+    Some(Origin { first, ranks, circle: Vec::new(), held_up })
+}
+
+/// True where all processes of an operation are known to have called it, and all since then, in the order in which they always do.
+fn is_usual(scene: &HangContext<'_>, stall: &Stall) -> bool {
+    let Some(comm) = scene.join.communicator(stall.comm) else { return false };
+    let instance = comm.instance(stall.track, stall.order);
+    stall.waiting.iter().chain(&stall.lacking).take(FEW).all(|(rank, _)| {
+        let issued_ns = instance.and_then(|i| i.parts.get(rank)?.op.issued_ns);
+        let order = scene.process(comm, *rank).map(|p| &p.call_order);
+        order.zip(issued_ns).is_some_and(|(order, issued_ns)| {
+            let left_before = order.left().is_none_or(|d| d.until_ns() < issued_ns);
+            left_before && order.usual_ns() >= Some(issued_ns)
+        })
     })
 }
 

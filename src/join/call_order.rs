@@ -193,7 +193,7 @@ impl CallOrder {
             return;
         }
         // What it never called before belongs to another part of the job.
-        if is_new || self.left.as_ref().is_some_and(|left| left.until_ns() >= call.issued_ns) {
+        if is_new || self.left.as_ref().is_some_and(|left| left.loop_ends_ns() >= call.issued_ns) {
             return;
         }
         let mut had_it = self.runs.clone();

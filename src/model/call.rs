@@ -40,6 +40,11 @@ pub struct Departure {
 }
 
 impl Departure {
+    /// When the loop ends in which it was: one departure has others behind it.
+    pub fn loop_ends_ns(&self) -> u64 {
+        self.call.issued_ns.saturating_add(self.loop_ns)
+    }
+
     /// The call that is wrong: the one that was left out, or the one that was issued instead of it.
     pub fn wrong(&self) -> &Call {
         if self.left_out { &self.usual } else { &self.call }
