@@ -79,20 +79,15 @@ pub(super) fn judge<'p, 'a: 'p>(scene: &HangContext<'a>, at: StallSite<'p>) -> O
     })
 }
 
-/// Since when others are seen to wait behind an operation that explains their wait: it is not timed, so that nothing shows who
-/// waits in it. Absent for other operations.
-pub(super) fn waited_behind(
-    scene: &HangContext<'_>,
-    origin: &Origin,
-    stall: &Stall,
-    instance: &Instance,
-) -> Option<Waited> {
-    if !is_untimed(stall, instance) {
-        return None;
-    }
+/// Since when others wait behind an untimed operation that explains it: nothing shows who waits in it. Absent where nobody is
+/// known to wait.
+pub(super) fn waited_behind(scene: &HangContext<'_>, origin: &Origin, stall: &Stall) -> Option<Waited> {
     let held_up = origin.held_up.iter().filter_map(|i| scene.standing.stall(*i));
-    let waited = held_up.filter_map(|s| scene.join.waited(s, scene.now_ns)).filter(|w| !w.is_by_hosts());
-    waited.min_by_key(|w| w.since_ns)
+    let waited = held_up.filter_map(|s| scene.join.waited(s, scene.now_ns));
+    let first = waited.min_by_key(|w| (w.is_by_hosts(), w.since_ns))?;
+    // A host that is ahead waits for what others have yet to issue.
+    let own = scene.join.waited(stall, scene.now_ns).filter(|own| own.since_ns > first.since_ns);
+    Some(own.filter(|_| first.is_by_hosts()).unwrap_or(first))
 }
 
 /// Returns the place to judge instead of an operation that explains a wait: where others wait for a rank of it whose GPU is
