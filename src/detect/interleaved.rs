@@ -259,6 +259,51 @@ mod tests {
     }
 
     #[test]
+    fn where_all_call_in_their_usual_order_it_is_the_gpu_that_does_not_start() {
+        // Rank 0 calls a timed operation and then an untimed one of another communicator, in every loop; rank 1 calls them the other
+        // way round, as its streams allow. In the last loop its GPU starts nothing; before that, it may have swapped them.
+        const MS: u64 = 1_000_000;
+        const OTHER: CommId = CommId::unowned(8);
+        let found = |swaps: bool| {
+            let mut j = Join::new();
+            let loops = 40;
+            for r in 0..2u32 {
+                j.feed(process(r));
+                j.feed(member(r, 2, loops));
+                let Update::Comm(mut record) = member(r, 2, loops) else { unreachable!("a member") };
+                record.comm = OTHER;
+                j.feed(Update::Comm(record));
+                for order in 0..loops {
+                    let at_ns = (1_000 + order * 10) * MS;
+                    let is_last = order + 1 == loops;
+                    // A rank that swaps did until now what the other one does.
+                    let is_second = r == 1 && (is_last || !swaps);
+                    let (timed_ns, other_ns) =
+                        if is_second { (at_ns + MS, at_ns) } else { (at_ns, at_ns + MS) };
+                    let kernel = match (is_last, r) {
+                        (false, _) => Some((at_ns + 2 * MS, Some(at_ns + 3 * MS))),
+                        (true, 0) => Some((at_ns + 2 * MS, None)),
+                        _ => None,
+                    };
+                    let mut timed = all_reduce(r, order, timed_ns, kernel);
+                    timed.ticket = order * 2 + u64::from(is_second);
+                    let mut other = all_reduce(r, order, other_ns, None);
+                    (other.comm, other.timing) = (OTHER, Timing::Not(Untimed::Budget));
+                    other.ticket = order * 2 + u64::from(!is_second);
+                    j.feed(Update::Op(Box::new(timed)));
+                    j.feed(Update::Op(Box::new(other)));
+                }
+            }
+            let now_ns = 8_000 * MS;
+            j.tick(now_ns);
+            let found = HangRule::new(Settings::default()).check(&j, now_ns);
+            found.into_iter().map(|f| (f.kind, f.ranks)).collect::<Vec<_>>()
+        };
+        assert_eq!(found(false), [(Kind::NotStarted, vec![Rank(1)])]);
+        assert_eq!(found(true), [(Kind::InterleavedCommunicators, vec![Rank(1)])]);
+    }
+
+    #[test]
     fn who_disagrees_about_the_only_operation_that_was_left_out_is_out_of_order() {
         let circle = [
             stall(WaitingFor::Start, 0, 1),

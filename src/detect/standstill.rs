@@ -462,6 +462,37 @@ mod tests {
         assert_eq!(found(21), [(Kind::NotStarted, CommId::unowned(1), vec![Rank(0), Rank(1)])]);
     }
 
+    #[test]
+    fn others_wait_behind_an_untimed_operation_since_they_came_there() {
+        // Ranks 2 and 3 issue an untimed operation of their own and then no more. Ranks 0 and 1 wait for them in untimed ones.
+        let found = |wait_from_s: u64| {
+            let mut j = Join::new();
+            (0..4).for_each(|r| j.feed(process(r)));
+            let own = (1, [2, 3], 2, 10 * S);
+            let (first, second) = ((2, [0, 2], 1, wait_from_s * S), (3, [1, 3], 1, wait_from_s * S));
+            for (comm, ranks, come, at_ns) in [own, first, second] {
+                for (here, r) in (0..).zip(ranks) {
+                    let issued = u64::from(here < come);
+                    let Update::Comm(mut record) = member(r, 2, issued) else { unreachable!("a member") };
+                    (record.comm, record.rank) = (CommId::unowned(comm), Rank(here));
+                    j.feed(Update::Comm(record));
+                    let mut op = all_reduce(r, 0, at_ns, None);
+                    (op.comm, op.rank) = (CommId::unowned(comm), Rank(here));
+                    op.timing = Timing::Not(Untimed::Budget);
+                    if here < come {
+                        j.feed(Update::Op(Box::new(op)));
+                    }
+                }
+            }
+            j.tick(60 * S);
+            let found = HangRule::new(Settings::default()).check(&j, 60 * S);
+            found.into_iter().map(|f| (f.kind, f.communicator, f.since_ns / S)).collect::<Vec<_>>()
+        };
+        assert_eq!(found(20), [(Kind::NotStarted, CommId::unowned(1), 20)]);
+        assert_eq!(found(5), [(Kind::NotStarted, CommId::unowned(1), 10)], "these hosts are ahead");
+        assert_eq!(found(58), []);
+    }
+
     /// Returns what is found where four ranks issued an untimed operation of all, and so many pairs of them one of their own before
     /// it.
     fn found_behind(pairs: u32) -> Vec<(Kind, CommId, usize)> {
