@@ -224,22 +224,30 @@ mod tests {
         culprits(&stalls.iter().collect::<Vec<_>>()).into_iter().collect()
     }
 
+    const OTHER: CommId = CommId::unowned(8);
+
+    /// Two ranks in two communicators, in which each has issued so many operations.
+    fn two_in_both(issued: impl Fn(u32) -> (u64, u64)) -> Join {
+        let mut j = Join::new();
+        for r in 0..2u32 {
+            let (here, there) = issued(r);
+            j.feed(process(r));
+            j.feed(member(r, 2, here));
+            let Update::Comm(mut record) = member(r, 2, there) else { unreachable!("a member") };
+            record.comm = OTHER;
+            j.feed(Update::Comm(record));
+        }
+        j
+    }
+
     #[test]
     fn a_rank_that_is_ahead_elsewhere_may_be_in_an_untimed_operation_before() {
         // Of an untimed operation and a timed one, rank 0 issues the untimed one first and rank 1 the timed one. Rank 0 has issued
         // one more of the untimed ones.
         const S: u64 = 1_000_000_000;
-        const OTHER: CommId = CommId::unowned(8);
         let found = |now_ns: u64| {
-            let mut j = Join::new();
+            let mut j = two_in_both(|r| (2, 2 - u64::from(r)));
             for r in 0..2u32 {
-                j.feed(process(r));
-                j.feed(member(r, 2, 2));
-                let Update::Comm(mut record) = member(r, 2, 2 - u64::from(r)) else {
-                    unreachable!("a member")
-                };
-                record.comm = OTHER;
-                j.feed(Update::Comm(record));
                 j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
                 let kernel = (r == 1).then_some((10 * S + 5_000, None));
                 j.feed(Update::Op(Box::new(all_reduce(r, 1, 10 * S, kernel))));
@@ -263,16 +271,10 @@ mod tests {
         // Rank 0 calls a timed operation and then an untimed one of another communicator, in every loop; rank 1 calls them the other
         // way round, as its streams allow. In the last loop its GPU starts nothing; before that, it may have swapped them.
         const MS: u64 = 1_000_000;
-        const OTHER: CommId = CommId::unowned(8);
         let found = |swaps: bool| {
-            let mut j = Join::new();
             let loops = 40;
+            let mut j = two_in_both(|_| (loops, loops));
             for r in 0..2u32 {
-                j.feed(process(r));
-                j.feed(member(r, 2, loops));
-                let Update::Comm(mut record) = member(r, 2, loops) else { unreachable!("a member") };
-                record.comm = OTHER;
-                j.feed(Update::Comm(record));
                 for order in 0..loops {
                     let at_ns = (1_000 + order * 10) * MS;
                     let is_last = order + 1 == loops;

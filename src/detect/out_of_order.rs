@@ -23,7 +23,7 @@ pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Findin
     if at.stall.lacking.iter().any(is_away) {
         return None;
     }
-    // All GPUs are in it: who called what before does not matter.
+    // A GPU is in it, and all ranks issued it: the order of earlier calls does not keep it from ending.
     if at.stall.lack == WaitingFor::End && at.instance.parts.values().any(Part::is_in_it) {
         return None;
     }
@@ -212,7 +212,7 @@ fn left(scene: &HangContext<'_>, at: StallSite<'_>, process: &Process) -> Option
     // Its own operations come in their order.
     let own = rank_of(scene, at.comm, process).and_then(|r| at.instance.parts.get(&r)?.op.issued_ns);
     let is_earlier = own.is_some_and(|issued| issued < called_ns);
-    // What it seems to have left out may be a lost record.
+    // The record of a call that it seems to have left out may be lost.
     let is_lost = process.may_lack_since(called_ns);
     (is_then && !is_earlier && !is_lost).then_some(departure)
 }
