@@ -162,7 +162,7 @@ fn one(
         let by_hosts = once && spec.sync && late.is_some_and(|s| s.order >= WARM_UP);
         let shown = by_hosts || {
             let once_ns = once.then_some(lost_ns as u64 / 2);
-            is_visible((p.kind, &p.culprits), happened, other, span, once_ns)
+            is_visible((p.kind, &p.culprits), happened, other, span, spec.a_node, once_ns)
         };
         if truth.need == Need::Required && !shown {
             truth.need = Need::Allowed;
@@ -180,6 +180,9 @@ fn one(
         ns => ns.max(start_ns),
     };
     truth.deadline_ns = truth.since_ns + patience_ns;
+    // A slow job has to last until then.
+    let last_ns = happened.iter().filter_map(|s| s.ended_ns).max().unwrap_or(0);
+    let until = if p.kind.is_slow() { until.min(last_ns + S) } else { until };
     if truth.need == Need::Required && truth.deadline_ns + S / 2 > until {
         truth.need = Need::Allowed;
     }

@@ -12,6 +12,8 @@ const MS: u64 = 1_000_000;
 const A_RUN: usize = 32;
 /// Timed operations that a rank has to be late in until nobody takes it for chance.
 const LATE: usize = 8;
+/// A host that is disturbed is late in every operation of a second: late arrivals of one second show no more than that.
+const DISTURBED_NS: u64 = 1_000 * MS;
 /// Operations of a track in which ranks are late while a job gets going: the setting `warm_up` says that they do not count.
 pub(crate) const WARM_UP: u64 = 8;
 /// Data that takes so many times as long is slow.
@@ -35,12 +37,15 @@ struct Passage {
     ended_ns: u64,
     timed: bool,
     by_launch: bool,
+    /// Its records show which rank came last: its ranks are on one host, or the ends of those that waited are reported after that.
+    /// The end of a launch of several transfers may be that of another one.
+    shows_last: bool,
     /// A transfer whose ends have no other peers in their launches: in a pipeline one of the two waits in every step.
     is_by_itself: bool,
 }
 
 /// The operations that ended, by place.
-fn passages(stays: &[Stay]) -> BTreeMap<Key, Passage> {
+fn passages(stays: &[Stay], a_node: u32) -> BTreeMap<Key, Passage> {
     let mut parts: BTreeMap<Key, Vec<&Stay>> = BTreeMap::new();
     stays.iter().for_each(|s| parts.entry(s.key()).or_default().push(s));
     let mut peers: BTreeMap<(u32, u64), BTreeSet<Rank>> = BTreeMap::new();
@@ -54,7 +59,11 @@ fn passages(stays: &[Stay]) -> BTreeMap<Key, Passage> {
         let started: Vec<(u64, u32)> =
             parts.iter().map(|s| Some((s.started_ns?, s.rank))).collect::<Option<_>>()?;
         let (last_ns, last) = started.iter().copied().max()?;
+        let is_local = parts.iter().all(|s| s.rank / a_node == last / a_node);
+        let ends_later = |s: &&Stay| s.rank == last || s.reported_end_ns >= Some(last_ns);
+        let by_launch = parts.iter().any(|s| s.by_launch);
         Some(Passage {
+            shows_last: is_local || by_launch || parts.iter().all(ends_later),
             kind: kind(parts.first()?),
             order: parts.first()?.order,
             first_ns: started.iter().map(|(t, _)| *t).min()?,
@@ -62,7 +71,7 @@ fn passages(stays: &[Stay]) -> BTreeMap<Key, Passage> {
             last,
             ended_ns: parts.iter().map(|s| s.reported_end_ns).min()??,
             timed: parts.iter().all(|s| s.timed || s.by_launch),
-            by_launch: parts.iter().any(|s| s.by_launch),
+            by_launch,
             is_by_itself: matches!(parts.first()?.track, Track::Pair(..)) && !parts.iter().any(has_others),
         })
     };
@@ -76,9 +85,10 @@ pub(crate) fn is_visible(
     happened: &[Stay],
     other: &[Stay],
     (from_ns, to_ns): (u64, u64),
+    a_node: u32,
     once_ns: Option<u64>,
 ) -> bool {
-    let (with, without) = (passages(happened), passages(other));
+    let (with, without) = (passages(happened, a_node), passages(other, a_node));
     let within = |p: &Passage| p.timed && (from_ns..to_ns).contains(&p.ended_ns);
     let both = with.iter().filter_map(|(key, p)| Some((p, without.get(key)?))).filter(|(p, _)| within(p));
     let mut earlier: BTreeMap<Kind, usize> = BTreeMap::new();
@@ -91,9 +101,13 @@ pub(crate) fn is_visible(
         let (times, by_ns) = once_ns.map_or((LATE, MS), |ns| (1, ns));
         let later = |p: &Passage, o: &Passage| p.last_ns - p.first_ns >= o.last_ns - o.first_ns + by_ns;
         let is_unusual = |p: &Passage| once_ns.is_some() || !p.is_by_itself || before(&p.kind) >= A_RUN;
-        let late = both.filter(|(p, o)| culprits.contains(&p.last) && later(p, o) && is_unusual(p));
+        let late =
+            both.filter(|(p, o)| culprits.contains(&p.last) && p.shows_last && later(p, o) && is_unusual(p));
         // A launch brings its rank late once, however many transfers it has.
-        return late.map(|(p, _)| (p.last, p.last_ns)).collect::<BTreeSet<_>>().len() >= times;
+        let late: BTreeSet<(u64, u32)> = late.map(|(p, _)| (p.last_ns, p.last)).collect();
+        let since_ns = late.first().map_or(0, |(t, _)| *t);
+        let is_longer = |(t, _): &(u64, u32)| once_ns.is_some() || t - since_ns > DISTURBED_NS;
+        return late.len() >= times && late.last().is_some_and(is_longer);
     }
     // A launch that is timed as a whole shows nothing of its transfers' data.
     let both = both.filter(|(p, _)| !p.by_launch);
