@@ -350,11 +350,14 @@ fn finding(join: &Join, c: &Communicator, s: &Suspect<'_>) -> Option<Finding> {
             "s",
         ),
         number(
-            match events.iter().any(|e| e.is_for_all()) {
+            match events.iter().all(|e| e.is_for_all()) {
                 true => format!(
                     "late so in {} of the {judged} collectives of which the last to come is known",
                     events.len()
                 ),
+                false if events.iter().any(|e| e.is_for_all()) => {
+                    format!("late so in {} of its operations", events.len())
+                }
                 false => format!("late so in {} of its transfers", events.len()),
             },
             events.len() as f64,

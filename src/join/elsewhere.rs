@@ -2,10 +2,13 @@
 
 use super::Join;
 use super::communicator::{Communicator, Inside, LateEvent, Passed};
-use super::instance::{Measure, Part};
+use super::instance::{IssuedAt, Measure, Part};
 use super::op_queue::Key;
 use crate::model::{CommId, Rank, SegmentId, Track};
 use std::collections::BTreeMap;
+
+/// Ranks that waited for a late one of which it is looked at how long they were elsewhere before.
+const OTHERS: usize = 8;
 
 /// Where a rank was that came late.
 #[derive(Debug, Clone)]
@@ -77,18 +80,8 @@ impl Join {
     /// Where a rank was that came late, by so much, at this moment.
     fn elsewhere(&self, id: CommId, e: &LateEvent, (rank, by_ns, came_ns): (Rank, u64, u64)) -> Elsewhere {
         let me = self.comms.get(&id).and_then(|c| c.members().get(&rank)).map(|m| m.record.segment);
-        let before = e.operation.order.checked_sub(1);
-        let last_here = before.and_then(|order| {
-            let part = self.comms.get(&id)?.instance(e.track, order)?.parts.get(&rank)?;
-            Some(part.kernel?.end_ns())
-        });
-        let from = last_here.unwrap_or(came_ns.saturating_sub(by_ns));
-        let others = me.map_or(&[][..], |me| self.roster.seats(me)).iter();
-        let excess: u64 = others
-            .filter(|(c, _)| *c != id)
-            .filter_map(|(c, rank)| Some((self.comms.get(c)?, *rank)))
-            .map(|(c, rank)| c.excess_ns(rank, from, came_ns, &self.classes))
-            .sum();
+        let from_ns = self.last_here_ns(id, e, rank).unwrap_or(came_ns.saturating_sub(by_ns));
+        let excess_ns = self.excess_ns(id, rank, (from_ns, came_ns));
         let mut inside = self.inside(me, id, e, (rank, by_ns, came_ns));
         if e.by_calls {
             let lead_ns = me.and_then(|me| self.processes.get(&me)).map_or(0, |p| p.issuing.lead_ns());
@@ -96,8 +89,43 @@ impl Join {
         }
         let doubt = self.doubt(me, came_ns.saturating_sub(by_ns), &inside);
         let elsewhere_ns = inside.timed_ns;
-        let held = excess.max(elsewhere_ns) >= by_ns / 2;
+        let half_ns = by_ns / 2;
+        let is_beyond_others = || excess_ns.saturating_sub(self.excess_of_others_ns(id, e, rank)) >= half_ns;
+        let held = elsewhere_ns >= half_ns || excess_ns >= half_ns && is_beyond_others();
         Elsewhere { process: me, held, elsewhere_ns, doubt }
+    }
+
+    /// When a rank was through with the operation before this one on its track, host monotonic ns.
+    fn last_here_ns(&self, id: CommId, e: &LateEvent, rank: Rank) -> Option<u64> {
+        let before = e.operation.order.checked_sub(1)?;
+        let part = self.comms.get(&id)?.instance(e.track, before)?.parts.get(&rank)?;
+        Some(part.kernel?.end_ns())
+    }
+
+    /// How long a rank was in operations of other communicators beyond what they usually take, in ns, of those that ended between
+    /// two moments.
+    fn excess_ns(&self, id: CommId, rank: Rank, (from_ns, to_ns): (u64, u64)) -> u64 {
+        let me = self.comms.get(&id).and_then(|c| c.members().get(&rank)).map(|m| m.record.segment);
+        let others = me.map_or(&[][..], |me| self.roster.seats(me)).iter().filter(|(c, _)| *c != id);
+        let known = others.filter_map(|(c, rank)| Some((self.comms.get(c)?, *rank)));
+        known.map(|(c, rank)| c.excess_ns(rank, from_ns, to_ns, &self.classes)).sum()
+    }
+
+    /// The same for the median of the ranks that waited for a late one, each up to the moment at which it came itself: in a
+    /// pipeline every stage waits for others in each step, and so do those that are in time.
+    fn excess_of_others_ns(&self, id: CommId, e: &LateEvent, late: Rank) -> u64 {
+        let instance = self.comms.get(&id).and_then(|c| c.instance(e.track, e.operation.order));
+        let others = instance.into_iter().flat_map(|i| i.parts.iter()).filter(|(r, _)| **r != late);
+        let excess_ns = |(rank, part): (&Rank, &Part)| {
+            let span = (self.last_here_ns(id, e, *rank)?, part.kernel?.start_ns);
+            Some(self.excess_ns(id, *rank, span))
+        };
+        let mut all: Vec<u64> = others.filter_map(excess_ns).take(OTHERS).collect();
+        if all.is_empty() {
+            return 0;
+        }
+        let middle = all.len() / 2;
+        *all.select_nth_unstable(middle).1
     }
 
     /// Chooses the untimed operation that may have held a process since some moment, host monotonic ns. One that excused it before
@@ -159,10 +187,13 @@ impl Join {
         let Some(c) = self.comms.get(&id) else { return Passed::new() };
         let Some(instance) = c.instance(e.track, e.operation.order) else { return Passed::new() };
         let segment = |r: &Rank| c.members().get(r).map(|m| m.record.segment);
+        if matches!(e.track, Track::Pair(..)) {
+            let of_peer = |(rank, came): (Rank, (IssuedAt, u64))| Some((segment(&rank)?, came));
+            return c.peers_came(instance, e.rank).filter_map(of_peer).collect();
+        }
         let own = instance.parts.iter().find(|(r, _)| segment(r) == Some(late)).map(|(_, p)| p);
         let is_rooted = instance.first().is_none_or(|p| p.op.func.is_rooted());
-        let ends_together = !matches!(e.track, Track::Pair(..)) && !is_rooted;
-        let own_ns = own.and_then(Part::duration_ns).filter(|_| ends_together && e.measure == Measure::Gpu);
+        let own_ns = own.and_then(Part::duration_ns).filter(|_| !is_rooted && e.measure == Measure::Gpu);
         let Some(own_ns) = own_ns else { return Passed::new() };
         let passed = |(rank, part): (&Rank, &Part)| {
             let earlier_ns = part.duration_ns()?.saturating_sub(own_ns);
@@ -179,5 +210,63 @@ impl Join {
             Some(c.members().get(rank)?.finished.saturating_add(c.transfers_finished(*rank)))
         };
         seats.filter_map(of).fold(0, u64::saturating_add)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Join;
+    use crate::join::testing::{all_reduce, member, process};
+    use crate::model::{CommId, Rank, Update};
+
+    const MS: u64 = 1_000_000;
+
+    /// Whether rank 1 of two counts as held elsewhere when it comes 60 ms late to the last of 21 operations. Before it, each of the two
+    /// waits for so many ms in a communicator with another process, as in a pipeline.
+    fn is_held(waits_ms: [u64; 2]) -> Option<bool> {
+        let mut j = Join::new();
+        let in_comm = |update: Update, comm: u64, rank: u32| match update {
+            Update::Comm(mut c) => {
+                (c.comm, c.rank) = (CommId::unowned(comm), Rank(rank));
+                Update::Comm(c)
+            }
+            Update::Op(mut op) => {
+                (op.comm, op.rank) = (CommId::unowned(comm), Rank(rank));
+                Update::Op(op)
+            }
+            other => other,
+        };
+        (0..4).for_each(|r| j.feed(process(r)));
+        for r in 0..2 {
+            j.feed(member(r, 2, 21));
+            j.feed(in_comm(member(r, 2, 21), 8 + u64::from(r), 0));
+            j.feed(in_comm(member(r + 2, 2, 21), 8 + u64::from(r), 1));
+        }
+        for order in 0..21 {
+            let at_ns = (1_000 + order * 1_000) * MS;
+            let came_ns = |r: usize| at_ns + if r == 1 && order == 20 { 170 * MS } else { 110 * MS };
+            let end_ns = came_ns(0).max(came_ns(1)) + 20_000;
+            for (r, wait_ms) in (0..).zip(waits_ms) {
+                let over_ns = at_ns + wait_ms * MS + 20_000;
+                for (rank, process, start_ns) in [(0, r, at_ns), (1, r + 2, over_ns - 20_000)] {
+                    let op = all_reduce(process, order, at_ns - 1_000, Some((start_ns, Some(over_ns))));
+                    j.feed(in_comm(Update::Op(Box::new(op)), 8 + u64::from(r), rank));
+                }
+                let kernel = Some((came_ns(r as usize), Some(end_ns)));
+                j.feed(Update::Op(Box::new(all_reduce(r, order, over_ns, kernel))));
+            }
+            j.tick(at_ns + 500 * MS);
+        }
+        j.tick(100_000 * MS);
+        let c = j.communicator(CommId::unowned(7)).expect("that of both");
+        let e = c.late().find(|e| e.operation.order == 20 && e.rank == Rank(1));
+        e.expect("it is late").held_elsewhere
+    }
+
+    #[test]
+    fn waiting_that_others_do_as_well_excuses_nobody() {
+        assert_eq!(is_held([100, 100]), Some(false), "both wait in every step");
+        assert_eq!(is_held([10, 100]), Some(true), "it waits longer than the other one");
+        assert_eq!(is_held([100, 10]), Some(false));
     }
 }

@@ -52,6 +52,8 @@ struct ExchangeLaunch {
 #[derive(Debug, Clone, Copy)]
 struct PeerEnd {
     launch: LaunchKey,
+    /// Both ends are on one host, so that their starts compare.
+    one_clock: bool,
     /// The time that it waited for the rank, in ns: it took so much longer than the rank's own end. Absent where starts are
     /// compared, or where an end is not known.
     longer_ns: Option<i64>,
@@ -73,12 +75,12 @@ struct LaunchTimes {
     lasted_ns: Option<u64>,
 }
 
-/// The size of a communicator, and whether its members' times can be compared.
+/// The size of a communicator, and whether the times of a transfer's two ends can be compared.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ExchangeContext {
     /// Ranks of the communicator.
     pub(super) ranks: usize,
-    /// Their times are of one host: then starts are compared. NCCL 2.28 reports wrong ends of a launch in which a rank
+    /// The times of both ends are of one host: then starts are compared. NCCL 2.28 reports wrong ends of a launch in which a rank
     /// sends to itself as well: those of its own copy.
     pub(super) one_clock: bool,
 }
@@ -240,7 +242,7 @@ impl Exchanges {
             launch.received += 1;
         }
         let longer_ns = kernels.and_then(|(own, peer)| peer.duration_ns.checked_signed_diff(own.duration_ns));
-        launch.ends.push(PeerEnd { launch: peer_launch, longer_ns });
+        launch.ends.push(PeerEnd { launch: peer_launch, one_clock: context.one_clock, longer_ns });
         if let Some((own, _)) = kernels {
             let own_ns = own.duration_ns;
             launch.shortest_ns = Some(launch.shortest_ns.map_or(own_ns, |s| s.min(own_ns)));
@@ -310,7 +312,7 @@ impl Exchanges {
         let start_ns = |key: &LaunchKey| self.times.get(key)?.start.map(|s| s.ns);
         let lasted_ns = |key: &LaunchKey| self.times.get(key)?.lasted_ns;
         let (came_ns, own_ns) = (start_ns(&key), lasted_ns(&key));
-        let by_ends = |end: &PeerEnd| match context.one_clock {
+        let by_ends = |end: &PeerEnd| match end.one_clock {
             true => came_ns?.checked_signed_diff(start_ns(&end.launch)?),
             false => end.longer_ns,
         };
@@ -355,6 +357,7 @@ impl ExchangeLaunch {
 mod tests {
     use super::{Exchanges, LAUNCHES_KEPT};
     use crate::join::Join;
+    use crate::join::communicator::LateEvent;
     use crate::join::testing::{all_reduce, member, process};
     use crate::model::{Func, Lane, OpRecord, Rank, Timing, Untimed, Update};
 
@@ -456,6 +459,55 @@ mod tests {
         let late = late_of(&job_of(7, |r| 150 - 50 * u64::from(r.abs_diff(3)), false, next_to));
         assert_eq!(late.len(), 9, "of the last launch more may come: {late:?}");
         assert!(late.iter().all(|l| *l == (3, 50)), "{late:?}");
+    }
+
+    /// The late ranks after 20 launches of a ring of four, of which rank 1 comes 200 ms late to the last ten. `host` says where a rank
+    /// is, and `one_end` whether the ends of its launch are those of the transfers that are over first.
+    fn late_in_ring(host: impl Fn(u32) -> u64, one_end: impl Fn(u32) -> bool) -> Vec<LateEvent> {
+        let mut j = Join::new();
+        for r in 0..4 {
+            j.feed(process(r));
+            let Update::Comm(mut c) = member(r, 4, 1) else { unreachable!("a member") };
+            c.host_clock = host(r);
+            j.feed(Update::Comm(c));
+        }
+        for order in 0..20 {
+            let begin_ns = (order + 1) * S;
+            let late_ns = if order < 10 { 0 } else { 200_000_000 };
+            let start_ns = |r: u32| begin_ns + if r == 1 { late_ns } else { 0 };
+            for (rank, peer) in (0..4).flat_map(|r| [(r, (r + 1) % 4), (r, (r + 3) % 4)]) {
+                let is_over_ns =
+                    if one_end(rank) { start_ns(rank) } else { start_ns(rank).max(start_ns(peer)) };
+                for func in [Func::Send, Func::Recv] {
+                    let times_ns = (start_ns(rank), is_over_ns + 1_000_000);
+                    j.feed(Update::Op(Box::new(end(rank, peer, func, order, order, times_ns))));
+                }
+            }
+            j.tick(begin_ns + S / 2);
+        }
+        j.tick(100 * S);
+        j.communicators().next().expect("one").late().cloned().collect()
+    }
+
+    #[test]
+    fn what_a_late_neighbor_costs_is_known_though_one_transfer_showed_it_first() {
+        let late = late_in_ring(|_| 1, |_| true);
+        let of_rank: Vec<_> = late.iter().filter(|e| e.rank == Rank(1)).collect();
+        let is_confirmed = |e: &&&LateEvent| e.in_exchange;
+        assert!(
+            of_rank.iter().filter(is_confirmed).count() >= 9,
+            "of the last launch more may come: {late:?}"
+        );
+        assert!(of_rank.iter().filter(|e| e.cost_ns() > S / 10).count() >= 9, "{of_rank:?}");
+        assert!(late.iter().all(|e| e.rank == Rank(1) || e.cost_ns() == 0), "{late:?}");
+    }
+
+    #[test]
+    fn starts_on_one_host_and_ends_on_others_show_the_late_neighbor() {
+        // Ranks 0 and 1 are on one host. The ends of rank 0 say nothing.
+        let late = late_in_ring(|r| u64::from(r / 2), |r| r == 0);
+        let in_exchange: Vec<u32> = late.iter().filter(|e| e.in_exchange).map(|e| e.rank.0).collect();
+        assert!(in_exchange.len() >= 9 && in_exchange.iter().all(|r| *r == 1), "{late:?}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Late ranks of collectives, exchanges and transfers.
 
 use super::super::exchange::ExchangeContext;
-use super::super::instance::{Instance, LATE_NS, Late, Measure, Part};
+use super::super::instance::{Instance, IssuedAt, LATE_NS, Late, Measure, Part};
 use super::unjudged::SPEAKS_FOR_NS;
 use super::{Communicator, Key, LATE_KEPT, LateEvent, Suspicion, Waited};
 use crate::model::{Launch, Rank, Track};
@@ -248,6 +248,22 @@ impl Communicator {
             && self.of_launch(rank, launch).flat_map(|i| i.parts.iter()).any(is_later)
     }
 
+    /// The peers of a rank's transfer, and of those that were launched with it: when each of them had issued it, and when it came
+    /// to it, host monotonic ns. Only times of one host compare.
+    pub(in crate::join) fn peers_came<'a>(
+        &'a self,
+        transfer: &'a Instance,
+        rank: Rank,
+    ) -> impl Iterator<Item = (Rank, (IssuedAt, u64))> {
+        let launch = transfer.parts.get(&rank).map(|p| p.op.launch()).filter(|l| l.is_known());
+        let others = launch.into_iter().flat_map(move |l| self.of_launch(rank, l));
+        let all = std::iter::once(transfer).chain(others);
+        let came = |(r, p): (&Rank, &Part)| Some((*r, (p.issued_at()?, p.kernel?.start_ns)));
+        let is_peer = move |(r, _): &(&Rank, &Part)| **r != rank && self.share_clock(**r, rank);
+        let peers = all.flat_map(|i| i.parts.iter()).filter(is_peer);
+        peers.filter_map(came)
+    }
+
     /// The transfers of a rank's launch; none where it is not known.
     fn of_launch(&self, rank: Rank, launch: Launch) -> impl Iterator<Item = &Instance> {
         let is_of_it =
@@ -344,7 +360,7 @@ impl Communicator {
     /// Reports the late ranks of the exchanges that a transfer completes; returns one of them.
     pub(super) fn judge_exchanges(&mut self, key: Key, ranks: usize) -> Option<Late> {
         let Track::Pair(from, to) = key.0 else { return None };
-        let context = ExchangeContext { ranks, one_clock: self.one_clock() };
+        let context = ExchangeContext { ranks, one_clock: self.share_clock(from, to) };
         let instance = self.instances.get(&key)?;
         let (parts, at_ns) = (&instance.parts, instance.began_ns().unwrap_or(0));
         let ends = [parts.get(&from)?, parts.get(&to)?];
@@ -360,7 +376,9 @@ impl Communicator {
         for e in found.into_iter().flatten() {
             let part = self.instances.get(&e.transfer).and_then(|i| i.parts.get(&e.late.rank));
             let came_ns = e.came_ns.or_else(|| part.and_then(|p| p.started_ns.or(p.op.issued_ns)));
-            if !e.with_all && came_ns.is_some_and(|t| self.is_told(e.late.rank, t, e.late.by_ns)) {
+            let known = came_ns.filter(|_| !e.with_all).and_then(|t| self.told(e.late.rank, t, e.late.by_ns));
+            if let Some(at) = known {
+                self.confirm_exchange(at, e.late.by_ns);
                 continue;
             }
             self.judged += 1;
@@ -385,7 +403,7 @@ impl Communicator {
         };
         // NCCL 2.28 tells the end of a launch by one thread: a receive may seem to end before its send began, though nothing
         // can have come by then. A send may really be over so soon, with what it sent in the receiver's buffer.
-        let receiver_waited_ns = match self.one_clock() {
+        let receiver_waited_ns = match self.share_clock(from, to) {
             true => sent.start_ns.saturating_sub(received.start_ns),
             false => received.duration_ns.saturating_sub(sent.duration_ns),
         };
@@ -431,7 +449,7 @@ impl Communicator {
             return None;
         }
         let late = Late { rank, by_ns, measure: Measure::Gpu };
-        if !self.is_told(rank, came_ns, by_ns) {
+        if self.told(rank, came_ns, by_ns).is_none() {
             let manner = Manner { by_host, by_own_work, ..Manner::default() };
             self.tell_late(key, late, Some(transfer_ns), manner);
         }
@@ -455,20 +473,39 @@ impl Communicator {
         if by_ns < VERY_LATE_NS {
             return None;
         }
-        if !self.is_told(late.rank, came_ns, by_ns) {
+        if self.told(late.rank, came_ns, by_ns).is_none() {
             self.tell_late(key, late, None, Manner { came_ns: Some(came_ns), ..Manner::default() });
         }
         Some(late)
     }
 
-    /// True where a rank was told as late for about the same time: several peers may have waited for it at once.
-    fn is_told(&self, rank: Rank, came_ns: u64, by_ns: u64) -> bool {
+    /// The place among the late arrivals where a rank was told as late for about the same time: several peers may have waited
+    /// for it at once.
+    fn told(&self, rank: Rank, came_ns: u64, by_ns: u64) -> Option<usize> {
         let is_same = |e: &LateEvent| {
             e.rank == rank
                 && e.came_ns.saturating_sub(e.by_ns) < came_ns
                 && came_ns.saturating_sub(by_ns) < e.came_ns
         };
-        self.late.iter().rev().take(LATE_NEAR).any(is_same)
+        let newest = self.late.len().saturating_sub(LATE_NEAR);
+        self.late.range(newest..).rposition(is_same).map(|at| newest + at)
+    }
+
+    /// Takes a late arrival that was seen in one transfer for one that all peers of its launch waited for so long, in ns: what it
+    /// cost is known from now on. By the end of its launch one peer may seem to have waited, though it waited for another.
+    fn confirm_exchange(&mut self, at: usize, by_ns: u64) {
+        let is_it = |e: &&mut LateEvent| !e.costs() && by_ns >= e.by_ns / 2;
+        let Some(e) = self.late.get_mut(at).filter(is_it) else { return };
+        e.in_exchange = true;
+        self.judged += 1;
+        let (rank, came_ns, cost_ns) = (e.rank, e.came_ns, e.cost_ns());
+        self.add_late_cost(rank, came_ns, cost_ns);
+    }
+
+    /// True when the times of two ranks are of one host's one boot.
+    pub(super) fn share_clock(&self, one: Rank, other: Rank) -> bool {
+        let clock = |r: Rank| self.members.get(&r).map(|m| m.record.host_clock);
+        clock(one).is_some() && clock(one) == clock(other)
     }
 
     /// True when the times of all ranks seen are of one host's one boot.

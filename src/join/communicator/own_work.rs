@@ -187,7 +187,6 @@ impl Communicator {
         // Over the bus not every operation is known.
         let is_last =
             order.checked_add(1).is_some_and(|next| is_after(next) || !self.is_issued(track, next, rank));
-        let one_clock = self.one_clock();
         // Absent: it says nothing, as neither its start nor its end is believed.
         let ended_ns = |order: u64| {
             let Some(part) = self.instance(track, order).map(|i| i.parts.get(&rank)) else {
@@ -197,7 +196,7 @@ impl Communicator {
                 return part.is_none_or(|p| p.is_silent() || p.started_ns.is_some()).then_some(None);
             };
             let peers = self.instance(track, order).into_iter().flat_map(|i| i.parts.iter());
-            let peers = peers.filter(|(r, _)| **r != rank && one_clock);
+            let peers = peers.filter(|(r, _)| **r != rank && self.share_clock(**r, rank));
             let peer_came_ns = peers.filter_map(|(_, p)| Some(p.kernel?.start_ns)).max();
             Some(Some(own_ns.max(peer_came_ns.unwrap_or(0))))
         };
