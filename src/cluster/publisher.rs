@@ -161,6 +161,8 @@ pub struct Publisher {
     moved: HashMap<SegmentId, u64>,
     findings: HashMap<u64, bool>,
     standing: HashMap<Stood, Sent<(u64, bool)>>,
+    /// Those of them that have ended since.
+    released: HashSet<Stood>,
     sketches: HashMap<ClassOf, m::Sketch>,
     /// The second from which on a new sketch counts.
     sketched_s: u64,
@@ -212,6 +214,7 @@ impl Publisher {
             moved: HashMap::new(),
             findings: HashMap::new(),
             standing: HashMap::new(),
+            released: HashSet::new(),
             sketches: HashMap::new(),
             sketched_s: 0,
             began_ns: 0,
@@ -381,6 +384,7 @@ impl Publisher {
             self.beats.clear();
             self.pairs.clear();
             self.standing.clear();
+            self.released.clear();
             self.findings.clear();
             self.hosts.clear();
             self.calls.clear();
@@ -393,12 +397,8 @@ impl Publisher {
         self.tell_standing(join, now.mono_ns, new_second, &mut moved);
         // Where something that stood still is over, all ranks move on at once, and what is told of them has to fit
         // together.
-        let stood = |f: &Finished| {
-            let key = |r: Rank| (f.comm, f.track, f.operation.order, r);
-            f.parts.iter().any(|p| self.standing.contains_key(&key(p.rank)))
-        };
-        let released = finished.iter().any(stood);
-        self.tell_beats(join, now.mono_ns, new_second || released, &moved);
+        let is_released = self.note_released(join);
+        self.tell_beats(join, now.mono_ns, new_second || is_released, &moved);
         self.tell_hosts(join, now.mono_ns);
         self.tell_calls(join, now.mono_ns);
         if new_second && join.is_sampled() {
@@ -726,6 +726,7 @@ impl Publisher {
             join.communicator(c).and_then(|c| c.instance(t, o)).is_some_and(|i| !i.counted)
         };
         self.standing.retain(|(c, t, o, _), _| open(*c, *t, *o));
+        self.released.retain(|key| self.standing.contains_key(key));
         self.asked.retain(|(c, ..)| join.communicator(*c).is_some());
         self.usual.retain(|(c, ..), _| join.communicator(*c).is_some());
         self.late_announced_ns.retain(|c, _| join.communicator(*c).is_some());

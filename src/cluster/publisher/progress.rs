@@ -121,6 +121,19 @@ impl Publisher {
         }
     }
 
+    /// Notes which parts that were told as standing have ended. True where one has: its beat has to come with it, whether or not those
+    /// of other nodes have ended as well.
+    pub(super) fn note_released(&mut self, join: &Join) -> bool {
+        let is_over = |(comm, track, order, rank): &Stood| {
+            let instance = join.communicator(*comm).and_then(|c| c.instance(*track, *order));
+            instance.and_then(|i| i.parts.get(rank)).is_none_or(|p| p.finished)
+        };
+        let is_new = |key: &&Stood| !self.released.contains(*key) && is_over(key);
+        let new: Vec<Stood> = self.standing.keys().filter(is_new).copied().collect();
+        self.released.extend(&new);
+        !new.is_empty()
+    }
+
     /// How far every rank is: once a second where it moved, at once where something stands still.
     pub(super) fn tell_beats(
         &mut self,

@@ -293,3 +293,23 @@ fn an_open_record_is_told_again_when_it_turns_out_to_be_untimed() {
     assert_eq!(told(Timing::Not(Untimed::Alone), 9 * S), 1);
     assert_eq!(told(Timing::Not(Untimed::Alone), 12 * S), 0);
 }
+
+#[test]
+fn the_end_of_a_transfer_that_stood_comes_with_its_beat() {
+    // Its sender is on another node, so that the transfer is never whole here.
+    let (mut join, mut p) = (node(0..1, 2), Publisher::new("a", 1, 65_536));
+    published(&mut p, &mut join, S);
+    let mut receive = |is_over: bool, at: u64| {
+        feed(&mut join, 0, 0, 2 * S, |o| {
+            (o.lane, o.func) = (Lane::Recv(Rank(1)), Func::Recv);
+            let end_ns = is_over.then_some(5 * S);
+            let kernel = all_reduce(0, 0, 2 * S, Some((2 * S + 5_000, end_ns)));
+            (o.started, o.stopped, o.stamps) = (kernel.started, kernel.stopped, kernel.stamps);
+        });
+        let all = published(&mut p, &mut join, at);
+        (all.records.len(), all.pairs.iter().filter_map(|b| b.received_done).collect::<Vec<_>>())
+    };
+    assert_eq!(receive(false, 5 * S), (1, vec![0]), "it stands");
+    assert_eq!(receive(true, 5 * S + S / 10).1, [1], "within the same second");
+    assert_eq!(receive(true, 5 * S + S / 5).1, [0; 0], "once");
+}
