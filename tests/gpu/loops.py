@@ -36,6 +36,8 @@ FAULTS = {
     "stop": (ABSENT, 5),
     "late": (("straggler",), 10),
 }
+# Where ranks take turns on a GPU a step takes seconds. A rank that is away for longer than 3 s in each of them is absent first.
+AWAY = ("straggler", "missing-rank")
 START_SECONDS = 90
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -102,6 +104,9 @@ def text_of(event):
 def judged_fault(agent, fault, planted):
     """Waits for the finding of a fault; returns whether it is right, and a text."""
     kinds, limit = FAULTS[fault]
+    shares_gpus = RANKS > torch.cuda.device_count()
+    if fault == "late" and shares_gpus:
+        kinds = AWAY
     while time.time() < planted + limit + 3:
         right = [e for e in agent.warnings() if e["kind"] in kinds]
         if right:
@@ -110,7 +115,7 @@ def judged_fault(agent, fault, planted):
     took = time.time() - planted
     time.sleep(1.5)
     # Ranks that take turns on a GPU are late now and then, whatever is planted.
-    takes_turns = RANKS > torch.cuda.device_count() and "straggler" not in kinds
+    takes_turns = shares_gpus and "straggler" not in kinds
     seen = [e for e in agent.warnings() if not (takes_turns and e["kind"] == "straggler")]
     good = bool(right) and took <= limit and all(e["kind"] in kinds and e["ranks"] == [RANKS - 1] for e in seen)
     shown = seen or agent.events()
