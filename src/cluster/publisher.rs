@@ -161,7 +161,7 @@ pub struct Publisher {
     moved: HashMap<SegmentId, u64>,
     findings: HashMap<u64, bool>,
     standing: HashMap<Stood, Sent<(u64, bool)>>,
-    /// Those of them that have ended since.
+    /// The standing parts that have ended since they were sent.
     released: HashSet<Stood>,
     sketches: HashMap<ClassOf, m::Sketch>,
     /// The second from which on a new sketch counts.

@@ -7,7 +7,7 @@ use super::op_queue::Key;
 use crate::model::{CommId, Rank, SegmentId, Track};
 use std::collections::BTreeMap;
 
-/// Ranks that waited for a late one of which it is looked at how long they were elsewhere before.
+/// The number of other ranks whose time elsewhere is compared with that of a late one.
 const OTHERS: usize = 8;
 
 /// Where a rank was that came late.

@@ -248,8 +248,8 @@ impl Communicator {
             && self.of_launch(rank, launch).flat_map(|i| i.parts.iter()).any(is_later)
     }
 
-    /// The peers of a rank's transfer, and of those that were launched with it: when each of them had issued it, and when it came
-    /// to it, host monotonic ns. Only times of one host compare.
+    /// Returns the peers of a rank's transfer and of those that were launched with it: when each of them had issued it, and when it
+    /// came to it, host monotonic ns. Only times of one host compare.
     pub(in crate::join) fn peers_came<'a>(
         &'a self,
         transfer: &'a Instance,
