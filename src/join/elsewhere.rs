@@ -90,7 +90,8 @@ impl Join {
         let doubt = self.doubt(me, came_ns.saturating_sub(by_ns), &inside);
         let elsewhere_ns = inside.timed_ns;
         let half_ns = by_ns / 2;
-        let is_beyond_others = || excess_ns.saturating_sub(self.excess_of_others_ns(id, e, rank)) >= half_ns;
+        let is_beyond_others =
+            || excess_ns.saturating_sub(self.excess_of_others_ns(id, e, (rank, by_ns))) >= half_ns;
         let held = elsewhere_ns >= half_ns || excess_ns >= half_ns && is_beyond_others();
         Elsewhere { process: me, held, elsewhere_ns, doubt }
     }
@@ -113,9 +114,16 @@ impl Join {
 
     /// The same for the median of the ranks that waited for a late one, each up to the moment at which it came itself: in a
     /// pipeline every stage waits for others in each step, and so do those that are in time.
-    fn excess_of_others_ns(&self, id: CommId, e: &LateEvent, late: Rank) -> u64 {
+    fn excess_of_others_ns(&self, id: CommId, e: &LateEvent, (late, by_ns): (Rank, u64)) -> u64 {
         let instance = self.comms.get(&id).and_then(|c| c.instance(e.track, e.operation.order));
-        let others = instance.into_iter().flat_map(|i| i.parts.iter()).filter(|(r, _)| **r != late);
+        let parts = || instance.into_iter().flat_map(|i| i.parts.iter());
+        let own_ns = parts().find(|(r, _)| **r == late).and_then(|(_, p)| p.duration_ns());
+        // Ranks that came with it are late as well, possibly for the same reason.
+        let waited = |p: &Part| {
+            let longer_ns = p.duration_ns().zip(own_ns).map(|(ns, own_ns)| ns.saturating_sub(own_ns));
+            longer_ns.is_none_or(|ns| ns >= by_ns / 2)
+        };
+        let others = parts().filter(|(r, p)| **r != late && waited(p));
         let excess_ns = |(rank, part): (&Rank, &Part)| {
             let span = (self.last_here_ns(id, e, *rank)?, part.kernel?.start_ns);
             Some(self.excess_ns(id, *rank, span))
@@ -124,7 +132,7 @@ impl Join {
         if all.is_empty() {
             return 0;
         }
-        let middle = all.len() / 2;
+        let middle = (all.len() - 1) / 2;
         *all.select_nth_unstable(middle).1
     }
 
