@@ -37,6 +37,9 @@ pub(super) enum Entry<'a> {
 #[derive(Debug, Clone, Default)]
 pub(super) struct OpQueue {
     tracks: BTreeMap<Track, VecDeque<Place>>,
+    /// Those that were counted, in the order in which they were, and the transfers among them apart.
+    counted: VecDeque<Key>,
+    counted_transfers: VecDeque<Key>,
     len: usize,
     open: usize,
     #[expect(clippy::vec_box, reason = "the boxes are what is used again")]
@@ -181,7 +184,11 @@ impl OpQueue {
         let queue = self.tracks.get_mut(&key.0)?;
         let at = find(queue, key.1).ok()?;
         let place = queue.get_mut(at)?;
-        self.open -= usize::from(std::mem::take(&mut place.open));
+        if std::mem::take(&mut place.open) {
+            self.open -= 1;
+            let counted = if is_transfer(key) { &mut self.counted_transfers } else { &mut self.counted };
+            counted.push_back(*key);
+        }
         place.instance.counted = true;
         Some(&mut place.instance)
     }
@@ -190,6 +197,7 @@ impl OpQueue {
     pub(super) fn weight(&self) -> usize {
         const TRACK: usize = 256;
         (self.len + self.spare.len()) * (size_of::<Place>() + size_of::<Instance>())
+            + (self.counted.len() + self.counted_transfers.len()) * size_of::<Key>()
             + self.tracks.len() * TRACK
             + self.evicted.bytes()
     }
@@ -204,54 +212,60 @@ impl OpQueue {
         self.open
     }
 
-    /// Forgets the first so many that were counted, by track and order, but for one; hands each to `gone`. Their room is
-    /// used again, or is given back.
+    /// How many collectives were counted, and how many transfers.
+    pub(super) fn counted_len(&self) -> (usize, usize) {
+        (self.counted.len(), self.counted_transfers.len())
+    }
+
+    /// Forgets so many collectives and transfers that were counted first, but for one operation; hands each to `gone`. Their room
+    /// is used again, or is given back.
     pub(super) fn forget(
         &mut self,
-        n: usize,
+        (collectives, transfers): (usize, usize),
         but: Option<Key>,
         again: bool,
         mut gone: impl FnMut(&Key, &mut Instance),
     ) {
-        let mut left = n;
-        let spare = &mut self.spare;
         if !again {
-            *spare = Vec::new();
+            self.spare = Vec::new();
         }
-        let len = &mut self.len;
-        let mut evicted = (!self.is_sample).then_some(&mut self.evicted);
-        self.tracks.retain(|_, queue| {
-            let mut drop = |mut p: Place| {
-                gone(&p.key, &mut p.instance);
-                if let Some(evicted) = &mut evicted {
-                    evicted.add(p.key);
+        for (is_transfers, n) in [(false, collectives), (true, transfers)] {
+            let counted = if is_transfers { &mut self.counted_transfers } else { &mut self.counted };
+            let n = n.min(counted.len());
+            let mut stays = None;
+            for key in counted.drain(..n) {
+                if Some(key) == but {
+                    stays = Some(key);
+                    continue;
                 }
-                *len -= 1;
-                if again && spare.len() < SPARE {
-                    p.instance.clear();
-                    spare.push(p.instance);
+                let Some(mut place) = take(&mut self.tracks, &key) else { continue };
+                gone(&key, &mut place.instance);
+                if !self.is_sample {
+                    self.evicted.add(key);
                 }
-            };
-            let may_go = |p: &Place| !p.open && Some(p.key) != but;
-            while left > 0 && queue.front().is_some_and(may_go) {
-                queue.pop_front().map(&mut drop);
-                left -= 1;
-            }
-            // Behind what is stuck others were counted.
-            if left > 0 && queue.iter().any(may_go) {
-                let kept = VecDeque::with_capacity(queue.len());
-                for p in std::mem::replace(queue, kept) {
-                    if left > 0 && may_go(&p) {
-                        drop(p);
-                        left -= 1;
-                    } else {
-                        queue.push_back(p);
-                    }
+                self.len -= 1;
+                if again && self.spare.len() < SPARE {
+                    place.instance.clear();
+                    self.spare.push(place.instance);
                 }
             }
-            !queue.is_empty()
-        });
+            stays.into_iter().for_each(|key| counted.push_front(key));
+        }
     }
+}
+
+fn is_transfer(key: &Key) -> bool {
+    matches!(key.0, Track::Pair(..))
+}
+
+/// Takes an operation out of its track, and the track with its last one.
+fn take(tracks: &mut BTreeMap<Track, VecDeque<Place>>, key: &Key) -> Option<Place> {
+    let queue = tracks.get_mut(&key.0)?;
+    let place = queue.remove(find(queue, key.1).ok()?);
+    if queue.is_empty() {
+        tracks.remove(&key.0);
+    }
+    place
 }
 
 #[cfg(test)]
@@ -303,6 +317,17 @@ mod tests {
     }
 
     #[test]
+    fn transfers_are_forgotten_by_age_whatever_their_track() {
+        let back = Track::Pair(Rank(1), Rank(0));
+        let all = [(PAIR, 0), (back, 0), (Track::Collective, 0), (PAIR, 1), (back, 1)];
+        let mut h = held(&all);
+        all.iter().for_each(|key| assert!(h.close(key).is_some()));
+        assert_eq!(h.counted_len(), (1, 4));
+        h.forget((0, 2), None, true, |_, _| {});
+        assert_eq!(keys(&h), [(Track::Collective, 0), (PAIR, 1), (back, 1)]);
+    }
+
+    #[test]
     fn the_first_that_were_counted_go_and_what_is_stuck_stays() {
         let c = Track::Collective;
         let mut h = held(&[(c, 0), (c, 1), (c, 2), (c, 3), (c, 4), (PAIR, 0)]);
@@ -312,10 +337,11 @@ mod tests {
         assert!(!h.is_open(&(c, 0)) && h.is_open(&(c, 1)));
         assert_eq!((h.open_len(), h.open().count(), h.open_of(c).count()), (1, 1, 1));
         let mut gone = Vec::new();
-        h.forget(3, Some((c, 3)), true, |k, _| gone.push(*k));
+        h.forget((4, 0), Some((c, 3)), true, |k, _| gone.push(*k));
         assert_eq!(gone, [(c, 0), (c, 2), (c, 4)]);
         assert_eq!((keys(&h), h.len()), (vec![(c, 1), (c, 3), (PAIR, 0)], 3));
-        h.forget(9, None, true, |_, _| {});
+        assert_eq!(h.counted_len(), (1, 1));
+        h.forget((9, 9), None, true, |_, _| {});
         assert_eq!(keys(&h), [(c, 1)]);
         assert!(
             matches!(h.entry((c, 9), |_, _| false), Entry::There(i) if !i.counted),

@@ -12,8 +12,12 @@ use crate::model::{Func, Rank, Spare, Timing, Track};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// Complete operations kept for screens.
+/// Complete collectives that are kept, and transfers at least.
 const KEPT: usize = 256;
+/// Complete transfers that are kept for each rank of a communicator: an all-to-all makes two of them for each pair.
+const KEPT_A_RANK: usize = 64;
+/// Complete transfers that are kept at most.
+const TRANSFERS_MAX: usize = 4096;
 /// Classes of operations of a communicator that are told apart; those of others are not counted.
 const CLASSES_MAX: usize = 512;
 /// An operation that is known to be done is counted without its missing stamps after this, in ns: NCCL's
@@ -355,8 +359,10 @@ impl Communicator {
     }
 
     fn forget(&mut self, expected: usize, classes: &mut BTreeMap<ClassKey, Box<Class>>, outbox: &mut Outbox) {
-        let surplus = self.counted().saturating_sub(KEPT);
-        if surplus > 0 {
+        let (collectives, transfers) = self.instances.counted_len();
+        let transfers_kept = expected.saturating_mul(KEPT_A_RANK).clamp(KEPT, TRANSFERS_MAX);
+        let surplus = (collectives.saturating_sub(KEPT), transfers.saturating_sub(transfers_kept));
+        if surplus != (0, 0) {
             self.forget_counted(surplus, Some(outbox.spare()));
         }
         // Incomplete ones whose rest was lost: the oldest of them are counted as they are.
@@ -368,13 +374,9 @@ impl Communicator {
         }
     }
 
-    /// Operations that were counted and are kept.
-    fn counted(&self) -> usize {
-        self.instances.len() - self.instances.open_len()
-    }
-
-    /// Forgets the oldest counted operations; their room is given back where nobody takes it to use it again.
-    fn forget_counted(&mut self, n: usize, mut spare: Option<&mut Spare>) {
+    /// Forgets so many collectives and transfers that were counted first; their room is given back where nobody takes it to use it
+    /// again.
+    fn forget_counted(&mut self, n: (usize, usize), mut spare: Option<&mut Spare>) {
         let (timed, parts) = (&mut self.timed, &mut self.parts_kept);
         self.instances.forget(n, self.mismatch, spare.is_some(), |key, instance| {
             *parts -= instance.parts.len();
@@ -422,15 +424,17 @@ impl Communicator {
 
     /// Keeps the younger half of what was counted, and no room for more.
     pub(in crate::join) fn halve(&mut self) {
-        self.forget_counted(self.counted().div_ceil(2), None);
+        let (collectives, transfers) = self.instances.counted_len();
+        self.forget_counted((collectives.div_ceil(2), transfers.div_ceil(2)), None);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::KEPT_A_RANK;
     use crate::join::testing::{all_reduce, member, process};
     use crate::join::{Join, MemoryLimit, account};
-    use crate::model::{Func, Lane, Rank, Track, Update};
+    use crate::model::{Func, Lane, OpRecord, Rank, Track, Update};
 
     const MS: u64 = 1_000_000;
 
@@ -460,6 +464,33 @@ mod tests {
 
     fn lost(j: &Join) -> u64 {
         j.processes().map(crate::join::Process::hidden).sum()
+    }
+
+    #[test]
+    fn of_an_all_to_all_the_transfers_of_all_ranks_are_kept_alike() {
+        const RANKS: u32 = 8;
+        let mut j = Join::new();
+        (0..RANKS).for_each(|rank| j.feed(process(rank)));
+        (0..RANKS).for_each(|rank| j.feed(member(rank, RANKS, 0)));
+        for round in 0..40 {
+            let at_ns = (round + 1) * 10 * MS;
+            let pairs = (0..RANKS).flat_map(|a| (0..RANKS).map(move |b| (a, b))).filter(|(a, b)| a != b);
+            for (from, to) in pairs {
+                for (rank, func, lane) in
+                    [(from, Func::Send, Lane::Send(Rank(to))), (to, Func::Recv, Lane::Recv(Rank(from)))]
+                {
+                    let op = all_reduce(rank, round, at_ns, Some((at_ns, Some(at_ns + 1_000))));
+                    j.feed(Update::Op(Box::new(OpRecord { func, lane, ..op })));
+                }
+            }
+            j.tick(at_ns + 5 * MS);
+        }
+        j.tick(60_000 * MS);
+        let c = j.communicators().next().expect("one");
+        let kept = |rank: u32| c.instances().filter(|(.., i)| i.parts.contains_key(&Rank(rank))).count();
+        let all: Vec<usize> = (0..RANKS).map(kept).collect();
+        assert_eq!(all.iter().sum::<usize>(), 2 * KEPT_A_RANK * RANKS as usize);
+        assert!(all.iter().all(|n| n.abs_diff(2 * KEPT_A_RANK) <= RANKS as usize), "{all:?}");
     }
 
     #[test]
