@@ -10,6 +10,9 @@ use std::collections::BTreeMap;
 /// The number of other ranks whose time elsewhere is compared with that of a late one.
 const OTHERS: usize = 8;
 
+/// Fewer ranks than this that come with a late one are no group.
+const GROUP: usize = 2;
+
 /// Where a rank was that came late.
 #[derive(Debug, Clone)]
 struct Elsewhere {
@@ -87,6 +90,7 @@ impl Join {
             let lead_ns = me.and_then(|me| self.processes.get(&me)).map_or(0, |p| p.issuing.lead_ns());
             inside.timed_ns = inside.timed_ns.max(lead_ns);
         }
+        inside.in_launch |= self.came_with_its_group(id, e, (rank, by_ns));
         let doubt = self.doubt(me, came_ns.saturating_sub(by_ns), &inside);
         let elsewhere_ns = inside.timed_ns;
         let half_ns = by_ns / 2;
@@ -94,6 +98,32 @@ impl Join {
             || excess_ns.saturating_sub(self.excess_of_others_ns(id, e, (rank, by_ns))) >= half_ns;
         let held = elsewhere_ns >= half_ns || excess_ns >= half_ns && is_beyond_others();
         Elsewhere { process: me, held, elsewhere_ns, doubt }
+    }
+
+    /// True where most ranks of another communicator, all of which are in this operation, came as late as one of them: what they
+    /// share made them late, and which of them that was is told there.
+    fn came_with_its_group(&self, id: CommId, e: &LateEvent, (late, by_ns): (Rank, u64)) -> bool {
+        let Some(c) = self.comms.get(&id) else { return false };
+        let Some(instance) = c.instance(e.track, e.operation.order) else { return false };
+        if matches!(e.track, Track::Pair(..)) || e.measure != Measure::Gpu {
+            return false;
+        }
+        let segment = |r: &Rank| c.members().get(r).map(|m| m.record.segment);
+        let own = instance.parts.get(&late).and_then(Part::duration_ns).zip(segment(&late));
+        let Some((own_ns, me)) = own else { return false };
+        // Kernels of one operation end together: the longer one ran, the earlier it came.
+        let ahead = |(r, p): (&Rank, &Part)| Some((segment(r)?, p.duration_ns()?.saturating_sub(own_ns)));
+        let ahead_ns: BTreeMap<SegmentId, u64> = instance.parts.iter().filter_map(ahead).collect();
+        let came_together = |group: &Communicator| {
+            let segments = group.members().values().map(|m| m.record.segment).filter(|s| *s != me);
+            let others: Option<Vec<u64>> = segments.map(|s| ahead_ns.get(&s).copied()).collect();
+            let Some(mut others) = others.filter(|o| o.len() >= GROUP) else { return false };
+            let middle = (others.len() - 1) / 2;
+            *others.select_nth_unstable(middle).1 < by_ns / 2
+        };
+        let groups = self.roster.seats(me).iter().filter_map(|(comm, _)| self.comms.get(comm));
+        let is_part = |g: &&Communicator| g.id != id && g.members().len() * 2 <= c.members().len();
+        groups.filter(is_part).any(came_together)
     }
 
     /// When a rank was through with the operation before this one on its track, host monotonic ns.
@@ -269,6 +299,41 @@ mod tests {
         let c = j.communicator(CommId::unowned(7)).expect("that of both");
         let e = c.late().find(|e| e.operation.order == 20 && e.rank == Rank(1));
         e.expect("it is late").held_elsewhere
+    }
+
+    /// Whether it is unsure that rank 5 of six is to blame, which comes 60 ms late to the last of 21 operations. So do the first of
+    /// these ranks; rank 5 shares a communicator with some.
+    fn is_unsure(late: &[u32], group: &[u32]) -> Option<bool> {
+        const RANKS: u32 = 6;
+        let mut j = Join::new();
+        (0..RANKS).for_each(|r| j.feed(process(r)));
+        (0..RANKS).for_each(|r| j.feed(member(r, RANKS, 21)));
+        for (own, r) in (0..).zip(group) {
+            let Update::Comm(mut c) = member(*r, group.len() as u32, 0) else { unreachable!("a member") };
+            (c.comm, c.rank) = (CommId::unowned(9), Rank(own));
+            j.feed(Update::Comm(c));
+        }
+        for order in 0..21 {
+            let at_ns = (1_000 + order * 1_000) * MS;
+            for r in 0..RANKS {
+                let late_ns =
+                    if order == 20 && late.contains(&r) { 59 * MS + u64::from(r) * 100_000 } else { 0 };
+                let kernel = Some((at_ns + late_ns, Some(at_ns + 61 * MS)));
+                j.feed(Update::Op(Box::new(all_reduce(r, order, at_ns - MS, kernel))));
+            }
+            j.tick(at_ns + 500 * MS);
+        }
+        j.tick(100_000 * MS);
+        let c = j.communicator(CommId::unowned(7)).expect("that of all");
+        Some(c.late().find(|e| e.operation.order == 20 && e.rank == Rank(5))?.unsure)
+    }
+
+    #[test]
+    fn a_rank_that_comes_late_with_its_group_is_not_to_blame_for_certain() {
+        assert_eq!(is_unsure(&[5], &[3, 4, 5]), Some(false), "the others of its group came in time");
+        assert_eq!(is_unsure(&[4, 5], &[1, 2, 5]), Some(false), "rank 4 is not of its group");
+        assert_eq!(is_unsure(&[4, 5], &[4, 5]), Some(false), "one rank is no group");
+        assert_eq!(is_unsure(&[3, 4, 5], &[3, 4, 5]), Some(true));
     }
 
     #[test]
