@@ -6,12 +6,14 @@
 
 use super::hang_context::{HangContext, StallSite};
 use super::{circle, fact, names, out_of_order, transfers, verb, who};
-use crate::join::{Activity, Origin, Part, Stall, WaitingFor};
+use crate::join::{Activity, Communicator, Instance, Origin, Part, Stall, WaitingFor};
 use crate::model::{Confidence, Evidence, Finding, Kind, Rank, Track};
 use std::collections::BTreeSet;
 
 /// Ranks of an operation of which the GPUs are looked at.
 const FEW: usize = 64;
+/// Ranks of each of two operations of which the earlier calls are compared.
+const ASKED: usize = 4;
 
 pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Finding> {
     let circle: Vec<&Stall> = at.origin.circle.iter().filter_map(|i| scene.standing.stall(*i)).collect();
@@ -86,6 +88,10 @@ pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Findin
 pub(super) fn instead_of_circle(scene: &HangContext<'_>, origin: &Origin) -> Option<Origin> {
     let of = |i: &usize| Some((*i, scene.standing.stall(*i)?));
     let circle: Vec<(usize, &Stall)> = origin.circle.iter().filter_map(of).collect();
+    let stalls = || circle.iter().map(|(_, s)| *s);
+    if stalls().any(|a| stalls().any(|b| is_newly_inverted(scene, a, b))) {
+        return None;
+    }
     let (inferred, seen): (Vec<_>, Vec<_>) = circle.iter().partition(|(_, s)| is_inferred(scene, s));
     let (first, stall) = *seen.first().filter(|(_, s)| s.lack == WaitingFor::Start)?;
     if inferred.is_empty() || !circle.iter().all(|(_, s)| is_usual(scene, s)) {
@@ -115,6 +121,47 @@ fn is_usual(scene: &HangContext<'_>, stall: &Stall) -> bool {
             left_before && order.usual_ns() >= Some(issued_ns)
         })
     })
+}
+
+/// True where a process that waits in the one operation and another that waits in the other one issued the two in opposite
+/// orders, and did not the last time. Streams may let processes always differ; that holds up nobody.
+fn is_newly_inverted(scene: &HangContext<'_>, a: &Stall, b: &Stall) -> bool {
+    let comms = scene.join.communicator(a.comm).zip(scene.join.communicator(b.comm));
+    let Some((of_a, of_b)) = comms else { return false };
+    let issued_ns = |c: &Communicator, s: &Stall, rank: Rank| {
+        c.instance(s.track, s.order).and_then(|i| i.parts.get(&rank)?.op.issued_ns)
+    };
+    // The last operation of the other track that a rank had issued by some moment.
+    let last_before = |rank: Rank, moment_ns: u64| {
+        let of_track = of_b.instances().filter(|(track, ..)| *track == b.track);
+        let orders = of_track.filter(|(.., i)| {
+            i.parts.get(&rank).is_some_and(|p| p.op.issued_ns.is_some_and(|t| t < moment_ns))
+        });
+        orders.map(|(_, order, _)| order).max()
+    };
+    let in_a = both(&a.waiting, &b.lacking);
+    let in_b = both(&a.lacking, &b.waiting);
+    in_a.iter().take(ASKED).any(|(here_a, here_b)| {
+        in_b.iter().take(ASKED).any(|(there_a, there_b)| {
+            let is_inverted = issued_ns(of_a, a, *here_a) < issued_ns(of_b, b, *here_b)
+                && issued_ns(of_b, b, *there_b).is_some_and(|t| Some(t) < issued_ns(of_a, a, *there_a));
+            let earlier = of_a.instances().filter(|(track, order, _)| *track == a.track && *order < a.order);
+            let moments =
+                |i: &Instance| i.parts.get(here_a)?.op.issued_ns.zip(i.parts.get(there_a)?.op.issued_ns);
+            let before = earlier.filter_map(|(.., i)| moments(i)).max();
+            is_inverted
+                && before.is_some_and(|(here_ns, there_ns)| {
+                    let here = last_before(*here_b, here_ns);
+                    here.is_some() && here == last_before(*there_b, there_ns)
+                })
+        })
+    })
+}
+
+/// The ranks of the processes that are in both lists, in each of them.
+fn both(of_one: &[(Rank, u32)], of_other: &[(Rank, u32)]) -> Vec<(Rank, Rank)> {
+    let rank = |process: u32| of_other.iter().find(|(_, p)| *p == process).map(|(rank, _)| *rank);
+    of_one.iter().filter_map(|(here, process)| Some((*here, rank(*process)?))).collect()
 }
 
 /// True for an operation that ranks have not started and in which no GPU is seen: who waits there is inferred.
@@ -225,6 +272,7 @@ mod tests {
     }
 
     const OTHER: CommId = CommId::unowned(8);
+    const S: u64 = 1_000_000_000;
 
     /// Two ranks in two communicators, in which each has issued so many operations.
     fn two_in_both(issued: impl Fn(u32) -> (u64, u64)) -> Join {
@@ -244,7 +292,6 @@ mod tests {
     fn a_rank_that_is_ahead_elsewhere_may_be_in_an_untimed_operation_before() {
         // Of an untimed operation and a timed one, rank 0 issues the untimed one first and rank 1 the timed one. Rank 0 has issued
         // one more of the untimed ones.
-        const S: u64 = 1_000_000_000;
         let found = |now_ns: u64| {
             let mut j = two_in_both(|r| (2, 2 - u64::from(r)));
             for r in 0..2u32 {
@@ -303,6 +350,43 @@ mod tests {
         };
         assert_eq!(found(false), [(Kind::NotStarted, vec![Rank(1)])]);
         assert_eq!(found(true), [(Kind::InterleavedCommunicators, vec![Rank(1)])]);
+    }
+
+    #[test]
+    fn an_order_that_was_never_the_same_is_not_inverted_anew() {
+        // In each of 20 loops rank 0 calls two operations of another communicator and then one of this. So does rank 1, but for
+        // one that it leaves out in the last loop but one, or it calls them after this one, always.
+        let is_new = |always: bool| {
+            let mut j = two_in_both(|_| (20, 40));
+            for r in 0..2u32 {
+                let others = 0..40u64;
+                for order in 0..20 {
+                    let at_ns = (1 + order) * 1_000;
+                    j.feed(Update::Op(Box::new(all_reduce(r, order, at_ns + 500, None))));
+                }
+                for order in others {
+                    let was_left_out = r == 1 && !always && order >= 37;
+                    let in_loop = (order + u64::from(was_left_out)) / 2;
+                    let after = if r == 1 && always { 600 } else { 0 };
+                    let mut op = all_reduce(r, order, (1 + in_loop) * 1_000 + after + order % 2, None);
+                    op.comm = OTHER;
+                    j.feed(Update::Op(Box::new(op)));
+                }
+            }
+            j.tick(S);
+            let (standing, gpu_users) = (j.standing(S), std::cell::OnceCell::new());
+            let settings = Settings::default();
+            let scene =
+                HangContext { join: &j, standing: &standing, settings, now_ns: S, gpu_users: &gpu_users };
+            let place = |comm, order, waiting, lacking| {
+                let s = stall(WaitingFor::Start, waiting, lacking);
+                Stall { comm, order, ..s }
+            };
+            let (here, there) = (place(CommId::unowned(7), 18, 1, 0), place(OTHER, 37, 0, 1));
+            is_newly_inverted(&scene, &here, &there)
+        };
+        assert!(is_new(false));
+        assert!(!is_new(true), "its streams let it");
     }
 
     #[test]
