@@ -154,7 +154,7 @@ fn activities(scene: &HangContext<'_>, at: StallSite<'_>, ranks: &[Rank]) -> Opt
 }
 
 /// True where the next reading of a rank's GPU tells what it has done since others began to wait.
-fn awaits_reading(scene: &HangContext<'_>, at: StallSite<'_>, rank: Rank) -> bool {
+pub(super) fn awaits_reading(scene: &HangContext<'_>, at: StallSite<'_>, rank: Rank) -> bool {
     let gpu = at.comm.members().get(&rank).and_then(|m| m.record.gpu.as_ref());
     let Some((gpu, process)) = gpu.zip(scene.process(at.comm, rank)) else { return false };
     let since_ns = at.waited.since_ns.saturating_add(SETTLES_NS);

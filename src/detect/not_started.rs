@@ -144,8 +144,24 @@ fn waits_elsewhere(scene: &HangContext<'_>, at: StallSite<'_>) -> bool {
     }
 }
 
-pub(super) fn judge<'p, 'a: 'p>(scene: &HangContext<'a>, at: StallSite<'p>) -> Option<Finding> {
+/// The ranks that do not start it, without those whose GPUs wait in a kernel while others' compute: a stamp of theirs is lost, or
+/// they are in another operation. Absent while the next reading of a GPU is awaited.
+fn held_by_gpus(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Vec<Rank>> {
     let ranks = &at.origin.ranks;
+    if !(2..=FEW).contains(&ranks.len()) {
+        return Some(ranks.clone());
+    }
+    if ranks.iter().any(|r| held_by_gpu::awaits_reading(scene, at, *r)) {
+        return None;
+    }
+    let of = |r: &Rank| (*r, held_by_gpu::busy_with(scene, at.comm, *r, at.waited.since_ns));
+    let activities: Vec<(Rank, Option<Activity>)> = ranks.iter().map(of).collect();
+    let any_computes = activities.iter().any(|(_, a)| *a == Some(Activity::Computing));
+    let is_held = |a: Option<Activity>| !any_computes || a != Some(Activity::Waiting);
+    Some(activities.into_iter().filter(|(_, a)| is_held(*a)).map(|(r, _)| r).collect())
+}
+
+pub(super) fn judge<'p, 'a: 'p>(scene: &HangContext<'a>, at: StallSite<'p>) -> Option<Finding> {
     let nowhere = at.comm.started_nowhere(at.stall.track, at.stall.order, at.instance);
     if at.stall.waiting.is_empty() && nowhere {
         let untimed = at.instance.parts.values().all(crate::join::Part::is_silent);
@@ -166,6 +182,7 @@ pub(super) fn judge<'p, 'a: 'p>(scene: &HangContext<'a>, at: StallSite<'p>) -> O
     if at.waited.at_least_ns < patience || at.waited.ranks.is_empty() {
         return None;
     }
+    let ranks = &held_by_gpus(scene, at)?;
     // It may have come to it a moment ago only.
     let waits_for = |rank: &Rank| {
         let issued = at.instance.parts.get(rank).and_then(|p| p.op.issued_ns);
@@ -222,8 +239,8 @@ pub(super) fn judge<'p, 'a: 'p>(scene: &HangContext<'a>, at: StallSite<'p>) -> O
 mod tests {
     use crate::detect::{HangRule, Rule, Settings};
     use crate::join::Join;
-    use crate::join::testing::{all_reduce, member, process};
-    use crate::model::{CommId, Finding, Kind, Liveness, Rank, Timing, Untimed, Update};
+    use crate::join::testing::{all_reduce, gpu_reading, member, process};
+    use crate::model::{CommId, Finding, Func, Kind, Lane, Liveness, Rank, Timing, Untimed, Update};
 
     const S: u64 = 1_000_000_000;
 
@@ -321,6 +338,99 @@ mod tests {
         let found = HangRule::new(Settings::default()).check(&j, 20 * S);
         let found: Vec<_> = found.into_iter().map(|f| (f.kind, f.ranks, f.operation.order)).collect();
         assert_eq!(found, [(Kind::NotStarted, vec![Rank(1)], 1)]);
+    }
+
+    #[test]
+    fn of_several_that_do_not_start_it_those_whose_gpus_wait_have_lost_a_stamp() {
+        // Ranks 1 and 2 were not seen to start what rank 0 waits in; rank 1's GPU computes.
+        let found = |third: (f64, f64), read_s: u64| {
+            let mut j = Join::new();
+            for r in 0..3u32 {
+                let gpu = format!("0000:{r:02x}:00.0");
+                j.feed(process(r));
+                let Update::Comm(mut record) = member(r, 3, 2) else { unreachable!("a member") };
+                record.gpu = Some(gpu.clone().into());
+                j.feed(Update::Comm(record));
+                j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
+                let kernel = (r == 0).then_some((10 * S + 5_000, None));
+                j.feed(Update::Op(Box::new(all_reduce(r, 1, 10 * S, kernel))));
+                let reading = [(1.0, 0.0), (1.0, 0.2), third][r as usize];
+                (8..=read_s).for_each(|at_s| j.feed(gpu_reading(&gpu, at_s * S, reading)));
+            }
+            j.tick(14 * S);
+            let found = HangRule::new(Settings::default()).check(&j, 14 * S);
+            found.into_iter().map(|f| (f.kind, f.ranks)).collect::<Vec<_>>()
+        };
+        let both = vec![Rank(1), Rank(2)];
+        assert_eq!(found((1.0, 0.0), 14), [(Kind::NotStarted, vec![Rank(1)])]);
+        assert_eq!(found((1.0, 0.3), 14), [(Kind::NotStarted, both.clone())]);
+        assert_eq!(found((0.0, 0.0), 14), [(Kind::NotStarted, both)], "it may wait for an event");
+        assert_eq!(found((1.0, 0.0), 11), [], "the next reading will tell");
+    }
+
+    #[test]
+    fn a_gpu_that_a_late_peer_has_held_is_on_its_way() {
+        // Rank 1 waits in a transfer of another communicator that its peer issues so late, and whose end NCCL told with that of
+        // another one of its launch.
+        let found = |came_ns: u64| {
+            let mut j = Join::new();
+            (0..3).for_each(|r| j.feed(process(r)));
+            for r in 0..2 {
+                j.feed(member(r, 2, 2));
+                j.feed(Update::Op(Box::new(all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000)))))));
+                let kernel = (r == 0).then_some((10 * S + 5_000, None));
+                j.feed(Update::Op(Box::new(all_reduce(r, 1, 10 * S, kernel))));
+            }
+            for (r, own, issued_ns) in [(1, 0, 9 * S), (2, 1, came_ns)] {
+                let Update::Comm(mut other) = member(r, 2, 0) else { unreachable!("a member") };
+                (other.comm, other.rank) = (CommId::unowned(8), Rank(own));
+                j.feed(Update::Comm(other));
+                let mut op = all_reduce(r, 0, issued_ns, Some((9 * S + 5_000, Some(9 * S + 50_000))));
+                (op.comm, op.rank) = (CommId::unowned(8), Rank(own));
+                (op.func, op.lane) = match r {
+                    1 => (Func::Recv, Lane::Recv(Rank(1))),
+                    _ => (Func::Send, Lane::Send(Rank(0))),
+                };
+                j.feed(Update::Op(Box::new(op)));
+            }
+            j.tick(20 * S);
+            let found = HangRule::new(Settings::default()).check(&j, 20 * S);
+            found.into_iter().map(|f| (f.kind, f.ranks)).collect::<Vec<_>>()
+        };
+        assert_eq!(found(19 * S), []);
+        assert_eq!(found(9 * S), [(Kind::NotStarted, vec![Rank(1)])]);
+    }
+
+    #[test]
+    fn a_rank_may_be_in_what_it_issued_before_and_has_lost_the_stamps_of() {
+        // Rank 0 waits for rank 1. That rank issued an operation with rank 2 before, of which it told no stamp; rank 2 waits for
+        // rank 3, which is missing.
+        let pairs = [(7, 0, 1), (8, 1, 2), (9, 2, 3)];
+        let mut j = Join::new();
+        (0..4).for_each(|r| j.feed(process(r)));
+        for (comm, a, b) in pairs {
+            for (own, r) in [(0, a), (1, b)] {
+                let is_missing = r == 3;
+                let Update::Comm(mut m) = member(r, 2, if is_missing { 1 } else { 2 }) else {
+                    unreachable!("a member")
+                };
+                (m.comm, m.rank) = (CommId::unowned(comm), Rank(own));
+                j.feed(Update::Comm(m));
+                let waits = (comm, r) == (7, 0) || (comm, r) == (9, 2);
+                let kernel = waits.then_some((10 * S + 5_000, None));
+                let first = all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000))));
+                // What is nearer to rank 3 is issued earlier.
+                let second = (!is_missing).then(|| all_reduce(r, 1, 10 * S - comm, kernel));
+                for mut op in [Some(first), second].into_iter().flatten() {
+                    (op.comm, op.rank) = (CommId::unowned(comm), Rank(own));
+                    j.feed(Update::Op(Box::new(op)));
+                }
+            }
+        }
+        j.tick(14 * S);
+        let found = HangRule::new(Settings::default()).check(&j, 14 * S);
+        let found: Vec<_> = found.into_iter().map(|f| (f.kind, f.communicator, f.ranks)).collect();
+        assert_eq!(found, [(Kind::MissingRank, CommId::unowned(9), vec![Rank(1)])]);
     }
 
     /// Ranks 0 and 1 issue an operation at 10 s that rank 1's GPU does not start; rank 0 is in it from 10.5 s on. Rank 2

@@ -468,6 +468,7 @@ impl Join {
         let parts = comm.parts_kept();
         let (busy, issuing, spare) = (&mut process.busy, &mut process.issuing, self.outbox.spare());
         let (segment, may_grow) = (op.segment, comm.payer.is_none_or(|p| self.memory.may_grow(p)));
+        let place = op.track().zip(op.order);
         let taken = comm.operation(
             op,
             said,
@@ -475,6 +476,11 @@ impl Join {
         );
         self.parts = self.parts + comm.parts_kept() - parts;
         account(&mut self.memory, comm);
+        if let Some((waited, from_ns, until_ns)) = place.and_then(|place| comm.wait_for_peer(place))
+            && let Some(p) = self.processes.get_mut(&waited)
+        {
+            p.busy.waited(from_ns, until_ns);
+        }
         if taken == Taken::NoRoom {
             self.missed(segment, BEYOND_MEMORY, 1);
         }

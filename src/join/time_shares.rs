@@ -82,12 +82,19 @@ impl Busy {
         }
     }
 
+    /// Takes that a transfer of the process could not end from one moment to another, host clock ns: its peer had not come.
+    pub(super) fn waited(&mut self, from_ns: u64, until_ns: u64) {
+        if until_ns.saturating_sub(from_ns) >= LONG_NS {
+            self.long_ns = self.long_ns.max(Some(until_ns));
+        }
+    }
+
     /// When a kernel last ended, host clock ns; absent without any.
     pub fn released_ns(&self) -> Option<u64> {
         (!self.seconds.is_empty()).then_some(self.covered_ns)
     }
 
-    /// When one last ended that took a second or more, host clock ns.
+    /// When a kernel last ended that took a second or more, or a peer came for whom the process had waited as long, host clock ns.
     pub fn released_long_ns(&self) -> Option<u64> {
         self.long_ns
     }
@@ -190,5 +197,9 @@ mod tests {
         b.add(&kernel(1_000, LONG_NS));
         b.add(&kernel(LONG_NS * 3, LONG_NS - 1));
         assert_eq!((b.released_ns(), b.released_long_ns()), (Some(LONG_NS * 4 - 1), Some(LONG_NS + 1_000)));
+        b.waited(LONG_NS * 5, LONG_NS * 6 - 1);
+        assert_eq!(b.released_long_ns(), Some(LONG_NS + 1_000), "its peer came soon");
+        b.waited(LONG_NS * 5, LONG_NS * 6);
+        assert_eq!(b.released_long_ns(), Some(LONG_NS * 6));
     }
 }

@@ -181,11 +181,7 @@ fn held(join: &Join, idle: &Idle, waiting: &Waiting, room: &mut usize) -> Option
         }
         for (track, order, instance) in c.open() {
             *room = room.checked_sub(1)?;
-            let Some(part) =
-                instance.parts.get(rank).filter(|p| !p.finished && (p.is_silent() || p.is_in_it()))
-            else {
-                continue;
-            };
+            let Some(part) = instance.parts.get(rank).filter(|p| !p.finished) else { continue };
             let Some(at) = part.issued_at().filter(|at| at.is_before(idle.at)) else { continue };
             if first.as_ref().is_some_and(|(_, known)| !at.is_before(*known)) {
                 continue;
