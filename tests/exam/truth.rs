@@ -180,9 +180,10 @@ fn one(
         ns => ns.max(start_ns),
     };
     truth.deadline_ns = truth.since_ns + patience_ns;
-    // A slow job has to last until then.
+    // A job that is slow from some moment on has to last until then.
     let last_ns = happened.iter().filter_map(|s| s.ended_ns).max().unwrap_or(0);
-    let until = if p.kind.is_slow() { until.min(last_ns + S) } else { until };
+    let once = matches!(p.kind, FaultKind::LateOnce | FaultKind::Paused);
+    let until = if p.kind.is_slow() && !once { until.min(last_ns + S) } else { until };
     if truth.need == Need::Required && truth.deadline_ns + S / 2 > until {
         truth.need = Need::Allowed;
     }

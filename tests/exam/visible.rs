@@ -63,7 +63,10 @@ fn passages(stays: &[Stay], a_node: u32) -> BTreeMap<Key, Passage> {
         let ends_later = |s: &&Stay| s.rank == last || s.reported_end_ns >= Some(last_ns);
         let by_launch = parts.iter().any(|s| s.by_launch);
         Some(Passage {
-            shows_last: is_local || by_launch || parts.iter().all(ends_later),
+            shows_last: is_local
+                || by_launch
+                || !parts.iter().any(has_others)
+                || parts.iter().all(ends_later),
             kind: kind(parts.first()?),
             order: parts.first()?.order,
             first_ns: started.iter().map(|(t, _)| *t).min()?,
