@@ -22,14 +22,15 @@ struct Elsewhere {
     doubt: Doubt,
 }
 
-/// Whether a rank may have been in an operation that is not timed.
+/// The reason why a late rank may not be to blame, though it is not known to have been held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Doubt {
     None,
-    /// In this one.
+    /// It may have been in this operation, which is not timed.
     In((CommId, Key)),
-    /// In a launch of several transfers, of which nothing says when it ended.
-    InLaunch,
+    /// No operation can be named: it may have been in a launch of which nothing says when it ended, others came with it, or nobody
+    /// may have waited.
+    Vague,
 }
 
 impl Elsewhere {
@@ -71,7 +72,7 @@ impl Join {
                     event.unsure = elsewhere.doubt != Doubt::None;
                     event.excuse = match elsewhere.doubt {
                         Doubt::In(excuse) => Some(excuse),
-                        Doubt::None | Doubt::InLaunch => None,
+                        Doubt::None | Doubt::Vague => None,
                     };
                     event.finished = finished;
                     event.held_elsewhere = Some(elsewhere.held);
@@ -90,8 +91,13 @@ impl Join {
             let lead_ns = me.and_then(|me| self.processes.get(&me)).map_or(0, |p| p.issuing.lead_ns());
             inside.timed_ns = inside.timed_ns.max(lead_ns);
         }
-        inside.in_launch |= self.came_with_its_group(id, e, (rank, by_ns));
-        let doubt = self.doubt(me, came_ns.saturating_sub(by_ns), &inside);
+        let is_vague = inside.in_launch
+            || self.came_with_its_group(id, e, (rank, by_ns))
+            || self.hosts_went_on(id, e, (rank, by_ns, came_ns));
+        let doubt = match is_vague {
+            true => Doubt::Vague,
+            false => self.doubt(me, came_ns.saturating_sub(by_ns), &inside),
+        };
         let elsewhere_ns = inside.timed_ns;
         let half_ns = by_ns / 2;
         let is_beyond_others =
@@ -124,6 +130,23 @@ impl Join {
         let groups = self.roster.seats(me).iter().filter_map(|(comm, _)| self.comms.get(comm));
         let is_part = |g: &&Communicator| g.id != id && g.members().len() * 2 <= c.members().len();
         groups.filter(is_part).any(came_together)
+    }
+
+    /// True where only hosts say that a rank was late, and those of most others called the next operation long before it came: that
+    /// their GPUs ran out of work meanwhile is not known.
+    fn hosts_went_on(&self, id: CommId, e: &LateEvent, (late, by_ns, came_ns): (Rank, u64, u64)) -> bool {
+        if e.measure != Measure::Host && !e.by_calls {
+            return false;
+        }
+        let next = e.operation.order.checked_add(1);
+        let next = self.comms.get(&id).zip(next).and_then(|(c, order)| c.instance(e.track, order));
+        let others = next.into_iter().flat_map(|i| i.parts.iter()).filter(|(r, _)| **r != late);
+        let mut issued_ns: Vec<u64> = others.filter_map(|(_, p)| p.op.issued_ns).collect();
+        if issued_ns.is_empty() {
+            return false;
+        }
+        let middle = issued_ns.len() / 2;
+        *issued_ns.select_nth_unstable(middle).1 < came_ns.saturating_sub(by_ns / 2)
     }
 
     /// When a rank was through with the operation before this one on its track, host monotonic ns.
@@ -169,9 +192,6 @@ impl Join {
     /// Chooses the untimed operation that may have held a process since some moment, host monotonic ns. One that excused it before
     /// held it no more, as little as those before it on its track: whatever waited for it went on then.
     fn doubt(&self, process: Option<SegmentId>, since_ns: u64, inside: &Inside) -> Doubt {
-        if inside.in_launch {
-            return Doubt::InLaunch;
-        }
         if inside.doubts.is_empty() {
             return Doubt::None;
         }
@@ -334,6 +354,39 @@ mod tests {
         assert_eq!(is_unsure(&[4, 5], &[1, 2, 5]), Some(false), "rank 4 is not of its group");
         assert_eq!(is_unsure(&[4, 5], &[4, 5]), Some(false), "one rank is no group");
         assert_eq!(is_unsure(&[3, 4, 5], &[3, 4, 5]), Some(true));
+    }
+
+    #[test]
+    fn a_late_host_is_not_to_blame_for_certain_where_the_others_go_on() {
+        // Rank 2 calls an operation half a second late, and all GPUs begin when it did. The others call the next one so much later.
+        let is_unsure = |next_ms: u64| {
+            let mut j = Join::new();
+            (0..3).for_each(|r| j.feed(process(r)));
+            (0..3).for_each(|r| j.feed(member(r, 3, 30)));
+            for order in 0..30 {
+                let at_ns = (1_000 + order * 1_000) * MS;
+                for r in 0..3 {
+                    let is_next = order == 21 && r < 2;
+                    let issued_ns = match order {
+                        20 if r == 2 => at_ns + 500 * MS,
+                        _ if is_next => at_ns - 1_000 * MS + next_ms * MS,
+                        _ => at_ns,
+                    };
+                    let start_ns = at_ns + if order == 20 { 501 * MS } else { MS };
+                    let kernel = Some((start_ns, Some(start_ns + 20_000)));
+                    j.feed(Update::Op(Box::new(all_reduce(r, order, issued_ns, kernel))));
+                }
+                if order != 20 {
+                    j.tick(at_ns + 900 * MS);
+                }
+            }
+            j.tick(100_000 * MS);
+            let c = j.communicator(CommId::unowned(7)).expect("that of all");
+            Some(c.late().find(|e| e.operation.order == 20 && e.rank == Rank(2))?.unsure)
+        };
+        assert_eq!(is_unsure(1_000), Some(false));
+        assert_eq!(is_unsure(510), Some(false));
+        assert_eq!(is_unsure(200), Some(true), "their hosts run ahead");
     }
 
     #[test]
