@@ -391,7 +391,7 @@ fn finding(join: &Join, c: &Communicator, s: &Suspect<'_>) -> Option<Finding> {
     }));
     if worst.unsure {
         evidence.push(fact(
-            "it may have been held in an operation that is not timed: this lateness is in no cost",
+            "it may have been held by others, or nobody may have waited for it: this lateness is in no cost",
         ));
     }
     if events.iter().any(|e| e.speaks_for > 1.0) {

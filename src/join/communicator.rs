@@ -79,7 +79,7 @@ pub struct LateEvent {
     /// The part of its lateness that it had in the operation before already, in ns. It costs nothing more, as the others went on
     /// meanwhile.
     pub carried_ns: u64,
-    /// True where it may have been in one that is not timed.
+    /// True where it is not certain that it held up others by itself: it may have been held too, or nobody may have waited.
     pub unsure: bool,
     /// The untimed operation that may have held it: it excuses the rank for this time and for no later one.
     pub excuse: Option<(CommId, Key)>,

@@ -2,7 +2,7 @@
 
 use super::Join;
 use super::communicator::{Communicator, Inside, LateEvent, Passed};
-use super::instance::{IssuedAt, Measure, Part};
+use super::instance::{Instance, IssuedAt, Measure, Part};
 use super::op_queue::Key;
 use crate::model::{CommId, Rank, SegmentId, Track};
 use std::collections::BTreeMap;
@@ -10,8 +10,11 @@ use std::collections::BTreeMap;
 /// The number of other ranks whose time elsewhere is compared with that of a late one.
 const OTHERS: usize = 8;
 
-/// Fewer ranks than this that come with a late one are no group.
-const GROUP: usize = 2;
+/// A late rank and at least so many others are a group.
+const OTHERS_MIN: usize = 2;
+
+/// The number of ranks of a communicator that are looked at one by one.
+const RANKS_MAX: usize = 64;
 
 /// Where a rank was that came late.
 #[derive(Debug, Clone)]
@@ -28,8 +31,8 @@ enum Doubt {
     None,
     /// It may have been in this operation, which is not timed.
     In((CommId, Key)),
-    /// No operation can be named: it may have been in a launch of which nothing says when it ended, others came with it, or nobody
-    /// may have waited.
+    /// No operation can be named: it may have been in a launch of which nothing says when it ended, it came with its group, or
+    /// nobody may have waited.
     Vague,
 }
 
@@ -91,62 +94,79 @@ impl Join {
             let lead_ns = me.and_then(|me| self.processes.get(&me)).map_or(0, |p| p.issuing.lead_ns());
             inside.timed_ns = inside.timed_ns.max(lead_ns);
         }
-        let is_vague = inside.in_launch
-            || self.came_with_its_group(id, e, (rank, by_ns))
-            || self.hosts_went_on(id, e, (rank, by_ns, came_ns));
-        let doubt = match is_vague {
-            true => Doubt::Vague,
-            false => self.doubt(me, came_ns.saturating_sub(by_ns), &inside),
-        };
         let elsewhere_ns = inside.timed_ns;
         let half_ns = by_ns / 2;
         let is_beyond_others =
             || excess_ns.saturating_sub(self.excess_of_others_ns(id, e, (rank, by_ns))) >= half_ns;
         let held = elsewhere_ns >= half_ns || excess_ns >= half_ns && is_beyond_others();
+        let doubt = match self.doubt(me, came_ns.saturating_sub(by_ns), &inside) {
+            Doubt::None if !held && self.is_vague(id, e, (rank, by_ns, came_ns)) => Doubt::Vague,
+            doubt => doubt,
+        };
         Elsewhere { process: me, held, elsewhere_ns, doubt }
     }
 
-    /// True where most ranks of another communicator, all of which are in this operation, came as late as one of them: what they
-    /// share made them late, and which of them that was is told there.
-    fn came_with_its_group(&self, id: CommId, e: &LateEvent, (late, by_ns): (Rank, u64)) -> bool {
+    /// True where it is not certain that a late rank held up others by itself.
+    fn is_vague(&self, id: CommId, e: &LateEvent, late: (Rank, u64, u64)) -> bool {
+        self.came_with_its_group(id, e, late) || self.hosts_went_on(id, e, late)
+    }
+
+    /// True where most ranks of another communicator, all of which are in this operation too, came as late as one of them, and were
+    /// in operations of that communicator for longer than usual before: what held up all of them is reported there.
+    fn came_with_its_group(
+        &self,
+        id: CommId,
+        e: &LateEvent,
+        (late, by_ns, came_ns): (Rank, u64, u64),
+    ) -> bool {
         let Some(c) = self.comms.get(&id) else { return false };
         let Some(instance) = c.instance(e.track, e.operation.order) else { return false };
-        if matches!(e.track, Track::Pair(..)) || e.measure != Measure::Gpu {
+        let is_rooted = instance.first().is_none_or(|p| p.op.func.is_rooted());
+        if matches!(e.track, Track::Pair(..)) || e.measure != Measure::Gpu || is_rooted {
             return false;
         }
         let segment = |r: &Rank| c.members().get(r).map(|m| m.record.segment);
         let own = instance.parts.get(&late).and_then(Part::duration_ns).zip(segment(&late));
         let Some((own_ns, me)) = own else { return false };
+        let is_part = |g: &&Communicator| {
+            let ranks = g.members().len();
+            g.id != id && ranks == g.expected() && ranks > OTHERS_MIN && ranks * 2 <= c.members().len()
+        };
+        let groups = self.roster.seats(me).iter().filter_map(|(comm, _)| self.comms.get(comm));
+        let mut groups = groups.filter(is_part).peekable();
+        if groups.peek().is_none() {
+            return false;
+        }
         // Kernels of one operation end together: the longer one ran, the earlier it came.
         let ahead = |(r, p): (&Rank, &Part)| Some((segment(r)?, p.duration_ns()?.saturating_sub(own_ns)));
         let ahead_ns: BTreeMap<SegmentId, u64> = instance.parts.iter().filter_map(ahead).collect();
-        let came_together = |group: &Communicator| {
+        let from_ns = self.last_here_ns(id, e, late).unwrap_or(came_ns.saturating_sub(by_ns));
+        groups.any(|group| {
             let segments = group.members().values().map(|m| m.record.segment).filter(|s| *s != me);
             let others: Option<Vec<u64>> = segments.map(|s| ahead_ns.get(&s).copied()).collect();
-            let Some(mut others) = others.filter(|o| o.len() >= GROUP) else { return false };
+            let Some(mut others) = others else { return false };
             let middle = (others.len() - 1) / 2;
-            *others.select_nth_unstable(middle).1 < by_ns / 2
-        };
-        let groups = self.roster.seats(me).iter().filter_map(|(comm, _)| self.comms.get(comm));
-        let is_part = |g: &&Communicator| g.id != id && g.members().len() * 2 <= c.members().len();
-        groups.filter(is_part).any(came_together)
+            let came_together = *others.select_nth_unstable(middle).1 < by_ns / 2;
+            let excess_ns = |r: &Rank| group.excess_ns(*r, from_ns, came_ns, &self.classes);
+            came_together && group.members().keys().take(RANKS_MAX).any(|r| excess_ns(r) >= by_ns / 2)
+        })
     }
 
-    /// True where only hosts say that a rank was late, and those of most others called the next operation long before it came: that
-    /// their GPUs ran out of work meanwhile is not known.
+    /// True where only hosts say that a rank was late, and most others called more of this communicator's operations until it
+    /// came: that their GPUs ran out of work meanwhile is not known. Where others are known to have waited, it is false.
     fn hosts_went_on(&self, id: CommId, e: &LateEvent, (late, by_ns, came_ns): (Rank, u64, u64)) -> bool {
-        if e.measure != Measure::Host && !e.by_calls {
+        let Some(c) = self.comms.get(&id).filter(|_| e.measure == Measure::Host && !e.by_calls) else {
             return false;
-        }
-        let next = e.operation.order.checked_add(1);
-        let next = self.comms.get(&id).zip(next).and_then(|(c, order)| c.instance(e.track, order));
-        let others = next.into_iter().flat_map(|i| i.parts.iter()).filter(|(r, _)| **r != late);
-        let mut issued_ns: Vec<u64> = others.filter_map(|(_, p)| p.op.issued_ns).collect();
-        if issued_ns.is_empty() {
-            return false;
-        }
-        let middle = issued_ns.len() / 2;
-        *issued_ns.select_nth_unstable(middle).1 < came_ns.saturating_sub(by_ns / 2)
+        };
+        let others: Vec<Rank> = c.members().keys().copied().filter(|r| *r != late).take(RANKS_MAX).collect();
+        let since_ns = came_ns.saturating_sub(by_ns / 2);
+        let later =
+            |(track, order, _): &(Track, u64, &Instance)| *track == e.track && *order > e.operation.order;
+        let went_on = |rank: &&Rank| {
+            let mut later = c.instances().filter(later).filter_map(|(.., i)| i.parts.get(rank)?.op.issued_ns);
+            later.any(|t| (since_ns..came_ns).contains(&t))
+        };
+        others.iter().filter(went_on).count() * 2 > others.len()
     }
 
     /// When a rank was through with the operation before this one on its track, host monotonic ns.
@@ -192,6 +212,9 @@ impl Join {
     /// Chooses the untimed operation that may have held a process since some moment, host monotonic ns. One that excused it before
     /// held it no more, as little as those before it on its track: whatever waited for it went on then.
     fn doubt(&self, process: Option<SegmentId>, since_ns: u64, inside: &Inside) -> Doubt {
+        if inside.in_launch {
+            return Doubt::Vague;
+        }
         if inside.doubts.is_empty() {
             return Doubt::None;
         }
@@ -321,23 +344,38 @@ mod tests {
         e.expect("it is late").held_elsewhere
     }
 
-    /// Whether it is unsure that rank 5 of six is to blame, which comes 60 ms late to the last of 21 operations. So do the first of
-    /// these ranks; rank 5 shares a communicator with some.
-    fn is_unsure(late: &[u32], group: &[u32]) -> Option<bool> {
+    /// Whether it is unsure that rank 5 of six is to blame, which comes 60 ms late to the last of 21 operations, as others do. It
+    /// shares a communicator with some ranks, and the first of them was so long in an operation of that one right before, in ms.
+    fn is_unsure(late: &[u32], group: &[u32], waited_ms: u64) -> Option<bool> {
         const RANKS: u32 = 6;
         let mut j = Join::new();
         (0..RANKS).for_each(|r| j.feed(process(r)));
         (0..RANKS).for_each(|r| j.feed(member(r, RANKS, 21)));
+        let of_group = |update: Update, own: u32| match update {
+            Update::Comm(mut c) => {
+                (c.comm, c.rank) = (CommId::unowned(9), Rank(own));
+                Update::Comm(c)
+            }
+            Update::Op(mut op) => {
+                (op.comm, op.rank) = (CommId::unowned(9), Rank(own));
+                Update::Op(op)
+            }
+            other => other,
+        };
         for (own, r) in (0..).zip(group) {
-            let Update::Comm(mut c) = member(*r, group.len() as u32, 0) else { unreachable!("a member") };
-            (c.comm, c.rank) = (CommId::unowned(9), Rank(own));
-            j.feed(Update::Comm(c));
+            j.feed(of_group(member(*r, group.len() as u32, 21), own));
         }
         for order in 0..21 {
             let at_ns = (1_000 + order * 1_000) * MS;
+            let is_last = order == 20;
+            for (own, r) in (0..).zip(group) {
+                let took_ns = if is_last && own == 0 { waited_ms * MS } else { 20_000 };
+                let end_ns = at_ns - MS;
+                let op = all_reduce(*r, order, at_ns - 200 * MS, Some((end_ns - took_ns, Some(end_ns))));
+                j.feed(of_group(Update::Op(Box::new(op)), own));
+            }
             for r in 0..RANKS {
-                let late_ns =
-                    if order == 20 && late.contains(&r) { 59 * MS + u64::from(r) * 100_000 } else { 0 };
+                let late_ns = if is_last && late.contains(&r) { 59 * MS + u64::from(r) * 100_000 } else { 0 };
                 let kernel = Some((at_ns + late_ns, Some(at_ns + 61 * MS)));
                 j.feed(Update::Op(Box::new(all_reduce(r, order, at_ns - MS, kernel))));
             }
@@ -350,10 +388,11 @@ mod tests {
 
     #[test]
     fn a_rank_that_comes_late_with_its_group_is_not_to_blame_for_certain() {
-        assert_eq!(is_unsure(&[5], &[3, 4, 5]), Some(false), "the others of its group came in time");
-        assert_eq!(is_unsure(&[4, 5], &[1, 2, 5]), Some(false), "rank 4 is not of its group");
-        assert_eq!(is_unsure(&[4, 5], &[4, 5]), Some(false), "one rank is no group");
-        assert_eq!(is_unsure(&[3, 4, 5], &[3, 4, 5]), Some(true));
+        assert_eq!(is_unsure(&[5], &[3, 4, 5], 60), Some(false), "the others of its group came in time");
+        assert_eq!(is_unsure(&[4, 5], &[1, 2, 5], 60), Some(false), "rank 4 is not of its group");
+        assert_eq!(is_unsure(&[4, 5], &[4, 5], 60), Some(false), "one other rank is no group");
+        assert_eq!(is_unsure(&[3, 4, 5], &[3, 4, 5], 0), Some(false), "nothing happened in the group");
+        assert_eq!(is_unsure(&[3, 4, 5], &[3, 4, 5], 60), Some(true));
     }
 
     #[test]
@@ -386,7 +425,8 @@ mod tests {
         };
         assert_eq!(is_unsure(1_000), Some(false));
         assert_eq!(is_unsure(510), Some(false));
-        assert_eq!(is_unsure(200), Some(true), "their hosts run ahead");
+        assert_eq!(is_unsure(200), Some(false), "after that they called nothing until it came");
+        assert_eq!(is_unsure(400), Some(true), "their hosts run ahead");
     }
 
     #[test]
