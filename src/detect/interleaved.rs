@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 
 /// Ranks of an operation of which the GPUs are looked at.
 const FEW: usize = 64;
-/// Ranks of each of two operations of which the earlier calls are compared.
+/// Processes in each of two operations of which the earlier calls are compared.
 const ASKED: usize = 4;
 
 pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Finding> {
@@ -88,13 +88,13 @@ pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Findin
 pub(super) fn instead_of_circle(scene: &HangContext<'_>, origin: &Origin) -> Option<Origin> {
     let of = |i: &usize| Some((*i, scene.standing.stall(*i)?));
     let circle: Vec<(usize, &Stall)> = origin.circle.iter().filter_map(of).collect();
-    let stalls = || circle.iter().map(|(_, s)| *s);
-    if stalls().any(|a| stalls().any(|b| is_newly_inverted(scene, a, b))) {
-        return None;
-    }
     let (inferred, seen): (Vec<_>, Vec<_>) = circle.iter().partition(|(_, s)| is_inferred(scene, s));
     let (first, stall) = *seen.first().filter(|(_, s)| s.lack == WaitingFor::Start)?;
     if inferred.is_empty() || !circle.iter().all(|(_, s)| is_usual(scene, s)) {
+        return None;
+    }
+    let stalls = || circle.iter().map(|(_, s)| *s).take(FEW);
+    if stalls().any(|a| stalls().any(|b| is_newly_inverted(scene, a, b))) {
         return None;
     }
     let comm = scene.join.communicator(stall.comm)?;
@@ -139,12 +139,14 @@ fn is_newly_inverted(scene: &HangContext<'_>, a: &Stall, b: &Stall) -> bool {
         });
         orders.map(|(_, order, _)| order).max()
     };
-    let in_a = both(&a.waiting, &b.lacking);
-    let in_b = both(&a.lacking, &b.waiting);
-    in_a.iter().take(ASKED).any(|(here_a, here_b)| {
-        in_b.iter().take(ASKED).any(|(there_a, there_b)| {
-            let is_inverted = issued_ns(of_a, a, *here_a) < issued_ns(of_b, b, *here_b)
-                && issued_ns(of_b, b, *there_b).is_some_and(|t| Some(t) < issued_ns(of_a, a, *there_a));
+    let in_a = in_both(&a.waiting, &b.lacking);
+    let in_b = in_both(&a.lacking, &b.waiting);
+    in_a.iter().any(|(here_a, here_b)| {
+        in_b.iter().any(|(there_a, there_b)| {
+            let is_before =
+                |first: Option<u64>, then: Option<u64>| first.zip(then).is_some_and(|(a, b)| a < b);
+            let is_inverted = is_before(issued_ns(of_a, a, *here_a), issued_ns(of_b, b, *here_b))
+                && is_before(issued_ns(of_b, b, *there_b), issued_ns(of_a, a, *there_a));
             let earlier = of_a.instances().filter(|(track, order, _)| *track == a.track && *order < a.order);
             let moments =
                 |i: &Instance| i.parts.get(here_a)?.op.issued_ns.zip(i.parts.get(there_a)?.op.issued_ns);
@@ -158,10 +160,11 @@ fn is_newly_inverted(scene: &HangContext<'_>, a: &Stall, b: &Stall) -> bool {
     })
 }
 
-/// The ranks of the processes that are in both lists, in each of them.
-fn both(of_one: &[(Rank, u32)], of_other: &[(Rank, u32)]) -> Vec<(Rank, Rank)> {
+/// The ranks of a few processes that are in both lists, in each of them.
+fn in_both(of_one: &[(Rank, u32)], of_other: &[(Rank, u32)]) -> Vec<(Rank, Rank)> {
     let rank = |process: u32| of_other.iter().find(|(_, p)| *p == process).map(|(rank, _)| *rank);
-    of_one.iter().filter_map(|(here, process)| Some((*here, rank(*process)?))).collect()
+    let few = of_one.iter().take(FEW);
+    few.filter_map(|(here, process)| Some((*here, rank(*process)?))).take(ASKED).collect()
 }
 
 /// True for an operation that ranks have not started and in which no GPU is seen: who waits there is inferred.
