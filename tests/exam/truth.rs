@@ -114,6 +114,7 @@ fn one(
 ) -> Truth {
     let until = exam.case.until.0;
     let mut start_ns = 0;
+    let once = matches!(p.kind, FaultKind::LateOnce | FaultKind::Paused);
     let mut truth = Truth {
         kind: p.kind,
         need: Need::Allowed,
@@ -154,7 +155,6 @@ fn one(
             _ => Need::Nothing,
         };
         let span = (p.at_ns, p.at_ns + patience(spec, p.kind));
-        let once = matches!(p.kind, FaultKind::LateOnce | FaultKind::Paused);
         let lost_ns = truth.cost * until.saturating_sub(p.at_ns).max(S) as f64;
         // Hosts that wait for each step show by their calls when one of them was away.
         let is_late = |s: &&Stay| p.culprits.contains(&s.rank) && s.issued_ns >= p.at_ns;
@@ -182,7 +182,6 @@ fn one(
     truth.deadline_ns = truth.since_ns + patience_ns;
     // A job that is slow from some moment on has to last until then.
     let last_ns = happened.iter().filter_map(|s| s.ended_ns).max().unwrap_or(0);
-    let once = matches!(p.kind, FaultKind::LateOnce | FaultKind::Paused);
     let until = if p.kind.is_slow() && !once { until.min(last_ns + S) } else { until };
     if truth.need == Need::Required && truth.deadline_ns + S / 2 > until {
         truth.need = Need::Allowed;

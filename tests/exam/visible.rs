@@ -62,11 +62,9 @@ fn passages(stays: &[Stay], a_node: u32) -> BTreeMap<Key, Passage> {
         let is_local = parts.iter().all(|s| s.rank / a_node == last / a_node);
         let ends_later = |s: &&Stay| s.rank == last || s.reported_end_ns >= Some(last_ns);
         let by_launch = parts.iter().any(|s| s.by_launch);
+        let is_by_itself = matches!(parts.first()?.track, Track::Pair(..)) && !parts.iter().any(has_others);
         Some(Passage {
-            shows_last: is_local
-                || by_launch
-                || !parts.iter().any(has_others)
-                || parts.iter().all(ends_later),
+            shows_last: is_local || by_launch || is_by_itself || parts.iter().all(ends_later),
             kind: kind(parts.first()?),
             order: parts.first()?.order,
             first_ns: started.iter().map(|(t, _)| *t).min()?,
@@ -75,7 +73,7 @@ fn passages(stays: &[Stay], a_node: u32) -> BTreeMap<Key, Passage> {
             ended_ns: parts.iter().map(|s| s.reported_end_ns).min()??,
             timed: parts.iter().all(|s| s.timed || s.by_launch),
             by_launch,
-            is_by_itself: matches!(parts.first()?.track, Track::Pair(..)) && !parts.iter().any(has_others),
+            is_by_itself,
         })
     };
     parts.into_iter().filter_map(|(key, parts)| Some((key, passage(parts)?))).collect()
