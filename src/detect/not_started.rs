@@ -146,7 +146,7 @@ fn waits_elsewhere(scene: &HangContext<'_>, at: StallSite<'_>) -> bool {
 
 /// The ranks that do not start it, without those whose GPUs wait in a kernel while others' compute: a stamp of theirs is lost, or
 /// they are in another operation. Absent while the next reading of a GPU is awaited.
-fn held_by_gpus(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Vec<Rank>> {
+fn that_may_not_start(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Vec<Rank>> {
     let ranks = &at.origin.ranks;
     if !(2..=FEW).contains(&ranks.len()) {
         return Some(ranks.clone());
@@ -182,7 +182,7 @@ pub(super) fn judge<'p, 'a: 'p>(scene: &HangContext<'a>, at: StallSite<'p>) -> O
     if at.waited.at_least_ns < patience || at.waited.ranks.is_empty() {
         return None;
     }
-    let ranks = &held_by_gpus(scene, at)?;
+    let ranks = &that_may_not_start(scene, at)?;
     // It may have come to it a moment ago only.
     let waits_for = |rank: &Rank| {
         let issued = at.instance.parts.get(rank).and_then(|p| p.op.issued_ns);
@@ -403,7 +403,7 @@ mod tests {
 
     #[test]
     fn a_rank_may_be_in_what_it_issued_before_and_has_lost_the_stamps_of() {
-        // Rank 0 waits for rank 1. That rank issued an operation with rank 2 before, of which it told no stamp; rank 2 waits for
+        // Rank 0 waits for rank 1. That rank issued an operation with rank 2 before, and no stamp of it is known; rank 2 waits for
         // rank 3, which is missing.
         let pairs = [(7, 0, 1), (8, 1, 2), (9, 2, 3)];
         let mut j = Join::new();

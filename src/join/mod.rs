@@ -476,7 +476,7 @@ impl Join {
         );
         self.parts = self.parts + comm.parts_kept() - parts;
         account(&mut self.memory, comm);
-        if let Some((waited, from_ns, until_ns)) = place.and_then(|place| comm.wait_for_peer(place))
+        if let Some((waited, from_ns, until_ns)) = place.and_then(|place| comm.wait_for_sender(place))
             && let Some(p) = self.processes.get_mut(&waited)
         {
             p.busy.waited(from_ns, until_ns);

@@ -37,8 +37,9 @@ pub(super) enum Entry<'a> {
 #[derive(Debug, Clone, Default)]
 pub(super) struct OpQueue {
     tracks: BTreeMap<Track, VecDeque<Place>>,
-    /// Those that were counted, in the order in which they were, and the transfers among them apart.
-    counted: VecDeque<Key>,
+    /// The collectives that were counted, in the order in which they were.
+    counted_collectives: VecDeque<Key>,
+    /// The same of transfers.
     counted_transfers: VecDeque<Key>,
     len: usize,
     open: usize,
@@ -186,7 +187,8 @@ impl OpQueue {
         let place = queue.get_mut(at)?;
         if std::mem::take(&mut place.open) {
             self.open -= 1;
-            let counted = if is_transfer(key) { &mut self.counted_transfers } else { &mut self.counted };
+            let counted =
+                if is_transfer(key) { &mut self.counted_transfers } else { &mut self.counted_collectives };
             counted.push_back(*key);
         }
         place.instance.counted = true;
@@ -197,7 +199,7 @@ impl OpQueue {
     pub(super) fn weight(&self) -> usize {
         const TRACK: usize = 256;
         (self.len + self.spare.len()) * (size_of::<Place>() + size_of::<Instance>())
-            + (self.counted.len() + self.counted_transfers.len()) * size_of::<Key>()
+            + (self.counted_collectives.len() + self.counted_transfers.len()) * size_of::<Key>()
             + self.tracks.len() * TRACK
             + self.evicted.bytes()
     }
@@ -214,7 +216,7 @@ impl OpQueue {
 
     /// How many collectives were counted, and how many transfers.
     pub(super) fn counted_len(&self) -> (usize, usize) {
-        (self.counted.len(), self.counted_transfers.len())
+        (self.counted_collectives.len(), self.counted_transfers.len())
     }
 
     /// Forgets so many collectives and transfers that were counted first, but for one operation; hands each to `gone`. Their room
@@ -230,7 +232,8 @@ impl OpQueue {
             self.spare = Vec::new();
         }
         for (is_transfers, n) in [(false, collectives), (true, transfers)] {
-            let counted = if is_transfers { &mut self.counted_transfers } else { &mut self.counted };
+            let counted =
+                if is_transfers { &mut self.counted_transfers } else { &mut self.counted_collectives };
             let n = n.min(counted.len());
             let mut stays = None;
             for key in counted.drain(..n) {

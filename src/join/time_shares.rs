@@ -82,7 +82,7 @@ impl Busy {
         }
     }
 
-    /// Takes that a transfer of the process could not end from one moment to another, host clock ns: its peer had not come.
+    /// Takes that the process waited in a transfer from one moment to another, host clock ns: its peer had not come.
     pub(super) fn waited(&mut self, from_ns: u64, until_ns: u64) {
         if until_ns.saturating_sub(from_ns) >= LONG_NS {
             self.long_ns = self.long_ns.max(Some(until_ns));

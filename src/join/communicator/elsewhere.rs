@@ -29,19 +29,17 @@ pub(in crate::join) struct Inside {
 pub(in crate::join) type Passed = BTreeMap<SegmentId, (IssuedAt, u64)>;
 
 impl Communicator {
-    /// The process of the end of a transfer that was issued first, and from when to when it waited for the other end to be issued,
-    /// host monotonic ns.
-    pub(in crate::join) fn wait_for_peer(
+    /// The process that receives a transfer, and from when to when it waited for the sender to issue it, host monotonic ns. A send
+    /// may be through without its receiver.
+    pub(in crate::join) fn wait_for_sender(
         &self,
         (track, order): (Track, u64),
     ) -> Option<(SegmentId, u64, u64)> {
         let Track::Pair(from, to) = track else { return None };
         let parts = &self.instance(track, order)?.parts;
-        let issued_ns = |rank: Rank| parts.get(&rank)?.op.issued_ns;
-        let (sent_ns, received_ns) = (issued_ns(from)?, issued_ns(to)?);
-        let first = if sent_ns < received_ns { from } else { to };
-        let segment = self.members().get(&first)?.record.segment;
-        Some((segment, sent_ns.min(received_ns), sent_ns.max(received_ns)))
+        let (sender, receiver) = (parts.get(&from)?, parts.get(&to)?);
+        let began_ns = receiver.started_ns.max(receiver.op.issued_ns)?;
+        Some((self.members().get(&to)?.record.segment, began_ns, sender.op.issued_ns?))
     }
 
     /// For how long, in ns, a rank was in operations beyond what their transfers usually take, of those that ended

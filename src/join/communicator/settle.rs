@@ -16,8 +16,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 const KEPT: usize = 256;
 /// Complete transfers that are kept for each rank of a communicator: an all-to-all makes two of them for each pair.
 const KEPT_A_RANK: usize = 64;
-/// Complete transfers that are kept at most.
-const TRANSFERS_MAX: usize = 4096;
+/// Complete transfers that are kept at most, of however many ranks.
+const TRANSFERS_MAX: usize = 2048;
 /// Classes of operations of a communicator that are told apart; those of others are not counted.
 const CLASSES_MAX: usize = 512;
 /// An operation that is known to be done is counted without its missing stamps after this, in ns: NCCL's
