@@ -362,12 +362,11 @@ mod tests {
         let is_new = |always: bool| {
             let mut j = two_in_both(|_| (20, 40));
             for r in 0..2u32 {
-                let others = 0..40u64;
                 for order in 0..20 {
                     let at_ns = (1 + order) * 1_000;
                     j.feed(Update::Op(Box::new(all_reduce(r, order, at_ns + 500, None))));
                 }
-                for order in others {
+                for order in 0..40u64 {
                     let was_left_out = r == 1 && !always && order >= 37;
                     let in_loop = (order + u64::from(was_left_out)) / 2;
                     let after = if r == 1 && always { 600 } else { 0 };

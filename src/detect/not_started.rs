@@ -419,7 +419,7 @@ mod tests {
                 let waits = (comm, r) == (7, 0) || (comm, r) == (9, 2);
                 let kernel = waits.then_some((10 * S + 5_000, None));
                 let first = all_reduce(r, 0, S, Some((S + 5_000, Some(S + 50_000))));
-                // What is nearer to rank 3 is issued earlier.
+                // Operations nearer to rank 3 are issued earlier.
                 let second = (!is_missing).then(|| all_reduce(r, 1, 10 * S - comm, kernel));
                 for mut op in [Some(first), second].into_iter().flatten() {
                     (op.comm, op.rank) = (CommId::unowned(comm), Rank(own));

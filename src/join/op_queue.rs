@@ -214,7 +214,7 @@ impl OpQueue {
         self.open
     }
 
-    /// How many collectives were counted, and how many transfers.
+    /// The numbers of collectives and of transfers that were counted and are kept.
     pub(super) fn counted_len(&self) -> (usize, usize) {
         (self.counted_collectives.len(), self.counted_transfers.len())
     }
