@@ -296,10 +296,13 @@ fn in_right_operation(truth: &Truth, v: &Version, happened: &[Stay]) -> bool {
 /// Whether the ranks of a finding about late ranks, or about ranks that are away and may come back, really cost the job what a
 /// warning may say: a long tail, a checkpoint that one rank writes alone.
 fn is_worth_it(happened: &[Stay], exam: &Exam, v: &Version) -> bool {
+    let away = v.finding.kind == Kind::MissingRank && v.finding.severity == Severity::Warning;
+    if v.finding.kind != Kind::Straggler && !away {
+        return false;
+    }
     let size = exam.members.iter().find(|(id, _)| *id == v.finding.communicator).map_or(0, |(_, m)| m.len());
     let held = truth::held_by(happened, v.finding.communicator, size, &v.ranks, v.at_ns);
-    let away = v.finding.kind == Kind::MissingRank && v.finding.severity == Severity::Warning;
-    (v.finding.kind == Kind::Straggler || away) && held as f64 >= WORTH_A_WARNING * v.at_ns as f64
+    held as f64 >= WORTH_A_WARNING * v.at_ns as f64
 }
 
 fn judge(exam: &Exam, truths: &[Truth], happened: &[Stay], way: Way, versions: &[Version]) -> Verdict {
@@ -346,7 +349,7 @@ fn judge(exam: &Exam, truths: &[Truth], happened: &[Stay], way: Way, versions: &
             // It names nobody, and is no lie where the job does stand still; that does not find the fault.
             let stands = |t: &Truth| t.cost >= 1.0 && t.since_ns <= v.at_ns.saturating_add(CLOCKS_NS);
             let is_true_standstill = v.finding.kind == Kind::Standstill && truths.iter().any(stands);
-            !is_true_standstill && !is_worth_it(happened, exam, v) && !truths.iter().any(is_said)
+            !is_true_standstill && !truths.iter().any(is_said) && !is_worth_it(happened, exam, v)
         };
         let found = versions.iter().filter(is_bad).find(is_false);
         if let Some(v) = found.filter(|_| !truths.iter().any(unknowable)) {
