@@ -676,8 +676,8 @@ fn gaps((from, to): Span, others: Vec<Span>) -> Vec<Span> {
     let mut at = from;
     let mut left = Vec::new();
     for (begin, end) in joined(others) {
-        if at < begin && begin < to {
-            left.push((at, begin));
+        if at < begin.min(to) {
+            left.push((at, begin.min(to)));
         }
         at = at.max(end);
     }
