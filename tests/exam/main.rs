@@ -18,6 +18,7 @@ mod spec;
 mod table;
 mod truth;
 mod visible;
+mod waits;
 #[path = "../watch/mod.rs"]
 #[allow(dead_code, reason = "each test uses a part of it")]
 mod watch;

@@ -4,6 +4,7 @@ use crate::generate::Exam;
 use crate::simulator::{BEGIN, Simulation, Stay};
 use crate::spec::{FaultKind, Spec};
 use crate::truth::{self, Need, OpKey, Truth};
+use crate::waits;
 use crate::watch::{Watcher, Way};
 use ringwatch::join::{Join, Origin, Process, Stall, Standstills};
 use ringwatch::model::{Change, Finding, Kind, Rank, Severity, Track};
@@ -301,7 +302,7 @@ fn is_worth_it(happened: &[Stay], exam: &Exam, v: &Version) -> bool {
         return false;
     }
     let size = exam.members.iter().find(|(id, _)| *id == v.finding.communicator).map_or(0, |(_, m)| m.len());
-    let held = truth::held_by(happened, v.finding.communicator, size, &v.ranks, v.at_ns);
+    let held = waits::held_by(happened, v.finding.communicator, size, &v.ranks, v.at_ns);
     held as f64 >= WORTH_A_WARNING * v.at_ns as f64
 }
 
