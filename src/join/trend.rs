@@ -143,12 +143,14 @@ impl Trend {
             self.blocks.pop_front();
         }
         self.blocks.push_back(b);
-        let known = self.usual;
-        if self.learned < LEARNED && self.change.is_none() {
-            self.learn(b.median_ns);
-        }
-        let Some((usual, varies)) = known else { return };
+        let Some((usual, varies)) = self.usual else { return self.learn(b.median_ns) };
         let slow = b.median_ns > usual * RATIO && b.median_ns > usual + SPREADS * varies;
+        // Slow blocks may be a change that begins: they say what is usual only where others follow.
+        if !slow && self.learned < LEARNED && self.change.is_none() {
+            let slow_ones = self.row.iter().filter(|_| self.side == Side::Slow).map(|b| b.median_ns);
+            let learned: Vec<f64> = slow_ones.chain([b.median_ns]).collect();
+            learned.into_iter().for_each(|ns| self.learn(ns));
+        }
         let fast = b.median_ns * RATIO < usual && b.median_ns + SPREADS * varies < usual;
         let side = if slow {
             Side::Slow

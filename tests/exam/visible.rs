@@ -114,9 +114,13 @@ pub(crate) fn is_visible(
     let both = both.filter(|(p, _)| !p.by_launch);
     // The end that was reported may be of another transfer, which ended before this one began.
     let data_ns = |p: &Passage| p.ended_ns.saturating_sub(p.last_ns) as f64;
-    let mut slow: BTreeMap<Kind, usize> = BTreeMap::new();
-    for (p, _) in both.filter(|(p, o)| data_ns(p) >= data_ns(o) * SLOWER) {
-        *slow.entry(p.kind).or_default() += 1;
+    // Of each kind, how many are slow, and of how many. Ends of other transfers make few slow ones look usual, or a usual one slow:
+    // where less than half are slow, nobody can tell whose ends these are.
+    let mut slow: BTreeMap<Kind, (usize, usize)> = BTreeMap::new();
+    for (p, o) in both {
+        let of_kind = slow.entry(p.kind).or_default();
+        of_kind.0 += usize::from(data_ns(p) >= data_ns(o) * SLOWER);
+        of_kind.1 += 1;
     }
-    slow.into_iter().any(|(kind, n)| n >= A_RUN && before(&kind) >= A_RUN)
+    slow.into_iter().any(|(kind, (n, of))| n >= A_RUN && n * 2 >= of && before(&kind) >= A_RUN)
 }
