@@ -27,8 +27,6 @@ const SECONDS: usize = 8;
 /// Seconds that are kept together, and how many times so many.
 const SPAN_SECONDS: u64 = 10;
 const SPANS: usize = 13;
-/// Operations of a second that teach at most how long transfers take.
-const TAUGHT: u64 = 16;
 /// A sketch over more seconds than are kept says of its last ones what it says of all.
 const SPREAD: u64 = SPAN_SECONDS * SPANS as u64;
 
@@ -161,21 +159,20 @@ impl ClassTotals {
     /// Learns how long transfers take. Each node tells the shortest time of its own ranks, and these may have waited for
     /// those of another node: the node that waited least tells best.
     pub(super) fn learn(&mut self, s: &Sketch) {
-        let (Some(ns), Some(bytes)) = (quarter(&s.times), self.mean_bytes()) else { return };
         let by_events = self.by_events > 0;
         let second = s.from_ns / S;
-        let learned = self.learned.get_or_insert_default();
-        if let Some((at, least, n)) = &mut learned.shortest
-            && *at >= second
+        let is_over = |(at, ..): &mut (u64, f64, u64)| *at < second;
+        if let Some(learned) = &mut self.learned
+            && let Some((at, ns, n)) = learned.shortest.take_if(is_over)
         {
-            *least = least.min(ns);
-            *n = (*n).max(s.timed);
-            return;
+            learned.trend.add_alike(at.saturating_mul(S), n, ns);
         }
-        if let Some((at, least, n)) = learned.shortest.replace((second, ns, s.timed)) {
-            learned.transfer.get_or_insert(Transfer { bytes, pair: None, by_events });
-            (0..n.min(TAUGHT)).for_each(|_| learned.trend.add(at.saturating_mul(S), least));
-        }
+        let (Some(ns), Some(bytes)) = (quarter(&s.times), self.mean_bytes()) else { return };
+        let learned = self.learned.get_or_insert_default();
+        learned.transfer.get_or_insert(Transfer { bytes, pair: None, by_events });
+        let (_, least, n) = learned.shortest.get_or_insert((second, ns, s.timed));
+        *least = least.min(ns);
+        *n = (*n).max(s.timed);
     }
 
     /// Takes a sketch; `counts` says whether it is the one of all nodes' that counts the operations.

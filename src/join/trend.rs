@@ -125,6 +125,22 @@ impl Trend {
         }
     }
 
+    /// Takes so many operations that began within a second, of which no more than their usual time is known.
+    pub fn add_alike(&mut self, at_ns: u64, operations: u64, transfer_ns: f64) {
+        let are_few = operations < BLOCK_LEAST as u64;
+        // Those of the warm-up are the lesser part of many, and do not change what is usual among them.
+        let are_many = operations >= 2 * u64::from(WARM_UP);
+        if are_few || self.skipped < WARM_UP && !are_many {
+            return (0..operations.min(u64::from(WARM_UP))).for_each(|_| self.add(at_ns, transfer_ns));
+        }
+        self.last_ns = self.last_ns.max(at_ns);
+        self.count += operations;
+        self.skipped = WARM_UP;
+        // As many blocks as single ones of them would make.
+        let blocks = if self.usual.is_none() { (operations / BLOCK_FIRST as u64).clamp(1, 2) } else { 1 };
+        (0..blocks).for_each(|_| self.block(Block { at_ns, median_ns: transfer_ns }));
+    }
+
     /// Learns from a block. A few slow ones among those before them change little.
     fn learn(&mut self, median_ns: f64) {
         self.first.push(median_ns);
