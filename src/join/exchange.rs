@@ -13,7 +13,7 @@
 use super::instance::{LATE_NS, Late, Measure, Part};
 use super::op_queue::Key;
 use crate::model::{Func, Lane, OpRecord, Rank, Track};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 /// Incomplete launches and their transfers that are kept at most, 144 and 32 bytes each. A tick may bring many at once. Of so
 /// many launches the times are known.
@@ -75,6 +75,18 @@ struct LaunchTimes {
     lasted_ns: Option<u64>,
 }
 
+/// A complete launch with neighbours, some of them of its own host.
+#[derive(Debug, Clone)]
+struct OfHost {
+    launch: LateExchange,
+    /// The launches of its neighbours on the same host.
+    neighbours: Vec<LaunchKey>,
+    /// For how long those of other hosts waited for it at least, in ns; absent where it has none.
+    waited_ns: Option<i64>,
+    /// All its neighbours waited for it, those of its own host as well.
+    is_late: bool,
+}
+
 /// The size of a communicator, and whether the times of a transfer's two ends can be compared.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ExchangeContext {
@@ -116,6 +128,9 @@ pub(super) struct Exchanges {
     timed: VecDeque<LaunchKey>,
     /// One with all others was complete.
     seen: bool,
+    /// Complete launches whose neighbours on the same host are not all complete, and the order in which they came.
+    of_hosts: HashMap<LaunchKey, OfHost>,
+    of_hosts_order: VecDeque<LaunchKey>,
 }
 
 impl Exchanges {
@@ -127,7 +142,9 @@ impl Exchanges {
     /// Memory that it takes, in bytes, as an estimate.
     pub(super) fn weight(&self) -> usize {
         const LAUNCH: usize = 2 * size_of::<(LaunchKey, ExchangeLaunch)>();
+        const OF_HOST: usize = 2 * size_of::<(LaunchKey, OfHost)>() + 2 * size_of::<LaunchKey>();
         self.incomplete.len() * LAUNCH
+            + self.of_hosts.len() * OF_HOST
             + (self.order.len() + self.timed.len()) * size_of::<LaunchKey>()
             + self.times.len() * 2 * size_of::<(LaunchKey, LaunchTimes)>()
             + self.transfers * size_of::<PeerEnd>().max(size_of::<Key>())
@@ -139,14 +156,17 @@ impl Exchanges {
         transfer: Key,
         ends: [&Part; 2],
         context: ExchangeContext,
-    ) -> [Option<LateExchange>; 2] {
-        let Track::Pair(from, to) = transfer.0 else { return [None; 2] };
+    ) -> Vec<LateExchange> {
+        let Track::Pair(from, to) = transfer.0 else { return Vec::new() };
         let [sent, received] = ends;
+        let mut late = Vec::new();
         if from == to || context.ranks > RANKS_MAX {
-            return [None; 2];
+            return late;
         }
-        [(from, sent, received), (to, received, sent)]
-            .map(|(rank, own, peer)| self.add_end(rank, transfer, own, peer, context))
+        for (rank, own, peer) in [(from, sent, received), (to, received, sent)] {
+            self.add_end(rank, transfer, own, peer, context, &mut late);
+        }
+        late
     }
 
     /// Takes a transfer that a rank issued. Two ranks of a pipeline look like an exchange, but send nothing to themselves; when
@@ -228,8 +248,10 @@ impl Exchanges {
         own: &Part,
         peer: &Part,
         context: ExchangeContext,
-    ) -> Option<LateExchange> {
-        let (key, peer_launch) = ((rank, own.op.plan?), (peer.op.rank, peer.op.plan?));
+        late: &mut Vec<LateExchange>,
+    ) {
+        let Some((plan, peer_plan)) = own.op.plan.zip(peer.op.plan) else { return };
+        let (key, peer_launch) = ((rank, plan), (peer.op.rank, peer_plan));
         let kernels = own.kernel.zip(peer.kernel).filter(|_| !context.one_clock);
         self.transfers += 1;
         let launch = self.launch(key);
@@ -248,10 +270,11 @@ impl Exchanges {
             launch.shortest_ns = Some(launch.shortest_ns.map_or(own_ns, |s| s.min(own_ns)));
         }
         let before = self.pending.get(&rank).copied().filter(|plan| *plan != key.1);
-        let late = before.and_then(|plan| self.late((rank, plan), context));
-        let late = late.or_else(|| self.late(key, context));
+        if let Some(plan) = before {
+            self.judge((rank, plan), context, late);
+        }
+        self.judge(key, context, late);
         self.forget();
-        late
     }
 
     fn forget(&mut self) {
@@ -275,20 +298,23 @@ impl Exchanges {
         }
     }
 
-    /// The rank of a launch, where the launch is a complete exchange and its peers waited for it.
-    fn late(&mut self, key: LaunchKey, context: ExchangeContext) -> Option<LateExchange> {
-        let launch = self.incomplete.get(&key)?;
+    /// Judges a launch that is a complete exchange: its rank is late where its peers waited for it, and all ranks of a host where
+    /// those of other hosts waited for them.
+    fn judge(&mut self, key: LaunchKey, context: ExchangeContext, late: &mut Vec<LateExchange>) {
+        let Some(launch) = self.incomplete.get(&key) else { return };
         let with_all = launch.is_with_all(context.ranks);
         if !with_all {
             if !launch.is_with_neighbours() {
-                return None;
+                return;
             }
             if self.newest.get(&key.0).is_some_and(|newest| newest.1 == key.1) {
                 self.pending.insert(key.0, key.1);
-                return None;
+                return;
             }
         }
-        let late = self.late_of(key, launch, with_all, context);
+        let by_itself = self.late_of(key, launch, with_all, context);
+        late.extend(by_itself);
+        let of_host = if with_all { None } else { self.of_host(key, launch, by_itself.is_some()) };
         self.seen |= with_all;
         if self.pending.get(&key.0) == Some(&key.1) {
             self.pending.remove(&key.0);
@@ -297,7 +323,59 @@ impl Exchanges {
         if self.order.len() > 2 * self.incomplete.len() + ORDER_SLACK {
             self.order.retain(|key| self.incomplete.contains_key(key));
         }
-        late
+        if let Some(of_host) = of_host {
+            self.judge_host(key, of_host, late);
+        }
+    }
+
+    /// A complete launch with a neighbour of its own host, and how long its other neighbours waited for it.
+    fn of_host(&self, key: LaunchKey, launch: &ExchangeLaunch, is_late: bool) -> Option<OfHost> {
+        let (here, elsewhere): (Vec<&PeerEnd>, Vec<&PeerEnd>) = launch.ends.iter().partition(|e| e.one_clock);
+        if here.is_empty() {
+            return None;
+        }
+        let waited_ns: Option<Vec<i64>> = elsewhere.iter().map(|e| e.longer_ns).collect();
+        let came_ns = self.times.get(&key).and_then(|t| t.start).map(|s| s.ns);
+        let late = Late { rank: key.0, by_ns: 0, measure: Measure::Gpu };
+        let (transfer, transfer_ns) = (launch.transfer?, launch.shortest_ns);
+        Some(OfHost {
+            launch: LateExchange { late, transfer_ns, transfer, came_ns, with_all: false },
+            neighbours: here.iter().map(|e| e.launch).collect(),
+            waited_ns: waited_ns?.into_iter().min(),
+            is_late,
+        })
+    }
+
+    /// Judges the launches of a host that are neighbours of each other, once all of them are complete: they are late where none
+    /// is so by itself, and all their neighbours on other hosts waited. One rank that was late holds up its neighbours, and
+    /// these hold up theirs only in the next exchange, in which the first one is not alone any more.
+    fn judge_host(&mut self, key: LaunchKey, of_host: OfHost, late: &mut Vec<LateExchange>) {
+        if self.of_hosts.insert(key, of_host).is_none() {
+            self.of_hosts_order.push_back(key);
+        }
+        while self.of_hosts_order.len() > LAUNCHES_KEPT
+            && let Some(oldest) = self.of_hosts_order.pop_front()
+        {
+            self.of_hosts.remove(&oldest);
+        }
+        let (mut members, mut ahead) = (BTreeSet::from([key]), vec![key]);
+        while let Some(next) = ahead.pop() {
+            let Some(member) = self.of_hosts.get(&next) else { return };
+            ahead.extend(member.neighbours.iter().copied().filter(|n| members.insert(*n)));
+        }
+        let members: Vec<OfHost> = members.iter().filter_map(|m| self.of_hosts.remove(m)).collect();
+        if self.of_hosts_order.len() > 2 * self.of_hosts.len() + ORDER_SLACK {
+            self.of_hosts_order.retain(|key| self.of_hosts.contains_key(key));
+        }
+        let waited_ns =
+            members.iter().filter_map(|m| m.waited_ns).min().and_then(|ns| u64::try_from(ns).ok());
+        let Some(by_ns) = waited_ns.filter(|ns| *ns >= LATE_NS) else { return };
+        if members.iter().any(|m| m.is_late) {
+            return;
+        }
+        late.extend(
+            members.into_iter().map(|m| LateExchange { late: Late { by_ns, ..m.launch.late }, ..m.launch }),
+        );
     }
 
     /// A launch's rank is late by what the median of all others waited for it, of more than half of which that is known, or by
@@ -461,9 +539,13 @@ mod tests {
         assert!(late.iter().all(|l| *l == (3, 50)), "{late:?}");
     }
 
-    /// The late ranks after 20 launches of a ring of four, of which rank 1 comes 200 ms late to the last ten. `host` says where a rank
-    /// is, and `one_end` whether the ends of its launch are those of the transfers that are over first.
-    fn late_in_ring(host: impl Fn(u32) -> u64, one_end: impl Fn(u32) -> bool) -> Vec<LateEvent> {
+    /// What is reported of 20 launches of a ring of four, of which some ranks come 200 ms late to the last ten. `host` says where a
+    /// rank is, and `one_end` whether the ends of its launch are those of the transfers that are over first.
+    fn late_in_ring(
+        late: &[u32],
+        host: impl Fn(u32) -> u64,
+        one_end: impl Fn(u32) -> bool,
+    ) -> Vec<LateEvent> {
         let mut j = Join::new();
         for r in 0..4 {
             j.feed(process(r));
@@ -474,7 +556,7 @@ mod tests {
         for order in 0..20 {
             let begin_ns = (order + 1) * S;
             let late_ns = if order < 10 { 0 } else { 200_000_000 };
-            let start_ns = |r: u32| begin_ns + if r == 1 { late_ns } else { 0 };
+            let start_ns = |r: u32| begin_ns + if late.contains(&r) { late_ns } else { 0 };
             for (rank, peer) in (0..4).flat_map(|r| [(r, (r + 1) % 4), (r, (r + 3) % 4)]) {
                 let is_over_ns =
                     if one_end(rank) { start_ns(rank) } else { start_ns(rank).max(start_ns(peer)) };
@@ -491,7 +573,7 @@ mod tests {
 
     #[test]
     fn what_a_late_neighbor_costs_is_known_though_one_transfer_showed_it_first() {
-        let late = late_in_ring(|_| 1, |_| true);
+        let late = late_in_ring(&[1], |_| 1, |_| true);
         let of_rank: Vec<_> = late.iter().filter(|e| e.rank == Rank(1)).collect();
         let is_confirmed = |e: &&&LateEvent| e.in_exchange;
         assert!(
@@ -505,9 +587,21 @@ mod tests {
     #[test]
     fn starts_on_one_host_and_ends_on_others_show_the_late_neighbor() {
         // Ranks 0 and 1 are on one host. The ends of rank 0 say nothing.
-        let late = late_in_ring(|r| u64::from(r / 2), |r| r == 0);
+        let late = late_in_ring(&[1], |r| u64::from(r / 2), |r| r == 0);
         let in_exchange: Vec<u32> = late.iter().filter(|e| e.in_exchange).map(|e| e.rank.0).collect();
         assert!(in_exchange.len() >= 9 && in_exchange.iter().all(|r| *r == 1), "{late:?}");
+    }
+
+    #[test]
+    fn ranks_of_one_host_that_are_late_together_are_named() {
+        let of_host = |late: &[u32]| {
+            let late = late_in_ring(late, |r| u64::from(r / 2), |_| false);
+            late.iter().filter(|e| e.in_exchange).map(|e| (e.rank.0, e.by_ns / 1_000_000)).collect::<Vec<_>>()
+        };
+        let late = of_host(&[2, 3]);
+        assert!(late.len() >= 16 && late.iter().all(|(r, ms)| *r >= 2 && *ms == 200), "{late:?}");
+        // Two neighbours of different hosts: each of the hosts has one of a host that was not kept waiting.
+        assert_eq!(of_host(&[1, 2]), []);
     }
 
     #[test]

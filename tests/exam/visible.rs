@@ -34,6 +34,8 @@ struct Passage {
     first_ns: u64,
     last_ns: u64,
     last: u32,
+    /// When each rank came.
+    came_ns: Vec<(u64, u32)>,
     ended_ns: u64,
     timed: bool,
     by_launch: bool,
@@ -70,6 +72,7 @@ fn passages(stays: &[Stay], a_node: u32) -> BTreeMap<Key, Passage> {
             first_ns: started.iter().map(|(t, _)| *t).min()?,
             last_ns,
             last,
+            came_ns: started,
             ended_ns: parts.iter().map(|s| s.reported_end_ns).min()??,
             timed: parts.iter().all(|s| s.timed || s.by_launch),
             by_launch,
@@ -100,10 +103,20 @@ pub(crate) fn is_visible(
     if !kind.is_data() {
         let both = both.filter(|(p, _)| p.order >= WARM_UP);
         let (times, by_ns) = once_ns.map_or((LATE, MS), |ns| (1, ns));
-        let later = |p: &Passage, o: &Passage| p.last_ns - p.first_ns >= o.last_ns - o.first_ns + by_ns;
+        let longer_ns =
+            |p: &Passage, o: &Passage| (p.last_ns - p.first_ns).saturating_sub(o.last_ns - o.first_ns);
+        // By so much at least the rank that came last is behind the last one that is no culprit: of ranks that come together nobody
+        // can tell who keeps the rest waiting.
+        let others_ns = |p: &Passage| {
+            let others = p.came_ns.iter().filter(|(_, r)| *r != p.last && !culprits.contains(r));
+            others.map(|(t, _)| *t).max().unwrap_or(p.first_ns)
+        };
+        let is_late = |p: &Passage, o: &Passage| {
+            longer_ns(p, o) >= by_ns && p.last_ns >= others_ns(p) + longer_ns(p, o) / 2
+        };
         let is_unusual = |p: &Passage| once_ns.is_some() || !p.is_by_itself || before(&p.kind) >= A_RUN;
-        let late =
-            both.filter(|(p, o)| culprits.contains(&p.last) && p.shows_last && later(p, o) && is_unusual(p));
+        let late = both
+            .filter(|(p, o)| culprits.contains(&p.last) && p.shows_last && is_late(p, o) && is_unusual(p));
         // A launch brings its rank late once, however many transfers it has.
         let late: BTreeSet<(u64, u32)> = late.map(|(p, _)| (p.last_ns, p.last)).collect();
         let since_ns = late.first().map_or(0, |(t, _)| *t);

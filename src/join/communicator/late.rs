@@ -373,7 +373,7 @@ impl Communicator {
         }
         let speaks_for = unjudged.speaks_for(transfers);
         let found = self.exchanges.add(key, ends, context);
-        for e in found.into_iter().flatten() {
+        for e in &found {
             let part = self.instances.get(&e.transfer).and_then(|i| i.parts.get(&e.late.rank));
             let came_ns = e.came_ns.or_else(|| part.and_then(|p| p.started_ns.or(p.op.issued_ns)));
             let known = came_ns.filter(|_| !e.with_all).and_then(|t| self.told(e.late.rank, t, e.late.by_ns));
@@ -387,7 +387,7 @@ impl Communicator {
             let manner = Manner { in_exchange: true, speaks_for, came_ns, ..Manner::default() };
             self.tell_late(e.transfer, e.late, e.transfer_ns, manner);
         }
-        found.into_iter().flatten().find(|e| e.with_all).map(|e| e.late)
+        found.into_iter().find(|e| e.with_all).map(|e| e.late)
     }
 
     /// Judges the two ranks of a finished transfer. In a pipeline one of them waits for the other in every step, and
