@@ -19,6 +19,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 /// many launches the times are known.
 const LAUNCHES_KEPT: usize = 1 << 14;
 const TRANSFERS_KEPT: usize = 1 << 19;
+/// Complete launches that wait for those of their neighbors at most: all of them are of one exchange, or of a few.
+const HOST_LAUNCHES_KEPT: usize = 1 << 10;
 /// Complete launches that may be left in the order beyond the incomplete ones.
 const ORDER_SLACK: usize = 64;
 /// Larger communicators are not followed: few of their exchanges would fit.
@@ -75,15 +77,16 @@ struct LaunchTimes {
     lasted_ns: Option<u64>,
 }
 
-/// A complete launch with neighbours, some of them of its own host.
+/// A complete launch whose rank has neighbors on its own host and on others.
 #[derive(Debug, Clone)]
-struct OfHost {
-    launch: LateExchange,
-    /// The launches of its neighbours on the same host.
-    neighbours: Vec<LaunchKey>,
-    /// For how long those of other hosts waited for it at least, in ns; absent where it has none.
-    waited_ns: Option<i64>,
-    /// All its neighbours waited for it, those of its own host as well.
+struct HostLaunch {
+    /// What is reported of it where its host is late. The lateness is still unknown.
+    report: LateExchange,
+    /// The launches of its neighbors on the same host.
+    local: BTreeSet<LaunchKey>,
+    /// The least time in ns that a neighbor on another host waited for it.
+    waited_ns: i64,
+    /// All its neighbors waited for it, those on its own host as well.
     is_late: bool,
 }
 
@@ -128,9 +131,9 @@ pub(super) struct Exchanges {
     timed: VecDeque<LaunchKey>,
     /// One with all others was complete.
     seen: bool,
-    /// Complete launches whose neighbours on the same host are not all complete, and the order in which they came.
-    of_hosts: HashMap<LaunchKey, OfHost>,
-    of_hosts_order: VecDeque<LaunchKey>,
+    /// Complete launches that wait for those of their neighbors on the same host, and the order in which they came.
+    host_launches: HashMap<LaunchKey, HostLaunch>,
+    host_launches_order: VecDeque<LaunchKey>,
 }
 
 impl Exchanges {
@@ -142,9 +145,11 @@ impl Exchanges {
     /// Memory that it takes, in bytes, as an estimate.
     pub(super) fn weight(&self) -> usize {
         const LAUNCH: usize = 2 * size_of::<(LaunchKey, ExchangeLaunch)>();
-        const OF_HOST: usize = 2 * size_of::<(LaunchKey, OfHost)>() + 2 * size_of::<LaunchKey>();
+        const HOST_LAUNCH: usize = 2 * size_of::<(LaunchKey, HostLaunch)>() + 2 * size_of::<LaunchKey>();
+        let local: usize = self.host_launches.values().map(|l| l.local.len()).sum();
         self.incomplete.len() * LAUNCH
-            + self.of_hosts.len() * OF_HOST
+            + self.host_launches.len() * HOST_LAUNCH
+            + local * 2 * size_of::<LaunchKey>()
             + (self.order.len() + self.timed.len()) * size_of::<LaunchKey>()
             + self.times.len() * 2 * size_of::<(LaunchKey, LaunchTimes)>()
             + self.transfers * size_of::<PeerEnd>().max(size_of::<Key>())
@@ -314,7 +319,7 @@ impl Exchanges {
         }
         let by_itself = self.late_of(key, launch, with_all, context);
         late.extend(by_itself);
-        let of_host = if with_all { None } else { self.of_host(key, launch, by_itself.is_some()) };
+        let of_host = if with_all { None } else { self.host_launch(key, launch, by_itself.is_some()) };
         self.seen |= with_all;
         if self.pending.get(&key.0) == Some(&key.1) {
             self.pending.remove(&key.0);
@@ -328,53 +333,47 @@ impl Exchanges {
         }
     }
 
-    /// A complete launch with a neighbour of its own host, and how long its other neighbours waited for it.
-    fn of_host(&self, key: LaunchKey, launch: &ExchangeLaunch, is_late: bool) -> Option<OfHost> {
-        let (here, elsewhere): (Vec<&PeerEnd>, Vec<&PeerEnd>) = launch.ends.iter().partition(|e| e.one_clock);
-        if here.is_empty() {
-            return None;
-        }
-        let waited_ns: Option<Vec<i64>> = elsewhere.iter().map(|e| e.longer_ns).collect();
+    /// Describes a complete launch for the judgement of its host; absent where its rank has no neighbor on its own host, or none on
+    /// another one, or the times of those are not known.
+    fn host_launch(&self, key: LaunchKey, launch: &ExchangeLaunch, is_late: bool) -> Option<HostLaunch> {
+        let (local, remote): (Vec<&PeerEnd>, Vec<&PeerEnd>) = launch.ends.iter().partition(|e| e.one_clock);
+        let waited_ns: Option<Vec<i64>> = remote.iter().map(|e| e.longer_ns).collect();
         let came_ns = self.times.get(&key).and_then(|t| t.start).map(|s| s.ns);
         let late = Late { rank: key.0, by_ns: 0, measure: Measure::Gpu };
         let (transfer, transfer_ns) = (launch.transfer?, launch.shortest_ns);
-        Some(OfHost {
-            launch: LateExchange { late, transfer_ns, transfer, came_ns, with_all: false },
-            neighbours: here.iter().map(|e| e.launch).collect(),
-            waited_ns: waited_ns?.into_iter().min(),
+        (!local.is_empty()).then_some(HostLaunch {
+            report: LateExchange { late, transfer_ns, transfer, came_ns, with_all: false },
+            local: local.iter().map(|e| e.launch).collect(),
+            waited_ns: waited_ns?.into_iter().min()?,
             is_late,
         })
     }
 
-    /// Judges the launches of a host that are neighbours of each other, once all of them are complete: they are late where none
-    /// is so by itself, and all their neighbours on other hosts waited. One rank that was late holds up its neighbours, and
-    /// these hold up theirs only in the next exchange, in which the first one is not alone any more.
-    fn judge_host(&mut self, key: LaunchKey, of_host: OfHost, late: &mut Vec<LateExchange>) {
-        if self.of_hosts.insert(key, of_host).is_none() {
-            self.of_hosts_order.push_back(key);
+    /// Judges the launches of a host's ranks that are neighbors of each other, once all of them are complete: they are late where
+    /// each kept its neighbors on other hosts waiting, and none was late to those on its own host as well. A host with a rank that
+    /// has no neighbor on another one is not judged: nothing shows that this rank was late.
+    fn judge_host(&mut self, key: LaunchKey, launch: HostLaunch, late: &mut Vec<LateExchange>) {
+        if self.host_launches.insert(key, launch).is_none() {
+            self.host_launches_order.push_back(key);
         }
-        while self.of_hosts_order.len() > LAUNCHES_KEPT
-            && let Some(oldest) = self.of_hosts_order.pop_front()
+        while self.host_launches_order.len() > HOST_LAUNCHES_KEPT
+            && let Some(oldest) = self.host_launches_order.pop_front()
         {
-            self.of_hosts.remove(&oldest);
+            self.host_launches.remove(&oldest);
         }
         let (mut members, mut ahead) = (BTreeSet::from([key]), vec![key]);
         while let Some(next) = ahead.pop() {
-            let Some(member) = self.of_hosts.get(&next) else { return };
-            ahead.extend(member.neighbours.iter().copied().filter(|n| members.insert(*n)));
+            let Some(member) = self.host_launches.get(&next) else { return };
+            ahead.extend(member.local.iter().copied().filter(|n| members.insert(*n)));
         }
-        let members: Vec<OfHost> = members.iter().filter_map(|m| self.of_hosts.remove(m)).collect();
-        if self.of_hosts_order.len() > 2 * self.of_hosts.len() + ORDER_SLACK {
-            self.of_hosts_order.retain(|key| self.of_hosts.contains_key(key));
-        }
-        let waited_ns =
-            members.iter().filter_map(|m| m.waited_ns).min().and_then(|ns| u64::try_from(ns).ok());
+        let members: Vec<HostLaunch> = members.iter().filter_map(|m| self.host_launches.remove(m)).collect();
+        let waited_ns = members.iter().map(|m| m.waited_ns).min().and_then(|ns| u64::try_from(ns).ok());
         let Some(by_ns) = waited_ns.filter(|ns| *ns >= LATE_NS) else { return };
         if members.iter().any(|m| m.is_late) {
             return;
         }
         late.extend(
-            members.into_iter().map(|m| LateExchange { late: Late { by_ns, ..m.launch.late }, ..m.launch }),
+            members.into_iter().map(|m| LateExchange { late: Late { by_ns, ..m.report.late }, ..m.report }),
         );
     }
 
@@ -594,14 +593,14 @@ mod tests {
 
     #[test]
     fn ranks_of_one_host_that_are_late_together_are_named() {
-        let of_host = |late: &[u32]| {
+        let named = |late: &[u32]| {
             let late = late_in_ring(late, |r| u64::from(r / 2), |_| false);
             late.iter().filter(|e| e.in_exchange).map(|e| (e.rank.0, e.by_ns / 1_000_000)).collect::<Vec<_>>()
         };
-        let late = of_host(&[2, 3]);
+        let late = named(&[2, 3]);
         assert!(late.len() >= 16 && late.iter().all(|(r, ms)| *r >= 2 && *ms == 200), "{late:?}");
-        // Two neighbours of different hosts: each of the hosts has one of a host that was not kept waiting.
-        assert_eq!(of_host(&[1, 2]), []);
+        // Two neighbors on different hosts: each of the hosts has a neighbor that was not kept waiting.
+        assert_eq!(named(&[1, 2]), []);
     }
 
     #[test]

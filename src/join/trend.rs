@@ -2,7 +2,7 @@
 //!
 //! Operations are taken in blocks of a few, of which the median counts, so that single slow ones say nothing. The
 //! first blocks after the warm-up tell what is usual and how much it varies by itself; afterwards several blocks in a
-//! row have to lie clearly above that.
+//! row have to lie clearly above that. A slow block tells what is usual only where one follows that is not slow.
 
 use std::collections::VecDeque;
 
@@ -125,10 +125,11 @@ impl Trend {
         }
     }
 
-    /// Takes so many operations that began within a second, of which no more than their usual time is known.
+    /// Takes the operations of a sketch, of which no more than their usual time is known: one block, or two of many while too little
+    /// is learned.
     pub fn add_alike(&mut self, at_ns: u64, operations: u64, transfer_ns: f64) {
         let are_few = operations < BLOCK_LEAST as u64;
-        // Those of the warm-up are the lesser part of many, and do not change what is usual among them.
+        // Of so many the warm-up is half at most, and the lower quartile that a sketch gives is not of it.
         let are_many = operations >= 2 * u64::from(WARM_UP);
         if are_few || self.skipped < WARM_UP && !are_many {
             return (0..operations.min(u64::from(WARM_UP))).for_each(|_| self.add(at_ns, transfer_ns));
@@ -136,7 +137,8 @@ impl Trend {
         self.last_ns = self.last_ns.max(at_ns);
         self.count += operations;
         self.skipped = WARM_UP;
-        // As many blocks as single ones of them would make.
+        // A block of single operations is of one time.
+        self.open.clear();
         let blocks = if self.usual.is_none() { (operations / BLOCK_FIRST as u64).clamp(1, 2) } else { 1 };
         (0..blocks).for_each(|_| self.block(Block { at_ns, median_ns: transfer_ns }));
     }
@@ -191,14 +193,23 @@ impl Trend {
             (Side::Slow, Some(first), Some(after_ns)) if self.row.len() >= row && self.change.is_none() => {
                 self.change = Some(Change { since_ns: first.at_ns, before_ns: usual, after_ns });
             }
-            // What was learned was no good time: learn again.
-            (Side::Fast, ..) if self.row.len() >= LEARNED => {
+            // What was learned was no good time, or too little was learned before all became slow for long: learn again.
+            (Side::Fast | Side::Slow, ..)
+                if self.row.len() >= LEARNED && (side == Side::Fast || !self.is_sure()) =>
+            {
                 let (last_ns, count) = (self.last_ns, self.count);
                 *self = Trend { skipped: WARM_UP, last_ns, count, ..Trend::default() };
             }
             _ if self.calm >= ROW => self.change = None,
             _ => {}
         }
+    }
+
+    /// True where enough blocks were alike to say what is usual: a job may be fast for a moment while it gets going.
+    fn is_sure(&self) -> bool {
+        let Some((usual, _)) = self.usual else { return false };
+        self.learned >= LEARNED
+            || self.first.iter().filter(|ns| **ns <= usual * RATIO).count() >= LEARNED_FIRST
     }
 
     /// The change, as long as it lasts.
@@ -259,6 +270,18 @@ mod tests {
         assert!(c.since_ns.abs_diff(began) <= 20 * MS, "{} {began}", c.since_ns);
         feed(&mut t, &mut at, 200, 100_000.0, 0.1);
         assert_eq!(t.change(), None, "it is over");
+    }
+
+    #[test]
+    fn a_job_that_was_fast_for_a_moment_is_not_slow_for_ever() {
+        let (mut t, mut at) = (Trend::default(), 0);
+        // Of the first three blocks two are fast.
+        feed(&mut t, &mut at, WARM_UP + 16, 100_000.0, 0.0);
+        feed(&mut t, &mut at, 400, 200_000.0, 0.0);
+        assert_eq!(t.change(), None, "too little was learned");
+        // A later change is told.
+        feed(&mut t, &mut at, 200, 400_000.0, 0.0);
+        assert!(t.change().is_some_and(|c| (c.ratio() - 2.0).abs() < 0.1), "{:?}", t.change());
     }
 
     #[test]

@@ -105,8 +105,8 @@ pub(crate) fn is_visible(
         let (times, by_ns) = once_ns.map_or((LATE, MS), |ns| (1, ns));
         let longer_ns =
             |p: &Passage, o: &Passage| (p.last_ns - p.first_ns).saturating_sub(o.last_ns - o.first_ns);
-        // By so much at least the rank that came last is behind the last one that is no culprit: of ranks that come together nobody
-        // can tell who keeps the rest waiting.
+        // A culprit that shows comes after all others by half of its lateness: of ranks that come together nobody can tell who keeps
+        // the rest waiting.
         let others_ns = |p: &Passage| {
             let others = p.came_ns.iter().filter(|(_, r)| *r != p.last && !culprits.contains(r));
             others.map(|(t, _)| *t).max().unwrap_or(p.first_ns)
@@ -127,13 +127,14 @@ pub(crate) fn is_visible(
     let both = both.filter(|(p, _)| !p.by_launch);
     // The end that was reported may be of another transfer, which ended before this one began.
     let data_ns = |p: &Passage| p.ended_ns.saturating_sub(p.last_ns) as f64;
-    // Of each kind, how many are slow, and of how many. Ends of other transfers make few slow ones look usual, or a usual one slow:
-    // where less than half are slow, nobody can tell whose ends these are.
+    // The number of slow ones of each kind, and of all. The end of a transfer may be that of another one in its launch: where less than
+    // half of a pair's are slow, nobody can tell whose ends these are.
     let mut slow: BTreeMap<Kind, (usize, usize)> = BTreeMap::new();
     for (p, o) in both {
         let of_kind = slow.entry(p.kind).or_default();
         of_kind.0 += usize::from(data_ns(p) >= data_ns(o) * SLOWER);
         of_kind.1 += 1;
     }
-    slow.into_iter().any(|(kind, (n, of))| n >= A_RUN && n * 2 >= of && before(&kind) >= A_RUN)
+    let is_clear = |kind: &Kind, n: usize, of: usize| kind.1.is_none() || n * 2 >= of;
+    slow.into_iter().any(|(kind, (n, of))| n >= A_RUN && is_clear(&kind, n, of) && before(&kind) >= A_RUN)
 }
