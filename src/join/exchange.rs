@@ -80,7 +80,7 @@ struct LaunchTimes {
 /// A complete launch whose rank has neighbors on its own host and on others.
 #[derive(Debug, Clone)]
 struct HostLaunch {
-    /// What is reported of it where its host is late. The lateness is still unknown.
+    /// The report of its rank where the host is late; without the lateness, which is known once the host is judged.
     report: LateExchange,
     /// The launches of its neighbors on the same host.
     local: BTreeSet<LaunchKey>,
@@ -319,7 +319,7 @@ impl Exchanges {
         }
         let by_itself = self.late_of(key, launch, with_all, context);
         late.extend(by_itself);
-        let of_host = if with_all { None } else { self.host_launch(key, launch, by_itself.is_some()) };
+        let host_launch = if with_all { None } else { self.host_launch(key, launch, by_itself.is_some()) };
         self.seen |= with_all;
         if self.pending.get(&key.0) == Some(&key.1) {
             self.pending.remove(&key.0);
@@ -328,8 +328,8 @@ impl Exchanges {
         if self.order.len() > 2 * self.incomplete.len() + ORDER_SLACK {
             self.order.retain(|key| self.incomplete.contains_key(key));
         }
-        if let Some(of_host) = of_host {
-            self.judge_host(key, of_host, late);
+        if let Some(launch) = host_launch {
+            self.judge_host(key, launch, late);
         }
     }
 
@@ -538,7 +538,7 @@ mod tests {
         assert!(late.iter().all(|l| *l == (3, 50)), "{late:?}");
     }
 
-    /// What is reported of 20 launches of a ring of four, of which some ranks come 200 ms late to the last ten. `host` says where a
+    /// The late ranks of 20 launches of a ring of four, in which some ranks come 200 ms late to the last ten. `host` says where a
     /// rank is, and `one_end` whether the ends of its launch are those of the transfers that are over first.
     fn late_in_ring(
         late: &[u32],

@@ -306,9 +306,9 @@ impl Class {
     pub fn trends(&self) -> impl Iterator<Item = (&Transfer, &Trend)> {
         let sketched = self.sketched.as_deref().filter(|s| are_few(self.timed, s));
         let sketched = sketched.and_then(ClassTotals::trend);
-        // Sketches do not tell the pairs of ranks apart.
-        let has_no_sketch = move |(t, _): &(&Transfer, &Trend)| sketched.is_none() || t.pair.is_some();
-        sketched.into_iter().chain(self.trends.iter().filter(has_no_sketch))
+        // A sketch adds up the pairs of ranks; the records of each pair are judged beside it.
+        let is_judged = move |(t, _): &(&Transfer, &Trend)| sketched.is_none() || t.pair.is_some();
+        sketched.into_iter().chain(self.trends.iter().filter(is_judged))
     }
 
     /// When each of its sizes was seen.

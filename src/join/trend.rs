@@ -129,7 +129,7 @@ impl Trend {
     /// is learned.
     pub fn add_alike(&mut self, at_ns: u64, operations: u64, transfer_ns: f64) {
         let are_few = operations < BLOCK_LEAST as u64;
-        // Of so many the warm-up is half at most, and the lower quartile that a sketch gives is not of it.
+        // The warm-up is half of so many at most, and the lower quartile that a sketch gives is not of it.
         let are_many = operations >= 2 * u64::from(WARM_UP);
         if are_few || self.skipped < WARM_UP && !are_many {
             return (0..operations.min(u64::from(WARM_UP))).for_each(|_| self.add(at_ns, transfer_ns));
@@ -193,7 +193,7 @@ impl Trend {
             (Side::Slow, Some(first), Some(after_ns)) if self.row.len() >= row && self.change.is_none() => {
                 self.change = Some(Change { since_ns: first.at_ns, before_ns: usual, after_ns });
             }
-            // What was learned was no good time, or too little was learned before all became slow for long: learn again.
+            // The trend learned no good time, or too little before all became slow for long: it learns again.
             (Side::Fast | Side::Slow, ..)
                 if self.row.len() >= LEARNED && (side == Side::Fast || !self.is_sure()) =>
             {
