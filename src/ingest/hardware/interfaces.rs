@@ -9,6 +9,8 @@ use std::time::Duration;
 
 /// Interfaces told at most: hosts of containers have a pair for each of these.
 const TOLD: usize = 256;
+/// Bytes of an interface's name; the kernel allows no more (IFNAMSIZ, less the final NUL).
+const NAME_MAX: usize = 15;
 
 /// The sampler.
 #[derive(Debug)]
@@ -36,6 +38,11 @@ impl Interfaces {
         });
         Interfaces { dev: proc.join("net/dev"), class: sys.join("class/net"), period, drivers }
     }
+}
+
+/// The kernel would give an interface this name, and a terminal may show it.
+fn is_name(name: &str) -> bool {
+    (1..=NAME_MAX).contains(&name.len()) && !name.contains('/') && !name.chars().any(steers)
 }
 
 /// A line of /proc/net/dev: bytes, packets, errors and drops received, and further on the same sent.
@@ -94,9 +101,7 @@ impl Sampler for Interfaces {
             }
         }
         // What never leaves the host says nothing about a network.
-        facts.retain(|f| {
-            f.interface != "lo" && !f.interface.contains('/') && !f.interface.chars().any(steers)
-        });
+        facts.retain(|f| f.interface != "lo" && is_name(&f.interface));
         if facts.is_empty() {
             return Err(Absent(format!(
                 "neither {} nor {} names an interface beside lo",
@@ -129,6 +134,14 @@ mod tests {
         assert_eq!((f.errors, f.drops), (Some(4), Some(6)));
         for odd in ["", "eth0", "eth0:", "eth0: 1 2 3", "eth0: a b c d e f g h i j k l"] {
             assert_eq!(line(odd), None, "{odd}");
+        }
+    }
+
+    #[test]
+    fn only_names_of_the_kernel_are_told() {
+        assert!(is_name("eth0") && is_name("a23456789012345"));
+        for odd in ["", "a234567890123456", "../eth0", "eth\u{1b}0"] {
+            assert!(!is_name(odd), "{odd:?}");
         }
     }
 }
