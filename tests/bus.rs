@@ -3,7 +3,7 @@
 use prost::Message as _;
 use ringwatch::cluster::message::{self as m, Envelope, Wish};
 use ringwatch::cluster::{Moment, Reader};
-use ringwatch::model::{DataType, Rank, RedOp, Track, Update};
+use ringwatch::model::{Begun, DataType, Launch, Rank, RedOp, Track, Update};
 use std::path::Path;
 
 /// Every field of every item, none with its default.
@@ -68,6 +68,7 @@ fn whole() -> Envelope {
             received_bytes: 200,
             sends: 3,
             peers: 1,
+            ..Default::default()
         }],
         pairs: vec![m::Pair {
             segment: 11,
@@ -274,6 +275,26 @@ fn departures_of_version_1_mean_what_they_meant() {
     assert_eq!((left.usual.kind.track, left.usual.order), (Track::Pair(Rank(1), Rank(0)), 6));
     assert_eq!((left.times, left.left_out, left.loop_ns), (12, true, 1_000_000));
     assert_eq!(left.call.kind.comm.nccl_hash(), 0xc0ffee);
+}
+
+#[test]
+fn what_a_gpu_has_started_of_version_1_means_what_it_meant() {
+    let mut with = whole();
+    with.sequence += 1;
+    with.beats[0].begun_issued_ns = Some(69_000_000_000);
+    with.beats[0].begun_plan = Some(12);
+    let bytes = golden("envelope-1-begun.bin", &with.encode_to_vec());
+    assert_eq!(Envelope::decode(bytes.as_slice()).expect("a message"), with);
+    let begun = |bytes: &[u8]| {
+        let mut reader = Reader::new(std::time::Duration::from_secs(3));
+        let mut told = Vec::new();
+        reader.read("ringwatch.v1.comm.node-a.3", bytes, Moment::default(), true, &mut told);
+        let beat = told.iter().find_map(|u| if let Update::Beat(b) = u { Some(*b) } else { None });
+        beat.expect("a beat").begun
+    };
+    let launch = Launch::numbered(Some(12));
+    assert_eq!(begun(&bytes), Some(Begun { issued_ns: 69_000_000_000, launch }));
+    assert_eq!(begun(&golden("envelope-1.bin", &whole().encode_to_vec())), None);
 }
 
 #[test]

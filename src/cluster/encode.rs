@@ -3,10 +3,10 @@
 use super::message as m;
 use super::texts::clipped as text;
 use crate::model::{
-    Algo, BEYOND_MEMORY, Beat, Call, CallKind, CallState, CommId, CommRecord, DataType, Departure, Exchange,
-    Exit, Flags, Func, HostFact, Job, Lane, Liveness, Making, Mix, NetPhase, NetProgress, OpRecord, PairBeat,
-    ProcessState, Proto, Rank, RedOp, Returned, RulesState, SegmentId, SegmentRecord, Signatures, Sketch,
-    Timing, Told, Track, TunerRules, Untimed, WorkSecond, WorkState,
+    Algo, BEYOND_MEMORY, Beat, Begun, Call, CallKind, CallState, CommId, CommRecord, DataType, Departure,
+    Exchange, Exit, Flags, Func, HostFact, Job, Lane, Launch, Liveness, Making, Mix, NetPhase, NetProgress,
+    OpRecord, PairBeat, ProcessState, Proto, Rank, RedOp, Returned, RulesState, SegmentId, SegmentRecord,
+    Signatures, Sketch, Timing, Told, Track, TunerRules, Untimed, WorkSecond, WorkState,
 };
 use std::path::PathBuf;
 
@@ -237,6 +237,8 @@ impl m::Beat {
             received_bytes: b.exchanged.received_bytes,
             sends: b.exchanged.sends,
             peers: b.exchanged.peers,
+            begun_issued_ns: b.begun.map(|b| b.issued_ns),
+            begun_plan: b.begun.and_then(|b| b.launch.number()),
         }
     }
 
@@ -255,6 +257,9 @@ impl m::Beat {
                 sends: self.sends,
                 peers: self.peers,
             },
+            begun: self
+                .begun_issued_ns
+                .map(|issued_ns| Begun { issued_ns, launch: Launch::numbered(self.begun_plan) }),
         }
     }
 }

@@ -209,6 +209,11 @@ pub struct Beat {
     pub sends: u64,
     #[prost(uint64, tag = "11")]
     pub peers: u64,
+    /// When the newest operation that its GPU has started was issued, and the number of its launch.
+    #[prost(fixed64, optional, tag = "12")]
+    pub begun_issued_ns: Option<u64>,
+    #[prost(uint64, optional, tag = "13")]
+    pub begun_plan: Option<u64>,
 }
 
 /// The hashes of a rank's collectives, a number each.

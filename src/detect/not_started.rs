@@ -199,7 +199,16 @@ pub(super) fn judge<'p, 'a: 'p>(scene: &HangContext<'a>, at: StallSite<'p>) -> O
     }
     let doubtful = ranks.iter().any(|r| may_be_elsewhere(scene, at, *r));
     let by_beats = at.comm.members().values().any(|m| m.is_counted_by_beats());
-    if by_beats && at.waited.at_least_ns < scene.patience(at.comm).saturating_add(REPORTED_LATE_NS) {
+    let patience_by_beats = scene.patience(at.comm).saturating_add(REPORTED_LATE_NS);
+    if by_beats && at.waited.at_least_ns < patience_by_beats {
+        return None;
+    }
+    // Hosts issue ahead: where no start is known, a rank waits since its agent last said that it went on.
+    let went_on = |rank: &Rank| {
+        let at_ns = at.comm.members().get(rank).and_then(|m| m.went_on_ns());
+        at_ns.is_some_and(|t| scene.now_ns < t.saturating_add(patience_by_beats))
+    };
+    if by_beats && !at.waited.on_gpu && at.waited.ranks.iter().all(went_on) {
         return None;
     }
     let soon = at.waited.at_least_ns < scene.settings.patience_silent_ns.max(scene.patience(at.comm));

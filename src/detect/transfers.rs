@@ -405,6 +405,7 @@ mod tests {
                     done: 1,
                     replays_done: 0,
                     exchanged: Exchange::default(),
+                    begun: None,
                 }));
                 let kernel = (!may_run || r == 0).then_some((10 * S + 5_000, None));
                 j.feed(Update::Op(Box::new(end(r, (0, 1), kernel))));

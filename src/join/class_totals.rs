@@ -586,6 +586,7 @@ mod tests {
                     done,
                     replays_done,
                     exchanged,
+                    begun: None,
                 }));
             }
             join.tick((second + 1) * S);

@@ -19,7 +19,7 @@ use super::class_key::{ClassKey, size_class};
 use super::clock::ClockMap;
 use super::evicted::Evicted;
 use super::exchange::Exchanges;
-use super::instance::{Instance, LATE_NS, Late, Measure, Part};
+use super::instance::{Instance, IssuedAt, LATE_NS, Late, Measure, Part};
 use super::member::{Called, Member, Seat};
 use super::memory::Payer;
 use super::op_queue::{self, Key, OpQueue};
@@ -839,6 +839,7 @@ impl Communicator {
                     newest_call: None,
                     newest_begun: None,
                     newest_start_ns: None,
+                    went_on_ns: None,
                     waiting_ns: None,
                     late: 0,
                     worst_late_ns: None,
@@ -1117,7 +1118,7 @@ impl Communicator {
     }
 
     /// Takes how far a rank is, where not every record of it comes.
-    pub(super) fn beat(&mut self, beat: &Beat) -> bool {
+    pub(super) fn beat(&mut self, beat: &Beat, now_ns: u64) -> bool {
         let Some(member) = self.members.get_mut(&beat.rank).filter(|m| m.record.segment == beat.segment)
         else {
             return false;
@@ -1126,6 +1127,9 @@ impl Communicator {
         member.counted_by_beats = true;
         if beat.exchanged != Exchange::default() {
             member.exchanged.get_or_insert_default().take(&beat.exchanged);
+        }
+        if let Some(begun) = beat.begun {
+            member.take_begun(IssuedAt::of_begun(begun));
         }
         member.record.issued = member.record.issued.max(beat.issued);
         member.record.replayed = member.record.replayed.max(beat.replayed);
@@ -1144,6 +1148,7 @@ impl Communicator {
                 continue;
             }
             member.set_done_below(track, done);
+            member.went_on_ns = Some(now_ns);
             for ((_, order), instance) in self.instances.range_mut((track, from)..(track, done)) {
                 let part = instance.parts.get_mut(&beat.rank).filter(|p| !p.finished);
                 if let Some(part) = part {

@@ -83,10 +83,10 @@ pub(super) fn shift(update: &mut Update, by: i64) {
                 s.second = middle_ns / SECOND_NS;
             }
         }
+        Update::Beat(b) => b.begun.iter_mut().for_each(|begun| at(&mut begun.issued_ns, by)),
         // Silence is by the observer's own clock.
         Update::Left { .. }
         | Update::Missed { .. }
-        | Update::Beat(_)
         | Update::Pair(_)
         | Update::Signatures(_)
         | Update::Clock { .. }

@@ -2,7 +2,9 @@
 
 use super::signature::Signature;
 use super::timing::Kernel;
-use crate::model::{Algo, Func, Launch, OpRecord, Proto, Rank, Told, Track, bus_factor, message_bytes};
+use crate::model::{
+    Algo, Begun, Func, Launch, OpRecord, Proto, Rank, Told, Track, bus_factor, message_bytes,
+};
 
 /// One rank's part.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,6 +72,16 @@ pub(super) struct IssuedAt {
 impl IssuedAt {
     pub(super) fn of(op: &OpRecord) -> Option<Self> {
         Some(IssuedAt { issued_ns: op.issued_ns?, launch: op.launch() })
+    }
+
+    /// That of an operation that a GPU has started.
+    pub(super) fn of_begun(begun: Begun) -> Self {
+        IssuedAt { issued_ns: begun.issued_ns, launch: begun.launch }
+    }
+
+    /// The same to be told.
+    pub(super) fn begun(self) -> Begun {
+        Begun { issued_ns: self.issued_ns, launch: self.launch }
     }
 
     /// Host monotonic ns.

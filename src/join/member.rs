@@ -2,7 +2,7 @@
 
 use super::instance::IssuedAt;
 use super::time_shares::Exchanged;
-use crate::model::{CommRecord, Func, Lane, Making, OpRecord, Rank, Track};
+use crate::model::{Begun, CommRecord, Func, Lane, Making, OpRecord, Rank, Track};
 
 /// A call that NCCL has not issued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,6 +102,8 @@ pub struct Member {
     pub(super) newest_begun: Option<IssuedAt>,
     /// When its GPU last started one, host monotonic ns.
     pub(super) newest_start_ns: Option<u64>,
+    /// When its agent last reported that it had finished more operations, by the observer's clock.
+    pub(super) went_on_ns: Option<u64>,
     /// Ticket of the first operation that a CUDA graph captured or replayed.
     pub(super) graphs_from: u64,
     /// Start of the latest believed kernel by channel, GPU clock.
@@ -193,11 +195,28 @@ impl Member {
         self.channels[channel] = Some(at);
     }
 
+    /// When its agent last reported that it had finished more operations, by the observer's clock; absent where every record comes.
+    pub fn went_on_ns(&self) -> Option<u64> {
+        self.went_on_ns
+    }
+
+    /// The newest operation that its GPU has started.
+    pub fn begun(&self) -> Option<Begun> {
+        self.newest_begun.map(IssuedAt::begun)
+    }
+
     /// Notes an operation that its GPU has started.
     pub(super) fn note_begun(&mut self, op: &OpRecord) {
-        let is_newer = |at: &IssuedAt| self.newest_begun.is_none_or(|n| n.issued_ns() < at.issued_ns());
-        let newer = IssuedAt::of(op).filter(|at| op.lane != Lane::Replay && is_newer(at));
-        self.newest_begun = newer.or(self.newest_begun);
+        if let Some(at) = IssuedAt::of(op).filter(|_| op.lane != Lane::Replay) {
+            self.take_begun(at);
+        }
+    }
+
+    /// Takes when an operation that its GPU has started was issued.
+    pub(super) fn take_begun(&mut self, at: IssuedAt) {
+        if self.newest_begun.is_none_or(|newest| newest.issued_ns() < at.issued_ns()) {
+            self.newest_begun = Some(at);
+        }
     }
 
     pub(super) fn has_seen(&mut self, track: Track, order: u64) {

@@ -285,7 +285,8 @@ impl Join {
                 self.operation(op, Some(said));
             }
             Update::Beat(beat) => {
-                let more = self.touched(beat.comm).is_some_and(|c| c.beat(&beat));
+                let now_ns = self.now_ns;
+                let more = self.touched(beat.comm).is_some_and(|c| c.beat(&beat, now_ns));
                 self.issues_on(beat.segment, more);
             }
             Update::Pair(beat) => {
@@ -589,10 +590,10 @@ impl Join {
             Update::Sketch(s) => s.segment,
             Update::Calls(c) => c.segment,
             Update::Work(w) => w.segment,
+            Update::Beat(b) => b.segment,
             Update::Left { segment, .. } | Update::Missed { segment, .. } => *segment,
             Update::Host(h) => h.segment,
-            Update::Beat(_)
-            | Update::Pair(_)
+            Update::Pair(_)
             | Update::Signatures(_)
             | Update::Silent { .. }
             | Update::Disputed { .. }

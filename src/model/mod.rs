@@ -49,8 +49,8 @@ pub use unread::{Unread, UnreadReason};
 #[cfg(test)]
 pub(crate) use update::UNRECORDED;
 pub use update::{
-    BEYOND_MEMORY, Beat, CommRecord, Exchange, Job, Liveness, Making, OPERATIONS, PairBeat, RulesState,
-    SegmentRecord, Signatures, Sink, Sketch, Source, Told, TunerRules, UNCOUNTED, Update, hides_operations,
-    missed_reason,
+    BEYOND_MEMORY, Beat, Begun, CommRecord, Exchange, Job, Liveness, Making, OPERATIONS, PairBeat,
+    RulesState, SegmentRecord, Signatures, Sink, Sketch, Source, Told, TunerRules, UNCOUNTED, Update,
+    hides_operations, missed_reason,
 };
 pub use work::{WorkSecond, WorkState};

@@ -321,6 +321,16 @@ pub struct Launch {
 }
 
 impl Launch {
+    /// The launch of this number; none where nothing tells what was launched together.
+    pub fn numbered(plan: Option<u64>) -> Self {
+        Launch { plan }
+    }
+
+    /// Its number.
+    pub fn number(self) -> Option<u64> {
+        self.plan
+    }
+
     /// False where nothing tells what was launched together.
     pub fn is_known(self) -> bool {
         self.plan.is_some()

@@ -1,8 +1,8 @@
 //! The updates of a source: the one stream that live segments, black boxes and (later) recordings share.
 
 use super::{
-    Algo, CallState, CommId, Func, HostFact, OpRecord, Proto, Rank, Reading, SegmentId, Spare, Unread,
-    WorkState,
+    Algo, CallState, CommId, Func, HostFact, Launch, OpRecord, Proto, Rank, Reading, SegmentId, Spare,
+    Unread, WorkState,
 };
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -181,6 +181,18 @@ pub struct Beat {
     pub replays_done: u64,
     /// The bytes that it has exchanged with single others.
     pub exchanged: Exchange,
+    /// The newest operation that its GPU has started, as far as stamps tell: those that were issued before it have started too,
+    /// though their own stamps may be lost.
+    pub begun: Option<Begun>,
+}
+
+/// An operation that a rank's GPU has started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Begun {
+    /// When its host issued it, host monotonic ns.
+    pub issued_ns: u64,
+    /// What it was launched with.
+    pub launch: Launch,
 }
 
 /// The bytes that a rank has exchanged with single others, by sends and receives.

@@ -157,6 +157,7 @@ impl Publisher {
                     done: c.done(Track::Collective, *rank),
                     replays_done: c.done(Track::Replay, *rank),
                     exchanged: member.exchanged().map(Exchanged::told).unwrap_or_default(),
+                    begun: member.begun(),
                 });
                 let was = self.beats.get(&key);
                 if was.is_none_or(|s| s.what != beat) {
