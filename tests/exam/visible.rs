@@ -34,13 +34,16 @@ struct Passage {
     first_ns: u64,
     last_ns: u64,
     last: u32,
+    /// The place of this operation in the sequence of the last rank's calls.
+    last_ticket: u64,
     /// When each rank came.
     came_ns: Vec<(u64, u32)>,
     ended_ns: u64,
     timed: bool,
     by_launch: bool,
     /// Its records show which rank came last: its ranks are on one host, or the ends of those that waited are reported after that.
-    /// The end of a launch of several transfers may be that of another one.
+    /// The end of a launch of several transfers may be that of another one. How long whole launches took shows it only where each
+    /// rank exchanges with all others: next to a rank that waits both neighbors may be the late one.
     shows_last: bool,
     /// A transfer whose ends have no other peers in their launches: in a pipeline one of the two waits in every step.
     is_by_itself: bool,
@@ -56,22 +59,34 @@ fn passages(stays: &[Stay], a_node: u32) -> BTreeMap<Key, Passage> {
             peers.entry((s.rank, plan)).or_default().extend([a, b]);
         }
     }
+    let mut ranks: BTreeMap<usize, BTreeSet<u32>> = BTreeMap::new();
+    for s in stays {
+        ranks.entry(s.comm).or_default().insert(s.rank);
+    }
+    let is_with_all = |s: &&Stay| {
+        let peers = s.plan.and_then(|p| peers.get(&(s.rank, p)));
+        peers.zip(ranks.get(&s.comm)).is_some_and(|(peers, ranks)| peers.len() >= ranks.len())
+    };
     let has_others = |s: &&Stay| s.plan.and_then(|p| peers.get(&(s.rank, p))).is_some_and(|p| p.len() > 2);
     let passage = |parts: Vec<&Stay>| {
         let started: Vec<(u64, u32)> =
             parts.iter().map(|s| Some((s.started_ns?, s.rank))).collect::<Option<_>>()?;
         let (last_ns, last) = started.iter().copied().max()?;
+        let last_ticket = parts.iter().find(|s| s.rank == last)?.ticket;
         let is_local = parts.iter().all(|s| s.rank / a_node == last / a_node);
         let ends_later = |s: &&Stay| s.rank == last || s.reported_end_ns >= Some(last_ns);
         let by_launch = parts.iter().any(|s| s.by_launch);
         let is_by_itself = matches!(parts.first()?.track, Track::Pair(..)) && !parts.iter().any(has_others);
+        let shows_launch = by_launch && parts.iter().all(is_with_all);
+        let shows_end = !by_launch && parts.iter().all(ends_later);
         Some(Passage {
-            shows_last: is_local || by_launch || is_by_itself || parts.iter().all(ends_later),
+            shows_last: is_local || is_by_itself || shows_launch || shows_end,
             kind: kind(parts.first()?),
             order: parts.first()?.order,
             first_ns: started.iter().map(|(t, _)| *t).min()?,
             last_ns,
             last,
+            last_ticket,
             came_ns: started,
             ended_ns: parts.iter().map(|s| s.reported_end_ns).min()??,
             timed: parts.iter().all(|s| s.timed || s.by_launch),
@@ -80,6 +95,34 @@ fn passages(stays: &[Stay], a_node: u32) -> BTreeMap<Key, Passage> {
         })
     };
     parts.into_iter().filter_map(|(key, parts)| Some((key, passage(parts)?))).collect()
+}
+
+/// The untimed operations of each rank, with others than the culprits: when they ended.
+#[derive(Default)]
+struct Untimed<'a> {
+    by_rank: BTreeMap<u32, BTreeMap<u64, Vec<&'a Stay>>>,
+}
+
+impl<'a> Untimed<'a> {
+    fn of(stays: &'a [Stay], culprits: &BTreeSet<u32>) -> Self {
+        let others = stays.iter().filter(|s| !culprits.contains(&s.rank));
+        let with_others: BTreeSet<Key> = others.map(Stay::key).collect();
+        let mut all = Untimed::default();
+        for s in stays.iter().filter(|s| !s.timed && !s.by_launch && with_others.contains(&s.key())) {
+            if let Some(ended_ns) = s.ended_ns {
+                all.by_rank.entry(s.rank).or_default().entry(ended_ns).or_default().push(s);
+            }
+        }
+        all
+    }
+
+    /// True where the last rank of an operation ended one of another communicator within the time by which it was late: nothing
+    /// shows that it was not held there.
+    fn may_hold(&self, p: &Passage, late_ns: u64) -> bool {
+        let ends = self.by_rank.get(&p.last).into_iter();
+        let mut ends = ends.flat_map(|e| e.range(p.last_ns.saturating_sub(late_ns)..=p.last_ns));
+        ends.any(|(_, all)| all.iter().any(|s| s.comm != p.kind.0 && s.ticket < p.last_ticket))
+    }
 }
 
 /// True when timed operations show a slow fault between two moments: often, or once by at least `once_ns`. `other` is the job
@@ -106,17 +149,20 @@ pub(crate) fn is_visible(
         let longer_ns =
             |p: &Passage, o: &Passage| (p.last_ns - p.first_ns).saturating_sub(o.last_ns - o.first_ns);
         // A culprit that shows comes after all others by half of its lateness: of ranks that come together nobody can tell who keeps
-        // the rest waiting.
+        // the rest waiting. Where all are culprits nobody waited for the fault.
         let others_ns = |p: &Passage| {
-            let others = p.came_ns.iter().filter(|(_, r)| *r != p.last && !culprits.contains(r));
-            others.map(|(t, _)| *t).max().unwrap_or(p.first_ns)
+            let others = p.came_ns.iter().filter(|(_, r)| !culprits.contains(r));
+            others.map(|(t, _)| *t).max()
         };
         let is_late = |p: &Passage, o: &Passage| {
-            longer_ns(p, o) >= by_ns && p.last_ns >= others_ns(p) + longer_ns(p, o) / 2
+            let is_last = |others_ns: u64| p.last_ns >= others_ns + longer_ns(p, o) / 2;
+            longer_ns(p, o) >= by_ns && others_ns(p).is_some_and(is_last)
         };
         let is_unusual = |p: &Passage| once_ns.is_some() || !p.is_by_itself || before(&p.kind) >= A_RUN;
+        let untimed = Untimed::of(happened, culprits);
         let late = both
-            .filter(|(p, o)| culprits.contains(&p.last) && p.shows_last && is_late(p, o) && is_unusual(p));
+            .filter(|(p, o)| culprits.contains(&p.last) && p.shows_last && is_late(p, o) && is_unusual(p))
+            .filter(|(p, o)| !untimed.may_hold(p, longer_ns(p, o)));
         // A launch brings its rank late once, however many transfers it has.
         let late: BTreeSet<(u64, u32)> = late.map(|(p, _)| (p.last_ns, p.last)).collect();
         let since_ns = late.first().map_or(0, |(t, _)| *t);
