@@ -441,12 +441,22 @@ impl Publisher {
         self.tokens = (self.tokens + more).min(2 * rate);
     }
 
-    /// Takes bytes from the budget. What is urgent may run into a second's debt, and beyond that is left out too: it is
+    /// Takes bytes from the budget. What is urgent may run into half a second's debt, and beyond that is left out too: it is
     /// told again while it lasts.
     fn pay(&mut self, bytes: usize, urgent: bool) -> bool {
+        let least = if urgent { -(self.rate as i64) / 2 } else { 0 };
+        self.pay_down_to(least, bytes)
+    }
+
+    /// The same for how far ranks are, which may run into a second's debt: without it operations that were told as standing still
+    /// seem to do so for ever.
+    fn pay_for_progress(&mut self, bytes: usize) -> bool {
+        self.pay_down_to(-(self.rate as i64), bytes)
+    }
+
+    fn pay_down_to(&mut self, least: i64, bytes: usize) -> bool {
         let bytes = bytes as i64 + 3;
         self.wanted += bytes as u64;
-        let least = if urgent { -(self.rate as i64) } else { 0 };
         let paid = self.tokens - bytes >= least;
         if paid {
             self.tokens -= bytes;

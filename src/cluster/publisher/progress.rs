@@ -166,7 +166,7 @@ impl Publisher {
                 let stale = |s: &Sent<m::Beat>| now_ns >= s.at_ns + REFRESH_NS && !c.closed();
                 if was.is_none_or(|s| s.what != beat || stale(s)) {
                     let bytes = beat.encoded_len();
-                    if self.pay(bytes, true) {
+                    if self.pay_for_progress(bytes) {
                         self.draft(Topic::Bucket(bucket(c.id)), bytes).beats.push(beat);
                         self.beats.insert(key, Sent { what: beat, at_ns: now_ns });
                     }
@@ -247,7 +247,7 @@ impl Publisher {
                 let newest = last(sent_done).filter(|_| beat.sent_is_newest);
                 let beat = m::Pair::of(&beat);
                 let was_newest = was.is_some_and(|p| p.sent_is_newest && p.sent_done == beat.sent_done);
-                if was == Some(&beat) || !self.pay(beat.encoded_len(), true) {
+                if was == Some(&beat) || !self.pay_for_progress(beat.encoded_len()) {
                     continue;
                 }
                 self.draft(Topic::Bucket(bucket(c.id)), beat.encoded_len()).pairs.push(beat);

@@ -50,6 +50,24 @@ fn a_sketch_says_whose_it_is_and_when_it_was() {
 }
 
 #[test]
+fn how_far_ranks_are_is_told_where_the_budget_is_spent() {
+    let (mut join, mut p) = (node(0..2, 2), Publisher::new("a", 1, 1_000));
+    sketches(&mut p, &mut join, 10 * S);
+    for rank in 0..2 {
+        join.feed(member(rank, 2, 1));
+        feed(&mut join, rank, 0, 10 * S, |_| ());
+    }
+    p.refill(11 * S);
+    while p.pay(50, true) {}
+    join.tick(11 * S);
+    let out = p.look(&join, &[], &[], Moment { mono_ns: 11 * S, unix_ns: 11 * S });
+    let told = out.iter().flat_map(|o| m::Envelope::decode(o.bytes.as_slice()).expect("a message").beats);
+    assert_eq!(told.map(|b| (b.rank, b.issued, b.open)).collect::<Vec<_>>(), [(0, 1, 0), (1, 1, 0)]);
+    while p.pay_for_progress(50) {}
+    assert!(p.tokens < -900, "{}", p.tokens);
+}
+
+#[test]
 fn a_transfer_is_told_by_its_sender_and_whole_where_both_are_here() {
     let pair = |from: u32, to: u32, own: u32| {
         move |o: &mut OpRecord| {
