@@ -5,6 +5,7 @@
 //! Where all ranks of a communicator mix transfers and collectives alike, one that does not is out of order, whatever it did before.
 
 use super::hang_context::{HangContext, StallSite};
+use super::held_by_gpu::open_parts;
 use super::{fact, who};
 use crate::join::{Communicator, Part, Process, Stall, WaitingFor};
 use crate::model::{Call, Confidence, Departure, Finding, Kind, Mix, OperationRef, Rank, SegmentId, Track};
@@ -33,6 +34,9 @@ pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Findin
     let Some((departure, process)) = alone.min_by_key(|(d, _)| d.call.issued_ns) else {
         return mixed_otherwise(scene, at);
     };
+    if at.stall.lack == WaitingFor::Issue && are_away(scene, at, process) {
+        return None;
+    }
     let comm = scene.join.communicator(departure.wrong().kind.comm)?;
     let rank = rank_of(scene, comm, process)?;
     let name = |call: &Call| {
@@ -63,6 +67,16 @@ pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Findin
         confidence: Confidence::Likely,
         ..Finding::new(Kind::InterleavedCommunicators, comm.id, vec![rank], operation)
     })
+}
+
+/// True where those that a standstill lacks are in no operation: they are away, and not in what another process would have called
+/// in its usual order.
+fn are_away(scene: &HangContext<'_>, at: StallSite<'_>, process: &Process) -> bool {
+    let is_away = |(rank, _): &(Rank, u32)| {
+        scene.process(at.comm, *rank).is_some_and(|p| p.record.id != process.record.id)
+            && open_parts(scene, at, *rank).next().is_none()
+    };
+    at.stall.lacking.len() <= FEW && at.stall.lacking.iter().all(is_away)
 }
 
 /// The rank that alone mixes the transfers and collectives of a communicator in another order than all others.
@@ -321,6 +335,13 @@ mod tests {
         let order = Kind::InterleavedCommunicators;
         assert_eq!(found(["aaba", "baaa"]), [(order, vec![Rank(1)], 40)]);
         assert_eq!(found(["baaa", "aaba"]), [(order, vec![Rank(0)], 40)]);
+    }
+
+    #[test]
+    fn a_rank_that_is_in_nothing_is_away_whoever_calls_in_another_order() {
+        let named = |last| found(last).into_iter().map(|(_, ranks, _)| ranks).collect::<Vec<_>>();
+        assert_eq!(named(["baaa", ""]), Vec::<Vec<Rank>>::new(), "rank 1 may be on its way");
+        assert_eq!(named(["baaa", "a"]), [vec![Rank(0)]], "rank 1 waits in what it always called");
     }
 
     #[test]
