@@ -99,8 +99,8 @@ mod tests {
     use crate::join::Join;
     use crate::join::testing::{all_reduce, member, process};
     use crate::model::{
-        Beat, Cause, CommId, Exchange, Finding, Func, HostFact, Kind, Lane, OpRecord, PairBeat, ProcessState,
-        Rank, SegmentId, Timing, Untimed, Update,
+        Beat, Begun, Cause, CommId, Exchange, Finding, Func, HostFact, Kind, Lane, Launch, OpRecord,
+        PairBeat, ProcessState, Rank, SegmentId, Timing, Untimed, Update,
     };
 
     const S: u64 = 1_000_000_000;
@@ -389,7 +389,7 @@ mod tests {
     #[test]
     fn an_agent_says_that_what_was_in_flight_is_not_finished() {
         // Transfer 0 from rank 0 to rank 1, both of which are in it; `done` is what the agents say of it since then.
-        let by_beats = |done: Option<u64>, may_run: bool| {
+        let by_beats_of = |done: Option<u64>, may_run: bool, begun: Option<Begun>| {
             let mut j = Join::new();
             for r in 0..2 {
                 let Update::Segment(segment) = process(r) else { unreachable!("a process") };
@@ -405,7 +405,7 @@ mod tests {
                     done: 1,
                     replays_done: 0,
                     exchanged: Exchange::default(),
-                    begun: None,
+                    begun: begun.filter(|_| r == 1),
                 }));
                 let kernel = (!may_run || r == 0).then_some((10 * S + 5_000, None));
                 j.feed(Update::Op(Box::new(end(r, (0, 1), kernel))));
@@ -429,11 +429,15 @@ mod tests {
             let found = HangRule::new(Settings::default()).check(&j, 15 * S);
             found.into_iter().map(|f| f.kind).collect::<Vec<_>>()
         };
+        let by_beats = |done, may_run| by_beats_of(done, may_run, None);
         assert_eq!(by_beats(Some(0), false), [Kind::StuckTransfer]);
         assert_eq!(by_beats(Some(1), false), []);
         assert_eq!(by_beats(None, false), [], "older agents do not say");
         // It ended by its stamps, and nothing started since; the other end's GPU has not started it.
         assert_eq!(by_beats(Some(1), true), [Kind::NotStarted]);
+        let begun = |issued_ns| Some(Begun { issued_ns, launch: Launch::numbered(None) });
+        assert_eq!(by_beats_of(Some(1), true, begun(9 * S)), [Kind::NotStarted], "an earlier one");
+        assert_eq!(by_beats_of(Some(1), true, begun(11 * S)), [], "its stamps were lost");
     }
 
     #[test]
