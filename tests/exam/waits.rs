@@ -8,6 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A stretch of time, from and to, in ns.
 type Span = (u64, u64);
 
+/// Whoever waited for a late rank in the operation before comes to the next one right behind it.
+const RIGHT_BEHIND_NS: u64 = 1_000_000;
+
 /// Others wait for the ranks that come last to one operation, or to all transfers of one launch.
 struct Wait {
     late: Vec<u32>,
@@ -47,10 +50,11 @@ fn in_collectives(
         let is_absent = |r: &u32| !parts.iter().any(|s| s.rank == *r);
         let absent: Vec<u32> = ranks.iter().copied().filter(is_absent).collect();
         (parts.len() + absent.len() == size).then_some(())?;
-        let last = parts.iter().copied().max_by_key(|s| (s.started_ns, s.rank));
-        let (to_ns, late) = match last {
+        let last = |all: &mut dyn Iterator<Item = &&Stay>| all.map(|s| (s.started_ns, s.rank)).max();
+        let last_ns = last(&mut parts.iter())?.0?;
+        let (to_ns, late) = match last(&mut parts.iter().filter(|s| ranks.contains(&s.rank))) {
             _ if !absent.is_empty() => (now, absent),
-            Some(s) if ranks.contains(&s.rank) => (s.started_ns?, vec![s.rank]),
+            Some((Some(t), rank)) if last_ns - t <= RIGHT_BEHIND_NS => (t, vec![rank]),
             _ => return None,
         };
         let others = parts.iter().filter(|s| !ranks.contains(&s.rank)).filter_map(|s| s.started_ns);
