@@ -191,6 +191,8 @@ catalogue! {
         "Share of the last second in which the worst-off of these threads wanted a CPU and had none.";
     FINDINGS = Gauge "ringwatch_findings" None, ["node", "job_name", "uid", "kind", "severity"],
         "Findings that are open; 0 for those that were.";
+    FINDING_RANKS = Gauge "ringwatch_finding_ranks" None, ["node", "job_name", "uid", "kind", "severity", "job_rank", "host"],
+        "Open findings that name this rank of the job, or this host where they name no rank: 8 of a finding and 256 in all at most.";
     FINDINGS_TOTAL = Counter "ringwatch_findings_opened" None, ["node", "job_name", "uid", "kind", "severity"],
         "Findings opened so far.";
     FINDINGS_UPDATED = Counter "ringwatch_findings_updated" None, ["node", "job_name", "uid", "kind", "severity"],
@@ -363,6 +365,8 @@ catalogue! {
         "Bytes that wait to be sent.";
     CLUSTER_FINDINGS = Gauge "ringwatch_cluster_findings" None, ["node", "job_name", "uid", "kind", "severity"],
         "Findings that are open in the partitions the analyser on this node speaks for; agents tell theirs under another name.";
+    CLUSTER_FINDING_RANKS = Gauge "ringwatch_cluster_finding_ranks" None, ["node", "job_name", "uid", "kind", "severity", "job_rank", "host"],
+        "The same of the findings in the partitions the analyser on this node speaks for.";
     CLUSTER_OPERATIONS = Counter "ringwatch_cluster_operations" None, ["node", "job_name", "uid", "collective"],
         "Operations that are over, over all nodes and each counted once; every analyser counts all that agents tell of.";
     CLUSTER_BYTES = Counter "ringwatch_cluster_operation_bytes" B, ["node", "job_name", "uid", "collective"],

@@ -5,6 +5,7 @@ mod family;
 mod hardware;
 mod histogram;
 mod inspector;
+mod named;
 mod operations;
 mod own;
 mod scope;
@@ -16,6 +17,7 @@ pub use analysis::{Analysis, Bus, Counts, Sums};
 pub use family::{Family, Sample, Value};
 pub use histogram::{BOUNDS, Exemplar, Histogram, ZERO};
 pub use inspector::Foreign;
+pub use named::{Named, NamedCounts};
 pub use own::{Exported, Own};
 pub use settings::Settings;
 

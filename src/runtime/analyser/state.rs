@@ -5,7 +5,7 @@ use super::{Reply, Right, Say, Told, Verdict};
 use crate::cluster::message::{self, OperationKey, Wish};
 use crate::cluster::{REASONS, Refusal};
 use crate::config::Config;
-use crate::export::metrics::{Analysis, Counts, Sums};
+use crate::export::metrics::{Analysis, Counts, NamedCounts, Sums};
 use crate::export::{Metrics, Own};
 use crate::ingest::{now_ns, unix_ns};
 use crate::join::{ClockPair, MemoryLimit, Pace};
@@ -463,13 +463,14 @@ impl State {
 
     /// The figures for metrics.
     fn analysis(&mut self) -> Analysis {
-        let mut findings = BTreeMap::new();
+        let (mut findings, mut named) = (BTreeMap::new(), NamedCounts::default());
         let join = self.monitor.join();
         for f in self.open() {
             let first = join.communicator(f.communicator).and_then(|c| c.members().values().next());
             let process = first.and_then(|m| join.process(m.record.segment));
             let job = process.and_then(|p| p.record.job.name.clone()).unwrap_or_default();
             let owner = process.and_then(|p| p.record.owner);
+            named.add(join, &job, owner, &f);
             *findings.entry((job, owner, f.kind, f.severity)).or_insert(0) += 1;
         }
         let reader = self.monitor.source().reader();
@@ -490,6 +491,7 @@ impl State {
         let told = join.tallies();
         Analysis {
             findings,
+            named,
             operations: told
                 .all()
                 .into_iter()
