@@ -293,7 +293,7 @@ fn what_a_gpu_has_started_of_version_1_means_what_it_meant() {
         beat.expect("a beat").begun
     };
     let launch = Launch::numbered(Some(12));
-    assert_eq!(begun(&bytes), Some(Begun { issued_ns: 69_000_000_000, launch }));
+    assert_eq!(begun(&bytes), Some(Begun { issued_ns: 69_000_000_000, host_ns: 69_000_000_000, launch }));
     assert_eq!(begun(&golden("envelope-1.bin", &whole().encode_to_vec())), None);
 }
 

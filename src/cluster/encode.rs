@@ -257,9 +257,11 @@ impl m::Beat {
                 sends: self.sends,
                 peers: self.peers,
             },
-            begun: self
-                .begun_issued_ns
-                .map(|issued_ns| Begun { issued_ns, launch: Launch::numbered(self.begun_plan) }),
+            begun: self.begun_issued_ns.map(|ns| Begun {
+                issued_ns: ns,
+                host_ns: ns,
+                launch: Launch::numbered(self.begun_plan),
+            }),
         }
     }
 }

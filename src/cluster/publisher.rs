@@ -1,8 +1,8 @@
 //! The messages of a node to the others: picked from its own join, within a budget of bytes.
 //!
-//! What cannot be done without goes first and may run into debt: processes, memberships, what stands still. Then come
-//! beats, what was asked for, what is sampled, and sketches; of these, what does not fit is left out and counted. Pure:
-//! it is told the time, and somebody else sends.
+//! Processes, memberships, findings and how far ranks are may run deepest into debt, then what stands still and what was asked
+//! for. Samples and sketches may not; of these, what does not fit is left out and counted. Pure: it is told the time, and
+//! somebody else sends.
 
 mod progress;
 mod sketches;
@@ -55,6 +55,18 @@ const ASKED: usize = 1024;
 const READINGS: usize = 1024;
 /// The most that is left out by sampling: one of `1 << 20`.
 const LEVEL_MAX: u32 = 20;
+
+/// How far something may run into debt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Priority {
+    /// By what a second allows: processes, memberships, findings, and how far ranks are. Without these, operations that were
+    /// told as standing still seem to do so for ever.
+    First,
+    /// By half of that: what stands still, and what somebody asked for.
+    Urgent,
+    /// Not at all.
+    Usual,
+}
 
 /// Why an operation was not published.
 const NOT_SAMPLED: &str = "not sampled";
@@ -441,29 +453,27 @@ impl Publisher {
         self.tokens = (self.tokens + more).min(2 * rate);
     }
 
-    /// Takes bytes from the budget. What is urgent may run into half a second's debt, and beyond that is left out too: it is
-    /// told again while it lasts.
-    fn pay(&mut self, bytes: usize, urgent: bool) -> bool {
-        let least = if urgent { -(self.rate as i64) / 2 } else { 0 };
-        self.pay_down_to(least, bytes)
-    }
-
-    /// The same for how far ranks are, which may run into a second's debt: without it operations that were told as standing still
-    /// seem to do so for ever.
-    fn pay_for_progress(&mut self, bytes: usize) -> bool {
-        self.pay_down_to(-(self.rate as i64), bytes)
-    }
-
-    fn pay_down_to(&mut self, least: i64, bytes: usize) -> bool {
-        let bytes = bytes as i64 + 3;
-        self.wanted += bytes as u64;
-        let paid = self.tokens - bytes >= least;
+    /// Takes bytes from the budget, if they fit. What does not is told again while it lasts.
+    fn pay(&mut self, bytes: usize, priority: Priority) -> bool {
+        let least = match priority {
+            Priority::First => -(self.rate as i64),
+            Priority::Urgent => -(self.rate as i64) / 2,
+            Priority::Usual => 0,
+        };
+        let paid = self.tokens - (bytes as i64 + 3) >= least;
         if paid {
-            self.tokens -= bytes;
+            self.charge(bytes);
         } else {
+            self.wanted += bytes as u64 + 3;
             self.refused = true;
         }
         paid
+    }
+
+    /// Takes bytes from the budget that are sent in any case.
+    fn charge(&mut self, bytes: usize) {
+        self.wanted += bytes as u64 + 3;
+        self.tokens -= bytes as i64 + 3;
     }
 
     fn draft(&mut self, topic: Topic, bytes: usize) -> &mut m::Envelope {
@@ -511,7 +521,7 @@ impl Publisher {
                 Some(s) => told.alive && now_ns >= s.at_ns + REFRESH_NS,
             };
             let bytes = told.encoded_len();
-            if due && self.pay(bytes, true) {
+            if due && self.pay(bytes, Priority::First) {
                 // An analyser that learns of the end has to know the last operations of the process.
                 if !told.alive {
                     moved.extend(join.memberships(p.record.id));
@@ -534,7 +544,7 @@ impl Publisher {
                     s.what != told || told.finalized_ns.is_none() && now_ns >= s.at_ns + REFRESH_NS
                 });
                 let bytes = told.encoded_len();
-                if due && self.pay(bytes, true) {
+                if due && self.pay(bytes, Priority::First) {
                     self.draft(Topic::Bucket(bucket(c.id)), bytes).members.push(told.clone());
                     self.members.insert((c.id, *rank), Sent { what: told, at_ns: now_ns });
                 }
@@ -550,7 +560,7 @@ impl Publisher {
                 let told = m::Member { left: true, ..was.what };
                 let bytes = told.encoded_len();
                 // Debt or not: it is said once.
-                self.pay(bytes, true);
+                self.charge(bytes);
                 self.draft(Topic::Bucket(bucket(key.0)), bytes).members.push(told);
             }
         }
@@ -562,7 +572,7 @@ impl Publisher {
                 continue;
             }
             let Ok(text) = serde_json::to_vec(f) else { continue };
-            if self.pay(text.len(), true) {
+            if self.pay(text.len(), Priority::First) {
                 self.draft(Topic::Node, text.len()).findings.push(text);
                 self.findings.insert(f.id.0, f.open);
             }
@@ -587,7 +597,7 @@ impl Publisher {
             if due {
                 let told = m::Host::of(fact);
                 let bytes = told.encoded_len();
-                if self.pay(bytes, true) {
+                if self.pay(bytes, Priority::Urgent) {
                     self.draft(Topic::Node, bytes).hosts.push(told);
                     self.hosts.insert(p.record.id, Sent { what: fact.clone(), at_ns: now_ns });
                 }
@@ -608,7 +618,7 @@ impl Publisher {
             }
             let told = m::Calls::of(&state);
             let bytes = told.encoded_len();
-            if self.pay(bytes, true) {
+            if self.pay(bytes, Priority::Urgent) {
                 self.draft(Topic::Node, bytes).calls.push(told);
                 self.calls.insert(p.record.id, state);
             }
@@ -623,7 +633,7 @@ impl Publisher {
             let Some(last) = state.seconds.last().map(|s| s.second) else { continue };
             let told = m::Work::of(&state);
             let bytes = told.encoded_len();
-            if self.pay(bytes, false) {
+            if self.pay(bytes, Priority::Usual) {
                 self.draft(Topic::Node, bytes).work.push(told);
                 self.work.insert(p.record.id, last + 1);
             }
@@ -648,7 +658,7 @@ impl Publisher {
     fn tell_record(&mut self, comm: CommId, told: &Told, urgent: bool) -> bool {
         let record = m::Record::of(told);
         let bytes = record.encoded_len();
-        let paid = self.pay(bytes, urgent);
+        let paid = self.pay(bytes, if urgent { Priority::Urgent } else { Priority::Usual });
         if paid {
             self.draft(Topic::Bucket(bucket(comm)), bytes).records.push(record);
         }
@@ -695,7 +705,7 @@ impl Publisher {
     fn tell_readings(&mut self) {
         for text in std::mem::take(&mut self.readings) {
             // One is like the next.
-            if self.pay(text.len(), false) {
+            if self.pay(text.len(), Priority::Usual) {
                 self.draft(Topic::Node, text.len()).readings.push(text);
             }
         }
@@ -714,7 +724,7 @@ impl Publisher {
             unsearched: self.unsearched,
         };
         let bytes = books.encoded_len();
-        self.pay(bytes, true);
+        self.charge(bytes);
         self.draft(Topic::Node, bytes).books = Some(books);
     }
 

@@ -203,12 +203,12 @@ pub(super) fn judge<'p, 'a: 'p>(scene: &HangContext<'a>, at: StallSite<'p>) -> O
     if by_beats && at.waited.at_least_ns < patience_by_beats {
         return None;
     }
-    // Hosts issue ahead: where no start is known, a rank waits since its agent last said that it went on.
-    let went_on = |rank: &Rank| {
-        let at_ns = at.comm.members().get(rank).and_then(|m| m.went_on_ns());
+    // Hosts issue ahead: where no start is known, a rank waits since its agent last reported progress.
+    let progressed = |rank: &Rank| {
+        let at_ns = at.comm.members().get(rank).and_then(|m| m.progress_ns());
         at_ns.is_some_and(|t| scene.now_ns < t.saturating_add(patience_by_beats))
     };
-    if by_beats && !at.waited.on_gpu && at.waited.ranks.iter().all(went_on) {
+    if by_beats && at.waited.is_by_hosts() && at.waited.ranks.iter().all(progressed) {
         return None;
     }
     let soon = at.waited.at_least_ns < scene.settings.patience_silent_ns.max(scene.patience(at.comm));

@@ -30,13 +30,13 @@ pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Findin
     }
     let here = around(scene, at);
     let candidates = here.iter().filter_map(|p| Some((left(scene, at, p)?, *p)));
+    let lacks_call = at.stall.lack == WaitingFor::Issue;
+    let is_reason = |p: &Process| !(lacks_call && are_idle(scene, at, p));
     let alone = candidates.filter(|(d, p)| !here.iter().any(|o| left_too(d, p, o)) && is_alone(scene, d, p));
+    let alone = alone.filter(|(_, p)| is_reason(p));
     let Some((departure, process)) = alone.min_by_key(|(d, _)| d.call.issued_ns) else {
         return mixed_otherwise(scene, at);
     };
-    if at.stall.lack == WaitingFor::Issue && are_away(scene, at, process) {
-        return None;
-    }
     let comm = scene.join.communicator(departure.wrong().kind.comm)?;
     let rank = rank_of(scene, comm, process)?;
     let name = |call: &Call| {
@@ -69,14 +69,16 @@ pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Findin
     })
 }
 
-/// True where those that a standstill lacks are in no operation: they are away, and not in what another process would have called
-/// in its usual order.
-fn are_away(scene: &HangContext<'_>, at: StallSite<'_>, process: &Process) -> bool {
-    let is_away = |(rank, _): &(Rank, u32)| {
-        scene.process(at.comm, *rank).is_some_and(|p| p.record.id != process.record.id)
-            && open_parts(scene, at, *rank).next().is_none()
+/// True where the ranks that a standstill lacks are known to be in no operation. They wait for nobody, and so not because of the
+/// order in which another process calls.
+fn are_idle(scene: &HangContext<'_>, at: StallSite<'_>, process: &Process) -> bool {
+    let is_idle = |(rank, _): &(Rank, u32)| {
+        scene.process(at.comm, *rank).is_some_and(|p| {
+            let is_known = !p.unsure() && !p.may_lack_since(at.waited.since_ns);
+            p.record.id != process.record.id && is_known && open_parts(scene, at, *rank).next().is_none()
+        })
     };
-    at.stall.lacking.len() <= FEW && at.stall.lacking.iter().all(is_away)
+    at.stall.lacking.len() <= FEW && at.stall.lacking.iter().all(is_idle)
 }
 
 /// The rank that alone mixes the transfers and collectives of a communicator in another order than all others.

@@ -389,53 +389,63 @@ mod tests {
     #[test]
     fn an_agent_says_that_what_was_in_flight_is_not_finished() {
         // Transfer 0 from rank 0 to rank 1, both of which are in it; `done` is what the agents say of it since then.
-        let by_beats_of = |done: Option<u64>, may_run: bool, begun: Option<Begun>| {
-            let mut j = Join::new();
-            for r in 0..2 {
-                let Update::Segment(segment) = process(r) else { unreachable!("a process") };
-                let (segment, comm) = (segment.id, end(r, (0, 1), None).comm);
-                j.feed(process(r));
-                j.feed(member(r, 2, 1));
-                j.feed(Update::Beat(Beat {
-                    segment,
-                    comm,
-                    rank: Rank(r),
-                    issued: 1,
-                    replayed: 0,
-                    done: 1,
-                    replays_done: 0,
-                    exchanged: Exchange::default(),
-                    begun: begun.filter(|_| r == 1),
-                }));
-                let kernel = (!may_run || r == 0).then_some((10 * S + 5_000, None));
-                j.feed(Update::Op(Box::new(end(r, (0, 1), kernel))));
-                let (sent, received) = if r == 0 { (1, 0) } else { (0, 1) };
-                j.feed(Update::Pair(PairBeat {
-                    segment,
-                    comm,
-                    rank: Rank(r),
-                    peer: Rank(1 - r),
-                    sent,
-                    received,
-                    from: 0,
-                    sent_done: done.filter(|_| r == 0),
-                    received_done: done.filter(|_| r == 1).map(|n| if may_run { 0 } else { n }),
-                    sent_may_run: may_run && r == 0,
-                    received_may_run: false,
-                    sent_is_newest: false,
-                }));
-            }
-            j.tick(15 * S);
-            let found = HangRule::new(Settings::default()).check(&j, 15 * S);
-            found.into_iter().map(|f| f.kind).collect::<Vec<_>>()
-        };
-        let by_beats = |done, may_run| by_beats_of(done, may_run, None);
+        let by_beats_at =
+            |done: Option<u64>, may_run: bool, begun: Option<Begun>, started: bool, at_ns: u64| {
+                let mut j = Join::new();
+                for r in 0..2 {
+                    let Update::Segment(segment) = process(r) else { unreachable!("a process") };
+                    let (segment, comm) = (segment.id, end(r, (0, 1), None).comm);
+                    j.feed(process(r));
+                    j.feed(member(r, 2, 1));
+                    j.feed(Update::Beat(Beat {
+                        segment,
+                        comm,
+                        rank: Rank(r),
+                        issued: 1,
+                        replayed: 0,
+                        done: 1,
+                        replays_done: 0,
+                        exchanged: Exchange::default(),
+                        begun: begun.filter(|_| r == 1),
+                    }));
+                    let kernel = (started && (!may_run || r == 0)).then_some((10 * S + 5_000, None));
+                    j.tick(at_ns);
+                    j.feed(Update::Op(Box::new(end(r, (0, 1), kernel))));
+                    let (sent, received) = if r == 0 { (1, 0) } else { (0, 1) };
+                    j.feed(Update::Pair(PairBeat {
+                        segment,
+                        comm,
+                        rank: Rank(r),
+                        peer: Rank(1 - r),
+                        sent,
+                        received,
+                        from: 0,
+                        sent_done: done.filter(|_| r == 0),
+                        received_done: done.filter(|_| r == 1).map(|n| if may_run { 0 } else { n }),
+                        sent_may_run: may_run && r == 0,
+                        received_may_run: false,
+                        sent_is_newest: false,
+                    }));
+                }
+                j.tick(15 * S);
+                let found = HangRule::new(Settings::default()).check(&j, 15 * S);
+                found.into_iter().map(|f| f.kind).collect::<Vec<_>>()
+            };
+        let by_beats_of = |done, may_run, begun| by_beats_at(done, may_run, begun, true, 12 * S);
+        let by_beats = |done, may_run| by_beats_at(done, may_run, None, true, 0);
         assert_eq!(by_beats(Some(0), false), [Kind::StuckTransfer]);
         assert_eq!(by_beats(Some(1), false), []);
         assert_eq!(by_beats(None, false), [], "older agents do not say");
         // It ended by its stamps, and nothing started since; the other end's GPU has not started it.
         assert_eq!(by_beats(Some(1), true), [Kind::NotStarted]);
-        let begun = |issued_ns| Some(Begun { issued_ns, launch: Launch::numbered(None) });
+        // No stamp says when it started.
+        assert_eq!(by_beats_at(Some(1), true, None, false, 0), [Kind::NotStarted]);
+        assert_eq!(
+            by_beats_at(Some(1), true, None, false, 14 * S),
+            [],
+            "its agent reported progress a second ago"
+        );
+        let begun = |issued_ns| Some(Begun { issued_ns, host_ns: issued_ns, launch: Launch::numbered(None) });
         assert_eq!(by_beats_of(Some(1), true, begun(9 * S)), [Kind::NotStarted], "an earlier one");
         assert_eq!(by_beats_of(Some(1), true, begun(11 * S)), [], "its stamps were lost");
     }

@@ -19,7 +19,7 @@ use super::class_key::{ClassKey, size_class};
 use super::clock::ClockMap;
 use super::evicted::Evicted;
 use super::exchange::Exchanges;
-use super::instance::{Instance, IssuedAt, LATE_NS, Late, Measure, Part};
+use super::instance::{Instance, LATE_NS, Late, Measure, Part};
 use super::member::{Called, Member, Seat};
 use super::memory::Payer;
 use super::op_queue::{self, Key, OpQueue};
@@ -802,6 +802,9 @@ impl Communicator {
             Entry::Occupied(entry) => {
                 let m = entry.into_mut();
                 let old = std::mem::replace(&mut m.record, record);
+                if old.segment != m.record.segment {
+                    m.begin_anew();
+                }
                 if m.counted_by_beats && old.segment == m.record.segment {
                     // How far it is, is told by them.
                     m.record.issued = m.record.issued.max(old.issued);
@@ -839,7 +842,8 @@ impl Communicator {
                     newest_call: None,
                     newest_begun: None,
                     newest_start_ns: None,
-                    went_on_ns: None,
+                    begun_host_ns: 0,
+                    progress_ns: None,
                     waiting_ns: None,
                     late: 0,
                     worst_late_ns: None,
@@ -1129,7 +1133,7 @@ impl Communicator {
             member.exchanged.get_or_insert_default().take(&beat.exchanged);
         }
         if let Some(begun) = beat.begun {
-            member.take_begun(IssuedAt::of_begun(begun));
+            member.take_reported(begun, now_ns);
         }
         member.record.issued = member.record.issued.max(beat.issued);
         member.record.replayed = member.record.replayed.max(beat.replayed);
@@ -1148,7 +1152,7 @@ impl Communicator {
                 continue;
             }
             member.set_done_below(track, done);
-            member.went_on_ns = Some(now_ns);
+            member.progress_ns = Some(now_ns);
             for ((_, order), instance) in self.instances.range_mut((track, from)..(track, done)) {
                 let part = instance.parts.get_mut(&beat.rank).filter(|p| !p.finished);
                 if let Some(part) = part {
@@ -1163,7 +1167,7 @@ impl Communicator {
     }
 
     /// Takes how many transfers a rank has issued to and from another.
-    pub(super) fn pair_beat(&mut self, beat: &PairBeat) -> bool {
+    pub(super) fn pair_beat(&mut self, beat: &PairBeat, now_ns: u64) -> bool {
         let mut more = false;
         let known = self.members.get(&beat.rank).is_some_and(|m| m.record.segment == beat.segment);
         self.stale = true;
@@ -1194,6 +1198,9 @@ impl Communicator {
             n.done[end] = n.done[end].max(done.map(|d| d.min(issued)));
             let finished = before..n.done[end].unwrap_or(0);
             if !finished.is_empty() {
+                if let Some(member) = self.members.get_mut(&own) {
+                    member.progress_ns = Some(now_ns);
+                }
                 self.finish_transfers(Track::Pair(pair.0, pair.1), own, finished);
             }
         }

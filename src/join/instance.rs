@@ -62,6 +62,9 @@ impl Part {
     }
 }
 
+/// Two moments of one host that are mapped to another clock at different times may be this closer than they were, in ns.
+const MAPPED_BY_NS: u64 = 1_000_000;
+
 /// When a rank issued an operation, and with what it was launched.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct IssuedAt {
@@ -74,14 +77,15 @@ impl IssuedAt {
         Some(IssuedAt { issued_ns: op.issued_ns?, launch: op.launch() })
     }
 
-    /// That of an operation that a GPU has started.
+    /// Converts what an agent said of an operation that a GPU has started. Clocks of hosts are mapped a little differently from
+    /// time to time, so that it counts as issued earlier: nothing that was issued with it seems to have begun.
     pub(super) fn of_begun(begun: Begun) -> Self {
-        IssuedAt { issued_ns: begun.issued_ns, launch: begun.launch }
+        IssuedAt { issued_ns: begun.issued_ns.saturating_sub(MAPPED_BY_NS), launch: begun.launch }
     }
 
-    /// The same to be told.
+    /// Converts it for an analyser.
     pub(super) fn begun(self) -> Begun {
-        Begun { issued_ns: self.issued_ns, launch: self.launch }
+        Begun { issued_ns: self.issued_ns, host_ns: self.issued_ns, launch: self.launch }
     }
 
     /// Host monotonic ns.

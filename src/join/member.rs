@@ -66,6 +66,9 @@ impl RecentCost {
 /// A rank that issues nothing for so long, in ns, pauses.
 const PAUSE_NS: u64 = 200_000_000;
 
+/// The clock of a host may be ahead of the observer's by this, in ns, where it is mapped.
+const AHEAD_NS: u64 = 1_000_000_000;
+
 /// One rank of a communicator.
 #[derive(Debug, Clone)]
 pub struct Member {
@@ -102,8 +105,10 @@ pub struct Member {
     pub(super) newest_begun: Option<IssuedAt>,
     /// When its GPU last started one, host monotonic ns.
     pub(super) newest_start_ns: Option<u64>,
+    /// When its host issued the newest operation of which its agent reported that its GPU has started it, by that host's clock.
+    pub(super) begun_host_ns: u64,
     /// When its agent last reported that it had finished more operations, by the observer's clock.
-    pub(super) went_on_ns: Option<u64>,
+    pub(super) progress_ns: Option<u64>,
     /// Ticket of the first operation that a CUDA graph captured or replayed.
     pub(super) graphs_from: u64,
     /// Start of the latest believed kernel by channel, GPU clock.
@@ -196,8 +201,22 @@ impl Member {
     }
 
     /// When its agent last reported that it had finished more operations, by the observer's clock; absent where every record comes.
-    pub fn went_on_ns(&self) -> Option<u64> {
-        self.went_on_ns
+    pub fn progress_ns(&self) -> Option<u64> {
+        self.progress_ns
+    }
+
+    /// Takes the newest operation that its GPU has started, as its agent reports it at `now_ns`. One that is reported again is
+    /// mapped by the clocks of before, and no host has issued one that is yet to come.
+    pub(super) fn take_reported(&mut self, begun: Begun, now_ns: u64) {
+        if begun.host_ns > self.begun_host_ns && begun.issued_ns <= now_ns.saturating_add(AHEAD_NS) {
+            self.begun_host_ns = begun.host_ns;
+            self.take_begun(IssuedAt::of_begun(begun));
+        }
+    }
+
+    /// Forgets what another process was in.
+    pub(super) fn begin_anew(&mut self) {
+        (self.newest_begun, self.begun_host_ns, self.progress_ns) = (None, 0, None);
     }
 
     /// The newest operation that its GPU has started.

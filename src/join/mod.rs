@@ -290,7 +290,8 @@ impl Join {
                 self.issues_on(beat.segment, more);
             }
             Update::Pair(beat) => {
-                let more = self.touched(beat.comm).is_some_and(|c| c.pair_beat(&beat));
+                let now_ns = self.now_ns;
+                let more = self.touched(beat.comm).is_some_and(|c| c.pair_beat(&beat, now_ns));
                 self.issues_on(beat.segment, more);
             }
             Update::Clock { host, shift_ns, wall_ahead_ns } => {

@@ -181,7 +181,7 @@ pub struct Beat {
     pub replays_done: u64,
     /// The bytes that it has exchanged with single others.
     pub exchanged: Exchange,
-    /// The newest operation that its GPU has started, as far as stamps tell: those that were issued before it have started too,
+    /// The newest operation that its GPU has started, as far as stamps show. Those that were issued before it have started too,
     /// though their own stamps may be lost.
     pub begun: Option<Begun>,
 }
@@ -191,6 +191,8 @@ pub struct Beat {
 pub struct Begun {
     /// When its host issued it, host monotonic ns.
     pub issued_ns: u64,
+    /// The same moment by the clock of that host, which is never mapped to another clock.
+    pub host_ns: u64,
     /// What it was launched with.
     pub launch: Launch,
 }

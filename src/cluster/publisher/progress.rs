@@ -1,6 +1,8 @@
 //! How far the ranks are: beats, signatures, and what stands still.
 
-use super::{AGAIN_NS, AHEAD, IDLE_NS, IN_DOUBT_NS, OPEN_MAX, Publisher, REFRESH_NS, STANDS_NS, Sent};
+use super::{
+    AGAIN_NS, AHEAD, IDLE_NS, IN_DOUBT_NS, OPEN_MAX, Priority, Publisher, REFRESH_NS, STANDS_NS, Sent,
+};
 use crate::cluster::message as m;
 use crate::cluster::subject::{Topic, bucket};
 use crate::join::{Communicator, Exchanged, Instance, Join, Launches, Part, signature, types};
@@ -166,7 +168,7 @@ impl Publisher {
                 let stale = |s: &Sent<m::Beat>| now_ns >= s.at_ns + REFRESH_NS && !c.closed();
                 if was.is_none_or(|s| s.what != beat || stale(s)) {
                     let bytes = beat.encoded_len();
-                    if self.pay_for_progress(bytes) {
+                    if self.pay(bytes, Priority::First) {
                         self.draft(Topic::Bucket(bucket(c.id)), bytes).beats.push(beat);
                         self.beats.insert(key, Sent { what: beat, at_ns: now_ns });
                     }
@@ -196,13 +198,13 @@ impl Publisher {
             let (segment, comm, rank) = (member.record.segment.0, c.id.nccl_hash(), rank.0);
             let told = m::Signatures { segment, comm, rank, from, signatures };
             let bytes = told.encoded_len();
-            if self.pay(bytes, false) {
+            if self.pay(bytes, Priority::Usual) {
                 self.draft(Topic::Bucket(bucket(c.id)), bytes).signatures.push(told);
             }
             if types.iter().any(|t| *t != 0) {
                 let told = m::Types { segment, comm, rank, from, types };
                 let bytes = told.encoded_len();
-                if self.pay(bytes, false) {
+                if self.pay(bytes, Priority::Usual) {
                     self.draft(Topic::Bucket(bucket(c.id)), bytes).types.push(told);
                 }
             }
@@ -247,7 +249,7 @@ impl Publisher {
                 let newest = last(sent_done).filter(|_| beat.sent_is_newest);
                 let beat = m::Pair::of(&beat);
                 let was_newest = was.is_some_and(|p| p.sent_is_newest && p.sent_done == beat.sent_done);
-                if was == Some(&beat) || !self.pay_for_progress(beat.encoded_len()) {
+                if was == Some(&beat) || !self.pay(beat.encoded_len(), Priority::First) {
                     continue;
                 }
                 self.draft(Topic::Bucket(bucket(c.id)), beat.encoded_len()).pairs.push(beat);

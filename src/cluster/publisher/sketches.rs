@@ -1,6 +1,6 @@
 //! The operations of a class in a second, sent without their records.
 
-use super::{FAR_LONGER_NS, Publisher, SLOW, SLOW_BY_NS, USUAL, USUAL_FEW};
+use super::{FAR_LONGER_NS, Priority, Publisher, SLOW, SLOW_BY_NS, USUAL, USUAL_FEW};
 use crate::cluster::message as m;
 use crate::cluster::subject::{Topic, bucket};
 use crate::join::{Communicator, Finished, Join};
@@ -99,7 +99,7 @@ impl Publisher {
             let over = second.saturating_sub(sketch.from_s).clamp(1, u64::from(m::Sketch::SECONDS));
             (sketch.from_s, sketch.seconds) = (second.saturating_sub(over), over as u32);
             let bytes = sketch.encoded_len();
-            if self.pay(bytes, false) {
+            if self.pay(bytes, Priority::Usual) {
                 self.draft(Topic::Bucket(bucket(key.0)), bytes).sketches.push(sketch);
             } else {
                 // It adds up, and goes with a later second's.

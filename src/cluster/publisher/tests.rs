@@ -58,12 +58,12 @@ fn how_far_ranks_are_is_told_where_the_budget_is_spent() {
         feed(&mut join, rank, 0, 10 * S, |_| ());
     }
     p.refill(11 * S);
-    while p.pay(50, true) {}
+    while p.pay(50, Priority::Urgent) {}
     join.tick(11 * S);
     let out = p.look(&join, &[], &[], Moment { mono_ns: 11 * S, unix_ns: 11 * S });
     let told = out.iter().flat_map(|o| m::Envelope::decode(o.bytes.as_slice()).expect("a message").beats);
     assert_eq!(told.map(|b| (b.rank, b.issued, b.open)).collect::<Vec<_>>(), [(0, 1, 0), (1, 1, 0)]);
-    while p.pay_for_progress(50) {}
+    while p.pay(50, Priority::First) {}
     assert!(p.tokens < -900, "{}", p.tokens);
 }
 

@@ -42,7 +42,8 @@ impl Interfaces {
 
 /// The kernel would give an interface this name, and a terminal may show it.
 fn is_name(name: &str) -> bool {
-    (1..=NAME_MAX).contains(&name.len()) && !name.contains('/') && !name.chars().any(steers)
+    let is_allowed = |c: char| !matches!(c, '/' | ':') && !c.is_whitespace() && !steers(c);
+    (1..=NAME_MAX).contains(&name.len()) && !matches!(name, "." | "..") && name.chars().all(is_allowed)
 }
 
 /// A line of /proc/net/dev: bytes, packets, errors and drops received, and further on the same sent.
@@ -140,7 +141,7 @@ mod tests {
     #[test]
     fn only_names_of_the_kernel_are_told() {
         assert!(is_name("eth0") && is_name("a23456789012345"));
-        for odd in ["", "a234567890123456", "../eth0", "eth\u{1b}0"] {
+        for odd in ["", "a234567890123456", "..", "../eth0", "a b", "eth0:", "eth\u{1b}0"] {
             assert!(!is_name(odd), "{odd:?}");
         }
     }
