@@ -116,12 +116,13 @@ impl<'a> Untimed<'a> {
         all
     }
 
-    /// True where the last rank of an operation ended one of another communicator within the time by which it was late: nothing
-    /// shows that it was not held there.
+    /// True where the last rank of an operation ended one of another communicator within the later half of the time by which it was
+    /// late, and had issued it before that: nothing shows that it was not held there for most of it.
     fn may_hold(&self, p: &Passage, late_ns: u64) -> bool {
         let ends = self.by_rank.get(&p.last).into_iter();
-        let mut ends = ends.flat_map(|e| e.range(p.last_ns.saturating_sub(late_ns)..=p.last_ns));
-        ends.any(|(_, all)| all.iter().any(|s| s.comm != p.kind.0 && s.ticket < p.last_ticket))
+        let half_ns = p.last_ns.saturating_sub(late_ns / 2);
+        let mut ends = ends.flat_map(|e| e.range(half_ns..=p.last_ns)).flat_map(|(_, all)| all);
+        ends.any(|s| s.comm != p.kind.0 && s.ticket < p.last_ticket && s.issued_ns < half_ns)
     }
 }
 

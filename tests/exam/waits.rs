@@ -8,8 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A stretch of time, from and to, in ns.
 type Span = (u64, u64);
 
-/// Whoever waited for a late rank in the operation before comes to the next one right behind it.
+/// Ranks that were held up by a late one in the operation before come to the next one so soon behind it, in ns, and within this
+/// share of its lateness.
 const RIGHT_BEHIND_NS: u64 = 1_000_000;
+const RIGHT_BEHIND: u64 = 10;
 
 /// Others wait for the ranks that come last to one operation, or to all transfers of one launch.
 struct Wait {
@@ -19,7 +21,7 @@ struct Wait {
     operations: BTreeSet<Key>,
 }
 
-/// How long ranks held the others of a communicator until `now`, in ns: they came last, or not yet, counted from the median of
+/// How long ranks held the others of a communicator until `now`, in ns: they came last or with those whom they had held, or not yet, counted from the median of
 /// the others, and were in no other operation meanwhile. Transfers count by launches in which all members take part.
 pub(crate) fn held_by(happened: &[Stay], comm: CommId, size: usize, ranks: &BTreeSet<u32>, now: u64) -> u64 {
     let waits = in_collectives(happened, comm, size, ranks, now).into_iter();
@@ -32,7 +34,8 @@ pub(crate) fn held_by(happened: &[Stay], comm: CommId, size: usize, ranks: &BTre
     length(&joined(held.collect()))
 }
 
-/// The collectives and replays in which all members but these ranks were, and one of these came last or not yet.
+/// The collectives and replays in which all members but these ranks were, and one of these came last, or last but for those whom
+/// it had held up before, or not yet.
 fn in_collectives(
     happened: &[Stay],
     comm: CommId,
@@ -52,13 +55,15 @@ fn in_collectives(
         (parts.len() + absent.len() == size).then_some(())?;
         let last = |all: &mut dyn Iterator<Item = &&Stay>| all.map(|s| (s.started_ns, s.rank)).max();
         let last_ns = last(&mut parts.iter())?.0?;
+        let others = parts.iter().filter(|s| !ranks.contains(&s.rank)).filter_map(|s| s.started_ns);
+        let from_ns = middle(others)?;
+        let is_last = |t: u64| last_ns - t <= RIGHT_BEHIND_NS.min(t.saturating_sub(from_ns) / RIGHT_BEHIND);
         let (to_ns, late) = match last(&mut parts.iter().filter(|s| ranks.contains(&s.rank))) {
             _ if !absent.is_empty() => (now, absent),
-            Some((Some(t), rank)) if last_ns - t <= RIGHT_BEHIND_NS => (t, vec![rank]),
+            Some((Some(t), rank)) if is_last(t) => (t, vec![rank]),
             _ => return None,
         };
-        let others = parts.iter().filter(|s| !ranks.contains(&s.rank)).filter_map(|s| s.started_ns);
-        Some(Wait { from_ns: middle(others)?, late, to_ns, operations: BTreeSet::from([key]) })
+        Some(Wait { from_ns, late, to_ns, operations: BTreeSet::from([key]) })
     };
     operations.into_iter().filter_map(wait).collect()
 }
