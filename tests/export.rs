@@ -3,7 +3,7 @@
 use crate::exported;
 use crate::exported::{COMM, Hand, S, event};
 use ringwatch::export::catalogue;
-use ringwatch::export::metrics::{Analysis, Bus, Counts, NamedCounts};
+use ringwatch::export::metrics::{Analysis, Bus, Counts, FindingRanks};
 use ringwatch::export::prometheus::{Metrics, Own, Settings, negotiated};
 use ringwatch::export::trace_id;
 use ringwatch::join::Tally;
@@ -174,8 +174,8 @@ fn every_metric_of_the_catalogue_is_given_out_under_its_name_and_labels_and_no_o
     own.connections_closed = [(("http", "deadline"), 1)].into();
     own.bus = Some(Bus { left_out: [("a sample is enough", 5)].into(), ..Bus::default() });
     let mut families = metrics.gather(&hand.join, &open, &own);
-    let mut named = NamedCounts::default();
-    open.iter().for_each(|f| named.add(&hand.join, "job", Some(1000), f));
+    let mut named = FindingRanks::default();
+    open.iter().for_each(|f| named.add(&hand.join, "n1", ("job", Some(1000)), f));
     let analysis = Analysis {
         named,
         findings: [((String::new(), Some(1000), Kind::Straggler, Severity::Warning), 1)].into(),

@@ -9,7 +9,7 @@ use crate::secret::MASK;
 use serde_yaml::Value;
 
 /// The sections that hold secrets; a test compares them with the schema.
-const SECRET: [&str; 2] = ["cluster", "otlp"];
+const SECRET: [&str; 3] = ["cluster", "notify", "otlp"];
 
 /// The keys of a file.
 pub(super) struct Keys(Value);

@@ -1,6 +1,6 @@
 //! The settings.
 
-use crate::export::{otlp, prometheus};
+use crate::export::{notify, otlp, prometheus};
 use crate::ingest::{StackKind, hardware};
 use crate::secret::MASK;
 use crate::{cluster, detect};
@@ -35,6 +35,8 @@ pub struct Config {
     pub prometheus: prometheus::Settings,
     /// The telemetry for an OpenTelemetry receiver.
     pub otlp: otlp::Settings,
+    /// Who is called when a finding of severity warning or above is opened, changes or is closed.
+    pub notify: notify::Settings,
     /// The cluster's bus, on which this node tells the others how far it is.
     pub cluster: cluster::Settings,
     /// Where `ringwatch top --agent` and `ringwatch diagnose --agent` ask.
@@ -185,9 +187,13 @@ impl Config {
         let servers = self.cluster.servers.iter().find_map(|s| masked(s.exposed()));
         let endpoint = self.otlp.endpoint.as_ref().and_then(|e| masked(e.exposed()));
         let headers = self.otlp.headers.values().find_map(|v| masked(v.exposed()));
-        for (key, why) in
-            [("cluster.servers", servers), ("otlp.endpoint", endpoint), ("otlp.headers", headers)]
-        {
+        let notify = self.notify.secrets().find_map(|s| masked(s.exposed()));
+        for (key, why) in [
+            ("cluster.servers", servers),
+            ("otlp.endpoint", endpoint),
+            ("otlp.headers", headers),
+            ("notify.webhooks", notify),
+        ] {
             if let Some(why) = why {
                 return Err((key, why));
             }
@@ -197,6 +203,7 @@ impl Config {
                 return Err((key, format!("{share} is not in 0 to 1")));
             }
         }
+        self.notify.check()?;
         if self.cluster.cert.is_some() != self.cluster.key.is_some() {
             return Err(("cluster.cert", "a certificate and its key belong together".to_owned()));
         }

@@ -366,7 +366,7 @@ catalogue! {
     CLUSTER_FINDINGS = Gauge "ringwatch_cluster_findings" None, ["node", "job_name", "uid", "kind", "severity"],
         "Findings that are open in the partitions the analyser on this node speaks for; agents tell theirs under another name.";
     CLUSTER_FINDING_RANKS = Gauge "ringwatch_cluster_finding_ranks" None, ["node", "job_name", "uid", "kind", "severity", "job_rank", "host"],
-        "The same of the findings in the partitions the analyser on this node speaks for.";
+        "Open findings in the partitions the analyser on this node speaks for that name this rank of the job, or this host.";
     CLUSTER_OPERATIONS = Counter "ringwatch_cluster_operations" None, ["node", "job_name", "uid", "collective"],
         "Operations that are over, over all nodes and each counted once; every analyser counts all that agents tell of.";
     CLUSTER_BYTES = Counter "ringwatch_cluster_operation_bytes" B, ["node", "job_name", "uid", "collective"],

@@ -1,4 +1,4 @@
-//! The output for other programs: metrics for Prometheus, and traces, logs and metrics by OTLP.
+//! The output for other programs: metrics for Prometheus, traces, logs and metrics by OTLP, and notices of findings.
 //!
 //! [`metrics`] turns what is over and what goes on into families of samples, by the one list in [`catalogue`];
 //! [`prometheus`] and [`otlp`] write the same families in their formats. Nothing here reads a clock or starts a task:
@@ -6,6 +6,7 @@
 
 pub mod catalogue;
 pub mod metrics;
+pub mod notify;
 pub mod otlp;
 pub mod prometheus;
 pub mod trace_id;

@@ -1,7 +1,7 @@
 //! The cluster's bus: what an agent puts on it, and what an analyser hears and makes of it.
 
 use super::family::{Families, Value};
-use super::named::NamedCounts;
+use super::finding_ranks::FindingRanks;
 use super::scope::uid_text;
 use crate::export::catalogue as c;
 use crate::join::Tally;
@@ -100,7 +100,7 @@ pub struct Analysis {
     /// Open findings of the partitions that it speaks for, by job, its user, kind and severity.
     pub findings: BTreeMap<(String, Option<u32>, Kind, Severity), u64>,
     /// Whom these name.
-    pub named: NamedCounts,
+    pub named: FindingRanks,
     /// The totals of jobs, by job, its user and operation, in the order in which these came.
     pub operations: Vec<(String, Option<u32>, Func, Tally)>,
     /// The same of jobs that are not told apart.
@@ -139,7 +139,7 @@ impl Analysis {
         if folded > 0 {
             out.overflow(c::CLUSTER_FINDINGS, Value::Number(folded as f64));
         }
-        self.named.gather(out, c::CLUSTER_FINDING_RANKS, node);
+        self.named.gather(out, c::CLUSTER_FINDING_RANKS);
         let mut rest = self.other_operations;
         for (i, (job, owner, func, tally)) in self.operations.iter().enumerate() {
             if i >= budget {

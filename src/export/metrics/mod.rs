@@ -2,10 +2,10 @@
 
 mod analysis;
 mod family;
+mod finding_ranks;
 mod hardware;
 mod histogram;
 mod inspector;
-mod named;
 mod operations;
 mod own;
 mod scope;
@@ -15,9 +15,9 @@ mod store;
 
 pub use analysis::{Analysis, Bus, Counts, Sums};
 pub use family::{Family, Sample, Value};
+pub use finding_ranks::{FindingRanks, NamedRank, named_ranks};
 pub use histogram::{BOUNDS, Exemplar, Histogram, ZERO};
 pub use inspector::Foreign;
-pub use named::{Named, NamedCounts};
 pub use own::{Exported, Own};
 pub use settings::Settings;
 

@@ -1,7 +1,7 @@
 //! The current state: operations in flight, processes, findings, and what was lost on the way.
 
 use super::family::{Families, Value};
-use super::named::NamedCounts;
+use super::finding_ranks::FindingRanks;
 use super::scope::{ScopeId, Scopes, uid_text};
 use super::store::Store;
 use crate::export::catalogue as c;
@@ -155,7 +155,7 @@ impl Findings {
 
     pub(super) fn gather(&mut self, out: &mut Families, scopes: &mut Scopes, join: &Join, open: &[Finding]) {
         let mut now: HashMap<FindingKey, u64> = HashMap::new();
-        let mut named: BTreeMap<String, NamedCounts> = BTreeMap::new();
+        let mut named = FindingRanks::default();
         for f in open.iter().filter(|f| f.open) {
             // By what it is now: a rank that is away is a warning first, and critical when it stays away.
             let scope = self.keys.get(&f.id).map_or_else(|| key(scopes, join, f).0, |k| k.0);
@@ -163,9 +163,9 @@ impl Findings {
             self.opened.touch(&key);
             *now.entry(key).or_default() += 1;
             let s = scopes.get(scope);
-            named.entry(s.node.clone()).or_default().add(join, &s.job, s.uid.parse().ok(), f);
+            named.add(join, &s.node, (&s.job, s.uid.parse().ok()), f);
         }
-        named.iter().for_each(|(node, named)| named.gather(out, c::FINDING_RANKS, node));
+        named.gather(out, c::FINDING_RANKS);
         let mut folded = 0;
         let counted: HashMap<FindingKey, Count> = self.opened.iter().map(|(k, n)| (*k, *n)).collect();
         // One that was found before this agent was started is open, and none that it has opened.

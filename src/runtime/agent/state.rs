@@ -12,7 +12,8 @@ use crate::ingest::{Ends, Place, ProbeCommand, Segments, boot_id, now_ns, unix_n
 use crate::join::{Finished, MemoryLimit};
 use crate::model::{CommId, Finding, FindingEvent, SegmentId, Source as _, Unread, UnreadReason};
 use crate::runtime::daemon::{
-    self, Asked, Connections, Costs, Heartbeat, Message, Outgoing, Received, Rendered, StateReceiver,
+    self, Asked, Connections, Costs, Heartbeat, Message, Notifier, Outgoing, Received, Rendered,
+    StateReceiver,
 };
 use crate::runtime::{Monitor, Node};
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,6 +47,8 @@ pub struct State {
     metrics: Metrics,
     /// Where there is somebody to send to.
     traces: Option<Outgoing>,
+    /// Where somebody is to be called.
+    notifier: Option<Notifier>,
     /// Where there is a bus.
     bus: Option<(Publisher, Arc<Outbox>)>,
     /// Where findings outlive this process.
@@ -86,6 +89,7 @@ impl State {
             samples: None,
             metrics,
             traces: None,
+            notifier: None,
             bus: None,
             store,
             unread: BTreeSet::new(),
@@ -101,6 +105,11 @@ impl State {
     /// Traces what goes on for a receiver.
     pub(super) fn trace_to(&mut self, receiver: Outgoing) {
         self.traces = Some(receiver);
+    }
+
+    /// Has those called who are to hear of findings.
+    pub(super) fn notify_by(&mut self, notifier: Notifier) {
+        self.notifier = Some(notifier);
     }
 
     /// Tells the cluster of what goes on.
@@ -230,6 +239,9 @@ impl State {
         let join = self.monitor.join();
         self.metrics.finished(join, &finished);
         self.metrics.events(join, events);
+        if let Some(notifier) = &mut self.notifier {
+            events.iter().for_each(|e| notifier.event(join, e));
+        }
         let second = self.told.is_none_or(|t| t.elapsed() >= TELL_EVERY);
         if second {
             self.told = Some(Instant::now());
@@ -311,6 +323,7 @@ impl State {
         if let Some(traces) = &self.traces {
             own.exported = traces.exported();
         }
+        own.exported.extend(self.notifier.as_ref().map(Notifier::exported));
         own.bus = self.bus.as_ref().map(|(publisher, outbox)| {
             let books = publisher.books();
             let mut left_out: BTreeMap<_, _> = REASONS.into_iter().map(|why| (why, 0)).collect();

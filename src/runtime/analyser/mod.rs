@@ -45,6 +45,8 @@ const INBOX: usize = 65_536;
 const TEXT: usize = 4096;
 /// The settings that the state takes over while it runs.
 const TAKEN_OVER: &[&str] = &["detect", "cluster.silent_ms"];
+/// How long the end waits for those who are called of findings.
+const LAST_WORDS: std::time::Duration = std::time::Duration::from_secs(3);
 
 /// A message of the state.
 #[derive(Debug)]
@@ -295,6 +297,11 @@ pub async fn run(
     if let Some(receiver) = &receiver {
         state.send_to(receiver.outgoing());
     }
+    let calling = daemon::Notifier::start(&config.notify, daemon::node(&config)).map_err(Error::Notify)?;
+    let calling = calling.map(|(notifier, calling)| {
+        state.notify_by(notifier);
+        calling
+    });
     let started = state.started_unix_ns();
     let subscribed = async |topic: &str| {
         let why = |e: async_nats::client::SubscribeError| crate::cluster::Error::Connect {
@@ -319,7 +326,11 @@ pub async fn run(
     if let Some(sending) = sending {
         sending.end().await;
     }
-    thread.end()
+    thread.end()?;
+    if let Some(calling) = calling {
+        calling.end(LAST_WORDS).await;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use super::{Reply, Right, Say, Told, Verdict};
 use crate::cluster::message::{self, OperationKey, Wish};
 use crate::cluster::{REASONS, Refusal};
 use crate::config::Config;
-use crate::export::metrics::{Analysis, Counts, NamedCounts, Sums};
+use crate::export::metrics::{Analysis, Counts, FindingRanks, Sums};
 use crate::export::{Metrics, Own};
 use crate::ingest::{now_ns, unix_ns};
 use crate::join::{ClockPair, MemoryLimit, Pace};
@@ -14,7 +14,8 @@ use crate::model::{
 };
 use crate::runtime::Monitor;
 use crate::runtime::daemon::{
-    Asked, Connections, Costs, Heartbeat, Message, Outgoing, Received, Rendered, StateReceiver, node,
+    Asked, Connections, Costs, Heartbeat, Message, Notifier, Outgoing, Received, Rendered, StateReceiver,
+    node,
 };
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -86,6 +87,7 @@ pub struct State {
     costs: Costs,
     /// Where there is somebody to send to.
     outgoing: Option<Outgoing>,
+    notifier: Option<Notifier>,
     say: UnboundedSender<Say>,
     /// The partitions for which this analyser speaks; the lease's number is its right to.
     pub(super) leases: BTreeMap<u32, u64>,
@@ -132,6 +134,7 @@ impl State {
             costs: Costs::new(node(&config)),
             config,
             outgoing: None,
+            notifier: None,
             say,
             leases: BTreeMap::new(),
             kept: None,
@@ -149,6 +152,11 @@ impl State {
             partitions: BTreeSet::from([ONLY]),
             known,
         }
+    }
+
+    /// Has those called who are to hear of findings.
+    pub(super) fn notify_by(&mut self, notifier: Notifier) {
+        self.notifier = Some(notifier);
     }
 
     /// Tells a receiver of findings too.
@@ -337,10 +345,14 @@ impl State {
         }
     }
 
-    /// Sends a change of a finding to the OTLP receiver.
+    /// Sends a change of a finding to the OTLP receiver and to those who are to be called.
     fn export(&mut self, change: Option<Change>, finding: &Finding) {
-        if let (Some(o), Some(change)) = (self.outgoing.as_mut(), change) {
-            let event = FindingEvent { change, finding: finding.clone() };
+        let Some(change) = change else { return };
+        let event = FindingEvent { change, finding: finding.clone() };
+        if let Some(notifier) = &mut self.notifier {
+            notifier.event(self.monitor.join(), &event);
+        }
+        if let Some(o) = self.outgoing.as_mut() {
             o.tracer().tell(&event, |at_ns| unix_ns().checked_sub(now_ns().checked_sub(at_ns)?));
         }
     }
@@ -463,14 +475,15 @@ impl State {
 
     /// The figures for metrics.
     fn analysis(&mut self) -> Analysis {
-        let (mut findings, mut named) = (BTreeMap::new(), NamedCounts::default());
+        let speaker = node(&self.config);
+        let (mut findings, mut named) = (BTreeMap::new(), FindingRanks::default());
         let join = self.monitor.join();
         for f in self.open() {
             let first = join.communicator(f.communicator).and_then(|c| c.members().values().next());
             let process = first.and_then(|m| join.process(m.record.segment));
             let job = process.and_then(|p| p.record.job.name.clone()).unwrap_or_default();
             let owner = process.and_then(|p| p.record.owner);
-            named.add(join, &job, owner, &f);
+            named.add(join, &speaker, (&job, owner), &f);
             *findings.entry((job, owner, f.kind, f.severity)).or_insert(0) += 1;
         }
         let reader = self.monitor.source().reader();
@@ -515,7 +528,8 @@ impl State {
     }
 
     fn own(&self) -> Own {
-        let exported = self.outgoing.as_ref().map(Outgoing::exported).unwrap_or_default();
+        let mut exported = self.outgoing.as_ref().map(Outgoing::exported).unwrap_or_default();
+        exported.extend(self.notifier.as_ref().map(Notifier::exported));
         Own { exported, ..self.costs.own(0) }
     }
 

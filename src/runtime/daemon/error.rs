@@ -25,6 +25,9 @@ pub enum Error {
     /// Telemetry cannot be sent.
     #[error("otlp")]
     Otlp(#[from] crate::export::otlp::Error),
+    /// Nobody can be called.
+    #[error("notify.webhooks: TLS cannot be set up: {0}")]
+    Notify(String),
     /// There is no way onto the bus.
     #[error(transparent)]
     Bus(#[from] crate::cluster::Error),

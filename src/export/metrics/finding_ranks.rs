@@ -9,13 +9,13 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Ranks of one finding that are named at most.
-const OF_ONE: usize = 8;
+const RANKS_PER_FINDING: usize = 8;
 /// Series at most, the most severe first.
 const SERIES: usize = 256;
 
 /// A rank or a host that a finding names.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Named {
+pub struct NamedRank {
     /// Its rank in the job; absent where its launcher does not say, or where a host alone is named.
     pub job_rank: Option<u32>,
     /// Its host.
@@ -23,40 +23,41 @@ pub struct Named {
 }
 
 /// The ranks that a finding names, or its host where it names none that is known.
-pub(super) fn of(join: &Join, f: &Finding) -> BTreeSet<Named> {
+pub fn named_ranks(join: &Join, f: &Finding) -> BTreeSet<NamedRank> {
     let members = join.communicator(f.communicator).map(|c| c.members());
     let process = |r| join.process(members?.get(r)?.record.segment);
-    let ranks = f.ranks.iter().take(OF_ONE).filter_map(process);
-    let ranks: BTreeSet<Named> =
-        ranks.map(|p| Named { job_rank: p.record.job.rank, host: p.record.host.clone() }).collect();
+    let ranks = f.ranks.iter().take(RANKS_PER_FINDING).filter_map(process);
+    let ranks: BTreeSet<NamedRank> =
+        ranks.map(|p| NamedRank { job_rank: p.record.job.rank, host: p.record.host.clone() }).collect();
     if !ranks.is_empty() {
         return ranks;
     }
-    f.place.iter().map(|p| Named { job_rank: None, host: p.host.clone() }).collect()
+    f.place.iter().map(|p| NamedRank { job_rank: None, host: p.host.clone() }).collect()
 }
 
-/// Job, its user, kind, severity, and who is named.
-type Key = (String, Option<u32>, Kind, Severity, Named);
+/// Node, job, its user, kind, severity, and who is named.
+type Key = (String, String, Option<u32>, Kind, Severity, NamedRank);
 
 /// How many open findings name whom.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct NamedCounts {
+pub struct FindingRanks {
     counts: BTreeMap<Key, u64>,
 }
 
-impl NamedCounts {
-    /// Adds an open finding of a job and its user.
-    pub fn add(&mut self, join: &Join, job: &str, owner: Option<u32>, f: &Finding) {
-        for named in of(join, f) {
-            *self.counts.entry((job.to_owned(), owner, f.kind, f.severity, named)).or_default() += 1;
+impl FindingRanks {
+    /// Adds an open finding of a job and its user, which this node reports.
+    pub fn add(&mut self, join: &Join, node: &str, (job, owner): (&str, Option<u32>), f: &Finding) {
+        for named in named_ranks(join, f) {
+            let key = (node.to_owned(), job.to_owned(), owner, f.kind, f.severity, named);
+            *self.counts.entry(key).or_default() += 1;
         }
     }
 
-    /// Puts them out as this metric of a node.
-    pub(super) fn gather(&self, out: &mut Families, metric: &'static Metric, node: &str) {
+    /// Writes them as this metric.
+    pub(super) fn gather(&self, out: &mut Families, metric: &'static Metric) {
         let mut all: Vec<(&Key, &u64)> = self.counts.iter().collect();
         all.sort_by_key(|((.., severity, _), _)| Reverse(*severity));
-        for ((job, owner, kind, severity, named), n) in all.iter().take(SERIES) {
+        for ((node, job, owner, kind, severity, named), n) in all.iter().take(SERIES) {
             let rank = named.job_rank.map(|r| r.to_string()).unwrap_or_default();
             let labels =
                 [node, job, &*uid_text(*owner), kind.as_str(), severity.as_str(), &rank, &named.host];
@@ -88,29 +89,31 @@ mod tests {
             join.feed(member(r, 12, 1));
         }
         let host = join.processes().next().expect("one").record.host.clone();
-        let named = of(&join, &finding(vec![Rank(3)]));
+        let named = named_ranks(&join, &finding(vec![Rank(3)]));
         assert_eq!(named.iter().map(|n| n.host.as_str()).collect::<Vec<_>>(), [host.as_str()]);
-        assert!(of(&join, &finding((0..12).map(Rank).collect())).len() <= OF_ONE);
+        assert!(named_ranks(&join, &finding((0..12).map(Rank).collect())).len() <= RANKS_PER_FINDING);
         let device = Finding {
             place: Some(Place { host: "n7".to_owned(), device: "GPU 0".to_owned() }),
             ..finding(Vec::new())
         };
-        let named: Vec<Named> = of(&join, &device).into_iter().collect();
-        assert_eq!(named, [Named { job_rank: None, host: "n7".to_owned() }]);
-        assert!(of(&join, &finding(Vec::new())).is_empty(), "nobody is named");
+        let named: Vec<NamedRank> = named_ranks(&join, &device).into_iter().collect();
+        assert_eq!(named, [NamedRank { job_rank: None, host: "n7".to_owned() }]);
+        assert!(named_ranks(&join, &finding(Vec::new())).is_empty(), "nobody is named");
     }
 
     #[test]
     fn what_is_most_severe_has_a_series_first_and_the_rest_is_counted() {
         static METRIC: &Metric = crate::export::catalogue::FINDING_RANKS;
-        let mut counts = NamedCounts::default();
+        let mut counts = FindingRanks::default();
         for r in 0..300 {
-            let named = Named { job_rank: Some(r), host: "n1".to_owned() };
+            let named = NamedRank { job_rank: Some(r), host: "n1".to_owned() };
             let severity = if r == 299 { Severity::Critical } else { Severity::Warning };
-            counts.counts.insert(("train".to_owned(), Some(7), Kind::Straggler, severity, named), 2);
+            counts
+                .counts
+                .insert(("n1".to_owned(), "train".to_owned(), Some(7), Kind::Straggler, severity, named), 2);
         }
         let mut out = Families::new(None);
-        counts.gather(&mut out, METRIC, "n1");
+        counts.gather(&mut out, METRIC);
         let families = out.finish();
         let samples = &families[0].samples;
         let ranks = |s: &super::super::Sample| s.labels.iter().any(|(k, v)| *k == "job_rank" && v == "299");
