@@ -31,6 +31,7 @@ mod join;
 mod log;
 mod mutations;
 mod node;
+mod notify;
 mod otlp;
 mod packages;
 mod preload;

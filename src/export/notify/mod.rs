@@ -1,6 +1,6 @@
 //! Changes of findings for whoever is called: webhooks, and programs that are started.
 //!
-//! [`Notices`] picks the changes that matter, [`body`] writes them down, [`Poster`] sends them. An info calls nobody.
+//! [`Notices`] picks the changes that matter, [`body()`] writes them down, [`Poster`] sends them. An info calls nobody.
 
 mod body;
 mod post;
