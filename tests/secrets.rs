@@ -31,6 +31,9 @@ cluster:
 otlp:
   endpoint: "http://user:pL4nt3d-b@collector.invalid:4317/?key=pL4nt3d-query"
   headers: {authorization: "Bearer pL4nt3d-c", x-key: pL4nt3d-d}
+notify:
+  webhooks:
+  - {url: "http://receiver.invalid/pL4nt3d-e", format: pagerduty, routing_key: pL4nt3d-f, headers: {x-key: pL4nt3d-g}}
 "#;
 
 /// The same, by variables and options.
@@ -70,7 +73,7 @@ fn settings_in_force_are_printed_without_their_secrets() {
 }
 
 /// Files that are wrong on a line with a secret, beside it, or because of it.
-const WRONG: [&str; 22] = [
+const WRONG: [&str; 26] = [
     "cluster:\n  servers: nats://user:pL4nt3d@host:4222\n",
     "cluster:\n  servers: [\"nats://user:pL4nt3d@host:4222\"\n",
     "cluster:\n  servers:\n    - nats://user:pL4nt3d@host: 4222: 1\n",
@@ -80,6 +83,10 @@ const WRONG: [&str; 22] = [
     "cluster:\n  stacks: pL4nt3d\n",
     "cluster: pL4nt3d\n",
     "otlp:\n  headers: Bearer pL4nt3d\n",
+    "notify:\n  webhooks:\n  - {url: pL4nt3d}\n",
+    "notify:\n  webhooks:\n  - {url: \"http://user:pL4nt3d@host/x\"}\n",
+    "notify:\n  webhooks:\n  - {url: \"http://host/pL4nt3d\", headers: {x: \"pL4nt3d\\n\"}}\n",
+    "notify:\n  webhooks:\n  - {url: [\"http://host/pL4nt3d\"]}\n",
     "otlp:\n  headers:\n    authorization: Bearer: pL4nt3d\n",
     "otlp:\n  headers:\n    authorization: [pL4nt3d]\n",
     "otlp:\n  headers:\n    authorization: \"pL4nt3d\n",

@@ -35,7 +35,7 @@ pub struct Config {
     pub prometheus: prometheus::Settings,
     /// The telemetry for an OpenTelemetry receiver.
     pub otlp: otlp::Settings,
-    /// Who is called when a finding of severity warning or above is opened, changes or is closed.
+    /// Receivers of findings of severity warning or above: webhooks, and programs that are started.
     pub notify: notify::Settings,
     /// The cluster's bus, on which this node tells the others how far it is.
     pub cluster: cluster::Settings,

@@ -342,9 +342,9 @@ catalogue! {
     AGENT_LISTEN_FAILURES = Counter "ringwatch_agent_listen_failures" None, ["node"],
         "Attempts of the agent to listen on http.listen that failed, since the address was taken; none where systemd holds the port.";
     LOST_EXPORTS = Counter "ringwatch_lost_exports" None, ["node", "signal", "reason"],
-        "What was not exported: operations nobody took in time, spans and log records, by reason.";
+        "What was not exported, by reason: operations that were not taken in time, spans, log records, and notices about findings.";
     SENT = Counter "ringwatch_exported" None, ["node", "signal"],
-        "Spans, log records and metric points that a receiver took.";
+        "Spans, log records, metric points and notices about findings that a receiver took.";
     QUEUED = Gauge "ringwatch_export_queue" None, ["node", "signal"],
         "Spans and log records that wait to be sent.";
     SERIES = Gauge "ringwatch_agent_series" None, ["node"],

@@ -6,7 +6,7 @@ use crate::model::{Change, Severity};
 use serde_json::{Value, json};
 
 /// Letters of a summary at most: PagerDuty takes 1,024.
-const SUMMARY: usize = 1_000;
+const SUMMARY_MAX: usize = 1_000;
 
 /// The body of a request to a webhook.
 pub fn body(hook: &Webhook, notice: &Notice) -> Value {
@@ -54,7 +54,7 @@ fn summary(notice: &Notice) -> String {
     });
     let why = f.evidence.first().map_or(String::new(), |e| format!(": {}", e.text));
     let all = format!("{of}{}{}{why}", f.kind.as_str(), whom.collect::<String>());
-    all.chars().take(SUMMARY).collect()
+    all.chars().take(SUMMARY_MAX).collect()
 }
 
 /// Slack takes `&`, `<` and `>` for its own marks.
@@ -75,7 +75,7 @@ fn pagerduty(routing_key: &str, notice: &Notice) -> Value {
         return json!({ "routing_key": routing_key, "event_action": "resolve", "dedup_key": f.id.to_string() });
     }
     let severity = if f.severity >= Severity::Critical { "critical" } else { "warning" };
-    let source = notice.named.first().map_or(notice.node.as_str(), |n| n.host.as_str());
+    let source = if notice.host.is_empty() { &notice.node } else { &notice.host };
     json!({
         "routing_key": routing_key,
         "event_action": "trigger",
@@ -91,18 +91,26 @@ fn pagerduty(routing_key: &str, notice: &Notice) -> Value {
     })
 }
 
-/// The variables that a program finds in its environment beside its own: what shell scripts need most.
+/// A host that is no name could be an option or a range to a program: it is left out.
+fn host(notice: &Notice) -> &str {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-');
+    let is_name = notice.host.chars().all(is_plain) && !notice.host.starts_with(['.', '-']);
+    if is_name { &notice.host } else { "" }
+}
+
+/// The variables of a program's environment: what shell scripts need most.
 pub fn variables(notice: &Notice) -> Vec<(&'static str, String)> {
-    let first = notice.named.first();
-    let rank = first.and_then(|n| n.job_rank).map_or(String::new(), |r| r.to_string());
+    let rank = notice.named.first().and_then(|n| n.job_rank).map_or(String::new(), |r| r.to_string());
     vec![
         ("RINGWATCH_CHANGE", change(notice).to_owned()),
         ("RINGWATCH_FINDING", notice.finding.id.to_string()),
         ("RINGWATCH_KIND", notice.finding.kind.as_str().to_owned()),
         ("RINGWATCH_SEVERITY", notice.finding.severity.as_str().to_owned()),
         ("RINGWATCH_JOB", notice.job.clone()),
+        ("RINGWATCH_UID", notice.owner.map_or(String::new(), |uid| uid.to_string())),
         ("RINGWATCH_JOB_RANK", rank),
-        ("RINGWATCH_HOST", first.map_or(String::new(), |n| n.host.clone())),
+        ("RINGWATCH_HOST", host(notice).to_owned()),
+        ("RINGWATCH_OPEN_ON_HOST", notice.open_on_host.to_string()),
         ("RINGWATCH_SUMMARY", summary(notice)),
     ]
 }
@@ -123,7 +131,8 @@ mod tests {
         finding.advice = "look at it".to_owned();
         let named = vec![NamedRank { job_rank: Some(12), host: "n7".to_owned() }];
         let (job, node) = ("train".to_owned(), "n1".to_owned());
-        Notice { change, finding, worst: Severity::Critical, job, named, node }
+        let (host, open_on_host) = ("n7".to_owned(), 1);
+        Notice { change, finding, job, owner: Some(1000), named, host, open_on_host, node }
     }
 
     fn hook(format: &str) -> Webhook {
@@ -150,6 +159,15 @@ mod tests {
         assert_eq!((&json["change"], &json["named"][0]["job_rank"]), (&json!("opened"), &json!(12)));
         assert_eq!(json["finding"]["kind"], json!("missing-rank"));
         assert_eq!(serde_json::from_value::<Finding>(json["finding"].clone()).expect("it"), opened.finding);
-        assert!(variables(&opened).contains(&("RINGWATCH_HOST", "n7".to_owned())));
+        let of_host = |host: &str| {
+            let notice = Notice { host: host.to_owned(), ..opened.clone() };
+            variables(&notice).into_iter().find(|(k, _)| *k == "RINGWATCH_HOST").map(|(_, v)| v)
+        };
+        assert_eq!(of_host("n7.example"), Some("n7.example".to_owned()));
+        for forged in ["n[1-4000]", "-x", "../../pods/p", "a b", "n7;reboot"] {
+            assert_eq!(of_host(forged), Some(String::new()), "{forged}");
+        }
+        let nowhere = Notice { host: String::new(), ..opened.clone() };
+        assert_eq!(body(&hook("pagerduty"), &nowhere)["payload"]["source"], json!("n1"));
     }
 }

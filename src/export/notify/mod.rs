@@ -1,6 +1,7 @@
-//! Changes of findings for whoever is called: webhooks, and programs that are started.
+//! Notices about findings for people and programs outside: webhooks, and programs that the agent starts.
 //!
-//! [`Notices`] picks the changes that matter, [`body()`] writes them down, [`Poster`] sends them. An info calls nobody.
+//! [`Notices`] picks the changes that a receiver has to hear of, [`body()`] writes them, [`Poster`] sends them. A finding of severity
+//! info is never sent.
 
 mod body;
 mod post;
@@ -11,96 +12,125 @@ pub use post::{Failure, Poster};
 pub use settings::{Command, Format, Least, Settings, Webhook};
 
 use crate::export::metrics::{NamedRank, named_ranks};
-use crate::join::Join;
+use crate::join::{Join, Process};
 use crate::model::{Change, Finding, FindingEvent, FindingId, Rank, Severity};
 use std::collections::BTreeMap;
 
-/// Findings of which it is remembered what was said.
-const KNOWN: usize = 65_536;
+/// Open findings that a receiver knows at most.
+const KNOWN_MAX: usize = 65_536;
 
-/// A change of a finding that somebody is called for.
+/// A change of a finding that a receiver hears of.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Notice {
-    /// What changed.
+    /// The change as the receiver sees it: one that became severe enough is opened, one that is no more is closed.
     pub change: Change,
-    /// What it is now.
+    /// The finding as it is now.
     pub finding: Finding,
-    /// The most severe that it ever was: who was called for that hears of its end too.
-    pub worst: Severity,
     /// The job's name; empty where none is known.
     pub job: String,
-    /// The ranks and hosts that it names.
+    /// The user of the job's processes.
+    pub owner: Option<u32>,
+    /// The ranks and hosts that the finding names.
     pub named: Vec<NamedRank>,
-    /// The node whose agent or analyser says so.
+    /// The first host that it named when the receiver first heard of it; empty where it named none.
+    pub host: String,
+    /// Open findings that the receiver knows of that host, this one among them unless it is closed.
+    pub open_on_host: usize,
+    /// The node whose agent or analyser sends the notice.
     pub node: String,
 }
 
-/// What was said of a finding last.
+/// A finding as the receiver knows it.
 #[derive(Debug, Clone, PartialEq)]
-struct Said {
-    worst: Severity,
+struct Known {
     severity: Severity,
     ranks: Vec<Rank>,
     job: String,
+    owner: Option<u32>,
     named: Vec<NamedRank>,
+    host: String,
 }
 
-/// Picks the changes that matter.
+/// Picks the changes that one receiver has to hear of.
 #[derive(Debug)]
 pub struct Notices {
     node: String,
-    said: BTreeMap<FindingId, Said>,
+    least: Severity,
+    known: BTreeMap<FindingId, Known>,
 }
 
 impl Notices {
-    /// Of this node.
-    pub fn new(node: String) -> Self {
-        Notices { node, said: BTreeMap::new() }
+    /// Nothing is known yet to a receiver of findings of at least this severity.
+    pub fn new(node: String, least: Least) -> Self {
+        Notices { node, least: least.severity(), known: BTreeMap::new() }
     }
 
-    /// The notice about a change; absent where it is an info, or nothing changed that anybody is called for: severity and ranks.
+    /// Takes findings that an agent before this one has reported.
+    pub fn restore(&mut self, join: &Join, findings: &[Finding]) {
+        for f in findings.iter().filter(|f| f.open && f.severity >= self.least).take(KNOWN_MAX) {
+            self.known.insert(f.id, describe(join, f, None));
+        }
+    }
+
+    /// The notice about a change; absent where the receiver need not hear of it. Severity, ranks and the end are what matters.
     pub fn of(&mut self, join: &Join, event: &FindingEvent) -> Option<Notice> {
         let f = &event.finding;
-        let before = self.said.get(&f.id).cloned();
-        let is_over = event.change == Change::Closed;
-        let worst = before.as_ref().map_or(f.severity, |b| b.worst.max(f.severity));
-        if worst < Severity::Warning {
-            return None;
-        }
-        let is_same = |b: &Said| !is_over && b.severity == f.severity && b.ranks == f.ranks;
-        if before.as_ref().is_some_and(is_same) {
-            return None;
-        }
-        // The processes of a job that has ended may be forgotten.
-        let (mut job, mut named) = (job_of(join, f), named_ranks(join, f).into_iter().collect::<Vec<_>>());
-        if let Some(before) = before.as_ref().filter(|_| named.is_empty()) {
-            (job, named) = (before.job.clone(), before.named.clone());
-        }
-        if is_over {
-            self.said.remove(&f.id);
-        } else {
-            let (severity, ranks) = (f.severity, f.ranks.clone());
-            self.said.insert(f.id, Said { worst, severity, ranks, job: job.clone(), named: named.clone() });
-            if self.said.len() > KNOWN {
-                self.said.pop_first();
+        let before = self.known.remove(&f.id);
+        let is_open = event.change != Change::Closed && f.severity >= self.least;
+        let change = match (&before, is_open) {
+            (None, false) => return None,
+            (None, true) => Change::Opened,
+            (Some(_), false) => Change::Closed,
+            // The same hang again, which another analyser closed.
+            (Some(_), true) if event.change == Change::Opened => Change::Opened,
+            (Some(b), true) if b.severity == f.severity && b.ranks == f.ranks => {
+                self.known.extend(before.map(|b| (f.id, b)));
+                return None;
             }
-        }
-        // What was an info before is opened now.
-        let change = match event.change {
-            Change::Updated if before.is_none() => Change::Opened,
-            change => change,
+            (Some(_), true) => Change::Updated,
         };
-        Some(Notice { change, finding: f.clone(), worst, job, named, node: self.node.clone() })
+        let now = describe(join, f, before.as_ref());
+        if is_open && self.known.len() < KNOWN_MAX {
+            self.known.insert(f.id, now.clone());
+        }
+        let open_on_host = self.known.values().filter(|k| !k.host.is_empty() && k.host == now.host).count();
+        let Known { job, owner, named, host, .. } = now;
+        Some(Notice {
+            change,
+            finding: f.clone(),
+            job,
+            owner,
+            named,
+            host,
+            open_on_host,
+            node: self.node.clone(),
+        })
     }
 }
 
-/// The job of a finding's first rank, or of another one of its communicator.
-fn job_of(join: &Join, f: &Finding) -> String {
+/// Describes a finding for a receiver that may have known it before: the processes of a job that has ended may be forgotten.
+fn describe(join: &Join, f: &Finding, before: Option<&Known>) -> Known {
+    let named: Vec<NamedRank> = named_ranks(join, f).into_iter().collect();
+    let process = process_of(join, f);
+    let record = process.map(|p| &p.record);
+    let job = record.and_then(|r| r.job.name.clone());
+    let first = named.first().map(|n| n.host.clone());
+    Known {
+        severity: f.severity,
+        ranks: f.ranks.clone(),
+        job: job.or_else(|| before.map(|b| b.job.clone())).unwrap_or_default(),
+        owner: record.and_then(|r| r.owner).or(before.and_then(|b| b.owner)),
+        host: before.map(|b| b.host.clone()).filter(|h| !h.is_empty()).or(first).unwrap_or_default(),
+        named: if named.is_empty() { before.map(|b| b.named.clone()).unwrap_or_default() } else { named },
+    }
+}
+
+/// The process of a finding's first rank, or of another one of its communicator.
+fn process_of<'a>(join: &'a Join, f: &Finding) -> Option<&'a Process> {
     let members = join.communicator(f.communicator).map(|c| c.members());
     let ranks = f.ranks.iter().filter_map(|r| members?.get(r));
     let mut all = ranks.chain(members.into_iter().flat_map(|m| m.values()));
-    let process = all.find_map(|m| join.process(m.record.segment));
-    process.and_then(|p| p.record.job.name.clone()).unwrap_or_default()
+    all.find_map(|m| join.process(m.record.segment))
 }
 
 #[cfg(test)]
@@ -109,24 +139,65 @@ mod tests {
     use crate::join::testing::{member, process};
     use crate::model::{CommId, Kind, OperationRef, Track};
 
-    #[test]
-    fn an_info_calls_nobody_and_what_was_told_hears_of_its_end() {
+    const INFO: Severity = Severity::Info;
+    const WARNING: Severity = Severity::Warning;
+    const CRITICAL: Severity = Severity::Critical;
+
+    fn finding(severity: Severity, ranks: &[u32]) -> Finding {
+        let operation = OperationRef::named("AllReduce", Track::Collective, 5);
+        let ranks = ranks.iter().map(|r| Rank(*r)).collect();
+        Finding {
+            severity,
+            id: FindingId(1),
+            ..Finding::new(Kind::Straggler, CommId::unowned(7), ranks, operation)
+        }
+    }
+
+    fn join() -> Join {
         let mut join = Join::new();
         join.feed(process(0));
         join.feed(member(0, 2, 1));
-        let mut notices = Notices::new("n1".to_owned());
-        let operation = OperationRef::named("AllReduce", Track::Collective, 5);
-        let finding = Finding::new(Kind::Straggler, CommId::unowned(7), vec![Rank(0)], operation);
-        let mut changes = |change, severity, ranks: Vec<Rank>| {
-            let finding = Finding { severity, ranks, ..finding.clone() };
-            notices.of(&join, &FindingEvent { change, finding }).map(|n| (n.change, n.worst, n.named.len()))
+        join
+    }
+
+    fn heard(
+        least: Least,
+        restored: &[Finding],
+        changes: &[(Change, Severity, &[u32])],
+    ) -> Vec<Option<(Change, usize)>> {
+        let mut notices = Notices::new("n1".to_owned(), least);
+        notices.restore(&join(), restored);
+        let mut of = |(change, severity, ranks): &(Change, Severity, &[u32])| {
+            let event = FindingEvent { change: *change, finding: finding(*severity, ranks) };
+            notices.of(&join(), &event).map(|n| (n.change, n.open_on_host))
         };
-        let (info, warning) = (Severity::Info, Severity::Warning);
-        assert_eq!(changes(Change::Opened, info, vec![Rank(0)]), None);
-        assert_eq!(changes(Change::Updated, warning, vec![Rank(0)]), Some((Change::Opened, warning, 1)));
-        assert_eq!(changes(Change::Updated, warning, vec![Rank(0)]), None, "only its cost changed");
-        assert_eq!(changes(Change::Updated, warning, vec![]), Some((Change::Updated, warning, 1)));
-        assert_eq!(changes(Change::Closed, info, vec![]), Some((Change::Closed, warning, 1)));
-        assert_eq!(changes(Change::Closed, info, vec![]), None, "nobody was called for it");
+        changes.iter().map(&mut of).collect()
+    }
+
+    #[test]
+    fn a_receiver_hears_of_what_is_severe_enough_for_it() {
+        use Change::{Closed, Opened, Updated};
+        let rank: &[u32] = &[0];
+        let life = [
+            (Opened, INFO, rank),
+            (Updated, WARNING, rank),
+            (Updated, WARNING, rank),
+            (Updated, CRITICAL, rank),
+            (Updated, CRITICAL, &[]),
+            (Updated, INFO, rank),
+            (Closed, INFO, rank),
+        ];
+        let all =
+            [None, Some((Opened, 1)), None, Some((Updated, 1)), Some((Updated, 1)), Some((Closed, 0)), None];
+        assert_eq!(heard(Least::Warning, &[], &life), all);
+        let critical = [None, None, None, Some((Opened, 1)), Some((Updated, 1)), Some((Closed, 0)), None];
+        assert_eq!(heard(Least::Critical, &[], &life), critical);
+        // A hang that comes again under its name, after another analyser closed it.
+        let again = [(Opened, CRITICAL, rank), (Opened, CRITICAL, rank)];
+        assert_eq!(heard(Least::Warning, &[], &again), [Some((Opened, 1)), Some((Opened, 1))]);
+        // An agent before this one reported it.
+        let restored = [finding(WARNING, rank)];
+        let after = [(Updated, WARNING, rank), (Closed, WARNING, rank)];
+        assert_eq!(heard(Least::Warning, &restored, &after), [None, Some((Closed, 0))]);
     }
 }

@@ -10,8 +10,9 @@ use opentelemetry_http::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of an answer that are read.
-const ANSWER: usize = 64 << 10;
+/// Bytes of an answer that are read at most, and the time for them.
+const ANSWER_MAX: usize = 64 << 10;
+const BODY_TIME: Duration = Duration::from_secs(1);
 
 /// Why a request was not taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +27,8 @@ pub enum Failure {
 #[derive(Debug, Clone)]
 pub struct Poster {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    /// The system has certificates to check others against.
+    has_roots: bool,
 }
 
 impl Poster {
@@ -37,11 +40,17 @@ impl Poster {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut roots = rustls::RootCertStore::empty();
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        let has_roots = !roots.is_empty();
         let builder =
             rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
         let tls = builder.map_err(|e| e.to_string())?.with_root_certificates(roots).with_no_client_auth();
         let https = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().build();
-        Ok(Poster { client: Client::builder(TokioExecutor::new()).build(https) })
+        Ok(Poster { client: Client::builder(TokioExecutor::new()).build(https), has_roots })
+    }
+
+    /// True where a webhook can be reached: `https://` needs certificates of the system.
+    pub fn can_reach(&self, hook: &Webhook) -> bool {
+        self.has_roots || hook.url.exposed().starts_with("http://")
     }
 
     /// Sends one request.
@@ -59,13 +68,14 @@ impl Poster {
             .map_err(|_| Failure::Refused("no request can be made".to_owned()))?;
         let name = host(hook.url.exposed()).unwrap_or_default();
         let later = |why: String| Failure::Later(format!("{name}: {why}"));
-        let answer = tokio::time::timeout(Duration::from_millis(hook.timeout_ms), async {
-            let (head, body) = self.client.request(request).await.map_err(|e| cause(&e))?.into_parts();
-            // What it says beyond that is of no interest; a connection that is not read to its end is not used again.
-            drop(Limited::new(body, ANSWER).collect().await);
-            Ok::<_, String>(head.status)
-        });
-        let status = answer.await.map_err(|_| later("no answer in time".to_owned()))?.map_err(later)?;
+        let answer =
+            tokio::time::timeout(Duration::from_millis(hook.timeout_ms), self.client.request(request));
+        let answer = answer.await.map_err(|_| later("no answer in time".to_owned()))?;
+        let (head, body) = answer.map_err(|e| later(cause(&e)))?.into_parts();
+        // The status decides. A connection whose body is read to its end is used again.
+        let rest = Limited::new(body, ANSWER_MAX).collect();
+        drop(tokio::time::timeout(BODY_TIME, rest).await);
+        let status = head.status;
         match status.as_u16() {
             200..=299 => Ok(()),
             408 | 429 | 500..=599 => Err(later(status.to_string())),

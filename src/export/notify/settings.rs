@@ -1,4 +1,4 @@
-//! Who is called, and for what.
+//! The receivers of findings.
 
 use crate::model::Severity;
 use crate::secret::SecretText;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// The least severity for which somebody is called. An info calls nobody.
+/// The least severity of the findings that a receiver gets. No receiver gets an info.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Least {
@@ -89,7 +89,7 @@ fn command_ms() -> u64 {
     60_000
 }
 
-/// Who is called when a finding is opened, changes or is closed.
+/// The receivers of findings.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
@@ -111,6 +111,14 @@ impl Settings {
                 return Err((
                     key,
                     format!("the URL of number {n} is none: http:// or https:// and a host are needed"),
+                ));
+            }
+            let authority =
+                hook.url.exposed().split_once("://").map(|(_, rest)| rest.split('/').next().unwrap_or(""));
+            if authority.is_some_and(|a| a.contains('@')) {
+                return Err((
+                    key,
+                    format!("the URL of number {n} has a user in it: give a header authorization instead"),
                 ));
             }
             if hook.format == Format::Pagerduty && hook.routing_key.is_none() {

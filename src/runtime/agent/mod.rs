@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// How long the end waits for the bus, and for those who are called.
+/// The time that the end waits for the bus, and for receivers of findings.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// The settings that the state takes over while it runs. Sockets stay as they are: who listens on them would be cut off.
@@ -57,10 +57,10 @@ pub async fn run(
     if let Some(receiver) = &receiver {
         state.trace_to(receiver.outgoing());
     }
-    let calling = daemon::Notifier::start(&config.notify, daemon::node(&config)).map_err(Error::Notify)?;
-    let calling = calling.map(|(notifier, calling)| {
+    let notifying = daemon::Notifier::start(&config.notify, &daemon::node(&config)).map_err(Error::Notify)?;
+    let notifying = notifying.map(|(notifier, sending)| {
         state.notify_by(notifier);
-        calling
+        sending
     });
     let outbox = config.cluster.is_enabled().then(|| Arc::new(Outbox::new(config.cluster.waiting_bytes)));
     if let Some(outbox) = &outbox {
@@ -94,8 +94,8 @@ pub async fn run(
         sending.end().await;
     }
     thread.end()?;
-    if let Some(calling) = calling {
-        calling.end(LAST_WORDS).await;
+    if let Some(sending) = notifying {
+        sending.end(LAST_WORDS).await;
     }
     // What the state said at its end goes out too.
     hush.send(true).ok();

@@ -47,7 +47,7 @@ pub struct State {
     metrics: Metrics,
     /// Where there is somebody to send to.
     traces: Option<Outgoing>,
-    /// Where somebody is to be called.
+    /// The way to receivers of findings, where the settings name some.
     notifier: Option<Notifier>,
     /// Where there is a bus.
     bus: Option<(Publisher, Arc<Outbox>)>,
@@ -107,8 +107,9 @@ impl State {
         self.traces = Some(receiver);
     }
 
-    /// Has those called who are to hear of findings.
-    pub(super) fn notify_by(&mut self, notifier: Notifier) {
+    /// Sends findings to receivers.
+    pub(super) fn notify_by(&mut self, mut notifier: Notifier) {
+        notifier.restore(self.monitor.join(), &self.monitor.findings());
         self.notifier = Some(notifier);
     }
 

@@ -45,7 +45,7 @@ const INBOX: usize = 65_536;
 const TEXT: usize = 4096;
 /// The settings that the state takes over while it runs.
 const TAKEN_OVER: &[&str] = &["detect", "cluster.silent_ms"];
-/// How long the end waits for those who are called of findings.
+/// The time that the end waits for receivers of findings.
 const LAST_WORDS: std::time::Duration = std::time::Duration::from_secs(3);
 
 /// A message of the state.
@@ -297,10 +297,10 @@ pub async fn run(
     if let Some(receiver) = &receiver {
         state.send_to(receiver.outgoing());
     }
-    let calling = daemon::Notifier::start(&config.notify, daemon::node(&config)).map_err(Error::Notify)?;
-    let calling = calling.map(|(notifier, calling)| {
+    let notifying = daemon::Notifier::start(&config.notify, &daemon::node(&config)).map_err(Error::Notify)?;
+    let notifying = notifying.map(|(notifier, sending)| {
         state.notify_by(notifier);
-        calling
+        sending
     });
     let started = state.started_unix_ns();
     let subscribed = async |topic: &str| {
@@ -327,8 +327,8 @@ pub async fn run(
         sending.end().await;
     }
     thread.end()?;
-    if let Some(calling) = calling {
-        calling.end(LAST_WORDS).await;
+    if let Some(sending) = notifying {
+        sending.end(LAST_WORDS).await;
     }
     Ok(())
 }

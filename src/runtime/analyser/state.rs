@@ -154,7 +154,7 @@ impl State {
         }
     }
 
-    /// Has those called who are to hear of findings.
+    /// Sends findings to receivers.
     pub(super) fn notify_by(&mut self, notifier: Notifier) {
         self.notifier = Some(notifier);
     }
@@ -345,7 +345,7 @@ impl State {
         }
     }
 
-    /// Sends a change of a finding to the OTLP receiver and to those who are to be called.
+    /// Sends a change of a finding to the OTLP receiver, and to the receivers of findings.
     fn export(&mut self, change: Option<Change>, finding: &Finding) {
         let Some(change) = change else { return };
         let event = FindingEvent { change, finding: finding.clone() };

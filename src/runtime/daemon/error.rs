@@ -25,8 +25,8 @@ pub enum Error {
     /// Telemetry cannot be sent.
     #[error("otlp")]
     Otlp(#[from] crate::export::otlp::Error),
-    /// Nobody can be called.
-    #[error("notify.webhooks: TLS cannot be set up: {0}")]
+    /// No webhook can be called.
+    #[error("notify.webhooks: {0}")]
     Notify(String),
     /// There is no way onto the bus.
     #[error(transparent)]
