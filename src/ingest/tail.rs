@@ -163,10 +163,11 @@ impl Tail {
         }))
     }
 
-    /// Names the host of a process of this machine. What the process calls it is its container's name, in a container.
+    /// Names the host of a process of this machine. What the process calls it is its container's name, in a container, or what its
+    /// user made up.
     pub(super) fn name_host(&mut self, node: &str) {
         let this_boot = super::process::boot_id().map(|boot| clock_of(&boot));
-        if this_boot == Some(self.host_clock) {
+        if this_boot == Some(self.host_clock) || self.record.liveness == Liveness::Alive {
             node.clone_into(&mut self.record.host);
         }
     }

@@ -125,6 +125,12 @@ impl Forged {
         }
     }
 
+    /// Does not say in which boot it was made.
+    pub(crate) fn without_boot(self) -> Self {
+        self.segment().set_text(head::BOOT_ID, head::BOOT_ID_WORDS, b"");
+        self
+    }
+
     /// Says to be another segment.
     pub(crate) fn with_nonce(mut self, nonce: u64) -> Self {
         self.nonce = nonce;
