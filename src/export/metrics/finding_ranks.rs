@@ -56,7 +56,13 @@ impl FindingRanks {
     /// Writes them as this metric.
     pub(super) fn gather(&self, out: &mut Families, metric: &'static Metric) {
         let mut all: Vec<(&Key, &u64)> = self.counts.iter().collect();
-        all.sort_by_key(|((.., severity, _), _)| Reverse(*severity));
+        // Users take turns: one with many findings does not take the place of others.
+        let mut turns: BTreeMap<(Severity, Option<u32>), usize> = BTreeMap::new();
+        all.sort_by_cached_key(|((_, _, owner, _, severity, _), _)| {
+            let turn = turns.entry((*severity, *owner)).or_default();
+            *turn += 1;
+            (Reverse(*severity), *turn)
+        });
         for ((node, job, owner, kind, severity, named), n) in all.iter().take(SERIES) {
             let rank = named.job_rank.map(|r| r.to_string()).unwrap_or_default();
             let labels =
@@ -112,13 +118,17 @@ mod tests {
                 .counts
                 .insert(("n1".to_owned(), "train".to_owned(), Some(7), Kind::Straggler, severity, named), 2);
         }
+        let other = NamedRank { job_rank: Some(0), host: "n9".to_owned() };
+        let key = ("n9".to_owned(), "z".to_owned(), Some(8), Kind::Straggler, Severity::Warning, other);
+        counts.counts.insert(key, 1);
         let mut out = Families::new(None);
         counts.gather(&mut out, METRIC);
         let families = out.finish();
         let samples = &families[0].samples;
         let ranks = |s: &super::super::Sample| s.labels.iter().any(|(k, v)| *k == "job_rank" && v == "299");
         assert_eq!((samples.len(), ranks(&samples[0])), (SERIES + 1, true));
+        assert!(samples.iter().any(|s| s.labels.iter().any(|(_, v)| v == "n9")), "another user's rank");
         let rest = samples.last().expect("the rest");
-        assert!(matches!(rest.value, Value::Number(n) if n == 88.0), "{rest:?}");
+        assert!(matches!(rest.value, Value::Number(n) if n == 90.0), "{rest:?}");
     }
 }
