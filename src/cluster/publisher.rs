@@ -56,15 +56,18 @@ const READINGS: usize = 1024;
 /// The most that is left out by sampling: one of `1 << 20`.
 const LEVEL_MAX: u32 = 20;
 
-/// How far something may run into debt.
+/// Bytes that an item of a message takes beside its own, for its tag and its length.
+const ITEM_FRAME: i64 = 3;
+
+/// The depth to which something may run into debt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Priority {
-    /// By what a second allows: processes, memberships, findings, and how far ranks are. Without these, operations that were
+    /// The budget of a second: processes, memberships, findings, and how far ranks are. Without these, operations that were
     /// told as standing still seem to do so for ever.
     First,
-    /// By half of that: what stands still, and what somebody asked for.
+    /// Half of that: what stands still, and what somebody asked for.
     Urgent,
-    /// Not at all.
+    /// No debt.
     Usual,
 }
 
@@ -460,11 +463,11 @@ impl Publisher {
             Priority::Urgent => -(self.rate as i64) / 2,
             Priority::Usual => 0,
         };
-        let paid = self.tokens - (bytes as i64 + 3) >= least;
+        let paid = self.tokens - (bytes as i64 + ITEM_FRAME) >= least;
         if paid {
             self.charge(bytes);
         } else {
-            self.wanted += bytes as u64 + 3;
+            self.wanted += bytes as u64 + ITEM_FRAME as u64;
             self.refused = true;
         }
         paid
@@ -472,8 +475,8 @@ impl Publisher {
 
     /// Takes bytes from the budget that are sent in any case.
     fn charge(&mut self, bytes: usize) {
-        self.wanted += bytes as u64 + 3;
-        self.tokens -= bytes as i64 + 3;
+        self.wanted += bytes as u64 + ITEM_FRAME as u64;
+        self.tokens -= bytes as i64 + ITEM_FRAME;
     }
 
     fn draft(&mut self, topic: Topic, bytes: usize) -> &mut m::Envelope {

@@ -203,7 +203,7 @@ pub(super) fn judge<'p, 'a: 'p>(scene: &HangContext<'a>, at: StallSite<'p>) -> O
     if by_beats && at.waited.at_least_ns < patience_by_beats {
         return None;
     }
-    // Hosts issue ahead: where no start is known, a rank waits since its agent last reported progress.
+    // Hosts issue ahead. Where no start is known, a rank waits since its agent last reported progress.
     let progressed = |rank: &Rank| {
         let at_ns = at.comm.members().get(rank).and_then(|m| m.progress_ns());
         at_ns.is_some_and(|t| scene.now_ns < t.saturating_add(patience_by_beats))

@@ -193,7 +193,7 @@ pub struct Begun {
     pub issued_ns: u64,
     /// The same moment by the clock of that host, which is never mapped to another clock.
     pub host_ns: u64,
-    /// What it was launched with.
+    /// Its launch, which may have others in it.
     pub launch: Launch,
 }
 

@@ -99,7 +99,7 @@ impl Sums {
 pub struct Analysis {
     /// Open findings of the partitions that it speaks for, by job, its user, kind and severity.
     pub findings: BTreeMap<(String, Option<u32>, Kind, Severity), u64>,
-    /// Whom these name.
+    /// The ranks and hosts that these findings name.
     pub named: FindingRanks,
     /// The totals of jobs, by job, its user and operation, in the order in which these came.
     pub operations: Vec<(String, Option<u32>, Func, Tally)>,

@@ -38,7 +38,7 @@ pub fn named_ranks(join: &Join, f: &Finding) -> BTreeSet<NamedRank> {
 /// Node, job, its user, kind, severity, and who is named.
 type Key = (String, String, Option<u32>, Kind, Severity, NamedRank);
 
-/// How many open findings name whom.
+/// The number of open findings that name each rank or host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FindingRanks {
     counts: BTreeMap<Key, u64>,

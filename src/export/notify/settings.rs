@@ -11,10 +11,10 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Least {
-    /// What costs the job 3 % of its time or more, and what stands still.
+    /// Findings that cost the job 3 % of its time or more, and standstills.
     #[default]
     Warning,
-    /// What stands still.
+    /// Standstills.
     Critical,
 }
 

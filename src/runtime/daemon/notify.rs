@@ -54,7 +54,7 @@ impl NoticeCounts {
     }
 }
 
-/// What waits for one receiver.
+/// The notices that wait for one receiver.
 #[derive(Debug)]
 struct Queue {
     state: Mutex<QueueState>,
@@ -297,7 +297,7 @@ async fn start(command: &Command, notice: &Notice) -> Result<(), Failure> {
         Ok(Ok(status)) => Err(Failure::Later(format!("it ended with {status}"))),
         Ok(Err(e)) => Err(Failure::Later(format!("nothing is known of its end: {e}"))),
         Err(_) => {
-            // What it has started is in its group. A group that is gone already cannot be ended.
+            // Programs that it has started are in its group. A group that is gone already cannot be ended.
             for signal in [Signal::TERM, Signal::KILL] {
                 group.and_then(|g| kill_process_group(g, signal).ok());
                 drop(tokio::time::timeout(KILL_AFTER, child.wait()).await);

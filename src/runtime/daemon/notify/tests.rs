@@ -98,7 +98,7 @@ fn a_program_reads_the_finding_and_one_that_fails_or_hangs_is_counted() {
         ("straggler", &serde_json::json!("opened")),
         "without the agent's variables"
     );
-    // What the program had started was ended with it.
+    // The process that the program had started was ended with it.
     let pid: i32 = std::fs::read_to_string(&pid).expect("it was started").trim().parse().expect("a number");
     let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     assert!(state.is_empty() || state.contains(") Z "), "{state}");
