@@ -3,6 +3,7 @@ use crate::model::{CommId, FindingId, Kind, OperationRef, Rank, Severity, Track}
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::sync::mpsc;
+use std::time::Instant;
 
 fn event(id: u64, kind: Kind, severity: Severity) -> FindingEvent {
     let operation = OperationRef::named("AllReduce", Track::Collective, 5);
@@ -98,10 +99,17 @@ fn a_program_reads_the_finding_and_one_that_fails_or_hangs_is_counted() {
         ("straggler", &serde_json::json!("opened")),
         "without the agent's variables"
     );
-    // The process that the program had started was ended with it.
+    // The process that the program had started ends with it, once the kernel has delivered the signal.
     let pid: i32 = std::fs::read_to_string(&pid).expect("it was started").trim().parse().expect("a number");
-    let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    assert!(state.is_empty() || state.contains(") Z "), "{state}");
+    let is_gone = || {
+        let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        state.is_empty() || state.contains(") Z ")
+    };
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !is_gone() {
+        assert!(Instant::now() < deadline, "{pid} still runs");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]
