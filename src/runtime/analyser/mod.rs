@@ -28,8 +28,8 @@ use crate::config::{self, Config};
 use crate::ingest::{now_ns, unix_ns};
 use crate::model::{Finding, FindingEvent};
 use async_nats::{Client, Subscriber};
-use futures_util::StreamExt;
-use futures_util::stream::{PollNext, select, select_with_strategy};
+use futures_util::stream::select;
+use futures_util::{FutureExt, StreamExt};
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -217,7 +217,7 @@ fn run_id(node: &str) -> String {
 /// Hands over what was said lately, and then what is said, which waits in the subscriptions until then.
 async fn hear(
     client: Client,
-    [of_nodes, of_communicators, of_partitions]: [Subscriber; 3],
+    [mut of_nodes, of_communicators, of_partitions]: [Subscriber; 3],
     send: mpsc::SyncSender<Hearing>,
     room: Arc<Room>,
 ) {
@@ -231,10 +231,19 @@ async fn hear(
     // Whoever listens from now on knows nothing of what is older: agents tell all.
     drop(client.publish(format!("{}.wish.all", subject::ROOT), everything().encode_to_vec().into()).await);
     // Messages arrive in the order in which an agent sent them, and each subscription has a queue of its own. An agent
-    // announces a process before it sends what the process did: the queue of nodes comes first, or that is refused.
-    let of_communicators = select(of_communicators, of_partitions);
-    let mut heard = select_with_strategy(of_nodes, of_communicators, |(): &mut ()| PollNext::Left);
-    while let Some(message) = heard.next().await {
+    // announces a process before it sends what the process did, which is refused otherwise: what is in the queue of nodes by
+    // the time that another message is taken goes before that.
+    let mut of_others = select(of_communicators, of_partitions);
+    loop {
+        let (message, is_of_node) = tokio::select! {
+            biased;
+            message = of_nodes.next() => (message, true),
+            message = of_others.next() => (message, false),
+        };
+        let Some(message) = message else { break };
+        while !is_of_node && let Some(Some(earlier)) = of_nodes.next().now_or_never() {
+            put(earlier, false);
+        }
         put(message, false);
     }
 }
