@@ -308,6 +308,9 @@ pub struct Diagnose {
     /// /run/ringwatch/agent.sock]
     #[arg(long, value_name = "SOCKET", num_args = 0..=1, default_missing_value = SOCKET, conflicts_with_all = ["dir", "baseline"])]
     pub agent: Option<PathBuf>,
+    /// Judge what another tool wrote: dumps of PyTorch's Flight Recorder, or a directory with one of each rank
+    #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with_all = ["dir", "agent", "cluster", "baseline", "since", "all"])]
+    pub import: Vec<PathBuf>,
     /// Ask the analysers of a whole cluster
     #[command(flatten)]
     pub at: ClusterAt,
@@ -340,6 +343,9 @@ pub struct Report {
     /// /run/ringwatch/agent.sock]
     #[arg(long, value_name = "SOCKET", num_args = 0..=1, default_missing_value = SOCKET, conflicts_with_all = ["dirs", "baseline"])]
     pub agent: Option<PathBuf>,
+    /// Sum up what another tool wrote: dumps of PyTorch's Flight Recorder, or a directory with one of each rank
+    #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with_all = ["dirs", "agent", "baseline"])]
+    pub import: Vec<PathBuf>,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,

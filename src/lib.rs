@@ -10,6 +10,7 @@ pub mod replay;
 pub mod secret;
 pub mod tune;
 
+pub mod import;
 pub mod ingest;
 
 pub mod join;

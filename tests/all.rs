@@ -26,6 +26,7 @@ mod gpu;
 mod hardware;
 mod heartbeat;
 mod hostile;
+mod import;
 mod ingest;
 mod join;
 mod log;

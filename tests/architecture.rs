@@ -18,6 +18,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("tune", &["bench"]),
     ("advise", &["model"]),
     ("ingest", &["model"]),
+    ("import", &["model"]),
     ("join", &["model"]),
     ("detect", &["model", "join"]),
     ("report", &["model"]),

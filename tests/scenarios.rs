@@ -130,7 +130,7 @@ fn facts(join: &Join, f: &Finding, aborted_ns: Option<u64>) -> u64 {
                 match join.process(segment)?.record.liveness {
                     // As a look found it, no later than so.
                     ringwatch::model::Liveness::Gone(at) => at.map(|t| t + 100 * MS),
-                    ringwatch::model::Liveness::Alive => None,
+                    ringwatch::model::Liveness::Alive | ringwatch::model::Liveness::Unknown => None,
                 }
             });
             gone.max().unwrap_or(0).max(f.since_ns)

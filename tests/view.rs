@@ -130,6 +130,7 @@ fn healthy() -> Snapshot {
         wall: Some("14:03:27".into()),
         source: "segments in /dev/shm/ringwatch-1000".into(),
         jobs: vec![JobRow {
+            unknown: 0,
             name: Some("llama-pretrain".into()),
             alive: 4,
             gone: 0,

@@ -46,6 +46,7 @@ fn job(seen_ns: u64, share: f64) -> JobRow {
     let sums =
         JobSums { comms: vec![COMM], seen_ns: Some(seen_ns), comm_share: Some(share), ..JobSums::default() };
     JobRow {
+        unknown: 0,
         name: Some("train".to_owned()),
         alive: 4,
         gone: 0,

@@ -108,7 +108,7 @@ impl m::Process {
             alive: p.liveness == Liveness::Alive,
             gone_ns: match p.liveness {
                 Liveness::Gone(at) => at,
-                Liveness::Alive => None,
+                Liveness::Alive | Liveness::Unknown => None,
             },
             created_ns: p.created_ns,
             created_unix_ns: p.created_unix_ns,

@@ -2,7 +2,9 @@
 
 use super::{FINDINGS, baselines, explain, monitor};
 use crate::cli::Diagnose;
+use crate::detect::Settings;
 use crate::explain::Texts;
+use crate::import::Import;
 use crate::ingest::{Segments, now_ns, unix_ns};
 use crate::model::{CloseReason, Finding, Snapshot, Source as _, Unread};
 use crate::report;
@@ -10,7 +12,7 @@ use crate::runtime::{Monitor, ask};
 use anyhow::bail;
 use std::collections::BTreeSet;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -37,10 +39,11 @@ pub(super) fn run(o: &Diagnose) -> anyhow::Result<u8> {
     let mut verdict = match &o.agent {
         _ if o.at.cluster.is_some() => super::cluster::verdict(&o.at)?,
         Some(socket) => of_agent(ask(socket)?),
+        None if !o.import.is_empty() => of_import(&o.import)?,
         None => look(o)?,
     };
-    // What a named directory holds is all asked for.
-    if !o.all && o.dir.is_none() {
+    // What a named directory or file holds is all asked for.
+    if !o.all && o.dir.is_none() && o.import.is_empty() {
         let now_unix_ns = i128::from(unix_ns());
         verdict.findings.retain(|f| is_wanted(f, o.since, now_unix_ns));
     }
@@ -96,6 +99,37 @@ fn of_agent(s: Snapshot) -> Verdict {
         unseen.push("the agent sees no process of yours with the plugin; start the job with `ringwatch run -- CMD`, or load the plugin into it (`ringwatch plugin`)".to_owned());
     }
     Verdict { findings: s.findings, unseen }
+}
+
+/// The files of another tool, judged as they are.
+pub(super) fn imported(paths: &[PathBuf]) -> anyhow::Result<Monitor<Import>> {
+    let import = Import::open(paths)?;
+    let now_ns = import.at_ns();
+    let mut monitor = Monitor::new(import, Settings::default());
+    monitor.step(now_ns);
+    Ok(monitor)
+}
+
+/// Adds to findings what only imported files know.
+pub(super) fn add_evidence(import: &Import, findings: &mut [Finding]) {
+    for finding in findings {
+        let more = import.evidence(finding);
+        finding.evidence.extend(more);
+    }
+}
+
+/// The verdict on another tool's files.
+fn of_import(paths: &[PathBuf]) -> anyhow::Result<Verdict> {
+    let monitor = imported(paths)?;
+    let at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(monitor.source().at_ns()));
+    if let Some(at) = at.ok().and_then(|t| t.format(&Rfc3339).ok()) {
+        eprintln!(
+            "ringwatch: waits are counted until the newest file was written, {at}; cp -p and rsync -t keep that time"
+        );
+    }
+    let mut findings = monitor.findings();
+    add_evidence(monitor.source(), &mut findings);
+    Ok(Verdict { findings, unseen: monitor.source().notes() })
 }
 
 /// Findings that a user has beyond the limit.

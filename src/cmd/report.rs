@@ -13,6 +13,13 @@ pub(super) fn run(o: &Report) -> anyhow::Result<u8> {
     }
     let snapshot = match &o.agent {
         Some(socket) => ask(socket)?,
+        None if !o.import.is_empty() => {
+            let monitor = diagnose::imported(&o.import)?;
+            monitor.source().notes().iter().for_each(|note| eprintln!("ringwatch: {note}"));
+            let mut snapshot = monitor.snapshot(monitor.source().at_ns());
+            diagnose::add_evidence(monitor.source(), &mut snapshot.findings);
+            snapshot
+        }
         None => {
             let mut monitor = monitor_of(&o.dirs).with_baselines(baselines(&o.baseline)?);
             diagnose::read(&mut monitor)?;

@@ -90,7 +90,7 @@ pub(super) fn wall_ns(join: &Join, c: &Communicator, now_ns: u64) -> u64 {
     let processes = || c.members().values().filter_map(|m| join.process(m.record.segment));
     let began_ns = processes().map(|p| p.record.created_ns).min().unwrap_or(0);
     let ended_ns = processes().try_fold(0, |last: u64, p| match p.record.liveness {
-        Liveness::Alive => None,
+        Liveness::Alive | Liveness::Unknown => None,
         // Of a post-mortem segment nobody saw the end; it was not before its last operation.
         Liveness::Gone(at) => Some(last.max(at.or(p.issuing.last_ns()).unwrap_or(now_ns))),
     });

@@ -202,7 +202,7 @@ impl<'a> HangContext<'a> {
     pub(super) fn is_shared(&self, host: &str, gpu: &str) -> bool {
         let count = || {
             let mut users: GpuUsers<'a> = HashMap::new();
-            for p in self.join.processes().filter(|p| p.record.liveness == Liveness::Alive) {
+            for p in self.join.processes().filter(|p| !p.record.liveness.is_gone()) {
                 let first = self.join.memberships(p.record.id).first();
                 let member = first.and_then(|(id, rank)| self.join.communicator(*id)?.members().get(rank));
                 if let Some(gpu) = member.and_then(|m| m.record.gpu.as_deref()) {
@@ -217,8 +217,7 @@ impl<'a> HangContext<'a> {
     /// True when a rank's process is gone.
     pub(super) fn gone(&self, comm: &Communicator, rank: Rank) -> bool {
         self.process(comm, rank).is_some_and(|p| {
-            p.record.liveness != Liveness::Alive
-                || p.host.as_ref().is_some_and(crate::model::HostFact::is_over)
+            p.record.liveness.is_gone() || p.host.as_ref().is_some_and(crate::model::HostFact::is_over)
         })
     }
 
@@ -228,6 +227,7 @@ impl<'a> HangContext<'a> {
         let at = match p.record.liveness {
             Liveness::Gone(at) => at,
             Liveness::Alive => p.host.as_ref().filter(|h| h.is_over()).map(|h| h.at_ns),
+            Liveness::Unknown => None,
         };
         Some(self.now_ns.saturating_sub(at?))
     }

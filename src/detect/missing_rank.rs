@@ -7,7 +7,8 @@ use super::hang_context::{HangContext, StallSite};
 use super::{endings, fact, names, number, seconds, who};
 use crate::join::{Activity, Process};
 use crate::model::{
-    Cause, CommId, Confidence, Evidence, Finding, Kind, OpState, ProcessState, Rank, Severity, Track,
+    Cause, CommId, Confidence, Evidence, Finding, Kind, Liveness, OpState, ProcessState, Rank, Severity,
+    Track,
 };
 
 /// Ranks that are described one by one.
@@ -198,7 +199,8 @@ fn cause(scene: &HangContext<'_>, at: StallSite<'_>, rank: Rank) -> Cause {
     if host.is_some_and(|h| matches!(h.state, Some(ProcessState::Stopped { .. }))) {
         return Cause::Stopped;
     }
-    if at.comm.state(at.stall.track, at.stall.order, rank) == OpState::Called {
+    let is_unknown = scene.process(at.comm, rank).is_some_and(|p| p.record.liveness == Liveness::Unknown);
+    if is_unknown || at.comm.state(at.stall.track, at.stall.order, rank) == OpState::Called {
         return Cause::Unknown;
     }
     busy_in(scene, at, rank).map_or(Cause::InHostCode, Cause::BusyElsewhere)
@@ -256,6 +258,11 @@ fn advice(scene: &HangContext<'_>, at: StallSite<'_>, cause: &Cause, kind: Kind)
     let processes: Vec<_> =
         at.origin.ranks.iter().take(DESCRIBED).filter_map(|r| scene.process(at.comm, *r)).collect();
     let pids = |command: &str| for_each(command, &processes);
+    if processes.iter().any(|p| p.record.liveness == Liveness::Unknown) {
+        return format!(
+            "look at what {missing} did after its last call: a branch that skips this one, an exception, data loading, a checkpoint or the end of the process"
+        );
+    }
     match cause {
         _ if kind == Kind::AbortedRank => format!(
             "find out why {missing} aborted the communicator: an exception or a watchdog's timeout in its log; the others have to abort too"

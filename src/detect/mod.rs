@@ -38,7 +38,7 @@ pub use straggler::StragglerRule;
 pub use usage::UsageRule;
 
 use crate::join::{Communicator, Join};
-use crate::model::{Cause, Evidence, Finding, FindingEvent, FindingId, Rank, rank_list};
+use crate::model::{Cause, Evidence, Finding, FindingEvent, FindingId, Liveness, Rank, rank_list};
 use ledger::Ledger;
 pub(crate) use ledger::most_recent;
 use schemars::JsonSchema;
@@ -259,6 +259,7 @@ impl Detector {
         for mut finding in given {
             let id = self.ledger.name(&finding);
             seen.insert(id);
+            finding.communicator_name = join.communicator(finding.communicator).and_then(Communicator::name);
             cost::hold_severity(&mut finding, self.ledger.get(id), &self.settings);
             let is_of_device = |k: &&Finding| !finding.open && matches!(k.cause, Some(Cause::Device(..)));
             match self.ledger.get(id).filter(is_of_device) {
@@ -373,6 +374,9 @@ fn who(join: &Join, comm: &Communicator, rank: Rank) -> Option<Evidence> {
     let p = &join.process(member.record.segment)?.record;
     let job = p.job.rank.map_or_else(String::new, |r| format!("job rank {r}, "));
     let gpu = member.record.gpu.as_ref().map_or_else(String::new, |g| format!(", GPU {g}"));
+    if p.liveness == Liveness::Unknown {
+        return Some(fact(format!("rank {rank} is {job}by {}", p.path.display())));
+    }
     Some(fact(format!("rank {rank} is {job}pid {} ({}) on host {}{gpu}", p.pid, p.program, p.host)))
 }
 

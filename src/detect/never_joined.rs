@@ -77,7 +77,7 @@ impl NeverJoinedRule {
                 return None;
             }
             match join.process(m.record.segment)?.record.liveness {
-                Liveness::Alive => Some(now_ns),
+                Liveness::Alive | Liveness::Unknown => Some(now_ns),
                 Liveness::Gone(at) => at,
             }
         };

@@ -3,9 +3,7 @@
 
 use super::{Rule, fact, names, number, rounded, seconds, wall};
 use crate::join::{Dispute, HostClock, Join, Process};
-use crate::model::{
-    CommId, Confidence, Finding, Kind, Liveness, OperationRef, Place, Rank, Severity, Track, Victims,
-};
+use crate::model::{CommId, Confidence, Finding, Kind, OperationRef, Place, Rank, Severity, Track, Victims};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A wall clock that differs by this, in ns, makes timestamps of logs and traces useless.
@@ -38,7 +36,7 @@ struct Silent<'a> {
 impl Rule for NodeRule {
     fn check(&self, join: &Join, now_ns: u64) -> Vec<Finding> {
         let mut by_host: BTreeMap<&str, Silent<'_>> = BTreeMap::new();
-        for p in join.processes().filter(|p| p.record.liveness == Liveness::Alive) {
+        for p in join.processes().filter(|p| !p.record.liveness.is_gone()) {
             if let Some(since_ns) = p.silent_ns {
                 let host = &p.record.host;
                 let s = by_host.entry(host).or_insert(Silent { host, since_ns, processes: Vec::new() });

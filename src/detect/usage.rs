@@ -2,7 +2,7 @@
 
 use super::{Rule, fact, number, rounded, who};
 use crate::join::{Class, ClassKey, Communicator, Exchanged, Join};
-use crate::model::{CommId, Confidence, Finding, Func, Kind, Liveness, OperationRef, Rank, Track, size_text};
+use crate::model::{CommId, Confidence, Finding, Func, Kind, OperationRef, Rank, Track, size_text};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Seconds over which it has to be so.
@@ -101,7 +101,7 @@ fn busy(join: &Join, loads: &BTreeMap<CommId, Vec<Load<'_>>>) -> Vec<Finding> {
     let mut out = Vec::new();
     let mut told = BTreeSet::new();
     // A process's communicators, and how many ranks it has in each.
-    for p in join.processes().filter(|p| p.record.liveness == Liveness::Alive && !loads.is_empty()) {
+    for p in join.processes().filter(|p| !p.record.liveness.is_gone() && !loads.is_empty()) {
         let mut comms: BTreeMap<CommId, u32> = BTreeMap::new();
         for (comm, _) in join.memberships(p.record.id).iter().filter(|(comm, _)| loads.contains_key(comm)) {
             *comms.entry(*comm).or_default() += 1;

@@ -5,7 +5,7 @@
 
 use super::{Settings, choice};
 use crate::join::{Communicator, Join};
-use crate::model::{CommId, Confidence, Finding, Liveness, SegmentId, Track};
+use crate::model::{CommId, Confidence, Finding, SegmentId, Track};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::RangeInclusive;
 
@@ -89,7 +89,7 @@ fn standstills(join: &Join, settings: Settings, found: &[Finding]) -> Vec<Stands
         all.extend(disagreed(c).map(|(at, since_ns)| ever_since(c.id, at, since_ns)));
     }
     let mut silent: BTreeMap<CommId, u64> = BTreeMap::new();
-    for p in join.processes().filter(|p| p.record.liveness == Liveness::Alive) {
+    for p in join.processes().filter(|p| !p.record.liveness.is_gone()) {
         for (comm, _) in p.silent_ns.iter().flat_map(|_| join.memberships(p.record.id)) {
             let since_ns = p.silent_ns.unwrap_or(u64::MAX);
             silent.entry(*comm).and_modify(|t| *t = since_ns.min(*t)).or_insert(since_ns);

@@ -88,7 +88,7 @@ impl View<'_> {
         let mut out = ClusterRows::default();
         for p in join.processes() {
             out.lost = out.lost.saturating_add(lost(p));
-            out.processes += usize::from(p.record.liveness == Liveness::Alive);
+            out.processes += usize::from(!p.record.liveness.is_gone());
         }
         let of = |c: &Communicator| name_of(c).unwrap_or_default().to_owned();
         let within = self.within(n);
@@ -280,6 +280,7 @@ impl View<'_> {
             let empty = || {
                 let name = p.record.job.name.clone();
                 let row = JobRow {
+                    unknown: 0,
                     name,
                     alive: 0,
                     gone: 0,
@@ -352,7 +353,7 @@ impl View<'_> {
         let join = self.join;
         let mut hosts: BTreeMap<String, usize> = BTreeMap::new();
         let mut count = |p: &Process| {
-            let alive = usize::from(p.record.liveness == Liveness::Alive);
+            let alive = usize::from(!p.record.liveness.is_gone());
             match hosts.get_mut(&p.record.host) {
                 Some(known) => *known += alive,
                 None => drop(hosts.insert(p.record.host.clone(), alive)),

@@ -496,6 +496,11 @@ impl Communicator {
         self.instances.open_of(track).map(|((_, o), i)| (*o, i))
     }
 
+    /// The job's name for it, where it gave one.
+    pub fn name(&self) -> Option<String> {
+        self.members.values().find_map(|m| m.record.name.clone())
+    }
+
     /// Pairs of ranks of which one has issued a transfer that the other has not: from, to, the first such order, and
     /// whether it is the receive that lacks.
     pub fn unmatched(&self) -> impl Iterator<Item = ((Rank, Rank), u64, bool)> {

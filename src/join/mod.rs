@@ -68,7 +68,7 @@ pub use wire::{Shape, Wire, crossing, expected, transfer};
 pub use work::Work;
 
 use crate::model::{
-    BEYOND_MEMORY, CommId, CommRecord, Holder, HostFact, Liveness, OpRecord, ProcessState, Rank, SegmentId,
+    BEYOND_MEMORY, CommId, CommRecord, Holder, HostFact, OpRecord, ProcessState, Rank, SegmentId,
     SegmentRecord, Spare, UNCOUNTED, Update, hides_operations, missed_reason,
 };
 use dirty_comms::DirtyComms;
@@ -145,7 +145,7 @@ impl Process {
         Condition {
             known: true,
             unsure: self.unsure(),
-            gone: self.record.liveness != Liveness::Alive,
+            gone: self.record.liveness.is_gone(),
             stopped: self.is_stopped(),
         }
     }
@@ -491,16 +491,16 @@ impl Join {
     /// Takes what a segment says of its process.
     fn process_said(&mut self, record: SegmentRecord, shift_ns: i64) {
         let id = record.id;
-        let is_alive = record.liveness == Liveness::Alive;
+        let is_alive = !record.liveness.is_gone();
         match self.processes.get_mut(&id) {
             Some(p) => {
                 if !is_alive {
                     p.clocks.values_mut().for_each(ClockMap::retire);
                 }
-                if !is_alive && p.record.liveness == Liveness::Alive {
+                if !is_alive && !p.record.liveness.is_gone() {
                     self.ended.push_back((self.now_ns, id));
                 }
-                self.alive -= usize::from(p.record.liveness == Liveness::Alive);
+                self.alive -= usize::from(!p.record.liveness.is_gone());
                 p.record = record;
                 // Somebody follows it, or this would not have come.
                 p.silent_ns = None;
@@ -761,7 +761,7 @@ impl Join {
         });
         while ended.front().is_some_and(|(at_ns, _)| at_ns.saturating_add(LAST_RECORDS_NS) <= *now_ns) {
             let process = ended.pop_front().and_then(|(_, id)| processes.get_mut(&id));
-            if let Some(p) = process.filter(|p| p.record.liveness != Liveness::Alive) {
+            if let Some(p) = process.filter(|p| p.record.liveness.is_gone()) {
                 p.call_order.rest();
                 account_calls(memory, p);
             }
@@ -814,7 +814,7 @@ impl Join {
         if self.processes.len() > PROCESSES_KEPT && self.alive < self.processes.len() {
             let (roster, memory) = (&mut self.roster, &mut self.calls_memory);
             self.processes.retain(|id, p| {
-                let kept = p.record.liveness == Liveness::Alive || !roster.seats(*id).is_empty();
+                let kept = !p.record.liveness.is_gone() || !roster.seats(*id).is_empty();
                 if !kept {
                     roster.tell(*id, Condition::default());
                     p.call_order = CallOrder::default();

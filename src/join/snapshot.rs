@@ -95,11 +95,13 @@ impl<'a> View<'a> {
                 }
                 let versions: BTreeSet<String> =
                     processes.iter().filter_map(|p| p.record.nccl.clone()).collect();
-                let alive = processes.iter().filter(|p| p.record.liveness == Liveness::Alive).count();
+                let count =
+                    |is: fn(Liveness) -> bool| processes.iter().filter(|p| is(p.record.liveness)).count();
                 JobRow {
                     name,
-                    alive,
-                    gone: processes.len() - alive,
+                    alive: count(|l| l == Liveness::Alive),
+                    gone: count(|l| matches!(l, Liveness::Gone(_))),
+                    unknown: count(|l| l == Liveness::Unknown),
                     size: processes.iter().find_map(|p| p.record.job.size),
                     comms: comms.len(),
                     nccl: (!versions.is_empty()).then(|| versions.into_iter().collect::<Vec<_>>().join(", ")),
@@ -113,12 +115,13 @@ impl<'a> View<'a> {
 
     /// The totals of a job since it was first seen.
     fn sums(&self, processes: &[&Process], comms: Vec<CommId>) -> JobSums {
-        let hosts: BTreeSet<&str> = processes.iter().map(|p| p.record.host.as_str()).collect();
+        let hosts: BTreeSet<&str> =
+            processes.iter().map(|p| p.record.host.as_str()).filter(|h| !h.is_empty()).collect();
         let classes: Vec<(&ClassKey, &Class)> =
             self.join.classes().filter(|(k, _)| comms.contains(&k.comm)).collect();
         let began = processes.iter().map(|p| p.record.created_ns).min();
         let ended = processes.iter().try_fold(0, |last: u64, p| match p.record.liveness {
-            Liveness::Alive => Some(self.now_ns),
+            Liveness::Alive | Liveness::Unknown => Some(self.now_ns),
             Liveness::Gone(at) => at.map(|t| last.max(t)),
         });
         // Of black boxes nobody saw the end; it was not before the last operation.

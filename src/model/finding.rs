@@ -191,6 +191,9 @@ pub struct Finding {
     /// The communicator: NCCL's number in 16 hexadecimal digits, and beside it its owner's, where that is known.
     #[serde(flatten, with = "communicator")]
     pub communicator: CommId,
+    /// The job's name for the communicator, where it gave one: `tensor`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub communicator_name: Option<String>,
     /// The culprits, as that communicator numbers its ranks.
     #[serde(serialize_with = "as_numbers")]
     pub ranks: Vec<Rank>,
@@ -314,6 +317,7 @@ impl Finding {
         let mut f = Finding {
             kind,
             communicator,
+            communicator_name: None,
             ranks,
             operation,
             since: None,
@@ -389,8 +393,9 @@ impl Finding {
         }
         let plural = if self.ranks.len() == 1 { "rank" } else { "ranks" };
         let size = self.operation.bytes.map_or_else(String::new, |b| format!(" of {b} bytes"));
+        let name = self.communicator_name.as_deref().map_or_else(String::new, |n| format!(" {n:?}"));
         format!(
-            "{}: {plural} {} in {}{size} (order {}, communicator {})",
+            "{}: {plural} {} in {}{size} (order {}, communicator {}{name})",
             self.kind.as_str(),
             rank_list(&self.ranks),
             self.operation.func,

@@ -72,6 +72,9 @@ pub struct JobRow {
     pub alive: usize,
     /// Processes that are gone.
     pub gone: usize,
+    /// Processes of which nobody knows whether they run: files describe them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unknown: usize,
     /// Processes the job should have.
     pub size: Option<u32>,
     /// Its communicators.
@@ -85,6 +88,11 @@ pub struct JobRow {
     /// The sums for a report.
     #[serde(default)]
     pub sums: JobSums,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(n: &usize) -> bool {
+    *n == 0
 }
 
 /// The sums of a job since it was first seen, for a report. Empty on a screen of a cluster.

@@ -45,6 +45,15 @@ pub enum Liveness {
     /// The process is gone; the segment is its black box. Host monotonic ns of its end, as closely as it was
     /// watched; absent when it was gone before anybody looked.
     Gone(Option<u64>),
+    /// It is not known: a file describes the process as it was when the file was written.
+    Unknown,
+}
+
+impl Liveness {
+    /// True where its process is known to be gone.
+    pub const fn is_gone(self) -> bool {
+        matches!(self, Liveness::Gone(_))
+    }
 }
 
 /// The job a process belongs to, from its environment.

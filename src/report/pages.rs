@@ -40,6 +40,9 @@ pub struct Page {
     pub running: usize,
     /// Processes that are gone.
     pub gone: usize,
+    /// Processes of which nobody knows whether they run: files describe them.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub unknown: usize,
     /// Processes that it should have.
     pub size: Option<u32>,
     /// The hosts of those that are seen.
@@ -182,6 +185,11 @@ impl Pages {
     }
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(n: &usize) -> bool {
+    *n == 0
+}
+
 impl Page {
     fn of(s: &Snapshot, job: &JobRow, is_own: impl Fn(&Finding) -> bool) -> Self {
         let comms: Vec<&CommRow> = s.comms.iter().filter(|c| job.sums.comms.contains(&c.id)).collect();
@@ -194,6 +202,7 @@ impl Page {
             job: job.name.clone(),
             running: job.alive,
             gone: job.gone,
+            unknown: job.unknown,
             size: job.size,
             hosts: job.sums.hosts.clone(),
             nodes: comms.iter().max_by_key(|c| c.ranks).and_then(|c| c.nodes),
@@ -212,13 +221,21 @@ impl Page {
         let unknown = || "-".to_owned();
         writeln!(out, "job {}", self.job.as_deref().map_or_else(unknown, plain))?;
         let of = self.size.map_or_else(unknown, |n| n.to_string());
-        writeln!(out, "  ranks         {} running, {} gone, of {of}", self.running, self.gone)?;
+        if self.unknown > 0 {
+            writeln!(out, "  ranks         {} in files, of {of}", self.unknown)?;
+        } else {
+            writeln!(out, "  ranks         {} running, {} gone, of {of}", self.running, self.gone)?;
+        }
         let mut hosts: Vec<String> = self.hosts.iter().take(HOSTS).map(|h| plain(h)).collect();
         if self.hosts.len() > HOSTS {
             hosts.push(format!("and {} more", self.hosts.len() - HOSTS));
         }
         let nodes = self.nodes.map_or_else(unknown, |n| n.to_string());
-        writeln!(out, "  nodes         {nodes}; seen here: {}", hosts.join(", "))?;
+        writeln!(
+            out,
+            "  nodes         {nodes}; seen here: {}",
+            if hosts.is_empty() { unknown() } else { hosts.join(", ") }
+        )?;
         writeln!(out, "  NCCL          {}", self.nccl.as_deref().map_or_else(unknown, plain))?;
         writeln!(out, "  seen for      {}", self.seen_s.map_or_else(unknown, lasting))?;
         let share = self.communication_share.map_or_else(unknown, |s| format!("{:.1} %", s * 100.0));

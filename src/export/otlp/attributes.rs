@@ -1,7 +1,7 @@
 //! The attributes of spans and log records. Names are OpenTelemetry's where it has one; `nccl.*` is what NCCL says,
 //! `ringwatch.*` what was made of it.
 
-use crate::join::{Finished, FinishedPart, Join};
+use crate::join::{Communicator, Finished, FinishedPart, Join};
 use crate::model::{Finding, FindingId, Timing, Track};
 use opentelemetry::logs::AnyValue;
 use opentelemetry::{Array, KeyValue, StringValue, Value};
@@ -34,7 +34,7 @@ pub(super) fn of_operation(join: &Join, f: &Finished) -> Vec<KeyValue> {
     known("ringwatch.late_rank", f.late.map(|l| i64::from(l.rank.0).into()));
     known("ringwatch.late_by", f.late.map(|l| seconds(l.by_ns)));
     let comm = join.communicator(f.comm);
-    let name = comm.and_then(|c| c.members().values().find_map(|m| m.record.name.clone()));
+    let name = comm.and_then(Communicator::name);
     known("nccl.communicator.name", name.map(Value::from));
     let process = f.parts.first().and_then(|p| join.process(p.segment));
     known("process.user.id", process.and_then(|p| p.record.owner).map(|uid| i64::from(uid).into()));

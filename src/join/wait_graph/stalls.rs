@@ -335,7 +335,7 @@ impl Join {
         let until = |rank: &Rank| {
             let m = c.members().get(rank)?;
             match self.process(m.record.segment)?.record.liveness {
-                Liveness::Alive => Some(now_ns),
+                Liveness::Alive | Liveness::Unknown => Some(now_ns),
                 Liveness::Gone(at) => at,
             }
         };

@@ -6,6 +6,7 @@ mod bus;
 mod environment;
 mod explain;
 mod findings;
+mod flight_recorder;
 mod ingest;
 mod kernel;
 mod readings;
@@ -50,6 +51,7 @@ pub(crate) const ALL: &[Target] = &[
     target("eu_stack", stacks::eu_stack),
     target("explain", explain::check),
     target("findings", findings::check),
+    target("flight_recorder", flight_recorder::check),
     target("ingest", ingest::check),
     target("pod_resources", kernel::pod_resources),
     target("processes", kernel::processes),
