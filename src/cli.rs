@@ -32,6 +32,8 @@ pub enum Verb {
     ///
     /// The command's output, its signals and its exit code stay its own; ringwatch writes to stderr only.
     Run(Run),
+    /// Record what the ranks of running jobs report, for --replay and for programs that read Parquet
+    Record(Record),
     /// Say what is wrong now, from live segments or from the black boxes of dead processes
     ///
     /// Exit code 0: no findings of severity warning or critical, and everything was seen; 1: such findings; 2: error, or not
@@ -293,12 +295,35 @@ pub struct Run {
     /// reduction operations
     #[arg(long)]
     pub preload: bool,
+    /// Record what the job's ranks report in this new directory
+    #[arg(long, value_name = "DIR")]
+    pub record: Option<PathBuf>,
     /// Which rules NCCL's tuner follows
     #[command(flatten)]
     pub tuning: Tuning,
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     pub command: Vec<OsString>,
+}
+
+/// Options of `record`.
+#[derive(Debug, Args)]
+pub struct Record {
+    /// A new directory for the recording
+    #[arg(short = 'o', long, value_name = "DIR")]
+    pub output: PathBuf,
+    /// Directory of the segments [default: $RINGWATCH_DIR, else every job on this host that may be read]
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// How long to record, in seconds [default: until Ctrl-C]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub seconds: Option<u32>,
+    /// The most that the recording takes; the oldest blocks are removed. K, M and G are powers of 1024
+    #[arg(long, value_name = "SIZE", default_value = "16G")]
+    pub max_size: String,
+    /// Blocks older than this are removed: 90s, 30m, 24h, 7d
+    #[arg(long, value_name = "TIME", default_value = "7d", value_parser = duration)]
+    pub max_age: Duration,
 }
 
 /// Options of `diagnose`.
@@ -311,6 +336,9 @@ pub struct Diagnose {
     /// Judge what another tool wrote: dumps of PyTorch's Flight Recorder, or a directory with one of each rank
     #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with_all = ["dir", "agent", "cluster", "baseline", "since", "all"])]
     pub import: Vec<PathBuf>,
+    /// Judge a recording, as it was judged when it was made
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["dir", "agent", "cluster", "import", "baseline", "since", "all"])]
+    pub replay: Option<PathBuf>,
     /// Ask the analysers of a whole cluster
     #[command(flatten)]
     pub at: ClusterAt,
@@ -346,6 +374,9 @@ pub struct Report {
     /// Sum up what another tool wrote: dumps of PyTorch's Flight Recorder, or a directory with one of each rank
     #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with_all = ["dirs", "agent", "baseline"])]
     pub import: Vec<PathBuf>,
+    /// Sum up a recording
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["dirs", "agent", "import", "baseline"])]
+    pub replay: Option<PathBuf>,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,

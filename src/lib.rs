@@ -20,6 +20,7 @@ pub mod detect;
 pub mod doctor;
 
 pub mod cluster;
+pub mod recording;
 
 pub mod export;
 

@@ -7,6 +7,7 @@ use crate::watch::{Watcher, Way};
 use ringwatch::detect::{Detector, Settings};
 use ringwatch::join::Join;
 use ringwatch::model::{Change, CommId, Confidence, Finding, FindingEvent, Kind, Making, Rank, Update};
+use ringwatch::recording::Limits;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -52,6 +53,20 @@ fn cases() -> Vec<(String, Case)> {
 
 fn watch(name: &str, case: &Case, way: Way) -> Outcome {
     let mut watcher = Watcher::new(case, way);
+    let room = tempfile::tempdir().expect("a folder");
+    if way == Way::Recorded {
+        let dir = room.path().join("recording");
+        let mut recorder = Watcher::new(case, way);
+        // Blocks are small, so that a recording has several.
+        recorder.record(&dir, Limits { block_bytes: 256 << 10, ..Limits::default() });
+        judged(name, case, &mut recorder);
+        recorder.end();
+        watcher.play(&dir);
+    }
+    judged(name, case, &mut watcher)
+}
+
+fn judged(name: &str, case: &Case, watcher: &mut Watcher) -> Outcome {
     let mut sims = vec![Simulation::new(case, name, 0, 0)];
     let mut told = Vec::new();
     let mut aborted_ns = None;
@@ -251,6 +266,12 @@ fn every_planted_cause_is_found_and_nothing_else() {
 #[test]
 fn every_planted_cause_is_found_over_the_bus_and_nothing_else() {
     corpus(Way::Bus, |_| true);
+}
+
+/// A recording is judged as the job was.
+#[test]
+fn every_planted_cause_is_found_in_recordings_and_nothing_else() {
+    corpus(Way::Recorded, |case| case.ranks <= 8);
 }
 
 /// A busy job's agents tell one operation of 64 whole. What rests on all of them is found by their sketches, and healthy

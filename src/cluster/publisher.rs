@@ -56,6 +56,9 @@ const READINGS: usize = 1024;
 /// The most that is left out by sampling: one of `1 << 20`.
 const LEVEL_MAX: u32 = 20;
 
+/// A budget that nothing exceeds, in bytes a second.
+const EVERYTHING: u64 = 1 << 50;
+
 /// Bytes that an item of a message takes beside its own, for its tag and its length.
 const ITEM_FRAME: i64 = 3;
 
@@ -135,6 +138,8 @@ struct Sent<T> {
 /// Picks what is published, and remembers what was.
 #[derive(Debug)]
 pub struct Publisher {
+    /// Nothing is left out.
+    is_everything: bool,
     /// Processes of several users share communicators.
     shares_communicators: bool,
     /// Segments and directories that are not read.
@@ -215,6 +220,7 @@ impl Publisher {
             announced: (0, 0),
             late_announced_ns: HashMap::new(),
             pauses_announced_ns: HashMap::new(),
+            is_everything: false,
             shares_communicators: false,
             unread: 0,
             unsearched: false,
@@ -249,9 +255,17 @@ impl Publisher {
         &self.books
     }
 
+    /// Leaves nothing out from now on: for a recording, which has no budget.
+    #[must_use]
+    pub fn of_everything(mut self) -> Self {
+        (self.is_everything, self.rate) = (true, EVERYTHING);
+        self
+    }
+
     /// The operations that the join is to give whole from now on.
     pub fn sampling(&self) -> Sampling {
-        Sampling { level: self.level, whole: self.bursts.keys().copied().collect() }
+        let whole = self.bursts.keys().copied().collect();
+        Sampling { level: self.level, whole, is_everything: self.is_everything }
     }
 
     /// Takes how many segments and directories are not read now, and whether there may be some that are not found yet.

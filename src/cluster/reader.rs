@@ -206,6 +206,8 @@ pub struct Reader {
     node_partitions: BTreeMap<String, u32>,
     looked_ns: u64,
     silent_ns: u64,
+    /// Nodes may say any number of bytes a second.
+    is_unlimited: bool,
 }
 
 impl Reader {
@@ -223,7 +225,15 @@ impl Reader {
             node_partitions: BTreeMap::new(),
             looked_ns: 0,
             silent_ns: nanoseconds(silent),
+            is_unlimited: false,
         }
+    }
+
+    /// Reads all that a node says, however much it is: for recordings, which are read at the reader's own pace.
+    #[must_use]
+    pub fn unlimited(mut self) -> Self {
+        self.is_unlimited = true;
+        self
     }
 
     /// From now on a node is silent that says nothing for so long.
@@ -319,7 +329,9 @@ impl Reader {
         out: &mut Vec<Update>,
     ) -> Result<(), Refusal> {
         let (partition, token, topic) = subject::parse(on).ok_or(Refusal::Subject)?;
-        if bytes.len() > MESSAGE || !recorded && !self.bears(token, bytes.len(), now.mono_ns) {
+        if bytes.len() > MESSAGE
+            || !recorded && !self.is_unlimited && !self.bears(token, bytes.len(), now.mono_ns)
+        {
             return Err(Refusal::TooMuch);
         }
         if items::count(bytes).ok_or(Refusal::Garbage)? > ITEMS {

@@ -1,6 +1,6 @@
 //! `ringwatch diagnose`: what is wrong now, and what was.
 
-use super::{FINDINGS, baselines, explain, monitor};
+use super::{FINDINGS, baselines, explain, monitor, playback};
 use crate::cli::Diagnose;
 use crate::detect::Settings;
 use crate::explain::Texts;
@@ -40,10 +40,11 @@ pub(super) fn run(o: &Diagnose) -> anyhow::Result<u8> {
         _ if o.at.cluster.is_some() => super::cluster::verdict(&o.at)?,
         Some(socket) => of_agent(ask(socket)?),
         None if !o.import.is_empty() => of_import(&o.import)?,
+        None if o.replay.is_some() => of_recording(o.replay.as_deref().unwrap_or(Path::new("")))?,
         None => look(o)?,
     };
     // What a named directory or file holds is all asked for.
-    if !o.all && o.dir.is_none() && o.import.is_empty() {
+    if !o.all && o.dir.is_none() && o.import.is_empty() && o.replay.is_none() {
         let now_unix_ns = i128::from(unix_ns());
         verdict.findings.retain(|f| is_wanted(f, o.since, now_unix_ns));
     }
@@ -99,6 +100,12 @@ fn of_agent(s: Snapshot) -> Verdict {
         unseen.push("the agent sees no process of yours with the plugin; start the job with `ringwatch run -- CMD`, or load the plugin into it (`ringwatch plugin`)".to_owned());
     }
     Verdict { findings: s.findings, unseen }
+}
+
+/// What was found in a recording, and what it lacks.
+fn of_recording(dir: &Path) -> anyhow::Result<Verdict> {
+    let (monitor, _) = playback::play(dir)?;
+    Ok(Verdict { findings: monitor.findings(), unseen: monitor.source().notes() })
 }
 
 /// The files of another tool, judged as they are.

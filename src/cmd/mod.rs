@@ -17,7 +17,9 @@ mod explain;
 mod generate;
 mod log;
 mod observe;
+mod playback;
 mod plugin;
+mod record;
 mod replay;
 mod report;
 mod run;
@@ -56,6 +58,7 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<u8> {
     match cli.verb {
         Verb::Top(o) => top::run(&o),
         Verb::Run(o) => run::run(&o),
+        Verb::Record(o) => record::run(&o),
         Verb::Diagnose(o) => diagnose::run(&o),
         Verb::Report(o) => report::run(&o),
         Verb::Doctor(o) => doctor::run(&o),

@@ -1,11 +1,12 @@
 //! `ringwatch report`: each job on one page.
 
-use super::{baselines, diagnose, monitor_of};
+use super::{baselines, diagnose, monitor_of, playback};
 use crate::cli::Report;
 use crate::ingest::now_ns;
 use crate::report;
 use crate::runtime::ask;
 use std::io::{self, Write};
+use std::path::Path;
 
 pub(super) fn run(o: &Report) -> anyhow::Result<u8> {
     for dir in &o.dirs {
@@ -19,6 +20,11 @@ pub(super) fn run(o: &Report) -> anyhow::Result<u8> {
             let mut snapshot = monitor.snapshot(monitor.source().at_ns());
             diagnose::add_evidence(monitor.source(), &mut snapshot.findings);
             snapshot
+        }
+        None if o.replay.is_some() => {
+            let (monitor, at_ns) = playback::play(o.replay.as_deref().unwrap_or(Path::new("")))?;
+            monitor.source().notes().iter().for_each(|note| eprintln!("ringwatch: {note}"));
+            monitor.snapshot(at_ns)
         }
         None => {
             let mut monitor = monitor_of(&o.dirs).with_baselines(baselines(&o.baseline)?);

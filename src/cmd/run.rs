@@ -1,15 +1,16 @@
 //! `ringwatch run -- CMD`: a job with the plugin loaded, watched to its end.
 
 use super::observe::CostLog;
-use super::{baselines, block_on, plugin, tune};
+use super::{baselines, block_on, plugin, record, tune};
 use crate::bundle;
 use crate::cli::Run;
 use crate::detect::{Baseline, Settings, where_it_is};
 use crate::ingest::{Segments, default_dir, now_ns};
 use crate::model::{Change, FindingEvent, FindingId};
+use crate::recording::Limits;
 use crate::report;
 use crate::runtime::signals::{self, Signals};
-use crate::runtime::{EndsToCome, Monitor, Stack};
+use crate::runtime::{EndsToCome, Monitor, Recorder, Stack};
 use anyhow::{Context, bail};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -119,12 +120,29 @@ pub(super) fn run(o: &Run) -> anyhow::Result<u8> {
     let mut s = prepare(o)?;
     let segments = super::own_segments(s.segments.clone()).only_job(&s.job, now_ns());
     let mut monitor = Monitor::new(segments, Settings::default()).with_baselines(baselines.clone());
-    let (status, broken) = block_on(watch(o, &mut s, &mut monitor, &baselines))?;
+    let mut recorder = match &o.record {
+        Some(dir) => Some(record::begin(&mut monitor, dir, Limits::default())?),
+        None => None,
+    };
+    let (status, broken) = block_on(watch(o, &mut s, &mut monitor, (&baselines, &mut recorder)))?;
     if !broken {
         // When nobody reads stderr there is nobody to tell.
         sum_up(o, &s, &mut monitor, status).ok();
+        if let Some(mut recorder) = recorder {
+            record_step(&mut recorder, &mut monitor, &[]);
+            recorder.end().unwrap_or_else(|e| say_unrecorded(&e));
+        }
     }
     Ok(code(status))
+}
+
+/// Records a step. The job comes first: what cannot be written is reported once, and the job goes on.
+fn record_step(recorder: &mut Recorder, monitor: &mut Monitor<Segments>, events: &[FindingEvent]) {
+    recorder.record(monitor, events, record::moment()).unwrap_or_else(|e| say_unrecorded(&e));
+}
+
+fn say_unrecorded(e: &io::Error) {
+    writeln!(io::stderr(), "ringwatch: the recording cannot be written: {e}; it ends here").ok();
 }
 
 fn sum_up(o: &Run, s: &Surroundings, monitor: &mut Monitor<Segments>, status: ExitStatus) -> io::Result<()> {
@@ -165,7 +183,7 @@ async fn watch(
     o: &Run,
     s: &mut Surroundings,
     monitor: &mut Monitor<Segments>,
-    baselines: &[Baseline],
+    (baselines, recorder): (&[Baseline], &mut Option<Recorder>),
 ) -> anyhow::Result<(ExitStatus, bool)> {
     let mut signals = Signals::new()?;
     let (program, arguments) = o.command.split_first().context("no command")?;
@@ -217,6 +235,9 @@ async fn watch(
                 next = tokio::time::Instant::now() + monitor.source().pause();
                 match stepped {
                     Ok(events) => {
+                        if let Some(recorder) = recorder {
+                            record_step(recorder, monitor, &events);
+                        }
                         reporter.report(&mut io::stderr().lock(), &events);
                         tell_stacks(&monitor.take_stacks());
                     }

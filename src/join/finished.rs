@@ -121,6 +121,8 @@ pub struct Sampling {
     pub level: u32,
     /// Communicators of which all are.
     pub whole: BTreeSet<CommId>,
+    /// All operations are: for a recording.
+    pub is_everything: bool,
 }
 
 impl Sampling {
@@ -146,7 +148,7 @@ impl Sampling {
             comm.nccl_hash().rotate_left(17) ^ kind.wrapping_add(order.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         n = (n ^ n >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (n ^ n >> 31) & ((1 << level) - 1) == 0 || self.whole.contains(&comm)
+        (n ^ n >> 31) & ((1 << level) - 1) == 0 || self.is_everything || self.whole.contains(&comm)
     }
 }
 

@@ -8,6 +8,7 @@ mod ends;
 mod latest;
 mod monitor;
 mod node;
+mod recorder;
 mod remote;
 pub mod signals;
 
@@ -15,4 +16,5 @@ pub use daemon::Error;
 pub use ends::EndsToCome;
 pub use monitor::{Monitor, Stack};
 pub use node::Node;
+pub use recorder::Recorder;
 pub use remote::{Remote, Unreachable, ask};

@@ -141,7 +141,7 @@ fn published(p: &mut Publisher, join: &mut Join, mono_ns: u64) -> m::Envelope {
 #[test]
 fn a_late_arrival_is_announced_with_its_neighbors_once() {
     let (mut join, mut p) = (node(0..3, 3), Publisher::new("a", 1, 65_536));
-    join.sample(Some(Sampling { level: LEVEL_MAX, whole: Default::default() }));
+    join.sample(Some(Sampling { level: LEVEL_MAX, ..Sampling::default() }));
     published(&mut p, &mut join, S);
     // Nothing is timed; rank 2 comes to operation 20 a second late.
     let at = |order: u64, rank: u32| {
@@ -204,7 +204,7 @@ fn an_operation_that_ranks_run_in_different_ways_is_told_at_once_and_announced()
 fn both_sides_of_a_pause_are_announced_once() {
     // The other two ranks are on other nodes: whether this one was late or waited, nobody here knows.
     let (mut join, mut p) = (node(0..1, 3), Publisher::new("a", 1, 65_536));
-    join.sample(Some(Sampling { level: LEVEL_MAX, whole: Default::default() }));
+    join.sample(Some(Sampling { level: LEVEL_MAX, ..Sampling::default() }));
     published(&mut p, &mut join, S);
     for order in 0..30 {
         let pause_ns = if order >= 20 { S / 4 } else { 0 };

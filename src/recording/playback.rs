@@ -1,0 +1,214 @@
+//! Reads a recording, as a source of the same updates.
+
+use super::operations;
+use super::table::Rows;
+use super::{File, Message, topic_of, wal};
+use crate::cluster::message::Envelope;
+use crate::cluster::{Moment, Reader};
+use crate::model::{Sink, Source, Update};
+use prost::Message as _;
+use std::collections::{BTreeMap, VecDeque};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A node that is silent for so long in a recording is told as silent, as an analyser tells it by default.
+const SILENT: Duration = Duration::from_secs(3);
+/// Bytes of a log that are read.
+const LOG_MAX: u64 = 4 << 30;
+
+/// Why a recording cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file or the directory cannot be read.
+    #[error("{}: {why}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        why: std::io::Error,
+    },
+    /// A file of a block is damaged.
+    #[error("{}: {why}; remove the files of this block to read the others", path.display())]
+    Table {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// The directory holds no recording.
+    #[error("{}: no recording is in it; `ringwatch record -o DIR` makes one", path.display())]
+    Nothing {
+        /// The directory.
+        path: PathBuf,
+    },
+}
+
+/// A recording, played from its beginning.
+#[derive(Debug)]
+pub struct Playback {
+    dir: PathBuf,
+    /// The blocks that are not read yet, and whether each is a log.
+    blocks: VecDeque<(u32, bool)>,
+    messages: VecDeque<Message>,
+    reader: Reader,
+    /// Bytes behind the first fault of a log.
+    damaged: u64,
+    newest: Option<Moment>,
+    fault: Option<Error>,
+}
+
+impl Playback {
+    /// Opens the recording in a directory.
+    ///
+    /// # Errors
+    /// It cannot be read, or is none.
+    pub fn open(dir: &Path) -> Result<Self, Error> {
+        let file = |why| Error::File { path: dir.to_owned(), why };
+        let mut known: BTreeMap<u32, bool> = BTreeMap::new();
+        for entry in fs::read_dir(dir).map_err(file)? {
+            let name = entry.map_err(file)?.file_name();
+            match name.to_str().and_then(File::parse) {
+                // A log that was not removed yet holds what its block does.
+                Some((File::Messages, block)) => drop(known.insert(block, false)),
+                Some((File::Log, block)) => drop(known.entry(block).or_insert(true)),
+                _ => {}
+            }
+        }
+        let mut playback = Playback {
+            dir: dir.to_owned(),
+            blocks: known.into_iter().collect(),
+            messages: VecDeque::new(),
+            reader: Reader::new(SILENT).unlimited(),
+            damaged: 0,
+            newest: None,
+            fault: None,
+        };
+        if playback.blocks.is_empty() {
+            return Err(Error::Nothing { path: dir.to_owned() });
+        }
+        playback.load()?;
+        Ok(playback)
+    }
+
+    /// The moment of the next messages; absent at the end.
+    ///
+    /// # Errors
+    /// The next block cannot be read.
+    pub fn next(&mut self) -> Result<Option<Moment>, Error> {
+        match self.fault.take() {
+            Some(fault) => Err(fault),
+            None => Ok(self.messages.front().map(|m| m.at)),
+        }
+    }
+
+    /// The moment of the messages that were taken last.
+    pub fn at(&self) -> Option<Moment> {
+        self.newest
+    }
+
+    /// What the recording lacks, a sentence each.
+    pub fn notes(&self) -> Vec<String> {
+        let damaged = (self.damaged > 0).then(|| {
+            format!(
+                "the last {} bytes of the recording are not whole: its writer ended while it wrote them",
+                self.damaged
+            )
+        });
+        let refused = self
+            .reader
+            .refused()
+            .iter()
+            .map(|(why, n)| format!("{n} messages were not read: {}", why.as_str()));
+        damaged.into_iter().chain(refused).collect()
+    }
+
+    /// Reads blocks until there are messages.
+    fn load(&mut self) -> Result<(), Error> {
+        while self.messages.is_empty()
+            && let Some((block, is_log)) = self.blocks.pop_front()
+        {
+            if is_log {
+                let path = File::Log.path(&self.dir, block);
+                let file = |why| Error::File { path: path.clone(), why };
+                let length = fs::metadata(&path).map_err(file)?.len();
+                if length > LOG_MAX {
+                    return Err(Error::Table { path, why: format!("it has {length} bytes, and is no log") });
+                }
+                let (messages, rest) = wal::read(&fs::read(&path).map_err(file)?);
+                self.damaged += rest as u64;
+                self.messages = messages.into();
+            } else {
+                self.messages = block_of(&self.dir, block)?.into();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The messages of a block, with their operations.
+fn block_of(dir: &Path, block: u32) -> Result<Vec<Message>, Error> {
+    let rows = |file: File| {
+        let path = file.path(dir, block);
+        Rows::read(&path).map_err(|e| Error::Table { path, why: e.to_string() })
+    };
+    let table = rows(File::Messages)?;
+    let mut read: Vec<(Message, Envelope)> = Vec::with_capacity(table.rows);
+    for row in 0..table.rows {
+        let message = || {
+            let unsigned = |column: &str| u64::try_from(table.number(column, row)?).ok();
+            let at = Moment { mono_ns: unsigned("monotonic_ns")?, unix_ns: unsigned("recorded")? };
+            let topic = topic_of(table.number("topic", row)?)?;
+            let envelope = Envelope::decode(table.bytes("body", row)?).ok()?;
+            Some((Message { at, topic, bytes: Vec::new() }, envelope))
+        };
+        let path = || File::Messages.path(dir, block);
+        read.push(
+            message()
+                .ok_or_else(|| Error::Table { path: path(), why: format!("row {row} is no message") })?,
+        );
+    }
+    let ops = rows(File::Operations)?;
+    for row in 0..ops.rows {
+        let found = operations::read(&ops, row, |n| read.get(n).map(|(m, _)| m.at));
+        let envelope = found.and_then(|(n, record)| Some((read.get_mut(n)?, record)));
+        let Some(((_, envelope), record)) = envelope else {
+            let path = File::Operations.path(dir, block);
+            return Err(Error::Table { path, why: format!("row {row} is no operation of the block") });
+        };
+        envelope.records.push(record);
+    }
+    Ok(read.into_iter().map(|(m, envelope)| Message { bytes: envelope.encode_to_vec(), ..m }).collect())
+}
+
+impl Source for Playback {
+    fn poll(&mut self, now_ns: u64) -> Vec<Update> {
+        let mut out = Vec::new();
+        self.poll_each(now_ns, &mut |u| out.push(u));
+        out
+    }
+
+    fn poll_each(&mut self, now_ns: u64, sink: &mut dyn Sink) {
+        let mut out = Vec::new();
+        while let Some(message) = self.messages.front().filter(|m| m.at.mono_ns <= now_ns) {
+            self.newest = Some(message.at);
+            if let Ok(envelope) = Envelope::decode(message.bytes.as_slice()) {
+                let subject = message.topic.of(&envelope.node);
+                self.reader.read(&subject, &message.bytes, message.at, false, &mut out);
+            }
+            out.drain(..).for_each(|u| sink.take(u));
+            self.messages.pop_front();
+            if self.messages.is_empty()
+                && let Err(fault) = self.load()
+            {
+                self.fault = Some(fault);
+            }
+        }
+        self.reader.look(now_ns, &mut out);
+        out.into_iter().for_each(|u| sink.take(u));
+    }
+
+    fn describe(&self) -> String {
+        format!("the recording {}", self.dir.display())
+    }
+}

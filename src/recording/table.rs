@@ -1,0 +1,219 @@
+//! Columns of rows as Parquet files.
+
+use parquet::basic::{Compression, Encoding, ZstdLevel};
+use parquet::column::reader::ColumnReader;
+use parquet::column::writer::ColumnWriter;
+use parquet::data_type::ByteArray;
+use parquet::errors::ParquetError;
+use parquet::file::properties::WriterProperties;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The compression level: higher ones take much longer and save little.
+const LEVEL: i32 = 3;
+
+/// The type of a column, as Parquet and its readers know it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Type {
+    /// A number that differs from row to row.
+    Number,
+    /// A number of which there are few.
+    Word,
+    /// Unix time in ns.
+    Time,
+    Text,
+    Bytes,
+}
+
+/// A column's name and type.
+pub(super) type Head = (&'static str, Type);
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Values {
+    Numbers(Vec<Option<i64>>),
+    Texts(Vec<Option<ByteArray>>),
+}
+
+impl Values {
+    fn of(kind: Type) -> Self {
+        match kind {
+            Type::Number | Type::Word | Type::Time => Values::Numbers(Vec::new()),
+            Type::Text | Type::Bytes => Values::Texts(Vec::new()),
+        }
+    }
+}
+
+/// The columns of a table.
+#[derive(Debug)]
+pub(super) struct Table {
+    heads: &'static [Head],
+    columns: Vec<Values>,
+    /// Texts that came before: they are few.
+    texts: HashMap<String, ByteArray>,
+}
+
+/// One cell.
+#[derive(Debug)]
+pub(super) enum Cell<'a> {
+    Number(Option<i64>),
+    Text(Option<&'a str>),
+    Bytes(Option<Vec<u8>>),
+}
+
+impl Table {
+    pub(super) fn new(heads: &'static [Head]) -> Self {
+        let columns = heads.iter().map(|(_, kind)| Values::of(*kind)).collect();
+        Table { heads, columns, texts: HashMap::new() }
+    }
+
+    /// Adds a row, whose cells have the types of the columns.
+    pub(super) fn push<const N: usize>(&mut self, cells: [Cell<'_>; N]) {
+        debug_assert_eq!(N, self.heads.len(), "a cell for each column");
+        for (column, cell) in self.columns.iter_mut().zip(cells) {
+            match (column, cell) {
+                (Values::Numbers(all), Cell::Number(n)) => all.push(n),
+                (Values::Texts(all), Cell::Text(text)) => {
+                    let known = |t: &str| match self.texts.get(t) {
+                        Some(known) => known.clone(),
+                        None => {
+                            let new = ByteArray::from(t);
+                            self.texts.insert(t.to_owned(), new.clone());
+                            new
+                        }
+                    };
+                    all.push(text.map(known));
+                }
+                (Values::Texts(all), Cell::Bytes(bytes)) => all.push(bytes.map(ByteArray::from)),
+                (Values::Numbers(all), _) => all.push(None),
+                (Values::Texts(all), Cell::Number(_)) => all.push(None),
+            }
+        }
+    }
+
+    fn schema(&self, name: &str) -> String {
+        let mut text = format!("message {name} {{\n");
+        for (name, kind) in self.heads {
+            let (kind, what) = match kind {
+                Type::Number | Type::Word => ("int64", ""),
+                Type::Time => ("int64", " (TIMESTAMP(NANOS,true))"),
+                Type::Text => ("byte_array", " (STRING)"),
+                Type::Bytes => ("byte_array", ""),
+            };
+            text.push_str(&format!("  optional {kind} {name}{what};\n"));
+        }
+        text.push('}');
+        text
+    }
+
+    /// Writes the table to a new file, and onto the disk.
+    pub(super) fn write(&self, name: &str, path: &Path) -> io::Result<()> {
+        let schema = Arc::new(parse_message_type(&self.schema(name)).map_err(io::Error::other)?);
+        let level = ZstdLevel::try_new(LEVEL).map_err(io::Error::other)?;
+        let mut properties = WriterProperties::builder().set_compression(Compression::ZSTD(level));
+        for (name, kind) in self.heads {
+            if matches!(kind, Type::Number | Type::Time) {
+                properties = properties
+                    .set_column_dictionary_enabled((*name).into(), false)
+                    .set_column_encoding((*name).into(), Encoding::DELTA_BINARY_PACKED);
+            }
+        }
+        let file = File::create(path)?;
+        let synced = file.try_clone()?;
+        let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties.build()))?;
+        let mut group = writer.next_row_group()?;
+        for values in &self.columns {
+            let Some(mut column) = group.next_column()? else { break };
+            match (column.untyped(), values) {
+                (ColumnWriter::Int64ColumnWriter(w), Values::Numbers(all)) => {
+                    let levels: Vec<i16> = all.iter().map(|v| i16::from(v.is_some())).collect();
+                    let present: Vec<i64> = all.iter().filter_map(|v| *v).collect();
+                    w.write_batch(&present, Some(&levels), None)?;
+                }
+                (ColumnWriter::ByteArrayColumnWriter(w), Values::Texts(all)) => {
+                    let levels: Vec<i16> = all.iter().map(|v| i16::from(v.is_some())).collect();
+                    let present: Vec<ByteArray> = all.iter().filter_map(Clone::clone).collect();
+                    w.write_batch(&present, Some(&levels), None)?;
+                }
+                _ => return Err(io::Error::other("a column has another type than its values")),
+            }
+            column.close()?;
+        }
+        group.close()?;
+        writer.close()?;
+        synced.sync_all()
+    }
+}
+
+/// A table that was read.
+#[derive(Debug)]
+pub(super) struct Rows {
+    columns: HashMap<String, Values>,
+    pub(super) rows: usize,
+}
+
+impl Rows {
+    /// Reads a file. Columns of other types than these are skipped: newer releases may have them.
+    pub(super) fn read(path: &Path) -> Result<Self, ParquetError> {
+        let reader = SerializedFileReader::new(File::open(path)?)?;
+        let mut out = Rows { columns: HashMap::new(), rows: 0 };
+        for group in 0..reader.num_row_groups() {
+            let group = reader.get_row_group(group)?;
+            let rows = usize::try_from(group.metadata().num_rows()).unwrap_or(0);
+            out.rows += rows;
+            for at in 0..group.num_columns() {
+                let name = group.metadata().column(at).column_descr().name().to_owned();
+                let values = match group.get_column_reader(at)? {
+                    ColumnReader::Int64ColumnReader(mut r) => {
+                        let (mut levels, mut values) = (Vec::new(), Vec::new());
+                        r.read_records(rows, Some(&mut levels), None, &mut values)?;
+                        Values::Numbers(spread(&levels, values))
+                    }
+                    ColumnReader::ByteArrayColumnReader(mut r) => {
+                        let (mut levels, mut values) = (Vec::new(), Vec::new());
+                        r.read_records(rows, Some(&mut levels), None, &mut values)?;
+                        Values::Texts(spread(&levels, values))
+                    }
+                    _ => continue,
+                };
+                match (out.columns.get_mut(&name), values) {
+                    (None, values) => drop(out.columns.insert(name, values)),
+                    (Some(Values::Numbers(all)), Values::Numbers(more)) => all.extend(more),
+                    (Some(Values::Texts(all)), Values::Texts(more)) => all.extend(more),
+                    _ => {}
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    /// A number; absent where the row or the column has none.
+    pub(super) fn number(&self, column: &str, row: usize) -> Option<i64> {
+        match self.columns.get(column)? {
+            Values::Numbers(all) => *all.get(row)?,
+            Values::Texts(_) => None,
+        }
+    }
+
+    pub(super) fn bytes(&self, column: &str, row: usize) -> Option<&[u8]> {
+        match self.columns.get(column)? {
+            Values::Texts(all) => all.get(row)?.as_ref().map(ByteArray::data),
+            Values::Numbers(_) => None,
+        }
+    }
+
+    pub(super) fn text(&self, column: &str, row: usize) -> Option<&str> {
+        std::str::from_utf8(self.bytes(column, row)?).ok()
+    }
+}
+
+/// The values of all rows, by which of them have one.
+fn spread<T>(levels: &[i16], values: Vec<T>) -> Vec<Option<T>> {
+    let mut values = values.into_iter();
+    levels.iter().map(|level| if *level > 0 { values.next() } else { None }).collect()
+}
