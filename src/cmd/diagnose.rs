@@ -110,11 +110,21 @@ fn of_recording(dir: &Path) -> anyhow::Result<Verdict> {
 
 /// The files of another tool, judged as they are.
 pub(super) fn imported(paths: &[PathBuf]) -> anyhow::Result<Monitor<Import>> {
-    let import = Import::open(paths)?;
+    let import = Import::open(paths, unix_ns())?;
     let now_ns = import.at_ns();
     let mut monitor = Monitor::new(import, Settings::default());
     monitor.step(now_ns);
     Ok(monitor)
+}
+
+/// Says until when waits in imported files are counted.
+pub(super) fn say_moment(monitor: &Monitor<Import>) {
+    let at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(monitor.source().at_ns()));
+    if let Some(at) = at.ok().and_then(|t| t.format(&Rfc3339).ok()) {
+        eprintln!(
+            "ringwatch: waits are counted until {at}, when the oldest file was written; copies keep that time with cp -p or rsync -t"
+        );
+    }
 }
 
 /// Adds to findings what only imported files know.
@@ -128,12 +138,7 @@ pub(super) fn add_evidence(import: &Import, findings: &mut [Finding]) {
 /// The verdict on another tool's files.
 fn of_import(paths: &[PathBuf]) -> anyhow::Result<Verdict> {
     let monitor = imported(paths)?;
-    let at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(monitor.source().at_ns()));
-    if let Some(at) = at.ok().and_then(|t| t.format(&Rfc3339).ok()) {
-        eprintln!(
-            "ringwatch: waits are counted until the newest file was written, {at}; cp -p and rsync -t keep that time"
-        );
-    }
+    say_moment(&monitor);
     let mut findings = monitor.findings();
     add_evidence(monitor.source(), &mut findings);
     Ok(Verdict { findings, unseen: monitor.source().notes() })

@@ -16,6 +16,7 @@ pub(super) fn run(o: &Report) -> anyhow::Result<u8> {
         Some(socket) => ask(socket)?,
         None if !o.import.is_empty() => {
             let monitor = diagnose::imported(&o.import)?;
+            diagnose::say_moment(&monitor);
             monitor.source().notes().iter().for_each(|note| eprintln!("ringwatch: {note}"));
             let mut snapshot = monitor.snapshot(monitor.source().at_ns());
             diagnose::add_evidence(monitor.source(), &mut snapshot.findings);

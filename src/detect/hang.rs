@@ -112,8 +112,10 @@ impl HangContext<'_> {
         if !matches!(stall.track, Track::Pair(..)) && !choice::alike(instance) {
             return None;
         }
-        let behind =
-            (stall.lack == WaitingFor::Start).then(|| self.join.waited_behind(stall, self.now_ns)).flatten();
+        // Of a rooted operation the other ranks may be through, and wait for the missing one in what comes next.
+        let is_rooted = instance.first().is_some_and(|p| p.op.func.is_rooted());
+        let may_wait_behind = stall.lack == WaitingFor::Start || stall.lack == WaitingFor::Issue && is_rooted;
+        let behind = may_wait_behind.then(|| self.join.waited_behind(stall, self.now_ns)).flatten();
         let in_it = if standstill::is_untimed(stall, instance) && !origin.held_up.is_empty() {
             Some(standstill::waited_behind(self, origin, stall)?)
         } else {

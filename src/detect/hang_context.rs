@@ -214,6 +214,11 @@ impl<'a> HangContext<'a> {
         self.gpu_users.get_or_init(count).get(&(host, gpu)).is_some_and(|n| *n > 1)
     }
 
+    /// True where a file describes a rank's process, and nobody has seen it.
+    pub(super) fn is_of_file(&self, comm: &Communicator, rank: Rank) -> bool {
+        self.process(comm, rank).is_some_and(|p| p.record.liveness == Liveness::Unknown)
+    }
+
     /// True when a rank's process is gone.
     pub(super) fn gone(&self, comm: &Communicator, rank: Rank) -> bool {
         self.process(comm, rank).is_some_and(|p| {
@@ -274,7 +279,14 @@ impl<'a> HangContext<'a> {
     /// The first line of evidence: who waits, and for how long.
     pub(super) fn wait_evidence(&self, waited: &Waited) -> Vec<Evidence> {
         let who = names(&waited.ranks);
+        // Nobody saw these processes: files describe them, and may have been written later than they say.
+        let is_of_files = self.join.processes().all(|p| p.record.liveness == Liveness::Unknown);
         let mut evidence = vec![match waited.for_ns {
+            Some(w) if is_of_files => {
+                let have = verb(&waited.ranks, "has", "have");
+                let text = format!("{who} issued it and {have} waited at most {:.1} s", seconds(w));
+                number(text, seconds(w), "s")
+            }
             Some(w) => {
                 let have = verb(&waited.ranks, "has", "have");
                 number(format!("{who} issued it and {have} waited {:.1} s", seconds(w)), seconds(w), "s")
@@ -283,6 +295,9 @@ impl<'a> HangContext<'a> {
                 "{who} issued it and did not finish; for how long is not known, as all processes were gone before ringwatch looked",
             )),
         }];
+        if is_of_files {
+            return evidence;
+        }
         if waited.silent {
             evidence.push(fact(
                 "measured from the hosts' issue times: the overhead budget left this operation out of GPU times (RINGWATCH_OVERHEAD_BUDGET)",

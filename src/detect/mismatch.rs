@@ -52,6 +52,10 @@ fn describe(s: &Signature) -> String {
     let bytes = s.bytes.map_or_else(String::new, |b| format!(", {b} bytes"));
     let root = s.root.map_or_else(String::new, |r| format!(", root {r}"));
     let redop = s.redop.map_or_else(String::new, |r| format!(", {r}"));
+    // A file may not say how many.
+    if s.count == 0 && s.dtype.is_none() && s.bytes.is_none() {
+        return format!("{}{root}{redop}", s.func);
+    }
     format!("{} of {}{dtype} elements{bytes}{root}{redop}", s.func, s.count)
 }
 

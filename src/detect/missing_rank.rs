@@ -260,7 +260,7 @@ fn advice(scene: &HangContext<'_>, at: StallSite<'_>, cause: &Cause, kind: Kind)
     let pids = |command: &str| for_each(command, &processes);
     if processes.iter().any(|p| p.record.liveness == Liveness::Unknown) {
         return format!(
-            "look at what {missing} did after its last call: a branch that skips this one, an exception, data loading, a checkpoint or the end of the process"
+            "look at what {missing} did after the last call: a branch that skips this one, an exception, data loading, a checkpoint or the end of the process"
         );
     }
     match cause {

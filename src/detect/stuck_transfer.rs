@@ -47,6 +47,10 @@ pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Findin
             );
             (ranks, advice)
         }
+        None if at.waited.ranks.iter().any(|r| scene.is_of_file(at.comm, *r)) => {
+            let advice = "look at the processes of these ranks, at GPU and link errors (dmesg, nvidia-smi -q), and at the network between their hosts";
+            (at.waited.ranks.clone(), advice.to_owned())
+        }
         None => {
             evidence.push(fact("no network transfer of it is open"));
             (at.waited.ranks.clone(), "look for GPU and link errors: dmesg (Xid), nvidia-smi -q, NVLink counters (nvidia-smi nvlink -e); then at kernels that run beside it".to_owned())

@@ -40,8 +40,8 @@ pub(super) struct Document {
 }
 
 impl Document {
-    /// Values that a document may have: some 600 MiB.
-    pub(super) const NODES_MAX: usize = 1 << 24;
+    /// Values that a document may have. A dump of 20,000 calls has about a million.
+    pub(super) const NODES_MAX: usize = 1 << 23;
 
     pub(super) fn add(&mut self, node: Node) -> Result<Id, TooLarge> {
         if self.nodes.len() >= Self::NODES_MAX {
@@ -66,6 +66,10 @@ impl Document {
     pub(super) fn add_object(&mut self, items: Vec<Id>) -> Result<Id, TooLarge> {
         let list = self.keep(items)?;
         self.add(Node::Object(list))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.nodes.len()
     }
 
     fn keep(&mut self, items: Vec<Id>) -> Result<u32, TooLarge> {

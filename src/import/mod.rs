@@ -1,7 +1,7 @@
 //! Files that other tools wrote about a job, as a source: all rules, screens and reports work on them.
 //!
 //! Formats that are read: dumps of PyTorch's Flight Recorder, as pickle or JSON. A fact that a format lacks stays unknown.
-//! How long ranks have waited is counted until the files were written, by their times of modification.
+//! How long ranks have waited is counted until the oldest file was written, by its time of modification.
 
 mod document;
 mod fault;
@@ -19,15 +19,13 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 /// Bytes of a file that are read.
-const FILE_MAX: u64 = 256 << 20;
+const FILE_MAX: u64 = 128 << 20;
 /// Updates after which the consumer may work on what it has taken.
 const REST_EVERY: u64 = 4096;
-/// Dumps that were written within this time are of one moment, in ns.
-const ONE_MOMENT_NS: u64 = 60_000_000_000;
 /// Files of a directory that are read.
 const FILES_MAX: usize = 1 << 17;
 
-/// Why files cannot be imported.
+/// The reason why files cannot be imported.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file or directory cannot be read.
@@ -39,7 +37,7 @@ pub enum Error {
         why: std::io::Error,
     },
     /// A file is damaged, or of another format.
-    #[error("{}: {why}", path.display())]
+    #[error("{}: {why}; copy the file again, or leave it out", path.display())]
     Content {
         /// The file.
         path: PathBuf,
@@ -58,20 +56,20 @@ pub enum Error {
 #[derive(Debug, Default)]
 pub struct Import {
     recorder: Recorder,
-    /// Files of a directory that are of no known format.
-    skipped: Vec<PathBuf>,
-    /// When the first and the last file were written, Unix time in ns.
-    written_ns: Option<(u64, u64)>,
+    /// Entries of a directory that are no dumps, and why.
+    skipped: Vec<(PathBuf, String)>,
+    /// Unix time in ns.
+    now_ns: u64,
     is_read: bool,
 }
 
 impl Import {
-    /// Reads files, or all files of directories.
+    /// Reads files, or all files of directories. `now_ns` is Unix time in ns: files of the future are taken to be of now.
     ///
     /// # Errors
     /// A file cannot be read, or has a fault; the text names its position.
-    pub fn open(paths: &[PathBuf]) -> Result<Self, Error> {
-        let mut import = Import::default();
+    pub fn open(paths: &[PathBuf], now_ns: u64) -> Result<Self, Error> {
+        let mut import = Import { now_ns, ..Import::default() };
         for path in paths {
             let file = |why| Error::File { path: path.clone(), why };
             if !fs::metadata(path).map_err(file)?.is_dir() {
@@ -80,10 +78,7 @@ impl Import {
             }
             let mut files = Vec::new();
             for entry in fs::read_dir(path).map_err(file)?.take(FILES_MAX) {
-                let entry = entry.map_err(file)?;
-                if entry.file_type().map_err(file)?.is_file() {
-                    files.push(entry.path());
-                }
+                files.push(entry.map_err(file)?.path());
             }
             files.sort();
             for file in files {
@@ -96,22 +91,18 @@ impl Import {
         Ok(import)
     }
 
-    /// The moment that the files describe, Unix time in ns: that of the last file, and no earlier than any moment in them.
+    /// The moment that the files describe, Unix time in ns.
     pub fn at_ns(&self) -> u64 {
-        self.recorder.newest_ns().max(self.written_ns.map_or(0, |(_, last)| last))
+        self.recorder.at_ns()
     }
 
-    /// What the files do not say, a sentence each.
+    /// What the files lack, in sentences.
     pub fn notes(&self) -> Vec<String> {
-        let skipped = self.skipped.iter().map(|p| {
-            let name = p.display().to_string();
-            format!("not read: {}: its format is not known", name.escape_debug())
+        let skipped = self.skipped.iter().map(|(path, why)| {
+            let name = path.display().to_string();
+            format!("not read: {}: {why}", name.escape_debug())
         });
-        let apart = self.written_ns.map_or(0, |(first, last)| (last - first) / 1_000_000_000);
-        let apart = (apart > ONE_MOMENT_NS / 1_000_000_000).then(|| {
-            format!("the files were written within {apart} s, and not at once: ranks with older ones may seem to be missing")
-        });
-        skipped.chain(self.recorder.notes()).chain(apart).collect()
+        skipped.chain(self.recorder.notes()).collect()
     }
 
     /// Facts about a finding that only these files have, such as lines of source code.
@@ -119,31 +110,36 @@ impl Import {
         self.recorder.evidence(finding)
     }
 
-    /// Reads a file. Of those that were not named, files of unknown formats are skipped.
+    /// Reads a file. Files that were not named and are no dumps are skipped.
     fn read(&mut self, path: &Path, is_named: bool) -> Result<(), Error> {
         let file = |why| Error::File { path: path.to_owned(), why };
+        let content = |why: Fault| Error::Content { path: path.to_owned(), why: why.to_string() };
+        let about = fs::metadata(path).map_err(file)?;
+        if !about.is_file() {
+            let why = if about.is_dir() { "it is a directory: name it as well" } else { "it is no file" };
+            if is_named {
+                return Err(content(Fault::of_file(why)));
+            }
+            self.skipped.push((path.to_owned(), why.to_owned()));
+            return Ok(());
+        }
         let mut bytes = Vec::new();
         let mut limited = File::open(path).map_err(file)?.take(FILE_MAX + 1);
         limited.read_to_end(&mut bytes).map_err(file)?;
-        if !is_named && !is_known(&bytes) {
-            self.skipped.push(path.to_owned());
+        if !is_named && !is_known(&bytes) && (rank_of(path).is_none() || !bytes.is_empty()) {
+            self.skipped.push((path.to_owned(), "its format is not known".to_owned()));
             return Ok(());
         }
-        self.note_time(path);
-        let content = |why: Fault| Error::Content { path: path.to_owned(), why: why.to_string() };
-        self.take(path, &bytes).map_err(content)
-    }
-
-    fn note_time(&mut self, path: &Path) {
-        let modified = fs::metadata(path).and_then(|m| m.modified()).ok();
-        let since = modified.and_then(|m| m.duration_since(UNIX_EPOCH).ok());
-        if let Some(at_ns) = since.and_then(|d| u64::try_from(d.as_nanos()).ok()) {
-            let (first, last) = self.written_ns.unwrap_or((at_ns, at_ns));
-            self.written_ns = Some((first.min(at_ns), last.max(at_ns)));
+        match self.take(path, written_ns(&about).min(self.now_ns), &bytes) {
+            Err(_) if !is_named && rank_of(path).is_none() => {
+                self.skipped.push((path.to_owned(), "its name does not end with a rank".to_owned()));
+                Ok(())
+            }
+            result => result.map_err(content),
         }
     }
 
-    fn take(&mut self, path: &Path, bytes: &[u8]) -> Result<(), Fault> {
+    fn take(&mut self, path: &Path, written_ns: u64, bytes: &[u8]) -> Result<(), Fault> {
         if bytes.len() as u64 > FILE_MAX {
             return Err(Fault::of_file(format!("it has more than {} MiB", FILE_MAX >> 20)));
         }
@@ -151,18 +147,24 @@ impl Import {
         let rank = rank_of(path).ok_or_else(|| {
             Fault::of_file("its name does not end with a rank, as nccl_trace_rank_0 does; restore the name")
         })?;
-        self.recorder.take(path, rank, &document)
+        self.recorder.take(path, rank, written_ns, &document)
     }
 
-    /// Everything that bytes of a file named like this hold, for the fuzz targets.
+    /// What the bytes of a file with this name hold, for the fuzz targets.
     ///
     /// # Errors
     /// The first fault and its position.
     pub fn of_bytes(name: &Path, bytes: &[u8]) -> Result<Self, String> {
         let mut import = Import::default();
-        import.take(name, bytes).map_err(|e| e.to_string())?;
+        import.take(name, 0, bytes).map_err(|e| e.to_string())?;
         Ok(import)
     }
+}
+
+/// When a file was written, Unix time in ns; 0 where the file system does not say.
+fn written_ns(about: &fs::Metadata) -> u64 {
+    let at = about.modified().unwrap_or(UNIX_EPOCH);
+    at.duration_since(UNIX_EPOCH).ok().and_then(|d| u64::try_from(d.as_nanos()).ok()).unwrap_or(0)
 }
 
 /// True where the first byte is that of a known format.
@@ -175,12 +177,15 @@ fn parse(bytes: &[u8]) -> Result<Document, Fault> {
         Some(&pickle::MAGIC) => pickle::read(bytes),
         Some(b'{') => json::read(bytes),
         Some(_) => Err(Fault::of_file("it is neither a pickle nor a JSON object")),
-        None => Err(Fault::of_file("it is empty")),
+        None => Err(Fault::of_file("it is empty: the dump was cut off")),
     }
 }
 
-/// The rank at the end of a file's name, in front of its extension.
+/// The rank at the end of a file's name: in an extension of its own, else in front of the extension.
 fn rank_of(path: &Path) -> Option<u32> {
+    if let Some(rank) = path.extension().and_then(|e| e.to_str()?.parse().ok()) {
+        return Some(rank);
+    }
     let name = path.file_stem()?.to_str()?;
     let digits = name.len() - name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
     name.get(name.len() - digits..)?.parse().ok()

@@ -12,6 +12,11 @@ pub(super) const MAGIC: u8 = 0x80;
 /// The newest protocol whose instructions are known.
 const PROTOCOL_MAX: u8 = 5;
 
+/// Marks that are set at once: one for each list or dict that is being filled.
+const MARKS_MAX: usize = 1 << 12;
+/// Times that a value is put on the stack.
+const PUSHES_MAX: usize = 1 << 25;
+
 /// Reads one pickle.
 pub(super) fn read(bytes: &[u8]) -> Result<Document, Fault> {
     let mut machine = Machine { bytes, at: 0, document: Document::default(), ..Machine::default() };
@@ -36,9 +41,10 @@ struct Machine<'a> {
     /// Heights of the stack at which marks were set.
     marks: Vec<usize>,
     memo: HashMap<u32, Id>,
+    pushes: usize,
 }
 
-const CUT: &str = "the file ends in the middle";
+const CUT: &str = "the file ends within this instruction";
 const EMPTY: &str = "it takes more from the stack than is there";
 const NO_MARK: &str = "it needs a mark, and none is set";
 
@@ -71,21 +77,22 @@ impl<'a> Machine<'a> {
             0x89 => self.push(Node::Bool(false))?,
             b'K' | b'M' | b'J' | 0x8a | b'G' => self.number(opcode)?,
             b'X' | 0x8c | 0x8d => self.text(opcode)?,
+            b'(' if self.marks.len() >= MARKS_MAX => return Err("it sets too many marks".to_owned()),
             b'(' => self.marks.push(self.stack.len()),
             b']' | b')' => {
                 let id = self.document.add_list(Vec::new())?;
-                self.stack.push(id);
+                self.put(id)?;
             }
             b'}' => {
                 let id = self.document.add_object(Vec::new())?;
-                self.stack.push(id);
+                self.put(id)?;
             }
             // TUPLE1 to TUPLE3, and TUPLE: a tuple is a list here.
             0x85..=0x87 => self.tuple(usize::from(opcode - 0x84))?,
             b't' => {
                 let items = self.since_mark()?;
                 let id = self.document.add_list(items)?;
-                self.stack.push(id);
+                self.put(id)?;
             }
             b'a' => {
                 let item = self.pop()?;
@@ -124,9 +131,18 @@ impl<'a> Machine<'a> {
         Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
     }
 
+    fn put(&mut self, id: Id) -> Result<(), String> {
+        self.pushes += 1;
+        if self.pushes > PUSHES_MAX {
+            return Err("it uses its values too often".to_owned());
+        }
+        self.stack.push(id);
+        Ok(())
+    }
+
     fn push(&mut self, node: Node) -> Result<(), String> {
         let id = self.document.add(node)?;
-        self.stack.push(id);
+        self.put(id)?;
         Ok(())
     }
 
@@ -184,7 +200,7 @@ impl<'a> Machine<'a> {
         let bytes = self.take(length)?;
         let text = std::str::from_utf8(bytes).map_err(|_| "a text is not UTF-8")?;
         let id = self.document.add_text(text)?;
-        self.stack.push(id);
+        self.put(id)?;
         Ok(())
     }
 
@@ -195,7 +211,7 @@ impl<'a> Machine<'a> {
         }
         items.reverse();
         let id = self.document.add_list(items)?;
-        self.stack.push(id);
+        self.put(id)?;
         Ok(())
     }
 
@@ -224,10 +240,15 @@ impl<'a> Machine<'a> {
             _ => u32::try_from(self.memo.len()).map_err(|_| "the memo is full")?,
         };
         if matches!(opcode, b'h' | b'j') {
-            let id = self.memo.get(&index).ok_or_else(|| format!("nothing is at {index} of the memo"))?;
-            self.stack.push(*id);
+            let id = self.memo.get(&index).copied();
+            let id = id.ok_or_else(|| format!("nothing is at {index} of the memo"))?;
+            self.put(id)?;
         } else {
             let top = *self.stack.last().ok_or(EMPTY)?;
+            // A value is memorized once.
+            if self.memo.len() > self.document.len() {
+                return Err("it memorizes more values than it has".to_owned());
+            }
             self.memo.insert(index, top);
         }
         Ok(())
@@ -309,8 +330,13 @@ mod tests {
         }
         bomb.push(b'.');
         assert_eq!(read(&bomb).expect("a shared list").root().items().len(), 2);
+        // Marks, and a memo of one value.
+        assert!(fault(&[vec![0x80, 2], vec![b'('; 100_000]].concat()).contains("too many marks"));
+        assert!(
+            fault(&[vec![0x80, 2, b'N'], vec![0x94; 100_000]].concat()).contains("memorizes more values")
+        );
         // A text and a tuple that claim a gigabyte.
-        assert_eq!(fault(b"\x80\x02X\x00\x00\x00\x40a."), "byte 2: the file ends in the middle");
+        assert_eq!(fault(b"\x80\x02X\x00\x00\x00\x40a."), "byte 2: the file ends within this instruction");
         assert_eq!(fault(b"\x80\x02t."), "byte 2: it needs a mark, and none is set");
         assert_eq!(fault(b"\x80\x02(K\x01(.").split(": ").next(), Some("byte 6"));
         for cut in 0..system_len() {

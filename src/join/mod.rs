@@ -69,7 +69,7 @@ pub use work::Work;
 
 use crate::model::{
     BEYOND_MEMORY, CommId, CommRecord, Holder, HostFact, OpRecord, ProcessState, Rank, SegmentId,
-    SegmentRecord, Spare, UNCOUNTED, Update, hides_operations, missed_reason,
+    SegmentRecord, Spare, UNCOUNTED, UNORDERED, Update, hides_operations, missed_reason,
 };
 use dirty_comms::DirtyComms;
 use evicted::Retired;
@@ -128,7 +128,11 @@ impl Process {
     /// orders.
     pub fn unsure(&self) -> bool {
         self.silent_ns.is_some()
-            || self.record.losses.iter().any(|(what, n)| *n > 0 && UNCOUNTED.contains(what))
+            || self
+                .record
+                .losses
+                .iter()
+                .any(|(what, n)| *n > 0 && (UNCOUNTED.contains(what) || *what == UNORDERED))
     }
 
     /// True where the record of an operation may be lost that it issued at this moment or later, host monotonic ns.

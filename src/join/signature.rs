@@ -42,6 +42,8 @@ impl Signature {
 
     /// True when two ranks may have meant the same operation.
     pub fn agrees(&self, other: &Signature) -> bool {
+        // A file of another tool may not say how much.
+        let is_unknown = |s: &Signature| s.dtype.is_none() && s.count == 0;
         let types = match (self.dtype, other.dtype) {
             (Some(a), Some(b)) if a == b => self.count == other.count,
             // Where the record of the call was lost, NCCL's own form is left: these as bytes.
@@ -51,6 +53,7 @@ impl Signature {
                 self.bytes == other.bytes
             }
             (Some(_), Some(_)) => false,
+            _ if is_unknown(self) || is_unknown(other) => true,
             // NCCL does not name every type.
             _ => self.count == other.count,
         };

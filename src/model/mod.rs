@@ -50,7 +50,7 @@ pub use unread::{Unread, UnreadReason};
 pub(crate) use update::UNRECORDED;
 pub use update::{
     BEYOND_MEMORY, Beat, Begun, CommRecord, Exchange, Job, Liveness, Making, OPERATIONS, PairBeat,
-    RulesState, SegmentRecord, Signatures, Sink, Sketch, Source, Told, TunerRules, UNCOUNTED, Update,
-    hides_operations, missed_reason,
+    RulesState, SegmentRecord, Signatures, Sink, Sketch, Source, Told, TunerRules, UNCOUNTED, UNORDERED,
+    Update, hides_operations, missed_reason,
 };
 pub use work::{WorkSecond, WorkState};

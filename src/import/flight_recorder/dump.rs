@@ -10,7 +10,7 @@ use std::sync::Arc;
 const VERSION: (u64, u64) = (2, 10);
 /// Entries of a dump that are read; PyTorch keeps 2,000 by default.
 const ENTRIES_MAX: usize = 1 << 20;
-/// Ranks in all groups of a dump together.
+/// Ranks in all groups of all dumps together.
 const RANKS_MAX: usize = 1 << 22;
 /// Tensors of one operation that are added up.
 const TENSORS_MAX: usize = 4096;
@@ -26,10 +26,14 @@ pub(super) struct Dump {
     /// It is of a version with fields that are not known.
     pub(super) is_newer: bool,
     pub(super) groups: Vec<Group>,
-    /// In the order in which they were recorded.
+    /// In the order in which they were recorded. A launch of several collectives is one entry.
     pub(super) entries: Vec<Entry>,
-    /// No call before the first entry or between entries is missing.
+    /// The dump has every transfer that the process has called.
     pub(super) is_whole: bool,
+    /// The dump has every call since this moment, Unix time in ns; 0: since the process began.
+    pub(super) covered_from_ns: u64,
+    /// Receives from any rank, which name no peer.
+    pub(super) unpaired: usize,
 }
 
 /// A process group, as one rank describes it.
@@ -39,13 +43,13 @@ pub(super) struct Group {
     pub(super) description: String,
     /// The job's ranks in it, in its own order; absent where the dump does not list them.
     pub(super) ranks: Option<Arc<[u32]>>,
+    /// How many groups of this name the process had before: a job may end its groups and make them again.
+    pub(super) generation: usize,
 }
 
 /// A call.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Entry {
-    /// Its number in the process, from 0.
-    pub(super) record: u64,
     /// The number of its group in the dump.
     pub(super) group: usize,
     pub(super) call: Call,
@@ -56,9 +60,13 @@ pub(super) struct Entry {
     pub(super) count: Option<u64>,
     /// Unix time in ns.
     pub(super) created_ns: u64,
+    /// PyTorch's name of the call.
+    pub(super) name: u32,
     /// When a thread of PyTorch noticed that its kernel had started, Unix time in ns.
     pub(super) started_seen_ns: Option<u64>,
     pub(super) is_finished: bool,
+    /// A call over Gloo that PyTorch waits for no more: it has ended or failed.
+    pub(super) is_retired: bool,
     /// When a thread of PyTorch noticed the end, Unix time in ns.
     pub(super) ended_seen_ns: Option<u64>,
     pub(super) duration_ns: Option<u64>,
@@ -72,24 +80,55 @@ pub(super) enum Call {
     Collective(Func),
     Send(Rank),
     Recv(Rank),
+    /// A receive from any rank.
+    Unpaired,
     /// The launch of the transfers before it.
     Launch,
 }
 
-/// Lines of source code, each once for all dumps.
+/// Texts and lists of ranks, each once for all dumps.
 #[derive(Debug, Default)]
 pub(super) struct Sites {
     lines: Vec<String>,
     known: HashMap<String, u32>,
+    lists: HashMap<String, Arc<[u32]>>,
+    /// Groups by name, generation and list, and their ranks together.
+    groups: HashSet<(String, usize, String)>,
+    ranks: usize,
 }
 
 impl Sites {
-    fn keep(&mut self, line: String) -> u32 {
+    pub(super) fn keep(&mut self, line: String) -> u32 {
         let next = u32::try_from(self.lines.len()).unwrap_or(u32::MAX);
         *self.known.entry(line).or_insert_with_key(|line| {
             self.lines.push(line.clone());
             next
         })
+    }
+
+    /// The ranks in a text such as `[0, 1]`; absent where it is no list.
+    fn ranks(&mut self, text: &str) -> Option<Arc<[u32]>> {
+        if let Some(known) = self.lists.get(text) {
+            return Some(Arc::clone(known));
+        }
+        let inner = text.trim().strip_prefix('[')?.strip_suffix(']')?;
+        let numbers = inner.split(',').map(str::trim).filter(|t| !t.is_empty());
+        let ranks: Arc<[u32]> = numbers.map(|t| t.parse().ok()).collect::<Option<Vec<u32>>>()?.into();
+        self.lists.insert(text.to_owned(), Arc::clone(&ranks));
+        Some(ranks)
+    }
+
+    /// Takes a group. An error where all groups together have too many ranks.
+    fn take_group(&mut self, group: &Group) -> Result<(), Fault> {
+        let ranks = group.ranks.as_ref();
+        let list = ranks.map_or_else(String::new, |r| format!("{:p} {}", r.as_ptr(), r.len()));
+        if self.groups.insert((group.name.clone(), group.generation, list)) {
+            self.ranks += ranks.map_or(1, |r| r.len());
+        }
+        if self.ranks > RANKS_MAX {
+            return Err(Fault::of_file(format!("all groups together have more than {RANKS_MAX} ranks")));
+        }
+        Ok(())
     }
 
     pub(super) fn line(&self, site: u32) -> Option<&str> {
@@ -105,59 +144,125 @@ fn shown(text: &str) -> String {
 impl Dump {
     pub(super) fn read(document: &Document, sites: &mut Sites) -> Result<Self, Fault> {
         let root = document.root();
-        let entries = root.get("entries").filter(|_| root.is_object());
-        let entries =
-            entries.ok_or_else(|| Fault::of_file("it has no entries: it is no Flight Recorder dump"))?;
-        if entries.items().len() > ENTRIES_MAX {
-            return Err(Fault::of_file(format!("it has more than {ENTRIES_MAX} entries")));
-        }
         let mut dump = Dump { is_newer: version(root)? > VERSION, ..Dump::default() };
+        // Of a rank that has called nothing, JSON has no entries.
+        let entries = root.get("entries");
+        if entries.is_none() && root.get("pg_config").is_none() {
+            return Err(Fault::of_file(
+                "it has neither entries nor pg_config: it is no Flight Recorder dump",
+            ));
+        }
         let library = root.get("comm_lib_version").or_else(|| root.get("nccl_version"));
         dump.library = library.and_then(Value::text).filter(|t| !t.is_empty()).map(shown);
-        let mut known: HashMap<(String, String), usize> = HashMap::new();
-        let listed = listed_groups(root)?;
-        for (at, value) in entries.items().enumerate() {
+        let mut records = Vec::new();
+        let listed = listed_groups(root, sites)?;
+        let mut known: HashMap<(u64, String), usize> = HashMap::new();
+        let mut generations: HashMap<String, usize> = HashMap::new();
+        for (at, value) in entries.into_iter().flat_map(Value::items).enumerate() {
+            if at >= ENTRIES_MAX {
+                return Err(Fault::of_file(format!("it has more than {ENTRIES_MAX} entries")));
+            }
             let entry = Reader { value, at };
-            let (name, description) = entry.group()?;
-            let group = *known.entry((name, description)).or_insert_with_key(|(name, description)| {
-                let ranks = listed.get(name).cloned();
-                dump.groups.push(Group { name: name.clone(), description: description.clone(), ranks });
-                dump.groups.len() - 1
-            });
+            let (number, name, description) = entry.group()?;
+            let key = (number, name);
+            let group = match known.get(&key) {
+                Some(group) => *group,
+                None => {
+                    let name = key.1.clone();
+                    let before = generations.entry(name.clone()).or_default();
+                    let generation = std::mem::replace(before, *before + 1);
+                    let ranks = listed.get(&name).cloned();
+                    dump.groups.push(Group { name, description, ranks, generation });
+                    known.insert(key, dump.groups.len() - 1);
+                    dump.groups.len() - 1
+                }
+            };
             let size = dump.groups[group].ranks.as_ref().map(|r| r.len());
+            records.push(entry.number("record_id")?);
             dump.entries.push(entry.read(group, size, sites)?);
         }
         // A rank may be in groups in which it has called nothing yet.
-        let called: HashSet<&str> = known.keys().map(|(name, _)| name.as_str()).collect();
-        for (name, ranks) in listed.into_iter().filter(|(name, _)| !called.contains(name.as_str())) {
-            dump.groups.push(Group { name, description: String::new(), ranks: Some(ranks) });
+        for (name, ranks) in listed.into_iter().filter(|(name, _)| !generations.contains_key(name)) {
+            dump.groups.push(Group { name, description: String::new(), ranks: Some(ranks), generation: 0 });
         }
-        dump.is_whole = dump.entries.iter().zip(0..).all(|(e, n)| e.record == n);
-        dump.end_transfers();
-        dump.entries.retain(|e| e.call != Call::Launch);
+        dump.groups.iter().try_for_each(|group| sites.take_group(group))?;
+        dump.note_coverage(&records)?;
+        dump.join_launches();
         Ok(dump)
     }
 
-    /// Gives the sends and receives of a launch the state of the launch, which comes behind them and has the same number. Alone
-    /// they stay as they were when they were called.
-    fn end_transfers(&mut self) {
-        let is_transfer = |e: &Entry| matches!(e.call, Call::Send(_) | Call::Recv(_));
-        for at in 0..self.entries.len() {
-            let launch = self.entries[at].clone();
-            if launch.call != Call::Launch {
-                continue;
-            }
-            let (before, _) = self.entries.split_at_mut(at);
-            let parts = before
-                .iter_mut()
-                .rev()
-                .take_while(|e| e.group != launch.group || is_transfer(e) && e.sequence == launch.sequence);
-            for part in parts.filter(|e| e.group == launch.group) {
-                part.is_finished |= launch.is_finished;
-                part.started_seen_ns = part.started_seen_ns.or(launch.started_seen_ns);
-                part.ended_seen_ns = part.ended_seen_ns.or(launch.ended_seen_ns);
+    /// Finds out since when the dump has every call.
+    fn note_coverage(&mut self, records: &[u64]) -> Result<(), Fault> {
+        let is_contiguous =
+            records.iter().zip(records.iter().skip(1)).all(|(a, b)| a.checked_add(1) == Some(*b));
+        let is_ended = |e: &Entry| e.is_finished || e.is_retired;
+        if !is_contiguous && !self.entries.iter().any(is_ended) {
+            return Err(Fault::of_file(
+                "it has only the calls that were active (TORCH_INCLUDE_ONLY_ACTIVE); the finished ones are needed",
+            ));
+        }
+        let is_from_start = is_contiguous && records.first().is_none_or(|first| *first == 0);
+        let first_ns = self.entries.first().map_or(0, |e| e.created_ns);
+        self.covered_from_ns = if is_from_start { 0 } else { first_ns };
+        // After a reset records are numbered anew, and transfers are not.
+        let mut firsts: HashMap<usize, u64> = HashMap::new();
+        for e in self.entries.iter().filter(|e| !matches!(e.call, Call::Collective(_))) {
+            firsts.entry(e.group).or_insert(e.sequence);
+        }
+        self.is_whole = is_from_start && firsts.values().all(|first| *first <= 1);
+        Ok(())
+    }
+
+    /// Makes one entry of the calls of each launch. PyTorch records the calls first, with the state that they had then, and the launch
+    /// behind them with the same number: its state is that of all of them. Transfers stay entries of their own.
+    fn join_launches(&mut self) {
+        let mut out: Vec<Entry> = Vec::with_capacity(self.entries.len());
+        let mut collectives: HashMap<(usize, u64), usize> = HashMap::new();
+        let mut transfers: HashMap<(usize, u64), Vec<usize>> = HashMap::new();
+        for entry in std::mem::take(&mut self.entries) {
+            let key = (entry.group, entry.sequence);
+            match entry.call {
+                Call::Collective(_) => match collectives.get(&key) {
+                    Some(first) => out[*first].merge(&entry),
+                    None => {
+                        collectives.insert(key, out.len());
+                        out.push(entry);
+                    }
+                },
+                Call::Send(_) | Call::Recv(_) => {
+                    transfers.entry(key).or_default().push(out.len());
+                    out.push(entry);
+                }
+                Call::Launch => {
+                    for part in transfers.remove(&key).into_iter().flatten() {
+                        out[part].end_with(&entry);
+                    }
+                }
+                Call::Unpaired => self.unpaired += 1,
             }
         }
+        self.entries = out;
+    }
+}
+
+impl Entry {
+    /// Takes the state of the launch that it is part of.
+    fn end_with(&mut self, launch: &Entry) {
+        self.is_finished |= launch.is_finished;
+        self.is_retired |= launch.is_retired;
+        self.started_seen_ns = self.started_seen_ns.or(launch.started_seen_ns);
+        self.ended_seen_ns = self.ended_seen_ns.or(launch.ended_seen_ns);
+    }
+
+    /// Takes another collective of the same launch, or the launch itself, which comes last.
+    fn merge(&mut self, other: &Entry) {
+        if self.call != other.call && other.call != Call::Collective(Func::Unknown) {
+            self.call = Call::Collective(Func::Unknown);
+        }
+        // Ranks may cut the data of a launch differently.
+        (self.dtype, self.count, self.duration_ns) = (None, None, None);
+        self.end_with(other);
+        self.is_finished = other.is_finished;
     }
 }
 
@@ -178,23 +283,16 @@ fn version(root: Value<'_>) -> Result<(u64, u64), Fault> {
 }
 
 /// The ranks of each group that the dump lists, by name. Gloo lists none by their names.
-fn listed_groups(root: Value<'_>) -> Result<BTreeMap<String, Arc<[u32]>>, Fault> {
-    let mut room = RANKS_MAX;
+fn listed_groups(root: Value<'_>, sites: &mut Sites) -> Result<BTreeMap<String, Arc<[u32]>>, Fault> {
     let mut listed = BTreeMap::new();
     for (name, group) in root.get("pg_config").into_iter().flat_map(Value::pairs) {
-        let Some(name) = name.text().filter(|n| !n.is_empty()) else { continue };
-        let wrong = || Fault::of_file(format!("pg_config: the ranks of {:?} are no list", shown(name)));
+        let Some(name) = name.text().filter(|n| !n.is_empty()).map(shown) else { continue };
         let Some(text) = group.get("ranks").and_then(Value::text) else { continue };
-        let inner = text.trim().strip_prefix('[').and_then(|t| t.strip_suffix(']')).ok_or_else(wrong)?;
-        let mut ranks = Vec::new();
-        for rank in inner.split(',').map(str::trim).filter(|t| !t.is_empty()) {
-            ranks.push(rank.parse().map_err(|_| wrong())?);
-            room = room
-                .checked_sub(1)
-                .ok_or_else(|| Fault::of_file(format!("its groups have more than {RANKS_MAX} ranks")))?;
-        }
+        let ranks = sites.ranks(text);
+        let ranks =
+            ranks.ok_or_else(|| Fault::of_file(format!("pg_config: the ranks of {name:?} are no list")))?;
         if !ranks.is_empty() {
-            listed.insert(shown(name), ranks.into());
+            listed.insert(name, ranks);
         }
     }
     Ok(listed)
@@ -225,32 +323,32 @@ impl<'a> Reader<'a> {
         self.value.get(key).and_then(Value::unsigned).filter(|t| *t > 0)
     }
 
-    /// Name and description of the group.
-    fn group(&self) -> Result<(String, String), Fault> {
+    /// Number, name and description of the group.
+    fn group(&self) -> Result<(u64, String, String), Fault> {
+        let number = self.value.get("pg_id").and_then(Value::unsigned).unwrap_or(0);
         let group = self.value.get("process_group");
         let mut texts = group.into_iter().flat_map(Value::items).map(Value::text);
         match (texts.next().flatten(), texts.next().flatten()) {
-            (Some(name), Some(description)) => Ok((shown(name), shown(description))),
+            (Some(name), Some(description)) => Ok((number, shown(name), shown(description))),
             _ => Err(self.wrong("process_group is no pair of name and description")),
         }
     }
 
     /// `size`: the number of ranks of its group, where it is known.
     fn read(&self, group: usize, size: Option<usize>, sites: &mut Sites) -> Result<Entry, Fault> {
-        let name = self.text("profiling_name")?;
-        let (backend, name) = name.split_once(':').unwrap_or(("", name));
+        let title = self.text("profiling_name")?;
+        let (backend, name) = title.split_once(':').unwrap_or(("", title));
         let is_transfer = self.value.get("is_p2p").and_then(Value::boolean).unwrap_or(false);
         let call = self.call(name, is_transfer, size)?;
         let is_transfer = !matches!(call, Call::Collective(_));
         let sequence = self.number(if is_transfer { "p2p_seq_id" } else { "collective_seq_id" })?;
         let state = self.text("state")?;
-        let is_retired = self.value.get("retired").and_then(Value::boolean).unwrap_or(false);
-        // NCCL's calls also retire when they time out. Gloo's end in no other way, and have no other state.
-        let is_finished = state == "completed" || is_retired && backend == "gloo";
+        // Calls retire when they have ended, failed or timed out. Gloo's have no other state.
+        let is_retired =
+            self.value.get("retired").and_then(Value::boolean).unwrap_or(false) && backend == "gloo";
         let ms = self.value.get("duration_ms").and_then(Value::number);
         let (dtype, count) = self.amount(call, name);
         Ok(Entry {
-            record: self.number("record_id")?,
             group,
             call,
             sequence,
@@ -258,7 +356,9 @@ impl<'a> Reader<'a> {
             count,
             created_ns: self.number("time_created_ns")?,
             started_seen_ns: self.time("time_discovered_started_ns"),
-            is_finished,
+            name: sites.keep(shown(name)),
+            is_finished: state == "completed",
+            is_retired,
             ended_seen_ns: self.time("time_discovered_completed_ns"),
             duration_ns: ms.filter(|ms| (0.0..1e12).contains(ms)).map(|ms| (ms * 1e6) as u64),
             site: self.site().map(|line| sites.keep(line)),
@@ -274,6 +374,7 @@ impl<'a> Reader<'a> {
         };
         Ok(match name {
             "send" => Call::Send(peer(peers.split_once("->").map(|(_, to)| to))?),
+            "recv" if peers.ends_with("<-?") => Call::Unpaired,
             "recv" => Call::Recv(peer(peers.split_once("<-").map(|(_, from)| from))?),
             "coalesced" if is_transfer => Call::Launch,
             _ => Call::Collective(function(name)),
@@ -284,7 +385,7 @@ impl<'a> Reader<'a> {
     fn amount(&self, call: Call, name: &str) -> (Option<DataType>, Option<u64>) {
         let is_uneven = name.contains("_v") || matches!(call, Call::Collective(Func::AlltoAll));
         let side = match call {
-            Call::Launch => return (None, None),
+            Call::Launch | Call::Unpaired => return (None, None),
             Call::Collective(_) if is_uneven => return (None, None),
             // Each rank's share, and NCCL counts what goes to one rank.
             Call::Collective(Func::ReduceScatter | Func::Scatter) | Call::Recv(_) => "output",
@@ -299,7 +400,10 @@ impl<'a> Reader<'a> {
             if tensors.len() == 0 || tensors.len() > TENSORS_MAX {
                 return None;
             }
-            tensors.map(elements).try_fold(0_u64, |sum, n| sum.checked_add(n?))
+            let each: Option<Vec<u64>> = tensors.map(elements).collect();
+            // Lists of different sizes are cut by rank.
+            let each = each.filter(|all| all.iter().all(|n| Some(n) == all.first()))?;
+            each.into_iter().try_fold(0_u64, u64::checked_add)
         });
         (first.filter(|_| is_one_type).and_then(data_type), elements)
     }

@@ -10,26 +10,43 @@ use super::document::Document;
 use super::fault::Fault;
 use crate::model::{
     CommId, CommRecord, Evidence, Finding, Flags, Func, Job, Lane, Liveness, OpRecord, PairBeat, Rank,
-    SegmentId, SegmentRecord, Timing, Told, Track, Update,
+    SegmentId, SegmentRecord, Timing, Told, Track, UNORDERED, Update,
 };
 use communicators::{Communicator, Communicators};
 use dump::{Call, Dump, Entry, Sites};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 /// Culprits of a finding whose calls are added to it.
 const DESCRIBED: usize = 8;
 /// Other ranks that are searched for the call that the culprits did not make.
 const OTHERS: usize = 64;
+/// Calls of all dumps together.
+const CALLS_MAX: usize = 1 << 24;
+/// Dumps that were written within this time are of one moment, in s.
+const ONE_MOMENT_S: u64 = 60;
 /// Ranks that a note names.
 const NAMED: usize = 16;
+
+/// The dump of a rank, and when it was written.
+#[derive(Debug)]
+struct Dated {
+    path: PathBuf,
+    dump: Dump,
+    /// Unix time in ns; no earlier than any time in the dump.
+    at_ns: u64,
+}
 
 /// Dumps of one job.
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
-    dumps: BTreeMap<u32, (PathBuf, Dump)>,
+    dumps: BTreeMap<u32, Dated>,
     sites: Sites,
     communicators: Communicators,
+    /// Calls of all dumps.
+    calls: usize,
+    /// Sends and receives whose order is not known.
+    left_out: usize,
 }
 
 /// The place of an operation in the dumps.
@@ -42,22 +59,39 @@ struct At {
 }
 
 impl Recorder {
-    /// Takes the dump of a rank.
-    pub(super) fn take(&mut self, path: &Path, rank: u32, document: &Document) -> Result<(), Fault> {
-        if let Some((other, _)) = self.dumps.get(&rank) {
-            let why = format!("{} is a dump of rank {rank} too; name one dump of each rank", other.display());
-            return Err(Fault::of_file(why));
+    /// Takes the dump of a rank, which was written at a moment, Unix time in ns.
+    pub(super) fn take(
+        &mut self,
+        path: &Path,
+        rank: u32,
+        written_ns: u64,
+        document: &Document,
+    ) -> Result<(), Fault> {
+        if let Some(other) = self.dumps.get(&rank) {
+            let other = other.path.display();
+            return Err(Fault::of_file(format!(
+                "{other} is a dump of rank {rank} too; name one dump of each rank"
+            )));
         }
         let dump = Dump::read(document, &mut self.sites)?;
-        for group in &dump.groups {
-            if group.ranks.as_ref().is_some_and(|ranks| !ranks.contains(&rank)) {
-                return Err(Fault::of_file(format!(
-                    "its name ends with rank {rank}, and that rank is not in its group {:?}; restore the name",
-                    group.name
-                )));
-            }
+        // Generations of a group have one list.
+        let mut listed = dump.groups.iter().filter(|g| g.generation == 0);
+        if let Some(group) = listed.find(|g| g.ranks.as_ref().is_some_and(|r| !r.contains(&rank))) {
+            return Err(Fault::of_file(format!(
+                "its name ends with rank {rank}, and that rank is not in its group {:?}; restore the name",
+                group.name
+            )));
         }
-        self.dumps.insert(rank, (path.to_owned(), dump));
+        self.calls += dump.entries.len();
+        if self.calls > CALLS_MAX {
+            return Err(Fault::of_file(format!(
+                "all dumps together have more than {CALLS_MAX} calls; name fewer"
+            )));
+        }
+        let times =
+            dump.entries.iter().flat_map(|e| [Some(e.created_ns), e.started_seen_ns, e.ended_seen_ns]);
+        let at_ns = times.flatten().max().unwrap_or(0).max(written_ns);
+        self.dumps.insert(rank, Dated { path: path.to_owned(), dump, at_ns });
         Ok(())
     }
 
@@ -69,22 +103,133 @@ impl Recorder {
         format!("Flight Recorder dumps of {} ranks", self.dumps.len())
     }
 
+    /// The moment until which all dumps say what their ranks did, Unix time in ns: that of the oldest.
+    pub(super) fn at_ns(&self) -> u64 {
+        self.dumps.values().map(|d| d.at_ns).min().unwrap_or(0)
+    }
+
     /// Hands over everything once all dumps are taken: the processes, their communicators and, as they were called, the operations.
     pub(super) fn updates(&mut self, mut sink: impl FnMut(Update)) {
+        // Other dumps are silent about what was called later.
+        let until_ns = self.at_ns();
+        for dated in self.dumps.values_mut() {
+            dated.dump.entries.retain(|e| e.created_ns <= until_ns);
+        }
         self.communicators = Communicators::of(&self.dumps);
-        for (rank, (path, dump)) in &self.dumps {
-            sink(Update::Segment(process(*rank, path, dump)));
+        let all = self.in_order();
+        let transfers = |(_, e): &(u32, &Entry)| !matches!(e.call, Call::Collective(_));
+        let ordered: HashSet<(u32, usize)> =
+            all.iter().filter(|at| self.is_transfer(**at)).map(|at| (at.rank, at.entry)).collect();
+        let unpaired: usize = self.dumps.values().map(|d| d.dump.unpaired).sum();
+        self.left_out = self.entries().filter(transfers).count() - ordered.len() + unpaired;
+        let began_ns = self.entries().map(|(_, e)| e.created_ns).min().unwrap_or(until_ns);
+        for (rank, dated) in &self.dumps {
+            let waits = |(at, e): (usize, &Entry)| {
+                let is_left_out = !matches!(e.call, Call::Collective(_)) && !ordered.contains(&(*rank, at));
+                is_left_out && !e.is_finished && !e.is_retired
+            };
+            let mut unsure = u64::from(self.communicators.unsure().contains(rank));
+            unsure += dated.dump.entries.iter().enumerate().filter(|e| waits(*e)).count() as u64;
+            sink(Update::Segment(process(*rank, dated, began_ns, unsure)));
         }
         for communicator in self.communicators.iter() {
             for (global, rank) in communicator.ranks_with_dumps() {
-                sink(Update::Comm(membership(communicator, global, rank)));
+                let issued = self.dumps.get(&global).map_or(0, |d| communicator.issued(global, &d.dump));
+                sink(Update::Comm(membership(communicator, global, rank, issued)));
             }
         }
-        let all = self.in_order();
         for at in &all {
             self.told(*at).into_iter().for_each(|told| sink(Update::Told(Box::new(told))));
         }
         self.pair_counts(&all).into_values().for_each(|beat| sink(Update::Pair(beat)));
+    }
+
+    /// What the dumps lack, in sentences. Call this after [`Self::updates`].
+    pub(super) fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        let absent: BTreeSet<u32> = self.communicators.iter().flat_map(|c| c.ranks_without_dumps()).collect();
+        let highest = self.dumps.keys().next_back().map_or(0, |r| *r as usize);
+        // Where no group lists its ranks, numbers tell who is absent.
+        let gaps =
+            (0..=highest).filter_map(|r| u32::try_from(r).ok()).filter(|r| !self.dumps.contains_key(r));
+        let is_numbered = highest < 2 * self.dumps.len();
+        let absent: BTreeSet<u32> =
+            if is_numbered { absent.into_iter().chain(gaps).collect() } else { absent };
+        if !absent.is_empty() {
+            let whose = if absent.len() == 1 { "its" } else { "their" };
+            notes.push(format!("there is no dump of {}: {whose} calls are not known", ranks(&absent)));
+        }
+        let newer: BTreeSet<u32> =
+            self.dumps.iter().filter(|(_, d)| d.dump.is_newer).map(|(r, _)| *r).collect();
+        if !newer.is_empty() {
+            notes
+                .push(format!("the dumps of {} are of a newer version: fields may be missed", ranks(&newer)));
+        }
+        let unsure = self.communicators.unsure();
+        if !unsure.is_empty() {
+            notes.push(format!(
+                "{} may wait for a rank that has called nothing in its group: these dumps do not list who is in it",
+                ranks(unsure)
+            ));
+        }
+        if self.left_out > 0 {
+            notes.push(format!(
+                "{} sends and receives are left out: older calls are no longer in the dumps of both ends (a larger \
+                 TORCH_FR_BUFFER_SIZE keeps them), or they are from any rank",
+                self.left_out
+            ));
+        }
+        let last_ns = self.dumps.values().map(|d| d.at_ns).max().unwrap_or(0);
+        let apart_s = last_ns.saturating_sub(self.at_ns()) / 1_000_000_000;
+        if apart_s > ONE_MOMENT_S {
+            notes
+                .push(format!("the dumps were written within {apart_s} s: they are judged as of the oldest"));
+        }
+        notes
+    }
+
+    /// Where in their code the culprits of a finding were.
+    pub(super) fn evidence(&self, finding: &Finding) -> Vec<Evidence> {
+        let Some(communicator) = self.communicators.get(finding.communicator) else { return Vec::new() };
+        let operation = &finding.operation;
+        let is_it = |global: u32, e: &Entry| {
+            let is_of = self.communicators.of_entry(global, e).is_some_and(|c| c.id == communicator.id);
+            let is_call = operation.track == Track::Collective && matches!(e.call, Call::Collective(_));
+            is_of && is_call && communicator.order(e.sequence) == Some(operation.order)
+        };
+        let entries =
+            |global: u32| self.dumps.get(&global).into_iter().flat_map(|d| d.dump.entries.iter().rev());
+        let mut evidence = Vec::new();
+        for rank in finding.ranks.iter().take(DESCRIBED) {
+            let Some(global) = communicator.global(*rank) else { continue };
+            if let Some(own) = entries(global).find(|e| is_it(global, e)) {
+                evidence.push(fact(format!("rank {rank} called {}", self.described(global, own))));
+            } else if let Some(last) = entries(global).next() {
+                let call = self.described(global, last);
+                evidence.push(fact(format!("the last call in the dump of rank {rank} is {call}")));
+            }
+        }
+        // A call of another rank, which the culprits' has to match.
+        let others = communicator.ranks_with_dumps().filter(|(_, rank)| !finding.ranks.contains(rank));
+        let other = others.take(OTHERS).find_map(|(global, rank)| {
+            let entry = entries(global).find(|e| is_it(global, e))?;
+            Some(format!("rank {rank} called {}", self.described(global, entry)))
+        });
+        evidence.extend(other.map(fact));
+        evidence
+    }
+
+    /// A call, and its place in the job's code.
+    fn described(&self, global: u32, entry: &Entry) -> String {
+        let site = entry.site.and_then(|s| self.sites.line(s));
+        let site = site.map_or_else(String::new, |s| format!(", in {s}"));
+        let name = self.sites.line(entry.name).unwrap_or("?");
+        let of = self.communicators.of_entry(global, entry).map_or("", |c| c.name.as_str());
+        let number = match entry.call {
+            Call::Collective(_) => format!("collective_seq_id {}", entry.sequence),
+            _ => format!("p2p_seq_id {}", entry.sequence),
+        };
+        format!("{name} ({number} of {of}){site}")
     }
 
     /// How many transfers each rank has called with each other rank.
@@ -117,93 +262,12 @@ impl Recorder {
         counts
     }
 
-    /// The newest moment in the dumps, Unix time in ns.
-    pub(super) fn newest_ns(&self) -> u64 {
-        let times =
-            self.entries().flat_map(|(_, e)| [Some(e.created_ns), e.started_seen_ns, e.ended_seen_ns]);
-        times.flatten().max().unwrap_or(0)
-    }
-
-    /// What the dumps do not say.
-    pub(super) fn notes(&self) -> Vec<String> {
-        let mut notes = Vec::new();
-        let absent: BTreeSet<u32> = self.communicators.iter().flat_map(|c| c.ranks_without_dumps()).collect();
-        if !absent.is_empty() {
-            notes.push(format!("there is no dump of {}: their calls are not known", ranks(&absent)));
-        }
-        let newer: BTreeSet<u32> =
-            self.dumps.iter().filter(|(_, (_, d))| d.is_newer).map(|(r, _)| *r).collect();
-        if !newer.is_empty() {
-            notes
-                .push(format!("the dumps of {} are of a newer version: fields may be missed", ranks(&newer)));
-        }
-        let transfers = self.entries().filter(|(_, e)| !matches!(e.call, Call::Collective(_))).count();
-        let left_out = transfers - self.in_order().iter().filter(|at| self.is_transfer(**at)).count();
-        if left_out > 0 {
-            notes.push(format!(
-                "{left_out} sends and receives are left out, since older calls are no longer in the dumps of both ends; \
-                 a larger TORCH_FR_BUFFER_SIZE keeps them"
-            ));
-        }
-        notes
-    }
-
-    /// Where in their code the culprits of a finding were.
-    pub(super) fn evidence(&self, finding: &Finding) -> Vec<Evidence> {
-        let Some(communicator) = self.communicators.get(finding.communicator) else { return Vec::new() };
-        let operation = &finding.operation;
-        let is_it = |global: u32, e: &Entry| {
-            let is_of = self.communicators.of_entry(global, e).is_some_and(|c| c.id == communicator.id);
-            let is_call = operation.track == Track::Collective && matches!(e.call, Call::Collective(_));
-            is_of && is_call && communicator.order(e.sequence) == operation.order
-        };
-        let mut evidence = Vec::new();
-        for rank in finding.ranks.iter().take(DESCRIBED) {
-            let Some(global) = communicator.global(*rank) else { continue };
-            let Some((_, dump)) = self.dumps.get(&global) else { continue };
-            let own = dump.entries.iter().rev().find(|e| is_it(global, e));
-            let Some(entry) = own.or(dump.entries.last()) else { continue };
-            let call = self.described(global, entry);
-            let text = if own.is_some() {
-                format!("rank {rank} called {call}")
-            } else {
-                format!("the last call in the dump of rank {rank} is {call}")
-            };
-            evidence.push(fact(text));
-        }
-        // A call of another rank, which the culprits' has to match.
-        let others = communicator.ranks_with_dumps().filter(|(_, rank)| !finding.ranks.contains(rank));
-        let other = others.take(OTHERS).find_map(|(global, rank)| {
-            let entry = self.dumps.get(&global)?.1.entries.iter().rev().find(|e| is_it(global, e))?;
-            Some(format!("rank {rank} called {}", self.described(global, entry)))
-        });
-        evidence.extend(other.map(fact));
-        evidence
-    }
-
-    /// A call and its place in the job's code.
-    fn described(&self, global: u32, entry: &Entry) -> String {
-        let site = entry.site.and_then(|s| self.sites.line(s));
-        let site = site.map_or_else(String::new, |s| format!(", in {s}"));
-        format!("{}{site}", self.call(global, entry))
-    }
-
-    fn call(&self, global: u32, entry: &Entry) -> String {
-        let of = self.communicators.of_entry(global, entry).map_or("", |c| c.name.as_str());
-        match entry.call {
-            Call::Collective(func) => format!("{func} with collective_seq_id {} of {of}", entry.sequence),
-            Call::Send(to) => format!("a send to rank {to} of {of}"),
-            Call::Recv(from) => format!("a receive from rank {from} of {of}"),
-            Call::Launch => format!("transfers of {of}"),
-        }
-    }
-
     fn entries(&self) -> impl Iterator<Item = (u32, &Entry)> {
-        self.dumps.iter().flat_map(|(rank, (_, dump))| dump.entries.iter().map(|e| (*rank, e)))
+        self.dumps.iter().flat_map(|(rank, d)| d.dump.entries.iter().map(|e| (*rank, e)))
     }
 
     fn entry(&self, at: At) -> Option<&Entry> {
-        self.dumps.get(&at.rank)?.1.entries.get(at.entry)
+        self.dumps.get(&at.rank)?.dump.entries.get(at.entry)
     }
 
     fn is_transfer(&self, at: At) -> bool {
@@ -212,29 +276,26 @@ impl Recorder {
 
     /// All operations whose order is known, as they were called.
     fn in_order(&self) -> Vec<At> {
-        let is_whole = |global: Option<u32>| {
-            global.and_then(|g| self.dumps.get(&g)).is_some_and(|(_, dump)| dump.is_whole)
-        };
+        let is_whole = |g: Option<u32>| g.and_then(|g| self.dumps.get(&g)).is_some_and(|d| d.dump.is_whole);
         let mut all = Vec::new();
-        for (rank, (_, dump)) in &self.dumps {
+        for (rank, dated) in &self.dumps {
             // How many transfers of each pair came before.
             let mut before: HashMap<(usize, Call), u64> = HashMap::new();
-            for (at, e) in dump.entries.iter().enumerate() {
-                let peer = match e.call {
-                    Call::Collective(_) => {
-                        let order = self.communicators.of_entry(*rank, e).map_or(0, |c| c.order(e.sequence));
-                        all.push(At { rank: *rank, entry: at, order });
-                        continue;
-                    }
-                    Call::Send(peer) | Call::Recv(peer) => peer,
-                    Call::Launch => continue,
-                };
+            for (at, e) in dated.dump.entries.iter().enumerate() {
                 let communicator = self.communicators.of_entry(*rank, e);
-                if dump.is_whole && is_whole(communicator.and_then(|c| c.global(peer))) {
-                    let n = before.entry((e.group, e.call)).or_default();
-                    all.push(At { rank: *rank, entry: at, order: *n });
-                    *n += 1;
-                }
+                let order = match e.call {
+                    Call::Collective(_) => communicator.and_then(|c| c.order(e.sequence)),
+                    Call::Send(peer) | Call::Recv(peer) => {
+                        let is_known =
+                            dated.dump.is_whole && is_whole(communicator.and_then(|c| c.global(peer)));
+                        is_known.then(|| {
+                            let n = before.entry((e.group, e.call)).or_default();
+                            std::mem::replace(n, *n + 1)
+                        })
+                    }
+                    Call::Launch | Call::Unpaired => None,
+                };
+                all.extend(order.map(|order| At { rank: *rank, entry: at, order }));
             }
         }
         all.sort_by_key(|at| self.entry(*at).map_or(0, |e| e.created_ns));
@@ -248,13 +309,12 @@ impl Recorder {
             Call::Collective(func) => (Lane::Collective, func),
             Call::Send(peer) => (Lane::Send(peer), Func::Send),
             Call::Recv(peer) => (Lane::Recv(peer), Func::Recv),
-            Call::Launch => return None,
+            Call::Launch | Call::Unpaired => return None,
         };
-        let is_past = lane == Lane::Collective && communicator.is_past(entry.sequence);
-        let finished = entry.is_finished || is_past;
+        let finished = communicator.is_finished(entry);
         let op = OpRecord {
             segment: segment(at.rank),
-            ticket: entry.record,
+            ticket: at.entry as u64,
             comm: communicator.id,
             rank: communicator.rank(at.rank)?,
             lane,
@@ -306,26 +366,25 @@ fn ranks(all: &BTreeSet<u32>) -> String {
 }
 
 /// The process of a dump. Its clock is the wall clock.
-fn process(rank: u32, path: &Path, dump: &Dump) -> SegmentRecord {
-    let created_ns = dump.entries.iter().map(|e| e.created_ns).min().unwrap_or(0);
+fn process(rank: u32, dated: &Dated, began_ns: u64, unsure: u64) -> SegmentRecord {
     SegmentRecord {
         id: segment(rank),
-        path: path.to_owned(),
+        path: dated.path.clone(),
         pid: 0,
         host: String::new(),
         program: String::new(),
-        nccl: dump.library.clone(),
+        nccl: dated.dump.library.clone(),
         abi: None,
         job: Job { rank: Some(rank), ..Job::default() },
         owner: None,
         liveness: Liveness::Unknown,
-        created_ns,
-        created_unix_ns: created_ns,
-        losses: Vec::new(),
+        created_ns: began_ns,
+        created_unix_ns: began_ns,
+        losses: if unsure > 0 { vec![(UNORDERED, unsure)] } else { Vec::new() },
     }
 }
 
-fn membership(communicator: &Communicator, global: u32, rank: Rank) -> CommRecord {
+fn membership(communicator: &Communicator, global: u32, rank: Rank, issued: u64) -> CommRecord {
     CommRecord {
         segment: segment(global),
         comm: communicator.id,
@@ -336,7 +395,7 @@ fn membership(communicator: &Communicator, global: u32, rank: Rank) -> CommRecor
         gpu: None,
         // Nothing says which ranks share a host.
         host_clock: u64::from(global) + 1,
-        issued: communicator.issued(global),
+        issued,
         replayed: 0,
         init_ns: 0,
         making: None,
