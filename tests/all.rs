@@ -37,6 +37,7 @@ mod otlp;
 mod packages;
 mod preload;
 mod receiver;
+mod recording;
 mod replay;
 mod robustness;
 mod run;

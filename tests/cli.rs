@@ -59,7 +59,7 @@ fn without_a_verb_there_is_help_and_exit_code_2() {
     for verb in verbs() {
         assert!(said.err.contains(&format!("\n  {verb} ")), "{verb} is missing:\n{}", said.err);
     }
-    assert!(!said.err.contains("replay "), "what is hidden is not shown");
+    assert!(!said.err.contains("\n  replay "), "what is hidden is not shown");
 }
 
 #[test]

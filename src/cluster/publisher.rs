@@ -447,7 +447,9 @@ impl Publisher {
         self.dropped = dropped;
         self.tell_readings();
         if new_second {
-            self.tell_sketches(second);
+            if !self.is_everything {
+                self.tell_sketches(second);
+            }
             self.tell_books(false);
             self.adapt();
             self.forget(join);
@@ -686,7 +688,9 @@ impl Publisher {
         for f in finished {
             let parts = f.parts.len() as u64;
             self.books.observed += parts;
-            self.sketch(join, f);
+            if !self.is_everything {
+                self.sketch(join, f);
+            }
             let key = (f.comm, f.track, f.operation.order);
             let slow = self.is_slow(f);
             let asked = self.asked.remove(&key);

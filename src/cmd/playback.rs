@@ -10,7 +10,7 @@ use std::path::Path;
 pub(super) fn play(dir: &Path) -> anyhow::Result<(Monitor<Playback>, u64)> {
     let mut monitor = Monitor::new(Playback::open(dir)?, Settings::default()).following_live();
     let mut last_ns = 0;
-    while let Some(at) = monitor.source_mut().next()? {
+    while let Some(at) = monitor.source_mut().next_at()? {
         last_ns = at.mono_ns;
         monitor.step(last_ns);
     }

@@ -26,9 +26,10 @@ pub(super) const HEADS: &[Head] = &[
     ("protocol", Type::Text),
     ("channels", Type::Word),
     ("issued", Type::Time),
-    ("called_before_ns", Type::Number),
-    ("started_after_ns", Type::Number),
+    ("started", Type::Time),
+    ("ended", Type::Time),
     ("duration_ns", Type::Number),
+    ("called_before_ns", Type::Number),
     ("end_seen_after_ns", Type::Number),
     ("is_finished", Type::Word),
     ("root", Type::Word),
@@ -94,18 +95,29 @@ pub(super) fn push(table: &mut Table, message: usize, host: &str, at: Moment, re
         r.lane = 0;
     }
     let wall = |ns: u64| i64::try_from(ns.checked_add(at.unix_ns)?.checked_sub(at.mono_ns)?).ok();
-    // Other times are told from the issue, so that most numbers are small.
-    let issued = r.issued_ns.filter(|ns| wall(*ns).is_some());
-    let from_issue = |ns: &mut Option<u64>, sign: i64| {
-        let after = (*ns)?.checked_signed_diff(issued?)?;
+    let take_wall = |ns: &mut Option<u64>| {
+        let at = wall((*ns)?)?;
         *ns = None;
-        Some(after * sign)
+        Some(at)
     };
     let is_event = r.event_ns.is_some() && r.event_ns == r.duration_ns && r.event_seen_ns == r.ended_seen_ns;
     if is_event {
         (r.event_ns, r.event_seen_ns) = (None, None);
     }
     let rank = std::mem::take(&mut r.rank);
+    // Rows of one operation are neighbors, and its ranks end together: times are small steps from row to row.
+    let end_ns = r.started_ns.zip(r.duration_ns).and_then(|(start, lasted)| start.checked_add(lasted));
+    let ended = end_ns.and_then(wall).filter(|_| r.started_ns.is_some_and(|t| wall(t).is_some()));
+    let duration = if ended.is_some() { r.duration_ns.take().and(None) } else { take(&mut r.duration_ns) };
+    let called = r.called_ns.zip(r.issued_ns).and_then(|(called, issued)| issued.checked_signed_diff(called));
+    if called.is_some() {
+        r.called_ns = None;
+    }
+    let from = if ended.is_some() { end_ns } else { r.issued_ns };
+    let seen = r.ended_seen_ns.zip(from).and_then(|(seen, from)| seen.checked_signed_diff(from));
+    if seen.is_some() {
+        r.ended_seen_ns = None;
+    }
     let cells = [
         Cell::Number(i64::try_from(message).ok()),
         Cell::Text(Some(host)),
@@ -121,11 +133,12 @@ pub(super) fn push(table: &mut Table, message: usize, host: &str, at: Moment, re
         Cell::Text(ALGORITHMS.take(&mut r.algo)),
         Cell::Text(PROTOCOLS.take(&mut r.proto)),
         Cell::Number(r.channels.take().map(i64::from)),
-        Cell::Number(issued.and_then(wall).inspect(|_| r.issued_ns = None)),
-        Cell::Number(from_issue(&mut r.called_ns, -1)),
-        Cell::Number(from_issue(&mut r.started_ns, 1)),
-        Cell::Number(take(&mut r.duration_ns)),
-        Cell::Number(from_issue(&mut r.ended_seen_ns, 1)),
+        Cell::Number(take_wall(&mut r.issued_ns)),
+        Cell::Number(take_wall(&mut r.started_ns)),
+        Cell::Number(ended),
+        Cell::Number(duration),
+        Cell::Number(called),
+        Cell::Number(seen),
         Cell::Number(Some(i64::from(std::mem::take(&mut r.finished)))),
         Cell::Number(r.root.take().map(i64::from)),
         Cell::Number(r.warps.take().map(i64::from)),
@@ -168,12 +181,15 @@ pub(super) fn read(rows: &Rows, row: usize, at: impl Fn(usize) -> Option<Moment>
     r.channels = word("channels").or(r.channels);
     let mono = |unix: u64| unix.checked_add(at.mono_ns)?.checked_sub(at.unix_ns);
     r.issued_ns = unsigned("issued").and_then(mono).or(r.issued_ns);
-    let issued = r.issued_ns;
-    let from_issue = |column: &str, sign: i64| issued?.checked_add_signed(number(column)?.checked_mul(sign)?);
-    r.called_ns = from_issue("called_before_ns", -1).or(r.called_ns);
-    r.started_ns = from_issue("started_after_ns", 1).or(r.started_ns);
-    r.duration_ns = unsigned("duration_ns").or(r.duration_ns);
-    r.ended_seen_ns = from_issue("end_seen_after_ns", 1).or(r.ended_seen_ns);
+    r.started_ns = unsigned("started").and_then(mono).or(r.started_ns);
+    let end_ns = unsigned("ended").and_then(mono);
+    let lasted = end_ns.zip(r.started_ns).and_then(|(end, start)| end.checked_sub(start));
+    r.duration_ns = lasted.or_else(|| unsigned("duration_ns")).or(r.duration_ns);
+    let called = r.issued_ns.zip(number("called_before_ns"));
+    let called = called.and_then(|(issued, before)| issued.checked_add_signed(before.checked_neg()?));
+    r.called_ns = called.or(r.called_ns);
+    let seen = end_ns.or(r.issued_ns).zip(number("end_seen_after_ns"));
+    r.ended_seen_ns = seen.and_then(|(from, after)| from.checked_add_signed(after)).or(r.ended_seen_ns);
     r.finished = number("is_finished") == Some(1);
     r.root = word("root");
     r.warps = word("warps");

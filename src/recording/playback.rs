@@ -95,7 +95,7 @@ impl Playback {
     ///
     /// # Errors
     /// The next block cannot be read.
-    pub fn next(&mut self) -> Result<Option<Moment>, Error> {
+    pub fn next_at(&mut self) -> Result<Option<Moment>, Error> {
         match self.fault.take() {
             Some(fault) => Err(fault),
             None => Ok(self.messages.front().map(|m| m.at)),

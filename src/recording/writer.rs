@@ -125,11 +125,11 @@ impl Writer {
         let log = File::Log.path(&self.dir, self.block);
         let (all, _) = wal::read(&fs::read(&log)?);
         let (mut messages, mut ops) = (Table::new(MESSAGES), Table::new(operations::HEADS));
+        let mut records = Vec::new();
         for (n, message) in all.into_iter().enumerate() {
             let Ok(mut envelope) = Envelope::decode(message.bytes.as_slice()) else { continue };
-            for record in std::mem::take(&mut envelope.records) {
-                operations::push(&mut ops, n, &envelope.node, message.at, record);
-            }
+            let of = std::mem::take(&mut envelope.records);
+            records.extend(of.into_iter().map(|record| (n, envelope.node.clone(), message.at, record)));
             messages.push([
                 Cell::Number(i64::try_from(n).ok()),
                 Cell::Number(i64::try_from(message.at.unix_ns).ok()),
@@ -138,6 +138,11 @@ impl Writer {
                 Cell::Number(Some(number_of(message.topic))),
                 Cell::Bytes(Some(envelope.encode_to_vec())),
             ]);
+        }
+        // The operations of a rank follow each other: so its times are small steps from row to row.
+        records.sort_by_key(|(_, node, _, r)| (node.clone(), r.segment, r.comm, r.ticket));
+        for (n, node, at, record) in records {
+            operations::push(&mut ops, n, &node, at, record);
         }
         ops.write(operations::NAME, &File::Operations.path(&self.dir, self.block))?;
         let findings = std::mem::replace(&mut self.findings, Table::new(FINDINGS));

@@ -144,7 +144,9 @@ impl Watcher {
 
     /// Closes the recording.
     pub(crate) fn end(self) {
-        self.writer.map(|w| w.end().expect("room"));
+        if let Some(writer) = self.writer {
+            writer.end().expect("room");
+        }
     }
 
     /// Judges what this recording holds, in place of what is fed.
