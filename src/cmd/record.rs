@@ -30,7 +30,7 @@ pub(super) fn run(o: &Record) -> anyhow::Result<u8> {
                 asked = signals.next() => if asked.to_end() { return Ok(()) },
                 _ = steps.tick() => {
                     let events = monitor.step(now_ns());
-                    recorder.record(&mut monitor, &events, moment()).with_context(|| cannot_write(&o.output))?;
+                    recorder.record(&mut monitor, events, moment()).with_context(|| cannot_write(&o.output))?;
                     if end.is_some_and(|t| tokio::time::Instant::now() >= t) {
                         return Ok(());
                     }

@@ -127,9 +127,9 @@ pub(super) fn run(o: &Run) -> anyhow::Result<u8> {
     let (status, broken) = block_on(watch(o, &mut s, &mut monitor, (&baselines, &mut recorder)))?;
     if !broken {
         // When nobody reads stderr there is nobody to tell.
-        sum_up(o, &s, &mut monitor, status).ok();
+        let last = sum_up(o, &s, &mut monitor, status).unwrap_or_default();
         if let Some(mut recorder) = recorder {
-            record_step(&mut recorder, &mut monitor, &[]);
+            record_step(&mut recorder, &mut monitor, last);
             recorder.end().unwrap_or_else(|e| say_unrecorded(&e));
         }
     }
@@ -137,7 +137,7 @@ pub(super) fn run(o: &Run) -> anyhow::Result<u8> {
 }
 
 /// Records a step. The job comes first: what cannot be written is reported once, and the job goes on.
-fn record_step(recorder: &mut Recorder, monitor: &mut Monitor<Segments>, events: &[FindingEvent]) {
+fn record_step(recorder: &mut Recorder, monitor: &mut Monitor<Segments>, events: Vec<FindingEvent>) {
     recorder.record(monitor, events, record::moment()).unwrap_or_else(|e| say_unrecorded(&e));
 }
 
@@ -145,11 +145,17 @@ fn say_unrecorded(e: &io::Error) {
     writeln!(io::stderr(), "ringwatch: the recording cannot be written: {e}; it ends here").ok();
 }
 
-fn sum_up(o: &Run, s: &Surroundings, monitor: &mut Monitor<Segments>, status: ExitStatus) -> io::Result<()> {
+/// Sums the job up on stderr. Returns the changes of findings of the last step.
+fn sum_up(
+    o: &Run,
+    s: &Surroundings,
+    monitor: &mut Monitor<Segments>,
+    status: ExitStatus,
+) -> io::Result<Vec<FindingEvent>> {
     // Processes that began or ended since the last search would be missing from the sum, and their black boxes
     // would stay.
     monitor.source_mut().look_anew();
-    monitor.step(now_ns());
+    let events = monitor.step(now_ns());
     let snapshot = monitor.snapshot(now_ns());
     let mut err = io::stderr().lock();
     if snapshot.segments.is_empty() {
@@ -176,7 +182,7 @@ fn sum_up(o: &Run, s: &Surroundings, monitor: &mut Monitor<Segments>, status: Ex
         let dir = s.segments.display();
         writeln!(err, "ringwatch: {} black boxes kept in {dir} (ringwatch diagnose {dir})", boxes.len())?;
     }
-    Ok(())
+    Ok(events)
 }
 
 async fn watch(
@@ -230,14 +236,17 @@ async fn watch(
                     monitor.set_baselines(baselines.iter().copied().chain(predicted).collect());
                 }
                 // The job comes first: whatever happens to its observer, it runs on and keeps its exit code.
-                let step = std::panic::AssertUnwindSafe(|| monitor.step(now_ns()));
+                let step = std::panic::AssertUnwindSafe(|| {
+                    let events = monitor.step(now_ns());
+                    if let Some(recorder) = recorder.as_mut() {
+                        record_step(recorder, monitor, events.clone());
+                    }
+                    events
+                });
                 let stepped = std::panic::catch_unwind(step);
                 next = tokio::time::Instant::now() + monitor.source().pause();
                 match stepped {
                     Ok(events) => {
-                        if let Some(recorder) = recorder {
-                            record_step(recorder, monitor, &events);
-                        }
                         reporter.report(&mut io::stderr().lock(), &events);
                         tell_stacks(&monitor.take_stacks());
                     }

@@ -1,5 +1,6 @@
 //! `ringwatch top`: the screen.
 
+use super::playback::{self, Playing, Seek};
 use super::{baselines, block_on, monitor};
 use crate::cli::Top;
 use crate::ingest::{Segments, now_ns};
@@ -8,7 +9,7 @@ use crate::runtime::cluster::Live;
 use crate::runtime::signals::Signals;
 use crate::runtime::{Monitor, Remote, ask};
 use crate::view;
-use crossterm::event::Event;
+use crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind};
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -25,13 +26,26 @@ pub(super) enum Shown {
     Here(Box<Monitor<Segments>>),
     Agent(Box<Remote>),
     Cluster(Box<Live>),
+    Recording(Box<Playing>),
 }
 
 impl Shown {
-    fn step(&mut self) {
-        if let Shown::Here(monitor) = self {
-            monitor.step(now_ns());
+    fn step(&mut self) -> anyhow::Result<()> {
+        match self {
+            Shown::Here(monitor) => drop(monitor.step(now_ns())),
+            Shown::Recording(playing) => playing.step()?,
+            Shown::Agent(_) | Shown::Cluster(_) => {}
         }
+        Ok(())
+    }
+
+    /// Takes a key that moves a recording. False where it is none.
+    fn seek(&mut self, key: KeyEvent, app: &view::App) -> anyhow::Result<bool> {
+        let (Shown::Recording(playing), KeyCode::Char(c)) = (self, key.code) else { return Ok(false) };
+        let is_for_it = !app.editing() && key.kind != KeyEventKind::Release && key.modifiers.is_empty();
+        let Some(seek) = Seek::of(c).filter(|_| is_for_it) else { return Ok(false) };
+        playing.seek(seek)?;
+        Ok(true)
     }
 
     fn snapshot(&mut self) -> Snapshot {
@@ -39,6 +53,7 @@ impl Shown {
             Shown::Here(monitor) => monitor.snapshot(now_ns()),
             Shown::Agent(remote) => remote.snapshot(),
             Shown::Cluster(live) => live.snapshot(),
+            Shown::Recording(playing) => playing.snapshot(),
         }
     }
 
@@ -64,6 +79,13 @@ pub(super) fn run(o: &Top) -> anyhow::Result<u8> {
             return print(live.snapshot(), o.width);
         }
         return block_on(watch(Shown::Cluster(Box::new(live)), None, ""));
+    }
+    if let Some(dir) = &o.replay {
+        if o.once {
+            let (monitor, at_ns) = playback::play(dir)?;
+            return print(monitor.snapshot(at_ns), o.width);
+        }
+        return block_on(watch(Shown::Recording(Box::new(Playing::open(dir)?)), None, ""));
     }
     let mut monitor = monitor(o.dir.clone()).with_baselines(baselines(&o.baseline)?);
     if o.once {
@@ -99,7 +121,7 @@ pub(super) async fn watch(mut shown: Shown, until: Option<Instant>, source: &str
     while !app.quit() && until.is_none_or(|u| Instant::now() < u) {
         let mut changed = false;
         tokio::select! {
-            _ = step.tick() => shown.step(),
+            _ = step.tick() => shown.step()?,
             asked = signals.next() => {
                 if asked.to_end() {
                     break;
@@ -107,7 +129,9 @@ pub(super) async fn watch(mut shown: Shown, until: Option<Instant>, source: &str
             }
             event = keys.recv() => match event {
                 Some(Event::Key(key)) => {
-                    if let Some(message) = view::input::message(key, &app) {
+                    if shown.seek(key, &app)? {
+                        changed = true;
+                    } else if let Some(message) = view::input::message(key, &app) {
                         match message {
                             view::Msg::Suspend => suspend(&mut terminal)?,
                             view::Msg::Redraw => terminal.clear()?,

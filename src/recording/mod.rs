@@ -31,6 +31,20 @@ struct Message {
     bytes: Vec<u8>,
 }
 
+/// A change of a finding, as JSON, and when it was recorded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Finding {
+    at: Moment,
+    json: Vec<u8>,
+}
+
+/// What a log holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Frame {
+    Message(Message),
+    Finding(Finding),
+}
+
 /// The files of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum File {

@@ -2,7 +2,7 @@
 
 use super::operations;
 use super::table::Rows;
-use super::{File, Message, topic_of, wal};
+use super::{File, Frame, Message, topic_of, wal};
 use crate::cluster::message::Envelope;
 use crate::cluster::{Moment, Reader};
 use crate::model::{Sink, Source, Update};
@@ -120,7 +120,11 @@ impl Playback {
             .refused()
             .iter()
             .map(|(why, n)| format!("{n} messages were not read: {}", why.as_str()));
-        damaged.into_iter().chain(refused).collect()
+        let missed: u64 = self.reader.nodes().values().map(|n| n.missed).sum();
+        let missed = (missed > 0).then(|| {
+            format!("{missed} messages are missing: the disk did not take them in time, or their blocks were removed")
+        });
+        damaged.into_iter().chain(refused).chain(missed).collect()
     }
 
     /// Reads blocks until there are messages.
@@ -135,9 +139,13 @@ impl Playback {
                 if length > LOG_MAX {
                     return Err(Error::Table { path, why: format!("it has {length} bytes, and is no log") });
                 }
-                let (messages, rest) = wal::read(&fs::read(&path).map_err(file)?);
+                let (frames, rest) = wal::read(&fs::read(&path).map_err(file)?);
                 self.damaged += rest as u64;
-                self.messages = messages.into();
+                let messages = frames.into_iter().filter_map(|frame| match frame {
+                    Frame::Message(message) => Some(message),
+                    Frame::Finding(_) => None,
+                });
+                self.messages = messages.collect();
             } else {
                 self.messages = block_of(&self.dir, block)?.into();
             }

@@ -12,6 +12,7 @@ use parquet::schema::parser::parse_message_type;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -123,7 +124,8 @@ impl Table {
                     .set_column_encoding((*name).into(), Encoding::DELTA_BINARY_PACKED);
             }
         }
-        let file = File::create(path)?;
+        // A recording says what other users' jobs do.
+        let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(path)?;
         let synced = file.try_clone()?;
         let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties.build()))?;
         let mut group = writer.next_row_group()?;

@@ -1,23 +1,25 @@
-//! The open part of a recording: messages one after the other, each with a checksum.
+//! The open part of a recording: messages and changes of findings one after the other, each with a checksum.
 //!
 //! ```text
 //! RWWAL001 (length u32, CRC-32 u32, payload)*       numbers are little-endian
-//! payload: host monotonic ns u64, Unix ns u64, topic u8, message
+//! payload: host monotonic ns u64, Unix ns u64, topic u8, message or finding
 //! ```
-//! A file that is cut at any byte, or damaged, holds all messages before the cut.
+//! A file that is cut at any byte, or damaged, holds everything before the cut.
 
-use super::Message;
+use super::{Finding, Frame, Message};
 use crate::cluster::Moment;
 use crate::cluster::subject::Topic;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 const MAGIC: &[u8; 8] = b"RWWAL001";
 /// Bytes before a message's own in its payload.
 const HEAD: usize = 17;
-/// The topic of a node's own affairs; others are numbers of buckets.
+/// The topic of a node's own affairs, and of a finding; others are numbers of buckets.
 const NODE: u8 = u8::MAX;
+const FINDING: u8 = u8::MAX - 1;
 /// A message has no more bytes than this.
 const MESSAGE_MAX: usize = 1 << 20;
 
@@ -30,18 +32,23 @@ pub(super) struct Log {
 
 impl Log {
     pub(super) fn create(path: &Path) -> io::Result<Self> {
-        let mut file = BufWriter::new(File::options().write(true).create_new(true).open(path)?);
+        let mut file = BufWriter::new(File::options().write(true).create_new(true).mode(0o600).open(path)?);
         file.write_all(MAGIC)?;
         file.flush()?;
         Ok(Log { file, bytes: MAGIC.len() as u64 })
     }
 
-    pub(super) fn append(&mut self, message: &Message) -> io::Result<()> {
-        let mut payload = Vec::with_capacity(HEAD + message.bytes.len());
-        payload.extend(message.at.mono_ns.to_le_bytes());
-        payload.extend(message.at.unix_ns.to_le_bytes());
-        payload.push(if let Topic::Bucket(n) = message.topic { n } else { NODE });
-        payload.extend(&message.bytes);
+    pub(super) fn append(&mut self, frame: &Frame) -> io::Result<()> {
+        let (at, topic, bytes) = match frame {
+            Frame::Message(Message { at, topic: Topic::Bucket(n), bytes }) => (at, *n, bytes),
+            Frame::Message(Message { at, topic: Topic::Node, bytes }) => (at, NODE, bytes),
+            Frame::Finding(Finding { at, json }) => (at, FINDING, json),
+        };
+        let mut payload = Vec::with_capacity(HEAD + bytes.len());
+        payload.extend(at.mono_ns.to_le_bytes());
+        payload.extend(at.unix_ns.to_le_bytes());
+        payload.push(topic);
+        payload.extend(bytes);
         let length = u32::try_from(payload.len()).map_err(io::Error::other)?;
         self.file.write_all(&length.to_le_bytes())?;
         self.file.write_all(&crc32fast::hash(&payload).to_le_bytes())?;
@@ -61,18 +68,18 @@ impl Log {
     }
 }
 
-/// The messages of a log up to the first fault, and how many bytes follow it.
-pub(super) fn read(bytes: &[u8]) -> (Vec<Message>, usize) {
-    let mut messages = Vec::new();
-    let Some(mut rest) = bytes.strip_prefix(MAGIC) else { return (messages, bytes.len()) };
-    while let Some((message, after)) = next(rest) {
-        messages.push(message);
+/// The contents of a log up to the first fault, and how many bytes follow it.
+pub(super) fn read(bytes: &[u8]) -> (Vec<Frame>, usize) {
+    let mut frames = Vec::new();
+    let Some(mut rest) = bytes.strip_prefix(MAGIC) else { return (frames, bytes.len()) };
+    while let Some((frame, after)) = next(rest) {
+        frames.push(frame);
         rest = after;
     }
-    (messages, rest.len())
+    (frames, rest.len())
 }
 
-fn next(bytes: &[u8]) -> Option<(Message, &[u8])> {
+fn next(bytes: &[u8]) -> Option<(Frame, &[u8])> {
     let (length, rest) = bytes.split_first_chunk::<4>()?;
     let (sum, rest) = rest.split_first_chunk::<4>()?;
     let length = u32::from_le_bytes(*length) as usize;
@@ -87,8 +94,13 @@ fn next(bytes: &[u8]) -> Option<(Message, &[u8])> {
     let (unix, payload) = payload.split_first_chunk::<8>()?;
     let (topic, bytes) = payload.split_first()?;
     let at = Moment { mono_ns: u64::from_le_bytes(*mono), unix_ns: u64::from_le_bytes(*unix) };
-    let topic = if *topic == NODE { Topic::Node } else { Topic::Bucket(*topic) };
-    Some((Message { at, topic, bytes: bytes.to_vec() }, after))
+    let bytes = bytes.to_vec();
+    let frame = match *topic {
+        FINDING => Frame::Finding(Finding { at, json: bytes }),
+        NODE => Frame::Message(Message { at, topic: Topic::Node, bytes }),
+        n => Frame::Message(Message { at, topic: Topic::Bucket(n), bytes }),
+    };
+    Some((frame, after))
 }
 
 #[cfg(test)]
@@ -100,12 +112,16 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("wal");
         let mut log = Log::create(&path).expect("a log");
-        let message = |n: u8| Message {
-            at: Moment { mono_ns: u64::from(n), unix_ns: 1_000 + u64::from(n) },
-            topic: if n.is_multiple_of(2) { Topic::Node } else { Topic::Bucket(n) },
-            bytes: vec![n; usize::from(n) * 3],
+        let frame = |n: u8| {
+            let at = Moment { mono_ns: u64::from(n), unix_ns: 1_000 + u64::from(n) };
+            let bytes = vec![n; usize::from(n) * 3];
+            match n % 3 {
+                0 => Frame::Message(Message { at, topic: Topic::Node, bytes }),
+                1 => Frame::Message(Message { at, topic: Topic::Bucket(n), bytes }),
+                _ => Frame::Finding(Finding { at, json: bytes }),
+            }
         };
-        let all: Vec<Message> = (0..5).map(message).collect();
+        let all: Vec<Frame> = (0..6).map(frame).collect();
         all.iter().for_each(|m| log.append(m).expect("room"));
         log.flush().expect("room");
         let bytes = std::fs::read(&path).expect("the log");

@@ -3,13 +3,15 @@
 use super::operations;
 use super::table::{Cell, Head, Table, Type};
 use super::wal::{self, Log};
-use super::{File, Message, number_of};
+use super::{File, Finding, Frame, Message, number_of};
 use crate::cluster::message::Envelope;
 use crate::cluster::{Moment, Outgoing};
-use crate::model::{Change, FindingEvent};
+use crate::model::{self, Change, FindingEvent};
 use prost::Message as _;
+use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -68,7 +70,6 @@ pub struct Writer {
     block: u32,
     log: Log,
     began: Option<Moment>,
-    findings: Table,
 }
 
 impl Writer {
@@ -77,14 +78,13 @@ impl Writer {
     /// # Errors
     /// The directory cannot be made, or holds something.
     pub fn create(dir: &Path, limits: Limits) -> io::Result<Self> {
-        fs::create_dir_all(dir)?;
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         if fs::read_dir(dir)?.next().is_some() {
             let why = "the directory is not empty; name a new one for each recording";
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
         }
         let log = Log::create(&File::Log.path(dir, 1))?;
-        let findings = Table::new(FINDINGS);
-        Ok(Writer { dir: dir.to_owned(), limits, block: 1, log, began: None, findings })
+        Ok(Writer { dir: dir.to_owned(), limits, block: 1, log, began: None })
     }
 
     /// Takes what was reported at a moment. Returns true when a new block has begun: what is sent only when it changes has to be
@@ -94,10 +94,13 @@ impl Writer {
     /// It cannot be written: what was written before can be read.
     pub fn take(&mut self, at: Moment, messages: Vec<Outgoing>, events: &[FindingEvent]) -> io::Result<bool> {
         for Outgoing { topic, bytes, .. } in messages {
-            self.log.append(&Message { at, topic, bytes })?;
+            self.log.append(&Frame::Message(Message { at, topic, bytes }))?;
+        }
+        for event in events {
+            let json = serde_json::to_vec(&Changed { change: event.change, finding: event.finding.clone() })?;
+            self.log.append(&Frame::Finding(Finding { at, json }))?;
         }
         self.log.flush()?;
-        events.iter().for_each(|event| push_finding(&mut self.findings, at, event));
         let began = *self.began.get_or_insert(at);
         let age = Duration::from_nanos(at.mono_ns.saturating_sub(began.mono_ns));
         if self.log.bytes() < self.limits.block_bytes && age < self.limits.block_age {
@@ -126,7 +129,15 @@ impl Writer {
         let (all, _) = wal::read(&fs::read(&log)?);
         let (mut messages, mut ops) = (Table::new(MESSAGES), Table::new(operations::HEADS));
         let mut records = Vec::new();
-        for (n, message) in all.into_iter().enumerate() {
+        let (mut n, mut findings) = (0, Table::new(FINDINGS));
+        for frame in all {
+            let message = match frame {
+                Frame::Message(message) => message,
+                Frame::Finding(finding) => {
+                    push_finding(&mut findings, &finding);
+                    continue;
+                }
+            };
             let Ok(mut envelope) = Envelope::decode(message.bytes.as_slice()) else { continue };
             let of = std::mem::take(&mut envelope.records);
             records.extend(of.into_iter().map(|record| (n, envelope.node.clone(), message.at, record)));
@@ -138,6 +149,7 @@ impl Writer {
                 Cell::Number(Some(number_of(message.topic))),
                 Cell::Bytes(Some(envelope.encode_to_vec())),
             ]);
+            n += 1;
         }
         // The operations of a rank follow each other: so its times are small steps from row to row.
         records.sort_by_key(|(_, node, _, r)| (node.clone(), r.segment, r.comm, r.ticket));
@@ -145,7 +157,6 @@ impl Writer {
             operations::push(&mut ops, n, &node, at, record);
         }
         ops.write(operations::NAME, &File::Operations.path(&self.dir, self.block))?;
-        let findings = std::mem::replace(&mut self.findings, Table::new(FINDINGS));
         findings.write("findings", &File::Findings.path(&self.dir, self.block))?;
         let path = File::Messages.path(&self.dir, self.block);
         let draft = path.with_extension("draft");
@@ -186,25 +197,35 @@ impl Writer {
     }
 }
 
-fn push_finding(table: &mut Table, at: Moment, event: &FindingEvent) {
-    let f = &event.finding;
-    let change = match event.change {
+/// A change of a finding, as the log keeps it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Changed {
+    change: Change,
+    #[serde(flatten)]
+    finding: model::Finding,
+}
+
+/// Adds a finding of the log. One that does not read is of a release with other kinds, and is kept as it is.
+fn push_finding(table: &mut Table, Finding { at, json }: &Finding) {
+    let read: Option<Changed> = serde_json::from_slice(json).ok();
+    let f = read.as_ref().map(|c| &c.finding);
+    let change = read.as_ref().map(|c| match c.change {
         Change::Opened => "opened",
         Change::Updated => "updated",
         Change::Closed => "closed",
-    };
-    let ranks: Vec<String> = f.ranks.iter().map(|r| r.0.to_string()).collect();
+    });
+    let ranks = f.map(|f| f.ranks.iter().map(|r| r.0.to_string()).collect::<Vec<_>>().join(" "));
     table.push([
         Cell::Number(i64::try_from(at.unix_ns).ok()),
-        Cell::Text(Some(change)),
-        Cell::Text(Some(&f.id.to_string())),
-        Cell::Text(Some(f.kind.as_str())),
-        Cell::Text(Some(f.severity.as_str())),
-        Cell::Text(Some(&f.communicator.to_string())),
-        Cell::Text(f.communicator_name.as_deref()),
-        Cell::Text(Some(&ranks.join(" "))),
-        Cell::Text(Some(&f.operation.func)),
-        Cell::Number(i64::try_from(f.operation.order).ok()),
-        Cell::Bytes(serde_json::to_vec(f).ok()),
+        Cell::Text(change),
+        Cell::Text(f.map(|f| f.id.to_string()).as_deref()),
+        Cell::Text(f.map(|f| f.kind.as_str())),
+        Cell::Text(f.map(|f| f.severity.as_str())),
+        Cell::Text(f.map(|f| f.communicator.to_string()).as_deref()),
+        Cell::Text(f.and_then(|f| f.communicator_name.as_deref())),
+        Cell::Text(ranks.as_deref()),
+        Cell::Text(f.map(|f| f.operation.func.as_str())),
+        Cell::Number(f.and_then(|f| i64::try_from(f.operation.order).ok())),
+        Cell::Bytes(Some(json.clone())),
     ]);
 }
