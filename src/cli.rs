@@ -260,7 +260,7 @@ pub struct Top {
     /// Show what the analysers of a whole cluster know
     #[command(flatten)]
     pub at: ClusterAt,
-    /// Play a recording: space pauses, . steps, + and - change the speed, [ and ] move by ten seconds
+    /// Play a recording: space pauses, . steps, + and - change the speed, brackets move by ten seconds
     #[arg(long, value_name = "DIR", conflicts_with_all = ["agent", "cluster", "dir", "baseline"])]
     pub replay: Option<PathBuf>,
     /// Print one frame as text and exit

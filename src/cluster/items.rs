@@ -7,7 +7,7 @@ use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_f
 const NESTED: [u32; 2] = [14, 23];
 
 /// Counts the items of a message, with those of its records and calls; absent where it is no message.
-pub(super) fn count(mut message: &[u8]) -> Option<usize> {
+pub(crate) fn count(mut message: &[u8]) -> Option<usize> {
     let mut items = 0usize;
     while message.has_remaining() {
         let (tag, wire) = decode_key(&mut message).ok()?;

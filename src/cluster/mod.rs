@@ -8,7 +8,7 @@
 
 mod bus;
 mod encode;
-mod items;
+pub(crate) mod items;
 pub mod message;
 mod publisher;
 mod reader;

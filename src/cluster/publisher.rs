@@ -457,6 +457,15 @@ impl Publisher {
         self.finish()
     }
 
+    /// The last words: what waits is not waited for any more. Where nothing is left out, the operations that are in flight are told as
+    /// they are.
+    pub fn last_of(&mut self, join: &Join, now: Moment) -> Vec<Outgoing> {
+        if self.is_everything {
+            self.tell_all_open(join, now.mono_ns);
+        }
+        self.last(now)
+    }
+
     /// The last words: what waits is not waited for any more.
     pub fn last(&mut self, now: Moment) -> Vec<Outgoing> {
         self.now = now;

@@ -16,6 +16,8 @@ const STEP_NS: u64 = 1_000_000_000;
 const SEEK_NS: u64 = 10 * STEP_NS;
 /// Without messages the rules are asked so often, in ns of the recording.
 const JUDGE_EVERY_NS: u64 = 250_000_000;
+/// A longer time without messages is passed at once: nodes say something every 30 s.
+const QUIET_MAX_NS: u64 = 120 * STEP_NS;
 
 /// Plays a recording to its end, as fast as it can be read. Returns the monitor and the last moment.
 pub(super) fn play(dir: &Path) -> anyhow::Result<(Monitor<Playback>, u64)> {
@@ -89,7 +91,8 @@ impl Playing {
         while let Some(next) = self.monitor.source_mut().next_at()? {
             // A hang makes no messages, and gets older all the same.
             let quiet_ns = self.judged_ns.saturating_add(JUDGE_EVERY_NS);
-            let at_ns = if self.judged_ns > 0 { next.mono_ns.min(quiet_ns) } else { next.mono_ns };
+            let is_near = next.mono_ns.saturating_sub(self.judged_ns) <= QUIET_MAX_NS;
+            let at_ns = if is_near { next.mono_ns.min(quiet_ns) } else { next.mono_ns };
             if at_ns > until_ns {
                 self.now_ns = until_ns.max(self.now_ns);
                 return Ok(());

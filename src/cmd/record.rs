@@ -5,10 +5,11 @@ use crate::bench::parse_bytes;
 use crate::cli::Record;
 use crate::cluster::Moment;
 use crate::ingest::{now_ns, unix_ns};
-use crate::recording::Limits;
+use crate::recording::{Limits, Writer};
 use crate::runtime::Recorder;
 use crate::runtime::signals::Signals;
 use anyhow::Context;
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -19,43 +20,54 @@ pub(super) fn run(o: &Record) -> anyhow::Result<u8> {
     let mut monitor = monitor(o.dir.clone()).following_live();
     let bytes = parse_bytes(&o.max_size).map_err(|why| anyhow::anyhow!("--max-size: {why}"))?;
     let limits = Limits { bytes, age: o.max_age, ..Limits::default() };
-    let mut recorder = begin(&mut monitor, &o.output, limits)?;
+    let writer = Writer::create(&o.output, limits)
+        .with_context(|| format!("{}: no recording can be made here", o.output.display()))?;
+    let mut recorder = Recorder::begin(&mut monitor, &node(), moment(), move || Ok(writer))?;
     eprintln!("ringwatch: recording to {}; Ctrl-C ends it", o.output.display());
     let recorded = block_on(async {
         let mut signals = Signals::new()?;
         let mut steps = tokio::time::interval(STEP);
         let end = o.seconds.map(|s| tokio::time::Instant::now() + Duration::from_secs(s.into()));
+        let mut is_last = false;
         loop {
             tokio::select! {
-                asked = signals.next() => if asked.to_end() { return Ok(()) },
-                _ = steps.tick() => {
-                    let events = monitor.step(now_ns());
-                    recorder.record(&mut monitor, events, moment()).with_context(|| cannot_write(&o.output))?;
-                    if end.is_some_and(|t| tokio::time::Instant::now() >= t) {
-                        return Ok(());
-                    }
-                }
+                asked = signals.next() => is_last |= asked.to_end(),
+                _ = steps.tick() => is_last |= end.is_some_and(|t| tokio::time::Instant::now() >= t),
+            }
+            let events = monitor.step(now_ns());
+            recorder.record(&mut monitor, events, moment()).with_context(|| cannot_write(&o.output))?;
+            if is_last {
+                return Ok(());
             }
         }
     });
     recorded?;
-    recorder.end().with_context(|| cannot_write(&o.output))?;
+    if recorder.lost() > 0 {
+        eprintln!("ringwatch: {} operations and findings are missing: the disk is too slow", recorder.lost());
+    }
+    recorder.end(monitor.join(), moment()).with_context(|| cannot_write(&o.output))?;
     eprintln!("ringwatch: recorded; `ringwatch diagnose --replay {}` judges it", o.output.display());
     Ok(0)
 }
 
-/// Begins a recording in a directory that the user named.
-pub(super) fn begin<S: crate::model::Source>(
-    monitor: &mut crate::runtime::Monitor<S>,
-    output: &Path,
-    limits: Limits,
-) -> anyhow::Result<Recorder> {
-    let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    Recorder::begin(monitor, output, &node, limits, moment())
-        .with_context(|| format!("{}: no recording can be made here", output.display()))
+/// The name of this host.
+pub(super) fn node() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-pub(super) fn cannot_write(output: &Path) -> String {
+/// Begins a recording in a directory, or in a new one below it where it holds something: a job may be started again.
+pub(super) fn open(dir: &Path, limits: Limits) -> io::Result<Writer> {
+    match Writer::create(dir, limits) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+            let below = dir.join(format!("{}-{}", node(), std::process::id()));
+            eprintln!("ringwatch: {} is not empty: recording to {}", dir.display(), below.display());
+            Writer::create(&below, limits)
+        }
+        result => result,
+    }
+}
+
+fn cannot_write(output: &Path) -> String {
     format!("{}: cannot write; what was recorded before can be read", output.display())
 }
 

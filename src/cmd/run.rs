@@ -120,18 +120,36 @@ pub(super) fn run(o: &Run) -> anyhow::Result<u8> {
     let mut s = prepare(o)?;
     let segments = super::own_segments(s.segments.clone()).only_job(&s.job, now_ns());
     let mut monitor = Monitor::new(segments, Settings::default()).with_baselines(baselines.clone());
-    let mut recorder = match &o.record {
-        Some(dir) => Some(record::begin(&mut monitor, dir, Limits::default())?),
-        None => None,
-    };
+    // Whatever becomes of the recording, the job is started.
+    let mut recorder = o.record.clone().and_then(|dir| {
+        let open = move || record::open(&dir, Limits::default());
+        Recorder::begin(&mut monitor, &record::node(), record::moment(), open)
+            .map_err(|e| say_unrecorded(&e))
+            .ok()
+    });
     let (status, broken) = block_on(watch(o, &mut s, &mut monitor, (&baselines, &mut recorder)))?;
-    if !broken {
-        // When nobody reads stderr there is nobody to tell.
-        let last = sum_up(o, &s, &mut monitor, status).unwrap_or_default();
+    // Nor does a bug of ours change the job's exit code.
+    let end = std::panic::AssertUnwindSafe(|| {
+        let mut last = Vec::new();
+        if !broken {
+            // When nobody reads stderr there is nobody to tell.
+            last = sum_up(o, &s, &mut monitor, status).unwrap_or_default();
+        }
         if let Some(mut recorder) = recorder {
             record_step(&mut recorder, &mut monitor, last);
-            recorder.end().unwrap_or_else(|e| say_unrecorded(&e));
+            if recorder.lost() > 0 {
+                let lost = recorder.lost();
+                writeln!(
+                    io::stderr(),
+                    "ringwatch: {lost} operations and findings are not recorded: the disk is too slow"
+                )
+                .ok();
+            }
+            recorder.end(monitor.join(), record::moment()).unwrap_or_else(|e| say_unrecorded(&e));
         }
+    });
+    if std::panic::catch_unwind(end).is_err() {
+        writeln!(io::stderr(), "ringwatch: a bug in ringwatch; the job has ended before").ok();
     }
     Ok(code(status))
 }

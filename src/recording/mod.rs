@@ -1,14 +1,14 @@
 //! Recordings: everything that a job's ranks reported, in files that other programs read as well.
 //!
-//! A recording is a directory. It holds messages of the cluster's bus, so that whoever reads it makes the same of them as an
-//! analyser does. Messages are first appended to a log. When the log is long enough it becomes a block: Parquet files with the operations,
-//! the findings, and what is left of the messages.
+//! A recording is a directory. It holds messages of the cluster's bus, which a playback reads as an analyser does. Messages are first
+//! appended to a log. When the log is long enough it becomes a block: Parquet files with the operations, the findings, and the
+//! messages without their operations.
 //! ```text
 //! operations-00001.parquet  findings-00001.parquet  messages-00001.parquet     a block
 //! open-00002.wal                                                               the log
 //! ```
-//! The file of messages is the last that a block gets, and then its log is removed. So each number has one or the other, whenever
-//! the writer dies.
+//! The file of messages is the last that a block gets, and then its log is removed. So each number has one or the other at any
+//! moment.
 
 mod operations;
 mod playback;

@@ -32,6 +32,7 @@ pub(super) const HEADS: &[Head] = &[
     ("called_before_ns", Type::Number),
     ("end_seen_after_ns", Type::Number),
     ("is_finished", Type::Word),
+    ("is_latest", Type::Word),
     ("root", Type::Word),
     ("warps", Type::Word),
     ("launch", Type::Number),
@@ -85,8 +86,14 @@ fn word(number: &mut u32) -> Cell<'static> {
     })
 }
 
-/// Adds an operation of a message, sent at this moment.
-pub(super) fn push(table: &mut Table, message: usize, host: &str, at: Moment, record: Record) {
+/// Adds an operation of a message with this number, sent at this moment; and whether the row is the last one about the operation.
+pub(super) fn push(
+    table: &mut Table,
+    (message, is_latest): (usize, bool),
+    host: &str,
+    at: Moment,
+    record: Record,
+) {
     let mut r = record;
     let process = format!("{:016x}", std::mem::take(&mut r.segment));
     let communicator = format!("{:016x}", std::mem::take(&mut r.comm));
@@ -94,6 +101,7 @@ pub(super) fn push(table: &mut Table, message: usize, host: &str, at: Moment, re
     if lane.is_some() {
         r.lane = 0;
     }
+    let (is_transfer, peer) = (matches!(lane, Some("send" | "receive")), std::mem::take(&mut r.peer));
     let wall = |ns: u64| i64::try_from(ns.checked_add(at.unix_ns)?.checked_sub(at.mono_ns)?).ok();
     let take_wall = |ns: &mut Option<u64>| {
         let at = wall((*ns)?)?;
@@ -125,7 +133,7 @@ pub(super) fn push(table: &mut Table, message: usize, host: &str, at: Moment, re
         Cell::Text(Some(&communicator)),
         Cell::Number(Some(i64::from(rank))),
         Cell::Text(lane),
-        word(&mut r.peer),
+        Cell::Number((is_transfer || peer > 0).then_some(i64::from(peer))),
         Cell::Number(take(&mut r.order)),
         Cell::Text(FUNCTIONS.take(&mut r.func)),
         Cell::Text(TYPES.take(&mut r.dtype)),
@@ -140,6 +148,7 @@ pub(super) fn push(table: &mut Table, message: usize, host: &str, at: Moment, re
         Cell::Number(called),
         Cell::Number(seen),
         Cell::Number(Some(i64::from(std::mem::take(&mut r.finished)))),
+        Cell::Number(Some(i64::from(is_latest))),
         Cell::Number(r.root.take().map(i64::from)),
         Cell::Number(r.warps.take().map(i64::from)),
         Cell::Number(take(&mut r.plan)),
@@ -242,7 +251,7 @@ mod tests {
             let path = dir.path().join("operations.parquet");
             let mut table = Table::new(HEADS);
             for (n, r) in all.iter().enumerate() {
-                push(&mut table, n, "node", AT, r.clone());
+                push(&mut table, (n, true), "node", AT, r.clone());
             }
             table.write(NAME, &path).expect("room");
             let rows = Rows::read(&path).expect("a table");

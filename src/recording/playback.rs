@@ -4,7 +4,7 @@ use super::operations;
 use super::table::Rows;
 use super::{File, Frame, Message, topic_of, wal};
 use crate::cluster::message::Envelope;
-use crate::cluster::{Moment, Reader};
+use crate::cluster::{Moment, Reader, items};
 use crate::model::{Sink, Source, Update};
 use prost::Message as _;
 use std::collections::{BTreeMap, VecDeque};
@@ -15,7 +15,10 @@ use std::time::Duration;
 /// A node that is silent for so long in a recording is told as silent, as an analyser tells it by default.
 const SILENT: Duration = Duration::from_secs(3);
 /// Bytes of a log that are read.
-const LOG_MAX: u64 = 4 << 30;
+const LOG_MAX: u64 = 256 << 20;
+/// Bytes of a message without its operations, and items in all messages of a block.
+const BODY_MAX: usize = 256 << 10;
+const ITEMS_MAX: usize = 1 << 22;
 
 /// Why a recording cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -109,12 +112,8 @@ impl Playback {
 
     /// What the recording lacks, a sentence each.
     pub fn notes(&self) -> Vec<String> {
-        let damaged = (self.damaged > 0).then(|| {
-            format!(
-                "the last {} bytes of the recording are not whole: its writer ended while it wrote them",
-                self.damaged
-            )
-        });
+        let damaged = (self.damaged > 0)
+            .then(|| format!("{} bytes at the end of a log are incomplete or damaged", self.damaged));
         let refused = self
             .reader
             .refused()
@@ -135,9 +134,10 @@ impl Playback {
             if is_log {
                 let path = File::Log.path(&self.dir, block);
                 let file = |why| Error::File { path: path.clone(), why };
-                let length = fs::metadata(&path).map_err(file)?.len();
-                if length > LOG_MAX {
-                    return Err(Error::Table { path, why: format!("it has {length} bytes, and is no log") });
+                let about = fs::metadata(&path).map_err(file)?;
+                if !about.is_file() || about.len() > LOG_MAX {
+                    let why = format!("it is no file of at most {} MiB", LOG_MAX >> 20);
+                    return Err(Error::Table { path, why });
                 }
                 let (frames, rest) = wal::read(&fs::read(&path).map_err(file)?);
                 self.damaged += rest as u64;
@@ -158,16 +158,19 @@ impl Playback {
 fn block_of(dir: &Path, block: u32) -> Result<Vec<Message>, Error> {
     let rows = |file: File| {
         let path = file.path(dir, block);
-        Rows::read(&path).map_err(|e| Error::Table { path, why: e.to_string() })
+        Rows::read(&path).map_err(|why| Error::Table { path, why })
     };
     let table = rows(File::Messages)?;
-    let mut read: Vec<(Message, Envelope)> = Vec::with_capacity(table.rows);
+    let mut read: Vec<(Message, Envelope)> = Vec::new();
+    let mut items_left = ITEMS_MAX;
     for row in 0..table.rows {
-        let message = || {
+        let mut message = || {
             let unsigned = |column: &str| u64::try_from(table.number(column, row)?).ok();
             let at = Moment { mono_ns: unsigned("monotonic_ns")?, unix_ns: unsigned("recorded")? };
             let topic = topic_of(table.number("topic", row)?)?;
-            let envelope = Envelope::decode(table.bytes("body", row)?).ok()?;
+            let body = table.bytes("body", row).filter(|b| b.len() <= BODY_MAX)?;
+            items_left = items_left.checked_sub(items::count(body)?)?;
+            let envelope = Envelope::decode(body).ok()?;
             Some((Message { at, topic, bytes: Vec::new() }, envelope))
         };
         let path = || File::Messages.path(dir, block);
@@ -212,6 +215,8 @@ impl Source for Playback {
                 self.fault = Some(fault);
             }
         }
+        // Nobody can be asked here.
+        drop(self.reader.take_announced());
         self.reader.look(now_ns, &mut out);
         out.into_iter().for_each(|u| sink.take(u));
     }

@@ -5,6 +5,7 @@ use parquet::column::reader::ColumnReader;
 use parquet::column::writer::ColumnWriter;
 use parquet::data_type::ByteArray;
 use parquet::errors::ParquetError;
+use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::file::writer::SerializedFileWriter;
@@ -18,6 +19,14 @@ use std::sync::Arc;
 
 /// The compression level: higher ones take much longer and save little.
 const LEVEL: i32 = 3;
+
+/// The key in a file's metadata for the version of its columns.
+const FORMAT: &str = "ringwatch.recording";
+const VERSION: &str = "1";
+/// Rows that a file may have.
+const ROWS_MAX: usize = 1 << 22;
+/// Bytes that a file may have.
+const FILE_MAX: u64 = 1 << 30;
 
 /// The type of a column, as Parquet and its readers know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,7 +125,10 @@ impl Table {
     pub(super) fn write(&self, name: &str, path: &Path) -> io::Result<()> {
         let schema = Arc::new(parse_message_type(&self.schema(name)).map_err(io::Error::other)?);
         let level = ZstdLevel::try_new(LEVEL).map_err(io::Error::other)?;
-        let mut properties = WriterProperties::builder().set_compression(Compression::ZSTD(level));
+        let version = KeyValue::new(FORMAT.to_owned(), VERSION.to_owned());
+        let mut properties = WriterProperties::builder()
+            .set_compression(Compression::ZSTD(level))
+            .set_key_value_metadata(Some(vec![version]));
         for (name, kind) in self.heads {
             if matches!(kind, Type::Number | Type::Time) {
                 properties = properties
@@ -125,7 +137,7 @@ impl Table {
             }
         }
         // A recording says what other users' jobs do.
-        let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+        let file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
         let synced = file.try_clone()?;
         let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties.build()))?;
         let mut group = writer.next_row_group()?;
@@ -161,25 +173,60 @@ pub(super) struct Rows {
 
 impl Rows {
     /// Reads a file. Columns of other types than these are skipped: newer releases may have them.
-    pub(super) fn read(path: &Path) -> Result<Self, ParquetError> {
-        let reader = SerializedFileReader::new(File::open(path)?)?;
+    pub(super) fn read(path: &Path) -> Result<Self, String> {
+        let why = |e: io::Error| e.to_string();
+        // A pipe would be waited for.
+        let about = std::fs::metadata(path).map_err(why)?;
+        if !about.is_file() || about.len() > FILE_MAX {
+            return Err(format!("it is no file of at most {} MiB", FILE_MAX >> 20));
+        }
+        let file = File::open(path).map_err(why)?;
+        // The library takes some damaged files for its own bugs.
+        let read = std::panic::AssertUnwindSafe(|| Self::of(file));
+        match std::panic::catch_unwind(read) {
+            Ok(Ok(rows)) => Ok(rows),
+            Ok(Err(e)) => Err(e.to_string()),
+            Err(_) => Err("it is damaged".to_owned()),
+        }
+    }
+
+    fn of(file: File) -> Result<Self, ParquetError> {
+        let reader = SerializedFileReader::new(file)?;
+        let about = reader.metadata().file_metadata();
+        let version = about.key_value_metadata().into_iter().flatten().find(|k| k.key == FORMAT);
+        let version = version.and_then(|k| k.value.as_deref());
+        if version != Some(VERSION) {
+            let what = version.unwrap_or("absent");
+            return Err(ParquetError::General(format!("its {FORMAT} is {what}, and {VERSION} can be read")));
+        }
+        if usize::try_from(about.num_rows()).ok().is_none_or(|n| n > ROWS_MAX) {
+            return Err(ParquetError::General(format!("it does not have from 0 to {ROWS_MAX} rows")));
+        }
         let mut out = Rows { columns: HashMap::new(), rows: 0 };
         for group in 0..reader.num_row_groups() {
             let group = reader.get_row_group(group)?;
-            let rows = usize::try_from(group.metadata().num_rows()).unwrap_or(0);
-            out.rows += rows;
+            let rows = usize::try_from(group.metadata().num_rows()).unwrap_or(usize::MAX);
+            out.rows = out.rows.saturating_add(rows);
+            if out.rows > ROWS_MAX {
+                return Err(ParquetError::General(format!("it has more than {ROWS_MAX} rows")));
+            }
             for at in 0..group.num_columns() {
-                let name = group.metadata().column(at).column_descr().name().to_owned();
+                let about = group.metadata().column(at).column_descr_ptr();
+                let name = about.name().to_owned();
+                if about.max_rep_level() > 0 {
+                    continue;
+                }
+                let is_optional = about.max_def_level() > 0;
                 let values = match group.get_column_reader(at)? {
                     ColumnReader::Int64ColumnReader(mut r) => {
                         let (mut levels, mut values) = (Vec::new(), Vec::new());
                         r.read_records(rows, Some(&mut levels), None, &mut values)?;
-                        Values::Numbers(spread(&levels, values))
+                        Values::Numbers(spread(is_optional.then_some(&levels), values))
                     }
                     ColumnReader::ByteArrayColumnReader(mut r) => {
                         let (mut levels, mut values) = (Vec::new(), Vec::new());
                         r.read_records(rows, Some(&mut levels), None, &mut values)?;
-                        Values::Texts(spread(&levels, values))
+                        Values::Texts(spread(is_optional.then_some(&levels), values))
                     }
                     _ => continue,
                 };
@@ -214,8 +261,9 @@ impl Rows {
     }
 }
 
-/// The values of all rows, by which of them have one.
-fn spread<T>(levels: &[i16], values: Vec<T>) -> Vec<Option<T>> {
+/// The values of all rows. Levels say which rows have one; without them all have.
+fn spread<T>(levels: Option<&Vec<i16>>, values: Vec<T>) -> Vec<Option<T>> {
+    let Some(levels) = levels else { return values.into_iter().map(Some).collect() };
     let mut values = values.into_iter();
     levels.iter().map(|level| if *level > 0 { values.next() } else { None }).collect()
 }

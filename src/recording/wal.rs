@@ -21,7 +21,7 @@ const HEAD: usize = 17;
 const NODE: u8 = u8::MAX;
 const FINDING: u8 = u8::MAX - 1;
 /// A message has no more bytes than this.
-const MESSAGE_MAX: usize = 1 << 20;
+const MESSAGE_MAX: usize = 16 << 20;
 
 /// A file that messages are appended to.
 #[derive(Debug)]
@@ -49,6 +49,9 @@ impl Log {
         payload.extend(at.unix_ns.to_le_bytes());
         payload.push(topic);
         payload.extend(bytes);
+        if bytes.len() > MESSAGE_MAX {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a message is too long for a recording"));
+        }
         let length = u32::try_from(payload.len()).map_err(io::Error::other)?;
         self.file.write_all(&length.to_le_bytes())?;
         self.file.write_all(&crc32fast::hash(&payload).to_le_bytes())?;

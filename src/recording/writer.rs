@@ -4,16 +4,18 @@ use super::operations;
 use super::table::{Cell, Head, Table, Type};
 use super::wal::{self, Log};
 use super::{File, Finding, Frame, Message, number_of};
-use crate::cluster::message::Envelope;
+use crate::cluster::message::{Envelope, Record};
 use crate::cluster::{Moment, Outgoing};
 use crate::model::{self, Change, FindingEvent};
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
 
 pub(super) const MESSAGES: &[Head] = &[
     ("message", Type::Number),
@@ -38,6 +40,10 @@ const FINDINGS: &[Head] = &[
     ("finding", Type::Text),
 ];
 
+/// A recording of the greatest size has so many blocks at least, so that little goes with one.
+const BLOCKS_MIN: u64 = 8;
+const BLOCK_BYTES_MIN: u64 = 64 << 10;
+
 /// The size and the age of a recording and of its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
@@ -56,7 +62,7 @@ impl Default for Limits {
         Limits {
             bytes: 16 << 30,
             age: Duration::from_secs(7 * 24 * 3600),
-            block_bytes: 32 << 20,
+            block_bytes: 8 << 20,
             block_age: Duration::from_secs(600),
         }
     }
@@ -76,14 +82,22 @@ impl Writer {
     /// Begins a recording in a new or an empty directory.
     ///
     /// # Errors
-    /// The directory cannot be made, or holds something.
+    /// The directory cannot be made, holds something, or is open to others.
     pub fn create(dir: &Path, limits: Limits) -> io::Result<Self> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+        let about = fs::metadata(dir)?;
+        if about.uid() != rustix::process::geteuid().as_raw() || about.mode() & 0o022 != 0 {
+            // Whoever may write into it could have root write over other files.
+            let why = "others may write into the directory; name one of your own, without write permission for others";
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
         if fs::read_dir(dir)?.next().is_some() {
             let why = "the directory is not empty; name a new one for each recording";
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
         }
         let log = Log::create(&File::Log.path(dir, 1))?;
+        let block_bytes = limits.block_bytes.min(limits.bytes / BLOCKS_MIN).max(BLOCK_BYTES_MIN);
+        let limits = Limits { block_bytes, ..limits };
         Ok(Writer { dir: dir.to_owned(), limits, block: 1, log, began: None })
     }
 
@@ -110,7 +124,7 @@ impl Writer {
         self.block = self.block.checked_add(1).ok_or_else(|| io::Error::other("it has too many blocks"))?;
         self.log = Log::create(&File::Log.path(&self.dir, self.block))?;
         self.began = None;
-        self.remove_old(at)?;
+        self.remove_old(at);
         Ok(true)
     }
 
@@ -122,79 +136,122 @@ impl Writer {
         self.close_block()
     }
 
-    /// Makes a block of the log.
+    /// Makes a block of the log. The log goes once all files of the block have their names.
     fn close_block(&mut self) -> io::Result<()> {
         self.log.flush()?;
         let log = File::Log.path(&self.dir, self.block);
-        let (all, _) = wal::read(&fs::read(&log)?);
-        let (mut messages, mut ops) = (Table::new(MESSAGES), Table::new(operations::HEADS));
-        let mut records = Vec::new();
-        let (mut n, mut findings) = (0, Table::new(FINDINGS));
-        for frame in all {
-            let message = match frame {
-                Frame::Message(message) => message,
-                Frame::Finding(finding) => {
-                    push_finding(&mut findings, &finding);
-                    continue;
-                }
-            };
-            let Ok(mut envelope) = Envelope::decode(message.bytes.as_slice()) else { continue };
-            let of = std::mem::take(&mut envelope.records);
-            records.extend(of.into_iter().map(|record| (n, envelope.node.clone(), message.at, record)));
-            messages.push([
-                Cell::Number(i64::try_from(n).ok()),
-                Cell::Number(i64::try_from(message.at.unix_ns).ok()),
-                Cell::Number(i64::try_from(message.at.mono_ns).ok()),
-                Cell::Text(Some(&envelope.node)),
-                Cell::Number(Some(number_of(message.topic))),
-                Cell::Bytes(Some(envelope.encode_to_vec())),
-            ]);
-            n += 1;
+        let (frames, rest) = wal::read(&fs::read(&log)?);
+        if rest > 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the log does not read as it was written",
+            ));
         }
-        // The operations of a rank follow each other: so its times are small steps from row to row.
-        records.sort_by_key(|(_, node, _, r)| (node.clone(), r.segment, r.comm, r.ticket));
-        for (n, node, at, record) in records {
-            operations::push(&mut ops, n, &node, at, record);
+        let [messages, operations, findings] = tables(frames)?;
+        let result = [
+            (File::Operations, operations::NAME, operations),
+            (File::Findings, "findings", findings),
+            (File::Messages, "messages", messages),
+        ]
+        .map(|(file, name, table)| {
+            let path = file.path(&self.dir, self.block);
+            let draft = path.with_extension("draft");
+            let written = table.write(name, &draft);
+            if written.is_err() {
+                // A half-made file would take the room of what is still to come.
+                fs::remove_file(&draft).ok();
+            }
+            written.map(|()| (draft, path))
+        });
+        for written in result {
+            let (draft, path) = written?;
+            fs::rename(draft, path)?;
         }
-        ops.write(operations::NAME, &File::Operations.path(&self.dir, self.block))?;
-        findings.write("findings", &File::Findings.path(&self.dir, self.block))?;
-        let path = File::Messages.path(&self.dir, self.block);
-        let draft = path.with_extension("draft");
-        messages.write("messages", &draft)?;
-        fs::rename(&draft, &path)?;
         fs::File::open(&self.dir)?.sync_all()?;
         fs::remove_file(log)
     }
 
-    /// Removes blocks that are too old, or the oldest of too many.
-    fn remove_old(&self, now: Moment) -> io::Result<()> {
-        let mut blocks: std::collections::BTreeMap<u32, (u64, Vec<PathBuf>, u64)> = Default::default();
-        for entry in fs::read_dir(&self.dir)? {
-            let entry = entry?;
-            let Some((_, block)) = entry.file_name().to_str().and_then(File::parse) else { continue };
-            let about = entry.metadata()?;
-            let written = about.modified()?.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    /// Removes blocks that are too old, or the oldest of too many. What cannot be removed stays.
+    fn remove_old(&self, now: Moment) {
+        let mut blocks: BTreeMap<u32, OldBlock> = BTreeMap::new();
+        for entry in fs::read_dir(&self.dir).into_iter().flatten().filter_map(Result::ok) {
+            let Some((file, block)) = entry.file_name().to_str().and_then(File::parse) else { continue };
+            let Ok(about) = entry.metadata() else { continue };
+            let written = about.modified().ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok());
+            let written_ns = written.and_then(|d| u64::try_from(d.as_nanos()).ok()).unwrap_or(0);
             let of = blocks.entry(block).or_default();
-            of.0 += about.len();
-            of.1.push(entry.path());
-            of.2 = of.2.max(u64::try_from(written.as_nanos()).unwrap_or(u64::MAX));
+            of.bytes += about.len();
+            of.files.push(file);
+            of.written_ns = of.written_ns.max(written_ns);
         }
-        let mut bytes: u64 = blocks.values().map(|(bytes, ..)| bytes).sum();
-        let oldest_ns =
-            now.unix_ns.saturating_sub(u64::try_from(self.limits.age.as_nanos()).unwrap_or(u64::MAX));
-        for (_, (size, paths, written_ns)) in blocks.range(..self.block) {
-            if bytes <= self.limits.bytes && *written_ns >= oldest_ns {
+        let mut bytes: u64 = blocks.values().map(|b| b.bytes).sum();
+        let age_ns = u64::try_from(self.limits.age.as_nanos()).unwrap_or(u64::MAX);
+        let oldest_ns = now.unix_ns.saturating_sub(age_ns);
+        for (number, block) in blocks.range_mut(..self.block) {
+            if bytes <= self.limits.bytes && block.written_ns >= oldest_ns {
                 break;
             }
             // Without its messages a block is none, so that they go first.
-            let is_messages = |p: &&PathBuf| !p.to_string_lossy().contains("messages-");
-            let mut paths: Vec<&PathBuf> = paths.iter().collect();
-            paths.sort_by_key(is_messages);
-            paths.into_iter().try_for_each(fs::remove_file)?;
-            bytes -= size;
+            block.files.sort_by_key(|file| *file != File::Messages);
+            for file in &block.files {
+                fs::remove_file(file.path(&self.dir, *number)).ok();
+            }
+            bytes -= block.bytes;
         }
-        Ok(())
     }
+}
+
+/// A block that may be removed.
+#[derive(Debug, Default)]
+struct OldBlock {
+    bytes: u64,
+    files: Vec<File>,
+    written_ns: u64,
+}
+
+/// The messages, the operations and the findings of a log.
+fn tables(frames: Vec<Frame>) -> io::Result<[Table; 3]> {
+    let mut messages = Table::new(MESSAGES);
+    let mut findings = Table::new(FINDINGS);
+    let (mut records, mut n) = (Vec::new(), 0);
+    for frame in frames {
+        let message = match frame {
+            Frame::Message(message) => message,
+            Frame::Finding(finding) => {
+                push_finding(&mut findings, &finding);
+                continue;
+            }
+        };
+        let mut envelope = Envelope::decode(message.bytes.as_slice()).map_err(io::Error::other)?;
+        let host: Arc<str> = envelope.node.as_str().into();
+        let of = std::mem::take(&mut envelope.records);
+        records.extend(of.into_iter().map(|record| (Arc::clone(&host), n, message.at, record)));
+        messages.push([
+            Cell::Number(i64::try_from(n).ok()),
+            Cell::Number(i64::try_from(message.at.unix_ns).ok()),
+            Cell::Number(i64::try_from(message.at.mono_ns).ok()),
+            Cell::Text(Some(&host)),
+            Cell::Number(Some(number_of(message.topic))),
+            Cell::Bytes(Some(envelope.encode_to_vec())),
+        ]);
+        n += 1;
+    }
+    // The operations of a rank follow each other: so its times are small steps from row to row.
+    let key = |(host, n, _, r): &(Arc<str>, usize, Moment, Record)| {
+        (Arc::clone(host), r.segment, r.comm, r.rank, r.lane, r.peer, r.ticket, *n)
+    };
+    records.sort_by_cached_key(key);
+    let of = |(host, _, _, r): &(Arc<str>, usize, Moment, Record)| {
+        (Arc::clone(host), r.segment, r.comm, r.rank, r.lane, r.peer, r.ticket)
+    };
+    let is_latest: Vec<bool> = (0..records.len())
+        .map(|at| records.get(at + 1).is_none_or(|next| of(next) != of(&records[at])))
+        .collect();
+    let mut operations = Table::new(operations::HEADS);
+    for ((host, n, at, record), is_latest) in records.into_iter().zip(is_latest) {
+        operations::push(&mut operations, (n, is_latest), &host, at, record);
+    }
+    Ok([messages, operations, findings])
 }
 
 /// A change of a finding, as the log keeps it.

@@ -2,22 +2,22 @@
 
 use super::Monitor;
 use crate::cluster::{Moment, Outgoing, Publisher};
-use crate::join::Sampling;
+use crate::join::{Join, Sampling};
 use crate::model::{FindingEvent, Source};
-use crate::recording::{Limits, Writer};
+use crate::recording::Writer;
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Steps that wait for the disk at most. What comes then is lost, and the recording says so.
+/// Steps, and bytes of them, that wait for the disk at most. What comes then is lost, and counted.
 const WAITING_MAX: usize = 256;
+const BYTES_MAX: usize = 32 << 20;
 /// How long the end of a recording waits for the disk.
 const END_MAX: Duration = Duration::from_secs(10);
-const LOOK: Duration = Duration::from_millis(10);
+const POLL: Duration = Duration::from_millis(10);
 
 /// What a step reported.
 #[derive(Debug)]
@@ -27,6 +27,16 @@ struct Step {
     events: Vec<FindingEvent>,
 }
 
+impl Step {
+    fn is_something(&self) -> bool {
+        !self.messages.is_empty() || !self.events.is_empty()
+    }
+
+    fn bytes(&self) -> usize {
+        self.messages.iter().map(|m| m.bytes.len()).sum()
+    }
+}
+
 /// A recording of one monitor. It holds what the monitor's agent would publish if it had no budget. A thread of its own writes, so that a
 /// slow disk keeps nobody waiting.
 #[derive(Debug)]
@@ -34,32 +44,40 @@ pub struct Recorder {
     publisher: Publisher,
     steps: Option<SyncSender<Step>>,
     thread: Option<JoinHandle<io::Result<()>>>,
+    shared: Arc<Shared>,
+    /// Operations and findings of steps for which there was no room.
+    lost: u64,
+}
+
+/// What the recorder and its thread tell each other.
+#[derive(Debug, Default)]
+struct Shared {
     /// What is sent only when it changes has to be sent again.
-    is_refresh_due: Arc<AtomicBool>,
+    is_refresh_due: AtomicBool,
+    /// Bytes that wait for the disk.
+    waiting: AtomicUsize,
 }
 
 impl Recorder {
-    /// Begins a recording of what this monitor takes from now on.
+    /// Begins a recording of what this monitor takes from now on. `open` makes its files on the thread that writes.
     ///
     /// # Errors
-    /// The directory cannot be made, or is not empty.
+    /// There is no thread to be had.
     pub fn begin<S: Source>(
         monitor: &mut Monitor<S>,
-        dir: &Path,
         node: &str,
-        limits: Limits,
         now: Moment,
+        open: impl FnOnce() -> io::Result<Writer> + Send + 'static,
     ) -> io::Result<Self> {
-        let writer = Writer::create(dir, limits)?;
         let (steps, received) = sync_channel(WAITING_MAX);
-        let is_refresh_due = Arc::new(AtomicBool::new(false));
-        let due = Arc::clone(&is_refresh_due);
+        let shared = Arc::new(Shared::default());
+        let of_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("recording".to_owned());
-        let thread = Some(thread.spawn(move || write(writer, &received, &due))?);
+        let thread = thread.spawn(move || write(open()?, &received, &of_thread))?;
         monitor.keep_finished();
         monitor.sample(Some(Sampling { is_everything: true, ..Sampling::default() }));
         let publisher = Publisher::new(node, now.unix_ns, 1).of_everything();
-        Ok(Recorder { publisher, steps: Some(steps), thread, is_refresh_due })
+        Ok(Recorder { publisher, steps: Some(steps), thread: Some(thread), shared, lost: 0 })
     }
 
     /// Records what the monitor's last step took in, and the changes of findings that the step returned. Waits for nothing.
@@ -73,19 +91,27 @@ impl Recorder {
         now: Moment,
     ) -> io::Result<()> {
         let finished = monitor.take_finished();
-        let Some(steps) = &self.steps else { return Ok(()) };
-        if self.is_refresh_due.swap(false, Ordering::Relaxed) {
+        if self.steps.is_none() {
+            return Ok(());
+        }
+        if self.shared.is_refresh_due.swap(false, Ordering::Relaxed) {
             self.publisher.refresh();
         }
         let messages = self.publisher.look(monitor.join(), &finished, &[], now);
-        if messages.is_empty() && events.is_empty() {
+        self.send(Step { at: now, messages, events })
+    }
+
+    fn send(&mut self, step: Step) -> io::Result<()> {
+        let Some(steps) = self.steps.as_ref().filter(|_| step.is_something()) else { return Ok(()) };
+        let bytes = step.bytes();
+        if self.shared.waiting.fetch_add(bytes, Ordering::Relaxed) > BYTES_MAX {
+            self.lose(&step);
             return Ok(());
         }
-        match steps.try_send(Step { at: now, messages, events }) {
+        match steps.try_send(step) {
             Ok(()) => Ok(()),
-            // The messages' numbers have a gap there, which a reader counts.
-            Err(TrySendError::Full(_)) => {
-                self.is_refresh_due.store(true, Ordering::Relaxed);
+            Err(TrySendError::Full(step)) => {
+                self.lose(&step);
                 Ok(())
             }
             Err(TrySendError::Disconnected(_)) => {
@@ -95,11 +121,26 @@ impl Recorder {
         }
     }
 
-    /// Closes the recording, and waits some seconds for the disk.
+    /// Counts a step for which there is no room. A reader sees it as a gap in the numbers of messages.
+    fn lose(&mut self, step: &Step) {
+        self.shared.waiting.fetch_sub(step.bytes(), Ordering::Relaxed);
+        self.shared.is_refresh_due.store(true, Ordering::Relaxed);
+        let operations: u64 = step.messages.iter().map(|m| m.operations).sum();
+        self.lost += operations + step.events.len() as u64;
+    }
+
+    /// Operations and findings that are not in the recording, since the disk did not take them in time.
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Records what is in flight, closes the recording, and waits some seconds for the disk.
     ///
     /// # Errors
     /// It cannot be written, or that takes too long: what is in the log can be read.
-    pub fn end(mut self) -> io::Result<()> {
+    pub fn end(mut self, join: &Join, now: Moment) -> io::Result<()> {
+        let messages = self.publisher.last_of(join, now);
+        self.send(Step { at: now, messages, events: Vec::new() })?;
         drop(self.steps.take());
         let Some(thread) = self.thread.take() else { return Ok(()) };
         let mut waited = Duration::ZERO;
@@ -108,18 +149,20 @@ impl Recorder {
                 let why = format!("the disk has not taken it within {} s", END_MAX.as_secs());
                 return Err(io::Error::new(io::ErrorKind::TimedOut, why));
             }
-            std::thread::sleep(LOOK);
-            waited += LOOK;
+            std::thread::sleep(POLL);
+            waited += POLL;
         }
         ended(thread)
     }
 }
 
 /// Writes steps until there are no more.
-fn write(mut writer: Writer, steps: &Receiver<Step>, is_refresh_due: &AtomicBool) -> io::Result<()> {
-    while let Ok(Step { at, messages, events }) = steps.recv() {
+fn write(mut writer: Writer, steps: &Receiver<Step>, shared: &Shared) -> io::Result<()> {
+    while let Ok(step) = steps.recv() {
+        shared.waiting.fetch_sub(step.bytes(), Ordering::Relaxed);
+        let Step { at, messages, events } = step;
         if writer.take(at, messages, &events)? {
-            is_refresh_due.store(true, Ordering::Relaxed);
+            shared.is_refresh_due.store(true, Ordering::Relaxed);
         }
     }
     writer.end()

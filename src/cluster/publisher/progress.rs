@@ -97,6 +97,18 @@ impl Publisher {
         }
     }
 
+    /// All operations that are not counted yet, whatever is known of their ends.
+    pub(super) fn tell_all_open(&mut self, join: &Join, now_ns: u64) {
+        let mut moved = HashSet::new();
+        for c in join.communicators() {
+            for (track, order, instance) in c.incomplete() {
+                for rank in instance.parts.keys() {
+                    self.tell_open(c, (track, order), *rank, now_ns, &mut moved, true);
+                }
+            }
+        }
+    }
+
     /// One rank's part of an operation that is not over, unless it was told as it is.
     fn tell_open(
         &mut self,
