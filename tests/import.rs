@@ -329,6 +329,19 @@ fn a_launch_of_several_collectives_is_one_operation() {
 }
 
 #[test]
+fn a_barrier_over_gloo_is_no_all_reduce() {
+    let mut job = all_ranks(3, 4);
+    job.collective("0", "all_reduce", 5, &[Scheduled; 3]);
+    for entries in job.dumps.values_mut() {
+        entries.iter_mut().for_each(|e| e["profiling_name"] = json!("gloo:all_reduce"));
+    }
+    let barrier = last(&mut job, 2);
+    barrier["profiling_name"] = json!("gloo:barrier");
+    (barrier["input_sizes"], barrier["output_sizes"]) = (json!([]), json!([]));
+    assert_eq!(kinds(&job.judged(&[]).0), [(Kind::Mismatch, vec![2], 4)]);
+}
+
+#[test]
 fn numbers_that_are_left_out_hide_no_rank() {
     // monitored_barrier takes a number, and leaves no call.
     let mut job = all_ranks(3, 5);

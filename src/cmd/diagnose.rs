@@ -36,14 +36,18 @@ pub(super) fn run(o: &Diagnose) -> anyhow::Result<u8> {
     for path in &o.log {
         logs.push((path, explain::of_file(&texts, path)?));
     }
-    let mut verdict = match &o.agent {
-        _ if o.at.cluster.is_some() => super::cluster::verdict(&o.at)?,
-        Some(socket) => of_agent(ask(socket)?),
-        None if !o.import.is_empty() => of_import(&o.import)?,
-        None if o.replay.is_some() => of_recording(o.replay.as_deref().unwrap_or(Path::new("")))?,
-        None => look(o)?,
+    let mut verdict = if o.at.cluster.is_some() {
+        super::cluster::verdict(&o.at)?
+    } else if let Some(socket) = &o.agent {
+        of_agent(ask(socket)?)
+    } else if let Some(dir) = &o.replay {
+        of_recording(dir)?
+    } else if !o.import.is_empty() {
+        of_import(&o.import)?
+    } else {
+        look(o)?
     };
-    // What a named directory or file holds is all asked for.
+    // A directory or file that was named is asked for as a whole.
     if !o.all && o.dir.is_none() && o.import.is_empty() && o.replay.is_none() {
         let now_unix_ns = i128::from(unix_ns());
         verdict.findings.retain(|f| is_wanted(f, o.since, now_unix_ns));
@@ -102,7 +106,7 @@ fn of_agent(s: Snapshot) -> Verdict {
     Verdict { findings: s.findings, unseen }
 }
 
-/// What was found in a recording, and what it lacks.
+/// Judges a recording. Returns the findings, and what the recording lacks.
 fn of_recording(dir: &Path) -> anyhow::Result<Verdict> {
     let (monitor, _) = playback::play(dir)?;
     Ok(Verdict { findings: monitor.findings(), unseen: monitor.source().notes() })

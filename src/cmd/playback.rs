@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 const SPEEDS: [f64; 11] = [0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 /// The speed of the recording's own time, among these.
 const NORMAL: usize = 3;
-/// What a key moves the moment by, in ns.
+/// The time by which a key moves the moment, in ns.
 const STEP_NS: u64 = 1_000_000_000;
 const SEEK_NS: u64 = 10 * STEP_NS;
 /// Without messages the rules are asked so often, in ns of the recording.
@@ -36,13 +36,13 @@ pub(super) struct Playing {
     first_ns: u64,
     judged_ns: u64,
     speed: usize,
-    /// When the moment was last moved, by the clock on the wall.
+    /// The time at which the moment was last moved, by the clock on the wall.
     moved: Instant,
     is_paused: bool,
     is_over: bool,
 }
 
-/// What a key asks of a recording.
+/// The request of a key about a recording.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Seek {
     Pause,

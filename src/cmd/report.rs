@@ -6,32 +6,28 @@ use crate::ingest::now_ns;
 use crate::report;
 use crate::runtime::ask;
 use std::io::{self, Write};
-use std::path::Path;
 
 pub(super) fn run(o: &Report) -> anyhow::Result<u8> {
     for dir in &o.dirs {
         diagnose::directory(dir)?;
     }
-    let snapshot = match &o.agent {
-        Some(socket) => ask(socket)?,
-        None if !o.import.is_empty() => {
-            let monitor = diagnose::imported(&o.import)?;
-            diagnose::say_moment(&monitor);
-            monitor.source().notes().iter().for_each(|note| eprintln!("ringwatch: {note}"));
-            let mut snapshot = monitor.snapshot(monitor.source().at_ns());
-            diagnose::add_evidence(monitor.source(), &mut snapshot.findings);
-            snapshot
-        }
-        None if o.replay.is_some() => {
-            let (monitor, at_ns) = playback::play(o.replay.as_deref().unwrap_or(Path::new("")))?;
-            monitor.source().notes().iter().for_each(|note| eprintln!("ringwatch: {note}"));
-            monitor.snapshot(at_ns)
-        }
-        None => {
-            let mut monitor = monitor_of(&o.dirs).with_baselines(baselines(&o.baseline)?);
-            diagnose::read(&mut monitor)?;
-            monitor.snapshot(now_ns())
-        }
+    let snapshot = if let Some(socket) = &o.agent {
+        ask(socket)?
+    } else if let Some(dir) = &o.replay {
+        let (monitor, at_ns) = playback::play(dir)?;
+        monitor.source().notes().iter().for_each(|note| eprintln!("ringwatch: {note}"));
+        monitor.snapshot(at_ns)
+    } else if !o.import.is_empty() {
+        let monitor = diagnose::imported(&o.import)?;
+        diagnose::say_moment(&monitor);
+        monitor.source().notes().iter().for_each(|note| eprintln!("ringwatch: {note}"));
+        let mut snapshot = monitor.snapshot(monitor.source().at_ns());
+        diagnose::add_evidence(monitor.source(), &mut snapshot.findings);
+        snapshot
+    } else {
+        let mut monitor = monitor_of(&o.dirs).with_baselines(baselines(&o.baseline)?);
+        diagnose::read(&mut monitor)?;
+        monitor.snapshot(now_ns())
     };
     let pages = report::Pages::of(&snapshot);
     let mut out = io::stdout().lock();

@@ -12,7 +12,7 @@ pub(super) enum Node {
     Bool(bool),
     Int(i64),
     Float(f64),
-    /// Where its text begins and ends.
+    /// The bounds of its text.
     Text(u32, u32),
     /// The number of its list of items, or [`EMPTY`].
     List(u32),

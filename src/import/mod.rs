@@ -12,7 +12,7 @@ mod pickle;
 use crate::model::{Evidence, Finding, Sink, Source, Spare, Update};
 use document::Document;
 use fault::Fault;
-use flight_recorder::Recorder;
+use flight_recorder::Dumps;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -55,7 +55,7 @@ pub enum Error {
 /// The files of one job.
 #[derive(Debug, Default)]
 pub struct Import {
-    recorder: Recorder,
+    recorder: Dumps,
     /// Entries of a directory that are no dumps, and why.
     skipped: Vec<(PathBuf, String)>,
     /// Unix time in ns.
@@ -96,7 +96,7 @@ impl Import {
         self.recorder.at_ns()
     }
 
-    /// What the files lack, in sentences.
+    /// Returns what the files lack, in sentences.
     pub fn notes(&self) -> Vec<String> {
         let skipped = self.skipped.iter().map(|(path, why)| {
             let name = path.display().to_string();
@@ -150,7 +150,7 @@ impl Import {
         self.recorder.take(path, rank, written_ns, &document)
     }
 
-    /// What the bytes of a file with this name hold, for the fuzz targets.
+    /// Reads what the bytes of a file with this name hold, for the fuzz targets.
     ///
     /// # Errors
     /// The first fault and its position.

@@ -68,8 +68,8 @@ pub use wire::{Shape, Wire, crossing, expected, transfer};
 pub use work::Work;
 
 use crate::model::{
-    BEYOND_MEMORY, CommId, CommRecord, Holder, HostFact, OpRecord, ProcessState, Rank, SegmentId,
-    SegmentRecord, Spare, UNCOUNTED, UNORDERED, Update, hides_operations, missed_reason,
+    BEYOND_MEMORY, CommId, CommRecord, Holder, HostFact, ONE_SIDED, OpRecord, ProcessState, Rank, SegmentId,
+    SegmentRecord, Spare, UNCOUNTED, Update, hides_operations, missed_reason,
 };
 use dirty_comms::DirtyComms;
 use evicted::Retired;
@@ -132,7 +132,7 @@ impl Process {
                 .record
                 .losses
                 .iter()
-                .any(|(what, n)| *n > 0 && (UNCOUNTED.contains(what) || *what == UNORDERED))
+                .any(|(what, n)| *n > 0 && (UNCOUNTED.contains(what) || *what == ONE_SIDED))
     }
 
     /// True where the record of an operation may be lost that it issued at this moment or later, host monotonic ns.

@@ -100,7 +100,7 @@ impl<'a> View<'a> {
                 JobRow {
                     name,
                     alive: count(|l| l == Liveness::Alive),
-                    gone: count(|l| matches!(l, Liveness::Gone(_))),
+                    gone: count(Liveness::is_gone),
                     unknown: count(|l| l == Liveness::Unknown),
                     size: processes.iter().find_map(|p| p.record.job.size),
                     comms: comms.len(),

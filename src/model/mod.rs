@@ -39,6 +39,7 @@ pub use op::{
     Algo, ChannelStamp, DataType, Flags, Func, Lane, Launch, NetPhase, NetProgress, OpRecord, Proto, RedOp,
     Returned, Timing, Untimed, bus_factor, message_bytes, size_text,
 };
+pub(crate) use snapshot::is_zero;
 pub use snapshot::{
     ClassRow, CommRow, Coverage, FlightRow, JobRow, JobSums, LossRow, OpState, RankCell, RankRow, SegmentRow,
     Snapshot,
@@ -49,8 +50,8 @@ pub use unread::{Unread, UnreadReason};
 #[cfg(test)]
 pub(crate) use update::UNRECORDED;
 pub use update::{
-    BEYOND_MEMORY, Beat, Begun, CommRecord, Exchange, Job, Liveness, Making, OPERATIONS, PairBeat,
-    RulesState, SegmentRecord, Signatures, Sink, Sketch, Source, Told, TunerRules, UNCOUNTED, UNORDERED,
-    Update, hides_operations, missed_reason,
+    BEYOND_MEMORY, Beat, Begun, CommRecord, Exchange, Job, Liveness, Making, ONE_SIDED, OPERATIONS, PairBeat,
+    RulesState, SegmentRecord, Signatures, Sink, Sketch, Source, Told, TunerRules, UNCOUNTED, Update,
+    hides_operations, missed_reason,
 };
 pub use work::{WorkSecond, WorkState};

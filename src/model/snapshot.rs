@@ -90,8 +90,9 @@ pub struct JobRow {
     pub sums: JobSums,
 }
 
+/// True for a count that is left out of JSON.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(n: &usize) -> bool {
+pub(crate) fn is_zero(n: &usize) -> bool {
     *n == 0
 }
 

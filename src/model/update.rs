@@ -27,8 +27,8 @@ pub fn missed_reason(what: &str) -> &'static str {
 /// The reasons of the plugin for which an operation is neither recorded nor counted: later issue orders may be too low.
 pub const UNCOUNTED: [&str; 4] =
     ["slot being written", "unknown communicator", "bad arguments", "communicator table full"];
-/// Calls in a dump of another tool whose place among the others is not known.
-pub const UNORDERED: &str = "calls without a known order";
+/// Calls of a file of another tool that wait for something which no file shows.
+pub const ONE_SIDED: &str = "calls whose other side no dump shows";
 /// The reasons of the plugin for which an operation is counted and has no record.
 pub(crate) const UNRECORDED: [&str; 2] = ["no room in shared memory", "overwritten before it was issued"];
 

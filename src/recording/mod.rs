@@ -33,36 +33,37 @@ struct Message {
 
 /// A change of a finding, as JSON, and when it was recorded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Finding {
+struct FindingFrame {
     at: Moment,
     json: Vec<u8>,
 }
 
-/// What a log holds.
+/// The contents of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Frame {
     Message(Message),
-    Finding(Finding),
+    Finding(FindingFrame),
 }
 
 /// The files of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum File {
+enum BlockFile {
     Operations,
     Findings,
     Messages,
     Log,
 }
 
-impl File {
-    const ALL: [File; 4] = [File::Operations, File::Findings, File::Messages, File::Log];
+impl BlockFile {
+    const ALL: [BlockFile; 4] =
+        [BlockFile::Operations, BlockFile::Findings, BlockFile::Messages, BlockFile::Log];
 
     const fn affixes(self) -> (&'static str, &'static str) {
         match self {
-            File::Operations => ("operations-", ".parquet"),
-            File::Findings => ("findings-", ".parquet"),
-            File::Messages => ("messages-", ".parquet"),
-            File::Log => ("open-", ".wal"),
+            BlockFile::Operations => ("operations-", ".parquet"),
+            BlockFile::Findings => ("findings-", ".parquet"),
+            BlockFile::Messages => ("messages-", ".parquet"),
+            BlockFile::Log => ("open-", ".wal"),
         }
     }
 
@@ -72,8 +73,8 @@ impl File {
     }
 
     /// The kind and the block of a file with this name.
-    fn parse(name: &str) -> Option<(File, u32)> {
-        File::ALL.into_iter().find_map(|file| {
+    fn parse(name: &str) -> Option<(BlockFile, u32)> {
+        BlockFile::ALL.into_iter().find_map(|file| {
             let (before, after) = file.affixes();
             let number = name.strip_prefix(before)?.strip_suffix(after)?;
             Some((file, number.parse().ok()?))

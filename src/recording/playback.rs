@@ -2,7 +2,7 @@
 
 use super::operations;
 use super::table::Rows;
-use super::{File, Frame, Message, topic_of, wal};
+use super::{BlockFile, Frame, Message, topic_of, wal};
 use crate::cluster::message::Envelope;
 use crate::cluster::{Moment, Reader, items};
 use crate::model::{Sink, Source, Update};
@@ -71,10 +71,10 @@ impl Playback {
         let mut known: BTreeMap<u32, bool> = BTreeMap::new();
         for entry in fs::read_dir(dir).map_err(file)? {
             let name = entry.map_err(file)?.file_name();
-            match name.to_str().and_then(File::parse) {
+            match name.to_str().and_then(BlockFile::parse) {
                 // A log that was not removed yet holds what its block does.
-                Some((File::Messages, block)) => drop(known.insert(block, false)),
-                Some((File::Log, block)) => drop(known.entry(block).or_insert(true)),
+                Some((BlockFile::Messages, block)) => drop(known.insert(block, false)),
+                Some((BlockFile::Log, block)) => drop(known.entry(block).or_insert(true)),
                 _ => {}
             }
         }
@@ -110,7 +110,7 @@ impl Playback {
         self.newest
     }
 
-    /// What the recording lacks, a sentence each.
+    /// Returns what the recording lacks, in sentences.
     pub fn notes(&self) -> Vec<String> {
         let damaged = (self.damaged > 0)
             .then(|| format!("{} bytes at the end of a log are incomplete or damaged", self.damaged));
@@ -132,7 +132,7 @@ impl Playback {
             && let Some((block, is_log)) = self.blocks.pop_front()
         {
             if is_log {
-                let path = File::Log.path(&self.dir, block);
+                let path = BlockFile::Log.path(&self.dir, block);
                 let file = |why| Error::File { path: path.clone(), why };
                 let about = fs::metadata(&path).map_err(file)?;
                 if !about.is_file() || about.len() > LOG_MAX {
@@ -156,11 +156,11 @@ impl Playback {
 
 /// The messages of a block, with their operations.
 fn block_of(dir: &Path, block: u32) -> Result<Vec<Message>, Error> {
-    let rows = |file: File| {
+    let rows = |file: BlockFile| {
         let path = file.path(dir, block);
         Rows::read(&path).map_err(|why| Error::Table { path, why })
     };
-    let table = rows(File::Messages)?;
+    let table = rows(BlockFile::Messages)?;
     let mut read: Vec<(Message, Envelope)> = Vec::new();
     let mut items_left = ITEMS_MAX;
     for row in 0..table.rows {
@@ -173,18 +173,18 @@ fn block_of(dir: &Path, block: u32) -> Result<Vec<Message>, Error> {
             let envelope = Envelope::decode(body).ok()?;
             Some((Message { at, topic, bytes: Vec::new() }, envelope))
         };
-        let path = || File::Messages.path(dir, block);
+        let path = || BlockFile::Messages.path(dir, block);
         read.push(
             message()
                 .ok_or_else(|| Error::Table { path: path(), why: format!("row {row} is no message") })?,
         );
     }
-    let ops = rows(File::Operations)?;
+    let ops = rows(BlockFile::Operations)?;
     for row in 0..ops.rows {
         let found = operations::read(&ops, row, |n| read.get(n).map(|(m, _)| m.at));
         let envelope = found.and_then(|(n, record)| Some((read.get_mut(n)?, record)));
         let Some(((_, envelope), record)) = envelope else {
-            let path = File::Operations.path(dir, block);
+            let path = BlockFile::Operations.path(dir, block);
             return Err(Error::Table { path, why: format!("row {row} is no operation of the block") });
         };
         envelope.records.push(record);

@@ -6,7 +6,7 @@
 //! ```
 //! A file that is cut at any byte, or damaged, holds everything before the cut.
 
-use super::{Finding, Frame, Message};
+use super::{FindingFrame, Frame, Message};
 use crate::cluster::Moment;
 use crate::cluster::subject::Topic;
 use std::fs::File;
@@ -42,7 +42,7 @@ impl Log {
         let (at, topic, bytes) = match frame {
             Frame::Message(Message { at, topic: Topic::Bucket(n), bytes }) => (at, *n, bytes),
             Frame::Message(Message { at, topic: Topic::Node, bytes }) => (at, NODE, bytes),
-            Frame::Finding(Finding { at, json }) => (at, FINDING, json),
+            Frame::Finding(FindingFrame { at, json }) => (at, FINDING, json),
         };
         let mut payload = Vec::with_capacity(HEAD + bytes.len());
         payload.extend(at.mono_ns.to_le_bytes());
@@ -99,7 +99,7 @@ fn next(bytes: &[u8]) -> Option<(Frame, &[u8])> {
     let at = Moment { mono_ns: u64::from_le_bytes(*mono), unix_ns: u64::from_le_bytes(*unix) };
     let bytes = bytes.to_vec();
     let frame = match *topic {
-        FINDING => Frame::Finding(Finding { at, json: bytes }),
+        FINDING => Frame::Finding(FindingFrame { at, json: bytes }),
         NODE => Frame::Message(Message { at, topic: Topic::Node, bytes }),
         n => Frame::Message(Message { at, topic: Topic::Bucket(n), bytes }),
     };
@@ -121,7 +121,7 @@ mod tests {
             match n % 3 {
                 0 => Frame::Message(Message { at, topic: Topic::Node, bytes }),
                 1 => Frame::Message(Message { at, topic: Topic::Bucket(n), bytes }),
-                _ => Frame::Finding(Finding { at, json: bytes }),
+                _ => Frame::Finding(FindingFrame { at, json: bytes }),
             }
         };
         let all: Vec<Frame> = (0..6).map(frame).collect();

@@ -3,7 +3,7 @@
 use super::operations;
 use super::table::{Cell, Head, Table, Type};
 use super::wal::{self, Log};
-use super::{File, Finding, Frame, Message, number_of};
+use super::{BlockFile, FindingFrame, Frame, Message, number_of};
 use crate::cluster::message::{Envelope, Record};
 use crate::cluster::{Moment, Outgoing};
 use crate::model::{self, Change, FindingEvent};
@@ -87,7 +87,7 @@ impl Writer {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         let about = fs::metadata(dir)?;
         if about.uid() != rustix::process::geteuid().as_raw() || about.mode() & 0o022 != 0 {
-            // Whoever may write into it could have root write over other files.
+            // Another user could plant links in it, and have root write over other files.
             let why = "others may write into the directory; name one of your own, without write permission for others";
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
@@ -95,7 +95,7 @@ impl Writer {
             let why = "the directory is not empty; name a new one for each recording";
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
         }
-        let log = Log::create(&File::Log.path(dir, 1))?;
+        let log = Log::create(&BlockFile::Log.path(dir, 1))?;
         let block_bytes = limits.block_bytes.min(limits.bytes / BLOCKS_MIN).max(BLOCK_BYTES_MIN);
         let limits = Limits { block_bytes, ..limits };
         Ok(Writer { dir: dir.to_owned(), limits, block: 1, log, began: None })
@@ -112,7 +112,7 @@ impl Writer {
         }
         for event in events {
             let json = serde_json::to_vec(&Changed { change: event.change, finding: event.finding.clone() })?;
-            self.log.append(&Frame::Finding(Finding { at, json }))?;
+            self.log.append(&Frame::Finding(FindingFrame { at, json }))?;
         }
         self.log.flush()?;
         let began = *self.began.get_or_insert(at);
@@ -122,7 +122,7 @@ impl Writer {
         }
         self.close_block()?;
         self.block = self.block.checked_add(1).ok_or_else(|| io::Error::other("it has too many blocks"))?;
-        self.log = Log::create(&File::Log.path(&self.dir, self.block))?;
+        self.log = Log::create(&BlockFile::Log.path(&self.dir, self.block))?;
         self.began = None;
         self.remove_old(at);
         Ok(true)
@@ -139,7 +139,7 @@ impl Writer {
     /// Makes a block of the log. The log goes once all files of the block have their names.
     fn close_block(&mut self) -> io::Result<()> {
         self.log.flush()?;
-        let log = File::Log.path(&self.dir, self.block);
+        let log = BlockFile::Log.path(&self.dir, self.block);
         let (frames, rest) = wal::read(&fs::read(&log)?);
         if rest > 0 {
             return Err(io::Error::new(
@@ -149,9 +149,9 @@ impl Writer {
         }
         let [messages, operations, findings] = tables(frames)?;
         let result = [
-            (File::Operations, operations::NAME, operations),
-            (File::Findings, "findings", findings),
-            (File::Messages, "messages", messages),
+            (BlockFile::Operations, operations::NAME, operations),
+            (BlockFile::Findings, "findings", findings),
+            (BlockFile::Messages, "messages", messages),
         ]
         .map(|(file, name, table)| {
             let path = file.path(&self.dir, self.block);
@@ -175,7 +175,7 @@ impl Writer {
     fn remove_old(&self, now: Moment) {
         let mut blocks: BTreeMap<u32, OldBlock> = BTreeMap::new();
         for entry in fs::read_dir(&self.dir).into_iter().flatten().filter_map(Result::ok) {
-            let Some((file, block)) = entry.file_name().to_str().and_then(File::parse) else { continue };
+            let Some((file, block)) = entry.file_name().to_str().and_then(BlockFile::parse) else { continue };
             let Ok(about) = entry.metadata() else { continue };
             let written = about.modified().ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok());
             let written_ns = written.and_then(|d| u64::try_from(d.as_nanos()).ok()).unwrap_or(0);
@@ -192,7 +192,7 @@ impl Writer {
                 break;
             }
             // Without its messages a block is none, so that they go first.
-            block.files.sort_by_key(|file| *file != File::Messages);
+            block.files.sort_by_key(|file| *file != BlockFile::Messages);
             for file in &block.files {
                 fs::remove_file(file.path(&self.dir, *number)).ok();
             }
@@ -205,7 +205,7 @@ impl Writer {
 #[derive(Debug, Default)]
 struct OldBlock {
     bytes: u64,
-    files: Vec<File>,
+    files: Vec<BlockFile>,
     written_ns: u64,
 }
 
@@ -263,7 +263,7 @@ struct Changed {
 }
 
 /// Adds a finding of the log. One that does not read is of a release with other kinds, and is kept as it is.
-fn push_finding(table: &mut Table, Finding { at, json }: &Finding) {
+fn push_finding(table: &mut Table, FindingFrame { at, json }: &FindingFrame) {
     let read: Option<Changed> = serde_json::from_slice(json).ok();
     let f = read.as_ref().map(|c| &c.finding);
     let change = read.as_ref().map(|c| match c.change {

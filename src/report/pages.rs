@@ -41,7 +41,7 @@ pub struct Page {
     /// Processes that are gone.
     pub gone: usize,
     /// Processes of which nobody knows whether they run: files describe them.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "crate::model::is_zero")]
     pub unknown: usize,
     /// Processes that it should have.
     pub size: Option<u32>,
@@ -183,11 +183,6 @@ impl Pages {
         }
         Ok(())
     }
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(n: &usize) -> bool {
-    *n == 0
 }
 
 impl Page {

@@ -15,11 +15,11 @@ use std::time::Duration;
 /// Steps, and bytes of them, that wait for the disk at most. What comes then is lost, and counted.
 const WAITING_MAX: usize = 256;
 const BYTES_MAX: usize = 32 << 20;
-/// How long the end of a recording waits for the disk.
+/// The time that the end of a recording waits for the disk.
 const END_MAX: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(10);
 
-/// What a step reported.
+/// The messages and findings of a step.
 #[derive(Debug)]
 struct Step {
     at: Moment,
@@ -49,10 +49,10 @@ pub struct Recorder {
     lost: u64,
 }
 
-/// What the recorder and its thread tell each other.
+/// The state that the recorder and its thread share.
 #[derive(Debug, Default)]
 struct Shared {
-    /// What is sent only when it changes has to be sent again.
+    /// Messages that are sent only on a change are due again.
     is_refresh_due: AtomicBool,
     /// Bytes that wait for the disk.
     waiting: AtomicUsize,

@@ -36,7 +36,7 @@ pub(super) struct Communicator {
     called: BTreeMap<u32, usize>,
 }
 
-/// What all dumps together say about one collective.
+/// The facts of all dumps together about one collective.
 #[derive(Debug, Clone, Copy, Default)]
 struct CallRow {
     /// Ranks that have called it.
@@ -106,7 +106,7 @@ impl Communicator {
             || self.newest_done.is_some_and(|done| row < done)
     }
 
-    /// How many collectives a rank has called: those in its dump, those that others could not have finished without it, and those that
+    /// Returns how many collectives a rank has called: those in its dump, those that others could not have finished without it, and those that
     /// were called before its dump begins.
     pub(super) fn issued(&self, global: u32, dump: &Dump) -> u64 {
         let own = self.called.get(&global).copied();
@@ -115,12 +115,13 @@ impl Communicator {
         self.first_order() + newest.map_or(0, |row| row as u64 + 1)
     }
 
-    /// True where a rank is in a call which all have called who are known to be in the group: somebody else may be missing.
-    fn may_lack_unknown(&self, own: &[&Entry], at_ns: u64) -> bool {
+    /// Counts a rank's calls in which all are who are known to be in the group: somebody else may be missing.
+    fn count_one_sided(&self, own: &[&Entry], at_ns: u64) -> u64 {
         let is_complete = |e: &Entry| self.row(e.sequence).is_some_and(|row| self.calls[row].is_complete);
         let is_old = |e: &Entry| at_ns.saturating_sub(e.created_ns) >= OLD_NS;
         let is_open = |e: &Entry| matches!(e.call, Call::Collective(_)) && !self.is_finished(e) && is_old(e);
-        !self.is_listed && own.iter().any(|e| is_open(e) && is_complete(e))
+        let one_sided = own.iter().filter(|e| !self.is_listed && is_open(e) && is_complete(e));
+        one_sided.count() as u64
     }
 
     fn note_calls(&mut self, entries: &[(u32, &Entry)], dumps: &BTreeMap<u32, Dated>) {
@@ -158,8 +159,8 @@ pub(super) struct Communicators {
     all: BTreeMap<CommId, Communicator>,
     /// By the rank of a dump and the number of the group in it.
     of_group: HashMap<(u32, usize), CommId>,
-    /// Ranks that may wait for somebody whom no dump names.
-    unsure: BTreeSet<u32>,
+    /// The calls of each rank that may wait for somebody whom no dump names.
+    one_sided: BTreeMap<u32, u64>,
 }
 
 /// Name, generation and ranks of a group. A name alone is not enough: ranks may count their groups by themselves.
@@ -218,8 +219,9 @@ impl Communicators {
             communicator.note_calls(&all, dumps);
             for at in of {
                 out.of_group.insert(at, id);
-                if communicator.may_lack_unknown(own(&at), at_ns) {
-                    out.unsure.insert(at.0);
+                let one_sided = communicator.count_one_sided(own(&at), at_ns);
+                if one_sided > 0 {
+                    *out.one_sided.entry(at.0).or_default() += one_sided;
                 }
             }
             out.all.insert(id, communicator);
@@ -240,8 +242,8 @@ impl Communicators {
         self.all.get(self.of_group.get(&(global, entry.group))?)
     }
 
-    /// Ranks that may wait for somebody whom no dump names.
-    pub(super) fn unsure(&self) -> &BTreeSet<u32> {
-        &self.unsure
+    /// The calls of each rank that may wait for somebody whom no dump names.
+    pub(super) fn one_sided(&self) -> &BTreeMap<u32, u64> {
+        &self.one_sided
     }
 }

@@ -43,7 +43,7 @@ pub(super) struct Group {
     pub(super) description: String,
     /// The job's ranks in it, in its own order; absent where the dump does not list them.
     pub(super) ranks: Option<Arc<[u32]>>,
-    /// How many groups of this name the process had before: a job may end its groups and make them again.
+    /// The number of groups of this name that the process had before: a job may end its groups and make them again.
     pub(super) generation: usize,
 }
 
@@ -437,9 +437,7 @@ fn elements(sizes: Value<'_>) -> Option<u64> {
 /// NCCL's operation for PyTorch's name of it.
 fn function(name: &str) -> Func {
     match name.trim_start_matches('_').to_ascii_lowercase().as_str() {
-        "all_reduce" | "allreduce" | "all_reduce_barrier" | "allreduce_coalesced" | "barrier" => {
-            Func::AllReduce
-        }
+        "all_reduce" | "allreduce" | "all_reduce_barrier" | "allreduce_coalesced" => Func::AllReduce,
         "broadcast" | "broadcast_oop" => Func::Broadcast,
         "reduce" | "reduce_oop" => Func::Reduce,
         "gather" => Func::Gather,

@@ -9,8 +9,8 @@ mod dump;
 use super::document::Document;
 use super::fault::Fault;
 use crate::model::{
-    CommId, CommRecord, Evidence, Finding, Flags, Func, Job, Lane, Liveness, OpRecord, PairBeat, Rank,
-    SegmentId, SegmentRecord, Timing, Told, Track, UNORDERED, Update,
+    CommId, CommRecord, Evidence, Finding, Flags, Func, Job, Lane, Liveness, ONE_SIDED, OpRecord, PairBeat,
+    Rank, SegmentId, SegmentRecord, Timing, Told, Track, Update,
 };
 use communicators::{Communicator, Communicators};
 use dump::{Call, Dump, Entry, Sites};
@@ -39,7 +39,7 @@ struct Dated {
 
 /// Dumps of one job.
 #[derive(Debug, Default)]
-pub(super) struct Recorder {
+pub(super) struct Dumps {
     dumps: BTreeMap<u32, Dated>,
     sites: Sites,
     communicators: Communicators,
@@ -51,14 +51,14 @@ pub(super) struct Recorder {
 
 /// The place of an operation in the dumps.
 #[derive(Debug, Clone, Copy)]
-struct At {
+struct EntryRef {
     rank: u32,
     entry: usize,
     /// Its issue order.
     order: u64,
 }
 
-impl Recorder {
+impl Dumps {
     /// Takes the dump of a rank, which was written at a moment, Unix time in ns.
     pub(super) fn take(
         &mut self,
@@ -128,9 +128,9 @@ impl Recorder {
                 let is_left_out = !matches!(e.call, Call::Collective(_)) && !ordered.contains(&(*rank, at));
                 is_left_out && !e.is_finished && !e.is_retired
             };
-            let mut unsure = u64::from(self.communicators.unsure().contains(rank));
-            unsure += dated.dump.entries.iter().enumerate().filter(|e| waits(*e)).count() as u64;
-            sink(Update::Segment(process(*rank, dated, began_ns, unsure)));
+            let unordered = dated.dump.entries.iter().enumerate().filter(|e| waits(*e)).count() as u64;
+            let one_sided = unordered + self.communicators.one_sided().get(rank).copied().unwrap_or(0);
+            sink(Update::Segment(process(*rank, dated, began_ns, one_sided)));
         }
         for communicator in self.communicators.iter() {
             for (global, rank) in communicator.ranks_with_dumps() {
@@ -144,7 +144,7 @@ impl Recorder {
         self.pair_counts(&all).into_values().for_each(|beat| sink(Update::Pair(beat)));
     }
 
-    /// What the dumps lack, in sentences. Call this after [`Self::updates`].
+    /// Returns what the dumps lack, in sentences. Call this after [`Self::updates`].
     pub(super) fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let absent: BTreeSet<u32> = self.communicators.iter().flat_map(|c| c.ranks_without_dumps()).collect();
@@ -165,11 +165,11 @@ impl Recorder {
             notes
                 .push(format!("the dumps of {} are of a newer version: fields may be missed", ranks(&newer)));
         }
-        let unsure = self.communicators.unsure();
+        let unsure: BTreeSet<u32> = self.communicators.one_sided().keys().copied().collect();
         if !unsure.is_empty() {
             notes.push(format!(
                 "{} may wait for a rank that has called nothing in its group: these dumps do not list who is in it",
-                ranks(unsure)
+                ranks(&unsure)
             ));
         }
         if self.left_out > 0 {
@@ -188,7 +188,7 @@ impl Recorder {
         notes
     }
 
-    /// Where in their code the culprits of a finding were.
+    /// Returns where in their code the culprits of a finding were.
     pub(super) fn evidence(&self, finding: &Finding) -> Vec<Evidence> {
         let Some(communicator) = self.communicators.get(finding.communicator) else { return Vec::new() };
         let operation = &finding.operation;
@@ -232,8 +232,8 @@ impl Recorder {
         format!("{name} ({number} of {of}){site}")
     }
 
-    /// How many transfers each rank has called with each other rank.
-    fn pair_counts(&self, all: &[At]) -> BTreeMap<(CommId, Rank, Rank), PairBeat> {
+    /// Counts the transfers that each rank has called with each other rank.
+    fn pair_counts(&self, all: &[EntryRef]) -> BTreeMap<(CommId, Rank, Rank), PairBeat> {
         let mut counts = BTreeMap::new();
         for at in all {
             let Some(entry) = self.entry(*at) else { continue };
@@ -266,16 +266,16 @@ impl Recorder {
         self.dumps.iter().flat_map(|(rank, d)| d.dump.entries.iter().map(|e| (*rank, e)))
     }
 
-    fn entry(&self, at: At) -> Option<&Entry> {
+    fn entry(&self, at: EntryRef) -> Option<&Entry> {
         self.dumps.get(&at.rank)?.dump.entries.get(at.entry)
     }
 
-    fn is_transfer(&self, at: At) -> bool {
+    fn is_transfer(&self, at: EntryRef) -> bool {
         self.entry(at).is_some_and(|e| !matches!(e.call, Call::Collective(_)))
     }
 
     /// All operations whose order is known, as they were called.
-    fn in_order(&self) -> Vec<At> {
+    fn in_order(&self) -> Vec<EntryRef> {
         let is_whole = |g: Option<u32>| g.and_then(|g| self.dumps.get(&g)).is_some_and(|d| d.dump.is_whole);
         let mut all = Vec::new();
         for (rank, dated) in &self.dumps {
@@ -295,14 +295,14 @@ impl Recorder {
                     }
                     Call::Launch | Call::Unpaired => None,
                 };
-                all.extend(order.map(|order| At { rank: *rank, entry: at, order }));
+                all.extend(order.map(|order| EntryRef { rank: *rank, entry: at, order }));
             }
         }
         all.sort_by_key(|at| self.entry(*at).map_or(0, |e| e.created_ns));
         all
     }
 
-    fn told(&self, at: At) -> Option<Told> {
+    fn told(&self, at: EntryRef) -> Option<Told> {
         let entry = self.entry(at)?;
         let communicator = self.communicators.of_entry(at.rank, entry)?;
         let (lane, func) = match entry.call {
@@ -366,7 +366,7 @@ fn ranks(all: &BTreeSet<u32>) -> String {
 }
 
 /// The process of a dump. Its clock is the wall clock.
-fn process(rank: u32, dated: &Dated, began_ns: u64, unsure: u64) -> SegmentRecord {
+fn process(rank: u32, dated: &Dated, began_ns: u64, one_sided: u64) -> SegmentRecord {
     SegmentRecord {
         id: segment(rank),
         path: dated.path.clone(),
@@ -380,7 +380,7 @@ fn process(rank: u32, dated: &Dated, began_ns: u64, unsure: u64) -> SegmentRecor
         liveness: Liveness::Unknown,
         created_ns: began_ns,
         created_unix_ns: began_ns,
-        losses: if unsure > 0 { vec![(UNORDERED, unsure)] } else { Vec::new() },
+        losses: if one_sided > 0 { vec![(ONE_SIDED, one_sided)] } else { Vec::new() },
     }
 }
 
