@@ -1,5 +1,5 @@
 //! Files of other tools: what the rules make of them. The dumps in `tests/data/flight_recorder` are real; PyTorch wrote them in
-//! jobs of four ranks over Gloo. NCCL's form is built here from the fields that PyTorch documents, since no GPU is needed then.
+//! jobs of four ranks over Gloo and over NCCL (two H200s). Other dumps are built here from the fields that PyTorch documents.
 
 use crate::support::{Room, run};
 use ringwatch::detect::Settings;
@@ -83,6 +83,25 @@ fn real_dumps_name_the_rank_and_its_line_of_code() {
     let (circle, _) = judged(&data(&room, "circle"));
     assert_eq!(kinds(&circle), [(Kind::InterleavedCommunicators, vec![0, 1], 13)]);
     assert_eq!(judged(&data(&room, "healthy")), (vec![], vec![]));
+}
+
+/// PyTorch's watchdog wrote these on two H200s, after a timeout.
+#[test]
+fn real_dumps_over_nccl_name_the_rank_and_its_line_of_code() {
+    let room = Room::new();
+    let (missing, notes) = judged(&data(&room, "nccl-missing"));
+    assert_eq!((kinds(&missing), notes), (vec![(Kind::MissingRank, vec![2], 13)], vec![]));
+    assert!(has(&missing[0], "the last call in the dump of rank 2 is recv 2<-1"), "{:#?}", missing[0]);
+
+    let (mismatch, _) = judged(&data(&room, "nccl-mismatch"));
+    assert_eq!(kinds(&mismatch), [(Kind::Mismatch, vec![1], 13)]);
+    assert!(has(&mismatch[0], "in evaluate"), "{:#?}", mismatch[0]);
+
+    // Ranks 0 and 1 wait for rank 3 in the all-gather, and rank 2 in the group of ranks 2 and 3, which it called somewhat later.
+    let (stall, _) = judged(&data(&room, "nccl-stall"));
+    assert_eq!(kinds(&stall), [(Kind::MissingRank, vec![3], 12)]);
+    assert_eq!(stall[0].operation.bytes, Some(128), "the launch of transfers after it is no part of it");
+    assert_eq!(judged(&data(&room, "nccl-healthy")), (vec![], vec![]));
 }
 
 #[test]
@@ -172,7 +191,7 @@ impl Job {
             Started => ("started", json!(t + MS), Value::Null),
             Completed => ("completed", json!(t + MS), json!(t + 2 * MS)),
         };
-        let is_transfer = name.starts_with("send") || name.starts_with("recv") || name == "coalesced";
+        let is_transfer = name.starts_with("send") || name.starts_with("recv");
         let entries = self.dumps.get_mut(&rank).unwrap();
         let sizes = if name == "coalesced" { json!([]) } else { json!([[64, 16]]) };
         entries.push(json!({

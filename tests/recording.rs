@@ -140,6 +140,18 @@ fn a_job_is_recorded_and_judged_again() {
     let report = run(room.ringwatch(["report", "--replay"]).arg(&dir));
     assert!(report.out.contains("AllReduce") && report.out.contains("missing-rank"), "{}", report.out);
 
+    // Whoever ends it by a signal has all of it.
+    let ended = room.path("ended");
+    let mut command = room.ringwatch(["record", "-o"]);
+    let child = command.arg(&ended).arg("--dir").arg(room.segments()).spawn().unwrap();
+    while !ended.join("open-00001.wal").exists() {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::TERM)
+        .unwrap();
+    assert_eq!(crate::support::finish(child).status.code(), Some(0));
+    assert_eq!((files(&ended, "open-").len(), files(&ended, "operations-").len()), (0, 1));
+
     let again = record(&dir);
     assert!(again.code == Some(2) && again.err.contains("the directory is not empty"), "{}", again.err);
     let empty = room.path("empty");

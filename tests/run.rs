@@ -54,12 +54,14 @@ fn what_goes_in_and_comes_out_is_the_jobs_to_the_byte() {
     assert!(both.stderr.starts_with(b"err\n"));
 }
 
-/// Starts a job that says when it is ready and what signal it got.
-fn trapping(room: &Room) -> (Child, BufReader<std::process::ChildStdout>) {
+/// Starts a job that says when it is ready and what signal it got, recorded in a directory where one is named.
+fn trapping(room: &Room, recording: Option<&Path>) -> (Child, BufReader<std::process::ChildStdout>) {
     let script = "for s in TERM INT HUP QUIT USR1 USR2; do trap \"echo got $s; exit 7\" $s; done\n\
                   echo ready; while :; do sleep 0.02; done";
-    let mut child =
-        sh(room, script).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut command = room.ringwatch(["run"]);
+    command.args(recording.map(|dir| ["--record".as_ref(), dir.as_os_str()]).into_iter().flatten());
+    command.args(["--", "sh", "-c", script]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
     let mut line = String::new();
     out.read_line(&mut line).expect("read");
@@ -81,7 +83,8 @@ fn signals_reach_the_job() {
         (Signal::USR2, "USR2"),
     ];
     for (signal, name) in all {
-        let (child, mut out) = trapping(&room);
+        let recording = (signal == Signal::TERM).then(|| room.path("recording"));
+        let (child, mut out) = trapping(&room, recording.as_deref());
         kill_process(Pid::from_child(&child), signal).expect("it runs");
         let mut rest = String::new();
         out.read_to_string(&mut rest).expect("read");

@@ -17,6 +17,11 @@ use std::time::Duration;
 const STEP: Duration = Duration::from_millis(50);
 
 pub(super) fn run(o: &Record) -> anyhow::Result<u8> {
+    block_on(async { record(o, Signals::new()?).await })
+}
+
+/// Records until a signal comes. Signals are taken before there is a thread, which would take them in their usual way.
+async fn record(o: &Record, mut signals: Signals) -> anyhow::Result<u8> {
     let mut monitor = monitor(o.dir.clone()).following_live();
     let bytes = parse_bytes(&o.max_size).map_err(|why| anyhow::anyhow!("--max-size: {why}"))?;
     let limits = Limits { bytes, age: o.max_age, ..Limits::default() };
@@ -24,24 +29,17 @@ pub(super) fn run(o: &Record) -> anyhow::Result<u8> {
         .with_context(|| format!("{}: no recording can be made here", o.output.display()))?;
     let mut recorder = Recorder::begin(&mut monitor, &node(), moment(), move || Ok(writer))?;
     eprintln!("ringwatch: recording to {}; Ctrl-C ends it", o.output.display());
-    let recorded = block_on(async {
-        let mut signals = Signals::new()?;
-        let mut steps = tokio::time::interval(STEP);
-        let end = o.seconds.map(|s| tokio::time::Instant::now() + Duration::from_secs(s.into()));
-        let mut is_last = false;
-        loop {
-            tokio::select! {
-                asked = signals.next() => is_last |= asked.to_end(),
-                _ = steps.tick() => is_last |= end.is_some_and(|t| tokio::time::Instant::now() >= t),
-            }
-            let events = monitor.step(now_ns());
-            recorder.record(&mut monitor, events, moment()).with_context(|| cannot_write(&o.output))?;
-            if is_last {
-                return Ok(());
-            }
+    let mut steps = tokio::time::interval(STEP);
+    let end = o.seconds.map(|s| tokio::time::Instant::now() + Duration::from_secs(s.into()));
+    let mut is_last = false;
+    while !is_last {
+        tokio::select! {
+            asked = signals.next() => is_last = asked.to_end(),
+            _ = steps.tick() => is_last = end.is_some_and(|t| tokio::time::Instant::now() >= t),
         }
-    });
-    recorded?;
+        let events = monitor.step(now_ns());
+        recorder.record(&mut monitor, events, moment()).with_context(|| cannot_write(&o.output))?;
+    }
     if recorder.lost() > 0 {
         eprintln!("ringwatch: {} operations and findings are missing: the disk is too slow", recorder.lost());
     }

@@ -120,6 +120,8 @@ pub(super) fn run(o: &Run) -> anyhow::Result<u8> {
     let mut s = prepare(o)?;
     let segments = super::own_segments(s.segments.clone()).only_job(&s.job, now_ns());
     let mut monitor = Monitor::new(segments, Settings::default()).with_baselines(baselines.clone());
+    // Before there is a thread, which would take signals in their usual way: the job would lose its observer.
+    let mut signals = Signals::new()?;
     // Whatever becomes of the recording, the job is started.
     let mut recorder = o.record.clone().and_then(|dir| {
         let open = move || record::open(&dir, Limits::default());
@@ -127,7 +129,8 @@ pub(super) fn run(o: &Run) -> anyhow::Result<u8> {
             .map_err(|e| say_unrecorded(&e))
             .ok()
     });
-    let (status, broken) = block_on(watch(o, &mut s, &mut monitor, (&baselines, &mut recorder)))?;
+    let (status, broken) =
+        block_on(watch(o, &mut s, &mut monitor, &mut signals, (&baselines, &mut recorder)))?;
     // Nor does a bug of ours change the job's exit code.
     let end = std::panic::AssertUnwindSafe(|| {
         let mut last = Vec::new();
@@ -207,9 +210,9 @@ async fn watch(
     o: &Run,
     s: &mut Surroundings,
     monitor: &mut Monitor<Segments>,
+    signals: &mut Signals,
     (baselines, recorder): (&[Baseline], &mut Option<Recorder>),
 ) -> anyhow::Result<(ExitStatus, bool)> {
-    let mut signals = Signals::new()?;
     let (program, arguments) = o.command.split_first().context("no command")?;
     let mut command = Command::new(program);
     command.args(arguments).envs(s.variables.iter().map(|(k, v)| (k, v)));

@@ -5,10 +5,11 @@
 //! Where all ranks of a communicator mix transfers and collectives alike, one that does not is out of order, whatever it did before.
 
 use super::hang_context::{HangContext, StallSite};
-use super::held_by_gpu::open_parts;
 use super::{fact, who};
 use crate::join::{Communicator, Part, Process, Stall, WaitingFor};
-use crate::model::{Call, Confidence, Departure, Finding, Kind, Mix, OperationRef, Rank, SegmentId, Track};
+use crate::model::{
+    Call, CommId, Confidence, Departure, Finding, Kind, Mix, OperationRef, Rank, SegmentId, Track,
+};
 use std::collections::BTreeSet;
 
 /// Ranks of an operation that are looked at.
@@ -31,9 +32,9 @@ pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Findin
     let here = around(scene, at);
     let candidates = here.iter().filter_map(|p| Some((left(scene, at, p)?, *p)));
     let lacks_call = at.stall.lack == WaitingFor::Issue;
-    let is_reason = |p: &Process| !(lacks_call && are_idle(scene, at, p));
+    let is_reason = |d: &Departure, p: &Process| !(lacks_call && are_idle(scene, at, d, p));
     let alone = candidates.filter(|(d, p)| !here.iter().any(|o| left_too(d, p, o)) && is_alone(scene, d, p));
-    let alone = alone.filter(|(_, p)| is_reason(p));
+    let alone = alone.filter(|(d, p)| is_reason(d, p));
     let Some((departure, process)) = alone.min_by_key(|(d, _)| d.call.issued_ns) else {
         return mixed_otherwise(scene, at);
     };
@@ -69,16 +70,41 @@ pub(super) fn judge(scene: &HangContext<'_>, at: StallSite<'_>) -> Option<Findin
     })
 }
 
-/// True where the ranks that a standstill lacks are known to be in no operation. They wait for nobody, and so not because of the
-/// order in which another process calls.
-fn are_idle(scene: &HangContext<'_>, at: StallSite<'_>, process: &Process) -> bool {
+/// True where the ranks that a standstill lacks are known to be in no operation that another process holds up by leaving the order
+/// of its calls. They wait for nobody, and so not because of that.
+fn are_idle(scene: &HangContext<'_>, at: StallSite<'_>, departure: &Departure, process: &Process) -> bool {
     let is_idle = |(rank, _): &(Rank, u32)| {
         scene.process(at.comm, *rank).is_some_and(|p| {
             let is_known = !p.unsure() && !p.may_lack_since(at.waited.since_ns);
-            p.record.id != process.record.id && is_known && open_parts(scene, at, *rank).next().is_none()
+            let may_wait = |(id, r): &(CommId, Rank)| may_be_held_up(scene, (*id, *r), departure, process);
+            let memberships = scene.join.memberships(p.record.id);
+            p.record.id != process.record.id && is_known && !memberships.iter().any(may_wait)
         })
     };
     at.stall.lacking.len() <= FEW && at.stall.lacking.iter().all(is_idle)
+}
+
+/// True where a rank is in an operation that another process may keep from ending by leaving the order of its calls. One that all
+/// have issued, that process before it left its order, ends by itself.
+fn may_be_held_up(
+    scene: &HangContext<'_>,
+    (id, rank): (CommId, Rank),
+    departure: &Departure,
+    process: &Process,
+) -> bool {
+    let Some(comm) = scene.join.communicator(id) else { return false };
+    let culprit = rank_of(scene, comm, process);
+    comm.incomplete().any(|(track, _, instance)| {
+        let needed = match track {
+            Track::Pair(a, b) if a == b => 1,
+            Track::Pair(..) => 2,
+            _ => comm.expected(),
+        };
+        let own = culprit.and_then(|r| instance.parts.get(&r));
+        let is_earlier = own.is_none_or(|p| p.op.issued_ns.is_some_and(|t| t < departure.call.issued_ns));
+        let ends = instance.parts.len() >= needed && is_earlier;
+        instance.parts.get(&rank).is_some_and(|p| !p.finished) && !ends
+    })
 }
 
 /// The rank that alone mixes the transfers and collectives of a communicator in another order than all others.
@@ -292,12 +318,13 @@ mod tests {
     const OTHER: CommId = CommId::unowned(8);
 
     fn found(last: [&str; 2]) -> Vec<(Kind, Vec<Rank>, u64)> {
-        found_with(last, &[])
+        found_with(last, &[], 0)
     }
 
     /// Two ranks call twice in one communicator and once in another, again and again, and then each rank in its own order, a letter
-    /// a call. What is found four seconds later. Some processes have lost a record meanwhile.
-    fn found_with(last: [&str; 2], lost: &[u32]) -> Vec<(Kind, Vec<Rank>, u64)> {
+    /// a call. What is found four seconds later. Some processes have lost a record meanwhile, and so many of the calls before are not
+    /// timed.
+    fn found_with(last: [&str; 2], lost: &[u32], untimed: u64) -> Vec<(Kind, Vec<Rank>, u64)> {
         let mut j = Join::new();
         let ends = 40 * 4;
         for r in 0..2u32 {
@@ -311,7 +338,7 @@ mod tests {
             for (n, c) in calls.chars().enumerate() {
                 let (n, other) = (n as u64, usize::from(c == 'b'));
                 let at_ns = S + n * 5 * MS;
-                let kernel = (n < ends).then_some((at_ns + MS, Some(at_ns + 2 * MS)));
+                let kernel = (n < ends - untimed).then_some((at_ns + MS, Some(at_ns + 2 * MS)));
                 // The first call of the last loop is one that its GPU has started.
                 let kernel = kernel.or((n == ends).then_some((at_ns + MS, None)));
                 let mut op = all_reduce(r, orders[other], at_ns, kernel);
@@ -344,12 +371,14 @@ mod tests {
         let named = |last| found(last).into_iter().map(|(_, ranks, _)| ranks).collect::<Vec<_>>();
         assert_eq!(named(["baaa", ""]), Vec::<Vec<Rank>>::new(), "rank 1 may be on its way");
         assert_eq!(named(["baaa", "a"]), [vec![Rank(0)]], "rank 1 waits in what it always called");
+        let untimed = found_with(["baaa", ""], &[], 2);
+        assert_eq!(untimed, [], "what both called before that ends, timed or not");
     }
 
     #[test]
     fn a_call_of_which_the_record_may_be_lost_was_not_left_out() {
         let accused = |lost: &[u32]| -> Vec<Vec<Rank>> {
-            found_with(["aaba", "baaa"], lost).into_iter().map(|(_, ranks, _)| ranks).collect()
+            found_with(["aaba", "baaa"], lost, 0).into_iter().map(|(_, ranks, _)| ranks).collect()
         };
         assert_eq!(accused(&[0]), [vec![Rank(1)]], "rank 1 has lost nothing");
         assert_ne!(accused(&[1]), [vec![Rank(1)]]);

@@ -97,6 +97,10 @@ impl Recorder {
         if self.shared.is_refresh_due.swap(false, Ordering::Relaxed) {
             self.publisher.refresh();
         }
+        if !events.is_empty() {
+            // What a finding rests on is recorded with it: the job may be killed at once.
+            self.publisher.tell_all_open(monitor.join(), now.mono_ns);
+        }
         let messages = self.publisher.look(monitor.join(), &finished, &[], now);
         self.send(Step { at: now, messages, events })
     }
@@ -170,4 +174,71 @@ fn write(mut writer: Writer, steps: &Receiver<Step>, shared: &Shared) -> io::Res
 
 fn ended(thread: JoinHandle<io::Result<()>>) -> io::Result<()> {
     thread.join().unwrap_or_else(|_| Err(io::Error::other("a bug in ringwatch")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::detect::Settings;
+    use crate::join::testing::{all_reduce, member, process};
+    use crate::model::{Kind, Update};
+    use crate::recording::{Limits, Playback};
+
+    const S: u64 = 1_000_000_000;
+
+    /// Gives some updates once.
+    #[derive(Debug)]
+    struct Once(Vec<Update>);
+
+    impl Source for Once {
+        fn poll(&mut self, _: u64) -> Vec<Update> {
+            std::mem::take(&mut self.0)
+        }
+
+        fn describe(&self) -> String {
+            "a test".to_owned()
+        }
+    }
+
+    fn kinds<T: Source>(monitor: &Monitor<T>) -> Vec<Kind> {
+        monitor.findings().into_iter().map(|f| f.kind).collect()
+    }
+
+    /// Jobs and their observers are killed at any moment: the operations of a finding may not come later than itself.
+    #[test]
+    fn what_a_finding_rests_on_is_recorded_at_once() {
+        let mut updates = Vec::new();
+        for rank in 0..2 {
+            updates.extend([process(rank), member(rank, 2, 4)]);
+            let op = |order| all_reduce(rank, order, S + order * 1_000, None);
+            updates.extend((0..4).map(op).map(|mut op| {
+                op.count += u64::from(op.order == Some(3) && rank == 1);
+                Update::Op(Box::new(op))
+            }));
+        }
+        let place = tempfile::tempdir().unwrap();
+        let dir = place.path().join("recording");
+        let mut monitor = Monitor::new(Once(updates), Settings::default()).following_live();
+        let at = Moment { mono_ns: S + 10_000_000, unix_ns: 1_790_000_000 * S };
+        let to = dir.clone();
+        let mut recorder =
+            Recorder::begin(&mut monitor, "node", at, move || Writer::create(&to, Limits::default()))
+                .unwrap();
+        let events = monitor.step(at.mono_ns);
+        assert_eq!(kinds(&monitor), [Kind::Mismatch]);
+        recorder.record(&mut monitor, events, at).unwrap();
+
+        let replayed = || {
+            let mut monitor = Monitor::new(Playback::open(&dir).ok()?, Settings::default());
+            monitor.step(at.mono_ns);
+            Some(kinds(&monitor)).filter(|k| !k.is_empty())
+        };
+        let until = std::time::Instant::now() + Duration::from_secs(20);
+        let mut found = None;
+        while found.is_none() && std::time::Instant::now() < until {
+            std::thread::sleep(POLL);
+            found = replayed();
+        }
+        assert_eq!(found, Some(vec![Kind::Mismatch]), "the recording has not ended");
+    }
 }

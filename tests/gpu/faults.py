@@ -1,8 +1,9 @@
 """Plants faults in a real job (fault_job.py) and measures what Ringwatch says, and how soon.
 
 python3 faults.py PATH_OF_RINGWATCH [FAULT ...]; needs 4 GPUs and torch (RANKS=2 does for most). Prints one line a fault and exits 1 when one
-was not named rightly in time. THROTTLE=/path/of/throttle.so (built from throttle.c) is needed for `network`.
+was not named rightly in time. RECORDINGS=DIR also records each run to DIR/FAULT, and `diagnose --replay` has to say the same. THROTTLE=/path/of/throttle.so (built from throttle.c) is needed for `network`.
 """
+import json
 import os
 import pathlib
 import re
@@ -73,6 +74,17 @@ def end(process, place):
     time.sleep(0.5)
 
 
+def named(fault, told):
+    """What a replay says otherwise than was told while the job ran; nothing, if it says the same."""
+    recording = pathlib.Path(os.environ["RECORDINGS"]) / fault
+    said = subprocess.run([ringwatch, "diagnose", "--replay", recording, "--json"], capture_output=True, text=True)
+    found = [json.loads(line) for line in said.stdout.splitlines()]
+    ranks = lambda f: ", ".join(map(str, f["ranks"]))
+    replayed = {(f["kind"], ranks(f)) for f in found if f["severity"] in ("warning", "critical")}
+    live = {(kind, re.sub("ranks? ", "", who)) for _, kind, who, _ in told}
+    return "" if replayed == live else f"; replayed: {sorted(replayed)} {said.stderr.strip()}"
+
+
 def run(fault):
     kinds, rank, limit, more = FAULTS[fault]
     with tempfile.TemporaryDirectory() as place:
@@ -82,7 +94,8 @@ def run(fault):
             if not throttle:
                 return None, "SKIPPED: THROTTLE does not name throttle.so"
             environment |= {"LD_PRELOAD": throttle, "THROTTLE_FILE": f"{place}/throttle", "THROTTLE_US": "300"}
-        command = [ringwatch, "run", "--", sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
+        records = ["--record", f"{os.environ['RECORDINGS']}/{fault}"] if "RECORDINGS" in os.environ else []
+        command = [ringwatch, "run", *records, "--", sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
         process = subprocess.Popen(
             [*command, str(here / "fault_job.py"), fault, place],
             env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True,
@@ -123,10 +136,12 @@ def run(fault):
     if planted is None:
         return False, "the job did not get to the fault: " + " / ".join(lines[-4:])
     said = "; ".join(f"{t[3][11:110]} (after {t[0] - planted:.2f} s)" for t in told) or "nothing"
+    otherwise = named(fault, told) if records else ""
+    said += otherwise
     if kinds is None:
-        return not told, said
+        return not told and not otherwise, said
     right = [t for t in told if re.fullmatch(kinds, t[1]) and (rank is None or t[2] == f"rank {rank}") and t[0] >= planted]
-    good = bool(right) and right[0][0] - planted <= limit and len(told) == 1
+    good = bool(right) and right[0][0] - planted <= limit and len(told) == 1 and not otherwise
     evidence = [line for line in lines[: lines.index("SUMMARY") if "SUMMARY" in lines else None] if line.startswith("    - ")][:6]
     return good, said + "".join(f"\n      {line[6:150]}" for line in evidence)
 

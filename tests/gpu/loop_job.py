@@ -8,7 +8,8 @@ LOOP is one of ddp, fsdp, tensor, pipeline, experts, inference. FAULT is one of
     late      the last rank spends time in host code before its first call of each step: twice as long as a step takes,
               and at least 50 ms. Hosts are ahead of their GPUs, and less would hold nobody up
 
-The moment of the fault (Unix time) is written to DIR/fault. More ranks than GPUs share them by turns: then every rank
+The moment of the fault (Unix time) is written to DIR/fault, and the moment at which a healthy job's host begins each step
+to DIR/steps-RANK when the job ends (Unix time in ns, one a line). More ranks than GPUs share them by turns: then every rank
 group that covers the GPUs once is a node of its own for NCCL (NCCL_HOSTID).
 """
 import contextlib
@@ -226,7 +227,9 @@ def run(step):
     warm_seconds = 10 if SIZE <= GPUS else 25
     warm, plan = time.time() + warm_seconds, time.time() + 3 + SECONDS
     asked_every = 20 if SIZE <= GPUS else 8
+    begun = []
     for n in range(1 << 30):
+        begun.append(time.time_ns())
         step(n)
         if n % asked_every == asked_every - 1:
             if not goes_on(plan if FAULT == "healthy" else warm):
@@ -236,6 +239,7 @@ def run(step):
             if LOOP != "inference" and n % 2000 == 1999:
                 checkpoint(n)
     if FAULT == "healthy":
+        (PLACE / f"steps-{RANK}").write_text("".join(f"{at}\n" for at in begun))
         return
     torch.cuda.synchronize()
     began = time.time()

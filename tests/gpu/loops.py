@@ -6,7 +6,8 @@ Each run has an agent of its own, whose JSON events are read. A healthy run (SEC
 finding of severity warning or critical. A planted fault fails unless a finding of the right kind names the last rank
 within the limit and no other warning is reported before. RANKS is the number of ranks (2), PARALLEL how many healthy
 loops run side by side (1), LOGS a directory in which outputs of agents and jobs are kept, and the segments of faults and
-of the first false warning (as tar files). Prints one line a run and exits 1 if one failed. Needs torch and 2 GPUs, or RANKS and fewer: ranks then take
+of the first false warning (as tar files), RECORDINGS one in which each run is recorded, with the moments at which its steps
+began. Prints one line a run and exits 1 if one failed. Needs torch and 2 GPUs, or RANKS and fewer: ranks then take
 turns on the GPUs, so that orders and hangs mean what they mean elsewhere, and times mean little. Loops that share GPUs or
 CPUs with anything else hold each other up, and Ringwatch reports it: run healthy loops alone.
 """
@@ -162,6 +163,10 @@ def run(ringwatch, plugin, loop, fault):
     (place / "segments").mkdir()
     (place / "job").mkdir()
     agent = Agent(ringwatch, place)
+    recorder = recorded = None
+    if "RECORDINGS" in os.environ:
+        recorded = pathlib.Path(os.environ["RECORDINGS"]) / f"{loop}-{fault}-{RANKS}"
+        recorder = subprocess.Popen([ringwatch, "record", "-o", recorded, "--dir", place / "segments"])
     seconds = SECONDS_HEALTHY if fault == "healthy" else 60
     environment = {
         **os.environ, "NCCL_NVLS_ENABLE": "0", "RINGWATCH_DIR": str(place / "segments"), "NCCL_PROFILER_PLUGIN": plugin,
@@ -192,6 +197,11 @@ def run(ringwatch, plugin, loop, fault):
     finally:
         end(job, place)
         agent.end()
+        if recorder:
+            recorder.terminate()
+            recorder.wait(20)
+            for steps in (place / "job").glob("steps-*"):
+                shutil.copy(steps, recorded / steps.name)
         if "LOGS" in os.environ:
             kept = pathlib.Path(os.environ["LOGS"]) / f"{loop}-{fault}-{RANKS}"
             for name in ("agent.out", "agent.err", "job.out"):

@@ -97,8 +97,8 @@ impl Publisher {
         }
     }
 
-    /// All operations that are not counted yet, whatever is known of their ends.
-    pub(super) fn tell_all_open(&mut self, join: &Join, now_ns: u64) {
+    /// Tells all operations that are not counted yet, whatever is known of their ends, with the next messages.
+    pub fn tell_all_open(&mut self, join: &Join, now_ns: u64) {
         let mut moved = HashSet::new();
         for c in join.communicators() {
             for (track, order, instance) in c.incomplete() {

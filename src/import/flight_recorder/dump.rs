@@ -82,8 +82,8 @@ pub(super) enum Call {
     Recv(Rank),
     /// A receive from any rank.
     Unpaired,
-    /// The launch of the transfers before it.
-    Launch,
+    /// The launch of the transfers before it, or of the collectives of this number.
+    Launch(u64),
 }
 
 /// Texts and lists of ranks, each once for all dumps.
@@ -233,11 +233,15 @@ impl Dump {
                     transfers.entry(key).or_default().push(out.len());
                     out.push(entry);
                 }
-                Call::Launch => {
-                    for part in transfers.remove(&key).into_iter().flatten() {
-                        out[part].end_with(&entry);
+                // A launch of transfers has the number of the collective before it.
+                Call::Launch(number) => match transfers.remove(&key) {
+                    Some(parts) => parts.into_iter().for_each(|part| out[part].end_with(&entry)),
+                    None => {
+                        if let Some(first) = collectives.get(&(entry.group, number)) {
+                            out[*first].merge(&entry);
+                        }
                     }
-                }
+                },
                 Call::Unpaired => self.unpaired += 1,
             }
         }
@@ -256,7 +260,8 @@ impl Entry {
 
     /// Takes another collective of the same launch, or the launch itself, which comes last.
     fn merge(&mut self, other: &Entry) {
-        if self.call != other.call && other.call != Call::Collective(Func::Unknown) {
+        let is_launch = matches!(other.call, Call::Launch(_) | Call::Collective(Func::Unknown));
+        if self.call != other.call && !is_launch {
             self.call = Call::Collective(Func::Unknown);
         }
         // Ranks may cut the data of a launch differently.
@@ -338,8 +343,7 @@ impl<'a> Reader<'a> {
     fn read(&self, group: usize, size: Option<usize>, sites: &mut Sites) -> Result<Entry, Fault> {
         let title = self.text("profiling_name")?;
         let (backend, name) = title.split_once(':').unwrap_or(("", title));
-        let is_transfer = self.value.get("is_p2p").and_then(Value::boolean).unwrap_or(false);
-        let call = self.call(name, is_transfer, size)?;
+        let call = self.call(name, size)?;
         let is_transfer = !matches!(call, Call::Collective(_));
         let sequence = self.number(if is_transfer { "p2p_seq_id" } else { "collective_seq_id" })?;
         let state = self.text("state")?;
@@ -365,7 +369,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn call(&self, name: &str, is_transfer: bool, size: Option<usize>) -> Result<Call, Fault> {
+    fn call(&self, name: &str, size: Option<usize>) -> Result<Call, Fault> {
         let (name, peers) = name.split_once(' ').unwrap_or((name, ""));
         let peer = |text: Option<&str>| {
             let rank = text.and_then(|t| t.trim().parse::<u32>().ok());
@@ -376,7 +380,7 @@ impl<'a> Reader<'a> {
             "send" => Call::Send(peer(peers.split_once("->").map(|(_, to)| to))?),
             "recv" if peers.ends_with("<-?") => Call::Unpaired,
             "recv" => Call::Recv(peer(peers.split_once("<-").map(|(_, from)| from))?),
-            "coalesced" if is_transfer => Call::Launch,
+            "coalesced" => Call::Launch(self.number("collective_seq_id")?),
             _ => Call::Collective(function(name)),
         })
     }
@@ -385,7 +389,7 @@ impl<'a> Reader<'a> {
     fn amount(&self, call: Call, name: &str) -> (Option<DataType>, Option<u64>) {
         let is_uneven = name.contains("_v") || matches!(call, Call::Collective(Func::AlltoAll));
         let side = match call {
-            Call::Launch | Call::Unpaired => return (None, None),
+            Call::Launch(_) | Call::Unpaired => return (None, None),
             Call::Collective(_) if is_uneven => return (None, None),
             // Each rank's share, and NCCL counts what goes to one rank.
             Call::Collective(Func::ReduceScatter | Func::Scatter) | Call::Recv(_) => "output",

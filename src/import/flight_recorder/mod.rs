@@ -293,7 +293,7 @@ impl Dumps {
                             std::mem::replace(n, *n + 1)
                         })
                     }
-                    Call::Launch | Call::Unpaired => None,
+                    Call::Launch(_) | Call::Unpaired => None,
                 };
                 all.extend(order.map(|order| EntryRef { rank: *rank, entry: at, order }));
             }
@@ -309,7 +309,7 @@ impl Dumps {
             Call::Collective(func) => (Lane::Collective, func),
             Call::Send(peer) => (Lane::Send(peer), Func::Send),
             Call::Recv(peer) => (Lane::Recv(peer), Func::Recv),
-            Call::Launch | Call::Unpaired => return None,
+            Call::Launch(_) | Call::Unpaired => return None,
         };
         let finished = communicator.is_finished(entry);
         let op = OpRecord {
