@@ -16,6 +16,7 @@ const BEGAN_NS: u64 = 1_790_000_000_000_000_000;
 
 /// When the real dumps were written, or later, in s since the epoch.
 const WRITTEN_S: u64 = 1_795_995_000;
+const WRITTEN_OVER_NCCL_S: u64 = 1_796_007_500;
 
 /// A copy of a job's real dumps, since files of a checkout have other times.
 fn data(room: &Room, job: &str) -> PathBuf {
@@ -25,7 +26,8 @@ fn data(room: &Room, job: &str) -> PathBuf {
     for rank in 0..4 {
         let name = format!("trace_rank_{rank}");
         std::fs::copy(from.join(&name), to.join(&name)).unwrap();
-        date(&to.join(&name), WRITTEN_S * 1_000 * MS);
+        let written_s = if job.starts_with("nccl-") { WRITTEN_OVER_NCCL_S } else { WRITTEN_S };
+        date(&to.join(&name), written_s * 1_000 * MS);
     }
     to
 }
