@@ -17,6 +17,8 @@ pub mod join;
 
 pub mod detect;
 
+pub mod steps;
+
 pub mod doctor;
 
 pub mod cluster;

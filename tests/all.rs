@@ -47,6 +47,7 @@ mod service;
 mod shipped;
 #[allow(dead_code, unused_imports, reason = "the exam uses the rest")]
 mod simulator;
+mod steps;
 mod support;
 mod tune;
 mod view;

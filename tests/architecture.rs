@@ -21,13 +21,17 @@ const EDGES: &[(&str, &[&str])] = &[
     ("import", &["model"]),
     ("join", &["model"]),
     ("detect", &["model", "join"]),
+    ("steps", &["model"]),
     ("report", &["model"]),
     ("view", &["model"]),
     ("export", &["model", "join", "detect", "secret"]),
     ("cluster", &["model", "join", "secret"]),
     ("recording", &["model", "cluster"]),
     ("config", &["ingest", "detect", "export", "cluster", "secret"]),
-    ("runtime", &["model", "ingest", "join", "detect", "export", "cluster", "recording", "config", "secret"]),
+    (
+        "runtime",
+        &["model", "ingest", "join", "detect", "steps", "export", "cluster", "recording", "config", "secret"],
+    ),
     ("doctor", &["model", "ingest", "config", "runtime", "bench", "replay", "bundle"]),
     ("cli", &["secret"]),
     ("cmd", &["*"]),
@@ -57,7 +61,7 @@ const WITHOUT_CIRCLES: &[&str] = &[
 ];
 
 /// Modules that may do nothing but think: no I/O, no clock, no thread.
-const PURE: &[&str] = &["model", "join", "detect"];
+const PURE: &[&str] = &["model", "join", "detect", "steps"];
 const IMPURE: &[&[&str]] = &[
     &["std", "fs"],
     &["std", "net"],

@@ -5,6 +5,7 @@ use crate::support::{Play, Players, Room, assert_missing_rank, findings, run};
 use crate::watch::{Watcher, Way};
 use ringwatch::model::{Source as _, Update};
 use ringwatch::recording::{Limits, Playback};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 /// A case of the corpus, recorded in a new directory.
@@ -121,6 +122,30 @@ fn the_oldest_blocks_make_room() {
     assert!(!first.ends_with("messages-00001.parquet"), "{first:?}");
     // What is left says who is there, so that its operations are somebody's.
     assert!(operations(Playback::open(&dir).unwrap()) > 100);
+}
+
+/// Jobs of `tests/gpu/faults.py` on two H200s, recorded by `run --record`. While they ran the same was found.
+#[test]
+fn recordings_of_real_faults_are_judged_as_the_jobs_were() {
+    let room = Room::new();
+    for (fault, kind, ranks) in [
+        ("missing", "missing-rank", vec![1]),
+        ("stop", "missing-rank", vec![1]),
+        ("size", "mismatch", vec![0, 1]),
+    ] {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/recordings").join(fault);
+        let said = run(room.ringwatch(["diagnose", "--json", "--replay"]).arg(&dir));
+        // The shape of each line is checked.
+        findings(&said.out);
+        let found: Vec<Value> = said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let what: Vec<_> = found.iter().map(|f| (f["kind"].as_str().unwrap(), f["ranks"].clone())).collect();
+        assert_eq!((said.code, what), (Some(1), vec![(kind, serde_json::json!(ranks))]), "{fault}");
+        let evidence = found[0]["evidence"].as_array().unwrap();
+        assert!(
+            evidence.iter().any(|e| e["text"].as_str().unwrap().starts_with("in step 3")),
+            "{fault}: {evidence:#?}"
+        );
+    }
 }
 
 #[test]

@@ -22,7 +22,9 @@ const QUIET_MAX_NS: u64 = 120 * STEP_NS;
 /// Plays a recording to its end, as fast as it can be read. Returns the monitor and the last moment.
 pub(super) fn play(dir: &Path) -> anyhow::Result<(Monitor<Playback>, u64)> {
     let mut playing = Playing::open(dir)?;
+    playing.monitor = playing.monitor.with_steps();
     playing.advance(u64::MAX)?;
+    playing.monitor.end();
     Ok((playing.monitor, playing.now_ns))
 }
 

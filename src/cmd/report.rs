@@ -25,7 +25,7 @@ pub(super) fn run(o: &Report) -> anyhow::Result<u8> {
         diagnose::add_evidence(monitor.source(), &mut snapshot.findings);
         snapshot
     } else {
-        let mut monitor = monitor_of(&o.dirs).with_baselines(baselines(&o.baseline)?);
+        let mut monitor = monitor_of(&o.dirs).with_baselines(baselines(&o.baseline)?).with_steps();
         diagnose::read(&mut monitor)?;
         monitor.snapshot(now_ns())
     };

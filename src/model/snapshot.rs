@@ -303,6 +303,48 @@ pub struct SegmentRow {
     pub lost: u64,
 }
 
+/// The steps of a process: what repeats in its calls.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StepRow {
+    /// Host name.
+    pub host: String,
+    /// Process id.
+    pub pid: u32,
+    /// The rank in the job.
+    pub job_rank: Option<u32>,
+    /// The communicator of the calls with which steps begin.
+    pub comm: CommId,
+    /// How many were measured.
+    pub steps: u64,
+    /// Steps that were not measured, since records are lost or other calls came.
+    pub interruptions: u64,
+    /// Mean time from step to step, by the host's clock, in ns.
+    pub mean_ns: f64,
+    /// Median of the step times on the GPU, in ns.
+    pub p50_ns: Option<f64>,
+    /// 99th percentile of them, in ns.
+    pub p99_ns: Option<f64>,
+    /// Share of the step in NCCL's kernels, 0 to 1, of the steps in which all are timed.
+    pub nccl_share: Option<f64>,
+    /// The slowest step, where one was notably slower than the median.
+    pub slowest: Option<SlowStep>,
+}
+
+/// A step that took long.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlowStep {
+    /// Its number among the measured ones, from 1.
+    pub number: u64,
+    /// When its first call was issued, host monotonic ns.
+    pub at_ns: u64,
+    /// The same as `HH:MM:SS` in UTC.
+    pub at: Option<String>,
+    /// How long it took, in ns.
+    pub took_ns: u64,
+    /// The thing that took longer than usual, in words.
+    pub cause: Option<String>,
+}
+
 /// Records that were lost, where and by reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LossRow {
@@ -343,6 +385,9 @@ pub struct Snapshot {
     pub segments: Vec<SegmentRow>,
     /// Losses by process and reason.
     pub losses: Vec<LossRow>,
+    /// Steps, by process.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<StepRow>,
     /// Segments and directories that are not read: nothing here is about them.
     #[serde(default)]
     pub unread: Vec<Unread>,

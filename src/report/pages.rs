@@ -2,7 +2,8 @@
 
 use super::{finding, number, size};
 use crate::model::{
-    ClassRow, CommId, CommRow, Coverage, Finding, JobRow, RankRow, Snapshot, Unread, size_text, steers,
+    ClassRow, CommId, CommRow, Coverage, Finding, JobRow, RankRow, Snapshot, StepRow, Unread, size_text,
+    steers,
 };
 use serde::Serialize;
 use std::io::{self, Write};
@@ -59,6 +60,8 @@ pub struct Page {
     pub coverage: Coverage,
     /// Its communicators.
     pub communicators: Vec<CommPage>,
+    /// The steps of its processes, by rank.
+    pub steps: Vec<StepRow>,
     /// Ranks that were late, the latest first.
     pub stragglers: Vec<Late>,
     /// The findings, open ones first.
@@ -206,6 +209,7 @@ impl Page {
             communication_share: job.sums.comm_share,
             coverage: comms.iter().fold(Coverage::default(), |sum, c| sum + c.coverage),
             communicators: comms.into_iter().map(|c| CommPage::of(s, c)).collect(),
+            steps: s.steps.iter().filter(|row| job.sums.comms.contains(&row.comm)).cloned().collect(),
             stragglers: late.into_iter().map(Late::of).collect(),
             findings: s.findings.iter().filter(|f| is_own(f)).cloned().collect(),
             losses: lost.collect(),
@@ -248,6 +252,7 @@ impl Page {
         if self.communicators.len() > COMMUNICATORS {
             writeln!(out, "\n  and {} more communicators", self.communicators.len() - COMMUNICATORS)?;
         }
+        self.steps(out)?;
         self.late(out)?;
         if self.findings.is_empty() {
             writeln!(out, "\n  findings: none")?;
@@ -264,6 +269,42 @@ impl Page {
             writeln!(out, "    {:>10}  {}", l.count, plain(&l.reason))?;
         }
         Ok(())
+    }
+
+    fn steps(&self, out: &mut impl Write) -> io::Result<()> {
+        if self.steps.is_empty() {
+            return writeln!(out, "\n  steps: none known");
+        }
+        writeln!(
+            out,
+            "\n  {:<16}{:<24}{:>9}{:>9}{:>11}{:>11}{:>11}{:>10}",
+            "steps of rank", "host", "pid", "steps", "mean ms", "p50 ms", "p99 ms", "in NCCL"
+        )?;
+        for row in self.steps.iter().take(LATE) {
+            writeln!(
+                out,
+                "  {:<16}{:<24}{:>9}{:>9}{:>11}{:>11}{:>11}{:>10}",
+                row.job_rank.map_or_else(|| "-".to_owned(), |r| r.to_string()),
+                plain(&row.host),
+                row.pid,
+                row.steps,
+                number(Some(row.mean_ns), 1e6),
+                number(row.p50_ns, 1e6),
+                number(row.p99_ns, 1e6),
+                row.nccl_share.map_or_else(|| "-".to_owned(), |s| format!("{:.1} %", s * 100.0)),
+            )?;
+        }
+        if self.steps.len() > LATE {
+            writeln!(out, "  and {} more", self.steps.len() - LATE)?;
+        }
+        // All ranks wait for one another: the slowest step of the first is that of the job.
+        let slowest = self.steps.iter().find_map(|row| Some((row, row.slowest.as_ref()?)));
+        let Some((row, slow)) = slowest else { return Ok(()) };
+        let rank = row.job_rank.map_or_else(|| format!("pid {}", row.pid), |r| format!("rank {r}"));
+        let at = slow.at.as_ref().map_or_else(String::new, |at| format!(" at {at} UTC"));
+        let cause = slow.cause.as_ref().map_or_else(String::new, |cause| format!(": {cause}"));
+        let took = number(Some(slow.took_ns as f64), 1e6);
+        writeln!(out, "  slowest of {rank}: step {}{at}, {took} ms{cause}", slow.number)
     }
 
     fn late(&self, out: &mut impl Write) -> io::Result<()> {

@@ -3,9 +3,14 @@
 use crate::detect::{Baseline, Detector, Settings};
 use crate::join::{ClockPair, Finished, Join, MemoryLimit, Sampling, View};
 use crate::model::{
-    CommId, Finding, FindingEvent, HostFact, OpRecord, Rank, SegmentId, Sink, Snapshot, Source, Spare, Update,
+    CommId, Evidence, Finding, FindingEvent, HostFact, OpRecord, Rank, SegmentId, Sink, Snapshot, Source,
+    Spare, StepRow, Update,
 };
+use crate::steps::Steps;
 use std::collections::{BTreeMap, BTreeSet};
+
+/// A process whose steps take less than this share of the longest of its job repeats parts of a step.
+const WHOLE_STEP: f64 = 0.75;
 
 /// A source, what it said so far, and what is wrong.
 #[derive(Debug)]
@@ -17,6 +22,8 @@ pub struct Monitor<S> {
     /// Processes that were asked where they are, and as what they are known.
     asked: BTreeMap<SegmentId, (CommId, Rank)>,
     stacks: Vec<Stack>,
+    /// The steps of the processes, where somebody wants to know them.
+    steps: Option<Steps>,
 }
 
 /// Where a culprit is in its code: an answer that came after it was named.
@@ -40,7 +47,15 @@ impl<S: Source> Monitor<S> {
             judging: true,
             asked: BTreeMap::new(),
             stacks: Vec::new(),
+            steps: None,
         }
+    }
+
+    /// Measures the steps of the processes as well.
+    #[must_use]
+    pub fn with_steps(mut self) -> Self {
+        self.steps = Some(Steps::default());
+        self
     }
 
     /// Takes what processes have left unfinished for ended with them, as whoever watches running jobs does.
@@ -48,6 +63,13 @@ impl<S: Source> Monitor<S> {
     pub fn following_live(mut self) -> Self {
         self.join.follow_live();
         self
+    }
+
+    /// Takes that nothing more comes: calls are waited for no longer.
+    pub fn end(&mut self) {
+        if let Some(steps) = &mut self.steps {
+            steps.settle(u64::MAX);
+        }
     }
 
     /// Limits the memory that communicators take.
@@ -86,9 +108,12 @@ impl<S: Source> Monitor<S> {
 
     /// Takes in what is new and asks the rules. Returns the changes of findings, each once.
     pub fn step(&mut self, now_ns: u64) -> Vec<FindingEvent> {
-        let Monitor { source, join, asked, stacks, .. } = self;
+        let Monitor { source, join, asked, stacks, steps, .. } = self;
         join.set_searched(source.searched_ns());
-        source.poll_each(now_ns, &mut Taking { now_ns, join, asked, stacks });
+        source.poll_each(now_ns, &mut Taking { now_ns, join, asked, stacks, steps: steps.as_mut() });
+        if let Some(steps) = steps {
+            steps.settle(now_ns);
+        }
         self.join.tick(now_ns);
         self.join.set_unread(self.source.behind(), now_ns);
         if !self.judging {
@@ -135,7 +160,30 @@ impl<S: Source> Monitor<S> {
 
     /// Everything found so far, open findings first.
     pub fn findings(&self) -> Vec<Finding> {
-        self.detector.findings()
+        let mut findings = self.detector.findings();
+        for finding in &mut findings {
+            finding.evidence.extend(self.step_of(finding));
+        }
+        findings
+    }
+
+    /// The step in which the operation of a finding was issued, of the first of its ranks that counts steps.
+    fn step_of(&self, finding: &Finding) -> Option<Evidence> {
+        let steps = self.steps.as_ref()?;
+        let comm = self.join.communicator(finding.communicator)?;
+        let operation = comm.instance(finding.operation.track, finding.operation.order)?;
+        let began_ns = operation.began_ns()?;
+        let ranks = finding.ranks.iter().chain(operation.parts.keys());
+        let number = |rank: &Rank| {
+            let segment = comm.members().get(rank)?.record.segment;
+            Some((*rank, steps.number(segment, began_ns)?))
+        };
+        let (rank, number) = ranks.into_iter().find_map(number)?;
+        Some(Evidence {
+            text: format!("in step {number} of rank {rank}, by what repeats in its calls since it was seen"),
+            value: Some(number as f64),
+            unit: Some("count".into()),
+        })
     }
 
     /// From now on keeps operations that are over until they are taken.
@@ -177,11 +225,35 @@ impl<S: Source> Monitor<S> {
             let own = |f: &Finding| f.communicator.owner() == uid || shown.contains(&f.communicator);
             s.findings.retain(own);
         }
+        s.steps = self.step_rows(|comm| uid.is_none() || s.comms.iter().any(|c| c.id == comm));
         s.unread = self.source.unread(uid);
         s.unsearched = !self.source.is_searched();
         s.source = self.source.describe();
         s.wall = self.wall(now_ns);
         s
+    }
+
+    /// The steps of the processes. All ranks of a job take the same steps: one whose own calls repeat more often, as those of a
+    /// pipeline's last stage do with each micro-batch, does not tell where a step begins.
+    fn step_rows(&self, is_shown: impl Fn(CommId) -> bool) -> Vec<StepRow> {
+        let mut jobs: BTreeMap<(Option<&str>, Option<CommId>), Vec<StepRow>> = BTreeMap::new();
+        let shown = self.steps.iter().flat_map(Steps::rows).filter(|(_, row)| is_shown(row.comm));
+        for (segment, mut row) in shown {
+            let Some(p) = self.join.process(segment).map(|p| &p.record) else { continue };
+            (row.host, row.pid, row.job_rank) = (p.host.clone(), p.pid, p.job.rank);
+            if let Some(slowest) = &mut row.slowest {
+                slowest.at = self.wall(slowest.at_ns);
+            }
+            let name = p.job.name.as_deref();
+            jobs.entry((name, Some(row.comm).filter(|_| name.is_none()))).or_default().push(row);
+        }
+        let whole = jobs.into_values().flat_map(|rows| {
+            let longest_ns = rows.iter().map(|r| r.mean_ns).fold(0.0, f64::max);
+            rows.into_iter().filter(move |r| r.mean_ns >= WHOLE_STEP * longest_ns)
+        });
+        let mut rows: Vec<StepRow> = whole.collect();
+        rows.sort_by(|a, b| (a.comm, a.job_rank, &a.host, a.pid).cmp(&(b.comm, b.job_rank, &b.host, b.pid)));
+        rows
     }
 
     /// A moment as `HH:MM:SS` in UTC; absent when no clock pair is known.
@@ -198,6 +270,7 @@ struct Taking<'a> {
     join: &'a mut Join,
     asked: &'a mut BTreeMap<SegmentId, (CommId, Rank)>,
     stacks: &'a mut Vec<Stack>,
+    steps: Option<&'a mut Steps>,
 }
 
 impl Sink for Taking<'_> {
@@ -205,10 +278,16 @@ impl Sink for Taking<'_> {
         if let Update::Host(fact) = &update {
             self.stacks.extend(answer(fact, self.join, self.asked));
         }
+        if let Some(steps) = &mut self.steps {
+            steps.take(&update);
+        }
         self.join.feed(update);
     }
 
     fn operation(&mut self, op: Box<OpRecord>) {
+        if let Some(steps) = &mut self.steps {
+            steps.operation(&op);
+        }
         self.join.feed_operation(op);
     }
 
