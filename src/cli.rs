@@ -41,6 +41,10 @@ pub enum Verb {
     Diagnose(Diagnose),
     /// Sum up each job on one page: who is in it, what it ran and how fast, who was late, what was found, what was lost
     Report(Report),
+    /// Answer an assistant's questions about jobs, over standard input and output (Model Context Protocol)
+    ///
+    /// Tools: findings, report, in_flight and explain. They only read, and each call looks anew. The assistant's program starts it.
+    Mcp(Mcp),
     /// Check this machine before a job runs: libraries, GPUs, links, network, limits and NCCL's variables
     ///
     /// Each check has an id and returns PASS, WARN, FAIL or SKIP, what it saw and how to fix it.
@@ -367,9 +371,9 @@ pub struct Diagnose {
     pub dir: Option<PathBuf>,
 }
 
-/// Options of `report`.
-#[derive(Debug, Args)]
-pub struct Report {
+/// The jobs that a report is about.
+#[derive(Debug, Clone, Args)]
+pub struct Reported {
     /// Ask the node's agent in place of looking: every job that you may see [default socket:
     /// /run/ringwatch/agent.sock]
     #[arg(long, value_name = "SOCKET", num_args = 0..=1, default_missing_value = SOCKET, conflicts_with_all = ["dirs", "baseline"])]
@@ -380,9 +384,6 @@ pub struct Report {
     /// Sum up a recording
     #[arg(long, value_name = "DIR", conflicts_with_all = ["dirs", "agent", "import", "baseline"])]
     pub replay: Option<PathBuf>,
-    /// Print one JSON document
-    #[arg(long)]
-    pub json: bool,
     /// What `ringwatch bench --json` or --save wrote on this machine, or a file of targets: transfers are judged by it as
     /// well
     #[arg(long, value_name = "FILE")]
@@ -390,6 +391,25 @@ pub struct Report {
     /// Directories of segments, live or left by dead processes [default: $RINGWATCH_DIR, else this host's jobs]
     #[arg(value_name = "DIR")]
     pub dirs: Vec<PathBuf>,
+}
+
+/// Options of `report`.
+#[derive(Debug, Args)]
+pub struct Report {
+    /// The jobs
+    #[command(flatten)]
+    pub on: Reported,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `mcp`.
+#[derive(Debug, Args)]
+pub struct Mcp {
+    /// The jobs
+    #[command(flatten)]
+    pub on: Reported,
 }
 
 /// Options of `explain`.

@@ -80,6 +80,7 @@ const OWNED: &[(&str, &[&str])] = &[
     ("ringwatch_wire", &["ingest", "tune"]),
     ("nvml_wrapper", &["ingest"]),
     ("async_nats", &["cluster", "runtime"]),
+    ("rmcp", &["cmd"]),
     ("nvml_wrapper_sys", &["ingest"]),
     ("tracing_subscriber", &["cmd"]),
 ];

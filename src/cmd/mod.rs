@@ -16,6 +16,7 @@ mod doctor;
 mod explain;
 mod generate;
 mod log;
+mod mcp;
 mod observe;
 mod playback;
 mod plugin;
@@ -61,6 +62,7 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Verb::Record(o) => record::run(&o),
         Verb::Diagnose(o) => diagnose::run(&o),
         Verb::Report(o) => report::run(&o),
+        Verb::Mcp(o) => mcp::run(&o),
         Verb::Doctor(o) => doctor::run(&o),
         Verb::Explain(o) => explain::run(&o),
         Verb::Agent(o) => agent::run(&o),

@@ -1,7 +1,7 @@
 //! Steps of training and requests of inference: what repeats in the calls of a process. No job has to be changed for it.
 //!
-//! Calls are taken in their order ([`Queue`]), a pattern is learned from them ([`pattern`]), and each repetition is measured
-//! ([`Track`]). The README beside this file says what a step is, and what is none.
+//! Calls are taken in their order (`queue`), a pattern is learned from them (`pattern`), and each repetition is measured
+//! (`track`). The README beside this file says what a step is, and what is none.
 
 mod pattern;
 mod queue;

@@ -196,13 +196,13 @@ fn signature(runs: &[Run]) -> u64 {
     hash.finish()
 }
 
-/// The ratio of two counts in its lowest terms.
-fn ratio(a: u64, b: u64) -> (u64, u64) {
+/// The ratio of two counts in its lowest terms; absent where both are 0.
+fn ratio(a: u64, b: u64) -> (Option<u64>, Option<u64>) {
     let (mut x, mut y) = (a, b);
     while y != 0 {
         (x, y) = (y, x % y);
     }
-    if x == 0 { (0, 0) } else { (a / x, b / x) }
+    (a.checked_div(x), b.checked_div(x))
 }
 
 #[cfg(test)]
