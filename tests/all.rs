@@ -30,6 +30,7 @@ mod import;
 mod ingest;
 mod join;
 mod log;
+mod mcp;
 mod mutations;
 mod node;
 mod notify;

@@ -306,6 +306,25 @@ fn transfers_of_a_launch_are_as_far_as_the_launch() {
     assert!(notes.iter().any(|n| n.contains("sends and receives are left out")), "{notes:?}");
 }
 
+/// A transfer outside of a launch has the number of transfers that later launches of collectives have.
+#[test]
+fn a_launch_belongs_to_the_calls_right_before_it() {
+    let mut job = Job::new(2, vec![("0", vec![0, 1])]);
+    for rank in 0..2 {
+        let transfer = if rank == 0 { "send 0->1" } else { "recv 1<-0" };
+        job.record(rank, "0", transfer, [0, 1], if rank == 0 { Scheduled } else { Completed });
+        for number in 1..5 {
+            job.record(rank, "0", "all_reduce", [number, 1], Scheduled);
+            job.record(rank, "0", "coalesced", [number, 1], Completed);
+        }
+    }
+    // The all-reduces have ended, and so has all that was called before.
+    assert_eq!(kinds(&job.judged(&[]).0), []);
+    job.record(0, "0", "all_reduce", [5, 1], Scheduled);
+    job.record(0, "0", "coalesced", [5, 1], Started);
+    assert_eq!(kinds(&job.judged(&[]).0), [(Kind::MissingRank, vec![1], 4)]);
+}
+
 #[test]
 fn groups_of_one_name_with_other_ranks_are_other_groups() {
     let mut job = Job::new(4, vec![("tp", vec![0, 1])]);

@@ -164,7 +164,7 @@ fn healthy() -> Snapshot {
         more_findings: 0,
         segments: (0..4).map(segment).collect(),
         losses: Vec::new(),
-        steps: Vec::new(),
+        steps: None,
         unsearched: false,
         unread: Vec::new(),
         fleet: None,

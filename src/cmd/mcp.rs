@@ -102,10 +102,14 @@ impl Server {
             Some(other) => bail!("{name} is a text, and not {other}"),
         };
         match tool {
-            "findings" => findings(&report::snapshot(&self.on)?, text("kind")?, is_set("open")?),
+            "findings" => {
+                let (kind, only_open) = (text("kind")?, is_set("open")?);
+                findings(&report::snapshot(&self.on)?, kind, only_open)
+            }
             "report" => {
+                let as_json = is_set("json")?;
                 let pages = Pages::of(&report::snapshot(&self.on)?);
-                if is_set("json")? {
+                if as_json {
                     return Ok(Answer::Json(serde_json::to_value(&pages)?));
                 }
                 let mut page = Vec::new();

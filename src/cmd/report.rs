@@ -44,5 +44,6 @@ pub(super) fn snapshot(on: &Reported) -> anyhow::Result<Snapshot> {
     }
     let mut monitor = monitor_of(&on.dirs).with_baselines(baselines(&on.baseline)?).with_steps();
     diagnose::read(&mut monitor)?;
+    monitor.end();
     Ok(monitor.snapshot(now_ns()))
 }

@@ -124,6 +124,11 @@ pub struct Process {
 pub type Dispute = BTreeMap<Rank, Vec<String>>;
 
 impl Process {
+    /// The number that was added to the times of its host, in ns.
+    pub fn shift_ns(&self) -> i64 {
+        self.shift_ns
+    }
+
     /// True when operations were lost before they were counted, or nobody follows it: nothing can rest on its issue
     /// orders.
     pub fn unsure(&self) -> bool {

@@ -314,9 +314,9 @@ pub struct StepRow {
     pub job_rank: Option<u32>,
     /// The communicator of the calls with which steps begin.
     pub comm: CommId,
-    /// How many were measured.
+    /// Steps that were seen whole.
     pub steps: u64,
-    /// Steps that were not measured, since records are lost or other calls came.
+    /// How often records were lost, each time with a step or more.
     pub interruptions: u64,
     /// Mean time from step to step, by the host's clock, in ns.
     pub mean_ns: f64,
@@ -333,7 +333,7 @@ pub struct StepRow {
 /// A step that took long.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlowStep {
-    /// Its number among the measured ones, from 1.
+    /// Its number among those that were seen whole, from 1.
     pub number: u64,
     /// When its first call was issued, host monotonic ns.
     pub at_ns: u64,
@@ -385,9 +385,9 @@ pub struct Snapshot {
     pub segments: Vec<SegmentRow>,
     /// Losses by process and reason.
     pub losses: Vec<LossRow>,
-    /// Steps, by process.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub steps: Vec<StepRow>,
+    /// Steps, by process; absent where nobody measured them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<Vec<StepRow>>,
     /// Segments and directories that are not read: nothing here is about them.
     #[serde(default)]
     pub unread: Vec<Unread>,

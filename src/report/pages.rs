@@ -12,6 +12,8 @@ use std::io::{self, Write};
 const CLASSES: usize = 16;
 /// Ranks that came late that it shows.
 const LATE: usize = 5;
+/// Processes of which it shows the steps.
+const STEPS: usize = 8;
 /// Communicators it shows; jobs that make them again and again have hundreds.
 const COMMUNICATORS: usize = 12;
 /// Hosts it names.
@@ -60,8 +62,8 @@ pub struct Page {
     pub coverage: Coverage,
     /// Its communicators.
     pub communicators: Vec<CommPage>,
-    /// The steps of its processes, by rank.
-    pub steps: Vec<StepRow>,
+    /// The steps of its processes, by rank; absent where nobody measured them.
+    pub steps: Option<Vec<StepRow>>,
     /// Ranks that were late, the latest first.
     pub stragglers: Vec<Late>,
     /// The findings, open ones first.
@@ -209,7 +211,10 @@ impl Page {
             communication_share: job.sums.comm_share,
             coverage: comms.iter().fold(Coverage::default(), |sum, c| sum + c.coverage),
             communicators: comms.into_iter().map(|c| CommPage::of(s, c)).collect(),
-            steps: s.steps.iter().filter(|row| job.sums.comms.contains(&row.comm)).cloned().collect(),
+            steps: s.steps.as_ref().map(|all| {
+                let own = all.iter().filter(|row| job.sums.comms.contains(&row.comm));
+                own.cloned().collect()
+            }),
             stragglers: late.into_iter().map(Late::of).collect(),
             findings: s.findings.iter().filter(|f| is_own(f)).cloned().collect(),
             losses: lost.collect(),
@@ -272,15 +277,16 @@ impl Page {
     }
 
     fn steps(&self, out: &mut impl Write) -> io::Result<()> {
-        if self.steps.is_empty() {
-            return writeln!(out, "\n  steps: none known");
+        let Some(steps) = &self.steps else { return Ok(()) };
+        if steps.is_empty() {
+            return writeln!(out, "\n  steps: no sequence of calls repeats");
         }
         writeln!(
             out,
             "\n  {:<16}{:<24}{:>9}{:>9}{:>11}{:>11}{:>11}{:>10}",
             "steps of rank", "host", "pid", "steps", "mean ms", "p50 ms", "p99 ms", "in NCCL"
         )?;
-        for row in self.steps.iter().take(LATE) {
+        for row in steps.iter().take(STEPS) {
             writeln!(
                 out,
                 "  {:<16}{:<24}{:>9}{:>9}{:>11}{:>11}{:>11}{:>10}",
@@ -294,17 +300,17 @@ impl Page {
                 row.nccl_share.map_or_else(|| "-".to_owned(), |s| format!("{:.1} %", s * 100.0)),
             )?;
         }
-        if self.steps.len() > LATE {
-            writeln!(out, "  and {} more", self.steps.len() - LATE)?;
+        if steps.len() > STEPS {
+            writeln!(out, "  and {} more", steps.len() - STEPS)?;
         }
-        // All ranks wait for one another: the slowest step of the first is that of the job.
-        let slowest = self.steps.iter().find_map(|row| Some((row, row.slowest.as_ref()?)));
+        // Ranks wait for one another: a slow step of one is a slow step of all.
+        let slowest = steps.iter().find_map(|row| Some((row, row.slowest.as_ref()?)));
         let Some((row, slow)) = slowest else { return Ok(()) };
         let rank = row.job_rank.map_or_else(|| format!("pid {}", row.pid), |r| format!("rank {r}"));
         let at = slow.at.as_ref().map_or_else(String::new, |at| format!(" at {at} UTC"));
-        let cause = slow.cause.as_ref().map_or_else(String::new, |cause| format!(": {cause}"));
         let took = number(Some(slow.took_ns as f64), 1e6);
-        writeln!(out, "  slowest of {rank}: step {}{at}, {took} ms{cause}", slow.number)
+        writeln!(out, "  slowest of {rank}: step {}{at}, {took} ms", slow.number)?;
+        slow.cause.as_ref().map_or(Ok(()), |cause| writeln!(out, "    {cause}"))
     }
 
     fn late(&self, out: &mut impl Write) -> io::Result<()> {

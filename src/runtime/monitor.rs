@@ -9,8 +9,8 @@ use crate::model::{
 use crate::steps::Steps;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A process whose steps take less than this share of the longest of its job repeats parts of a step.
-const WHOLE_STEP: f64 = 0.75;
+/// A process whose step is so nearly a whole part of another's of its job repeats parts of a step.
+const PART_ERROR: f64 = 0.1;
 
 /// A source, what it said so far, and what is wrong.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ impl<S: Source> Monitor<S> {
     /// Takes that nothing more comes: calls are waited for no longer.
     pub fn end(&mut self) {
         if let Some(steps) = &mut self.steps {
-            steps.settle(u64::MAX);
+            steps.end();
         }
     }
 
@@ -112,7 +112,7 @@ impl<S: Source> Monitor<S> {
         join.set_searched(source.searched_ns());
         source.poll_each(now_ns, &mut Taking { now_ns, join, asked, stacks, steps: steps.as_mut() });
         if let Some(steps) = steps {
-            steps.settle(now_ns);
+            steps.settle();
         }
         self.join.tick(now_ns);
         self.join.set_unread(self.source.behind(), now_ns);
@@ -176,7 +176,9 @@ impl<S: Source> Monitor<S> {
         let ranks = finding.ranks.iter().chain(operation.parts.keys());
         let number = |rank: &Rank| {
             let segment = comm.members().get(rank)?.record.segment;
-            Some((*rank, steps.number(segment, began_ns)?))
+            let own_ns =
+                began_ns.checked_add_signed(self.join.process(segment)?.shift_ns().checked_neg()?)?;
+            Some((*rank, steps.number(segment, own_ns)?))
         };
         let (rank, number) = ranks.into_iter().find_map(number)?;
         Some(Evidence {
@@ -225,7 +227,8 @@ impl<S: Source> Monitor<S> {
             let own = |f: &Finding| f.communicator.owner() == uid || shown.contains(&f.communicator);
             s.findings.retain(own);
         }
-        s.steps = self.step_rows(|comm| uid.is_none() || s.comms.iter().any(|c| c.id == comm));
+        let shown: BTreeSet<CommId> = s.comms.iter().map(|c| c.id).collect();
+        s.steps = self.steps.as_ref().map(|steps| self.step_rows(steps, &shown));
         s.unread = self.source.unread(uid);
         s.unsearched = !self.source.is_searched();
         s.source = self.source.describe();
@@ -233,26 +236,30 @@ impl<S: Source> Monitor<S> {
         s
     }
 
-    /// The steps of the processes. All ranks of a job take the same steps: one whose own calls repeat more often, as those of a
-    /// pipeline's last stage do with each micro-batch, does not tell where a step begins.
-    fn step_rows(&self, is_shown: impl Fn(CommId) -> bool) -> Vec<StepRow> {
-        let mut jobs: BTreeMap<(Option<&str>, Option<CommId>), Vec<StepRow>> = BTreeMap::new();
-        let shown = self.steps.iter().flat_map(Steps::rows).filter(|(_, row)| is_shown(row.comm));
-        for (segment, mut row) in shown {
-            let Some(p) = self.join.process(segment).map(|p| &p.record) else { continue };
+    /// The steps of the processes in these communicators. A process is left out whose own calls repeat several times in a step, as those
+    /// of a pipeline's last stage do with each micro-batch: where the steps of its job begin, its calls do not show.
+    fn step_rows(&self, steps: &Steps, shown: &BTreeSet<CommId>) -> Vec<StepRow> {
+        // By name, user and, where a job has no name, communicator.
+        type Job<'a> = (Option<&'a str>, Option<u32>, Option<CommId>);
+        let mut jobs: BTreeMap<Job<'_>, Vec<StepRow>> = BTreeMap::new();
+        for (segment, mut row) in steps.rows().filter(|(_, row)| shown.contains(&row.comm)) {
+            let Some(process) = self.join.process(segment) else { continue };
+            let (p, shift_ns) = (&process.record, process.shift_ns());
             (row.host, row.pid, row.job_rank) = (p.host.clone(), p.pid, p.job.rank);
             if let Some(slowest) = &mut row.slowest {
+                slowest.at_ns = slowest.at_ns.saturating_add_signed(shift_ns);
                 slowest.at = self.wall(slowest.at_ns);
             }
             let name = p.job.name.as_deref();
-            jobs.entry((name, Some(row.comm).filter(|_| name.is_none()))).or_default().push(row);
+            let key = (name, p.owner, Some(row.comm).filter(|_| name.is_none()));
+            jobs.entry(key).or_default().push(row);
         }
         let whole = jobs.into_values().flat_map(|rows| {
             let longest_ns = rows.iter().map(|r| r.mean_ns).fold(0.0, f64::max);
-            rows.into_iter().filter(move |r| r.mean_ns >= WHOLE_STEP * longest_ns)
+            rows.into_iter().filter(move |r| !is_part(r.mean_ns, longest_ns))
         });
         let mut rows: Vec<StepRow> = whole.collect();
-        rows.sort_by(|a, b| (a.comm, a.job_rank, &a.host, a.pid).cmp(&(b.comm, b.job_rank, &b.host, b.pid)));
+        rows.sort_by(|a, b| (a.job_rank, &a.host, a.pid).cmp(&(b.job_rank, &b.host, b.pid)));
         rows
     }
 
@@ -295,6 +302,12 @@ impl Sink for Taking<'_> {
         self.join.settle(self.now_ns);
         spare.take_from(self.join.spare());
     }
+}
+
+/// True where one time is nearly a half, a third or another whole part of another.
+fn is_part(part: f64, whole: f64) -> bool {
+    let times = (whole / part).round();
+    times >= 2.0 && (times * part - whole).abs() <= PART_ERROR * whole
 }
 
 /// The stack of a process that was asked for it, where this is the answer.

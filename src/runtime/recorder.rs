@@ -97,7 +97,7 @@ impl Recorder {
         if self.shared.is_refresh_due.swap(false, Ordering::Relaxed) {
             self.publisher.refresh();
         }
-        if !events.is_empty() {
+        if FindingEvent::opened(&events).next().is_some() {
             // What a finding rests on is recorded with it: the job may be killed at once.
             self.publisher.tell_all_open(monitor.join(), now.mono_ns);
         }

@@ -2,22 +2,24 @@
 //!
 //! Equal calls in a row are a run, and a run of a certain length that comes once in each repetition is its anchor. Every run is tried:
 //! between two anchors there has to be the same sequence nearly always. Sequences are compared up to one factor for each kind of
-//! call, since steps with more tokens move more bytes. Calls that are rare and move next to nothing are overlooked: a flag that
-//! tells all ranks to go on, the average of a loss every ten steps.
+//! call, since steps with more tokens move more bytes. Calls that are rare and move next to nothing are overlooked: a flag by which
+//! all ranks go on, the average of a loss every ten steps.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Repetitions without which nothing is a pattern.
 const REPETITIONS_MIN: usize = 4;
-/// The share of calls, and of bytes, that lies in equal sequences.
+/// The share of calls, and of bytes, in equal sequences.
 const EQUAL_MIN: f64 = 0.95;
-/// The share of the calls that the sequences cover: older calls are of another phase.
+/// The share of the calls that the sequences cover: others are of another phase.
 const COVERED_MIN: f64 = 0.6;
 /// Calls are overlooked that together move at most so great a share of the bytes.
 const NEGLIGIBLE_BYTES: f64 = 0.001;
+/// Runs that are looked at for all anchors together.
+const VISITS_MAX: usize = 1 << 20;
 
-/// A call, as one is compared with others.
+/// A call, as it is compared with others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Symbol {
     /// Communicator, lane and function, as a number.
@@ -25,22 +27,14 @@ pub(super) struct Symbol {
     /// NCCL's count.
     pub(super) count: u64,
     pub(super) bytes: u64,
-    /// A replay of a graph. A process replays graphs as often as its input wants it: any number in a row is one run.
+    /// Replays of a graph in a row. A process replays graphs as often as its input wants it: they are one call.
     pub(super) is_replay: bool,
-}
-
-impl Symbol {
-    /// True where a call continues a run.
-    pub(super) fn continues(&self, last: &Symbol) -> bool {
-        self == last || self.is_replay && last.is_replay
-    }
 }
 
 /// A run by which repetitions are told apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Anchor {
     kind: u32,
-    /// Calls in the run; 0 for replays.
     calls: usize,
     /// NCCL's count; absent where runs with any count are anchors.
     count: Option<u64>,
@@ -49,17 +43,12 @@ struct Anchor {
 /// A sequence that repeats.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Pattern {
-    anchor: Anchor,
-    /// Calls in it without those that are overlooked; replays in a row are one.
+    /// Calls in it without those that are overlooked.
     pub(super) calls: usize,
-}
-
-impl Pattern {
-    /// True where a run of so many equal calls begins a repetition.
-    pub(super) fn begins(&self, symbol: &Symbol, calls: usize) -> bool {
-        let run = Run { symbol: *symbol, calls, first: 0 };
-        self.anchor == run.anchor(self.anchor.count.is_some())
-    }
+    /// Where repetitions begin, as places in the calls; the last one may be incomplete.
+    pub(super) begins: Vec<usize>,
+    /// Rare calls that move next to nothing.
+    pub(super) overlooked: HashSet<Symbol>,
 }
 
 /// Equal calls in a row.
@@ -72,20 +61,20 @@ struct Run {
 }
 
 impl Run {
-    fn length(&self) -> usize {
-        if self.symbol.is_replay { 0 } else { self.calls }
-    }
-
     fn anchor(&self, is_exact: bool) -> Anchor {
         let count = Some(self.symbol.count).filter(|_| is_exact && !self.symbol.is_replay);
-        Anchor { kind: self.symbol.kind, calls: self.length(), count }
+        Anchor { kind: self.symbol.kind, calls: self.calls, count }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.symbol.bytes.saturating_mul(self.calls as u64)
     }
 }
 
 fn runs(calls: &[Symbol]) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (first, symbol) in calls.iter().enumerate() {
-        match runs.last_mut().filter(|run| symbol.continues(&run.symbol)) {
+        match runs.last_mut().filter(|run| run.symbol == *symbol) {
             Some(run) => run.calls += 1,
             None => runs.push(Run { symbol: *symbol, calls: 1, first }),
         }
@@ -93,52 +82,72 @@ fn runs(calls: &[Symbol]) -> Vec<Run> {
     runs
 }
 
-/// A candidate: between its anchors lie equal sequences.
-#[derive(Debug, Clone, Copy)]
-struct Candidate {
-    anchor: Anchor,
-    calls: usize,
-    /// Where its first repetition begins.
-    first: usize,
+/// Runs and bytes of each call.
+struct Totals {
+    of: HashMap<Symbol, (usize, u64)>,
+    bytes: f64,
+}
+
+impl Totals {
+    fn of(runs: &[Run]) -> Self {
+        let mut of: HashMap<Symbol, (usize, u64)> = HashMap::new();
+        for run in runs {
+            let total = of.entry(run.symbol).or_default();
+            *total = (total.0 + 1, total.1.saturating_add(run.bytes()));
+        }
+        let bytes = of.values().map(|(_, bytes)| *bytes as f64).sum();
+        Totals { of, bytes }
+    }
+
+    /// The calls that are overlooked where an anchor comes so often.
+    fn overlooked(&self, times: usize) -> HashSet<Symbol> {
+        let is_rare = |(runs, bytes): &(usize, u64)| {
+            runs * 2 <= times && *bytes as f64 <= NEGLIGIBLE_BYTES * self.bytes
+        };
+        self.of.iter().filter(|(_, total)| is_rare(total)).map(|(symbol, _)| *symbol).collect()
+    }
 }
 
 /// Finds the shortest sequence that these calls repeat; absent where they repeat none.
 pub(super) fn learn(calls: &[Symbol]) -> Option<Pattern> {
-    let mut runs = runs(calls);
+    let all = runs(calls);
     // The first and the last run may be longer than what is seen of them.
-    runs.pop();
-    if runs.len() <= REPETITIONS_MIN {
-        return None;
-    }
-    runs.remove(0);
-    // Runs and bytes of each.
-    let mut totals: HashMap<Symbol, (usize, u64)> = HashMap::new();
-    for run in &runs {
-        let total = totals.entry(run.symbol).or_default();
-        total.0 += 1;
-        total.1 = total.1.saturating_add(run.symbol.bytes.saturating_mul(run.calls as u64));
-    }
-    let bytes: f64 = totals.values().map(|(_, bytes)| *bytes as f64).sum();
-    let is_small = |s: &Symbol| totals.get(s).is_some_and(|t| t.1 as f64 <= NEGLIGIBLE_BYTES * bytes);
-    let is_rare = |s: &Symbol, times: usize| totals.get(s).is_some_and(|t| t.0 * 2 <= times);
-    let mut best: Option<Candidate> = None;
+    let runs = all.get(1..all.len().saturating_sub(1)).filter(|r| r.len() > REPETITIONS_MIN)?;
+    let totals = Totals::of(runs);
+    let mut candidates: Vec<(usize, Anchor, Vec<usize>)> = Vec::new();
     for is_exact in [false, true] {
         let mut places: HashMap<Anchor, Vec<usize>> = HashMap::new();
         for (at, run) in runs.iter().enumerate() {
             places.entry(run.anchor(is_exact)).or_default().push(at);
         }
         for (anchor, at) in places.into_iter().filter(|(_, at)| at.len() > REPETITIONS_MIN) {
-            let kept = |run: &&Run| !(is_rare(&run.symbol, at.len()) && is_small(&run.symbol));
-            let Some(first) = at.first().map(|f| runs[*f].first) else { continue };
-            let Some(calls) = repeated(calls.len(), &runs, &at, kept) else { continue };
-            let found = Candidate { anchor, calls, first };
-            let key = |c: &Candidate| (c.calls, c.first, c.anchor);
-            if best.is_none_or(|b| key(&found) < key(&b)) {
-                best = Some(found);
+            let ends = at.first().zip(at.last());
+            let covered = ends.map_or(0, |(first, last)| runs[*last].first - runs[*first].first);
+            if covered as f64 >= COVERED_MIN * calls.len() as f64 {
+                candidates.push((covered / (at.len() - 1), anchor, at));
             }
         }
     }
-    best.map(|c| Pattern { anchor: c.anchor, calls: c.calls })
+    // The shortest sequences first.
+    candidates.sort_unstable_by_key(|(mean, anchor, at)| (*mean, at.first().copied(), *anchor));
+    let mut visits = 0_usize;
+    for (_, anchor, at) in candidates {
+        visits += runs.len();
+        if visits > VISITS_MAX {
+            return None;
+        }
+        let overlooked = totals.overlooked(at.len());
+        if let Some(length) = repeated(runs, &at, &overlooked) {
+            let mut begins: Vec<usize> = at.iter().map(|at| runs[*at].first).collect();
+            // A run that is not over yet may begin a step as well.
+            let is_begun =
+                |run: &&Run| Anchor { calls: anchor.calls, ..run.anchor(anchor.count.is_some()) } == anchor;
+            let last = all.last().filter(is_begun).filter(|run| run.calls <= anchor.calls);
+            begins.extend(last.map(|run| run.first));
+            return Some(Pattern { calls: length, begins, overlooked });
+        }
+    }
+    None
 }
 
 /// A sequence between two anchors.
@@ -152,25 +161,25 @@ struct Equal {
     is_single: bool,
 }
 
-/// The number of calls of the sequence that lies nearly always between these runs.
-fn repeated(all: usize, runs: &[Run], anchors: &[usize], kept: impl Fn(&&Run) -> bool) -> Option<usize> {
+/// The number of calls of the sequence that is nearly always between these runs.
+fn repeated(runs: &[Run], anchors: &[usize], overlooked: &HashSet<Symbol>) -> Option<usize> {
     let mut sequences: HashMap<u64, Equal> = HashMap::new();
     let (mut calls, mut bytes) = (0, 0_u64);
     let mut counts: HashMap<u64, usize> = HashMap::new();
     for (from, to) in anchors.iter().zip(anchors.iter().skip(1)) {
-        let own: Vec<Run> = runs[*from..*to].iter().filter(&kept).copied().collect();
-        let length: usize = own.iter().map(|r| r.length().max(1)).sum();
-        let moved = own.iter().map(|r| r.symbol.bytes.saturating_mul(r.calls as u64));
-        let moved = moved.fold(0_u64, u64::saturating_add);
+        let anchor = runs[*from];
+        let others = runs[*from + 1..*to].iter().filter(|run| !overlooked.contains(&run.symbol));
+        let own: Vec<Run> = std::iter::once(&anchor).chain(others).copied().collect();
+        let length: usize = own.iter().map(|r| r.calls).sum();
+        let moved = own.iter().map(Run::bytes).fold(0_u64, u64::saturating_add);
         (calls, bytes) = (calls + length, bytes.saturating_add(moved));
         let equal = sequences.entry(signature(&own)).or_default();
         equal.times += 1;
         equal.calls = length;
         equal.bytes = equal.bytes.saturating_add(moved);
         equal.is_single = own.len() == 1;
-        *counts.entry(runs[*from].symbol.count).or_default() += 1;
+        *counts.entry(anchor.symbol.count).or_default() += 1;
     }
-    let covered = runs.get(*anchors.last()?)?.first.saturating_sub(runs.get(*anchors.first()?)?.first);
     let most = sequences.values().max_by_key(|e| (e.times * e.calls, e.calls))?;
     let share = |part: f64, of: f64| of <= 0.0 || part >= EQUAL_MIN * of;
     let is_equal =
@@ -178,8 +187,7 @@ fn repeated(all: usize, runs: &[Run], anchors: &[usize], kept: impl Fn(&&Run) ->
     // A benchmark calls one function so and so often with each size, and then never again with this one.
     let sizes_recur = || counts.values().filter(|n| **n > 1).count() * 2 > counts.len();
     let is_sequence = !most.is_single || most.calls > 1 && counts.len() > 1 && sizes_recur();
-    let is_whole = covered as f64 >= COVERED_MIN * all as f64;
-    (is_sequence && is_equal && is_whole && most.times >= REPETITIONS_MIN).then_some(most.calls)
+    (is_sequence && is_equal && most.times >= REPETITIONS_MIN).then_some(most.calls)
 }
 
 /// A hash of a sequence. Counts are compared with the first one of their kind.
@@ -188,7 +196,7 @@ fn signature(runs: &[Run]) -> u64 {
     let mut hash = DefaultHasher::new();
     for run in runs {
         let first = *firsts.entry(run.symbol.kind).or_insert(run.symbol.count);
-        (run.symbol.kind, run.length()).hash(&mut hash);
+        (run.symbol.kind, run.calls).hash(&mut hash);
         if !run.symbol.is_replay {
             ratio(run.symbol.count, first).hash(&mut hash);
         }
@@ -241,6 +249,8 @@ mod tests {
         assert_eq!(length(&"a9a8a9a9a8a8a3".repeat(20)), Some(7));
         // Layers that gather their parameters, and again backward, between the gradients.
         assert_eq!(length(&"aaaaabababab".repeat(20)), Some(12));
+        let layers = "a".repeat(100) + &"ba".repeat(99) + "b";
+        assert_eq!(length(&layers.repeat(12)), Some(299));
         // Micro-batches of a pipeline, and the gradients at the end.
         let step = "s".repeat(2) + &"rs".repeat(30) + "rr" + "a99";
         assert_eq!(length(&step.repeat(10)), Some(65));
@@ -261,9 +271,8 @@ mod tests {
         let step = |n: &i32| format!("a{n}").repeat(16);
         let cycle: String = sizes.iter().map(step).collect();
         assert_eq!(length(&cycle.repeat(8)), Some(16));
-        // Prompts of several lengths, and as many replays of the graph as there are tokens to come.
-        let request = |n: &i32| step(n) + &"g".repeat(*n as usize);
-        let cycle: String = sizes.iter().map(request).collect();
+        // Prompts of several lengths, and replays of the graph for the tokens to come.
+        let cycle: String = sizes.iter().map(|n| step(n) + "g").collect();
         assert_eq!(length(&cycle.repeat(8)), Some(17));
     }
 
@@ -273,17 +282,21 @@ mod tests {
         let sweep: String = (10..60).map(|n| format!("a{n}").repeat(25)).collect();
         assert_eq!(length(&sweep), None, "a benchmark's sizes");
         let mut state = 1_u64;
-        let random = |_| {
+        let mut random = |n: usize| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            ["a", "b", "a3", "s", "r"][(state >> 33) as usize % 5]
+            (state >> 33) as usize % n
         };
-        assert_eq!(length(&(0..4_000).map(random).collect::<String>()), None, "no order");
+        let text: String = (0..4_000).map(|_| ["a", "b", "a3", "s", "r"][random(5)]).collect();
+        assert_eq!(length(&text), None, "no order");
+        let sizes: String = (0..3_000).map(|_| format!("a{}", 1 + random(900))).collect();
+        assert_eq!(length(&format!("b999999999b999999998{sizes}")), None, "weights, and then any sizes");
         assert_eq!(length(""), None);
     }
 
     #[test]
     fn an_older_phase_does_not_count() {
-        let text = "aab".repeat(100) + &"a9a8a9a8a3".repeat(400);
-        assert_eq!(length(&text), Some(5));
+        let pattern = learn(&calls(&("aab".repeat(100) + &"a9a8a9a8a3".repeat(400)))).unwrap();
+        assert_eq!(pattern.calls, 5);
+        assert!(pattern.begins[0] >= 300, "{:?}", &pattern.begins[..2]);
     }
 }

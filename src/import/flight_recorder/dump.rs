@@ -219,8 +219,13 @@ impl Dump {
         let mut out: Vec<Entry> = Vec::with_capacity(self.entries.len());
         let mut collectives: HashMap<(usize, u64), usize> = HashMap::new();
         let mut transfers: HashMap<(usize, u64), Vec<usize>> = HashMap::new();
+        // Whether the last call of each group was a transfer.
+        let mut is_transfer: HashMap<usize, bool> = HashMap::new();
         for entry in std::mem::take(&mut self.entries) {
             let key = (entry.group, entry.sequence);
+            if !matches!(entry.call, Call::Launch(_)) {
+                is_transfer.insert(entry.group, !matches!(entry.call, Call::Collective(_)));
+            }
             match entry.call {
                 Call::Collective(_) => match collectives.get(&key) {
                     Some(first) => out[*first].merge(&entry),
@@ -233,14 +238,23 @@ impl Dump {
                     transfers.entry(key).or_default().push(out.len());
                     out.push(entry);
                 }
-                // A launch of transfers has the number of the collective before it.
-                Call::Launch(number) => match transfers.remove(&key) {
-                    Some(parts) => parts.into_iter().for_each(|part| out[part].end_with(&entry)),
-                    None => {
+                // A launch of transfers has the number of the collective before it, and one of collectives that of the transfers.
+                Call::Launch(number) => match is_transfer.remove(&entry.group) {
+                    Some(true) => {
+                        let parts = transfers.remove(&key).into_iter().flatten();
+                        parts.for_each(|part| out[part].end_with(&entry));
+                    }
+                    Some(false) => {
                         if let Some(first) = collectives.get(&(entry.group, number)) {
                             out[*first].merge(&entry);
                         }
                     }
+                    // The calls of the launch are not in the dump. Without transfers in the group it is one of collectives.
+                    None if entry.sequence == 0 && number > 0 => {
+                        collectives.insert((entry.group, number), out.len());
+                        out.push(Entry { call: Call::Collective(Func::Unknown), sequence: number, ..entry });
+                    }
+                    None => {}
                 },
                 Call::Unpaired => self.unpaired += 1,
             }
