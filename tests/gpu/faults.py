@@ -16,6 +16,8 @@ import time
 
 import torch
 
+from processes import processes_with
+
 RANKS = int(os.environ.get("RANKS", "4"))
 LAST = RANKS - 1
 # Of two that differ nobody can say which is wrong.
@@ -44,24 +46,12 @@ if torch.cuda.device_count() < RANKS:
 here = pathlib.Path(__file__).resolve().parent
 
 
-def of_job(place):
-    """The job's processes: torchrun gives each rank a session of its own, but all have the place in their command."""
-    found = []
-    for p in pathlib.Path("/proc").iterdir():
-        try:
-            if p.name.isdigit() and int(p.name) != os.getpid() and place.encode() in (p / "cmdline").read_bytes():
-                found.append(int(p.name))
-        except OSError:
-            pass
-    return found
-
-
 def end(process, place):
     """Ends the job, the way a scheduler does at last, and waits until it is gone: the driver takes a while to clear up
     after killed processes, and disturbs whoever comes next meanwhile."""
     until = time.time() + 15
     while time.time() < until:
-        left = of_job(place)
+        left = processes_with(place)
         if not left and process.poll() is not None:
             break
         for pid in left:

@@ -16,23 +16,13 @@ import time
 
 import torch
 
+from processes import processes_with
+
 RANKS = 4
 # Fault: kinds that are right, the rank.
 FAULTS = {"missing": ("missing-rank", 2), "mismatch": ("mismatch", 1), "stall": ("missing-rank", 3), "healthy": (None, None)}
 RUN_SECONDS = 60
 HERE = pathlib.Path(__file__).resolve().parent
-
-
-def of_job(place):
-    """The job's processes: torchrun gives each rank a session of its own, but all have the place in their command."""
-    found = []
-    for p in pathlib.Path("/proc").iterdir():
-        try:
-            if p.name.isdigit() and int(p.name) != os.getpid() and str(place).encode() in (p / "cmdline").read_bytes():
-                found.append(int(p.name))
-        except OSError:
-            pass
-    return found
 
 
 def dump(fault, place):
@@ -55,7 +45,7 @@ def dump(fault, place):
     while time.time() < until and job.poll() is None and len(list(place.glob("*_rank_*"))) < wanted:
         time.sleep(0.1)
     time.sleep(1)
-    while left := of_job(place):
+    while left := processes_with(str(place)):
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)

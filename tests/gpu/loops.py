@@ -25,6 +25,8 @@ import time
 
 import torch
 
+from processes import processes_with
+
 RANKS = int(os.environ.get("RANKS", "2"))
 SECONDS_HEALTHY = int(os.environ.get("SECONDS_HEALTHY", "300"))
 LOOPS = ["ddp", "fsdp", "tensor", "pipeline", "experts", "inference"]
@@ -41,18 +43,6 @@ FAULTS = {
 AWAY = ("straggler", "missing-rank")
 START_SECONDS = 90
 HERE = pathlib.Path(__file__).resolve().parent
-
-
-def processes_with(text):
-    """The ids of processes that have a text in their command line; torchrun gives each rank a session of its own."""
-    found = []
-    for p in pathlib.Path("/proc").iterdir():
-        try:
-            if p.name.isdigit() and int(p.name) != os.getpid() and text.encode() in (p / "cmdline").read_bytes():
-                found.append(int(p.name))
-        except OSError:
-            pass
-    return found
 
 
 def end(process, place):
