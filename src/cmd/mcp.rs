@@ -31,8 +31,9 @@ const INSTRUCTIONS: &str = "Ringwatch watches NCCL jobs: which rank, which opera
 pub(super) fn run(o: &Mcp) -> anyhow::Result<u8> {
     let server = Server { on: o.on.clone() };
     block_on(async {
-        let running =
-            server.serve(rmcp::transport::stdio()).await.context("no client speaks MCP on standard input")?;
+        let running = server.serve(rmcp::transport::stdio()).await.context(
+            "an assistant's program starts this verb and speaks MCP on its standard input; none does",
+        )?;
         running.waiting().await?;
         Ok(0)
     })

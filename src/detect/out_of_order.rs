@@ -95,14 +95,9 @@ fn may_be_held_up(
     let Some(comm) = scene.join.communicator(id) else { return false };
     let culprit = rank_of(scene, comm, process);
     comm.incomplete().any(|(track, _, instance)| {
-        let needed = match track {
-            Track::Pair(a, b) if a == b => 1,
-            Track::Pair(..) => 2,
-            _ => comm.expected(),
-        };
         let own = culprit.and_then(|r| instance.parts.get(&r));
         let is_earlier = own.is_none_or(|p| p.op.issued_ns.is_some_and(|t| t < departure.call.issued_ns));
-        let ends = instance.parts.len() >= needed && is_earlier;
+        let ends = instance.parts.len() >= track.ranks(comm.expected()) && is_earlier;
         instance.parts.get(&rank).is_some_and(|p| !p.finished) && !ends
     })
 }

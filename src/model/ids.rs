@@ -131,6 +131,17 @@ pub enum Track {
     Pair(Rank, Rank),
 }
 
+impl Track {
+    /// The number of ranks that take part in one of its operations, in a communicator of so many.
+    pub fn ranks(self, of: usize) -> usize {
+        match self {
+            Track::Pair(a, b) if a == b => 1,
+            Track::Pair(..) => 2,
+            Track::Collective | Track::Replay => of,
+        }
+    }
+}
+
 impl fmt::Display for Track {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

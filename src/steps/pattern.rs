@@ -33,7 +33,7 @@ pub(super) struct Symbol {
 
 /// A run by which repetitions are told apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Anchor {
+pub(super) struct Anchor {
     kind: u32,
     calls: usize,
     /// NCCL's count; absent where runs with any count are anchors.
@@ -43,6 +43,7 @@ struct Anchor {
 /// A sequence that repeats.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Pattern {
+    pub(super) anchor: Anchor,
     /// Calls in it without those that are overlooked.
     pub(super) calls: usize,
     /// Where repetitions begin, as places in the calls; the last one may be incomplete.
@@ -108,8 +109,9 @@ impl Totals {
     }
 }
 
-/// Finds the shortest sequence that these calls repeat; absent where they repeat none.
-pub(super) fn learn(calls: &[Symbol]) -> Option<Pattern> {
+/// Finds the shortest sequence that these calls repeat; absent where they repeat none. Where a known run still begins repetitions of as many
+/// calls, it goes on to do so: other runs of the same sequence could as well.
+pub(super) fn learn(calls: &[Symbol], known: Option<(Anchor, usize)>) -> Option<Pattern> {
     let all = runs(calls);
     // The first and the last run may be longer than what is seen of them.
     let runs = all.get(1..all.len().saturating_sub(1)).filter(|r| r.len() > REPETITIONS_MIN)?;
@@ -128,8 +130,10 @@ pub(super) fn learn(calls: &[Symbol]) -> Option<Pattern> {
             }
         }
     }
-    // The shortest sequences first.
-    candidates.sort_unstable_by_key(|(mean, anchor, at)| (*mean, at.first().copied(), *anchor));
+    let is_known = |anchor: &Anchor| known.is_some_and(|(a, _)| a == *anchor);
+    // The known one first, and then the shortest sequences.
+    candidates
+        .sort_unstable_by_key(|(mean, anchor, at)| (!is_known(anchor), *mean, at.first().copied(), *anchor));
     let mut visits = 0_usize;
     for (_, anchor, at) in candidates {
         visits += runs.len();
@@ -137,14 +141,18 @@ pub(super) fn learn(calls: &[Symbol]) -> Option<Pattern> {
             return None;
         }
         let overlooked = totals.overlooked(at.len());
-        if let Some(length) = repeated(runs, &at, &overlooked) {
+        let length = repeated(runs, &at, &overlooked);
+        if is_known(&anchor) && length != known.map(|(_, calls)| calls) {
+            continue;
+        }
+        if let Some(length) = length {
             let mut begins: Vec<usize> = at.iter().map(|at| runs[*at].first).collect();
             // A run that is not over yet may begin a step as well.
             let is_begun =
                 |run: &&Run| Anchor { calls: anchor.calls, ..run.anchor(anchor.count.is_some()) } == anchor;
             let last = all.last().filter(is_begun).filter(|run| run.calls <= anchor.calls);
             begins.extend(last.map(|run| run.first));
-            return Some(Pattern { calls: length, begins, overlooked });
+            return Some(Pattern { anchor, calls: length, begins, overlooked });
         }
     }
     None
@@ -240,7 +248,7 @@ mod tests {
     }
 
     fn length(text: &str) -> Option<usize> {
-        learn(&calls(text)).map(|p| p.calls)
+        learn(&calls(text), None).map(|p| p.calls)
     }
 
     #[test]
@@ -295,7 +303,7 @@ mod tests {
 
     #[test]
     fn an_older_phase_does_not_count() {
-        let pattern = learn(&calls(&("aab".repeat(100) + &"a9a8a9a8a3".repeat(400)))).unwrap();
+        let pattern = learn(&calls(&("aab".repeat(100) + &"a9a8a9a8a3".repeat(400))), None).unwrap();
         assert_eq!(pattern.calls, 5);
         assert!(pattern.begins[0] >= 300, "{:?}", &pattern.begins[..2]);
     }

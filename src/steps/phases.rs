@@ -4,14 +4,18 @@
 //! one phase. Set-up, training and evaluation are phases of their own.
 
 use super::TimedCall;
-use super::pattern::{self, Pattern, Symbol};
+use super::pattern::{self, Anchor, Pattern, Symbol};
 use crate::model::{CommId, Func, Lane, SlowStep, StepRow};
 use sketches_ddsketch::{Config, DDSketch};
 use std::collections::{HashMap, VecDeque};
 
 /// Calls from which a pattern is learned. A longer step than a quarter of them is not found.
 const BUFFER: usize = 1 << 14;
-/// Buffers without a pattern after which that many are passed over, doubled with each more, and the most.
+/// Calls that stay in the buffer when they are measured: the last few steps of a process are known by those before.
+const CONTEXT: usize = BUFFER / 2;
+/// Kinds of calls that are told apart; where there are more, numbers are given anew.
+const KINDS_MAX: usize = 1 << 16;
+/// Half buffers that are passed over at most after one without a pattern; twice as many as after the one before.
 const PASSED_OVER_MAX: u32 = 16;
 /// Phases that are kept; of more the shortest goes.
 const PHASES_MAX: usize = 8;
@@ -54,8 +58,6 @@ struct Phase {
     usual: Vec<Usual>,
     /// When the latest steps began, and their numbers.
     begun: VecDeque<(u64, u64)>,
-    /// When the first one began, and the last one ended.
-    span_ns: (u64, u64),
 }
 
 impl std::fmt::Debug for Phase {
@@ -70,10 +72,14 @@ impl std::fmt::Debug for Phase {
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Phases {
-    /// The latest calls, beginning with a step that is not measured yet.
+    /// The latest calls. Those before `measured` are in steps that are counted.
     calls: Vec<TimedCall>,
+    measured: usize,
+    kinds: HashMap<(CommId, Lane, Func), u32>,
+    /// The run with which steps began in the last buffer that had any, and the calls of a step.
+    known: Option<(Anchor, usize)>,
     phases: Vec<Phase>,
-    /// Buffers in a row without a pattern, and those that are passed over before the next attempt.
+    /// Buffers in a row without a pattern, and half buffers that are passed over before the next attempt.
     failures: u32,
     passed_over: u32,
     interruptions: u64,
@@ -100,6 +106,7 @@ impl Phases {
         self.passed_over = 0;
         self.measure_buffer();
         self.calls.clear();
+        self.measured = 0;
     }
 
     /// Takes that records are lost: the step in which they are is not measured.
@@ -109,29 +116,40 @@ impl Phases {
     }
 
     fn measure_buffer(&mut self) {
-        let half = self.calls.len() / 2;
         if self.passed_over > 0 {
             self.passed_over -= 1;
-            self.calls.drain(..half);
+            self.forget(CONTEXT);
             return;
         }
-        let symbols = symbols(&self.calls);
-        let Some(pattern) = pattern::learn(&symbols) else {
+        if self.kinds.len() > KINDS_MAX {
+            (self.kinds, self.known) = (HashMap::new(), None);
+        }
+        let symbols = symbols(&self.calls, &mut self.kinds);
+        let Some(pattern) = pattern::learn(&symbols, self.known) else {
             self.failures += 1;
-            self.passed_over = (1 << self.failures.min(4)).min(PASSED_OVER_MAX);
-            self.calls.drain(..half);
+            self.passed_over =
+                1_u32.checked_shl(self.failures).map_or(PASSED_OVER_MAX, |n| n.min(PASSED_OVER_MAX));
+            self.forget(CONTEXT);
             return;
         };
         self.failures = 0;
+        self.known = Some((pattern.anchor, pattern.calls));
         self.measure(&symbols, &pattern);
-        if let Some(last) = pattern.begins.last() {
-            self.calls.drain(..last);
-        }
+        // Another loop may go on with calls in which nothing repeats yet.
+        self.forget(self.measured.saturating_sub(CONTEXT).max(CONTEXT / 2));
     }
 
-    /// Measures all steps of a pattern in the buffer.
+    /// Forgets the oldest calls.
+    fn forget(&mut self, calls: usize) {
+        self.calls.drain(..calls.min(self.calls.len()));
+        self.measured = self.measured.saturating_sub(calls);
+    }
+
+    /// Measures the steps of a pattern in the buffer that are not counted yet.
     fn measure(&mut self, symbols: &[Symbol], pattern: &Pattern) {
-        let Some(first) = pattern.begins.first().and_then(|at| self.calls.get(*at)) else { return };
+        let mut begins = pattern.begins.iter().copied().filter(|at| *at >= self.measured);
+        let Some(mut from) = begins.next() else { return };
+        let first = &self.calls[from];
         let phase = phase_of(&mut self.phases, first, pattern.calls);
         let kept = |from: usize, to: usize| -> Vec<TimedCall> {
             let own = self.calls[from..to].iter().zip(&symbols[from..to]);
@@ -139,8 +157,6 @@ impl Phases {
             let kept = own.enumerate().filter(|(n, (_, s))| *n == 0 || !pattern.overlooked.contains(s));
             kept.map(|(_, (call, _))| *call).collect()
         };
-        let mut begins = pattern.begins.iter().copied();
-        let Some(mut from) = begins.next() else { return };
         let mut before: Option<(u64, Vec<TimedCall>)> = None;
         for to in begins {
             let calls = kept(from, to);
@@ -157,6 +173,7 @@ impl Phases {
             before = Some((phase.steps, calls));
         }
         phase.begin(&self.calls[from]);
+        self.measured = from;
     }
 
     /// The number of the step in which the process was at a moment of its host's monotonic clock, in ns.
@@ -211,7 +228,6 @@ fn phase_of<'a>(phases: &'a mut Vec<Phase>, first: &TimedCall, calls: usize) -> 
             measured_ns: 0,
             usual: vec![Usual::default(); calls],
             begun: VecDeque::new(),
-            span_ns: (first.issued_ns, first.issued_ns),
         });
         phases.len() - 1
     });
@@ -224,7 +240,6 @@ impl Phase {
         self.begin(first);
         self.steps += 1;
         self.in_all_ns = self.in_all_ns.saturating_add(next.issued_ns.saturating_sub(first.issued_ns));
-        self.span_ns.1 = next.issued_ns;
     }
 
     /// Remembers where a step begins.
@@ -300,8 +315,7 @@ impl Phase {
 }
 
 /// Calls, as they are compared.
-fn symbols(calls: &[TimedCall]) -> Vec<Symbol> {
-    let mut kinds: HashMap<(CommId, Lane, Func), u32> = HashMap::new();
+fn symbols(calls: &[TimedCall], kinds: &mut HashMap<(CommId, Lane, Func), u32>) -> Vec<Symbol> {
     let symbol = |call: &TimedCall| {
         let next = u32::try_from(kinds.len()).unwrap_or(u32::MAX);
         let kind = *kinds.entry((call.comm, call.lane, call.func)).or_insert(next);
@@ -433,6 +447,37 @@ mod tests {
         (0..100).for_each(|_| job.step(0));
         job.phases.end();
         assert_eq!((job.row().interruptions, job.row().steps), (1, row.steps + 99));
+    }
+
+    /// Layers that gather their parameters before their gradients, for longer than a buffer: two runs could begin a step.
+    #[test]
+    fn a_step_begins_with_the_same_call_in_each_buffer() {
+        for steps in [1_000, 1_823, 3_645] {
+            let mut phases = Phases::default();
+            let mut order = 0;
+            for _ in 0..steps {
+                for func in "aaarararr".chars() {
+                    let func = if func == 'a' { Func::AllGather } else { Func::ReduceScatter };
+                    let issued_ns = order * MS;
+                    let (comm, lane, kernel) = (CommId::unowned(1), Lane::Collective, KernelTimes::default());
+                    phases.take(TimedCall {
+                        comm,
+                        lane,
+                        func,
+                        order,
+                        count: 8,
+                        bytes: Some(32),
+                        issued_ns,
+                        kernel,
+                    });
+                    order += 1;
+                }
+            }
+            phases.end();
+            let row = phases.row().unwrap();
+            assert!((steps - 2..=steps).contains(&row.steps), "{steps}: {row:?}");
+            assert_eq!(phases.number(u64::MAX), Some(row.steps + 1), "{steps}");
+        }
     }
 
     #[test]

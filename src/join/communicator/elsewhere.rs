@@ -165,12 +165,7 @@ impl Communicator {
         instance: &Instance,
         lead_ns: &dyn Fn(SegmentId) -> Option<u64>,
     ) -> Option<u64> {
-        let all = match track {
-            Track::Pair(a, b) if a == b => 1,
-            Track::Pair(..) => 2,
-            _ => self.expected(),
-        };
-        if instance.parts.len() != all || !self.one_clock() {
+        if instance.parts.len() != track.ranks(self.expected()) || !self.one_clock() {
             return None;
         }
         let came = |(rank, part): (&Rank, &Part)| {

@@ -244,11 +244,7 @@ impl Communicator {
                 _ => self.finished += 1,
             }
         }
-        let needed = match track {
-            Track::Pair(a, b) if a == b => 1,
-            Track::Pair(..) => 2,
-            _ => expected,
-        };
+        let needed = track.ranks(expected);
         // Ranks that disagree do not run one operation: no time of theirs says anything about it.
         let agreed = self.mismatch.is_none_or(|m| key < m || m.0 != track);
         let transfer_ns = if agreed { instance.transfer_ns(needed) } else { None };
