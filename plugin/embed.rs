@@ -1,5 +1,5 @@
-//! Builds the libraries that enter other people's processes and hands them to the program, which carries them
-//! inside.
+//! Hands files to the program, which carries them inside: the libraries that enter other people's processes, which are built
+//! here, and the chart library of reports, which is in a crate.
 //!
 //! They are built as they go there: profile `plugin`, no unwinding, no std. That profile cannot be had for one
 //! package of an ordinary build, so Cargo is called again, with a target directory of its own.
@@ -15,6 +15,9 @@ const LIBRARIES: &[(&str, &str, &str)] = &[
     ("ringwatch-shim", "libringwatch_shim.so", "RINGWATCH_SHIM_LIBRARY"),
     ("ringwatch-preload", "libringwatch_preload.so", "RINGWATCH_PRELOAD_LIBRARY"),
 ];
+
+/// The chart library's file in its crate.
+const ECHARTS: &str = "src/asset/echarts-5.5.1.min.js";
 
 fn main() {
     for dir in ["plugin", "plugin/null", "plugin/preload", "plugin/shim", "plugin/wire"] {
@@ -34,6 +37,7 @@ fn main() {
         println!("cargo::rustc-env={variable}={}", library.display());
     }
     println!("cargo::rustc-env=RINGWATCH_TARGET={target}");
+    println!("cargo::rustc-env=RINGWATCH_ECHARTS={}", charts(&root, &target).display());
 }
 
 /// Gives back the directory of the libraries.
@@ -62,4 +66,22 @@ fn build(root: &Path, target_dir: &Path, target: &str) -> PathBuf {
     let status = command.status().expect("Cargo, which runs this, can be run again");
     assert!(status.success(), "the plugin does not build: {status}; its errors stand above");
     target_dir.join(target).join("plugin")
+}
+
+/// Returns the file of Apache ECharts. The crate `charming` has it, in the release that Cargo.lock names.
+fn charts(root: &Path, target: &str) -> PathBuf {
+    println!("cargo::rerun-if-changed=Cargo.lock");
+    let cargo = env::var_os("CARGO").expect("Cargo sets CARGO");
+    let asked = ["metadata", "--format-version", "1", "--locked", "--filter-platform", target];
+    let answer = Command::new(cargo).current_dir(root).args(asked).output().expect("Cargo can be run again");
+    assert!(answer.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&answer.stderr));
+    let metadata: serde_json::Value =
+        serde_json::from_slice(&answer.stdout).expect("cargo metadata prints JSON");
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let manifest = packages.filter(|p| p["name"] == "charming").find_map(|p| p["manifest_path"].as_str());
+    let crate_root =
+        Path::new(manifest.expect("charming is a dependency")).parent().expect("a file is in a folder");
+    let file = crate_root.join(ECHARTS);
+    assert!(file.is_file(), "charming has no {ECHARTS}; name the file of its new release in plugin/embed.rs");
+    file
 }

@@ -399,9 +399,34 @@ pub struct Report {
     /// The jobs
     #[command(flatten)]
     pub on: Reported,
-    /// Print one JSON document
-    #[arg(long)]
+    /// The form
+    #[arg(long, value_enum, default_value_t = ReportFormat::Text)]
+    pub format: ReportFormat,
+    /// Print one JSON document: --format json
+    #[arg(long, conflicts_with = "format")]
     pub json: bool,
+    /// Write to this file in place of standard output; it appears when it is complete
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+/// The forms of a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ReportFormat {
+    /// Pages for a terminal
+    Text,
+    /// One JSON document
+    Json,
+    /// One HTML file with charts, which loads nothing from elsewhere
+    Html,
+    /// Markdown, without charts
+    Md,
+    /// The operations, a line for each rank's part
+    Csv,
+    /// The same as a Parquet file
+    Parquet,
+    /// A timeline of the operations for ui.perfetto.dev
+    Perfetto,
 }
 
 /// Options of `mcp`.

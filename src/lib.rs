@@ -4,6 +4,7 @@
 pub mod advise;
 pub mod bench;
 pub mod bundle;
+mod columns;
 pub mod explain;
 pub mod model;
 pub mod replay;
@@ -18,6 +19,7 @@ pub mod join;
 pub mod detect;
 
 pub mod steps;
+pub mod timeline;
 
 pub mod doctor;
 

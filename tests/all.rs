@@ -40,6 +40,7 @@ mod preload;
 mod receiver;
 mod recording;
 mod replay;
+mod report;
 mod robustness;
 mod run;
 mod scenarios;

@@ -6,6 +6,7 @@ use crate::detect::Settings;
 use crate::explain::Texts;
 use crate::import::Import;
 use crate::ingest::{Segments, now_ns, unix_ns};
+use crate::join::FinishedSink;
 use crate::model::{CloseReason, Finding, Snapshot, Source as _, Unread};
 use crate::report;
 use crate::runtime::{Monitor, ask};
@@ -108,15 +109,18 @@ fn of_agent(s: Snapshot) -> Verdict {
 
 /// Judges a recording. Returns the findings, and what the recording lacks.
 fn of_recording(dir: &Path) -> anyhow::Result<Verdict> {
-    let (monitor, _) = playback::play(dir)?;
+    let (monitor, _) = playback::play(dir, None)?;
     Ok(Verdict { findings: monitor.findings(), unseen: monitor.source().notes() })
 }
 
-/// The files of another tool, judged as they are.
-pub(super) fn imported(paths: &[PathBuf]) -> anyhow::Result<Monitor<Import>> {
+/// The files of another tool, judged as they are. Finished operations go to `sink`.
+pub(super) fn imported(
+    paths: &[PathBuf],
+    sink: Option<Box<dyn FinishedSink>>,
+) -> anyhow::Result<Monitor<Import>> {
     let import = Import::open(paths, unix_ns())?;
     let now_ns = import.at_ns();
-    let mut monitor = Monitor::new(import, Settings::default());
+    let mut monitor = Monitor::new(import, Settings::default()).with_sink(sink);
     monitor.step(now_ns);
     Ok(monitor)
 }
@@ -141,7 +145,7 @@ pub(super) fn add_evidence(import: &Import, findings: &mut [Finding]) {
 
 /// The verdict on another tool's files.
 fn of_import(paths: &[PathBuf]) -> anyhow::Result<Verdict> {
-    let monitor = imported(paths)?;
+    let monitor = imported(paths, None)?;
     say_moment(&monitor);
     let mut findings = monitor.findings();
     add_evidence(monitor.source(), &mut findings);

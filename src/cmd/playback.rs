@@ -1,6 +1,7 @@
 //! A recording in place of live jobs.
 
 use crate::detect::Settings;
+use crate::join::FinishedSink;
 use crate::model::{Snapshot, Source as _};
 use crate::recording::Playback;
 use crate::runtime::Monitor;
@@ -19,10 +20,14 @@ const JUDGE_EVERY_NS: u64 = 250_000_000;
 /// A longer time without messages is passed at once: nodes say something every 30 s.
 const QUIET_MAX_NS: u64 = 120 * STEP_NS;
 
-/// Plays a recording to its end, as fast as it can be read. Returns the monitor and the last moment.
-pub(super) fn play(dir: &Path) -> anyhow::Result<(Monitor<Playback>, u64)> {
+/// Plays a recording to its end, as fast as it can be read, and sends finished operations to `sink`. Returns the monitor and the
+/// last moment.
+pub(super) fn play(
+    dir: &Path,
+    sink: Option<Box<dyn FinishedSink>>,
+) -> anyhow::Result<(Monitor<Playback>, u64)> {
     let mut playing = Playing::open(dir)?;
-    playing.monitor = playing.monitor.with_steps();
+    playing.monitor = playing.monitor.with_steps().with_sink(sink);
     playing.advance(u64::MAX)?;
     playing.monitor.end();
     Ok((playing.monitor, playing.now_ns))

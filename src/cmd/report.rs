@@ -1,49 +1,270 @@
-//! `ringwatch report`: each job on one page.
+//! `ringwatch report`: each job on one page, as a document, or its operations as a table or a timeline.
 
 use super::{baselines, diagnose, monitor_of, playback};
-use crate::cli::{Report, Reported};
+use crate::cli::{Report, ReportFormat, Reported};
+use crate::detect::Baseline;
 use crate::ingest::now_ns;
-use crate::model::Snapshot;
-use crate::report;
-use crate::runtime::ask;
-use std::io::{self, Write};
+use crate::join::{Finished, FinishedSink, Join, busbw};
+use crate::model::{Snapshot, Source};
+use crate::report::{self, Document, Form};
+use crate::runtime::{Monitor, ask};
+use crate::timeline::{Bandwidth, History, JobCharts, OperationTable, Perfetto, TableFormat};
+use anyhow::{Context, bail};
+use std::collections::BTreeSet;
+use std::fs::Permissions;
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 pub(super) fn run(o: &Report) -> anyhow::Result<u8> {
-    let pages = report::Pages::of(&snapshot(&o.on)?);
-    let mut out = io::stdout().lock();
-    if o.json {
-        serde_json::to_writer(&mut out, &pages)?;
-        writeln!(out)?;
-    } else {
-        pages.text(&mut out)?;
+    let format = if o.json { ReportFormat::Json } else { o.format };
+    let is_binary = matches!(format, ReportFormat::Parquet | ReportFormat::Perfetto);
+    if is_binary && o.output.is_none() && io::stdout().is_terminal() {
+        bail!("this format is not for terminals: name a file (-o FILE)");
     }
-    out.flush()?;
+    let mut output = Output::open(o.output.as_deref())?;
+    let follower = Follower::of(format, &output)?;
+    if o.on.agent.is_some()
+        && matches!(format, ReportFormat::Csv | ReportFormat::Parquet | ReportFormat::Perfetto)
+    {
+        bail!(
+            "an agent does not keep operations: name directories of segments, or a recording (--replay DIR; ringwatch record makes one)"
+        );
+    }
+    let seen = look(&o.on, &follower)?;
+    match format {
+        ReportFormat::Text => report::Pages::of(&seen.snapshot).text(&mut output)?,
+        ReportFormat::Json => {
+            serde_json::to_writer(&mut output, &report::Pages::of(&seen.snapshot))?;
+            writeln!(output)?;
+        }
+        ReportFormat::Html | ReportFormat::Md => {
+            let form = if format == ReportFormat::Html { Form::Html } else { Form::Markdown };
+            let mut notes = seen.notes;
+            if o.on.agent.is_some() {
+                notes.push("An agent does not keep operations, so there are no charts of them. A recording has them (ringwatch record).".to_owned());
+            }
+            Document { snapshot: &seen.snapshot, charts: &seen.charts, notes: &notes }
+                .write(form, &mut output)?;
+        }
+        // They are written while operations finish.
+        ReportFormat::Csv | ReportFormat::Parquet | ReportFormat::Perfetto => {}
+    }
+    drop(follower);
+    output.finish()?;
     Ok(0)
 }
 
 /// All that is known of these jobs now. What it lacks is said on standard error.
 pub(super) fn snapshot(on: &Reported) -> anyhow::Result<Snapshot> {
+    Ok(look(on, &Follower::Nothing)?.snapshot)
+}
+
+/// What was seen of the jobs.
+struct Seen {
+    snapshot: Snapshot,
+    charts: Vec<JobCharts>,
+    notes: Vec<String>,
+}
+
+fn look(on: &Reported, follower: &Follower) -> anyhow::Result<Seen> {
     for dir in &on.dirs {
         diagnose::directory(dir)?;
     }
     if let Some(socket) = &on.agent {
-        return Ok(ask(socket)?);
+        return Ok(Seen { snapshot: ask(socket)?, charts: Vec::new(), notes: Vec::new() });
     }
     if let Some(dir) = &on.replay {
-        let (monitor, at_ns) = playback::play(dir)?;
-        monitor.source().notes().iter().for_each(|note| eprintln!("ringwatch: {note}"));
-        return Ok(monitor.snapshot(at_ns));
+        let (monitor, at_ns) = playback::play(dir, follower.sink())?;
+        let notes = monitor.source().notes();
+        return follower.seen(&monitor, at_ns, notes, &[]);
     }
     if !on.import.is_empty() {
-        let monitor = diagnose::imported(&on.import)?;
+        let monitor = diagnose::imported(&on.import, follower.sink())?;
         diagnose::say_moment(&monitor);
-        monitor.source().notes().iter().for_each(|note| eprintln!("ringwatch: {note}"));
-        let mut snapshot = monitor.snapshot(monitor.source().at_ns());
-        diagnose::add_evidence(monitor.source(), &mut snapshot.findings);
-        return Ok(snapshot);
+        let notes = monitor.source().notes();
+        let mut seen = follower.seen(&monitor, monitor.source().at_ns(), notes, &[])?;
+        diagnose::add_evidence(monitor.source(), &mut seen.snapshot.findings);
+        return Ok(seen);
     }
-    let mut monitor = monitor_of(&on.dirs).with_baselines(baselines(&on.baseline)?).with_steps();
+    let baselines = baselines(&on.baseline)?;
+    let monitor = monitor_of(&on.dirs).with_baselines(baselines.clone()).with_steps();
+    let mut monitor = monitor.with_sink(follower.sink());
     diagnose::read(&mut monitor)?;
     monitor.end();
-    Ok(monitor.snapshot(now_ns()))
+    follower.seen(&monitor, now_ns(), Vec::new(), &baselines)
+}
+
+/// The receiver of finished operations that a format needs.
+enum Follower {
+    Nothing,
+    Charts(Arc<Mutex<History>>),
+    Table(Arc<Mutex<OperationTable<Part>>>),
+    Trace(Arc<Mutex<Perfetto<Part>>>),
+}
+
+impl Follower {
+    fn of(format: ReportFormat, output: &Output) -> anyhow::Result<Self> {
+        let table = |format| -> anyhow::Result<Self> {
+            Ok(Follower::Table(Arc::new(Mutex::new(OperationTable::new(output.part(), format)?))))
+        };
+        Ok(match format {
+            ReportFormat::Text | ReportFormat::Json => Follower::Nothing,
+            ReportFormat::Html | ReportFormat::Md => Follower::Charts(Arc::default()),
+            ReportFormat::Csv => table(TableFormat::Csv)?,
+            ReportFormat::Parquet => table(TableFormat::Parquet)?,
+            ReportFormat::Perfetto => Follower::Trace(Arc::new(Mutex::new(Perfetto::new(output.part())))),
+        })
+    }
+
+    fn sink(&self) -> Option<Box<dyn FinishedSink>> {
+        match self {
+            Follower::Nothing => None,
+            Follower::Charts(history) => Some(Box::new(Shared(Arc::clone(history)))),
+            Follower::Table(table) => Some(Box::new(Shared(Arc::clone(table)))),
+            Follower::Trace(trace) => Some(Box::new(Shared(Arc::clone(trace)))),
+        }
+    }
+
+    /// Ends what was followed, and returns what was seen. Notes are said on standard error as well.
+    fn seen<S: Source>(
+        &self,
+        monitor: &Monitor<S>,
+        at_ns: u64,
+        mut notes: Vec<String>,
+        baselines: &[Baseline],
+    ) -> anyhow::Result<Seen> {
+        let snapshot = monitor.snapshot(at_ns);
+        let mut charts = Vec::new();
+        match self {
+            Follower::Nothing => {}
+            Follower::Charts(history) => {
+                let history = lock(history);
+                charts = history.charts(&snapshot, monitor.join());
+                if history.left_out() > 0 {
+                    notes.push(format!(
+                        "{} operations are in no chart: too many were finished at once",
+                        history.left_out()
+                    ));
+                }
+                expect(&mut charts, baselines);
+            }
+            Follower::Table(table) => drop(lock(table).finish()?),
+            Follower::Trace(trace) => {
+                let (_, left_out) = lock(trace).finish(&snapshot.findings, monitor.join())?;
+                if left_out > 0 {
+                    notes
+                        .push(format!("{left_out} later slices are left out: a browser could not show them"));
+                }
+            }
+        }
+        let dropped = monitor.join().finished_dropped();
+        if dropped > 0 && !matches!(self, Follower::Nothing | Follower::Charts(_)) {
+            notes.push(format!("{dropped} operations are left out: too many were finished at once"));
+        }
+        notes.iter().for_each(|note| eprintln!("ringwatch: {note}"));
+        Ok(Seen { snapshot, charts, notes })
+    }
+}
+
+/// Adds the bandwidth that baselines expect of operations that the job has.
+fn expect(charts: &mut [JobCharts], baselines: &[Baseline]) {
+    for charts in charts {
+        let own: BTreeSet<(&str, Option<u32>)> =
+            charts.bandwidth.iter().map(|b| (b.operation, b.ranks)).collect();
+        let asked = baselines.iter().filter(|b| own.contains(&(b.func.as_str(), Some(b.ranks))));
+        charts.expected = asked
+            .filter_map(|b| {
+                Some(Bandwidth {
+                    operation: b.func.as_str(),
+                    ranks: Some(b.ranks),
+                    algorithm: None,
+                    bytes: b.bytes as f64,
+                    busbw: busbw(b.func, b.bytes, b.ranks, b.time_ns)?,
+                    count: 0,
+                })
+            })
+            .collect();
+    }
+}
+
+/// A receiver that is read when all was received.
+#[derive(Debug)]
+struct Shared<T>(Arc<Mutex<T>>);
+
+impl<T: FinishedSink> FinishedSink for Shared<T> {
+    fn take(&mut self, operations: &[Finished], join: &Join) {
+        lock(&self.0).take(operations, join);
+    }
+}
+
+fn lock<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Standard output, or a file that appears when it is complete.
+struct Output {
+    to: Arc<Mutex<Box<dyn Write + Send>>>,
+    file: Option<(tempfile::TempPath, PathBuf)>,
+}
+
+impl Output {
+    fn open(path: Option<&Path>) -> anyhow::Result<Self> {
+        let Some(path) = path else {
+            let to: Box<dyn Write + Send> = Box::new(BufWriter::new(io::stdout()));
+            return Ok(Output { to: Arc::new(Mutex::new(to)), file: None });
+        };
+        let what = || format!("-o {}", path.display());
+        if path.is_dir() {
+            bail!("{}: it is a directory; name a file", what());
+        }
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        // A report may say what other users' jobs do.
+        let draft = tempfile::Builder::new()
+            .prefix(".ringwatch-")
+            .permissions(Permissions::from_mode(0o600))
+            .tempfile_in(dir)
+            .with_context(what)?;
+        let (file, draft) = draft.into_parts();
+        let to: Box<dyn Write + Send> = Box::new(BufWriter::new(file));
+        Ok(Output { to: Arc::new(Mutex::new(to)), file: Some((draft, path.to_owned())) })
+    }
+
+    /// The same output, for somebody else.
+    fn part(&self) -> Part {
+        Part(Arc::clone(&self.to))
+    }
+
+    /// Ends the output: a file gets its name.
+    fn finish(mut self) -> anyhow::Result<()> {
+        self.flush()?;
+        if let Some((draft, path)) = self.file {
+            draft.persist(&path).with_context(|| format!("-o {}", path.display()))?;
+        }
+        Ok(())
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        lock(&self.to).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        lock(&self.to).flush()
+    }
+}
+
+/// One of several writers of an output.
+struct Part(Arc<Mutex<Box<dyn Write + Send>>>);
+
+impl Write for Part {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        lock(&self.0).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        lock(&self.0).flush()
+    }
 }

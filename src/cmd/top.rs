@@ -82,7 +82,7 @@ pub(super) fn run(o: &Top) -> anyhow::Result<u8> {
     }
     if let Some(dir) = &o.replay {
         if o.once {
-            let (monitor, at_ns) = playback::play(dir)?;
+            let (monitor, at_ns) = playback::play(dir, None)?;
             return print(monitor.snapshot(at_ns), o.width);
         }
         return block_on(watch(Shown::Recording(Box::new(Playing::open(dir)?)), None, ""));

@@ -120,6 +120,12 @@ pub struct Process {
     shift_ns: i64,
 }
 
+/// Receives the operations that have finished, in the order in which they are found to be.
+pub trait FinishedSink: std::fmt::Debug + Send {
+    /// Takes the operations that finished since the last call.
+    fn take(&mut self, operations: &[Finished], join: &Join);
+}
+
 /// The ranks of a communicator that processes of several nodes claim, and these nodes.
 pub type Dispute = BTreeMap<Rank, Vec<String>>;
 

@@ -42,7 +42,7 @@ pub use op::{
 pub(crate) use snapshot::is_zero;
 pub use snapshot::{
     ClassRow, CommRow, Coverage, FlightRow, JobRow, JobSums, LossRow, OpState, RankCell, RankRow, SegmentRow,
-    SlowStep, Snapshot, StepRow,
+    SlowStep, Snapshot, StepPoint, StepRow,
 };
 pub use spare::Spare;
 pub use text::steers;

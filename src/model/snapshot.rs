@@ -328,6 +328,26 @@ pub struct StepRow {
     pub nccl_share: Option<f64>,
     /// The slowest step, where one was notably slower than the median.
     pub slowest: Option<SlowStep>,
+    /// The change of the step time from the first quarter of the steps to the last one, relatively: 0.1 is a tenth slower. Medians are
+    /// compared.
+    #[serde(default)]
+    pub drift: Option<f64>,
+    /// Step times over time, oldest first; for charts alone.
+    #[serde(skip)]
+    pub series: Vec<StepPoint>,
+}
+
+/// The mean time of steps that follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct StepPoint {
+    /// When the first of them began, host monotonic ns.
+    pub at_ns: u64,
+    /// The number of steps.
+    pub steps: u64,
+    /// From call to call, by the host's clock, in ns.
+    pub host_ns: f64,
+    /// From kernel to kernel, in ns.
+    pub gpu_ns: Option<f64>,
 }
 
 /// A step that took long.

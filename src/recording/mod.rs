@@ -12,7 +12,6 @@
 
 mod operations;
 mod playback;
-mod table;
 mod wal;
 mod writer;
 

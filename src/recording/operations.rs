@@ -2,9 +2,9 @@
 //!
 //! Columns that people ask for are plain; all else that a record has is in `rest`, a message of the bus, so that nothing is lost.
 
-use super::table::{Cell, Head, Rows, Table, Type};
 use crate::cluster::Moment;
 use crate::cluster::message::Record;
+use crate::columns::{Cell, Head, Rows, Table, Type};
 use crate::model::{Algo, DataType, Func, Proto};
 use prost::Message as _;
 

@@ -1,10 +1,10 @@
 //! Reads a recording, as a source of the same updates.
 
 use super::operations;
-use super::table::Rows;
 use super::{BlockFile, Frame, Message, topic_of, wal};
 use crate::cluster::message::Envelope;
 use crate::cluster::{Moment, Reader, items};
+use crate::columns::Rows;
 use crate::model::{Sink, Source, Update};
 use prost::Message as _;
 use std::collections::{BTreeMap, VecDeque};

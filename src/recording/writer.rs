@@ -1,11 +1,11 @@
 //! Writes a recording.
 
 use super::operations;
-use super::table::{Cell, Head, Table, Type};
 use super::wal::{self, Log};
 use super::{BlockFile, FindingFrame, Frame, Message, number_of};
 use crate::cluster::message::{Envelope, Record};
 use crate::cluster::{Moment, Outgoing};
+use crate::columns::{Cell, Head, Table, Type};
 use crate::model::{self, Change, FindingEvent};
 use prost::Message as _;
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,9 @@
 //! Findings and statistics as text and JSON.
 
+mod document;
 mod pages;
 
+pub use document::{Document, Form};
 pub use pages::{CommPage, Late, Loss, Operations, Page, Pages};
 
 use crate::model::{Change, Finding, FindingEvent, Snapshot, size_text};

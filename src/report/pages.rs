@@ -283,13 +283,13 @@ impl Page {
         }
         writeln!(
             out,
-            "\n  {:<16}{:<24}{:>9}{:>9}{:>11}{:>11}{:>11}{:>10}",
-            "steps of rank", "host", "pid", "steps", "mean ms", "p50 ms", "p99 ms", "in NCCL"
+            "\n  {:<16}{:<24}{:>9}{:>9}{:>11}{:>11}{:>11}{:>10}{:>9}",
+            "steps of rank", "host", "pid", "steps", "mean ms", "p50 ms", "p99 ms", "in NCCL", "drift"
         )?;
         for row in steps.iter().take(STEPS) {
             writeln!(
                 out,
-                "  {:<16}{:<24}{:>9}{:>9}{:>11}{:>11}{:>11}{:>10}",
+                "  {:<16}{:<24}{:>9}{:>9}{:>11}{:>11}{:>11}{:>10}{:>9}",
                 row.job_rank.map_or_else(|| "-".to_owned(), |r| r.to_string()),
                 plain(&row.host),
                 row.pid,
@@ -298,6 +298,7 @@ impl Page {
                 number(row.p50_ns, 1e6),
                 number(row.p99_ns, 1e6),
                 row.nccl_share.map_or_else(|| "-".to_owned(), |s| format!("{:.1} %", s * 100.0)),
+                row.drift.map_or_else(|| "-".to_owned(), |d| format!("{:+.1} %", d * 100.0)),
             )?;
         }
         if steps.len() > STEPS {
@@ -473,12 +474,12 @@ fn findings(out: &mut impl Write, all: &[Finding]) -> io::Result<()> {
 }
 
 /// A text of a job's, without what could steer a terminal.
-fn plain(text: &str) -> String {
+pub(super) fn plain(text: &str) -> String {
     text.chars().filter(|c| !steers(*c)).collect()
 }
 
 /// `12 min 34 s`.
-fn lasting(seconds: f64) -> String {
+pub(super) fn lasting(seconds: f64) -> String {
     let whole = seconds as u64;
     match (whole / 3600, whole / 60 % 60, whole % 60) {
         (0, 0, _) => format!("{seconds:.1} s"),

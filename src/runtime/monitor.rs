@@ -1,7 +1,7 @@
 //! The one owner of a node's state.
 
 use crate::detect::{Baseline, Detector, Settings};
-use crate::join::{ClockPair, Finished, Join, MemoryLimit, Sampling, View};
+use crate::join::{ClockPair, Finished, FinishedSink, Join, MemoryLimit, Sampling, View};
 use crate::model::{
     CommId, Evidence, Finding, FindingEvent, HostFact, OpRecord, Rank, SegmentId, Sink, Snapshot, Source,
     Spare, StepRow, Update,
@@ -24,6 +24,8 @@ pub struct Monitor<S> {
     stacks: Vec<Stack>,
     /// The steps of the processes, where somebody wants to know them.
     steps: Option<Steps>,
+    /// The receiver of finished operations, where there is one.
+    sink: Option<Box<dyn FinishedSink>>,
 }
 
 /// Where a culprit is in its code: an answer that came after it was named.
@@ -48,7 +50,18 @@ impl<S: Source> Monitor<S> {
             asked: BTreeMap::new(),
             stacks: Vec::new(),
             steps: None,
+            sink: None,
         }
+    }
+
+    /// Sends finished operations to this receiver; they cannot be taken any more.
+    #[must_use]
+    pub fn with_sink(mut self, sink: Option<Box<dyn FinishedSink>>) -> Self {
+        if sink.is_some() {
+            self.join.keep_finished();
+        }
+        self.sink = sink;
+        self
     }
 
     /// Measures the steps of the processes as well.
@@ -116,6 +129,10 @@ impl<S: Source> Monitor<S> {
         }
         self.join.tick(now_ns);
         self.join.set_unread(self.source.behind(), now_ns);
+        if let Some(sink) = &mut self.sink {
+            let finished = self.join.take_finished();
+            sink.take(&finished, &self.join);
+        }
         if !self.judging {
             return Vec::new();
         }
@@ -246,6 +263,7 @@ impl<S: Source> Monitor<S> {
             let Some(process) = self.join.process(segment) else { continue };
             let (p, shift_ns) = (&process.record, process.shift_ns());
             (row.host, row.pid, row.job_rank) = (p.host.clone(), p.pid, p.job.rank);
+            row.series.iter_mut().for_each(|p| p.at_ns = p.at_ns.saturating_add_signed(shift_ns));
             if let Some(slowest) = &mut row.slowest {
                 slowest.at_ns = slowest.at_ns.saturating_add_signed(shift_ns);
                 slowest.at = self.wall(slowest.at_ns);

@@ -6,6 +6,7 @@
 mod pattern;
 mod phases;
 mod queue;
+mod series;
 
 use crate::model::{CommId, Func, Lane, OPERATIONS, OpRecord, SegmentId, StepRow, Update};
 use phases::Phases;

@@ -5,7 +5,8 @@
 
 use super::TimedCall;
 use super::pattern::{self, Anchor, Pattern, Symbol};
-use crate::model::{CommId, Func, Lane, SlowStep, StepRow};
+use super::series::Series;
+use crate::model::{CommId, Func, Lane, SlowStep, StepPoint, StepRow};
 use sketches_ddsketch::{Config, DDSketch};
 use std::collections::{HashMap, VecDeque};
 
@@ -58,6 +59,7 @@ struct Phase {
     usual: Vec<Usual>,
     /// When the latest steps began, and their numbers.
     begun: VecDeque<(u64, u64)>,
+    series: Series,
 }
 
 impl std::fmt::Debug for Phase {
@@ -191,6 +193,7 @@ impl Phases {
         let phase = self.longest()?;
         let quantile = |q| phase.times.quantile(q).ok().flatten();
         let share = phase.in_nccl_ns as f64 / phase.measured_ns as f64;
+        let series = phase.series.points();
         Some(StepRow {
             host: String::new(),
             pid: 0,
@@ -203,8 +206,25 @@ impl Phases {
             p99_ns: quantile(0.99),
             nccl_share: (phase.measured_ns > 0).then_some(share),
             slowest: phase.slowest.clone(),
+            drift: drift(&series),
+            series,
         })
     }
+}
+
+/// The relative change from the median of the first quarter to that of the last one. A quarter of few points says little.
+fn drift(series: &[StepPoint]) -> Option<f64> {
+    let on_gpu = series.iter().any(|p| p.gpu_ns.is_some());
+    let times: Vec<f64> =
+        series.iter().filter_map(|p| if on_gpu { p.gpu_ns } else { Some(p.host_ns) }).collect();
+    let quarter = times.len() / 4;
+    let median = |of: &[f64]| {
+        let mut sorted = of.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        sorted.get(sorted.len() / 2).copied()
+    };
+    let (first, last) = (median(&times[..quarter])?, median(&times[times.len() - quarter..])?);
+    (quarter >= WARM_UP && first > 0.0).then(|| last / first - 1.0)
 }
 
 /// The phase of a pattern, which may be new.
@@ -228,6 +248,7 @@ fn phase_of<'a>(phases: &'a mut Vec<Phase>, first: &TimedCall, calls: usize) -> 
             measured_ns: 0,
             usual: vec![Usual::default(); calls],
             begun: VecDeque::new(),
+            series: Series::default(),
         });
         phases.len() - 1
     });
@@ -239,7 +260,9 @@ impl Phase {
     fn add(&mut self, first: &TimedCall, next: &TimedCall) {
         self.begin(first);
         self.steps += 1;
-        self.in_all_ns = self.in_all_ns.saturating_add(next.issued_ns.saturating_sub(first.issued_ns));
+        let took_ns = next.issued_ns.saturating_sub(first.issued_ns);
+        self.in_all_ns = self.in_all_ns.saturating_add(took_ns);
+        self.series.add(first.issued_ns, took_ns);
     }
 
     /// Remembers where a step begins.
@@ -269,6 +292,7 @@ impl Phase {
         let (Some(first), Some(took_ns)) = (calls.first(), starts.next()) else { return };
         let usual_ns = self.times.quantile(0.5).ok().flatten().filter(|_| self.times.count() >= WARM_UP);
         self.times.add(took_ns as f64);
+        self.series.timed(took_ns);
         if let Some(usual_ns) = usual_ns.filter(|usual| took_ns as f64 > SLOW * usual)
             && self.slowest.as_ref().is_none_or(|s| s.took_ns < took_ns)
         {

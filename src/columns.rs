@@ -1,4 +1,4 @@
-//! Columns of rows as Parquet files.
+//! Tables of rows with typed columns: Parquet files, and lines of CSV.
 
 use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::column::reader::ColumnReader;
@@ -12,7 +12,7 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use std::collections::HashMap;
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,9 +20,20 @@ use std::sync::Arc;
 /// The compression level: higher ones take much longer and save little.
 const LEVEL: i32 = 3;
 
-/// The key in a file's metadata for the version of its columns.
-const FORMAT: &str = "ringwatch.recording";
-const VERSION: &str = "1";
+/// The version of a file's columns, under a key of its metadata.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Format {
+    key: &'static str,
+    version: &'static str,
+}
+
+impl Format {
+    /// The tables of a recording.
+    pub(crate) const RECORDING: Format = Format { key: "ringwatch.recording", version: "1" };
+    /// The operations of a report.
+    pub(crate) const OPERATIONS: Format = Format { key: "ringwatch.operations", version: "1" };
+}
+
 /// Rows that a file may have.
 const ROWS_MAX: usize = 1 << 22;
 /// Bytes that a file may have.
@@ -30,7 +41,7 @@ const FILE_MAX: u64 = 1 << 30;
 
 /// The type of a column, as Parquet and its readers know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Type {
+pub(crate) enum Type {
     /// A number that differs from row to row.
     Number,
     /// A number of which there are few.
@@ -42,10 +53,10 @@ pub(super) enum Type {
 }
 
 /// A column's name and type.
-pub(super) type Head = (&'static str, Type);
+pub(crate) type Head = (&'static str, Type);
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Values {
+pub(crate) enum Values {
     Numbers(Vec<Option<i64>>),
     Texts(Vec<Option<ByteArray>>),
 }
@@ -57,11 +68,18 @@ impl Values {
             Type::Text | Type::Bytes => Values::Texts(Vec::new()),
         }
     }
+
+    fn len(&self) -> usize {
+        match self {
+            Values::Numbers(all) => all.len(),
+            Values::Texts(all) => all.len(),
+        }
+    }
 }
 
 /// The columns of a table.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(crate) struct Table {
     heads: &'static [Head],
     columns: Vec<Values>,
     /// Texts that came before: they are few.
@@ -70,20 +88,20 @@ pub(super) struct Table {
 
 /// One cell.
 #[derive(Debug)]
-pub(super) enum Cell<'a> {
+pub(crate) enum Cell<'a> {
     Number(Option<i64>),
     Text(Option<&'a str>),
     Bytes(Option<Vec<u8>>),
 }
 
 impl Table {
-    pub(super) fn new(heads: &'static [Head]) -> Self {
+    pub(crate) fn new(heads: &'static [Head]) -> Self {
         let columns = heads.iter().map(|(_, kind)| Values::of(*kind)).collect();
         Table { heads, columns, texts: HashMap::new() }
     }
 
     /// Adds a row, whose cells have the types of the columns.
-    pub(super) fn push<const N: usize>(&mut self, cells: [Cell<'_>; N]) {
+    pub(crate) fn push<const N: usize>(&mut self, cells: [Cell<'_>; N]) {
         debug_assert_eq!(N, self.heads.len(), "a cell for each column");
         for (column, cell) in self.columns.iter_mut().zip(cells) {
             match (column, cell) {
@@ -106,42 +124,80 @@ impl Table {
         }
     }
 
-    fn schema(&self, name: &str) -> String {
-        let mut text = format!("message {name} {{\n");
-        for (name, kind) in self.heads {
-            let (kind, what) = match kind {
-                Type::Number | Type::Word => ("int64", ""),
-                Type::Time => ("int64", " (TIMESTAMP(NANOS,true))"),
-                Type::Text => ("byte_array", " (STRING)"),
-                Type::Bytes => ("byte_array", ""),
-            };
-            text.push_str(&format!("  optional {kind} {name}{what};\n"));
-        }
-        text.push('}');
-        text
+    /// Forgets the rows.
+    pub(crate) fn clear(&mut self) {
+        self.columns = self.heads.iter().map(|(_, kind)| Values::of(*kind)).collect();
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.columns.first().map_or(0, Values::len)
     }
 
     /// Writes the table to a new file, and onto the disk.
-    pub(super) fn write(&self, name: &str, path: &Path) -> io::Result<()> {
-        let schema = Arc::new(parse_message_type(&self.schema(name)).map_err(io::Error::other)?);
+    pub(crate) fn write(&self, name: &str, path: &Path) -> io::Result<()> {
+        // A recording says what other users' jobs do.
+        let file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
+        let synced = file.try_clone()?;
+        let mut out = ParquetFile::new(file, Format::RECORDING, name, self.heads)?;
+        out.write(self)?;
+        out.close()?;
+        synced.sync_all()
+    }
+
+    /// Writes the names of the columns as a line of CSV.
+    pub(crate) fn write_csv_head(heads: &[Head], out: &mut impl Write) -> io::Result<()> {
+        let mut lines = csv::Writer::from_writer(out);
+        lines.write_record(heads.iter().map(|(name, _)| name))?;
+        lines.flush()
+    }
+
+    /// Writes the rows as CSV. A value that is not known is empty, and times are Unix times in ns.
+    pub(crate) fn write_csv(&self, out: &mut impl Write) -> io::Result<()> {
+        let mut lines = csv::Writer::from_writer(out);
+        for row in 0..self.rows() {
+            for column in &self.columns {
+                match column {
+                    Values::Numbers(all) => {
+                        lines.write_field(all[row].map_or_else(String::new, |n| n.to_string()))?;
+                    }
+                    Values::Texts(all) => {
+                        lines.write_field(all[row].as_ref().map_or(&[][..], |t| t.data()))?
+                    }
+                }
+            }
+            lines.write_record(None::<&[u8]>)?;
+        }
+        lines.flush()
+    }
+}
+
+/// A Parquet file that is written in groups of rows.
+pub(crate) struct ParquetFile<W: Write + Send> {
+    writer: SerializedFileWriter<W>,
+}
+
+impl<W: Write + Send> ParquetFile<W> {
+    pub(crate) fn new(out: W, format: Format, name: &str, heads: &[Head]) -> io::Result<Self> {
+        let schema = Arc::new(parse_message_type(&schema(name, heads)).map_err(io::Error::other)?);
         let level = ZstdLevel::try_new(LEVEL).map_err(io::Error::other)?;
-        let version = KeyValue::new(FORMAT.to_owned(), VERSION.to_owned());
+        let version = KeyValue::new(format.key.to_owned(), format.version.to_owned());
         let mut properties = WriterProperties::builder()
             .set_compression(Compression::ZSTD(level))
             .set_key_value_metadata(Some(vec![version]));
-        for (name, kind) in self.heads {
+        for (name, kind) in heads {
             if matches!(kind, Type::Number | Type::Time) {
                 properties = properties
                     .set_column_dictionary_enabled((*name).into(), false)
                     .set_column_encoding((*name).into(), Encoding::DELTA_BINARY_PACKED);
             }
         }
-        // A recording says what other users' jobs do.
-        let file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
-        let synced = file.try_clone()?;
-        let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties.build()))?;
-        let mut group = writer.next_row_group()?;
-        for values in &self.columns {
+        Ok(ParquetFile { writer: SerializedFileWriter::new(out, schema, Arc::new(properties.build()))? })
+    }
+
+    /// Writes the rows of a table, which has the columns of the file, as a group.
+    pub(crate) fn write(&mut self, table: &Table) -> io::Result<()> {
+        let mut group = self.writer.next_row_group()?;
+        for values in &table.columns {
             let Some(mut column) = group.next_column()? else { break };
             match (column.untyped(), values) {
                 (ColumnWriter::Int64ColumnWriter(w), Values::Numbers(all)) => {
@@ -159,21 +215,41 @@ impl Table {
             column.close()?;
         }
         group.close()?;
-        writer.close()?;
-        synced.sync_all()
+        Ok(())
     }
+
+    pub(crate) fn close(self) -> io::Result<()> {
+        self.writer.close()?;
+        Ok(())
+    }
+}
+
+/// The columns in Parquet's language for schemas.
+fn schema(name: &str, heads: &[Head]) -> String {
+    let mut text = format!("message {name} {{\n");
+    for (name, kind) in heads {
+        let (kind, what) = match kind {
+            Type::Number | Type::Word => ("int64", ""),
+            Type::Time => ("int64", " (TIMESTAMP(NANOS,true))"),
+            Type::Text => ("byte_array", " (STRING)"),
+            Type::Bytes => ("byte_array", ""),
+        };
+        text.push_str(&format!("  optional {kind} {name}{what};\n"));
+    }
+    text.push('}');
+    text
 }
 
 /// A table that was read.
 #[derive(Debug)]
-pub(super) struct Rows {
+pub(crate) struct Rows {
     columns: HashMap<String, Values>,
-    pub(super) rows: usize,
+    pub(crate) rows: usize,
 }
 
 impl Rows {
     /// Reads a file. Columns of other types than these are skipped: newer releases may have them.
-    pub(super) fn read(path: &Path) -> Result<Self, String> {
+    pub(crate) fn read(path: &Path) -> Result<Self, String> {
         let why = |e: io::Error| e.to_string();
         // A pipe would be waited for.
         let about = std::fs::metadata(path).map_err(why)?;
@@ -193,11 +269,13 @@ impl Rows {
     fn of(file: File) -> Result<Self, ParquetError> {
         let reader = SerializedFileReader::new(file)?;
         let about = reader.metadata().file_metadata();
-        let version = about.key_value_metadata().into_iter().flatten().find(|k| k.key == FORMAT);
+        let version =
+            about.key_value_metadata().into_iter().flatten().find(|k| k.key == Format::RECORDING.key);
         let version = version.and_then(|k| k.value.as_deref());
-        if version != Some(VERSION) {
+        let Format { key, version: readable } = Format::RECORDING;
+        if version != Some(readable) {
             let what = version.unwrap_or("absent");
-            return Err(ParquetError::General(format!("its {FORMAT} is {what}, and {VERSION} can be read")));
+            return Err(ParquetError::General(format!("its {key} is {what}, and {readable} can be read")));
         }
         if usize::try_from(about.num_rows()).ok().is_none_or(|n| n > ROWS_MAX) {
             return Err(ParquetError::General(format!("it does not have from 0 to {ROWS_MAX} rows")));
@@ -242,21 +320,21 @@ impl Rows {
     }
 
     /// A number; absent where the row or the column has none.
-    pub(super) fn number(&self, column: &str, row: usize) -> Option<i64> {
+    pub(crate) fn number(&self, column: &str, row: usize) -> Option<i64> {
         match self.columns.get(column)? {
             Values::Numbers(all) => *all.get(row)?,
             Values::Texts(_) => None,
         }
     }
 
-    pub(super) fn bytes(&self, column: &str, row: usize) -> Option<&[u8]> {
+    pub(crate) fn bytes(&self, column: &str, row: usize) -> Option<&[u8]> {
         match self.columns.get(column)? {
             Values::Texts(all) => all.get(row)?.as_ref().map(ByteArray::data),
             Values::Numbers(_) => None,
         }
     }
 
-    pub(super) fn text(&self, column: &str, row: usize) -> Option<&str> {
+    pub(crate) fn text(&self, column: &str, row: usize) -> Option<&str> {
         std::str::from_utf8(self.bytes(column, row)?).ok()
     }
 }
