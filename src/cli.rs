@@ -39,8 +39,18 @@ pub enum Verb {
     /// Exit code 0: no findings of severity warning or critical, and everything was seen; 1: such findings; 2: error, or not
     /// everything was seen.
     Diagnose(Diagnose),
+    /// Ask NCCL's own RAS which rank of a job lags that was started without Ringwatch
+    ///
+    /// It looks twice at what each rank has launched, and at the processes of this host. NCCL 2.28 or later.
+    ///
+    /// Exit code 0: no rank lags; 1: findings; 2: error, or nothing goes on and RAS cannot tell ranks apart.
+    Attach(Attach),
     /// Sum up each job on one page: who is in it, what it ran and how fast, who was late, what was found, what was lost
     Report(Report),
+    /// Compare two recordings: which steps, operations and ranks became slower, by how much, and how sure that is
+    ///
+    /// Exit code 0: nothing became worse by more than the threshold, with 99 % confidence; 1: something did; 2: error.
+    Diff(Diff),
     /// Answer an assistant's questions about jobs, over standard input and output (Model Context Protocol)
     ///
     /// Tools: findings, report, in_flight and explain. They only read, and each call looks anew. The assistant's program starts it.
@@ -427,6 +437,40 @@ pub enum ReportFormat {
     Parquet,
     /// A timeline of the operations for ui.perfetto.dev
     Perfetto,
+}
+
+/// Options of `diff`.
+#[derive(Debug, Args)]
+pub struct Diff {
+    /// The recording to compare with
+    #[arg(value_name = "OLD")]
+    pub old: PathBuf,
+    /// The recording that is judged
+    #[arg(value_name = "NEW")]
+    pub new: PathBuf,
+    /// The change of a time from which on it counts, in per cent
+    #[arg(long, value_name = "PERCENT", default_value_t = 3.0, value_parser = percent)]
+    pub threshold: f64,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `attach`.
+#[derive(Debug, Args)]
+pub struct Attach {
+    /// A process of the job on this host, or the job's number in Slurm, torchrun or Ray [default: the job that owns this host's RAS]
+    #[arg(value_name = "PID|JOB")]
+    pub target: Option<String>,
+    /// Where NCCL's RAS listens [default: NCCL_RAS_ADDR of the process, else localhost:28028]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub ras: Option<String>,
+    /// The time between the two looks
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub seconds: u32,
+    /// Print JSON, one finding a line
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Options of `mcp`.

@@ -18,10 +18,12 @@ pub mod join;
 
 pub mod detect;
 
+pub mod diff;
 pub mod steps;
 pub mod timeline;
 
 pub mod doctor;
+pub mod ras;
 
 pub mod cluster;
 pub mod recording;

@@ -5,6 +5,7 @@
 mod abi;
 mod agent;
 mod architecture;
+mod attach;
 mod bench;
 mod bench_cost;
 mod bench_targets;
@@ -18,6 +19,7 @@ mod connections;
 mod dashboards;
 mod demo;
 mod diagnose;
+mod diff;
 mod doctor;
 mod export;
 mod exported;

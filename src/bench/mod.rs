@@ -34,6 +34,7 @@ pub use error::BenchError;
 pub use measurements::{Measurements, MeasurementsError};
 pub use nccl::version_text;
 pub use op::{Collective, DType, Placement, RedOp};
+pub(crate) use rank_test::compare as rank_comparison;
 pub use regression::{CONFIDENCE, Change, Changes, Difference, Trend, compare};
 pub use rendezvous::{Launch, RendezvousError};
 pub use result::{

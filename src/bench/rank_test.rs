@@ -11,17 +11,17 @@ const INTERVAL_CONFIDENCE: f64 = 0.95;
 
 /// A comparison says how much two samples differ, and how sure it is.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Comparison {
+pub(crate) struct Comparison {
     /// One less the two-sided p-value, 0 to 1.
-    pub(super) confidence: f64,
+    pub(crate) confidence: f64,
     /// The highest confidence that samples of these sizes can give.
-    pub(super) confidence_max: f64,
+    pub(crate) confidence_max: f64,
     /// Bounds of the ratio of `new` to `old` with a confidence of 95 %; `None` where the samples are too small.
-    pub(super) interval: Option<(f64, f64)>,
+    pub(crate) interval: Option<(f64, f64)>,
 }
 
 /// Compares two samples of positive numbers; `None` where one of them has fewer than two.
-pub(super) fn compare(old: &[f64], new: &[f64]) -> Option<Comparison> {
+pub(crate) fn compare(old: &[f64], new: &[f64]) -> Option<Comparison> {
     let (n, m) = (new.len(), old.len());
     if n < 2 || m < 2 {
         return None;

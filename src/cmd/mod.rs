@@ -3,6 +3,7 @@
 mod advise;
 mod agent;
 mod analyser;
+mod attach;
 mod baselines;
 mod bench;
 mod cluster;
@@ -12,6 +13,7 @@ mod cost;
 mod demo;
 mod demo_workers;
 mod diagnose;
+mod diff;
 mod doctor;
 mod explain;
 mod generate;
@@ -61,6 +63,8 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Verb::Run(o) => run::run(&o),
         Verb::Record(o) => record::run(&o),
         Verb::Diagnose(o) => diagnose::run(&o),
+        Verb::Attach(o) => attach::run(&o),
+        Verb::Diff(o) => diff::run(&o),
         Verb::Report(o) => report::run(&o),
         Verb::Mcp(o) => mcp::run(&o),
         Verb::Doctor(o) => doctor::run(&o),

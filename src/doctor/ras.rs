@@ -1,35 +1,15 @@
 //! NCCL's own RAS, which watches a job from inside: what it is asked, and what its answer means.
 
 use super::Observation;
-use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::time::Duration;
+use crate::ras::{Client, DEFAULT_ADDRESS, Error};
 
 /// The first release of NCCL with RAS, and the first one whose RAS runs diagnostics of its own.
 pub(super) const FROM: i32 = 22_400;
 const DIAGNOSTICS_FROM: i32 = 23_100;
-/// Where RAS listens unless NCCL_RAS_ADDR says otherwise.
-const ADDRESS: &str = "localhost:28028";
-/// More than this of RAS's answer is not read, in bytes.
-const BYTES_MAX: u64 = 1 << 20;
-/// It has to answer within this.
-const PATIENCE: Duration = Duration::from_secs(30);
-
 /// Asks NCCL's own RAS about the job: its diagnostics, or its status where it has none.
-pub(super) fn ask(version: i32) -> std::io::Result<String> {
-    let address = std::env::var("NCCL_RAS_ADDR").unwrap_or_else(|_| ADDRESS.to_owned());
-    let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.write_all(b"CLIENT PROTOCOL 2\n")?;
-    let mut greeting = [0; 256];
-    let n = stream.read(&mut greeting)?;
-    if !greeting.get(..n).unwrap_or_default().starts_with(b"SERVER PROTOCOL") {
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, "it is no RAS"));
-    }
-    stream.write_all(if version >= DIAGNOSTICS_FROM { b"DIAGNOSTICS\n" } else { b"STATUS\n" })?;
-    let mut text = Vec::new();
-    stream.take(BYTES_MAX).read_to_end(&mut text)?;
-    Ok(String::from_utf8_lossy(&text).trim().to_owned())
+pub(super) fn ask(version: i32) -> Result<String, Error> {
+    let address = std::env::var("NCCL_RAS_ADDR").unwrap_or_else(|_| DEFAULT_ADDRESS.to_owned());
+    Client::connect(&address)?.ask(if version >= DIAGNOSTICS_FROM { "DIAGNOSTICS" } else { "STATUS" })
 }
 
 /// The lines below a heading of RAS's status, up to the next heading.

@@ -14,6 +14,7 @@ mod discover;
 mod ends;
 mod files;
 mod follow;
+mod glimpse;
 pub mod hardware;
 mod host;
 mod life;
@@ -49,6 +50,7 @@ mod window;
 
 pub use discover::{Place, default_dir, places};
 pub use ends::Ends;
+pub use glimpse::{Glimpse, glimpse};
 pub use pace::Pace;
 pub use probe::{ProbeCommand, probe};
 pub use process::{boot_id, now_ns, unix_ns};

@@ -139,7 +139,7 @@ impl ProcessReader {
 }
 
 /// The state of a process, by its directory in /proc and what its line there says.
-fn state(dir: BorrowedFd<'_>, s: &Stat) -> ProcessState {
+pub(super) fn state(dir: BorrowedFd<'_>, s: &Stat) -> ProcessState {
     // A kernel that hides it says 0.
     let wchan = || {
         let mut room = ROOM;

@@ -8,12 +8,14 @@ mod charts;
 mod history;
 mod latency;
 mod perfetto;
+mod profile;
 mod slowest;
 mod table;
 
 pub use charts::{Bandwidth, JobCharts, LatencyChart, RankSeries, SlowOperation, SlowPart, StepSeries};
 pub use history::History;
 pub use perfetto::Perfetto;
+pub use profile::{ClassProfileKey, Profile, Profiler};
 pub use table::{OperationTable, TableFormat};
 
 use crate::join::{FinishedPart, Join};

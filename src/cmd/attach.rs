@@ -1,0 +1,236 @@
+//! `ringwatch attach`: a job that hangs and was started without Ringwatch, by NCCL's own RAS, /proc and stacks.
+
+use super::{BROKEN, FINDINGS};
+use crate::cli::Attach;
+use crate::ingest::{Glimpse, StackKind, glimpse};
+use crate::model::{Cause, Evidence, Finding, ProcessState};
+use crate::ras::{Client, DEFAULT_ADDRESS, Status, Verdict, judge};
+use crate::report;
+use anyhow::{Context, bail};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
+
+/// The variables that hold a job's name, as people know it.
+const JOB_NAMES: [&str; 3] = ["SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "RAY_JOB_ID"];
+/// Processes of this host whose stacks are read.
+const STACKS: usize = 16;
+/// Frames of a stack that are shown.
+const FRAMES: usize = 8;
+
+pub(super) fn run(o: &Attach) -> anyhow::Result<u8> {
+    let pid = o.target.as_deref().map(pid_of).transpose()?;
+    let address = match (&o.ras, pid) {
+        (Some(address), _) => address.clone(),
+        (None, Some(pid)) => variable(pid, "NCCL_RAS_ADDR").unwrap_or_else(|| DEFAULT_ADDRESS.to_owned()),
+        (None, None) => DEFAULT_ADDRESS.to_owned(),
+    };
+    if pid.and_then(|pid| variable(pid, "NCCL_RAS_ENABLE")).as_deref() == Some("0") {
+        bail!("the job has switched NCCL's RAS off (NCCL_RAS_ENABLE=0): nothing can be asked");
+    }
+    let apart = Duration::from_secs(u64::from(o.seconds));
+    let (before, after, apart) = in_network_of(pid, || looks(&address, apart))?;
+    let mut verdict = judge(&before, &after, apart);
+    let own = own_processes(&after);
+    add_processes(&mut verdict, &own);
+    let version = after.nccl_version.as_deref().unwrap_or("-");
+    let ranks: usize = after.communicators.iter().map(|c| c.ranks.len()).max().unwrap_or(0);
+    eprintln!(
+        "ringwatch: NCCL {version}, {} communicators, the largest has {ranks} ranks that answer",
+        after.communicators.len()
+    );
+    verdict.notes.iter().for_each(|note| eprintln!("ringwatch: {note}"));
+    let mut out = io::stdout().lock();
+    if o.json {
+        report::json(&mut out, &verdict.findings)?;
+    } else if verdict.findings.is_empty() && verdict.cannot_tell {
+        writeln!(out, "no rank lags, and nothing is launched: RAS cannot say which rank is to blame")?;
+    } else {
+        report::text(&mut out, &verdict.findings)?;
+    }
+    out.flush()?;
+    Ok(match (verdict.findings.is_empty(), verdict.cannot_tell) {
+        (false, _) => FINDINGS,
+        (true, true) => BROKEN,
+        (true, false) => 0,
+    })
+}
+
+/// Two looks at the job, and the time between them.
+fn looks(address: &str, apart: Duration) -> anyhow::Result<(Status, Status, Duration)> {
+    let look = || Client::connect(address).and_then(Client::status);
+    let hint = "is the job on this host, with NCCL 2.28 or later? Name one of its processes (ringwatch attach PID), or the address (--ras HOST:PORT)";
+    let before = look().context(hint)?;
+    let began = Instant::now();
+    std::thread::sleep(apart);
+    let after = look().context("the second look failed: the job may have ended")?;
+    Ok((before, after, began.elapsed()))
+}
+
+/// Runs this where the process's addresses are those of the job: a container has a network of its own.
+fn in_network_of<T: Send>(
+    pid: Option<u32>,
+    what: impl FnOnce() -> anyhow::Result<T> + Send,
+) -> anyhow::Result<T> {
+    let Some(pid) = pid else { return what() };
+    let network = format!("/proc/{pid}/ns/net");
+    let number = |path: &str| fs::metadata(path).map(|m| m.ino());
+    let is_same = match (number(&network), number("/proc/self/ns/net")) {
+        (Ok(theirs), Ok(own)) => theirs == own,
+        // Whose namespace cannot be read, cannot be entered either.
+        _ => true,
+    };
+    if is_same {
+        return what();
+    }
+    std::thread::scope(|scope| {
+        let inside = scope.spawn(|| {
+            let file = File::open(&network).with_context(|| network.clone())?;
+            move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).with_context(|| {
+                format!("process {pid} is in a container with a network of its own; run this as root, or inside of it")
+            })?;
+            what()
+        });
+        inside.join().unwrap_or_else(|_| bail!("the look at the job's network failed"))
+    })
+}
+
+/// The process that a text names: a pid, or a job, by one of its processes on this host.
+fn pid_of(target: &str) -> anyhow::Result<u32> {
+    if let Ok(pid) = target.parse::<u32>()
+        && fs::metadata(format!("/proc/{pid}")).is_ok()
+    {
+        return Ok(pid);
+    }
+    let all = fs::read_dir("/proc")?.flatten().filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
+    let is_named = |pid: &u32| JOB_NAMES.iter().any(|name| variable(*pid, name).as_deref() == Some(target));
+    let mut own: Vec<u32> = all.filter(is_named).collect();
+    own.sort_by_key(|pid| (!has_nccl(*pid), *pid));
+    let Some(pid) = own.first() else {
+        bail!(
+            "{target}: no process of this host has this number, or this value of {}; processes of other users are seen by root alone",
+            JOB_NAMES.join(", ")
+        );
+    };
+    Ok(*pid)
+}
+
+/// A variable of a process's environment, as it was when it started.
+fn variable(pid: u32, name: &str) -> Option<String> {
+    let all = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let found = all.split(|b| *b == 0).find_map(|v| v.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
+    found.map(|value| String::from_utf8_lossy(value).into_owned())
+}
+
+fn has_nccl(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("nccl"))
+}
+
+/// The job's processes on this host.
+fn own_processes(status: &Status) -> BTreeSet<(String, u32)> {
+    let addresses = own_addresses();
+    let answering = status.communicators.iter().flat_map(|c| c.ranks.iter().map(|r| (r.host.clone(), r.pid)));
+    let missing =
+        status.communicators.iter().flat_map(|c| c.missing_ranks.iter().map(|r| (r.host.clone(), r.pid)));
+    // RAS names hosts by address. A number alone may be another process's.
+    answering.chain(missing).filter(|(host, _)| addresses.contains(host)).collect()
+}
+
+/// This host's names and addresses.
+fn own_addresses() -> BTreeSet<String> {
+    let mut all: BTreeSet<String> = ["localhost".to_owned()].into();
+    all.insert(rustix::system::uname().nodename().to_string_lossy().into_owned());
+    let table = fs::read_to_string("/proc/net/fib_trie").unwrap_or_default();
+    let mut last = "";
+    for line in table.lines().map(str::trim) {
+        match line.strip_prefix("|-- ") {
+            Some(address) => last = address,
+            None if line.contains("host LOCAL") => drop(all.insert(last.to_owned())),
+            None => {}
+        }
+    }
+    all
+}
+
+/// Adds to findings and notes what is seen of the processes on this host.
+fn add_processes(verdict: &mut Verdict, own: &BTreeSet<(String, u32)>) {
+    let Verdict { findings, culprits, notes, cannot_tell } = verdict;
+    for (finding, processes) in findings.iter_mut().zip(culprits) {
+        let here = processes.iter().filter(|p| own.contains(p)).take(4);
+        here.for_each(|(_, pid)| describe(finding, *pid));
+    }
+    if *cannot_tell {
+        notes.extend(groups(own));
+    }
+}
+
+fn fact(text: String) -> Evidence {
+    Evidence { text, value: None, unit: None }
+}
+
+fn describe(finding: &mut Finding, pid: u32) {
+    let seen = glimpse(pid, StackKind::Python);
+    let (text, cause) = match seen.as_ref().map(|s| &s.state) {
+        None => (format!("process {pid} is gone"), Some(Cause::ProcessGone(None))),
+        Some(ProcessState::Zombie(exit) | ProcessState::Gone(exit)) => {
+            (format!("process {pid} has ended"), Some(Cause::ProcessGone(*exit)))
+        }
+        Some(ProcessState::Stopped { traced }) => {
+            let by = if *traced { "a debugger" } else { "a signal (SIGSTOP)" };
+            (
+                format!("process {pid} is stopped by {by}; kill -CONT {pid} lets it go on"),
+                Some(Cause::Stopped),
+            )
+        }
+        Some(ProcessState::Running) => (format!("process {pid} runs"), None),
+        Some(ProcessState::Sleeping { wchan } | ProcessState::Blocked { wchan }) => {
+            let at = wchan.as_ref().map_or_else(String::new, |at| format!(" at {at}"));
+            (format!("the main thread of process {pid} sleeps in the kernel{at}"), None)
+        }
+    };
+    finding.evidence.push(fact(text));
+    finding.cause = cause.or(finding.cause.take());
+    if let Some(Glimpse { frames, threads, .. }) = seen {
+        if !frames.is_empty() {
+            let shown: Vec<&str> = frames.iter().take(FRAMES).map(String::as_str).collect();
+            finding.evidence.push(fact(format!("process {pid} is in {}", shown.join(" < "))));
+        }
+        if !threads.is_empty() {
+            let shown: Vec<&str> = threads.iter().take(4).map(String::as_str).collect();
+            finding
+                .evidence
+                .push(fact(format!("threads of process {pid} in the kernel: {}", shown.join("; "))));
+        }
+    }
+}
+
+/// Where the processes of this host are, those together that are at the same place: one that is elsewhere stands out.
+fn groups(own: &BTreeSet<(String, u32)>) -> Vec<String> {
+    let mut places: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+    for (_, pid) in own.iter().take(STACKS) {
+        let place = match glimpse(*pid, StackKind::Python) {
+            None => "gone".to_owned(),
+            Some(Glimpse { state: ProcessState::Stopped { .. }, .. }) => "stopped".to_owned(),
+            Some(Glimpse { frames, .. }) if !frames.is_empty() => {
+                let shown: Vec<&str> = frames.iter().take(3).map(String::as_str).collect();
+                format!("in {}", shown.join(" < "))
+            }
+            Some(Glimpse { threads, .. }) => match threads.first() {
+                Some(place) => format!("in the kernel: {place}"),
+                None => "running, and no tool could read its stack (pip install py-spy)".to_owned(),
+            },
+        };
+        places.entry(place).or_default().push(*pid);
+    }
+    let mut all: Vec<(String, Vec<u32>)> = places.into_iter().collect();
+    all.sort_by_key(|(_, pids)| pids.len());
+    let line = |(place, pids): (String, Vec<u32>)| {
+        let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+        format!("process {}: {place}", pids.join(", "))
+    };
+    all.into_iter().map(line).collect()
+}
