@@ -61,6 +61,27 @@ fn operations(mut playback: Playback) -> usize {
 }
 
 #[test]
+fn a_recording_that_is_opened_near_a_moment_reads_what_is_around_it() {
+    let room = Room::new();
+    let dir = recorded(&room, "healthy-three-ways", Limits { block_bytes: 128 << 10, ..Limits::default() });
+    assert!(files(&dir, "messages-").len() >= 8);
+    let told = |updates: Vec<Update>| updates.iter().filter(|u| matches!(u, Update::Told(_))).count();
+    let mut whole = Playback::open(&dir).unwrap();
+    let first_ns = whole.next_at().unwrap().unwrap().mono_ns;
+    drop(whole.poll(u64::MAX));
+    let last_ns = whole.at().unwrap().mono_ns;
+    for part in [0.0, 0.3, 0.6, 0.95] {
+        let at_ns = first_ns + ((last_ns - first_ns) as f64 * part) as u64;
+        let (mut whole, mut near) = (Playback::open(&dir).unwrap(), Playback::open_at(&dir, at_ns).unwrap());
+        let (before, before_near) = (told(whole.poll(at_ns)), told(near.poll(at_ns)));
+        assert!(before_near <= before && before_near <= 24_000, "{before_near} of {before} at {part}");
+        assert!(part < 0.5 || 0 < before_near && before_near < before, "{before_near} of {before} at {part}");
+        assert_eq!(told(whole.poll(u64::MAX)), told(near.poll(u64::MAX)), "what comes later is all there, at {part}");
+        assert_eq!(near.notes(), [""; 0], "nothing is taken for lost at {part}");
+    }
+}
+
+#[test]
 fn what_was_written_before_a_crash_can_be_read() {
     let room = Room::new();
     let dir = recorded(&room, "healthy-three-ways", Limits { block_bytes: 512 << 10, ..Limits::default() });

@@ -76,7 +76,11 @@ impl Seek {
 
 impl Playing {
     pub(super) fn open(dir: &Path) -> anyhow::Result<Self> {
-        let mut monitor = Monitor::new(Playback::open(dir)?, Settings::default()).following_live();
+        Self::open_at(dir, 0)
+    }
+
+    fn open_at(dir: &Path, at_ns: u64) -> anyhow::Result<Self> {
+        let mut monitor = Monitor::new(Playback::open_at(dir, at_ns)?, Settings::default()).following_live();
         let Some(first) = monitor.source_mut().next_at()? else {
             anyhow::bail!("{} holds nothing: it ended before it began", monitor.source().describe());
         };
@@ -131,16 +135,22 @@ impl Playing {
                 self.is_paused = true;
                 self.advance(self.now_ns.saturating_add(STEP_NS))?;
             }
-            Seek::Forward => self.advance(self.now_ns.saturating_add(SEEK_NS))?,
-            Seek::Back => {
-                let until_ns = self.now_ns.saturating_sub(SEEK_NS).max(self.first_ns);
-                let again = Playing::open(&self.dir)?;
-                *self = Playing { speed: self.speed, is_paused: self.is_paused, ..again };
-                self.advance(until_ns)?;
-            }
+            Seek::Forward => self.jump(self.now_ns.saturating_add(SEEK_NS))?,
+            Seek::Back => self.jump(self.now_ns.saturating_sub(SEEK_NS).max(self.first_ns))?,
         }
         self.moved = Instant::now();
         Ok(())
+    }
+
+    /// Goes to a moment. A long recording is opened near it: sums and statistics are those since then.
+    fn jump(&mut self, to_ns: u64) -> anyhow::Result<()> {
+        if self.is_over && to_ns >= self.now_ns {
+            return Ok(());
+        }
+        let near = Playing::open_at(&self.dir, to_ns)?;
+        let (speed, is_paused, first_ns) = (self.speed, self.is_paused, self.first_ns);
+        *self = Playing { speed, is_paused, first_ns, ..near };
+        self.advance(to_ns)
     }
 
     pub(super) fn snapshot(&self) -> Snapshot {

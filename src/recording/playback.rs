@@ -16,6 +16,8 @@ use std::time::Duration;
 const SILENT: Duration = Duration::from_secs(3);
 /// Bytes of a log that are read.
 const LOG_MAX: u64 = 256 << 20;
+/// Finished operations of a block that are read from before the moment at which a recording is opened.
+const FINISHED_BEFORE: usize = 12_000;
 /// Bytes of a message without its operations, and items in all messages of a block.
 const BODY_MAX: usize = 256 << 10;
 const ITEMS_MAX: usize = 1 << 22;
@@ -59,6 +61,8 @@ pub struct Playback {
     damaged: u64,
     newest: Option<Moment>,
     fault: Option<Error>,
+    /// Of the operations that had finished before this moment the newest are read, host monotonic ns.
+    from_ns: u64,
 }
 
 impl Playback {
@@ -67,6 +71,15 @@ impl Playback {
     /// # Errors
     /// It cannot be read, or is none.
     pub fn open(dir: &Path) -> Result<Self, Error> {
+        Self::open_at(dir, 0)
+    }
+
+    /// Opens it near a moment, host monotonic ns: with the block of the moment and the one before. Of what had finished before the moment
+    /// each block has the newest operations alone.
+    ///
+    /// # Errors
+    /// As [`Playback::open`].
+    pub fn open_at(dir: &Path, from_ns: u64) -> Result<Self, Error> {
         let file = |why| Error::File { path: dir.to_owned(), why };
         let mut known: BTreeMap<u32, bool> = BTreeMap::new();
         for entry in fs::read_dir(dir).map_err(file)? {
@@ -86,12 +99,31 @@ impl Playback {
             damaged: 0,
             newest: None,
             fault: None,
+            from_ns,
         };
         if playback.blocks.is_empty() {
             return Err(Error::Nothing { path: dir.to_owned() });
         }
+        playback.skip_blocks();
         playback.load()?;
         Ok(playback)
+    }
+
+    /// Leaves out the blocks that end before the moment: each block repeats what is known at its beginning.
+    fn skip_blocks(&mut self) {
+        let begins_later = |(block, is_log): &(u32, bool)| {
+            // A log is the newest block, and nothing is behind it.
+            let path = BlockFile::Messages.path(&self.dir, *block);
+            let least = if *is_log { None } else { Rows::least(&path, "monotonic_ns") };
+            least.and_then(|ns| u64::try_from(ns).ok()).is_none_or(|ns| ns > self.from_ns)
+        };
+        let later = self.blocks.partition_point(|block| !begins_later(block));
+        // The block of the moment may have begun right before it.
+        let skipped = later.saturating_sub(2);
+        self.blocks.drain(..skipped);
+        if skipped == 0 {
+            self.from_ns = 0;
+        }
     }
 
     /// The moment of the next messages; absent at the end.
@@ -147,15 +179,15 @@ impl Playback {
                 });
                 self.messages = messages.collect();
             } else {
-                self.messages = block_of(&self.dir, block)?.into();
+                self.messages = block_of(&self.dir, block, self.from_ns)?.into();
             }
         }
         Ok(())
     }
 }
 
-/// The messages of a block, with their operations.
-fn block_of(dir: &Path, block: u32) -> Result<Vec<Message>, Error> {
+/// The messages of a block, with their operations; of those that had finished before a moment (host monotonic ns) with the newest.
+fn block_of(dir: &Path, block: u32, from_ns: u64) -> Result<Vec<Message>, Error> {
     let rows = |file: BlockFile| {
         let path = file.path(dir, block);
         Rows::read(&path).map_err(|why| Error::Table { path, why })
@@ -180,7 +212,12 @@ fn block_of(dir: &Path, block: u32) -> Result<Vec<Message>, Error> {
         );
     }
     let ops = rows(BlockFile::Operations)?;
+    let first = first_message(&ops, &read, from_ns);
     for row in 0..ops.rows {
+        let message = ops.number("message", row).and_then(|n| usize::try_from(n).ok());
+        if message.is_some_and(|n| n < first) && !is_open(&ops, row) {
+            continue;
+        }
         let found = operations::read(&ops, row, |n| read.get(n).map(|(m, _)| m.at));
         let envelope = found.and_then(|(n, record)| Some((read.get_mut(n)?, record)));
         let Some(((_, envelope), record)) = envelope else {
@@ -190,6 +227,29 @@ fn block_of(dir: &Path, block: u32) -> Result<Vec<Message>, Error> {
         envelope.records.push(record);
     }
     Ok(read.into_iter().map(|(m, envelope)| Message { bytes: envelope.encode_to_vec(), ..m }).collect())
+}
+
+/// The first message of which finished operations are read.
+fn first_message(ops: &Rows, messages: &[(Message, Envelope)], from_ns: u64) -> usize {
+    let before = messages.partition_point(|(message, _)| message.at.mono_ns < from_ns);
+    let mut finished = vec![0_usize; before];
+    for row in (0..ops.rows).filter(|row| !is_open(ops, *row)) {
+        let message = ops.number("message", row).and_then(|n| usize::try_from(n).ok());
+        if let Some(n) = message.and_then(|n| finished.get_mut(n)) {
+            *n += 1;
+        }
+    }
+    let mut kept = 0;
+    let newest = finished.iter().rev().take_while(|n| {
+        kept += **n;
+        kept <= FINISHED_BEFORE
+    });
+    before - newest.count()
+}
+
+/// True in the last row about an operation that had not finished.
+fn is_open(ops: &Rows, row: usize) -> bool {
+    (ops.number("is_finished", row), ops.number("is_latest", row)) == (Some(0), Some(1))
 }
 
 impl Source for Playback {
