@@ -389,13 +389,13 @@ pub struct Reported {
     #[arg(long, value_name = "SOCKET", num_args = 0..=1, default_missing_value = SOCKET, conflicts_with_all = ["dirs", "baseline"])]
     pub agent: Option<PathBuf>,
     /// Sum up what another tool wrote: dumps of PyTorch's Flight Recorder, or a directory with one of each rank
-    #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with_all = ["dirs", "agent", "baseline"])]
+    #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with_all = ["dirs", "agent"])]
     pub import: Vec<PathBuf>,
     /// Sum up a recording
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["dirs", "agent", "import", "baseline"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["dirs", "agent", "import"])]
     pub replay: Option<PathBuf>,
-    /// What `ringwatch bench --json` or --save wrote on this machine, or a file of targets: transfers are judged by it as
-    /// well
+    /// What `ringwatch bench --json` or --save wrote on this machine, or a file of targets: transfers in segments are judged by it as
+    /// well, and charts show it
     #[arg(long, value_name = "FILE")]
     pub baseline: Vec<PathBuf>,
     /// Directories of segments, live or left by dead processes [default: $RINGWATCH_DIR, else this host's jobs]

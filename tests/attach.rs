@@ -17,7 +17,11 @@ struct Ras {
 impl Ras {
     /// Answers with these texts, the last one again and again.
     fn start(answers: Vec<String>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self::at("127.0.0.1:0", answers)
+    }
+
+    fn at(address: &str, answers: Vec<String>) -> Self {
+        let listener = TcpListener::bind(address).unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let asked = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&asked);
@@ -106,6 +110,15 @@ fn found(answer: String) -> (Value, Said) {
     (finding, said)
 }
 
+/// A process that sleeps, with NCCL among its files, as far as anybody sees.
+fn sleeper(room: &Room) -> std::process::Command {
+    let program = room.path("libnccl-sleep");
+    std::fs::copy("/bin/sleep", &program).unwrap();
+    let mut command = std::process::Command::new(program);
+    command.arg("60");
+    command
+}
+
 fn evidence(finding: &Value) -> String {
     let all = finding["evidence"].as_array().unwrap().iter();
     all.map(|e| e["text"].as_str().unwrap()).collect::<Vec<_>>().join("\n")
@@ -124,14 +137,15 @@ fn the_rank_that_lags_is_named_with_its_process() {
         let text = evidence(&finding);
         assert!(text.contains("no rank of the communicator launched anything for 1."), "{text}");
         assert!(text.contains(&format!("rank {rank} is pid {} on host 127.0.0.1", PIDS[rank])), "{text}");
-        assert!(text.contains(&format!("process {} is gone", PIDS[rank])), "{text}");
+        assert!(text.contains(&format!("the number {} can be seen", PIDS[rank])), "{text}");
         assert!(said.err.contains("NCCL 2.28.9, 2 communicators, the largest has 4 ranks"), "{}", said.err);
     }
 }
 
 #[test]
 fn a_process_that_does_not_answer_is_named_and_looked_at() {
-    let mut stopped = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let room = Room::new();
+    let mut stopped = sleeper(&room).spawn().unwrap();
     let pid = rustix::process::Pid::from_child(&stopped);
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
     let same = Some((5, 20));
@@ -152,7 +166,7 @@ fn a_job_that_goes_on_has_no_finding_and_one_that_stands_still_alike_cannot_be_t
     let ras = Ras::start(vec![answer(&[&before]), answer(&[&after])]);
     let said = attach(&room, &ras.address, &[]);
     assert_eq!((said.code, &*said.out), (Some(0), "no findings\n"), "{}", said.err);
-    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let mut child = sleeper(&room).spawn().unwrap();
     let mut idle = before;
     idle[0].0 = child.id();
     let ras = Ras::start(vec![answer(&[&idle])]);
@@ -162,10 +176,10 @@ fn a_job_that_goes_on_has_no_finding_and_one_that_stands_still_alike_cannot_be_t
     assert_eq!(said.code, Some(2), "{} {}", said.out, said.err);
     assert!(said.out.starts_with("no rank lags, and nothing is launched"), "{}", said.out);
     assert!(said.err.contains("RAS cannot tell these ranks apart"), "{}", said.err);
-    let other = format!("process {}, {}, {}: gone", PIDS[1], PIDS[2], PIDS[3]);
+    let other = format!("process {}, {}, {}: cannot be seen from here", PIDS[1], PIDS[2], PIDS[3]);
     assert!(said.err.contains(&other), "{}", said.err);
     assert!(
-        said.err.contains(&format!("process {}: in the kernel: sleep in clock_nanosleep", idle[0].0)),
+        said.err.contains(&format!("process {}: in the kernel: libnccl-sleep in clock_nanosleep", idle[0].0)),
         "{}",
         said.err
     );
@@ -199,14 +213,31 @@ fn what_is_no_ras_is_said_with_what_to_do() {
 #[test]
 fn a_job_is_found_by_its_name_and_its_address_in_its_environment() {
     let room = Room::new();
-    let ras =
-        Ras::start(vec![answer(&[&world([Some((5, 20)), Some((5, 20)), Some((5, 19)), Some((5, 20))])])]);
-    let mut sleeper = std::process::Command::new("sleep");
-    sleeper.arg("60").env("SLURM_JOB_ID", "ringwatch-test-job").env("NCCL_RAS_ADDR", &ras.address);
-    let mut sleeper = sleeper.spawn().unwrap();
+    let lagging = |pid| {
+        let mut ranks = world([Some((5, 20)), Some((5, 20)), Some((5, 19)), Some((5, 20))]);
+        ranks[2].0 = pid;
+        answer(&[&ranks])
+    };
+    // The address has to be known before the process, and the process before the answer.
+    let place = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let mut child = sleeper(&room);
+    child.env("SLURM_JOB_ID", "ringwatch-test-job").env("NCCL_RAS_ADDR", &place);
+    let mut child = child.spawn().unwrap();
+    let ras = Ras::at(&place, vec![lagging(child.id())]);
     let said = run(&mut room.ringwatch(["attach", "ringwatch-test-job", "--seconds", "1"]));
-    sleeper.kill().unwrap();
-    sleeper.wait().unwrap();
+    let by_pid = run(&mut room.ringwatch(["attach", &child.id().to_string(), "--seconds", "1"]));
+    let other = Ras::start(vec![lagging(PIDS[2])]);
+    let of_another = attach(&room, &other.address, &[&child.id().to_string()]);
+    child.kill().unwrap();
+    child.wait().unwrap();
     assert_eq!(said.code, Some(1), "{}", said.err);
     assert!(said.out.starts_with("missing-rank: rank 2 in AllReduce"), "{}", said.out);
+    assert!(said.out.contains("sleeps in the kernel"), "{}", said.out);
+    assert_eq!((by_pid.code, &by_pid.out), (said.code, &said.out), "{}", by_pid.err);
+    assert!(
+        of_another.code == Some(2) && of_another.err.contains("speaks for another job"),
+        "{}",
+        of_another.err
+    );
+    drop(ras);
 }

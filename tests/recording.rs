@@ -76,7 +76,11 @@ fn a_recording_that_is_opened_near_a_moment_reads_what_is_around_it() {
         let (before, before_near) = (told(whole.poll(at_ns)), told(near.poll(at_ns)));
         assert!(before_near <= before && before_near <= 24_000, "{before_near} of {before} at {part}");
         assert!(part < 0.5 || 0 < before_near && before_near < before, "{before_near} of {before} at {part}");
-        assert_eq!(told(whole.poll(u64::MAX)), told(near.poll(u64::MAX)), "what comes later is all there, at {part}");
+        assert_eq!(
+            told(whole.poll(u64::MAX)),
+            told(near.poll(u64::MAX)),
+            "what comes later is all there, at {part}"
+        );
         assert_eq!(near.notes(), [""; 0], "nothing is taken for lost at {part}");
     }
 }

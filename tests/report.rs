@@ -122,6 +122,7 @@ fn every_chart_has_data_and_the_page_loads_nothing_and_has_no_fault() {
     for (name, charts) in [
         ("steps/ddp", &["steps", "share", "waited", "held", "bandwidth", "latency", "slowest"][..]),
         ("recordings/missing", &["steps", "share", "waited", "held", "bandwidth", "latency", "slowest"][..]),
+        ("steps/inference", &["steps", "share", "waited", "held", "bandwidth", "latency", "slowest"][..]),
     ] {
         let page = report(&room, name, "html");
         let seen = visit(&room, &page, &axe);
@@ -142,6 +143,78 @@ fn every_chart_has_data_and_the_page_loads_nothing_and_has_no_fault() {
     }
 }
 
+/// The rows of a table in CSV.
+fn rows(lines: &str) -> Vec<BTreeMap<&str, &str>> {
+    let mut lines = lines.lines();
+    let heads: Vec<&str> = lines.next().unwrap().split(',').collect();
+    lines.map(|line| heads.iter().copied().zip(line.split(',')).collect()).collect()
+}
+
+/// The charts' data in a page.
+fn data(html: &str) -> Value {
+    let text = html.split_once("id=\"data\">").unwrap().1.split_once("</script>").unwrap().0;
+    serde_json::from_str(text).unwrap()
+}
+
+#[test]
+fn the_share_of_time_in_nccl_is_that_of_the_kernels_in_the_table() {
+    let room = Room::new();
+    // All of its operations are timed, and transfers run beside each other.
+    let lines = fs::read_to_string(report(&room, "steps/pipeline", "csv")).unwrap();
+    let html = fs::read_to_string(report(&room, "steps/pipeline", "html")).unwrap();
+    let charts = &data(&html)[0];
+    for rank in ["0", "1"] {
+        let own = rows(&lines).into_iter().filter(|row| row["job_rank"] == rank);
+        let spans = own.filter_map(|row| Some((row["started"].parse().ok()?, row["ended"].parse().ok()?)));
+        let mut spans: Vec<(u64, u64)> = spans.collect();
+        spans.sort_unstable();
+        let (mut union_ns, mut until) = (0, 0);
+        for (from, to) in spans {
+            union_ns += to.saturating_sub(from.max(until));
+            until = until.max(to);
+        }
+        let series = charts["ranks"].as_array().unwrap().iter().find(|r| r["label"] == rank).unwrap();
+        let shares = series["in_nccl"].as_array().unwrap().iter().filter_map(Value::as_f64).sum::<f64>();
+        let charted_ms = shares * charts["bin_ms"].as_f64().unwrap();
+        let union_ms = union_ns as f64 / 1e6;
+        assert!((charted_ms / union_ms - 1.0).abs() < 0.03, "rank {rank}: {charted_ms} of {union_ms} ms");
+    }
+}
+
+#[test]
+fn a_rank_that_others_wait_for_at_the_end_is_in_the_charts_and_in_the_table() {
+    let room = Room::new();
+    let html = fs::read_to_string(report(&room, "recordings/missing", "html")).unwrap();
+    let charts = &data(&html)[0];
+    let bin_s = charts["bin_ms"].as_f64().unwrap() / 1e3;
+    let sum = |rank: usize, of: &str| {
+        let all = charts["ranks"][rank][of].as_array().unwrap().iter();
+        all.filter_map(Value::as_f64).sum::<f64>() * bin_s
+    };
+    // Rank 0 has waited for 5.5 s when the recording ends.
+    assert!((5.0..6.5).contains(&sum(1, "held")), "{}", sum(1, "held"));
+    assert!((5.0..6.5).contains(&sum(0, "waited")), "{}", sum(0, "waited"));
+    let lines = fs::read_to_string(report(&room, "recordings/missing", "csv")).unwrap();
+    let open =
+        rows(&lines).into_iter().find(|row| row["issue_order"] == "1332" && row["bytes"] == "16777216");
+    let open = open.expect("the operation that hangs");
+    assert_eq!((open["rank"], open["is_finished"], open["ended"]), ("0", "0", ""));
+}
+
+#[test]
+fn a_device_stays_one_and_a_link_leads_to_the_file() {
+    let room = Room::new();
+    let said = report_to(&room, "recordings/missing", "md", Path::new("/dev/null"));
+    assert_eq!((said.code, &*said.err), (Some(0), ""));
+    assert!(!fs::metadata("/dev/null").unwrap().file_type().is_file());
+    let (target, link) = (room.path("target.md"), room.path("link.md"));
+    fs::write(&target, "old").unwrap();
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    assert_eq!(report_to(&room, "recordings/missing", "md", &link).code, Some(0));
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert!(fs::read_to_string(&target).unwrap().starts_with("# Ringwatch report"));
+}
+
 #[test]
 fn a_document_begins_with_the_verdict() {
     let room = Room::new();
@@ -160,10 +233,7 @@ fn a_document_begins_with_the_verdict() {
 fn csv_and_parquet_have_the_same_rows() {
     let room = Room::new();
     let lines = fs::read_to_string(report(&room, "recordings/missing", "csv")).unwrap();
-    let mut lines = lines.lines();
-    let heads: Vec<&str> = lines.next().unwrap().split(',').collect();
-    let rows: Vec<BTreeMap<&str, &str>> =
-        lines.map(|line| heads.iter().copied().zip(line.split(',')).collect()).collect();
+    let rows = rows(&lines);
     let number = |row: &BTreeMap<&str, &str>, head: &str| row[head].parse::<i64>().ok();
     let file = fs::File::open(report(&room, "recordings/missing", "parquet")).unwrap();
     let reader = SerializedFileReader::new(file).unwrap();

@@ -13,7 +13,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The variables that hold a job's name, as people know it.
 const JOB_NAMES: [&str; 3] = ["SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "RAY_JOB_ID"];
@@ -33,7 +33,15 @@ pub(super) fn run(o: &Attach) -> anyhow::Result<u8> {
         bail!("the job has switched NCCL's RAS off (NCCL_RAS_ENABLE=0): nothing can be asked");
     }
     let apart = Duration::from_secs(u64::from(o.seconds));
-    let (before, after, apart) = in_network_of(pid, || looks(&address, apart))?;
+    let (before, after) = in_network_of(pid, || answers(&address, apart))?;
+    if let Some(pid) = pid
+        && !speaks_for(&after, pid)
+    {
+        bail!(
+            "the RAS at {address} speaks for another job: process {pid} and those that it started are not among its ranks; each job needs \
+             an address of its own (NCCL_RAS_ADDR), and the first one of a host has {DEFAULT_ADDRESS}"
+        );
+    }
     let mut verdict = judge(&before, &after, apart);
     let own = own_processes(&after);
     add_processes(&mut verdict, &own);
@@ -60,15 +68,60 @@ pub(super) fn run(o: &Attach) -> anyhow::Result<u8> {
     })
 }
 
-/// Two looks at the job, and the time between them.
-fn looks(address: &str, apart: Duration) -> anyhow::Result<(Status, Status, Duration)> {
-    let look = || Client::connect(address).and_then(Client::status);
+/// Two answers about the job, at least so far apart.
+fn answers(address: &str, apart: Duration) -> anyhow::Result<(Status, Status)> {
+    let ask = || Client::connect(address).and_then(Client::status);
     let hint = "is the job on this host, with NCCL 2.28 or later? Name one of its processes (ringwatch attach PID), or the address (--ras HOST:PORT)";
-    let before = look().context(hint)?;
-    let began = Instant::now();
+    let before = ask().context(hint)?;
     std::thread::sleep(apart);
-    let after = look().context("the second look failed: the job may have ended")?;
-    Ok((before, after, began.elapsed()))
+    let after = ask().context("the second answer did not come: the job may have ended")?;
+    Ok((before, after))
+}
+
+/// True where one of the ranks is this process or one that it started.
+fn speaks_for(status: &Status, pid: u32) -> bool {
+    let parents: BTreeMap<u32, u32> = processes().filter_map(|p| Some((p, parent_of(p)?))).collect();
+    let is_below = |mut of: u32| {
+        // A process that ends while it is looked at may leave a circle of numbers.
+        for _ in 0..64 {
+            if of == pid {
+                return true;
+            }
+            match parents.get(&of) {
+                Some(parent) => of = *parent,
+                None => return false,
+            }
+        }
+        false
+    };
+    let own: BTreeSet<u32> = parents.keys().copied().filter(|p| is_below(*p)).map(inner_pid).collect();
+    let ranks = status
+        .communicators
+        .iter()
+        .flat_map(|c| c.ranks.iter().map(|r| r.pid).chain(c.missing_ranks.iter().map(|r| r.pid)));
+    ranks.into_iter().any(|rank| own.contains(&rank))
+}
+
+/// The numbers of all processes.
+fn processes() -> impl Iterator<Item = u32> {
+    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+    all.filter_map(|e| e.file_name().to_str()?.parse().ok())
+}
+
+/// A line of a process's status.
+fn status_line(pid: u32, name: &str) -> Option<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    Some(status.lines().find_map(|l| l.strip_prefix(name))?.trim().to_owned())
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    status_line(pid, "PPid:")?.parse().ok()
+}
+
+/// The number that a process has in its own container; NCCL reports this one.
+fn inner_pid(pid: u32) -> u32 {
+    let numbers = status_line(pid, "NSpid:");
+    numbers.and_then(|n| n.split_whitespace().last()?.parse().ok()).unwrap_or(pid)
 }
 
 /// Runs this where the process's addresses are those of the job: a container has a network of its own.
@@ -81,7 +134,7 @@ fn in_network_of<T: Send>(
     let number = |path: &str| fs::metadata(path).map(|m| m.ino());
     let is_same = match (number(&network), number("/proc/self/ns/net")) {
         (Ok(theirs), Ok(own)) => theirs == own,
-        // Whose namespace cannot be read, cannot be entered either.
+        // A namespace that cannot be read cannot be entered either.
         _ => true,
     };
     if is_same {
@@ -101,22 +154,21 @@ fn in_network_of<T: Send>(
 
 /// The process that a text names: a pid, or a job, by one of its processes on this host.
 fn pid_of(target: &str) -> anyhow::Result<u32> {
-    if let Ok(pid) = target.parse::<u32>()
-        && fs::metadata(format!("/proc/{pid}")).is_ok()
-    {
+    let number = target.parse::<u32>().ok().filter(|pid| fs::metadata(format!("/proc/{pid}")).is_ok());
+    // A job's number may be that of any process.
+    if let Some(pid) = number.filter(|pid| has_nccl(*pid)) {
         return Ok(pid);
     }
-    let all = fs::read_dir("/proc")?.flatten().filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
     let is_named = |pid: &u32| JOB_NAMES.iter().any(|name| variable(*pid, name).as_deref() == Some(target));
-    let mut own: Vec<u32> = all.filter(is_named).collect();
+    let mut own: Vec<u32> = processes().filter(is_named).collect();
     own.sort_by_key(|pid| (!has_nccl(*pid), *pid));
-    let Some(pid) = own.first() else {
+    let Some(pid) = own.first().copied().or(number) else {
         bail!(
             "{target}: no process of this host has this number, or this value of {}; processes of other users are seen by root alone",
             JOB_NAMES.join(", ")
         );
     };
-    Ok(*pid)
+    Ok(pid)
 }
 
 /// A variable of a process's environment, as it was when it started.
@@ -130,14 +182,24 @@ fn has_nccl(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("nccl"))
 }
 
-/// The job's processes on this host.
-fn own_processes(status: &Status) -> BTreeSet<(String, u32)> {
+/// The job's processes on this host, and their numbers here; absent where a process cannot be seen from here.
+type OwnProcesses = BTreeMap<(String, u32), Option<u32>>;
+
+fn own_processes(status: &Status) -> OwnProcesses {
     let addresses = own_addresses();
     let answering = status.communicators.iter().flat_map(|c| c.ranks.iter().map(|r| (r.host.clone(), r.pid)));
     let missing =
         status.communicators.iter().flat_map(|c| c.missing_ranks.iter().map(|r| (r.host.clone(), r.pid)));
-    // RAS names hosts by address. A number alone may be another process's.
-    answering.chain(missing).filter(|(host, _)| addresses.contains(host)).collect()
+    // RAS names hosts by address, and processes by their numbers in their containers.
+    let own = answering.chain(missing).filter(|(host, pid)| *pid > 0 && addresses.contains(host));
+    let mut known: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    processes().filter(|p| has_nccl(*p)).for_each(|p| known.entry(inner_pid(p)).or_default().push(p));
+    let here = |pid: u32| match known.get(&pid).map(Vec::as_slice) {
+        Some([one]) => Some(*one),
+        // Several containers have a process with this number.
+        _ => None,
+    };
+    own.map(|process| (process.clone(), here(process.1))).collect()
 }
 
 /// This host's names and addresses.
@@ -157,11 +219,11 @@ fn own_addresses() -> BTreeSet<String> {
 }
 
 /// Adds to findings and notes what is seen of the processes on this host.
-fn add_processes(verdict: &mut Verdict, own: &BTreeSet<(String, u32)>) {
+fn add_processes(verdict: &mut Verdict, own: &OwnProcesses) {
     let Verdict { findings, culprits, notes, cannot_tell } = verdict;
     for (finding, processes) in findings.iter_mut().zip(culprits) {
-        let here = processes.iter().filter(|p| own.contains(p)).take(4);
-        here.for_each(|(_, pid)| describe(finding, *pid));
+        let here = processes.iter().filter_map(|p| own.get(p).map(|here| (p.1, *here)));
+        here.take(4).for_each(|(pid, here)| describe(finding, pid, here));
     }
     if *cannot_tell {
         notes.extend(groups(own));
@@ -172,7 +234,14 @@ fn fact(text: String) -> Evidence {
     Evidence { text, value: None, unit: None }
 }
 
-fn describe(finding: &mut Finding, pid: u32) {
+fn describe(finding: &mut Finding, named: u32, here: Option<u32>) {
+    let Some(pid) = here else {
+        let text = format!(
+            "no process of this host with NCCL and the number {named} can be seen: it is gone, or another user's"
+        );
+        finding.evidence.push(fact(text));
+        return;
+    };
     let seen = glimpse(pid, StackKind::Python);
     let (text, cause) = match seen.as_ref().map(|s| &s.state) {
         None => (format!("process {pid} is gone"), Some(Cause::ProcessGone(None))),
@@ -193,7 +262,10 @@ fn describe(finding: &mut Finding, pid: u32) {
         }
     };
     finding.evidence.push(fact(text));
-    finding.cause = cause.or(finding.cause.take());
+    // The cause is one of all culprits.
+    if finding.ranks.len() == 1 {
+        finding.cause = cause.or(finding.cause.take());
+    }
     if let Some(Glimpse { frames, threads, .. }) = seen {
         if !frames.is_empty() {
             let shown: Vec<&str> = frames.iter().take(FRAMES).map(String::as_str).collect();
@@ -209,9 +281,13 @@ fn describe(finding: &mut Finding, pid: u32) {
 }
 
 /// Where the processes of this host are, those together that are at the same place: one that is elsewhere stands out.
-fn groups(own: &BTreeSet<(String, u32)>) -> Vec<String> {
+fn groups(own: &OwnProcesses) -> Vec<String> {
     let mut places: BTreeMap<String, Vec<u32>> = BTreeMap::new();
-    for (_, pid) in own.iter().take(STACKS) {
+    for ((_, named), here) in own.iter().take(STACKS) {
+        let Some(pid) = here else {
+            places.entry("cannot be seen from here".to_owned()).or_default().push(*named);
+            continue;
+        };
         let place = match glimpse(*pid, StackKind::Python) {
             None => "gone".to_owned(),
             Some(Glimpse { state: ProcessState::Stopped { .. }, .. }) => "stopped".to_owned(),

@@ -41,7 +41,11 @@ fn profile(dir: &Path) -> anyhow::Result<Profile> {
 struct Shared(Arc<Mutex<Profiler>>);
 
 impl FinishedSink for Shared {
-    fn take(&mut self, operations: &[Finished], join: &Join) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take(operations, join);
+    fn take(&mut self, operations: &[Finished], join: &Join, now_ns: u64) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take(operations, join, now_ns);
+    }
+
+    fn end(&mut self, open: &[Finished], join: &Join, now_ns: u64) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).end(open, join, now_ns);
     }
 }

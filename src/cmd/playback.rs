@@ -29,7 +29,7 @@ pub(super) fn play(
     let mut playing = Playing::open(dir)?;
     playing.monitor = playing.monitor.with_steps().with_sink(sink);
     playing.advance(u64::MAX)?;
-    playing.monitor.end();
+    playing.monitor.end(playing.now_ns);
     Ok((playing.monitor, playing.now_ns))
 }
 

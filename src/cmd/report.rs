@@ -11,7 +11,7 @@ use crate::runtime::{Monitor, ask};
 use crate::timeline::{Bandwidth, History, JobCharts, OperationTable, Perfetto, TableFormat};
 use anyhow::{Context, bail};
 use std::collections::BTreeSet;
-use std::fs::Permissions;
+use std::fs::{File, Permissions};
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -75,25 +75,26 @@ fn look(on: &Reported, follower: &Follower) -> anyhow::Result<Seen> {
     if let Some(socket) = &on.agent {
         return Ok(Seen { snapshot: ask(socket)?, charts: Vec::new(), notes: Vec::new() });
     }
+    let baselines = baselines(&on.baseline)?;
     if let Some(dir) = &on.replay {
         let (monitor, at_ns) = playback::play(dir, follower.sink())?;
         let notes = monitor.source().notes();
-        return follower.seen(&monitor, at_ns, notes, &[]);
+        return follower.seen(&monitor, at_ns, notes, &baselines);
     }
     if !on.import.is_empty() {
         let monitor = diagnose::imported(&on.import, follower.sink())?;
         diagnose::say_moment(&monitor);
         let notes = monitor.source().notes();
-        let mut seen = follower.seen(&monitor, monitor.source().at_ns(), notes, &[])?;
+        let mut seen = follower.seen(&monitor, monitor.source().at_ns(), notes, &baselines)?;
         diagnose::add_evidence(monitor.source(), &mut seen.snapshot.findings);
         return Ok(seen);
     }
-    let baselines = baselines(&on.baseline)?;
     let monitor = monitor_of(&on.dirs).with_baselines(baselines.clone()).with_steps();
     let mut monitor = monitor.with_sink(follower.sink());
     diagnose::read(&mut monitor)?;
-    monitor.end();
-    follower.seen(&monitor, now_ns(), Vec::new(), &baselines)
+    let now_ns = now_ns();
+    monitor.end(now_ns);
+    follower.seen(&monitor, now_ns, Vec::new(), &baselines)
 }
 
 /// The receiver of finished operations that a format needs.
@@ -144,7 +145,7 @@ impl Follower {
                 charts = history.charts(&snapshot, monitor.join());
                 if history.left_out() > 0 {
                     notes.push(format!(
-                        "{} operations are in no chart: too many were finished at once",
+                        "{} operations are in no chart: too many finished at once, or there are too many processes",
                         history.left_out()
                     ));
                 }
@@ -155,7 +156,7 @@ impl Follower {
                 let (_, left_out) = lock(trace).finish(&snapshot.findings, monitor.join())?;
                 if left_out > 0 {
                     notes
-                        .push(format!("{left_out} later slices are left out: a browser could not show them"));
+                        .push(format!("{left_out} slices are left out: a rank had too many at once, or the trace has more than a browser shows"));
                 }
             }
         }
@@ -194,8 +195,12 @@ fn expect(charts: &mut [JobCharts], baselines: &[Baseline]) {
 struct Shared<T>(Arc<Mutex<T>>);
 
 impl<T: FinishedSink> FinishedSink for Shared<T> {
-    fn take(&mut self, operations: &[Finished], join: &Join) {
-        lock(&self.0).take(operations, join);
+    fn take(&mut self, operations: &[Finished], join: &Join, now_ns: u64) {
+        lock(&self.0).take(operations, join, now_ns);
+    }
+
+    fn end(&mut self, open: &[Finished], join: &Join, now_ns: u64) {
+        lock(&self.0).end(open, join, now_ns);
     }
 }
 
@@ -216,8 +221,16 @@ impl Output {
             return Ok(Output { to: Arc::new(Mutex::new(to)), file: None });
         };
         let what = || format!("-o {}", path.display());
-        if path.is_dir() {
-            bail!("{}: it is a directory; name a file", what());
+        // What is behind a link is written, and a device or a pipe stays what it is.
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        match path.metadata().map(|m| m.file_type()) {
+            Ok(kind) if kind.is_dir() => bail!("{}: it is a directory; name a file", what()),
+            Ok(kind) if !kind.is_file() => {
+                let file = File::options().write(true).open(&path).with_context(what)?;
+                let to: Box<dyn Write + Send> = Box::new(BufWriter::new(file));
+                return Ok(Output { to: Arc::new(Mutex::new(to)), file: None });
+            }
+            _ => {}
         }
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         // A report may say what other users' jobs do.
@@ -228,7 +241,7 @@ impl Output {
             .with_context(what)?;
         let (file, draft) = draft.into_parts();
         let to: Box<dyn Write + Send> = Box::new(BufWriter::new(file));
-        Ok(Output { to: Arc::new(Mutex::new(to)), file: Some((draft, path.to_owned())) })
+        Ok(Output { to: Arc::new(Mutex::new(to)), file: Some((draft, path)) })
     }
 
     /// The same output, for somebody else.

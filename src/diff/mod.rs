@@ -9,6 +9,8 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
+/// Parts into which the longer one of two jobs is cut.
+const PARTS: usize = 32;
 /// From this confidence on a change counts.
 const CONFIDENCE: f64 = 0.99;
 /// A share of time has changed from so many parts of 1 on.
@@ -51,7 +53,7 @@ pub struct Row {
     pub name: String,
     /// `ms`, `us`, or `share`.
     pub unit: &'static str,
-    /// The median of the old samples.
+    /// The median of the old samples; each is one of at most 32 parts of a job.
     pub old: f64,
     /// The median of the new ones.
     pub new: f64,
@@ -224,7 +226,22 @@ impl Row {
 fn median(of: &[f64]) -> f64 {
     let mut sorted = of.to_vec();
     sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => 0.0,
+        n if n % 2 == 1 => sorted[middle],
+        _ => f64::midpoint(sorted[middle - 1], sorted[middle]),
+    }
+}
+
+/// The mean, or of times the median, of each part of so many values. Neighbors resemble each other, and a part is one sample.
+fn samples(values: &[f64], length: usize, is_share: bool) -> Vec<f64> {
+    let of = |part: &[f64]| match is_share {
+        true => part.iter().sum::<f64>() / part.len() as f64,
+        false => median(part),
+    };
+    // A part that is shorter would be another statistic.
+    values.chunks_exact(length).map(of).collect()
 }
 
 fn row(subject: Subject, name: String, old: &[f64], new: &[f64], threshold: f64) -> Row {
@@ -234,11 +251,14 @@ fn row(subject: Subject, name: String, old: &[f64], new: &[f64], threshold: f64)
         Subject::Waited | Subject::WaitedFor => "share",
     };
     let is_share = unit == "share";
-    let (before, now) = (median(old), median(new));
+    // Both jobs have parts of equally many values: of few values the median is another one than of many.
+    let length = old.len().max(new.len()).div_ceil(PARTS).max(1);
+    let (old, new) = (samples(old, length, is_share), samples(new, length, is_share));
+    let (before, now) = (median(&old), median(&new));
     let change = if is_share { now - before } else { now / before - 1.0 };
     // The test is of ranks, which a sum leaves as they are; its interval is of ratios, which shares of 0 have none of.
     let shifted = |of: &[f64]| -> Vec<f64> { of.iter().map(|v| v + f64::from(u8::from(is_share))).collect() };
-    let test = rank_comparison(&shifted(old), &shifted(new));
+    let test = rank_comparison(&shifted(&old), &shifted(&new));
     let least = if is_share { POINTS } else { threshold };
     let trend = match &test {
         None => Trend::Unknown,
@@ -310,6 +330,24 @@ mod tests {
         let diff = Diff::of(("a", &old), ("b", &slower), 0.03);
         let (low, high) = diff.rows[0].interval.expect("many samples");
         assert!(low < 0.1 && 0.1 < high && high - low < 0.03, "{low} {high}");
+    }
+
+    #[test]
+    fn jobs_of_different_lengths_are_not_told_apart_by_their_lengths() {
+        // A generator whose values are the same in each run.
+        let mut state = 7_u64;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as f64 / f64::from(1_u32 << 31)
+        };
+        let mut wrong = 0;
+        for (a, b) in [(32, 60), (30, 50), (64, 96), (500, 4_000)].repeat(50) {
+            let mut values = |n: usize| (0..n).map(|_| 90.0 + 20.0 * next()).collect::<Vec<f64>>();
+            let (old, new) = (values(a), values(b));
+            let row = super::row(Subject::Step, String::new(), &old, &new, 0.0);
+            wrong += u32::from(matches!(row.trend, Trend::Worse | Trend::Better));
+        }
+        assert!(wrong <= 8, "{wrong} of 200 at 99 %");
     }
 
     #[test]

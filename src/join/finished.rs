@@ -1,8 +1,9 @@
 //! Operations that are over, for whoever exports them: each is given out once.
 
 use super::attribution::Carried;
+use super::class_key::size_class;
 use super::hosts::Ends;
-use super::instance::{Late, Part};
+use super::instance::{Instance, Late, Part};
 use super::work::Passed;
 use crate::model::{
     Algo, CommId, DataType, Func, NetProgress, OpRecord, Proto, Rank, RedOp, SegmentId, Spare, Timing, Told,
@@ -62,6 +63,35 @@ pub struct Operation {
     pub proto: Option<Proto>,
     /// Reduction operation.
     pub redop: Option<RedOp>,
+}
+
+impl Finished {
+    /// An operation that has not finished, as far as it has come.
+    pub(super) fn open(
+        comm: CommId,
+        ranks: Option<u32>,
+        track: Track,
+        order: u64,
+        instance: &Instance,
+    ) -> Option<Self> {
+        let first = &instance.first()?.op;
+        let is_transfer = matches!(track, Track::Pair(..));
+        Some(Finished {
+            comm,
+            track,
+            operation: Operation::of(first, order, ranks),
+            func: if is_transfer { Func::SendRecv } else { first.func },
+            ranks,
+            size_class: first.bytes(ranks).and_then(size_class),
+            channels: first.channels,
+            began_ns: instance.began_ns(),
+            transfer_ns: None,
+            busbw: None,
+            late: None,
+            parts: instance.parts.values().map(|p| FinishedPart::of(p, Vec::new())).collect(),
+            told: Vec::new(),
+        })
+    }
 }
 
 impl Operation {

@@ -122,8 +122,11 @@ pub struct Process {
 
 /// Receives the operations that have finished, in the order in which they are found to be.
 pub trait FinishedSink: std::fmt::Debug + Send {
-    /// Takes the operations that finished since the last call.
-    fn take(&mut self, operations: &[Finished], join: &Join);
+    /// Takes the operations that finished since the last call, until this moment, host monotonic ns.
+    fn take(&mut self, operations: &[Finished], join: &Join, now_ns: u64);
+
+    /// Takes the operations that have not finished: nothing more comes.
+    fn end(&mut self, open: &[Finished], join: &Join, now_ns: u64);
 }
 
 /// The ranks of a communicator that processes of several nodes claim, and these nodes.
@@ -907,6 +910,16 @@ impl Join {
     /// The operations that are over since the last call, in no order; empty unless they are to be kept.
     pub fn take_finished(&mut self) -> Vec<Finished> {
         self.outbox.take()
+    }
+
+    /// The operations that have not finished on all ranks, as far as they have come.
+    pub fn unfinished(&self) -> Vec<Finished> {
+        let all = self
+            .comms
+            .values()
+            .flat_map(|c| c.incomplete().map(move |(track, order, i)| (c, track, order, i)));
+        all.filter_map(|(c, track, order, instance)| Finished::open(c.id, c.ranks(), track, order, instance))
+            .collect()
     }
 
     /// Records that it needs no more, for whoever makes new ones.

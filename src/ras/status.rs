@@ -1,6 +1,7 @@
 //! The status of a job as RAS prints it in JSON.
 
-use serde::Deserialize;
+use crate::model::steers;
+use serde::{Deserialize, Deserializer};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
@@ -49,8 +50,8 @@ pub struct RankStatus {
     /// Its host, by name or address.
     #[serde(default)]
     pub host: String,
-    /// Its process.
-    #[serde(default)]
+    /// Its process; 0 where RAS does not know it, and prints -1.
+    #[serde(default, deserialize_with = "pid")]
     pub pid: u32,
     /// The CUDA device.
     pub cuda_dev: Option<i32>,
@@ -86,8 +87,8 @@ pub struct MissingRank {
     /// Its host, by name or address.
     #[serde(default)]
     pub host: String,
-    /// Its process.
-    #[serde(default)]
+    /// Its process; 0 where RAS does not know it, and prints -1.
+    #[serde(default, deserialize_with = "pid")]
     pub pid: u32,
     /// What RAS thinks of it.
     #[serde(default)]
@@ -110,7 +111,15 @@ impl Status {
     /// # Errors
     /// The first fault and its position.
     pub fn parse(text: &str) -> Result<Self, String> {
-        serde_json::from_str(&repaired(text)).map_err(|e| e.to_string())
+        // Whoever listens on the port writes it, and it is shown on terminals.
+        let plain = text.replace(|c: char| steers(c) && c != '\n', "");
+        let status: Status = serde_json::from_str(&repaired(&plain)).map_err(|e| e.to_string())?;
+        let texts = status.communicators.iter().flat_map(Communicator::texts);
+        let steering = texts.chain(status.nccl_version.as_deref()).find(|text| text.contains(steers));
+        if let Some(text) = steering {
+            return Err(format!("{text:?} has characters that steer a terminal"));
+        }
+        Ok(status)
     }
 }
 
@@ -119,6 +128,42 @@ impl Communicator {
     pub fn id(&self) -> u64 {
         u64::from_str_radix(self.hash.trim_start_matches("0x"), 16).unwrap_or(0)
     }
+}
+
+impl Communicator {
+    /// The texts that are shown.
+    fn texts(&self) -> impl Iterator<Item = &str> {
+        let ranks = self.ranks.iter();
+        let of_ranks = ranks.flat_map(|r| r.collective_counts.keys().chain([&r.host]).map(String::as_str));
+        let of_missing = self.missing_ranks.iter().map(|r| r.host.as_str());
+        of_ranks.chain(of_missing).chain([self.hash.as_str()])
+    }
+}
+
+/// NCCL's result of an operation that goes on, which communicators that do not block have all the time.
+const IN_PROGRESS: i32 = 7;
+
+impl Flags {
+    /// True where the communicator is not made yet.
+    pub fn is_in_making(self) -> bool {
+        self.init_state != 0
+    }
+
+    /// True where the communicator was aborted, or has an error.
+    pub fn is_broken(self) -> bool {
+        self.abort_flag || ![0, IN_PROGRESS].contains(&self.async_error)
+    }
+}
+
+impl Absence {
+    /// True where the process answers, and has freed the communicator.
+    pub fn has_left(self) -> bool {
+        !self.unresponsive && !self.considered_dead
+    }
+}
+
+fn pid<'de, D: Deserializer<'de>>(d: D) -> Result<u32, D::Error> {
+    Ok(u32::try_from(i64::deserialize(d)?).unwrap_or(0))
 }
 
 impl RankStatus {

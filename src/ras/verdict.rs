@@ -34,45 +34,32 @@ struct Standing<'a> {
     differ: BTreeSet<u32>,
 }
 
-/// Judges a job by two looks, so far apart.
+/// Judges a job by two answers, so far apart.
 pub fn judge(before: &Status, after: &Status, apart: Duration) -> Verdict {
     let mut verdict = Verdict::default();
-    let (standing, moving, new) = standing(before, after);
-    let waits = waits(&standing);
-    for one in &standing {
+    let Changes { unchanged, moving, new, active } = changes(before, after);
+    let waits = waits(&unchanged);
+    for one in &unchanged {
         missing(one, apart, &mut verdict);
-        lagging(one, &waits, apart, &mut verdict);
+        lagging(one, &waits, &active, apart, &mut verdict);
         mismatched(one, apart, &mut verdict);
     }
     for comm in &after.communicators {
         aborted(comm, &mut verdict);
     }
     let known = after.communicators.len();
-    if known == 0 {
-        verdict
-            .notes
-            .push("RAS knows no communicator: the job has made none yet, or has freed all".to_owned());
-    }
     if moving > 0 {
         verdict.notes.push(format!("operations are launched in {moving} of {known} communicators"));
     }
     if new > 0 {
         verdict
             .notes
-            .push(format!("{new} communicators were made between the two looks, and are not judged"));
+            .push(format!("{new} communicators were made between the two answers, and are not judged"));
     }
-    let quiet = standing.iter().filter(|s| s.behind.is_empty() && s.differ.is_empty() && s.most > 0).count();
-    if quiet > 0 && verdict.findings.is_empty() {
-        verdict.cannot_tell = moving == 0;
-        verdict.notes.push(format!(
-            "in {quiet} of {known} communicators all ranks have launched the same operations, and none launched one for {:.1} s: \
-             either the last one does not end, or all ranks are in their own code; RAS cannot tell these ranks apart",
-            apart.as_secs_f64()
-        ));
-    }
-    if after.ras.timeouts_count > 0 {
-        let n = after.ras.timeouts_count;
-        verdict.notes.push(format!("{n} processes did not answer RAS in time"));
+    let unexplained = unexplained(&unchanged, after, &active, apart);
+    if verdict.findings.is_empty() && !unexplained.is_empty() {
+        verdict.cannot_tell = true;
+        verdict.notes.extend(unexplained);
     }
     verdict.notes.push(
         "RAS counts launches of collectives. It counts no sends, receives and replays of graphs, and knows neither sizes nor \
@@ -82,28 +69,81 @@ pub fn judge(before: &Status, after: &Status, apart: Duration) -> Verdict {
     verdict
 }
 
-/// The communicators in which no rank launched anything, how many others there are, and how many are new.
-fn standing<'a>(before: &Status, after: &'a Status) -> (Vec<Standing<'a>>, usize, usize) {
+/// What RAS's counters leave open, in sentences.
+fn unexplained(
+    unchanged: &[Standing<'_>],
+    after: &Status,
+    active: &BTreeSet<Process>,
+    apart: Duration,
+) -> Vec<String> {
+    let mut notes = Vec::new();
+    let known = after.communicators.len();
+    if known == 0 {
+        notes.push("RAS knows no communicator: the job has made none yet, or has freed all".to_owned());
+    }
+    // A communicator that is used now and then is idle while its processes work in another one.
+    let is_idle = |one: &&Standing<'_>| {
+        let mut processes = one.comm.ranks.iter().filter_map(|r| one.process(r.rank));
+        one.behind.is_empty() && one.differ.is_empty() && processes.any(|p| !active.contains(&p))
+    };
+    let idle = unchanged.iter().filter(is_idle).count();
+    if idle > 0 {
+        notes.push(format!(
+            "in {idle} of {known} communicators all ranks have launched the same operations, and none launched one for {:.1} s: \
+             either the last one does not end, or all ranks are in their own code; RAS cannot tell these ranks apart",
+            apart.as_secs_f64()
+        ));
+    }
+    let in_making = after.communicators.iter().filter(|c| c.ranks.iter().any(|r| r.status.is_in_making()));
+    let in_making = in_making.count();
+    if in_making > 0 {
+        notes.push(format!(
+            "{in_making} communicators are not made yet: ranks may wait there for one that does not join"
+        ));
+    }
+    if after.ras.timeouts_count > 0 {
+        notes.push(format!("{} processes did not answer RAS in time", after.ras.timeouts_count));
+    }
+    notes
+}
+
+/// What happened between two answers.
+struct Changes<'a> {
+    /// The communicators in which no rank launched anything.
+    unchanged: Vec<Standing<'a>>,
+    /// Communicators in which one did, and communicators that are new.
+    moving: usize,
+    new: usize,
+    /// The processes that launched something in any communicator.
+    active: BTreeSet<Process>,
+}
+
+fn changes<'a>(before: &Status, after: &'a Status) -> Changes<'a> {
     let key = |c: &Communicator| (c.hash.clone(), c.secondary_hash.clone());
     let known: BTreeMap<_, &Communicator> = before.communicators.iter().map(|c| (key(c), c)).collect();
-    let (mut all, mut moving, mut new) = (Vec::new(), 0, 0);
+    let mut changes = Changes { unchanged: Vec::new(), moving: 0, new: 0, active: BTreeSet::new() };
     for comm in &after.communicators {
         let Some(was) = known.get(&key(comm)) else {
-            new += 1;
+            changes.new += 1;
             continue;
         };
-        let counts = |c: &Communicator| -> BTreeMap<u32, BTreeMap<String, u64>> {
-            c.ranks.iter().map(|r| (r.rank, r.collective_counts.clone())).collect()
-        };
-        let (then, now) = (counts(was), counts(comm));
-        // A rank that stopped answering has not launched anything that anybody knows of.
-        if now.iter().any(|(rank, count)| then.get(rank).is_some_and(|c| c != count)) {
-            moving += 1;
-            continue;
+        let then: BTreeMap<u32, &RankStatus> = was.ranks.iter().map(|r| (r.rank, r)).collect();
+        let has_launched =
+            |r: &&RankStatus| then.get(&r.rank).is_some_and(|t| t.collective_counts != r.collective_counts);
+        let launched: Vec<&RankStatus> = comm.ranks.iter().filter(has_launched).collect();
+        changes.active.extend(launched.iter().filter_map(|r| process(r)));
+        if launched.is_empty() {
+            changes.unchanged.push(Standing::of(comm));
+        } else {
+            changes.moving += 1;
         }
-        all.push(Standing::of(comm));
     }
-    (all, moving, new)
+    changes
+}
+
+/// The process of a rank, where RAS knows it.
+fn process(rank: &RankStatus) -> Option<Process> {
+    (rank.pid > 0).then(|| (rank.host.clone(), rank.pid))
 }
 
 impl<'a> Standing<'a> {
@@ -126,8 +166,7 @@ impl<'a> Standing<'a> {
     }
 
     fn process(&self, rank: u32) -> Option<Process> {
-        let found = self.comm.ranks.iter().find(|r| r.rank == rank)?;
-        Some((found.host.clone(), found.pid))
+        process(self.comm.ranks.iter().find(|r| r.rank == rank)?)
     }
 
     /// The ranks that have launched an operation which others have not.
@@ -166,24 +205,22 @@ fn waits(standing: &[Standing<'_>]) -> Waits {
     let mut waits = Waits::new();
     for one in standing {
         let behind: BTreeSet<Process> = one.behind.iter().filter_map(|r| one.process(*r)).collect();
-        for rank in one.ahead() {
-            waits.entry((rank.host.clone(), rank.pid)).or_default().extend(behind.iter().cloned());
+        for process in one.ahead().filter_map(process) {
+            waits.entry(process).or_default().extend(behind.iter().cloned());
         }
     }
     waits
 }
 
-/// True where these processes wait for each other alone: none of those that they wait for waits for nobody.
-fn is_circle(from: &BTreeSet<Process>, waits: &Waits) -> bool {
+/// These processes, and those that they wait for, directly or not.
+fn chain<'a>(from: &'a BTreeSet<Process>, waits: &'a Waits) -> BTreeSet<&'a Process> {
     let mut open: Vec<&Process> = from.iter().collect();
     let mut seen: BTreeSet<&Process> = from.iter().collect();
     while let Some(process) = open.pop() {
-        match waits.get(process) {
-            Some(next) => open.extend(next.iter().filter(|p| seen.insert(p))),
-            None => return false,
-        }
+        let next = waits.get(process).into_iter().flatten();
+        open.extend(next.filter(|p| seen.insert(p)));
     }
-    true
+    seen
 }
 
 fn fact(text: String) -> Evidence {
@@ -196,8 +233,24 @@ fn ranks_of(ranks: impl IntoIterator<Item = u32>) -> String {
 }
 
 /// Reports ranks that have launched fewer operations than others, unless they wait elsewhere.
-fn lagging(one: &Standing<'_>, waits: &Waits, apart: Duration, verdict: &mut Verdict) {
+fn lagging(
+    one: &Standing<'_>,
+    waits: &Waits,
+    active: &BTreeSet<Process>,
+    apart: Duration,
+    verdict: &mut Verdict,
+) {
     if one.behind.is_empty() {
+        return;
+    }
+    let behind: BTreeSet<Process> = one.behind.iter().filter_map(|r| one.process(*r)).collect();
+    let chain = chain(&behind, waits);
+    if chain.iter().any(|p| active.contains(*p)) {
+        verdict.notes.push(format!(
+            "{} of communicator {} launched fewer operations than others, and goes on in another communicator: not judged",
+            ranks_of(one.behind.iter().copied()),
+            one.id()
+        ));
         return;
     }
     let is_held = |rank: &u32| one.process(*rank).is_some_and(|p| waits.contains_key(&p));
@@ -205,13 +258,13 @@ fn lagging(one: &Standing<'_>, waits: &Waits, apart: Duration, verdict: &mut Ver
     let ahead: Vec<&RankStatus> = one.ahead().collect();
     let (kind, culprits) = if free.is_empty() {
         // Where those that they wait for lag by themselves, these are named in their own communicators.
-        let behind: BTreeSet<Process> = one.behind.iter().filter_map(|r| one.process(*r)).collect();
+        let is_circle = chain.iter().all(|p| waits.contains_key(*p));
         let is_known = verdict.findings.iter().any(|f| f.kind == Kind::InterleavedCommunicators);
-        if is_known || !is_circle(&behind, waits) {
+        if is_known || !is_circle {
             return;
         }
         (Kind::InterleavedCommunicators, one.behind.clone())
-    } else if ahead.len() * 4 <= one.comm.ranks.len() && free.len() == one.behind.len() {
+    } else if ahead.len() * 4 <= one.comm.ranks.len() && free.len() == one.behind.len() && is_one_more(one) {
         (Kind::ShiftedOrder, ahead.iter().map(|r| r.rank).collect())
     } else {
         (Kind::MissingRank, free)
@@ -229,7 +282,19 @@ fn lagging(one: &Standing<'_>, waits: &Waits, apart: Duration, verdict: &mut Ver
             counts(one, ranks[0])
         )));
     }
+    if kind == Kind::ShiftedOrder {
+        let few = ranks_of(culprits.iter().copied());
+        let text =
+            format!("either {few} called once more than the others, or all others stay away from one call");
+        finding.evidence.push(fact(text));
+    }
     close(finding, one, &culprits, apart, verdict);
+}
+
+/// True where those that are ahead have launched exactly one operation more than all others.
+fn is_one_more(one: &Standing<'_>) -> bool {
+    let behind = one.comm.ranks.iter().filter(|r| one.behind.contains(&r.rank));
+    behind.into_iter().all(|r| r.launched() + 1 == one.most)
 }
 
 /// The function of which counts differ; in words where there are several.
@@ -273,9 +338,21 @@ fn mismatched(one: &Standing<'_>, apart: Duration, verdict: &mut Verdict) {
     close(finding, one, &one.differ, apart, verdict);
 }
 
-/// Reports ranks that RAS cannot reach.
+/// Reports ranks that RAS cannot reach, each process once.
 fn missing(one: &Standing<'_>, apart: Duration, verdict: &mut Verdict) {
-    let gone = &one.comm.missing_ranks;
+    let left = one.comm.missing_ranks.iter().filter(|r| r.status.has_left()).map(|r| r.rank);
+    let left: Vec<u32> = left.collect();
+    if !left.is_empty() {
+        verdict.notes.push(format!(
+            "{} of communicator {} answers, and has freed it",
+            ranks_of(left),
+            one.id()
+        ));
+    }
+    let is_named =
+        |process: &Process| process.1 > 0 && verdict.culprits.iter().flatten().any(|p| p == process);
+    let gone = one.comm.missing_ranks.iter().filter(|r| !r.status.has_left());
+    let gone: Vec<_> = gone.filter(|r| !is_named(&(r.host.clone(), r.pid))).collect();
     let is_ending = one.comm.ranks.iter().any(|r| r.status.finalize_called || r.status.destroy_flag);
     if gone.is_empty() || is_ending {
         return;
@@ -283,12 +360,10 @@ fn missing(one: &Standing<'_>, apart: Duration, verdict: &mut Verdict) {
     let ranks: BTreeSet<u32> = gone.iter().map(|r| r.rank).collect();
     let mut finding = one.finding(Kind::MissingRank, &ranks, "a collective".to_owned(), one.most);
     for rank in gone.iter().take(8) {
-        let why = match (rank.status.considered_dead, rank.status.unresponsive) {
-            (true, _) => "RAS considers it dead",
-            (false, true) => "it does not answer RAS",
-            (false, false) => "RAS has no status of it",
-        };
-        finding.evidence.push(fact(format!("rank {} (pid {} on {}): {why}", rank.rank, rank.pid, rank.host)));
+        let why =
+            if rank.status.considered_dead { "RAS considers it dead" } else { "it does not answer RAS" };
+        let pid = if rank.pid > 0 { rank.pid.to_string() } else { "-".to_owned() };
+        finding.evidence.push(fact(format!("rank {} (pid {pid} on {}): {why}", rank.rank, rank.host)));
     }
     if gone.iter().all(|r| r.status.considered_dead) {
         finding.cause = Some(Cause::ProcessGone(None));
@@ -301,7 +376,7 @@ fn missing(one: &Standing<'_>, apart: Duration, verdict: &mut Verdict) {
 
 /// Reports ranks that aborted a communicator, or whose communicator has an error.
 fn aborted(comm: &Communicator, verdict: &mut Verdict) {
-    let is_bad = |r: &&RankStatus| r.status.abort_flag || r.status.async_error != 0;
+    let is_bad = |r: &&RankStatus| r.status.is_broken();
     let bad: BTreeSet<u32> = comm.ranks.iter().filter(is_bad).map(|r| r.rank).collect();
     if bad.is_empty() || bad.len() == comm.ranks.len() {
         return;

@@ -78,8 +78,11 @@ impl<S: Source> Monitor<S> {
         self
     }
 
-    /// Takes that nothing more comes: calls are waited for no longer.
-    pub fn end(&mut self) {
+    /// Takes that nothing more comes after this moment: calls are waited for no longer.
+    pub fn end(&mut self, now_ns: u64) {
+        if let Some(sink) = &mut self.sink {
+            sink.end(&self.join.unfinished(), &self.join, now_ns);
+        }
         if let Some(steps) = &mut self.steps {
             steps.end();
         }
@@ -131,7 +134,7 @@ impl<S: Source> Monitor<S> {
         self.join.set_unread(self.source.behind(), now_ns);
         if let Some(sink) = &mut self.sink {
             let finished = self.join.take_finished();
-            sink.take(&finished, &self.join);
+            sink.take(&finished, &self.join, now_ns);
         }
         if !self.judging {
             return Vec::new();

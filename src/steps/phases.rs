@@ -212,19 +212,26 @@ impl Phases {
     }
 }
 
-/// The relative change from the median of the first quarter to that of the last one. A quarter of few points says little.
+/// The relative change from the median of the first quarter of the steps to that of the last one. Few timed points say little.
 fn drift(series: &[StepPoint]) -> Option<f64> {
     let on_gpu = series.iter().any(|p| p.gpu_ns.is_some());
-    let times: Vec<f64> =
-        series.iter().filter_map(|p| if on_gpu { p.gpu_ns } else { Some(p.host_ns) }).collect();
-    let quarter = times.len() / 4;
-    let median = |of: &[f64]| {
-        let mut sorted = of.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        sorted.get(sorted.len() / 2).copied()
+    let all: u64 = series.iter().map(|p| p.steps).sum();
+    let (mut first, mut last, mut before) = (Vec::new(), Vec::new(), 0);
+    for point in series {
+        let time = if on_gpu { point.gpu_ns } else { Some(point.host_ns) };
+        if before < all / 4 {
+            first.extend(time);
+        } else if before >= all - all / 4 {
+            last.extend(time);
+        }
+        before += point.steps;
+    }
+    let median = |mut of: Vec<f64>| {
+        of.sort_by(f64::total_cmp);
+        of.get(of.len() / 2).copied().filter(|_| of.len() >= WARM_UP)
     };
-    let (first, last) = (median(&times[..quarter])?, median(&times[times.len() - quarter..])?);
-    (quarter >= WARM_UP && first > 0.0).then(|| last / first - 1.0)
+    let (first, last) = (median(first)?, median(last)?);
+    (first > 0.0).then(|| last / first - 1.0)
 }
 
 /// The phase of a pattern, which may be new.

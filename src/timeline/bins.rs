@@ -1,5 +1,7 @@
 //! Times that are spent, by equal bins of time. Bins double in width when there are too many of them.
 
+use std::collections::BTreeMap;
+
 /// Bins at most; an even number.
 pub(super) const BINS_MAX: usize = 256;
 /// The width of a bin at first, in ns.
@@ -77,6 +79,51 @@ impl Spent {
     }
 }
 
+/// Spans that may be added in any order, each moment counted once.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Union {
+    /// The newest spans by their beginnings, apart from each other.
+    open: BTreeMap<u64, u64>,
+    spent: Spent,
+}
+
+/// Spans that are kept apart; of more the oldest are added up.
+const OPEN_MAX: usize = 1_024;
+
+impl Union {
+    pub(super) fn add(&mut self, scale: Scale, mut from_ns: u64, mut to_ns: u64) {
+        if from_ns >= to_ns {
+            return;
+        }
+        // Those that it touches become one with it.
+        while let Some((&begin, &end)) =
+            self.open.range(..=to_ns).next_back().filter(|(_, end)| **end >= from_ns)
+        {
+            self.open.remove(&begin);
+            (from_ns, to_ns) = (from_ns.min(begin), to_ns.max(end));
+        }
+        self.open.insert(from_ns, to_ns);
+        if self.open.len() > OPEN_MAX {
+            for (begin, end) in self.open.iter().take(OPEN_MAX / 2) {
+                self.spent.add(scale, *begin, *end);
+            }
+            let kept = self.open.keys().nth(OPEN_MAX / 2).copied().unwrap_or(0);
+            self.open = self.open.split_off(&kept);
+        }
+    }
+
+    pub(super) fn double(&mut self, times: u32) {
+        self.spent.double(times);
+    }
+
+    /// All spans, by bin.
+    pub(super) fn total(&self, scale: Scale) -> Spent {
+        let mut all = self.spent.clone();
+        self.open.iter().for_each(|(begin, end)| all.add(scale, *begin, *end));
+        all
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,6 +141,21 @@ mod tests {
         let mut events = Spent::default();
         [0, 1_000_000_000, 1_041_000_000].iter().for_each(|at_ns| events.count(scale, *at_ns));
         assert_eq!(events.0, [2.0, 1.0]);
+    }
+
+    #[test]
+    fn each_moment_counts_once_in_any_order() {
+        let scale = Scale::new(0);
+        let mut union = Union::default();
+        for (from, to) in [(30, 40), (10, 20), (15, 32), (39, 41), (5, 5), (60, 70)] {
+            union.add(scale, from * 1_000_000, to * 1_000_000);
+        }
+        assert_eq!(union.open.len(), 2, "{union:?}");
+        assert_eq!(union.total(scale).0, [10e6, 20e6, 1e6, 10e6]);
+        let mut many = Union::default();
+        (0..5_000_u64).rev().for_each(|n| many.add(scale, n * 1_000, n * 1_000 + 500));
+        assert!(many.open.len() <= OPEN_MAX);
+        assert!((many.total(scale).0[0] - 2.5e6).abs() < 1e3);
     }
 
     #[test]

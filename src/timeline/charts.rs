@@ -138,9 +138,9 @@ pub struct SlowPart {
 }
 
 impl History {
-    /// Operations that no chart shows: they were finished faster than they could be counted.
+    /// Operations that no chart shows: they were finished faster than they could be counted, or their process is beyond the limit.
     pub fn left_out(&self) -> u64 {
-        self.left_out
+        self.dropped.saturating_add(self.beyond)
     }
 
     /// The charts of each job of a snapshot, in its order.
@@ -191,12 +191,15 @@ impl History {
             rank.map_or_else(|| process.clone(), |rank| rank.to_string())
         };
         let row = |of: &[((Option<u32>, String), &Usage)]| {
-            let greatest = |share: &dyn Fn(&Usage, usize) -> Option<f32>| {
-                let bin = |bin: usize| {
-                    let most = of.iter().filter_map(|(_, usage)| share(usage, bin)).max_by(f32::total_cmp);
-                    most.map(|share| (share * 1e3).round() / 1e3)
-                };
-                (0..bins).map(bin).collect::<Vec<Option<f32>>>()
+            let greatest = |shares: &dyn Fn(&Usage) -> Vec<Option<f32>>| {
+                let mut out: Vec<Option<f32>> = vec![None; bins];
+                for (_, usage) in of {
+                    for (most, share) in out.iter_mut().zip(shares(usage)) {
+                        let rounded = share.map(|share| (share * 1e3).round() / 1e3);
+                        *most = [*most, rounded].into_iter().flatten().max_by(f32::total_cmp);
+                    }
+                }
+                out
             };
             let name = match of {
                 [(one, _)] => label(one),
@@ -205,9 +208,9 @@ impl History {
             };
             RankSeries {
                 label: name,
-                in_nccl: greatest(&|u, bin| u.share(&u.in_nccl, scale, bin)),
-                waited: greatest(&|u, bin| u.share(&u.waited, scale, bin)),
-                held: greatest(&|u, bin| Some(u.held.share(scale, bin))),
+                in_nccl: greatest(&|u| u.shares(&u.in_nccl, scale, bins)),
+                waited: greatest(&|u| u.waited_shares(scale, bins)),
+                held: greatest(&|u| u.held_shares(scale, bins)),
             }
         };
         rows.chunks(share).map(row).collect()

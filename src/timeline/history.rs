@@ -1,11 +1,11 @@
 //! Aggregates of finished operations, of bounded size.
 
-use super::bins::{Scale, Spent};
+use super::bins::{Scale, Spent, Union};
 use super::ended_ns;
 use super::latency::Latency;
 use super::slowest::Slowest;
 use crate::join::{Finished, FinishedPart, FinishedSink, Join};
-use crate::model::{CommId, Func, SegmentId};
+use crate::model::{CommId, CommRecord, Func, Rank, SegmentId, Track};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Processes and classes of operations of which times are kept; more are left out and counted.
@@ -19,19 +19,22 @@ const COMMUNICATORS_MAX: usize = 1_024;
 pub(super) struct Usage {
     pub(super) comms: BTreeSet<CommId>,
     /// In NCCL's kernels.
-    pub(super) in_nccl: Spent,
+    pub(super) in_nccl: Union,
     /// In them, waiting for others.
-    pub(super) waited: Spent,
+    pub(super) waited: Union,
     /// While others waited for it.
-    pub(super) held: Spent,
-    /// Its parts of operations, and of these the timed ones, by when they were issued.
+    pub(super) held: Union,
+    /// Its parts of operations, and of these the timed ones, by when they started. An untimed one is taken to start as long after its call
+    /// as the timed one before it.
     operations: Spent,
     timed: Spent,
-    /// Until then the spans above are counted: two communicators may be busy at once.
-    in_nccl_until_ns: u64,
-    waited_until_ns: u64,
-    held_until_ns: u64,
+    lag_ns: u64,
 }
+
+/// The least share of a bin's operations that stand for all.
+const STAND_FOR_ALL: f32 = 0.5;
+/// An operation that ends so long after the newest message has a wrong stamp, in ns.
+const AHEAD_MAX_NS: u64 = 60_000_000_000;
 
 /// A class of operations: function, ranks and size class.
 pub(super) type Class = (CommId, Func, Option<u8>);
@@ -44,25 +47,32 @@ pub struct History {
     pub(super) processes: BTreeMap<SegmentId, Usage>,
     pub(super) latency: BTreeMap<Class, Latency>,
     pub(super) slowest: BTreeMap<CommId, Slowest>,
-    /// Operations that came too late, or beyond a limit.
-    pub(super) left_out: u64,
+    /// Operations that were finished faster than they could be counted, and operations of processes beyond the limit.
+    pub(super) dropped: u64,
+    pub(super) beyond: u64,
 }
 
 impl FinishedSink for History {
-    fn take(&mut self, operations: &[Finished], join: &Join) {
+    fn take(&mut self, operations: &[Finished], join: &Join, now_ns: u64) {
         // The first operations are not found in the order in which they began.
         if self.scale.is_none() {
             self.scale = operations.iter().filter_map(|op| op.began_ns).min().map(Scale::new);
         }
         for op in operations {
-            self.operation(op, join);
+            self.operation(op, join, now_ns);
         }
-        self.left_out = self.left_out.max(join.finished_dropped());
+        self.dropped = join.finished_dropped();
+    }
+
+    fn end(&mut self, open: &[Finished], join: &Join, now_ns: u64) {
+        for op in open {
+            self.open_operation(op, join, now_ns);
+        }
     }
 }
 
 impl History {
-    fn operation(&mut self, op: &Finished, join: &Join) {
+    fn operation(&mut self, op: &Finished, join: &Join, now_ns: u64) {
         if let Some(transfer_ns) = op.transfer_ns {
             let key = (op.comm, op.func, op.size_class);
             if self.latency.len() < CLASSES_MAX || self.latency.contains_key(&key) {
@@ -72,23 +82,21 @@ impl History {
         if self.slowest.len() < COMMUNICATORS_MAX || self.slowest.contains_key(&op.comm) {
             self.slowest.entry(op.comm).or_default().take(op, join);
         }
-        let Some(end_ns) = op.parts.iter().filter_map(|p| ended_ns(p).or(p.issued_ns)).max() else { return };
-        self.until_ns = self.until_ns.max(end_ns);
-        let scale = self.scale.get_or_insert_with(|| Scale::new(op.began_ns.unwrap_or(end_ns)));
-        let doubled = scale.widen_to(end_ns);
-        let scale = *scale;
-        if doubled > 0 {
-            for usage in self.processes.values_mut() {
-                usage.all().into_iter().for_each(|spent| spent.double(doubled));
-            }
-        }
+        let ends = op.parts.iter().filter_map(|p| ended_ns(p).or(p.issued_ns));
+        let latest_ns = now_ns.saturating_add(AHEAD_MAX_NS);
+        let Some(end_ns) = ends.filter(|end| *end <= latest_ns).max() else { return };
+        let scale = self.scale_to(op.began_ns.unwrap_or(end_ns), end_ns);
         for part in &op.parts {
-            if self.processes.len() >= PROCESSES_MAX && !self.processes.contains_key(&part.segment) {
+            if ended_ns(part).is_some_and(|end| end > latest_ns) {
                 continue;
             }
-            let usage = self.processes.entry(part.segment).or_default();
-            usage.comms.insert(op.comm);
-            usage.part(part, scale);
+            match self.usage(part.segment) {
+                Some(usage) => {
+                    usage.comms.insert(op.comm);
+                    usage.part(part, scale);
+                }
+                None => self.beyond += 1,
+            }
         }
         let late =
             op.late.and_then(|late| Some((op.parts.iter().find(|p| p.rank == late.rank)?, late.by_ns)));
@@ -96,47 +104,123 @@ impl History {
             && let Some(came_ns) = part.started_ns.or(part.issued_ns)
             && let Some(usage) = self.processes.get_mut(&part.segment)
         {
-            add(&mut usage.held, &mut usage.held_until_ns, scale, came_ns.saturating_sub(by_ns), came_ns);
+            usage.held.add(scale, came_ns.saturating_sub(by_ns), came_ns);
         }
+    }
+
+    /// An operation that has not finished: those that are in it wait until now, for those that are not.
+    fn open_operation(&mut self, op: &Finished, join: &Join, now_ns: u64) {
+        let Some(comm) = join.communicator(op.comm) else { return };
+        let order = op.operation.order;
+        // A rank whose record of it is lost has issued later ones.
+        let is_before = |issued: u64| issued <= order;
+        let missing: BTreeSet<Rank> = match op.track {
+            Track::Collective | Track::Replay => {
+                let issued = |m: &CommRecord| if op.track == Track::Replay { m.replayed } else { m.issued };
+                let all = comm.members().iter().filter(|(_, m)| is_before(issued(&m.record)));
+                all.map(|(rank, _)| *rank).collect()
+            }
+            Track::Pair(from, to) => {
+                let unmatched = comm.unmatched().find(|(pair, ..)| *pair == (from, to));
+                let lacks = unmatched.filter(|(_, first, _)| is_before(*first));
+                lacks.map(|(.., receive_lacks)| if receive_lacks { to } else { from }).into_iter().collect()
+            }
+        };
+        let there: BTreeSet<Rank> = op.parts.iter().map(|p| p.rank).collect();
+        let missing: BTreeSet<Rank> = missing.difference(&there).copied().collect();
+        let since = op.parts.iter().filter_map(|p| p.started_ns.or(p.issued_ns)).min();
+        let Some(since_ns) = since.filter(|since| *since < now_ns && !missing.is_empty()) else {
+            return;
+        };
+        let scale = self.scale_to(since_ns, now_ns);
+        for part in &op.parts {
+            if let Some((usage, from_ns)) = self.usage(part.segment).zip(part.started_ns.or(part.issued_ns)) {
+                usage.comms.insert(op.comm);
+                usage.waited.add(scale, from_ns, now_ns);
+            }
+        }
+        for rank in &missing {
+            let Some(member) = comm.members().get(rank) else { continue };
+            if let Some(usage) = self.usage(member.record.segment) {
+                usage.comms.insert(op.comm);
+                usage.held.add(scale, since_ns, now_ns);
+            }
+        }
+    }
+
+    /// The times of a process; absent beyond the limit.
+    fn usage(&mut self, segment: SegmentId) -> Option<&mut Usage> {
+        let is_known = self.processes.contains_key(&segment);
+        (is_known || self.processes.len() < PROCESSES_MAX).then(|| self.processes.entry(segment).or_default())
+    }
+
+    /// The bins, which reach to a moment from now on.
+    fn scale_to(&mut self, begin_ns: u64, end_ns: u64) -> Scale {
+        self.until_ns = self.until_ns.max(end_ns);
+        let scale = self.scale.get_or_insert_with(|| Scale::new(begin_ns));
+        let doubled = scale.widen_to(end_ns);
+        let scale = *scale;
+        if doubled > 0 {
+            self.processes.values_mut().for_each(|usage| usage.double(doubled));
+        }
+        scale
     }
 }
 
 impl Usage {
-    fn all(&mut self) -> [&mut Spent; 5] {
-        [&mut self.in_nccl, &mut self.waited, &mut self.held, &mut self.operations, &mut self.timed]
+    fn double(&mut self, times: u32) {
+        [&mut self.in_nccl, &mut self.waited, &mut self.held].into_iter().for_each(|u| u.double(times));
+        self.operations.double(times);
+        self.timed.double(times);
     }
 
-    /// The share of a bin that was spent so, as the timed ones of its operations say it for all; absent where none is timed.
-    pub(super) fn share(&self, spent: &Spent, scale: Scale, bin: usize) -> Option<f32> {
-        let (operations, timed) = (self.operations.get(bin), self.timed.get(bin));
-        let share = spent.share(scale, bin);
-        match (operations > 0.0, timed > 0.0) {
-            // A long operation that began before, or nothing.
-            (false, _) => Some(share),
-            (true, false) => (share > 0.0).then_some(share),
-            (true, true) => Some((share * operations / timed).min(1.0)),
-        }
+    /// The share of each bin that was spent so, as the timed ones of its operations say it for all; absent where too few are timed.
+    pub(super) fn shares(&self, spent: &Union, scale: Scale, bins: usize) -> Vec<Option<f32>> {
+        let spent = spent.total(scale);
+        let mut is_known = true;
+        let share = |bin: usize| {
+            let (operations, timed) = (self.operations.get(bin), self.timed.get(bin));
+            if operations > 0.0 {
+                is_known = timed >= operations * STAND_FOR_ALL;
+            }
+            let factor = if timed > 0.0 { operations / timed } else { 1.0 };
+            // Without an operation of its own, the bin has the rest of the one before.
+            is_known.then(|| (spent.share(scale, bin) * factor).min(1.0))
+        };
+        (0..bins).map(share).collect()
+    }
+
+    /// The share of each bin in which it waited: measured, and at the end of a job that stands still from its hosts' times.
+    pub(super) fn waited_shares(&self, scale: Scale, bins: usize) -> Vec<Option<f32>> {
+        let raw = self.waited.total(scale);
+        let known = self.shares(&self.waited, scale, bins);
+        let share =
+            |(bin, share): (usize, Option<f32>)| share.or(Some(raw.share(scale, bin)).filter(|s| *s > 0.5));
+        known.into_iter().enumerate().map(share).collect()
+    }
+
+    /// The share of each bin in which others waited for it, as far as that is known.
+    pub(super) fn held_shares(&self, scale: Scale, bins: usize) -> Vec<Option<f32>> {
+        let held = self.held.total(scale);
+        (0..bins).map(|bin| Some(held.share(scale, bin))).collect()
     }
 
     fn part(&mut self, part: &FinishedPart, scale: Scale) {
         let times = part.started_ns.zip(ended_ns(part));
-        if let Some(at_ns) = part.issued_ns.or(part.started_ns) {
+        if let Some((start_ns, issued_ns)) = part.started_ns.zip(part.issued_ns) {
+            self.lag_ns = start_ns.saturating_sub(issued_ns);
+        }
+        let started = part.started_ns.or(part.issued_ns.map(|at| at.saturating_add(self.lag_ns)));
+        if let Some(at_ns) = started {
             self.operations.count(scale, at_ns);
             if times.is_some() {
                 self.timed.count(scale, at_ns);
             }
         }
         let Some((start_ns, end_ns)) = times else { return };
-        add(&mut self.in_nccl, &mut self.in_nccl_until_ns, scale, start_ns, end_ns);
+        self.in_nccl.add(scale, start_ns, end_ns);
         if let Some(waiting_ns) = part.waiting_ns {
-            let to_ns = start_ns.saturating_add(waiting_ns).min(end_ns);
-            add(&mut self.waited, &mut self.waited_until_ns, scale, start_ns, to_ns);
+            self.waited.add(scale, start_ns, start_ns.saturating_add(waiting_ns).min(end_ns));
         }
     }
-}
-
-/// Adds a time span, but for what is counted already.
-fn add(spent: &mut Spent, until_ns: &mut u64, scale: Scale, from_ns: u64, to_ns: u64) {
-    spent.add(scale, from_ns.max(*until_ns), to_ns);
-    *until_ns = to_ns.max(*until_ns);
 }

@@ -220,8 +220,16 @@ fn annotations(op: &Finished, part: &FinishedPart, is_timed: bool) -> Vec<Annota
     if let Some(late) = op.late.filter(|late| late.rank == part.rank) {
         all.push(Annotation::real("late by ms", late.by_ns as f64 / 1e6));
     }
-    if !is_timed {
-        all.push(Annotation::text("GPU time", "not known; this is when NCCL issued it"));
+    match (is_timed, part.duration_ns) {
+        (true, _) => {}
+        (false, Some(ns)) => {
+            all.push(Annotation::real("GPU time in ms", ns as f64 / 1e6));
+            all.push(Annotation::text("start", "not known; this is when NCCL issued it"));
+        }
+        (false, None) => all.push(Annotation::text("GPU time", "not known; this is when NCCL issued it")),
+    }
+    if !part.ended {
+        all.push(Annotation::text("end", "nothing says that it ended"));
     }
     all
 }
@@ -232,7 +240,11 @@ fn wall(join: &Join, at_ns: u64) -> u64 {
 }
 
 impl<W: Write + Send> FinishedSink for Perfetto<W> {
-    fn take(&mut self, operations: &[Finished], join: &Join) {
+    fn end(&mut self, open: &[Finished], join: &Join, now_ns: u64) {
+        self.take(open, join, now_ns);
+    }
+
+    fn take(&mut self, operations: &[Finished], join: &Join, _: u64) {
         for op in operations {
             self.flows += 1;
             let flow = self.flows;

@@ -1,7 +1,6 @@
 //! The samples by which two jobs are compared.
 //!
-//! Operations that follow each other resemble each other, so that thousands of them prove little. A job is cut into 32 parts of equal
-//! length, and the median of each part is one sample.
+//! Values are kept in their order; `diff` cuts them into parts.
 
 use super::History;
 use crate::join::{Finished, FinishedSink, Join};
@@ -9,8 +8,6 @@ use crate::model::{Algo, Func, Proto, Snapshot};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Parts of a job.
-const PARTS: usize = 32;
 /// Values that are kept in their order; of more only every second one, of these again every second one, and so on.
 const VALUES_MAX: usize = 4_096;
 /// Classes of operations that are kept; more are left out.
@@ -31,7 +28,7 @@ pub struct ClassProfileKey {
     pub protocol: Option<&'static str>,
 }
 
-/// Samples of a job. Shares are from 0 to 1.
+/// Values of a job, in their order. Shares are from 0 to 1.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Profile {
     /// Step times in ms, by rank in the job, or host and process.
@@ -66,17 +63,6 @@ impl Values {
     }
 }
 
-/// The median of each part of some values.
-fn medians(values: &[f64]) -> Vec<f64> {
-    let length = values.len().div_ceil(PARTS).max(1);
-    let median = |part: &[f64]| {
-        let mut sorted = part.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        sorted[sorted.len() / 2]
-    };
-    values.chunks(length).map(median).collect()
-}
-
 /// A class: function, ranks, size class, algorithm and protocol.
 type Class = (Func, Option<u32>, Option<u8>, Option<Algo>, Option<Proto>);
 
@@ -88,8 +74,12 @@ pub struct Profiler {
 }
 
 impl FinishedSink for Profiler {
-    fn take(&mut self, operations: &[Finished], join: &Join) {
-        self.history.take(operations, join);
+    fn end(&mut self, open: &[Finished], join: &Join, now_ns: u64) {
+        self.history.end(open, join, now_ns);
+    }
+
+    fn take(&mut self, operations: &[Finished], join: &Join, now_ns: u64) {
+        self.history.take(operations, join, now_ns);
         for op in operations {
             let Some(transfer_ns) = op.transfer_ns else { continue };
             let key = (op.func, op.ranks, op.size_class, op.operation.algo, op.operation.proto);
@@ -112,33 +102,30 @@ impl Profiler {
                 algorithm: algo.map(|a| a.as_str()),
                 protocol: proto.map(|p| p.as_str()),
             };
-            profile.classes.insert(key, medians(&values.kept));
+            profile.classes.insert(key, values.kept.clone());
         }
-        for charts in self.history.charts(s, join) {
+        // Ranks of several jobs have the same numbers.
+        let name = |job: usize, label: &str| match s.jobs.get(job).and_then(|j| j.name.as_deref()) {
+            Some(name) if s.jobs.len() > 1 => format!("{label} of {name}"),
+            _ => label.to_owned(),
+        };
+        for (job, charts) in self.history.charts(s, join).into_iter().enumerate() {
             for rank in charts.ranks {
-                let known = |shares: &[Option<f32>]| -> Vec<f64> {
-                    shares.iter().flatten().map(|share| f64::from(*share)).collect()
-                };
-                profile.waited.insert(rank.label.clone(), means(&known(&rank.waited)));
-                profile.held.insert(rank.label, means(&known(&rank.held)));
+                let known = |shares: &[Option<f32>]| shares.iter().flatten().map(|s| f64::from(*s)).collect();
+                profile.waited.insert(name(job, &rank.label), known(&rank.waited));
+                profile.held.insert(name(job, &rank.label), known(&rank.held));
             }
         }
         for row in s.steps.iter().flatten() {
+            let job = s.jobs.iter().position(|j| j.sums.comms.contains(&row.comm)).unwrap_or(0);
             let on_gpu = row.series.iter().any(|p| p.gpu_ns.is_some());
             let times = row.series.iter().filter_map(|p| if on_gpu { p.gpu_ns } else { Some(p.host_ns) });
-            let times: Vec<f64> = times.map(|ns| ns / 1e6).collect();
-            let name =
+            let label =
                 row.job_rank.map_or_else(|| format!("{}:{}", row.host, row.pid), |rank| rank.to_string());
-            profile.steps.insert(name, medians(&times));
+            profile.steps.insert(name(job, &label), times.map(|ns| ns / 1e6).collect());
         }
         profile
     }
-}
-
-/// The mean of each part of some values.
-fn means(values: &[f64]) -> Vec<f64> {
-    let length = values.len().div_ceil(PARTS).max(1);
-    values.chunks(length).map(|part| part.iter().sum::<f64>() / part.len() as f64).collect()
 }
 
 #[cfg(test)]
@@ -146,17 +133,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_kept_evenly_over_the_job_and_cut_into_parts() {
+    fn values_are_kept_evenly_over_the_job() {
         let mut values = Values::default();
         (0..1_000_000).for_each(|n| values.add(f64::from(n)));
         assert!(values.kept.len() < VALUES_MAX && values.kept.len() >= VALUES_MAX / 4);
-        let parts = medians(&values.kept);
-        assert!((parts.len() as i64 - 32).abs() <= 1, "{}", parts.len());
-        for (n, median) in parts.iter().enumerate() {
-            let is = (n as f64 + 0.5) / parts.len() as f64 * 1e6;
-            assert!((median - is).abs() < 2e4, "{n}: {median}");
-        }
-        assert_eq!(medians(&[]), [] as [f64; 0]);
-        assert_eq!(medians(&[3.0]), [3.0]);
+        let step = values.kept[1] - values.kept[0];
+        assert!(values.kept.windows(2).all(|w| (w[1] - w[0] - step).abs() < 1e-9), "every one in so many");
+        assert!(values.kept[values.kept.len() - 1] > 1e6 - 2.0 * step);
     }
 }

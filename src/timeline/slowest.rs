@@ -19,7 +19,7 @@ pub(super) struct Slow {
     pub(super) algorithm: Option<Algo>,
     pub(super) protocol: Option<Proto>,
     pub(super) began_ns: u64,
-    /// From the first rank's call or kernel to the end of the last one's kernel.
+    /// From the start of the first rank's kernel to the end of the last one's.
     pub(super) took_ns: u64,
     pub(super) transfer_ns: Option<u64>,
     pub(super) late: Option<(Rank, u64)>,
@@ -33,8 +33,9 @@ pub(super) struct Slowest(Vec<Slow>);
 
 impl Slowest {
     pub(super) fn take(&mut self, op: &Finished, join: &Join) {
-        let begins = op.parts.iter().filter_map(|p| p.issued_ns.or(p.started_ns));
-        let (Some(began_ns), Some(end_ns)) = (begins.min(), op.parts.iter().filter_map(ended_ns).max())
+        // Hosts run ahead of their GPUs: from the call on an operation may wait for all those before it.
+        let starts = op.parts.iter().filter_map(|p| p.started_ns);
+        let (Some(began_ns), Some(end_ns)) = (starts.min(), op.parts.iter().filter_map(ended_ns).max())
         else {
             return;
         };

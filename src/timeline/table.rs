@@ -164,7 +164,11 @@ impl<W: Write + Send> OperationTable<W> {
 }
 
 impl<W: Write + Send> FinishedSink for OperationTable<W> {
-    fn take(&mut self, operations: &[Finished], join: &Join) {
+    fn end(&mut self, open: &[Finished], join: &Join, now_ns: u64) {
+        self.take(open, join, now_ns);
+    }
+
+    fn take(&mut self, operations: &[Finished], join: &Join, _: u64) {
         if self.output.is_none() {
             return;
         }

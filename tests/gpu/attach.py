@@ -49,7 +49,7 @@ def attached(ringwatch):
     evidence = " ".join(e["text"] for e in finding["evidence"]) if finding else ""
     words = evidence.replace(",", " ").replace(")", " ").split()
     pids = {int(n) for word, n in zip(words, words[1:]) if word.endswith("pid") and n.isdigit()}
-    return said.returncode, finding, sorted(filter(None.__ne__, map(rank_of, pids))), said.stderr
+    return said.returncode, finding, sorted(rank for rank in map(rank_of, pids) if rank is not None), said.stderr
 
 
 def judged(ringwatch, fault, place):

@@ -82,8 +82,13 @@ fn processes_that_wait_for_each_other_are_one_circle() {
 #[test]
 fn one_that_called_once_more_than_all_others_is_named() {
     let ranks: Vec<(u32, u64, u64)> = (0..8).map(|n| (n + 1, 0, if n == 5 { 11 } else { 10 })).collect();
-    let (found, _) = judged(vec![comm("0xa", &ranks)]);
+    let (found, verdict) = judged(vec![comm("0xa", &ranks)]);
     assert_eq!(found, [(Kind::ShiftedOrder, vec![5], "AllReduce".to_owned())]);
+    assert!(
+        verdict.findings[0].evidence.iter().any(|e| e.text.starts_with("either rank 5 called once more"))
+    );
+    let ranks: Vec<(u32, u64, u64)> = (0..8).map(|n| (n + 1, 0, if n == 5 { 13 } else { 10 })).collect();
+    assert_eq!(judged(vec![comm("0xa", &ranks)]).0[0].0, Kind::MissingRank, "it runs ahead of seven");
 }
 
 #[test]
@@ -92,6 +97,49 @@ fn other_functions_are_a_mismatch_of_the_few() {
     assert_eq!(found, [(Kind::Mismatch, vec![2], "a collective".to_owned())]);
     let (found, _) = judged(vec![comm("0xa", &[(1, 5, 10), (2, 6, 9)])]);
     assert_eq!(found[0].1, [0, 1], "of two, nobody knows which is wrong");
+}
+
+#[test]
+fn a_rank_that_goes_on_in_another_communicator_is_not_accused() {
+    // Gradients are reduced seldom, tensors in each layer: process 2 is not through with its layers.
+    let seldom = || comm("0xa", &[(1, 0, 11), (2, 0, 10)]);
+    let often = |n| comm("0xb", &[(2, 0, n), (3, 0, n)]);
+    let (before, after) = (status(vec![seldom(), often(100)]), status(vec![seldom(), often(160)]));
+    let verdict = judge(&before, &after, APART);
+    assert_eq!((verdict.findings.len(), verdict.cannot_tell), (0, false), "{verdict:?}");
+    assert!(
+        verdict.notes.iter().any(|n| n.contains("goes on in another communicator")),
+        "{:?}",
+        verdict.notes
+    );
+}
+
+#[test]
+fn what_is_no_fault_of_a_communicator_is_not_taken_for_one() {
+    let mut world = comm("0xa", &[(1, 5, 10), (2, 5, 10)]);
+    world.ranks[0].status.async_error = 7;
+    world.missing_ranks =
+        vec![MissingRank { rank: 2, host: "10.0.0.1".into(), pid: 3, status: Absence::default() }];
+    let (found, verdict) = judged(vec![world]);
+    assert_eq!((found, verdict.cannot_tell), (vec![], true), "in progress, and one that has left");
+    assert!(verdict.notes.iter().any(|n| n.contains("answers, and has freed it")), "{:?}", verdict.notes);
+    let (_, verdict) = judged(vec![]);
+    assert!(verdict.cannot_tell, "nothing is known of a job without communicators");
+    let mut world = comm("0xa", &[(1, 5, 10), (2, 5, 10)]);
+    world.ranks.iter_mut().for_each(|r| r.status.init_state = 7);
+    let (_, verdict) = judged(vec![world]);
+    assert!(verdict.cannot_tell && verdict.notes.iter().any(|n| n.contains("not made yet")), "{verdict:?}");
+}
+
+#[test]
+fn a_process_that_is_gone_from_several_communicators_is_one_finding() {
+    let lacks = |hash| {
+        let mut world = comm(hash, &[(1, 0, 4)]);
+        let status = Absence { unresponsive: true, considered_dead: true };
+        world.missing_ranks = vec![MissingRank { rank: 1, host: "10.0.0.2".into(), pid: 9, status }];
+        world
+    };
+    assert_eq!(judged(vec![lacks("0xa"), lacks("0xb")]).0.len(), 1);
 }
 
 #[test]
@@ -152,6 +200,10 @@ fn what_nccl_2_28_9_prints_of_a_missing_rank_is_read() {
         Absence { unresponsive: true, considered_dead: false }
     );
     assert_eq!(status.communicators[0].id(), 0xa134_9768_e951_7ed7);
+    let steered = Status::parse(&text.replace("\"h\"", "\"a\\u001b[2J\"")).expect_err("refused");
+    assert!(steered.contains("steer a terminal"), "{steered}");
+    let unknown = Status::parse(&text.replace("\"pid\": 8", "\"pid\": -1")).expect("read");
+    assert_eq!(unknown.communicators[0].missing_ranks[0].pid, 0);
     let fault = Status::parse("{\"communicators\": [1]}").expect_err("refused");
     assert!(fault.contains("line 1"), "{fault}");
 }

@@ -6,6 +6,8 @@
   const darkSystem = matchMedia("(prefers-color-scheme: dark)");
   // These colors differ for color-blind eyes as well (Okabe and Ito).
   const colors = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8a8a8a", "#b0a000"];
+  // The value of a cell of which nothing is known; it is drawn gray.
+  const UNKNOWN = -1;
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   const percent = (share) => (share * 100).toFixed(1) + " %";
   const number = (value, digits = 3) => (value == null ? "-" : Number(value.toPrecision(digits)).toString());
@@ -52,7 +54,12 @@
   }
 
   function share(job) {
-    const line = (name, of) => ({ name, type: "line", showSymbol: false, areaStyle: { opacity: 0.15 }, data: mean(job, of) });
+    const line = (name, of) => {
+      const data = mean(job, of);
+      // A moment between two that are not known has no line.
+      const showSymbol = data.some(([, v], at) => v != null && data[at - 1]?.[1] == null && data[at + 1]?.[1] == null);
+      return { name, type: "line", showSymbol, areaStyle: { opacity: 0.15 }, data };
+    };
     return {
       legend: {},
       tooltip: { trigger: "axis", valueFormatter: (v) => (v == null ? "not known" : percent(v)) },
@@ -79,19 +86,20 @@
 
   function heat(job, of) {
     const cells = [];
-    job.ranks.forEach((rank, y) => rank[of].forEach((value, x) => value > 0 && cells.push([x, y, value])));
-    const most = cells.reduce((most, cell) => Math.max(most, cell[2]), 0.001);
+    job.ranks.forEach((rank, y) => rank[of].forEach((value, x) => value !== 0 && cells.push([x, y, value ?? UNKNOWN])));
+    // A tenth of the time is much, and below nothing is dark.
+    const most = cells.reduce((most, cell) => Math.max(most, cell[2]), 0.1);
     return {
       tooltip: {
         formatter: ({ data }) =>
-          "rank " + text(job.ranks[data[1]].label) + ", " + clock(job, data[0]) + ": " + percent(data[2]),
+          "rank " + text(job.ranks[data[1]].label) + ", " + clock(job, data[0]) + ": " + (data[2] === UNKNOWN ? "not known" : percent(data[2])),
       },
       grid: { top: 35, bottom: 80, left: 70, right: 40 },
       xAxis: { type: "category", data: Array.from({ length: job.bins }, (_, bin) => clock(job, bin)) },
       yAxis: { type: "category", name: "rank", data: job.ranks.map((rank) => rank.label) },
       visualMap: {
         min: 0, max: most, calculable: true, orient: "horizontal", left: "center", bottom: 0, formatter: percent,
-        inRange: { color: ["#fff7e0", "#f0b040", "#b0330b", "#4a0d3a"] },
+        inRange: { color: ["#fff7e0", "#f0b040", "#b0330b", "#4a0d3a"] }, outOfRange: { color: "rgba(128, 128, 128, 0.18)" },
       },
       series: [{ type: "heatmap", data: cells, progressive: 0 }],
     };
@@ -140,11 +148,12 @@
     const op = job.slowest[picked];
     if (!op) return {};
     const rows = op.parts.map((p) => {
-      const from = p.issued_ms ?? p.started_ms;
       const isTimed = p.started_ms != null && p.ended_ms != null;
       const waited = isTimed ? p.waited_ms ?? 0 : 0;
+      // Most calls are issued long before: the time since the first kernel's start is shown.
+      const from = Math.max(0, isTimed ? Math.min(p.issued_ms ?? p.started_ms, p.started_ms) : p.issued_ms ?? 0);
       return {
-        offset: isTimed ? Math.min(from, p.started_ms) : from,
+        offset: from,
         before: isTimed ? Math.max(0, p.started_ms - from) : 0,
         waited,
         rest: isTimed ? Math.max(0, p.ended_ms - p.started_ms - waited) : 0,
@@ -189,7 +198,11 @@
     chart.drawn = echarts.init(chart.element, isDark ? "dark" : null, { renderer: "canvas" });
     const option = draw[chart.kind](chart.job, chart.picked);
     chart.drawn.setOption({ backgroundColor: "transparent", color: colors, animation: false, useUTC: true, grid: { left: 70, right: 60, bottom: 50 }, ...option });
-    const points = (option.series ?? []).reduce((sum, s) => sum + s.data.length, 0);
+    const isKnown = (d) => {
+      const value = [d?.value ?? d].flat().at(-1);
+      return value != null && value !== 0 && value !== UNKNOWN;
+    };
+    const points = (option.series ?? []).reduce((sum, s) => sum + s.data.filter(isKnown).length, 0);
     chart.element.dataset.points = String(points);
   }
 
@@ -218,6 +231,7 @@
   let before = "light";
   addEventListener("beforeprint", () => {
     before = root.dataset.theme;
+    document.querySelectorAll("details").forEach((details) => (details.open = true));
     setTheme("light");
   });
   addEventListener("afterprint", () => setTheme(before));

@@ -51,7 +51,7 @@ pub(super) fn of(s: &Snapshot, page: &Page, charts: &JobCharts, index: usize) ->
             title: "Steps",
             text: match &page.steps {
                 Some(steps) if steps.is_empty() => "No sequence of calls repeats.".to_owned(),
-                None => "Nobody measured steps here.".to_owned(),
+                None => "Steps are measured in recordings and segments alone.".to_owned(),
                 Some(_) => "What each process repeats, and how long it takes. A slow step of one rank is a slow step of all that wait for it.".to_owned(),
             },
             chart: (charts.steps.iter().any(|s| !s.points.is_empty())).then_some("steps"),
@@ -63,7 +63,7 @@ pub(super) fn of(s: &Snapshot, page: &Page, charts: &JobCharts, index: usize) ->
             text: if is_timed {
                 "The share of time in NCCL's kernels, mean over the ranks, and the part of it that is waiting for others. Where only some operations are timed, they stand for all. Whether computing ran beside them is not known.".to_owned()
             } else {
-                "No GPU times of whole operations are known.".to_owned()
+                "Nothing is known about it: of too few kernels both start and end are known.".to_owned()
             },
             chart: is_timed.then_some("share"),
             ..Section::default()
@@ -96,7 +96,7 @@ pub(super) fn of(s: &Snapshot, page: &Page, charts: &JobCharts, index: usize) ->
         },
         Section {
             title: "Slowest operations",
-            text: "From the first rank's call to the end of the last kernel. Of many ranks those that came last and those that waited longest are shown.".to_owned(),
+            text: "From the start of the first rank's kernel to the end of the last one's. Of many ranks those that came last and those that waited longest are shown.".to_owned(),
             chart: (!charts.slowest.is_empty()).then_some("slowest"),
             table: slowest(&charts.slowest),
             ..Section::default()
@@ -310,7 +310,8 @@ fn hardware(page: &Page) -> String {
     let devices = page.findings.iter().filter(|f| f.place.is_some());
     let kinds: Vec<&str> = devices.map(|f| Kind::as_str(f.kind)).collect();
     if kinds.is_empty() {
-        return "This source has no readings of them. An agent reads them: see its metrics, and `ringwatch top --agent`.".to_owned();
+        return "This source has no readings of them. An agent reads them and has them in its metrics."
+            .to_owned();
     }
     format!("There are findings about them: {}. The agent's metrics have the readings.", kinds.join(", "))
 }

@@ -1,5 +1,8 @@
 use super::*;
-use crate::model::{CommId, CommRow, Coverage, Evidence, JobRow, JobSums, Kind, OperationRef, Rank, Track};
+use crate::model::{
+    CommId, CommRow, Coverage, Evidence, JobRow, JobSums, Kind, OperationRef, Rank, Track, Unread,
+    UnreadReason,
+};
 use crate::timeline::{LatencyChart, RankSeries};
 
 fn job(name: &str) -> (JobRow, CommRow) {
@@ -120,4 +123,19 @@ fn nothing_found_is_said_so_and_not_where_not_all_was_read() {
     let healthy = Snapshot { jobs: vec![job], comms: vec![comm], ..Snapshot::default() };
     assert!(written(Form::Html, &healthy, &[]).contains(">No findings.<"));
     assert!(written(Form::Markdown, &healthy, &[]).contains("\nNo findings.\n"));
+    let unread = vec![Unread {
+        path: "/dev/shm/x".into(),
+        reason: UnreadReason::ALL[0],
+        detail: "it is damaged".into(),
+        owner: None,
+    }];
+    let partly = Snapshot { unread, ..healthy };
+    for form in [Form::Html, Form::Markdown] {
+        let text = written(form, &partly, &[]);
+        assert!(
+            text.contains("No findings in what was read, and not everything was.")
+                && text.contains("it is damaged"),
+            "{text}"
+        );
+    }
 }
