@@ -41,7 +41,7 @@ pub enum Verb {
     Diagnose(Diagnose),
     /// Ask NCCL's own RAS which rank of a job lags that was started without Ringwatch
     ///
-    /// It looks twice at what each rank has launched, and at the processes of this host. NCCL 2.28 or later.
+    /// It asks twice what each rank has launched, and looks at the processes of this host. NCCL 2.28 or later.
     ///
     /// Exit code 0: no rank lags; 1: findings; 2: error, or nothing goes on and RAS cannot tell ranks apart.
     Attach(Attach),
@@ -465,7 +465,10 @@ pub struct Attach {
     /// Where NCCL's RAS listens [default: NCCL_RAS_ADDR of the process, else localhost:28028]
     #[arg(long, value_name = "HOST:PORT")]
     pub ras: Option<String>,
-    /// The time between the two looks
+    /// Judge two answers that ncclras saved, the older one first (ncclras -f json -v), in place of asking
+    #[arg(long, value_name = "FILE", num_args = 2, conflicts_with_all = ["target", "ras", "seconds"])]
+    pub saved: Vec<PathBuf>,
+    /// The time between the two answers
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub seconds: u32,
     /// Print JSON, one finding a line

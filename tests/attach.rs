@@ -241,3 +241,31 @@ fn a_job_is_found_by_its_name_and_its_address_in_its_environment() {
     );
     drop(ras);
 }
+
+#[test]
+fn answers_that_were_saved_are_judged_by_their_times() {
+    let room = Room::new();
+    let lagging = answer(&[&world([Some((5, 20)), Some((5, 20)), Some((5, 19)), Some((5, 20))])]);
+    let at = |time: &str| {
+        lagging.replace(
+            "  \"cuda_runtime",
+            &format!("  \"timestamp\": \"2026-11-30 {time}\",\n  \"cuda_runtime"),
+        )
+    };
+    let (old, new) = (room.path("old.json"), room.path("new.json"));
+    std::fs::write(&old, at("21:35:44")).unwrap();
+    std::fs::write(&new, at("21:36:14")).unwrap();
+    let said = run(room.ringwatch(["attach", "--saved"]).args([&old, &new]));
+    assert_eq!(said.code, Some(1), "{}", said.err);
+    assert!(said.out.starts_with("missing-rank: rank 2 in AllReduce"), "{}", said.out);
+    assert!(said.out.contains("launched anything for 30.0 s"), "{}", said.out);
+    let said = run(room.ringwatch(["attach", "--saved"]).args([&new, &old]));
+    assert!(said.code == Some(2) && said.err.contains("name the older file first"), "{}", said.err);
+    std::fs::write(&new, "{\"communicators\": [").unwrap();
+    let said = run(room.ringwatch(["attach", "--saved"]).args([&old, &new]));
+    assert!(
+        said.code == Some(2) && said.err.contains("new.json: it is no answer of NCCL's RAS in JSON: EOF"),
+        "{}",
+        said.err
+    );
+}

@@ -1,11 +1,11 @@
 //! Recordings: what they take on the disk, and what is left of them after a crash.
 
 use crate::simulator::{Case, Simulation};
-use crate::support::{Play, Players, Room, assert_missing_rank, findings, run};
+use crate::support::{Play, Players, Room, assert_missing_rank, findings, run, skipped};
 use crate::watch::{Watcher, Way};
 use ringwatch::model::{Source as _, Update};
 use ringwatch::recording::{Limits, Playback};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 /// A case of the corpus, recorded in a new directory.
@@ -212,4 +212,45 @@ fn a_job_is_recorded_and_judged_again() {
     std::fs::write(&damaged, "PAR1 no table PAR1").unwrap();
     let said = run(room.ringwatch(["diagnose", "--replay"]).arg(&dir));
     assert!(said.code == Some(2) && said.err.contains("operations-00001.parquet: "), "{}", said.err);
+}
+
+/// Runs the queries of the README on a recording. Each has its rows, as JSON.
+fn queries(python: &Path, recording: &str) -> Vec<Value> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let readme = std::fs::read_to_string(root.join("src/recording/README.md")).unwrap();
+    let sql = readme.split_once("## Queries").unwrap().1.split_once("```sql\n").unwrap().1;
+    let sql = sql.split_once("```").unwrap().0;
+    let dir = root.join("tests/data/recordings").join(recording);
+    let all = sql.replace("DIR", dir.to_str().unwrap());
+    // Each begins with a line of its number.
+    let script = "import duckdb, json, re, sys\n\
+                  for query in re.split(r'(?m)^-- [0-9]+[.].*$', sys.argv[1])[1:]:\n\
+                  \x20   print(json.dumps(duckdb.sql(query).fetchall(), default=str))\n";
+    let said = run(std::process::Command::new(python).args(["-c", script, &all]));
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn the_queries_of_the_readme_answer() {
+    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/duckdb/bin/python3");
+    if !python.exists() {
+        return skipped("recording::the_queries_of_the_readme_answer", "DuckDB in target/duckdb");
+    }
+    // Rank 1 stays away from collective 1332 of a communicator.
+    let answers = queries(&python, "missing");
+    assert_eq!(answers.len(), 10);
+    let empty: Vec<usize> =
+        (1..).zip(&answers).filter(|(_, a)| a.as_array().unwrap().is_empty()).map(|(n, _)| n).collect();
+    assert_eq!(empty, [6], "no ranks differ in what they called");
+    let world = &answers[2][0];
+    assert_eq!((&world[1], &world[3], &world[4]), (&json!("opened"), &json!("missing-rank"), &json!("1")));
+    let in_flight =
+        answers[3].as_array().unwrap().iter().find(|row| row[2] == 1332).expect("the operation that hangs");
+    assert_eq!(in_flight[5], json!([0]));
+    assert_eq!(answers[4][0][1], 1, "{}", answers[4]);
+    // Rank 1 calls with another count.
+    let answers = queries(&python, "size");
+    let differs = answers[5].as_array().unwrap();
+    assert_eq!((differs.len(), differs[0][3].as_array().unwrap().len()), (1, 2), "{}", answers[5]);
 }

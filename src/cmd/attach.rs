@@ -10,19 +10,29 @@ use anyhow::{Context, bail};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
+use time::PrimitiveDateTime;
+use time::macros::format_description;
 
 /// The variables that hold a job's name, as people know it.
 const JOB_NAMES: [&str; 3] = ["SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "RAY_JOB_ID"];
 /// Processes of this host whose stacks are read.
 const STACKS: usize = 16;
+/// Bytes of a saved answer that are read.
+const SAVED_MAX: u64 = 256 << 20;
 /// Frames of a stack that are shown.
 const FRAMES: usize = 8;
 
 pub(super) fn run(o: &Attach) -> anyhow::Result<u8> {
+    if let [before, after] = o.saved.as_slice() {
+        let (before, after) = (saved(before)?, saved(after)?);
+        let apart = apart(&before, &after)?;
+        return print(o, judge(&before, &after, apart), &after);
+    }
     let pid = o.target.as_deref().map(pid_of).transpose()?;
     let address = match (&o.ras, pid) {
         (Some(address), _) => address.clone(),
@@ -45,6 +55,36 @@ pub(super) fn run(o: &Attach) -> anyhow::Result<u8> {
     let mut verdict = judge(&before, &after, apart);
     let own = own_processes(&after);
     add_processes(&mut verdict, &own);
+    print(o, verdict, &after)
+}
+
+/// An answer that ncclras wrote to a file (`ncclras -f json -v`).
+fn saved(path: &Path) -> anyhow::Result<Status> {
+    let what = || path.display().to_string();
+    let mut bytes = Vec::new();
+    File::open(path).with_context(what)?.take(SAVED_MAX + 1).read_to_end(&mut bytes).with_context(what)?;
+    if bytes.len() as u64 > SAVED_MAX {
+        bail!("{}: it has more than {} MiB", what(), SAVED_MAX >> 20);
+    }
+    let status = Status::parse(&String::from_utf8_lossy(&bytes));
+    status.map_err(|why| anyhow::anyhow!("{}: it is no answer of NCCL's RAS in JSON: {why}", what()))
+}
+
+/// The time between two saved answers.
+fn apart(before: &Status, after: &Status) -> anyhow::Result<Duration> {
+    let format = format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
+    let at = |status: &Status| PrimitiveDateTime::parse(status.timestamp.as_deref()?, format).ok();
+    let apart = at(before).zip(at(after)).map(|(before, after)| after - before);
+    let Some(apart) = apart.and_then(|a| Duration::try_from(a).ok()).filter(|a| !a.is_zero()) else {
+        bail!(
+            "the second answer is not later than the first one by their timestamps; name the older file first"
+        );
+    };
+    Ok(apart)
+}
+
+/// Prints a verdict. Returns the exit code.
+fn print(o: &Attach, verdict: Verdict, after: &Status) -> anyhow::Result<u8> {
     let version = after.nccl_version.as_deref().unwrap_or("-");
     let ranks: usize = after.communicators.iter().map(|c| c.ranks.len()).max().unwrap_or(0);
     eprintln!(

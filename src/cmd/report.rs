@@ -56,7 +56,7 @@ pub(super) fn run(o: &Report) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// All that is known of these jobs now. What it lacks is said on standard error.
+/// All that is known of these jobs now. Standard error names what it lacks.
 pub(super) fn snapshot(on: &Reported) -> anyhow::Result<Snapshot> {
     Ok(look(on, &Follower::Nothing)?.snapshot)
 }
@@ -128,7 +128,7 @@ impl Follower {
         }
     }
 
-    /// Ends what was followed, and returns what was seen. Notes are said on standard error as well.
+    /// Finishes the output of the operations, and returns what was seen. Standard error has the notes as well.
     fn seen<S: Source>(
         &self,
         monitor: &Monitor<S>,

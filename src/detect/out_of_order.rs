@@ -266,13 +266,14 @@ fn rank_of(scene: &HangContext<'_>, comm: &Communicator, process: &Process) -> O
     all.iter().find(|(id, _)| *id == comm.id).map(|(_, rank)| *rank)
 }
 
-/// True where another process left its order as well: later, or in a loop that had not ended. Hosts that are ahead issue loops
-/// in less time than these take.
+/// True where another process left its order as well: by the same call, later, or in a loop that had not ended. Hosts that are ahead issue
+/// loops in less time than these take, and one that writes a checkpoint comes to the same call much later.
 fn left_too(departure: &Departure, process: &Process, other: &Process) -> bool {
     let left = other.call_order.left().filter(|_| other.record.id != process.record.id);
     left.is_some_and(|d| {
         let loop_ns = d.loop_ns.max(other.issuing.lead_ns());
-        d.call.issued_ns.saturating_add(loop_ns) >= departure.call.issued_ns
+        let is_same = (d.call.kind, d.call.order) == (departure.call.kind, departure.call.order);
+        is_same || d.call.issued_ns.saturating_add(loop_ns) >= departure.call.issued_ns
     })
 }
 

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_told_by_its_size_and_its_confidence() {
+    fn a_change_counts_by_its_size_and_its_confidence() {
         let old = profile(100.0, 50.0, 0.10);
         assert!(trends(&old, &old).iter().all(|(_, trend)| *trend == Trend::Same));
         let slower = profile(110.0, 50.5, 0.18);
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_of_different_lengths_are_not_told_apart_by_their_lengths() {
+    fn the_length_of_a_job_makes_no_change() {
         // A generator whose values are the same in each run.
         let mut state = 7_u64;
         let mut next = || {

@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 pub struct Status {
     /// NCCL's version.
     pub nccl_version: Option<String>,
+    /// When RAS answered, `2026-11-30 21:35:44` by its host's clock.
+    pub timestamp: Option<String>,
     /// The communicators.
     pub communicators: Vec<Communicator>,
     /// About RAS itself.

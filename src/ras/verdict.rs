@@ -1,4 +1,4 @@
-//! The verdict that two looks at RAS's counters allow.
+//! The verdict that two answers of RAS allow.
 
 use super::{Communicator, RankStatus, Status};
 use crate::model::{
@@ -26,6 +26,7 @@ pub type Process = (String, u32);
 /// A communicator that stands still, and how far its ranks are.
 struct Standing<'a> {
     comm: &'a Communicator,
+    by_rank: BTreeMap<u32, &'a RankStatus>,
     /// The most operations that a rank has launched.
     most: u64,
     /// Ranks that have launched fewer.
@@ -39,8 +40,9 @@ pub fn judge(before: &Status, after: &Status, apart: Duration) -> Verdict {
     let mut verdict = Verdict::default();
     let Changes { unchanged, moving, new, active } = changes(before, after);
     let waits = waits(&unchanged);
+    let mut named = BTreeSet::new();
     for one in &unchanged {
-        missing(one, apart, &mut verdict);
+        missing(one, apart, &mut named, &mut verdict);
         lagging(one, &waits, &active, apart, &mut verdict);
         mismatched(one, apart, &mut verdict);
     }
@@ -162,11 +164,12 @@ impl<'a> Standing<'a> {
                 differ = alike.values().filter(|ranks| !is_usual(ranks)).flatten().copied().collect();
             }
         }
-        Standing { comm, most, behind, differ }
+        let by_rank = comm.ranks.iter().map(|r| (r.rank, r)).collect();
+        Standing { comm, by_rank, most, behind, differ }
     }
 
     fn process(&self, rank: u32) -> Option<Process> {
-        process(self.comm.ranks.iter().find(|r| r.rank == rank)?)
+        process(self.by_rank.get(&rank)?)
     }
 
     /// The ranks that have launched an operation which others have not.
@@ -314,7 +317,7 @@ fn function(one: &Standing<'_>) -> String {
 
 /// ` (AllGather 12, AllReduce 101)`, without functions that nobody called.
 fn counts(one: &Standing<'_>, rank: u32) -> String {
-    let found = one.comm.ranks.iter().find(|r| r.rank == rank);
+    let found = one.by_rank.get(&rank);
     let all = found.into_iter().flat_map(|r| &r.collective_counts).filter(|(_, n)| **n > 0);
     let all: Vec<String> = all.map(|(func, n)| format!("{func} {n}")).collect();
     if all.is_empty() { String::new() } else { format!(" ({})", all.join(", ")) }
@@ -339,7 +342,7 @@ fn mismatched(one: &Standing<'_>, apart: Duration, verdict: &mut Verdict) {
 }
 
 /// Reports ranks that RAS cannot reach, each process once.
-fn missing(one: &Standing<'_>, apart: Duration, verdict: &mut Verdict) {
+fn missing(one: &Standing<'_>, apart: Duration, named: &mut BTreeSet<Process>, verdict: &mut Verdict) {
     let left = one.comm.missing_ranks.iter().filter(|r| r.status.has_left()).map(|r| r.rank);
     let left: Vec<u32> = left.collect();
     if !left.is_empty() {
@@ -349,10 +352,8 @@ fn missing(one: &Standing<'_>, apart: Duration, verdict: &mut Verdict) {
             one.id()
         ));
     }
-    let is_named =
-        |process: &Process| process.1 > 0 && verdict.culprits.iter().flatten().any(|p| p == process);
     let gone = one.comm.missing_ranks.iter().filter(|r| !r.status.has_left());
-    let gone: Vec<_> = gone.filter(|r| !is_named(&(r.host.clone(), r.pid))).collect();
+    let gone: Vec<_> = gone.filter(|r| r.pid == 0 || !named.contains(&(r.host.clone(), r.pid))).collect();
     let is_ending = one.comm.ranks.iter().any(|r| r.status.finalize_called || r.status.destroy_flag);
     if gone.is_empty() || is_ending {
         return;
@@ -370,7 +371,9 @@ fn missing(one: &Standing<'_>, apart: Duration, verdict: &mut Verdict) {
     }
     finding.advice = "see whether these processes run, and the log of the job for how they ended".to_owned();
     finding.evidence.push(still(apart));
-    verdict.culprits.push(gone.iter().map(|r| (r.host.clone(), r.pid)).collect());
+    let processes: Vec<Process> = gone.iter().map(|r| (r.host.clone(), r.pid)).collect();
+    named.extend(processes.iter().cloned());
+    verdict.culprits.push(processes);
     verdict.findings.push(finding);
 }
 
@@ -416,7 +419,7 @@ fn close(
     let processes: Vec<Process> = culprits.iter().filter_map(|r| one.process(*r)).collect();
     let places: Vec<String> = culprits
         .iter()
-        .filter_map(|r| one.comm.ranks.iter().find(|s| s.rank == *r))
+        .filter_map(|r| one.by_rank.get(r))
         .take(8)
         .map(|r| {
             let device = r.cuda_dev.map_or_else(String::new, |d| format!(", CUDA device {d}"));

@@ -35,7 +35,7 @@ pub enum Form {
 pub struct Document<'a> {
     /// The jobs.
     pub snapshot: &'a Snapshot,
-    /// The charts of each job, in the snapshot's order; empty where nobody followed the operations.
+    /// The charts of each job, in the snapshot's order; empty for sources without operations.
     pub charts: &'a [JobCharts],
     /// What the source lacks, in sentences.
     pub notes: &'a [String],

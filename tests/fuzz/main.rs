@@ -126,7 +126,7 @@ macro_rules! tests {
 }
 
 tests! {
-    accept agent_answer bench_measurements bench_targets bus environment eu_stack explain findings flight_recorder ingest pod_resources processes py_spy questions readings samplers screens segment settings settings_overrides subject trace trace_log tune tune_table verdicts
+    accept agent_answer bench_measurements bench_targets bus environment eu_stack explain findings flight_recorder ingest pod_resources processes py_spy questions ras readings samplers screens segment settings settings_overrides subject trace trace_log tune tune_table verdicts
 }
 
 #[test]

@@ -6,8 +6,6 @@
   const darkSystem = matchMedia("(prefers-color-scheme: dark)");
   // These colors differ for color-blind eyes as well (Okabe and Ito).
   const colors = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8a8a8a", "#b0a000"];
-  // The value of a cell of which nothing is known; it is drawn gray.
-  const UNKNOWN = -1;
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   const percent = (share) => (share * 100).toFixed(1) + " %";
   const number = (value, digits = 3) => (value == null ? "-" : Number(value.toPrecision(digits)).toString());
@@ -66,7 +64,7 @@
       xAxis: timeAxis(job),
       yAxis: { type: "value", min: 0, axisLabel: { formatter: percent } },
       dataZoom: [{ type: "inside" }],
-      series: [line("in NCCL's kernels", "in_nccl"), line("of that, waiting for others", "waited")],
+      series: [line("in NCCL's kernels", "in_nccl"), line("waiting for others", "waited")],
     };
   }
 
@@ -85,23 +83,32 @@
   }
 
   function heat(job, of) {
-    const cells = [];
-    job.ranks.forEach((rank, y) => rank[of].forEach((value, x) => value !== 0 && cells.push([x, y, value ?? UNKNOWN])));
+    const [cells, unknown] = [[], []];
+    job.ranks.forEach((rank, y) => rank[of].forEach((value, x) => {
+      if (value == null) unknown.push([x, y, 0]);
+      else if (value > 0) cells.push([x, y, value]);
+    }));
     // A tenth of the time is much, and below nothing is dark.
     const most = cells.reduce((most, cell) => Math.max(most, cell[2]), 0.1);
     return {
       tooltip: {
-        formatter: ({ data }) =>
-          "rank " + text(job.ranks[data[1]].label) + ", " + clock(job, data[0]) + ": " + (data[2] === UNKNOWN ? "not known" : percent(data[2])),
+        formatter: ({ data, seriesIndex }) =>
+          "rank " + text(job.ranks[data[1]].label) + ", " + clock(job, data[0]) + ": " + (seriesIndex ? "not known" : percent(data[2])),
       },
       grid: { top: 35, bottom: 80, left: 70, right: 40 },
       xAxis: { type: "category", data: Array.from({ length: job.bins }, (_, bin) => clock(job, bin)) },
       yAxis: { type: "category", name: "rank", data: job.ranks.map((rank) => rank.label) },
-      visualMap: {
-        min: 0, max: most, calculable: true, orient: "horizontal", left: "center", bottom: 0, formatter: percent,
-        inRange: { color: ["#fff7e0", "#f0b040", "#b0330b", "#4a0d3a"] }, outOfRange: { color: "rgba(128, 128, 128, 0.18)" },
-      },
-      series: [{ type: "heatmap", data: cells, progressive: 0 }],
+      visualMap: [
+        {
+          seriesIndex: 0, min: 0, max: most, calculable: true, orient: "horizontal", left: "center", bottom: 0, formatter: percent,
+          inRange: { color: ["#fff7e0", "#f0b040", "#b0330b", "#4a0d3a"] },
+        },
+        { seriesIndex: 1, show: false, min: 0, max: 1, inRange: { color: ["rgba(128, 128, 128, 0.22)"] } },
+      ],
+      series: [
+        { type: "heatmap", data: cells, progressive: 0 },
+        { type: "heatmap", data: unknown, progressive: 0 },
+      ],
     };
   }
 
@@ -200,7 +207,7 @@
     chart.drawn.setOption({ backgroundColor: "transparent", color: colors, animation: false, useUTC: true, grid: { left: 70, right: 60, bottom: 50 }, ...option });
     const isKnown = (d) => {
       const value = [d?.value ?? d].flat().at(-1);
-      return value != null && value !== 0 && value !== UNKNOWN;
+      return value != null && value !== 0;
     };
     const points = (option.series ?? []).reduce((sum, s) => sum + s.data.filter(isKnown).length, 0);
     chart.element.dataset.points = String(points);

@@ -70,7 +70,7 @@ pub(super) fn of(s: &Snapshot, page: &Page, charts: &JobCharts, index: usize) ->
         },
         Section {
             title: "Who waited",
-            text: "The share of time that each rank waited for others inside NCCL's kernels. A rank that waits less than the others is the one that they wait for.".to_owned(),
+            text: "The share of time that each rank waited for others inside NCCL's kernels. A rank that waits less than the others is the one that they wait for. Gray: not known.".to_owned(),
             chart: any(|r| &r.waited).then_some("waited"),
             ..Section::default()
         },

@@ -9,6 +9,7 @@ mod findings;
 mod flight_recorder;
 mod ingest;
 mod kernel;
+mod ras;
 mod readings;
 mod replies;
 mod segment;
@@ -52,6 +53,7 @@ pub(crate) const ALL: &[Target] = &[
     target("explain", explain::check),
     target("findings", findings::check),
     target("flight_recorder", flight_recorder::check),
+    target("ras", ras::check),
     target("ingest", ingest::check),
     target("pod_resources", kernel::pod_resources),
     target("processes", kernel::processes),
