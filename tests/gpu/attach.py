@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from processes import processes_with
+from processes import end_all, processes_with
 
 RANKS = 4
 # Fault: the kind, and the rank in the job; None where RAS cannot tell.
@@ -88,13 +88,7 @@ def judged(ringwatch, fault, place):
             right = finding is not None and finding["kind"] == kind and ranks == [culprit]
         return right, took, f"code {code}, ranks {ranks}, {json.dumps(finding)} {beside}"
     finally:
-        while left := processes_with(str(place)):
-            for pid in left:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-            time.sleep(0.1)
+        end_all(str(place))
         job.wait()
         (place / "began").unlink(missing_ok=True)
 

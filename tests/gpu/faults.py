@@ -16,7 +16,7 @@ import time
 
 import torch
 
-from processes import processes_with
+from processes import end_all
 
 RANKS = int(os.environ.get("RANKS", "4"))
 LAST = RANKS - 1
@@ -49,17 +49,7 @@ here = pathlib.Path(__file__).resolve().parent
 def end(process, place):
     """Ends the job, the way a scheduler does at last, and waits until it is gone: the driver takes a while to clear up
     after killed processes, and disturbs whoever comes next meanwhile."""
-    until = time.time() + 15
-    while time.time() < until:
-        left = processes_with(place)
-        if not left and process.poll() is not None:
-            break
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        time.sleep(0.1)
+    end_all(place)
     process.wait()
     time.sleep(0.5)
 

@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import time
 
 import torch
 
-from processes import processes_with
+from processes import end_all
 
 RANKS = 4
 # Fault: kinds that are right, the rank.
@@ -45,13 +44,7 @@ def dump(fault, place):
     while time.time() < until and job.poll() is None and len(list(place.glob("*_rank_*"))) < wanted:
         time.sleep(0.1)
     time.sleep(1)
-    while left := processes_with(str(place)):
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        time.sleep(0.1)
+    end_all(str(place))
     job.wait()
 
 

@@ -25,7 +25,7 @@ import time
 
 import torch
 
-from processes import processes_with
+from processes import end_all
 
 RANKS = int(os.environ.get("RANKS", "2"))
 SECONDS_HEALTHY = int(os.environ.get("SECONDS_HEALTHY", "300"))
@@ -47,17 +47,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 def end(process, place):
     """Kills a job and waits until it is gone."""
-    until = time.time() + 20
-    while time.time() < until:
-        left = processes_with(str(place / "job"))
-        if not left and process.poll() is not None:
-            return
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        time.sleep(0.2)
+    end_all(str(place / "job"), 20)
     process.kill()
     process.wait()
 

@@ -1,6 +1,8 @@
 """Processes of a job, for the programs beside this one."""
 import os
 import pathlib
+import signal
+import time
 
 
 def processes_with(text):
@@ -13,3 +15,15 @@ def processes_with(text):
         except OSError:
             pass
     return found
+
+
+def end_all(text, seconds=15):
+    """Kills processes with a text in their command line until none is left: the driver takes a while to clear up after them."""
+    until = time.time() + seconds
+    while time.time() < until and (left := processes_with(text)):
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        time.sleep(0.1)
