@@ -47,6 +47,8 @@ pub(super) struct Playing {
     moved: Instant,
     is_paused: bool,
     is_over: bool,
+    /// It was opened near a moment, and lacks what finished before.
+    is_partial: bool,
 }
 
 /// The request of a key about a recording.
@@ -94,6 +96,7 @@ impl Playing {
             moved: Instant::now(),
             is_paused: false,
             is_over: false,
+            is_partial: false,
         })
     }
 
@@ -149,7 +152,8 @@ impl Playing {
         }
         let near = Playing::open_at(&self.dir, to_ns)?;
         let (speed, is_paused, first_ns) = (self.speed, self.is_paused, self.first_ns);
-        *self = Playing { speed, is_paused, first_ns, ..near };
+        let is_partial = near.first_ns > first_ns;
+        *self = Playing { speed, is_paused, first_ns, is_partial, ..near };
         self.advance(to_ns)
     }
 
@@ -162,7 +166,8 @@ impl Playing {
         };
         let played_s = self.now_ns.saturating_sub(self.first_ns) as f64 / 1e9;
         let name = self.monitor.source().describe();
-        snapshot.source = format!("{name}, {played_s:.0} s, {state} (space . + - [ ])");
+        let sums = if self.is_partial { "; sums and rates lack what was before" } else { "" };
+        snapshot.source = format!("{name}, {played_s:.0} s, {state} (space . + - [ ]){sums}");
         snapshot
     }
 }
