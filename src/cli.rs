@@ -394,7 +394,7 @@ pub struct Reported {
     /// Sum up a recording
     #[arg(long, value_name = "DIR", conflicts_with_all = ["dirs", "agent", "import"])]
     pub replay: Option<PathBuf>,
-    /// What `ringwatch bench --json` or --save wrote on this machine, or a file of targets: transfers in segments are judged by it as
+    /// The file of `ringwatch bench --json` or --save on this machine, or a file of targets: transfers in segments are judged by it as
     /// well, and charts show it
     #[arg(long, value_name = "FILE")]
     pub baseline: Vec<PathBuf>,

@@ -28,6 +28,7 @@ mod report;
 mod run;
 mod self_check;
 mod series;
+mod shared_sink;
 mod top;
 mod tune;
 mod tune_search;

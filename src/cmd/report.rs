@@ -1,10 +1,11 @@
 //! `ringwatch report`: each job on one page, as a document, or its operations as a table or a timeline.
 
+use super::shared_sink::SharedSink;
 use super::{baselines, diagnose, monitor_of, playback};
 use crate::cli::{Report, ReportFormat, Reported};
 use crate::detect::Baseline;
 use crate::ingest::now_ns;
-use crate::join::{Finished, FinishedSink, Join, busbw};
+use crate::join::{FinishedSink, busbw};
 use crate::model::{Snapshot, Source};
 use crate::report::{self, Document, Form};
 use crate::runtime::{Monitor, ask};
@@ -61,7 +62,7 @@ pub(super) fn snapshot(on: &Reported) -> anyhow::Result<Snapshot> {
     Ok(look(on, &Follower::Nothing)?.snapshot)
 }
 
-/// What was seen of the jobs.
+/// The state of the jobs, their charts, and notes about gaps.
 struct Seen {
     snapshot: Snapshot,
     charts: Vec<JobCharts>,
@@ -100,31 +101,31 @@ fn look(on: &Reported, follower: &Follower) -> anyhow::Result<Seen> {
 /// The receiver of finished operations that a format needs.
 enum Follower {
     Nothing,
-    Charts(Arc<Mutex<History>>),
-    Table(Arc<Mutex<OperationTable<Part>>>),
-    Trace(Arc<Mutex<Perfetto<Part>>>),
+    Charts(SharedSink<History>),
+    Table(SharedSink<OperationTable<Part>>),
+    Trace(SharedSink<Perfetto<Part>>),
 }
 
 impl Follower {
     fn of(format: ReportFormat, output: &Output) -> anyhow::Result<Self> {
         let table = |format| -> anyhow::Result<Self> {
-            Ok(Follower::Table(Arc::new(Mutex::new(OperationTable::new(output.part(), format)?))))
+            Ok(Follower::Table(SharedSink::new(OperationTable::new(output.part(), format)?)))
         };
         Ok(match format {
             ReportFormat::Text | ReportFormat::Json => Follower::Nothing,
-            ReportFormat::Html | ReportFormat::Md => Follower::Charts(Arc::default()),
+            ReportFormat::Html | ReportFormat::Md => Follower::Charts(SharedSink::default()),
             ReportFormat::Csv => table(TableFormat::Csv)?,
             ReportFormat::Parquet => table(TableFormat::Parquet)?,
-            ReportFormat::Perfetto => Follower::Trace(Arc::new(Mutex::new(Perfetto::new(output.part())))),
+            ReportFormat::Perfetto => Follower::Trace(SharedSink::new(Perfetto::new(output.part()))),
         })
     }
 
     fn sink(&self) -> Option<Box<dyn FinishedSink>> {
         match self {
             Follower::Nothing => None,
-            Follower::Charts(history) => Some(Box::new(Shared(Arc::clone(history)))),
-            Follower::Table(table) => Some(Box::new(Shared(Arc::clone(table)))),
-            Follower::Trace(trace) => Some(Box::new(Shared(Arc::clone(trace)))),
+            Follower::Charts(history) => Some(history.boxed()),
+            Follower::Table(table) => Some(table.boxed()),
+            Follower::Trace(trace) => Some(trace.boxed()),
         }
     }
 
@@ -141,7 +142,7 @@ impl Follower {
         match self {
             Follower::Nothing => {}
             Follower::Charts(history) => {
-                let history = lock(history);
+                let history = history.lock();
                 charts = history.charts(&snapshot, monitor.join());
                 if history.left_out() > 0 {
                     notes.push(format!(
@@ -151,9 +152,9 @@ impl Follower {
                 }
                 expect(&mut charts, baselines);
             }
-            Follower::Table(table) => drop(lock(table).finish()?),
+            Follower::Table(table) => drop(table.lock().finish()?),
             Follower::Trace(trace) => {
-                let (_, left_out) = lock(trace).finish(&snapshot.findings, monitor.join())?;
+                let (_, left_out) = trace.lock().finish(&snapshot.findings, monitor.join())?;
                 if left_out > 0 {
                     notes
                         .push(format!("{left_out} slices are left out: a rank had too many at once, or the trace has more than a browser shows"));
@@ -190,20 +191,6 @@ fn expect(charts: &mut [JobCharts], baselines: &[Baseline]) {
     }
 }
 
-/// A receiver that is read when all was received.
-#[derive(Debug)]
-struct Shared<T>(Arc<Mutex<T>>);
-
-impl<T: FinishedSink> FinishedSink for Shared<T> {
-    fn take(&mut self, operations: &[Finished], join: &Join, now_ns: u64) {
-        lock(&self.0).take(operations, join, now_ns);
-    }
-
-    fn end(&mut self, open: &[Finished], join: &Join, now_ns: u64) {
-        lock(&self.0).end(open, join, now_ns);
-    }
-}
-
 fn lock<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -221,7 +208,7 @@ impl Output {
             return Ok(Output { to: Arc::new(Mutex::new(to)), file: None });
         };
         let what = || format!("-o {}", path.display());
-        // What is behind a link is written, and a device or a pipe stays what it is.
+        // A link's target is written, and a device or a pipe stays one.
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         match path.metadata().map(|m| m.file_type()) {
             Ok(kind) if kind.is_dir() => bail!("{}: it is a directory; name a file", what()),

@@ -16,7 +16,7 @@ const CONFIDENCE: f64 = 0.99;
 /// A share of time has changed from so many parts of 1 on.
 const POINTS: f64 = 0.02;
 
-/// What is compared.
+/// The subject of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Subject {
@@ -47,7 +47,7 @@ pub enum Trend {
 /// One comparison.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    /// What is compared.
+    /// The subject.
     pub subject: Subject,
     /// Which one, in words.
     pub name: String,
@@ -82,9 +82,9 @@ pub struct Diff {
     pub threshold: f64,
     /// By subject, the greatest changes first.
     pub rows: Vec<Row>,
-    /// What only the first job has, in words.
+    /// The names of rows that only the first job has.
     pub only_old: Vec<String>,
-    /// What only the second one has.
+    /// The names of rows that only the second job has.
     pub only_new: Vec<String>,
 }
 
@@ -150,7 +150,7 @@ impl Diff {
     /// Writes them for people.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// The writer failed.
     pub fn text(&self, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "old: {}\nnew: {}", self.old, self.new)?;
         let (worse, better) = (self.count(Trend::Worse), self.count(Trend::Better));

@@ -22,6 +22,8 @@ pub(super) struct Usage {
     pub(super) in_nccl: Union,
     /// In them, waiting for others.
     pub(super) waited: Union,
+    /// In operations that had not finished at the end, by its host's time.
+    stalled: Union,
     /// While others waited for it.
     pub(super) held: Union,
     /// Its parts of operations, and of these the timed ones, by when they started. An untimed one is taken to start as long after its call
@@ -136,7 +138,7 @@ impl History {
         for part in &op.parts {
             if let Some((usage, from_ns)) = self.usage(part.segment).zip(part.started_ns.or(part.issued_ns)) {
                 usage.comms.insert(op.comm);
-                usage.waited.add(scale, from_ns, now_ns);
+                usage.stalled.add(scale, from_ns, now_ns);
             }
         }
         for rank in &missing {
@@ -169,7 +171,8 @@ impl History {
 
 impl Usage {
     fn double(&mut self, times: u32) {
-        [&mut self.in_nccl, &mut self.waited, &mut self.held].into_iter().for_each(|u| u.double(times));
+        let all = [&mut self.in_nccl, &mut self.waited, &mut self.stalled, &mut self.held];
+        all.into_iter().for_each(|u| u.double(times));
         self.operations.double(times);
         self.timed.double(times);
     }
@@ -192,11 +195,12 @@ impl Usage {
 
     /// The share of each bin in which it waited: measured, and at the end of a job that stands still from its hosts' times.
     pub(super) fn waited_shares(&self, scale: Scale, bins: usize) -> Vec<Option<f32>> {
-        let raw = self.waited.total(scale);
-        let known = self.shares(&self.waited, scale, bins);
-        let share =
-            |(bin, share): (usize, Option<f32>)| share.or(Some(raw.share(scale, bin)).filter(|s| *s > 0.5));
-        known.into_iter().enumerate().map(share).collect()
+        let stalled = self.stalled.total(scale);
+        let share = |(bin, measured): (usize, Option<f32>)| {
+            let stalled = Some(stalled.share(scale, bin)).filter(|share| *share > 0.0);
+            [measured, stalled].into_iter().flatten().max_by(f32::total_cmp)
+        };
+        self.shares(&self.waited, scale, bins).into_iter().enumerate().map(share).collect()
     }
 
     /// The share of each bin in which others waited for it, as far as that is known.
